@@ -33,14 +33,14 @@ void channel_installed(struct channel *c)
 	c->arrived = false;
 }
 
-static int closed(const struct channel *c, struct shardd_error *err)
+static int channel_closed(const struct channel *c, struct shardd_error *err)
 {
 	return error_set(err, SHARDD_UNAVAILABLE, NULL,
 			 "the local channel to the daemon is closed: %s", c->why);
 }
 
 /* The stream is of no use any more: what was mapped stays, nothing new comes. */
-static int broken(struct channel *c, const char *why, struct shardd_error *err)
+static int channel_broken(struct channel *c, const char *why, struct shardd_error *err)
 {
 	c->fd = fd_close(c->fd);
 	c->in_fd = fd_close(c->in_fd);
@@ -48,7 +48,7 @@ static int broken(struct channel *c, const char *why, struct shardd_error *err)
 	c->arrived = false;
 	c->have = 0;
 	snprintf(c->why, sizeof(c->why), "%s", why);
-	return closed(c, err);
+	return channel_closed(c, err);
 }
 
 int channel_again(struct shardd_error *err)
@@ -59,8 +59,8 @@ int channel_again(struct shardd_error *err)
 	return -SHARDD_DEADLINE_EXCEEDED;
 }
 
-static int send_frame(struct channel *c, struct shd1_header *h, uint16_t type, uint16_t bytes,
-		      struct shardd_error *err)
+static int channel_send_frame(struct channel *c, struct shd1_header *h, uint16_t type,
+			      uint16_t bytes, struct shardd_error *err)
 {
 	ssize_t n;
 
@@ -70,13 +70,14 @@ static int send_frame(struct channel *c, struct shd1_header *h, uint16_t type, u
 	} while (n < 0 && errno == EINTR);
 	/* A few bytes go at once or not at all, unless the daemon stopped reading. */
 	if (n != (ssize_t)bytes)
-		return broken(c, n < 0 ? strerrordesc_np(errno) : "a frame is truncated", err);
+		return channel_broken(c, n < 0 ? strerrordesc_np(errno) : "a frame is truncated",
+				      err);
 	c->waiting = true;
 	return 0;
 }
 
 /* Keep the first descriptor that arrived; close any other. */
-static void take_fds(struct channel *c, struct msghdr *msg)
+static void channel_take_fds(struct channel *c, struct msghdr *msg)
 {
 	for (struct cmsghdr *h = CMSG_FIRSTHDR(msg); h; h = CMSG_NXTHDR(msg, h)) {
 		size_t n = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -94,7 +95,7 @@ static void take_fds(struct channel *c, struct msghdr *msg)
 
 /* Read on in the frame under way. Return: 1 (complete), 0 (no more there yet), or
  * a negative shardd_code. */
-static int read_frame(struct channel *c, struct shardd_error *err)
+static int channel_read_frame(struct channel *c, struct shardd_error *err)
 {
 	union {
 		char bytes[CMSG_SPACE(4 * sizeof(int))];
@@ -118,25 +119,25 @@ static int read_frame(struct channel *c, struct shardd_error *err)
 		if (n < 0 && errno == EAGAIN)
 			return 0;
 		if (n <= 0)
-			return broken(c, n < 0 ? strerrordesc_np(errno) : "the daemon closed it",
-				      err);
-		take_fds(c, &msg);
+			return channel_broken(
+				c, n < 0 ? strerrordesc_np(errno) : "the daemon closed it", err);
+		channel_take_fds(c, &msg);
 		c->have += (size_t)n;
 		if (c->have == sizeof(c->in.h) &&
 		    (c->in.h.magic != SHD1_MAGIC || c->in.h.bytes < sizeof(c->in.h) ||
 		     c->in.h.bytes > SHD1_MAX_FRAME))
-			return broken(c, "the daemon sent no SHD1 frame", err);
+			return channel_broken(c, "the daemon sent no SHD1 frame", err);
 	}
 }
 
 /* Wait for the answer that is due. @deadline: of clock_now_us.
  * Return: 0 (it is in c->in), -SHARDD_DEADLINE_EXCEEDED with native EAGAIN, or
  * another negative shardd_code. */
-static int await_frame(struct channel *c, uint64_t deadline, struct shardd_error *err)
+static int channel_await_frame(struct channel *c, uint64_t deadline, struct shardd_error *err)
 {
 	for (;;) {
 		struct pollfd p = { .fd = c->fd, .events = POLLIN };
-		int r = read_frame(c, err);
+		int r = channel_read_frame(c, err);
 		uint64_t now;
 
 		if (r < 0)
@@ -151,28 +152,28 @@ static int await_frame(struct channel *c, uint64_t deadline, struct shardd_error
 	c->have = 0;
 	c->waiting = false;
 	if (c->in.h.tag != c->tag)
-		return broken(c, "an answer does not belong to a request", err);
+		return channel_broken(c, "an answer does not belong to a request", err);
 	return 0;
 }
 
 /* The frame in c->in is an SHD1_ERROR: say so. */
-static int error_frame(struct channel *c, struct shardd_error *err)
+static int channel_error_frame(struct channel *c, struct shardd_error *err)
 {
 	struct shd1_error *e = &c->in.error;
 	int code = e->code && e->code <= 16 ? (int)e->code : SHARDD_UNKNOWN;
 
 	e->text[sizeof(e->text) - 1] = 0;
 	if (e->fatal)
-		broken(c, e->text, err);
+		channel_broken(c, e->text, err);
 	return error_set(err, (enum shardd_code)code, NULL, "local channel: %s", e->text);
 }
 
-static bool frame_is(const struct channel *c, uint16_t type, size_t bytes)
+static bool channel_frame_is(const struct channel *c, uint16_t type, size_t bytes)
 {
 	return c->in.h.type == type && c->in.h.bytes == bytes;
 }
 
-static int connect_to(const char *path, int *ret, struct shardd_error *err)
+static int channel_connect_to(const char *path, int *ret, struct shardd_error *err)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
 	struct timeval tv = { .tv_sec = CHANNEL_TIMEOUT_MS / 1000 };
@@ -202,20 +203,21 @@ int channel_open(struct channel *c, const char *path, const uint8_t token[SHD1_T
 
 	CHECK(c->fd < 0);
 	memcpy(hello.token, token, sizeof(hello.token));
-	r = connect_to(path, &c->fd, err);
+	r = channel_connect_to(path, &c->fd, err);
 	if (r < 0)
 		return r;
-	r = send_frame(c, &hello.h, SHD1_HELLO, sizeof(hello), err);
+	r = channel_send_frame(c, &hello.h, SHD1_HELLO, sizeof(hello), err);
 	if (r < 0)
 		return r;
-	r = await_frame(c, clock_now_us() + CHANNEL_TIMEOUT_MS * 1000u, err);
+	r = channel_await_frame(c, clock_now_us() + CHANNEL_TIMEOUT_MS * 1000u, err);
 	if (r < 0)
 		return r;
-	if (frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
-		return error_frame(c, err);
-	if (!frame_is(c, SHD1_WELCOME, sizeof(c->in.welcome)) || c->in.welcome.session != session)
-		return broken(c, "the daemon did not answer HELLO with WELCOME for this session",
-			      err);
+	if (channel_frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
+		return channel_error_frame(c, err);
+	if (!channel_frame_is(c, SHD1_WELCOME, sizeof(c->in.welcome)) ||
+	    c->in.welcome.session != session)
+		return channel_broken(
+			c, "the daemon did not answer HELLO with WELCOME for this session", err);
 	return 0;
 }
 
@@ -225,19 +227,19 @@ int channel_exchange(struct channel *c, uint32_t slab, uint64_t deadline, struct
 	int r = 0;
 
 	if (c->fd < 0)
-		return closed(c, err);
+		return channel_closed(c, err);
 	if (!c->waiting) {
 		c->asked = slab;
-		r = send_frame(c, &get.h, SHD1_GET_SLAB, sizeof(get), err);
+		r = channel_send_frame(c, &get.h, SHD1_GET_SLAB, sizeof(get), err);
 	}
 	if (r == 0)
-		r = await_frame(c, deadline, err);
+		r = channel_await_frame(c, deadline, err);
 	if (r < 0)
 		return r;
-	if (frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
-		return error_frame(c, err);
-	if (!frame_is(c, SHD1_SLAB, sizeof(c->in.slab)) || c->in.slab.slab != c->asked)
-		return broken(c, "the daemon answered with an unexpected frame", err);
+	if (channel_frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
+		return channel_error_frame(c, err);
+	if (!channel_frame_is(c, SHD1_SLAB, sizeof(c->in.slab)) || c->in.slab.slab != c->asked)
+		return channel_broken(c, "the daemon answered with an unexpected frame", err);
 	c->arrived = true;
 	return 0;
 }
@@ -250,16 +252,17 @@ int channel_ring(struct channel *c, uint32_t part, int *ret_fd, uint64_t *ret_by
 
 	CHECK(!c->waiting && !c->arrived);
 	if (c->fd < 0)
-		return closed(c, err);
-	r = send_frame(c, &get.h, SHD1_GET_RING, sizeof(get), err);
+		return channel_closed(c, err);
+	r = channel_send_frame(c, &get.h, SHD1_GET_RING, sizeof(get), err);
 	if (r == 0)
-		r = await_frame(c, clock_now_us() + CHANNEL_TIMEOUT_MS * 1000u, err);
+		r = channel_await_frame(c, clock_now_us() + CHANNEL_TIMEOUT_MS * 1000u, err);
 	if (r < 0)
 		return r;
-	if (frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
-		return error_frame(c, err);
-	if (!frame_is(c, SHD1_RING, sizeof(c->in.ring)) || c->in.ring.part != part || c->in_fd < 0)
-		return broken(c, "the daemon answered with an unexpected frame", err);
+	if (channel_frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
+		return channel_error_frame(c, err);
+	if (!channel_frame_is(c, SHD1_RING, sizeof(c->in.ring)) || c->in.ring.part != part ||
+	    c->in_fd < 0)
+		return channel_broken(c, "the daemon answered with an unexpected frame", err);
 	*ret_bytes = c->in.ring.bytes;
 	*ret_fd = STEAL_FD(c->in_fd);
 	return 0;

@@ -23,7 +23,7 @@
 
 /* A page that contains 1, and 0 in a child after fork. Each call of the library reads it; a getpid
  * instead would cost half as much as a no-op. Return: NULL: not available. */
-static const uint32_t *mark_here(void)
+static const uint32_t *client_mark_here(void)
 {
 	uint32_t *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE,
 			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -122,7 +122,7 @@ static struct shardd_client *client_new(void)
 		return NULL;
 	c->magic = CLIENT_MAGIC;
 	c->pid = getpid();
-	c->here = mark_here();
+	c->here = client_mark_here();
 	pthread_mutex_init(&c->order, NULL);
 	pthread_mutex_init(&c->device_lock, NULL);
 	pthread_mutex_init(&c->failure_lock, NULL);
@@ -134,7 +134,7 @@ static struct shardd_client *client_new(void)
 	return c;
 }
 
-static void take_instance(struct shardd_client *c, const Shardd__V1__AttachResponse *a)
+static void client_take_instance(struct shardd_client *c, const Shardd__V1__AttachResponse *a)
 {
 	if (a->instance.len == EXPECT_BYTES)
 		memcpy(c->instance, a->instance.data, EXPECT_BYTES);
@@ -144,8 +144,8 @@ static void take_instance(struct shardd_client *c, const Shardd__V1__AttachRespo
 }
 
 /* What the daemon answered to Attach; binds the local channel. */
-static int attached(struct shardd_client *c, const char *path, const Shardd__V1__AttachResponse *a,
-		    struct shardd_error *err)
+static int client_attached(struct shardd_client *c, const char *path,
+			   const Shardd__V1__AttachResponse *a, struct shardd_error *err)
 {
 	int r;
 
@@ -160,7 +160,7 @@ static int attached(struct shardd_client *c, const char *path, const Shardd__V1_
 	c->socket = strdup(path);
 	if (!c->version || !c->socket)
 		return error_memory(err);
-	take_instance(c, a);
+	client_take_instance(c, a);
 	if (c->handover == SHARDD_HANDOVER_IPC) {
 		map_without_channel(&c->map);
 		return 0;
@@ -171,8 +171,8 @@ static int attached(struct shardd_client *c, const char *path, const Shardd__V1_
 	return ring_open(&c->map.channel, path, &c->ring, err);
 }
 
-static int attach(struct shardd_client *c, const char *path, const char *name, uint32_t timeout_ms,
-		  struct shardd_error *err)
+static int client_attach(struct shardd_client *c, const char *path, const char *name,
+			 uint32_t timeout_ms, struct shardd_error *err)
 {
 	Shardd__V1__AttachRequest request = SHARDD__V1__ATTACH_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
@@ -188,7 +188,7 @@ static int attach(struct shardd_client *c, const char *path, const char *name, u
 			    &shardd__v1__attach_response__descriptor, timeout_ms, &reply, err);
 	if (r < 0)
 		return r;
-	return attached(c, path, (const Shardd__V1__AttachResponse *)reply, err);
+	return client_attached(c, path, (const Shardd__V1__AttachResponse *)reply, err);
 }
 
 int shardd_connect(const struct shardd_options *options, shardd_client **ret,
@@ -230,7 +230,7 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 		r = rpc_client_connect(path, timeout_ms, &c->rpc, err);
 	if (r < 0)
 		return r;
-	r = attach(c, path, o.name, timeout_ms, err);
+	r = client_attach(c, path, o.name, timeout_ms, err);
 	if (r < 0)
 		return r;
 	*ret = STEAL_PTR(c);

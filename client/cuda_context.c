@@ -15,7 +15,7 @@
 /* ------------------------------------------------------------------- errors */
 
 /* After these the driver answers every call in this context with an error. */
-static bool is_lost(CUresult r)
+static bool cuda_context_is_lost(CUresult r)
 {
 	switch (r) {
 	case CUDA_ERROR_DEVICE_UNAVAILABLE:
@@ -51,7 +51,7 @@ int cuda_error(const struct cuda *c, CUresult r, struct shardd_error *err, const
 	n = strlen(err->text);
 	snprintf(err->text + n, sizeof(err->text) - n, ": %s%s",
 		 cuda_lib_text(c->lib, r, text, sizeof(text)),
-		 is_lost(r) ? "; this process has lost its GPU work: restart it" : "");
+		 cuda_context_is_lost(r) ? "; this process has lost its GPU work: restart it" : "");
 	return -code;
 }
 
@@ -79,7 +79,7 @@ void cuda_leave(struct cuda_scope *s)
 
 /* The library that this process has loaded itself, or NULL. The reference that it
  * takes is given back at once: whoever loaded it keeps it. */
-static void *loaded_already(void)
+static void *cuda_context_loaded_already(void)
 {
 	const char *path = getenv("SHARDD_LIBCUDA");
 	void *so = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -93,7 +93,7 @@ bool cuda_current_uuid(char ret[CUDA_UUID_BYTES])
 {
 	CUresult (*get_current)(CUcontext *) = NULL;
 	const struct cuda_lib *lib;
-	void *so = loaded_already();
+	void *so = cuda_context_loaded_already();
 	CUcontext current = NULL;
 	char why[256];
 	CUdevice device;
@@ -110,14 +110,14 @@ bool cuda_current_uuid(char ret[CUDA_UUID_BYTES])
 	       cuda_lib_uuid(lib, device, ret) == CUDA_SUCCESS;
 }
 
-static const char *visible(void)
+static const char *cuda_context_visible(void)
 {
 	const char *v = getenv("CUDA_VISIBLE_DEVICES");
 
 	return v ? v : "not set";
 }
 
-static int find_device(struct cuda *c, struct shardd_error *err)
+static int cuda_context_find_device(struct cuda *c, struct shardd_error *err)
 {
 	char uuid[CUDA_UUID_BYTES];
 	int n = 0;
@@ -135,11 +135,11 @@ static int find_device(struct cuda *c, struct shardd_error *err)
 	return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 			 "the daemon put this rank on GPU %s, which is not visible in this process "
 			 "(CUDA_VISIBLE_DEVICES is %s): make it visible",
-			 c->uuid, visible());
+			 c->uuid, cuda_context_visible());
 }
 
 /* Take the current context if it is on the GPU. Return: 1: there is none. */
-static int take_current(struct cuda *c, struct shardd_error *err)
+static int cuda_context_take_current(struct cuda *c, struct shardd_error *err)
 {
 	char uuid[CUDA_UUID_BYTES];
 	CUresult r = c->lib->cuCtxGetCurrent(&c->context);
@@ -163,14 +163,14 @@ static int take_current(struct cuda *c, struct shardd_error *err)
 			 uuid, c->uuid);
 }
 
-static int take_context(struct cuda *c, struct shardd_error *err)
+static int cuda_context_take_context(struct cuda *c, struct shardd_error *err)
 {
-	int r = take_current(c, err);
+	int r = cuda_context_take_current(c, err);
 	CUresult cr;
 
 	if (r <= 0)
 		return r;
-	r = find_device(c, err);
+	r = cuda_context_find_device(c, err);
 	if (r < 0)
 		return r;
 	cr = c->lib->cuDevicePrimaryCtxRetain(&c->context, c->device);
@@ -181,7 +181,7 @@ static int take_context(struct cuda *c, struct shardd_error *err)
 }
 
 /* Everything of our own that must not be made while a stream waits. */
-static int make_own(struct cuda *c, struct shardd_error *err)
+static int cuda_context_make_own(struct cuda *c, struct shardd_error *err)
 {
 	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
 	int r = cuda_enter(c, &scope, err);
@@ -197,14 +197,14 @@ static int make_own(struct cuda *c, struct shardd_error *err)
 	return 0;
 }
 
-static void cuda_closep(struct cuda **c)
+static void cuda_context_closep(struct cuda **c)
 {
 	*c = cuda_close(*c);
 }
 
 int cuda_open(const char *uuid, struct cuda **ret, struct shardd_error *err)
 {
-	_cleanup_(cuda_closep) struct cuda *c = calloc(1, sizeof(*c));
+	_cleanup_(cuda_context_closep) struct cuda *c = calloc(1, sizeof(*c));
 	char why[256];
 	int r;
 
@@ -216,9 +216,9 @@ int cuda_open(const char *uuid, struct cuda **ret, struct shardd_error *err)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 				 "the daemon put this rank on GPU %s, but in this process %s", uuid,
 				 why);
-	r = take_context(c, err);
+	r = cuda_context_take_context(c, err);
 	if (r == 0)
-		r = make_own(c, err);
+		r = cuda_context_make_own(c, err);
 	if (r < 0)
 		return r;
 	*ret = STEAL_PTR(c);

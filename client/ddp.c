@@ -31,8 +31,8 @@ int shardd_ddp_buckets(const struct shardd_bucket_tensor *tensors, uint32_t n,
 
 /* ------------------------------------------------------------------ replies */
 
-static void create_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			  const Shardd__V1__Placement **ret_place)
+static void ddp_create_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			      const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__DdpCreateResponse *reply = (const Shardd__V1__DdpCreateResponse *)m;
 
@@ -41,15 +41,15 @@ static void create_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	ret->tensors = reply->tensors;
 }
 
-static void forward_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			   const Shardd__V1__Placement **ret_place)
+static void ddp_forward_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			       const Shardd__V1__Placement **ret_place)
 {
 	(void)ret;
 	*ret_place = ((const Shardd__V1__DdpForwardResponse *)m)->place;
 }
 
-static int forward_out(const ProtobufCMessage *m, const struct shardd_result *ret,
-		       const struct op_out *to, struct shardd_error *err)
+static int ddp_forward_out(const ProtobufCMessage *m, const struct shardd_result *ret,
+			   const struct op_out *to, struct shardd_error *err)
 {
 	const Shardd__V1__DdpForwardResponse *reply = (const Shardd__V1__DdpForwardResponse *)m;
 	struct shardd_ddp_view *views = to->data;
@@ -72,8 +72,8 @@ static int forward_out(const ProtobufCMessage *m, const struct shardd_result *re
 	return 0;
 }
 
-static int finish_out(const ProtobufCMessage *m, const struct shardd_result *ret,
-		      const struct op_out *to, struct shardd_error *err)
+static int ddp_finish_out(const ProtobufCMessage *m, const struct shardd_result *ret,
+			  const struct op_out *to, struct shardd_error *err)
 {
 	const Shardd__V1__DdpFinishResponse *reply = (const Shardd__V1__DdpFinishResponse *)m;
 	uint8_t *flags = to->data;
@@ -91,8 +91,8 @@ static int finish_out(const ProtobufCMessage *m, const struct shardd_result *ret
 	return 0;
 }
 
-static void join_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			const Shardd__V1__Placement **ret_place)
+static void ddp_join_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			    const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__JoinUnevenResponse *reply = (const Shardd__V1__JoinUnevenResponse *)m;
 
@@ -102,12 +102,12 @@ static void join_result(const ProtobufCMessage *m, struct shardd_result *ret,
 }
 
 OP_FULL(verify, VerifyModel, verify_model, NULL, NULL, NULL);
-OP_FULL(create, DdpCreate, ddp_create, create_result, NULL, NULL);
-OP_FULL(forward, DdpForward, ddp_forward, forward_result, NULL, forward_out);
+OP_FULL(create, DdpCreate, ddp_create, ddp_create_result, NULL, NULL);
+OP_FULL(forward, DdpForward, ddp_forward, ddp_forward_result, NULL, ddp_forward_out);
 OP_FULL(backward, DdpBackward, ddp_backward, NULL, NULL, NULL);
 OP_FULL(ready, DdpReady, ddp_ready, NULL, NULL, NULL);
-OP_FULL(finish, DdpFinish, ddp_finish, NULL, NULL, finish_out);
-OP_FULL(join_uneven, JoinUneven, join_uneven, join_result, NULL, NULL);
+OP_FULL(finish, DdpFinish, ddp_finish, NULL, NULL, ddp_finish_out);
+OP_FULL(join_uneven, JoinUneven, join_uneven, ddp_join_result, NULL, NULL);
 OP_FULL(sparse, ReduceSparse, reduce_sparse, NULL, NULL, NULL);
 
 /* -------------------------------------------------------------------- calls */
@@ -125,8 +125,8 @@ int shardd_submit_verify_model(shardd_client *c, const struct shardd_verify_mode
 	return op_submit(c, &verify, &q.base, t, err);
 }
 
-static int fill_sparse(const struct shardd_ddp_create_options *spec,
-		       Shardd__V1__DdpCreateRequest *q, Shardd__V1__DdpTensor *tensors)
+static int ddp_fill_sparse(const struct shardd_ddp_create_options *spec,
+			   Shardd__V1__DdpCreateRequest *q, Shardd__V1__DdpTensor *tensors)
 {
 	q->sparse = calloc(spec->n_sparse + 1, sizeof(Shardd__V1__DdpTensor *));
 	if (!q->sparse)
@@ -141,7 +141,7 @@ static int fill_sparse(const struct shardd_ddp_create_options *spec,
 	return 0;
 }
 
-static int create_check(const struct shardd_ddp_create_options *o, struct shardd_error *err)
+static int ddp_create_check(const struct shardd_ddp_create_options *o, struct shardd_error *err)
 {
 	if ((!o->n_units || o->units) && (!o->n_sparse || o->sparse) &&
 	    (!o->n_bucket_limits || o->bucket_limits))
@@ -157,12 +157,12 @@ int shardd_submit_ddp_create(shardd_client *c, const struct shardd_ddp_create_op
 	_cleanup_(freep) Shardd__V1__DdpTensor *tensors = NULL;
 	struct shardd_ddp_create_options room;
 	const struct shardd_ddp_create_options *o = OPTIONS_READ(options, &room, err);
-	int r = o ? create_check(o, err) : -SHARDD_INVALID_ARGUMENT;
+	int r = o ? ddp_create_check(o, err) : -SHARDD_INVALID_ARGUMENT;
 
 	if (r < 0)
 		return r;
 	tensors = calloc(o->n_sparse + 1, sizeof(*tensors));
-	if (!tensors || fill_sparse(o, &q, tensors) < 0)
+	if (!tensors || ddp_fill_sparse(o, &q, tensors) < 0)
 		return error_memory(err);
 	q.group = o->group;
 	q.units = (uint32_t *)o->units;
@@ -193,7 +193,7 @@ int shardd_submit_ddp_forward(shardd_client *c, const struct shardd_ddp_forward_
 	return op_submit_out(c, &forward, &q.base, (struct op_out){ o->views, o->n_views }, t, err);
 }
 
-static int check_list(const void *list, size_t n, const char *field, struct shardd_error *err)
+static int ddp_check_list(const void *list, size_t n, const char *field, struct shardd_error *err)
 {
 	if (list || !n)
 		return 0;
@@ -208,8 +208,8 @@ int shardd_submit_ddp_backward(shardd_client *c, const struct shardd_ddp_backwar
 	struct shardd_ddp_backward_options room;
 	const struct shardd_ddp_backward_options *o = OPTIONS_READ(options, &room, err);
 
-	if (!o || check_list(o->unused, o->n_unused, "unused", err) < 0 ||
-	    check_list(o->kept, o->n_kept, "kept", err) < 0)
+	if (!o || ddp_check_list(o->unused, o->n_unused, "unused", err) < 0 ||
+	    ddp_check_list(o->kept, o->n_kept, "kept", err) < 0)
 		return -SHARDD_INVALID_ARGUMENT;
 	q.ddp = o->ddp;
 	q.unused = (uint32_t *)o->unused;
@@ -219,7 +219,7 @@ int shardd_submit_ddp_backward(shardd_client *c, const struct shardd_ddp_backwar
 	return op_submit(c, &backward, &q.base, t, err);
 }
 
-static int ready_check(const struct shardd_ddp_ready_options *o, struct shardd_error *err)
+static int ddp_ready_check(const struct shardd_ddp_ready_options *o, struct shardd_error *err)
 {
 	if (!o->sparse && (o->rows || o->n_rows || o->buffer || o->values_offset))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.sparse",
@@ -229,9 +229,9 @@ static int ready_check(const struct shardd_ddp_ready_options *o, struct shardd_e
 				 "sparse is set, but n_tensors is %zu: mark one sparse tensor at "
 				 "a time",
 				 o->n_tensors);
-	if (check_list(o->tensors, o->n_tensors, "tensors", err) < 0)
+	if (ddp_check_list(o->tensors, o->n_tensors, "tensors", err) < 0)
 		return -SHARDD_INVALID_ARGUMENT;
-	return check_list(o->rows, o->n_rows, "rows", err);
+	return ddp_check_list(o->rows, o->n_rows, "rows", err);
 }
 
 int shardd_submit_ddp_ready(shardd_client *c, const struct shardd_ddp_ready_options *options,
@@ -241,7 +241,7 @@ int shardd_submit_ddp_ready(shardd_client *c, const struct shardd_ddp_ready_opti
 	Shardd__V1__SparseRows rows = SHARDD__V1__SPARSE_ROWS__INIT;
 	struct shardd_ddp_ready_options room;
 	const struct shardd_ddp_ready_options *o = OPTIONS_READ(options, &room, err);
-	int r = o ? ready_check(o, err) : -SHARDD_INVALID_ARGUMENT;
+	int r = o ? ddp_ready_check(o, err) : -SHARDD_INVALID_ARGUMENT;
 
 	if (r < 0)
 		return r;
@@ -265,7 +265,7 @@ int shardd_submit_reduce_sparse(shardd_client *c,
 	const struct shardd_reduce_sparse_options *o = OPTIONS_READ(options, &room, err);
 	Shardd__V1__SparseRows rows = SHARDD__V1__SPARSE_ROWS__INIT;
 
-	if (!o || check_list(o->rows, o->n_rows, "rows", err) < 0)
+	if (!o || ddp_check_list(o->rows, o->n_rows, "rows", err) < 0)
 		return -SHARDD_INVALID_ARGUMENT;
 	rows.rows = (int64_t *)o->rows;
 	rows.n_rows = o->n_rows;
@@ -328,7 +328,7 @@ struct sent {
 };
 
 /* The failure of an op that was detached before would be returned in place of freeing it. */
-static int free_sent(shardd_client *c, uint64_t buffer, int r, struct shardd_error *err)
+static int ddp_free_sent(shardd_client *c, uint64_t buffer, int r, struct shardd_error *err)
 {
 	struct shardd_error scratch;
 	int w = op_detached(c, false, r < 0 ? &scratch : err);
@@ -339,7 +339,8 @@ static int free_sent(shardd_client *c, uint64_t buffer, int r, struct shardd_err
 }
 
 /* Their buffers are in use until they have ended, so no interrupt ends a wait. */
-static int wait_sent(shardd_client *c, struct sent *s, size_t n, int r, struct shardd_error *err)
+static int ddp_wait_sent(shardd_client *c, struct sent *s, size_t n, int r,
+			 struct shardd_error *err)
 {
 	for (size_t i = 0; i < n; i++) {
 		struct shardd_error e;
@@ -354,13 +355,13 @@ static int wait_sent(shardd_client *c, struct sent *s, size_t n, int r, struct s
 				*err = e;
 		}
 		if (s[i].buffer)
-			r = free_sent(c, s[i].buffer, r, err);
+			r = ddp_free_sent(c, s[i].buffer, r, err);
 	}
 	return r;
 }
 
-static int send_unit(shardd_client *c, shardd_unit u, uint32_t root, const float *data,
-		     uint64_t bytes, struct sent *s, struct shardd_error *err)
+static int ddp_send_unit(shardd_client *c, shardd_unit u, uint32_t root, const float *data,
+			 uint64_t bytes, struct sent *s, struct shardd_error *err)
 {
 	void *to = NULL;
 	int r = data ? shardd_alloc(c, bytes, &s->buffer, &to, err) : 0;
@@ -373,7 +374,7 @@ static int send_unit(shardd_client *c, shardd_unit u, uint32_t root, const float
 						      .root = root, .buffer = s->buffer),
 				       &s->t, err);
 	if (r < 0 && s->buffer)
-		r = free_sent(c, s->buffer, r, err);
+		r = ddp_free_sent(c, s->buffer, r, err);
 	return r;
 }
 
@@ -392,16 +393,16 @@ int shardd_init_broadcast_all(shardd_client *c, const shardd_unit *units, const 
 		uint64_t need = elements[i] * sizeof(float);
 
 		if (i > first && bytes + need > BROADCAST_BYTES) {
-			r = wait_sent(c, sent + first, i - first, 0, err);
+			r = ddp_wait_sent(c, sent + first, i - first, 0, err);
 			first = i;
 			bytes = 0;
 		}
 		bytes += need;
 		if (r == 0)
-			r = send_unit(c, units[i], root, data ? data[i] : NULL, need, &sent[i],
-				      err);
+			r = ddp_send_unit(c, units[i], root, data ? data[i] : NULL, need, &sent[i],
+					  err);
 		if (r < 0)
-			return wait_sent(c, sent + first, i - first, r, err);
+			return ddp_wait_sent(c, sent + first, i - first, r, err);
 	}
-	return wait_sent(c, sent + first, n - first, r, err);
+	return ddp_wait_sent(c, sent + first, n - first, r, err);
 }

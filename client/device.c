@@ -50,12 +50,12 @@ void device_ask(struct shardd_client *c, Shardd__V1__JoinRequest *request)
 	request->job->ipc = ipc;
 }
 
-static void copy_text(char *to, size_t bytes, const char *from)
+static void device_copy_text(char *to, size_t bytes, const char *from)
 {
 	snprintf(to, bytes, "%s", from ? from : "");
 }
 
-static int use_gpu(struct shardd_client *c, const char *uuid, struct shardd_error *err)
+static int device_use_gpu(struct shardd_client *c, const char *uuid, struct shardd_error *err)
 {
 	struct streams *streams;
 	int r;
@@ -76,8 +76,8 @@ static int use_gpu(struct shardd_client *c, const char *uuid, struct shardd_erro
 }
 
 /* Addresses that were handed out stay what they are, so the device does. */
-static int check_same(const struct shardd_device *was, const struct shardd_device *is,
-		      struct shardd_error *err)
+static int device_check_same(const struct shardd_device *was, const struct shardd_device *is,
+			     struct shardd_error *err)
 {
 	if (!was->id[0] ||
 	    (strcmp(was->backend, is->backend) == 0 && strcmp(was->uuid, is->uuid) == 0))
@@ -97,13 +97,13 @@ int device_take(struct shardd_client *c, const Shardd__V1__JoinResponse *reply,
 	int r;
 
 	if (reply->device) {
-		copy_text(d.id, sizeof(d.id), reply->device->id);
-		copy_text(d.backend, sizeof(d.backend), reply->device->backend);
-		copy_text(d.uuid, sizeof(d.uuid), reply->device->uuid);
+		device_copy_text(d.id, sizeof(d.id), reply->device->id);
+		device_copy_text(d.backend, sizeof(d.backend), reply->device->backend);
+		device_copy_text(d.uuid, sizeof(d.uuid), reply->device->uuid);
 	}
-	r = check_same(&c->device, &d, err);
+	r = device_check_same(&c->device, &d, err);
 	if (r == 0 && strcmp(d.backend, "cuda") == 0) {
-		r = use_gpu(c, d.uuid, err);
+		r = device_use_gpu(c, d.uuid, err);
 		if (r == 0)
 			r = streams_join(c->streams, reply->streams, err);
 		d.streams = r == 0 && streams_linked(c->streams);
@@ -159,8 +159,8 @@ int shardd_get_device(const shardd_client *c, struct shardd_device *ret, struct 
 /* ------------------------------------------------------------------- copies */
 
 /* What both copies are checked for. */
-static int check(const struct shardd_client *c, const void *dst, const void *src, size_t bytes,
-		 struct shardd_error *err)
+static int device_check(const struct shardd_client *c, const void *dst, const void *src,
+			size_t bytes, struct shardd_error *err)
 {
 	int r = client_check(c, err);
 
@@ -173,7 +173,7 @@ static int check(const struct shardd_client *c, const void *dst, const void *src
 int shardd_write(shardd_client *c, void *dst, const void *src, size_t bytes,
 		 struct shardd_error *err)
 {
-	int r = check(c, dst, src, bytes, err);
+	int r = device_check(c, dst, src, bytes, err);
 	const void *to = dst;
 
 	if (r == 0 && c->debug)
@@ -184,7 +184,7 @@ int shardd_write(shardd_client *c, void *dst, const void *src, size_t bytes,
 int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
 		struct shardd_error *err)
 {
-	int r = check(c, dst, src, bytes, err);
+	int r = device_check(c, dst, src, bytes, err);
 
 	if (r == 0 && c->debug)
 		r = debug_under(c->debug, &src, bytes, false, "src", err);

@@ -49,7 +49,7 @@ void map_deinit(struct map *m)
 /* ------------------------------------------------------------------- slabs */
 
 /* Where @slab is among the items, or where it belongs. Table locked. */
-static size_t position(const struct map *m, uint32_t slab)
+static size_t map_position(const struct map *m, uint32_t slab)
 {
 	size_t low = 0;
 	size_t high = m->count;
@@ -65,13 +65,13 @@ static size_t position(const struct map *m, uint32_t slab)
 	return low;
 }
 
-static bool find(struct map *m, uint32_t slab, struct mapping *ret)
+static bool map_find(struct map *m, uint32_t slab, struct mapping *ret)
 {
 	bool found;
 	size_t i;
 
 	pthread_mutex_lock(&m->table);
-	i = position(m, slab);
+	i = map_position(m, slab);
 	found = i < m->count && m->items[i].slab == slab;
 	if (found)
 		*ret = m->items[i];
@@ -80,7 +80,7 @@ static bool find(struct map *m, uint32_t slab, struct mapping *ret)
 }
 
 /* Table locked. Return: 0 or -ENOMEM. */
-static int make_room(struct map *m)
+static int map_make_room(struct map *m)
 {
 	size_t room = m->room ? m->room * 2 : 16;
 	struct mapping *bigger;
@@ -95,15 +95,15 @@ static int make_room(struct map *m)
 	return 0;
 }
 
-static int insert(struct map *m, const struct mapping *item)
+static int map_insert(struct map *m, const struct mapping *item)
 {
 	size_t at;
 	int r;
 
 	pthread_mutex_lock(&m->table);
-	r = make_room(m);
+	r = map_make_room(m);
 	if (r == 0) {
-		at = position(m, item->slab);
+		at = map_position(m, item->slab);
 		memmove(m->items + at + 1, m->items + at, (m->count - at) * sizeof(*m->items));
 		m->items[at] = *item;
 		m->count++;
@@ -112,15 +112,15 @@ static int insert(struct map *m, const struct mapping *item)
 	return r;
 }
 
-static int install(struct map *m, const struct map_source *s, int timeout_ms,
-		   struct shardd_error *err)
+static int map_install(struct map *m, const struct map_source *s, int timeout_ms,
+		       struct shardd_error *err)
 {
 	struct mapping item = { s->slab, s->writable, NULL, s->bytes, s->ipc != NULL };
 	int r = m->ops->map(m->device, s, timeout_ms, &item.base, err);
 
 	if (r < 0)
 		return r;
-	if (insert(m, &item) < 0) {
+	if (map_insert(m, &item) < 0) {
 		m->ops->unmap(m->device, &item);
 		return error_memory(err);
 	}
@@ -129,21 +129,21 @@ static int install(struct map *m, const struct map_source *s, int timeout_ms,
 
 /* Map the slab that has arrived. When it cannot be mapped at the moment it stays for the
  * next try. */
-static int install_arrived(struct map *m, int timeout_ms, struct shardd_error *err)
+static int map_install_arrived(struct map *m, int timeout_ms, struct shardd_error *err)
 {
 	const struct shd1_slab *slab = &m->channel.in.slab;
 	struct map_source s = { .slab = slab->slab,
 				.writable = slab->writable != 0,
 				.bytes = slab->bytes,
 				.fd = m->channel.in_fd };
-	int r = install(m, &s, timeout_ms, err);
+	int r = map_install(m, &s, timeout_ms, err);
 
 	if (!error_is_again(r, err))
 		channel_installed(&m->channel);
 	return r;
 }
 
-static int left_ms(uint64_t deadline)
+static int map_left_ms(uint64_t deadline)
 {
 	uint64_t now = clock_now_us();
 
@@ -152,16 +152,16 @@ static int left_ms(uint64_t deadline)
 
 /* Take part in the exchange until @slab is mapped. Locked. @whole: the caller has the
  * time that the device may take. */
-static int fetch(struct map *m, uint32_t slab, uint64_t deadline, bool whole, struct mapping *ret,
-		 struct shardd_error *err)
+static int map_fetch(struct map *m, uint32_t slab, uint64_t deadline, bool whole,
+		     struct mapping *ret, struct shardd_error *err)
 {
 	struct channel *c = &m->channel;
 
-	while (!find(m, slab, ret)) {
+	while (!map_find(m, slab, ret)) {
 		int r = c->arrived ? 0 : channel_exchange(c, slab, deadline, err);
 
 		if (r == 0)
-			r = install_arrived(m, whole ? -1 : left_ms(deadline), err);
+			r = map_install_arrived(m, whole ? -1 : map_left_ms(deadline), err);
 		/* What went wrong with another thread's slab it will be told itself. */
 		if (r < 0 && (c->asked == slab || c->fd < 0 || error_is_again(r, err)))
 			return r;
@@ -169,22 +169,22 @@ static int fetch(struct map *m, uint32_t slab, uint64_t deadline, bool whole, st
 	return 0;
 }
 
-static int open_ipc(struct map *m, const struct map_place *p, int timeout_ms, struct mapping *ret,
-		    struct shardd_error *err)
+static int map_open_ipc(struct map *m, const struct map_place *p, int timeout_ms,
+			struct mapping *ret, struct shardd_error *err)
 {
 	struct map_source s = { .slab = p->slab,
 				.writable = p->writable,
 				.bytes = p->slab_bytes,
 				.fd = -1,
 				.ipc = p->ipc };
-	int r = find(m, p->slab, ret) ? 0 : install(m, &s, timeout_ms, err);
+	int r = map_find(m, p->slab, ret) ? 0 : map_install(m, &s, timeout_ms, err);
 
 	if (r == 0)
-		CHECK(find(m, p->slab, ret));
+		CHECK(map_find(m, p->slab, ret));
 	return r;
 }
 
-static int lock(struct map *m, int timeout_ms, struct shardd_error *err)
+static int map_lock(struct map *m, int timeout_ms, struct shardd_error *err)
 {
 	if (timeout_ms == 0)
 		return pthread_mutex_trylock(&m->lock) == 0 ? 0 : channel_again(err);
@@ -192,8 +192,8 @@ static int lock(struct map *m, int timeout_ms, struct shardd_error *err)
 	return 0;
 }
 
-static int address(const struct mapping *found, const struct map_place *p, void **ret,
-		   struct shardd_error *err)
+static int map_address_of(const struct mapping *found, const struct map_place *p, void **ret,
+			  struct shardd_error *err)
 {
 	if (p->offset > found->bytes || p->bytes > found->bytes - p->offset)
 		return error_set(err, SHARDD_INTERNAL, NULL,
@@ -210,19 +210,19 @@ static int address(const struct mapping *found, const struct map_place *p, void 
 }
 
 /* Bring the slab here. */
-static int bring(struct map *m, const struct map_place *p, int timeout_ms, struct mapping *ret,
-		 struct shardd_error *err)
+static int map_bring(struct map *m, const struct map_place *p, int timeout_ms, struct mapping *ret,
+		     struct shardd_error *err)
 {
 	bool whole = timeout_ms < 0 || timeout_ms >= CHANNEL_TIMEOUT_MS;
 	uint64_t limit = (uint64_t)(whole ? CHANNEL_TIMEOUT_MS : timeout_ms) * 1000u;
-	int r = lock(m, timeout_ms, err);
+	int r = map_lock(m, timeout_ms, err);
 
 	if (r < 0)
 		return r;
 	if (p->ipc)
-		r = open_ipc(m, p, timeout_ms, ret, err);
+		r = map_open_ipc(m, p, timeout_ms, ret, err);
 	else
-		r = fetch(m, p->slab, clock_now_us() + limit, whole, ret, err);
+		r = map_fetch(m, p->slab, clock_now_us() + limit, whole, ret, err);
 	pthread_mutex_unlock(&m->lock);
 	if (whole && !p->ipc && error_is_again(r, err))
 		r = error_set(err, SHARDD_UNAVAILABLE, NULL,
@@ -247,14 +247,14 @@ int map_address(struct map *m, const struct map_place *p, int timeout_ms, void *
 	int r;
 
 	err = err ? err : &scratch;
-	r = find(m, p->slab, &found) ? 0 : bring(m, p, timeout_ms, &found, err);
-	return r < 0 ? r : address(&found, p, ret, err);
+	r = map_find(m, p->slab, &found) ? 0 : map_bring(m, p, timeout_ms, &found, err);
+	return r < 0 ? r : map_address_of(&found, p, ret, err);
 }
 
 /* ------------------------------------------------------------------ copies */
 
 /* Which slab has all of [@at, @at + @bytes)? */
-static bool find_range(struct map *m, const void *at, size_t bytes, struct mapping *ret)
+static bool map_find_range(struct map *m, const void *at, size_t bytes, struct mapping *ret)
 {
 	uintptr_t from = (uintptr_t)at;
 	bool found = false;
@@ -272,8 +272,8 @@ static bool find_range(struct map *m, const void *at, size_t bytes, struct mappi
 	return found;
 }
 
-static int unknown_pointer(const char *field, const void *at, size_t bytes,
-			   struct shardd_error *err)
+static int map_unknown_pointer(const char *field, const void *at, size_t bytes,
+			       struct shardd_error *err)
 {
 	return error_set(err, SHARDD_INVALID_ARGUMENT, field,
 			 "%s: the %zu bytes at %p are not all in memory that the daemon handed out",
@@ -284,8 +284,8 @@ int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct sh
 {
 	struct mapping in;
 
-	if (!find_range(m, dst, bytes, &in))
-		return unknown_pointer("dst", dst, bytes, err);
+	if (!map_find_range(m, dst, bytes, &in))
+		return map_unknown_pointer("dst", dst, bytes, err);
 	if (!bytes) /* @in may be the slab that ends at @dst */
 		return 0;
 	if (!in.writable)
@@ -298,8 +298,8 @@ int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct sha
 {
 	struct mapping in;
 
-	if (!find_range(m, src, bytes, &in))
-		return unknown_pointer("src", src, bytes, err);
+	if (!map_find_range(m, src, bytes, &in))
+		return map_unknown_pointer("src", src, bytes, err);
 	if (!bytes)
 		return 0;
 	return m->ops->copy_out(m->device, dst, src, bytes, err);

@@ -13,8 +13,8 @@
 /* ------------------------------------------------------------------ mapping */
 
 /* Map @handle at @at and let the context's device use it. */
-static CUresult map_at(const struct cuda *c, CUmemGenericAllocationHandle handle, CUdeviceptr at,
-		       const struct map_source *s)
+static CUresult map_cuda_at(const struct cuda *c, CUmemGenericAllocationHandle handle,
+			    CUdeviceptr at, const struct map_source *s)
 {
 	CUmemAccessDesc access = {
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)c->device },
@@ -32,15 +32,15 @@ static CUresult map_at(const struct cuda *c, CUmemGenericAllocationHandle handle
 }
 
 /* A reservation of exactly the slab's size: address space of a device is not endless. */
-static CUresult reserve_and_map(const struct cuda *c, CUmemGenericAllocationHandle handle,
-				const struct map_source *s, CUdeviceptr *ret)
+static CUresult map_cuda_reserve_and_map(const struct cuda *c, CUmemGenericAllocationHandle handle,
+					 const struct map_source *s, CUdeviceptr *ret)
 {
 	CUdeviceptr at = 0;
 	CUresult r = c->lib->cuMemAddressReserve(&at, s->bytes, 0, 0, 0);
 
 	if (r != CUDA_SUCCESS)
 		return r;
-	r = map_at(c, handle, at, s);
+	r = map_cuda_at(c, handle, at, s);
 	if (r != CUDA_SUCCESS)
 		c->lib->cuMemAddressFree(at, s->bytes);
 	else
@@ -48,7 +48,8 @@ static CUresult reserve_and_map(const struct cuda *c, CUmemGenericAllocationHand
 	return r;
 }
 
-static CUresult import_fd(const struct cuda *c, const struct map_source *s, CUdeviceptr *ret)
+static CUresult map_cuda_import_fd(const struct cuda *c, const struct map_source *s,
+				   CUdeviceptr *ret)
 {
 	CUmemGenericAllocationHandle handle;
 	CUresult r = c->lib->cuMemImportFromShareableHandle(
@@ -56,12 +57,13 @@ static CUresult import_fd(const struct cuda *c, const struct map_source *s, CUde
 
 	if (r != CUDA_SUCCESS)
 		return r;
-	r = reserve_and_map(c, handle, s, ret);
+	r = map_cuda_reserve_and_map(c, handle, s, ret);
 	c->lib->cuMemRelease(handle); /* the mapping keeps the memory */
 	return r;
 }
 
-static CUresult open_handle(const struct cuda *c, const struct map_source *s, CUdeviceptr *ret)
+static CUresult map_cuda_open_handle(const struct cuda *c, const struct map_source *s,
+				     CUdeviceptr *ret)
 {
 	CUipcMemHandle handle;
 
@@ -69,8 +71,8 @@ static CUresult open_handle(const struct cuda *c, const struct map_source *s, CU
 	return c->lib->cuIpcOpenMemHandle(ret, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 }
 
-static int map_entered(const struct cuda *c, const struct map_source *s, uint8_t **ret,
-		       struct shardd_error *err)
+static int map_cuda_entered(const struct cuda *c, const struct map_source *s, uint8_t **ret,
+			    struct shardd_error *err)
 {
 	CUdeviceptr at = 0;
 	CUresult r;
@@ -79,7 +81,7 @@ static int map_entered(const struct cuda *c, const struct map_source *s, uint8_t
 		return error_set(err, SHARDD_INTERNAL, NULL,
 				 "slab %u came without its %llu bytes of memory", s->slab,
 				 (unsigned long long)s->bytes);
-	r = s->ipc ? open_handle(c, s, &at) : import_fd(c, s, &at);
+	r = s->ipc ? map_cuda_open_handle(c, s, &at) : map_cuda_import_fd(c, s, &at);
 	if (r != CUDA_SUCCESS)
 		return cuda_error(c, r, err, "cannot map slab %u of %llu bytes on GPU %s", s->slab,
 				  (unsigned long long)s->bytes, c->uuid);
@@ -87,8 +89,8 @@ static int map_entered(const struct cuda *c, const struct map_source *s, uint8_t
 	return 0;
 }
 
-static int cuda_map(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
-		    struct shardd_error *err)
+static int map_cuda_map(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
+			struct shardd_error *err)
 {
 	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
 	struct cuda *c = device;
@@ -101,12 +103,12 @@ static int cuda_map(void *device, const struct map_source *s, int timeout_ms, ui
 	r = streams_quiet(c->streams, timeout_ms, err);
 	if (r < 0)
 		return r;
-	r = map_entered(c, s, ret, err);
+	r = map_cuda_entered(c, s, ret, err);
 	streams_unquiet(c->streams);
 	return r;
 }
 
-static void cuda_unmap(void *device, const struct mapping *m)
+static void map_cuda_unmap(void *device, const struct mapping *m)
 {
 	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
 	CUdeviceptr at = (CUdeviceptr)(uintptr_t)m->base;
@@ -126,7 +128,7 @@ static void cuda_unmap(void *device, const struct mapping *m)
 
 /* Copies come after what this thread's stream holds, if it has one: an op on it may be
  * answered long before the device has done it. */
-static CUresult order_copy(struct cuda *c)
+static CUresult map_cuda_order_copy(struct cuda *c)
 {
 	CUstream stream;
 	CUresult r;
@@ -137,8 +139,8 @@ static CUresult order_copy(struct cuda *c)
 	return r == CUDA_SUCCESS ? c->lib->cuStreamWaitEvent(c->copies, c->before, 0) : r;
 }
 
-static int copy(struct cuda *c, void *dst, const void *src, size_t bytes, bool in,
-		struct shardd_error *err)
+static int map_cuda_copy(struct cuda *c, void *dst, const void *src, size_t bytes, bool in,
+			 struct shardd_error *err)
 {
 	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
 	int entered = cuda_enter(c, &scope, err);
@@ -147,7 +149,7 @@ static int copy(struct cuda *c, void *dst, const void *src, size_t bytes, bool i
 	if (entered < 0)
 		return entered;
 	pthread_mutex_lock(&c->copying);
-	r = order_copy(c);
+	r = map_cuda_order_copy(c);
 	if (r == CUDA_SUCCESS && in)
 		r = c->lib->cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)dst, src, bytes, c->copies);
 	else if (r == CUDA_SUCCESS)
@@ -161,23 +163,23 @@ static int copy(struct cuda *c, void *dst, const void *src, size_t bytes, bool i
 			  c->uuid);
 }
 
-static int cuda_copy_in(void *device, void *dst, const void *src, size_t bytes,
-			struct shardd_error *err)
+static int map_cuda_copy_in(void *device, void *dst, const void *src, size_t bytes,
+			    struct shardd_error *err)
 {
-	return copy(device, dst, src, bytes, true, err);
+	return map_cuda_copy(device, dst, src, bytes, true, err);
 }
 
-static int cuda_copy_out(void *device, void *dst, const void *src, size_t bytes,
-			 struct shardd_error *err)
+static int map_cuda_copy_out(void *device, void *dst, const void *src, size_t bytes,
+			     struct shardd_error *err)
 {
-	return copy(device, dst, src, bytes, false, err);
+	return map_cuda_copy(device, dst, src, bytes, false, err);
 }
 
 const struct map_ops map_cuda_ops = {
-	.map = cuda_map,
-	.unmap = cuda_unmap,
-	.copy_in = cuda_copy_in,
-	.copy_out = cuda_copy_out,
+	.map = map_cuda_map,
+	.unmap = map_cuda_unmap,
+	.copy_in = map_cuda_copy_in,
+	.copy_out = map_cuda_copy_out,
 };
 
 #else

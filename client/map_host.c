@@ -7,8 +7,8 @@
 #include "client_error.h"
 #include "map.h"
 
-static int host_map(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
-		    struct shardd_error *err)
+static int map_host_map(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
+			struct shardd_error *err)
 {
 	int protection = PROT_READ | (s->writable ? PROT_WRITE : 0);
 	struct stat st;
@@ -35,14 +35,14 @@ static int host_map(void *device, const struct map_source *s, int timeout_ms, ui
 	return 0;
 }
 
-static void host_unmap(void *device, const struct mapping *m)
+static void map_host_unmap(void *device, const struct mapping *m)
 {
 	(void)device;
 	munmap(m->base, m->bytes);
 }
 
-static int host_copy(void *device, void *dst, const void *src, size_t bytes,
-		     struct shardd_error *err)
+static int map_host_copy(void *device, void *dst, const void *src, size_t bytes,
+			 struct shardd_error *err)
 {
 	(void)device;
 	(void)err;
@@ -51,8 +51,8 @@ static int host_copy(void *device, void *dst, const void *src, size_t bytes,
 }
 
 const struct map_ops map_host_ops = {
-	.map = host_map,
-	.unmap = host_unmap,
-	.copy_in = host_copy,
-	.copy_out = host_copy,
+	.map = map_host_map,
+	.unmap = map_host_unmap,
+	.copy_in = map_host_copy,
+	.copy_out = map_host_copy,
 };

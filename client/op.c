@@ -14,8 +14,8 @@
 
 /* ----------------------------------------------------------------- submission */
 
-static int add_ticket(struct shardd_client *c, const struct op *op, struct ticket **ret,
-		      uint64_t *ret_id, struct shardd_error *err)
+static int op_add_ticket(struct shardd_client *c, const struct op *op, struct ticket **ret,
+			 uint64_t *ret_id, struct shardd_error *err)
 {
 	int r = tickets_add(&c->tickets, op, c->max_ops, ret, ret_id);
 
@@ -27,14 +27,14 @@ static int add_ticket(struct shardd_client *c, const struct op *op, struct ticke
 	return r < 0 ? error_memory(err) : 0;
 }
 
-static uint32_t rpc_timeout(uint32_t timeout_ms)
+static uint32_t op_rpc_timeout(uint32_t timeout_ms)
 {
 	if (!timeout_ms)
 		return 0;
 	return timeout_ms > INT32_MAX - RPC_GRACE_MS ? INT32_MAX : timeout_ms + RPC_GRACE_MS;
 }
 
-static int not_taken(int ring_error, struct shardd_error *err)
+static int op_not_taken(int ring_error, struct shardd_error *err)
 {
 	if (ring_error == RING_E_LOST)
 		return error_set(err, SHARDD_UNAVAILABLE, NULL,
@@ -44,7 +44,7 @@ static int not_taken(int ring_error, struct shardd_error *err)
 }
 
 /* Called with c->order held. Ops are static, so their addresses identify them. */
-static uint16_t number_of(struct shardd_client *c, const struct op *op)
+static uint16_t op_number_of(struct shardd_client *c, const struct op *op)
 {
 	struct client_number *n = &c->numbers[(uintptr_t)op / sizeof(*op) % CLIENT_NUMBERS];
 
@@ -54,17 +54,17 @@ static uint16_t number_of(struct shardd_client *c, const struct op *op)
 }
 
 /* Over the ring, where it goes there. */
-static int send_request(struct shardd_client *c, const struct op *op,
-			const ProtobufCMessage *request, uint32_t timeout_ms, struct ticket *ticket,
-			struct shardd_error *err)
+static int op_send_request(struct shardd_client *c, const struct op *op,
+			   const ProtobufCMessage *request, uint32_t timeout_ms,
+			   struct ticket *ticket, struct shardd_error *err)
 {
-	uint16_t number = c->ring ? number_of(c, op) : 0;
+	uint16_t number = c->ring ? op_number_of(c, op) : 0;
 	int r = number ? ring_start(c->ring, number, request, op->method, op->reply, timeout_ms,
 				    &ticket->ring)
 		       : RING_E_TOO_LONG;
 
 	if (r == RING_E_FULL || r == RING_E_LOST)
-		return not_taken(r, err);
+		return op_not_taken(r, err);
 	if (r == 0)
 		return 0;
 	return rpc_client_start(c->rpc, op->method, request, op->reply, false, timeout_ms,
@@ -72,8 +72,8 @@ static int send_request(struct shardd_client *c, const struct op *op,
 }
 
 /* Number it and send it. Called with c->order held. */
-static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
-		 uint64_t id, struct ticket *ticket, struct shardd_error *err)
+static int op_start(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
+		    uint64_t id, struct ticket *ticket, struct shardd_error *err)
 {
 	Shardd__V1__StreamPoint point = SHARDD__V1__STREAM_POINT__INIT;
 	Shardd__V1__StreamPoint *after[] = { &point };
@@ -92,7 +92,7 @@ static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage 
 	header.seq = c->seq + 1;
 	header.timeout_ms = timeout_ms;
 	q->header = &header;
-	r = send_request(c, op, request, rpc_timeout(timeout_ms), ticket, err);
+	r = op_send_request(c, op, request, op_rpc_timeout(timeout_ms), ticket, err);
 	q->header = NULL;
 	if (r == 0)
 		c->seq++;
@@ -100,7 +100,7 @@ static int start(struct shardd_client *c, const struct op *op, ProtobufCMessage 
 }
 
 /* The unit that a request names, 0: none. */
-static uint32_t unit_of(const ProtobufCMessage *request)
+static uint32_t op_unit_of(const ProtobufCMessage *request)
 {
 	const ProtobufCFieldDescriptor *f =
 		protobuf_c_message_descriptor_get_field_by_name(request->descriptor, "unit");
@@ -110,8 +110,9 @@ static uint32_t unit_of(const ProtobufCMessage *request)
 	return *(const uint32_t *)((const char *)request + f->offset);
 }
 
-static int submit_ordered(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
-			  struct op_out out, shardd_ticket *t, struct shardd_error *err)
+static int op_submit_ordered(struct shardd_client *c, const struct op *op,
+			     ProtobufCMessage *request, struct op_out out, shardd_ticket *t,
+			     struct shardd_error *err)
 {
 	struct ticket *ticket;
 	uint64_t id;
@@ -120,15 +121,15 @@ static int submit_ordered(struct shardd_client *c, const struct op *op, Protobuf
 	if (!c->joined)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 				 "this client has not joined a job: call shardd_join first");
-	r = add_ticket(c, op, &ticket, &id, err);
+	r = op_add_ticket(c, op, &ticket, &id, err);
 	if (r < 0)
 		return r;
 	ticket->out = out;
 	ticket->epoch = c->epoch;
 	ticket->number = c->seq + 1;
 	if (c->on_stall)
-		ticket->unit = unit_of(request);
-	r = start(c, op, request, id, ticket, err);
+		ticket->unit = op_unit_of(request);
+	r = op_start(c, op, request, id, ticket, err);
 	if (r < 0) {
 		tickets_end(&c->tickets, id);
 		return r;
@@ -143,27 +144,27 @@ static int submit_ordered(struct shardd_client *c, const struct op *op, Protobuf
 /* Answered by the ring itself. */
 static const struct op nop = { .method = "Nop" };
 
-static int submit_nop(struct shardd_client *c, shardd_ticket *t, struct shardd_error *err)
+static int op_submit_nop(struct shardd_client *c, shardd_ticket *t, struct shardd_error *err)
 {
 	struct ticket *ticket;
 	uint64_t id;
-	int r = add_ticket(c, &nop, &ticket, &id, err);
+	int r = op_add_ticket(c, &nop, &ticket, &id, err);
 
 	if (r < 0)
 		return r;
 	r = ring_start(c->ring, RING_NOP, NULL, nop.method, NULL,
-		       rpc_timeout(atomic_load(&c->timeout_ms)), &ticket->ring);
+		       op_rpc_timeout(atomic_load(&c->timeout_ms)), &ticket->ring);
 	if (r) {
 		tickets_end(&c->tickets, id);
-		return not_taken(r, err);
+		return op_not_taken(r, err);
 	}
 	tickets_release(&c->tickets, ticket);
 	*t = id;
 	return 0;
 }
 
-static int check_submit(const struct shardd_client *c, const shardd_ticket *t,
-			struct shardd_error *err)
+static int op_check_submit(const struct shardd_client *c, const shardd_ticket *t,
+			   struct shardd_error *err)
 {
 	int r = client_check(c, err);
 
@@ -177,7 +178,7 @@ int shardd_submit_nop(shardd_client *c, const struct shardd_nop_options *options
 		      struct shardd_error *err)
 {
 	struct shardd_nop_options room;
-	int r = check_submit(c, t, err);
+	int r = op_check_submit(c, t, err);
 
 	if (r < 0)
 		return r;
@@ -186,14 +187,14 @@ int shardd_submit_nop(shardd_client *c, const struct shardd_nop_options *options
 	if (!c->ring)
 		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
 				 "this client has no ring to the daemon");
-	return submit_nop(c, t, err);
+	return op_submit_nop(c, t, err);
 }
 
 int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
 		  struct op_out out, shardd_ticket *t, struct shardd_error *err)
 {
 	struct shardd_error scratch;
-	int r = check_submit(c, t, err);
+	int r = op_check_submit(c, t, err);
 
 	if (r < 0)
 		return r;
@@ -204,7 +205,7 @@ int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage
 			return r;
 	}
 	pthread_mutex_lock(&c->order);
-	r = submit_ordered(c, op, request, out, t, err ? err : &scratch);
+	r = op_submit_ordered(c, op, request, out, t, err ? err : &scratch);
 	pthread_mutex_unlock(&c->order);
 	return r;
 }
@@ -217,7 +218,7 @@ int op_submit(struct shardd_client *c, const struct op *op, ProtobufCMessage *re
 
 /* --------------------------------------------------------------------- result */
 
-static int not_yet(struct shardd_error *err)
+static int op_not_yet(struct shardd_error *err)
 {
 	error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL,
 		  "the wait ended before the op: the op continues, wait again");
@@ -225,8 +226,8 @@ static int not_yet(struct shardd_error *err)
 	return -SHARDD_DEADLINE_EXCEEDED;
 }
 
-static void common_result(struct shardd_client *c, const ProtobufCMessage *reply,
-			  struct shardd_result *ret)
+static void op_common_result(struct shardd_client *c, const ProtobufCMessage *reply,
+			     struct shardd_result *ret)
 {
 	const Shardd__V1__OpInfo *info = ((const struct op_reply *)reply)->info;
 
@@ -239,9 +240,9 @@ static void common_result(struct shardd_client *c, const ProtobufCMessage *reply
 		atomic_store(&c->draining, true);
 }
 
-static int take_place(struct shardd_client *c, const struct ticket *ticket,
-		      const Shardd__V1__Placement *p, int timeout_ms, struct shardd_result *ret,
-		      struct shardd_error *err)
+static int op_take_place(struct shardd_client *c, const struct ticket *ticket,
+			 const Shardd__V1__Placement *p, int timeout_ms, struct shardd_result *ret,
+			 struct shardd_error *err)
 {
 	struct map_place place = { .slab = p->slab,
 				   .offset = p->offset,
@@ -263,8 +264,8 @@ static int take_place(struct shardd_client *c, const struct ticket *ticket,
  * that fails the daemon has done the op all the same: the channel is broken or this
  * process cannot map any more, and what the session holds ends with the session. The
  * stream's wait comes last: nothing is mapped while one is pending. */
-static int take_result(struct shardd_client *c, struct ticket *ticket, int timeout_ms,
-		       struct shardd_result *ret, struct shardd_error *err)
+static int op_take_result(struct shardd_client *c, struct ticket *ticket, int timeout_ms,
+			  struct shardd_result *ret, struct shardd_error *err)
 {
 	const Shardd__V1__Placement *p = NULL;
 	const Shardd__V1__OpInfo *info;
@@ -277,13 +278,13 @@ static int take_result(struct shardd_client *c, struct ticket *ticket, int timeo
 	*ret = (struct shardd_result){ 0 };
 	if (!ticket->reply) /* of a nop */
 		return 0;
-	common_result(c, ticket->reply, ret);
+	op_common_result(c, ticket->reply, ret);
 	if (ticket->op->result)
 		ticket->op->result(ticket->reply, ret, &p);
 	if (ticket->op->keep)
 		r = ticket->op->keep(c, ticket->reply, err);
 	if (r == 0 && p && !ticket->detached)
-		r = take_place(c, ticket, p, timeout_ms, ret, err);
+		r = op_take_place(c, ticket, p, timeout_ms, ret, err);
 	if (r == 0 && ticket->op->out && ticket->out.data)
 		r = ticket->op->out(ticket->reply, ret, &ticket->out, err);
 	info = ((const struct op_reply *)ticket->reply)->info;
@@ -295,8 +296,8 @@ static int take_result(struct shardd_client *c, struct ticket *ticket, int timeo
 /* How long a wait does not look for interrupts, and a stall callback's granularity. */
 #define WAIT_SLICE_MS 100
 
-static void stalled(struct shardd_client *c, shardd_ticket t, const struct ticket *ticket,
-		    uint64_t waited_ms)
+static void op_stalled(struct shardd_client *c, shardd_ticket t, const struct ticket *ticket,
+		       uint64_t waited_ms)
 {
 	const char *slash = strrchr(ticket->op->method, '/');
 	const char *verb = slash ? slash + 1 : ticket->op->method;
@@ -312,7 +313,7 @@ static void stalled(struct shardd_client *c, shardd_ticket t, const struct ticke
 	c->on_stall(c->stall_data, t, text);
 }
 
-static bool interrupted(struct shardd_client *c, unsigned seen)
+static bool op_interrupted(struct shardd_client *c, unsigned seen)
 {
 	unsigned now = atomic_load(&c->interrupts);
 
@@ -341,9 +342,10 @@ static inline bool op_wait_slice(struct waited *w, int timeout_ms)
 }
 
 /* Inlined: this is the path of every wait for one ticket. */
-__attribute__((always_inline)) static inline int wait_in_slices(struct shardd_client *c,
-								shardd_ticket t, struct waited *w,
-								int timeout_ms)
+__attribute__((always_inline)) static inline int op_wait_in_slices_inline(struct shardd_client *c,
+									  shardd_ticket t,
+									  struct waited *w,
+									  int timeout_ms)
 {
 	int slice = c->on_stall && c->stall_ms < WAIT_SLICE_MS ? (int)c->stall_ms : WAIT_SLICE_MS;
 	unsigned seen = atomic_load(&c->interrupts_taken);
@@ -351,7 +353,7 @@ __attribute__((always_inline)) static inline int wait_in_slices(struct shardd_cl
 
 	if (timeout_ms == 0)
 		return op_wait_slice(w, 0) ? WAIT_ENDED : WAIT_NOT_YET;
-	if (atomic_load(&c->interrupts) != seen && !op_wait_slice(w, 0) && interrupted(c, seen))
+	if (atomic_load(&c->interrupts) != seen && !op_wait_slice(w, 0) && op_interrupted(c, seen))
 		return WAIT_INTERRUPTED;
 	for (;;) {
 		int left = timeout_ms < 0 ? slice : timeout_ms - (int)waited;
@@ -360,12 +362,12 @@ __attribute__((always_inline)) static inline int wait_in_slices(struct shardd_cl
 		if (op_wait_slice(w, now))
 			return WAIT_ENDED;
 		waited += (uint64_t)now;
-		if (interrupted(c, seen))
+		if (op_interrupted(c, seen))
 			return WAIT_INTERRUPTED;
 		if (timeout_ms > 0 && waited >= (uint64_t)timeout_ms)
 			return WAIT_NOT_YET;
 		if (c->on_stall && waited >= next_stall) {
-			stalled(c, t, w->ticket, waited);
+			op_stalled(c, t, w->ticket, waited);
 			next_stall += c->stall_ms;
 		}
 	}
@@ -375,31 +377,31 @@ __attribute__((always_inline)) static inline int wait_in_slices(struct shardd_cl
 static int op_wait_in_slices(struct shardd_client *c, shardd_ticket t, struct waited *w,
 			     int timeout_ms)
 {
-	return wait_in_slices(c, t, w, timeout_ms);
+	return op_wait_in_slices_inline(c, t, w, timeout_ms);
 }
 
-static int was_interrupted(struct shardd_error *err)
+static int op_was_interrupted(struct shardd_error *err)
 {
 	error_set(err, SHARDD_CANCELLED, NULL, "the wait was interrupted by shardd_interrupt");
 	err->native = EINTR;
 	return -SHARDD_CANCELLED;
 }
 
-static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket *ticket,
-			int timeout_ms, struct shardd_result *ret, struct shardd_error *err)
+static int op_wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket *ticket,
+			   int timeout_ms, struct shardd_result *ret, struct shardd_error *err)
 {
 	struct waited w = { .ticket = ticket };
-	int how = ticket->reply ? WAIT_ENDED : wait_in_slices(c, t, &w, timeout_ms);
+	int how = ticket->reply ? WAIT_ENDED : op_wait_in_slices_inline(c, t, &w, timeout_ms);
 	int r;
 
 	if (how != WAIT_ENDED) {
 		tickets_release(&c->tickets, ticket);
-		return how == WAIT_NOT_YET ? not_yet(err) : was_interrupted(err);
+		return how == WAIT_NOT_YET ? op_not_yet(err) : op_was_interrupted(err);
 	}
 	if (ticket->op->result ||
 	    atomic_load(&c->streams)) /* taking it may last; else its end says it */
 		tickets_answered(&c->tickets, ticket);
-	r = take_result(c, ticket, timeout_ms, ret, err);
+	r = op_take_result(c, ticket, timeout_ms, ret, err);
 	if (ticket->reply && error_is_again(r, err)) {
 		tickets_release(&c->tickets, ticket);
 		return r;
@@ -410,7 +412,7 @@ static int wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket 
 	return r;
 }
 
-static int no_ticket(shardd_ticket t, struct shardd_error *err)
+static int op_no_ticket(shardd_ticket t, struct shardd_error *err)
 {
 	error_set(err, SHARDD_INVALID_ARGUMENT, "ticket",
 		  "there is no ticket %llu: it was never handed out, or has ended",
@@ -421,8 +423,8 @@ static int no_ticket(shardd_ticket t, struct shardd_error *err)
 }
 
 /* @ret, @err: not NULL. */
-static int wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
-		       struct shardd_result *ret, struct shardd_error *err)
+static int op_wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
+			  struct shardd_result *ret, struct shardd_error *err)
 {
 	struct ticket *ticket;
 	int r = client_check(c, err);
@@ -431,14 +433,14 @@ static int wait_ticket(struct shardd_client *c, shardd_ticket t, int timeout_ms,
 		return r;
 	r = tickets_claim(&c->tickets, t, &ticket);
 	if (r == TICKET_E_NONE)
-		return no_ticket(t, err);
+		return op_no_ticket(t, err);
 	if (r == TICKET_E_CLAIMED && timeout_ms == 0)
-		return not_yet(err);
+		return op_not_yet(err);
 	if (r == TICKET_E_CLAIMED)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
 				 "another thread is waiting for ticket %llu",
 				 (unsigned long long)t);
-	return wait_claimed(c, t, ticket, timeout_ms, ret, err);
+	return op_wait_claimed(c, t, ticket, timeout_ms, ret, err);
 }
 
 int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd_result *ret,
@@ -446,7 +448,7 @@ int shardd_wait(shardd_client *c, shardd_ticket t, int timeout_ms, struct shardd
 {
 	struct shardd_error e; /* set where r is negative */
 	struct shardd_result result;
-	int r = wait_ticket(c, t, timeout_ms < 0 ? -1 : timeout_ms, &result, &e);
+	int r = op_wait_ticket(c, t, timeout_ms < 0 ? -1 : timeout_ms, &result, &e);
 
 	if (r < 0 && err)
 		*err = e;
@@ -463,7 +465,7 @@ static int op_claim(struct shardd_client *c, shardd_ticket t, struct ticket **re
 	int r = tickets_claim(&c->tickets, t, ret);
 
 	if (r == TICKET_E_NONE)
-		return no_ticket(t, err);
+		return op_no_ticket(t, err);
 	if (r == TICKET_E_CLAIMED)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
 				 "a thread is waiting for ticket %llu already",
@@ -509,7 +511,7 @@ static int op_wait_set(struct shardd_client *c, const shardd_ticket *tickets,
 		first = tickets[i];
 	r = op_wait_in_slices(c, first, &w, timeout_ms < 0 ? -1 : timeout_ms);
 	if (r != WAIT_ENDED)
-		return r == WAIT_NOT_YET ? not_yet(err) : was_interrupted(err);
+		return r == WAIT_NOT_YET ? op_not_yet(err) : op_was_interrupted(err);
 	*ret = w.place;
 	return 0;
 }
@@ -557,8 +559,8 @@ int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_error *err)
 }
 
 /* Keep the first failure; one of an earlier epoch has been dropped with it. */
-static void keep_failure(struct shardd_client *c, const struct ticket *ticket,
-			 const struct shardd_error *e)
+static void op_keep_failure(struct shardd_client *c, const struct ticket *ticket,
+			    const struct shardd_error *e)
 {
 	pthread_mutex_lock(&c->failure_lock);
 	if (!c->has_failure && ticket->epoch == c->epoch) {
@@ -584,10 +586,10 @@ int op_detached(struct shardd_client *c, bool all, struct shardd_error *err)
 
 		if (all && op_wait_in_slices(c, id, &w, -1) == WAIT_INTERRUPTED) {
 			tickets_release(&c->tickets, ticket);
-			return was_interrupted(err);
+			return op_was_interrupted(err);
 		}
-		if (take_result(c, ticket, -1, &result, &e) < 0)
-			keep_failure(c, ticket, &e);
+		if (op_take_result(c, ticket, -1, &result, &e) < 0)
+			op_keep_failure(c, ticket, &e);
 		if (c->debug)
 			debug_end(c->debug, ticket->debug, ticket->reply);
 		tickets_end(&c->tickets, id);
@@ -611,7 +613,7 @@ int shardd_cancel(shardd_client *c, shardd_ticket t, struct shardd_error *err)
 		return r;
 	r = tickets_cancel(&c->tickets, t);
 	if (r == TICKET_E_NONE)
-		return no_ticket(t, err);
+		return op_no_ticket(t, err);
 	if (r == TICKET_E_GRPC)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, "ticket",
 				 "op %llu was sent over gRPC, and only ops in the ring can be "

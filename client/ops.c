@@ -9,8 +9,8 @@ static_assert((int)SHARDD_MIN == SHARDD__V1__REDUCE_OP__REDUCE_OP_MIN, "reduce o
 
 /* ---------------------------------------------------------------- the table */
 
-static void gather_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			  const Shardd__V1__Placement **ret_place)
+static void ops_gather_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			      const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__GatherResponse *reply = (const Shardd__V1__GatherResponse *)m;
 
@@ -19,22 +19,22 @@ static void gather_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	*ret_place = reply->place;
 }
 
-static void release_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			   const Shardd__V1__Placement **ret_place)
+static void ops_release_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			       const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
 	ret->references = ((const Shardd__V1__ReleaseResponse *)m)->references;
 }
 
-static void gradient_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			    const Shardd__V1__Placement **ret_place)
+static void ops_gradient_result(const ProtobufCMessage *m, struct shardd_result *ret,
+				const Shardd__V1__Placement **ret_place)
 {
 	(void)ret;
 	*ret_place = ((const Shardd__V1__GradientBufferResponse *)m)->place;
 }
 
-static void alloc_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			 const Shardd__V1__Placement **ret_place)
+static void ops_alloc_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			     const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__AllocBufferResponse *reply = (const Shardd__V1__AllocBufferResponse *)m;
 
@@ -42,27 +42,28 @@ static void alloc_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	*ret_place = reply->place;
 }
 
-static void reduce_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			  const Shardd__V1__Placement **ret_place)
+static void ops_reduce_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			      const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
 	ret->skipped = ((const Shardd__V1__ReduceResponse *)m)->unused;
 }
 
-static int reduce_keep(struct shardd_client *c, const ProtobufCMessage *m, struct shardd_error *err)
+static int ops_reduce_keep(struct shardd_client *c, const ProtobufCMessage *m,
+			   struct shardd_error *err)
 {
 	return places_take_unused(&c->places, (const Shardd__V1__ReduceResponse *)m, err);
 }
 
-static void unit_buffers_result(const ProtobufCMessage *m, struct shardd_result *ret,
-				const Shardd__V1__Placement **ret_place)
+static void ops_unit_buffers_result(const ProtobufCMessage *m, struct shardd_result *ret,
+				    const Shardd__V1__Placement **ret_place)
 {
 	(void)ret;
 	*ret_place = ((const Shardd__V1__UnitBuffersResponse *)m)->place;
 }
 
-static int convert_keep(struct shardd_client *c, const ProtobufCMessage *m,
-			struct shardd_error *err)
+static int ops_convert_keep(struct shardd_client *c, const ProtobufCMessage *m,
+			    struct shardd_error *err)
 {
 	const Shardd__V1__ConvertUnitsResponse *reply = (const Shardd__V1__ConvertUnitsResponse *)m;
 
@@ -74,24 +75,24 @@ static int convert_keep(struct shardd_client *c, const ProtobufCMessage *m,
 }
 
 OP(initialise, Initialise, initialise, NULL);
-OP(gather, Gather, gather, gather_result);
-OP(release, Release, release, release_result);
-OP(gradient, GradientBuffer, gradient_buffer, gradient_result);
-OP(alloc_buffer, AllocBuffer, alloc_buffer, alloc_result);
+OP(gather, Gather, gather, ops_gather_result);
+OP(release, Release, release, ops_release_result);
+OP(gradient, GradientBuffer, gradient_buffer, ops_gradient_result);
+OP(alloc_buffer, AllocBuffer, alloc_buffer, ops_alloc_result);
 OP(free_buffer, FreeBuffer, free_buffer, NULL);
-OP_KEEPING(reduce, Reduce, reduce, reduce_result, reduce_keep);
+OP_KEEPING(reduce, Reduce, reduce, ops_reduce_result, ops_reduce_keep);
 OP(all_reduce, AllReduce, all_reduce, NULL);
 OP(broadcast, Broadcast, broadcast, NULL);
 OP(barrier, Barrier, barrier, NULL);
 OP(commit, Commit, commit, NULL);
 OP(accumulate, Accumulate, accumulate, NULL);
-OP(unit_buffers, UnitBuffers, unit_buffers, unit_buffers_result);
+OP(unit_buffers, UnitBuffers, unit_buffers, ops_unit_buffers_result);
 OP(broadcast_buffers, BroadcastBuffers, broadcast_buffers, NULL);
-OP_KEEPING(convert, ConvertUnits, convert_units, NULL, convert_keep);
+OP_KEEPING(convert, ConvertUnits, convert_units, NULL, ops_convert_keep);
 
 /* --------------------------------------------------------------- initialise */
 
-static int initialise_unused(const char *field, const char *from, struct shardd_error *err)
+static int ops_initialise_unused(const char *field, const char *from, struct shardd_error *err)
 {
 	return error_set(err, SHARDD_INVALID_ARGUMENT, field,
 			 "%s is set, but from is %s, which does not use it: leave it 0", field,
@@ -99,20 +100,20 @@ static int initialise_unused(const char *field, const char *from, struct shardd_
 }
 
 /* Refuse what the source of the values does not use. */
-static int initialise_check(const struct shardd_init_options *o, struct shardd_error *err)
+static int ops_initialise_check(const struct shardd_init_options *o, struct shardd_error *err)
 {
 	switch (o->from) {
 	case SHARDD_FROM_SEED:
 		if (o->root || o->buffer)
-			return initialise_unused(o->root ? "options.root" : "options.buffer",
-						 "SHARDD_FROM_SEED", err);
+			return ops_initialise_unused(o->root ? "options.root" : "options.buffer",
+						     "SHARDD_FROM_SEED", err);
 		return 0;
 	case SHARDD_FROM_ROOT:
-		return o->seed ? initialise_unused("options.seed", "SHARDD_FROM_ROOT", err) : 0;
+		return o->seed ? ops_initialise_unused("options.seed", "SHARDD_FROM_ROOT", err) : 0;
 	case SHARDD_FROM_OWN:
 		if (o->root || o->seed)
-			return initialise_unused(o->root ? "options.root" : "options.seed",
-						 "SHARDD_FROM_OWN", err);
+			return ops_initialise_unused(o->root ? "options.root" : "options.seed",
+						     "SHARDD_FROM_OWN", err);
 		return 0;
 	}
 	return error_set(err, SHARDD_INVALID_ARGUMENT, "options.from",
@@ -129,7 +130,7 @@ int shardd_submit_init(shardd_client *c, const struct shardd_init_options *optio
 	Shardd__V1__Own own = SHARDD__V1__OWN__INIT;
 	struct shardd_init_options room;
 	const struct shardd_init_options *o = OPTIONS_READ(options, &room, err);
-	int r = o ? initialise_check(o, err) : -SHARDD_INVALID_ARGUMENT;
+	int r = o ? ops_initialise_check(o, err) : -SHARDD_INVALID_ARGUMENT;
 
 	if (r < 0)
 		return r;
@@ -192,7 +193,7 @@ int shardd_submit_gradient(shardd_client *c, const struct shardd_gradient_option
 }
 
 /* Options that exclude each other, and lists without a pointer. */
-static int reduce_check(const struct shardd_reduce_options *o, struct shardd_error *err)
+static int ops_reduce_check(const struct shardd_reduce_options *o, struct shardd_error *err)
 {
 	if (o->n_unused && !o->unused)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.unused",
@@ -214,7 +215,7 @@ int shardd_submit_reduce(shardd_client *c, const struct shardd_reduce_options *o
 
 	if (!o)
 		return -SHARDD_INVALID_ARGUMENT;
-	r = reduce_check(o, err);
+	r = ops_reduce_check(o, err);
 	if (r < 0)
 		return r;
 	q.unit = o->unit;

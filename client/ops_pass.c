@@ -6,8 +6,8 @@
 
 static_assert((int)SHARDD_BACKWARD == SHARDD__V1__PASS__PASS_BACKWARD, "passes");
 
-static void begin_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			 const Shardd__V1__Placement **ret_place)
+static void ops_pass_begin_result(const ProtobufCMessage *m, struct shardd_result *ret,
+				  const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__BeginPassResponse *reply = (const Shardd__V1__BeginPassResponse *)m;
 
@@ -15,15 +15,15 @@ static void begin_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	*ret_place = reply->place;
 }
 
-static void end_result(const ProtobufCMessage *m, struct shardd_result *ret,
-		       const Shardd__V1__Placement **ret_place)
+static void ops_pass_end_result(const ProtobufCMessage *m, struct shardd_result *ret,
+				const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
 	ret->kept = ((const Shardd__V1__EndPassResponse *)m)->kept;
 }
 
-OP(begin_pass, BeginPass, begin_pass, begin_result);
-OP(end_pass, EndPass, end_pass, end_result);
+OP(begin_pass, BeginPass, begin_pass, ops_pass_begin_result);
+OP(end_pass, EndPass, end_pass, ops_pass_end_result);
 OP(set_reshard, SetReshard, set_reshard, NULL);
 OP(set_prefetch, SetPrefetch, set_prefetch, NULL);
 OP(set_factors, SetFactors, set_factors, NULL);
@@ -57,7 +57,7 @@ int shardd_submit_end_pass(shardd_client *c, const struct shardd_end_pass_option
 	return op_submit(c, &end_pass, &q.base, t, err);
 }
 
-static int pass_check_units(const shardd_unit *units, size_t n, struct shardd_error *err)
+static int ops_pass_check_units(const shardd_unit *units, size_t n, struct shardd_error *err)
 {
 	if (units || !n)
 		return 0;
@@ -75,7 +75,7 @@ int shardd_submit_set_reshard(shardd_client *c, const struct shardd_set_reshard_
 
 	if (!o)
 		return -SHARDD_INVALID_ARGUMENT;
-	r = pass_check_units(o->units, o->n_units, err);
+	r = ops_pass_check_units(o->units, o->n_units, err);
 	if (r < 0)
 		return r;
 	q.units = (uint32_t *)o->units;
@@ -94,7 +94,7 @@ int shardd_submit_set_prefetch(shardd_client *c, const struct shardd_set_prefetc
 
 	if (!o)
 		return -SHARDD_INVALID_ARGUMENT;
-	r = pass_check_units(o->units, o->n_units, err);
+	r = ops_pass_check_units(o->units, o->n_units, err);
 	if (r < 0)
 		return r;
 	q.unit = o->unit;

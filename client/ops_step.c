@@ -11,22 +11,22 @@
 static_assert((int)SHARDD_CLIP_TORCH == SHARDD__V1__CLIP_PROFILE__CLIP_PROFILE_TORCH,
 	      "clip profiles");
 
-static void clip_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			const Shardd__V1__Placement **ret_place)
+static void ops_step_clip_result(const ProtobufCMessage *m, struct shardd_result *ret,
+				 const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
 	ret->total_norm = ((const Shardd__V1__ClipGradNormResponse *)m)->total_norm;
 }
 
-static void unscale_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			   const Shardd__V1__Placement **ret_place)
+static void ops_step_unscale_result(const ProtobufCMessage *m, struct shardd_result *ret,
+				    const Shardd__V1__Placement **ret_place)
 {
 	(void)ret_place;
 	ret->found_inf = ((const Shardd__V1__UnscaleResponse *)m)->found_inf;
 }
 
-static void step_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			const Shardd__V1__Placement **ret_place)
+static void ops_step_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			    const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__StepResponse *reply = (const Shardd__V1__StepResponse *)m;
 
@@ -37,8 +37,8 @@ static void step_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	ret->total_norm = reply->total_norm;
 }
 
-static void next_shard_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			      const Shardd__V1__Placement **ret_place)
+static void ops_step_next_shard_result(const ProtobufCMessage *m, struct shardd_result *ret,
+				       const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__NextShardResponse *reply = (const Shardd__V1__NextShardResponse *)m;
 
@@ -48,23 +48,23 @@ static void next_shard_result(const ProtobufCMessage *m, struct shardd_result *r
 	*ret_place = reply->place;
 }
 
-static int next_shard_keep(struct shardd_client *c, const ProtobufCMessage *m,
-			   struct shardd_error *err)
+static int ops_step_next_shard_keep(struct shardd_client *c, const ProtobufCMessage *m,
+				    struct shardd_error *err)
 {
 	return places_take_pieces(&c->places, (const Shardd__V1__NextShardResponse *)m, err);
 }
 
-OP(clip_grad_norm, ClipGradNorm, clip_grad_norm, clip_result);
+OP(clip_grad_norm, ClipGradNorm, clip_grad_norm, ops_step_clip_result);
 OP(clip_grad_value, ClipGradValue, clip_grad_value, NULL);
-OP(unscale, Unscale, unscale, unscale_result);
-OP(step, Step, step, step_result);
+OP(unscale, Unscale, unscale, ops_step_unscale_result);
+OP(step, Step, step, ops_step_result);
 OP(plan_backward, PlanBackward, plan_backward, NULL);
-OP_KEEPING(next_shard, NextShard, next_shard, next_shard_result, next_shard_keep);
+OP_KEEPING(next_shard, NextShard, next_shard, ops_step_next_shard_result, ops_step_next_shard_keep);
 OP(shard_done, ShardDone, shard_done, NULL);
 
 /* -------------------------------------------------------------------- clipping */
 
-static int clip_check_units(const struct shardd_clip_options *o, struct shardd_error *err)
+static int ops_step_clip_check_units(const struct shardd_clip_options *o, struct shardd_error *err)
 {
 	if (!o->n_units || o->units)
 		return 0;
@@ -73,8 +73,8 @@ static int clip_check_units(const struct shardd_clip_options *o, struct shardd_e
 }
 
 /* By value: what belongs to the norm is refused. */
-static int clip_values(shardd_client *c, const struct shardd_clip_options *o, shardd_ticket *t,
-		       struct shardd_error *err)
+static int ops_step_clip_values(shardd_client *c, const struct shardd_clip_options *o,
+				shardd_ticket *t, struct shardd_error *err)
 {
 	Shardd__V1__ClipGradValueRequest q = SHARDD__V1__CLIP_GRAD_VALUE_REQUEST__INIT;
 
@@ -97,12 +97,12 @@ int shardd_submit_clip(shardd_client *c, const struct shardd_clip_options *optio
 	Shardd__V1__ClipGradNormRequest q = SHARDD__V1__CLIP_GRAD_NORM_REQUEST__INIT;
 	struct shardd_clip_options room;
 	const struct shardd_clip_options *o = OPTIONS_READ(options, &room, err);
-	int r = o ? clip_check_units(o, err) : -SHARDD_INVALID_ARGUMENT;
+	int r = o ? ops_step_clip_check_units(o, err) : -SHARDD_INVALID_ARGUMENT;
 
 	if (r < 0)
 		return r;
 	if (o->by_value)
-		return clip_values(c, o, t, err);
+		return ops_step_clip_values(c, o, t, err);
 	if (o->value != 0)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.value",
 				 "value is %g, but by_value is not set: set it, or leave value 0",
@@ -162,8 +162,8 @@ int shardd_submit_step(shardd_client *c, const struct shardd_step_options *optio
 
 /* ----------------------------------------------------------------- in backward */
 
-static int plan_clip(const struct shardd_clip_options *options,
-		     Shardd__V1__PlanBackwardRequest__Clip *to, struct shardd_error *err)
+static int ops_step_plan_clip(const struct shardd_clip_options *options,
+			      Shardd__V1__PlanBackwardRequest__Clip *to, struct shardd_error *err)
 {
 	struct shardd_clip_options room;
 	const struct shardd_clip_options *o = OPTIONS_READ(options, &room, err);
@@ -192,7 +192,7 @@ int shardd_submit_plan_backward(shardd_client *c,
 	int r = o ? 0 : -SHARDD_INVALID_ARGUMENT;
 
 	if (r == 0 && o->clip)
-		r = plan_clip(o->clip, &clip, err);
+		r = ops_step_plan_clip(o->clip, &clip, err);
 	if (r == 0)
 		r = settings_out(o->settings, o->n_settings, &q.settings, err);
 	if (r < 0)

@@ -4,8 +4,8 @@
 #include "op.h"
 #include "options.h"
 
-static void summon_result(const ProtobufCMessage *m, struct shardd_result *ret,
-			  const Shardd__V1__Placement **ret_place)
+static void ops_summon_result(const ProtobufCMessage *m, struct shardd_result *ret,
+			      const Shardd__V1__Placement **ret_place)
 {
 	const Shardd__V1__SummonFullResponse *reply = (const Shardd__V1__SummonFullResponse *)m;
 
@@ -13,12 +13,13 @@ static void summon_result(const ProtobufCMessage *m, struct shardd_result *ret,
 	*ret_place = reply->place;
 }
 
-static int summon_keep(struct shardd_client *c, const ProtobufCMessage *m, struct shardd_error *err)
+static int ops_summon_keep(struct shardd_client *c, const ProtobufCMessage *m,
+			   struct shardd_error *err)
 {
 	return places_take_steps(&c->places, (const Shardd__V1__SummonFullResponse *)m, err);
 }
 
-OP_KEEPING(summon, SummonFull, summon_full, summon_result, summon_keep);
+OP_KEEPING(summon, SummonFull, summon_full, ops_summon_result, ops_summon_keep);
 OP(return_full, ReturnFull, return_full, NULL);
 
 int shardd_submit_summon(shardd_client *c, const struct shardd_summon_options *options,

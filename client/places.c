@@ -15,7 +15,7 @@ void places_init(struct places *p)
 	pthread_mutex_init(&p->lock, NULL);
 }
 
-static void unit_deinit(struct places_unit *u)
+static void places_unit_deinit(struct places_unit *u)
 {
 	free(u->tensors);
 	free(u->pieces);
@@ -27,14 +27,14 @@ static void unit_deinit(struct places_unit *u)
 void places_deinit(struct places *p)
 {
 	for (size_t i = 0; i < p->n; i++)
-		unit_deinit(&p->units[i]);
+		places_unit_deinit(&p->units[i]);
 	free(p->units);
 	p->units = NULL;
 	p->n = 0;
 	pthread_mutex_destroy(&p->lock);
 }
 
-static int grow(struct places *p, size_t n)
+static int places_grow(struct places *p, size_t n)
 {
 	struct places_unit *grown;
 
@@ -50,7 +50,7 @@ static int grow(struct places *p, size_t n)
 	return 0;
 }
 
-static int fill(struct places_unit *u, const Shardd__V1__RegisteredUnit *m)
+static int places_fill(struct places_unit *u, const Shardd__V1__RegisteredUnit *m)
 {
 	u->tensors = malloc((m->n_tensors + 1) * sizeof(*u->tensors) +
 			    m->n_buffers * sizeof(*u->buffers));
@@ -73,15 +73,16 @@ static int fill(struct places_unit *u, const Shardd__V1__RegisteredUnit *m)
 	return 0;
 }
 
-static int take_one(struct places *p, const Shardd__V1__RegisteredUnit *m)
+static int places_take_one(struct places *p, const Shardd__V1__RegisteredUnit *m)
 {
 	struct places_unit u = { 0 };
 
-	if (!m->unit || m->unit > MAX_UNITS || grow(p, m->unit) < 0 || fill(&u, m) < 0) {
-		unit_deinit(&u);
+	if (!m->unit || m->unit > MAX_UNITS || places_grow(p, m->unit) < 0 ||
+	    places_fill(&u, m) < 0) {
+		places_unit_deinit(&u);
 		return -1;
 	}
-	unit_deinit(&p->units[m->unit - 1]);
+	places_unit_deinit(&p->units[m->unit - 1]);
 	p->units[m->unit - 1] = u;
 	return 0;
 }
@@ -93,14 +94,14 @@ int places_take(struct places *p, Shardd__V1__RegisteredUnit *const *units, size
 
 	pthread_mutex_lock(&p->lock);
 	for (size_t i = 0; r == 0 && i < n; i++)
-		r = take_one(p, units[i]);
+		r = places_take_one(p, units[i]);
 	pthread_mutex_unlock(&p->lock);
 	return r < 0 ? error_memory(err) : 0;
 }
 
 /* Called with the lock held. Return: 0 or a negative shardd_code. */
-static int find(struct places *p, shardd_unit u, const struct places_unit **ret,
-		struct shardd_error *err)
+static int places_find(struct places *p, shardd_unit u, const struct places_unit **ret,
+		       struct shardd_error *err)
 {
 	if (!u || u > p->n || !p->units[u - 1].tensors)
 		return error_set(err, SHARDD_NOT_FOUND, "unit",
@@ -112,7 +113,7 @@ static int find(struct places *p, shardd_unit u, const struct places_unit **ret,
 /* Note of a unit what a reply says of it. Return: 0, or -1 for want of memory. */
 typedef int (*fill_fn)(struct places_unit *u, const void *reply);
 
-static int fill_pieces(struct places_unit *u, const void *data)
+static int places_fill_pieces(struct places_unit *u, const void *data)
 {
 	const Shardd__V1__NextShardResponse *reply = data;
 	struct shardd_shard_piece *pieces = calloc(reply->n_pieces + 1, sizeof(*pieces));
@@ -133,8 +134,8 @@ static int fill_pieces(struct places_unit *u, const void *data)
 }
 
 /* A unit that another client registered needs no places here. */
-static int take(struct places *p, uint32_t unit, fill_fn note, const void *reply,
-		struct shardd_error *err)
+static int places_take_reply(struct places *p, uint32_t unit, fill_fn note, const void *reply,
+			     struct shardd_error *err)
 {
 	int r = 0;
 
@@ -148,19 +149,19 @@ static int take(struct places *p, uint32_t unit, fill_fn note, const void *reply
 int places_take_pieces(struct places *p, const Shardd__V1__NextShardResponse *reply,
 		       struct shardd_error *err)
 {
-	return take(p, reply->unit, fill_pieces, reply, err);
+	return places_take_reply(p, reply->unit, places_fill_pieces, reply, err);
 }
 
 /* Tensors for which a reply has a bit. */
 #define BITS 4096u
 
-static bool has_bit(const ProtobufCBinaryData *bits, size_t i)
+static bool places_has_bit(const ProtobufCBinaryData *bits, size_t i)
 {
 	return i / 8 < bits->len && (bits->data[i / 8] >> i % 8 & 1);
 }
 
 /* Those behind the bits are only unused if all are. */
-static int fill_unused(struct places_unit *u, const void *data)
+static int places_fill_unused(struct places_unit *u, const void *data)
 {
 	const Shardd__V1__ReduceResponse *reply = data;
 	bool *unused = NULL;
@@ -171,7 +172,7 @@ static int fill_unused(struct places_unit *u, const void *data)
 			return -1;
 	}
 	for (size_t i = 0; unused && i < u->n_tensors; i++)
-		unused[i] = i < BITS ? has_bit(&reply->unused_bits, i) : reply->unused;
+		unused[i] = i < BITS ? places_has_bit(&reply->unused_bits, i) : reply->unused;
 	free(u->unused);
 	u->unused = unused;
 	return 0;
@@ -180,10 +181,10 @@ static int fill_unused(struct places_unit *u, const void *data)
 int places_take_unused(struct places *p, const Shardd__V1__ReduceResponse *reply,
 		       struct shardd_error *err)
 {
-	return take(p, reply->unit, fill_unused, reply, err);
+	return places_take_reply(p, reply->unit, places_fill_unused, reply, err);
 }
 
-static int fill_steps(struct places_unit *u, const void *data)
+static int places_fill_steps(struct places_unit *u, const void *data)
 {
 	const Shardd__V1__SummonFullResponse *reply = data;
 	uint64_t *steps = calloc(u->n_tensors + 1, sizeof(*steps));
@@ -201,7 +202,7 @@ static int fill_steps(struct places_unit *u, const void *data)
 int places_take_steps(struct places *p, const Shardd__V1__SummonFullResponse *reply,
 		      struct shardd_error *err)
 {
-	return take(p, reply->unit, fill_steps, reply, err);
+	return places_take_reply(p, reply->unit, places_fill_steps, reply, err);
 }
 
 /* A list of a unit, for the caller. */
@@ -212,23 +213,23 @@ struct list_of {
 	const void *entries;
 };
 
-static struct list_of tensors_of(const struct places_unit *u)
+static struct list_of places_tensors_of(const struct places_unit *u)
 {
 	return (struct list_of){ "tensors", sizeof(*u->tensors), u->n_tensors, u->tensors };
 }
 
-static struct list_of buffers_of(const struct places_unit *u)
+static struct list_of places_buffers_of(const struct places_unit *u)
 {
 	return (struct list_of){ "buffers", sizeof(*u->buffers), u->n_buffers, u->buffers };
 }
 
-static struct list_of steps_of(const struct places_unit *u)
+static struct list_of places_steps_of(const struct places_unit *u)
 {
 	return (struct list_of){ "tensors with steps", sizeof(*u->steps),
 				 u->steps ? u->n_tensors : 0, u->steps };
 }
 
-static int copy(const struct list_of *from, void *ret, size_t n, struct shardd_error *err)
+static int places_copy(const struct list_of *from, void *ret, size_t n, struct shardd_error *err)
 {
 	if (n != from->n || (n && !ret))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "n",
@@ -239,8 +240,9 @@ static int copy(const struct list_of *from, void *ret, size_t n, struct shardd_e
 	return 0;
 }
 
-static int give(shardd_client *c, shardd_unit u, struct list_of (*of)(const struct places_unit *),
-		void *ret, size_t n, struct shardd_error *err)
+static int places_give(shardd_client *c, shardd_unit u,
+		       struct list_of (*of)(const struct places_unit *), void *ret, size_t n,
+		       struct shardd_error *err)
 {
 	const struct places_unit *pu = NULL;
 	int r = client_check(c, err);
@@ -248,11 +250,11 @@ static int give(shardd_client *c, shardd_unit u, struct list_of (*of)(const stru
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&c->places.lock);
-	r = find(&c->places, u, &pu, err);
+	r = places_find(&c->places, u, &pu, err);
 	if (r == 0) {
 		struct list_of list = of(pu);
 
-		r = copy(&list, ret, n, err);
+		r = places_copy(&list, ret, n, err);
 	}
 	pthread_mutex_unlock(&c->places.lock);
 	return r;
@@ -261,19 +263,19 @@ static int give(shardd_client *c, shardd_unit u, struct list_of (*of)(const stru
 int shardd_tensor_places(shardd_client *c, shardd_unit u, struct shardd_tensor_place *ret, size_t n,
 			 struct shardd_error *err)
 {
-	return give(c, u, tensors_of, ret, n, err);
+	return places_give(c, u, places_tensors_of, ret, n, err);
 }
 
 int shardd_buffer_places(shardd_client *c, shardd_unit u, struct shardd_buffer_place *ret, size_t n,
 			 struct shardd_error *err)
 {
-	return give(c, u, buffers_of, ret, n, err);
+	return places_give(c, u, places_buffers_of, ret, n, err);
 }
 
 int shardd_unit_steps(shardd_client *c, shardd_unit u, uint64_t *ret, size_t n,
 		      struct shardd_error *err)
 {
-	return give(c, u, steps_of, ret, n, err);
+	return places_give(c, u, places_steps_of, ret, n, err);
 }
 
 int shardd_unit_unused(shardd_client *c, shardd_unit u, bool *ret, size_t n,
@@ -285,7 +287,7 @@ int shardd_unit_unused(shardd_client *c, shardd_unit u, bool *ret, size_t n,
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&c->places.lock);
-	r = find(&c->places, u, &pu, err);
+	r = places_find(&c->places, u, &pu, err);
 	if (r == 0 && (n != pu->n_tensors || !ret))
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "n",
 			      "there is room for %zu tensors: the unit has %zu", ret ? n : 0,
@@ -308,7 +310,7 @@ int shardd_shard_pieces(shardd_client *c, shardd_unit u, struct shardd_shard_pie
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL, but n is %zu",
 				 n);
 	pthread_mutex_lock(&c->places.lock);
-	r = find(&c->places, u, &pu, err);
+	r = places_find(&c->places, u, &pu, err);
 	if (r == 0) {
 		if (ret && pu->n_pieces)
 			memcpy(ret, pu->pieces,

@@ -37,7 +37,7 @@ struct shardd_reader {
 	bool told; /* of @all */
 };
 
-static void listing_deinit(struct listing *l)
+static void reader_listing_deinit(struct listing *l)
 {
 	for (size_t i = 0; i < l->n_pages; i++)
 		protobuf_c_message_free_unpacked(l->pages[i], NULL);
@@ -51,7 +51,7 @@ static struct shardd_reader *reader_free(struct shardd_reader *r)
 {
 	if (!r)
 		return NULL;
-	listing_deinit(&r->all);
+	reader_listing_deinit(&r->all);
 	free(r->job);
 	r->magic = 0;
 	free(r);
@@ -63,7 +63,7 @@ static void reader_freep(struct shardd_reader **r)
 	*r = reader_free(*r);
 }
 
-static int check(const struct shardd_reader *r, struct shardd_error *err)
+static int reader_check(const struct shardd_reader *r, struct shardd_error *err)
 {
 	if (!r)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "reader", "the reader is NULL");
@@ -73,13 +73,13 @@ static int check(const struct shardd_reader *r, struct shardd_error *err)
 
 /* ---------------------------------------------------------------------- units */
 
-static const Shardd__V1__ReadJobResponse *page(const struct listing *l, size_t i)
+static const Shardd__V1__ReadJobResponse *reader_page(const struct listing *l, size_t i)
 {
 	return (const Shardd__V1__ReadJobResponse *)l->pages[i];
 }
 
-static int fetch_page(struct shardd_reader *r, struct listing *l, uint32_t first,
-		      struct shardd_error *err)
+static int reader_fetch_page(struct shardd_reader *r, struct listing *l, uint32_t first,
+			     struct shardd_error *err)
 {
 	Shardd__V1__ReadJobRequest request = SHARDD__V1__READ_JOB_REQUEST__INIT;
 	ProtobufCMessage **grown = realloc(l->pages, (l->n_pages + 1) * sizeof(*grown));
@@ -99,30 +99,30 @@ static int fetch_page(struct shardd_reader *r, struct listing *l, uint32_t first
 }
 
 /* All answers, if they are of one generation. Return: 1: they are not. */
-static int fetch_pages(struct shardd_reader *r, struct listing *l, struct shardd_error *err)
+static int reader_fetch_pages(struct shardd_reader *r, struct listing *l, struct shardd_error *err)
 {
 	uint32_t next = 0;
 
 	do {
 		const Shardd__V1__ReadJobResponse *p;
-		int e = fetch_page(r, l, next, err);
+		int e = reader_fetch_page(r, l, next, err);
 
 		if (e < 0)
 			return e;
-		p = page(l, l->n_pages - 1);
+		p = reader_page(l, l->n_pages - 1);
 		if (p->next && p->next <= next)
 			return error_set(err, SHARDD_INTERNAL, NULL,
 					 "the daemon lists unit %u after unit %u", p->next, next);
-		if (p->generation != page(l, 0)->generation)
+		if (p->generation != reader_page(l, 0)->generation)
 			return 1;
 		next = p->next;
 	} while (next);
-	l->generation = page(l, 0)->generation;
+	l->generation = reader_page(l, 0)->generation;
 	return 0;
 }
 
-static int take_tensor(struct shardd_reader *r, const Shardd__V1__ReadTensor *m,
-		       struct shardd_read_tensor *t, struct shardd_error *err)
+static int reader_take_tensor(struct shardd_reader *r, const Shardd__V1__ReadTensor *m,
+			      struct shardd_read_tensor *t, struct shardd_error *err)
 {
 	struct map_place place = { .slab = m->slab,
 				   .offset = m->offset,
@@ -147,27 +147,27 @@ static int take_tensor(struct shardd_reader *r, const Shardd__V1__ReadTensor *m,
 	return 0;
 }
 
-static int make_room(struct listing *l)
+static int reader_make_room(struct listing *l)
 {
 	size_t units = 0, tensors = 0;
 
 	for (size_t i = 0; i < l->n_pages; i++) {
-		units += page(l, i)->n_units;
-		for (size_t k = 0; k < page(l, i)->n_units; k++)
-			tensors += page(l, i)->units[k]->n_tensors;
+		units += reader_page(l, i)->n_units;
+		for (size_t k = 0; k < reader_page(l, i)->n_units; k++)
+			tensors += reader_page(l, i)->units[k]->n_tensors;
 	}
 	l->units = calloc(units + 1, sizeof(*l->units));
 	l->tensors = calloc(tensors + 1, sizeof(*l->tensors));
 	return l->units && l->tensors ? 0 : -1;
 }
 
-static int take_unit(struct shardd_reader *r, struct listing *l, const Shardd__V1__ReadUnit *m,
-		     struct shardd_error *err)
+static int reader_take_unit(struct shardd_reader *r, struct listing *l,
+			    const Shardd__V1__ReadUnit *m, struct shardd_error *err)
 {
 	struct shardd_read_tensor *first = &l->tensors[l->n_tensors];
 
 	for (size_t i = 0; i < m->n_tensors; i++) {
-		int e = take_tensor(r, m->tensors[i], &first[i], err);
+		int e = reader_take_tensor(r, m->tensors[i], &first[i], err);
 
 		if (e < 0)
 			return e;
@@ -178,13 +178,13 @@ static int take_unit(struct shardd_reader *r, struct listing *l, const Shardd__V
 	return 0;
 }
 
-static int take_pages(struct shardd_reader *r, struct listing *l, struct shardd_error *err)
+static int reader_take_pages(struct shardd_reader *r, struct listing *l, struct shardd_error *err)
 {
-	if (make_room(l) < 0)
+	if (reader_make_room(l) < 0)
 		return error_memory(err);
 	for (size_t i = 0; i < l->n_pages; i++)
-		for (size_t k = 0; k < page(l, i)->n_units; k++) {
-			int e = take_unit(r, l, page(l, i)->units[k], err);
+		for (size_t k = 0; k < reader_page(l, i)->n_units; k++) {
+			int e = reader_take_unit(r, l, reader_page(l, i)->units[k], err);
 
 			if (e < 0)
 				return e;
@@ -193,26 +193,26 @@ static int take_pages(struct shardd_reader *r, struct listing *l, struct shardd_
 }
 
 /* Replaces what is known. */
-static int list_units(struct shardd_reader *r, struct shardd_error *err)
+static int reader_list_units(struct shardd_reader *r, struct shardd_error *err)
 {
 	struct listing l = { 0 };
 	int e = 1;
 
 	for (unsigned i = 0; e > 0 && i < MOST_LISTINGS; i++) {
-		listing_deinit(&l);
-		e = fetch_pages(r, &l, err);
+		reader_listing_deinit(&l);
+		e = reader_fetch_pages(r, &l, err);
 	}
 	if (e > 0)
 		e = error_set(err, SHARDD_UNAVAILABLE, NULL,
 			      "the units of job '%s' changed while they were listed: try again",
 			      r->job);
 	if (e == 0)
-		e = take_pages(r, &l, err);
+		e = reader_take_pages(r, &l, err);
 	if (e < 0) {
-		listing_deinit(&l);
+		reader_listing_deinit(&l);
 		return e;
 	}
-	listing_deinit(&r->all);
+	reader_listing_deinit(&r->all);
 	r->all = l;
 	r->told = false;
 	return 0;
@@ -241,14 +241,14 @@ int shardd_reader_open(shardd_client *c, const char *job, shardd_reader **ret,
 		return error_memory(err);
 	r->magic = READER_MAGIC;
 	r->c = c;
-	e = list_units(r, err);
+	e = reader_list_units(r, err);
 	if (e < 0)
 		return e;
 	*ret = STEAL_PTR(r);
 	return 0;
 }
 
-static int release(struct shardd_reader *r, struct shardd_error *err)
+static int reader_release(struct shardd_reader *r, struct shardd_error *err)
 {
 	Shardd__V1__ReleaseStepRequest request = SHARDD__V1__RELEASE_STEP_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
@@ -262,17 +262,17 @@ void shardd_reader_close(shardd_reader *r)
 {
 	struct shardd_error ignored;
 
-	if (!r || check(r, NULL) < 0)
+	if (!r || reader_check(r, NULL) < 0)
 		return;
 	if (r->held)
-		(void)release(r, &ignored);
+		(void)reader_release(r, &ignored);
 	reader_free(r);
 }
 
 /* ---------------------------------------------------------------------- holds */
 
-static int ask(struct shardd_reader *r, uint32_t hold_ms, uint32_t timeout_ms,
-	       ProtobufCMessage **ret, struct shardd_error *err)
+static int reader_ask(struct shardd_reader *r, uint32_t hold_ms, uint32_t timeout_ms,
+		      ProtobufCMessage **ret, struct shardd_error *err)
 {
 	Shardd__V1__HoldStepRequest request = SHARDD__V1__HOLD_STEP_REQUEST__INIT;
 	uint32_t longest = INT32_MAX - GRACE_MS;
@@ -288,7 +288,7 @@ static int ask(struct shardd_reader *r, uint32_t hold_ms, uint32_t timeout_ms,
 			    ret, err);
 	if (e ==
 	    -SHARDD_DEADLINE_EXCEEDED) /* perhaps of the call alone, and it was granted since */
-		(void)release(r, &ignored);
+		(void)reader_release(r, &ignored);
 	return e;
 }
 
@@ -301,19 +301,19 @@ int shardd_reader_hold(shardd_reader *r, uint32_t hold_ms, uint32_t timeout_ms,
 	int e;
 
 	err = err ? err : &scratch;
-	e = check(r, err);
+	e = reader_check(r, err);
 	if (e == 0 && !ret)
 		e = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
 	if (e == 0)
-		e = ask(r, hold_ms, timeout_ms, &message, err);
+		e = reader_ask(r, hold_ms, timeout_ms, &message, err);
 	if (e < 0)
 		return e;
 	r->held = true;
 	reply = (const Shardd__V1__HoldStepResponse *)message;
 	if (reply->generation != r->all.generation)
-		e = list_units(r, err);
+		e = reader_list_units(r, err);
 	if (e < 0) {
-		(void)release(r, &ignored);
+		(void)reader_release(r, &ignored);
 		return e;
 	}
 	*ret = (struct shardd_snapshot){ .step = reply->step,
@@ -331,6 +331,6 @@ int shardd_reader_release(shardd_reader *r, struct shardd_error *err)
 	int e;
 
 	err = err ? err : &scratch;
-	e = check(r, err);
-	return e < 0 ? e : release(r, err);
+	e = reader_check(r, err);
+	return e < 0 ? e : reader_release(r, err);
 }

@@ -51,7 +51,7 @@ struct model {
 /* Key and length of an entry of a list, at most. */
 #define ENTRY_BYTES 11u
 
-static void model_deinit(struct model *m)
+static void register_model_deinit(struct model *m)
 {
 	free(m->unit.spec.tensors);
 	free(m->unit.tensors);
@@ -64,7 +64,7 @@ static void model_deinit(struct model *m)
 }
 
 /* Make the array at @at one of @n elements. What was there is lost. */
-static bool renew(void *at, size_t n, size_t size)
+static bool register_renew(void *at, size_t n, size_t size)
 {
 	void **array = at;
 
@@ -73,8 +73,8 @@ static bool renew(void *at, size_t n, size_t size)
 	return *array;
 }
 
-__attribute__((format(printf, 2, 3))) static int is_null(struct shardd_error *err,
-							 const char *format, ...)
+__attribute__((format(printf, 2, 3))) static int register_is_null(struct shardd_error *err,
+								  const char *format, ...)
 {
 	char field[96];
 	va_list ap;
@@ -85,13 +85,13 @@ __attribute__((format(printf, 2, 3))) static int is_null(struct shardd_error *er
 	return error_set(err, SHARDD_INVALID_ARGUMENT, field, "%s is NULL", field);
 }
 
-static int tensor_convert(const struct shardd_tensor *from, size_t unit, size_t index,
-			  Shardd__V1__TensorSpec *to, Shardd__V1__Init *init,
-			  struct shardd_error *err)
+static int register_tensor_convert(const struct shardd_tensor *from, size_t unit, size_t index,
+				   Shardd__V1__TensorSpec *to, Shardd__V1__Init *init,
+				   struct shardd_error *err)
 {
 	if (!from->name || (from->dims && !from->shape))
-		return is_null(err, "units[%zu].tensors[%zu].%s", unit, index,
-			       from->name ? "shape" : "name");
+		return register_is_null(err, "units[%zu].tensors[%zu].%s", unit, index,
+					from->name ? "shape" : "name");
 	shardd__v1__init__init(init);
 	init->kind = (Shardd__V1__Init__Kind)(from->init ? from->init : SHARDD_INIT_CONSTANT);
 	init->a = from->init ? from->a : 0;
@@ -109,7 +109,8 @@ static int tensor_convert(const struct shardd_tensor *from, size_t unit, size_t 
 	return 0;
 }
 
-static void settings_convert(const struct shardd_tensor *from, Shardd__V1__TensorOptimizer *to)
+static void register_settings_convert(const struct shardd_tensor *from,
+				      Shardd__V1__TensorOptimizer *to)
 {
 	shardd__v1__tensor_optimizer__init(to);
 	if (from->has_weight_decay) {
@@ -124,63 +125,64 @@ static void settings_convert(const struct shardd_tensor *from, Shardd__V1__Tenso
 	}
 }
 
-static int tensor_room(struct unit *u, size_t n)
+static int register_tensor_room(struct unit *u, size_t n)
 {
 	if (n <= u->tensor_room)
 		return 0;
 	u->tensor_room = 0;
-	if (!renew(&u->tensors, n, sizeof(*u->tensors)) ||
-	    !renew(&u->inits, n, sizeof(*u->inits)) ||
-	    !renew(&u->settings, n, sizeof(*u->settings)) ||
-	    !renew(&u->spec.tensors, n, sizeof(*u->spec.tensors)))
+	if (!register_renew(&u->tensors, n, sizeof(*u->tensors)) ||
+	    !register_renew(&u->inits, n, sizeof(*u->inits)) ||
+	    !register_renew(&u->settings, n, sizeof(*u->settings)) ||
+	    !register_renew(&u->spec.tensors, n, sizeof(*u->spec.tensors)))
 		return -1;
 	u->tensor_room = n;
 	return 0;
 }
 
-static int buffer_room(struct unit *u, size_t n)
+static int register_buffer_room(struct unit *u, size_t n)
 {
 	if (n <= u->buffer_room)
 		return 0;
 	u->buffer_room = 0;
-	if (!renew(&u->buffers, n, sizeof(*u->buffers)) ||
-	    !renew(&u->spec.buffers, n, sizeof(*u->spec.buffers)))
+	if (!register_renew(&u->buffers, n, sizeof(*u->buffers)) ||
+	    !register_renew(&u->spec.buffers, n, sizeof(*u->spec.buffers)))
 		return -1;
 	u->buffer_room = n;
 	return 0;
 }
 
-static int tensors_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
-			   struct shardd_error *err)
+static int register_tensors_convert(const struct shardd_unit_spec *from, size_t index,
+				    struct unit *u, struct shardd_error *err)
 {
 	size_t n = from->n_tensors;
 	int r = 0;
 
-	if (tensor_room(u, n + 1) < 0)
+	if (register_tensor_room(u, n + 1) < 0)
 		return error_memory(err);
 	u->spec.n_tensors = n;
 	for (size_t i = 0; i < n && r == 0; i++) {
 		u->spec.tensors[i] = &u->tensors[i];
-		r = tensor_convert(&from->tensors[i], index, i, &u->tensors[i], &u->inits[i], err);
-		settings_convert(&from->tensors[i], &u->settings[i]);
+		r = register_tensor_convert(&from->tensors[i], index, i, &u->tensors[i],
+					    &u->inits[i], err);
+		register_settings_convert(&from->tensors[i], &u->settings[i]);
 		u->tensors[i].optimizer = &u->settings[i];
 	}
 	return r;
 }
 
-static int buffers_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
-			   struct shardd_error *err)
+static int register_buffers_convert(const struct shardd_unit_spec *from, size_t index,
+				    struct unit *u, struct shardd_error *err)
 {
 	size_t n = from->n_buffers;
 
-	if (buffer_room(u, n + 1) < 0)
+	if (register_buffer_room(u, n + 1) < 0)
 		return error_memory(err);
 	for (size_t i = 0; i < n; i++) {
 		const struct shardd_buffer *b = &from->buffers[i];
 
 		if (!b->name || (b->dims && !b->shape))
-			return is_null(err, "units[%zu].buffers[%zu].%s", index, i,
-				       b->name ? "shape" : "name");
+			return register_is_null(err, "units[%zu].buffers[%zu].%s", index, i,
+						b->name ? "shape" : "name");
 		shardd__v1__buffer_spec__init(&u->buffers[i]);
 		u->buffers[i].name = (char *)b->name;
 		u->buffers[i].shape = (uint64_t *)b->shape;
@@ -192,14 +194,14 @@ static int buffers_convert(const struct shardd_unit_spec *from, size_t index, st
 	return 0;
 }
 
-static bool optimizer_is_default(const struct shardd_optimizer *o)
+static bool register_optimizer_is_default(const struct shardd_optimizer *o)
 {
 	return !o->complete && o->beta1 == 0 && o->beta2 == 0 && o->eps == 0;
 }
 
 /* { .eps = 1e-6 } says nothing of the betas, and 0 is not what was meant. */
-static int optimizer_check_zeros(const struct shardd_optimizer *o, size_t index,
-				 struct shardd_error *err)
+static int register_optimizer_check_zeros(const struct shardd_optimizer *o, size_t index,
+					  struct shardd_error *err)
 {
 	const char *name = o->beta1 == 0   ? "beta1"
 			   : o->beta2 == 0 ? "beta2"
@@ -207,7 +209,7 @@ static int optimizer_check_zeros(const struct shardd_optimizer *o, size_t index,
 					   : NULL;
 	char field[96];
 
-	if (!name || o->complete || optimizer_is_default(o))
+	if (!name || o->complete || register_optimizer_is_default(o))
 		return 0;
 	snprintf(field, sizeof(field), "units[%zu].optimizer.%s", index, name);
 	return error_set(
@@ -218,7 +220,8 @@ static int optimizer_check_zeros(const struct shardd_optimizer *o, size_t index,
 }
 
 /* A setting that the kind does not use would change nothing. */
-static int optimizer_check(const struct shardd_optimizer *o, size_t index, struct shardd_error *err)
+static int register_optimizer_check(const struct shardd_optimizer *o, size_t index,
+				    struct shardd_error *err)
 {
 	bool adam = o->kind == SHARDD_ADAM || o->kind == SHARDD_ADAMW;
 	bool sgd = o->kind == SHARDD_SGD;
@@ -243,10 +246,11 @@ static int optimizer_check(const struct shardd_optimizer *o, size_t index, struc
 				 "%s is set, but %s does not use it: leave it 0", field,
 				 sgd ? "SHARDD_SGD" : "SHARDD_ADAM and SHARDD_ADAMW");
 	}
-	return adam ? optimizer_check_zeros(o, index, err) : 0;
+	return adam ? register_optimizer_check_zeros(o, index, err) : 0;
 }
 
-static void optimizer_convert(const struct shardd_optimizer *from, Shardd__V1__Optimizer *to)
+static void register_optimizer_convert(const struct shardd_optimizer *from,
+				       Shardd__V1__Optimizer *to)
 {
 	shardd__v1__optimizer__init(to);
 	to->kind = (Shardd__V1__Optimizer__Kind)from->kind;
@@ -262,14 +266,14 @@ static void optimizer_convert(const struct shardd_optimizer *from, Shardd__V1__O
 	to->amsgrad = from->amsgrad;
 	to->maximize = from->maximize;
 	to->dampening = from->dampening;
-	if (from->kind >= SHARDD_ADAMW && optimizer_is_default(from)) {
+	if (from->kind >= SHARDD_ADAMW && register_optimizer_is_default(from)) {
 		to->beta1 = 0.9;
 		to->beta2 = 0.999;
 		to->eps = 1e-8;
 	}
 }
 
-static void choices_convert(const struct shardd_unit_spec *from, Shardd__V1__UnitSpec *to)
+static void register_choices_convert(const struct shardd_unit_spec *from, Shardd__V1__UnitSpec *to)
 {
 	to->layout = (Shardd__V1__Layout)from->layout;
 	to->strategy = (Shardd__V1__Strategy)from->strategy;
@@ -283,8 +287,8 @@ static void choices_convert(const struct shardd_unit_spec *from, Shardd__V1__Uni
 	to->guarded = from->guarded;
 }
 
-static int unit_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
-			struct shardd_error *err)
+static int register_unit_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
+				 struct shardd_error *err)
 {
 	enum shardd_dtype compute = from->compute_dtype ? from->compute_dtype : SHARDD_FP32;
 	Shardd__V1__TensorSpec **tensors = u->spec.tensors;
@@ -296,7 +300,8 @@ static int unit_convert(const struct shardd_unit_spec *from, size_t index, struc
 	u->spec.buffers = buffers;
 	if (!from->name || (from->n_tensors && !from->tensors) ||
 	    (from->n_buffers && !from->buffers))
-		return is_null(err, "units[%zu].%s", index, from->name ? "tensors" : "name");
+		return register_is_null(err, "units[%zu].%s", index,
+					from->name ? "tensors" : "name");
 	u->spec.name = (char *)from->name;
 	u->spec.group = from->group;
 	u->spec.storage_dtype = SHARDD__V1__DTYPE__DTYPE_FP32;
@@ -306,25 +311,27 @@ static int unit_convert(const struct shardd_unit_spec *from, size_t index, struc
 	u->spec.shard_multiple = from->shard_multiple;
 	u->spec.pre_divide = from->pre_divide;
 	u->spec.post_divide = from->post_divide;
-	r = optimizer_check(&from->optimizer, index, err);
+	r = register_optimizer_check(&from->optimizer, index, err);
 	if (r < 0)
 		return r;
-	optimizer_convert(&from->optimizer, &u->optimizer);
+	register_optimizer_convert(&from->optimizer, &u->optimizer);
 	u->spec.optimizer = &u->optimizer;
-	choices_convert(from, &u->spec);
-	r = tensors_convert(from, index, u, err);
-	return r < 0 ? r : buffers_convert(from, index, u, err);
+	register_choices_convert(from, &u->spec);
+	r = register_tensors_convert(from, index, u, err);
+	return r < 0 ? r : register_buffers_convert(from, index, u, err);
 }
 
 /* Element @i of an array whose elements may be longer than those we know. */
-static const struct shardd_unit_spec *spec_at(const struct shardd_unit_spec *units, size_t i)
+static const struct shardd_unit_spec *register_spec_at(const struct shardd_unit_spec *units,
+						       size_t i)
 {
 	return (const struct shardd_unit_spec *)((const char *)units + i * units->size);
 }
 
-static int unit_check_size(const struct shardd_unit_spec *units, size_t i, struct shardd_error *err)
+static int register_unit_check_size(const struct shardd_unit_spec *units, size_t i,
+				    struct shardd_error *err)
 {
-	const struct shardd_unit_spec *from = spec_at(units, i);
+	const struct shardd_unit_spec *from = register_spec_at(units, i);
 	char field[96];
 	int r;
 
@@ -340,7 +347,7 @@ static int unit_check_size(const struct shardd_unit_spec *units, size_t i, struc
 }
 
 /* Append the unit that was converted. */
-static int unit_pack(struct model *m, struct shardd_error *err)
+static int register_unit_pack(struct model *m, struct shardd_error *err)
 {
 	size_t bytes = protobuf_c_message_get_packed_size(&m->unit.spec.base);
 	size_t room = m->room ? m->room : 4096;
@@ -360,17 +367,17 @@ static int unit_pack(struct model *m, struct shardd_error *err)
 	return 0;
 }
 
-static int model_convert(const struct shardd_unit_spec *units, size_t n, struct model *m,
-			 struct shardd_error *err)
+static int register_model_convert(const struct shardd_unit_spec *units, size_t n, struct model *m,
+				  struct shardd_error *err)
 {
 	int r = 0;
 
 	for (size_t i = 0; i < n && r == 0; i++) {
-		r = unit_check_size(units, i, err);
+		r = register_unit_check_size(units, i, err);
 		if (r == 0)
-			r = unit_convert(spec_at(units, i), i, &m->unit, err);
+			r = register_unit_convert(register_spec_at(units, i), i, &m->unit, err);
 		if (r == 0)
-			r = unit_pack(m, err);
+			r = register_unit_pack(m, err);
 	}
 	return r;
 }
@@ -383,8 +390,9 @@ struct registered {
 	struct shardd_unit_info *ret; /* NULL: not wanted */
 };
 
-static int take_units(const struct registered *to, const Shardd__V1__RegisterUnitsResponse *reply,
-		      struct shardd_error *err)
+static int register_take_units(const struct registered *to,
+			       const Shardd__V1__RegisterUnitsResponse *reply,
+			       struct shardd_error *err)
 {
 	if (reply->n_units != to->n)
 		return error_set(err, SHARDD_INTERNAL, NULL,
@@ -401,20 +409,21 @@ static int take_units(const struct registered *to, const Shardd__V1__RegisterUni
 			.packed_elements = reply->units[i]->packed_elements,
 		};
 	for (size_t i = 0; i < to->n && to->c->debug; i++) {
-		const struct shardd_unit_spec *spec = spec_at(to->units, i);
+		const struct shardd_unit_spec *spec = register_spec_at(to->units, i);
 
 		debug_unit(to->c->debug, reply->units[i]->unit, spec->name, spec->group);
 	}
 	return places_take(&to->c->places, reply->units, to->n, err);
 }
 
-static int take_reply(const uint8_t *bytes, size_t n, void *userdata, struct shardd_error *err)
+static int register_take_reply(const uint8_t *bytes, size_t n, void *userdata,
+			       struct shardd_error *err)
 {
 	struct wire_arena arena = WIRE_ARENA_NULL;
 	ProtobufCAllocator allocator = wire_allocator(&arena);
 	Shardd__V1__RegisterUnitsResponse *reply =
 		shardd__v1__register_units_response__unpack(&allocator, n, bytes);
-	int r = reply ? take_units(userdata, reply, err) : RPC_E_REPLY;
+	int r = reply ? register_take_units(userdata, reply, err) : RPC_E_REPLY;
 
 	if (!reply && arena.failed)
 		r = error_memory(err);
@@ -427,19 +436,19 @@ int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size
 {
 	struct registered to = { c, units, n, ret };
 	struct shardd_error scratch;
-	_cleanup_(model_deinit) struct model model = { 0 };
+	_cleanup_(register_model_deinit) struct model model = { 0 };
 	int r = client_check(c, err);
 
 	if (r == 0 && n && !units)
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "units", "units is NULL");
 	if (r == 0)
-		r = model_convert(units, n, &model, err);
+		r = register_model_convert(units, n, &model, err);
 	if (r == 0)
 		r = client_check_bytes(c, model.n, err);
 	if (r < 0)
 		return r;
 	return rpc_client_call_packed(c->rpc, METHOD_RegisterUnits, model.bytes, model.n,
 				      &shardd__v1__register_units_response__descriptor,
-				      CLIENT_CALL_TIMEOUT_MS, take_reply, &to,
+				      CLIENT_CALL_TIMEOUT_MS, register_take_reply, &to,
 				      err ? err : &scratch);
 }

@@ -75,7 +75,7 @@ struct ring {
 /* ------------------------------------------------------------------ submission */
 
 /* Behind the barrier of what was published. */
-static void wake_daemon(struct ring *r)
+static void ring_wake_daemon(struct ring *r)
 {
 	const uint64_t one = 1;
 
@@ -94,8 +94,8 @@ uint16_t ring_number(const char *method)
 }
 
 /* With the lock held. */
-static void put(struct ring *r, uint16_t op, const ProtobufCMessage *request, uint32_t bytes,
-		uint32_t slot)
+static void ring_put(struct ring *r, uint16_t op, const ProtobufCMessage *request, uint32_t bytes,
+		     uint32_t slot)
 {
 	uint32_t i = r->sq_tail & (r->entries - 1);
 	struct ring_entry *e = &r->sq[i];
@@ -115,7 +115,7 @@ static void put(struct ring *r, uint16_t op, const ProtobufCMessage *request, ui
 	ring_publish(&r->shared->sq_tail, r->sq_tail);
 }
 
-static bool has_room(struct ring *r)
+static bool ring_has_room(struct ring *r)
 {
 	if (r->sq_tail - r->sq_head == r->entries)
 		/* with the daemon's release of sq_head: it has read those entries */
@@ -135,14 +135,15 @@ __attribute__((noinline)) static void ring_wake(struct ring_waiter *w)
 			;
 }
 
-static void wake_waiters(struct ring *r, const struct ring_pending *p)
+static void ring_wake_waiters(struct ring *r, const struct ring_pending *p)
 {
 	for (struct ring_waiter *w = r->waiters; w; w = w->next)
 		if (!p || !w->p || w->p == p)
 			ring_wake(w);
 }
 
-static void take_message(struct ring_pending *p, const struct ring_entry *e, const uint8_t *longer)
+static void ring_take_message(struct ring_pending *p, const struct ring_entry *e,
+			      const uint8_t *longer)
 {
 	uint8_t *to = p->data;
 
@@ -171,7 +172,7 @@ static void ring_end_cancel(struct ring *r, uint32_t slot)
 	atomic_fetch_and(&r->shared->cancels[slot / 64], ~bit);
 }
 
-static void take(struct ring *r)
+static void ring_take(struct ring *r)
 {
 	uint32_t i = r->cq_head & (r->entries - 1);
 	const struct ring_entry *e = &r->cq[i];
@@ -186,18 +187,18 @@ static void take(struct ring *r)
 	r->free_slots[r->n_free++] = (uint32_t)e->tag;
 	if (p == ABANDONED)
 		return;
-	take_message(p, e, r->cq_long + (size_t)i * RING_LONG_BYTES);
-	wake_waiters(r, p); /* @p may be gone: only its address is looked at */
+	ring_take_message(p, e, r->cq_long + (size_t)i * RING_LONG_BYTES);
+	ring_wake_waiters(r, p); /* @p may be gone: only its address is looked at */
 }
 
-static bool is_there(const struct ring *r)
+static bool ring_is_there(const struct ring *r)
 {
 	/* with the daemon's release of cq_tail: the entries are there */
 	return atomic_load_explicit(&r->shared->cq_tail, memory_order_seq_cst) != r->cq_head;
 }
 
 /* All that are there. Lock held. */
-static void take_all(struct ring *r)
+static void ring_take_all(struct ring *r)
 {
 	uint32_t tail = atomic_load_explicit(&r->shared->cq_tail, memory_order_acquire);
 	bool blocked;
@@ -205,13 +206,13 @@ static void take_all(struct ring *r)
 	if (tail == r->cq_head)
 		return;
 	while (r->cq_head != tail)
-		take(r);
+		ring_take(r);
 	/* with the daemon's acquire of cq_head: it may write there again; and a barrier, as above */
 	ring_publish(&r->shared->cq_head, r->cq_head);
 	/* it may have stopped taking, for want of room */
 	blocked = atomic_load_explicit(&r->shared->sq_head, memory_order_relaxed) != r->sq_tail;
 	if (blocked)
-		wake_daemon(r);
+		ring_wake_daemon(r);
 }
 
 int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, const char *method,
@@ -232,28 +233,28 @@ int ring_start(struct ring *r, uint16_t op, const ProtobufCMessage *request, con
 	atomic_init(&p->lost, false);
 	p->longer = NULL;
 	pthread_mutex_lock(&r->lock);
-	if (!has_room(r) && !r->looking) /* slots without a waiter */
-		take_all(r);
+	if (!ring_has_room(r) && !r->looking) /* slots without a waiter */
+		ring_take_all(r);
 	if (r->lost) {
 		p->ring = NULL;
 		rc = RING_E_LOST;
-	} else if (has_room(r)) {
+	} else if (ring_has_room(r)) {
 		p->slot = r->free_slots[--r->n_free];
 		r->slots[p->slot] = p;
-		put(r, op, request, (uint32_t)bytes, p->slot);
+		ring_put(r, op, request, (uint32_t)bytes, p->slot);
 	} else {
 		p->ring = NULL;
 		rc = RING_E_FULL;
 	}
 	pthread_mutex_unlock(&r->lock);
 	if (rc == 0)
-		wake_daemon(r);
+		ring_wake_daemon(r);
 	return rc;
 }
 
 /* ------------------------------------------------------------------ waiting */
 
-static bool hung_up(const struct ring *r)
+static bool ring_hung_up(const struct ring *r)
 {
 	struct pollfd p = { .fd = r->watch_fd, .events = POLLRDHUP };
 
@@ -261,17 +262,17 @@ static bool hung_up(const struct ring *r)
 }
 
 /* Without the lock; one thread. Return: something may be there. */
-static bool spin(const struct ring *r)
+static bool ring_spin(const struct ring *r)
 {
 	uint32_t us = atomic_load_explicit(&r->shared->spin_us, memory_order_relaxed);
 	uint64_t end;
 
-	if (is_there(r) || !us)
-		return is_there(r);
+	if (ring_is_there(r) || !us)
+		return ring_is_there(r);
 	end = clock_now_us() + us;
 	do {
 		for (unsigned i = 0; i < 64; i++) {
-			if (is_there(r))
+			if (ring_is_there(r))
 				return true;
 			ring_pause();
 		}
@@ -281,7 +282,7 @@ static bool spin(const struct ring *r)
 }
 
 /* Not beyond a poke after @pokes of them. */
-static void sleep_for(struct ring *r, uint64_t us, unsigned pokes)
+static void ring_sleep_for(struct ring *r, uint64_t us, unsigned pokes)
 {
 	struct timespec ts = { .tv_sec = (time_t)(us / 1000000),
 			       .tv_nsec = (long)(us % 1000000) * 1000 };
@@ -289,13 +290,13 @@ static void sleep_for(struct ring *r, uint64_t us, unsigned pokes)
 	/* before cq_tail and the pokes are looked at: the daemon and ring_poke have a barrier between
 	 * the same two */
 	atomic_store_explicit(&r->shared->client_sleeps, 1, memory_order_seq_cst);
-	if (!is_there(r) && atomic_load(&r->pokes) == pokes)
+	if (!ring_is_there(r) && atomic_load(&r->pokes) == pokes)
 		syscall(SYS_futex, &r->shared->client_sleeps, FUTEX_WAIT, 1, &ts, NULL, 0);
 	atomic_store_explicit(&r->shared->client_sleeps, 0, memory_order_relaxed);
 }
 
 /* The daemon is gone, and with it all answers that are not there. Lock held. */
-static void lose(struct ring *r)
+static void ring_lose(struct ring *r)
 {
 	if (r->lost)
 		return;
@@ -303,43 +304,43 @@ static void lose(struct ring *r)
 	for (uint32_t i = 0; i < r->entries; i++)
 		if (r->slots[i] && r->slots[i] != ABANDONED)
 			r->slots[i]->lost = true;
-	wake_waiters(r, NULL);
+	ring_wake_waiters(r, NULL);
 }
 
-static bool is_done(const struct ring_pending *p)
+static bool ring_is_done(const struct ring_pending *p)
 {
 	/* with take_message's release */
 	return atomic_load_explicit(&p->done, memory_order_acquire);
 }
 
-static bool has_ended(const struct ring_pending *p)
+static bool ring_has_ended(const struct ring_pending *p)
 {
-	return is_done(p) || atomic_load_explicit(&p->lost, memory_order_acquire);
+	return ring_is_done(p) || atomic_load_explicit(&p->lost, memory_order_acquire);
 }
 
 /* Without sleeping; who never does sees here that the daemon is gone. Lock held. */
-__attribute__((always_inline)) static inline void glance(struct ring *r,
-							 const struct ring_pending *p)
+__attribute__((always_inline)) static inline void ring_glance(struct ring *r,
+							      const struct ring_pending *p)
 {
 	uint64_t now;
 	bool gone;
 
-	take_all(r);
-	if (has_ended(p))
+	ring_take_all(r);
+	if (ring_has_ended(p))
 		return;
 	now = clock_now_us();
 	if (now - r->looked_us < SLEEP_US)
 		return;
 	r->looked_us = now;
-	gone = hung_up(r);
-	take_all(r);
+	gone = ring_hung_up(r);
+	ring_take_all(r);
 	if (gone)
-		lose(r);
+		ring_lose(r);
 }
 
 /* Look, sleep a while at most. Lock dropped meanwhile. */
-__attribute__((always_inline)) static inline void look(struct ring *r, uint64_t until_us,
-						       bool spins)
+__attribute__((always_inline)) static inline void ring_look(struct ring *r, uint64_t until_us,
+							    bool spins)
 {
 	unsigned pokes = atomic_load(&r->pokes);
 	uint64_t now;
@@ -347,20 +348,21 @@ __attribute__((always_inline)) static inline void look(struct ring *r, uint64_t 
 
 	r->looking = true;
 	pthread_mutex_unlock(&r->lock);
-	if (!(spins ? spin(r) : is_there(r))) {
+	if (!(spins ? ring_spin(r) : ring_is_there(r))) {
 		now = clock_now_us();
 		if (now < until_us)
-			sleep_for(r, until_us - now < SLEEP_US ? until_us - now : SLEEP_US, pokes);
-		gone = hung_up(r);
+			ring_sleep_for(r, until_us - now < SLEEP_US ? until_us - now : SLEEP_US,
+				       pokes);
+		gone = ring_hung_up(r);
 	}
 	pthread_mutex_lock(&r->lock);
 	r->looking = false;
-	take_all(r);
+	ring_take_all(r);
 	if (gone)
-		lose(r);
+		ring_lose(r);
 }
 
-static void follow(struct ring *r, const struct ring_pending *p, uint64_t until_us)
+static void ring_follow(struct ring *r, const struct ring_pending *p, uint64_t until_us)
 {
 	struct ring_waiter w = { .next = r->waiters, .p = p, .told_fd = -1 };
 	struct timespec at = { .tv_sec = (time_t)(until_us / 1000000),
@@ -383,7 +385,7 @@ static void follow(struct ring *r, const struct ring_pending *p, uint64_t until_
 	pthread_cond_destroy(&w.wake);
 }
 
-static bool is_late(const struct ring_pending *p)
+static bool ring_is_late(const struct ring_pending *p)
 {
 	return p->deadline_us && clock_now_us() >= p->deadline_us;
 }
@@ -394,24 +396,24 @@ bool ring_pending_wait(struct ring_pending *p, int timeout_ms)
 	uint64_t until;
 	bool ended;
 
-	if (!r || has_ended(p)) /* often with one that was waited for before */
+	if (!r || ring_has_ended(p)) /* often with one that was waited for before */
 		return true;
 	until = timeout_ms < 0 ? UINT64_MAX : clock_now_us() + (uint64_t)timeout_ms * 1000u;
 	if (p->deadline_us && p->deadline_us < until)
 		until = p->deadline_us;
 	pthread_mutex_lock(&r->lock);
-	if (!has_ended(p) && !r->looking)
-		glance(r, p);
-	while (!has_ended(p) && timeout_ms != 0 && clock_now_us() < until) {
+	if (!ring_has_ended(p) && !r->looking)
+		ring_glance(r, p);
+	while (!ring_has_ended(p) && timeout_ms != 0 && clock_now_us() < until) {
 		if (r->looking)
-			follow(r, p, until);
+			ring_follow(r, p, until);
 		else
-			look(r, until, true);
+			ring_look(r, until, true);
 	}
 	/* Another waiter must continue to poll. */
 	if (!r->looking && r->waiters)
 		pthread_cond_signal(&r->waiters->wake);
-	ended = has_ended(p) || is_late(p);
+	ended = ring_has_ended(p) || ring_is_late(p);
 	pthread_mutex_unlock(&r->lock);
 	return ended;
 }
@@ -443,13 +445,13 @@ void ring_poke(struct ring *r)
 
 bool ring_pending_ended(const struct ring_pending *p)
 {
-	return has_ended(p) || is_late(p);
+	return ring_has_ended(p) || ring_is_late(p);
 }
 
 static bool ring_any_ended(struct ring_pending *const *p, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
-		if (has_ended(p[i]))
+		if (ring_has_ended(p[i]))
 			return true;
 	return false;
 }
@@ -467,20 +469,20 @@ bool ring_wait_any(struct ring *r, struct ring_pending *const *p, size_t n, unsi
 			until = p[i]->deadline_us;
 	pthread_mutex_lock(&r->lock);
 	if (!r->looking)
-		glance(r, p[0]);
+		ring_glance(r, p[0]);
 	while (!ring_any_ended(p, n) && timeout_ms != 0 && ring_pokes(r) == pokes &&
 	       clock_now_us() < until) {
 		if (r->looking)
-			follow(r, NULL, until);
+			ring_follow(r, NULL, until);
 		else
-			look(r, until, true);
+			ring_look(r, until, true);
 	}
 	if (!r->looking && r->waiters)
 		pthread_cond_signal(&r->waiters->wake);
 	ended = ring_any_ended(p, n);
 	pthread_mutex_unlock(&r->lock);
 	for (size_t i = 0; !ended && i < n; i++)
-		ended = is_late(p[i]);
+		ended = ring_is_late(p[i]);
 	return ended;
 }
 
@@ -513,7 +515,7 @@ static void *ring_serve_thread(void *arg)
 		if (r->looking)
 			pthread_cond_wait(&w->wake, &r->lock);
 		else
-			look(r, UINT64_MAX, false);
+			ring_look(r, UINT64_MAX, false);
 		ring_tell_late(r);
 	}
 	while (!r->server.stop) /* nothing ends any more */
@@ -562,7 +564,7 @@ static void ring_stop_serving(struct ring *r)
 
 /* ------------------------------------------------------------------ outcome */
 
-static int failed(const struct ring_pending *p, const uint8_t *data, struct shardd_error *err)
+static int ring_failed(const struct ring_pending *p, const uint8_t *data, struct shardd_error *err)
 {
 	Shardd__V1__ErrorInfo *info = shardd__v1__error_info__unpack(NULL, p->bytes, data);
 	int code = p->code <= 16 ? p->code : SHARDD_UNKNOWN;
@@ -580,17 +582,17 @@ int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct s
 	const uint8_t *data = p->longer ? p->longer : p->data;
 	ProtobufCMessage *msg;
 
-	if (!is_done(p) && p->lost)
+	if (!ring_is_done(p) && p->lost)
 		return error_set(err, SHARDD_UNAVAILABLE, NULL,
 				 "the daemon at %s closed the connection: %s was not answered",
 				 p->ring->path, p->method);
-	if (!is_done(p))
+	if (!ring_is_done(p))
 		return error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL,
 				 "%s was not answered within %u ms", p->method, p->timeout_ms);
 	if (p->bytes > RING_SHORT_BYTES && !p->longer)
 		return error_memory(err);
 	if (p->code)
-		return failed(p, data, err);
+		return ring_failed(p, data, err);
 	if (!p->reply) { /* RING_NOP */
 		*ret = NULL;
 		return 0;
@@ -611,10 +613,10 @@ void ring_pending_cancel(struct ring_pending *p)
 	uint64_t bit = UINT64_C(1) << p->slot % 64;
 	bool first = false;
 
-	if (!r || has_ended(p))
+	if (!r || ring_has_ended(p))
 		return;
 	pthread_mutex_lock(&r->lock);
-	if (!has_ended(p)) {
+	if (!ring_has_ended(p)) {
 		first = !(r->cancelled[p->slot / 64] & bit);
 		r->n_cancelled += first;
 		r->cancelled[p->slot / 64] |= bit;
@@ -630,9 +632,9 @@ void ring_pending_free(struct ring_pending *p)
 {
 	struct ring *r = STEAL_PTR(p->ring);
 
-	if (r && !is_done(p)) {
+	if (r && !ring_is_done(p)) {
 		pthread_mutex_lock(&r->lock);
-		if (!is_done(p))
+		if (!ring_is_done(p))
 			r->slots[p->slot] = ABANDONED;
 		pthread_mutex_unlock(&r->lock);
 	}
@@ -641,7 +643,7 @@ void ring_pending_free(struct ring_pending *p)
 
 /* ------------------------------------------------------------------ open, close */
 
-static bool is_right(const struct ring_shared *s, uint64_t bytes)
+static bool ring_is_right(const struct ring_shared *s, uint64_t bytes)
 {
 	struct ring_shared plan = { .magic = 0 };
 
@@ -653,7 +655,7 @@ static bool is_right(const struct ring_shared *s, uint64_t bytes)
 	       s->cq == plan.cq && s->sq_long == plan.sq_long && s->cq_long == plan.cq_long;
 }
 
-static int make_slots(struct ring *r)
+static int ring_make_slots(struct ring *r)
 {
 	r->slots = calloc(r->entries, sizeof(struct ring_pending *));
 	r->free_slots = calloc(r->entries, sizeof(*r->free_slots));
@@ -674,7 +676,7 @@ int ring_use(void *memory, uint64_t bytes, int event_fd, int watch_fd, const cha
 		*r = (struct ring){
 			.shared = s, .bytes = bytes, .event_fd = event_fd, .watch_fd = watch_fd
 		};
-	if (r && is_right(s, bytes)) {
+	if (r && ring_is_right(s, bytes)) {
 		pthread_mutex_init(&r->lock, NULL);
 		snprintf(r->path, sizeof(r->path), "%s", path);
 		r->entries = s->entries;
@@ -683,7 +685,7 @@ int ring_use(void *memory, uint64_t bytes, int event_fd, int watch_fd, const cha
 		r->sq_long = (uint8_t *)s + s->sq_long;
 		r->cq_long = (const uint8_t *)s + s->cq_long;
 		*ret = r;
-		if (make_slots(r) == 0)
+		if (ring_make_slots(r) == 0)
 			return 0;
 		ring_close(r);
 		return error_memory(err);

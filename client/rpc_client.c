@@ -20,7 +20,7 @@
 
 /* ------------------------------------------------------------ deadlines */
 
-static struct timespec after_ms(uint64_t ms)
+static struct timespec rpc_client_after_ms(uint64_t ms)
 {
 	struct timespec ts;
 
@@ -38,7 +38,7 @@ struct deadline deadline_in(int timeout_ms)
 {
 	if (timeout_ms < 0)
 		return (struct deadline){ .never = true };
-	return (struct deadline){ .at = after_ms((uint64_t)timeout_ms) };
+	return (struct deadline){ .at = rpc_client_after_ms((uint64_t)timeout_ms) };
 }
 
 gpr_timespec deadline_gpr(struct deadline d)
@@ -61,7 +61,7 @@ void client_link(struct rpc_client *c, struct rpc_pending *p)
 	c->pendings = p;
 }
 
-static void wake_waiters(struct rpc_client *c, const struct rpc_pending *p)
+static void rpc_client_wake_waiters(struct rpc_client *c, const struct rpc_pending *p)
 {
 	for (struct waiter *w = c->waiters; w; w = w->next)
 		if (!w->p || w->p == p)
@@ -70,7 +70,7 @@ static void wake_waiters(struct rpc_client *c, const struct rpc_pending *p)
 		c->server.on_event(c->server.data);
 }
 
-static void take_event(struct rpc_client *c, const grpc_event *ev)
+static void rpc_client_take_event(struct rpc_client *c, const grpc_event *ev)
 {
 	struct event *event = ev->tag;
 	struct rpc_pending *p = event->p;
@@ -78,13 +78,13 @@ static void take_event(struct rpc_client *c, const grpc_event *ev)
 	p->n_open--;
 	c->n_open--;
 	event->fn(p);
-	wake_waiters(c, p);
+	rpc_client_wake_waiters(c, p);
 	if (p->abandoned && p->n_open == 0)
 		pending_destroy(p);
 }
 
 /* Wait for one event with the lock dropped. Return: false: none came in time. */
-static bool drive_once(struct rpc_client *c, gpr_timespec until)
+static bool rpc_client_drive_once(struct rpc_client *c, gpr_timespec until)
 {
 	grpc_event ev;
 
@@ -95,12 +95,12 @@ static bool drive_once(struct rpc_client *c, gpr_timespec until)
 	c->driving = false;
 	if (ev.type != GRPC_OP_COMPLETE)
 		return false;
-	take_event(c, &ev);
+	rpc_client_take_event(c, &ev);
 	return true;
 }
 
 /* Sleep until woken. Return: false when the deadline has passed. */
-static bool follow(struct rpc_client *c, struct rpc_pending *p, struct deadline d)
+static bool rpc_client_follow(struct rpc_client *c, struct rpc_pending *p, struct deadline d)
 {
 	struct waiter w = { .next = c->waiters, .p = p };
 	struct waiter **link;
@@ -124,7 +124,7 @@ static bool follow(struct rpc_client *c, struct rpc_pending *p, struct deadline 
 }
 
 /* Another waiter must continue to drive the queue. */
-static void hand_over(struct rpc_client *c)
+static void rpc_client_hand_over(struct rpc_client *c)
 {
 	if (c->driving)
 		return;
@@ -138,11 +138,12 @@ void client_drive(struct rpc_client *c, struct rpc_pending *p, pending_test test
 	bool in_time = true;
 
 	while (in_time && !test(p))
-		in_time = c->driving ? follow(c, p, d) : drive_once(c, deadline_gpr(d));
-	hand_over(c);
+		in_time = c->driving ? rpc_client_follow(c, p, d)
+				     : rpc_client_drive_once(c, deadline_gpr(d));
+	rpc_client_hand_over(c);
 }
 
-static bool any(struct rpc_pending *const *p, size_t n, pending_test test)
+static bool rpc_client_any(struct rpc_pending *const *p, size_t n, pending_test test)
 {
 	for (size_t i = 0; i < n; i++)
 		if (test(p[i]))
@@ -155,16 +156,17 @@ void client_drive_any(struct rpc_client *c, struct rpc_pending *const *p, size_t
 {
 	bool in_time = true;
 
-	while (in_time && !any(p, n, test))
-		in_time = c->driving ? follow(c, NULL, d) : drive_once(c, deadline_gpr(d));
-	hand_over(c);
+	while (in_time && !rpc_client_any(p, n, test))
+		in_time = c->driving ? rpc_client_follow(c, NULL, d)
+				     : rpc_client_drive_once(c, deadline_gpr(d));
+	rpc_client_hand_over(c);
 }
 
 void client_poll(struct rpc_client *c)
 {
-	while (!c->driving && drive_once(c, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
+	while (!c->driving && rpc_client_drive_once(c, gpr_inf_past(GPR_CLOCK_MONOTONIC)))
 		;
-	hand_over(c);
+	rpc_client_hand_over(c);
 }
 
 /* -------------------------------------------------------- a thread that drives */
@@ -176,7 +178,7 @@ void client_started(struct rpc_client *c)
 }
 
 /* While there are calls; then it sleeps. */
-static void *serve(void *arg)
+static void *rpc_client_serve_thread(void *arg)
 {
 	struct rpc_client *c = arg;
 
@@ -185,9 +187,9 @@ static void *serve(void *arg)
 		if (c->driving || c->n_open == 0)
 			pthread_cond_wait(&c->server.wake, &c->lock);
 		else
-			drive_once(c, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+			rpc_client_drive_once(c, gpr_inf_future(GPR_CLOCK_MONOTONIC));
 	}
-	hand_over(c);
+	rpc_client_hand_over(c);
 	pthread_mutex_unlock(&c->lock);
 	return NULL;
 }
@@ -201,7 +203,7 @@ int rpc_client_serve(struct rpc_client *c, void (*on_event)(void *data), void *d
 		pthread_cond_init(&c->server.wake, NULL);
 		c->server.on_event = on_event;
 		c->server.data = data;
-		e = thread_start(&c->server.id, serve, c);
+		e = thread_start(&c->server.id, rpc_client_serve_thread, c);
 		c->server.runs = e == 0;
 		if (e)
 			pthread_cond_destroy(&c->server.wake);
@@ -230,13 +232,13 @@ void rpc_client_stop_serving(struct rpc_client *c)
 
 /* -------------------------------------------------------------- connect */
 
-static bool worth_retrying(int e)
+static bool rpc_client_worth_retrying(int e)
 {
 	/* EAGAIN: its backlog is full. */
 	return e == ENOENT || e == ECONNREFUSED || e == EAGAIN || e == EINTR;
 }
 
-static int connect_once(const struct sockaddr_un *addr, int *ret)
+static int rpc_client_connect_once(const struct sockaddr_un *addr, int *ret)
 {
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	int e;
@@ -252,22 +254,22 @@ static int connect_once(const struct sockaddr_un *addr, int *ret)
 	return e;
 }
 
-static bool before(const struct timespec *a, const struct timespec *b)
+static bool rpc_client_before(const struct timespec *a, const struct timespec *b)
 {
 	return a->tv_sec != b->tv_sec ? a->tv_sec < b->tv_sec : a->tv_nsec < b->tv_nsec;
 }
 
 /* Return: 0 or an errno, the last try's. */
-static int connect_retry(const struct sockaddr_un *addr, uint32_t timeout_ms, int *ret)
+static int rpc_client_connect_retry(const struct sockaddr_un *addr, uint32_t timeout_ms, int *ret)
 {
-	struct timespec end = after_ms(timeout_ms);
+	struct timespec end = rpc_client_after_ms(timeout_ms);
 	unsigned pause_ms = FIRST_PAUSE_MS;
 	int e;
 
-	while ((e = connect_once(addr, ret)) != 0 && worth_retrying(e)) {
-		struct timespec next = after_ms(pause_ms);
+	while ((e = rpc_client_connect_once(addr, ret)) != 0 && rpc_client_worth_retrying(e)) {
+		struct timespec next = rpc_client_after_ms(pause_ms);
 
-		if (before(&end, &next))
+		if (rpc_client_before(&end, &next))
 			break;
 		while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL) == EINTR)
 			;
@@ -276,7 +278,7 @@ static int connect_retry(const struct sockaddr_un *addr, uint32_t timeout_ms, in
 	return e;
 }
 
-static int connect_error(int e, const char *path, struct shardd_error *err)
+static int rpc_client_connect_error(int e, const char *path, struct shardd_error *err)
 {
 	switch (e) {
 	case EACCES:
@@ -298,7 +300,7 @@ static int connect_error(int e, const char *path, struct shardd_error *err)
 	}
 }
 
-static grpc_channel *channel_new(int fd)
+static grpc_channel *rpc_client_channel_new(int fd)
 {
 	grpc_arg args[] = {
 		/* The daemon is trusted; a reply may be large. */
@@ -332,9 +334,9 @@ int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client 
 				 "the socket path has %zu bytes; the maximum is %zu: %s",
 				 strlen(path), sizeof(addr.sun_path) - 1, path);
 	memcpy(addr.sun_path, path, strlen(path) + 1);
-	e = connect_retry(&addr, timeout_ms, &fd);
+	e = rpc_client_connect_retry(&addr, timeout_ms, &fd);
 	if (e)
-		return connect_error(e, path, err);
+		return rpc_client_connect_error(e, path, err);
 	c = calloc(1, sizeof(*c));
 	if (!c) {
 		close(fd);
@@ -345,19 +347,19 @@ int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client 
 	pthread_mutex_init(&c->lock, NULL);
 	grpc_init();
 	c->cq = grpc_completion_queue_create_for_next(NULL);
-	c->channel = channel_new(fd);
+	c->channel = rpc_client_channel_new(fd);
 	*ret = c;
 	return 0;
 }
 
 /* End every call; what the user has not freed yet stays, without a client. */
-static void cancel_all(struct rpc_client *c)
+static void rpc_client_cancel_all(struct rpc_client *c)
 {
 	for (struct rpc_pending *p = c->pendings; p; p = p->next)
 		if (p->n_open > 0)
 			grpc_call_cancel(p->call, NULL);
 	while (c->n_open > 0)
-		drive_once(c, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+		rpc_client_drive_once(c, gpr_inf_future(GPR_CLOCK_MONOTONIC));
 	for (struct rpc_pending *p = c->pendings; p; p = p->next) {
 		p->c = NULL;
 		grpc_call_unref(p->call);
@@ -372,7 +374,7 @@ void rpc_client_close(struct rpc_client *c)
 		return;
 	rpc_client_stop_serving(c);
 	pthread_mutex_lock(&c->lock);
-	cancel_all(c);
+	rpc_client_cancel_all(c);
 	pthread_mutex_unlock(&c->lock);
 	grpc_channel_destroy(c->channel);
 	grpc_completion_queue_shutdown(c->cq);

@@ -11,7 +11,7 @@
 #define DETAILS_KEY    "grpc-status-details-bin"
 #define ERROR_INFO_URL "type.googleapis.com/shardd.v1.ErrorInfo"
 
-static void copy(char *to, size_t bytes, const char *from)
+static void rpc_error_copy(char *to, size_t bytes, const char *from)
 {
 	snprintf(to, bytes, "%s", from);
 }
@@ -19,13 +19,13 @@ static void copy(char *to, size_t bytes, const char *from)
 void error_from_info(struct shardd_error *err, int code, const struct Shardd__V1__ErrorInfo *info)
 {
 	*err = (struct shardd_error){ .code = code, .native = info->native };
-	copy(err->domain, sizeof(err->domain), info->domain);
-	copy(err->field, sizeof(err->field), info->field);
-	copy(err->text, sizeof(err->text), info->text);
+	rpc_error_copy(err->domain, sizeof(err->domain), info->domain);
+	rpc_error_copy(err->field, sizeof(err->field), info->field);
+	rpc_error_copy(err->text, sizeof(err->text), info->text);
 }
 
 /* Return: false: @value is not such a message. */
-static bool read_info(struct shardd_error *err, const ProtobufCBinaryData *value)
+static bool rpc_error_read_info(struct shardd_error *err, const ProtobufCBinaryData *value)
 {
 	Shardd__V1__ErrorInfo *info;
 
@@ -37,7 +37,7 @@ static bool read_info(struct shardd_error *err, const ProtobufCBinaryData *value
 	return true;
 }
 
-static bool read_details(struct shardd_error *err, grpc_slice bytes)
+static bool rpc_error_read_details(struct shardd_error *err, grpc_slice bytes)
 {
 	Shardd__Wire__V1__RpcStatus *status;
 	bool found = false;
@@ -48,21 +48,21 @@ static bool read_details(struct shardd_error *err, grpc_slice bytes)
 		return false;
 	for (size_t i = 0; i < status->n_details && !found; i++)
 		if (strcmp(status->details[i]->type_url, ERROR_INFO_URL) == 0)
-			found = read_info(err, &status->details[i]->value);
+			found = rpc_error_read_info(err, &status->details[i]->value);
 	shardd__wire__v1__rpc_status__free_unpacked(status, NULL);
 	return found;
 }
 
-static bool find_details(const struct rpc_pending *p, struct shardd_error *err)
+static bool rpc_error_find_details(const struct rpc_pending *p, struct shardd_error *err)
 {
 	for (size_t i = 0; i < p->trailing.count; i++)
 		if (grpc_slice_str_cmp(p->trailing.metadata[i].key, DETAILS_KEY) == 0)
-			return read_details(err, p->trailing.metadata[i].value);
+			return rpc_error_read_details(err, p->trailing.metadata[i].value);
 	return false;
 }
 
 /* The connection ended, and the daemon did not say why. */
-static int lost(const struct rpc_pending *p, struct shardd_error *err)
+static int rpc_error_lost(const struct rpc_pending *p, struct shardd_error *err)
 {
 	const struct rpc_client *c = p->c;
 
@@ -82,14 +82,14 @@ static int lost(const struct rpc_pending *p, struct shardd_error *err)
 }
 
 /* A status without our details: core's own, on this side or the other. */
-static int plain(const struct rpc_pending *p, struct shardd_error *err)
+static int rpc_error_plain(const struct rpc_pending *p, struct shardd_error *err)
 {
 	int n = (int)GRPC_SLICE_LENGTH(p->status_text);
 	const char *text = (const char *)GRPC_SLICE_START_PTR(p->status_text);
 	enum shardd_code code = (enum shardd_code)p->status;
 
 	if (p->status == GRPC_STATUS_UNAVAILABLE)
-		return lost(p, err);
+		return rpc_error_lost(p, err);
 	if (p->status == GRPC_STATUS_DEADLINE_EXCEEDED && p->timeout_ms)
 		return error_set(err, code, NULL, "%s was not answered within %u ms", p->method,
 				 p->timeout_ms);
@@ -105,8 +105,8 @@ int pending_error(struct rpc_pending *p, struct shardd_error *err)
 
 	if (p->status == GRPC_STATUS_OK)
 		return 0;
-	if (!find_details(p, &found))
-		return plain(p, err);
+	if (!rpc_error_find_details(p, &found))
+		return rpc_error_plain(p, err);
 	if (err)
 		*err = found;
 	return -found.code;

@@ -12,41 +12,41 @@
 
 /* ------------------------------------------------- events, lock held */
 
-static bool was_answered(const struct rpc_pending *p)
+static bool rpc_pending_was_answered(const struct rpc_pending *p)
 {
 	return p->status != GRPC_STATUS_UNAVAILABLE || p->trailing.count > 0;
 }
 
-static void on_status(struct rpc_pending *p)
+static void rpc_pending_on_status(struct rpc_pending *p)
 {
 	p->done = true;
-	if (was_answered(p))
+	if (rpc_pending_was_answered(p))
 		p->c->answered = true;
 }
 
-static void on_headers(struct rpc_pending *p)
+static void rpc_pending_on_headers(struct rpc_pending *p)
 {
 	(void)p; /* a stream's request is out; what counts comes with other events */
 }
 
-static void on_message(struct rpc_pending *p)
+static void rpc_pending_on_message(struct rpc_pending *p)
 {
 	p->message_ready = true;
 }
 
-static bool has_ended(const struct rpc_pending *p)
+static bool rpc_pending_has_ended(const struct rpc_pending *p)
 {
 	return p->done && p->n_open == 0;
 }
 
-static bool has_news(const struct rpc_pending *p)
+static bool rpc_pending_has_news(const struct rpc_pending *p)
 {
-	return p->message_ready || has_ended(p);
+	return p->message_ready || rpc_pending_has_ended(p);
 }
 
 /* ---------------------------------------------------------------- start */
 
-static grpc_byte_buffer *pack(const ProtobufCMessage *message)
+static grpc_byte_buffer *rpc_pending_pack(const ProtobufCMessage *message)
 {
 	size_t bytes = protobuf_c_message_get_packed_size(message);
 	grpc_slice slice = grpc_slice_malloc(bytes);
@@ -58,7 +58,8 @@ static grpc_byte_buffer *pack(const ProtobufCMessage *message)
 	return buffer;
 }
 
-static size_t add_request(grpc_op *ops, struct rpc_pending *p, grpc_byte_buffer *request)
+static size_t rpc_pending_add_request(grpc_op *ops, struct rpc_pending *p,
+				      grpc_byte_buffer *request)
 {
 	ops[0] = (grpc_op){ .op = GRPC_OP_SEND_INITIAL_METADATA };
 	ops[1] = (grpc_op){ .op = GRPC_OP_SEND_MESSAGE };
@@ -69,7 +70,7 @@ static size_t add_request(grpc_op *ops, struct rpc_pending *p, grpc_byte_buffer 
 	return 4;
 }
 
-static grpc_op message_op(struct rpc_pending *p)
+static grpc_op rpc_pending_message_op(struct rpc_pending *p)
 {
 	grpc_op op = { .op = GRPC_OP_RECV_MESSAGE };
 
@@ -77,7 +78,7 @@ static grpc_op message_op(struct rpc_pending *p)
 	return op;
 }
 
-static grpc_op status_op(struct rpc_pending *p)
+static grpc_op rpc_pending_status_op(struct rpc_pending *p)
 {
 	grpc_op op = { .op = GRPC_OP_RECV_STATUS_ON_CLIENT };
 
@@ -87,8 +88,8 @@ static grpc_op status_op(struct rpc_pending *p)
 	return op;
 }
 
-static grpc_call_error start_batch(struct rpc_pending *p, const grpc_op *ops, size_t n,
-				   struct event *event)
+static grpc_call_error rpc_pending_start_batch(struct rpc_pending *p, const grpc_op *ops, size_t n,
+					       struct event *event)
 {
 	grpc_call_error e;
 
@@ -103,31 +104,31 @@ static grpc_call_error start_batch(struct rpc_pending *p, const grpc_op *ops, si
 }
 
 /* All that a call begins with. Lock held. */
-static grpc_call_error start_batches(struct rpc_pending *p, grpc_byte_buffer *request)
+static grpc_call_error rpc_pending_start_batches(struct rpc_pending *p, grpc_byte_buffer *request)
 {
 	grpc_op ops[6], op;
-	size_t n = add_request(ops, p, request);
+	size_t n = rpc_pending_add_request(ops, p, request);
 	grpc_call_error e;
 
 	if (!p->streaming) {
-		ops[n++] = message_op(p);
-		ops[n++] = status_op(p);
-		return start_batch(p, ops, n, &p->main_event);
+		ops[n++] = rpc_pending_message_op(p);
+		ops[n++] = rpc_pending_status_op(p);
+		return rpc_pending_start_batch(p, ops, n, &p->main_event);
 	}
-	e = start_batch(p, ops, n, &p->main_event);
+	e = rpc_pending_start_batch(p, ops, n, &p->main_event);
 	if (e)
 		return e;
-	op = message_op(p);
-	e = start_batch(p, &op, 1, &p->message_event);
+	op = rpc_pending_message_op(p);
+	e = rpc_pending_start_batch(p, &op, 1, &p->message_event);
 	if (e)
 		return e;
-	op = status_op(p);
-	return start_batch(p, &op, 1, &p->status_event);
+	op = rpc_pending_status_op(p);
+	return rpc_pending_start_batch(p, &op, 1, &p->status_event);
 }
 
-static struct rpc_pending *pending_new(struct rpc_client *c, const char *method,
-				       const ProtobufCMessageDescriptor *reply, bool streaming,
-				       uint32_t timeout_ms)
+static struct rpc_pending *rpc_pending_new(struct rpc_client *c, const char *method,
+					   const ProtobufCMessageDescriptor *reply, bool streaming,
+					   uint32_t timeout_ms)
 {
 	struct rpc_pending *p = calloc(1, sizeof(*p));
 
@@ -138,16 +139,17 @@ static struct rpc_pending *pending_new(struct rpc_client *c, const char *method,
 	p->streaming = streaming;
 	p->timeout_ms = timeout_ms;
 	snprintf(p->method, sizeof(p->method), "%s", method);
-	p->main_event = (struct event){ streaming ? on_headers : on_status, p };
-	p->message_event = (struct event){ on_message, p };
-	p->status_event = (struct event){ on_status, p };
+	p->main_event =
+		(struct event){ streaming ? rpc_pending_on_headers : rpc_pending_on_status, p };
+	p->message_event = (struct event){ rpc_pending_on_message, p };
+	p->status_event = (struct event){ rpc_pending_on_status, p };
 	grpc_metadata_array_init(&p->initial);
 	grpc_metadata_array_init(&p->trailing);
 	p->status_text = grpc_empty_slice();
 	return p;
 }
 
-static grpc_call *core_call(struct rpc_pending *p)
+static grpc_call *rpc_pending_core_call(struct rpc_pending *p)
 {
 	grpc_slice method = grpc_slice_from_copied_string(p->method);
 	struct deadline d = { .never = p->timeout_ms == 0 };
@@ -162,8 +164,8 @@ static grpc_call *core_call(struct rpc_pending *p)
 }
 
 /* @p: of pending_new, or NULL. @bytes is consumed. */
-static int start_pending(struct rpc_pending *p, grpc_byte_buffer *bytes, struct rpc_pending **ret,
-			 struct shardd_error *err)
+static int rpc_pending_start_pending(struct rpc_pending *p, grpc_byte_buffer *bytes,
+				     struct rpc_pending **ret, struct shardd_error *err)
 {
 	struct rpc_client *c = p ? p->c : NULL;
 	grpc_call_error e;
@@ -173,10 +175,10 @@ static int start_pending(struct rpc_pending *p, grpc_byte_buffer *bytes, struct 
 		grpc_byte_buffer_destroy(bytes);
 		return error_memory(err);
 	}
-	p->call = core_call(p);
+	p->call = rpc_pending_core_call(p);
 	pthread_mutex_lock(&c->lock);
 	client_link(c, p);
-	e = start_batches(p, bytes);
+	e = rpc_pending_start_batches(p, bytes);
 	client_started(c);
 	pthread_mutex_unlock(&c->lock);
 	grpc_byte_buffer_destroy(bytes);
@@ -194,8 +196,8 @@ int rpc_client_start(struct rpc_client *c, const char *method, const ProtobufCMe
 		     const ProtobufCMessageDescriptor *reply, bool streaming, uint32_t timeout_ms,
 		     struct rpc_pending **ret, struct shardd_error *err)
 {
-	return start_pending(pending_new(c, method, reply, streaming, timeout_ms), pack(request),
-			     ret, err);
+	return rpc_pending_start_pending(rpc_pending_new(c, method, reply, streaming, timeout_ms),
+					 rpc_pending_pack(request), ret, err);
 }
 
 /* ------------------------------------------------------------- outcome */
@@ -208,8 +210,8 @@ bool rpc_pending_wait(struct rpc_pending *p, int timeout_ms)
 	if (!c)
 		return true;
 	pthread_mutex_lock(&c->lock);
-	client_drive(c, p, has_ended, deadline_in(timeout_ms));
-	ended = has_ended(p);
+	client_drive(c, p, rpc_pending_has_ended, deadline_in(timeout_ms));
+	ended = rpc_pending_has_ended(p);
 	pthread_mutex_unlock(&c->lock);
 	return ended;
 }
@@ -220,15 +222,15 @@ bool rpc_pending_wait_any(struct rpc_pending *const *p, size_t n, int timeout_ms
 	bool ended = false;
 
 	pthread_mutex_lock(&c->lock);
-	client_drive_any(c, p, n, has_ended, deadline_in(timeout_ms));
+	client_drive_any(c, p, n, rpc_pending_has_ended, deadline_in(timeout_ms));
 	for (size_t i = 0; i < n && !ended; i++)
-		ended = has_ended(p[i]);
+		ended = rpc_pending_has_ended(p[i]);
 	pthread_mutex_unlock(&c->lock);
 	return ended;
 }
 
 /* Take the message that has come, in one piece: the caller's. */
-static bool take_bytes(struct rpc_pending *p, grpc_slice *ret)
+static bool rpc_pending_take_bytes(struct rpc_pending *p, grpc_slice *ret)
 {
 	grpc_byte_buffer_reader reader;
 	bool is = grpc_byte_buffer_reader_init(&reader, p->incoming);
@@ -243,12 +245,12 @@ static bool take_bytes(struct rpc_pending *p, grpc_slice *ret)
 }
 
 /* Return: NULL: it is not one of that type. */
-static ProtobufCMessage *take_message(struct rpc_pending *p)
+static ProtobufCMessage *rpc_pending_take_message(struct rpc_pending *p)
 {
 	ProtobufCMessage *msg;
 	grpc_slice bytes;
 
-	if (!take_bytes(p, &bytes))
+	if (!rpc_pending_take_bytes(p, &bytes))
 		return NULL;
 	msg = protobuf_c_message_unpack(p->reply, NULL, GRPC_SLICE_LENGTH(bytes),
 					GRPC_SLICE_START_PTR(bytes));
@@ -256,7 +258,7 @@ static ProtobufCMessage *take_message(struct rpc_pending *p)
 	return msg;
 }
 
-static int bad_message(const struct rpc_pending *p, struct shardd_error *err)
+static int rpc_pending_bad_message(const struct rpc_pending *p, struct shardd_error *err)
 {
 	return error_set(err, SHARDD_INTERNAL, NULL, "%s: the daemon's answer is not a valid %s",
 			 p->method, p->reply->name);
@@ -269,39 +271,40 @@ int rpc_pending_result(struct rpc_pending *p, ProtobufCMessage **ret, struct sha
 
 	if (r)
 		return r;
-	msg = p->incoming ? take_message(p) : NULL;
+	msg = p->incoming ? rpc_pending_take_message(p) : NULL;
 	if (!msg)
-		return bad_message(p, err);
+		return rpc_pending_bad_message(p, err);
 	*ret = msg;
 	return 0;
 }
 
 /* A message or the end of messages is there. Lock held. Return: as rpc_pending_next. */
-static int next_message(struct rpc_pending *p, ProtobufCMessage **ret, struct shardd_error *err)
+static int rpc_pending_next_message(struct rpc_pending *p, ProtobufCMessage **ret,
+				    struct shardd_error *err)
 {
-	grpc_op op = message_op(p);
-	ProtobufCMessage *msg = take_message(p);
+	grpc_op op = rpc_pending_message_op(p);
+	ProtobufCMessage *msg = rpc_pending_take_message(p);
 
 	p->message_ready = false;
-	if (p->c && start_batch(p, &op, 1, &p->message_event) != GRPC_CALL_OK)
+	if (p->c && rpc_pending_start_batch(p, &op, 1, &p->message_event) != GRPC_CALL_OK)
 		p->message_ready = true; /* with no message: the status is what is left */
 	if (!msg)
-		return bad_message(p, err);
+		return rpc_pending_bad_message(p, err);
 	*ret = msg;
 	return 1;
 }
 
-static int next_locked(struct rpc_pending *p, struct deadline d, ProtobufCMessage **ret,
-		       struct shardd_error *err)
+static int rpc_pending_next_locked(struct rpc_pending *p, struct deadline d, ProtobufCMessage **ret,
+				   struct shardd_error *err)
 {
 	int r;
 
-	client_drive(p->c, p, has_news, d);
+	client_drive(p->c, p, rpc_pending_has_news, d);
 	if (p->message_ready && p->incoming)
-		return next_message(p, ret, err);
+		return rpc_pending_next_message(p, ret, err);
 	if (p->message_ready) /* no more of them: the status is on its way */
-		client_drive(p->c, p, has_ended, d);
-	if (has_ended(p))
+		client_drive(p->c, p, rpc_pending_has_ended, d);
+	if (rpc_pending_has_ended(p))
 		return pending_error(p, err);
 	r = error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL, "%s: no message yet", p->method);
 	if (err)
@@ -316,9 +319,9 @@ int rpc_pending_next(struct rpc_pending *p, int timeout_ms, ProtobufCMessage **r
 	int r;
 
 	if (!c)
-		return p->incoming ? next_message(p, ret, err) : pending_error(p, err);
+		return p->incoming ? rpc_pending_next_message(p, ret, err) : pending_error(p, err);
 	pthread_mutex_lock(&c->lock);
-	r = next_locked(p, deadline_in(timeout_ms), ret, err);
+	r = rpc_pending_next_locked(p, deadline_in(timeout_ms), ret, err);
 	pthread_mutex_unlock(&c->lock);
 	return r;
 }
@@ -377,19 +380,19 @@ int rpc_client_call(struct rpc_client *c, const char *method, const ProtobufCMes
 	return r;
 }
 
-static int give_bytes(struct rpc_pending *p, rpc_reply_cb take, void *userdata,
-		      struct shardd_error *err)
+static int rpc_pending_give_bytes(struct rpc_pending *p, rpc_reply_cb take, void *userdata,
+				  struct shardd_error *err)
 {
 	int r = pending_error(p, err);
 	grpc_slice bytes;
 
 	if (r)
 		return r;
-	if (!p->incoming || !take_bytes(p, &bytes))
-		return bad_message(p, err);
+	if (!p->incoming || !rpc_pending_take_bytes(p, &bytes))
+		return rpc_pending_bad_message(p, err);
 	r = take(GRPC_SLICE_START_PTR(bytes), GRPC_SLICE_LENGTH(bytes), userdata, err);
 	grpc_slice_unref(bytes);
-	return r == RPC_E_REPLY ? bad_message(p, err) : r;
+	return r == RPC_E_REPLY ? rpc_pending_bad_message(p, err) : r;
 }
 
 int rpc_client_call_packed(struct rpc_client *c, const char *method, const uint8_t *request,
@@ -403,11 +406,12 @@ int rpc_client_call_packed(struct rpc_client *c, const char *method, const uint8
 	int r;
 
 	grpc_slice_unref(slice);
-	r = start_pending(pending_new(c, method, reply, false, timeout_ms), buffer, &p, err);
+	r = rpc_pending_start_pending(rpc_pending_new(c, method, reply, false, timeout_ms), buffer,
+				      &p, err);
 	if (r)
 		return r;
 	rpc_pending_wait(p, -1);
-	r = give_bytes(p, take, userdata, err);
+	r = rpc_pending_give_bytes(p, take, userdata, err);
 	rpc_pending_free(p);
 	return r;
 }

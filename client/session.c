@@ -15,8 +15,8 @@ static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetime
 static_assert((int)SHARDD_FRESH == SHARDD__V1__ON_EXISTING__ON_EXISTING_FRESH, "existing state");
 
 /* Fill the open arguments of @job from the environment. */
-static int complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec, uint32_t *ret_rank,
-		    struct shardd_error *err)
+static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec,
+			    uint32_t *ret_rank, struct shardd_error *err)
 {
 	const char *name;
 	int r = env_job(job->name, &name, err);
@@ -38,8 +38,8 @@ static int complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec, uin
 }
 
 /* The session is in its new epoch. Called with c->order held. */
-static int joined(struct shardd_client *c, Shardd__V1__JoinResponse *reply, uint32_t rank,
-		  struct shardd_membership *ret)
+static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *reply, uint32_t rank,
+			  struct shardd_membership *ret)
 {
 	free(c->blob);
 	c->blob = NULL;
@@ -69,7 +69,7 @@ static int joined(struct shardd_client *c, Shardd__V1__JoinResponse *reply, uint
 	return 0;
 }
 
-static int leave(struct shardd_client *c, struct shardd_error *err)
+static int session_leave(struct shardd_client *c, struct shardd_error *err)
 {
 	Shardd__V1__LeaveRequest request = SHARDD__V1__LEAVE_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
@@ -89,7 +89,7 @@ static int leave(struct shardd_client *c, struct shardd_error *err)
 }
 
 /* Remember that the job has state here from now on. Out of memory, this is not remembered. */
-static void note_job(struct shardd_client *c, const char *name)
+static void session_note_job(struct shardd_client *c, const char *name)
 {
 	expect_note(c->socket, name, c->instance);
 	free(c->job);
@@ -97,8 +97,8 @@ static void note_job(struct shardd_client *c, const char *name)
 }
 
 /* Called with c->order held. */
-static int join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
-		struct shardd_membership *ret, struct shardd_error *err)
+static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
+			struct shardd_membership *ret, struct shardd_error *err)
 {
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	uint8_t expected[EXPECT_BYTES] = { 0 };
@@ -114,12 +114,12 @@ static int join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
 
 	if (r < 0)
 		return r;
-	note_job(c, request->job->name);
+	session_note_job(c, request->job->name);
 	r = device_take(c, (const Shardd__V1__JoinResponse *)reply, err);
 	if (r == 0)
-		return joined(c, (Shardd__V1__JoinResponse *)reply, request->rank, ret);
+		return session_joined(c, (Shardd__V1__JoinResponse *)reply, request->rank, ret);
 	/* This process can do nothing there, and its peers are not to wait for it. */
-	leave(c, NULL);
+	session_leave(c, NULL);
 	c->joined = false;
 	return r;
 }
@@ -139,7 +139,7 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	if (r == 0)
 		r = client_check_size(job, sizeof(*job), "job.size", err);
 	if (r == 0)
-		r = complete(job, &spec, &request.rank, err);
+		r = session_complete(job, &spec, &request.rank, err);
 	if (r < 0)
 		return r;
 	request.job = &spec;
@@ -149,7 +149,7 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	/* Ops of other threads wait here: they belong to the new epoch. */
 	pthread_mutex_lock(&c->order);
 	device_ask(c, &request);
-	r = join(c, &request, ret, err);
+	r = session_join(c, &request, ret, err);
 	if (r == 0) { /* they belong to the earlier epoch */
 		pthread_mutex_lock(&c->failure_lock);
 		c->has_failure = false;
@@ -168,7 +168,7 @@ int shardd_leave(shardd_client *c, struct shardd_error *err)
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&c->order);
-	r = leave(c, err);
+	r = session_leave(c, err);
 	pthread_mutex_unlock(&c->order);
 	return r;
 }

@@ -4,7 +4,8 @@
 
 #include "client_error.h"
 
-static void setting_out(const struct shardd_step_settings *from, Shardd__V1__StepSettings *to)
+static void settings_setting_out(const struct shardd_step_settings *from,
+				 Shardd__V1__StepSettings *to)
 {
 	*to = (Shardd__V1__StepSettings)SHARDD__V1__STEP_SETTINGS__INIT;
 	to->lr = from->lr;
@@ -22,7 +23,8 @@ static void setting_out(const struct shardd_step_settings *from, Shardd__V1__Ste
 	to->n_units = to->n_tensors = from->n;
 }
 
-static int check_settings(const struct shardd_step_settings *s, size_t n, struct shardd_error *err)
+static int settings_check_settings(const struct shardd_step_settings *s, size_t n,
+				   struct shardd_error *err)
 {
 	if (n && !s)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "settings",
@@ -39,7 +41,7 @@ int settings_out(const struct shardd_step_settings *from, size_t n, Shardd__V1__
 		 struct shardd_error *err)
 {
 	Shardd__V1__StepSettings **list, *all;
-	int r = check_settings(from, n, err);
+	int r = settings_check_settings(from, n, err);
 
 	*ret = NULL;
 	if (r < 0 || !n)
@@ -50,7 +52,7 @@ int settings_out(const struct shardd_step_settings *from, size_t n, Shardd__V1__
 	all = (Shardd__V1__StepSettings *)(list + n);
 	for (size_t i = 0; i < n; i++) {
 		list[i] = &all[i];
-		setting_out(&from[i], list[i]);
+		settings_setting_out(&from[i], list[i]);
 	}
 	*ret = list;
 	return 0;

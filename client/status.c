@@ -7,7 +7,7 @@
 #include "ctl/json.h"
 #include "status.pb-c.h"
 
-static int as_text(const ProtobufCMessage *m, char **ret, struct shardd_error *err)
+static int status_as_text(const ProtobufCMessage *m, char **ret, struct shardd_error *err)
 {
 	_cleanup_(json_freep) json_t *j = json_from_message(m);
 	char *text;
@@ -40,5 +40,5 @@ int shardd_status(shardd_client *c, const char *job, char **ret, struct shardd_e
 	request.with_units = true;
 	r = client_call(c, "/shardd.v1.StatusService/GetStatus", &request.base,
 			&shardd__v1__get_status_response__descriptor, &reply, err);
-	return r < 0 ? r : as_text(reply, ret, err);
+	return r < 0 ? r : status_as_text(reply, ret, err);
 }

@@ -15,32 +15,33 @@
 
 #define NAP_NS 50000
 
-static void nap(void)
+static void stream_nap(void)
 {
 	nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
 }
 
 /* ----------------------------------------------------------------------- ops */
 
-static CUdeviceptr word(CUdeviceptr base, const struct stream_link *link, uint32_t slot)
+static CUdeviceptr stream_word(CUdeviceptr base, const struct stream_link *link, uint32_t slot)
 {
 	return base + (uint64_t)slot * link->stride;
 }
 
 /* The event is free when the op that it was recorded for last has been answered. Every
  * op is, at the latest at its deadline. */
-static void await_event(struct streams *s, const struct stream *x, uint32_t i)
+static void stream_await_event(struct streams *s, const struct stream *x, uint32_t i)
 {
 	while (x->holders[i] && !tickets_is_answered(&s->client->tickets, x->holders[i]))
-		nap();
+		stream_nap();
 }
 
-static int signal_event(struct streams *s, struct stream *x, uint64_t id, struct shardd_error *err)
+static int stream_signal_event(struct streams *s, struct stream *x, uint64_t id,
+			       struct shardd_error *err)
 {
 	uint32_t i = (uint32_t)((x->value + 1) % x->ring_size);
 	CUresult r;
 
-	await_event(s, x, i);
+	stream_await_event(s, x, i);
 	r = s->cuda->lib->cuEventRecord(x->ring[i], x->stream);
 	if (r != CUDA_SUCCESS)
 		return cuda_error(s->cuda, r, err, "cannot record an event on the stream");
@@ -49,11 +50,12 @@ static int signal_event(struct streams *s, struct stream *x, uint64_t id, struct
 	return 0;
 }
 
-static int signal_word(struct streams *s, const struct stream_link *link, struct stream *x,
-		       struct shardd_error *err)
+static int stream_signal_word(struct streams *s, const struct stream_link *link, struct stream *x,
+			      struct shardd_error *err)
 {
 	CUresult r =
-		s->cuda->lib->cuStreamWriteValue64(x->stream, word(link->signals, link, x->slot),
+		s->cuda->lib->cuStreamWriteValue64(x->stream,
+						   stream_word(link->signals, link, x->slot),
 						   x->value + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
 
 	if (r != CUDA_SUCCESS)
@@ -83,9 +85,9 @@ int stream_begin(struct streams *s, uint64_t id, struct stream_ref *ret,
 		return stream_link_refused(err);
 	r = cuda_enter(s->cuda, &scope, err);
 	if (r == 0 && link->order == SHARDD__V1__STREAM_LINK__ORDER__ORDER_EVENTS)
-		r = signal_event(s, x, id, err);
+		r = stream_signal_event(s, x, id, err);
 	else if (r == 0)
-		r = signal_word(s, link, x, err);
+		r = stream_signal_word(s, link, x, err);
 	if (r < 0)
 		return r;
 	*ret = (struct stream_ref){ x, link };
@@ -94,8 +96,8 @@ int stream_begin(struct streams *s, uint64_t id, struct stream_ref *ret,
 	return 1;
 }
 
-static CUresult put_wait(const struct cuda *c, const struct stream_ref *ref,
-			 const Shardd__V1__StreamPoint *ready)
+static CUresult stream_put_wait(const struct cuda *c, const struct stream_ref *ref,
+				const Shardd__V1__StreamPoint *ready)
 {
 	const struct stream_link *link = ref->link;
 	uint64_t i = (uint64_t)ready->slot * link->ring_size;
@@ -105,8 +107,8 @@ static CUresult put_wait(const struct cuda *c, const struct stream_ref *ref,
 			ref->stream->stream, link->ready_events[i + ready->value % link->ring_size],
 			0);
 	return c->lib->cuStreamWaitValue64(ref->stream->stream,
-					   word(link->ready, link, ready->slot), ready->value,
-					   CU_STREAM_WAIT_VALUE_GEQ);
+					   stream_word(link->ready, link, ready->slot),
+					   ready->value, CU_STREAM_WAIT_VALUE_GEQ);
 }
 
 int stream_end(struct streams *s, const struct stream_ref *ref,
@@ -126,7 +128,7 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 	if (entered < 0)
 		return entered;
 	pthread_mutex_lock(&s->lock);
-	r = put_wait(s->cuda, ref, ready);
+	r = stream_put_wait(s->cuda, ref, ready);
 	if (r == CUDA_SUCCESS)
 		r = s->cuda->lib->cuEventRecord(ref->stream->mark, ref->stream->stream);
 	ref->stream->marked = true;
@@ -139,7 +141,8 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 /* --------------------------------------------------------------------- quiet */
 
 /* Return: 1 (the device has not come to it), 0, or a negative shardd_code. */
-static int is_pending(struct streams *s, CUevent event, bool *pending, struct shardd_error *err)
+static int stream_is_pending(struct streams *s, CUevent event, bool *pending,
+			     struct shardd_error *err)
 {
 	CUresult r = *pending ? s->cuda->lib->cuEventQuery(event) : CUDA_SUCCESS;
 
@@ -152,41 +155,42 @@ static int is_pending(struct streams *s, CUevent event, bool *pending, struct sh
 }
 
 /* Locked. Return: 1 (a stream waits), 0, or a negative shardd_code. */
-static int is_waiting(struct streams *s, struct shardd_error *err)
+static int stream_is_waiting(struct streams *s, struct shardd_error *err)
 {
 	int r = 0;
 
 	for (uint32_t i = 0; i < s->count && r == 0; i++)
-		r = is_pending(s, s->items[i]->mark, &s->items[i]->marked, err);
+		r = stream_is_pending(s, s->items[i]->mark, &s->items[i]->marked, err);
 	return r;
 }
 
 /* Locked, and no op begins. Return: 1 (a stream waits, or has a word to raise), 0, or a
  * negative shardd_code. */
-static int is_using(struct streams *s, struct shardd_error *err)
+static int stream_is_using(struct streams *s, struct shardd_error *err)
 {
-	int r = is_waiting(s, err);
+	int r = stream_is_waiting(s, err);
 
 	for (uint32_t i = 0; i < s->count && r == 0; i++)
-		r = is_pending(s, s->items[i]->raised, &s->items[i]->raising, err);
+		r = stream_is_pending(s, s->items[i]->raised, &s->items[i]->raising, err);
 	return r;
 }
 
 /* Locked, so no wait is added and this ends. Return: the last value of @look. */
-static int look_until(struct streams *s, int (*look)(struct streams *s, struct shardd_error *err),
-		      uint64_t start, int timeout_ms, struct shardd_error *err)
+static int stream_look_until(struct streams *s,
+			     int (*look)(struct streams *s, struct shardd_error *err),
+			     uint64_t start, int timeout_ms, struct shardd_error *err)
 {
 	int r;
 
 	while ((r = look(s, err)) > 0) {
 		if (timeout_ms >= 0 && clock_now_us() - start >= (uint64_t)timeout_ms * 1000u)
 			break;
-		nap();
+		stream_nap();
 	}
 	return r;
 }
 
-static int not_now(struct shardd_error *err)
+static int stream_not_now(struct shardd_error *err)
 {
 	error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL,
 		  "new memory cannot be mapped while a stream waits for the daemon");
@@ -205,12 +209,12 @@ int streams_quiet(struct streams *s, int timeout_ms, struct shardd_error *err)
 	if (timeout_ms != 0)
 		pthread_mutex_lock(&s->lock);
 	else if (pthread_mutex_trylock(&s->lock) != 0)
-		return not_now(err);
-	r = look_until(s, is_waiting, start, timeout_ms, err);
+		return stream_not_now(err);
+	r = stream_look_until(s, stream_is_waiting, start, timeout_ms, err);
 	if (r == 0)
 		return 0;
 	pthread_mutex_unlock(&s->lock);
-	return r < 0 ? r : not_now(err);
+	return r < 0 ? r : stream_not_now(err);
 }
 
 void streams_unquiet(struct streams *s)
@@ -227,7 +231,7 @@ bool streams_settle(struct streams *s, int timeout_ms)
 
 	if (r == 0) {
 		pthread_mutex_lock(&s->lock);
-		r = look_until(s, is_using, clock_now_us(), timeout_ms, &err);
+		r = stream_look_until(s, stream_is_using, clock_now_us(), timeout_ms, &err);
 		pthread_mutex_unlock(&s->lock);
 	}
 	/* A lost device runs nothing any more. */

@@ -19,17 +19,17 @@ static_assert(sizeof(CUipcEventHandle) == MAP_IPC_BYTES, "handles");
 
 /* ------------------------------------------------------------------- reading */
 
-static int bad_link(const char *what, struct shardd_error *err)
+static int stream_link_bad_link(const char *what, struct shardd_error *err)
 {
 	return error_set(err, SHARDD_INTERNAL, NULL,
 			 "the daemon's answer to the join has an invalid stream link: %s", what);
 }
 
-static int place_copy(const Shardd__V1__Placement *from, struct link_place *to,
-		      struct shardd_error *err)
+static int stream_link_place_copy(const Shardd__V1__Placement *from, struct link_place *to,
+				  struct shardd_error *err)
 {
 	if (!from || (from->ipc_handle.len && from->ipc_handle.len != MAP_IPC_BYTES))
-		return bad_link("a placement is missing or malformed", err);
+		return stream_link_bad_link("a placement is missing or malformed", err);
 	to->place = (struct map_place){ .slab = from->slab,
 					.offset = from->offset,
 					.bytes = from->bytes,
@@ -42,37 +42,37 @@ static int place_copy(const Shardd__V1__Placement *from, struct link_place *to,
 	return 0;
 }
 
-static int timeline_copy(const Shardd__V1__StreamLink *from, struct stream_link *to,
-			 struct shardd_error *err)
+static int stream_link_timeline_copy(const Shardd__V1__StreamLink *from, struct stream_link *to,
+				     struct shardd_error *err)
 {
-	int r = place_copy(from->signals, &to->signals_place, err);
+	int r = stream_link_place_copy(from->signals, &to->signals_place, err);
 
 	if (r == 0)
-		r = place_copy(from->ready, &to->ready_place, err);
+		r = stream_link_place_copy(from->ready, &to->ready_place, err);
 	if (r < 0)
 		return r;
 	if (to->stride < sizeof(uint64_t) || to->stride % sizeof(uint64_t) != 0)
-		return bad_link("its words overlap", err);
+		return stream_link_bad_link("its words overlap", err);
 	to->queues = (uint32_t)(to->ready_place.place.bytes / to->stride);
 	if (to->signals_place.place.bytes / to->stride < to->slots)
-		return bad_link("it has fewer words than slots", err);
+		return stream_link_bad_link("it has fewer words than slots", err);
 	return 0;
 }
 
-static int events_copy(const Shardd__V1__StreamLink *from, struct stream_link *to,
-		       struct shardd_error *err)
+static int stream_link_events_copy(const Shardd__V1__StreamLink *from, struct stream_link *to,
+				   struct shardd_error *err)
 {
 	size_t n = from->n_ready_events;
 	int r = 0;
 
 	/* Not mapped; but another page tells that the daemon knows nothing of our events. */
 	if (from->signals)
-		r = place_copy(from->signals, &to->signals_place, err);
+		r = stream_link_place_copy(from->signals, &to->signals_place, err);
 	if (r < 0)
 		return r;
 
 	if (!from->event_ring || !n || n % from->event_ring != 0)
-		return bad_link("its events do not form whole rings", err);
+		return stream_link_bad_link("its events do not form whole rings", err);
 	to->handles = calloc(n, MAP_IPC_BYTES);
 	to->ready_events = calloc(n, sizeof(*to->ready_events));
 	if (!to->handles || !to->ready_events)
@@ -81,7 +81,7 @@ static int events_copy(const Shardd__V1__StreamLink *from, struct stream_link *t
 	to->queues = (uint32_t)(n / from->event_ring);
 	for (size_t i = 0; i < n; i++) {
 		if (from->ready_events[i].len != MAP_IPC_BYTES)
-			return bad_link("an event handle is malformed", err);
+			return stream_link_bad_link("an event handle is malformed", err);
 		memcpy(to->handles + i * MAP_IPC_BYTES, from->ready_events[i].data, MAP_IPC_BYTES);
 	}
 	return 0;
@@ -99,9 +99,9 @@ int stream_link_new(const Shardd__V1__StreamLink *from, struct stream_link **ret
 	to->slots = from->slots;
 	to->stride = from->slot_stride;
 	if (IS_TIMELINE(to))
-		r = timeline_copy(from, to, err);
+		r = stream_link_timeline_copy(from, to, err);
 	else if (IS_EVENTS(to))
-		r = events_copy(from, to, err);
+		r = stream_link_events_copy(from, to, err);
 	if (r < 0)
 		stream_link_free(NULL, to);
 	else
@@ -133,7 +133,7 @@ int stream_link_refused(struct shardd_error *err)
 			 "the daemon orders no ops with streams on this device: use no stream");
 }
 
-static bool place_same(const struct link_place *a, const struct link_place *b)
+static bool stream_link_place_same(const struct link_place *a, const struct link_place *b)
 {
 	return a->place.slab == b->place.slab && a->place.offset == b->place.offset &&
 	       a->place.bytes == b->place.bytes;
@@ -144,8 +144,8 @@ bool stream_link_same(const struct stream_link *a, const struct stream_link *b)
 	if (a->order != b->order || a->slots != b->slots || a->stride != b->stride ||
 	    a->queues != b->queues || a->ring_size != b->ring_size)
 		return false;
-	if (!place_same(&a->signals_place, &b->signals_place) ||
-	    !place_same(&a->ready_place, &b->ready_place))
+	if (!stream_link_place_same(&a->signals_place, &b->signals_place) ||
+	    !stream_link_place_same(&a->ready_place, &b->ready_place))
 		return false;
 	return !IS_EVENTS(a) || memcmp(a->handles, b->handles,
 				       (size_t)a->queues * a->ring_size * MAP_IPC_BYTES) == 0;
@@ -153,8 +153,8 @@ bool stream_link_same(const struct stream_link *a, const struct stream_link *b)
 
 /* ------------------------------------------------------------------- opening */
 
-static int map_words(struct streams *s, const struct link_place *p, CUdeviceptr *ret,
-		     struct shardd_error *err)
+static int stream_link_map_words(struct streams *s, const struct link_place *p, CUdeviceptr *ret,
+				 struct shardd_error *err)
 {
 	void *at;
 	int r = map_address(&s->client->map, &p->place, -1, &at, err);
@@ -164,7 +164,8 @@ static int map_words(struct streams *s, const struct link_place *p, CUdeviceptr 
 	return r;
 }
 
-static int open_events(const struct cuda *c, struct stream_link *link, struct shardd_error *err)
+static int stream_link_open_events(const struct cuda *c, struct stream_link *link,
+				   struct shardd_error *err)
 {
 	for (uint32_t i = 0; i < link->queues * link->ring_size; i++) {
 		CUipcEventHandle handle;
@@ -187,11 +188,11 @@ int stream_link_open(struct streams *s, struct stream_link *link, struct shardd_
 	if (link->open)
 		return 0;
 	if (IS_EVENTS(link)) {
-		r = open_events(s->cuda, link, err);
+		r = stream_link_open_events(s->cuda, link, err);
 	} else {
-		r = map_words(s, &link->signals_place, &link->signals, err);
+		r = stream_link_map_words(s, &link->signals_place, &link->signals, err);
 		if (r == 0)
-			r = map_words(s, &link->ready_place, &link->ready, err);
+			r = stream_link_map_words(s, &link->ready_place, &link->ready, err);
 	}
 	link->open = r == 0;
 	return r;
@@ -199,7 +200,8 @@ int stream_link_open(struct streams *s, struct stream_link *link, struct shardd_
 
 /* ------------------------------------------------------------------- sharing */
 
-static int make_ring(const struct cuda *c, uint32_t n, struct stream *x, struct shardd_error *err)
+static int stream_link_make_ring(const struct cuda *c, uint32_t n, struct stream *x,
+				 struct shardd_error *err)
 {
 	x->ring = calloc(n, sizeof(*x->ring));
 	x->holders = calloc(n, sizeof(*x->holders));
@@ -238,8 +240,8 @@ int stream_link_tell(struct streams *s, uint32_t slot, const uint8_t *handles, u
 	return r;
 }
 
-static int share_ring(struct streams *s, const struct stream *x, uint8_t *handles,
-		      struct shardd_error *err)
+static int stream_link_share_ring(struct streams *s, const struct stream *x, uint8_t *handles,
+				  struct shardd_error *err)
 {
 	CUipcEventHandle handle;
 
@@ -262,13 +264,13 @@ int stream_link_share(struct streams *s, const struct stream_link *link, struct 
 	if (!IS_EVENTS(link))
 		return 0;
 	if (!x->ring)
-		r = make_ring(s->cuda, link->ring_size, x, err);
+		r = stream_link_make_ring(s->cuda, link->ring_size, x, err);
 	if (r < 0)
 		return r;
 	if (x->ring_size != link->ring_size)
-		return bad_link("its rings have a different size than before", err);
+		return stream_link_bad_link("its rings have a different size than before", err);
 	handles = calloc(x->ring_size, MAP_IPC_BYTES);
-	r = handles ? share_ring(s, x, handles, err) : error_memory(err);
+	r = handles ? stream_link_share_ring(s, x, handles, err) : error_memory(err);
 	free(handles);
 	return r;
 }

@@ -31,7 +31,7 @@ struct streams *streams_new(struct shardd_client *c, struct cuda *cuda)
 	return s;
 }
 
-static void stream_free(const struct cuda *cuda, struct stream *x)
+static void stream_set_free(const struct cuda *cuda, struct stream *x)
 {
 	for (uint32_t i = 0; x->ring && i < x->ring_size; i++)
 		if (x->ring[i])
@@ -54,7 +54,7 @@ void streams_free(struct streams *s)
 	/* Where the device is lost its events are gone already. */
 	cuda_enter(s->cuda, &scope, NULL);
 	for (uint32_t i = 0; i < s->count; i++)
-		stream_free(s->cuda, s->items[i]);
+		stream_set_free(s->cuda, s->items[i]);
 	while (s->link)
 		s->link = stream_link_free(s->cuda, s->link);
 	s->cuda->streams = NULL;
@@ -87,8 +87,8 @@ bool stream_of_thread(struct streams *s, CUstream *ret)
 }
 
 /* Is it a stream of the context in which memory is mapped? The context is entered. */
-static int check_stream(const struct cuda *c, CUcontext before, CUstream stream,
-			struct shardd_error *err)
+static int stream_set_check_stream(const struct cuda *c, CUcontext before, CUstream stream,
+				   struct shardd_error *err)
 {
 	CUcontext own = NULL;
 	CUresult r;
@@ -116,7 +116,7 @@ static int check_stream(const struct cuda *c, CUcontext before, CUstream stream,
 			 c->uuid);
 }
 
-static struct stream *find(struct streams *s, CUstream stream)
+static struct stream *stream_set_find(struct streams *s, CUstream stream)
 {
 	for (uint32_t i = 0; i < s->count; i++)
 		if (s->items[i]->stream == stream)
@@ -125,7 +125,7 @@ static struct stream *find(struct streams *s, CUstream stream)
 }
 
 /* The lock is for those who look whether a stream waits. */
-static int append(struct streams *s, struct stream *x, struct shardd_error *err)
+static int stream_set_append(struct streams *s, struct stream *x, struct shardd_error *err)
 {
 	struct stream **bigger;
 
@@ -139,8 +139,8 @@ static int append(struct streams *s, struct stream *x, struct shardd_error *err)
 	return bigger ? 0 : error_memory(err);
 }
 
-static int prepare(struct streams *s, const struct stream_link *link, struct stream *x,
-		   struct shardd_error *err)
+static int stream_set_prepare(struct streams *s, const struct stream_link *link, struct stream *x,
+			      struct shardd_error *err)
 {
 	CUresult r = s->cuda->lib->cuEventCreate(&x->mark, CU_EVENT_DISABLE_TIMING);
 	int shared;
@@ -150,12 +150,12 @@ static int prepare(struct streams *s, const struct stream_link *link, struct str
 	if (r != CUDA_SUCCESS)
 		return cuda_error(s->cuda, r, err, "cannot create an event");
 	shared = stream_link_share(s, link, x, err);
-	return shared < 0 ? shared : append(s, x, err);
+	return shared < 0 ? shared : stream_set_append(s, x, err);
 }
 
 /* Setup locked. */
-static int add(struct streams *s, const struct stream_link *link, CUstream stream,
-	       struct stream **ret, struct shardd_error *err)
+static int stream_set_add(struct streams *s, const struct stream_link *link, CUstream stream,
+			  struct stream **ret, struct shardd_error *err)
 {
 	struct stream *x;
 	int r;
@@ -169,16 +169,16 @@ static int add(struct streams *s, const struct stream_link *link, CUstream strea
 		return error_memory(err);
 	x->stream = stream;
 	x->slot = s->count;
-	r = prepare(s, link, x, err);
+	r = stream_set_prepare(s, link, x, err);
 	if (r < 0)
-		stream_free(s->cuda, x);
+		stream_set_free(s->cuda, x);
 	else
 		*ret = x;
 	return r;
 }
 
 /* Setup locked, context entered. */
-static int set_entered(struct streams *s, CUstream stream, struct shardd_error *err)
+static int stream_set_entered(struct streams *s, CUstream stream, struct shardd_error *err)
 {
 	struct stream *x;
 	int r;
@@ -188,9 +188,9 @@ static int set_entered(struct streams *s, CUstream stream, struct shardd_error *
 	r = stream_link_open(s, s->link, err);
 	if (r < 0)
 		return r;
-	x = find(s, stream);
+	x = stream_set_find(s, stream);
 	if (!x)
-		r = add(s, s->link, stream, &x, err);
+		r = stream_set_add(s, s->link, stream, &x, err);
 	if (r == 0 && pthread_setspecific(s->key, x) != 0)
 		r = error_memory(err);
 	return r;
@@ -206,11 +206,11 @@ int streams_set(struct streams *s, void *stream, struct shardd_error *err)
 	err = err ? err : &scratch;
 	r = cuda_enter(s->cuda, &scope, err);
 	if (r == 0)
-		r = check_stream(s->cuda, scope.before, cu, err);
+		r = stream_set_check_stream(s->cuda, scope.before, cu, err);
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&s->setup);
-	r = set_entered(s, cu, err);
+	r = stream_set_entered(s, cu, err);
 	pthread_mutex_unlock(&s->setup);
 	return r;
 }
@@ -223,8 +223,8 @@ void streams_clear(struct streams *s)
 /* --------------------------------------------------------------------- joins */
 
 /* Setup locked, context entered. */
-static int join_entered(struct streams *s, const Shardd__V1__StreamLink *link,
-			struct shardd_error *err)
+static int stream_set_join_entered(struct streams *s, const Shardd__V1__StreamLink *link,
+				   struct shardd_error *err)
 {
 	struct stream_link *fresh;
 	int r = stream_link_new(link, &fresh, err);
@@ -256,7 +256,7 @@ int streams_join(struct streams *s, const Shardd__V1__StreamLink *link, struct s
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&s->setup);
-	r = join_entered(s, link ? link : &none, err);
+	r = stream_set_join_entered(s, link ? link : &none, err);
 	pthread_mutex_unlock(&s->setup);
 	return r;
 }

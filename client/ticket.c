@@ -141,14 +141,14 @@ void tickets_deinit(struct tickets *t)
 	t->first_free = TICKET_NO_SLOT;
 }
 
-static uint32_t slot_of(uint64_t id)
+static uint32_t ticket_slot_of(uint64_t id)
 {
 	return (uint32_t)(id & (SLOT_MAX - 1));
 }
 
-static struct ticket_slot *find(struct tickets *t, uint64_t id)
+static struct ticket_slot *ticket_find(struct tickets *t, uint64_t id)
 {
-	uint32_t i = slot_of(id);
+	uint32_t i = ticket_slot_of(id);
 
 	if (i >= t->count || !t->slots[i].ticket || t->slots[i].uses != id >> SLOT_BITS)
 		return NULL;
@@ -156,7 +156,7 @@ static struct ticket_slot *find(struct tickets *t, uint64_t id)
 }
 
 /* Add a free slot. Return: 0 or -ENOMEM. */
-static int grow(struct tickets *t)
+static int ticket_grow(struct tickets *t)
 {
 	uint32_t room = t->room ? t->room * 2 : 64;
 	struct ticket_slot *bigger;
@@ -176,7 +176,7 @@ static int grow(struct tickets *t)
 }
 
 /* There may be answers that no thread has waited for yet. */
-static void count_again(struct tickets *t)
+static void ticket_count_again(struct tickets *t)
 {
 	for (uint32_t i = 0; i < t->count; i++) {
 		struct ticket *x = t->slots[i].ticket;
@@ -188,15 +188,15 @@ static void count_again(struct tickets *t)
 	}
 }
 
-static int add(struct tickets *t, struct ticket *x, uint32_t limit, uint64_t *ret_id)
+static int ticket_add(struct tickets *t, struct ticket *x, uint32_t limit, uint64_t *ret_id)
 {
 	struct ticket_slot *slot;
 
 	if (limit && t->unanswered >= limit)
-		count_again(t);
+		ticket_count_again(t);
 	if (limit && t->unanswered >= limit)
 		return TICKET_E_FULL;
-	if (t->first_free == TICKET_NO_SLOT && grow(t) < 0)
+	if (t->first_free == TICKET_NO_SLOT && ticket_grow(t) < 0)
 		return -ENOMEM;
 	slot = &t->slots[t->first_free];
 	slot->uses++;
@@ -208,7 +208,7 @@ static int add(struct tickets *t, struct ticket *x, uint32_t limit, uint64_t *re
 }
 
 /* A cleared one, or NULL without memory. */
-static struct ticket *take_spare(struct tickets *t)
+static struct ticket *ticket_take_spare(struct tickets *t)
 {
 	struct ticket *x = t->spare;
 
@@ -225,7 +225,7 @@ static struct ticket *take_spare(struct tickets *t)
 	return x;
 }
 
-static void give_spare(struct tickets *t, struct ticket *x)
+static void ticket_give_spare(struct tickets *t, struct ticket *x)
 {
 	if (t->n_spare == SPARE_MAX) {
 		free(x);
@@ -243,13 +243,13 @@ int tickets_add(struct tickets *t, const struct op *op, uint32_t limit, struct t
 	int r = -ENOMEM;
 
 	pthread_mutex_lock(&t->lock);
-	x = take_spare(t);
+	x = ticket_take_spare(t);
 	if (x) {
 		x->op = op;
 		atomic_init(&x->claimed, true);
-		r = add(t, x, limit, ret_id);
+		r = ticket_add(t, x, limit, ret_id);
 		if (r)
-			give_spare(t, x);
+			ticket_give_spare(t, x);
 	}
 	pthread_mutex_unlock(&t->lock);
 	if (r == 0)
@@ -263,7 +263,7 @@ int tickets_claim(struct tickets *t, uint64_t id, struct ticket **ret)
 	int r = TICKET_E_NONE;
 
 	pthread_mutex_lock(&t->lock);
-	slot = find(t, id);
+	slot = ticket_find(t, id);
 	if (slot && slot->ticket->detached)
 		slot = NULL;
 	if (slot && slot->ticket->claimed) {
@@ -313,7 +313,7 @@ int tickets_cancel(struct tickets *t, uint64_t id)
 	int r = TICKET_E_NONE;
 
 	pthread_mutex_lock(&t->lock);
-	slot = find(t, id);
+	slot = ticket_find(t, id);
 	if (slot && slot->ticket->pending) {
 		r = TICKET_E_GRPC;
 	} else if (slot) {
@@ -332,7 +332,7 @@ void tickets_release(struct tickets *t, struct ticket *ticket)
 	atomic_store_explicit(&ticket->claimed, false, memory_order_release);
 }
 
-static void answered(struct tickets *t, struct ticket *ticket)
+static void ticket_answered(struct tickets *t, struct ticket *ticket)
 {
 	if (ticket->answered)
 		return;
@@ -345,7 +345,7 @@ void tickets_answered(struct tickets *t, struct ticket *ticket)
 {
 	pthread_mutex_lock(&t->lock);
 	CHECK(ticket->claimed);
-	answered(t, ticket);
+	ticket_answered(t, ticket);
 	pthread_mutex_unlock(&t->lock);
 }
 
@@ -355,11 +355,11 @@ bool tickets_is_answered(struct tickets *t, uint64_t id)
 	bool is;
 
 	pthread_mutex_lock(&t->lock);
-	slot = find(t, id);
+	slot = ticket_find(t, id);
 	/* The thread that has claimed it handles the answer. */
 	if (slot && !slot->ticket->claimed && !slot->ticket->answered &&
 	    ticket_wait(slot->ticket, 0))
-		answered(t, slot->ticket);
+		ticket_answered(t, slot->ticket);
 	is = !slot || slot->ticket->answered;
 	pthread_mutex_unlock(&t->lock);
 	return is;
@@ -371,17 +371,17 @@ void tickets_end(struct tickets *t, uint64_t id)
 	struct ticket *ticket;
 
 	pthread_mutex_lock(&t->lock);
-	slot = find(t, id);
+	slot = ticket_find(t, id);
 	CHECK(slot && slot->ticket->claimed);
 	ticket = STEAL_PTR(slot->ticket);
 	if (ticket->detached)
 		t->detached--;
-	answered(t, ticket);
+	ticket_answered(t, ticket);
 	ticket_clear(ticket);
-	give_spare(t, ticket);
+	ticket_give_spare(t, ticket);
 	if (slot->uses < USES_MAX) {
 		slot->next_free = t->first_free;
-		t->first_free = slot_of(id);
+		t->first_free = ticket_slot_of(id);
 	}
 	pthread_mutex_unlock(&t->lock);
 }

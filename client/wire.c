@@ -22,7 +22,7 @@ size_t wire_entry(uint8_t *at, unsigned field, size_t bytes)
 	return n;
 }
 
-static bool add_chunk(struct wire_arena *a, size_t bytes)
+static bool wire_add_chunk(struct wire_arena *a, size_t bytes)
 {
 	size_t size = bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES;
 	struct wire_chunk *c = malloc(sizeof(*c) + size);
@@ -36,13 +36,13 @@ static bool add_chunk(struct wire_arena *a, size_t bytes)
 	return true;
 }
 
-static void *take(void *data, size_t bytes)
+static void *wire_take(void *data, size_t bytes)
 {
 	struct wire_arena *a = data;
 	size_t size = (bytes + alignof(max_align_t) - 1) & ~(alignof(max_align_t) - 1);
 	char *piece;
 
-	if (size < bytes || ((size > a->left || !a->chunks) && !add_chunk(a, size))) {
+	if (size < bytes || ((size > a->left || !a->chunks) && !wire_add_chunk(a, size))) {
 		a->failed = true;
 		return NULL;
 	}
@@ -51,7 +51,7 @@ static void *take(void *data, size_t bytes)
 	return piece;
 }
 
-static void give(void *data, void *piece)
+static void wire_give(void *data, void *piece)
 {
 	(void)data; /* the arena goes as a whole */
 	(void)piece;
@@ -59,7 +59,7 @@ static void give(void *data, void *piece)
 
 ProtobufCAllocator wire_allocator(struct wire_arena *arena)
 {
-	return (ProtobufCAllocator){ take, give, arena };
+	return (ProtobufCAllocator){ wire_take, wire_give, arena };
 }
 
 void wire_arena_deinit(struct wire_arena *a)

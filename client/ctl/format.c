@@ -9,7 +9,7 @@
 #include "core/check.h"
 
 /* Three digits that count: 1.23, 12.3, 123. */
-static int decimals(double value)
+static int format_decimals(double value)
 {
 	return value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
 }
@@ -23,7 +23,8 @@ struct format format_bytes(uint64_t bytes)
 
 	for (; value >= 1024 && unit + 1 < ARRAY_SIZE(units); unit++)
 		value /= 1024;
-	snprintf(f.text, sizeof(f.text), "%.*f %s", unit ? decimals(value) : 0, value, units[unit]);
+	snprintf(f.text, sizeof(f.text), "%.*f %s", unit ? format_decimals(value) : 0, value,
+		 units[unit]);
 	return f;
 }
 
@@ -35,7 +36,7 @@ struct format format_us(uint64_t us)
 	if (us < 1000)
 		snprintf(f.text, sizeof(f.text), "%u us", (unsigned)us);
 	else if (us < 60000000)
-		snprintf(f.text, sizeof(f.text), "%.*f %s", decimals(value), value,
+		snprintf(f.text, sizeof(f.text), "%.*f %s", format_decimals(value), value,
 			 us < 1000000 ? "ms" : "s");
 	else
 		f = format_seconds(us / 1000000);
@@ -68,7 +69,7 @@ struct format format_percent(uint64_t part, uint64_t whole)
 }
 
 /* strtoull without sign and blanks. Return: where the digits end, or NULL. */
-static const char *digits(const char *text, uint64_t *ret)
+static const char *format_digits(const char *text, uint64_t *ret)
 {
 	char *end;
 
@@ -82,7 +83,7 @@ static const char *digits(const char *text, uint64_t *ret)
 bool format_parse_number(const char *text, uint64_t max, uint64_t *ret)
 {
 	uint64_t number;
-	const char *end = digits(text, &number);
+	const char *end = format_digits(text, &number);
 
 	if (!end || *end || number > max)
 		return false;
@@ -94,7 +95,7 @@ bool format_parse_bytes(const char *text, uint64_t *ret)
 {
 	static const char suffixes[] = "KMGT";
 	uint64_t number;
-	const char *end = digits(text, &number);
+	const char *end = format_digits(text, &number);
 	const char *suffix;
 	unsigned shift = 0;
 

@@ -21,7 +21,7 @@ struct look {
 	bool denied;
 };
 
-static void look_note(struct look *l, uint64_t inode)
+static void holders_look_note(struct look *l, uint64_t inode)
 {
 	for (size_t i = 0; i < l->n; i++)
 		if (l->inodes[i] == inode)
@@ -29,7 +29,7 @@ static void look_note(struct look *l, uint64_t inode)
 }
 
 /* Lines "7f00-7f10 r--s 00000000 00:01 1234   /memfd:shardd (deleted)". */
-static void look_at_mappings(struct look *l, const char *pid)
+static void holders_look_at_mappings(struct look *l, const char *pid)
 {
 	_cleanup_(fclosep) FILE *f = NULL;
 	char path[64], line[512];
@@ -40,10 +40,10 @@ static void look_at_mappings(struct look *l, const char *pid)
 	l->denied |= !f && errno == EACCES;
 	while (f && fgets(line, sizeof(line), f))
 		if (strstr(line, NAME) && sscanf(line, "%*s %*s %*s %*s %llu", &inode) == 1)
-			look_note(l, inode);
+			holders_look_note(l, inode);
 }
 
-static void look_at_descriptors(struct look *l, const char *pid)
+static void holders_look_at_descriptors(struct look *l, const char *pid)
 {
 	char path[64], file[400], target[64];
 	struct dirent *e;
@@ -60,13 +60,13 @@ static void look_at_descriptors(struct look *l, const char *pid)
 		len = readlink(file, target, sizeof(target));
 		if (len >= (ssize_t)strlen(NAME) && memcmp(target, NAME, strlen(NAME)) == 0 &&
 		    stat(file, &st) == 0)
-			look_note(l, (uint64_t)st.st_ino);
+			holders_look_note(l, (uint64_t)st.st_ino);
 	}
 	if (dir)
 		closedir(dir);
 }
 
-static void read_command(const char *pid, char *buf, size_t bytes)
+static void holders_read_command(const char *pid, char *buf, size_t bytes)
 {
 	_cleanup_(fclosep) FILE *f = NULL;
 	char path[64];
@@ -88,7 +88,7 @@ static int holders_add(struct holders *h, const char *pid, size_t index)
 	h->all = grown;
 	new = &h->all[h->n++];
 	*new = (struct holder){ .pid = (pid_t)atol(pid), .index = index };
-	read_command(pid, new->command, sizeof(new->command));
+	holders_read_command(pid, new->command, sizeof(new->command));
 	return 0;
 }
 
@@ -98,8 +98,8 @@ static int holders_of_process(struct holders *h, struct look *l, const char *pid
 
 	memset(l->found, 0, l->n * sizeof(*l->found));
 	l->denied = false;
-	look_at_mappings(l, pid);
-	look_at_descriptors(l, pid);
+	holders_look_at_mappings(l, pid);
+	holders_look_at_descriptors(l, pid);
 	h->unseen += l->denied;
 	for (size_t i = 0; r == 0 && i < l->n; i++)
 		if (l->found[i])

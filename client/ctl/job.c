@@ -12,7 +12,7 @@
 
 /* ------------------------------------------------------------------- create */
 
-static int number_option(const char *name, uint32_t min, uint32_t *ret)
+static int job_number_option(const char *name, uint32_t min, uint32_t *ret)
 {
 	uint64_t number;
 
@@ -23,7 +23,7 @@ static int number_option(const char *name, uint32_t min, uint32_t *ret)
 	return CTL_OK;
 }
 
-static int lifetime_option(Shardd__V1__JobSpec *job, Shardd__V1__Lifetime lifetime)
+static int job_lifetime_option(Shardd__V1__JobSpec *job, Shardd__V1__Lifetime lifetime)
 {
 	if (job->lifetime != SHARDD__V1__LIFETIME__LIFETIME_UNSPECIFIED &&
 	    job->lifetime != lifetime)
@@ -32,24 +32,24 @@ static int lifetime_option(Shardd__V1__JobSpec *job, Shardd__V1__Lifetime lifeti
 	return CTL_OK;
 }
 
-static int create_option(Shardd__V1__JobSpec *job, int o)
+static int job_create_option(Shardd__V1__JobSpec *job, int o)
 {
 	switch (o) {
 	case 'w':
-		return number_option("world-size", 1, &job->world_size);
+		return job_number_option("world-size", 1, &job->world_size);
 	case 'k':
-		return lifetime_option(job, SHARDD__V1__LIFETIME__LIFETIME_KEEP);
+		return job_lifetime_option(job, SHARDD__V1__LIFETIME__LIFETIME_KEEP);
 	case 'e':
-		return lifetime_option(job, SHARDD__V1__LIFETIME__LIFETIME_EPHEMERAL);
+		return job_lifetime_option(job, SHARDD__V1__LIFETIME__LIFETIME_EPHEMERAL);
 	case 'q':
 		if (format_parse_bytes(optarg, &job->quota_bytes))
 			return CTL_OK;
 		return ctl_usage("--quota \"%s\" is not a number of bytes, such as 4096, 64M, 2G",
 				 optarg);
 	case 't':
-		return number_option("ttl", 0, &job->ttl_s);
+		return job_number_option("ttl", 0, &job->ttl_s);
 	case 'o':
-		return number_option("op-timeout", 0, &job->op_timeout_ms);
+		return job_number_option("op-timeout", 0, &job->op_timeout_ms);
 	case 'a':
 		job->allow_torn = true;
 		return CTL_OK;
@@ -63,7 +63,7 @@ static int create_option(Shardd__V1__JobSpec *job, int o)
 
 /* @argv[0]: create. A job that is made by hand is kept unless an option says otherwise:
  * it exists before its trainers and after them. */
-static int parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], int argc, char **argv)
+static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "world-size", required_argument, NULL, 'w' },
@@ -80,7 +80,7 @@ static int parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], int ar
 	int o;
 
 	while (r == CTL_OK && (o = getopt_long(argc, argv, "", options, NULL)) != -1)
-		r = create_option(job, o);
+		r = job_create_option(job, o);
 	if (r != CTL_OK)
 		return r;
 	if (argc - optind != 1)
@@ -101,7 +101,7 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 	Shardd__V1__JobSpec job = SHARDD__V1__JOB_SPEC__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	char name[CTL_JOB_MAX];
-	int r = parse_create(&job, name, argc, argv);
+	int r = job_parse_create(&job, name, argc, argv);
 
 	request.job = &job;
 	if (r == CTL_OK)

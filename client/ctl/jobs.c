@@ -10,7 +10,7 @@
 #include "ctl/json.h"
 
 /* The devices of its ranks, each once, in the order of the ranks. */
-static void devices_cell(struct table *t, const Shardd__V1__JobStatus *j)
+static void jobs_devices_cell(struct table *t, const Shardd__V1__JobStatus *j)
 {
 	_cleanup_(freep) char *text = NULL;
 	size_t bytes = 0;
@@ -30,7 +30,7 @@ static void devices_cell(struct table *t, const Shardd__V1__JobStatus *j)
 	table_cell(t, "%s", text && *text ? text + 1 : "-");
 }
 
-static void job_row(struct table *t, const Shardd__V1__JobStatus *j)
+static void jobs_job_row(struct table *t, const Shardd__V1__JobStatus *j)
 {
 	char user[CTL_USER_MAX];
 
@@ -45,7 +45,7 @@ static void job_row(struct table *t, const Shardd__V1__JobStatus *j)
 	table_cell(t, "%s", j->lifetime);
 	table_cell(t, "%u", j->unit_count);
 	table_cell(t, "%s", format_bytes(j->used_bytes).text);
-	devices_cell(t, j);
+	jobs_devices_cell(t, j);
 	table_cell(t, "%s", *j->last_error ? j->last_error : "-");
 }
 
@@ -74,6 +74,6 @@ int ctl_jobs(struct ctl *ctl, int argc, char **argv)
 	}
 	t = table_new(columns, ARRAY_SIZE(columns));
 	for (size_t i = 0; t && i < s->n_jobs; i++)
-		job_row(t, s->jobs[i]);
+		jobs_job_row(t, s->jobs[i]);
 	return ctl_print_table(ctl, NULL, t);
 }

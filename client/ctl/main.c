@@ -24,7 +24,7 @@ static const struct ctl_verb verbs[] = {
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
 };
 
-static void help(void)
+static void main_help(void)
 {
 	puts("usage: shardctl [--socket PATH] [--json] [--no-color] VERB [ARGUMENT...]\n");
 	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
@@ -47,7 +47,7 @@ static void help(void)
 	     "3 the daemon cannot be reached; run: the highest exit code of its trainers");
 }
 
-static const struct ctl_verb *find_verb(const char *name)
+static const struct ctl_verb *main_find_verb(const char *name)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
 		if (strcmp(verbs[i].name, name) == 0)
@@ -56,7 +56,7 @@ static const struct ctl_verb *find_verb(const char *name)
 }
 
 /* Options before the verb. Return: -1 to go on, else the exit code. */
-static int parse(struct ctl *ctl, int argc, char **argv)
+static int main_parse(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "socket", required_argument, NULL, 's' }, { "json", no_argument, NULL, 'j' },
@@ -77,7 +77,7 @@ static int parse(struct ctl *ctl, int argc, char **argv)
 			ctl->color = false;
 			break;
 		case 'h':
-			help();
+			main_help();
 			return CTL_OK;
 		case 'v':
 			printf("shardctl %s\n", shardd_version());
@@ -89,7 +89,7 @@ static int parse(struct ctl *ctl, int argc, char **argv)
 	return -1;
 }
 
-static bool wants_color(void)
+static bool main_wants_color(void)
 {
 	const char *no = getenv("NO_COLOR");
 
@@ -98,9 +98,9 @@ static bool wants_color(void)
 
 int main(int argc, char **argv)
 {
-	struct ctl ctl = { .color = wants_color() };
+	struct ctl ctl = { .color = main_wants_color() };
 	const struct ctl_verb *verb;
-	int r = parse(&ctl, argc, argv);
+	int r = main_parse(&ctl, argc, argv);
 
 	if (r >= 0)
 		return r;
@@ -108,7 +108,7 @@ int main(int argc, char **argv)
 	ctl.socket = env_socket(ctl.socket);
 	if (optind == argc)
 		return ctl_usage("no verb is given");
-	verb = find_verb(argv[optind]);
+	verb = main_find_verb(argv[optind]);
 	if (!verb)
 		return ctl_usage("there is no verb \"%s\"", argv[optind]);
 	argc -= optind;

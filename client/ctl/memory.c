@@ -13,13 +13,13 @@
 
 static const char *const class_names[] = { "shard", "full", "grad", "control" };
 
-static void class_cells(struct table *t, Shardd__V1__ClassBytes *const *classes, size_t n)
+static void memory_class_cells(struct table *t, Shardd__V1__ClassBytes *const *classes, size_t n)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(class_names); i++)
 		table_cell(t, "%s", format_bytes(ctl_class(classes, n, class_names[i])).text);
 }
 
-static int print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int memory_print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "DEVICE", false },  { "CAPACITY", true }, { "USED", true },
@@ -36,14 +36,14 @@ static int print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s
 		table_cell(t, "%s", format_bytes(d->capacity_bytes).text);
 		table_cell(t, "%s", format_bytes(d->used_bytes).text);
 		table_cell(t, "%s", format_percent(d->used_bytes, d->capacity_bytes).text);
-		class_cells(t, d->classes, d->n_classes);
+		memory_class_cells(t, d->classes, d->n_classes);
 		table_cell(t, "%s", format_bytes(d->quarantined_bytes).text);
 		table_cell(t, "%s", format_bytes(d->overhead_bytes).text);
 	}
 	return ctl_print_table(ctl, "Devices", t);
 }
 
-static int print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int memory_print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false },  { "QUOTA", true },   { "USED", true },
@@ -65,14 +65,14 @@ static int print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 			   j->quota_bytes == UINT64_MAX
 				   ? "-"
 				   : format_percent(j->used_bytes, j->quota_bytes).text);
-		class_cells(t, j->classes, j->n_classes);
+		memory_class_cells(t, j->classes, j->n_classes);
 		table_cell(t, "%s", format_bytes(j->quarantined_bytes).text);
 	}
 	return ctl_print_table(ctl, "Jobs", t);
 }
 
-static void class_row(struct table *t, const Shardd__V1__JobStatus *j,
-		      const Shardd__V1__ClassMemory *c)
+static void memory_class_row(struct table *t, const Shardd__V1__JobStatus *j,
+			     const Shardd__V1__ClassMemory *c)
 {
 	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%s", c->name);
@@ -83,7 +83,7 @@ static void class_row(struct table *t, const Shardd__V1__JobStatus *j,
 }
 
 /* What should be there beside what is. */
-static int print_classes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int memory_print_classes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false },   { "CLASS", false }, { "FORMULA", true },
@@ -94,11 +94,11 @@ static int print_classes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s
 	for (size_t i = 0; t && i < s->n_jobs; i++)
 		for (size_t k = 0; k < s->jobs[i]->n_memory; k++)
 			if (s->jobs[i]->memory[k]->peak_bytes)
-				class_row(t, s->jobs[i], s->jobs[i]->memory[k]);
+				memory_class_row(t, s->jobs[i], s->jobs[i]->memory[k]);
 	return ctl_print_table(ctl, "Memory of jobs against their formulas", t);
 }
 
-static int larger_slab(const void *a, const void *b)
+static int memory_larger_slab(const void *a, const void *b)
 {
 	const Shardd__V1__SlabStatus *x = *(Shardd__V1__SlabStatus *const *)a;
 	const Shardd__V1__SlabStatus *y = *(Shardd__V1__SlabStatus *const *)b;
@@ -108,7 +108,7 @@ static int larger_slab(const void *a, const void *b)
 	return x->slab < y->slab ? -1 : x->slab > y->slab;
 }
 
-static void slab_row(struct table *t, const Shardd__V1__SlabStatus *s)
+static void memory_slab_row(struct table *t, const Shardd__V1__SlabStatus *s)
 {
 	table_cell(t, "%u", s->slab);
 	ctl_job_cell(t, s->uid, s->job);
@@ -123,7 +123,7 @@ static void slab_row(struct table *t, const Shardd__V1__SlabStatus *s)
 	table_cell(t, "%u", s->exported);
 }
 
-static int print_slabs(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
+static int memory_print_slabs(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "SLAB", true },        { "JOB", false },       { "CLASS", false },
@@ -134,15 +134,15 @@ static int print_slabs(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
 	char title[64];
 
 	if (s->n_slabs)
-		qsort(s->slabs, s->n_slabs, sizeof(*s->slabs), larger_slab);
+		qsort(s->slabs, s->n_slabs, sizeof(*s->slabs), memory_larger_slab);
 	for (size_t i = 0; t && i < s->n_slabs && i < LARGEST; i++)
-		slab_row(t, s->slabs[i]);
+		memory_slab_row(t, s->slabs[i]);
 	snprintf(title, sizeof(title), s->n_slabs > LARGEST ? "Largest of %zu slabs" : "Slabs",
 		 s->n_slabs);
 	return ctl_print_table(ctl, title, t);
 }
 
-static int larger_holder(const void *a, const void *b)
+static int memory_larger_holder(const void *a, const void *b)
 {
 	const Shardd__V1__SessionStatus *x = *(Shardd__V1__SessionStatus *const *)a;
 	const Shardd__V1__SessionStatus *y = *(Shardd__V1__SessionStatus *const *)b;
@@ -153,7 +153,7 @@ static int larger_holder(const void *a, const void *b)
 }
 
 /* Units that the session has gathered. They are shared and not part of its own bytes. */
-static uint64_t gathered(const Shardd__V1__GetStatusResponse *s, uint64_t session)
+static uint64_t memory_gathered(const Shardd__V1__GetStatusResponse *s, uint64_t session)
 {
 	for (size_t i = 0; i < s->n_jobs; i++)
 		for (size_t k = 0; k < s->jobs[i]->n_ranks; k++)
@@ -162,7 +162,7 @@ static uint64_t gathered(const Shardd__V1__GetStatusResponse *s, uint64_t sessio
 	return 0;
 }
 
-static int print_holders(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
+static int memory_print_holders(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "SESSION", true },        { "PID", true },  { "CLIENT", false },
@@ -172,7 +172,7 @@ static int print_holders(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
 	if (s->n_sessions)
-		qsort(s->sessions, s->n_sessions, sizeof(*s->sessions), larger_holder);
+		qsort(s->sessions, s->n_sessions, sizeof(*s->sessions), memory_larger_holder);
 	for (size_t i = 0; t && i < s->n_sessions; i++) {
 		const Shardd__V1__SessionStatus *x = s->sessions[i];
 
@@ -185,7 +185,7 @@ static int print_holders(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
 		else
 			table_cell(t, "%d", x->rank);
 		table_cell(t, "%s", format_bytes(x->held_bytes).text);
-		table_cell(t, "%llu", (unsigned long long)gathered(s, x->session));
+		table_cell(t, "%llu", (unsigned long long)memory_gathered(s, x->session));
 		table_cell(t, "%s", format_bytes(x->ring ? x->ring->bytes : 0).text);
 	}
 	return ctl_print_table(ctl, "Held by sessions", t);
@@ -201,7 +201,7 @@ struct kept {
 	struct holders holders;
 };
 
-static void kept_deinit(struct kept *k)
+static void memory_kept_deinit(struct kept *k)
 {
 	holders_deinit(&k->holders);
 	free(k->slabs);
@@ -209,7 +209,7 @@ static void kept_deinit(struct kept *k)
 }
 
 /* Return: 0 or negative errno. */
-static int kept_find(const Shardd__V1__GetStatusResponse *s, struct kept *ret)
+static int memory_kept_find(const Shardd__V1__GetStatusResponse *s, struct kept *ret)
 {
 	*ret = (struct kept){ .slabs = calloc(s->n_slabs + 1, sizeof(void *)),
 			      .inodes = calloc(s->n_slabs + 1, sizeof(uint64_t)) };
@@ -224,7 +224,7 @@ static int kept_find(const Shardd__V1__GetStatusResponse *s, struct kept *ret)
 	return ret->n ? holders_find(ret->inodes, ret->n, s->pid, &ret->holders) : 0;
 }
 
-static int print_kept(struct ctl *ctl, const struct kept *k)
+static int memory_print_kept(struct ctl *ctl, const struct kept *k)
 {
 	static const struct table_column columns[] = {
 		{ "PID", true },  { "COMMAND", false }, { "SLAB", true },
@@ -252,7 +252,7 @@ static int print_kept(struct ctl *ctl, const struct kept *k)
 	return ctl_print_table(ctl, title, t);
 }
 
-static json_t *kept_json(const struct kept *k)
+static json_t *memory_kept_json(const struct kept *k)
 {
 	json_t *list = json_array();
 
@@ -269,7 +269,7 @@ static json_t *kept_json(const struct kept *k)
 }
 
 /* The keys of @from that are named, in a new object. */
-static json_t *pick(json_t *from, const char *const *keys, size_t n)
+static json_t *memory_pick(json_t *from, const char *const *keys, size_t n)
 {
 	json_t *to = json_object();
 
@@ -279,14 +279,15 @@ static json_t *pick(json_t *from, const char *const *keys, size_t n)
 }
 
 /* The same for every element of the list @key, into @to. */
-static void pick_each(json_t *from, const char *key, const char *const *keys, size_t n, json_t *to)
+static void memory_pick_each(json_t *from, const char *key, const char *const *keys, size_t n,
+			     json_t *to)
 {
 	json_t *list = json_array();
 	json_t *item;
 	size_t i;
 
 	json_array_foreach(json_object_get(from, key), i, item)
-		json_array_append_new(list, pick(item, keys, n));
+		json_array_append_new(list, memory_pick(item, keys, n));
 	json_object_set_new(to, key, list);
 }
 
@@ -303,26 +304,27 @@ static json_t *memory_json(const Shardd__V1__GetStatusResponse *s, const struct 
 
 	if (!all)
 		return NULL;
-	to = pick(all, whole, ARRAY_SIZE(whole));
-	pick_each(all, "jobs", job, ARRAY_SIZE(job), to);
-	pick_each(all, "sessions", session, ARRAY_SIZE(session), to);
-	json_object_set_new(to, "holders", kept_json(kept));
+	to = memory_pick(all, whole, ARRAY_SIZE(whole));
+	memory_pick_each(all, "jobs", job, ARRAY_SIZE(job), to);
+	memory_pick_each(all, "sessions", session, ARRAY_SIZE(session), to);
+	json_object_set_new(to, "holders", memory_kept_json(kept));
 	return to;
 }
 
-static int print_all(struct ctl *ctl, Shardd__V1__GetStatusResponse *s, const struct kept *kept)
+static int memory_print_all(struct ctl *ctl, Shardd__V1__GetStatusResponse *s,
+			    const struct kept *kept)
 {
-	int r = print_devices(ctl, s);
+	int r = memory_print_devices(ctl, s);
 
 	if (r == CTL_OK)
-		r = print_jobs(ctl, s);
+		r = memory_print_jobs(ctl, s);
 	if (r == CTL_OK)
-		r = print_classes(ctl, s);
+		r = memory_print_classes(ctl, s);
 	if (r == CTL_OK)
-		r = print_slabs(ctl, s);
+		r = memory_print_slabs(ctl, s);
 	if (r == CTL_OK)
-		r = print_kept(ctl, kept);
-	return r == CTL_OK ? print_holders(ctl, s) : r;
+		r = memory_print_kept(ctl, kept);
+	return r == CTL_OK ? memory_print_holders(ctl, s) : r;
 }
 
 int ctl_memory(struct ctl *ctl, int argc, char **argv)
@@ -338,12 +340,12 @@ int ctl_memory(struct ctl *ctl, int argc, char **argv)
 	r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK)
 		return r;
-	if (kept_find(s, &kept) < 0)
+	if (memory_kept_find(s, &kept) < 0)
 		kept.holders = HOLDERS_NULL; /* what the daemon says is complete without */
 	if (ctl->json)
 		r = ctl_print_json(memory_json(s, &kept));
 	else
-		r = print_all(ctl, s, &kept);
-	kept_deinit(&kept);
+		r = memory_print_all(ctl, s, &kept);
+	memory_kept_deinit(&kept);
 	return r;
 }

@@ -11,30 +11,30 @@
 
 #define DEFAULT_LIMIT 50u
 
-static uint64_t since(uint64_t from, uint64_t to)
+static uint64_t ops_since(uint64_t from, uint64_t to)
 {
 	return to > from ? to - from : 0;
 }
 
 /* How long it waited, and ran, up to now for an op that still does. */
-static void time_cells(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
+static void ops_time_cells(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
 {
 	uint64_t end = o->finished_us ? o->finished_us : now;
 	uint64_t start = o->started_us ? o->started_us : end;
 
-	table_cell(t, "%s ago", format_us(since(o->announced_us, now)).text);
-	table_cell(t, "%s", format_us(since(o->announced_us, start)).text);
+	table_cell(t, "%s ago", format_us(ops_since(o->announced_us, now)).text);
+	table_cell(t, "%s", format_us(ops_since(o->announced_us, start)).text);
 	if (o->started_us)
-		table_cell(t, "%s", format_us(since(o->started_us, end)).text);
+		table_cell(t, "%s", format_us(ops_since(o->started_us, end)).text);
 	else
 		table_cell(t, "-");
 	if (o->finished_us)
-		table_cell(t, "%s ago", format_us(since(o->finished_us, now)).text);
+		table_cell(t, "%s ago", format_us(ops_since(o->finished_us, now)).text);
 	else
 		table_cell(t, "-");
 }
 
-static void op_row(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
+static void ops_op_row(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
 {
 	table_cell(t, "%llu", (unsigned long long)o->id);
 	ctl_job_cell(t, o->uid, o->job);
@@ -49,11 +49,11 @@ static void op_row(struct table *t, const Shardd__V1__OpRecord *o, uint64_t now)
 	table_color_cell(t,
 			 ctl_state_color(json_state(&shardd__v1__op_state__descriptor, o->state)),
 			 "%s", json_state(&shardd__v1__op_state__descriptor, o->state));
-	time_cells(t, o, now);
+	ops_time_cells(t, o, now);
 	table_cell(t, "%s", *o->error ? o->error : *o->waits_for ? o->waits_for : "-");
 }
 
-static int print_ops(struct ctl *ctl, const Shardd__V1__OpsResponse *reply)
+static int ops_print_ops(struct ctl *ctl, const Shardd__V1__OpsResponse *reply)
 {
 	static const struct table_column columns[] = {
 		{ "ID", true },
@@ -73,11 +73,11 @@ static int print_ops(struct ctl *ctl, const Shardd__V1__OpsResponse *reply)
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
 	for (size_t i = 0; t && i < reply->n_ops; i++)
-		op_row(t, reply->ops[i], reply->now_us);
+		ops_op_row(t, reply->ops[i], reply->now_us);
 	return ctl_print_table(ctl, NULL, t);
 }
 
-static int parse(Shardd__V1__OpsRequest *request, char name[CTL_JOB_MAX], int argc, char **argv)
+static int ops_parse(Shardd__V1__OpsRequest *request, char name[CTL_JOB_MAX], int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "number", required_argument, NULL, 'n' },
@@ -107,7 +107,7 @@ int ctl_ops(struct ctl *ctl, int argc, char **argv)
 	Shardd__V1__OpsRequest request = SHARDD__V1__OPS_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	char name[CTL_JOB_MAX];
-	int r = parse(&request, name, argc, argv);
+	int r = ops_parse(&request, name, argc, argv);
 
 	if (r == CTL_OK)
 		r = ctl_call(ctl, "/shardd.v1.StatusService/Ops", &request.base,
@@ -116,5 +116,5 @@ int ctl_ops(struct ctl *ctl, int argc, char **argv)
 		return r;
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
-	return print_ops(ctl, (const Shardd__V1__OpsResponse *)reply);
+	return ops_print_ops(ctl, (const Shardd__V1__OpsResponse *)reply);
 }

@@ -56,7 +56,7 @@ struct run {
 
 /* ---------------------------------------------------------------- arguments */
 
-static int count_option(const char *name, uint64_t min, uint64_t max, uint32_t *ret)
+static int run_count_option(const char *name, uint64_t min, uint64_t max, uint32_t *ret)
 {
 	uint64_t number;
 
@@ -67,7 +67,7 @@ static int count_option(const char *name, uint64_t min, uint64_t max, uint32_t *
 	return CTL_OK;
 }
 
-static void help(void)
+static void run_help(void)
 {
 	puts("usage: shardctl run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"
@@ -81,16 +81,16 @@ static void help(void)
 	     "  --job NAME        name of the job; default: $SHARDD_JOB, else run-PID");
 }
 
-static int option(struct run *run, int o)
+static int run_option(struct run *run, int o)
 {
 	switch (o) {
 	case 'h':
-		help();
+		run_help();
 		return HELP_PRINTED;
 	case 'n':
-		return count_option("-n", 1, MAX_TRAINERS, &run->n);
+		return run_count_option("-n", 1, MAX_TRAINERS, &run->n);
 	case 'r':
-		return count_option("--max-restarts", 0, UINT32_MAX, &run->max_restarts);
+		return run_count_option("--max-restarts", 0, UINT32_MAX, &run->max_restarts);
 	case 's':
 		run->standalone = true;
 		return CTL_OK;
@@ -104,7 +104,7 @@ static int option(struct run *run, int o)
 
 /* In a container every shardctl may have the same process id. The name must then come from
  * outside. */
-static void default_job(struct run *run)
+static void run_default_job(struct run *run)
 {
 	const char *name = getenv("SHARDD_JOB");
 
@@ -115,7 +115,7 @@ static void default_job(struct run *run)
 }
 
 /* USER/NAME to UID/NAME, which is what trainers know. */
-static int resolve_job(struct run *run)
+static int run_resolve_job(struct run *run)
 {
 	char buf[CTL_JOB_MAX], *name;
 	int r = ctl_job_name(run->job, buf, &name);
@@ -125,7 +125,7 @@ static int resolve_job(struct run *run)
 	return r;
 }
 
-static int parse(struct run *run, int argc, char **argv)
+static int run_parse(struct run *run, int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "max-restarts", required_argument, NULL, 'r' },
@@ -137,11 +137,11 @@ static int parse(struct run *run, int argc, char **argv)
 	int r = CTL_OK;
 	int o;
 
-	default_job(run);
+	run_default_job(run);
 	while (r == CTL_OK && (o = getopt_long(argc, argv, "+hn:", options, NULL)) != -1)
-		r = option(run, o);
+		r = run_option(run, o);
 	if (r == CTL_OK)
-		r = resolve_job(run);
+		r = run_resolve_job(run);
 	if (r != CTL_OK)
 		return r;
 	if (!run->n)
@@ -154,7 +154,7 @@ static int parse(struct run *run, int argc, char **argv)
 
 /* ------------------------------------------------------------------ trainers */
 
-static int start_trainer(struct run *run, uint32_t rank)
+static int run_start_trainer(struct run *run, uint32_t rank)
 {
 	char rank_env[32], local_rank[32], world[32], local_world[32], job[96];
 	char socket[128 + sizeof("SHARDD_SOCKET=")], instance[80];
@@ -182,35 +182,35 @@ static int start_trainer(struct run *run, uint32_t rank)
 	return r;
 }
 
-static void signal_all(struct run *run, int sig)
+static void run_signal_all(struct run *run, int sig)
 {
 	for (uint32_t i = 0; i < run->n; i++)
 		run_proc_signal(&run->trainers[i].proc, sig);
 }
 
-static void stop(struct run *run, int sig)
+static void run_stop(struct run *run, int sig)
 {
 	run->stopping = true;
 	if (!run->kill_at)
 		run->kill_at = clock_now_us() + KILL_AFTER_US;
-	signal_all(run, sig);
+	run_signal_all(run, sig);
 }
 
-static void worse(struct run *run, int code)
+static void run_worse(struct run *run, int code)
 {
 	if (code > run->code)
 		run->code = code;
 }
 
 /* One of them has failed for good: end all. */
-static void give_up(struct run *run, int code)
+static void run_give_up(struct run *run, int code)
 {
-	worse(run, code);
+	run_worse(run, code);
 	run->failed = true;
-	stop(run, SIGTERM);
+	run_stop(run, SIGTERM);
 }
 
-static void say_end(uint32_t rank, pid_t pid, int code, const char *then)
+static void run_say_end(uint32_t rank, pid_t pid, int code, const char *then)
 {
 	if (code > 128 && strsignal(code - 128))
 		fprintf(stderr, "shardctl: rank %u (pid %d) was killed by signal %d (%s)%s\n", rank,
@@ -220,7 +220,7 @@ static void say_end(uint32_t rank, pid_t pid, int code, const char *then)
 			(int)pid, code, then);
 }
 
-static void trainer_ended(struct run *run, uint32_t rank)
+static void run_trainer_ended(struct run *run, uint32_t rank)
 {
 	struct trainer *t = &run->trainers[rank];
 	pid_t pid = t->proc.pid;
@@ -229,31 +229,31 @@ static void trainer_ended(struct run *run, uint32_t rank)
 
 	if (run->stopping) {
 		if (!run->failed)
-			worse(run, code);
+			run_worse(run, code);
 		return;
 	}
 	if (code == 0)
 		return;
 	if (t->restarts == run->max_restarts) {
-		say_end(rank, pid, code, run->n > 1 ? "; ending the others" : "");
-		give_up(run, code);
+		run_say_end(rank, pid, code, run->n > 1 ? "; ending the others" : "");
+		run_give_up(run, code);
 		return;
 	}
 	if (run_instance_lost(run->socket, run->instance, run->job)) {
-		say_end(rank, pid, code, "; no restart");
-		give_up(run, CTL_FAILED);
+		run_say_end(rank, pid, code, "; no restart");
+		run_give_up(run, CTL_FAILED);
 		return;
 	}
 	t->restarts++;
 	snprintf(then, sizeof(then), "; restart %u of %u", t->restarts, run->max_restarts);
-	say_end(rank, pid, code, then);
-	if (start_trainer(run, rank) < 0)
-		give_up(run, CTL_FAILED);
+	run_say_end(rank, pid, code, then);
+	if (run_start_trainer(run, rank) < 0)
+		run_give_up(run, CTL_FAILED);
 }
 
 /* ---------------------------------------------------------------------- loop */
 
-static bool any_runs(const struct run *run)
+static bool run_any_runs(const struct run *run)
 {
 	for (uint32_t i = 0; i < run->n; i++)
 		if (run->trainers[i].proc.pid)
@@ -262,70 +262,70 @@ static bool any_runs(const struct run *run)
 }
 
 /* Pass the first signal on; the second one kills the trainers at once. */
-static void take_signal(struct run *run)
+static void run_take_signal(struct run *run)
 {
 	struct signalfd_siginfo info;
 
 	if (read(run->signals, &info, sizeof(info)) != sizeof(info))
 		return;
 	if (run->stopping && !run->failed)
-		signal_all(run, SIGKILL);
+		run_signal_all(run, SIGKILL);
 	run->failed = false;
-	stop(run, (int)info.ssi_signo);
+	run_stop(run, (int)info.ssi_signo);
 }
 
 /* Before a trainer is restarted, the run of the daemon that it continues from must be known. */
-static bool must_ask(const struct run *run)
+static bool run_must_ask(const struct run *run)
 {
 	return run->max_restarts && !*run->instance && !run->stopping;
 }
 
-static void ask(struct run *run)
+static void run_ask(struct run *run)
 {
 	uint64_t started;
 
-	if (must_ask(run) && !getenv("SHARDD_INSTANCE"))
+	if (run_must_ask(run) && !getenv("SHARDD_INSTANCE"))
 		run_instance_ask(run->socket, run->instance, &started);
 }
 
-static int poll_timeout(const struct run *run)
+static int run_poll_timeout(const struct run *run)
 {
 	uint64_t now = clock_now_us();
 
 	if (!run->kill_at)
-		return must_ask(run) ? ASK_EVERY_MS : -1;
+		return run_must_ask(run) ? ASK_EVERY_MS : -1;
 	return now >= run->kill_at ? 0 : (int)((run->kill_at - now + 999) / 1000);
 }
 
-static void daemon_ended(struct run *run)
+static void run_daemon_ended(struct run *run)
 {
 	int code = run_proc_reap(&run->daemon.proc);
 
 	fprintf(stderr, "shardctl: UNAVAILABLE: the private daemon exited with code %d\n", code);
-	give_up(run, CTL_UNREACHABLE);
+	run_give_up(run, CTL_UNREACHABLE);
 }
 
 /* The descriptors: signals, the daemon's, then each trainer's. */
-static void turn(struct run *run)
+static void run_turn(struct run *run)
 {
 	struct pollfd *daemon = run->fds + 1;
 	struct pollfd *trainers = daemon + RUN_PROC_FDS;
 
-	ask(run);
+	run_ask(run);
 	run->fds[0] = (struct pollfd){ .fd = run->signals, .events = POLLIN };
 	run_proc_fds(&run->daemon.proc, daemon);
 	for (uint32_t i = 0; i < run->n; i++)
 		run_proc_fds(&run->trainers[i].proc, trainers + i * RUN_PROC_FDS);
-	poll(run->fds, 1 + (run->n + 1) * RUN_PROC_FDS, poll_timeout(run));
+	poll(run->fds, 1 + (run->n + 1) * RUN_PROC_FDS, run_poll_timeout(run));
 	if (run->fds[0].revents)
-		take_signal(run);
+		run_take_signal(run);
 	if (run_proc_ready(&run->daemon.proc, daemon))
-		daemon_ended(run);
+		run_daemon_ended(run);
 	for (uint32_t i = 0; i < run->n; i++)
 		if (run_proc_ready(&run->trainers[i].proc, trainers + i * RUN_PROC_FDS))
-			trainer_ended(run, i);
+			run_trainer_ended(run, i);
 	if (run->kill_at && clock_now_us() >= run->kill_at) {
-		signal_all(run, SIGKILL);
+		run_signal_all(run, SIGKILL);
 		run->kill_at = clock_now_us() + KILL_AFTER_US;
 	}
 }
@@ -333,16 +333,16 @@ static void turn(struct run *run)
 static void run_trainers(struct run *run)
 {
 	for (uint32_t i = 0; i < run->n && !run->stopping; i++)
-		if (start_trainer(run, i) < 0)
-			give_up(run, CTL_FAILED);
-	while (any_runs(run))
-		turn(run);
+		if (run_start_trainer(run, i) < 0)
+			run_give_up(run, CTL_FAILED);
+	while (run_any_runs(run))
+		run_turn(run);
 }
 
 /* -------------------------------------------------------------- start and end */
 
 /* Signals arrive by descriptor from here on, in whatever thread they come. */
-static int take_over_signals(struct run *run)
+static int run_take_over_signals(struct run *run)
 {
 	sigset_t set;
 
@@ -358,7 +358,7 @@ static int take_over_signals(struct run *run)
 }
 
 /* Containers may all have the same process ids, so the identifier is random. */
-static int make_id(struct run *run)
+static int run_make_id(struct run *run)
 {
 	uint64_t number;
 
@@ -368,9 +368,9 @@ static int make_id(struct run *run)
 	return CTL_OK;
 }
 
-static int prepare(struct run *run)
+static int run_prepare(struct run *run)
 {
-	int r = make_id(run);
+	int r = run_make_id(run);
 
 	if (r != CTL_OK)
 		return r;
@@ -384,7 +384,7 @@ static int prepare(struct run *run)
 		snprintf(prefix, sizeof(prefix), "%u", i);
 		run_proc_init(&run->trainers[i].proc, prefix);
 	}
-	return take_over_signals(run);
+	return run_take_over_signals(run);
 }
 
 static void run_free(struct run *run)
@@ -414,11 +414,11 @@ int ctl_run(struct ctl *ctl, int argc, char **argv)
 		return ctl_broken();
 	run->signals = -1;
 	run_daemon_init(&run->daemon);
-	r = parse(run, argc, argv);
+	r = run_parse(run, argc, argv);
 	if (r == HELP_PRINTED)
 		return CTL_OK;
 	if (r == CTL_OK)
-		r = prepare(run);
+		r = run_prepare(run);
 	if (r == CTL_OK && run->standalone)
 		r = run_daemon_start(&run->daemon, run->signals);
 	if (r != CTL_OK)

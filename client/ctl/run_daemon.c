@@ -35,7 +35,7 @@ void run_daemon_init(struct run_daemon *d)
 
 /* -------------------------------------------------------------------- start */
 
-static int make_dir(struct run_daemon *d)
+static int run_daemon_make_dir(struct run_daemon *d)
 {
 	static const char name[] = "shardd-run-XXXXXX";
 	const char *base = getenv("TMPDIR");
@@ -55,7 +55,7 @@ static int make_dir(struct run_daemon *d)
 }
 
 /* The shardd beside our own program, else the one in PATH. */
-static void find_program(char *path, size_t size)
+static void run_daemon_find_program(char *path, size_t size)
 {
 	ssize_t n = readlink("/proc/self/exe", path, size - 1);
 	char *slash;
@@ -70,7 +70,7 @@ static void find_program(char *path, size_t size)
 	snprintf(path, size, "shardd");
 }
 
-static int spawn(struct run_daemon *d)
+static int run_daemon_spawn(struct run_daemon *d)
 {
 	/* What an init system told us is not about this daemon. */
 	static const char *const env[] = {
@@ -82,7 +82,7 @@ static int spawn(struct run_daemon *d)
 	struct run_command command = { argv, env, SIGTERM };
 	int r;
 
-	find_program(program, sizeof(program));
+	run_daemon_find_program(program, sizeof(program));
 	r = run_proc_start(&d->proc, &command);
 	if (r < 0) {
 		fprintf(stderr, "shardctl: INTERNAL: cannot start %s: %s\n", program,
@@ -93,7 +93,7 @@ static int spawn(struct run_daemon *d)
 }
 
 /* Remove the directory with the files in it; the daemon makes no folders there. */
-static void remove_dir(struct run_daemon *d)
+static void run_daemon_remove_dir(struct run_daemon *d)
 {
 	DIR *dir = d->dir[0] ? opendir(d->dir) : NULL;
 	struct dirent *e;
@@ -109,7 +109,7 @@ static void remove_dir(struct run_daemon *d)
 
 /* In the child. @parent: a pipe that ends with us. Keeps nothing else open: a reader of
  * our output must not wait for it. After an orderly end there is nothing to remove. */
-static _Noreturn void clean_up_after(struct run_daemon *d, int parent)
+static _Noreturn void run_daemon_clean_up_after(struct run_daemon *d, int parent)
 {
 	struct pollfd daemon = { .fd = 1, .events = POLLIN };
 	char byte;
@@ -121,13 +121,13 @@ static _Noreturn void clean_up_after(struct run_daemon *d, int parent)
 	while (read(0, &byte, 1) < 0 && errno == EINTR)
 		;
 	poll(&daemon, 1, (int)(STOP_LIMIT_US / 1000));
-	remove_dir(d);
+	run_daemon_remove_dir(d);
 	_exit(0);
 }
 
 /* Without it all works but the cleaning after a SIGKILL. No thread of gRPC's is there
  * yet that a fork could meet. */
-static void start_cleaner(struct run_daemon *d)
+static void run_daemon_start_cleaner(struct run_daemon *d)
 {
 	int fds[2];
 
@@ -135,14 +135,14 @@ static void start_cleaner(struct run_daemon *d)
 		return;
 	d->cleaner = fork();
 	if (d->cleaner == 0)
-		clean_up_after(d, fds[0]);
+		run_daemon_clean_up_after(d, fds[0]);
 	fd_close(fds[0]);
 	d->alive = fds[1];
 	if (d->cleaner < 0)
 		d->cleaner = 0;
 }
 
-static void stop_cleaner(struct run_daemon *d)
+static void run_daemon_stop_cleaner(struct run_daemon *d)
 {
 	d->alive = fd_close(d->alive);
 	if (d->cleaner)
@@ -150,7 +150,7 @@ static void stop_cleaner(struct run_daemon *d)
 	d->cleaner = 0;
 }
 
-static bool is_serving(const struct run_daemon *d)
+static bool run_daemon_is_serving(const struct run_daemon *d)
 {
 	Grpc__Health__V1__HealthCheckRequest request = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
@@ -170,7 +170,7 @@ static bool is_serving(const struct run_daemon *d)
 }
 
 /* One look at the child and at the signals. Return: 0, or the code to end with. */
-static int turn(struct run_daemon *d, int signals)
+static int run_daemon_turn(struct run_daemon *d, int signals)
 {
 	struct pollfd fds[RUN_PROC_FDS + 1];
 	struct signalfd_siginfo info;
@@ -189,38 +189,38 @@ static int turn(struct run_daemon *d, int signals)
 	return CTL_UNREACHABLE;
 }
 
-static int await_health(struct run_daemon *d, int signals)
+static int run_daemon_await_health(struct run_daemon *d, int signals)
 {
 	uint64_t deadline = clock_now_us() + START_LIMIT_US;
 	int r = 0;
 
-	while (r == 0 && !is_serving(d)) {
+	while (r == 0 && !run_daemon_is_serving(d)) {
 		if (clock_now_us() > deadline) {
 			fputs("shardctl: UNAVAILABLE: the private daemon did not become ready\n",
 			      stderr);
 			return CTL_UNREACHABLE;
 		}
-		r = turn(d, signals);
+		r = run_daemon_turn(d, signals);
 	}
 	return r;
 }
 
 int run_daemon_start(struct run_daemon *d, int signals)
 {
-	int r = make_dir(d);
+	int r = run_daemon_make_dir(d);
 
 	if (r == 0)
-		r = spawn(d);
+		r = run_daemon_spawn(d);
 	if (r == 0) {
-		start_cleaner(d);
-		r = await_health(d, signals);
+		run_daemon_start_cleaner(d);
+		r = run_daemon_await_health(d, signals);
 	}
 	return r;
 }
 
 /* --------------------------------------------------------------------- stop */
 
-static void end(struct run_daemon *d)
+static void run_daemon_end(struct run_daemon *d)
 {
 	uint64_t deadline = clock_now_us() + STOP_LIMIT_US;
 	struct pollfd fds[RUN_PROC_FDS];
@@ -237,7 +237,7 @@ static void end(struct run_daemon *d)
 void run_daemon_stop(struct run_daemon *d)
 {
 	if (d->proc.pid)
-		end(d);
-	remove_dir(d);
-	stop_cleaner(d);
+		run_daemon_end(d);
+	run_daemon_remove_dir(d);
+	run_daemon_stop_cleaner(d);
 }

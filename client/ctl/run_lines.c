@@ -21,7 +21,7 @@ void run_lines_init(struct run_lines *l, int from, int to, const char *prefix)
 }
 
 /* Write all of @iov; drop it if the output has no reader any more. */
-static void write_all(int fd, struct iovec *iov, int n)
+static void run_lines_write_all(int fd, struct iovec *iov, int n)
 {
 	while (n > 0) {
 		struct pollfd p = { .fd = fd, .events = POLLOUT };
@@ -40,7 +40,7 @@ static void write_all(int fd, struct iovec *iov, int n)
 	}
 }
 
-static void write_line(const struct run_lines *l, char *line, size_t bytes)
+static void run_lines_write_line(const struct run_lines *l, char *line, size_t bytes)
 {
 	struct iovec iov[] = {
 		{ (char *)l->prefix, strlen(l->prefix) },
@@ -48,30 +48,30 @@ static void write_line(const struct run_lines *l, char *line, size_t bytes)
 		{ "\n", 1 },
 	};
 
-	write_all(l->to, iov, ARRAY_SIZE(iov));
+	run_lines_write_all(l->to, iov, ARRAY_SIZE(iov));
 }
 
 /* Write the complete lines and keep the rest. */
-static void write_lines(struct run_lines *l)
+static void run_lines_write_lines(struct run_lines *l)
 {
 	char *at = l->line;
 	char *end = l->line + l->have;
 	char *newline;
 
 	while ((newline = memchr(at, '\n', (size_t)(end - at)))) {
-		write_line(l, at, (size_t)(newline - at));
+		run_lines_write_line(l, at, (size_t)(newline - at));
 		at = newline + 1;
 	}
 	l->have = (size_t)(end - at);
 	memmove(l->line, at, l->have);
 	if (l->have == sizeof(l->line)) {
-		write_line(l, l->line, l->have);
+		run_lines_write_line(l, l->line, l->have);
 		l->have = 0;
 	}
 }
 
 /* Return: true if there may be more. */
-static bool read_once(struct run_lines *l)
+static bool run_lines_read_once(struct run_lines *l)
 {
 	ssize_t n = read(l->from, l->line + l->have, sizeof(l->line) - l->have);
 
@@ -84,7 +84,7 @@ static bool read_once(struct run_lines *l)
 		return false;
 	}
 	l->have += (size_t)n;
-	write_lines(l);
+	run_lines_write_lines(l);
 	return true;
 }
 
@@ -92,17 +92,17 @@ void run_lines_pump(struct run_lines *l)
 {
 	if (l->from < 0)
 		return;
-	read_once(l);
+	run_lines_read_once(l);
 	if (l->from < 0)
 		run_lines_finish(l);
 }
 
 void run_lines_finish(struct run_lines *l)
 {
-	for (unsigned i = 0; l->from >= 0 && i < FINISH_READS && read_once(l); i++)
+	for (unsigned i = 0; l->from >= 0 && i < FINISH_READS && run_lines_read_once(l); i++)
 		continue;
 	l->from = fd_close(l->from);
 	if (l->have)
-		write_line(l, l->line, l->have);
+		run_lines_write_line(l, l->line, l->have);
 	l->have = 0;
 }

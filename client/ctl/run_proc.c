@@ -34,23 +34,23 @@ void run_proc_deinit(struct run_proc *p)
 /* ------------------------------------------------------------- environment */
 
 /* Is @entry ("NAME=value" or "NAME") about the same name as @other? */
-static bool same_name(const char *entry, const char *other)
+static bool run_proc_same_name(const char *entry, const char *other)
 {
 	size_t n = strcspn(entry, "=");
 
 	return n == strcspn(other, "=") && strncmp(entry, other, n) == 0;
 }
 
-static bool is_changed(const char *entry, const char *const *changes)
+static bool run_proc_is_changed(const char *entry, const char *const *changes)
 {
 	for (; *changes; changes++)
-		if (same_name(entry, *changes))
+		if (run_proc_same_name(entry, *changes))
 			return true;
 	return false;
 }
 
 /* Ours with @changes. Return: free() it (the texts are borrowed), or NULL. */
-static char **environment(const char *const *changes)
+static char **run_proc_environment(const char *const *changes)
 {
 	size_t n = 1;
 	char **env;
@@ -64,7 +64,7 @@ static char **environment(const char *const *changes)
 	if (!env)
 		return NULL;
 	for (char **e = environ; *e; e++)
-		if (!is_changed(*e, changes))
+		if (!run_proc_is_changed(*e, changes))
 			*at++ = *e;
 	for (const char *const *c = changes; *c; c++)
 		if (strchr(*c, '='))
@@ -80,7 +80,7 @@ struct pipes {
 	int err[2];
 };
 
-static void pipes_deinit(struct pipes *p)
+static void run_proc_pipes_deinit(struct pipes *p)
 {
 	fd_close(p->null);
 	for (int i = 0; i < 2; i++) {
@@ -89,7 +89,7 @@ static void pipes_deinit(struct pipes *p)
 	}
 }
 
-static int pipes_open(struct pipes *p)
+static int run_proc_pipes_open(struct pipes *p)
 {
 	p->null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	if (p->null < 0 || pipe2(p->out, O_CLOEXEC) < 0 || pipe2(p->err, O_CLOEXEC) < 0)
@@ -100,8 +100,8 @@ static int pipes_open(struct pipes *p)
 }
 
 /* In the child: from here on only what is safe after fork beside other threads. */
-static _Noreturn void child(const struct run_command *command, char **env, const struct pipes *p,
-			    pid_t parent)
+static _Noreturn void run_proc_child(const struct run_command *command, char **env,
+				     const struct pipes *p, pid_t parent)
 {
 	const char *why;
 	sigset_t none;
@@ -123,8 +123,8 @@ static _Noreturn void child(const struct run_command *command, char **env, const
 
 int run_proc_start(struct run_proc *p, const struct run_command *command)
 {
-	_cleanup_(pipes_deinit) struct pipes pipes = { -1, { -1, -1 }, { -1, -1 } };
-	_cleanup_(freep) char **env = environment(command->env);
+	_cleanup_(run_proc_pipes_deinit) struct pipes pipes = { -1, { -1, -1 }, { -1, -1 } };
+	_cleanup_(freep) char **env = run_proc_environment(command->env);
 	pid_t parent = getpid();
 	pid_t pid;
 	int r;
@@ -132,7 +132,7 @@ int run_proc_start(struct run_proc *p, const struct run_command *command)
 	CHECK(!p->pid);
 	if (!env)
 		return -ENOMEM;
-	r = pipes_open(&pipes);
+	r = run_proc_pipes_open(&pipes);
 	if (r < 0)
 		return r;
 	fflush(NULL);
@@ -140,7 +140,7 @@ int run_proc_start(struct run_proc *p, const struct run_command *command)
 	if (pid < 0)
 		return -errno;
 	if (pid == 0)
-		child(command, env, &pipes, parent);
+		run_proc_child(command, env, &pipes, parent);
 	setpgid(pid, pid); /* parent and child both do this, since either may run first */
 	p->pid = pid;
 	p->pidfd = pidfd_open(pid, 0);

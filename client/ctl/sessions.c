@@ -4,7 +4,7 @@
 #include "ctl/ctl.h"
 #include "ctl/format.h"
 
-static void session_row(struct table *t, const Shardd__V1__SessionStatus *s)
+static void sessions_session_row(struct table *t, const Shardd__V1__SessionStatus *s)
 {
 	table_cell(t, "%llu", (unsigned long long)s->session);
 	table_cell(t, "%d", s->pid);
@@ -22,7 +22,7 @@ static void session_row(struct table *t, const Shardd__V1__SessionStatus *s)
 	table_cell(t, "%s", s->local_channel ? "yes" : "no");
 }
 
-static int print_rings(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int sessions_print_rings(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "RING OF", true }, { "SUBMITTED", true }, { "COMPLETED", true },
@@ -74,7 +74,7 @@ int ctl_sessions(struct ctl *ctl, int argc, char **argv)
 	}
 	t = table_new(columns, ARRAY_SIZE(columns));
 	for (size_t i = 0; t && i < s->n_sessions; i++)
-		session_row(t, s->sessions[i]);
+		sessions_session_row(t, s->sessions[i]);
 	r = ctl_print_table(ctl, NULL, t);
-	return r == CTL_OK ? print_rings(ctl, s) : r;
+	return r == CTL_OK ? sessions_print_rings(ctl, s) : r;
 }

@@ -8,7 +8,7 @@
 #include "ctl/format.h"
 #include "ctl/json.h"
 
-static void print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	printf("shardd %s%s, pid %d, up %s, %u connection%s, %u descriptors", s->version,
 	       s->draining ? " (draining)" : "", s->pid, format_seconds(s->uptime_s).text,
@@ -19,7 +19,7 @@ static void print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s
 	ctl->printed++;
 }
 
-static int print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int status_print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "DEVICE", false }, { "BACKEND", false }, { "CAPACITY", true }, { "USED", true },
@@ -42,7 +42,7 @@ static int print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s
 	return ctl_print_table(ctl, "Devices", t);
 }
 
-static bool has_gpu(const Shardd__V1__GetStatusResponse *s)
+static bool status_has_gpu(const Shardd__V1__GetStatusResponse *s)
 {
 	for (size_t i = 0; i < s->n_devices; i++)
 		if (*s->devices[i]->uuid)
@@ -51,7 +51,7 @@ static bool has_gpu(const Shardd__V1__GetStatusResponse *s)
 }
 
 /* What only GPUs have. */
-static int print_gpus(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int status_print_gpus(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "GPU", false },     { "UUID", false },   { "STREAMS", false },
@@ -59,7 +59,7 @@ static int print_gpus(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 	};
 	_cleanup_(table_freep) struct table *t = NULL;
 
-	if (!has_gpu(s))
+	if (!status_has_gpu(s))
 		return CTL_OK;
 	t = table_new(columns, ARRAY_SIZE(columns));
 	for (size_t i = 0; t && i < s->n_devices; i++) {
@@ -77,7 +77,7 @@ static int print_gpus(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 }
 
 /* Whole sentences, which would make the other tables too wide. */
-static int print_notes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int status_print_notes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = { { "DEVICE", false }, { "NOTE", false } };
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
@@ -100,7 +100,7 @@ static int print_notes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 }
 
 /* "cuda:0 cuda:1", "-" for none. */
-static void devices_cell(struct table *t, char *const *devices, size_t n)
+static void status_devices_cell(struct table *t, char *const *devices, size_t n)
 {
 	_cleanup_(freep) char *text = NULL;
 	size_t bytes = 0;
@@ -113,14 +113,14 @@ static void devices_cell(struct table *t, char *const *devices, size_t n)
 	table_cell(t, "%s", text && *text ? text : "-");
 }
 
-static enum table_color comm_color(Shardd__V1__CommState state)
+static enum table_color status_comm_color(Shardd__V1__CommState state)
 {
 	if (state == SHARDD__V1__COMM_STATE__COMM_STATE_READY)
 		return TABLE_GOOD;
 	return state == SHARDD__V1__COMM_STATE__COMM_STATE_BROKEN ? TABLE_BAD : TABLE_WARN;
 }
 
-static int print_comms(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int status_print_comms(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "COMMUNICATOR", false }, { "ENGINE", false }, { "STATE", false },
@@ -137,18 +137,18 @@ static int print_comms(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 
 		table_cell(t, "%s", c->name);
 		table_cell(t, "%s", c->engine);
-		table_color_cell(t, comm_color(c->state), "%s",
+		table_color_cell(t, status_comm_color(c->state), "%s",
 				 json_state(&shardd__v1__comm_state__descriptor, c->state));
 		table_cell(t, "%s", *c->gather ? c->gather : "-");
 		table_cell(t, "%s", format_bytes(c->memory_bytes).text);
 		table_cell(t, "%llu", (unsigned long long)c->ops);
-		devices_cell(t, c->devices, c->n_devices);
+		status_devices_cell(t, c->devices, c->n_devices);
 		table_cell(t, "%s", *c->detail ? c->detail : "-");
 	}
 	return ctl_print_table(ctl, "Communicators", t);
 }
 
-static unsigned joined_ranks(const Shardd__V1__JobStatus *j)
+static unsigned status_joined_ranks(const Shardd__V1__JobStatus *j)
 {
 	unsigned n = 0;
 
@@ -157,7 +157,7 @@ static unsigned joined_ranks(const Shardd__V1__JobStatus *j)
 	return n;
 }
 
-static int print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int status_print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false }, { "OWNER", false }, { "STATE", false },      { "RANKS", true },
@@ -176,7 +176,7 @@ static int print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 			t,
 			ctl_state_color(json_state(&shardd__v1__job_state__descriptor, j->state)),
 			"%s", json_state(&shardd__v1__job_state__descriptor, j->state));
-		table_cell(t, "%u/%u", joined_ranks(j), j->world_size);
+		table_cell(t, "%u/%u", status_joined_ranks(j), j->world_size);
 		table_cell(t, "%llu", (unsigned long long)j->step);
 		table_cell(t, "%llu", (unsigned long long)j->epoch);
 		table_cell(t, "%u", j->unit_count);
@@ -190,7 +190,7 @@ static int print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 }
 
 /* Of the uses for which a gather could be begun ahead: how many found it so. */
-static void ahead_cell(struct table *t, const Shardd__V1__RankStatus *r)
+static void status_ahead_cell(struct table *t, const Shardd__V1__RankStatus *r)
 {
 	uint64_t uses = r->prefetch_hits + r->prefetch_misses;
 
@@ -201,8 +201,8 @@ static void ahead_cell(struct table *t, const Shardd__V1__RankStatus *r)
 		table_cell(t, "-");
 }
 
-static void rank_row(struct table *t, const Shardd__V1__JobStatus *j,
-		     const Shardd__V1__RankStatus *r)
+static void status_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
+			    const Shardd__V1__RankStatus *r)
 {
 	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%u", r->rank);
@@ -217,11 +217,11 @@ static void rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 	table_cell(t, "%llu", (unsigned long long)r->next_number);
 	table_cell(t, "%u", r->pending_ops);
 	table_cell(t, "%llu", (unsigned long long)r->gathered_units);
-	ahead_cell(t, r);
+	status_ahead_cell(t, r);
 	table_cell(t, "%s", *r->last_op ? r->last_op : "-");
 }
 
-static int print_ranks(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int status_print_ranks(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false },     { "RANK", true },     { "STATE", false },
@@ -233,12 +233,12 @@ static int print_ranks(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 
 	for (size_t i = 0; t && i < s->n_jobs; i++)
 		for (size_t k = 0; k < s->jobs[i]->n_ranks; k++)
-			rank_row(t, s->jobs[i], s->jobs[i]->ranks[k]);
+			status_rank_row(t, s->jobs[i], s->jobs[i]->ranks[k]);
 	return ctl_print_table(ctl, "Ranks", t);
 }
 
-static void reader_row(struct table *t, const Shardd__V1__JobStatus *j,
-		       const Shardd__V1__ReaderStatus *r)
+static void status_reader_row(struct table *t, const Shardd__V1__JobStatus *j,
+			      const Shardd__V1__ReaderStatus *r)
 {
 	bool has_step = r->state == SHARDD__V1__READER_STATE__READER_STATE_HOLDS ||
 			r->state == SHARDD__V1__READER_STATE__READER_STATE_OVERTAKEN;
@@ -256,7 +256,7 @@ static void reader_row(struct table *t, const Shardd__V1__JobStatus *j,
 }
 
 /* The readers of live parameters, which may keep trainers waiting. */
-static int print_readers(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int status_print_readers(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
 		{ "JOB", false }, { "PID", true },  { "STATE", false },     { "STEP", true },
@@ -272,28 +272,28 @@ static int print_readers(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s
 	t = table_new(columns, ARRAY_SIZE(columns));
 	for (size_t i = 0; t && i < s->n_jobs; i++)
 		for (size_t k = 0; k < s->jobs[i]->n_readers; k++)
-			reader_row(t, s->jobs[i], s->jobs[i]->readers[k]);
+			status_reader_row(t, s->jobs[i], s->jobs[i]->readers[k]);
 	return ctl_print_table(ctl, "Readers", t);
 }
 
-static int print_status(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+static int status_print_status(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	int r;
 
-	print_daemon(ctl, s);
-	r = print_devices(ctl, s);
+	status_print_daemon(ctl, s);
+	r = status_print_devices(ctl, s);
 	if (r == CTL_OK)
-		r = print_gpus(ctl, s);
+		r = status_print_gpus(ctl, s);
 	if (r == CTL_OK)
-		r = print_notes(ctl, s);
+		r = status_print_notes(ctl, s);
 	if (r == CTL_OK)
-		r = print_comms(ctl, s);
+		r = status_print_comms(ctl, s);
 	if (r == CTL_OK)
-		r = print_jobs(ctl, s);
+		r = status_print_jobs(ctl, s);
 	if (r == CTL_OK)
-		r = print_ranks(ctl, s);
+		r = status_print_ranks(ctl, s);
 	if (r == CTL_OK)
-		r = print_readers(ctl, s);
+		r = status_print_readers(ctl, s);
 	return r;
 }
 
@@ -309,7 +309,7 @@ int ctl_status(struct ctl *ctl, int argc, char **argv)
 	request.with_units = ctl->json;
 	r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK || !ctl->json)
-		return r != CTL_OK ? r : print_status(ctl, s);
+		return r != CTL_OK ? r : status_print_status(ctl, s);
 	j = json_from_message(&s->base);
 	/* They were not asked for: an empty list would say that there are none. */
 	if (j)

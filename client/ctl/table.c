@@ -62,7 +62,7 @@ size_t table_rows(const struct table *t)
 
 /* Replace control bytes. Return: columns on the terminal, one per character of
  * UTF-8. */
-static size_t clean(char *text)
+static size_t table_clean(char *text)
 {
 	size_t width = 0;
 
@@ -76,7 +76,7 @@ static size_t clean(char *text)
 	return width;
 }
 
-static bool make_room(struct table *t)
+static bool table_make_room(struct table *t)
 {
 	size_t room = t->room ? t->room * 2 : 64;
 	struct cell *bigger;
@@ -91,16 +91,16 @@ static bool make_room(struct table *t)
 	return true;
 }
 
-static void add(struct table *t, enum table_color color, const char *fmt, va_list ap)
+static void table_add(struct table *t, enum table_color color, const char *fmt, va_list ap)
 {
 	struct cell cell = { .color = color };
 	size_t column;
 
-	if (t->failed || !make_room(t) || vasprintf(&cell.text, fmt, ap) < 0) {
+	if (t->failed || !table_make_room(t) || vasprintf(&cell.text, fmt, ap) < 0) {
 		t->failed = true;
 		return;
 	}
-	cell.width = clean(cell.text);
+	cell.width = table_clean(cell.text);
 	column = t->count % t->n;
 	if (cell.width > t->widths[column])
 		t->widths[column] = cell.width;
@@ -112,7 +112,7 @@ void table_cell(struct table *t, const char *fmt, ...)
 	va_list ap;
 
 	va_start(ap, fmt);
-	add(t, TABLE_PLAIN, fmt, ap);
+	table_add(t, TABLE_PLAIN, fmt, ap);
 	va_end(ap);
 }
 
@@ -121,12 +121,12 @@ void table_color_cell(struct table *t, enum table_color color, const char *fmt, 
 	va_list ap;
 
 	va_start(ap, fmt);
-	add(t, color, fmt, ap);
+	table_add(t, color, fmt, ap);
 	va_end(ap);
 }
 
-static void print_cell(const struct table *t, size_t column, const struct cell *cell,
-		       const char *start, FILE *out)
+static void table_print_cell(const struct table *t, size_t column, const struct cell *cell,
+			     const char *start, FILE *out)
 {
 	int pad = (int)(t->widths[column] - cell->width);
 	bool right = t->columns[column].right;
@@ -140,7 +140,7 @@ static void print_cell(const struct table *t, size_t column, const struct cell *
 		fprintf(out, "%*s", pad, "");
 }
 
-static const char *start_of(enum table_color color)
+static const char *table_start_of(enum table_color color)
 {
 	switch (color) {
 	case TABLE_GOOD:
@@ -155,14 +155,14 @@ static const char *start_of(enum table_color color)
 	return "";
 }
 
-static void print_titles(const struct table *t, FILE *out, unsigned indent, bool color)
+static void table_print_titles(const struct table *t, FILE *out, unsigned indent, bool color)
 {
 	fprintf(out, "%*s", (int)indent, "");
 	for (size_t i = 0; i < t->n; i++) {
 		struct cell title = { (char *)t->columns[i].title, strlen(t->columns[i].title),
 				      TABLE_PLAIN };
 
-		print_cell(t, i, &title, color ? "\033[1m" : "", out);
+		table_print_cell(t, i, &title, color ? "\033[1m" : "", out);
 	}
 	fputc('\n', out);
 }
@@ -172,12 +172,12 @@ int table_print(const struct table *t, FILE *out, unsigned indent, bool color)
 	CHECK(t->failed || t->count % t->n == 0);
 	if (t->failed)
 		return -ENOMEM;
-	print_titles(t, out, indent, color);
+	table_print_titles(t, out, indent, color);
 	for (size_t i = 0; i < t->count; i++) {
 		if (i % t->n == 0)
 			fprintf(out, "%*s", (int)indent, "");
-		print_cell(t, i % t->n, &t->cells[i], color ? start_of(t->cells[i].color) : "",
-			   out);
+		table_print_cell(t, i % t->n, &t->cells[i],
+				 color ? table_start_of(t->cells[i].color) : "", out);
 		if (i % t->n == t->n - 1)
 			fputc('\n', out);
 	}

@@ -15,7 +15,7 @@ struct arguments {
 	struct trace_limits limits;
 };
 
-static int parse_number(const char *option, const char *text, uint64_t *ret)
+static int trace_parse_number(const char *option, const char *text, uint64_t *ret)
 {
 	if (format_parse_number(text, UINT32_MAX, ret) && *ret)
 		return CTL_OK;
@@ -23,23 +23,23 @@ static int parse_number(const char *option, const char *text, uint64_t *ret)
 			 UINT32_MAX);
 }
 
-static int parse_option(struct arguments *a, int o)
+static int trace_parse_option(struct arguments *a, int o)
 {
 	switch (o) {
 	case 'o':
 		a->file = optarg;
 		return CTL_OK;
 	case 's':
-		return parse_number("seconds", optarg, &a->limits.seconds);
+		return trace_parse_number("seconds", optarg, &a->limits.seconds);
 	case 'l':
-		return parse_number("last", optarg, &a->limits.last);
+		return trace_parse_number("last", optarg, &a->limits.last);
 	default:
 		return CTL_USAGE;
 	}
 }
 
-static int parse(struct arguments *a, Shardd__V1__OpsRequest *request, char name[CTL_JOB_MAX],
-		 int argc, char **argv)
+static int trace_parse(struct arguments *a, Shardd__V1__OpsRequest *request, char name[CTL_JOB_MAX],
+		       int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "output", required_argument, NULL, 'o' },
@@ -50,7 +50,7 @@ static int parse(struct arguments *a, Shardd__V1__OpsRequest *request, char name
 	int o, r = CTL_OK;
 
 	while (r == CTL_OK && (o = getopt_long(argc, argv, "o:", options, NULL)) != -1)
-		r = parse_option(a, o);
+		r = trace_parse_option(a, o);
 	if (r != CTL_OK)
 		return r;
 	if (!a->file || !*a->file)
@@ -62,7 +62,7 @@ static int parse(struct arguments *a, Shardd__V1__OpsRequest *request, char name
 	return CTL_OK;
 }
 
-static int refuse(const char *file, int error)
+static int trace_refuse(const char *file, int error)
 {
 	fprintf(stderr, "shardctl: INVALID_ARGUMENT: cannot write the file \"%s\": %s\n", file,
 		strerror(error));
@@ -70,24 +70,24 @@ static int refuse(const char *file, int error)
 }
 
 /* Programs read it: no blank more than it needs. */
-static int write_trace(FILE *out, const json_t *trace)
+static int trace_write_trace(FILE *out, const json_t *trace)
 {
 	return json_dumpf(trace, out, JSON_COMPACT) < 0 || fputc('\n', out) == EOF ? -1 : 0;
 }
 
-static int write_file(const char *file, const json_t *trace)
+static int trace_write_file(const char *file, const json_t *trace)
 {
 	FILE *out = fopen(file, "we");
 	int error = 0;
 
 	if (!out)
-		return refuse(file, errno);
+		return trace_refuse(file, errno);
 	errno = 0;
-	if (write_trace(out, trace) < 0)
+	if (trace_write_trace(out, trace) < 0)
 		error = errno ? errno : EIO;
 	if (fclose(out) != 0 && !error)
 		error = errno;
-	return error ? refuse(file, error) : CTL_OK;
+	return error ? trace_refuse(file, error) : CTL_OK;
 }
 
 int ctl_trace(struct ctl *ctl, int argc, char **argv)
@@ -97,7 +97,7 @@ int ctl_trace(struct ctl *ctl, int argc, char **argv)
 	_cleanup_(json_freep) json_t *trace = NULL;
 	struct arguments a = { 0 };
 	char name[CTL_JOB_MAX];
-	int r = parse(&a, &request, name, argc, argv);
+	int r = trace_parse(&a, &request, name, argc, argv);
 
 	request.with_devices = true;
 	if (r == CTL_OK)
@@ -110,6 +110,6 @@ int ctl_trace(struct ctl *ctl, int argc, char **argv)
 		return ctl_broken();
 	CHECK(a.file); /* parsed: there is no other way here */
 	if (strcmp(a.file, "-") == 0)
-		return write_trace(stdout, trace) < 0 ? ctl_broken() : CTL_OK;
-	return write_file(a.file, trace);
+		return trace_write_trace(stdout, trace) < 0 ? ctl_broken() : CTL_OK;
+	return trace_write_file(a.file, trace);
 }

@@ -21,7 +21,7 @@ struct trace {
 	bool failed;        /* no memory */
 };
 
-static uint64_t later(uint64_t a, uint64_t b)
+static uint64_t trace_events_later(uint64_t a, uint64_t b)
 {
 	return a > b ? a : b;
 }
@@ -29,7 +29,7 @@ static uint64_t later(uint64_t a, uint64_t b)
 /* -------------------------------------------------------------------- events */
 
 /* @args: consumed. */
-static void add(struct trace *t, json_t *event, json_t *args)
+static void trace_events_add(struct trace *t, json_t *event, json_t *args)
 {
 	if (!event || !args || json_object_set(event, "args", args) < 0 ||
 	    json_array_append(t->events, event) < 0)
@@ -39,62 +39,65 @@ static void add(struct trace *t, json_t *event, json_t *args)
 }
 
 /* What a process or lane is called. */
-static void name(struct trace *t, const char *what, json_int_t lane, const char *text)
+static void trace_events_name(struct trace *t, const char *what, json_int_t lane, const char *text)
 {
-	add(t, json_pack("{ss ss sI sI}", "ph", "M", "name", what, "pid", t->process, "tid", lane),
-	    json_pack("{so}", "name", json_from_text(text)));
+	trace_events_add(t,
+			 json_pack("{ss ss sI sI}", "ph", "M", "name", what, "pid", t->process,
+				   "tid", lane),
+			 json_pack("{so}", "name", json_from_text(text)));
 }
 
-static void new_process(struct trace *t, const char *text)
+static void trace_events_new_process(struct trace *t, const char *text)
 {
 	t->process++;
-	name(t, "process_name", 0, text);
+	trace_events_name(t, "process_name", 0, text);
 }
 
 /* Lanes are shown in the order of their numbers. */
-static json_int_t new_lane(struct trace *t, const char *text)
+static json_int_t trace_events_new_lane(struct trace *t, const char *text)
 {
 	t->lane++;
-	name(t, "thread_name", t->lane, text);
-	add(t,
-	    json_pack("{ss ss sI sI}", "ph", "M", "name", "thread_sort_index", "pid", t->process,
-		      "tid", t->lane),
-	    json_pack("{sI}", "sort_index", t->lane));
+	trace_events_name(t, "thread_name", t->lane, text);
+	trace_events_add(t,
+			 json_pack("{ss ss sI sI}", "ph", "M", "name", "thread_sort_index", "pid",
+				   t->process, "tid", t->lane),
+			 json_pack("{sI}", "sort_index", t->lane));
 	return t->lane;
 }
 
 /* @args: consumed. */
-static void slice(struct trace *t, json_int_t lane, const char *category, const char *text,
-		  uint64_t begin, uint64_t end, json_t *args)
+static void trace_events_slice(struct trace *t, json_int_t lane, const char *category,
+			       const char *text, uint64_t begin, uint64_t end, json_t *args)
 {
-	add(t,
-	    json_pack("{ss ss so sI sI sI sI}", "ph", "X", "cat", category, "name",
-		      json_from_text(text), "pid", t->process, "tid", lane, "ts", (json_int_t)begin,
-		      "dur", (json_int_t)(end - begin)),
-	    args);
+	trace_events_add(t,
+			 json_pack("{ss ss so sI sI sI sI}", "ph", "X", "cat", category, "name",
+				   json_from_text(text), "pid", t->process, "tid", lane, "ts",
+				   (json_int_t)begin, "dur", (json_int_t)(end - begin)),
+			 args);
 }
 
 /* A part of the slice before. */
-static void phase(struct trace *t, json_int_t lane, const char *text, uint64_t begin, uint64_t end)
+static void trace_events_phase(struct trace *t, json_int_t lane, const char *text, uint64_t begin,
+			       uint64_t end)
 {
 	if (begin < end)
-		slice(t, lane, "phase", text, begin, end, json_object());
+		trace_events_slice(t, lane, "phase", text, begin, end, json_object());
 }
 
-static void set_number(json_t *args, const char *key, uint64_t n)
+static void trace_events_set_number(json_t *args, const char *key, uint64_t n)
 {
 	if (n)
 		json_object_set_new(args, key, json_integer((json_int_t)n));
 }
 
-static void set_text(json_t *args, const char *key, const char *text)
+static void trace_events_set_text(json_t *args, const char *key, const char *text)
 {
 	if (*text)
 		json_object_set_new(args, key, json_from_text(text));
 }
 
 /* "Gather layer.0". */
-static void title(char *buf, size_t bytes, const char *op, const char *unit)
+static void trace_events_title(char *buf, size_t bytes, const char *op, const char *unit)
 {
 	snprintf(buf, bytes, "%s%s%s", op, *unit ? " " : "", unit);
 }
@@ -103,7 +106,8 @@ static void title(char *buf, size_t bytes, const char *op, const char *unit)
 
 /* @spans of records that share the lanes called @text. Return: the first lane's number; the
  * others follow it. */
-static json_int_t lay(struct trace *t, const char *text, struct lane_span *spans, size_t n)
+static json_int_t trace_events_lay(struct trace *t, const char *text, struct lane_span *spans,
+				   size_t n)
 {
 	json_int_t first = t->lane + 1;
 	char more[160];
@@ -115,20 +119,20 @@ static json_int_t lay(struct trace *t, const char *text, struct lane_span *spans
 	}
 	for (size_t i = 0; i < lanes; i++) {
 		snprintf(more, sizeof(more), i ? "%s (%zu)" : "%s", text, i + 1);
-		new_lane(t, more);
+		trace_events_new_lane(t, more);
 	}
 	return first;
 }
 
 /* ----------------------------------------------------------------------- ops */
 
-static uint64_t op_end(const struct trace *t, const Shardd__V1__OpRecord *o)
+static uint64_t trace_events_op_end(const struct trace *t, const Shardd__V1__OpRecord *o)
 {
-	return later(o->announced_us, o->finished_us ? o->finished_us : t->now);
+	return trace_events_later(o->announced_us, o->finished_us ? o->finished_us : t->now);
 }
 
 /* By job and rank, in the order in which they came. */
-static int compare_ops(const void *a, const void *b)
+static int trace_events_compare_ops(const void *a, const void *b)
 {
 	const Shardd__V1__OpRecord *x = *(Shardd__V1__OpRecord *const *)a,
 				   *y = *(Shardd__V1__OpRecord *const *)b;
@@ -141,111 +145,115 @@ static int compare_ops(const void *a, const void *b)
 	return x->id < y->id ? -1 : x->id > y->id;
 }
 
-static bool same_job(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
+static bool trace_events_same_job(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
 {
 	return a->uid == b->uid && strcmp(a->job, b->job) == 0;
 }
 
-static bool same_rank(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
+static bool trace_events_same_rank(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
 {
-	return a->rank == b->rank && same_job(a, b);
+	return a->rank == b->rank && trace_events_same_job(a, b);
 }
 
-static json_t *op_args(const Shardd__V1__OpRecord *o)
+static json_t *trace_events_op_args(const Shardd__V1__OpRecord *o)
 {
 	json_t *args = json_pack("{sI sI sI si}", "id", (json_int_t)o->id, "seq",
 				 (json_int_t)o->seq, "epoch", (json_int_t)o->epoch, "pid", o->pid);
 
 	if (!args)
 		return NULL;
-	set_number(args, "number", o->number);
-	set_number(args, "bytes", o->bytes);
-	set_text(args, "group", o->group);
-	set_text(args, "state", json_state(&shardd__v1__op_state__descriptor, o->state));
-	set_text(args, "fault", o->error);
-	set_text(args, "waits_for", o->waits_for);
+	trace_events_set_number(args, "number", o->number);
+	trace_events_set_number(args, "bytes", o->bytes);
+	trace_events_set_text(args, "group", o->group);
+	trace_events_set_text(args, "state",
+			      json_state(&shardd__v1__op_state__descriptor, o->state));
+	trace_events_set_text(args, "fault", o->error);
+	trace_events_set_text(args, "waits_for", o->waits_for);
 	return args;
 }
 
 /* The op with what it waited for, and its run. */
-static void op_slice(struct trace *t, json_int_t lane, const Shardd__V1__OpRecord *o)
+static void trace_events_op_slice(struct trace *t, json_int_t lane, const Shardd__V1__OpRecord *o)
 {
-	uint64_t end = op_end(t, o), active = o->active_us, started = o->started_us;
+	uint64_t end = trace_events_op_end(t, o), active = o->active_us, started = o->started_us;
 	char text[160];
 
-	title(text, sizeof(text), o->op, o->unit);
-	slice(t, lane, "op", text, o->announced_us, end, op_args(o));
+	trace_events_title(text, sizeof(text), o->op, o->unit);
+	trace_events_slice(t, lane, "op", text, o->announced_us, end, trace_events_op_args(o));
 	if (!active)
 		active = started ? started : end;
 	if (!started)
 		started = end;
-	phase(t, lane, "deps", o->announced_us, active);
-	phase(t, lane, o->number ? "peers" : "parked", active, started);
-	phase(t, lane, "run", started, end);
+	trace_events_phase(t, lane, "deps", o->announced_us, active);
+	trace_events_phase(t, lane, o->number ? "peers" : "parked", active, started);
+	trace_events_phase(t, lane, "run", started, end);
 }
 
 /* The time between two ops of one process. The record does not say whether the process waited for
  * the first op; it did not if the op ended after the next one was submitted. */
-static void trainer_slice(struct trace *t, json_int_t lane, const Shardd__V1__OpRecord *o,
-			  const Shardd__V1__OpRecord *next)
+static void trace_events_trainer_slice(struct trace *t, json_int_t lane,
+				       const Shardd__V1__OpRecord *o,
+				       const Shardd__V1__OpRecord *next)
 {
 	bool over = o->finished_us && o->finished_us <= next->announced_us;
 	uint64_t begin = over ? o->finished_us : o->announced_us;
 
 	if (o->pid == next->pid && begin < next->announced_us)
-		slice(t, lane, "trainer", "trainer", begin, next->announced_us,
-		      json_pack("{si}", "pid", o->pid));
+		trace_events_slice(t, lane, "trainer", "trainer", begin, next->announced_us,
+				   json_pack("{si}", "pid", o->pid));
 }
 
-static void rank_lanes(struct trace *t, Shardd__V1__OpRecord **ops, struct lane_span *spans,
-		       size_t n)
+static void trace_events_rank_lanes(struct trace *t, Shardd__V1__OpRecord **ops,
+				    struct lane_span *spans, size_t n)
 {
 	json_int_t trainer, first;
 	char text[64];
 
 	snprintf(text, sizeof(text), "rank %u trainer", ops[0]->rank);
-	trainer = new_lane(t, text);
+	trainer = trace_events_new_lane(t, text);
 	for (size_t i = 0; i + 1 < n; i++)
-		trainer_slice(t, trainer, ops[i], ops[i + 1]);
+		trace_events_trainer_slice(t, trainer, ops[i], ops[i + 1]);
 	for (size_t i = 0; i < n; i++)
 		spans[i] = (struct lane_span){ .begin = ops[i]->announced_us,
-					       .end = op_end(t, ops[i]) };
+					       .end = trace_events_op_end(t, ops[i]) };
 	snprintf(text, sizeof(text), "rank %u", ops[0]->rank);
-	first = lay(t, text, spans, n);
+	first = trace_events_lay(t, text, spans, n);
 	for (size_t i = 0; i < n; i++)
-		op_slice(t, first + (json_int_t)spans[i].lane, ops[i]);
+		trace_events_op_slice(t, first + (json_int_t)spans[i].lane, ops[i]);
 }
 
-static void add_ops(struct trace *t, Shardd__V1__OpRecord **ops, struct lane_span *spans, size_t n)
+static void trace_events_add_ops(struct trace *t, Shardd__V1__OpRecord **ops,
+				 struct lane_span *spans, size_t n)
 {
 	char text[CTL_JOB_MAX + 8], job[CTL_JOB_MAX];
 
-	qsort(ops, n, sizeof(ops[0]), compare_ops);
+	qsort(ops, n, sizeof(ops[0]), trace_events_compare_ops);
 	for (size_t i = 0, same; i < n; i += same) {
-		for (same = 1; i + same < n && same_rank(ops[i], ops[i + same]);)
+		for (same = 1; i + same < n && trace_events_same_rank(ops[i], ops[i + same]);)
 			same++;
 		ctl_job_text(ops[i]->uid, ops[i]->job, job);
 		snprintf(text, sizeof(text), "job %s", job);
-		if (!i || !same_job(ops[i], ops[i - 1]))
-			new_process(t, text);
-		rank_lanes(t, &ops[i], spans, same);
+		if (!i || !trace_events_same_job(ops[i], ops[i - 1]))
+			trace_events_new_process(t, text);
+		trace_events_rank_lanes(t, &ops[i], spans, same);
 	}
 }
 
 /* ------------------------------------------------------------------- devices */
 
-static uint64_t device_end(const struct trace *t, const Shardd__V1__DeviceRecord *d)
+static uint64_t trace_events_device_end(const struct trace *t, const Shardd__V1__DeviceRecord *d)
 {
-	return later(d->submitted_us, d->ended_us ? d->ended_us : t->now);
+	return trace_events_later(d->submitted_us, d->ended_us ? d->ended_us : t->now);
 }
 
-static bool same_queue(const Shardd__V1__DeviceRecord *a, const Shardd__V1__DeviceRecord *b)
+static bool trace_events_same_queue(const Shardd__V1__DeviceRecord *a,
+				    const Shardd__V1__DeviceRecord *b)
 {
 	return strcmp(a->device, b->device) == 0 && strcmp(a->queue, b->queue) == 0;
 }
 
 /* By queue, in the order in which they were submitted. */
-static int compare_devices(const void *a, const void *b)
+static int trace_events_compare_devices(const void *a, const void *b)
 {
 	const Shardd__V1__DeviceRecord *x = *(Shardd__V1__DeviceRecord *const *)a,
 				       *y = *(Shardd__V1__DeviceRecord *const *)b;
@@ -256,7 +264,7 @@ static int compare_devices(const void *a, const void *b)
 	return x->id < y->id ? -1 : x->id > y->id;
 }
 
-static json_t *device_args(const Shardd__V1__DeviceRecord *d)
+static json_t *trace_events_device_args(const Shardd__V1__DeviceRecord *d)
 {
 	char job[CTL_JOB_MAX];
 	json_t *args = json_pack("{sI sI sI}", "id", (json_int_t)d->id, "epoch",
@@ -265,98 +273,105 @@ static json_t *device_args(const Shardd__V1__DeviceRecord *d)
 	if (!args)
 		return NULL;
 	ctl_job_text(d->uid, d->job, job);
-	set_text(args, "job", job);
-	set_number(args, "number", d->number);
-	set_number(args, "bytes", d->bytes);
-	set_text(args, "state", !d->ended_us ? "RUN" : *d->error ? "FAILED" : "DONE");
-	set_text(args, "fault", d->error);
+	trace_events_set_text(args, "job", job);
+	trace_events_set_number(args, "number", d->number);
+	trace_events_set_number(args, "bytes", d->bytes);
+	trace_events_set_text(args, "state", !d->ended_us ? "RUN" : *d->error ? "FAILED" : "DONE");
+	trace_events_set_text(args, "fault", d->error);
 	return args;
 }
 
-static void device_slice(struct trace *t, json_int_t lane, const Shardd__V1__DeviceRecord *d)
+static void trace_events_device_slice(struct trace *t, json_int_t lane,
+				      const Shardd__V1__DeviceRecord *d)
 {
-	uint64_t end = device_end(t, d);
+	uint64_t end = trace_events_device_end(t, d);
 	char text[160];
 
-	title(text, sizeof(text), d->op, d->unit);
-	slice(t, lane, "device", text, d->submitted_us, end, device_args(d));
+	trace_events_title(text, sizeof(text), d->op, d->unit);
+	trace_events_slice(t, lane, "device", text, d->submitted_us, end,
+			   trace_events_device_args(d));
 	if (!d->began_us)
 		return; /* not known: a GPU does not report it */
-	phase(t, lane, "queue", d->submitted_us, d->began_us);
-	phase(t, lane, "run", d->began_us, end);
+	trace_events_phase(t, lane, "queue", d->submitted_us, d->began_us);
+	trace_events_phase(t, lane, "run", d->began_us, end);
 }
 
-static void queue_lanes(struct trace *t, Shardd__V1__DeviceRecord **devices,
-			struct lane_span *spans, size_t n)
+static void trace_events_queue_lanes(struct trace *t, Shardd__V1__DeviceRecord **devices,
+				     struct lane_span *spans, size_t n)
 {
 	json_int_t first;
 	char text[96];
 
 	for (size_t i = 0; i < n; i++)
 		spans[i] = (struct lane_span){ .begin = devices[i]->submitted_us,
-					       .end = device_end(t, devices[i]) };
+					       .end = trace_events_device_end(t, devices[i]) };
 	snprintf(text, sizeof(text), "%s %s", devices[0]->device, devices[0]->queue);
-	first = lay(t, text, spans, n);
+	first = trace_events_lay(t, text, spans, n);
 	for (size_t i = 0; i < n; i++)
-		device_slice(t, first + (json_int_t)spans[i].lane, devices[i]);
+		trace_events_device_slice(t, first + (json_int_t)spans[i].lane, devices[i]);
 }
 
-static void add_devices(struct trace *t, Shardd__V1__DeviceRecord **devices,
-			struct lane_span *spans, size_t n)
+static void trace_events_add_devices(struct trace *t, Shardd__V1__DeviceRecord **devices,
+				     struct lane_span *spans, size_t n)
 {
-	qsort(devices, n, sizeof(devices[0]), compare_devices);
+	qsort(devices, n, sizeof(devices[0]), trace_events_compare_devices);
 	if (n)
-		new_process(t, "shardd");
+		trace_events_new_process(t, "shardd");
 	for (size_t i = 0, same; i < n; i += same) {
-		for (same = 1; i + same < n && same_queue(devices[i], devices[i + same]);)
+		for (same = 1;
+		     i + same < n && trace_events_same_queue(devices[i], devices[i + same]);)
 			same++;
-		queue_lanes(t, &devices[i], spans, same);
+		trace_events_queue_lanes(t, &devices[i], spans, same);
 	}
 }
 
 /* -------------------------------------------------------------------- limits */
 
-static bool is_pending(uint64_t end)
+static bool trace_events_is_pending(uint64_t end)
 {
 	return !end;
 }
 
 /* Those that are wanted: of the last ones, what was not over by @from. Return: how many. */
-static size_t choose_ops(const Shardd__V1__OpsResponse *reply, uint64_t last, uint64_t from,
-			 Shardd__V1__OpRecord **ret)
+static size_t trace_events_choose_ops(const Shardd__V1__OpsResponse *reply, uint64_t last,
+				      uint64_t from, Shardd__V1__OpRecord **ret)
 {
 	size_t skip = last && reply->n_ops > last ? reply->n_ops - last : 0, n = 0;
 
 	for (size_t i = skip; i < reply->n_ops; i++)
-		if (is_pending(reply->ops[i]->finished_us) || reply->ops[i]->finished_us >= from)
+		if (trace_events_is_pending(reply->ops[i]->finished_us) ||
+		    reply->ops[i]->finished_us >= from)
 			ret[n++] = reply->ops[i];
 	return n;
 }
 
-static size_t choose_devices(const Shardd__V1__OpsResponse *reply, uint64_t from,
-			     Shardd__V1__DeviceRecord **ret)
+static size_t trace_events_choose_devices(const Shardd__V1__OpsResponse *reply, uint64_t from,
+					  Shardd__V1__DeviceRecord **ret)
 {
 	size_t n = 0;
 
 	for (size_t i = 0; i < reply->n_devices; i++)
-		if (is_pending(reply->devices[i]->ended_us) || reply->devices[i]->ended_us >= from)
+		if (trace_events_is_pending(reply->devices[i]->ended_us) ||
+		    reply->devices[i]->ended_us >= from)
 			ret[n++] = reply->devices[i];
 	return n;
 }
 
 /* What the limits say of the time: the present less the seconds, or the first of the last. */
-static uint64_t from_of(const Shardd__V1__OpsResponse *reply, const struct trace_limits *limits)
+static uint64_t trace_events_from_of(const Shardd__V1__OpsResponse *reply,
+				     const struct trace_limits *limits)
 {
 	uint64_t now = reply->now_us, from = 0;
 
 	if (limits->seconds && limits->seconds <= now / 1000000u)
 		from = now - limits->seconds * 1000000u;
 	if (limits->last && limits->last < reply->n_ops)
-		from = later(from, reply->ops[reply->n_ops - limits->last]->announced_us);
+		from = trace_events_later(from,
+					  reply->ops[reply->n_ops - limits->last]->announced_us);
 	return from;
 }
 
-static json_t *document(struct trace *t)
+static json_t *trace_events_document(struct trace *t)
 {
 	json_t *j =
 		json_pack("{ss so s{ss sI}}", "displayTimeUnit", "ms", "traceEvents", t->events,
@@ -374,16 +389,18 @@ json_t *trace_events(const Shardd__V1__OpsResponse *reply, const struct trace_li
 	_cleanup_(freep) Shardd__V1__DeviceRecord **devices =
 		calloc(reply->n_devices + 1, sizeof(*devices));
 	struct trace t = { .events = json_array(), .now = reply->now_us };
-	uint64_t from = from_of(reply, limits);
+	uint64_t from = trace_events_from_of(reply, limits);
 
 	if (!t.events || !spans || !ops || !devices) {
 		json_decref(t.events);
 		return NULL;
 	}
-	add_ops(&t, ops, spans, choose_ops(reply, limits->last, from, ops));
-	add_devices(&t, devices, spans, choose_devices(reply, from, devices));
+	trace_events_add_ops(&t, ops, spans,
+			     trace_events_choose_ops(reply, limits->last, from, ops));
+	trace_events_add_devices(&t, devices, spans,
+				 trace_events_choose_devices(reply, from, devices));
 	if (!t.failed)
-		return document(&t);
+		return trace_events_document(&t);
 	json_decref(t.events);
 	return NULL;
 }

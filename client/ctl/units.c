@@ -9,7 +9,7 @@
 #include "ctl/json.h"
 
 /* "0 1 5"; "-" if there is none. */
-static void ranks_cell(struct table *t, const uint32_t *ranks, size_t n)
+static void units_ranks_cell(struct table *t, const uint32_t *ranks, size_t n)
 {
 	_cleanup_(freep) char *text = NULL;
 	size_t bytes = 0;
@@ -23,7 +23,7 @@ static void ranks_cell(struct table *t, const uint32_t *ranks, size_t n)
 }
 
 /* "0:FORWARD 1:BACKWARD_PRE"; "-" if there is none. */
-static void passes_cell(struct table *t, const Shardd__V1__UnitStatus *u)
+static void units_passes_cell(struct table *t, const Shardd__V1__UnitStatus *u)
 {
 	_cleanup_(freep) char *text = NULL;
 	size_t bytes = 0;
@@ -37,7 +37,7 @@ static void passes_cell(struct table *t, const Shardd__V1__UnitStatus *u)
 	table_cell(t, "%s", text && *text ? text : "-");
 }
 
-static void unit_row(struct table *t, const Shardd__V1__UnitStatus *u)
+static void units_unit_row(struct table *t, const Shardd__V1__UnitStatus *u)
 {
 	table_cell(t, "%u", u->unit);
 	table_cell(t, "%s", u->name);
@@ -50,7 +50,7 @@ static void unit_row(struct table *t, const Shardd__V1__UnitStatus *u)
 	table_cell(t, "%s", format_bytes(u->full_bytes).text);
 	table_cell(t, "%s", u->has_gradient ? "yes" : "no");
 	table_cell(t, "%llu", (unsigned long long)u->optimizer_steps);
-	ranks_cell(t, u->gathered_by, u->n_gathered_by);
+	units_ranks_cell(t, u->gathered_by, u->n_gathered_by);
 	table_cell(t, "%s", u->layout);
 	if (strcmp(u->strategy, "hybrid") == 0)
 		table_cell(t, "hybrid %u", u->shard_ranks);
@@ -58,10 +58,10 @@ static void unit_row(struct table *t, const Shardd__V1__UnitStatus *u)
 		table_cell(t, "%s", u->strategy);
 	table_cell(t, "%s", u->buffer_bytes ? format_bytes(u->buffer_bytes).text : "-");
 	table_cell(t, "%s", u->guarded ? u->reshard : "-");
-	passes_cell(t, u);
+	units_passes_cell(t, u);
 }
 
-static int print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
+static int units_print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
 {
 	static const struct table_column columns[] = {
 		{ "UNIT", true },      { "NAME", false },       { "ELEMENTS", true },
@@ -74,7 +74,7 @@ static int print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
 	for (size_t i = 0; t && i < j->n_units; i++)
-		unit_row(t, j->units[i]);
+		units_unit_row(t, j->units[i]);
 	return ctl_print_table(ctl, NULL, t);
 }
 
@@ -104,7 +104,7 @@ int ctl_units(struct ctl *ctl, int argc, char **argv)
 	if (!ctl->json && job->is_private && !job->lifetime[0])
 		printf("job %s is private: only its owner sees its units\n", job->name);
 	if (!ctl->json)
-		return print_units(ctl, job);
+		return units_print_units(ctl, job);
 	all = json_from_message(&job->base);
 	return ctl_print_json(json_pack("{s:O?, s:O?, s:O?}", "job", json_object_get(all, "name"),
 					"units", json_object_get(all, "units"), "ranks",
