@@ -47,7 +47,7 @@ typedef void (*op_done_cb)(struct op *op, void *userdata);
 /* Receives the reply message, which lives until it returns. */
 typedef void (*op_reply_cb)(const ProtobufCMessage *reply, void *ctx);
 
-/* One line of the table in op/table.c; see the op_*.c files. */
+/* One line of the table in app/op_table.c; see the op_*.c files. */
 struct op_type {
 	const char *name; /* also the method's name */
 	bool collective;
