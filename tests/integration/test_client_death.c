@@ -372,6 +372,7 @@ struct phase {
 	const char *last; /* what the text says of the dead one's last op */
 	int (*call)(shardd_client *c, shardd_unit u, uint64_t buffer);
 	stage third_may_come;
+	stage second_is_there; /* it has its buffers */
 	pid_t pids[WORLD];
 	struct told told[WORLD];
 };
@@ -439,8 +440,10 @@ static int phase_trainer(const struct trainer *t)
 
 	TRAIN_OK(shardd_alloc(c, 64, &buffer, &data, &train_err));
 	TRAIN_OK(shardd_gradient(c, u, &data, &train_err));
-	if (t->rank == 1)
+	if (t->rank == 1) {
+		stage_set(&p->second_is_there, 1);
 		TRAINER_AWAIT(atomic_load(&p->third_may_come), 60);
+	}
 	told_note(&p->told[t->rank], p->call(c, u, buffer));
 	/* in the new epoch this session has nothing; the next call is as the first */
 	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
@@ -458,6 +461,7 @@ static void check_phase(struct phase *p)
 		p->pids[r] = trainer_start(&trainfix, p->op, r, WORLD, phase_trainer, p);
 	AWAIT(fail_has_op(&trainfix, p->op, 0, p->op, "WAIT"), 30);
 	AWAIT(fail_has_op(&trainfix, p->op, 2, p->op, "WAIT"), 30);
+	AWAIT(atomic_load(&p->second_is_there), 30);
 	victim = p->pids[2];
 	fail_kill(victim);
 	snprintf(died, sizeof(died), "rank 2 (pid %d)", (int)victim);
