@@ -127,12 +127,20 @@ void rawsock_h2_begin(int fd)
 bool rawsock_h2_frame(int fd, unsigned type, unsigned flags, uint32_t stream, const void *data,
 		      size_t bytes)
 {
-	uint8_t h[9] = { (uint8_t)(bytes >> 16),  (uint8_t)(bytes >> 8),  (uint8_t)bytes,
-			 (uint8_t)type,           (uint8_t)flags,         (uint8_t)(stream >> 24),
-			 (uint8_t)(stream >> 16), (uint8_t)(stream >> 8), (uint8_t)stream };
+	uint8_t h[9 + 512] = { (uint8_t)(bytes >> 16),  (uint8_t)(bytes >> 8),
+			       (uint8_t)bytes,          (uint8_t)type,
+			       (uint8_t)flags,          (uint8_t)(stream >> 24),
+			       (uint8_t)(stream >> 16), (uint8_t)(stream >> 8),
+			       (uint8_t)stream };
+	size_t first = bytes < sizeof(h) - 9 ? bytes : sizeof(h) - 9;
 
-	return rawsock_send(fd, h, sizeof(h)) == sizeof(h) &&
-	       (!bytes || rawsock_send(fd, data, bytes) == bytes);
+	/* A short frame is one send: the daemon may close the connection at the nine bytes. */
+	if (first)
+		memcpy(h + 9, data, first);
+	if (rawsock_send(fd, h, 9 + first) != 9 + first)
+		return false;
+	bytes -= first;
+	return !bytes || rawsock_send(fd, (const uint8_t *)data + first, bytes) == bytes;
 }
 
 /* A literal header without indexing. Return: bytes added. */
