@@ -158,6 +158,7 @@ struct op {
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */
 	unsigned n_after;
 	struct waiter waiter;
+	const struct waiter *runner; /* in OP_RUN: its collective's; NULL: @waiter */
 	bool ticking;    /* its start runs now */
 	bool woken;      /* what it waits for came meanwhile */
 	uint64_t record; /* in the flight recorder */

@@ -157,8 +157,10 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 		coll_end_all(entries, n, -ENOMEM);
 		return;
 	}
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; i < n; i++) {
 		op_begin_run(c->ops[i]);
+		c->ops[i]->runner = &c->waiter;
+	}
 	c->job->running++;
 	coll_go_on(c);
 }
