@@ -106,11 +106,15 @@ void gather_answer(struct op *op, int status)
 
 static enum res op_gather_begin_cast(struct op *op)
 {
-	int r = full_begin(op->m->job, op->unit, op->deadline_us, op, &op->fault);
-
-	if (r == NODE_E_LATER)
+	switch (full_begin(op->m->job, op->unit, op->deadline_us, op, &op->fault)) {
+	case RES_DONE:
+		return RES_WAIT; /* for its end */
+	case RES_WAIT:
 		return op_wait(op, &op->m->job->node->changed);
-	return r ? RES_FAILED : RES_WAIT;
+	case RES_FAILED:
+		break;
+	}
+	return RES_FAILED;
 }
 
 enum res gather_start(struct op *op)

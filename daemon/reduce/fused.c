@@ -184,7 +184,7 @@ void fused_end(struct coll *c)
 	CHECK(fused >= FUSED_BEGUN);
 	c->gradient.fused = FUSED_NOT;
 	if (fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, 0);
+		backward_stepped(c->job, c->unit, true);
 	else
 		unit_pass_end(c->unit); /* of an epoch that has ended */
 	backward_let_go(c->job, c->unit, fused == FUSED_STEPPED && fused_in_time(c));
@@ -195,7 +195,7 @@ void fused_failed(struct coll *c)
 	bool begun = c->gradient.fused >= FUSED_BEGUN;
 
 	if (c->gradient.fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, -1);
+		backward_stepped(c->job, c->unit, false);
 	c->gradient.fused = FUSED_NOT;
 	if (begun)
 		backward_let_go(c->job, c->unit, false);

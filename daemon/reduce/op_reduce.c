@@ -242,16 +242,16 @@ static enum res op_reduce_end_without(struct coll *c)
  */
 static enum res op_reduce_tick(struct coll *c)
 {
-	int none;
+	bool none;
 
 	switch ((enum reduce_stage)c->stage) {
 	case REDUCE_AGREE: /* a gradient of 0 would let decay and momentum move parameters */
-		none = reduce_unused_agree(c);
+		RES_TRY(reduce_unused_agree(c, &none));
 		c->gradient.more = reduce_args(c->ops[0])->more;
 		c->gradient.external =
 			!c->gradient.more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
 		if (none)
-			return none < 0 ? coll_fail(c, none) : op_reduce_end_without(c);
+			return op_reduce_end_without(c);
 		/* a prepared step still needs the gradients that this one would overwrite */
 		c->stage = REDUCE_PREPARE;
 		RES_TRY(apply_wait_step(c->job, &c->waiter));

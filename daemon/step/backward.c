@@ -109,7 +109,7 @@ static enum res backward_need_grads(struct coll *c)
 	bool fresh = !c->unit->parts[0].grads.slab;
 	int r = job_take_grads(c->job, c->unit);
 
-	if (r > 0 && r != SLAB_E_LATER && job_evict(c->job, UINT64_MAX))
+	if (slab_is_short(r) && job_evict(c->job, UINT64_MAX))
 		r = job_take_grads(c->job, c->unit);
 	if (r == 0)
 		return fresh && c->unit->layout.dim0 ? backward_clear_gaps(c) : RES_DONE;
@@ -212,14 +212,14 @@ static void backward_back_free(struct back *b)
 }
 
 /* An epoch that has ended meanwhile has torn the job already, or there is no commit. */
-void backward_stepped(struct job *job, struct unit *u, int status)
+void backward_stepped(struct job *job, struct unit *u, bool whole)
 {
 	CHECK(u->step == UNIT_STEP_STEPPING);
 	u->has_gradient = false;
 	u->version++;
 	unit_stepped(u);
 	full_invalidate(job, u);
-	if (status)
+	if (!whole)
 		apply_failed(job);
 }
 
@@ -247,7 +247,7 @@ static void backward_back_end(struct back *b)
 	struct unit *u = b->u;
 	bool in_time = b->epoch == job->rec->epoch; /* else its pass is over */
 
-	backward_stepped(job, u, b->status);
+	backward_stepped(job, u, !b->status);
 	backward_back_free(b);
 	backward_let_go(job, u, in_time);
 	job_ran(job);

@@ -42,7 +42,7 @@ const struct step_rates *backward_rates(const struct job *job, const struct unit
 void backward_hold(struct job *job, struct unit *u);
 void backward_let_go(struct job *job, struct unit *u, bool stepped);
 
-/* In between: its parameters were changed. @status: the device's. */
-void backward_stepped(struct job *job, struct unit *u, int status);
+/* In between: its parameters were changed. @whole: else the device has failed on the way. */
+void backward_stepped(struct job *job, struct unit *u, bool whole);
 
 #endif

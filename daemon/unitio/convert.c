@@ -159,11 +159,10 @@ int convert_take_slabs(struct coll *c)
 			continue;
 		r = slab_new(d, &c->job->quota, MEM_SHARD, job_share(c->job), bytes,
 			     c->job->rec->name, -1, &v->on[i / 2].slabs[i % 2]);
-		if (r > 0 && r != SLAB_E_LATER && job_evict(c->job, UINT64_MAX))
+		if (slab_is_short(r) && job_evict(c->job, UINT64_MAX))
 			r = slab_new(d, &c->job->quota, MEM_SHARD, job_share(c->job), bytes,
 				     c->job->rec->name, -1, &v->on[i / 2].slabs[i % 2]);
-		later = later || r == SLAB_E_LATER;
-		r = r == SLAB_E_LATER ? 0 : r;
+		r = slab_note_later(r, &later);
 	}
 	return r || !later ? r : SLAB_E_LATER;
 }

@@ -102,8 +102,7 @@ static enum res op_summon_take_memory(struct coll *c)
 
 	for (uint32_t i = 0; r == 0 && i < c->n; i++) {
 		r = op_summon_take(c, i);
-		later = later || r == SLAB_E_LATER;
-		r = r == SLAB_E_LATER ? 0 : r;
+		r = slab_note_later(r, &later);
 	}
 	if (r) {
 		op_memory_fault(c->job, r, op_summon_bytes_of(c->unit) * c->n, "summoned units",

@@ -77,12 +77,12 @@ static int coll_part_fill(struct coll *c, struct coll_part *p)
 
 static int coll_make_parts(struct coll *c, struct group *g)
 {
-	int r = group_place(g); /* all its ranks have joined, so they are placed */
+	enum res r = group_place(g, c->fault);
 	uint32_t placed = 0;
 
-	CHECK(r != NODE_E_LATER);
-	if (r)
-		return r;
+	CHECK(r != RES_WAIT); /* all its ranks have joined, so they are placed */
+	if (r == RES_FAILED)
+		return -ENOMEM;
 	c->parts = calloc(g->n_devices, sizeof(*c->parts));
 	c->part_of = calloc(c->n, sizeof(*c->part_of));
 	if (!c->parts || !c->part_of)
@@ -568,11 +568,9 @@ enum res coll_can_talk(struct coll *c)
 
 enum res coll_ready(struct coll *c)
 {
-	int r = group_comms(c->group, c->fault);
+	enum res r = group_comms(c->group, c->fault);
 
-	if (r == NODE_E_LATER)
-		return coll_wait_for_node(c);
-	return r ? RES_FAILED : RES_DONE;
+	return r == RES_WAIT ? coll_wait_for_node(c) : r;
 }
 
 enum res coll_need_launches(struct coll *c, size_t n)
@@ -604,8 +602,7 @@ enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes)
 		if (p->scratch[k].slab)
 			continue;
 		r = job_take(c->job, pool, bytes, &p->scratch[k]);
-		later = later || r == SLAB_E_LATER;
-		r = r == SLAB_E_LATER ? 0 : r;
+		r = slab_note_later(r, &later);
 	}
 	if (r) {
 		op_memory_fault(c->job, r, bytes, "sums between devices", c->fault);

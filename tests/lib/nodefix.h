@@ -52,8 +52,8 @@ struct job *nodefix_job(struct nodefix *n, const char *name, uint32_t world, uin
 struct member *nodefix_join(struct nodefix *n, struct job *job, uint32_t rank);
 /* The same, but gives back what job_join said; @again: the member, or NULL.
  * @proc: NULL: this process. */
-int nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
-		     struct member *again, struct member **ret, struct fault *f);
+enum res nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
+			  struct member *again, struct member **ret, struct fault *f);
 /* The session of @m ends: it is gone (and lost, if it was in a job). */
 void nodefix_drop(struct nodefix *n, struct member *m, const char *why);
 
@@ -69,6 +69,10 @@ void nodefix_unref(struct nodefix_child *c);
 
 /* A unit's record: @elements in one tensor, fp32, AdamW with lr 0.1; for changes. */
 state_unit *nodefix_spec(const char *name, uint64_t elements);
+/* Register units, all or none, in one piece (the daemon does it in pieces). @specs: taken over as by
+ * registration_new. @ids: gets @n. */
+enum res nodefix_try_register(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
+			      uint64_t *ret_charged, struct fault *f);
 /* Register it (consumed) and give the unit. Fails the test if it is refused. */
 struct unit *nodefix_register(struct job *job, state_unit *spec);
 /* Register and initialise from a seed, on all of @n_members. */

@@ -51,12 +51,12 @@ static struct unit *make_unit(struct world *w, state_unit *spec)
 {
 	uint64_t charged;
 	uint32_t id = 0;
-	int e = JOB_E_LATER;
+	enum res e = RES_WAIT;
 
-	for (unsigned i = 0; i < 50 && e == JOB_E_LATER; i++) {
+	for (unsigned i = 0; i < 50 && e == RES_WAIT; i++) {
 		struct fault f = FAULT_NULL;
 
-		e = job_register(w->job, &spec, 1, &id, &charged, &f);
+		e = nodefix_try_register(w->job, &spec, 1, &id, &charged, &f);
 		cr_assert(!f.code, "%s", f.text);
 		nodefix_turns(&w->n);
 	}
@@ -487,11 +487,11 @@ Test(devices, units_wait_until_all_ranks_have_a_place)
 	nodefix_begin(&n, &o);
 	job = nodefix_job(&n, "job", 2, 0);
 	nodefix_join(&n, job, 0);
-	cr_expect_eq(job_register(job, &spec, 1, &id, &charged, &f), JOB_E_LATER);
+	cr_expect_eq(nodefix_try_register(job, &spec, 1, &id, &charged, &f), RES_WAIT);
 	cr_expect(!f.code);
 	nodefix_join(&n, job, 1);
 	nodefix_turns(&n);
-	cr_expect_eq(job_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
+	cr_expect_eq(nodefix_try_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
 	nodefix_end(&n);
 }
 

@@ -386,7 +386,7 @@ JOB_TEST(who_joins_again_waits_for_what_still_runs)
 	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_seed(&n, m, u, 1, &op);
 	nodefix_turns(&n);
-	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m, &again, &f), JOB_E_BUSY);
+	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m, &again, &f), RES_WAIT);
 	cr_expect_eq(m->state, MEMBER_STALE, "the epoch has ended though");
 	cr_expect_null(again);
 	list_init(&w.link);

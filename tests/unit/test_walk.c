@@ -113,7 +113,7 @@ static void on_settled(struct job_waiter *waiter)
 {
 	struct late *l = CONTAINER_OF(waiter, struct late, waiter);
 
-	if (!l->job->life.deleted && try_join(l->w, l->job, l->j, l->rank) == JOB_E_BUSY) {
+	if (!l->job->life.deleted && try_join(l->w, l->job, l->j, l->rank) == RES_WAIT) {
 		job_wait_settled(l->job, &l->waiter);
 		return;
 	}
@@ -130,7 +130,7 @@ static void join(struct walk *w, unsigned j, unsigned rank)
 	/* again and again would leave no time for anything else */
 	if (m && m->job == job && m->state == MEMBER_JOINED && pick(w, 20))
 		return;
-	if (try_join(w, job, j, rank) != JOB_E_BUSY)
+	if (try_join(w, job, j, rank) != RES_WAIT)
 		return;
 	l = calloc(1, sizeof(*l));
 	*l = (struct late){ { .fn = on_settled }, w, job, j, rank };
