@@ -159,9 +159,9 @@ struct op {
 	unsigned n_after;
 	struct waiter waiter;
 	const struct waiter *runner; /* in OP_RUN: its collective's; NULL: @waiter */
-	bool ticking;    /* its start runs now */
-	bool woken;      /* what it waits for came meanwhile */
-	uint64_t record; /* in the flight recorder */
+	bool ticking;                /* its start runs now */
+	bool woken;                  /* what it waits for came meanwhile */
+	uint64_t record;             /* in the flight recorder */
 
 	/* The type's arguments, by its decode: a struct of the files that implement it. */
 	uint64_t args[OP_ARGS_BYTES / sizeof(uint64_t)];
