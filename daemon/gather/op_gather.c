@@ -44,7 +44,7 @@ int gather_check(struct op *op, struct fault *f)
 static enum res op_gather_give(struct op *op, struct region place, bool copied, uint64_t ready)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
-	bool pass = op->type == &op_begin_pass;
+	bool pass = op->type->is_pass;
 
 	if (op->state != OP_RUN)
 		op_begin_run(op);

@@ -371,6 +371,7 @@ const struct op_type op_init = {
 	.decode = op_init_decode,
 	.check = op_init_check,
 	.coll_tick = op_init_tick,
+	.coll_bytes = sizeof(struct import_state),
 	.reply = &shardd__v1__initialise_response__descriptor,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,

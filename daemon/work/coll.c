@@ -39,10 +39,8 @@ static void coll_free(struct coll *c)
 	free(c->part_of);
 	free(c->members);
 	free(c->ops);
-	free(c->shards.partials);
-	if (c->destroy)
-		c->destroy(c);
-	free(c->work);
+	if (c->type->coll_free)
+		c->type->coll_free(c);
 	queue_task_deinit(&c->between);
 	free(c);
 }
@@ -106,16 +104,17 @@ static void coll_resume(struct waiter *p)
 
 static struct coll *coll_new(struct group *g, struct match_entry *const *entries, uint32_t n)
 {
-	struct coll *c = calloc(1, sizeof(*c));
+	const struct op_type *type = CONTAINER_OF(entries[0], struct op, entry)->type;
+	struct coll *c = calloc(1, sizeof(*c) + type->coll_bytes);
 
 	if (!c)
 		return NULL;
 	c->magic = COLL_MAGIC;
+	c->type = type;
 	c->group = g;
 	c->job = g->job;
 	c->n = n;
 	waiter_init(&c->waiter, coll_resume);
-	list_init(&c->small);
 	queue_task_init(&c->between, c->job);
 	c->fault = calloc(1, sizeof(*c->fault)); /* apart: malloc is slow above 1 KiB */
 	c->ops = calloc(n, sizeof(struct op *));
@@ -123,13 +122,12 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	for (uint32_t i = 0; c->ops && c->members && i < n; i++) {
 		c->ops[i] = CONTAINER_OF(entries[i], struct op, entry);
 		c->members[i] = c->ops[i]->m;
-		CHECK(c->ops[i]->type == c->ops[0]->type && c->ops[i]->unit == c->ops[0]->unit);
+		CHECK(c->ops[i]->type == type && c->ops[i]->unit == c->ops[0]->unit);
 	}
 	if (!c->fault || !c->ops || !c->members || coll_make_parts(c, g) < 0) {
 		coll_free(c);
 		return NULL;
 	}
-	c->type = c->ops[0]->type;
 	c->unit = c->ops[0]->unit;
 	for (unsigned i = 0; i < c->n_parts; i++)
 		c->parts[i].queue.note = (struct device_note){ .name = c->type->name,
@@ -178,9 +176,9 @@ static void coll_give_scratch(struct coll *c)
 /* What it took for its members, while they are there. Safe twice. */
 static void coll_let_go(struct coll *c)
 {
-	if (c->forget)
-		c->forget(c);
-	c->forget = NULL;
+	if (c->type->coll_let_go && !c->has_let_go)
+		c->type->coll_let_go(c);
+	c->has_let_go = true;
 }
 
 /* Its member's epoch ended while it ran: its result is of no use there. */
@@ -195,7 +193,7 @@ static void coll_finish(struct coll *c, const struct fault *fault)
 {
 	struct job *job = c->job;
 
-	CHECK(!c->ticking && !c->pending && !c->batch && list_empty(&c->small));
+	CHECK(!c->ticking && !c->pending);
 	coll_let_go(c);
 	CHECK(job->readers.writing >= c->writes);
 	job->readers.writing -= c->writes;
@@ -437,9 +435,7 @@ enum res coll_check_epoch(struct coll *c, bool torn_matters)
 
 static void coll_stage_over(struct coll *c)
 {
-	if (c->stage_over)
-		c->stage_over(c);
-	else
+	if (!c->type->coll_arrived || !c->type->coll_arrived(c))
 		coll_go_on(c);
 }
 

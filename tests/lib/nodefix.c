@@ -309,6 +309,7 @@ static void on_done(struct op *op, void *userdata)
 	o->op = NULL;
 	o->fault = op->fault;
 	o->result = op->result;
+	memcpy(o->outcome, op->outcome, sizeof(o->outcome));
 	o->number = op->entry.number;
 	o->started = op->started_us;
 	o->order = nodefix_ended++;

@@ -98,8 +98,12 @@ struct nodefix_op {
 	uint64_t number;
 	bool started;
 	__typeof__(((struct op *)0)->result) result;
-	size_t reply_bytes; /* of the packed reply; 0: none was made */
+	__typeof__(((struct op *)0)->outcome) outcome; /* see NODEFIX_OUTCOME */
+	size_t reply_bytes;                            /* of the packed reply; 0: none was made */
 };
+
+/* What came of it beside memory: a struct of the module, say, shards_outcome. */
+#define NODEFIX_OUTCOME(type, op) ((const struct type *)(const void *)(op)->outcome)
 
 /* Ops that were over until now, for nodefix_op.order. */
 extern unsigned nodefix_ended;

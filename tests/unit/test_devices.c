@@ -7,6 +7,7 @@
 
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "step/shards.h"
 
 TestSuite(devices, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
@@ -287,9 +288,10 @@ Test(devices, the_norm_is_that_of_all_parts)
 		ON_ALL(&w, nodefix_clip(&w.n, m, 0.5, op));
 		grads(u, after);
 		if (devices == 1)
-			want = w.ops[0].result.total_norm;
+			want = NODEFIX_OUTCOME(shards_outcome, &w.ops[0])->total_norm;
 		for (unsigned r = 0; r < w.ranks; r++)
-			cr_expect_float_eq(w.ops[r].result.total_norm, want, 1e-9 * want);
+			cr_expect_float_eq(NODEFIX_OUTCOME(shards_outcome, &w.ops[r])->total_norm,
+					   want, 1e-9 * want);
 		for (unsigned i = 0; i < N; i++)
 			cr_assert_float_eq(after[i], before[i] * 0.5 / want, 1e-6);
 		end(&w);
