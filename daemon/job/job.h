@@ -88,12 +88,6 @@ struct job_step {
 	struct condition applied;
 };
 
-/* Called once, from the loop, when the job has settled (job_wait_settled). */
-struct job_waiter {
-	struct list link;
-	void (*fn)(struct job_waiter *w);
-};
-
 /* Whether it lives, and how it may go on. */
 struct job_life {
 	bool deleted;     /* a zombie: out of the registry's names */
@@ -167,8 +161,8 @@ struct job {
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	uint32_t running;          /* collectives and casts in the backend or engine */
 	struct job_ops_seen ops;
-	struct list settled_waiters; /* of struct job_waiter */
-	struct list link;            /* jobs->all or jobs->zombies */
+	struct condition settled; /* signalled by job_settle: ops of an earlier epoch may be over */
+	struct list link;         /* jobs->all or jobs->zombies */
 };
 
 struct jobs {
@@ -274,7 +268,7 @@ struct job_joining {
 };
 
 /* Join. @again: the caller's member if it joins again, else NULL; @ret gets a reference
- * that the session keeps. RES_WAIT: ops of an earlier epoch still run: job_wait_settled, then join
+ * that the session keeps. RES_WAIT: ops of an earlier epoch still run: wait for job.settled, then join
  * again. */
 enum res job_join(struct job *job, const struct job_joining *how, struct proc *proc,
 		  uint64_t session, struct member *again, struct member **ret, struct fault *f);
@@ -339,9 +333,6 @@ void job_epoch_end(struct job *job, const struct fault *fault);
 /* Mark the job TORN if a restart has no state to continue from: a step was applied after the last
  * commit. */
 void job_tear(struct job *job);
-
-/* Call @w when nothing that began in an earlier epoch runs any more. */
-void job_wait_settled(struct job *job, struct job_waiter *w);
 
 /* Call now and then: ends jobs without trainers whose time is up, and empty zombies. */
 void jobs_tick(struct jobs *jobs, uint64_t now_us);

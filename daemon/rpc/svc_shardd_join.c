@@ -130,7 +130,7 @@ static enum res svc_shardd_join_answer_join(struct rpc_call *call, const Protobu
 
 /* A join that waits until ops of an earlier epoch have ended. */
 struct joining {
-	struct job_waiter waiter;
+	struct waiter waiter;
 	struct rpc_call *call;
 	struct job *job;
 	const Shardd__V1__JoinRequest *request; /* the call's */
@@ -141,7 +141,7 @@ static void svc_shardd_join_on_join_cancelled(struct rpc_call *call, void *userd
 	struct joining *j = userdata;
 	struct fault f = FAULT_NULL;
 
-	list_unlink(&j->waiter.link);
+	waiter_leave(&j->waiter);
 	free(j);
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up this join");
 	rpc_call_fail(call, &f);
@@ -168,7 +168,7 @@ static enum res svc_shardd_join_now(struct rpc_call *call, struct job *job,
 	return RES_DONE;
 }
 
-static void svc_shardd_join_on_settled(struct job_waiter *w)
+static void svc_shardd_join_on_settled(struct waiter *w)
 {
 	struct joining *j = CONTAINER_OF(w, struct joining, waiter);
 	struct fault f = FAULT_NULL;
@@ -179,7 +179,7 @@ static void svc_shardd_join_on_settled(struct job_waiter *w)
 		rpc_call_fail(j->call, &f);
 	} else if (svc_shardd_join_now(j->call, j->job, j->request, false) == RES_WAIT) {
 		rpc_call_on_cancelled(j->call, svc_shardd_join_on_join_cancelled, j);
-		job_wait_settled(j->job, &j->waiter);
+		condition_wait(&j->job->settled, &j->waiter);
 		return;
 	}
 	free(j);
@@ -197,10 +197,9 @@ static void svc_shardd_join_later(struct rpc_call *call, struct job *job,
 		return;
 	}
 	*j = (struct joining){ .call = call, .job = job, .request = r };
-	j->waiter.fn = svc_shardd_join_on_settled;
-	list_init(&j->waiter.link);
+	waiter_init(&j->waiter, svc_shardd_join_on_settled);
 	rpc_call_on_cancelled(call, svc_shardd_join_on_join_cancelled, j);
-	job_wait_settled(job, &j->waiter);
+	condition_wait(&job->settled, &j->waiter);
 }
 
 /* The run of the daemon that the trainer continues from. */
