@@ -13,7 +13,7 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "reduce/fused.h"
-#include "reduce/ops.h"
+#include "op/op_list.h"
 #include "reduce/reduce_batch.h"
 #include "reduce/reduce_run.h"
 #include "reduce/reduce_unused.h"

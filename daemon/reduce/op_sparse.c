@@ -14,7 +14,7 @@
 #include "core/check.h"
 #include "op/op.h"
 #include "op/op_util.h"
-#include "reduce/ops.h"
+#include "op/op_list.h"
 #include "reduce/reduce_ddp.h"
 #include "reduce/reduce_run.h"
 #include "reduce/sparse.h"

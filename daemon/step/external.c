@@ -28,7 +28,7 @@
 #include "op/queue_task.h"
 #include "step/apply.h"
 #include "step/backward.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "unit/optim.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"

@@ -13,7 +13,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "step/backward.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 

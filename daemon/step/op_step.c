@@ -12,7 +12,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "step/backward.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "step/step_settings.h"
 #include "unit/norm.h"
 #include "work/coll.h"

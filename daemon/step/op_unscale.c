@@ -10,7 +10,7 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "step/apply.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "step/shards.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"

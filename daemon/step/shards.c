@@ -11,7 +11,7 @@
 #include "core/check.h"
 #include "core/fnv.h"
 #include "op/op.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "unit/norm.h"
 #include "unit/optim.h"
 #include "work/coll.h"

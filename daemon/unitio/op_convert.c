@@ -15,7 +15,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "unitio/convert.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "unitio/registered.h"
 #include "work/coll.h"
 #include "work/drain.h"

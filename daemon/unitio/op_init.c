@@ -14,7 +14,7 @@
 #include "step/apply.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "unitio/import.h"
 #include "work/coll.h"
 #include "work/drain.h"

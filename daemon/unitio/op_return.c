@@ -11,7 +11,7 @@
 #include "core/fnv.h"
 #include "op/op.h"
 #include "op/op_util.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "unitio/import.h"
 #include "work/coll.h"
 #include "work/drain.h"

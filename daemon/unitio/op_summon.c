@@ -15,7 +15,7 @@
 #include "unit/optim.h"
 #include "unit/pack.h"
 #include "unitio/import.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 #include "unitio/summon_args.h"

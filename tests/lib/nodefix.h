@@ -9,10 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "app/op_table.h"
 #include "backend/backend_impl.h"
 #include "engine/engine_impl.h"
 #include "looprun.h"
+#include "op/op_list.h"
 #include "shardd.pb-c.h"
 
 #define NODEFIX_MEMBERS 64
