@@ -118,7 +118,7 @@ enum res gather_start(struct op *op)
 	struct job *job = op->m->job;
 	struct unit *u = op->unit;
 
-	op->state = OP_PARKED;
+	op_state_move(op, OP_PARKED);
 	RES_TRY(apply_wait_step(job, &op->waiter));
 	ahead_asked(op);
 	RES_TRY(backward_gather(op));

@@ -131,7 +131,7 @@ enum {
 
 struct op {
 	uint32_t magic;
-	enum op_state state;
+	uint8_t state; /* enum op_state */
 	const struct op_type *type;
 	enum pass_move move;
 	struct member *m;

@@ -129,7 +129,7 @@ static void external_promise(struct coll *c)
 	c->unit->shards_ready = false;
 	c->unit->shards_left = c->n;
 	for (uint32_t i = 0; i < c->n; i++)
-		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_COMING;
+		member_shard_move(member_unit_find(c->members[i], c->unit), SHARD_COMING);
 }
 
 void external_begin(struct coll *c)
@@ -157,7 +157,7 @@ void external_failed(struct coll *c)
 	c->unit->shards_from = 0;
 	c->unit->shards_left = 0;
 	for (uint32_t i = 0; i < c->n; i++)
-		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_NONE;
+		member_shard_drop(member_unit_find(c->members[i], c->unit));
 }
 
 /* ------------------------------------------------------------------- NextShard */
@@ -200,8 +200,8 @@ static void external_on_handed_out(struct backend_task *task, int status)
 	struct member_unit *mu = member_unit_find(op->m, copy->unit);
 
 	if (!op_told_of_end(op)) {
-		CHECK(mu->shard_state == SHARD_GOING && !mu->shard.slab);
-		mu->shard_state = status ? SHARD_COMING : SHARD_OUT;
+		CHECK(!mu->shard.slab);
+		member_shard_move(mu, status ? SHARD_COMING : SHARD_OUT);
 		if (status)
 			fault_errno(&op->fault, status, "handing out a shard");
 		else
@@ -219,7 +219,7 @@ static void external_hand_out(struct op *op, struct unit *u, struct external_cop
 
 	CHECK(copy->place.bytes >= 2 * external_array_bytes(s->elements));
 	CHECK(s->part->grads.slab && s->part->device == op->m->device);
-	member_unit_find(op->m, u)->shard_state = SHARD_GOING;
+	member_shard_move(member_unit_find(op->m, u), SHARD_GOING);
 	op_begin_run(op);
 	op->result.unit = u;
 	op->result.elements = s->elements;
@@ -359,8 +359,8 @@ static void external_on_given_back(struct backend_task *task, int status)
 		fault_errno(&op->fault, status, "taking a shard back");
 	}
 	if (!op_told_of_end(op)) {
-		CHECK(mu->shard_state == SHARD_BACK && u->shards_left > 0);
-		mu->shard_state = SHARD_GIVEN_BACK;
+		CHECK(u->shards_left > 0);
+		member_shard_move(mu, SHARD_GIVEN_BACK);
 		u->shards_left--;
 		if (!u->shards_left && external_has_copies(u))
 			external_copies(job, u, external_unit_done);
@@ -390,7 +390,7 @@ static enum res external_done_start(struct op *op)
 
 	if (unit_is_read(u))
 		return op_wait(op, &u->step_done);
-	op->state = OP_PARKED;
+	op_state_move(op, OP_PARKED);
 	if (!readers_let(op->m->job, &op->waiter))
 		return RES_WAIT;
 	CHECK(mu->shard_state == SHARD_OUT && mu->shard.slab); /* its session's ops wait */
@@ -401,7 +401,7 @@ static enum res external_done_start(struct op *op)
 		fault_errno(&op->fault, -ENOMEM, "taking a shard back");
 		return RES_FAILED;
 	}
-	mu->shard_state = SHARD_BACK;
+	member_shard_move(mu, SHARD_BACK);
 	copy->place = region_steal(&mu->shard);
 	backward_mark(op->m->job);
 	u->copies_differ = external_has_copies(u);

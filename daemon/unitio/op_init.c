@@ -310,11 +310,23 @@ enum op_init_stage {
 	INIT_DONE
 };
 
+/* No shard is handed out meanwhile. */
+static void op_init_end_pass(struct coll *c)
+{
+	unit_pass_end(c->unit);
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+
+		if (mu)
+			member_shard_drop(mu);
+	}
+}
+
 static enum op_init_stage op_init_begin(struct coll *c, int how)
 {
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
-	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
+	op_init_end_pass(c);
 	if (how == HOW_OWN)
 		import_write(c, op_init_own_source, true, 0);
 	return how == HOW_SEED ? INIT_SEED : how == HOW_BROADCAST ? INIT_ROOT : INIT_OWN;

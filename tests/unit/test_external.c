@@ -156,6 +156,27 @@ Test(external, copies_that_stay_unequal_must_be_initialised)
 	cr_expect_arr_eq(copy(0), copy(1), ELEMENTS * sizeof(float));
 }
 
+/* The pass that the Reduce ended is over: the next one promises the shards again. */
+Test(external, initialising_withdraws_shards_that_were_promised)
+{
+	const struct member_unit *mu;
+
+	reduce();
+	mu = member_unit_find(m[0], u);
+	cr_assert_eq(mu->shard_state, SHARD_COMING);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], u, 7, &op[i]);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_ok(&op[i], "Initialise");
+	cr_expect_eq(mu->shard_state, SHARD_NONE);
+	take();
+	give_back(0);
+	give_back(1);
+	nodefix_turns(&n);
+	cr_expect_eq(mu->shard_state, SHARD_GIVEN_BACK);
+	check_copies();
+}
+
 Test(external, a_failure_between_devices_tears_the_job)
 {
 	take();
