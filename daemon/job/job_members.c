@@ -23,11 +23,10 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 
 		u->has_gradient = false;
 		u->factors = (struct unit_factors){ 0 };
-		if (u->copies_differ && u->step != UNIT_STEP_STEPPING) {
+		if (u->shards == UNIT_SHARDS_MIXED && u->step != UNIT_STEP_STEPPING) {
 			u->rec->initialised = false; /* no copy is more correct than another */
 			job->readers.changes++;
 		}
-		u->copies_differ = u->copies_differ && u->step == UNIT_STEP_STEPPING;
 	}
 	job_drop_partials(job);
 	job_pass_end(job, NULL);

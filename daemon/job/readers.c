@@ -64,7 +64,8 @@ uint64_t readers_generation(const struct job *job)
 static const struct unit *readers_unit_to_change(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->step == UNIT_STEP_DUE || job->units[i]->copies_differ)
+		if (job->units[i]->step == UNIT_STEP_DUE ||
+		    job->units[i]->shards == UNIT_SHARDS_MIXED)
 			return job->units[i];
 	return NULL;
 }

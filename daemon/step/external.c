@@ -125,8 +125,8 @@ static void external_copy_share(struct external_copy *copy, float *place,
 static void external_promise(struct coll *c)
 {
 	CHECK(!c->unit->shards_from && !c->unit->shards_left);
+	unit_shards_move(c->unit, UNIT_SHARDS_PROMISED);
 	c->unit->shards_from = c->ops[0]->entry.number;
-	c->unit->shards_ready = false;
 	c->unit->shards_left = c->n;
 	for (uint32_t i = 0; i < c->n; i++)
 		member_shard_move(member_unit_find(c->members[i], c->unit), SHARD_COMING);
@@ -145,17 +145,17 @@ void external_ready(struct coll *c)
 {
 	if (!c->gradient.begun)
 		external_promise(c);
-	CHECK(!c->unit->shards_ready && c->unit->shards_left == c->n);
-	c->unit->shards_ready = true;
+	CHECK(c->unit->shards_left == c->n);
+	unit_shards_move(c->unit, UNIT_SHARDS_READY);
 	condition_signal(&c->group->shard_ready);
 }
 
 void external_failed(struct coll *c)
 {
-	if (!c->gradient.begun || c->unit->shards_ready)
+	if (!c->gradient.begun || c->unit->shards == UNIT_SHARDS_READY ||
+	    c->unit->shards == UNIT_SHARDS_MIXED)
 		return;
-	c->unit->shards_from = 0;
-	c->unit->shards_left = 0;
+	unit_shards_drop(c->unit);
 	for (uint32_t i = 0; i < c->n; i++)
 		member_shard_drop(member_unit_find(c->members[i], c->unit));
 }
@@ -242,7 +242,7 @@ static enum res external_next_start(struct op *op)
 	struct external_copy *copy;
 	uint64_t bytes;
 
-	if (!u || !u->shards_ready)
+	if (!u || u->shards == UNIT_SHARDS_PROMISED)
 		return op_wait(op, &op->group->shard_ready);
 	bytes = 2 * external_array_bytes(external_elements_of(op, u));
 	RES_TRY(op_need_memory(op, bytes, "a shard for the trainer", &place));
@@ -404,7 +404,8 @@ static enum res external_done_start(struct op *op)
 	member_shard_move(mu, SHARD_BACK);
 	copy->place = region_steal(&mu->shard);
 	backward_mark(op->m->job);
-	u->copies_differ = external_has_copies(u);
+	if (external_has_copies(u) && u->shards == UNIT_SHARDS_READY)
+		unit_shards_move(u, UNIT_SHARDS_MIXED);
 	external_copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
 	copy->queue.task.done = external_on_given_back;
 	op->m->job->running++;

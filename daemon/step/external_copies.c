@@ -55,7 +55,7 @@ static void external_copies_finish(struct job *job, struct unit *u, int status,
 {
 	CHECK(job->step.stepping > 0);
 	unit_step_move(u, UNIT_STEP_NONE);
-	u->copies_differ = false;
+	unit_shards_move(u, u->shards_from ? UNIT_SHARDS_READY : UNIT_SHARDS_NONE);
 	job->step.stepping--;
 	done(job, u, status);
 	apply_go_on(job);

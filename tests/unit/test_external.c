@@ -96,10 +96,11 @@ Test(external, what_was_given_back_is_in_all_copies)
 {
 	take();
 	give_back(0);
-	cr_expect(u->copies_differ);
+	cr_expect_eq(u->shards, UNIT_SHARDS_MIXED);
 	give_back(1);
 	nodefix_turns(&n);
-	cr_expect_not(u->step == UNIT_STEP_STEPPING || u->copies_differ);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING);
+	cr_expect_eq(u->shards, UNIT_SHARDS_READY);
 	check_copies();
 }
 
@@ -143,7 +144,8 @@ Test(external, copies_that_stay_unequal_must_be_initialised)
 	take();
 	give_back(0);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect_not(u->rec->initialised || u->copies_differ);
+	cr_expect_not(u->rec->initialised);
+	cr_expect_eq(u->shards, UNIT_SHARDS_NONE);
 	rejoin();
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	cr_expect_eq(op[0].fault.code, FAULT_STATE);
