@@ -96,7 +96,7 @@ static void op_gather_gather_fault(struct op *op, int status)
 
 void gather_answer(struct op *op, int status)
 {
-	CHECK(op->state == OP_RUN || op->state == OP_PARKED); /* it began the copy, or waited */
+	CHECK(op->state == OP_RUN || op->state == OP_BLOCKED); /* it began the copy, or waited */
 	if (status)
 		op_gather_gather_fault(op, status);
 	else
@@ -118,7 +118,7 @@ enum res gather_start(struct op *op)
 	struct job *job = op->m->job;
 	struct unit *u = op->unit;
 
-	op_state_move(op, OP_PARKED);
+	op_state_move(op, OP_BLOCKED);
 	RES_TRY(apply_wait_step(job, &op->waiter));
 	ahead_asked(op);
 	RES_TRY(backward_gather(op));

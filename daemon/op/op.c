@@ -34,14 +34,14 @@ static bool activating;
 /* ----------------------------------------------------------------- states */
 
 static const struct state_row op_states[] = {
-	/* a surrogate begins PARKED: it has its peer's turn */
-	[OP_HELD] = { "HELD", STATE_TO(OP_DEPS) | STATE_TO(OP_PARKED) | STATE_TO(OP_DONE) },
-	[OP_DEPS] = { "DEPS", STATE_TO(OP_WAIT) | STATE_TO(OP_PARKED) | STATE_TO(OP_RUN) |
+	/* a surrogate begins BLOCKED: it has its peer's turn */
+	[OP_HELD] = { "HELD", STATE_TO(OP_DEPS) | STATE_TO(OP_BLOCKED) | STATE_TO(OP_DONE) },
+	[OP_DEPS] = { "DEPS", STATE_TO(OP_WAIT) | STATE_TO(OP_BLOCKED) | STATE_TO(OP_RUN) |
 				      STATE_TO(OP_DONE) },
 	[OP_WAIT] = { "WAIT", STATE_TO(OP_RUN) | STATE_TO(OP_DONE) },
 	/* again: for something else */
-	[OP_PARKED] = { "PARKED", STATE_TO(OP_PARKED) | STATE_TO(OP_WAIT) | STATE_TO(OP_RUN) |
-					  STATE_TO(OP_DONE) },
+	[OP_BLOCKED] = { "BLOCKED", STATE_TO(OP_BLOCKED) | STATE_TO(OP_WAIT) | STATE_TO(OP_RUN) |
+					    STATE_TO(OP_DONE) },
 	[OP_RUN] = { "RUN", STATE_TO(OP_DONE) },
 	[OP_DONE] = { "DONE", 0 },
 };
@@ -213,7 +213,7 @@ static void op_go_on(struct op *op)
 	op->ticking = false;
 	CHECK(r != RES_FAILED || op->fault.code);
 	if (r == RES_WAIT && !op->fault.code) /* else it was cancelled meanwhile */
-		CHECK(op->state == OP_PARKED || op->state == OP_RUN);
+		CHECK(op->state == OP_BLOCKED || op->state == OP_RUN);
 	else
 		op_end(op);
 }
@@ -526,7 +526,7 @@ struct op *op_new_surrogate(struct op *join, struct op *of)
 		return NULL;
 	op->surrogate = true;
 	op->by_active = join_args(join)->by_active;
-	op_state_move(op, OP_PARKED);
+	op_state_move(op, OP_BLOCKED);
 	op->deadline_us = of->deadline_us;
 	op->done = op_nobody_waits;
 	op->group = of->group;
@@ -597,7 +597,7 @@ void op_begin_run(struct op *op)
 enum res op_wait(struct op *op, struct condition *c)
 {
 	CHECK(!op->announced); /* a collective waits by its coll */
-	op_state_move(op, OP_PARKED);
+	op_state_move(op, OP_BLOCKED);
 	condition_wait(c, &op->waiter);
 	return RES_WAIT;
 }

@@ -390,7 +390,7 @@ static enum res external_done_start(struct op *op)
 
 	if (unit_is_read(u))
 		return op_wait(op, &u->step_done);
-	op_state_move(op, OP_PARKED);
+	op_state_move(op, OP_BLOCKED);
 	if (!readers_let(op->m->job, &op->waiter))
 		return RES_WAIT;
 	CHECK(mu->shard_state == SHARD_OUT && mu->shard.slab); /* its session's ops wait */
@@ -415,7 +415,7 @@ static enum res external_done_start(struct op *op)
 
 static bool external_done_waits_for_readers(const struct op *op)
 {
-	return op->state == OP_PARKED;
+	return op->state == OP_BLOCKED;
 }
 
 const struct op_type op_shard_done = {

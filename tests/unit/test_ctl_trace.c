@@ -159,13 +159,13 @@ Test(ctl_trace, an_op_is_cut_into_what_it_waited_for_and_its_run)
 			      "rank 0|peers|110+20\n"
 			      "rank 0|run|130+70\n"
 			      "rank 0|Gather a|200+15\n"
-			      "rank 0|parked|200+10\n"
+			      "rank 0|blocked|200+10\n"
 			      "rank 0|run|210+5\n"
 			      "rank 0|Step|300+10\n"
 			      "rank 0|deps|300+10\n"
 			      "rank 0|Barrier|400+600\n"
 			      "rank 0|deps|400+20\n"
-			      "rank 0|parked|420+580\n");
+			      "rank 0|blocked|420+580\n");
 	json_decref(j);
 }
 
@@ -330,7 +330,7 @@ Test(ctl_trace, limits_leave_out_what_is_older)
 	events = events_of(&r, &two, &j);
 	expect_slices(events, "rank 0 trainer|trainer|2000000+3000000\n"
 			      "rank 0|Gather b|2000000+8000000\n"
-			      "rank 0|parked|2000000+8000000\n"
+			      "rank 0|blocked|2000000+8000000\n"
 			      "rank 0 (2)|Gather c|5000000+2000000\n"
 			      "rank 0 (2)|run|5000000+2000000\n"
 			      "host:0 gather|Gather c|5000000+2000000\n");
@@ -338,7 +338,7 @@ Test(ctl_trace, limits_leave_out_what_is_older)
 	events = events_of(&r, &recent, &j);
 	expect_slices(events, "rank 0 trainer|trainer|2000000+3000000\n"
 			      "rank 0|Gather b|2000000+8000000\n"
-			      "rank 0|parked|2000000+8000000\n"
+			      "rank 0|blocked|2000000+8000000\n"
 			      "rank 0 (2)|Gather c|5000000+2000000\n"
 			      "rank 0 (2)|run|5000000+2000000\n"
 			      "host:0 gather|Gather c|5000000+2000000\n");

@@ -186,7 +186,7 @@ AHEAD_TEST(one_that_is_on_its_way_is_waited_for_and_not_begun_again, begin_cast)
 	submitted = b->submitted;
 	submit_pass("BeginPass", 0, 1, F, &op[1]);
 	cr_expect_eq(b->submitted, submitted);
-	cr_expect_eq(op[1].op->state, OP_PARKED);
+	cr_expect_eq(op[1].op->state, OP_BLOCKED);
 	backend_fake_hold(b, false);
 	nodefix_ok(&op[1], "BeginPass");
 	cr_expect_not(op[1].result.copied);
