@@ -98,7 +98,7 @@ static void ddp_join_result(const ProtobufCMessage *m, struct shardd_result *ret
 
 	(void)ret_place;
 	ret->last = reply->last;
-	ret->shadowed = reply->shadowed;
+	ret->surrogates = reply->surrogates;
 }
 
 OP_FULL(verify, VerifyModel, verify_model, NULL, NULL, NULL);

@@ -1,5 +1,5 @@
 /*
- * The trainer's own optimizer: NextShard hands each rank a copy of its share of parameters and
+ * External optimizers (BY_TRAINER): NextShard hands each rank a copy of its share of parameters and
  * gradient (external.h), ShardDone takes the parameters back.
  *
  * Slabs of shards are all ranks' and a page may hold the shards of several, so a rank gets

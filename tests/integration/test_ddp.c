@@ -810,7 +810,7 @@ static int join_trainer(const struct trainer *t)
 	const bool by_active = t->arg;
 	struct model m = begin(t, false, false);
 	uint32_t last = UINT32_MAX;
-	uint64_t shadowed = 0;
+	uint64_t surrogates = 0;
 
 	for (unsigned pass = 0; pass <= t->rank; pass++) {
 		unsigned users = ((1u << t->world) - 1) & ~((1u << pass) - 1);
@@ -841,9 +841,9 @@ static int join_trainer(const struct trainer *t)
 		TRAIN_OK(shardd_step(m.c, SHARDD_WORLD, NULL, &train_err));
 		TRAIN_OK(shardd_barrier(m.c, SHARDD_WORLD, &train_err));
 	}
-	TRAIN_OK(shardd_join_uneven(m.c, SHARDD_WORLD, by_active, &last, &shadowed, &train_err));
+	TRAIN_OK(shardd_join_uneven(m.c, SHARDD_WORLD, by_active, &last, &surrogates, &train_err));
 	TRAINER_CHECK(last == t->world - 1);
-	TRAINER_CHECK(t->rank == t->world - 1 ? !shadowed : shadowed > 0);
+	TRAINER_CHECK(t->rank == t->world - 1 ? !surrogates : surrogates > 0);
 	for (unsigned pass = 7; pass < 9; pass++) { /* all are there again, with the same buckets */
 		forward(&m);
 		TRAIN_OK(shardd_ddp_backward(m.c, m.ddp, NULL, 0, NULL, 0, &train_err));
@@ -852,7 +852,7 @@ static int join_trainer(const struct trainer *t)
 		for (unsigned i = 0; i < TENSORS; i++)
 			check_tensor(&m, t->world, ~0u, i, pass);
 	}
-	TRAIN_OK(shardd_join_uneven(m.c, SHARDD_WORLD, by_active, &last, &shadowed, &train_err));
+	TRAIN_OK(shardd_join_uneven(m.c, SHARDD_WORLD, by_active, &last, &surrogates, &train_err));
 	TRAIN_OK(shardd_barrier(m.c, SHARDD_WORLD, &train_err));
 	train_leave(m.c);
 	return 0;
