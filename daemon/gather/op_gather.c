@@ -82,7 +82,7 @@ static enum res op_gather_give_full(struct op *op, bool copied)
 	return op_gather_give(op, place, copied, u->copy == UNIT_COPY_EXECUTING ? p->ready : 0);
 }
 
-static void op_gather_gather_fault(struct op *op, int status)
+static void op_gather_fault(struct op *op, int status)
 {
 	const struct node_comm *nc = op->m->job->groups[op->unit->rec->group]->nc;
 
@@ -98,7 +98,7 @@ void gather_answer(struct op *op, int status)
 {
 	CHECK(op->state == OP_RUN || op->state == OP_BLOCKED); /* it began the copy, or waited */
 	if (status)
-		op_gather_gather_fault(op, status);
+		op_gather_fault(op, status);
 	else
 		(void)op_gather_give_full(op, op->state == OP_RUN); /* the first one made it */
 	op_end(op);
