@@ -48,8 +48,10 @@ static int reduce_resolve_strategy(state_unit *rec, uint32_t ranks, struct fault
 	}
 	if (*shard && *shard != (rec->strategy == STRATEGY_SHARD ? ranks : 1))
 		return fault_set(f, FAULT_INVALID, "units.shard_ranks",
-				 "unit '%.100s': shard_ranks is %u; only strategy HYBRID has it",
-				 rec->name, *shard);
+				 "unit '%.100s': shard_ranks is %u; set it only with strategy "
+				 "HYBRID, not with %s",
+				 rec->name, *shard,
+				 rec->strategy == STRATEGY_SHARD ? "SHARD" : "REPLICATE");
 	*shard = rec->strategy == STRATEGY_SHARD ? ranks : 1;
 	return 0;
 }
