@@ -40,7 +40,7 @@ static void check_average(struct model *m)
 }
 
 /* In its first pass, with gradients that nobody has said are ready. */
-static struct model begin(const struct trainer *t)
+static struct model test_ddp_early_begin(const struct trainer *t)
 {
 	const uint64_t n = N;
 	const struct shardd_tensor tensors[TENSORS] = {
@@ -88,7 +88,7 @@ static void leave_early(struct model *m)
 static int early_trainer(const struct trainer *t)
 {
 	stage *s = t->arg;
-	struct model m = begin(t);
+	struct model m = test_ddp_early_begin(t);
 
 	if (t->rank == 0) {
 		leave_early(&m);
@@ -118,7 +118,7 @@ static int converting_trainer(const struct trainer *t)
 {
 	struct shardd_convert_options to_rows = { .size = sizeof(to_rows),
 						  .layout = SHARDD_LAYOUT_DIM0 };
-	struct model m = begin(t);
+	struct model m = test_ddp_early_begin(t);
 
 	for (unsigned k = 0; k < 2; k++) {
 		to_rows.units = &m.unit;

@@ -16,7 +16,7 @@ static struct member *m[2];
 static struct unit *u;
 static struct nodefix_op op[2];
 
-static void begin(void)
+static void test_external_begin(void)
 {
 	const struct nodefix_options o = { .devices = 2 };
 	state_unit *spec = nodefix_spec("own", ELEMENTS);
@@ -33,13 +33,13 @@ static void begin(void)
 	cr_assert(u->n_parts == 2 && u->spread == 1);
 }
 
-static void end(void)
+static void test_external_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-TestSuite(external, .init = begin, .fini = end, .timeout = 60);
+TestSuite(external, .init = test_external_begin, .fini = test_external_end, .timeout = 60);
 
 static void reduce(void)
 {

@@ -23,7 +23,7 @@ static struct unit *cast_unit(const char *name)
 	return nodefix_unit(&n, job, spec, m, 2);
 }
 
-static void begin(void)
+static void test_op_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -35,13 +35,13 @@ static void begin(void)
 	nodefix_ended = 0;
 }
 
-static void end(void)
+static void test_op_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define OP_TEST(name) Test(op, name, .init = begin, .fini = end)
+#define OP_TEST(name) Test(op, name, .init = test_op_begin, .fini = test_op_end)
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {

@@ -67,13 +67,13 @@ static void begin_large(void)
 	begin_with(NULL, 1, DTYPE_BF16, UINT64_C(1) << 20);
 }
 
-static void end(void)
+static void test_op_ahead_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define AHEAD_TEST(name, with) Test(op_ahead, name, .init = with, .fini = end)
+#define AHEAD_TEST(name, with) Test(op_ahead, name, .init = with, .fini = test_op_ahead_end)
 
 static void submit_pass(const char *type, unsigned rank, unsigned i, int pass, struct nodefix_op *o)
 {

@@ -13,7 +13,7 @@ static struct job *job;
 static struct member *m[2];
 static struct nodefix_op op[8];
 
-static void begin(void)
+static void test_op_gather_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -22,13 +22,14 @@ static void begin(void)
 	m[1] = nodefix_join(&n, job, 1);
 }
 
-static void end(void)
+static void test_op_gather_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define GATHER_TEST(name) Test(gather, name, .init = begin, .fini = end)
+#define GATHER_TEST(name) \
+	Test(gather, name, .init = test_op_gather_begin, .fini = test_op_gather_end)
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {
