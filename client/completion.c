@@ -10,7 +10,7 @@
 static int completion_no_thread(int r, struct shardd_error *err)
 {
 	return error_os(err, SHARDD_RESOURCE_EXHAUSTED, -r,
-			"cannot start the thread that takes the ends of ops");
+			"cannot start the thread that receives completions");
 }
 
 /* A call over gRPC has ended. The ring's thread signals the descriptor; until it is there nobody has

@@ -19,6 +19,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/loopq.h"
+#include "core/state.h"
 #include "core/threads.h"
 #include "net/gate.h"
 #include "net/listener.h"
@@ -55,9 +56,16 @@
 
 enum server_state { RUNNING, DRAINING, CLOSING, ENDING };
 
+static const struct state_row server_states[] = {
+	[RUNNING] = { "RUNNING", STATE_TO(DRAINING) | STATE_TO(CLOSING) },
+	[DRAINING] = { "DRAINING", STATE_TO(CLOSING) },
+	[CLOSING] = { "CLOSING", STATE_TO(ENDING) },
+	[ENDING] = { "ENDING", 0 },
+};
+
 struct server {
 	uint32_t magic;
-	enum server_state state;
+	uint8_t state; /* enum server_state */
 	uv_loop_t *loop;
 	struct config config;
 	struct loopq loopq;
@@ -93,6 +101,11 @@ struct server_conn {
 
 /* The daemon's one server: job callbacks carry no userdata of their own. */
 static struct server *the_server;
+
+static void server_state_move(struct server *s, enum server_state to)
+{
+	state_move(server_states, &s->state, (uint8_t)to);
+}
 
 /* --------------------------------------------------------------- connections */
 
@@ -491,7 +504,7 @@ int server_new(uv_loop_t *loop, const struct config *config, int inherited_fd, s
 	if (server_start(s, inherited_fd, f)) {
 		s->done = server_ignore_stopped;
 		s->userdata = &gone;
-		s->state = CLOSING;
+		server_state_move(s, CLOSING);
 		server_close_rpc(s);
 		while (!gone)
 			uv_run(loop, UV_RUN_ONCE);
@@ -569,7 +582,8 @@ static void server_on_rpc_closed(void *userdata)
 {
 	struct server *s = userdata;
 
-	s->state = ENDING;
+	if (s->state != ENDING) /* else server_tick_stop did */
+		server_state_move(s, ENDING);
 	if (s->rpc)
 		health_deinit(&s->health);
 	jobs_end(&s->jobs);
@@ -613,7 +627,7 @@ static void server_close_connections(struct server *s)
 
 	log_info("server", "closing trainers=%u connections=%u", server_trainers(s),
 		 server_count_connections(s));
-	s->state = CLOSING;
+	server_state_move(s, CLOSING);
 	s->run_until_us = clock_now_us() + RUN_ON_US;
 	s->listener = listener_close(s->listener);
 	rings_stop(&s->rings);
@@ -632,7 +646,7 @@ void server_stop(struct server *s, uint32_t timeout_ms, server_stopped_cb done, 
 		s->drain_until_us = clock_now_us();
 	if (s->state != RUNNING)
 		return;
-	s->state = DRAINING;
+	server_state_move(s, DRAINING);
 	s->done = done;
 	s->userdata = userdata;
 	s->drain_until_us = clock_now_us() + (uint64_t)timeout_ms * 1000u;
@@ -676,7 +690,7 @@ static void server_tick_stop(struct server *s, uint64_t now)
 		server_limit_running(s);
 	if (s->state == CLOSING && list_empty(&s->conns) && !s->sessions.count &&
 	    list_empty(&s->sessions.locals) && !server_anything_runs(s)) {
-		s->state = ENDING;
+		server_state_move(s, ENDING);
 		server_close_rpc(s);
 	}
 }

@@ -118,7 +118,7 @@ static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *c
 	Shardd__V1__JoinUnevenResponse reply = SHARDD__V1__JOIN_UNEVEN_RESPONSE__INIT;
 
 	reply.last = join_args(op)->last;
-	reply.shadowed = join_args(op)->surrogates;
+	reply.surrogates = join_args(op)->surrogates;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 

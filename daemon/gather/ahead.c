@@ -51,7 +51,7 @@ void ahead_asked(struct op *op)
 	const struct unit *u = op->unit;
 	const struct member_unit *mu = member_unit_find(op->m, u);
 
-	CHECK(op->state == OP_PARKED); /* before its copy is looked for or begun */
+	CHECK(op->state == OP_BLOCKED); /* before its copy is looked for or begun */
 	if (pass_args(op)->asked)
 		return;
 	pass_args(op)->asked = true;

@@ -82,7 +82,7 @@ static enum res op_gather_give_full(struct op *op, bool copied)
 	return op_gather_give(op, place, copied, u->copy == UNIT_COPY_EXECUTING ? p->ready : 0);
 }
 
-static void op_gather_gather_fault(struct op *op, int status)
+static void op_gather_fault(struct op *op, int status)
 {
 	const struct node_comm *nc = op->m->job->groups[op->unit->rec->group]->nc;
 
@@ -96,9 +96,9 @@ static void op_gather_gather_fault(struct op *op, int status)
 
 void gather_answer(struct op *op, int status)
 {
-	CHECK(op->state == OP_RUN || op->state == OP_PARKED); /* it began the copy, or waited */
+	CHECK(op->state == OP_RUN || op->state == OP_BLOCKED); /* it began the copy, or waited */
 	if (status)
-		op_gather_gather_fault(op, status);
+		op_gather_fault(op, status);
 	else
 		(void)op_gather_give_full(op, op->state == OP_RUN); /* the first one made it */
 	op_end(op);
@@ -122,7 +122,7 @@ enum res gather_start(struct op *op)
 	struct job *job = op->m->job;
 	struct unit *u = op->unit;
 
-	op->state = OP_PARKED;
+	op_state_move(op, OP_BLOCKED);
 	RES_TRY(apply_wait_step(job, &op->waiter));
 	ahead_asked(op);
 	RES_TRY(backward_gather(op));

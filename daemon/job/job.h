@@ -73,6 +73,8 @@ struct job_ops {
  * follows, or by the next op that needs the parameters. */
 enum job_step_state { JOB_STEP_NONE, JOB_STEP_PREPARED, JOB_STEP_APPLYING };
 
+/* The booleans are independent: a Commit runs with any of the states, and units of another group
+ * may be stepped in backward between a Step and its application. */
 struct job_step {
 	uint8_t state;           /* enum job_step_state */
 	struct step_rates rates; /* until it is applied */

@@ -123,7 +123,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 		struct member *m = job->ranks[r];
 
 		if (m && m->state == MEMBER_STALE) {
-			m->state = MEMBER_DEAD;
+			member_state_move(m, MEMBER_DEAD);
 			m->ended = told;
 			job->present--;
 			member_retire(m);

@@ -23,11 +23,10 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 
 		u->has_gradient = false;
 		u->factors = (struct unit_factors){ 0 };
-		if (u->copies_differ && u->step != UNIT_STEP_STEPPING) {
+		if (u->shards == UNIT_SHARDS_MIXED && u->step != UNIT_STEP_STEPPING) {
 			u->rec->initialised = false; /* no copy is more correct than another */
 			job->readers.changes++;
 		}
-		u->copies_differ = u->copies_differ && u->step == UNIT_STEP_STEPPING;
 	}
 	job_drop_partials(job);
 	job_pass_end(job, NULL);
@@ -39,7 +38,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 
 		if (!m || m->state != MEMBER_JOINED)
 			continue;
-		m->state = MEMBER_STALE;
+		member_state_move(m, MEMBER_STALE);
 		m->ended = *fault;
 		job->joined--;
 		job->jobs->ops.event(m, JOB_EVENT_EPOCH_ENDED, fault->text);
@@ -96,7 +95,8 @@ static void job_members_end_epoch_for_newcomer(struct job *job, uint32_t rank, p
 
 static void job_members_count_in(struct job *job, struct member *m, bool was_present)
 {
-	m->state = MEMBER_JOINED;
+	if (was_present)
+		member_state_move(m, MEMBER_JOINED);
 	m->epoch = job->rec->epoch;
 	m->next_seq = 1;
 	m->last_op = "join";
@@ -188,7 +188,7 @@ static void job_members_leave_common(struct member *m, enum member_state state)
 	CHECK(job_members_is_present(m));
 	job->joined -= m->state == MEMBER_JOINED;
 	job->present--;
-	m->state = state;
+	member_state_move(m, state);
 	member_retire(m);
 	if (job->present)
 		return;

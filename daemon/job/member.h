@@ -64,7 +64,7 @@ struct member_unit {
 	 * unit's reduce plan; @included: what earlier reductions left is in it too. */
 	struct region accumulated;
 	bool included;
-	enum shard_state shard_state;
+	uint8_t shard_state; /* enum shard_state */
 	struct region shard; /* OUT: its copy of its shard: parameters, gradient */
 	bool expected;       /* its next use is expected: its gather was begun ahead, or is done */
 	struct member_list *ahead[2]; /* of forward and backward; NULL: none */
@@ -100,7 +100,7 @@ struct member_buffer {
 struct member {
 	uint32_t magic;
 	unsigned refs;
-	enum member_state state;
+	uint8_t state;   /* enum member_state */
 	struct job *job; /* borrowed; the job outlives its members */
 	uint32_t rank;
 	struct proc *proc;  /* a reference */
@@ -150,6 +150,11 @@ struct member *member_ref(struct member *m);
 /* Return: NULL. NULL is allowed. */
 struct member *member_unref(struct member *m);
 
+/* Move m->state, mu->shard_state. CHECK that the move is in the table (member.c, docs/states.md). */
+void member_state_move(struct member *m, enum member_state to);
+void member_shard_move(struct member_unit *mu, enum shard_state to);
+/* Move mu->shard_state to NONE, from any state. Its memory is the caller's affair. */
+void member_shard_drop(struct member_unit *mu);
 const char *member_state_name(enum member_state s);
 int member_pid(const struct member *m);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/state.h"
 #include "job/window.h"
 
 void node_instance_text(const struct node *node, char ret[2 * NODE_INSTANCE_BYTES + 1])
@@ -89,11 +90,22 @@ static struct engine *node_engine_for(struct node *node, unsigned n)
 	return n > 1 || (node->engine_for_one && node->engine) ? node->engine : node->local;
 }
 
+static const struct state_row node_comm_states[] = {
+	[COMM_MAKING] = { "MAKING", STATE_TO(COMM_READY) | STATE_TO(COMM_BROKEN) },
+	[COMM_READY] = { "READY", STATE_TO(COMM_BROKEN) },
+	[COMM_BROKEN] = { "BROKEN", STATE_TO(COMM_MAKING) },
+};
+
+static void node_state_move(struct node_comm *nc, enum node_comm_state to)
+{
+	state_move(node_comm_states, &nc->state, (uint8_t)to);
+}
+
 static void node_set_broken(struct node_comm *nc, const char *why)
 {
 	if (nc->state == COMM_BROKEN)
 		return;
-	nc->state = COMM_BROKEN;
+	node_state_move(nc, COMM_BROKEN);
 	nc->breaks++;
 	snprintf(nc->why, sizeof(nc->why), "%s", why);
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
@@ -143,7 +155,7 @@ static void node_on_ready(struct node_comm *nc, enum backend_queue q, struct com
 	} else if (nc->state == COMM_BROKEN) {
 		comm_abort(comm);
 	} else if (nc->making == 0) {
-		nc->state = COMM_READY;
+		node_state_move(nc, COMM_READY);
 		window_comm_ready(nc);
 	}
 	if (nc->making == 0)
@@ -229,7 +241,7 @@ static void node_make(struct node_comm *nc)
 {
 	struct engine *engine = node_engine_for(nc->node, nc->n);
 
-	nc->state = COMM_MAKING;
+	CHECK(nc->state == COMM_MAKING);
 	nc->why[0] = '\0';
 	nc->making++; /* not done before both were requested */
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
@@ -272,6 +284,7 @@ static void node_make_again(struct node_comm *nc)
 {
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
 		nc->comm[q] = comm_free(nc->comm[q]);
+	node_state_move(nc, COMM_MAKING);
 	node_make(nc);
 }
 

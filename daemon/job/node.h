@@ -72,7 +72,7 @@ enum node_comm_state { COMM_MAKING, COMM_READY, COMM_BROKEN };
 struct node_comm {
 	struct list link; /* node->comms */
 	struct node *node;
-	enum node_comm_state state;
+	uint8_t state;   /* enum node_comm_state */
 	unsigned users;  /* groups */
 	bool left;       /* by the last of them */
 	uint64_t breaks; /* how often it broke: operations that began before have failed */

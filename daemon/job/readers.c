@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "core/state.h"
 #include "job/job.h"
 
 /* A process that may have parameters of the job mapped, until it is gone: its session may end
@@ -40,11 +41,16 @@ void readers_deinit(struct readers *all)
 		readers_proc_free(list_first(&all->procs, struct reader_proc, link));
 }
 
+static const struct state_row reader_states[] = {
+	[READER_IDLE] = { "IDLE", STATE_TO(READER_WAITING) },
+	[READER_WAITING] = { "WAITING", STATE_TO(READER_HOLDS) | STATE_TO(READER_IDLE) },
+	[READER_HOLDS] = { "HOLDS", STATE_TO(READER_IDLE) | STATE_TO(READER_OVERTAKEN) },
+	[READER_OVERTAKEN] = { "OVERTAKEN", STATE_TO(READER_IDLE) },
+};
+
 const char *reader_state_name(enum reader_state s)
 {
-	static const char *const names[_READER_N] = { "IDLE", "WAITING", "HOLDS", "OVERTAKEN" };
-
-	return s < _READER_N ? names[s] : "?";
+	return s < ARRAY_SIZE(reader_states) ? reader_states[s].name : "?";
 }
 
 void readers_rewrite(struct job *job)
@@ -64,7 +70,8 @@ uint64_t readers_generation(const struct job *job)
 static const struct unit *readers_unit_to_change(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->step == UNIT_STEP_DUE || job->units[i]->copies_differ)
+		if (job->units[i]->step == UNIT_STEP_DUE ||
+		    job->units[i]->shards == UNIT_SHARDS_MIXED)
 			return job->units[i];
 	return NULL;
 }
@@ -107,7 +114,7 @@ void readers_wait_for(const struct job *job, char *buf, size_t bytes)
 static void readers_become(struct reader *r, enum reader_state state)
 {
 	list_unlink(&r->turn);
-	r->state = state;
+	state_move(reader_states, &r->state, (uint8_t)state);
 	r->since_us = clock_now_us();
 }
 

@@ -48,7 +48,7 @@ struct reader {
 	struct job *job;  /* borrowed; NULL: it was deleted */
 	struct proc *proc;
 	uint64_t session;
-	enum reader_state state;
+	uint8_t state; /* enum reader_state */
 	uint32_t hold_ms;
 	uint64_t step;     /* held, or overtaken */
 	uint64_t since_us; /* in this state */

@@ -115,15 +115,15 @@ static inline struct region region_steal(struct region *r)
 }
 
 /* Limit: the smaller of @limit (0: none) and the backend's capacity. */
-void device_init(struct device *d, struct backend *backend, uint64_t limit);
+void slab_device_init(struct device *d, struct backend *backend, uint64_t limit);
 /* One of several devices of a node: number its slabs with those of @first, which has
  * none yet. */
-void device_follow(struct device *d, const struct device *first, unsigned index);
+void slab_device_follow(struct device *d, const struct device *first, unsigned index);
 /* The ready page that clients of a job of that kind can open, for a backend with queues. Return:
  * borrowed, or NULL without memory. */
-struct slab *device_ready(struct device *d, enum backend_share share);
+struct slab *slab_device_ready(struct device *d, enum backend_share share);
 /* CHECKs that no slab and no byte is left. */
-void device_deinit(struct device *d);
+void slab_device_deinit(struct device *d);
 
 /* @bytes is rounded up to the backend's granularity. @payer: charged beside the device;
  * the device's own account is allowed. @job: name for status. Writable for clients if

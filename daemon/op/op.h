@@ -10,9 +10,9 @@
  *   HELD --turn--> DEPS --earlier ops over--> WAIT (peers; collectives only)
  *                   |                          |
  *                   v                          v
- *                 PARKED (a cast, a step being applied) --> RUN --> done
+ *                 BLOCKED (a cast, a step being applied) --> RUN --> done
  *
- * HELD, DEPS, WAIT and PARKED can be ended by cancel, deadline, or the end of the
+ * HELD, DEPS, WAIT and BLOCKED can be ended by cancel, deadline, or the end of the
  * epoch; RUN always ends by itself. The done callback comes exactly once, from
  * op_submit or later, always on the loop thread; the op is freed after it.
  */
@@ -36,7 +36,7 @@ struct coll;
 /* Streams of its trainer that an op can name: more than anybody uses at once. */
 #define OP_MAX_AFTER 8
 
-enum op_state { OP_HELD, OP_DEPS, OP_WAIT, OP_PARKED, OP_RUN, OP_DONE, _OP_N };
+enum op_state { OP_HELD, OP_DEPS, OP_WAIT, OP_BLOCKED, OP_RUN, OP_DONE, _OP_N };
 
 typedef void (*op_done_cb)(struct op *op, void *userdata);
 /* Receives the reply message, which lives until it returns. */
@@ -115,11 +115,11 @@ struct op_type {
 	bool ends_step;
 	/* (optional) What of it belongs behind its name in texts: "(FORWARD)". */
 	const char *(*detail)(const struct op *op);
-	/* May it wait until readers let go of parameters, while it runs, or while it is parked? */
+	/* May it wait until readers let go of parameters, while it runs, or while it is blocked? */
 	bool (*waits_for_readers)(const struct op *op);
 };
 
-/* waits_for_readers of an op that always writes parameters: unless it is parked. */
+/* waits_for_readers of an op that always writes parameters: unless it is blocked. */
 bool op_writes_params(const struct op *op);
 
 /* What an op reads or changes: two ops of one session that share something run one
@@ -138,7 +138,7 @@ enum {
 
 struct op {
 	uint32_t magic;
-	enum op_state state;
+	uint8_t state; /* enum op_state */
 	const struct op_type *type;
 	enum pass_move move;
 	struct member *m;

@@ -6,6 +6,9 @@
 
 #include "op/op.h"
 
+/* Move op->state. CHECKs that the move is in the table (op.c, docs/states.md). */
+void op_state_move(struct op *op, enum op_state to);
+
 /* End an op: with op->fault as it stands. Its memory is gone afterwards. */
 void op_end(struct op *op);
 

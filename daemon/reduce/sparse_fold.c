@@ -210,7 +210,7 @@ static uint32_t sparse_fold_partial_of(const struct coll *c, unsigned d, bool *r
 }
 
 /* The first of a replica is what the others are added to. */
-static enum res sparse_fold_fold_rank(struct coll *c)
+static enum res sparse_fold_rank(struct coll *c)
 {
 	struct sparse_work *w = sparse_of(c);
 
@@ -295,7 +295,7 @@ enum res sparse_fold_tick(struct coll *c)
 		return sparse_fold_add_rows(c);
 	case FOLD_RANK:
 		w->fold_stage = FOLD_CLEAR;
-		return sparse_fold_fold_rank(c);
+		return sparse_fold_rank(c);
 	case FOLD_BETWEEN_REPLICAS:
 		w->fold_stage = FOLD_PARTIALS;
 		RES_TRY(sparse_fold_between_replicas(c));

@@ -51,7 +51,7 @@ static int svc_shardd_join_fill_link(const struct member *m, struct link_parts *
 				     Shardd__V1__StreamLink *l, struct fault *f)
 {
 	bool events = backend_info(m->device->backend)->order == BACKEND_ORDER_EVENTS;
-	struct slab *ready = device_ready(m->device, job_share(m->job));
+	struct slab *ready = slab_device_ready(m->device, job_share(m->job));
 
 	shardd__v1__stream_link__init(l);
 	l->order = events ? SHARDD__V1__STREAM_LINK__ORDER__ORDER_EVENTS

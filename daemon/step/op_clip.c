@@ -20,7 +20,7 @@
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-int clip_decode(const struct clip_fields *r, struct clip *ret, struct fault *f)
+int op_clip_take(const struct clip_fields *r, struct clip *ret, struct fault *f)
 {
 	ret->max_norm = r->max_norm;
 	ret->type = r->norm_type == 0 ? 2 : r->norm_type;
@@ -56,7 +56,7 @@ static int op_clip_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 				 "whole_job is set with group %u and %zu units; it needs group 0 "
 				 "and no units",
 				 r->group, r->n_units);
-	if (clip_decode(&fields, &clip_args(op)->clip, f) || op_take_group(op, r->group, f))
+	if (op_clip_take(&fields, &clip_args(op)->clip, f) || op_take_group(op, r->group, f))
 		return f->code;
 	return shards_take_units(op, r->units, r->n_units, f);
 }
@@ -109,9 +109,9 @@ static enum res op_clip_scale(struct coll *c)
 	float factor;
 
 	shards_of(c)->total = shards_total(c, clip->type);
-	if (clip_check(clip, shards_of(c)->total, c->fault))
+	if (norm_clip_check(clip, shards_of(c)->total, c->fault))
 		return RES_FAILED;
-	if (!clip_factor(clip, shards_of(c)->total, &factor))
+	if (!norm_clip_factor(clip, shards_of(c)->total, &factor))
 		return RES_DONE;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		size_t n = op_clip_launches_of(c, d, factor, NULL);

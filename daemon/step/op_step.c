@@ -37,9 +37,9 @@ static int op_step_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 	step_args(op)->rates = (struct step_rates){ .has_lr = r->optional_lr_case, .lr = r->lr };
 	step_args(op)->skip_if_found = r->skip_if_found;
 	step_args(op)->discard = r->discard;
-	if (rates_check_lr(&step_args(op)->rates, f) || op_take_group(op, r->group, f))
+	if (step_settings_check_lr(&step_args(op)->rates, f) || op_take_group(op, r->group, f))
 		return f->code;
-	return rates_take(op, r->settings, r->n_settings, &step_args(op)->rates, f);
+	return step_settings_take(op, r->settings, r->n_settings, &step_args(op)->rates, f);
 }
 
 static void op_step_forget(struct op *op)
@@ -50,7 +50,7 @@ static void op_step_forget(struct op *op)
 static int op_step_check(struct op *op, struct fault *f)
 {
 	const struct step_rates *rates = &step_args(op)->rates;
-	char text[RATES_TEXT];
+	char text[STEP_SETTINGS_TEXT];
 	uint64_t bits = 0;
 
 	if (op_check_not_torn(op, f))
@@ -58,7 +58,7 @@ static int op_step_check(struct op *op, struct fault *f)
 	if (rates->has_lr)
 		memcpy(&bits, &rates->lr, sizeof(bits));
 	op_print(op, "Step%s%s%s", step_args(op)->skip_if_found ? " (skip_if_found)" : "",
-		 step_args(op)->discard ? " (discard)" : "", rates_text(rates, text));
+		 step_args(op)->discard ? " (discard)" : "", step_settings_text(rates, text));
 	op->entry.print.words[2] = rates->has_lr;
 	op->entry.print.words[4] = step_args(op)->skip_if_found | step_args(op)->discard << 1;
 	op->entry.print.words[3] = bits;
@@ -233,7 +233,7 @@ static void op_step_note(struct coll *c)
 
 	CHECK(step->state == JOB_STEP_NONE && !step->stepping);
 	step->scales =
-		plan->has_clip && clip_factor(&plan->clip, shards_of(c)->total, &step->factor);
+		plan->has_clip && norm_clip_factor(&plan->clip, shards_of(c)->total, &step->factor);
 	job_step_move(c->job, JOB_STEP_PREPARED);
 	step->group = c->group->id;
 	step_rates_copy(&step->rates,
@@ -262,7 +262,7 @@ static enum res op_step_prepare(struct coll *c)
 		op_step_skip(c, found);
 		return RES_DONE;
 	}
-	if (plan->has_clip && clip_check(&plan->clip, shards_of(c)->total, c->fault))
+	if (plan->has_clip && norm_clip_check(&plan->clip, shards_of(c)->total, c->fault))
 		return RES_FAILED;
 	op_step_note(c);
 	return RES_DONE;

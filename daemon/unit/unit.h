@@ -135,6 +135,17 @@ enum unit_step {
 	UNIT_STEP_STEPPED   /* it was */
 };
 
+/* BY_TRAINER: the shards of a pass, from its last Reduce on. */
+enum unit_shards {
+	UNIT_SHARDS_NONE,
+	UNIT_SHARDS_PROMISED, /* the Reduce runs */
+	UNIT_SHARDS_READY,    /* it is over: NextShard hands them out */
+	/* they were given back to some of several copies of the unit: it is invalid until all
+	 * copies have them; outlives an epoch while STEPPING */
+	UNIT_SHARDS_MIXED
+};
+
+/* The booleans are independent of each other and of the states. */
 struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
@@ -171,19 +182,17 @@ struct unit {
 	/* Of a backward pass, from the unit's last Reduce to the Step. */
 	uint8_t step;         /* enum unit_step */
 	double *norms;        /* ARRIVED: its blocks' norms, if they are wanted; owned */
-	uint64_t shards_from; /* BY_TRAINER: number of its Reduce; 0: there was none */
-	bool shards_ready;    /* that is over */
+	uint8_t shards;       /* enum unit_shards */
+	uint64_t shards_from; /* number of their Reduce; 0: there was none, or its pass is over */
 	uint32_t shards_left; /* ranks that have not given their shard back */
-	/* shards were given back to some of several copies of the unit: it is invalid until all
-	 * have them */
-	bool copies_differ;
 	struct condition
 		step_done; /* the parameters are stepped in backward, or nobody reads them */
 };
 
-/* Move u->copy, u->step. CHECK that the move is in the table (unit.c, docs/states.md). */
+/* Move u->copy, u->step, u->shards. CHECK that the move is in the table (unit.c, docs/states.md). */
 void unit_copy_move(struct unit *u, enum unit_copy to);
 void unit_step_move(struct unit *u, enum unit_step to);
+void unit_shards_move(struct unit *u, enum unit_shards to);
 
 /* Is there memory for the copies? Are they being made? */
 static inline bool unit_has_copy(const struct unit *u)
@@ -246,6 +255,8 @@ bool unit_is_trained(const struct unit *u);
 /* Does any rank, or the daemon, still read the parameters? */
 bool unit_is_read(const struct unit *u);
 
+/* No shard of this pass is promised any more, or handed out. */
+void unit_shards_drop(struct unit *u);
 /* Clear the records of a backward pass. */
 void unit_pass_end(struct unit *u);
 

@@ -236,7 +236,7 @@ static enum res op_convert_tick(struct coll *c)
 		RES_TRY(coll_check_epoch(c, true));
 		if (op_convert_check_all(c, c->fault))
 			return RES_FAILED;
-		RES_TRY(coll_may_write(c));
+		RES_TRY(drain_may_write(c));
 		RES_TRY(op_convert_need_memory(c));
 		RES_TRY(op_convert_ready(c));
 		c->stage = OP_CONVERT_PLACE;

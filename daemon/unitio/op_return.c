@@ -238,7 +238,7 @@ static enum res op_return_tick(struct coll *c)
 		fallthrough;
 	case RETURN_DRAIN:
 		RES_TRY(coll_check_epoch(c, false));
-		RES_TRY(coll_may_write(c));
+		RES_TRY(drain_may_write(c));
 		c->stage = RETURN_READY;
 		RES_TRY(drain_coll(c));
 		fallthrough;

@@ -178,7 +178,7 @@ enum res drain_coll(struct coll *c)
 	return r == RES_FAILED ? coll_fail(c, -ENOMEM) : r;
 }
 
-enum res coll_may_write(struct coll *c)
+enum res drain_may_write(struct coll *c)
 {
 	if (c->writes)
 		return RES_DONE;

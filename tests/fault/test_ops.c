@@ -281,7 +281,7 @@ static struct unit *register_twice(struct world *w)
 	return nodefix_register(w->job, spec);
 }
 
-static void begin(struct world *w, bool fake_engine)
+static void test_ops_begin(struct world *w, bool fake_engine)
 {
 	const struct nodefix_options o = { .fake_engine = fake_engine,
 					   .devices = fake_engine ? 2 : 1 };
@@ -658,7 +658,7 @@ static bool try_one(const struct act *a, const struct trouble *t, unsigned n)
 	bool hit;
 	int r;
 
-	begin(&w, t->fake_engine);
+	test_ops_begin(&w, t->fake_engine);
 	if (a->prepare)
 		a->prepare(&w);
 	t->in(&w, n, t->error);
@@ -733,7 +733,7 @@ Test(fault_ops, a_gather_that_fails_strands_no_copy)
 	bool hit = true;
 
 	for (unsigned n = 1; hit; n++) {
-		begin(&w, false);
+		test_ops_begin(&w, false);
 		failmalloc_in(n);
 		gather_cast(&w, 0);
 		nodefix_turns(&w.n);
@@ -771,7 +771,7 @@ Test(fault_ops, uneven_inputs_are_told_without_memory_too)
 	bool hit = true;
 
 	for (unsigned n = 1; hit; n++) {
-		begin(&w, false);
+		test_ops_begin(&w, false);
 		failmalloc_in(n);
 		ops_join_even(&w, 0);
 		barrier(&w, 1);

@@ -74,9 +74,9 @@ static void begin_devices(struct nodefix *n, const struct nodefix_options *o)
 			cr_assert_eq(backend_fake_queues(b), 0);
 		snprintf(b->info.id, sizeof(b->info.id), "fake:%u", i);
 		backend_on_news(b, on_news, &n->node);
-		device_init(&n->node.devices[i], b, 0);
+		slab_device_init(&n->node.devices[i], b, 0);
 		if (i)
-			device_follow(&n->node.devices[i], &n->node.devices[0], i);
+			slab_device_follow(&n->node.devices[i], &n->node.devices[0], i);
 		n->node.n_devices++;
 	}
 }
@@ -128,7 +128,7 @@ void nodefix_end(struct nodefix *n)
 	for (unsigned i = 0; i < n->node.n_devices; i++) {
 		struct backend *b = n->node.devices[i].backend;
 
-		device_deinit(&n->node.devices[i]);
+		slab_device_deinit(&n->node.devices[i]);
 		backend_close(b);
 	}
 	n->proc = proc_unref(n->proc);

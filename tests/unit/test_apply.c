@@ -19,7 +19,7 @@ static struct unit *u;
 static struct nodefix_op op[2];
 static float before[ELEMENTS];
 
-static void begin(void)
+static void test_apply_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -30,13 +30,13 @@ static void begin(void)
 	memcpy(before, nodefix_params(u), sizeof(before));
 }
 
-static void end(void)
+static void test_apply_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define APPLY_TEST(name) Test(apply, name, .init = begin, .fini = end)
+#define APPLY_TEST(name) Test(apply, name, .init = test_apply_begin, .fini = test_apply_end)
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {

@@ -29,7 +29,7 @@ static state_unit *spec_of(const char *name, enum optim_when when)
 	return spec;
 }
 
-static void begin(void)
+static void test_backward_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -46,13 +46,13 @@ static void begin(void)
 	       ELEMENTS * sizeof(float));
 }
 
-static void end(void)
+static void test_backward_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-TestSuite(backward, .init = begin, .fini = end, .timeout = 60);
+TestSuite(backward, .init = test_backward_begin, .fini = test_backward_end, .timeout = 60);
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {

@@ -25,7 +25,7 @@ static uint64_t alloc(unsigned r, uint64_t bytes)
 	return w.one[r].result.buffer;
 }
 
-static void begin(void)
+static void test_devices_break_begin(void)
 {
 	const struct nodefix_options o = { .devices = 2 };
 
@@ -60,7 +60,7 @@ static void wait_for(struct nodefix_op *ops)
 /* What comes after the first stage needs the communicator. */
 Test(devices_break, a_communicator_may_break_during_the_first_stage)
 {
-	begin();
+	test_devices_break_begin();
 	all_reduce(w.small, 100, w.one);
 	wait_for(w.one);
 	cr_assert(!w.one[0].fault.code, "%s", w.one[0].fault.text);
@@ -87,7 +87,7 @@ Test(devices_break, a_gather_finds_the_communicator_being_made_again)
 	uint64_t charged;
 	uint32_t id;
 
-	begin();
+	test_devices_break_begin();
 	all_reduce(w.small, 100, w.one); /* makes the communicators */
 	wait_for(w.one);
 	cr_assert_eq(nodefix_try_register(w.job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
@@ -113,7 +113,7 @@ Test(devices_break, a_job_is_deleted_while_a_collective_waits_for_memory)
 {
 	struct fault f = FAULT_NULL;
 
-	begin();
+	test_devices_break_begin();
 	all_reduce(w.small, 100, w.one);
 	wait_for(w.one);
 	hold(true);

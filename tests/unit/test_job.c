@@ -14,19 +14,19 @@ TestSuite(job, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
 static struct nodefix n;
 
-static void begin(void)
+static void test_job_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
 }
 
-static void end(void)
+static void test_job_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define JOB_TEST(name) Test(job, name, .init = begin, .fini = end)
+#define JOB_TEST(name) Test(job, name, .init = test_job_begin, .fini = test_job_end)
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {

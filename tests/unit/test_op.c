@@ -23,7 +23,7 @@ static struct unit *cast_unit(const char *name)
 	return nodefix_unit(&n, job, spec, m, 2);
 }
 
-static void begin(void)
+static void test_op_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -35,13 +35,13 @@ static void begin(void)
 	nodefix_ended = 0;
 }
 
-static void end(void)
+static void test_op_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define OP_TEST(name) Test(op, name, .init = begin, .fini = end)
+#define OP_TEST(name) Test(op, name, .init = test_op_begin, .fini = test_op_end)
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {
@@ -317,21 +317,21 @@ OP_TEST(cancelled_while_it_waits_for_peers)
 	nodefix_ok(&next, "Barrier");
 }
 
-OP_TEST(cancelled_while_it_is_parked)
+OP_TEST(cancelled_while_it_is_blocked)
 {
-	static struct nodefix_op first = { 0 }, parked = { 0 }, queued = { 0 }, after = { 0 };
+	static struct nodefix_op first = { 0 }, blocked = { 0 }, queued = { 0 }, after = { 0 };
 
 	n.node.limits.max_inflight_gathers = 1;
 	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &first);
-	nodefix_on_unit(&n, m[1], "Gather", a, &parked); /* for the same cast */
-	nodefix_on_unit(&n, m[0], "Gather", b, &queued); /* for its own */
-	cr_expect_str_eq(state_of(&parked), "PARKED");
-	cr_expect_str_eq(state_of(&queued), "PARKED");
-	cr_expect_str_eq(waits_for(&parked), "a cast");
-	op_cancel(parked.op, FAULT_CANCELLED, "enough");
+	nodefix_on_unit(&n, m[1], "Gather", a, &blocked); /* for the same cast */
+	nodefix_on_unit(&n, m[0], "Gather", b, &queued);  /* for its own */
+	cr_expect_str_eq(state_of(&blocked), "BLOCKED");
+	cr_expect_str_eq(state_of(&queued), "BLOCKED");
+	cr_expect_str_eq(waits_for(&blocked), "a cast");
+	op_cancel(blocked.op, FAULT_CANCELLED, "enough");
 	op_cancel(queued.op, FAULT_CANCELLED, "enough");
-	expect_fault(&parked.fault, FAULT_CANCELLED, "enough");
+	expect_fault(&blocked.fault, FAULT_CANCELLED, "enough");
 	expect_fault(&queued.fault, FAULT_CANCELLED, "enough");
 	for (unsigned i = 0; i < 2; i++)
 		cr_expect(condition_is_idle(&m[i]->casts));
@@ -358,7 +358,7 @@ static void later_and_held(bool on)
 }
 
 /* A collective that runs waits with its own waiter: each of its ops is told for what. */
-Test(op, what_runs_names_what_it_waits_for, .fini = end)
+Test(op, what_runs_names_what_it_waits_for, .fini = test_op_end)
 {
 	static struct nodefix_op ops[2], buffers[2];
 	const uint64_t count = 4 << 20;
@@ -528,20 +528,20 @@ OP_TEST(who_is_refused_does_not_leave_his_peers_waiting)
 
 OP_TEST(the_end_of_an_epoch_ends_everything_that_waits)
 {
-	static struct nodefix_op run = { 0 }, deps = { 0 }, parked = { 0 }, wait = { 0 };
+	static struct nodefix_op run = { 0 }, deps = { 0 }, blocked = { 0 }, wait = { 0 };
 	static struct nodefix_op held = { .seq = 9 };
 
 	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &run);
 	nodefix_on_unit(&n, m[0], "Release", a, &deps);
 	nodefix_all_reduce(&n, m[0], 1, 1, &held);
-	nodefix_on_unit(&n, m[1], "Gather", a, &parked);
+	nodefix_on_unit(&n, m[1], "Gather", a, &blocked);
 	nodefix_step(&n, m[1], &wait);
 	cr_expect_str_eq(state_of(&wait), "DEPS");
 	nodefix_drop(&n, m[1], "died");
 	expect_fault(&deps.fault, FAULT_ABORTED, "rank 1");
 	expect_fault(&held.fault, FAULT_ABORTED, "rank 1");
-	expect_fault(&parked.fault, FAULT_ABORTED, "rank 1");
+	expect_fault(&blocked.fault, FAULT_ABORTED, "rank 1");
 	expect_fault(&wait.fault, FAULT_ABORTED, "rank 1");
 	cr_expect_str_eq(state_of(&run), "RUN");
 	backend_fake_hold(n.node.devices[0].backend, false);

@@ -488,7 +488,7 @@ struct shardd_result {
 	uint32_t ddp;             /* ddp_create: its id */
 	uint32_t tensors;         /* ddp_create: how many it has */
 	uint32_t last;            /* join_uneven: the rank that joined last */
-	uint64_t shadowed;    /* join_uneven: collectives in which the daemon replaced this rank */
+	uint64_t surrogates;  /* join_uneven: collectives in which the daemon replaced this rank */
 	uint64_t reserved[8]; /* 0 */
 };
 
