@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rpc/rpc_impl.h"
+#include "rpc/rpc_server_impl.h"
 #include "rpc/status_map.h"
 
 #define MAX_OPS 4

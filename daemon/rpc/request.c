@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "core/clock.h"
-#include "rpc/rpc_impl.h"
+#include "rpc/rpc_server_impl.h"
 
 /* All of the request in one piece. */
 static enum refusal request_take_payload(struct rpc_call *call)

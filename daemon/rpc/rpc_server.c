@@ -16,7 +16,7 @@
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
-#include "rpc/rpc_impl.h"
+#include "rpc/rpc_server_impl.h"
 
 #define N_ARMED        8u /* requests of a method that are awaited at once */
 #define HEARTBEAT_US   1000000

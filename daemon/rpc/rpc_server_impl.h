@@ -11,8 +11,8 @@
  * status and the close costs no further turn of the loop: the thread drops its last reference, or
  * batch_start does if the batch is over when it returns.
  */
-#ifndef SHARDD_RPC_IMPL_H
-#define SHARDD_RPC_IMPL_H
+#ifndef SHARDD_RPC_SERVER_IMPL_H
+#define SHARDD_RPC_SERVER_IMPL_H
 
 #include <grpc/grpc.h>
 #include <pthread.h>
