@@ -106,10 +106,7 @@ static enum res op_join_uneven_start(struct op *op)
 		op_join_uneven_end_others(g, op->m->rank);
 		return RES_DONE;
 	}
-	if (join_args(op)->strict)
-		uneven_begin(op);
-	else
-		surrogate_begin(op);
+	uneven_begin(op);
 	return RES_WAIT;
 }
 

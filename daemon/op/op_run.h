@@ -26,8 +26,25 @@ int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *
 void op_give_up(struct op *by, const struct op_type *type, struct group *g,
 		const struct fault *why);
 
-/* op.c's: an op of nobody, in place of @op. Return: NULL without memory. */
+/* What ranks that have no more inputs (JoinUneven) mean for the collectives of their group: the slot
+ * group.joined, which the first of them fills (op/uneven.c). */
+struct op_joined_ops {
+	/* @op gets a number: is it refused? Return: 0 or op->fault.code. */
+	int (*check)(struct op *op);
+	/* It has its number. May fail it by op->fault. */
+	void (*number)(struct op *op);
+	/* It is about to be announced. Return: 0, or op->fault.code: it fails instead. */
+	int (*announce)(struct op *op);
+	/* The collective at @number has failed: ranks that have joined have no part in it. */
+	void (*skip)(struct group *g, uint64_t number);
+	/* @op, which had @number, is refused with @fault. It may be freed already. */
+	void (*refuse)(struct group *g, uint64_t number, const struct op *op,
+		       const struct fault *fault);
+};
+
+/* An op of nobody, in the place of @join's rank: the equal of @of. Return: NULL without memory. */
 struct op *op_new_surrogate(struct op *join, struct op *of);
+/* Announce a surrogate that was made later than the op of a peer. */
 void op_announce(struct op *op);
 
 #endif
