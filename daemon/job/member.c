@@ -4,8 +4,9 @@
 #include <stdlib.h>
 
 #include "core/check.h"
-#include "job/job.h"
-#include "job/member_link.h"
+#include "job/job_full.h"
+#include "job/job_types.h"
+#include "job/member_impl.h"
 #include "job/passes.h"
 
 #define MEMBER_MAGIC 0x4d454d42u

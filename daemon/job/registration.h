@@ -10,6 +10,13 @@
 
 struct registration;
 
+/* Register units, all or none, in one piece: for tests. The daemon does it in pieces. @specs: records without parts; those that
+ * become units are taken over (their pointer is set to NULL). @ret_ids: @n ids.
+ * Return: 0, JOB_E_LATER (ranks are not placed yet, memory or communicators are being made:
+ * nothing has changed), or a fault. */
+int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_ids,
+		 uint64_t *ret_charged, struct fault *f);
+
 /* As job_register, but nothing is done yet. @specs, @ids: the caller's, until it is freed.
  * Return: 0 or -ENOMEM. */
 int registration_new(struct job *job, state_unit **specs, size_t n, uint32_t *ids,

@@ -1,5 +1,6 @@
 #include "nodefix.h"
 
+#include "job/registration.h"
 #include "step/backward.h"
 
 #include <criterion/criterion.h>

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "nodefix.h"
 
 TestSuite(devices, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
