@@ -31,9 +31,6 @@ enum res backward_gather(struct op *op);
  * @g: of its units; NULL: of all. Return: 0 or a fault code. */
 int backward_check_over(const struct job *job, const struct group *g, struct fault *f);
 
-/* The pass is noted as changing parameters: who dies now leaves them torn. */
-void backward_mark(struct job *job);
-
 /* At what @u is stepped in backward: the plan's. */
 const struct step_rates *backward_rates(const struct job *job, const struct unit *u);
 

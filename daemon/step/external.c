@@ -27,7 +27,6 @@
 #include "op/op_util.h"
 #include "op/queue_task.h"
 #include "step/apply.h"
-#include "step/backward.h"
 #include "step/ops.h"
 #include "unit/optim.h"
 #include "work/coll.h"
@@ -403,7 +402,7 @@ static enum res external_done_start(struct op *op)
 	}
 	mu->shard_state = SHARD_BACK;
 	copy->place = region_steal(&mu->shard);
-	backward_mark(op->m->job);
+	apply_mark(op->m->job);
 	u->copies_differ = external_has_copies(u);
 	external_copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
 	copy->queue.task.done = external_on_given_back;
