@@ -16,8 +16,9 @@
 #include "ring.h"
 #include "rpc_client.h"
 #include "shardd/shardd.h"
-#include "stream.h"
 #include "ticket.h"
+
+struct streams;
 
 #define CLIENT_MAGIC 0x53434c49u
 

@@ -8,6 +8,7 @@
 #include "completion.h"
 #include "core/check.h"
 #include "options.h"
+#include "stream.h"
 
 /* The daemon's own deadline is to come first: its error says what was waited for. */
 #define RPC_GRACE_MS 2000u
