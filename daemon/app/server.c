@@ -23,6 +23,8 @@
 #include "net/gate.h"
 #include "net/listener.h"
 #include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_time.h"
 #include "ring/rings.h"
 #include "rpc/audit.h"
 #include "rpc/rpc_server.h"

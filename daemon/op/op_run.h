@@ -1,10 +1,29 @@
 /*
- * The life of an op, for the files that implement ops. Loop thread only.
+ * The life of an op: how it is submitted and cancelled, for the layers above, and how it runs and ends,
+ * for the files that implement ops. Loop thread only.
  */
 #ifndef SHARDD_OP_OP_RUN_H
 #define SHARDD_OP_OP_RUN_H
 
 #include "op/op.h"
+
+/* Take a request in. On return 0 the op is on its way, or over: @done has been or
+ * will be called. @deadline_us: of the caller's, 0: none.
+ * Return: 0, or a fault code (@done will not be called, nothing was made). */
+int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessage *request,
+	      uint64_t deadline_us, op_done_cb done, void *userdata, struct op **ret,
+	      struct fault *f);
+
+/* The caller has given up. An op that waits ends with @code, for its peers too; one
+ * that runs ends as it would have. */
+void op_cancel(struct op *op, enum fault_code code, const char *why);
+
+/* HELD, DEPS... Return: static string. */
+const char *op_state_name(enum op_state s);
+
+/* Slots for job_ops. */
+void op_abort_all(struct job *job, const struct fault *fault);
+void op_failed(struct match_entry *entry, const struct fault *fault, void *userdata);
 
 /* End an op: with op->fault as it stands. Its memory is gone afterwards. */
 void op_end(struct op *op);

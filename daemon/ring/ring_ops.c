@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "op/op.h"
+#include "op/op_run.h"
 #include "op/op_util.h"
 #include "ring/rings_impl.h"
 #include "methods.h"

@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "op/op.h"
+#include "op/op_run.h"
 #include "op/op_util.h"
 #include "rpc/svc_shardd_impl.h"
 

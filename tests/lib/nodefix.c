@@ -14,6 +14,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "op/op_run.h"
 #include "op/op_util.h"
 
 unsigned nodefix_ended;
