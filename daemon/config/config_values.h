@@ -9,6 +9,54 @@
 
 #define CONFIG_MAX_IDS 64
 
+/* Limits of the gate before gRPC (net/gate_limits.h): grpc_... */
+struct config_grpc {
+	uint32_t header_bytes;       /* of one header block; 16384 */
+	uint32_t continuations;      /* CONTINUATION frames of a header block; 4 */
+	uint32_t unattached_streams; /* calls at once before Attach; 32 */
+	uint64_t unattached_bytes;   /* of messages not complete, before Attach; 1048576 */
+	uint64_t connection_bytes;   /* the same after Attach; 134217728 */
+	uint64_t total_bytes;        /* the same of all; 1073741824 */
+	uint32_t message_timeout_ms; /* until the message of a call is complete; 60000 */
+	uint32_t idle_timeout_ms;    /* without a byte, before Attach; 60000 */
+	uint32_t resets_per_s;       /* 250 */
+	uint32_t pings_per_s;        /* 100 */
+	uint32_t settings_per_s;     /* 5 */
+	uint32_t control_per_s;      /* other frames that carry nothing; 1000 */
+};
+
+/* Limits of each user, 0: no limit (max_..._per_user), and those of single users and groups. */
+struct config_per_user {
+	uint32_t max_connections;                    /* 2048 */
+	uint32_t max_unattached;                     /* 256 */
+	uint32_t max_sessions;                       /* 1024 */
+	uint32_t max_jobs;                           /* 64 */
+	uint32_t max_slabs;                          /* 8192 */
+	uint64_t max_state_bytes;                    /* 0 */
+	uint64_t max_daemon_bytes;                   /* 1073741824 */
+	uint64_t max_message_bytes;                  /* 268435456 */
+	uint32_t max_fds;                            /* 256 */
+	uint32_t max_ops;                            /* 65536 */
+	uint32_t max_status_calls;                   /* 8 */
+	struct user_override limits[CONFIG_MAX_IDS]; /* user_limits */
+	uint32_t n_limits;
+};
+
+/* The users and groups that may connect: allow_... */
+struct config_allow {
+	uid_t uids[CONFIG_MAX_IDS];
+	uint32_t n_uids;
+	gid_t gids[CONFIG_MAX_IDS];
+	uint32_t n_gids;
+};
+
+/* The log: log_... */
+struct config_log {
+	char level[16];  /* error, warn, info, debug; info */
+	char format[16]; /* text, json; text */
+	char file[512];  /* "": stderr */
+};
+
 struct config {
 	char socket[512];              /* path of the socket */
 	char socket_group[64];         /* its group; "": unchanged */
@@ -36,48 +84,16 @@ struct config {
 	uint32_t max_inflight_ops;     /* unanswered, per session; 1024 */
 	uint32_t ring_spin_us;         /* looked for more before sleeping; 0: never; 50 */
 	uint32_t max_inflight_gathers; /* casts that run at once, per job; 0: no limit; 64 */
-	uint64_t reduce_batch_bytes;   /* of gradients reduced together; 0: never; 262144 */
+	uint64_t reduce_batch_bytes;   /* of gradients reduced together; 0: never; 1048576 */
 	uint32_t reader_hold_ms;       /* the most a reader may hold a step; 1000 */
 	uint64_t max_message_bytes;    /* of one gRPC message; 67108864 */
 	uint32_t hello_timeout_ms;     /* until a connection says what it is; 5000 */
 	uint32_t drain_timeout_ms;     /* SIGTERM: how long trainers may take to leave; 10000 */
 	uint32_t flight_recorder_ops;  /* how many last ops are kept; 4096 */
-
-	/* Limits of the gate before gRPC (net/gate_limits.h). */
-	uint32_t grpc_header_bytes;       /* of one header block; 16384 */
-	uint32_t grpc_continuations;      /* CONTINUATION frames of a header block; 4 */
-	uint32_t grpc_unattached_streams; /* calls at once before Attach; 32 */
-	uint64_t grpc_unattached_bytes;   /* of messages not complete, before Attach; 1048576 */
-	uint64_t grpc_connection_bytes;   /* the same after Attach; 134217728 */
-	uint64_t grpc_total_bytes;        /* the same of all; 1073741824 */
-	uint32_t grpc_message_timeout_ms; /* until the message of a call is complete; 60000 */
-	uint32_t grpc_idle_timeout_ms;    /* without a byte, before Attach; 60000 */
-	uint32_t grpc_resets_per_s;       /* 250 */
-	uint32_t grpc_pings_per_s;        /* 100 */
-	uint32_t grpc_settings_per_s;     /* 5 */
-	uint32_t grpc_control_per_s;      /* other frames that carry nothing; 1000 */
-
-	uid_t allow_uids[CONFIG_MAX_IDS];
-	uint32_t n_allow_uids;
-	gid_t allow_gids[CONFIG_MAX_IDS];
-	uint32_t n_allow_gids;
-	/* of one user; 0: no limit */
-	uint32_t max_connections_per_user;                /* 2048 */
-	uint32_t max_unattached_per_user;                 /* 256 */
-	uint32_t max_sessions_per_user;                   /* 1024 */
-	uint32_t max_jobs_per_user;                       /* 64 */
-	uint32_t max_slabs_per_user;                      /* 8192 */
-	uint64_t max_state_bytes_per_user;                /* 0 */
-	uint64_t max_daemon_bytes_per_user;               /* 1073741824 */
-	uint64_t max_message_bytes_per_user;              /* 268435456 */
-	uint32_t max_fds_per_user;                        /* 256 */
-	uint32_t max_ops_per_user;                        /* 65536 */
-	uint32_t max_status_calls_per_user;               /* 8 */
-	struct user_override user_limits[CONFIG_MAX_IDS]; /* for single users and groups */
-	uint32_t n_user_limits;
-	char log_level[16];  /* error, warn, info, debug; info */
-	char log_format[16]; /* text, json; text */
-	char log_file[512];  /* "": stderr */
+	struct config_grpc grpc;
+	struct config_allow allow;
+	struct config_per_user per_user;
+	struct config_log log;
 };
 
 #endif
