@@ -34,12 +34,12 @@ int client_check_size(const void *s, size_t bytes, const char *what, struct shar
 
 int client_check_bytes(const struct shardd_client *c, size_t bytes, struct shardd_error *err)
 {
-	if (!c->max_message || bytes <= c->max_message)
+	if (!c->daemon.max_message || bytes <= c->daemon.max_message)
 		return 0;
 	return error_set(
 		err, SHARDD_RESOURCE_EXHAUSTED, NULL,
 		"this request has %zu bytes, the daemon accepts at most %llu in one message", bytes,
-		(unsigned long long)c->max_message);
+		(unsigned long long)c->daemon.max_message);
 }
 
 int client_call(struct shardd_client *c, const char *method, const ProtobufCMessage *request,

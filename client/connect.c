@@ -51,7 +51,7 @@ static struct shardd_client *connect_free(struct shardd_client *c)
 	device_close(c);
 	rpc_client_close(c->rpc);
 	completion_close(c);
-	free(c->version);
+	free(c->daemon.version);
 	free(c->socket);
 	free(c->job);
 	free(c->blob);
@@ -78,9 +78,9 @@ static struct shardd_client *connect_new(void)
 	c->here = connect_mark_here();
 	pthread_mutex_init(&c->order, NULL);
 	pthread_mutex_init(&c->device_lock, NULL);
-	pthread_mutex_init(&c->failure_lock, NULL);
-	pthread_mutex_init(&c->completion_lock, NULL);
-	atomic_init(&c->completion_fd, -1);
+	pthread_mutex_init(&c->failure.lock, NULL);
+	pthread_mutex_init(&c->completion.lock, NULL);
+	atomic_init(&c->completion.fd, -1);
 	map_init(&c->map);
 	tickets_init(&c->tickets);
 	places_init(&c->places);
@@ -90,10 +90,10 @@ static struct shardd_client *connect_new(void)
 static void connect_take_instance(struct shardd_client *c, const Shardd__V1__AttachResponse *a)
 {
 	if (a->instance.len == EXPECT_BYTES)
-		memcpy(c->instance, a->instance.data, EXPECT_BYTES);
+		memcpy(c->daemon.instance, a->instance.data, EXPECT_BYTES);
 	for (unsigned i = 0; i < EXPECT_BYTES; i++)
-		snprintf(c->instance_text + 2 * (size_t)i, 3, "%02x", c->instance[i]);
-	c->started_unix_s = a->started_unix_s;
+		snprintf(c->daemon.instance_text + 2 * (size_t)i, 3, "%02x", c->daemon.instance[i]);
+	c->daemon.started_unix_s = a->started_unix_s;
 }
 
 /* What the daemon answered to Attach; binds the local channel. */
@@ -107,11 +107,11 @@ static int connect_attached(struct shardd_client *c, const char *path,
 				 "daemon %s speaks protocol %u, this library %u", a->version,
 				 a->protocol, PROTOCOL);
 	c->session = a->session;
-	c->max_ops = a->max_inflight_ops;
-	c->max_message = a->max_message_bytes;
-	c->version = strdup(a->version);
+	c->daemon.max_ops = a->max_inflight_ops;
+	c->daemon.max_message = a->max_message_bytes;
+	c->daemon.version = strdup(a->version);
 	c->socket = strdup(path);
-	if (!c->version || !c->socket)
+	if (!c->daemon.version || !c->socket)
 		return error_memory(err);
 	connect_take_instance(c, a);
 	if (c->handover == SHARDD_HANDOVER_IPC) {
@@ -173,9 +173,9 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 	c = connect_new();
 	if (!c)
 		return error_memory(err);
-	c->on_stall = o.on_stall;
-	c->stall_data = o.stall_data;
-	c->stall_ms = o.stall_ms;
+	c->on_stall.call = o.on_stall;
+	c->on_stall.data = o.stall_data;
+	c->on_stall.ms = o.stall_ms;
 	r = debug_new(&c->debug, err);
 	if (r == 0)
 		r = device_choose(c, &o, err);
@@ -210,9 +210,9 @@ int shardd_get_info(const shardd_client *c, struct shardd_info *ret, struct shar
 				 ret->size, sizeof(info));
 	info.size = ret->size;
 	info.session = c->session;
-	info.daemon_version = c->version;
-	info.instance = c->instance_text;
-	info.daemon_started = c->started_unix_s;
+	info.daemon_version = c->daemon.version;
+	info.instance = c->daemon.instance_text;
+	info.daemon_started = c->daemon.started_unix_s;
 	info.draining = atomic_load(&c->draining);
 	memset(ret, 0, info.size);
 	*ret = info;
