@@ -204,18 +204,18 @@ static void devices_warm_up(struct node *node)
 	struct device *all[NODE_MAX_DEVICES];
 	struct node_comm *nc;
 	struct fault f = FAULT_NULL;
-	int r = NODE_E_LATER;
+	enum res r = RES_WAIT;
 
 	for (unsigned i = 0; i < node->n_devices; i++)
 		all[i] = &node->devices[i];
 	if (node->n_devices > 1 && !node->engine)
 		return;
-	while (r == NODE_E_LATER) {
+	while (r == RES_WAIT) {
 		r = node_comm(node, all, node->n_devices, &nc, &f);
-		if (r == NODE_E_LATER)
+		if (r == RES_WAIT)
 			uv_run(node->loop, UV_RUN_ONCE);
 	}
-	if (r == 0)
+	if (r == RES_DONE)
 		nc->users++; /* they stay warm */
 	else
 		log_warn("server", "devices cannot communicate with each other why=\"%s\"", f.text);

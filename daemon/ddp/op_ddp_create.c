@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "ddp/op_ddp.h"
-#include "ddp/ops.h"
+#include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_util.h"
 #include "reduce/sparse.h"

@@ -1,7 +1,7 @@
 /* JoinUneven: this rank has no more inputs. Ends when all ranks of the group have said so;
  * until then surrogates take part in its place (op/surrogate.h). */
 #include "core/check.h"
-#include "ddp/ops.h"
+#include "op/op_list.h"
 #include "job/ddp.h"
 #include "op/op.h"
 #include "op/op_run.h"

@@ -35,7 +35,7 @@ static void ahead_begin(const struct op *op, struct unit *u)
 	mu->expected = true;
 	if (unit_is_copying(u) || full_valid(u))
 		return;
-	if (ahead_is_room(m->job) && full_begin(m->job, u, op->deadline_us, NULL, &f) == 0)
+	if (ahead_is_room(m->job) && full_begin(m->job, u, op->deadline_us, NULL, &f) == RES_DONE)
 		m->ahead.started++;
 	else
 		m->ahead.skipped++;

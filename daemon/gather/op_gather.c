@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "gather/ahead.h"
 #include "gather/gather.h"
-#include "gather/ops.h"
+#include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -44,7 +44,7 @@ int gather_check(struct op *op, struct fault *f)
 static enum res op_gather_give(struct op *op, struct region place, bool copied, uint64_t ready)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
-	bool pass = op->type == &op_begin_pass;
+	bool pass = op->type->is_pass;
 
 	if (op->state != OP_RUN)
 		op_begin_run(op);
@@ -106,11 +106,15 @@ void gather_answer(struct op *op, int status)
 
 static enum res op_gather_begin_cast(struct op *op)
 {
-	int r = full_begin(op->m->job, op->unit, op->deadline_us, op, &op->fault);
-
-	if (r == NODE_E_LATER)
+	switch (full_begin(op->m->job, op->unit, op->deadline_us, op, &op->fault)) {
+	case RES_DONE:
+		return RES_WAIT; /* for its end */
+	case RES_WAIT:
 		return op_wait(op, &op->m->job->node->changed);
-	return r ? RES_FAILED : RES_WAIT;
+	case RES_FAILED:
+		break;
+	}
+	return RES_FAILED;
 }
 
 enum res gather_start(struct op *op)

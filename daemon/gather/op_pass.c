@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "gather/ahead.h"
 #include "gather/gather.h"
-#include "gather/ops.h"
+#include "op/op_list.h"
 #include "op/guard.h"
 #include "op/op.h"
 #include "op/op_run.h"

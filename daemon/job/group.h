@@ -8,6 +8,7 @@
 
 #include "core/condition.h"
 #include "core/list.h"
+#include "core/res.h"
 #include "job/match.h"
 #include "job/node.h"
 #include "store/state.h"
@@ -64,11 +65,11 @@ struct group *group_free(struct group *g);
 void group_reset(struct group *g, const struct fault *fault);
 
 /* Determine the group's devices, if all its ranks are placed by now. They do not change: ranks of a
- * placed group do not move. Return: 0 (placed), NODE_E_LATER, or -ENOMEM. */
-int group_place(struct group *g);
+ * placed group do not move. RES_WAIT: not all are: wait for node.changed, then ask again. */
+enum res group_place(struct group *g, struct fault *f);
 
 /* The group's communicators; it must be placed. Return: as node_comm. */
-int group_comms(struct group *g, struct fault *f);
+enum res group_comms(struct group *g, struct fault *f);
 
 /* The device of the group's member @index; NULL: it is not placed yet. */
 struct device *group_device(const struct group *g, uint32_t index);

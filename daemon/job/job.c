@@ -151,7 +151,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->copies.turns);
 	list_init(&job->copies.drains);
 	condition_init(&job->step.applied, "a step that is being applied");
-	list_init(&job->settled_waiters);
+	condition_init(&job->settled, "ops of an earlier epoch");
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);
 	readers_init(&job->readers);

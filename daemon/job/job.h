@@ -21,6 +21,7 @@
 #include "core/htab.h"
 #include "core/list.h"
 #include "core/quota.h"
+#include "core/res.h"
 #include "job/ddp.h"
 #include "job/group.h"
 #include "job/regcache.h"
@@ -87,12 +88,6 @@ struct job_step {
 	bool mid;          /* units were stepped in backward since the last Step or Commit */
 	bool counted;      /* and that is counted in uncommitted_steps */
 	struct condition applied;
-};
-
-/* Called once, from the loop, when the job has settled (job_wait_settled). */
-struct job_waiter {
-	struct list link;
-	void (*fn)(struct job_waiter *w);
 };
 
 /* Whether it lives, and how it may go on. */
@@ -168,8 +163,8 @@ struct job {
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	uint32_t running;          /* collectives and casts in the backend or engine */
 	struct job_ops_seen ops;
-	struct list settled_waiters; /* of struct job_waiter */
-	struct list link;            /* jobs->all or jobs->zombies */
+	struct condition settled; /* signalled by job_settle: ops of an earlier epoch may be over */
+	struct list link;         /* jobs->all or jobs->zombies */
 };
 
 struct jobs {
@@ -267,11 +262,6 @@ static inline struct backend_owner job_as_owner(const struct job *job)
 				       .weight = job->owner.user->worker_weight };
 }
 
-enum {
-	JOB_E_BUSY = -1,  /* ops of an earlier epoch still run: job_wait_settled, then again */
-	JOB_E_LATER = -2, /* something is being made: wait for node.changed, then again */
-};
-
 /* How a trainer joins. */
 struct job_joining {
 	uint32_t rank;
@@ -280,9 +270,10 @@ struct job_joining {
 };
 
 /* Join. @again: the caller's member if it joins again, else NULL; @ret gets a reference
- * that the session keeps. Return: 0, JOB_E_BUSY, or a fault. */
-int job_join(struct job *job, const struct job_joining *how, struct proc *proc, uint64_t session,
-	     struct member *again, struct member **ret, struct fault *f);
+ * that the session keeps. RES_WAIT: ops of an earlier epoch still run: wait for job.settled, then join
+ * again. */
+enum res job_join(struct job *job, const struct job_joining *how, struct proc *proc,
+		  uint64_t session, struct member *again, struct member **ret, struct fault *f);
 
 /* Which device rank @rank is on (job_place.c): the one that @name names, or the known one, or the
  * default: rank * devices / world size. A rank of a group that has units or has run collectives
@@ -290,9 +281,9 @@ int job_join(struct job *job, const struct job_joining *how, struct proc *proc, 
 int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f);
 enum backend_share job_share(const struct job *job);
 
-/* Leave cleanly (fails if its ops are not over; JOB_E_LATER: devices still work on them: wait for node.changed,
- * then again), or be gone (@why says how). May free the job. */
-int job_leave(struct member *m, bool *ret_freed, struct fault *f);
+/* Leave cleanly: fails if its ops are not over. RES_WAIT: devices still work on them: wait for
+ * node.changed, then leave again. Or be gone (job_lost, @why says how). May free the job. */
+enum res job_leave(struct member *m, bool *ret_freed, struct fault *f);
 void job_lost(struct member *m, const char *why);
 
 /* Delete: with trainers present only if @force. Return: 0 or a fault. */
@@ -310,13 +301,6 @@ int job_add_group(struct job *job);
 /* By id. Return: NULL if there is none. */
 struct group *job_group_by_id(struct job *job, uint32_t id);
 
-/* Register units, all or none, in one piece: for tests. The daemon does it in pieces
- * (registration.h). @specs: records without parts; those that
- * become units are taken over (their pointer is set to NULL). @ret_ids: @n ids.
- * Return: 0, JOB_E_LATER (ranks are not placed yet, memory or communicators are being made:
- * nothing has changed), or a fault. */
-int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_ids,
-		 uint64_t *ret_charged, struct fault *f);
 /* Give back what an unfinished registration took; safe if there is none. */
 void job_drop_spare(struct job *job);
 uint64_t job_spare_bytes(const struct job *job);
@@ -351,9 +335,6 @@ void job_epoch_end(struct job *job, const struct fault *fault);
 /* Mark the job TORN if a restart has no state to continue from: a step was applied after the last
  * commit. */
 void job_tear(struct job *job);
-
-/* Call @w when nothing that began in an earlier epoch runs any more. */
-void job_wait_settled(struct job *job, struct job_waiter *w);
 
 /* Call now and then: ends jobs without trainers whose time is up, and empty zombies. */
 void jobs_tick(struct jobs *jobs, uint64_t now_us);

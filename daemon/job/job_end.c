@@ -79,29 +79,11 @@ static bool job_end_ops_over(const struct job *job)
 	return !job->running && job->step.state != JOB_STEP_APPLYING && !job->step.stepping;
 }
 
-static void job_end_wake_waiters(struct job *job)
-{
-	struct list woken = LIST_INIT(woken);
-
-	list_take_all(&woken, &job->settled_waiters);
-	while (!list_empty(&woken)) {
-		struct job_waiter *w = list_first(&woken, struct job_waiter, link);
-
-		list_unlink(&w->link);
-		w->fn(w); /* may wait again */
-	}
-}
-
-void job_wait_settled(struct job *job, struct job_waiter *w)
-{
-	list_append(&job->settled_waiters, &w->link);
-}
-
 void job_settle(struct job *job)
 {
 	if (job->mem.stale_partials && !job->running)
 		job_drop_partials(job);
-	job_end_wake_waiters(job);
+	condition_signal(&job->settled);
 	readers_grant(job);
 	job_give_stray_grads(job);
 	if (!job->life.deleted || !job_end_ops_over(job))

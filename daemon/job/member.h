@@ -20,6 +20,7 @@
 #include "core/fault.h"
 #include "core/list.h"
 #include "core/proc.h"
+#include "core/res.h"
 #include "job/prefetch.h"
 #include "mem/pool.h"
 
@@ -192,9 +193,8 @@ void member_op_begun(struct member *m);
 void member_op_ended(struct member *m);
 
 /* Give it signals, so that its ops can be ordered with its streams (member_link.c). They stay
- * for the life of the member. Return: 0, MEMBER_E_LATER (wait for node.changed, then again), or a fault. */
-enum { MEMBER_E_LATER = -1 };
-int member_link(struct member *m, struct fault *f);
+ * for the life of the member. RES_WAIT: wait for node.changed, then ask again. */
+enum res member_link(struct member *m, struct fault *f);
 /* Its signals: NULL, if it has none. */
 struct backend_signals *member_signals(const struct member *m);
 struct slab *member_signals_slab(const struct member *m);

@@ -310,16 +310,17 @@ static int node_refuse_lost(struct device *const *devices, unsigned n, struct fa
 }
 
 /* The first request after it broke gets the error; the next request creates it again. */
-static int node_ask_broken(struct node_comm *nc, struct fault *f)
+static enum res node_ask_broken(struct node_comm *nc, struct fault *f)
 {
 	if (node_in_use(nc))
-		return NODE_E_LATER;
+		return RES_WAIT;
 	if (nc->tell) {
 		nc->tell = false;
-		return fault_set(f, FAULT_UNAVAILABLE, NULL, "%s", nc->why);
+		fault_set(f, FAULT_UNAVAILABLE, NULL, "%s", nc->why);
+		return RES_FAILED;
 	}
 	node_make_again(nc);
-	return nc->state == COMM_READY ? 0 : NODE_E_LATER;
+	return nc->state == COMM_READY ? RES_DONE : RES_WAIT;
 }
 
 static struct node_comm *node_add(struct node *node, struct device *const *devices, unsigned n)
@@ -368,28 +369,30 @@ void node_device_lost(struct node *node, struct device *device)
 	}
 }
 
-int node_comm(struct node *node, struct device *const *devices, unsigned n, struct node_comm **ret,
-	      struct fault *f)
+enum res node_comm(struct node *node, struct device *const *devices, unsigned n,
+		   struct node_comm **ret, struct fault *f)
 {
 	struct node_comm *nc = node_find(node, devices, n);
-	int r = 0;
+	enum res r = RES_DONE;
 
 	if (node_refuse_lost(devices, n, f))
-		return (int)f->code;
-	if (!node_engine_for(node, n))
-		return fault_set(f, FAULT_UNAVAILABLE, NULL,
-				 "ranks on %u devices need NCCL, which is not available: %s", n,
-				 node->engine_why);
+		return RES_FAILED;
+	if (!node_engine_for(node, n)) {
+		fault_set(f, FAULT_UNAVAILABLE, NULL,
+			  "ranks on %u devices need NCCL, which is not available: %s", n,
+			  node->engine_why);
+		return RES_FAILED;
+	}
+	nc = nc ? nc : node_add(node, devices, n);
 	if (!nc) {
-		nc = node_add(node, devices, n);
-		if (!nc)
-			return fault_errno(f, -ENOMEM, "making a communicator");
+		fault_errno(f, -ENOMEM, "making a communicator");
+		return RES_FAILED;
 	}
 	if (nc->state == COMM_BROKEN)
 		r = node_ask_broken(nc, f);
 	else if (nc->state == COMM_MAKING)
-		r = NODE_E_LATER;
-	if (r == 0 || r == NODE_E_LATER)
+		r = RES_WAIT;
+	if (r != RES_FAILED)
 		*ret = nc;
 	return r;
 }

@@ -283,15 +283,15 @@ static void readers_expire(struct job *job, uint64_t now_us)
 	}
 }
 
-bool readers_let(struct job *job, struct waiter *w)
+enum res readers_let(struct job *job, struct waiter *w)
 {
 	if (list_empty(&job->readers.holds))
-		return true;
+		return RES_DONE;
 	readers_expire(job, clock_now_us());
 	if (list_empty(&job->readers.holds))
-		return true;
+		return RES_DONE;
 	condition_wait(&job->readers.writers, w);
-	return false;
+	return RES_WAIT;
 }
 
 void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes)

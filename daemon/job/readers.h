@@ -26,6 +26,7 @@
 #include "core/fault.h"
 #include "core/list.h"
 #include "core/proc.h"
+#include "core/res.h"
 
 struct job;
 struct reader;
@@ -94,9 +95,9 @@ int reader_release(struct reader *r, struct fault *f);
 /* A descriptor of the parameters goes to its process. Return: 0 or -ENOMEM. */
 int reader_maps(struct reader *r);
 
-/* May parameters of the job be written? If not, @w waits until they may, or the epoch has ended. A
- * resumed operation must ask again. */
-bool readers_let(struct job *job, struct waiter *w);
+/* Wait until parameters of the job may be written, or the epoch has ended: a resumed operation must
+ * ask again. Never fails. */
+enum res readers_let(struct job *job, struct waiter *w);
 /* Something that is not a step writes parameters: until the next commit no reader may hold them,
  * and the set of initialised units has changed. */
 void readers_rewrite(struct job *job);

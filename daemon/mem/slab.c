@@ -156,7 +156,7 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
 	r = backend_alloc(d->backend, bytes, share, &s->mem);
 	if (r) {
 		slab_undo_charge(d, payer, class, bytes);
-		return r == BACKEND_E_FULL ? SLAB_E_FULL : r == BACKEND_E_LATER ? SLAB_E_LATER : r;
+		return r;
 	}
 	CHECK(user_charge(&s->cost, payer->user, USER_SLABS, 1, NULL) == 0);
 	slab_enter(d, s, d->table->next++);

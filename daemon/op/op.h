@@ -32,11 +32,6 @@
 
 struct op;
 struct coll;
-struct convert;
-struct reduce_run;
-struct reduce_batch;
-struct reduce_batch_ops;
-struct Shardd__V1__DdpCreateRequest;
 
 /* Streams of its trainer that an op can name: more than anybody uses at once. */
 #define OP_MAX_AFTER 8
@@ -80,6 +75,16 @@ struct op_type {
 	enum res (*tick)(struct op *op);
 	/* Collective: the same for the ops of all ranks (work/coll.h). */
 	enum res (*coll_tick)(struct coll *c);
+	/* Collective: bytes of its own state (coll_own), which are zero at first. */
+	size_t coll_bytes;
+	/* (optional) Collective: what was submitted is ordered or has failed. Return: true: it was
+	 * not the collective's own, so its tick is not called. */
+	bool (*coll_arrived)(struct coll *c);
+	/* (optional) Collective: it ends, however it does, perhaps before its first tick: let go of
+	 * what it took for its members. */
+	void (*coll_let_go)(struct coll *c);
+	/* (optional) Collective: the last: free what devices used until then. */
+	void (*coll_free)(struct coll *c);
 	/* Build the reply of a successful op and hand it to @send. NULL: it is a @reply, a
 	 * message of nothing but OpInfo. */
 	void (*encode)(const struct op *op, op_reply_cb send, void *ctx);
@@ -128,6 +133,8 @@ enum {
 
 /* Room for the arguments of any op. */
 #define OP_ARGS_BYTES 160u
+/* Room for what its reply has beside memory. */
+#define OP_OUTCOME_BYTES 24u
 
 struct op {
 	uint32_t magic;
@@ -158,9 +165,10 @@ struct op {
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */
 	unsigned n_after;
 	struct waiter waiter;
-	bool ticking;    /* its start runs now */
-	bool woken;      /* what it waits for came meanwhile */
-	uint64_t record; /* in the flight recorder */
+	const struct waiter *runner; /* in OP_RUN: its collective's; NULL: @waiter */
+	bool ticking;                /* its start runs now */
+	bool woken;                  /* what it waits for came meanwhile */
+	uint64_t record;             /* in the flight recorder */
 
 	/* The type's arguments, by its decode: a struct of the files that implement it. */
 	uint64_t args[OP_ARGS_BYTES / sizeof(uint64_t)];
@@ -173,17 +181,11 @@ struct op {
 		bool copied;
 		bool kept;
 		uint64_t buffer;
-		double total_norm;
-		bool has_total_norm;
-		bool found_inf;
-		bool skipped;      /* Step */
-		struct unit *unit; /* NextShard: whose shard */
-		uint64_t elements; /* of it */
-		uint64_t gradient_offset;
 		enum backend_queue queue; /* where @ready is a point of */
 		uint64_t ready;           /* 0: there is nothing to wait for */
-	} result;
-	struct fault fault; /* FAULT_NONE: it succeeded */
+	} result;                         /* memory that it hands out, and when */
+	uint64_t outcome[OP_OUTCOME_BYTES / sizeof(uint64_t)]; /* the type's: op_outcome */
+	struct fault fault;                                    /* FAULT_NONE: it succeeded */
 
 	op_done_cb done;
 	void *userdata;
@@ -193,6 +195,12 @@ struct op {
 static inline void *op_args(const struct op *op)
 {
 	return (void *)op->args;
+}
+
+/* The same for what comes of it; zero at first. */
+static inline void *op_outcome(const struct op *op)
+{
+	return (void *)op->outcome;
 }
 
 /* Take a request in. On return 0 the op is on its way, or over: @done has been or

@@ -67,6 +67,7 @@ static bool op_may_wait_for_readers(const struct op *op)
 void op_waits_for(const struct op *op, char *buf, size_t bytes)
 {
 	const struct job *job = op->m->job;
+	const struct condition *on;
 
 	buf[0] = '\0';
 	if ((op->state == OP_BLOCKED || op->state == OP_RUN) &&
@@ -86,9 +87,12 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 		op_missing_ranks(op, buf, bytes);
 		break;
 	case OP_BLOCKED:
-		snprintf(buf, bytes, "%s", op->waiter.on ? op->waiter.on->what : "");
+	case OP_RUN:
+		on = waiter_on(op->runner ? op->runner : &op->waiter);
+		snprintf(buf, bytes, "%s", on ? on->what : "work on its devices");
 		break;
-	default:
+	case OP_DONE:
+	case _OP_N:
 		break;
 	}
 }

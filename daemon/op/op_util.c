@@ -246,7 +246,7 @@ int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char
 {
 	char holders[440];
 
-	if (error < 0 && error != -ENOMEM && error != -ENOSPC)
+	if (!slab_is_short(error) && error != -ENOMEM)
 		return fault_errno(f, error, what);
 	if (error == SLAB_E_QUOTA && job_owner_fault(job, bytes, f))
 		return f->code;

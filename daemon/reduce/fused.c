@@ -75,11 +75,11 @@ static size_t fused_most_steps(const struct coll *c)
 /* Without memory for the launches it is done as elsewhere. */
 void fused_plan(struct coll *c)
 {
-	struct reduce_run *run = c->reduce;
+	struct reduce_run *run = reduce_of(c)->run;
 	size_t steps;
 
-	CHECK(c->gradient.fused < FUSED_BEGUN);
-	c->gradient.fused = FUSED_NOT;
+	CHECK(gradient_of(c)->fused < FUSED_BEGUN);
+	gradient_of(c)->fused = FUSED_NOT;
 	if (!fused_is_possible(c))
 		return;
 	steps = fused_most_steps(c);
@@ -90,20 +90,20 @@ void fused_plan(struct coll *c)
 		return;
 	if (run->launches < steps + run->spans)
 		run->launches = steps + run->spans;
-	c->gradient.fused = FUSED_WANTED;
+	gradient_of(c)->fused = FUSED_WANTED;
 }
 
 /* ---------------------------------------------------------------- stepping */
 
 void fused_begin(struct coll *c)
 {
-	if (!c->gradient.fused)
+	if (!gradient_of(c)->fused)
 		return;
-	CHECK(c->gradient.fused == FUSED_WANTED && c->reduce->steps);
+	CHECK(gradient_of(c)->fused == FUSED_WANTED && reduce_of(c)->run->steps);
 	if (c->unit->rec->guarded)
 		hold_drop(c->job, c->unit); /* what a policy keeps, as at a step */
 	backward_hold(c->job, c->unit);
-	c->gradient.fused = FUSED_BEGUN;
+	gradient_of(c)->fused = FUSED_BEGUN;
 }
 
 static bool fused_in_time(const struct coll *c)
@@ -113,13 +113,13 @@ static bool fused_in_time(const struct coll *c)
 
 bool fused_ready(struct coll *c, unsigned d)
 {
-	struct reduce_run *run = c->reduce;
+	struct reduce_run *run = reduce_of(c)->run;
 
-	if (c->gradient.fused == FUSED_BEGUN && !fused_in_time(c))
+	if (gradient_of(c)->fused == FUSED_BEGUN && !fused_in_time(c))
 		return false;
-	if (c->gradient.fused == FUSED_BEGUN)
+	if (gradient_of(c)->fused == FUSED_BEGUN)
 		backward_mark(c->job);
-	c->gradient.fused = FUSED_STEPPED;
+	gradient_of(c)->fused = FUSED_STEPPED;
 	run->n_steps = (unsigned)optim_step_launches(c->unit, &c->unit->parts[d],
 						     backward_rates(c->job, c->unit), run->steps);
 	CHECK(run->n_steps <= run->step_room); /* as many as were counted when it was planned */
@@ -157,7 +157,7 @@ static uint64_t fused_begin_of(const struct k_step *s, const struct unit_part *p
 void fused_launches(struct coll *c, unsigned d, const struct unit_run *span,
 		    const struct k_reduce *r)
 {
-	const struct reduce_run *run = c->reduce;
+	const struct reduce_run *run = reduce_of(c)->run;
 	uint64_t span_end = span->at + span->n;
 
 	for (unsigned i = 0; i < run->n_steps; i++) {
@@ -179,12 +179,12 @@ void fused_launches(struct coll *c, unsigned d, const struct unit_run *span,
 
 void fused_end(struct coll *c)
 {
-	enum fused fused = c->gradient.fused;
+	enum fused fused = gradient_of(c)->fused;
 
 	CHECK(fused >= FUSED_BEGUN);
-	c->gradient.fused = FUSED_NOT;
+	gradient_of(c)->fused = FUSED_NOT;
 	if (fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, 0);
+		backward_stepped(c->job, c->unit, true);
 	else
 		unit_pass_end(c->unit); /* of an epoch that has ended */
 	backward_let_go(c->job, c->unit, fused == FUSED_STEPPED && fused_in_time(c));
@@ -192,11 +192,11 @@ void fused_end(struct coll *c)
 
 void fused_failed(struct coll *c)
 {
-	bool begun = c->gradient.fused >= FUSED_BEGUN;
+	bool begun = gradient_of(c)->fused >= FUSED_BEGUN;
 
-	if (c->gradient.fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, -1);
-	c->gradient.fused = FUSED_NOT;
+	if (gradient_of(c)->fused == FUSED_STEPPED)
+		backward_stepped(c->job, c->unit, false);
+	gradient_of(c)->fused = FUSED_NOT;
 	if (begun)
 		backward_let_go(c->job, c->unit, false);
 }

@@ -8,7 +8,7 @@
 
 struct unit_run;
 
-/* c->gradient.fused: may it be so? @c has its run, and perhaps the room for the optimizer's launches. */
+/* gradient_of(c)->fused: may it be so? @c has its run, and perhaps the room for the optimizer's launches. */
 void fused_plan(struct coll *c);
 
 /* All it needs is there: it begins. */

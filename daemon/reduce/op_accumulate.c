@@ -16,7 +16,7 @@
 #include "op/op_run.h"
 #include "op/op_util.h"
 #include "op/queue_task.h"
-#include "reduce/ops.h"
+#include "op/op_list.h"
 #include "reduce/reduce_run.h"
 #include "step/apply.h"
 #include "shardd.pb-c.h"

@@ -251,8 +251,7 @@ static enum res apply_tick(struct apply *a)
 	case APPLY_READERS:
 		if (apply_is_abandoned(a))
 			return RES_DONE;
-		if (!readers_let(job, &a->waiter))
-			return RES_WAIT;
+		RES_TRY(readers_let(job, &a->waiter));
 		a->stage = APPLY_SCALE;
 		RES_TRY(drain_wait(job, &a->waiter));
 		fallthrough;

@@ -4,7 +4,31 @@
 #ifndef SHARDD_STEP_BACKWARD_H
 #define SHARDD_STEP_BACKWARD_H
 
+#include "step/shards.h"
 #include "work/coll.h"
+
+/* Does the last kernel of a Reduce step the unit (reduce/fused.c)? */
+enum fused {
+	FUSED_NOT,
+	FUSED_WANTED,
+	FUSED_BEGUN,  /* nobody may read the parameters from here on */
+	FUSED_STEPPED /* the kernel was submitted */
+};
+
+/* What becomes of the gradient of a collective that makes one: the first member of its own state. */
+struct gradient_state {
+	struct shards_state shards;
+	bool more;     /* of this unit more is to come in this pass */
+	bool external; /* its shards are for the trainers' optimizers */
+	bool begun;    /* they are promised to them */
+	enum fused fused;
+	unsigned arrive_stage; /* backward_arrive_tick's */
+};
+
+static inline struct gradient_state *gradient_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct gradient_state));
+}
 
 /* A Reduce of c->unit begins, or a bucket of a ddp with gradients of it: is there memory for its
  * gradient shards, and what the plan needs, and may its parameters be written? Fails if the unit
@@ -42,7 +66,7 @@ const struct step_rates *backward_rates(const struct job *job, const struct unit
 void backward_hold(struct job *job, struct unit *u);
 void backward_let_go(struct job *job, struct unit *u, bool stepped);
 
-/* In between: its parameters were changed. @status: the device's. */
-void backward_stepped(struct job *job, struct unit *u, int status);
+/* In between: its parameters were changed. @whole: else the device has failed on the way. */
+void backward_stepped(struct job *job, struct unit *u, bool whole);
 
 #endif

@@ -28,7 +28,7 @@
 #include "op/queue_task.h"
 #include "step/apply.h"
 #include "step/backward.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "unit/optim.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
@@ -134,16 +134,16 @@ static void external_promise(struct coll *c)
 
 void external_begin(struct coll *c)
 {
-	if (!c->gradient.begun)
+	if (!gradient_of(c)->begun)
 		external_promise(c);
-	c->gradient.begun = true;
+	gradient_of(c)->begun = true;
 }
 
 /* A unit that is reduced in buckets is coming when the last of them is over: before, nobody
  * knows which one that will be. Until then NextShard waits as it does before any Reduce. */
 void external_ready(struct coll *c)
 {
-	if (!c->gradient.begun)
+	if (!gradient_of(c)->begun)
 		external_promise(c);
 	CHECK(c->unit->shards_left == c->n);
 	unit_shards_move(c->unit, UNIT_SHARDS_READY);
@@ -152,7 +152,7 @@ void external_ready(struct coll *c)
 
 void external_failed(struct coll *c)
 {
-	if (!c->gradient.begun || c->unit->shards == UNIT_SHARDS_READY ||
+	if (!gradient_of(c)->begun || c->unit->shards == UNIT_SHARDS_READY ||
 	    c->unit->shards == UNIT_SHARDS_MIXED)
 		return;
 	unit_shards_drop(c->unit);
@@ -221,9 +221,10 @@ static void external_hand_out(struct op *op, struct unit *u, struct external_cop
 	CHECK(s->part->grads.slab && s->part->device == op->m->device);
 	member_shard_move(member_unit_find(op->m, u), SHARD_GOING);
 	op_begin_run(op);
-	op->result.unit = u;
-	op->result.elements = s->elements;
-	op->result.gradient_offset = external_array_bytes(s->elements);
+	*external_outcome(op) =
+		(struct external_outcome){ .unit = u,
+					   .elements = s->elements,
+					   .gradient_offset = external_array_bytes(s->elements) };
 	op->result.place = copy->place;
 	op->result.place.bytes = 2 * external_array_bytes(s->elements);
 	op->result.writable = true;
@@ -272,9 +273,9 @@ static void external_next_encode(const struct op *op, op_reply_cb send, void *ct
 	reply.place = &place;
 	reply.pieces = pieces->pointers;
 	reply.n_pieces = pieces->n;
-	reply.unit = op->result.unit->id;
-	reply.elements = op->result.elements;
-	reply.gradient_offset = op->result.gradient_offset;
+	reply.unit = external_outcome(op)->unit->id;
+	reply.elements = external_outcome(op)->elements;
+	reply.gradient_offset = external_outcome(op)->gradient_offset;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
@@ -391,8 +392,7 @@ static enum res external_done_start(struct op *op)
 	if (unit_is_read(u))
 		return op_wait(op, &u->step_done);
 	op_state_move(op, OP_BLOCKED);
-	if (!readers_let(op->m->job, &op->waiter))
-		return RES_WAIT;
+	RES_TRY(readers_let(op->m->job, &op->waiter));
 	CHECK(mu->shard_state == SHARD_OUT && mu->shard.slab); /* its session's ops wait */
 	copy = external_copy_new(op, u);
 	op_begin_run(op);

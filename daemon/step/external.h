@@ -10,6 +10,19 @@
 #include "unit/runs.h"
 #include "work/coll.h"
 
+/* What NextShard hands out. */
+struct external_outcome {
+	struct unit *unit; /* whose shard */
+	uint64_t elements; /* of it */
+	uint64_t gradient_offset;
+};
+
+static inline struct external_outcome *external_outcome(const struct op *op)
+{
+	_Static_assert(sizeof(struct external_outcome) <= OP_OUTCOME_BYTES, "room in struct op");
+	return op_outcome(op);
+}
+
 /*
  * Exactly one rank's external optimizer steps each trained element: a rank whose device has it.
  *

@@ -11,7 +11,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "step/clip.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "step/shards.h"
 #include "step/step_settings.h"
 #include "work/coll.h"

@@ -14,7 +14,7 @@
 #include "step/apply.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "unitio/import.h"
 #include "work/coll.h"
 #include "work/drain.h"
@@ -383,6 +383,7 @@ const struct op_type op_init = {
 	.decode = op_init_decode,
 	.check = op_init_check,
 	.coll_tick = op_init_tick,
+	.coll_bytes = sizeof(struct import_state),
 	.reply = &shardd__v1__initialise_response__descriptor,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,

@@ -458,13 +458,14 @@ static int register_more(struct world *w)
 {
 	uint32_t ids[2], units = w->job->n_units;
 	uint64_t charged = 0;
-	int r = job_register(w->job, w->specs, 2, ids, &charged, &w->fault);
+	enum res r = nodefix_try_register(w->job, w->specs, 2, ids, &charged, &w->fault);
 
-	cr_assert_eq(w->job->n_units, units + (r == 0));
-	cr_assert_eq(charged != 0, r == 0);
-	cr_assert_eq(!w->specs[0], r == 0, "it is the job's, or still ours");
+	cr_assert_eq(w->job->n_units, units + (r == RES_DONE));
+	cr_assert_eq(charged != 0, r == RES_DONE);
+	cr_assert_eq(!w->specs[0], r == RES_DONE, "it is the job's, or still ours");
 	cr_assert(w->specs[1]);
-	return r;
+	cr_assert_neq(r, RES_WAIT);
+	return (int)w->fault.code;
 }
 
 static int make_group(struct world *w)
@@ -496,12 +497,13 @@ static int join(struct world *w)
 	struct job *job = NULL;
 	struct member *m = NULL;
 	int found = job_find(&w->n.jobs, "other", getuid(), &job, &none);
-	int r = nodefix_try_join(&w->n, job, 1, NULL, NULL, &m, &w->fault);
+	enum res r = nodefix_try_join(&w->n, job, 1, NULL, NULL, &m, &w->fault);
 
 	cr_assert_eq(found, 0);
-	cr_assert_eq(job->present, r == 0);
-	cr_assert_eq(job->members, r == 0);
-	return r;
+	cr_assert_eq(job->present, r == RES_DONE);
+	cr_assert_eq(job->members, r == RES_DONE);
+	cr_assert_neq(r, RES_WAIT);
+	return (int)w->fault.code;
 }
 
 static void with_other_job(struct world *w)

@@ -61,7 +61,8 @@ static int live(struct world *w, struct session **s, struct fault *f)
 	    job_open(&w->n.jobs, &spec, 0, 0, &job, NULL, f) ||
 	    session_join(*s, job, &(struct job_joining){ .rank = 1, .device = "" }, f))
 		return (int)f->code;
-	return session_leave(*s, &freed, f);
+	cr_assert_neq(session_leave(*s, &freed, f), RES_WAIT);
+	return (int)f->code;
 }
 
 Test(fault_sessions, any_allocation_may_fail)
@@ -174,7 +175,8 @@ Test(fault_sessions, a_session_is_a_rank_or_a_reader)
 
 	test_sessions_begin(&w);
 	cr_assert_eq(look(&w, &s, &f), 0, "%s", f.text);
-	cr_expect_eq(session_join(s, s->reader->job, &how, &f), FAULT_STATE);
+	cr_expect_eq(session_join(s, s->reader->job, &how, &f), RES_FAILED);
+	cr_expect_eq(f.code, FAULT_STATE);
 	/* of another job, as it holds nothing here */
 	other = nodefix_job(&w.n, "other", 2, 0);
 	f = FAULT_NULL;

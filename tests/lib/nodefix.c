@@ -13,6 +13,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/registration.h"
 #include "op/op_util.h"
 
 unsigned nodefix_ended;
@@ -35,15 +36,15 @@ static bool comm_there(void *arg)
 	struct device *all[NODE_MAX_DEVICES];
 	struct node_comm *nc;
 	struct fault f = FAULT_NULL;
-	int r;
+	enum res r;
 
 	for (unsigned i = 0; i < n->node.n_devices; i++)
 		all[i] = &n->node.devices[i];
 	r = node_comm(&n->node, all, n->node.n_devices, &nc, &f);
 	cr_assert(!f.code, "%s", f.text);
-	if (r == 0)
+	if (r == RES_DONE)
 		nc->users++; /* as the server does: they stay */
-	return r == 0;
+	return r == RES_DONE;
 }
 
 /* What the first registration would have to wait for. */
@@ -159,13 +160,13 @@ static void keep(struct nodefix *n, struct member *m)
 	n->members[n->n_members++] = m;
 }
 
-int nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
-		     struct member *again, struct member **ret, struct fault *f)
+enum res nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
+			  struct member *again, struct member **ret, struct fault *f)
 {
-	int r = job_join(job, &(struct job_joining){ .rank = rank, .device = "" },
-			 proc ? proc : n->proc, rank + 1, again, ret, f);
+	enum res r = job_join(job, &(struct job_joining){ .rank = rank, .device = "" },
+			      proc ? proc : n->proc, rank + 1, again, ret, f);
 
-	if (r == 0)
+	if (r == RES_DONE)
 		keep(n, *ret);
 	return r;
 }
@@ -245,13 +246,32 @@ state_unit *nodefix_spec(const char *name, uint64_t elements)
 	return spec;
 }
 
+enum res nodefix_try_register(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
+			      uint64_t *ret_charged, struct fault *f)
+{
+	struct registration *r = NULL;
+	enum res res = RES_FAILED;
+
+	if (registration_new(job, specs, n, ids, &r) < 0) {
+		job_drop_spare(job);
+		return res_of(fault_errno(f, -ENOMEM, "registering units"));
+	}
+	if (registration_check(r, SIZE_MAX, f) == 0)
+		res = registration_build(r, ret_charged, f);
+	else
+		job_drop_spare(job);
+	registration_free(r);
+	return res;
+}
+
 struct unit *nodefix_register(struct job *job, state_unit *spec)
 {
 	struct fault f = FAULT_NULL;
 	uint32_t id = 0;
 	uint64_t charged;
 
-	cr_assert_eq(job_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
+	cr_assert_eq(nodefix_try_register(job, &spec, 1, &id, &charged, &f), RES_DONE, "%s",
+		     f.text);
 	state_unit_free(spec);
 	return job_unit_by_id(job, id);
 }
@@ -289,6 +309,7 @@ static void on_done(struct op *op, void *userdata)
 	o->op = NULL;
 	o->fault = op->fault;
 	o->result = op->result;
+	memcpy(o->outcome, op->outcome, sizeof(o->outcome));
 	o->number = op->entry.number;
 	o->started = op->started_us;
 	o->order = nodefix_ended++;

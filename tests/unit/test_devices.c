@@ -7,6 +7,7 @@
 
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "step/shards.h"
 
 TestSuite(devices, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
@@ -52,12 +53,12 @@ static struct unit *make_unit(struct world *w, state_unit *spec)
 {
 	uint64_t charged;
 	uint32_t id = 0;
-	int e = JOB_E_LATER;
+	enum res e = RES_WAIT;
 
-	for (unsigned i = 0; i < 50 && e == JOB_E_LATER; i++) {
+	for (unsigned i = 0; i < 50 && e == RES_WAIT; i++) {
 		struct fault f = FAULT_NULL;
 
-		e = job_register(w->job, &spec, 1, &id, &charged, &f);
+		e = nodefix_try_register(w->job, &spec, 1, &id, &charged, &f);
 		cr_assert(!f.code, "%s", f.text);
 		nodefix_turns(&w->n);
 	}
@@ -288,9 +289,10 @@ Test(devices, the_norm_is_that_of_all_parts)
 		ON_ALL(&w, nodefix_clip(&w.n, m, 0.5, op));
 		grads(u, after);
 		if (devices == 1)
-			want = w.ops[0].result.total_norm;
+			want = NODEFIX_OUTCOME(shards_outcome, &w.ops[0])->total_norm;
 		for (unsigned r = 0; r < w.ranks; r++)
-			cr_expect_float_eq(w.ops[r].result.total_norm, want, 1e-9 * want);
+			cr_expect_float_eq(NODEFIX_OUTCOME(shards_outcome, &w.ops[r])->total_norm,
+					   want, 1e-9 * want);
 		for (unsigned i = 0; i < N; i++)
 			cr_assert_float_eq(after[i], before[i] * 0.5 / want, 1e-6);
 		test_devices_end(&w);
@@ -488,11 +490,11 @@ Test(devices, units_wait_until_all_ranks_have_a_place)
 	nodefix_begin(&n, &o);
 	job = nodefix_job(&n, "job", 2, 0);
 	nodefix_join(&n, job, 0);
-	cr_expect_eq(job_register(job, &spec, 1, &id, &charged, &f), JOB_E_LATER);
+	cr_expect_eq(nodefix_try_register(job, &spec, 1, &id, &charged, &f), RES_WAIT);
 	cr_expect(!f.code);
 	nodefix_join(&n, job, 1);
 	nodefix_turns(&n);
-	cr_expect_eq(job_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
+	cr_expect_eq(nodefix_try_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
 	nodefix_end(&n);
 }
 

@@ -90,7 +90,7 @@ Test(devices_break, a_gather_finds_the_communicator_being_made_again)
 	test_devices_break_begin();
 	all_reduce(w.small, 100, w.one); /* makes the communicators */
 	wait_for(w.one);
-	cr_assert_eq(job_register(w.job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
+	cr_assert_eq(nodefix_try_register(w.job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
 	u = w.job->units[id - 1];
 	for (unsigned r = 0; r < RANKS; r++)
 		nodefix_seed(&w.n, w.m[r], u, 1, &w.one[r]);
@@ -101,7 +101,7 @@ Test(devices_break, a_gather_finds_the_communicator_being_made_again)
 	nc = w.job->groups[0]->nc;
 	node_comm_break(nc, "somebody pulled the cable");
 	hold(false);
-	cr_expect_eq(node_comm(&w.n.node, nc->devices, nc->n, &again, &f), NODE_E_LATER);
+	cr_expect_eq(node_comm(&w.n.node, nc->devices, nc->n, &again, &f), RES_WAIT);
 	nodefix_wait(&w.two[0]);
 	cr_expect_eq(w.two[0].fault.code, FAULT_ABORTED, "%s", w.two[0].fault.text);
 	nodefix_end(&w.n);

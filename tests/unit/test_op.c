@@ -151,7 +151,7 @@ OP_TEST(ops_that_share_nothing_run_side_by_side)
 	nodefix_on_unit(&n, m[0], "GradientBuffer", a, &grad);
 	nodefix_alloc(&n, m[0], 100, &mem);
 	cr_expect_str_eq(state_of(&ga), "RUN");
-	cr_expect_str_eq(waits_for(&ga), "");
+	cr_expect_str_eq(waits_for(&ga), "a cast");
 	cr_expect_str_eq(state_of(&gb), "RUN");
 	cr_expect_str_eq(state_of(&ra), "DEPS", "the gather of the same unit comes first");
 	cr_expect_str_eq(waits_for(&ra), "1 earlier ops of this session");
@@ -339,6 +339,50 @@ OP_TEST(cancelled_while_it_is_blocked)
 	nodefix_ok(&first, "Gather");
 	cr_expect_eq(a->gathered_ranks, 1);
 	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", b, &after), &after);
+}
+
+static void expect_both(const struct nodefix_op *ops, const char *waits)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		cr_expect_str_eq(state_of(&ops[i]), "RUN");
+		cr_expect_str_eq(waits_for(&ops[i]), waits);
+	}
+}
+
+static void later_and_held(bool on)
+{
+	for (unsigned d = 0; d < n.node.n_devices; d++) {
+		backend_fake_later(n.node.devices[d].backend, on);
+		backend_fake_hold(n.node.devices[d].backend, on);
+	}
+}
+
+/* A collective that runs waits with its own waiter: each of its ops is told for what. */
+Test(op, what_runs_names_what_it_waits_for, .fini = test_op_end)
+{
+	static struct nodefix_op ops[2], buffers[2];
+	const uint64_t count = 4 << 20;
+
+	fdcheck_begin();
+	nodefix_begin(&n, &(struct nodefix_options){ .devices = 2, .fake_engine = true });
+	job = nodefix_job(&n, "job", 2, 0);
+	for (unsigned i = 0; i < 2; i++)
+		m[i] = nodefix_join(&n, job, i);
+	for (unsigned i = 0; i < 2; i++)
+		NODEFIX_OK(nodefix_alloc(&n, m[i], count * sizeof(float), &buffers[i]),
+			   &buffers[i]);
+	nodefix_all_reduce(&n, m[0], buffers[0].result.buffer, count, &ops[0]);
+	cr_expect_str_eq(state_of(&ops[0]), "WAIT");
+	later_and_held(true);
+	nodefix_all_reduce(&n, m[1], buffers[1].result.buffer, count, &ops[1]);
+	expect_both(ops, "memory or communicators"); /* for its sums */
+	for (unsigned d = 0; d < 2; d++)
+		cr_assert(backend_fake_step(n.node.devices[d].backend)); /* it is made */
+	nodefix_turns(&n);
+	expect_both(ops, "work on its devices");
+	later_and_held(false);
+	nodefix_ok(&ops[0], "AllReduce");
+	nodefix_ok(&ops[1], "AllReduce");
 }
 
 OP_TEST(what_runs_is_not_cancelled)

@@ -359,7 +359,7 @@ GATHER_TEST(the_cast_of_a_rank_that_died_is_there_for_the_next)
 	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), 0);
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	cr_expect_eq(op[0].op->state, OP_BLOCKED);
-	cr_expect_eq(nodefix_try_join(&n, job, 1, NULL, NULL, &again, &f), JOB_E_BUSY);
+	cr_expect_eq(nodefix_try_join(&n, job, 1, NULL, NULL, &again, &f), RES_WAIT);
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&op[0], "Gather");
 	cr_expect(op[1].over);
