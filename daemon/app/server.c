@@ -24,6 +24,8 @@
 #include "net/gate.h"
 #include "net/listener.h"
 #include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_time.h"
 #include "ring/rings.h"
 #include "rpc/audit.h"
 #include "rpc/rpc_server.h"
@@ -307,10 +309,10 @@ static struct listener_options server_listener_options_of(struct server *s, int 
 		.users = &s->node.users,
 		.max_pending_per_uid = c->max_connections / 2 + 1,
 		.hello_timeout_us = (uint64_t)c->hello_timeout_ms * 1000u,
-		.allow_uids = c->allow_uids,
-		.n_allow_uids = c->n_allow_uids,
-		.allow_gids = c->allow_gids,
-		.n_allow_gids = c->n_allow_gids,
+		.allow_uids = c->allow.uids,
+		.n_allow_uids = c->allow.n_uids,
+		.allow_gids = c->allow.gids,
+		.n_allow_gids = c->allow.n_gids,
 	};
 }
 
@@ -335,21 +337,21 @@ static struct gate_limits server_gate_limits_of(const struct config *c)
 	uint64_t message = c->max_message_bytes + c->max_message_bytes / 16;
 
 	return (struct gate_limits){
-		.header_bytes = c->grpc_header_bytes,
-		.continuations = c->grpc_continuations,
+		.header_bytes = c->grpc.header_bytes,
+		.continuations = c->grpc.continuations,
 		.frame_bytes = RPC_FRAME_BYTES,
 		.streams = c->max_inflight_ops + EXTRA_CALLS + RPC_EXTRA_STREAMS,
-		.unattached_streams = c->grpc_unattached_streams,
-		.unattached_bytes = c->grpc_unattached_bytes,
+		.unattached_streams = c->grpc.unattached_streams,
+		.unattached_bytes = c->grpc.unattached_bytes,
 		.connection_bytes =
-			c->grpc_connection_bytes > message ? c->grpc_connection_bytes : message,
-		.total_bytes = c->grpc_total_bytes,
-		.message_timeout_ms = c->grpc_message_timeout_ms,
-		.idle_timeout_ms = c->grpc_idle_timeout_ms,
-		.resets_per_s = c->grpc_resets_per_s,
-		.pings_per_s = c->grpc_pings_per_s,
-		.settings_per_s = c->grpc_settings_per_s,
-		.control_per_s = c->grpc_control_per_s,
+			c->grpc.connection_bytes > message ? c->grpc.connection_bytes : message,
+		.total_bytes = c->grpc.total_bytes,
+		.message_timeout_ms = c->grpc.message_timeout_ms,
+		.idle_timeout_ms = c->grpc.idle_timeout_ms,
+		.resets_per_s = c->grpc.resets_per_s,
+		.pings_per_s = c->grpc.pings_per_s,
+		.settings_per_s = c->grpc.settings_per_s,
+		.control_per_s = c->grpc.control_per_s,
 	};
 }
 
@@ -407,8 +409,8 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	struct rpc_options options = { .max_message_bytes = s->config.max_message_bytes,
 				       .max_calls_per_conn =
 					       s->config.max_inflight_ops + EXTRA_CALLS,
-				       .max_metadata_bytes = s->config.grpc_header_bytes,
-				       .memory_bytes = CORE_SHARE * s->config.grpc_total_bytes };
+				       .max_metadata_bytes = s->config.grpc.header_bytes,
+				       .memory_bytes = CORE_SHARE * s->config.grpc.total_bytes };
 	int r;
 
 	/* memory that devices have taken is not available to it */

@@ -38,7 +38,7 @@ static int op_join_uneven_fault_differs(const struct op *first, const char *fiel
 /* The optimizer of a rank that has no more inputs steps nothing, but has a share. */
 static int op_join_uneven_check_own(const struct op *op, struct fault *f)
 {
-	for (unsigned i = 0; i < DDP_MAX; i++) {
+	for (unsigned i = 0; i < JOB_MAX_DDPS; i++) {
 		const struct ddp *d = op->m->job->ddps[i];
 
 		if (!d || d->group != op->group || d->epoch != op->m->epoch)
@@ -106,10 +106,7 @@ static enum res op_join_uneven_start(struct op *op)
 		op_join_uneven_end_others(g, op->m->rank);
 		return RES_DONE;
 	}
-	if (join_args(op)->strict)
-		uneven_begin(op);
-	else
-		surrogate_begin(op);
+	uneven_begin(op);
 	return RES_WAIT;
 }
 

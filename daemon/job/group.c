@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "job/job.h"
+#include "job/job_types.h"
 
 int group_new(struct job *job, uint32_t id, const state_group *rec, match_complete_cb complete,
 	      match_failed_cb failed, struct group **ret)

@@ -16,6 +16,7 @@
 #include "unit/settings.h"
 
 struct job;
+struct op_joined_ops;
 
 /* The plan for the gradients of a backward pass as they arrive, until its Step. */
 struct pass_plan {
@@ -36,9 +37,10 @@ struct group {
 	struct list small;       /* reductions that wait for the batch before them; owned by op/ */
 	bool small_runs;         /* a batch of them is under way */
 	struct condition joins;  /* all ranks have joined uneven: its waiters are such ops */
-	uint32_t surrogates;     /* ops in place of these that are not announced yet */
-	struct fault uneven;     /* why the untold ones fail; op/uneven.h */
-	bool *untold;            /* by member: its collectives fail; owned */
+	const struct op_joined_ops *joined; /* NULL: no rank has yet; op/op_run.h */
+	uint32_t surrogates;                /* ops in place of these that are not announced yet */
+	struct fault uneven;                /* why the untold ones fail; op/uneven.h */
+	bool *untold;                       /* by member: its collectives fail; owned */
 	uint32_t n_untold;
 	struct node_comm *nc; /* borrowed from the node; NULL: never asked for */
 

@@ -5,8 +5,9 @@
 
 #include "core/check.h"
 #include "core/state.h"
-#include "job/job.h"
-#include "job/member_link.h"
+#include "job/job_full.h"
+#include "job/job_types.h"
+#include "job/member_impl.h"
 #include "job/passes.h"
 
 #define MEMBER_MAGIC 0x4d454d42u

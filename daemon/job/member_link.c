@@ -4,13 +4,14 @@
  * gone the signals are poisoned, and the page is freed when no queue waits on it any more and the
  * process has ended.
  */
-#include "job/member_link.h"
+#include "job/member_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "core/check.h"
-#include "job/job.h"
+#include "job/job_types.h"
+#include "job/member.h"
 
 struct member_link {
 	struct backend_signals *signals;

@@ -7,7 +7,6 @@
 
 #include "core/check.h"
 #include "core/state.h"
-#include "job/window.h"
 
 void node_instance_text(const struct node *node, char ret[2 * NODE_INSTANCE_BYTES + 1])
 {
@@ -156,7 +155,8 @@ static void node_on_ready(struct node_comm *nc, enum backend_queue q, struct com
 		comm_abort(comm);
 	} else if (nc->making == 0) {
 		node_state_move(nc, COMM_READY);
-		window_comm_ready(nc);
+		if (nc->made_again)
+			nc->made_again(nc);
 	}
 	if (nc->making == 0)
 		node_wake(nc->node);

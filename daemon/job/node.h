@@ -81,9 +81,11 @@ struct node_comm {
 	struct comm *comm[_BACKEND_Q_N]; /* owned */
 	unsigned making;                 /* of them that are not there yet */
 	struct list windows;             /* of struct window (window.c) */
-	unsigned ending;                 /* windows that the engine has not released yet */
-	bool tell;                       /* creation failed: the next request gets the error */
-	char why[256];                   /* BROKEN */
+	/* The window module's: the communicators are there. NULL: there were no windows yet. */
+	void (*made_again)(struct node_comm *nc);
+	unsigned ending; /* windows that the engine has not released yet */
+	bool tell;       /* creation failed: the next request gets the error */
+	char why[256];   /* BROKEN */
 };
 
 /* Of this run of the daemon: 32 hexadecimal digits. */

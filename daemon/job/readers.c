@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/state.h"
-#include "job/job.h"
+#include "job/job_types.h"
 
 /* A process that may have parameters of the job mapped, until it is gone: its session may end
  * long before. */

@@ -30,6 +30,7 @@
 
 struct job;
 struct reader;
+struct readers;
 
 enum reader_state {
 	READER_IDLE,
@@ -56,20 +57,6 @@ struct reader {
 	reader_cb granted;
 	void *userdata;
 	char why[192]; /* OVERTAKEN */
-};
-
-/* A job's. */
-struct readers {
-	struct list all;
-	struct list waiting; /* in the order in which they asked */
-	struct list holds;
-	struct condition writers; /* until nobody holds */
-	struct list procs;        /* that may have parameters mapped */
-	unsigned writing;         /* collectives that were allowed and have not ended */
-	uint64_t changes;         /* of where parameters are, beside new units */
-	bool rewritten;           /* since the last commit, by something that is not a step */
-	bool look_again;          /* writers: their epoch has ended */
-	uint64_t overtaken;       /* holds, so far */
 };
 
 void readers_init(struct readers *all);

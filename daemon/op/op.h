@@ -119,9 +119,6 @@ struct op_type {
 	bool (*waits_for_readers)(const struct op *op);
 };
 
-/* waits_for_readers of an op that always writes parameters: unless it is blocked. */
-bool op_writes_params(const struct op *op);
-
 /* What an op reads or changes: two ops of one session that share something run one
  * after the other. */
 enum {
@@ -203,32 +200,7 @@ static inline void *op_outcome(const struct op *op)
 	return (void *)op->outcome;
 }
 
-/* Take a request in. On return 0 the op is on its way, or over: @done has been or
- * will be called. @deadline_us: of the caller's, 0: none.
- * Return: 0, or a fault code (@done will not be called, nothing was made). */
-int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessage *request,
-	      uint64_t deadline_us, op_done_cb done, void *userdata, struct op **ret,
-	      struct fault *f);
-
-/* The caller has given up. An op that waits ends with @code, for its peers too; one
- * that runs ends as it would have. */
-void op_cancel(struct op *op, enum fault_code code, const char *why);
-
-/* Deadlines and stalls of all ops of @jobs. @stall_after_us: 0: no reports. */
-void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us);
-
-/* What a pending op waits for, in words; "" for one that runs. */
-void op_waits_for(const struct op *op, char *buf, size_t bytes);
-
-/* HELD, DEPS... Return: static string. */
-const char *op_state_name(enum op_state s);
-
-/* Slots for job_ops. */
-void op_abort_all(struct job *job, const struct fault *fault);
-void op_failed(struct match_entry *entry, const struct fault *fault, void *userdata);
-
 /* The table of all ops (app/op_table.c), ended by a NULL. */
 extern const struct op_type *const op_table[];
-const struct op_type *op_type_by_name(const char *name);
 
 #endif

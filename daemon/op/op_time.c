@@ -1,10 +1,13 @@
 /* Deadlines and stalls: what waits, for what, for how long. */
+#include "op/op_time.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "core/check.h"
 #include "core/clock.h"
 #include "op/op.h"
+#include "op/op_run.h"
 #include "op/op_util.h"
 #include "op/queue_task.h"
 
@@ -49,11 +52,6 @@ static void op_missing_ranks(const struct op *op, char *buf, size_t bytes)
 		else
 			op_append(buf, bytes, &at, "(not joined)");
 	}
-}
-
-bool op_writes_params(const struct op *op)
-{
-	return op->state != OP_BLOCKED;
 }
 
 /* Can readers keep it waiting, or the step that it waits for? */

@@ -20,6 +20,11 @@ const struct op_type *op_type_by_name(const char *name)
 	return NULL;
 }
 
+bool op_writes_params(const struct op *op)
+{
+	return op->state != OP_BLOCKED;
+}
+
 int op_take_unit(struct op *op, uint32_t id, struct fault *f)
 {
 	op->unit = job_unit_by_id(op->m->job, id);

@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "op/op.h"
-#include "reduce/fused.h"
+#include "reduce/fused_steps.h"
 #include "unit/pack.h"
 #include "work/coll.h"
 
@@ -281,7 +281,7 @@ struct reduce_run *reduce_run_free(struct reduce_run *run)
 {
 	if (run) {
 		free(run->span);
-		free(run->steps);
+		fused_steps_deinit(&run->steps);
 	}
 	free(run);
 	return NULL;
@@ -462,7 +462,7 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 	unsigned n = unit_spans(c->unit, &c->unit->parts[d], spans);
 
 	CHECK(n <= reduce_of(c)->run->spans && r->k <= c->n + 1);
-	if (gradient_of(c)->fused && !fused_ready(c, d))
+	if (gradient_of(c)->fused && !fused_steps_begin(&reduce_of(c)->run->steps, c, d))
 		return;
 	for (unsigned i = 0; i < n; i++, in += r->k) {
 		struct k_reduce piece = *r;
@@ -472,7 +472,7 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 		piece.in = in;
 		piece.out = r->out ? (float *)r->out + spans[i].at : NULL;
 		if (gradient_of(c)->fused)
-			fused_launches(c, d, &spans[i], &piece);
+			fused_steps_launch(&reduce_of(c)->run->steps, c, d, &spans[i], &piece);
 		else
 			coll_launch(&c->parts[d], LAUNCH_REDUCE, spans[i].n)->reduce = piece;
 	}

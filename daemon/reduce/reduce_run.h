@@ -10,7 +10,8 @@
 #ifndef SHARDD_REDUCE_REDUCE_RUN_H
 #define SHARDD_REDUCE_REDUCE_RUN_H
 
-#include "step/backward.h"
+#include "reduce/fused_steps.h"
+#include "step/gradient.h"
 #include "work/coll.h"
 #include "unit/reduce_plan.h"
 
@@ -57,10 +58,9 @@ struct reduce_run {
 	struct reduce_input *inputs; /* by member */
 	const void **added;          /* by member: what is added to what it has */
 	struct unit_run *span;       /* owned: of the part at work */
-	struct launch *steps;        /* owned: fused: the optimizer's, of the part at work */
-	unsigned n_steps, step_room;
-	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
-	const void *partials[]; /* @here per part */
+	struct fused_steps steps;    /* of a Reduce that steps the unit */
+	const void **pieces;         /* inputs of spans: @spans * (c->n + 1) */
+	const void *partials[];      /* @here per part */
 };
 
 struct reduce_batch;

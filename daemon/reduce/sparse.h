@@ -4,7 +4,7 @@
 #ifndef SHARDD_REDUCE_SPARSE_H
 #define SHARDD_REDUCE_SPARSE_H
 
-#include "step/backward.h"
+#include "step/gradient.h"
 #include "work/coll.h"
 #include "unit/reduce_plan.h"
 #include "unit/runs.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "core/check.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 
 struct later {
 	struct waiter waiter;

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "op/op.h"
+#include "op/op_util.h"
 #include "ring_abi.h"
 #include "rpc/codec.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 #include "rpc/unit_spec.h"
 
 struct session *svc_session(struct rpc_call *call)

@@ -19,7 +19,7 @@
 #include "core/clock.h"
 #include "job/registration.h"
 #include "rpc/register_reply.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 #include "rpc/unit_spec.h"
 
 /* Shorter requests are decoded on the loop: that is faster than waking a thread. */

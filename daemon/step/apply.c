@@ -46,6 +46,12 @@ static void apply_free(struct apply *a)
 	free(a);
 }
 
+void apply_mark(struct job *job)
+{
+	job->rec->uncommitted_steps += !job->step.mid;
+	job->step.mid = true;
+}
+
 /* A device that failed half-way leaves parameters that nobody can go on from. */
 void apply_failed(struct job *job)
 {

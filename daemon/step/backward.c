@@ -196,12 +196,6 @@ enum res backward_arrive_tick(struct coll *c)
 
 /* ------------------------------------------------------------------ stepping */
 
-void backward_mark(struct job *job)
-{
-	job->rec->uncommitted_steps += !job->step.mid;
-	job->step.mid = true;
-}
-
 static void backward_back_free(struct back *b)
 {
 	for (unsigned d = 0; d < b->u->n_parts; d++) {
@@ -330,7 +324,7 @@ void backward_released(struct job *job, struct unit *u)
 		return;
 	backward_hold(job, u);
 	job->running++;
-	backward_mark(job);
+	apply_mark(job);
 	for (unsigned d = 0; d < u->n_parts; d++)
 		queue_task_submit(&b->parts[d].queue, u->parts[d].device->backend, 0);
 }

@@ -4,31 +4,8 @@
 #ifndef SHARDD_STEP_BACKWARD_H
 #define SHARDD_STEP_BACKWARD_H
 
-#include "step/shards.h"
+#include "step/gradient.h"
 #include "work/coll.h"
-
-/* Does the last kernel of a Reduce step the unit (reduce/fused.c)? */
-enum fused {
-	FUSED_NOT,
-	FUSED_WANTED,
-	FUSED_BEGUN,  /* nobody may read the parameters from here on */
-	FUSED_STEPPED /* the kernel was submitted */
-};
-
-/* What becomes of the gradient of a collective that makes one: the first member of its own state. */
-struct gradient_state {
-	struct shards_state shards;
-	bool more;     /* of this unit more is to come in this pass */
-	bool external; /* its shards are for the trainers' optimizers */
-	bool begun;    /* they are promised to them */
-	enum fused fused;
-	unsigned arrive_stage; /* backward_arrive_tick's */
-};
-
-static inline struct gradient_state *gradient_of(const struct coll *c)
-{
-	return coll_own(c, sizeof(struct gradient_state));
-}
 
 /* A Reduce of c->unit begins, or a bucket of a ddp with gradients of it: is there memory for its
  * gradient shards, and what the plan needs, and may its parameters be written? Fails if the unit
@@ -54,9 +31,6 @@ enum res backward_gather(struct op *op);
 /* Refuse to go on from a pass in which some units were stepped and others are still to be.
  * @g: of its units; NULL: of all. Return: 0 or a fault code. */
 int backward_check_over(const struct job *job, const struct group *g, struct fault *f);
-
-/* The pass is noted as changing parameters: who dies now leaves them torn. */
-void backward_mark(struct job *job);
 
 /* At what @u is stepped in backward: the plan's. */
 const struct step_rates *backward_rates(const struct job *job, const struct unit *u);

@@ -27,8 +27,7 @@
 #include "op/op_util.h"
 #include "op/queue_task.h"
 #include "step/apply.h"
-#include "step/backward.h"
-#include "op/op_list.h"
+#include "step/gradient.h"
 #include "unit/optim.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
@@ -403,7 +402,7 @@ static enum res external_done_start(struct op *op)
 	}
 	member_shard_move(mu, SHARD_BACK);
 	copy->place = region_steal(&mu->shard);
-	backward_mark(op->m->job);
+	apply_mark(op->m->job);
 	if (external_has_copies(u) && u->shards == UNIT_SHARDS_READY)
 		unit_shards_move(u, UNIT_SHARDS_MIXED);
 	external_copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);

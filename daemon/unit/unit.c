@@ -7,7 +7,6 @@
 
 #include "core/check.h"
 #include "core/state.h"
-#include "unit/runs.h"
 
 #define UNIT_MAGIC 0x554e4954u
 
@@ -68,7 +67,7 @@ static uint64_t unit_part_end(const struct unit *u, const struct unit_part *p)
 	const struct layout *l = &u->layout;
 	unsigned position = (unsigned)(p - u->parts) % u->spread;
 
-	return l->dim0 ? unit_last_run(u, position) : layout_part_owned(l, u->spread, position);
+	return l->dim0 ? unit_tensors_end(u, position) : layout_part_owned(l, u->spread, position);
 }
 
 int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,

@@ -237,6 +237,22 @@ struct unit_tensor *unit_tensors_new(const state_unit *rec, const struct layout 
 				     uint64_t *ret_packed);
 /* The element of the gathered unit at which tensor @t, not an alias, begins. */
 uint64_t unit_tensor_full(const struct unit *u, const struct unit_tensor *t);
+
+/* The shards of ranks [lo, hi) of a replica, on the part at @position. */
+struct unit_ranks {
+	uint32_t lo, hi;
+	unsigned position;
+};
+/* Those of all ranks of the part at @position. */
+struct unit_ranks unit_part_ranks(const struct unit *u, unsigned position);
+/* Elements [*ret_begin, *ret_end) of @t that are in @r; none: both are equal. */
+void unit_tensor_cut(const struct unit *u, const struct unit_tensor *t, const struct unit_ranks *r,
+		     uint64_t *ret_begin, uint64_t *ret_end);
+/* The place of element @first of @t in the arrays of the part of @r. */
+uint64_t unit_tensor_at(const struct unit *u, const struct unit_tensor *t,
+			const struct unit_ranks *r, uint64_t first);
+/* The end of the last trained tensor in the arrays of the parts at @position. */
+uint64_t unit_tensors_end(const struct unit *u, unsigned position);
 /* Lay @u out by @layout, as its tensors already are. @devices: NULL: unchanged. */
 void unit_lay_out(struct unit *u, const struct layout *layout, struct device *const *devices);
 /* The part on @device, which must be one of the unit's (CHECKed). */

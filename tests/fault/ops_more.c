@@ -76,7 +76,7 @@ static int ddp_create(struct world *w, unsigned r)
 /* The newest. */
 static uint32_t ddp_of(const struct world *w)
 {
-	uint32_t id = DDP_MAX;
+	uint32_t id = JOB_MAX_DDPS;
 
 	while (id && !w->job->ddps[id - 1])
 		id--;

@@ -7,6 +7,8 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "op/op_run.h"
+#include "op/op_time.h"
 
 enum { N = 1000, BUFFER_BYTES = 4096 };
 

@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "failmalloc.h"
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "ops.h"
 
 TestSuite(fault_ops, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 300);
@@ -311,7 +312,7 @@ static uint64_t control_bytes(const struct world *w)
 	for (unsigned r = 0; r < RANKS; r++)
 		sum += w->m[r]->ahead.lists * sizeof(struct member_list);
 
-	for (unsigned i = 0; i < DDP_MAX; i++) {
+	for (unsigned i = 0; i < JOB_MAX_DDPS; i++) {
 		const struct ddp *d = w->job->ddps[i];
 
 		sum += d ? d->charged : 0;

@@ -1,5 +1,6 @@
 #include "nodefix.h"
 
+#include "job/registration.h"
 #include "step/backward.h"
 
 #include <criterion/criterion.h>
@@ -14,6 +15,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "job/registration.h"
+#include "op/op_run.h"
 #include "op/op_util.h"
 
 unsigned nodefix_ended;

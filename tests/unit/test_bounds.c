@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "nodefix.h"
 
 TestSuite(bounds, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);

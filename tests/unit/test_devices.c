@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "nodefix.h"
 #include "step/shards.h"
 

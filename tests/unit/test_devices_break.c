@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "nodefix.h"
 
 TestSuite(devices_break, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);

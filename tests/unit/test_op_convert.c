@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "nodefix.h"
 #include "unit/optim.h"
 #include "unit/runs.h"

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "op/op_run.h"
 
 TestSuite(gather, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "mem/stagger.h"
 #include "nodefix.h"
 

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "fdcheck.h"
 #include "job/regcache.h"
+#include "job/registration.h"
 #include "nodefix.h"
 #include "unitio/registered.h"
 #include "rpc/register_reply.h"

@@ -14,6 +14,8 @@
 #include "core/clock.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "op/op_run.h"
+#include "op/op_time.h"
 
 TestSuite(walk, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 300);
 

@@ -13,7 +13,9 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "shardd/shardd.h"
+#include "shardd/client.h"
+#include "shardd/ddp.h"
+#include "shardd/ops.h"
 
 static inline bool shardd_was_interrupted_(int r, const struct shardd_error *e)
 {

@@ -5,7 +5,7 @@
 #ifndef SHARDD_DDP_H
 #define SHARDD_DDP_H
 
-#include "shardd/shardd.h"
+#include "shardd/types.h"
 
 #ifdef __cplusplus
 extern "C" {

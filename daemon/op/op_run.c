@@ -2,7 +2,7 @@
  * The life of an op: taking in, order, dependencies, activation, the end.
  * Collectives go on in coll.c, helpers for op files are in op_util.c.
  */
-#include "op/op.h"
+#include "op/op_run.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -14,11 +14,9 @@
 #include "core/state.h"
 #include "core/text.h"
 #include "op/guard.h"
-#include "op/op_run.h"
+#include "op/op.h"
 #include "op/queue_task.h"
 #include "op/recorder.h"
-#include "op/surrogate.h"
-#include "op/uneven.h"
 #include "shardd.pb-c.h"
 
 #define OP_MAGIC 0x4f504f50u
@@ -154,7 +152,8 @@ static void op_refuse_peers(struct op *op, const struct fault *own)
 		NULL, "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
 		member_pid(op->m), op->type->name, (unsigned long long)op->entry.number, own->text);
 	match_refuse(&g->match, &op->entry, &f); /* and @op is gone, if it was announced */
-	surrogate_refuse(g, op_number, op, &f);
+	if (g->joined)
+		g->joined->refuse(g, op_number, op, &f);
 }
 
 /* The peers' ends may at last end what this op waits for: nobody else is to start it or
@@ -188,12 +187,10 @@ void op_announce(struct op *op)
 
 static void op_announce_all(struct op *op)
 {
-	if (uneven_announce(op)) {
+	if (op->group->joined && op->group->joined->announce(op))
 		op_fail_now(op);
-		return;
-	}
-	surrogate_announce(op);
-	op_announce(op);
+	else
+		op_announce(op);
 }
 
 /* The only caller of ticks. What it waits for may come while it runs: then it runs again. */
@@ -272,7 +269,7 @@ static void op_number(struct op *op)
 	struct match *match = &op->group->match;
 	uint64_t ahead = match_ahead(match, op->entry.index);
 
-	if (uneven_check(op))
+	if (op->group->joined && op->group->joined->check(op))
 		return;
 	if (match->stopped[op->entry.index]) {
 		fault_set(&op->fault, FAULT_EXHAUSTED, NULL,
@@ -296,8 +293,8 @@ static void op_number(struct op *op)
 	}
 	match_number(match, &op->entry);
 	op->numbered = true;
-	if (!uneven_strict(op->group))
-		surrogate_number(op);
+	if (op->group->joined)
+		op->group->joined->number(op);
 }
 
 /* In its turn: from here on its place among the session's ops is fixed. */
@@ -525,7 +522,6 @@ struct op *op_new_surrogate(struct op *join, struct op *of)
 	if (!op)
 		return NULL;
 	op->surrogate = true;
-	op->by_active = join_args(join)->by_active;
 	op_state_move(op, OP_BLOCKED);
 	op->deadline_us = of->deadline_us;
 	op->done = op_nobody_waits;
@@ -577,7 +573,8 @@ void op_give_up(struct op *by, const struct op_type *type, struct group *g, cons
 	if (g->n_untold && g->untold[e.index])
 		return; /* its collectives have no numbers */
 	match_number(&g->match, &e);
-	surrogate_skip(g, e.number);
+	if (g->joined)
+		g->joined->skip(g, e.number);
 	fault_set(&f, FAULT_STATE, NULL, "rank %u (pid %d) cannot take part in %s: %.300s", e.rank,
 		  e.pid, type->name, why->text);
 	match_refuse(&g->match, &e, &f);

@@ -1,6 +1,6 @@
 /* Shared by the files of svc_shardd. */
-#ifndef SHARDD_RPC_SVC_IMPL_H
-#define SHARDD_RPC_SVC_IMPL_H
+#ifndef SHARDD_RPC_SVC_SHARDD_IMPL_H
+#define SHARDD_RPC_SVC_SHARDD_IMPL_H
 
 #include "core/res.h"
 #include "job/job.h"
