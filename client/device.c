@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client_error.h"
+#include "core/check.h"
 #include "map_cuda.h"
 #include "stream.h"
 
@@ -147,6 +148,7 @@ int shardd_get_device(const shardd_client *c, struct shardd_device *ret, struct 
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
 	if (r < 0)
 		return r;
+	CHECK(c); /* or client_check had refused it */
 	pthread_mutex_lock(&own->device_lock);
 	if (c->device.id[0])
 		*ret = c->device;

@@ -101,7 +101,8 @@ static uint64_t message_bytes(void)
 			continue;
 		json_array_foreach(json_object_get(user, "usage"), j, k)
 		{
-			if (strcmp(json_string_value(json_object_get(k, "name")), "message_bytes"))
+			if (strcmp(json_string_value(json_object_get(k, "name")),
+				   "message_bytes") != 0)
 				continue;
 			used = (uint64_t)json_integer_value(json_object_get(k, "used"));
 		}
