@@ -66,10 +66,11 @@ struct job_ops {
 };
 
 /* A step that all ranks have asked for and that is applied by the commit that
- * follows, or by the next op that needs the parameters. The booleans are independent: a
- * Commit runs with any of the states, and units of another group may be stepped in backward between
- * a Step and its application. */
+ * follows, or by the next op that needs the parameters. */
 enum job_step_state { JOB_STEP_NONE, JOB_STEP_PREPARED, JOB_STEP_APPLYING };
+
+/* The booleans are independent: a Commit runs with any of the states, and units of another group
+ * may be stepped in backward between a Step and its application. */
 struct job_step {
 	uint8_t state;           /* enum job_step_state */
 	struct step_rates rates; /* until it is applied */

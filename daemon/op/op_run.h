@@ -7,7 +7,7 @@
 
 #include "op/op.h"
 
-/* Move op->state. CHECKs that the move is in the table (op.c, docs/states.md). */
+/* Move op->state. CHECKs that the move is in the table (op_run.c, docs/states.md). */
 void op_state_move(struct op *op, enum op_state to);
 
 /* Take a request in. On return 0 the op is on its way, or over: @done has been or

@@ -11,7 +11,7 @@
 /* By the name of its method. Return: NULL: there is none. */
 const struct op_type *op_type_by_name(const char *name);
 
-/* waits_for_readers of an op that always writes parameters: unless it is parked. */
+/* waits_for_readers of an op that always writes parameters: unless it is blocked. */
 bool op_writes_params(const struct op *op);
 
 /* Decode helpers. Return: 0 or a fault code naming the field. */
