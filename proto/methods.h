@@ -70,7 +70,9 @@
 	X(Reader,   HoldStep,          49, false)     \
 	X(Reader,   ReleaseStep,       50, false) \
 	X(Training, ReadBytes,         51, false)     \
-	X(Training, WriteBytes,        52, true)
+	X(Training, WriteBytes,        52, true)      \
+	X(Unit,     CopyShard,         53, true)      \
+	X(Training, DropGradients,     54, true)
 /* clang-format on */
 
 struct method {

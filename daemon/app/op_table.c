@@ -41,5 +41,7 @@ const struct op_type *const op_table[] = {
 	&op_set_factors,
 	&op_read_bytes,
 	&op_write_bytes,
+	&op_copy_shard,
+	&op_drop,
 	NULL,
 };

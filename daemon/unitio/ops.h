@@ -17,6 +17,7 @@ extern const struct op_type op_broadcast_buffers;
 extern const struct op_type op_summon;
 extern const struct op_type op_return;
 extern const struct op_type op_convert;
+extern const struct op_type op_copy_shard;
 extern const struct op_type op_verify;
 
 #endif
