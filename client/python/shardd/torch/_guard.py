@@ -6,10 +6,12 @@ to an optimizer. Computing with it raises an error instead of using stale or fre
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import FailedPrecondition, Unimplemented
 from . import _device
@@ -18,12 +20,13 @@ _HARMLESS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 _CONVERTS = ("aten._to_copy.default", "aten.to.dtype")
 
 
-def explain(name: str, kind: str, function: str) -> str:
-    """Why @function cannot be called on this @kind ("parameter", "gradient")."""
+def explain(name: str, kind: str, function: str, why: str = "") -> str:
+    """Why @function cannot be called on this @kind ("parameter", "gradient"). @why: of a gradient,
+    why it cannot be read."""
     if kind == "gradient":
-        return (f"the gradient of '{name}' is in the daemon, sharded ({function}): clip with "
-                "shardd.torch.clip_grad_norm_, step with an optimizer of shardd.torch (any of "
-                "torch.optim: shardd.torch.Sharded), scale with shardd.torch.GradScaler")
+        return (f"the gradient of '{name}' cannot be used here ({function}): "
+                f"{why or 'it is in the daemon'}. To clip use shardd.torch.clip_grad_norm_, to "
+                "scale shardd.torch.GradScaler")
     if function in _CONVERTS:
         return (f"parameter '{name}' is sharded: its type and device cannot be changed after "
                 "fully_shard; call .to() before it, and use mp_policy for the type in "
@@ -42,6 +45,10 @@ class Guard(torch.Tensor):
     _unit: Any
     _is_param: bool
     _where: torch.device | None
+    _why: str  # of a gradient: why it cannot be read
+    _local: torch.Tensor | None  # of a gradient: this rank's rows, if only those can be had
+    _gradient: Any  # of a parameter: what gives and takes p.grad
+    _accumulated: dict[int, Any]  # of a parameter: hooks of its reduced gradient
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -56,6 +63,8 @@ class Guard(torch.Tensor):
             requires_grad=requires_grad)
         guard._name, guard._kind, guard._unit, guard._where = name, kind, unit, where
         guard._is_param = kind == "parameter"
+        guard._why, guard._local, guard._gradient = "", None, None
+        guard._accumulated = OrderedDict()
         return guard
 
     @classmethod
@@ -67,7 +76,7 @@ class Guard(torch.Tensor):
         if func in _HARMLESS:
             return Guard.make(first._name, first._kind, first.shape, first.dtype,
                               where=first._where)
-        raise FailedPrecondition(explain(first._name, first._kind, str(func)))
+        raise FailedPrecondition(explain(first._name, first._kind, str(func), first._why))
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -78,6 +87,31 @@ class Guard(torch.Tensor):
     def is_cuda(self) -> bool:  # type: ignore[override]
         """Of CUDA's?"""
         return self.device.type == "cuda"
+
+    @property
+    def grad(self) -> Any:  # type: ignore[override]
+        """Of a parameter: this rank's rows of the reduced gradient; None: there is none."""
+        return self._gradient.get() if self._gradient is not None else None
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if self._gradient is not None:
+            self._gradient.set(value)
+        elif value is not None:
+            raise FailedPrecondition(
+                f"the gradient of '{self._name}' is set before the first backward: the daemon has "
+                "a gradient from backward to the step")
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    def to_local(self) -> torch.Tensor:
+        """Of a gradient that can be no DTensor: this rank's rows. What is written to them is what
+        the optimizer uses."""
+        if self._local is None:
+            raise FailedPrecondition(explain(self._name, self._kind, "to_local", self._why))
+        return self._local
 
     @property
     def data(self) -> Any:  # type: ignore[override]
@@ -91,16 +125,25 @@ class Guard(torch.Tensor):
         raise FailedPrecondition(explain(self._name, self._kind, "data = ..."))
 
     def register_hook(self, hook: Any) -> Any:
-        """Unimplemented: a gradient goes to the daemon as it arrives."""
+        """Unimplemented: autograd computes the gradient of the gathered parameter, and FSDP2 never
+        calls such a hook."""
         raise Unimplemented(
-            f"register_hook of the sharded parameter '{self._name}': its gradient goes to the "
-            "daemon; for a hook of all gradients see register_comm_hook")
+            f"register_hook of the sharded parameter '{self._name}': autograd never computes the "
+            "gradient of a shard, so the hook would not be called; use "
+            "register_post_accumulate_grad_hook, which gets the parameter with its reduced "
+            "gradient")
 
     def register_post_accumulate_grad_hook(self, hook: Any) -> Any:
-        """Unimplemented: nothing accumulates here."""
-        raise Unimplemented(
-            f"register_post_accumulate_grad_hook of the sharded parameter '{self._name}': its "
-            "gradient goes to the daemon; an optimizer steps in backward with in_backward=True")
+        """@hook(parameter) is called at the end of every backward that has reduced the parameter's
+        gradient, which is then its p.grad. Return: a handle that removes it."""
+        handle = RemovableHandle(self._accumulated)
+        self._accumulated[handle.id] = hook
+        return handle
+
+    def accumulated(self) -> None:
+        """The gradient was reduced: call the hooks."""
+        for hook in list(self._accumulated.values()):
+            hook(self)
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise FailedPrecondition(explain(self._name, self._kind, "copy.deepcopy"))

@@ -10,6 +10,7 @@ saved in forward sees the parameters again in backward, wherever they were gathe
 from __future__ import annotations
 
 import ctypes as C
+import functools
 import weakref
 from typing import Any, Protocol
 
@@ -32,10 +33,11 @@ from ..specs import (
 )
 from ..ticket import Ticket
 from ..unit import Unit, reduce_options
-from . import _device, _direct, _faults
+from . import _device, _direct, _faults, _shard
 from ._device import nothing, tensor_at
+from ._gradient import Gradient
 from ._guard import Guard
-from ._mesh import Mesh
+from ._mesh import Mesh, world
 
 DTYPES = {torch.float32: Dtype.FP32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
@@ -87,6 +89,10 @@ class Model(Protocol):
     def first_rank(self) -> int:
         """Whose parameters are everybody's."""
 
+    @property
+    def uses_up_gradients(self) -> bool:
+        """Does an optimizer step in backward?"""
+
     def begin_backward(self) -> None:
         """Something of a backward pass has come."""
 
@@ -110,9 +116,12 @@ class Parameter:
         self.full: nn.Parameter | None = None
         self.guard = Guard.make(name, "parameter", value.shape, value.dtype, value.requires_grad,
                                 unit, None if value.is_meta else value.device)
-        self.gradient_guard: Guard | None = None
+        self.gradient = Gradient(
+            self.guard, functools.partial(unit.why_no_gradient, value.shape))
+        self.guard._gradient = self.gradient
         self.reduced = False  # since the last step, and some rank has used it
-        self.told = False  # the guard has the gradient's guard
+        self.came = False  # reduced in this pass
+        self.told = False  # the program sees a gradient
 
     def install(self, value: torch.Tensor) -> None:
         """Make @value the parameter of the modules that have it."""
@@ -200,6 +209,11 @@ class ShardedUnit:
                 "is row-major, so another memory format (channels_last) would be lost; call "
                 ".to(memory_format=torch.contiguous_format), or make the parameter .contiguous(), "
                 "before fully_shard or replicate. Inputs may be channels_last")
+        if value._backward_hooks or value._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+            raise FailedPrecondition(
+                f"parameter '{name}' has hooks (register_hook or "
+                "register_post_accumulate_grad_hook), which would be lost: fully_shard makes "
+                "another parameter of it; register them on that one, after wrapping")
         if value.dtype != torch.float32:
             raise InvalidArgument(
                 f"parameter '{name}' is {value.dtype}: parameters are kept in float32; call "
@@ -264,6 +278,27 @@ class ShardedUnit:
             if len(p.owners) == 1 and self.compute == self.reduce:
                 _direct.attach(*p.owners[0], p.full, self, i)
         self._empty()
+
+    def place_gradients(self, client: Client) -> None:
+        """The program may read the reduced gradients from here on. Of a replicated unit it may
+        not."""
+        member = client.member
+        assert member is not None and self.unit is not None
+        mesh = self.mesh or world(member.world_size)
+        for p in () if self.replicated else self.trained:
+            rows = _shard.extent(client, mesh, p.shape)[1]
+            piece = _shard.Piece(client, self.unit.id, self.params.index(p), p.shape, rows)
+            p.gradient.place(piece, lambda: _shard.device_mesh(client, mesh))
+
+    def why_no_gradient(self, shape: torch.Size) -> str:
+        """Why the program cannot read the gradient of a parameter of @shape; empty: it can."""
+        if self.replicated:
+            return "that of a replicated model is in the daemon alone"
+        if self.tree is not None and self.tree.uses_up_gradients:
+            return "the optimizer steps in backward and has used it up"
+        if not shape:
+            return "the parameter has no dimension to shard"
+        return ""
 
     def _stand_in(self, unit: Unit) -> _faults.Region:
         size = self.compute.itemsize
@@ -537,7 +572,8 @@ class ShardedUnit:
         unit = self._must()
         by_all = set(unit.unused()) if unused else ()
         for p in self.trained:
-            p.reduced = p.reduced or p.name not in by_all
+            p.came = p.came or p.name not in by_all
+            p.reduced = p.reduced or p.came
 
     def set_factors(self, divide_factor: float, force_sum: bool) -> None:
         """By what reductions divide from here on (collective, if it is registered)."""
@@ -566,13 +602,39 @@ class ShardedUnit:
         self.promised.clear()
 
     def guard_gradients(self, there: bool) -> None:
-        """Parameters have a gradient that cannot be touched, if some rank has one; or none."""
+        """The program sees the gradients that some rank has one of, or none."""
         for i, p in enumerate(self.trained):
             p.reduced = p.reduced and there
-            some = there and (p.reduced or i in self.written)
-            if some and p.gradient_guard is None:
-                p.gradient_guard = Guard.make(p.name, "gradient", p.shape, torch.float32)
-            p.guard.grad, p.told = p.gradient_guard if some else None, some
+            p.told = there and (p.reduced or i in self.written)
+            p.gradient.show(p.told, p.reduced)
+
+    def drop_gradients(self) -> None:
+        """The daemon drops the reduced gradients that the program has set to None (collective, if
+        there are any)."""
+        gone = [p for p in self.trained if p.told and p.gradient.dropped]
+        numbers = [self.params.index(p) for p in gone]
+        if gone:
+            self._must().client.do("drop_gradients", self._must().id,
+                                   (C.c_uint32 * len(numbers))(*numbers), len(numbers))
+        for p in gone:
+            p.reduced = p.told = p.gradient.dropped = False
+
+    def push_gradients(self) -> None:
+        """The daemon is about to use the gradients: it gets what the program has made of them."""
+        for p in self.trained:
+            p.gradient.push()
+
+    def pull_gradients(self) -> None:
+        """The daemon has changed the gradients: what the program has got of them follows."""
+        for p in self.trained:
+            p.gradient.pull()
+
+    def call_hooks(self) -> None:
+        """Those of parameters whose gradient was reduced in this pass."""
+        for p in self.trained:
+            if p.came:
+                p.came = False
+                p.guard.accumulated()
 
     # ----------------------------------------------------------- whole parameters
 

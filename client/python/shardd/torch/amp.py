@@ -39,9 +39,7 @@ class GradScaler:
             return
         if id(optimizer) in self._found:
             raise FailedPrecondition("unscale_() was already called since the last update()")
-        tree = optimizer._model
-        tree.keeps_gradients("unscale_")
-        optimizer._found_inf = tree.client.unscale(1.0 / self._scale, tree.group)
+        optimizer._found_inf = optimizer._model.unscale(1.0 / self._scale)
         self._found[id(optimizer)] = optimizer._found_inf
 
     def step(self, optimizer: _Sharded, *args: Any, **kwargs: Any) -> Any:

@@ -315,11 +315,11 @@ class _InDaemon(_Sharded):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._model.take_dropped()
         self._model.check_optimizer()
         # in backward they are the plan's
         rate, settings = (None, []) if self.in_backward else self.rates()
         self._model.release_all()
+        self._model.hand_over_gradients()
         result = self._model.client.step(rate, self._model.group, settings=settings,
                                          skip_if_found=self._skip_if_found)
         self._found_inf = result.found_inf
