@@ -384,7 +384,7 @@ def refused(error, part, function):
     except error as said:
         return [] if part in str(said) else [f"'{part}' is not in: {said}"]
     except Exception as other:
-        return [f"{type(other).__name__} in place of {error.__name__}: {other}"]
+        return [f"{type(other).__name__} in place of {error}: {other}"]
     return [f"'{part}' was not refused"]
 
 

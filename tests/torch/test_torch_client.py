@@ -4,6 +4,7 @@
 Prints one line of TAP a test.
 """
 
+import copy
 import gc
 import os
 import pickle
@@ -67,10 +68,21 @@ class OneRank(fsdp.OneRank):
 
     def test_a_parameter_that_is_sharded_says_so(self):
         net = wrapped()
-        with self.refused(shardd.FailedPrecondition, "summon_full_params"):
+        with self.refused(shardd.FailedPrecondition, "'weight' is sharded.* torch.no_grad"):
             net[0].weight.sum()
-        with self.refused(shardd.FailedPrecondition, "0.weight|weight"):
-            nn.init.zeros_(net[0].weight)
+        with self.refused(shardd.FailedPrecondition, r"p.detach\(\).clone\(\)"):
+            copy.deepcopy(net[0].weight)
+        with torch.no_grad():
+            whole = net[0].weight.detach().clone()  # the only rank has all of it
+        self.assertTrue(torch.equal(whole, net.state_dict()["0.weight"]))
+        nn.init.zeros_(net[0].weight)
+        st.SGD(net.parameters(), lr=0.1)
+        self.assertFalse(net.state_dict()["0.weight"].any())
+        with torch.no_grad():
+            net[0].weight[1].fill_(2.0)
+            net[0].bias.view(2, 4)[1, 2:] = 3.0
+        self.assertEqual(net.state_dict()["0.weight"].sum().item(), 2.0 * whole[1].numel())
+        self.assertEqual((net.state_dict()["0.bias"] == 3.0).nonzero().flatten().tolist(), [6, 7])
         self.assertIn("sharded parameter", repr(net[0].weight))
 
     def test_type_and_device_cannot_be_changed(self):

@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 
+from .._launch import launched_or_alone
 from ..client import Client
 from ..errors import FailedPrecondition
 from . import _device
 from ._device import tensor_at
-from ._mesh import Mesh
+from ._mesh import Mesh, world
 
 PARAMETERS, GRADIENT = 1, 2  # enum shardd_array
 
+_early: dict[Mesh, Any] = {}  # before there is a session
 _meshes: weakref.WeakKeyDictionary[Client, dict[Mesh, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -67,13 +69,42 @@ def as_dtensor(mesh: Any, local: torch.Tensor, shape: torch.Size) -> Any:
 def extent(client: Client, mesh: Mesh, shape: torch.Size) -> tuple[int, int]:
     """This rank's rows of what has @shape: the first, and how many."""
     assert client.member is not None
+    return _rows_of(client.member.rank, mesh, shape)
+
+
+def _rows_of(rank: int, mesh: Mesh, shape: torch.Size) -> tuple[int, int]:
     rows = shape[0] if shape else 1
     if not shape:
         return 0, rows
-    position = mesh.ranks.index(client.member.rank) % mesh.shard
+    position = mesh.ranks.index(rank) % mesh.shard
     each = -(-rows // mesh.shard)
     first = min(position * each, rows)
     return first, min(each, rows - first)
+
+
+def early(mesh: Mesh | None, whole: torch.Tensor, name: str) -> tuple[Any, torch.Tensor]:
+    """This rank's rows of @whole, parameter @name, before there is a session: as a DTensor, and
+    as they are. @mesh: None: all ranks."""
+    dist = torch.distributed
+    if not distributed():
+        if launched_or_alone().world_size == 1:
+            return whole, whole
+        raise FailedPrecondition(
+            f"parameter '{name}' is sharded over several ranks and torch.distributed is not "
+            "initialised, so its rows cannot be a DTensor: call "
+            "torch.distributed.init_process_group(), or change it before fully_shard")
+    if mesh is None:
+        mesh = world(dist.get_world_size())
+    if mesh.given is None and mesh not in _early:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        ranks = torch.tensor(mesh.ranks)
+        if mesh.replicas > 1:
+            ranks = ranks.view(mesh.replicas, mesh.shard)
+        _early[mesh] = DeviceMesh(whole.device.type, ranks)
+    first, n = _rows_of(dist.get_rank(), mesh, whole.shape)
+    rows = whole[first:first + n] if whole.shape else whole
+    return as_dtensor(mesh.given or _early[mesh], rows, whole.shape), rows
 
 
 class Piece:
@@ -112,5 +143,5 @@ class Piece:
             self._copy(array, True, local.detach())
 
 
-__all__ = ["GRADIENT", "PARAMETERS", "Piece", "as_dtensor", "device_mesh", "distributed", "extent",
-           "placements"]
+__all__ = ["GRADIENT", "PARAMETERS", "Piece", "as_dtensor", "device_mesh", "distributed", "early",
+           "extent", "placements"]

@@ -65,6 +65,7 @@ class Tree:
         self.sync = True
         self.uneven = False  # inside join()
         self._thread: int | None = None  # that is in the root's forward
+        self._writing = False  # the program writes to shards
         self.backward = False
         self.reduced = False  # something since the last step
         self._next = 0  # in order
@@ -165,7 +166,7 @@ class Tree:
                 unit.registered(registered)
                 from_meta(unit, self.root.module)
                 unit.initialise(self.client)
-                unit.place_gradients(self.client)
+                unit.place_shards(self.client)
                 bar.add(4 * unit.elements, unit.name)
             for unit in self.units:
                 if not unit.params:
@@ -222,9 +223,31 @@ class Tree:
             _faults.expect(self.backward)
 
     def finish(self) -> None:
-        """Parameters are wanted: a step that waits for the commit is made now (collective)."""
+        """Parameters are wanted: a step that waits for the commit is made now, and what the
+        program has written to shards is there on all ranks (collective)."""
         if self.optimizer is not None:
             self.optimizer.finish()
+        if self._writing:
+            self._writing = False
+            self.client.barrier(self.group)
+
+    @property
+    def uses_parameters(self) -> bool:
+        """Is a forward or backward running?"""
+        return self._thread is not None or self.backward
+
+    def begin_read(self) -> None:
+        """The program is about to read a shard (collective, if a step waits for the commit)."""
+        if self.optimizer is not None:
+            self.optimizer.finish()
+
+    def begin_write(self) -> None:
+        """The program is about to write to a shard. No rank has gathered the unit then, or will
+        before all have written (collective, if it is the first write since a gather)."""
+        if not self._writing:
+            self.release_all()
+            self.client.barrier(self.group)
+            self._writing = True
 
     def settle(self) -> None:
         """Parameters are wanted, and no backward runs: if an exception ended the last one, what it
@@ -246,7 +269,7 @@ class Tree:
     def rejoin(self, wait: float) -> None:
         """After Aborted: forget what was held, which the daemon has dropped, and join the job's new
         epoch; @wait: seconds, at most, until all ranks are there."""
-        self.backward, self.reduced = False, False
+        self.backward, self.reduced, self._writing = False, False, False
         self._tickets.clear()
         self.arrived.clear()
         self.uneven = False

@@ -38,6 +38,7 @@ from ._device import nothing, tensor_at
 from ._gradient import Gradient
 from ._guard import Guard
 from ._mesh import Mesh, world
+from ._values import Values
 
 DTYPES = {torch.float32: Dtype.FP32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
@@ -93,6 +94,16 @@ class Model(Protocol):
     def uses_up_gradients(self) -> bool:
         """Does an optimizer step in backward?"""
 
+    @property
+    def uses_parameters(self) -> bool:
+        """Is a forward or backward running?"""
+
+    def begin_read(self) -> None:
+        """The program is about to read a shard."""
+
+    def begin_write(self) -> None:
+        """The program is about to write to a shard (collective, if it is the first)."""
+
     def begin_backward(self) -> None:
         """Something of a backward pass has come."""
 
@@ -119,6 +130,9 @@ class Parameter:
         self.gradient = Gradient(
             self.guard, functools.partial(unit.why_no_gradient, value.shape))
         self.guard._gradient = self.gradient
+        self.values = Values(name, value.shape)
+        self.values.begin(functools.partial(unit.early, self), unit.why_no_values)
+        self.guard._source = self.values
         self.reduced = False  # since the last step, and some rank has used it
         self.came = False  # reduced in this pass
         self.told = False  # the program sees a gradient
@@ -279,16 +293,52 @@ class ShardedUnit:
                 _direct.attach(*p.owners[0], p.full, self, i)
         self._empty()
 
-    def place_gradients(self, client: Client) -> None:
-        """The program may read the reduced gradients from here on. Of a replicated unit it may
-        not."""
-        member = client.member
-        assert member is not None and self.unit is not None
+    def place_shards(self, client: Client) -> None:
+        """The program may read and write this rank's rows, of the parameters and of the reduced
+        gradients, from here on. Of a replicated unit it may not."""
+        member, tree = client.member, self.tree
+        assert member is not None and self.unit is not None and tree is not None
         mesh = self.mesh or world(member.world_size)
-        for p in () if self.replicated else self.trained:
+        for i, p in enumerate(() if self.replicated else self.params):
             rows = _shard.extent(client, mesh, p.shape)[1]
-            piece = _shard.Piece(client, self.unit.id, self.params.index(p), p.shape, rows)
-            p.gradient.place(piece, lambda: _shard.device_mesh(client, mesh))
+            piece = _shard.Piece(client, self.unit.id, i, p.shape, rows)
+            p.values.place(piece, lambda: _shard.device_mesh(client, mesh), tree.begin_read,
+                           tree.begin_write)
+            if p.trained:
+                p.gradient.place(piece, lambda: _shard.device_mesh(client, mesh))
+
+    def end_early(self) -> None:
+        """What each rank has written to its rows before the daemon has the parameters becomes
+        that of all ranks (collective, if there is something)."""
+        for p in self.params:
+            if p.values.touched and p.initial is not None:
+                shown, rows = p.values.take()
+                if rows.shape != p.shape or hasattr(shown, "full_tensor"):
+                    with torch.no_grad():
+                        p.initial.copy_(shown.full_tensor())
+                p.values.touched = False
+
+    def early(self, p: Parameter) -> tuple[Any, torch.Tensor]:
+        """This rank's rows of what the program has built, until the daemon has it: to compute
+        with, and as they are. FailedPrecondition: there is nothing."""
+        assert p.initial is not None
+        whole = p.initial.detach()
+        if whole.is_meta:
+            raise FailedPrecondition(
+                f"parameter '{p.name}' is on the meta device and has no values yet: they come from "
+                "load_state_dict, or from the model's own initialisation when the optimizer is "
+                "built")
+        return _shard.early(self.mesh, whole, p.name)
+
+    def why_no_values(self) -> str:
+        """Why the program cannot have values of the parameters now; empty: it can."""
+        if self.replicated:
+            return ("those of a replicated model are mapped during forward and backward only; use "
+                    "shardd.torch.summon_full_params(model), or model.state_dict()")
+        if self.tree is not None and self.tree.uses_parameters:
+            return ("forward or backward is running; use the parameters of the modules there, or "
+                    "wait until it is over")
+        return ""
 
     def why_no_gradient(self, shape: torch.Size) -> str:
         """Why the program cannot read the gradient of a parameter of @shape; empty: it can."""
@@ -319,6 +369,7 @@ class ShardedUnit:
         assert self.unit is not None
         self.found = self.unit.initialised
         root = self.tree.first_rank if self.tree is not None else 0
+        self.end_early()
         if not self.unit.initialised:
             if client.member is not None and client.member.rank == root:
                 with client.alloc((self.unit.packed_elements,)) as buffer:
