@@ -268,12 +268,20 @@ def clipped_in_a_gpt(api, rank):
     return cases.loop(api, cases.gpt(api), cases.gpt_loss(rank), rank, each=each)
 
 
+@case
+def scaled_by_pytorchs_own_scaler(api, rank):
+    return _scaled(api, rank, torch.amp.GradScaler)
+
+
 @on_the_shard_too
 def scaled_and_clipped_by_pytorch(api, rank):
+    return _scaled(api, rank, st.GradScaler if api.name == "shardd" else torch.amp.GradScaler)
+
+
+def _scaled(api, rank, kind):
     """An infinity of one rank in step 2."""
     model = cases.shard_mlp(api, cases.mlp())
     optimizer = api.optimizer("SGD", model.parameters(), lr=0.5, momentum=0.9)
-    kind = st.GradScaler if api.name == "shardd" else torch.amp.GradScaler
     scaler, states = kind("cpu", init_scale=1024.0, growth_interval=2), []
     for step in range(5):
         value = model(cases.numbers(rank, step, 5, 7)).pow(2).mean()
@@ -290,6 +298,49 @@ def scaled_and_clipped_by_pytorch(api, rank):
         states.append({**api.whole(model), **state, "norm": norm.nan_to_num(-1.0),
                        "scale": torch.tensor(scaler.get_scale())})
     return states
+
+
+# ---------------------------------------------------------------------- in backward
+
+
+def in_backward(norm_type=None, scale=False):
+    """The optimizer of shardd steps in backward, and clips and unscales there. An infinity of one
+    rank in step 2 where it is scaled."""
+    def run(api, rank):
+        ours = api.name == "shardd"
+        model = cases.shard_mlp(api, cases.mlp())
+        optimizer = api.optimizer("SGD", model.parameters(), lr=0.5, momentum=0.9,
+                                  **({"in_backward": True} if ours else {}))
+        scaler = (st.GradScaler if ours else torch.amp.GradScaler)(
+            "cpu", init_scale=1024.0, growth_interval=2, enabled=scale)
+        if ours:
+            optimizer.plan_backward(max_norm=0.05 if norm_type else None,
+                                    norm_type=norm_type or 2.0, scaler=scaler if scale else None)
+        states = []
+        for step in range(6):
+            value = model(cases.numbers(rank, step, 5, 7)).pow(2).mean()
+            if scale and step == 2 and rank == 1:
+                value = value * float("inf")
+            scaler.scale(value).backward()
+            norm = None
+            if norm_type and not ours:
+                scaler.unscale_(optimizer)
+                norm = whole(nn.utils.clip_grad_norm_(model.parameters(), 0.05, norm_type))
+            scaler.step(optimizer)
+            if norm_type and ours:
+                norm = optimizer.total_norm
+            scaler.update()
+            optimizer.zero_grad()
+            extra = {} if norm is None else {"norm": torch.nan_to_num(norm.float(), nan=-1.0)}
+            states.append({**api.whole(model), **extra, "scale": torch.tensor(scaler.get_scale())})
+        return states
+
+    return run
+
+
+CASES["clipped_in_backward_by_the_largest"] = in_backward(float("inf"))
+CASES["scaled_in_backward"] = in_backward(scale=True)
+CASES["scaled_and_clipped_in_backward"] = in_backward(float("inf"), scale=True)
 
 
 # --------------------------------------------------------------------------- hooks
@@ -484,7 +535,51 @@ def a_rank_alone_drops_a_gradient(rank):
     return refused(shardd.FailedPrecondition, "DropGradients", optimizer.step)
 
 
+def clipped_in_backward_as_at_the_step(rank):
+    """Norms are added up alike, so the bits are those of clip_grad_norm_ of shardd."""
+    said, states = [], []
+    for early in (False, True):
+        for norm_type in (1.0, 2.0):
+            model = st.fully_shard(cases.mlp())
+            optimizer = st.SGD(model.parameters(), lr=0.5, momentum=0.9, in_backward=early)
+            if early:
+                optimizer.plan_backward(max_norm=0.05, norm_type=norm_type)
+            for step in range(3):
+                model(cases.numbers(rank, step, 5, 7)).pow(2).mean().backward()
+                norm = None if early else st.clip_grad_norm_(model.parameters(), 0.05, norm_type)
+                optimizer.step()
+                norm = optimizer.total_norm if early else norm
+                states.append({**model.state_dict(), "norm": norm})
+    said += differences(states[:6], states[6:])
+    if not all(s["norm"] > 0.05 for s in states):
+        said.append("nothing was clipped")
+    return said
+
+
+def plans_that_cannot_be(rank):
+    model = st.fully_shard(cases.mlp())
+    optimizer = st.SGD(model.parameters(), lr=0.5)
+    said = refused(shardd.FailedPrecondition, "in_backward=True",
+                   lambda: optimizer.plan_backward(max_norm=1.0))
+    model = st.fully_shard(cases.mlp())
+    optimizer = st.SGD(model.parameters(), lr=0.5, in_backward=True)
+    said += refused(shardd.InvalidArgument, "without max_norm",
+                    lambda: optimizer.plan_backward(norm_type=1.0))
+    scaler = st.GradScaler()
+    optimizer.plan_backward(max_norm=1.0, scaler=scaler)
+    backward(model, rank)
+    said += refused(shardd.FailedPrecondition, "after a backward", optimizer.plan_backward)
+    said += refused(shardd.FailedPrecondition, "leave out unscale_",
+                    lambda: scaler.unscale_(optimizer))
+    said += refused(shardd.FailedPrecondition, "plan_backward",
+                    lambda: st.GradScaler().step(optimizer))
+    said += refused(shardd.FailedPrecondition, "plan_backward", lambda: model.clip_grad_norm_(1.0))
+    optimizer.step()
+    return said
+
+
 REFUSALS = {f.__name__: f for f in (
+    clipped_in_backward_as_at_the_step, plans_that_cannot_be,
     without_torch_distributed, what_was_used_up, hooks_that_would_not_be_called,
     gradients_that_are_not_there, a_rank_alone_drops_a_gradient)}
 

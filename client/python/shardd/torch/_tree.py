@@ -430,7 +430,8 @@ class Tree:
         elif self._steps_in_backward and not self.reduced:
             self.check_optimizer()
             rate, settings = self.optimizer.rates()
-            self.client.plan_backward(rate, group=self.group, settings=settings)
+            self.client.plan_backward(rate, group=self.group, settings=settings,
+                                      **self.optimizer.planned())
         unit.push_gradients()
         self._tickets.append((unit, unit.reduce_submit(self._adds_up)))
         self.reduced = True
@@ -513,7 +514,8 @@ class Tree:
         """FailedPrecondition: the optimizer in backward has used them up."""
         if self._steps_in_backward:
             raise FailedPrecondition(f"{what}: the optimizer steps in backward, so the gradients "
-                                     "are gone; build it without in_backward")
+                                     "are gone; call optimizer.plan_backward() before backward, "
+                                     "or build it without in_backward")
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_ (collective). Return: the norm before."""
