@@ -16,8 +16,9 @@
 #include "ring.h"
 #include "rpc_client.h"
 #include "shardd/shardd.h"
-#include "stream.h"
 #include "ticket.h"
+
+struct streams;
 
 #define CLIENT_MAGIC 0x53434c49u
 
@@ -45,25 +46,33 @@ struct shardd_client {
 	struct tickets tickets;
 	struct places places;
 	uint64_t session;
-	char *version; /* the daemon's */
-	char *socket;  /* its path */
-	uint8_t instance[EXPECT_BYTES];
-	char instance_text[2 * EXPECT_BYTES + 1];
-	uint64_t started_unix_s; /* the daemon */
-	uint32_t max_ops;        /* a session may have unanswered; 0: no limit */
-	uint64_t max_message;    /* bytes; 0: no limit */
-	atomic_bool draining;    /* as of the last answer */
+	char *socket; /* its path */
+	struct {
+		char *version;
+		uint8_t instance[EXPECT_BYTES];
+		char instance_text[2 * EXPECT_BYTES + 1];
+		uint64_t started_unix_s;
+		uint32_t max_ops;     /* a session may have unanswered; 0: no limit */
+		uint64_t max_message; /* bytes; 0: no limit */
+	} daemon;                     /* as it said when the session began */
+	atomic_bool draining;         /* as of the last answer */
 	_Atomic uint32_t timeout_ms;
 	atomic_uint interrupts;       /* calls of shardd_interrupt */
 	atomic_uint interrupts_taken; /* of them, those that have ended a wait */
-	void (*on_stall)(void *data, uint64_t ticket, const char *text); /* NULL: none */
-	void *stall_data;
-	uint32_t stall_ms;
-	pthread_mutex_t completion_lock; /* held while the descriptor is made */
-	atomic_int completion_fd;        /* of shardd_completion_fd; -1: none */
-	pthread_mutex_t failure_lock;
-	atomic_bool has_failure;     /* of a detached op, not told yet */
-	struct shardd_error failure; /* the first; under @failure_lock */
+	struct {
+		void (*call)(void *data, uint64_t ticket, const char *text); /* NULL: none */
+		void *data;
+		uint32_t ms;
+	} on_stall;
+	struct {
+		pthread_mutex_t lock; /* held while the descriptor is made */
+		atomic_int fd;        /* of shardd_completion_fd; -1: none */
+	} completion;
+	struct {
+		pthread_mutex_t lock;
+		atomic_bool is_there;
+		struct shardd_error first; /* under @lock */
+	} failure;                         /* of a detached op, not told yet */
 
 	enum shardd_handover handover;
 	char wanted[CUDA_UUID_BYTES];      /* device, "": the daemon chooses */

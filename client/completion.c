@@ -10,7 +10,7 @@
 static int completion_no_thread(int r, struct shardd_error *err)
 {
 	return error_os(err, SHARDD_RESOURCE_EXHAUSTED, -r,
-			"cannot start the thread that takes the ends of ops");
+			"cannot start the thread that receives completions");
 }
 
 /* A call over gRPC has ended. The ring's thread signals the descriptor; until it is there nobody has
@@ -19,7 +19,7 @@ static void completion_on_rpc(void *data)
 {
 	struct shardd_client *c = data;
 	const uint64_t one = 1;
-	int fd = atomic_load(&c->completion_fd);
+	int fd = atomic_load(&c->completion.fd);
 
 	if (c->ring)
 		ring_poke(c->ring);
@@ -40,15 +40,15 @@ static int completion_start(struct shardd_client *c, struct shardd_error *err)
 {
 	int r;
 
-	if (c->completion_fd < 0)
-		c->completion_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (c->completion_fd < 0)
+	if (c->completion.fd < 0)
+		c->completion.fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (c->completion.fd < 0)
 		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
 				"cannot make a descriptor for the ends of ops");
 	r = completion_serve_rpc(c, err);
 	if (r < 0 || !c->ring)
 		return r;
-	r = ring_serve(c->ring, c->completion_fd);
+	r = ring_serve(c->ring, c->completion.fd);
 	return r < 0 ? completion_no_thread(r, err) : 0;
 }
 
@@ -60,11 +60,11 @@ int shardd_completion_fd(shardd_client *c, int *ret, struct shardd_error *err)
 		return r;
 	if (!ret)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
-	pthread_mutex_lock(&c->completion_lock);
+	pthread_mutex_lock(&c->completion.lock);
 	r = completion_start(c, err);
 	if (r == 0)
-		*ret = c->completion_fd;
-	pthread_mutex_unlock(&c->completion_lock);
+		*ret = c->completion.fd;
+	pthread_mutex_unlock(&c->completion.lock);
 	return r;
 }
 
@@ -76,7 +76,7 @@ void completion_stop(struct shardd_client *c)
 
 void completion_close(struct shardd_client *c)
 {
-	if (c->completion_fd >= 0)
-		close(c->completion_fd);
-	c->completion_fd = -1;
+	if (c->completion.fd >= 0)
+		close(c->completion.fd);
+	c->completion.fd = -1;
 }

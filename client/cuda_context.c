@@ -91,7 +91,7 @@ static void *cuda_context_loaded_already(void)
 
 bool cuda_current_uuid(char ret[CUDA_UUID_BYTES])
 {
-	CUresult (*get_current)(CUcontext *) = NULL;
+	__typeof__(&cuCtxGetCurrent) get_current = NULL;
 	const struct cuda_lib *lib;
 	void *so = cuda_context_loaded_already();
 	CUcontext current = NULL;

@@ -98,7 +98,7 @@ static void ddp_join_result(const ProtobufCMessage *m, struct shardd_result *ret
 
 	(void)ret_place;
 	ret->last = reply->last;
-	ret->shadowed = reply->shadowed;
+	ret->surrogates = reply->surrogates;
 }
 
 OP_FULL(verify, VerifyModel, verify_model, NULL, NULL, NULL);
@@ -308,8 +308,8 @@ int shardd_submit_join_uneven(shardd_client *c, const struct shardd_join_uneven_
 	if (o->require_even && o->divide_by_active)
 		return error_set(
 			err, SHARDD_INVALID_ARGUMENT, "options.divide_by_active",
-			"divide_by_active and require_even are set: with require_even no rank "
-			"goes on alone, leave divide_by_active out");
+			"divide_by_active is true; it must be false with require_even, which "
+			"stops all ranks as soon as one has no more inputs");
 	q.group = o->group;
 	q.divide_by_active = o->divide_by_active;
 	q.error_if_uneven = o->require_even;

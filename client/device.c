@@ -7,6 +7,7 @@
 
 #include "client_error.h"
 #include "map_cuda.h"
+#include "stream.h"
 
 /* How long closing waits for streams that still wait for the daemon, or have not come to what
  * an op put on them. */

@@ -8,6 +8,7 @@
 #include "completion.h"
 #include "core/check.h"
 #include "options.h"
+#include "stream.h"
 
 /* The daemon's own deadline is to come first: its error says what was waited for. */
 #define RPC_GRACE_MS 2000u
@@ -17,13 +18,13 @@
 static int op_add_ticket(struct shardd_client *c, const struct op *op, struct ticket **ret,
 			 uint64_t *ret_id, struct shardd_error *err)
 {
-	int r = tickets_add(&c->tickets, op, c->max_ops, ret, ret_id);
+	int r = tickets_add(&c->tickets, op, c->daemon.max_ops, ret, ret_id);
 
 	if (r == TICKET_E_FULL)
 		return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
 				 "%u ops of this session are unanswered, which is the limit: wait "
 				 "for a ticket first",
-				 c->max_ops);
+				 c->daemon.max_ops);
 	return r < 0 ? error_memory(err) : 0;
 }
 
@@ -127,7 +128,7 @@ static int op_submit_ordered(struct shardd_client *c, const struct op *op,
 	ticket->out = out;
 	ticket->epoch = c->epoch;
 	ticket->number = c->seq + 1;
-	if (c->on_stall)
+	if (c->on_stall.call)
 		ticket->unit = op_unit_of(request);
 	r = op_start(c, op, request, id, ticket, err);
 	if (r < 0) {
@@ -199,7 +200,7 @@ int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage
 	if (r < 0)
 		return r;
 	if (atomic_load_explicit(&c->tickets.detached, memory_order_relaxed) ||
-	    atomic_load_explicit(&c->has_failure, memory_order_relaxed)) {
+	    atomic_load_explicit(&c->failure.is_there, memory_order_relaxed)) {
 		r = op_detached(c, false, err);
 		if (r < 0)
 			return r;
@@ -310,7 +311,7 @@ static void op_stalled(struct shardd_client *c, shardd_ticket t, const struct ti
 	else
 		snprintf(text, sizeof(text), "op %llu, %s, has not ended after %llu ms",
 			 (unsigned long long)ticket->number, verb, (unsigned long long)waited_ms);
-	c->on_stall(c->stall_data, t, text);
+	c->on_stall.call(c->on_stall.data, t, text);
 }
 
 static bool op_interrupted(struct shardd_client *c, unsigned seen)
@@ -347,9 +348,10 @@ __attribute__((always_inline)) static inline int op_wait_in_slices_inline(struct
 									  struct waited *w,
 									  int timeout_ms)
 {
-	int slice = c->on_stall && c->stall_ms < WAIT_SLICE_MS ? (int)c->stall_ms : WAIT_SLICE_MS;
+	int slice = c->on_stall.call && c->on_stall.ms < WAIT_SLICE_MS ? (int)c->on_stall.ms
+								       : WAIT_SLICE_MS;
 	unsigned seen = atomic_load(&c->interrupts_taken);
-	uint64_t waited = 0, next_stall = c->stall_ms;
+	uint64_t waited = 0, next_stall = c->on_stall.ms;
 
 	if (timeout_ms == 0)
 		return op_wait_slice(w, 0) ? WAIT_ENDED : WAIT_NOT_YET;
@@ -366,9 +368,9 @@ __attribute__((always_inline)) static inline int op_wait_in_slices_inline(struct
 			return WAIT_INTERRUPTED;
 		if (timeout_ms > 0 && waited >= (uint64_t)timeout_ms)
 			return WAIT_NOT_YET;
-		if (c->on_stall && waited >= next_stall) {
+		if (c->on_stall.call && waited >= next_stall) {
 			op_stalled(c, t, w->ticket, waited);
-			next_stall += c->stall_ms;
+			next_stall += c->on_stall.ms;
 		}
 	}
 }
@@ -562,15 +564,15 @@ int shardd_detach(shardd_client *c, shardd_ticket t, struct shardd_error *err)
 static void op_keep_failure(struct shardd_client *c, const struct ticket *ticket,
 			    const struct shardd_error *e)
 {
-	pthread_mutex_lock(&c->failure_lock);
-	if (!c->has_failure && ticket->epoch == c->epoch) {
-		c->failure = *e;
-		snprintf(c->failure.text, sizeof(c->failure.text),
+	pthread_mutex_lock(&c->failure.lock);
+	if (!c->failure.is_there && ticket->epoch == c->epoch) {
+		c->failure.first = *e;
+		snprintf(c->failure.first.text, sizeof(c->failure.first.text),
 			 "op %llu, which was detached, failed: %.400s",
 			 (unsigned long long)ticket->number, e->text);
-		c->has_failure = true;
+		c->failure.is_there = true;
 	}
-	pthread_mutex_unlock(&c->failure_lock);
+	pthread_mutex_unlock(&c->failure.lock);
 }
 
 int op_detached(struct shardd_client *c, bool all, struct shardd_error *err)
@@ -594,14 +596,14 @@ int op_detached(struct shardd_client *c, bool all, struct shardd_error *err)
 			debug_end(c->debug, ticket->debug, ticket->reply);
 		tickets_end(&c->tickets, id);
 	}
-	pthread_mutex_lock(&c->failure_lock);
-	if (c->has_failure) {
-		r = -c->failure.code;
+	pthread_mutex_lock(&c->failure.lock);
+	if (c->failure.is_there) {
+		r = -c->failure.first.code;
 		if (err)
-			*err = c->failure;
-		c->has_failure = false;
+			*err = c->failure.first;
+		c->failure.is_there = false;
 	}
-	pthread_mutex_unlock(&c->failure_lock);
+	pthread_mutex_unlock(&c->failure.lock);
 	return r;
 }
 

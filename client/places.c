@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client.h"
 #include "client_error.h"
 
 /* Ids come from the daemon: a wild one must not make us take wild amounts of memory. */
@@ -240,83 +239,76 @@ static int places_copy(const struct list_of *from, void *ret, size_t n, struct s
 	return 0;
 }
 
-static int places_give(shardd_client *c, shardd_unit u,
+/* @of: which of its lists. */
+static int places_give(struct places *p, shardd_unit u,
 		       struct list_of (*of)(const struct places_unit *), void *ret, size_t n,
 		       struct shardd_error *err)
 {
 	const struct places_unit *pu = NULL;
-	int r = client_check(c, err);
+	int r;
 
-	if (r < 0)
-		return r;
-	pthread_mutex_lock(&c->places.lock);
-	r = places_find(&c->places, u, &pu, err);
+	pthread_mutex_lock(&p->lock);
+	r = places_find(p, u, &pu, err);
 	if (r == 0) {
 		struct list_of list = of(pu);
 
 		r = places_copy(&list, ret, n, err);
 	}
-	pthread_mutex_unlock(&c->places.lock);
+	pthread_mutex_unlock(&p->lock);
 	return r;
 }
 
-int shardd_tensor_places(shardd_client *c, shardd_unit u, struct shardd_tensor_place *ret, size_t n,
-			 struct shardd_error *err)
+int places_tensors(struct places *p, shardd_unit u, struct shardd_tensor_place *ret, size_t n,
+		   struct shardd_error *err)
 {
-	return places_give(c, u, places_tensors_of, ret, n, err);
+	return places_give(p, u, places_tensors_of, ret, n, err);
 }
 
-int shardd_buffer_places(shardd_client *c, shardd_unit u, struct shardd_buffer_place *ret, size_t n,
-			 struct shardd_error *err)
+int places_buffers(struct places *p, shardd_unit u, struct shardd_buffer_place *ret, size_t n,
+		   struct shardd_error *err)
 {
-	return places_give(c, u, places_buffers_of, ret, n, err);
+	return places_give(p, u, places_buffers_of, ret, n, err);
 }
 
-int shardd_unit_steps(shardd_client *c, shardd_unit u, uint64_t *ret, size_t n,
-		      struct shardd_error *err)
+int places_steps(struct places *p, shardd_unit u, uint64_t *ret, size_t n, struct shardd_error *err)
 {
-	return places_give(c, u, places_steps_of, ret, n, err);
+	return places_give(p, u, places_steps_of, ret, n, err);
 }
 
-int shardd_unit_unused(shardd_client *c, shardd_unit u, bool *ret, size_t n,
-		       struct shardd_error *err)
+int places_unused(struct places *p, shardd_unit u, bool *ret, size_t n, struct shardd_error *err)
 {
 	const struct places_unit *pu = NULL;
-	int r = client_check(c, err);
+	int r;
 
-	if (r < 0)
-		return r;
-	pthread_mutex_lock(&c->places.lock);
-	r = places_find(&c->places, u, &pu, err);
+	pthread_mutex_lock(&p->lock);
+	r = places_find(p, u, &pu, err);
 	if (r == 0 && (n != pu->n_tensors || !ret))
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "n",
 			      "there is room for %zu tensors: the unit has %zu", ret ? n : 0,
 			      pu->n_tensors);
 	for (size_t i = 0; r == 0 && i < n; i++)
 		ret[i] = pu->unused && pu->unused[i];
-	pthread_mutex_unlock(&c->places.lock);
+	pthread_mutex_unlock(&p->lock);
 	return r;
 }
 
-int shardd_shard_pieces(shardd_client *c, shardd_unit u, struct shardd_shard_piece *ret, size_t n,
-			size_t *ret_n, struct shardd_error *err)
+int places_pieces(struct places *p, shardd_unit u, struct shardd_shard_piece *ret, size_t n,
+		  size_t *ret_n, struct shardd_error *err)
 {
 	const struct places_unit *pu = NULL;
-	int r = client_check(c, err);
+	int r;
 
-	if (r < 0)
-		return r;
 	if (n && !ret)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL, but n is %zu",
 				 n);
-	pthread_mutex_lock(&c->places.lock);
-	r = places_find(&c->places, u, &pu, err);
+	pthread_mutex_lock(&p->lock);
+	r = places_find(p, u, &pu, err);
 	if (r == 0) {
 		if (ret && pu->n_pieces)
 			memcpy(ret, pu->pieces,
 			       (n < pu->n_pieces ? n : pu->n_pieces) * sizeof(*ret));
 		*ret_n = pu->n_pieces;
 	}
-	pthread_mutex_unlock(&c->places.lock);
+	pthread_mutex_unlock(&p->lock);
 	return r;
 }

@@ -42,4 +42,16 @@ int places_take_unused(struct places *p, const Shardd__V1__ReduceResponse *reply
 int places_take_steps(struct places *p, const Shardd__V1__SummonFullResponse *reply,
 		      struct shardd_error *err);
 
+/* What is stored of a unit, as the functions of the API return it (unit.c). @n: entries of @ret.
+ * Return: 0, -SHARDD_NOT_FOUND, or -SHARDD_INVALID_ARGUMENT. Any thread. */
+int places_tensors(struct places *p, shardd_unit u, struct shardd_tensor_place *ret, size_t n,
+		   struct shardd_error *err);
+int places_buffers(struct places *p, shardd_unit u, struct shardd_buffer_place *ret, size_t n,
+		   struct shardd_error *err);
+int places_steps(struct places *p, shardd_unit u, uint64_t *ret, size_t n,
+		 struct shardd_error *err);
+int places_unused(struct places *p, shardd_unit u, bool *ret, size_t n, struct shardd_error *err);
+int places_pieces(struct places *p, shardd_unit u, struct shardd_shard_piece *ret, size_t n,
+		  size_t *ret_n, struct shardd_error *err);
+
 #endif

@@ -91,7 +91,7 @@ static int session_leave(struct shardd_client *c, struct shardd_error *err)
 /* Remember that the job has state here from now on. Out of memory, this is not remembered. */
 static void session_note_job(struct shardd_client *c, const char *name)
 {
-	expect_note(c->socket, name, c->instance);
+	expect_note(c->socket, name, c->daemon.instance);
 	free(c->job);
 	c->job = strdup(name);
 }
@@ -151,9 +151,9 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	device_ask(c, &request);
 	r = session_join(c, &request, ret, err);
 	if (r == 0) { /* they belong to the earlier epoch */
-		pthread_mutex_lock(&c->failure_lock);
-		c->has_failure = false;
-		pthread_mutex_unlock(&c->failure_lock);
+		pthread_mutex_lock(&c->failure.lock);
+		c->failure.is_there = false;
+		pthread_mutex_unlock(&c->failure.lock);
 	}
 	pthread_mutex_unlock(&c->order);
 	return r;

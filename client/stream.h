@@ -29,13 +29,8 @@
 
 struct stream;
 struct stream_link;
+struct stream_ref;
 struct streams;
-
-/* Which stream an op was submitted on. All zero: none. */
-struct stream_ref {
-	struct stream *stream;
-	const struct stream_link *link;
-};
 
 /* @c, @cuda: borrowed; mappings of @cuda wait for these streams from here on.
  * Return: NULL: no memory, or no thread-specific key is left. */

@@ -16,10 +16,17 @@
 
 #include "ring.h"
 #include "rpc_client.h"
-#include "stream.h"
 
 struct op;
 struct debug_op;
+struct stream;
+struct stream_link;
+
+/* Which stream an op was submitted on. All zero: none. */
+struct stream_ref {
+	struct stream *stream;
+	const struct stream_link *link;
+};
 
 /* Where an op's result goes beside struct shardd_result: the caller's, until the ticket ends. */
 struct op_out {

@@ -1,6 +1,8 @@
 /*
  * The methods that trainers and readers call: service, name, number in ring_entry.op, and whether a
- * ring carries them. Both sides use this table.
+ * ring carries them; of an OP also its struct op_type in the daemon. Both sides use this table. All
+ * tables of ops in the daemon are made of it: a new op is a line here, its messages and its method
+ * in shardd.proto, and its file.
  *
  * A number is part of the ring's ABI: it never changes, and the number of a method that was removed
  * is never used again. A new method gets the next number, also if the ring does not carry it.
@@ -18,61 +20,61 @@
 #include <string.h>
 
 /* clang-format off */
-#define METHODS(X) \
-	X(Session,  Attach,             1, false)     \
-	X(Session,  Watch,              2, false)     \
-	X(Job,      CreateJob,          3, false)     \
-	X(Job,      DeleteJob,          4, false)     \
-	X(Job,      DrainJob,           5, false)     \
-	X(Job,      Join,               6, false)     \
-	X(Job,      Leave,              7, false)     \
-	X(Job,      CreateGroup,        8, false)     \
-	X(Unit,     RegisterUnits,      9, false)     \
-	X(Session,  ShareEvents,       10, false)     \
-	X(Unit,     Initialise,        11, true)      \
-	X(Training, Gather,            12, true)      \
-	X(Training, Release,           13, true)      \
-	X(Training, GradientBuffer,    14, true)      \
-	X(Training, AllocBuffer,       15, true)      \
-	X(Training, FreeBuffer,        16, true)      \
-	X(Training, Reduce,            17, true)      \
-	X(Training, AllReduce,         18, true)      \
-	X(Training, Broadcast,         19, true)      \
-	X(Training, Barrier,           20, true)      \
-	X(Training, ClipGradNorm,      21, true)      \
-	X(Training, Step,              22, true)      \
-	X(Training, Commit,            23, true)      \
-	X(Training, BeginPass,         24, true)      \
-	X(Training, EndPass,           25, true)      \
-	X(Unit,     SetReshard,        26, true)      \
-	X(Unit,     UnitBuffers,       27, true)      \
-	X(Unit,     BroadcastBuffers,  28, true)      \
-	X(Unit,     SummonFull,        29, false)     \
-	X(Unit,     ReturnFull,        30, true)      \
-	X(Unit,     ConvertUnits,      31, false)     \
-	X(Training, Accumulate,        32, true)      \
-	X(Unit,     SetPrefetch,       33, true)      \
-	X(Training, ClipGradValue,     34, true)      \
-	X(Training, Unscale,           35, true)      \
-	X(Training, PlanBackward,      36, true)      \
-	X(Training, NextShard,         37, false)     \
-	X(Training, ShardDone,         38, true)      \
-	X(Unit,     VerifyModel,       39, true)      \
-	X(Ddp,      DdpCreate,         40, true)      \
-	X(Ddp,      DdpForward,        41, false)     \
-	X(Ddp,      DdpBackward,       42, true)      \
-	X(Ddp,      DdpReady,          43, true)      \
-	X(Ddp,      DdpFinish,         44, false)     \
-	X(Training, ReduceSparse,      45, true)      \
-	X(Training, JoinUneven,        46, true)      \
-	X(Unit,     SetFactors,        47, true)      \
-	X(Reader,   ReadJob,           48, false)     \
-	X(Reader,   HoldStep,          49, false)     \
-	X(Reader,   ReleaseStep,       50, false) \
-	X(Training, ReadBytes,         51, false)     \
-	X(Training, WriteBytes,        52, true)      \
-	X(Unit,     CopyShard,         53, true)      \
-	X(Training, DropGradients,     54, true)
+#define METHODS(CALL, OP)                                                \
+	CALL(Session, Attach,            1, false)                       \
+	CALL(Session, Watch,             2, false)                       \
+	CALL(Job,     CreateJob,         3, false)                       \
+	CALL(Job,     DeleteJob,         4, false)                       \
+	CALL(Job,     DrainJob,          5, false)                       \
+	CALL(Job,     Join,              6, false)                       \
+	CALL(Job,     Leave,             7, false)                       \
+	CALL(Job,     CreateGroup,       8, false)                       \
+	CALL(Unit,    RegisterUnits,     9, false)                       \
+	CALL(Session, ShareEvents,      10, false)                       \
+	OP(Unit,      Initialise,       11, true,  op_init)              \
+	OP(Training,  Gather,           12, true,  op_gather)            \
+	OP(Training,  Release,          13, true,  op_release)           \
+	OP(Training,  GradientBuffer,   14, true,  op_gradient)          \
+	OP(Training,  AllocBuffer,      15, true,  op_alloc_buffer)      \
+	OP(Training,  FreeBuffer,       16, true,  op_free_buffer)       \
+	OP(Training,  Reduce,           17, true,  op_reduce)            \
+	OP(Training,  AllReduce,        18, true,  op_all_reduce)        \
+	OP(Training,  Broadcast,        19, true,  op_broadcast)         \
+	OP(Training,  Barrier,          20, true,  op_barrier)           \
+	OP(Training,  ClipGradNorm,     21, true,  op_clip)              \
+	OP(Training,  Step,             22, true,  op_step)              \
+	OP(Training,  Commit,           23, true,  op_commit)            \
+	OP(Training,  BeginPass,        24, true,  op_begin_pass)        \
+	OP(Training,  EndPass,          25, true,  op_end_pass)          \
+	OP(Unit,      SetReshard,       26, true,  op_set_reshard)       \
+	OP(Unit,      UnitBuffers,      27, true,  op_unit_buffers)      \
+	OP(Unit,      BroadcastBuffers, 28, true,  op_broadcast_buffers) \
+	OP(Unit,      SummonFull,       29, false, op_summon)            \
+	OP(Unit,      ReturnFull,       30, true,  op_return)            \
+	OP(Unit,      ConvertUnits,     31, false, op_convert)           \
+	OP(Training,  Accumulate,       32, true,  op_accumulate)        \
+	OP(Unit,      SetPrefetch,      33, true,  op_set_prefetch)      \
+	OP(Training,  ClipGradValue,    34, true,  op_clip_value)        \
+	OP(Training,  Unscale,          35, true,  op_unscale)           \
+	OP(Training,  PlanBackward,     36, true,  op_plan)              \
+	OP(Training,  NextShard,        37, false, op_next_shard)        \
+	OP(Training,  ShardDone,        38, true,  op_shard_done)        \
+	OP(Unit,      VerifyModel,      39, true,  op_verify)            \
+	OP(Ddp,       DdpCreate,        40, true,  op_ddp_create)        \
+	OP(Ddp,       DdpForward,       41, false, op_ddp_forward)       \
+	OP(Ddp,       DdpBackward,      42, true,  op_ddp_backward)      \
+	OP(Ddp,       DdpReady,         43, true,  op_ddp_ready)         \
+	OP(Ddp,       DdpFinish,        44, false, op_ddp_finish)        \
+	OP(Training,  ReduceSparse,     45, true,  op_sparse)            \
+	OP(Training,  JoinUneven,       46, true,  op_join_uneven)       \
+	OP(Unit,      SetFactors,       47, true,  op_set_factors)       \
+	CALL(Reader,  ReadJob,          48, false)                       \
+	CALL(Reader,  HoldStep,         49, false)                       \
+	CALL(Reader,  ReleaseStep,      50, false)                       \
+	OP(Training,  ReadBytes,        51, false, op_read_bytes)        \
+	OP(Training,  WriteBytes,       52, true,  op_write_bytes)       \
+	OP(Unit,      CopyShard,        53, true,  op_copy_shard)        \
+	OP(Training,  DropGradients,    54, true,  op_drop)
 /* clang-format on */
 
 struct method {
@@ -82,15 +84,16 @@ struct method {
 	bool carried;
 };
 
-#define METHODS_LINE(Service, Name, number, carried) \
+#define METHODS_LINE(Service, Name, number, carried, ...) \
 	{ #Name, "/shardd.v1." #Service "Service/" #Name, number, carried },
-static const struct method methods[] = { METHODS(METHODS_LINE){ NULL, NULL, 0, false } };
+static const struct method methods[] = { METHODS(METHODS_LINE, METHODS_LINE){ NULL, NULL, 0,
+									      false } };
 #undef METHODS_LINE
 
 /* The path of each, as METHOD_Gather. */
-#define METHODS_PATH(Service, Name, number, carried) \
+#define METHODS_PATH(Service, Name, ...) \
 	static const char METHOD_##Name[] = "/shardd.v1." #Service "Service/" #Name;
-METHODS(METHODS_PATH)
+METHODS(METHODS_PATH, METHODS_PATH)
 #undef METHODS_PATH
 
 /* Return: the line of the method @name (borrowed), or NULL: there is none. */

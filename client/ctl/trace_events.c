@@ -185,7 +185,7 @@ static void trace_events_op_slice(struct trace *t, json_int_t lane, const Shardd
 	if (!started)
 		started = end;
 	trace_events_phase(t, lane, "deps", o->announced_us, active);
-	trace_events_phase(t, lane, o->number ? "peers" : "parked", active, started);
+	trace_events_phase(t, lane, o->number ? "peers" : "blocked", active, started);
 	trace_events_phase(t, lane, "run", started, end);
 }
 

@@ -6,7 +6,7 @@
 
 #include "charlm_data.h"
 #include "charlm_model.h"
-#include "charlm_train.h"
+#include "charlm_options.h"
 
 #include <shardd/shardd.h>
 

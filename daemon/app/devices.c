@@ -150,10 +150,10 @@ static void devices_add_device(struct node *node, struct backend *b, uint64_t li
 	struct device *d = &node->devices[node->n_devices];
 	const struct backend_info *info = backend_info(b);
 
-	device_init(d, b, limit);
+	slab_device_init(d, b, limit);
 	d->seals = seals;
 	if (node->n_devices)
-		device_follow(d, &node->devices[0], node->n_devices);
+		slab_device_follow(d, &node->devices[0], node->n_devices);
 	news[node->n_devices] = (struct news){ node, d, lost };
 	backend_on_news(b, devices_on_news, &news[node->n_devices]);
 	node->n_devices++;
@@ -204,18 +204,18 @@ static void devices_warm_up(struct node *node)
 	struct device *all[NODE_MAX_DEVICES];
 	struct node_comm *nc;
 	struct fault f = FAULT_NULL;
-	int r = NODE_E_LATER;
+	enum res r = RES_WAIT;
 
 	for (unsigned i = 0; i < node->n_devices; i++)
 		all[i] = &node->devices[i];
 	if (node->n_devices > 1 && !node->engine)
 		return;
-	while (r == NODE_E_LATER) {
+	while (r == RES_WAIT) {
 		r = node_comm(node, all, node->n_devices, &nc, &f);
-		if (r == NODE_E_LATER)
+		if (r == RES_WAIT)
 			uv_run(node->loop, UV_RUN_ONCE);
 	}
-	if (r == 0)
+	if (r == RES_DONE)
 		nc->users++; /* they stay warm */
 	else
 		log_warn("server", "devices cannot communicate with each other why=\"%s\"", f.text);
@@ -276,7 +276,7 @@ void devices_end(struct node *node)
 	for (unsigned i = node->n_devices; i-- > 0;) {
 		struct backend *b = node->devices[i].backend;
 
-		device_deinit(&node->devices[i]);
+		slab_device_deinit(&node->devices[i]);
 		backend_close(b);
 	}
 	node->n_devices = 0;

@@ -41,7 +41,7 @@ static int main_run(struct shardd *d)
 	r = log_open(&options);
 	if (r < 0) {
 		fault_set(&f, FAULT_INVALID, "log_file", "log_file '%s' cannot be opened: %s",
-			  d->config.log_file, strerror(-r));
+			  d->config.log.file, strerror(-r));
 		fd_close(fd);
 		return main_complain(&f);
 	}

@@ -19,10 +19,13 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/loopq.h"
+#include "core/state.h"
 #include "core/threads.h"
 #include "net/gate.h"
 #include "net/listener.h"
 #include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_time.h"
 #include "ring/rings.h"
 #include "rpc/audit.h"
 #include "rpc/rpc_server.h"
@@ -55,9 +58,16 @@
 
 enum server_state { RUNNING, DRAINING, CLOSING, ENDING };
 
+static const struct state_row server_states[] = {
+	[RUNNING] = { "RUNNING", STATE_TO(DRAINING) | STATE_TO(CLOSING) },
+	[DRAINING] = { "DRAINING", STATE_TO(CLOSING) },
+	[CLOSING] = { "CLOSING", STATE_TO(ENDING) },
+	[ENDING] = { "ENDING", 0 },
+};
+
 struct server {
 	uint32_t magic;
-	enum server_state state;
+	uint8_t state; /* enum server_state */
 	uv_loop_t *loop;
 	struct config config;
 	struct loopq loopq;
@@ -93,6 +103,11 @@ struct server_conn {
 
 /* The daemon's one server: job callbacks carry no userdata of their own. */
 static struct server *the_server;
+
+static void server_state_move(struct server *s, enum server_state to)
+{
+	state_move(server_states, &s->state, (uint8_t)to);
+}
 
 /* --------------------------------------------------------------- connections */
 
@@ -294,10 +309,10 @@ static struct listener_options server_listener_options_of(struct server *s, int 
 		.users = &s->node.users,
 		.max_pending_per_uid = c->max_connections / 2 + 1,
 		.hello_timeout_us = (uint64_t)c->hello_timeout_ms * 1000u,
-		.allow_uids = c->allow_uids,
-		.n_allow_uids = c->n_allow_uids,
-		.allow_gids = c->allow_gids,
-		.n_allow_gids = c->n_allow_gids,
+		.allow_uids = c->allow.uids,
+		.n_allow_uids = c->allow.n_uids,
+		.allow_gids = c->allow.gids,
+		.n_allow_gids = c->allow.n_gids,
 	};
 }
 
@@ -322,21 +337,21 @@ static struct gate_limits server_gate_limits_of(const struct config *c)
 	uint64_t message = c->max_message_bytes + c->max_message_bytes / 16;
 
 	return (struct gate_limits){
-		.header_bytes = c->grpc_header_bytes,
-		.continuations = c->grpc_continuations,
+		.header_bytes = c->grpc.header_bytes,
+		.continuations = c->grpc.continuations,
 		.frame_bytes = RPC_FRAME_BYTES,
 		.streams = c->max_inflight_ops + EXTRA_CALLS + RPC_EXTRA_STREAMS,
-		.unattached_streams = c->grpc_unattached_streams,
-		.unattached_bytes = c->grpc_unattached_bytes,
+		.unattached_streams = c->grpc.unattached_streams,
+		.unattached_bytes = c->grpc.unattached_bytes,
 		.connection_bytes =
-			c->grpc_connection_bytes > message ? c->grpc_connection_bytes : message,
-		.total_bytes = c->grpc_total_bytes,
-		.message_timeout_ms = c->grpc_message_timeout_ms,
-		.idle_timeout_ms = c->grpc_idle_timeout_ms,
-		.resets_per_s = c->grpc_resets_per_s,
-		.pings_per_s = c->grpc_pings_per_s,
-		.settings_per_s = c->grpc_settings_per_s,
-		.control_per_s = c->grpc_control_per_s,
+			c->grpc.connection_bytes > message ? c->grpc.connection_bytes : message,
+		.total_bytes = c->grpc.total_bytes,
+		.message_timeout_ms = c->grpc.message_timeout_ms,
+		.idle_timeout_ms = c->grpc.idle_timeout_ms,
+		.resets_per_s = c->grpc.resets_per_s,
+		.pings_per_s = c->grpc.pings_per_s,
+		.settings_per_s = c->grpc.settings_per_s,
+		.control_per_s = c->grpc.control_per_s,
 	};
 }
 
@@ -394,8 +409,8 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	struct rpc_options options = { .max_message_bytes = s->config.max_message_bytes,
 				       .max_calls_per_conn =
 					       s->config.max_inflight_ops + EXTRA_CALLS,
-				       .max_metadata_bytes = s->config.grpc_header_bytes,
-				       .memory_bytes = CORE_SHARE * s->config.grpc_total_bytes };
+				       .max_metadata_bytes = s->config.grpc.header_bytes,
+				       .memory_bytes = CORE_SHARE * s->config.grpc.total_bytes };
 	int r;
 
 	/* memory that devices have taken is not available to it */
@@ -491,7 +506,7 @@ int server_new(uv_loop_t *loop, const struct config *config, int inherited_fd, s
 	if (server_start(s, inherited_fd, f)) {
 		s->done = server_ignore_stopped;
 		s->userdata = &gone;
-		s->state = CLOSING;
+		server_state_move(s, CLOSING);
 		server_close_rpc(s);
 		while (!gone)
 			uv_run(loop, UV_RUN_ONCE);
@@ -569,7 +584,8 @@ static void server_on_rpc_closed(void *userdata)
 {
 	struct server *s = userdata;
 
-	s->state = ENDING;
+	if (s->state != ENDING) /* else server_tick_stop did */
+		server_state_move(s, ENDING);
 	if (s->rpc)
 		health_deinit(&s->health);
 	jobs_end(&s->jobs);
@@ -613,7 +629,7 @@ static void server_close_connections(struct server *s)
 
 	log_info("server", "closing trainers=%u connections=%u", server_trainers(s),
 		 server_count_connections(s));
-	s->state = CLOSING;
+	server_state_move(s, CLOSING);
 	s->run_until_us = clock_now_us() + RUN_ON_US;
 	s->listener = listener_close(s->listener);
 	rings_stop(&s->rings);
@@ -632,7 +648,7 @@ void server_stop(struct server *s, uint32_t timeout_ms, server_stopped_cb done, 
 		s->drain_until_us = clock_now_us();
 	if (s->state != RUNNING)
 		return;
-	s->state = DRAINING;
+	server_state_move(s, DRAINING);
 	s->done = done;
 	s->userdata = userdata;
 	s->drain_until_us = clock_now_us() + (uint64_t)timeout_ms * 1000u;
@@ -676,7 +692,7 @@ static void server_tick_stop(struct server *s, uint64_t now)
 		server_limit_running(s);
 	if (s->state == CLOSING && list_empty(&s->conns) && !s->sessions.count &&
 	    list_empty(&s->sessions.locals) && !server_anything_runs(s)) {
-		s->state = ENDING;
+		server_state_move(s, ENDING);
 		server_close_rpc(s);
 	}
 }

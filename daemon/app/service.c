@@ -27,9 +27,9 @@ struct service {
 
 struct log_options service_log_options(const struct config *c)
 {
-	return (struct log_options){ .level = (enum log_level)log_level_parse(c->log_level),
-				     .json = strcmp(c->log_format, "json") == 0,
-				     .path = c->log_file };
+	return (struct log_options){ .level = (enum log_level)log_level_parse(c->log.level),
+				     .json = strcmp(c->log.format, "json") == 0,
+				     .path = c->log.file };
 }
 
 static void service_send_status(uv_timer_t *timer)
@@ -107,7 +107,7 @@ static void service_apply_config(struct service *d, const struct config *new)
 		log_error("server",
 			  "log file not reopened, the old one stays in use log_file=\"%s\" "
 			  "error=\"%s\"",
-			  new->log_file, strerror(-r));
+			  new->log.file, strerror(-r));
 	if (config_fixed_changes(&d->started, new, fixed, sizeof(fixed)) > 0)
 		log_warn("server", "these keys need a restart to change keys=%s", fixed);
 	d->config = *new;

@@ -49,7 +49,7 @@ int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 	CHECK(bytes > 0 && bytes % b->info.granularity == 0);
 	CHECK(share == BACKEND_SHARE_FD || b->ops->export_ipc);
 	r = b->ops->alloc(b, bytes, share, &mem);
-	CHECK(r <= BACKEND_E_LATER);
+	CHECK(r <= 0);
 	if (r)
 		return r;
 	backend_count_new(b, mem, bytes);

@@ -15,6 +15,7 @@
 #ifndef SHARDD_BACKEND_H
 #define SHARDD_BACKEND_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -26,9 +27,11 @@ struct backend_mem; /* one exportable allocation */
 
 struct backend_signals;
 
+/* Errno values of their own meaning in results of allocations; a backend returns no others of
+ * these values. */
 enum {
-	BACKEND_E_FULL = 1,  /* the device has no such amount left */
-	BACKEND_E_LATER = 2, /* it is being allocated: ask again after BACKEND_NEWS_MEMORY */
+	BACKEND_E_FULL = -ENOSPC,  /* the device has no such amount left */
+	BACKEND_E_LATER = -EAGAIN, /* it is being allocated: ask again after BACKEND_NEWS_MEMORY */
 };
 
 /* Work on a device runs in two concurrent queues, each in its own order. */

@@ -87,17 +87,17 @@ static int cuda_backend_export_ipc(struct backend *b, struct backend_mem *mem, u
 
 static struct backend_mem *cuda_backend_ready(struct backend *b)
 {
-	return &cuda_of(b)->ready_page->mem;
+	return &cuda_of(b)->ready.page->mem;
 }
 
 static struct backend_mem *cuda_backend_ready_ipc(struct backend *b)
 {
 	struct cuda *c = cuda_of(b);
 
-	if (!c->ready_page_ipc)
+	if (!c->ready.page_ipc)
 		return NULL;
-	atomic_store(&c->ready_ipc_used, true);
-	return &c->ready_page_ipc->mem;
+	atomic_store(&c->ready.ipc_used, true);
+	return &c->ready.page_ipc->mem;
 }
 
 static int cuda_backend_ready_event(struct backend *b, enum backend_queue queue, unsigned i,
@@ -191,12 +191,12 @@ static int cuda_backend_start_thread(pthread_t *t, bool *runs, void *(*fn)(void 
 static int cuda_backend_start_threads(struct cuda *c)
 {
 	int n = c->backend.info.ordinal;
-	int r = cuda_backend_start_thread(&c->executor, &c->executor_runs, cuda_exec_main, c,
-					  "exec", n);
+	int r = cuda_backend_start_thread(&c->threads.exec, &c->threads.exec_runs, cuda_exec_main,
+					  c, "exec", n);
 
 	if (r == 0)
-		r = cuda_backend_start_thread(&c->setup_thread, &c->setup_runs, cuda_setup_main, c,
-					      "setup", n);
+		r = cuda_backend_start_thread(&c->threads.setup, &c->threads.setup_runs,
+					      cuda_setup_main, c, "setup", n);
 	for (unsigned i = 0; r == 0 && i < _BACKEND_Q_N; i++) {
 		struct cuda_queue *q = &c->queues[i];
 
@@ -227,13 +227,13 @@ static void cuda_backend_join(pthread_t t, bool *runs)
 /* In the order in which they give each other work. */
 static void cuda_backend_stop_threads(struct cuda *c)
 {
-	cuda_backend_stop(c, &c->stop_exec);
-	cuda_backend_join(c->executor, &c->executor_runs);
-	cuda_backend_stop(c, &c->stop_reap);
+	cuda_backend_stop(c, &c->threads.stop_exec);
+	cuda_backend_join(c->threads.exec, &c->threads.exec_runs);
+	cuda_backend_stop(c, &c->threads.stop_reap);
 	for (unsigned i = 0; i < _BACKEND_Q_N; i++)
 		cuda_backend_join(c->queues[i].reaper, &c->queues[i].reaper_runs);
-	cuda_backend_stop(c, &c->stop_setup);
-	cuda_backend_join(c->setup_thread, &c->setup_runs);
+	cuda_backend_stop(c, &c->threads.stop_setup);
+	cuda_backend_join(c->threads.setup, &c->threads.setup_runs);
 }
 
 /* -------------------------------------------------------------- start and end */
@@ -298,13 +298,13 @@ static struct cuda *cuda_backend_cuda_new(struct loopq *loopq, const struct cuda
 /* This device, and those of @all that may access its memory. */
 static void cuda_backend_find_peers(struct cuda *c, const CUdevice *all, unsigned n)
 {
-	c->peers[c->n_peers++] = c->device;
+	c->reach.peers[c->reach.n_peers++] = c->device;
 	for (unsigned i = 0; i < n; i++) {
 		int can = 0;
 
 		if (all[i] != c->device &&
 		    c->lib->cuDeviceCanAccessPeer(&can, all[i], c->device) == CUDA_SUCCESS && can)
-			c->peers[c->n_peers++] = all[i];
+			c->reach.peers[c->reach.n_peers++] = all[i];
 	}
 }
 

@@ -55,12 +55,12 @@ static CUresult cuda_device_fill_info(struct cuda *c)
 	info->name = "cuda";
 	info->capacity_bytes = total;
 	info->granularity = granularity > LEAST_GRANULARITY ? granularity : LEAST_GRANULARITY;
-	info->threads = c->sms;
+	info->threads = c->kernels.sms;
 	snprintf(info->kernels, sizeof(info->kernels), "cuda sm_%d%d",
 		 cuda_device_attribute(c, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
 		 cuda_device_attribute(c, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
 	snprintf(info->detail, sizeof(info->detail),
-		 "%s, %u multiprocessors, driver for CUDA %d.%d", name, c->sms,
+		 "%s, %u multiprocessors, driver for CUDA %d.%d", name, c->kernels.sms,
 		 c->lib->driver_version / 1000, c->lib->driver_version % 1000 / 10);
 	return CUDA_SUCCESS;
 }
@@ -121,16 +121,17 @@ static CUresult cuda_device_open_memory(struct cuda *c)
 static CUresult cuda_device_open_kernels(struct cuda *c)
 {
 	uint64_t bytes;
-	CUresult r = c->lib->cuModuleLoadData(&c->module, cuda_kernels_image(&bytes));
+	CUresult r = c->lib->cuModuleLoadData(&c->kernels.module, cuda_kernels_image(&bytes));
 
 	for (enum cuda_fn i = 0; r == CUDA_SUCCESS && i < _CUDA_FN_N; i++) {
 		int blocks = 0;
 
-		r = c->lib->cuModuleGetFunction(&c->fn[i], c->module, cuda_fn_name(i));
+		r = c->lib->cuModuleGetFunction(&c->kernels.fn[i], c->kernels.module,
+						cuda_fn_name(i));
 		if (r == CUDA_SUCCESS)
 			r = c->lib->cuOccupancyMaxActiveBlocksPerMultiprocessor(
-				&blocks, c->fn[i], (int)cuda_fn_threads(i), 0);
-		c->per_sm[i] = blocks > 0 ? (unsigned)blocks : 1;
+				&blocks, c->kernels.fn[i], (int)cuda_fn_threads(i), 0);
+		c->kernels.per_sm[i] = blocks > 0 ? (unsigned)blocks : 1;
 	}
 	return r;
 }
@@ -181,7 +182,7 @@ static CUresult cuda_device_warm_kernels(struct cuda *c)
 		void *params[1] = { &args };
 
 		cuda_device_warm_args(c, i, &args);
-		r = c->lib->cuLaunchKernel(c->fn[i], 1, 1, 1, cuda_fn_threads(i), 1, 1, 0,
+		r = c->lib->cuLaunchKernel(c->kernels.fn[i], 1, 1, 1, cuda_fn_threads(i), 1, 1, 0,
 					   c->control, params, NULL);
 	}
 	return r == CUDA_SUCCESS ? c->lib->cuStreamSynchronize(c->control) : r;
@@ -196,9 +197,10 @@ int cuda_device_open(struct cuda *c, CUdevice device, struct fault *f)
 	snprintf(c->backend.info.id, sizeof(c->backend.info.id), "cuda:%d", device);
 	if (!cuda_kernels_image(&bytes) || bytes == 0)
 		return fault_set(f, FAULT_INTERNAL, NULL, "this build has no CUDA kernels");
-	c->sms = (unsigned)cuda_device_attribute(c, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-	c->sms = c->sms ? c->sms : 1;
-	c->rdma = cuda_device_attribute(
+	c->kernels.sms =
+		(unsigned)cuda_device_attribute(c, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+	c->kernels.sms = c->kernels.sms ? c->kernels.sms : 1;
+	c->reach.rdma = cuda_device_attribute(
 		c, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
 	if (!cuda_device_attribute(c, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) ||
 	    !cuda_device_attribute(c,
@@ -242,8 +244,8 @@ void cuda_device_close(struct cuda *c)
 		c->lib->cuMemFreeHost(c->pinned);
 	if (c->scratch)
 		c->lib->cuMemFree(c->scratch);
-	if (c->module)
-		c->lib->cuModuleUnload(c->module);
+	if (c->kernels.module)
+		c->lib->cuModuleUnload(c->kernels.module);
 	c->lib->cuCtxSetCurrent(NULL);
 	c->lib->cuDevicePrimaryCtxRelease(c->device);
 	c->context = NULL;

@@ -299,7 +299,7 @@ void *cuda_exec_main(void *cuda)
 	cuda_result(c, c->lib->cuCtxSetCurrent(c->context), "cuCtxSetCurrent");
 	for (;;) {
 		pthread_mutex_lock(&c->lock);
-		while (!(item = cuda_exec_take_item(c, &turn)) && !c->stop_exec)
+		while (!(item = cuda_exec_take_item(c, &turn)) && !c->threads.stop_exec)
 			pthread_cond_wait(&c->work, &c->lock);
 		tail = item ? item->queue->marks_tail : 0;
 		pthread_mutex_unlock(&c->lock);

@@ -156,19 +156,26 @@ struct cuda {
 	const struct cuda_lib *lib;
 	CUdevice device;
 	CUcontext context; /* the primary one, retained; NULL: not yet */
-	CUmodule module;
-	CUfunction fn[_CUDA_FN_N];
-	unsigned per_sm[_CUDA_FN_N]; /* resident blocks */
-	unsigned sms;
-	CUdevice peers[CUDA_MAX_DEVICES]; /* that may reach our memory, ourselves first */
-	unsigned n_peers;
-	bool rdma;        /* allocations can be reached by network cards */
-	CUstream control; /* never waits for another process */
+	struct {
+		CUmodule module;
+		CUfunction fn[_CUDA_FN_N];
+		unsigned per_sm[_CUDA_FN_N]; /* resident blocks */
+		unsigned sms;
+	} kernels;
+	struct {
+		CUdevice peers[CUDA_MAX_DEVICES]; /* ourselves first */
+		unsigned n_peers;
+		bool rdma; /* network cards can, too */
+	} reach;           /* what may reach our memory */
+	CUstream control;  /* never waits for another process */
 	CUdeviceptr scratch;
 	CUdeviceptr gradient; /* of one block, on its way to the optimizer: CUDA_BLOCK floats */
 	uint8_t *pinned;
-	struct cuda_mem *ready_page, *ready_page_ipc; /* the second may be NULL */
-	_Atomic bool ready_ipc_used;
+	struct {
+		struct cuda_mem *page;
+		struct cuda_mem *page_ipc; /* may be NULL */
+		_Atomic bool ipc_used;
+	} ready;
 	struct cuda_queue queues[_BACKEND_Q_N];
 
 	/* loop thread */
@@ -190,15 +197,17 @@ struct cuda {
 	struct cuda_request import;
 	bool gate;       /* closed: no new foreign waits */
 	bool setting_up; /* the setup thread makes or frees memory */
-	bool stop_exec, stop_reap, stop_setup;
 	bool tick_posted;
 	unsigned foreign; /* waits that are open */
 	char lost_text[160];
 	_Atomic bool lost;
 
 	struct work tick;
-	pthread_t executor, setup_thread;
-	bool executor_runs, setup_runs;
+	struct {
+		pthread_t exec, setup;
+		bool exec_runs, setup_runs;
+		bool stop_exec, stop_reap, stop_setup; /* under the lock */
+	} threads;
 };
 
 static inline struct cuda *cuda_of(struct backend *b)

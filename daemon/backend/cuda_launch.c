@@ -19,13 +19,13 @@ static CUresult cuda_launch_grid(struct cuda *c, struct cuda_queue *q, enum cuda
 	void *params[1] = { args };
 
 	q->launched++;
-	return c->lib->cuLaunchKernel(c->fn[fn], blocks, 1, 1, cuda_fn_threads(fn), 1, 1, 0,
+	return c->lib->cuLaunchKernel(c->kernels.fn[fn], blocks, 1, 1, cuda_fn_threads(fn), 1, 1, 0,
 				      q->stream, params, NULL);
 }
 
 static unsigned cuda_launch_blocks_of(const struct cuda *c, enum cuda_fn fn, uint64_t n)
 {
-	return cuda_fn_blocks(fn, n, c->sms, c->per_sm[fn]);
+	return cuda_fn_blocks(fn, n, c->kernels.sms, c->kernels.per_sm[fn]);
 }
 
 static CUresult cuda_launch_run(struct cuda *c, struct cuda_queue *q, enum cuda_fn fn, uint64_t n,

@@ -21,7 +21,7 @@ CUmemAllocationProp cuda_mem_properties(const struct cuda *c)
 	p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 	p.location.id = c->device;
-	p.allocFlags.gpuDirectRDMACapable = c->rdma;
+	p.allocFlags.gpuDirectRDMACapable = c->reach.rdma;
 	return p;
 }
 
@@ -30,12 +30,12 @@ static CUresult cuda_mem_set_access(const struct cuda *c, CUdeviceptr at, uint64
 {
 	CUmemAccessDesc desc[CUDA_MAX_DEVICES];
 
-	for (unsigned i = 0; i < c->n_peers; i++) {
+	for (unsigned i = 0; i < c->reach.n_peers; i++) {
 		desc[i] = (CUmemAccessDesc){ .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 		desc[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-		desc[i].location.id = c->peers[i];
+		desc[i].location.id = c->reach.peers[i];
 	}
-	return c->lib->cuMemSetAccess(at, bytes, desc, c->n_peers);
+	return c->lib->cuMemSetAccess(at, bytes, desc, c->reach.n_peers);
 }
 
 /* Map @handle; the mapping keeps it alive from then on. */

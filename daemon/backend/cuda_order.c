@@ -58,7 +58,7 @@ static CUresult cuda_order_wait_for_stream(const struct cuda *c, CUstream stream
  * A stream that never continues is abandoned. */
 static CUresult cuda_order_probe(const struct cuda *c)
 {
-	CUdeviceptr slot = cuda_order_slot_of(&c->ready_page->mem, PROBE_SLOT);
+	CUdeviceptr slot = cuda_order_slot_of(&c->ready.page->mem, PROBE_SLOT);
 	CUstream stream;
 	CUresult r = c->lib->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
 
@@ -110,15 +110,15 @@ static int cuda_order_refuse(struct cuda *c, struct fault *f, CUresult memops, C
 static int cuda_order_make_ready_page(struct cuda *c, struct fault *f)
 {
 	uint64_t bytes = c->backend.info.granularity;
-	int r = cuda_mem_make(c, bytes, BACKEND_SHARE_FD, &c->ready_page);
+	int r = cuda_mem_make(c, bytes, BACKEND_SHARE_FD, &c->ready.page);
 
 	if (r)
 		return fault_set(f, r == BACKEND_E_FULL ? FAULT_EXHAUSTED : FAULT_INTERNAL, NULL,
 				 "%s has no memory that can be shared (%s)", c->backend.info.id,
 				 r == BACKEND_E_FULL ? "it is full" : strerror(-r));
 	/* some machines have no legacy IPC: they work without it */
-	if (cuda_mem_make(c, bytes, BACKEND_SHARE_IPC, &c->ready_page_ipc))
-		c->ready_page_ipc = NULL;
+	if (cuda_mem_make(c, bytes, BACKEND_SHARE_IPC, &c->ready.page_ipc))
+		c->ready.page_ipc = NULL;
 	return 0;
 }
 
@@ -149,8 +149,8 @@ void cuda_order_close(struct cuda *c)
 		if (e)
 			c->lib->cuEventDestroy(e);
 	}
-	c->ready_page = cuda_mem_unmake(c, c->ready_page);
-	c->ready_page_ipc = cuda_mem_unmake(c, c->ready_page_ipc);
+	c->ready.page = cuda_mem_unmake(c, c->ready.page);
+	c->ready.page_ipc = cuda_mem_unmake(c, c->ready.page_ipc);
 }
 
 /* ------------------------------------------------------------------- executor */
@@ -176,11 +176,11 @@ CUresult cuda_order_raise(struct cuda *c, struct cuda_queue *q)
 		return c->lib->cuEventRecord(q->ready_events[q->ready % BACKEND_EVENT_RING],
 					     q->stream);
 	r = c->lib->cuStreamWriteValue64(q->stream,
-					 cuda_order_slot_of(&c->ready_page->mem, q->which),
+					 cuda_order_slot_of(&c->ready.page->mem, q->which),
 					 q->ready, CU_STREAM_WRITE_VALUE_DEFAULT);
-	if (r == CUDA_SUCCESS && atomic_load(&c->ready_ipc_used))
+	if (r == CUDA_SUCCESS && atomic_load(&c->ready.ipc_used))
 		r = c->lib->cuStreamWriteValue64(
-			q->stream, cuda_order_slot_of(&c->ready_page_ipc->mem, q->which), q->ready,
+			q->stream, cuda_order_slot_of(&c->ready.page_ipc->mem, q->which), q->ready,
 			CU_STREAM_WRITE_VALUE_DEFAULT);
 	return r;
 }

@@ -55,7 +55,7 @@ static CUresult cuda_overlap_spin(const struct overlap *o)
 	CUresult r = CUDA_SUCCESS;
 
 	for (unsigned i = 0; r == CUDA_SUCCESS && i < SPINS; i++)
-		r = c->lib->cuLaunchKernel(c->fn[CUDA_FN_SPIN], 1, 1, 1,
+		r = c->lib->cuLaunchKernel(c->kernels.fn[CUDA_FN_SPIN], 1, 1, 1,
 					   cuda_fn_threads(CUDA_FN_SPIN), 1, 1, 0,
 					   c->queues[BACKEND_Q_MAIN].stream, params, NULL);
 	return r;

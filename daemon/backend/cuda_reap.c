@@ -49,7 +49,7 @@ void *cuda_reap_main(void *queue)
 		int r;
 
 		pthread_mutex_lock(&c->lock);
-		while (q->marks_tail == q->marks_head && !c->stop_reap)
+		while (q->marks_tail == q->marks_head && !c->threads.stop_reap)
 			pthread_cond_wait(&q->reap, &c->lock);
 		if (q->marks_tail == q->marks_head) {
 			pthread_mutex_unlock(&c->lock);

@@ -161,7 +161,7 @@ void *cuda_setup_main(void *cuda)
 		cuda_setup_set_gate(c, cuda_setup_has_work(c));
 		if (c->gate && cuda_setup_is_quiet(c))
 			cuda_setup_work(c);
-		else if (!c->gate && c->stop_setup)
+		else if (!c->gate && c->threads.stop_setup)
 			break;
 		else
 			cuda_setup_wait_for_work(c);

@@ -26,10 +26,10 @@
 /* Below this the kernel has no huge page to give. */
 #define HUGE_BYTES (2u << 20)
 
-/* -ENOMEM and -ENOSPC mean the same to users: not enough memory. */
+/* These mean the same to users: not enough memory. mmap returns EAGAIN at RLIMIT_MEMLOCK. */
 static int memfd_memory_error(int err)
 {
-	return err == ENOMEM || err == ENOSPC ? BACKEND_E_FULL : -err;
+	return err == ENOMEM || err == ENOSPC || err == EAGAIN ? BACKEND_E_FULL : -err;
 }
 
 /* Return: the descriptor, or -1 with errno. */
@@ -157,7 +157,7 @@ int memfd_import(int fd, uint64_t bytes, struct memfd **ret)
 	if (own < 0)
 		return -errno;
 	r = memfd_map_fd(&own, bytes, ret);
-	return r > 0 ? -ENOMEM : r;
+	return r == BACKEND_E_FULL ? -ENOMEM : r;
 }
 
 int memfd_seal(struct memfd *m)

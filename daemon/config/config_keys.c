@@ -13,15 +13,18 @@
 #define DAY_S  (24 * HOUR_S)
 #define DAY_MS (DAY_S * 1000)
 
-#define FIELD(key)                                            \
-	.name = #key, .offset = offsetof(struct config, key), \
-	.bytes = sizeof(((struct config *)0)->key)
-#define LIST(key) FIELD(key), .count_offset = offsetof(struct config, n_##key)
+#define FIELD_AS(key, field)                                     \
+	.name = (key), .offset = offsetof(struct config, field), \
+	.bytes = sizeof(((struct config *)0)->field)
+#define FIELD(key) FIELD_AS(#key, key)
+/* @list: of a group of fields, with its count in n_@list. */
+#define LIST(key, group, list) \
+	FIELD_AS(key, group.list), .count_offset = offsetof(struct config, group.n_##list)
 
 /* A limit for each user; 0 means no limit. */
-#define PER_USER(key, kind, most, value)                                          \
-	FIELD(key), .type = CONFIG_##kind, .min = 1, .max = (most), .zero = true, \
-		    .by_default = (value), .runtime = true
+#define PER_USER(key, field, kind, most, value)                                        \
+	FIELD_AS(key, per_user.field), .type = CONFIG_##kind, .min = 1, .max = (most), \
+				       .zero = true, .by_default = (value), .runtime = true
 
 /* A socket address holds 108 bytes, the terminating 0 among them. */
 #define SOCKET_PATH_MAX 107
@@ -132,47 +135,59 @@ const struct config_key config_keys[] = {
 	{ FIELD(hello_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
 	  .by_default = "5s", .runtime = true,
 	  .help = "The daemon closes a connection that has not identified its protocol within this time." },
-	{ FIELD(grpc_header_bytes), .type = CONFIG_COUNT, .min = 1024, .max = 1048576,
+	{ FIELD_AS("grpc_header_bytes", grpc.header_bytes), .type = CONFIG_COUNT, .min = 1024,
+	  .max = 1048576,
 	  .by_default = "16384",
 	  .help = "Maximum number of bytes in one header block of a gRPC connection, and in the headers\n"
 		  "of a call. More closes the connection." },
-	{ FIELD(grpc_continuations), .type = CONFIG_COUNT, .min = 1, .max = 1024, .by_default = "4",
+	{ FIELD_AS("grpc_continuations", grpc.continuations), .type = CONFIG_COUNT, .min = 1,
+	  .max = 1024, .by_default = "4",
 	  .runtime = true,
 	  .help = "Maximum number of CONTINUATION frames in one header block. More closes the gRPC\n"
 		  "connection." },
-	{ FIELD(grpc_unattached_streams), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
+	{ FIELD_AS("grpc_unattached_streams", grpc.unattached_streams), .type = CONFIG_COUNT,
+	  .min = 1, .max = 1000000,
 	  .by_default = "32", .runtime = true,
 	  .help = "Maximum number of open calls of a gRPC connection before Attach; further calls wait." },
-	{ FIELD(grpc_unattached_bytes), .type = CONFIG_BYTES, .min = 64 * KIB, .max = GIB,
+	{ FIELD_AS("grpc_unattached_bytes", grpc.unattached_bytes), .type = CONFIG_BYTES,
+	  .min = 64 * KIB, .max = GIB,
 	  .by_default = "1MiB", .runtime = true,
 	  .help = "Maximum number of bytes in incomplete messages of one gRPC connection before Attach." },
-	{ FIELD(grpc_connection_bytes), .type = CONFIG_BYTES, .min = MIB, .max = TIB,
+	{ FIELD_AS("grpc_connection_bytes", grpc.connection_bytes), .type = CONFIG_BYTES,
+	  .min = MIB, .max = TIB,
 	  .by_default = "128MiB", .runtime = true,
 	  .help = "Maximum number of bytes in incomplete messages of one gRPC connection after Attach;\n"
 		  "further bytes wait. The daemon raises the value to max_message_bytes if it is lower." },
-	{ FIELD(grpc_total_bytes), .type = CONFIG_BYTES, .min = MIB, .max = TIB,
+	{ FIELD_AS("grpc_total_bytes", grpc.total_bytes), .type = CONFIG_BYTES, .min = MIB,
+	  .max = TIB,
 	  .by_default = "1GiB", .runtime = true,
 	  .help = "Bytes in incomplete messages of all gRPC connections. Above this limit the\n"
 		  "connections send in turn. The limit for one user is max_message_bytes_per_user." },
-	{ FIELD(grpc_message_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
+	{ FIELD_AS("grpc_message_timeout_ms", grpc.message_timeout_ms), .type = CONFIG_MILLIS,
+	  .min = 1, .max = HOUR_S * 1000,
 	  .by_default = "1min", .runtime = true,
 	  .help = "How long a gRPC call may take to send its message. Then the daemon closes the\n"
 		  "connection and frees the memory of what it sent." },
-	{ FIELD(grpc_idle_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
+	{ FIELD_AS("grpc_idle_timeout_ms", grpc.idle_timeout_ms), .type = CONFIG_MILLIS, .min = 1,
+	  .max = HOUR_S * 1000,
 	  .by_default = "1min", .runtime = true,
 	  .help = "The daemon closes a gRPC connection that has no session and no call and sends\n"
 		  "nothing for this long." },
-	{ FIELD(grpc_resets_per_s), .type = CONFIG_COUNT, .min = 10, .max = 1000000,
+	{ FIELD_AS("grpc_resets_per_s", grpc.resets_per_s), .type = CONFIG_COUNT, .min = 10,
+	  .max = 1000000,
 	  .by_default = "250", .runtime = true,
 	  .help = "Calls that a gRPC connection may cancel per second, with bursts of four times as\n"
 		  "many. A tenth of that before Attach." },
-	{ FIELD(grpc_pings_per_s), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
+	{ FIELD_AS("grpc_pings_per_s", grpc.pings_per_s), .type = CONFIG_COUNT, .min = 1,
+	  .max = 1000000,
 	  .by_default = "100", .runtime = true,
 	  .help = "PING frames of a gRPC connection per second, with bursts of four times as many." },
-	{ FIELD(grpc_settings_per_s), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
+	{ FIELD_AS("grpc_settings_per_s", grpc.settings_per_s), .type = CONFIG_COUNT, .min = 1,
+	  .max = 1000000,
 	  .by_default = "5", .runtime = true,
 	  .help = "SETTINGS frames of a gRPC connection per second, with bursts of four times as many." },
-	{ FIELD(grpc_control_per_s), .type = CONFIG_COUNT, .min = 10, .max = 1000000,
+	{ FIELD_AS("grpc_control_per_s", grpc.control_per_s), .type = CONFIG_COUNT, .min = 10,
+	  .max = 1000000,
 	  .by_default = "1000", .runtime = true,
 	  .help = "Other control frames of a gRPC connection per second, with bursts of four times as\n"
 		  "many. Each call and each KiB of answers allows more." },
@@ -184,36 +199,36 @@ const struct config_key config_keys[] = {
 	  .by_default = "4096",
 	  .help = "How many of the latest operations are kept for reports, with as many records of the\n"
 		  "work that devices did for them." },
-	{ PER_USER(max_connections_per_user, COUNT, 1000000, "2048"),
+	{ PER_USER("max_connections_per_user", max_connections, COUNT, 1000000, "2048"),
 	  .help = "Maximum number of open connections of one user. This limit and those below apply to\n"
 		  "each user except the superuser and the daemon's own user. 0: no limit." },
-	{ PER_USER(max_unattached_per_user, COUNT, 1000000, "256"),
+	{ PER_USER("max_unattached_per_user", max_unattached, COUNT, 1000000, "256"),
 	  .help = "Maximum number of connections of one user that belong to no session yet. Each rank of\n"
 		  "a starting job counts until it has attached." },
-	{ PER_USER(max_sessions_per_user, COUNT, 1000000, "1024"),
+	{ PER_USER("max_sessions_per_user", max_sessions, COUNT, 1000000, "1024"),
 	  .help = "Maximum number of attached processes (ranks, readers, tools) of one user." },
-	{ PER_USER(max_jobs_per_user, COUNT, 100000, "64"),
+	{ PER_USER("max_jobs_per_user", max_jobs, COUNT, 100000, "64"),
 	  .help = "Maximum number of jobs of one user, counted from their creation until their memory is\n"
 		  "freed." },
-	{ PER_USER(max_slabs_per_user, COUNT, 1000000, "8192"),
+	{ PER_USER("max_slabs_per_user", max_slabs, COUNT, 1000000, "8192"),
 	  .help = "Maximum number of memory slabs of one user's jobs. The daemon needs a descriptor for\n"
 		  "each." },
-	{ PER_USER(max_state_bytes_per_user, BYTES, 1024 * TIB, "0"),
+	{ PER_USER("max_state_bytes_per_user", max_state_bytes, BYTES, 1024 * TIB, "0"),
 	  .help = "Memory of all jobs of one user together, regardless of the quotas of the jobs." },
-	{ PER_USER(max_daemon_bytes_per_user, BYTES, TIB, "1GiB"),
+	{ PER_USER("max_daemon_bytes_per_user", max_daemon_bytes, BYTES, TIB, "1GiB"),
 	  .help = "The daemon's own memory used on behalf of one user: rings; records of ranks, units\n"
 		  "and settings; requests in progress." },
-	{ PER_USER(max_message_bytes_per_user, BYTES, TIB, "256MiB"),
+	{ PER_USER("max_message_bytes_per_user", max_message_bytes, BYTES, TIB, "256MiB"),
 	  .help = "Bytes in incomplete messages of all gRPC connections of one user. Above this limit\n"
 		  "the connections send in turn." },
-	{ PER_USER(max_fds_per_user, COUNT, 1000000, "256"),
+	{ PER_USER("max_fds_per_user", max_fds, COUNT, 1000000, "256"),
 	  .help = "Maximum number of descriptors that the daemon has sent to one user's processes and\n"
 		  "that they have not received yet." },
-	{ PER_USER(max_ops_per_user, COUNT, 100000000, "65536"),
+	{ PER_USER("max_ops_per_user", max_ops, COUNT, 100000000, "65536"),
 	  .help = "Maximum number of unanswered operations of all sessions of one user." },
-	{ PER_USER(max_status_calls_per_user, COUNT, 1000000, "8"),
+	{ PER_USER("max_status_calls_per_user", max_status_calls, COUNT, 1000000, "8"),
 	  .help = "Maximum number of unanswered Status calls (shardctl) of one user." },
-	{ LIST(user_limits), .type = CONFIG_LIMITS, .by_default = "", .runtime = true,
+	{ LIST("user_limits", per_user, limits), .type = CONFIG_LIMITS, .by_default = "", .runtime = true,
 	  .help = "Limits of single users and groups that replace the max_..._per_user above:\n"
 		  "\"alice:max_sessions=2000\", \"@ml:max_state_bytes=64GiB\", \"1000:max_jobs=0\". Users\n"
 		  "and groups are names or numbers, groups with an @ before them; 0: no limit. An\n"
@@ -222,20 +237,23 @@ const struct config_key config_keys[] = {
 		  "to them, too. \"alice:worker_weight=300\": while users wait for the host's kernel\n"
 		  "threads, alice gets three times the share of a user with the default of 100 (1 to\n"
 		  "10000)." },
-	{ LIST(allow_uids), .type = CONFIG_UIDS, .max = UINT32_MAX - 1, .by_default = "",
+	{ LIST("allow_uids", allow, uids), .type = CONFIG_UIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Users that may connect, by name or number. If this list and allow_gids are empty,\n"
 		  "every process that may open the socket may connect. The superuser and the daemon's\n"
 		  "own user always may." },
-	{ LIST(allow_gids), .type = CONFIG_GIDS, .max = UINT32_MAX - 1, .by_default = "",
+	{ LIST("allow_gids", allow, gids), .type = CONFIG_GIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Groups whose members may connect, by name or number." },
-	{ FIELD(log_level), .type = CONFIG_CHOICE, .choices = "error|warn|info|debug",
+	{ FIELD_AS("log_level", log.level), .type = CONFIG_CHOICE,
+	  .choices = "error|warn|info|debug",
 	  .by_default = "info", .runtime = true, .help = "Least severe level that is logged." },
-	{ FIELD(log_format), .type = CONFIG_CHOICE, .choices = "text|json", .by_default = "text",
+	{ FIELD_AS("log_format", log.format), .type = CONFIG_CHOICE, .choices = "text|json",
+	  .by_default = "text",
 	  .runtime = true,
 	  .help = "text: one line per message. json: one JSON object per line." },
-	{ FIELD(log_file), .type = CONFIG_PATH, .min = 0, .max = 511, .by_default = "",
+	{ FIELD_AS("log_file", log.file), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "",
 	  .runtime = true,
 	  .help = "Append the log to this file; SIGHUP reopens it. Empty: standard error." },
 };

@@ -10,7 +10,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "config/config.h"
+#include "config/config_values.h"
+#include "core/fault.h"
 
 enum config_type {
 	CONFIG_TEXT,    /* char[bytes] */

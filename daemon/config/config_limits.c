@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/config.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 
@@ -128,8 +129,8 @@ int config_limits_parse(struct config *c, const struct config_key *k, const char
 			return config_limits_refuse(k, item,
 						    "an entry before it sets the same limit", f);
 	}
-	memcpy(c->user_limits, list, sizeof(list));
-	c->n_user_limits = n;
+	memcpy(c->per_user.limits, list, sizeof(list));
+	c->per_user.n_limits = n;
 	return 0;
 }
 
@@ -138,8 +139,8 @@ void config_limits_format(const struct config *c, char *buf)
 	size_t used = 0;
 
 	buf[0] = '\0';
-	for (uint32_t i = 0; i < c->n_user_limits; i++) {
-		const struct user_override *o = &c->user_limits[i];
+	for (uint32_t i = 0; i < c->per_user.n_limits; i++) {
+		const struct user_override *o = &c->per_user.limits[i];
 		bool weight = o->kind == USER_WORKER_WEIGHT;
 
 		used += (size_t)snprintf(buf + used, CONFIG_VALUE_MAX - used,
@@ -153,18 +154,18 @@ void config_limits_format(const struct config *c, char *buf)
 void config_user_limits(const struct config *c, struct user_limits *ret)
 {
 	*ret = (struct user_limits){
-		.most = { [USER_CONNECTIONS] = c->max_connections_per_user,
-			  [USER_UNATTACHED] = c->max_unattached_per_user,
-			  [USER_SESSIONS] = c->max_sessions_per_user,
-			  [USER_JOBS] = c->max_jobs_per_user,
-			  [USER_SLABS] = c->max_slabs_per_user,
-			  [USER_STATE] = c->max_state_bytes_per_user,
-			  [USER_MEMORY] = c->max_daemon_bytes_per_user,
-			  [USER_MESSAGE_BYTES] = c->max_message_bytes_per_user,
-			  [USER_FDS] = c->max_fds_per_user,
-			  [USER_OPS] = c->max_ops_per_user,
-			  [USER_STATUS_CALLS] = c->max_status_calls_per_user },
-		.overrides = c->user_limits,
-		.n_overrides = c->n_user_limits,
+		.most = { [USER_CONNECTIONS] = c->per_user.max_connections,
+			  [USER_UNATTACHED] = c->per_user.max_unattached,
+			  [USER_SESSIONS] = c->per_user.max_sessions,
+			  [USER_JOBS] = c->per_user.max_jobs,
+			  [USER_SLABS] = c->per_user.max_slabs,
+			  [USER_STATE] = c->per_user.max_state_bytes,
+			  [USER_MEMORY] = c->per_user.max_daemon_bytes,
+			  [USER_MESSAGE_BYTES] = c->per_user.max_message_bytes,
+			  [USER_FDS] = c->per_user.max_fds,
+			  [USER_OPS] = c->per_user.max_ops,
+			  [USER_STATUS_CALLS] = c->per_user.max_status_calls },
+		.overrides = c->per_user.limits,
+		.n_overrides = c->per_user.n_limits,
 	};
 }

@@ -515,8 +515,7 @@ static int full_stage(struct cast *cast)
 		struct pool *pool = &cast->job->mem.full[u->parts[d].device->index];
 
 		r = job_take(cast->job, pool, bytes, &cast->parts[d].staged);
-		later = later || r == SLAB_E_LATER;
-		r = r == SLAB_E_LATER ? 0 : r;
+		r = slab_note_later(r, &later);
 	}
 	return r || !later ? r : SLAB_E_LATER;
 }
@@ -542,19 +541,18 @@ static void full_enter(struct cast *cast, struct op *op)
 	condition_wait(&u->cast_done, &op->waiter);
 }
 
-int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
-	       struct fault *f)
+enum res full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
+		    struct fault *f)
 {
 	struct cast *cast;
-	int r = group_comms(job->groups[u->rec->group], f);
+	int r;
 
 	CHECK(!unit_is_copying(u));
-	if (r)
-		return r;
+	RES_TRY(group_comms(job->groups[u->rec->group], f));
 	list_unlink(&u->idle);
 	r = full_take_full(job, u, op);
 	if (r == SLAB_E_LATER)
-		return NODE_E_LATER;
+		return RES_WAIT;
 	cast = r ? NULL : full_cast_new(job, u, deadline_us);
 	if (!r)
 		r = cast ? full_stage(cast) : -ENOMEM;
@@ -563,12 +561,12 @@ int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op 
 			full_cast_free(cast);
 		if (!u->gathered_ranks && !u->copy_reads)
 			job_give_full(job, u);
-		return r == SLAB_E_LATER
-			       ? NODE_E_LATER
-			       : op_memory_fault(job, r, unit_full_room(u), "a gathered unit", f);
+		if (r == SLAB_E_LATER)
+			return RES_WAIT;
+		return res_of(op_memory_fault(job, r, unit_full_room(u), "a gathered unit", f));
 	}
 	full_enter(cast, op);
 	for (unsigned d = 0; d < u->n_parts; d++)
 		full_cast_part(cast, d);
-	return 0;
+	return RES_DONE;
 }

@@ -14,9 +14,9 @@
  * @deadline_us: for streams of trainers that it waits for.
  * @op: runs from here on and waits for it, as if it waited for u->cast_done; or NULL: nobody
  * has asked for it yet, and no other copy goes for it.
- * Return: 0, NODE_E_LATER (nothing was begun: wait for node.changed, then again), or a fault code. */
-int full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
-	       struct fault *f);
+ * RES_DONE: it is begun. RES_WAIT: nothing was: wait for node.changed, then call it again. */
+enum res full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
+		    struct fault *f);
 
 /* Is the copy there, or, executing, as good as there for who waits with a stream? */
 bool full_valid(const struct unit *u);

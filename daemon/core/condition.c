@@ -29,6 +29,11 @@ void waiter_leave(struct waiter *w)
 	list_unlink(&w->link);
 }
 
+const struct condition *waiter_on(const struct waiter *w)
+{
+	return list_empty(&w->link) ? NULL : w->on;
+}
+
 bool condition_is_idle(const struct condition *c)
 {
 	return list_empty(&c->waiters);

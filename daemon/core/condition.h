@@ -14,7 +14,7 @@ struct condition {
 
 struct waiter {
 	struct list link;
-	const struct condition *on; /* what it waits, or has waited, for; NULL: nothing yet */
+	const struct condition *on; /* valid while it waits: waiter_on */
 	void (*resume)(struct waiter *w);
 };
 
@@ -26,6 +26,9 @@ void condition_wait(struct condition *c, struct waiter *w);
 
 /* It waits no more. Safe if it does not. */
 void waiter_leave(struct waiter *w);
+
+/* What it waits for now, or NULL. */
+const struct condition *waiter_on(const struct waiter *w);
 
 /* Is there nobody? */
 bool condition_is_idle(const struct condition *c);

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum log_level { LOG_ERROR = 0, LOG_WARN, LOG_INFO, LOG_DEBUG, _LOG_N };
+#include "core/log_level.h"
 
 struct log_options {
 	enum log_level level;
@@ -42,9 +42,5 @@ void log_write(enum log_level level, const char *topic, const char *fmt, ...)
 
 /* Lines lost since log_open: queue full, or the output refused them. Any thread. */
 uint64_t log_dropped(void);
-
-/* error, warn, info, debug. Return: the level, or -1. */
-int log_level_parse(const char *name);
-const char *log_level_name(enum log_level level);
 
 #endif

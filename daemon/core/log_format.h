@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <time.h>
 
-#include "core/log.h"
+#include "core/log_level.h"
 
 /* PIPE_BUF: a pipe takes such a line whole or not at all. */
 #define LOG_LINE_MAX 4096

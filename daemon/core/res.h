@@ -11,6 +11,12 @@ enum res {
 	RES_FAILED /* the cause is in the fault of what was given */
 };
 
+/* Of a function that does not wait. @code: 0, or a fault code that its caller has in a fault. */
+static inline enum res res_of(int code)
+{
+	return code ? RES_FAILED : RES_DONE;
+}
+
 /* Go on if @x is done, else return what it is: a tick reads as the list of what it waits for. */
 #define RES_TRY(x)                    \
 	do {                          \

@@ -17,6 +17,9 @@ struct ddp_args {
 	unsigned layout;
 };
 
+/* A bucket; no method: DdpReady submits it. */
+extern const struct op_type op_ddp_bucket;
+
 static inline struct ddp_args *ddp_args(const struct op *op)
 {
 	_Static_assert(sizeof(struct ddp_args) <= OP_ARGS_BYTES, "room in struct op");

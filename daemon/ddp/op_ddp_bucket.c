@@ -12,7 +12,7 @@
 
 #include "core/check.h"
 #include "ddp/op_ddp.h"
-#include "ddp/ops.h"
+#include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_util.h"
 #include "reduce/reduce_ddp.h"
@@ -46,9 +46,25 @@ struct work {
 	const void *inputs[];
 };
 
+struct op_ddp_bucket_state {
+	struct gradient_state gradient; /* first: gradient_of */
+	struct work *work;              /* owned; NULL: not yet */
+};
+
+static struct op_ddp_bucket_state *op_ddp_bucket_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct op_ddp_bucket_state));
+}
+
 static struct work *op_ddp_bucket_work_of(const struct coll *c)
 {
-	return c->work;
+	return op_ddp_bucket_of(c)->work;
+}
+
+static void op_ddp_bucket_free(struct coll *c)
+{
+	free(op_ddp_bucket_of(c)->work);
+	shards_free(c);
 }
 
 static int op_ddp_bucket_check(struct op *op, struct fault *f)
@@ -181,7 +197,7 @@ static int op_ddp_bucket_begin_work(struct coll *c)
 	CHECK(bucket < b->n && n > 0);
 	if (!w)
 		return -ENOMEM;
-	c->work = w;
+	op_ddp_bucket_of(c)->work = w;
 	w->d = ddp_args(op)->d;
 	w->b = b;
 	w->bucket = bucket;
@@ -481,7 +497,7 @@ static enum res op_ddp_bucket_prepare(struct coll *c)
 {
 	const struct work *w;
 
-	if (!c->work && op_ddp_bucket_begin_work(c) < 0)
+	if (!op_ddp_bucket_of(c)->work && op_ddp_bucket_begin_work(c) < 0)
 		return coll_fail(c, -ENOMEM);
 	w = op_ddp_bucket_work_of(c);
 	RES_TRY(op_ddp_bucket_prepare_units(c));
@@ -563,6 +579,8 @@ const struct op_type op_ddp_bucket = {
 	.surrogates = true,
 	.check = op_ddp_bucket_check,
 	.coll_tick = op_ddp_bucket_tick,
+	.coll_bytes = sizeof(struct op_ddp_bucket_state),
+	.coll_free = op_ddp_bucket_free,
 	.meets = op_ddp_bucket_meets,
 	.reads_inputs = true,
 	.surrogate_init = op_ddp_bucket_surrogate_init,

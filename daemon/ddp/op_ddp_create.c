@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "ddp/op_ddp.h"
-#include "ddp/ops.h"
+#include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_util.h"
 #include "reduce/sparse.h"
@@ -197,8 +197,8 @@ static uint64_t op_ddp_create_first_limit(const request *r)
 	return r->bucket_bytes ? r->bucket_bytes : BUCKETS_FIRST_BYTES;
 }
 
-/* What a rank is lent of a unit is noted with the unit, which a rank that is handed views only
- * may never have asked for. */
+/* The views that a rank gets of a unit are noted in its record of the unit, which it may not have
+ * yet. */
 static bool op_ddp_create_know_units(const struct coll *c, const request *r)
 {
 	for (uint32_t i = 0; i < c->n; i++)

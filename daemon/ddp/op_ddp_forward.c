@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 #include "ddp/op_ddp.h"
-#include "ddp/ops.h"
+#include "op/op_list.h"
 #include "op/device_note.h"
 #include "op/op.h"
 #include "op/op_run.h"

@@ -4,10 +4,9 @@
 
 #include "core/check.h"
 #include "ddp/op_ddp.h"
-#include "ddp/ops.h"
+#include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_run.h"
-#include "reduce/ops.h"
 #include "reduce/sparse.h"
 
 static void op_ddp_launch_on_done(struct op *op, void *userdata)

@@ -1,7 +1,7 @@
 /* JoinUneven: this rank has no more inputs. Ends when all ranks of the group have said so;
  * until then surrogates take part in its place (op/surrogate.h). */
 #include "core/check.h"
-#include "ddp/ops.h"
+#include "op/op_list.h"
 #include "job/ddp.h"
 #include "op/op.h"
 #include "op/op_run.h"
@@ -38,7 +38,7 @@ static int op_join_uneven_fault_differs(const struct op *first, const char *fiel
 /* The optimizer of a rank that has no more inputs steps nothing, but has a share. */
 static int op_join_uneven_check_own(const struct op *op, struct fault *f)
 {
-	for (unsigned i = 0; i < DDP_MAX; i++) {
+	for (unsigned i = 0; i < JOB_MAX_DDPS; i++) {
 		const struct ddp *d = op->m->job->ddps[i];
 
 		if (!d || d->group != op->group || d->epoch != op->m->epoch)
@@ -106,10 +106,7 @@ static enum res op_join_uneven_start(struct op *op)
 		op_join_uneven_end_others(g, op->m->rank);
 		return RES_DONE;
 	}
-	if (join_args(op)->strict)
-		uneven_begin(op);
-	else
-		surrogate_begin(op);
+	uneven_begin(op);
 	return RES_WAIT;
 }
 
@@ -118,7 +115,7 @@ static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *c
 	Shardd__V1__JoinUnevenResponse reply = SHARDD__V1__JOIN_UNEVEN_RESPONSE__INIT;
 
 	reply.last = join_args(op)->last;
-	reply.shadowed = join_args(op)->surrogates;
+	reply.surrogates = join_args(op)->surrogates;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 

@@ -143,7 +143,7 @@ static void nccl_issue_finish(struct nccl *n, struct nccl_item *item, int status
 /* For a clique that works. A collective that failed stays queued, and is answered when nothing of
  * its clique runs any more: from then on nothing writes to its memory. With the lock, which it
  * releases. */
-static void nccl_issue_issue(struct nccl *n, struct nccl_item *item)
+static void nccl_issue_start(struct nccl *n, struct nccl_item *item)
 {
 	struct nccl_clique *q = item->clique;
 	int r;
@@ -169,7 +169,7 @@ static void nccl_issue_run(struct nccl *n, struct nccl_item *item)
 	bool works = q->state == CLIQUE_READY || q->state == CLIQUE_WARMING;
 
 	if (works && (nccl_issue_is_collective(item) || item->kind == NCCL_WARM)) {
-		nccl_issue_issue(n, item);
+		nccl_issue_start(n, item);
 		return;
 	}
 	if (works && item->kind != NCCL_END) {

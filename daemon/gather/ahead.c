@@ -35,7 +35,7 @@ static void ahead_begin(const struct op *op, struct unit *u)
 	mu->expected = true;
 	if (unit_is_copying(u) || full_valid(u))
 		return;
-	if (ahead_is_room(m->job) && full_begin(m->job, u, op->deadline_us, NULL, &f) == 0)
+	if (ahead_is_room(m->job) && full_begin(m->job, u, op->deadline_us, NULL, &f) == RES_DONE)
 		m->ahead.started++;
 	else
 		m->ahead.skipped++;
@@ -51,7 +51,7 @@ void ahead_asked(struct op *op)
 	const struct unit *u = op->unit;
 	const struct member_unit *mu = member_unit_find(op->m, u);
 
-	CHECK(op->state == OP_PARKED); /* before its copy is looked for or begun */
+	CHECK(op->state == OP_BLOCKED); /* before its copy is looked for or begun */
 	if (pass_args(op)->asked)
 		return;
 	pass_args(op)->asked = true;

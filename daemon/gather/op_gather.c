@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "gather/ahead.h"
 #include "gather/gather.h"
-#include "gather/ops.h"
+#include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -44,7 +44,7 @@ int gather_check(struct op *op, struct fault *f)
 static enum res op_gather_give(struct op *op, struct region place, bool copied, uint64_t ready)
 {
 	struct member_unit *mu = member_unit(op->m, op->unit);
-	bool pass = op->type == &op_begin_pass;
+	bool pass = op->type->is_pass;
 
 	if (op->state != OP_RUN)
 		op_begin_run(op);
@@ -82,7 +82,7 @@ static enum res op_gather_give_full(struct op *op, bool copied)
 	return op_gather_give(op, place, copied, u->copy == UNIT_COPY_EXECUTING ? p->ready : 0);
 }
 
-static void op_gather_gather_fault(struct op *op, int status)
+static void op_gather_fault(struct op *op, int status)
 {
 	const struct node_comm *nc = op->m->job->groups[op->unit->rec->group]->nc;
 
@@ -96,9 +96,9 @@ static void op_gather_gather_fault(struct op *op, int status)
 
 void gather_answer(struct op *op, int status)
 {
-	CHECK(op->state == OP_RUN || op->state == OP_PARKED); /* it began the copy, or waited */
+	CHECK(op->state == OP_RUN || op->state == OP_BLOCKED); /* it began the copy, or waited */
 	if (status)
-		op_gather_gather_fault(op, status);
+		op_gather_fault(op, status);
 	else
 		(void)op_gather_give_full(op, op->state == OP_RUN); /* the first one made it */
 	op_end(op);
@@ -106,11 +106,15 @@ void gather_answer(struct op *op, int status)
 
 static enum res op_gather_begin_cast(struct op *op)
 {
-	int r = full_begin(op->m->job, op->unit, op->deadline_us, op, &op->fault);
-
-	if (r == NODE_E_LATER)
+	switch (full_begin(op->m->job, op->unit, op->deadline_us, op, &op->fault)) {
+	case RES_DONE:
+		return RES_WAIT; /* for its end */
+	case RES_WAIT:
 		return op_wait(op, &op->m->job->node->changed);
-	return r ? RES_FAILED : RES_WAIT;
+	case RES_FAILED:
+		break;
+	}
+	return RES_FAILED;
 }
 
 enum res gather_start(struct op *op)
@@ -118,7 +122,7 @@ enum res gather_start(struct op *op)
 	struct job *job = op->m->job;
 	struct unit *u = op->unit;
 
-	op->state = OP_PARKED;
+	op_state_move(op, OP_BLOCKED);
 	RES_TRY(apply_wait_step(job, &op->waiter));
 	ahead_asked(op);
 	RES_TRY(backward_gather(op));

@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "gather/ahead.h"
 #include "gather/gather.h"
-#include "gather/ops.h"
+#include "op/op_list.h"
 #include "op/guard.h"
 #include "op/op.h"
 #include "op/op_run.h"
@@ -52,7 +52,7 @@ static void op_pass_encode_begin(const struct op *op, op_reply_cb send, void *ct
 }
 
 /* Which passes of its ddps the unit has seen when this one begins. */
-static int op_pass_begin_begin(struct op *op, struct fault *f)
+static int op_pass_begin_start(struct op *op, struct fault *f)
 {
 	(void)f;
 	CHECK(op->unit->rec->guarded); /* the guard has refused others */
@@ -74,7 +74,7 @@ const struct op_type op_begin_pass = {
 	.check = gather_check,
 	.tick = gather_start,
 	.encode = op_pass_encode_begin,
-	.begin = op_pass_begin_begin,
+	.begin = op_pass_begin_start,
 	.is_pass = true,
 	.detail = op_pass_detail,
 	.copied = gather_answer,

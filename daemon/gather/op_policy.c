@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "gather/ops.h"
+#include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -146,8 +146,8 @@ static enum res op_policy_start_prefetch(struct op *op)
 		r = member_set_ahead(op->m, mu, policy_args(op)->kind == PASS_KIND_BACKWARD,
 				     policy_args(op)->units, (uint32_t)policy_args(op)->n);
 	if (r)
-		op_memory_fault(op->m->job, r > 0 ? SLAB_E_QUOTA : r, sizeof(struct member_list),
-				"a list of units", &op->fault);
+		op_memory_fault(op->m->job, r == QUOTA_E_LIMIT ? SLAB_E_QUOTA : r,
+				sizeof(struct member_list), "a list of units", &op->fault);
 	return r ? RES_FAILED : RES_DONE;
 }
 

@@ -3,7 +3,7 @@
 
 #include "copies/hold.h"
 #include "core/check.h"
-#include "gather/ops.h"
+#include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "job/job.h"
+#include "job/job_types.h"
 
 /* Length limit of a chain of aliases: only a cycle is longer. */
 #define MAX_STEPS 64

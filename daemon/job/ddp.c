@@ -9,7 +9,9 @@
 #include "core/buckets.h"
 #include "core/check.h"
 #include "core/cleanup.h"
-#include "job/job.h"
+#include "job/job_account.h"
+#include "job/job_types.h"
+#include "job/member.h"
 #include "unit/runs.h"
 
 /* Buckets begin at multiples of this many bytes of a rank's buffer. */
@@ -353,7 +355,7 @@ static struct ddp **ddp_find_place(struct job *job)
 {
 	struct ddp **free_place = NULL;
 
-	for (unsigned i = 0; i < DDP_MAX; i++) {
+	for (unsigned i = 0; i < JOB_MAX_DDPS; i++) {
 		struct ddp **d = &job->ddps[i];
 
 		if (*d && (*d)->epoch != job->rec->epoch && !ddp_is_read(*d)) {
@@ -376,7 +378,7 @@ int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, stru
 		return f->code;
 	if (!place)
 		return fault_set(f, FAULT_EXHAUSTED, NULL, "job '%s' has %u ddps, the maximum",
-				 job->rec->name, DDP_MAX);
+				 job->rec->name, JOB_MAX_DDPS);
 	d = calloc(1, sizeof(*d));
 	if (!d)
 		return fault_errno(f, -ENOMEM, "making a ddp");
@@ -403,7 +405,7 @@ int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, stru
 
 void ddps_free(struct job *job)
 {
-	for (unsigned i = 0; i < DDP_MAX; i++) {
+	for (unsigned i = 0; i < JOB_MAX_DDPS; i++) {
 		ddp_free(job->ddps[i]);
 		job->ddps[i] = NULL;
 	}
@@ -411,7 +413,7 @@ void ddps_free(struct job *job)
 
 struct ddp *ddp_by_id(struct job *job, uint32_t id, uint64_t epoch)
 {
-	struct ddp *d = id && id <= DDP_MAX ? job->ddps[id - 1] : NULL;
+	struct ddp *d = id && id <= JOB_MAX_DDPS ? job->ddps[id - 1] : NULL;
 
 	return d && d->epoch == epoch ? d : NULL;
 }

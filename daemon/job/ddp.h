@@ -28,7 +28,6 @@
 
 struct job;
 
-#define DDP_MAX        64u /* of a job */
 #define DDP_MAX_WAITS  8u
 #define DDP_MAX_LIMITS 4096u
 

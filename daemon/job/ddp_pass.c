@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 #include "job/ddp.h"
-#include "job/job.h"
+#include "job/job_types.h"
 
 static bool ddp_pass_is_first_static(const struct ddp_rank *r)
 {
@@ -81,7 +81,7 @@ static bool ddp_pass_is_busy(const struct ddp *d)
 
 bool ddp_unit_is_busy(const struct job *job, const struct unit *u)
 {
-	for (unsigned k = 0; k < DDP_MAX; k++) {
+	for (unsigned k = 0; k < JOB_MAX_DDPS; k++) {
 		const struct ddp *d = job->ddps[k];
 
 		for (uint32_t i = 0; d && i < d->n; i++)
@@ -116,7 +116,7 @@ uint64_t ddp_unit_passes(const struct job *job, const struct unit *u, uint32_t r
 {
 	uint64_t passes = 0;
 
-	for (unsigned k = 0; k < DDP_MAX; k++) {
+	for (unsigned k = 0; k < JOB_MAX_DDPS; k++) {
 		const struct ddp_rank *r = ddp_pass_rank_with(job, k, u, rank);
 
 		passes += r ? r->begun - r->open : 0;
@@ -134,7 +134,7 @@ static bool ddp_pass_all_ready(const struct ddp_rank *r, const struct unit *u)
 
 bool ddp_unit_is_ready(const struct job *job, const struct unit *u, uint32_t rank)
 {
-	for (unsigned k = 0; k < DDP_MAX; k++) {
+	for (unsigned k = 0; k < JOB_MAX_DDPS; k++) {
 		const struct ddp_rank *r = ddp_pass_rank_with(job, k, u, rank);
 
 		if (r && r->open && (ddp_pass_is_first_static(r) || ddp_pass_all_ready(r, u)))

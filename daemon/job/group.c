@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "job/job.h"
+#include "job/job_types.h"
 
 int group_new(struct job *job, uint32_t id, const state_group *rec, match_complete_cb complete,
 	      match_failed_cb failed, struct group **ret)
@@ -69,32 +69,34 @@ struct device *group_device(const struct group *g, uint32_t index)
 	return d || g->job->node->n_devices > 1 ? d : &g->job->node->devices[0]; /* where else */
 }
 
-int group_place(struct group *g)
+enum res group_place(struct group *g, struct fault *f)
 {
 	struct device *devices[NODE_MAX_DEVICES];
 	unsigned n = 0;
 
 	if (g->n_devices)
-		return 0;
+		return RES_DONE;
 	for (uint32_t i = 0; i < group_size(g); i++) {
 		struct device *d = group_device(g, i);
 
 		if (!d)
-			return NODE_E_LATER;
+			return RES_WAIT;
 		n = group_add_device(devices, n, d);
 	}
 	g->devices = malloc(n * sizeof(*devices));
-	if (!g->devices)
-		return -ENOMEM;
+	if (!g->devices) {
+		fault_errno(f, -ENOMEM, "placing a group");
+		return RES_FAILED;
+	}
 	memcpy(g->devices, devices, n * sizeof(*devices));
 	g->n_devices = n;
-	return 0;
+	return RES_DONE;
 }
 
-int group_comms(struct group *g, struct fault *f)
+enum res group_comms(struct group *g, struct fault *f)
 {
 	struct node_comm *nc = NULL;
-	int r;
+	enum res r;
 
 	CHECK(g->n_devices > 0);
 	r = node_comm(g->job->node, g->devices, g->n_devices, &nc, f);

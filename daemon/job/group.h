@@ -8,6 +8,7 @@
 
 #include "core/condition.h"
 #include "core/list.h"
+#include "core/res.h"
 #include "job/match.h"
 #include "job/node.h"
 #include "store/state.h"
@@ -15,6 +16,7 @@
 #include "unit/settings.h"
 
 struct job;
+struct op_joined_ops;
 
 /* The plan for the gradients of a backward pass as they arrive, until its Step. */
 struct pass_plan {
@@ -35,9 +37,10 @@ struct group {
 	struct list small;       /* reductions that wait for the batch before them; owned by op/ */
 	bool small_runs;         /* a batch of them is under way */
 	struct condition joins;  /* all ranks have joined uneven: its waiters are such ops */
-	uint32_t surrogates;     /* ops in place of these that are not announced yet */
-	struct fault uneven;     /* why the untold ones fail; op/uneven.h */
-	bool *untold;            /* by member: its collectives fail; owned */
+	const struct op_joined_ops *joined; /* NULL: no rank has yet; op/op_run.h */
+	uint32_t surrogates;                /* ops in place of these that are not announced yet */
+	struct fault uneven;                /* why the untold ones fail; op/uneven.h */
+	bool *untold;                       /* by member: its collectives fail; owned */
 	uint32_t n_untold;
 	struct node_comm *nc; /* borrowed from the node; NULL: never asked for */
 
@@ -64,11 +67,11 @@ struct group *group_free(struct group *g);
 void group_reset(struct group *g, const struct fault *fault);
 
 /* Determine the group's devices, if all its ranks are placed by now. They do not change: ranks of a
- * placed group do not move. Return: 0 (placed), NODE_E_LATER, or -ENOMEM. */
-int group_place(struct group *g);
+ * placed group do not move. RES_WAIT: not all are: wait for node.changed, then ask again. */
+enum res group_place(struct group *g, struct fault *f);
 
 /* The group's communicators; it must be placed. Return: as node_comm. */
-int group_comms(struct group *g, struct fault *f);
+enum res group_comms(struct group *g, struct fault *f);
 
 /* The device of the group's member @index; NULL: it is not placed yet. */
 struct device *group_device(const struct group *g, uint32_t index);

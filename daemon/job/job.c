@@ -14,11 +14,6 @@
 
 #define JOB_MAGIC 0x4a4f4221u
 
-/* Approximate size of the records with their names: of a rank, of a unit, of a tensor. */
-#define JOB_RANK_BYTES   (sizeof(struct member) + 256u)
-#define JOB_UNIT_BYTES   1024u
-#define JOB_TENSOR_BYTES 512u
-
 void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops)
 {
 	*jobs = (struct jobs){ .node = node, .ops = *ops, .names = HTAB_NULL };
@@ -101,15 +96,6 @@ static void job_open_accounts(struct job *job)
 	}
 }
 
-uint64_t job_own_bytes(const struct job *job, uint64_t units, uint64_t tensors)
-{
-	uint64_t ranks = job->rec->world_size;
-
-	return sizeof(struct job) + ranks * JOB_RANK_BYTES +
-	       units * (sizeof(struct unit) + JOB_UNIT_BYTES + ranks * sizeof(struct member_unit)) +
-	       tensors * JOB_TENSOR_BYTES;
-}
-
 /* Its owner pays. Return: 0 or a fault code. */
 static int job_charge(struct job *job, struct fault *f)
 {
@@ -121,17 +107,6 @@ static int job_charge(struct job *job, struct fault *f)
 		(void)user_charge(&job->memory, u, USER_MEMORY, job_own_bytes(job, 0, 0), f);
 	user_unref(u);
 	return f->code;
-}
-
-int job_owner_fault(const struct job *job, uint64_t bytes, struct fault *f)
-{
-	struct user *u = job->owner.user;
-
-	if (!user_has_room(u, USER_SLABS, 1))
-		return user_refuse(u, USER_SLABS, 1, f);
-	if (!user_has_room(u, USER_STATE, bytes))
-		return user_refuse(u, USER_STATE, bytes, f);
-	return 0;
 }
 
 struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
@@ -151,7 +126,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->copies.turns);
 	list_init(&job->copies.drains);
 	condition_init(&job->step.applied, "a step that is being applied");
-	list_init(&job->settled_waiters);
+	condition_init(&job->settled, "ops of an earlier epoch");
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);
 	readers_init(&job->readers);
@@ -394,14 +369,4 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 	if (r == 0 && ret_created)
 		*ret_created = created;
 	return r;
-}
-
-struct group *job_group_by_id(struct job *job, uint32_t id)
-{
-	return id < job->n_groups ? job->groups[id] : NULL;
-}
-
-struct unit *job_unit_by_id(struct job *job, uint32_t id)
-{
-	return id && id <= job->n_units ? job->units[id - 1] : NULL;
 }

@@ -79,29 +79,11 @@ static bool job_end_ops_over(const struct job *job)
 	return !job->running && job->step.state != JOB_STEP_APPLYING && !job->step.stepping;
 }
 
-static void job_end_wake_waiters(struct job *job)
-{
-	struct list woken = LIST_INIT(woken);
-
-	list_take_all(&woken, &job->settled_waiters);
-	while (!list_empty(&woken)) {
-		struct job_waiter *w = list_first(&woken, struct job_waiter, link);
-
-		list_unlink(&w->link);
-		w->fn(w); /* may wait again */
-	}
-}
-
-void job_wait_settled(struct job *job, struct job_waiter *w)
-{
-	list_append(&job->settled_waiters, &w->link);
-}
-
 void job_settle(struct job *job)
 {
 	if (job->mem.stale_partials && !job->running)
 		job_drop_partials(job);
-	job_end_wake_waiters(job);
+	condition_signal(&job->settled);
 	readers_grant(job);
 	job_give_stray_grads(job);
 	if (!job->life.deleted || !job_end_ops_over(job))
@@ -141,7 +123,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 		struct member *m = job->ranks[r];
 
 		if (m && m->state == MEMBER_STALE) {
-			m->state = MEMBER_DEAD;
+			member_state_move(m, MEMBER_DEAD);
 			m->ended = told;
 			job->present--;
 			member_retire(m);
@@ -233,82 +215,6 @@ const char *job_state_name(const struct job *job)
 	if (!job->present)
 		return "IDLE";
 	return job->joined == job->rec->world_size ? "RUNNING" : "FORMING";
-}
-
-/* The other jobs of the same owner that hold most, since they may cause the shortage. Of other
- * users' jobs only the sum is told. */
-static void job_end_name_largest(const struct job *job, char *buf, size_t bytes)
-{
-	const struct job *largest[3] = { NULL };
-	struct job *other, *tmp;
-
-	list_for_each (other, tmp, &job->jobs->all, link) {
-		const struct job *next = other;
-
-		for (size_t i = 0; i < ARRAY_SIZE(largest) && next; i++) {
-			const struct job *here = largest[i];
-
-			if (other == job || other->rec->uid != job->rec->uid || !other->quota.used)
-				break;
-			if (here && here->quota.used >= next->quota.used)
-				continue;
-			largest[i] = next;
-			next = here;
-		}
-	}
-	for (size_t i = 0; i < ARRAY_SIZE(largest) && largest[i]; i++) {
-		size_t at = strlen(buf);
-
-		snprintf(buf + at, bytes - at, "%s '%.40s' %llu",
-			 i ? "," : "; your others:", largest[i]->rec->name,
-			 (unsigned long long)largest[i]->quota.used);
-	}
-}
-
-/* The part of the memory in use that only waits for processes to release it. */
-static void job_end_name_quarantined(const struct job *job, char *buf, size_t bytes)
-{
-	uint64_t sum = 0;
-	size_t at = strlen(buf);
-
-	for (unsigned d = 0; d < job->node->n_devices; d++)
-		sum += job->node->devices[d].quarantined;
-	if (sum)
-		snprintf(buf + at, bytes - at,
-			 "; %llu bytes of it are quarantined, held by processes of ended jobs: see "
-			 "shardctl memory",
-			 (unsigned long long)sum);
-}
-
-void job_holders(const struct job *job, char *buf, size_t bytes)
-{
-	const struct quota *q = &job->quota;
-	size_t at = 0;
-	int n = snprintf(buf, bytes, "job '%s' holds %llu bytes", job->rec->name,
-			 (unsigned long long)q->used);
-
-	at = n > 0 && (size_t)n < bytes ? (size_t)n : bytes;
-	for (int c = 0; c < _MEM_N && at < bytes; c++) {
-		n = snprintf(buf + at, bytes - at, "%s%s %llu", c ? ", " : " (",
-			     mem_class_name((enum mem_class)c), (unsigned long long)q->by_class[c]);
-		at += n > 0 && (size_t)n < bytes - at ? (size_t)n : bytes - at;
-	}
-	if (at < bytes)
-		snprintf(buf + at, bytes - at,
-			 ") of its %llu, all jobs %llu of %llu in %u of %u slabs",
-			 (unsigned long long)(q->limit ? q->limit : node_capacity(job->node)),
-			 (unsigned long long)node_used(job->node),
-			 (unsigned long long)node_capacity(job->node),
-			 job->node->devices[0].table->n, job->node->devices[0].table->max);
-	job_end_name_quarantined(job, buf, bytes);
-	for (unsigned d = 0; d < job->node->n_devices; d++) {
-		const char *why = backend_info(job->node->devices[d].backend)->short_of;
-
-		at = strlen(buf);
-		if (*why)
-			snprintf(buf + at, bytes - at, "; %s", why);
-	}
-	job_end_name_largest(job, buf, bytes);
 }
 
 void job_note_error(struct job *job, const struct fault *f)

@@ -45,7 +45,7 @@ int job_take(struct job *job, struct pool *pool, uint64_t bytes, struct region *
 {
 	int r = pool_take(pool, bytes, ret);
 
-	if (r > 0 && r != SLAB_E_LATER && job_evict(job, UINT64_MAX))
+	if (slab_is_short(r) && job_evict(job, UINT64_MAX))
 		r = pool_take(pool, bytes, ret);
 	return r;
 }

@@ -1,6 +1,8 @@
 /* The memory of gathered copies: one region on each device of a unit. */
+#include "job/job_full.h"
+
 #include "core/check.h"
-#include "job/job.h"
+#include "job/job_types.h"
 
 static struct pool *job_full_pool_of(struct job *job, const struct unit_part *p)
 {

@@ -23,11 +23,10 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 
 		u->has_gradient = false;
 		u->factors = (struct unit_factors){ 0 };
-		if (u->copies_differ && u->step != UNIT_STEP_STEPPING) {
+		if (u->shards == UNIT_SHARDS_MIXED && u->step != UNIT_STEP_STEPPING) {
 			u->rec->initialised = false; /* no copy is more correct than another */
 			job->readers.changes++;
 		}
-		u->copies_differ = u->copies_differ && u->step == UNIT_STEP_STEPPING;
 	}
 	job_drop_partials(job);
 	job_pass_end(job, NULL);
@@ -39,7 +38,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 
 		if (!m || m->state != MEMBER_JOINED)
 			continue;
-		m->state = MEMBER_STALE;
+		member_state_move(m, MEMBER_STALE);
 		m->ended = *fault;
 		job->joined--;
 		job->jobs->ops.event(m, JOB_EVENT_EPOCH_ENDED, fault->text);
@@ -96,7 +95,8 @@ static void job_members_end_epoch_for_newcomer(struct job *job, uint32_t rank, p
 
 static void job_members_count_in(struct job *job, struct member *m, bool was_present)
 {
-	m->state = MEMBER_JOINED;
+	if (was_present)
+		member_state_move(m, MEMBER_JOINED);
 	m->epoch = job->rec->epoch;
 	m->next_seq = 1;
 	m->last_op = "join";
@@ -145,8 +145,8 @@ static int job_members_check_channel(const struct job *job, const struct job_joi
 			 job->rec->name);
 }
 
-int job_join(struct job *job, const struct job_joining *how, struct proc *proc, uint64_t session,
-	     struct member *again, struct member **ret, struct fault *f)
+enum res job_join(struct job *job, const struct job_joining *how, struct proc *proc,
+		  uint64_t session, struct member *again, struct member **ret, struct fault *f)
 {
 	/* a process that has left comes back as a new member: its pool was freed when it left */
 	struct member *m =
@@ -156,29 +156,29 @@ int job_join(struct job *job, const struct job_joining *how, struct proc *proc, 
 
 	if (job_members_check_join(job, rank, m, f) || job_members_check_channel(job, how, f) ||
 	    job_place(job, rank, how->device, f))
-		return f->code;
+		return RES_FAILED;
 	if (m && m->device != job->placed[rank])
-		return fault_set(
+		return res_of(fault_set(
 			f, FAULT_STATE, NULL,
 			"this session is on %s as rank %u and cannot move to another device: "
 			"leave first",
-			backend_info(m->device->backend)->id, rank);
+			backend_info(m->device->backend)->id, rank));
 	if (!job->rec->epoch)
 		job->rec->epoch = 1;
 	if (job_members_needs_new_epoch(job, rank))
 		job_members_end_epoch_for_newcomer(job, rank, proc_pid(proc));
 	if (job_members_is_busy(job, rank))
-		return JOB_E_BUSY;
+		return RES_WAIT;
 	if (m)
 		member_reset(m);
 	else if (member_new(job, rank, proc, session, &m) < 0)
-		return fault_errno(f, -ENOMEM, "joining a job");
+		return res_of(fault_errno(f, -ENOMEM, "joining a job"));
 	if (!was_present)
 		job_members_replace_member(job, m);
 	job_members_count_in(job, m, was_present);
 	node_wake(job->node); /* those that waited for this rank's place */
 	*ret = m;
-	return 0;
+	return RES_DONE;
 }
 
 static void job_members_leave_common(struct member *m, enum member_state state)
@@ -188,7 +188,7 @@ static void job_members_leave_common(struct member *m, enum member_state state)
 	CHECK(job_members_is_present(m));
 	job->joined -= m->state == MEMBER_JOINED;
 	job->present--;
-	m->state = state;
+	member_state_move(m, state);
 	member_retire(m);
 	if (job->present)
 		return;
@@ -197,19 +197,19 @@ static void job_members_leave_common(struct member *m, enum member_state state)
 	job->life.draining = false; /* done: the next trainers may continue from the last commit */
 }
 
-int job_leave(struct member *m, bool *ret_freed, struct fault *f)
+enum res job_leave(struct member *m, bool *ret_freed, struct fault *f)
 {
 	struct job *job = m->job;
 	bool joined = m->state == MEMBER_JOINED;
 
 	*ret_freed = false;
 	if (m->pending)
-		return fault_set(
+		return res_of(fault_set(
 			f, FAULT_STATE, NULL,
 			"rank %u of job '%s' has %u ops in progress: wait for them, then leave",
-			m->rank, job->rec->name, m->pending);
+			m->rank, job->rec->name, m->pending));
 	if (m->executing)
-		return JOB_E_LATER;
+		return RES_WAIT;
 	job_members_leave_common(m, MEMBER_LEFT);
 	for (uint32_t i = 0; joined && i < job->n_groups; i++)
 		job_group_left(job->groups[i], m);
@@ -218,7 +218,7 @@ int job_leave(struct member *m, bool *ret_freed, struct fault *f)
 
 		*ret_freed = job_delete(job, false, NULL, &none) == 0;
 	}
-	return 0;
+	return RES_DONE;
 }
 
 void job_lost(struct member *m, const char *why)

@@ -22,11 +22,6 @@ static struct device *job_place_default(const struct job *job, uint32_t rank)
 	return there[(uint64_t)rank * n / world];
 }
 
-enum backend_share job_share(const struct job *job)
-{
-	return job->rec->ipc ? BACKEND_SHARE_IPC : BACKEND_SHARE_FD;
-}
-
 /* Memory or communicators of the rank's groups exist on its device. */
 static bool job_place_is_fixed(const struct job *job, uint32_t rank)
 {

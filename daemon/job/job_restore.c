@@ -82,7 +82,7 @@ static int job_restore_unit(struct job *job, state_unit *rec, struct fault *f)
 	if (!unit_layout(rec, group_size(g), &layout) || !unit_buffers_fit(rec))
 		return fault_set(f, FAULT_INVALID, "state",
 				 "saved unit '%.100s' has no valid layout", rec->name);
-	if (group_place(g))
+	if (group_place(g, f) != RES_DONE)
 		return fault_set(f, FAULT_INVALID, "state",
 				 "saved unit '%.100s' has ranks without a device", rec->name);
 	if (unit_new(job->n_units + 1, rec, &layout, g->devices, g->n_devices, &u) < 0)

@@ -4,8 +4,10 @@
 #include <stdlib.h>
 
 #include "core/check.h"
-#include "job/job.h"
-#include "job/member_link.h"
+#include "core/state.h"
+#include "job/job_full.h"
+#include "job/job_types.h"
+#include "job/member_impl.h"
 #include "job/passes.h"
 
 #define MEMBER_MAGIC 0x4d454d42u
@@ -24,7 +26,7 @@ int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t sessi
 	}
 	m->magic = MEMBER_MAGIC;
 	m->refs = 1;
-	m->state = MEMBER_JOINED;
+	CHECK(m->state == MEMBER_JOINED);
 	m->job = job;
 	m->rank = rank;
 	m->proc = proc_ref(proc);
@@ -76,11 +78,45 @@ struct member *member_unref(struct member *m)
 	return NULL;
 }
 
+static const struct state_row member_states[] = {
+	[MEMBER_JOINED] = { "JOINED", STATE_TO(MEMBER_STALE) | STATE_TO(MEMBER_LEFT) |
+					      STATE_TO(MEMBER_DEAD) },
+	[MEMBER_STALE] = { "STALE", STATE_TO(MEMBER_JOINED) | STATE_TO(MEMBER_LEFT) |
+					    STATE_TO(MEMBER_DEAD) },
+	[MEMBER_LEFT] = { "LEFT", 0 },
+	[MEMBER_DEAD] = { "DEAD", 0 },
+};
+
+void member_state_move(struct member *m, enum member_state to)
+{
+	state_move(member_states, &m->state, (uint8_t)to);
+}
+
 const char *member_state_name(enum member_state s)
 {
-	static const char *const names[_MEMBER_N] = { "JOINED", "STALE", "LEFT", "DEAD" };
+	return s < ARRAY_SIZE(member_states) ? member_states[s].name : "?";
+}
 
-	return s < _MEMBER_N ? names[s] : "?";
+/* Each may become NONE: the epoch ends, or the unit is initialised. */
+static const struct state_row member_shard_states[] = {
+	[SHARD_NONE] = { "NONE", STATE_TO(SHARD_COMING) },
+	[SHARD_COMING] = { "COMING", STATE_TO(SHARD_GOING) | STATE_TO(SHARD_NONE) },
+	[SHARD_GOING] = { "GOING",
+			  STATE_TO(SHARD_OUT) | STATE_TO(SHARD_COMING) | STATE_TO(SHARD_NONE) },
+	[SHARD_OUT] = { "OUT", STATE_TO(SHARD_BACK) | STATE_TO(SHARD_NONE) },
+	[SHARD_BACK] = { "BACK", STATE_TO(SHARD_GIVEN_BACK) | STATE_TO(SHARD_NONE) },
+	[SHARD_GIVEN_BACK] = { "GIVEN_BACK", STATE_TO(SHARD_COMING) | STATE_TO(SHARD_NONE) },
+};
+
+void member_shard_move(struct member_unit *mu, enum shard_state to)
+{
+	state_move(member_shard_states, &mu->shard_state, (uint8_t)to);
+}
+
+void member_shard_drop(struct member_unit *mu)
+{
+	if (mu->shard_state != SHARD_NONE)
+		member_shard_move(mu, SHARD_NONE);
 }
 
 int member_pid(const struct member *m)
@@ -270,7 +306,7 @@ void member_reset(struct member *m)
 		mu->included = false;
 		mu->expected = false;
 		pool_give(&m->pool, &mu->shard);
-		mu->shard_state = SHARD_NONE;
+		member_shard_drop(mu);
 	}
 	m->in_pass = 0;
 	prefetch_restart(&m->ahead.learned);

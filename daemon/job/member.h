@@ -20,6 +20,7 @@
 #include "core/fault.h"
 #include "core/list.h"
 #include "core/proc.h"
+#include "core/res.h"
 #include "job/prefetch.h"
 #include "mem/pool.h"
 
@@ -63,7 +64,7 @@ struct member_unit {
 	 * unit's reduce plan; @included: what earlier reductions left is in it too. */
 	struct region accumulated;
 	bool included;
-	enum shard_state shard_state;
+	uint8_t shard_state; /* enum shard_state */
 	struct region shard; /* OUT: its copy of its shard: parameters, gradient */
 	bool expected;       /* its next use is expected: its gather was begun ahead, or is done */
 	struct member_list *ahead[2]; /* of forward and backward; NULL: none */
@@ -99,7 +100,7 @@ struct member_buffer {
 struct member {
 	uint32_t magic;
 	unsigned refs;
-	enum member_state state;
+	uint8_t state;   /* enum member_state */
 	struct job *job; /* borrowed; the job outlives its members */
 	uint32_t rank;
 	struct proc *proc;  /* a reference */
@@ -149,6 +150,11 @@ struct member *member_ref(struct member *m);
 /* Return: NULL. NULL is allowed. */
 struct member *member_unref(struct member *m);
 
+/* Move m->state, mu->shard_state. CHECK that the move is in the table (member.c, docs/states.md). */
+void member_state_move(struct member *m, enum member_state to);
+void member_shard_move(struct member_unit *mu, enum shard_state to);
+/* Move mu->shard_state to NONE, from any state. Its memory is the caller's affair. */
+void member_shard_drop(struct member_unit *mu);
 const char *member_state_name(enum member_state s);
 int member_pid(const struct member *m);
 
@@ -187,9 +193,8 @@ void member_op_begun(struct member *m);
 void member_op_ended(struct member *m);
 
 /* Give it signals, so that its ops can be ordered with its streams (member_link.c). They stay
- * for the life of the member. Return: 0, MEMBER_E_LATER (wait for node.changed, then again), or a fault. */
-enum { MEMBER_E_LATER = -1 };
-int member_link(struct member *m, struct fault *f);
+ * for the life of the member. RES_WAIT: wait for node.changed, then ask again. */
+enum res member_link(struct member *m, struct fault *f);
 /* Its signals: NULL, if it has none. */
 struct backend_signals *member_signals(const struct member *m);
 struct slab *member_signals_slab(const struct member *m);

@@ -4,13 +4,14 @@
  * gone the signals are poisoned, and the page is freed when no queue waits on it any more and the
  * process has ended.
  */
-#include "job/member_link.h"
+#include "job/member_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "core/check.h"
-#include "job/job.h"
+#include "job/job_types.h"
+#include "job/member.h"
 
 struct member_link {
 	struct backend_signals *signals;
@@ -27,16 +28,16 @@ static int member_link_take_slab(struct member *m, struct slab **ret)
 			(int)m->rank, ret);
 }
 
-int member_link(struct member *m, struct fault *f)
+enum res member_link(struct member *m, struct fault *f)
 {
 	struct member_link *l;
 	int r;
 
 	if (m->link || backend_info(m->device->backend)->order == BACKEND_ORDER_NONE)
-		return 0;
+		return RES_DONE;
 	l = calloc(1, sizeof(*l));
 	if (!l)
-		return fault_errno(f, -ENOMEM, "making signals");
+		return res_of(fault_errno(f, -ENOMEM, "making signals"));
 	r = member_link_take_slab(m, &l->slab);
 	if (r == 0) {
 		r = backend_signals_new(m->device->backend, l->slab->mem, &l->signals);
@@ -46,12 +47,12 @@ int member_link(struct member *m, struct fault *f)
 	if (r) {
 		free(l);
 		if (r == SLAB_E_LATER)
-			return MEMBER_E_LATER;
-		return fault_errno(f, r > 0 ? -ENOSPC : r, "taking device memory for signals");
+			return RES_WAIT;
+		return res_of(fault_errno(f, r, "taking device memory for signals"));
 	}
 	l->slab->writable = true;
 	m->link = l;
-	return 0;
+	return RES_DONE;
 }
 
 struct backend_signals *member_signals(const struct member *m)

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "job/window.h"
+#include "core/state.h"
 
 void node_instance_text(const struct node *node, char ret[2 * NODE_INSTANCE_BYTES + 1])
 {
@@ -89,11 +89,22 @@ static struct engine *node_engine_for(struct node *node, unsigned n)
 	return n > 1 || (node->engine_for_one && node->engine) ? node->engine : node->local;
 }
 
+static const struct state_row node_comm_states[] = {
+	[COMM_MAKING] = { "MAKING", STATE_TO(COMM_READY) | STATE_TO(COMM_BROKEN) },
+	[COMM_READY] = { "READY", STATE_TO(COMM_BROKEN) },
+	[COMM_BROKEN] = { "BROKEN", STATE_TO(COMM_MAKING) },
+};
+
+static void node_state_move(struct node_comm *nc, enum node_comm_state to)
+{
+	state_move(node_comm_states, &nc->state, (uint8_t)to);
+}
+
 static void node_set_broken(struct node_comm *nc, const char *why)
 {
 	if (nc->state == COMM_BROKEN)
 		return;
-	nc->state = COMM_BROKEN;
+	node_state_move(nc, COMM_BROKEN);
 	nc->breaks++;
 	snprintf(nc->why, sizeof(nc->why), "%s", why);
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
@@ -143,8 +154,9 @@ static void node_on_ready(struct node_comm *nc, enum backend_queue q, struct com
 	} else if (nc->state == COMM_BROKEN) {
 		comm_abort(comm);
 	} else if (nc->making == 0) {
-		nc->state = COMM_READY;
-		window_comm_ready(nc);
+		node_state_move(nc, COMM_READY);
+		if (nc->made_again)
+			nc->made_again(nc);
 	}
 	if (nc->making == 0)
 		node_wake(nc->node);
@@ -229,7 +241,7 @@ static void node_make(struct node_comm *nc)
 {
 	struct engine *engine = node_engine_for(nc->node, nc->n);
 
-	nc->state = COMM_MAKING;
+	CHECK(nc->state == COMM_MAKING);
 	nc->why[0] = '\0';
 	nc->making++; /* not done before both were requested */
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
@@ -272,6 +284,7 @@ static void node_make_again(struct node_comm *nc)
 {
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
 		nc->comm[q] = comm_free(nc->comm[q]);
+	node_state_move(nc, COMM_MAKING);
 	node_make(nc);
 }
 
@@ -297,16 +310,17 @@ static int node_refuse_lost(struct device *const *devices, unsigned n, struct fa
 }
 
 /* The first request after it broke gets the error; the next request creates it again. */
-static int node_ask_broken(struct node_comm *nc, struct fault *f)
+static enum res node_ask_broken(struct node_comm *nc, struct fault *f)
 {
 	if (node_in_use(nc))
-		return NODE_E_LATER;
+		return RES_WAIT;
 	if (nc->tell) {
 		nc->tell = false;
-		return fault_set(f, FAULT_UNAVAILABLE, NULL, "%s", nc->why);
+		fault_set(f, FAULT_UNAVAILABLE, NULL, "%s", nc->why);
+		return RES_FAILED;
 	}
 	node_make_again(nc);
-	return nc->state == COMM_READY ? 0 : NODE_E_LATER;
+	return nc->state == COMM_READY ? RES_DONE : RES_WAIT;
 }
 
 static struct node_comm *node_add(struct node *node, struct device *const *devices, unsigned n)
@@ -355,28 +369,30 @@ void node_device_lost(struct node *node, struct device *device)
 	}
 }
 
-int node_comm(struct node *node, struct device *const *devices, unsigned n, struct node_comm **ret,
-	      struct fault *f)
+enum res node_comm(struct node *node, struct device *const *devices, unsigned n,
+		   struct node_comm **ret, struct fault *f)
 {
 	struct node_comm *nc = node_find(node, devices, n);
-	int r = 0;
+	enum res r = RES_DONE;
 
 	if (node_refuse_lost(devices, n, f))
-		return (int)f->code;
-	if (!node_engine_for(node, n))
-		return fault_set(f, FAULT_UNAVAILABLE, NULL,
-				 "ranks on %u devices need NCCL, which is not available: %s", n,
-				 node->engine_why);
+		return RES_FAILED;
+	if (!node_engine_for(node, n)) {
+		fault_set(f, FAULT_UNAVAILABLE, NULL,
+			  "ranks on %u devices need NCCL, which is not available: %s", n,
+			  node->engine_why);
+		return RES_FAILED;
+	}
+	nc = nc ? nc : node_add(node, devices, n);
 	if (!nc) {
-		nc = node_add(node, devices, n);
-		if (!nc)
-			return fault_errno(f, -ENOMEM, "making a communicator");
+		fault_errno(f, -ENOMEM, "making a communicator");
+		return RES_FAILED;
 	}
 	if (nc->state == COMM_BROKEN)
 		r = node_ask_broken(nc, f);
 	else if (nc->state == COMM_MAKING)
-		r = NODE_E_LATER;
-	if (r == 0 || r == NODE_E_LATER)
+		r = RES_WAIT;
+	if (r != RES_FAILED)
 		*ret = nc;
 	return r;
 }

@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "core/condition.h"
 #include "core/fault.h"
+#include "core/res.h"
 #include "core/user.h"
 #include "engine/engine.h"
 #include "mem/quarantine.h"
@@ -71,7 +72,7 @@ enum node_comm_state { COMM_MAKING, COMM_READY, COMM_BROKEN };
 struct node_comm {
 	struct list link; /* node->comms */
 	struct node *node;
-	enum node_comm_state state;
+	uint8_t state;   /* enum node_comm_state */
 	unsigned users;  /* groups */
 	bool left;       /* by the last of them */
 	uint64_t breaks; /* how often it broke: operations that began before have failed */
@@ -80,13 +81,11 @@ struct node_comm {
 	struct comm *comm[_BACKEND_Q_N]; /* owned */
 	unsigned making;                 /* of them that are not there yet */
 	struct list windows;             /* of struct window (window.c) */
-	unsigned ending;                 /* windows that the engine has not released yet */
-	bool tell;                       /* creation failed: the next request gets the error */
-	char why[256];                   /* BROKEN */
-};
-
-enum {
-	NODE_E_LATER = -1, /* it is being created: wait for node.changed, then ask again */
+	/* The window module's: the communicators are there. NULL: there were no windows yet. */
+	void (*made_again)(struct node_comm *nc);
+	unsigned ending; /* windows that the engine has not released yet */
+	bool tell;       /* creation failed: the next request gets the error */
+	char why[256];   /* BROKEN */
 };
 
 /* Of this run of the daemon: 32 hexadecimal digits. */
@@ -105,10 +104,11 @@ struct device *node_device(struct node *node, const char *name);
 /* The list of devices, for texts: "cuda:0 (GPU-...), cuda:1 (GPU-...)". */
 void node_list_devices(const struct node *node, char *buf, size_t bytes);
 
-/* The communicators of @n devices. @ret: also with NODE_E_LATER; a caller that keeps it counts as a
- * user (nc->users) until node_comm_leave. Return: 0, NODE_E_LATER, or a fault code. */
-int node_comm(struct node *node, struct device *const *devices, unsigned n, struct node_comm **ret,
-	      struct fault *f);
+/* The communicators of @n devices. @ret: also with RES_WAIT; a caller that keeps it counts as a
+ * user (nc->users) until node_comm_leave. RES_WAIT: they are being created: wait for
+ * node.changed, then ask again. RES_FAILED: @f is set. */
+enum res node_comm(struct node *node, struct device *const *devices, unsigned n,
+		   struct node_comm **ret, struct fault *f);
 
 /* Its operations do not end: abort it, and report it as if it had broken by itself. */
 void node_comm_break(struct node_comm *nc, const char *why);

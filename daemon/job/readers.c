@@ -6,7 +6,8 @@
 
 #include "core/check.h"
 #include "core/clock.h"
-#include "job/job.h"
+#include "core/state.h"
+#include "job/job_types.h"
 
 /* A process that may have parameters of the job mapped, until it is gone: its session may end
  * long before. */
@@ -40,11 +41,16 @@ void readers_deinit(struct readers *all)
 		readers_proc_free(list_first(&all->procs, struct reader_proc, link));
 }
 
+static const struct state_row reader_states[] = {
+	[READER_IDLE] = { "IDLE", STATE_TO(READER_WAITING) },
+	[READER_WAITING] = { "WAITING", STATE_TO(READER_HOLDS) | STATE_TO(READER_IDLE) },
+	[READER_HOLDS] = { "HOLDS", STATE_TO(READER_IDLE) | STATE_TO(READER_OVERTAKEN) },
+	[READER_OVERTAKEN] = { "OVERTAKEN", STATE_TO(READER_IDLE) },
+};
+
 const char *reader_state_name(enum reader_state s)
 {
-	static const char *const names[_READER_N] = { "IDLE", "WAITING", "HOLDS", "OVERTAKEN" };
-
-	return s < _READER_N ? names[s] : "?";
+	return s < ARRAY_SIZE(reader_states) ? reader_states[s].name : "?";
 }
 
 void readers_rewrite(struct job *job)
@@ -64,7 +70,8 @@ uint64_t readers_generation(const struct job *job)
 static const struct unit *readers_unit_to_change(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->step == UNIT_STEP_DUE || job->units[i]->copies_differ)
+		if (job->units[i]->step == UNIT_STEP_DUE ||
+		    job->units[i]->shards == UNIT_SHARDS_MIXED)
 			return job->units[i];
 	return NULL;
 }
@@ -107,7 +114,7 @@ void readers_wait_for(const struct job *job, char *buf, size_t bytes)
 static void readers_become(struct reader *r, enum reader_state state)
 {
 	list_unlink(&r->turn);
-	r->state = state;
+	state_move(reader_states, &r->state, (uint8_t)state);
 	r->since_us = clock_now_us();
 }
 
@@ -276,15 +283,15 @@ static void readers_expire(struct job *job, uint64_t now_us)
 	}
 }
 
-bool readers_let(struct job *job, struct waiter *w)
+enum res readers_let(struct job *job, struct waiter *w)
 {
 	if (list_empty(&job->readers.holds))
-		return true;
+		return RES_DONE;
 	readers_expire(job, clock_now_us());
 	if (list_empty(&job->readers.holds))
-		return true;
+		return RES_DONE;
 	condition_wait(&job->readers.writers, w);
-	return false;
+	return RES_WAIT;
 }
 
 void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes)

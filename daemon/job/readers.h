@@ -26,9 +26,11 @@
 #include "core/fault.h"
 #include "core/list.h"
 #include "core/proc.h"
+#include "core/res.h"
 
 struct job;
 struct reader;
+struct readers;
 
 enum reader_state {
 	READER_IDLE,
@@ -47,7 +49,7 @@ struct reader {
 	struct job *job;  /* borrowed; NULL: it was deleted */
 	struct proc *proc;
 	uint64_t session;
-	enum reader_state state;
+	uint8_t state; /* enum reader_state */
 	uint32_t hold_ms;
 	uint64_t step;     /* held, or overtaken */
 	uint64_t since_us; /* in this state */
@@ -55,20 +57,6 @@ struct reader {
 	reader_cb granted;
 	void *userdata;
 	char why[192]; /* OVERTAKEN */
-};
-
-/* A job's. */
-struct readers {
-	struct list all;
-	struct list waiting; /* in the order in which they asked */
-	struct list holds;
-	struct condition writers; /* until nobody holds */
-	struct list procs;        /* that may have parameters mapped */
-	unsigned writing;         /* collectives that were allowed and have not ended */
-	uint64_t changes;         /* of where parameters are, beside new units */
-	bool rewritten;           /* since the last commit, by something that is not a step */
-	bool look_again;          /* writers: their epoch has ended */
-	uint64_t overtaken;       /* holds, so far */
 };
 
 void readers_init(struct readers *all);
@@ -94,9 +82,9 @@ int reader_release(struct reader *r, struct fault *f);
 /* A descriptor of the parameters goes to its process. Return: 0 or -ENOMEM. */
 int reader_maps(struct reader *r);
 
-/* May parameters of the job be written? If not, @w waits until they may, or the epoch has ended. A
- * resumed operation must ask again. */
-bool readers_let(struct job *job, struct waiter *w);
+/* Wait until parameters of the job may be written, or the epoch has ended: a resumed operation must
+ * ask again. Never fails. */
+enum res readers_let(struct job *job, struct waiter *w);
 /* Something that is not a step writes parameters: until the next commit no reader may hold them,
  * and the set of initialised units has changed. */
 void readers_rewrite(struct job *job);

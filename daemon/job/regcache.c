@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "job/job.h"
+#include "job/job_types.h"
 
 static uint64_t regcache_charge_of(const struct regcache_entry *k)
 {

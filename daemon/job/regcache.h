@@ -12,23 +12,10 @@
 #include <stdint.h>
 
 struct job;
+struct regcache_entry;
 
-#define KNOWN_MAX 4u
 /* Shorter requests are registered fast enough without this. */
 #define KNOWN_MIN_BYTES (16u << 10)
-
-struct regcache_entry {
-	uint8_t *bytes; /* owned, as all in one piece */
-	size_t n_bytes;
-	uint32_t *ids; /* of the units, in the order of the request */
-	uint32_t n;
-};
-
-struct regcache {
-	struct regcache_entry all[KNOWN_MAX];
-	unsigned next;    /* to be replaced */
-	uint64_t changes; /* how often something was kept or dropped */
-};
 
 /* How far a request was compared, and with which kept request. */
 struct regcache_search {

@@ -37,17 +37,13 @@ struct registration {
 };
 
 /* New units are placed on the devices of their group's ranks, and need communicators there. */
-static int registration_reg_place(struct group *g, struct fault *f)
+static enum res registration_reg_place(struct group *g, struct fault *f)
 {
-	int e = group_place(g);
-
-	if (e == -ENOMEM)
-		return fault_errno(f, e, "placing a group");
-	if (e == 0)
-		e = group_comms(g, f);
-	return e == NODE_E_LATER ? JOB_E_LATER : e;
+	RES_TRY(group_place(g, f));
+	return group_comms(g, f);
 }
 
+/* Return: 0 or a fault code. */
 static int registration_reg_check_unit(struct registration *r, size_t i, struct fault *f)
 {
 	state_unit *spec = r->specs[i];
@@ -74,7 +70,8 @@ static int registration_reg_check_unit(struct registration *r, size_t i, struct 
 	have = htab_find(&r->job->unit_names, spec->name);
 	if (!have) {
 		r->n_new++;
-		return registration_reg_place(g, f);
+		r->later = registration_reg_place(g, f) == RES_WAIT || r->later;
+		return (int)f->code;
 	}
 	r->ids[i] = have->id;
 	return unit_same_spec(have->rec, spec, f) ? 0 : (int)f->code;
@@ -138,7 +135,7 @@ static int registration_reg_check_aliases(struct registration *r, struct fault *
 	return f->code;
 }
 
-/* Checks over all units together. */
+/* Checks over all units together. Return: 0 or a fault code. */
 static int registration_reg_check_all(struct registration *r, struct fault *f)
 {
 	uint32_t most = r->job->node->limits.max_units_per_job;
@@ -154,7 +151,7 @@ static int registration_reg_check_all(struct registration *r, struct fault *f)
 	if (registration_reg_check_tensors(r, f) ||
 	    (r->aliases && registration_reg_check_aliases(r, f)))
 		return f->code;
-	return r->later ? JOB_E_LATER : 0;
+	return 0;
 }
 
 /* The bytes of one unit fit 64 bits easily; those of a hundred thousand units may not. */
@@ -278,7 +275,7 @@ static int registration_reg_memory_fault(struct registration *r, int error, stru
 	char holders[440];
 	uint64_t bytes = 0;
 
-	if (error < 0 && error != -ENOMEM) {
+	if (!slab_is_short(error) && error != -ENOMEM) {
 		registration_reg_put_back(r, false);
 		return fault_errno(f, error, "taking memory for shards");
 	}
@@ -332,13 +329,15 @@ static int registration_reg_room(const struct registration *r)
 }
 
 /* All slabs, or none. Requests all of them at once, so that devices allocate them in parallel. */
-static int registration_reg_memory(struct registration *r, struct fault *f)
+static enum res registration_reg_memory(struct registration *r, struct fault *f)
 {
 	bool later = false;
 	int room = registration_reg_room(r);
 
-	if (room)
-		return registration_reg_memory_fault(r, room, f);
+	if (room) {
+		registration_reg_memory_fault(r, room, f);
+		return RES_FAILED;
+	}
 	for (unsigned i = 0; i < 2 * r->job->node->n_devices + r->job->rec->world_size; i++) {
 		unsigned d = i / 2, rank = i - 2 * r->job->node->n_devices;
 		int e;
@@ -351,13 +350,15 @@ static int registration_reg_memory(struct registration *r, struct fault *f)
 							  &r->on[d].other)
 				  : registration_reg_slab(r, d, r->on[d].params_bytes,
 							  &r->on[d].params);
-		later = later || e == SLAB_E_LATER;
-		if (e && e != SLAB_E_LATER)
-			return registration_reg_memory_fault(r, e, f);
+		e = slab_note_later(e, &later);
+		if (e) {
+			registration_reg_memory_fault(r, e, f);
+			return RES_FAILED;
+		}
 	}
 	if (later)
 		registration_reg_put_back(r, true);
-	return later ? JOB_E_LATER : 0;
+	return later ? RES_WAIT : RES_DONE;
 }
 
 /* Cut array @i of a unit, of @bytes, off @slab at *@at. */
@@ -549,27 +550,27 @@ static int registration_reg_charge(struct registration *r, struct fault *f)
 	return user_charge_resize(&job->memory, bytes, f) ? (int)f->code : 0;
 }
 
-static int registration_reg_run(struct registration *r, struct fault *f)
+static enum res registration_reg_run(struct registration *r, struct fault *f)
 {
 	uint64_t own = r->job->memory.n;
-	int e = registration_reg_check_all(r, f);
+	enum res res;
 
-	if (e || !r->n_new)
-		return e;
-	e = registration_reg_charge(r, f);
-	if (e)
-		return e;
+	if (registration_reg_check_all(r, f))
+		return RES_FAILED;
+	if (r->later || !r->n_new)
+		return r->later ? RES_WAIT : RES_DONE;
+	if (registration_reg_charge(r, f))
+		return RES_FAILED;
 	registration_reg_sum(r);
-	e = registration_reg_memory(r, f);
-	if (e) {
-		(void)user_charge_resize(&r->job->memory, own, NULL);
-		return e;
+	res = registration_reg_memory(r, f);
+	if (res == RES_DONE) {
+		if (registration_reg_build(r, f))
+			res = RES_FAILED;
+		registration_reg_put_back(r, false); /* the job has taken its own references */
 	}
-	if (registration_reg_build(r, f))
+	if (res != RES_DONE)
 		(void)user_charge_resize(&r->job->memory, own, NULL);
-	registration_reg_put_back(r,
-				  false); /* the job has references of its own, if it took them */
-	return (int)f->code;
+	return res;
 }
 
 int registration_new(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
@@ -599,30 +600,31 @@ int registration_check(struct registration *r, size_t tensors, struct fault *f)
 	size_t seen = 0;
 
 	while (r->checked < r->n && seen < tensors) {
-		int e = registration_reg_check_unit(r, r->checked, f);
-
-		r->later = r->later || e == JOB_E_LATER;
-		if (f->code)
+		if (registration_reg_check_unit(r, r->checked, f))
 			return (int)f->code;
 		seen += 1 + r->specs[r->checked++]->n_tensors;
 	}
-	return r->checked < r->n ? REGISTRATION_E_MORE : 0;
+	return 0;
 }
 
-int registration_build(struct registration *r, uint64_t *ret_charged, struct fault *f)
+bool registration_is_checked(const struct registration *r)
+{
+	return r->checked == r->n;
+}
+
+enum res registration_build(struct registration *r, uint64_t *ret_charged, struct fault *f)
 {
 	struct job *job = r->job;
 	uint64_t before = job->quota.used - job_spare_bytes(job);
-	int e = registration_reg_run(r, f);
+	enum res res = registration_reg_run(r, f);
 
-	CHECK(r->checked == r->n);
-	if (e && e != JOB_E_LATER)
+	CHECK(registration_is_checked(r));
+	if (res == RES_FAILED)
 		job_drop_spare(job);
-	if (e)
-		return e;
+	RES_TRY(res);
 	registration_take_specs(r, r->before);
 	*ret_charged = job->quota.used - before;
-	return 0;
+	return RES_DONE;
 }
 
 void registration_free(struct registration *r)
@@ -632,25 +634,4 @@ void registration_free(struct registration *r)
 	free(r->layouts);
 	free(r->ranks);
 	free(r);
-}
-
-int job_register(struct job *job, state_unit **specs, size_t n, uint32_t *ret_ids,
-		 uint64_t *ret_charged, struct fault *f)
-{
-	struct registration *r = NULL;
-	int e;
-
-	if (registration_new(job, specs, n, ret_ids, &r) < 0) {
-		job_drop_spare(job);
-		return fault_errno(f, -ENOMEM, "registering units");
-	}
-	do
-		e = registration_check(r, SIZE_MAX, f);
-	while (e == REGISTRATION_E_MORE);
-	if (e == 0)
-		e = registration_build(r, ret_charged, f);
-	else
-		job_drop_spare(job);
-	registration_free(r);
-	return e;
 }

@@ -10,18 +10,22 @@
 
 struct registration;
 
-/* As job_register, but nothing is done yet. @specs, @ids: the caller's, until it is freed.
+/* Begin; nothing is done yet. @specs: @n records without parts; those that become units are taken
+ * over (their pointer is set to NULL). @ids: gets @n ids. Both are the caller's, until it is freed.
  * Return: 0 or -ENOMEM. */
 int registration_new(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
 		     struct registration **ret);
 
-/* Check further units, until @tensors tensors were checked. Return: 0 (that was the last one),
- * REGISTRATION_E_MORE, or a fault. */
-enum { REGISTRATION_E_MORE = -1 };
+/* Check further units, until @tensors tensors were checked. Return: 0 or a fault code. */
 int registration_check(struct registration *r, size_t tensors, struct fault *f);
 
-/* After the last one: make the new ones. Return: as job_register. */
-int registration_build(struct registration *r, uint64_t *ret_charged, struct fault *f);
+/* Was the last one checked? */
+bool registration_is_checked(const struct registration *r);
+
+/* After the last one: make the new ones. RES_WAIT: ranks are not placed yet, memory or communicators
+ * are being made, and nothing has changed: wait for node.changed, then register again. After
+ * RES_FAILED job_drop_spare has been called. */
+enum res registration_build(struct registration *r, uint64_t *ret_charged, struct fault *f);
 
 /* NULL is allowed. */
 void registration_free(struct registration *r);

@@ -62,6 +62,15 @@ static void window_on_leave(struct slab *s)
 	window_let_go(w);
 }
 
+/* The communicators were created again: register the existing slabs. */
+static void window_on_made_again(struct node_comm *nc)
+{
+	struct window *w, *tmp;
+
+	list_for_each (w, tmp, &nc->windows, link)
+		comm_register(nc->comm[w->queue], w->addr, w->bytes);
+}
+
 static void window_offer(struct node_comm *nc, enum backend_queue q, const struct region *regions)
 {
 	struct window *w = calloc(1, sizeof(*w));
@@ -80,6 +89,7 @@ static void window_offer(struct node_comm *nc, enum backend_queue q, const struc
 	}
 	list_init(&w->link);
 	list_append(&nc->windows, &w->link);
+	nc->made_again = window_on_made_again;
 	comm_register(nc->comm[q], w->addr, w->bytes);
 }
 
@@ -104,12 +114,4 @@ void window_check(struct node_comm *nc, enum backend_queue q, const struct regio
 	} else if (!regions[0].slab->window) {
 		window_offer(nc, q, regions);
 	}
-}
-
-void window_comm_ready(struct node_comm *nc)
-{
-	struct window *w, *tmp;
-
-	list_for_each (w, tmp, &nc->windows, link)
-		comm_register(nc->comm[w->queue], w->addr, w->bytes);
 }

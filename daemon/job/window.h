@@ -17,7 +17,4 @@ struct window;
  * registered. */
 void window_check(struct node_comm *nc, enum backend_queue q, const struct region *regions);
 
-/* The communicators of @nc were created again: register the existing slabs. */
-void window_comm_ready(struct node_comm *nc);
-
 #endif

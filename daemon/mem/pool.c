@@ -123,7 +123,7 @@ static int pool_grow(struct pool *p, uint64_t bytes, struct pool_slab **ret)
 	int r;
 
 	r = pool_make(p, p->small ? bytes : large, &slab);
-	if (r > 0 && r != SLAB_E_LATER && !p->small && large > bytes && granularity < large) {
+	if (slab_is_short(r) && !p->small && large > bytes && granularity < large) {
 		p->small = true;
 		r = pool_make(p, bytes, &slab);
 	}

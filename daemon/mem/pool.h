@@ -37,7 +37,7 @@ void pool_init(struct pool *p, struct device *device, struct quota *payer, enum 
 void pool_deinit(struct pool *p);
 
 /* Take @bytes (more than 0). The contents are undefined.
- * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or negative errno. */
+ * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or another negative errno. */
 int pool_take(struct pool *p, uint64_t bytes, struct region *ret);
 
 /* Give a region back; *r becomes REGION_NULL. Safe on REGION_NULL. */

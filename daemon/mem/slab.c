@@ -21,7 +21,7 @@ static uint32_t slab_most_slabs(void)
 	return limit.rlim_cur / 2 < MOST_SLABS ? (uint32_t)limit.rlim_cur / 2 : MOST_SLABS;
 }
 
-void device_init(struct device *d, struct backend *backend, uint64_t limit)
+void slab_device_init(struct device *d, struct backend *backend, uint64_t limit)
 {
 	uint64_t capacity = backend_info(backend)->capacity_bytes;
 
@@ -32,14 +32,14 @@ void device_init(struct device *d, struct backend *backend, uint64_t limit)
 	d->table = &d->own;
 }
 
-void device_follow(struct device *d, const struct device *first, unsigned index)
+void slab_device_follow(struct device *d, const struct device *first, unsigned index)
 {
 	CHECK(d->n_slabs == 0 && first->table == &first->own);
 	d->table = first->table;
 	d->index = index;
 }
 
-void device_deinit(struct device *d)
+void slab_device_deinit(struct device *d)
 {
 	d->ready = slab_unref(d->ready);
 	d->ready_ipc = slab_unref(d->ready_ipc);
@@ -112,7 +112,7 @@ static void slab_enter(struct device *d, struct slab *s, uint32_t id)
 	d->n_slabs++;
 }
 
-struct slab *device_ready(struct device *d, enum backend_share share)
+struct slab *slab_device_ready(struct device *d, enum backend_share share)
 {
 	struct slab **at = share == BACKEND_SHARE_IPC ? &d->ready_ipc : &d->ready;
 	struct backend_mem *mem;
@@ -156,7 +156,7 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
 	r = backend_alloc(d->backend, bytes, share, &s->mem);
 	if (r) {
 		slab_undo_charge(d, payer, class, bytes);
-		return r == BACKEND_E_FULL ? SLAB_E_FULL : r == BACKEND_E_LATER ? SLAB_E_LATER : r;
+		return r;
 	}
 	CHECK(user_charge(&s->cost, payer->user, USER_SLABS, 1, NULL) == 0);
 	slab_enter(d, s, d->table->next++);

@@ -14,6 +14,7 @@
 #ifndef SHARDD_MEM_SLAB_H
 #define SHARDD_MEM_SLAB_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -74,11 +75,26 @@ struct slab {
 	struct list link; /* device->table->slabs */
 };
 
+/* Errno values in results of slab_new and pool_take. */
 enum {
-	SLAB_E_QUOTA = 1, /* the payer lacks the bytes, or its user has too many slabs */
-	SLAB_E_FULL = 2,  /* the device has no such amount left, or the table is full */
-	SLAB_E_LATER = 3, /* the backend is making it: ask again at its news */
+	SLAB_E_QUOTA = -EDQUOT, /* the payer lacks the bytes, or its user has too many slabs */
+	SLAB_E_FULL = BACKEND_E_FULL, /* the device has no such amount left, or the table is full */
+	SLAB_E_LATER = BACKEND_E_LATER, /* the backend is making it: ask again at its news */
 };
+
+/* Could @error go away when other memory is given back? */
+static inline bool slab_is_short(int error)
+{
+	return error == SLAB_E_QUOTA || error == SLAB_E_FULL;
+}
+
+/* For requests that are made beside each other, so that devices allocate in parallel: note in
+ * *@later that one has to be repeated. Return: @error, or 0 instead of SLAB_E_LATER. */
+static inline int slab_note_later(int error, bool *later)
+{
+	*later = *later || error == SLAB_E_LATER;
+	return error == SLAB_E_LATER ? 0 : error;
+}
 
 /* A part of a slab. Borrowed view: holds no reference unless said so. */
 struct region {
@@ -99,20 +115,20 @@ static inline struct region region_steal(struct region *r)
 }
 
 /* Limit: the smaller of @limit (0: none) and the backend's capacity. */
-void device_init(struct device *d, struct backend *backend, uint64_t limit);
+void slab_device_init(struct device *d, struct backend *backend, uint64_t limit);
 /* One of several devices of a node: number its slabs with those of @first, which has
  * none yet. */
-void device_follow(struct device *d, const struct device *first, unsigned index);
+void slab_device_follow(struct device *d, const struct device *first, unsigned index);
 /* The ready page that clients of a job of that kind can open, for a backend with queues. Return:
  * borrowed, or NULL without memory. */
-struct slab *device_ready(struct device *d, enum backend_share share);
+struct slab *slab_device_ready(struct device *d, enum backend_share share);
 /* CHECKs that no slab and no byte is left. */
-void device_deinit(struct device *d);
+void slab_device_deinit(struct device *d);
 
 /* @bytes is rounded up to the backend's granularity. @payer: charged beside the device;
  * the device's own account is allowed. @job: name for status. Writable for clients if
  * @class is MEM_GRAD, or made so. @ret: the caller holds one reference.
- * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or negative errno. */
+ * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or another negative errno. */
 int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum backend_share share,
 	     uint64_t bytes, const char *job, int owner_rank, struct slab **ret);
 

@@ -18,6 +18,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/log.h"
+#include "core/state.h"
 #include "net/local_codec.h"
 #include "net/local_out.h"
 #include "rpc/status_map.h"
@@ -30,9 +31,17 @@
 
 enum state { LOCAL_NEW, LOCAL_BOUND, LOCAL_ENDING, LOCAL_CLOSED };
 
+static const struct state_row local_states[] = {
+	[LOCAL_NEW] = { "NEW",
+			STATE_TO(LOCAL_BOUND) | STATE_TO(LOCAL_ENDING) | STATE_TO(LOCAL_CLOSED) },
+	[LOCAL_BOUND] = { "BOUND", STATE_TO(LOCAL_ENDING) | STATE_TO(LOCAL_CLOSED) },
+	[LOCAL_ENDING] = { "ENDING", STATE_TO(LOCAL_CLOSED) },
+	[LOCAL_CLOSED] = { "CLOSED", 0 },
+};
+
 struct local {
 	uint32_t magic;
-	enum state state;
+	uint8_t state; /* enum state */
 	struct conn *conn;
 	const struct local_ops *ops;
 	void *userdata;
@@ -48,6 +57,11 @@ struct local {
 };
 
 static void local_on_poll(uv_poll_t *poll, int status, int events);
+
+static void local_state_move(struct local *l, enum state to)
+{
+	state_move(local_states, &l->state, (uint8_t)to);
+}
 
 /* Watch for the events that the state can use: an ending channel does not read any more. */
 static void local_watch(struct local *l)
@@ -69,7 +83,7 @@ void local_close(struct local *l)
 	MAGIC_CHECK(l, LOCAL_MAGIC);
 	if (l->state == LOCAL_CLOSED)
 		return;
-	l->state = LOCAL_CLOSED;
+	local_state_move(l, LOCAL_CLOSED);
 	local_watch(l);
 	conn_close(l->conn);
 }
@@ -163,7 +177,7 @@ static void local_end(struct local *l, uint32_t tag, const struct fault *f)
 	local_answer_error(l, tag, true, f);
 	if (l->state == LOCAL_CLOSED)
 		return;
-	l->state = LOCAL_ENDING;
+	local_state_move(l, LOCAL_ENDING);
 	local_start_timer(l);
 	if (l->out.n == 0)
 		local_close(l);
@@ -186,7 +200,7 @@ static void local_on_hello(struct local *l, const struct shd1_hello *hello)
 	}
 	if (l->state == LOCAL_CLOSED)
 		return;
-	l->state = LOCAL_BOUND;
+	local_state_move(l, LOCAL_BOUND);
 	local_answer(l, &w.h, -1);
 }
 
@@ -359,7 +373,8 @@ static void local_on_conn_closed(struct conn *c, void *userdata)
 
 	MAGIC_CHECK(l, LOCAL_MAGIC);
 	CHECK(c == l->conn);
-	l->state = LOCAL_CLOSED;
+	if (l->state != LOCAL_CLOSED)
+		local_state_move(l, LOCAL_CLOSED);
 	l->ops->closed(l, l->userdata);
 	local_forget_unread(l);
 	l->conn = NULL;

@@ -10,9 +10,9 @@
  *   HELD --turn--> DEPS --earlier ops over--> WAIT (peers; collectives only)
  *                   |                          |
  *                   v                          v
- *                 PARKED (a cast, a step being applied) --> RUN --> done
+ *                 BLOCKED (a cast, a step being applied) --> RUN --> done
  *
- * HELD, DEPS, WAIT and PARKED can be ended by cancel, deadline, or the end of the
+ * HELD, DEPS, WAIT and BLOCKED can be ended by cancel, deadline, or the end of the
  * epoch; RUN always ends by itself. The done callback comes exactly once, from
  * op_submit or later, always on the loop thread; the op is freed after it.
  */
@@ -32,16 +32,11 @@
 
 struct op;
 struct coll;
-struct convert;
-struct reduce_run;
-struct reduce_batch;
-struct reduce_batch_ops;
-struct Shardd__V1__DdpCreateRequest;
 
 /* Streams of its trainer that an op can name: more than anybody uses at once. */
 #define OP_MAX_AFTER 8
 
-enum op_state { OP_HELD, OP_DEPS, OP_WAIT, OP_PARKED, OP_RUN, OP_DONE, _OP_N };
+enum op_state { OP_HELD, OP_DEPS, OP_WAIT, OP_BLOCKED, OP_RUN, OP_DONE, _OP_N };
 
 typedef void (*op_done_cb)(struct op *op, void *userdata);
 /* Receives the reply message, which lives until it returns. */
@@ -80,6 +75,16 @@ struct op_type {
 	enum res (*tick)(struct op *op);
 	/* Collective: the same for the ops of all ranks (work/coll.h). */
 	enum res (*coll_tick)(struct coll *c);
+	/* Collective: bytes of its own state (coll_own), which are zero at first. */
+	size_t coll_bytes;
+	/* (optional) Collective: what was submitted is ordered or has failed. Return: true: it was
+	 * not the collective's own, so its tick is not called. */
+	bool (*coll_arrived)(struct coll *c);
+	/* (optional) Collective: it ends, however it does, perhaps before its first tick: let go of
+	 * what it took for its members. */
+	void (*coll_let_go)(struct coll *c);
+	/* (optional) Collective: the last: free what devices used until then. */
+	void (*coll_free)(struct coll *c);
 	/* Build the reply of a successful op and hand it to @send. NULL: it is a @reply, a
 	 * message of nothing but OpInfo. */
 	void (*encode)(const struct op *op, op_reply_cb send, void *ctx);
@@ -110,12 +115,9 @@ struct op_type {
 	bool ends_step;
 	/* (optional) What of it belongs behind its name in texts: "(FORWARD)". */
 	const char *(*detail)(const struct op *op);
-	/* May it wait until readers let go of parameters, while it runs, or while it is parked? */
+	/* May it wait until readers let go of parameters, while it runs, or while it is blocked? */
 	bool (*waits_for_readers)(const struct op *op);
 };
-
-/* waits_for_readers of an op that always writes parameters: unless it is parked. */
-bool op_writes_params(const struct op *op);
 
 /* What an op reads or changes: two ops of one session that share something run one
  * after the other. */
@@ -128,10 +130,12 @@ enum {
 
 /* Room for the arguments of any op. */
 #define OP_ARGS_BYTES 160u
+/* Room for what its reply has beside memory. */
+#define OP_OUTCOME_BYTES 24u
 
 struct op {
 	uint32_t magic;
-	enum op_state state;
+	uint8_t state; /* enum op_state */
 	const struct op_type *type;
 	enum pass_move move;
 	struct member *m;
@@ -158,9 +162,10 @@ struct op {
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */
 	unsigned n_after;
 	struct waiter waiter;
-	bool ticking;    /* its start runs now */
-	bool woken;      /* what it waits for came meanwhile */
-	uint64_t record; /* in the flight recorder */
+	const struct waiter *runner; /* in OP_RUN: its collective's; NULL: @waiter */
+	bool ticking;                /* its start runs now */
+	bool woken;                  /* what it waits for came meanwhile */
+	uint64_t record;             /* in the flight recorder */
 
 	/* The type's arguments, by its decode: a struct of the files that implement it. */
 	uint64_t args[OP_ARGS_BYTES / sizeof(uint64_t)];
@@ -173,17 +178,11 @@ struct op {
 		bool copied;
 		bool kept;
 		uint64_t buffer;
-		double total_norm;
-		bool has_total_norm;
-		bool found_inf;
-		bool skipped;      /* Step */
-		struct unit *unit; /* NextShard: whose shard */
-		uint64_t elements; /* of it */
-		uint64_t gradient_offset;
 		enum backend_queue queue; /* where @ready is a point of */
 		uint64_t ready;           /* 0: there is nothing to wait for */
-	} result;
-	struct fault fault; /* FAULT_NONE: it succeeded */
+	} result;                         /* memory that it hands out, and when */
+	uint64_t outcome[OP_OUTCOME_BYTES / sizeof(uint64_t)]; /* the type's: op_outcome */
+	struct fault fault;                                    /* FAULT_NONE: it succeeded */
 
 	op_done_cb done;
 	void *userdata;
@@ -195,32 +194,13 @@ static inline void *op_args(const struct op *op)
 	return (void *)op->args;
 }
 
-/* Take a request in. On return 0 the op is on its way, or over: @done has been or
- * will be called. @deadline_us: of the caller's, 0: none.
- * Return: 0, or a fault code (@done will not be called, nothing was made). */
-int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessage *request,
-	      uint64_t deadline_us, op_done_cb done, void *userdata, struct op **ret,
-	      struct fault *f);
-
-/* The caller has given up. An op that waits ends with @code, for its peers too; one
- * that runs ends as it would have. */
-void op_cancel(struct op *op, enum fault_code code, const char *why);
-
-/* Deadlines and stalls of all ops of @jobs. @stall_after_us: 0: no reports. */
-void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us);
-
-/* What a pending op waits for, in words; "" for one that runs. */
-void op_waits_for(const struct op *op, char *buf, size_t bytes);
-
-/* HELD, DEPS... Return: static string. */
-const char *op_state_name(enum op_state s);
-
-/* Slots for job_ops. */
-void op_abort_all(struct job *job, const struct fault *fault);
-void op_failed(struct match_entry *entry, const struct fault *fault, void *userdata);
+/* The same for what comes of it; zero at first. */
+static inline void *op_outcome(const struct op *op)
+{
+	return (void *)op->outcome;
+}
 
 /* The table of all ops (app/op_table.c), ended by a NULL. */
 extern const struct op_type *const op_table[];
-const struct op_type *op_type_by_name(const char *name);
 
 #endif

@@ -1,10 +1,13 @@
 /* Deadlines and stalls: what waits, for what, for how long. */
+#include "op/op_time.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "core/check.h"
 #include "core/clock.h"
 #include "op/op.h"
+#include "op/op_run.h"
 #include "op/op_util.h"
 #include "op/queue_task.h"
 
@@ -51,15 +54,10 @@ static void op_missing_ranks(const struct op *op, char *buf, size_t bytes)
 	}
 }
 
-bool op_writes_params(const struct op *op)
-{
-	return op->state != OP_PARKED;
-}
-
 /* Can readers keep it waiting, or the step that it waits for? */
 static bool op_may_wait_for_readers(const struct op *op)
 {
-	if (op->state == OP_PARKED && op->m->job->step.state == JOB_STEP_APPLYING)
+	if (op->state == OP_BLOCKED && op->m->job->step.state == JOB_STEP_APPLYING)
 		return true;
 	return op->type->waits_for_readers && op->type->waits_for_readers(op);
 }
@@ -67,9 +65,10 @@ static bool op_may_wait_for_readers(const struct op *op)
 void op_waits_for(const struct op *op, char *buf, size_t bytes)
 {
 	const struct job *job = op->m->job;
+	const struct condition *on;
 
 	buf[0] = '\0';
-	if ((op->state == OP_PARKED || op->state == OP_RUN) &&
+	if ((op->state == OP_BLOCKED || op->state == OP_RUN) &&
 	    !condition_is_idle(&job->readers.writers) && op_may_wait_for_readers(op)) {
 		readers_holding(job, clock_now_us(), buf, bytes);
 		return;
@@ -85,10 +84,13 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 	case OP_WAIT:
 		op_missing_ranks(op, buf, bytes);
 		break;
-	case OP_PARKED:
-		snprintf(buf, bytes, "%s", op->waiter.on ? op->waiter.on->what : "");
+	case OP_BLOCKED:
+	case OP_RUN:
+		on = waiter_on(op->runner ? op->runner : &op->waiter);
+		snprintf(buf, bytes, "%s", on ? on->what : "work on its devices");
 		break;
-	default:
+	case OP_DONE:
+	case _OP_N:
 		break;
 	}
 }

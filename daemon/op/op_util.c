@@ -20,6 +20,11 @@ const struct op_type *op_type_by_name(const char *name)
 	return NULL;
 }
 
+bool op_writes_params(const struct op *op)
+{
+	return op->state != OP_BLOCKED;
+}
+
 int op_take_unit(struct op *op, uint32_t id, struct fault *f)
 {
 	op->unit = job_unit_by_id(op->m->job, id);
@@ -246,7 +251,7 @@ int op_memory_fault(const struct job *job, int error, uint64_t bytes, const char
 {
 	char holders[440];
 
-	if (error < 0 && error != -ENOMEM && error != -ENOSPC)
+	if (!slab_is_short(error) && error != -ENOMEM)
 		return fault_errno(f, error, what);
 	if (error == SLAB_E_QUOTA && job_owner_fault(job, bytes, f))
 		return f->code;

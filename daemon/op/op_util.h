@@ -8,6 +8,12 @@
 #include "op/op.h"
 #include "shardd.pb-c.h"
 
+/* By the name of its method. Return: NULL: there is none. */
+const struct op_type *op_type_by_name(const char *name);
+
+/* waits_for_readers of an op that always writes parameters: unless it is parked. */
+bool op_writes_params(const struct op *op);
+
 /* Decode helpers. Return: 0 or a fault code naming the field. */
 int op_take_unit(struct op *op, uint32_t id, struct fault *f);
 int op_take_group(struct op *op, uint32_t id, struct fault *f);

@@ -8,7 +8,6 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "op/device_note.h"
-#include "op/op.h"
 
 /* Where the daemon's op_timeout_ms is 0: no queue is held up for ever all the same. */
 #define LONGEST_WAIT_US (600u * 1000000u)

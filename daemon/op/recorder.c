@@ -3,8 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "op/op.h"
-
 struct recorder recorder;
 
 int recorder_init(size_t size)

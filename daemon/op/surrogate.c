@@ -59,6 +59,7 @@ static struct op *surrogate_make(struct op *join, struct op *op)
 	if (surrogate) {
 		CHECK(surrogate->entry.number == op->entry.number);
 		join_args(join)->surrogates++;
+		surrogate->by_active = join_args(join)->by_active;
 		surrogate->owned = owned;
 		if (op->type->surrogate_init)
 			op->type->surrogate_init(surrogate);

@@ -91,15 +91,17 @@ static void uneven_tell(struct op *join, const struct op *goes_on, const struct 
 	uneven_align(g);
 }
 
-bool uneven_strict(const struct group *g)
+/* Have those who have joined asked for error_if_uneven? Then there are no surrogates. */
+static bool uneven_strict(const struct group *g)
 {
 	const struct op *join = uneven_first_join(g);
 
 	return join && join_args(join)->strict;
 }
 
-/* What the ranks that have joined submit for later does not count. */
-int uneven_announce(struct op *op)
+/* If those who have joined have no inputs for it nobody goes on. What they submit for later does not
+ * count. */
+static int uneven_announce(struct op *op)
 {
 	struct group *g = op->group;
 	struct op *join = uneven_first_join(g);
@@ -112,7 +114,7 @@ int uneven_announce(struct op *op)
 }
 
 /* What peers have asked for already. */
-void uneven_begin(struct op *join)
+static void uneven_begin_strict(struct op *join)
 {
 	const struct group *g = join->group;
 	uint64_t mine = g->match.next[join->entry.index];
@@ -132,7 +134,8 @@ void uneven_begin(struct op *join)
 	}
 }
 
-int uneven_check(struct op *op)
+/* Has its rank still to be told? */
+static int uneven_check(struct op *op)
 {
 	const struct group *g = op->group;
 
@@ -151,4 +154,35 @@ int uneven_told(struct op *join)
 	g->untold[join->entry.index] = false;
 	g->n_untold--;
 	return join->fault.code;
+}
+
+static void uneven_number(struct op *op)
+{
+	if (!uneven_strict(op->group))
+		surrogate_number(op);
+}
+
+static int uneven_announce_all(struct op *op)
+{
+	if (uneven_announce(op))
+		return (int)op->fault.code;
+	surrogate_announce(op);
+	return 0;
+}
+
+void uneven_begin(struct op *join)
+{
+	static const struct op_joined_ops joined = {
+		.check = uneven_check,
+		.number = uneven_number,
+		.announce = uneven_announce_all,
+		.skip = surrogate_skip,
+		.refuse = surrogate_refuse,
+	};
+
+	join->group->joined = &joined;
+	if (join_args(join)->strict)
+		uneven_begin_strict(join);
+	else
+		surrogate_begin(join);
 }

@@ -16,19 +16,15 @@
  */
 #include "reduce/fused.h"
 
-#include <stdlib.h>
-
 #include "copies/hold.h"
 #include "core/check.h"
 #include "op/guard.h"
 #include "op/op.h"
+#include "reduce/fused_steps.h"
 #include "reduce/reduce_batch.h"
 #include "reduce/reduce_run.h"
 #include "reduce/reduce_unused.h"
-#include "step.h"
 #include "step/backward.h"
-#include "unit/optim.h"
-#include "unit/runs.h"
 #include "work/coll.h"
 
 /* ----------------------------------------------------------------- whether */
@@ -58,145 +54,57 @@ static bool fused_is_possible(const struct coll *c)
 	       !(c->n_parts == 1 && c->job->node->engine_for_one);
 }
 
-/* The steps of a part cut its spans into at most so many launches. */
-static size_t fused_most_steps(const struct coll *c)
-{
-	size_t most = 0;
-
-	for (unsigned d = 0; d < c->n_parts; d++) {
-		size_t n = optim_step_launches(c->unit, &c->unit->parts[d],
-					       backward_rates(c->job, c->unit), NULL);
-
-		most = n > most ? n : most;
-	}
-	return most;
-}
-
 /* Without memory for the launches it is done as elsewhere. */
 void fused_plan(struct coll *c)
 {
-	struct reduce_run *run = c->reduce;
-	size_t steps;
+	struct reduce_run *run = reduce_of(c)->run;
 
-	CHECK(c->gradient.fused < FUSED_BEGUN);
-	c->gradient.fused = FUSED_NOT;
+	CHECK(gradient_of(c)->fused < FUSED_BEGUN);
+	gradient_of(c)->fused = FUSED_NOT;
 	if (!fused_is_possible(c))
 		return;
-	steps = fused_most_steps(c);
-	free(run->steps);
-	run->steps = calloc(steps ? steps : 1, sizeof(*run->steps));
-	run->step_room = (unsigned)steps;
-	if (!run->steps)
+	if (fused_steps_init(&run->steps, c) < 0)
 		return;
-	if (run->launches < steps + run->spans)
-		run->launches = steps + run->spans;
-	c->gradient.fused = FUSED_WANTED;
+	if (run->launches < run->steps.room + run->spans)
+		run->launches = run->steps.room + run->spans;
+	gradient_of(c)->fused = FUSED_WANTED;
 }
 
 /* ---------------------------------------------------------------- stepping */
 
 void fused_begin(struct coll *c)
 {
-	if (!c->gradient.fused)
+	if (!gradient_of(c)->fused)
 		return;
-	CHECK(c->gradient.fused == FUSED_WANTED && c->reduce->steps);
+	CHECK(gradient_of(c)->fused == FUSED_WANTED && reduce_of(c)->run->steps.launches);
 	if (c->unit->rec->guarded)
 		hold_drop(c->job, c->unit); /* what a policy keeps, as at a step */
 	backward_hold(c->job, c->unit);
-	c->gradient.fused = FUSED_BEGUN;
-}
-
-static bool fused_in_time(const struct coll *c)
-{
-	return c->ops[0]->m->epoch == c->job->rec->epoch;
-}
-
-bool fused_ready(struct coll *c, unsigned d)
-{
-	struct reduce_run *run = c->reduce;
-
-	if (c->gradient.fused == FUSED_BEGUN && !fused_in_time(c))
-		return false;
-	if (c->gradient.fused == FUSED_BEGUN)
-		backward_mark(c->job);
-	c->gradient.fused = FUSED_STEPPED;
-	run->n_steps = (unsigned)optim_step_launches(c->unit, &c->unit->parts[d],
-						     backward_rates(c->job, c->unit), run->steps);
-	CHECK(run->n_steps <= run->step_room); /* as many as were counted when it was planned */
-	return true;
-}
-
-static struct k_step fused_step_of(const struct launch *launch)
-{
-	struct k_step s = { 0 };
-
-	if (launch->kind == LAUNCH_ADAMW) {
-		s.kind = K_STEP_ADAMW;
-		s.adamw = launch->adamw;
-	} else if (launch->kind == LAUNCH_ADAM) {
-		s.kind = K_STEP_ADAM;
-		s.adam = launch->adam;
-	} else {
-		CHECK(launch->kind == LAUNCH_SGD);
-		s.kind = K_STEP_SGD;
-		s.sgd = launch->sgd;
-	}
-	return s;
-}
-
-static uint64_t fused_begin_of(const struct k_step *s, const struct unit_part *p)
-{
-	const float *first = s->kind == K_STEP_ADAMW  ? s->adamw.p
-			     : s->kind == K_STEP_ADAM ? s->adam.p
-						      : s->sgd.p;
-
-	return (uint64_t)(first - optim_at(&p->params, 0));
-}
-
-/* A step may reach over several spans: what is between them stays as it is. */
-void fused_launches(struct coll *c, unsigned d, const struct unit_run *span,
-		    const struct k_reduce *r)
-{
-	const struct reduce_run *run = c->reduce;
-	uint64_t span_end = span->at + span->n;
-
-	for (unsigned i = 0; i < run->n_steps; i++) {
-		const struct k_step step = fused_step_of(&run->steps[i]);
-		uint64_t at = fused_begin_of(&step, &c->unit->parts[d]), end = at + run->steps[i].n;
-		uint64_t from = at > span->at ? at : span->at;
-
-		end = end < span_end ? end : span_end;
-		if (from >= end)
-			continue;
-		coll_launch(&c->parts[d], LAUNCH_REDUCE_STEP, end - from)->reduce_step =
-			(struct k_reduce_step){ .reduce = *r,
-						.first = from - span->at,
-						.step = k_step_at(&step, from - at, NULL) };
-	}
+	gradient_of(c)->fused = FUSED_BEGUN;
 }
 
 /* ------------------------------------------------------------------ the end */
 
 void fused_end(struct coll *c)
 {
-	enum fused fused = c->gradient.fused;
+	enum fused fused = gradient_of(c)->fused;
 
 	CHECK(fused >= FUSED_BEGUN);
-	c->gradient.fused = FUSED_NOT;
+	gradient_of(c)->fused = FUSED_NOT;
 	if (fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, 0);
+		backward_stepped(c->job, c->unit, true);
 	else
 		unit_pass_end(c->unit); /* of an epoch that has ended */
-	backward_let_go(c->job, c->unit, fused == FUSED_STEPPED && fused_in_time(c));
+	backward_let_go(c->job, c->unit, fused == FUSED_STEPPED && fused_steps_in_time(c));
 }
 
 void fused_failed(struct coll *c)
 {
-	bool begun = c->gradient.fused >= FUSED_BEGUN;
+	bool begun = gradient_of(c)->fused >= FUSED_BEGUN;
 
-	if (c->gradient.fused == FUSED_STEPPED)
-		backward_stepped(c->job, c->unit, -1);
-	c->gradient.fused = FUSED_NOT;
+	if (gradient_of(c)->fused == FUSED_STEPPED)
+		backward_stepped(c->job, c->unit, false);
+	gradient_of(c)->fused = FUSED_NOT;
 	if (begun)
 		backward_let_go(c->job, c->unit, false);
 }

@@ -16,7 +16,7 @@
 #include "op/op_run.h"
 #include "op/op_util.h"
 #include "op/queue_task.h"
-#include "reduce/ops.h"
+#include "op/op_list.h"
 #include "reduce/reduce_run.h"
 #include "step/apply.h"
 #include "shardd.pb-c.h"
@@ -238,7 +238,7 @@ static enum res op_accumulate_start(struct op *op)
 	bool kernel;
 	int r;
 
-	op->state = OP_PARKED;
+	op_state_move(op, OP_BLOCKED);
 	/* a prepared step takes the gradients that DDP would add */
 	RES_TRY(apply_wait(job, &op->waiter));
 	if (op_check_not_torn(op, &op->fault)) /* by that step */

@@ -8,7 +8,7 @@
 
 #include "op/op.h"
 #include "op/op_util.h"
-#include "reduce/ops.h"
+#include "op/op_list.h"
 #include "unit/reduce_plan.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"

@@ -6,7 +6,7 @@
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
-#include "reduce/ops.h"
+#include "op/op_list.h"
 #include "shardd.pb-c.h"
 
 static int op_gradient_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)

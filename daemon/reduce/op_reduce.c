@@ -13,7 +13,7 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "reduce/fused.h"
-#include "reduce/ops.h"
+#include "op/op_list.h"
 #include "reduce/reduce_batch.h"
 #include "reduce/reduce_run.h"
 #include "reduce/reduce_unused.h"
@@ -94,11 +94,11 @@ static bool op_reduce_in_time(const struct coll *c)
 
 static void op_reduce_done(struct coll *c)
 {
-	CHECK(!c->reduce->defer && !c->batch);
+	CHECK(!reduce_of(c)->run->defer && !reduce_of(c)->batch);
 	reduce_give_inputs(c); /* the next gradient gets its own */
-	c->unit->has_gradient = op_reduce_in_time(c) && !c->gradient.fused;
+	c->unit->has_gradient = op_reduce_in_time(c) && !gradient_of(c)->fused;
 	job_give_partials(c->job, c->unit);
-	if (c->gradient.fused)
+	if (gradient_of(c)->fused)
 		fused_end(c);
 	else
 		backward_reduced(c);
@@ -107,7 +107,7 @@ static void op_reduce_done(struct coll *c)
 /* The partials stay for the next reduction. */
 static void op_reduce_deferred(struct coll *c)
 {
-	CHECK(c->reduce->defer && c->reduce->apart && !c->gradient.fused);
+	CHECK(reduce_of(c)->run->defer && reduce_of(c)->run->apart && !gradient_of(c)->fused);
 	reduce_give_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct region *made = &c->parts[d].scratch[REDUCE_PARTIALS];
@@ -117,7 +117,7 @@ static void op_reduce_deferred(struct coll *c)
 		c->unit->parts[d].partials = *made;
 		*made = REGION_NULL;
 	}
-	c->unit->has_gradient = c->reduce->accumulate && op_reduce_in_time(c);
+	c->unit->has_gradient = reduce_of(c)->run->accumulate && op_reduce_in_time(c);
 	c->unit->has_partials = op_reduce_in_time(c);
 	if (!op_reduce_in_time(c))
 		job_give_partials(c->job, c->unit);
@@ -128,7 +128,7 @@ static void op_reduce_deferred(struct coll *c)
 /* The next of its kernels. Return: RES_DONE: there are none left before devices talk. */
 static enum res op_reduce_fold(struct coll *c)
 {
-	RES_TRY(coll_need_launches(c, c->reduce->launches));
+	RES_TRY(coll_need_launches(c, reduce_of(c)->run->launches));
 	return reduce_next_stage(c) ? reduce_kernels(c) : RES_DONE;
 }
 
@@ -152,7 +152,7 @@ static enum res op_reduce_finish(struct coll *c)
 {
 	if (c->n_parts == 1)
 		return RES_DONE;
-	RES_TRY(coll_need_launches(c, c->reduce->launches));
+	RES_TRY(coll_need_launches(c, reduce_of(c)->run->launches));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		reduce_finish(c, d);
 	return reduce_kernels(c);
@@ -168,15 +168,18 @@ static enum res op_reduce_take_scratch(struct coll *c)
 
 static void op_reduce_let_go(struct coll *c)
 {
-	reduce_put_back(c);
+	CHECK(!reduce_of(c)->batch);
+	if (reduce_of(c)->run)
+		reduce_put_back(c);
 	external_failed(c);
 	fused_failed(c);
-	c->gradient.begun = false;
+	gradient_of(c)->begun = false;
 }
 
-static void op_reduce_destroy(struct coll *c)
+static void op_reduce_free(struct coll *c)
 {
-	c->reduce = reduce_run_free(c->reduce);
+	reduce_of(c)->run = reduce_run_free(reduce_of(c)->run);
+	shards_free(c);
 }
 
 /* What it needs to know of the gradients, which are its own from here on. */
@@ -184,11 +187,9 @@ static enum res op_reduce_take_run(struct coll *c)
 {
 	if (!c->unit->has_partials) /* left from an epoch before, perhaps of other sizes */
 		job_give_partials(c->job, c->unit);
-	c->forget = op_reduce_let_go;
-	c->destroy = op_reduce_destroy;
-	if (!c->reduce)
-		c->reduce = reduce_run_new(c);
-	if (!c->reduce)
+	if (!reduce_of(c)->run)
+		reduce_of(c)->run = reduce_run_new(c);
+	if (!reduce_of(c)->run)
 		return coll_fail(c, -ENOMEM);
 	if (!c->unit->has_gradient) /* then it says nothing, and is of a gradient that was dropped */
 		c->unit->some_lack = false;
@@ -201,11 +202,11 @@ static enum res op_reduce_begin_run(struct coll *c)
 {
 	if (reduce_unused_note(c) < 0)
 		return coll_fail(c, -ENOMEM);
-	c->reduce->accumulate = c->unit->has_gradient;
+	reduce_of(c)->run->accumulate = c->unit->has_gradient;
 	c->unit->has_gradient = false; /* until it is whole: a device may fail half-way */
 	c->unit->has_partials = false;
 	fused_begin(c);
-	return coll_need_launches(c, c->reduce->launches);
+	return coll_need_launches(c, reduce_of(c)->run->launches);
 }
 
 /* What they have brought is of no use. It has just begun, so that all are in the epoch. */
@@ -242,16 +243,16 @@ static enum res op_reduce_end_without(struct coll *c)
  */
 static enum res op_reduce_tick(struct coll *c)
 {
-	int none;
+	bool none;
 
 	switch ((enum reduce_stage)c->stage) {
 	case REDUCE_AGREE: /* a gradient of 0 would let decay and momentum move parameters */
-		none = reduce_unused_agree(c);
-		c->gradient.more = reduce_args(c->ops[0])->more;
-		c->gradient.external =
-			!c->gradient.more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
+		RES_TRY(reduce_unused_agree(c, &none));
+		gradient_of(c)->more = reduce_args(c->ops[0])->more;
+		gradient_of(c)->external =
+			!gradient_of(c)->more && c->unit->rec->optimizer->when == OPTIM_BY_TRAINER;
 		if (none)
-			return none < 0 ? coll_fail(c, none) : op_reduce_end_without(c);
+			return op_reduce_end_without(c);
 		/* a prepared step still needs the gradients that this one would overwrite */
 		c->stage = REDUCE_PREPARE;
 		RES_TRY(apply_wait_step(c->job, &c->waiter));
@@ -269,13 +270,13 @@ static enum res op_reduce_tick(struct coll *c)
 		fallthrough;
 	case REDUCE_FOLD:
 		RES_TRY(op_reduce_fold(c));
-		c->stage = c->reduce->crossed ? REDUCE_REPLICAS
-			   : c->reduce->defer ? REDUCE_DEFER
-					      : REDUCE_BETWEEN;
+		c->stage = reduce_of(c)->run->crossed ? REDUCE_REPLICAS
+			   : reduce_of(c)->run->defer ? REDUCE_DEFER
+						      : REDUCE_BETWEEN;
 		return op_reduce_tick(c);
 	case REDUCE_REPLICAS:
 		RES_TRY(reduce_replicas_tick(c));
-		c->stage = c->reduce->defer ? REDUCE_DEFER : REDUCE_ARRIVE;
+		c->stage = reduce_of(c)->run->defer ? REDUCE_DEFER : REDUCE_ARRIVE;
 		return op_reduce_tick(c);
 	case REDUCE_DEFER:
 		op_reduce_deferred(c);
@@ -339,6 +340,10 @@ const struct op_type op_reduce = {
 	.decode = op_reduce_decode,
 	.check = op_reduce_check,
 	.coll_tick = op_reduce_tick,
+	.coll_bytes = sizeof(struct reduce_state),
+	.coll_arrived = reduce_batch_arrived,
+	.coll_let_go = op_reduce_let_go,
+	.coll_free = op_reduce_free,
 	.encode = op_reduce_encode,
 	.move = MOVE_REDUCE,
 	.reads_inputs = true,

@@ -14,7 +14,7 @@
 #include "core/check.h"
 #include "op/op.h"
 #include "op/op_util.h"
-#include "reduce/ops.h"
+#include "op/op_list.h"
 #include "reduce/reduce_ddp.h"
 #include "reduce/reduce_run.h"
 #include "reduce/sparse.h"
@@ -166,7 +166,7 @@ float *sparse_gradient(const struct coll *c, unsigned d)
 
 static float *op_sparse_rows_go_to(const struct coll *c, unsigned d)
 {
-	const struct sparse_work *w = c->work;
+	const struct sparse_work *w = sparse_of(c);
 
 	return w->apart ? region_addr(&c->parts[d].scratch[SPARSE_TABLE]) : sparse_gradient(c, d);
 }
@@ -174,9 +174,9 @@ static float *op_sparse_rows_go_to(const struct coll *c, unsigned d)
 /* Of each rank's values, and of the sum: in fp32 no profile has two of either. */
 static struct k_factor op_sparse_before(const struct coll *c)
 {
-	const struct reduce_plan *plan = &((const struct sparse_work *)c->work)->plan;
+	const struct reduce_plan *plan = &sparse_of(c)->plan;
 
-	if (((const struct sparse_work *)c->work)->folds)
+	if (sparse_of(c)->folds)
 		return (struct k_factor){ .how = K_FACTOR_NONE };
 	return c->unit->rec->shard_ranks == 1
 		       ? reduce_either(reduce_either(plan->pre, plan->partial), plan->replica)
@@ -185,7 +185,7 @@ static struct k_factor op_sparse_before(const struct coll *c)
 
 static struct k_factor op_sparse_after(const struct coll *c)
 {
-	const struct reduce_plan *plan = &((const struct sparse_work *)c->work)->plan;
+	const struct reduce_plan *plan = &sparse_of(c)->plan;
 
 	return c->unit->rec->shard_ranks > 1 ? reduce_either(plan->partial, plan->post)
 					     : plan->post;
@@ -220,7 +220,7 @@ static void op_sparse_pass_on(const struct coll *c, const struct sparse_work *w)
 static bool op_sparse_added(struct coll *c)
 {
 	const struct op *op = op_sparse_first_of(c);
-	const struct sparse_work *w = c->work;
+	const struct sparse_work *w = sparse_of(c);
 
 	if (sparse_args(op)->d)
 		op_sparse_pass_on(c, w);
@@ -234,7 +234,7 @@ static bool op_sparse_added(struct coll *c)
 
 static enum res op_sparse_add_table(struct coll *c)
 {
-	struct sparse_work *w = c->work;
+	struct sparse_work *w = sparse_of(c);
 
 	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -257,7 +257,7 @@ static enum res op_sparse_add_table(struct coll *c)
 
 static enum res op_sparse_between(struct coll *c)
 {
-	const struct sparse_work *w = c->work;
+	const struct sparse_work *w = sparse_of(c);
 	void *data[NODE_MAX_DEVICES];
 
 	if (c->n_parts == 1)
@@ -288,7 +288,7 @@ static bool op_sparse_any_left(const struct coll *c)
 struct k_add_rows sparse_rows_launch(const struct coll *c, unsigned d)
 {
 	const struct coll_part *p = &c->parts[d];
-	const struct sparse_work *w = c->work;
+	const struct sparse_work *w = sparse_of(c);
 	uint32_t tensor = sparse_args(op_sparse_first_of(c))->tensor;
 
 	return (struct k_add_rows){
@@ -306,7 +306,7 @@ struct k_add_rows sparse_rows_launch(const struct coll *c, unsigned d)
 void sparse_add_rows(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
-	struct sparse_work *w = c->work;
+	struct sparse_work *w = sparse_of(c);
 	struct k_add_rows a;
 
 	if (!op_sparse_n_of(c, p, c->turn))
@@ -358,7 +358,7 @@ static void op_sparse_zero(struct coll *c, unsigned d, float *at, uint64_t n)
 static void op_sparse_zero_gradient(struct coll *c, unsigned d)
 {
 	const struct op *op = op_sparse_first_of(c);
-	const struct sparse_work *w = c->work;
+	const struct sparse_work *w = sparse_of(c);
 	const struct unit_part *up = &c->unit->parts[d];
 
 	if (!sparse_args(op)->d && !c->unit->has_gradient)
@@ -371,7 +371,7 @@ static void op_sparse_zero_gradient(struct coll *c, unsigned d)
 /* The rows of a part's members, to where the device reads them. */
 static void op_sparse_copy_rows(struct coll *c, struct coll_part *p)
 {
-	const struct sparse_work *w = c->work;
+	const struct sparse_work *w = sparse_of(c);
 	int64_t *to = w->all ? region_addr(&p->scratch[SPARSE_ROWS]) : NULL;
 
 	for (uint32_t turn = 0; turn < p->n; turn++) {
@@ -388,7 +388,7 @@ static void op_sparse_copy_rows(struct coll *c, struct coll_part *p)
 
 static enum res op_sparse_clear(struct coll *c)
 {
-	const struct sparse_work *w = c->work;
+	const struct sparse_work *w = sparse_of(c);
 
 	RES_TRY(coll_need_launches(c, (size_t)c->n + 2));
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -424,7 +424,7 @@ static int op_sparse_begin_work(struct coll *c, struct fault *f)
 
 	if (!w)
 		return fault_errno(f, -ENOMEM, "ReduceSparse");
-	c->work = w;
+	((struct sparse_state *)coll_own(c, sizeof(struct sparse_state)))->work = w;
 	op_sparse_plan_of(c, &w->plan);
 	w->elements = op_sparse_rows_of(c->unit, tensor) * op_sparse_width_of(c->unit, tensor);
 	w->apart = c->n_parts > 1 || c->unit->rec->reduce_profile < PROFILE_DDP ||
@@ -450,7 +450,7 @@ static int op_sparse_begin_work(struct coll *c, struct fault *f)
 
 static uint64_t op_sparse_scratch_of(const struct coll *c, unsigned which)
 {
-	const struct sparse_work *w = c->work;
+	const struct sparse_work *w = sparse_of(c);
 
 	if (!w->all)
 		return 0;
@@ -468,7 +468,7 @@ static uint64_t op_sparse_scratch_of(const struct coll *c, unsigned which)
 
 static enum res op_sparse_prepare(struct coll *c)
 {
-	if (!c->work && op_sparse_begin_work(c, c->fault))
+	if (!sparse_of(c) && op_sparse_begin_work(c, c->fault))
 		return RES_FAILED;
 	if (sparse_args(op_sparse_first_of(c))->d)
 		RES_TRY(backward_prepare(c));
@@ -476,6 +476,12 @@ static enum res op_sparse_prepare(struct coll *c)
 		if (op_sparse_scratch_of(c, k))
 			RES_TRY(coll_need_scratch(c, k, op_sparse_scratch_of(c, k)));
 	return RES_DONE;
+}
+
+static void op_sparse_free(struct coll *c)
+{
+	free(sparse_of(c));
+	shards_free(c);
 }
 
 enum op_sparse_stage {
@@ -498,7 +504,7 @@ enum op_sparse_stage {
  */
 static enum res op_sparse_tick(struct coll *c)
 {
-	const struct sparse_work *w = c->work;
+	const struct sparse_work *w = sparse_of(c);
 
 	switch ((enum op_sparse_stage)c->stage) {
 	case SPARSE_APPLY: /* a prepared step still needs the gradients that this one would change */
@@ -510,7 +516,7 @@ static enum res op_sparse_tick(struct coll *c)
 		RES_TRY(coll_check_epoch(c, true));
 		RES_TRY(coll_ready(c));
 		RES_TRY(op_sparse_prepare(c));
-		w = c->work;
+		w = sparse_of(c);
 		c->stage = w->folds && w->all ? SPARSE_FOLD : SPARSE_NEXT_TURN;
 		return op_sparse_clear(c);
 	case SPARSE_FOLD:
@@ -567,6 +573,8 @@ const struct op_type op_sparse = {
 	.decode = op_sparse_decode,
 	.check = op_sparse_check,
 	.coll_tick = op_sparse_tick,
+	.coll_bytes = sizeof(struct sparse_state),
+	.coll_free = op_sparse_free,
 	.reply = &shardd__v1__reduce_sparse_response__descriptor,
 	.reads_inputs = true,
 	.surrogate_init = op_sparse_surrogate_init,

@@ -35,7 +35,7 @@ static struct coll *reduce_batch_last_of(const struct reduce_batch *b)
 bool reduce_batch_takes(const struct coll *c)
 {
 	/* on one device nothing is gained: what a reduction costs there is its own kernel */
-	return c->n_parts > 1 && !c->reduce->defer && !c->reduce->crossed &&
+	return c->n_parts > 1 && !reduce_of(c)->run->defer && !reduce_of(c)->run->crossed &&
 	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
 }
 
@@ -65,8 +65,7 @@ static void reduce_batch_part(struct reduce_batch *b)
 	g->small_runs = false;
 	job->running++; /* the last of them may be the last of a deleted job */
 	for (unsigned i = 0; i < n; i++) {
-		colls[i]->batch = NULL;
-		colls[i]->stage_over = NULL;
+		reduce_of(colls[i])->batch = NULL;
 		colls[i]->status = status;
 		colls[i]->stage = then;
 		coll_go_on(colls[i]);
@@ -79,21 +78,25 @@ static void reduce_batch_part(struct reduce_batch *b)
 
 static void reduce_batch_go_on(struct reduce_batch *b);
 
-static void reduce_batch_arrived(struct coll *c)
+bool reduce_batch_arrived(struct coll *c)
 {
-	struct reduce_batch *b = c->batch;
-	struct coll *last = reduce_batch_last_of(b);
+	struct reduce_batch *b = reduce_of(c)->batch;
+	struct coll *last;
 
+	if (!b)
+		return false;
+	last = reduce_batch_last_of(b);
 	b->status = b->status ? b->status : c->status;
 	CHECK(b->pending > 0);
 	if (--b->pending)
-		return;
+		return true;
 	for (unsigned d = 0; d < last->n_parts && b->own[d]; d++) {
 		last->parts[d].launches = b->own[d];
 		last->parts[d].room = b->own_room[d];
 		b->own[d] = NULL;
 	}
 	reduce_batch_go_on(b);
+	return true;
 }
 
 /* What all of them have to do on device @d, into b->launches. */
@@ -162,7 +165,7 @@ static void reduce_batch_forget_launches(struct coll *c)
 
 static size_t reduce_batch_element(const struct coll *c)
 {
-	return dtype_size(c->reduce->plan.sum_dtype);
+	return dtype_size(reduce_of(c)->run->plan.sum_dtype);
 }
 
 static uint64_t reduce_batch_segments_of(const struct reduce_batch *b)
@@ -192,7 +195,7 @@ static enum res reduce_batch_talk(struct reduce_batch *b)
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 	uint64_t count = reduce_batch_segments_of(b);
-	enum dtype dtype = last->reduce->plan.sum_dtype;
+	enum dtype dtype = reduce_of(last)->run->plan.sum_dtype;
 
 	if (!last->group->nc || last->group->nc->state != COMM_READY) {
 		b->status = ENGINE_E_ABORTED;
@@ -308,10 +311,15 @@ static void reduce_batch_go_on(struct reduce_batch *b)
 		reduce_batch_part(b);
 }
 
+static struct coll *reduce_batch_first_small(const struct group *g)
+{
+	return coll_of_own(list_first(&g->small, struct reduce_state, small));
+}
+
 /* Side by side in one collective? */
 static bool reduce_batch_goes_with(const struct coll *c, const struct coll *first)
 {
-	return c->reduce->plan.sum_dtype == first->reduce->plan.sum_dtype &&
+	return reduce_of(c)->run->plan.sum_dtype == reduce_of(first)->run->plan.sum_dtype &&
 	       c->unit->spread == first->unit->spread;
 }
 
@@ -321,20 +329,19 @@ static void reduce_batch_take(struct reduce_batch *b)
 	uint64_t bytes = 0;
 
 	while (!list_empty(&g->small) && b->n < BATCH_MAX) {
-		struct coll *c = list_first(&g->small, struct coll, small);
+		struct coll *c = reduce_batch_first_small(g);
 
 		bytes += unit_gradient_bytes(c->unit);
 		if (b->n && (bytes > g->job->node->limits.reduce_batch_bytes ||
 			     !reduce_batch_goes_with(c, b->colls[0])))
 			return;
-		list_unlink(&c->small);
+		list_unlink(&reduce_of(c)->small);
 		if (coll_check_epoch(c, true) != RES_DONE) { /* while it waited */
 			coll_go_on(c);
 			continue;
 		}
-		CHECK(!c->batch && !c->stage_over);
-		c->batch = b;
-		c->stage_over = reduce_batch_arrived;
+		CHECK(!reduce_of(c)->batch);
+		reduce_of(c)->batch = b;
 		b->colls[b->n++] = c;
 	}
 }
@@ -343,11 +350,11 @@ static void reduce_batch_take(struct reduce_batch *b)
 static void reduce_batch_next_batch(struct group *g)
 {
 	while (!g->small_runs && !list_empty(&g->small)) {
-		struct coll *first = list_first(&g->small, struct coll, small);
+		struct coll *first = reduce_batch_first_small(g);
 		struct reduce_batch *b = calloc(1, sizeof(*b));
 
 		if (!b) {
-			list_unlink(&first->small);
+			list_unlink(&reduce_of(first)->small);
 			first->status = -ENOMEM;
 			coll_go_on(first);
 			continue;
@@ -369,7 +376,8 @@ enum res reduce_batch_add(struct coll *c)
 	struct group *g = c->group;
 	struct job *job = c->job;
 
-	list_append(&g->small, &c->small);
+	list_init(&reduce_of(c)->small);
+	list_append(&g->small, &reduce_of(c)->small);
 	job->running++; /* what ends meanwhile may be the last of a deleted job */
 	reduce_batch_next_batch(g);
 	job_ran(job);

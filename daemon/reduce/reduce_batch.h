@@ -17,4 +17,7 @@ bool reduce_batch_takes(const struct coll *c);
  * those that were added before. Return: RES_WAIT. */
 enum res reduce_batch_add(struct coll *c);
 
+/* Slot op_type.coll_arrived of Reduce. */
+bool reduce_batch_arrived(struct coll *c);
+
 #endif

@@ -25,7 +25,7 @@ uint64_t reduce_segment(const struct coll *c)
  * segment of it. */
 enum res reduce_talk(struct coll *c)
 {
-	enum dtype dtype = c->reduce->plan.sum_dtype;
+	enum dtype dtype = reduce_of(c)->run->plan.sum_dtype;
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 
@@ -49,7 +49,7 @@ enum res reduce_talk(struct coll *c)
 /* -0: whatever is added to it stays what it is, +0 and -0 too. Of 16 bits two in one. */
 static void reduce_replicas_fill_nothing(struct coll *c, struct coll_part *p, void *to)
 {
-	enum dtype t = c->reduce->plan.sum_dtype;
+	enum dtype t = reduce_of(c)->run->plan.sum_dtype;
 	uint64_t n = c->unit->layout.elements;
 
 	coll_launch(p, LAUNCH_FILL, t == DTYPE_FP32 ? n : (n + 1) / 2)->fill = (struct k_fill){
@@ -60,7 +60,7 @@ static void reduce_replicas_fill_nothing(struct coll *c, struct coll_part *p, vo
 /* Its ranks on device @d, which are there side by side. */
 static void reduce_replicas_fold_here(struct coll *c, unsigned d)
 {
-	const struct reduce_run *run = c->reduce;
+	const struct reduce_run *run = reduce_of(c)->run;
 	struct coll_part *p = &c->parts[d];
 	void *to = region_addr(&p->scratch[REDUCE_SUMS]);
 	uint32_t first = 0, n = 0;
@@ -88,14 +88,14 @@ static char *reduce_replicas_partial(const struct coll *c, unsigned d, uint32_t 
 	const struct region *kept = &c->unit->parts[d].partials;
 	char *at = region_addr(kept->slab ? kept : &c->parts[d].scratch[REDUCE_PARTIALS]);
 
-	CHECK(replica < c->reduce->replicas);
-	return at + replica * c->reduce->stride;
+	CHECK(replica < reduce_of(c)->run->replicas);
+	return at + replica * reduce_of(c)->run->stride;
 }
 
 /* What it has come to, added to what was kept of it. */
 static void reduce_replicas_keep_here(struct coll *c, unsigned d)
 {
-	const struct reduce_run *run = c->reduce;
+	const struct reduce_run *run = reduce_of(c)->run;
 	struct coll_part *p = &c->parts[d];
 
 	p->inputs[p->n] = p->sums;
@@ -113,8 +113,8 @@ static void reduce_replicas_keep_here(struct coll *c, unsigned d)
 /* All of them, over the replicas. */
 static void reduce_replicas_fold_partials(struct coll *c, unsigned d)
 {
-	const struct reduce_run *run = c->reduce;
-	const void **in = &c->reduce->partials[d * run->here];
+	const struct reduce_run *run = reduce_of(c)->run;
+	const void **in = &reduce_of(c)->run->partials[d * run->here];
 	const struct region *grads = &c->unit->parts[d].grads;
 	const struct k_reduce r = { .out = grads->slab ? region_addr(grads) : NULL,
 				    .out_dtype = DTYPE_FP32,
@@ -135,7 +135,7 @@ static void reduce_replicas_fold_partials(struct coll *c, unsigned d)
 
 static enum res reduce_replicas_fill(struct coll *c, void (*fill)(struct coll *c, unsigned d))
 {
-	RES_TRY(coll_need_launches(c, c->reduce->launches));
+	RES_TRY(coll_need_launches(c, reduce_of(c)->run->launches));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		fill(c, d);
 	return RES_DONE;
@@ -153,7 +153,7 @@ enum reduce_replicas_stage {
 /* FOLD to KEEP once for each replica. */
 enum res reduce_replicas_tick(struct coll *c)
 {
-	struct reduce_run *run = c->reduce;
+	struct reduce_run *run = reduce_of(c)->run;
 
 	switch ((enum reduce_replicas_stage)run->replica_stage) {
 	case REPLICAS_BEGIN:

@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "op/op.h"
-#include "reduce/fused.h"
+#include "reduce/fused_steps.h"
 #include "unit/pack.h"
 #include "work/coll.h"
 
@@ -86,7 +86,7 @@ void reduce_include_launch(const struct unit *u, const struct unit_part *p, cons
 
 static const struct reduce_input *reduce_run_given(const struct coll *c, uint32_t member)
 {
-	return &c->reduce->inputs[member];
+	return &reduce_of(c)->run->inputs[member];
 }
 
 /* A rank without inputs contributes zeros, whatever it has. */
@@ -119,8 +119,8 @@ static void reduce_run_give_input(struct reduce_input *in, struct member *m)
 
 void reduce_give_inputs(struct coll *c)
 {
-	for (uint32_t i = 0; c->reduce && i < c->n; i++)
-		reduce_run_give_input(&c->reduce->inputs[i], c->members[i]);
+	for (uint32_t i = 0; reduce_of(c)->run && i < c->n; i++)
+		reduce_run_give_input(&reduce_of(c)->run->inputs[i], c->members[i]);
 }
 
 static void reduce_run_put_input_back(struct reduce_input *in, struct member_unit *mu)
@@ -133,8 +133,8 @@ static void reduce_run_put_input_back(struct reduce_input *in, struct member_uni
 
 void reduce_put_back(struct coll *c)
 {
-	for (uint32_t i = 0; c->reduce && i < c->n; i++) {
-		struct reduce_input *in = &c->reduce->inputs[i];
+	for (uint32_t i = 0; reduce_of(c)->run && i < c->n; i++) {
+		struct reduce_input *in = &reduce_of(c)->run->inputs[i];
 		struct member *m = c->members[i];
 
 		if (!in->gradient.slab && !in->accumulated.slab)
@@ -152,8 +152,8 @@ static const void *reduce_run_input_of(const struct coll *c, uint32_t member, en
 	const struct reduce_input *in = reduce_run_given(c, member);
 	bool accumulated = in->accumulated.slab;
 
-	*dtype =
-		accumulated ? c->reduce->plan.accumulate_dtype : reduce_run_gradient_dtype(c->unit);
+	*dtype = accumulated ? reduce_of(c)->run->plan.accumulate_dtype
+			     : reduce_run_gradient_dtype(c->unit);
 	if (reduce_run_is_surrogate(c, member))
 		return reduce_run_address(&c->parts[c->part_of[member]].scratch[REDUCE_ZEROS]);
 	return reduce_run_address(accumulated ? &in->accumulated : &in->gradient);
@@ -162,7 +162,7 @@ static const void *reduce_run_input_of(const struct coll *c, uint32_t member, en
 /* Some ranks have accumulated, others have not, and the types are not the same. */
 static bool reduce_run_is_lonely(const struct coll *c, uint32_t member)
 {
-	return c->reduce->lonely_bytes && !reduce_run_given(c, member)->accumulated.slab;
+	return reduce_of(c)->run->lonely_bytes && !reduce_run_given(c, member)->accumulated.slab;
 }
 
 static unsigned reduce_run_factors(const struct k_factor *a, const struct k_factor *b,
@@ -281,7 +281,7 @@ struct reduce_run *reduce_run_free(struct reduce_run *run)
 {
 	if (run) {
 		free(run->span);
-		free(run->steps);
+		fused_steps_deinit(&run->steps);
 	}
 	free(run);
 	return NULL;
@@ -314,7 +314,7 @@ struct reduce_run *reduce_run_new(struct coll *c)
 
 uint64_t reduce_scratch(const struct coll *c, unsigned which)
 {
-	const struct reduce_run *run = c->reduce;
+	const struct reduce_run *run = reduce_of(c)->run;
 
 	if (which == REDUCE_PARTIALS)
 		return run->apart && !c->unit->parts[0].partials.slab ? run->here * run->stride : 0;
@@ -331,8 +331,8 @@ static void reduce_run_zero(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
 
-	if (c->reduce->zero_bytes)
-		coll_launch(p, LAUNCH_FILL, c->reduce->zero_bytes / sizeof(float))->fill =
+	if (reduce_of(c)->run->zero_bytes)
+		coll_launch(p, LAUNCH_FILL, reduce_of(c)->run->zero_bytes / sizeof(float))->fill =
 			(struct k_fill){ .dst = region_addr(&p->scratch[REDUCE_ZEROS]),
 					 .kind = FILL_CONSTANT };
 }
@@ -344,13 +344,13 @@ static void reduce_run_add_new(struct coll *c, unsigned d)
 
 	for (uint32_t i = 0; i < p->n; i++) {
 		const struct reduce_input *in = reduce_run_given(c, p->members[i]);
-		const void **new = &c->reduce->added[p->members[i]];
+		const void **new = &reduce_of(c)->run->added[p->members[i]];
 
 		if (!in->accumulated.slab || !in->gradient.slab)
 			continue;
 		*new = region_addr(&in->gradient);
-		reduce_add_launch(c->unit, &c->reduce->plan, region_addr(&in->accumulated), new,
-				  coll_launch(p, LAUNCH_REDUCE, 0));
+		reduce_add_launch(c->unit, &reduce_of(c)->run->plan, region_addr(&in->accumulated),
+				  new, coll_launch(p, LAUNCH_REDUCE, 0));
 	}
 }
 
@@ -360,13 +360,13 @@ static void reduce_run_include(struct coll *c, unsigned d)
 	struct coll_part *p = &c->parts[d];
 	enum dtype dtype;
 
-	if (!c->reduce->plan.adds_before || !c->reduce->accumulate)
+	if (!reduce_of(c)->run->plan.adds_before || !reduce_of(c)->run->accumulate)
 		return;
 	for (uint32_t i = 0; i < p->n; i++)
 		if (!reduce_run_is_surrogate(c, p->members[i]) &&
 		    !reduce_run_given(c, p->members[i])->included)
 			reduce_include_launch(c->unit, &c->unit->parts[d],
-					      &c->reduce->added[p->members[i]],
+					      &reduce_of(c)->run->added[p->members[i]],
 					      reduce_run_input_of(c, p->members[i], &dtype),
 					      coll_launch(p, LAUNCH_REDUCE, 0));
 }
@@ -375,14 +375,14 @@ static void reduce_run_include(struct coll *c, unsigned d)
 static void reduce_run_convert(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
-	enum dtype to = c->reduce->plan.accumulate_dtype, from;
+	enum dtype to = reduce_of(c)->run->plan.accumulate_dtype, from;
 	char *at = reduce_run_address(&p->scratch[REDUCE_CONVERTED]);
 
 	for (uint32_t i = 0; i < p->n; i++) {
 		p->inputs[i] = reduce_run_input_of(c, p->members[i], &from);
 		if (!reduce_run_is_lonely(c, p->members[i]))
 			continue;
-		reduce_convert_launch(c->unit, &c->reduce->plan, at, p->inputs[i],
+		reduce_convert_launch(c->unit, &reduce_of(c)->run->plan, at, p->inputs[i],
 				      coll_launch(p, LAUNCH_CAST, 0));
 		p->inputs[i] = at;
 		at += reduce_run_rounded_up(c->unit->layout.elements * dtype_size(to));
@@ -395,13 +395,13 @@ enum dtype reduce_input_dtype(const struct coll *c)
 	enum dtype dtype;
 
 	(void)reduce_run_input_of(c, 0, &dtype);
-	return c->reduce->lonely_bytes ? c->reduce->plan.accumulate_dtype : dtype;
+	return reduce_of(c)->run->lonely_bytes ? reduce_of(c)->run->plan.accumulate_dtype : dtype;
 }
 
 /* Each replica's sum, added to those that were kept. */
 static void reduce_run_fold_replicas(struct coll *c, unsigned d)
 {
-	struct reduce_run *run = c->reduce;
+	struct reduce_run *run = reduce_of(c)->run;
 	struct coll_part *p = &c->parts[d];
 	const struct unit_part *up = &c->unit->parts[d];
 	char *at = reduce_run_address(up->partials.slab ? &up->partials
@@ -427,7 +427,7 @@ static void reduce_run_fold_replicas(struct coll *c, unsigned d)
 /* Before the devices' sums are added: on one device that is all. */
 static struct k_factor reduce_run_tail(const struct coll *c)
 {
-	const struct reduce_run *run = c->reduce;
+	const struct reduce_run *run = reduce_of(c)->run;
 	struct k_factor none = { .how = K_FACTOR_NONE }, post = run->plan.post;
 
 	if (!run->apart && run->replicas == 1)
@@ -441,7 +441,7 @@ static struct k_factor reduce_run_tail(const struct coll *c)
 
 static struct k_factor reduce_run_head(const struct coll *c)
 {
-	const struct reduce_run *run = c->reduce;
+	const struct reduce_run *run = reduce_of(c)->run;
 
 	if (run->apart)
 		return run->plan.replica;
@@ -457,12 +457,12 @@ static struct k_factor reduce_run_head(const struct coll *c)
  * trainers' to write, and stays 0 in the shards. */
 void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 {
-	struct unit_run *spans = c->reduce->span;
-	const void **in = c->reduce->pieces + (size_t)d * c->reduce->spans * r->k;
+	struct unit_run *spans = reduce_of(c)->run->span;
+	const void **in = reduce_of(c)->run->pieces + (size_t)d * reduce_of(c)->run->spans * r->k;
 	unsigned n = unit_spans(c->unit, &c->unit->parts[d], spans);
 
-	CHECK(n <= c->reduce->spans && r->k <= c->n + 1);
-	if (c->gradient.fused && !fused_ready(c, d))
+	CHECK(n <= reduce_of(c)->run->spans && r->k <= c->n + 1);
+	if (gradient_of(c)->fused && !fused_steps_begin(&reduce_of(c)->run->steps, c, d))
 		return;
 	for (unsigned i = 0; i < n; i++, in += r->k) {
 		struct k_reduce piece = *r;
@@ -471,8 +471,8 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 			in[j] = (const char *)r->in[j] + spans[i].at * dtype_size(r->in_dtype);
 		piece.in = in;
 		piece.out = r->out ? (float *)r->out + spans[i].at : NULL;
-		if (c->gradient.fused)
-			fused_launches(c, d, &spans[i], &piece);
+		if (gradient_of(c)->fused)
+			fused_steps_launch(&reduce_of(c)->run->steps, c, d, &spans[i], &piece);
 		else
 			coll_launch(&c->parts[d], LAUNCH_REDUCE, spans[i].n)->reduce = piece;
 	}
@@ -481,7 +481,7 @@ void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r)
 /* A device's sum of everything; on one device into the gradient shards. */
 static void reduce_run_fold(struct coll *c, unsigned d)
 {
-	struct reduce_run *run = c->reduce;
+	struct reduce_run *run = reduce_of(c)->run;
 	struct coll_part *p = &c->parts[d];
 	bool one = c->n_parts == 1;
 	struct k_reduce r = { .out = reduce_run_address(one ? &c->unit->parts[0].grads
@@ -505,7 +505,7 @@ static void reduce_run_fold(struct coll *c, unsigned d)
 void reduce_pack(struct coll *c, unsigned d)
 {
 	struct coll_part *p = &c->parts[d];
-	enum dtype dtype = c->reduce->plan.sum_dtype;
+	enum dtype dtype = reduce_of(c)->run->plan.sum_dtype;
 	struct unit_array full = { reduce_run_address(&p->scratch[REDUCE_SUMS]), dtype };
 	struct unit_array parts = { reduce_run_address(&p->scratch[REDUCE_PACKED]), dtype };
 
@@ -527,22 +527,24 @@ bool reduce_next_stage(struct coll *c)
 		reduce_run_convert, reduce_run_fold_replicas, reduce_run_fold,
 		reduce_pack
 	};
-	unsigned n = c->reduce->crossed ? 4 : c->reduce->defer ? 5 : ARRAY_SIZE(stages);
+	unsigned n = reduce_of(c)->run->crossed ? 4
+		     : reduce_of(c)->run->defer ? 5
+						: ARRAY_SIZE(stages);
 	bool any = false;
 
-	while (!any && c->reduce->stage < n) {
+	while (!any && reduce_of(c)->run->stage < n) {
 		for (unsigned d = 0; d < c->n_parts; d++) {
-			stages[c->reduce->stage](c, d);
+			stages[reduce_of(c)->run->stage](c, d);
 			any = any || c->parts[d].n_launches;
 		}
-		c->reduce->stage++;
+		reduce_of(c)->run->stage++;
 	}
 	return any;
 }
 
 void reduce_finish(struct coll *c, unsigned d)
 {
-	const struct reduce_run *run = c->reduce;
+	const struct reduce_run *run = reduce_of(c)->run;
 	struct coll_part *p = &c->parts[d];
 	const struct unit_part *up = &c->unit->parts[d];
 	struct k_reduce r = { .out = reduce_run_address(&up->grads),

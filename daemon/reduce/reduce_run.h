@@ -10,6 +10,8 @@
 #ifndef SHARDD_REDUCE_REDUCE_RUN_H
 #define SHARDD_REDUCE_REDUCE_RUN_H
 
+#include "reduce/fused_steps.h"
+#include "step/gradient.h"
 #include "work/coll.h"
 #include "unit/reduce_plan.h"
 
@@ -56,11 +58,25 @@ struct reduce_run {
 	struct reduce_input *inputs; /* by member */
 	const void **added;          /* by member: what is added to what it has */
 	struct unit_run *span;       /* owned: of the part at work */
-	struct launch *steps;        /* owned: fused: the optimizer's, of the part at work */
-	unsigned n_steps, step_room;
-	const void **pieces;    /* inputs of spans: @spans * (c->n + 1) */
-	const void *partials[]; /* @here per part */
+	struct fused_steps steps;    /* of a Reduce that steps the unit */
+	const void **pieces;         /* inputs of spans: @spans * (c->n + 1) */
+	const void *partials[];      /* @here per part */
 };
+
+struct reduce_batch;
+
+/* The state of a Reduce. */
+struct reduce_state {
+	struct gradient_state gradient; /* first: gradient_of */
+	struct reduce_run *run;         /* owned */
+	struct list small;              /* group->small, while it waits to be in a batch */
+	struct reduce_batch *batch;     /* that runs its stages */
+};
+
+static inline struct reduce_state *reduce_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct reduce_state));
+}
 
 /* Scratch of a reduction. Where there are zeros nothing is converted. */
 enum {
@@ -93,7 +109,7 @@ enum reduce_stage {
 /* Kernels; those that step the unit are over only when they were executed. Return: RES_WAIT. */
 static inline enum res reduce_kernels(struct coll *c)
 {
-	return c->gradient.fused ? coll_kernels_sync(c) : coll_kernels(c);
+	return gradient_of(c)->fused ? coll_kernels_sync(c) : coll_kernels(c);
 }
 
 /* Whose arithmetic PyTorch has on the unit's devices. */

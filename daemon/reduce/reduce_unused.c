@@ -120,7 +120,8 @@ static size_t reduce_unused_bits_bytes(const uint32_t *tensors, size_t n)
 	return tensors[n - 1] < MAX_TENSORS ? tensors[n - 1] / 8 + 1 : MAX_TENSORS / 8;
 }
 
-/* From here on args.reduce is what all of them say; behind the tensors there are the bits. */
+/* From here on args.reduce is what all of them say; behind the tensors there are the bits. Return:
+ * 0 or -ENOMEM. */
 static int reduce_unused_tell(struct coll *c, const uint32_t *tensors, size_t n, bool all)
 {
 	size_t bytes = reduce_unused_bits_bytes(tensors, n);
@@ -144,7 +145,7 @@ static int reduce_unused_tell(struct coll *c, const uint32_t *tensors, size_t n,
 		reduce_args(c->ops[i])->tensors = c->ops[i]->owned;
 		reduce_args(c->ops[i])->n_tensors = n;
 	}
-	return all;
+	return 0;
 }
 
 /* Nothing of what they say comes to anything. */
@@ -156,24 +157,24 @@ static void reduce_unused_overrule(struct coll *c)
 	}
 }
 
-int reduce_unused_agree(struct coll *c)
+enum res reduce_unused_agree(struct coll *c, bool *ret_none)
 {
 	uint32_t *tensors;
-	bool all;
 	size_t n;
 	int r;
 
+	*ret_none = false;
 	if (!reduce_unused_some_may(c)) {
 		reduce_unused_overrule(c);
-		return 0;
+		return RES_DONE;
 	}
 	tensors = calloc(c->unit->rec->n_tensors, sizeof(*tensors));
 	if (!tensors)
-		return -ENOMEM;
-	n = reduce_unused_find(c, tensors, &all);
-	r = reduce_unused_tell(c, tensors, n, all);
+		return coll_fail(c, -ENOMEM);
+	n = reduce_unused_find(c, tensors, ret_none);
+	r = reduce_unused_tell(c, tensors, n, *ret_none);
 	free(tensors);
-	return r;
+	return r ? coll_fail(c, r) : RES_DONE;
 }
 
 /* --------------------------------------------------------------------- the unit */

@@ -14,8 +14,8 @@
 int reduce_unused_decode(struct op *op, const Shardd__V1__ReduceRequest *r, struct fault *f);
 
 /* All ranks are there: find what none of them has used, and note it in each op, for
- * reduce_unused_reply. Return: 1: nothing was used at all; 0; or -ENOMEM. */
-int reduce_unused_agree(struct coll *c);
+ * reduce_unused_reply. *@ret_none: nothing was used at all. Never waits. */
+enum res reduce_unused_agree(struct coll *c, bool *ret_none);
 
 /* The reduction begins. c->unit->has_gradient still says whether there is one to add to. Note in
  * the unit which tensors will have none. Return: 0 or -ENOMEM, and nothing has changed. */

@@ -4,6 +4,7 @@
 #ifndef SHARDD_REDUCE_SPARSE_H
 #define SHARDD_REDUCE_SPARSE_H
 
+#include "step/gradient.h"
 #include "work/coll.h"
 #include "unit/reduce_plan.h"
 #include "unit/runs.h"
@@ -56,6 +57,17 @@ struct sparse_work {
 	const void **partials;            /* behind @values; by device: @here of them */
 	const void *values[];             /* by member */
 };
+
+/* The state of a ReduceSparse. */
+struct sparse_state {
+	struct gradient_state gradient; /* first: gradient_of */
+	struct sparse_work *work;       /* owned; NULL: not yet */
+};
+
+static inline struct sparse_work *sparse_of(const struct coll *c)
+{
+	return ((struct sparse_state *)coll_own(c, sizeof(struct sparse_state)))->work;
+}
 
 /* What part @d has of the tensor, and where that is in the gradient. */
 struct unit_run sparse_run(const struct coll *c, unsigned d);

@@ -18,11 +18,6 @@
 #include "reduce/sparse.h"
 #include "work/coll.h"
 
-static struct sparse_work *sparse_fold_work_of(const struct coll *c)
-{
-	return c->work;
-}
-
 bool sparse_folds(const struct unit *u, const struct reduce_plan *plan)
 {
 	const state_unit *rec = u->rec;
@@ -57,7 +52,7 @@ void sparse_fold_init(const struct coll *c, struct sparse_work *w)
 
 uint64_t sparse_fold_scratch(const struct coll *c, unsigned which)
 {
-	const struct sparse_work *w = sparse_fold_work_of(c);
+	const struct sparse_work *w = sparse_of(c);
 
 	if (which == SPARSE_PARTIALS)
 		return w->here * w->stride;
@@ -71,9 +66,9 @@ static char *sparse_fold_sums(const struct coll *c, unsigned d)
 
 static char *sparse_fold_partial(const struct coll *c, unsigned d, uint32_t j)
 {
-	CHECK(j < sparse_fold_work_of(c)->here);
+	CHECK(j < sparse_of(c)->here);
 	return (char *)region_addr(&c->parts[d].scratch[SPARSE_PARTIALS]) +
-	       j * sparse_fold_work_of(c)->stride;
+	       j * sparse_of(c)->stride;
 }
 
 /* Sums from sums. */
@@ -92,7 +87,7 @@ static struct k_reduce sparse_fold_of_sums(const struct sparse_work *w, void *ou
 
 static enum res sparse_fold_add_to_gradient(struct coll *c)
 {
-	struct sparse_work *w = sparse_fold_work_of(c);
+	struct sparse_work *w = sparse_of(c);
 
 	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -111,7 +106,7 @@ static enum res sparse_fold_add_to_gradient(struct coll *c)
 
 static enum res sparse_fold_between(struct coll *c)
 {
-	const struct sparse_work *w = sparse_fold_work_of(c);
+	const struct sparse_work *w = sparse_of(c);
 	void *data[NODE_MAX_DEVICES];
 
 	if (c->n_parts == 1 || w->crossed)
@@ -127,7 +122,7 @@ static enum res sparse_fold_between(struct coll *c)
 /* The replicas of a device. */
 static enum res sparse_fold_add_replicas(struct coll *c)
 {
-	struct sparse_work *w = sparse_fold_work_of(c);
+	struct sparse_work *w = sparse_of(c);
 
 	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -144,7 +139,7 @@ static enum res sparse_fold_add_replicas(struct coll *c)
 /* Each replica's sum, in place. */
 static enum res sparse_fold_finish_partials(struct coll *c)
 {
-	struct sparse_work *w = sparse_fold_work_of(c);
+	struct sparse_work *w = sparse_of(c);
 
 	RES_TRY(coll_need_launches(c, w->here));
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -165,7 +160,7 @@ static enum res sparse_fold_finish_partials(struct coll *c)
 /* What is between two partials is added too, and not looked at. */
 static enum res sparse_fold_between_replicas(struct coll *c)
 {
-	const struct sparse_work *w = sparse_fold_work_of(c);
+	const struct sparse_work *w = sparse_of(c);
 	size_t size = dtype_size(w->plan.sum_dtype);
 	void *data[NODE_MAX_DEVICES];
 
@@ -183,7 +178,7 @@ static enum res sparse_fold_between_replicas(struct coll *c)
 /* -0 in all partials: whatever is added to it stays what it is. Of 16 bits two in one. */
 static enum res sparse_fold_fill_partials(struct coll *c)
 {
-	const struct sparse_work *w = sparse_fold_work_of(c);
+	const struct sparse_work *w = sparse_of(c);
 	double nothing = w->plan.sum_dtype == DTYPE_FP32 ? -0.0 : -0x1p-134;
 
 	RES_TRY(coll_need_launches(c, 1));
@@ -203,9 +198,9 @@ static uint32_t sparse_fold_partial_of(const struct coll *c, unsigned d, bool *r
 {
 	const struct coll_part *p = &c->parts[d];
 	uint32_t shard_ranks = c->unit->rec->shard_ranks,
-		 k = p->n / sparse_fold_partials_on(c, sparse_fold_work_of(c), d);
+		 k = p->n / sparse_fold_partials_on(c, sparse_of(c), d);
 
-	if (!sparse_fold_work_of(c)->crossed) {
+	if (!sparse_of(c)->crossed) {
 		*ret_first = c->turn % k == 0;
 		return c->turn / k;
 	}
@@ -215,9 +210,9 @@ static uint32_t sparse_fold_partial_of(const struct coll *c, unsigned d, bool *r
 }
 
 /* The first of a replica is what the others are added to. */
-static enum res sparse_fold_fold_rank(struct coll *c)
+static enum res sparse_fold_rank(struct coll *c)
 {
-	struct sparse_work *w = sparse_fold_work_of(c);
+	struct sparse_work *w = sparse_of(c);
 
 	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -258,7 +253,7 @@ static enum res sparse_fold_clear_table(struct coll *c)
 		if (c->turn >= p->n)
 			continue;
 		any = true;
-		coll_launch(p, LAUNCH_FILL, sparse_fold_work_of(c)->elements)->fill =
+		coll_launch(p, LAUNCH_FILL, sparse_of(c)->elements)->fill =
 			(struct k_fill){ .dst = region_addr(&p->scratch[SPARSE_TABLE]),
 					 .kind = FILL_CONSTANT };
 	}
@@ -281,7 +276,7 @@ enum sparse_fold_stage {
 /* CLEAR to RANK once for each rank of a device. */
 enum res sparse_fold_tick(struct coll *c)
 {
-	struct sparse_work *w = sparse_fold_work_of(c);
+	struct sparse_work *w = sparse_of(c);
 
 	switch ((enum sparse_fold_stage)w->fold_stage) {
 	case FOLD_BEGIN:
@@ -300,7 +295,7 @@ enum res sparse_fold_tick(struct coll *c)
 		return sparse_fold_add_rows(c);
 	case FOLD_RANK:
 		w->fold_stage = FOLD_CLEAR;
-		return sparse_fold_fold_rank(c);
+		return sparse_fold_rank(c);
 	case FOLD_BETWEEN_REPLICAS:
 		w->fold_stage = FOLD_PARTIALS;
 		RES_TRY(sparse_fold_between_replicas(c));

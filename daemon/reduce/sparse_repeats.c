@@ -109,7 +109,7 @@ enum res sparse_repeats_clear(struct coll *c)
 
 enum res sparse_repeats_fill(struct coll *c)
 {
-	struct sparse_work *w = c->work;
+	struct sparse_work *w = sparse_of(c);
 
 	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -130,7 +130,7 @@ enum res sparse_repeats_fill(struct coll *c)
 void sparse_add_coalesced(struct coll *c, unsigned d)
 {
 	const struct sparse_repeats *r = sparse_repeats_now(c, d);
-	struct sparse_work *w = c->work;
+	struct sparse_work *w = sparse_of(c);
 	struct k_add_rows a = sparse_rows_launch(c, d);
 
 	CHECK(r && r->n_rows * a.row_elements * sizeof(float) <=

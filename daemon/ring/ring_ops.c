@@ -4,8 +4,9 @@
 
 #include "core/check.h"
 #include "op/op.h"
+#include "op/op_run.h"
 #include "op/op_util.h"
-#include "ring/ring_impl.h"
+#include "ring/rings_impl.h"
 #include "methods.h"
 #include "rpc/codec.h"
 #include "rpc/status_map.h"

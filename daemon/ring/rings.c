@@ -12,7 +12,7 @@
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
-#include "ring/ring_impl.h"
+#include "ring/rings_impl.h"
 
 /* Submissions taken from one ring before the next one has its turn. */
 #define BATCH 64

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rpc/rpc_impl.h"
+#include "rpc/rpc_server_impl.h"
 #include "rpc/status_map.h"
 
 #define MAX_OPS 4
@@ -31,15 +31,15 @@ static void call_outgoing_free(struct outgoing *o)
 static void call_drop_outgoing(struct rpc_call *call)
 {
 	struct outgoing *o, *tmp;
-	bool keep = call->sending;
+	bool keep = call->out.sending;
 
-	list_for_each (o, tmp, &call->outgoing, link) {
+	list_for_each (o, tmp, &call->out.messages, link) {
 		if (keep) {
 			keep = false;
 			continue;
 		}
 		call_outgoing_free(o);
-		call->n_outgoing--;
+		call->out.n--;
 	}
 }
 
@@ -47,21 +47,21 @@ static void call_free(struct rpc_call *call)
 {
 	struct rpc_server *s = call->server;
 
-	CHECK(list_empty(&call->link) && !call->sending);
+	CHECK(list_empty(&call->link) && !call->out.sending);
 	call_drop_outgoing(call);
 	codec_message_deinit(&call->request);
 	grpc_slice_unref(call->packed);
-	if (call->payload)
-		grpc_byte_buffer_destroy(call->payload);
-	if (call->has_trailer) {
-		grpc_slice_unref(call->trailer.key);
-		grpc_slice_unref(call->trailer.value);
+	if (call->core.payload)
+		grpc_byte_buffer_destroy(call->core.payload);
+	if (call->status.has_trailer) {
+		grpc_slice_unref(call->status.trailer.key);
+		grpc_slice_unref(call->status.trailer.value);
 	}
-	grpc_slice_unref(call->status_text);
-	grpc_metadata_array_destroy(&call->metadata);
-	grpc_call_details_destroy(&call->details);
-	if (call->core)
-		grpc_call_unref(call->core);
+	grpc_slice_unref(call->status.text);
+	grpc_metadata_array_destroy(&call->core.metadata);
+	grpc_call_details_destroy(&call->core.details);
+	if (call->core.call)
+		grpc_call_unref(call->core.call);
 	call->magic = 0;
 	free(call);
 	if (atomic_fetch_sub(&s->n_live, 1) == 1)
@@ -130,7 +130,7 @@ static void call_batch_start(struct rpc_call *call, const struct batch *b, struc
 
 	atomic_fetch_add(&call->refs, 1);
 	grpc_completion_queue_thread_local_cache_init(cq);
-	e = grpc_call_start_batch(call->core, b->ops, b->n, tag, NULL);
+	e = grpc_call_start_batch(call->core.call, b->ops, b->n, tag, NULL);
 	CHECK(e == GRPC_CALL_OK);
 	if (grpc_completion_queue_thread_local_cache_flush(cq, &event, &ok))
 		((struct tag *)event)->fn(event, ok != 0);
@@ -138,9 +138,9 @@ static void call_batch_start(struct rpc_call *call, const struct batch *b, struc
 
 static void call_add_headers(struct rpc_call *call, struct batch *b)
 {
-	if (call->headers_sent)
+	if (call->out.headers_sent)
 		return;
-	call->headers_sent = true;
+	call->out.headers_sent = true;
 	call_batch_add(b, GRPC_OP_SEND_INITIAL_METADATA);
 }
 
@@ -148,7 +148,7 @@ static void call_add_close(struct rpc_call *call, struct batch *b)
 {
 	grpc_op *op = call_batch_add(b, GRPC_OP_RECV_CLOSE_ON_SERVER);
 
-	op->data.recv_close_on_server.cancelled = &call->core_cancelled;
+	op->data.recv_close_on_server.cancelled = &call->core.cancelled;
 	call->close_posted = true;
 }
 
@@ -156,13 +156,13 @@ static void call_add_status(struct rpc_call *call, struct batch *b)
 {
 	grpc_op *op = call_batch_add(b, GRPC_OP_SEND_STATUS_FROM_SERVER);
 
-	op->data.send_status_from_server.status = (grpc_status_code)call->status;
-	op->data.send_status_from_server.status_details = &call->status_text;
-	if (call->has_trailer) {
-		op->data.send_status_from_server.trailing_metadata = &call->trailer;
+	op->data.send_status_from_server.status = (grpc_status_code)call->status.code;
+	op->data.send_status_from_server.status_details = &call->status.text;
+	if (call->status.has_trailer) {
+		op->data.send_status_from_server.trailing_metadata = &call->status.trailer;
 		op->data.send_status_from_server.trailing_metadata_count = 1;
 	}
-	call->status_sent = true;
+	call->out.status_sent = true;
 }
 
 static void call_start_final(struct rpc_call *call)
@@ -178,21 +178,21 @@ static void call_start_final(struct rpc_call *call)
 
 static void call_start_message(struct rpc_call *call)
 {
-	struct outgoing *o = list_first(&call->outgoing, struct outgoing, link);
+	struct outgoing *o = list_first(&call->out.messages, struct outgoing, link);
 	struct batch b = { .n = 0 };
 
 	call_add_headers(call, &b);
 	call_batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = o->buffer;
-	call->sending = true;
+	call->out.sending = true;
 	call_batch_start(call, &b, &call->sent_tag);
 }
 
 /* Start the next batch, if there is something to send and none under way. */
 static void call_pump(struct rpc_call *call)
 {
-	if (call->sending || call->status_sent || call->cancelled)
+	if (call->out.sending || call->out.status_sent || call->cancelled)
 		return;
-	if (!list_empty(&call->outgoing))
+	if (!list_empty(&call->out.messages))
 		call_start_message(call);
 	else if (call->ended)
 		call_start_final(call);
@@ -205,11 +205,11 @@ static void call_on_sent(struct work *work)
 	struct rpc_call *call = CONTAINER_OF(work, struct rpc_call, sent);
 
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
-	CHECK(call->sending && call->n_outgoing > 0);
-	call->sending = false;
-	call_outgoing_free(list_first(&call->outgoing, struct outgoing, link));
-	call->n_outgoing--;
-	if (!call->sent_ok) { /* on_cancelled follows, or has been */
+	CHECK(call->out.sending && call->out.n > 0);
+	call->out.sending = false;
+	call_outgoing_free(list_first(&call->out.messages, struct outgoing, link));
+	call->out.n--;
+	if (!call->out.sent_ok) { /* on_cancelled follows, or has been */
 		call_drop_outgoing(call);
 		call->cancelled = true;
 	}
@@ -222,7 +222,7 @@ static void call_on_sent_tag(struct tag *tag, bool ok)
 	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, sent_tag);
 
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
-	call->sent_ok = ok;
+	call->out.sent_ok = ok;
 	loopq_post(call->server->loopq, &call->sent, call_on_sent);
 }
 
@@ -246,7 +246,7 @@ static void call_on_close_tag(struct tag *tag, bool ok)
 	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, close_tag);
 
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
-	if (!ok || call->core_cancelled)
+	if (!ok || call->core.cancelled)
 		loopq_post(call->server->loopq, &call->closed, call_on_cancelled);
 	else /* the peer has received the status: the loop knows that already */
 		call_unref(call);
@@ -464,15 +464,15 @@ static void call_reply_with(struct rpc_call *call, grpc_byte_buffer *buffer)
 	call_add_status(call, &b);
 	if (!call->close_posted)
 		call_add_close(call, &b);
-	CHECK(!call->payload);
-	call->payload = buffer; /* freed with the call */
+	CHECK(!call->core.payload);
+	call->core.payload = buffer; /* freed with the call */
 	call_batch_start(call, &b, &call->final_tag);
 }
 
 static void call_check_unary(const struct rpc_call *call)
 {
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
-	CHECK(!call->slot->method->streaming && !call->ended && !call->headers_sent);
+	CHECK(!call->slot->method->streaming && !call->ended && !call->out.headers_sent);
 }
 
 void rpc_call_reply(struct rpc_call *call, const ProtobufCMessage *reply)
@@ -503,9 +503,9 @@ static void call_set_trailer(struct rpc_call *call, const struct fault *f)
 
 	if (status_map_details(f, &bytes, &n) != 0)
 		return; /* no memory: code and text still tell the error */
-	call->trailer.key = grpc_slice_from_static_string("grpc-status-details-bin");
-	call->trailer.value = grpc_slice_from_copied_buffer((const char *)bytes, n);
-	call->has_trailer = true;
+	call->status.trailer.key = grpc_slice_from_static_string("grpc-status-details-bin");
+	call->status.trailer.value = grpc_slice_from_copied_buffer((const char *)bytes, n);
+	call->status.has_trailer = true;
 	free(bytes);
 }
 
@@ -515,8 +515,8 @@ static void call_set_failure(struct rpc_call *call, const struct fault *fault)
 
 	memcpy(text, fault->text, sizeof(text));
 	codec_clean_text(text);
-	call->status = status_map_code(fault->code);
-	call->status_text = grpc_slice_from_copied_string(text);
+	call->status.code = status_map_code(fault->code);
+	call->status.text = grpc_slice_from_copied_string(text);
 	call_set_trailer(call, fault);
 }
 
@@ -544,7 +544,7 @@ void call_refuse_early(struct rpc_call *call)
 	call_add_status(call, &b);
 	call_add_close(call, &b);
 	/* the batch takes the reference that the loop would have had */
-	CHECK(grpc_call_start_batch(call->core, b.ops, b.n, &call->final_tag, NULL) ==
+	CHECK(grpc_call_start_batch(call->core.call, b.ops, b.n, &call->final_tag, NULL) ==
 	      GRPC_CALL_OK);
 }
 
@@ -556,15 +556,15 @@ int rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message)
 	CHECK(call->slot->method->streaming && !call->ended);
 	if (call->cancelled)
 		return 0;
-	if (call->n_outgoing >= RPC_MAX_SEND)
+	if (call->out.n >= RPC_MAX_SEND)
 		return -ENOBUFS;
 	o = malloc(sizeof(*o));
 	if (!o)
 		return -ENOBUFS;
 	o->buffer = call_pack(message);
 	list_init(&o->link);
-	list_append(&call->outgoing, &o->link);
-	call->n_outgoing++;
+	list_append(&call->out.messages, &o->link);
+	call->out.n++;
 	call_pump(call);
 	return 0;
 }

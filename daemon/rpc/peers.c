@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
-#include "rpc/rpc_impl.h"
+#include "rpc/rpc_server_impl.h"
 
 #define BASE 1024
 #define SPAN 16384 /* descriptor numbers that are used in turn */

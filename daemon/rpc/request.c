@@ -11,24 +11,24 @@
 #include <string.h>
 
 #include "core/clock.h"
-#include "rpc/rpc_impl.h"
+#include "rpc/rpc_server_impl.h"
 
 /* All of the request in one piece. */
 static enum refusal request_take_payload(struct rpc_call *call)
 {
 	grpc_byte_buffer_reader reader;
 
-	if (!call->payload)
+	if (!call->core.payload)
 		return REFUSAL_EMPTY;
-	if (call->payload->data.raw.compression != GRPC_COMPRESS_NONE)
+	if (call->core.payload->data.raw.compression != GRPC_COMPRESS_NONE)
 		return REFUSAL_COMPRESSED;
-	if (!grpc_byte_buffer_reader_init(&reader, call->payload))
+	if (!grpc_byte_buffer_reader_init(&reader, call->core.payload))
 		return REFUSAL_MALFORMED;
 	call->packed = grpc_byte_buffer_reader_readall(&reader);
 	call->held = GRPC_SLICE_LENGTH(call->packed);
 	grpc_byte_buffer_reader_destroy(&reader);
-	grpc_byte_buffer_destroy(call->payload);
-	call->payload = NULL;
+	grpc_byte_buffer_destroy(call->core.payload);
+	call->core.payload = NULL;
 	return REFUSAL_NONE;
 }
 
@@ -99,14 +99,14 @@ static uint64_t request_deadline_us(gpr_timespec deadline)
 
 static void request_copy_method(struct rpc_call *call)
 {
-	size_t n = GRPC_SLICE_LENGTH(call->details.method);
+	size_t n = GRPC_SLICE_LENGTH(call->core.details.method);
 
 	if (n >= sizeof(call->unknown_method))
 		n = sizeof(call->unknown_method) - 1;
-	memcpy(call->unknown_method, GRPC_SLICE_START_PTR(call->details.method), n);
+	memcpy(call->unknown_method, GRPC_SLICE_START_PTR(call->core.details.method), n);
 	call->unknown_method[n] = '\0';
 	codec_clean_text(call->unknown_method);
-	call->core_deadline = call->details.deadline;
+	call->core.deadline = call->core.details.deadline;
 	call->refusal = REFUSAL_METHOD;
 }
 
@@ -129,8 +129,8 @@ static void request_on_request(struct tag *tag, bool ok)
 	if (call->refusal == REFUSAL_EMPTY || call->refusal == REFUSAL_METHOD) {
 		call_refuse_early(call);
 	} else {
-		call->fd = request_peer_fd(call->core);
-		call->deadline_us = request_deadline_us(call->core_deadline);
+		call->fd = request_peer_fd(call->core.call);
+		call->deadline_us = request_deadline_us(call->core.deadline);
 		loopq_post(slot->server->loopq, &call->arrived, call_arrived);
 	}
 	call_arm(slot); /* no memory: the next turn of the thread tries again */
@@ -147,12 +147,12 @@ static struct rpc_call *request_call_new(struct slot *slot)
 	call->server = slot->server;
 	call->slot = slot;
 	call->fd = -1;
-	grpc_metadata_array_init(&call->metadata);
-	grpc_call_details_init(&call->details);
-	call->status_text = grpc_empty_slice();
+	grpc_metadata_array_init(&call->core.metadata);
+	grpc_call_details_init(&call->core.details);
+	call->status.text = grpc_empty_slice();
 	call->packed = grpc_empty_slice();
 	list_init(&call->link);
-	list_init(&call->outgoing);
+	list_init(&call->out.messages);
 	call->request_tag.fn = request_on_request;
 	call_tags_init(call);
 	atomic_fetch_add(&slot->server->n_live, 1);
@@ -166,13 +166,14 @@ static void request(struct rpc_call *call)
 	grpc_call_error e;
 
 	if (slot->method)
-		e = grpc_server_request_registered_call(s->core, slot->registered, &call->core,
-							&call->core_deadline, &call->metadata,
-							&call->payload, s->cq, s->cq,
+		e = grpc_server_request_registered_call(s->core, slot->registered, &call->core.call,
+							&call->core.deadline, &call->core.metadata,
+							&call->core.payload, s->cq, s->cq,
 							&call->request_tag);
 	else
-		e = grpc_server_request_call(s->core, &call->core, &call->details, &call->metadata,
-					     s->cq, s->cq, &call->request_tag);
+		e = grpc_server_request_call(s->core, &call->core.call, &call->core.details,
+					     &call->core.metadata, s->cq, s->cq,
+					     &call->request_tag);
 	CHECK(e == GRPC_CALL_OK);
 }
 

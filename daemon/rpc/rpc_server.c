@@ -16,7 +16,7 @@
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
-#include "rpc/rpc_impl.h"
+#include "rpc/rpc_server_impl.h"
 
 #define N_ARMED        8u /* requests of a method that are awaited at once */
 #define HEARTBEAT_US   1000000
@@ -335,7 +335,7 @@ static void rpc_server_peer_free(struct rpc_server *s, struct peer *p)
 	list_for_each (call, tmp, &p->calls, link) {
 		call->peer = NULL;
 		list_unlink(&call->link);
-		grpc_call_cancel(call->core, NULL);
+		grpc_call_cancel(call->core.call, NULL);
 	}
 	peer_let_go(p, p->held);
 	list_unlink(&p->link);

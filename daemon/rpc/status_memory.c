@@ -153,8 +153,9 @@ static enum dtype status_memory_accumulate_dtype(const struct unit *u)
 						       : (enum dtype)u->rec->gradient_dtype;
 }
 
-/* Parameters and gradient of the shard that the rank is lent, at least one element. */
-static uint64_t status_memory_lent_of(const struct job *job, struct unit *u, const struct member *m)
+/* Parameters and gradient of the rank's share for its external optimizer, at least one element. */
+static uint64_t status_memory_external_of(const struct job *job, struct unit *u,
+					  const struct member *m)
 {
 	uint64_t n;
 	uint32_t index;
@@ -181,7 +182,7 @@ static uint64_t status_memory_held_of(const struct job *job, struct unit *u, con
 		bytes += status_memory_array(m->device, unit_full_elements(u), DTYPE_FP32);
 	if (mu->shard_state == SHARD_GOING || mu->shard_state == SHARD_OUT ||
 	    mu->shard_state == SHARD_BACK)
-		bytes += status_memory_lent_of(job, u, m);
+		bytes += status_memory_external_of(job, u, m);
 	return bytes;
 }
 

@@ -2,6 +2,8 @@
 #include <string.h>
 
 #include "op/op.h"
+#include "op/op_run.h"
+#include "op/op_time.h"
 #include "rpc/status_fill.h"
 
 /* By the owner of the job at that time: the job may be gone, and its name may belong to another

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "core/check.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 
 struct later {
 	struct waiter waiter;
@@ -12,7 +12,7 @@ struct later {
 	const ProtobufCMessage *request; /* the call's */
 	struct node *node;
 	void *userdata;
-	svc_try_cb try;
+	svc_tick_cb tick;
 	void (*given_up)(struct rpc_call *call);
 };
 
@@ -29,32 +29,43 @@ static void svc_later_on_cancelled(struct rpc_call *call, void *userdata)
 	rpc_call_fail(call, &f);
 }
 
-static void svc_later_wait(struct later *l);
-
-static void svc_later_on_change(struct waiter *p)
-{
-	struct later *l = CONTAINER_OF(p, struct later, waiter);
-
-	rpc_call_on_cancelled(l->call, NULL, NULL);
-	if (l->try(l->call, l->request, l->userdata) == SVC_LATER)
-		svc_later_wait(l);
-	else
-		free(l);
-}
-
 static void svc_later_wait(struct later *l)
 {
 	rpc_call_on_cancelled(l->call, svc_later_on_cancelled, l);
 	condition_wait(&l->node->changed, &l->waiter);
 }
 
-void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
-	     svc_try_cb try, void (*given_up)(struct rpc_call *call), void *userdata)
+/* The only caller of ticks. */
+static enum res svc_later_tick(struct rpc_call *call, const ProtobufCMessage *request,
+			       svc_tick_cb tick, void *userdata)
+{
+	struct fault f = FAULT_NULL;
+	enum res r = tick(call, request, userdata, &f);
+
+	CHECK((r == RES_FAILED) == (f.code != FAULT_NONE));
+	if (r == RES_FAILED)
+		rpc_call_fail(call, &f);
+	return r;
+}
+
+static void svc_later_on_change(struct waiter *p)
+{
+	struct later *l = CONTAINER_OF(p, struct later, waiter);
+
+	rpc_call_on_cancelled(l->call, NULL, NULL);
+	if (svc_later_tick(l->call, l->request, l->tick, l->userdata) == RES_WAIT)
+		svc_later_wait(l);
+	else
+		free(l);
+}
+
+void svc_later_run(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
+		   svc_tick_cb tick, void (*given_up)(struct rpc_call *call), void *userdata)
 {
 	struct fault f = FAULT_NULL;
 	struct later *l;
 
-	if (try(call, request, userdata) != SVC_LATER)
+	if (svc_later_tick(call, request, tick, userdata) != RES_WAIT)
 		return;
 	l = calloc(1, sizeof(*l));
 	if (!l) {
@@ -68,7 +79,7 @@ void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node
 			     .request = request,
 			     .node = node,
 			     .userdata = userdata,
-			     .try = try,
+			     .tick = tick,
 			     .given_up = given_up };
 	waiter_init(&l->waiter, svc_later_on_change);
 	svc_later_wait(l);

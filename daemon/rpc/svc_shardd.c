@@ -7,9 +7,10 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "op/op_util.h"
 #include "ring_abi.h"
 #include "rpc/codec.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 #include "rpc/unit_spec.h"
 
 struct session *svc_session(struct rpc_call *call)
@@ -169,67 +170,50 @@ static void svc_shardd_watch(struct rpc_call *call, const ProtobufCMessage *requ
 			      s->member ? s->member->epoch : 0, "");
 }
 
-static const struct rpc_method svc_shardd_session[] = {
+/* The methods that are not ops. */
+static const struct rpc_method svc_shardd_calls[] = {
 	{ "Attach", svc_shardd_attach, false, false },
 	{ "Watch", svc_shardd_watch, true, false },
 	{ "ShareEvents", svc_share_events, false, false },
-	{ NULL, NULL, false, false },
-};
-
-static const struct rpc_method svc_shardd_job[] = {
 	{ "CreateJob", svc_create_job, false, false },
 	{ "DeleteJob", svc_delete_job, false, false },
 	{ "DrainJob", svc_drain_job, false, false },
 	{ "Join", svc_join, false, false },
 	{ "Leave", svc_leave, false, false },
 	{ "CreateGroup", svc_create_group, false, false },
-	{ NULL, NULL, false, false },
-};
-
-static const struct rpc_method svc_shardd_unit[] = {
 	{ "RegisterUnits", svc_register, false, true },
-	{ "VerifyModel", svc_op, false, false },
-	{ "Initialise", svc_op, false, false },
-	{ "UnitBuffers", svc_op, false, false },
-	{ "BroadcastBuffers", svc_op, false, false },
-	{ "SummonFull", svc_op, false, false },
-	{ "ReturnFull", svc_op, false, false },
-	{ "ConvertUnits", svc_op, false, false },
-	{ "SetReshard", svc_op, false, false },
-	{ "SetPrefetch", svc_op, false, false },
-	{ "SetFactors", svc_op, false, false },
-	{ "CopyShard", svc_op, false, false },
-	{ NULL, NULL, false, false },
-};
-
-static const struct rpc_method svc_shardd_training[] = {
-	{ "Gather", svc_op, false, false },         { "Release", svc_op, false, false },
-	{ "BeginPass", svc_op, false, false },      { "EndPass", svc_op, false, false },
-	{ "GradientBuffer", svc_op, false, false }, { "AllocBuffer", svc_op, false, false },
-	{ "FreeBuffer", svc_op, false, false },     { "ReadBytes", svc_op, false, false },
-	{ "WriteBytes", svc_op, false, false },     { "Reduce", svc_op, false, false },
-	{ "Accumulate", svc_op, false, false },     { "ReduceSparse", svc_op, false, false },
-	{ "AllReduce", svc_op, false, false },      { "Broadcast", svc_op, false, false },
-	{ "Barrier", svc_op, false, false },        { "ClipGradNorm", svc_op, false, false },
-	{ "ClipGradValue", svc_op, false, false },  { "Unscale", svc_op, false, false },
-	{ "DropGradients", svc_op, false, false },  { "PlanBackward", svc_op, false, false },
-	{ "Step", svc_op, false, false },           { "Commit", svc_op, false, false },
-	{ "NextShard", svc_op, false, false },      { "ShardDone", svc_op, false, false },
-	{ "JoinUneven", svc_op, false, false },     { NULL, NULL, false, false },
-};
-
-static const struct rpc_method svc_shardd_ddp[] = {
-	{ "DdpCreate", svc_op, false, false },   { "DdpForward", svc_op, false, false },
-	{ "DdpBackward", svc_op, false, false }, { "DdpReady", svc_op, false, false },
-	{ "DdpFinish", svc_op, false, false },   { NULL, NULL, false, false },
-};
-
-static const struct rpc_method svc_shardd_reader[] = {
 	{ "ReadJob", svc_read_job, false, false },
 	{ "HoldStep", svc_hold_step, false, false },
 	{ "ReleaseStep", svc_release_step, false, false },
-	{ NULL, NULL, false, false },
 };
+
+static struct rpc_method svc_shardd_method(const char *name)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(svc_shardd_calls); i++)
+		if (strcmp(svc_shardd_calls[i].name, name) == 0)
+			return svc_shardd_calls[i];
+	CHECK(op_type_by_name(name));
+	return (struct rpc_method){ .name = name, .fn = svc_op };
+}
+
+/* The methods of each service, as the .proto lists them. */
+static void svc_shardd_fill(struct svc_shardd *svc)
+{
+	static const ProtobufCServiceDescriptor *const services[SVC_SHARDD_SERVICES] = {
+		&shardd__v1__session_service__descriptor, &shardd__v1__job_service__descriptor,
+		&shardd__v1__unit_service__descriptor,    &shardd__v1__training_service__descriptor,
+		&shardd__v1__ddp_service__descriptor,     &shardd__v1__reader_service__descriptor,
+	};
+	struct rpc_method *next = svc->methods;
+
+	for (unsigned i = 0; i < SVC_SHARDD_SERVICES; i++) {
+		svc->services[i] = (struct rpc_service){ services[i], next, svc };
+		CHECK(next + services[i]->n_methods < svc->methods + ARRAY_SIZE(svc->methods));
+		for (unsigned k = 0; k < services[i]->n_methods; k++)
+			*next++ = svc_shardd_method(services[i]->methods[k].name);
+		next++; /* its NULL */
+	}
+}
 
 void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct jobs *jobs,
 		     struct slices *slices, uint64_t max_message_bytes)
@@ -239,13 +223,6 @@ void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct j
 		.jobs = jobs,
 		.slices = slices,
 		.max_message_bytes = max_message_bytes,
-		.services = {
-			{ &shardd__v1__session_service__descriptor, svc_shardd_session, svc },
-			{ &shardd__v1__job_service__descriptor, svc_shardd_job, svc },
-			{ &shardd__v1__unit_service__descriptor, svc_shardd_unit, svc },
-			{ &shardd__v1__training_service__descriptor, svc_shardd_training, svc },
-			{ &shardd__v1__ddp_service__descriptor, svc_shardd_ddp, svc },
-			{ &shardd__v1__reader_service__descriptor, svc_shardd_reader, svc },
-		},
 	};
+	svc_shardd_fill(svc);
 }

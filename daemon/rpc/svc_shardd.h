@@ -3,9 +3,11 @@
 #ifndef SHARDD_RPC_SVC_SHARDD_H
 #define SHARDD_RPC_SVC_SHARDD_H
 
+#include "core/check.h"
 #include "core/slices.h"
 #include "rpc/method.h"
 #include "session/session.h"
+#include "methods.h"
 
 enum { SVC_SHARDD_SERVICES = 6 };
 
@@ -15,6 +17,8 @@ struct svc_shardd {
 	struct slices *slices;     /* borrowed */
 	uint64_t max_message_bytes;
 	struct rpc_service services[SVC_SHARDD_SERVICES]; /* filled by init; for rpc_server_new */
+	/* of all services, each ended by an empty one */
+	struct rpc_method methods[ARRAY_SIZE(methods) + SVC_SHARDD_SERVICES];
 };
 
 void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct jobs *jobs,

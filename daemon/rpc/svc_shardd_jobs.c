@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "core/text.h"
 #include "rpc/audit.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 #include "rpc/unit_spec.h"
 
 struct fault svc_not_connected(void)

@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "core/text.h"
 #include "rpc/audit.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 
 /* ------------------------------------------------------------- the answer */
 
@@ -51,7 +51,7 @@ static int svc_shardd_join_fill_link(const struct member *m, struct link_parts *
 				     Shardd__V1__StreamLink *l, struct fault *f)
 {
 	bool events = backend_info(m->device->backend)->order == BACKEND_ORDER_EVENTS;
-	struct slab *ready = device_ready(m->device, job_share(m->job));
+	struct slab *ready = slab_device_ready(m->device, job_share(m->job));
 
 	shardd__v1__stream_link__init(l);
 	l->order = events ? SHARDD__V1__STREAM_LINK__ORDER__ORDER_EVENTS
@@ -109,34 +109,28 @@ static void svc_shardd_join_send_join(struct rpc_call *call, const struct member
 
 /* Joined: with signals for its streams, if it wants them. @userdata: not NULL if it created the
  * job. */
-static int svc_shardd_join_answer_join(struct rpc_call *call, const ProtobufCMessage *request,
-				       void *userdata)
+static enum res svc_shardd_join_answer_join(struct rpc_call *call, const ProtobufCMessage *request,
+					    void *userdata, struct fault *f)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
 	struct member *m = svc_member(call);
-	struct fault f = FAULT_NULL;
-	int e = 0;
 
 	if (!m)
-		return SVC_ENDED;
+		return RES_DONE;
 	if (m->state == MEMBER_DEAD || m->state == MEMBER_LEFT)
-		fault_set(&f, FAULT_ABORTED, NULL, "job '%s' was deleted", m->job->rec->name);
-	else if (r->streams)
-		e = member_link(m, &f);
-	if (e == MEMBER_E_LATER)
-		return SVC_LATER;
-	if (f.code)
-		rpc_call_fail(call, &f);
-	else
-		svc_shardd_join_send_join(call, m, userdata);
-	return SVC_ENDED;
+		return res_of(fault_set(f, FAULT_ABORTED, NULL, "job '%s' was deleted",
+					m->job->rec->name));
+	if (r->streams)
+		RES_TRY(member_link(m, f));
+	svc_shardd_join_send_join(call, m, userdata);
+	return RES_DONE;
 }
 
 /* ---------------------------------------------------------- join and leave */
 
 /* A join that waits until ops of an earlier epoch have ended. */
 struct joining {
-	struct job_waiter waiter;
+	struct waiter waiter;
 	struct rpc_call *call;
 	struct job *job;
 	const Shardd__V1__JoinRequest *request; /* the call's */
@@ -147,37 +141,34 @@ static void svc_shardd_join_on_join_cancelled(struct rpc_call *call, void *userd
 	struct joining *j = userdata;
 	struct fault f = FAULT_NULL;
 
-	list_unlink(&j->waiter.link);
+	waiter_leave(&j->waiter);
 	free(j);
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up this join");
 	rpc_call_fail(call, &f);
 }
 
-/* Return: 0 or a fault code, then the call is answered; or JOB_E_BUSY. */
-static int svc_shardd_join_now(struct rpc_call *call, struct job *job,
-			       const Shardd__V1__JoinRequest *r, bool created)
+/* RES_WAIT: ops of an earlier epoch still run. Else the call is answered, or will be. */
+static enum res svc_shardd_join_now(struct rpc_call *call, struct job *job,
+				    const Shardd__V1__JoinRequest *r, bool created)
 {
 	const struct job_joining how = { r->rank, r->device, r->no_channel };
 	struct conn *c = rpc_call_conn(call);
 	struct session *s = c ? conn_user(c) : NULL;
 	struct fault f = s ? FAULT_NULL : svc_not_connected();
-	int e = s ? session_join(s, job, &how, &f) : (int)f.code;
+	enum res res = s ? session_join(s, job, &how, &f) : RES_FAILED;
 
-	if (e == JOB_E_BUSY)
-		return e;
-	if (e) {
+	if (res == RES_FAILED)
 		svc_refuse(call, "join", job->label, &f);
-		return e;
-	}
+	RES_TRY(res);
 	job_existing_joined(job, r->run);
 	audit(s->proc, "joined", job->label, "rank=%u session=%llu epoch=%llu", r->rank,
 	      (unsigned long long)s->id, (unsigned long long)s->member->epoch);
-	svc_try(call, &r->base, job->node, svc_shardd_join_answer_join, NULL,
-		created ? call : NULL);
-	return 0;
+	svc_later_run(call, &r->base, job->node, svc_shardd_join_answer_join, NULL,
+		      created ? call : NULL);
+	return RES_DONE;
 }
 
-static void svc_shardd_join_on_settled(struct job_waiter *w)
+static void svc_shardd_join_on_settled(struct waiter *w)
 {
 	struct joining *j = CONTAINER_OF(w, struct joining, waiter);
 	struct fault f = FAULT_NULL;
@@ -186,9 +177,9 @@ static void svc_shardd_join_on_settled(struct job_waiter *w)
 	if (j->job->life.deleted) {
 		fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", j->job->rec->name);
 		rpc_call_fail(j->call, &f);
-	} else if (svc_shardd_join_now(j->call, j->job, j->request, false) == JOB_E_BUSY) {
+	} else if (svc_shardd_join_now(j->call, j->job, j->request, false) == RES_WAIT) {
 		rpc_call_on_cancelled(j->call, svc_shardd_join_on_join_cancelled, j);
-		job_wait_settled(j->job, &j->waiter);
+		condition_wait(&j->job->settled, &j->waiter);
 		return;
 	}
 	free(j);
@@ -206,10 +197,9 @@ static void svc_shardd_join_later(struct rpc_call *call, struct job *job,
 		return;
 	}
 	*j = (struct joining){ .call = call, .job = job, .request = r };
-	j->waiter.fn = svc_shardd_join_on_settled;
-	list_init(&j->waiter.link);
+	waiter_init(&j->waiter, svc_shardd_join_on_settled);
 	rpc_call_on_cancelled(call, svc_shardd_join_on_join_cancelled, j);
-	job_wait_settled(job, &j->waiter);
+	condition_wait(&job->settled, &j->waiter);
 }
 
 /* The run of the daemon that the trainer continues from. */
@@ -259,7 +249,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	struct job_spec spec;
 	struct job *job;
 	bool created;
-	int e;
+	enum res res;
 
 	if (!s)
 		return;
@@ -274,48 +264,40 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	}
 	if (created)
 		svc_log_created(s->proc, job);
-	e = svc_shardd_join_now(call, job, r, created);
-	if (e == JOB_E_BUSY)
+	res = svc_shardd_join_now(call, job, r, created);
+	if (res == RES_WAIT)
 		svc_shardd_join_later(call, job, r);
-	else if (e && created) /* nobody requested a job without its first rank */
+	else if (res == RES_FAILED && created) /* nobody requested a job without its first rank */
 		(void)job_delete(job, false, NULL, &f);
 }
 
-static int svc_shardd_join_leave_now(struct rpc_call *call, const ProtobufCMessage *request,
-				     void *userdata)
+static enum res svc_shardd_join_leave_now(struct rpc_call *call, const ProtobufCMessage *request,
+					  void *userdata, struct fault *f)
 {
 	Shardd__V1__LeaveResponse reply = SHARDD__V1__LEAVE_RESPONSE__INIT;
 	struct session *s = svc_session(call);
-	struct fault f = FAULT_NULL;
 	char label[JOB_LABEL_MAX + 1] = "";
 	bool freed = false;
-	int e;
 
 	(void)request;
 	(void)userdata;
 	if (!s)
-		return SVC_ENDED;
+		return RES_DONE;
 	if (s->member) /* its job may be freed with it */
 		text_copy(label, sizeof(label), s->member->job->label);
-	e = session_leave(s, &freed, &f);
-	if (e == JOB_E_LATER)
-		return SVC_LATER;
-	if (e) {
-		rpc_call_fail(call, &f);
-		return SVC_ENDED;
-	}
+	RES_TRY(session_leave(s, &freed, f));
 	audit(s->proc, "left", label, "session=%llu job_freed=%d", (unsigned long long)s->id,
 	      freed);
 	reply.job_freed = freed;
 	rpc_call_reply(call, &reply.base);
-	return SVC_ENDED;
+	return RES_DONE;
 }
 
 void svc_leave(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	struct svc_shardd *svc = userdata;
 
-	svc_try(call, request, svc->jobs->node, svc_shardd_join_leave_now, NULL, NULL);
+	svc_later_run(call, request, svc->jobs->node, svc_shardd_join_leave_now, NULL, NULL);
 }
 
 /* ----------------------------------------------------------------- events */

@@ -4,8 +4,9 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "op/op.h"
+#include "op/op_run.h"
 #include "op/op_util.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 
 static void svc_shardd_ops_send_reply(const ProtobufCMessage *reply, void *ctx)
 {

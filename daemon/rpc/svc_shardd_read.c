@@ -6,7 +6,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "rpc/arena.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 
 /* An answer has units with this many tensors, and possibly more from its last unit. */
 #define PAGE_TENSORS 4096u

@@ -19,7 +19,7 @@
 #include "core/clock.h"
 #include "job/registration.h"
 #include "rpc/register_reply.h"
-#include "rpc/svc_impl.h"
+#include "rpc/svc_shardd_impl.h"
 #include "rpc/unit_spec.h"
 
 /* Shorter requests are decoded on the loop: that is faster than waking a thread. */
@@ -217,9 +217,14 @@ static void svc_shardd_units_on_worked(uv_work_t *work, int status)
 /* ------------------------------------------------------------------- the steps */
 
 /* The result of a step. */
-enum { DONE, GO_ON, AWAIT };
+/* How a stage ends. */
+enum next {
+	NEXT_OVER,  /* the call is answered, and @r is freed */
+	NEXT_STAGE, /* go on at once, at the end of a slice in the next one */
+	NEXT_AWAIT  /* a thread or a condition resumes it */
+};
 
-static int svc_shardd_units_compare(struct registering *r)
+static enum next svc_shardd_units_compare(struct registering *r)
 {
 	const struct regcache_entry *known;
 	int e;
@@ -230,30 +235,30 @@ static int svc_shardd_units_compare(struct registering *r)
 	e = regcache_search(&r->search, r->m->job, r->request, r->request_bytes, COMPARE_BYTES,
 			    &known);
 	if (e == KNOWN_MORE)
-		return GO_ON;
+		return NEXT_STAGE;
 	r->stage = DECODE;
 	if (e == KNOWN_NO)
-		return GO_ON;
+		return NEXT_STAGE;
 	r->ids = malloc(known->n * sizeof(*r->ids));
 	if (!r->ids)
-		return GO_ON;
+		return NEXT_STAGE;
 	memcpy(r->ids, known->ids, known->n * sizeof(*r->ids));
 	r->n = known->n;
 	r->stage = REPLY;
-	return GO_ON;
+	return NEXT_STAGE;
 }
 
-static int svc_shardd_units_begin_decoding(struct registering *r)
+static enum next svc_shardd_units_begin_decoding(struct registering *r)
 {
 	r->most = r->svc->jobs->node->limits.max_units_per_job;
 	if (r->request_bytes > DECODE_HERE_BYTES &&
 	    uv_queue_work(r->m->job->node->loop, &r->work, svc_shardd_units_on_work,
 			  svc_shardd_units_on_worked) == 0) {
 		r->working = true;
-		return AWAIT;
+		return NEXT_AWAIT;
 	}
 	svc_shardd_units_decode(r);
-	return svc_shardd_units_decoded(r) ? GO_ON : DONE;
+	return svc_shardd_units_decoded(r) ? NEXT_STAGE : NEXT_OVER;
 }
 
 static void svc_shardd_units_on_change(struct waiter *p)
@@ -268,19 +273,18 @@ static void svc_shardd_units_on_change(struct waiter *p)
 }
 
 /* Something that it needs is being created: start again after that. */
-static int svc_shardd_units_wait_for_change(struct registering *r)
+static enum next svc_shardd_units_wait_for_change(struct registering *r)
 {
 	svc_shardd_units_drop_specs(r);
 	r->stage = DECODE;
 	svc_shardd_units_pass_turn(r);
 	condition_wait(&r->m->job->node->changed, &r->waiter);
-	return AWAIT;
+	return NEXT_AWAIT;
 }
 
-static int svc_shardd_units_check_specs(struct registering *r)
+static enum next svc_shardd_units_check_specs(struct registering *r)
 {
 	struct fault f = FAULT_NULL;
-	int e;
 
 	r->n = r->n_specs;
 	if (!r->reg) {
@@ -288,30 +292,32 @@ static int svc_shardd_units_check_specs(struct registering *r)
 		if (!r->ids || registration_new(r->m->job, r->specs, r->n, r->ids, &r->reg) < 0)
 			fault_errno(&f, -ENOMEM, "registering units");
 	}
-	e = f.code ? (int)f.code : registration_check(r->reg, STEP_TENSORS, &f);
-	if (e == 0)
-		r->stage = BUILD;
-	if (!f.code)
-		return GO_ON;
+	if (!f.code && registration_check(r->reg, STEP_TENSORS, &f) == 0) {
+		if (registration_is_checked(r->reg))
+			r->stage = BUILD;
+		return NEXT_STAGE;
+	}
 	job_drop_spare(r->m->job);
 	svc_shardd_units_fail(r, &f);
-	return DONE;
+	return NEXT_OVER;
 }
 
-static int svc_shardd_units_build(struct registering *r)
+static enum next svc_shardd_units_build(struct registering *r)
 {
 	struct fault f = FAULT_NULL;
-	int e = registration_build(r->reg, &r->charged, &f);
 
-	if (e == JOB_E_LATER)
+	switch (registration_build(r->reg, &r->charged, &f)) {
+	case RES_WAIT:
 		return svc_shardd_units_wait_for_change(r);
-	if (e) {
+	case RES_FAILED:
 		svc_shardd_units_fail(r, &f);
-		return DONE;
+		return NEXT_OVER;
+	case RES_DONE:
+		break;
 	}
 	regcache_add(r->m->job, r->request, r->request_bytes, r->ids, (uint32_t)r->n);
 	r->stage = REPLY;
-	return GO_ON;
+	return NEXT_STAGE;
 }
 
 static int svc_shardd_units_add_replies(struct registering *r)
@@ -332,13 +338,13 @@ static int svc_shardd_units_add_replies(struct registering *r)
 	return 0;
 }
 
-static int svc_shardd_units_reply(struct registering *r)
+static enum next svc_shardd_units_reply(struct registering *r)
 {
 	struct fault f = FAULT_NULL;
 	int e = svc_shardd_units_add_replies(r);
 
 	if (e == 0 && r->replied < r->n)
-		return GO_ON;
+		return NEXT_STAGE;
 	if (e == 0)
 		e = register_reply_end(&r->reply, r->charged);
 	if (e == 0) {
@@ -348,10 +354,10 @@ static int svc_shardd_units_reply(struct registering *r)
 		fault_errno(&f, e, "answering a registration");
 		svc_shardd_units_fail(r, &f);
 	}
-	return DONE;
+	return NEXT_OVER;
 }
 
-static int svc_shardd_units_step(struct registering *r)
+static enum next svc_shardd_units_step(struct registering *r)
 {
 	switch (r->stage) {
 	case COMPARE:
@@ -365,7 +371,7 @@ static int svc_shardd_units_step(struct registering *r)
 	case REPLY:
 		return svc_shardd_units_reply(r);
 	}
-	return DONE;
+	return NEXT_OVER;
 }
 
 /* Run until the end of the slice. */
@@ -374,15 +380,15 @@ static void svc_shardd_units_advance(struct slice *slice)
 	struct registering *r = CONTAINER_OF(slice, struct registering, slice);
 	uint64_t end = clock_now_us() + SLICE_US;
 	struct fault f = FAULT_NULL;
-	int e = GO_ON;
+	enum next next = NEXT_STAGE;
 
 	if (svc_shardd_units_check_member(r, &f)) {
 		svc_shardd_units_fail(r, &f);
 		return;
 	}
-	while (e == GO_ON && clock_now_us() < end)
-		e = svc_shardd_units_step(r);
-	if (e == GO_ON)
+	while (next == NEXT_STAGE && clock_now_us() < end)
+		next = svc_shardd_units_step(r);
+	if (next == NEXT_STAGE)
 		slices_add(r->svc->slices, &r->slice, svc_shardd_units_advance);
 }
 

@@ -140,41 +140,39 @@ struct session *session_by_token(struct sessions *all, const uint8_t token[SHD1_
 	return found;
 }
 
-int session_join(struct session *s, struct job *job, const struct job_joining *how, struct fault *f)
+enum res session_join(struct session *s, struct job *job, const struct job_joining *how,
+		      struct fault *f)
 {
 	struct member *m = NULL;
-	int r;
 
 	if (s->reader)
-		return fault_set(f, FAULT_STATE, NULL,
-				 "this session reads a job and cannot be a rank: open a new "
-				 "connection to join");
+		return res_of(fault_set(f, FAULT_STATE, NULL,
+					"this session reads a job and cannot be a rank: open a new "
+					"connection to join"));
 	if (s->member && s->member->job != job && s->member->state != MEMBER_LEFT &&
 	    !s->member->job->life.deleted)
-		return fault_set(f, FAULT_STATE, NULL,
-				 "this session is rank %u of job '%s': leave it first",
-				 s->member->rank, s->member->job->rec->name);
-	r = job_join(job, how, s->proc, s->id, s->member, &m, f);
-	if (r)
-		return r;
+		return res_of(fault_set(f, FAULT_STATE, NULL,
+					"this session is rank %u of job '%s': leave it first",
+					s->member->rank, s->member->job->rec->name));
+	RES_TRY(job_join(job, how, s->proc, s->id, s->member, &m, f));
 	if (m != s->member) {
 		session_drop_member(s);
 		s->member = m;
 	}
 	m->watcher = s;
-	return 0;
+	return RES_DONE;
 }
 
-int session_leave(struct session *s, bool *ret_freed, struct fault *f)
+enum res session_leave(struct session *s, bool *ret_freed, struct fault *f)
 {
 	struct member *m = session_member(s, f);
 
 	if (!m)
-		return f->code;
+		return RES_FAILED;
 	if (m->state == MEMBER_LEFT)
-		return fault_set(f, FAULT_STATE, NULL, "this session has already left");
+		return res_of(fault_set(f, FAULT_STATE, NULL, "this session has already left"));
 	if (m->state == MEMBER_DEAD) /* of a deleted job: there is nothing left to leave */
-		return fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text);
+		return res_of(fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text));
 	return job_leave(m, ret_freed, f);
 }
 

@@ -14,6 +14,7 @@
 
 #include "core/fault.h"
 #include "core/list.h"
+#include "core/res.h"
 #include "job/job.h"
 #include "local_abi.h"
 #include "net/conn.h"
@@ -125,11 +126,11 @@ static inline void session_catch_up(struct session *s)
 		s->sessions->rings->catch_up(s);
 }
 
-/* Join as job_join does; JOB_E_BUSY likewise. Return: 0, JOB_E_BUSY or a fault code. */
-int session_join(struct session *s, struct job *job, const struct job_joining *how,
-		 struct fault *f);
-/* Return: 0, JOB_E_LATER (its streams are still read: wait for node.changed, then again), or a fault. */
-int session_leave(struct session *s, bool *ret_freed, struct fault *f);
+/* Join as job_join does. */
+enum res session_join(struct session *s, struct job *job, const struct job_joining *how,
+		      struct fault *f);
+/* Leave as job_leave does. */
+enum res session_leave(struct session *s, bool *ret_freed, struct fault *f);
 
 /* Read @job from here on, instead of the job that it read before. A session that has joined, or
  * holds a step, cannot. Return: 0 or a fault code. */

@@ -46,6 +46,12 @@ static void apply_free(struct apply *a)
 	free(a);
 }
 
+void apply_mark(struct job *job)
+{
+	job->rec->uncommitted_steps += !job->step.mid;
+	job->step.mid = true;
+}
+
 /* A device that failed half-way leaves parameters that nobody can go on from. */
 void apply_failed(struct job *job)
 {
@@ -251,8 +257,7 @@ static enum res apply_tick(struct apply *a)
 	case APPLY_READERS:
 		if (apply_is_abandoned(a))
 			return RES_DONE;
-		if (!readers_let(job, &a->waiter))
-			return RES_WAIT;
+		RES_TRY(readers_let(job, &a->waiter));
 		a->stage = APPLY_SCALE;
 		RES_TRY(drain_wait(job, &a->waiter));
 		fallthrough;

@@ -77,7 +77,7 @@ static int backward_check_reduce(const struct unit *u, struct fault *f)
 
 static bool backward_plan_concerns(const struct coll *c)
 {
-	return group_plan_holds(c->group) && !c->gradient.more &&
+	return group_plan_holds(c->group) && !gradient_of(c)->more &&
 	       c->unit->rec->optimizer->kind != OPTIM_NONE;
 }
 
@@ -109,7 +109,7 @@ static enum res backward_need_grads(struct coll *c)
 	bool fresh = !c->unit->parts[0].grads.slab;
 	int r = job_take_grads(c->job, c->unit);
 
-	if (r > 0 && r != SLAB_E_LATER && job_evict(c->job, UINT64_MAX))
+	if (slab_is_short(r) && job_evict(c->job, UINT64_MAX))
 		r = job_take_grads(c->job, c->unit);
 	if (r == 0)
 		return fresh && c->unit->layout.dim0 ? backward_clear_gaps(c) : RES_DONE;
@@ -126,22 +126,22 @@ static bool backward_leads_to_step(const struct coll *c)
 {
 	const state_optimizer *o = c->unit->rec->optimizer;
 
-	return o->when == OPTIM_IN_BACKWARD && o->kind != OPTIM_NONE && !c->gradient.more &&
+	return o->when == OPTIM_IN_BACKWARD && o->kind != OPTIM_NONE && !gradient_of(c)->more &&
 	       !group_plan_holds(c->group);
 }
 
 enum res backward_prepare(struct coll *c)
 {
 	/* begun: it had waited for memory */
-	if (!c->gradient.begun && backward_check_reduce(c->unit, c->fault))
+	if (!gradient_of(c)->begun && backward_check_reduce(c->unit, c->fault))
 		return RES_FAILED;
 	if (backward_leads_to_step(c))
-		RES_TRY(coll_may_write(c));
-	if (!c->gradient.fused)
+		RES_TRY(drain_may_write(c));
+	if (!gradient_of(c)->fused)
 		RES_TRY(backward_need_grads(c));
 	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0)
 		RES_TRY(coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES));
-	if (c->gradient.external)
+	if (gradient_of(c)->external)
 		external_begin(c);
 	return RES_DONE;
 }
@@ -153,9 +153,9 @@ static void backward_arrived(struct coll *c)
 	struct unit *u = c->unit;
 
 	free(u->norms);
-	u->norms = c->shards.partials;
-	c->shards.partials = NULL;
-	c->shards.n_partials = 0;
+	u->norms = shards_of(c)->partials;
+	shards_of(c)->partials = NULL;
+	shards_of(c)->n_partials = 0;
 	unit_step_move(u, UNIT_STEP_ARRIVED);
 }
 
@@ -169,25 +169,25 @@ enum backward_arrive_stage { ARRIVE_BEGIN, ARRIVE_UNSCALE, ARRIVE_NORM, ARRIVE_D
 
 enum res backward_arrive_tick(struct coll *c)
 {
-	switch ((enum backward_arrive_stage)c->gradient.arrive_stage) {
+	switch ((enum backward_arrive_stage)gradient_of(c)->arrive_stage) {
 	case ARRIVE_BEGIN:
-		if (c->gradient.fused || !backward_is_planned(c))
+		if (gradient_of(c)->fused || !backward_is_planned(c))
 			return RES_DONE;
-		c->shards.factor = (float)c->group->plan.inv_scale;
-		c->gradient.arrive_stage =
+		shards_of(c)->factor = (float)c->group->plan.inv_scale;
+		gradient_of(c)->arrive_stage =
 			c->group->plan.inv_scale != 0 ? ARRIVE_UNSCALE : ARRIVE_NORM;
 		return backward_arrive_tick(c);
 	case ARRIVE_UNSCALE:
 		RES_TRY(shards_unscale_tick(c));
-		c->gradient.arrive_stage = ARRIVE_NORM;
+		gradient_of(c)->arrive_stage = ARRIVE_NORM;
 		fallthrough;
 	case ARRIVE_NORM:
-		c->gradient.arrive_stage = ARRIVE_DONE;
+		gradient_of(c)->arrive_stage = ARRIVE_DONE;
 		if (c->group->plan.has_clip)
 			return shards_norm(c, c->group->plan.clip.type);
 		fallthrough;
 	case ARRIVE_DONE:
-		c->gradient.arrive_stage = ARRIVE_BEGIN;
+		gradient_of(c)->arrive_stage = ARRIVE_BEGIN;
 		backward_arrived(c);
 		return RES_DONE;
 	}
@@ -195,12 +195,6 @@ enum res backward_arrive_tick(struct coll *c)
 }
 
 /* ------------------------------------------------------------------ stepping */
-
-void backward_mark(struct job *job)
-{
-	job->rec->uncommitted_steps += !job->step.mid;
-	job->step.mid = true;
-}
 
 static void backward_back_free(struct back *b)
 {
@@ -212,14 +206,14 @@ static void backward_back_free(struct back *b)
 }
 
 /* An epoch that has ended meanwhile has torn the job already, or there is no commit. */
-void backward_stepped(struct job *job, struct unit *u, int status)
+void backward_stepped(struct job *job, struct unit *u, bool whole)
 {
 	CHECK(u->step == UNIT_STEP_STEPPING);
 	u->has_gradient = false;
 	u->version++;
 	unit_stepped(u);
 	full_invalidate(job, u);
-	if (status)
+	if (!whole)
 		apply_failed(job);
 }
 
@@ -247,7 +241,7 @@ static void backward_back_end(struct back *b)
 	struct unit *u = b->u;
 	bool in_time = b->epoch == job->rec->epoch; /* else its pass is over */
 
-	backward_stepped(job, u, b->status);
+	backward_stepped(job, u, !b->status);
 	backward_back_free(b);
 	backward_let_go(job, u, in_time);
 	job_ran(job);
@@ -330,7 +324,7 @@ void backward_released(struct job *job, struct unit *u)
 		return;
 	backward_hold(job, u);
 	job->running++;
-	backward_mark(job);
+	apply_mark(job);
 	for (unsigned d = 0; d < u->n_parts; d++)
 		queue_task_submit(&b->parts[d].queue, u->parts[d].device->backend, 0);
 }
@@ -352,7 +346,7 @@ void backward_reduced(struct coll *c)
 		unit_pass_end(u);
 		return;
 	}
-	if (c->gradient.more)
+	if (gradient_of(c)->more)
 		return;
 	if (u->rec->optimizer->when == OPTIM_BY_TRAINER) {
 		backward_offer(c);
@@ -370,7 +364,7 @@ int backward_end_unused(struct coll *c, struct fault *f)
 {
 	struct unit *u = c->unit;
 
-	if (u->rec->optimizer->when != OPTIM_BY_TRAINER || c->gradient.more || !u->has_gradient)
+	if (u->rec->optimizer->when != OPTIM_BY_TRAINER || gradient_of(c)->more || !u->has_gradient)
 		return 0;
 	if (backward_check_reduce(u, f))
 		return f->code;

@@ -4,6 +4,7 @@
 #ifndef SHARDD_STEP_BACKWARD_H
 #define SHARDD_STEP_BACKWARD_H
 
+#include "step/gradient.h"
 #include "work/coll.h"
 
 /* A Reduce of c->unit begins, or a bucket of a ddp with gradients of it: is there memory for its
@@ -31,9 +32,6 @@ enum res backward_gather(struct op *op);
  * @g: of its units; NULL: of all. Return: 0 or a fault code. */
 int backward_check_over(const struct job *job, const struct group *g, struct fault *f);
 
-/* The pass is noted as changing parameters: who dies now leaves them torn. */
-void backward_mark(struct job *job);
-
 /* At what @u is stepped in backward: the plan's. */
 const struct step_rates *backward_rates(const struct job *job, const struct unit *u);
 
@@ -42,7 +40,7 @@ const struct step_rates *backward_rates(const struct job *job, const struct unit
 void backward_hold(struct job *job, struct unit *u);
 void backward_let_go(struct job *job, struct unit *u, bool stepped);
 
-/* In between: its parameters were changed. @status: the device's. */
-void backward_stepped(struct job *job, struct unit *u, int status);
+/* In between: its parameters were changed. @whole: else the device has failed on the way. */
+void backward_stepped(struct job *job, struct unit *u, bool whole);
 
 #endif

@@ -27,6 +27,6 @@ struct clip_fields {
 	const char *field_max_norm, *field_norm_type, *field_profile;
 };
 /* Check them (op_clip.c). Return: 0 or a fault code. */
-int clip_decode(const struct clip_fields *r, struct clip *ret, struct fault *f);
+int op_clip_take(const struct clip_fields *r, struct clip *ret, struct fault *f);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * The trainer's own optimizer: NextShard hands each rank a copy of its share of parameters and
+ * External optimizers (BY_TRAINER): NextShard hands each rank a copy of its share of parameters and
  * gradient (external.h), ShardDone takes the parameters back.
  *
  * Slabs of shards are all ranks' and a page may hold the shards of several, so a rank gets
@@ -27,8 +27,7 @@
 #include "op/op_util.h"
 #include "op/queue_task.h"
 #include "step/apply.h"
-#include "step/backward.h"
-#include "step/ops.h"
+#include "step/gradient.h"
 #include "unit/optim.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
@@ -125,39 +124,39 @@ static void external_copy_share(struct external_copy *copy, float *place,
 static void external_promise(struct coll *c)
 {
 	CHECK(!c->unit->shards_from && !c->unit->shards_left);
+	unit_shards_move(c->unit, UNIT_SHARDS_PROMISED);
 	c->unit->shards_from = c->ops[0]->entry.number;
-	c->unit->shards_ready = false;
 	c->unit->shards_left = c->n;
 	for (uint32_t i = 0; i < c->n; i++)
-		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_COMING;
+		member_shard_move(member_unit_find(c->members[i], c->unit), SHARD_COMING);
 }
 
 void external_begin(struct coll *c)
 {
-	if (!c->gradient.begun)
+	if (!gradient_of(c)->begun)
 		external_promise(c);
-	c->gradient.begun = true;
+	gradient_of(c)->begun = true;
 }
 
 /* A unit that is reduced in buckets is coming when the last of them is over: before, nobody
  * knows which one that will be. Until then NextShard waits as it does before any Reduce. */
 void external_ready(struct coll *c)
 {
-	if (!c->gradient.begun)
+	if (!gradient_of(c)->begun)
 		external_promise(c);
-	CHECK(!c->unit->shards_ready && c->unit->shards_left == c->n);
-	c->unit->shards_ready = true;
+	CHECK(c->unit->shards_left == c->n);
+	unit_shards_move(c->unit, UNIT_SHARDS_READY);
 	condition_signal(&c->group->shard_ready);
 }
 
 void external_failed(struct coll *c)
 {
-	if (!c->gradient.begun || c->unit->shards_ready)
+	if (!gradient_of(c)->begun || c->unit->shards == UNIT_SHARDS_READY ||
+	    c->unit->shards == UNIT_SHARDS_MIXED)
 		return;
-	c->unit->shards_from = 0;
-	c->unit->shards_left = 0;
+	unit_shards_drop(c->unit);
 	for (uint32_t i = 0; i < c->n; i++)
-		member_unit_find(c->members[i], c->unit)->shard_state = SHARD_NONE;
+		member_shard_drop(member_unit_find(c->members[i], c->unit));
 }
 
 /* ------------------------------------------------------------------- NextShard */
@@ -200,8 +199,8 @@ static void external_on_handed_out(struct backend_task *task, int status)
 	struct member_unit *mu = member_unit_find(op->m, copy->unit);
 
 	if (!op_told_of_end(op)) {
-		CHECK(mu->shard_state == SHARD_GOING && !mu->shard.slab);
-		mu->shard_state = status ? SHARD_COMING : SHARD_OUT;
+		CHECK(!mu->shard.slab);
+		member_shard_move(mu, status ? SHARD_COMING : SHARD_OUT);
 		if (status)
 			fault_errno(&op->fault, status, "handing out a shard");
 		else
@@ -219,11 +218,12 @@ static void external_hand_out(struct op *op, struct unit *u, struct external_cop
 
 	CHECK(copy->place.bytes >= 2 * external_array_bytes(s->elements));
 	CHECK(s->part->grads.slab && s->part->device == op->m->device);
-	member_unit_find(op->m, u)->shard_state = SHARD_GOING;
+	member_shard_move(member_unit_find(op->m, u), SHARD_GOING);
 	op_begin_run(op);
-	op->result.unit = u;
-	op->result.elements = s->elements;
-	op->result.gradient_offset = external_array_bytes(s->elements);
+	*external_outcome(op) =
+		(struct external_outcome){ .unit = u,
+					   .elements = s->elements,
+					   .gradient_offset = external_array_bytes(s->elements) };
 	op->result.place = copy->place;
 	op->result.place.bytes = 2 * external_array_bytes(s->elements);
 	op->result.writable = true;
@@ -242,7 +242,7 @@ static enum res external_next_start(struct op *op)
 	struct external_copy *copy;
 	uint64_t bytes;
 
-	if (!u || !u->shards_ready)
+	if (!u || u->shards == UNIT_SHARDS_PROMISED)
 		return op_wait(op, &op->group->shard_ready);
 	bytes = 2 * external_array_bytes(external_elements_of(op, u));
 	RES_TRY(op_need_memory(op, bytes, "a shard for the trainer", &place));
@@ -272,9 +272,9 @@ static void external_next_encode(const struct op *op, op_reply_cb send, void *ct
 	reply.place = &place;
 	reply.pieces = pieces->pointers;
 	reply.n_pieces = pieces->n;
-	reply.unit = op->result.unit->id;
-	reply.elements = op->result.elements;
-	reply.gradient_offset = op->result.gradient_offset;
+	reply.unit = external_outcome(op)->unit->id;
+	reply.elements = external_outcome(op)->elements;
+	reply.gradient_offset = external_outcome(op)->gradient_offset;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
@@ -359,8 +359,8 @@ static void external_on_given_back(struct backend_task *task, int status)
 		fault_errno(&op->fault, status, "taking a shard back");
 	}
 	if (!op_told_of_end(op)) {
-		CHECK(mu->shard_state == SHARD_BACK && u->shards_left > 0);
-		mu->shard_state = SHARD_GIVEN_BACK;
+		CHECK(u->shards_left > 0);
+		member_shard_move(mu, SHARD_GIVEN_BACK);
 		u->shards_left--;
 		if (!u->shards_left && external_has_copies(u))
 			external_copies(job, u, external_unit_done);
@@ -390,9 +390,8 @@ static enum res external_done_start(struct op *op)
 
 	if (unit_is_read(u))
 		return op_wait(op, &u->step_done);
-	op->state = OP_PARKED;
-	if (!readers_let(op->m->job, &op->waiter))
-		return RES_WAIT;
+	op_state_move(op, OP_BLOCKED);
+	RES_TRY(readers_let(op->m->job, &op->waiter));
 	CHECK(mu->shard_state == SHARD_OUT && mu->shard.slab); /* its session's ops wait */
 	copy = external_copy_new(op, u);
 	op_begin_run(op);
@@ -401,10 +400,11 @@ static enum res external_done_start(struct op *op)
 		fault_errno(&op->fault, -ENOMEM, "taking a shard back");
 		return RES_FAILED;
 	}
-	mu->shard_state = SHARD_BACK;
+	member_shard_move(mu, SHARD_BACK);
 	copy->place = region_steal(&mu->shard);
-	backward_mark(op->m->job);
-	u->copies_differ = external_has_copies(u);
+	apply_mark(op->m->job);
+	if (external_has_copies(u) && u->shards == UNIT_SHARDS_READY)
+		unit_shards_move(u, UNIT_SHARDS_MIXED);
 	external_copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
 	copy->queue.task.done = external_on_given_back;
 	op->m->job->running++;
@@ -414,7 +414,7 @@ static enum res external_done_start(struct op *op)
 
 static bool external_done_waits_for_readers(const struct op *op)
 {
-	return op->state == OP_PARKED;
+	return op->state == OP_BLOCKED;
 }
 
 const struct op_type op_shard_done = {

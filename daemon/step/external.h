@@ -1,6 +1,6 @@
 /*
- * What external.c is made of: which elements of a unit a rank's own optimizer is lent, and how
- * what came back reaches the other copies of the unit. Loop thread only.
+ * What external.c is made of: which elements of a unit a rank's external optimizer steps, and
+ * how what came back reaches the other copies of the unit. Loop thread only.
  */
 #ifndef SHARDD_STEP_EXTERNAL_H
 #define SHARDD_STEP_EXTERNAL_H
@@ -10,8 +10,21 @@
 #include "unit/runs.h"
 #include "work/coll.h"
 
+/* What NextShard hands out. */
+struct external_outcome {
+	struct unit *unit; /* whose shard */
+	uint64_t elements; /* of it */
+	uint64_t gradient_offset;
+};
+
+static inline struct external_outcome *external_outcome(const struct op *op)
+{
+	_Static_assert(sizeof(struct external_outcome) <= OP_OUTCOME_BYTES, "room in struct op");
+	return op_outcome(op);
+}
+
 /*
- * Every element that is trained is lent to exactly one rank, and to one whose device has it.
+ * Exactly one rank's external optimizer steps each trained element: a rank whose device has it.
  *
  * SHARD, and every rank on the device that has its shard: the shard, as the layout has it.
  * Else the ranks on the devices that have the same elements (REPLICATE: all) share these:
@@ -44,7 +57,7 @@ struct external_pieces {
 /* Return: the caller's to free, or NULL without memory. */
 struct external_pieces *external_pieces_new(const struct external_share *s);
 
-/* Is there more than one copy of what a rank of @u is lent? */
+/* Is there more than one copy of a rank's share of @u? */
 bool external_has_copies(const struct unit *u);
 /* All shares are back, each in the copy on its rank's device: bring them to the others, then
  * @done, with a negative status if they may differ. Until then the unit counts as stepping.

@@ -42,7 +42,7 @@ static struct node_comm *external_copies_comm_of(const struct copies *c)
 	return c->job->groups[c->u->rec->group]->nc;
 }
 
-static void external_copies_copies_free(struct copies *c)
+static void external_copies_free(struct copies *c)
 {
 	for (unsigned d = 0; d < c->u->n_parts; d++)
 		queue_task_deinit(&c->parts[d].queue);
@@ -55,20 +55,20 @@ static void external_copies_finish(struct job *job, struct unit *u, int status,
 {
 	CHECK(job->step.stepping > 0);
 	unit_step_move(u, UNIT_STEP_NONE);
-	u->copies_differ = false;
+	unit_shards_move(u, u->shards_from ? UNIT_SHARDS_READY : UNIT_SHARDS_NONE);
 	job->step.stepping--;
 	done(job, u, status);
 	apply_go_on(job);
 	job_ran(job);
 }
 
-static void external_copies_copies_end(struct copies *c, int status)
+static void external_copies_end(struct copies *c, int status)
 {
 	struct job *job = c->job;
 	struct unit *u = c->u;
 	void (*done)(struct job * job, struct unit * u, int status) = c->done;
 
-	external_copies_copies_free(c);
+	external_copies_free(c);
 	external_copies_finish(job, u, status, done);
 }
 
@@ -84,7 +84,7 @@ static void external_copies_on_marker(struct backend_task *task, int status)
 		return;
 	if (!c->status && c->breaks != external_copies_comm_of(c)->breaks)
 		c->status = -EIO;
-	external_copies_copies_end(c, c->status);
+	external_copies_end(c, c->status);
 }
 
 /* What was sent is ordered: whoever reads it next may do so in another queue. */
@@ -124,7 +124,7 @@ static void external_copies_next_device(struct copies *c)
 		c->turn += begin == end;
 	}
 	if (r)
-		external_copies_copies_end(c, r);
+		external_copies_end(c, r);
 	else if (begin < end)
 		external_copies_send_out(c, begin, end);
 	else
@@ -136,12 +136,12 @@ static void external_copies_on_sent(struct comm_op *op, int status)
 	struct copies *c = CONTAINER_OF(op, struct copies, comm_op);
 
 	if (status)
-		external_copies_copies_end(c, status < 0 ? status : -EIO);
+		external_copies_end(c, status < 0 ? status : -EIO);
 	else
 		external_copies_next_device(c);
 }
 
-static struct copies *external_copies_copies_new(struct job *job, struct unit *u)
+static struct copies *external_copies_new(struct job *job, struct unit *u)
 {
 	struct copies *c = calloc(1, sizeof(*c) + u->n_parts * sizeof(c->parts[0]));
 
@@ -160,7 +160,7 @@ static struct copies *external_copies_copies_new(struct job *job, struct unit *u
 void external_copies(struct job *job, struct unit *u,
 		     void (*done)(struct job *job, struct unit *u, int status))
 {
-	struct copies *c = external_copies_copies_new(job, u);
+	struct copies *c = external_copies_new(job, u);
 
 	CHECK(u->spread == 1 && external_has_copies(u) && !u->shards_left);
 	unit_step_move(u, UNIT_STEP_STEPPING);

@@ -13,14 +13,14 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "step/clip.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "step/shards.h"
 #include "unit/norm.h"
 #include "unit/optim.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
-int clip_decode(const struct clip_fields *r, struct clip *ret, struct fault *f)
+int op_clip_take(const struct clip_fields *r, struct clip *ret, struct fault *f)
 {
 	ret->max_norm = r->max_norm;
 	ret->type = r->norm_type == 0 ? 2 : r->norm_type;
@@ -56,7 +56,7 @@ static int op_clip_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 				 "whole_job is set with group %u and %zu units; it needs group 0 "
 				 "and no units",
 				 r->group, r->n_units);
-	if (clip_decode(&fields, &clip_args(op)->clip, f) || op_take_group(op, r->group, f))
+	if (op_clip_take(&fields, &clip_args(op)->clip, f) || op_take_group(op, r->group, f))
 		return f->code;
 	return shards_take_units(op, r->units, r->n_units, f);
 }
@@ -108,10 +108,10 @@ static enum res op_clip_scale(struct coll *c)
 	size_t room = 0;
 	float factor;
 
-	c->shards.total = shards_total(c, clip->type);
-	if (clip_check(clip, c->shards.total, c->fault))
+	shards_of(c)->total = shards_total(c, clip->type);
+	if (norm_clip_check(clip, shards_of(c)->total, c->fault))
 		return RES_FAILED;
-	if (!clip_factor(clip, c->shards.total, &factor))
+	if (!norm_clip_factor(clip, shards_of(c)->total, &factor))
 		return RES_DONE;
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		size_t n = op_clip_launches_of(c, d, factor, NULL);
@@ -147,7 +147,7 @@ static enum res op_clip_tick(struct coll *c)
 		fallthrough;
 	case CLIP_DONE:
 		for (uint32_t i = 0; i < c->n; i++)
-			c->ops[i]->result.total_norm = c->shards.total;
+			shards_outcome(c->ops[i])->total_norm = shards_of(c)->total;
 		return RES_DONE;
 	}
 	CHECK_NOT_REACHED();
@@ -157,7 +157,7 @@ static void op_clip_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__ClipGradNormResponse reply = SHARDD__V1__CLIP_GRAD_NORM_RESPONSE__INIT;
 
-	reply.total_norm = op->result.total_norm;
+	reply.total_norm = shards_outcome(op)->total_norm;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
@@ -174,6 +174,8 @@ const struct op_type op_clip = {
 	.decode = op_clip_decode,
 	.check = op_clip_check,
 	.coll_tick = op_clip_tick,
+	.coll_bytes = sizeof(struct shards_state),
+	.coll_free = shards_free,
 	.encode = op_clip_encode,
 	.move = MOVE_NEEDS_IDLE,
 	.surrogate_owned = op_clip_surrogate_owned,

@@ -7,7 +7,7 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "step/apply.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "step/shards.h"
 #include "unit/optim.h"
 #include "work/coll.h"

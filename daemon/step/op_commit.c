@@ -13,7 +13,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "step/backward.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
@@ -61,7 +61,7 @@ static int op_commit_check(struct op *op, struct fault *f)
 				 (unsigned long long)commit_args(op)->step,
 				 (unsigned long long)job->rec->step);
 	if (quota_charge(&job->quota, MEM_CONTROL, commit_args(op)->bytes))
-		return op_memory_fault(job, QUOTA_E_LIMIT, commit_args(op)->bytes, "a blob", f);
+		return op_memory_fault(job, SLAB_E_QUOTA, commit_args(op)->bytes, "a blob", f);
 	commit_args(op)->charged = true;
 	op_print(op, "Commit of step %llu", (unsigned long long)commit_args(op)->step);
 	op->entry.print.words[2] = commit_args(op)->step;

@@ -11,7 +11,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "step/clip.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "step/shards.h"
 #include "step/step_settings.h"
 #include "work/coll.h"
@@ -41,7 +41,7 @@ static int op_plan_decode_clip(struct op *op, const Shardd__V1__PlanBackwardRequ
 					    .field_profile = "clip.profile" };
 
 	plan_args(op)->plan.has_clip = true;
-	return clip_decode(&fields, &plan_args(op)->plan.clip, f);
+	return op_clip_take(&fields, &plan_args(op)->plan.clip, f);
 }
 
 static int op_plan_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -58,10 +58,10 @@ static int op_plan_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 		return fault_set(f, FAULT_INVALID, "inv_scale",
 				 "inv_scale is %g; it must be 0 (none) or a positive number",
 				 r->inv_scale);
-	if (rates_check_lr(&plan_args(op)->plan.rates, f) ||
+	if (step_settings_check_lr(&plan_args(op)->plan.rates, f) ||
 	    (r->clip && op_plan_decode_clip(op, r->clip, f)) || op_take_group(op, r->group, f))
 		return f->code;
-	return rates_take(op, r->settings, r->n_settings, &plan_args(op)->plan.rates, f);
+	return step_settings_take(op, r->settings, r->n_settings, &plan_args(op)->plan.rates, f);
 }
 
 static void op_plan_forget(struct op *op)
@@ -73,13 +73,13 @@ static int op_plan_check(struct op *op, struct fault *f)
 {
 	const struct pass_plan *plan = &plan_args(op)->plan;
 	uint64_t *words = op->entry.print.words;
-	char text[RATES_TEXT];
+	char text[STEP_SETTINGS_TEXT];
 
 	if (op_check_not_torn(op, f))
 		return f->code;
 	op_print(op, "PlanBackward (max_norm %.9g, norm %g, profile %d, inv_scale %.9g)%s",
 		 plan->clip.max_norm, plan->clip.type, plan->clip.profile, plan->inv_scale,
-		 rates_text(&plan->rates, text));
+		 step_settings_text(&plan->rates, text));
 	memcpy(&words[2], &plan->clip.max_norm, sizeof(double));
 	memcpy(&words[3], &plan->clip.type, sizeof(double));
 	words[4] = (uint64_t)plan->clip.profile | (uint64_t)plan->clip.error_if_nonfinite << 8 |

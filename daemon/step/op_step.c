@@ -12,7 +12,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "step/backward.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "step/step_settings.h"
 #include "unit/norm.h"
 #include "work/coll.h"
@@ -37,9 +37,9 @@ static int op_step_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 	step_args(op)->rates = (struct step_rates){ .has_lr = r->optional_lr_case, .lr = r->lr };
 	step_args(op)->skip_if_found = r->skip_if_found;
 	step_args(op)->discard = r->discard;
-	if (rates_check_lr(&step_args(op)->rates, f) || op_take_group(op, r->group, f))
+	if (step_settings_check_lr(&step_args(op)->rates, f) || op_take_group(op, r->group, f))
 		return f->code;
-	return rates_take(op, r->settings, r->n_settings, &step_args(op)->rates, f);
+	return step_settings_take(op, r->settings, r->n_settings, &step_args(op)->rates, f);
 }
 
 static void op_step_forget(struct op *op)
@@ -50,7 +50,7 @@ static void op_step_forget(struct op *op)
 static int op_step_check(struct op *op, struct fault *f)
 {
 	const struct step_rates *rates = &step_args(op)->rates;
-	char text[RATES_TEXT];
+	char text[STEP_SETTINGS_TEXT];
 	uint64_t bits = 0;
 
 	if (op_check_not_torn(op, f))
@@ -58,7 +58,7 @@ static int op_step_check(struct op *op, struct fault *f)
 	if (rates->has_lr)
 		memcpy(&bits, &rates->lr, sizeof(bits));
 	op_print(op, "Step%s%s%s", step_args(op)->skip_if_found ? " (skip_if_found)" : "",
-		 step_args(op)->discard ? " (discard)" : "", rates_text(rates, text));
+		 step_args(op)->discard ? " (discard)" : "", step_settings_text(rates, text));
 	op->entry.print.words[2] = rates->has_lr;
 	op->entry.print.words[4] = step_args(op)->skip_if_found | step_args(op)->discard << 1;
 	op->entry.print.words[3] = bits;
@@ -202,12 +202,11 @@ static void op_step_answer(struct coll *c, bool skipped, bool found)
 	bool has_norm = c->group->plan.has_clip && !step_args(c->ops[0])->discard;
 
 	for (uint32_t i = 0; i < c->n; i++) {
-		struct op *op = c->ops[i];
-
-		op->result.skipped = skipped;
-		op->result.found_inf = found;
-		op->result.has_total_norm = has_norm;
-		op->result.total_norm = c->shards.total;
+		*shards_outcome(c->ops[i]) =
+			(struct shards_outcome){ .total_norm = shards_of(c)->total,
+						 .has_total_norm = has_norm,
+						 .found_inf = found,
+						 .skipped = skipped };
 	}
 }
 
@@ -233,7 +232,8 @@ static void op_step_note(struct coll *c)
 	const struct op *op = c->ops[0];
 
 	CHECK(step->state == JOB_STEP_NONE && !step->stepping);
-	step->scales = plan->has_clip && clip_factor(&plan->clip, c->shards.total, &step->factor);
+	step->scales =
+		plan->has_clip && norm_clip_factor(&plan->clip, shards_of(c)->total, &step->factor);
 	job_step_move(c->job, JOB_STEP_PREPARED);
 	step->group = c->group->id;
 	step_rates_copy(&step->rates,
@@ -257,12 +257,12 @@ static enum res op_step_prepare(struct coll *c)
 	if (op_step_check_arrived(c, c->fault))
 		return RES_FAILED;
 	if (plan->has_clip)
-		c->shards.total = op_step_planned_norm(c);
+		shards_of(c)->total = op_step_planned_norm(c);
 	if (found && (step_args(op)->skip_if_found || plan->inv_scale != 0)) {
 		op_step_skip(c, found);
 		return RES_DONE;
 	}
-	if (plan->has_clip && clip_check(&plan->clip, c->shards.total, c->fault))
+	if (plan->has_clip && norm_clip_check(&plan->clip, shards_of(c)->total, c->fault))
 		return RES_FAILED;
 	op_step_note(c);
 	return RES_DONE;
@@ -281,12 +281,12 @@ static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__StepResponse reply = SHARDD__V1__STEP_RESPONSE__INIT;
 
-	reply.skipped = op->result.skipped;
-	reply.found_inf = op->result.found_inf;
-	if (op->result.has_total_norm) {
+	reply.skipped = shards_outcome(op)->skipped;
+	reply.found_inf = shards_outcome(op)->found_inf;
+	if (shards_outcome(op)->has_total_norm) {
 		reply.optional_total_norm_case =
 			SHARDD__V1__STEP_RESPONSE__OPTIONAL_TOTAL_NORM_TOTAL_NORM;
-		reply.total_norm = op->result.total_norm;
+		reply.total_norm = shards_outcome(op)->total_norm;
 	}
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
@@ -304,6 +304,8 @@ const struct op_type op_step = {
 	.decode = op_step_decode,
 	.check = op_step_check,
 	.coll_tick = op_step_tick,
+	.coll_bytes = sizeof(struct shards_state),
+	.coll_free = shards_free,
 	.encode = op_step_encode,
 	.move = MOVE_NEEDS_IDLE,
 	.forget = op_step_forget,

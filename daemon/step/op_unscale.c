@@ -10,7 +10,7 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "step/apply.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "step/shards.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
@@ -53,7 +53,7 @@ static void op_unscale_answer(struct coll *c)
 	CHECK(!c->group->unscaled); /* checked when it began; only a collective of the group sets it */
 	c->group->unscaled = c->ops[0]->m->epoch == c->job->rec->epoch;
 	for (uint32_t i = 0; i < c->n; i++)
-		c->ops[i]->result.found_inf = c->group->found_inf;
+		shards_outcome(c->ops[i])->found_inf = c->group->found_inf;
 }
 
 enum op_unscale_stage { UNSCALE_APPLY, UNSCALE_BEGIN, UNSCALE_MULTIPLY };
@@ -70,7 +70,7 @@ static enum res op_unscale_tick(struct coll *c)
 		if (op_unscale_check_once(c, c->fault))
 			return RES_FAILED;
 		RES_TRY(coll_need_scratch(c, COLL_FOUND_INF, SHARDS_FOUND_BYTES));
-		c->shards.factor = (float)clip_args(c->ops[0])->value;
+		shards_of(c)->factor = (float)clip_args(c->ops[0])->value;
 		c->stage = UNSCALE_MULTIPLY;
 		fallthrough;
 	case UNSCALE_MULTIPLY:
@@ -85,7 +85,7 @@ static void op_unscale_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
 	Shardd__V1__UnscaleResponse reply = SHARDD__V1__UNSCALE_RESPONSE__INIT;
 
-	reply.found_inf = op->result.found_inf;
+	reply.found_inf = shards_outcome(op)->found_inf;
 	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
@@ -96,6 +96,8 @@ const struct op_type op_unscale = {
 	.decode = op_unscale_decode,
 	.check = op_unscale_check,
 	.coll_tick = op_unscale_tick,
+	.coll_bytes = sizeof(struct shards_state),
+	.coll_free = shards_free,
 	.encode = op_unscale_encode,
 	.move = MOVE_NEEDS_IDLE,
 };

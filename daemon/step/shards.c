@@ -11,11 +11,16 @@
 #include "core/check.h"
 #include "core/fnv.h"
 #include "op/op.h"
-#include "step/ops.h"
+#include "op/op_list.h"
 #include "unit/norm.h"
 #include "unit/optim.h"
 #include "work/coll.h"
 #include "step/clip.h"
+
+void shards_free(struct coll *c)
+{
+	free(shards_of(c)->partials);
+}
 
 /* ------------------------------------------------------------- which of them */
 
@@ -29,8 +34,7 @@ static int shards_compare_ids(const void *a, const void *b)
 /* By its group. A collective of the whole job has all its devices. */
 static bool shards_is_asked_for(const struct coll *c, const struct unit *u)
 {
-	return u->rec->group == c->group->id ||
-	       (c->type == &op_clip && clip_args(c->ops[0])->whole_job);
+	return u->rec->group == c->group->id || clip_args(c->ops[0])->whole_job;
 }
 
 bool shards_take_part(const struct coll *c, const struct unit *u)
@@ -175,7 +179,8 @@ static enum res shards_multiply(struct coll *c)
 			if (u->parts[d].n)
 				coll_launch(&c->parts[d], LAUNCH_UNSCALE, u->parts[d].n)->unscale =
 					(struct k_unscale){
-						optim_at(&u->parts[d].grads, 0), c->shards.factor,
+						optim_at(&u->parts[d].grads, 0),
+						shards_of(c)->factor,
 						region_addr(&c->parts[d].scratch[COLL_FOUND_INF])
 					};
 	}
@@ -204,18 +209,18 @@ enum shards_stage { SHARDS_CLEAR, SHARDS_MULTIPLY, SHARDS_READ, SHARDS_KEEP };
 
 enum res shards_unscale_tick(struct coll *c)
 {
-	switch ((enum shards_stage)c->shards.stage) {
+	switch ((enum shards_stage)shards_of(c)->stage) {
 	case SHARDS_CLEAR:
-		c->shards.stage = SHARDS_MULTIPLY;
+		shards_of(c)->stage = SHARDS_MULTIPLY;
 		return shards_clear_found(c);
 	case SHARDS_MULTIPLY:
-		c->shards.stage = SHARDS_READ;
+		shards_of(c)->stage = SHARDS_READ;
 		return shards_multiply(c);
 	case SHARDS_READ:
-		c->shards.stage = SHARDS_KEEP;
+		shards_of(c)->stage = SHARDS_KEEP;
 		return shards_read_found(c);
 	case SHARDS_KEEP:
-		c->shards.stage = SHARDS_CLEAR;
+		shards_of(c)->stage = SHARDS_CLEAR;
 		shards_keep_found(c);
 		return RES_DONE;
 	}
@@ -238,10 +243,11 @@ enum res shards_norm(struct coll *c, double type)
 	size_t at = 0;
 
 	RES_TRY(coll_need_launches(c, shards_launches_room(c)));
-	free(c->shards.partials);
-	c->shards.n_partials = shards_all_blocks(c);
-	c->shards.partials = calloc(c->shards.n_partials + 1, sizeof(*c->shards.partials));
-	if (!c->shards.partials)
+	free(shards_of(c)->partials);
+	shards_of(c)->n_partials = shards_all_blocks(c);
+	shards_of(c)->partials =
+		calloc(shards_of(c)->n_partials + 1, sizeof(*shards_of(c)->partials));
+	if (!shards_of(c)->partials)
 		return coll_fail(c, -ENOMEM);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
@@ -251,9 +257,9 @@ enum res shards_norm(struct coll *c, double type)
 
 			if (!p || !norm_counts(u, (unsigned)(p - u->parts)))
 				continue;
-			CHECK(at + norm_blocks(p) <= c->shards.n_partials);
+			CHECK(at + norm_blocks(p) <= shards_of(c)->n_partials);
 			norm_launch(coll_launch(&c->parts[d], LAUNCH_NORM, 0), p, type,
-				    c->shards.partials + at);
+				    shards_of(c)->partials + at);
 			at += norm_blocks(p);
 		}
 	}
@@ -264,7 +270,7 @@ double shards_total(const struct coll *c, double type)
 {
 	double sum = 0;
 
-	for (size_t i = 0; i < c->shards.n_partials; i++)
-		sum = norm_add(sum, c->shards.partials[i], type);
+	for (size_t i = 0; i < shards_of(c)->n_partials; i++)
+		sum = norm_add(sum, shards_of(c)->partials[i], type);
 	return norm_of(sum, type);
 }

@@ -9,6 +9,37 @@
 /* Bytes of the scratch COLL_FOUND_INF. */
 #define SHARDS_FOUND_BYTES 256u
 
+/* The state of a collective that works on them: the first member of its own. */
+struct shards_state {
+	unsigned stage;   /* shards_unscale_tick's */
+	float factor;     /* for what it multiplies */
+	double *partials; /* owned: the norm's, by block */
+	size_t n_partials;
+	double total; /* the norm */
+};
+
+static inline struct shards_state *shards_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct shards_state));
+}
+
+/* What comes of clipping, unscaling and a step. */
+struct shards_outcome {
+	double total_norm;
+	bool has_total_norm; /* Step */
+	bool found_inf;
+	bool skipped; /* Step */
+};
+
+static inline struct shards_outcome *shards_outcome(const struct op *op)
+{
+	_Static_assert(sizeof(struct shards_outcome) <= OP_OUTCOME_BYTES, "room in struct op");
+	return op_outcome(op);
+}
+
+/* Slot op_type.coll_free, or called by it. */
+void shards_free(struct coll *c);
+
 /* Those that a collective works on: of its unit, or of the units of its group that have a
  * gradient and, if it names some, are among them. */
 bool shards_take_part(const struct coll *c, const struct unit *u);
@@ -26,11 +57,11 @@ uint64_t shards_word(const struct op *op);
  * already, or handed out to the trainer's own optimizer. Return: 0 or a fault code. */
 int shards_check_whole(const struct coll *c, struct fault *f);
 
-/* Multiply all of them by c->shards.factor, noting in the group whether one held an infinity or NaN
+/* Multiply all of them by shards_of(c)->factor, noting in the group whether one held an infinity or NaN
  * before that. coll_need_scratch of COLL_FOUND_INF has been asked for. A tick of its own. */
 enum res shards_unscale_tick(struct coll *c);
 
-/* Norms of all of them, block by block, in the order of devices, then units: in c->shards.partials at
+/* Norms of all of them, block by block, in the order of devices, then units: in shards_of(c)->partials at
  * the next tick. */
 enum res shards_norm(struct coll *c, double type);
 

@@ -17,12 +17,12 @@
 
 typedef Shardd__V1__StepSettings message;
 
-static void step_settings_settings_unrefp(struct settings **s)
+static void step_settings_unrefp(struct settings **s)
 {
 	*s = settings_unref(*s);
 }
 
-int rates_check_lr(const struct step_rates *rates, struct fault *f)
+int step_settings_check_lr(const struct step_rates *rates, struct fault *f)
 {
 	if (!rates->has_lr || (isfinite(rates->lr) && rates->lr >= 0))
 		return 0;
@@ -217,10 +217,10 @@ static int step_settings_fill(struct settings *s, message *const *list, struct f
 	return 0;
 }
 
-int rates_take(const struct op *op, message *const *list, size_t n, struct step_rates *rates,
-	       struct fault *f)
+int step_settings_take(const struct op *op, message *const *list, size_t n,
+		       struct step_rates *rates, struct fault *f)
 {
-	_cleanup_(step_settings_settings_unrefp) struct settings *s = NULL;
+	_cleanup_(step_settings_unrefp) struct settings *s = NULL;
 	uint32_t named = 0;
 
 	if (!n)
@@ -238,16 +238,16 @@ int rates_take(const struct op *op, message *const *list, size_t n, struct step_
 	return 0;
 }
 
-const char *rates_text(const struct step_rates *rates, char *buf)
+const char *step_settings_text(const struct step_rates *rates, char *buf)
 {
 	const struct settings *s = rates->settings;
 	int n = 0;
 
 	buf[0] = '\0';
 	if (rates->has_lr)
-		n = snprintf(buf, RATES_TEXT, " with lr %.17g", rates->lr);
+		n = snprintf(buf, STEP_SETTINGS_TEXT, " with lr %.17g", rates->lr);
 	if (s)
-		snprintf(buf + n, RATES_TEXT - (size_t)n,
+		snprintf(buf + n, STEP_SETTINGS_TEXT - (size_t)n,
 			 " with %u settings (first lr %.9g, weight_decay %.9g; word %08x)", s->n,
 			 s->all[0].lr, s->all[0].weight_decay, (unsigned)settings_word(s));
 	return buf;

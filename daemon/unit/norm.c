@@ -47,7 +47,7 @@ double norm_of(double sum, double type)
 	return type == 2 ? sqrt(sum) : pow(sum, 1 / type);
 }
 
-int clip_check(const struct clip *clip, double total, struct fault *f)
+int norm_clip_check(const struct clip *clip, double total, struct fault *f)
 {
 	if (!clip->error_if_nonfinite || isfinite((float)total))
 		return 0;
@@ -59,7 +59,7 @@ int clip_check(const struct clip *clip, double total, struct fault *f)
 
 /* fairscale divides a tensor by a tensor; torch and XLA a number by a tensor, which is the
  * number times the inverse. clamp keeps a NaN. */
-bool clip_factor(const struct clip *clip, double total, float *ret)
+bool norm_clip_factor(const struct clip *clip, double total, float *ret)
 {
 	float sum = (float)total + 1e-6f, most = (float)clip->max_norm, coef;
 

@@ -38,8 +38,8 @@ double norm_add(double sum, double block, double type);
 double norm_of(double sum, double type);
 
 /* May gradients of norm @total be clipped? Return: 0 or a fault code. */
-int clip_check(const struct clip *clip, double total, struct fault *f);
+int norm_clip_check(const struct clip *clip, double total, struct fault *f);
 /* The factor, in fp32 as the systems compute it. Return: false: nothing is multiplied. */
-bool clip_factor(const struct clip *clip, double total, float *ret);
+bool norm_clip_factor(const struct clip *clip, double total, float *ret);
 
 #endif

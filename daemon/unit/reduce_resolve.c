@@ -48,8 +48,10 @@ static int reduce_resolve_strategy(state_unit *rec, uint32_t ranks, struct fault
 	}
 	if (*shard && *shard != (rec->strategy == STRATEGY_SHARD ? ranks : 1))
 		return fault_set(f, FAULT_INVALID, "units.shard_ranks",
-				 "unit '%.100s': shard_ranks is %u; only strategy HYBRID has it",
-				 rec->name, *shard);
+				 "unit '%.100s': shard_ranks is %u; set it only with strategy "
+				 "HYBRID, not with %s",
+				 rec->name, *shard,
+				 rec->strategy == STRATEGY_SHARD ? "SHARD" : "REPLICATE");
 	*shard = rec->strategy == STRATEGY_SHARD ? ranks : 1;
 	return 0;
 }
@@ -123,7 +125,7 @@ static int reduce_resolve_check_factors(const state_unit *rec, const char *withi
 
 /* @ranks: all ranks that reduce together, including replicas. If only pre_divide is given,
  * post_divide is the rest, as in fairscale's constructor. */
-static void reduce_resolve_resolve_factors(state_unit *rec, uint32_t ranks)
+static void reduce_resolve_set_factors(state_unit *rec, uint32_t ranks)
 {
 	if (!reduce_resolve_has_two_factors(rec))
 		rec->pre_divide = rec->post_divide = 1;
@@ -142,7 +144,7 @@ int reduce_resolve(state_unit *rec, uint32_t ranks, struct fault *f)
 	if (reduce_resolve_strategy(rec, ranks, f) || reduce_resolve_dtype(rec, f) ||
 	    reduce_resolve_check_factors(rec, "units.", f))
 		return f->code;
-	reduce_resolve_resolve_factors(rec, ranks);
+	reduce_resolve_set_factors(rec, ranks);
 	return 0;
 }
 
@@ -157,7 +159,7 @@ int reduce_resolve_factors(const state_unit *rec, uint32_t ranks, struct unit_fa
 	like.force_sum = factors->force_sum;
 	if (reduce_resolve_check_factors(&like, "", f))
 		return f->code;
-	reduce_resolve_resolve_factors(&like, ranks);
+	reduce_resolve_set_factors(&like, ranks);
 	factors->pre_divide = like.pre_divide;
 	factors->post_divide = like.post_divide;
 	return 0;

@@ -2,50 +2,8 @@
 
 #include "core/check.h"
 
-/* A request: the shards of ranks [lo, hi) of a replica, on the part at a position. */
-struct range {
-	uint32_t lo, hi;
-	unsigned position;
-};
-
-static struct range runs_part_range(const struct unit *u, unsigned position)
-{
-	uint32_t each = layout_part_ranks(&u->layout, u->spread), ranks = u->layout.ranks;
-	uint32_t lo = position * each < ranks ? position * each : ranks;
-
-	return (struct range){ lo, lo + each < ranks ? lo + each : ranks, position };
-}
-
-/* Elements [begin, end) of tensor @t that are in @r; none: begin == end. */
-static void runs_cut(const struct unit *u, const struct unit_tensor *t, const struct range *r,
-		     uint64_t *begin, uint64_t *end)
-{
-	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
-	uint64_t lo = u->layout.dim0 ? r->lo * t->piece : r->lo * shard;
-	uint64_t hi = u->layout.dim0 ? r->hi * t->piece : r->hi * shard;
-	uint64_t at = u->layout.dim0 ? 0 : t->at;
-
-	*begin = lo > at ? lo - at : 0;
-	*end = hi > at ? hi - at : 0;
-	*end = *end < t->elements ? *end : t->elements;
-	*begin = *begin < *end ? *begin : *end;
-}
-
-/* The place of element @first of @t on the part of @r. */
-static uint64_t runs_at_part(const struct unit *u, const struct unit_tensor *t,
-			     const struct range *r, uint64_t first)
-{
-	uint64_t each = layout_part_ranks(&u->layout, u->spread), before = each * r->position;
-	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
-	uint64_t base = t->frozen ? unit_part_elements(u) : 0;
-
-	if (u->layout.dim0)
-		return base + each * t->at + first - before * t->piece;
-	return base + t->at + first - before * shard;
-}
-
 /* Return: false: nothing of it. */
-static bool runs_run_of(const struct unit *u, uint32_t i, const struct range *r,
+static bool runs_run_of(const struct unit *u, uint32_t i, const struct unit_ranks *r,
 			struct unit_run *ret)
 {
 	const struct unit_tensor *t = &u->tensors[i];
@@ -53,18 +11,18 @@ static bool runs_run_of(const struct unit *u, uint32_t i, const struct range *r,
 
 	if (t->alias)
 		return false;
-	runs_cut(u, t, r, &begin, &end);
+	unit_tensor_cut(u, t, r, &begin, &end);
 	if (begin == end)
 		return false;
 	*ret = (struct unit_run){ .tensor = i,
 				  .first = begin,
-				  .at = runs_at_part(u, t, r, begin),
+				  .at = unit_tensor_at(u, t, r, begin),
 				  .full = unit_tensor_full(u, t) + begin,
 				  .n = end - begin };
 	return true;
 }
 
-static unsigned runs_in(const struct unit *u, const struct range *r, enum unit_which which,
+static unsigned runs_in(const struct unit *u, const struct unit_ranks *r, enum unit_which which,
 			struct unit_run *ret)
 {
 	unsigned n = 0;
@@ -90,7 +48,7 @@ unsigned unit_runs(const struct unit *u, const struct unit_part *p, struct unit_
 unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit_which which,
 		      struct unit_run *ret)
 {
-	struct range r = runs_part_range(u, runs_position_of(u, p));
+	struct unit_ranks r = unit_part_ranks(u, runs_position_of(u, p));
 
 	return runs_in(u, &r, which, ret);
 }
@@ -98,7 +56,7 @@ unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit
 bool unit_part_run(const struct unit *u, const struct unit_part *p, uint32_t i,
 		   struct unit_run *ret)
 {
-	struct range r = runs_part_range(u, runs_position_of(u, p));
+	struct unit_ranks r = unit_part_ranks(u, runs_position_of(u, p));
 
 	return runs_run_of(u, i, &r, ret);
 }
@@ -120,7 +78,7 @@ static uint64_t runs_at_shard(const struct unit *u, uint32_t rank, const struct 
 bool unit_rank_run(const struct unit *u, uint32_t index, uint32_t i, struct unit_run *ret)
 {
 	uint32_t rank = index % u->layout.ranks;
-	struct range r = { rank, rank + 1, unit_rank_position(u, index) };
+	struct unit_ranks r = { rank, rank + 1, unit_rank_position(u, index) };
 	bool any = runs_run_of(u, i, &r, ret);
 
 	if (!any)
@@ -143,21 +101,9 @@ unsigned unit_rank_runs(const struct unit *u, uint32_t index, enum unit_which wh
 	return n;
 }
 
-uint64_t unit_last_run(const struct unit *u, unsigned position)
-{
-	struct range r = runs_part_range(u, position);
-	struct unit_run run;
-	uint64_t end = 0;
-
-	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
-		if (!u->tensors[i].frozen && runs_run_of(u, i, &r, &run))
-			end = run.at + run.n;
-	return end;
-}
-
 unsigned unit_gaps(const struct unit *u, const struct unit_part *p, struct unit_run *ret)
 {
-	struct range r = runs_part_range(u, runs_position_of(u, p));
+	struct unit_ranks r = unit_part_ranks(u, runs_position_of(u, p));
 	struct unit_run run;
 	uint64_t end = 0;
 	unsigned n = 0;

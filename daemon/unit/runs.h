@@ -52,7 +52,4 @@ unsigned unit_gaps(const struct unit *u, const struct unit_part *p, struct unit_
  * @ret: as above; only at, full and n are set. */
 unsigned unit_spans(const struct unit *u, const struct unit_part *p, struct unit_run *ret);
 
-/* unit_new's: end of the last trained piece of the parts at @position. */
-uint64_t unit_last_run(const struct unit *u, unsigned position);
-
 #endif

@@ -141,3 +141,55 @@ const char *unit_strategy_name(uint32_t strategy)
 
 	return strategy < _STRATEGY_N ? names[strategy] : "?";
 }
+
+struct unit_ranks unit_part_ranks(const struct unit *u, unsigned position)
+{
+	uint32_t each = layout_part_ranks(&u->layout, u->spread), ranks = u->layout.ranks;
+	uint32_t lo = position * each < ranks ? position * each : ranks;
+
+	return (struct unit_ranks){ lo, lo + each < ranks ? lo + each : ranks, position };
+}
+
+void unit_tensor_cut(const struct unit *u, const struct unit_tensor *t, const struct unit_ranks *r,
+		     uint64_t *ret_begin, uint64_t *ret_end)
+{
+	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
+	uint64_t lo = u->layout.dim0 ? r->lo * t->piece : r->lo * shard;
+	uint64_t hi = u->layout.dim0 ? r->hi * t->piece : r->hi * shard;
+	uint64_t at = u->layout.dim0 ? 0 : t->at;
+	uint64_t begin = lo > at ? lo - at : 0, end = hi > at ? hi - at : 0;
+
+	end = end < t->elements ? end : t->elements;
+	*ret_begin = begin < end ? begin : end;
+	*ret_end = end;
+}
+
+uint64_t unit_tensor_at(const struct unit *u, const struct unit_tensor *t,
+			const struct unit_ranks *r, uint64_t first)
+{
+	uint64_t each = layout_part_ranks(&u->layout, u->spread), before = each * r->position;
+	uint64_t shard = t->frozen ? u->layout.frozen_shard : u->layout.shard_elements;
+	uint64_t base = t->frozen ? unit_part_elements(u) : 0;
+
+	if (u->layout.dim0)
+		return base + each * t->at + first - before * t->piece;
+	return base + t->at + first - before * shard;
+}
+
+uint64_t unit_tensors_end(const struct unit *u, unsigned position)
+{
+	struct unit_ranks r = unit_part_ranks(u, position);
+	uint64_t last = 0;
+
+	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {
+		const struct unit_tensor *t = &u->tensors[i];
+		uint64_t begin, end;
+
+		if (t->frozen || t->alias)
+			continue;
+		unit_tensor_cut(u, t, &r, &begin, &end);
+		if (begin < end)
+			last = unit_tensor_at(u, t, &r, begin) + end - begin;
+	}
+	return last;
+}

@@ -7,7 +7,6 @@
 
 #include "core/check.h"
 #include "core/state.h"
-#include "unit/runs.h"
 
 #define UNIT_MAGIC 0x554e4954u
 
@@ -68,7 +67,7 @@ static uint64_t unit_part_end(const struct unit *u, const struct unit_part *p)
 	const struct layout *l = &u->layout;
 	unsigned position = (unsigned)(p - u->parts) % u->spread;
 
-	return l->dim0 ? unit_last_run(u, position) : layout_part_owned(l, u->spread, position);
+	return l->dim0 ? unit_tensors_end(u, position) : layout_part_owned(l, u->spread, position);
 }
 
 int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
@@ -145,13 +144,34 @@ void unit_step_move(struct unit *u, enum unit_step to)
 	state_move(unit_step_states, &u->step, (uint8_t)to);
 }
 
+static const struct state_row unit_shards_states[] = {
+	[UNIT_SHARDS_NONE] = { "NONE", STATE_TO(UNIT_SHARDS_PROMISED) },
+	[UNIT_SHARDS_PROMISED] = { "PROMISED",
+				   STATE_TO(UNIT_SHARDS_READY) | STATE_TO(UNIT_SHARDS_NONE) },
+	[UNIT_SHARDS_READY] = { "READY", STATE_TO(UNIT_SHARDS_MIXED) | STATE_TO(UNIT_SHARDS_NONE) },
+	[UNIT_SHARDS_MIXED] = { "MIXED", STATE_TO(UNIT_SHARDS_READY) | STATE_TO(UNIT_SHARDS_NONE) },
+};
+
+void unit_shards_move(struct unit *u, enum unit_shards to)
+{
+	state_move(unit_shards_states, &u->shards, (uint8_t)to);
+}
+
+void unit_shards_drop(struct unit *u)
+{
+	u->shards_from = 0;
+	u->shards_left = 0;
+	if (u->shards == UNIT_SHARDS_NONE ||
+	    (u->shards == UNIT_SHARDS_MIXED && u->step == UNIT_STEP_STEPPING))
+		return; /* that makes the copies equal */
+	unit_shards_move(u, UNIT_SHARDS_NONE);
+}
+
 void unit_pass_end(struct unit *u)
 {
 	if (u->step != UNIT_STEP_NONE && u->step != UNIT_STEP_STEPPING)
 		unit_step_move(u, UNIT_STEP_NONE);
-	u->shards_from = 0;
-	u->shards_ready = false;
-	u->shards_left = 0;
+	unit_shards_drop(u);
 	free(u->norms);
 	u->norms = NULL;
 }

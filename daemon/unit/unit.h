@@ -135,6 +135,17 @@ enum unit_step {
 	UNIT_STEP_STEPPED   /* it was */
 };
 
+/* BY_TRAINER: the shards of a pass, from its last Reduce on. */
+enum unit_shards {
+	UNIT_SHARDS_NONE,
+	UNIT_SHARDS_PROMISED, /* the Reduce runs */
+	UNIT_SHARDS_READY,    /* it is over: NextShard hands them out */
+	/* they were given back to some of several copies of the unit: it is invalid until all
+	 * copies have them; outlives an epoch while STEPPING */
+	UNIT_SHARDS_MIXED
+};
+
+/* The booleans are independent of each other and of the states. */
 struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
@@ -172,19 +183,17 @@ struct unit {
 	/* Of a backward pass, from the unit's last Reduce to the Step. */
 	uint8_t step;         /* enum unit_step */
 	double *norms;        /* ARRIVED: its blocks' norms, if they are wanted; owned */
-	uint64_t shards_from; /* BY_TRAINER: number of its Reduce; 0: there was none */
-	bool shards_ready;    /* that is over */
+	uint8_t shards;       /* enum unit_shards */
+	uint64_t shards_from; /* number of their Reduce; 0: there was none, or its pass is over */
 	uint32_t shards_left; /* ranks that have not given their shard back */
-	/* shards were given back to some of several copies of the unit: it is invalid until all
-	 * have them */
-	bool copies_differ;
 	struct condition
 		step_done; /* the parameters are stepped in backward, or nobody reads them */
 };
 
-/* Move u->copy, u->step. CHECK that the move is in the table (unit.c, docs/states.md). */
+/* Move u->copy, u->step, u->shards. CHECK that the move is in the table (unit.c, docs/states.md). */
 void unit_copy_move(struct unit *u, enum unit_copy to);
 void unit_step_move(struct unit *u, enum unit_step to);
+void unit_shards_move(struct unit *u, enum unit_shards to);
 
 /* Is there memory for the copies? Are they being made? */
 static inline bool unit_has_copy(const struct unit *u)
@@ -229,6 +238,22 @@ struct unit_tensor *unit_tensors_new(const state_unit *rec, const struct layout 
 				     uint64_t *ret_packed);
 /* The element of the gathered unit at which tensor @t, not an alias, begins. */
 uint64_t unit_tensor_full(const struct unit *u, const struct unit_tensor *t);
+
+/* The shards of ranks [lo, hi) of a replica, on the part at @position. */
+struct unit_ranks {
+	uint32_t lo, hi;
+	unsigned position;
+};
+/* Those of all ranks of the part at @position. */
+struct unit_ranks unit_part_ranks(const struct unit *u, unsigned position);
+/* Elements [*ret_begin, *ret_end) of @t that are in @r; none: both are equal. */
+void unit_tensor_cut(const struct unit *u, const struct unit_tensor *t, const struct unit_ranks *r,
+		     uint64_t *ret_begin, uint64_t *ret_end);
+/* The place of element @first of @t in the arrays of the part of @r. */
+uint64_t unit_tensor_at(const struct unit *u, const struct unit_tensor *t,
+			const struct unit_ranks *r, uint64_t first);
+/* The end of the last trained tensor in the arrays of the parts at @position. */
+uint64_t unit_tensors_end(const struct unit *u, unsigned position);
 /* Lay @u out by @layout, as its tensors already are. @devices: NULL: unchanged. */
 void unit_lay_out(struct unit *u, const struct layout *layout, struct device *const *devices);
 /* The part on @device, which must be one of the unit's (CHECKed). */
@@ -247,6 +272,8 @@ bool unit_is_trained(const struct unit *u);
 /* Does any rank, or the daemon, still read the parameters? */
 bool unit_is_read(const struct unit *u);
 
+/* No shard of this pass is promised any more, or handed out. */
+void unit_shards_drop(struct unit *u);
 /* Clear the records of a backward pass. */
 void unit_pass_end(struct unit *u);
 

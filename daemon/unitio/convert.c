@@ -72,10 +72,9 @@ static void convert_free_parts(state_unit *rec)
 	rec->n_parts = 0;
 }
 
-/* Old memory is the job's, or with it gone; the new one has become the job's or goes here. */
-static void convert_free(struct coll *c)
+void convert_let_go(struct coll *c)
 {
-	struct convert *v = c->work;
+	struct convert *v = convert_of(c);
 
 	for (unsigned i = 0; i < v->n; i++) {
 		unit_free(v->units[i].fresh);
@@ -127,13 +126,9 @@ static int convert_begin_unit(struct coll *c, struct changing *x, struct unit *u
 int convert_new(struct coll *c)
 {
 	const struct op *op = c->ops[0];
-	struct convert *v = calloc(1, sizeof(*v));
+	struct convert *v = convert_of(c);
 	int r = 0;
 
-	if (!v)
-		return -ENOMEM;
-	c->work = v;
-	c->forget = convert_free;
 	v->units = calloc(convert_args(op)->n, sizeof(*v->units));
 	if (!v->units)
 		return -ENOMEM;
@@ -159,11 +154,10 @@ int convert_take_slabs(struct coll *c)
 			continue;
 		r = slab_new(d, &c->job->quota, MEM_SHARD, job_share(c->job), bytes,
 			     c->job->rec->name, -1, &v->on[i / 2].slabs[i % 2]);
-		if (r > 0 && r != SLAB_E_LATER && job_evict(c->job, UINT64_MAX))
+		if (slab_is_short(r) && job_evict(c->job, UINT64_MAX))
 			r = slab_new(d, &c->job->quota, MEM_SHARD, job_share(c->job), bytes,
 				     c->job->rec->name, -1, &v->on[i / 2].slabs[i % 2]);
-		later = later || r == SLAB_E_LATER;
-		r = r == SLAB_E_LATER ? 0 : r;
+		r = slab_note_later(r, &later);
 	}
 	return r || !later ? r : SLAB_E_LATER;
 }

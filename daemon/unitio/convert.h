@@ -26,9 +26,9 @@ struct changing {
 	struct unit *fresh; /* laid out by that */
 };
 
-/* c->work. */
+/* The state of the collective. */
 struct convert {
-	struct changing *units;
+	struct changing *units; /* owned; NULL: convert_new is still to be called */
 	unsigned n;
 	struct {
 		uint64_t bytes[2]; /* of parameters; of the other arrays */
@@ -41,15 +41,18 @@ struct convert {
 
 static inline struct convert *convert_of(const struct coll *c)
 {
-	return c->work;
+	return coll_own(c, sizeof(struct convert));
 }
 
 /* The record of @u as @op would have it: without parts, tensors and names still the unit's. Return: 0
  * or a fault code. */
 int convert_record(const struct op *op, const struct unit *u, state_unit *ret, struct fault *f);
 
-/* Begin: convert_of, gone with the collective. Return: 0 or -ENOMEM. */
+/* Begin. Return: 0 or -ENOMEM. */
 int convert_new(struct coll *c);
+/* Slot op_type.coll_let_go. Old memory is the job's, or with it gone; the new one has become the
+ * job's or goes here. */
+void convert_let_go(struct coll *c);
 
 /* All slabs are asked for, so that devices make them beside each other. Return: 0, SLAB_E_*, or
  * negative errno. */

@@ -53,19 +53,19 @@ static const float *import_source_of(const struct coll *c, uint32_t i)
 
 static uint64_t import_source_at(const struct coll *c, const struct unit_run *run)
 {
-	return c->import.packed ? c->unit->tensors[run->tensor].packed + run->first : run->full;
+	return import_of(c)->packed ? c->unit->tensors[run->tensor].packed + run->first : run->full;
 }
 
 /* Optimizer state there is of what is trained alone. */
 static bool import_run_of(const struct coll *c, uint32_t i, uint32_t tensor, struct unit_run *ret)
 {
-	return !(c->import.state && c->unit->tensors[tensor].frozen) &&
+	return !(import_of(c)->state && c->unit->tensors[tensor].frozen) &&
 	       unit_rank_run(c->unit, i, tensor, ret);
 }
 
 static float *import_target_at(const struct coll *c, unsigned d, uint64_t at)
 {
-	return optim_at(unit_state(&c->unit->parts[d], c->import.state), at);
+	return optim_at(unit_state(&c->unit->parts[d], import_of(c)->state), at);
 }
 
 static void import_copy_home(struct coll *c, uint32_t i)
@@ -142,19 +142,19 @@ enum import_stage { IMPORT_NEXT_RANK, IMPORT_SHOW, IMPORT_TAKE_APART };
 
 enum res import_write_tick(struct coll *c)
 {
-	switch ((enum import_stage)c->import.stage) {
+	switch ((enum import_stage)import_of(c)->stage) {
 	case IMPORT_NEXT_RANK:
 		if (c->turn == c->unit->layout.ranks)
 			return RES_DONE;
 		if (import_is_at_home(c, c->turn))
 			return import_copy_homes(c);
-		c->import.stage = IMPORT_SHOW;
+		import_of(c)->stage = IMPORT_SHOW;
 		return import_bring_together(c);
 	case IMPORT_SHOW:
-		c->import.stage = IMPORT_TAKE_APART;
+		import_of(c)->stage = IMPORT_TAKE_APART;
 		return import_show(c);
 	case IMPORT_TAKE_APART:
-		c->import.stage = IMPORT_NEXT_RANK;
+		import_of(c)->stage = IMPORT_NEXT_RANK;
 		return import_take_apart(c);
 	}
 	CHECK_NOT_REACHED();
@@ -173,10 +173,10 @@ enum res import_ready(struct coll *c)
 void import_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
 		  bool packed, unsigned state)
 {
-	CHECK(c->unit->layout.ranks <= c->n && c->import.stage == 0);
+	CHECK(c->unit->layout.ranks <= c->n && import_of(c)->stage == 0);
 	import_note_sources(c, source);
-	c->import.packed = packed;
-	c->import.state = state;
+	import_of(c)->packed = packed;
+	import_of(c)->state = state;
 	c->turn = 0;
 }
 

@@ -6,6 +6,18 @@
 
 #include "work/coll.h"
 
+/* The state of a collective that writes: the first member of its own. */
+struct import_state {
+	bool packed;
+	unsigned state; /* what is written: unit_state */
+	unsigned stage; /* import_write_tick's */
+};
+
+static inline struct import_state *import_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct import_state));
+}
+
 /* Is there on each device what import_write_tick needs? */
 enum res import_ready(struct coll *c);
 

@@ -1,7 +1,7 @@
 /* Barrier: all members are here, and what each of them asked for before is over. */
 #include "op/op.h"
 #include "op/op_util.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 

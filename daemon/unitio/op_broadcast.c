@@ -2,7 +2,7 @@
 #include "core/check.h"
 #include "op/op.h"
 #include "op/op_util.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 #include "unitio/buf_args.h"

@@ -5,7 +5,7 @@
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "shardd.pb-c.h"
 
 struct alloc_args {

@@ -12,7 +12,7 @@
 #include "op/op_run.h"
 #include "op/op_util.h"
 #include "op/queue_task.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "shardd.pb-c.h"
 
 #define BYTES_MAX (UINT64_C(1) << 20)

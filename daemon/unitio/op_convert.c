@@ -15,7 +15,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "unitio/convert.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "unitio/registered.h"
 #include "work/coll.h"
 #include "work/drain.h"
@@ -200,7 +200,7 @@ static uint64_t op_convert_scratch_bytes(const struct coll *c)
 
 static enum res op_convert_need_memory(struct coll *c)
 {
-	int r = c->work ? 0 : convert_new(c);
+	int r = convert_of(c)->units ? 0 : convert_new(c);
 
 	CHECK(r || convert_of(c)->n == convert_args(c->ops[0])->n);
 	if (r == 0)
@@ -209,7 +209,7 @@ static enum res op_convert_need_memory(struct coll *c)
 		return coll_wait_for_node(c);
 	if (r == 0)
 		return RES_DONE;
-	op_memory_fault(c->job, r, c->work ? convert_bytes(c) : 0, "converted units", c->fault);
+	op_memory_fault(c->job, r, convert_bytes(c), "converted units", c->fault);
 	return RES_FAILED;
 }
 
@@ -236,7 +236,7 @@ static enum res op_convert_tick(struct coll *c)
 		RES_TRY(coll_check_epoch(c, true));
 		if (op_convert_check_all(c, c->fault))
 			return RES_FAILED;
-		RES_TRY(coll_may_write(c));
+		RES_TRY(drain_may_write(c));
 		RES_TRY(op_convert_need_memory(c));
 		RES_TRY(op_convert_ready(c));
 		c->stage = OP_CONVERT_PLACE;
@@ -323,6 +323,8 @@ const struct op_type op_convert = {
 	.decode = op_convert_decode,
 	.check = op_convert_check,
 	.coll_tick = op_convert_tick,
+	.coll_bytes = sizeof(struct convert),
+	.coll_let_go = convert_let_go,
 	.encode = op_convert_encode,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,

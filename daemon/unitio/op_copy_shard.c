@@ -11,13 +11,13 @@
 #include "copies/hold.h"
 #include "core/check.h"
 #include "op/op.h"
+#include "op/op_list.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
 #include "op/queue_task.h"
 #include "step/apply.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
-#include "unitio/ops.h"
 #include "shardd.pb-c.h"
 
 struct copy_shard_args {
@@ -252,7 +252,7 @@ static enum res op_copy_shard_tick(struct op *op)
 {
 	struct unit_run run;
 
-	op->state = OP_PARKED;
+	op_state_move(op, OP_BLOCKED);
 	RES_TRY(apply_wait(op->m->job, &op->waiter));
 	if (op_copy_shard_changes(op))
 		hold_drop(op->m->job, op->unit);
@@ -265,15 +265,14 @@ static enum res op_copy_shard_tick(struct op *op)
 	if (op_copy_shard_changes(op)) {
 		if (unit_is_copying(op->unit))
 			return op_wait(op, &op->unit->cast_done);
-		if (!readers_let(op->m->job, &op->waiter))
-			return RES_WAIT;
+		RES_TRY(readers_let(op->m->job, &op->waiter));
 	}
 	return op_copy_shard_start(op, &run);
 }
 
 static bool op_copy_shard_waits_for_readers(const struct op *op)
 {
-	return op->state == OP_PARKED && op_copy_shard_changes(op);
+	return op->state == OP_BLOCKED && op_copy_shard_changes(op);
 }
 
 const struct op_type op_copy_shard = {

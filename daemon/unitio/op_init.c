@@ -14,7 +14,7 @@
 #include "step/apply.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "unitio/import.h"
 #include "work/coll.h"
 #include "work/drain.h"
@@ -310,11 +310,23 @@ enum op_init_stage {
 	INIT_DONE
 };
 
+/* No shard is handed out meanwhile. */
+static void op_init_end_pass(struct coll *c)
+{
+	unit_pass_end(c->unit);
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct member_unit *mu = member_unit_find(c->members[i], c->unit);
+
+		if (mu)
+			member_shard_drop(mu);
+	}
+}
+
 static enum op_init_stage op_init_begin(struct coll *c, int how)
 {
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	readers_rewrite(c->job);
-	unit_pass_end(c->unit); /* no shard is handed out meanwhile */
+	op_init_end_pass(c);
 	if (how == HOW_OWN)
 		import_write(c, op_init_own_source, true, 0);
 	return how == HOW_SEED ? INIT_SEED : how == HOW_BROADCAST ? INIT_ROOT : INIT_OWN;
@@ -331,7 +343,7 @@ static enum res op_init_tick(struct coll *c)
 		fallthrough;
 	case INIT_DRAIN:
 		RES_TRY(op_init_check_begin(c));
-		RES_TRY(coll_may_write(c));
+		RES_TRY(drain_may_write(c));
 		c->stage = INIT_BEGIN;
 		RES_TRY(drain_coll(c));
 		fallthrough;
@@ -371,6 +383,7 @@ const struct op_type op_init = {
 	.decode = op_init_decode,
 	.check = op_init_check,
 	.coll_tick = op_init_tick,
+	.coll_bytes = sizeof(struct import_state),
 	.reply = &shardd__v1__initialise_response__descriptor,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,

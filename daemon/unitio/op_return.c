@@ -11,7 +11,7 @@
 #include "core/fnv.h"
 #include "op/op.h"
 #include "op/op_util.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "unitio/import.h"
 #include "work/coll.h"
 #include "work/drain.h"
@@ -102,10 +102,20 @@ static int op_return_check(struct op *op, struct fault *f)
 	return 0;
 }
 
-/* By member: the copy that it returns, the collective's from its beginning on. */
+struct op_return_state {
+	struct import_state import; /* first: import_of */
+	struct region *copies;      /* owned, by member: what it returns, the collective's from its
+				     * beginning on */
+};
+
+static struct op_return_state *op_return_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct op_return_state));
+}
+
 static struct region *op_return_copy_of(const struct coll *c, uint32_t i)
 {
-	return (struct region *)c->work + i;
+	return op_return_of(c)->copies + i;
 }
 
 static bool op_return_is_in_time(const struct coll *c, uint32_t i)
@@ -117,9 +127,9 @@ static bool op_return_is_in_time(const struct coll *c, uint32_t i)
 
 static enum res op_return_take_copies(struct coll *c)
 {
-	CHECK(!c->work && c->unit->summoned_ranks > 0);
-	c->work = calloc(c->n, sizeof(struct region));
-	if (!c->work)
+	CHECK(!op_return_of(c)->copies && c->unit->summoned_ranks > 0);
+	op_return_of(c)->copies = calloc(c->n, sizeof(struct region));
+	if (!op_return_of(c)->copies)
 		return coll_fail(c, -ENOMEM);
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct member_unit *mu = member_unit_find(c->members[i], c->unit);
@@ -133,7 +143,7 @@ static enum res op_return_take_copies(struct coll *c)
 /* It has ended without that: they are the trainers' still. */
 static void op_return_put_back(struct coll *c)
 {
-	for (uint32_t i = 0; c->work && i < c->n; i++) {
+	for (uint32_t i = 0; op_return_of(c)->copies && i < c->n; i++) {
 		struct member *m = c->members[i];
 
 		if (op_return_is_in_time(c, i) && op_return_copy_of(c, i)->slab)
@@ -201,6 +211,11 @@ static void op_return_begin_write(struct coll *c)
 	import_write(c, op_return_source, false, c->unit->summoned_state);
 }
 
+static void op_return_free(struct coll *c)
+{
+	free(op_return_of(c)->copies);
+}
+
 enum op_return_stage {
 	RETURN_BEGIN,
 	RETURN_DRAIN, /* with write */
@@ -213,7 +228,6 @@ static enum res op_return_tick(struct coll *c)
 {
 	switch ((enum op_return_stage)c->stage) {
 	case RETURN_BEGIN:
-		c->forget = op_return_put_back;
 		if (!summon_args(c->ops[0])->write) {
 			RES_TRY(op_return_take_copies(c));
 			RES_TRY(coll_need_launches(c, 0));
@@ -224,7 +238,7 @@ static enum res op_return_tick(struct coll *c)
 		fallthrough;
 	case RETURN_DRAIN:
 		RES_TRY(coll_check_epoch(c, false));
-		RES_TRY(coll_may_write(c));
+		RES_TRY(drain_may_write(c));
 		c->stage = RETURN_READY;
 		RES_TRY(drain_coll(c));
 		fallthrough;
@@ -253,6 +267,9 @@ const struct op_type op_return = {
 	.decode = op_return_decode,
 	.check = op_return_check,
 	.coll_tick = op_return_tick,
+	.coll_bytes = sizeof(struct op_return_state),
+	.coll_let_go = op_return_put_back,
+	.coll_free = op_return_free,
 	.reply = &shardd__v1__return_full_response__descriptor,
 	.lasts = true,
 	.move = MOVE_RETURN,

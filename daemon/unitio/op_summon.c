@@ -15,15 +15,25 @@
 #include "unit/optim.h"
 #include "unit/pack.h"
 #include "unitio/import.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 #include "unitio/summon_args.h"
 
-/* By member: the memory for its copy, the collective's until it is the trainer's. */
+struct op_summon_state {
+	struct region
+		*copies; /* owned, by member: memory for its copy, the collective's until it is
+				* the trainer's */
+};
+
+static struct op_summon_state *op_summon_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct op_summon_state));
+}
+
 static struct region *op_summon_copy_of(const struct coll *c, uint32_t i)
 {
-	return (struct region *)c->work + i;
+	return op_summon_of(c)->copies + i;
 }
 
 static uint64_t op_summon_bytes_of(const struct unit *u)
@@ -78,7 +88,7 @@ static uint64_t op_summon_elements_of(const struct coll *c)
 /* Of whom it did not come to be summoned. */
 static void op_summon_give_back(struct coll *c)
 {
-	for (uint32_t i = 0; i < c->n; i++)
+	for (uint32_t i = 0; op_summon_of(c)->copies && i < c->n; i++)
 		pool_give(&c->members[i]->pool, op_summon_copy_of(c, i));
 }
 
@@ -102,8 +112,7 @@ static enum res op_summon_take_memory(struct coll *c)
 
 	for (uint32_t i = 0; r == 0 && i < c->n; i++) {
 		r = op_summon_take(c, i);
-		later = later || r == SLAB_E_LATER;
-		r = r == SLAB_E_LATER ? 0 : r;
+		r = slab_note_later(r, &later);
 	}
 	if (r) {
 		op_memory_fault(c->job, r, op_summon_bytes_of(c->unit) * c->n, "summoned units",
@@ -249,6 +258,11 @@ static int op_summon_check_idle(const struct unit *u, struct fault *f)
 			 u->rec->name, u->gathered_ranks);
 }
 
+static void op_summon_free(struct coll *c)
+{
+	free(op_summon_of(c)->copies);
+}
+
 enum op_summon_stage {
 	SUMMON_APPLY,
 	SUMMON_BEGIN,
@@ -263,10 +277,9 @@ static enum res op_summon_tick(struct coll *c)
 {
 	switch ((enum op_summon_stage)c->stage) {
 	case SUMMON_APPLY:
-		c->work = calloc(c->n, sizeof(struct region));
-		if (!c->work)
+		op_summon_of(c)->copies = calloc(c->n, sizeof(struct region));
+		if (!op_summon_of(c)->copies)
 			return coll_fail(c, -ENOMEM);
-		c->forget = op_summon_give_back;
 		c->stage = SUMMON_BEGIN;
 		RES_TRY(apply_wait(c->job, &c->waiter));
 		fallthrough;
@@ -338,6 +351,9 @@ const struct op_type op_summon = {
 	.decode = op_summon_decode,
 	.check = op_summon_check,
 	.coll_tick = op_summon_tick,
+	.coll_bytes = sizeof(struct op_summon_state),
+	.coll_let_go = op_summon_give_back,
+	.coll_free = op_summon_free,
 	.encode = op_summon_encode,
 	.move = MOVE_SUMMON,
 };

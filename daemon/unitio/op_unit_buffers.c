@@ -7,7 +7,7 @@
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
-#include "unitio/ops.h"
+#include "op/op_list.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 #include "unitio/buf_args.h"

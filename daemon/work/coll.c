@@ -39,10 +39,8 @@ static void coll_free(struct coll *c)
 	free(c->part_of);
 	free(c->members);
 	free(c->ops);
-	free(c->shards.partials);
-	if (c->destroy)
-		c->destroy(c);
-	free(c->work);
+	if (c->type->coll_free)
+		c->type->coll_free(c);
 	queue_task_deinit(&c->between);
 	free(c);
 }
@@ -77,12 +75,12 @@ static int coll_part_fill(struct coll *c, struct coll_part *p)
 
 static int coll_make_parts(struct coll *c, struct group *g)
 {
-	int r = group_place(g); /* all its ranks have joined, so they are placed */
+	enum res r = group_place(g, c->fault);
 	uint32_t placed = 0;
 
-	CHECK(r != NODE_E_LATER);
-	if (r)
-		return r;
+	CHECK(r != RES_WAIT); /* all its ranks have joined, so they are placed */
+	if (r == RES_FAILED)
+		return -ENOMEM;
 	c->parts = calloc(g->n_devices, sizeof(*c->parts));
 	c->part_of = calloc(c->n, sizeof(*c->part_of));
 	if (!c->parts || !c->part_of)
@@ -106,16 +104,17 @@ static void coll_resume(struct waiter *p)
 
 static struct coll *coll_new(struct group *g, struct match_entry *const *entries, uint32_t n)
 {
-	struct coll *c = calloc(1, sizeof(*c));
+	const struct op_type *type = CONTAINER_OF(entries[0], struct op, entry)->type;
+	struct coll *c = calloc(1, sizeof(*c) + type->coll_bytes);
 
 	if (!c)
 		return NULL;
 	c->magic = COLL_MAGIC;
+	c->type = type;
 	c->group = g;
 	c->job = g->job;
 	c->n = n;
 	waiter_init(&c->waiter, coll_resume);
-	list_init(&c->small);
 	queue_task_init(&c->between, c->job);
 	c->fault = calloc(1, sizeof(*c->fault)); /* apart: malloc is slow above 1 KiB */
 	c->ops = calloc(n, sizeof(struct op *));
@@ -123,13 +122,12 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	for (uint32_t i = 0; c->ops && c->members && i < n; i++) {
 		c->ops[i] = CONTAINER_OF(entries[i], struct op, entry);
 		c->members[i] = c->ops[i]->m;
-		CHECK(c->ops[i]->type == c->ops[0]->type && c->ops[i]->unit == c->ops[0]->unit);
+		CHECK(c->ops[i]->type == type && c->ops[i]->unit == c->ops[0]->unit);
 	}
 	if (!c->fault || !c->ops || !c->members || coll_make_parts(c, g) < 0) {
 		coll_free(c);
 		return NULL;
 	}
-	c->type = c->ops[0]->type;
 	c->unit = c->ops[0]->unit;
 	for (unsigned i = 0; i < c->n_parts; i++)
 		c->parts[i].queue.note = (struct device_note){ .name = c->type->name,
@@ -157,8 +155,10 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 		coll_end_all(entries, n, -ENOMEM);
 		return;
 	}
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; i < n; i++) {
 		op_begin_run(c->ops[i]);
+		c->ops[i]->runner = &c->waiter;
+	}
 	c->job->running++;
 	coll_go_on(c);
 }
@@ -176,9 +176,9 @@ static void coll_give_scratch(struct coll *c)
 /* What it took for its members, while they are there. Safe twice. */
 static void coll_let_go(struct coll *c)
 {
-	if (c->forget)
-		c->forget(c);
-	c->forget = NULL;
+	if (c->type->coll_let_go && !c->has_let_go)
+		c->type->coll_let_go(c);
+	c->has_let_go = true;
 }
 
 /* Its member's epoch ended while it ran: its result is of no use there. */
@@ -193,7 +193,7 @@ static void coll_finish(struct coll *c, const struct fault *fault)
 {
 	struct job *job = c->job;
 
-	CHECK(!c->ticking && !c->pending && !c->batch && list_empty(&c->small));
+	CHECK(!c->ticking && !c->pending);
 	coll_let_go(c);
 	CHECK(job->readers.writing >= c->writes);
 	job->readers.writing -= c->writes;
@@ -435,9 +435,7 @@ enum res coll_check_epoch(struct coll *c, bool torn_matters)
 
 static void coll_stage_over(struct coll *c)
 {
-	if (c->stage_over)
-		c->stage_over(c);
-	else
+	if (!c->type->coll_arrived || !c->type->coll_arrived(c))
 		coll_go_on(c);
 }
 
@@ -566,11 +564,9 @@ enum res coll_can_talk(struct coll *c)
 
 enum res coll_ready(struct coll *c)
 {
-	int r = group_comms(c->group, c->fault);
+	enum res r = group_comms(c->group, c->fault);
 
-	if (r == NODE_E_LATER)
-		return coll_wait_for_node(c);
-	return r ? RES_FAILED : RES_DONE;
+	return r == RES_WAIT ? coll_wait_for_node(c) : r;
 }
 
 enum res coll_need_launches(struct coll *c, size_t n)
@@ -602,8 +598,7 @@ enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes)
 		if (p->scratch[k].slab)
 			continue;
 		r = job_take(c->job, pool, bytes, &p->scratch[k]);
-		later = later || r == SLAB_E_LATER;
-		r = r == SLAB_E_LATER ? 0 : r;
+		r = slab_note_later(r, &later);
 	}
 	if (r) {
 		op_memory_fault(c->job, r, bytes, "sums between devices", c->fault);

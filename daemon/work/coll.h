@@ -4,6 +4,9 @@
 #ifndef SHARDD_WORK_COLL_H
 #define SHARDD_WORK_COLL_H
 
+#include <stddef.h>
+
+#include "core/check.h"
 #include "core/res.h"
 #include "op/op.h"
 
@@ -30,14 +33,6 @@ struct coll_part {
 	uint64_t ready;   /* point of the queue at which all is over */
 };
 
-/* Reduce: whether its last kernel steps the unit (fused.c). */
-enum fused {
-	FUSED_NOT,
-	FUSED_WANTED,
-	FUSED_BEGUN,  /* nobody may read the parameters from here on */
-	FUSED_STEPPED /* the kernel was submitted */
-};
-
 /* A collective that runs: the ops of all members of a group. */
 struct coll {
 	uint32_t magic;
@@ -58,12 +53,7 @@ struct coll {
 	bool ticking;        /* it runs now */
 	bool woken;          /* what it waits for came meanwhile */
 	struct waiter waiter;
-	/* (optional) Called at the end of a stage, in place of its tick: c->status says how
-	 * it ended. */
-	void (*stage_over)(struct coll *c);
-	void (*forget)(struct coll *c); /* (optional) called at its end, however that comes */
-	void (*destroy)(
-		struct coll *c); /* (optional) the last: frees what devices used till then */
+	bool has_let_go; /* op_type.coll_let_go was called */
 
 	/* what was submitted */
 	unsigned pending; /* parts whose stage is not over */
@@ -77,32 +67,24 @@ struct coll {
 	uint64_t breaks;           /* of the communicators, then */
 	bool writes;               /* counted in the job's readers.writing */
 
-	/* of those that need it */
-	void *work;                 /* the type's own; freed with it */
-	uint32_t turn;              /* of what is done once a member */
-	struct reduce_run *reduce;  /* Reduce: owned */
-	struct list small;          /* group->small, while it waits to be in a batch */
-	struct reduce_batch *batch; /* that runs its stages */
-	struct {
-		bool more;     /* of this unit more is to come in this pass */
-		bool external; /* its shards are for the trainers' optimizers */
-		bool begun;    /* they are promised to them */
-		enum fused fused;
-		unsigned arrive_stage; /* backward_arrive_tick's */
-	} gradient;                    /* what becomes of it: step/backward.h, reduce/fused.h */
-	struct {
-		unsigned stage;   /* shards_unscale_tick's */
-		float factor;     /* for what it multiplies */
-		double *partials; /* owned: the norm's, by block */
-		size_t n_partials;
-		double total; /* the norm */
-	} shards;             /* step/shards.h */
-	struct {
-		bool packed;
-		unsigned state; /* what is written: unit_state */
-		unsigned stage;
-	} import; /* import_write_tick's */
+	uint32_t turn; /* of what is done once a member */
+	/* the type's own: op_type.coll_bytes; see coll_own */
+	_Alignas(max_align_t) unsigned char own[];
 };
+
+/* The state of the type of @c, @bytes of it: the modules that have some wrap this in a function that
+ * returns their struct. */
+static inline void *coll_own(const struct coll *c, size_t bytes)
+{
+	CHECK(c->type->coll_bytes >= bytes);
+	return (void *)c->own;
+}
+
+/* The collective whose state is at @own. */
+static inline struct coll *coll_of_own(void *own)
+{
+	return CONTAINER_OF(own, struct coll, own);
+}
 
 /* Slot job_ops.complete: all members have announced, so the collective begins. @userdata: the
  * group. */

@@ -23,7 +23,7 @@ struct drain_task {
 struct drain {
 	struct list link; /* in job->copies.drains, until gathers that were begun ahead are over */
 	struct job *job;
-	struct waiter *waiter;
+	struct condition over; /* one waiter */
 	unsigned pending;
 	unsigned n;
 	struct drain_task tasks[NODE_MAX_DEVICES * _BACKEND_Q_N];
@@ -38,12 +38,12 @@ static void drain_free(struct drain *d)
 
 static void drain_end(struct drain *d)
 {
-	struct waiter *p = d->waiter;
 	struct job *job = d->job;
 
 	CHECK(!d->pending);
+	condition_signal(&d->over);
+	CHECK(condition_is_idle(&d->over));
 	drain_free(d);
-	p->resume(p);
 	job_ran(job);
 }
 
@@ -139,7 +139,7 @@ enum res drain_wait(struct job *job, struct waiter *w)
 	if (!d)
 		return RES_FAILED;
 	d->job = job;
-	d->waiter = w;
+	condition_init(&d->over, "reads of the parameters that devices still do");
 	list_init(&d->link);
 	if (queues && drain_prepare(d) < 0) {
 		drain_free(d);
@@ -150,6 +150,7 @@ enum res drain_wait(struct job *job, struct waiter *w)
 		return RES_DONE;
 	}
 	job->running++;
+	condition_wait(&d->over, w);
 	if (job->copies.ahead)
 		list_append(&job->copies.drains, &d->link);
 	else
@@ -177,12 +178,11 @@ enum res drain_coll(struct coll *c)
 	return r == RES_FAILED ? coll_fail(c, -ENOMEM) : r;
 }
 
-enum res coll_may_write(struct coll *c)
+enum res drain_may_write(struct coll *c)
 {
 	if (c->writes)
 		return RES_DONE;
-	if (!readers_let(c->job, &c->waiter))
-		return RES_WAIT;
+	RES_TRY(readers_let(c->job, &c->waiter));
 	c->writes = true;
 	c->job->readers.writing++;
 	return RES_DONE;

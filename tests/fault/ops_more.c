@@ -76,7 +76,7 @@ static int ddp_create(struct world *w, unsigned r)
 /* The newest. */
 static uint32_t ddp_of(const struct world *w)
 {
-	uint32_t id = DDP_MAX;
+	uint32_t id = JOB_MAX_DDPS;
 
 	while (id && !w->job->ddps[id - 1])
 		id--;
@@ -234,7 +234,7 @@ static void barrier_first(struct world *w, unsigned r)
 		nodefix_barrier(&w->n, w->m[1], 0, &w->barrier);
 }
 
-static int join_shadowed(struct world *w, unsigned r)
+static int join_with_surrogates(struct world *w, unsigned r)
 {
 	barrier_first(w, r);
 	return join_uneven(w, r);
@@ -417,7 +417,7 @@ const struct act ops_more[] = {
 	  .mend = mend_finish },
 	{ .name = "ReduceSparse", .prepare = with_replica, .submit = reduce_sparse },
 	{ .name = "JoinUneven", .submit = join_uneven },
-	{ .name = "JoinUneven with a peer that goes on", .submit = join_shadowed },
+	{ .name = "JoinUneven with a peer that goes on", .submit = join_with_surrogates },
 	{ .name = "JoinUneven, error_if_uneven", .submit = ops_join_even },
 	{ .name = "NextShard", .prepare = with_own, .submit = next_shard, .mend = mend_next },
 	{ .name = "ShardDone", .prepare = with_shard, .submit = shard_done, .mend = mend_done },

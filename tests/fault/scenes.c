@@ -7,6 +7,8 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "op/op_run.h"
+#include "op/op_time.h"
 
 enum { N = 1000, BUFFER_BYTES = 4096 };
 
@@ -175,9 +177,7 @@ void scene_must(struct scene *s, ask_fn submit, const char *what)
 static void link_streams(struct member *m)
 {
 	struct fault f = FAULT_NULL;
-	int r = member_link(m, &f);
-
-	cr_assert(r == 0 || r == MEMBER_E_LATER, "%s", f.text);
+	cr_assert(member_link(m, &f) != RES_FAILED, "%s", f.text);
 }
 
 /* Again, when what still runs is over. Return: false: it is refused. */
@@ -185,7 +185,7 @@ bool scene_join(struct scene *s, unsigned r)
 {
 	struct fault f = FAULT_NULL;
 	struct member *m = s->m[r];
-	int e;
+	enum res e;
 
 	if (m && (m->state == MEMBER_DEAD || m->state == MEMBER_LEFT)) {
 		nodefix_drop(s->n, m, "is gone");
@@ -194,7 +194,7 @@ bool scene_join(struct scene *s, unsigned r)
 	if (m && m->state == MEMBER_JOINED)
 		return true;
 	e = nodefix_try_join(s->n, s->job, r, NULL, m, &s->m[r], &f);
-	cr_assert(e <= 0, "rank %u cannot join: %s", r, f.text);
+	cr_assert(e != RES_FAILED, "rank %u cannot join: %s", r, f.text);
 	nodefix_turns(s->n);
 	if (e == 0)
 		link_streams(s->m[r]);
@@ -237,11 +237,11 @@ static void make_comms(struct nodefix *n)
 	struct device *all[NODE_MAX_DEVICES];
 	struct node_comm *nc;
 	struct fault f = FAULT_NULL;
-	int r = NODE_E_LATER;
+	enum res r = RES_WAIT;
 
 	for (unsigned i = 0; i < n->node.n_devices; i++)
 		all[i] = &n->node.devices[i];
-	for (unsigned tries = 0; r == NODE_E_LATER && tries < 10; tries++) {
+	for (unsigned tries = 0; r == RES_WAIT && tries < 10; tries++) {
 		r = node_comm(&n->node, all, n->node.n_devices, &nc, &f);
 		nodefix_turns(n);
 	}
@@ -295,8 +295,8 @@ static void try_join(struct scene *s, unsigned rank, struct member *again)
 	struct fault f = FAULT_NULL;
 	struct member *m = NULL;
 
-	if (nodefix_try_join(s->n, s->job, rank, NULL, again, &m, &f))
-		return;          /* BUSY, or refused: later */
+	if (nodefix_try_join(s->n, s->job, rank, NULL, again, &m, &f) != RES_DONE)
+		return;          /* an epoch still runs, or refused: later */
 	if (again && m != again) /* who had left comes back as another member */
 		nodefix_drop(s->n, again, "is gone");
 	s->m[rank] = m;
@@ -429,7 +429,7 @@ static void new_epoch(struct scene *s)
 	end_drain(s);
 	join_all(s);
 	m = s->m[0];
-	cr_assert_leq(nodefix_try_join(s->n, s->job, 0, NULL, m, &m, &f), 0, "%s", f.text);
+	cr_assert_neq(nodefix_try_join(s->n, s->job, 0, NULL, m, &m, &f), RES_FAILED, "%s", f.text);
 	join_all(s);
 }
 

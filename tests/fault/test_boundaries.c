@@ -17,6 +17,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "op/op_util.h"
 #include "scenes.h"
 
 TestSuite(boundaries, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 600);

@@ -23,7 +23,7 @@ static void setup(struct fixture *f)
 {
 	looprun_init(&f->run);
 	cr_assert_eq(backend_fake_new(&f->run.queue, 0, &f->b), 0);
-	device_init(&f->d, f->b, 0);
+	slab_device_init(&f->d, f->b, 0);
 	quota_init(&f->job, &f->d.quota, 0);
 }
 
@@ -31,7 +31,7 @@ static void setup(struct fixture *f)
 static void teardown(struct fixture *f)
 {
 	cr_assert_eq(f->job.used, 0);
-	device_deinit(&f->d);
+	slab_device_deinit(&f->d);
 	f->b = backend_close(f->b);
 	looprun_deinit(&f->run);
 }

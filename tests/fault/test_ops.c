@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "failmalloc.h"
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "ops.h"
 
 TestSuite(fault_ops, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 300);
@@ -281,7 +282,7 @@ static struct unit *register_twice(struct world *w)
 	return nodefix_register(w->job, spec);
 }
 
-static void begin(struct world *w, bool fake_engine)
+static void test_ops_begin(struct world *w, bool fake_engine)
 {
 	const struct nodefix_options o = { .fake_engine = fake_engine,
 					   .devices = fake_engine ? 2 : 1 };
@@ -311,7 +312,7 @@ static uint64_t control_bytes(const struct world *w)
 	for (unsigned r = 0; r < RANKS; r++)
 		sum += w->m[r]->ahead.lists * sizeof(struct member_list);
 
-	for (unsigned i = 0; i < DDP_MAX; i++) {
+	for (unsigned i = 0; i < JOB_MAX_DDPS; i++) {
 		const struct ddp *d = w->job->ddps[i];
 
 		sum += d ? d->charged : 0;
@@ -458,13 +459,14 @@ static int register_more(struct world *w)
 {
 	uint32_t ids[2], units = w->job->n_units;
 	uint64_t charged = 0;
-	int r = job_register(w->job, w->specs, 2, ids, &charged, &w->fault);
+	enum res r = nodefix_try_register(w->job, w->specs, 2, ids, &charged, &w->fault);
 
-	cr_assert_eq(w->job->n_units, units + (r == 0));
-	cr_assert_eq(charged != 0, r == 0);
-	cr_assert_eq(!w->specs[0], r == 0, "it is the job's, or still ours");
+	cr_assert_eq(w->job->n_units, units + (r == RES_DONE));
+	cr_assert_eq(charged != 0, r == RES_DONE);
+	cr_assert_eq(!w->specs[0], r == RES_DONE, "it is the job's, or still ours");
 	cr_assert(w->specs[1]);
-	return r;
+	cr_assert_neq(r, RES_WAIT);
+	return (int)w->fault.code;
 }
 
 static int make_group(struct world *w)
@@ -496,12 +498,13 @@ static int join(struct world *w)
 	struct job *job = NULL;
 	struct member *m = NULL;
 	int found = job_find(&w->n.jobs, "other", getuid(), &job, &none);
-	int r = nodefix_try_join(&w->n, job, 1, NULL, NULL, &m, &w->fault);
+	enum res r = nodefix_try_join(&w->n, job, 1, NULL, NULL, &m, &w->fault);
 
 	cr_assert_eq(found, 0);
-	cr_assert_eq(job->present, r == 0);
-	cr_assert_eq(job->members, r == 0);
-	return r;
+	cr_assert_eq(job->present, r == RES_DONE);
+	cr_assert_eq(job->members, r == RES_DONE);
+	cr_assert_neq(r, RES_WAIT);
+	return (int)w->fault.code;
 }
 
 static void with_other_job(struct world *w)
@@ -656,7 +659,7 @@ static bool try_one(const struct act *a, const struct trouble *t, unsigned n)
 	bool hit;
 	int r;
 
-	begin(&w, t->fake_engine);
+	test_ops_begin(&w, t->fake_engine);
 	if (a->prepare)
 		a->prepare(&w);
 	t->in(&w, n, t->error);
@@ -731,7 +734,7 @@ Test(fault_ops, a_gather_that_fails_strands_no_copy)
 	bool hit = true;
 
 	for (unsigned n = 1; hit; n++) {
-		begin(&w, false);
+		test_ops_begin(&w, false);
 		failmalloc_in(n);
 		gather_cast(&w, 0);
 		nodefix_turns(&w.n);
@@ -769,7 +772,7 @@ Test(fault_ops, uneven_inputs_are_told_without_memory_too)
 	bool hit = true;
 
 	for (unsigned n = 1; hit; n++) {
-		begin(&w, false);
+		test_ops_begin(&w, false);
 		failmalloc_in(n);
 		ops_join_even(&w, 0);
 		barrier(&w, 1);

@@ -40,7 +40,7 @@ static char dir[] = "/tmp/shardd-test-start-XXXXXX";
 static struct config config;
 
 /* gRPC core opens descriptors of its own the first time, which stay while it is in use. */
-static void begin(void)
+static void test_start_begin(void)
 {
 	struct fault f = FAULT_NULL;
 	bool hit;
@@ -54,14 +54,14 @@ static void begin(void)
 	fdcheck_begin();
 }
 
-static void end(void)
+static void test_start_end(void)
 {
 	fdcheck_end();
 	grpc_shutdown();
 	cr_assert_eq(rmdir(dir), 0);
 }
 
-TestSuite(start, .init = begin, .fini = end, .timeout = 120);
+TestSuite(start, .init = test_start_begin, .fini = test_start_end, .timeout = 120);
 
 /* What had not been set up yet was ended all the same: the daemon crashed where it should
  * have said what it lacks. The first forty are those before the gRPC thread begins. */

@@ -6,7 +6,7 @@
 #include "core/check.h"
 #include "failfix.h"
 
-static void begin(void)
+static void test_job_ttl_begin(void)
 {
 	static const char *const args[] = { "--set", "uncommitted_ttl_s=1s",
 					    "--set", "max_job_ttl_s=2h",
@@ -16,7 +16,7 @@ static void begin(void)
 	failfix_begin(args);
 }
 
-TestSuite(job_ttl, .init = begin, .fini = failfix_end, .timeout = 120);
+TestSuite(job_ttl, .init = test_job_ttl_begin, .fini = failfix_end, .timeout = 120);
 
 #define WORDS(...) ((const char *const[]){ __VA_ARGS__, NULL })
 

@@ -14,7 +14,7 @@
 
 enum { ALICE = 30001, BOB = 30002, N = 300, OUT = 1 << 20 };
 
-static void begin(void)
+static void test_names_begin(void)
 {
 	static const char *const args[] = { "--set", "socket_mode=0666", "--set",
 					    "memory_bytes=8MiB", NULL };
@@ -31,13 +31,13 @@ static void begin(void)
 	cr_assert_eq(system(command), 0);
 }
 
-static void end(void)
+static void test_names_end(void)
 {
 	if (geteuid() == 0)
 		failfix_end();
 }
 
-TestSuite(names, .init = begin, .fini = end, .timeout = 120);
+TestSuite(names, .init = test_names_begin, .fini = test_names_end, .timeout = 120);
 
 #define WORDS(...) ((const char *const[]){ __VA_ARGS__, NULL })
 

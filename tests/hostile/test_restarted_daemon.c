@@ -16,12 +16,13 @@
 #include "core/cleanup.h"
 #include "failfix.h"
 
-static void begin(void)
+static void test_restarted_daemon_begin(void)
 {
 	failfix_begin(NULL);
 }
 
-TestSuite(restarted_daemon, .init = begin, .fini = failfix_end, .timeout = 120);
+TestSuite(restarted_daemon, .init = test_restarted_daemon_begin, .fini = failfix_end,
+	  .timeout = 120);
 
 #define WORDS(...) ((const char *const[]){ __VA_ARGS__, NULL })
 

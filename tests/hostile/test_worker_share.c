@@ -30,7 +30,7 @@ struct play {
 	atomic_ullong p50_us, p99_us;
 };
 
-static void begin(void)
+static void test_worker_share_begin(void)
 {
 	static const char *const args[] = { "--set", "socket_mode=0666",
 					    "--set", "threads=2",
@@ -41,7 +41,7 @@ static void begin(void)
 	chmod(trainfix.dir, 0755);
 }
 
-TestSuite(worker_share, .init = begin, .fini = failfix_end, .timeout = 180);
+TestSuite(worker_share, .init = test_worker_share_begin, .fini = failfix_end, .timeout = 180);
 
 /* And nobody who only waits outlives a test that has failed. */
 static void worker_share_become(uid_t uid)

@@ -24,7 +24,7 @@ struct model {
 	float *g[UNITS]; /* what the shards hold */
 };
 
-static void begin(struct model *m, const struct trainer *t)
+static void test_clip_begin(struct model *m, const struct trainer *t)
 {
 	const struct shardd_unit_spec like = { .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
 
@@ -36,7 +36,7 @@ static void begin(struct model *m, const struct trainer *t)
 		m->g[i] = train_alloc(sizes[i] * sizeof(float));
 }
 
-static void end(struct model *m)
+static void test_clip_end(struct model *m)
 {
 	for (unsigned i = 0; i < UNITS; i++)
 		free(m->g[i]);
@@ -56,7 +56,7 @@ static void reduce(struct model *m, unsigned seed, float poison)
 }
 
 /* Step, and compare; a NaN may have any sign and payload. */
-static void check(struct model *m)
+static void test_clip_check(struct model *m)
 {
 	TRAIN_OK(shardd_step(m->c, SHARDD_WORLD, NULL, &train_err));
 	for (unsigned i = 0; i < UNITS; i++) {
@@ -136,7 +136,7 @@ static void one(struct model *m, enum shardd_clip_profile profile, double p, dou
 		TRAINER_CHECK(total == want || ((!train_on_host() || p == 2.5) &&
 						fabs(total - want) <= 1e-12 * want));
 	model_clip(m, &clip, total);
-	check(m);
+	test_clip_check(m);
 }
 
 static int profiles_trainer(const struct trainer *t)
@@ -146,7 +146,7 @@ static int profiles_trainer(const struct trainer *t)
 	struct model m;
 	unsigned seed = 0;
 
-	begin(&m, t);
+	test_clip_begin(&m, t);
 	for (int profile = SHARDD_CLIP_FAIRSCALE; profile <= SHARDD_CLIP_TORCH; profile++)
 		for (size_t i = 0; i < ARRAY_SIZE(types); i++)
 			for (size_t k = 0; k < ARRAY_SIZE(poisons); k++) {
@@ -155,7 +155,7 @@ static int profiles_trainer(const struct trainer *t)
 				one(&m, (enum shardd_clip_profile)profile, types[i], 1e7,
 				    poisons[k], ++seed);
 			}
-	end(&m);
+	test_clip_end(&m);
 	return 0;
 }
 
@@ -174,18 +174,18 @@ static int error_trainer(const struct trainer *t)
 					    .error_if_nonfinite = true };
 	struct model m;
 
-	begin(&m, t);
+	test_clip_begin(&m, t);
 	reduce(&m, 1, INFINITY);
 	TRAIN_FAILS(shardd_clip(m.c, &clip, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
 	told_now("is inf, so they cannot be clipped: nothing was changed");
-	check(&m); /* as they were */
+	test_clip_check(&m); /* as they were */
 	reduce(&m, 2, NAN);
 	TRAIN_FAILS(shardd_clip(m.c, &clip, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
-	check(&m);
+	test_clip_check(&m);
 	reduce(&m, 3, 0);
 	TRAIN_OK(shardd_clip(m.c, &clip, NULL, &train_err));
 	TRAIN_OK(shardd_step(m.c, SHARDD_WORLD, NULL, &train_err));
-	end(&m);
+	test_clip_end(&m);
 	return 0;
 }
 
@@ -202,7 +202,7 @@ static int some_trainer(const struct trainer *t)
 	shardd_unit twice[2];
 	float factor;
 
-	begin(&m, t);
+	test_clip_begin(&m, t);
 	twice[0] = twice[1] = m.u[0];
 	clip.units = twice;
 	reduce(&m, 5, 0);
@@ -214,8 +214,8 @@ static int some_trainer(const struct trainer *t)
 	TRAINER_CHECK(factor < 1);
 	for (size_t k = 0; k < sizes[0]; k++)
 		m.g[0][k] *= factor;
-	check(&m); /* the other is as it was */
-	end(&m);
+	test_clip_check(&m); /* the other is as it was */
+	test_clip_end(&m);
 	return 0;
 }
 
@@ -248,7 +248,7 @@ static int job_trainer(const struct trainer *t)
 	shardd_unit alone = 0;
 	struct model m;
 
-	begin(&m, t);
+	test_clip_begin(&m, t);
 	reduce(&m, 8, 0);
 	train_fill(gradient, ALONE, 99);
 	if (t->rank == 1)
@@ -265,14 +265,14 @@ static int job_trainer(const struct trainer *t)
 	TRAINER_CHECK(total > own && fabs(total - sqrt(want)) < 1e-9 * total);
 	factor = 0.25F / ((float)total + 1e-6F);
 	scale(&m, factor);
-	check(&m);
+	test_clip_check(&m);
 	if (t->rank == 1) {
 		TRAIN_OK(shardd_step(m.c, 1, NULL, &train_err));
 		train_params(m.c, alone, got, sizeof(got));
 		for (unsigned i = 0; i < ALONE; i++)
 			TRAINER_CHECK(got[i] == 0 - gradient[i] * factor);
 	}
-	end(&m);
+	test_clip_end(&m);
 	return 0;
 }
 
@@ -285,7 +285,7 @@ static int value_trainer(const struct trainer *t)
 {
 	struct model m;
 
-	begin(&m, t);
+	test_clip_begin(&m, t);
 	reduce(&m, 6, NAN);
 	TRAIN_OK(shardd_clip(m.c,
 			     SHARDD_OPTIONS(clip, .group = SHARDD_WORLD, .by_value = true,
@@ -296,7 +296,7 @@ static int value_trainer(const struct trainer *t)
 			m.g[i][k] = m.g[i][k] < -0.125F  ? -0.125F
 				    : m.g[i][k] > 0.125F ? 0.125F
 							 : m.g[i][k];
-	check(&m);
+	test_clip_check(&m);
 	reduce(&m, 7, -INFINITY);
 	TRAIN_OK(shardd_clip(m.c,
 			     SHARDD_OPTIONS(clip, .group = SHARDD_WORLD, .by_value = true,
@@ -304,8 +304,8 @@ static int value_trainer(const struct trainer *t)
 			     NULL, &train_err));
 	for (size_t k = 0; k < BIG; k++)
 		m.g[1][k] = m.g[1][k] < -0.5F ? -0.5F : m.g[1][k] > 0.5F ? 0.5F : m.g[1][k];
-	check(&m);
-	end(&m);
+	test_clip_check(&m);
+	test_clip_end(&m);
 	return 0;
 }
 
@@ -323,7 +323,7 @@ static int wrong_trainer(const struct trainer *t)
 	shardd_group g;
 	struct model m;
 
-	begin(&m, t);
+	test_clip_begin(&m, t);
 	bad = clip;
 	bad.size--;
 	TRAIN_FAILS(shardd_clip(m.c, &bad, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
@@ -380,7 +380,7 @@ static int wrong_trainer(const struct trainer *t)
 	clip.n_units = 1;
 	TRAIN_FAILS(shardd_clip(m.c, &clip, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
 	TRAIN_OK(shardd_barrier(m.c, 0, &train_err));
-	end(&m);
+	test_clip_end(&m);
 	return 0;
 }
 

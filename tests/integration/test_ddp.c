@@ -90,7 +90,7 @@ static void make_ddp(struct model *m, bool find_unused, bool static_graph)
 	TRAINER_CHECK(n == TENSORS);
 }
 
-static struct model begin(const struct trainer *t, bool find_unused, bool static_graph)
+static struct model test_ddp_begin(const struct trainer *t, bool find_unused, bool static_graph)
 {
 	struct model m = { .c = train_join(t), .v = plain };
 
@@ -331,7 +331,7 @@ static void check_buckets(const struct model *m, const uint32_t *order, const ui
 static int rebuild_trainer(const struct trainer *t)
 {
 	const uint32_t order[] = { 6, 4, 5, 3, 0, 2, 1 };
-	struct model m = begin(t, false, false), late = { .c = m.c, .v = plain };
+	struct model m = test_ddp_begin(t, false, false), late = { .c = m.c, .v = plain };
 	uint8_t untouched[TENSORS];
 	float kept[BIGGEST];
 
@@ -465,7 +465,7 @@ static void mark_from(struct model *m, const struct trainer *t, uint32_t first, 
 
 static int wrong_trainer(const struct trainer *t)
 {
-	struct model m = begin(t, false, false);
+	struct model m = test_ddp_begin(t, false, false);
 	const uint32_t one = 1, twice[] = { 2, 2 }, outside = TENSORS, both[] = { 1, 2 };
 
 	TRAIN_FAILS(shardd_ddp_backward(m.c, m.ddp, NULL, 0, NULL, 0, &train_err),
@@ -520,7 +520,7 @@ static int unused_trainer(const struct trainer *t)
 {
 	const unsigned all = (1u << t->world) - 1;
 	unsigned users[TENSORS] = { 1, all, all, 0, all, all, all };
-	struct model m = begin(t, true, false);
+	struct model m = test_ddp_begin(t, true, false);
 	const uint32_t unused[] = { 3, 0 }, kept[] = { 5 };
 	const float mark = 42;
 	uint8_t untouched[TENSORS];
@@ -645,7 +645,7 @@ static void static_pass(struct model *m, const struct trainer *t, unsigned pass)
 
 static int static_trainer(const struct trainer *t)
 {
-	struct model m = begin(t, false, true);
+	struct model m = test_ddp_begin(t, false, true);
 	const uint32_t never = 3, again = 1, order[] = { 3, 6, 5, 4, 2, 1, 0 };
 	uint32_t rest[] = { 0, 1, 2, 4, 5, 6 };
 
@@ -765,7 +765,7 @@ Test(ddp, strides_are_compared, .timeout = 60, .init = trainfix_begin, .fini = t
 
 static int dying_trainer(const struct trainer *t)
 {
-	struct model m = begin(t, false, false);
+	struct model m = test_ddp_begin(t, false, false);
 	struct shardd_membership ms;
 	shardd_ticket ticket;
 	uint32_t i = 6;
@@ -808,9 +808,9 @@ Test(ddp, a_rank_that_dies_ends_the_pass_of_all, .timeout = 60, .init = trainfix
 static int join_trainer(const struct trainer *t)
 {
 	const bool by_active = t->arg;
-	struct model m = begin(t, false, false);
+	struct model m = test_ddp_begin(t, false, false);
 	uint32_t last = UINT32_MAX;
-	uint64_t shadowed = 0;
+	uint64_t surrogates = 0;
 
 	for (unsigned pass = 0; pass <= t->rank; pass++) {
 		unsigned users = ((1u << t->world) - 1) & ~((1u << pass) - 1);
@@ -841,9 +841,9 @@ static int join_trainer(const struct trainer *t)
 		TRAIN_OK(shardd_step(m.c, SHARDD_WORLD, NULL, &train_err));
 		TRAIN_OK(shardd_barrier(m.c, SHARDD_WORLD, &train_err));
 	}
-	TRAIN_OK(shardd_join_uneven(m.c, SHARDD_WORLD, by_active, &last, &shadowed, &train_err));
+	TRAIN_OK(shardd_join_uneven(m.c, SHARDD_WORLD, by_active, &last, &surrogates, &train_err));
 	TRAINER_CHECK(last == t->world - 1);
-	TRAINER_CHECK(t->rank == t->world - 1 ? !shadowed : shadowed > 0);
+	TRAINER_CHECK(t->rank == t->world - 1 ? !surrogates : surrogates > 0);
 	for (unsigned pass = 7; pass < 9; pass++) { /* all are there again, with the same buckets */
 		forward(&m);
 		TRAIN_OK(shardd_ddp_backward(m.c, m.ddp, NULL, 0, NULL, 0, &train_err));
@@ -852,7 +852,7 @@ static int join_trainer(const struct trainer *t)
 		for (unsigned i = 0; i < TENSORS; i++)
 			check_tensor(&m, t->world, ~0u, i, pass);
 	}
-	TRAIN_OK(shardd_join_uneven(m.c, SHARDD_WORLD, by_active, &last, &shadowed, &train_err));
+	TRAIN_OK(shardd_join_uneven(m.c, SHARDD_WORLD, by_active, &last, &surrogates, &train_err));
 	TRAIN_OK(shardd_barrier(m.c, SHARDD_WORLD, &train_err));
 	train_leave(m.c);
 	return 0;
@@ -882,7 +882,7 @@ Test(ddp, divides_by_the_ranks_that_have_inputs, .timeout = 60, .init = trainfix
 
 static int dies_joined_trainer(const struct trainer *t)
 {
-	struct model m = begin(t, false, false);
+	struct model m = test_ddp_begin(t, false, false);
 	shardd_ticket ticket;
 
 	forward(&m);

@@ -49,7 +49,7 @@ static shardd_ddp make_ddp(shardd_client *c, shardd_unit u, uint64_t bucket_byte
 }
 
 /* In a pass, with gradients of @value. */
-static void begin(shardd_client *c, shardd_ddp d, uint64_t n, float value)
+static void test_ddp_beside_begin(shardd_client *c, shardd_ddp d, uint64_t n, float value)
 {
 	struct shardd_ddp_view views[TENSORS];
 	float *x = train_alloc(n * sizeof(float));
@@ -90,7 +90,7 @@ static int twice_trainer(const struct trainer *t)
 
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		for (unsigned i = 0; i < 2; i++)
-			begin(c, d[i], N, 1);
+			test_ddp_beside_begin(c, d[i], N, 1);
 		for (unsigned i = 0; i < 2; i++)
 			TRAIN_OK(shardd_ddp_ready(c, d[i], all, TENSORS, &train_err));
 		TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err));
@@ -118,7 +118,7 @@ static int reduce_trainer(const struct trainer *t)
 
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		TRAIN_OK(shardd_gradient(c, u, NULL, &train_err));
-		begin(c, d, N, 1);
+		test_ddp_beside_begin(c, d, N, 1);
 		TRAIN_OK(shardd_ddp_ready(c, d, all, TENSORS, &train_err));
 		TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u), &reduce,
 					      &train_err));
@@ -149,7 +149,7 @@ static int step_trainer(const struct trainer *t)
 		TRAIN_OK(shardd_submit_reduce(c, SHARDD_OPTIONS(reduce, .unit = u, .more = true),
 					      &more, &train_err));
 		TRAIN_OK(shardd_wait(c, more, -1, NULL, &train_err));
-		begin(c, d, N, 1);
+		test_ddp_beside_begin(c, d, N, 1);
 		TRAIN_OK(shardd_ddp_ready(c, d, all, TENSORS, &train_err));
 		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 		check_params(c, u, N, -(float)(round + 1));
@@ -174,7 +174,7 @@ static int uneven_trainer(const struct trainer *t)
 
 	for (unsigned pass = 1; pass <= 4; pass++) {
 		if (pass != 2 || t->rank) {
-			begin(c, d, SMALL, 2);
+			test_ddp_beside_begin(c, d, SMALL, 2);
 			TRAIN_OK(shardd_ddp_ready(c, d, all, TENSORS, &train_err));
 			TRAIN_OK(shardd_ddp_finish(c, d, NULL, 0, &train_err));
 			TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));

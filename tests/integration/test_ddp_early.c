@@ -1,11 +1,9 @@
 /* Buckets under way: passes that were left before they were over, and units that are converted
  * meanwhile. */
 #include <criterion/criterion.h>
-#include <stdatomic.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "trainfix.h"
+#include "failfix.h"
 
 TestSuite(ddp_early, .init = trainfix_begin, .fini = trainfix_end, .timeout = 120);
 
@@ -42,7 +40,7 @@ static void check_average(struct model *m)
 }
 
 /* In its first pass, with gradients that nobody has said are ready. */
-static struct model begin(const struct trainer *t)
+static struct model test_ddp_early_begin(const struct trainer *t)
 {
 	const uint64_t n = N;
 	const struct shardd_tensor tensors[TENSORS] = {
@@ -72,14 +70,6 @@ static struct model begin(const struct trainer *t)
 	return m;
 }
 
-static void await(atomic_uint *stage, unsigned value)
-{
-	for (unsigned ms = 0; atomic_load(stage) < value; ms++) {
-		TRAINER_CHECK(ms < 30000);
-		usleep(1000);
-	}
-}
-
 /* Rank 0 does not wait for its DdpFinish: its buckets wait for rank 1 all the same, with what
  * rank 0 has said of this pass. It cannot begin another one before they are over. */
 static void leave_early(struct model *m)
@@ -97,18 +87,18 @@ static void leave_early(struct model *m)
 
 static int early_trainer(const struct trainer *t)
 {
-	atomic_uint *stage = t->arg;
-	struct model m = begin(t);
+	stage *s = t->arg;
+	struct model m = test_ddp_early_begin(t);
 
 	if (t->rank == 0) {
 		leave_early(&m);
-		atomic_store(stage, 1);
-		await(stage, 2);
+		stage_set(s, 1);
+		TRAINER_AWAIT(atomic_load(s) == 2, 30);
 	} else {
-		await(stage, 1);
+		TRAINER_AWAIT(atomic_load(s) == 1, 30);
 		TRAIN_OK(shardd_ddp_ready(m.c, m.ddp, all, TENSORS, &train_err));
 		TRAIN_OK(shardd_ddp_finish(m.c, m.ddp, NULL, 0, &train_err));
-		atomic_store(stage, 2);
+		stage_set(s, 2);
 	}
 	check_average(&m);
 	if (t->rank == 0) /* and now it can */
@@ -120,7 +110,7 @@ static int early_trainer(const struct trainer *t)
 
 Test(ddp_early, the_next_pass_begins_when_the_last_is_over)
 {
-	trainfix_run(2, early_trainer, trainer_shared(sizeof(atomic_uint)));
+	trainfix_run(2, early_trainer, trainer_shared(sizeof(stage)));
 }
 
 /* What a bucket reads must not be converted under it. */
@@ -128,7 +118,7 @@ static int converting_trainer(const struct trainer *t)
 {
 	struct shardd_convert_options to_rows = { .size = sizeof(to_rows),
 						  .layout = SHARDD_LAYOUT_DIM0 };
-	struct model m = begin(t);
+	struct model m = test_ddp_early_begin(t);
 
 	for (unsigned k = 0; k < 2; k++) {
 		to_rows.units = &m.unit;

@@ -10,14 +10,14 @@
 #include "core/check.h"
 #include "failfix.h"
 
-static void begin(void)
+static void test_deadline_begin(void)
 {
 	static const char *const args[] = { "--set", "stall_after_ms=200", NULL };
 
 	failfix_begin(args);
 }
 
-TestSuite(deadline, .init = begin, .fini = failfix_end, .timeout = 120);
+TestSuite(deadline, .init = test_deadline_begin, .fini = failfix_end, .timeout = 120);
 
 enum { WORLD = 3, N = 5000, SHORT_MS = 1200, LONG_MS = 50000 };
 

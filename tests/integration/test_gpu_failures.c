@@ -44,7 +44,7 @@ static void start(struct play *p, const char *job, trainer_fn fn)
 		p->pids[r] = trainer_start(&trainfix, job, r, p->l.world, fn, p);
 }
 
-static void end(struct play *p)
+static void test_gpu_failures_end(struct play *p)
 {
 	for (uint32_t r = 0; r < p->l.world; r++)
 		cr_assert_eq(trainer_wait(p->pids[r], 100), 0, "rank %u", r);
@@ -193,7 +193,7 @@ static void check_calm(const struct play *p)
 	struct play *calm = play_new(p->l, p->steps);
 
 	start(calm, "calm", trainer);
-	end(calm);
+	test_gpu_failures_end(calm);
 	for (uint32_t r = 0; r < p->l.world; r++)
 		cr_assert_eq(atomic_load(&calm->told[r].n), 0, "%s", calm->told[r].text);
 	cr_assert_eq(memcmp(calm->params[0], p->params[0], N * 2), 0, "adamw");
@@ -213,7 +213,7 @@ static void death(struct gpu_layout l)
 	pid = p->pids[l.world - 1];
 	cr_assert_eq(trainer_wait(pid, 60), 128 + SIGKILL);
 	p->pids[l.world - 1] = trainer_start(&trainfix, "death", l.world - 1, l.world, trainer, p);
-	end(p);
+	test_gpu_failures_end(p);
 	snprintf(who, sizeof(who), "rank %u (pid %d)", l.world - 1, (int)pid);
 	cr_assert(strstr(p->told[0].text, who), "\"%s\" is not in \"%s\"", who, p->told[0].text);
 	check_calm(p);
@@ -252,7 +252,7 @@ static void broken(const char *how, const char *nth, struct gpu_layout l, bool h
 	p = play_new(l, STEPS);
 	p->hangs = hangs;
 	start(p, "broken", trainer);
-	end(p);
+	test_gpu_failures_end(p);
 	for (uint32_t r = 0; r < l.world; r++) {
 		cr_assert_gt(atomic_load(&p->told[r].n), 0, "rank %u was not told", r);
 		fprintf(stderr, "# rank %u: %d: %s\n", r, -p->told[r].rc, p->told[r].text);

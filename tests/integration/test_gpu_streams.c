@@ -39,7 +39,7 @@ struct run {
 };
 
 /* All parameters begin with 0. */
-static void begin(struct run *r, const struct trainer *t, unsigned device)
+static void test_gpu_streams_begin(struct run *r, const struct trainer *t, unsigned device)
 {
 	memset(r, 0, sizeof(*r));
 	r->rank = t->rank;
@@ -60,7 +60,7 @@ static void begin(struct run *r, const struct trainer *t, unsigned device)
 	TRAIN_OK(shardd_set_stream(r->c, r->stream, &train_err));
 }
 
-static void end(struct run *r)
+static void test_gpu_streams_end(struct run *r)
 {
 	gpu_drain(&r->g, r->stream);
 	shardd_set_stream(r->c, SHARDD_NO_STREAM, NULL);
@@ -196,7 +196,7 @@ static int end_checked(struct run *r, CUstream stream, struct reading seen[STEPS
 	for (unsigned step = 0; step < STEPS; step++)
 		for (unsigned i = 0; i < UNITS; i++)
 			check_reading(&seen[step][i]);
-	end(r);
+	test_gpu_streams_end(r);
 	return 0;
 }
 
@@ -209,7 +209,7 @@ static int late_trainer(const struct trainer *t)
 	struct reading seen[STEPS][UNITS];
 	struct run r;
 
-	begin(&r, t, gpu_of(l, t->rank));
+	test_gpu_streams_begin(&r, t, gpu_of(l, t->rank));
 	for (unsigned step = 0; step < STEPS; step++) {
 		for (unsigned i = 0; i < UNITS; i++) {
 			late_gradient(&r, i, step, r.stream);
@@ -278,7 +278,7 @@ static int two_streams_trainer(const struct trainer *t)
 	CUstream reads;
 	struct run r;
 
-	begin(&r, t, gpu_of(l, t->rank));
+	test_gpu_streams_begin(&r, t, gpu_of(l, t->rank));
 	reads = gpu_stream(&r.g);
 	for (unsigned step = 0; step < STEPS; step++) {
 		TRAIN_OK(shardd_set_stream(r.c, r.stream, &train_err));
@@ -318,7 +318,7 @@ static int slow_reader_trainer(const struct trainer *t)
 	struct reading seen[STEPS][UNITS];
 	struct run r;
 
-	begin(&r, t, gpu_of(l, t->rank));
+	test_gpu_streams_begin(&r, t, gpu_of(l, t->rank));
 	for (unsigned step = 0; step < STEPS; step++) {
 		for (unsigned i = 0; i < UNITS; i++) {
 			if (t->rank == 0)
@@ -367,7 +367,7 @@ static int micro_trainer(const struct trainer *t)
 	struct reading seen;
 	struct run r;
 
-	begin(&r, t, gpu_of(l, t->rank));
+	test_gpu_streams_begin(&r, t, gpu_of(l, t->rank));
 	for (unsigned m = 0; m < MICRO; m++) {
 		late_gradient(&r, 0, m, r.stream);
 		TRAIN_OK(shardd_submit_reduce(r.c, SHARDD_OPTIONS(reduce, .unit = r.u[0]),
@@ -382,7 +382,7 @@ static int micro_trainer(const struct trainer *t)
 	gpu_drain(&r.g, r.stream);
 	check_reading(&seen);
 	free(g);
-	end(&r);
+	test_gpu_streams_end(&r);
 	return 0;
 }
 
@@ -409,7 +409,7 @@ static int clip_trainer(const struct trainer *t)
 	double total, sum = 0;
 	struct run r;
 
-	begin(&r, t, gpu_of(l, t->rank));
+	test_gpu_streams_begin(&r, t, gpu_of(l, t->rank));
 	late_gradient(&r, 0, 5, r.stream);
 	TRAIN_OK(shardd_reduce(r.c, r.u[0], &train_err));
 	model_gradient(g, 0, 5, false);
@@ -419,7 +419,7 @@ static int clip_trainer(const struct trainer *t)
 	TRAINER_CHECK(total > 0 && total * total > sum * (1 - 1e-12) &&
 		      total * total < sum * (1 + 1e-12));
 	free(g);
-	end(&r);
+	test_gpu_streams_end(&r);
 	return 0;
 }
 

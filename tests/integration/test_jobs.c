@@ -13,12 +13,12 @@
 #include "core/cleanup.h"
 #include "failfix.h"
 
-static void begin(void)
+static void test_jobs_begin(void)
 {
 	failfix_begin(NULL);
 }
 
-TestSuite(jobs, .init = begin, .fini = failfix_end, .timeout = 120);
+TestSuite(jobs, .init = test_jobs_begin, .fini = failfix_end, .timeout = 120);
 /* Those that need a daemon of their own; a suite's .init would be run besides the test's. */
 TestSuite(jobs_own, .timeout = 120);
 

@@ -13,7 +13,7 @@
 static int refused_trainer(const struct trainer *t)
 {
 	shardd_client *c = train_join(t);
-	uint64_t buffer, shadowed = 0;
+	uint64_t buffer, surrogates = 0;
 	uint32_t last;
 
 	TRAIN_OK(shardd_alloc(c, 64, &buffer, NULL, &train_err));
@@ -33,8 +33,8 @@ static int refused_trainer(const struct trainer *t)
 			    SHARDD_FAILED_PRECONDITION);
 		TRAINER_CHECK(strstr(train_err.text, "error_if_uneven"));
 	}
-	TRAIN_OK(shardd_join_uneven(c, SHARDD_WORLD, false, &last, &shadowed, &train_err));
-	TRAINER_CHECK(last == 1 && shadowed == (t->rank ? 0 : 2));
+	TRAIN_OK(shardd_join_uneven(c, SHARDD_WORLD, false, &last, &surrogates, &train_err));
+	TRAINER_CHECK(last == 1 && surrogates == (t->rank ? 0 : 2));
 	TRAIN_OK(shardd_all_reduce(c, SHARDD_WORLD, buffer, 0, 4, SHARDD_FP32, SHARDD_SUM,
 				   &train_err));
 	train_leave(c);

@@ -19,14 +19,14 @@
 #include "trainfix.h"
 
 /* Reductions between devices one by one: those that wait for each other share scratch. */
-static void begin(void)
+static void test_memory_held_begin(void)
 {
 	static const char *const args[] = { "--set", "reduce_batch_bytes=0", NULL };
 
 	failfix_begin(args);
 }
 
-TestSuite(memory_held, .timeout = 300, .init = begin, .fini = failfix_end);
+TestSuite(memory_held, .timeout = 300, .init = test_memory_held_begin, .fini = failfix_end);
 
 enum { MAX_UNITS = 2, CLASSES = 3 };
 enum class { SHARD, FULL, GRAD };

@@ -121,7 +121,7 @@ static void model_step(struct model *m, double lr)
 }
 
 /* A unit with random parameters, the same in the model. */
-static shardd_unit begin(shardd_client *c, struct model *m, const char *name)
+static shardd_unit test_optimizer_begin(shardd_client *c, struct model *m, const char *name)
 {
 	struct shardd_unit_spec like = { .optimizer = m->o };
 	uint64_t shape = N;
@@ -152,7 +152,7 @@ static void compare(shardd_client *c, const struct trainer *t, const struct shar
 	shardd_unit u;
 
 	m->o = *o;
-	u = begin(c, m, name);
+	u = test_optimizer_begin(c, m, name);
 	for (unsigned step = 0; step < STEPS; step++) {
 		double lr = step % 3 == 2 ? o->lr * (0.1 + step) : o->lr;
 
@@ -229,7 +229,7 @@ static int defaults_trainer(const struct trainer *t)
 	shardd_unit u;
 
 	m->o = given;
-	u = begin(c, m, "unit");
+	u = test_optimizer_begin(c, m, "unit");
 	m->o.beta1 = 0.9;
 	m->o.beta2 = 0.999;
 	m->o.eps = 1e-8;
@@ -262,7 +262,7 @@ static int again_trainer(const struct trainer *t)
 	shardd_unit u;
 
 	m->o = o;
-	u = begin(c, m, "unit");
+	u = test_optimizer_begin(c, m, "unit");
 	memcpy(start, m->p, sizeof(start));
 	for (unsigned life = 0; life < 2; life++) {
 		memcpy(m->p, start, sizeof(start));

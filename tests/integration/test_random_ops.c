@@ -19,12 +19,12 @@
 #include "core/check.h"
 #include "failfix.h"
 
-static void begin(void)
+static void test_random_ops_begin(void)
 {
 	failfix_begin(NULL);
 }
 
-TestSuite(random_ops, .init = begin, .fini = failfix_end, .timeout = 3600);
+TestSuite(random_ops, .init = test_random_ops_begin, .fini = failfix_end, .timeout = 3600);
 
 enum { WORLD = 3, MAX_UNITS = 8, MAX_TENSORS = 5, LIVES = 3, TICKETS = 12 };
 

@@ -14,14 +14,14 @@
 #include "rawcall.h"
 #include "request.h"
 
-static void begin(void)
+static void test_readers_begin(void)
 {
 	static const char *const args[] = { "--set", "reader_hold_ms=20s", NULL };
 
 	failfix_begin(args);
 }
 
-TestSuite(readers, .init = begin, .fini = failfix_end, .timeout = 120);
+TestSuite(readers, .init = test_readers_begin, .fini = failfix_end, .timeout = 120);
 
 enum { WORLD = 2, UNITS = 4, STEPS = 150 };
 

@@ -21,7 +21,7 @@ static void write_config(const char *text)
 	fclose(f);
 }
 
-static void begin(void)
+static void test_reload_begin(void)
 {
 	static const char *args[] = { "--config", file, NULL };
 
@@ -33,13 +33,13 @@ static void begin(void)
 	failfix_begin(args);
 }
 
-static void end(void)
+static void test_reload_end(void)
 {
 	unlink(file);
 	failfix_end();
 }
 
-TestSuite(reload, .init = begin, .fini = end, .timeout = 60);
+TestSuite(reload, .init = test_reload_begin, .fini = test_reload_end, .timeout = 60);
 
 /* @words: not in the log yet. */
 static void reload(const char *config, const char *words)

@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "daemonfix.h"
 #include "daemonwatch.h"
+#include "failfix.h"
 #include "fdcheck.h"
 #include "rawcall.h"
 #include "shardd/shardd.h"
@@ -362,7 +363,6 @@ static uint32_t open_descriptors(struct rpc_client *c)
 static int count(const struct trainer *t)
 {
 	struct rpc_client *clients[40];
-	uint64_t deadline = clock_now_us() + 20 * 1000000ull;
 
 	for (unsigned i = 0; i < ARRAY_SIZE(clients); i++) {
 		clients[i] = raw_connect(t->socket);
@@ -370,10 +370,7 @@ static int count(const struct trainer *t)
 		if (i != 0 && i + 1 != ARRAY_SIZE(clients))
 			continue;
 		/* before Linux 6.2 it may be a second old */
-		while (open_descriptors(clients[0]) != daemonfix_fds(t->arg)) {
-			TRAINER_CHECK(clock_now_us() < deadline);
-			usleep(TURN_MS * 1000);
-		}
+		TRAINER_AWAIT(open_descriptors(clients[0]) == daemonfix_fds(t->arg), 20);
 	}
 	for (unsigned i = 0; i < ARRAY_SIZE(clients); i++)
 		rpc_client_close(clients[i]);

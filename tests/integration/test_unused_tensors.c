@@ -157,7 +157,7 @@ struct scene {
 	struct model *m;
 };
 
-static void begin(struct scene *s)
+static void test_unused_tensors_begin(struct scene *s)
 {
 	struct shardd_unit_spec spec = { .size = sizeof(spec),
 					 .name = s->way->name,
@@ -315,7 +315,7 @@ static int trainer(const struct trainer *t)
 		s.m = train_alloc(TENSORS * sizeof(*s.m));
 		for (unsigned i = 0; i < TENSORS; i++)
 			s.m[i].n = shapes[i][0] * shapes[i][1];
-		begin(&s);
+		test_unused_tensors_begin(&s);
 		look(&s, false);
 		for (unsigned step = 0; step < STEPS; step++)
 			one_step(&s, step);
@@ -344,7 +344,7 @@ static int accumulated_trainer(const struct trainer *t)
 	s.m = train_alloc(TENSORS * sizeof(*s.m));
 	for (unsigned i = 0; i < TENSORS; i++)
 		s.m[i].n = shapes[i][0] * shapes[i][1];
-	begin(&s);
+	test_unused_tensors_begin(&s);
 	look(&s, false);
 	fill(&s, 4, 0); /* zeros */
 	if (t->rank == 0)

@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "failfix.h"
 
-static void begin(void)
+static void test_users_begin(void)
 {
 	static const char *const args[] = { "--set", "socket_mode=0666", NULL };
 
@@ -17,7 +17,7 @@ static void begin(void)
 	chmod(trainfix.dir, 0755);
 }
 
-TestSuite(users, .init = begin, .fini = failfix_end, .timeout = 120);
+TestSuite(users, .init = test_users_begin, .fini = failfix_end, .timeout = 120);
 
 enum { ALICE = 30001, BOB = 30002, N = 300 };
 

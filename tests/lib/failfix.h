@@ -11,22 +11,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "await.h"
 #include "core/clock.h"
 #include "daemonfix.h"
 #include "daemonwatch.h"
 #include "trainfix.h"
 
-/* Wait until @cond holds; in the test process it fails the test after @seconds, in a
- * trainer it ends the trainer. */
-#define AWAIT(cond, seconds)                                                            \
-	do {                                                                            \
-		uint64_t await_until_ = clock_now_us() + (uint64_t)(seconds)*1000000u;  \
-		while (!(cond)) {                                                       \
-			cr_assert(clock_now_us() < await_until_, "not within %u s: %s", \
-				  (unsigned)(seconds), #cond);                          \
-			daemonwatch_turn(1);                                            \
-		}                                                                       \
-	} while (0)
+/* AWAIT of a trainer, which it ends. */
 #define TRAINER_AWAIT(cond, seconds)                                                             \
 	do {                                                                                     \
 		uint64_t await_until_ = clock_now_us() + (uint64_t)(seconds)*1000000u;           \

@@ -1,5 +1,6 @@
 #include "nodefix.h"
 
+#include "job/registration.h"
 #include "step/backward.h"
 
 #include <criterion/criterion.h>
@@ -13,6 +14,8 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/registration.h"
+#include "op/op_run.h"
 #include "op/op_util.h"
 
 unsigned nodefix_ended;
@@ -35,15 +38,15 @@ static bool comm_there(void *arg)
 	struct device *all[NODE_MAX_DEVICES];
 	struct node_comm *nc;
 	struct fault f = FAULT_NULL;
-	int r;
+	enum res r;
 
 	for (unsigned i = 0; i < n->node.n_devices; i++)
 		all[i] = &n->node.devices[i];
 	r = node_comm(&n->node, all, n->node.n_devices, &nc, &f);
 	cr_assert(!f.code, "%s", f.text);
-	if (r == 0)
+	if (r == RES_DONE)
 		nc->users++; /* as the server does: they stay */
-	return r == 0;
+	return r == RES_DONE;
 }
 
 /* What the first registration would have to wait for. */
@@ -73,9 +76,9 @@ static void begin_devices(struct nodefix *n, const struct nodefix_options *o)
 			cr_assert_eq(backend_fake_queues(b), 0);
 		snprintf(b->info.id, sizeof(b->info.id), "fake:%u", i);
 		backend_on_news(b, on_news, &n->node);
-		device_init(&n->node.devices[i], b, 0);
+		slab_device_init(&n->node.devices[i], b, 0);
 		if (i)
-			device_follow(&n->node.devices[i], &n->node.devices[0], i);
+			slab_device_follow(&n->node.devices[i], &n->node.devices[0], i);
 		n->node.n_devices++;
 	}
 }
@@ -127,7 +130,7 @@ void nodefix_end(struct nodefix *n)
 	for (unsigned i = 0; i < n->node.n_devices; i++) {
 		struct backend *b = n->node.devices[i].backend;
 
-		device_deinit(&n->node.devices[i]);
+		slab_device_deinit(&n->node.devices[i]);
 		backend_close(b);
 	}
 	n->proc = proc_unref(n->proc);
@@ -159,13 +162,13 @@ static void keep(struct nodefix *n, struct member *m)
 	n->members[n->n_members++] = m;
 }
 
-int nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
-		     struct member *again, struct member **ret, struct fault *f)
+enum res nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
+			  struct member *again, struct member **ret, struct fault *f)
 {
-	int r = job_join(job, &(struct job_joining){ .rank = rank, .device = "" },
-			 proc ? proc : n->proc, rank + 1, again, ret, f);
+	enum res r = job_join(job, &(struct job_joining){ .rank = rank, .device = "" },
+			      proc ? proc : n->proc, rank + 1, again, ret, f);
 
-	if (r == 0)
+	if (r == RES_DONE)
 		keep(n, *ret);
 	return r;
 }
@@ -245,13 +248,32 @@ state_unit *nodefix_spec(const char *name, uint64_t elements)
 	return spec;
 }
 
+enum res nodefix_try_register(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
+			      uint64_t *ret_charged, struct fault *f)
+{
+	struct registration *r = NULL;
+	enum res res = RES_FAILED;
+
+	if (registration_new(job, specs, n, ids, &r) < 0) {
+		job_drop_spare(job);
+		return res_of(fault_errno(f, -ENOMEM, "registering units"));
+	}
+	if (registration_check(r, SIZE_MAX, f) == 0)
+		res = registration_build(r, ret_charged, f);
+	else
+		job_drop_spare(job);
+	registration_free(r);
+	return res;
+}
+
 struct unit *nodefix_register(struct job *job, state_unit *spec)
 {
 	struct fault f = FAULT_NULL;
 	uint32_t id = 0;
 	uint64_t charged;
 
-	cr_assert_eq(job_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
+	cr_assert_eq(nodefix_try_register(job, &spec, 1, &id, &charged, &f), RES_DONE, "%s",
+		     f.text);
 	state_unit_free(spec);
 	return job_unit_by_id(job, id);
 }
@@ -289,6 +311,7 @@ static void on_done(struct op *op, void *userdata)
 	o->op = NULL;
 	o->fault = op->fault;
 	o->result = op->result;
+	memcpy(o->outcome, op->outcome, sizeof(o->outcome));
 	o->number = op->entry.number;
 	o->started = op->started_us;
 	o->order = nodefix_ended++;

@@ -9,10 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "app/op_table.h"
 #include "backend/backend_impl.h"
 #include "engine/engine_impl.h"
 #include "looprun.h"
+#include "op/op_list.h"
 #include "shardd.pb-c.h"
 
 #define NODEFIX_MEMBERS 64
@@ -52,8 +52,8 @@ struct job *nodefix_job(struct nodefix *n, const char *name, uint32_t world, uin
 struct member *nodefix_join(struct nodefix *n, struct job *job, uint32_t rank);
 /* The same, but gives back what job_join said; @again: the member, or NULL.
  * @proc: NULL: this process. */
-int nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
-		     struct member *again, struct member **ret, struct fault *f);
+enum res nodefix_try_join(struct nodefix *n, struct job *job, uint32_t rank, struct proc *proc,
+			  struct member *again, struct member **ret, struct fault *f);
 /* The session of @m ends: it is gone (and lost, if it was in a job). */
 void nodefix_drop(struct nodefix *n, struct member *m, const char *why);
 
@@ -69,6 +69,10 @@ void nodefix_unref(struct nodefix_child *c);
 
 /* A unit's record: @elements in one tensor, fp32, AdamW with lr 0.1; for changes. */
 state_unit *nodefix_spec(const char *name, uint64_t elements);
+/* Register units, all or none, in one piece (the daemon does it in pieces). @specs: taken over as by
+ * registration_new. @ids: gets @n. */
+enum res nodefix_try_register(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
+			      uint64_t *ret_charged, struct fault *f);
 /* Register it (consumed) and give the unit. Fails the test if it is refused. */
 struct unit *nodefix_register(struct job *job, state_unit *spec);
 /* Register and initialise from a seed, on all of @n_members. */
@@ -94,8 +98,12 @@ struct nodefix_op {
 	uint64_t number;
 	bool started;
 	__typeof__(((struct op *)0)->result) result;
-	size_t reply_bytes; /* of the packed reply; 0: none was made */
+	__typeof__(((struct op *)0)->outcome) outcome; /* see NODEFIX_OUTCOME */
+	size_t reply_bytes;                            /* of the packed reply; 0: none was made */
 };
+
+/* What came of it beside memory: a struct of the module, say, shards_outcome. */
+#define NODEFIX_OUTCOME(type, op) ((const struct type *)(const void *)(op)->outcome)
 
 /* Ops that were over until now, for nodefix_op.order. */
 extern unsigned nodefix_ended;

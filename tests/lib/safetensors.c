@@ -184,7 +184,7 @@ static const char *check_about(const struct safetensors *f)
 	return NULL;
 }
 
-static const char *check(const struct safetensors *f)
+static const char *safetensors_check(const struct safetensors *f)
 {
 	_cleanup_(freep) struct range *ranges =
 		calloc(json_object_size(f->header) + 1, sizeof(*ranges));
@@ -214,7 +214,7 @@ struct safetensors *safetensors_open(const char *path, const char **ret_why)
 	if (!why)
 		why = parse(f);
 	if (!why)
-		why = check(f);
+		why = safetensors_check(f);
 	if (!why)
 		return f;
 	*ret_why = why;

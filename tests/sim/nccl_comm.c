@@ -301,7 +301,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *async)
 /* ----------------------------------------------------------------------- ending */
 
 /* What all members share goes with the last of them. */
-static void end(ncclComm_t c)
+static void nccl_comm_end(ncclComm_t c)
 {
 	struct clique *q = c->clique;
 
@@ -385,7 +385,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
 		r = (ncclResult_t)code; /* it is gone all the same */
 	forget_jobs(comm);
 	comm_drain(comm);
-	end(comm);
+	nccl_comm_end(comm);
 	pthread_mutex_unlock(&nccl_lock);
 	return r;
 }
@@ -403,7 +403,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 	comm_stop(comm);
 	forget_jobs(comm);
 	comm_drain(comm);
-	end(comm);
+	nccl_comm_end(comm);
 	pthread_mutex_unlock(&nccl_lock);
 	return r;
 }

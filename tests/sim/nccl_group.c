@@ -58,7 +58,7 @@ static void check_mix(const struct group *g)
 }
 
 /* Return: what ncclGroupEnd answers. */
-static ncclResult_t end(struct group *g, ncclResult_t r)
+static ncclResult_t nccl_group_end(struct group *g, ncclResult_t r)
 {
 	ncclComm_t comms[256];
 	unsigned n = g->n;
@@ -103,7 +103,7 @@ ncclResult_t group_add(ncclComm_t comm, enum entry kind, void (*fn)(void *arg), 
 		sim_breach("libnccl: no memory");
 	add(g, &m);
 	if (depth == 0)
-		return end(g, ncclSuccess);
+		return nccl_group_end(g, ncclSuccess);
 	current = g;
 	return ncclSuccess;
 }
@@ -137,7 +137,7 @@ ncclResult_t ncclGroupEnd(void)
 	if (!g)
 		return failure;
 	pthread_mutex_lock(&nccl_lock);
-	r = end(g, failure);
+	r = nccl_group_end(g, failure);
 	pthread_mutex_unlock(&nccl_lock);
 	return r;
 }

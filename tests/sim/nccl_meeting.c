@@ -251,7 +251,7 @@ static void check_place(const struct call *c, const char *name)
 		sim_breach("%s: rank %d: send and receive overlap", name, c->comm->rank);
 }
 
-static ncclResult_t check(const struct call *c, const char *name)
+static ncclResult_t nccl_meeting_check(const struct call *c, const char *name)
 {
 	bool reduces = c->kind == K_ALL_REDUCE || c->kind == K_REDUCE_SCATTER;
 
@@ -295,7 +295,7 @@ static ncclResult_t collective(const char *name, const struct call *values)
 	if (r == ncclSuccess && sim_fail(name, &code))
 		r = (ncclResult_t)code;
 	if (r == ncclSuccess && values->count > 0) /* nothing to do is no call */
-		r = check(values, name);
+		r = nccl_meeting_check(values, name);
 	if (r != ncclSuccess || values->count == 0) {
 		comm_leave(values->comm);
 		pthread_mutex_unlock(&nccl_lock);

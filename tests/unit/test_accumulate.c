@@ -30,7 +30,7 @@ static struct unit *make(const char *name, enum reduce_profile profile, enum uni
 	return nodefix_unit(&n, job, spec, m, RANKS);
 }
 
-static void begin(void)
+static void test_accumulate_begin(void)
 {
 	const struct nodefix_options o = { 0 };
 
@@ -45,13 +45,14 @@ static void begin(void)
 	ddp = make("ddp", PROFILE_DDP, 0, DTYPE_FP32, 0);
 }
 
-static void end(void)
+static void test_accumulate_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define ACCUMULATE_TEST(name) Test(accumulate, name, .init = begin, .fini = end)
+#define ACCUMULATE_TEST(name) \
+	Test(accumulate, name, .init = test_accumulate_begin, .fini = test_accumulate_end)
 
 static void ok(unsigned r, const char *type, const struct unit *u)
 {

@@ -8,6 +8,8 @@
 #include "core/check.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "step/external.h"
+#include "step/shards.h"
 #include "step/backward.h"
 
 #define ELEMENTS 1000
@@ -27,7 +29,7 @@ static state_unit *spec_of(const char *name, enum optim_when when)
 	return spec;
 }
 
-static void begin(void)
+static void test_backward_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -44,13 +46,13 @@ static void begin(void)
 	       ELEMENTS * sizeof(float));
 }
 
-static void end(void)
+static void test_backward_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-TestSuite(backward, .init = begin, .fini = end, .timeout = 60);
+TestSuite(backward, .init = test_backward_begin, .fini = test_backward_end, .timeout = 60);
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {
@@ -378,8 +380,9 @@ Test(backward, a_clip_holds_all_until_the_step)
 	cr_expect(u->step == UNIT_STEP_ARRIVED && v->step == UNIT_STEP_ARRIVED);
 	cr_expect_eq(job->rec->uncommitted_steps, 0);
 	step();
-	cr_expect(op[0].result.has_total_norm);
-	cr_expect_float_eq(op[0].result.total_norm, sqrt(1000 * 4.0 + 1000 * 9.0), 1e-9);
+	cr_expect(NODEFIX_OUTCOME(shards_outcome, &op[0])->has_total_norm);
+	cr_expect_float_eq(NODEFIX_OUTCOME(shards_outcome, &op[0])->total_norm,
+			   sqrt(1000 * 4.0 + 1000 * 9.0), 1e-9);
 	cr_expect_eq(u->rec->optimizer->steps, 0, "prepared");
 	commit(1);
 	cr_expect_eq(u->rec->optimizer->steps, 1);
@@ -416,8 +419,9 @@ Test(backward, an_infinity_skips_all)
 	reduce(u, 2);
 	reduce(v, INFINITY);
 	step();
-	cr_expect(op[0].result.skipped && op[1].result.skipped);
-	cr_expect(op[0].result.found_inf);
+	cr_expect(NODEFIX_OUTCOME(shards_outcome, &op[0])->skipped &&
+		  NODEFIX_OUTCOME(shards_outcome, &op[1])->skipped);
+	cr_expect(NODEFIX_OUTCOME(shards_outcome, &op[0])->found_inf);
 	commit(1);
 	cr_expect_eq(u->rec->optimizer->steps, 0, "not counted");
 	cr_expect_eq(job->rec->uncommitted_steps, 0);
@@ -428,7 +432,8 @@ Test(backward, an_infinity_skips_all)
 	reduce(u, 4);
 	reduce(v, 6);
 	step();
-	cr_expect_not(op[0].result.skipped || op[0].result.found_inf);
+	cr_expect_not(NODEFIX_OUTCOME(shards_outcome, &op[0])->skipped ||
+		      NODEFIX_OUTCOME(shards_outcome, &op[0])->found_inf);
 	commit(2);
 	step_plain(2, 3);
 	cr_expect(same(u, plain[0]));
@@ -452,7 +457,7 @@ Test(backward, a_norm_that_is_no_number_can_be_refused)
 	s.discard = true;
 	submit_step(&s);
 	both_ok("Step");
-	cr_expect(op[1].result.skipped);
+	cr_expect(NODEFIX_OUTCOME(shards_outcome, &op[1])->skipped);
 	cr_expect_not(u->has_gradient);
 	cr_expect_eq(u->rec->optimizer->steps, 0);
 	cr_expect_not(job->groups[0]->plan.set);
@@ -635,7 +640,7 @@ Test(backward, held_gradients_go_with_their_epoch)
 	reduce(u, 2);
 	reduce(v, 3);
 	step();
-	cr_expect_not(op[0].result.skipped);
+	cr_expect_not(NODEFIX_OUTCOME(shards_outcome, &op[0])->skipped);
 	step_plain(2, 3);
 	cr_expect(same(u, plain[0]));
 }
@@ -815,7 +820,7 @@ Test(backward, a_shard_comes_back_before_its_unit_begins_anew)
 	cr_expect_not(next.over, "its pass is over");
 	reduce(own, 1);
 	nodefix_ok(&next, "NextShard");
-	cr_expect_eq(next.result.unit, own);
+	cr_expect_eq(NODEFIX_OUTCOME(external_outcome, &next)->unit, own);
 }
 
 /* Nothing between devices has been needed yet: there is no communicator. */
@@ -833,5 +838,5 @@ Test(backward, unscale_may_be_the_first_of_all)
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_submit(&n, first[i], "Unscale", &r.base, &op[i]);
 	both_ok("Unscale");
-	cr_expect_not(op[0].result.found_inf);
+	cr_expect_not(NODEFIX_OUTCOME(shards_outcome, &op[0])->found_inf);
 }

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "nodefix.h"
 
 TestSuite(bounds, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
@@ -114,13 +115,13 @@ Test(bounds, tensors_of_a_job)
 		nodefix_register(job, scalars(name, EACH));
 	}
 	spec = scalars("one more", 1);
-	cr_assert(job_register(job, &spec, 1, &id, &charged, &f));
+	cr_assert(nodefix_try_register(job, &spec, 1, &id, &charged, &f));
 	expect_fault(&f, FAULT_EXHAUSTED, "would have 1048577 tensors");
 	state_unit_free(spec);
 	/* what is there may be registered again by the other ranks */
 	f = FAULT_NULL;
 	spec = scalars("u0", EACH);
-	cr_assert_eq(job_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
+	cr_assert_eq(nodefix_try_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
 	state_unit_free(spec);
 	nodefix_end(&n);
 }

@@ -38,7 +38,7 @@ static void map_begin(struct world *w)
 		     "%s", w->err.text);
 }
 
-static void begin(struct world *w)
+static void test_client_cuda_begin(struct world *w)
 {
 	*w = (struct world){ 0 };
 	gpupeer_start(&w->peer, 0, false);
@@ -46,7 +46,7 @@ static void begin(struct world *w)
 	map_begin(w);
 }
 
-static void end(struct world *w)
+static void test_client_cuda_end(struct world *w)
 {
 	map_deinit(&w->map);
 	w->cuda = cuda_close(w->cuda);
@@ -107,10 +107,10 @@ Test(client_cuda, what_is_written_is_what_the_owner_reads)
 {
 	struct world w;
 
-	begin(&w);
+	test_client_cuda_begin(&w);
 	check_copies(&w, GPUPEER_WRITABLE);
 	check_copies(&w, GPUPEER_IPC);
-	end(&w);
+	test_client_cuda_end(&w);
 }
 
 Test(client_cuda, a_read_only_slab_can_be_read_only)
@@ -119,7 +119,7 @@ Test(client_cuda, a_read_only_slab_can_be_read_only)
 	uint8_t byte = 1;
 	void *at;
 
-	begin(&w);
+	test_client_cuda_begin(&w);
 	gpupeer_fill(&w.peer, GPUPEER_READ_ONLY, 5);
 	cr_expect_eq(address(&w, GPUPEER_READ_ONLY, true, &at), -SHARDD_INTERNAL);
 	cr_assert_eq(address(&w, GPUPEER_READ_ONLY, false, &at), 0, "%s", w.err.text);
@@ -127,7 +127,7 @@ Test(client_cuda, a_read_only_slab_can_be_read_only)
 	cr_expect_eq(byte, 5);
 	cr_expect_eq(map_write(&w.map, at, &byte, 1, &w.err), -SHARDD_INVALID_ARGUMENT);
 	expect_said(&w, "read-only");
-	end(&w);
+	test_client_cuda_end(&w);
 }
 
 Test(client_cuda, pointers_that_were_not_handed_out_are_refused)
@@ -136,7 +136,7 @@ Test(client_cuda, pointers_that_were_not_handed_out_are_refused)
 	uint8_t bytes[16] = { 0 };
 	void *at;
 
-	begin(&w);
+	test_client_cuda_begin(&w);
 	cr_assert_eq(address(&w, GPUPEER_WRITABLE, true, &at), 0, "%s", w.err.text);
 	cr_expect_eq(map_write(&w.map, bytes, bytes, 16, &w.err), -SHARDD_INVALID_ARGUMENT);
 	expect_said(&w, "not all in memory that the daemon handed out");
@@ -145,7 +145,7 @@ Test(client_cuda, pointers_that_were_not_handed_out_are_refused)
 	cr_expect_eq(map_read(&w.map, bytes, (char *)at - 8, 16, &w.err), -SHARDD_INVALID_ARGUMENT);
 	cr_expect_eq(map_read(&w.map, bytes, (char *)at + BYTES - 16, 16, &w.err), 0);
 	cr_expect_eq(map_read(&w.map, bytes, (char *)at + BYTES, 0, &w.err), 0);
-	end(&w);
+	test_client_cuda_end(&w);
 }
 
 Test(client_cuda, all_is_given_back)
@@ -154,7 +154,7 @@ Test(client_cuda, all_is_given_back)
 	struct world w;
 	void *at;
 
-	begin(&w);
+	test_client_cuda_begin(&w);
 	for (int i = 0; i < 4; i++) {
 		for (uint32_t slab = 1; slab < GPUPEER_SLABS; slab++)
 			cr_assert_eq(address(&w, slab, false, &at), 0, "%s", w.err.text);
@@ -167,7 +167,7 @@ Test(client_cuda, all_is_given_back)
 		cr_assert_eq(cuda_open(w.peer.uuid, &w.cuda, &w.err), 0);
 		map_begin(&w);
 	}
-	end(&w);
+	test_client_cuda_end(&w);
 }
 
 /* In a process of its own: the simulator counts calls from its start. Return: 0, or
@@ -189,7 +189,7 @@ static int refused(const char *fail)
 	/* nothing was left behind: it goes the next time */
 	if (address(&w, slab, false, &at) != 0)
 		return 3;
-	end(&w);
+	test_client_cuda_end(&w);
 	return 0;
 }
 
@@ -231,7 +231,7 @@ Test(client_cuda, a_lost_gpu_is_told)
 	expect_said(&w, "restart it");
 	cr_expect_eq(map_read(&w.map, &byte, at, 1, &w.err), -SHARDD_INTERNAL);
 	cr_expect_eq(w.err.native, 700);
-	end(&w);
+	test_client_cuda_end(&w);
 }
 
 /* -------------------------------------------------------------------- contexts */
@@ -261,7 +261,7 @@ Test(client_cuda, the_current_context_is_used_and_restored)
 		cr_assert_eq(cu->cuCtxGetCurrent(&now), CUDA_SUCCESS);
 		cr_expect_eq(now, other);
 	}
-	end(&w);
+	test_client_cuda_end(&w);
 	cu->cuCtxGetCurrent(&now);
 }
 

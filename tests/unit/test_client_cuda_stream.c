@@ -109,7 +109,7 @@ static void *mapped(struct world *w, uint32_t slab)
 	return at;
 }
 
-static void begin(struct world *w, bool events)
+static void test_client_cuda_stream_begin(struct world *w, bool events)
 {
 	struct link l;
 
@@ -134,7 +134,7 @@ static void begin(struct world *w, bool events)
 	w->to = mapped(w, GPUPEER_LATER);
 }
 
-static void end(struct world *w)
+static void test_client_cuda_stream_end(struct world *w)
 {
 	device_close(&w->c);
 	cr_expect_null(w->c.cuda, "closed, not left");
@@ -178,7 +178,7 @@ static void check_order(bool events)
 	struct world w;
 	void *pinned;
 
-	begin(&w, events);
+	test_client_cuda_stream_begin(&w, events);
 	set(&w);
 	cr_assert_eq(w.cu->cuMemAllocHost(&pinned, OPS * 2), CUDA_SUCCESS);
 	seen = pinned;
@@ -196,7 +196,7 @@ static void check_order(bool events)
 		cr_expect(seen[2 * i] == i + 1 && seen[2 * i + 1] == i + 1, "op %u: %u and %u", i,
 			  seen[2 * i], seen[2 * i + 1]);
 	cr_assert_eq(w.cu->cuMemFreeHost(pinned), CUDA_SUCCESS);
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 Test(client_cuda_stream, words_order_ops_with_the_stream)
@@ -214,7 +214,7 @@ Test(client_cuda_stream, copies_come_after_the_threads_stream)
 	uint8_t byte;
 	struct world w;
 
-	begin(&w, false);
+	test_client_cuda_stream_begin(&w, false);
 	set(&w);
 	for (uint8_t i = 1; i < OPS; i++) {
 		cr_assert_eq(shardd_write(&w.c, w.from, &i, 1, &w.err), 0, "%s", w.err.text);
@@ -222,7 +222,7 @@ Test(client_cuda_stream, copies_come_after_the_threads_stream)
 		cr_assert_eq(shardd_read(&w.c, &byte, w.to, 1, &w.err), 0, "%s", w.err.text);
 		cr_assert_eq(byte, i);
 	}
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 Test(client_cuda_stream, without_a_stream_nothing_is_raised)
@@ -231,14 +231,14 @@ Test(client_cuda_stream, without_a_stream_nothing_is_raised)
 	struct stream_ref ref;
 	struct world w;
 
-	begin(&w, false);
+	test_client_cuda_stream_begin(&w, false);
 	cr_expect_eq(stream_begin(w.streams, 1, &ref, &after, &w.err), 0);
 	set(&w);
 	cr_expect_eq(stream_begin(w.streams, 1, &ref, &after, &w.err), 1);
 	cr_expect_eq(after.value, 1);
 	shardd_set_stream(&w.c, SHARDD_NO_STREAM, NULL);
 	cr_expect_eq(stream_begin(w.streams, 1, &ref, &after, &w.err), 0);
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 /* ---------------------------------------------------------------------- mappings */
@@ -262,7 +262,7 @@ Test(client_cuda_stream, nothing_is_mapped_while_a_stream_waits)
 	struct world w;
 	int r;
 
-	begin(&w, false);
+	test_client_cuda_stream_begin(&w, false);
 	set(&w);
 	for (int i = 0; i < 2; i++) {
 		uint64_t deadline = clock_now_us() + 30000000;
@@ -282,20 +282,20 @@ Test(client_cuda_stream, nothing_is_mapped_while_a_stream_waits)
 				;
 		cr_assert_eq(r, 0, "%s", w.err.text);
 	}
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 Test(client_cuda_stream, a_stream_that_waits_for_ever_keeps_its_memory)
 {
 	struct world w;
 
-	begin(&w, false);
+	test_client_cuda_stream_begin(&w, false);
 	set(&w);
 	op(&w, true);
 	cr_expect(!streams_settle(w.streams, 20));
 	gpupeer_raise(&w.peer, w.ready);
 	cr_expect(streams_settle(w.streams, 30000));
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 /* An op that is answered with nothing to wait for, as a release is, leaves its raising of the
@@ -308,7 +308,7 @@ Test(client_cuda_stream, a_word_that_is_to_be_raised_stays_mapped)
 	CUstream other;
 	struct world w;
 
-	begin(&w, false);
+	test_client_cuda_stream_begin(&w, false);
 	set(&w);
 	cr_assert_eq(w.cu->cuMemAlloc(&held, 8), CUDA_SUCCESS);
 	cr_assert_eq(w.cu->cuStreamCreateWithPriority(&other, CU_STREAM_NON_BLOCKING, 0),
@@ -324,7 +324,7 @@ Test(client_cuda_stream, a_word_that_is_to_be_raised_stays_mapped)
 	cr_assert_eq(w.cu->cuStreamWriteValue64(other, held, 1, CU_STREAM_WRITE_VALUE_DEFAULT),
 		     CUDA_SUCCESS);
 	cr_expect(streams_settle(w.streams, 30000));
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 /* ------------------------------------------------------------------------ events */
@@ -357,7 +357,7 @@ Test(client_cuda_stream, an_event_is_recorded_again_when_its_op_was_answered)
 	struct world w;
 	uint64_t id;
 
-	begin(&w, true);
+	test_client_cuda_stream_begin(&w, true);
 	set(&w);
 	s.w = &w;
 	cr_assert_eq(tickets_add(&w.c.tickets, NULL, 0, &ticket, &id), 0);
@@ -372,7 +372,7 @@ Test(client_cuda_stream, an_event_is_recorded_again_when_its_op_was_answered)
 	pthread_join(thread, NULL);
 	cr_expect(s.seen);
 	tickets_end(&w.c.tickets, id);
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 /* --------------------------------------------------------------------- refusals */
@@ -385,7 +385,7 @@ Test(client_cuda_stream, streams_that_cannot_be_used_are_refused)
 	struct world w;
 
 	setenv("SHARDD_SIM_DEVICES", "2", 1);
-	begin(&w, false);
+	test_client_cuda_stream_begin(&w, false);
 	cr_expect_eq(shardd_set_stream(&w.c, CU_STREAM_PER_THREAD, &w.err),
 		     -SHARDD_INVALID_ARGUMENT);
 	cr_expect_str_eq(w.err.field, "stream");
@@ -402,7 +402,7 @@ Test(client_cuda_stream, streams_that_cannot_be_used_are_refused)
 	cr_expect_eq(shardd_set_stream(&w.c, NULL, &w.err), 0, "%s", w.err.text);
 	op(&w, false);
 	cr_expect_eq(w.cu->cuStreamDestroy(theirs), CUDA_SUCCESS);
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 Test(client_cuda_stream, slots_have_a_limit)
@@ -410,7 +410,7 @@ Test(client_cuda_stream, slots_have_a_limit)
 	CUstream more[4];
 	struct world w;
 
-	begin(&w, false);
+	test_client_cuda_stream_begin(&w, false);
 	for (int i = 0; i < 4; i++) {
 		cr_assert_eq(w.cu->cuStreamCreateWithPriority(&more[i], CU_STREAM_NON_BLOCKING, 0),
 			     CUDA_SUCCESS);
@@ -419,7 +419,7 @@ Test(client_cuda_stream, slots_have_a_limit)
 	}
 	cr_expect_eq(shardd_set_stream(&w.c, more[0], &w.err), 0, "it has its slot");
 	cr_expect_eq(w.streams->count, 3);
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 /* ------------------------------------------------------------------------ rejoins */
@@ -431,7 +431,7 @@ static void check_rejoin(bool events)
 	struct world w;
 	struct link l;
 
-	begin(&w, events);
+	test_client_cuda_stream_begin(&w, events);
 	set(&w);
 	op(&w, false);
 	describe(&w.peer, events, &l);
@@ -447,7 +447,7 @@ static void check_rejoin(bool events)
 	cr_assert_eq(join(&w, NULL), 0, "%s", w.err.text);
 	cr_expect_eq(stream_begin(w.streams, 1, &ref, &after, &w.err), -SHARDD_FAILED_PRECONDITION);
 	cr_expect_eq(shardd_set_stream(&w.c, w.stream, &w.err), -SHARDD_FAILED_PRECONDITION);
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 Test(client_cuda_stream, streams_with_words_go_on_after_another_join)
@@ -465,7 +465,7 @@ Test(client_cuda_stream, links_that_make_no_sense_are_refused)
 	struct world w;
 	struct link l;
 
-	begin(&w, false);
+	test_client_cuda_stream_begin(&w, false);
 	for (int i = 0; i < 8; i++) {
 		describe(&w.peer, i >= 5, &l);
 		if (i == 0)
@@ -490,7 +490,7 @@ Test(client_cuda_stream, links_that_make_no_sense_are_refused)
 	cr_assert_eq(join(&w, &l.link), 0, "%s", w.err.text);
 	set(&w);
 	op(&w, false);
-	end(&w);
+	test_client_cuda_stream_end(&w);
 }
 
 #endif

@@ -172,7 +172,7 @@ static void peer_stop(struct peer *p)
 	rmdir(p->dir);
 }
 
-static void begin(struct peer *p, struct map *m)
+static void test_client_map_begin(struct peer *p, struct map *m)
 {
 	struct shardd_error err;
 
@@ -206,7 +206,7 @@ Test(client_map, a_slab_is_fetched_once)
 	struct map m;
 	void *a = NULL, *b = NULL, *w = NULL;
 
-	begin(&p, &m);
+	test_client_map_begin(&p, &m);
 	cr_expect_eq(address(&m, SLAB_READ_ONLY, 0, PAGE, false, -1, &a, &err), 0);
 	cr_expect_eq(address(&m, SLAB_WRITABLE, 0, 4 * PAGE, true, -1, &w, &err), 0);
 	cr_expect_eq(address(&m, SLAB_READ_ONLY, PAGE, 2 * PAGE, false, 0, &b, &err), 0);
@@ -225,7 +225,7 @@ Test(client_map, a_place_outside_its_slab_is_refused)
 	struct map m;
 	void *a = NULL;
 
-	begin(&p, &m);
+	test_client_map_begin(&p, &m);
 	cr_expect_eq(address(&m, 3, 0, 3 * PAGE + 1, false, -1, &a, &err), -SHARDD_INTERNAL);
 	cr_expect_eq(address(&m, 3, UINT64_MAX, 2, false, -1, &a, &err), -SHARDD_INTERNAL);
 	cr_expect_eq(address(&m, 3, 2, UINT64_MAX, false, -1, &a, &err), -SHARDD_INTERNAL);
@@ -246,7 +246,7 @@ Test(client_map, not_yet_is_an_answer)
 	void *a;
 	int r;
 
-	begin(&p, &m);
+	test_client_map_begin(&p, &m);
 	for (size_t i = 0; i < 2; i++) {
 		a = NULL;
 		for (int k = 0; k < 3; k++) {
@@ -273,7 +273,7 @@ Test(client_map, another_slab_goes_on_with_the_exchange_under_way)
 	struct map m;
 	void *a = NULL, *b = NULL;
 
-	begin(&p, &m);
+	test_client_map_begin(&p, &m);
 	cr_expect_eq(address(&m, SLAB_GATED, 0, 1, false, 0, &a, &err), -SHARDD_DEADLINE_EXCEEDED);
 	open_gate(&p);
 	cr_expect_eq(address(&m, SLAB_WRITABLE, 0, 1, true, -1, &b, &err), 0);
@@ -289,7 +289,7 @@ Test(client_map, a_refusal_leaves_the_channel)
 	struct map m;
 	void *a = NULL;
 
-	begin(&p, &m);
+	test_client_map_begin(&p, &m);
 	cr_expect_eq(address(&m, SLAB_REFUSED, 0, 1, false, -1, &a, &err), -SHARDD_NOT_FOUND);
 	cr_expect_not_null(strstr(err.text, "no such slab"));
 	cr_expect_eq(address(&m, SLAB_SHORT, 0, 1, false, -1, &a, &err), -SHARDD_INTERNAL);
@@ -308,7 +308,7 @@ Test(client_map, a_broken_channel_keeps_what_is_mapped)
 	void *a;
 
 	for (size_t i = 0; i < 2; i++) {
-		begin(&p, &m);
+		test_client_map_begin(&p, &m);
 		cr_expect_eq(address(&m, SLAB_READ_ONLY, 0, 1, false, -1, &a, &err), 0);
 		cr_expect_eq(address(&m, slabs[i], 0, 1, false, -1, &a, &err), codes[i]);
 		cr_expect_eq(address(&m, SLAB_WRITABLE, 0, 1, true, -1, &a, &err),

@@ -22,7 +22,7 @@ static struct ring_queue daemon_side;
 static struct ring *ring;
 static int pair[2];
 
-static void begin(void)
+static void test_client_ring_begin(void)
 {
 	int fd;
 	void *memory;
@@ -37,14 +37,14 @@ static void begin(void)
 		     0);
 }
 
-static void end(void)
+static void test_client_ring_end(void)
 {
 	ring_close(ring);
 	ring_queue_deinit(&daemon_side);
 	close(pair[1]);
 }
 
-TestSuite(client_ring, .init = begin, .fini = end, .timeout = 30);
+TestSuite(client_ring, .init = test_client_ring_begin, .fini = test_client_ring_end, .timeout = 30);
 
 static int start(struct ring_pending *p, uint32_t timeout_ms)
 {

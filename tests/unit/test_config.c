@@ -73,18 +73,18 @@ TEST(defaults_are_those_documented)
 	cr_assert_eq(c.stall_after_ms, 5000);
 	cr_assert_eq(c.max_connections, 4096);
 	cr_assert_eq(c.reserved_connections, 64);
-	cr_assert_eq(c.max_connections_per_user, 2048);
-	cr_assert_eq(c.max_unattached_per_user, 256);
-	cr_assert_eq(c.max_sessions_per_user, 1024);
-	cr_assert_eq(c.max_jobs_per_user, 64);
-	cr_assert_eq(c.max_slabs_per_user, 8192);
-	cr_assert_eq(c.max_state_bytes_per_user, 0);
-	cr_assert_eq(c.max_daemon_bytes_per_user, 1u << 30);
-	cr_assert_eq(c.max_message_bytes_per_user, 256u << 20);
-	cr_assert_eq(c.max_fds_per_user, 256);
-	cr_assert_eq(c.max_ops_per_user, 65536);
-	cr_assert_eq(c.max_status_calls_per_user, 8);
-	cr_assert_eq(c.n_user_limits, 0);
+	cr_assert_eq(c.per_user.max_connections, 2048);
+	cr_assert_eq(c.per_user.max_unattached, 256);
+	cr_assert_eq(c.per_user.max_sessions, 1024);
+	cr_assert_eq(c.per_user.max_jobs, 64);
+	cr_assert_eq(c.per_user.max_slabs, 8192);
+	cr_assert_eq(c.per_user.max_state_bytes, 0);
+	cr_assert_eq(c.per_user.max_daemon_bytes, 1u << 30);
+	cr_assert_eq(c.per_user.max_message_bytes, 256u << 20);
+	cr_assert_eq(c.per_user.max_fds, 256);
+	cr_assert_eq(c.per_user.max_ops, 65536);
+	cr_assert_eq(c.per_user.max_status_calls, 8);
+	cr_assert_eq(c.per_user.n_limits, 0);
 	cr_assert_eq(c.max_jobs, 256);
 	cr_assert_eq(c.max_units_per_job, 100000);
 	cr_assert_eq(c.max_world_size, 1024);
@@ -93,27 +93,27 @@ TEST(defaults_are_those_documented)
 	cr_assert_eq(c.reduce_batch_bytes, 1048576);
 	cr_assert_str_eq(c.prefault, "yes");
 	cr_assert_eq(c.reader_hold_ms, 1000);
-	cr_assert_eq(c.grpc_header_bytes, 16384);
-	cr_assert_eq(c.grpc_continuations, 4);
-	cr_assert_eq(c.grpc_unattached_streams, 32);
-	cr_assert_eq(c.grpc_unattached_bytes, 1u << 20);
-	cr_assert_eq(c.grpc_connection_bytes, 128u << 20);
-	cr_assert_eq(c.grpc_total_bytes, 1u << 30);
-	cr_assert_eq(c.grpc_message_timeout_ms, 60000);
-	cr_assert_eq(c.grpc_idle_timeout_ms, 60000);
-	cr_assert_eq(c.grpc_resets_per_s, 250);
-	cr_assert_eq(c.grpc_pings_per_s, 100);
-	cr_assert_eq(c.grpc_settings_per_s, 5);
-	cr_assert_eq(c.grpc_control_per_s, 1000);
+	cr_assert_eq(c.grpc.header_bytes, 16384);
+	cr_assert_eq(c.grpc.continuations, 4);
+	cr_assert_eq(c.grpc.unattached_streams, 32);
+	cr_assert_eq(c.grpc.unattached_bytes, 1u << 20);
+	cr_assert_eq(c.grpc.connection_bytes, 128u << 20);
+	cr_assert_eq(c.grpc.total_bytes, 1u << 30);
+	cr_assert_eq(c.grpc.message_timeout_ms, 60000);
+	cr_assert_eq(c.grpc.idle_timeout_ms, 60000);
+	cr_assert_eq(c.grpc.resets_per_s, 250);
+	cr_assert_eq(c.grpc.pings_per_s, 100);
+	cr_assert_eq(c.grpc.settings_per_s, 5);
+	cr_assert_eq(c.grpc.control_per_s, 1000);
 	cr_assert_eq(c.max_message_bytes, 67108864);
 	cr_assert_eq(c.hello_timeout_ms, 5000);
 	cr_assert_eq(c.drain_timeout_ms, 10000);
 	cr_assert_eq(c.flight_recorder_ops, 4096);
-	cr_assert_eq(c.n_allow_uids, 0);
-	cr_assert_eq(c.n_allow_gids, 0);
-	cr_assert_str_eq(c.log_level, "info");
-	cr_assert_str_eq(c.log_format, "text");
-	cr_assert_str_eq(c.log_file, "");
+	cr_assert_eq(c.allow.n_uids, 0);
+	cr_assert_eq(c.allow.n_gids, 0);
+	cr_assert_str_eq(c.log.level, "info");
+	cr_assert_str_eq(c.log.format, "text");
+	cr_assert_str_eq(c.log.file, "");
 	cr_assert_eq(config_check(&c, &f), 0);
 }
 
@@ -262,15 +262,15 @@ TEST(lists_take_names_and_numbers)
 
 	config_default(&c);
 	cr_assert_eq(set(&c, "allow_uids", "root, 1000,4294967294"), 0);
-	cr_assert_eq(c.n_allow_uids, 3);
-	cr_assert_eq(c.allow_uids[0], 0);
-	cr_assert_eq(c.allow_uids[1], 1000);
-	cr_assert_eq(c.allow_uids[2], 4294967294u);
+	cr_assert_eq(c.allow.n_uids, 3);
+	cr_assert_eq(c.allow.uids[0], 0);
+	cr_assert_eq(c.allow.uids[1], 1000);
+	cr_assert_eq(c.allow.uids[2], 4294967294u);
 	cr_assert_eq(set(&c, "allow_gids", "root"), 0);
-	cr_assert_eq(c.n_allow_gids, 1);
-	cr_assert_eq(c.allow_gids[0], 0);
+	cr_assert_eq(c.allow.n_gids, 1);
+	cr_assert_eq(c.allow.gids[0], 0);
 	cr_assert_eq(set(&c, "allow_uids", ""), 0);
-	cr_assert_eq(c.n_allow_uids, 0);
+	cr_assert_eq(c.allow.n_uids, 0);
 }
 
 TEST(limits_of_users_take_names_numbers_and_groups)
@@ -349,7 +349,7 @@ TEST(a_wrong_limit_of_a_user_says_what_is_wrong)
 			     cases[i].value);
 		cr_expect(strstr(f.text, cases[i].why), "%s: %s", cases[i].value, f.text);
 	}
-	cr_expect_eq(c.n_user_limits, 1);
+	cr_expect_eq(c.per_user.n_limits, 1);
 }
 
 TEST(limits_of_users_are_bounded)
@@ -368,7 +368,7 @@ TEST(limits_of_users_are_bounded)
 	cr_expect_eq(memcmp(&c, &again, sizeof(c)), 0);
 	strcat(text, ",1:max_jobs=1");
 	cr_expect_eq(set(&c, "user_limits", text), FAULT_INVALID);
-	cr_expect_eq(c.n_user_limits, CONFIG_MAX_IDS);
+	cr_expect_eq(c.per_user.n_limits, CONFIG_MAX_IDS);
 }
 
 TEST(lists_are_bounded)
@@ -380,10 +380,10 @@ TEST(lists_are_bounded)
 	for (int i = 1; i < CONFIG_MAX_IDS; i++)
 		snprintf(text + strlen(text), 16, ",%d", i);
 	cr_assert_eq(set(&c, "allow_gids", text), 0);
-	cr_assert_eq(c.n_allow_gids, CONFIG_MAX_IDS);
+	cr_assert_eq(c.allow.n_gids, CONFIG_MAX_IDS);
 	strcat(text, ",64");
 	cr_assert_eq(set(&c, "allow_gids", text), FAULT_INVALID);
-	cr_assert_eq(c.n_allow_gids, CONFIG_MAX_IDS);
+	cr_assert_eq(c.allow.n_gids, CONFIG_MAX_IDS);
 }
 
 TEST(a_file_sets_what_it_names_and_nothing_else)
@@ -407,9 +407,9 @@ TEST(a_file_sets_what_it_names_and_nothing_else)
 	strcpy(expected.socket, "/tmp/with blank");
 	expected.socket_mode = 0600;
 	expected.memory_bytes = 64ull << 20;
-	expected.n_allow_uids = 2;
-	expected.n_allow_gids = 1;
-	expected.allow_gids[0] = 7;
+	expected.allow.n_uids = 2;
+	expected.allow.n_gids = 1;
+	expected.allow.gids[0] = 7;
 	cr_assert_str_eq(c.socket, expected.socket);
 	memcpy(expected.socket, c.socket, sizeof(c.socket));
 	cr_assert_eq(memcmp(&c, &expected, sizeof(c)), 0);
@@ -583,8 +583,8 @@ TEST(the_environment_sets_every_key)
 	setenv("SHARDD_JOB", "not a key of ours", 1);
 	cr_assert_eq(config_load_env(&c, &f), 0, "%s", f.text);
 	cr_assert_str_eq(c.socket, "/tmp/env.sock");
-	cr_assert_str_eq(c.log_level, "debug");
-	cr_assert_eq(c.n_allow_gids, 2);
+	cr_assert_str_eq(c.log.level, "debug");
+	cr_assert_eq(c.allow.n_gids, 2);
 	setenv("SHARDD_THREADS", "many", 1);
 	cr_assert_eq(config_load_env(&c, &f), FAULT_INVALID);
 	cr_assert_str_eq(f.field, "threads");

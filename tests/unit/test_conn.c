@@ -15,7 +15,7 @@ static unsigned n_closed;
 static bool closed;
 static struct conn *closed_conn;
 
-static void begin(void)
+static void test_conn_begin(void)
 {
 	/* libuv keeps a pipe for the life of the process, made with the first loop */
 	looprun_init(&run);
@@ -27,7 +27,7 @@ static void begin(void)
 	closed = false;
 }
 
-static void end(void)
+static void test_conn_end(void)
 {
 	if (peer >= 0)
 		close(peer);
@@ -35,7 +35,7 @@ static void end(void)
 	fdcheck_end();
 }
 
-TestSuite(conn, .init = begin, .fini = end, .timeout = 20);
+TestSuite(conn, .init = test_conn_begin, .fini = test_conn_end, .timeout = 20);
 
 static void on_closed(struct conn *c, void *userdata)
 {
@@ -229,5 +229,5 @@ Test(conn, needs_no_callback)
 	conn_close(c);
 	turn(5);
 	cr_assert_eq(n_closed, 0);
-	/* end() finds no handle and no descriptor left */
+	/* test_conn_end() finds no handle and no descriptor left */
 }

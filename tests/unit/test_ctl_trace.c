@@ -26,7 +26,7 @@ struct records {
 	Shardd__V1__OpsResponse reply;
 };
 
-static void begin(struct records *r, uint64_t now)
+static void test_ctl_trace_begin(struct records *r, uint64_t now)
 {
 	shardd__v1__ops_response__init(&r->reply);
 	r->reply.ops = r->ops;
@@ -145,7 +145,7 @@ Test(ctl_trace, an_op_is_cut_into_what_it_waited_for_and_its_run)
 	struct records r = { 0 };
 	json_t *events, *j;
 
-	begin(&r, 1000);
+	test_ctl_trace_begin(&r, 1000);
 	op(&r, "job", 0, "Reduce", "a", TIMES(100, 110, 130, 200))->number = 7;
 	op(&r, "job", 0, "Gather", "a", TIMES(200, 200, 210, 215));
 	op(&r, "job", 0, "Step", "", TIMES(300, 0, 0, 310))->error = "STATE: no";
@@ -159,13 +159,13 @@ Test(ctl_trace, an_op_is_cut_into_what_it_waited_for_and_its_run)
 			      "rank 0|peers|110+20\n"
 			      "rank 0|run|130+70\n"
 			      "rank 0|Gather a|200+15\n"
-			      "rank 0|parked|200+10\n"
+			      "rank 0|blocked|200+10\n"
 			      "rank 0|run|210+5\n"
 			      "rank 0|Step|300+10\n"
 			      "rank 0|deps|300+10\n"
 			      "rank 0|Barrier|400+600\n"
 			      "rank 0|deps|400+20\n"
-			      "rank 0|parked|420+580\n");
+			      "rank 0|blocked|420+580\n");
 	json_decref(j);
 }
 
@@ -176,7 +176,7 @@ Test(ctl_trace, arguments_say_what_is_known)
 	Shardd__V1__OpRecord *o;
 	size_t i, found = 0;
 
-	begin(&r, 1000);
+	test_ctl_trace_begin(&r, 1000);
 	o = op(&r, "job", 3, "Reduce", "a", TIMES(100, 100, 110, 120));
 	o->number = 5;
 	o->bytes = 4096;
@@ -214,7 +214,7 @@ Test(ctl_trace, the_trainer_goes_on_while_an_op_is_in_flight)
 	struct records r = { 0 };
 	json_t *events, *j;
 
-	begin(&r, 1000);
+	test_ctl_trace_begin(&r, 1000);
 	op(&r, "job", 0, "Reduce", "a", TIMES(100, 100, 100, 500));
 	op(&r, "job", 0, "Gather", "b", TIMES(110, 110, 110, 120));
 	op(&r, "job", 0, "Reduce", "b", TIMES(300, 300, 300, 600));
@@ -241,7 +241,7 @@ Test(ctl_trace, a_restart_is_no_work_of_the_trainer)
 	struct records r = { 0 };
 	json_t *events, *j;
 
-	begin(&r, 1000);
+	test_ctl_trace_begin(&r, 1000);
 	op(&r, "job", 0, "Gather", "a", TIMES(100, 100, 100, 110));
 	op(&r, "job", 0, "Gather", "a", TIMES(500, 500, 500, 510))->pid = 4711;
 	events = events_of(&r, &all, &j);
@@ -259,7 +259,7 @@ Test(ctl_trace, jobs_of_one_name_and_two_users_are_apart)
 	json_t *events, *j, *e;
 	size_t i, n = 0;
 
-	begin(&r, 1000);
+	test_ctl_trace_begin(&r, 1000);
 	op(&r, "a", 0, "Gather", "u", TIMES(100, 100, 100, 110));
 	op(&r, "a", 0, "Gather", "u", TIMES(100, 100, 100, 110))->uid = 4000000000u;
 	events = events_of(&r, &all, &j);
@@ -281,7 +281,7 @@ Test(ctl_trace, jobs_are_processes_and_devices_are_another)
 	json_t *events, *j, *e;
 	size_t i, n = 0;
 
-	begin(&r, 1000);
+	test_ctl_trace_begin(&r, 1000);
 	op(&r, "b", 1, "Gather", "u", TIMES(100, 100, 100, 110));
 	op(&r, "a", 10, "Gather", "u", TIMES(101, 101, 101, 111));
 	op(&r, "a", 2, "Gather", "u", TIMES(102, 102, 102, 112));
@@ -321,7 +321,7 @@ Test(ctl_trace, limits_leave_out_what_is_older)
 	struct records r = { 0 };
 	json_t *events, *j;
 
-	begin(&r, 10 * SECOND);
+	test_ctl_trace_begin(&r, 10 * SECOND);
 	op(&r, "job", 0, "Gather", "a", TIMES(1 * SECOND, 1 * SECOND, 1 * SECOND, 2 * SECOND));
 	op(&r, "job", 0, "Gather", "b", TIMES(2 * SECOND, 2 * SECOND, 0, 0));
 	op(&r, "job", 0, "Gather", "c", TIMES(5 * SECOND, 5 * SECOND, 5 * SECOND, 7 * SECOND));
@@ -330,7 +330,7 @@ Test(ctl_trace, limits_leave_out_what_is_older)
 	events = events_of(&r, &two, &j);
 	expect_slices(events, "rank 0 trainer|trainer|2000000+3000000\n"
 			      "rank 0|Gather b|2000000+8000000\n"
-			      "rank 0|parked|2000000+8000000\n"
+			      "rank 0|blocked|2000000+8000000\n"
 			      "rank 0 (2)|Gather c|5000000+2000000\n"
 			      "rank 0 (2)|run|5000000+2000000\n"
 			      "host:0 gather|Gather c|5000000+2000000\n");
@@ -338,7 +338,7 @@ Test(ctl_trace, limits_leave_out_what_is_older)
 	events = events_of(&r, &recent, &j);
 	expect_slices(events, "rank 0 trainer|trainer|2000000+3000000\n"
 			      "rank 0|Gather b|2000000+8000000\n"
-			      "rank 0|parked|2000000+8000000\n"
+			      "rank 0|blocked|2000000+8000000\n"
 			      "rank 0 (2)|Gather c|5000000+2000000\n"
 			      "rank 0 (2)|run|5000000+2000000\n"
 			      "host:0 gather|Gather c|5000000+2000000\n");
@@ -360,7 +360,7 @@ Test(ctl_trace, names_cannot_break_the_file)
 	char *dumped;
 	json_t *e;
 
-	begin(&r, 1000);
+	test_ctl_trace_begin(&r, 1000);
 	op(&r, bad, 0, "Gather", bad, TIMES(100, 100, 100, 110))->error = (char *)bad;
 	device(&r, bad, "Gather", bad, TIMES(100, 0, 110, 0))->device = (char *)bad;
 	(void)events_of(&r, &all, &j);
@@ -385,7 +385,7 @@ Test(ctl_trace, of_nothing_it_is_a_trace_all_the_same)
 	struct records r = { 0 };
 	json_t *events, *j;
 
-	begin(&r, 1000);
+	test_ctl_trace_begin(&r, 1000);
 	events = events_of(&r, &all, &j);
 	cr_expect_eq(json_array_size(events), 0);
 	json_decref(j);

@@ -6,7 +6,9 @@
 #include <string.h>
 
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "nodefix.h"
+#include "step/shards.h"
 
 TestSuite(devices, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
@@ -22,7 +24,8 @@ struct world {
 };
 
 /* @place: device of each rank; NULL: the default. */
-static void begin(struct world *w, unsigned devices, unsigned ranks, const unsigned *place)
+static void test_devices_begin(struct world *w, unsigned devices, unsigned ranks,
+			       const unsigned *place)
 {
 	struct nodefix_options o = { .devices = devices };
 
@@ -41,7 +44,7 @@ static void begin(struct world *w, unsigned devices, unsigned ranks, const unsig
 	}
 }
 
-static void end(struct world *w)
+static void test_devices_end(struct world *w)
 {
 	nodefix_end(&w->n);
 }
@@ -51,12 +54,12 @@ static struct unit *make_unit(struct world *w, state_unit *spec)
 {
 	uint64_t charged;
 	uint32_t id = 0;
-	int e = JOB_E_LATER;
+	enum res e = RES_WAIT;
 
-	for (unsigned i = 0; i < 50 && e == JOB_E_LATER; i++) {
+	for (unsigned i = 0; i < 50 && e == RES_WAIT; i++) {
 		struct fault f = FAULT_NULL;
 
-		e = job_register(w->job, &spec, 1, &id, &charged, &f);
+		e = nodefix_try_register(w->job, &spec, 1, &id, &charged, &f);
 		cr_assert(!f.code, "%s", f.text);
 		nodefix_turns(&w->n);
 	}
@@ -95,11 +98,11 @@ static void seed_params(unsigned devices, unsigned ranks, float *ret)
 	struct world w;
 	struct unit *u;
 
-	begin(&w, devices, ranks, NULL);
+	test_devices_begin(&w, devices, ranks, NULL);
 	u = make_unit(&w, nodefix_spec("u", N));
 	ON_ALL(&w, nodefix_seed(&w.n, m, u, 7, op));
 	params(u, ret);
-	end(&w);
+	test_devices_end(&w);
 }
 
 Test(devices, parameters_from_a_seed_do_not_depend_on_devices)
@@ -145,14 +148,14 @@ static void gather_on(unsigned devices, unsigned ranks, const unsigned *place, e
 	struct unit *u;
 
 	spec->compute_dtype = dtype;
-	begin(&w, devices, ranks, place);
+	test_devices_begin(&w, devices, ranks, place);
 	u = make_unit(&w, spec);
 	ON_ALL(&w, nodefix_seed(&w.n, m, u, 3, op));
 	params(u, full);
 	if (dtype != DTYPE_FP32)
 		kernels_ref()->cast(&cast, 0, N);
 	gathered_equals(&w, u, dtype == DTYPE_FP32 ? (void *)full : half, N * dtype_size(dtype));
-	end(&w);
+	test_devices_end(&w);
 }
 
 static const unsigned round_robin[MOST] = { 0, 1, 2, 0, 1, 2, 0, 1 };
@@ -213,7 +216,7 @@ static void reduce_on(unsigned devices, unsigned ranks, const unsigned *place)
 	struct world w;
 	struct unit *u;
 
-	begin(&w, devices, ranks, place);
+	test_devices_begin(&w, devices, ranks, place);
 	spec->div_mode = DIV_MODE_TRUE;
 	u = make_unit(&w, spec);
 	ON_ALL(&w, nodefix_seed(&w.n, m, u, 3, op));
@@ -227,7 +230,7 @@ static void reduce_on(unsigned devices, unsigned ranks, const unsigned *place)
 	}
 	for (unsigned d = 0; d < w.n.node.n_devices; d++)
 		cr_expect_eq(w.job->mem.scratch[d].used, 0);
-	end(&w);
+	test_devices_end(&w);
 }
 
 Test(devices, gradients_are_added_inside_a_device_then_between_devices)
@@ -249,7 +252,7 @@ Test(devices, a_step_is_the_same_on_any_number_of_devices)
 		struct world w;
 		struct unit *u;
 
-		begin(&w, devices, 4, NULL);
+		test_devices_begin(&w, devices, 4, NULL);
 		u = make_unit(&w, nodefix_spec("u", N));
 		ON_ALL(&w, nodefix_seed(&w.n, m, u, 3, op));
 		for (unsigned step = 1; step < 4; step++) {
@@ -263,7 +266,7 @@ Test(devices, a_step_is_the_same_on_any_number_of_devices)
 		}
 		params(u, devices == 1 ? want : got);
 		cr_expect(devices == 1 || !memcmp(got, want, sizeof(want)), "%u devices", devices);
-		end(&w);
+		test_devices_end(&w);
 	}
 }
 
@@ -276,7 +279,7 @@ Test(devices, the_norm_is_that_of_all_parts)
 		struct unit *u;
 		float before[N], after[N];
 
-		begin(&w, devices, 3, NULL);
+		test_devices_begin(&w, devices, 3, NULL);
 		u = make_unit(&w, nodefix_spec("u", N));
 		ON_ALL(&w, nodefix_seed(&w.n, m, u, 3, op));
 		ON_ALL(&w, nodefix_on_unit(&w.n, m, "GradientBuffer", u, op));
@@ -287,12 +290,13 @@ Test(devices, the_norm_is_that_of_all_parts)
 		ON_ALL(&w, nodefix_clip(&w.n, m, 0.5, op));
 		grads(u, after);
 		if (devices == 1)
-			want = w.ops[0].result.total_norm;
+			want = NODEFIX_OUTCOME(shards_outcome, &w.ops[0])->total_norm;
 		for (unsigned r = 0; r < w.ranks; r++)
-			cr_expect_float_eq(w.ops[r].result.total_norm, want, 1e-9 * want);
+			cr_expect_float_eq(NODEFIX_OUTCOME(shards_outcome, &w.ops[r])->total_norm,
+					   want, 1e-9 * want);
 		for (unsigned i = 0; i < N; i++)
 			cr_assert_float_eq(after[i], before[i] * 0.5 / want, 1e-6);
-		end(&w);
+		test_devices_end(&w);
 	}
 }
 
@@ -310,7 +314,7 @@ static void own_on(unsigned devices, unsigned ranks, const unsigned *place)
 	struct world w;
 	struct unit *u;
 
-	begin(&w, devices, ranks, place);
+	test_devices_begin(&w, devices, ranks, place);
 	u = make_unit(&w, nodefix_spec("u", N));
 	for (unsigned r = 0; r < ranks; r++) {
 		float *x = buffer_of(&w, r, &ids[r]);
@@ -322,7 +326,7 @@ static void own_on(unsigned devices, unsigned ranks, const unsigned *place)
 	ON_ALL(&w, nodefix_own(&w.n, m, u, ids[r], op));
 	params(u, got);
 	cr_expect_eq(memcmp(got, want, sizeof(want)), 0, "%u devices, %u ranks", devices, ranks);
-	end(&w);
+	test_devices_end(&w);
 }
 
 Test(devices, each_rank_brings_its_own_shard)
@@ -341,7 +345,7 @@ static void from_root(unsigned devices, unsigned ranks, const unsigned *place, u
 	struct world w;
 	struct unit *u;
 
-	begin(&w, devices, ranks, place);
+	test_devices_begin(&w, devices, ranks, place);
 	u = make_unit(&w, nodefix_spec("u", N));
 	fill(buffer_of(&w, root, &id), 77);
 	fill(want, 77);
@@ -360,7 +364,7 @@ static void from_root(unsigned devices, unsigned ranks, const unsigned *place, u
 		nodefix_ok(&w.ops[r], "initialise from a root");
 	params(u, got);
 	cr_expect_eq(memcmp(got, want, sizeof(want)), 0, "%u devices, root %u", devices, root);
-	end(&w);
+	test_devices_end(&w);
 }
 
 Test(devices, one_rank_brings_all_parameters)
@@ -379,7 +383,7 @@ Test(devices, buffers_are_broadcast_from_every_root)
 		float *x[4], want[N];
 		struct world w;
 
-		begin(&w, 3, 4, round_robin);
+		test_devices_begin(&w, 3, 4, round_robin);
 		for (unsigned r = 0; r < 4; r++) {
 			x[r] = buffer_of(&w, r, &ids[r]);
 			fill(x[r], r);
@@ -398,7 +402,7 @@ Test(devices, buffers_are_broadcast_from_every_root)
 			cr_expect_eq(memcmp(x[r], want, sizeof(want)), 0, "root %u, rank %u", root,
 				     r);
 		}
-		end(&w);
+		test_devices_end(&w);
 	}
 }
 
@@ -427,7 +431,7 @@ Test(devices, all_reduce_gives_all_the_same)
 		float *x[8];
 		struct world w;
 
-		begin(&w, 3, 8, round_robin);
+		test_devices_begin(&w, 3, 8, round_robin);
 		for (unsigned r = 0; r < 8; r++) {
 			x[r] = buffer_of(&w, r, &ids[r]);
 			for (unsigned i = 0; i < N; i++)
@@ -455,7 +459,7 @@ Test(devices, all_reduce_gives_all_the_same)
 						      : ops[k] == REDUCE_MAX ? max
 									     : min);
 		}
-		end(&w);
+		test_devices_end(&w);
 	}
 }
 
@@ -465,13 +469,13 @@ Test(devices, ranks_are_spread_evenly_and_in_order)
 {
 	struct world w;
 
-	begin(&w, 4, 8, NULL);
+	test_devices_begin(&w, 4, 8, NULL);
 	for (unsigned r = 0; r < 8; r++)
 		cr_expect_eq(w.m[r]->device, &w.n.node.devices[r / 2]);
-	end(&w);
-	begin(&w, 4, 2, NULL);
+	test_devices_end(&w);
+	test_devices_begin(&w, 4, 2, NULL);
 	cr_expect_eq(w.m[1]->device, &w.n.node.devices[1], "no more devices than ranks");
-	end(&w);
+	test_devices_end(&w);
 }
 
 Test(devices, units_wait_until_all_ranks_have_a_place)
@@ -487,11 +491,11 @@ Test(devices, units_wait_until_all_ranks_have_a_place)
 	nodefix_begin(&n, &o);
 	job = nodefix_job(&n, "job", 2, 0);
 	nodefix_join(&n, job, 0);
-	cr_expect_eq(job_register(job, &spec, 1, &id, &charged, &f), JOB_E_LATER);
+	cr_expect_eq(nodefix_try_register(job, &spec, 1, &id, &charged, &f), RES_WAIT);
 	cr_expect(!f.code);
 	nodefix_join(&n, job, 1);
 	nodefix_turns(&n);
-	cr_expect_eq(job_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
+	cr_expect_eq(nodefix_try_register(job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
 	nodefix_end(&n);
 }
 
@@ -500,12 +504,12 @@ Test(devices, a_rank_with_memory_stays_where_it_is)
 	struct fault f = FAULT_NULL;
 	struct world w;
 
-	begin(&w, 2, 2, NULL);
+	test_devices_begin(&w, 2, 2, NULL);
 	make_unit(&w, nodefix_spec("u", N));
 	cr_expect_eq(job_place(w.job, 0, "fake:1", &f), FAULT_STATE);
 	cr_expect(strstr(f.text, "fake:0"), "%s", f.text);
 	f = FAULT_NULL;
 	cr_expect_eq(job_place(w.job, 0, "cuda:7", &f), FAULT_INVALID);
 	cr_expect(strstr(f.text, "fake:0, fake:1"), "%s", f.text);
-	end(&w);
+	test_devices_end(&w);
 }

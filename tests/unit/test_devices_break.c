@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "nodefix.h"
 
 TestSuite(devices_break, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
@@ -25,7 +26,7 @@ static uint64_t alloc(unsigned r, uint64_t bytes)
 	return w.one[r].result.buffer;
 }
 
-static void begin(void)
+static void test_devices_break_begin(void)
 {
 	const struct nodefix_options o = { .devices = 2 };
 
@@ -60,7 +61,7 @@ static void wait_for(struct nodefix_op *ops)
 /* What comes after the first stage needs the communicator. */
 Test(devices_break, a_communicator_may_break_during_the_first_stage)
 {
-	begin();
+	test_devices_break_begin();
 	all_reduce(w.small, 100, w.one);
 	wait_for(w.one);
 	cr_assert(!w.one[0].fault.code, "%s", w.one[0].fault.text);
@@ -87,10 +88,10 @@ Test(devices_break, a_gather_finds_the_communicator_being_made_again)
 	uint64_t charged;
 	uint32_t id;
 
-	begin();
+	test_devices_break_begin();
 	all_reduce(w.small, 100, w.one); /* makes the communicators */
 	wait_for(w.one);
-	cr_assert_eq(job_register(w.job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
+	cr_assert_eq(nodefix_try_register(w.job, &spec, 1, &id, &charged, &f), 0, "%s", f.text);
 	u = w.job->units[id - 1];
 	for (unsigned r = 0; r < RANKS; r++)
 		nodefix_seed(&w.n, w.m[r], u, 1, &w.one[r]);
@@ -101,7 +102,7 @@ Test(devices_break, a_gather_finds_the_communicator_being_made_again)
 	nc = w.job->groups[0]->nc;
 	node_comm_break(nc, "somebody pulled the cable");
 	hold(false);
-	cr_expect_eq(node_comm(&w.n.node, nc->devices, nc->n, &again, &f), NODE_E_LATER);
+	cr_expect_eq(node_comm(&w.n.node, nc->devices, nc->n, &again, &f), RES_WAIT);
 	nodefix_wait(&w.two[0]);
 	cr_expect_eq(w.two[0].fault.code, FAULT_ABORTED, "%s", w.two[0].fault.text);
 	nodefix_end(&w.n);
@@ -113,7 +114,7 @@ Test(devices_break, a_job_is_deleted_while_a_collective_waits_for_memory)
 {
 	struct fault f = FAULT_NULL;
 
-	begin();
+	test_devices_break_begin();
 	all_reduce(w.small, 100, w.one);
 	wait_for(w.one);
 	hold(true);

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "step/external.h"
 
 #define ELEMENTS 1001
 
@@ -16,7 +17,7 @@ static struct member *m[2];
 static struct unit *u;
 static struct nodefix_op op[2];
 
-static void begin(void)
+static void test_external_begin(void)
 {
 	const struct nodefix_options o = { .devices = 2 };
 	state_unit *spec = nodefix_spec("own", ELEMENTS);
@@ -33,13 +34,13 @@ static void begin(void)
 	cr_assert(u->n_parts == 2 && u->spread == 1);
 }
 
-static void end(void)
+static void test_external_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-TestSuite(external, .init = begin, .fini = end, .timeout = 60);
+TestSuite(external, .init = test_external_begin, .fini = test_external_end, .timeout = 60);
 
 static void reduce(void)
 {
@@ -61,7 +62,8 @@ static void take(void)
 	reduce();
 	for (unsigned i = 0; i < 2; i++) {
 		NODEFIX_OK(nodefix_submit(&n, m[i], "NextShard", &r.base, &op[i]), &op[i]);
-		cr_assert_eq(op[i].result.elements, i ? ELEMENTS / 2 : ELEMENTS / 2 + 1);
+		cr_assert_eq(NODEFIX_OUTCOME(external_outcome, &op[i])->elements,
+			     i ? ELEMENTS / 2 : ELEMENTS / 2 + 1);
 		nodefix_write(&op[i].result.place, (float)(i + 1));
 	}
 }
@@ -96,10 +98,11 @@ Test(external, what_was_given_back_is_in_all_copies)
 {
 	take();
 	give_back(0);
-	cr_expect(u->copies_differ);
+	cr_expect_eq(u->shards, UNIT_SHARDS_MIXED);
 	give_back(1);
 	nodefix_turns(&n);
-	cr_expect_not(u->step == UNIT_STEP_STEPPING || u->copies_differ);
+	cr_expect_not(u->step == UNIT_STEP_STEPPING);
+	cr_expect_eq(u->shards, UNIT_SHARDS_READY);
 	check_copies();
 }
 
@@ -143,7 +146,8 @@ Test(external, copies_that_stay_unequal_must_be_initialised)
 	take();
 	give_back(0);
 	nodefix_drop(&n, m[1], "died");
-	cr_expect_not(u->rec->initialised || u->copies_differ);
+	cr_expect_not(u->rec->initialised);
+	cr_expect_eq(u->shards, UNIT_SHARDS_NONE);
 	rejoin();
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
 	cr_expect_eq(op[0].fault.code, FAULT_STATE);
@@ -154,6 +158,27 @@ Test(external, copies_that_stay_unequal_must_be_initialised)
 		nodefix_ok(&op[i], "Initialise");
 	cr_expect(u->rec->initialised);
 	cr_expect_arr_eq(copy(0), copy(1), ELEMENTS * sizeof(float));
+}
+
+/* The pass that the Reduce ended is over: the next one promises the shards again. */
+Test(external, initialising_withdraws_shards_that_were_promised)
+{
+	const struct member_unit *mu;
+
+	reduce();
+	mu = member_unit_find(m[0], u);
+	cr_assert_eq(mu->shard_state, SHARD_COMING);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], u, 7, &op[i]);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_ok(&op[i], "Initialise");
+	cr_expect_eq(mu->shard_state, SHARD_NONE);
+	take();
+	give_back(0);
+	give_back(1);
+	nodefix_turns(&n);
+	cr_expect_eq(mu->shard_state, SHARD_GIVEN_BACK);
+	check_copies();
 }
 
 Test(external, a_failure_between_devices_tears_the_job)

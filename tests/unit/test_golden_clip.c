@@ -58,7 +58,7 @@ static void expect_clipped(const struct safetensors *f, const struct kernels *k,
 	float x[MAX_N], factor = 1;
 
 	memcpy(x, in->data, in->elements * sizeof(float));
-	if (clip_factor(clip, total, &factor)) {
+	if (norm_clip_factor(clip, total, &factor)) {
 		struct k_scale a = { x, factor };
 
 		k->scale(&a, 0, in->elements);
@@ -75,7 +75,7 @@ static void check_norm(const struct safetensors *f, const struct kernels *k, con
 	double want = (double)golden_at(golden_part(f, name, "total").data, DTYPE_FP32, 0), total;
 	struct fault fault = FAULT_NULL;
 	unsigned ranks = (unsigned)golden_number(about, "ranks");
-	bool refused = clip_check(&clip, want, &fault) != 0;
+	bool refused = norm_clip_check(&clip, want, &fault) != 0;
 
 	if (golden_is(about, "system", "torch"))
 		cr_assert_eq(refused, golden_number(about, "error") != 0, "%s", name);

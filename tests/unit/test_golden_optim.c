@@ -214,8 +214,8 @@ static bool unscale(struct run *r, unsigned i)
 	return found;
 }
 
-static void check(const struct safetensors *f, const struct kernels *k, const char *name,
-		  const char *about)
+static void test_golden_optim_check(const struct safetensors *f, const struct kernels *k,
+				    const char *name, const char *about)
 {
 	_cleanup_(freep) struct run *r = calloc(1, sizeof(*r));
 
@@ -244,8 +244,8 @@ static void check_cases(const char *optimizer, const char *form, unsigned least)
 	while (safetensors_next(f, &iter, &name, &about)) {
 		if (!golden_is(about, "optimizer", optimizer) || !golden_is(about, "form", form))
 			continue;
-		check(f, kernels_ref(), name, about);
-		check(f, kernels_host(), name, about);
+		test_golden_optim_check(f, kernels_ref(), name, about);
+		test_golden_optim_check(f, kernels_host(), name, about);
 		cases++;
 	}
 	cr_assert_geq(cases, least, "%u cases of %s %s", cases, optimizer, form);

@@ -356,8 +356,8 @@ static unsigned replicas_of(const char *about)
 		       : 1;
 }
 
-static void check(const struct safetensors *f, const struct kernels *k, const char *name,
-		  const char *about)
+static void test_golden_reduce_check(const struct safetensors *f, const struct kernels *k,
+				     const char *name, const char *about)
 {
 	_cleanup_(freep) struct run *r = calloc(1, sizeof(*r));
 	struct safetensors_tensor want = golden_tensor(f, name);
@@ -396,8 +396,8 @@ static void check_system(const char *system, unsigned least)
 	while (safetensors_next(f, &iter, &name, &about)) {
 		if (!golden_is(about, "system", system))
 			continue;
-		check(f, kernels_ref(), name, about);
-		check(f, kernels_host(), name, about);
+		test_golden_reduce_check(f, kernels_ref(), name, about);
+		test_golden_reduce_check(f, kernels_host(), name, about);
 		cases++;
 	}
 	cr_assert_geq(cases, least, "%u cases of %s", cases, system);

@@ -104,7 +104,7 @@ static void expect_all(const struct run *r, unsigned i)
 			     "%s", r->o.name);
 }
 
-static void check(struct run *r, enum optim_profile profile)
+static void test_golden_state_check(struct run *r, enum optim_profile profile)
 {
 	struct job *job;
 
@@ -139,7 +139,7 @@ static void check_cases(const char *optimizer, const char *form, enum optim_prof
 		golden_optim_read(&r.o, f, name, about);
 		if (golden_optim_divides(&r.o))
 			continue;
-		check(&r, profile);
+		test_golden_state_check(&r, profile);
 		cases++;
 	}
 	cr_assert_geq(cases, least, "%u cases of %s %s", cases, optimizer, form);

@@ -18,7 +18,7 @@ static struct health health;
 static struct rpc_client *client;
 static unsigned n_descriptors;
 
-static void begin(void)
+static void test_health_begin(void)
 {
 	struct shardd_error err;
 
@@ -36,7 +36,7 @@ static void finish(void)
 	rpchost_descriptors(n_descriptors);
 }
 
-TestSuite(health, .init = begin, .timeout = 30);
+TestSuite(health, .init = test_health_begin, .timeout = 30);
 
 static void set(void *arg)
 {
@@ -68,7 +68,7 @@ static int status_of(ProtobufCMessage *msg)
 }
 
 /* Return: the serving status, or a negative code. */
-static int check(const char *name, struct shardd_error *err)
+static int test_health_check(const char *name, struct shardd_error *err)
 {
 	struct rpc_pending *p = start("/grpc.health.v1.Health/Check", name, false);
 	ProtobufCMessage *msg = NULL;
@@ -101,10 +101,10 @@ Test(health, check_says_whether_it_serves)
 					     "shardd.v1.StatusService" };
 
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		cr_assert_eq(check(names[i], NULL), NOT_SERVING, "%s", names[i]);
+		cr_assert_eq(test_health_check(names[i], NULL), NOT_SERVING, "%s", names[i]);
 	set_serving(true);
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		cr_assert_eq(check(names[i], NULL), SERVING, "%s", names[i]);
+		cr_assert_eq(test_health_check(names[i], NULL), SERVING, "%s", names[i]);
 	finish();
 }
 
@@ -113,7 +113,7 @@ Test(health, check_of_an_unknown_name_is_not_found)
 	struct shardd_error err;
 
 	set_serving(true);
-	cr_assert_eq(check("shardd.v1.Nope", &err), -SHARDD_NOT_FOUND);
+	cr_assert_eq(test_health_check("shardd.v1.Nope", &err), -SHARDD_NOT_FOUND);
 	cr_assert(strstr(err.text, "shardd.v1.Nope"), "%s", err.text);
 	finish();
 }
@@ -173,7 +173,7 @@ Test(health, watchers_that_left_are_forgotten)
 		rpc_pending_free(p[i]);
 	wait_for_calls(0);
 	set_serving(true);
-	cr_assert_eq(check("", NULL), SERVING);
+	cr_assert_eq(test_health_check("", NULL), SERVING);
 	finish();
 }
 

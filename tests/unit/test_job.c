@@ -7,6 +7,7 @@
 #include "core/clock.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "op/op_run.h"
 
 TestSuite(job, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
@@ -14,19 +15,19 @@ TestSuite(job, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
 static struct nodefix n;
 
-static void begin(void)
+static void test_job_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
 }
 
-static void end(void)
+static void test_job_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define JOB_TEST(name) Test(job, name, .init = begin, .fini = end)
+#define JOB_TEST(name) Test(job, name, .init = test_job_begin, .fini = test_job_end)
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {
@@ -368,7 +369,7 @@ JOB_TEST(joining_again_gives_everything_back)
 
 static unsigned settled;
 
-static void on_settled(struct job_waiter *w)
+static void on_settled(struct waiter *w)
 {
 	(void)w;
 	settled++;
@@ -379,18 +380,18 @@ JOB_TEST(who_joins_again_waits_for_what_still_runs)
 	struct job *job = nodefix_job(&n, "a", 1, 0);
 	struct member *m = nodefix_join(&n, job, 0), *again = NULL;
 	struct unit *u = nodefix_register(job, nodefix_spec("u", 100));
-	struct job_waiter w = { .fn = on_settled };
+	struct waiter w;
 	struct nodefix_op op = { 0 };
 	struct fault f = FAULT_NULL;
 
 	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_seed(&n, m, u, 1, &op);
 	nodefix_turns(&n);
-	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m, &again, &f), JOB_E_BUSY);
+	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m, &again, &f), RES_WAIT);
 	cr_expect_eq(m->state, MEMBER_STALE, "the epoch has ended though");
 	cr_expect_null(again);
-	list_init(&w.link);
-	job_wait_settled(job, &w);
+	waiter_init(&w, on_settled);
+	condition_wait(&job->settled, &w);
 	settled = 0;
 	nodefix_turns(&n);
 	cr_expect_eq(settled, 0);

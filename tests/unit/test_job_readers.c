@@ -86,7 +86,7 @@ static state_unit *spec_of(const char *name, enum optim_when when)
 	return spec;
 }
 
-static void begin(void)
+static void test_job_readers_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -102,7 +102,7 @@ static void begin(void)
 	both_ok("Commit");
 }
 
-static void end(void)
+static void test_job_readers_end(void)
 {
 	reader_free(a.r);
 	reader_free(b.r);
@@ -110,7 +110,7 @@ static void end(void)
 	fdcheck_end();
 }
 
-TestSuite(job_readers, .init = begin, .fini = end, .timeout = 60);
+TestSuite(job_readers, .init = test_job_readers_begin, .fini = test_job_readers_end, .timeout = 60);
 
 static void submit_reduce(struct unit *x)
 {

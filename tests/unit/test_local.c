@@ -99,7 +99,7 @@ static void open_channel(uint64_t timeout_us)
 	cr_assert_eq(local_new(&run.loop, c, &ops, &run, timeout_us, &channel), 0);
 }
 
-static void begin(void)
+static void test_local_begin(void)
 {
 	/* libuv keeps a pipe for the life of the process, made with the first loop */
 	looprun_init(&run);
@@ -110,7 +110,7 @@ static void begin(void)
 	open_channel(60 * 1000000ull);
 }
 
-static void end(void)
+static void test_local_end(void)
 {
 	client = fd_close(client);
 	looprun_flag(&run, &closed, 10);
@@ -129,7 +129,7 @@ static void begin_short(void)
 	open_channel(TIMEOUT_US);
 }
 
-TestSuite(local, .init = begin, .fini = end, .timeout = 30);
+TestSuite(local, .init = test_local_begin, .fini = test_local_end, .timeout = 30);
 
 static void turn(unsigned n)
 {
@@ -667,7 +667,7 @@ Test(local, client_may_vanish_with_answers_waiting)
 		turn(1);
 	client = fd_close(client);
 	looprun_flag(&run, &closed, 10);
-	/* end() finds the descriptors of the waiting answers closed */
+	/* test_local_end() finds the descriptors of the waiting answers closed */
 }
 
 Test(local, close_from_our_side_is_told_once)

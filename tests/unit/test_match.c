@@ -22,7 +22,7 @@ struct call {
 	unsigned told;
 };
 
-static void end(struct call *c, enum outcome outcome, const struct fault *fault)
+static void test_match_end(struct call *c, enum outcome outcome, const struct fault *fault)
 {
 	c->told++;
 	c->outcome = outcome;
@@ -38,7 +38,7 @@ static void on_complete(struct match_entry *const *entries, uint32_t n, void *us
 	(*completed)++;
 	for (uint32_t i = 0; i < n; i++) {
 		cr_assert_eq(entries[i]->index, i);
-		end(CONTAINER_OF(entries[i], struct call, entry), COMPLETE, NULL);
+		test_match_end(CONTAINER_OF(entries[i], struct call, entry), COMPLETE, NULL);
 	}
 }
 
@@ -46,7 +46,7 @@ static void on_failed(struct match_entry *entry, const struct fault *fault, void
 {
 	(void)userdata;
 	cr_assert_neq(fault->code, FAULT_NONE);
-	end(CONTAINER_OF(entry, struct call, entry), FAILED, fault);
+	test_match_end(CONTAINER_OF(entry, struct call, entry), FAILED, fault);
 }
 
 static void number(struct match *m, struct call *c, uint32_t index, uint64_t what)
@@ -426,7 +426,7 @@ static void walk_refuse(struct walk *w, uint32_t i, unsigned k)
 		return;
 	match_refuse(&w->m, &c->entry, &why);
 	if (!w->announced[i][k])
-		end(c, FAILED, &why);
+		test_match_end(c, FAILED, &why);
 	w->announced[i][k] = true;
 }
 

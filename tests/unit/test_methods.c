@@ -6,6 +6,7 @@
 
 #include "fdcheck.h"
 #include "op/op.h"
+#include "op/op_util.h"
 #include "methods.h"
 #include "request.h"
 #include "ring_abi.h"

@@ -75,7 +75,7 @@ static ncclResult_t init(int second_rank)
 	return nc->ncclGroupEnd();
 }
 
-static void begin(void)
+static void test_nccl_sim_begin(void)
 {
 	start();
 	cr_assert_eq(init(1), ncclInProgress, "without blocking it takes its time");
@@ -89,7 +89,7 @@ static ncclResult_t reduce(unsigned member, size_t count)
 				 ncclSum, comms[member], stream(member));
 }
 
-static void end(void)
+static void test_nccl_sim_end(void)
 {
 	for (unsigned i = 0; i < 2; i++) {
 		cr_assert_eq(nc->ncclCommAbort(comms[i]), ncclSuccess);
@@ -101,14 +101,14 @@ static void end(void)
 
 Test(nccl_sim, answers_in_progress_first)
 {
-	begin();
+	test_nccl_sim_begin();
 	nc->ncclGroupStart();
 	cr_assert_eq(reduce(0, 4), ncclSuccess);
 	cr_assert_eq(reduce(1, 4), ncclSuccess);
 	cr_assert_eq(nc->ncclGroupEnd(), ncclInProgress);
 	settle();
 	cr_assert_eq(state(1), ncclSuccess);
-	end();
+	test_nccl_sim_end();
 }
 
 Test(nccl_sim, a_rank_is_taken_once)
@@ -118,7 +118,7 @@ Test(nccl_sim, a_rank_is_taken_once)
 	while (state(1) == ncclInProgress)
 		sched_yield();
 	cr_assert_eq(state(1), ncclInvalidArgument);
-	end();
+	test_nccl_sim_end();
 }
 
 Test(nccl_sim, nothing_is_called_while_in_progress, .signal = SIGABRT)
@@ -130,13 +130,13 @@ Test(nccl_sim, nothing_is_called_while_in_progress, .signal = SIGABRT)
 
 Test(nccl_sim, one_member_alone_would_wait_for_ever, .signal = SIGABRT)
 {
-	begin();
+	test_nccl_sim_begin();
 	reduce(0, 4);
 }
 
 Test(nccl_sim, members_agree, .signal = SIGABRT)
 {
-	begin();
+	test_nccl_sim_begin();
 	nc->ncclGroupStart();
 	reduce(0, 4);
 	reduce(1, 5);
@@ -150,7 +150,7 @@ Test(nccl_sim, initialisation_stands_alone, .signal = SIGABRT)
 	ncclUniqueId id;
 	ncclComm_t other;
 
-	begin();
+	test_nccl_sim_begin();
 	nccl_lib_config(&config);
 	nc->ncclGetUniqueId(&id);
 	nc->ncclGroupStart();
@@ -162,14 +162,14 @@ Test(nccl_sim, initialisation_stands_alone, .signal = SIGABRT)
 
 Test(nccl_sim, memory_must_be_there, .signal = SIGABRT)
 {
-	begin();
+	test_nccl_sim_begin();
 	nc->ncclGroupStart();
 	reduce(0, 100000000);
 }
 
 Test(nccl_sim, memory_must_be_the_devices_own, .signal = SIGABRT)
 {
-	begin();
+	test_nccl_sim_begin();
 	nc->ncclGroupStart();
 	nc->ncclAllReduce((void *)memory[1], (void *)memory[1], 4, ncclFloat32, ncclSum, comms[0],
 			  stream(0));
@@ -177,7 +177,7 @@ Test(nccl_sim, memory_must_be_the_devices_own, .signal = SIGABRT)
 
 Test(nccl_sim, nothing_is_used_after_its_end, .signal = SIGABRT)
 {
-	begin();
+	test_nccl_sim_begin();
 	nc->ncclCommAbort(comms[0]);
 	state(0);
 }
@@ -186,7 +186,7 @@ Test(nccl_sim, windows_are_aligned, .signal = SIGABRT)
 {
 	ncclWindow_t w;
 
-	begin();
+	test_nccl_sim_begin();
 	nc->ncclGroupStart();
 	nc->ncclCommWindowRegister(comms[0], (void *)(memory[0] + 256), 4096, &w,
 				   NCCL_WIN_COLL_SYMMETRIC);
@@ -196,7 +196,7 @@ Test(nccl_sim, windows_are_given_back_before_the_end, .signal = SIGABRT)
 {
 	ncclWindow_t w[2];
 
-	begin();
+	test_nccl_sim_begin();
 	nc->ncclGroupStart();
 	for (unsigned i = 0; i < 2; i++)
 		nc->ncclCommWindowRegister(comms[i], (void *)memory[i], 4096, &w[i],
@@ -221,7 +221,7 @@ Test(nccl_sim, one_thread_issues_for_a_device, .signal = SIGABRT)
 {
 	pthread_t t;
 
-	begin();
+	test_nccl_sim_begin();
 	from_another_thread(NULL);
 	settle();
 	pthread_create(&t, NULL, from_another_thread, NULL);
@@ -230,7 +230,7 @@ Test(nccl_sim, one_thread_issues_for_a_device, .signal = SIGABRT)
 
 Test(nccl_sim, a_stream_is_nccls_alone_while_in_progress, .signal = SIGABRT)
 {
-	begin();
+	test_nccl_sim_begin();
 	use(0);
 	for (unsigned i = 0; i < 1000; i++) {
 		nc->ncclGroupStart();

@@ -7,6 +7,8 @@
 #include "core/clock.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "op/op_run.h"
+#include "op/op_time.h"
 
 TestSuite(op, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
@@ -23,7 +25,7 @@ static struct unit *cast_unit(const char *name)
 	return nodefix_unit(&n, job, spec, m, 2);
 }
 
-static void begin(void)
+static void test_op_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -35,13 +37,13 @@ static void begin(void)
 	nodefix_ended = 0;
 }
 
-static void end(void)
+static void test_op_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define OP_TEST(name) Test(op, name, .init = begin, .fini = end)
+#define OP_TEST(name) Test(op, name, .init = test_op_begin, .fini = test_op_end)
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {
@@ -151,7 +153,7 @@ OP_TEST(ops_that_share_nothing_run_side_by_side)
 	nodefix_on_unit(&n, m[0], "GradientBuffer", a, &grad);
 	nodefix_alloc(&n, m[0], 100, &mem);
 	cr_expect_str_eq(state_of(&ga), "RUN");
-	cr_expect_str_eq(waits_for(&ga), "");
+	cr_expect_str_eq(waits_for(&ga), "a cast");
 	cr_expect_str_eq(state_of(&gb), "RUN");
 	cr_expect_str_eq(state_of(&ra), "DEPS", "the gather of the same unit comes first");
 	cr_expect_str_eq(waits_for(&ra), "1 earlier ops of this session");
@@ -317,21 +319,21 @@ OP_TEST(cancelled_while_it_waits_for_peers)
 	nodefix_ok(&next, "Barrier");
 }
 
-OP_TEST(cancelled_while_it_is_parked)
+OP_TEST(cancelled_while_it_is_blocked)
 {
-	static struct nodefix_op first = { 0 }, parked = { 0 }, queued = { 0 }, after = { 0 };
+	static struct nodefix_op first = { 0 }, blocked = { 0 }, queued = { 0 }, after = { 0 };
 
 	n.node.limits.max_inflight_gathers = 1;
 	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &first);
-	nodefix_on_unit(&n, m[1], "Gather", a, &parked); /* for the same cast */
-	nodefix_on_unit(&n, m[0], "Gather", b, &queued); /* for its own */
-	cr_expect_str_eq(state_of(&parked), "PARKED");
-	cr_expect_str_eq(state_of(&queued), "PARKED");
-	cr_expect_str_eq(waits_for(&parked), "a cast");
-	op_cancel(parked.op, FAULT_CANCELLED, "enough");
+	nodefix_on_unit(&n, m[1], "Gather", a, &blocked); /* for the same cast */
+	nodefix_on_unit(&n, m[0], "Gather", b, &queued);  /* for its own */
+	cr_expect_str_eq(state_of(&blocked), "BLOCKED");
+	cr_expect_str_eq(state_of(&queued), "BLOCKED");
+	cr_expect_str_eq(waits_for(&blocked), "a cast");
+	op_cancel(blocked.op, FAULT_CANCELLED, "enough");
 	op_cancel(queued.op, FAULT_CANCELLED, "enough");
-	expect_fault(&parked.fault, FAULT_CANCELLED, "enough");
+	expect_fault(&blocked.fault, FAULT_CANCELLED, "enough");
 	expect_fault(&queued.fault, FAULT_CANCELLED, "enough");
 	for (unsigned i = 0; i < 2; i++)
 		cr_expect(condition_is_idle(&m[i]->casts));
@@ -339,6 +341,50 @@ OP_TEST(cancelled_while_it_is_parked)
 	nodefix_ok(&first, "Gather");
 	cr_expect_eq(a->gathered_ranks, 1);
 	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", b, &after), &after);
+}
+
+static void expect_both(const struct nodefix_op *ops, const char *waits)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		cr_expect_str_eq(state_of(&ops[i]), "RUN");
+		cr_expect_str_eq(waits_for(&ops[i]), waits);
+	}
+}
+
+static void later_and_held(bool on)
+{
+	for (unsigned d = 0; d < n.node.n_devices; d++) {
+		backend_fake_later(n.node.devices[d].backend, on);
+		backend_fake_hold(n.node.devices[d].backend, on);
+	}
+}
+
+/* A collective that runs waits with its own waiter: each of its ops is told for what. */
+Test(op, what_runs_names_what_it_waits_for, .fini = test_op_end)
+{
+	static struct nodefix_op ops[2], buffers[2];
+	const uint64_t count = 4 << 20;
+
+	fdcheck_begin();
+	nodefix_begin(&n, &(struct nodefix_options){ .devices = 2, .fake_engine = true });
+	job = nodefix_job(&n, "job", 2, 0);
+	for (unsigned i = 0; i < 2; i++)
+		m[i] = nodefix_join(&n, job, i);
+	for (unsigned i = 0; i < 2; i++)
+		NODEFIX_OK(nodefix_alloc(&n, m[i], count * sizeof(float), &buffers[i]),
+			   &buffers[i]);
+	nodefix_all_reduce(&n, m[0], buffers[0].result.buffer, count, &ops[0]);
+	cr_expect_str_eq(state_of(&ops[0]), "WAIT");
+	later_and_held(true);
+	nodefix_all_reduce(&n, m[1], buffers[1].result.buffer, count, &ops[1]);
+	expect_both(ops, "memory or communicators"); /* for its sums */
+	for (unsigned d = 0; d < 2; d++)
+		cr_assert(backend_fake_step(n.node.devices[d].backend)); /* it is made */
+	nodefix_turns(&n);
+	expect_both(ops, "work on its devices");
+	later_and_held(false);
+	nodefix_ok(&ops[0], "AllReduce");
+	nodefix_ok(&ops[1], "AllReduce");
 }
 
 OP_TEST(what_runs_is_not_cancelled)
@@ -484,20 +530,20 @@ OP_TEST(who_is_refused_does_not_leave_his_peers_waiting)
 
 OP_TEST(the_end_of_an_epoch_ends_everything_that_waits)
 {
-	static struct nodefix_op run = { 0 }, deps = { 0 }, parked = { 0 }, wait = { 0 };
+	static struct nodefix_op run = { 0 }, deps = { 0 }, blocked = { 0 }, wait = { 0 };
 	static struct nodefix_op held = { .seq = 9 };
 
 	backend_fake_hold(n.node.devices[0].backend, true);
 	nodefix_on_unit(&n, m[0], "Gather", a, &run);
 	nodefix_on_unit(&n, m[0], "Release", a, &deps);
 	nodefix_all_reduce(&n, m[0], 1, 1, &held);
-	nodefix_on_unit(&n, m[1], "Gather", a, &parked);
+	nodefix_on_unit(&n, m[1], "Gather", a, &blocked);
 	nodefix_step(&n, m[1], &wait);
 	cr_expect_str_eq(state_of(&wait), "DEPS");
 	nodefix_drop(&n, m[1], "died");
 	expect_fault(&deps.fault, FAULT_ABORTED, "rank 1");
 	expect_fault(&held.fault, FAULT_ABORTED, "rank 1");
-	expect_fault(&parked.fault, FAULT_ABORTED, "rank 1");
+	expect_fault(&blocked.fault, FAULT_ABORTED, "rank 1");
 	expect_fault(&wait.fault, FAULT_ABORTED, "rank 1");
 	cr_expect_str_eq(state_of(&run), "RUN");
 	backend_fake_hold(n.node.devices[0].backend, false);

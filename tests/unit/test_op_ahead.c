@@ -67,13 +67,13 @@ static void begin_large(void)
 	begin_with(NULL, 1, DTYPE_BF16, UINT64_C(1) << 20);
 }
 
-static void end(void)
+static void test_op_ahead_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define AHEAD_TEST(name, with) Test(op_ahead, name, .init = with, .fini = end)
+#define AHEAD_TEST(name, with) Test(op_ahead, name, .init = with, .fini = test_op_ahead_end)
 
 static void submit_pass(const char *type, unsigned rank, unsigned i, int pass, struct nodefix_op *o)
 {
@@ -186,7 +186,7 @@ AHEAD_TEST(one_that_is_on_its_way_is_waited_for_and_not_begun_again, begin_cast)
 	submitted = b->submitted;
 	submit_pass("BeginPass", 0, 1, F, &op[1]);
 	cr_expect_eq(b->submitted, submitted);
-	cr_expect_eq(op[1].op->state, OP_PARKED);
+	cr_expect_eq(op[1].op->state, OP_BLOCKED);
 	backend_fake_hold(b, false);
 	nodefix_ok(&op[1], "BeginPass");
 	cr_expect_not(op[1].result.copied);

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "nodefix.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
@@ -296,7 +297,7 @@ Test(op_convert, a_unit_that_shares_its_memory)
 	uint32_t ids[2];
 
 	setup(&x, 1, 0);
-	cr_assert_eq(job_register(x.job, specs, 2, ids, &charged, &f), 0, "%s", f.text);
+	cr_assert_eq(nodefix_try_register(x.job, specs, 2, ids, &charged, &f), 0, "%s", f.text);
 	for (uint32_t unit = 2; unit <= 3; unit++) {
 		Shardd__V1__ConvertUnitsRequest r = SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
 

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "op/op_run.h"
 
 TestSuite(gather, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
@@ -13,7 +14,7 @@ static struct job *job;
 static struct member *m[2];
 static struct nodefix_op op[8];
 
-static void begin(void)
+static void test_op_gather_begin(void)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -22,13 +23,14 @@ static void begin(void)
 	m[1] = nodefix_join(&n, job, 1);
 }
 
-static void end(void)
+static void test_op_gather_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define GATHER_TEST(name) Test(gather, name, .init = begin, .fini = end)
+#define GATHER_TEST(name) \
+	Test(gather, name, .init = test_op_gather_begin, .fini = test_op_gather_end)
 
 static void expect_fault(const struct fault *f, enum fault_code code, const char *words)
 {
@@ -234,14 +236,14 @@ GATHER_TEST(so_many_casts_run_at_once)
 	nodefix_on_unit(&n, m[1], "Gather", u[3], &op[4]);
 	cr_expect_eq(job->copies.casts, 2);
 	cr_expect_eq(op[1].op->state, OP_RUN);
-	cr_expect_eq(op[2].op->state, OP_PARKED);
-	cr_expect_eq(op[3].op->state, OP_PARKED);
+	cr_expect_eq(op[2].op->state, OP_BLOCKED);
+	cr_expect_eq(op[3].op->state, OP_BLOCKED);
 	backend_fake_release(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect(op[0].over && op[1].over);
 	cr_expect_eq(job->copies.casts, 2, "the next two");
 	cr_expect_eq(op[4].op->state, OP_RUN, "of the other rank, whose turn it is");
-	cr_expect_eq(op[3].op->state, OP_PARKED);
+	cr_expect_eq(op[3].op->state, OP_BLOCKED);
 	backend_fake_hold(n.node.devices[0].backend, false);
 	for (unsigned i = 2; i < 5; i++)
 		nodefix_ok(&op[i], "Gather");
@@ -357,8 +359,8 @@ GATHER_TEST(the_cast_of_a_rank_that_died_is_there_for_the_next)
 	nodefix_drop(&n, m[1], "died");
 	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), 0);
 	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
-	cr_expect_eq(op[0].op->state, OP_PARKED);
-	cr_expect_eq(nodefix_try_join(&n, job, 1, NULL, NULL, &again, &f), JOB_E_BUSY);
+	cr_expect_eq(op[0].op->state, OP_BLOCKED);
+	cr_expect_eq(nodefix_try_join(&n, job, 1, NULL, NULL, &again, &f), RES_WAIT);
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_ok(&op[0], "Gather");
 	cr_expect(op[1].over);

@@ -27,7 +27,7 @@ static struct unit *guarded(const char *name, enum unit_reshard reshard, enum dt
 	return nodefix_unit(&n, job, spec, m, ranks);
 }
 
-static void begin(uint32_t world)
+static void test_op_pass_begin(uint32_t world)
 {
 	fdcheck_begin();
 	nodefix_begin(&n, NULL);
@@ -38,22 +38,22 @@ static void begin(uint32_t world)
 
 static void begin_one(void)
 {
-	begin(1);
+	test_op_pass_begin(1);
 }
 
 static void begin_two(void)
 {
-	begin(2);
+	test_op_pass_begin(2);
 }
 
-static void end(void)
+static void test_op_pass_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-#define ONE_RANK(name)  Test(op_pass, name, .init = begin_one, .fini = end)
-#define TWO_RANKS(name) Test(op_pass, name, .init = begin_two, .fini = end)
+#define ONE_RANK(name)  Test(op_pass, name, .init = begin_one, .fini = test_op_pass_end)
+#define TWO_RANKS(name) Test(op_pass, name, .init = begin_two, .fini = test_op_pass_end)
 
 static void begin_pass(struct member *who, struct unit *of, int pass, struct nodefix_op *o)
 {

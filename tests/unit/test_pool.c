@@ -28,7 +28,7 @@ static void setup(struct fixture *f, uint64_t capacity, uint64_t quota)
 {
 	looprun_init(&f->run);
 	cr_assert_eq(backend_fake_new(&f->run.queue, capacity, &f->b), 0);
-	device_init(&f->d, f->b, 0);
+	slab_device_init(&f->d, f->b, 0);
 	quota_init(&f->job, &f->d.quota, quota);
 	pool_init(&f->p, &f->d, &f->job, MEM_FULL, BACKEND_SHARE_FD, "job", 2);
 }
@@ -38,7 +38,7 @@ static void teardown(struct fixture *f)
 	pool_deinit(&f->p);
 	pool_deinit(&f->p);
 	cr_assert_eq(f->job.used, 0);
-	device_deinit(&f->d);
+	slab_device_deinit(&f->d);
 	f->b = backend_close(f->b);
 	looprun_deinit(&f->run);
 }

@@ -8,14 +8,14 @@
 static struct quota quota;
 static struct prefetch p;
 
-static void begin(void)
+static void test_prefetch_begin(void)
 {
 	fdcheck_begin();
 	quota_init(&quota, NULL, 0);
 	prefetch_init(&p, &quota);
 }
 
-static void end(void)
+static void test_prefetch_end(void)
 {
 	prefetch_deinit(&p);
 	prefetch_deinit(&p);
@@ -23,7 +23,7 @@ static void end(void)
 	fdcheck_end();
 }
 
-TestSuite(prefetch, .init = begin, .fini = end, .timeout = 60);
+TestSuite(prefetch, .init = test_prefetch_begin, .fini = test_prefetch_end, .timeout = 60);
 
 /* Uses by letter, a step to its end. Return: how many were expected. */
 static unsigned use(const char *letters)

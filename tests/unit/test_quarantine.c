@@ -24,7 +24,7 @@ static void setup(struct fixture *f)
 {
 	looprun_init(&f->run);
 	cr_assert_eq(backend_fake_new(&f->run.queue, 0, &f->b), 0);
-	device_init(&f->d, f->b, 0);
+	slab_device_init(&f->d, f->b, 0);
 	quota_init(&f->job, &f->d.quota, 0);
 	quarantine_init(&f->q);
 }
@@ -34,7 +34,7 @@ static void teardown(struct fixture *f)
 	quarantine_deinit(&f->q);
 	cr_assert_eq(f->q.bytes, 0);
 	cr_assert_eq(f->job.used, 0);
-	device_deinit(&f->d);
+	slab_device_deinit(&f->d);
 	f->b = backend_close(f->b);
 	looprun_deinit(&f->run);
 }

@@ -7,6 +7,7 @@
 #include "core/clock.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "op/op_time.h"
 
 TestSuite(recorder, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 

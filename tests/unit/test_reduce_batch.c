@@ -40,7 +40,8 @@ static state_unit *spec_of(unsigned i)
 	return spec;
 }
 
-static void begin(struct world *w, unsigned devices, unsigned ranks, uint64_t batch)
+static void test_reduce_batch_begin(struct world *w, unsigned devices, unsigned ranks,
+				    uint64_t batch)
 {
 	const struct nodefix_options o = { .devices = devices };
 
@@ -118,7 +119,7 @@ static unsigned gradients(unsigned devices, unsigned ranks, uint64_t batch, floa
 	static struct world w;
 	unsigned tasks = 0;
 
-	begin(&w, devices, ranks, batch);
+	test_reduce_batch_begin(&w, devices, ranks, batch);
 	for (unsigned pass = 0; pass < 2; pass++) {
 		hand_in(&w, pass);
 		tasks += reduce_all(&w);
@@ -168,7 +169,7 @@ Test(reduce_batch, a_death_ends_all_that_wait)
 {
 	static struct world w;
 
-	begin(&w, 2, 2, 1 << 16);
+	test_reduce_batch_begin(&w, 2, 2, 1 << 16);
 	hand_in(&w, 0);
 	hold(&w, true);
 	for (unsigned i = 0; i < UNITS; i++)
@@ -194,7 +195,7 @@ Test(reduce_batch, a_job_may_be_deleted_meanwhile)
 	static struct world w;
 	struct fault f = FAULT_NULL;
 
-	begin(&w, 2, 2, 1 << 16);
+	test_reduce_batch_begin(&w, 2, 2, 1 << 16);
 	hand_in(&w, 0);
 	hold(&w, true);
 	for (unsigned i = 0; i < UNITS; i++)
@@ -213,7 +214,7 @@ Test(reduce_batch, fails_as_a_whole)
 	static struct world w;
 	unsigned failed = 0;
 
-	begin(&w, 2, 2, 1 << 16);
+	test_reduce_batch_begin(&w, 2, 2, 1 << 16);
 	hand_in(&w, 0);
 	hold(&w, true);
 	for (unsigned i = 0; i + 1 < UNITS; i++)

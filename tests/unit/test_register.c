@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "job/registration.h"
 #include "mem/stagger.h"
 #include "nodefix.h"
 
@@ -45,9 +46,9 @@ static void teardown(struct fixture *x)
 	nodefix_end(&x->n);
 }
 
-static int reg(struct fixture *x)
+static enum res reg(struct fixture *x)
 {
-	return job_register(x->job, x->specs, UNITS, x->ids, &x->charged, &x->f);
+	return nodefix_try_register(x->job, x->specs, UNITS, x->ids, &x->charged, &x->f);
 }
 
 /* A refused registration has left no trace. */
@@ -215,7 +216,8 @@ Test(registration, a_lowered_limit_refuses_new_units_only)
 	fresh_specs(&x);
 	cr_expect_eq(reg(&x), 0, "those that are there: %s", x.f.text);
 	strcpy(x.specs[3]->name, "e");
-	cr_expect_eq(reg(&x), FAULT_EXHAUSTED, "%s", x.f.text);
+	cr_expect_eq(reg(&x), RES_FAILED, "%s", x.f.text);
+	cr_expect_eq(x.f.code, FAULT_EXHAUSTED);
 	cr_expect_eq(x.job->n_units, UNITS);
 	teardown(&x);
 }
@@ -235,7 +237,8 @@ Test(registration, absurd_sums_are_refused)
 		snprintf(name, sizeof(name), "u%u", i);
 		specs[i] = nodefix_spec(name, LAYOUT_MAX_ELEMENTS);
 	}
-	cr_expect_eq(job_register(x.job, specs, MANY, ids, &x.charged, &x.f), FAULT_EXHAUSTED);
+	cr_expect_eq(nodefix_try_register(x.job, specs, MANY, ids, &x.charged, &x.f), RES_FAILED);
+	cr_expect_eq(x.f.code, FAULT_EXHAUSTED);
 	for (unsigned i = 0; i < MANY; i++)
 		state_unit_free(specs[i]);
 	for (unsigned i = 0; i < UNITS; i++)
@@ -254,7 +257,8 @@ Test(registration, a_different_spec_is_refused_by_its_first_difference)
 	fresh_specs(&x);
 	x.specs[1]->optimizer->lr = 7;
 	x.specs[2]->gradient_dtype = DTYPE_BF16;
-	cr_expect_eq(reg(&x), FAULT_STATE);
+	cr_expect_eq(reg(&x), RES_FAILED);
+	cr_expect_eq(x.f.code, FAULT_STATE);
 	cr_expect(strstr(x.f.text, "unit 'b' is registered with optimizer.lr"), "%s", x.f.text);
 	cr_expect_eq(x.job->n_units, UNITS);
 	teardown(&x);
@@ -280,7 +284,7 @@ static void wait_for_memory(struct fixture *x)
 {
 	fresh_specs(x);
 	backend_fake_fail(x->n.node.devices[0].backend, 2, BACKEND_E_LATER);
-	cr_assert_eq(reg(x), JOB_E_LATER);
+	cr_assert_eq(reg(x), RES_WAIT);
 	cr_assert_eq(x->job->mem.n_spare, 1);
 	cr_assert_gt(x->job->quota.used, 0);
 }
@@ -324,7 +328,8 @@ Test(registration, what_was_made_for_one_that_waits_goes_back_when_it_is_refused
 	wait_for_memory(&x);
 	fresh_specs(&x);
 	x.specs[1]->group = 7;
-	cr_expect_eq(reg(&x), FAULT_INVALID);
+	cr_expect_eq(reg(&x), RES_FAILED);
+	cr_expect_eq(x.f.code, FAULT_INVALID);
 	cr_expect_eq(x.job->mem.n_spare, 0);
 	expect_nothing(&x, FAULT_INVALID, "group 7 is out of range");
 	teardown(&x);

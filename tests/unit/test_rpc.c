@@ -152,7 +152,7 @@ static void start_with(const struct rpc_options *options)
 	rpchost_start(&host, options, &service, 1);
 }
 
-static void begin(void)
+static void test_rpc_begin(void)
 {
 	n_descriptors = rpchost_begin();
 }
@@ -165,7 +165,7 @@ static void finish(struct rpc_client *c)
 	rpchost_descriptors(n_descriptors);
 }
 
-TestSuite(rpc, .init = begin, .timeout = 60);
+TestSuite(rpc, .init = test_rpc_begin, .timeout = 60);
 
 /* -------------------------------------------------------- client's side */
 

@@ -28,14 +28,14 @@ static void setup(struct fixture *f, uint64_t capacity_pages, uint64_t job_pages
 	looprun_init(&f->run);
 	f->page = (uint64_t)sysconf(_SC_PAGESIZE);
 	cr_assert_eq(backend_fake_new(&f->run.queue, capacity_pages * f->page, &f->b), 0);
-	device_init(&f->d, f->b, 0);
+	slab_device_init(&f->d, f->b, 0);
 	quota_init(&f->job, &f->d.quota, job_pages * f->page);
 }
 
 static void teardown(struct fixture *f)
 {
 	cr_assert_eq(f->job.used, 0);
-	device_deinit(&f->d);
+	slab_device_deinit(&f->d);
 	f->b = backend_close(f->b);
 	looprun_deinit(&f->run);
 }
@@ -55,12 +55,12 @@ Test(slab, the_device_limit_is_the_smaller_of_both)
 
 	setup(&f, 8, 0);
 	cr_assert_eq(f.d.quota.limit, 8 * f.page);
-	device_init(&d, f.b, 3 * f.page);
+	slab_device_init(&d, f.b, 3 * f.page);
 	cr_assert_eq(d.quota.limit, 3 * f.page);
-	device_deinit(&d);
-	device_init(&d, f.b, 30 * f.page);
+	slab_device_deinit(&d);
+	slab_device_init(&d, f.b, 30 * f.page);
 	cr_assert_eq(d.quota.limit, 8 * f.page);
-	device_deinit(&d);
+	slab_device_deinit(&d);
 	teardown(&f);
 }
 

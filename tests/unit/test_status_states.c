@@ -3,6 +3,7 @@
 
 #include "fdcheck.h"
 #include "op/op.h"
+#include "op/op_run.h"
 #include "rpc/status_fill.h"
 
 TestSuite(status_states, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 20);

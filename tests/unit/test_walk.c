@@ -14,6 +14,8 @@
 #include "core/clock.h"
 #include "fdcheck.h"
 #include "nodefix.h"
+#include "op/op_run.h"
+#include "op/op_time.h"
 
 TestSuite(walk, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 300);
 
@@ -38,7 +40,7 @@ struct walk {
 
 /* A join that waits, as svc_shardd_jobs.c does it. */
 struct late {
-	struct job_waiter waiter;
+	struct waiter waiter;
 	struct walk *w;
 	struct job *job;
 	unsigned j, rank;
@@ -109,12 +111,12 @@ static int try_join(struct walk *w, struct job *job, unsigned j, unsigned rank)
 	return r;
 }
 
-static void on_settled(struct job_waiter *waiter)
+static void on_settled(struct waiter *waiter)
 {
 	struct late *l = CONTAINER_OF(waiter, struct late, waiter);
 
-	if (!l->job->life.deleted && try_join(l->w, l->job, l->j, l->rank) == JOB_E_BUSY) {
-		job_wait_settled(l->job, &l->waiter);
+	if (!l->job->life.deleted && try_join(l->w, l->job, l->j, l->rank) == RES_WAIT) {
+		condition_wait(&l->job->settled, &l->waiter);
 		return;
 	}
 	l->w->joined_late++;
@@ -130,12 +132,12 @@ static void join(struct walk *w, unsigned j, unsigned rank)
 	/* again and again would leave no time for anything else */
 	if (m && m->job == job && m->state == MEMBER_JOINED && pick(w, 20))
 		return;
-	if (try_join(w, job, j, rank) != JOB_E_BUSY)
+	if (try_join(w, job, j, rank) != RES_WAIT)
 		return;
 	l = calloc(1, sizeof(*l));
-	*l = (struct late){ { .fn = on_settled }, w, job, j, rank };
-	list_init(&l->waiter.link);
-	job_wait_settled(job, &l->waiter);
+	*l = (struct late){ .w = w, .job = job, .j = j, .rank = rank };
+	waiter_init(&l->waiter, on_settled);
+	condition_wait(&job->settled, &l->waiter);
 }
 
 static void drop(struct walk *w, unsigned j, unsigned rank)

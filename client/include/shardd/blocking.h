@@ -13,7 +13,9 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "shardd/shardd.h"
+#include "shardd/client.h"
+#include "shardd/ddp.h"
+#include "shardd/ops.h"
 
 static inline bool shardd_was_interrupted_(int r, const struct shardd_error *e)
 {
@@ -858,9 +860,9 @@ static inline int shardd_reduce_sparse(shardd_client *c, shardd_unit u, uint32_t
 	return r;
 }
 
-/* @last, @shadowed: may be NULL. */
+/* @last, @surrogates: may be NULL. */
 static inline int shardd_join_uneven(shardd_client *c, shardd_group g, bool divide_by_active,
-				     uint32_t *last, uint64_t *shadowed, struct shardd_error *err)
+				     uint32_t *last, uint64_t *surrogates, struct shardd_error *err)
 {
 	struct shardd_join_uneven_options o;
 	struct shardd_result result;
@@ -875,8 +877,8 @@ static inline int shardd_join_uneven(shardd_client *c, shardd_group g, bool divi
 	r = shardd_finish_(c, r, t, &result, err);
 	if (last)
 		*last = r == 0 ? result.last : 0;
-	if (shadowed)
-		*shadowed = r == 0 ? result.shadowed : 0;
+	if (surrogates)
+		*surrogates = r == 0 ? result.surrogates : 0;
 	return r;
 }
 

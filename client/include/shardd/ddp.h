@@ -5,7 +5,7 @@
 #ifndef SHARDD_DDP_H
 #define SHARDD_DDP_H
 
-#include "shardd/shardd.h"
+#include "shardd/types.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -188,8 +188,8 @@ SHARDD_API int shardd_submit_reduce_sparse(shardd_client *c,
  * BroadcastBuffers (if its root has no more inputs, the last rank that has some is the root),
  * Barrier, ClipGradNorm and Step. @divide_by_active: reductions divide by the number of ranks that
  * still have inputs instead of by all; all ranks give the same. @last: the rank that joined last,
- * which has the newest model. @shadowed: number of collectives in which the daemon replaced this
- * rank. Both are in the result.
+ * which has the newest model. @surrogates: number of collectives in which a
+ * surrogate of the daemon took part for this rank. Both are in the result.
  * @require_even: require the same of all ranks of the group (DDP's throw_on_early_termination). If
  * a rank that has not called this asks for a collective, the ranks that wait here get
  * FAILED_PRECONDITION. So does each collective of the other ranks until they have called this, too;

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "shardd/shardd.h"
+#include "shardd/client.h"
 
 /* -------------------------------------------------------------------- small */
 

@@ -10,7 +10,7 @@
 #ifndef SHARDD_OPS_H
 #define SHARDD_OPS_H
 
-#include "shardd/shardd.h"
+#include "shardd/types.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -8,7 +8,7 @@
 #ifndef SHARDD_READER_H
 #define SHARDD_READER_H
 
-#include "shardd/shardd.h"
+#include "shardd/types.h"
 
 #ifdef __cplusplus
 extern "C" {

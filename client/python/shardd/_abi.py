@@ -103,7 +103,7 @@ class Result(C.Structure):
                 ("has_total_norm", C.c_bool), ("unit", C.c_uint32), ("elements", C.c_uint64),
                 ("gradient_offset", C.c_uint64), ("optimizer_steps", C.c_uint64),
                 ("ddp", C.c_uint32), ("tensors", C.c_uint32), ("last", C.c_uint32),
-                ("shadowed", C.c_uint64), ("reserved", C.c_uint64 * 8)]
+                ("surrogates", C.c_uint64), ("reserved", C.c_uint64 * 8)]
 
 
 class StepSettings(C.Structure):

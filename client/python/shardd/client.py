@@ -231,7 +231,7 @@ class Client(Session):
         the number of ranks that have inputs. Return: the rank that joined last, and the number of
         collectives in which the daemon replaced this rank."""
         return self.submit("join_uneven", group, divide_by_active,
-                           finish=lambda r: (int(r.last), int(r.shadowed))).wait()
+                           finish=lambda r: (int(r.last), int(r.surrogates))).wait()
 
     def join_even(self, group: int = WORLD) -> None:
         """As join_uneven, but if a rank that has not called this asks for a collective, all ranks

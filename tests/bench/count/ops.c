@@ -34,7 +34,7 @@ static void wait_for(shardd_client *c, shardd_ticket t, const char *what)
 	must(shardd_wait(c, t, -1, NULL, &err), what);
 }
 
-static void begin(struct trainer *t, const char *socket)
+static void ops_begin(struct trainer *t, const char *socket)
 {
 	uint64_t shape = ELEMENTS;
 	struct shardd_tensor w = { .name = "w", .shape = &shape, .dims = 1 };
@@ -69,7 +69,7 @@ static void begin(struct trainer *t, const char *socket)
 		wait_for(t->client[i], ready[i], "initialise");
 }
 
-static void end(struct trainer *t)
+static void ops_end(struct trainer *t)
 {
 	for (unsigned i = 0; i < RANKS; i++) {
 		must(shardd_leave(t->client[i], &err), "leave");
@@ -153,8 +153,8 @@ int main(int argc, char **argv)
 		fputs("usage: shardd-count-ops SOCKET nop|gather|reduce N\n", stderr);
 		return 2;
 	}
-	begin(&t, argv[1]);
+	ops_begin(&t, argv[1]);
 	run(&t, argv[2], (unsigned)strtoul(argv[3], NULL, 10));
-	end(&t);
+	ops_end(&t);
 	return 0;
 }

@@ -79,7 +79,8 @@ void stage_answer(struct stage *s, const char *fmt, ...)
 	va_end(args);
 }
 
-static _Noreturn void end(struct stage *s, enum stage_state state, const char *fmt, va_list args)
+static _Noreturn void stage_end(struct stage *s, enum stage_state state, const char *fmt,
+				va_list args)
 {
 	append(s, fmt, args);
 	s->state = state;
@@ -91,7 +92,7 @@ void stage_fail(struct stage *s, const char *fmt, ...)
 	va_list args;
 
 	va_start(args, fmt);
-	end(s, STAGE_FAILED, fmt, args);
+	stage_end(s, STAGE_FAILED, fmt, args);
 }
 
 void stage_skip(struct stage *s, const char *fmt, ...)
@@ -99,7 +100,7 @@ void stage_skip(struct stage *s, const char *fmt, ...)
 	va_list args;
 
 	va_start(args, fmt);
-	end(s, STAGE_SKIPPED, fmt, args);
+	stage_end(s, STAGE_SKIPPED, fmt, args);
 }
 
 static int compare(const void *a, const void *b)

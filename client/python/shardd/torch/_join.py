@@ -62,8 +62,8 @@ def uneven(module: nn.Module, buffers: Buffers | None, by_all: bool, enable: boo
         if throw:
             tree.client.join_even(tree.group)
             return
-        _, shadowed = tree.client.join_uneven(not by_all, tree.group)
+        _, surrogates = tree.client.join_uneven(not by_all, tree.group)
     finally:
         tree.uneven = False
     if buffers is not None and buffers.in_forward:
-        buffers.broadcast(tree, _newest(tree, not shadowed))
+        buffers.broadcast(tree, _newest(tree, not surrogates))

@@ -1,6 +1,6 @@
 /* Shared by rings.c and ring_ops.c. */
-#ifndef SHARDD_RING_RING_IMPL_H
-#define SHARDD_RING_RING_IMPL_H
+#ifndef SHARDD_RING_RINGS_IMPL_H
+#define SHARDD_RING_RINGS_IMPL_H
 
 #include "ring/ring_queue.h"
 #include "ring/rings.h"

@@ -2,7 +2,7 @@
  * The life of an op: taking in, order, dependencies, activation, the end.
  * Collectives go on in coll.c, helpers for op files are in op_util.c.
  */
-#include "op/op.h"
+#include "op/op_run.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -11,13 +11,12 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "core/state.h"
 #include "core/text.h"
 #include "op/guard.h"
-#include "op/op_run.h"
+#include "op/op.h"
 #include "op/queue_task.h"
 #include "op/recorder.h"
-#include "op/surrogate.h"
-#include "op/uneven.h"
 #include "shardd.pb-c.h"
 
 #define OP_MAGIC 0x4f504f50u
@@ -29,6 +28,31 @@
  * ends at once makes the next one ready, and a thousand of them must not nest. */
 static struct list ready_queue = LIST_INIT(ready_queue);
 static bool activating;
+
+/* ----------------------------------------------------------------- states */
+
+static const struct state_row op_states[] = {
+	/* a surrogate begins BLOCKED: it has its peer's turn */
+	[OP_HELD] = { "HELD", STATE_TO(OP_DEPS) | STATE_TO(OP_BLOCKED) | STATE_TO(OP_DONE) },
+	[OP_DEPS] = { "DEPS", STATE_TO(OP_WAIT) | STATE_TO(OP_BLOCKED) | STATE_TO(OP_RUN) |
+				      STATE_TO(OP_DONE) },
+	[OP_WAIT] = { "WAIT", STATE_TO(OP_RUN) | STATE_TO(OP_DONE) },
+	/* again: for something else */
+	[OP_BLOCKED] = { "BLOCKED", STATE_TO(OP_BLOCKED) | STATE_TO(OP_WAIT) | STATE_TO(OP_RUN) |
+					    STATE_TO(OP_DONE) },
+	[OP_RUN] = { "RUN", STATE_TO(OP_DONE) },
+	[OP_DONE] = { "DONE", 0 },
+};
+
+void op_state_move(struct op *op, enum op_state to)
+{
+	state_move(op_states, &op->state, (uint8_t)to);
+}
+
+const char *op_state_name(enum op_state s)
+{
+	return s < ARRAY_SIZE(op_states) ? op_states[s].name : "?";
+}
 
 /* ------------------------------------------------------------- recording */
 
@@ -128,7 +152,8 @@ static void op_refuse_peers(struct op *op, const struct fault *own)
 		NULL, "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
 		member_pid(op->m), op->type->name, (unsigned long long)op->entry.number, own->text);
 	match_refuse(&g->match, &op->entry, &f); /* and @op is gone, if it was announced */
-	surrogate_refuse(g, op_number, op, &f);
+	if (g->joined)
+		g->joined->refuse(g, op_number, op, &f);
 }
 
 /* The peers' ends may at last end what this op waits for: nobody else is to start it or
@@ -137,7 +162,7 @@ static void op_fail_now(struct op *op)
 {
 	list_unlink(&op->ready);
 	waiter_leave(&op->waiter);
-	op->state = OP_RUN;
+	op_state_move(op, OP_RUN);
 	op_refuse_peers(op, &op->fault);
 	op_end(op);
 }
@@ -145,7 +170,7 @@ static void op_fail_now(struct op *op)
 void op_announce(struct op *op)
 {
 	CHECK(op->numbered && !op->announced);
-	op->state = OP_WAIT;
+	op_state_move(op, OP_WAIT);
 	op->announced = true;
 	if (op->surrogate) {
 		CHECK(op->group->surrogates > 0);
@@ -162,12 +187,10 @@ void op_announce(struct op *op)
 
 static void op_announce_all(struct op *op)
 {
-	if (uneven_announce(op)) {
+	if (op->group->joined && op->group->joined->announce(op))
 		op_fail_now(op);
-		return;
-	}
-	surrogate_announce(op);
-	op_announce(op);
+	else
+		op_announce(op);
 }
 
 /* The only caller of ticks. What it waits for may come while it runs: then it runs again. */
@@ -187,7 +210,7 @@ static void op_go_on(struct op *op)
 	op->ticking = false;
 	CHECK(r != RES_FAILED || op->fault.code);
 	if (r == RES_WAIT && !op->fault.code) /* else it was cancelled meanwhile */
-		CHECK(op->state == OP_PARKED || op->state == OP_RUN);
+		CHECK(op->state == OP_BLOCKED || op->state == OP_RUN);
 	else
 		op_end(op);
 }
@@ -246,7 +269,7 @@ static void op_number(struct op *op)
 	struct match *match = &op->group->match;
 	uint64_t ahead = match_ahead(match, op->entry.index);
 
-	if (uneven_check(op))
+	if (op->group->joined && op->group->joined->check(op))
 		return;
 	if (match->stopped[op->entry.index]) {
 		fault_set(&op->fault, FAULT_EXHAUSTED, NULL,
@@ -270,8 +293,8 @@ static void op_number(struct op *op)
 	}
 	match_number(match, &op->entry);
 	op->numbered = true;
-	if (!uneven_strict(op->group))
-		surrogate_number(op);
+	if (op->group->joined)
+		op->group->joined->number(op);
 }
 
 /* In its turn: from here on its place among the session's ops is fixed. */
@@ -283,7 +306,7 @@ static void op_enter(struct op *op)
 	if (op->type->enter && !op->fault.code)
 		op->type->enter(op);
 	list_append(&m->ops, &op->link);
-	op->state = OP_DEPS;
+	op_state_move(op, OP_DEPS);
 	if (op->seq)
 		m->next_seq = op->seq + 1;
 	m->last_op = op->type->name;
@@ -499,8 +522,7 @@ struct op *op_new_surrogate(struct op *join, struct op *of)
 	if (!op)
 		return NULL;
 	op->surrogate = true;
-	op->by_active = join_args(join)->by_active;
-	op->state = OP_PARKED;
+	op_state_move(op, OP_BLOCKED);
 	op->deadline_us = of->deadline_us;
 	op->done = op_nobody_waits;
 	op->group = of->group;
@@ -551,7 +573,8 @@ void op_give_up(struct op *by, const struct op_type *type, struct group *g, cons
 	if (g->n_untold && g->untold[e.index])
 		return; /* its collectives have no numbers */
 	match_number(&g->match, &e);
-	surrogate_skip(g, e.number);
+	if (g->joined)
+		g->joined->skip(g, e.number);
 	fault_set(&f, FAULT_STATE, NULL, "rank %u (pid %d) cannot take part in %s: %.300s", e.rank,
 		  e.pid, type->name, why->text);
 	match_refuse(&g->match, &e, &f);
@@ -562,9 +585,8 @@ void op_give_up(struct op *by, const struct op_type *type, struct group *g, cons
 
 void op_begin_run(struct op *op)
 {
-	CHECK(op->state == OP_DEPS || op->state == OP_WAIT || op->state == OP_PARKED);
 	waiter_leave(&op->waiter);
-	op->state = OP_RUN;
+	op_state_move(op, OP_RUN);
 	if (!op->started_us)
 		op->started_us = clock_now_us();
 }
@@ -572,7 +594,7 @@ void op_begin_run(struct op *op)
 enum res op_wait(struct op *op, struct condition *c)
 {
 	CHECK(!op->announced); /* a collective waits by its coll */
-	op->state = OP_PARKED;
+	op_state_move(op, OP_BLOCKED);
 	condition_wait(c, &op->waiter);
 	return RES_WAIT;
 }
@@ -606,7 +628,7 @@ void op_end(struct op *op)
 		guard_done(op);
 	if (op->state != OP_HELD)
 		op_release_deps(op);
-	op->state = OP_DONE;
+	op_state_move(op, OP_DONE);
 	waiter_leave(&op->waiter);
 	list_unlink(&op->ready);
 	list_unlink(&op->link);
@@ -699,11 +721,4 @@ void op_abort_all(struct job *job, const struct fault *fault)
 			op_abort_member(job->ranks[r], fault);
 	activating = was;
 	op_activate_ready();
-}
-
-const char *op_state_name(enum op_state s)
-{
-	static const char *const names[_OP_N] = { "HELD", "DEPS", "WAIT", "PARKED", "RUN", "DONE" };
-
-	return s < _OP_N ? names[s] : "?";
 }

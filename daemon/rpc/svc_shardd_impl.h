@@ -1,7 +1,8 @@
 /* Shared by the files of svc_shardd. */
-#ifndef SHARDD_RPC_SVC_IMPL_H
-#define SHARDD_RPC_SVC_IMPL_H
+#ifndef SHARDD_RPC_SVC_SHARDD_IMPL_H
+#define SHARDD_RPC_SVC_SHARDD_IMPL_H
 
+#include "core/res.h"
 #include "job/job.h"
 #include "rpc/svc_shardd.h"
 #include "shardd.pb-c.h"
@@ -11,13 +12,15 @@ struct session *svc_session(struct rpc_call *call);
 /* Its member, or NULL with the call ended. */
 struct member *svc_member(struct rpc_call *call);
 
-/* Call @try now, and again whenever something of @node has changed, until it has ended the call
- * (svc_later.c). @given_up (NULL: none): called when the caller has given up; there are no more
- * tries, and the connection may be gone, too. */
-enum { SVC_ENDED, SVC_LATER };
-typedef int (*svc_try_cb)(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
-void svc_try(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
-	     svc_try_cb try, void (*given_up)(struct rpc_call *call), void *userdata);
+/* The tick of a call that may have to wait for something of @node (svc_later.c). It is called now,
+ * and again whenever something of @node has changed, for as long as it returns RES_WAIT. RES_DONE:
+ * it has answered the call. RES_FAILED: @f is set, and the call fails with it. @given_up (NULL:
+ * none): called when the caller has given up; there are no more ticks, and the connection may be
+ * gone, too. */
+typedef enum res (*svc_tick_cb)(struct rpc_call *call, const ProtobufCMessage *request,
+				void *userdata, struct fault *f);
+void svc_later_run(struct rpc_call *call, const ProtobufCMessage *request, struct node *node,
+		   svc_tick_cb tick, void (*given_up)(struct rpc_call *call), void *userdata);
 
 /* svc_shardd_jobs.c: functions for the other files. */
 struct fault svc_not_connected(void);

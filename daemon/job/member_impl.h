@@ -1,6 +1,6 @@
-/* For member.c only. */
-#ifndef SHARDD_JOB_MEMBER_LINK_H
-#define SHARDD_JOB_MEMBER_LINK_H
+/* Shared by member.c and member_link.c. */
+#ifndef SHARDD_JOB_MEMBER_IMPL_H
+#define SHARDD_JOB_MEMBER_IMPL_H
 
 struct member;
 

@@ -11,8 +11,8 @@
  * status and the close costs no further turn of the loop: the thread drops its last reference, or
  * batch_start does if the batch is over when it returns.
  */
-#ifndef SHARDD_RPC_IMPL_H
-#define SHARDD_RPC_IMPL_H
+#ifndef SHARDD_RPC_SERVER_IMPL_H
+#define SHARDD_RPC_SERVER_IMPL_H
 
 #include <grpc/grpc.h>
 #include <pthread.h>
@@ -95,12 +95,17 @@ struct rpc_call {
 	struct rpc_server *server;
 	struct slot *slot;
 
-	/* Filled by core and the thread before the loop sees the call. */
-	grpc_call *core; /* NULL: still armed */
-	gpr_timespec core_deadline;
-	grpc_metadata_array metadata;
-	grpc_call_details details;
-	grpc_byte_buffer *payload;
+	/* Filled by core: all but the last before the loop sees the call. */
+	struct {
+		grpc_call *call; /* NULL: still armed */
+		gpr_timespec deadline;
+		grpc_metadata_array metadata;
+		grpc_call_details details;
+		grpc_byte_buffer *payload;
+		int cancelled;
+	} core;
+
+	/* Filled by the thread before the loop sees the call. */
 	struct codec_message request;
 	grpc_slice packed; /* the request as it came, of a packed method */
 	uint64_t held;     /* what @peer is charged for both */
@@ -111,7 +116,6 @@ struct rpc_call {
 
 	struct tag request_tag, close_tag, sent_tag, final_tag;
 	struct work arrived, closed, sent;
-	int core_cancelled; /* filled by core */
 
 	/* Loop thread. */
 	struct list link; /* peer.calls */
@@ -120,23 +124,29 @@ struct rpc_call {
 	struct work freed;
 	rpc_cancelled_cb cancelled_fn;
 	void *cancelled_data;
-	bool ended;           /* the handler has ended the call */
-	bool cancelled;       /* the caller is gone: sent messages are dropped */
-	bool close_seen;      /* on_cancelled has run and is not posted again */
-	bool dispatching;     /* the handler is on the stack for the first time */
-	bool close_posted;    /* RECV_CLOSE_ON_SERVER has been started */
-	bool headers_sent;    /* initial metadata has been started */
-	bool sending;         /* a message batch is under way */
-	bool status_sent;     /* the final batch has been started */
-	bool sent_ok;         /* (cq until posted) outcome of the message batch */
-	struct list outgoing; /* struct outgoing; the first one is under way if @sending */
-	unsigned n_outgoing;
+	bool ended;        /* the handler has ended the call */
+	bool cancelled;    /* the caller is gone: sent messages are dropped */
+	bool close_seen;   /* on_cancelled has run and is not posted again */
+	bool dispatching;  /* the handler is on the stack for the first time */
+	bool close_posted; /* RECV_CLOSE_ON_SERVER has been started */
+
+	/* What goes to the client. */
+	struct {
+		struct list messages; /* struct outgoing; the first one is under way if @sending */
+		unsigned n;
+		bool headers_sent; /* initial metadata has been started */
+		bool sending;      /* a message batch is under way */
+		bool sent_ok;      /* (cq until posted) outcome of the message batch */
+		bool status_sent;  /* the final batch has been started */
+	} out;
 
 	/* The status, kept until the final batch is done. */
-	int status;
-	grpc_slice status_text;
-	grpc_metadata trailer;
-	bool has_trailer;
+	struct {
+		int code;
+		grpc_slice text;
+		grpc_metadata trailer;
+		bool has_trailer;
+	} status;
 };
 
 struct rpc_server {

@@ -1,0 +1,99 @@
+/* The values of all configuration keys. */
+#ifndef SHARDD_CONFIG_VALUES_H
+#define SHARDD_CONFIG_VALUES_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "core/user.h"
+
+#define CONFIG_MAX_IDS 64
+
+/* Limits of the gate before gRPC (net/gate_limits.h): grpc_... */
+struct config_grpc {
+	uint32_t header_bytes;       /* of one header block; 16384 */
+	uint32_t continuations;      /* CONTINUATION frames of a header block; 4 */
+	uint32_t unattached_streams; /* calls at once before Attach; 32 */
+	uint64_t unattached_bytes;   /* of messages not complete, before Attach; 1048576 */
+	uint64_t connection_bytes;   /* the same after Attach; 134217728 */
+	uint64_t total_bytes;        /* the same of all; 1073741824 */
+	uint32_t message_timeout_ms; /* until the message of a call is complete; 60000 */
+	uint32_t idle_timeout_ms;    /* without a byte, before Attach; 60000 */
+	uint32_t resets_per_s;       /* 250 */
+	uint32_t pings_per_s;        /* 100 */
+	uint32_t settings_per_s;     /* 5 */
+	uint32_t control_per_s;      /* other frames that carry nothing; 1000 */
+};
+
+/* Limits of each user, 0: no limit (max_..._per_user), and those of single users and groups. */
+struct config_per_user {
+	uint32_t max_connections;                    /* 2048 */
+	uint32_t max_unattached;                     /* 256 */
+	uint32_t max_sessions;                       /* 1024 */
+	uint32_t max_jobs;                           /* 64 */
+	uint32_t max_slabs;                          /* 8192 */
+	uint64_t max_state_bytes;                    /* 0 */
+	uint64_t max_daemon_bytes;                   /* 1073741824 */
+	uint64_t max_message_bytes;                  /* 268435456 */
+	uint32_t max_fds;                            /* 256 */
+	uint32_t max_ops;                            /* 65536 */
+	uint32_t max_status_calls;                   /* 8 */
+	struct user_override limits[CONFIG_MAX_IDS]; /* user_limits */
+	uint32_t n_limits;
+};
+
+/* The users and groups that may connect: allow_... */
+struct config_allow {
+	uid_t uids[CONFIG_MAX_IDS];
+	uint32_t n_uids;
+	gid_t gids[CONFIG_MAX_IDS];
+	uint32_t n_gids;
+};
+
+/* The log: log_... */
+struct config_log {
+	char level[16];  /* error, warn, info, debug; info */
+	char format[16]; /* text, json; text */
+	char file[512];  /* "": stderr */
+};
+
+struct config {
+	char socket[512];              /* path of the socket */
+	char socket_group[64];         /* its group; "": unchanged */
+	uint32_t socket_mode;          /* 0660 */
+	char backend[16];              /* host, cuda, auto */
+	char devices[832];             /* UUIDs of the GPUs to use, with commas; "": all */
+	char engine[16];               /* between GPUs: auto, local, nccl */
+	char gpu_order[16];            /* auto, timeline, events */
+	char gpu_measure_overlap[8];   /* yes, no */
+	char prefault[8];              /* yes, no */
+	uint32_t threads;              /* kernel threads; 0: one per core */
+	uint64_t memory_bytes;         /* of the device that may be used; 0: a share of it */
+	char seal_parameters[8];       /* against new writable mappings */
+	uint64_t job_quota_bytes;      /* default of a job; 0: no own limit */
+	uint32_t job_ttl_s;            /* how long a job lives without trainers; default 86400 */
+	uint32_t max_job_ttl_s;        /* the most a job may ask for; default 604800 */
+	uint32_t uncommitted_ttl_s;    /* of crashed jobs without a commit; 0: their own; 600 */
+	uint32_t op_timeout_ms;        /* default deadline of an op; default 600000 */
+	uint32_t stall_after_ms;       /* an op that waits longer is reported; 5000 */
+	uint32_t max_connections;      /* 4096 */
+	uint32_t reserved_connections; /* of these, for root and the daemon's user; 64 */
+	uint32_t max_jobs;             /* 256 */
+	uint32_t max_units_per_job;    /* 100000 */
+	uint32_t max_world_size;       /* ranks of a job on this node; 1024 */
+	uint32_t max_inflight_ops;     /* unanswered, per session; 1024 */
+	uint32_t ring_spin_us;         /* looked for more before sleeping; 0: never; 50 */
+	uint32_t max_inflight_gathers; /* casts that run at once, per job; 0: no limit; 64 */
+	uint64_t reduce_batch_bytes;   /* of gradients reduced together; 0: never; 1048576 */
+	uint32_t reader_hold_ms;       /* the most a reader may hold a step; 1000 */
+	uint64_t max_message_bytes;    /* of one gRPC message; 67108864 */
+	uint32_t hello_timeout_ms;     /* until a connection says what it is; 5000 */
+	uint32_t drain_timeout_ms;     /* SIGTERM: how long trainers may take to leave; 10000 */
+	uint32_t flight_recorder_ops;  /* how many last ops are kept; 4096 */
+	struct config_grpc grpc;
+	struct config_allow allow;
+	struct config_per_user per_user;
+	struct config_log log;
+};
+
+#endif

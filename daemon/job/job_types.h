@@ -1,0 +1,238 @@
+/*
+ * A job: the trainers that train one model, its units, groups and account.
+ *
+ * Persistent state is in the record (store/state.h). A job lives in the registry from creation to
+ * deletion; deleted while processes still have its memory mapped, it stays as a zombie until the
+ * last byte is back. Loop thread only.
+ *
+ *   FORMING --all ranks joined--> RUNNING --a rank dies or leaves--> FORMING ...
+ *      ^--- first join ---.          '--drain--> DRAINING
+ *   IDLE (no trainers) ---'
+ *   TORN: a trainer died between a step and its commit; initialise again
+ */
+#ifndef SHARDD_JOB_JOB_TYPES_H
+#define SHARDD_JOB_JOB_TYPES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/condition.h"
+#include "core/fault.h"
+#include "core/htab.h"
+#include "core/list.h"
+#include "core/quota.h"
+#include "job/match.h"
+#include "job/node.h"
+#include "mem/pool.h"
+#include "store/state.h"
+#include "unit/reads.h"
+#include "unit/settings.h"
+#include "unit/unit.h"
+
+#define JOB_NAME_MAX   64
+#define JOB_LABEL_MAX  (JOB_NAME_MAX + 11) /* UID/NAME */
+#define JOB_RUN_MAX    64
+#define JOB_MAX_BLOB   65536u
+#define JOB_MAX_GROUPS 256u
+#define JOB_MAX_DDPS   64u
+/* Limits for all units of a job: their records are memory that no account pays for. */
+#define JOB_MAX_TENSORS (1u << 20)
+
+enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
+
+struct ddp;
+struct group;
+struct job;
+struct jobs;
+struct member;
+
+/* Callbacks for the layers to the left. Set once, before any job exists. */
+struct job_ops {
+	/* All waiting ops of the job must end with @fault; running ones continue. */
+	void (*abort_ops)(struct job *job, const struct fault *fault);
+	match_complete_cb complete; /* userdata: the group */
+	match_failed_cb failed;
+	/* News for one trainer. */
+	void (*event)(struct member *m, enum job_event_kind kind, const char *text);
+	/* (optional) The signals of a member are freed: do not look up their owner any more. */
+	void (*signals_gone)(struct job *job, const struct backend_signals *signals);
+	/* (optional) Fewer ranks or copies than before read the parameters of @u. */
+	void (*unit_released)(struct job *job, struct unit *u);
+	/* (optional) The job's epoch ended, why: for the log. */
+	void (*epoch_ended)(struct job *job, const struct fault *why);
+	/* (optional) Its time without trainers is over: it is deleted now. For the log. */
+	void (*expired)(const struct job *job);
+};
+
+/* A step that all ranks have asked for and that is applied by the commit that
+ * follows, or by the next op that needs the parameters. The booleans are independent: a
+ * Commit runs with any of the states, and units of another group may be stepped in backward between
+ * a Step and its application. */
+enum job_step_state { JOB_STEP_NONE, JOB_STEP_PREPARED, JOB_STEP_APPLYING };
+struct job_step {
+	uint8_t state;           /* enum job_step_state */
+	struct step_rates rates; /* until it is applied */
+	uint32_t group;
+	uint64_t epoch;  /* in which applying began */
+	bool abandoned;  /* it was not applied: its epoch ended before it could begin */
+	bool committing; /* a commit runs: what was applied will be committed */
+	bool scales;     /* gradients are multiplied by @factor before */
+	float factor;
+	uint32_t stepping; /* units whose optimizer runs in backward just now */
+	bool mid;          /* units were stepped in backward since the last Step or Commit */
+	bool counted;      /* and that is counted in uncommitted_steps */
+	struct condition applied;
+};
+
+/* Whether it lives, and how it may go on. */
+struct job_life {
+	bool deleted;     /* a zombie: out of the registry's names */
+	bool memory_gone; /* deleted, and nothing of it is used any more */
+	bool draining;
+	bool torn;
+	bool crashed;           /* its last trainer did not leave cleanly */
+	uint64_t idle_since_us; /* no trainers since; 0: there are some */
+};
+
+/* The memory that its account pays for. */
+struct job_memory {
+	struct slab **slabs; /* of shards, owned refs */
+	uint32_t n_slabs;
+	struct slab **spare; /* owned refs: of a registration that goes on later */
+	unsigned n_spare;
+	struct pool full[NODE_MAX_DEVICES];    /* gathered copies, by device */
+	struct pool scratch[NODE_MAX_DEVICES]; /* sums on their way between devices */
+	struct pool grads[NODE_MAX_DEVICES];   /* gradient shards that exist only while needed */
+	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
+	bool stale_partials;                   /* sums that will not be used are still there */
+	bool stray_gradients;                  /* of units that have no gradient, perhaps */
+};
+
+/* The gathered copies of its units (copies/full.h). */
+struct job_copies {
+	struct list idle;   /* units whose full buffers nobody uses, oldest first */
+	uint32_t casts;     /* that run now */
+	uint32_t ahead;     /* of these: not requested yet */
+	struct list drains; /* that wait for those to end; owned by work/drain.c */
+	struct list turns;  /* members with gathers that wait for a cast to end, in turn */
+};
+
+/* What status says of its ops. */
+struct job_ops_seen {
+	uint64_t total;
+	uint64_t failed;
+	char last_error[256];
+};
+
+/* Sessions that read its parameters (job/readers.h). */
+struct readers {
+	struct list all;
+	struct list waiting; /* in the order in which they asked */
+	struct list holds;
+	struct condition writers; /* until nobody holds */
+	struct list procs;        /* that may have parameters mapped */
+	unsigned writing;         /* collectives that were allowed and have not ended */
+	uint64_t changes;         /* of where parameters are, beside new units */
+	bool rewritten;           /* since the last commit, by something that is not a step */
+	bool look_again;          /* writers: their epoch has ended */
+	uint64_t overtaken;       /* holds, so far */
+};
+
+#define KNOWN_MAX 4u
+
+/* What its ranks have registered (job/regcache.h). */
+struct regcache_entry {
+	uint8_t *bytes; /* owned, as all in one piece */
+	size_t n_bytes;
+	uint32_t *ids; /* of the units, in the order of the request */
+	uint32_t n;
+};
+
+struct regcache {
+	struct regcache_entry all[KNOWN_MAX];
+	unsigned next;    /* to be replaced */
+	uint64_t changes; /* how often something was kept or dropped */
+};
+
+struct job {
+	uint32_t magic;
+	struct jobs *jobs;             /* borrowed, the registry */
+	struct node *node;             /* borrowed */
+	state_job *rec;                /* owned */
+	char label[JOB_LABEL_MAX + 1]; /* UID/NAME: its key in the registry, and for logs */
+	struct quota quota;
+	uint32_t number;           /* no other living job has it; not 0 */
+	struct user_charge owner;  /* one of its owner's jobs */
+	struct user_charge memory; /* the daemon's own memory for it: job_own_bytes */
+	struct job_life life;
+
+	struct member **ranks;  /* by rank; the last member, in any state; owned ref */
+	struct device **placed; /* by rank: its device; NULL: not known yet */
+	uint32_t joined;        /* ranks in state JOINED */
+	uint32_t present;       /* ranks in state JOINED or STALE */
+	uint32_t members;       /* objects alive, of all ranks and epochs */
+	struct group **groups;
+	uint32_t n_groups;
+	struct unit **units; /* by id - 1 */
+	uint32_t n_units;
+	struct htab unit_names;
+	struct list registrations;      /* rpc's: in progress; the first one is active */
+	struct regcache knowns;         /* what was registered, as it came */
+	struct ddp *ddps[JOB_MAX_DDPS]; /* by id - 1, owned; NULL: none */
+	struct job_memory mem;
+	struct job_copies copies;
+	struct job_step step;
+	struct readers readers; /* sessions that are no rank */
+
+	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
+	uint32_t running;          /* collectives and casts in the backend or engine */
+	struct job_ops_seen ops;
+	struct condition settled; /* signalled by job_settle: ops of an earlier epoch may be over */
+	struct list link;         /* jobs->all or jobs->zombies */
+};
+
+struct jobs {
+	struct node *node; /* borrowed */
+	struct job_ops ops;
+	struct htab names; /* by label */
+	struct list all;
+	struct list zombies;
+	uint32_t count;
+	uint32_t last_number; /* of a job */
+	bool draining;        /* no new jobs and trainers */
+};
+
+/* A rank has let go of @u, or a copy of it was made: what waits for that goes on. */
+static inline void job_unit_released(struct job *job, struct unit *u)
+{
+	if (job->jobs->ops.unit_released)
+		job->jobs->ops.unit_released(job, u);
+}
+
+/* The owner of work on a device. */
+static inline struct backend_owner job_as_owner(const struct job *job)
+{
+	return (struct backend_owner){ .user = job->rec->uid,
+				       .job = job->number,
+				       .weight = job->owner.user->worker_weight };
+}
+
+/* How memory of the job reaches its trainers. */
+static inline enum backend_share job_share(const struct job *job)
+{
+	return job->rec->ipc ? BACKEND_SHARE_IPC : BACKEND_SHARE_FD;
+}
+
+/* By id. Return: NULL if there is none. */
+static inline struct group *job_group_by_id(struct job *job, uint32_t id)
+{
+	return id < job->n_groups ? job->groups[id] : NULL;
+}
+
+static inline struct unit *job_unit_by_id(struct job *job, uint32_t id)
+{
+	return id && id <= job->n_units ? job->units[id - 1] : NULL;
+}
+
+#endif
