@@ -114,7 +114,7 @@ static int op_copy_shard_find(const struct op *op, struct unit_run *ret, struct 
 static int op_copy_shard_check(struct op *op, struct fault *f)
 {
 	const struct copy_shard_args *a = copy_shard_args(op);
-	struct unit_run run;
+	struct unit_run run = { 0 };
 
 	if (op_check_not_torn(op, f) || op_check_in_group(op, f) || op_check_initialised(op, f) ||
 	    op_check_not_summoned(op, f) || op_copy_shard_find(op, &run, f))
@@ -250,7 +250,7 @@ static enum res op_copy_shard_start(struct op *op, const struct unit_run *run)
 
 static enum res op_copy_shard_tick(struct op *op)
 {
-	struct unit_run run;
+	struct unit_run run = { 0 };
 
 	op_state_move(op, OP_BLOCKED);
 	RES_TRY(apply_wait(op->m->job, &op->waiter));
