@@ -58,6 +58,8 @@ OP(clip_grad_norm, ClipGradNorm, clip_grad_norm, ops_step_clip_result);
 OP(clip_grad_value, ClipGradValue, clip_grad_value, NULL);
 OP(unscale, Unscale, unscale, ops_step_unscale_result);
 OP(step, Step, step, ops_step_result);
+OP(copy_shard, CopyShard, copy_shard, NULL);
+OP(drop_gradients, DropGradients, drop_gradients, NULL);
 OP(plan_backward, PlanBackward, plan_backward, NULL);
 OP_KEEPING(next_shard, NextShard, next_shard, ops_step_next_shard_result, ops_step_next_shard_keep);
 OP(shard_done, ShardDone, shard_done, NULL);
@@ -158,6 +160,46 @@ int shardd_submit_step(shardd_client *c, const struct shardd_step_options *optio
 	r = op_submit(c, &step, &q.base, t, err);
 	free(q.settings);
 	return r;
+}
+
+/* ---------------------------------------------------------- shards and gradients */
+
+static_assert((int)SHARDD_GRADIENT == SHARDD__V1__COPY_SHARD_REQUEST__ARRAY__ARRAY_GRADIENT,
+	      "arrays of shards");
+
+int shardd_submit_copy_shard(shardd_client *c, const struct shardd_copy_shard_options *options,
+			     shardd_ticket *t, struct shardd_error *err)
+{
+	Shardd__V1__CopyShardRequest q = SHARDD__V1__COPY_SHARD_REQUEST__INIT;
+	struct shardd_copy_shard_options room;
+	const struct shardd_copy_shard_options *o = OPTIONS_READ(options, &room, err);
+
+	if (!o)
+		return -SHARDD_INVALID_ARGUMENT;
+	q.unit = o->unit;
+	q.tensor = o->tensor;
+	q.array = (Shardd__V1__CopyShardRequest__Array)o->array;
+	q.write = o->write;
+	q.buffer = o->buffer;
+	q.offset = o->offset;
+	q.elements = o->elements;
+	return op_submit(c, &copy_shard, &q.base, t, err);
+}
+
+int shardd_submit_drop_gradients(shardd_client *c,
+				 const struct shardd_drop_gradients_options *options,
+				 shardd_ticket *t, struct shardd_error *err)
+{
+	Shardd__V1__DropGradientsRequest q = SHARDD__V1__DROP_GRADIENTS_REQUEST__INIT;
+	struct shardd_drop_gradients_options room;
+	const struct shardd_drop_gradients_options *o = OPTIONS_READ(options, &room, err);
+
+	if (!o)
+		return -SHARDD_INVALID_ARGUMENT;
+	q.unit = o->unit;
+	q.tensors = (uint32_t *)o->tensors;
+	q.n_tensors = o->n_tensors;
+	return op_submit(c, &drop_gradients, &q.base, t, err);
 }
 
 /* ----------------------------------------------------------------- in backward */

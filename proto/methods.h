@@ -72,7 +72,9 @@
 	CALL(Reader,  HoldStep,         49, false)                       \
 	CALL(Reader,  ReleaseStep,      50, false)                       \
 	OP(Training,  ReadBytes,        51, false, op_read_bytes)        \
-	OP(Training,  WriteBytes,       52, true,  op_write_bytes)
+	OP(Training,  WriteBytes,       52, true,  op_write_bytes)       \
+	OP(Unit,      CopyShard,        53, true,  op_copy_shard)        \
+	OP(Training,  DropGradients,    54, true,  op_drop)
 /* clang-format on */
 
 struct method {

@@ -399,6 +399,8 @@ enum res backward_gather(struct op *op)
 {
 	struct unit *u = op->unit;
 
+	if (u->shard_writes)
+		return op_wait(op, &u->step_done);
 	if (u->shards_left && !backward_holds(op))
 		return backward_gather_own(op);
 	if (u->step == UNIT_STEP_DUE)

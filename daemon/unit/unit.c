@@ -183,7 +183,8 @@ struct unit *unit_free(struct unit *u)
 	MAGIC_CHECK(u, UNIT_MAGIC);
 	CHECK(!u->gathered_ranks && !u->summoned_ranks && u->copy == UNIT_COPY_NONE);
 	CHECK(condition_is_idle(&u->cast_done) && list_empty(&u->idle));
-	CHECK(u->step != UNIT_STEP_STEPPING && condition_is_idle(&u->step_done));
+	CHECK(u->step != UNIT_STEP_STEPPING && !u->shard_writes);
+	CHECK(condition_is_idle(&u->step_done));
 	free(u->norms);
 	for (unsigned d = 0; d < u->n_parts; d++)
 		reads_deinit(&u->parts[d].reads);

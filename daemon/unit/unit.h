@@ -177,6 +177,7 @@ struct unit {
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
 	uint32_t summoned_ranks; /* ranks that have a copy to write to */
+	uint32_t shard_writes;   /* CopyShards that write parameters now */
 	unsigned summoned_state; /* of what: unit_state */
 
 	/* Of a backward pass, from the unit's last Reduce to the Step. */

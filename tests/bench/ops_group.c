@@ -94,6 +94,16 @@ static int clip_value(struct trainer *t, shardd_ticket *ticket, struct shardd_er
 		ticket, err);
 }
 
+static int drop_gradients(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	static const uint32_t first = 0;
+
+	return shardd_submit_drop_gradients(t->client,
+					    SHARDD_OPTIONS(drop_gradients, .unit = t->unit,
+							   .tensors = &first, .n_tensors = 1),
+					    ticket, err);
+}
+
 static int unscale(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
 {
 	return shardd_submit_unscale(t->client, SHARDD_OPTIONS(unscale, .inv_scale = 0.5), ticket,
@@ -189,6 +199,21 @@ static int broadcast(struct trainer *t, shardd_ticket *ticket, struct shardd_err
 				       ticket, err);
 }
 
+/* The parameters, into the buffer. */
+static int copy_shard(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	struct shardd_tensor_place place;
+	int r = shardd_tensor_places(t->client, t->unit, &place, 1, err);
+
+	if (r < 0)
+		return r;
+	return shardd_submit_copy_shard(
+		t->client,
+		SHARDD_OPTIONS(copy_shard, .unit = t->unit, .array = SHARDD_PARAMETERS,
+			       .buffer = t->buffer, .elements = place.shard_elements),
+		ticket, err);
+}
+
 /* As large as the unit. */
 static void with_buffers(struct trainer *t, struct shardd_unit_spec *spec, struct shardd_tensor *w)
 {
@@ -267,16 +292,13 @@ static int convert(struct trainer *t, shardd_ticket *ticket, struct shardd_error
 /* -------------------------------------------------------------------- tables */
 
 #define TOGETHER .collective = true
-static const struct op_case op_barrier = { .submit = barrier, TOGETHER },
-			    op_commit = { .submit = commit, TOGETHER },
-			    op_verify = { .call = verify, TOGETHER },
-			    op_set_factors = { .submit = set_factors, TOGETHER },
-			    op_plan = { .submit = plan,
-					.after = pass_after,
-					.optimizer = SHARDD_SGD,
-					TOGETHER },
-			    op_join_uneven = { .submit = join_uneven, TOGETHER },
-			    /* reads for the norm; reads and writes to scale */
+static const struct op_case
+	op_barrier = { .submit = barrier, TOGETHER },
+	op_commit = { .submit = commit, TOGETHER }, op_verify = { .call = verify, TOGETHER },
+	op_set_factors = { .submit = set_factors, TOGETHER },
+	op_plan = { .submit = plan, .after = pass_after, .optimizer = SHARDD_SGD, TOGETHER },
+	op_join_uneven = { .submit = join_uneven, TOGETHER },
+	/* reads for the norm; reads and writes to scale */
 	op_clip = { .before = reduce_before,
 		    .submit = clip,
 		    .after = step_after,
@@ -284,70 +306,77 @@ static const struct op_case op_barrier = { .submit = barrier, TOGETHER },
 		    .once = 12,
 		    .limit = LIMIT_TRIAD,
 		    TOGETHER },
-			    op_clip_value = { .before = reduce_before,
-					      .submit = clip_value,
-					      .after = step_after,
-					      .optimizer = SHARDD_SGD,
-					      .once = 8,
-					      .limit = LIMIT_COPY,
-					      TOGETHER },
-			    op_unscale = { .before = reduce_before,
-					   .submit = unscale,
-					   .after = step_after,
-					   .optimizer = SHARDD_SGD,
-					   .once = 8,
-					   .limit = LIMIT_COPY,
-					   TOGETHER },
-			    op_sparse = { .adapt = embedding,
-					  .prepare = buffer_once,
-					  .submit = sparse,
-					  .after = step_after,
-					  .optimizer = SHARDD_SGD,
-					  TOGETHER },
-			    op_next_shard = { .adapt = by_trainer,
-					      .before = reduce_before,
-					      .submit = next_shard,
-					      .after = done_after,
-					      .once = 16,
-					      .limit = LIMIT_COPY,
-					      TOGETHER },
-			    op_shard_done = { .adapt = by_trainer,
-					      .before = next_before,
-					      .submit = shard_done,
-					      .after = own_step,
-					      .once = 8,
-					      .limit = LIMIT_COPY,
-					      TOGETHER },
-			    op_all_reduce = { .prepare = buffer_once,
-					      .submit = all_reduce,
-					      .each = 2,
-					      .limit = LIMIT_TRIAD,
-					      TOGETHER },
-			    /* one read, and a write for every rank but the root */
+	op_clip_value = { .before = reduce_before,
+			  .submit = clip_value,
+			  .after = step_after,
+			  .optimizer = SHARDD_SGD,
+			  .once = 8,
+			  .limit = LIMIT_COPY,
+			  TOGETHER },
+	op_unscale = { .before = reduce_before,
+		       .submit = unscale,
+		       .after = step_after,
+		       .optimizer = SHARDD_SGD,
+		       .once = 8,
+		       .limit = LIMIT_COPY,
+		       TOGETHER },
+	op_drop = { .before = reduce_before,
+		    .submit = drop_gradients,
+		    .after = step_after,
+		    .optimizer = SHARDD_SGD,
+		    .once = 4,
+		    TOGETHER },
+	op_copy_shard = { .prepare = buffer_once, .submit = copy_shard, TOGETHER },
+	op_sparse = { .adapt = embedding,
+		      .prepare = buffer_once,
+		      .submit = sparse,
+		      .after = step_after,
+		      .optimizer = SHARDD_SGD,
+		      TOGETHER },
+	op_next_shard = { .adapt = by_trainer,
+			  .before = reduce_before,
+			  .submit = next_shard,
+			  .after = done_after,
+			  .once = 16,
+			  .limit = LIMIT_COPY,
+			  TOGETHER },
+	op_shard_done = { .adapt = by_trainer,
+			  .before = next_before,
+			  .submit = shard_done,
+			  .after = own_step,
+			  .once = 8,
+			  .limit = LIMIT_COPY,
+			  TOGETHER },
+	op_all_reduce = { .prepare = buffer_once,
+			  .submit = all_reduce,
+			  .each = 2,
+			  .limit = LIMIT_TRIAD,
+			  TOGETHER },
+	/* one read, and a write for every rank but the root */
 	op_broadcast = { .prepare = buffer_once,
 			 .submit = broadcast,
 			 .each = 1,
 			 .limit = LIMIT_COPY,
 			 TOGETHER },
-			    op_broadcast_buffers = { .adapt = with_buffers,
-						     .prepare = buffers_once,
-						     .submit = broadcast_buffers,
-						     .each = 1,
-						     .limit = LIMIT_COPY,
-						     TOGETHER },
-			    op_init = { .submit = init, TOGETHER },
-			    op_summon = { .submit = summon,
-					  .after = return_after,
-					  .each = 2,
-					  .wide = true,
-					  .limit = LIMIT_COPY,
-					  TOGETHER },
-			    op_return = { .before = summon_before,
-					  .submit = give_back,
-					  .once = 8,
-					  .limit = LIMIT_COPY,
-					  TOGETHER },
-			    op_convert = { .submit = convert, TOGETHER };
+	op_broadcast_buffers = { .adapt = with_buffers,
+				 .prepare = buffers_once,
+				 .submit = broadcast_buffers,
+				 .each = 1,
+				 .limit = LIMIT_COPY,
+				 TOGETHER },
+	op_init = { .submit = init, TOGETHER },
+	op_summon = { .submit = summon,
+		      .after = return_after,
+		      .each = 2,
+		      .wide = true,
+		      .limit = LIMIT_COPY,
+		      TOGETHER },
+	op_return = { .before = summon_before,
+		      .submit = give_back,
+		      .once = 8,
+		      .limit = LIMIT_COPY,
+		      TOGETHER },
+	op_convert = { .submit = convert, TOGETHER };
 
 const struct bench_case group_cases[] = {
 	{ "init", "Initialise", "from a seed", RANKS, FEW, case_op, &op_init },
@@ -363,6 +392,10 @@ const struct bench_case group_cases[] = {
 	  &op_clip_value },
 	{ "unscale", "Unscale", "all scaled, infinities looked for", RANKS, FEW, case_op,
 	  &op_unscale },
+	{ "drop_gradients", "DropGradients", "of a unit's only tensor", RANKS, FEW, case_op,
+	  &op_drop },
+	{ "copy_shard", "CopyShard", "a rank's parameters into its buffer", RANKS, FEW, case_op,
+	  &op_copy_shard },
 	{ "reduce_sparse", "ReduceSparse", "up to 256 rows of 16 elements", RANKS, FEW, case_op,
 	  &op_sparse },
 	{ "next_shard", "NextShard", "a shard for the trainer's own optimizer", RANKS, FEW, case_op,

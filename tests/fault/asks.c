@@ -64,6 +64,47 @@ void ask_write_gradient(struct scene *s, unsigned r)
 	SUBMIT(s, r, "WriteBytes", q);
 }
 
+static void ask_copy_shard(struct scene *s, unsigned r, bool gradient, bool write)
+{
+	Shardd__V1__CopyShardRequest q = SHARDD__V1__COPY_SHARD_REQUEST__INIT;
+	struct unit_run run;
+
+	(void)unit_rank_run(s->u, r, 0, &run);
+	q.unit = s->u->id;
+	q.array = gradient ? SHARDD__V1__COPY_SHARD_REQUEST__ARRAY__ARRAY_GRADIENT
+			   : SHARDD__V1__COPY_SHARD_REQUEST__ARRAY__ARRAY_PARAMETERS;
+	q.write = write;
+	q.buffer = s->buffer[r];
+	q.elements = run.n;
+	SUBMIT(s, r, "CopyShard", q);
+}
+
+void ask_read_shard(struct scene *s, unsigned r)
+{
+	ask_copy_shard(s, r, false, false);
+}
+
+void ask_write_shard(struct scene *s, unsigned r)
+{
+	ask_copy_shard(s, r, false, true);
+}
+
+void ask_write_gradient_shard(struct scene *s, unsigned r)
+{
+	ask_copy_shard(s, r, true, true);
+}
+
+void ask_drop(struct scene *s, unsigned r)
+{
+	static uint32_t first = 0;
+	Shardd__V1__DropGradientsRequest q = SHARDD__V1__DROP_GRADIENTS_REQUEST__INIT;
+
+	q.unit = s->u->id;
+	q.tensors = &first;
+	q.n_tensors = 1;
+	SUBMIT(s, r, "DropGradients", q);
+}
+
 void ask_step(struct scene *s, unsigned r)
 {
 	nodefix_step(s->n, s->m[r], scene_op(s, r));
@@ -506,6 +547,10 @@ const ask_fn all_asks[] = {
 	ask_convert,
 	ask_verify,
 	ask_set_factors,
+	ask_read_shard,
+	ask_write_shard,
+	ask_write_gradient_shard,
+	ask_drop,
 	ask_join_uneven,
 	ask_uneven_reduce,
 	ask_uneven_reduce_twice,

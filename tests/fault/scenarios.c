@@ -365,5 +365,9 @@ const struct scenario scenarios[] = {
 	{ "JoinUneven", "", NULL, ask_join_uneven, 1 },
 	{ "JoinUneven", "error_if_uneven", NULL, ask_join_even, 1 },
 	{ "SetFactors", "", NULL, ask_set_factors, 1 },
+	{ "CopyShard", "", NULL, ask_read_shard, 1 },
+	{ "CopyShard", "into the parameters", NULL, ask_write_shard, 1 },
+	{ "CopyShard", "into the gradient", with_reduced, ask_write_gradient_shard, 1 },
+	{ "DropGradients", "", with_reduced, ask_drop, 1 },
 };
 const size_t n_scenarios = ARRAY_SIZE(scenarios);

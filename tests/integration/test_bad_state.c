@@ -33,7 +33,7 @@ static const char *const all_ops[] = {
 	"FreeBuffer",   "Reduce",      "AllReduce",    "Broadcast",      "Barrier",
 	"ClipGradNorm", "Step",        "Commit",       "UnitBuffers",    "BroadcastBuffers",
 	"SummonFull",   "ReturnFull",  "ConvertUnits", "BeginPass",      "EndPass",
-	"SetReshard",   "SetPrefetch", "SetFactors"
+	"SetReshard",   "SetPrefetch", "SetFactors",   "CopyShard",      "DropGradients"
 };
 
 static void all_refused(struct rpc_client *c, int code, const char *words)

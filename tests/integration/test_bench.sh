@@ -75,7 +75,7 @@ case_lines scale 'scale_register scale_op scale_op_few scale_status scale_echo' 
 case_lines attach_units 'units_connect units_join units_register units_first attach_first units_gather units_again attach_units' --units 20
 # every case that measures one op by itself
 for name in release gradient accumulate alloc free begin_pass end_pass set_reshard set_prefetch \
-	unit_buffers init barrier commit verify set_factors plan join_uneven clip clip_value unscale \
+	unit_buffers init barrier commit verify set_factors plan join_uneven clip clip_value unscale copy_shard drop_gradients \
 	reduce_sparse next_shard shard_done all_reduce broadcast broadcast_buffers summon return_full \
 	convert ddp_create ddp_forward ddp_backward ddp_ready ddp_finish; do
 	case_lines "$name" "$name"

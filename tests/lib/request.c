@@ -11,6 +11,7 @@ struct request_parts good;
 static char huge[200001];
 static uint8_t blob[200001];
 static uint32_t small_numbers[64];
+static uint32_t first_tensor;
 
 static void set_number(const ProtobufCFieldDescriptor *f, void *at, uint64_t n)
 {
@@ -231,6 +232,14 @@ static void fill_ops(ProtobufCMessage *m, const char *method)
 	} else if (strcmp(method, "PlanBackward") == 0) {
 		((Shardd__V1__PlanBackwardRequest *)m)->settings = good.settings;
 		((Shardd__V1__PlanBackwardRequest *)m)->n_settings = 1;
+	} else if (strcmp(method, "CopyShard") == 0) {
+		((Shardd__V1__CopyShardRequest *)m)->unit = 1;
+		((Shardd__V1__CopyShardRequest *)m)->array =
+			SHARDD__V1__COPY_SHARD_REQUEST__ARRAY__ARRAY_PARAMETERS;
+	} else if (strcmp(method, "DropGradients") == 0) {
+		((Shardd__V1__DropGradientsRequest *)m)->unit = 1;
+		((Shardd__V1__DropGradientsRequest *)m)->tensors = &first_tensor;
+		((Shardd__V1__DropGradientsRequest *)m)->n_tensors = 1;
 	} else if (strcmp(method, "Unscale") == 0) {
 		((Shardd__V1__UnscaleRequest *)m)->inv_scale = 1;
 	}

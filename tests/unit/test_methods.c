@@ -52,6 +52,7 @@ static const struct {
 	{ "SetFactors", 47 },   { "ReadJob", 48 },
 	{ "HoldStep", 49 },     { "ReleaseStep", 50 },
 	{ "ReadBytes", 51 },    { "WriteBytes", 52 },
+	{ "CopyShard", 53 },    { "DropGradients", 54 },
 };
 
 /* Bytes of a field with a bound that the message does not show; 0: not such a field. */

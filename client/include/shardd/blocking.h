@@ -526,6 +526,45 @@ static inline int shardd_shard_done(shardd_client *c, shardd_unit u, struct shar
 	return r;
 }
 
+/* @elements: of this rank's piece of tensor @tensor. */
+static inline int shardd_copy_shard(shardd_client *c, shardd_unit u, uint32_t tensor,
+				    enum shardd_array array, bool write, uint64_t buffer,
+				    uint64_t elements, struct shardd_error *err)
+{
+	struct shardd_copy_shard_options o;
+	shardd_ticket t = 0;
+	int r;
+
+	memset(&o, 0, sizeof(o));
+	o.size = sizeof(o);
+	o.unit = u;
+	o.tensor = tensor;
+	o.array = array;
+	o.write = write;
+	o.buffer = buffer;
+	o.elements = elements;
+	r = shardd_submit_copy_shard(c, &o, &t, err);
+	r = shardd_finish_(c, r, t, NULL, err);
+	return r;
+}
+
+static inline int shardd_drop_gradients(shardd_client *c, shardd_unit u, const uint32_t *tensors,
+					size_t n_tensors, struct shardd_error *err)
+{
+	struct shardd_drop_gradients_options o;
+	shardd_ticket t = 0;
+	int r;
+
+	memset(&o, 0, sizeof(o));
+	o.size = sizeof(o);
+	o.unit = u;
+	o.tensors = tensors;
+	o.n_tensors = n_tensors;
+	r = shardd_submit_drop_gradients(c, &o, &t, err);
+	r = shardd_finish_(c, r, t, NULL, err);
+	return r;
+}
+
 static inline int shardd_commit(shardd_client *c, uint64_t step, const void *blob, size_t bytes,
 				struct shardd_error *err)
 {

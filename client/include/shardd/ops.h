@@ -463,6 +463,43 @@ struct shardd_return_options {
 SHARDD_API int shardd_submit_return(shardd_client *c, const struct shardd_return_options *options,
 				    shardd_ticket *t, struct shardd_error *err);
 
+/* Copy this rank's piece of a tensor between the unit and a buffer of this session (shardd_alloc):
+ * the tensor's rows or elements that the rank's shard has, in fp32. It waits for no other rank.
+ * Ranks of several replicas have the same pieces, and each of them writes. Parameters: not while
+ * the unit is summoned, written ones not while a rank has it gathered; a write counts as a step
+ * that is not committed. Gradient: the reduced one, from its reduce to the step. What other ranks
+ * gather is undefined until all of them have written: use a barrier before and after. Errors:
+ * INVALID_ARGUMENT (@elements is not what the rank has, which shardd_tensor_places tells),
+ * FAILED_PRECONDITION, UNIMPLEMENTED (the piece is on another device). */
+enum shardd_array { SHARDD_PARAMETERS = 1, SHARDD_GRADIENT = 2 };
+struct shardd_copy_shard_options {
+	size_t size; /* sizeof(struct shardd_copy_shard_options) */
+	shardd_unit unit;
+	uint32_t tensor; /* index in the unit's spec; not an alias */
+	enum shardd_array array;
+	bool write;        /* from the buffer into the unit; false: into the buffer */
+	uint64_t buffer;   /* of shardd_alloc */
+	uint64_t offset;   /* bytes into it */
+	uint64_t elements; /* of the piece */
+};
+SHARDD_API int shardd_submit_copy_shard(shardd_client *c,
+					const struct shardd_copy_shard_options *options,
+					shardd_ticket *t, struct shardd_error *err);
+
+/* Drop the reduced gradients of some tensors (collective; all ranks name the same): the next step
+ * skips them and their optimizer state, as if no rank had used them, unless they are reduced again.
+ * @tensors: by their index in the spec, ascending. Errors: INVALID_ARGUMENT, FAILED_PRECONDITION
+ * (the unit has no reduced gradient, or its optimizer steps in backward). */
+struct shardd_drop_gradients_options {
+	size_t size; /* sizeof(struct shardd_drop_gradients_options) */
+	shardd_unit unit;
+	const uint32_t *tensors;
+	size_t n_tensors;
+};
+SHARDD_API int shardd_submit_drop_gradients(shardd_client *c,
+					    const struct shardd_drop_gradients_options *options,
+					    shardd_ticket *t, struct shardd_error *err);
+
 /* How many steps each tensor of @u had had at the last summon whose end this client has seen. @ret:
  * @n entries, one for each tensor of the unit. Fewer than the unit's steps if no rank used the
  * tensor in some of them (shardd_reduce). Errors: NOT_FOUND (not registered by this client),

@@ -277,11 +277,14 @@ class Client(Session):
     def plan_backward(self, lr: float | None = None, inv_scale: float = 0,
                       max_norm: float | None = None, norm_type: float = 2.0,
                       profile: ClipProfile = ClipProfile.TORCH, group: int = WORLD,
-                      settings: Sequence[StepSettings] = ()) -> None:
+                      settings: Sequence[StepSettings] = (),
+                      error_if_nonfinite: bool = False) -> None:
         """Say before a backward pass what is done with its gradients until the step (collective).
-        @settings: as in step, which then takes none."""
+        @settings: as in step, which then takes none. @error_if_nonfinite: of the norm: the step is
+        FailedPrecondition."""
         rate = C.c_double(lr) if lr is not None else None
-        clip = _abi.options("clip", max_norm=max_norm or 0, norm_type=norm_type, profile=profile)
+        clip = _abi.options("clip", max_norm=max_norm or 0, norm_type=norm_type, profile=profile,
+                            error_if_nonfinite=error_if_nonfinite)
         self.do("plan_backward", group,
                 C.cast(C.pointer(clip), C.c_void_p) if max_norm is not None else None, inv_scale,
                 C.pointer(rate) if rate is not None else None, specs.step_settings(settings),

@@ -7,19 +7,16 @@ Where torch.distributed is initialised they are DTensors as FSDP2's, Shard(0) ov
 from __future__ import annotations
 
 import sys
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..errors import FailedPrecondition, InvalidArgument
-from . import _device
+from . import _shard
 from ._mesh import Mesh, world
 from ._tree import Tree, its_tree
 from ._unit import Parameter, ShardedUnit
-
-_meshes: weakref.WeakKeyDictionary[Tree, Any] = weakref.WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -44,46 +41,15 @@ def mesh_of(tree: Tree) -> Mesh:
 
 def _device_mesh(tree: Tree) -> Any:
     """torch's mesh of these ranks; None: torch.distributed is not initialised."""
-    dist = torch.distributed
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    mesh, member = mesh_of(tree), tree.client.member
-    if mesh.given is not None:
-        return mesh.given
-    if tree not in _meshes:
-        assert member is not None
-        if (dist.get_rank(), dist.get_world_size()) != (member.rank, member.world_size):
-            raise FailedPrecondition(
-                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} in "
-                f"torch.distributed, but {member.rank} of {member.world_size} in the job: "
-                "start both with the same numbers, or give full=True")
-        from torch.distributed.device_mesh import DeviceMesh
-
-        ranks = torch.tensor(mesh.ranks)
-        if mesh.replicas > 1:
-            ranks = ranks.view(mesh.replicas, mesh.shard)
-        _meshes[tree] = DeviceMesh(_device.here.type, ranks)
-    return _meshes[tree]
+    return _shard.device_mesh(tree.client, mesh_of(tree))
 
 
 def extent(unit: ShardedUnit, p: Parameter) -> tuple[int, int]:
     """This rank's rows of @p: the first, and how many. All of it, if it is on every rank."""
+    if unit.replicated:
+        return 0, p.shape[0] if p.shape else 1
     tree = its_tree(unit)
-    assert tree.client.member is not None
-    rows = p.shape[0] if p.shape else 1
-    if unit.replicated or not p.shape:
-        return 0, rows
-    mesh = mesh_of(tree)
-    position = mesh.ranks.index(tree.client.member.rank) % mesh.shard
-    each = -(-rows // mesh.shard)
-    first = min(position * each, rows)
-    return first, min(each, rows - first)
-
-
-def _placements(mesh: Any) -> tuple[Any, ...]:
-    from torch.distributed.tensor import Replicate, Shard
-
-    return (*[Replicate()] * (mesh.ndim - 1), Shard(0))
+    return _shard.extent(tree.client, mesh_of(tree), p.shape)
 
 
 def take(unit: ShardedUnit, p: Parameter, whole: torch.Tensor) -> Any:
@@ -99,10 +65,7 @@ def wrap(unit: ShardedUnit, p: Parameter, local: torch.Tensor) -> Any:
     mesh = _device_mesh(its_tree(unit))
     if mesh is None:
         return Rows(local, extent(unit, p)[0], tuple(p.shape))
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(local, mesh, _placements(mesh), run_check=False, shape=p.shape,
-                              stride=torch.empty(p.shape, device="meta").stride())
+    return _shard.as_dtensor(mesh, local, p.shape)
 
 
 _PYTORCHS = "torch.distributed.checkpoint.state_dict"
@@ -178,7 +141,7 @@ def _is_cut_alike(unit: ShardedUnit, p: Parameter, value: Any) -> bool:
     if unit.tree is None or unit.replicated or not p.shape:
         return False
     mesh = _device_mesh(its_tree(unit))
-    return bool(value.device_mesh == mesh and tuple(value.placements) == _placements(mesh))
+    return bool(value.device_mesh == mesh and tuple(value.placements) == _shard.placements(mesh))
 
 
 __all__ = ["Rows", "check", "check_own", "extent", "for_pytorch", "is_sharded", "mesh_of", "put",

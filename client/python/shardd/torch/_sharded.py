@@ -239,8 +239,8 @@ class Sharded(_Sharded):
         if self._unprobed is not None:
             self._unprobed()
             self._unprobed = None
-        self._model.take_dropped()
         self._model.collect()
+        self._model.hand_over_gradients()
         try:
             if not (self._skip_if_found and self._found_inf):
                 self._step_all()

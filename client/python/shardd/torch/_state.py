@@ -40,6 +40,7 @@ def _summoned(unit: ShardedUnit, write: bool, given: Container[str] = ()) -> Ite
             session()  # whose device they come to be on
             with _device.same_random():
                 from_meta(unit, _running[0] if _running else unit.module, given)  # else nowhere
+        unit.end_early()
         for p in unit.params:
             assert p.initial is not None
             p.install(p.initial)

@@ -65,6 +65,7 @@ class Tree:
         self.sync = True
         self.uneven = False  # inside join()
         self._thread: int | None = None  # that is in the root's forward
+        self._writing = False  # the program writes to shards
         self.backward = False
         self.reduced = False  # something since the last step
         self._next = 0  # in order
@@ -165,6 +166,7 @@ class Tree:
                 unit.registered(registered)
                 from_meta(unit, self.root.module)
                 unit.initialise(self.client)
+                unit.place_shards(self.client)
                 bar.add(4 * unit.elements, unit.name)
             for unit in self.units:
                 if not unit.params:
@@ -221,9 +223,31 @@ class Tree:
             _faults.expect(self.backward)
 
     def finish(self) -> None:
-        """Parameters are wanted: a step that waits for the commit is made now (collective)."""
+        """Parameters are wanted: a step that waits for the commit is made now, and what the
+        program has written to shards is there on all ranks (collective)."""
         if self.optimizer is not None:
             self.optimizer.finish()
+        if self._writing:
+            self._writing = False
+            self.client.barrier(self.group)
+
+    @property
+    def uses_parameters(self) -> bool:
+        """Is a forward or backward running?"""
+        return self._thread is not None or self.backward
+
+    def begin_read(self) -> None:
+        """The program is about to read a shard (collective, if a step waits for the commit)."""
+        if self.optimizer is not None:
+            self.optimizer.finish()
+
+    def begin_write(self) -> None:
+        """The program is about to write to a shard. No rank has gathered the unit then, or will
+        before all have written (collective, if it is the first write since a gather)."""
+        if not self._writing:
+            self.release_all()
+            self.client.barrier(self.group)
+            self._writing = True
 
     def settle(self) -> None:
         """Parameters are wanted, and no backward runs: if an exception ended the last one, what it
@@ -245,7 +269,7 @@ class Tree:
     def rejoin(self, wait: float) -> None:
         """After Aborted: forget what was held, which the daemon has dropped, and join the job's new
         epoch; @wait: seconds, at most, until all ranks are there."""
-        self.backward, self.reduced = False, False
+        self.backward, self.reduced, self._writing = False, False, False
         self._tickets.clear()
         self.arrived.clear()
         self.uneven = False
@@ -318,6 +342,7 @@ class Tree:
         if self.backward:
             return
         self.take_dropped()
+        self._check_hooks()
         self.backward, self._next, self._some = True, 0, False
         _faults.expect(True)
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -326,6 +351,20 @@ class Tree:
             unit.promised.clear()
             unit.inside.clear()
             unit.task = NO_TASK
+
+    def _check_hooks(self) -> None:
+        """FailedPrecondition: there are hooks of gradients that nobody will see."""
+        named = [f"{u.name}.{p.name}" for u in self.units for p in u.trained
+                 if p.guard._accumulated]
+        if named and (self.uses_up_gradients or self.units[0].replicated):
+            raise FailedPrecondition(
+                f"'{named[0]}' has a hook of register_post_accumulate_grad_hook, but "
+                f"{self.units[0].why_no_gradient(torch.Size((1,)))}: remove the hook")
+
+    @property
+    def uses_up_gradients(self) -> bool:
+        """Does an optimizer step in backward?"""
+        return self._steps_in_backward
 
     @property
     def _adds_up(self) -> bool:
@@ -391,7 +430,9 @@ class Tree:
         elif self._steps_in_backward and not self.reduced:
             self.check_optimizer()
             rate, settings = self.optimizer.rates()
-            self.client.plan_backward(rate, group=self.group, settings=settings)
+            self.client.plan_backward(rate, group=self.group, settings=settings,
+                                      **self.optimizer.planned())
+        unit.push_gradients()
         self._tickets.append((unit, unit.reduce_submit(self._adds_up)))
         self.reduced = True
 
@@ -415,6 +456,9 @@ class Tree:
         self._wait()
         for unit in self.units:
             unit.guard_gradients(True)
+            unit.pull_gradients()
+        for unit in self.order:
+            unit.call_hooks()
         if missing:
             raise FailedPrecondition(
                 f"{len(missing)} parameters have no gradient after backward: "
@@ -470,15 +514,38 @@ class Tree:
         """FailedPrecondition: the optimizer in backward has used them up."""
         if self._steps_in_backward:
             raise FailedPrecondition(f"{what}: the optimizer steps in backward, so the gradients "
-                                     "are gone; build it without in_backward")
+                                     "are gone; call optimizer.plan_backward() before backward, "
+                                     "or build it without in_backward")
 
     def clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> torch.Tensor:
         """As torch.nn.utils.clip_grad_norm_ (collective). Return: the norm before."""
         self.keeps_gradients("clip_grad_norm_")
+        with self.using_gradients():
+            norm = self.client.clip_grad_norm(
+                max_norm, norm_type, self.group, error_if_nonfinite=error_if_nonfinite)
+        return torch.tensor(norm, device=_device.here)
+
+    def unscale(self, inv_scale: float) -> bool:
+        """Multiply the gradients (collective). Return: had any rank an infinity or NaN?"""
+        self.keeps_gradients("unscale_")
+        with self.using_gradients():
+            return self.client.unscale(inv_scale, self.group)
+
+    def hand_over_gradients(self) -> None:
+        """The daemon gets what the program has made of the gradients (collective, if some were
+        dropped)."""
         self.take_dropped()
-        return torch.tensor(self.client.clip_grad_norm(
-            max_norm, norm_type, self.group, error_if_nonfinite=error_if_nonfinite),
-            device=_device.here)
+        for unit in self.units:
+            unit.push_gradients()
+
+    @contextlib.contextmanager
+    def using_gradients(self) -> Iterator[None]:
+        """Inside, the daemon uses or changes the gradients: before, it gets what the program has
+        made of them, afterwards the program sees what it has made of them."""
+        self.hand_over_gradients()
+        yield
+        for unit in self.units:
+            unit.pull_gradients()
 
     def stepped(self) -> None:
         """The gradients have been used up."""
@@ -492,23 +559,22 @@ class Tree:
         """The unit that the daemon calls @number."""
         return next(u for u in self.units if u.unit is not None and u.unit.id == number)
 
-    def _dropped(self) -> bool:
-        """Has the program set p.grad to None, of all that the daemon has gradients of?
-        FailedPrecondition: of some."""
-        there = [p for unit in self.units for p in unit.trained if p.told]
-        gone = [p.name for p in there if p.guard.grad is None]
-        if gone and len(gone) < len(there):
-            raise FailedPrecondition(
-                f"{len(gone)} of {len(there)} gradients were set to None, such as that of "
-                f"'{gone[0]}': the daemon drops all gradients of a model or none; call zero_grad() "
-                "of the optimizer or of the whole model")
-        return bool(gone)
-
     def take_dropped(self) -> None:
         """What the program has dropped by p.grad = None, or a zero_grad() that does so, is dropped
-        (collective, if it was reduced)."""
-        if self._dropped():
+        (collective, if it was reduced). FailedPrecondition: some of what was not reduced yet."""
+        there = [(u, p) for u in self.units for p in u.trained if p.told]
+        gone = [(u, p) for u, p in there if p.gradient.dropped]
+        if gone and len(gone) == len(there):
             self.zero_grad()
+            return
+        for unit, p in gone:
+            if not p.reduced or unit.trained.index(p) in unit.written:
+                raise FailedPrecondition(
+                    f"the gradient of '{unit.name}.{p.name}' was set to None, but it is of a "
+                    "backward whose gradients were not reduced: such gradients are dropped all "
+                    "together, by zero_grad() of the optimizer or of the model")
+        for unit in self.units:
+            unit.drop_gradients()
 
     def zero_grad(self) -> None:
         """Drop all gradients there are (collective, if something was reduced)."""

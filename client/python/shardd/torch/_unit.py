@@ -10,6 +10,7 @@ saved in forward sees the parameters again in backward, wherever they were gathe
 from __future__ import annotations
 
 import ctypes as C
+import functools
 import weakref
 from typing import Any, Protocol
 
@@ -32,10 +33,12 @@ from ..specs import (
 )
 from ..ticket import Ticket
 from ..unit import Unit, reduce_options
-from . import _device, _direct, _faults
+from . import _device, _direct, _faults, _shard
 from ._device import nothing, tensor_at
+from ._gradient import Gradient
 from ._guard import Guard
-from ._mesh import Mesh
+from ._mesh import Mesh, world
+from ._values import Values
 
 DTYPES = {torch.float32: Dtype.FP32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
 TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
@@ -87,6 +90,20 @@ class Model(Protocol):
     def first_rank(self) -> int:
         """Whose parameters are everybody's."""
 
+    @property
+    def uses_up_gradients(self) -> bool:
+        """Does an optimizer step in backward?"""
+
+    @property
+    def uses_parameters(self) -> bool:
+        """Is a forward or backward running?"""
+
+    def begin_read(self) -> None:
+        """The program is about to read a shard."""
+
+    def begin_write(self) -> None:
+        """The program is about to write to a shard (collective, if it is the first)."""
+
     def begin_backward(self) -> None:
         """Something of a backward pass has come."""
 
@@ -110,9 +127,15 @@ class Parameter:
         self.full: nn.Parameter | None = None
         self.guard = Guard.make(name, "parameter", value.shape, value.dtype, value.requires_grad,
                                 unit, None if value.is_meta else value.device)
-        self.gradient_guard: Guard | None = None
+        self.gradient = Gradient(
+            self.guard, functools.partial(unit.why_no_gradient, value.shape))
+        self.guard._gradient = self.gradient
+        self.values = Values(name, value.shape)
+        self.values.begin(functools.partial(unit.early, self), unit.why_no_values)
+        self.guard._source = self.values
         self.reduced = False  # since the last step, and some rank has used it
-        self.told = False  # the guard has the gradient's guard
+        self.came = False  # reduced in this pass
+        self.told = False  # the program sees a gradient
 
     def install(self, value: torch.Tensor) -> None:
         """Make @value the parameter of the modules that have it."""
@@ -200,6 +223,11 @@ class ShardedUnit:
                 "is row-major, so another memory format (channels_last) would be lost; call "
                 ".to(memory_format=torch.contiguous_format), or make the parameter .contiguous(), "
                 "before fully_shard or replicate. Inputs may be channels_last")
+        if value._backward_hooks or value._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+            raise FailedPrecondition(
+                f"parameter '{name}' has hooks (register_hook or "
+                "register_post_accumulate_grad_hook), which would be lost: fully_shard makes "
+                "another parameter of it; register them on that one, after wrapping")
         if value.dtype != torch.float32:
             raise InvalidArgument(
                 f"parameter '{name}' is {value.dtype}: parameters are kept in float32; call "
@@ -265,6 +293,63 @@ class ShardedUnit:
                 _direct.attach(*p.owners[0], p.full, self, i)
         self._empty()
 
+    def place_shards(self, client: Client) -> None:
+        """The program may read and write this rank's rows, of the parameters and of the reduced
+        gradients, from here on. Of a replicated unit it may not."""
+        member, tree = client.member, self.tree
+        assert member is not None and self.unit is not None and tree is not None
+        mesh = self.mesh or world(member.world_size)
+        for i, p in enumerate(() if self.replicated else self.params):
+            rows = _shard.extent(client, mesh, p.shape)[1]
+            piece = _shard.Piece(client, self.unit.id, i, p.shape, rows)
+            p.values.place(piece, lambda: _shard.device_mesh(client, mesh), tree.begin_read,
+                           tree.begin_write)
+            if p.trained:
+                p.gradient.place(piece, lambda: _shard.device_mesh(client, mesh))
+
+    def end_early(self) -> None:
+        """What each rank has written to its rows before the daemon has the parameters becomes
+        that of all ranks (collective, if there is something)."""
+        for p in self.params:
+            if p.values.touched and p.initial is not None:
+                shown, rows = p.values.take()
+                if rows.shape != p.shape or hasattr(shown, "full_tensor"):
+                    with torch.no_grad():
+                        p.initial.copy_(shown.full_tensor())
+                p.values.touched = False
+
+    def early(self, p: Parameter) -> tuple[Any, torch.Tensor]:
+        """This rank's rows of what the program has built, until the daemon has it: to compute
+        with, and as they are. FailedPrecondition: there is nothing."""
+        assert p.initial is not None
+        whole = p.initial.detach()
+        if whole.is_meta:
+            raise FailedPrecondition(
+                f"parameter '{p.name}' is on the meta device and has no values yet: they come from "
+                "load_state_dict, or from the model's own initialisation when the optimizer is "
+                "built")
+        return _shard.early(self.mesh, whole, p.name)
+
+    def why_no_values(self) -> str:
+        """Why the program cannot have values of the parameters now; empty: it can."""
+        if self.replicated:
+            return ("those of a replicated model are mapped during forward and backward only; use "
+                    "shardd.torch.summon_full_params(model), or model.state_dict()")
+        if self.tree is not None and self.tree.uses_parameters:
+            return ("forward or backward is running; use the parameters of the modules there, or "
+                    "wait until it is over")
+        return ""
+
+    def why_no_gradient(self, shape: torch.Size) -> str:
+        """Why the program cannot read the gradient of a parameter of @shape; empty: it can."""
+        if self.replicated:
+            return "that of a replicated model is in the daemon alone"
+        if self.tree is not None and self.tree.uses_up_gradients:
+            return "the optimizer steps in backward and has used it up"
+        if not shape:
+            return "the parameter has no dimension to shard"
+        return ""
+
     def _stand_in(self, unit: Unit) -> _faults.Region:
         size = self.compute.itemsize
         places = [(p.name, unit.places[p.name]) for p in self.params]
@@ -284,6 +369,7 @@ class ShardedUnit:
         assert self.unit is not None
         self.found = self.unit.initialised
         root = self.tree.first_rank if self.tree is not None else 0
+        self.end_early()
         if not self.unit.initialised:
             if client.member is not None and client.member.rank == root:
                 with client.alloc((self.unit.packed_elements,)) as buffer:
@@ -537,7 +623,8 @@ class ShardedUnit:
         unit = self._must()
         by_all = set(unit.unused()) if unused else ()
         for p in self.trained:
-            p.reduced = p.reduced or p.name not in by_all
+            p.came = p.came or p.name not in by_all
+            p.reduced = p.reduced or p.came
 
     def set_factors(self, divide_factor: float, force_sum: bool) -> None:
         """By what reductions divide from here on (collective, if it is registered)."""
@@ -566,13 +653,39 @@ class ShardedUnit:
         self.promised.clear()
 
     def guard_gradients(self, there: bool) -> None:
-        """Parameters have a gradient that cannot be touched, if some rank has one; or none."""
+        """The program sees the gradients that some rank has one of, or none."""
         for i, p in enumerate(self.trained):
             p.reduced = p.reduced and there
-            some = there and (p.reduced or i in self.written)
-            if some and p.gradient_guard is None:
-                p.gradient_guard = Guard.make(p.name, "gradient", p.shape, torch.float32)
-            p.guard.grad, p.told = p.gradient_guard if some else None, some
+            p.told = there and (p.reduced or i in self.written)
+            p.gradient.show(p.told, p.reduced)
+
+    def drop_gradients(self) -> None:
+        """The daemon drops the reduced gradients that the program has set to None (collective, if
+        there are any)."""
+        gone = [p for p in self.trained if p.told and p.gradient.dropped]
+        numbers = [self.params.index(p) for p in gone]
+        if gone:
+            self._must().client.do("drop_gradients", self._must().id,
+                                   (C.c_uint32 * len(numbers))(*numbers), len(numbers))
+        for p in gone:
+            p.reduced = p.told = p.gradient.dropped = False
+
+    def push_gradients(self) -> None:
+        """The daemon is about to use the gradients: it gets what the program has made of them."""
+        for p in self.trained:
+            p.gradient.push()
+
+    def pull_gradients(self) -> None:
+        """The daemon has changed the gradients: what the program has got of them follows."""
+        for p in self.trained:
+            p.gradient.pull()
+
+    def call_hooks(self) -> None:
+        """Those of parameters whose gradient was reduced in this pass."""
+        for p in self.trained:
+            if p.came:
+                p.came = False
+                p.guard.accumulated()
 
     # ----------------------------------------------------------- whole parameters
 

@@ -39,21 +39,27 @@ class GradScaler:
             return
         if id(optimizer) in self._found:
             raise FailedPrecondition("unscale_() was already called since the last update()")
-        tree = optimizer._model
-        tree.keeps_gradients("unscale_")
-        optimizer._found_inf = tree.client.unscale(1.0 / self._scale, tree.group)
+        if getattr(optimizer, "scaler", None) is self:
+            raise FailedPrecondition("unscale_(): optimizer.plan_backward(scaler=...) has said "
+                                     "that the daemon unscales in backward: leave out unscale_()")
+        optimizer._found_inf = optimizer._model.unscale(1.0 / self._scale)
         self._found[id(optimizer)] = optimizer._found_inf
 
     def step(self, optimizer: _Sharded, *args: Any, **kwargs: Any) -> Any:
         """Unscale, if not done yet, and step unless there was an infinity (collective)."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
-        if id(optimizer) not in self._found:
+        planned = getattr(optimizer, "scaler", None) is self
+        if id(optimizer) not in self._found and not planned:
             self.unscale_(optimizer)
         if id(optimizer) in self._stepped:
             raise FailedPrecondition("step() was already called with this optimizer since the last "
                                      "update()")
         self._stepped.add(id(optimizer))
+        if planned:  # the daemon has unscaled as the gradients came
+            found = optimizer.step(*args, **kwargs)
+            self._found[id(optimizer)] = optimizer._found_inf
+            return found
         optimizer._skip_if_found = True
         try:
             return optimizer.step(*args, **kwargs)

@@ -21,7 +21,7 @@ from ..specs import (
     OptimizerWhen,
     StepSettings,
 )
-from . import _optim_state, _rows
+from . import _device, _optim_state, _rows
 from ._guard import Guard
 from ._session import rank_if_any, session
 from ._tree import Tree, built, tree_of, units_of
@@ -180,12 +180,44 @@ class _InDaemon(_Sharded):
         torch.optim.Optimizer.__init__(self, params, defaults)  # see _adopt.py
         self.state = _Elsewhere(self)  # type: ignore[assignment]
         self.in_backward = in_backward
+        self._clip: dict[str, Any] = {}  # of the backward passes
+        self.scaler: Any = None
+        self.total_norm: torch.Tensor | None = None  # of the last step, if it was planned to clip
         self._by_id = _check(self.param_groups)
         self._mixed = False  # the daemon does not know all of it yet
         self._places: dict[int, tuple[int, int]] = {}
         self._model = _tree(self.param_groups, self, self._settings)
         self._built = [self._setting(g) for g in self.param_groups]
         self._kept = {id(g): self._memory(g) for g in self.param_groups}
+
+    def plan_backward(self, max_norm: float | None = None, norm_type: float = 2.0,
+                      error_if_nonfinite: bool = False, scaler: Any = None) -> None:
+        """With in_backward, from the next backward on: clip all gradients so that their norm is at
+        most @max_norm, and undo the scaling of @scaler, a shardd.torch.GradScaler, whose step()
+        then calls this optimizer's. Units then wait for step(), which steps all or, after an
+        infinity, none. Without arguments: neither. ``total_norm`` has the norm after step().
+
+        FailedPrecondition: the optimizer does not step in backward, or a backward has begun.
+        """
+        if not self.in_backward:
+            raise FailedPrecondition(
+                "plan_backward is for an optimizer with in_backward=True: call clip_grad_norm_, or "
+                "GradScaler.unscale_, between backward and the step")
+        if self._model.reduced:
+            raise FailedPrecondition("plan_backward was called after a backward: call it before, "
+                                     "or after the step")
+        if max_norm is None and (norm_type != 2.0 or error_if_nonfinite):
+            raise InvalidArgument("norm_type or error_if_nonfinite is given without max_norm: give "
+                                  "the norm to clip to", "max_norm")
+        self._clip = {} if max_norm is None else dict(
+            max_norm=float(max_norm), norm_type=float(norm_type),
+            error_if_nonfinite=error_if_nonfinite)
+        self.scaler = scaler
+
+    def planned(self) -> dict[str, Any]:
+        """What the daemon does with the gradients of the backward that begins."""
+        enabled = self.scaler is not None and self.scaler.is_enabled()
+        return {**self._clip, "inv_scale": 1.0 / self.scaler.get_scale() if enabled else 0.0}
 
     def _spec(self, group: dict[str, Any]) -> OptimizerSpec:
         raise NotImplementedError
@@ -315,14 +347,16 @@ class _InDaemon(_Sharded):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._model.take_dropped()
         self._model.check_optimizer()
         # in backward they are the plan's
         rate, settings = (None, []) if self.in_backward else self.rates()
         self._model.release_all()
+        self._model.hand_over_gradients()
         result = self._model.client.step(rate, self._model.group, settings=settings,
                                          skip_if_found=self._skip_if_found)
         self._found_inf = result.found_inf
+        self.total_norm = None if result.total_norm is None else torch.tensor(
+            result.total_norm, device=_device.here)
         self._model.stepped()
         self._model.knows_optimizer()
         return loss
@@ -356,7 +390,8 @@ class AdamW(_InDaemon):
     """torch.optim.AdamW, run by the daemon. @foreach, @fused: match that form's bits; not both.
 
     @in_backward: each unit is stepped as soon as its gradients are reduced; they are not kept.
-    step() ends the pass. It allows one reducing backward per step, and no clipping or scaling.
+    step() ends the pass. It allows one reducing backward per step, and clipping and scaling by
+    plan_backward() only.
     """
 
     _fixed = ("amsgrad",)
