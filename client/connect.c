@@ -214,6 +214,7 @@ int shardd_get_info(const shardd_client *c, struct shardd_info *ret, struct shar
 	info.instance = c->daemon.instance_text;
 	info.daemon_started = c->daemon.started_unix_s;
 	info.draining = atomic_load(&c->draining);
+	(void)device_get(c, &info.device, NULL);
 	memset(ret, 0, info.size);
 	*ret = info;
 	return 0;

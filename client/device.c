@@ -139,13 +139,11 @@ void device_close(struct shardd_client *c)
 
 /* ------------------------------------------------------------------ what it is */
 
-int shardd_get_device(const shardd_client *c, struct shardd_device *ret, struct shardd_error *err)
+int device_get(const struct shardd_client *c, struct shardd_device *ret, struct shardd_error *err)
 {
 	struct shardd_client *own = (struct shardd_client *)c;
 	int r = client_check(c, err);
 
-	if (r == 0 && !ret)
-		r = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
 	if (r < 0)
 		return r;
 	CHECK(c); /* or client_check had refused it */
@@ -161,7 +159,6 @@ int shardd_get_device(const shardd_client *c, struct shardd_device *ret, struct 
 
 /* ------------------------------------------------------------------- copies */
 
-/* What both copies are checked for. */
 static int device_check(const struct shardd_client *c, const void *dst, const void *src,
 			size_t bytes, struct shardd_error *err)
 {
@@ -173,25 +170,26 @@ static int device_check(const struct shardd_client *c, const void *dst, const vo
 	return r;
 }
 
-int shardd_write(shardd_client *c, void *dst, const void *src, size_t bytes,
-		 struct shardd_error *err)
+int shardd_copy(shardd_client *c, enum shardd_direction direction, void *dst, const void *src,
+		size_t bytes, struct shardd_error *err)
 {
 	int r = device_check(c, dst, src, bytes, err);
 	const void *to = dst;
 
-	if (r == 0 && c->debug)
-		r = debug_under(c->debug, &to, bytes, true, "dst", err);
-	return r < 0 ? r : map_write(&c->map, (void *)to, src, bytes, err);
-}
-
-int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
-		struct shardd_error *err)
-{
-	int r = device_check(c, dst, src, bytes, err);
-
-	if (r == 0 && c->debug)
-		r = debug_under(c->debug, &src, bytes, false, "src", err);
-	return r < 0 ? r : map_read(&c->map, dst, src, bytes, err);
+	if (r < 0)
+		return r;
+	switch (direction) {
+	case SHARDD_TO_DEVICE:
+		if (c->debug)
+			r = debug_under(c->debug, &to, bytes, true, "dst", err);
+		return r < 0 ? r : map_write(&c->map, (void *)to, src, bytes, err);
+	case SHARDD_FROM_DEVICE:
+		if (c->debug)
+			r = debug_under(c->debug, &src, bytes, false, "src", err);
+		return r < 0 ? r : map_read(&c->map, dst, src, bytes, err);
+	}
+	return error_set(err, SHARDD_INVALID_ARGUMENT, "direction",
+			 "direction is %d; it must be TO_DEVICE or FROM_DEVICE", (int)direction);
 }
 
 /* ------------------------------------------------------------------- streams */
@@ -207,7 +205,7 @@ int shardd_set_stream(shardd_client *c, void *stream, struct shardd_error *err)
 			streams_clear(streams);
 		return 0;
 	}
-	r = shardd_get_device(c, &device, err);
+	r = device_get(c, &device, err);
 	if (r < 0)
 		return r;
 	if (!streams || !device.streams)

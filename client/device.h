@@ -19,6 +19,9 @@ void device_ask(struct shardd_client *c, Shardd__V1__JoinRequest *request);
 int device_take(struct shardd_client *c, const Shardd__V1__JoinResponse *reply,
 		struct shardd_error *err);
 
+/* The device as of the last join. Return: 0, or FAILED_PRECONDITION before the first. Any thread. */
+int device_get(const struct shardd_client *c, struct shardd_device *ret, struct shardd_error *err);
+
 /* Unmap all, and let go of the device. Ops have ended. */
 void device_close(struct shardd_client *c);
 

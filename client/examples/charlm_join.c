@@ -102,10 +102,12 @@ static int split_batch(struct trainer *t)
 static int learn_device(struct trainer *t)
 {
 	bool known = t->device.id[0];
-	int rc = shardd_get_device(t->client, &t->device, &t->err);
+	struct shardd_info info = { .size = sizeof(info) };
+	int rc = shardd_get_info(t->client, &info, &t->err);
 
 	if (rc < 0)
 		return rc;
+	t->device = info.device;
 	t->on_host = strcmp(t->device.backend, "cuda") != 0;
 	if (!known)
 		trainer_say(t, "rank %u of %u: memory on %s%s%s\n", t->me.rank, t->me.world_size,

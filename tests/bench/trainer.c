@@ -37,12 +37,12 @@ void trainer_join(struct trainer *t, enum shardd_lifetime lifetime)
 				  .rank = t->rank,
 				  .lifetime = lifetime,
 				  .ttl_s = JOB_TTL_S };
-	struct shardd_device device;
+	struct shardd_info info = { .size = sizeof(info) };
 	struct shardd_error err;
 
 	trainer_must(t, shardd_join(t->client, &job, NULL, &err), &err, "join");
-	trainer_must(t, shardd_get_device(t->client, &device, &err), &err, "device");
-	t->on_device = strcmp(device.backend, "host") != 0;
+	trainer_must(t, shardd_get_info(t->client, &info, &err), &err, "info");
+	t->on_device = strcmp(info.device.backend, "host") != 0;
 }
 
 void trainer_register(struct trainer *t)

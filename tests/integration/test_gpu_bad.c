@@ -151,11 +151,12 @@ static int trains_on_the_host(const struct trainer *t)
 	const struct shardd_unit_spec like = { .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
 	shardd_client *c = train_join(t);
 	float x[N], got[N];
-	struct shardd_device on;
+	struct shardd_info info = { .size = sizeof(info) };
 	shardd_unit u;
 
-	TRAIN_OK(shardd_get_device(c, &on, &train_err));
-	TRAINER_CHECK(strcmp(on.id, "host:0") == 0 && !on.streams && !*on.uuid);
+	TRAIN_OK(shardd_get_info(c, &info, &train_err));
+	TRAINER_CHECK(strcmp(info.device.id, "host:0") == 0 && !info.device.streams &&
+		      !*info.device.uuid);
 	TRAIN_FAILS(shardd_set_stream(c, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
 	u = train_zero_unit(c, "u", N, &like);
 	for (size_t i = 0; i < N; i++)
@@ -287,14 +288,15 @@ static int computes_elsewhere(const struct trainer *t)
 /* Nothing is said: the context says it. */
 static int says_by_its_context(const struct trainer *t)
 {
-	struct shardd_device on;
+	struct shardd_info info = { .size = sizeof(info) };
 	shardd_client *c;
 	struct gpu g;
 
 	gpu_open(&g, 1);
 	TRAIN_OK(join_saying(t, NULL, &c));
-	TRAIN_OK(shardd_get_device(c, &on, &train_err));
-	TRAINER_CHECK(strcmp(on.uuid, uuids[1]) == 0 && strcmp(on.id, "cuda:1") == 0);
+	TRAIN_OK(shardd_get_info(c, &info, &train_err));
+	TRAINER_CHECK(strcmp(info.device.uuid, uuids[1]) == 0 &&
+		      strcmp(info.device.id, "cuda:1") == 0);
 	train_leave(c);
 	return 0;
 }
@@ -302,13 +304,13 @@ static int says_by_its_context(const struct trainer *t)
 /* No context and nothing said: the daemon chooses, the library makes itself at home. */
 static int says_nothing(const struct trainer *t)
 {
-	struct shardd_device on;
+	struct shardd_info info = { .size = sizeof(info) };
 	shardd_client *c;
 	float got[N];
 
 	TRAIN_OK(join_saying(t, NULL, &c));
-	TRAIN_OK(shardd_get_device(c, &on, &train_err));
-	TRAINER_CHECK(strcmp(on.uuid, uuids[0]) == 0 && on.streams);
+	TRAIN_OK(shardd_get_info(c, &info, &train_err));
+	TRAINER_CHECK(strcmp(info.device.uuid, uuids[0]) == 0 && info.device.streams);
 	train_params(c, train_zero_unit(c, "u", N, NULL), got, sizeof(got));
 	TRAINER_CHECK(got[N - 1] == 0);
 	train_leave(c);

@@ -702,15 +702,16 @@ static void convert(struct play *p)
  * count in the order of their first rank. */
 static void read_placement(struct play *p, struct model_world *w)
 {
-	struct shardd_device on[CASE_MAX_RANKS];
+	struct shardd_info on[CASE_MAX_RANKS];
 
 	model_world_init(w, p->rc.world, 1, !train_on_host());
 	w->devices = 0;
 	for (uint32_t r = 0; r < p->rc.world; r++) {
 		uint32_t same = 0;
 
-		TRAIN_OK(shardd_get_device(p->c[r], &on[r], &train_err));
-		while (strcmp(on[same].id, on[r].id) != 0)
+		on[r] = (struct shardd_info){ .size = sizeof(on[r]) };
+		TRAIN_OK(shardd_get_info(p->c[r], &on[r], &train_err));
+		while (strcmp(on[same].device.id, on[r].device.id) != 0)
 			same++;
 		w->device_of[r] = same < r ? w->device_of[same] : w->devices++;
 	}

@@ -92,13 +92,13 @@ shardd_client *gpu_connect(const struct trainer *t, unsigned device)
 shardd_client *gpu_join(const struct trainer *t, unsigned device)
 {
 	shardd_client *c = gpu_connect(t, device);
-	struct shardd_device on;
+	struct shardd_info info = { .size = sizeof(info) };
 	char id[32];
 
 	train_join_as(c, t, SHARDD_EPHEMERAL);
 	snprintf(id, sizeof(id), "cuda:%u", device);
-	TRAIN_OK(shardd_get_device(c, &on, &train_err));
-	TRAINER_CHECK(strcmp(on.id, id) == 0 && strcmp(on.backend, "cuda") == 0);
+	TRAIN_OK(shardd_get_info(c, &info, &train_err));
+	TRAINER_CHECK(strcmp(info.device.id, id) == 0 && strcmp(info.device.backend, "cuda") == 0);
 	return c;
 }
 

@@ -354,9 +354,9 @@ Test(client_cuda, a_client_stays_on_its_device)
 	cr_assert_eq(device_choose(&c, &o, &err), 0);
 	device_ask(&c, &q);
 	cr_expect_str_eq(q.device, "", "no context, no wish");
-	cr_expect_eq(shardd_get_device(&c, &device, &err), -SHARDD_FAILED_PRECONDITION);
+	cr_expect_eq(device_get(&c, &device, &err), -SHARDD_FAILED_PRECONDITION);
 	cr_assert_eq(take(&c, "cuda", peer.uuid, &err), 0, "%s", err.text);
-	cr_assert_eq(shardd_get_device(&c, &device, &err), 0);
+	cr_assert_eq(device_get(&c, &device, &err), 0);
 	cr_expect_str_eq(device.uuid, peer.uuid);
 	cr_expect_str_eq(device.backend, "cuda");
 	cr_expect(!device.streams);

@@ -61,6 +61,14 @@ SHARDD_API int shardd_connect(const struct shardd_options *options, shardd_clien
  * the process ends. No other thread may use the client during the call. */
 SHARDD_API void shardd_close(shardd_client *c);
 
+/* The device with this rank's memory. */
+struct shardd_device {
+	char id[32];      /* host:0, cuda:0 */
+	char backend[16]; /* host, cuda */
+	char uuid[48];    /* GPU-...; empty for the host */
+	bool streams;     /* shardd_set_stream is supported */
+};
+
 /* What a client is connected to. */
 struct shardd_info {
 	size_t size; /* sizeof(struct shardd_info) */
@@ -73,6 +81,7 @@ struct shardd_info {
 	/* The job or the daemon has been asked to drain: commit and leave. As of the last answered
 	 * op. */
 	bool draining;
+	struct shardd_device device; /* @id "" before the first join */
 };
 
 /* @ret: the caller sets @ret->size; fields that this library does not know become 0. Errors:
@@ -155,18 +164,6 @@ struct shardd_membership {
  * SHARDD_INSTANCE=any turns this check off. Any thread. */
 SHARDD_API int shardd_join(shardd_client *c, const struct shardd_job *job,
 			   struct shardd_membership *ret, struct shardd_error *err);
-
-/* The device with this rank's memory. */
-struct shardd_device {
-	char id[32];      /* host:0, cuda:0 */
-	char backend[16]; /* host, cuda */
-	char uuid[48];    /* GPU-...; empty for the host */
-	bool streams;     /* shardd_set_stream is supported */
-};
-
-/* Return: 0, or FAILED_PRECONDITION before the first join. Never blocks. Any thread. */
-SHARDD_API int shardd_get_device(const shardd_client *c, struct shardd_device *ret,
-				 struct shardd_error *err);
 
 /* Leave cleanly. Ops of this session must be done; it waits for those that were detached, and
  * returns CANCELLED with native EINTR if shardd_interrupt ends that wait: call it again. Blocks
@@ -474,10 +471,21 @@ SHARDD_API void shardd_set_timeout(shardd_client *c, uint32_t ms);
  * library retains. If this thread has a stream (shardd_set_stream), the copy begins after the work
  * on it. Errors: INVALID_ARGUMENT (outside the memory that was handed out), INTERNAL (the device
  * refused). Any thread. */
-SHARDD_API int shardd_write(shardd_client *c, void *dst, const void *src, size_t bytes,
-			    struct shardd_error *err);
-SHARDD_API int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
-			   struct shardd_error *err);
+enum shardd_direction { SHARDD_TO_DEVICE = 1, SHARDD_FROM_DEVICE = 2 };
+SHARDD_API int shardd_copy(shardd_client *c, enum shardd_direction direction, void *dst,
+			   const void *src, size_t bytes, struct shardd_error *err);
+
+static inline int shardd_write(shardd_client *c, void *dst, const void *src, size_t bytes,
+			       struct shardd_error *err)
+{
+	return shardd_copy(c, SHARDD_TO_DEVICE, dst, src, bytes, err);
+}
+
+static inline int shardd_read(shardd_client *c, void *dst, const void *src, size_t bytes,
+			      struct shardd_error *err)
+{
+	return shardd_copy(c, SHARDD_FROM_DEVICE, dst, src, bytes, err);
+}
 
 /* GPUs: order the ops that this thread submits from now on with @stream (a CUstream or
  * cudaStream_t of the client's context; NULL is CUDA's default stream) instead of with the

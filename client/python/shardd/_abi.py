@@ -20,9 +20,15 @@ class Options(C.Structure):
                 ("on_stall", C.c_void_p), ("stall_data", C.c_void_p), ("stall_ms", C.c_uint32)]
 
 
+class Device(C.Structure):
+    _fields_ = [("id", C.c_char * 32), ("backend", C.c_char * 16), ("uuid", C.c_char * 48),
+                ("streams", C.c_bool)]
+
+
 class Info(C.Structure):
     _fields_ = [("size", C.c_size_t), ("session", C.c_uint64), ("daemon_version", C.c_char_p),
-                ("instance", C.c_char_p), ("daemon_started", C.c_uint64), ("draining", C.c_bool)]
+                ("instance", C.c_char_p), ("daemon_started", C.c_uint64), ("draining", C.c_bool),
+                ("device", Device)]
 
 
 class Job(C.Structure):
@@ -37,11 +43,6 @@ class Membership(C.Structure):
                 ("resumed", C.c_bool), ("has_commit", C.c_bool), ("torn", C.c_bool),
                 ("step", C.c_uint64), ("blob", C.c_void_p), ("blob_bytes", C.c_size_t),
                 ("created", C.c_bool)]
-
-
-class Device(C.Structure):
-    _fields_ = [("id", C.c_char * 32), ("backend", C.c_char * 16), ("uuid", C.c_char * 48),
-                ("streams", C.c_bool)]
 
 
 class Tensor(C.Structure):
@@ -158,10 +159,8 @@ CALLS: dict[str, tuple[object, ...]] = {
     "connect": (C.POINTER(Options), C.POINTER(_p)),
     "status": (_p, _text, C.POINTER(_p)),
     "join": (_p, C.POINTER(Job), C.POINTER(Membership)),
-    "get_device": (_p, C.POINTER(Device)),
     "set_stream": (_p, _p),
-    "read": (_p, _p, _p, _size),
-    "write": (_p, _p, _p, _size),
+    "copy": (_p, _int, _p, _p, _size),
     "leave": (_p,),
     "group_create": (_p, _text, _units, _size, _units),
     "register": (_p, C.POINTER(UnitSpec), _size, C.POINTER(UnitInfo)),

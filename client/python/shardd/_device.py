@@ -17,6 +17,7 @@ from . import _library
 from .errors import FailedPrecondition, Internal
 
 _DISABLE_TIMING = 2
+_TO_DEVICE, _FROM_DEVICE = 1, 2  # enum shardd_direction
 _LEGACY, _PER_THREAD = 1, 2  # CUDA's default streams, as DLPack and cuda.h number them
 
 
@@ -152,12 +153,12 @@ class Gpu:
     def read(self, address: int, nbytes: int) -> bytes:
         """A copy, after what is on this thread's stream."""
         made = C.create_string_buffer(max(1, nbytes))
-        _library.call("read", self._handle(), made, address, nbytes)
+        _library.call("copy", self._handle(), _FROM_DEVICE, made, address, nbytes)
         return made.raw[:nbytes]
 
     def write(self, address: int, data: memoryview) -> None:
         """Copy bytes there, after what is on this thread's stream."""
-        _library.call("write", self._handle(), address, data.tobytes(), data.nbytes)
+        _library.call("copy", self._handle(), _TO_DEVICE, address, data.tobytes(), data.nbytes)
 
     def order(self, stream: Any, behind: int | None) -> None:
         """See Where. @stream: None and 1: CUDA's default stream, 2: the thread's, -1: do nothing,

@@ -172,8 +172,9 @@ class Client(Session):
     @property
     def device(self) -> Device:
         """Where this rank's memory is. FailedPrecondition: not joined yet."""
-        d = _abi.Device()
-        _library.call("get_device", self.handle, C.byref(d))
+        d = self._info().device
+        if not d.id:
+            raise FailedPrecondition("this client has not joined a job yet: call join first")
         return Device(d.id.decode(), d.backend.decode(), d.uuid.decode(), d.streams)
 
     def group(self, name: str, ranks: Sequence[int]) -> int:
