@@ -79,7 +79,7 @@ static void ok(unsigned i, bool gradient, bool write)
 	nodefix_ok(&op[i], "CopyShard");
 }
 
-static void refused(unsigned i, int code, const char *words)
+static void refused(unsigned i, enum fault_code code, const char *words)
 {
 	nodefix_wait(&op[i]);
 	cr_assert_eq(op[i].fault.code, code, "%s", op[i].fault.text);
