@@ -55,7 +55,7 @@ void rpc_client_stop_serving(struct rpc_client *c);
  * Return: 0 or a negative shardd_code with @err from the status details. */
 int rpc_pending_result(struct rpc_pending *p, ProtobufCMessage **ret, struct shardd_error *err);
 
-/* Streams: the next message, waiting at most @timeout_ms.
+/* Streams, which only tests read: the next message, waiting at most @timeout_ms.
  * Return: 1 (@ret is the caller's), 0 (ended with OK), -SHARDD_DEADLINE_EXCEEDED
  * with native EAGAIN (nothing yet), or another negative shardd_code (ended so). */
 int rpc_pending_next(struct rpc_pending *p, int timeout_ms, ProtobufCMessage **ret,
