@@ -12,8 +12,9 @@ static bool ahead_is_possible(const struct member *m, const struct unit *u)
 	uint32_t index;
 
 	return u->rec->initialised && !u->summoned_ranks && u->step != UNIT_STEP_DUE &&
-	       u->step != UNIT_STEP_STEPPING && !u->shards_left && !u->torn && !job->life.torn &&
-	       job->step.state == JOB_STEP_NONE && list_empty(&job->copies.drains) &&
+	       u->step != UNIT_STEP_STEPPING && !u->shards_left && !u->shard_writes && !u->torn &&
+	       !job->life.torn && job->step.state == JOB_STEP_NONE &&
+	       list_empty(&job->copies.drains) &&
 	       group_index(job->groups[u->rec->group], m->rank, &index);
 }
 

@@ -256,6 +256,8 @@ static enum res op_copy_shard_tick(struct op *op)
 	RES_TRY(apply_wait(op->m->job, &op->waiter));
 	if (op_copy_shard_changes(op))
 		hold_drop(op->m->job, op->unit);
+	if (op->unit->step == UNIT_STEP_STEPPING)
+		return op_wait(op, &op->unit->step_done);
 	if (op_copy_shard_check_now(op, &op->fault) || op_copy_shard_find(op, &run, &op->fault))
 		return RES_FAILED;
 	if (!run.n) {
@@ -263,8 +265,9 @@ static enum res op_copy_shard_tick(struct op *op)
 		return RES_DONE;
 	}
 	if (op_copy_shard_changes(op)) {
+		/* cast_done is for ops that take the copy; node_wake comes after it */
 		if (unit_is_copying(op->unit))
-			return op_wait(op, &op->unit->cast_done);
+			return op_wait(op, &op->m->job->node->changed);
 		RES_TRY(readers_let(op->m->job, &op->waiter));
 	}
 	return op_copy_shard_start(op, &run);

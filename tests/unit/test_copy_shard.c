@@ -7,6 +7,7 @@
 #include "fdcheck.h"
 #include "job/readers.h"
 #include "nodefix.h"
+#include "op/op_run.h"
 
 #define ELEMENTS 1001
 #define FIRST    501 /* of rank 1; FLAT */
@@ -19,7 +20,7 @@ static struct nodefix_op op[2];
 static uint64_t buffer[2];
 static float *data[2];
 
-static void begin_with(bool two)
+static void test_copy_shard_begin_with(bool two, enum dtype compute)
 {
 	const struct nodefix_options o = { .devices = 1 };
 	state_unit *spec = nodefix_spec("u", ELEMENTS);
@@ -30,6 +31,7 @@ static void begin_with(bool two)
 	job = nodefix_job(&n, "job", 2, 0);
 	m[0] = nodefix_join(&n, job, 0);
 	m[1] = nodefix_join(&n, job, 1);
+	spec->compute_dtype = compute;
 	if (two)
 		cr_assert_eq(state_unit_add_tensor(spec, state_tensor_new("bias", &shape, 1)), 0);
 	u = nodefix_unit(&n, job, spec, m, 2);
@@ -40,18 +42,23 @@ static void begin_with(bool two)
 	}
 }
 
-static void begin(void)
+static void test_copy_shard_begin(void)
 {
-	begin_with(false);
+	test_copy_shard_begin_with(false, DTYPE_FP32);
 }
 
-static void end(void)
+static void test_copy_shard_begin_cast(void)
+{
+	test_copy_shard_begin_with(false, DTYPE_BF16);
+}
+
+static void test_copy_shard_end(void)
 {
 	nodefix_end(&n);
 	fdcheck_end();
 }
 
-TestSuite(copy_shard, .init = begin, .fini = end, .timeout = 60);
+TestSuite(copy_shard, .init = test_copy_shard_begin, .fini = test_copy_shard_end, .timeout = 60);
 
 static Shardd__V1__CopyShardRequest request(unsigned i, bool gradient, bool write)
 {
@@ -218,14 +225,33 @@ Test(copy_shard, ends_with_a_rank_that_dies)
 	cr_expect_eq(op[1].fault.code, FAULT_ABORTED);
 }
 
-/* ------------------------------------------------------------------ DropGradients */
-
-static void begin_two(void)
+/* The write waited where only ops wait that take the copy, which ended the daemon. */
+Test(copy_shard, a_write_waits_for_a_copy_that_is_made, .init = test_copy_shard_begin_cast)
 {
-	begin_with(true);
+	struct backend *b = n.node.devices[0].backend;
+
+	backend_fake_hold(b, true);
+	nodefix_on_unit(&n, m[0], "Gather", u, &op[0]);
+	submit(1, false, true);
+	nodefix_turns(&n);
+	cr_expect(unit_is_copying(u));
+	cr_expect_str_eq(op_state_name(op[1].op->state), "BLOCKED");
+	backend_fake_hold(b, false);
+	nodefix_ok(&op[0], "Gather");
+	refused(1, FAULT_STATE, "still gathered by 1 ranks");
+	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Release", u, &op[0]), &op[0]);
+	ok(1, false, true);
 }
 
-TestSuite(drop_gradients, .init = begin_two, .fini = end, .timeout = 60);
+/* ------------------------------------------------------------------ DropGradients */
+
+static void test_copy_shard_begin_two(void)
+{
+	test_copy_shard_begin_with(true, DTYPE_FP32);
+}
+
+TestSuite(drop_gradients, .init = test_copy_shard_begin_two, .fini = test_copy_shard_end,
+	  .timeout = 60);
 
 static void submit_drop(unsigned i, const uint32_t *tensors, size_t count)
 {

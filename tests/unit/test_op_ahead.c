@@ -465,3 +465,29 @@ AHEAD_TEST(a_step_in_backward_is_not_read_by_nobody, begin_cast)
 	cr_expect_eq(back->version, version + 1);
 	cr_expect(!unit_has_copy(back) || back->full_version == back->version);
 }
+
+/* Else the copy would have what was there before the write, and half of it. */
+AHEAD_TEST(not_while_a_shard_is_written, begin_two_ranks)
+{
+	Shardd__V1__CopyShardRequest r = SHARDD__V1__COPY_SHARD_REQUEST__INIT;
+	struct backend *backend = n.node.devices[0].backend;
+
+	NODEFIX_OK(nodefix_alloc(&n, m[1], N * sizeof(float), &op[1]), &op[1]);
+	r.unit = u[1]->id;
+	r.array = SHARDD__V1__COPY_SHARD_REQUEST__ARRAY__ARRAY_PARAMETERS;
+	r.write = true;
+	r.buffer = op[1].result.buffer;
+	r.elements = N / 2;
+	use(0, 0, F); /* its copy is kept */
+	set_list(0, F, &u[1]->id, 1);
+	nodefix_ok(&op[0], "SetPrefetch");
+	backend_fake_hold(backend, true);
+	nodefix_submit(&n, m[1], "CopyShard", &r.base, &op[1]);
+	nodefix_turns(&n);
+	cr_assert_eq(u[1]->shard_writes, 1);
+	NODEFIX_OK(submit_pass("BeginPass", 0, 0, F, &op[3]), &op[3]);
+	cr_expect_not(unit_is_copying(u[1]));
+	cr_expect_eq(m[0]->ahead.started, 0);
+	backend_fake_hold(backend, false);
+	nodefix_ok(&op[1], "CopyShard");
+}
