@@ -23,8 +23,6 @@ void node_init(struct node *node, uv_loop_t *loop)
 	users_init(&node->users);
 }
 
-/* ------------------------------------------------------------------- waiting */
-
 /* ------------------------------------------------------------------- devices */
 
 struct device *node_device(struct node *node, const char *name)

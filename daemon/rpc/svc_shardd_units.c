@@ -216,7 +216,6 @@ static void svc_shardd_units_on_worked(uv_work_t *work, int status)
 
 /* ------------------------------------------------------------------- the steps */
 
-/* The result of a step. */
 /* How a stage ends. */
 enum next {
 	NEXT_OVER,  /* the call is answered, and @r is freed */

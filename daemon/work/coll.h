@@ -96,7 +96,7 @@ bool coll_promised(const struct coll *c);
 
 /* -- for ticks -------------------------------------------------------------------------
  *
- * A type's tick (op_type.tick) is a switch over c->stage. It is called when the collective
+ * A type's tick (op_type.coll_tick) is a switch over c->stage. It is called when the collective
  * begins, and again whenever what it has returned RES_WAIT for has come; a device's or an
  * engine's failure ends the collective before that. RES_DONE: all its ops end well. RES_FAILED:
  * with c->fault. Functions that return RES_WAIT because a condition does not hold are asked
