@@ -34,9 +34,9 @@ struct group {
 	struct match match;
 	struct device **devices; /* of its ranks, in the order of their first rank; owned */
 	unsigned n_devices;      /* 0: not all ranks are placed yet */
-	struct list small;       /* reductions that wait for the batch before them; owned by reduce/ */
-	bool small_runs;         /* a batch of them is under way */
-	struct condition joins;  /* all ranks have joined uneven: its waiters are such ops */
+	struct list small; /* reductions that wait for the batch before them; owned by reduce/ */
+	bool small_runs;   /* a batch of them is under way */
+	struct condition joins; /* all ranks have joined uneven: its waiters are such ops */
 	const struct op_joined_ops *joined; /* NULL: no rank has yet; op/op_run.h */
 	uint32_t surrogates;                /* ops in place of these that are not announced yet */
 	struct fault uneven;                /* why the untold ones fail; op/uneven.h */
