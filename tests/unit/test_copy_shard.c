@@ -225,8 +225,11 @@ Test(copy_shard, ends_with_a_rank_that_dies)
 	cr_expect_eq(op[1].fault.code, FAULT_ABORTED);
 }
 
+TestSuite(copy_shard_cast, .init = test_copy_shard_begin_cast, .fini = test_copy_shard_end,
+	  .timeout = 60);
+
 /* The write waited where only ops wait that take the copy, which ended the daemon. */
-Test(copy_shard, a_write_waits_for_a_copy_that_is_made, .init = test_copy_shard_begin_cast)
+Test(copy_shard_cast, a_write_waits_for_a_copy_that_is_made)
 {
 	struct backend *b = n.node.devices[0].backend;
 
