@@ -136,7 +136,7 @@ static void external_copies_on_sent(struct comm_op *op, int status)
 	struct copies *c = CONTAINER_OF(op, struct copies, comm_op);
 
 	if (status)
-		external_copies_end(c, status < 0 ? status : -EIO);
+		external_copies_end(c, status);
 	else
 		external_copies_next_device(c);
 }
