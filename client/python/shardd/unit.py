@@ -118,8 +118,8 @@ class Unit:
         return left
 
     def summon(self) -> Memory:
-        """Return the parameters as they are stored, in ``storage_dtype``, in writable memory of this
-        rank (collective)."""
+        """Return the parameters as they are stored, in ``storage_dtype``, in writable memory of
+        this rank (collective)."""
         return self.client.submit("summon", self.id, finish=lambda r: self._lend(
             "summoned parameters", r, self.elements, self.spec.storage_dtype, True)).wait()
 
