@@ -430,12 +430,12 @@ SHARDD_API int shardd_submit_broadcast_buffers(
 	shardd_client *c, const struct shardd_broadcast_buffers_options *options, shardd_ticket *t,
 	struct shardd_error *err);
 
-/* Return the stored parameters of a unit, in storage_dtype, in writable memory of this rank's own,
- * laid out as in gather (collective); or array @state of the optimizer's state, in FP32. Adam,
- * AdamW: 1 exp_avg, 2 exp_avg_sq, 3 max_exp_avg_sq (amsgrad); SGD with momentum: 1. Frozen
+/* Return the stored parameters of a unit, in storage_dtype, in writable memory of this rank's
+ * own, laid out as in gather (collective); or array @state of the optimizer's state, in FP32.
+ * Adam, AdamW: 1 exp_avg, 2 exp_avg_sq, 3 max_exp_avg_sq (amsgrad); SGD with momentum: 1. Frozen
  * elements are 0 in it. The result's optimizer_steps: how many steps the unit has had.
- * INVALID_ARGUMENT: the optimizer has no such array. The unit must not be gathered. Until shardd_return it cannot be
- * gathered, reduced, initialised, converted or stepped. */
+ * INVALID_ARGUMENT: the optimizer has no such array. The unit must not be gathered. Until
+ * shardd_return it cannot be gathered, reduced, initialised, converted or stepped. */
 struct shardd_summon_options {
 	size_t size; /* sizeof(struct shardd_summon_options) */
 	shardd_unit unit;
