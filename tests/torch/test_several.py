@@ -355,6 +355,20 @@ def refused(kind, words, call):
     return [f"not refused: {words}"]
 
 
+class Normed(torch.optim.Optimizer):
+    """Needs the norm of whole tensors."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad / p.grad.norm(), alpha=group["lr"])
+
+
 @alone
 def what_cannot_be_is_refused(rank):
     st.init(job="refused")
@@ -371,6 +385,8 @@ def what_cannot_be_is_refused(rank):
         scaler.scale(loss_of(model, rank, 1)).backward()
         said += refused(shardd.Unimplemented, "some of its parameters",
                         lambda: scaler.unscale_(new))
+        normed = Normed(of(model[2]), lr=0.1)
+        said += refused(shardd.Unimplemented, "Normed", normed.step)
         other = st.fully_shard(shared.mlp())
         said += refused(shardd.InvalidArgument, "several models",
                         lambda: adamw([*of(model[0]), *other.parameters()]))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import nn
 
 from ..errors import Unimplemented
-from . import _device, _inner_state, _rows
+from . import _device, _inner_state, _probe, _rows
 from ._tree import Tree
 from ._unit import Parameter, ShardedUnit
 from .optim import _Sharded
@@ -30,6 +30,8 @@ class OnShares(_Sharded):
     _of: dict[int, nn.Parameter]
     _model: Tree
     _primed = False  # the inner state is one of zeros, and has had no step
+    _own: frozenset[str] | None = None  # attributes that are not the adopted class's
+    _unprobed: Callable[[], None] | None = None  # of an adopted object, until its first step
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -48,6 +50,33 @@ class OnShares(_Sharded):
     def whole(self) -> bool:
         """Does the inner optimizer step whole tensors?"""
         return False
+
+    def _probe_once(self) -> None:
+        """Unimplemented: an adopted class does not compute the same of a part of a tensor."""
+        if self._unprobed is not None:
+            self._unprobed()
+            self._unprobed = None
+
+    def _probe(self, inner: type[torch.optim.Optimizer],
+               make: Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
+        """Of an adopted object, which is complete only at its first step."""
+        attributes = {name: value for name, value in vars(self).items()
+                      if self._other(vars(self))(name)}
+
+        def samples(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+            outer = _Attributes()
+            vars(outer).update(_probe.copies(attributes))
+            made = make(outer, groups)
+            made._outer = outer  # type: ignore[attr-defined] # which it refers to weakly
+            return made
+
+        _probe.check(inner, samples, self.param_groups, False)
+
+    def _other(self, seen: dict[str, Any]) -> Callable[[str], bool]:
+        if seen is not vars(self):
+            return lambda name: name not in ("params", "state", "param_groups", "defaults")
+        own = self._own or frozenset()
+        return lambda name: name not in own and name != "_own" and not hasattr(OnShares, name)
 
     def extents(self, unit: ShardedUnit, p: Parameter) -> list[tuple[int, int]]:
         """Of each rank of the mesh, in its order: the first element of @p of which it has the
@@ -133,6 +162,10 @@ class Inside(dict[Any, Any]):
         optimizer = self._optimizer()
         assert optimizer is not None
         return optimizer.inner.state[optimizer._of.get(id(guard), guard)]
+
+
+class _Attributes:
+    """What an adopted object has beside what an optimizer has."""
 
 
 __all__ = ["Inside", "OnShares"]

@@ -31,6 +31,7 @@ class OnPieces(OnShares):
               make: Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
         """In the place of __init__, for an object of @inner that is being built: @make(outer,
         shards) gives the inner optimizer, which has the attributes of @outer (collective)."""
+        before = set(self.__dict__)
         torch.optim.Optimizer.__init__(self, params, {})  # see _adopt.py
         _probe.refuse_known(inner, False)
         groups = [{k: v for k, v in g.items() if k != "param_names"} for g in self.param_groups]
@@ -41,6 +42,8 @@ class OnPieces(OnShares):
         self.inner = make(self, [self._shards(g) for g in groups])
         self.param_groups, self.defaults = self.inner.param_groups, self.inner.defaults
         self.state = Inside(self)  # type: ignore[assignment]
+        self._own = frozenset(set(self.__dict__) - before)
+        self._unprobed = lambda: self._probe(inner, make)
 
     def _shards(self, group: dict[str, Any]) -> dict[str, Any]:
         return dict(group, params=[self._stand_in(p) for p in group["params"]])
@@ -110,6 +113,7 @@ class OnPieces(OnShares):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._probe_once()
         self._model.collect()
         self._model.take_dropped()
         if self._skip_if_found and self._found_inf:

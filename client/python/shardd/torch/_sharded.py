@@ -36,9 +36,6 @@ class Sharded(OnShares):
     are those of the inner optimizer, so schedulers work on them.
     """
 
-    _own: frozenset[str] | None = None  # attributes that are not the adopted class's
-    _unprobed: Callable[[], None] | None  # of an adopted object, until its first step
-
     def __init__(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],
                  in_backward: bool = False, resilient: bool = False, whole: bool = False,
                  probe: bool = True, **options: Any) -> None:
@@ -208,12 +205,6 @@ class Sharded(OnShares):
             for plain in self._before:
                 plain.restore()
 
-    def _other(self, seen: dict[str, Any]) -> Callable[[str], bool]:
-        if seen is not vars(self):
-            return lambda name: name not in ("params", "state", "param_groups", "defaults")
-        own = self._own or frozenset()
-        return lambda name: name not in own and name != "_own" and not hasattr(Sharded, name)
-
     def came(self, unit: ShardedUnit) -> None:
         """In backward: @unit was reduced. A replica is held until the step."""
         if unit.replicated:
@@ -243,9 +234,7 @@ class Sharded(OnShares):
             raise FailedPrecondition(
                 f"this {type(self).__name__} was replaced: another optimizer was built for the "
                 "model's parameters later, and a model has one at a time")
-        if self._unprobed is not None:
-            self._unprobed()
-            self._unprobed = None
+        self._probe_once()
         self._before_step()
         self._model.collect()
         self._model.hand_over_gradients()
@@ -258,21 +247,6 @@ class Sharded(OnShares):
             self._model.client.step(group=self._model.group, skip_if_found=self._skip_if_found)
         self._model.stepped()
         return loss
-
-    def _probe(self, inner: type[torch.optim.Optimizer],
-               make: Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
-        """Of an adopted object, which is complete only at its first step."""
-        attributes = {name: value for name, value in vars(self).items()
-                      if self._other(vars(self))(name)}
-
-        def samples(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-            outer = _Attributes()
-            vars(outer).update(_probe.copies(attributes))
-            made = make(outer, groups)
-            made._outer = outer  # type: ignore[attr-defined] # which it refers to weakly
-            return made
-
-        _probe.check(inner, samples, self.param_groups, False)
 
     def finish(self) -> None:
         """Give back what was stepped (collective, if there is something). A rank that died before
@@ -323,9 +297,6 @@ class _Plain:
                 value.copy_(self._copies[name])
             self._of[name] = value
 
-
-class _Attributes:
-    """What an adopted object has beside what an optimizer has."""
 
 
 def _sample(guard: Guard, whole: bool) -> nn.Parameter:
