@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""shardd.torch.integrations.transformers on 2 ranks: the same Trainer over PyTorch's FSDP2 gives
+the same losses, norms and parameters, and what it saves is what the plain Trainer saves."""
+
+import contextlib
+import functools
+import glob
+import os
+import sys
+import tempfile
+
+import fsdp
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate import Accelerator
+from fsdp import differences
+from torch.distributed.checkpoint import state_dict as dcp
+
+import shardd.torch as st
+from shardd.torch.integrations.transformers import ShardedTrainer
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+WORLD = 2
+CASES = {}
+
+
+def case(trial):
+    CASES[trial.__name__] = trial
+    return trial
+
+
+class Fsdp2Accelerator(Accelerator):
+    """FSDP2 on the processor, for which accelerate itself takes DistributedDataParallel."""
+
+    def prepare(self, *args, **kwargs):
+        for model in args:
+            if isinstance(model, torch.nn.Module) and not isinstance(model, fsdp.fsdp.FSDPModule):
+                [optimizer] = [a for a in args if isinstance(a, torch.optim.Optimizer)]
+                before = dict(model.named_parameters())
+                for layer in model.model.layers:
+                    fsdp.fsdp.fully_shard(layer, **self.options)
+                fsdp.fsdp.fully_shard(model, **self.options)
+                after = {before[n]: p for n, p in model.named_parameters()}
+                for group in optimizer.param_groups:
+                    group["params"] = [after[p] for p in group["params"]]
+        return super().prepare(*args, **kwargs)
+
+    def prepare_model(self, model, **kwargs):
+        return model
+
+    def prepare_optimizer(self, optimizer, device_placement=None):
+        return super().prepare_optimizer(optimizer, device_placement=False)
+
+    @contextlib.contextmanager
+    def no_sync(self, model):
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+    def clip_grad_norm_(self, *args, **kwargs):
+        return super().clip_grad_norm_(*args, **kwargs).full_tensor()
+
+
+class Fsdp2Trainer(transformers.Trainer):
+    options = {}
+
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        self.accelerator.__class__ = Fsdp2Accelerator
+        self.accelerator.options = self.options
+        if self.options:
+            self.accelerator.native_amp = False
+
+
+def llama(**more):
+    torch.manual_seed(3)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0,
+        **more))
+
+
+@functools.lru_cache
+def data():
+    draw = torch.Generator().manual_seed(1)
+    rows = [torch.randint(1, 64, (12,), generator=draw) for _ in range(48)]
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+def arguments(folder, **more):
+    return transformers.TrainingArguments(**{**dict(
+        output_dir=folder, use_cpu=True, max_steps=6, per_device_train_batch_size=2,
+        gradient_accumulation_steps=2, max_grad_norm=0.5, learning_rate=1e-2, warmup_steps=2,
+        weight_decay=0.1, logging_steps=1, eval_strategy="steps", eval_steps=2,
+        save_strategy="no", report_to=[], disable_tqdm=True, log_level="error", seed=7), **more})
+
+
+def trainer(kind, model, folder, **more):
+    made = kind(model, arguments(folder, **more), train_dataset=data(), eval_dataset=data()[:8])
+    made.remove_callback(transformers.PrinterCallback)
+    return made
+
+
+def logged(made):
+    """What it has logged of each step, without times."""
+    wanted = ("loss", "grad_norm", "learning_rate", "eval_loss", "step")
+    return [{n: float(entry[n]) for n in wanted if n in entry}
+            for entry in made.state.log_history if "loss" in entry or "eval_loss" in entry]
+
+
+def whole(made):
+    if isinstance(made, ShardedTrainer):
+        return {n: v.clone() for n, v in made.model.state_dict().items()}
+    return dcp.get_model_state_dict(made.model, options=dcp.StateDictOptions(full_state_dict=True))
+
+
+def said(ours, theirs):
+    """Sentences about what differs of two trainers that have trained."""
+    a, b = logged(ours), logged(theirs)
+    wrong = [f"{x} differs from {y}" for x, y in zip(a, b) if x != y]
+    if len(a) != len(b) or not a:
+        wrong.append(f"{len(a)} lines are logged, not {len(b)}")
+    return wrong + differences([whole(ours)], [whole(theirs)])
+
+
+def shared_folder(rank):
+    """One that rank 0 has made, for all ranks."""
+    made = [tempfile.mkdtemp(prefix="shardd-test-") if not rank else None]
+    dist.broadcast_object_list(made)
+    return made[0]
+
+
+def against_fsdp2(name, rank, model=llama, options=None, **more):
+    folder = shared_folder(rank)
+    st.init(job=name, op_timeout=60)
+    ours = trainer(ShardedTrainer, model(), folder, **more)
+    ours.train()
+    kind = type("Theirs", (Fsdp2Trainer,), {"options": options or {}})
+    theirs = trainer(kind, model(), folder, **more)
+    theirs.train()
+    assert isinstance(theirs.model, fsdp.fsdp.FSDPModule)
+    assert isinstance(ours.model, st.FSDPModule)
+    wrong = said(ours, theirs)
+    st.shutdown()
+    return wrong
+
+
+@case
+def clipped_and_accumulated(name, rank):
+    return against_fsdp2(name, rank)
+
+
+@case
+def without_clipping(name, rank):
+    return against_fsdp2(name, rank, max_grad_norm=0.0, gradient_accumulation_steps=1)
+
+
+@case
+def tied_weights(name, rank):
+    return against_fsdp2(name, rank, functools.partial(llama, tie_word_embeddings=True))
+
+
+@case
+def gradient_checkpointing(name, rank):
+    return against_fsdp2(name, rank, gradient_checkpointing=True)
+
+
+@case
+def saved_and_resumed(name, rank):
+    """A run of 6 steps, and one that continues its checkpoint of step 3, are equal; the plain
+    Trainer resumes from it too; and from_pretrained loads what save_model has written."""
+    folder = shared_folder(rank)
+    st.init(job=name, op_timeout=60)
+    first = trainer(ShardedTrainer, llama(), folder, save_strategy="steps", save_steps=3)
+    first.train()
+    first.save_model(folder + "/final")
+    end = whole(first)
+    st.shutdown()
+    st.init(job=name + "2", op_timeout=60)
+    torch.manual_seed(99)
+    second = trainer(ShardedTrainer, llama(), folder)
+    second.train(resume_from_checkpoint=folder + "/checkpoint-3")
+    wrong = differences([whole(second)], [end])
+    a, b = logged(first), logged(second)
+    wrong += [f"{x} differs from {y}" for x, y in zip(a, b) if x != y and x["step"] > 3]
+    st.shutdown()
+    dist.barrier()
+    plain = transformers.LlamaForCausalLM.from_pretrained(folder + "/final")
+    wrong += differences([plain.state_dict()], [end])
+    files = sorted(os.path.basename(f) for f in glob.glob(folder + "/checkpoint-3/*"))
+    if "optimizer.pt" not in files or "model.safetensors" not in files:
+        wrong.append(f"the checkpoint has {files}")
+    return wrong
+
+
+def trial(name, rank):
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(WORLD), OMP_NUM_THREADS="1",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    return CASES[name](name, rank)
+
+
+if __name__ == "__main__":
+    sys.exit(fsdp.report(fsdp.Plan(WORLD, fsdp.wanted(CASES), trial)))
