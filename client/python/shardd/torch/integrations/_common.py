@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...errors import FailedPrecondition, InvalidArgument
+from ...errors import InvalidArgument
 from .._session import rank_if_any
 from .._state import state_dict
 from .._tree import unit_of, units_of
@@ -62,21 +62,19 @@ def shard(model: nn.Module, options: Options, **defaults: Any) -> WeakIdKeyDicti
 
 def rebind(optimizer: torch.optim.Optimizer, replaced: Mapping[Any, Any]) -> None:
     """Make @optimizer, which was built before its model was wrapped, one of the sharded parameters.
-    It stays the same object, with its settings, its hooks and its schedulers.
-
-    FailedPrecondition: it has stepped already, so it has state.
+    It stays the same object, with its settings, its hooks and its schedulers, and keeps its state,
+    of which each rank takes its own rows (collective).
     """
     if not any(p in replaced for group in optimizer.param_groups for p in group["params"]):
         return
-    if optimizer.state:
-        raise FailedPrecondition(
-            f"the {type(optimizer).__name__} has stepped before its model was sharded: build a new "
-            "one, prepare it with the model, and then load its state")
+    state = optimizer.state_dict() if optimizer.state else None
     groups = [_group(group, optimizer.defaults, replaced) for group in optimizer.param_groups]
     hooks = {name: hook for name, hook in optimizer.__dict__.items()
              if name.startswith("_optimizer_")}
     followed = hasattr(optimizer.__dict__.pop("step", None), "_wrapped_by_lr_sched")
     torch.optim.Optimizer.__init__(optimizer, groups, optimizer.defaults)  # see _adopt.py
+    if state is not None:
+        optimizer.load_state_dict(state)
     optimizer.__dict__.update(hooks)
     if followed:
         _follow(optimizer)
