@@ -360,7 +360,7 @@ static int ddp_wait_sent(shardd_client *c, struct sent *s, size_t n, int r,
 	return r;
 }
 
-static int ddp_send_unit(shardd_client *c, shardd_unit u, uint32_t root, const float *data,
+static int ddp_send_unit(shardd_client *c, shardd_unit u, uint32_t root, const void *data,
 			 uint64_t bytes, struct sent *s, struct shardd_error *err)
 {
 	void *to = NULL;
@@ -378,29 +378,27 @@ static int ddp_send_unit(shardd_client *c, shardd_unit u, uint32_t root, const f
 	return r;
 }
 
-int shardd_init_broadcast_all(shardd_client *c, const shardd_unit *units, const uint64_t *elements,
-			      size_t n, uint32_t root, const float *const *data,
+int shardd_init_broadcast_all(shardd_client *c, const shardd_unit *units, const uint64_t *bytes,
+			      size_t n, uint32_t root, const void *const *data,
 			      struct shardd_error *err)
 {
 	_cleanup_(freep) struct sent *sent = calloc(n + 1, sizeof(*sent));
-	uint64_t bytes = 0;
+	uint64_t sum = 0;
 	size_t first = 0;
 	int r = 0;
 
 	if (!sent)
 		return error_memory(err);
 	for (size_t i = 0; r == 0 && i < n; i++) {
-		uint64_t need = elements[i] * sizeof(float);
-
-		if (i > first && bytes + need > BROADCAST_BYTES) {
+		if (i > first && sum + bytes[i] > BROADCAST_BYTES) {
 			r = ddp_wait_sent(c, sent + first, i - first, 0, err);
 			first = i;
-			bytes = 0;
+			sum = 0;
 		}
-		bytes += need;
+		sum += bytes[i];
 		if (r == 0)
-			r = ddp_send_unit(c, units[i], root, data ? data[i] : NULL, need, &sent[i],
-					  err);
+			r = ddp_send_unit(c, units[i], root, data ? data[i] : NULL, bytes[i],
+					  &sent[i], err);
 		if (r < 0)
 			return ddp_wait_sent(c, sent + first, i - first, r, err);
 	}

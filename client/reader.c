@@ -126,11 +126,13 @@ static int reader_take_tensor(struct shardd_reader *r, const Shardd__V1__ReadTen
 {
 	struct map_place place = { .slab = m->slab,
 				   .offset = m->offset,
-				   .bytes = m->elements * sizeof(float) };
+				   .bytes = m->elements *
+					    shardd_dtype_size((enum shardd_dtype)m->dtype) };
 	void *at = NULL;
 	int e;
 
-	if (m->elements > UINT64_MAX / sizeof(float) || m->n_shape > UINT32_MAX ||
+	if (m->elements > UINT64_MAX / sizeof(float) ||
+	    !shardd_dtype_size((enum shardd_dtype)m->dtype) || m->n_shape > UINT32_MAX ||
 	    (m->n_strides && m->n_strides != m->n_shape))
 		return error_set(err, SHARDD_INTERNAL, NULL,
 				 "the daemon sent an invalid description of a tensor");
@@ -143,6 +145,7 @@ static int reader_take_tensor(struct shardd_reader *r, const Shardd__V1__ReadTen
 					  .dims = (uint32_t)m->n_shape,
 					  .frozen = m->frozen,
 					  .elements = m->elements,
+					  .dtype = (enum shardd_dtype)m->dtype,
 					  .data = at };
 	return 0;
 }

@@ -290,7 +290,8 @@ static void register_choices_convert(const struct shardd_unit_spec *from, Shardd
 static int register_unit_convert(const struct shardd_unit_spec *from, size_t index, struct unit *u,
 				 struct shardd_error *err)
 {
-	enum shardd_dtype compute = from->compute_dtype ? from->compute_dtype : SHARDD_FP32;
+	enum shardd_dtype storage = from->storage_dtype ? from->storage_dtype : SHARDD_FP32;
+	enum shardd_dtype compute = from->compute_dtype ? from->compute_dtype : storage;
 	Shardd__V1__TensorSpec **tensors = u->spec.tensors;
 	Shardd__V1__BufferSpec **buffers = u->spec.buffers;
 	int r;
@@ -304,7 +305,7 @@ static int register_unit_convert(const struct shardd_unit_spec *from, size_t ind
 					from->name ? "tensors" : "name");
 	u->spec.name = (char *)from->name;
 	u->spec.group = from->group;
-	u->spec.storage_dtype = SHARDD__V1__DTYPE__DTYPE_FP32;
+	u->spec.storage_dtype = (Shardd__V1__Dtype)storage;
 	u->spec.compute_dtype = (Shardd__V1__Dtype)compute;
 	u->spec.gradient_dtype =
 		(Shardd__V1__Dtype)(from->gradient_dtype ? from->gradient_dtype : compute);

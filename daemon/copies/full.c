@@ -338,7 +338,8 @@ static enum res full_all_gather(struct cast *cast, bool frozen)
 
 		recv[d] = to + (frozen ? trained * u->spread : 0) * dtype_size(dtype);
 		send[d] = full_is_sent_as_it_is(u)
-				  ? (char *)optim_at(&u->parts[d].params, frozen ? trained : 0)
+				  ? (char *)unit_state_at(u->rec, &u->parts[d].params, 0,
+							  frozen ? trained : 0)
 				  : (char *)recv[d] + d * count * dtype_size(dtype);
 	}
 	cast->comm_op.done = full_on_gathered;
@@ -427,7 +428,8 @@ static void full_cast_launch(struct cast *cast, unsigned d, uint64_t to, uint64_
 	CHECK(p->queue.task.n_launches < ARRAY_SIZE(p->launches));
 	*launch = (struct launch){ .kind = LAUNCH_CAST, .n = n };
 	launch->cast = (struct k_cast){ .dst = dst + to * dtype_size(dtype),
-					.src = optim_at(&cast->unit->parts[d].params, from),
+					.src = unit_state_at(cast->unit->rec,
+							     &cast->unit->parts[d].params, 0, from),
 					.dst_dtype = dtype,
 					.src_dtype = (enum dtype)cast->unit->rec->storage_dtype };
 	p->queue.task.n_launches++;

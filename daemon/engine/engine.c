@@ -225,7 +225,7 @@ void comm_complete(struct comm *c, struct comm_op *op, int status)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
 	CHECK(c->in_flight > 0);
-	CHECK(status <= ENGINE_E_ABORTED);
+	CHECK(status <= 0);
 	c->in_flight--;
 	op->done(op, status);
 }

@@ -15,6 +15,7 @@
 #ifndef SHARDD_ENGINE_H
 #define SHARDD_ENGINE_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -24,11 +25,11 @@ struct engine;
 struct comm;
 
 enum {
-	ENGINE_E_ABORTED = 1, /* a member is gone: the communicator is unusable */
+	ENGINE_E_ABORTED = -ECONNABORTED, /* a member is gone: the communicator is unusable */
 };
 
 struct comm_op;
-/* @status: 0, ENGINE_E_ABORTED, or negative errno. */
+/* @status: 0, ENGINE_E_ABORTED, or another negative errno. */
 typedef void (*comm_done_cb)(struct comm_op *op, int status);
 
 /* One started collective; embedded by its owner, borrowed until the callback. */

@@ -86,7 +86,7 @@ static void op_gather_fault(struct op *op, int status)
 {
 	const struct node_comm *nc = op->m->job->groups[op->unit->rec->group]->nc;
 
-	if (status > 0)
+	if (status == ENGINE_E_ABORTED)
 		fault_set(&op->fault, FAULT_ABORTED, NULL,
 			  "Gather: the communicator was aborted%s%s", nc && *nc->why ? ": " : "",
 			  nc ? nc->why : "");

@@ -349,8 +349,8 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 			return f->code;
 		if (spec->on_existing == JOB_FRESH)
 			return fault_set(f, FAULT_DENIED, "on_existing",
-					 "job '%s' is user %u's, who alone can create it again",
-					 label, (unsigned)ref.uid);
+					 "only user %u, who owns job '%s', can create it again",
+					 (unsigned)ref.uid, label);
 	} else {
 		job_label(uid, ref.name, label);
 		job = htab_find(&jobs->names, label);

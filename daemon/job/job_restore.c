@@ -25,7 +25,7 @@ static bool job_restore_part_fits(const struct unit *u, const struct unit_part *
 	uint64_t need = unit_array_bytes(&u->layout, u->spread);
 	unsigned states = need ? unit_state_arrays(u->rec) : 0;
 
-	return p->params.bytes >= unit_params_bytes(&u->layout, u->spread) &&
+	return p->params.bytes >= unit_params_bytes(u->rec, &u->layout, u->spread) &&
 	       (unit_pools_gradient(u->rec) ? !p->grads.slab : p->grads.bytes >= need) &&
 	       (states < 1 || p->state1.bytes >= need) && (states < 2 || p->state2.bytes >= need) &&
 	       (states < 3 || p->state3.bytes >= need);

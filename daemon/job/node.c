@@ -127,7 +127,9 @@ static const char *node_reason(const struct node_comm *nc, int status)
 	const struct engine *e = node_engine_for(nc->node, nc->n);
 	const char *why = e ? engine_why(e) : "";
 
-	return *why ? why : status > 0 ? "it was aborted" : strerrordesc_np(-status);
+	return *why                         ? why
+	       : status == ENGINE_E_ABORTED ? "it was aborted"
+					    : strerrordesc_np(-status);
 }
 
 static void node_on_failed(void *userdata, struct comm *comm, const char *why)

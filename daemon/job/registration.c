@@ -191,8 +191,8 @@ static void registration_reg_sum(struct registration *r)
 
 		for (unsigned d = 0; !r->ids[i] && d < g->n_devices; d++) {
 			const struct device *device = g->devices[d];
-			uint64_t params =
-				registration_array_bytes(device, unit_params_bytes(l, spread));
+			uint64_t params = registration_array_bytes(
+				device, unit_params_bytes(r->specs[i], l, spread));
 			uint64_t other =
 				registration_array_bytes(device, unit_array_bytes(l, spread));
 			unsigned on = device->index;
@@ -382,7 +382,7 @@ static int registration_place(struct unit *u, struct registration *r, struct uni
 	if (!rec)
 		return -ENOMEM;
 	p->params = registration_cut(r->on[d].params, &r->on[d].params_at,
-				     unit_params_bytes(&u->layout, u->spread), 0);
+				     unit_params_bytes(u->rec, &u->layout, u->spread), 0);
 	if (state_region_set(&rec->params, &p->params) < 0)
 		return -ENOMEM;
 	if (!bytes) /* all of it is frozen */

@@ -275,11 +275,11 @@ static void local_handle_frames(struct local *l)
 	struct fault f = FAULT_NULL;
 	union local_frame frame;
 	size_t at = 0, size;
-	int r = 0;
+	enum res r = RES_WAIT;
 
 	while (l->state == LOCAL_NEW || l->state == LOCAL_BOUND) {
 		r = local_codec_next(l->in + at, l->n_in - at, &frame, &size, &f);
-		if (r)
+		if (r != RES_DONE)
 			break;
 		at += size;
 		if (frame.h.type == SHD1_HELLO)
@@ -291,7 +291,7 @@ static void local_handle_frames(struct local *l)
 	}
 	l->n_in -= at;
 	memmove(l->in, l->in + at, l->n_in);
-	if (r > 0)
+	if (r == RES_FAILED)
 		local_end(l, 0, &f);
 	local_time_rest(l, at > 0);
 }

@@ -59,30 +59,27 @@ static int local_codec_check_body(const union local_frame *frame, struct fault *
 	return 0;
 }
 
-int local_codec_next(const uint8_t *data, size_t n, union local_frame *ret, size_t *ret_bytes,
-		     struct fault *f)
+enum res local_codec_next(const uint8_t *data, size_t n, union local_frame *ret, size_t *ret_bytes,
+			  struct fault *f)
 {
 	union local_frame frame = { .bytes = { 0 } };
-	int r = n > 0 ? local_codec_check_magic(data, n, f) : 0;
 
-	if (r)
-		return r;
+	if (n > 0 && local_codec_check_magic(data, n, f))
+		return RES_FAILED;
 	if (n < sizeof(frame.h))
-		return LOCAL_CODEC_MORE;
+		return RES_WAIT;
 	memcpy(&frame.h, data, sizeof(frame.h));
-	r = local_codec_check_header(&frame.h, f);
-	if (r)
-		return r;
+	if (local_codec_check_header(&frame.h, f))
+		return RES_FAILED;
 	CHECK(frame.h.bytes <= sizeof(frame));
 	if (n < frame.h.bytes)
-		return LOCAL_CODEC_MORE;
+		return RES_WAIT;
 	memcpy(frame.bytes, data, frame.h.bytes);
-	r = local_codec_check_body(&frame, f);
-	if (r)
-		return r;
+	if (local_codec_check_body(&frame, f))
+		return RES_FAILED;
 	*ret = frame;
 	*ret_bytes = frame.h.bytes;
-	return 0;
+	return RES_DONE;
 }
 
 void local_codec_error(struct shd1_error *e, uint32_t tag, uint32_t code, uint32_t fatal,

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "core/fault.h"
+#include "core/res.h"
 #include "local_abi.h"
 
 union local_frame {
@@ -19,13 +20,11 @@ union local_frame {
 	uint8_t bytes[SHD1_MAX_FRAME];
 };
 
-enum { LOCAL_CODEC_MORE = -1 };
-
-/* Look at @n bytes from a client. Return: 0 with the first frame copied to @ret,
- * valid in every field, and its size in @ret_bytes; LOCAL_CODEC_MORE if it is not
- * complete yet; or a fault code with @f filled (the stream is broken). */
-int local_codec_next(const uint8_t *data, size_t n, union local_frame *ret, size_t *ret_bytes,
-		     struct fault *f);
+/* Look at @n bytes from a client. RES_DONE: the first frame is copied to @ret, valid in every
+ * field, and its size to @ret_bytes. RES_WAIT: it is not complete yet. RES_FAILED: the stream is
+ * broken, the cause is in @f. */
+enum res local_codec_next(const uint8_t *data, size_t n, union local_frame *ret, size_t *ret_bytes,
+			  struct fault *f);
 
 /* Fill an SHD1_ERROR frame from @f. @code: gRPC status number. */
 void local_codec_error(struct shd1_error *e, uint32_t tag, uint32_t code, uint32_t fatal,

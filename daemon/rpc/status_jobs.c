@@ -125,6 +125,7 @@ static void status_jobs_fill_unit(struct arena *a, const struct job *job, const 
 	s->name = status_text(a, u->rec->name);
 	s->elements = unit_full_elements(u);
 	s->shard_elements = u->layout.shard_elements;
+	s->storage_dtype = (char *)dtype_name((enum dtype)u->rec->storage_dtype);
 	s->compute_dtype = (char *)dtype_name((enum dtype)u->rec->compute_dtype);
 	s->gradient_dtype = (char *)dtype_name((enum dtype)u->rec->gradient_dtype);
 	s->initialised = u->rec->initialised;

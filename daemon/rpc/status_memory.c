@@ -66,7 +66,7 @@ static uint64_t status_memory_shards_of(const struct job *job, const struct unit
 	uint64_t ranks = group_size(job->groups[u->rec->group]);
 	const struct device *d = u->parts[0].device; /* all are of one kind */
 
-	return u->n_parts * (status_memory_array(d, all, DTYPE_FP32) +
+	return u->n_parts * (status_memory_array(d, all, unit_state_dtype(u->rec, 0)) +
 			     status_memory_array(d, trained, DTYPE_FP32) *
 				     (!unit_pools_gradient(u->rec) + unit_state_arrays(u->rec))) +
 	       ranks * unit_buffers_bytes(u->rec);
@@ -162,8 +162,10 @@ static uint64_t status_memory_external_of(const struct job *job, struct unit *u,
 
 	CHECK(group_index(job->groups[u->rec->group], m->rank, &index));
 	n = external_share_elements(job, u, index);
-	return status_memory_aligned(m->device,
-				     2 * status_memory_rounded_up((n ? n : 1) * sizeof(float)));
+	n = n ? n : 1;
+	return status_memory_aligned(
+		m->device, status_memory_rounded_up(n * dtype_size(unit_state_dtype(u->rec, 0))) +
+				   status_memory_rounded_up(n * sizeof(float)));
 }
 
 /* @mu says whether the rank holds something; the size follows from the unit. */
@@ -179,7 +181,8 @@ static uint64_t status_memory_held_of(const struct job *job, struct unit *u, con
 		bytes += status_memory_array(m->device, u->layout.elements,
 					     status_memory_accumulate_dtype(u));
 	if (mu->is_summoned)
-		bytes += status_memory_array(m->device, unit_full_elements(u), DTYPE_FP32);
+		bytes += status_memory_array(m->device, unit_full_elements(u),
+					     unit_state_dtype(u->rec, u->summoned_state));
 	if (mu->shard_state == SHARD_GOING || mu->shard_state == SHARD_OUT ||
 	    mu->shard_state == SHARD_BACK)
 		bytes += status_memory_external_of(job, u, m);

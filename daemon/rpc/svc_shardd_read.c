@@ -47,9 +47,11 @@ static void svc_shardd_read_fill_tensor(const struct job *job, const struct unit
 	m->strides = rec->strides;
 	m->n_strides = rec->n_strides;
 	m->slab = of->parts[0].params.slab->id;
-	m->offset = of->parts[0].params.offset + unit_tensor_full(of, real) * sizeof(float);
+	m->offset = of->parts[0].params.offset +
+		    unit_tensor_full(of, real) * dtype_size(unit_state_dtype(of->rec, 0));
 	m->elements = real->elements;
 	m->frozen = real->frozen;
+	m->dtype = (Shardd__V1__Dtype)of->rec->storage_dtype;
 }
 
 static void svc_shardd_read_fill_unit(struct arena *a, const struct job *job, const struct unit *u,

@@ -50,26 +50,27 @@ int unit_spec_number(double x, double lo, double hi, const char *unit, const cha
 			 unit, field, x, lo, hi);
 }
 
-static int unit_spec_dtype_field(int value, int absent, bool fp32_only, uint32_t *ret,
-				 const char *unit, const char *field, struct fault *f)
+static int unit_spec_dtype_field(int value, int absent, uint32_t *ret, const char *unit,
+				 const char *field, struct fault *f)
 {
 	int v = value ? value : absent;
 
-	if (!dtype_size((enum dtype)v) || (fp32_only && v != DTYPE_FP32))
-		return fault_set(f, FAULT_INVALID, field, "unit '%.64s': %s is %d; it must be %s",
-				 unit, field, value, fp32_only ? "FP32" : "FP32, BF16 or FP16");
+	if (!dtype_size((enum dtype)v))
+		return fault_set(f, FAULT_INVALID, field,
+				 "unit '%.64s': %s is %d; it must be FP32, BF16 or FP16", unit,
+				 field, value);
 	*ret = (uint32_t)v;
 	return 0;
 }
 
 static int unit_spec_decode_numbers(state_unit *u, const Shardd__V1__UnitSpec *s, struct fault *f)
 {
-	if (unit_spec_dtype_field((int)s->storage_dtype, DTYPE_FP32, true, &u->storage_dtype,
-				  u->name, "units.storage_dtype", f) ||
-	    unit_spec_dtype_field((int)s->compute_dtype, DTYPE_FP32, false, &u->compute_dtype,
+	if (unit_spec_dtype_field((int)s->storage_dtype, DTYPE_FP32, &u->storage_dtype, u->name,
+				  "units.storage_dtype", f) ||
+	    unit_spec_dtype_field((int)s->compute_dtype, (int)u->storage_dtype, &u->compute_dtype,
 				  u->name, "units.compute_dtype", f) ||
-	    unit_spec_dtype_field((int)s->gradient_dtype, (int)u->compute_dtype, false,
-				  &u->gradient_dtype, u->name, "units.gradient_dtype", f))
+	    unit_spec_dtype_field((int)s->gradient_dtype, (int)u->compute_dtype, &u->gradient_dtype,
+				  u->name, "units.gradient_dtype", f))
 		return f->code;
 	u->group = s->group;
 	u->shard_multiple = s->shard_multiple;
@@ -99,9 +100,8 @@ static int unit_spec_decode_reduce(state_unit *u, const Shardd__V1__UnitSpec *s,
 {
 	u->force_sum = s->force_sum;
 	u->divide_factor = s->divide_factor;
-	if (s->reduce_dtype &&
-	    unit_spec_dtype_field((int)s->reduce_dtype, 0, false, &u->reduce_dtype, u->name,
-				  "units.reduce_dtype", f))
+	if (s->reduce_dtype && unit_spec_dtype_field((int)s->reduce_dtype, 0, &u->reduce_dtype,
+						     u->name, "units.reduce_dtype", f))
 		return f->code;
 	if (unit_spec_choice((int)s->reduce_profile, _PROFILE_N, &u->reduce_profile, u->name,
 			     "units.reduce_profile", "a profile of ReduceProfile", f) ||

@@ -86,6 +86,13 @@ int unit_spec_optimizer(state_unit *u, const Shardd__V1__Optimizer *o, struct fa
 			"unit '%.64s': optimizer.kind is %d; with BY_TRAINER it must be none",
 			u->name, o->kind);
 	}
+	if (u->storage_dtype != DTYPE_FP32)
+		return fault_set(
+			f, FAULT_UNIMPLEMENTED, "units.optimizer.kind",
+			"unit '%.64s': the daemon's optimizers step parameters in FP32, and "
+			"its storage_dtype is %s: give it no optimizer, or one BY_TRAINER, "
+			"or store it in FP32",
+			u->name, dtype_name((enum dtype)u->storage_dtype));
 	if (unit_spec_number(o->lr, 0, SETTING_MAX_LR, u->name, "units.optimizer.lr", f) ||
 	    unit_spec_number(o->weight_decay, 0, SETTING_MAX_DECAY, u->name,
 			     "units.optimizer.weight_decay", f))

@@ -54,11 +54,22 @@ static uint64_t external_elements_of(const struct op *op, struct unit *u)
 	return external_share_elements(op->m->job, u, external_index_of(op, u));
 }
 
-static uint64_t external_array_bytes(uint64_t elements)
+static uint64_t external_array_bytes(uint64_t elements, enum dtype dtype)
 {
-	uint64_t bytes = (elements ? elements : 1) * sizeof(float);
+	uint64_t bytes = (elements ? elements : 1) * dtype_size(dtype);
 
 	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
+}
+
+/* Parameters, as they are stored, and the gradient behind them. */
+static uint64_t external_params_bytes(const struct unit *u, uint64_t elements)
+{
+	return external_array_bytes(elements, unit_state_dtype(u->rec, 0));
+}
+
+static uint64_t external_bytes(const struct unit *u, uint64_t elements)
+{
+	return external_params_bytes(u, elements) + external_array_bytes(elements, DTYPE_FP32);
 }
 
 /* -------------------------------------------------------------------- copies */
@@ -96,16 +107,18 @@ static struct external_copy *external_copy_new(struct op *op, struct unit *u)
 	return copy;
 }
 
-/* All elements of the share between @array of the part and @place; pieces that follow each
- * other on both sides in one. */
-static void external_copy_share(struct external_copy *copy, float *place,
-				const struct region *array, bool back)
+/* All elements of the share between @array of the part, of that type, and @place; pieces that
+ * follow each other on both sides in one. */
+static void external_copy_share(struct external_copy *copy, char *place, const struct region *array,
+				enum dtype dtype, bool back)
 {
 	const struct external_share *s = &copy->share;
+	size_t size = dtype_size(dtype);
 
 	for (unsigned i = 0, next; i < s->n_runs; i = next) {
 		const struct unit_run *run = &s->runs[i];
-		float *there = optim_at(array, run->at), *here = place + run->shard;
+		char *there = (char *)region_addr(array) + run->at * size;
+		char *here = place + run->shard * size;
 		struct launch *launch = &copy->launches[copy->queue.task.n_launches++];
 		uint64_t n = run->n;
 
@@ -114,7 +127,7 @@ static void external_copy_share(struct external_copy *copy, float *place,
 				   s->runs[next].shard == run->shard + n;
 		     next++)
 			n += s->runs[next].n;
-		*launch = (struct launch){ .kind = LAUNCH_COPY, .n = n * sizeof(float) };
+		*launch = (struct launch){ .kind = LAUNCH_COPY, .n = n * size };
 		launch->copy = (struct k_copy){ back ? there : here, back ? here : there };
 	}
 }
@@ -214,22 +227,21 @@ static void external_on_handed_out(struct backend_task *task, int status)
 static void external_hand_out(struct op *op, struct unit *u, struct external_copy *copy)
 {
 	const struct external_share *s = &copy->share;
-	float *place = region_addr(&copy->place);
+	uint64_t params = external_params_bytes(u, s->elements);
+	char *place = region_addr(&copy->place);
 
-	CHECK(copy->place.bytes >= 2 * external_array_bytes(s->elements));
+	CHECK(copy->place.bytes >= external_bytes(u, s->elements));
 	CHECK(s->part->grads.slab && s->part->device == op->m->device);
 	member_shard_move(member_unit_find(op->m, u), SHARD_GOING);
 	op_begin_run(op);
-	*external_outcome(op) =
-		(struct external_outcome){ .unit = u,
-					   .elements = s->elements,
-					   .gradient_offset = external_array_bytes(s->elements) };
+	*external_outcome(op) = (struct external_outcome){ .unit = u,
+							   .elements = s->elements,
+							   .gradient_offset = params };
 	op->result.place = copy->place;
-	op->result.place.bytes = 2 * external_array_bytes(s->elements);
+	op->result.place.bytes = external_bytes(u, s->elements);
 	op->result.writable = true;
-	external_copy_share(copy, place, &s->part->params, false);
-	external_copy_share(copy, place + external_array_bytes(s->elements) / sizeof(float),
-			    &s->part->grads, false);
+	external_copy_share(copy, place, &s->part->params, unit_state_dtype(u->rec, 0), false);
+	external_copy_share(copy, place + params, &s->part->grads, DTYPE_FP32, false);
 	copy->queue.task.done = external_on_handed_out;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);
@@ -244,7 +256,7 @@ static enum res external_next_start(struct op *op)
 
 	if (!u || u->shards == UNIT_SHARDS_PROMISED)
 		return op_wait(op, &op->group->shard_ready);
-	bytes = 2 * external_array_bytes(external_elements_of(op, u));
+	bytes = external_bytes(u, external_elements_of(op, u));
 	RES_TRY(op_need_memory(op, bytes, "a shard for the trainer", &place));
 	copy = external_copy_new(op, u);
 	if (copy) {
@@ -405,7 +417,8 @@ static enum res external_done_start(struct op *op)
 	apply_mark(op->m->job);
 	if (external_has_copies(u) && u->shards == UNIT_SHARDS_READY)
 		unit_shards_move(u, UNIT_SHARDS_MIXED);
-	external_copy_share(copy, region_addr(&copy->place), &copy->share.part->params, true);
+	external_copy_share(copy, region_addr(&copy->place), &copy->share.part->params,
+			    unit_state_dtype(u->rec, 0), true);
 	copy->queue.task.done = external_on_given_back;
 	op->m->job->running++;
 	queue_task_submit(&copy->queue, op->m->device->backend, op->deadline_us);

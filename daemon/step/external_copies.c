@@ -108,10 +108,10 @@ static void external_copies_send_out(struct copies *c, uint64_t begin, uint64_t 
 
 	CHECK(c->turn < c->u->n_parts && end <= unit_part_elements(c->u));
 	for (unsigned d = 0; d < c->u->n_parts; d++)
-		data[d] = optim_at(&c->u->parts[d].params, begin);
+		data[d] = unit_state_at(c->u->rec, &c->u->parts[d].params, 0, begin);
 	c->comm_op = (struct comm_op){ .done = external_copies_on_sent };
 	comm_broadcast(external_copies_comm_of(c)->comm[BACKEND_Q_MAIN], &c->comm_op, data,
-		       (end - begin) * sizeof(float), c->turn++);
+		       (end - begin) * dtype_size(unit_state_dtype(c->u->rec, 0)), c->turn++);
 }
 
 static void external_copies_next_device(struct copies *c)
@@ -136,7 +136,7 @@ static void external_copies_on_sent(struct comm_op *op, int status)
 	struct copies *c = CONTAINER_OF(op, struct copies, comm_op);
 
 	if (status)
-		external_copies_end(c, status < 0 ? status : -EIO);
+		external_copies_end(c, status);
 	else
 		external_copies_next_device(c);
 }

@@ -171,7 +171,7 @@ static int state_check_unit(const state_job *j, const state_unit *u, struct faul
 		return state_check_bad(f, "a unit without a name", j->name);
 	if (u->group >= j->n_groups)
 		return state_check_bad(f, "a unit of a group that does not exist", u->name);
-	if (u->storage_dtype != DTYPE_FP32 || !dtype_size(u->compute_dtype) ||
+	if (!dtype_size(u->storage_dtype) || !dtype_size(u->compute_dtype) ||
 	    !dtype_size(u->gradient_dtype) || !u->shard_multiple)
 		return state_check_bad(f, "unknown dtype or layout", u->name);
 	if (!state_check_numbers_ok(u))

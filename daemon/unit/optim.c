@@ -371,14 +371,14 @@ static uint64_t optim_stream_of(const char *unit, const char *tensor)
 	return h;
 }
 
-static void optim_fill_launch(const struct unit *u, const struct unit_part *p,
+static void optim_fill_launch(const struct unit *u, const struct region *to,
 			      const struct unit_run *run, uint64_t seed, struct launch *launch)
 {
 	const state_tensor *t = u->rec->tensors[run->tensor];
 
 	*launch = (struct launch){ .kind = LAUNCH_FILL, .n = run->n };
 	launch->fill = (struct k_fill){
-		.dst = optim_at(&p->params, run->at),
+		.dst = optim_at(to, run->at),
 		.seed = seed,
 		.stream = optim_stream_of(u->rec->name, t->name),
 		.first = run->first,
@@ -388,15 +388,15 @@ static void optim_fill_launch(const struct unit *u, const struct unit_part *p,
 	};
 }
 
-unsigned optim_seed_launches(const struct unit *u, const struct unit_part *p, uint64_t seed,
-			     struct launch *launches)
+unsigned optim_seed_launches(const struct unit *u, const struct unit_part *p,
+			     const struct region *to, uint64_t seed, struct launch *launches)
 {
 	struct unit_run run;
 	unsigned n_launches = 0;
 
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
 		if (unit_part_run(u, p, i, &run))
-			optim_fill_launch(u, p, &run, seed, &launches[n_launches++]);
+			optim_fill_launch(u, to, &run, seed, &launches[n_launches++]);
 	return n_launches;
 }
 

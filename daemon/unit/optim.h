@@ -22,10 +22,11 @@ size_t optim_step_launches(const struct unit *u, const struct unit_part *p,
 size_t optim_scale_launches(const struct unit *u, const struct unit_part *p, float factor,
 			    struct launch *launches);
 
-/* Launches that fill the piece of every tensor on @p by its initialiser from @seed.
+/* Launches that fill the piece of every tensor on @p by its initialiser from @seed. @to: FP32, where
+ * elements are as in p->params, or these themselves if they are FP32.
  * @launches: room for rec->n_tensors. Return: how many. */
-unsigned optim_seed_launches(const struct unit *u, const struct unit_part *p, uint64_t seed,
-			     struct launch *launches);
+unsigned optim_seed_launches(const struct unit *u, const struct unit_part *p,
+			     const struct region *to, uint64_t seed, struct launch *launches);
 
 /* Launches that zero the optimizer state of @p: at most UNIT_MAX_STATES. Return: how many. */
 unsigned optim_zero_launches(const struct unit_part *p, struct launch *launches);

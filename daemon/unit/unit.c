@@ -10,21 +10,20 @@
 
 #define UNIT_MAGIC 0x554e4954u
 
-static uint64_t unit_aligned(uint64_t elements)
+static uint64_t unit_aligned(uint64_t bytes)
 {
-	uint64_t bytes = elements * sizeof(float);
-
 	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
 }
 
 uint64_t unit_array_bytes(const struct layout *l, unsigned spread)
 {
-	return unit_aligned(layout_part(l, spread));
+	return unit_aligned(layout_part(l, spread) * sizeof(float));
 }
 
-uint64_t unit_params_bytes(const struct layout *l, unsigned spread)
+uint64_t unit_params_bytes(const state_unit *rec, const struct layout *l, unsigned spread)
 {
-	return unit_aligned(layout_part(l, spread) + layout_frozen_part(l, spread));
+	return unit_aligned((layout_part(l, spread) + layout_frozen_part(l, spread)) *
+			    dtype_size(unit_state_dtype(rec, 0)));
 }
 
 unsigned unit_state_arrays(const state_unit *rec)
@@ -41,6 +40,16 @@ struct region *unit_state(struct unit_part *p, unsigned i)
 	static_assert(ARRAY_SIZE(arrays) == 1 + UNIT_MAX_STATES, "all of them");
 	CHECK(i < ARRAY_SIZE(arrays));
 	return arrays[i];
+}
+
+enum dtype unit_state_dtype(const state_unit *rec, unsigned i)
+{
+	return i ? DTYPE_FP32 : (enum dtype)rec->storage_dtype;
+}
+
+void *unit_state_at(const state_unit *rec, const struct region *r, unsigned i, uint64_t at)
+{
+	return (char *)region_addr(r) + at * dtype_size(unit_state_dtype(rec, i));
 }
 
 bool unit_pools_gradient(const state_unit *rec)
@@ -252,7 +261,7 @@ uint64_t unit_shard_bytes(const struct unit *u)
 {
 	unsigned arrays = !unit_pools_gradient(u->rec) + unit_state_arrays(u->rec);
 
-	return u->n_parts * (unit_params_bytes(&u->layout, u->spread) +
+	return u->n_parts * (unit_params_bytes(u->rec, &u->layout, u->spread) +
 			     unit_array_bytes(&u->layout, u->spread) * arrays);
 }
 

@@ -210,12 +210,16 @@ static inline bool unit_is_copying(const struct unit *u)
  * the next one is aligned: of gradients and optimizer state (0 if nothing is trained), and
  * of parameters. */
 uint64_t unit_array_bytes(const struct layout *l, unsigned spread);
-uint64_t unit_params_bytes(const struct layout *l, unsigned spread);
+uint64_t unit_params_bytes(const state_unit *rec, const struct layout *l, unsigned spread);
 
 /* Number of optimizer-state arrays (0 to UNIT_MAX_STATES) that the record needs. */
 unsigned unit_state_arrays(const state_unit *rec);
 /* An array of @p: 0: the parameters; 1 to UNIT_MAX_STATES: optimizer state, which may not exist. */
 struct region *unit_state(struct unit_part *p, unsigned i);
+/* Type of its elements: parameters are stored in storage_dtype, state in FP32. */
+enum dtype unit_state_dtype(const state_unit *rec, unsigned i);
+/* Element @at of array @i, which is @r. */
+void *unit_state_at(const state_unit *rec, const struct region *r, unsigned i, uint64_t at);
 
 /* Do gradient shards come from a pool while they are needed, instead of existing always? */
 bool unit_pools_gradient(const state_unit *rec);

@@ -129,6 +129,9 @@ static bool unit_same_numbers(const char *name, const state_unit *a, const state
 {
 	if (a->group != b->group)
 		return DIFFERS(f, "group", "%u", a->group, b->group);
+	if (a->storage_dtype != b->storage_dtype)
+		return DIFFERS(f, "storage_dtype", "%s", dtype_name(a->storage_dtype),
+			       dtype_name(b->storage_dtype));
 	if (a->compute_dtype != b->compute_dtype)
 		return DIFFERS(f, "compute_dtype", "%s", dtype_name(a->compute_dtype),
 			       dtype_name(b->compute_dtype));

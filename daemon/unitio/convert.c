@@ -89,7 +89,7 @@ void convert_let_go(struct coll *c)
 static uint64_t convert_array_bytes(const struct unit *u, unsigned i)
 {
 	return i ? unit_array_bytes(&u->layout, u->spread)
-		 : unit_params_bytes(&u->layout, u->spread);
+		 : unit_params_bytes(u->rec, &u->layout, u->spread);
 }
 
 static uint64_t convert_array_room(const struct unit *u, unsigned d, unsigned i)
@@ -276,19 +276,21 @@ static struct changing *convert_current(const struct coll *c)
 }
 
 /* Where device @d reads element @at of the array of the old part at position @q. */
-static const float *convert_source(const struct coll *c, unsigned d, unsigned q, uint64_t at)
+static const void *convert_source(const struct coll *c, unsigned d, unsigned q, uint64_t at)
 {
 	struct unit *old = convert_current(c)->old;
 	uint64_t trained = unit_part_elements(old);
 
 	if (old->spread == 1)
-		return optim_at(convert_array_of(&old->parts[d], convert_of(c)->array), at);
+		return unit_state_at(old->rec,
+				     convert_array_of(&old->parts[d], convert_of(c)->array),
+				     convert_of(c)->array, at);
 	if (at >= trained)
 		at += trained * (old->spread - 1) + q * unit_frozen_elements(old);
 	else
 		at += q * trained;
 	/* a frozen element was counted behind one part's trained ones */
-	return optim_at(&c->parts[d].scratch[0], at);
+	return unit_state_at(old->rec, &c->parts[d].scratch[0], convert_of(c)->array, at);
 }
 
 /* What the new run @to takes of the old run @from, both of one tensor. */
@@ -300,10 +302,14 @@ static void convert_copy_common(struct coll *c, unsigned d, unsigned q, const st
 	uint64_t end = to_end < from_end ? to_end : from_end;
 	struct region *array =
 		convert_array_of(&convert_current(c)->fresh->parts[d], convert_of(c)->array);
+	const state_unit *rec = convert_current(c)->old->rec;
 
 	if (begin < end)
-		coll_launch(&c->parts[d], LAUNCH_COPY, (end - begin) * sizeof(float))->copy =
-			(struct k_copy){ optim_at(array, to->at + begin - to->first),
+		coll_launch(&c->parts[d], LAUNCH_COPY,
+			    (end - begin) * dtype_size(unit_state_dtype(rec, convert_of(c)->array)))
+			->copy =
+			(struct k_copy){ unit_state_at(rec, array, convert_of(c)->array,
+						       to->at + begin - to->first),
 					 convert_source(c, d, q, from->at + begin - from->first) };
 }
 
@@ -342,7 +348,7 @@ static enum res convert_gather(struct coll *c, bool frozen)
 		arrays[d] =
 			convert_array_of(&convert_current(c)->old->parts[d], convert_of(c)->array);
 	c->unit = convert_current(c)->old;
-	return import_gather_array(c, arrays, frozen);
+	return import_gather_array(c, arrays, convert_of(c)->array, frozen);
 }
 
 /* The next array that is there. Return: false: there is none. */

@@ -27,21 +27,30 @@ static bool import_is_at_home(const struct coll *c, uint32_t i)
 	return c->unit->spread == c->n_parts && import_holds(c, c->part_of[i], i);
 }
 
-static void import_copy(struct coll_part *p, float *dst, const float *src, uint64_t n)
+/* Bytes of an element of what is written. */
+static size_t import_size(const struct coll *c)
 {
-	coll_launch(p, LAUNCH_COPY, n * sizeof(float))->copy = (struct k_copy){ dst, src };
+	return dtype_size(unit_state_dtype(c->unit->rec, import_of(c)->state));
+}
+
+/* @n elements from element @at of @src. */
+static void import_copy(const struct coll *c, unsigned d, void *dst, const void *src, uint64_t at,
+			uint64_t n)
+{
+	coll_launch(&c->parts[d], LAUNCH_COPY, n * import_size(c))->copy =
+		(struct k_copy){ dst, (const char *)src + at * import_size(c) };
 }
 
 /* Noted at the start: the collective, or its ops, hold that memory until it ends. */
 static void import_note_sources(struct coll *c,
-				const float *(*source)(const struct coll *c, uint32_t i))
+				const void *(*source)(const struct coll *c, uint32_t i))
 {
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t k = 0; k < c->parts[d].n; k++)
 			c->parts[d].inputs[k] = source(c, c->parts[d].members[k]);
 }
 
-static const float *import_source_of(const struct coll *c, uint32_t i)
+static const void *import_source_of(const struct coll *c, uint32_t i)
 {
 	const struct coll_part *p = coll_part(c, i);
 	uint32_t k = 0;
@@ -63,20 +72,21 @@ static bool import_run_of(const struct coll *c, uint32_t i, uint32_t tensor, str
 	       unit_rank_run(c->unit, i, tensor, ret);
 }
 
-static float *import_target_at(const struct coll *c, unsigned d, uint64_t at)
+static void *import_target_at(const struct coll *c, unsigned d, uint64_t at)
 {
-	return optim_at(unit_state(&c->unit->parts[d], import_of(c)->state), at);
+	return unit_state_at(c->unit->rec, unit_state(&c->unit->parts[d], import_of(c)->state),
+			     import_of(c)->state, at);
 }
 
 static void import_copy_home(struct coll *c, uint32_t i)
 {
-	const float *from = import_source_of(c, i);
+	const void *from = import_source_of(c, i);
 	struct unit_run run;
 
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
 		if (import_run_of(c, i, t, &run))
-			import_copy(coll_part(c, i), import_target_at(c, c->part_of[i], run.at),
-				    from + import_source_at(c, &run), run.n);
+			import_copy(c, c->part_of[i], import_target_at(c, c->part_of[i], run.at),
+				    from, import_source_at(c, &run), run.n);
 }
 
 /* As many as there is room for. */
@@ -92,7 +102,7 @@ static enum res import_copy_homes(struct coll *c)
 	return coll_kernels(c);
 }
 
-static float *import_shown(const struct coll *c, unsigned d)
+static void *import_shown(const struct coll *c, unsigned d)
 {
 	return region_addr(&c->parts[d].scratch[0]);
 }
@@ -106,8 +116,8 @@ static enum res import_take_apart(struct coll *c)
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t t = 0; import_holds(c, d, i) && t < c->unit->rec->n_tensors; t++)
 			if (import_run_of(c, i, t, &run))
-				import_copy(&c->parts[d], import_target_at(c, d, run.at),
-					    import_shown(c, d) + run.shard, run.n);
+				import_copy(c, d, import_target_at(c, d, run.at),
+					    import_shown(c, d), run.shard, run.n);
 	return coll_kernels(c);
 }
 
@@ -120,21 +130,22 @@ static enum res import_show(struct coll *c)
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = import_shown(c, d);
 	comm_broadcast(coll_between(c), coll_comm(c), data,
-		       (l->shard_elements + l->frozen_shard) * sizeof(float), c->part_of[c->turn]);
+		       (l->shard_elements + l->frozen_shard) * import_size(c), c->part_of[c->turn]);
 	return RES_WAIT;
 }
 
 static enum res import_bring_together(struct coll *c)
 {
 	uint32_t i = c->turn;
-	const float *from = import_source_of(c, i);
+	const void *from = import_source_of(c, i);
+	unsigned d = c->part_of[i];
 	struct unit_run run;
 
 	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
 		if (import_run_of(c, i, t, &run))
-			import_copy(coll_part(c, i), import_shown(c, c->part_of[i]) + run.shard,
-				    from + import_source_at(c, &run), run.n);
+			import_copy(c, d, (char *)import_shown(c, d) + run.shard * import_size(c),
+				    from, import_source_at(c, &run), run.n);
 	return coll_kernels(c);
 }
 
@@ -170,7 +181,7 @@ enum res import_ready(struct coll *c)
 	return coll_need_scratch(c, 0, (l->shard_elements + l->frozen_shard) * sizeof(float));
 }
 
-void import_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
+void import_write(struct coll *c, const void *(*source)(const struct coll *c, uint32_t i),
 		  bool packed, unsigned state)
 {
 	CHECK(c->unit->layout.ranks <= c->n && import_of(c)->stage == 0);
@@ -180,23 +191,26 @@ void import_write(struct coll *c, const float *(*source)(const struct coll *c, u
 	c->turn = 0;
 }
 
-enum res import_gather_array(struct coll *c, const struct region *const *arrays, bool frozen)
+enum res import_gather_array(struct coll *c, const struct region *const *arrays, unsigned state,
+			     bool frozen)
 {
 	const struct unit *u = c->unit;
 	uint64_t trained = unit_part_elements(u);
 	uint64_t count = frozen ? unit_frozen_elements(u) : trained;
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
+	enum dtype dtype = unit_state_dtype(u->rec, state);
 
 	if (!count)
 		return RES_DONE;
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		CHECK(c->parts[d].scratch[0].bytes >=
-		      ((frozen ? trained : 0) + count) * u->spread * sizeof(float));
-		send[d] = optim_at(arrays[d], frozen ? trained : 0);
-		recv[d] = optim_at(&c->parts[d].scratch[0], frozen ? trained * u->spread : 0);
+		      ((frozen ? trained : 0) + count) * u->spread * dtype_size(dtype));
+		send[d] = unit_state_at(u->rec, arrays[d], state, frozen ? trained : 0);
+		recv[d] = unit_state_at(u->rec, &c->parts[d].scratch[0], state,
+					frozen ? trained * u->spread : 0);
 	}
-	comm_all_gather(coll_between(c), coll_comm(c), send, recv, count, DTYPE_FP32);
+	comm_all_gather(coll_between(c), coll_comm(c), send, recv, count, dtype);
 	return RES_WAIT;
 }

@@ -25,13 +25,14 @@ enum res import_ready(struct coll *c);
  * here) into the parameters, or with @state that array of what is trained: there in the order
  * of the gathered unit, or @packed, tensor after tensor as they were registered. It is written
  * by import_write_tick, a tick of its own. */
-void import_write(struct coll *c, const float *(*source)(const struct coll *c, uint32_t i),
+void import_write(struct coll *c, const void *(*source)(const struct coll *c, uint32_t i),
 		  bool packed, unsigned state);
 enum res import_write_tick(struct coll *c);
 
 /* All parts' array of c->unit (one region a part; frozen: what follows the trained in the
  * parameters) into scratch[0] of every device, as unit/pack.h says: there at the next tick.
- * RES_DONE: there is none of it. */
-enum res import_gather_array(struct coll *c, const struct region *const *arrays, bool frozen);
+ * @state: its elements are of unit_state_dtype. RES_DONE: there is none of it. */
+enum res import_gather_array(struct coll *c, const struct region *const *arrays, unsigned state,
+			     bool frozen);
 
 #endif

@@ -139,7 +139,8 @@ static struct region op_bytes_region(const struct op *op)
 		return found;
 	case BYTES_SUMMONED:
 		found = mu->is_summoned ? mu->summoned : none;
-		found.bytes = unit_full_elements(op->unit) * sizeof(float);
+		found.bytes = unit_full_elements(op->unit) *
+			      dtype_size(unit_state_dtype(op->unit->rec, op->unit->summoned_state));
 		return found;
 	default:
 		return none;

@@ -190,7 +190,7 @@ static uint64_t op_convert_scratch_bytes(const struct coll *c)
 	for (unsigned i = 0; i < convert_of(c)->n; i++) {
 		const struct unit *u = convert_of(c)->units[i].old;
 		uint64_t bytes = (unit_part_elements(u) + unit_frozen_elements(u)) * u->spread *
-				 sizeof(float);
+				 sizeof(float); /* a type of parameters is no larger */
 
 		if (u->spread > 1 && bytes > most)
 			most = bytes;

@@ -111,6 +111,13 @@ static int op_copy_shard_find(const struct op *op, struct unit_run *ret, struct 
 	return 0;
 }
 
+/* Bytes of an element: parameters as they are stored, gradients in FP32. */
+static size_t op_copy_shard_size(const struct op *op)
+{
+	return copy_shard_args(op)->gradient ? sizeof(float)
+					     : dtype_size(unit_state_dtype(op->unit->rec, 0));
+}
+
 static int op_copy_shard_check(struct op *op, struct fault *f)
 {
 	const struct copy_shard_args *a = copy_shard_args(op);
@@ -126,7 +133,8 @@ static int op_copy_shard_check(struct op *op, struct fault *f)
 				 (unsigned long long)a->elements, op->m->rank,
 				 (unsigned long long)run.n, op->unit->rec->tensors[a->tensor]->name,
 				 op->unit->rec->name);
-	return op_buffer_at(op, a->offset, a->elements * sizeof(float), f) ? 0 : (int)f->code;
+	return op_buffer_at(op, a->offset, a->elements * op_copy_shard_size(op), f) ? 0
+										    : (int)f->code;
 }
 
 /* What may have changed while it waited. Return: 0 or a fault code. */
@@ -199,16 +207,17 @@ static int op_copy_shard_take_waits(struct copy_shard *copy, const struct op *op
 	return r;
 }
 
-static void op_copy_shard_submit(struct op *op, struct copy_shard *copy, float *buffer,
+static void op_copy_shard_submit(struct op *op, struct copy_shard *copy, void *buffer,
 				 const struct unit_run *run)
 {
 	const struct copy_shard_args *a = copy_shard_args(op);
 	const struct unit_part *p = unit_part_on(op->unit, op->m->device);
-	float *shard = optim_at(a->gradient ? &p->grads : &p->params, run->at);
+	void *shard = a->gradient ? optim_at(&p->grads, run->at)
+				  : unit_state_at(op->unit->rec, &p->params, 0, run->at);
 
 	copy->queue.note =
 		(struct device_note){ .name = op->type->name, .job = op->m->job, .unit = op->unit };
-	copy->launch = (struct launch){ .kind = LAUNCH_COPY, .n = run->n * sizeof(float) };
+	copy->launch = (struct launch){ .kind = LAUNCH_COPY, .n = run->n * op_copy_shard_size(op) };
 	copy->launch.copy =
 		a->write ? (struct k_copy){ shard, buffer } : (struct k_copy){ buffer, shard };
 	copy->queue.task = (struct backend_task){ .launches = &copy->launch,
@@ -229,7 +238,7 @@ static enum res op_copy_shard_start(struct op *op, const struct unit_run *run)
 	const struct copy_shard_args *a = copy_shard_args(op);
 	struct copy_shard *copy = calloc(1, sizeof(*copy));
 	struct fault f = FAULT_NULL;
-	float *buffer = (float *)(void *)op_buffer_at(op, a->offset, run->n * sizeof(float), &f);
+	void *buffer = op_buffer_at(op, a->offset, run->n * op_copy_shard_size(op), &f);
 
 	op_begin_run(op);
 	if (copy) {

@@ -40,9 +40,15 @@ typedef Shardd__V1__InitialiseRequest request;
 #define HOW_BROADCAST SHARDD__V1__INITIALISE_REQUEST__HOW_BROADCAST
 #define HOW_OWN       SHARDD__V1__INITIALISE_REQUEST__HOW_OWN
 
+/* Of all tensors, one after the other, as a rank gives them. */
+static uint64_t op_init_bytes(const struct unit *u)
+{
+	return u->packed * dtype_size(unit_state_dtype(u->rec, 0));
+}
+
 static int op_init_decode_source(struct op *op, const request *r, struct fault *f)
 {
-	uint64_t need = op->unit->packed * sizeof(float);
+	uint64_t need = op_init_bytes(op->unit);
 	bool must = r->how_case == HOW_OWN ||
 		    (r->how_case == HOW_BROADCAST && init_args(op)->root == op->m->rank);
 
@@ -107,7 +113,7 @@ static void op_init_print_how(struct op *op)
 static int op_init_check(struct op *op, struct fault *f)
 {
 	if (op_check_not_summoned(op, f) ||
-	    (op->buffer && !op_buffer_at(op, 0, op->unit->packed * sizeof(float), f)))
+	    (op->buffer && !op_buffer_at(op, 0, op_init_bytes(op->unit), f)))
 		return f->code;
 	op_init_print_how(op);
 	op->entry.print.words[2] = (uint64_t)init_args(op)->how;
@@ -117,29 +123,23 @@ static int op_init_check(struct op *op, struct fault *f)
 }
 
 /* What @op's rank brings: the op holds its buffer since it was checked. */
-static const float *op_init_source_of(struct op *op)
+static const void *op_init_source_of(struct op *op)
 {
 	struct fault f = FAULT_NULL;
 	const void *at;
 
 	if (init_args(op)->data_bytes)
-		return (const float *)init_args(op)->data;
-	at = op_buffer_at(op, 0, op->unit->packed * sizeof(float), &f);
+		return init_args(op)->data;
+	at = op_buffer_at(op, 0, op_init_bytes(op->unit), &f);
 	CHECK(at);
 	return at;
 }
 
-static struct k_copy op_init_copy_of(float *dst, const float *src)
+/* Also of no bytes. */
+static void op_init_copy_launch(struct coll_part *p, void *dst, const void *src, uint64_t bytes)
 {
-	return (struct k_copy){ dst, src };
-}
-
-static void op_init_copy_launch(struct coll_part *p, float *dst, const float *src,
-				uint64_t elements)
-{
-	if (elements)
-		coll_launch(p, LAUNCH_COPY, elements * sizeof(float))->copy =
-			op_init_copy_of(dst, src);
+	if (bytes)
+		coll_launch(p, LAUNCH_COPY, bytes)->copy = (struct k_copy){ dst, src };
 }
 
 static void op_init_job_heal(struct job *job)
@@ -208,33 +208,73 @@ static enum res op_init_zero(struct coll *c)
 	return coll_kernels_sync(c);
 }
 
+/* -- from a seed: the fill kernels write FP32, into scratch[0] if the parameters are not -- */
+
+static bool op_init_fills_apart(const struct unit *u)
+{
+	return unit_state_dtype(u->rec, 0) != DTYPE_FP32;
+}
+
 static enum res op_init_from_seed(struct coll *c)
 {
 	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+		const struct unit_part *up = &c->unit->parts[d];
+
+		p->n_launches = optim_seed_launches(
+			c->unit, up, op_init_fills_apart(c->unit) ? &p->scratch[0] : &up->params,
+			init_args(c->ops[0])->seed, p->launches);
+	}
+	return coll_kernels(c);
+}
+
+static void op_init_round(struct coll_part *p, const struct unit *u, const struct unit_part *up)
+{
+	enum dtype dtype = unit_state_dtype(u->rec, 0);
+	struct unit_run run;
+
+	for (uint32_t t = 0; t < u->rec->n_tensors; t++)
+		if (unit_part_run(u, up, t, &run) && run.n)
+			coll_launch(p, LAUNCH_CAST, run.n)->cast = (struct k_cast){
+				.dst = unit_state_at(u->rec, &up->params, 0, run.at),
+				.src = optim_at(&p->scratch[0], run.at),
+				.dst_dtype = dtype,
+				.src_dtype = DTYPE_FP32,
+			};
+}
+
+static enum res op_init_from_seed_rounded(struct coll *c)
+{
+	if (!op_init_fills_apart(c->unit))
+		return RES_DONE;
+	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++)
-		c->parts[d].n_launches =
-			optim_seed_launches(c->unit, &c->unit->parts[d], init_args(c->ops[0])->seed,
-					    c->parts[d].launches);
+		op_init_round(&c->parts[d], c->unit, &c->unit->parts[d]);
 	return coll_kernels(c);
 }
 
 /* -- from the root's memory, on several devices through a whole copy on each -- */
 
-static float *op_init_whole(const struct coll_part *p)
+static void *op_init_whole(const struct coll_part *p)
 {
 	return region_addr(&p->scratch[0]);
 }
 
-static void op_init_keep(struct coll *c, unsigned d, const float *from)
+static void op_init_keep(struct coll *c, unsigned d, const void *from)
 {
 	const struct unit_part *up = &c->unit->parts[d];
-	struct unit_run op_init_run;
+	const state_unit *rec = c->unit->rec;
+	size_t size = dtype_size(unit_state_dtype(rec, 0));
+	struct unit_run run;
 
-	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
-		if (unit_part_run(c->unit, up, t, &op_init_run))
-			op_init_copy_launch(&c->parts[d], optim_at(&up->params, op_init_run.at),
-					    from + c->unit->tensors[t].packed + op_init_run.first,
-					    op_init_run.n);
+	for (uint32_t t = 0; t < rec->n_tensors; t++)
+		if (unit_part_run(c->unit, up, t, &run))
+			op_init_copy_launch(&c->parts[d],
+					    unit_state_at(rec, &up->params, 0, run.at),
+					    (const char *)from +
+						    (c->unit->tensors[t].packed + run.first) * size,
+					    run.n * size);
 }
 
 static enum res op_init_keep_parts(struct coll *c)
@@ -253,7 +293,7 @@ static enum res op_init_show_root(struct coll *c)
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_init_whole(&c->parts[d]);
-	comm_broadcast(coll_between(c), coll_comm(c), data, c->unit->packed * sizeof(float),
+	comm_broadcast(coll_between(c), coll_comm(c), data, op_init_bytes(c->unit),
 		       c->part_of[root]);
 	return RES_WAIT;
 }
@@ -268,11 +308,11 @@ static enum res op_init_from_root(struct coll *c)
 		op_init_keep(c, 0, op_init_source_of(c->ops[root]));
 	else
 		op_init_copy_launch(p, op_init_whole(p), op_init_source_of(c->ops[root]),
-				    c->unit->packed);
+				    op_init_bytes(c->unit));
 	return coll_kernels(c);
 }
 
-static const float *op_init_own_source(const struct coll *c, uint32_t i)
+static const void *op_init_own_source(const struct coll *c, uint32_t i)
 {
 	return op_init_source_of(c->ops[i]);
 }
@@ -289,12 +329,17 @@ static enum res op_init_check_begin(struct coll *c)
 
 static enum res op_init_ready(struct coll *c, int how)
 {
+	const struct unit *u = c->unit;
+
+	if (how == HOW_SEED && op_init_fills_apart(u))
+		return coll_need_scratch(
+			c, 0, (unit_part_elements(u) + unit_frozen_elements(u)) * sizeof(float));
 	if (how == HOW_SEED || c->n_parts == 1)
 		return RES_DONE;
 	if (how == HOW_OWN)
 		return import_ready(c);
 	RES_TRY(coll_ready(c));
-	return coll_need_scratch(c, 0, c->unit->packed * sizeof(float));
+	return coll_need_scratch(c, 0, op_init_bytes(u));
 }
 
 enum op_init_stage {
@@ -302,6 +347,7 @@ enum op_init_stage {
 	INIT_DRAIN,
 	INIT_BEGIN,
 	INIT_SEED,
+	INIT_ROUND, /* to the type of the parameters */
 	INIT_ROOT, /* then, on several devices: its parameters to all of them, and what is theirs */
 	INIT_SHOW,
 	INIT_KEEP,
@@ -353,8 +399,12 @@ static enum res op_init_tick(struct coll *c)
 		c->stage = op_init_begin(c, how);
 		return op_init_tick(c);
 	case INIT_SEED:
-		c->stage = INIT_ZERO;
+		c->stage = INIT_ROUND;
 		return op_init_from_seed(c);
+	case INIT_ROUND:
+		c->stage = INIT_ZERO;
+		RES_TRY(op_init_from_seed_rounded(c));
+		return op_init_tick(c);
 	case INIT_ROOT:
 		c->stage = c->n_parts > 1 ? INIT_SHOW : INIT_ZERO;
 		return op_init_from_root(c);

@@ -199,7 +199,7 @@ static enum res op_return_written(struct coll *c)
 	return RES_DONE;
 }
 
-static const float *op_return_source(const struct coll *c, uint32_t i)
+static const void *op_return_source(const struct coll *c, uint32_t i)
 {
 	return region_addr(op_return_copy_of(c, i));
 }

@@ -36,9 +36,9 @@ static struct region *op_summon_copy_of(const struct coll *c, uint32_t i)
 	return op_summon_of(c)->copies + i;
 }
 
-static uint64_t op_summon_bytes_of(const struct unit *u)
+static uint64_t op_summon_bytes_of(const struct unit *u, uint32_t state)
 {
-	return unit_full_elements(u) * sizeof(float);
+	return unit_full_elements(u) * dtype_size(unit_state_dtype(u->rec, state));
 }
 
 static int op_summon_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -95,7 +95,7 @@ static void op_summon_give_back(struct coll *c)
 static int op_summon_take(struct coll *c, uint32_t i)
 {
 	struct member *m = c->members[i];
-	uint64_t bytes = op_summon_bytes_of(c->unit);
+	uint64_t bytes = op_summon_bytes_of(c->unit, op_summon_state_of(c));
 
 	if (!member_unit(m, c->unit))
 		return -ENOMEM;
@@ -115,8 +115,9 @@ static enum res op_summon_take_memory(struct coll *c)
 		r = slab_note_later(r, &later);
 	}
 	if (r) {
-		op_memory_fault(c->job, r, op_summon_bytes_of(c->unit) * c->n, "summoned units",
-				c->fault);
+		op_memory_fault(c->job, r,
+				op_summon_bytes_of(c->unit, op_summon_state_of(c)) * c->n,
+				"summoned units", c->fault);
 		return RES_FAILED;
 	}
 	return later ? coll_wait_for_node(c) : RES_DONE;
@@ -133,7 +134,7 @@ static void op_summon_hand_over(struct coll *c, uint32_t i)
 	mu->is_summoned = true;
 	c->unit->summoned_ranks++;
 	op->result.place = mu->summoned;
-	op->result.place.bytes = op_summon_bytes_of(c->unit);
+	op->result.place.bytes = op_summon_bytes_of(c->unit, op_summon_state_of(c));
 	op->result.writable = true;
 }
 
@@ -147,14 +148,19 @@ static void op_summon_hand_over_all(struct coll *c)
 			op_summon_hand_over(c, i);
 }
 
-static void op_summon_copy_to(struct coll_part *p, float *to, const float *from, uint64_t n,
-			      uint64_t all)
+/* What is behind @n of @all is state of what is frozen, which is FP32. */
+static void op_summon_copy_to(struct coll_part *p, const struct coll *c, void *to, const void *from,
+			      uint64_t n, uint64_t all)
 {
+	enum dtype dtype = unit_state_dtype(c->unit->rec, op_summon_state_of(c));
+
+	CHECK(n == all || dtype == DTYPE_FP32);
 	if (n)
-		coll_launch(p, LAUNCH_COPY, n * sizeof(float))->copy = (struct k_copy){ to, from };
+		coll_launch(p, LAUNCH_COPY, n * dtype_size(dtype))->copy =
+			(struct k_copy){ to, from };
 	if (n < all)
 		coll_launch(p, LAUNCH_FILL, all - n)->fill =
-			(struct k_fill){ .dst = to + n, .kind = FILL_CONSTANT };
+			(struct k_fill){ .dst = (float *)to + n, .kind = FILL_CONSTANT };
 }
 
 static void op_summon_note_memory(struct coll *c)
@@ -168,11 +174,13 @@ static void op_summon_note_memory(struct coll *c)
 /* The parts, which were brought together in scratch[0], in their right order. */
 static enum res op_summon_unpack(struct coll *c)
 {
+	enum dtype dtype = unit_state_dtype(c->unit->rec, op_summon_state_of(c));
+
 	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
-		struct unit_array full = { region_addr(&p->scratch[1]), DTYPE_FP32 };
-		struct unit_array parts = { region_addr(&p->scratch[0]), DTYPE_FP32 };
+		struct unit_array full = { region_addr(&p->scratch[1]), dtype };
+		struct unit_array parts = { region_addr(&p->scratch[0]), dtype };
 
 		p->n_launches =
 			unit_unpack_launches(c->unit,
@@ -188,11 +196,11 @@ static enum res op_summon_gather(struct coll *c, bool frozen)
 
 	for (unsigned d = 0; d < c->n_parts; d++)
 		arrays[d] = unit_state(&c->unit->parts[d], op_summon_state_of(c));
-	return import_gather_array(c, arrays, frozen);
+	return import_gather_array(c, arrays, op_summon_state_of(c), frozen);
 }
 
 /* Where device @d has all of it. Of a unit in which all is frozen there is no state to look at. */
-static const float *op_summon_whole(const struct coll *c, unsigned d)
+static const void *op_summon_whole(const struct coll *c, unsigned d)
 {
 	if (c->unit->spread > 1)
 		return region_addr(&c->parts[d].scratch[unit_is_packed(c->unit)]);
@@ -209,7 +217,7 @@ static enum res op_summon_copy_to_all(struct coll *c)
 	RES_TRY(coll_need_launches(c, 2 * c->n));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		for (uint32_t k = 0; k < c->parts[d].n; k++)
-			op_summon_copy_to(&c->parts[d], (float *)c->parts[d].inputs[k],
+			op_summon_copy_to(&c->parts[d], c, (void *)c->parts[d].inputs[k],
 					  op_summon_whole(c, d), n, all);
 	return coll_kernels(c);
 }
@@ -231,7 +239,8 @@ static enum res op_summon_need_steps(struct coll *c)
 static enum res op_summon_ready(struct coll *c)
 {
 	uint64_t bytes = (unit_part_elements(c->unit) + unit_frozen_elements(c->unit)) *
-			 c->unit->spread * sizeof(float);
+			 c->unit->spread *
+			 dtype_size(unit_state_dtype(c->unit->rec, op_summon_state_of(c)));
 
 	if (c->unit->spread > 1) {
 		RES_TRY(coll_ready(c));

@@ -218,10 +218,10 @@ static void coll_status_fault(const struct coll *c, int status, struct fault *f)
 	const struct node_comm *nc = c->group->nc;
 
 	op_device_fault(c->job, c->type->name, f);
-	if (status > 0)
+	if (status == ENGINE_E_ABORTED)
 		fault_set(f, FAULT_ABORTED, NULL, "%s: the communicator was aborted%s%s",
 			  c->type->name, nc && *nc->why ? ": " : "", nc ? nc->why : "");
-	fault_errno(f, status < 0 ? status : -EIO, c->type->name);
+	fault_errno(f, status, c->type->name);
 }
 
 /* The marker is in all queues, or never will be. */

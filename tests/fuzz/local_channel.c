@@ -16,7 +16,7 @@ struct outcome {
 	uint32_t n_frames;
 	uint32_t tags; /* of all frames, in order, mixed */
 	size_t bytes;  /* taken by whole frames */
-	int end;       /* LOCAL_CODEC_MORE or a fault code */
+	enum res end;  /* RES_WAIT or RES_FAILED */
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
@@ -42,16 +42,16 @@ static size_t take_frames(const uint8_t *data, size_t n, struct outcome *o)
 	union local_frame frame;
 	size_t at = 0, size = 0;
 
-	while ((o->end = local_codec_next(data + at, n - at, &frame, &size, &f)) == 0) {
+	while ((o->end = local_codec_next(data + at, n - at, &frame, &size, &f)) == RES_DONE) {
 		check_frame(&frame, size, n - at);
 		o->n_frames++;
 		o->tags = o->tags * 31 + frame.h.tag;
 		at += size;
 	}
-	if (o->end != LOCAL_CODEC_MORE) {
+	if (o->end == RES_FAILED) {
 		struct shd1_error e;
 
-		CHECK(f.code == (enum fault_code)o->end && f.text[0] != '\0');
+		CHECK(f.code == FAULT_INVALID && f.text[0] != '\0');
 		local_codec_error(&e, 0, 3, 1, &f);
 		CHECK(e.text[sizeof(e.text) - 1] == '\0');
 	}
@@ -64,11 +64,11 @@ static size_t take_frames(const uint8_t *data, size_t n, struct outcome *o)
 static struct outcome in_pieces(const uint8_t *lengths, size_t n_lengths, const uint8_t *data,
 				size_t n)
 {
-	struct outcome o = { .end = LOCAL_CODEC_MORE };
+	struct outcome o = { .end = RES_WAIT };
 	uint8_t *buf = NULL;
 	size_t have = 0, at = 0;
 
-	for (size_t i = 0; at < n && o.end == LOCAL_CODEC_MORE; i++) {
+	for (size_t i = 0; at < n && o.end == RES_WAIT; i++) {
 		size_t piece = n_lengths ? lengths[i % n_lengths] + 1u : n, taken;
 
 		if (piece > n - at)

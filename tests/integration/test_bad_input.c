@@ -138,7 +138,7 @@ static const struct wrong units[] = {
 	{ "RegisterUnits", "units.tensors.init.b", R(INFINITY), BAD, "units.tensors.init.b", "inf" },
 	{ "RegisterUnits", "units.group", N(1), BAD, "units.group", "group 1 is out of range (0..0)" },
 	{ "RegisterUnits", "units.group", N(MINUS), BAD, "units.group", "4294967295" },
-	{ "RegisterUnits", "units.storage_dtype", N(2), BAD, "units.storage_dtype", "must be FP32" },
+	{ "RegisterUnits", "units.storage_dtype", N(4), BAD, "units.storage_dtype", "must be FP32" },
 	{ "RegisterUnits", "units.compute_dtype", N(4), BAD, "units.compute_dtype", "FP32, BF16 or FP16" },
 	{ "RegisterUnits", "units.compute_dtype", N(MINUS), BAD, "units.compute_dtype", "-1" },
 	{ "RegisterUnits", "units.gradient_dtype", N(9), BAD, "units.gradient_dtype", "9" },

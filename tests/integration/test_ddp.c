@@ -913,13 +913,16 @@ Test(ddp, a_death_ends_a_join, .timeout = 60, .init = trainfix_begin, .fini = tr
 static int broadcast_trainer(const struct trainer *t)
 {
 	struct model m = { .c = train_join(t), .v = plain };
-	const float *data[UNITS];
+	const void *data[UNITS];
+	uint64_t bytes[UNITS];
 	float *mine[UNITS], got[4 * BIGGEST];
 
 	register_model(&m, "unit");
-	for (unsigned u = 0; u < UNITS; u++)
+	for (unsigned u = 0; u < UNITS; u++) {
 		data[u] = mine[u] = train_numbers(m.elements[u], u + 1);
-	TRAIN_OK(shardd_init_broadcast_all(m.c, m.units, m.elements, UNITS, 1,
+		bytes[u] = m.elements[u] * sizeof(float);
+	}
+	TRAIN_OK(shardd_init_broadcast_all(m.c, m.units, bytes, UNITS, 1,
 					   t->rank == 1 ? data : NULL, &train_err));
 	for (unsigned u = 0; u < UNITS; u++) {
 		train_params(m.c, m.units[u], got, m.elements[u] * sizeof(float));

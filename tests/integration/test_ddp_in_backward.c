@@ -389,13 +389,13 @@ static shardd_unit step_own(struct model *m, const uint8_t *untouched, float lr)
 	TRAIN_OK(shardd_shard_pieces(m->c, s.unit, pieces, TENSORS, &n, &train_err));
 	for (size_t i = 0; i < n; i++) {
 		size_t bytes = pieces[i].elements * sizeof(float);
-		float *p = train_copy(m->c, s.params + pieces[i].at, bytes);
+		float *p = train_copy(m->c, (float *)s.params + pieces[i].at, bytes);
 		float *g = train_copy(m->c, s.gradient + pieces[i].at, bytes);
 		const struct k_sgd sgd = { .p = p, .g = g, .lr = lr, .tail_from = UINT64_MAX };
 
 		if (!untouched[first_of[unit] + pieces[i].tensor])
 			kernels_ref()->sgd(&sgd, 0, pieces[i].elements);
-		train_write(m->c, s.params + pieces[i].at, p, bytes);
+		train_write(m->c, (float *)s.params + pieces[i].at, p, bytes);
 		free(p);
 		free(g);
 	}

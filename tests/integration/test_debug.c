@@ -174,7 +174,7 @@ static int by_shard_done(const struct trainer *t)
 	debugfix_clear(gradient, N * sizeof(float));
 	TRAIN_OK(shardd_reduce(c, u, &train_err));
 	TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &shard, &train_err));
-	shard.params[0] = 1;
+	*(float *)shard.params = 1;
 	TRAIN_OK(shardd_shard_done(c, u, &train_err));
 	debugfix_write(t->arg, shard.params);
 	return 0;

@@ -72,7 +72,7 @@ static int sender(const struct trainer *t)
 	struct scene *s = t->arg;
 	shardd_client *c = train_join(t);
 	uint64_t elements[UNITS];
-	const float *data[UNITS];
+	const void *data[UNITS];
 	shardd_unit units[UNITS];
 
 	for (unsigned u = 0; u < UNITS; u++) {
@@ -86,7 +86,7 @@ static int sender(const struct trainer *t)
 		data[u] = x;
 	}
 	register_units(c, elements, units);
-	TRAIN_OK(shardd_init_broadcast_all(c, units, elements, UNITS, ROOT,
+	TRAIN_OK(shardd_init_broadcast_all(c, units, s->bytes, UNITS, ROOT,
 					   t->rank == ROOT ? data : NULL, &train_err));
 	atomic_fetch_add(&s->done, 1);
 	while (!atomic_load(&s->seen))

@@ -54,10 +54,11 @@ struct both {
 static void fill_unit(shardd_client *c, const struct shardd_unit_info *u, uint32_t rank)
 {
 	float *x = train_numbers(u->packed_elements, 5);
-	const float *data = x;
+	uint64_t bytes = u->packed_elements * sizeof(float);
+	const void *data = x;
 
-	TRAIN_OK(shardd_init_broadcast_all(c, &u->unit, &u->packed_elements, 1, 0,
-					   rank ? NULL : &data, &train_err));
+	TRAIN_OK(shardd_init_broadcast_all(c, &u->unit, &bytes, 1, 0, rank ? NULL : &data,
+					   &train_err));
 	free(x);
 }
 

@@ -32,6 +32,9 @@ class Fsdp2:
     def fully_shard(self, module, **options):
         return fsdp.fully_shard(module, **options)
 
+    def forward_method(self, module, name):
+        fsdp.register_fsdp_forward_method(module, name)
+
     def optimizer(self, kind, params, **options):
         return getattr(torch.optim, kind)(params, foreach=False, **options)
 
@@ -67,6 +70,9 @@ class Shardd:
 
     def fully_shard(self, module, **options):
         return shardd.torch.fully_shard(module, **options)
+
+    def forward_method(self, module, name):
+        shardd.torch.register_fsdp_forward_method(module, name)
 
     def optimizer(self, kind, params, **options):
         if self.own:

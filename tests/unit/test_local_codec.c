@@ -25,10 +25,11 @@ static struct shd1_get_slab get_slab(uint32_t slab)
 
 /* The bytes lie at the end of an allocation of their own: a read behind them is
  * seen by the address sanitizer. */
-static int next(const void *data, size_t n, union local_frame *frame, size_t *size, struct fault *f)
+static enum res next(const void *data, size_t n, union local_frame *frame, size_t *size,
+		     struct fault *f)
 {
 	uint8_t *copy = malloc(n ? n : 1);
-	int r;
+	enum res r;
 
 	memcpy(copy, data, n);
 	*f = FAULT_NULL;
@@ -45,10 +46,10 @@ Test(local_codec, whole_frames_come_out_as_they_went_in)
 	struct fault f;
 	size_t size = 0;
 
-	cr_assert_eq(next(&h, sizeof(h), &frame, &size, &f), 0);
+	cr_assert_eq(next(&h, sizeof(h), &frame, &size, &f), RES_DONE);
 	cr_assert_eq(size, sizeof(h));
 	cr_assert_eq(memcmp(&frame.hello, &h, sizeof(h)), 0);
-	cr_assert_eq(next(&g, sizeof(g), &frame, &size, &f), 0);
+	cr_assert_eq(next(&g, sizeof(g), &frame, &size, &f), RES_DONE);
 	cr_assert_eq(size, sizeof(g));
 	cr_assert_eq(frame.get_slab.slab, 42);
 	cr_assert_eq(frame.h.tag, 8);
@@ -63,9 +64,9 @@ Test(local_codec, every_proper_prefix_waits_for_more)
 	size_t size = 12345;
 
 	for (size_t n = 0; n < sizeof(h); n++)
-		cr_assert_eq(next(&h, n, &frame, &size, &f), LOCAL_CODEC_MORE, "%zu bytes", n);
+		cr_assert_eq(next(&h, n, &frame, &size, &f), RES_WAIT, "%zu bytes", n);
 	for (size_t n = 0; n < sizeof(g); n++)
-		cr_assert_eq(next(&g, n, &frame, &size, &f), LOCAL_CODEC_MORE, "%zu bytes", n);
+		cr_assert_eq(next(&g, n, &frame, &size, &f), RES_WAIT, "%zu bytes", n);
 	cr_assert_eq(size, 12345, "written only on success");
 }
 
@@ -80,9 +81,9 @@ Test(local_codec, only_the_first_frame_is_taken)
 
 	memcpy(data, &h, sizeof(h));
 	memcpy(data + sizeof(h), &g, sizeof(g));
-	cr_assert_eq(next(data, sizeof(data), &frame, &size, &f), 0);
+	cr_assert_eq(next(data, sizeof(data), &frame, &size, &f), RES_DONE);
 	cr_assert_eq(frame.h.type, SHD1_HELLO);
-	cr_assert_eq(next(data + size, sizeof(data) - size, &frame, &size, &f), 0);
+	cr_assert_eq(next(data + size, sizeof(data) - size, &frame, &size, &f), RES_DONE);
 	cr_assert_eq(frame.h.type, SHD1_GET_SLAB);
 	cr_assert_eq(size, sizeof(g));
 }
@@ -98,8 +99,9 @@ Test(local_codec, wrong_magic_is_seen_at_its_first_byte)
 	for (size_t i = 0; i < sizeof(data); i++) {
 		memcpy(data, &magic, sizeof(data));
 		data[i] ^= 0x20;
-		cr_assert_eq(next(data, i, &frame, &size, &f), LOCAL_CODEC_MORE);
-		cr_assert_eq(next(data, i + 1, &frame, &size, &f), FAULT_INVALID);
+		cr_assert_eq(next(data, i, &frame, &size, &f), RES_WAIT);
+		cr_assert_eq(next(data, i + 1, &frame, &size, &f), RES_FAILED);
+		cr_assert_eq(f.code, FAULT_INVALID);
 		cr_assert_str_eq(f.field, "magic");
 	}
 }
@@ -121,7 +123,8 @@ static void check_spoilt(const void *good, size_t n, const struct spoil *s, size
 
 		memcpy(data, good, n);
 		memcpy(data + s[i].offset, &s[i].value, sizeof(s[i].value));
-		cr_assert_eq(next(data, n, &frame, &size, &f), FAULT_INVALID, "case %zu", i);
+		cr_assert_eq(next(data, n, &frame, &size, &f), RES_FAILED, "case %zu", i);
+		cr_assert_eq(f.code, FAULT_INVALID);
 		cr_assert_str_eq(f.field, s[i].field, "case %zu: %s", i, f.field);
 		cr_assert_neq(f.text[0], '\0');
 		cr_assert_eq(size, 1);
@@ -177,7 +180,8 @@ Test(local_codec, wrong_size_is_seen_before_the_body_came)
 	size_t size;
 
 	h.h.bytes = 500;
-	cr_assert_eq(next(&h, sizeof(h.h), &frame, &size, &f), FAULT_INVALID);
+	cr_assert_eq(next(&h, sizeof(h.h), &frame, &size, &f), RES_FAILED);
+	cr_assert_eq(f.code, FAULT_INVALID);
 }
 
 Test(local_codec, newer_version_is_accepted)
@@ -188,7 +192,7 @@ Test(local_codec, newer_version_is_accepted)
 	size_t size;
 
 	h.version = 9;
-	cr_assert_eq(next(&h, sizeof(h), &frame, &size, &f), 0);
+	cr_assert_eq(next(&h, sizeof(h), &frame, &size, &f), RES_DONE);
 	cr_assert_eq(frame.hello.version, 9);
 }
 

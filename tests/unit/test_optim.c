@@ -161,8 +161,8 @@ Test(optim, each_tensor_is_filled_from_its_own_stream)
 	CHECK(state_unit_add_tensor(spec, bias) == 0);
 	u = setup(&x, spec);
 	v = nodefix_register(x.job, other);
-	optim_seed_launches(u, u->parts, 42, a);
-	optim_seed_launches(v, v->parts, 42, b);
+	optim_seed_launches(u, u->parts, &u->parts->params, 42, a);
+	optim_seed_launches(v, v->parts, &v->parts->params, 42, b);
 	cr_expect_eq(a[0].n, 10);
 	cr_expect_eq(a[1].n, 3);
 	cr_expect_eq(a[0].fill.dst, (float *)region_addr(&u->parts[0].params));

@@ -507,7 +507,7 @@ static inline int shardd_next_shard(shardd_client *c, shardd_group g, struct sha
 		return r;
 	ret->unit = result.unit;
 	ret->elements = result.elements;
-	ret->params = (float *)result.data;
+	ret->params = result.data;
 	ret->gradient = (const float *)((const char *)result.data + result.gradient_offset);
 	return r;
 }

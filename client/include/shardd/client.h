@@ -292,7 +292,7 @@ enum shardd_div_mode {
 	SHARDD_DIV_RECIPROCAL = 2, /* x * fp32(1 / d), with the inverse computed in fp64 */
 };
 
-/* A unit: parameters that are gathered and reduced together, fp32 in the daemon. FLAT: the flat
+/* A unit: parameters that are gathered and reduced together. FLAT: the flat
  * parameter is the row-major concatenation of the tensors in this order; rank r of W owns
  * elements [r*S, (r+1)*S), S = ceil(N/W) rounded up to a multiple of shard_multiple,
  * zero-padded at the end (fairscale's flat layout; m > 1: XLA's). DIM0: of every tensor rank r
@@ -304,7 +304,10 @@ struct shardd_unit_spec {
 	const struct shardd_tensor *tensors;
 	size_t n_tensors;
 	shardd_group group;
-	enum shardd_dtype compute_dtype;  /* type of gathered parameters; 0: FP32 */
+	/* Type of the stored parameters; 0: FP32. BF16, FP16: the daemon steps FP32 only, so the
+	 * optimizer is none or SHARDD_OPTIM_BY_TRAINER. Gradient shards are FP32 in any case. */
+	enum shardd_dtype storage_dtype;
+	enum shardd_dtype compute_dtype;  /* type of gathered parameters; 0: storage_dtype */
 	enum shardd_dtype gradient_dtype; /* type of the gradient buffer; 0: compute_dtype */
 	uint32_t shard_multiple;          /* 0: 1; with profile XLA and FLAT 128 */
 	double pre_divide, post_divide;   /* of gradients; both 0: fairscale's factors for W */

@@ -23,12 +23,13 @@ SHARDD_API int shardd_submit_verify_model(shardd_client *c,
 					  shardd_ticket *t, struct shardd_error *err);
 
 /* Initialise several units from @root (collective), 250 MiB at a time, or one unit that is
- * larger. @elements: packed_elements of each unit. @data: for each unit that many elements in fp32,
- * tensor after tensor without padding, borrowed during the call; NULL on all ranks but @root.
+ * larger. @bytes: of each unit's packed_elements in its storage_dtype. @data: for each unit these
+ * elements, tensor after tensor without padding, borrowed during the call; NULL on all ranks but
+ * @root.
  * Errors: as of shardd_alloc and shardd_init_broadcast. */
 SHARDD_API int shardd_init_broadcast_all(shardd_client *c, const shardd_unit *units,
-					 const uint64_t *elements, size_t n, uint32_t root,
-					 const float *const *data, struct shardd_error *err);
+					 const uint64_t *bytes, size_t n, uint32_t root,
+					 const void *const *data, struct shardd_error *err);
 
 /* The properties of a tensor that PyTorch's assignment to buckets uses. */
 struct shardd_bucket_tensor {

@@ -29,7 +29,7 @@ extern "C" {
 /* Initialise a unit's parameters (collective) and zero its optimizer state.
  * FROM_SEED: every tensor by its init; values depend on seed, unit, tensor and index,
  * not on the world size or the layout. FROM_ROOT: all values from @root's buffer, which holds the
- * unit's packed_elements in fp32, tensor after tensor without padding. FROM_OWN: each rank's shard
+ * unit's packed_elements in storage_dtype, tensor after tensor without padding. FROM_OWN: each rank's shard
  * from such a buffer of that rank. Errors: INVALID_ARGUMENT (also a field that @from does not
  * use and that is not 0). */
 enum shardd_init_from { SHARDD_FROM_SEED = 1, SHARDD_FROM_ROOT = 2, SHARDD_FROM_OWN = 3 };
@@ -349,13 +349,13 @@ SHARDD_API int shardd_submit_plan_backward(shardd_client *c,
 					   const struct shardd_plan_backward_options *options,
 					   shardd_ticket *t, struct shardd_error *err);
 
-/* A shard for the trainer's own optimizer: fp32 copies of parameters, which it changes, and of
- * their gradient. Every trained element of the unit is in the shard of exactly one rank, whatever
- * the strategy. A rank may have no elements. */
+/* A shard for the trainer's own optimizer: copies of parameters, in storage_dtype, which it
+ * changes, and of their gradient, in FP32. Every trained element of the unit is in the shard of
+ * exactly one rank, whatever the strategy. A rank may have no elements. */
 struct shardd_shard {
 	shardd_unit unit;
 	uint64_t elements;
-	float *params;
+	void *params;
 	const float *gradient;
 };
 
@@ -430,12 +430,12 @@ SHARDD_API int shardd_submit_broadcast_buffers(
 	shardd_client *c, const struct shardd_broadcast_buffers_options *options, shardd_ticket *t,
 	struct shardd_error *err);
 
-/* Return the stored fp32 parameters of a unit in writable memory of this rank's own, laid out as in
- * gather (collective); or array @state of the optimizer's state. Adam, AdamW:
- * 1 exp_avg, 2 exp_avg_sq, 3 max_exp_avg_sq (amsgrad); SGD with momentum: 1. Frozen elements are 0
- * in it. The result's optimizer_steps: how many steps the unit has had. INVALID_ARGUMENT: the
- * optimizer has no such array. The unit must not be gathered. Until shardd_return it cannot be
- * gathered, reduced, initialised, converted or stepped. */
+/* Return the stored parameters of a unit, in storage_dtype, in writable memory of this rank's
+ * own, laid out as in gather (collective); or array @state of the optimizer's state, in FP32.
+ * Adam, AdamW: 1 exp_avg, 2 exp_avg_sq, 3 max_exp_avg_sq (amsgrad); SGD with momentum: 1. Frozen
+ * elements are 0 in it. The result's optimizer_steps: how many steps the unit has had.
+ * INVALID_ARGUMENT: the optimizer has no such array. The unit must not be gathered. Until
+ * shardd_return it cannot be gathered, reduced, initialised, converted or stepped. */
 struct shardd_summon_options {
 	size_t size; /* sizeof(struct shardd_summon_options) */
 	shardd_unit unit;
@@ -464,7 +464,8 @@ SHARDD_API int shardd_submit_return(shardd_client *c, const struct shardd_return
 				    shardd_ticket *t, struct shardd_error *err);
 
 /* Copy this rank's piece of a tensor between the unit and a buffer of this session (shardd_alloc):
- * the tensor's rows or elements that the rank's shard has, in fp32. It waits for no other rank.
+ * the tensor's rows or elements that the rank's shard has: parameters in storage_dtype, the
+ * gradient in FP32. It waits for no other rank.
  * Ranks of several replicas have the same pieces, and each of them writes. Parameters: not while
  * the unit is summoned, written ones not while a rank has it gathered; a write counts as a step
  * that is not committed. Gradient: the reduced one, from its reduce to the step. What other ranks

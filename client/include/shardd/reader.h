@@ -24,7 +24,8 @@ struct shardd_read_tensor {
 	uint32_t dims;           /* 0: a scalar */
 	bool frozen;
 	uint64_t elements;
-	const float *data; /* mapped until the client is closed; of a step while it is held */
+	enum shardd_dtype dtype; /* of the elements */
+	const void *data;        /* mapped until the client is closed; of a step while it is held */
 };
 
 struct shardd_read_unit {

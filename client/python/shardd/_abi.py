@@ -69,7 +69,8 @@ class Optimizer(C.Structure):
 
 class UnitSpec(C.Structure):
     _fields_ = [("size", C.c_size_t), ("name", C.c_char_p), ("tensors", C.POINTER(Tensor)),
-                ("n_tensors", C.c_size_t), ("group", C.c_uint32), ("compute_dtype", C.c_int),
+                ("n_tensors", C.c_size_t), ("group", C.c_uint32), ("storage_dtype", C.c_int),
+                ("compute_dtype", C.c_int),
                 ("gradient_dtype", C.c_int), ("shard_multiple", C.c_uint32),
                 ("pre_divide", C.c_double), ("post_divide", C.c_double),
                 ("optimizer", Optimizer), ("layout", C.c_int), ("strategy", C.c_int),
@@ -123,7 +124,7 @@ class ShardPiece(C.Structure):
 class ReadTensor(C.Structure):
     _fields_ = [("name", C.c_char_p), ("shape", C.POINTER(C.c_uint64)),
                 ("strides", C.POINTER(C.c_uint64)), ("dims", C.c_uint32), ("frozen", C.c_bool),
-                ("elements", C.c_uint64), ("data", C.c_void_p)]
+                ("elements", C.c_uint64), ("dtype", C.c_int), ("data", C.c_void_p)]
 
 
 class ReadUnit(C.Structure):

@@ -298,7 +298,7 @@ class Client(Session):
             unit = self._units[r.unit]
             mapped = self.mapped(r, f"shard of unit '{unit.spec.name}'" if r.elements
                                  else "an empty shard")
-            params = self.lent(Memory(mapped, 0, (r.elements,), Dtype.FP32, True))
+            params = self.lent(Memory(mapped, 0, (r.elements,), unit.spec.storage_dtype, True))
             unit._lent["shard"] = params
             return Shard(unit, params, Memory(mapped, r.gradient_offset, (r.elements,),
                                               Dtype.FP32, True))

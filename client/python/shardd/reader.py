@@ -45,6 +45,7 @@ class ReadTensor:
     strides: tuple[int, ...] | None
     frozen: bool
     address: int
+    dtype: Dtype = Dtype.FP32
 
     @property
     def name(self) -> str:
@@ -54,7 +55,8 @@ class ReadTensor:
 
 def _tensor(unit: str, t: Any) -> ReadTensor:
     return ReadTensor(unit, t.name.decode(), tuple(t.shape[:t.dims]),
-                      tuple(t.strides[:t.dims]) if t.strides else None, t.frozen, t.data or 0)
+                      tuple(t.strides[:t.dims]) if t.strides else None, t.frozen, t.data or 0,
+                      Dtype(t.dtype))
 
 
 class Reader:
@@ -149,10 +151,10 @@ class Reader:
             elements = 1
             for extent in t.shape:
                 elements *= extent
-            mapped = _Mapped(t.address, elements * Dtype.FP32.itemsize,
+            mapped = _Mapped(t.address, elements * t.dtype.itemsize,
                              f"'{name}' of step {self.step}")
             self._lent[name] = self._client.lent(Memory(
-                mapped, 0, (elements,) if t.strides else t.shape, Dtype.FP32, False))
+                mapped, 0, (elements,) if t.strides else t.shape, t.dtype, False))
         return self._lent[name]
 
     def _end_lent(self) -> InUse | None:

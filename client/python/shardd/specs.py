@@ -213,7 +213,8 @@ class UnitSpec:
     name: str
     tensors: Sequence[TensorSpec]
     group: int = 0
-    compute_dtype: Dtype = Dtype.FP32
+    storage_dtype: Dtype = Dtype.FP32
+    compute_dtype: Dtype | None = None
     gradient_dtype: Dtype | None = None
     shard_multiple: int = 0
     pre_divide: float = 0.0
@@ -231,7 +232,12 @@ class UnitSpec:
     @property
     def gradients(self) -> Dtype:
         """The type of the gradient buffer's elements."""
-        return self.gradient_dtype or self.compute_dtype
+        return self.gradient_dtype or self.computes
+
+    @property
+    def computes(self) -> Dtype:
+        """The type of the gathered parameters."""
+        return self.compute_dtype or self.storage_dtype
 
 
 def _shape(shape: Sequence[int]) -> Any:
@@ -266,7 +272,8 @@ def fill(spec: UnitSpec, u: Any) -> None:
         _tensor(one, t)
     u.size, u.name = C.sizeof(_abi.UnitSpec), spec.name.encode()
     u.tensors, u.n_tensors, u.group = tensors, len(spec.tensors), spec.group
-    u.compute_dtype, u.gradient_dtype = spec.compute_dtype, spec.gradient_dtype or 0
+    u.storage_dtype, u.compute_dtype = spec.storage_dtype, spec.compute_dtype or 0
+    u.gradient_dtype = spec.gradient_dtype or 0
     u.shard_multiple, u.pre_divide, u.post_divide = (
         spec.shard_multiple, spec.pre_divide, spec.post_divide)
     spec.optimizer.fill(u.optimizer)

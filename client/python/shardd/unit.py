@@ -96,7 +96,7 @@ class Unit:
     def gather_submit(self) -> Ticket[Memory]:
         """As gather, with a ticket."""
         return self.client.submit("gather", self.id, finish=lambda r: self._lend(
-            "gathered parameters", r, self.elements, self.spec.compute_dtype, False))
+            "gathered parameters", r, self.elements, self.spec.computes, False))
 
     def gather(self) -> Memory:
         """The full parameters, read-only, shared by all ranks of the node.
@@ -118,9 +118,10 @@ class Unit:
         return left
 
     def summon(self) -> Memory:
-        """Return the parameters in fp32, in writable memory of this rank (collective)."""
+        """Return the parameters as they are stored, in ``storage_dtype``, in writable memory of
+        this rank (collective)."""
         return self.client.submit("summon", self.id, finish=lambda r: self._lend(
-            "summoned parameters", r, self.elements, Dtype.FP32, True)).wait()
+            "summoned parameters", r, self.elements, self.spec.storage_dtype, True)).wait()
 
     def summon_state(self, state: int) -> tuple[Memory, int]:
         """As summon, for array @state of the optimizer's state: Adam, AdamW: 1 exp_avg,
@@ -281,4 +282,4 @@ class Unit:
     def __repr__(self) -> str:
         out = ", ".join(kind for kind, m in self._lent.items() if not m.released)
         return (f"<shardd.Unit {self.spec.name!r} {self.elements} elements "
-                f"{self.spec.compute_dtype.name}{', lent: ' + out if out else ''}>")
+                f"{self.spec.computes.name}{', lent: ' + out if out else ''}>")

@@ -23,7 +23,7 @@ class Gradient:
 
     def __init__(self, guard: Guard, refused: Callable[[], str]) -> None:
         """@refused: why it cannot be read now; empty: it can."""
-        self._guard = Guard.make(guard._name, "gradient", guard.shape, torch.float32)
+        self._guard = Guard.make(guard._name, "gradient", guard.shape, guard.dtype)
         self._parameter, self._refused = guard, refused
         self.piece: Piece | None = None
         self._mesh: Mesh | None = None

@@ -10,14 +10,15 @@ from torch import nn
 
 from ..errors import InvalidArgument, NotFound
 from ..reader import Reader, ReadTensor
+from ._types import TORCH_DTYPES
 
 _Owners = dict[int, tuple[nn.Parameter, list[tuple[nn.Module, str, str]]]]
 
 
 def _path(t: ReadTensor) -> str:
     """The tensor's name in the model, as fully_shard and replicate made it."""
-    unit = t.unit.partition(":")[2] if t.unit.partition(":")[0].isdigit() else t.unit
-    unit = unit.partition("#")[0]
+    number, colon, inner = t.unit.partition(":")
+    unit = (inner if colon and number.isdigit() else t.unit).partition("#")[0]
     return t.tensor if unit == "root" else f"{unit}.{t.tensor}"
 
 
@@ -37,10 +38,10 @@ def _check(name: str, parameter: nn.Parameter, t: ReadTensor) -> None:
         raise InvalidArgument(f"'{name}' has shape {list(parameter.shape)} in the module but "
                               f"{list(t.shape)} in the job: build the model as its trainers do",
                               "module")
-    if parameter.dtype != torch.float32 or parameter.device.type not in ("cpu", "meta"):
+    if parameter.dtype != TORCH_DTYPES[t.dtype] or parameter.device.type not in ("cpu", "meta"):
         raise InvalidArgument(f"'{name}' is {parameter.dtype} on {parameter.device} in the module: "
-                              "live parameters are float32 in host memory; call "
-                              ".float().to('cpu')", "module")
+                              f"live parameters are {TORCH_DTYPES[t.dtype]} in host memory; "
+                              "call .to() with both", "module")
 
 
 def _view(reader: Reader, t: ReadTensor) -> nn.Parameter:

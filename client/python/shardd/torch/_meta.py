@@ -81,7 +81,9 @@ class _Missing:
                             self.versions[id(module), name] = made._version
 
     def _parameter(self, unit: ShardedUnit, p: Parameter, given: Container[str]) -> None:
-        p.initial = nn.Parameter(torch.empty(p.shape, device=_device.here), requires_grad=p.trained)
+        p.initial = nn.Parameter(
+            torch.empty(p.shape, dtype=p.guard.dtype, device=_device.here),
+            requires_grad=p.trained)
         _sentinel(p.initial)
         p.install(p.initial)
         paths = {id(m): path for path, m in _own(unit)}

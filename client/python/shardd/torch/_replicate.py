@@ -23,7 +23,8 @@ from ._buffers import Buffers
 from ._join import uneven
 from ._session import world_size
 from ._tree import built, tree_of, unit_of, units_of
-from ._unit import ShardedUnit, dtype_of
+from ._types import dtype_of, master_of
+from ._unit import ShardedUnit
 from ._wrap import (
     ShardedModule,
     _before_backward,
@@ -67,23 +68,25 @@ class ReplicatedModule(ShardedModule):
 
 def _buckets(parameters: list[tuple[nn.Module, str, str]], limit: int) -> list[
         list[tuple[nn.Module, str, str]]]:
-    """The parameters in units of at least @limit bytes, names of one parameter together."""
-    buckets: list[list[tuple[nn.Module, str, str]]] = [[]]
+    """The parameters in units of one type and at least @limit bytes, names of one parameter
+    together."""
+    buckets: list[list[tuple[nn.Module, str, str]]] = []
     where: dict[int, int] = {}
-    nbytes = 0
+    filled: dict[torch.dtype, tuple[int, int]] = {}  # the open one, and its bytes
     for one in parameters:
         value = one[0]._parameters[one[1]]
         assert value is not None
         if id(value) in where:
             buckets[where[id(value)]].append(one)
             continue
+        number, nbytes = filled.get(value.dtype, (-1, limit))
         if nbytes >= limit:
+            number, nbytes = len(buckets), 0
             buckets.append([])
-            nbytes = 0
-        where[id(value)] = len(buckets) - 1
-        buckets[-1].append(one)
-        nbytes += 4 * value.numel()
-    return buckets
+        where[id(value)] = number
+        buckets[number].append(one)
+        filled[value.dtype] = number, nbytes + value.nbytes
+    return buckets or [[]]
 
 
 def replicate(module: M, *, broadcast_buffers: bool = True,
@@ -91,7 +94,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
               find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False,
               static_graph: bool = False, process_group: Any = None, device_mesh: Any = None,
               mixed_precision: Any = None, device_ids: Any = None, output_device: Any = None,
-              **options: Any) -> M:
+              master: Any = None, **options: Any) -> M:
     """Train @module with the same parameters on every rank, as DistributedDataParallel does.
 
     @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's
@@ -103,7 +106,8 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     that is FailedPrecondition at the end of backward. @gradient_as_bucket_view: no
     difference, since this process keeps no gradients. @process_group, @device_mesh: of all ranks.
     @device_ids, @output_device: the device of @module, or None.
-    @mixed_precision: with param_dtype, reduce_dtype and buffer_dtype, as DDP's own.
+    @mixed_precision: with param_dtype, reduce_dtype and buffer_dtype, as DDP's own. @master: as of
+    fully_shard.
     Other arguments of DistributedDataParallel are Unimplemented.
 
     Return: @module, whose class now has the methods of :class:`ReplicatedModule` too. Build an
@@ -133,7 +137,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     begin = broadcast_buffers or forward_sync_buffers is not None
     if forward_sync_buffers is not None:
         broadcast_buffers = forward_sync_buffers
-    units = [ShardedUnit(module, part, False, mixed_precision)
+    units = [ShardedUnit(module, part, False, mixed_precision, master_of(master))
              for part in _buckets(own_parameters(module, set()), limit)]
     for number, unit in enumerate(units):
         unit.bucket = f"#{number}"

@@ -14,6 +14,7 @@ from ..errors import FailedPrecondition
 from . import _device
 from ._device import tensor_at
 from ._mesh import Mesh, world
+from ._types import DTYPES
 
 PARAMETERS, GRADIENT = 1, 2  # enum shardd_array
 
@@ -111,17 +112,20 @@ class Piece:
     """This rank's rows of one parameter of a unit, by rows."""
 
     def __init__(self, client: Client, unit: int, number: int, shape: torch.Size,
-                 rows: int) -> None:
-        """@unit, @number: the daemon's, of the unit and of the tensor in it."""
+                 rows: int, dtype: torch.dtype) -> None:
+        """@unit, @number: the daemon's, of the unit and of the tensor in it. @dtype: in which the
+        parameters are stored, and their gradients are seen."""
         self.client, self._unit, self._number = client, unit, number
+        self._dtype = dtype
         self.shape = torch.Size((rows, *shape[1:])) if shape else shape
 
     def _copy(self, array: int, write: bool, local: torch.Tensor) -> None:
         n = local.numel()
         if not n:
             return
-        with self.client.alloc((n,)) as buffer:
-            flat = tensor_at(buffer.memory.address, n, torch.float32).view(local.shape)
+        dtype = torch.float32 if array == GRADIENT else self._dtype
+        with self.client.alloc((n,), DTYPES[dtype]) as buffer:
+            flat = tensor_at(buffer.memory.address, n, dtype).view(local.shape)
             if write:
                 flat.copy_(local)
             self.client.do("copy_shard", self._unit, self._number, array, write, buffer.id, 0, n)
@@ -131,7 +135,9 @@ class Piece:
 
     def read(self, array: int, into: torch.Tensor | None = None) -> torch.Tensor:
         """A copy, or @into. FailedPrecondition: there is no such gradient now."""
-        local = torch.empty(self.shape, device=_device.here) if into is None else into
+        local = into
+        if local is None:
+            local = torch.empty(self.shape, dtype=self._dtype, device=_device.here)
         with torch.no_grad():
             self._copy(array, False, local.detach())
         return local

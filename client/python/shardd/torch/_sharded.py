@@ -85,6 +85,7 @@ class Sharded(_Sharded):
         self._own = None
         self._before: list[_Plain] | None = None  # this step; see _as_before
         self.kept, self.may_be_late = kept, not in_backward and kept is None
+        self._owners_wanted = whole
         self._model = _tree(self.param_groups, self, self._settings)
         self.in_backward = self.steps_here = in_backward
         self.adds_up = not in_backward
@@ -101,6 +102,10 @@ class Sharded(_Sharded):
         self.param_groups, self.defaults = self.inner.param_groups, self.inner.defaults
 
     def _settings(self, unit: ShardedUnit) -> tuple[OptimizerSpec, dict[int, dict[str, Any]]]:
+        if self._owners_wanted and unit.stored != torch.float32 and unit.trained:
+            raise Unimplemented(
+                f"parameter '{unit.trained[0].name}' is stored in {unit.stored}: whole=True is for "
+                "float32; call fully_shard(..., master='fp32')", "whole")
         tree = built(unit)
         if self.kept is not None and tree is not None:
             self.kept.reserve(tree)
@@ -114,7 +119,8 @@ class Sharded(_Sharded):
         shape = _shape(p, *self.own(unit, p))
         if self._owners is not None and self._owners.has(p):
             shape = tuple(p.shape)
-        self._of[id(guard)] = nn.Parameter(torch.zeros((), device=_device.here).expand(shape))
+        zero = torch.zeros((), dtype=unit.stored, device=_device.here)
+        self._of[id(guard)] = nn.Parameter(zero.expand(shape))
         return self._of[id(guard)]
 
     @property
@@ -148,13 +154,15 @@ class Sharded(_Sharded):
             p = unit.params[index]
             stand_in, shape = self._of[id(p.guard)], _shape(p, first, n)
             stand_in.data = params[at:at + n].view(shape)
-            stand_in.grad = gradient[at:at + n].view(shape) if p.reduced else None
+            stand_in.grad = (gradient[at:at + n].view(shape).to(unit.stored) if p.reduced
+                             else None)
 
     def _take_back(self, unit: ShardedUnit) -> None:
         for p in unit.trained:
             stand_in = self._of[id(p.guard)]
             stand_in.grad = None
-            stand_in.data = torch.zeros((), device=_device.here).expand(stand_in.shape)
+            zero = torch.zeros((), dtype=unit.stored, device=_device.here)
+            stand_in.data = zero.expand(stand_in.shape)
 
     def _next(self, step: bool = True) -> None:
         """Step the unit that was reduced next. @step: False: give it back as it is."""
@@ -165,8 +173,8 @@ class Sharded(_Sharded):
         unit = self._model.by_number(number)
         if step and (elements or self.whole):
             try:
-                share = (tensor_at(address, elements, torch.float32),
-                         tensor_at(address + offset, elements, torch.float32)) if elements else None
+                share = (tensor_at(address, elements, unit.stored), tensor_at(
+                    address + offset, elements, torch.float32)) if elements else None
                 if self._owners is not None:
                     self._check_share(unit)
                     values, gradients = share or (None, None)

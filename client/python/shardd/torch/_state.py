@@ -65,7 +65,8 @@ def _summoned(unit: ShardedUnit, write: bool, given: Container[str] = ()) -> Ite
 
 @contextlib.contextmanager
 def summon_full_params(module: nn.Module, writeback: bool = True) -> Iterator[None]:
-    """Inside, the parameters of all units in @module are whole, in float32, and may be changed
+    """Inside, the parameters of all units in @module are whole, in the type in which they are
+    stored, and may be changed
     (collective).
 
     @writeback: each rank's own shard of what it wrote becomes the parameters. A parameter
@@ -85,14 +86,14 @@ def _begin(module: nn.Module, what: str) -> bool:
         if any(m is module for m in _running[0].modules()) and _running[0] is not module:
             return False
         _running[1].close()  # of one that an exception ended
-    total = sum(4 * u.elements for u in units_of(module))
+    total = sum(u.stored.itemsize * u.elements for u in units_of(module))
     _running = module, Bar(what, total, rank_if_any())
     return True
 
 
 def _advance(unit: ShardedUnit) -> None:
     if _running is not None:
-        _running[1].add(4 * unit.elements, unit.name)
+        _running[1].add(unit.stored.itemsize * unit.elements, unit.name)
 
 
 def _end(module: nn.Module) -> None:

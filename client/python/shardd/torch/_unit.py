@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _abi, _library
 from ..client import Client
-from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
+from ..errors import FailedPrecondition, Unimplemented
 from ..memory import Dtype
 from ..specs import (
     BufferSpec,
@@ -33,25 +33,15 @@ from ..specs import (
 )
 from ..ticket import Ticket
 from ..unit import Unit, reduce_options
-from . import _device, _direct, _faults, _shard
+from . import _device, _direct, _faults, _shard, _types
 from ._device import nothing, tensor_at
 from ._gradient import Gradient
 from ._guard import Guard
 from ._mesh import Mesh, world
+from ._types import DTYPES, dtype_of
 from ._values import Values
 
-DTYPES = {torch.float32: Dtype.FP32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
-TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
-
-
 NO_TASK = -1  # autograd's number of none
-
-
-def dtype_of(dtype: torch.dtype, what: str) -> Dtype:
-    """The daemon's name of a type. InvalidArgument: it does not know it."""
-    if dtype not in DTYPES:
-        raise InvalidArgument(f"{what} is {dtype}, must be float32, bfloat16 or float16", what)
-    return DTYPES[dtype]
 
 
 def _swap(storage: Any, other: Any) -> None:
@@ -125,7 +115,7 @@ class Parameter:
         self.original = id(value)
         _take_original(value)
         self.full: nn.Parameter | None = None
-        self.guard = Guard.make(name, "parameter", value.shape, value.dtype, value.requires_grad,
+        self.guard = Guard.make(name, "parameter", value.shape, unit.stored, value.requires_grad,
                                 unit, None if value.is_meta else value.device)
         self.gradient = Gradient(
             self.guard, functools.partial(unit.why_no_gradient, value.shape))
@@ -157,9 +147,14 @@ class ShardedUnit:
     """See above. Not for several threads at once."""
 
     def __init__(self, module: nn.Module, parameters: list[tuple[nn.Module, str, str]],
-                 reshard: bool | None, mp_policy: Any) -> None:
-        """@parameters: (module, attribute, name) of all that are this unit's."""
+                 reshard: bool | None, mp_policy: Any, master: torch.dtype | None = None) -> None:
+        """@parameters: (module, attribute, name) of all that are this unit's. @master: the type in
+        which they are stored; None: their own."""
         self.module, self.name = module, ""
+        self.dtype = _types.of_parameters(parameters)
+        self.stored = master or self.dtype
+        # of the same module, of frozen parameters of other types: gathered and released with this
+        self.companions: list[ShardedUnit] = []
         self.parent: ShardedUnit | None = None
         self.below: list[ShardedUnit] = []  # units in it, with trained parameters; by the tree
         self.tree: Model | None = None  # _tree.built has all of it
@@ -228,18 +223,13 @@ class ShardedUnit:
                 f"parameter '{name}' has hooks (register_hook or "
                 "register_post_accumulate_grad_hook), which would be lost: fully_shard makes "
                 "another parameter of it; register them on that one, after wrapping")
-        if value.dtype != torch.float32:
-            raise InvalidArgument(
-                f"parameter '{name}' is {value.dtype}: parameters are kept in float32; call "
-                ".float() before fully_shard, and give mp_policy the type in which forward "
-                "computes", name)
 
     # ------------------------------------------------------------- registration
 
     @property
     def compute(self) -> torch.dtype:
         """The type in which forward computes."""
-        return getattr(self.mp_policy, "param_dtype", None) or torch.float32
+        return getattr(self.mp_policy, "param_dtype", None) or self.dtype
 
     @property
     def reduce(self) -> torch.dtype:
@@ -267,6 +257,7 @@ class ShardedUnit:
             strategy=(Strategy.REPLICATE if self.replicated else Strategy.HYBRID
                       if self.mesh and self.mesh.replicas > 1 else Strategy.SHARD),
             shard_ranks=self.mesh.shard if self.mesh and self.mesh.replicas > 1 else 0,
+            storage_dtype=dtype_of(self.stored, "the parameters' type"),
             compute_dtype=dtype_of(self.compute, "mp_policy.param_dtype"),
             gradient_dtype=dtype_of(self.reduce, "mp_policy.reduce_dtype"),
             reduce_profile=profile, pre_divide=self.pre_divide,
@@ -301,7 +292,7 @@ class ShardedUnit:
         mesh = self.mesh or world(member.world_size)
         for i, p in enumerate(() if self.replicated else self.params):
             rows = _shard.extent(client, mesh, p.shape)[1]
-            piece = _shard.Piece(client, self.unit.id, i, p.shape, rows)
+            piece = _shard.Piece(client, self.unit.id, i, p.shape, rows, self.stored)
             p.values.place(piece, lambda: _shard.device_mesh(client, mesh), tree.begin_read,
                            tree.begin_write)
             if p.trained:
@@ -372,7 +363,7 @@ class ShardedUnit:
         self.end_early()
         if not self.unit.initialised:
             if client.member is not None and client.member.rank == root:
-                with client.alloc((self.unit.packed_elements,)) as buffer:
+                with client.alloc((self.unit.packed_elements,), DTYPES[self.stored]) as buffer:
                     self._pack(buffer.memory.address, self.unit.packed_elements)
                     self.unit.init_broadcast(root, buffer)
             else:
@@ -381,7 +372,7 @@ class ShardedUnit:
             p.initial = None
 
     def _pack(self, address: int, elements: int) -> None:
-        at, flat = 0, tensor_at(address, elements, torch.float32)
+        at, flat = 0, tensor_at(address, elements, self.stored)
         for p in self.params:
             n = p.shape.numel()
             assert p.initial is not None
@@ -397,6 +388,8 @@ class ShardedUnit:
 
     def gather(self) -> None:
         """The storage gets the gathered memory. Twice is once."""
+        for companion in self.companions:
+            companion.gather()
         if self.held or not self.params:
             return
         if self.tree is not None:
@@ -412,6 +405,8 @@ class ShardedUnit:
 
     def release(self) -> None:
         """The memory goes out of the storage and back. Twice is once."""
+        for companion in self.companions:
+            companion.release()
         self.uninstall()
         if not self.held:
             return
@@ -422,6 +417,8 @@ class ShardedUnit:
 
     def install(self) -> None:
         """The modules have the full parameters."""
+        for companion in self.companions:
+            companion.install()
         if not self.installed:
             for p in self.params:
                 assert p.full is not None
@@ -430,6 +427,8 @@ class ShardedUnit:
 
     def uninstall(self) -> None:
         """The modules have the guards."""
+        for companion in self.companions:
+            companion.uninstall()
         if self.installed:
             for p in self.params:
                 p.install(p.guard)
@@ -473,6 +472,12 @@ class ShardedUnit:
         for p in self.params:
             p.trained = p.guard.requires_grad
         self.trained = [p for p in self.params if p.trained]
+        if self.trained and self.parent is not None and self in self.parent.companions:
+            raise FailedPrecondition(
+                f"parameter '{self.trained[0].name}', of {self.dtype}, was frozen when fully_shard "
+                f"was called, and is trained now; other parameters of its unit are "
+                f"{self.parent.dtype}: call fully_shard on a module inside that has it, or "
+                "unfreeze it before")
         self.expected = len(self.trained)
 
     # ------------------------------------------------------------------- backward
@@ -480,7 +485,7 @@ class ShardedUnit:
     @property
     def partly_frozen(self) -> bool:
         """Trained gradients do not say when backward has used all of its parameters."""
-        return self.expected < len(self.params)
+        return self.expected < len(self.params) or bool(self.companions)
 
     def enter(self, call: Call | None) -> None:
         """Backward comes into what @call, a forward, has computed."""
@@ -690,11 +695,12 @@ class ShardedUnit:
     # ----------------------------------------------------------- whole parameters
 
     def summon(self) -> None:
-        """fp32 parameters in memory of this rank's own, installed (collective)."""
+        """The parameters, as they are stored, in memory of this rank's own, installed
+        (collective)."""
         unit = self._must()
         self.release()
         ticket: Ticket[int] = unit.client.submit("summon", unit.id, finish=lambda r: r.data)
-        self._summoned = tensor_at(ticket.wait(), unit.elements, torch.float32)
+        self._summoned = tensor_at(ticket.wait(), unit.elements, self.stored)
         for p in self.params:
             place = unit.places[p.name]
             view = self._summoned[place.offset:place.offset + place.elements].view(p.shape)
@@ -724,6 +730,6 @@ class ShardedUnit:
             state += ", in backward"
         if self.written:
             state += f", {len(self.written)} of {len(self.trained)} gradients"
-        nbytes = self.elements * 4
+        nbytes = self.elements * self.stored.itemsize
         return (f"unit '{self.name}': {len(self.params)} parameters, {nbytes / 2**20:.2f} MiB, "
                 f"{state}")

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from . import _entrance, _faults, _fsdp2, _hooks, _mesh, _policy, _state
+from . import _entrance, _faults, _fsdp2, _hooks, _mesh, _policy, _state, _types
 from ._tree import Tree, built, tree_of, unit_of, units_of
 from ._unit import Call, ShardedUnit
 
@@ -181,7 +181,8 @@ def _check_offload(policy: Any) -> None:
 
 def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | None = None,
                 shard_placement_fn: Any = None, mp_policy: Any = None, offload_policy: Any = None,
-                ignored_params: Iterable[nn.Parameter] | None = None, policy: Any = None) -> M:
+                ignored_params: Iterable[nn.Parameter] | None = None, policy: Any = None,
+                master: Any = None) -> M:
     """Shard the parameters of @module that no inner fully_shard has taken, as one unit.
 
     Call it on inner modules first and on the model last, as in PyTorch's FSDP2. The parameters go
@@ -199,6 +200,9 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     @policy: which modules inside become units, too, with the same arguments: module classes, a
     function of a module that says True, False or a dictionary of other arguments, or a policy of
     torch.distributed.fsdp.wrap (ModuleWrapPolicy, CustomPolicy, size_based_auto_wrap_policy...).
+    @master: "fp32": the daemon keeps the parameters in float32, whatever type they have; forward
+    computes in the type they have, or in mp_policy's. None: it keeps them in their own type, and
+    one that is not float32 is stepped by optimizers of torch.optim alone.
 
     Return: @module, whose class now has the methods of :class:`ShardedModule` too, and FSDP2's
     prefix "FSDP" before its name.
@@ -225,20 +229,26 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     if policy is not None:
         arguments = dict(mesh=given, reshard_after_forward=reshard_after_forward,
                          shard_placement_fn=shard_placement_fn, mp_policy=mp_policy,
-                         offload_policy=offload_policy, ignored_params=ignored)
+                         offload_policy=offload_policy, ignored_params=ignored, master=master)
         for inner, other in _policy.targets(module, policy, ignored):
             if unit_of(inner) is None:
                 fully_shard(inner, **{**arguments, **other})
     parameters = own_parameters(module, {id(p) for p in ignored})
     if shard_placement_fn is not None:
         _check_placement(parameters, shard_placement_fn)
-    unit = ShardedUnit(module, parameters, reshard_after_forward, mp_policy)
-    unit.mesh = given
-    unit.offload = type(offload_policy).__name__ == "CPUOffloadPolicy"
+    stored = _types.master_of(master)
+    units = [ShardedUnit(module, part, reshard_after_forward, mp_policy, stored)
+             for part in _types.split(module, parameters)]
     for below in units_of(module):
         if below.parent is None:
-            below.parent = unit
-    object.__setattr__(module, "_shardd_units", [unit])
+            below.parent = units[0]
+    for unit in units:
+        unit.mesh = given
+        unit.offload = type(offload_policy).__name__ == "CPUOffloadPolicy"
+    for unit in units[1:]:
+        unit.parent, unit.bucket = units[0], f"#{_types.name_of(unit.dtype)}"
+    units[0].companions = units[1:]
+    object.__setattr__(module, "_shardd_units", units)
     module.__class__ = with_methods(type(module), ShardedModule, "FSDP")
     _add_hooks(module)
     return module

@@ -21,7 +21,7 @@ from ..specs import (
     OptimizerWhen,
     StepSettings,
 )
-from . import _device, _optim_state, _rows
+from . import _device, _optim_state, _rows, _types
 from ._guard import Guard
 from ._session import rank_if_any, session
 from ._tree import Tree, built, tree_of, units_of
@@ -252,6 +252,7 @@ class _InDaemon(_Sharded):
         trained = [p.guard for p in unit.trained]
         if not trained:
             return OptimizerSpec(), {}
+        _types.check_daemon_steps(unit, self._like.__name__)
         first = self._by_id[id(trained[0])]
         spec, settings = self._spec(first), {}
         for p in trained:
