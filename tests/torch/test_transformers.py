@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 import fsdp
+import peft
 import torch
 import torch.distributed as dist
 import transformers
@@ -17,6 +18,7 @@ from accelerate import Accelerator
 from fsdp import differences
 from torch.distributed.checkpoint import state_dict as dcp
 
+import shardd
 import shardd.torch as st
 from shardd.torch.integrations.transformers import ShardedTrainer
 
@@ -194,6 +196,123 @@ def saved_and_resumed(name, rank):
     if "optimizer.pt" not in files or "model.safetensors" not in files:
         wrong.append(f"the checkpoint has {files}")
     return wrong
+
+
+@case
+def bf16(name, rank):
+    """As accelerate has FSDP2 compute: all in bf16, over fp32 parameters."""
+    policy = fsdp.fsdp.MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16, torch.bfloat16)
+    return against_fsdp2(name, rank, options={"mp_policy": policy}, bf16=True)
+
+
+@case
+def an_optimizer_on_the_shard(name, rank):
+    return against_fsdp2(name, rank, optim="adagrad")
+
+
+@case
+def the_plain_trainer_resumes(name, rank):
+    """From a checkpoint of 2 ranks, on 1 rank without shardd: parameters and the optimizer's state
+    are what was saved."""
+    folder = shared_folder(rank)
+    st.init(job=name, op_timeout=60)
+    first = trainer(ShardedTrainer, llama(), folder, save_strategy="steps", save_steps=3,
+                    max_steps=3)
+    first.train()
+    end, adam = whole(first), first.optimizer.state_dict()
+    st.shutdown()
+    dist.barrier()
+    model = llama()
+    plain = torch.optim.AdamW(_as_trainer_groups(model), lr=1e-2, fused=True)
+    plain.load_state_dict(torch.load(folder + "/checkpoint-3/optimizer.pt", weights_only=True))
+    ours = {n: s["exp_avg"] for n, s in adam["state"].items()}
+    theirs = {n: s["exp_avg"] for n, s in plain.state_dict()["state"].items()}
+    loaded = transformers.LlamaForCausalLM.from_pretrained(folder + "/checkpoint-3")
+    return differences([ours], [theirs]) + differences([loaded.state_dict()], [end])
+
+
+def _as_trainer_groups(model):
+    named = list(model.named_parameters())
+    return [{"params": [p for n, p in named if "norm" not in n]},
+            {"params": [p for n, p in named if "norm" in n]}]
+
+
+@case
+def the_best_model_is_loaded(name, rank):
+    folder = shared_folder(rank)
+    st.init(job=name, op_timeout=60)
+    ours = trainer(ShardedTrainer, llama(), folder, save_strategy="steps", save_steps=2,
+                   load_best_model_at_end=True, metric_for_best_model="eval_loss",
+                   greater_is_better=True, max_steps=4)  # the worst one, which is not the last
+    ours.train()
+    best = ours.state.best_model_checkpoint
+    loaded = transformers.LlamaForCausalLM.from_pretrained(best)
+    wrong = [] if best.endswith("checkpoint-2") else [f"the best is {best}"]
+    wrong += differences([whole(ours)], [loaded.state_dict()])
+    loss = ours.evaluate()["eval_loss"]
+    if loss != ours.state.best_metric:
+        wrong.append(f"the loss is {loss}, was {ours.state.best_metric}")
+    st.shutdown()
+    return wrong
+
+
+@case
+def evaluated_first_and_generated_after(name, rank):
+    """The whole model before training; then the sharded one."""
+    folder = shared_folder(rank)
+    st.init(job=name, op_timeout=60)
+    ours = trainer(ShardedTrainer, llama(), folder, max_steps=2)
+    before = ours.evaluate()["eval_loss"]
+    wrong = ["the model was sharded for an evaluation"] if isinstance(
+        ours.model, st.FSDPModule) else []
+    ours.train()
+    if not isinstance(ours.model, st.FSDPModule):
+        wrong.append("the model was not sharded for training")
+    if not ours.evaluate()["eval_loss"] < before:
+        wrong.append("it has not learned")
+    words = ours.model.generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=4,
+                                do_sample=False)
+    plain = llama()
+    plain.load_state_dict(whole(ours))
+    plain.eval()
+    if words.tolist() != plain.generate(torch.ones(1, 3, dtype=torch.long), max_new_tokens=4,
+                                        do_sample=False).tolist():
+        wrong.append("generate gives something else than the plain model")
+    st.shutdown()
+    return wrong
+
+
+@case
+def lora(name, rank):
+    """Only the adapters are trained and saved; peft loads them."""
+    folder = shared_folder(rank)
+    st.init(job=name, op_timeout=60)
+
+    def adapted():
+        model = llama()
+        return peft.get_peft_model(model, peft.LoraConfig(
+            r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+    ours = trainer(ShardedTrainer, adapted(), folder, max_steps=3)
+    ours.train()
+    ours.save_model(folder + "/adapter")
+    end = whole(ours)
+    st.shutdown()
+    dist.barrier()
+    plain = peft.PeftModel.from_pretrained(llama(), folder + "/adapter")
+    changed = [n for n, v in plain.state_dict().items() if "lora_B" in n and v.any()]
+    wrong = [] if len(changed) == 4 else [f"trained: {changed}"]
+    return wrong + differences([dict(plain.state_dict())], [end])
+
+
+@case
+def what_shards_by_itself_is_refused(name, rank):
+    try:
+        trainer(ShardedTrainer, llama(), shared_folder(rank), fsdp=True,
+                fsdp_config={"version": 2})
+    except shardd.Unimplemented as error:
+        return [] if "shardd shards the model itself" in str(error) else [str(error)]
+    return ["fsdp=True was not refused"]
 
 
 def trial(name, rank):
