@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
 
+import shardd
 import shardd.torch as st
 from shardd.torch.integrations.lightning import ShardedStrategy
 
@@ -216,6 +217,98 @@ def saved_and_resumed(name, rank):
     adam.load_state_dict(saved["optimizer_states"][0])
     if not all(adam.state[p]["exp_avg"].any() for p in plain.parameters()):
         wrong.append("torch.optim.AdamW has no state from the checkpoint")
+    return wrong
+
+
+@case
+def autocast(name, rank):
+    return against_fsdp2(name, precision="bf16-mixed", accumulate_grad_batches=2)
+
+
+@case
+def parameters_of_bf16(name, rank):
+    return against_fsdp2(name, precision="bf16-true")
+
+
+@case
+def tested_after_fit(name, rank):
+    """On the sharded model, as validation is; the numbers are those of the plain module."""
+    st.init(job=name, op_timeout=60)
+    module = Module()
+    made = fit(ShardedStrategy(), module)
+    [said] = made.validate(module, loader(16), verbose=False)
+    plain = Module()
+    plain.load_state_dict(whole(module, True))
+    st.shutdown()
+    batches = [next(iter([x])) for x in torch.utils.data.DataLoader(
+        loader(16).dataset, batch_size=16)]
+    expected = plain.loss(batches[0]).item()
+    return [] if abs(said["val"] - expected) < 1e-6 else [f"{said} is not {expected}"]
+
+
+class Wrapped(Module):
+    """Its own hook wraps it."""
+
+    def configure_model(self):
+        if not isinstance(self.encoder, st.FSDPModule):
+            st.fully_shard(self.encoder)
+            st.fully_shard(self)
+
+    def training_step(self, batch, index):
+        loss = self(batch)
+        self.losses.append(loss.item())
+        return loss
+
+    forward = Module.loss
+
+    def validation_step(self, batch, index):
+        self.losses.append(self(batch).item())
+
+
+@case
+def wrapped_by_configure_model(name, rank):
+    st.init(job=name, op_timeout=60)
+    one, other = Wrapped(), Module()
+    fit(ShardedStrategy(), one)
+    end = whole(one, True)
+    st.shutdown()
+    st.init(job=name + "2", op_timeout=60)
+    fit(ShardedStrategy(), other)
+    wrong = differences([end], [whole(other, True)])
+    st.shutdown()
+    return wrong + ([] if one.losses == other.losses else ["losses differ"])
+
+
+def refused(kind, word, call):
+    try:
+        call()
+    except kind as error:
+        return [] if word in str(error) else [f"{error} does not say {word}"]
+    finally:
+        os.environ["WORLD_SIZE"] = str(WORLD)
+    return [f"{word}: nothing was refused"]
+
+
+class Own(Pair):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+@case
+def refusals(name, rank):
+    st.init(job=name, op_timeout=60)
+    module = Module()
+    made = fit(ShardedStrategy(), module)
+    wrong = refused(shardd.FailedPrecondition, "fit() was called twice",
+                    lambda: made.fit(module, loader()))
+    wrong += refused(shardd.InvalidArgument, "has a parameter 'scale' itself",
+                     lambda: fit(ShardedStrategy(), Own()))
+    wrong += refused(shardd.Unimplemented, "'64-true' is not supported",
+                     lambda: fit(ShardedStrategy(), Module(), precision="64-true"))
+    wrong += refused(shardd.Unimplemented, "for DistributedDataParallel",
+                     lambda: ShardedStrategy(static_graph=True))
+    st.shutdown()
     return wrong
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import glob
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
 from fsdp import differences
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.checkpoint import state_dict as dcp
 
 import shardd
@@ -146,6 +148,8 @@ def against_fsdp2(name, rank, model=llama, options=None, **more):
     assert isinstance(theirs.model, fsdp.fsdp.FSDPModule)
     assert isinstance(ours.model, st.FSDPModule)
     wrong = said(ours, theirs)
+    if "torch_compile" in more and not isinstance(ours.model_wrapped, OptimizedModule):
+        wrong.append("the model is not compiled")
     st.shutdown()
     return wrong
 
@@ -196,6 +200,30 @@ def saved_and_resumed(name, rank):
     if "optimizer.pt" not in files or "model.safetensors" not in files:
         wrong.append(f"the checkpoint has {files}")
     return wrong
+
+
+@case
+def a_model_on_the_meta_device_resumes(name, rank):
+    """The values are the checkpoint's, not those of its initialisation."""
+    folder = shared_folder(rank)
+    st.init(job=name, op_timeout=60)
+    first = trainer(ShardedTrainer, llama(), folder, save_strategy="steps", save_steps=3)
+    first.train()
+    end = whole(first)
+    st.shutdown()
+    st.init(job=name + "2", op_timeout=60)
+    with torch.device("meta"):
+        empty = llama()
+    second = trainer(ShardedTrainer, empty, folder)
+    second.train(resume_from_checkpoint=folder + "/checkpoint-3")
+    wrong = differences([whole(second)], [end])
+    st.shutdown()
+    return wrong
+
+
+@case
+def compiled(name, rank):
+    return against_fsdp2(name, rank, torch_compile=True, torch_compile_backend="aot_eager")
 
 
 @case
@@ -303,6 +331,23 @@ def lora(name, rank):
     changed = [n for n, v in plain.state_dict().items() if "lora_B" in n and v.any()]
     wrong = [] if len(changed) == 4 else [f"trained: {changed}"]
     return wrong + differences([dict(plain.state_dict())], [end])
+
+
+@case
+def a_package_that_is_missing(name, rank):
+    """is named by its module alone; shardd.torch works without."""
+    wrong = []
+    for package, module in (("accelerate", "accelerate"), ("transformers", "transformers"),
+                            ("lightning", "lightning")):
+        code = (f"import sys; sys.modules['{package}'] = None; import shardd.torch\n"
+                f"try:\n import shardd.torch.integrations.{module}\n"
+                "except ImportError as error: print(error)")
+        said = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        if f"needs the package{'s' * (module == 'transformers')} {package}" not in said.stdout \
+                or "pip install" not in said.stdout:
+            wrong.append(f"{package}: {said.stdout}{said.stderr}")
+    return wrong
 
 
 @case

@@ -34,7 +34,7 @@ class ShardedTrainer(Trainer):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, fully_shard: Options = None, **kwargs: Any) -> None:
-        self._shard_options = fully_shard
+        self._shard_options, self._shard_later = fully_shard, False
         super().__init__(*args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -50,6 +50,19 @@ class ShardedTrainer(Trainer):  # type: ignore[misc]
     def _move_model_to_device(self, model: nn.Module, device: Any) -> None:
         if not is_sharded(model) and not any(p.is_meta for p in model.parameters()):
             super()._move_model_to_device(model, device)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Trainer loads before the model is wrapped; what is on the meta device cannot be loaded
+        there, so it is loaded with the optimizer."""
+        mine: Any = self.model if model is None else model
+        self._shard_later = any(p.is_meta for p in mine.parameters()) and not is_sharded(mine)
+        if not self._shard_later:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self._shard_later:
+            self._load_from_checkpoint(checkpoint)
+        super()._load_optimizer_and_scheduler(checkpoint)
 
     def _save(self, output_dir: str | None = None,
               state_dict: dict[str, Any] | None = None) -> None:
