@@ -4,14 +4,17 @@
  * A trainer that fails is started again, up to --max-restarts times per rank; then
  * the others are ended. One loop: poll for signals, ends and lines.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <getopt.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "core/check.h"
@@ -42,6 +45,7 @@ struct run {
 	const char *socket; /* borrowed */
 	char job[80];
 	char id[24];                     /* of this run, which its restarts share */
+	uint16_t port;                   /* for torch.distributed; 0: none of ours */
 	char instance[RUN_INSTANCE_MAX]; /* of the daemon that has the job; "": not known */
 
 	struct trainer *trainers; /* n */
@@ -72,7 +76,8 @@ static void run_help(void)
 	puts("usage: shardctl run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"
 	     "Start N trainers of one job on this node, with RANK, LOCAL_RANK, WORLD_SIZE,\n"
-	     "LOCAL_WORLD_SIZE, SHARDD_SOCKET, SHARDD_JOB and SHARDD_RUN in their environment.\n"
+	     "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, SHARDD_SOCKET, SHARDD_JOB and\n"
+	     "SHARDD_RUN in their environment.\n"
 	     "Each line that a trainer prints is passed on with its rank in front.\n"
 	     "\n"
 	     "  -n N              number of trainers, 1 to 1024\n"
@@ -158,12 +163,11 @@ static int run_start_trainer(struct run *run, uint32_t rank)
 {
 	char rank_env[32], local_rank[32], world[32], local_world[32], job[96];
 	char socket[128 + sizeof("SHARDD_SOCKET=")], instance[80];
-	char id[48];
+	char id[48], port[32];
 	/* a trainer that is started again continues from state of this run of the daemon */
 	bool again = run->trainers[rank].restarts && *run->instance;
-	const char *env[] = { rank_env, world, local_rank, local_world,
-			      socket,   job,   id,         again ? instance : NULL,
-			      NULL };
+	const char *env[12] = { rank_env, world, local_rank, local_world, socket, job, id };
+	size_t n = 7;
 	struct run_command command = { run->command, env, SIGKILL };
 	int r;
 
@@ -175,6 +179,13 @@ static int run_start_trainer(struct run *run, uint32_t rank)
 	snprintf(job, sizeof(job), "SHARDD_JOB=%s", run->job);
 	snprintf(id, sizeof(id), "SHARDD_RUN=%s", run->id);
 	snprintf(instance, sizeof(instance), "SHARDD_INSTANCE=%s", run->instance);
+	snprintf(port, sizeof(port), "MASTER_PORT=%u", run->port);
+	if (again)
+		env[n++] = instance;
+	if (run->port) {
+		env[n++] = "MASTER_ADDR=127.0.0.1";
+		env[n++] = port;
+	}
 	r = run_proc_start(&run->trainers[rank].proc, &command);
 	if (r < 0)
 		fprintf(stderr, "shardctl: INTERNAL: cannot start rank %u: %s\n", rank,
@@ -368,12 +379,30 @@ static int run_make_id(struct run *run)
 	return CTL_OK;
 }
 
+/* Where the trainers' torch.distributed meets, as torchrun says it: a port that nobody uses now. Not
+ * if the caller has chosen one, or if the machine has no network. */
+static void run_choose_port(struct run *run)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t size = sizeof(address);
+	_cleanup_(fd_closep) int fd = -1;
+
+	if (getenv("MASTER_PORT"))
+		return;
+	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd >= 0 && bind(fd, (struct sockaddr *)&address, size) == 0 &&
+	    getsockname(fd, (struct sockaddr *)&address, &size) == 0)
+		run->port = ntohs(address.sin_port);
+}
+
 static int run_prepare(struct run *run)
 {
 	int r = run_make_id(run);
 
 	if (r != CTL_OK)
 		return r;
+	run_choose_port(run);
 	run->trainers = calloc(run->n, sizeof(*run->trainers));
 	run->fds = calloc(1 + (run->n + 1) * RUN_PROC_FDS, sizeof(*run->fds));
 	if (!run->trainers || !run->fds)

@@ -169,6 +169,40 @@ Test(shardctl, run_gives_each_trainer_its_rank_and_prefixes_its_lines)
 	daemonfix_stop(&d);
 }
 
+Test(shardctl, run_says_where_torch_distributed_meets)
+{
+	static const char script[] = "echo $MASTER_ADDR:$MASTER_PORT";
+	char out[8192];
+	struct daemonfix d;
+	unsigned ports[2] = { 0 };
+	int code;
+
+	daemonfix_start(&d, NULL);
+	unsetenv("MASTER_ADDR");
+	unsetenv("MASTER_PORT");
+	code = daemonfix_ctl_text(&d, WORDS("run", "-n", "2", "--", "sh", "-c", script), out,
+				  sizeof(out));
+	cr_assert_eq(code, 0, "%s", out);
+	for (int r = 0; r < 2; r++) {
+		static const char *const prefix[] = { "[0] 127.0.0.1:", "[1] 127.0.0.1:" };
+		const char *line = strstr(out, prefix[r]);
+
+		cr_assert(line, "no '%s' in:\n%s", prefix[r], out);
+		ports[r] = (unsigned)strtoul(line + strlen(prefix[r]), NULL, 10);
+	}
+	cr_assert_gt(ports[0], 1023u);
+	cr_assert_eq(ports[0], ports[1], "the same for all ranks");
+	setenv("MASTER_ADDR", "here", 1); /* the caller's choice */
+	setenv("MASTER_PORT", "7", 1);
+	code = daemonfix_ctl_text(&d, WORDS("run", "-n", "1", "--", "sh", "-c", script), out,
+				  sizeof(out));
+	cr_assert_eq(code, 0, "%s", out);
+	cr_assert(strstr(out, "[0] here:7\n"), "%s", out);
+	unsetenv("MASTER_ADDR");
+	unsetenv("MASTER_PORT");
+	daemonfix_stop(&d);
+}
+
 struct run_row {
 	const char *restarts;
 	const char *script;

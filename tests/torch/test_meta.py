@@ -8,6 +8,9 @@ import support
 import torch
 import transformers
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+)
 
 import shardd
 import shardd.torch as st
@@ -113,6 +116,52 @@ class Meta(fsdp.OneRank):
         model.load_state_dict(state)
         st.AdamW(model.parameters())
         self.assertTrue(torch.equal(model(torch.ones(1, 3)), torch.full((1, 3), 2.0)))
+
+
+class CheckpointWrappers(fsdp.OneRank):
+    """PyTorch's wrappers take themselves out of the names in a state dict: around a unit, around
+    what a unit contains, and of a model on the meta device that is loaded."""
+
+    @staticmethod
+    def plain(seed):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4))
+
+    def wrapped(self, model):
+        for n in range(3):
+            model[n] = checkpoint_wrapper(model[n])
+        st.fully_shard(model[0])
+        st.fully_shard(model[1]._checkpoint_wrapped_module)
+        return st.fully_shard(model)
+
+    def test_names_and_values(self):
+        expected = self.plain(1).state_dict()
+        model = self.wrapped(self.plain(1))
+        optimizer = st.AdamW(model.parameters(), lr=0.1)
+        found = model.state_dict()
+        self.assertEqual(list(found), list(expected))
+        self.assertTrue(all(torch.equal(found[n], expected[n]) for n in expected))
+        other = self.plain(2).state_dict()
+        model.load_state_dict(other)
+        found = model.state_dict()
+        self.assertTrue(all(torch.equal(found[n], other[n]) for n in expected))
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        state = st.optimizer_state_dict(optimizer)
+        self.assertCountEqual(state["state"], expected)
+        optimizer.load_state_dict(state)
+
+    def test_a_model_on_the_meta_device(self):
+        with torch.device("meta"):
+            model = self.plain(1)
+        other = self.plain(2).state_dict()
+        self.wrapped(model).load_state_dict(other)
+        before = torch.random.get_rng_state()
+        st.AdamW(model.parameters(), lr=0.1)
+        found = model.state_dict()
+        self.assertEqual(list(found), list(other))
+        self.assertTrue(all(torch.equal(found[n], other[n]) for n in other))
+        self.assertTrue(torch.equal(before, torch.random.get_rng_state()))
 
 
 class Replicated(fsdp.OneRank):

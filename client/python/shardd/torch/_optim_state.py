@@ -154,7 +154,8 @@ def numbered(optimizer: InDaemon) -> dict[int, int]:
 
 def named(optimizer: Any) -> dict[int, str]:
     """Their names in the model, of tied ones the first."""
-    return {id(p): name for name, p in optimizer._model.root.module.named_parameters()}
+    return {id(p): _rows.plain(name)
+            for name, p in optimizer._model.root.module.named_parameters()}
 
 
 # ------------------------------------------------------------------------- into it

@@ -32,6 +32,11 @@ class Rows:
 torch.serialization.add_safe_globals([Rows])
 
 
+def plain(name: str) -> str:
+    """A parameter's name in a state dict: PyTorch's checkpoint wrappers take themselves out."""
+    return name.replace("_checkpoint_wrapped_module.", "")
+
+
 def mesh_of(tree: Tree) -> Mesh:
     """Which ranks share the model, and how."""
     member = tree.client.member
@@ -144,5 +149,5 @@ def _is_cut_alike(unit: ShardedUnit, p: Parameter, value: Any) -> bool:
     return bool(value.device_mesh == mesh and tuple(value.placements) == _shard.placements(mesh))
 
 
-__all__ = ["Rows", "check", "check_own", "extent", "for_pytorch", "is_sharded", "mesh_of", "put",
-           "rows_for_pytorch", "take", "wrap"]
+__all__ = ["Rows", "check", "check_own", "extent", "for_pytorch", "is_sharded", "mesh_of", "plain",
+           "put", "rows_for_pytorch", "take", "wrap"]

@@ -24,11 +24,14 @@ _running: tuple[nn.Module, Bar] | None = None  # the outermost module that is sa
 
 
 def _names(unit: ShardedUnit, p: Parameter, prefix: str) -> Iterator[str]:
-    """All names of a parameter in a state dict of the unit's module."""
+    """All names that a parameter may have in a state dict of the unit's module."""
     paths = {id(m): path for path, m in unit.module.named_modules()}
     for module, attribute in p.owners:
         path = paths[id(module)]
-        yield prefix + (f"{path}." if path else "") + attribute
+        name = prefix + (f"{path}." if path else "") + attribute
+        yield name
+        if _rows.plain(name) != name:
+            yield _rows.plain(name)
 
 
 @contextlib.contextmanager
@@ -139,12 +142,19 @@ def _save_unit(unit: ShardedUnit, state: dict[str, Any], prefix: str) -> None:
                     state[name] = copy
 
 
+class _Given(set[str]):
+    """Names of a state dict, by which a parameter's own name finds them."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or super().__contains__(_rows.plain(str(name)))
+
+
 def _before_load(module: nn.Module, state: Any, prefix: str, metadata: Any, *_: Any) -> None:
     if metadata.get("assign_to_params_buffers", False):
         raise FailedPrecondition("load_state_dict(assign=True) replaces parameters: leave it out")
     if _begin(module, "loading"):
         _check(module, state, prefix)
-    given = {name[len(prefix):] for name in state if name.startswith(prefix)}
+    given = _Given(name[len(prefix):] for name in state if name.startswith(prefix))
     with contextlib.ExitStack() as loading:
         for unit in own_units(module):
             if unit.params:
@@ -202,6 +212,8 @@ def add_hooks(module: nn.Module) -> None:
     """For a module that was wrapped."""
     module.register_state_dict_pre_hook(_before_save)
     module._register_state_dict_hook(_save)
+    hooks: Any = module._state_dict_hooks  # before a checkpoint wrapper's own, which renames
+    hooks.move_to_end(next(reversed(hooks)), last=False)
     module.register_load_state_dict_pre_hook(_before_load)
     module.register_load_state_dict_post_hook(_after_load)
 

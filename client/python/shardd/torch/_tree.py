@@ -41,7 +41,8 @@ def unit_of(module: nn.Module) -> ShardedUnit | None:
 
 def units_of(module: nn.Module) -> list[ShardedUnit]:
     """Those of @module and inside it, in the order of its modules."""
-    return [u for m in module.modules() for u in getattr(m, "_shardd_units", [])]
+    # not by getattr, which wrappers (checkpoints, torch.compile) pass on to what is in them
+    return [u for m in module.modules() for u in m.__dict__.get("_shardd_units", [])]
 
 
 class Tree:
