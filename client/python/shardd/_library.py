@@ -22,14 +22,17 @@ _loaded: C.CDLL | None = None
 def candidates() -> list[str]:
     """Where the library is looked for, in this order.
 
-    ``$SHARDD_LIBRARY`` alone, if it is set. Else ``build/lib`` of the source tree that this
-    package lies in, ``lib`` beside the Python that runs, and what the system's loader finds.
+    ``$SHARDD_LIBRARY`` alone, if it is set. Else ``_lib`` in this package, where a wheel of
+    deploy/wheel has it; ``build/lib`` of the source tree that this package lies in; ``lib`` beside
+    the Python that runs; and what the system's loader finds.
     """
     given = os.environ.get("SHARDD_LIBRARY")
     if given:
         return [given]
     here = pathlib.Path(__file__).resolve()
-    places = [here.parents[3] / "build" / "lib" / NAME] if len(here.parents) > 3 else []
+    places = [here.parent / "_lib" / NAME]
+    if len(here.parents) > 3:
+        places.append(here.parents[3] / "build" / "lib" / NAME)
     places.append(pathlib.Path(sys.prefix) / "lib" / NAME)
     return [str(place) for place in places if place.exists()] + [NAME]
 
