@@ -75,8 +75,6 @@ class Fsdp2Trainer(transformers.Trainer):
         super().create_accelerator_and_postprocess()
         self.accelerator.__class__ = Fsdp2Accelerator
         self.accelerator.options = self.options
-        if self.options:
-            self.accelerator.native_amp = False
 
 
 def llama(**more):
