@@ -4,7 +4,6 @@ loop over PyTorch's FSDP2 gives, and its states continue bit for bit."""
 
 import os
 import sys
-import tempfile
 
 import fsdp
 import safetensors.torch
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate.state import AcceleratorState
-from fsdp import differences
+from fsdp import differences, shared_folder
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -216,9 +215,7 @@ def in_bf16(name, rank):
 def saved_and_resumed(name, rank, make=adam, **model):
     """8 steps in one run, and 4 of them, saved, and 4 after that, are equal; a plain Accelerator
     reads the same files."""
-    folder = [tempfile.mkdtemp(prefix="shardd-test-") if not rank else None]
-    dist.broadcast_object_list(folder)
-    [folder] = folder
+    folder = shared_folder(rank)
     st.init(job=name, op_timeout=60)
     accelerator = ShardedAccelerator(cpu=True, gradient_accumulation_steps=2)
     losses, norms, trained = loop(accelerator, llama(**model), 0.5, make, save=(folder, 3))
