@@ -53,7 +53,7 @@ static const struct form forms[] = {
 struct twins {
 	shardd_client *c;
 	const struct trainer *t;
-	enum dtype dtype;
+	enum dtype dtype, compute;
 	struct shardd_unit_info narrow, wide;
 };
 
@@ -79,11 +79,12 @@ static void make_twins(struct twins *w, const struct form *form, unsigned k)
 	char name[32];
 	struct shardd_unit_spec s;
 
-	snprintf(name, sizeof(name), "narrow %u %u", (unsigned)w->dtype, k);
-	s = spec_of(form, w->dtype, DTYPE_NONE, name);
+	snprintf(name, sizeof(name), "narrow %u %u %u", (unsigned)w->dtype, (unsigned)w->compute,
+		 k);
+	s = spec_of(form, w->dtype, w->compute == w->dtype ? DTYPE_NONE : w->compute, name);
 	TRAIN_OK(shardd_register(w->c, &s, 1, &w->narrow, &train_err));
-	snprintf(name, sizeof(name), "wide %u %u", (unsigned)w->dtype, k);
-	s = spec_of(form, DTYPE_FP32, w->dtype, name);
+	snprintf(name, sizeof(name), "wide %u %u %u", (unsigned)w->dtype, (unsigned)w->compute, k);
+	s = spec_of(form, DTYPE_FP32, w->compute, name);
 	TRAIN_OK(shardd_register(w->c, &s, 1, &w->wide, &train_err));
 	TRAINER_CHECK(w->narrow.elements == w->wide.elements);
 	TRAINER_CHECK(w->narrow.packed_elements == PACKED && w->wide.packed_elements == PACKED);
@@ -106,7 +107,7 @@ static void numbers(const struct twins *w, uint64_t seed, size_t n, float *wide,
 
 static void expect_same(const struct twins *w)
 {
-	size_t bytes = w->narrow.elements * sizeof(uint16_t);
+	size_t bytes = w->narrow.elements * dtype_size(w->compute);
 	void *a = train_alloc(bytes + 2), *b = train_alloc(bytes + 2);
 
 	train_params(w->c, w->narrow.unit, a, bytes);
@@ -264,7 +265,8 @@ static void change_layout(const struct twins *w, const struct form *form)
 								    ? SHARDD_LAYOUT_FLAT
 								    : SHARDD_LAYOUT_DIM0,
 						  .strategy = SHARDD_SHARD };
-	uint16_t a[2][200];
+	size_t size = dtype_size(w->compute);
+	char a[2][200 * sizeof(float)];
 	shardd_ticket ticket;
 
 	TRAIN_OK(shardd_submit_convert(w->c, &o, &ticket, &train_err));
@@ -276,11 +278,23 @@ static void change_layout(const struct twins *w, const struct form *form)
 		TRAIN_OK(shardd_tensor_places(w->c, units[i], places, TENSORS, &train_err));
 		TRAIN_OK(shardd_gather(w->c, units[i], (const void **)&data, &train_err));
 		for (uint32_t k = 0, at = 0; k < TENSORS; at += places[k++].elements)
-			train_read(w->c, &a[i][at], data + places[k].offset * 2,
-				   places[k].elements * 2);
+			train_read(w->c, &a[i][at * size], data + places[k].offset * size,
+				   places[k].elements * size);
 		TRAIN_OK(shardd_release(w->c, units[i], &train_err));
 	}
-	TRAIN_SAME(a[0], a[1], PACKED * 2);
+	TRAIN_SAME(a[0], a[1], PACKED * size);
+}
+
+static void all_of(struct twins *w, const struct form *form, unsigned k)
+{
+	make_twins(w, form, k);
+	initialise(w, false);
+	initialise(w, true);
+	summon(w);
+	if (train_on_host())
+		copy_pieces(w);
+	train(w);
+	change_layout(w, form);
 }
 
 static int trainer(const struct trainer *t)
@@ -288,18 +302,10 @@ static int trainer(const struct trainer *t)
 	struct twins w = { .c = train_join(t), .t = t };
 
 	for (w.dtype = DTYPE_BF16; w.dtype <= DTYPE_FP16; w.dtype++)
-		for (unsigned k = 0; k < sizeof(forms) / sizeof(forms[0]); k++) {
-			if (forms[k].shard_ranks && t->world % forms[k].shard_ranks)
-				continue;
-			make_twins(&w, &forms[k], k);
-			initialise(&w, false);
-			initialise(&w, true);
-			summon(&w);
-			if (train_on_host())
-				copy_pieces(&w);
-			train(&w);
-			change_layout(&w, &forms[k]);
-		}
+		for (w.compute = DTYPE_FP32; w.compute <= DTYPE_FP16; w.compute++)
+			for (unsigned k = 0; k < sizeof(forms) / sizeof(forms[0]); k++)
+				if (!forms[k].shard_ranks || t->world % forms[k].shard_ranks == 0)
+					all_of(&w, &forms[k], k);
 	train_leave(w.c);
 	return 0;
 }

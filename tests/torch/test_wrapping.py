@@ -18,13 +18,18 @@ import transformer
 from fsdp import Fsdp2, Shardd, differences
 from torch import nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from torch.distributed.checkpoint import state_dict as dsd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
     OffloadPolicy,
+    register_fsdp_forward_method,
     wrap,
 )
 from torch.distributed.tensor import Shard
@@ -331,6 +336,96 @@ def what_a_module_says_of_itself(rank):
         for text, parts in ((before, ("not registered yet", "2 parameters")),
                             (after, (f" MiB, {state}", "unit '", "2 parameters"))):
             said += [f"{part!r} is not in {text}" for part in parts if part not in text]
+    api.close()
+    return said
+
+
+# --------------------------------------------------------------- forms of fully_shard
+
+
+def same(rank, run):
+    """@run(api) gives the same with FSDP2 and here."""
+    theirs, api = run(Fsdp2()), Shardd(run.__name__)
+    try:
+        return differences(run(api), theirs)
+    finally:
+        api.close()
+
+
+def trained(api, model, rank):
+    return cases.loop(api, model, cases.square(rank), rank)
+
+
+@case(2)
+def lists_of_modules(rank):
+    def listed(api):
+        model = cases.mlp()
+        api.fully_shard([model[0], model[4]], reshard_after_forward=False)
+        api.fully_shard([model[2]])
+        return trained(api, api.fully_shard(model), rank)
+
+    said = same(rank, listed)
+    model = cases.mlp()
+    inner = nn.Sequential(*model)
+    st.fully_shard([inner, model[0]])  # a module and one in it
+    if [len(u.params) for m in (inner, model[0]) for u in m._shardd_units] != [4, 2]:
+        said.append("a module in another one of the list is not a unit of its own")
+    expect(said, shardd.InvalidArgument, "a list with a str", lambda: st.fully_shard(["x"]))
+    expect(said, shardd.InvalidArgument, "give a module", lambda: st.fully_shard("x"))
+    return said
+
+
+@case(2)
+def numbers_of_ranks_to_reshard_to(rank):
+    def numbers(api):
+        model = cases.mlp()
+        for layer, number in ((model[0], 2), (model[2], 1)):
+            api.fully_shard(layer, reshard_after_forward=number)
+        return trained(api, api.fully_shard(model), rank)
+
+    said = same(rank, numbers)
+    for wrong in (0, -1, 1.5, "2"):
+        expect(said, shardd.InvalidArgument, "a number of ranks above 0",
+               lambda wrong=wrong: st.fully_shard(cases.mlp(), reshard_after_forward=wrong))
+    return said
+
+
+@case(2)
+def wrapped_by_pytorchs_checkpoint_wrapper(rank):
+    def wrapped(api):
+        model = cases.mlp()
+        apply_activation_checkpointing(model, check_fn=lambda m: isinstance(m, nn.Linear))
+        for layer in (model[0], model[2]):
+            api.fully_shard(layer)
+        api.fully_shard(model)
+        api.whole = lambda model: {
+            name: (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+            for name, value in model.state_dict().items()}
+        return trained(api, model, rank)
+
+    return same(rank, wrapped)
+
+
+@case(1)
+def it_is_an_fsdp_module(rank):
+    said = []
+    model = st.fully_shard(cases.mlp(), policy=nn.Linear)
+    if not all(isinstance(m, FSDPModule) for m in (model, model[0])):
+        said.append(f"{type(model).__mro__}")
+    if type(model[1:]) is not nn.Sequential or type(model[1:][1]) is not type(model[0]):
+        said.append(f"a slice is a {type(model[1:])}")
+    theirs = [n for n, f in vars(FSDPModule).items() if callable(f) and n != "__new__"
+              and getattr(type(model), n) is f]
+    if theirs:
+        said.append(f"{theirs} are PyTorch's own")
+    api = Shardd("device")
+    st.AdamW(model.parameters())
+    for where in ("cpu", "cpu:0", torch.device("cpu", 0)):
+        if model.to(where) is not model or not isinstance(model[0].weight, nn.Parameter):
+            said.append(f"to({where!r}) has changed it")
+    model(torch.ones(1, 7)).sum().backward()
+    register_fsdp_forward_method(model[0], "extra_repr")
+    expect(said, shardd.Unimplemented, "the function of shardd.torch", model[0].extra_repr)
     api.close()
     return said
 

@@ -26,12 +26,12 @@ extern "C" {
 
 /* -------------------------------------------------------------- parameters */
 
-/* Initialise a unit's parameters (collective) and zero its optimizer state.
- * FROM_SEED: every tensor by its init; values depend on seed, unit, tensor and index,
- * not on the world size or the layout. FROM_ROOT: all values from @root's buffer, which holds the
- * unit's packed_elements in storage_dtype, tensor after tensor without padding. FROM_OWN: each rank's shard
- * from such a buffer of that rank. Errors: INVALID_ARGUMENT (also a field that @from does not
- * use and that is not 0). */
+/* Initialise a unit's parameters (collective) and zero its optimizer state. FROM_SEED: every
+ * tensor by its init; values depend on seed, unit, tensor and index, not on the world size or
+ * the layout. FROM_ROOT: all values from @root's buffer, which holds the unit's packed_elements
+ * in storage_dtype, tensor after tensor without padding. FROM_OWN: each rank's shard from such a
+ * buffer of that rank. Errors: INVALID_ARGUMENT (also a field that @from does not use and that
+ * is not 0). */
 enum shardd_init_from { SHARDD_FROM_SEED = 1, SHARDD_FROM_ROOT = 2, SHARDD_FROM_OWN = 3 };
 
 struct shardd_init_options {

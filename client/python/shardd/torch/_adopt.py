@@ -1,7 +1,8 @@
 """torch.optim's own classes on a wrapped model: ``torch.optim.AdamW(model.parameters())``.
 
 An optimizer that is built with sharded parameters gets another class while it is built: that of
-shardd.torch which the daemon runs, if there is one with its settings, else :class:`Sharded`. It is
+shardd.torch which the daemon runs, if there is one with its settings, else :class:`Sharded`; if it
+has some of the model's parameters only, or is not the model's first one, that of _pieces.py. It is
 still an instance of its own class, too.
 """
 
@@ -16,6 +17,7 @@ import torch
 
 from ..errors import Unimplemented
 from ._guard import Guard
+from ._pieces import OnPieces, fits
 from ._sharded import Sharded
 from .optim import SGD, Adam, AdamW, _root, _Sharded
 
@@ -47,6 +49,10 @@ def _guards(groups: list[dict[str, Any]]) -> list[Guard]:
     return found
 
 
+def _flat(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"params": _guards([group])} for group in groups]
+
+
 def _settings(kind: type, groups: list[dict[str, Any]],
               defaults: dict[str, Any]) -> dict[str, Any] | None:
     """The arguments of the twin of @kind; None: it has none that computes the same."""
@@ -67,6 +73,10 @@ def _class(kind: type, ours: type) -> type:
 def _adopt(optimizer: Any, groups: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
     kind = type(optimizer)
     settings = _settings(kind, groups, defaults)
+    if fits(_flat(groups)):
+        optimizer.__class__ = _class(kind, OnPieces)
+        OnPieces.adopt(optimizer, kind, groups, functools.partial(_inner, kind, defaults))
+        return
     late = any(_root(p._unit).tree is not None for p in _guards(groups))
     if settings is not None and not late:
         optimizer.__class__ = _class(kind, _TWINS[kind])

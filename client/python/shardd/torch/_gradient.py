@@ -56,6 +56,14 @@ class Gradient:
             self._take()
         return self._seen
 
+    def rows(self) -> torch.Tensor | None:
+        """This rank's rows, to be read; None: there is no reduced one."""
+        if not self._reduced or self.piece is None:
+            return None
+        if self._local is not None:
+            return self._local
+        return self.piece.read(GRADIENT)
+
     def _take(self) -> None:
         assert self.piece is not None and self._mesh is not None
         mesh = self._mesh()

@@ -205,6 +205,17 @@ class Guard(torch.Tensor):
             return
         raise FailedPrecondition(explain(self._name, self._kind, "data = ...", _CONVERT))
 
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As a tensor's; "cpu:0" is "cpu"."""
+        if not kwargs.keys() - {"device", "dtype", "non_blocking"} and not any(
+                isinstance(a, torch.Tensor) for a in args):
+            where, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+            here = self.device
+            if dtype in (None, self.dtype) and (where is None or (
+                    where.type == here.type and (where.index or 0) == (here.index or 0))):
+                return self
+        return super().to(*args, **kwargs)
+
     def register_hook(self, hook: Any) -> Any:
         """Unimplemented: autograd computes the gradient of the gathered parameter, and FSDP2 never
         calls such a hook."""

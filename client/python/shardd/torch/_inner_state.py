@@ -77,7 +77,8 @@ def _said(tree: Tree, value: Any, root: int) -> Any:
 def _trained(optimizer: OnShares) -> list[tuple[ShardedUnit, Parameter, torch.Tensor]]:
     """With each parameter what the inner optimizer has in its place."""
     return [(unit, p, optimizer._of[id(p.guard)])
-            for unit in optimizer._model.units for p in unit.trained]
+            for unit in optimizer._model.units for p in unit.trained
+            if id(p.guard) in optimizer._of]
 
 
 def is_cut(value: Any, stand_in: torch.Tensor) -> bool:

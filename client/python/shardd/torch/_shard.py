@@ -70,10 +70,11 @@ def as_dtensor(mesh: Any, local: torch.Tensor, shape: torch.Size) -> Any:
 def extent(client: Client, mesh: Mesh, shape: torch.Size) -> tuple[int, int]:
     """This rank's rows of what has @shape: the first, and how many."""
     assert client.member is not None
-    return _rows_of(client.member.rank, mesh, shape)
+    return rows_of(client.member.rank, mesh, shape)
 
 
-def _rows_of(rank: int, mesh: Mesh, shape: torch.Size) -> tuple[int, int]:
+def rows_of(rank: int, mesh: Mesh, shape: torch.Size) -> tuple[int, int]:
+    """The same of any rank."""
     rows = shape[0] if shape else 1
     if not shape:
         return 0, rows
@@ -103,7 +104,7 @@ def early(mesh: Mesh | None, whole: torch.Tensor, name: str) -> tuple[Any, torch
         if mesh.replicas > 1:
             ranks = ranks.view(mesh.replicas, mesh.shard)
         _early[mesh] = DeviceMesh(whole.device.type, ranks)
-    first, n = _rows_of(dist.get_rank(), mesh, whole.shape)
+    first, n = rows_of(dist.get_rank(), mesh, whole.shape)
     rows = whole[first:first + n] if whole.shape else whole
     return as_dtensor(mesh.given or _early[mesh], rows, whole.shape), rows
 
@@ -150,4 +151,4 @@ class Piece:
 
 
 __all__ = ["GRADIENT", "PARAMETERS", "Piece", "as_dtensor", "device_mesh", "distributed", "early",
-           "extent", "placements"]
+           "extent", "placements", "rows_of"]

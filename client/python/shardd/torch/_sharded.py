@@ -8,8 +8,7 @@ in_backward a unit's reduction is the last one, and its share comes at once.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Callable
 
 import torch
@@ -17,16 +16,17 @@ from torch import nn
 
 from ..errors import FailedPrecondition, Unimplemented
 from ..specs import OptimizerSpec, OptimizerWhen
-from . import _device, _inner_state, _kept, _probe, _share
+from . import _device, _kept, _probe, _share
 from ._device import tensor_at
 from ._guard import Guard
+from ._on_shares import Inside, OnShares
 from ._tree import built
 from ._unit import Parameter, ShardedUnit
 from ._whole import Owners
-from .optim import _Sharded, _tree
+from .optim import _tree
 
 
-class Sharded(_Sharded):
+class Sharded(OnShares):
     """Any optimizer of torch.optim, on this rank's shard: ``Sharded(torch.optim.Adagrad,
     model.parameters(), lr=0.1)``.
 
@@ -35,9 +35,6 @@ class Sharded(_Sharded):
     tensors are built with whole: each parameter is then stepped by one rank. The parameter groups
     are those of the inner optimizer, so schedulers work on them.
     """
-
-    _own: frozenset[str] | None = None  # attributes that are not the adopted class's
-    _unprobed: Callable[[], None] | None  # of an adopted object, until its first step
 
     def __init__(self, inner: type[torch.optim.Optimizer], params: Iterable[Any],
                  in_backward: bool = False, resilient: bool = False, whole: bool = False,
@@ -81,7 +78,7 @@ class Sharded(_Sharded):
     def _begin(self, groups: list[dict[str, Any]], in_backward: bool, kept: _kept.Kept | None,
                make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
                whole: bool = False) -> None:
-        self.state = _Inside(self)  # type: ignore[assignment]
+        self.state = Inside(self)  # type: ignore[assignment]
         self._own = None
         self._before: list[_Plain] | None = None  # this step; see _as_before
         self.kept, self.may_be_late = kept, not in_backward and kept is None
@@ -129,12 +126,11 @@ class Sharded(_Sharded):
         return self._owners is not None
 
     def extents(self, unit: ShardedUnit, p: Parameter) -> list[tuple[int, int]]:
-        """Of each rank of the mesh, in its order: the first element of @p of which it has the
-        state, and how many."""
+        """See OnShares."""
         return _share.extents(unit, p) if self._owners is None else self._owners.extents(p)
 
     def own(self, unit: ShardedUnit, p: Parameter) -> tuple[int, int]:
-        """This rank's of :meth:`extents`."""
+        """See OnShares."""
         return self.extents(unit, p)[_share.position(unit)]
 
     # ------------------------------------------------------------------ one unit
@@ -209,12 +205,6 @@ class Sharded(_Sharded):
             for plain in self._before:
                 plain.restore()
 
-    def _other(self, seen: dict[str, Any]) -> Callable[[str], bool]:
-        if seen is not vars(self):
-            return lambda name: name not in ("params", "state", "param_groups", "defaults")
-        own = self._own or frozenset()
-        return lambda name: name not in own and name != "_own" and not hasattr(Sharded, name)
-
     def came(self, unit: ShardedUnit) -> None:
         """In backward: @unit was reduced. A replica is held until the step."""
         if unit.replicated:
@@ -244,9 +234,8 @@ class Sharded(_Sharded):
             raise FailedPrecondition(
                 f"this {type(self).__name__} was replaced: another optimizer was built for the "
                 "model's parameters later, and a model has one at a time")
-        if self._unprobed is not None:
-            self._unprobed()
-            self._unprobed = None
+        self._probe_once()
+        self._before_step()
         self._model.collect()
         self._model.hand_over_gradients()
         try:
@@ -258,21 +247,6 @@ class Sharded(_Sharded):
             self._model.client.step(group=self._model.group, skip_if_found=self._skip_if_found)
         self._model.stepped()
         return loss
-
-    def _probe(self, inner: type[torch.optim.Optimizer],
-               make: Callable[[Any, list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
-        """Of an adopted object, which is complete only at its first step."""
-        attributes = {name: value for name, value in vars(self).items()
-                      if self._other(vars(self))(name)}
-
-        def samples(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-            outer = _Attributes()
-            vars(outer).update(_probe.copies(attributes))
-            made = make(outer, groups)
-            made._outer = outer  # type: ignore[attr-defined] # which it refers to weakly
-            return made
-
-        _probe.check(inner, samples, self.param_groups, False)
 
     def finish(self) -> None:
         """Give back what was stepped (collective, if there is something). A rank that died before
@@ -300,20 +274,6 @@ class Sharded(_Sharded):
                 self._next(step=False)
         super().zero_grad(set_to_none)
 
-    # ----------------------------------------------------------------- state dicts
-
-    def _numbered(self) -> tuple[dict[int, Any], list[dict[str, Any]]]:
-        numbers = {id(p): i for i, p in enumerate(p for g in self.guards for p in g)}
-        state = {numbers[p]: s for p, s in _inner_state.read(self, True).items()}
-        return state, _inner_state.groups(self, numbers)
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        _inner_state.load(self, state)
-
-    def _named(self, names: Mapping[int, str], full: bool,
-               wanted: bool) -> tuple[dict[int, Any], list[dict[str, Any]]]:
-        return _inner_state.read(self, full), _inner_state.groups(self, names)
-
 
 class _Plain:
     """The numbers, texts and tensors of a dictionary, as they are now."""
@@ -337,28 +297,6 @@ class _Plain:
                 value.copy_(self._copies[name])
             self._of[name] = value
 
-
-class _Attributes:
-    """What an adopted object has beside what an optimizer has."""
-
-
-class _Inside(dict[Any, Any]):
-    """``optimizer.state``, which the inner optimizer has, of shares. torch.distributed's
-    get_optimizer_state_dict asks whether it is empty, and would take shares for parameters."""
-
-    def __init__(self, optimizer: Sharded) -> None:
-        super().__init__()
-        self._optimizer = weakref.ref(optimizer)
-
-    def __bool__(self) -> bool:
-        raise Unimplemented(
-            "the state of shardd.torch.Sharded is kept by shares, which PyTorch's functions do "
-            "not support: use shardd.torch.optimizer_state_dict(optimizer), or its state_dict()")
-
-    def __missing__(self, guard: Any) -> Any:
-        optimizer = self._optimizer()
-        assert optimizer is not None
-        return optimizer.inner.state[optimizer._of.get(id(guard), guard)]
 
 
 def _sample(guard: Guard, whole: bool) -> nn.Parameter:

@@ -63,6 +63,7 @@ class Tree:
         self.by_trainer = settings is None  # a Sharded may be built yet
         self.order = [u for u in reversed(self.units) if u.trained]
         self.optimizer: Any = None
+        self.several = False  # optimizers that step their own parameters each
         self.sync = True
         self.uneven = False  # inside join()
         self._thread: int | None = None  # that is in the root's forward

@@ -37,6 +37,22 @@ class ShardedModule(_fsdp2.Settings):
             tree.zero_grad()
         super().zero_grad()  # type: ignore[misc]
 
+    _orig_cls_mro_index: int  # of the class without this one, for FSDPModule's __new__
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped class's: FSDP2's is for its own state."""
+        return type(self).__mro__[self._orig_cls_mro_index]._apply(  # type: ignore[attr-defined]
+            self, *args, **kwargs)
+
+    def _get_fsdp_state(self) -> Any:
+        """What functions of torch.distributed.fsdp ask an FSDPModule for."""
+        raise Unimplemented(
+            f"this {type(self).__name__} is sharded by shardd: use the function of shardd.torch "
+            "instead of torch.distributed.fsdp's")
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """Does nothing: a gather is over when it returns."""
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise Unimplemented(f"a {type(self).__name__} cannot be pickled, since its parameters are "
                             "in the daemon: save its state_dict()")
@@ -179,7 +195,7 @@ def _check_offload(policy: Any) -> None:
                             "CPUOffloadPolicy", "offload_policy")
 
 
-def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | None = None,
+def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | int | None = None,
                 shard_placement_fn: Any = None, mp_policy: Any = None, offload_policy: Any = None,
                 ignored_params: Iterable[nn.Parameter] | None = None, policy: Any = None,
                 master: Any = None) -> M:
@@ -189,8 +205,9 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     to the daemon when the optimizer is built, or at the first forward. They can be computed with
     only while they are gathered for a forward or backward.
 
-    @reshard_after_forward: False: kept from forward to the end of backward. None: False for the
-    model, True for what is inside. @mp_policy: torch.distributed.fsdp's
+    @module: or a list of modules, each of which becomes a unit. @reshard_after_forward: False: kept
+    from forward to the end of backward. None: False for the model, True for what is inside. A
+    number of ranks: True, but for 1. @mp_policy: torch.distributed.fsdp's
     MixedPrecisionPolicy. @ignored_params: not sharded; every rank has its own.
     @mesh: a DeviceMesh of the model's device, or ranks in plain numbers: (0, 1, 2, 3) share the
     parameters, ((0, 1), (2, 3)) are replicas of two ranks each, whose gradients are averaged too
@@ -208,18 +225,21 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
     prefix "FSDP" before its name.
     """
     _check_offload(offload_policy)
+    if isinstance(module, (list, tuple)):
+        arguments = dict(mesh=mesh, reshard_after_forward=reshard_after_forward,
+                         shard_placement_fn=shard_placement_fn, mp_policy=mp_policy,
+                         offload_policy=offload_policy, ignored_params=list(ignored_params or ()),
+                         policy=policy, master=master)
+        _each(module, arguments)
+        return module
     if not isinstance(module, nn.Module):
-        raise Unimplemented(f"fully_shard of a {type(module).__name__}: one module is one unit; "
-                            "wrap each, or a module around them", "module")
+        raise InvalidArgument(f"fully_shard of a {type(module).__name__}: give a module, or a list "
+                              "of modules", "module")
     if mp_policy is not None and not hasattr(mp_policy, "param_dtype"):
         raise InvalidArgument(f"mp_policy is {mp_policy!r}, must be a MixedPrecisionPolicy of "
                               "torch.distributed.fsdp", "mp_policy")
     ignored = list(ignored_params or ())
-    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
-        raise Unimplemented(
-            f"reshard_after_forward={reshard_after_forward!r}, must be True, False or None: on one "
-            "node all ranks share a gather, so there is no smaller mesh to keep",
-            "reshard_after_forward")
+    reshard_after_forward = _reshard(reshard_after_forward)
     if unit_of(module) is not None:
         raise FailedPrecondition(
             f"fully_shard or replicate was already called on this {type(module).__name__}")
@@ -257,14 +277,50 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | No
 _classes: dict[tuple[type, type], type] = {}
 
 
+def _pytorchs(methods: type) -> tuple[type, ...]:
+    """What an instance of @methods is to other libraries: FSDP2's class, which makes of a slice of
+    a wrapped container one that is not wrapped."""
+    if methods is not ShardedModule or not torch.distributed.is_available():
+        return ()
+    from torch.distributed.fsdp import FSDPModule
+
+    return (FSDPModule,)
+
+
 def with_methods(kind: type, methods: type, prefix: str) -> type:
     """@kind with @methods before its own; the same for the same two. What is made of classes' names
     (the architecture that transformers saves) must be that of @kind: transformers takes away the
     prefix that FSDP2 uses, no other one."""
     if (kind, methods) not in _classes:
-        _classes[kind, methods] = type(prefix + kind.__name__, (methods, kind), {
+        made = type(prefix + kind.__name__, (methods, *_pytorchs(methods), kind), {
             "__module__": kind.__module__, "__doc__": kind.__doc__})
+        made._orig_cls_mro_index = made.__mro__.index(kind)  # type: ignore[attr-defined]
+        _classes[kind, methods] = made
     return _classes[kind, methods]
+
+
+def _each(modules: Iterable[Any], arguments: dict[str, Any]) -> None:
+    """Wrap each of @modules, those inside others of them first."""
+    modules = list(modules)
+    for module in modules:
+        if not isinstance(module, nn.Module):
+            raise InvalidArgument(f"fully_shard of a list with a {type(module).__name__}: give "
+                                  "modules", "module")
+    within = {id(m): sum(any(m is inner for inner in other.modules()) for other in modules)
+              for m in modules}
+    for module in sorted(modules, key=lambda m: -within[id(m)]):
+        fully_shard(module, **arguments)
+
+
+def _reshard(given: Any) -> bool | None:
+    """FSDP2 keeps the parameters of a unit on a smaller mesh of @given ranks, if it is a number.
+    Here all ranks share what one gathers, so there is nothing smaller: 1 is False, more is True."""
+    if given is None or isinstance(given, bool):
+        return given
+    if not isinstance(given, int) or given < 1:
+        raise InvalidArgument(f"reshard_after_forward is {given!r}, must be True, False, None or a "
+                              "number of ranks above 0", "reshard_after_forward")
+    return given > 1
 
 
 def _add_hooks(module: nn.Module) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ..errors import FailedPrecondition
+from ..errors import FailedPrecondition, Unimplemented
 from .optim import _Sharded
 
 
@@ -42,6 +42,10 @@ class GradScaler:
         if getattr(optimizer, "scaler", None) is self:
             raise FailedPrecondition("unscale_(): optimizer.plan_backward(scaler=...) has said "
                                      "that the daemon unscales in backward: leave out unscale_()")
+        if getattr(optimizer, "partial", False):
+            raise Unimplemented("unscale_() divides the gradients of the whole model, and this "
+                                "optimizer has some of its parameters only: use GradScaler with "
+                                "one optimizer of all parameters", "optimizer")
         optimizer._found_inf = optimizer._model.unscale(1.0 / self._scale)
         self._found[id(optimizer)] = optimizer._found_inf
 

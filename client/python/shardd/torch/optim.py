@@ -348,6 +348,10 @@ class _InDaemon(_Sharded):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._model.optimizer is not self:
+            raise FailedPrecondition(
+                f"this {type(self).__name__} was replaced: another optimizer was built for the "
+                "model's parameters later, and the two do not step the same model")
         self._model.check_optimizer()
         # in backward they are the plan's
         rate, settings = (None, []) if self.in_backward else self.rates()
