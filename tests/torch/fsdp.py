@@ -1,8 +1,10 @@
 """The same training by PyTorch's FSDP2 and by shardd.torch: what differs, behind one interface; and
 running cases on several ranks."""
 
+import multiprocessing.util
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 import traceback
@@ -105,6 +107,15 @@ def start(rank, world, socket, folder):
         return
     store = dist.FileStore(os.path.join(folder, "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+
+
+def shared_folder(rank):
+    """One for all ranks, which rank 0 makes, and removes at its end."""
+    made = [tempfile.mkdtemp() if not rank else None]
+    if not rank:  # processes of multiprocessing do not run atexit
+        multiprocessing.util.Finalize(None, shutil.rmtree, (made[0], True), exitpriority=1)
+    dist.broadcast_object_list(made)
+    return made[0]
 
 
 def differences(ours, theirs, bound=0.0):

@@ -4,7 +4,6 @@ loop over PyTorch's FSDP2 gives, and its states continue bit for bit."""
 
 import os
 import sys
-import tempfile
 
 import fsdp
 import safetensors.torch
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate.state import AcceleratorState
-from fsdp import differences
+from fsdp import differences, shared_folder
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -119,7 +118,9 @@ def loop(accelerator, model, clip=None, make=adam, schedule=halved, steps=(0, ST
             accelerator.backward(loss)
             losses.append(loss.item())
             if accelerator.sync_gradients and clip:
-                norms.append(accelerator.clip_grad_norm_(model.parameters(), clip).item())
+                norm = accelerator.clip_grad_norm_(model.parameters(), clip)
+                assert type(norm) is torch.Tensor, type(norm)
+                norms.append(norm.item())
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
@@ -211,44 +212,57 @@ def in_bf16(name, rank):
 
 
 @case
-def saved_and_resumed(name, rank, **model):
+def saved_and_resumed(name, rank, make=adam, **model):
     """8 steps in one run, and 4 of them, saved, and 4 after that, are equal; a plain Accelerator
     reads the same files."""
-    folder = [tempfile.mkdtemp(prefix="shardd-test-") if not rank else None]
-    dist.broadcast_object_list(folder)
-    [folder] = folder
+    folder = shared_folder(rank)
     st.init(job=name, op_timeout=60)
     accelerator = ShardedAccelerator(cpu=True, gradient_accumulation_steps=2)
-    losses, norms, trained = loop(accelerator, llama(**model), 0.5, save=(folder, 3))
+    losses, norms, trained = loop(accelerator, llama(**model), 0.5, make, save=(folder, 3))
     end = {n: v.clone() for n, v in trained.state_dict().items()}
     full = accelerator.get_state_dict(trained)
     wrong = differences([full], [{} if rank else end])
+    accelerator.save_model(trained, folder + "/model")
+    accelerator.unwrap_model(trained).save_pretrained(
+        folder + "/pretrained", is_main_process=accelerator.is_main_process,
+        state_dict=accelerator.get_state_dict(trained))
+    accelerator.wait_for_everyone()
+    for kind in ("model", "pretrained"):
+        loaded = llama(**model)
+        safetensors.torch.load_model(loaded, f"{folder}/{kind}/model.safetensors")
+        wrong += differences([dict(loaded.state_dict())], [end])
     st.shutdown()
     st.init(job=name + "2", op_timeout=60)
     accelerator = ShardedAccelerator(cpu=True, gradient_accumulation_steps=2)
     torch.manual_seed(77)
     other = transformers.LlamaForCausalLM(llama(**model).config)
-    again, later_norms, trained = loop(accelerator, other, 0.5, steps=(4, STEPS), load=folder)
+    again, later_norms, trained = loop(accelerator, other, 0.5, make, steps=(4, STEPS), load=folder)
     if again != losses[4:] or later_norms != norms[2:]:
         wrong.append(f"{again}, {later_norms} is not the end of {losses}, {norms}")
     wrong += differences([dict(trained.state_dict())], [end])
     st.shutdown()
-    files = sorted(os.listdir(folder))
+    files = sorted(f for f in os.listdir(folder) if os.path.isfile(f"{folder}/{f}"))
     if files != ["model.safetensors", "optimizer.bin", "random_states_0.pkl",
                  "random_states_1.pkl", "scheduler.bin"]:
         wrong.append(f"the folder has {files}")
     plain = llama(**model)
     safetensors.torch.load_model(plain, folder + "/model.safetensors")
-    optimizer = torch.optim.AdamW(plain.parameters())
+    optimizer = make(plain.parameters())
     optimizer.load_state_dict(torch.load(folder + "/optimizer.bin"))
-    if not all(optimizer.state[p]["exp_avg"].any() for p in plain.parameters()):
-        wrong.append("torch.optim.AdamW has no state from optimizer.bin")
+    kept = "exp_avg" if make is adam else "sum"
+    if not all(optimizer.state[p][kept].any() for p in plain.parameters()):
+        wrong.append("torch.optim's optimizer has no state from optimizer.bin")
     return wrong
 
 
 @case
 def saved_and_resumed_with_tied_weights(name, rank):
     return saved_and_resumed(name, rank, tie_word_embeddings=True)
+
+
+@case
+def saved_and_resumed_on_the_shard(name, rank):
+    return saved_and_resumed(name, rank, lambda p: torch.optim.Adagrad(p, lr=0.05))
 
 
 def refused(kind, word, call):

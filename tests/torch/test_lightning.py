@@ -6,14 +6,12 @@ import contextlib
 import logging
 import os
 import sys
-import tempfile
 import warnings
 
 import fsdp
 import lightning
 import torch
-import torch.distributed as dist
-from fsdp import differences
+from fsdp import differences, shared_folder
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import nn
 from torch.distributed.checkpoint import state_dict as dcp
@@ -187,9 +185,7 @@ def two_models_by_hand(name, rank):
 
 @case
 def saved_and_resumed(name, rank):
-    folder = [tempfile.mkdtemp(prefix="shardd-test-") if not rank else None]
-    dist.broadcast_object_list(folder)
-    path = folder[0] + "/one.ckpt"
+    path = shared_folder(rank) + "/one.ckpt"
     st.init(job=name, op_timeout=60)
     first = Module()
     fit(ShardedStrategy(), first, max_epochs=1, accumulate_grad_batches=2).save_checkpoint(path)

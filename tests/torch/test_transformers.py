@@ -8,7 +8,6 @@ import glob
 import os
 import subprocess
 import sys
-import tempfile
 
 import fsdp
 import peft
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
-from fsdp import differences
+from fsdp import differences, shared_folder
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.distributed.checkpoint import state_dict as dcp
 
@@ -75,8 +74,6 @@ class Fsdp2Trainer(transformers.Trainer):
         super().create_accelerator_and_postprocess()
         self.accelerator.__class__ = Fsdp2Accelerator
         self.accelerator.options = self.options
-        if self.options:
-            self.accelerator.native_amp = False
 
 
 def llama(**more):
@@ -128,13 +125,6 @@ def said(ours, theirs):
     if len(a) != len(b) or not a:
         wrong.append(f"{len(a)} lines are logged, not {len(b)}")
     return wrong + differences([whole(ours)], [whole(theirs)])
-
-
-def shared_folder(rank):
-    """One that rank 0 has made, for all ranks."""
-    made = [tempfile.mkdtemp(prefix="shardd-test-") if not rank else None]
-    dist.broadcast_object_list(made)
-    return made[0]
 
 
 def against_fsdp2(name, rank, model=llama, options=None, **more):

@@ -61,7 +61,6 @@ class ShardedAccelerator(Accelerator):  # type: ignore[misc]
             self._shard_defaults["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16,
                 output_dtype=torch.bfloat16)
-            self.native_amp = False  # the units do it
 
     # ----------------------------------------------------------------------- prepare
 
