@@ -461,19 +461,42 @@ int trainer_wait(pid_t pid, unsigned seconds)
 	return code;
 }
 
+/* What the daemon says of its ops and sessions, and where each process is. */
+static void explain_stuck(struct daemonfix *d, const pid_t *pids, uint32_t world)
+{
+	static const char *const ops[] = { "ops", NULL }, *const sessions[] = { "sessions", NULL };
+	static char text[1u << 16];
+	const char *const *const asks[] = { ops, sessions };
+
+	for (uint32_t r = 0; r < world; r++)
+		daemonwatch_print_threads(pids[r], "a trainer");
+	daemonwatch_print_threads(d->pid, "the daemon");
+	for (size_t i = 0; i < ARRAY_SIZE(asks); i++) {
+		(void)daemonfix_ctl_text(d, asks[i], text, sizeof(text));
+		fprintf(stderr, "---- shardctl %s\n%s----\n", asks[i][0], text);
+	}
+}
+
 void trainers_run(struct daemonfix *d, const char *job, uint32_t world, trainer_fn fn, void *arg,
 		  unsigned seconds)
 {
-	uint64_t deadline = deadline_in(seconds);
+	/* The framework's limit may be the same @seconds, and it says nothing: explain before it. */
+	uint64_t deadline = deadline_in(seconds), explain = deadline_in(seconds * 3 / 4);
 	pid_t *pids = calloc(world, sizeof(*pids));
 	int *codes = calloc(world, sizeof(*codes));
-	bool ok = true;
+	bool ok = true, explained = false;
 
 	MUST(pids && codes, "no memory");
 	for (uint32_t r = 0; r < world; r++)
 		pids[r] = trainer_start(d, job, r, world, fn, arg);
 	for (uint32_t r = 0; r < world; r++) {
-		codes[r] = await_exit(pids[r], deadline);
+		codes[r] = await_exit(pids[r], explained ? deadline : explain);
+		if (codes[r] < 0 && !explained) {
+			fprintf(stderr, "rank %u runs for %u s\n", r, seconds * 3 / 4);
+			explain_stuck(d, pids, world);
+			explained = true;
+			codes[r] = await_exit(pids[r], deadline);
+		}
 		if (codes[r] < 0)
 			kill_and_reap(pids[r]);
 		if (codes[r])

@@ -1,11 +1,14 @@
 #include "daemonwatch.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -49,6 +52,40 @@ void daemonwatch_print_log(const char *log)
 		fprintf(stderr, "(only its end)\n");
 	while (f && fgets(line, sizeof(line), f))
 		fputs(line, stderr);
+	fprintf(stderr, "----\n");
+}
+
+static void daemonwatch_print_file(int dir, const char *tid, const char *name)
+{
+	char path[300], text[4096];
+	_cleanup_(fd_closep) int fd = -1;
+	ssize_t n;
+
+	snprintf(path, sizeof(path), "%s/%s", tid, name);
+	fd = openat(dir, path, O_RDONLY | O_CLOEXEC);
+	n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	if (n <= 0)
+		return;
+	text[n] = 0;
+	fprintf(stderr, "%s %s: %s%s", tid, name, text, text[n - 1] == '\n' ? "" : "\n");
+}
+
+void daemonwatch_print_threads(pid_t pid, const char *what)
+{
+	static const char *const files[] = { "comm", "wchan", "syscall" };
+	char path[64];
+	struct dirent *e;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	dir = opendir(path);
+	fprintf(stderr, "---- threads of %s, process %d%s\n", what, (int)pid,
+		dir ? "" : ": it is gone");
+	while (dir && (e = readdir(dir)))
+		for (size_t i = 0; e->d_name[0] != '.' && i < ARRAY_SIZE(files); i++)
+			daemonwatch_print_file(dirfd(dir), e->d_name, files[i]);
+	if (dir)
+		closedir(dir);
 	fprintf(stderr, "----\n");
 }
 

@@ -23,4 +23,8 @@ void daemonwatch_turn(int ms);
 /* Write the last 16 KiB of @log to stderr. */
 void daemonwatch_print_log(const char *log);
 
+/* To stderr: name, kernel wait channel and system call of each thread of the process @pid, which
+ * @what names. For a test whose process does not end. */
+void daemonwatch_print_threads(pid_t pid, const char *what);
+
 #endif
