@@ -381,6 +381,11 @@ int shardd_submit_convert(shardd_client *c, const struct shardd_convert_options 
 		return -SHARDD_INVALID_ARGUMENT;
 	if (o->n_units && !o->units)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "units", "units is NULL");
+	if (o->n_unfreeze && !o->unfreeze)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "unfreeze", "unfreeze is NULL");
+	q.unfreeze = (uint32_t *)o->unfreeze;
+	q.n_unfreeze = o->n_unfreeze;
+	q.optimizer_like = o->optimizer_like;
 	q.units = (uint32_t *)o->units;
 	q.n_units = o->n_units;
 	q.layout = (Shardd__V1__Layout)o->layout;

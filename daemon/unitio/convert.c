@@ -14,13 +14,40 @@
 #include "unitio/import.h"
 #include "work/coll.h"
 
-int convert_record(const struct op *op, const struct unit *u, state_unit *ret, struct fault *f)
+/* The tensors of @ret become an array of its own, in one piece with those that change. */
+static int convert_retype(const struct convert_args *a, const struct unit *u, state_unit *ret)
+{
+	size_t n = u->rec->n_tensors;
+	state_tensor **tensors =
+		calloc(1, n * sizeof(*tensors) + a->n_unfreeze * sizeof(**tensors));
+	state_tensor *own = (state_tensor *)(void *)(tensors + n);
+
+	if (!tensors)
+		return -ENOMEM;
+	memcpy(tensors, u->rec->tensors, n * sizeof(*tensors));
+	for (size_t i = 0; i < a->n_unfreeze; i++) {
+		own[i] = *u->rec->tensors[a->unfreeze[i]];
+		own[i].frozen = false;
+		tensors[a->unfreeze[i]] = &own[i];
+	}
+	ret->tensors = tensors;
+	if (a->like)
+		ret->optimizer = a->like->rec->optimizer;
+	return 0;
+}
+
+void convert_record_free(const struct unit *u, state_unit *rec)
+{
+	if (rec->tensors != u->rec->tensors)
+		free(rec->tensors);
+	rec->tensors = NULL;
+}
+
+static int convert_choose(const struct op *op, const struct unit *u, state_unit *ret,
+			  struct fault *f)
 {
 	struct layout l;
 
-	*ret = *u->rec;
-	ret->parts = NULL;
-	ret->n_parts = 0;
 	ret->layout = convert_args(op)->layout;
 	ret->shard_multiple = convert_args(op)->multiple;
 	if (convert_args(op)->strategy) {
@@ -40,6 +67,19 @@ int convert_record(const struct op *op, const struct unit *u, state_unit *ret, s
 			"unit '%.100s' would have more than 2^48 elements with its padding",
 			u->rec->name);
 	return 0;
+}
+
+int convert_record(const struct op *op, const struct unit *u, state_unit *ret, struct fault *f)
+{
+	*ret = *u->rec;
+	ret->parts = NULL;
+	ret->n_parts = 0;
+	if (convert_args(op)->n_unfreeze && convert_retype(convert_args(op), u, ret) < 0)
+		return fault_errno(f, -ENOMEM, "converting units");
+	if (!convert_choose(op, u, ret, f))
+		return 0;
+	convert_record_free(u, ret);
+	return (int)f->code;
 }
 
 /* -------------------------------------------------------------------- memory */
@@ -79,6 +119,7 @@ void convert_let_go(struct coll *c)
 	for (unsigned i = 0; i < v->n; i++) {
 		unit_free(v->units[i].fresh);
 		convert_free_parts(&v->units[i].rec);
+		convert_record_free(v->units[i].old, &v->units[i].rec);
 	}
 	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
 		for (unsigned k = 0; k < 2; k++)
@@ -97,6 +138,16 @@ static uint64_t convert_array_room(const struct unit *u, unsigned d, unsigned i)
 	return stagger_room(u->parts[d].device, convert_array_bytes(u, i));
 }
 
+/* Has the unit array @i, as it will be? */
+static bool convert_has_array(const struct changing *x, unsigned i)
+{
+	if (!i)
+		return true;
+	if (!x->fresh->layout.shard_elements)
+		return false;
+	return i == 1 ? !unit_pools_gradient(&x->rec) : i - 2 < unit_state_arrays(&x->rec);
+}
+
 static int convert_begin_unit(struct coll *c, struct changing *x, struct unit *u)
 {
 	struct fault f = FAULT_NULL;
@@ -106,7 +157,10 @@ static int convert_begin_unit(struct coll *c, struct changing *x, struct unit *u
 	x->old = u;
 	if (unit_pools_gradient(u->rec))
 		job_give_grads(c->job, u); /* nobody's: check_idle */
-	CHECK(convert_record(c->ops[0], u, &x->rec, &f) == 0);
+	if (convert_record(c->ops[0], u, &x->rec, &f))
+		return -ENOMEM; /* everything else was checked */
+	if (convert_args(c->ops[0])->n_unfreeze && unit_track_gradients(u) < 0)
+		return -ENOMEM;
 	CHECK(unit_layout(&x->rec, group_size(g), &l));
 	if (unit_new(u->id, &x->rec, &l, g->devices, g->n_devices, &x->fresh) < 0)
 		return -ENOMEM;
@@ -116,7 +170,7 @@ static int convert_begin_unit(struct coll *c, struct changing *x, struct unit *u
 	}
 	for (unsigned d = 0; d < u->n_parts; d++)
 		for (unsigned i = 0; i < ARRAYS; i++)
-			if (convert_array_of(&u->parts[d], i)->slab)
+			if (convert_has_array(x, i))
 				convert_of(c)->on[u->parts[d].device->index].bytes[i > 0] +=
 					convert_array_bytes(x->fresh, i) +
 					convert_array_room(x->fresh, d, i);
@@ -186,7 +240,7 @@ static int convert_place_one(struct convert *v, struct changing *x)
 			uint64_t *at = &v->on[on].at[i > 0],
 				 bytes = convert_array_bytes(x->fresh, i);
 
-			if (!convert_array_of(&x->old->parts[d], i)->slab)
+			if (!convert_has_array(x, i))
 				continue;
 			*convert_array_of(p, i) = (struct region){
 				v->on[on].slabs[i > 0],
@@ -221,8 +275,31 @@ static void convert_swap_region(struct region *a, struct region *b)
 	*b = t;
 }
 
+/* In the unit's record. Steps that it had were none of the tensors'. */
+static void convert_swap_tensors(const struct convert_args *a, struct unit *u)
+{
+	state_optimizer *optimizer = u->rec->optimizer;
+
+	if (a->like) {
+		*optimizer = *a->like->rec->optimizer; /* it has no pointers */
+		unit_forget_steps(u);
+	}
+	if (a->n_unfreeze && u->has_gradient && !u->some_lack) {
+		memset(u->lacks, 0, u->rec->n_tensors);
+		u->some_lack = true;
+	}
+	for (size_t i = 0; i < a->n_unfreeze; i++) {
+		state_tensor *t = u->rec->tensors[a->unfreeze[i]];
+
+		t->frozen = false;
+		t->missed = optimizer->steps;
+		if (u->has_gradient)
+			u->lacks[a->unfreeze[i]] = 1;
+	}
+}
+
 /* What is reached by pointers from outside stays: the unit, its parts, its record. */
-static void convert_swap_unit(struct job *job, struct changing *x)
+static void convert_swap_unit(struct job *job, const struct convert_args *a, struct changing *x)
 {
 	struct unit *u = x->old, *fresh = x->fresh;
 	struct unit_tensor *tensors = u->tensors;
@@ -246,6 +323,7 @@ static void convert_swap_unit(struct job *job, struct changing *x)
 		for (unsigned i = 0; i < ARRAYS; i++)
 			convert_swap_region(convert_array_of(&u->parts[d], i),
 					    convert_array_of(&fresh->parts[d], i));
+	convert_swap_tensors(a, u);
 	unit_lay_out(u, &fresh->layout, NULL);
 	u->version++;
 }
@@ -262,7 +340,7 @@ static enum res convert_finish(struct coll *c)
 	if (job_add_slabs(c->job, fresh, n) < 0)
 		return coll_fail(c, -ENOMEM);
 	for (unsigned i = 0; i < v->n; i++)
-		convert_swap_unit(c->job, &v->units[i]);
+		convert_swap_unit(c->job, convert_args(c->ops[0]), &v->units[i]);
 	job_drop_unused_slabs(c->job);
 	c->job->readers.changes++;
 	return RES_DONE;

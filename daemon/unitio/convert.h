@@ -11,6 +11,9 @@ struct convert_args {
 	const uint32_t *units; /* the request's; valid until done */
 	size_t n;
 	uint32_t layout, multiple, strategy, shard_ranks;
+	const uint32_t *unfreeze; /* the request's; tensors of the one unit, ascending */
+	size_t n_unfreeze;
+	const struct unit *like; /* whose optimizer the unit gets; NULL: it keeps its own */
 };
 
 static inline struct convert_args *convert_args(const struct op *op)
@@ -22,7 +25,7 @@ static inline struct convert_args *convert_args(const struct op *op)
 /* One unit: what it is and what it becomes. */
 struct changing {
 	struct unit *old;
-	state_unit rec;     /* the record as it will be; only parts are its own */
+	state_unit rec;     /* the record as it will be: convert_record */
 	struct unit *fresh; /* laid out by that */
 };
 
@@ -44,9 +47,12 @@ static inline struct convert *convert_of(const struct coll *c)
 	return coll_own(c, sizeof(struct convert));
 }
 
-/* The record of @u as @op would have it: without parts, tensors and names still the unit's. Return: 0
- * or a fault code. */
+/* The record of @u as @op would have it: without parts. Its strings, and the tensors that stay as they
+ * are, are the unit's; the optimizer is the unit's, or that of the unit that it is taken from. Return:
+ * 0 or a fault code. */
 int convert_record(const struct op *op, const struct unit *u, state_unit *ret, struct fault *f);
+/* Free what is its own of a record by convert_record; @u: the unit. */
+void convert_record_free(const struct unit *u, state_unit *rec);
 
 /* Begin. Return: 0 or -ENOMEM. */
 int convert_new(struct coll *c);

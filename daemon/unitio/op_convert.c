@@ -1,5 +1,6 @@
 /*
- * ConvertUnits: other layouts for units that are there. Parameters, gradients and optimizer
+ * ConvertUnits: other layouts for units that are there, and frozen tensors that become trained.
+ * Parameters, gradients and optimizer
  * state are repacked into new memory, array after array, tensor by tensor; the old memory goes
  * when all of it is done. Until then nothing has changed, so that whatever fails leaves the
  * units as they were.
@@ -67,6 +68,85 @@ static int op_convert_decode_unit(struct op *op, const request *r, size_t i, str
 	return 0;
 }
 
+static int op_convert_decode_tensor(const state_unit *rec, const request *r, size_t i,
+				    struct fault *f)
+{
+	uint32_t tensor = r->unfreeze[i];
+
+	if (tensor >= rec->n_tensors)
+		return fault_set(f, FAULT_INVALID, "unfreeze",
+				 "tensor %u of unit '%.100s' is out of range (0..%zu)", tensor,
+				 rec->name, rec->n_tensors - 1);
+	if (i && tensor <= r->unfreeze[i - 1])
+		return fault_set(f, FAULT_INVALID, "unfreeze",
+				 "unfreeze has %u after %u; its numbers must ascend", tensor,
+				 r->unfreeze[i - 1]);
+	if (unit_is_alias(rec->tensors[tensor]))
+		return fault_set(f, FAULT_INVALID, "unfreeze",
+				 "tensor '%.100s' of unit '%.100s' is an alias; name the tensor "
+				 "that it stands for",
+				 rec->tensors[tensor]->name, rec->name);
+	if (!rec->tensors[tensor]->frozen)
+		return fault_set(f, FAULT_INVALID, "unfreeze",
+				 "tensor '%.100s' of unit '%.100s' is trained already",
+				 rec->tensors[tensor]->name, rec->name);
+	return 0;
+}
+
+static bool op_convert_has_optimizer(const state_unit *rec)
+{
+	return rec->optimizer->kind != OPTIM_NONE || rec->optimizer->when == OPTIM_BY_TRAINER;
+}
+
+static int op_convert_decode_like(struct op *op, const state_unit *rec, uint32_t id,
+				  struct fault *f)
+{
+	const struct unit *like = job_unit_by_id(op->m->job, id);
+
+	if (!like)
+		return fault_set(f, FAULT_NOT_FOUND, "optimizer_like",
+				 "there is no unit %u in job '%s': its units are 1 to %u", id,
+				 op->m->job->rec->name, op->m->job->n_units);
+	if (op_convert_has_optimizer(rec))
+		return fault_set(f, FAULT_INVALID, "optimizer_like",
+				 "unit '%.100s' has an optimizer already; optimizer_like must be 0",
+				 rec->name);
+	if (!op_convert_has_optimizer(like->rec))
+		return fault_set(f, FAULT_INVALID, "optimizer_like",
+				 "unit '%.100s' has no optimizer; name a unit that has one",
+				 like->rec->name);
+	if (like->rec->optimizer->kind != OPTIM_NONE && rec->storage_dtype != DTYPE_FP32)
+		return fault_set(f, FAULT_INVALID, "optimizer_like",
+				 "unit '%.100s' is stored in %s, and the optimizer of unit "
+				 "'%.100s' runs in the daemon, which steps FP32",
+				 rec->name, dtype_name((enum dtype)rec->storage_dtype),
+				 like->rec->name);
+	convert_args(op)->like = like;
+	return 0;
+}
+
+static int op_convert_decode_unfreeze(struct op *op, const request *r, struct fault *f)
+{
+	const struct unit *u = job_unit_by_id(op->m->job, r->units[0]);
+
+	convert_args(op)->unfreeze = r->unfreeze;
+	convert_args(op)->n_unfreeze = r->n_unfreeze;
+	convert_args(op)->like = NULL;
+	if (r->optimizer_like && !r->n_unfreeze)
+		return fault_set(f, FAULT_INVALID, "optimizer_like",
+				 "optimizer_like is %u, and unfreeze is empty; it must be 0",
+				 r->optimizer_like);
+	if (r->n_unfreeze && r->n_units != 1)
+		return fault_set(f, FAULT_INVALID, "unfreeze",
+				 "unfreeze names tensors of one unit, and units has %zu; convert "
+				 "them one by one",
+				 r->n_units);
+	for (size_t i = 0; i < r->n_unfreeze; i++)
+		if (op_convert_decode_tensor(u->rec, r, i, f))
+			return f->code;
+	return r->optimizer_like ? op_convert_decode_like(op, u->rec, r->optimizer_like, f) : 0;
+}
+
 static int op_convert_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const request *r = (const request *)msg;
@@ -80,26 +160,34 @@ static int op_convert_decode(struct op *op, const ProtobufCMessage *msg, struct 
 			return f->code;
 	convert_args(op)->units = r->units;
 	convert_args(op)->n = r->n_units;
+	if (op_convert_decode_unfreeze(op, r, f))
+		return f->code;
 	return op_convert_decode_choices(op, r, f);
 }
 
 static int op_convert_check(struct op *op, struct fault *f)
 {
+	const struct convert_args *a = convert_args(op);
 	uint64_t hash = FNV_BEGIN;
 
 	if (op_check_not_torn(op, f))
 		return f->code;
-	for (size_t i = 0; i < convert_args(op)->n; i++) {
+	for (size_t i = 0; i < a->n; i++) {
+		const struct unit *u = job_unit_by_id(op->m->job, a->units[i]);
 		state_unit rec;
 
-		if (convert_record(op, job_unit_by_id(op->m->job, convert_args(op)->units[i]), &rec,
-				   f))
+		if (convert_record(op, u, &rec, f))
 			return f->code;
-		hash = fnv_add(hash, convert_args(op)->units[i]);
+		convert_record_free(u, &rec);
+		hash = fnv_add(hash, a->units[i]);
 	}
-	op_print(op, "ConvertUnits of %zu units to layout %u, multiple %u, strategy %u of %u",
-		 convert_args(op)->n, convert_args(op)->layout, convert_args(op)->multiple,
-		 convert_args(op)->strategy, convert_args(op)->shard_ranks);
+	for (size_t i = 0; i < a->n_unfreeze; i++)
+		hash = fnv_add(hash, a->unfreeze[i]);
+	hash = fnv_add(hash, a->like ? a->like->id : 0);
+	op_print(op,
+		 "ConvertUnits of %zu units to layout %u, multiple %u, strategy %u of %u, "
+		 "unfreezing %zu tensors",
+		 a->n, a->layout, a->multiple, a->strategy, a->shard_ranks, a->n_unfreeze);
 	op->entry.print.words[2] = hash;
 	op->entry.print.words[3] = convert_args(op)->layout;
 	op->entry.print.words[4] = convert_args(op)->multiple;

@@ -360,6 +360,20 @@ void ask_convert(struct scene *s, unsigned r)
 	SUBMIT(s, r, "ConvertUnits", m[r]);
 }
 
+void ask_unfreeze(struct scene *s, unsigned r)
+{
+	static uint32_t units[] = { 1 }, tensors[] = { 1 };
+	static Shardd__V1__ConvertUnitsRequest m[SCENE_RANKS];
+
+	m[r] = (Shardd__V1__ConvertUnitsRequest)SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+	m[r].units = units;
+	m[r].n_units = 1;
+	m[r].layout = SHARDD__V1__LAYOUT__LAYOUT_DIM0;
+	m[r].unfreeze = tensors;
+	m[r].n_unfreeze = 1;
+	SUBMIT(s, r, "ConvertUnits", m[r]);
+}
+
 void ask_verify(struct scene *s, unsigned r)
 {
 	Shardd__V1__VerifyModelRequest m = SHARDD__V1__VERIFY_MODEL_REQUEST__INIT;

@@ -441,6 +441,7 @@ static void op_convert(struct self *s, struct rng *r)
 	shardd_unit units[MAX_UNITS];
 	unsigned n = some_units(s, r, units);
 	struct shardd_convert_options to = { .size = sizeof(to) };
+	uint32_t tensor = below(r, 4);
 	shardd_ticket t = 0;
 
 	s->last = "convert";
@@ -450,6 +451,11 @@ static void op_convert(struct self *s, struct rng *r)
 	to.shard_ranks = to.strategy == SHARDD_HYBRID ? 1 + 2 * below(r, 2) : 0;
 	to.units = units;
 	to.n_units = n;
+	if (chance(r, 20)) { /* most are not frozen, or do not exist */
+		to.unfreeze = &tensor;
+		to.n_unfreeze = 1;
+		to.optimizer_like = chance(r, 20) ? any_unit(s, r) : 0;
+	}
 	ticket(s, shardd_submit_convert(s->c, &to, &t, &train_err), &t);
 }
 

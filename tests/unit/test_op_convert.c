@@ -492,3 +492,215 @@ Test(op_convert, the_state_of_an_optimizer_is_summoned_and_written_back)
 		state_goes_and_comes(devices, LAYOUT_DIM0, STRATEGY_REPLICATE);
 	}
 }
+
+/* ------------------------------------------------------------ frozen tensors that are trained */
+
+static void unfreeze(struct fixture *x, uint32_t id, uint32_t tensor, uint32_t like)
+{
+	static uint32_t units[RANKS], tensors[RANKS];
+	static Shardd__V1__ConvertUnitsRequest r[RANKS];
+
+	for (unsigned i = 0; i < RANKS; i++) {
+		units[i] = id;
+		tensors[i] = tensor;
+		r[i] = (Shardd__V1__ConvertUnitsRequest)SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+		r[i].units = &units[i];
+		r[i].n_units = 1;
+		r[i].layout = (Shardd__V1__Layout)x->job->units[id - 1]->rec->layout;
+		r[i].unfreeze = &tensors[i];
+		r[i].n_unfreeze = 1;
+		r[i].optimizer_like = like;
+		nodefix_submit(&x->n, x->m[i], "ConvertUnits", &r[i].base, &x->op[i]);
+	}
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_wait(&x->op[i]);
+}
+
+/* Every rank's gradient is @value everywhere. */
+static void reduce_all(struct fixture *x, float value)
+{
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_on_unit(&x->n, x->m[i], "GradientBuffer", x->u, &x->op[i]);
+	for (unsigned i = 0; i < RANKS; i++) {
+		nodefix_ok(&x->op[i], "GradientBuffer");
+		nodefix_write(&x->op[i].result.place, value);
+	}
+	all_ok(x, "Reduce");
+}
+
+static void step_all(struct fixture *x)
+{
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_step(&x->n, x->m[i], &x->op[i]);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x->op[i], "Step");
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_commit(&x->n, x->m[i], x->job->rec->step + 1, 0, &x->op[i]);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x->op[i], "Commit");
+}
+
+/* How many elements of tensor @t differ from x->params. */
+static uint64_t changed(struct fixture *x, uint32_t t)
+{
+	uint64_t n = 0;
+	float now[64] = { 0 };
+
+	read_packed(x->u, now);
+	for (uint64_t k = x->u->tensors[t].packed;
+	     k < x->u->tensors[t].packed + x->u->tensors[t].elements; k++)
+		n += now[k] != x->params[k];
+	return n;
+}
+
+/* Values and state stay; the tensor has its own count of steps, and is stepped from there on. */
+static void frozen_is_trained(unsigned devices, enum unit_layout_kind layout,
+			      enum unit_strategy strategy)
+{
+	float before[64] = { 0 }, after[64] = { 0 };
+	struct fixture x;
+
+	setup(&x, devices, 0);
+	convert(&x, layout, strategy);
+	nodefix_ok(&x.op[0], "ConvertUnits");
+	reduce_all(&x, 1);
+	step_all(&x);
+	cr_expect_eq(changed(&x, 0), 4);
+	cr_expect_eq(changed(&x, 1), 0);
+	read_packed(x.u, x.params);
+	state_packed(x.u, before, false);
+	unfreeze(&x, 1, 1, 0);
+	nodefix_ok(&x.op[0], "ConvertUnits");
+	expect_params(&x);
+	state_packed(x.u, after, false);
+	cr_expect_arr_eq(after, before, sizeof(before)); /* where it was frozen: 0 */
+	cr_expect_eq(unit_frozen_numel(x.u), 0);
+	cr_expect_eq(unit_steps(x.u, 0), 1);
+	cr_expect_eq(unit_steps(x.u, 1), 0);
+	reduce_all(&x, 1);
+	step_all(&x);
+	for (uint32_t t = 0; t < 3; t++)
+		cr_expect_eq(changed(&x, t), x.u->tensors[t].elements, "tensor %u", t);
+	cr_expect_eq(unit_steps(x.u, 0), 2);
+	cr_expect_eq(unit_steps(x.u, 1), 1);
+	nodefix_end(&x.n);
+}
+
+Test(op_convert, a_frozen_tensor_is_trained_from_there_on)
+{
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		frozen_is_trained(devices, LAYOUT_FLAT, STRATEGY_SHARD);
+		frozen_is_trained(devices, LAYOUT_DIM0, STRATEGY_SHARD);
+		frozen_is_trained(devices, LAYOUT_DIM0, STRATEGY_REPLICATE);
+	}
+}
+
+/* The unit has a gradient; the tensor has none, so a step skips it. */
+Test(op_convert, a_tensor_that_was_frozen_has_no_gradient_yet)
+{
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		struct fixture x;
+
+		setup(&x, devices, 0);
+		reduce_all(&x, 1);
+		unfreeze(&x, 1, 1, 0);
+		nodefix_ok(&x.op[0], "ConvertUnits");
+		cr_expect(unit_lacks_gradient(x.u, 1));
+		cr_expect_not(unit_lacks_gradient(x.u, 2));
+		step_all(&x);
+		cr_expect_eq(changed(&x, 0), 4);
+		cr_expect_eq(changed(&x, 1), 0);
+		cr_expect_eq(unit_steps(x.u, 1), 0);
+		nodefix_end(&x.n);
+	}
+}
+
+/* All of it is frozen: it has no arrays but the parameters, and no optimizer. */
+static struct unit *frozen_unit(struct fixture *x, const char *name)
+{
+	state_unit *frozen = nodefix_spec(name, 5);
+
+	frozen->tensors[0]->frozen = true;
+	*frozen->optimizer = (state_optimizer)SHARDD__STATE__V1__OPTIMIZER__INIT;
+	return nodefix_unit(&x->n, x->job, frozen, x->m, RANKS);
+}
+
+Test(op_convert, a_unit_of_frozen_tensors_gets_an_optimizer)
+{
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		struct fixture x;
+		struct unit *v;
+
+		setup(&x, devices, 0);
+		v = frozen_unit(&x, "v");
+		cr_expect_null(v->parts[0].state1.slab);
+		unfreeze(&x, v->id, 0, 1);
+		nodefix_ok(&x.op[0], "ConvertUnits");
+		cr_expect_eq(v->rec->optimizer->kind, OPTIM_ADAMW);
+		cr_expect(v->parts[0].grads.slab && v->parts[0].state1.slab &&
+			  v->parts[0].state2.slab);
+		x.u = v;
+		read_packed(v, x.params);
+		reduce_all(&x, 1);
+		step_all(&x);
+		cr_expect_eq(changed(&x, 0), 5);
+		nodefix_end(&x.n);
+	}
+}
+
+Test(op_convert, an_optimizer_that_cannot_be_taken)
+{
+	static const struct {
+		uint32_t unit, tensor, like;
+		enum fault_code code;
+		const char *words;
+	} bad[] = {
+		{ 1, 1, 1, FAULT_INVALID, "has an optimizer already" },
+		{ 2, 0, 2, FAULT_INVALID, "'v' has no optimizer" },
+		{ 2, 0, 9, FAULT_NOT_FOUND, "no unit 9" },
+		{ 3, 0, 1, FAULT_INVALID, "is stored in" },
+	};
+	state_unit *half = nodefix_spec("h", 5);
+	struct fixture x;
+
+	setup(&x, 1, 0);
+	frozen_unit(&x, "v");
+	half->tensors[0]->frozen = true;
+	half->storage_dtype = half->compute_dtype = half->gradient_dtype = DTYPE_BF16;
+	*half->optimizer = (state_optimizer)SHARDD__STATE__V1__OPTIMIZER__INIT;
+	nodefix_unit(&x.n, x.job, half, x.m, RANKS);
+	for (size_t k = 0; k < ARRAY_SIZE(bad); k++) {
+		unfreeze(&x, bad[k].unit, bad[k].tensor, bad[k].like);
+		cr_expect_eq(x.op[0].fault.code, bad[k].code, "%zu: %s", k, x.op[0].fault.text);
+		cr_expect(strstr(x.op[0].fault.text, bad[k].words), "%s", x.op[0].fault.text);
+		cr_expect(x.job->units[bad[k].unit - 1]->rec->tensors[bad[k].tensor]->frozen);
+	}
+	nodefix_end(&x.n);
+}
+
+/* One rank wants it, the others do not: all are told, and nothing changes. */
+Test(op_convert, all_ranks_must_unfreeze_the_same)
+{
+	struct fixture x;
+
+	setup(&x, 1, 0);
+	convert(&x, LAYOUT_DIM0, 0);
+	for (unsigned i = 1; i < RANKS; i++)
+		submit(&x, i, LAYOUT_DIM0, 0);
+	{
+		uint32_t unit = 1, tensor = 1;
+		Shardd__V1__ConvertUnitsRequest r = SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+
+		r.units = &unit;
+		r.n_units = r.n_unfreeze = 1;
+		r.layout = SHARDD__V1__LAYOUT__LAYOUT_DIM0;
+		r.unfreeze = &tensor;
+		nodefix_submit(&x.n, x.m[0], "ConvertUnits", &r.base, &x.op[0]);
+		for (unsigned i = 0; i < RANKS; i++) {
+			nodefix_wait(&x.op[i]);
+			cr_expect_eq(x.op[i].fault.code, FAULT_STATE, "%s", x.op[i].fault.text);
+		}
+	}
+	cr_expect(x.u->rec->tensors[1]->frozen);
+	nodefix_end(&x.n);
+}

@@ -518,13 +518,21 @@ struct shardd_convert_options {
 	uint32_t shard_multiple;       /* FLAT; 0: 1 */
 	enum shardd_strategy strategy; /* 0: unchanged */
 	uint32_t shard_ranks;          /* with HYBRID */
+	/* Frozen tensors of the one unit in @units, by their index, ascending, that are trained
+	 * from here on. Their optimizer state is 0, and they have had no step. NULL: none. */
+	const uint32_t *unfreeze;
+	size_t n_unfreeze;
+	/* With @unfreeze, of a unit without an optimizer: the unit whose settings of the optimizer
+	 * it gets. 0: it stays without one. */
+	shardd_unit optimizer_like;
 };
 
-/* Change the layout of units (collective). Parameters, gradients and optimizer state keep their
- * bits. @units: @n_units of one group, ascending. No rank may have them gathered or summoned, or
- * have a gradient buffer of them. From then on they are registered with the new layout. The
- * conversion needs memory for both layouts; the old memory is given back when all units that were
- * registered in one call have been converted. If it is refused, nothing changes.
+/* Change the layout of units, and which tensors are trained (collective). Parameters, gradients and
+ * optimizer state keep their bits. @units: @n_units of one group, ascending. No rank may have them
+ * gathered or summoned, or have a gradient buffer of them. From then on they are registered with
+ * the new layout. The conversion needs memory for both layouts; the old memory is given back when
+ * all units that were registered in one call have been converted. If it is refused, nothing
+ * changes.
  * shardd_tensor_places returns the new places once the ticket has ended. */
 SHARDD_API int shardd_submit_convert(shardd_client *c, const struct shardd_convert_options *options,
 				     shardd_ticket *t, struct shardd_error *err);

@@ -6,7 +6,7 @@ import ctypes as C
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from . import _abi, _again, _library, _restart, specs
@@ -195,6 +195,19 @@ class Client(Session):
         registered = [Unit(self, spec, info) for spec, info in zip(units, infos)]
         self._units.update((unit.id, unit) for unit in registered)
         return registered
+
+    def unfreeze(self, unit: Unit, tensors: Sequence[int], like: Unit | None = None) -> Unit:
+        """Train frozen tensors of @unit from here on (collective), which nobody has gathered.
+        @tensors: their indices. @like: a unit whose optimizer @unit gets, which has none. Return:
+        the unit as it is now, in place of @unit."""
+        numbers = sorted(tensors)
+        self.do("convert", (C.c_uint32 * 1)(unit.id), 1, unit.spec.layout,
+                unit.spec.shard_multiple, unfreeze=(C.c_uint32 * len(numbers))(*numbers),
+                n_unfreeze=len(numbers), optimizer_like=like.id if like is not None else 0)
+        made = [replace(t, frozen=False) if i in numbers else t
+                for i, t in enumerate(unit.spec.tensors)]
+        optimizer = like.spec.optimizer if like is not None else unit.spec.optimizer
+        return self.register([replace(unit.spec, tensors=made, optimizer=optimizer)])[0]
 
     # ------------------------------------------------------------------- ops
 

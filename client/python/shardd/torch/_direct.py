@@ -44,7 +44,8 @@ def attach(module: nn.Module, attribute: str, full: torch.Tensor, unit: Gradient
     """@full is the weight of @module alone: if it is of a kind that is known here its gradient
     shall go to @unit's buffer."""
     ours = _forward_of(module) if attribute == "weight" else None
-    if ours is not None and "forward" not in module.__dict__:
+    own = module.__dict__.get("forward")
+    if ours is not None and (own is None or getattr(own, "__func__", None) is ours):
         setattr(full, _PLACE, (unit, index))
         module.forward = types.MethodType(ours, module)  # type: ignore[method-assign]
 

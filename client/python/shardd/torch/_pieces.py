@@ -174,6 +174,7 @@ def _model_of(groups: list[dict[str, Any]]) -> Tree:
                                  "all gradients: build that one without in_backward")
     tree.finish()
     tree.optimizer = None  # it may not step from here on
+    tree.take_unfrozen()
     tree.several = True
     return tree
 

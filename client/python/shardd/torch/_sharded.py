@@ -233,7 +233,9 @@ class Sharded(OnShares):
         if self._model.optimizer is not self:
             raise FailedPrecondition(
                 f"this {type(self).__name__} was replaced: another optimizer was built for the "
-                "model's parameters later, and a model has one at a time")
+                "model's parameters later, and a model has one at a time; to have both, "
+                "give one optimizer a group for each, or build both before the first backward with "
+                "some of the trained parameters each")
         self._probe_once()
         self._before_step()
         self._model.collect()

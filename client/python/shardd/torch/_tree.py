@@ -26,7 +26,7 @@ from . import _device, _faults, _mesh
 from ._meta import from_meta
 from ._progress import Bar
 from ._session import session_for
-from ._unit import NO_TASK, Call, ShardedUnit
+from ._unit import NO_TASK, Call, Parameter, ShardedUnit
 
 _roots: weakref.WeakKeyDictionary[Client, int] = weakref.WeakKeyDictionary()
 
@@ -61,7 +61,7 @@ class Tree:
         for unit in self.units:
             unit.take_trained()
         self.by_trainer = settings is None  # a Sharded may be built yet
-        self.order = [u for u in reversed(self.units) if u.trained]
+        self._take_order()
         self.optimizer: Any = None
         self.several = False  # optimizers that step their own parameters each
         self.sync = True
@@ -84,6 +84,12 @@ class Tree:
         self._modules = _with_parameters(root.module)
         self._count = self._parameters()
 
+    def _take_order(self) -> None:
+        """In which units are reduced, and what is trained in each."""
+        self.order = [u for u in reversed(self.units) if u.trained]
+        for unit in self.units:
+            unit.below = [u for u in units_of(unit.module) if u is not unit and u.trained]
+
     def _name_units(self) -> None:
         names = {id(m): n for n, m in self.root.module.named_modules()}
         self._number = _roots.get(self.client, 0) + 1
@@ -96,7 +102,6 @@ class Tree:
                 raise FailedPrecondition(
                     f"unit '{unit.name}' was used before the module around it was wrapped: call "
                     "fully_shard or replicate on all modules before the first forward")
-            unit.below = [u for u in units_of(unit.module) if u is not unit and u.trained]
             unit.tree, unit.name = self, prefix + (names[id(unit.module)] or "root") + unit.bucket
 
     def _one_mesh(self, units: list[ShardedUnit]) -> _mesh.Mesh | None:
@@ -205,13 +210,54 @@ class Tree:
                 "a parameter, or a module with parameters, was added, removed or replaced after "
                 "the model was wrapped: the daemon has the original ones; build the model first, "
                 "then call fully_shard or replicate")
-        for unit in self.units:
-            unit.check()
+        self.take_unfrozen()
         self.take_dropped()
         self.settle()
         _faults.check()
         _faults.expect(True)
         self._thread = threading.get_ident()
+
+    def take_unfrozen(self, optimizer: Any = None) -> None:
+        """What was frozen when the daemon got the model, and is trained now, gets room for its
+        gradient and the optimizer's state (collective, if there is something). @optimizer: one that
+        is being built; None: the present one goes on."""
+        found = [(unit, fresh) for unit in self.units for fresh in [unit.check()] if fresh]
+        if not found:
+            return
+        self._check_unfrozen(found, optimizer)
+        self.take_dropped()
+        self.release_all()
+        for unit, fresh in found:
+            like = None if unit.trained else self._like(unit, fresh[0])
+            unit.unfreeze(self.client, fresh, like)
+        self._take_order()
+        self._specs = [u.unit.spec for u in self.units if u.unit is not None]
+        if self.optimizer is not None:
+            self.optimizer.took_unfrozen()
+
+    def _check_unfrozen(self, found: list[tuple[ShardedUnit, list[Parameter]]],
+                        optimizer: Any) -> None:
+        unit, fresh = found[0]
+        if unit.replicated:
+            for p in fresh:
+                p.guard.requires_grad = False
+            raise FailedPrecondition(
+                f"requires_grad of '{unit.name}.{fresh[0].name}' is True, and was False when "
+                "replicate got the model: as with DistributedDataParallel, what is trained is "
+                "decided then; set it before, and freeze it afterwards")
+        if self.optimizer is not None and optimizer is None:
+            for _, fresh in found:
+                self.optimizer.check_unfrozen(fresh)
+
+    def _like(self, unit: ShardedUnit, p: Parameter) -> ShardedUnit:
+        """A unit with the optimizer that @unit, which has none, needs for @p."""
+        for other in self.order:
+            if self.optimizer is None or self.optimizer.keeps_the_same(other.trained[0], p):
+                return other
+        raise FailedPrecondition(
+            f"requires_grad of '{unit.name}.{p.name}' is True, and no unit was trained before that "
+            "has the optimizer that this unit needs: unfreeze one parameter before fully_shard "
+            "that has the same settings, and freeze it again after the first forward")
 
     @property
     def elsewhere(self) -> bool:

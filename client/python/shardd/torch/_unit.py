@@ -434,9 +434,9 @@ class ShardedUnit:
                 p.install(p.guard)
             self.installed = False
 
-    def check(self) -> None:
+    def check(self) -> list[Parameter]:
         """Is it still what was wrapped? FailedPrecondition: a parameter was replaced or has other
-        memory, or begins or ceases to be trained."""
+        memory. Return: those that are trained now and were frozen."""
         for p in self.params:
             if p.full is not None and p.full.untyped_storage()._cdata != self._storage._cdata:
                 raise FailedPrecondition(
@@ -451,6 +451,10 @@ class ShardedUnit:
                         "daemon has the old one; replace it before, or change its values in "
                         "shardd.torch.summon_full_params(model)")
             self._check_trained(p)
+        self._expect()
+        return [p for p in self.params if p.guard.requires_grad and not p.trained]
+
+    def _expect(self) -> None:
         self.expected = sum(p.guard.requires_grad for p in self.trained)
 
     def _check_trained(self, p: Parameter) -> None:
@@ -459,13 +463,36 @@ class ShardedUnit:
             return
         if self.installed:
             p.guard.requires_grad = p.full.requires_grad
-        if p.guard.requires_grad and not p.trained:
-            p.guard.requires_grad = False
+        if p.trained:
+            p.full.requires_grad_(p.guard.requires_grad)
+
+    def unfreeze(self, client: Client, fresh: list[Parameter], like: ShardedUnit | None) -> None:
+        """Train @fresh, which were frozen, from here on (collective). Nobody has the unit gathered.
+        @like: a unit whose optimizer this one gets, which has none. FailedPrecondition: gradients
+        of an earlier backward are still to be reduced."""
+        name = f"{self.name}.{fresh[0].name}"
+        if self.parent is not None and self in self.parent.companions:
             raise FailedPrecondition(
-                f"requires_grad of '{self.name}.{p.name}' is True, and was False when the daemon "
-                "got the model: it has no room for the gradient; set it before the optimizer is "
-                "built and before the first forward, and set it to False afterwards")
-        p.full.requires_grad_(p.guard.requires_grad)
+                f"requires_grad of '{name}', of {self.dtype}, is True now and was False when the "
+                f"daemon got the model; other parameters of its unit are {self.parent.dtype}: call "
+                "fully_shard on a module inside that has it, or unfreeze it before")
+        if self.written:
+            raise FailedPrecondition(
+                f"requires_grad of '{name}' has become True while gradients of earlier backwards "
+                "are added up and not reduced: change it after the step")
+        numbers = [self.params.index(p) for p in fresh]
+        unit = client.unfreeze(self._must(), numbers, like._must() if like is not None else None)
+        for p in fresh:
+            p.trained = True
+        self.trained = [p for p in self.params if p.trained]
+        self._views.clear()
+        self._gradients = None
+        self.registered(unit)
+        self.place_shards(client)
+        for p in self.trained:
+            assert p.full is not None
+            p.full.requires_grad_(p.guard.requires_grad)
+        self._expect()
 
     def take_trained(self) -> None:
         """Which parameters are trained is decided when the daemon gets the unit."""

@@ -25,7 +25,7 @@ from . import _device, _optim_state, _rows, _types
 from ._guard import Guard
 from ._session import rank_if_any, session
 from ._tree import Tree, built, tree_of, units_of
-from ._unit import ShardedUnit
+from ._unit import Parameter, ShardedUnit
 
 
 def _check(groups: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -69,6 +69,8 @@ def _tree(groups: list[dict[str, Any]], optimizer: Any, settings: Any) -> Tree:
     for unit in units_of(root.module):
         settings(unit)  # nothing is registered if it raises
     tree = tree_of(root, settings)
+    if before is not None:
+        tree.take_unfrozen(optimizer)
     tree.finish()
     tree.optimizer = optimizer
     tree.by_trainer = optimizer.may_be_late
@@ -109,6 +111,20 @@ class _Sharded(torch.optim.Optimizer):
                                      "when the daemon already has its state: give all groups at "
                                      "once")
         super().add_param_group(param_group)
+
+    def check_unfrozen(self, fresh: list[Parameter]) -> None:
+        """FailedPrecondition: it cannot step @fresh, parameters that were frozen until now."""
+        raise FailedPrecondition(
+            f"requires_grad of '{fresh[0].name}' is True, and was False when this "
+            f"{type(self).__name__} was built, which keeps its state by this rank's elements: "
+            "build the optimizer again, or give each optimizer some of the parameters")
+
+    def keeps_the_same(self, p: Parameter, other: Parameter) -> bool:
+        """Has the daemon the same memory for the state of @p as @other needs?"""
+        return True
+
+    def took_unfrozen(self) -> None:
+        """Parameters that were frozen are trained from here on."""
 
     def _named(self, names: Mapping[int, str], full: bool,
                wanted: bool) -> tuple[dict[int, Any], list[dict[str, Any]]]:
@@ -213,6 +229,52 @@ class _InDaemon(_Sharded):
             max_norm=float(max_norm), norm_type=float(norm_type),
             error_if_nonfinite=error_if_nonfinite)
         self.scaler = scaler
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch.optim's: of parameters that were frozen when the optimizer was built, which it
+        steps from the forward on before which requires_grad is set."""
+        if not hasattr(self, "_model"):
+            super().add_param_group(param_group)
+            return
+        given = param_group["params"]
+        params = [given] if isinstance(given, torch.Tensor) else list(given)
+        added = dict(param_group, params=params)
+        ours = {id(p.guard): p for unit in self._model.units for p in unit.params}
+        if _check([added]).keys() - ours.keys():
+            raise InvalidArgument("a parameter of the group belongs to another model: build one "
+                                  "optimizer for each model", "params")
+        torch.optim.Optimizer.add_param_group(self, added)
+        group = self.param_groups[-1]
+        self._by_id.update(_check([group]))
+        self._built.append(self._setting(group))
+        self._kept[id(group)] = self._memory(group)
+
+    def check_unfrozen(self, fresh: list[Parameter]) -> None:
+        """FailedPrecondition: @fresh has a parameter that is in no group. Unimplemented: its
+        group's settings need other memory than its unit has."""
+        for p in fresh:
+            group = self._by_id.get(id(p.guard))
+            if group is None:
+                raise FailedPrecondition(
+                    f"requires_grad of '{p.name}' is True, and the model's optimizer, which the "
+                    "daemon runs, does not have it: call optimizer.add_param_group before the "
+                    "forward, or freeze it again")
+            trained = p.guard._unit.trained
+            if trained and not self.keeps_the_same(trained[0], p):
+                raise Unimplemented(
+                    f"the group of '{p.name}' differs from that of '{trained[0].name}', of the "
+                    "same unit, in a setting that decides the daemon's memory "
+                    f"({', '.join((*self._fixed, 'momentum'))}): wrap them as separate units")
+
+    def keeps_the_same(self, p: Parameter, other: Parameter) -> bool:
+        """See _Sharded. Of what is in no group: False."""
+        one, two = (self._by_id.get(id(x.guard)) for x in (p, other))
+        return one is not None and two is not None and self._memory(one) == self._memory(two)
+
+    def took_unfrozen(self) -> None:
+        """The daemon has not registered their settings."""
+        self._mixed = True
+        self._places.clear()
 
     def planned(self) -> dict[str, Any]:
         """What the daemon does with the gradients of the backward that begins."""
@@ -351,7 +413,9 @@ class _InDaemon(_Sharded):
         if self._model.optimizer is not self:
             raise FailedPrecondition(
                 f"this {type(self).__name__} was replaced: another optimizer was built for the "
-                "model's parameters later, and the two do not step the same model")
+                "model's parameters later, and the two do not step the same model; to "
+                "have both, give one optimizer a group for each, or build both before the first "
+                "backward with some of the trained parameters each")
         self._model.check_optimizer()
         # in backward they are the plan's
         rate, settings = (None, []) if self.in_backward else self.rates()
