@@ -71,12 +71,12 @@ def refusals(rank):
     model = cases.mlp()
     shardd.torch.fully_shard(model[0])
     shardd.torch.fully_shard(model)
-    for hook in (None, default_hooks.allreduce_hook, lambda *_: None):
+    for hook in (None, default_hooks.allreduce_hook.__name__, len):
         try:
             model.register_comm_hook(None, hook)
             said.append(f"{hook} was not refused")
-        except shardd.Unimplemented as error:
-            if "reduce_scatter_hook, fp16_compress_hook" not in str(error):
+        except shardd.InvalidArgument as error:
+            if "(state, gradient, output) -> None" not in str(error):
                 said.append(f"what is known is not in {error}")
     api = Hooked("edited")
     for changed, word in ((dict(gradient_predivide_factor=1.0), "gradient_predivide_factor is 1.0"),

@@ -13,7 +13,7 @@ import test_fully_shard as cases
 import torch
 import transformer
 from fsdp import Fsdp2, Shardd, differences
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, quantization_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
@@ -438,10 +438,8 @@ def refusals(rank):
     replicate(cases.mlp(), process_group=torch.distributed.group.WORLD)
     model = replicate(cases.Branches())
     expect(shardd.FailedPrecondition, "already called", lambda: replicate(model))
-    quantized = quantization_hooks.quantization_pertensor_hook
-    for hook in (None, 5, lambda state, bucket: None, quantized,
-                 default_hooks.fp16_compress_wrapper(quantized)):
-        expect(shardd.Unimplemented, "bf16_compress_hook of torch.distributed",
+    for hook in (None, 5, len):
+        expect(shardd.InvalidArgument, "(state, bucket) -> Future",
                lambda hook=hook: model.register_comm_hook(None, hook))
     expect(shardd.InvalidArgument, "process group",
            lambda: model.register_comm_hook("x", default_hooks.allreduce_hook))

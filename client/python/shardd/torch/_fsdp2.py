@@ -96,11 +96,12 @@ class Settings:
 
 def _no_own(name: str) -> None:
     raise Unimplemented(f"{name}: the daemon does gathers and reductions, and runs none of your "
-                        "code; register_comm_hook supports PyTorch's own hooks", name)
+                        "code; a function of yours can reduce gradients as register_comm_hook's "
+                        "hook", name)
 
 
 def _settable(unit: ShardedUnit, name: str) -> ShardedUnit:
-    if unit.replicated or unit.hook:
+    if unit.replicated or unit.hook or unit.own_hook:
         raise Unimplemented(f"{name}: after replicate and with a communication hook gradients are "
                             "divided as DistributedDataParallel and FSDP1 do; multiply the loss",
                             "factor")

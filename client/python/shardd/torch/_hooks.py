@@ -1,4 +1,5 @@
-"""Communication hooks: PyTorch's own, which the daemon has as profiles of a reduction."""
+"""Communication hooks: PyTorch's own, which the daemon has as profiles of a reduction, and others,
+which run here."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 
 from ..errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ..specs import Profile
+from ._comm_hook import CommHook
 from ._session import world_size
 from ._unit import ShardedUnit
 
@@ -91,15 +93,36 @@ def check_states(units: Sequence[ShardedUnit]) -> None:
             _check_state(unit.hook_state, unit.hook)
 
 
-def _find(hook: Any, replicated: bool) -> _Found:
+def _find(hook: Any, replicated: bool) -> _Found | None:
+    """None: it is none of PyTorch's that the daemon has."""
     known, module = _DDP if replicated else _FSDP, _module(replicated)
     hook = _unwrapped(hook, module) if replicated else hook
     for name, found in known.items():
         if hook is getattr(module, name):
             return found
-    raise Unimplemented(
-        f"{getattr(hook, '__qualname__', hook)!s} would run Python inside a reduction, which "
-        f"the daemon does: use {', '.join(known)} of {module.__name__}", "hook")
+    return None
+
+
+# The arguments of a hook that runs here.
+_DDP_TAKES = "(state, bucket) -> Future, as DistributedDataParallel's"
+_FSDP_TAKES = "(state, gradient, output) -> None, as FSDP1's"
+
+
+def _check_own(hook: Any, units: Sequence[ShardedUnit]) -> None:
+    takes, n = (_DDP_TAKES, 2) if units[0].replicated else (_FSDP_TAKES, 3)
+    if not callable(hook):
+        raise InvalidArgument(f"hook is {hook!r}: it must be a function {takes}", "hook")
+    try:
+        inspect.signature(hook).bind(*range(n))
+    except TypeError:
+        raise InvalidArgument(f"hook is {getattr(hook, '__qualname__', hook)!s}, which does not "
+                              f"take {n} arguments: it must be a function {takes}",
+                              "hook") from None
+    except ValueError:  # a function of C: nothing is known of its arguments
+        pass
+    if any(u.mesh is not None and u.mesh.replicas > 1 for u in units):
+        raise Unimplemented("a communication hook of your own gets gradients that are reduced in "
+                            "one step: with replicas of shards (HSDP) use one of PyTorch's", "hook")
 
 
 def register(units: Sequence[ShardedUnit], state: Any, hook: Any) -> None:
@@ -113,9 +136,14 @@ def register(units: Sequence[ShardedUnit], state: Any, hook: Any) -> None:
         if unit.pre_divide:
             raise Unimplemented("mixed_precision brings its own communication hook: give either "
                                 "mixed_precision or a hook", "hook")
-        if unit.hook is not None:
+        if unit.hook is not None or unit.own_hook is not None:
             raise FailedPrecondition("register_comm_hook was already called: only one hook is "
                                      "allowed")
+    if found is None:
+        _check_own(hook, units)
+        for unit in units:
+            unit.own_hook = CommHook(hook, state)
+        return
     check_all_ranks(getattr(state, "process_group", state), "state")
     _check_state(state, found)
     for unit in units:

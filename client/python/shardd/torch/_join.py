@@ -54,6 +54,10 @@ def uneven(module: nn.Module, buffers: Buffers | None, by_all: bool, enable: boo
     if getattr(tree.optimizer, "inner", None) is not None:
         raise Unimplemented("join() does not support shardd.torch.Sharded: a rank without inputs "
                             "must step its shares, too; use AdamW, Adam or SGD of shardd.torch")
+    if unit.own_hook is not None:
+        raise Unimplemented("join() does not support a communication hook of your own: a rank "
+                            "without inputs must take part in its collectives, too; use one of "
+                            "PyTorch's default_hooks")
     tree.uneven = True
     try:
         with _told(tree) if throw else contextlib.nullcontext():

@@ -42,10 +42,12 @@ class ReplicatedModule(ShardedModule):
     """The methods that replicate adds to a module."""
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Reduce as one of torch.distributed.algorithms.ddp_comm_hooks.default_hooks does:
+        """Reduce by a hook, as DistributedDataParallel. Before the optimizer is built.
+
+        The daemon does what torch.distributed.algorithms.ddp_comm_hooks.default_hooks has:
         allreduce_hook, fp16_compress_hook, bf16_compress_hook, or one of the two compressing
-        wrappers around the first. Before the optimizer is built. @state: None, or a process group
-        of all ranks. Other hooks are Unimplemented."""
+        wrappers around the first; then @state is None, or a process group of all ranks. Any other
+        function (state, bucket) -> Future runs in this process."""
         _hooks.register(_state.own_units(self), state, hook)  # type: ignore[arg-type]
 
     @contextlib.contextmanager

@@ -26,7 +26,7 @@ from . import _device, _faults, _mesh
 from ._meta import from_meta
 from ._progress import Bar
 from ._session import session_for
-from ._unit import NO_TASK, Call, Parameter, ShardedUnit
+from ._unit import NO_TASK, Call, OwnHook, Parameter, ShardedUnit
 
 _roots: weakref.WeakKeyDictionary[Client, int] = weakref.WeakKeyDictionary()
 
@@ -441,6 +441,7 @@ class Tree:
         """A gradient has arrived."""
         self.begin_backward()
         self._some = True
+        self._take_hooked(unit)
         if not unit.add_gradient(index, gradient):
             return
         if unit.task not in (NO_TASK, torch._C._current_graph_task_id()):
@@ -481,8 +482,36 @@ class Tree:
             self.client.plan_backward(rate, group=self.group, settings=settings,
                                       **self.optimizer.planned())
         unit.push_gradients()
-        self._tickets.append((unit, unit.reduce_submit(self._adds_up)))
         self.reduced = True
+        if unit.own_hook is not None:
+            self._call_hook(unit, unit.own_hook)
+        else:
+            self._submit(unit)
+
+    def _submit(self, unit: ShardedUnit) -> None:
+        self._tickets.append((unit, unit.reduce_submit(self._adds_up)))
+
+    def _call_hook(self, unit: ShardedUnit, hook: OwnHook) -> None:
+        """The function of the program reduces while backward goes on; :meth:`_take_hooked` hands
+        the result to the daemon."""
+        self._take_hooked(unit)
+        hook.number(self.order.index(unit), unit is self.order[-1])
+        hook.begin(unit)
+        unit.hooked = True
+        if self._steps_here or self._steps_in_backward:
+            self._take_hooked(unit)
+
+    def _take_hooked(self, last: ShardedUnit | None = None) -> None:
+        """What hooks have reduced, in the order of the reductions; up to @last, if it is one."""
+        if last is not None and not last.hooked:
+            return
+        for unit in self.order:
+            if unit.hooked and unit.own_hook is not None:
+                unit.hooked = False
+                unit.own_hook.finish(unit)
+                self._submit(unit)
+            if unit is last:
+                break
 
     def _end_backward(self) -> None:
         """Runs when autograd has done all of the pass."""
@@ -498,9 +527,11 @@ class Tree:
         if self.sync:
             for unit in self.order[self._next:]:
                 self._reduce(unit)
+            self._take_hooked()
             for unit in self.order:
                 if unit.written:  # a second gradient after its reduction
                     self._reduce(unit)
+            self._take_hooked()
         self._wait()
         for unit in self.units:
             unit.guard_gradients(True)

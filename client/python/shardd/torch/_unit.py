@@ -104,6 +104,19 @@ class Model(Protocol):
         """Parameters are wanted: a step that waits for the commit is made now (collective)."""
 
 
+class OwnHook(Protocol):
+    """A communication hook that runs in this process."""
+
+    def number(self, index: int, last: bool) -> None:
+        """Which bucket the next one is, and whether it is the last of the pass."""
+
+    def begin(self, unit: ShardedUnit) -> None:
+        """Call it with the gradients of a pass."""
+
+    def finish(self, unit: ShardedUnit) -> None:
+        """Wait for it, and put this rank's contribution into the gradient buffer."""
+
+
 class Parameter:
     """A parameter of a unit. ``owners``: every (module, attribute) that has it: tied weights are
     one parameter. ``name``: the first of its names, from the unit's module on."""
@@ -169,6 +182,9 @@ class ShardedUnit:
         self.was_gathered = False
         self.hook: tuple[Profile, torch.dtype | None] | None = None  # of register_comm_hook
         self.hook_state: Any = None  # the user's object
+        self.sharers = 1, 0  # how many ranks share it, and which of them this one is
+        self.own_hook: OwnHook | None = None  # a Python function that reduces
+        self.hooked = False  # it has been called in this pass, and its result is not taken yet
         self.pre_divide = 0.0  # of the gradients; 0: as the profile has it
         self.within = 0  # calls of register_fsdp_forward_method's that are under way
         self.divide_factor, self.force_sum = 0.0, False  # FSDP2's; 0: by the number of ranks
@@ -247,7 +263,9 @@ class ShardedUnit:
         tensors = [TensorSpec(p.name, list(p.shape), frozen=not p.trained,
                               **settings.get(id(p.guard), {})) for p in self.params]
         profile, reduce_dtype = self.hook or (
-            Profile.DDP if self.replicated else Profile.FSDP2, None)
+            Profile.DDP if self.replicated and self.own_hook is None else Profile.FSDP2, None)
+        if self.own_hook is not None:  # its results are added to zeros
+            self.divide_factor, self.force_sum = 1.0, True
         nbytes = self.buffer_bytes or self.state_bytes
         buffers = [BufferSpec("optimizer" if self.state_bytes else "all buffers", (nbytes,),
                               Dtype.UINT8)]
@@ -290,6 +308,7 @@ class ShardedUnit:
         member, tree = client.member, self.tree
         assert member is not None and self.unit is not None and tree is not None
         mesh = self.mesh or world(member.world_size)
+        self.sharers = len(mesh.ranks), mesh.ranks.index(member.rank)
         for i, p in enumerate(() if self.replicated else self.params):
             rows = _shard.extent(client, mesh, p.shape)[1]
             piece = _shard.Piece(client, self.unit.id, i, p.shape, rows, self.stored)
@@ -583,13 +602,33 @@ class ShardedUnit:
             self._gradients = self._views[address]
         return self._gradients
 
+    def flat_gradient(self) -> torch.Tensor:
+        """The gradients of all trained parameters in one row; 0 where this rank has none. Of a
+        replicated unit the daemon's buffer itself."""
+        views = self._gradient_views()
+        for index, view in enumerate(views):
+            if index not in self.written:
+                view.zero_()
+        if self.replicated:  # its layout is one row
+            n = sum(p.shape.numel() for p in self.trained)
+            return torch.as_strided(views[0], (n,), (1,))
+        return torch.cat([view.reshape(-1) for view in views])
+
+    def set_flat_gradient(self, flat: torch.Tensor) -> None:
+        """The same, written."""
+        at = 0
+        for p, view in zip(self.trained, self._gradient_views()):
+            view.copy_(flat[at:at + p.shape.numel()].view(p.shape))
+            at += p.shape.numel()
+
     def direct_gradient(self, index: int, accumulator: Any) -> torch.Tensor | None:
         """The parameter's part of the daemon's buffer, for the gradient that backward is about to
         compute and @accumulator, autograd's node, to hand on. None: something is there already, or
         the gradient goes elsewhere (torch.autograd.grad), or the place is not aligned."""
         assert self.tree is not None
         self.tree.begin_backward()
-        if index in self.written or index in self.promised or not _direct.arrives(accumulator):
+        if self.hooked or index in self.written or index in self.promised or \
+                not _direct.arrives(accumulator):
             return None
         view = self._gradient_views()[index]
         if view.data_ptr() % _direct.ALIGNMENT:
@@ -622,7 +661,7 @@ class ShardedUnit:
         use the unit?"""
         unit, views = self._must(), self._gradient_views()
         unused = [i for i in range(len(views)) if i not in self.written]
-        for index in unused:
+        for index in unused if self.own_hook is None else ():
             views[index].zero_()
         if self.zeros and self.was_gathered:  # they count as gradients
             unused = [i for i in unused if not self.trained[i].guard.requires_grad]
@@ -634,7 +673,7 @@ class ShardedUnit:
                 self._reduced(unused)
             return not result.skipped
 
-        if len(unused) == len(views) and not more:
+        if len(unused) == len(views) and not more and self.own_hook is None:
             return unit.client.submit("reduce", unit.id, unit_unused=True, finish=finish)
         numbers = [self.params.index(self.trained[i]) for i in unused]
         return unit.client.submit("reduce", unit.id, finish=finish,
@@ -680,6 +719,7 @@ class ShardedUnit:
 
     def forget_gradients(self) -> None:
         """What is in the buffer counts no more."""
+        self.hooked = False
         self.written.clear()
         self.arrived.clear()
         self.promised.clear()

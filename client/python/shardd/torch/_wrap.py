@@ -123,10 +123,13 @@ class ShardedModule(_fsdp2.Settings):
         return tree_of(self._unit()).clip(max_norm, norm_type, error_if_nonfinite)
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Reduce this module's units, and those inside it, as FSDP1 does with one of
-        torch.distributed.algorithms._comm_hooks.default_hooks: reduce_scatter_hook,
-        fp16_compress_hook, bf16_compress_hook. Before the optimizer is built. @state: None, or
-        what has a process group of all ranks. Other hooks are Unimplemented."""
+        """Reduce this module's units, and those inside it, by a hook, as FSDP1. Before the
+        optimizer is built.
+
+        The daemon does what torch.distributed.algorithms._comm_hooks.default_hooks has:
+        reduce_scatter_hook, fp16_compress_hook, bf16_compress_hook; then @state is None, or what
+        has a process group of all ranks. Any other function (state, gradient, output) runs in this
+        process, with the unit's flat gradient, padded, and room for this rank's part."""
         _hooks.register(units_of(self), state, hook)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
