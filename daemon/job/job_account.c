@@ -56,8 +56,8 @@ static void job_account_name_largest(const struct job *job, char *buf, size_t by
 		size_t at = strlen(buf);
 
 		snprintf(buf + at, bytes - at, "%s '%.40s' %llu",
-			 i ? "," : "; your others:", largest[i]->rec->name,
-			 (unsigned long long)largest[i]->quota.used);
+			 i ? "," : "; your others ('shardctl job delete NAME' frees one):",
+			 largest[i]->rec->name, (unsigned long long)largest[i]->quota.used);
 	}
 }
 
@@ -71,8 +71,8 @@ static void job_account_name_quarantined(const struct job *job, char *buf, size_
 		sum += job->node->devices[d].quarantined;
 	if (sum)
 		snprintf(buf + at, bytes - at,
-			 "; %llu bytes of it are quarantined, held by processes of ended jobs: see "
-			 "shardctl memory",
+			 "; %llu bytes of it are quarantined until processes end that have mapped "
+			 "them (shardctl memory lists them)",
 			 (unsigned long long)sum);
 }
 
