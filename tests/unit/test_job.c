@@ -716,3 +716,15 @@ JOB_TEST(a_refusal_for_want_of_memory_says_who_has_it)
 	cr_expect_eq(job->ops.failed, 1);
 	cr_expect(strstr(job->ops.last_error, "RESOURCE_EXHAUSTED"));
 }
+
+JOB_TEST(a_refusal_for_want_of_memory_says_what_frees_some)
+{
+	struct job *job = nodefix_job(&n, "a", 1, 3 << 20), *other = nodefix_job(&n, "b", 1, 0);
+	struct member *m = nodefix_join(&n, job, 0), *of_other = nodefix_join(&n, other, 0);
+	struct nodefix_op op = { 0 };
+
+	NODEFIX_OK(nodefix_alloc(&n, of_other, 1 << 20, &op), &op);
+	nodefix_alloc(&n, m, 4 << 20, &op);
+	expect_fault(&op.fault, FAULT_EXHAUSTED,
+		     "your others ('shardctl job delete NAME' frees one): 'b' 1048576");
+}
