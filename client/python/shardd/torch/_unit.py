@@ -57,13 +57,14 @@ def _take_original(value: nn.Parameter) -> None:
     _originals[key] = weakref.ref(value, lambda _: _originals.pop(key, None))
 
 
-def _is_original(value: Any) -> bool:
+def is_original(value: Any) -> bool:
+    """Is it a parameter that a unit has taken? The unit made another one of it."""
     known = _originals.get(id(value))
     return known is not None and known() is value
 
 
 def _not_of_before(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if any(_is_original(p) for group in optimizer.param_groups for p in group["params"]):
+    if any(is_original(p) for group in optimizer.param_groups for p in group["params"]):
         raise FailedPrecondition(
             f"this {type(optimizer).__name__} was built before fully_shard or replicate: it has "
             "the old parameters, which are no longer trained; build it afterwards, as one of "
@@ -172,6 +173,8 @@ class ShardedUnit:
         self.below: list[ShardedUnit] = []  # units in it, with trained parameters; by the tree
         self.tree: Model | None = None  # _tree.built has all of it
         self.reshard_after_forward = reshard
+        self.reshard_after_backward = self.unshard_in_backward = True
+        self.sync = True  # backward reduces (else it only adds up)
         self.mp_policy = mp_policy
         self.bucket = ""  # behind the module's name
         self.replicated = False
@@ -328,6 +331,15 @@ class ShardedUnit:
                         p.initial.copy_(shown.full_tensor())
                 p.values.touched = False
 
+    def materialise(self, guard: Guard, device: Any) -> None:
+        """The parameter of @guard gets memory on @device, with any values, if it is on the meta
+        device and the daemon does not have it yet."""
+        [p] = [p for p in self.params if p.guard is guard]
+        if p.initial is not None and p.initial.is_meta:
+            p.initial = nn.Parameter(torch.empty(p.shape, dtype=guard.dtype, device=device),
+                                     requires_grad=p.trained)
+            guard._where = p.initial.device
+
     def early(self, p: Parameter) -> tuple[Any, torch.Tensor]:
         """This rank's rows of what the program has built, until the daemon has it: to compute
         with, and as they are. FailedPrecondition: there is nothing."""
@@ -482,7 +494,7 @@ class ShardedUnit:
             return
         if self.installed:
             p.guard.requires_grad = p.full.requires_grad
-        if p.trained:
+        if p.trained and p.full.requires_grad != p.guard.requires_grad:
             p.full.requires_grad_(p.guard.requires_grad)
 
     def unfreeze(self, client: Client, fresh: list[Parameter], like: ShardedUnit | None) -> None:
