@@ -171,10 +171,13 @@ def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module
     """(module, attribute, name) of all parameters below that no unit has yet."""
     _check_extensions(module, ignored)
     inner = {p.original: (u, p) for u in units_of(module) for p in u.params}
-    found = []
+    replicated, found = _by_pytorch(module), []
     for prefix, owner in module.named_modules():
+        if id(owner) in replicated:
+            continue
         for attribute, value in owner._parameters.items():
-            if value is None or isinstance(value, Guard) or id(value) in ignored:
+            if value is None or isinstance(value, Guard) or id(value) in ignored or \
+                    _types.is_kept(value):
                 continue
             name = f"{prefix}.{attribute}" if prefix else attribute
             if id(value) in inner:
@@ -190,6 +193,16 @@ def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module
                     "neither of them by itself, also not in a list", name)
             found.append((owner, attribute, name))
     return found
+
+
+def _by_pytorch(module: nn.Module) -> set[int]:
+    """The modules inside that PyTorch's own replicate() has, which FSDP2 leaves alone, too."""
+    key = "torch.distributed._composable.contract"
+    if key not in sys.modules:
+        return set()
+    registry = sys.modules[key]._get_registry
+    return {id(inner) for m in module.modules() if "replicate" in (registry(m) or ())
+            for inner in m.modules()}
 
 
 def _check_extensions(module: nn.Module, ignored: set[int]) -> None:
