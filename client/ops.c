@@ -80,6 +80,7 @@ OP(release, Release, release, ops_release_result);
 OP(gradient, GradientBuffer, gradient_buffer, ops_gradient_result);
 OP(alloc_buffer, AllocBuffer, alloc_buffer, ops_alloc_result);
 OP(free_buffer, FreeBuffer, free_buffer, NULL);
+OP(drop_units, DropUnits, drop_units, NULL);
 OP_KEEPING(reduce, Reduce, reduce, ops_reduce_result, ops_reduce_keep);
 OP(all_reduce, AllReduce, all_reduce, NULL);
 OP(broadcast, Broadcast, broadcast, NULL);
@@ -255,6 +256,22 @@ int shardd_submit_alloc(shardd_client *c, const struct shardd_alloc_options *opt
 	return op_submit(c, &alloc_buffer, &q.base, t, err);
 }
 
+static int ops_submit_drop(shardd_client *c, const struct shardd_free_options *o, shardd_ticket *t,
+			   struct shardd_error *err)
+{
+	Shardd__V1__DropUnitsRequest q = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+
+	if (o->buffer)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.buffer",
+				 "buffer is %llu, and units are given: free one or the others",
+				 (unsigned long long)o->buffer);
+	if (!o->units)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "options.units", "units is NULL");
+	q.units = (uint32_t *)o->units;
+	q.n_units = o->n_units;
+	return op_submit(c, &drop_units, &q.base, t, err);
+}
+
 int shardd_submit_free(shardd_client *c, const struct shardd_free_options *options,
 		       shardd_ticket *t, struct shardd_error *err)
 {
@@ -264,6 +281,8 @@ int shardd_submit_free(shardd_client *c, const struct shardd_free_options *optio
 
 	if (!o)
 		return -SHARDD_INVALID_ARGUMENT;
+	if (o->units || o->n_units)
+		return ops_submit_drop(c, o, t, err);
 	q.buffer = o->buffer;
 	return op_submit(c, &free_buffer, &q.base, t, err);
 }

@@ -59,6 +59,15 @@ void ahead_asked(struct op *op)
 	pass_args(op)->there = u->copy == UNIT_COPY_CASTING || full_valid(u) || (mu && mu->held);
 }
 
+/* It may have been dropped since the list was made. */
+static void ahead_begin_unit(const struct op *op, uint32_t id)
+{
+	struct unit *u = job_unit_by_id(op->m->job, id);
+
+	if (u)
+		ahead_begin(op, u);
+}
+
 /* A step of which the order is known, or is given: was this what should have been begun? */
 static void ahead_count(struct op *op, struct member_unit *mu, bool known)
 {
@@ -86,7 +95,7 @@ void ahead_used(struct op *op)
 		(void)prefetch_used(&a->learned, ahead_use_of(op));
 	}
 	for (uint32_t i = 0; list && i < list->n; i++)
-		ahead_begin(op, job_unit_by_id(op->m->job, list->units[i]));
+		ahead_begin_unit(op, list->units[i]);
 	ahead_next(op);
 }
 
@@ -96,5 +105,5 @@ void ahead_next(const struct op *op)
 	prefetch_use next = a->lists ? 0 : prefetch_next(&a->learned);
 
 	if (next)
-		ahead_begin(op, job_unit_by_id(op->m->job, prefetch_unit(next)));
+		ahead_begin_unit(op, prefetch_unit(next));
 }

@@ -141,6 +141,8 @@ const struct ddp_buckets *ddp_buckets_of(const struct ddp_rank *r);
 
 /* All functions below return 0, or a fault code; in that case nothing has changed. */
 
+/* Is @u in the buckets of a ddp? */
+bool ddp_has_unit(const struct job *job, const struct unit *u);
 /* Is any rank in a pass with the buckets that contain @u, or are such buckets being reduced? */
 bool ddp_unit_is_busy(const struct job *job, const struct unit *u);
 /* Number of passes that rank @rank has ended, in all ddps that contain @u. */

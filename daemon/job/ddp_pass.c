@@ -99,6 +99,14 @@ static bool ddp_pass_has_unit(const struct ddp *d, const struct unit *u)
 	return false;
 }
 
+bool ddp_has_unit(const struct job *job, const struct unit *u)
+{
+	for (unsigned k = 0; k < JOB_MAX_DDPS; k++)
+		if (job->ddps[k] && ddp_pass_has_unit(job->ddps[k], u))
+			return true;
+	return false;
+}
+
 /* The state of the rank in the job's @k-th ddp. Return: NULL if there is none of this epoch with @u
  * and @rank. */
 static const struct ddp_rank *ddp_pass_rank_with(const struct job *job, unsigned k,

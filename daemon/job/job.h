@@ -138,7 +138,14 @@ uint64_t job_spare_bytes(const struct job *job);
 /* Add slabs to the job, in the order of their numbers; the job takes its own reference on each. All
  * or none. Return: 0 or -ENOMEM. */
 int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n);
-/* Let go of slabs of shards in which no unit has anything any more. */
+/* How many units it has, without those that were dropped. */
+uint32_t job_units_alive(const struct job *job);
+/* A unit with another name of a tensor of unit @id. Return: NULL if there is none. */
+const struct unit *job_unit_tied_to(const struct job *job, uint32_t id);
+/* The unit loses its memory, its name and its registrations, and keeps its number. Nothing reads or
+ * writes it, and nobody has anything of it (CHECKed). Its slabs: job_drop_unused_slabs. */
+void job_drop_unit(struct job *job, struct unit *u);
+/* Let go of slabs of shards and buffers in which no unit has anything any more. */
 void job_drop_unused_slabs(struct job *job);
 void job_units_free(struct job *job);
 

@@ -87,6 +87,10 @@ static int job_restore_unit(struct job *job, state_unit *rec, struct fault *f)
 				 "saved unit '%.100s' has ranks without a device", rec->name);
 	if (unit_new(job->n_units + 1, rec, &layout, g->devices, g->n_devices, &u) < 0)
 		return fault_errno(f, -ENOMEM, "restoring units");
+	if (rec->dropped) {
+		job->units[job->n_units++] = u;
+		return 0;
+	}
 	if (!job_restore_parts(job, u) || !job_restore_buffers(job, u) ||
 	    htab_add(&job->unit_names, rec->name, u) < 0) {
 		unit_free(u);

@@ -231,9 +231,11 @@ static inline struct group *job_group_by_id(struct job *job, uint32_t id)
 	return id < job->n_groups ? job->groups[id] : NULL;
 }
 
+/* The same; nor if it was dropped. */
 static inline struct unit *job_unit_by_id(struct job *job, uint32_t id)
 {
-	return id && id <= job->n_units ? job->units[id - 1] : NULL;
+	return id && id <= job->n_units && !job->units[id - 1]->rec->dropped ? job->units[id - 1]
+									     : NULL;
 }
 
 #endif

@@ -59,14 +59,78 @@ static bool job_units_part_has(const struct unit_part *p, const struct slab *s)
 	       p->state2.slab == s || p->state3.slab == s;
 }
 
+/* All ranks' buffers of a unit are in one slab each. */
+static bool job_units_buffers_have(const struct job *job, const struct unit *u,
+				   const struct slab *s)
+{
+	uint32_t index;
+
+	return u->buffers && s->owner_rank >= 0 &&
+	       group_index(job->groups[u->rec->group], (uint32_t)s->owner_rank, &index) &&
+	       u->buffers[index].slab == s;
+}
+
 static bool job_units_is_used(const struct job *job, const struct slab *s)
 {
-	bool used = s->owner_rank >= 0; /* buffers stay where they are */
+	bool used = false;
 
-	for (uint32_t i = 0; !used && i < job->n_units; i++)
+	for (uint32_t i = 0; !used && i < job->n_units; i++) {
+		used = job_units_buffers_have(job, job->units[i], s);
 		for (unsigned d = 0; !used && d < job->units[i]->n_parts; d++)
 			used = job_units_part_has(&job->units[i]->parts[d], s);
+	}
 	return used;
+}
+
+uint32_t job_units_alive(const struct job *job)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < job->n_units; i++)
+		n += !job->units[i]->rec->dropped;
+	return n;
+}
+
+const struct unit *job_unit_tied_to(const struct job *job, uint32_t id)
+{
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
+
+		for (uint32_t t = 0; u->id != id && !u->rec->dropped && t < u->rec->n_tensors; t++)
+			if (u->tensors[t].alias && u->tensors[t].of_unit == id)
+				return u;
+	}
+	return NULL;
+}
+
+static void job_units_forget_parts(struct unit *u)
+{
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct unit_part *p = &u->parts[d];
+
+		CHECK(!p->full.slab && !p->partials.slab);
+		p->params = p->grads = p->state1 = p->state2 = p->state3 = REGION_NULL;
+	}
+	free(u->buffers);
+	u->buffers = NULL;
+}
+
+void job_drop_unit(struct job *job, struct unit *u)
+{
+	CHECK(!u->gathered_ranks && !u->summoned_ranks && !u->shard_writes && !u->rec->dropped);
+	CHECK(u->copy == UNIT_COPY_NONE && u->step != UNIT_STEP_STEPPING);
+	regcache_drop(job);
+	unit_pass_end(u);
+	job_give_grads(job, u);
+	job_give_partials(job, u);
+	job_units_forget_parts(u);
+	for (uint32_t r = 0; r < job->rec->world_size; r++)
+		if (job->ranks[r])
+			member_forget_unit(job->ranks[r], u);
+	htab_remove(&job->unit_names, u->rec->name);
+	state_unit_drop(u->rec);
+	u->has_gradient = u->torn = false;
+	job->readers.changes++;
 }
 
 void job_drop_unused_slabs(struct job *job)
@@ -106,7 +170,8 @@ int job_units_resolve_aliases(struct job *job, uint32_t first, struct fault *f)
 
 	aliases_init(&a, job);
 	for (uint32_t i = first; !f->code && i < job->n_units; i++)
-		aliases_resolve(&a, job->units[i], f);
+		if (!job->units[i]->rec->dropped)
+			aliases_resolve(&a, job->units[i], f);
 	aliases_deinit(&a);
 	return f->code;
 }

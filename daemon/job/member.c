@@ -234,6 +234,32 @@ uint64_t member_gathered_units(const struct member *m)
 	return m->gathered;
 }
 
+static void member_unregister(struct member *m, uint32_t id)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < m->n_registered; i++)
+		if (m->registered[i] != id)
+			m->registered[kept++] = m->registered[i];
+	m->n_registered = kept;
+}
+
+void member_forget_unit(struct member *m, const struct unit *u)
+{
+	struct member_unit *mu = member_unit_find(m, u);
+
+	prefetch_deinit(&m->ahead.learned);
+	if (!mu)
+		return;
+	CHECK(!mu->gathers && !mu->gradient.slab && !mu->accumulated.slab && !mu->shard.slab);
+	CHECK(!mu->summoned.slab && mu->pass == PASS_IDLE);
+	for (unsigned pass = 0; pass < ARRAY_SIZE(mu->ahead); pass++)
+		(void)member_set_ahead(m, mu, pass, NULL, 0);
+	if (mu->registered)
+		member_unregister(m, u->id);
+	*mu = (struct member_unit){ 0 };
+}
+
 struct member_buffer *member_buffer_find(struct member *m, uint64_t id)
 {
 	struct member_buffer *b, *tmp;

@@ -176,6 +176,9 @@ int member_set_ahead(struct member *m, struct member_unit *mu, unsigned pass, co
 /* Record that it has registered unit @id; nothing changes if it has done so before. Return: 0 or
  * -ENOMEM. */
 int member_registered(struct member *m, uint32_t id);
+/* The unit is dropped: its registration goes, and what was learned of the order of uses. The member
+ * has nothing of it (CHECKed). */
+void member_forget_unit(struct member *m, const struct unit *u);
 /* Units it holds gathered. */
 uint64_t member_gathered_units(const struct member *m);
 

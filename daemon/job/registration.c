@@ -102,7 +102,7 @@ static uint64_t registration_reg_tensors(const struct registration *r)
 	uint64_t tensors = 0;
 
 	for (uint32_t i = 0; i < job->n_units; i++)
-		tensors += job->units[i]->rec->n_tensors;
+		tensors += job->units[i]->rec->dropped ? 0 : job->units[i]->rec->n_tensors;
 	for (size_t i = 0; i < r->n; i++)
 		tensors += r->ids[i] ? 0 : r->specs[i]->n_tensors;
 	return tensors;

@@ -35,6 +35,38 @@ int op_take_unit(struct op *op, uint32_t id, struct fault *f)
 			 op->m->job->rec->name, op->m->job->n_units);
 }
 
+static int op_take_unit_of(struct op *op, const uint32_t *units, size_t i, struct fault *f)
+{
+	struct unit *u = job_unit_by_id(op->m->job, units[i]);
+
+	if (!u)
+		return fault_set(f, FAULT_NOT_FOUND, "units",
+				 "there is no unit %u in job '%s': its units are 1 to %u", units[i],
+				 op->m->job->rec->name, op->m->job->n_units);
+	if (i && units[i] <= units[i - 1])
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units has %u after %u; its numbers must ascend", units[i],
+				 units[i - 1]);
+	if (i && u->rec->group != op->group->id)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "unit '%.100s' is of another group than the first one; all must "
+				 "be of one group",
+				 u->rec->name);
+	op->group = job_group_by_id(op->m->job, u->rec->group);
+	return 0;
+}
+
+int op_take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f)
+{
+	if (!n)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units is empty; it must name at least one unit");
+	for (size_t i = 0; i < n; i++)
+		if (op_take_unit_of(op, units, i, f))
+			return f->code;
+	return 0;
+}
+
 int op_take_group(struct op *op, uint32_t id, struct fault *f)
 {
 	op->group = job_group_by_id(op->m->job, id);

@@ -17,6 +17,8 @@ bool op_writes_params(const struct op *op);
 /* Decode helpers. Return: 0 or a fault code naming the field. */
 int op_take_unit(struct op *op, uint32_t id, struct fault *f);
 int op_take_group(struct op *op, uint32_t id, struct fault *f);
+/* A list in the request's field units: at least one, of one group, which becomes op->group; ascending. */
+int op_take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f);
 
 /* The member's buffer, which must hold [offset, offset+bytes): the op holds it from here on to
  * its end. Return: its address, or NULL with @f filled. */

@@ -214,7 +214,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->epoch = job->rec->epoch;
 	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
 	status_jobs_fill_memory(a, job, j);
-	j->unit_count = job->n_units;
+	j->unit_count = job_units_alive(job);
 	j->ops_total = job->ops.total;
 	j->ops_failed = job->ops.failed;
 	j->last_error = status_text(a, job->ops.last_error);
@@ -225,10 +225,10 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	status_jobs_fill_readers(a, job, j);
 	if (!with_units)
 		return;
-	j->units = STATUS_MESSAGES(a, job->n_units, UnitStatus, unit_status);
-	j->n_units = j->units ? job->n_units : 0;
-	for (uint32_t i = 0; i < j->n_units; i++)
-		status_jobs_fill_unit(a, job, job->units[i], j->units[i]);
+	j->units = STATUS_MESSAGES(a, j->unit_count, UnitStatus, unit_status);
+	for (uint32_t i = 0; j->units && i < job->n_units; i++)
+		if (!job->units[i]->rec->dropped)
+			status_jobs_fill_unit(a, job, job->units[i], j->units[j->n_units++]);
 }
 
 static void status_jobs_fill_visible(struct arena *a, const struct job *job,

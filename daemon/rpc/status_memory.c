@@ -207,6 +207,8 @@ static uint64_t status_memory_held_by(const struct job *job, const struct member
 static void status_memory_add_formula(const struct job *job, struct status_memory *m)
 {
 	for (uint32_t i = 0; i < job->n_units; i++) {
+		if (job->units[i]->rec->dropped)
+			continue;
 		m->formula[MEM_SHARD] += status_memory_shards_of(job, job->units[i]);
 		m->formula[MEM_FULL] += status_memory_copies_of(job->units[i]) +
 					status_memory_deferred_of(job, job->units[i]);

@@ -24,7 +24,7 @@ static int svc_shardd_read_check_memory(const struct job *job, struct fault *f)
 				 "that is not a rank can read only host memory",
 				 job->rec->name, info->id);
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->n_parts != 1)
+		if (!job->units[i]->rec->dropped && job->units[i]->n_parts != 1)
 			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
 					 "unit '%.100s' is on %u devices: a session that is not a "
 					 "rank can read only units on one device",
@@ -73,13 +73,18 @@ static void svc_shardd_read_fill_unit(struct arena *a, const struct job *job, co
 	}
 }
 
+static size_t svc_shardd_read_tensors(const struct unit *u)
+{
+	return u->rec->dropped ? 0 : u->rec->n_tensors;
+}
+
 /* Units from index @first on. Return: the first one that is not among them. */
 static uint32_t svc_shardd_read_page_end(const struct job *job, uint32_t first)
 {
 	size_t tensors = 0;
 
 	while (first < job->n_units && tensors < PAGE_TENSORS)
-		tensors += job->units[first++]->rec->n_tensors;
+		tensors += svc_shardd_read_tensors(job->units[first++]);
 	return first;
 }
 
@@ -91,8 +96,10 @@ static void svc_shardd_read_fill_page(struct arena *a, const struct job *job, ui
 
 	reply->units = arena_take(a, (end - first) * sizeof(*reply->units));
 	for (uint32_t i = first; units && reply->units && i < end; i++) {
-		reply->units[i - first] = &units[i - first];
-		svc_shardd_read_fill_unit(a, job, job->units[i], &units[i - first]);
+		if (job->units[i]->rec->dropped)
+			continue;
+		reply->units[reply->n_units] = &units[reply->n_units];
+		svc_shardd_read_fill_unit(a, job, job->units[i], &units[reply->n_units]);
 		reply->n_units++;
 	}
 	reply->next = end < job->n_units ? end + 1 : 0;

@@ -169,6 +169,21 @@ void state_unit_free(state_unit *u)
 	shardd__state__v1__unit__free_unpacked(u, NULL);
 }
 
+void state_unit_drop(state_unit *u)
+{
+	for (size_t i = 0; i < u->n_parts; i++)
+		shardd__state__v1__part__free_unpacked(u->parts[i], NULL);
+	for (size_t i = 0; i < u->n_buffer_regions; i++)
+		shardd__state__v1__region__free_unpacked(u->buffer_regions[i], NULL);
+	free(u->parts);
+	free(u->buffer_regions);
+	u->parts = NULL;
+	u->buffer_regions = NULL;
+	u->n_parts = u->n_buffer_regions = 0;
+	u->initialised = false;
+	u->dropped = true;
+}
+
 void state_group_free(state_group *g)
 {
 	shardd__state__v1__group__free_unpacked(g, NULL);

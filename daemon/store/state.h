@@ -46,6 +46,8 @@ state_group *state_group_new(const char *name, const uint32_t *ranks, size_t n);
 void state_job_free(state_job *j);
 void state_unit_free(state_unit *u);
 void state_group_free(state_group *g);
+/* The unit is dropped: where its memory was is not known any more. */
+void state_unit_drop(state_unit *u);
 
 /* Append, taking ownership. Return: 0 or -ENOMEM (then still the caller's). */
 int state_job_add_group(state_job *j, state_group *g);

@@ -142,6 +142,10 @@ static bool state_check_is_trained(const state_unit *u)
 
 static int state_check_parts(const state_job *j, const state_unit *u, struct fault *f)
 {
+	if (u->dropped && (u->n_parts || u->n_buffer_regions))
+		return state_check_bad(f, "a dropped unit with memory", u->name);
+	if (u->dropped)
+		return 0;
 	if (!u->n_parts || u->n_parts > j->world_size)
 		return state_check_bad(f, "a unit without parts, or with too many", u->name);
 	for (size_t i = 0; i < u->n_parts; i++)
@@ -157,7 +161,7 @@ static int state_check_buffers(const state_job *j, const state_unit *u, struct f
 {
 	const state_group *g = j->groups[u->group];
 
-	if (u->n_buffer_regions != (u->n_buffers ? g->n_ranks : 0))
+	if (!u->dropped && u->n_buffer_regions != (u->n_buffers ? g->n_ranks : 0))
 		return state_check_bad(f, "buffers that not every rank has", u->name);
 	for (size_t i = 0; i < u->n_buffer_regions; i++)
 		if (!state_check_region_ok(j, u->buffer_regions[i]))

@@ -47,27 +47,6 @@ static int op_convert_decode_choices(struct op *op, const request *r, struct fau
 	return 0;
 }
 
-static int op_convert_decode_unit(struct op *op, const request *r, size_t i, struct fault *f)
-{
-	struct unit *u = job_unit_by_id(op->m->job, r->units[i]);
-
-	if (!u)
-		return fault_set(f, FAULT_NOT_FOUND, "units",
-				 "there is no unit %u in job '%s': its units are 1 to %u",
-				 r->units[i], op->m->job->rec->name, op->m->job->n_units);
-	if (i && r->units[i] <= r->units[i - 1])
-		return fault_set(f, FAULT_INVALID, "units",
-				 "units has %u after %u; its numbers must ascend", r->units[i],
-				 r->units[i - 1]);
-	if (i && u->rec->group != op->group->id)
-		return fault_set(f, FAULT_INVALID, "units",
-				 "unit '%.100s' is of another group than the first one; all must "
-				 "be of one group",
-				 u->rec->name);
-	op->group = job_group_by_id(op->m->job, u->rec->group);
-	return 0;
-}
-
 static int op_convert_decode_tensor(const state_unit *rec, const request *r, size_t i,
 				    struct fault *f)
 {
@@ -152,12 +131,8 @@ static int op_convert_decode(struct op *op, const ProtobufCMessage *msg, struct 
 	const request *r = (const request *)msg;
 
 	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
-	if (!r->n_units)
-		return fault_set(f, FAULT_INVALID, "units",
-				 "units is empty; it must name at least one unit");
-	for (size_t i = 0; i < r->n_units; i++)
-		if (op_convert_decode_unit(op, r, i, f))
-			return f->code;
+	if (op_take_units(op, r->units, r->n_units, f))
+		return f->code;
 	convert_args(op)->units = r->units;
 	convert_args(op)->n = r->n_units;
 	if (op_convert_decode_unfreeze(op, r, f))

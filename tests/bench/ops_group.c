@@ -289,6 +289,28 @@ static int convert(struct trainer *t, shardd_ticket *ticket, struct shardd_error
 	return shardd_submit_convert(t->client, &to, ticket, err);
 }
 
+static void unit_before(struct trainer *t)
+{
+	static const uint64_t shape[] = { 4096 };
+	struct shardd_tensor w = { .name = "w", .shape = shape, .dims = 1 };
+	struct shardd_unit_spec spec = {
+		.size = sizeof(spec), .name = "dropped", .tensors = &w, .n_tensors = 1
+	};
+	struct shardd_unit_info info;
+	struct shardd_error err;
+
+	trainer_must(t, shardd_register(t->client, &spec, 1, &info, &err), &err, "register");
+	t->buffer = info.unit;
+}
+
+static int drop_units(struct trainer *t, shardd_ticket *ticket, struct shardd_error *err)
+{
+	const shardd_unit unit = (shardd_unit)t->buffer;
+
+	return shardd_submit_free(t->client, SHARDD_OPTIONS(free, .units = &unit, .n_units = 1),
+				  ticket, err);
+}
+
 /* -------------------------------------------------------------------- tables */
 
 #define TOGETHER .collective = true
@@ -376,7 +398,8 @@ static const struct op_case
 		      .once = 8,
 		      .limit = LIMIT_COPY,
 		      TOGETHER },
-	op_convert = { .submit = convert, TOGETHER };
+	op_convert = { .submit = convert, TOGETHER },
+	op_drop_units = { .before = unit_before, .submit = drop_units, TOGETHER };
 
 const struct bench_case group_cases[] = {
 	{ "init", "Initialise", "from a seed", RANKS, FEW, case_op, &op_init },
@@ -413,5 +436,6 @@ const struct bench_case group_cases[] = {
 	  &op_return },
 	{ "convert", "ConvertUnits", "from one layout to the other and back", RANKS, FEW, case_op,
 	  &op_convert },
+	{ "drop_units", "DropUnits", "one of 4,096 elements", RANKS, FEW, case_op, &op_drop_units },
 	{ .name = NULL },
 };

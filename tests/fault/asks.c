@@ -374,6 +374,17 @@ void ask_unfreeze(struct scene *s, unsigned r)
 	SUBMIT(s, r, "ConvertUnits", m[r]);
 }
 
+void ask_drop_units(struct scene *s, unsigned r)
+{
+	static uint32_t units[] = { 1 };
+	static Shardd__V1__DropUnitsRequest m[SCENE_RANKS];
+
+	m[r] = (Shardd__V1__DropUnitsRequest)SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+	m[r].units = units;
+	m[r].n_units = 1;
+	SUBMIT(s, r, "DropUnits", m[r]);
+}
+
 void ask_verify(struct scene *s, unsigned r)
 {
 	Shardd__V1__VerifyModelRequest m = SHARDD__V1__VERIFY_MODEL_REQUEST__INIT;

@@ -45,6 +45,7 @@ ASK(ask_return_written);
 ASK(ask_summon_and_return);
 ASK(ask_convert);
 ASK(ask_unfreeze);
+ASK(ask_drop_units);
 ASK(ask_verify);
 ASK(ask_set_factors);
 ASK(ask_read_shard);

@@ -340,6 +340,8 @@ const struct scenario scenarios[] = {
 	{ "ReturnFull", "of rows, written", with_rich_summoned, ask_return_written, 1 },
 	{ "ConvertUnits", "", with_reduced, ask_convert, 1 },
 	{ "ConvertUnits", "unfreezing", with_rich, ask_unfreeze, 1 },
+	{ "DropUnits", "", with_reduced, ask_drop_units, 1 },
+	{ "DropUnits", "with buffers", with_rich, ask_drop_units, 1 },
 	{ "Accumulate", "", with_gradient, ask_accumulate, 1 },
 	{ "Accumulate", "more", with_accumulated, ask_accumulate, 1 },
 	{ "Accumulate", "in another dtype", with_replicas, ask_accumulate, 1 },

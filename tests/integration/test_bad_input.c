@@ -259,6 +259,8 @@ static const struct wrong ops[] = {
 	{ "ConvertUnits", "unfreeze", LIST(MINUS), BAD, "unfreeze", "tensor 4294967295" },
 	{ "ConvertUnits", "unfreeze", LIST(0), BAD, "unfreeze", "is trained already" },
 	{ "ConvertUnits", "optimizer_like", N(1), BAD, "optimizer_like", "unfreeze is empty" },
+	{ "DropUnits", "units", LIST(7), ABSENT, "units", "no unit 7" },
+	{ "DropUnits", "units", LIST(1, 1), BAD, "units", "must ascend" },
 	{ "ClipGradValue", "group", N(1), ABSENT, "group", "no group 1" },
 	{ "ClipGradValue", "value", R(-1), BAD, "value", "value is -1" },
 	{ "ClipGradValue", "value", R(NAN), BAD, "value", "nan" },

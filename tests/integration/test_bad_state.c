@@ -29,11 +29,12 @@ static uint8_t blob[65536];
 /* --------------------------------------------------------- what needs a state */
 
 static const char *const all_ops[] = {
-	"Initialise",   "Gather",      "Release",      "GradientBuffer", "AllocBuffer",
-	"FreeBuffer",   "Reduce",      "AllReduce",    "Broadcast",      "Barrier",
-	"ClipGradNorm", "Step",        "Commit",       "UnitBuffers",    "BroadcastBuffers",
-	"SummonFull",   "ReturnFull",  "ConvertUnits", "BeginPass",      "EndPass",
-	"SetReshard",   "SetPrefetch", "SetFactors",   "CopyShard",      "DropGradients"
+	"Initialise",   "Gather",     "Release",      "GradientBuffer", "AllocBuffer",
+	"FreeBuffer",   "Reduce",     "AllReduce",    "Broadcast",      "Barrier",
+	"ClipGradNorm", "Step",       "Commit",       "UnitBuffers",    "BroadcastBuffers",
+	"SummonFull",   "ReturnFull", "ConvertUnits", "DropUnits",      "BeginPass",
+	"EndPass",      "SetReshard", "SetPrefetch",  "SetFactors",     "CopyShard",
+	"DropGradients"
 };
 
 static void all_refused(struct rpc_client *c, int code, const char *words)

@@ -77,7 +77,7 @@ case_lines attach_units 'units_connect units_join units_register units_first att
 for name in release gradient accumulate alloc free begin_pass end_pass set_reshard set_prefetch \
 	unit_buffers init barrier commit verify set_factors plan join_uneven clip clip_value unscale copy_shard drop_gradients \
 	reduce_sparse next_shard shard_done all_reduce broadcast broadcast_buffers summon return_full \
-	convert ddp_create ddp_forward ddp_backward ddp_ready ddp_finish; do
+	convert drop_units ddp_create ddp_forward ddp_backward ddp_ready ddp_finish; do
 	case_lines "$name" "$name"
 done
 case_lines accumulate accumulate --dtype bf16 --ranks 3

@@ -204,6 +204,11 @@ static void fill_ops(ProtobufCMessage *m, const char *method)
 
 		r->buffer = good.buffer;
 		r->bytes = 16;
+	} else if (strcmp(method, "DropUnits") == 0) {
+		static uint32_t unit = 1;
+
+		((Shardd__V1__DropUnitsRequest *)m)->units = &unit;
+		((Shardd__V1__DropUnitsRequest *)m)->n_units = 1;
 	} else if (strcmp(method, "ConvertUnits") == 0) {
 		static uint32_t unit = 1;
 

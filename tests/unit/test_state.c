@@ -87,6 +87,45 @@ Test(state, what_a_unit_can_be_goes_on_too)
 	nodefix_end(&n);
 }
 
+/* A dropped unit keeps its number, and has neither memory nor a name. */
+Test(state, a_dropped_unit_goes_on_as_one)
+{
+	struct nodefix n;
+	struct member *m[2];
+	struct left l;
+	struct job *job;
+	state_all *all = NULL;
+	struct fault f = FAULT_NULL;
+	struct nodefix_op op[2] = { 0 };
+	static Shardd__V1__DropUnitsRequest r[2];
+	static uint32_t units[] = { 1, 2 };
+	uint8_t *bytes = NULL;
+	size_t n_bytes = 0;
+
+	left_behind(&l);
+	nodefix_begin(&n, NULL);
+	cr_assert_eq(left_take_over(&n, &l, l.bytes, l.n), 0);
+	job = list_first(&n.jobs.all, struct job, link);
+	for (unsigned i = 0; i < 2; i++)
+		m[i] = nodefix_join(&n, job, i);
+	for (unsigned i = 0; i < 2; i++) {
+		r[i] = (Shardd__V1__DropUnitsRequest)SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+		r[i].units = units;
+		r[i].n_units = 2; /* one has an alias of the other */
+		nodefix_submit(&n, m[i], "DropUnits", &r[i].base, &op[i]);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_ok(&op[i], "DropUnits");
+	cr_assert_eq(state_encode(&job->rec, 1, n.node.devices[0].table->next, &bytes, &n_bytes),
+		     0);
+	cr_assert_eq(state_decode(bytes, n_bytes, &all, &f), 0, "%s", f.text);
+	cr_expect(all->jobs[0]->units[0]->dropped && all->jobs[0]->units[1]->dropped);
+	state_free(all);
+	free(bytes);
+	left_forget(&l);
+	nodefix_end(&n);
+}
+
 Test(state, a_step_that_was_not_committed_is_not_forgotten)
 {
 	struct fault f = FAULT_NULL;

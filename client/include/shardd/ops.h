@@ -150,7 +150,11 @@ SHARDD_API int shardd_submit_gradient(shardd_client *c,
 				      const struct shardd_gradient_options *options,
 				      shardd_ticket *t, struct shardd_error *err);
 
-/* Allocate and free a writable buffer of this session, for init, all_reduce and broadcast. */
+/* Allocate and free a writable buffer of this session, for init, all_reduce and broadcast; or free
+ * units that no rank needs any more (@units, collective): parameters, gradients, optimizer state
+ * and buffers. No rank may have anything of them. Memory of units that were registered in one call
+ * goes with the last of them; what a process has mapped stays on the job's account until it ends.
+ * Their numbers are not used again, their names may be. */
 struct shardd_alloc_options {
 	size_t size; /* sizeof(struct shardd_alloc_options) */
 	uint64_t bytes;
@@ -160,6 +164,8 @@ SHARDD_API int shardd_submit_alloc(shardd_client *c, const struct shardd_alloc_o
 struct shardd_free_options {
 	size_t size; /* sizeof(struct shardd_free_options) */
 	uint64_t buffer;
+	const shardd_unit *units; /* instead of @buffer: of one group, ascending; NULL: none */
+	size_t n_units;
 };
 SHARDD_API int shardd_submit_free(shardd_client *c, const struct shardd_free_options *options,
 				  shardd_ticket *t, struct shardd_error *err);

@@ -191,7 +191,7 @@ OPS: dict[str, list[tuple[str, Any]]] = {
     "set_prefetch": [("unit", _u32), ("pass", _int), ("units", _units), ("n_units", _size)],
     "gradient": [("unit", _u32)],
     "alloc": [("bytes", _u64)],
-    "free": [("buffer", _u64)],
+    "free": [("buffer", _u64), ("units", _units), ("n_units", _size)],
     "reduce": [("unit", _u32), ("unused", _units), ("n_unused", _size), ("more", _bool),
                ("deferred", _bool), ("unit_unused", _bool)],
     "accumulate": [("unit", _u32)],

@@ -209,6 +209,14 @@ class Client(Session):
         optimizer = like.spec.optimizer if like is not None else unit.spec.optimizer
         return self.register([replace(unit.spec, tensors=made, optimizer=optimizer)])[0]
 
+    def drop_units(self, units: Sequence[int]) -> None:
+        """Free units, by their numbers in ascending order (collective): nobody has anything of
+        them. Memory that a trainer has mapped stays on the job's account until its process
+        ends."""
+        self.do("free", 0, (C.c_uint32 * len(units))(*units), len(units))
+        for number in units:
+            self._units.pop(number, None)
+
     # ------------------------------------------------------------------- ops
 
     def alloc(self, shape: Sequence[int], dtype: Dtype = Dtype.FP32) -> Buffer:

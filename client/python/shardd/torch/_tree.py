@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from array import array
 from collections.abc import Iterator
 from typing import Any, Callable, cast
@@ -17,18 +16,16 @@ from typing import Any, Callable, cast
 import torch
 from torch import nn
 
-from ..client import WORLD, Client
+from ..client import WORLD
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, SharddError, Unimplemented
 from ..specs import OptimizerSpec, OptimizerWhen, ReduceOp
 from ..ticket import Ticket
 from ..unit import Unit
-from . import _device, _faults, _mesh
+from . import _device, _faults, _mesh, _models
 from ._meta import from_meta
 from ._progress import Bar
 from ._session import session_for
 from ._unit import NO_TASK, Call, OwnHook, Parameter, ShardedUnit
-
-_roots: weakref.WeakKeyDictionary[Client, int] = weakref.WeakKeyDictionary()
 
 Settings = Callable[[ShardedUnit], "tuple[OptimizerSpec, dict[int, dict[str, Any]]]"]
 
@@ -77,6 +74,8 @@ class Tree:
         self._name_units()
         self.group = self._own_group()
         self._register(settings)
+        _models.add(self.client, self._ranks, self, self._number, self.group,
+                    [u.unit.id for u in self.units if u.unit is not None])
         buffers = getattr(root.module, "_shardd_buffers", None)
         if buffers is not None:
             buffers.begin(self)
@@ -91,8 +90,7 @@ class Tree:
 
     def _name_units(self) -> None:
         names = {id(m): n for n, m in self.root.module.named_modules()}
-        self._number = _roots.get(self.client, 0) + 1
-        _roots[self.client] = self._number
+        self._number = _models.number(self.client, self._ranks)
         prefix = f"{self._number}:" if self._number > 1 else ""
         if self.mesh is not None and len(self.mesh.ranks) < self._world:  # others have others
             prefix = f"{self.mesh.label}:{prefix}"
@@ -139,6 +137,10 @@ class Tree:
         return self.client.group(f"model {self._number}", every)
 
     @property
+    def _ranks(self) -> tuple[int, ...]:
+        return self.mesh.ranks if self.mesh is not None else tuple(range(self._world))
+
+    @property
     def _world(self) -> int:
         member = self.client.member
         assert member is not None
@@ -152,7 +154,7 @@ class Tree:
     @property
     def alone(self) -> bool:
         """Is it the only model of this process?"""
-        return _roots[self.client] == 1
+        return _models.is_alone(self.client)
 
     def _register(self, settings: Settings | None) -> None:
         some = [u for u in self.units if u.params]
