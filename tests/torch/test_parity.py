@@ -94,6 +94,10 @@ def seeded(*layers, seed=0):
     return nn.Sequential(*(layer() for layer in layers))
 
 
+def linear(*sizes, **options):
+    return seeded(lambda: nn.Linear(*sizes, **options))[0]
+
+
 def linears(number, width=8):
     return seeded(*[lambda: nn.Linear(width, width)] * number)
 
@@ -165,9 +169,9 @@ def parameters_after_backward(api, rank):
 @case
 def sizes_that_ranks_do_not_divide(api, rank):
     states = []
-    for sizes in ((16, 15, 8), (7, 15, 3), (16, 17, 8)):
-        model = seeded(lambda: nn.Linear(*sizes[:2]), nn.ReLU, lambda: nn.Linear(*sizes[1:]))
-        states += train(api, api.fully_shard(model), cases.square(rank, sizes[0]))
+    for a, b, c in ((16, 15, 8), (7, 15, 3), (16, 17, 8)):
+        model = nn.Sequential(linear(a, b), nn.ReLU(), linear(b, c))
+        states += train(api, api.fully_shard(model), cases.square(rank, a))
     return states
 
 
@@ -673,9 +677,8 @@ def on_one(function):
 
 @on_one
 def one_rank(api, rank):
-    return [state for sizes in ((16, 15, 8), (7, 15, 3)) for state in train(
-        api, api.fully_shard(seeded(lambda: nn.Linear(*sizes[:2]), lambda: nn.Linear(*sizes[1:]))),
-        cases.square(rank, sizes[0]))]
+    return [state for a, b, c in ((16, 15, 8), (7, 15, 3)) for state in train(
+        api, api.fully_shard(nn.Sequential(linear(a, b), linear(b, c))), cases.square(rank, a))]
 
 
 @on_one
