@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What PyTorch's own tests of FSDP2 check and no other test here does (docs/parity.md), against FSDP2
-over gloo: losses, parameters and gradients bit for bit. What is of types, values and states is in
+"""What PyTorch's own tests of FSDP2 check and no other test here does (docs/parity.md), against
+FSDP2 over gloo: losses, parameters and gradients bit for bit. What is of types, values and states is in
 test_parity_values.py.
 
 Prints one line of TAP a case; arguments choose by a part of the name.
@@ -8,6 +8,7 @@ Prints one line of TAP a case; arguments choose by a part of the name.
 
 import contextlib
 import gc
+import operator
 import sys
 import unittest.mock
 import warnings
@@ -69,8 +70,9 @@ def backward(model, loss):
     return gradients(model)
 
 
-def train(api, model, loss, optimizer=None, steps=3):
-    """@loss(model, step): calls backward itself, if its value has no graph."""
+def train(api, model, loss, optimizer=None, steps=3, none=lambda step: True):
+    """@none(step): of zero_grad(). @loss(model, step): calls backward itself, if its value has no
+    graph."""
     optimizer = optimizer or api.optimizer("Adam", model.parameters(), lr=0.02)
     states = []
     for step in range(steps):
@@ -79,7 +81,7 @@ def train(api, model, loss, optimizer=None, steps=3):
             value.backward()
         seen = gradients(model)
         api.step(optimizer)
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=none(step))
         states.append({**parameters(model), **seen, "loss": value.detach()})
     return states
 
@@ -444,7 +446,7 @@ def how_often_units_are_gathered(api, rank):
 
 @case
 def how_often_after_set_reshard_after_forward(api, rank):
-    return [_gathered(api, rank, lambda model: model.set_reshard_after_forward(after, recurse),
+    return [_gathered(api, rank, operator.methodcaller("set_reshard_after_forward", after, recurse),
                       reshard_after_forward=not after)
             for after in (True, False) for recurse in (True, False)]
 
@@ -556,6 +558,37 @@ def an_output_that_the_loss_does_not_use(api, rank):
         shard(api, model.first, model, reshard_after_forward=reshard)
         states += train(api, model, loss, steps=6)
     return states
+
+
+def _zeroed(api, rank, none, optimizer=lambda api, model: None):
+    """What the loss uses no more is stepped with zeros, so that its momentum moves it."""
+    def loss(model, step):
+        first, second = model(numbers(rank, step, 2, 8))
+        return (first * second).sum() if step < 3 else first.sum()
+
+    model = Branched(True)
+    shard(api, model.first, model)
+    states = train(api, model, loss, optimizer(api, model), 7, none)
+    # What its gradient is between zero_grad() and the step differs: None here, zeros there.
+    return [{name: value for name, value in state.items() if not name.startswith("grad second")}
+            for state in states]
+
+
+@case
+def gradients_set_to_zeros(api, rank):
+    return _zeroed(api, rank, lambda step: False)
+
+
+@case
+def gradients_set_to_zeros_at_times(api, rank):
+    return _zeroed(api, rank, lambda step: step % 2 == 1)
+
+
+@case
+def gradients_set_to_zeros_on_the_shard(api, rank):
+    api.exact = False  # square roots
+    return _zeroed(api, rank, lambda step: step != 5, lambda api, model: torch.optim.RMSprop(
+        model.parameters(), lr=0.01, momentum=0.9, foreach=False))
 
 
 @case

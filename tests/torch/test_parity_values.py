@@ -564,6 +564,11 @@ def backward_without_the_parameters_it_needs(rank):
     model[1].set_unshard_in_backward(False)
     loss = model(torch.ones(2, 4)).sum()
     refused(said, shardd.FailedPrecondition, "'weight' of unit '1'", loss.backward)
+    model[1].set_unshard_in_backward(True)
+    model.zero_grad()
+    found = backward(model, model(torch.ones(2, 4)).sum())
+    if not torch.equal(found["grad 1.bias"], torch.full((4,), 2.0)):
+        said.append(f"afterwards: {found}")
     api.close()
     return said
 

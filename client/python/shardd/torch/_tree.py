@@ -675,9 +675,13 @@ class Tree:
         for unit in self.units:
             unit.drop_gradients()
 
-    def zero_grad(self) -> None:
-        """Drop all gradients there are (collective, if something was reduced)."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients there are (collective, if something was reduced). With @set_to_none
+        False parameters that had one count as used, with zeros, in later backwards."""
         self._end_failed()
+        for p in (p for unit in self.units for p in unit.trained):
+            p.zeroed = p.had and not set_to_none
+            p.had = p.zeroed
         for unit in self.units:
             unit.forget_gradients()
         if self.reduced:

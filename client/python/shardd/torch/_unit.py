@@ -140,6 +140,8 @@ class Parameter:
         self.reduced = False  # since the last step, and some rank has used it
         self.came = False  # reduced in this pass
         self.told = False  # the program sees a gradient
+        self.had = False  # one that zero_grad() has not dropped
+        self.zeroed = False  # and set to zeros
 
     def install(self, value: torch.Tensor) -> None:
         """Make @value the parameter of the modules that have it."""
@@ -675,8 +677,9 @@ class ShardedUnit:
         unused = [i for i in range(len(views)) if i not in self.written]
         for index in unused if self.own_hook is None else ():
             views[index].zero_()
-        if self.zeros and self.was_gathered:  # they count as gradients
-            unused = [i for i in unused if not self.trained[i].guard.requires_grad]
+        all_zeros = self.zeros and self.was_gathered  # they count as gradients
+        unused = [i for i in unused if not self.trained[i].guard.requires_grad or
+                  not (all_zeros or self.trained[i].zeroed)]
         self.written.clear()
         self._gradients = None
 
@@ -741,6 +744,7 @@ class ShardedUnit:
         for i, p in enumerate(self.trained):
             p.reduced = p.reduced and there
             p.told = there and (p.reduced or i in self.written)
+            p.had = p.had or p.told
             p.gradient.show(p.told, p.reduced)
 
     def drop_gradients(self) -> None:
@@ -752,7 +756,7 @@ class ShardedUnit:
             self._must().client.do("drop_gradients", self._must().id,
                                    (C.c_uint32 * len(numbers))(*numbers), len(numbers))
         for p in gone:
-            p.reduced = p.told = p.gradient.dropped = False
+            p.reduced = p.told = p.had = p.zeroed = p.gradient.dropped = False
 
     def push_gradients(self) -> None:
         """The daemon is about to use the gradients: it gets what the program has made of them."""

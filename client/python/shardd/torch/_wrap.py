@@ -39,7 +39,7 @@ class ShardedModule(_fsdp2.Settings):
         unit = self._unit()
         tree = built(unit)
         if tree is not None and unit is tree.root:
-            tree.zero_grad()
+            tree.zero_grad(set_to_none)
         super().zero_grad()  # type: ignore[misc]
 
     _orig_cls_mro_index: int  # of the class without this one, for FSDPModule's __new__
