@@ -376,11 +376,12 @@ void ask_unfreeze(struct scene *s, unsigned r)
 
 void ask_drop_units(struct scene *s, unsigned r)
 {
-	static uint32_t units[] = { 1 };
+	static uint32_t units[SCENE_RANKS];
 	static Shardd__V1__DropUnitsRequest m[SCENE_RANKS];
 
+	units[r] = s->u->id;
 	m[r] = (Shardd__V1__DropUnitsRequest)SHARDD__V1__DROP_UNITS_REQUEST__INIT;
-	m[r].units = units;
+	m[r].units = &units[r];
 	m[r].n_units = 1;
 	SUBMIT(s, r, "DropUnits", m[r]);
 }

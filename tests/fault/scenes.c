@@ -438,11 +438,43 @@ static bool lends(const struct scene *s)
 	return s->u->rec->optimizer->when == OPTIM_BY_TRAINER;
 }
 
+/* Communicators that were broken are made again before. */
+static struct unit *register_later(struct scene *s, state_unit *spec)
+{
+	struct fault f = FAULT_NULL;
+	enum res res = RES_WAIT;
+	uint64_t charged;
+	uint32_t id = 0;
+
+	for (unsigned i = 0; res == RES_WAIT && i < 100; i++) {
+		res = nodefix_try_register(s->job, &spec, 1, &id, &charged, &f);
+		nodefix_turns(s->n);
+	}
+	cr_assert_eq(res, RES_DONE, "%s", f.text);
+	return job_unit_by_id(s->job, id);
+}
+
+/* What the scenario has dropped is there again, under another number. */
+static void register_dropped(struct scene *s)
+{
+	if (s->plain->rec->dropped) {
+		bool both = s->u == s->plain;
+
+		s->plain = register_later(s, nodefix_spec("plain", N));
+		s->u = both ? s->plain : s->u;
+	}
+	if (s->u->rec->dropped)
+		s->u = s->plain;
+}
+
 static void seed_all(struct scene *s)
 {
+	register_dropped(s);
 	for (uint32_t i = 0; i < s->job->n_units; i++) {
 		struct unit *u = s->u;
 
+		if (s->job->units[i]->rec->dropped)
+			continue;
 		s->u = s->job->units[i];
 		MUST(s, ask_seed);
 		s->u = u;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What PyTorch's own tests of FSDP2 check and no other test here does (docs/parity.md), against
-FSDP2 over gloo: losses, parameters and gradients bit for bit. What is of types, values and states is in
-test_parity_values.py.
+FSDP2 over gloo: losses, parameters and gradients bit for bit. What is of types, values and
+states is in test_parity_values.py.
 
 Prints one line of TAP a case; arguments choose by a part of the name.
 """

@@ -449,8 +449,9 @@ def refusals(rank):
     model.register_comm_hook(torch.distributed.group.WORLD, default_hooks.allreduce_hook)
     expect(shardd.FailedPrecondition, "already called",
            lambda: model.register_comm_hook(None, default_hooks.allreduce_hook))
+    model(cases.numbers(rank, 0, 5, 6)).sum().backward()
     expect(shardd.FailedPrecondition, "find_unused_parameters=True",
-           lambda: model(cases.numbers(rank, 0, 5, 6)).sum().backward())
+           lambda: model(cases.numbers(rank, 0, 5, 6)))
     expect(shardd.FailedPrecondition, "right after wrapping",
            lambda: model.register_comm_hook(None, default_hooks.allreduce_hook))
     return said

@@ -134,12 +134,36 @@ def _inner(kind: type, defaults: dict[str, Any], outer: Any,
 _original = torch.optim.Optimizer.__init__
 
 
+def _held_by_optimizers(params: Iterable[Any]) -> list[Any]:
+    """@params, with a model's sharded parameters in the place of those that it computes with while
+    they are gathered."""
+    def held(p: Any) -> Any:
+        if isinstance(p, tuple):  # of named_parameters()
+            return (p[0], held(p[1]))
+        return getattr(p, "_shardd_guard", p)
+
+    found = []
+    for one in params:
+        if isinstance(one, dict) and "params" in one:
+            if isinstance(one["params"], Iterator):
+                one["params"] = list(one["params"])
+            given = [one["params"]] if isinstance(one["params"], torch.Tensor) else one["params"]
+            now = [held(p) for p in given]
+            if any(a is not b for a, b in zip(now, given)):
+                one = dict(one, params=now)
+        found.append(held(one))
+    return found
+
+
 @functools.wraps(_original)
 def _init(self: torch.optim.Optimizer, params: Iterable[Any], defaults: dict[str, Any]) -> None:
-    if isinstance(self, _Sharded) or isinstance(params, torch.Tensor):
+    if isinstance(params, torch.Tensor):
         _original(self, params, defaults)
         return
-    params = list(params)
+    if isinstance(self, _Sharded):
+        _original(self, _held_by_optimizers(params), defaults)
+        return
+    params = _held_by_optimizers(params)
     groups = _groups(params)
     if _guards(groups):
         _adopt(self, groups, defaults)

@@ -6,6 +6,8 @@ rank's own that the daemon has, and out of it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as _keep_versions
@@ -24,10 +26,12 @@ class Buffers:
     DDP's rule: a forward synchronises them if the last one that ended had gradients that were
     meant to be reduced, whatever this one is; so does the first."""
 
-    def __init__(self, module: nn.Module, unit: ShardedUnit, in_forward: bool) -> None:
+    def __init__(self, module: nn.Module, unit: ShardedUnit, in_forward: bool,
+                 ignored: Collection[str] = ()) -> None:
+        """@ignored: names of buffers of which every rank has its own."""
         self._module, self._unit, self.in_forward = module, unit, in_forward
-        self._due = True
-        unit.buffer_bytes = sum(b.nbytes for b in module.buffers())
+        self._ignored, self._due = frozenset(ignored), True
+        unit.buffer_bytes = sum(b.nbytes for b in self._all())
         self._flat: torch.Tensor | None = None
         self._epoch = -1  # for which _flat holds
 
@@ -40,8 +44,11 @@ class Buffers:
             self._epoch = member.epoch
         return self._flat
 
+    def _all(self) -> list[torch.Tensor]:
+        return [b for name, b in self._module.named_buffers() if name not in self._ignored]
+
     def _now(self) -> list[torch.Tensor]:
-        buffers = [b for b in self._module.buffers() if b.numel()]
+        buffers = [b for b in self._all() if b.numel()]
         if sum(b.nbytes for b in buffers) != self._unit.buffer_bytes:
             raise FailedPrecondition(
                 "a buffer was added, removed or resized after replicate: the daemon has room "

@@ -105,7 +105,7 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     @bucket_cap_mb: MiB of gradients that are
     reduced together, 25. @find_unused_parameters, @static_graph: parameters may have no
     gradient; the optimizer skips what no rank has used (every parameter is then a unit). Otherwise
-    that is FailedPrecondition at the end of backward. @gradient_as_bucket_view: no
+    that is FailedPrecondition at the next step or forward. @gradient_as_bucket_view: no
     difference, since this process keeps no gradients. @process_group, @device_mesh: of all ranks.
     @device_ids, @output_device: the device of @module, or None.
     @mixed_precision: with param_dtype, reduce_dtype and buffer_dtype, as DDP's own. @master: as of
@@ -126,6 +126,12 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
         _device.check_one((p.device for p in module.parameters()), value, name)
     _hooks.check_all_ranks(process_group, "process_group")
     _hooks.check_all_ranks(device_mesh, "device_mesh")
+    if process_group is not None and device_mesh is not None:
+        raise InvalidArgument("process_group and device_mesh are both given: give one of them",
+                              "device_mesh")
+    if getattr(device_mesh, "ndim", 1) != 1:
+        raise InvalidArgument(f"device_mesh has {device_mesh.ndim} dimensions, must have one: use "
+                              "fully_shard for replicas of shards", "device_mesh")
     if mixed_precision is not None:
         _check_policy(mixed_precision)
     if bucket_cap_mb is not None and not bucket_cap_mb > 0:
@@ -134,13 +140,15 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     if units_of(module):
         raise FailedPrecondition("fully_shard or replicate was already called on this "
                                  f"{type(module).__name__} or on a module in it")
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     unused = find_unused_parameters or static_graph
     limit = 0 if unused else int((bucket_cap_mb or 25) * 2**20)
     begin = broadcast_buffers or forward_sync_buffers is not None
     if forward_sync_buffers is not None:
         broadcast_buffers = forward_sync_buffers
     units = [ShardedUnit(module, part, False, mixed_precision, master_of(master))
-             for part in _buckets(own_parameters(module, set()), limit)]
+             for part in _buckets(own_parameters(module, {
+                 id(p) for name, p in module.named_parameters() if name in ignored}), limit)]
     for number, unit in enumerate(units):
         unit.bucket = f"#{number}"
         unit.replicated, unit.all_used = True, not unused
@@ -149,8 +157,8 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
             unit.hook, unit.pre_divide = (Profile.FSDP1_HOOK, None), 1.0
     _cast_buffers(module, getattr(mixed_precision, "buffer_dtype", None))
     object.__setattr__(module, "_shardd_units", units)
-    object.__setattr__(module, "_shardd_buffers", Buffers(module, units[0], broadcast_buffers)
-                       if begin else None)
+    object.__setattr__(module, "_shardd_buffers", Buffers(
+        module, units[0], broadcast_buffers, ignored) if begin else None)
     module.__class__ = with_methods(type(module), ReplicatedModule, "")
     module.register_forward_pre_hook(_pre_forward, prepend=True, with_kwargs=True)
     module.register_forward_hook(_post_forward, always_call=True)

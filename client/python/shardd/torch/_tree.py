@@ -56,6 +56,7 @@ class Tree:
         self.mesh = self._one_mesh(units_of(root.module))
         self.units = units_of(root.module)
         for unit in self.units:
+            unit.check()
             unit.take_trained()
         self.by_trainer = settings is None  # a Sharded may be built yet
         self._take_order()
@@ -68,6 +69,7 @@ class Tree:
         self.reduced = False  # something since the last step
         self._next = 0  # in order
         self._some = False  # gradients in this pass
+        self.missing: list[str] = []  # of the last pass: another backward may bring them
         self._tickets: list[tuple[ShardedUnit, Ticket[bool]]] = []
         self.arrived: set[int] = set()  # numbers of units with a gradient since the last step
         self.loaded = False  # parameters, over what was found; the optimizer's state is of before
@@ -211,6 +213,7 @@ class Tree:
                 "a parameter, or a module with parameters, was added, removed or replaced after "
                 "the model was wrapped: the daemon has the original ones; build the model first, "
                 "then call fully_shard or replicate")
+        self.check_missing()
         self.take_unfrozen()
         self.take_dropped()
         self.settle()
@@ -402,11 +405,14 @@ class Tree:
             return
         self.take_dropped()
         self._check_hooks()
-        self.backward, self._next, self._some = True, 0, False
+        self.backward, self._some = True, False
         _faults.expect(True)
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        if not self.missing:  # else it goes on where the one before has ended
+            self._next = 0
         for unit in self.units:
-            unit.arrived.clear()
+            if not self.missing:
+                unit.arrived.clear()
             unit.promised.clear()
             unit.inside.clear()
             unit.task = NO_TASK
@@ -538,8 +544,8 @@ class Tree:
         _faults.check()
         if not self._some:  # torch.autograd.grad of inputs, say
             return
-        missing = self._missing()
-        if self.sync:
+        self.missing = self._missing()
+        if self.sync and not self.missing:
             for unit in self.order[self._next:]:
                 if unit.sync:
                     self._reduce(unit)
@@ -554,15 +560,35 @@ class Tree:
             unit.pull_gradients()
         for unit in self.order:
             unit.call_hooks()
-        if missing:
-            raise FailedPrecondition(
-                f"{len(missing)} parameters have no gradient after backward: "
-                f"{', '.join(missing[:5])}{'...' if len(missing) > 5 else ''}; give replicate "
-                "find_unused_parameters=True, or use all parameters in every forward")
+
+    def check_missing(self) -> None:
+        """FailedPrecondition: parameters that must have a gradient have none after the last
+        backward, so that not all was reduced."""
+        if not self.missing:
+            return
+        self._reduce_missing()
+        missing, self.missing = self.missing, []
+        raise FailedPrecondition(
+            f"{len(missing)} parameters have no gradient after backward: "
+            f"{', '.join(missing[:5])}{'...' if len(missing) > 5 else ''}; give replicate "
+            "find_unused_parameters=True, or use all parameters in every forward")
+
+    def _reduce_missing(self) -> None:
+        """The other ranks wait for what this one has not reduced."""
+        if not self.missing:
+            return
+        rest, self._next = self.order[self._next:], len(self.order)
+        for unit in rest:
+            if unit.sync:
+                self._reduce(unit)
+        self._take_hooked()
+        self._wait()
 
     def _let_go(self, unit: ShardedUnit) -> None:
-        """Backward does not need it any more; replicas keep it until the step."""
+        """Backward does not need it any more; replicas keep its memory until the step."""
         if unit.replicated:
+            if not self.backward:
+                unit.uninstall()
             return
         if unit.reshard_after_backward or self._steps_here or self._steps_in_backward:
             unit.release()
@@ -633,6 +659,7 @@ class Tree:
     def hand_over_gradients(self) -> None:
         """The daemon gets what the program has made of the gradients (collective, if some were
         dropped)."""
+        self.check_missing()
         self.take_dropped()
         for unit in self.units:
             unit.push_gradients()
@@ -679,6 +706,7 @@ class Tree:
         """Drop all gradients there are (collective, if something was reduced). With @set_to_none
         False parameters that had one count as used, with zeros, in later backwards."""
         self._end_failed()
+        self._reduce_missing()
         for p in (p for unit in self.units for p in unit.trained):
             p.zeroed = p.had and not set_to_none
             p.had = p.zeroed

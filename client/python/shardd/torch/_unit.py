@@ -300,6 +300,7 @@ class ShardedUnit:
                 view = base[place.offset:place.offset + place.elements].view(p.shape)
             p.full = nn.Parameter(view, requires_grad=p.trained)
             p.full._shardd_region = self._region  # type: ignore[attr-defined] # as long as it lives
+            p.full._shardd_guard = p.guard  # type: ignore[attr-defined] # what optimizers hold
         for i, p in enumerate(self.trained):
             assert p.full is not None
             p.full.register_post_accumulate_grad_hook(self._taker(i))
@@ -479,8 +480,9 @@ class ShardedUnit:
             now = p.full if self.installed else p.guard
             for module, attribute in p.owners:
                 if module._parameters.get(attribute) is not now:
+                    name = f"{self.name}.{p.name}" if self.name else p.name
                     raise FailedPrecondition(
-                        f"parameter '{self.name}.{p.name}' was replaced after fully_shard: the "
+                        f"parameter '{name}' was replaced after fully_shard: the "
                         "daemon has the old one; replace it before, or change its values in "
                         "shardd.torch.summon_full_params(model)")
             self._check_trained(p)
@@ -653,10 +655,12 @@ class ShardedUnit:
     def add_gradient(self, index: int, gradient: torch.Tensor) -> bool:
         """Copy a gradient into the daemon's buffer, if it is not there, or add it to what is
         there. Return: False: it is not the last of this pass."""
+        if gradient.layout == torch.sparse_coo:
+            gradient = gradient.coalesce().to_dense()
         if gradient.layout != torch.strided:
             raise Unimplemented(
                 f"the gradient of '{self.name}.{self.trained[index].name}' is {gradient.layout}: "
-                "only dense gradients are reduced by fully_shard (sparse=False in nn.Embedding)")
+                "only dense gradients and those of nn.Embedding(sparse=True) are reduced")
         view, task = self._gradient_views()[index], torch._C._current_graph_task_id()
         if self.promised.get(index, task) != task:  # a backward within that one: reentrant
             view.add_(gradient)                     # checkpointing
