@@ -389,7 +389,7 @@ def what_cannot_be_is_refused(rank):
         said += refused(shardd.Unimplemented, "Normed", normed.step)
         other = st.fully_shard(shared.mlp())
         said += refused(shardd.InvalidArgument, "several models",
-                        lambda: adamw([*of(model[0]), *other.parameters()]))
+                        lambda: st.AdamW([*of(model[0]), *other.parameters()]))
         said += refused(shardd.InvalidArgument, "another model",
                         lambda: new.add_param_group({"params": list(other.parameters())}))
         shared_model = st.replicate(shared.mlp())

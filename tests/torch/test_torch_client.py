@@ -182,7 +182,7 @@ class OneRank(fsdp.OneRank):
         net.reset_iter_state()
         self.assertNotIn("gathered", repr(net))
         with self.refused(shardd.Unimplemented, "only True"):
-            net.set_unshard_in_backward(False)
+            net.set_requires_all_reduce(False)
 
     def test_an_optimizer_of_torch_built_before_wrapping(self):
         net = model()

@@ -2,7 +2,8 @@
 
 An optimizer that is built with sharded parameters gets another class while it is built: that of
 shardd.torch which the daemon runs, if there is one with its settings, else :class:`Sharded`; if it
-has some of the model's parameters only, or is not the model's first one, that of _pieces.py. It is
+has some of the model's parameters only, or is not the model's first one, that of _pieces.py; if its
+parameters are of several models, that of _parts.py. It is
 still an instance of its own class, too.
 """
 
@@ -17,6 +18,7 @@ import torch
 
 from ..errors import Unimplemented
 from ._guard import Guard
+from ._parts import OfParts, models
 from ._pieces import OnPieces, fits
 from ._sharded import Sharded
 from .optim import SGD, Adam, AdamW, _root, _Sharded
@@ -72,6 +74,11 @@ def _class(kind: type, ours: type) -> type:
 
 def _adopt(optimizer: Any, groups: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
     kind = type(optimizer)
+    if len(models(groups)) > 1 and kind.__module__.startswith("torch.optim."):
+        optimizer.__class__ = _class(kind, OfParts)
+        _original(optimizer, groups, defaults)
+        OfParts.adopt(optimizer, groups, functools.partial(_part, kind, defaults))
+        return
     settings = _settings(kind, groups, defaults)
     if fits(_flat(groups)):
         optimizer.__class__ = _class(kind, OnPieces)
@@ -87,6 +94,13 @@ def _adopt(optimizer: Any, groups: list[dict[str, Any]], defaults: dict[str, Any
             optimizer.__class__ = kind
     optimizer.__class__ = _class(kind, Sharded)
     Sharded.adopt(optimizer, kind, groups, functools.partial(_inner, kind, defaults))
+
+
+def _part(kind: Any, defaults: dict[str, Any], groups: list[dict[str, Any]]) -> Any:
+    """An optimizer of @kind of @groups, which are of one model, or of none."""
+    made = kind.__new__(kind)
+    _init(made, groups, dict(defaults))
+    return made
 
 
 def _inner(kind: type, defaults: dict[str, Any], outer: Any,

@@ -69,7 +69,13 @@ class Settings:
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *,
                                              recurse: bool = True) -> None:
-        """Does nothing: gradients are reduced from where they are."""
+        """Does nothing: gradients are reduced from where they are. A number below 1 is
+        InvalidArgument, what is not an int a TypeError, as in FSDP2."""
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(f"max_input_buffers is {max_input_buffers!r}, must be an int")
+        if max_input_buffers < 1:
+            raise InvalidArgument(f"max_input_buffers is {max_input_buffers}, must be at least 1",
+                                  "max_input_buffers")
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *,
                                           recurse: bool = True) -> None:

@@ -7,8 +7,10 @@ back (_values.py); what autograd would have to know of raises an error.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from . import _device
 from ._values import Source, View, shows
 
 _HARMLESS = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+_applied: ContextVar[bool] = ContextVar("applied", default=False)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -89,6 +92,17 @@ class Guard(torch.Tensor):
         guard._accumulated = OrderedDict()
         return guard
 
+    @staticmethod
+    @contextlib.contextmanager
+    def in_apply() -> Iterator[None]:
+        """Inside, empty_like of a parameter is to_empty() of a module: the parameter stays what it
+        is, and gets memory if it is on the meta device."""
+        token = _applied.set(True)
+        try:
+            yield
+        finally:
+            _applied.reset(token)
+
     @classmethod
     def __torch_function__(  # type: ignore[override]
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -127,6 +141,9 @@ class Guard(torch.Tensor):
         kwargs = kwargs or {}
         guards = {id(t): t for t in _tensors((*args, *kwargs.values())) if isinstance(t, Guard)}
         first = max(guards.values(), key=lambda a: a._kind == "gradient")
+        if func is torch.ops.aten.empty_like.default and _applied.get() and first._is_param:
+            first._unit.materialise(first, kwargs.get("device"))
+            return first
         if func in _HARMLESS:
             return first._seen_as(first.shape, first.dtype, first._source)
         for guard in guards.values():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import FailedPrecondition
+from ..errors import FailedPrecondition, InvalidArgument
 from . import _device, _rows
 from ._meta import from_meta
 from ._progress import Bar
@@ -151,7 +151,7 @@ class _Given(set[str]):
 
 def _before_load(module: nn.Module, state: Any, prefix: str, metadata: Any, *_: Any) -> None:
     if metadata.get("assign_to_params_buffers", False):
-        raise FailedPrecondition("load_state_dict(assign=True) replaces parameters: leave it out")
+        _check_types(module, state, prefix)
     if _begin(module, "loading"):
         _check(module, state, prefix)
     given = _Given(name[len(prefix):] for name in state if name.startswith(prefix))
@@ -160,7 +160,31 @@ def _before_load(module: nn.Module, state: Any, prefix: str, metadata: Any, *_: 
             if unit.params:
                 loading.enter_context(_summoned(unit, True, given))
                 _whole(unit, state, prefix)
+                loading.callback(_take_assigned, unit, [_installed(p) for p in unit.params])
         object.__setattr__(module, "_shardd_loading", loading.pop_all())
+
+
+def _check_types(module: nn.Module, state: Any, prefix: str) -> None:
+    """InvalidArgument: with assign=True a parameter would get another type."""
+    for unit in own_units(module):
+        for p in unit.params:
+            for name in _names(unit, p, prefix):
+                if name in state and state[name].dtype != unit.stored:
+                    raise InvalidArgument(
+                        f"load_state_dict(assign=True): '{name}' is {state[name].dtype}, and the "
+                        f"parameter is stored in {unit.stored}: convert it, or leave out assign",
+                        "assign")
+
+
+def _take_assigned(unit: ShardedUnit, before: list[torch.Tensor]) -> None:
+    """What assign=True has put in the place of parameters is copied into them. @before: those of
+    the unit."""
+    with torch.no_grad():
+        for p, own in zip(unit.params, before):
+            for owner, attribute in p.owners:
+                value = owner._parameters[attribute]
+                if value is not None and value is not own:
+                    own.copy_(value)
 
 
 def _check(module: nn.Module, state: Any, prefix: str) -> None:

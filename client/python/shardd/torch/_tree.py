@@ -43,7 +43,7 @@ def units_of(module: nn.Module) -> list[ShardedUnit]:
 
 
 class Tree:
-    """See above. ``sync``: backward reduces (else it only adds up: no_sync)."""
+    """See above."""
 
     def __init__(self, root: ShardedUnit, settings: Settings | None) -> None:
         """Register the units and initialise their parameters (collective)."""
@@ -62,7 +62,6 @@ class Tree:
         self._take_order()
         self.optimizer: Any = None
         self.several = False  # optimizers that step their own parameters each
-        self.sync = True
         self.uneven = False  # inside join()
         self._thread: int | None = None  # that is in the root's forward
         self._writing = False  # the program writes to shards
@@ -390,6 +389,16 @@ class Tree:
 
     # ----------------------------------------------------------------- backward
 
+    @property
+    def sync(self) -> bool:
+        """Does backward reduce anything?"""
+        return any(unit.sync for unit in self.units)
+
+    def set_sync(self, sync: bool) -> None:
+        """Of all units."""
+        for unit in self.units:
+            unit.sync = sync
+
     def begin_backward(self) -> None:
         """Something of a backward pass has come."""
         if self.backward:
@@ -442,8 +451,9 @@ class Tree:
         if self._steps_here and any(u is unit for u, _ in self._tickets):
             self._take_done(unit)
         unit.in_backward, unit.task = True, torch._C._current_graph_task_id()
-        unit.gather()
-        unit.install()
+        if unit.unshard_in_backward:
+            unit.gather()
+            unit.install()
 
     def gradient(self, unit: ShardedUnit, index: int, gradient: torch.Tensor) -> None:
         """A gradient has arrived."""
@@ -472,8 +482,11 @@ class Tree:
                 around.in_backward = False
                 self._let_go(around)
             around = around.parent
-        while self.sync and self._next < len(self.order):
+        while self._next < len(self.order):
             unit = self.order[self._next]
+            if not unit.sync:
+                self._next += 1
+                continue
             # who steps in backward waits until nobody has it
             if not unit.complete or (self._steps_in_backward and not unit.left):
                 break
@@ -534,10 +547,11 @@ class Tree:
         self.missing = self._missing()
         if self.sync and not self.missing:
             for unit in self.order[self._next:]:
-                self._reduce(unit)
+                if unit.sync:
+                    self._reduce(unit)
             self._take_hooked()
             for unit in self.order:
-                if unit.written:  # a second gradient after its reduction
+                if unit.sync and unit.written:  # a second gradient after its reduction
                     self._reduce(unit)
             self._take_hooked()
         self._wait()
@@ -565,20 +579,25 @@ class Tree:
             return
         rest, self._next = self.order[self._next:], len(self.order)
         for unit in rest:
-            self._reduce(unit)
+            if unit.sync:
+                self._reduce(unit)
         self._take_hooked()
         self._wait()
 
     def _let_go(self, unit: ShardedUnit) -> None:
         """Backward does not need it any more; replicas keep its memory until the step."""
-        if unit.replicated and not self.backward:
-            unit.uninstall()
-        elif not unit.replicated:
+        if unit.replicated:
+            if not self.backward:
+                unit.uninstall()
+            return
+        if unit.reshard_after_backward or self._steps_here or self._steps_in_backward:
             unit.release()
+        else:
+            unit.uninstall()
 
     def _missing(self) -> list[str]:
         """Parameters that are to have a gradient after this pass, and have none."""
-        return [p.name for unit in self.units if unit.all_used and self.sync
+        return [p.name for unit in self.units if unit.all_used and unit.sync
                 for i, p in enumerate(unit.trained)
                 if p.guard.requires_grad and i not in unit.arrived and i not in unit.written]
 
@@ -683,10 +702,14 @@ class Tree:
         for unit in self.units:
             unit.drop_gradients()
 
-    def zero_grad(self) -> None:
-        """Drop all gradients there are (collective, if something was reduced)."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients there are (collective, if something was reduced). With @set_to_none
+        False parameters that had one count as used, with zeros, in later backwards."""
         self._end_failed()
         self._reduce_missing()
+        for p in (p for unit in self.units for p in unit.trained):
+            p.zeroed = p.had and not set_to_none
+            p.had = p.zeroed
         for unit in self.units:
             unit.forget_gradients()
         if self.reduced:
@@ -720,12 +743,21 @@ def _with_parameters(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if m._parameters]
 
 
+def _root(unit: ShardedUnit) -> ShardedUnit:
+    while unit.parent is not None:
+        unit = unit.parent
+    return unit
+
+
 def tree_of(unit: ShardedUnit, settings: Settings | None = None) -> Tree:
     """The tree of @unit, made now if it was not yet."""
-    root = unit
-    while root.parent is not None:
-        root = root.parent
+    root = _root(unit)
     return built(root) or Tree(root, settings)
+
+
+def empty(unit: ShardedUnit) -> bool:
+    """Has the model of @unit no parameters to shard?"""
+    return not any(u.params for u in units_of(_root(unit).module))
 
 
 def built(unit: ShardedUnit) -> Tree | None:

@@ -37,6 +37,12 @@ def master_of(given: Any) -> torch.dtype | None:
     raise InvalidArgument(f"master is {given!r}, must be 'fp32' or None", "master")
 
 
+def is_kept(value: torch.Tensor) -> bool:
+    """Is it frozen and of a type that the daemon does not know (integers, fp8)? Then the module
+    keeps it, whole on each rank."""
+    return not value.requires_grad and value.dtype not in DTYPES
+
+
 def _by_dtype(parameters: _Parameters, trained: bool) -> dict[torch.dtype, _Parameters]:
     found: dict[torch.dtype, _Parameters] = {}
     for one in parameters:
@@ -81,5 +87,5 @@ def check_daemon_steps(unit: Any, name: str) -> None:
             f"or use torch.optim.{name}, which steps them in {kind} as with FSDP2")
 
 
-__all__ = ["DTYPES", "TORCH_DTYPES", "check_daemon_steps", "dtype_of", "master_of",
+__all__ = ["DTYPES", "TORCH_DTYPES", "check_daemon_steps", "dtype_of", "is_kept", "master_of",
            "name_of", "of_parameters", "split"]

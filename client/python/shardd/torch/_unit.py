@@ -57,13 +57,14 @@ def _take_original(value: nn.Parameter) -> None:
     _originals[key] = weakref.ref(value, lambda _: _originals.pop(key, None))
 
 
-def _is_original(value: Any) -> bool:
+def is_original(value: Any) -> bool:
+    """Is it a parameter that a unit has taken? The unit made another one of it."""
     known = _originals.get(id(value))
     return known is not None and known() is value
 
 
 def _not_of_before(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if any(_is_original(p) for group in optimizer.param_groups for p in group["params"]):
+    if any(is_original(p) for group in optimizer.param_groups for p in group["params"]):
         raise FailedPrecondition(
             f"this {type(optimizer).__name__} was built before fully_shard or replicate: it has "
             "the old parameters, which are no longer trained; build it afterwards, as one of "
@@ -139,6 +140,8 @@ class Parameter:
         self.reduced = False  # since the last step, and some rank has used it
         self.came = False  # reduced in this pass
         self.told = False  # the program sees a gradient
+        self.had = False  # one that zero_grad() has not dropped
+        self.zeroed = False  # and set to zeros
 
     def install(self, value: torch.Tensor) -> None:
         """Make @value the parameter of the modules that have it."""
@@ -172,6 +175,8 @@ class ShardedUnit:
         self.below: list[ShardedUnit] = []  # units in it, with trained parameters; by the tree
         self.tree: Model | None = None  # _tree.built has all of it
         self.reshard_after_forward = reshard
+        self.reshard_after_backward = self.unshard_in_backward = True
+        self.sync = True  # backward reduces (else it only adds up)
         self.mp_policy = mp_policy
         self.bucket = ""  # behind the module's name
         self.replicated = False
@@ -329,6 +334,15 @@ class ShardedUnit:
                         p.initial.copy_(shown.full_tensor())
                 p.values.touched = False
 
+    def materialise(self, guard: Guard, device: Any) -> None:
+        """The parameter of @guard gets memory on @device, with any values, if it is on the meta
+        device and the daemon does not have it yet."""
+        [p] = [p for p in self.params if p.guard is guard]
+        if p.initial is not None and p.initial.is_meta:
+            p.initial = nn.Parameter(torch.empty(p.shape, dtype=guard.dtype, device=device),
+                                     requires_grad=p.trained)
+            guard._where = p.initial.device
+
     def early(self, p: Parameter) -> tuple[Any, torch.Tensor]:
         """This rank's rows of what the program has built, until the daemon has it: to compute
         with, and as they are. FailedPrecondition: there is nothing."""
@@ -484,7 +498,7 @@ class ShardedUnit:
             return
         if self.installed:
             p.guard.requires_grad = p.full.requires_grad
-        if p.trained:
+        if p.trained and p.full.requires_grad != p.guard.requires_grad:
             p.full.requires_grad_(p.guard.requires_grad)
 
     def unfreeze(self, client: Client, fresh: list[Parameter], like: ShardedUnit | None) -> None:
@@ -667,8 +681,9 @@ class ShardedUnit:
         unused = [i for i in range(len(views)) if i not in self.written]
         for index in unused if self.own_hook is None else ():
             views[index].zero_()
-        if self.zeros and self.was_gathered:  # they count as gradients
-            unused = [i for i in unused if not self.trained[i].guard.requires_grad]
+        all_zeros = self.zeros and self.was_gathered  # they count as gradients
+        unused = [i for i in unused if not self.trained[i].guard.requires_grad or
+                  not (all_zeros or self.trained[i].zeroed)]
         self.written.clear()
         self._gradients = None
 
@@ -733,6 +748,7 @@ class ShardedUnit:
         for i, p in enumerate(self.trained):
             p.reduced = p.reduced and there
             p.told = there and (p.reduced or i in self.written)
+            p.had = p.had or p.told
             p.gradient.show(p.told, p.reduced)
 
     def drop_gradients(self) -> None:
@@ -744,7 +760,7 @@ class ShardedUnit:
             self._must().client.do("drop_gradients", self._must().id,
                                    (C.c_uint32 * len(numbers))(*numbers), len(numbers))
         for p in gone:
-            p.reduced = p.told = p.gradient.dropped = False
+            p.reduced = p.told = p.had = p.zeroed = p.gradient.dropped = False
 
     def push_gradients(self) -> None:
         """The daemon is about to use the gradients: it gets what the program has made of them."""

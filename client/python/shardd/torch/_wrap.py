@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
 from . import _entrance, _faults, _fsdp2, _hooks, _mesh, _policy, _state, _types
-from ._tree import Tree, built, tree_of, unit_of, units_of
-from ._unit import Call, ShardedUnit
+from ._guard import Guard
+from ._tree import Tree, built, empty, tree_of, unit_of, units_of
+from ._unit import Call, ShardedUnit, is_original
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -28,21 +29,27 @@ class ShardedModule(_fsdp2.Settings):
         assert unit is not None
         return unit
 
+    def _units(self, recurse: bool) -> list[ShardedUnit]:
+        """This module's own, with @recurse also those inside."""
+        return units_of(self) if recurse else _state.own_units(self)  # type: ignore[arg-type]
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients (of the whole model: collective, if they were reduced). Of a part of
         it only together with the rest."""
         unit = self._unit()
         tree = built(unit)
         if tree is not None and unit is tree.root:
-            tree.zero_grad()
+            tree.zero_grad(set_to_none)
         super().zero_grad()  # type: ignore[misc]
 
     _orig_cls_mro_index: int  # of the class without this one, for FSDPModule's __new__
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped class's: FSDP2's is for its own state."""
-        return type(self).__mro__[self._orig_cls_mro_index]._apply(  # type: ignore[attr-defined]
-            self, *args, **kwargs)
+        """The wrapped class's: FSDP2's is for its own state. to_empty() gives memory to parameters
+        that are on the meta device (:meth:`Guard.in_apply`)."""
+        with Guard.in_apply():
+            return type(self).__mro__[self._orig_cls_mro_index]._apply(  # type: ignore[attr-defined]
+                self, *args, **kwargs)
 
     def _get_fsdp_state(self) -> Any:
         """What functions of torch.distributed.fsdp ask an FSDPModule for."""
@@ -71,11 +78,10 @@ class ShardedModule(_fsdp2.Settings):
         self._unit().release()
 
     def set_requires_gradient_sync(self, sync: bool, *, recurse: bool = True) -> None:
-        """False: backward adds up the whole model's gradients on this rank, without reduction."""
-        if not recurse:
-            raise Unimplemented("recurse=False is not supported: gradients are added up for the "
-                                "whole model or not at all", "recurse")
-        tree_of(self._unit()).sync = sync
+        """False: backward adds up the gradients of this module's unit on this rank, without
+        reduction. @recurse: also those of the units inside. All ranks must set the same."""
+        for unit in self._units(recurse):
+            unit.sync = bool(sync)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Does nothing: each backward waits for its reductions at its end."""
@@ -89,13 +95,18 @@ class ShardedModule(_fsdp2.Settings):
         """Does nothing, as in forward."""
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """Unimplemented unless True."""
-        _only("unshard_in_backward", unshard_in_backward, True)
+        """False: backward does not gather this module's own unit, whose parameters it does not
+        need (an embedding's). If it reads them nevertheless, it ends with FailedPrecondition."""
+        for unit in self._units(False):
+            unit.unshard_in_backward = bool(unshard_in_backward)
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *,
                                    recurse: bool = True) -> None:
-        """Unimplemented unless True: use no_sync() for several backwards before a step."""
-        _only("reshard_after_backward", reshard_after_backward, True)
+        """False: this module's unit stays gathered after backward, for the next forward. Whatever
+        changes or reads the parameters (the step, state_dict()) releases it before. With an
+        optimizer in backward it is released in any case. @recurse: also the units inside."""
+        for unit in self._units(recurse):
+            unit.reshard_after_backward = bool(reshard_after_backward)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Unimplemented unless True: replicas are reduced with their shards."""
@@ -105,15 +116,17 @@ class ShardedModule(_fsdp2.Settings):
     def no_sync(self) -> Iterator[None]:
         """set_requires_gradient_sync(False) inside."""
         tree = tree_of(self._unit())
-        before, tree.sync = tree.sync, False
+        before = [(unit, unit.sync) for unit in tree.units]
+        tree.set_sync(False)
         try:
             yield
         finally:
-            tree.sync = before
+            for unit, sync in before:
+                unit.sync = sync
 
     def set_reshard_after_forward(self, reshard: bool, recurse: bool = True) -> None:
         """Is a unit released after its forward, to be gathered again for backward?"""
-        for unit in units_of(self) if recurse else [self._unit()]:  # type: ignore[arg-type]
+        for unit in self._units(recurse):
             unit.reshard_after_forward = reshard
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
@@ -156,13 +169,15 @@ def _only(name: str, value: bool, known: bool) -> None:
 
 def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module, str, str]]:
     """(module, attribute, name) of all parameters below that no unit has yet."""
-    from ._guard import Guard
-
+    _check_extensions(module, ignored)
     inner = {p.original: (u, p) for u in units_of(module) for p in u.params}
-    found = []
+    replicated, found = _by_pytorch(module), []
     for prefix, owner in module.named_modules():
+        if id(owner) in replicated:
+            continue
         for attribute, value in owner._parameters.items():
-            if value is None or isinstance(value, Guard) or id(value) in ignored:
+            if value is None or isinstance(value, Guard) or id(value) in ignored or \
+                    _types.is_kept(value):
                 continue
             name = f"{prefix}.{attribute}" if prefix else attribute
             if id(value) in inner:
@@ -171,8 +186,33 @@ def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module
                     f"'{name}' is tied to '{other.name}' of {type(unit.module).__name__}, which is "
                     "already a unit: tied parameters must be in one unit, so wrap the module "
                     "that contains both and not the inner one", name)
+            if is_original(value):
+                raise InvalidArgument(
+                    f"'{name}' is tied to a parameter of another module, which is already a unit: "
+                    "tied parameters must be in one unit, so wrap a module that contains both and "
+                    "neither of them by itself, also not in a list", name)
             found.append((owner, attribute, name))
     return found
+
+
+def _by_pytorch(module: nn.Module) -> set[int]:
+    """The modules inside that PyTorch's own replicate() has, which FSDP2 leaves alone, too."""
+    key = "torch.distributed._composable.contract"
+    if key not in sys.modules:
+        return set()
+    registry = sys.modules[key]._get_registry
+    return {id(inner) for m in module.modules() if "replicate" in (registry(m) or ())
+            for inner in m.modules()}
+
+
+def _check_extensions(module: nn.Module, ignored: set[int]) -> None:
+    """Unimplemented: a parameter has code of its own for FSDP2's gathers."""
+    for name, value in module.named_parameters():
+        if hasattr(value, "fsdp_pre_all_gather") and id(value) not in ignored:
+            raise Unimplemented(
+                f"parameter '{name}' has fsdp_pre_all_gather: the daemon gathers the numbers of "
+                "parameters and runs none of your code; give a plain tensor, or add it to "
+                "ignored_params", name)
 
 
 def _check_placement(parameters: list[tuple[nn.Module, str, str]], placement: Any) -> None:
@@ -181,8 +221,11 @@ def _check_placement(parameters: list[tuple[nn.Module, str, str]], placement: An
         raise InvalidArgument(f"shard_placement_fn is {placement!r}, must be a function of a "
                               "parameter", "shard_placement_fn")
     for module, attribute, name in parameters:
-        said = placement(module._parameters[attribute])
-        if said is None or getattr(said, "dim", None) == 0:
+        value = module._parameters[attribute]
+        assert value is not None
+        said = placement(value)
+        dim = getattr(said, "dim", None)
+        if said is None or dim == 0 or (dim == -1 and value.dim() == 1):
             continue
         raise Unimplemented(
             f"shard_placement_fn returned {said} for '{name}': parameters are cut along their "
@@ -343,8 +386,10 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return pytree.tree_map_only(torch.Tensor, one, value)
 
 
-def _running(unit: ShardedUnit) -> Tree:
-    return built(unit) or tree_of(unit)
+def _running(unit: ShardedUnit) -> Tree | None:
+    """None: the model has no parameters."""
+    tree = built(unit)
+    return tree if tree is not None or empty(unit) else tree_of(unit)
 
 
 def _not_compiled(function: Any) -> Any:
@@ -373,17 +418,23 @@ def _told(module: nn.Module, wrapper: Any, known: Any) -> Any:
     return known
 
 
-@_not_compiled
-def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    unit = unit_of(module)
-    assert unit is not None
-    tree = _running(unit)
+def _begin(tree: Tree, unit: ShardedUnit) -> None:
     if unit is tree.root and not (tree.backward and torch._C._current_graph_task_id() != -1):
         tree.begin_forward()
         _hooks.check_states(tree.units)
     unit.gather()
     unit.install()
-    if unit.partly_frozen:
+
+
+@_not_compiled
+def _pre_forward(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    unit = unit_of(module)
+    assert unit is not None
+    with torch._C._DisableFuncTorch():  # of jvp and the like: what is made here has no tangents
+        tree = _running(unit)
+        if tree is not None:
+            _begin(tree, unit)
+    if tree is not None and unit.partly_frozen:
         unit.calls.append(_watched(tree, unit, (args, kwargs)))
     policy, changed = unit.mp_policy, None
     if getattr(policy, "param_dtype", None) and getattr(policy, "cast_forward_inputs", True):

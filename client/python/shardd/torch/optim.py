@@ -95,8 +95,9 @@ class _Sharded(torch.optim.Optimizer):
     _found_inf = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients there are (collective, if there are any that were reduced)."""
-        self._model.zero_grad()
+        """Drop the gradients there are (collective, if there are any that were reduced). With
+        @set_to_none False what had one has one of zeros in later steps, also if it is not used."""
+        self._model.zero_grad(set_to_none)
 
     def finish(self) -> None:
         """Make a step that was put off (collective)."""
