@@ -690,6 +690,13 @@ def replicas_of_shards_with_checkpoints(api, rank):
 
 
 @on_four
+def replicas_that_are_reduced_by_the_last_backward(api, rank):
+    """set_requires_all_reduce(False) in those before it."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    return _hsdp(api, rank, lambda model, last: model.set_requires_all_reduce(last), mesh)
+
+
+@on_four
 def replicas_of_shards_of_groups(api, rank):
     """A mesh that is made from process groups."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))

@@ -498,8 +498,6 @@ def what_cannot_be_is_refused(rank):
     for name in ("set_all_reduce_hook", "set_custom_all_gather"):
         refused(said, shardd.Unimplemented, "none of your code",
                 lambda name=name: getattr(layer, name)(print))
-    refused(said, shardd.Unimplemented, "only True",
-            lambda: layer.set_requires_all_reduce(False))
     refused(said, RuntimeError, "Couldn't swap", lambda: layer.to(BF16))
     api.close()
     return said

@@ -177,6 +177,8 @@ class ShardedUnit:
         self.reshard_after_forward = reshard
         self.reshard_after_backward = self.unshard_in_backward = True
         self.sync = True  # backward reduces (else it only adds up)
+        self.all_reduce = True  # over replicas, too
+        self.deferred: set[int] = set()  # used in passes of which only replicas had the sums
         self.mp_policy = mp_policy
         self.bucket = ""  # behind the module's name
         self.replicated = False
@@ -684,6 +686,13 @@ class ShardedUnit:
         all_zeros = self.zeros and self.was_gathered  # they count as gradients
         unused = [i for i in unused if not self.trained[i].guard.requires_grad or
                   not (all_zeros or self.trained[i].zeroed)]
+        if not self.all_reduce and self.mesh is not None and self.mesh.replicas > 1:
+            self.deferred |= self.written
+            self._gradients = None
+            self.written.clear()
+            return unit.client.submit("reduce", unit.id, deferred=True, finish=lambda _: False)
+        unused = [i for i in unused if i not in self.deferred]
+        self.deferred.clear()
         self.written.clear()
         self._gradients = None
 
@@ -739,6 +748,7 @@ class ShardedUnit:
     def forget_gradients(self) -> None:
         """What is in the buffer counts no more."""
         self.hooked = False
+        self.deferred.clear()
         self.written.clear()
         self.arrived.clear()
         self.promised.clear()

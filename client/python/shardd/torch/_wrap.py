@@ -109,8 +109,11 @@ class ShardedModule(_fsdp2.Settings):
             unit.reshard_after_backward = bool(reshard_after_backward)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Unimplemented unless True: replicas are reduced with their shards."""
-        _only("requires_all_reduce", requires_all_reduce, True)
+        """False: backward adds gradients up within each replica; the next backward with True adds
+        the replicas' sums. Without replicas of shards it changes nothing. @recurse: also the units
+        inside."""
+        for unit in self._units(recurse):
+            unit.all_reduce = bool(requires_all_reduce)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -157,11 +160,6 @@ class Unsharded:
 
     def wait(self) -> None:
         """Nothing is left to wait for."""
-
-
-def _only(name: str, value: bool, known: bool) -> None:
-    if value is not known:
-        raise Unimplemented(f"{name} is {value!r}: only {known} is supported", name)
 
 
 # ---------------------------------------------------------------------- wrapping
