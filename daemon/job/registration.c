@@ -550,6 +550,25 @@ static int registration_reg_charge(struct registration *r, struct fault *f)
 	return user_charge_resize(&job->memory, bytes, f) ? (int)f->code : 0;
 }
 
+/* What was missing when the units were checked may be there by now, and its news are over: waiting
+ * for them would not end. */
+static enum res registration_reg_place_later(struct registration *r, struct fault *f)
+{
+	bool later = false;
+
+	for (size_t i = 0; r->later && i < r->n; i++) {
+		enum res res =
+			r->ids[i] ? RES_DONE
+				  : registration_reg_place(r->job->groups[r->specs[i]->group], f);
+
+		if (res == RES_FAILED)
+			return RES_FAILED;
+		later = later || res == RES_WAIT;
+	}
+	r->later = later;
+	return later ? RES_WAIT : RES_DONE;
+}
+
 static enum res registration_reg_run(struct registration *r, struct fault *f)
 {
 	uint64_t own = r->job->memory.n;
@@ -557,8 +576,9 @@ static enum res registration_reg_run(struct registration *r, struct fault *f)
 
 	if (registration_reg_check_all(r, f))
 		return RES_FAILED;
-	if (r->later || !r->n_new)
-		return r->later ? RES_WAIT : RES_DONE;
+	RES_TRY(registration_reg_place_later(r, f));
+	if (!r->n_new)
+		return RES_DONE;
 	if (registration_reg_charge(r, f))
 		return RES_FAILED;
 	registration_reg_sum(r);

@@ -334,3 +334,31 @@ Test(registration, what_was_made_for_one_that_waits_goes_back_when_it_is_refused
 	expect_nothing(&x, FAULT_INVALID, "group 7 is out of range");
 	teardown(&x);
 }
+
+/* The daemon checks and builds in two slices of its loop. The last rank comes between them: nobody
+ * tells of it again, so the registration must not wait for that. There was a hang. */
+Test(registration, what_was_missing_comes_between_check_and_build)
+{
+	state_unit *spec = nodefix_spec("u", 100);
+	struct registration *r = NULL;
+	struct fault f = FAULT_NULL;
+	uint64_t charged;
+	struct nodefix n;
+	struct job *job;
+	uint32_t id;
+
+	nodefix_begin(&n, &(struct nodefix_options){ .devices = 2 });
+	job = nodefix_job(&n, "job", 2, 0);
+	nodefix_join(&n, job, 0);
+	cr_assert_eq(registration_new(job, &spec, 1, &id, &r), 0);
+	cr_assert_eq(registration_check(r, SIZE_MAX, &f), 0, "%s", f.text);
+	cr_expect_eq(registration_build(r, &charged, &f), RES_WAIT);
+	cr_expect_eq(registration_build(r, &charged, &f), RES_WAIT, "rank 1 is still missing");
+	nodefix_join(&n, job, 1);
+	nodefix_turns(&n);
+	cr_expect_eq(registration_build(r, &charged, &f), RES_DONE, "%s", f.text);
+	cr_expect_eq(job->n_units, 1);
+	registration_free(r);
+	state_unit_free(spec);
+	nodefix_end(&n);
+}
