@@ -32,6 +32,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import shardd
@@ -495,6 +496,10 @@ def what_cannot_be_is_refused(rank):
         refused(said, shardd.Unimplemented, "Shard(0) or None", lambda dim=dim: st.fully_shard(
             nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(dim if p.dim() > 1 else 1)))
     refused(said, Exception, "save its state_dict()", lambda: copy.deepcopy(layer))
+    parallel = parallelize_module(nn.Linear(4, 4), init_device_mesh("cpu", (2,)),
+                                  ColwiseParallel())
+    refused(said, shardd.Unimplemented, "tensor parallelism",
+            lambda: st.fully_shard(parallel))
     for name in ("set_all_reduce_hook", "set_custom_all_gather"):
         refused(said, shardd.Unimplemented, "none of your code",
                 lambda name=name: getattr(layer, name)(print))

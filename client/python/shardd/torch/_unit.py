@@ -231,6 +231,11 @@ class ShardedUnit:
             p.install(p.guard)
 
     def _check(self, name: str, value: torch.Tensor) -> None:
+        if hasattr(value, "full_tensor"):
+            raise Unimplemented(
+                f"parameter '{name}' is a DTensor: tensor parallelism (parallelize_module, "
+                "distribute_tensor) cannot be combined with fully_shard or replicate here; leave "
+                "it out, or pass its full_tensor()")
         if value.device.type not in ("cpu", "cuda", "meta"):
             raise Unimplemented(f"parameter '{name}' is on {value.device}: only host and CUDA "
                                 "memory is supported; call .to('cpu') or .to('cuda') before "
