@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shardd
 import shardd.torch as st
+from shardd.torch._tree import units_of
 
 CASES, ALONE = {}, {}
 
@@ -604,6 +605,20 @@ def gradients_in_views_of_buckets(api, rank):
 
 
 @case
+def buckets_of_several_sizes(api, rank):
+    model = api.replicate(shared.mlp(), bucket_cap_mb_list=[0.0001, 0.0003])
+    if api.name == "shardd":  # of 364, 52, 468, 36, 108 and 12 bytes
+        assert [len(u.params) for u in units_of(model)] == [1, 2, 3], units_of(model)
+    return trained(api, model, lambda m, s: m(numbers(rank, s)).pow(2).mean())
+
+
+@case
+def unused_parameters_that_are_not_reduced(api, rank):
+    return optional(api, rank, lambda step: False, find_unused_parameters=True,
+                    skip_all_reduce_unused_params=True)
+
+
+@case
 def a_mesh_instead_of_a_group(api, rank):
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     return trained(api, api.replicate(shared.mlp(), device_mesh=mesh),
@@ -814,7 +829,8 @@ def arguments_that_are_refused(rank):
     with job("arguments"):
         grid = dist.device_mesh.init_device_mesh("cpu", (2, 1))
         for kind, words, options in (
-                (shardd.Unimplemented, "bucket_cap_mb_list", {"bucket_cap_mb_list": [1, 2]}),
+                (shardd.InvalidArgument, "bucket_cap_mb_list", {"bucket_cap_mb_list": [1, 0]}),
+                (shardd.InvalidArgument, "bucket_cap_mb_list", {"bucket_cap_mb_list": []}),
                 (shardd.SharddError, "device_mesh", {"device_mesh": grid}),
                 (shardd.SharddError, "process_group",
                  {"device_mesh": grid, "process_group": dist.group.WORLD})):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -68,9 +68,19 @@ class ReplicatedModule(ShardedModule):
             yield
 
 
-def _buckets(parameters: list[tuple[nn.Module, str, str]], limit: int) -> list[
+def _limits(cap_mb: float | None, caps_mb: Sequence[float] | None, unused: bool) -> list[int]:
+    """Bytes of the first buckets; the last one holds for all that follow."""
+    if cap_mb is not None and not cap_mb > 0:
+        raise InvalidArgument(f"bucket_cap_mb is {cap_mb}, must be above 0", "bucket_cap_mb")
+    if caps_mb is not None and not (caps_mb and all(cap > 0 for cap in caps_mb)):
+        raise InvalidArgument(f"bucket_cap_mb_list is {caps_mb}, must have numbers above 0",
+                              "bucket_cap_mb_list")
+    return [0] if unused else [int(cap * 2**20) for cap in caps_mb or [cap_mb or 25]]
+
+
+def _buckets(parameters: list[tuple[nn.Module, str, str]], limits: list[int]) -> list[
         list[tuple[nn.Module, str, str]]]:
-    """The parameters in units of one type and at least @limit bytes, names of one parameter
+    """The parameters in units of one type and at least @limits bytes, names of one parameter
     together."""
     buckets: list[list[tuple[nn.Module, str, str]]] = []
     where: dict[int, int] = {}
@@ -81,8 +91,8 @@ def _buckets(parameters: list[tuple[nn.Module, str, str]], limit: int) -> list[
         if id(value) in where:
             buckets[where[id(value)]].append(one)
             continue
-        number, nbytes = filled.get(value.dtype, (-1, limit))
-        if nbytes >= limit:
+        number, nbytes = filled.get(value.dtype, (-1, 0))
+        if number < 0 or nbytes >= limits[min(number, len(limits) - 1)]:
             number, nbytes = len(buckets), 0
             buckets.append([])
         where[id(value)] = number
@@ -93,8 +103,10 @@ def _buckets(parameters: list[tuple[nn.Module, str, str]], limit: int) -> list[
 
 def replicate(module: M, *, broadcast_buffers: bool = True,
               forward_sync_buffers: bool | None = None, bucket_cap_mb: float | None = None,
+              bucket_cap_mb_list: Sequence[float] | None = None,
               find_unused_parameters: bool = False, gradient_as_bucket_view: bool = False,
-              static_graph: bool = False, process_group: Any = None, device_mesh: Any = None,
+              static_graph: bool = False, skip_all_reduce_unused_params: bool = False,
+              process_group: Any = None, device_mesh: Any = None,
               mixed_precision: Any = None, device_ids: Any = None, output_device: Any = None,
               master: Any = None, **options: Any) -> M:
     """Train @module with the same parameters on every rank, as DistributedDataParallel does.
@@ -102,12 +114,13 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
     @broadcast_buffers, or its newer name @forward_sync_buffers: rank 0's buffers become everybody's
     before a forward, if the one before it was with gradients that were to be reduced, and before
     the first. Also when the parameters go to the daemon, except with broadcast_buffers=False.
-    @bucket_cap_mb: MiB of gradients that are
-    reduced together, 25. @find_unused_parameters, @static_graph: parameters may have no
-    gradient; the optimizer skips what no rank has used (every parameter is then a unit). Otherwise
-    that is FailedPrecondition at the next step or forward. @gradient_as_bucket_view: no
-    difference, since this process keeps no gradients. @process_group, @device_mesh: of all ranks.
-    @device_ids, @output_device: the device of @module, or None.
+    @bucket_cap_mb: MiB of gradients that are reduced together, 25; @bucket_cap_mb_list: of one
+    bucket after the other, the last number of all that follow. @find_unused_parameters,
+    @static_graph: parameters may have no gradient; the optimizer skips what no rank has used (every
+    parameter is then a unit). Otherwise that is FailedPrecondition at the next step or forward.
+    @skip_all_reduce_unused_params: no difference, since what no rank has used is never reduced.
+    @gradient_as_bucket_view: no difference, since this process keeps no gradients. @process_group,
+    @device_mesh: of all ranks. @device_ids, @output_device: the device of @module, or None.
     @mixed_precision: with param_dtype, reduce_dtype and buffer_dtype, as DDP's own. @master: as of
     fully_shard.
     Other arguments of DistributedDataParallel are Unimplemented.
@@ -134,21 +147,18 @@ def replicate(module: M, *, broadcast_buffers: bool = True,
                               "fully_shard for replicas of shards", "device_mesh")
     if mixed_precision is not None:
         _check_policy(mixed_precision)
-    if bucket_cap_mb is not None and not bucket_cap_mb > 0:
-        raise InvalidArgument(f"bucket_cap_mb is {bucket_cap_mb}, must be above 0",
-                              "bucket_cap_mb")
     if units_of(module):
         raise FailedPrecondition("fully_shard or replicate was already called on this "
                                  f"{type(module).__name__} or on a module in it")
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     unused = find_unused_parameters or static_graph
-    limit = 0 if unused else int((bucket_cap_mb or 25) * 2**20)
+    limits = _limits(bucket_cap_mb, bucket_cap_mb_list, unused)
     begin = broadcast_buffers or forward_sync_buffers is not None
     if forward_sync_buffers is not None:
         broadcast_buffers = forward_sync_buffers
     units = [ShardedUnit(module, part, False, mixed_precision, master_of(master))
              for part in _buckets(own_parameters(module, {
-                 id(p) for name, p in module.named_parameters() if name in ignored}), limit)]
+                 id(p) for name, p in module.named_parameters() if name in ignored}), limits)]
     for number, unit in enumerate(units):
         unit.bucket = f"#{number}"
         unit.replicated, unit.all_used = True, not unused
