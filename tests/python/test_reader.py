@@ -99,6 +99,30 @@ class Readers(unittest.TestCase):
                 self.assertEqual((step, r["block.w"].address), (1, address))
                 self.assertEqual(r["block.w"].view().tolist(), [[3.0] * 5] * 3)
 
+    def test_units_that_are_dropped_wait_for_readers(self):
+        with Trainer(self.socket, "dropped") as trainer, \
+                shardd.read("dropped", self.socket) as reader:
+            [other] = trainer.client.register([shardd.UnitSpec("other", [
+                shardd.TensorSpec("w", (4,), shardd.Init.CONSTANT, 5.0)])])
+            other.init_seed(1)
+            trainer.client.commit(1)
+            with reader.snapshot():
+                values = reader["block.w"].view().tolist()
+                dropped = threading.Thread(target=trainer.client.drop_units,
+                                           args=([trainer.unit.id],))
+                dropped.start()
+                dropped.join(1)
+                self.assertTrue(dropped.is_alive(), "a reader holds the step")
+                self.assertEqual(reader["block.w"].view().tolist(), values)
+            dropped.join(20)
+            self.assertFalse(dropped.is_alive())
+            trainer.client.commit(2)
+            with reader.snapshot() as step:
+                self.assertEqual((step, sorted(reader.tensors)), (2, ["other.w"]))
+                with self.assertRaises(shardd.NotFound):
+                    reader["block.w"]
+                self.assertEqual(reader["other.w"].view().tolist(), [5.0] * 4)
+
     def test_who_keeps_a_view_is_told_and_loses_nothing(self):
         with Trainer(self.socket, "kept") as trainer:
             reader = shardd.read("kept", self.socket)
