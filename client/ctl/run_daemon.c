@@ -54,20 +54,20 @@ static int run_daemon_make_dir(struct run_daemon *d)
 	return 0;
 }
 
-/* The shardd beside our own program, else the one in PATH. */
-static void run_daemon_find_program(char *path, size_t size)
+/* The program @name beside our own, else the one in PATH. */
+static void run_daemon_find_program(const char *name, char *path, size_t size)
 {
 	ssize_t n = readlink("/proc/self/exe", path, size - 1);
 	char *slash;
 
 	path[n > 0 ? n : 0] = 0;
 	slash = strrchr(path, '/');
-	if (slash && (size_t)(slash - path) + sizeof("/shardd") <= size) {
-		strcpy(slash, "/shardd");
+	if (slash && (size_t)(slash + 1 - path) + strlen(name) < size) {
+		strcpy(slash + 1, name);
 		if (access(path, X_OK) == 0)
 			return;
 	}
-	snprintf(path, size, "shardd");
+	snprintf(path, size, "%s", name);
 }
 
 static int run_daemon_spawn(struct run_daemon *d)
@@ -77,15 +77,16 @@ static int run_daemon_spawn(struct run_daemon *d)
 		"NOTIFY_SOCKET", "LISTEN_PID",   "LISTEN_FDS", "LISTEN_FDNAMES",
 		"WATCHDOG_USEC", "WATCHDOG_PID", NULL
 	};
-	char program[PATH_MAX];
-	char *argv[] = { program, "--socket", d->socket, NULL };
+	char holder[PATH_MAX], program[PATH_MAX];
+	char *argv[] = { holder, "--", program, "--socket", d->socket, NULL };
 	struct run_command command = { argv, env, SIGTERM };
 	int r;
 
-	run_daemon_find_program(program, sizeof(program));
+	run_daemon_find_program("shardd-holder", holder, sizeof(holder));
+	run_daemon_find_program("shardd", program, sizeof(program));
 	r = run_proc_start(&d->proc, &command);
 	if (r < 0) {
-		fprintf(stderr, "shardctl: INTERNAL: cannot start %s: %s\n", program,
+		fprintf(stderr, "shardctl: INTERNAL: cannot start %s: %s\n", holder,
 			strerrordesc_np(-r));
 		return CTL_FAILED;
 	}

@@ -16,6 +16,11 @@ static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResp
 	if (s->log_dropped)
 		printf(", %llu log lines dropped", (unsigned long long)s->log_dropped);
 	printf("\n  socket %s, instance %s\n", ctl->socket, s->instance);
+	if (s->store_max)
+		printf("  jobs outlive the daemon: %u of %u descriptors are in its store\n",
+		       s->store_used, s->store_max);
+	else
+		printf("  jobs end with the daemon: it has no descriptor store\n");
 	ctl->printed++;
 }
 

@@ -1,7 +1,9 @@
 /* shardd: the arguments select the action, the exit code tells how it ended. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "app/inherited.h"
 #include "app/process.h"
 #include "app/server.h"
 #include "app/service.h"
@@ -29,12 +31,15 @@ static int main_run(struct shardd *d)
 {
 	struct log_options options = service_log_options(&d->config);
 	struct fault f = FAULT_NULL;
-	int fd, code, r;
+	struct inherited in;
+	int code, r;
 
-	if (process_inherited_socket(&fd, &f) != 0)
+	if (inherited_take(&in, &f) != 0) {
+		inherited_deinit(&in);
 		return main_complain(&f);
+	}
 	if (threads_probe(server_threads(&d->config), &f) != 0) {
-		fd_close(fd);
+		inherited_deinit(&in);
 		main_complain(&f);
 		return EXIT_INTERNAL;
 	}
@@ -42,10 +47,11 @@ static int main_run(struct shardd *d)
 	if (r < 0) {
 		fault_set(&f, FAULT_INVALID, "log_file", "log_file '%s' cannot be opened: %s",
 			  d->config.log.file, strerror(-r));
-		fd_close(fd);
+		inherited_deinit(&in);
 		return main_complain(&f);
 	}
-	code = service_run(&d->args, &d->config, fd);
+	code = service_run(&d->args, &d->config, &in);
+	inherited_deinit(&in);
 	if (code == EXIT_STOPPED)
 		log_info("server", "stopped");
 	log_close();
@@ -83,10 +89,20 @@ static int main_act(struct shardd *d)
 	return EXIT_STOPPED;
 }
 
+/* The service manager, or the holder, tries again for as long as it has the state. Tries that follow
+ * each other at once would fill the log. */
+static void main_pause(void)
+{
+	fputs("shardd: the state of the previous daemon stays in its store; start again in 2 s\n",
+	      stderr);
+	sleep(2);
+}
+
 int main(int argc, char **argv)
 {
 	static struct shardd d;
 	struct fault f = FAULT_NULL;
+	bool left = inherited_is_announced();
 	int code;
 
 	/* the daemon starts itself with this argument, to measure how two processes share a GPU */
@@ -100,6 +116,10 @@ int main(int argc, char **argv)
 	}
 	code = args_parse(&d.args, argc, argv, &f) ? main_complain(&f) : main_act(&d);
 	args_deinit(&d.args);
+	if (left && code != EXIT_STOPPED) {
+		main_pause();
+		code = EXIT_STATE;
+	}
 	if (fflush(stdout) != 0 || ferror(stdout))
 		return EXIT_INTERNAL;
 	return code;

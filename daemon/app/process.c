@@ -62,25 +62,6 @@ int process_prepare(void)
 	return 0;
 }
 
-int process_inherited_socket(int *ret_fd, struct fault *f)
-{
-	int n = sd_listen_fds(1);
-
-	if (n < 0)
-		return fault_errno(f, n, "LISTEN_FDS");
-	if (n > 1)
-		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
-				 "the service manager passed %d descriptors; it must pass exactly "
-				 "one, a listening Unix stream socket",
-				 n);
-	if (n == 1 && sd_is_socket(SD_LISTEN_FDS_START, AF_UNIX, SOCK_STREAM, 1) <= 0)
-		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
-				 "the descriptor passed by the service manager is not a listening "
-				 "Unix stream socket");
-	*ret_fd = n == 1 ? SD_LISTEN_FDS_START : -1;
-	return 0;
-}
-
 /* Set before the signal handlers that read them are installed. */
 static volatile sig_atomic_t start_stopped; /* by which signal */
 static const char *volatile start_sentence;

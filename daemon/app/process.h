@@ -16,11 +16,6 @@
  * the hard one. Before anything is opened. Return: 0 or negative errno. */
 int process_prepare(void);
 
-/* The listening socket that the service manager passed.
- * @ret_fd: the caller's, or -1 if there is none.
- * Return: 0 or FAULT_INVALID (more than one, or not a listening Unix stream socket). */
-int process_inherited_socket(int *ret_fd, struct fault *f);
-
 /* Until process_start_end, SIGTERM and SIGINT are noted, and end the process if the start is not
  * over START_STOP_S later; the loop does not run yet, so nothing else could do it. */
 void process_start_begin(void);

@@ -14,6 +14,7 @@
 
 #include "app/devices.h"
 #include "app/process.h"
+#include "app/survive.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
@@ -73,6 +74,7 @@ struct server {
 	struct loopq loopq;
 	struct node node;
 	struct jobs jobs;
+	struct survive survive; /* them, beyond this process */
 	struct sessions sessions;
 	struct rings rings;
 	struct slices slices;
@@ -87,6 +89,7 @@ struct server {
 	struct list conns; /* of struct server_conn */
 	uv_timer_t tick;
 	uv_timer_t finish;
+	bool for_good; /* DRAINING: no successor takes the jobs over */
 	uint64_t drain_until_us;
 	uint64_t run_until_us; /* CLOSING: what still runs between devices */
 	server_stopped_cb done;
@@ -220,6 +223,14 @@ static unsigned server_count_connections(void *userdata)
 	struct server *s = userdata;
 
 	return s->listener ? listener_connections(s->listener) : 0;
+}
+
+static uint32_t server_count_stored(uint32_t *ret_used, void *userdata)
+{
+	const struct survive *v = &((struct server *)userdata)->survive;
+
+	*ret_used = v->journal ? v->keeper.used : 0;
+	return v->journal ? v->keeper.most : 0;
 }
 
 /* The gate counts these, on its own thread. */
@@ -405,6 +416,7 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	static const struct svc_status_sources status_sources = {
 		.connections = server_count_connections,
 		.message_bytes = server_count_message_bytes,
+		.store = server_count_stored,
 	};
 	struct rpc_options options = { .max_message_bytes = s->config.max_message_bytes,
 				       .max_calls_per_conn =
@@ -431,16 +443,19 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	return r < 0 ? fault_errno(f, r, "starting gRPC") : 0;
 }
 
-static int server_start_listener(struct server *s, int inherited_fd, struct fault *f)
+static int server_start_listener(struct server *s, struct inherited *in, struct fault *f)
 {
-	struct listener_options options = server_listener_options_of(s, inherited_fd);
+	struct listener_options options = server_listener_options_of(s, in->socket);
 
-	return listener_new(s->loop, &options, server_on_connection, s, &s->listener, f);
+	if (listener_new(s->loop, &options, server_on_connection, s, &s->listener, f))
+		return f->code;
+	in->socket = -1;
+	return 0;
 }
 
 static void server_on_tick(uv_timer_t *timer);
 
-static int server_start(struct server *s, int inherited_fd, struct fault *f)
+static int server_start(struct server *s, struct inherited *in, struct fault *f)
 {
 	const struct job_ops ops = { .abort_ops = op_abort_all,
 				     .unit_released = backward_released,
@@ -453,6 +468,7 @@ static int server_start(struct server *s, int inherited_fd, struct fault *f)
 	int r;
 
 	/* first what cannot fail: if something below fails, all of it is ended again */
+	survive_init(&s->survive, &s->jobs);
 	node_init(&s->node, s->loop);
 	s->node.comm_broke = server_on_comm_broke;
 	s->node.started_us = clock_now_us();
@@ -473,8 +489,8 @@ static int server_start(struct server *s, int inherited_fd, struct fault *f)
 	if (recorder_init(s->config.flight_recorder_ops) < 0)
 		return fault_errno(f, -ENOMEM, "making the flight recorder");
 	if (devices_start(&s->node, &s->loopq, &s->config, server_on_device_lost, f) ||
-	    server_start_rpc(s, f) || server_start_gate(s, f) ||
-	    server_start_listener(s, inherited_fd, f))
+	    survive_start(&s->survive, in, f) || server_start_rpc(s, f) ||
+	    server_start_gate(s, f) || server_start_listener(s, in, f))
 		return f->code;
 	health_set(&s->health, true);
 	return 0;
@@ -487,8 +503,8 @@ static void server_ignore_stopped(void *userdata)
 	*(bool *)userdata = true;
 }
 
-int server_new(uv_loop_t *loop, const struct config *config, int inherited_fd, struct server **ret,
-	       struct fault *f)
+int server_new(uv_loop_t *loop, const struct config *config, struct inherited *in,
+	       struct server **ret, struct fault *f)
 {
 	struct server *s = calloc(1, sizeof(*s));
 	bool gone = false;
@@ -503,7 +519,7 @@ int server_new(uv_loop_t *loop, const struct config *config, int inherited_fd, s
 	list_init(&s->conns);
 	uv_timer_init(loop, &s->tick);
 	s->tick.data = s;
-	if (server_start(s, inherited_fd, f)) {
+	if (server_start(s, in, f)) {
 		s->done = server_ignore_stopped;
 		s->userdata = &gone;
 		server_state_move(s, CLOSING);
@@ -567,6 +583,7 @@ static void server_on_devices(uv_timer_t *timer)
 		return;
 	}
 	jobs_deinit(&s->jobs);
+	survive_deinit(&s->survive);
 	recorder_deinit();
 	rings_close(&s->rings); /* a ring that a client still has is on its user's account */
 	devices_end(&s->node);  /* with the users */
@@ -588,6 +605,8 @@ static void server_on_rpc_closed(void *userdata)
 		server_state_move(s, ENDING);
 	if (s->rpc)
 		health_deinit(&s->health);
+	if (!s->for_good)
+		survive_leave(&s->survive);
 	jobs_end(&s->jobs);
 	uv_timer_start(&s->tick, server_on_devices, 0, 0);
 }
@@ -639,7 +658,8 @@ static void server_close_connections(struct server *s)
 	sessions_close_locals(&s->sessions);
 }
 
-void server_stop(struct server *s, uint32_t timeout_ms, server_stopped_cb done, void *userdata)
+void server_stop(struct server *s, bool for_good, uint32_t timeout_ms, server_stopped_cb done,
+		 void *userdata)
 {
 	struct job *job, *tmp;
 
@@ -654,9 +674,21 @@ void server_stop(struct server *s, uint32_t timeout_ms, server_stopped_cb done, 
 	s->drain_until_us = clock_now_us() + (uint64_t)timeout_ms * 1000u;
 	s->jobs.draining = true;
 	health_set(&s->health, false);
-	log_info("server", "draining trainers=%u timeout_ms=%u", server_trainers(s), timeout_ms);
-	list_for_each (job, tmp, &s->jobs.all, link)
-		job_drain(job);
+	s->for_good = for_good;
+	if (s->survive.journal && !for_good) { /* the trainers' work goes on with a successor */
+		s->drain_until_us = clock_now_us();
+		log_info("server", "leaving jobs=%u trainers=%u", s->jobs.count,
+			 server_trainers(s));
+		list_for_each (job, tmp, &s->jobs.all, link)
+			log_info("server", "left for the next daemon job=%s step=%llu bytes=%llu",
+				 job->label, (unsigned long long)job->rec->step,
+				 (unsigned long long)job->quota.used);
+	} else {
+		log_info("server", "draining trainers=%u timeout_ms=%u", server_trainers(s),
+			 timeout_ms);
+		list_for_each (job, tmp, &s->jobs.all, link)
+			job_drain(job);
+	}
 	uv_timer_start(&s->tick, server_on_tick, 0, 0);
 }
 
@@ -705,6 +737,7 @@ static void server_on_tick(uv_timer_t *timer)
 	MAGIC_CHECK(s, SERVER_MAGIC);
 	ops_tick(&s->jobs, now, (uint64_t)s->node.limits.stall_after_ms * 1000u);
 	jobs_tick(&s->jobs, now);
+	survive_tick(&s->survive);
 	devices_tick(&s->node, now);
 	server_tick_stop(s, now);
 	if (s->state != ENDING)

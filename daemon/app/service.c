@@ -19,7 +19,7 @@ struct service {
 	struct config started;   /* keys that cannot change are compared with these */
 	struct config config;
 	struct server *server; /* ends itself: see server_stop */
-	uv_signal_t on_term, on_int, on_hup;
+	uv_signal_t on_term, on_int, on_hup, on_usr1;
 	uv_timer_t status, watchdog;
 	char last_status[256];
 	bool stopping;
@@ -71,6 +71,7 @@ static void service_close_handles(struct service *d)
 	service_close_signal(&d->on_term);
 	service_close_signal(&d->on_int);
 	service_close_signal(&d->on_hup);
+	service_close_signal(&d->on_usr1);
 	uv_close((uv_handle_t *)&d->status, NULL);
 	uv_close((uv_handle_t *)&d->watchdog, NULL);
 }
@@ -94,7 +95,8 @@ static void service_on_stop_signal(uv_signal_t *handle, int signum)
 	d->stopping = true;
 	if (!d->server)
 		return; /* devices are being started: the daemon stops after that */
-	server_stop(d->server, d->config.drain_timeout_ms, service_on_stopped, d);
+	server_stop(d->server, signum == SIGUSR1, d->config.drain_timeout_ms, service_on_stopped,
+		    d);
 }
 
 static void service_apply_config(struct service *d, const struct config *new)
@@ -156,6 +158,8 @@ static void service_add_handles(struct service *d)
 	service_add_signal(d, &d->on_term, service_on_stop_signal, SIGTERM);
 	service_add_signal(d, &d->on_int, service_on_stop_signal, SIGINT);
 	service_add_signal(d, &d->on_hup, service_on_reload_signal, SIGHUP);
+	/* from shardd-holder, which ends too: no successor follows */
+	service_add_signal(d, &d->on_usr1, service_on_stop_signal, SIGUSR1);
 	service_add_timer(d, &d->status, service_send_status, STATUS_MS);
 	/* half of it; rounded up, so that an interval below 2 ms still means a timer */
 	service_add_timer(d, &d->watchdog, service_send_alive, (watchdog_us / 2 + 999) / 1000);
@@ -165,6 +169,8 @@ static int service_exit_code_of(const struct fault *f)
 {
 	if (f->code == FAULT_STATE)
 		return EXIT_IN_USE;
+	if (strcmp(f->field, "journal") == 0)
+		return EXIT_STATE;
 	if (strncmp(f->field, "socket", 6) == 0)
 		return EXIT_SOCKET;
 	if (strcmp(f->field, "backend") == 0)
@@ -174,10 +180,10 @@ static int service_exit_code_of(const struct fault *f)
 	return strcmp(f->field, "engine") == 0 ? EXIT_BACKEND : EXIT_INTERNAL;
 }
 
-static void service_on_started(struct service *d, int inherited_fd)
+static void service_on_started(struct service *d, bool inherited)
 {
 	log_info("server", "ready version=%s socket=\"%s\" inherited=%s", SHARDD_VERSION,
-		 d->config.socket, inherited_fd < 0 ? "no" : "yes");
+		 d->config.socket, inherited ? "yes" : "no");
 	service_send_status(&d->status);
 	process_notify_ready();
 }
@@ -199,23 +205,24 @@ static void service_warn_unknown(const char *name, const char *nearest, void *us
 		 nearest ? nearest : "none");
 }
 
-int service_run(const struct args *args, const struct config *config, int inherited_fd)
+int service_run(const struct args *args, const struct config *config, struct inherited *in)
 {
 	struct service d = { .args = args, .started = *config, .config = *config };
 	struct fault f = FAULT_NULL;
+	bool inherited = in->socket >= 0;
 	int code = EXIT_STOPPED;
 
 	CHECK(uv_loop_init(&d.loop) == 0);
 	service_add_handles(&d);
 	env_names_unknown(service_warn_unknown, NULL);
 	process_start_begin();
-	if (server_new(&d.loop, config, inherited_fd, &d.server, &f) == 0)
-		service_on_started(&d, inherited_fd);
+	if (server_new(&d.loop, config, in, &d.server, &f) == 0)
+		service_on_started(&d, inherited);
 	else
 		code = service_on_refused(&d, &f);
 	process_start_end();
 	if (d.server && d.stopping)
-		server_stop(d.server, 0, service_on_stopped, &d);
+		server_stop(d.server, false, 0, service_on_stopped, &d);
 	uv_run(&d.loop, UV_RUN_DEFAULT);
 	CHECK(!d.server);
 	CHECK(uv_loop_close(&d.loop) == 0);

@@ -5,14 +5,15 @@
 #ifndef SHARDD_SERVICE_H
 #define SHARDD_SERVICE_H
 
+#include "app/inherited.h"
 #include "config/args.h"
 #include "config/config.h"
 #include "core/log.h"
 
 /* Serve until a signal ends it.
- * @args: borrowed; reread at SIGHUP. @inherited_fd: a listening socket, consumed;
- * -1: bind the configured one. The log is open. Return: an exit code. */
-int service_run(const struct args *args, const struct config *config, int inherited_fd);
+ * @args: borrowed; reread at SIGHUP. @in: borrowed; what is taken over is taken out of
+ * it. The log is open. Return: an exit code. */
+int service_run(const struct args *args, const struct config *config, struct inherited *in);
 
 /* The log options of @c; the path is borrowed from it. */
 struct log_options service_log_options(const struct config *c);

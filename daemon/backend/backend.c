@@ -129,6 +129,31 @@ void backend_empty(struct backend *b, struct backend_mem *mem)
 		b->ops->empty(b, mem);
 }
 
+int backend_store(struct backend *b, struct backend_mem *mem, int *ret_fd)
+{
+	int r;
+
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	if (mem->share != BACKEND_SHARE_FD)
+		return -EOPNOTSUPP;
+	r = b->ops->store(b, mem, ret_fd);
+	if (r == 0)
+		mem->stored = true;
+	return r;
+}
+
+void backend_unstore(struct backend *b, struct backend_mem *mem)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	mem->stored = false;
+}
+
+void backend_stored(struct backend *b, struct backend_mem *mem)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	mem->stored = true;
+}
+
 int backend_seal(struct backend *b, struct backend_mem *mem)
 {
 	int r;

@@ -231,6 +231,14 @@ uint64_t backend_inode(const struct backend_mem *mem);
 int backend_export_ipc(struct backend *b, struct backend_mem *mem,
 		       uint8_t ret_handle[BACKEND_IPC_BYTES]);
 
+/* A descriptor that keeps the memory for another daemon process: close-on-exec, the caller's to
+ * close. From here on backend_free leaves the contents as they are, until backend_unstore.
+ * Return: 0, -EOPNOTSUPP (not BACKEND_SHARE_FD) or another negative errno. */
+int backend_store(struct backend *b, struct backend_mem *mem, int *ret_fd);
+void backend_unstore(struct backend *b, struct backend_mem *mem);
+/* Such a descriptor exists: memory was imported from it. */
+void backend_stored(struct backend *b, struct backend_mem *mem);
+
 /* The inverse, for memory that another daemon process allocated: checks size, seals and kind of @fd
  * (borrowed), maps it for writing.
  * Return: 0 or negative errno (-EINVAL: not memory of ours). */

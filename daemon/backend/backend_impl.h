@@ -15,6 +15,7 @@ struct backend_ops {
 	void (*free)(struct backend *b, struct backend_mem *mem); /* asynchronous inside */
 	int (*export)(struct backend *b, struct backend_mem *mem, bool writable, int *ret_fd);
 	int (*import)(struct backend *b, int fd, uint64_t bytes, struct backend_mem **ret);
+	int (*store)(struct backend *b, struct backend_mem *mem, int *ret_fd);
 	/* Must call backend_complete exactly once, from the loop, not from inside; before
 	 * it backend_issued, if task->issued is set and the task has not failed. */
 	void (*submit)(struct backend *b, struct backend_task *task);
@@ -62,6 +63,7 @@ struct backend_mem {
 	uint64_t bytes;
 	enum backend_share share;
 	uint64_t inode; /* of its memfd; 0: it has none */
+	bool stored;    /* another process keeps it: its contents are not to be emptied */
 };
 
 /* First member of every implementation's own struct. */

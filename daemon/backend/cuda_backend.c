@@ -78,6 +78,11 @@ static int cuda_backend_export(struct backend *b, struct backend_mem *mem, bool 
 	return 0;
 }
 
+static int cuda_backend_store(struct backend *b, struct backend_mem *mem, int *ret_fd)
+{
+	return cuda_backend_export(b, mem, true, ret_fd);
+}
+
 static int cuda_backend_export_ipc(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle)
 {
 	(void)b;
@@ -115,6 +120,7 @@ static const struct backend_ops cuda_ops = {
 	.free = cuda_setup_free,
 	.export = cuda_backend_export,
 	.import = cuda_setup_import,
+	.store = cuda_backend_store,
 	.submit = cuda_exec_submit,
 	.close = cuda_backend_cuda_close,
 	.export_ipc = cuda_backend_export_ipc,

@@ -175,6 +175,13 @@ static int backend_fake_export(struct backend *b, struct backend_mem *mem, bool 
 	return r ? r : memfd_export(backend_fake_to_memfd(mem), writable, ret_fd);
 }
 
+static int backend_fake_store(struct backend *b, struct backend_mem *mem, int *ret_fd)
+{
+	int r = backend_fake_count_call(backend_fake_to_fake(b));
+
+	return r ? r : memfd_store(backend_fake_to_memfd(mem), ret_fd);
+}
+
 static void backend_fake_free(struct backend *b, struct backend_mem *mem)
 {
 	struct fake *f = backend_fake_to_fake(b);
@@ -318,6 +325,7 @@ static const struct backend_ops fake_ops = {
 	.free = backend_fake_free,
 	.export = backend_fake_export,
 	.import = backend_fake_import,
+	.store = backend_fake_store,
 	.is_held = backend_fake_is_held,
 	.empty = backend_fake_empty,
 	.seal = backend_fake_seal,

@@ -95,6 +95,12 @@ static int host_export(struct backend *b, struct backend_mem *mem, bool writable
 	return memfd_export(host_to_memfd(mem), writable, ret_fd);
 }
 
+static int host_store(struct backend *b, struct backend_mem *mem, int *ret_fd)
+{
+	(void)b;
+	return memfd_store(host_to_memfd(mem), ret_fd);
+}
+
 static bool host_is_held(struct backend *b, struct backend_mem *mem)
 {
 	(void)b;
@@ -160,6 +166,7 @@ static const struct backend_ops host_ops = {
 	.free = host_free,
 	.export = host_export,
 	.import = host_import,
+	.store = host_store,
 	.is_held = host_is_held,
 	.empty = host_empty,
 	.seal = host_seal,

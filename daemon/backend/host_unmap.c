@@ -75,7 +75,7 @@ static void host_unmap_unmapper_do(struct unmapper *u, struct memfd *m, bool fre
 		(void)memfd_empty(m);
 		return;
 	}
-	if (memfd_is_held(m))
+	if (!m->mem.stored && memfd_is_held(m))
 		host_unmap_unmapper_leave_over(u, m);
 	else
 		memfd_free(m);

@@ -157,7 +157,19 @@ int memfd_import(int fd, uint64_t bytes, struct memfd **ret)
 	if (own < 0)
 		return -errno;
 	r = memfd_map_fd(&own, bytes, ret);
+	if (r == 0)
+		(*ret)->exported = true; /* perhaps: by the other daemon */
 	return r == BACKEND_E_FULL ? -ENOMEM : r;
+}
+
+int memfd_store(const struct memfd *m, int *ret_fd)
+{
+	int fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 3);
+
+	if (fd < 0)
+		return -errno;
+	*ret_fd = fd;
+	return 0;
 }
 
 int memfd_seal(struct memfd *m)
@@ -253,7 +265,7 @@ struct memfd *memfd_let_go(struct memfd *m)
 
 struct memfd *memfd_free(struct memfd *m)
 {
-	if (m && m->exported && (memfd_is_held(m) || !memfd_knows_holders()))
+	if (m && m->exported && !m->mem.stored && (memfd_is_held(m) || !memfd_knows_holders()))
 		(void)memfd_empty(m);
 	return memfd_let_go(m);
 }

@@ -44,6 +44,10 @@ int memfd_seal(struct memfd *m);
 /* @ret_fd: close-on-exec, the caller's. Return: 0 or negative errno. */
 int memfd_export(struct memfd *m, bool writable, int *ret_fd);
 
+/* A duplicate of its own open file, which does not count as a holder. @ret_fd: close-on-exec, the
+ * caller's. Return: 0 or negative errno. */
+int memfd_store(const struct memfd *m, int *ret_fd);
+
 /* Can this kernel tell whether another process holds a memfd? Tested once. Any thread. */
 bool memfd_knows_holders(void);
 

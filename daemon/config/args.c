@@ -165,6 +165,7 @@ void args_help(void)
 	      "  2  wrong configuration or arguments\n"
 	      "  3  another daemon already serves the socket\n"
 	      "  4  the socket cannot be created: its path or permissions\n"
-	      "  5  the backend cannot be started\n",
+	      "  5  the backend cannot be started\n"
+	      "  6  one of these, and state of the previous daemon is kept for this one\n",
 	      stdout);
 }

@@ -16,6 +16,7 @@ enum exit_code {
 	EXIT_IN_USE = 3,
 	EXIT_SOCKET = 4,
 	EXIT_BACKEND = 5,
+	EXIT_STATE = 6, /* it cannot start, and the state of the previous daemon is kept for it */
 };
 
 enum args_action {

@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "core/state.h"
 #include "job/job_impl.h"
+#include "job/job_journal.h"
 
 #define JOB_MAGIC 0x4a4f4221u
 
@@ -19,6 +20,7 @@ void jobs_init(struct jobs *jobs, struct node *node, const struct job_ops *ops)
 	*jobs = (struct jobs){ .node = node, .ops = *ops, .names = HTAB_NULL };
 	list_init(&jobs->all);
 	list_init(&jobs->zombies);
+	list_init(&jobs->unsaved);
 }
 
 static const struct state_row job_step_states[] = {
@@ -43,6 +45,7 @@ struct job *job_free(struct job *job)
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_free(job->groups[i]);
 	list_unlink(&job->link);
+	job_journal_deinit(job);
 	step_rates_clear(&job->step.rates);
 	htab_deinit(&job->unit_names);
 	free(job->groups);
@@ -131,10 +134,12 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->registrations);
 	readers_init(&job->readers);
 	list_init(&job->link);
+	job_journal_init(job);
 	job->life.idle_since_us = clock_now_us();
 	job->ranks = calloc(rec->world_size, sizeof(struct member *));
 	job->placed = calloc(rec->world_size, sizeof(struct device *));
 	job->rec = rec;
+	rec->number = job->number;
 	job_label(rec->uid, rec->name, job->label);
 	if (job_charge(job, f)) {
 		job->rec = NULL;
@@ -158,6 +163,8 @@ int job_publish(struct job *job)
 		return -ENOMEM;
 	list_append(&job->jobs->all, &job->link);
 	job->jobs->count++;
+	job_journal_mark(job, JOB_JOURNAL_HEAD);
+	job_journal_write(job);
 	return 0;
 }
 

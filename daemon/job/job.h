@@ -154,8 +154,7 @@ struct slab *job_slab_for(struct member *m, uint32_t id);
 /* May a reader of the job? Those of parameters alone. */
 struct slab *job_slab_for_reader(const struct job *job, uint32_t id);
 
-/* The job as a saved record and its slabs; the inverse makes the job (job_restore.c; only tests
- * link it, see store/state.h).
+/* A job from its saved record and its slabs.
  * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is an error.
  * Takes @rec on success. */
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
@@ -172,6 +171,15 @@ void job_epoch_end(struct job *job, const struct fault *fault);
 /* Mark the job TORN if a restart has no state to continue from: a step was applied after the last
  * commit. */
 void job_tear(struct job *job);
+/* One more step, or another change of parameters, that no commit covers. */
+void job_count_uncommitted(struct job *job);
+/* Nobody can go on from its parameters: all its units have to be initialised. */
+void job_set_torn(struct job *job);
+
+/* Parameters or optimizer state are changed in place, from here until as many calls of the other:
+ * what a daemon that dies meanwhile leaves is neither the old nor the new state. */
+void job_change_begin(struct job *job);
+void job_change_end(struct job *job);
 
 /* Call now and then: ends jobs without trainers whose time is up, and empty zombies. */
 void jobs_tick(struct jobs *jobs, uint64_t now_us);

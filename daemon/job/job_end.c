@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "job/job.h"
+#include "job/job_journal.h"
 
 /* Processes of the job that live may have the shared slabs mapped. */
 static void job_end_keep_while_mapped(struct job *job, struct slab *s)
@@ -112,6 +113,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	if (ret_freed)
 		*ret_freed = job->quota.used;
 	fault_set(&told, FAULT_ABORTED, NULL, "job '%s' was deleted", job->rec->name);
+	job_journal_gone(job);
 	job->life.deleted = true;
 	readers_lose_job(job);
 	job_epoch_end(job, &told);
@@ -172,6 +174,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 			break; /* a resumed waiter may end other jobs: the rest at the next tick */
 		job_settle(job);
 	}
+	jobs_journal_tick(jobs);
 }
 
 void jobs_end(struct jobs *jobs)

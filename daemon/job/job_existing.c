@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "job/job.h"
+#include "job/job_journal.h"
 
 #define JOB_EXISTING_WHO_BYTES 160u
 
@@ -129,7 +130,10 @@ int job_existing_check(const struct job *job, struct job_spec *spec, bool *ret_r
 
 void job_existing_joined(struct job *job, const char *run)
 {
-	if (job->present == 1 && strcmp(job->rec->run, run) != 0 &&
-	    state_job_set_run(job->rec, run) < 0)
+	if (job->present != 1 || strcmp(job->rec->run, run) == 0)
+		return;
+	if (state_job_set_run(job->rec, run) < 0)
 		log_warn("job", "no memory to note the run job=%s", job->label);
+	job_journal_mark(job, JOB_JOURNAL_HEAD);
+	job_journal_write(job);
 }

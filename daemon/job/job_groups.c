@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "job/job.h"
+#include "job/job_journal.h"
 
 /* The collectives of @g that @m has not announced will never complete. */
 void job_group_left(struct group *g, const struct member *m)
@@ -60,6 +61,8 @@ int job_group(struct job *job, const char *name, const uint32_t *ranks, size_t n
 		return fault_errno(f, -ENOMEM, "making a group");
 	}
 	*ret = job->groups[job->n_groups - 1];
+	job_journal_mark(job, JOB_JOURNAL_HEAD);
+	job_journal_write(job);
 	job_groups_tell_group_who_left(job, *ret);
 	return 0;
 }

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "job/job.h"
+#include "job/job_journal.h"
 
 void job_epoch_end(struct job *job, const struct fault *fault)
 {
@@ -14,6 +15,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_reset(job->groups[i], fault);
 	job->rec->epoch++;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	if (job->step.state == JOB_STEP_PREPARED)
 		job_step_move(job, JOB_STEP_NONE);
 	job_drop_spare(job); /* members that have registered must join again */
@@ -25,6 +27,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		u->factors = (struct unit_factors){ 0 };
 		if (u->shards == UNIT_SHARDS_MIXED && u->step != UNIT_STEP_STEPPING) {
 			u->rec->initialised = false; /* no copy is more correct than another */
+			job_journal_mark_unit(job, u);
 			job->readers.changes++;
 		}
 	}
@@ -50,9 +53,40 @@ void job_tear(struct job *job)
 	if (job->step.committing || !job->rec->uncommitted_steps || !job->rec->has_commit ||
 	    job->rec->allow_torn)
 		return;
+	job_set_torn(job);
+}
+
+void job_set_torn(struct job *job)
+{
 	job->life.torn = true;
+	job->rec->torn = true;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	for (uint32_t i = 0; i < job->n_units; i++)
 		job->units[i]->torn = true;
+}
+
+void job_count_uncommitted(struct job *job)
+{
+	job->rec->uncommitted_steps++;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
+}
+
+void job_change_begin(struct job *job)
+{
+	if (job->changing++)
+		return;
+	job->rec->applying = true;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
+	job_journal_write(job);
+}
+
+void job_change_end(struct job *job)
+{
+	CHECK(job->changing > 0);
+	if (--job->changing)
+		return;
+	job->rec->applying = false;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 }
 
 static int job_members_check_rank_free(const struct job *job, uint32_t rank,
@@ -165,6 +199,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 			backend_info(m->device->backend)->id, rank));
 	if (!job->rec->epoch)
 		job->rec->epoch = 1;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	if (job_members_needs_new_epoch(job, rank))
 		job_members_end_epoch_for_newcomer(job, rank, proc_pid(proc));
 	if (job_members_is_busy(job, rank))
@@ -176,6 +211,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	if (!was_present)
 		job_members_replace_member(job, m);
 	job_members_count_in(job, m, was_present);
+	job_journal_write(job);
 	node_wake(job->node); /* those that waited for this rank's place */
 	*ret = m;
 	return RES_DONE;

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "job/job.h"
+#include "job/job_journal.h"
 
 /* The ranks are spread evenly and in order over the devices, at most as many as there are ranks;
  * lost devices are left out as long as there are others. */
@@ -49,6 +50,7 @@ static int job_place_set(struct job *job, uint32_t rank, struct device *d, struc
 	if (state_job_set_device(job->rec, rank, backend_info(d->backend)->id) < 0)
 		return fault_errno(f, -ENOMEM, "placing a rank");
 	job->placed[rank] = d;
+	job_journal_mark(job, JOB_JOURNAL_HEAD);
 	return 0;
 }
 
@@ -101,9 +103,7 @@ void jobs_device_lost(struct jobs *jobs, struct device *device)
 			continue;
 		fault_set(&f, FAULT_ABORTED, NULL, "%s (%s): what job '%s' had there is gone",
 			  info->lost, info->uuid, job->rec->name);
-		job->life.torn = true;
-		for (uint32_t i = 0; i < job->n_units; i++)
-			job->units[i]->torn = true;
+		job_set_torn(job);
 		job_epoch_end(job, &f);
 	}
 }

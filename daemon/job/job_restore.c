@@ -1,12 +1,10 @@
-/*
- * A job from its saved record and its slabs. Nothing in the daemon calls this yet: it is part of
- * the library shardd_restore, which only tests link.
- */
+/* A job from its saved record and its slabs. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "job/job.h"
 #include "job/job_impl.h"
+#include "job/job_journal.h"
 #include "job/units_impl.h"
 
 /* A saved region, or none. */
@@ -174,7 +172,14 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 	}
 	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
+	job->life.crashed = true;
+	if (rec->torn || rec->applying)
+		job_set_torn(job);
+	rec->applying = false;
 	job_tear(job);
+	for (uint32_t i = 0; i < job->n_units; i++)
+		job_journal_mark_unit(job, job->units[i]);
+	job_journal_mark(job, JOB_JOURNAL_HEAD | JOB_JOURNAL_BLOBS | JOB_JOURNAL_SLABS);
 	*ret = job;
 	return 0;
 }

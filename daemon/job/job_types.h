@@ -156,6 +156,14 @@ struct regcache {
 	uint64_t changes; /* how often something was kept or dropped */
 };
 
+/* What of it is not in the journal yet (job/job_journal.h). */
+struct job_unsaved {
+	uint8_t parts;   /* enum job_journal_part */
+	uint32_t *slabs; /* owned: numbers of those that the journal has, in order */
+	uint32_t n_slabs;
+	struct list link; /* jobs->unsaved, while there are such parts */
+};
+
 struct job {
 	uint32_t magic;
 	struct jobs *jobs;             /* borrowed, the registry */
@@ -188,7 +196,9 @@ struct job {
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	uint32_t running;          /* collectives and casts in the backend or engine */
+	uint32_t changing;         /* of them: what changes parameters in place */
 	struct job_ops_seen ops;
+	struct job_unsaved unsaved;
 	struct condition settled; /* signalled by job_settle: ops of an earlier epoch may be over */
 	struct list link;         /* jobs->all or jobs->zombies */
 };
@@ -200,8 +210,10 @@ struct jobs {
 	struct list all;
 	struct list zombies;
 	uint32_t count;
-	uint32_t last_number; /* of a job */
-	bool draining;        /* no new jobs and trainers */
+	uint32_t last_number;    /* of a job */
+	struct journal *journal; /* borrowed; NULL: nothing outlives the daemon */
+	struct list unsaved;     /* jobs with parts that are not in it yet */
+	bool draining;           /* no new jobs and trainers */
 };
 
 /* A rank has let go of @u, or a copy of it was made: what waits for that goes on. */

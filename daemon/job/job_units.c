@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "job/aliases.h"
+#include "job/job_journal.h"
 #include "job/units_impl.h"
 
 void job_drop_spare(struct job *job)
@@ -50,6 +51,7 @@ int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n)
 		job->mem.slabs[job->mem.n_slabs++] = slab_ref(slabs[i]);
 	qsort(job->mem.slabs, job->mem.n_slabs, sizeof(*job->mem.slabs), job_units_compare_slab);
 	state_job_sort_slabs(job->rec);
+	job_journal_mark(job, JOB_JOURNAL_SLABS);
 	return 0;
 }
 
@@ -130,23 +132,31 @@ void job_drop_unit(struct job *job, struct unit *u)
 	htab_remove(&job->unit_names, u->rec->name);
 	state_unit_drop(u->rec);
 	u->has_gradient = u->torn = false;
+	job_journal_mark_unit(job, u);
 	job->readers.changes++;
 }
 
+/* The journal says that they are gone before they are: a successor must not find them empty. */
 void job_drop_unused_slabs(struct job *job)
 {
-	uint32_t kept = 0;
+	uint32_t kept = 0, n = job->mem.n_slabs;
 
 	CHECK(job->mem.n_slabs == job->rec->n_slabs);
-	for (uint32_t i = 0; i < job->mem.n_slabs; i++) {
-		if (job_units_is_used(job, job->mem.slabs[i])) {
-			job->mem.slabs[kept++] = job->mem.slabs[i];
+	for (uint32_t i = 0; i < n; i++) {
+		struct slab *s = job->mem.slabs[i];
+
+		if (!job_units_is_used(job, s)) {
+			state_job_drop_slab(job->rec, kept);
 			continue;
 		}
-		state_job_drop_slab(job->rec, kept);
-		slab_unref(job->mem.slabs[i]);
+		job->mem.slabs[i] = job->mem.slabs[kept];
+		job->mem.slabs[kept++] = s;
 	}
 	job->mem.n_slabs = kept;
+	job_journal_mark(job, JOB_JOURNAL_SLABS);
+	job_journal_write(job);
+	while (n > kept)
+		slab_unref(job->mem.slabs[--n]);
 }
 
 unsigned job_device_of(const struct job *job, uint32_t rank)

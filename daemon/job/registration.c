@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "job/aliases.h"
+#include "job/job_journal.h"
 #include "job/units_impl.h"
 #include "mem/stagger.h"
 
@@ -530,6 +531,9 @@ static int registration_reg_build(struct registration *r, struct fault *f)
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
 	registration_open_buffers(r);
+	for (uint32_t i = first; i < job->n_units; i++)
+		job_journal_mark_unit(job, job->units[i]);
+	job_journal_write(job);
 	return 0;
 }
 

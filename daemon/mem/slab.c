@@ -133,6 +133,39 @@ struct slab *slab_device_ready(struct device *d, enum backend_share share)
 	return s;
 }
 
+/* Shards are in the store from the begin on. Return: 0 or a result of slab_new. */
+static int slab_put_into_store(struct slab *s)
+{
+	const struct slab_store *store = &s->device->table->store;
+	_cleanup_(fd_closep) int fd = -1;
+	int r;
+
+	if (s->class != MEM_SHARD || !store->add)
+		return 0;
+	r = backend_store(s->device->backend, s->mem, &fd);
+	if (r == -EOPNOTSUPP)
+		return 0; /* it ends with the daemon */
+	if (r == 0)
+		r = store->add(store->arg, s->id, fd);
+	if (r == 0)
+		s->stored = true;
+	else
+		backend_unstore(s->device->backend, s->mem);
+	return r == -EAGAIN ? SLAB_E_LATER : r == -ENOSPC ? SLAB_E_FULL : r;
+}
+
+static void slab_take_from_store(struct slab *s)
+{
+	const struct slab_store *store = &s->device->table->store;
+
+	if (!s->stored || s->device->leaving)
+		return;
+	s->stored = false;
+	backend_unstore(s->device->backend, s->mem);
+	if (store->drop)
+		store->drop(store->arg, s->id);
+}
+
 int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum backend_share share,
 	     uint64_t bytes, const char *job, int owner_rank, struct slab **ret)
 {
@@ -155,6 +188,13 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
 		return r;
 	r = backend_alloc(d->backend, bytes, share, &s->mem);
 	if (r) {
+		slab_undo_charge(d, payer, class, bytes);
+		return r;
+	}
+	s->id = d->table->next;
+	r = slab_put_into_store(s);
+	if (r) {
+		backend_free(d->backend, s->mem);
 		slab_undo_charge(d, payer, class, bytes);
 		return r;
 	}
@@ -184,6 +224,8 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
 		slab_uncharge(d, payer, class, bytes);
 		return r;
 	}
+	s->stored = true;
+	backend_stored(d->backend, s->mem);
 	/* it exists already: an owner with too many slabs gets no more, but keeps this one */
 	(void)user_charge(&s->cost, payer->user, USER_SLABS, 1, NULL);
 	slab_enter(d, s, id);
@@ -242,6 +284,7 @@ void slab_bury(struct slab *s)
 {
 	MAGIC_CHECK(s, SLAB_MAGIC);
 	CHECK(s->refs == 0 && !s->leave);
+	slab_take_from_store(s);
 	if (slab_must_be_kept(s))
 		slab_keep(s);
 	else
@@ -270,6 +313,11 @@ void slabs_let_go(struct device *d)
 {
 	d->letting_go = true;
 	slabs_sweep(d);
+}
+
+void slabs_leave(struct device *d)
+{
+	d->leaving = true;
 }
 
 struct slab *slab_unref(struct slab *s)
@@ -303,7 +351,8 @@ int slab_export(struct slab *s, int *ret_fd, bool *ret_writable)
 	int r;
 
 	MAGIC_CHECK(s, SLAB_MAGIC);
-	if (s->device->seals && s->class == MEM_SHARD && !s->writable && !s->exported) {
+	if (s->device->seals && !s->stored && s->class == MEM_SHARD && !s->writable &&
+	    !s->exported) {
 		r = backend_seal(s->device->backend, s->mem);
 		if (r && r != -EINVAL) /* a kernel without that seal */
 			return r;

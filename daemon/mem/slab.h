@@ -24,10 +24,21 @@
 
 struct slab;
 
+/* Where descriptors of shards are that outlive the daemon. */
+struct slab_store {
+	/* Hold a duplicate of @fd for slab @id. Return: 0, -EAGAIN (later: what was asked before is
+	 * not done yet), -ENOSPC (it is full). NULL: there is no store. */
+	int (*add)(void *arg, uint32_t id, int fd);
+	/* Slab @id is not needed any more. */
+	void (*drop)(void *arg, uint32_t id);
+	void *arg;
+};
+
 /* The slabs of all devices of a node: a slab's number is unique among them. */
 struct slab_table {
-	struct list slabs; /* of struct slab, by link */
-	uint32_t next;     /* ids are never used twice; 0: all have been */
+	struct slab_store store; /* of slabs of MEM_SHARD */
+	struct list slabs;       /* of struct slab, by link */
+	uint32_t next;           /* ids are never used twice; 0: all have been */
 	uint32_t n;
 	uint32_t max; /* each takes a descriptor and a mapping of ours */
 };
@@ -42,6 +53,7 @@ struct device {
 	uint32_t n_slabs;       /* on this device */
 	uint32_t n_kept;        /* of them, kept only because others hold them */
 	bool letting_go;        /* none is kept any more */
+	bool leaving;           /* what the store has is left to a successor */
 	bool seals;             /* parameters are sealed before they are handed out */
 	uint64_t quarantined;   /* bytes */
 	struct slab *ready;     /* the backend's ready page, for clients; NULL: not asked for yet */
@@ -65,6 +77,7 @@ struct slab {
 	unsigned holds;       /* processes that it waits for; quarantine.c's own */
 	unsigned exported;    /* descriptors handed out */
 	bool kept;            /* without a reference, for as long as others hold it */
+	bool stored;          /* the table's store has its descriptor */
 	bool spare;           /* its pool gave it up early: its charge does not wait for others */
 	void *pool;           /* pool.c's own; NULL outside of a pool */
 	/* It is registered with an engine: slab_unref calls @leave instead of freeing it, and that
@@ -128,7 +141,8 @@ void slab_device_deinit(struct device *d);
 /* @bytes is rounded up to the backend's granularity. @payer: charged beside the device;
  * the device's own account is allowed. @job: name for status. Writable for clients if
  * @class is MEM_GRAD, or made so. @ret: the caller holds one reference.
- * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or another negative errno. */
+ * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL (also of the store), SLAB_E_LATER, or another negative
+ * errno. */
 int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum backend_share share,
 	     uint64_t bytes, const char *job, int owner_rank, struct slab **ret);
 
@@ -148,6 +162,9 @@ void slabs_sweep(struct device *d);
 /* Stop keeping slabs: for the end of the daemon. Memory that others still hold is empty then,
  * unless it is sealed. */
 void slabs_let_go(struct device *d);
+/* From now on slabs in the store keep their contents when they are freed: a successor takes them
+ * over. */
+void slabs_leave(struct device *d);
 
 /* Find by id among the slabs of the device's table. Return: borrowed, or NULL. */
 struct slab *slab_find(const struct device *d, uint32_t id);

@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "core/state.h"
 #include "core/text.h"
+#include "job/job_journal.h"
 #include "op/guard.h"
 #include "op/op.h"
 #include "op/queue_task.h"
@@ -615,6 +616,7 @@ static void op_answer(struct op *op)
 	if (op->fault.code)
 		job_note_error(op->m->job, &op->fault);
 	op_record_end(op);
+	job_journal_write(op->m->job);
 	op->done(op, op->userdata);
 }
 

@@ -51,8 +51,10 @@ bool fused_steps_begin(struct fused_steps *s, struct coll *c, unsigned d)
 {
 	if (gradient_of(c)->fused == FUSED_BEGUN && !fused_steps_in_time(c))
 		return false;
-	if (gradient_of(c)->fused == FUSED_BEGUN)
+	if (gradient_of(c)->fused == FUSED_BEGUN) {
 		apply_mark(c->job);
+		job_change_begin(c->job);
+	}
 	gradient_of(c)->fused = FUSED_STEPPED;
 	s->n = (unsigned)optim_step_launches(c->unit, &c->unit->parts[d],
 					     backward_rates(c->job, c->unit), s->launches);

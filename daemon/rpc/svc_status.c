@@ -112,6 +112,7 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	reply.open_descriptors = svc_status_count_descriptors(svc);
 	reply.log_dropped = log_dropped();
 	reply.draining = svc->jobs->draining;
+	reply.store_max = svc->sources->store(&reply.store_used, svc->userdata);
 	svc_status_finish(call, &a, &reply.base);
 }
 

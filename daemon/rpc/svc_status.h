@@ -15,6 +15,8 @@ struct svc_status_sources {
 	unsigned (*connections)(void *userdata); /* open now */
 	uint64_t (*message_bytes)(uid_t uid,
 				  void *userdata); /* of messages that are not complete */
+	/* Of the store that outlives the daemon. Return: how many descriptors fit; 0: none. */
+	uint32_t (*store)(uint32_t *ret_used, void *userdata);
 };
 
 struct svc_status {

@@ -14,6 +14,7 @@
 
 #include "copies/full.h"
 #include "core/check.h"
+#include "job/job_journal.h"
 #include "op/device_note.h"
 #include "op/op.h"
 #include "unit/optim.h"
@@ -36,6 +37,7 @@ struct apply {
 	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
 	unsigned pending;
 	int status;
+	bool changes; /* job_change_begin was called */
 };
 
 static void apply_free(struct apply *a)
@@ -48,16 +50,15 @@ static void apply_free(struct apply *a)
 
 void apply_mark(struct job *job)
 {
-	job->rec->uncommitted_steps += !job->step.mid;
+	if (!job->step.mid)
+		job_count_uncommitted(job);
 	job->step.mid = true;
 }
 
 /* A device that failed half-way leaves parameters that nobody can go on from. */
 void apply_failed(struct job *job)
 {
-	job->life.torn = true;
-	for (uint32_t i = 0; i < job->n_units; i++)
-		job->units[i]->torn = true;
+	job_set_torn(job);
 }
 
 static void apply_done(struct job *job, struct unit **units, unsigned n, int status)
@@ -69,13 +70,14 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 		u->version++;
 		u->has_gradient = false;
 		unit_stepped(u);
+		job_journal_mark_steps(job, u);
 		full_invalidate(job, u);
 		job_give_grads(job, u);
 	}
 	if (status)
 		apply_failed(job);
 	if (n && !job->step.counted)
-		job->rec->uncommitted_steps++;
+		job_count_uncommitted(job);
 	job->step.counted = false;
 	job_step_move(job, JOB_STEP_NONE);
 	step_rates_clear(&job->step.rates);
@@ -205,6 +207,8 @@ static enum res apply_step_units(struct apply *a)
 	}
 	for (unsigned i = 0; i < a->n; i++)
 		apply_step_unit(a, a->units[i]);
+	job_change_begin(a->job);
+	a->changes = true;
 	apply_submit_parts(a);
 	return RES_WAIT;
 }
@@ -286,6 +290,8 @@ static void apply_run(struct apply *a)
 		return;
 	if (r == RES_FAILED && !a->status)
 		a->status = -ENOMEM; /* of drain_wait */
+	if (a->changes)
+		job_change_end(a->job);
 	apply_done(a->job, a->units, a->n, a->status);
 	apply_free(a);
 }

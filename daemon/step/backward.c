@@ -24,6 +24,7 @@
 #include "copies/full.h"
 #include "copies/hold.h"
 #include "core/check.h"
+#include "job/job_journal.h"
 #include "op/device_note.h"
 #include "op/guard.h"
 #include "op/op.h"
@@ -212,6 +213,8 @@ void backward_stepped(struct job *job, struct unit *u, bool whole)
 	u->has_gradient = false;
 	u->version++;
 	unit_stepped(u);
+	job_journal_mark_steps(job, u);
+	job_change_end(job);
 	full_invalidate(job, u);
 	if (!whole)
 		apply_failed(job);
@@ -325,6 +328,7 @@ void backward_released(struct job *job, struct unit *u)
 	backward_hold(job, u);
 	job->running++;
 	apply_mark(job);
+	job_change_begin(job);
 	for (unsigned d = 0; d < u->n_parts; d++)
 		queue_task_submit(&b->parts[d].queue, u->parts[d].device->backend, 0);
 }

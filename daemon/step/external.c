@@ -21,6 +21,7 @@
 
 #include "copies/full.h"
 #include "core/check.h"
+#include "job/job_journal.h"
 #include "op/device_note.h"
 #include "op/op.h"
 #include "op/op_run.h"
@@ -352,6 +353,7 @@ static void external_unit_done(struct job *job, struct unit *u, int status)
 	u->has_gradient = false;
 	u->version++;
 	unit_stepped(u);
+	job_journal_mark_steps(job, u);
 	full_invalidate(job, u);
 	job_give_grads(job, u);
 	condition_signal(&u->step_done);
@@ -366,6 +368,7 @@ static void external_on_given_back(struct backend_task *task, int status)
 	struct member_unit *mu = member_unit_find(op->m, u);
 
 	external_copy_free(copy);
+	job_change_end(job);
 	if (status) {
 		apply_failed(job);
 		fault_errno(&op->fault, status, "taking a shard back");
@@ -415,6 +418,7 @@ static enum res external_done_start(struct op *op)
 	member_shard_move(mu, SHARD_BACK);
 	copy->place = region_steal(&mu->shard);
 	apply_mark(op->m->job);
+	job_change_begin(op->m->job);
 	if (external_has_copies(u) && u->shards == UNIT_SHARDS_READY)
 		unit_shards_move(u, UNIT_SHARDS_MIXED);
 	external_copy_share(copy, region_addr(&copy->place), &copy->share.part->params,

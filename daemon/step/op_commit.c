@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "job/job_journal.h"
 #include "op/op.h"
 #include "op/op_util.h"
 #include "step/apply.h"
@@ -131,6 +132,7 @@ static void op_commit_store(struct coll *c)
 	rec->step = commit_args(c->ops[0])->step;
 	rec->committed_unix_s = (uint64_t)time(NULL);
 	rec->uncommitted_steps = 0;
+	job_journal_mark(c->job, JOB_JOURNAL_PROGRESS | JOB_JOURNAL_BLOBS);
 	op_commit_end_pass(c->job);
 	readers_committed(c->job); /* before what its ranks have submitted already */
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/cleanup.h"
 
 /* The same array with room for one more pointer. protobuf-c's repeated fields have a count but no
  * capacity. The allocator knows the capacity, so growing stays linear.
@@ -209,6 +210,11 @@ int state_unit_add_buffer(state_unit *u, state_buffer *b)
 	return APPEND(u->buffers, u->n_buffers, b);
 }
 
+int state_job_take_slab(state_job *j, state_slab *s)
+{
+	return APPEND(j->slabs, j->n_slabs, s);
+}
+
 int state_job_add_slab(state_job *j, const struct slab *s)
 {
 	state_slab *rec = malloc(sizeof(*rec));
@@ -224,7 +230,7 @@ int state_job_add_slab(state_job *j, const struct slab *s)
 		free(rec);
 		return -ENOMEM;
 	}
-	if (APPEND(j->slabs, j->n_slabs, rec) < 0) {
+	if (state_job_take_slab(j, rec) < 0) {
 		shardd__state__v1__slab__free_unpacked(rec, NULL);
 		return -ENOMEM;
 	}
@@ -350,5 +356,19 @@ int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes)
 	}
 	free(b->data.data);
 	b->data = (ProtobufCBinaryData){ .len = bytes, .data = data };
+	return 0;
+}
+
+int state_job_take_blob(state_job *j, state_blob **b)
+{
+	for (size_t i = 0; i < j->n_blobs; i++)
+		if (j->blobs[i]->rank == (*b)->rank) {
+			shardd__state__v1__blob__free_unpacked(j->blobs[i], NULL);
+			j->blobs[i] = STEAL_PTR(*b);
+			return 0;
+		}
+	if (APPEND(j->blobs, j->n_blobs, *b) < 0)
+		return -ENOMEM;
+	*b = NULL;
 	return 0;
 }

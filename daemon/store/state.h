@@ -4,8 +4,8 @@
  *
  * The records are the messages themselves, so there are no copies to keep consistent: a job or unit
  * at run time points to its record and keeps nothing persistent elsewhere. Records refer to each
- * other by number, never by pointer. A successor gets state_encode's bytes and, by slab id, the
- * descriptors.
+ * other by number, never by pointer. The journal has them packed (store/change.h); beside it a
+ * successor gets the slabs' descriptors.
  *
  * Records are malloc'ed as protobuf-c would; state_job_free frees all below.
  * Loop thread only.
@@ -59,6 +59,8 @@ int state_tensor_set_alias(state_tensor *t, const char *unit, const char *tensor
 /* Copies @strides, one a dimension. Return: 0 or -ENOMEM. */
 int state_tensor_set_strides(state_tensor *t, const uint64_t *strides, size_t dims);
 int state_job_add_slab(state_job *j, const struct slab *s);
+/* The same for a record. */
+int state_job_take_slab(state_job *j, state_slab *s);
 
 /* Drop the last @n slabs again: the undo of a registration that failed. */
 void state_job_drop_slabs(state_job *j, size_t n);
@@ -83,18 +85,22 @@ int state_job_set_run(state_job *j, const char *run);
 
 /* Replace rank @rank's blob; takes @data (malloc'ed). Return: 0 or -ENOMEM. */
 int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes);
+/* The same; takes *@b, and leaves NULL there. */
+int state_job_take_blob(state_job *j, state_blob **b);
 /* Return: the blob, or NULL. */
 const state_blob *state_job_blob(const state_job *j, uint32_t rank);
 
-/* The following are in state_check.c, in the library shardd_restore, which only tests link until a
- * daemon hands its state over. */
+/* The following are in state_check.c. */
 
 /* Pack @jobs. @ret: malloc'ed, the caller's. Return: 0 or -ENOMEM. */
 int state_encode(state_job *const *jobs, size_t n, uint32_t next_slab, uint8_t **ret,
 		 size_t *ret_bytes);
 
-/* Unpack and check every number that the rest of the daemon relies on (regions
- * inside their slabs, groups of existing ranks, known enums, finite factors). @ret: state_free. Return: 0 or a fault code. */
+/* Check every number that the rest of the daemon relies on (regions inside their slabs, groups of
+ * existing ranks, known enums, finite factors). Return: 0 or a fault code. */
+int state_check(const state_all *s, struct fault *f);
+
+/* Unpack and check. @ret: state_free. Return: 0 or a fault code. */
 int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f);
 
 /* Free, with every job that was not taken out (set its pointer to NULL). */

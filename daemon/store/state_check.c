@@ -1,7 +1,6 @@
 /*
  * The serialised form, and checks of a saved state before anything is built on it. The bytes may be
- * from another version or from a broken disk, so everything is checked. Nothing in the daemon calls
- * this yet: it is part of the library shardd_restore, which only tests link.
+ * from another version or damaged, so everything is checked.
  */
 #include <errno.h>
 #include <math.h>
@@ -419,22 +418,28 @@ void state_free(state_all *s)
 	shardd__state__v1__state__free_unpacked(s, NULL);
 }
 
-int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f)
+int state_check(const state_all *s, struct fault *f)
 {
-	state_all *s = shardd__state__v1__state__unpack(NULL, bytes, data);
 	int r = 0;
 
-	if (!s)
-		return fault_set(f, FAULT_INVALID, "state",
-				 "saved state of %zu bytes cannot be unpacked", bytes);
 	if (s->version != STATE_VERSION)
 		r = fault_set(f, FAULT_INVALID, "state", "saved state has version %u, not %u",
 			      s->version, STATE_VERSION);
 	for (size_t i = 0; !r && i < s->n_jobs; i++)
 		r = state_check_job(s->jobs[i], s->next_slab, f);
-	if (r) {
+	return r;
+}
+
+int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f)
+{
+	state_all *s = shardd__state__v1__state__unpack(NULL, bytes, data);
+
+	if (!s)
+		return fault_set(f, FAULT_INVALID, "state",
+				 "saved state of %zu bytes cannot be unpacked", bytes);
+	if (state_check(s, f)) {
 		state_free(s);
-		return r;
+		return f->code;
 	}
 	*ret = s;
 	return 0;

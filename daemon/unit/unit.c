@@ -302,6 +302,8 @@ bool unit_lacks_gradient(const struct unit *u, uint32_t tensor)
 void unit_stepped(struct unit *u)
 {
 	u->rec->optimizer->steps++;
+	if (u->unsaved == UNIT_SAVED || u->some_lack)
+		u->unsaved = u->some_lack ? UNIT_UNSAVED_ALL : UNIT_UNSAVED_STEPS;
 	for (uint32_t i = 0; u->some_lack && i < u->rec->n_tensors; i++)
 		u->rec->tensors[i]->missed += u->lacks[i];
 	u->some_lack = false;
@@ -318,6 +320,7 @@ uint64_t unit_steps(const struct unit *u, uint32_t tensor)
 void unit_forget_steps(struct unit *u)
 {
 	u->rec->optimizer->steps = 0;
+	u->unsaved = UNIT_UNSAVED_ALL;
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++)
 		u->rec->tensors[i]->missed = 0;
 }

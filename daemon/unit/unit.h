@@ -146,6 +146,8 @@ enum unit_shards {
 };
 
 /* The booleans are independent of each other and of the states. */
+enum unit_unsaved { UNIT_SAVED, UNIT_UNSAVED_STEPS, UNIT_UNSAVED_ALL };
+
 struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
@@ -161,7 +163,8 @@ struct unit {
 	bool has_gradient;           /* grads holds a reduced gradient since the last step */
 	bool has_partials;           /* sums of replicas, since the last all-reduce between them */
 	struct unit_factors factors; /* set since the epoch began */
-	bool torn; /* changed after the last commit by a step whose trainer died */
+	bool torn;       /* changed after the last commit by a step whose trainer died */
+	uint8_t unsaved; /* enum unit_unsaved: what of @rec is not in the journal yet */
 	/* by tensor: it has no gradient although the unit has one, since no rank has used it. NULL:
 	 * never */
 	uint8_t *lacks;

@@ -7,6 +7,7 @@
 #include "copies/full.h"
 #include "core/check.h"
 #include "mem/stagger.h"
+#include "job/job_journal.h"
 #include "op/op.h"
 #include "unit/optim.h"
 #include "unit/reduce_plan.h"
@@ -326,6 +327,7 @@ static void convert_swap_unit(struct job *job, const struct convert_args *a, str
 	convert_swap_tensors(a, u);
 	unit_lay_out(u, &fresh->layout, NULL);
 	u->version++;
+	job_journal_mark_unit(job, u);
 }
 
 static enum res convert_finish(struct coll *c)

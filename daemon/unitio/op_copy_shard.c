@@ -188,8 +188,10 @@ static void op_copy_shard_on_copied(struct backend_task *task, int status)
 		apply_failed(job); /* a part of it may be written */
 	if (!op_told_of_end(op) && status)
 		fault_errno(&op->fault, status, "copying a shard");
-	if (op_copy_shard_changes(op))
+	if (op_copy_shard_changes(op)) {
+		job_change_end(job);
 		op_copy_shard_written(op);
+	}
 	queue_task_deinit(&copy->queue);
 	free(copy);
 	op_end(op);
@@ -226,7 +228,8 @@ static void op_copy_shard_submit(struct op *op, struct copy_shard *copy, void *b
 						  .done = op_copy_shard_on_copied };
 	if (op_copy_shard_changes(op)) {
 		readers_rewrite(op->m->job);
-		op->m->job->rec->uncommitted_steps++;
+		job_count_uncommitted(op->m->job);
+		job_change_begin(op->m->job);
 		op->unit->shard_writes++;
 	}
 	op->m->job->running++;

@@ -8,6 +8,7 @@
 #include "copies/full.h"
 #include "copies/hold.h"
 #include "core/check.h"
+#include "job/job_journal.h"
 #include "op/guard.h"
 #include "op/op.h"
 #include "op/op_util.h"
@@ -149,6 +150,8 @@ static void op_init_job_heal(struct job *job)
 			return;
 	/* what was committed belongs to parameters that are no more */
 	job->life.torn = false;
+	job->rec->torn = false;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	job->rec->uncommitted_steps = 0;
 	job->rec->has_commit = false;
 	job->rec->step = 0;
@@ -168,6 +171,7 @@ static enum res op_init_finish(struct coll *c)
 	if (coll_promised(c))
 		RES_TRY(coll_check_epoch(c, false)); /* else it is as good as never initialised */
 	u->rec->initialised = true;
+	job_journal_mark_unit(c->job, u);
 	c->job->readers.changes++;
 	unit_forget_steps(u);
 	if (u->torn) {
@@ -371,6 +375,8 @@ static void op_init_end_pass(struct coll *c)
 static enum op_init_stage op_init_begin(struct coll *c, int how)
 {
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
+	job_journal_mark_unit(c->job, c->unit);
+	job_journal_write(c->job);
 	readers_rewrite(c->job);
 	op_init_end_pass(c);
 	if (how == HOW_OWN)

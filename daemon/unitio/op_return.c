@@ -9,6 +9,7 @@
 #include "copies/full.h"
 #include "core/check.h"
 #include "core/fnv.h"
+#include "job/job_journal.h"
 #include "op/op.h"
 #include "op/op_util.h"
 #include "op/op_list.h"
@@ -187,12 +188,13 @@ static enum res op_return_written(struct coll *c)
 	CHECK(!c->unit->rec->initialised && !c->unit->gathered_ranks);
 	c->unit->version++;
 	full_invalidate(c->job, c->unit);
-	c->job->rec->uncommitted_steps++;
+	job_count_uncommitted(c->job);
 	if (op->m->epoch != c->job->rec->epoch)
 		job_tear(c->job);
 	if (coll_promised(c)) /* what was read may be anything: the unit stays uninitialised */
 		RES_TRY(coll_check_epoch(c, false));
 	c->unit->rec->initialised = true;
+	job_journal_mark_unit(c->job, c->unit);
 	c->job->readers.changes++;
 	if (summon_args(op)->has_steps)
 		op_return_take_steps(c->unit, op);
@@ -207,6 +209,8 @@ static const void *op_return_source(const struct coll *c, uint32_t i)
 static void op_return_begin_write(struct coll *c)
 {
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
+	job_journal_mark_unit(c->job, c->unit);
+	job_journal_write(c->job);
 	readers_rewrite(c->job);
 	import_write(c, op_return_source, false, c->unit->summoned_state);
 }

@@ -17,17 +17,18 @@ static void on_stopped(void *userdata)
 /* Return: server_new's; what was made is stopped again. */
 static int start_once(const struct config *config, bool *ret_hit, struct fault *f)
 {
+	struct inherited in = INHERITED_NULL;
 	struct server *s = NULL;
 	bool stopped = false;
 	uv_loop_t loop;
 	int r;
 
 	cr_assert_eq(uv_loop_init(&loop), 0);
-	r = server_new(&loop, config, -1, &s, f);
+	r = server_new(&loop, config, &in, &s, f);
 	*ret_hit = failmalloc_hit();
 	failmalloc_in(0);
 	if (r == 0) {
-		server_stop(s, 0, on_stopped, &stopped);
+		server_stop(s, false, 0, on_stopped, &stopped);
 		while (!stopped)
 			uv_run(&loop, UV_RUN_ONCE);
 	}

@@ -115,27 +115,34 @@ static void exec_daemon(const struct daemonfix *d, const char *const *args)
 	/* What a service manager or a caller told us is not about this daemon. */
 	static const char *const env[] = { "NOTIFY_SOCKET", "LISTEN_PID",    "LISTEN_FDS",
 					   "WATCHDOG_USEC", "SHARDD_SOCKET", "SHARDD_JOB" };
-	char program[4096];
+	char program[4096], holder[4096];
 	/* What a start measures of GPUs takes a moment, and no test looks at it. */
-	const char *argv[MAX_ARGS + 8] = {
-		program,     "--socket",         d->socket, "--set", "gpu_measure_overlap=no",
-		"--backend", daemonfix_backend()
-	};
+	const char *argv[MAX_ARGS + 10] = { holder,
+					    "--",
+					    program,
+					    "--socket",
+					    d->socket,
+					    "--set",
+					    "gpu_measure_overlap=no",
+					    "--backend",
+					    daemonfix_backend() };
+	const char *const *from = d->held ? argv : argv + 2;
 	int fd = open(d->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	sigset_t none;
 
 	for (size_t i = 0; args && args[i] && i < MAX_ARGS; i++)
-		argv[i + 7] = args[i];
+		argv[i + 9] = args[i];
 	for (size_t i = 0; i < ARRAY_SIZE(env); i++)
 		unsetenv(env[i]);
 	program_path(program, sizeof(program), "shardd");
+	program_path(holder, sizeof(holder), "shardd-holder");
 	dup2(fd, STDOUT_FILENO);
 	dup2(fd, STDERR_FILENO);
 	close_range(STDERR_FILENO + 1, ~0u, CLOSE_RANGE_CLOEXEC);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	execv(program, (char *const *)argv);
-	dprintf(STDERR_FILENO, "%s: %s\n", program, strerror(errno));
+	execv(from[0], (char *const *)from);
+	dprintf(STDERR_FILENO, "%s: %s\n", from[0], strerror(errno));
 	_exit(127);
 }
 
@@ -212,7 +219,7 @@ void daemonfix_restart(struct daemonfix *d, const char *const *args)
 	launch(d, args);
 }
 
-void daemonfix_start(struct daemonfix *d, const char *const *args)
+static void start(struct daemonfix *d, bool held, const char *const *args)
 {
 	const char *base = getenv("TMPDIR");
 
@@ -220,11 +227,22 @@ void daemonfix_start(struct daemonfix *d, const char *const *args)
 	if (!base || !*base || strlen(base) > sizeof(d->dir) - sizeof("/shardd-test-XXXXXX"))
 		base = "/tmp";
 	memset(d, 0, sizeof(*d));
+	d->held = held;
 	snprintf(d->dir, sizeof(d->dir), "%s/shardd-test-XXXXXX", base);
 	MUST(mkdtemp(d->dir), "%s: %s", d->dir, strerror(errno));
 	snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
 	snprintf(d->log, sizeof(d->log), "%s/log", d->dir);
 	launch(d, args);
+}
+
+void daemonfix_start(struct daemonfix *d, const char *const *args)
+{
+	start(d, false, args);
+}
+
+void daemonfix_start_held(struct daemonfix *d, const char *const *args)
+{
+	start(d, true, args);
 }
 
 /* Return: what in the log is a defect of the daemon, or NULL. */
@@ -362,6 +380,53 @@ json_t *daemonfix_ctl(struct daemonfix *d, const char *const *args)
 	MUST(j, "shardctl --json %s: %s in: %.500s", args[0], error.text, text);
 	free(text);
 	return j;
+}
+
+/* Return: 0 while none answers. */
+static pid_t answering_daemon(struct daemonfix *d)
+{
+	static const char *const status[] = { "status", NULL };
+	const size_t size = 1 << 20;
+	char *out = malloc(size);
+	json_t *s;
+	pid_t pid;
+
+	CHECK(out);
+	*out = '\0';
+	s = accepts(d->socket) && run_ctl(d, status, true, out, size) == 0
+		    ? json_loads(out, 0, NULL)
+		    : NULL;
+	pid = (pid_t)json_integer_value(json_object_get(s, "pid"));
+	json_decref(s);
+	free(out);
+	return pid;
+}
+
+pid_t daemonfix_daemon(struct daemonfix *d)
+{
+	uint64_t deadline = deadline_in(START_S);
+	pid_t pid = 0;
+
+	while (!(pid = answering_daemon(d))) {
+		if (clock_now_us() > deadline)
+			give_up(d, "no daemon answers");
+		daemonwatch_turn(TURN_MS);
+	}
+	return pid;
+}
+
+void daemonfix_replace_daemon(struct daemonfix *d, int signal)
+{
+	uint64_t deadline = deadline_in(START_S);
+	pid_t old = daemonfix_daemon(d);
+
+	MUST(d->held, "the daemon has no holder");
+	kill(signal == SIGUSR2 ? d->pid : old, signal);
+	while (daemonfix_daemon(d) == old) {
+		if (clock_now_us() > deadline)
+			give_up(d, "no other daemon comes");
+		daemonwatch_turn(TURN_MS);
+	}
 }
 
 unsigned daemonfix_fds(struct daemonfix *d)

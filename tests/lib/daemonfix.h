@@ -19,6 +19,7 @@ struct daemonfix {
 	char dir[64]; /* private, removed at the end */
 	char socket[128];
 	char log[128]; /* what the daemon wrote */
+	bool held;     /* by shardd-holder, whose pid it is */
 };
 
 /* The backend of all daemons: SHARDD_TEST_BACKEND, else host; and its first device's id. */
@@ -31,6 +32,14 @@ const char *daemonfix_device(void);
  * macro) on a private socket, wait until it accepts. @args: further arguments, ended
  * by NULL; may be NULL. Fails the test if it does not come up in 20 s. */
 void daemonfix_start(struct daemonfix *d, const char *const *args);
+
+/* The same with shardd-holder, which starts it again when it has died. */
+void daemonfix_start_held(struct daemonfix *d, const char *const *args);
+/* The pid of the daemon itself. */
+pid_t daemonfix_daemon(struct daemonfix *d);
+/* Send @signal to the daemon, or with SIGUSR2 to the holder, and wait until another one
+ * serves. */
+void daemonfix_replace_daemon(struct daemonfix *d, int signal);
 
 /* SIGKILL, and another one on the same socket; what the first has written stays in the log. */
 void daemonfix_restart(struct daemonfix *d, const char *const *args);

@@ -1,5 +1,6 @@
 #include "nodefix.h"
 
+#include "job/job_journal.h"
 #include "job/registration.h"
 #include "step/backward.h"
 
@@ -14,6 +15,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "journalfix.h"
 #include "job/registration.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -110,6 +112,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 					       .max_inflight_ops = 4096 };
 	begin_engine(n, o->fake_engine);
 	jobs_init(&n->jobs, &n->node, &ops);
+	n->journal = journalfix_begin(&n->jobs);
 	cr_assert_eq(proc_new_pid(&n->run.loop, getpid(), getuid(), getgid(), &n->proc), 0);
 }
 
@@ -122,7 +125,9 @@ void nodefix_end(struct nodefix *n)
 	while (n->n_members)
 		nodefix_drop(n, n->members[0], "is gone");
 	nodefix_turns(n);
+	journalfix_check(&n->jobs);
 	jobs_deinit(&n->jobs);
+	n->journal = journal_free(n->journal);
 	recorder_deinit();
 	node_deinit(&n->node);
 	n->node.engine = engine_close(n->node.engine);
@@ -136,6 +141,11 @@ void nodefix_end(struct nodefix *n)
 	n->proc = proc_unref(n->proc);
 	looprun_deinit(&n->run);
 	clock_real();
+}
+
+void nodefix_wrote(struct nodefix *n)
+{
+	cr_assert_eq(jobs_journal_base(&n->jobs), 0);
 }
 
 /* ---------------------------------------------------------- jobs and members */

@@ -29,7 +29,8 @@ struct nodefix {
 	struct looprun run;
 	struct node node;
 	struct jobs jobs;
-	struct proc *proc; /* this process */
+	struct journal *journal; /* of @jobs; nodefix_end compares them */
+	struct proc *proc;       /* this process */
 	struct member *members[NODEFIX_MEMBERS];
 	unsigned n_members;
 	struct {
@@ -45,6 +46,9 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o);
 /* Drop all members, end everything; fails the test if a byte, an allocation or a
  * handle is left. */
 void nodefix_end(struct nodefix *n);
+
+/* The test has written to a record itself: the journal gets it, too. */
+void nodefix_wrote(struct nodefix *n);
 
 /* Make a job of @world ranks that is kept, with a quota (0: none). */
 struct job *nodefix_job(struct nodefix *n, const char *name, uint32_t world, uint64_t quota);

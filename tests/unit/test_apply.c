@@ -281,6 +281,7 @@ APPLY_TEST(unless_the_job_allows_it_or_there_is_nothing_to_go_back_to)
 	rejoin();
 	commit(1);
 	job->rec->allow_torn = true;
+	nodefix_wrote(&n);
 	reduce(1);
 	step();
 	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", u, &op[0]), &op[0]);

@@ -53,6 +53,7 @@ JOB_TEST(fresh_deletes_nothing_unless_it_creates)
 
 	cr_assert_eq(open_as(&first, OTHER_UID, &job, &created, &f), 0, "%s", f.text);
 	job->rec->has_commit = true;
+	nodefix_wrote(&n);
 	n.node.limits.job_quota_bytes = 1 << 20;
 	fresh.quota_bytes = 2 << 20;
 	cr_expect_neq(open_as(&fresh, OTHER_UID, &again, &created, &f), 0);

@@ -80,6 +80,7 @@ static void commit_step(uint64_t step)
 	job->rec->has_commit = true;
 	job->rec->step = step;
 	job->rec->committed_unix_s = 86400;
+	nodefix_wrote(&n);
 }
 
 EXISTING_TEST(a_job_without_state_is_found_in_any_case)
@@ -99,6 +100,7 @@ EXISTING_TEST(committed_state_is_resumed_only_if_that_was_asked_for)
 		"job 'a' has state of an earlier run: step 5, committed 1970-01-02 00:00:00 UTC, "
 		"by trainers that are gone");
 	job->rec->uncommitted_steps = 3;
+	nodefix_wrote(&n);
 	expect_refused(JOB_ERROR, NULL, "UTC and 3 steps after it, by");
 }
 
@@ -115,6 +117,7 @@ EXISTING_TEST(so_is_an_initialised_unit_without_a_commit)
 	expect_refused(JOB_ERROR, "two", "2 steps, none of them committed, by rank 0 (pid ");
 	expect_refused(JOB_ERROR, "two", ") of run one");
 	u->rec->initialised = false;
+	nodefix_wrote(&n);
 }
 
 EXISTING_TEST(a_rank_of_the_same_run_goes_on)

@@ -418,6 +418,7 @@ OP_TEST(the_deadline_is_the_ops_or_the_jobs_or_the_callers)
 	nodefix_barrier(&n, m[0], 0, &none);
 	cr_expect_eq(none.op->deadline_us, UINT64_MAX);
 	job->rec->op_timeout_ms = 20;
+	nodefix_wrote(&n);
 	nodefix_barrier(&n, m[0], 0, &jobs);
 	cr_expect_eq(jobs.op->deadline_us, 1020000);
 	tick_at(1009999, 0);

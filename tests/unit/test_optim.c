@@ -44,6 +44,7 @@ Test(optim, adamw_scalars_are_rounded_once)
 	spec->optimizer->weight_decay = 0.01;
 	u = setup(&x, spec);
 	u->rec->optimizer->steps = 6; /* so this is the 7th */
+	nodefix_wrote(&x.n);
 	cr_assert(one_launch(u, lr, &k));
 	cr_expect_eq(k.kind, LAUNCH_ADAMW);
 	cr_expect_eq(k.n, 10, "the padding is not stepped");
@@ -96,6 +97,7 @@ Test(optim, sgd_knows_its_first_step)
 	cr_expect(k.sgd.nesterov);
 	cr_expect(k.sgd.first);
 	u->rec->optimizer->steps = 1;
+	nodefix_wrote(&x.n);
 	cr_assert(one_launch(u, 0.3, &k));
 	cr_expect_not(k.sgd.first);
 	nodefix_end(&x.n);

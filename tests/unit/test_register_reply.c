@@ -91,6 +91,7 @@ Test(register_reply, is_what_protobuf_would_have_packed)
 	make_units(job, ids);
 	job->units[1]->rec->initialised = true;
 	job->units[2]->rec->optimizer->steps = UINT64_C(1) << 40;
+	nodefix_wrote(&n);
 	for (uint32_t rank = 0; rank <= RANKS; rank++) { /* the last one is in no group */
 		struct register_reply r = REGISTER_REPLY_NULL;
 		size_t want_n;

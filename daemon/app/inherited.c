@@ -1,0 +1,129 @@
+#include "app/inherited.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "core/cleanup.h"
+#include "store/keeper.h"
+
+#define INHERITED_JOURNAL "journal."
+#define INHERITED_SLAB    "slab."
+
+void inherited_journal_name(unsigned file, char *ret)
+{
+	snprintf(ret, KEEPER_NAME_MAX + 1, INHERITED_JOURNAL "%u", file);
+}
+
+void inherited_slab_name(uint32_t id, char *ret)
+{
+	snprintf(ret, KEEPER_NAME_MAX + 1, INHERITED_SLAB "%" PRIu32, id);
+}
+
+bool inherited_is_announced(void)
+{
+	const char *names = getenv("LISTEN_FDNAMES"), *pid = getenv("LISTEN_PID");
+
+	return names && pid && strtoul(pid, NULL, 10) == (unsigned long)getpid() &&
+	       strstr(names, INHERITED_JOURNAL);
+}
+
+/* The number behind @prefix. Return: whether @name is one. */
+static bool inherited_number(const char *name, const char *prefix, uint32_t *ret)
+{
+	size_t n = strlen(prefix);
+	unsigned long number;
+	char *end;
+
+	if (strncmp(name, prefix, n) != 0 || name[n] < '0' || name[n] > '9')
+		return false;
+	errno = 0;
+	number = strtoul(name + n, &end, 10);
+	if (*end || errno || number > UINT32_MAX)
+		return false;
+	*ret = (uint32_t)number;
+	return true;
+}
+
+static int inherited_take_socket(struct inherited *in, int fd, struct fault *f)
+{
+	if (in->socket >= 0)
+		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
+				 "the service manager passed several sockets; it must pass one, a "
+				 "listening Unix stream socket");
+	if (sd_is_socket(fd, AF_UNIX, SOCK_STREAM, 1) <= 0)
+		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
+				 "the descriptor passed by the service manager is not a listening "
+				 "Unix stream socket");
+	in->socket = fd;
+	return 0;
+}
+
+/* A descriptor that was stored twice under one name is the same one. */
+static int inherited_take_one(struct inherited *in, int fd, const char *name, struct fault *f)
+{
+	uint32_t number;
+
+	if (inherited_number(name, INHERITED_JOURNAL, &number) && number < JOURNAL_FILES) {
+		fd_close(in->journal[number]);
+		in->journal[number] = fd;
+	} else if (inherited_number(name, INHERITED_SLAB, &number)) {
+		in->slabs[in->n_slabs++] = (struct inherited_slab){ number, fd };
+	} else {
+		return inherited_take_socket(in, fd, f);
+	}
+	return 0;
+}
+
+int inherited_take(struct inherited *ret, struct fault *f)
+{
+	char **names = NULL;
+	int n = sd_listen_fds_with_names(1, &names);
+
+	*ret = INHERITED_NULL;
+	if (n < 0)
+		return fault_errno(f, n, "LISTEN_FDS");
+	ret->slabs = calloc((size_t)n + 1, sizeof(*ret->slabs));
+	if (!ret->slabs)
+		fault_errno(f, -ENOMEM, "taking inherited descriptors");
+	for (int i = 0; i < n; i++) {
+		if (!f->code)
+			inherited_take_one(ret, SD_LISTEN_FDS_START + i, names[i], f);
+		free(names[i]);
+	}
+	free(names);
+	return f->code;
+}
+
+void inherited_deinit(struct inherited *in)
+{
+	in->socket = fd_close(in->socket);
+	for (unsigned i = 0; i < JOURNAL_FILES; i++)
+		in->journal[i] = fd_close(in->journal[i]);
+	for (size_t i = 0; i < in->n_slabs; i++)
+		fd_close(in->slabs[i].fd);
+	free(in->slabs);
+	in->slabs = NULL;
+	in->n_slabs = 0;
+}
+
+bool inherited_has_state(const struct inherited *in)
+{
+	for (unsigned i = 0; i < JOURNAL_FILES; i++)
+		if (in->journal[i] >= 0)
+			return true;
+	return in->n_slabs > 0;
+}
+
+int inherited_slab(struct inherited *in, uint32_t id)
+{
+	for (size_t i = 0; i < in->n_slabs; i++)
+		if (in->slabs[i].id == id && in->slabs[i].fd >= 0)
+			return STEAL_FD(in->slabs[i].fd);
+	return -1;
+}

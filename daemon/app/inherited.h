@@ -1,0 +1,48 @@
+/*
+ * What the process that started the daemon passed to it as descriptors (sd_listen_fds(3)): the
+ * listening socket, and what the previous daemon has left with the keeper (store/keeper.h).
+ */
+#ifndef SHARDD_APP_INHERITED_H
+#define SHARDD_APP_INHERITED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "store/journal.h"
+
+struct inherited_slab {
+	uint32_t id;
+	int fd; /* -1: taken */
+};
+
+struct inherited {
+	int socket;                 /* -1: none */
+	int journal[JOURNAL_FILES]; /* -1: none */
+	struct inherited_slab *slabs;
+	size_t n_slabs;
+};
+
+#define INHERITED_NULL ((struct inherited){ .socket = -1, .journal = { -1, -1 } })
+
+/* Was state passed to this process? From the environment, before inherited_take. */
+bool inherited_is_announced(void);
+
+/* The names of what the daemon leaves. @ret: KEEPER_NAME_MAX + 1 bytes. */
+void inherited_journal_name(unsigned file, char *ret);
+void inherited_slab_name(uint32_t id, char *ret);
+
+/* Take all descriptors that were passed. Once, before other threads exist.
+ * Return: 0, FAULT_INVALID (one that is neither ours nor a listening Unix stream socket, or several
+ * sockets), or another fault code. */
+int inherited_take(struct inherited *ret, struct fault *f);
+/* Close what nobody took. Safe to call twice. */
+void inherited_deinit(struct inherited *in);
+
+/* Is there state of a previous daemon? */
+bool inherited_has_state(const struct inherited *in);
+/* The descriptor of slab @id, the caller's; -1: there is none. */
+int inherited_slab(struct inherited *in, uint32_t id);
+
+#endif

@@ -1,0 +1,225 @@
+#include "app/survive.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/cleanup.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "job/job_journal.h"
+#include "store/change.h"
+
+/* At the start nothing else waits: the keeper has so long to read a message. */
+#define SURVIVE_KEEPER_MS 10000
+
+static int survive_on_slab(void *arg, uint32_t id, int fd)
+{
+	struct survive *s = arg;
+	char name[KEEPER_NAME_MAX + 1];
+
+	inherited_slab_name(id, name);
+	return keeper_add(&s->keeper, name, fd);
+}
+
+static void survive_on_drop(void *arg, uint32_t id)
+{
+	struct survive *s = arg;
+	char name[KEEPER_NAME_MAX + 1];
+
+	inherited_slab_name(id, name);
+	keeper_drop(&s->keeper, name);
+}
+
+void survive_init(struct survive *s, struct jobs *jobs)
+{
+	*s = (struct survive){ .jobs = jobs, .keeper = KEEPER_NULL(s->keeper) };
+}
+
+void survive_deinit(struct survive *s)
+{
+	s->jobs->journal = NULL;
+	s->journal = journal_free(s->journal);
+	keeper_deinit(&s->keeper);
+}
+
+/* ------------------------------------------------------------- what was left */
+
+static int survive_take_slabs(const state_job *rec, struct inherited *in, int *fds, struct fault *f)
+{
+	for (size_t i = 0; i < rec->n_slabs; i++) {
+		fds[i] = inherited_slab(in, rec->slabs[i]->id);
+		if (fds[i] < 0)
+			return fault_set(
+				f, FAULT_INVALID, "journal",
+				"slab %u of job '%.64s', %llu bytes, is in the journal, but "
+				"the previous daemon's keeper has not passed it",
+				rec->slabs[i]->id, rec->name,
+				(unsigned long long)rec->slabs[i]->bytes);
+	}
+	return 0;
+}
+
+/* Takes the record. */
+static int survive_restore_job(struct survive *s, state_job **rec, struct inherited *in,
+			       struct fault *f)
+{
+	size_t n = (*rec)->n_slabs;
+	_cleanup_(freep) int *fds = malloc((n + 1) * sizeof(*fds));
+	struct job *job = NULL;
+
+	if (!fds)
+		return fault_errno(f, -ENOMEM, "restoring jobs");
+	for (size_t i = 0; i < n; i++)
+		fds[i] = -1;
+	if (survive_take_slabs(*rec, in, fds, f) == 0 &&
+	    job_restore(s->jobs, *rec, fds, &job, f) == 0)
+		*rec = NULL;
+	for (size_t i = 0; i < n; i++)
+		fd_close(fds[i]); /* the job has its own */
+	if (f->code)
+		return f->code;
+	s->restored++;
+	log_info("server", "job restored job=%s step=%llu committed=%s torn=%s bytes=%llu",
+		 job->label, (unsigned long long)job->rec->step,
+		 job->rec->has_commit ? "yes" : "no", job->life.torn ? "yes" : "no",
+		 (unsigned long long)job->quota.used);
+	return 0;
+}
+
+/* Trainers of the previous daemon find the same instance. */
+static int survive_restore_node(struct survive *s, const state_all *all, struct fault *f)
+{
+	struct node *node = s->jobs->node;
+
+	if (all->instance.len != sizeof(node->instance))
+		return fault_set(f, FAULT_INVALID, "journal",
+				 "the journal of the previous daemon is damaged: its instance id "
+				 "has %zu bytes",
+				 all->instance.len);
+	memcpy(node->instance, all->instance.data, sizeof(node->instance));
+	node->started_unix_s = all->started_unix_s;
+	if (node->devices[0].table->next < all->next_slab)
+		node->devices[0].table->next = all->next_slab;
+	return 0;
+}
+
+static int survive_restore(struct survive *s, struct inherited *in, struct fault *f)
+{
+	state_all *all = NULL;
+
+	for (unsigned i = 0; i < JOURNAL_FILES; i++)
+		if (in->journal[i] < 0)
+			return fault_set(f, FAULT_INVALID, "journal",
+					 "the previous daemon's keeper has passed %zu slabs, but "
+					 "not file %u of the journal",
+					 in->n_slabs, i);
+	if (journal_open(in->journal, &s->journal, f) || change_read(s->journal, &all, f))
+		return f->code;
+	if (state_check(all, f) == 0)
+		survive_restore_node(s, all, f);
+	for (size_t i = 0; !f->code && i < all->n_jobs; i++)
+		survive_restore_job(s, &all->jobs[i], in, f);
+	state_free(all);
+	return f->code;
+}
+
+/* Slabs that are in no job: the previous daemon ended before it had noted, or freed, them. */
+static void survive_drop_rest(struct survive *s, struct inherited *in)
+{
+	for (size_t i = 0; i < in->n_slabs; i++)
+		if (in->slabs[i].fd >= 0)
+			survive_on_drop(s, in->slabs[i].id);
+}
+
+/* ------------------------------------------------------------------ the start */
+
+static int survive_keep_journal(struct survive *s, unsigned file, struct fault *f)
+{
+	uint64_t until = clock_now_us() + SURVIVE_KEEPER_MS * UINT64_C(1000);
+	char name[KEEPER_NAME_MAX + 1];
+	int r;
+
+	inherited_journal_name(file, name);
+	do {
+		r = keeper_add(&s->keeper, name, journal_fd(s->journal, file));
+		if (r == -EAGAIN)
+			poll(NULL, 0, 10);
+	} while (r == -EAGAIN && clock_now_us() < until);
+	return r < 0 ? fault_errno(f, r, "leaving the journal with the keeper") : 0;
+}
+
+static int survive_new_journal(struct survive *s, struct fault *f)
+{
+	int r = journal_new(&s->journal);
+
+	if (r < 0)
+		return fault_errno(f, r, "making the journal");
+	for (unsigned i = 0; !f->code && i < JOURNAL_FILES; i++)
+		survive_keep_journal(s, i, f);
+	return f->code;
+}
+
+/* The store is there from here on: what was restored is in it already. */
+static int survive_begin(struct survive *s, struct fault *f)
+{
+	s->jobs->journal = s->journal;
+	s->jobs->node->devices[0].table->store =
+		(struct slab_store){ survive_on_slab, survive_on_drop, s };
+	if (jobs_journal_base(s->jobs) < 0)
+		return fault_errno(f, -ENOMEM, "writing the journal");
+	return 0;
+}
+
+int survive_start(struct survive *s, struct inherited *in, struct fault *f)
+{
+	uint64_t began = clock_now_us();
+	bool left = inherited_has_state(in);
+	int r = keeper_init(&s->keeper);
+
+	if (r < 0)
+		return fault_errno(f, r, "opening NOTIFY_SOCKET");
+	if (!keeper_is_there(&s->keeper) && !left) {
+		log_info("server", "jobs end with the daemon: it was started without a descriptor "
+				   "store (FDSTORE and NOTIFY_SOCKET are not set)");
+		return 0;
+	}
+	if (!keeper_is_there(&s->keeper))
+		return fault_set(
+			f, FAULT_INVALID, "journal",
+			"state of a previous daemon was passed, but there is no descriptor "
+			"store to leave it with (FDSTORE and NOTIFY_SOCKET are not set)");
+	keeper_has(&s->keeper, left ? (uint32_t)in->n_slabs + JOURNAL_FILES : 0);
+	if (left ? survive_restore(s, in, f) : survive_new_journal(s, f))
+		return f->code;
+	if (survive_begin(s, f))
+		return f->code;
+	survive_drop_rest(s, in);
+	if (left)
+		log_info("server", "state of the previous daemon restored jobs=%u us=%llu",
+			 s->restored, (unsigned long long)(clock_now_us() - began));
+	return 0;
+}
+
+void survive_tick(struct survive *s)
+{
+	bool waited = !list_empty(&s->keeper.drops);
+
+	keeper_tick(&s->keeper);
+	if (waited && list_empty(&s->keeper.drops))
+		node_wake(s->jobs->node); /* slabs may wait behind them */
+}
+
+void survive_leave(struct survive *s)
+{
+	struct node *node = s->jobs->node;
+
+	jobs_journal_tick(s->jobs);
+	keeper_tick(&s->keeper);
+	s->jobs->journal = NULL;
+	if (node->n_devices)
+		node->devices[0].table->store = (struct slab_store){ 0 };
+	for (unsigned d = 0; d < node->n_devices; d++)
+		slabs_leave(&node->devices[d]);
+}

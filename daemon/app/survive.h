@@ -1,0 +1,34 @@
+/*
+ * What outlives this daemon, and what the previous one has left: at the start, the jobs are made
+ * from the journal and the slabs' descriptors; from then on, the keeper has all of them; at the
+ * end, they are left to it. Without a keeper jobs end with the daemon. Loop thread only.
+ */
+#ifndef SHARDD_APP_SURVIVE_H
+#define SHARDD_APP_SURVIVE_H
+
+#include "app/inherited.h"
+#include "job/job.h"
+#include "store/journal.h"
+#include "store/keeper.h"
+
+struct survive {
+	struct keeper keeper;
+	struct journal *journal; /* owned; NULL: nothing outlives the daemon */
+	struct jobs *jobs;       /* borrowed */
+	uint32_t restored;       /* jobs */
+};
+
+void survive_init(struct survive *s, struct jobs *jobs);
+void survive_deinit(struct survive *s);
+
+/* Look for a keeper, take over what @in has, and begin the journal. With the devices, before clients connect. On
+ * failure nothing that was left is changed. Return: 0 or a fault code, with @f.field "journal" if
+ * what was left cannot be read. */
+int survive_start(struct survive *s, struct inherited *in, struct fault *f);
+
+/* Tell the keeper what it was not told of yet. */
+void survive_tick(struct survive *s);
+/* From here on memory that the keeper has is left as it is when it is freed. */
+void survive_leave(struct survive *s);
+
+#endif

@@ -1,0 +1,265 @@
+/*
+ * The daemon dies, is replaced and is told to end, with shardd-holder: parameters, optimizer state,
+ * commits and blobs are the next one's, bit for bit, and what was freed does not come back. Trainers
+ * connect again themselves. Deaths while a step is being applied are not among these.
+ */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "failfix.h"
+#include "fdcheck.h"
+
+static void begin(void)
+{
+	fdcheck_begin();
+	daemonfix_start_held(&trainfix, NULL);
+}
+
+static void end(void)
+{
+	if (trainfix.pid)
+		daemonfix_stop(&trainfix);
+	fdcheck_end();
+}
+
+TestSuite(daemon_death, .init = begin, .fini = end, .timeout = 120);
+
+enum { WORLD = 2, ELEMENTS = 5000, STEPS = 6, N_UNITS = 3 };
+
+struct play {
+	stage at[WORLD]; /* the last commit of each rank */
+	stage go;        /* commits that they may make */
+	float params[2][N_UNITS][ELEMENTS];
+	uint64_t epochs[STEPS + 1];
+};
+
+struct run {
+	struct play *play;
+	bool calm; /* nobody dies */
+};
+
+static void register_all(shardd_client *c, shardd_unit *units)
+{
+	static const char *const names[N_UNITS] = { "adamw", "sgd", "bf16" };
+	const struct shardd_unit_spec likes[N_UNITS] = {
+		{ .size = sizeof(likes[0]),
+		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01, .weight_decay = 0.1 } },
+		{ .size = sizeof(likes[0]),
+		  .optimizer = { .kind = SHARDD_SGD, .lr = 0.1, .momentum = 0.9 } },
+		{ .size = sizeof(likes[0]),
+		  .compute_dtype = SHARDD_BF16,
+		  .gradient_dtype = SHARDD_FP32,
+		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01 } },
+	};
+
+	for (unsigned i = 0; i < N_UNITS; i++)
+		units[i] = train_register(c, names[i], ELEMENTS, &likes[i]).unit;
+}
+
+static void one_step(shardd_client *c, const shardd_unit *units, uint32_t rank, uint64_t step)
+{
+	uint64_t blob[2] = { step, rank };
+
+	for (unsigned i = 0; i < N_UNITS; i++) {
+		float *g = train_numbers(ELEMENTS, (step * WORLD + rank) * N_UNITS + i);
+
+		train_reduce(c, units[i], DTYPE_FP32, g, ELEMENTS);
+		free(g);
+	}
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	TRAIN_OK(shardd_commit(c, step, blob, sizeof(blob), &train_err));
+}
+
+static shardd_client *connect_again(const struct trainer *t)
+{
+	const struct shardd_options options = { .size = sizeof(options),
+						.socket = t->socket,
+						.connect_timeout_ms = 30000 };
+	shardd_client *c = NULL;
+
+	TRAIN_OK(shardd_connect(&options, &c, &train_err));
+	return c;
+}
+
+/* Until the call is told that the daemon has died. */
+static shardd_client *lose_daemon(shardd_client *c, const struct trainer *t)
+{
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_UNAVAILABLE);
+	shardd_close(c);
+	return connect_again(t);
+}
+
+static int trains(const struct trainer *t)
+{
+	struct run *run = t->arg;
+	struct play *p = run->play;
+	shardd_client *c = train_connect(t);
+	struct shardd_membership m = train_join_as(c, t, SHARDD_EPHEMERAL);
+	shardd_unit units[N_UNITS];
+
+	register_all(c, units);
+	for (unsigned i = 0; i < N_UNITS; i++)
+		TRAIN_OK(shardd_init_seed(c, units[i], 7 + i, &train_err));
+	for (uint64_t step = 1; step <= STEPS; step++) {
+		one_step(c, units, t->rank, step);
+		if (run->calm || step == STEPS)
+			continue;
+		stage_set(&p->at[t->rank], (unsigned)step);
+		TRAINER_AWAIT(atomic_load(&p->go) >= step, 60);
+		c = lose_daemon(c, t);
+		m = train_join_as(c, t, SHARDD_EPHEMERAL);
+		TRAINER_CHECK(m.has_commit && m.step == step && !m.torn && !m.created);
+		TRAINER_CHECK(m.blob_bytes == 16 && ((const uint64_t *)m.blob)[0] == step &&
+			      ((const uint64_t *)m.blob)[1] == t->rank);
+		p->epochs[step] = m.epoch;
+		register_all(c, units);
+	}
+	for (unsigned i = 0; t->rank == 0 && i < N_UNITS; i++)
+		train_params(c, units[i], p->params[run->calm][i],
+			     i == 2 ? ELEMENTS * 2 : ELEMENTS * 4);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+static void start_all(const char *job, struct run *run, pid_t *pids)
+{
+	for (uint32_t r = 0; r < WORLD; r++)
+		pids[r] = trainer_start(&trainfix, job, r, WORLD, trains, run);
+}
+
+static bool all_at(struct play *p, unsigned step)
+{
+	for (unsigned r = 0; r < WORLD; r++)
+		if (atomic_load(&p->at[r]) < step)
+			return false;
+	return true;
+}
+
+/* Every death is at another place: SIGKILL, SIGTERM as a service manager's restart, a new version
+ * by the holder. */
+Test(daemon_death, training_goes_on_bit_for_bit)
+{
+	static const int signals[] = { SIGKILL, SIGTERM, SIGUSR2, SIGABRT, SIGKILL };
+	struct run *runs = trainer_shared(2 * sizeof(*runs));
+	struct play *p = trainer_shared(sizeof(*p));
+	pid_t pids[WORLD];
+
+	runs[0] = (struct run){ p, false };
+	runs[1] = (struct run){ p, true };
+	start_all("dies", &runs[0], pids);
+	for (unsigned step = 1; step < STEPS; step++) {
+		AWAIT(all_at(p, step), 60);
+		daemonfix_replace_daemon(&trainfix, signals[step - 1]);
+		stage_set(&p->go, step);
+	}
+	for (unsigned r = 0; r < WORLD; r++)
+		cr_assert_eq(trainer_wait(pids[r], 60), 0);
+	for (unsigned step = 2; step < STEPS; step++)
+		cr_expect_gt(p->epochs[step], p->epochs[step - 1]);
+	trainers_run(&trainfix, "calm", WORLD, trains, &runs[1], 60);
+	for (unsigned i = 0; i < N_UNITS; i++) {
+		cr_expect_arr_eq(p->params[0][i], p->params[1][i], sizeof(p->params[0][i]),
+				 "unit %u differs", i);
+		cr_expect_neq(p->params[0][i][0], 0, "something was trained");
+	}
+	AWAIT(!fail_has_job(&trainfix, "dies"), 10); /* it was ephemeral */
+	AWAIT(daemonfix_bytes(&trainfix) == 0, 10);
+	daemonfix_replace_daemon(&trainfix, SIGKILL);
+	cr_expect_not(fail_has_job(&trainfix, "dies"));
+	cr_expect_eq(daemonfix_bytes(&trainfix), 0, "what was freed does not come back");
+}
+
+/* ------------------------------------------------------------------- what it has */
+
+static int keeps(const struct trainer *t)
+{
+	static const uint32_t first[] = { 0 };
+	shardd_client *c = train_connect(t);
+	shardd_unit units[N_UNITS];
+	shardd_group g;
+
+	train_join_as(c, t, SHARDD_KEEP);
+	register_all(c, units);
+	for (unsigned i = 0; i < N_UNITS; i++)
+		TRAIN_OK(shardd_init_seed(c, units[i], 1, &train_err));
+	TRAIN_OK(shardd_group_create(c, "first", first, 1, &g, &train_err));
+	one_step(c, units, t->rank, 1);
+	train_leave(c);
+	return 0;
+}
+
+static json_t *status(void)
+{
+	static const char *const args[] = { "status", NULL };
+
+	return daemonfix_ctl(&trainfix, args);
+}
+
+static uint64_t number(const char *key)
+{
+	json_t *s = status();
+	uint64_t n = (uint64_t)json_integer_value(json_object_get(s, key));
+
+	json_decref(s);
+	return n;
+}
+
+Test(daemon_death, jobs_of_nobody_stay)
+{
+	static const char *const delete[] = { "job", "delete", "two", NULL };
+	uint64_t bytes, stored;
+	char out[512], words[64];
+
+	trainers_run(&trainfix, "one", WORLD, keeps, NULL, 60);
+	trainers_run(&trainfix, "two", WORLD, keeps, NULL, 60);
+	bytes = daemonfix_bytes(&trainfix);
+	stored = number("store_used");
+	cr_expect_gt(stored, 4);
+	cr_expect_gt(number("store_max"), stored);
+	daemonfix_replace_daemon(&trainfix, SIGKILL);
+	cr_expect_eq(daemonfix_bytes(&trainfix), bytes);
+	cr_expect_eq(number("store_used"), stored);
+	cr_expect_eq(fail_job_number(&trainfix, "one", "step"), 1);
+	cr_expect(fail_job_is(&trainfix, "two", "IDLE"));
+	cr_assert_eq(daemonfix_ctl_text(&trainfix, delete, out, sizeof(out)), 0, "%s", out);
+	cr_expect_eq(daemonfix_bytes(&trainfix), bytes / 2);
+	daemonfix_replace_daemon(&trainfix, SIGKILL);
+	cr_expect(fail_has_job(&trainfix, "one"));
+	cr_expect_not(fail_has_job(&trainfix, "two"));
+	cr_expect_eq(daemonfix_bytes(&trainfix), bytes / 2);
+	AWAIT(number("store_used") == (stored - 2) / 2 + 2, 10);
+	snprintf(words, sizeof(words), "job restored job=%d/one", (int)getuid());
+	cr_expect(fail_logged(&trainfix, words));
+}
+
+/* The holder ends with the daemon, and says so. */
+Test(daemon_death, told_to_end_it_ends_for_good)
+{
+	int code;
+
+	trainers_run(&trainfix, "one", WORLD, keeps, NULL, 60);
+	daemonfix_may_end(&trainfix);
+	kill(trainfix.pid, SIGTERM);
+	code = trainer_wait(trainfix.pid, 30);
+	cr_expect_eq(code, 0);
+	cr_expect(fail_logged(&trainfix, "the daemon has ended with exit code 0"));
+	cr_expect_not(fail_logged(&trainfix, "left for the next daemon"));
+	trainfix.pid = 0;
+	unlink(trainfix.log);
+	rmdir(trainfix.dir);
+}
+
+/* A daemon that dies at once again and again is started after pauses, and nothing is lost. */
+Test(daemon_death, several_in_a_row)
+{
+	trainers_run(&trainfix, "one", WORLD, keeps, NULL, 60);
+	for (unsigned i = 0; i < 10; i++)
+		daemonfix_replace_daemon(&trainfix, SIGKILL);
+	cr_expect_eq(fail_job_number(&trainfix, "one", "step"), 1);
+}
