@@ -231,11 +231,18 @@ static inline struct group *job_group_by_id(struct job *job, uint32_t id)
 	return id < job->n_groups ? job->groups[id] : NULL;
 }
 
+/* The same, also of one that was dropped. */
+static inline struct unit *job_unit_by_number(struct job *job, uint32_t id)
+{
+	return id && id <= job->n_units ? job->units[id - 1] : NULL;
+}
+
 /* The same; nor if it was dropped. */
 static inline struct unit *job_unit_by_id(struct job *job, uint32_t id)
 {
-	return id && id <= job->n_units && !job->units[id - 1]->rec->dropped ? job->units[id - 1]
-									     : NULL;
+	struct unit *u = job_unit_by_number(job, id);
+
+	return u && !u->rec->dropped ? u : NULL;
 }
 
 #endif

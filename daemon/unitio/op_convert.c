@@ -106,7 +106,7 @@ static int op_convert_decode_like(struct op *op, const state_unit *rec, uint32_t
 
 static int op_convert_decode_unfreeze(struct op *op, const request *r, struct fault *f)
 {
-	const struct unit *u = job_unit_by_id(op->m->job, r->units[0]);
+	const struct unit *u = job_unit_by_number(op->m->job, r->units[0]);
 
 	convert_args(op)->unfreeze = r->unfreeze;
 	convert_args(op)->n_unfreeze = r->n_unfreeze;
@@ -145,7 +145,7 @@ static int op_convert_check(struct op *op, struct fault *f)
 	const struct convert_args *a = convert_args(op);
 	uint64_t hash = FNV_BEGIN;
 
-	if (op_check_not_torn(op, f))
+	if (op_check_not_torn(op, f) || op_check_all_there(op, a->units, a->n, f))
 		return f->code;
 	for (size_t i = 0; i < a->n; i++) {
 		const struct unit *u = job_unit_by_id(op->m->job, a->units[i]);

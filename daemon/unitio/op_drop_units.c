@@ -32,7 +32,7 @@ static int op_drop_units_decode(struct op *op, const ProtobufCMessage *msg, stru
 {
 	const Shardd__V1__DropUnitsRequest *r = (const Shardd__V1__DropUnitsRequest *)msg;
 
-	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS | TOUCH_BUFFERS;
 	drop_units_args(op)->units = r->units;
 	drop_units_args(op)->n = r->n_units;
 	return op_take_units(op, r->units, r->n_units, f);
@@ -42,7 +42,8 @@ static int op_drop_units_check(struct op *op, struct fault *f)
 {
 	uint64_t hash = FNV_BEGIN;
 
-	(void)f;
+	if (op_check_all_there(op, drop_units_args(op)->units, drop_units_args(op)->n, f))
+		return f->code;
 	for (size_t i = 0; i < drop_units_args(op)->n; i++)
 		hash = fnv_add(hash, drop_units_args(op)->units[i]);
 	op_print(op, "DropUnits of %zu units", drop_units_args(op)->n);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend_impl.h"
 #include "core/check.h"
 #include "fdcheck.h"
 #include "job/registration.h"
@@ -253,4 +254,36 @@ Test(op_drop_units, an_epoch_ends_afterwards)
 		cr_assert_eq(nodefix_try_join(&x.n, x.job, i, NULL, x.m[i], &x.m[i], &f), 0, "%s",
 			     f.text);
 	nodefix_end(&x.n);
+}
+
+/* Buffers are not parameters: what broadcasts them comes first all the same. */
+Test(op_drop_units, while_buffers_are_broadcast)
+{
+	Shardd__V1__BroadcastBuffersRequest b = SHARDD__V1__BROADCAST_BUFFERS_REQUEST__INIT;
+	Shardd__V1__DropUnitsRequest d = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		struct nodefix_op sent[RANKS] = { 0 };
+		uint32_t first = 1;
+		struct fixture x;
+
+		setup(&x, devices);
+		d.units = &first;
+		d.n_units = 1;
+		for (unsigned i = 0; i < devices; i++)
+			backend_fake_hold(x.n.node.devices[i].backend, true);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_submit(&x.n, x.m[i], "BroadcastBuffers", &b.base, &sent[i]);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_submit(&x.n, x.m[i], "DropUnits", &d.base, &x.op[i]);
+		nodefix_turns(&x.n);
+		cr_expect_not(x.u->rec->dropped);
+		for (unsigned i = 0; i < devices; i++)
+			backend_fake_hold(x.n.node.devices[i].backend, false);
+		for (unsigned i = 0; i < RANKS; i++) {
+			nodefix_ok(&sent[i], "BroadcastBuffers");
+			nodefix_ok(&x.op[i], "DropUnits");
+		}
+		nodefix_end(&x.n);
+	}
 }
