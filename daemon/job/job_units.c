@@ -53,33 +53,29 @@ int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n)
 	return 0;
 }
 
-static bool job_units_part_has(const struct unit_part *p, const struct slab *s)
+static void job_units_use(const struct region *r)
 {
-	return p->params.slab == s || p->grads.slab == s || p->state1.slab == s ||
-	       p->state2.slab == s || p->state3.slab == s;
+	if (r->slab)
+		r->slab->used = true;
 }
 
-/* All ranks' buffers of a unit are in one slab each. */
-static bool job_units_buffers_have(const struct job *job, const struct unit *u,
-				   const struct slab *s)
+static void job_units_use_all(const struct job *job)
 {
-	uint32_t index;
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
 
-	return u->buffers && s->owner_rank >= 0 &&
-	       group_index(job->groups[u->rec->group], (uint32_t)s->owner_rank, &index) &&
-	       u->buffers[index].slab == s;
-}
+		for (unsigned d = 0; d < u->n_parts; d++) {
+			const struct unit_part *p = &u->parts[d];
 
-static bool job_units_is_used(const struct job *job, const struct slab *s)
-{
-	bool used = false;
-
-	for (uint32_t i = 0; !used && i < job->n_units; i++) {
-		used = job_units_buffers_have(job, job->units[i], s);
-		for (unsigned d = 0; !used && d < job->units[i]->n_parts; d++)
-			used = job_units_part_has(&job->units[i]->parts[d], s);
+			job_units_use(&p->params);
+			job_units_use(&p->grads);
+			job_units_use(&p->state1);
+			job_units_use(&p->state2);
+			job_units_use(&p->state3);
+		}
+		for (uint32_t k = 0; u->buffers && k < group_size(job->groups[u->rec->group]); k++)
+			job_units_use(&u->buffers[k]);
 	}
-	return used;
 }
 
 uint32_t job_units_alive(const struct job *job)
@@ -91,14 +87,42 @@ uint32_t job_units_alive(const struct job *job)
 	return n;
 }
 
-const struct unit *job_unit_tied_to(const struct job *job, uint32_t id)
+static int job_units_compare(const void *a, const void *b)
+{
+	const uint32_t *x = a, *y = b;
+
+	return *x < *y ? -1 : *x > *y;
+}
+
+static bool job_units_has(const uint32_t *units, size_t n, uint32_t id)
+{
+	return bsearch(&id, units, n, sizeof(*units), job_units_compare);
+}
+
+/* The unit that tensor @t of @u needs: the next one of a chain of aliases, whose names are followed
+ * when the daemon is restarted. 0: none. */
+static uint32_t job_units_needed_by(const struct job *job, const struct unit *u, uint32_t t)
+{
+	const struct unit *next =
+		u->tensors[t].alias ? htab_find(&job->unit_names, u->rec->tensors[t]->alias_unit)
+				    : NULL;
+
+	return next ? next->id : 0;
+}
+
+const struct unit *job_unit_tied_to(const struct job *job, const uint32_t *units, size_t n,
+				    uint32_t *ret_of)
 {
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
-		for (uint32_t t = 0; u->id != id && !u->rec->dropped && t < u->rec->n_tensors; t++)
-			if (u->tensors[t].alias && u->tensors[t].of_unit == id)
+		if (u->rec->dropped || job_units_has(units, n, u->id))
+			continue;
+		for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
+			*ret_of = job_units_needed_by(job, u, t);
+			if (*ret_of && job_units_has(units, n, *ret_of))
 				return u;
+		}
 	}
 	return NULL;
 }
@@ -133,13 +157,24 @@ void job_drop_unit(struct job *job, struct unit *u)
 	job->readers.changes++;
 }
 
+void job_units_dropped(struct job *job)
+{
+	for (uint32_t r = 0; r < job->rec->world_size; r++)
+		if (job->ranks[r])
+			member_units_forgotten(job->ranks[r]);
+	job_drop_unused_slabs(job);
+}
+
 void job_drop_unused_slabs(struct job *job)
 {
 	uint32_t kept = 0;
 
 	CHECK(job->mem.n_slabs == job->rec->n_slabs);
+	for (uint32_t i = 0; i < job->mem.n_slabs; i++)
+		job->mem.slabs[i]->used = false;
+	job_units_use_all(job);
 	for (uint32_t i = 0; i < job->mem.n_slabs; i++) {
-		if (job_units_is_used(job, job->mem.slabs[i])) {
+		if (job->mem.slabs[i]->used) {
 			job->mem.slabs[kept++] = job->mem.slabs[i];
 			continue;
 		}

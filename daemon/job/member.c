@@ -234,12 +234,12 @@ uint64_t member_gathered_units(const struct member *m)
 	return m->gathered;
 }
 
-static void member_unregister(struct member *m, uint32_t id)
+void member_units_forgotten(struct member *m)
 {
 	uint32_t kept = 0;
 
 	for (uint32_t i = 0; i < m->n_registered; i++)
-		if (m->registered[i] != id)
+		if (m->units[m->registered[i] - 1].registered)
 			m->registered[kept++] = m->registered[i];
 	m->n_registered = kept;
 }
@@ -255,8 +255,6 @@ void member_forget_unit(struct member *m, const struct unit *u)
 	CHECK(!mu->summoned.slab && mu->pass == PASS_IDLE);
 	for (unsigned pass = 0; pass < ARRAY_SIZE(mu->ahead); pass++)
 		(void)member_set_ahead(m, mu, pass, NULL, 0);
-	if (mu->registered)
-		member_unregister(m, u->id);
 	*mu = (struct member_unit){ 0 };
 }
 

@@ -65,6 +65,7 @@ struct slab {
 	unsigned holds;       /* processes that it waits for; quarantine.c's own */
 	unsigned exported;    /* descriptors handed out */
 	bool kept;            /* without a reference, for as long as others hold it */
+	bool used;            /* job_drop_unused_slabs's own */
 	bool spare;           /* its pool gave it up early: its charge does not wait for others */
 	void *pool;           /* pool.c's own; NULL outside of a pool */
 	/* It is registered with an engine: slab_unref calls @leave instead of freeing it, and that

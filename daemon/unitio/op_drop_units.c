@@ -56,31 +56,21 @@ static struct unit *op_drop_units_at(const struct coll *c, size_t i)
 	return job_unit_by_id(c->job, drop_units_args(c->ops[0])->units[i]);
 }
 
-static bool op_drop_units_has(const struct coll *c, uint32_t id)
-{
-	const struct drop_units_args *a = drop_units_args(c->ops[0]);
-
-	for (size_t i = 0; i < a->n; i++)
-		if (a->units[i] == id)
-			return true;
-	return false;
-}
-
 static const char *op_drop_units_held_by(const struct member_unit *mu)
 {
 	if (!mu)
 		return NULL;
-	return mu->gradient.slab       ? "given a gradient buffer"
-	       : mu->accumulated.slab  ? "accumulated"
-	       : mu->shard.slab        ? "given a shard"
-	       : mu->pass != PASS_IDLE ? "in a pass"
-				       : NULL;
+	return mu->gradient.slab                ? "given a gradient buffer"
+	       : mu->accumulated.slab           ? "accumulated"
+	       : mu->shard.slab                 ? "given a shard"
+	       : mu->shard_state == SHARD_GOING ? "being given as a shard"
+	       : mu->pass != PASS_IDLE          ? "in a pass"
+						: NULL;
 }
 
 /* Does anybody have anything of it, or need it? */
 static int op_drop_units_check_unit(const struct coll *c, const struct unit *u, struct fault *f)
 {
-	const struct unit *tied = job_unit_tied_to(c->job, u->id);
 	const char *what = u->summoned_ranks ? "summoned" : u->gathered_ranks ? "gathered" : NULL;
 
 	for (uint32_t i = 0; !what && i < c->n; i++)
@@ -95,13 +85,21 @@ static int op_drop_units_check_unit(const struct coll *c, const struct unit *u, 
 			f, FAULT_STATE, NULL,
 			"unit '%.100s' is in the buckets of a ddp: it is freed with the job",
 			u->rec->name);
-	if (tied && !op_drop_units_has(c, tied->id))
-		return fault_set(
-			f, FAULT_STATE, NULL,
-			"unit '%.100s' has an alias of a tensor of unit '%.100s': drop both "
-			"together",
-			tied->rec->name, u->rec->name);
 	return 0;
+}
+
+static int op_drop_units_check_tied(const struct coll *c, struct fault *f)
+{
+	const struct drop_units_args *a = drop_units_args(c->ops[0]);
+	uint32_t of = 0;
+	const struct unit *tied = job_unit_tied_to(c->job, a->units, a->n, &of);
+
+	if (!tied)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "unit '%.100s' has an alias of a tensor of unit '%.100s': drop both "
+			 "together",
+			 tied->rec->name, job_unit_by_id(c->job, of)->rec->name);
 }
 
 static int op_drop_units_check_all(const struct coll *c, struct fault *f)
@@ -111,7 +109,7 @@ static int op_drop_units_check_all(const struct coll *c, struct fault *f)
 		if (op_drop_units_check_unit(c, op_drop_units_at(c, i), f))
 			return f->code;
 	}
-	return 0;
+	return op_drop_units_check_tied(c, f);
 }
 
 /* Is one of them read by the daemon, or being stepped? */
@@ -139,7 +137,7 @@ static enum res op_drop_units_drop(struct coll *c)
 	}
 	for (size_t i = 0; i < a->n; i++)
 		job_drop_unit(c->job, op_drop_units_at(c, i));
-	job_drop_unused_slabs(c->job);
+	job_units_dropped(c->job);
 	(void)job_evict(c->job, UINT64_MAX);
 	return RES_DONE;
 }
@@ -169,6 +167,8 @@ static enum res op_drop_units_tick(struct coll *c)
 			c->stage = DROP_UNITS_BEGIN;
 			return coll_wait_for_node(c);
 		}
+		if (op_drop_units_check_all(c, c->fault)) /* an alias was registered meanwhile */
+			return RES_FAILED;
 		return op_drop_units_drop(c);
 	}
 	CHECK_NOT_REACHED();

@@ -287,3 +287,94 @@ Test(op_drop_units, while_buffers_are_broadcast)
 		nodefix_end(&x.n);
 	}
 }
+
+static state_unit *with_alias(const char *name, const char *of_unit, const char *of)
+{
+	state_unit *s = nodefix_spec(name, 4);
+
+	CHECK(state_unit_add_tensor(s, state_tensor_new("other", (uint64_t[]){ 11 }, 1)) == 0);
+	s->tensors[1]->alias_of = strdup(of);
+	s->tensors[1]->alias_unit = strdup(of_unit);
+	return s;
+}
+
+/* A restarted daemon follows the names: u <- a <- b. */
+Test(op_drop_units, a_link_of_a_chain_of_aliases_is_needed)
+{
+	const uint32_t ends[] = { 3, 4 };
+	struct fixture x;
+
+	setup(&x, 1);
+	nodefix_unit(&x.n, x.job, with_alias("a", "u", "weight"), x.m, RANKS);
+	nodefix_unit(&x.n, x.job, with_alias("b", "a", "other"), x.m, RANKS);
+	refused(&x, 3, "unit 'b' has an alias of a tensor of unit 'a'");
+	drop_ok(&x, ends, 2);
+	drop_ok(&x, &(uint32_t){ 1 }, 1);
+	nodefix_end(&x.n);
+}
+
+/* Nobody has the shard yet, and a device reads the unit for it. */
+Test(op_drop_units, while_a_shard_is_on_its_way_to_a_trainer)
+{
+	Shardd__V1__NextShardRequest r = SHARDD__V1__NEXT_SHARD_REQUEST__INIT;
+	Shardd__V1__DropUnitsRequest d = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+	state_unit *own = nodefix_spec("own", 11);
+	struct nodefix_op next = { 0 };
+	struct fixture x;
+	uint32_t third = 3;
+	struct unit *u;
+
+	setup(&x, 1);
+	own->optimizer->kind = OPTIM_NONE;
+	own->optimizer->when = OPTIM_BY_TRAINER;
+	u = nodefix_unit(&x.n, x.job, own, x.m, RANKS);
+	all_ok(&x, "GradientBuffer", u);
+	all_ok(&x, "Reduce", u);
+	d.units = &third;
+	d.n_units = 1;
+	backend_fake_hold(x.n.node.devices[0].backend, true);
+	nodefix_submit(&x.n, x.m[0], "NextShard", &r.base, &next);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_submit(&x.n, x.m[i], "DropUnits", &d.base, &x.op[i]);
+	nodefix_turns(&x.n);
+	cr_expect_not(u->rec->dropped);
+	backend_fake_hold(x.n.node.devices[0].backend, false);
+	nodefix_ok(&next, "NextShard");
+	for (unsigned i = 0; i < RANKS; i++) {
+		nodefix_wait(&x.op[i]);
+		cr_expect_eq(x.op[i].fault.code, FAULT_STATE);
+	}
+	nodefix_on_unit(&x.n, x.m[0], "ShardDone", u, &x.op[0]);
+	nodefix_ok(&x.op[0], "ShardDone");
+	nodefix_end(&x.n);
+}
+
+/* What was not in the way when the drop began. */
+Test(op_drop_units, an_alias_that_comes_while_devices_are_waited_for)
+{
+	Shardd__V1__DropUnitsRequest d = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+	uint32_t first = 1;
+	struct fixture x = { 0 };
+
+	nodefix_begin(&x.n, &(struct nodefix_options){ .devices = 1, .queues = true });
+	x.job = nodefix_job(&x.n, "job", RANKS, 0);
+	for (unsigned i = 0; i < RANKS; i++)
+		x.m[i] = nodefix_join(&x.n, x.job, i);
+	x.u = nodefix_unit(&x.n, x.job, with_buffer("u"), x.m, RANKS);
+	nodefix_turns(&x.n);
+	d.units = &first;
+	d.n_units = 1;
+	backend_fake_hold(x.n.node.devices[0].backend, true);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_submit(&x.n, x.m[i], "DropUnits", &d.base, &x.op[i]);
+	nodefix_turns(&x.n);
+	cr_assert_not(x.u->rec->dropped);
+	nodefix_register(x.job, with_alias("a", "u", "weight"));
+	backend_fake_hold(x.n.node.devices[0].backend, false);
+	for (unsigned i = 0; i < RANKS; i++) {
+		nodefix_wait(&x.op[i]);
+		cr_expect_eq(x.op[i].fault.code, FAULT_STATE);
+	}
+	cr_expect_not(x.u->rec->dropped);
+	nodefix_end(&x.n);
+}
