@@ -256,6 +256,38 @@ Test(op_drop_units, an_epoch_ends_afterwards)
 	nodefix_end(&x.n);
 }
 
+/* What can never be initialised again does not keep the job TORN. */
+Test(op_drop_units, a_torn_job_heals)
+{
+	const uint32_t first = 1;
+	struct fixture x;
+	struct fault f = FAULT_NULL;
+
+	setup(&x, 1);
+	drop_ok(&x, &first, 1);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_commit(&x.n, x.m[i], 1, 0, &x.op[i]);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x.op[i], "Commit");
+	all_ok(&x, "GradientBuffer", x.v);
+	all_ok(&x, "Reduce", x.v);
+	step(&x);
+	all_ok(&x, "Gather", x.v); /* it is applied */
+	nodefix_drop(&x.n, x.m[1], "died");
+	nodefix_turns(&x.n);
+	cr_assert(x.job->life.torn);
+	for (unsigned i = 0; i < RANKS; i++)
+		cr_assert_eq(nodefix_try_join(&x.n, x.job, i, NULL, i == 1 ? NULL : x.m[i], &x.m[i],
+					      &f),
+			     0, "%s", f.text);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_seed(&x.n, x.m[i], x.v, 1, &x.op[i]);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x.op[i], "Initialise");
+	cr_expect_not(x.job->life.torn);
+	nodefix_end(&x.n);
+}
+
 /* Buffers are not parameters: what broadcasts them comes first all the same. */
 Test(op_drop_units, while_buffers_are_broadcast)
 {
