@@ -288,6 +288,42 @@ Test(op_drop_units, a_torn_job_heals)
 	nodefix_end(&x.n);
 }
 
+static state_unit *with_sgd(const char *name, double momentum)
+{
+	state_unit *s = nodefix_spec(name, 5);
+
+	s->optimizer->kind = OPTIM_SGD;
+	s->optimizer->momentum = momentum;
+	return s;
+}
+
+/* Settings for "all others" are not for what is no more. */
+Test(op_drop_units, settings_of_a_step_are_for_the_units_that_are_there)
+{
+	Shardd__V1__StepSettings s = SHARDD__V1__STEP_SETTINGS__INIT, *settings[] = { &s };
+	Shardd__V1__StepRequest r[RANKS];
+	const uint32_t plain = 3;
+	struct fixture x;
+
+	setup(&x, 1);
+	nodefix_unit(&x.n, x.job, with_sgd("plain", 0), x.m, RANKS);
+	nodefix_unit(&x.n, x.job, with_sgd("heavy", 0.9), x.m, RANKS);
+	drop_ok(&x, &plain, 1);
+	s.lr = 0.1;
+	s.momentum = 0.9;
+	s.beta1 = s.beta2 = 0.9;
+	s.eps = 1e-8;
+	for (unsigned i = 0; i < RANKS; i++) {
+		r[i] = (Shardd__V1__StepRequest)SHARDD__V1__STEP_REQUEST__INIT;
+		r[i].settings = settings;
+		r[i].n_settings = 1;
+		nodefix_submit(&x.n, x.m[i], "Step", &r[i].base, &x.op[i]);
+	}
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x.op[i], "Step");
+	nodefix_end(&x.n);
+}
+
 /* Buffers are not parameters: what broadcasts them comes first all the same. */
 Test(op_drop_units, while_buffers_are_broadcast)
 {
