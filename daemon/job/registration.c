@@ -569,12 +569,24 @@ static enum res registration_reg_place_later(struct registration *r, struct faul
 	return later ? RES_WAIT : RES_DONE;
 }
 
+/* Was one of those that were there dropped since it was checked? */
+static int registration_reg_check_there(const struct registration *r, struct fault *f)
+{
+	for (size_t i = 0; i < r->n; i++)
+		if (r->ids[i] && !job_unit_by_id(r->job, r->ids[i]))
+			return fault_set(f, FAULT_STATE, NULL,
+					 "unit '%.100s' was dropped (DropUnits) while it was "
+					 "registered: register it again",
+					 r->specs[i]->name);
+	return 0;
+}
+
 static enum res registration_reg_run(struct registration *r, struct fault *f)
 {
 	uint64_t own = r->job->memory.n;
 	enum res res;
 
-	if (registration_reg_check_all(r, f))
+	if (registration_reg_check_there(r, f) || registration_reg_check_all(r, f))
 		return RES_FAILED;
 	RES_TRY(registration_reg_place_later(r, f));
 	if (!r->n_new)

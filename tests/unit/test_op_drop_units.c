@@ -324,38 +324,6 @@ Test(op_drop_units, settings_of_a_step_are_for_the_units_that_are_there)
 	nodefix_end(&x.n);
 }
 
-/* Buffers are not parameters: what broadcasts them comes first all the same. */
-Test(op_drop_units, while_buffers_are_broadcast)
-{
-	Shardd__V1__BroadcastBuffersRequest b = SHARDD__V1__BROADCAST_BUFFERS_REQUEST__INIT;
-	Shardd__V1__DropUnitsRequest d = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
-
-	for (unsigned devices = 1; devices <= 3; devices++) {
-		struct nodefix_op sent[RANKS] = { 0 };
-		uint32_t first = 1;
-		struct fixture x;
-
-		setup(&x, devices);
-		d.units = &first;
-		d.n_units = 1;
-		for (unsigned i = 0; i < devices; i++)
-			backend_fake_hold(x.n.node.devices[i].backend, true);
-		for (unsigned i = 0; i < RANKS; i++)
-			nodefix_submit(&x.n, x.m[i], "BroadcastBuffers", &b.base, &sent[i]);
-		for (unsigned i = 0; i < RANKS; i++)
-			nodefix_submit(&x.n, x.m[i], "DropUnits", &d.base, &x.op[i]);
-		nodefix_turns(&x.n);
-		cr_expect_not(x.u->rec->dropped);
-		for (unsigned i = 0; i < devices; i++)
-			backend_fake_hold(x.n.node.devices[i].backend, false);
-		for (unsigned i = 0; i < RANKS; i++) {
-			nodefix_ok(&sent[i], "BroadcastBuffers");
-			nodefix_ok(&x.op[i], "DropUnits");
-		}
-		nodefix_end(&x.n);
-	}
-}
-
 static state_unit *with_alias(const char *name, const char *of_unit, const char *of)
 {
 	state_unit *s = nodefix_spec(name, 4);
@@ -417,6 +385,38 @@ Test(op_drop_units, while_a_shard_is_on_its_way_to_a_trainer)
 	nodefix_end(&x.n);
 }
 
+/* Buffers are not parameters: what broadcasts them comes first all the same. */
+Test(op_drop_units, while_buffers_are_broadcast)
+{
+	Shardd__V1__BroadcastBuffersRequest b = SHARDD__V1__BROADCAST_BUFFERS_REQUEST__INIT;
+	Shardd__V1__DropUnitsRequest d = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		struct nodefix_op sent[RANKS] = { 0 };
+		uint32_t first = 1;
+		struct fixture x;
+
+		setup(&x, devices);
+		d.units = &first;
+		d.n_units = 1;
+		for (unsigned i = 0; i < devices; i++)
+			backend_fake_hold(x.n.node.devices[i].backend, true);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_submit(&x.n, x.m[i], "BroadcastBuffers", &b.base, &sent[i]);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_submit(&x.n, x.m[i], "DropUnits", &d.base, &x.op[i]);
+		nodefix_turns(&x.n);
+		cr_expect_not(x.u->rec->dropped);
+		for (unsigned i = 0; i < devices; i++)
+			backend_fake_hold(x.n.node.devices[i].backend, false);
+		for (unsigned i = 0; i < RANKS; i++) {
+			nodefix_ok(&sent[i], "BroadcastBuffers");
+			nodefix_ok(&x.op[i], "DropUnits");
+		}
+		nodefix_end(&x.n);
+	}
+}
+
 /* What was not in the way when the drop began. */
 Test(op_drop_units, an_alias_that_comes_while_devices_are_waited_for)
 {
@@ -444,5 +444,27 @@ Test(op_drop_units, an_alias_that_comes_while_devices_are_waited_for)
 		cr_expect_eq(x.op[i].fault.code, FAULT_STATE);
 	}
 	cr_expect_not(x.u->rec->dropped);
+	nodefix_end(&x.n);
+}
+
+/* The daemon checks a registration and builds it in slices. */
+Test(op_drop_units, while_its_name_is_registered)
+{
+	state_unit *spec = with_buffer("u");
+	struct registration *r = NULL;
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+	uint64_t charged;
+	uint32_t id;
+
+	setup(&x, 1);
+	cr_assert_eq(registration_new(x.job, &spec, 1, &id, &r), 0);
+	cr_assert_eq(registration_check(r, SIZE_MAX, &f), 0);
+	drop_ok(&x, &(uint32_t){ 1 }, 1);
+	cr_expect_eq(registration_build(r, &charged, &f), RES_FAILED);
+	cr_expect_eq(f.code, FAULT_STATE);
+	cr_expect(strstr(f.text, "unit 'u' was dropped"), "%s", f.text);
+	registration_free(r);
+	state_unit_free(spec);
 	nodefix_end(&x.n);
 }
