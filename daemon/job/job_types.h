@@ -156,6 +156,14 @@ struct regcache {
 	uint64_t changes; /* how often something was kept or dropped */
 };
 
+/* Numbers of units that were dropped, the oldest first. The oldest are used again when there are more
+ * than JOB_DROPPED_KEPT, so that a job may register and drop as often as it likes. */
+#define JOB_DROPPED_KEPT 1024u
+struct job_dropped {
+	uint32_t *numbers;
+	uint32_t n, room;
+};
+
 struct job {
 	uint32_t magic;
 	struct jobs *jobs;             /* borrowed, the registry */
@@ -177,6 +185,7 @@ struct job {
 	uint32_t n_groups;
 	struct unit **units; /* by id - 1 */
 	uint32_t n_units;
+	struct job_dropped dropped;
 	struct htab unit_names;
 	struct list registrations;      /* rpc's: in progress; the first one is active */
 	struct regcache knowns;         /* what was registered, as it came */

@@ -139,6 +139,45 @@ static void job_units_forget_parts(struct unit *u)
 	u->buffers = NULL;
 }
 
+void job_note_dropped(struct job *job, uint32_t number)
+{
+	struct job_dropped *d = &job->dropped;
+
+	if (d->n == d->room) {
+		uint32_t room = d->room ? d->room * 2 : 64;
+		uint32_t *grown = realloc(d->numbers, room * sizeof(*grown));
+
+		if (!grown)
+			return; /* it is never used again */
+		d->numbers = grown;
+		d->room = room;
+	}
+	d->numbers[d->n++] = number;
+}
+
+uint32_t job_take_dropped(const struct job *job, uint32_t *ret, uint32_t most)
+{
+	const struct job_dropped *d = &job->dropped;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i + JOB_DROPPED_KEPT < d->n && n < most; i++)
+		if (!job->units[d->numbers[i] - 1]->ops)
+			ret[n++] = d->numbers[i];
+	qsort(ret, n, sizeof(*ret), job_units_compare);
+	return n;
+}
+
+void job_forget_dropped(struct job *job)
+{
+	struct job_dropped *d = &job->dropped;
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < d->n; i++)
+		if (job->units[d->numbers[i] - 1]->rec->dropped)
+			d->numbers[kept++] = d->numbers[i];
+	d->n = kept;
+}
+
 void job_drop_unit(struct job *job, struct unit *u)
 {
 	CHECK(!u->gathered_ranks && !u->summoned_ranks && !u->shard_writes && !u->rec->dropped);
@@ -155,6 +194,7 @@ void job_drop_unit(struct job *job, struct unit *u)
 	state_unit_drop(u->rec);
 	u->has_gradient = u->torn = false;
 	job->readers.changes++;
+	job_note_dropped(job, u->id);
 }
 
 void job_units_dropped(struct job *job)
@@ -217,6 +257,8 @@ void job_units_free(struct job *job)
 	for (uint32_t i = 0; i < job->n_units; i++)
 		unit_free(job->units[i]);
 	free(job->units);
+	free(job->dropped.numbers);
+	job->dropped = (struct job_dropped){ 0 };
 	job->units = NULL;
 	job->n_units = 0;
 	for (uint32_t i = 0; i < job->mem.n_slabs; i++)

@@ -234,9 +234,25 @@ uint64_t member_gathered_units(const struct member *m)
 	return m->gathered;
 }
 
+/* What is gathered ahead beside what is there. */
+static void member_shorten_ahead(struct member *m, struct member_list *list)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; list && i < list->n; i++)
+		if (job_unit_by_id(m->job, list->units[i]))
+			list->units[kept++] = list->units[i];
+	if (list)
+		list->n = kept;
+}
+
 void member_units_forgotten(struct member *m)
 {
 	uint32_t kept = 0;
+
+	for (uint32_t i = 0; m->ahead.lists && i < m->n_units; i++)
+		for (unsigned pass = 0; pass < ARRAY_SIZE(m->units[i].ahead); pass++)
+			member_shorten_ahead(m, m->units[i].ahead[pass]);
 
 	for (uint32_t i = 0; i < m->n_registered; i++)
 		if (m->units[m->registered[i] - 1].registered)

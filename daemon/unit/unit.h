@@ -149,6 +149,7 @@ enum unit_shards {
 struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
+	uint32_t ops;    /* that have been taken in and name it */
 	state_unit *rec; /* borrowed from the job's record */
 	struct layout layout;
 	struct unit_part *parts;     /* owned array; part d is the (d % spread)-th of a replica */

@@ -115,8 +115,12 @@ static int op_convert_check_unfreeze(const struct op *op, struct fault *f)
 
 static int op_convert_decode_like(struct op *op, uint32_t id, struct fault *f)
 {
-	convert_args(op)->like = job_unit_by_number(op->m->job, id);
-	if (convert_args(op)->like || !id)
+	struct unit *like = job_unit_by_number(op->m->job, id);
+
+	if (like)
+		like->ops++;
+	convert_args(op)->like = like;
+	if (like || !id)
 		return 0;
 	return fault_set(f, FAULT_NOT_FOUND, "optimizer_like",
 			 "there is no unit %u in job '%s': its units are 1 to %u", id,
@@ -373,6 +377,12 @@ static int op_convert_tell(const struct op *op, const struct unit *u, struct reg
 	return registered_init(&all[(*n)++], op->m->job, u, op->m->rank);
 }
 
+static void op_convert_forget(struct op *op)
+{
+	if (convert_args(op)->like)
+		convert_args(op)->like->ops--;
+}
+
 /* Without memory the reply has no units: what was done is done. */
 static void op_convert_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
@@ -407,6 +417,7 @@ const struct op_type op_convert = {
 	.coll_bytes = sizeof(struct convert),
 	.coll_let_go = convert_let_go,
 	.encode = op_convert_encode,
+	.forget = op_convert_forget,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 	.waits_for_readers = op_writes_params,

@@ -468,3 +468,56 @@ Test(op_drop_units, while_its_name_is_registered)
 	state_unit_free(spec);
 	nodefix_end(&x.n);
 }
+
+/* A trainer that makes models all day: the table of units does not grow with it, and what an op names
+ * does not become another unit. */
+Test(op_drop_units, old_numbers_are_used_again)
+{
+	struct nodefix_op held = { .seq = 1000000 };
+	const uint32_t both[] = { 1, 2 };
+	uint64_t own = 0;
+	uint32_t last = 0;
+	struct fixture x;
+
+	setup(&x, 2);
+	nodefix_on_unit(&x.n, x.m[1], "Gather", x.u, &held); /* its turn does not come */
+	drop_ok(&x, both, 2);
+	for (unsigned k = 0; k < 2 * JOB_DROPPED_KEPT; k += 2) {
+		state_unit *specs[] = { with_buffer("a"), with_alias("b", "a", "weight") };
+		struct fault f = FAULT_NULL;
+		uint64_t charged;
+		uint32_t ids[2];
+
+		cr_assert_eq(nodefix_try_register(x.job, specs, 2, ids, &charged, &f), 0, "%s",
+			     f.text);
+		cr_assert_lt(ids[0], ids[1]);
+		cr_assert(ids[0] != 1 && !x.job->units[0]->rec->initialised, "it is named still");
+		cr_assert_neq(ids[0], last);
+		cr_assert_eq(x.job->units[ids[1] - 1]->tensors[1].of_unit, ids[0]);
+		cr_assert_eq(job_unit_by_id(x.job, ids[0])->rec, x.job->rec->units[ids[0] - 1]);
+		last = ids[1];
+		if (k == JOB_DROPPED_KEPT + 100)
+			own = x.job->memory.n;
+		drop_ok(&x, ids, 2);
+	}
+	cr_expect_leq(x.job->n_units, JOB_DROPPED_KEPT + 4);
+	cr_expect_eq(x.job->rec->n_units, x.job->n_units);
+	cr_expect_eq(x.job->memory.n, own);
+	cr_expect_not(held.over);
+	nodefix_end(&x.n);
+}
+
+/* The limit is of units that are there. */
+Test(op_drop_units, dropped_units_do_not_count)
+{
+	struct fixture x;
+
+	setup(&x, 1);
+	x.n.node.limits.max_units_per_job = 3;
+	for (unsigned k = 0; k < 5; k++) {
+		struct unit *u = nodefix_unit(&x.n, x.job, nodefix_spec("w", 5), x.m, RANKS);
+
+		drop_ok(&x, &u->id, 1);
+	}
+	nodefix_end(&x.n);
+}

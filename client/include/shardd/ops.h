@@ -154,7 +154,7 @@ SHARDD_API int shardd_submit_gradient(shardd_client *c,
  * units that no rank needs any more (@units, collective): parameters, gradients, optimizer state
  * and buffers. No rank may have anything of them. Memory of units that were registered in one call
  * goes with the last of them; what a process has mapped stays on the job's account until it ends.
- * Their numbers are not used again, their names may be. */
+ * Their numbers are used again when 1024 others have been dropped since, their names at once. */
 struct shardd_alloc_options {
 	size_t size; /* sizeof(struct shardd_alloc_options) */
 	uint64_t bytes;
