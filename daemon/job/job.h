@@ -138,6 +138,11 @@ uint64_t job_spare_bytes(const struct job *job);
 /* Add slabs to the job, in the order of their numbers; the job takes its own reference on each. All
  * or none. Return: 0 or -ENOMEM. */
 int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n);
+/* Slabs by their numbers. */
+struct slab_list {
+	uint32_t *ids; /* room for as many as the job has */
+	size_t n;
+};
 /* How many units it has, without those that were dropped. */
 uint32_t job_units_alive(const struct job *job);
 /* A unit that is not among @units, which ascend, and has another name of a tensor of one of them, even
@@ -148,9 +153,10 @@ const struct unit *job_unit_tied_to(const struct job *job, const uint32_t *units
  * writes it, and nobody has anything of it (CHECKed). After the last of several: job_units_dropped,
  * which lets go of slabs and of what ranks have noted. */
 void job_drop_unit(struct job *job, struct unit *u);
-void job_units_dropped(struct job *job);
-/* Let go of slabs of shards and buffers in which no unit has anything any more. */
-void job_drop_unused_slabs(struct job *job);
+void job_units_dropped(struct job *job, struct slab_list *gone);
+/* Let go of slabs of shards and buffers in which no unit has anything any more. @gone: (optional) those
+ * that were handed out for reading. */
+void job_drop_unused_slabs(struct job *job, struct slab_list *gone);
 void job_units_free(struct job *job);
 
 /* May this member have slab @id, and for writing? Return: borrowed, or NULL. */

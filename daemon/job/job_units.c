@@ -197,15 +197,15 @@ void job_drop_unit(struct job *job, struct unit *u)
 	job_note_dropped(job, u->id);
 }
 
-void job_units_dropped(struct job *job)
+void job_units_dropped(struct job *job, struct slab_list *gone)
 {
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r])
 			member_units_forgotten(job->ranks[r]);
-	job_drop_unused_slabs(job);
+	job_drop_unused_slabs(job, gone);
 }
 
-void job_drop_unused_slabs(struct job *job)
+void job_drop_unused_slabs(struct job *job, struct slab_list *gone)
 {
 	uint32_t kept = 0;
 
@@ -218,6 +218,8 @@ void job_drop_unused_slabs(struct job *job)
 			job->mem.slabs[kept++] = job->mem.slabs[i];
 			continue;
 		}
+		if (gone && job->mem.slabs[i]->exported && !job->mem.slabs[i]->writable)
+			gone->ids[gone->n++] = job->mem.slabs[i]->id;
 		state_job_drop_slab(job->rec, kept);
 		slab_unref(job->mem.slabs[i]);
 	}

@@ -341,6 +341,9 @@ static enum res registration_reg_memory(struct registration *r, struct fault *f)
 	bool later = false;
 	int room = registration_reg_room(r);
 
+	for (unsigned d = 0; room && d < r->job->node->n_devices; d++)
+		slabs_sweep(&r->job->node->devices[d]); /* a trainer may have unmapped some */
+	room = room ? registration_reg_room(r) : 0;
 	if (room) {
 		registration_reg_memory_fault(r, room, f);
 		return RES_FAILED;

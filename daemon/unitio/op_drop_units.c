@@ -3,6 +3,8 @@
  * slabs of a registration go with the last unit in them.
  */
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "copies/full.h"
 #include "copies/hold.h"
@@ -20,6 +22,7 @@
 struct drop_units_args {
 	const uint32_t *units; /* the request's; valid until done */
 	size_t n;
+	size_t n_slabs; /* in the op's owned: those that are gone */
 };
 
 static inline struct drop_units_args *drop_units_args(const struct op *op)
@@ -125,10 +128,27 @@ static bool op_drop_units_is_busy(const struct coll *c)
 	return false;
 }
 
+/* For the slabs of each reply. */
+static int op_drop_units_make_room(const struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct op *op = c->ops[i];
+
+		free(op->owned);
+		op->owned = calloc(c->job->mem.n_slabs + 1, sizeof(uint32_t));
+		if (!op->owned)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
 static enum res op_drop_units_drop(struct coll *c)
 {
 	const struct drop_units_args *a = drop_units_args(c->ops[0]);
+	struct slab_list gone = { 0 };
 
+	if (op_drop_units_make_room(c) < 0)
+		return coll_fail(c, -ENOMEM);
 	for (size_t i = 0; i < a->n; i++) {
 		full_invalidate(c->job, op_drop_units_at(c, i));
 		if (unit_has_copy(
@@ -137,7 +157,13 @@ static enum res op_drop_units_drop(struct coll *c)
 	}
 	for (size_t i = 0; i < a->n; i++)
 		job_drop_unit(c->job, op_drop_units_at(c, i));
-	job_units_dropped(c->job);
+	gone.ids = c->ops[0]->owned;
+	job_units_dropped(c->job, &gone);
+	for (uint32_t i = 1; i < c->n; i++)
+		memcpy(c->ops[i]->owned, gone.ids, gone.n * sizeof(*gone.ids));
+	for (uint32_t i = 0; i < c->n; i++) {
+		drop_units_args(c->ops[i])->n_slabs = gone.n;
+	}
 	(void)job_evict(c->job, UINT64_MAX);
 	return RES_DONE;
 }
@@ -174,6 +200,15 @@ static enum res op_drop_units_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
+static void op_drop_units_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__DropUnitsResponse reply = SHARDD__V1__DROP_UNITS_RESPONSE__INIT;
+
+	reply.slabs = op->owned;
+	reply.n_slabs = drop_units_args(op)->n_slabs;
+	op_send(op, &reply.base, &reply.info, send, ctx);
+}
+
 const struct op_type op_drop_units = {
 	.name = "DropUnits",
 	.collective = true,
@@ -181,7 +216,7 @@ const struct op_type op_drop_units = {
 	.decode = op_drop_units_decode,
 	.check = op_drop_units_check,
 	.coll_tick = op_drop_units_tick,
-	.reply = &shardd__v1__drop_units_response__descriptor,
+	.encode = op_drop_units_encode,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 	.waits_for_readers = op_writes_params,
