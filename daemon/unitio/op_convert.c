@@ -235,6 +235,12 @@ static int op_convert_check_idle(const struct coll *c, const struct unit *u, str
 				 "unit '%.100s' is in buckets of a pass that has not ended: call "
 				 "DdpFinish before ConvertUnits",
 				 u->rec->name);
+	if (convert_args(c->ops[0])->n_unfreeze && ddp_has_unit(c->job, u))
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"unit '%.100s' is in the buckets of a ddp, which were made without "
+			"its frozen tensors: unfreeze before DdpCreate",
+			u->rec->name);
 	for (uint32_t i = 0; !what && i < c->n; i++)
 		what = op_convert_held_by(member_unit_find(c->members[i], u));
 	if (!what)
