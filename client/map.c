@@ -112,6 +112,26 @@ static int map_insert(struct map *m, const struct mapping *item)
 	return r;
 }
 
+void map_forget(struct map *m, uint32_t slab)
+{
+	struct mapping item;
+	bool found = false;
+	size_t i;
+
+	if (m->ops != &map_host_ops)
+		return;
+	pthread_mutex_lock(&m->table);
+	i = map_position(m, slab);
+	if (i < m->count && m->items[i].slab == slab && !m->items[i].writable) {
+		item = m->items[i];
+		memmove(m->items + i, m->items + i + 1, (--m->count - i) * sizeof(*m->items));
+		found = true;
+	}
+	pthread_mutex_unlock(&m->table);
+	if (found)
+		m->ops->unmap(m->device, &item);
+}
+
 static int map_install(struct map *m, const struct map_source *s, int timeout_ms,
 		       struct shardd_error *err)
 {

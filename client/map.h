@@ -2,7 +2,7 @@
  * The slabs of a client: how they come here and where they are mapped.
  *
  * A slab is mapped once, at the first op that names it, and stays mapped until the client is
- * closed: addresses that were handed out do not change. Its descriptor comes over the local
+ * closed or the last unit in it is dropped: addresses that were handed out do not change. Its descriptor comes over the local
  * channel, or its handle in the op's reply.
  *
  * struct map_ops hides whether a mapping is host or GPU memory.
@@ -76,6 +76,8 @@ struct map_place {
 	uint64_t slab_bytes; /* with @ipc */
 };
 
+/* The daemon has let go of @slab: unmap it, if it is host memory that was handed out for reading. */
+void map_forget(struct map *m, uint32_t slab);
 /* No channel yet, host memory; map_deinit is safe from here on. */
 void map_init(struct map *m);
 

@@ -55,6 +55,18 @@ static int ops_reduce_keep(struct shardd_client *c, const ProtobufCMessage *m,
 	return places_take_unused(&c->places, (const Shardd__V1__ReduceResponse *)m, err);
 }
 
+/* Parameters of units that are no more. With a debugger's views they stay, to be told of. */
+static int ops_drop_keep(struct shardd_client *c, const ProtobufCMessage *m,
+			 struct shardd_error *err)
+{
+	const Shardd__V1__DropUnitsResponse *reply = (const Shardd__V1__DropUnitsResponse *)m;
+
+	(void)err;
+	for (size_t i = 0; !c->debug && i < reply->n_slabs; i++)
+		map_forget(&c->map, reply->slabs[i]);
+	return 0;
+}
+
 static void ops_unit_buffers_result(const ProtobufCMessage *m, struct shardd_result *ret,
 				    const Shardd__V1__Placement **ret_place)
 {
@@ -80,7 +92,7 @@ OP(release, Release, release, ops_release_result);
 OP(gradient, GradientBuffer, gradient_buffer, ops_gradient_result);
 OP(alloc_buffer, AllocBuffer, alloc_buffer, ops_alloc_result);
 OP(free_buffer, FreeBuffer, free_buffer, NULL);
-OP(drop_units, DropUnits, drop_units, NULL);
+OP_KEEPING(drop_units, DropUnits, drop_units, NULL, ops_drop_keep);
 OP_KEEPING(reduce, Reduce, reduce, ops_reduce_result, ops_reduce_keep);
 OP(all_reduce, AllReduce, all_reduce, NULL);
 OP(broadcast, Broadcast, broadcast, NULL);

@@ -86,6 +86,8 @@ static int op_policy_decode(struct op *op, const ProtobufCMessage *msg, struct f
 
 static int op_policy_check(struct op *op, struct fault *f)
 {
+	if (op_check_all_there(op, policy_args(op)->units, policy_args(op)->n, f))
+		return f->code;
 	for (size_t i = 0; i < policy_args(op)->n; i++)
 		if (!member_unit(op->m, op_policy_unit_at(op, i)))
 			return fault_errno(f, -ENOMEM, "setting a policy");

@@ -138,15 +138,25 @@ uint64_t job_spare_bytes(const struct job *job);
 /* Add slabs to the job, in the order of their numbers; the job takes its own reference on each. All
  * or none. Return: 0 or -ENOMEM. */
 int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n);
+/* Slabs by their numbers. */
+struct slab_list {
+	uint32_t *ids; /* room for as many as the job has */
+	size_t n;
+};
 /* How many units it has, without those that were dropped. */
 uint32_t job_units_alive(const struct job *job);
-/* A unit with another name of a tensor of unit @id. Return: NULL if there is none. */
-const struct unit *job_unit_tied_to(const struct job *job, uint32_t id);
+/* A unit that is not among @units, which ascend, and has another name of a tensor of one of them, even
+ * by way of other units. @ret_of: that one. Return: NULL if there is none. */
+const struct unit *job_unit_tied_to(const struct job *job, const uint32_t *units, size_t n,
+				    uint32_t *ret_of);
 /* The unit loses its memory, its name and its registrations, and keeps its number. Nothing reads or
- * writes it, and nobody has anything of it (CHECKed). Its slabs: job_drop_unused_slabs. */
+ * writes it, and nobody has anything of it (CHECKed). After the last of several: job_units_dropped,
+ * which lets go of slabs and of what ranks have noted. */
 void job_drop_unit(struct job *job, struct unit *u);
-/* Let go of slabs of shards and buffers in which no unit has anything any more. */
-void job_drop_unused_slabs(struct job *job);
+void job_units_dropped(struct job *job, struct slab_list *gone);
+/* Let go of slabs of shards and buffers in which no unit has anything any more. @gone: (optional) those
+ * that were handed out for reading. */
+void job_drop_unused_slabs(struct job *job, struct slab_list *gone);
 void job_units_free(struct job *job);
 
 /* May this member have slab @id, and for writing? Return: borrowed, or NULL. */

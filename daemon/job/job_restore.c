@@ -87,6 +87,7 @@ static int job_restore_unit(struct job *job, state_unit *rec, struct fault *f)
 		return fault_errno(f, -ENOMEM, "restoring units");
 	if (rec->dropped) {
 		job->units[job->n_units++] = u;
+		job_note_dropped(job, u->id);
 		return 0;
 	}
 	if (!job_restore_parts(job, u) || !job_restore_buffers(job, u) ||

@@ -164,6 +164,14 @@ struct job_unsaved {
 	struct list link; /* jobs->unsaved, while there are such parts */
 };
 
+/* Numbers of units that were dropped, the oldest first. The oldest are used again when there are more
+ * than JOB_DROPPED_KEPT, so that a job may register and drop as often as it likes. */
+#define JOB_DROPPED_KEPT 1024u
+struct job_dropped {
+	uint32_t *numbers;
+	uint32_t n, room;
+};
+
 struct job {
 	uint32_t magic;
 	struct jobs *jobs;             /* borrowed, the registry */
@@ -185,6 +193,7 @@ struct job {
 	uint32_t n_groups;
 	struct unit **units; /* by id - 1 */
 	uint32_t n_units;
+	struct job_dropped dropped;
 	struct htab unit_names;
 	struct list registrations;      /* rpc's: in progress; the first one is active */
 	struct regcache knowns;         /* what was registered, as it came */
@@ -243,11 +252,18 @@ static inline struct group *job_group_by_id(struct job *job, uint32_t id)
 	return id < job->n_groups ? job->groups[id] : NULL;
 }
 
+/* The same, also of one that was dropped. */
+static inline struct unit *job_unit_by_number(struct job *job, uint32_t id)
+{
+	return id && id <= job->n_units ? job->units[id - 1] : NULL;
+}
+
 /* The same; nor if it was dropped. */
 static inline struct unit *job_unit_by_id(struct job *job, uint32_t id)
 {
-	return id && id <= job->n_units && !job->units[id - 1]->rec->dropped ? job->units[id - 1]
-									     : NULL;
+	struct unit *u = job_unit_by_number(job, id);
+
+	return u && !u->rec->dropped ? u : NULL;
 }
 
 #endif

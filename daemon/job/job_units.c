@@ -55,33 +55,29 @@ int job_add_slabs(struct job *job, struct slab *const *slabs, size_t n)
 	return 0;
 }
 
-static bool job_units_part_has(const struct unit_part *p, const struct slab *s)
+static void job_units_use(const struct region *r)
 {
-	return p->params.slab == s || p->grads.slab == s || p->state1.slab == s ||
-	       p->state2.slab == s || p->state3.slab == s;
+	if (r->slab)
+		r->slab->used = true;
 }
 
-/* All ranks' buffers of a unit are in one slab each. */
-static bool job_units_buffers_have(const struct job *job, const struct unit *u,
-				   const struct slab *s)
+static void job_units_use_all(const struct job *job)
 {
-	uint32_t index;
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
 
-	return u->buffers && s->owner_rank >= 0 &&
-	       group_index(job->groups[u->rec->group], (uint32_t)s->owner_rank, &index) &&
-	       u->buffers[index].slab == s;
-}
+		for (unsigned d = 0; d < u->n_parts; d++) {
+			const struct unit_part *p = &u->parts[d];
 
-static bool job_units_is_used(const struct job *job, const struct slab *s)
-{
-	bool used = false;
-
-	for (uint32_t i = 0; !used && i < job->n_units; i++) {
-		used = job_units_buffers_have(job, job->units[i], s);
-		for (unsigned d = 0; !used && d < job->units[i]->n_parts; d++)
-			used = job_units_part_has(&job->units[i]->parts[d], s);
+			job_units_use(&p->params);
+			job_units_use(&p->grads);
+			job_units_use(&p->state1);
+			job_units_use(&p->state2);
+			job_units_use(&p->state3);
+		}
+		for (uint32_t k = 0; u->buffers && k < group_size(job->groups[u->rec->group]); k++)
+			job_units_use(&u->buffers[k]);
 	}
-	return used;
 }
 
 uint32_t job_units_alive(const struct job *job)
@@ -93,14 +89,42 @@ uint32_t job_units_alive(const struct job *job)
 	return n;
 }
 
-const struct unit *job_unit_tied_to(const struct job *job, uint32_t id)
+static int job_units_compare(const void *a, const void *b)
+{
+	const uint32_t *x = a, *y = b;
+
+	return *x < *y ? -1 : *x > *y;
+}
+
+static bool job_units_has(const uint32_t *units, size_t n, uint32_t id)
+{
+	return bsearch(&id, units, n, sizeof(*units), job_units_compare);
+}
+
+/* The unit that tensor @t of @u needs: the next one of a chain of aliases, whose names are followed
+ * when the daemon is restarted. 0: none. */
+static uint32_t job_units_needed_by(const struct job *job, const struct unit *u, uint32_t t)
+{
+	const struct unit *next =
+		u->tensors[t].alias ? htab_find(&job->unit_names, u->rec->tensors[t]->alias_unit)
+				    : NULL;
+
+	return next ? next->id : 0;
+}
+
+const struct unit *job_unit_tied_to(const struct job *job, const uint32_t *units, size_t n,
+				    uint32_t *ret_of)
 {
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
-		for (uint32_t t = 0; u->id != id && !u->rec->dropped && t < u->rec->n_tensors; t++)
-			if (u->tensors[t].alias && u->tensors[t].of_unit == id)
+		if (u->rec->dropped || job_units_has(units, n, u->id))
+			continue;
+		for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
+			*ret_of = job_units_needed_by(job, u, t);
+			if (*ret_of && job_units_has(units, n, *ret_of))
 				return u;
+		}
 	}
 	return NULL;
 }
@@ -115,6 +139,45 @@ static void job_units_forget_parts(struct unit *u)
 	}
 	free(u->buffers);
 	u->buffers = NULL;
+}
+
+void job_note_dropped(struct job *job, uint32_t number)
+{
+	struct job_dropped *d = &job->dropped;
+
+	if (d->n == d->room) {
+		uint32_t room = d->room ? d->room * 2 : 64;
+		uint32_t *grown = realloc(d->numbers, room * sizeof(*grown));
+
+		if (!grown)
+			return; /* it is never used again */
+		d->numbers = grown;
+		d->room = room;
+	}
+	d->numbers[d->n++] = number;
+}
+
+uint32_t job_take_dropped(const struct job *job, uint32_t *ret, uint32_t most)
+{
+	const struct job_dropped *d = &job->dropped;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i + JOB_DROPPED_KEPT < d->n && n < most; i++)
+		if (!job->units[d->numbers[i] - 1]->ops)
+			ret[n++] = d->numbers[i];
+	qsort(ret, n, sizeof(*ret), job_units_compare);
+	return n;
+}
+
+void job_forget_dropped(struct job *job)
+{
+	struct job_dropped *d = &job->dropped;
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < d->n; i++)
+		if (job->units[d->numbers[i] - 1]->rec->dropped)
+			d->numbers[kept++] = d->numbers[i];
+	d->n = kept;
 }
 
 void job_drop_unit(struct job *job, struct unit *u)
@@ -134,18 +197,32 @@ void job_drop_unit(struct job *job, struct unit *u)
 	u->has_gradient = u->torn = false;
 	job_journal_mark_unit(job, u);
 	job->readers.changes++;
+	job_note_dropped(job, u->id);
+}
+
+void job_units_dropped(struct job *job, struct slab_list *gone)
+{
+	for (uint32_t r = 0; r < job->rec->world_size; r++)
+		if (job->ranks[r])
+			member_units_forgotten(job->ranks[r]);
+	job_drop_unused_slabs(job, gone);
 }
 
 /* The journal says that they are gone before they are: a successor must not find them empty. */
-void job_drop_unused_slabs(struct job *job)
+void job_drop_unused_slabs(struct job *job, struct slab_list *gone)
 {
 	uint32_t kept = 0, n = job->mem.n_slabs;
 
 	CHECK(job->mem.n_slabs == job->rec->n_slabs);
+	for (uint32_t i = 0; i < n; i++)
+		job->mem.slabs[i]->used = false;
+	job_units_use_all(job);
 	for (uint32_t i = 0; i < n; i++) {
 		struct slab *s = job->mem.slabs[i];
 
-		if (!job_units_is_used(job, s)) {
+		if (!s->used) {
+			if (gone && s->exported && !s->writable)
+				gone->ids[gone->n++] = s->id;
 			state_job_drop_slab(job->rec, kept);
 			continue;
 		}
@@ -192,6 +269,8 @@ void job_units_free(struct job *job)
 	for (uint32_t i = 0; i < job->n_units; i++)
 		unit_free(job->units[i]);
 	free(job->units);
+	free(job->dropped.numbers);
+	job->dropped = (struct job_dropped){ 0 };
 	job->units = NULL;
 	job->n_units = 0;
 	for (uint32_t i = 0; i < job->mem.n_slabs; i++)

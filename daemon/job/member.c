@@ -234,12 +234,28 @@ uint64_t member_gathered_units(const struct member *m)
 	return m->gathered;
 }
 
-static void member_unregister(struct member *m, uint32_t id)
+/* What is gathered ahead beside what is there. */
+static void member_shorten_ahead(struct member *m, struct member_list *list)
 {
 	uint32_t kept = 0;
 
+	for (uint32_t i = 0; list && i < list->n; i++)
+		if (job_unit_by_id(m->job, list->units[i]))
+			list->units[kept++] = list->units[i];
+	if (list)
+		list->n = kept;
+}
+
+void member_units_forgotten(struct member *m)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; m->ahead.lists && i < m->n_units; i++)
+		for (unsigned pass = 0; pass < ARRAY_SIZE(m->units[i].ahead); pass++)
+			member_shorten_ahead(m, m->units[i].ahead[pass]);
+
 	for (uint32_t i = 0; i < m->n_registered; i++)
-		if (m->registered[i] != id)
+		if (m->units[m->registered[i] - 1].registered)
 			m->registered[kept++] = m->registered[i];
 	m->n_registered = kept;
 }
@@ -255,8 +271,6 @@ void member_forget_unit(struct member *m, const struct unit *u)
 	CHECK(!mu->summoned.slab && mu->pass == PASS_IDLE);
 	for (unsigned pass = 0; pass < ARRAY_SIZE(mu->ahead); pass++)
 		(void)member_set_ahead(m, mu, pass, NULL, 0);
-	if (mu->registered)
-		member_unregister(m, u->id);
 	*mu = (struct member_unit){ 0 };
 }
 

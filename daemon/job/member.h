@@ -177,8 +177,9 @@ int member_set_ahead(struct member *m, struct member_unit *mu, unsigned pass, co
  * -ENOMEM. */
 int member_registered(struct member *m, uint32_t id);
 /* The unit is dropped: its registration goes, and what was learned of the order of uses. The member
- * has nothing of it (CHECKed). */
+ * has nothing of it (CHECKed). After the last of several: member_units_forgotten. */
 void member_forget_unit(struct member *m, const struct unit *u);
+void member_units_forgotten(struct member *m);
 /* Units it holds gathered. */
 uint64_t member_gathered_units(const struct member *m);
 

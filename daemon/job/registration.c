@@ -23,6 +23,12 @@ struct registration {
 	bool aliases;    /* some tensor is one */
 	uint32_t before; /* units that were there */
 	struct {
+		uint32_t number;
+		struct unit *u; /* dropped; NULL: it has its place still */
+		state_unit *rec;
+	} * again; /* numbers that are used again, ascending */
+	uint32_t n_again;
+	struct {
 		uint64_t params_bytes; /* of all new units */
 		uint64_t other_bytes;  /* gradient shards and optimizer state */
 		struct slab *params;
@@ -144,11 +150,12 @@ static int registration_reg_check_all(struct registration *r, struct fault *f)
 	if (registration_reg_check_names(r, f))
 		return f->code;
 	/* the limit may have been lowered since */
-	if (r->n_new && r->job->n_units + (uint64_t)r->n_new > most)
+	if (r->n_new && job_units_alive(r->job) + (uint64_t)r->n_new > most)
 		return fault_set(
 			f, FAULT_EXHAUSTED, NULL,
 			"job '%s' would have %llu units; the limit is %u (max_units_per_job)",
-			r->job->rec->name, (unsigned long long)r->job->n_units + r->n_new, most);
+			r->job->rec->name, (unsigned long long)job_units_alive(r->job) + r->n_new,
+			most);
 	if (registration_reg_check_tensors(r, f) ||
 	    (r->aliases && registration_reg_check_aliases(r, f)))
 		return f->code;
@@ -335,6 +342,9 @@ static enum res registration_reg_memory(struct registration *r, struct fault *f)
 	bool later = false;
 	int room = registration_reg_room(r);
 
+	for (unsigned d = 0; room && d < r->job->node->n_devices; d++)
+		slabs_sweep(&r->job->node->devices[d]); /* a trainer may have unmapped some */
+	room = room ? registration_reg_room(r) : 0;
 	if (room) {
 		registration_reg_memory_fault(r, room, f);
 		return RES_FAILED;
@@ -435,32 +445,53 @@ static int registration_place_buffers(struct unit *u, struct registration *r)
 	return 0;
 }
 
-/* Append one unit with its record and name. On failure nothing of it remains. */
-static int registration_add_unit(struct registration *r, size_t i)
+/* The unit takes the place of a dropped one, which is kept until all is done. */
+static void registration_replace(struct registration *r, uint32_t k, struct unit *u)
+{
+	struct job *job = r->job;
+	uint32_t at = r->again[k].number - 1;
+
+	r->again[k].u = job->units[at];
+	r->again[k].rec = job->rec->units[at];
+	job->units[at] = u;
+	job->rec->units[at] = u->rec;
+}
+
+static int registration_append(struct registration *r, struct unit *u)
+{
+	if (state_job_add_unit(r->job->rec, u->rec) < 0)
+		return -ENOMEM;
+	r->job->units[r->job->n_units++] = u;
+	return 0;
+}
+
+/* Add unit @k of the new ones, with its record and name. On failure nothing of it remains. */
+static int registration_add_unit(struct registration *r, size_t i, uint32_t k)
 {
 	struct job *job = r->job;
 	const struct group *g = job->groups[r->specs[i]->group];
+	uint32_t number = k < r->n_again ? r->again[k].number : job->n_units + 1;
 	struct unit *u = NULL;
 
-	if (unit_new(job->n_units + 1, r->specs[i], &r->layouts[i], g->devices, g->n_devices, &u) <
-	    0)
+	if (unit_new(number, r->specs[i], &r->layouts[i], g->devices, g->n_devices, &u) < 0)
 		return -ENOMEM;
 	if (registration_place_all(u, r) < 0 || registration_place_buffers(u, r) < 0 ||
 	    htab_add(&job->unit_names, r->specs[i]->name, u) < 0) {
 		unit_free(u);
 		return -ENOMEM;
 	}
-	if (state_job_add_unit(job->rec, r->specs[i]) < 0) {
+	if (k < r->n_again) {
+		registration_replace(r, k, u);
+	} else if (registration_append(r, u) < 0) {
 		htab_remove(&job->unit_names, r->specs[i]->name);
 		unit_free(u);
 		return -ENOMEM;
 	}
-	job->units[job->n_units++] = u;
-	r->ids[i] = u->id;
+	r->ids[i] = number;
 	return 0;
 }
 
-/* Give the units from @first on back to the caller's specs. */
+/* Give the new units, those appended from @first on, back to the caller's specs. */
 static void registration_undo_units(struct registration *r, uint32_t first)
 {
 	struct job *job = r->job;
@@ -472,6 +503,42 @@ static void registration_undo_units(struct registration *r, uint32_t first)
 		job->rec->n_units--;
 		unit_free(u);
 	}
+	for (uint32_t k = 0; k < r->n_again && r->again[k].u; k++) {
+		uint32_t at = r->again[k].number - 1;
+		struct unit *u = job->units[at];
+
+		htab_remove(&job->unit_names, u->rec->name);
+		unit_free(u);
+		job->units[at] = r->again[k].u;
+		job->rec->units[at] = r->again[k].rec;
+	}
+}
+
+/* What had their numbers. */
+static void registration_free_replaced(struct registration *r)
+{
+	for (uint32_t k = 0; k < r->n_again; k++) {
+		unit_free(r->again[k].u);
+		state_unit_free(r->again[k].rec);
+	}
+	job_forget_dropped(r->job);
+	r->job->readers.changes += r->n_again;
+}
+
+/* Return: 0 or -ENOMEM. */
+static int registration_choose_numbers(struct registration *r)
+{
+	_cleanup_(freep) uint32_t *numbers = calloc(r->n_new, sizeof(*numbers));
+
+	free(r->again);
+	r->again = calloc(r->n_new, sizeof(*r->again));
+	r->n_again = 0;
+	if (!numbers || !r->again)
+		return -ENOMEM;
+	r->n_again = job_take_dropped(r->job, numbers, (uint32_t)r->n_new);
+	for (uint32_t k = 0; k < r->n_again; k++)
+		r->again[k].number = numbers[k];
+	return 0;
 }
 
 /* Add them to the job and its record. */
@@ -509,20 +576,37 @@ static void registration_open_buffers(struct registration *r)
 	}
 }
 
+static bool registration_is_new(const struct registration *r, size_t i)
+{
+	return r->job->units[r->ids[i] - 1]->rec == r->specs[i];
+}
+
+static int registration_resolve_aliases(struct registration *r, struct fault *f)
+{
+	struct aliases a;
+
+	aliases_init(&a, r->job);
+	for (size_t i = 0; !f->code && i < r->n; i++)
+		if (registration_is_new(r, i))
+			aliases_resolve(&a, r->job->units[r->ids[i] - 1], f);
+	aliases_deinit(&a);
+	return f->code;
+}
+
 static int registration_reg_build(struct registration *r, struct fault *f)
 {
 	struct job *job = r->job;
-	uint32_t first = job->n_units;
+	uint32_t first = job->n_units, added = 0;
 	int e = 0;
 
 	CHECK(first == r->before); /* one registration of a job at a time */
 
-	if (job_units_grow(job, r->n_new) < 0)
+	if (job_units_grow(job, r->n_new - r->n_again) < 0)
 		return fault_errno(f, -ENOMEM, "registering units");
 	for (size_t i = 0; e == 0 && i < r->n; i++)
 		if (!r->ids[i])
-			e = registration_add_unit(r, i);
-	if (e == 0 && r->aliases && job_units_resolve_aliases(job, first, f))
+			e = registration_add_unit(r, i, added++);
+	if (e == 0 && r->aliases && registration_resolve_aliases(r, f))
 		e = -ENOMEM; /* everything else was checked */
 	if (e == 0)
 		e = registration_enter_slabs(r);
@@ -531,17 +615,19 @@ static int registration_reg_build(struct registration *r, struct fault *f)
 		return fault_errno(f, -ENOMEM, "registering units");
 	}
 	registration_open_buffers(r);
-	for (uint32_t i = first; i < job->n_units; i++)
-		job_journal_mark_unit(job, job->units[i]);
+	for (size_t i = 0; i < r->n; i++)
+		if (registration_is_new(r, i))
+			job_journal_mark_unit(job, job->units[r->ids[i] - 1]);
 	job_journal_write(job);
+	registration_free_replaced(r);
 	return 0;
 }
 
 /* The specs of new units belong to the job now. */
-static void registration_take_specs(struct registration *r, uint32_t first)
+static void registration_take_specs(struct registration *r)
 {
 	for (size_t i = 0; i < r->n; i++)
-		if (r->ids[i] > first)
+		if (registration_is_new(r, i))
 			r->specs[i] = NULL;
 }
 
@@ -549,7 +635,8 @@ static void registration_take_specs(struct registration *r, uint32_t first)
 static int registration_reg_charge(struct registration *r, struct fault *f)
 {
 	struct job *job = r->job;
-	uint64_t bytes = job_own_bytes(job, job->n_units + r->n_new, registration_reg_tensors(r));
+	uint64_t bytes = job_own_bytes(job, job->n_units + (uint64_t)r->n_new - r->n_again,
+				       registration_reg_tensors(r));
 
 	return user_charge_resize(&job->memory, bytes, f) ? (int)f->code : 0;
 }
@@ -573,16 +660,32 @@ static enum res registration_reg_place_later(struct registration *r, struct faul
 	return later ? RES_WAIT : RES_DONE;
 }
 
+/* Was one of those that were there dropped since it was checked? */
+static int registration_reg_check_there(const struct registration *r, struct fault *f)
+{
+	for (size_t i = 0; i < r->n; i++)
+		if (r->ids[i] && !job_unit_by_id(r->job, r->ids[i]))
+			return fault_set(f, FAULT_STATE, NULL,
+					 "unit '%.100s' was dropped (DropUnits) while it was "
+					 "registered: register it again",
+					 r->specs[i]->name);
+	return 0;
+}
+
 static enum res registration_reg_run(struct registration *r, struct fault *f)
 {
 	uint64_t own = r->job->memory.n;
 	enum res res;
 
-	if (registration_reg_check_all(r, f))
+	if (registration_reg_check_there(r, f) || registration_reg_check_all(r, f))
 		return RES_FAILED;
 	RES_TRY(registration_reg_place_later(r, f));
 	if (!r->n_new)
 		return RES_DONE;
+	if (registration_choose_numbers(r) < 0) {
+		fault_errno(f, -ENOMEM, "registering units");
+		return RES_FAILED;
+	}
 	if (registration_reg_charge(r, f))
 		return RES_FAILED;
 	registration_reg_sum(r);
@@ -646,7 +749,7 @@ enum res registration_build(struct registration *r, uint64_t *ret_charged, struc
 	if (res == RES_FAILED)
 		job_drop_spare(job);
 	RES_TRY(res);
-	registration_take_specs(r, r->before);
+	registration_take_specs(r);
 	*ret_charged = job->quota.used - before;
 	return RES_DONE;
 }
@@ -657,5 +760,6 @@ void registration_free(struct registration *r)
 		return;
 	free(r->layouts);
 	free(r->ranks);
+	free(r->again);
 	free(r);
 }

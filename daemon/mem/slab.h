@@ -78,6 +78,7 @@ struct slab {
 	unsigned exported;    /* descriptors handed out */
 	bool kept;            /* without a reference, for as long as others hold it */
 	bool stored;          /* the table's store has its descriptor */
+	bool used;            /* job_drop_unused_slabs's own */
 	bool spare;           /* its pool gave it up early: its charge does not wait for others */
 	void *pool;           /* pool.c's own; NULL outside of a pool */
 	/* It is registered with an engine: slab_unref calls @leave instead of freeing it, and that

@@ -7,6 +7,16 @@
 
 /* ------------------------------------------------------------------- checks */
 
+int guard_check_there(const struct op *op, const struct unit *u, struct fault *f)
+{
+	if (!u->rec->dropped)
+		return 0;
+	return fault_set(f, FAULT_NOT_FOUND, "unit",
+			 "there is no unit %u in job '%s': it was '%.100s', which was dropped "
+			 "(DropUnits)",
+			 u->id, op->m->job->rec->name, u->rec->name);
+}
+
 static int guard_refuse_move(const struct op *op, enum pass_move move, const struct unit *u,
 			     enum pass_state s, struct fault *f)
 {
@@ -55,6 +65,8 @@ static int guard_check_all(const struct op *op, struct fault *f)
 
 int guard_check(struct op *op, struct fault *f)
 {
+	if (op->unit && guard_check_there(op, op->unit, f))
+		return f->code;
 	if (op->move == MOVE_NONE)
 		return 0;
 	return op->unit ? guard_check_unit(op, f) : guard_check_all(op, f);

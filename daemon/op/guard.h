@@ -7,6 +7,8 @@
 
 #include "op/op.h"
 
+/* Is @u there, or was it dropped since @op was taken in? Return: 0 or a fault code. */
+int guard_check_there(const struct op *op, const struct unit *u, struct fault *f);
 /* The op is active: is it allowed in the present state? Changes nothing. Return: 0 or a fault
  * code. */
 int guard_check(struct op *op, struct fault *f);

@@ -473,6 +473,13 @@ static void op_decode(struct op *op, const ProtobufCMessage *request)
 		op->group = NULL; /* it takes part in nothing */
 }
 
+/* The number of a unit that was dropped is not used again while an op names it. */
+static void op_name_unit(const struct op *op)
+{
+	if (op->unit)
+		op->unit->ops++;
+}
+
 int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessage *request,
 	      uint64_t deadline_us, op_done_cb done, void *userdata, struct op **ret,
 	      struct fault *f)
@@ -499,6 +506,7 @@ int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessa
 	member_op_begun(m);
 	m->job->ops.total++;
 	op_decode(op, request);
+	op_name_unit(op);
 	op_record_begin(op);
 	if (list_empty(&op->link)) {
 		op->active_us = op->announced_us; /* if nothing is before it */
@@ -528,6 +536,7 @@ struct op *op_new_surrogate(struct op *join, struct op *of)
 	op->done = op_nobody_waits;
 	op->group = of->group;
 	op->unit = of->unit;
+	op_name_unit(op);
 	memcpy(op->args, of->args, sizeof(op->args));
 	op->entry.rank = op->m->rank;
 	op->entry.pid = member_pid(op->m);
@@ -553,6 +562,7 @@ int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *
 	op->done = done;
 	op->userdata = userdata;
 	fill(op, arg);
+	op_name_unit(op);
 	if (op->group) {
 		op->entry.rank = op->m->rank;
 		op->entry.pid = member_pid(op->m);
@@ -604,6 +614,8 @@ static void op_free_args(struct op *op)
 {
 	if (op->type->forget)
 		op->type->forget(op);
+	if (op->unit)
+		op->unit->ops--;
 	free(op->owned);
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "op/guard.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "shardd.pb-c.h"
@@ -25,24 +26,33 @@ bool op_writes_params(const struct op *op)
 	return op->state != OP_BLOCKED;
 }
 
-int op_take_unit(struct op *op, uint32_t id, struct fault *f)
+static int op_no_unit(const struct op *op, uint32_t id, const char *field, struct fault *f)
 {
-	op->unit = job_unit_by_id(op->m->job, id);
-	if (op->unit)
-		return 0;
-	return fault_set(f, FAULT_NOT_FOUND, "unit",
+	return fault_set(f, FAULT_NOT_FOUND, field,
 			 "there is no unit %u in job '%s': its units are 1 to %u", id,
 			 op->m->job->rec->name, op->m->job->n_units);
 }
 
+int op_take_unit(struct op *op, uint32_t id, struct fault *f)
+{
+	op->unit = job_unit_by_number(op->m->job, id);
+	return op->unit ? 0 : op_no_unit(op, id, "unit", f);
+}
+
+int op_check_all_there(const struct op *op, const uint32_t *units, size_t n, struct fault *f)
+{
+	for (size_t i = 0; i < n; i++)
+		if (guard_check_there(op, job_unit_by_number(op->m->job, units[i]), f))
+			return f->code;
+	return 0;
+}
+
 static int op_take_unit_of(struct op *op, const uint32_t *units, size_t i, struct fault *f)
 {
-	struct unit *u = job_unit_by_id(op->m->job, units[i]);
+	struct unit *u = job_unit_by_number(op->m->job, units[i]);
 
 	if (!u)
-		return fault_set(f, FAULT_NOT_FOUND, "units",
-				 "there is no unit %u in job '%s': its units are 1 to %u", units[i],
-				 op->m->job->rec->name, op->m->job->n_units);
+		return op_no_unit(op, units[i], "units", f);
 	if (i && units[i] <= units[i - 1])
 		return fault_set(f, FAULT_INVALID, "units",
 				 "units has %u after %u; its numbers must ascend", units[i],

@@ -14,11 +14,15 @@ const struct op_type *op_type_by_name(const char *name);
 /* waits_for_readers of an op that always writes parameters: unless it is blocked. */
 bool op_writes_params(const struct op *op);
 
-/* Decode helpers. Return: 0 or a fault code naming the field. */
+/* Decode helpers. Return: 0 or a fault code naming the field. A unit that was dropped is taken like any
+ * other: whether an op comes before or after DropUnits is over, it has its number among the
+ * collectives, and is refused when it is its turn (guard_check). */
 int op_take_unit(struct op *op, uint32_t id, struct fault *f);
 int op_take_group(struct op *op, uint32_t id, struct fault *f);
 /* A list in the request's field units: at least one, of one group, which becomes op->group; ascending. */
 int op_take_units(struct op *op, const uint32_t *units, size_t n, struct fault *f);
+/* It is the op's turn: was one of them dropped since they were taken? Of op->unit: guard_check. */
+int op_check_all_there(const struct op *op, const uint32_t *units, size_t n, struct fault *f);
 
 /* The member's buffer, which must hold [offset, offset+bytes): the op holds it from here on to
  * its end. Return: its address, or NULL with @f filled. */

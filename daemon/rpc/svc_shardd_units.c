@@ -319,6 +319,20 @@ static enum next svc_shardd_units_build(struct registering *r)
 	return NEXT_STAGE;
 }
 
+/* One that was there may be dropped while the reply is made. */
+static int svc_shardd_units_check_there(const struct registering *r, struct fault *f)
+{
+	struct job *job = r->m->job;
+
+	for (size_t i = 0; i < r->n; i++)
+		if (!job_unit_by_id(job, r->ids[i]))
+			return fault_set(f, FAULT_STATE, NULL,
+					 "unit '%.100s' was dropped (DropUnits) while it was "
+					 "registered: register it again",
+					 job->units[r->ids[i] - 1]->rec->name);
+	return 0;
+}
+
 static int svc_shardd_units_add_replies(struct registering *r)
 {
 	struct job *job = r->m->job;
@@ -340,8 +354,13 @@ static int svc_shardd_units_add_replies(struct registering *r)
 static enum next svc_shardd_units_reply(struct registering *r)
 {
 	struct fault f = FAULT_NULL;
-	int e = svc_shardd_units_add_replies(r);
+	int e;
 
+	if (svc_shardd_units_check_there(r, &f)) {
+		svc_shardd_units_fail(r, &f);
+		return NEXT_OVER;
+	}
+	e = svc_shardd_units_add_replies(r);
 	if (e == 0 && r->replied < r->n)
 		return NEXT_STAGE;
 	if (e == 0)

@@ -73,7 +73,8 @@ static int op_clip_check(struct op *op, struct fault *f)
 {
 	const struct clip *clip = &clip_args(op)->clip;
 
-	if (op_check_not_torn(op, f))
+	if (op_check_not_torn(op, f) ||
+	    op_check_all_there(op, op->owned, clip_args(op)->n_units, f))
 		return f->code;
 	op_print(op, "ClipGradNorm to %.17g (norm %g, profile %d, units %zu)", clip->max_norm,
 		 clip->type, clip->profile, clip_args(op)->n_units);

@@ -30,7 +30,8 @@ static int op_clip_value_decode(struct op *op, const ProtobufCMessage *msg, stru
 
 static int op_clip_value_check(struct op *op, struct fault *f)
 {
-	if (op_check_not_torn(op, f))
+	if (op_check_not_torn(op, f) ||
+	    op_check_all_there(op, op->owned, clip_args(op)->n_units, f))
 		return f->code;
 	op_print(op, "ClipGradValue to %.17g (units %zu)", clip_args(op)->value,
 		 clip_args(op)->n_units);

@@ -63,7 +63,7 @@ static uint32_t shards_end_of(const struct coll *c)
 
 static int shards_check_unit(const struct op *op, uint32_t id, struct fault *f)
 {
-	const struct unit *u = job_unit_by_id(op->m->job, id);
+	const struct unit *u = job_unit_by_number(op->m->job, id);
 
 	if (!u)
 		return fault_set(f, FAULT_NOT_FOUND, "units",

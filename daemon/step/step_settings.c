@@ -176,7 +176,7 @@ static int step_settings_check_rest(const struct op *op, const struct settings *
 	for (uint32_t i = 0; s->rest != UINT32_MAX && i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
-		if (u->rec->group == op->group->id &&
+		if (!u->rec->dropped && u->rec->group == op->group->id &&
 		    step_settings_lacks_memory(u, &s->all[s->rest]) &&
 		    step_settings_gets_rest(s, u))
 			return step_settings_no_memory_for(u, f);

@@ -151,6 +151,7 @@ enum unit_unsaved { UNIT_SAVED, UNIT_UNSAVED_STEPS, UNIT_UNSAVED_ALL };
 struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
+	uint32_t ops;    /* that have been taken in and name it */
 	state_unit *rec; /* borrowed from the job's record */
 	struct layout layout;
 	struct unit_part *parts;     /* owned array; part d is the (d % spread)-th of a replica */

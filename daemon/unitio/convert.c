@@ -343,7 +343,7 @@ static enum res convert_finish(struct coll *c)
 		return coll_fail(c, -ENOMEM);
 	for (unsigned i = 0; i < v->n; i++)
 		convert_swap_unit(c->job, convert_args(c->ops[0]), &v->units[i]);
-	job_drop_unused_slabs(c->job);
+	job_drop_unused_slabs(c->job, NULL);
 	c->job->readers.changes++;
 	return RES_DONE;
 }

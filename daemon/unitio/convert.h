@@ -13,7 +13,7 @@ struct convert_args {
 	uint32_t layout, multiple, strategy, shard_ranks;
 	const uint32_t *unfreeze; /* the request's; tensors of the one unit, ascending */
 	size_t n_unfreeze;
-	const struct unit *like; /* whose optimizer the unit gets; NULL: it keeps its own */
+	struct unit *like; /* whose optimizer the unit gets; NULL: it keeps its own */
 };
 
 static inline struct convert_args *convert_args(const struct op *op)

@@ -47,27 +47,23 @@ static int op_convert_decode_choices(struct op *op, const request *r, struct fau
 	return 0;
 }
 
-static int op_convert_decode_tensor(const state_unit *rec, const request *r, size_t i,
+static int op_convert_decode_tensor(const state_unit *rec, const uint32_t *unfreeze, size_t i,
 				    struct fault *f)
 {
-	uint32_t tensor = r->unfreeze[i];
+	uint32_t tensor = unfreeze[i];
 
 	if (tensor >= rec->n_tensors)
 		return fault_set(f, FAULT_INVALID, "unfreeze",
 				 "tensor %u of unit '%.100s' is out of range (0..%zu)", tensor,
 				 rec->name, rec->n_tensors - 1);
-	if (i && tensor <= r->unfreeze[i - 1])
+	if (i && tensor <= unfreeze[i - 1])
 		return fault_set(f, FAULT_INVALID, "unfreeze",
 				 "unfreeze has %u after %u; its numbers must ascend", tensor,
-				 r->unfreeze[i - 1]);
+				 unfreeze[i - 1]);
 	if (unit_is_alias(rec->tensors[tensor]))
 		return fault_set(f, FAULT_INVALID, "unfreeze",
 				 "tensor '%.100s' of unit '%.100s' is an alias; name the tensor "
 				 "that it stands for",
-				 rec->tensors[tensor]->name, rec->name);
-	if (!rec->tensors[tensor]->frozen)
-		return fault_set(f, FAULT_INVALID, "unfreeze",
-				 "tensor '%.100s' of unit '%.100s' is trained already",
 				 rec->tensors[tensor]->name, rec->name);
 	return 0;
 }
@@ -77,15 +73,12 @@ static bool op_convert_has_optimizer(const state_unit *rec)
 	return rec->optimizer->kind != OPTIM_NONE || rec->optimizer->when == OPTIM_BY_TRAINER;
 }
 
-static int op_convert_decode_like(struct op *op, const state_unit *rec, uint32_t id,
-				  struct fault *f)
+static int op_convert_check_like(const struct op *op, const state_unit *rec, struct fault *f)
 {
-	const struct unit *like = job_unit_by_id(op->m->job, id);
+	const struct unit *like = convert_args(op)->like;
 
-	if (!like)
-		return fault_set(f, FAULT_NOT_FOUND, "optimizer_like",
-				 "there is no unit %u in job '%s': its units are 1 to %u", id,
-				 op->m->job->rec->name, op->m->job->n_units);
+	if (guard_check_there(op, like, f))
+		return f->code;
 	if (op_convert_has_optimizer(rec))
 		return fault_set(f, FAULT_INVALID, "optimizer_like",
 				 "unit '%.100s' has an optimizer already; optimizer_like must be 0",
@@ -100,17 +93,44 @@ static int op_convert_decode_like(struct op *op, const state_unit *rec, uint32_t
 				 "'%.100s' runs in the daemon, which steps FP32",
 				 rec->name, dtype_name((enum dtype)rec->storage_dtype),
 				 like->rec->name);
-	convert_args(op)->like = like;
 	return 0;
+}
+
+/* When it is the op's turn: one before it may have unfrozen the same. */
+static int op_convert_check_unfreeze(const struct op *op, struct fault *f)
+{
+	const struct convert_args *a = convert_args(op);
+	const struct unit *u = job_unit_by_id(op->m->job, a->units[0]);
+
+	for (size_t i = 0; i < a->n_unfreeze; i++) {
+		const state_tensor *t = u->rec->tensors[a->unfreeze[i]];
+
+		if (!t->frozen)
+			return fault_set(f, FAULT_INVALID, "unfreeze",
+					 "tensor '%.100s' of unit '%.100s' is trained already",
+					 t->name, u->rec->name);
+	}
+	return a->like ? op_convert_check_like(op, u->rec, f) : 0;
+}
+
+static int op_convert_decode_like(struct op *op, uint32_t id, struct fault *f)
+{
+	struct unit *like = job_unit_by_number(op->m->job, id);
+
+	if (like)
+		like->ops++;
+	convert_args(op)->like = like;
+	if (like || !id)
+		return 0;
+	return fault_set(f, FAULT_NOT_FOUND, "optimizer_like",
+			 "there is no unit %u in job '%s': its units are 1 to %u", id,
+			 op->m->job->rec->name, op->m->job->n_units);
 }
 
 static int op_convert_decode_unfreeze(struct op *op, const request *r, struct fault *f)
 {
-	const struct unit *u = job_unit_by_id(op->m->job, r->units[0]);
-
 	convert_args(op)->unfreeze = r->unfreeze;
 	convert_args(op)->n_unfreeze = r->n_unfreeze;
-	convert_args(op)->like = NULL;
 	if (r->optimizer_like && !r->n_unfreeze)
 		return fault_set(f, FAULT_INVALID, "optimizer_like",
 				 "optimizer_like is %u, and unfreeze is empty; it must be 0",
@@ -121,9 +141,10 @@ static int op_convert_decode_unfreeze(struct op *op, const request *r, struct fa
 				 "them one by one",
 				 r->n_units);
 	for (size_t i = 0; i < r->n_unfreeze; i++)
-		if (op_convert_decode_tensor(u->rec, r, i, f))
+		if (op_convert_decode_tensor(job_unit_by_number(op->m->job, r->units[0])->rec,
+					     r->unfreeze, i, f))
 			return f->code;
-	return r->optimizer_like ? op_convert_decode_like(op, u->rec, r->optimizer_like, f) : 0;
+	return op_convert_decode_like(op, r->optimizer_like, f);
 }
 
 static int op_convert_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -145,7 +166,8 @@ static int op_convert_check(struct op *op, struct fault *f)
 	const struct convert_args *a = convert_args(op);
 	uint64_t hash = FNV_BEGIN;
 
-	if (op_check_not_torn(op, f))
+	if (op_check_not_torn(op, f) || op_check_all_there(op, a->units, a->n, f) ||
+	    op_convert_check_unfreeze(op, f))
 		return f->code;
 	for (size_t i = 0; i < a->n; i++) {
 		const struct unit *u = job_unit_by_id(op->m->job, a->units[i]);
@@ -213,6 +235,12 @@ static int op_convert_check_idle(const struct coll *c, const struct unit *u, str
 				 "unit '%.100s' is in buckets of a pass that has not ended: call "
 				 "DdpFinish before ConvertUnits",
 				 u->rec->name);
+	if (convert_args(c->ops[0])->n_unfreeze && ddp_has_unit(c->job, u))
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"unit '%.100s' is in the buckets of a ddp, which were made without "
+			"its frozen tensors: unfreeze before DdpCreate",
+			u->rec->name);
 	for (uint32_t i = 0; !what && i < c->n; i++)
 		what = op_convert_held_by(member_unit_find(c->members[i], u));
 	if (!what)
@@ -355,6 +383,12 @@ static int op_convert_tell(const struct op *op, const struct unit *u, struct reg
 	return registered_init(&all[(*n)++], op->m->job, u, op->m->rank);
 }
 
+static void op_convert_forget(struct op *op)
+{
+	if (convert_args(op)->like)
+		convert_args(op)->like->ops--;
+}
+
 /* Without memory the reply has no units: what was done is done. */
 static void op_convert_encode(const struct op *op, op_reply_cb send, void *ctx)
 {
@@ -389,6 +423,7 @@ const struct op_type op_convert = {
 	.coll_bytes = sizeof(struct convert),
 	.coll_let_go = convert_let_go,
 	.encode = op_convert_encode,
+	.forget = op_convert_forget,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 	.waits_for_readers = op_writes_params,

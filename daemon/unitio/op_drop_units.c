@@ -3,6 +3,8 @@
  * slabs of a registration go with the last unit in them.
  */
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "copies/full.h"
 #include "copies/hold.h"
@@ -20,6 +22,7 @@
 struct drop_units_args {
 	const uint32_t *units; /* the request's; valid until done */
 	size_t n;
+	size_t n_slabs; /* in the op's owned: those that are gone */
 };
 
 static inline struct drop_units_args *drop_units_args(const struct op *op)
@@ -32,7 +35,7 @@ static int op_drop_units_decode(struct op *op, const ProtobufCMessage *msg, stru
 {
 	const Shardd__V1__DropUnitsRequest *r = (const Shardd__V1__DropUnitsRequest *)msg;
 
-	op->touches = TOUCH_PARAMS | TOUCH_GRADS;
+	op->touches = TOUCH_PARAMS | TOUCH_GRADS | TOUCH_BUFFERS;
 	drop_units_args(op)->units = r->units;
 	drop_units_args(op)->n = r->n_units;
 	return op_take_units(op, r->units, r->n_units, f);
@@ -42,7 +45,8 @@ static int op_drop_units_check(struct op *op, struct fault *f)
 {
 	uint64_t hash = FNV_BEGIN;
 
-	(void)f;
+	if (op_check_all_there(op, drop_units_args(op)->units, drop_units_args(op)->n, f))
+		return f->code;
 	for (size_t i = 0; i < drop_units_args(op)->n; i++)
 		hash = fnv_add(hash, drop_units_args(op)->units[i]);
 	op_print(op, "DropUnits of %zu units", drop_units_args(op)->n);
@@ -55,31 +59,21 @@ static struct unit *op_drop_units_at(const struct coll *c, size_t i)
 	return job_unit_by_id(c->job, drop_units_args(c->ops[0])->units[i]);
 }
 
-static bool op_drop_units_has(const struct coll *c, uint32_t id)
-{
-	const struct drop_units_args *a = drop_units_args(c->ops[0]);
-
-	for (size_t i = 0; i < a->n; i++)
-		if (a->units[i] == id)
-			return true;
-	return false;
-}
-
 static const char *op_drop_units_held_by(const struct member_unit *mu)
 {
 	if (!mu)
 		return NULL;
-	return mu->gradient.slab       ? "given a gradient buffer"
-	       : mu->accumulated.slab  ? "accumulated"
-	       : mu->shard.slab        ? "given a shard"
-	       : mu->pass != PASS_IDLE ? "in a pass"
-				       : NULL;
+	return mu->gradient.slab                ? "given a gradient buffer"
+	       : mu->accumulated.slab           ? "accumulated"
+	       : mu->shard.slab                 ? "given a shard"
+	       : mu->shard_state == SHARD_GOING ? "being given as a shard"
+	       : mu->pass != PASS_IDLE          ? "in a pass"
+						: NULL;
 }
 
 /* Does anybody have anything of it, or need it? */
 static int op_drop_units_check_unit(const struct coll *c, const struct unit *u, struct fault *f)
 {
-	const struct unit *tied = job_unit_tied_to(c->job, u->id);
 	const char *what = u->summoned_ranks ? "summoned" : u->gathered_ranks ? "gathered" : NULL;
 
 	for (uint32_t i = 0; !what && i < c->n; i++)
@@ -94,13 +88,21 @@ static int op_drop_units_check_unit(const struct coll *c, const struct unit *u, 
 			f, FAULT_STATE, NULL,
 			"unit '%.100s' is in the buckets of a ddp: it is freed with the job",
 			u->rec->name);
-	if (tied && !op_drop_units_has(c, tied->id))
-		return fault_set(
-			f, FAULT_STATE, NULL,
-			"unit '%.100s' has an alias of a tensor of unit '%.100s': drop both "
-			"together",
-			tied->rec->name, u->rec->name);
 	return 0;
+}
+
+static int op_drop_units_check_tied(const struct coll *c, struct fault *f)
+{
+	const struct drop_units_args *a = drop_units_args(c->ops[0]);
+	uint32_t of = 0;
+	const struct unit *tied = job_unit_tied_to(c->job, a->units, a->n, &of);
+
+	if (!tied)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "unit '%.100s' has an alias of a tensor of unit '%.100s': drop both "
+			 "together",
+			 tied->rec->name, job_unit_by_id(c->job, of)->rec->name);
 }
 
 static int op_drop_units_check_all(const struct coll *c, struct fault *f)
@@ -110,7 +112,7 @@ static int op_drop_units_check_all(const struct coll *c, struct fault *f)
 		if (op_drop_units_check_unit(c, op_drop_units_at(c, i), f))
 			return f->code;
 	}
-	return 0;
+	return op_drop_units_check_tied(c, f);
 }
 
 /* Is one of them read by the daemon, or being stepped? */
@@ -126,10 +128,27 @@ static bool op_drop_units_is_busy(const struct coll *c)
 	return false;
 }
 
+/* For the slabs of each reply. */
+static int op_drop_units_make_room(const struct coll *c)
+{
+	for (uint32_t i = 0; i < c->n; i++) {
+		struct op *op = c->ops[i];
+
+		free(op->owned);
+		op->owned = calloc(c->job->mem.n_slabs + 1, sizeof(uint32_t));
+		if (!op->owned)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
 static enum res op_drop_units_drop(struct coll *c)
 {
 	const struct drop_units_args *a = drop_units_args(c->ops[0]);
+	struct slab_list gone = { 0 };
 
+	if (op_drop_units_make_room(c) < 0)
+		return coll_fail(c, -ENOMEM);
 	for (size_t i = 0; i < a->n; i++) {
 		full_invalidate(c->job, op_drop_units_at(c, i));
 		if (unit_has_copy(
@@ -138,7 +157,13 @@ static enum res op_drop_units_drop(struct coll *c)
 	}
 	for (size_t i = 0; i < a->n; i++)
 		job_drop_unit(c->job, op_drop_units_at(c, i));
-	job_drop_unused_slabs(c->job);
+	gone.ids = c->ops[0]->owned;
+	job_units_dropped(c->job, &gone);
+	for (uint32_t i = 1; i < c->n; i++)
+		memcpy(c->ops[i]->owned, gone.ids, gone.n * sizeof(*gone.ids));
+	for (uint32_t i = 0; i < c->n; i++) {
+		drop_units_args(c->ops[i])->n_slabs = gone.n;
+	}
 	(void)job_evict(c->job, UINT64_MAX);
 	return RES_DONE;
 }
@@ -168,9 +193,20 @@ static enum res op_drop_units_tick(struct coll *c)
 			c->stage = DROP_UNITS_BEGIN;
 			return coll_wait_for_node(c);
 		}
+		if (op_drop_units_check_all(c, c->fault)) /* an alias was registered meanwhile */
+			return RES_FAILED;
 		return op_drop_units_drop(c);
 	}
 	CHECK_NOT_REACHED();
+}
+
+static void op_drop_units_encode(const struct op *op, op_reply_cb send, void *ctx)
+{
+	Shardd__V1__DropUnitsResponse reply = SHARDD__V1__DROP_UNITS_RESPONSE__INIT;
+
+	reply.slabs = op->owned;
+	reply.n_slabs = drop_units_args(op)->n_slabs;
+	op_send(op, &reply.base, &reply.info, send, ctx);
 }
 
 const struct op_type op_drop_units = {
@@ -180,7 +216,7 @@ const struct op_type op_drop_units = {
 	.decode = op_drop_units_decode,
 	.check = op_drop_units_check,
 	.coll_tick = op_drop_units_tick,
-	.reply = &shardd__v1__drop_units_response__descriptor,
+	.encode = op_drop_units_encode,
 	.lasts = true,
 	.move = MOVE_NEEDS_IDLE,
 	.waits_for_readers = op_writes_params,

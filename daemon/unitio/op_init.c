@@ -146,7 +146,7 @@ static void op_init_copy_launch(struct coll_part *p, void *dst, const void *src,
 static void op_init_job_heal(struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->torn)
+		if (job->units[i]->torn && !job->units[i]->rec->dropped)
 			return;
 	/* what was committed belongs to parameters that are no more */
 	job->life.torn = false;

@@ -257,7 +257,6 @@ static const struct wrong ops[] = {
 	{ "ConvertUnits", "shard_multiple", N((1u << 20) + 1), BAD, "shard_multiple", "1048577" },
 	{ "ConvertUnits", "unfreeze", LIST(1), BAD, "unfreeze", "out of range (0..0)" },
 	{ "ConvertUnits", "unfreeze", LIST(MINUS), BAD, "unfreeze", "tensor 4294967295" },
-	{ "ConvertUnits", "unfreeze", LIST(0), BAD, "unfreeze", "is trained already" },
 	{ "ConvertUnits", "optimizer_like", N(1), BAD, "optimizer_like", "unfreeze is empty" },
 	{ "DropUnits", "units", LIST(7), ABSENT, "units", "no unit 7" },
 	{ "DropUnits", "units", LIST(1, 1), BAD, "units", "must ascend" },

@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "trainfix.h"
 
@@ -138,6 +139,46 @@ Test(drop_units, models_come_and_go_with_three, .timeout = 60, .init = trainfix_
      .fini = trainfix_end)
 {
 	models_come_and_go(3);
+}
+
+/* Bytes of what was freed and is still mapped. */
+static uint64_t quarantined_bytes(void)
+{
+	static const char *const status[] = { "memory", NULL };
+	json_t *j = daemonfix_ctl(&trainfix, status), *device;
+	uint64_t bytes = 0;
+	size_t i;
+
+	json_array_foreach(json_object_get(j, "devices"), i, device) bytes +=
+		(uint64_t)json_integer_value(json_object_get(device, "quarantined_bytes"));
+	json_decref(j);
+	return bytes;
+}
+
+/* The parameters were mapped by all ranks, and all of them live on. */
+static int unmaps_trainer(const struct trainer *t)
+{
+	shardd_client *c = train_join(t);
+	unsigned tries = 0;
+	struct model m;
+
+	model_register(c, &m, SHARDD_FP32);
+	model_train(c, &m, 1);
+	TRAIN_OK(drop(c, m.units, UNITS));
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	while (t->rank == 0 && train_on_host() && quarantined_bytes() && tries++ < 100)
+		usleep(100000);
+	TRAINER_CHECK(tries < 100);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+Test(drop_units, parameters_are_unmapped, .timeout = 60, .init = trainfix_begin,
+     .fini = trainfix_end)
+{
+	trainfix_run(1, unmaps_trainer, NULL);
+	trainfix_run(3, unmaps_trainer, NULL);
 }
 
 /* What is refused is refused for all, and the model trains on. */

@@ -704,3 +704,33 @@ Test(op_convert, all_ranks_must_unfreeze_the_same)
 	cr_expect(x.u->rec->tensors[1]->frozen);
 	nodefix_end(&x.n);
 }
+
+/* The second one was taken in before the first one was done. */
+Test(op_convert, a_tensor_is_unfrozen_once)
+{
+	Shardd__V1__ConvertUnitsRequest r = SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+	uint32_t unit = 1, tensor = 1;
+	struct nodefix_op second[RANKS] = { 0 };
+	struct fixture x;
+
+	setup(&x, 1, 0);
+	r.units = &unit;
+	r.n_units = r.n_unfreeze = 1;
+	r.layout = SHARDD__V1__LAYOUT__LAYOUT_FLAT;
+	r.unfreeze = &tensor;
+	for (unsigned i = 0; i < RANKS; i++) { /* all are taken in before the first begins */
+		second[i].seq = 2;
+		nodefix_submit(&x.n, x.m[i], "ConvertUnits", &r.base, &second[i]);
+	}
+	for (unsigned i = 0; i < RANKS; i++) {
+		x.op[i].seq = 1;
+		nodefix_submit(&x.n, x.m[i], "ConvertUnits", &r.base, &x.op[i]);
+	}
+	for (unsigned i = 0; i < RANKS; i++) {
+		nodefix_ok(&x.op[i], "ConvertUnits");
+		nodefix_wait(&second[i]);
+		cr_expect(strstr(second[i].fault.text, "is trained already"), "%s",
+			  second[i].fault.text);
+	}
+	nodefix_end(&x.n);
+}

@@ -1,5 +1,6 @@
 /* What a ddp outlives: ops of its epoch that still read it. */
 #include <criterion/criterion.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "fdcheck.h"
@@ -121,5 +122,42 @@ Test(op_ddp, of_an_earlier_epoch_stays_while_a_bucket_reads_it)
 	/* now nobody reads it: the next one takes its place */
 	create_both(right, b, 2);
 	cr_assert_eq(job->ddps[0]->epoch, job->rec->epoch);
+	nodefix_end(&n);
+}
+
+/* Its buckets were made without the tensor: a pass would leave its gradient as it is, and a step would
+ * use that. */
+Test(op_ddp, a_tensor_of_its_units_stays_frozen)
+{
+	static const uint64_t shape[] = { 5 };
+	state_unit *spec = nodefix_spec("u", 1000);
+	state_tensor *frozen = state_tensor_new("frozen", shape, 1);
+	Shardd__V1__ConvertUnitsRequest r = SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+	uint32_t unit = 1, tensor = 1;
+	struct group *g;
+
+	nodefix_begin(&n, NULL);
+	job = nodefix_job(&n, "job", RANKS, 0);
+	for (unsigned i = 0; i < RANKS; i++)
+		m[i] = nodefix_join(&n, job, i);
+	g = group_of("left", 0);
+	frozen->frozen = true;
+	CHECK(state_unit_add_tensor(spec, frozen) == 0);
+	spec->group = g->id;
+	spec->strategy = STRATEGY_REPLICATE;
+	spec->reduce_profile = PROFILE_DDP;
+	create_both(g, nodefix_unit(&n, job, spec, m, 2), 0);
+	r.units = &unit;
+	r.unfreeze = &tensor;
+	r.n_units = r.n_unfreeze = 1;
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_submit(&n, m[i], "ConvertUnits", &r.base, &op[i]);
+	for (unsigned i = 0; i < 2; i++) {
+		nodefix_wait(&op[i]);
+		cr_expect_eq(op[i].fault.code, FAULT_STATE);
+		cr_expect(strstr(op[i].fault.text, "in the buckets of a ddp"), "%s",
+			  op[i].fault.text);
+	}
+	cr_expect(job->units[0]->rec->tensors[1]->frozen);
 	nodefix_end(&n);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend_impl.h"
 #include "core/check.h"
 #include "fdcheck.h"
 #include "job/registration.h"
@@ -252,5 +253,271 @@ Test(op_drop_units, an_epoch_ends_afterwards)
 	for (unsigned i = 0; i < RANKS; i += 2)
 		cr_assert_eq(nodefix_try_join(&x.n, x.job, i, NULL, x.m[i], &x.m[i], &f), 0, "%s",
 			     f.text);
+	nodefix_end(&x.n);
+}
+
+/* What can never be initialised again does not keep the job TORN. */
+Test(op_drop_units, a_torn_job_heals)
+{
+	const uint32_t first = 1;
+	struct fixture x;
+	struct fault f = FAULT_NULL;
+
+	setup(&x, 1);
+	drop_ok(&x, &first, 1);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_commit(&x.n, x.m[i], 1, 0, &x.op[i]);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x.op[i], "Commit");
+	all_ok(&x, "GradientBuffer", x.v);
+	all_ok(&x, "Reduce", x.v);
+	step(&x);
+	all_ok(&x, "Gather", x.v); /* it is applied */
+	nodefix_drop(&x.n, x.m[1], "died");
+	nodefix_turns(&x.n);
+	cr_assert(x.job->life.torn);
+	for (unsigned i = 0; i < RANKS; i++)
+		cr_assert_eq(nodefix_try_join(&x.n, x.job, i, NULL, i == 1 ? NULL : x.m[i], &x.m[i],
+					      &f),
+			     0, "%s", f.text);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_seed(&x.n, x.m[i], x.v, 1, &x.op[i]);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x.op[i], "Initialise");
+	cr_expect_not(x.job->life.torn);
+	nodefix_end(&x.n);
+}
+
+static state_unit *with_sgd(const char *name, double momentum)
+{
+	state_unit *s = nodefix_spec(name, 5);
+
+	s->optimizer->kind = OPTIM_SGD;
+	s->optimizer->momentum = momentum;
+	return s;
+}
+
+/* Settings for "all others" are not for what is no more. */
+Test(op_drop_units, settings_of_a_step_are_for_the_units_that_are_there)
+{
+	Shardd__V1__StepSettings s = SHARDD__V1__STEP_SETTINGS__INIT, *settings[] = { &s };
+	Shardd__V1__StepRequest r[RANKS];
+	const uint32_t plain = 3;
+	struct fixture x;
+
+	setup(&x, 1);
+	nodefix_unit(&x.n, x.job, with_sgd("plain", 0), x.m, RANKS);
+	nodefix_unit(&x.n, x.job, with_sgd("heavy", 0.9), x.m, RANKS);
+	drop_ok(&x, &plain, 1);
+	s.lr = 0.1;
+	s.momentum = 0.9;
+	s.beta1 = s.beta2 = 0.9;
+	s.eps = 1e-8;
+	for (unsigned i = 0; i < RANKS; i++) {
+		r[i] = (Shardd__V1__StepRequest)SHARDD__V1__STEP_REQUEST__INIT;
+		r[i].settings = settings;
+		r[i].n_settings = 1;
+		nodefix_submit(&x.n, x.m[i], "Step", &r[i].base, &x.op[i]);
+	}
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_ok(&x.op[i], "Step");
+	nodefix_end(&x.n);
+}
+
+static state_unit *with_alias(const char *name, const char *of_unit, const char *of)
+{
+	state_unit *s = nodefix_spec(name, 4);
+
+	CHECK(state_unit_add_tensor(s, state_tensor_new("other", (uint64_t[]){ 11 }, 1)) == 0);
+	s->tensors[1]->alias_of = strdup(of);
+	s->tensors[1]->alias_unit = strdup(of_unit);
+	return s;
+}
+
+/* A restarted daemon follows the names: u <- a <- b. */
+Test(op_drop_units, a_link_of_a_chain_of_aliases_is_needed)
+{
+	const uint32_t ends[] = { 3, 4 };
+	struct fixture x;
+
+	setup(&x, 1);
+	nodefix_unit(&x.n, x.job, with_alias("a", "u", "weight"), x.m, RANKS);
+	nodefix_unit(&x.n, x.job, with_alias("b", "a", "other"), x.m, RANKS);
+	refused(&x, 3, "unit 'b' has an alias of a tensor of unit 'a'");
+	drop_ok(&x, ends, 2);
+	drop_ok(&x, &(uint32_t){ 1 }, 1);
+	nodefix_end(&x.n);
+}
+
+/* Nobody has the shard yet, and a device reads the unit for it. */
+Test(op_drop_units, while_a_shard_is_on_its_way_to_a_trainer)
+{
+	Shardd__V1__NextShardRequest r = SHARDD__V1__NEXT_SHARD_REQUEST__INIT;
+	Shardd__V1__DropUnitsRequest d = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+	state_unit *own = nodefix_spec("own", 11);
+	struct nodefix_op next = { 0 };
+	struct fixture x;
+	uint32_t third = 3;
+	struct unit *u;
+
+	setup(&x, 1);
+	own->optimizer->kind = OPTIM_NONE;
+	own->optimizer->when = OPTIM_BY_TRAINER;
+	u = nodefix_unit(&x.n, x.job, own, x.m, RANKS);
+	all_ok(&x, "GradientBuffer", u);
+	all_ok(&x, "Reduce", u);
+	d.units = &third;
+	d.n_units = 1;
+	backend_fake_hold(x.n.node.devices[0].backend, true);
+	nodefix_submit(&x.n, x.m[0], "NextShard", &r.base, &next);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_submit(&x.n, x.m[i], "DropUnits", &d.base, &x.op[i]);
+	nodefix_turns(&x.n);
+	cr_expect_not(u->rec->dropped);
+	backend_fake_hold(x.n.node.devices[0].backend, false);
+	nodefix_ok(&next, "NextShard");
+	for (unsigned i = 0; i < RANKS; i++) {
+		nodefix_wait(&x.op[i]);
+		cr_expect_eq(x.op[i].fault.code, FAULT_STATE);
+	}
+	nodefix_on_unit(&x.n, x.m[0], "ShardDone", u, &x.op[0]);
+	nodefix_ok(&x.op[0], "ShardDone");
+	nodefix_end(&x.n);
+}
+
+/* Buffers are not parameters: what broadcasts them comes first all the same. */
+Test(op_drop_units, while_buffers_are_broadcast)
+{
+	Shardd__V1__BroadcastBuffersRequest b = SHARDD__V1__BROADCAST_BUFFERS_REQUEST__INIT;
+	Shardd__V1__DropUnitsRequest d = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+
+	for (unsigned devices = 1; devices <= 3; devices++) {
+		struct nodefix_op sent[RANKS] = { 0 };
+		uint32_t first = 1;
+		struct fixture x;
+
+		setup(&x, devices);
+		d.units = &first;
+		d.n_units = 1;
+		for (unsigned i = 0; i < devices; i++)
+			backend_fake_hold(x.n.node.devices[i].backend, true);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_submit(&x.n, x.m[i], "BroadcastBuffers", &b.base, &sent[i]);
+		for (unsigned i = 0; i < RANKS; i++)
+			nodefix_submit(&x.n, x.m[i], "DropUnits", &d.base, &x.op[i]);
+		nodefix_turns(&x.n);
+		cr_expect_not(x.u->rec->dropped);
+		for (unsigned i = 0; i < devices; i++)
+			backend_fake_hold(x.n.node.devices[i].backend, false);
+		for (unsigned i = 0; i < RANKS; i++) {
+			nodefix_ok(&sent[i], "BroadcastBuffers");
+			nodefix_ok(&x.op[i], "DropUnits");
+		}
+		nodefix_end(&x.n);
+	}
+}
+
+/* What was not in the way when the drop began. */
+Test(op_drop_units, an_alias_that_comes_while_devices_are_waited_for)
+{
+	Shardd__V1__DropUnitsRequest d = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+	uint32_t first = 1;
+	struct fixture x = { 0 };
+
+	nodefix_begin(&x.n, &(struct nodefix_options){ .devices = 1, .queues = true });
+	x.job = nodefix_job(&x.n, "job", RANKS, 0);
+	for (unsigned i = 0; i < RANKS; i++)
+		x.m[i] = nodefix_join(&x.n, x.job, i);
+	x.u = nodefix_unit(&x.n, x.job, with_buffer("u"), x.m, RANKS);
+	nodefix_turns(&x.n);
+	d.units = &first;
+	d.n_units = 1;
+	backend_fake_hold(x.n.node.devices[0].backend, true);
+	for (unsigned i = 0; i < RANKS; i++)
+		nodefix_submit(&x.n, x.m[i], "DropUnits", &d.base, &x.op[i]);
+	nodefix_turns(&x.n);
+	cr_assert_not(x.u->rec->dropped);
+	nodefix_register(x.job, with_alias("a", "u", "weight"));
+	backend_fake_hold(x.n.node.devices[0].backend, false);
+	for (unsigned i = 0; i < RANKS; i++) {
+		nodefix_wait(&x.op[i]);
+		cr_expect_eq(x.op[i].fault.code, FAULT_STATE);
+	}
+	cr_expect_not(x.u->rec->dropped);
+	nodefix_end(&x.n);
+}
+
+/* The daemon checks a registration and builds it in slices. */
+Test(op_drop_units, while_its_name_is_registered)
+{
+	state_unit *spec = with_buffer("u");
+	struct registration *r = NULL;
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+	uint64_t charged;
+	uint32_t id;
+
+	setup(&x, 1);
+	cr_assert_eq(registration_new(x.job, &spec, 1, &id, &r), 0);
+	cr_assert_eq(registration_check(r, SIZE_MAX, &f), 0);
+	drop_ok(&x, &(uint32_t){ 1 }, 1);
+	cr_expect_eq(registration_build(r, &charged, &f), RES_FAILED);
+	cr_expect_eq(f.code, FAULT_STATE);
+	cr_expect(strstr(f.text, "unit 'u' was dropped"), "%s", f.text);
+	registration_free(r);
+	state_unit_free(spec);
+	nodefix_end(&x.n);
+}
+
+/* A trainer that makes models all day: the table of units does not grow with it, and what an op names
+ * does not become another unit. */
+Test(op_drop_units, old_numbers_are_used_again)
+{
+	struct nodefix_op held = { .seq = 1000000 };
+	const uint32_t both[] = { 1, 2 };
+	uint64_t own = 0;
+	uint32_t last = 0;
+	struct fixture x;
+
+	setup(&x, 2);
+	nodefix_on_unit(&x.n, x.m[1], "Gather", x.u, &held); /* its turn does not come */
+	drop_ok(&x, both, 2);
+	for (unsigned k = 0; k < 2 * JOB_DROPPED_KEPT; k += 2) {
+		state_unit *specs[] = { with_buffer("a"), with_alias("b", "a", "weight") };
+		struct fault f = FAULT_NULL;
+		uint64_t charged;
+		uint32_t ids[2];
+
+		cr_assert_eq(nodefix_try_register(x.job, specs, 2, ids, &charged, &f), 0, "%s",
+			     f.text);
+		cr_assert_lt(ids[0], ids[1]);
+		cr_assert(ids[0] != 1 && !x.job->units[0]->rec->initialised, "it is named still");
+		cr_assert_neq(ids[0], last);
+		cr_assert_eq(x.job->units[ids[1] - 1]->tensors[1].of_unit, ids[0]);
+		cr_assert_eq(job_unit_by_id(x.job, ids[0])->rec, x.job->rec->units[ids[0] - 1]);
+		last = ids[1];
+		if (k == JOB_DROPPED_KEPT + 100)
+			own = x.job->memory.n;
+		drop_ok(&x, ids, 2);
+	}
+	cr_expect_leq(x.job->n_units, JOB_DROPPED_KEPT + 4);
+	cr_expect_eq(x.job->rec->n_units, x.job->n_units);
+	cr_expect_eq(x.job->memory.n, own);
+	cr_expect_not(held.over);
+	nodefix_end(&x.n);
+}
+
+/* The limit is of units that are there. */
+Test(op_drop_units, dropped_units_do_not_count)
+{
+	struct fixture x;
+
+	setup(&x, 1);
+	x.n.node.limits.max_units_per_job = 3;
+	for (unsigned k = 0; k < 5; k++) {
+		struct unit *u = nodefix_unit(&x.n, x.job, nodefix_spec("w", 5), x.m, RANKS);
+
+		drop_ok(&x, &u->id, 1);
+	}
 	nodefix_end(&x.n);
 }

@@ -211,8 +211,8 @@ class Client(Session):
 
     def drop_units(self, units: Sequence[int]) -> None:
         """Free units, by their numbers in ascending order (collective): nobody has anything of
-        them. Memory that a trainer has mapped stays on the job's account until its process
-        ends."""
+        them. The parameters' memory is unmapped; buffers that were asked for, and memory of GPUs,
+        stay on the job's account until the process ends."""
         self.do("free", 0, (C.c_uint32 * len(units))(*units), len(units))
         for number in units:
             self._units.pop(number, None)
