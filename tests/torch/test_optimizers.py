@@ -189,9 +189,9 @@ def of_groups(optimizer):
 
 
 def by_groups(api, rank, kind, **options):
-    """Gradients and values by way of the optimizer's groups, which have the model's parameters. They
-    were stand-ins without a gradient where the optimizer runs in this process, so that nothing was
-    clipped, and nobody was told."""
+    """Gradients and values by way of the optimizer's groups, which have the model's parameters.
+    They were stand-ins without a gradient where the optimizer runs in this process, so that nothing
+    was clipped, and nobody was told."""
     def each(model, optimizer, step):
         assert all(p is q for p, q in zip(of_groups(optimizer), model.parameters()))
         norm = torch.nn.utils.clip_grad_norm_(of_groups(optimizer), 0.1)

@@ -248,7 +248,7 @@ class Sharded(OnShares):
             self._before = None
         if not self._stepped:
             self._model.client.step(group=self._model.group, skip_if_found=self._skip_if_found)
-        self._model.stepped()
+        self._model.used_up()
         return loss
 
     def finish(self) -> None:

@@ -39,6 +39,7 @@ from ._gradient import Gradient
 from ._guard import Guard
 from ._mesh import Mesh, world
 from ._types import DTYPES, dtype_of
+from ._used import Used
 from ._values import Values
 
 NO_TASK = -1  # autograd's number of none
@@ -89,6 +90,10 @@ class Model(Protocol):
     def uses_parameters(self) -> bool:
         """Is a forward or backward running?"""
 
+    @property
+    def used(self) -> Used:
+        """What the last step has used up."""
+
     def begin_read(self) -> None:
         """The program is about to read a shard."""
 
@@ -132,7 +137,8 @@ class Parameter:
         self.guard = Guard.make(name, "parameter", value.shape, unit.stored, value.requires_grad,
                                 unit, None if value.is_meta else value.device)
         self.gradient = Gradient(
-            self.guard, functools.partial(unit.why_no_gradient, value.shape))
+            self.guard, functools.partial(unit.why_no_gradient, value.shape),
+            functools.partial(unit.missed, self))
         self.guard._gradient = self.gradient
         self.values = Values(name, value.shape)
         self.values.begin(functools.partial(unit.early, self), unit.why_no_values)
@@ -765,6 +771,15 @@ class ShardedUnit:
             p.told = there and (p.reduced or i in self.written)
             p.had = p.had or p.told
             p.gradient.show(p.told, p.reduced)
+
+    def missed(self, p: Parameter, dropped: bool) -> None:
+        """The program looks for the gradient of @p, and there is none; or it drops it."""
+        if self.tree is None or not p.had:
+            return
+        if dropped:
+            self.tree.used.there = False
+        else:
+            self.tree.used.read(p.name)
 
     def drop_gradients(self) -> None:
         """The daemon drops the reduced gradients that the program has set to None (collective, if

@@ -537,7 +537,7 @@ class _InDaemon(_Sharded):
         self._found_inf = result.found_inf
         self.total_norm = None if result.total_norm is None else torch.tensor(
             result.total_norm, device=_device.here)
-        self._model.stepped()
+        self._model.used_up()
         self._model.knows_optimizer()
         self.has_state = True
         return loss
