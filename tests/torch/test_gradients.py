@@ -590,8 +590,8 @@ def warned(model, optimizer, behind):
 
 
 def what_relies_on_gradients_after_the_step(rank):
-    """PyTorch keeps them until zero_grad(): who reads them there, adds to them or steps again was not
-    told that it is another program here."""
+    """PyTorch keeps them until zero_grad(): who reads them there, adds to them or steps again was
+    not told that it is another program here."""
     said = []
     for wrap in (st.fully_shard, st.replicate):
         for kind in (torch.optim.AdamW, torch.optim.RMSprop):

@@ -35,6 +35,7 @@ from ..ticket import Ticket
 from ..unit import Unit, reduce_options
 from . import _device, _direct, _faults, _shard, _types
 from ._device import nothing, tensor_at
+from ._former import retire
 from ._gradient import Gradient
 from ._guard import Guard
 from ._mesh import Mesh, world
@@ -416,6 +417,8 @@ class ShardedUnit:
             else:
                 self.unit.init_broadcast(root, None)
         for p in self.params:
+            if self.replicated and p.initial is not None:
+                retire(p.initial, p.name)
             p.initial = None
 
     def _pack(self, address: int, elements: int) -> None:

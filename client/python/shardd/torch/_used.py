@@ -1,6 +1,6 @@
-"""A step uses the gradients up, while PyTorch keeps them until zero_grad(). A program that relies on
-this is told so, once: it reads p.grad after the step, goes on to the next backward, which PyTorch
-would add to what is there, or steps again."""
+"""A step uses the gradients up, while PyTorch keeps them until zero_grad(). A program that relies
+on this is told so, once: it reads p.grad after the step, goes on to the next backward, which
+PyTorch would add to what is there, or steps again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def _outside(*packages: str) -> tuple[str, str, int]:
-    """Of the first frame that is of none of @packages: its module, its function, and how many frames
-    away from the caller it is."""
+    """Of the first frame that is of none of @packages: its module, its function, and how many
+    frames away from the caller it is."""
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(packages):
         frame, depth = frame.f_back, depth + 1
