@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _abi, _library
 from ..client import Client
-from ..errors import FailedPrecondition, Unimplemented
+from ..errors import DeadlineExceeded, FailedPrecondition, Unimplemented
 from ..memory import Dtype
 from ..specs import (
     BufferSpec,
@@ -74,6 +74,18 @@ def _not_of_before(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 register_optimizer_step_pre_hook(_not_of_before)
+
+
+def of_all_ranks(ticket: Ticket[int]) -> int:
+    """What @ticket, of whole parameters or of an optimizer's state, gives."""
+    try:
+        return ticket.wait()
+    except (DeadlineExceeded, FailedPrecondition) as error:
+        if isinstance(error, FailedPrecondition) and "ops differ" not in error.text:
+            raise
+        raise error.advised(
+            "whole tensors come from all ranks: call state_dict() and the like on every rank, "
+            "also if one alone writes the file") from None
 
 
 class Model(Protocol):
@@ -820,7 +832,7 @@ class ShardedUnit:
         unit = self._must()
         self.release()
         ticket: Ticket[int] = unit.client.submit("summon", unit.id, finish=lambda r: r.data)
-        self._summoned = tensor_at(ticket.wait(), unit.elements, self.stored)
+        self._summoned = tensor_at(of_all_ranks(ticket), unit.elements, self.stored)
         for p in self.params:
             place = unit.places[p.name]
             view = self._summoned[place.offset:place.offset + place.elements].view(p.shape)
