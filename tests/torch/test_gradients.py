@@ -578,7 +578,43 @@ def plans_that_cannot_be(rank):
     return said
 
 
+def warned(model, optimizer, behind):
+    """What is said in two steps, of which each is followed by @behind."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model(torch.ones(2, 7)).sum().backward()
+            optimizer.step()
+            behind()
+    return [str(w.message) for w in found if w.filename == __file__]
+
+
+def what_relies_on_gradients_after_the_step(rank):
+    """PyTorch keeps them until zero_grad(): who reads them there, adds to them or steps again was
+    not told that it is another program here."""
+    said = []
+    for wrap in (st.fully_shard, st.replicate):
+        for kind in (torch.optim.AdamW, torch.optim.RMSprop):
+            for wanted, behind in (
+                    ("", lambda model, optimizer: optimizer.zero_grad()),
+                    ("", lambda model, optimizer: model.zero_grad()),
+                    ("", lambda model, optimizer: nn.Sequential(model).zero_grad()),
+                    ("", lambda model, optimizer: [setattr(p, "grad", None)
+                                                   for p in model.parameters()]),
+                    ("without zero_grad() between", lambda model, optimizer: None),
+                    ("is read after the step", lambda model, optimizer: [
+                        p.grad for p in model.parameters()]),
+                    ("called twice", lambda model, optimizer: optimizer.step())):
+                model = wrap(cases.mlp())
+                optimizer = kind(model.parameters(), lr=0.1)
+                found = warned(model, optimizer, lambda: behind(model, optimizer))
+                if len(found) != bool(wanted) or not all(wanted in text for text in found):
+                    said.append(f"{wrap.__name__}, {kind.__name__}, '{wanted}': {found}")
+    return said
+
+
 REFUSALS = {f.__name__: f for f in (
+    what_relies_on_gradients_after_the_step,
     clipped_in_backward_as_at_the_step, plans_that_cannot_be,
     without_torch_distributed, what_was_used_up, hooks_that_would_not_be_called,
     gradients_that_are_not_there, a_rank_alone_drops_a_gradient)}

@@ -4,6 +4,7 @@ frozen for some time: against FSDP2 over gloo, on two ranks bit for bit. Prints 
 case; arguments choose by a part of the name.
 """
 
+import collections
 import sys
 import warnings
 
@@ -177,6 +178,179 @@ def optimizers_of_other_parameters_are_as_ever(api, rank):
         except kind:
             continue
         raise AssertionError(f"{wrong} was taken")
+    return []
+
+
+# -------------------------------------------------- what a program does with groups and states
+
+
+def of_groups(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def by_groups(api, rank, kind, **options):
+    """Gradients and values by way of the optimizer's groups, which have the model's parameters.
+    They were stand-ins without a gradient where the optimizer runs in this process, so that nothing
+    was clipped, and nobody was told."""
+    def each(model, optimizer, step):
+        assert all(p is q for p, q in zip(of_groups(optimizer), model.parameters()))
+        norm = torch.nn.utils.clip_grad_norm_(of_groups(optimizer), 0.1)
+        for p in of_groups(optimizer):
+            p.grad.mul_(0.5)
+            with torch.no_grad():
+                p.mul_(0.9)
+        if step == 2:
+            for p in of_groups(optimizer)[::2]:
+                p.grad = None
+        return {"norm": norm.full_tensor()}
+
+    return loop(api, shard_mlp(api, mlp()), square(rank), rank, kind, each=each, **options)
+
+
+@case
+def groups_of_adamw(api, rank):
+    api.twin = shardd.torch.AdamW
+    return by_groups(api, rank, torch.optim.AdamW, **ADAMW)
+
+
+@case
+def groups_of_an_optimizer_on_the_shard(api, rank):
+    api.exact = False
+    return by_groups(api, rank, torch.optim.RMSprop, lr=0.01)
+
+
+@case
+def groups_of_an_optimizer_that_makes_its_state_at_once(api, rank):
+    api.exact = False
+    return by_groups(api, rank, torch.optim.Adagrad, lr=0.1)
+
+
+@case
+def groups_of_a_class_of_somebodys_own(api, rank):
+    return by_groups(api, rank, Lion, lr=0.01)
+
+
+@case
+def groups_of_several_optimizers(api, rank):
+    api.exact = False
+    model = shard_mlp(api, mlp())
+    optimizers = [torch.optim.Adam(model[0].parameters(), lr=0.01),
+                  torch.optim.SGD([*model[2].parameters(), *model[4].parameters()], lr=0.1)]
+    states = []
+    for step in range(3):
+        value = square(rank)(model, step)
+        value.backward()
+        norms = [torch.nn.utils.clip_grad_norm_(of_groups(o), 0.1) for o in optimizers]
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append({**api.whole(model), **{str(i): n.full_tensor()
+                                              for i, n in enumerate(norms)}})
+    return states
+
+
+@case
+def pytorchs_scaler_of_an_optimizer_on_the_shard(api, rank):
+    api.exact = False
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    model = shard_mlp(api, mlp())
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
+    states = []
+    for step in range(5):
+        value = square(rank)(model, step) * (float("inf") if step == 2 and rank else 1.0)
+        scaler.scale(value).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        states.append({**api.whole(model), "scale": torch.tensor(scaler.get_scale())})
+    assert scaler.get_scale() == 2.0**11, scaler.get_scale()
+    return states
+
+
+def forgetting(api, rank, kind, **options):
+    """The program drops the optimizer's state in the middle."""
+    def each(model, optimizer, step):
+        found = len(optimizer.state), sum(p in optimizer.state for p in model.parameters())
+        if step == 1:
+            optimizer.state.clear()
+        if step == 3:
+            optimizer.state = collections.defaultdict(dict)
+        if step == 4:  # PyTorch's has one only where it was stepped
+            assert len(optimizer.state) == 6
+        return {"found": torch.tensor(found)}
+
+    return loop(api, shard_mlp(api, mlp()), square(rank), rank, kind, each=each, steps=5,
+                **options)
+
+
+@case
+def a_state_that_is_dropped(api, rank):
+    api.twin = shardd.torch.AdamW
+    return forgetting(api, rank, torch.optim.AdamW, foreach=False, **ADAMW)
+
+
+@case
+def a_state_with_a_momentum_that_is_dropped(api, rank):
+    api.twin = shardd.torch.SGD
+    return forgetting(api, rank, torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+@case
+def a_state_on_the_shard_that_is_dropped(api, rank):
+    api.exact = False
+    return forgetting(api, rank, torch.optim.RMSprop, lr=0.01, momentum=0.5)
+
+
+@case
+def a_state_on_the_shard_that_is_changed(api, rank):
+    def each(model, optimizer, step):
+        for state in optimizer.state.values() if step == 2 else ():
+            state["momentum_buffer"].zero_()
+
+    api.exact = False
+    return loop(api, shard_mlp(api, mlp()), square(rank), rank, torch.optim.RMSprop, each=each,
+                lr=0.01, momentum=0.5)
+
+
+@case
+def a_state_in_the_daemon_is_not_changed_unnoticed(api, rank):
+    if api.name == "FSDP2":
+        return []
+    model = shard_mlp(api, mlp())
+    optimizer = torch.optim.AdamW(model.parameters())
+    square(rank)(model, 0).backward()
+    optimizer.step()
+    state = optimizer.state[model[0].weight]
+    assert state.keys() == {"step", "exp_avg", "exp_avg_sq"} and not hasattr(state["step"], "to")
+    for change in (lambda: state["exp_avg"].zero_(), lambda: torch.zeros_like(state["exp_avg"]),
+                   lambda: float(state["step"]), lambda: optimizer.state.update({}),
+                   lambda: optimizer.state.pop(model[0].weight),
+                   lambda: setattr(optimizer, "state", {model[0].weight: {}}),
+                   lambda: optimizer.state.__setitem__(model[0].weight, {})):
+        try:
+            change()
+        except shardd.Unimplemented as error:
+            assert "reset_state" in str(error) and error.name == "UNIMPLEMENTED", error
+        else:
+            raise AssertionError("it was taken")
+    return []
+
+
+@case
+def groups_of_which_parameters_were_taken(api, rank):
+    if api.name == "FSDP2":
+        return []
+    for kind in (torch.optim.AdamW, torch.optim.RMSprop):
+        model = shard_mlp(api, mlp())
+        optimizer = kind(model.parameters())
+        square(rank)(model, 0).backward()
+        optimizer.param_groups[0]["params"] = of_groups(optimizer)[1:]
+        try:
+            optimizer.step()
+        except shardd.FailedPrecondition as error:
+            assert "param_groups" in str(error)
+        else:
+            raise AssertionError("it has stepped")
     return []
 
 

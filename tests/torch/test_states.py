@@ -623,6 +623,29 @@ def replicas_have_whole_tensors(rank):
     return said
 
 
+@alone
+def a_rank_saves_alone(rank):
+    """As a program of DistributedDataParallel does. The error was about numbers of ops alone."""
+    said = []
+    for what in ("model", "optimizer"):
+        st.init(job=f"a-rank-saves-alone-{what}", op_timeout=20)
+        model = st.fully_shard(cases.mlp())
+        optimizer = st.AdamW(model.parameters(), lr=0.1)
+        model(torch.ones(2, 7)).sum().backward()
+        optimizer.step()
+        try:
+            if rank == 0:
+                (model if what == "model" else optimizer).state_dict()
+            else:
+                model.clip_grad_norm_(1.0)
+            said.append(f"{what}: nothing was refused")
+        except shardd.SharddError as error:
+            if rank == 0 and "on every rank" not in str(error):
+                said.append(f"{what}: {error}")
+        st.shutdown()
+    return said
+
+
 # ------------------------------------------------------------------------ running
 
 

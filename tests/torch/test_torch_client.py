@@ -299,6 +299,25 @@ class OneRank(fsdp.OneRank):
         with self.refused(shardd.InvalidArgument, "has the same"):
             optimizer.load_state_dict(saved)
 
+    def test_parameters_of_before_replicate(self):
+        """Whoever had kept them clipped, froze and averaged values that nobody trains, and was not
+        told. DDP's are the same objects as before."""
+        net = model()
+        kept = list(net.parameters())
+        st.replicate(net)
+        st.SGD(net.parameters(), lr=0.1)
+        self.assertEqual([(tuple(p.shape), p.numel(), p.requires_grad) for p in kept],
+                         [(tuple(p.shape), p.numel(), True) for p in net.parameters()])
+        self.assertIn("of before replicate()", repr(kept[0]))
+        for use in (lambda: kept[0].grad, lambda: kept[0].requires_grad_(False),
+                    lambda: setattr(kept[0], "requires_grad", False),
+                    lambda: torch.nn.utils.clip_grad_norm_(kept, 1.0),
+                    lambda: kept[0].detach().clone(), lambda: kept[0].data,
+                    lambda: torch.zeros(3).lerp_(kept[0], 0.5), lambda: torch.stack(kept[:1]),
+                    lambda: setattr(kept[0], "grad", None)):
+            with self.assertRaisesRegex(shardd.FailedPrecondition, "model.parameters()"):
+                use()
+
     def test_a_frozen_parameter_of_a_replicated_model(self):
         net, plain = model(), model()
         for m in (net, plain):

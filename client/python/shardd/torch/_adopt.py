@@ -92,6 +92,7 @@ def _adopt(optimizer: Any, groups: list[dict[str, Any]], defaults: dict[str, Any
             return
         except Unimplemented:  # nothing has been registered yet
             optimizer.__class__ = kind
+            vars(optimizer).pop("_state", None)
     optimizer.__class__ = _class(kind, Sharded)
     Sharded.adopt(optimizer, kind, groups, functools.partial(_inner, kind, defaults))
 

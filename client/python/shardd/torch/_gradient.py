@@ -21,10 +21,12 @@ Mesh = Callable[[], Any]
 class Gradient:
     """That of one parameter. ``dropped``: the program has set it to None."""
 
-    def __init__(self, guard: Guard, refused: Callable[[], str]) -> None:
-        """@refused: why it cannot be read now; empty: it can."""
+    def __init__(self, guard: Guard, refused: Callable[[], str], missed: Callable[[bool], None]
+                 ) -> None:
+        """@refused: why it cannot be read now; empty: it can. @missed: somebody looks for it where
+        there is none, or (True) drops it."""
         self._guard = Guard.make(guard._name, "gradient", guard.shape, guard.dtype)
-        self._parameter, self._refused = guard, refused
+        self._parameter, self._refused, self._missed = guard, refused, missed
         self.piece: Piece | None = None
         self._mesh: Mesh | None = None
         self._there = self._reduced = self.dropped = False
@@ -46,6 +48,7 @@ class Gradient:
     def get(self) -> Any:
         """As p.grad."""
         if not self._there:
+            self._missed(False)
             return None
         self._guard._why = self._refused()
         if not self._reduced:
@@ -83,6 +86,7 @@ class Gradient:
     def set(self, value: Any) -> None:
         """As p.grad = @value. InvalidArgument: it is no gradient of this parameter."""
         if value is None:
+            self._missed(True)
             self.dropped = self._there
             self.drop()
             return

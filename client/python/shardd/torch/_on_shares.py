@@ -2,13 +2,17 @@
 each parameter: what PyTorch's functions for state dicts see of them.
 
 torch.distributed.checkpoint's get_optimizer_state_dict and set_optimizer_state_dict ask for
-``state`` and ``param_groups``, and know parameters by the objects that the model has.
+``state`` and ``param_groups``, and know parameters by the objects that the model has. So does the
+program: the groups are the inner optimizer's own, but have the model's parameters in them, unless
+the inner one is at work.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, Callable
 
 import torch
@@ -18,7 +22,7 @@ from ..errors import Unimplemented
 from . import _device, _inner_state, _probe, _rows
 from ._tree import Tree
 from ._unit import Parameter, ShardedUnit
-from .optim import _Sharded
+from .optim import State, _Sharded, check_groups
 
 
 class OnShares(_Sharded):
@@ -33,18 +37,41 @@ class OnShares(_Sharded):
     _own: frozenset[str] | None = None  # attributes that are not the adopted class's
     _unprobed: Callable[[], None] | None = None  # of an adopted object, until its first step
 
+    _complete = False  # no constructor of its class is at work any more
+
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The inner optimizer's. To PyTorch's functions for state dicts, with the parameters of the
-        model."""
+        """The inner optimizer's, with the parameters of the model. A constructor of an adopted
+        class, which makes its state, finds what the inner optimizer has in their place."""
         groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        if "guards" in self.__dict__ and _rows.for_pytorch():
+        if "inner" not in self.__dict__:
+            return groups
+        if not self._complete and not _constructs(self):
+            self._complete = True
+            self._put(self.guards)
+        if self._complete and _rows.for_pytorch():
             return [dict(g, params=list(p)) for g, p in zip(groups, self.guards)]
         return groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
+
+    def _put(self, params: list[list[Any]]) -> None:
+        for group, given in zip(self.__dict__["param_groups"], params):
+            group["params"] = list(given)
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """The inner optimizer's groups have its own parameters."""
+        if self._complete:
+            check_groups(self, [p for guards in self.guards for p in guards])
+        self._put([[self._of[id(p)] for p in guards] for guards in self.guards])
+        try:
+            yield
+        finally:
+            self._complete = True
+            self._put(self.guards)
 
     @property
     def whole(self) -> bool:
@@ -99,7 +126,8 @@ class OnShares(_Sharded):
             for group in groups:
                 if "lr" in group:
                     group["lr"] = 0.0
-            self.inner.step()
+            with self._at_work():
+                self.inner.step()
         finally:
             for group, rate in zip(groups, rates):
                 if "lr" in group:
@@ -137,12 +165,21 @@ class OnShares(_Sharded):
         return _inner_state.read(self, full), _inner_state.groups(self, names)
 
 
-class Inside(dict[Any, Any]):
+def _constructs(optimizer: Any) -> bool:
+    """Is this called by a constructor of @optimizer?"""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+class Inside(State, MutableMapping[Any, Any]):
     """``optimizer.state``, which the inner optimizer has, by the parameters of the model. Not empty
     to PyTorch's functions, which would step an optimizer that has none."""
 
     def __init__(self, optimizer: OnShares) -> None:
-        super().__init__()
         self._optimizer = weakref.ref(optimizer)
 
     def __bool__(self) -> bool:
@@ -158,10 +195,45 @@ class Inside(dict[Any, Any]):
             optimizer._prime()
         return bool(optimizer.inner.state)
 
-    def __missing__(self, guard: Any) -> Any:
+    def _inner(self) -> tuple[Any, dict[int, nn.Parameter]]:
         optimizer = self._optimizer()
         assert optimizer is not None
-        return optimizer.inner.state[optimizer._of.get(id(guard), guard)]
+        return optimizer.inner.state, optimizer._of
+
+    def __getitem__(self, guard: Any) -> Any:
+        state, of = self._inner()
+        return state[of.get(id(guard), guard)]
+
+    def __setitem__(self, guard: Any, value: Any) -> None:
+        state, of = self._inner()
+        state[of.get(id(guard), guard)] = value
+
+    def __delitem__(self, guard: Any) -> None:
+        state, of = self._inner()
+        del state[of.get(id(guard), guard)]
+
+    def __contains__(self, guard: Any) -> bool:
+        state, of = self._inner()
+        return of.get(id(guard), guard) in state
+
+    def __iter__(self) -> Iterator[Any]:
+        optimizer, (state, of) = self._optimizer(), self._inner()
+        assert optimizer is not None
+        by = {id(of[id(g)]): g for guards in optimizer.guards for g in guards}
+        return iter([by.get(id(key), key) for key in state])
+
+    def __len__(self) -> int:
+        return len(self._inner()[0])
+
+    def clear(self) -> None:
+        """The next step begins without a state."""
+        self._inner()[0].clear()
+
+    def replace(self, other: Mapping[Any, Any]) -> None:
+        """See State."""
+        given = dict(other.items())
+        self.clear()
+        self.update(given)
 
 
 class _Attributes:

@@ -18,7 +18,7 @@ from . import _rows
 from ._device import nothing, tensor_at
 from ._progress import Bar
 from ._tree import Tree
-from ._unit import Parameter, ShardedUnit, _swap
+from ._unit import Parameter, ShardedUnit, _swap, of_all_ranks
 
 _ADAM = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 # What says how PyTorch computes, and not what.
@@ -79,8 +79,8 @@ def _summoned(unit: ShardedUnit, number: int) -> Iterator[_Array]:
     """Array @number of the unit's state (collective)."""
     assert unit.unit is not None
     client = unit.unit.client
-    address: int = client.submit("summon", unit.unit.id, number,
-                                 finish=lambda r: r.data).wait()
+    address = of_all_ranks(client.submit("summon", unit.unit.id, number,
+                                         finish=lambda r: r.data))
     array = _Array(unit, tensor_at(address, unit.unit.elements, torch.float32), unit.unit.steps())
     try:
         yield array

@@ -41,7 +41,7 @@ class OnPieces(OnShares):
         self.guards = [list(g["params"]) for g in groups]
         self.inner = make(self, [self._shards(g) for g in groups])
         self.param_groups, self.defaults = self.inner.param_groups, self.inner.defaults
-        self.state = Inside(self)  # type: ignore[assignment]
+        self.state = Inside(self)
         self._own = frozenset(set(self.__dict__) - before)
         self._unprobed = lambda: self._probe(inner, make)
 
@@ -92,8 +92,9 @@ class OnPieces(OnShares):
                                       "one optimizer for each model", "params")
             if id(p) in self._of:
                 raise ValueError("some parameters appear in more than one parameter group")
-        self.inner.add_param_group(self._shards(dict(param_group, params=given)))
-        self.guards.append(given)
+        with self._at_work():
+            self.inner.add_param_group(self._shards(dict(param_group, params=given)))
+            self.guards.append(given)
 
     # ------------------------------------------------------------------------ a step
 
@@ -128,7 +129,8 @@ class OnPieces(OnShares):
                 assert p.values.piece is not None
                 stand_in = self._of[id(p.guard)]
                 stand_in.data, stand_in.grad = p.values.piece.read(PARAMETERS), gradient
-            self.inner.step()
+            with self._at_work():
+                self.inner.step()
             for p, _ in used:
                 assert p.values.piece is not None
                 p.values.piece.write(PARAMETERS, self._of[id(p.guard)].data)

@@ -78,7 +78,7 @@ class Sharded(OnShares):
     def _begin(self, groups: list[dict[str, Any]], in_backward: bool, kept: _kept.Kept | None,
                make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
                whole: bool = False) -> None:
-        self.state = Inside(self)  # type: ignore[assignment]
+        self.state = Inside(self)
         self._own = None
         self._before: list[_Plain] | None = None  # this step; see _as_before
         self.kept, self.may_be_late = kept, not in_backward and kept is None
@@ -190,7 +190,8 @@ class Sharded(OnShares):
 
     def _step_inner(self) -> None:
         self._as_before()
-        self.inner.step()
+        with self._at_work():
+            self.inner.step()
 
     def _as_before(self) -> None:
         """The inner optimizer steps unit by unit. What it counts elsewhere than in its state
@@ -247,7 +248,7 @@ class Sharded(OnShares):
             self._before = None
         if not self._stepped:
             self._model.client.step(group=self._model.group, skip_if_found=self._skip_if_found)
-        self._model.stepped()
+        self._model.used_up()
         return loss
 
     def finish(self) -> None:

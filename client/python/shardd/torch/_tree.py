@@ -26,6 +26,7 @@ from ._meta import from_meta
 from ._progress import Bar
 from ._session import session_for
 from ._unit import NO_TASK, Call, OwnHook, Parameter, ShardedUnit
+from ._used import Used
 
 Settings = Callable[[ShardedUnit], "tuple[OptimizerSpec, dict[int, dict[str, Any]]]"]
 
@@ -67,6 +68,7 @@ class Tree:
         self._writing = False  # the program writes to shards
         self.backward = False
         self.reduced = False  # something since the last step
+        self.used = Used()
         self._next = 0  # in order
         self._some = False  # gradients in this pass
         self.missing: list[str] = []  # of the last pass: another backward may bring them
@@ -405,6 +407,7 @@ class Tree:
             return
         self.take_dropped()
         self._check_hooks()
+        self.used.backward()
         self.backward, self._some = True, False
         _faults.expect(True)
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -673,8 +676,15 @@ class Tree:
         for unit in self.units:
             unit.pull_gradients()
 
+    def used_up(self) -> None:
+        """An optimizer has stepped."""
+        if not self.reduced:
+            self.used.step()
+        self.used.there = (self.used.there or self.reduced) and not self._steps_in_backward
+        self.stepped()
+
     def stepped(self) -> None:
-        """The gradients have been used up."""
+        """The gradients are gone."""
         self.reduced = False
         self._tickets.clear()
         self.arrived.clear()
@@ -707,6 +717,7 @@ class Tree:
         False parameters that had one count as used, with zeros, in later backwards."""
         self._end_failed()
         self._reduce_missing()
+        self.used.there = False
         for p in (p for unit in self.units for p in unit.trained):
             p.zeroed = p.had and not set_to_none
             p.had = p.zeroed

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .. import _abi, _library
 from ..client import Client
-from ..errors import FailedPrecondition, Unimplemented
+from ..errors import DeadlineExceeded, FailedPrecondition, Unimplemented
 from ..memory import Dtype
 from ..specs import (
     BufferSpec,
@@ -35,10 +35,12 @@ from ..ticket import Ticket
 from ..unit import Unit, reduce_options
 from . import _device, _direct, _faults, _shard, _types
 from ._device import nothing, tensor_at
+from ._former import retire
 from ._gradient import Gradient
 from ._guard import Guard
 from ._mesh import Mesh, world
 from ._types import DTYPES, dtype_of
+from ._used import Used
 from ._values import Values
 
 NO_TASK = -1  # autograd's number of none
@@ -74,6 +76,18 @@ def _not_of_before(optimizer: Any, args: Any, kwargs: Any) -> None:
 register_optimizer_step_pre_hook(_not_of_before)
 
 
+def of_all_ranks(ticket: Ticket[int]) -> int:
+    """What @ticket, of whole parameters or of an optimizer's state, gives."""
+    try:
+        return ticket.wait()
+    except (DeadlineExceeded, FailedPrecondition) as error:
+        if isinstance(error, FailedPrecondition) and "ops differ" not in error.text:
+            raise
+        raise error.advised(
+            "whole tensors come from all ranks: call state_dict() and the like on every rank, "
+            "also if one alone writes the file") from None
+
+
 class Model(Protocol):
     """What a unit tells and asks its model: a Tree, of which this file knows nothing else."""
 
@@ -88,6 +102,10 @@ class Model(Protocol):
     @property
     def uses_parameters(self) -> bool:
         """Is a forward or backward running?"""
+
+    @property
+    def used(self) -> Used:
+        """What the last step has used up."""
 
     def begin_read(self) -> None:
         """The program is about to read a shard."""
@@ -132,7 +150,8 @@ class Parameter:
         self.guard = Guard.make(name, "parameter", value.shape, unit.stored, value.requires_grad,
                                 unit, None if value.is_meta else value.device)
         self.gradient = Gradient(
-            self.guard, functools.partial(unit.why_no_gradient, value.shape))
+            self.guard, functools.partial(unit.why_no_gradient, value.shape),
+            functools.partial(unit.missed, self))
         self.guard._gradient = self.gradient
         self.values = Values(name, value.shape)
         self.values.begin(functools.partial(unit.early, self), unit.why_no_values)
@@ -410,6 +429,8 @@ class ShardedUnit:
             else:
                 self.unit.init_broadcast(root, None)
         for p in self.params:
+            if self.replicated and p.initial is not None:
+                retire(p.initial, p.name)
             p.initial = None
 
     def _pack(self, address: int, elements: int) -> None:
@@ -766,6 +787,15 @@ class ShardedUnit:
             p.had = p.had or p.told
             p.gradient.show(p.told, p.reduced)
 
+    def missed(self, p: Parameter, dropped: bool) -> None:
+        """The program looks for the gradient of @p, and there is none; or it drops it."""
+        if self.tree is None or not p.had:
+            return
+        if dropped:
+            self.tree.used.there = False
+        else:
+            self.tree.used.read(p.name)
+
     def drop_gradients(self) -> None:
         """The daemon drops the reduced gradients that the program has set to None (collective, if
         there are any)."""
@@ -802,7 +832,7 @@ class ShardedUnit:
         unit = self._must()
         self.release()
         ticket: Ticket[int] = unit.client.submit("summon", unit.id, finish=lambda r: r.data)
-        self._summoned = tensor_at(ticket.wait(), unit.elements, self.stored)
+        self._summoned = tensor_at(of_all_ranks(ticket), unit.elements, self.stored)
         for p in self.params:
             place = unit.places[p.name]
             view = self._summoned[place.offset:place.offset + place.elements].view(p.shape)

@@ -7,7 +7,8 @@ torch.optim, on this rank's shard: _sharded.py.)
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, replace
 from typing import Any, Callable
 
@@ -77,10 +78,29 @@ def _tree(groups: list[dict[str, Any]], optimizer: Any, settings: Any) -> Tree:
     return tree
 
 
+def check_groups(optimizer: torch.optim.Optimizer, params: Iterable[Any]) -> None:
+    """FailedPrecondition: the program has taken some of @params out of the groups, or put others
+    into them."""
+    now = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if now != {id(p) for p in params}:
+        raise FailedPrecondition(
+            f"the parameters in param_groups are not those that this {type(optimizer).__name__} "
+            "was built with: use add_param_group, requires_grad_(False), or build another "
+            "optimizer")
+
+
 def _root(unit: ShardedUnit) -> ShardedUnit:
     while unit.parent is not None:
         unit = unit.parent
     return unit
+
+
+class State:
+    """What an optimizer here has as ``state``."""
+
+    def replace(self, other: Mapping[Any, Any]) -> None:
+        """The program has set ``optimizer.state`` to @other."""
+        raise NotImplementedError
 
 
 class _Sharded(torch.optim.Optimizer):
@@ -93,6 +113,19 @@ class _Sharded(torch.optim.Optimizer):
     may_be_late = False  # built when the units are registered
     _skip_if_found = False  # set by a GradScaler, for its step; the next one: by its unscale_
     _found_inf = False
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """As torch.optim's."""
+        return self.__dict__["_state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        now = self.__dict__.get("_state")
+        if isinstance(now, State) and not isinstance(value, State):
+            now.replace(value)
+        else:
+            self.__dict__["_state"] = value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients there are (collective, if there are any that were reduced). With
@@ -166,20 +199,90 @@ class _Sharded(torch.optim.Optimizer):
             post(self)
 
 
-class _Elsewhere(dict[Any, Any]):
+_NOT_HERE = ("the daemon has the state of this {}: read it with its state_dict() or "
+             "shardd.torch.optimizer_state_dict(), change it with load_state_dict(), forget it "
+             "with reset_state()")
+
+
+class _NotHere(Unimplemented, AttributeError):
+    """hasattr() says no, anybody else is told why."""
+
+    name = property(lambda self: Unimplemented.name, lambda self, _: None)  # not the attribute's
+
+
+class _Array:
+    """In the place of a tensor of the state."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NotHere(_NOT_HERE.format(self._kind))
+
+    def __float__(self) -> float:
+        raise _NotHere(_NOT_HERE.format(self._kind))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _NotHere(_NOT_HERE.format("optimizer"))
+
+    def __repr__(self) -> str:
+        return "in the daemon"
+
+
+class _Elsewhere(State, Mapping[Any, Any]):
     """``optimizer.state``, which the daemon has: of a parameter the names of what is there. Not
     empty to who asks: torch.distributed's get_optimizer_state_dict would step an optimizer that
     has none."""
 
     def __init__(self, optimizer: _InDaemon) -> None:
-        super().__init__()
-        self._optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)
+
+    def _its(self) -> _InDaemon:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer
 
     def __bool__(self) -> bool:
         return True
 
-    def __missing__(self, parameter: Any) -> dict[str, None]:
-        return dict.fromkeys(_optim_state.names(self._optimizer, parameter))
+    def __iter__(self) -> Iterator[Any]:
+        optimizer = self._its()
+        if not optimizer.has_state:
+            return iter(())
+        return iter([p for g in optimizer.param_groups for p in g["params"]
+                     if _optim_state.names(optimizer, p)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, parameter: Any) -> bool:
+        return any(p is parameter for p in self)
+
+    def __getitem__(self, parameter: Any) -> dict[str, Any]:
+        optimizer = self._its()
+        return {name: _Array(type(optimizer).__name__)
+                for name in _optim_state.names(optimizer, parameter)}
+
+    def __setitem__(self, parameter: Any, value: Any) -> None:
+        if not (isinstance(value, Mapping) and value and
+                all(isinstance(v, _Array) for v in value.values())):
+            raise Unimplemented(_NOT_HERE.format(type(self._its()).__name__))
+
+    def __delitem__(self, parameter: Any) -> None:
+        raise Unimplemented(_NOT_HERE.format(type(self._its()).__name__))
+
+    pop = popitem = setdefault = update = __delitem__
+
+    def clear(self) -> None:
+        """As if it had never stepped (collective)."""
+        self._its().reset_state()
+
+    def replace(self, other: Mapping[Any, Any]) -> None:
+        """See State: an empty one (collective)."""
+        if other:
+            raise Unimplemented(_NOT_HERE.format(type(self._its()).__name__))
+        self.clear()
 
 
 class _InDaemon(_Sharded):
@@ -192,20 +295,23 @@ class _InDaemon(_Sharded):
     _fixed: tuple[str, ...] = ()
     _like: Any = None  # torch.optim's
     _profile = OptimizerProfile.EAGER_SINGLE
+    has_state = False  # it has stepped, or a state was loaded or found
 
     def __init__(self, params: Any, defaults: dict[str, Any], in_backward: bool) -> None:
         torch.optim.Optimizer.__init__(self, params, defaults)  # see _adopt.py
-        self.state = _Elsewhere(self)  # type: ignore[assignment]
+        self.state = _Elsewhere(self)
         self.in_backward = in_backward
         self._clip: dict[str, Any] = {}  # of the backward passes
         self.scaler: Any = None
         self.total_norm: torch.Tensor | None = None  # of the last step, if it was planned to clip
         self._by_id = _check(self.param_groups)
+        self._params = [p for g in self.param_groups for p in g["params"]]
         self._mixed = False  # the daemon does not know all of it yet
         self._places: dict[int, tuple[int, int]] = {}
         self._model = _tree(self.param_groups, self, self._settings)
         self._built = [self._setting(g) for g in self.param_groups]
         self._kept = {id(g): self._memory(g) for g in self.param_groups}
+        self.has_state = any(u.found for u in self._model.units)
 
     def plan_backward(self, max_norm: float | None = None, norm_type: float = 2.0,
                       error_if_nonfinite: bool = False, scaler: Any = None) -> None:
@@ -247,6 +353,7 @@ class _InDaemon(_Sharded):
         torch.optim.Optimizer.add_param_group(self, added)
         group = self.param_groups[-1]
         self._by_id.update(_check([group]))
+        self._params += group["params"]
         self._built.append(self._setting(group))
         self._kept[id(group)] = self._memory(group)
 
@@ -393,6 +500,7 @@ class _InDaemon(_Sharded):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         _optim_state.load(self, state)
+        self.has_state = bool(state["state"])
 
     def reset_state(self) -> None:
         """As if it had never stepped (collective): for a model that was loaded into a job which has
@@ -400,6 +508,7 @@ class _InDaemon(_Sharded):
         numbers = _optim_state.numbered(self)
         groups = [{"params": [numbers[id(p)] for p in g["params"]]} for g in self.param_groups]
         _optim_state.load(self, {"state": {}, "param_groups": groups})
+        self.has_state = False
 
     def _named(self, names: Mapping[int, str], full: bool,
                wanted: bool) -> tuple[dict[int, Any], list[dict[str, Any]]]:
@@ -418,6 +527,7 @@ class _InDaemon(_Sharded):
                 "have both, give one optimizer a group for each, or build both before the first "
                 "backward with some of the trained parameters each")
         self._model.check_optimizer()
+        check_groups(self, self._params)
         # in backward they are the plan's
         rate, settings = (None, []) if self.in_backward else self.rates()
         self._model.release_all()
@@ -427,8 +537,9 @@ class _InDaemon(_Sharded):
         self._found_inf = result.found_inf
         self.total_norm = None if result.total_norm is None else torch.tensor(
             result.total_norm, device=_device.here)
-        self._model.stepped()
+        self._model.used_up()
         self._model.knows_optimizer()
+        self.has_state = True
         return loss
 
 
