@@ -607,7 +607,7 @@ def what_relies_on_gradients_after_the_step(rank):
                     ("called twice", lambda model, optimizer: optimizer.step())):
                 model = wrap(cases.mlp())
                 optimizer = kind(model.parameters(), lr=0.1)
-                found = warned(model, optimizer, lambda: behind(model, optimizer))
+                found = warned(model, optimizer, lambda b=behind, m=model, o=optimizer: b(m, o))
                 if len(found) != bool(wanted) or not all(wanted in text for text in found):
                     said.append(f"{wrap.__name__}, {kind.__name__}, '{wanted}': {found}")
     return said

@@ -300,8 +300,8 @@ class OneRank(fsdp.OneRank):
             optimizer.load_state_dict(saved)
 
     def test_parameters_of_before_replicate(self):
-        """Whoever had kept them clipped, froze and averaged values that nobody trains, and was not
-        told. DDP's are the same objects as before."""
+        """DDP's are the same objects as before. A program that had kept them clipped, froze and
+        averaged values that nobody trains, without an error."""
         net = model()
         kept = list(net.parameters())
         st.replicate(net)

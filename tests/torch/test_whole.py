@@ -135,8 +135,8 @@ def loss_of(model, rank, step):
 
 
 def places(model):
-    """Where parameters begin in the forward, modulo a line of the cache. @ret: by name, filled by
-    the first forward. MKL's outer product (a Linear of one row) rounds by it, on AMD's processors."""
+    """Where parameters begin in the forward, modulo a line of the cache: by name, filled by the
+    first forward. On AMD's processors MKL's outer product (a Linear of one row) rounds by it."""
     found = {}
 
     def note(prefix):

@@ -153,8 +153,9 @@ SHARDD_API int shardd_submit_gradient(shardd_client *c,
 /* Allocate and free a writable buffer of this session, for init, all_reduce and broadcast; or free
  * units that no rank needs any more (@units, collective): parameters, gradients, optimizer state
  * and buffers. No rank may have anything of them. Memory of units that were registered in one call
- * goes with the last of them: parameters are unmapped (of the host; pointers to them are invalid from
- * then on), buffers, and what a GPU has mapped, stay on the job's account until the process ends.
+ * goes with the last of them: parameters are unmapped (of the host; pointers to them are invalid
+ * from then on), buffers, and what a GPU has mapped, stay on the job's account until the process
+ * ends.
  * Their numbers are used again when 1024 others have been dropped since, their names at once. */
 struct shardd_alloc_options {
 	size_t size; /* sizeof(struct shardd_alloc_options) */

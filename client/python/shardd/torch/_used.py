@@ -1,5 +1,5 @@
 """A step uses the gradients up, while PyTorch keeps them until zero_grad(). A program that relies
-on this is told so, once: it reads p.grad after the step, goes on to the next backward, which
+on this gets one warning: it reads p.grad after the step, goes on to the next backward, which
 PyTorch would add to what is there, or steps again."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Used:
         if self.there:
             self.tell("backward was called after a step without zero_grad() between: PyTorch would "
                       "add the new gradients to those of before; here the step has used them up, "
-                      "so they begin anew. Call zero_grad() after each step")
+                      "so they begin at zero. Call zero_grad() after each step")
         self.there = False
 
     def step(self) -> None:
