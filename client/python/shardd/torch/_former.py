@@ -37,7 +37,7 @@ class Former(nn.Parameter):
             "this one is no longer trained; take it from the model again "
             "(model.parameters()), after wrapping")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"parameter '{self._shardd_name}' of before replicate()"
 
 
