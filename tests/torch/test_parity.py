@@ -241,6 +241,43 @@ def an_embedding_that_backward_does_not_gather(api, rank):
     return train(api, model, lambda model, step: model(tokens(rank, step)).pow(2).sum())
 
 
+class Tied(nn.Module):
+    """Embedding and head share a weight of @rows rows."""
+
+    def __init__(self, rows):
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed, self.body = nn.Embedding(rows, 8), nn.Linear(8, 8)
+        self.norm, self.head = nn.RMSNorm(8), nn.Linear(8, rows, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, text):
+        return self.head(self.norm(self.body(self.embed(text % self.head.out_features))))
+
+
+def tied(api, rank, rows, checkpoints=False):
+    states = []
+    for reshard in (True, False):
+        model = Tied(rows)
+        if checkpoints:
+            composable(model.body)
+        api.fully_shard(model.body, reshard_after_forward=reshard)
+        api.fully_shard([model.embed, model.norm, model.head], reshard_after_forward=reshard)
+        states += train(api, api.fully_shard(model, reshard_after_forward=reshard),
+                        lambda m, step: m(tokens(rank, step)).pow(2).sum())
+    return states
+
+
+@case
+def tied_modules_in_one_call(api, rank):
+    return tied(api, rank, 24, checkpoints=True)
+
+
+@case
+def tied_rows_that_ranks_do_not_divide(api, rank):
+    return tied(api, rank, 7)
+
+
 class Chunked(nn.Module):
     """Its head may be left out, to be called for one part after the other."""
 

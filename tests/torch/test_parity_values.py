@@ -483,11 +483,20 @@ def what_cannot_be_is_refused(rank):
     model.weight = nn.Parameter(torch.ones(4, 4).as_subclass(Extended))
     refused(said, shardd.Unimplemented, "fsdp_pre_all_gather", lambda: st.fully_shard(model))
     st.fully_shard(model, ignored_params={model.weight})
-    for listed in (False, True):
-        tied = seeded(*[lambda: nn.Linear(4, 4, bias=False)] * 2)
-        tied[1].weight = tied[0].weight
-        refused(said, ValueError, "tied to a parameter of another module",
-                functools.partial(shard, st, *([list(tied)] if listed else tied)))
+    tied = seeded(*[lambda: nn.Linear(4, 4, bias=False)] * 2)
+    tied[1].weight = tied[0].weight
+    refused(said, ValueError, "tied to a parameter of another module",
+            functools.partial(shard, st, *tied))
+    tied = seeded(*[lambda: nn.Linear(4, 4, bias=False)] * 2)
+    tied[1].weight = tied[0].weight
+    shard(st, list(tied))
+    refused(said, shardd.FailedPrecondition, "fully_shard on a module that contains both",
+            functools.partial(tied, torch.ones(4)))
+    st.fully_shard(tied)
+    st.SGD(tied.parameters(), lr=0.1)
+    tied(torch.ones(4)).sum().backward()
+    refused(said, shardd.FailedPrecondition, "forward of a wrapped module that contains both",
+            lambda: tied[1](torch.ones(4)))
     mesh = init_device_mesh("cpu", (2, 1, 1))
     refused(said, shardd.Unimplemented, "3 dimensions",
             lambda: st.fully_shard(nn.Linear(4, 4), mesh=mesh))

@@ -249,7 +249,8 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | in
     to the daemon when the optimizer is built, or at the first forward. They can be computed with
     only while they are gathered for a forward or backward.
 
-    @module: or a list of modules, each of which becomes a unit. @reshard_after_forward: False: kept
+    @module: or a list of modules, each of which becomes a unit; those that share parameters with
+    each other become a part of the unit around them. @reshard_after_forward: False: kept
     from forward to the end of backward. None: False for the model, True for what is inside. A
     number of ranks: True, but for 1. @mp_policy: torch.distributed.fsdp's
     MixedPrecisionPolicy. @ignored_params: not sharded; every rank has its own.
@@ -298,6 +299,7 @@ def fully_shard(module: M, *, mesh: Any = None, reshard_after_forward: bool | in
             if unit_of(inner) is None:
                 fully_shard(inner, **{**arguments, **other})
     parameters = own_parameters(module, {id(p) for p in ignored})
+    _take_left(module)
     if shard_placement_fn is not None:
         _check_placement(parameters, shard_placement_fn)
     stored = _types.master_of(master)
@@ -352,8 +354,49 @@ def _each(modules: Iterable[Any], arguments: dict[str, Any]) -> None:
                                   "modules", "module")
     within = {id(m): sum(any(m is inner for inner in other.modules()) for other in modules)
               for m in modules}
+    tied = _tied(modules, {id(p) for p in arguments["ignored_params"]})
     for module in sorted(modules, key=lambda m: -within[id(m)]):
-        fully_shard(module, **arguments)
+        if id(module) in tied:
+            _leave_to_outer(module, tied[id(module)])
+        else:
+            fully_shard(module, **arguments)
+
+
+def _tied(modules: list[nn.Module], ignored: set[int]) -> dict[int, str]:
+    """Those of @modules that share parameters with another one, and none of them has them all: by
+    id, with the name of such a parameter."""
+    having: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in modules:
+        for name, value in module.named_parameters():
+            if id(value) not in ignored and not isinstance(value, Guard):
+                having.setdefault(id(value), []).append((module, name))
+    found = {}
+    for users in having.values():
+        if not any(all(any(m is inner for inner in outer.modules()) for m, _ in users)
+                   for outer, _ in users):
+            found.update({id(m): f"{name}' of {type(m).__name__}" for m, name in users})
+    return found
+
+
+def _leave_to_outer(module: nn.Module, name: str) -> None:
+    """Tied parameters are in one unit: that of the next module around that is wrapped. Until there
+    is one, @module cannot be used, since nobody would reduce its gradients."""
+
+    def refuse(*_: Any) -> None:
+        raise FailedPrecondition(
+            f"'{name} is tied to a parameter of another module of the list given to fully_shard: "
+            "tied parameters must be in one unit, so call fully_shard on a module that contains "
+            "both as well")
+
+    object.__setattr__(module, "_shardd_left", module.register_forward_pre_hook(refuse))
+
+
+def _take_left(module: nn.Module) -> None:
+    """What was left to @module is in its unit."""
+    for inner in module.modules():
+        left = inner.__dict__.pop("_shardd_left", None)
+        if left is not None:
+            left.remove()
 
 
 def _reshard(given: Any) -> bool | None:
