@@ -3,6 +3,8 @@
 
 import array
 import ast
+import contextlib
+import io
 import os
 import pathlib
 import signal
@@ -346,6 +348,27 @@ class Daemon(unittest.TestCase):
         two.leave()
         one.close()
         two.close()
+
+    def test_a_long_wait_is_reported(self):
+        # rank 0 alone in a collective op, the others in a barrier of another library: nothing said
+        # so until the deadline
+        one, two = shardd.connect(self.socket), shardd.connect(self.socket)
+        one.join("stalls", 2, 0)
+        two.join("stalls", 2, 1)
+        ticket = one.submit("barrier", 0, finish=lambda r: None)
+        found = io.StringIO()
+        with mock.patch.object(shardd.ticket, "_STALL", 0.2), \
+                contextlib.redirect_stderr(found), self.assertRaises(shardd.WaitTimeout):
+            ticket.wait(1)
+        lines = found.getvalue().splitlines()
+        self.assertIn(len(lines), (2, 3), lines)  # after 0.2, 0.4 and 0.8 s
+        self.assertIn("barrier has not ended after 0 s (rank 0 of job 'stalls'); `shardctl ops`",
+                      lines[0])
+        two.barrier()
+        ticket.wait()
+        for client in (one, two):
+            client.leave()
+            client.close()
 
     def test_ctrl_c_ends_a_blocked_call(self):
         # It waited until the op ended, minutes later, because C code does not run the handler.

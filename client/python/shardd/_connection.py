@@ -88,6 +88,10 @@ class Connection:
         self._lent.add(memory._mapped)
         return memory
 
+    def who(self) -> str:
+        """For messages: " (rank 1 of job 'x')"; "" before a join."""
+        return ""
+
     # --------------------------------------------------------------- session
 
     def _info(self) -> _abi.Info:

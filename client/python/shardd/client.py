@@ -157,6 +157,13 @@ class Client(Session):
             _library.call("leave", self.handle)
             raise
 
+    def who(self) -> str:
+        """For messages: " (rank 1 of job 'x')"; "" before a join."""
+        if self.member is None:
+            return ""
+        job = f" of job '{self._name.decode()}'" if self._name else ""
+        return f" (rank {self.member.rank}{job})"
+
     def rejoin(self) -> Membership:
         """Join again with the same arguments, after Aborted; units keep their numbers."""
         if self.member is None:

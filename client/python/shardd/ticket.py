@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as C
 import errno
 import math
+import sys
 import time
 from typing import Any, Callable, Generic, TypeVar
 
@@ -15,6 +16,7 @@ from .errors import WaitTimeout, from_code
 T = TypeVar("T")
 
 _SLICE = 0.1  # seconds, the longest call into the library that a signal waits for
+_STALL = 10.0  # seconds after which a wait is reported; then after twice the time, and so on
 
 
 def _is_not_yet(result: int, error: _abi.Error) -> bool:
@@ -51,6 +53,7 @@ class Ticket(Generic[T]):
 
     def _wait_until(self, end: float | None, r: _abi.Result, error: _abi.Error) -> int:
         """In slices: between them the interpreter runs the handlers of signals."""
+        began, report = time.monotonic(), _STALL
         while True:
             left = _SLICE if end is None else min(_SLICE, max(0.0, end - time.monotonic()))
             result = int(_library.library().shardd_wait(
@@ -58,6 +61,12 @@ class Ticket(Generic[T]):
                 C.byref(error)))
             if not _is_not_yet(result, error) or (end is not None and time.monotonic() >= end):
                 return result
+            waited = time.monotonic() - began
+            if waited >= report:
+                report *= 2
+                print(f"shardd: {self.name} has not ended after {waited:.0f} s"
+                      f"{self._client.who()}; `shardctl ops` says what it waits for and which "
+                      "ranks are missing", file=sys.stderr, flush=True)
 
     def done(self) -> bool:
         """Has the op ended, successfully or not? Never blocks."""
