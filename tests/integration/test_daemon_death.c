@@ -228,7 +228,7 @@ Test(daemon_death, jobs_of_nobody_stay)
 	cr_expect_eq(fail_job_number(&trainfix, "one", "step"), 1);
 	cr_expect(fail_job_is(&trainfix, "two", "IDLE"));
 	cr_assert_eq(daemonfix_ctl_text(&trainfix, delete, out, sizeof(out)), 0, "%s", out);
-	cr_expect_eq(daemonfix_bytes(&trainfix), bytes / 2);
+	AWAIT(daemonfix_bytes(&trainfix) == bytes / 2, 10);
 	daemonfix_replace_daemon(&trainfix, SIGKILL);
 	cr_expect(fail_has_job(&trainfix, "one"));
 	cr_expect_not(fail_has_job(&trainfix, "two"));
