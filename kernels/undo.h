@@ -39,8 +39,8 @@ static inline struct k_undo_block k_undo_block_of(const struct k_undo *u)
 {
 	uint64_t at = atomic_load_explicit(&u->at, memory_order_acquire);
 
-	return (struct k_undo_block){ at & ((UINT64_C(1) << 48) - 1), (uint32_t)(at >> 48) & 0x7fffu,
-				      (uint32_t)(at >> 63) };
+	return (struct k_undo_block){ at & ((UINT64_C(1) << 48) - 1),
+				      (uint32_t)(at >> 48) & 0x7fffu, (uint32_t)(at >> 63) };
 }
 
 /* From here on no block has been changed. */
@@ -68,8 +68,7 @@ static inline __attribute__((always_inline)) void k_undo_save(struct k_undo *u,
 			memcpy(to, from, n * sizeof(*to));
 	}
 	atomic_signal_fence(memory_order_seq_cst);
-	atomic_store_explicit(&u->at,
-			      (uint64_t)i | (uint64_t)n << 48 | half << 63,
+	atomic_store_explicit(&u->at, (uint64_t)i | (uint64_t)n << 48 | half << 63,
 			      memory_order_relaxed);
 	atomic_signal_fence(memory_order_seq_cst);
 }

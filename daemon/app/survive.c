@@ -258,8 +258,7 @@ int survive_start(struct survive *s, struct inherited *in, struct fault *f)
 			"state of a previous daemon was passed, but there is no descriptor "
 			"store to leave it with (FDSTORE and NOTIFY_SOCKET are not set)");
 	survive_find_threads(s);
-	keeper_has(&s->keeper,
-		   left ? (uint32_t)in->n_slabs + JOURNAL_FILES + (in->redo >= 0) : 0);
+	keeper_has(&s->keeper, left ? (uint32_t)in->n_slabs + JOURNAL_FILES + (in->redo >= 0) : 0);
 	if (left ? survive_restore(s, in, f) : survive_new_journal(s, f))
 		return f->code;
 	if (survive_begin(s, f))

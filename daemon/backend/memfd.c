@@ -190,7 +190,8 @@ static bool memfd_probe(void)
 	_cleanup_(fd_closep) int other = -1;
 	bool seen;
 
-	if (memfile_new("shardd", &fd) < 0 || memfd_prepare_fd(fd, 4096) || memfd_counted(&fd) || memfd_try_lease(fd) != 1)
+	if (memfile_new("shardd", &fd) < 0 || memfd_prepare_fd(fd, 4096) || memfd_counted(&fd) ||
+	    memfd_try_lease(fd) != 1)
 		return false;
 	other = memfd_reopen(fd, O_RDONLY);
 	seen = other >= 0 && memfd_try_lease(fd) == 0;

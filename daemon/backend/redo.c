@@ -16,7 +16,7 @@
 #include "core/cleanup.h"
 #include "core/memfile.h"
 
-/* The window of a task that is to be made. */
+/* Of the window of a task. */
 static uint64_t redo_window_bytes(unsigned launches, uint64_t cells)
 {
 	return redo_cells_at(launches) + cells;

@@ -23,7 +23,7 @@ struct redo_front {
 	uint64_t magic;
 	uint32_t format;
 	uint32_t slots; /* that may be in use */
-	uint64_t next; /* number of the next task */
+	uint64_t next;  /* number of the next task */
 	struct redo_entry tasks[REDO_TASKS];
 };
 

@@ -77,13 +77,13 @@ struct job_step {
 	uint8_t state;           /* enum job_step_state */
 	struct step_rates rates; /* until it is applied */
 	uint32_t group;
-	uint64_t epoch;  /* in which applying began */
-	bool abandoned;  /* it was not applied: its epoch ended before it could begin */
-	bool committing; /* a commit runs: what was applied will be committed */
-	bool recorded;   /* and is in the job's record already, together with the step */
-	struct coll *commit;                 /* it, borrowed */
+	uint64_t epoch;      /* in which applying began */
+	bool abandoned;      /* it was not applied: its epoch ended before it could begin */
+	bool committing;     /* a commit runs: what was applied will be committed */
+	bool recorded;       /* and is in the job's record already, together with the step */
+	struct coll *commit; /* it, borrowed */
 	void (*commit_record)(struct coll *); /* its author's: put it into the record */
-	bool scales;     /* gradients are multiplied by @factor before */
+	bool scales;                          /* gradients are multiplied by @factor before */
 	float factor;
 	uint32_t stepping; /* units whose optimizer runs in backward just now */
 	bool mid;          /* units were stepped in backward since the last Step or Commit */

@@ -39,8 +39,9 @@ struct apply {
 	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
 	unsigned pending;
 	int status;
-	struct redo_task *redo; /* owned: all launches, for a successor; NULL: none can complete them */
-	bool changes;           /* job_change_begin was called */
+	struct redo_task
+		*redo; /* owned: all launches, for a successor; NULL: none can complete them */
+	bool changes;  /* job_change_begin was called */
 };
 
 static void apply_free(struct apply *a)

@@ -45,7 +45,7 @@ static const struct k_adam_f64 f64 = { .decay = 0.99,
 				       .sq = 0.3,
 				       .eps = 1e-8 };
 
-#define ADAM_CASE                                                                      \
+#define ADAM_CASE                                                                           \
 	.w1 = 0.1f, .b2 = 0.99f, .w2 = 0.01f, .step_size = 0.05f, .sq = 0.3f, .eps = 1e-8f, \
 	.tail_from = UINT64_MAX, .f64 = f64
 
@@ -290,9 +290,15 @@ static void check_case(const struct redo_case *c)
 	munmap(want, sizeof(*want));
 }
 
-#define ADAMW_LAUNCH(elements, prof) \
-	{ .kind = LAUNCH_ADAMW, .n = elements, \
-	  .adamw = { ADAM_CASE, .decay = 0.99f, .b1 = 0.9f, .profile = prof } }
+#define ADAMW_LAUNCH(elements, prof)                            \
+	{                                                       \
+		.kind = LAUNCH_ADAMW, .n = elements, .adamw = { \
+			ADAM_CASE,                              \
+			.decay = 0.99f,                         \
+			.b1 = 0.9f,                             \
+			.profile = prof                         \
+		}                                               \
+	}
 
 static const char *const variants[] = { "ref", "portable", "avx2", "avx512" };
 
@@ -323,10 +329,9 @@ Test(redo, amsgrad_is_completed_from_any_instruction)
 
 Test(redo, fused_adamw_with_a_tail_is_completed_from_any_instruction)
 {
-	struct redo_case c = { .name = "fused adamw",
-			       .n = 133,
-			       .every = 13,
-			       .launch = ADAMW_LAUNCH(133, K_FUSED) };
+	struct redo_case c = {
+		.name = "fused adamw", .n = 133, .every = 13, .launch = ADAMW_LAUNCH(133, K_FUSED)
+	};
 
 	c.launch.adamw.tail_from = 128;
 	check_variants(c);
@@ -450,10 +455,9 @@ Test(redo, a_step_that_was_only_written_down_is_done)
 
 Test(redo, a_damaged_file_is_refused)
 {
-	static const struct redo_case c = { .name = "damage",
-					    .kernels = "ref",
-					    .n = 100,
-					    .launch = ADAMW_LAUNCH(100, K_FOREACH) };
+	static const struct redo_case c = {
+		.name = "damage", .kernels = "ref", .n = 100, .launch = ADAMW_LAUNCH(100, K_FOREACH)
+	};
 	struct scene s = scene_new(&c);
 	struct redo_task *t = write_down(&s);
 	struct redo_head *h = t->head;
