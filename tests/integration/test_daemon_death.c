@@ -270,6 +270,58 @@ Test(daemon_death, several_in_a_row)
 	cr_expect_eq(fail_job_number(&trainfix, "one", "step"), 1);
 }
 
+/* ------------------------------------------------------ trainers that keep their mappings */
+
+struct keeper_of_maps {
+	stage at, go;
+};
+
+/* What it has mapped stays as it is, whatever the daemon does with it when it ends. */
+static int keeps_mappings(const struct trainer *t)
+{
+	struct keeper_of_maps *k = t->arg;
+	shardd_client *c = train_connect(t), *first;
+	float params[ELEMENTS], again[ELEMENTS];
+	shardd_unit units[N_UNITS];
+	const void *mapped;
+
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	register_all(c, units);
+	TRAIN_OK(shardd_init_seed(c, units[0], 7, &train_err));
+	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	train_params(c, units[0], params, sizeof(params));
+	TRAIN_OK(shardd_gather(c, units[0], &mapped, &train_err));
+	for (unsigned i = 1; i <= 3; i++) {
+		stage_set(&k->at, i);
+		TRAINER_AWAIT(atomic_load(&k->go) == i, 60);
+		if (train_on_host())
+			TRAIN_SAME(mapped, params, sizeof(params));
+	}
+	first = c; /* not closed: its mappings stay */
+	c = connect_again(t);
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	register_all(c, units);
+	train_params(c, units[0], again, sizeof(again));
+	TRAIN_SAME(again, params, sizeof(params));
+	train_leave(c);
+	shardd_close(first);
+	return 0;
+}
+
+Test(daemon_death, memory_that_is_mapped_elsewhere_keeps_its_contents)
+{
+	static const int signals[] = { SIGTERM, SIGUSR2, SIGKILL };
+	struct keeper_of_maps *k = trainer_shared(sizeof(*k));
+	pid_t pid = trainer_start(&trainfix, "maps", 0, 1, keeps_mappings, k);
+
+	for (unsigned i = 1; i <= ARRAY_SIZE(signals); i++) {
+		AWAIT(atomic_load(&k->at) == i, 60);
+		daemonfix_replace_daemon(&trainfix, signals[i - 1]);
+		stage_set(&k->go, i);
+	}
+	cr_assert_eq(trainer_wait(pid, 60), 0);
+}
+
 /* ------------------------------------------------------------ a step, half applied */
 
 enum { LARGE = 24 << 20, ROUNDS = 40, ENOUGH = 3 };
