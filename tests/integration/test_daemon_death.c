@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/cleanup.h"
 #include "core/clock.h"
 #include "failfix.h"
 #include "fdcheck.h"
@@ -319,6 +320,70 @@ Test(daemon_death, memory_that_is_mapped_elsewhere_keeps_its_contents)
 		daemonfix_replace_daemon(&trainfix, signals[i - 1]);
 		stage_set(&k->go, i);
 	}
+	cr_assert_eq(trainer_wait(pid, 60), 0);
+}
+
+/* ---------------------------------------------------------------- a slow keeper */
+
+struct many {
+	stage registered, go;
+	uint32_t n;
+};
+
+static int registers_many(const struct trainer *t)
+{
+	struct many *m = t->arg;
+	shardd_client *c = train_connect(t);
+
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	TRAINER_AWAIT(atomic_load(&m->go) == 1, 60);
+	for (uint32_t i = 0; i < m->n; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "u%u", i);
+		train_register(c, name, 16, NULL);
+		stage_set(&m->registered, i + 1);
+	}
+	train_leave(c);
+	return 0;
+}
+
+static unsigned queue_length(void)
+{
+	_cleanup_(fclosep) FILE *f = fopen("/proc/sys/net/unix/max_dgram_qlen", "re");
+	unsigned n = 0;
+
+	cr_assert(f && fscanf(f, "%u", &n) == 1);
+	return n;
+}
+
+/* Has it registered no unit for half a second? */
+static bool stands_still(struct many *m)
+{
+	unsigned before = atomic_load(&m->registered);
+	struct timespec pause = { 0, 500000000 };
+
+	nanosleep(&pause, NULL);
+	return before && before == atomic_load(&m->registered);
+}
+
+/* Registrations that wait for the holder, which does not read, go on when it reads. */
+Test(daemon_death, a_holder_that_is_late_is_waited_for)
+{
+	struct many *m = trainer_shared(sizeof(*m));
+	pid_t pid;
+
+	if (!train_on_host()) {
+		train_not_here("so many slabs at once");
+		return;
+	}
+	m->n = queue_length() + 20;
+	pid = trainer_start(&trainfix, "many", 0, 1, registers_many, m);
+	cr_assert_eq(kill(trainfix.pid, SIGSTOP), 0);
+	stage_set(&m->go, 1);
+	AWAIT(stands_still(m), 60);
+	cr_expect_lt(atomic_load(&m->registered), m->n, "it waits for the holder");
+	cr_assert_eq(kill(trainfix.pid, SIGCONT), 0);
 	cr_assert_eq(trainer_wait(pid, 60), 0);
 }
 
