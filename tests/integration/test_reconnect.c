@@ -132,7 +132,7 @@ static void check_address(shardd_client *c, shardd_unit u, const void **at, cons
 	TRAINER_CHECK(!*at || *at == r.data);
 	*at = r.data;
 	if (want && train_on_host())
-		TRAINER_CHECK(memcmp(r.data, want, ELEMENTS * sizeof(float)) == 0);
+		TRAIN_SAME(r.data, want, ELEMENTS * sizeof(float));
 	TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), &t, &train_err));
 	TRAIN_OK(shardd_wait(c, t, -1, NULL, &train_err));
 }
@@ -161,7 +161,7 @@ static void survive(shardd_client *c, const struct trainer *t, struct play *p,
 static int trains(const struct trainer *t)
 {
 	struct play *p = t->arg;
-	shardd_client *c = open_client(t, 0, NULL);
+	shardd_client *c = open_client(t, 60000, NULL);
 	struct shardd_membership m = train_join_as(c, t, SHARDD_EPHEMERAL);
 	shardd_unit units[N_UNITS];
 	float before[ELEMENTS];
@@ -234,22 +234,17 @@ static void play(struct play *p, unsigned world)
 	AWAIT(daemonfix_bytes(&trainfix) == 0, 10);
 }
 
-ParameterizedTestParameters(reconnect, training_goes_on_bit_for_bit)
+ParameterizedTestParameters(reconnect, training_goes_on_bit_for_bit_over_grpc)
 {
 	static unsigned worlds[] = { 1, 2, 4 };
 
 	return cr_make_param_array(unsigned, worlds, ARRAY_SIZE(worlds));
 }
 
-ParameterizedTest(unsigned *world, reconnect, training_goes_on_bit_for_bit)
-{
-	play(trainer_shared(sizeof(struct play)), *world);
-}
-
-Test(reconnect, training_goes_on_without_the_ring)
+ParameterizedTest(unsigned *world, reconnect, training_goes_on_bit_for_bit_over_grpc)
 {
 	setenv("SHARDD_RING", "off", 1);
-	play(trainer_shared(sizeof(struct play)), 2);
+	play(trainer_shared(sizeof(struct play)), *world);
 }
 
 /* ------------------------------------------------------------------- ops in flight */
