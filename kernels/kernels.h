@@ -154,6 +154,8 @@ struct k_adam_f64 {
 	double step_size, sq, eps; /* lr/(1-b1^t), sqrt(1-b2^t) */
 };
 
+struct k_undo;
+
 /* AdamW, decoupled weight decay; scalars as in PyTorch's eager path: computed in
  * double, rounded to fp32 once (decay = 1-lr*wd, step_size = lr/(1-b1^t),
  * sq = sqrt(1-b2^t)). The order and the fused operations of PyTorch's
@@ -184,6 +186,7 @@ struct k_adamw {
 	bool maximize;
 	uint64_t tail_from;    /* K_FUSED: first element of the tail; UINT64_MAX: there is none */
 	struct k_adam_f64 f64; /* K_REFERENCE_F64 reads these instead of the scalars above */
+	struct k_undo *undo;   /* undo.h; NULL: what is changed is not copied before. Not on GPUs */
 };
 
 /* Adam, weight decay added to the gradient (L2), as in the same path of PyTorch; scalars,
@@ -202,6 +205,7 @@ struct k_adam {
 	bool maximize;
 	uint64_t tail_from;
 	struct k_adam_f64 f64;
+	struct k_undo *undo;
 };
 
 /* SGD as in PyTorch, on a CPU with AVX2 or AVX-512; w = 1-dampening, rounded once:
@@ -222,6 +226,7 @@ struct k_sgd {
 	double dampening;
 	enum k_profile profile; /* not K_REFERENCE_F64 */
 	uint64_t tail_from;
+	struct k_undo *undo;
 };
 
 enum k_step_kind { K_STEP_SGD, K_STEP_ADAMW, K_STEP_ADAM, _K_STEP_N };
@@ -292,6 +297,7 @@ struct k_add_rows {
 struct k_scale {
 	float *x;
 	float factor;
+	struct k_undo *undo;
 };
 
 /* found[0] = 1 if any element is infinite or NaN, else it is left alone. Ranges that are

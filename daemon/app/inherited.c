@@ -72,6 +72,9 @@ static int inherited_take_one(struct inherited *in, int fd, const char *name, st
 	if (inherited_number(name, INHERITED_JOURNAL, &number) && number < JOURNAL_FILES) {
 		fd_close(in->journal[number]);
 		in->journal[number] = fd;
+	} else if (!strcmp(name, INHERITED_REDO)) {
+		fd_close(in->redo);
+		in->redo = fd;
 	} else if (inherited_number(name, INHERITED_SLAB, &number)) {
 		in->slabs[in->n_slabs++] = (struct inherited_slab){ number, fd };
 	} else {
@@ -103,6 +106,7 @@ int inherited_take(struct inherited *ret, struct fault *f)
 void inherited_deinit(struct inherited *in)
 {
 	in->socket = fd_close(in->socket);
+	in->redo = fd_close(in->redo);
 	for (unsigned i = 0; i < JOURNAL_FILES; i++)
 		in->journal[i] = fd_close(in->journal[i]);
 	for (size_t i = 0; i < in->n_slabs; i++)

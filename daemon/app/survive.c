@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/redo.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
@@ -40,7 +41,9 @@ void survive_init(struct survive *s, struct jobs *jobs)
 void survive_deinit(struct survive *s)
 {
 	s->jobs->journal = NULL;
+	s->jobs->redo = NULL;
 	s->journal = journal_free(s->journal);
+	s->redo = redo_free(s->redo);
 	keeper_deinit(&s->keeper);
 }
 
@@ -59,6 +62,36 @@ static int survive_take_slabs(const state_job *rec, struct inherited *in, int *f
 				(unsigned long long)rec->slabs[i]->bytes);
 	}
 	return 0;
+}
+
+static void *survive_redo_addr(void *arg, struct redo_place place, uint64_t bytes)
+{
+	struct survive *s = arg;
+	struct slab *slab = slab_find(&s->jobs->node->devices[0], place.slab);
+
+	if (!slab || place.offset > slab->bytes || bytes > slab->bytes - place.offset)
+		return NULL;
+	return (char *)backend_addr(slab->mem) + place.offset;
+}
+
+/* The record says what holds after the step that the previous daemon was applying. */
+static void survive_complete_step(struct survive *s, struct job *job)
+{
+	uint64_t number = job->rec->redo, began = clock_now_us();
+	struct fault f = FAULT_NULL;
+
+	job->rec->redo = 0;
+	if (!number || !s->redo || !redo_has(s->redo, number))
+		return;
+	if (redo_complete(s->redo, number, kernels_host(), s->threads, survive_redo_addr, s, &f)) {
+		log_error("server", "job=%s: a step was half applied and cannot be completed: %s",
+			  job->label, f.text);
+		job_set_torn(job);
+		return;
+	}
+	s->completed++;
+	log_info("server", "step completed job=%s us=%llu", job->label,
+		 (unsigned long long)(clock_now_us() - began));
 }
 
 /* Takes the record. */
@@ -81,6 +114,7 @@ static int survive_restore_job(struct survive *s, state_job **rec, struct inheri
 	if (f->code)
 		return f->code;
 	s->restored++;
+	survive_complete_step(s, job);
 	log_info("server", "job restored job=%s step=%llu committed=%s torn=%s bytes=%llu",
 		 job->label, (unsigned long long)job->rec->step,
 		 job->rec->has_commit ? "yes" : "no", job->life.torn ? "yes" : "no",
@@ -115,7 +149,8 @@ static int survive_restore(struct survive *s, struct inherited *in, struct fault
 					 "the previous daemon's keeper has passed %zu slabs, but "
 					 "not file %u of the journal",
 					 in->n_slabs, i);
-	if (journal_open(in->journal, &s->journal, f) || change_read(s->journal, &all, f))
+	if (journal_open(in->journal, &s->journal, f) || change_read(s->journal, &all, f) ||
+	    (in->redo >= 0 && s->threads && redo_open(in->redo, s->threads, &s->redo, f)))
 		return f->code;
 	if (state_check(all, f) == 0)
 		survive_restore_node(s, all, f);
@@ -135,19 +170,25 @@ static void survive_drop_rest(struct survive *s, struct inherited *in)
 
 /* ------------------------------------------------------------------ the start */
 
-static int survive_keep_journal(struct survive *s, unsigned file, struct fault *f)
+static int survive_keep(struct survive *s, const char *name, int fd, struct fault *f)
 {
 	uint64_t until = clock_now_us() + SURVIVE_KEEPER_MS * UINT64_C(1000);
-	char name[KEEPER_NAME_MAX + 1];
 	int r;
 
-	inherited_journal_name(file, name);
 	do {
-		r = keeper_add(&s->keeper, name, journal_fd(s->journal, file));
+		r = keeper_add(&s->keeper, name, fd);
 		if (r == -EAGAIN)
 			poll(NULL, 0, 10);
 	} while (r == -EAGAIN && clock_now_us() < until);
 	return r < 0 ? fault_errno(f, r, "leaving the journal with the keeper") : 0;
+}
+
+static int survive_keep_journal(struct survive *s, unsigned file, struct fault *f)
+{
+	char name[KEEPER_NAME_MAX + 1];
+
+	inherited_journal_name(file, name);
+	return survive_keep(s, name, journal_fd(s->journal, file), f);
 }
 
 static int survive_new_journal(struct survive *s, struct fault *f)
@@ -161,6 +202,21 @@ static int survive_new_journal(struct survive *s, struct fault *f)
 	return f->code;
 }
 
+/* With the journal's new base no task of the predecessor counts any more. */
+static int survive_begin_redo(struct survive *s, struct fault *f)
+{
+	int r;
+
+	if (s->redo)
+		redo_clear(s->redo);
+	if (s->redo || !s->threads)
+		return 0;
+	r = redo_new(s->threads, &s->redo);
+	if (r < 0)
+		return fault_errno(f, r, "making the redo file");
+	return survive_keep(s, INHERITED_REDO, redo_fd(s->redo), f);
+}
+
 /* The store is there from here on: what was restored is in it already. */
 static int survive_begin(struct survive *s, struct fault *f)
 {
@@ -169,7 +225,18 @@ static int survive_begin(struct survive *s, struct fault *f)
 		(struct slab_store){ survive_on_slab, survive_on_drop, s };
 	if (jobs_journal_base(s->jobs) < 0)
 		return fault_errno(f, -ENOMEM, "writing the journal");
+	if (survive_begin_redo(s, f))
+		return f->code;
+	s->jobs->redo = s->redo;
 	return 0;
+}
+
+/* On devices whose backend notes how far a step is. */
+static void survive_find_threads(struct survive *s)
+{
+	const struct backend_info *info = backend_info(s->jobs->node->devices[0].backend);
+
+	s->threads = info->redoes ? info->threads : 0;
 }
 
 int survive_start(struct survive *s, struct inherited *in, struct fault *f)
@@ -190,15 +257,17 @@ int survive_start(struct survive *s, struct inherited *in, struct fault *f)
 			f, FAULT_INVALID, "journal",
 			"state of a previous daemon was passed, but there is no descriptor "
 			"store to leave it with (FDSTORE and NOTIFY_SOCKET are not set)");
-	keeper_has(&s->keeper, left ? (uint32_t)in->n_slabs + JOURNAL_FILES : 0);
+	survive_find_threads(s);
+	keeper_has(&s->keeper, left ? (uint32_t)in->n_slabs + JOURNAL_FILES + (in->redo >= 0) : 0);
 	if (left ? survive_restore(s, in, f) : survive_new_journal(s, f))
 		return f->code;
 	if (survive_begin(s, f))
 		return f->code;
 	survive_drop_rest(s, in);
 	if (left)
-		log_info("server", "state of the previous daemon restored jobs=%u us=%llu",
-			 s->restored, (unsigned long long)(clock_now_us() - began));
+		log_info("server",
+			 "state of the previous daemon restored jobs=%u completed=%u us=%llu",
+			 s->restored, s->completed, (unsigned long long)(clock_now_us() - began));
 	return 0;
 }
 
@@ -218,6 +287,7 @@ void survive_leave(struct survive *s)
 	jobs_journal_tick(s->jobs);
 	keeper_tick(&s->keeper);
 	s->jobs->journal = NULL;
+	s->jobs->redo = NULL;
 	if (node->n_devices)
 		node->devices[0].table->store = (struct slab_store){ 0 };
 	for (unsigned d = 0; d < node->n_devices; d++)

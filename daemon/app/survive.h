@@ -14,8 +14,11 @@
 struct survive {
 	struct keeper keeper;
 	struct journal *journal; /* owned; NULL: nothing outlives the daemon */
+	struct redo *redo;       /* owned; NULL: no step can be completed by a successor */
+	unsigned threads;        /* for that */
 	struct jobs *jobs;       /* borrowed */
 	uint32_t restored;       /* jobs */
+	uint32_t completed;      /* of them, in the middle of a step */
 };
 
 void survive_init(struct survive *s, struct jobs *jobs);

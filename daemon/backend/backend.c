@@ -316,6 +316,7 @@ void backend_submit(struct backend *b, struct backend_task *task)
 	CHECK(task->done);
 	CHECK(task->launches || task->n_launches == 0);
 	CHECK(task->queue < _BACKEND_Q_N);
+	CHECK(!task->redo || b->info.redoes);
 	for (unsigned i = 0; i < task->n_waits; i++)
 		CHECK(task->waits[i].signals->backend == b &&
 		      task->waits[i].slot < BACKEND_SIGNAL_SLOTS);

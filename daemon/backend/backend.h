@@ -26,6 +26,7 @@ struct backend;
 struct backend_mem; /* one exportable allocation */
 
 struct backend_signals;
+struct redo_task; /* backend/redo.h */
 
 /* Errno values of their own meaning in results of allocations; a backend returns no others of
  * these values. */
@@ -140,6 +141,10 @@ struct backend_task {
 	const struct backend_wait *waits; /* all must be reached first; none on the host */
 	unsigned n_waits;
 	bool sync; /* @done only when executed, with everything before it in its queue */
+	/* (optional) The launches are those of @redo from number @first_redo on: borrowed. Only for
+	 * a backend whose info.redoes is set. */
+	struct redo_task *redo;
+	unsigned first_redo;
 	/* (optional) Ordered, and from here on backend_ready's word of the queue will become
 	 * at least @ready when the task has been executed. Before @done; not if it fails. */
 	backend_done_cb issued;
@@ -176,6 +181,7 @@ struct backend_info {
 	uint64_t overhead_bytes; /* device memory beside allocations: context, modules */
 	uint64_t granularity;    /* allocations are multiples of this, bytes */
 	unsigned threads;        /* that run kernels */
+	bool redoes;             /* a successor can complete its tasks (backend_task.redo) */
 	char kernels[32];        /* which implementation */
 	char detail[192];        /* for people: processor, NUMA nodes, huge pages */
 };

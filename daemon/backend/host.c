@@ -15,6 +15,7 @@
 #include "backend/host_workers.h"
 #include "backend/launch.h"
 #include "backend/memfd.h"
+#include "backend/redo.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 
@@ -183,6 +184,9 @@ static void host_fill_info(struct backend_info *info, const struct host_topology
 	info->capacity_bytes = capacity ? capacity : t->memory;
 	info->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
 	info->threads = threads ? threads : t->cores;
+	if (info->threads > REDO_SLOTS)
+		info->threads = REDO_SLOTS;
+	info->redoes = true;
 	snprintf(info->kernels, sizeof(info->kernels), "%s", kernels_host()->name);
 	snprintf(info->detail, sizeof(info->detail), "%s%s", t->detail,
 		 memfd_knows_holders() ? "" : ", cannot tell which processes hold memory");

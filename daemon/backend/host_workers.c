@@ -9,6 +9,7 @@
 
 #include "backend/host_fair.h"
 #include "backend/launch.h"
+#include "backend/redo.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
@@ -46,6 +47,13 @@ struct job {
 
 _Static_assert(sizeof(struct job) <= sizeof(((struct backend_task *)0)->room), "a task has room");
 
+/* One thread. */
+struct worker {
+	pthread_t thread;
+	struct workers *workers; /* back pointer */
+	unsigned index;
+};
+
 struct workers {
 	struct workers_options o;
 	pthread_mutex_t lock;
@@ -55,7 +63,7 @@ struct workers {
 	bool stop;           /* under the lock */
 	unsigned unfinished; /* tasks; loop thread only */
 	unsigned started;    /* threads */
-	pthread_t *threads;
+	struct worker *threads;
 };
 
 static struct job *host_workers_job_of(struct backend_task *task)
@@ -116,15 +124,28 @@ static uint64_t host_workers_piece_bytes(const struct piece *p)
 	return launch_bytes(p->launch) / p->launch->n * (p->end - p->begin);
 }
 
+static void host_workers_run_piece(const struct worker *me, const struct backend_task *task,
+				   const struct piece *p)
+{
+	const struct kernels *k = me->workers->o.kernels;
+	unsigned i = task->first_redo + (unsigned)(p->launch - task->launches);
+
+	if (task->redo)
+		redo_run(task->redo, i, me->index, k, p->launch, p->begin, p->end);
+	else
+		launch_run(k, p->launch, p->begin, p->end);
+}
+
 /* Run @p, and the chunks after it as long as no other job wants the threads. Return: bytes of the
  * chunks after it; *ret_over: no chunk is left. */
-static uint64_t host_workers_run_chunks(struct workers *w, struct job *job, struct piece *p,
+static uint64_t host_workers_run_chunks(const struct worker *me, struct job *job, struct piece *p,
 					bool *ret_over)
 {
+	struct workers *w = me->workers;
 	uint64_t more = 0;
 
 	for (;;) {
-		launch_run(w->o.kernels, p->launch, p->begin, p->end);
+		host_workers_run_piece(me, job->task, p);
 		*ret_over = false;
 		if (atomic_load_explicit(&w->shared, memory_order_relaxed))
 			return more;
@@ -183,8 +204,9 @@ static void host_workers_enter_job(struct job *job)
 }
 
 /* One turn: at least one chunk of a task. Under the lock, which is released meanwhile. */
-static void host_workers_take_turn(struct workers *w)
+static void host_workers_take_turn(const struct worker *me)
 {
+	struct workers *w = me->workers;
 	struct fair_task *turn = fair_next(&w->fair);
 	struct job *job = CONTAINER_OF(turn, struct job, turn);
 	struct piece p;
@@ -197,7 +219,7 @@ static void host_workers_take_turn(struct workers *w)
 
 		fair_served(turn, host_workers_piece_bytes(&p));
 		pthread_mutex_unlock(&w->lock);
-		more = host_workers_run_chunks(w, job, &p, &over);
+		more = host_workers_run_chunks(me, job, &p, &over);
 		pthread_mutex_lock(&w->lock);
 		if (!list_empty(&turn->link)) /* else its place may belong to another task by now */
 			fair_served(turn, more);
@@ -212,7 +234,8 @@ static void host_workers_take_turn(struct workers *w)
 
 static void *host_workers_worker_main(void *arg)
 {
-	struct workers *w = arg;
+	const struct worker *me = arg;
+	struct workers *w = me->workers;
 
 	pthread_mutex_lock(&w->lock);
 	for (;;) {
@@ -220,7 +243,7 @@ static void *host_workers_worker_main(void *arg)
 			pthread_cond_wait(&w->wake, &w->lock);
 		if (!fair_next(&w->fair))
 			break;
-		host_workers_take_turn(w);
+		host_workers_take_turn(me);
 	}
 	pthread_mutex_unlock(&w->lock);
 	return NULL;
@@ -280,7 +303,7 @@ static void host_workers_bind_thread(const struct workers *w, unsigned index)
 {
 	if (w->o.n_nodes < 2 || !w->o.node_cpus)
 		return;
-	pthread_setaffinity_np(w->threads[index], sizeof(cpu_set_t),
+	pthread_setaffinity_np(w->threads[index].thread, sizeof(cpu_set_t),
 			       &w->o.node_cpus[index % w->o.n_nodes]);
 }
 
@@ -294,11 +317,14 @@ static int host_workers_start_threads(struct workers *w)
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	while (r == 0 && w->started < w->o.threads) {
-		r = -pthread_create(&w->threads[w->started], NULL, host_workers_worker_main, w);
+		struct worker *me = &w->threads[w->started];
+
+		*me = (struct worker){ .workers = w, .index = w->started };
+		r = -pthread_create(&me->thread, NULL, host_workers_worker_main, me);
 		if (r)
 			break;
 		snprintf(name, sizeof(name), "shardd-w%u", w->started);
-		pthread_setname_np(w->threads[w->started], name);
+		pthread_setname_np(me->thread, name);
 		host_workers_bind_thread(w, w->started++);
 	}
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -310,7 +336,7 @@ int workers_new(const struct workers_options *o, struct workers **ret)
 	struct workers *w = calloc(1, sizeof(*w));
 	int r;
 
-	CHECK(o->threads > 0);
+	CHECK(o->threads > 0 && o->threads <= REDO_SLOTS);
 	if (!w)
 		return -ENOMEM;
 	w->o = *o;
@@ -338,7 +364,7 @@ struct workers *workers_free(struct workers *w)
 	pthread_mutex_unlock(&w->lock);
 	pthread_cond_broadcast(&w->wake);
 	for (unsigned i = 0; i < w->started; i++)
-		pthread_join(w->threads[i], NULL);
+		pthread_join(w->threads[i].thread, NULL);
 	pthread_cond_destroy(&w->wake);
 	pthread_mutex_destroy(&w->lock);
 	free(w->threads);

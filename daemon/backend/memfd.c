@@ -12,10 +12,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
-
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
-#endif
+#include "core/memfile.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1 */
@@ -32,22 +29,11 @@ static int memfd_memory_error(int err)
 	return err == ENOMEM || err == ENOSPC || err == EAGAIN ? BACKEND_E_FULL : -err;
 }
 
-/* Return: the descriptor, or -1 with errno. */
-static int memfd_create_fd(void)
-{
-	const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-	int fd = memfd_create("shardd", flags | MFD_NOEXEC_SEAL);
-
-	if (fd < 0 && errno == EINVAL)
-		fd = memfd_create("shardd", flags); /* a kernel without that flag */
-	return fd;
-}
-
 static int memfd_prepare_fd(int fd, uint64_t bytes)
 {
 	if (ftruncate(fd, (off_t)bytes) < 0)
 		return errno == EFBIG ? BACKEND_E_FULL : memfd_memory_error(errno);
-	if (fchmod(fd, 0600) < 0 || fcntl(fd, F_ADD_SEALS, SIZE_SEALS) < 0)
+	if (fcntl(fd, F_ADD_SEALS, SIZE_SEALS) < 0)
 		return -errno;
 	return 0;
 }
@@ -126,9 +112,9 @@ int memfd_new(uint64_t bytes, struct memfd **ret)
 
 	if (bytes > INT64_MAX)
 		return BACKEND_E_FULL;
-	fd = memfd_create_fd();
-	if (fd < 0)
-		return memfd_memory_error(errno);
+	r = memfile_new("shardd", &fd);
+	if (r < 0)
+		return memfd_memory_error(-r);
 	r = memfd_prepare_fd(fd, bytes);
 	if (r == 0)
 		r = memfd_counted(&fd);
@@ -200,11 +186,12 @@ int memfd_export(struct memfd *m, bool writable, int *ret_fd)
 /* Test with a memfd like ours: is a holder visible for as long as it holds the memfd? */
 static bool memfd_probe(void)
 {
-	_cleanup_(fd_closep) int fd = memfd_create_fd();
+	_cleanup_(fd_closep) int fd = -1;
 	_cleanup_(fd_closep) int other = -1;
 	bool seen;
 
-	if (fd < 0 || memfd_prepare_fd(fd, 4096) || memfd_counted(&fd) || memfd_try_lease(fd) != 1)
+	if (memfile_new("shardd", &fd) < 0 || memfd_prepare_fd(fd, 4096) || memfd_counted(&fd) ||
+	    memfd_try_lease(fd) != 1)
 		return false;
 	other = memfd_reopen(fd, O_RDONLY);
 	seen = other >= 0 && memfd_try_lease(fd) == 0;

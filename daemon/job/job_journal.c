@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/redo.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/log.h"
@@ -220,6 +221,13 @@ void jobs_journal_write(struct jobs *jobs)
 
 	list_for_each (job, tmp, &jobs->unsaved, unsaved.link)
 		job_journal_write(job);
+}
+
+void job_redo_begin(struct job *job, struct redo_task *t)
+{
+	job->rec->redo = redo_task_publish(t);
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
+	job_journal_write(job);
 }
 
 int job_journal_reserve(struct job *job, size_t bytes)

@@ -41,6 +41,8 @@ static inline void job_journal_write(struct job *job)
 		job_journal_write_now(job);
 }
 void jobs_journal_write(struct jobs *jobs);
+/* The launches of @t make hold what the record says: write both as one entry. */
+void job_redo_begin(struct job *job, struct redo_task *t);
 /* Take memory for an entry of @bytes beside what has a fixed size. Return: 0 or -ENOMEM. */
 int job_journal_reserve(struct job *job, size_t bytes);
 /* The job was deleted. */

@@ -41,11 +41,13 @@
 
 enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 
+struct coll;
 struct ddp;
 struct group;
 struct job;
 struct jobs;
 struct member;
+struct redo;
 
 /* Callbacks for the layers to the left. Set once, before any job exists. */
 struct job_ops {
@@ -75,10 +77,13 @@ struct job_step {
 	uint8_t state;           /* enum job_step_state */
 	struct step_rates rates; /* until it is applied */
 	uint32_t group;
-	uint64_t epoch;  /* in which applying began */
-	bool abandoned;  /* it was not applied: its epoch ended before it could begin */
-	bool committing; /* a commit runs: what was applied will be committed */
-	bool scales;     /* gradients are multiplied by @factor before */
+	uint64_t epoch;      /* in which applying began */
+	bool abandoned;      /* it was not applied: its epoch ended before it could begin */
+	bool committing;     /* a commit runs: what was applied will be committed */
+	bool recorded;       /* and is in the job's record already, together with the step */
+	struct coll *commit; /* it, borrowed */
+	void (*commit_record)(struct coll *); /* its author's: put it into the record */
+	bool scales;                          /* gradients are multiplied by @factor before */
 	float factor;
 	uint32_t stepping; /* units whose optimizer runs in backward just now */
 	bool mid;          /* units were stepped in backward since the last Step or Commit */
@@ -221,6 +226,7 @@ struct jobs {
 	uint32_t count;
 	uint32_t last_number;    /* of a job */
 	struct journal *journal; /* borrowed; NULL: nothing outlives the daemon */
+	struct redo *redo;       /* borrowed; NULL: a successor cannot complete steps */
 	struct list unsaved;     /* jobs with parts that are not in it yet */
 	bool draining;           /* no new jobs and trainers */
 };

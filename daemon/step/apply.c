@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "backend/redo.h"
 #include "copies/full.h"
 #include "core/check.h"
 #include "job/job_journal.h"
@@ -25,7 +26,8 @@ struct apply_part {
 	struct backend_task task;
 	struct device_note note;
 	struct apply *apply;
-	size_t room; /* for its launches */
+	struct launch *launches; /* owned: those of the factor, then those of the step */
+	unsigned n_scale, n_step;
 };
 
 struct apply {
@@ -37,13 +39,16 @@ struct apply {
 	struct apply_part parts[NODE_MAX_DEVICES]; /* by device */
 	unsigned pending;
 	int status;
-	bool changes; /* job_change_begin was called */
+	struct redo_task
+		*redo; /* owned: all launches, for a successor; NULL: none can complete them */
+	bool changes;  /* job_change_begin was called */
 };
 
 static void apply_free(struct apply *a)
 {
+	redo_task_free(a->redo);
 	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
-		free(a->parts[d].task.launches);
+		free(a->parts[d].launches);
 	free(a->units);
 	free(a);
 }
@@ -69,15 +74,11 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, int sta
 		CHECK(!u->gathered_ranks && !u->summoned_ranks); /* nobody has begun to read it */
 		u->version++;
 		u->has_gradient = false;
-		unit_stepped(u);
-		job_journal_mark_steps(job, u);
 		full_invalidate(job, u);
 		job_give_grads(job, u);
 	}
 	if (status)
 		apply_failed(job);
-	if (n && !job->step.counted)
-		job_count_uncommitted(job);
 	job->step.counted = false;
 	job_step_move(job, JOB_STEP_NONE);
 	step_rates_clear(&job->step.rates);
@@ -106,42 +107,6 @@ static bool apply_takes_part(const struct job *job, const struct unit *u)
 	       u->rec->optimizer->kind != OPTIM_NONE;
 }
 
-/* Launches that @u needs on part @d: of the factor, or of the step. */
-static size_t apply_launches_of(const struct job *job, const struct unit *u, unsigned d)
-{
-	const struct unit_part *p = &u->parts[d];
-	size_t scale = job->step.scales ? optim_scale_launches(u, p, 0, NULL) : 0;
-	size_t step = optim_step_launches(u, p, &job->step.rates, NULL);
-
-	return scale > step ? scale : step;
-}
-
-/* On each device for the launches of all units. */
-static bool apply_make_room(struct apply *a)
-{
-	const struct job *job = a->job;
-	size_t launches[NODE_MAX_DEVICES] = { 0 };
-	bool there = true;
-
-	for (uint32_t i = 0; i < job->n_units; i++) {
-		const struct unit *u = job->units[i];
-
-		for (unsigned d = 0; apply_takes_part(job, u) && d < u->n_parts; d++)
-			launches[u->parts[d].device->index] += apply_launches_of(job, u, d);
-	}
-	for (unsigned d = 0; d < job->node->n_devices; d++) {
-		a->parts[d].apply = a;
-		a->parts[d].note = (struct device_note){ .name = "Step", .job = job };
-		a->parts[d].task.sync = true;
-		a->parts[d].task.done = apply_on_applied;
-		a->parts[d].room = launches[d];
-		a->parts[d].task.launches =
-			calloc(launches[d] ? launches[d] : 1, sizeof(struct launch));
-		there = there && a->parts[d].task.launches;
-	}
-	return there;
-}
-
 static void apply_resume(struct waiter *w);
 
 static struct apply *apply_new(struct job *job)
@@ -152,21 +117,152 @@ static struct apply *apply_new(struct job *job)
 		return NULL;
 	a->job = job;
 	waiter_init(&a->waiter, apply_resume);
+	for (unsigned d = 0; d < job->node->n_devices; d++) {
+		a->parts[d].apply = a;
+		a->parts[d].note = (struct device_note){ .name = "Step", .job = job };
+		a->parts[d].task.sync = true;
+		a->parts[d].task.done = apply_on_applied;
+	}
 	a->units = calloc(job->n_units ? job->n_units : 1, sizeof(struct unit *));
-	if (a->units && apply_make_room(a))
+	if (a->units)
 		return a;
 	apply_free(a);
 	return NULL;
 }
 
-static void apply_step_unit(struct apply *a, const struct unit *u)
-{
-	for (unsigned d = 0; d < u->n_parts; d++) {
-		struct backend_task *task = &a->parts[u->parts[d].device->index].task;
+/* -------------------------------------------------------------------- launches */
 
-		task->n_launches += (unsigned)optim_step_launches(
-			u, &u->parts[d], &a->job->step.rates, &task->launches[task->n_launches]);
+/* The launches of the factor of a planned clip: an op on the same elements before the step. @to:
+ * NULL: they are only counted. */
+static size_t apply_scale_launches(const struct apply *a, const struct unit *u, unsigned d,
+				   struct launch *to)
+{
+	const struct job_step *step = &a->job->step;
+
+	return step->scales ? optim_scale_launches(u, &u->parts[d], step->factor, to) : 0;
+}
+
+/* What its launches need. */
+struct apply_need {
+	size_t launches[NODE_MAX_DEVICES];
+	size_t all;     /* launches */
+	uint64_t cells; /* at most, of all launches */
+};
+
+static void apply_count(const struct apply *a, struct apply_need *ret)
+{
+	*ret = (struct apply_need){ 0 };
+	for (unsigned i = 0; i < a->n; i++) {
+		const struct unit *u = a->units[i];
+
+		for (unsigned d = 0; d < u->n_parts; d++) {
+			size_t n = apply_scale_launches(a, u, d, NULL) +
+				   optim_step_launches(u, &u->parts[d], &a->job->step.rates, NULL);
+
+			ret->launches[u->parts[d].device->index] += n;
+			ret->all += n;
+			ret->cells += n + 2 * redo_cells(u->parts[d].n);
+		}
 	}
+}
+
+/* A successor can complete a step of memory that outlives us, on a backend that notes how far it is. */
+static bool apply_can_redo(const struct job *job)
+{
+	return job->jobs->redo && !job->rec->ipc && job->node->n_devices == 1 &&
+	       backend_info(job->node->devices[0].backend)->redoes;
+}
+
+static enum res apply_make_room(struct apply *a)
+{
+	struct apply_need need;
+
+	apply_count(a, &need);
+	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
+		a->parts[d].launches = calloc(need.launches[d] + 1, sizeof(struct launch));
+		if (!a->parts[d].launches)
+			return RES_FAILED;
+	}
+	if (need.all && apply_can_redo(a->job))
+		a->redo = redo_task_new(a->job->jobs->redo, (unsigned)need.all, need.cells);
+	return RES_DONE;
+}
+
+static struct redo_place apply_place(void *arg, const void *at)
+{
+	const struct unit_part *p = arg;
+	const struct region *arrays[] = { &p->params, &p->grads, &p->state1, &p->state2,
+					  &p->state3 };
+
+	for (unsigned i = 0; i < ARRAY_SIZE(arrays); i++) {
+		const struct slab *s = arrays[i]->slab;
+		const char *begin = s ? region_addr(arrays[i]) : NULL;
+
+		if (s && (const char *)at >= begin && (const char *)at < begin + arrays[i]->bytes)
+			return (struct redo_place){ (uint64_t)((const char *)at -
+							       (const char *)backend_addr(s->mem)),
+						    s->id };
+	}
+	CHECK_NOT_REACHED();
+}
+
+static void apply_add_redo(struct apply *a, unsigned phase, const struct unit_part *p,
+			   const struct launch *launches, size_t n)
+{
+	for (size_t i = 0; a->redo && i < n; i++)
+		redo_task_add(a->redo, phase, &launches[i], apply_place, (void *)p);
+}
+
+static void apply_fill_scale(struct apply *a, const struct unit *u, unsigned d)
+{
+	struct apply_part *p = &a->parts[u->parts[d].device->index];
+	struct launch *to = &p->launches[p->n_scale];
+	size_t n = apply_scale_launches(a, u, d, to);
+
+	apply_add_redo(a, 0, &u->parts[d], to, n);
+	p->n_scale += (unsigned)n;
+}
+
+/* The scalars are those of the step after the ones that the unit has made. */
+static void apply_fill_step(struct apply *a, const struct unit *u, unsigned d)
+{
+	struct apply_part *p = &a->parts[u->parts[d].device->index];
+	struct launch *to = &p->launches[p->n_scale + p->n_step];
+	size_t n = optim_step_launches(u, &u->parts[d], &a->job->step.rates, to);
+
+	apply_add_redo(a, 1, &u->parts[d], to, n);
+	p->n_step += (unsigned)n;
+}
+
+static void apply_fill(struct apply *a)
+{
+	for (unsigned i = 0; i < a->n; i++)
+		for (unsigned d = 0; d < a->units[i]->n_parts; d++)
+			apply_fill_scale(a, a->units[i], d);
+	for (unsigned i = 0; i < a->n; i++)
+		for (unsigned d = 0; d < a->units[i]->n_parts; d++)
+			apply_fill_step(a, a->units[i], d);
+}
+
+/* The record says from here on what holds when the launches are done. One entry of the journal
+ * names them with it, so that a successor completes them; without that it finds the job TORN. */
+static void apply_record(struct apply *a)
+{
+	struct job *job = a->job;
+
+	for (unsigned i = 0; i < a->n; i++) {
+		unit_stepped(a->units[i]);
+		job_journal_mark_steps(job, a->units[i]);
+	}
+	if (a->n && !job->step.counted)
+		job_count_uncommitted(job);
+	if (job->step.committing)
+		job->step.commit_record(job->step.commit);
+	a->changes = !a->redo;
+	if (a->redo)
+		job_redo_begin(job, a->redo);
+	else
+		job_change_begin(job);
 }
 
 /* Only to devices that have something to do: another may be lost, which is not our affair.
@@ -177,10 +273,8 @@ static void apply_submit_parts(struct apply *a)
 	unsigned n = node->n_devices;
 
 	CHECK(!a->pending);
-	for (unsigned d = 0; d < n; d++) {
-		CHECK(a->parts[d].task.n_launches <= a->parts[d].room);
+	for (unsigned d = 0; d < n; d++)
 		a->pending += a->parts[d].task.n_launches > 0;
-	}
 	if (!a->pending) {
 		const struct device *d = a->job->placed[0] ? a->job->placed[0] : &node->devices[0];
 
@@ -199,33 +293,29 @@ static void apply_submit_parts(struct apply *a)
 	}
 }
 
-static enum res apply_step_units(struct apply *a)
+static enum res apply_submit_scale(struct apply *a)
 {
 	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
-		a->parts[d].task.n_launches = 0;
-		a->parts[d].task.sync = true;
+		struct apply_part *p = &a->parts[d];
+
+		p->task.launches = p->launches;
+		p->task.n_launches = p->n_scale;
+		p->task.redo = a->redo;
+		p->task.first_redo = 0;
 	}
-	for (unsigned i = 0; i < a->n; i++)
-		apply_step_unit(a, a->units[i]);
-	job_change_begin(a->job);
-	a->changes = true;
 	apply_submit_parts(a);
 	return RES_WAIT;
 }
 
-/* The factor of a planned clip: an op on the same elements comes before the step. */
-static enum res apply_scale_units(struct apply *a)
+static enum res apply_submit_step(struct apply *a)
 {
-	for (unsigned i = 0; i < a->n; i++) {
-		const struct unit *u = a->units[i];
+	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
+		struct apply_part *p = &a->parts[d];
 
-		for (unsigned d = 0; d < u->n_parts; d++) {
-			struct backend_task *task = &a->parts[u->parts[d].device->index].task;
-
-			task->n_launches +=
-				(unsigned)optim_scale_launches(u, &u->parts[d], a->job->step.factor,
-							       &task->launches[task->n_launches]);
-		}
+		p->task.launches = p->launches + p->n_scale;
+		p->task.n_launches = p->n_step;
+		p->task.redo = a->redo;
+		p->task.first_redo = p->n_scale;
 	}
 	apply_submit_parts(a);
 	return RES_WAIT;
@@ -269,13 +359,16 @@ static enum res apply_tick(struct apply *a)
 		if (apply_is_abandoned(a))
 			return RES_DONE;
 		apply_take_units(a);
+		RES_TRY(apply_make_room(a));
+		apply_fill(a);
+		apply_record(a);
 		a->stage = APPLY_STEP;
 		if (job->step.scales)
-			return apply_scale_units(a);
+			return apply_submit_scale(a);
 		fallthrough;
 	case APPLY_STEP:
 		a->stage = APPLY_DONE;
-		return apply_step_units(a);
+		return apply_submit_step(a);
 	case APPLY_DONE:
 		return RES_DONE;
 	}
@@ -289,10 +382,12 @@ static void apply_run(struct apply *a)
 	if (r == RES_WAIT)
 		return;
 	if (r == RES_FAILED && !a->status)
-		a->status = -ENOMEM; /* of drain_wait */
+		a->status = -ENOMEM;
 	if (a->changes)
 		job_change_end(a->job);
 	apply_done(a->job, a->units, a->n, a->status);
+	if (a->status)
+		job_journal_write(a->job); /* before a successor believes that all is done */
 	apply_free(a);
 }
 

@@ -121,11 +121,17 @@ static enum res op_commit_check_step(struct coll *c)
 	return c->fault->code ? RES_FAILED : RES_DONE;
 }
 
-static void op_commit_store(struct coll *c)
+/* Step and blobs, once: with the record of the step that it commits if it waits for that, so that a
+ * successor finds both or none. */
+static void op_commit_record(struct coll *c)
 {
 	state_job *rec = c->job->rec;
+	struct fault none = FAULT_NULL;
 
-	CHECK(c->job->step.state == JOB_STEP_NONE && !c->job->step.stepping);
+	if (c->job->step.recorded || c->job->step.stepping ||
+	    backward_check_over(c->job, NULL, &none) != 0)
+		return;
+	c->job->step.recorded = true;
 	for (uint32_t i = 0; i < c->n; i++)
 		op_commit_store_blob(c->ops[i]);
 	rec->has_commit = true;
@@ -133,6 +139,13 @@ static void op_commit_store(struct coll *c)
 	rec->committed_unix_s = (uint64_t)time(NULL);
 	rec->uncommitted_steps = 0;
 	job_journal_mark(c->job, JOB_JOURNAL_PROGRESS | JOB_JOURNAL_BLOBS);
+}
+
+static void op_commit_store(struct coll *c)
+{
+	CHECK(c->job->step.state == JOB_STEP_NONE && !c->job->step.stepping);
+	op_commit_record(c);
+	CHECK(c->job->step.recorded);
 	op_commit_end_pass(c->job);
 	readers_committed(c->job); /* before what its ranks have submitted already */
 }
@@ -147,11 +160,15 @@ static enum res op_commit_tick(struct coll *c)
 			return coll_fail(c, -ENOMEM);
 		CHECK(!c->job->step.committing);
 		c->job->step.committing = true;
+		c->job->step.recorded = false;
+		c->job->step.commit = c;
+		c->job->step.commit_record = op_commit_record;
 		c->stage = COMMIT_STORE;
 		RES_TRY(apply_wait(c->job, &c->waiter));
 		fallthrough;
 	case COMMIT_STORE:
 		c->job->step.committing = false;
+		c->job->step.commit = NULL;
 		RES_TRY(op_commit_check_step(c));
 		op_commit_store(c);
 		return RES_DONE;

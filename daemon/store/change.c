@@ -29,6 +29,7 @@ state_progress change_progress(const state_job *rec)
 	p.committed_unix_s = rec->committed_unix_s;
 	p.applying = rec->applying;
 	p.torn = rec->torn;
+	p.redo = rec->redo;
 	return p;
 }
 
@@ -116,6 +117,7 @@ static void change_apply_progress(state_job *j, const state_progress *p)
 	j->committed_unix_s = p->committed_unix_s;
 	j->applying = p->applying;
 	j->torn = p->torn;
+	j->redo = p->redo;
 }
 
 /* Takes the units. */

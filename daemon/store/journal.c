@@ -12,16 +12,13 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/fnv.h"
+#include "core/memfile.h"
 
 #define JOURNAL_MAGIC  UINT64_C(0x31434552444d5348) /* "HSMDREC1" */
 #define JOURNAL_ALIGN  8u
 #define JOURNAL_GROWTH (UINT64_C(256) << 10) /* a file grows by multiples of it */
 /* A new base costs as much as the changes since the last one. */
 #define JOURNAL_SHORT (UINT64_C(1) << 20)
-
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
-#endif
 
 /* The begin of each file. */
 struct journal_header {
@@ -111,16 +108,9 @@ static void journal_clear(struct journal_file *file)
 
 static int journal_new_file(struct journal_file *file)
 {
-	const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+	int r = memfile_new("shardd-journal", &file->fd);
 
-	file->fd = memfd_create("shardd-journal", flags | MFD_NOEXEC_SEAL);
-	if (file->fd < 0 && errno == EINVAL)
-		file->fd = memfd_create("shardd-journal", flags);
-	if (file->fd < 0)
-		return -errno;
-	if (fchmod(file->fd, 0600) < 0)
-		return -errno;
-	return journal_grow(file, sizeof(struct journal_header));
+	return r < 0 ? r : journal_grow(file, sizeof(struct journal_header));
 }
 
 static struct journal *journal_alloc(void)

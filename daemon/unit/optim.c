@@ -350,7 +350,8 @@ size_t optim_scale_launches(const struct unit *u, const struct unit_part *p, flo
 			continue;
 		if (launches) {
 			launches[n] = (struct launch){ .kind = LAUNCH_SCALE, .n = run.n };
-			launches[n].scale = (struct k_scale){ optim_at(&p->grads, run.at), factor };
+			launches[n].scale = (struct k_scale){ .x = optim_at(&p->grads, run.at),
+							      .factor = factor };
 		}
 		n++;
 	}

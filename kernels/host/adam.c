@@ -14,9 +14,9 @@ static inline float lerp(float from, float to, float w, bool small)
 }
 
 /* wd is 0: the gradient exactly, as g + 0*p is not when p is infinite or g is -0. */
-static inline __attribute__((always_inline)) void loop(const struct adam_step *s, size_t begin,
-						       size_t end, enum decay decay, bool small,
-						       bool max)
+static inline __attribute__((always_inline)) void elements(const struct adam_step *s, size_t begin,
+							   size_t end, enum decay decay, bool small,
+							   bool max)
 {
 	float *restrict p = s->p, *restrict m = s->m, *restrict v = s->v, *restrict x = s->vmax;
 	const float *restrict g = s->g;
@@ -37,6 +37,26 @@ static inline __attribute__((always_inline)) void loop(const struct adam_step *s
 		m[i] = mi;
 		v[i] = vi;
 		p[i] = pi - c.step_size * mi / (sqrtf(xi) / c.sq + c.eps);
+	}
+}
+
+static inline size_t block_end(size_t begin, size_t end)
+{
+	return end - begin < K_UNDO_BLOCK ? end : begin + K_UNDO_BLOCK;
+}
+
+static inline __attribute__((always_inline)) void loop(const struct adam_step *s, size_t begin,
+						       size_t end, enum decay decay, bool small,
+						       bool max)
+{
+	if (!s->undo) {
+		elements(s, begin, end, decay, small, max);
+		return;
+	}
+	for (size_t next; begin < end; begin = next) {
+		next = block_end(begin, end);
+		adam_step_save(s, begin, next - begin, max);
+		elements(s, begin, next, decay, small, max);
 	}
 }
 
@@ -74,6 +94,8 @@ static void tail(const struct adam_step *s, size_t begin, size_t end)
 		float p = s->decoupled ? s->p[i] * s->decay : s->p[i];
 		float g = s->maximize ? -s->g[i] : s->g[i], v;
 
+		if (s->undo)
+			adam_step_save(s, i, 1, s->vmax);
 		if (!s->decoupled && s->wd != 0)
 			g = fmaf(p, s->wd, g);
 		s->m[i] = lerp(s->m[i], g, s->w1, small);
@@ -87,8 +109,8 @@ static void tail(const struct adam_step *s, size_t begin, size_t end)
 	}
 }
 
-static inline __attribute__((always_inline)) void loop_f64(const struct adam_step *s, size_t begin,
-							   size_t end, bool max)
+static inline __attribute__((always_inline)) void elements_f64(const struct adam_step *s,
+							       size_t begin, size_t end, bool max)
 {
 	float *restrict p = s->p, *restrict m = s->m, *restrict v = s->v, *restrict x = s->vmax;
 	const float *restrict g = s->g;
@@ -112,6 +134,20 @@ static inline __attribute__((always_inline)) void loop_f64(const struct adam_ste
 			x[i] = (float)vi;
 		}
 		p[i] = (float)(pi - c.step_size * mi / (sqrt(vi) / c.sq + c.eps));
+	}
+}
+
+static inline __attribute__((always_inline)) void loop_f64(const struct adam_step *s, size_t begin,
+							   size_t end, bool max)
+{
+	if (!s->undo) {
+		elements_f64(s, begin, end, max);
+		return;
+	}
+	for (size_t next; begin < end; begin = next) {
+		next = block_end(begin, end);
+		adam_step_save(s, begin, next - begin, max);
+		elements_f64(s, begin, next, max);
 	}
 }
 

@@ -1,4 +1,5 @@
 #include "host/host.h"
+#include "undo.h"
 
 #include <math.h>
 
@@ -6,6 +7,13 @@
 static inline float decayed(const struct k_sgd *a, float g, float p)
 {
 	return a->wd == 0 ? g : fmaf(p, a->wd, g);
+}
+
+static inline void save(const struct k_sgd *a, size_t i, size_t n)
+{
+	float *const arrays[] = { a->p, a->buf };
+
+	k_undo_save(a->undo, arrays, a->mu == 0 ? 1 : 2, i, n);
 }
 
 static void plain(const struct k_sgd *a, size_t begin, size_t end)
@@ -38,7 +46,7 @@ static inline __attribute__((always_inline)) void momentum(const struct k_sgd *a
 	}
 }
 
-void HOST(sgd)(const struct k_sgd *a, size_t begin, size_t end)
+static void range(const struct k_sgd *a, size_t begin, size_t end)
 {
 	size_t middle = a->profile == K_FUSED && a->tail_from < end ? a->tail_from : end;
 
@@ -49,4 +57,17 @@ void HOST(sgd)(const struct k_sgd *a, size_t begin, size_t end)
 	middle = begin < middle ? middle : begin;
 	momentum(a, begin, middle, false);
 	momentum(a, middle, end, true);
+}
+
+void HOST(sgd)(const struct k_sgd *a, size_t begin, size_t end)
+{
+	if (!a->undo) {
+		range(a, begin, end);
+		return;
+	}
+	for (size_t next; begin < end; begin = next) {
+		next = end - begin < K_UNDO_BLOCK ? end : begin + K_UNDO_BLOCK;
+		save(a, begin, next - begin);
+		range(a, begin, next);
+	}
 }

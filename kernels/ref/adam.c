@@ -65,11 +65,14 @@ static void element_f64(const struct adam_step *s, size_t i)
 
 void ref_adam_step(const struct adam_step *s, size_t begin, size_t end)
 {
-	for (size_t i = begin; i < end; i++)
+	for (size_t i = begin; i < end; i++) {
+		if (s->undo)
+			adam_step_save(s, i, 1, s->vmax);
 		if (s->f64)
 			element_f64(s, i);
 		else
 			element(s, i);
+	}
 }
 
 void ref_adam(const struct k_adam *a, size_t begin, size_t end)

@@ -1,4 +1,5 @@
 #include "ref/ref.h"
+#include "undo.h"
 
 #include <math.h>
 
@@ -18,7 +19,10 @@ void ref_sgd(const struct k_sgd *a, size_t begin, size_t end)
 	for (size_t i = begin; i < end; i++) {
 		float g = a->maximize ? -a->g[i] : a->g[i];
 		float d = a->wd == 0 ? g : fmaf(a->p[i], a->wd, g);
+		float *const arrays[] = { a->p, a->buf };
 
+		if (a->undo)
+			k_undo_save(a->undo, arrays, a->mu != 0 ? 2 : 1, i, 1);
 		if (a->mu != 0) {
 			a->buf[i] = momentum(a, i, d);
 			d = a->nesterov ? fmaf(a->buf[i], a->mu, d) : a->buf[i];

@@ -516,7 +516,8 @@ static void run_scale(struct tester *t)
 			bed_begin(b);
 			bed_add(b, DTYPE_FP32, n, j, BED_ANY);
 			bed_upload(b);
-			kernels_ref()->scale(&(struct k_scale){ bed_host(b, 0), factors[j] }, 0, n);
+			kernels_ref()->scale(&(struct k_scale){ bed_host(b, 0), factors[j], NULL },
+					     0, n);
 			device_launch(&t->device, CUDA_FN_SCALE,
 				      &(struct cuda_scale){
 					      .x = bed_device(b, 0), .n = n, .factor = factors[j] },

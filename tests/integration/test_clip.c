@@ -92,7 +92,7 @@ static double model_norm(struct model *m, double p)
 static void scale(struct model *m, float factor)
 {
 	for (unsigned i = 0; i < UNITS; i++) {
-		const struct k_scale a = { m->g[i], factor };
+		const struct k_scale a = { m->g[i], factor, NULL };
 
 		kernels_ref()->scale(&a, 0, sizes[i]);
 	}

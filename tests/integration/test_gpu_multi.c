@@ -596,7 +596,7 @@ static double clip(shardd_client *c, float *const *g, unsigned n, double max_nor
 	TRAIN_OK(shardd_clip_grad_norm(c, SHARDD_WORLD, max_norm, 2, &total, &train_err));
 	TRAINER_CHECK(fabs(total - sqrt(sum)) <= 1e-12 * sqrt(sum));
 	for (unsigned u = 0; total > max_norm && u < n; u++) {
-		const struct k_scale s = { g[u], (float)max_norm / ((float)total + 1e-6f) };
+		const struct k_scale s = { g[u], (float)max_norm / ((float)total + 1e-6f), NULL };
 
 		kernels_ref()->scale(&s, 0, OPT_N);
 	}

@@ -387,7 +387,8 @@ static void clip_case(shardd_client *c, const struct trainer *t, const shardd_un
 	TRAINER_CHECK(norm_is(total, want));
 	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 	for (unsigned i = 0; i < UNITS; i++) {
-		const struct k_scale s = { g[i], (float)k->max_norm / ((float)total + 1e-6f) };
+		const struct k_scale s = { g[i], (float)k->max_norm / ((float)total + 1e-6f),
+					   NULL };
 
 		if (k->scales)
 			kernels_ref()->scale(&s, 0, clip_sizes[i]);

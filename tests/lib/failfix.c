@@ -207,15 +207,20 @@ uint64_t fail_quarantined(struct daemonfix *d)
 	return bytes;
 }
 
-bool fail_logged(struct daemonfix *d, const char *words)
+unsigned fail_times_logged(struct daemonfix *d, const char *words)
 {
 	_cleanup_(fclosep) FILE *f = fopen(d->log, "re");
 	char line[2048];
+	unsigned n = 0;
 
 	while (f && fgets(line, sizeof(line), f))
-		if (strstr(line, words))
-			return true;
-	return false;
+		n += strstr(line, words) != NULL;
+	return n;
+}
+
+bool fail_logged(struct daemonfix *d, const char *words)
+{
+	return fail_times_logged(d, words) > 0;
 }
 
 void fail_kill(pid_t pid)

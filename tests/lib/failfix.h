@@ -77,6 +77,8 @@ bool fail_rank_is(struct daemonfix *d, const char *job, uint32_t rank, const cha
 uint64_t fail_quarantined(struct daemonfix *d);
 /* Does the daemon's log hold @words? */
 bool fail_logged(struct daemonfix *d, const char *words);
+/* In how many lines? */
+unsigned fail_times_logged(struct daemonfix *d, const char *words);
 
 /* kill -9 and wait for the end. */
 void fail_kill(pid_t pid);

@@ -131,7 +131,7 @@ double train_model_backward(struct train_model *m)
 
 static void scale(struct train_model *m, unsigned u, unsigned t, void *arg)
 {
-	struct k_scale s = { m->tensors[u][t].g, *(const float *)arg };
+	struct k_scale s = { m->tensors[u][t].g, *(const float *)arg, NULL };
 
 	kernels_ref()->scale(&s, 0, unit_of(m, u)->tensors[t].n);
 }

@@ -306,7 +306,7 @@ static void run_norm(struct run *run, const struct cuda_norm *a)
 
 static void run_scale(struct run *run, const struct cuda_scale *a)
 {
-	struct k_scale k = { .factor = a->factor };
+	struct k_scale k = { .factor = a->factor, NULL };
 
 	check_zero(a->zero);
 	k.x = out(run, a->x, a->n, DTYPE_FP32);

@@ -242,7 +242,7 @@ Test(sim_kernel, computes_norms)
 
 Test(sim_kernel, scales_fills_and_finds_infinities)
 {
-	struct k_scale s = { copies[0], 0.3f };
+	struct k_scale s = { copies[0], 0.3f, NULL };
 	struct k_fill f = { copies[1], 42, 7, 100, FILL_NORMAL, 0.5, 2 };
 	struct cuda_scale cs = { .n = N, .factor = 0.3f };
 	struct cuda_fill cf = {

@@ -365,7 +365,7 @@ static struct launch make_launch(enum launch_kind kind, float *x, struct arena *
 		};
 		return launch;
 	case LAUNCH_SCALE:
-		launch.scale = (struct k_scale){ s2, 0.37f };
+		launch.scale = (struct k_scale){ s2, 0.37f, NULL };
 		break;
 	case LAUNCH_FOUND_INF:
 		launch.found_inf = (struct k_found_inf){ x, s1, DTYPE_FP32 };
@@ -642,7 +642,7 @@ Test(backend_cuda, a_chain_of_tasks_is_executed_in_order)
 	cudafix_init(&f, 1);
 	mem = cudafix_alloc(&f, 2 * MIB);
 	at = backend_addr(mem);
-	k.scale = (struct k_scale){ at, 2.0f };
+	k.scale = (struct k_scale){ at, 2.0f, NULL };
 	cudafix_copy(&f, at, &x, sizeof(x));
 	for (unsigned i = 0; i < 20; i++) {
 		struct cudatask t = cudatask_new();

@@ -495,7 +495,7 @@ static struct launch make_launch(enum launch_kind kind, struct arena *a)
 		k.norm = (struct k_norm){ a->s[0], (double *)(void *)a->s[1], 2 };
 		break;
 	case LAUNCH_SCALE:
-		k.scale = (struct k_scale){ a->s[2], 0.37f };
+		k.scale = (struct k_scale){ a->s[2], 0.37f, NULL };
 		break;
 	case LAUNCH_FOUND_INF:
 		a->s[0][N - 1] = INFINITY;
@@ -674,7 +674,7 @@ Test(backend_host, a_burst_of_tasks_completes_each_once)
 	for (unsigned i = 0; i < TASKS; i++) {
 		x[i] = (float)i;
 		launches[i] = (struct launch){ .kind = LAUNCH_SCALE, .n = i % 5 ? 1 : 0 };
-		launches[i].scale = (struct k_scale){ &x[i], 2 };
+		launches[i].scale = (struct k_scale){ &x[i], 2, NULL };
 		c[i].task = (struct backend_task){ .launches = &launches[i],
 						   .n_launches = 1,
 						   .done = on_done };

@@ -59,7 +59,7 @@ static void expect_clipped(const struct safetensors *f, const struct kernels *k,
 
 	memcpy(x, in->data, in->elements * sizeof(float));
 	if (norm_clip_factor(clip, total, &factor)) {
-		struct k_scale a = { x, factor };
+		struct k_scale a = { x, factor, NULL };
 
 		k->scale(&a, 0, in->elements);
 	}

@@ -319,7 +319,7 @@ static void run_norm(const struct kernels *k, const struct op_case *c, struct be
 static void run_scale(const struct kernels *k, const struct op_case *c, struct bed *b, size_t begin,
 		      size_t end)
 {
-	struct k_scale a = { buf(b, 0), c->x };
+	struct k_scale a = { buf(b, 0), c->x, NULL };
 
 	k->scale(&a, begin, end);
 }

@@ -420,7 +420,7 @@ Test(kernels_cuda, scale_equals_ref, OPTIONS)
 {
 	for (int i = 0; i < N; i++) {
 		float want = random_f32(), factor = random_f32(), got = el_scale(want, factor);
-		struct k_scale a = { &want, factor };
+		struct k_scale a = { &want, factor, NULL };
 
 		kernels_ref()->scale(&a, 0, 1);
 		cr_assert(same(got, want));
