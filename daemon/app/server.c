@@ -454,6 +454,7 @@ static int server_start_listener(struct server *s, struct inherited *in, struct 
 }
 
 static void server_on_tick(uv_timer_t *timer);
+static void server_tick_soon(void *userdata);
 
 static int server_start(struct server *s, struct inherited *in, struct fault *f)
 {
@@ -468,7 +469,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 	int r;
 
 	/* first what cannot fail: if something below fails, all of it is ended again */
-	survive_init(&s->survive, &s->jobs);
+	survive_init(&s->survive, &s->jobs, server_tick_soon, s);
 	node_init(&s->node, s->loop);
 	s->node.comm_broke = server_on_comm_broke;
 	s->node.started_us = clock_now_us();
@@ -729,6 +730,15 @@ static void server_tick_stop(struct server *s, uint64_t now)
 	}
 }
 
+/* The keeper reads quickly, unless the machine is very busy. */
+static void server_tick_soon(void *userdata)
+{
+	struct server *s = userdata;
+
+	if (s->state == RUNNING)
+		uv_timer_start(&s->tick, server_on_tick, 1, 0);
+}
+
 static void server_on_tick(uv_timer_t *timer)
 {
 	struct server *s = timer->data;
@@ -740,7 +750,9 @@ static void server_on_tick(uv_timer_t *timer)
 	survive_tick(&s->survive);
 	devices_tick(&s->node, now);
 	server_tick_stop(s, now);
-	if (s->state != ENDING)
+	if (s->survive.behind && s->state == RUNNING)
+		server_tick_soon(s);
+	else if (s->state != ENDING)
 		uv_timer_start(&s->tick, server_on_tick,
 			       s->state != RUNNING || server_ops_pending(s) ? TICK_BUSY_MS
 									    : TICK_IDLE_MS,

@@ -20,8 +20,15 @@ static int survive_on_slab(void *arg, uint32_t id, int fd)
 	struct survive *s = arg;
 	char name[KEEPER_NAME_MAX + 1];
 
+	int r;
+
 	inherited_slab_name(id, name);
-	return keeper_add(&s->keeper, name, fd);
+	r = keeper_add(&s->keeper, name, fd);
+	if (r == -EAGAIN) {
+		s->behind = true;
+		s->hurry(s->hurry_arg);
+	}
+	return r;
 }
 
 static void survive_on_drop(void *arg, uint32_t id)
@@ -33,9 +40,10 @@ static void survive_on_drop(void *arg, uint32_t id)
 	keeper_drop(&s->keeper, name);
 }
 
-void survive_init(struct survive *s, struct jobs *jobs)
+void survive_init(struct survive *s, struct jobs *jobs, void (*hurry)(void *), void *arg)
 {
-	*s = (struct survive){ .jobs = jobs, .keeper = KEEPER_NULL(s->keeper) };
+	*s = (struct survive){ .jobs = jobs, .hurry = hurry, .hurry_arg = arg };
+	s->keeper = KEEPER_NULL(s->keeper);
 }
 
 void survive_deinit(struct survive *s)
@@ -273,11 +281,15 @@ int survive_start(struct survive *s, struct inherited *in, struct fault *f)
 
 void survive_tick(struct survive *s)
 {
-	bool waited = !list_empty(&s->keeper.drops);
+	bool behind = s->behind;
 
 	keeper_tick(&s->keeper);
-	if (waited && list_empty(&s->keeper.drops))
-		node_wake(s->jobs->node); /* slabs may wait behind them */
+	if (behind && list_empty(&s->keeper.drops)) {
+		s->behind = false;
+		node_wake(s->jobs->node); /* who gets no room again says so */
+	} else if (behind) {
+		s->hurry(s->hurry_arg);
+	}
 }
 
 void survive_leave(struct survive *s)

@@ -19,9 +19,13 @@ struct survive {
 	struct jobs *jobs;       /* borrowed */
 	uint32_t restored;       /* jobs */
 	uint32_t completed;      /* of them, in the middle of a step */
+	bool behind;             /* the keeper could not take a slab: somebody waits for that */
+	void (*hurry)(void *);   /* call survive_tick soon */
+	void *hurry_arg;
 };
 
-void survive_init(struct survive *s, struct jobs *jobs);
+/* @hurry: asks for a survive_tick soon, from inside of any call. */
+void survive_init(struct survive *s, struct jobs *jobs, void (*hurry)(void *), void *arg);
 void survive_deinit(struct survive *s);
 
 /* Look for a keeper, take over what @in has, and begin the journal. With the devices, before clients connect. On
@@ -29,7 +33,7 @@ void survive_deinit(struct survive *s);
  * what was left cannot be read. */
 int survive_start(struct survive *s, struct inherited *in, struct fault *f);
 
-/* Tell the keeper what it was not told of yet. */
+/* Tell the keeper what it was not told of yet, and those who wait for it to try again. */
 void survive_tick(struct survive *s);
 /* From here on memory that the keeper has is left as it is when it is freed. */
 void survive_leave(struct survive *s);

@@ -260,9 +260,10 @@ static void slab_keep(struct slab *s)
 	backend_empty(s->device->backend, s->mem);
 }
 
+/* What is left to a successor is not kept, because that would empty it. */
 static bool slab_must_be_kept(const struct slab *s)
 {
-	return !s->borrowed && s->exported && !s->spare && !s->device->letting_go &&
+	return !s->borrowed && s->exported && !s->spare && !s->stored && !s->device->letting_go &&
 	       backend_is_held(s->device->backend, s->mem);
 }
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/cleanup.h"
 #include "core/clock.h"
 #include "failfix.h"
 #include "fdcheck.h"
@@ -268,6 +269,122 @@ Test(daemon_death, several_in_a_row)
 	for (unsigned i = 0; i < 10; i++)
 		daemonfix_replace_daemon(&trainfix, SIGKILL);
 	cr_expect_eq(fail_job_number(&trainfix, "one", "step"), 1);
+}
+
+/* ------------------------------------------------------ trainers that keep their mappings */
+
+struct keeper_of_maps {
+	stage at, go;
+};
+
+/* What it has mapped stays as it is, whatever the daemon does with it when it ends. */
+static int keeps_mappings(const struct trainer *t)
+{
+	struct keeper_of_maps *k = t->arg;
+	shardd_client *c = train_connect(t), *first;
+	float params[ELEMENTS], again[ELEMENTS];
+	shardd_unit units[N_UNITS];
+	const void *mapped;
+
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	register_all(c, units);
+	TRAIN_OK(shardd_init_seed(c, units[0], 7, &train_err));
+	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	train_params(c, units[0], params, sizeof(params));
+	TRAIN_OK(shardd_gather(c, units[0], &mapped, &train_err));
+	for (unsigned i = 1; i <= 3; i++) {
+		stage_set(&k->at, i);
+		TRAINER_AWAIT(atomic_load(&k->go) == i, 60);
+		if (train_on_host())
+			TRAIN_SAME(mapped, params, sizeof(params));
+	}
+	first = c; /* not closed: its mappings stay */
+	c = connect_again(t);
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	register_all(c, units);
+	train_params(c, units[0], again, sizeof(again));
+	TRAIN_SAME(again, params, sizeof(params));
+	train_leave(c);
+	shardd_close(first);
+	return 0;
+}
+
+Test(daemon_death, memory_that_is_mapped_elsewhere_keeps_its_contents)
+{
+	static const int signals[] = { SIGTERM, SIGUSR2, SIGKILL };
+	struct keeper_of_maps *k = trainer_shared(sizeof(*k));
+	pid_t pid = trainer_start(&trainfix, "maps", 0, 1, keeps_mappings, k);
+
+	for (unsigned i = 1; i <= ARRAY_SIZE(signals); i++) {
+		AWAIT(atomic_load(&k->at) == i, 60);
+		daemonfix_replace_daemon(&trainfix, signals[i - 1]);
+		stage_set(&k->go, i);
+	}
+	cr_assert_eq(trainer_wait(pid, 60), 0);
+}
+
+/* ---------------------------------------------------------------- a slow keeper */
+
+struct many {
+	stage registered, go;
+	uint32_t n;
+};
+
+static int registers_many(const struct trainer *t)
+{
+	struct many *m = t->arg;
+	shardd_client *c = train_connect(t);
+
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	TRAINER_AWAIT(atomic_load(&m->go) == 1, 60);
+	for (uint32_t i = 0; i < m->n; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "u%u", i);
+		train_register(c, name, 16, NULL);
+		stage_set(&m->registered, i + 1);
+	}
+	train_leave(c);
+	return 0;
+}
+
+static unsigned queue_length(void)
+{
+	_cleanup_(fclosep) FILE *f = fopen("/proc/sys/net/unix/max_dgram_qlen", "re");
+	unsigned n = 0;
+
+	cr_assert(f && fscanf(f, "%u", &n) == 1);
+	return n;
+}
+
+/* Has it registered no unit for half a second? */
+static bool stands_still(struct many *m)
+{
+	unsigned before = atomic_load(&m->registered);
+	struct timespec pause = { 0, 500000000 };
+
+	nanosleep(&pause, NULL);
+	return before && before == atomic_load(&m->registered);
+}
+
+/* Registrations that wait for the holder, which does not read, go on when it reads. */
+Test(daemon_death, a_holder_that_is_late_is_waited_for)
+{
+	struct many *m = trainer_shared(sizeof(*m));
+	pid_t pid;
+
+	if (!train_on_host()) {
+		train_not_here("so many slabs at once");
+		return;
+	}
+	m->n = queue_length() + 20;
+	pid = trainer_start(&trainfix, "many", 0, 1, registers_many, m);
+	cr_assert_eq(kill(trainfix.pid, SIGSTOP), 0);
+	stage_set(&m->go, 1);
+	AWAIT(stands_still(m), 60);
+	cr_expect_lt(atomic_load(&m->registered), m->n, "it waits for the holder");
+	cr_assert_eq(kill(trainfix.pid, SIGCONT), 0);
+	cr_assert_eq(trainer_wait(pid, 60), 0);
 }
 
 /* ------------------------------------------------------------ a step, half applied */

@@ -92,7 +92,7 @@ static void on_freed(void *userdata)
 
 static struct launch scale(struct backend_mem *mem)
 {
-	return (struct launch){ .kind = LAUNCH_SCALE, .n = 100, .scale = { backend_addr(mem), 2 } };
+	return (struct launch){ .kind = LAUNCH_SCALE, .n = 100, .scale = { backend_addr(mem), 2, NULL } };
 }
 
 Test(backend_cuda_fail, a_lost_device_fails_everything_and_says_why)
@@ -251,7 +251,7 @@ static void work(struct cudafix *f, struct backend_mem *mem, struct backend_sign
 	float *x = backend_addr(mem);
 	struct launch k[TASKS] = {
 		{ .kind = LAUNCH_COPY, .n = sizeof(host), .copy = { x, host } },
-		{ .kind = LAUNCH_SCALE, .n = 100, .scale = { x, 2 } },
+		{ .kind = LAUNCH_SCALE, .n = 100, .scale = { x, 2, NULL } },
 		{ .kind = LAUNCH_FILL,
 		  .n = 100,
 		  .fill = { .dst = x, .kind = FILL_CONSTANT, .a = 1 } },
