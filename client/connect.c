@@ -18,6 +18,7 @@
 #include "options.h"
 
 #define CONNECT_TIMEOUT_MS 5000u
+#define RECONNECT_MS       60000u
 #define NAME_MAX_BYTES     64
 
 /* A page that contains 1, and 0 in a child after fork. Each call of the library reads it; a getpid
@@ -123,6 +124,8 @@ static int connect_choose_reconnect(struct shardd_client *c, const struct shardd
 
 	if (!ms && getenv("SHARDD_RECONNECT_MS"))
 		r = env_number("SHARDD_RECONNECT_MS", INT32_MAX, &ms, err);
+	else if (!ms)
+		ms = RECONNECT_MS;
 	c->reconnect.ms = ms == SHARDD_NO_RECONNECT ? 0 : ms > INT32_MAX ? INT32_MAX : ms;
 	c->reconnect.call = o->on_connection;
 	c->reconnect.data = o->connection_data;

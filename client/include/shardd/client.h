@@ -58,7 +58,7 @@ struct shardd_options {
 	void *stall_data;
 	uint32_t stall_ms; /* with @on_stall: above 0 */
 	/* How long to connect again when the daemon ends and its jobs outlive it (shardd-holder,
-	 * systemd): 0: $SHARDD_RECONNECT_MS, else not at all;
+	 * systemd): 0: $SHARDD_RECONNECT_MS (0 there: not at all), else 60000;
 	 * SHARDD_NO_RECONNECT: not at all. All calls and waits last until then. An op that was not
 	 * answered ends with ABORTED, not before the process is connected again: the daemon may
 	 * still read its gradients to finish a step. Join again after it. Memory that is mapped
