@@ -35,8 +35,7 @@ void channel_installed(struct channel *c)
 
 static int channel_closed(const struct channel *c, struct shardd_error *err)
 {
-	return error_set(err, SHARDD_UNAVAILABLE, NULL,
-			 "the local channel to the daemon is closed: %s", c->why);
+	return error_lost(err, "the local channel to the daemon is closed: %s", c->why);
 }
 
 /* The stream is of no use any more: what was mapped stays, nothing new comes. */

@@ -1,5 +1,7 @@
 #include "client.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -42,15 +44,45 @@ int client_check_bytes(const struct shardd_client *c, size_t bytes, struct shard
 		(unsigned long long)c->daemon.max_message);
 }
 
-int client_call(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
-		const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
-		struct shardd_error *err)
+int client_take_link(struct shardd_client *c, const struct link *l, struct shardd_error *err)
 {
-	struct shardd_error scratch;
-	int r = client_check_bytes(c, protobuf_c_message_get_packed_size(request), err);
+	struct client_version *now = atomic_load(&c->daemon.version);
 
-	if (r < 0)
-		return r;
-	return rpc_client_call(c->rpc, method, request, reply, CLIENT_CALL_TIMEOUT_MS, ret,
-			       err ? err : &scratch);
+	if (!now || strcmp(now->text, l->version) != 0) {
+		struct client_version *v = malloc(sizeof(*v) + strlen(l->version) + 1);
+
+		if (!v)
+			return error_memory(err);
+		strcpy(v->text, l->version);
+		v->next = now;
+		atomic_store(&c->daemon.version, v);
+	}
+	c->session = l->session;
+	c->daemon.max_ops = l->max_ops;
+	c->daemon.max_message = l->max_message;
+	c->daemon.started_unix_s = l->started_unix_s;
+	memcpy(c->daemon.instance, l->instance, EXPECT_BYTES);
+	for (unsigned i = 0; i < EXPECT_BYTES; i++)
+		snprintf(c->daemon.instance_text + 2 * (size_t)i, 3, "%02x", l->instance[i]);
+	atomic_store(&c->draining, false);
+	return 0;
+}
+
+struct link *client_use_link(struct shardd_client *c)
+{
+	struct link *l;
+
+	pthread_mutex_lock(&c->reconnect.lock);
+	l = c->link;
+	l->users++;
+	pthread_mutex_unlock(&c->reconnect.lock);
+	return l;
+}
+
+void client_unuse_link(struct shardd_client *c, struct link *l)
+{
+	pthread_mutex_lock(&c->reconnect.lock);
+	CHECK(l->users > 0);
+	l->users--;
+	pthread_mutex_unlock(&c->reconnect.lock);
 }

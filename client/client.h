@@ -12,9 +12,9 @@
 #include "debug.h"
 #include "expect.h"
 #include "map.h"
+#include "link.h"
 #include "places.h"
-#include "ring.h"
-#include "rpc_client.h"
+#include "reconnect_types.h"
 #include "shardd/shardd.h"
 #include "ticket.h"
 
@@ -34,21 +34,27 @@ struct client_number {
 	uint16_t number;
 };
 
+/* The daemon's version. It is valid until the client is closed, and a new one may come. */
+struct client_version {
+	struct client_version *next;
+	char text[];
+};
+
 struct shardd_client {
 	uint32_t magic;
 	pid_t pid;            /* whoever connected: a child after fork is turned away */
 	const uint32_t *here; /* 1 in that process, 0 in a child; NULL: ask for the pid */
-	struct rpc_client *rpc;
-	struct ring *ring;                            /* NULL: all goes over gRPC */
+	struct link *link; /* read under @order or by client_use_link; changed under both locks */
+	struct reconnect reconnect;
 	struct client_number numbers[CLIENT_NUMBERS]; /* under @order */
 	struct map map;
 	struct debug *debug; /* NULL: no debug mode */
 	struct tickets tickets;
 	struct places places;
-	uint64_t session;
+	_Atomic uint64_t session;
 	char *socket; /* its path */
 	struct {
-		char *version;
+		_Atomic(struct client_version *) version; /* and the earlier ones */
 		uint8_t instance[EXPECT_BYTES];
 		char instance_text[2 * EXPECT_BYTES + 1];
 		uint64_t started_unix_s;
@@ -87,8 +93,9 @@ struct shardd_client {
 	char *job; /* of the last join; NULL: none */
 	bool keep; /* that job stays when all have left */
 	atomic_uint_least64_t epoch;
-	uint64_t seq; /* of the last op */
-	void *blob;   /* of the last join */
+	uint64_t ended_epoch; /* the daemon ended in it, and this client has not joined since; 0 */
+	uint64_t seq;         /* of the last op */
+	void *blob;           /* of the last join */
 };
 
 /* May @c be used here? Return: 0, -SHARDD_INVALID_ARGUMENT (NULL),
@@ -102,12 +109,12 @@ int client_check_size(const void *s, size_t bytes, const char *what, struct shar
 /* Does the daemon take a message of @bytes? Return: 0 or -SHARDD_RESOURCE_EXHAUSTED. */
 int client_check_bytes(const struct shardd_client *c, size_t bytes, struct shardd_error *err);
 
-/* Make one call that is not an op. @method: its name in the Shardd service. @ret: belongs to the
- * caller (protobuf_c_message_free_unpacked). Return: 0 or a negative
- * shardd_code. */
-int client_call(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
-		const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
-		struct shardd_error *err);
+/* The daemon of @l is the client's. Return: 0 or a negative shardd_code. */
+int client_take_link(struct shardd_client *c, const struct link *l, struct shardd_error *err);
+
+/* The present link, for a call that goes over it, until client_unuse_link. Any thread. */
+struct link *client_use_link(struct shardd_client *c);
+void client_unuse_link(struct shardd_client *c, struct link *l);
 
 static inline void client_messagep(ProtobufCMessage **m)
 {

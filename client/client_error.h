@@ -19,6 +19,12 @@ int error_os(struct shardd_error *err, enum shardd_code code, int native, const 
 /* Does the error mean "not yet, try again": -SHARDD_DEADLINE_EXCEEDED with native EAGAIN? */
 bool error_is_again(int r, const struct shardd_error *err);
 
+/* The connection to the daemon has broken: UNAVAILABLE with native ECONNRESET. Return:
+ * -SHARDD_UNAVAILABLE. */
+int error_lost(struct shardd_error *err, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
+bool error_is_lost(int r, const struct shardd_error *err);
+
 /* As the daemon said it. @info: of shardd.pb-c.h. */
 struct Shardd__V1__ErrorInfo;
 void error_from_info(struct shardd_error *err, int code, const struct Shardd__V1__ErrorInfo *info);

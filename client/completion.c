@@ -13,30 +13,52 @@ static int completion_no_thread(int r, struct shardd_error *err)
 			"cannot start the thread that receives completions");
 }
 
-/* A call over gRPC has ended. The ring's thread signals the descriptor; until it is there nobody has
- * drained it. */
-static void completion_on_rpc(void *data)
+static void completion_signal(int fd)
 {
-	struct shardd_client *c = data;
 	const uint64_t one = 1;
-	int fd = atomic_load(&c->completion.fd);
 
-	if (c->ring)
-		ring_poke(c->ring);
-	else if (fd >= 0)
+	if (fd >= 0)
 		while (write(fd, &one, sizeof(one)) < 0 && errno == EINTR)
 			;
 }
 
-int completion_serve_rpc(struct shardd_client *c, struct shardd_error *err)
+/* A call over gRPC has ended. The ring's thread signals the descriptor; until it is there nobody has
+ * drained it. */
+static void completion_on_rpc(void *data)
 {
-	int r = rpc_client_serve(c->rpc, completion_on_rpc, c);
+	const struct link *l = data;
 
+	if (l->ring)
+		ring_poke(l->ring);
+	else
+		completion_signal(atomic_load(l->told_fd));
+}
+
+static int completion_serve_link(struct shardd_client *c, struct link *l, struct shardd_error *err)
+{
+	int r;
+
+	l->told_fd = &c->completion.fd;
+	r = rpc_client_serve(l->rpc, completion_on_rpc, l);
 	return r < 0 ? completion_no_thread(r, err) : 0;
 }
 
+int completion_serve_rpc(struct shardd_client *c, struct shardd_error *err)
+{
+	struct link *l = client_use_link(c);
+	int r = completion_serve_link(c, l, err);
+
+	client_unuse_link(c, l);
+	return r;
+}
+
+void completion_tell(struct shardd_client *c)
+{
+	completion_signal(atomic_load(&c->completion.fd));
+}
+
 /* Lock held. What was made stays if the rest fails: a thread may use it. */
-static int completion_start(struct shardd_client *c, struct shardd_error *err)
+static int completion_start(struct shardd_client *c, struct link *l, struct shardd_error *err)
 {
 	int r;
 
@@ -45,33 +67,48 @@ static int completion_start(struct shardd_client *c, struct shardd_error *err)
 	if (c->completion.fd < 0)
 		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
 				"cannot make a descriptor for the ends of ops");
-	r = completion_serve_rpc(c, err);
-	if (r < 0 || !c->ring)
+	r = completion_serve_link(c, l, err);
+	if (r < 0 || !l->ring)
 		return r;
-	r = ring_serve(c->ring, c->completion.fd);
+	r = ring_serve(l->ring, c->completion.fd);
 	return r < 0 ? completion_no_thread(r, err) : 0;
+}
+
+/* Out of threads, ops of the new link end when they are waited for. */
+void completion_follow(struct shardd_client *c)
+{
+	struct link *l = client_use_link(c);
+
+	pthread_mutex_lock(&c->completion.lock);
+	if (c->completion.fd >= 0)
+		(void)completion_start(c, l, NULL);
+	pthread_mutex_unlock(&c->completion.lock);
+	client_unuse_link(c, l);
 }
 
 int shardd_completion_fd(shardd_client *c, int *ret, struct shardd_error *err)
 {
+	struct link *l;
 	int r = client_check(c, err);
 
 	if (r < 0)
 		return r;
 	if (!ret)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
+	l = client_use_link(c);
 	pthread_mutex_lock(&c->completion.lock);
-	r = completion_start(c, err);
+	r = completion_start(c, l, err);
 	if (r == 0)
 		*ret = c->completion.fd;
 	pthread_mutex_unlock(&c->completion.lock);
+	client_unuse_link(c, l);
 	return r;
 }
 
 void completion_stop(struct shardd_client *c)
 {
-	if (c->rpc)
-		rpc_client_stop_serving(c->rpc);
+	if (c->link)
+		rpc_client_stop_serving(c->link->rpc);
 }
 
 void completion_close(struct shardd_client *c)

@@ -11,6 +11,12 @@
  * thread. */
 int completion_serve_rpc(struct shardd_client *c, struct shardd_error *err);
 
+/* The client has another link: its ops end in the same way. */
+void completion_follow(struct shardd_client *c);
+
+/* Signal the descriptor, if there is one. */
+void completion_tell(struct shardd_client *c);
+
 /* End the threads; before the ring, the tickets and the gRPC client. No other thread may use @c. */
 void completion_stop(struct shardd_client *c);
 

@@ -8,18 +8,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "reconnect.h"
 #include "client_error.h"
 #include "completion.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "device.h"
 #include "env.h"
-#include "methods.h"
 #include "options.h"
-#include "shardd.pb-c.h"
 
-#define PROTOCOL           1u
 #define CONNECT_TIMEOUT_MS 5000u
+#define RECONNECT_MS       60000u
 #define NAME_MAX_BYTES     64
 
 /* A page that contains 1, and 0 in a child after fork. Each call of the library reads it; a getpid
@@ -39,19 +38,34 @@ static const uint32_t *connect_mark_here(void)
 	return page;
 }
 
+static void connect_free_versions(struct shardd_client *c)
+{
+	struct client_version *v = atomic_load(&c->daemon.version);
+
+	while (v) {
+		struct client_version *gone = v;
+
+		v = v->next;
+		free(gone);
+	}
+}
+
 static struct shardd_client *connect_free(struct shardd_client *c)
 {
 	if (!c)
 		return NULL;
+	reconnect_stop(c);
 	completion_stop(c);
 	c->debug = debug_free(c->debug);
 	tickets_deinit(&c->tickets);
-	ring_close(c->ring);
+	reconnect_deinit(c);
+	if (c->link)
+		ring_close(STEAL_PTR(c->link->ring));
 	places_deinit(&c->places);
 	device_close(c);
-	rpc_client_close(c->rpc);
+	c->link = link_free(c->link);
 	completion_close(c);
-	free(c->daemon.version);
+	connect_free_versions(c);
 	free(c->socket);
 	free(c->job);
 	free(c->blob);
@@ -84,64 +98,53 @@ static struct shardd_client *connect_new(void)
 	map_init(&c->map);
 	tickets_init(&c->tickets);
 	places_init(&c->places);
+	reconnect_init(&c->reconnect);
 	return c;
 }
 
-static void connect_take_instance(struct shardd_client *c, const Shardd__V1__AttachResponse *a)
+/* Of the session. A program's name may be longer than what the daemon takes; a name that the caller
+ * gives is refused by the daemon instead of being cut. */
+static int connect_names(struct shardd_client *c, const struct shardd_options *o, const char *path,
+			 struct shardd_error *err)
 {
-	if (a->instance.len == EXPECT_BYTES)
-		memcpy(c->daemon.instance, a->instance.data, EXPECT_BYTES);
-	for (unsigned i = 0; i < EXPECT_BYTES; i++)
-		snprintf(c->daemon.instance_text + 2 * (size_t)i, 3, "%02x", c->daemon.instance[i]);
-	c->daemon.started_unix_s = a->started_unix_s;
-}
-
-/* What the daemon answered to Attach; binds the local channel. */
-static int connect_attached(struct shardd_client *c, const char *path,
-			    const Shardd__V1__AttachResponse *a, struct shardd_error *err)
-{
-	int r;
-
-	if (a->protocol != PROTOCOL || a->token.len != SHD1_TOKEN_BYTES)
-		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
-				 "daemon %s speaks protocol %u, this library %u", a->version,
-				 a->protocol, PROTOCOL);
-	c->session = a->session;
-	c->daemon.max_ops = a->max_inflight_ops;
-	c->daemon.max_message = a->max_message_bytes;
-	c->daemon.version = strdup(a->version);
-	c->socket = strdup(path);
-	if (!c->daemon.version || !c->socket)
-		return error_memory(err);
-	connect_take_instance(c, a);
-	if (c->handover == SHARDD_HANDOVER_IPC) {
-		map_without_channel(&c->map);
-		return 0;
-	}
-	r = map_open(&c->map, path, a->token.data, a->session, err);
-	if (r < 0 || a->ring != RING_VERSION || env_no_ring())
-		return r;
-	return ring_open(&c->map.channel, path, &c->ring, err);
-}
-
-static int connect_attach(struct shardd_client *c, const char *path, const char *name,
-			  uint32_t timeout_ms, struct shardd_error *err)
-{
-	Shardd__V1__AttachRequest request = SHARDD__V1__ATTACH_REQUEST__INIT;
-	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	char own[NAME_MAX_BYTES + 1];
-	int r;
 
-	/* A program's name may be longer than what the daemon takes; a name that the
-	 * caller gives is refused by the daemon instead of being cut. */
 	snprintf(own, sizeof(own), "%s", program_invocation_short_name);
-	request.client_name = name ? (char *)name : own;
-	request.protocol = PROTOCOL;
-	r = rpc_client_call(c->rpc, METHOD_Attach, &request.base,
-			    &shardd__v1__attach_response__descriptor, timeout_ms, &reply, err);
-	if (r < 0)
-		return r;
-	return connect_attached(c, path, (const Shardd__V1__AttachResponse *)reply, err);
+	c->socket = strdup(path);
+	c->reconnect.name = strdup(o->name ? o->name : own);
+	return c->socket && c->reconnect.name ? 0 : error_memory(err);
+}
+
+/* How long to look for a daemon that was there before. */
+static int connect_choose_reconnect(struct shardd_client *c, const struct shardd_options *o,
+				    struct shardd_error *err)
+{
+	uint32_t ms = o->reconnect_ms;
+	int r = 0;
+
+	if (!ms && getenv("SHARDD_RECONNECT_MS"))
+		r = env_number("SHARDD_RECONNECT_MS", INT32_MAX, &ms, err);
+	else if (!ms)
+		ms = RECONNECT_MS;
+	c->reconnect.ms = ms == SHARDD_NO_RECONNECT ? 0 : ms > INT32_MAX ? INT32_MAX : ms;
+	c->reconnect.call = o->on_connection;
+	c->reconnect.data = o->connection_data;
+	return r;
+}
+
+static int connect_attach(struct shardd_client *c, uint32_t timeout_ms, struct shardd_error *err)
+{
+	bool local = c->handover != SHARDD_HANDOVER_IPC;
+	struct link_plan plan = { c->socket, c->reconnect.name, local, NULL };
+	int r = link_open(&plan, timeout_ms, timeout_ms, &c->link, err);
+
+	if (r == 0)
+		r = client_take_link(c, c->link, err);
+	if (r == 0 && local)
+		map_take_channel(&c->map, &c->link->channel);
+	else if (r == 0)
+		map_without_channel(&c->map);
+	return r;
 }
 
 int shardd_connect(const struct shardd_options *options, shardd_client **ret,
@@ -180,10 +183,11 @@ int shardd_connect(const struct shardd_options *options, shardd_client **ret,
 	if (r == 0)
 		r = device_choose(c, &o, err);
 	if (r == 0)
-		r = rpc_client_connect(path, timeout_ms, &c->rpc, err);
-	if (r < 0)
-		return r;
-	r = connect_attach(c, path, o.name, timeout_ms, err);
+		r = connect_choose_reconnect(c, &o, err);
+	if (r == 0)
+		r = connect_names(c, &o, path, err);
+	if (r == 0)
+		r = connect_attach(c, timeout_ms, err);
 	if (r < 0)
 		return r;
 	*ret = STEAL_PTR(c);
@@ -210,7 +214,7 @@ int shardd_get_info(const shardd_client *c, struct shardd_info *ret, struct shar
 				 ret->size, sizeof(info));
 	info.size = ret->size;
 	info.session = c->session;
-	info.daemon_version = c->daemon.version;
+	info.daemon_version = atomic_load(&c->daemon.version)->text;
 	info.instance = c->daemon.instance_text;
 	info.daemon_started = c->daemon.started_unix_s;
 	info.draining = atomic_load(&c->draining);

@@ -47,6 +47,26 @@ bool error_is_again(int r, const struct shardd_error *err)
 	return r == -SHARDD_DEADLINE_EXCEEDED && err && err->native == EAGAIN;
 }
 
+int error_lost(struct shardd_error *err, const char *fmt, ...)
+{
+	va_list ap;
+
+	if (!err)
+		return -SHARDD_UNAVAILABLE;
+	*err = (struct shardd_error){ .code = SHARDD_UNAVAILABLE,
+				      .native = ECONNRESET,
+				      .domain = "os" };
+	va_start(ap, fmt);
+	vsnprintf(err->text, sizeof(err->text), fmt, ap);
+	va_end(ap);
+	return -SHARDD_UNAVAILABLE;
+}
+
+bool error_is_lost(int r, const struct shardd_error *err)
+{
+	return r == -SHARDD_UNAVAILABLE && err && err->native == ECONNRESET;
+}
+
 int error_memory(struct shardd_error *err)
 {
 	error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL, "this process is out of memory");

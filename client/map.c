@@ -33,6 +33,7 @@ void map_without_channel(struct map *m)
 
 void map_abandon(struct map *m)
 {
+	m->n_former = 0;
 	m->count = 0;
 }
 
@@ -41,6 +42,10 @@ void map_deinit(struct map *m)
 	channel_deinit(&m->channel);
 	for (size_t i = 0; i < m->count; i++)
 		m->ops->unmap(m->device, &m->items[i]);
+	for (size_t i = 0; i < m->n_former; i++)
+		m->ops->unmap(m->device, &m->former[i]);
+	free(STEAL_PTR(m->former));
+	m->n_former = 0;
 	free(STEAL_PTR(m->items));
 	m->count = 0;
 	m->room = 0;
@@ -132,12 +137,114 @@ void map_forget(struct map *m, uint32_t slab)
 		m->ops->unmap(m->device, &item);
 }
 
+/* ------------------------------------------------------------- after a reconnection */
+
+/* The memory of @slab is no longer the daemon's. Table locked. Return: 0 or -ENOMEM. */
+static int map_retire(struct map *m, uint32_t slab)
+{
+	size_t i = map_position(m, slab);
+	struct mapping *more = realloc(m->former, (m->n_former + 1) * sizeof(*more));
+
+	if (!more)
+		return -ENOMEM;
+	m->former = more;
+	more[m->n_former++] = m->items[i];
+	memmove(m->items + i, m->items + i + 1, (--m->count - i) * sizeof(*m->items));
+	return 0;
+}
+
+/* The place of a former slab that one of @s may take: the addresses were handed out in an epoch that
+ * has ended. Return: NULL: none. */
+static uint8_t *map_take_place(struct map *m, const struct map_source *s)
+{
+	uint8_t *place = NULL;
+
+	if (m->ops != &map_host_ops)
+		return NULL;
+	pthread_mutex_lock(&m->table);
+	for (size_t i = 0; i < m->n_former && !place; i++) {
+		if (m->former[i].bytes != s->bytes || m->former[i].writable != s->writable)
+			continue;
+		place = m->former[i].base;
+		m->former[i] = m->former[--m->n_former];
+	}
+	pthread_mutex_unlock(&m->table);
+	return place;
+}
+
+static void map_give_place(struct map *m, const struct map_source *s, uint8_t *place)
+{
+	pthread_mutex_lock(&m->table);
+	m->former[m->n_former++] =
+		(struct mapping){ .writable = s->writable, .base = place, .bytes = s->bytes };
+	pthread_mutex_unlock(&m->table);
+}
+
+/* @s came for a slab that is mapped, if it is. Return: 1: it is the same memory; 0: map
+ * it; or a negative shardd_code. */
+static int map_compare(struct map *m, const struct map_source *s, struct shardd_error *err)
+{
+	uint64_t file = map_host_file(s->fd);
+	int r = 0;
+	size_t i;
+
+	pthread_mutex_lock(&m->table);
+	i = map_position(m, s->slab);
+	if (i < m->count && m->items[i].slab == s->slab) {
+		r = file == m->items[i].file && s->bytes == m->items[i].bytes &&
+		    s->writable == m->items[i].writable;
+		if (r)
+			m->items[i].unchecked = false;
+		else if (map_retire(m, s->slab) < 0)
+			r = -ENOMEM;
+	}
+	pthread_mutex_unlock(&m->table);
+	return r < 0 ? error_memory(err) : r;
+}
+
+void map_take_channel(struct map *m, struct channel *channel)
+{
+	m->channel = *channel;
+	channel_init(channel);
+}
+
+void map_reconnected(struct map *m, struct channel *channel)
+{
+	pthread_mutex_lock(&m->lock);
+	channel_deinit(&m->channel);
+	map_take_channel(m, channel);
+	pthread_mutex_lock(&m->table);
+	for (size_t i = 0; i < m->count; i++)
+		m->items[i].unchecked = true;
+	pthread_mutex_unlock(&m->table);
+	pthread_mutex_unlock(&m->lock);
+}
+
+static bool map_next_unchecked(struct map *m, uint32_t *ret)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&m->table);
+	for (size_t i = 0; i < m->count && !found; i++) {
+		found = m->items[i].unchecked;
+		*ret = m->items[i].slab;
+	}
+	pthread_mutex_unlock(&m->table);
+	return found;
+}
+
 static int map_install(struct map *m, const struct map_source *s, int timeout_ms,
 		       struct shardd_error *err)
 {
-	struct mapping item = { s->slab, s->writable, NULL, s->bytes, s->ipc != NULL };
-	int r = m->ops->map(m->device, s, timeout_ms, &item.base, err);
+	struct map_source at = *s;
+	struct mapping item = { s->slab, s->writable, NULL, s->bytes, s->ipc != NULL, false, 0 };
+	int r;
 
+	at.over = map_take_place(m, s);
+	item.file = s->fd < 0 ? 0 : map_host_file(s->fd);
+	r = m->ops->map(m->device, &at, timeout_ms, &item.base, err);
+	if (r < 0 && at.over)
+		map_give_place(m, s, at.over);
 	if (r < 0)
 		return r;
 	if (map_insert(m, &item) < 0) {
@@ -156,11 +263,13 @@ static int map_install_arrived(struct map *m, int timeout_ms, struct shardd_erro
 				.writable = slab->writable != 0,
 				.bytes = slab->bytes,
 				.fd = m->channel.in_fd };
-	int r = map_install(m, &s, timeout_ms, err);
+	int r = map_compare(m, &s, err);
 
+	if (r == 0)
+		r = map_install(m, &s, timeout_ms, err);
 	if (!error_is_again(r, err))
 		channel_installed(&m->channel);
-	return r;
+	return r < 0 ? r : 0;
 }
 
 static int map_left_ms(uint64_t deadline)
@@ -177,7 +286,7 @@ static int map_fetch(struct map *m, uint32_t slab, uint64_t deadline, bool whole
 {
 	struct channel *c = &m->channel;
 
-	while (!map_find(m, slab, ret)) {
+	while (!map_find(m, slab, ret) || ret->unchecked) {
 		int r = c->arrived ? 0 : channel_exchange(c, slab, deadline, err);
 
 		if (r == 0)
@@ -259,6 +368,32 @@ int map_open(struct map *m, const char *path, const uint8_t token[SHD1_TOKEN_BYT
 	return channel_open(&m->channel, path, token, session, err ? err : &scratch);
 }
 
+/* Locked. */
+static int map_check_one(struct map *m, uint32_t slab, struct shardd_error *err)
+{
+	struct mapping found;
+	int r = map_fetch(m, slab, clock_now_us() + CHANNEL_TIMEOUT_MS * 1000u, true, &found, err);
+
+	if (r != -SHARDD_NOT_FOUND)
+		return r;
+	pthread_mutex_lock(&m->table);
+	r = map_retire(m, slab);
+	pthread_mutex_unlock(&m->table);
+	return r < 0 ? error_memory(err) : 0;
+}
+
+int map_check(struct map *m, struct shardd_error *err)
+{
+	uint32_t slab;
+	int r = 0;
+
+	pthread_mutex_lock(&m->lock);
+	while (r == 0 && map_next_unchecked(m, &slab))
+		r = map_check_one(m, slab, err);
+	pthread_mutex_unlock(&m->lock);
+	return r;
+}
+
 int map_address(struct map *m, const struct map_place *p, int timeout_ms, void **ret,
 		struct shardd_error *err)
 {
@@ -267,7 +402,9 @@ int map_address(struct map *m, const struct map_place *p, int timeout_ms, void *
 	int r;
 
 	err = err ? err : &scratch;
-	r = map_find(m, p->slab, &found) ? 0 : map_bring(m, p, timeout_ms, &found, err);
+	r = map_find(m, p->slab, &found) && !found.unchecked
+		    ? 0
+		    : map_bring(m, p, timeout_ms, &found, err);
 	return r < 0 ? r : map_address_of(&found, p, ret, err);
 }
 

@@ -26,6 +26,9 @@ struct mapping {
 	uint8_t *base; /* unmapped by map_deinit */
 	uint64_t bytes;
 	bool ipc; /* opened with a handle */
+	/* Another daemon has come since: is its slab of this number this memory? */
+	bool unchecked;
+	uint64_t file; /* host memory: the identity of its file */
 };
 
 /* What a slab is mapped with. */
@@ -34,6 +37,7 @@ struct map_source {
 	bool writable;
 	uint64_t bytes;     /* of the slab */
 	int fd;             /* borrowed; -1: none */
+	uint8_t *over;      /* (optional, host) put it here, in place of what is mapped there */
 	const uint8_t *ipc; /* MAP_IPC_BYTES; NULL: with the descriptor */
 };
 
@@ -53,6 +57,8 @@ struct map_ops {
 };
 
 extern const struct map_ops map_host_ops; /* its device is NULL */
+/* The identity of the file behind a descriptor, as long as something has it; 0: none. */
+uint64_t map_host_file(int fd);
 
 struct map {
 	const struct map_ops *ops;
@@ -64,6 +70,10 @@ struct map {
 	size_t count;          /* of @items, which are in the order of their slabs */
 	size_t room;
 	struct mapping *items;
+	/* Slabs of earlier daemons, which are still at addresses that were handed out; the next slabs
+	 * of these sizes take their places. */
+	struct mapping *former;
+	size_t n_former;
 };
 
 /* Where something is, as the daemon said. */
@@ -88,6 +98,17 @@ int map_open(struct map *m, const char *path, const uint8_t token[SHD1_TOKEN_BYT
 
 /* Work without a channel: a slab that needs one is an error. */
 void map_without_channel(struct map *m);
+
+/* The client's channel from now on. @channel: consumed. */
+void map_take_channel(struct map *m, struct channel *channel);
+
+/* The same, for the channel to the next daemon. Mapped slabs stay where they are; each is checked
+ * when it is named again, or by map_check. Any thread. */
+void map_reconnected(struct map *m, struct channel *channel);
+
+/* Compare all mapped slabs with the daemon's of the same numbers, after a reconnection and a join.
+ * Return: 0 or a negative shardd_code. */
+int map_check(struct map *m, struct shardd_error *err);
 
 /* Slabs are this kind of memory from here on. @device: borrowed until map_deinit.
  * Before the first map_address. */

@@ -7,6 +7,13 @@
 #include "client_error.h"
 #include "map.h"
 
+uint64_t map_host_file(int fd)
+{
+	struct stat st;
+
+	return fd >= 0 && fstat(fd, &st) == 0 ? st.st_ino : 0;
+}
+
 static int map_host_map(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,
 			struct shardd_error *err)
 {
@@ -26,7 +33,8 @@ static int map_host_map(void *device, const struct map_source *s, int timeout_ms
 		return error_set(err, SHARDD_INTERNAL, NULL,
 				 "slab %u came without its %llu bytes of memory", s->slab,
 				 (unsigned long long)s->bytes);
-	base = mmap(NULL, s->bytes, protection, MAP_SHARED, s->fd, 0);
+	base = mmap(s->over, s->bytes, protection, MAP_SHARED | (s->over ? MAP_FIXED : 0), s->fd,
+		    0);
 	if (base == MAP_FAILED)
 		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
 				"cannot map slab %u of %llu bytes", s->slab,

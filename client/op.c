@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "call.h"
+#include "reconnect.h"
 #include "client_error.h"
 #include "completion.h"
 #include "core/check.h"
@@ -38,8 +40,7 @@ static uint32_t op_rpc_timeout(uint32_t timeout_ms)
 static int op_not_taken(int ring_error, struct shardd_error *err)
 {
 	if (ring_error == RING_E_LOST)
-		return error_set(err, SHARDD_UNAVAILABLE, NULL,
-				 "the daemon has closed the connection");
+		return error_lost(err, "the daemon has closed the connection");
 	return error_set(err, SHARDD_RESOURCE_EXHAUSTED, NULL,
 			 "the ring to the daemon is full: wait for a ticket first");
 }
@@ -59,16 +60,19 @@ static int op_send_request(struct shardd_client *c, const struct op *op,
 			   const ProtobufCMessage *request, uint32_t timeout_ms,
 			   struct ticket *ticket, struct shardd_error *err)
 {
-	uint16_t number = c->ring ? op_number_of(c, op) : 0;
-	int r = number ? ring_start(c->ring, number, request, op->method, op->reply, timeout_ms,
-				    &ticket->ring)
-		       : RING_E_TOO_LONG;
+	struct link *l = c->link;
+	uint16_t number = l->ring ? op_number_of(c, op) : 0;
+	int r;
 
+	ticket->link = l;
+	r = number ? ring_start(l->ring, number, request, op->method, op->reply, timeout_ms,
+				&ticket->ring)
+		   : RING_E_TOO_LONG;
 	if (r == RING_E_FULL || r == RING_E_LOST)
 		return op_not_taken(r, err);
 	if (r == 0)
 		return 0;
-	return rpc_client_start(c->rpc, op->method, request, op->reply, false, timeout_ms,
+	return rpc_client_start(l->rpc, op->method, request, op->reply, false, timeout_ms,
 				&ticket->pending, err);
 }
 
@@ -119,6 +123,8 @@ static int op_submit_ordered(struct shardd_client *c, const struct op *op,
 	uint64_t id;
 	int r;
 
+	if (!c->joined && c->ended_epoch)
+		return reconnect_outcome(c, NULL, c->ended_epoch, err);
 	if (!c->joined)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 				 "this client has not joined a job: call shardd_join first");
@@ -145,15 +151,21 @@ static int op_submit_ordered(struct shardd_client *c, const struct op *op,
 /* Answered by the ring itself. */
 static const struct op nop = { .method = "Nop" };
 
+/* Called with c->order held. */
 static int op_submit_nop(struct shardd_client *c, shardd_ticket *t, struct shardd_error *err)
 {
 	struct ticket *ticket;
 	uint64_t id;
-	int r = op_add_ticket(c, &nop, &ticket, &id, err);
+	int r;
 
+	if (!c->link->ring)
+		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
+				 "this client has no ring to the daemon");
+	r = op_add_ticket(c, &nop, &ticket, &id, err);
 	if (r < 0)
 		return r;
-	r = ring_start(c->ring, RING_NOP, NULL, nop.method, NULL,
+	ticket->link = c->link;
+	r = ring_start(c->link->ring, RING_NOP, NULL, nop.method, NULL,
 		       op_rpc_timeout(atomic_load(&c->timeout_ms)), &ticket->ring);
 	if (r) {
 		tickets_end(&c->tickets, id);
@@ -179,22 +191,30 @@ int shardd_submit_nop(shardd_client *c, const struct shardd_nop_options *options
 		      struct shardd_error *err)
 {
 	struct shardd_nop_options room;
+	struct shardd_error e;
+	const struct link *l;
 	int r = op_check_submit(c, t, err);
 
 	if (r < 0)
 		return r;
 	if (!OPTIONS_READ(options, &room, err))
 		return -SHARDD_INVALID_ARGUMENT;
-	if (!c->ring)
-		return error_set(err, SHARDD_UNIMPLEMENTED, NULL,
-				 "this client has no ring to the daemon");
-	return op_submit_nop(c, t, err);
+	pthread_mutex_lock(&c->order);
+	r = op_submit_nop(c, t, &e);
+	l = c->link;
+	pthread_mutex_unlock(&c->order);
+	r = call_after_loss(c, l, r, &e);
+	if (r < 0 && err)
+		*err = e;
+	return r;
 }
 
 int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage *request,
 		  struct op_out out, shardd_ticket *t, struct shardd_error *err)
 {
-	struct shardd_error scratch;
+	struct shardd_error e;
+	const struct link *l;
+	uint64_t epoch;
 	int r = op_check_submit(c, t, err);
 
 	if (r < 0)
@@ -206,8 +226,18 @@ int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage
 			return r;
 	}
 	pthread_mutex_lock(&c->order);
-	r = op_submit_ordered(c, op, request, out, t, err ? err : &scratch);
+	r = op_submit_ordered(c, op, request, out, t, &e);
+	l = c->link;
+	epoch = c->epoch;
 	pthread_mutex_unlock(&c->order);
+	if (r == 0)
+		return 0;
+	if (error_is_lost(r, &e) && reconnect_is_on(c, l)) {
+		reconnect_wait(c, l, -1);
+		r = reconnect_outcome(c, l, epoch, &e);
+	}
+	if (err)
+		*err = e;
 	return r;
 }
 
@@ -331,13 +361,18 @@ enum { WAIT_ENDED, WAIT_NOT_YET, WAIT_INTERRUPTED };
 
 /* What a thread waits for: a ticket, or one of several. */
 struct waited {
-	struct ticket *ticket;        /* of several, the one that a stall names */
+	struct shardd_client *c;
+	const struct link *lost; /* NULL: or for the connection, which was lost, to come back */
+	struct ticket *ticket;   /* of several, the one that a stall names */
 	const struct ticket_set *set; /* NULL: only @ticket */
 	size_t place;                 /* in @set, of the one that has ended */
+	uint64_t spent_ms;            /* before the last slice */
 };
 
 static inline bool op_wait_slice(struct waited *w, int timeout_ms)
 {
+	if (w->lost)
+		return reconnect_wait(w->c, w->lost, timeout_ms);
 	return w->set ? ticket_set_wait(w->set, timeout_ms, &w->place)
 		      : ticket_wait(w->ticket, timeout_ms);
 }
@@ -361,6 +396,7 @@ __attribute__((always_inline)) static inline int op_wait_in_slices_inline(struct
 		int left = timeout_ms < 0 ? slice : timeout_ms - (int)waited;
 		int now = left < slice ? left : slice;
 
+		w->spent_ms = waited;
 		if (op_wait_slice(w, now))
 			return WAIT_ENDED;
 		waited += (uint64_t)now;
@@ -389,6 +425,36 @@ static int op_was_interrupted(struct shardd_error *err)
 	return -SHARDD_CANCELLED;
 }
 
+/* The connection of @w->ticket was lost: wait until it is back. Return: the op's error: ABORTED, what
+ * the client gave up with, or that the wait ended before. */
+static int op_wait_back(struct shardd_client *c, shardd_ticket t, struct waited *w, int timeout_ms,
+			struct shardd_error *err)
+{
+	int left = timeout_ms < 0                       ? -1
+		   : w->spent_ms < (uint64_t)timeout_ms ? timeout_ms - (int)w->spent_ms
+							: 0;
+	int how;
+
+	w->c = c;
+	w->lost = w->ticket->link;
+	how = op_wait_in_slices(c, t, w, left);
+	if (how != WAIT_ENDED)
+		return how == WAIT_NOT_YET ? op_not_yet(err) : op_was_interrupted(err);
+	return reconnect_outcome(c, w->lost, w->ticket->epoch, err);
+}
+
+/* @r: of op_take_result. */
+static bool op_is_lost(const struct shardd_client *c, const struct ticket *ticket, int r,
+		       const struct shardd_error *err)
+{
+	return error_is_lost(r, err) && reconnect_is_on(c, ticket->link);
+}
+
+static bool op_goes_on(int r, const struct shardd_error *err)
+{
+	return error_is_again(r, err) || (r == -SHARDD_CANCELLED && err->native == EINTR);
+}
+
 static int op_wait_claimed(struct shardd_client *c, shardd_ticket t, struct ticket *ticket,
 			   int timeout_ms, struct shardd_result *ret, struct shardd_error *err)
 {
@@ -404,6 +470,13 @@ static int op_wait_claimed(struct shardd_client *c, shardd_ticket t, struct tick
 	    atomic_load(&c->streams)) /* taking it may last; else its end says it */
 		tickets_answered(&c->tickets, ticket);
 	r = op_take_result(c, ticket, timeout_ms, ret, err);
+	if (r < 0 && op_is_lost(c, ticket, r, err)) {
+		r = op_wait_back(c, t, &w, timeout_ms, err);
+		if (op_goes_on(r, err)) {
+			tickets_release(&c->tickets, ticket);
+			return r;
+		}
+	}
 	if (ticket->reply && error_is_again(r, err)) {
 		tickets_release(&c->tickets, ticket);
 		return r;
@@ -511,11 +584,16 @@ static int op_wait_set(struct shardd_client *c, const shardd_ticket *tickets,
 		return r;
 	for (size_t i = 0; !first; i++)
 		first = tickets[i];
-	r = op_wait_in_slices(c, first, &w, timeout_ms < 0 ? -1 : timeout_ms);
+	timeout_ms = timeout_ms < 0 ? -1 : timeout_ms;
+	r = op_wait_in_slices(c, first, &w, timeout_ms);
 	if (r != WAIT_ENDED)
 		return r == WAIT_NOT_YET ? op_not_yet(err) : op_was_interrupted(err);
 	*ret = w.place;
-	return 0;
+	w.ticket = set->tickets[w.place];
+	if (!ticket_is_lost(w.ticket) || !reconnect_is_on(c, w.ticket->link))
+		return 0;
+	r = op_wait_back(c, first, &w, timeout_ms, err);
+	return op_goes_on(r, err) ? r : 0; /* its error is for who waits for it */
 }
 
 int shardd_wait_any(shardd_client *c, const shardd_ticket *tickets, size_t n, int timeout_ms,
@@ -590,8 +668,16 @@ int op_detached(struct shardd_client *c, bool all, struct shardd_error *err)
 			tickets_release(&c->tickets, ticket);
 			return op_was_interrupted(err);
 		}
-		if (op_take_result(c, ticket, -1, &result, &e) < 0)
+		r = op_take_result(c, ticket, -1, &result, &e);
+		if (r < 0 && op_is_lost(c, ticket, r, &e))
+			r = op_wait_back(c, id, &w, -1, &e);
+		if (r < 0 && op_goes_on(r, &e)) {
+			tickets_release(&c->tickets, ticket);
+			return op_was_interrupted(err);
+		}
+		if (r < 0)
 			op_keep_failure(c, ticket, &e);
+		r = 0;
 		if (c->debug)
 			debug_end(c->debug, ticket->debug, ticket->reply);
 		tickets_end(&c->tickets, id);

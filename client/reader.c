@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "client.h"
+#include "call.h"
 #include "client_error.h"
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -29,6 +30,7 @@ struct listing {
 };
 
 struct shardd_reader {
+	unsigned connection; /* of the client, by number, that the units were listed over */
 	uint32_t magic;
 	struct shardd_client *c; /* borrowed */
 	char *job;
@@ -90,8 +92,8 @@ static int reader_fetch_page(struct shardd_reader *r, struct listing *l, uint32_
 	l->pages = grown;
 	request.job = r->job;
 	request.first = first;
-	e = client_call(r->c, METHOD_ReadJob, &request.base,
-			&shardd__v1__read_job_response__descriptor, &l->pages[l->n_pages], err);
+	e = call_again(r->c, METHOD_ReadJob, &request.base,
+		       &shardd__v1__read_job_response__descriptor, &l->pages[l->n_pages], err);
 	if (e < 0)
 		return e;
 	l->n_pages++;
@@ -198,6 +200,7 @@ static int reader_take_pages(struct shardd_reader *r, struct listing *l, struct 
 /* Replaces what is known. */
 static int reader_list_units(struct shardd_reader *r, struct shardd_error *err)
 {
+	unsigned connection = atomic_load(&r->c->reconnect.count);
 	struct listing l = { 0 };
 	int e = 1;
 
@@ -217,6 +220,7 @@ static int reader_list_units(struct shardd_reader *r, struct shardd_error *err)
 	}
 	reader_listing_deinit(&r->all);
 	r->all = l;
+	r->connection = connection;
 	r->told = false;
 	return 0;
 }
@@ -251,14 +255,24 @@ int shardd_reader_open(shardd_client *c, const char *job, shardd_reader **ret,
 	return 0;
 }
 
+/* Has the connection been made again since the units were listed? */
+static bool reader_is_before(const struct shardd_reader *r)
+{
+	return r->connection != atomic_load(&r->c->reconnect.count);
+}
+
 static int reader_release(struct shardd_reader *r, struct shardd_error *err)
 {
 	Shardd__V1__ReleaseStepRequest request = SHARDD__V1__RELEASE_STEP_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 
 	r->held = false;
-	return client_call(r->c, METHOD_ReleaseStep, &request.base,
-			   &shardd__v1__release_step_response__descriptor, &reply, err);
+	if (reader_is_before(r))
+		return error_set(err, SHARDD_ABORTED, NULL,
+				 "the daemon was restarted while the step was held: what was read "
+				 "may be of several steps; hold a step again");
+	return call_make(r->c, METHOD_ReleaseStep, &request.base,
+			 &shardd__v1__release_step_response__descriptor, &reply, err);
 }
 
 void shardd_reader_close(shardd_reader *r)
@@ -280,15 +294,18 @@ static int reader_ask(struct shardd_reader *r, uint32_t hold_ms, uint32_t timeou
 	Shardd__V1__HoldStepRequest request = SHARDD__V1__HOLD_STEP_REQUEST__INIT;
 	uint32_t longest = INT32_MAX - GRACE_MS;
 	struct shardd_error ignored;
+	struct link *l;
 	int e;
 
 	request.hold_ms = hold_ms;
 	request.timeout_ms = timeout_ms;
-	e = rpc_client_call(r->c->rpc, METHOD_HoldStep, &request.base,
-			    &shardd__v1__hold_step_response__descriptor,
-			    !timeout_ms ? 0
-					: (timeout_ms > longest ? longest : timeout_ms) + GRACE_MS,
-			    ret, err);
+	l = client_use_link(r->c);
+	e = rpc_client_call(
+		l->rpc, METHOD_HoldStep, &request.base, &shardd__v1__hold_step_response__descriptor,
+		!timeout_ms ? 0 : (timeout_ms > longest ? longest : timeout_ms) + GRACE_MS, ret,
+		err);
+	client_unuse_link(r->c, l);
+	e = call_after_loss(r->c, l, e, err);
 	if (e ==
 	    -SHARDD_DEADLINE_EXCEEDED) /* perhaps of the call alone, and it was granted since */
 		(void)reader_release(r, &ignored);
@@ -307,6 +324,8 @@ int shardd_reader_hold(shardd_reader *r, uint32_t hold_ms, uint32_t timeout_ms,
 	e = reader_check(r, err);
 	if (e == 0 && !ret)
 		e = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
+	if (e == 0 && reader_is_before(r)) /* the new daemon does not know the reader */
+		e = reader_list_units(r, err);
 	if (e == 0)
 		e = reader_ask(r, hold_ms, timeout_ms, &message, err);
 	if (e < 0)

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "client.h"
+#include "call.h"
 #include "client_error.h"
 #include "core/cleanup.h"
 #include "methods.h"
@@ -432,11 +433,26 @@ static int register_take_reply(const uint8_t *bytes, size_t n, void *userdata,
 	return r;
 }
 
+static int register_call(struct registered *to, const struct model *model, struct shardd_error *err)
+{
+	struct shardd_client *c = to->c;
+	struct link *l = client_use_link(c);
+	struct shardd_error e = { 0 };
+	int r = rpc_client_call_packed(l->rpc, METHOD_RegisterUnits, model->bytes, model->n,
+				       &shardd__v1__register_units_response__descriptor,
+				       CLIENT_CALL_TIMEOUT_MS, register_take_reply, to, &e);
+
+	client_unuse_link(c, l);
+	r = call_after_loss(c, l, r, &e);
+	if (r < 0 && err)
+		*err = e;
+	return r;
+}
+
 int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size_t n,
 		    struct shardd_unit_info *ret, struct shardd_error *err)
 {
 	struct registered to = { c, units, n, ret };
-	struct shardd_error scratch;
 	_cleanup_(register_model_deinit) struct model model = { 0 };
 	int r = client_check(c, err);
 
@@ -446,10 +462,7 @@ int shardd_register(shardd_client *c, const struct shardd_unit_spec *units, size
 		r = register_model_convert(units, n, &model, err);
 	if (r == 0)
 		r = client_check_bytes(c, model.n, err);
-	if (r < 0)
-		return r;
-	return rpc_client_call_packed(c->rpc, METHOD_RegisterUnits, model.bytes, model.n,
-				      &shardd__v1__register_units_response__descriptor,
-				      CLIENT_CALL_TIMEOUT_MS, register_take_reply, &to,
-				      err ? err : &scratch);
+	if (r == 0)
+		r = call_check_epoch(c, err);
+	return r < 0 ? r : register_call(&to, &model, err);
 }

@@ -448,6 +448,11 @@ bool ring_pending_ended(const struct ring_pending *p)
 	return ring_has_ended(p) || ring_is_late(p);
 }
 
+bool ring_pending_is_lost(const struct ring_pending *p)
+{
+	return atomic_load(&p->lost) && !ring_is_done(p);
+}
+
 static bool ring_any_ended(struct ring_pending *const *p, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
@@ -583,9 +588,9 @@ int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct s
 	ProtobufCMessage *msg;
 
 	if (!ring_is_done(p) && p->lost)
-		return error_set(err, SHARDD_UNAVAILABLE, NULL,
-				 "the daemon at %s closed the connection: %s was not answered",
-				 p->ring->path, p->method);
+		return error_lost(err,
+				  "the daemon at %s closed the connection: %s was not answered",
+				  p->ring->path, p->method);
 	if (!ring_is_done(p))
 		return error_set(err, SHARDD_DEADLINE_EXCEEDED, NULL,
 				 "%s was not answered within %u ms", p->method, p->timeout_ms);

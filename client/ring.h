@@ -71,6 +71,9 @@ int ring_pending_result(struct ring_pending *p, ProtobufCMessage **ret, struct s
 /* Has it ended, or is it late? Does not read the ring. Never blocks. */
 bool ring_pending_ended(const struct ring_pending *p);
 
+/* Has it ended without an answer, because the daemon is gone? */
+bool ring_pending_is_lost(const struct ring_pending *p);
+
 /* Wait until one of @n submissions, above 0, has ended. Return: false: @timeout_ms has passed, or
  * ring_poke was called after ring_pokes returned @pokes. */
 bool ring_wait_any(struct ring *r, struct ring_pending *const *p, size_t n, unsigned pokes,

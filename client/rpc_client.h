@@ -50,6 +50,9 @@ int rpc_client_serve(struct rpc_client *c, void (*on_event)(void *data), void *d
  * twice, and without a thread. */
 void rpc_client_stop_serving(struct rpc_client *c);
 
+/* Has it ended because the connection was lost? */
+bool rpc_pending_is_lost(const struct rpc_pending *p);
+
 /* The outcome of a unary call that has ended.
  * @ret: the reply, the caller's (protobuf_c_message_free_unpacked).
  * Return: 0 or a negative shardd_code with @err from the status details. */

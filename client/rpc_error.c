@@ -76,9 +76,8 @@ static int rpc_error_lost(const struct rpc_pending *p, struct shardd_error *err)
 				 "max_connections_per_user, max_unattached_per_user): see the "
 				 "daemon's log",
 				 c->path, (unsigned)c->uid);
-	return error_set(err, SHARDD_UNAVAILABLE, NULL,
-			 "the daemon at %s closed the connection: %s was not answered", c->path,
-			 p->method);
+	return error_lost(err, "the daemon at %s closed the connection: %s was not answered",
+			  c->path, p->method);
 }
 
 /* A status without our details: core's own, on this side or the other. */

@@ -216,6 +216,18 @@ bool rpc_pending_wait(struct rpc_pending *p, int timeout_ms)
 	return ended;
 }
 
+bool rpc_pending_is_lost(const struct rpc_pending *p)
+{
+	bool lost;
+
+	if (!p->c)
+		return true;
+	pthread_mutex_lock(&p->c->lock);
+	lost = rpc_pending_has_ended(p) && !rpc_pending_was_answered(p);
+	pthread_mutex_unlock(&p->c->lock);
+	return lost;
+}
+
 bool rpc_pending_wait_any(struct rpc_pending *const *p, size_t n, int timeout_ms)
 {
 	struct rpc_client *c = p[0]->c;

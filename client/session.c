@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "client.h"
+#include "call.h"
+#include "reconnect.h"
 #include "client_error.h"
 #include "core/cleanup.h"
 #include "device.h"
@@ -10,6 +12,9 @@
 #include "methods.h"
 #include "op.h"
 #include "shardd.pb-c.h"
+
+/* A daemon that dies of each join is given up. */
+#define JOIN_TRIES 10u
 
 static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetimes");
 static_assert((int)SHARDD_FRESH == SHARDD__V1__ON_EXISTING__ON_EXISTING_FRESH, "existing state");
@@ -50,6 +55,7 @@ static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *rep
 	c->keep = reply->lifetime == SHARDD__V1__LIFETIME__LIFETIME_KEEP;
 	c->epoch = reply->epoch;
 	c->seq = 0;
+	c->ended_epoch = 0;
 	if (c->debug)
 		debug_joined(c->debug, rank, c->cuda != NULL);
 	atomic_store(&c->draining, false);
@@ -69,12 +75,14 @@ static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *rep
 	return 0;
 }
 
-static int session_leave(struct shardd_client *c, struct shardd_error *err)
+/* @ret_link: of call_once; or NULL. Called with c->order held. */
+static int session_leave(struct shardd_client *c, const struct link **ret_link,
+			 struct shardd_error *err)
 {
 	Shardd__V1__LeaveRequest request = SHARDD__V1__LEAVE_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
-	int r = client_call(c, METHOD_Leave, &request.base, &shardd__v1__leave_response__descriptor,
-			    &reply, err);
+	int r = call_once(c, METHOD_Leave, &request.base, &shardd__v1__leave_response__descriptor,
+			  &reply, ret_link, err);
 
 	if (r == 0) {
 		if (c->job && !c->keep)
@@ -98,7 +106,8 @@ static void session_note_job(struct shardd_client *c, const char *name)
 
 /* Called with c->order held. */
 static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
-			struct shardd_membership *ret, struct shardd_error *err)
+			struct shardd_membership *ret, const struct link **ret_link,
+			struct shardd_error *err)
 {
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	uint8_t expected[EXPECT_BYTES] = { 0 };
@@ -109,19 +118,58 @@ static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *reques
 		return r;
 	if (any)
 		request->instance = (ProtobufCBinaryData){ EXPECT_BYTES, expected };
-	r = client_call(c, METHOD_Join, &request->base, &shardd__v1__join_response__descriptor,
-			&reply, err);
-
+	reconnect_collect(c); /* a former session of this rank ends with its connection */
+	r = call_once(c, METHOD_Join, &request->base, &shardd__v1__join_response__descriptor,
+		      &reply, ret_link, err);
 	if (r < 0)
 		return r;
 	session_note_job(c, request->job->name);
 	r = device_take(c, (const Shardd__V1__JoinResponse *)reply, err);
 	if (r == 0)
+		r = map_check(&c->map, err);
+	if (r == 0)
 		return session_joined(c, (Shardd__V1__JoinResponse *)reply, request->rank, ret);
 	/* This process can do nothing there, and its peers are not to wait for it. */
-	session_leave(c, NULL);
+	session_leave(c, NULL, NULL);
 	c->joined = false;
 	return r;
+}
+
+/* Ops of other threads wait here: they belong to the new epoch. */
+static int session_join_ordered(struct shardd_client *c, Shardd__V1__JoinRequest *request,
+				struct shardd_membership *ret, const struct link **ret_link,
+				struct shardd_error *err)
+{
+	int r;
+
+	pthread_mutex_lock(&c->order);
+	*ret_link = c->link;
+	device_ask(c, request);
+	r = session_join(c, request, ret, ret_link, err);
+	if (r == 0) { /* they belong to the earlier epoch */
+		pthread_mutex_lock(&c->failure.lock);
+		c->failure.is_there = false;
+		pthread_mutex_unlock(&c->failure.lock);
+	}
+	pthread_mutex_unlock(&c->order);
+	return r;
+}
+
+/* A join that was not answered is repeated when the daemon is back. */
+static int session_join_again(struct shardd_client *c, Shardd__V1__JoinRequest *request,
+			      struct shardd_membership *ret, struct shardd_error *err)
+{
+	const struct link *l;
+	int r;
+
+	for (unsigned tries = JOIN_TRIES;; tries--) {
+		r = session_join_ordered(c, request, ret, &l, err);
+		if (!error_is_lost(r, err) || !reconnect_is_on(c, l))
+			return r;
+		r = call_after_loss(c, l, r, err);
+		if (r != -SHARDD_ABORTED || tries == 1)
+			return r;
+	}
 }
 
 int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_membership *ret,
@@ -146,30 +194,32 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	request.on_existing = (Shardd__V1__OnExisting)job->on_existing;
 	if (job->run)
 		request.run = (char *)job->run;
-	/* Ops of other threads wait here: they belong to the new epoch. */
-	pthread_mutex_lock(&c->order);
-	device_ask(c, &request);
-	r = session_join(c, &request, ret, err);
-	if (r == 0) { /* they belong to the earlier epoch */
-		pthread_mutex_lock(&c->failure.lock);
-		c->failure.is_there = false;
-		pthread_mutex_unlock(&c->failure.lock);
-	}
-	pthread_mutex_unlock(&c->order);
-	return r;
+	return session_join_again(c, &request, ret, err);
 }
 
 int shardd_leave(shardd_client *c, struct shardd_error *err)
 {
+	const struct link *l = NULL;
+	struct shardd_error e = { 0 };
+	uint64_t epoch;
 	int r = client_check(c, err);
 
 	if (r == 0)
 		r = op_detached(c, true, err);
+	if (r == 0)
+		r = call_check_epoch(c, err);
 	if (r < 0)
 		return r;
 	pthread_mutex_lock(&c->order);
-	r = session_leave(c, err);
+	epoch = c->epoch;
+	r = session_leave(c, &l, &e);
 	pthread_mutex_unlock(&c->order);
+	if (l && error_is_lost(r, &e) && reconnect_is_on(c, l)) {
+		reconnect_wait(c, l, -1);
+		r = reconnect_outcome(c, l, epoch, &e);
+	}
+	if (r < 0 && err)
+		*err = e;
 	return r;
 }
 
@@ -188,11 +238,14 @@ int shardd_group_create(shardd_client *c, const char *name, const uint32_t *rank
 			      "the argument is NULL");
 	if (r < 0)
 		return r;
+	r = call_check_epoch(c, err);
+	if (r < 0)
+		return r;
 	request.name = (char *)name;
 	request.ranks = (uint32_t *)ranks;
 	request.n_ranks = n;
-	r = client_call(c, METHOD_CreateGroup, &request.base,
-			&shardd__v1__create_group_response__descriptor, &reply, err);
+	r = call_make(c, METHOD_CreateGroup, &request.base,
+		      &shardd__v1__create_group_response__descriptor, &reply, err);
 	if (r == 0)
 		*ret = ((const Shardd__V1__CreateGroupResponse *)reply)->group;
 	return r;

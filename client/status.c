@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "client.h"
+#include "call.h"
 #include "client_error.h"
 #include "core/cleanup.h"
 #include "ctl/json.h"
@@ -38,7 +39,7 @@ int shardd_status(shardd_client *c, const char *job, char **ret, struct shardd_e
 	if (job)
 		request.job = (char *)job;
 	request.with_units = true;
-	r = client_call(c, "/shardd.v1.StatusService/GetStatus", &request.base,
-			&shardd__v1__get_status_response__descriptor, &reply, err);
+	r = call_again(c, "/shardd.v1.StatusService/GetStatus", &request.base,
+		       &shardd__v1__get_status_response__descriptor, &reply, err);
 	return r < 0 ? r : status_as_text(reply, ret, err);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "client.h"
+#include "call.h"
 #include "client_error.h"
 #include "core/cleanup.h"
 #include "stream_impl.h"
@@ -234,8 +235,8 @@ int stream_link_tell(struct streams *s, uint32_t slot, const uint8_t *handles, u
 	request.slot = slot;
 	request.handles = list;
 	request.n_handles = n;
-	r = client_call(s->client, METHOD_ShareEvents, &request.base,
-			&shardd__v1__share_events_response__descriptor, &reply, err);
+	r = call_once(s->client, METHOD_ShareEvents, &request.base,
+		      &shardd__v1__share_events_response__descriptor, &reply, NULL, err);
 	free(list);
 	return r;
 }

@@ -30,6 +30,14 @@ int ticket_result(struct ticket *ticket, ProtobufCMessage **ret, struct shardd_e
 			       : ring_pending_result(&ticket->ring, ret, err);
 }
 
+bool ticket_is_lost(const struct ticket *ticket)
+{
+	if (ticket->reply)
+		return false;
+	return ticket->pending ? rpc_pending_is_lost(ticket->pending)
+			       : ring_pending_is_lost(&ticket->ring);
+}
+
 /* ------------------------------------------------------------- one of several */
 
 int ticket_set_init(struct ticket_set *s, size_t n)
@@ -219,6 +227,7 @@ static struct ticket *ticket_take_spare(struct tickets *t)
 	x->stream = (struct stream_ref){ 0 };
 	x->out = (struct op_out){ 0 };
 	x->debug = NULL;
+	x->link = NULL;
 	x->answered = false;
 	x->detached = false;
 	x->epoch = x->number = x->unit = 0;
@@ -363,6 +372,17 @@ bool tickets_is_answered(struct tickets *t, uint64_t id)
 	is = !slot || slot->ticket->answered;
 	pthread_mutex_unlock(&t->lock);
 	return is;
+}
+
+bool tickets_uses(struct tickets *t, const struct link *l)
+{
+	bool found = false;
+
+	pthread_mutex_lock(&t->lock);
+	for (uint32_t i = 0; i < t->count && !found; i++)
+		found = t->slots[i].ticket && t->slots[i].ticket->link == l;
+	pthread_mutex_unlock(&t->lock);
+	return found;
 }
 
 void tickets_end(struct tickets *t, uint64_t id)

@@ -17,6 +17,7 @@
 #include "ring.h"
 #include "rpc_client.h"
 
+struct link;
 struct op;
 struct debug_op;
 struct stream;
@@ -38,6 +39,7 @@ struct ticket {
 	const struct op *op;         /* static */
 	struct rpc_pending *pending; /* owned; NULL: sent over the ring */
 	struct ring_pending ring;
+	const struct link *link;  /* it was sent over; kept while the ticket is there */
 	ProtobufCMessage *reply;  /* owned; taken already, its memory is not mapped yet */
 	struct stream_ref stream; /* that it was submitted on */
 	struct op_out out;        /* of op->out */
@@ -54,6 +56,9 @@ struct ticket {
 /* As rpc_pending_wait and rpc_pending_result, whichever way it was sent. */
 bool ticket_wait(struct ticket *ticket, int timeout_ms);
 int ticket_result(struct ticket *ticket, ProtobufCMessage **ret, struct shardd_error *err);
+
+/* Has it ended because the connection was lost? */
+bool ticket_is_lost(const struct ticket *ticket);
 
 /* Claimed tickets, one of which is waited for. */
 struct ticket_set {
@@ -136,6 +141,9 @@ void tickets_answered(struct tickets *t, struct ticket *ticket);
 
 /* Has the op of ticket @id been answered, or its ticket ended? Never blocks. */
 bool tickets_is_answered(struct tickets *t, uint64_t id);
+
+/* Was the op of a ticket in the table sent over @l? */
+bool tickets_uses(struct tickets *t, const struct link *l);
 
 /* End a claimed ticket: it is gone. */
 void tickets_end(struct tickets *t, uint64_t id);

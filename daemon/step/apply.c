@@ -66,8 +66,21 @@ void apply_failed(struct job *job)
 	job_set_torn(job);
 }
 
-static void apply_done(struct job *job, struct unit **units, unsigned n, int status)
+static void apply_count_steps(struct job *job, struct unit **units, unsigned n)
 {
+	for (unsigned i = 0; i < n; i++) {
+		unit_stepped(units[i]);
+		job_journal_mark_steps(job, units[i]);
+	}
+	if (n && !job->step.counted)
+		job_count_uncommitted(job);
+}
+
+/* @recorded: that the units have made the step. */
+static void apply_done(struct job *job, struct unit **units, unsigned n, bool recorded, int status)
+{
+	if (!recorded)
+		apply_count_steps(job, units, n);
 	for (unsigned i = 0; i < n; i++) {
 		struct unit *u = units[i];
 
@@ -244,25 +257,22 @@ static void apply_fill(struct apply *a)
 			apply_fill_step(a, a->units[i], d);
 }
 
-/* The record says from here on what holds when the launches are done. One entry of the journal
- * names them with it, so that a successor completes them; without that it finds the job TORN. */
+/* A step that a successor can complete is recorded before it runs: one entry of the journal names it
+ * together with what holds when it is done. Any other step is recorded when it is done; a successor
+ * that finds one under way finds the job TORN. */
 static void apply_record(struct apply *a)
 {
 	struct job *job = a->job;
 
-	for (unsigned i = 0; i < a->n; i++) {
-		unit_stepped(a->units[i]);
-		job_journal_mark_steps(job, a->units[i]);
+	a->changes = !a->redo;
+	if (!a->redo) {
+		job_change_begin(job);
+		return;
 	}
-	if (a->n && !job->step.counted)
-		job_count_uncommitted(job);
+	apply_count_steps(job, a->units, a->n);
 	if (job->step.committing)
 		job->step.commit_record(job->step.commit);
-	a->changes = !a->redo;
-	if (a->redo)
-		job_redo_begin(job, a->redo);
-	else
-		job_change_begin(job);
+	job_redo_begin(job, a->redo);
 }
 
 /* Only to devices that have something to do: another may be lost, which is not our affair.
@@ -385,7 +395,7 @@ static void apply_run(struct apply *a)
 		a->status = -ENOMEM;
 	if (a->changes)
 		job_change_end(a->job);
-	apply_done(a->job, a->units, a->n, a->status);
+	apply_done(a->job, a->units, a->n, a->redo != NULL, a->status);
 	if (a->status)
 		job_journal_write(a->job); /* before a successor believes that all is done */
 	apply_free(a);
@@ -407,7 +417,7 @@ static void apply_start(struct job *job)
 	if (a)
 		apply_run(a);
 	else
-		apply_done(job, NULL, 0, -ENOMEM);
+		apply_done(job, NULL, 0, false, -ENOMEM);
 }
 
 /* Neither runs. */

@@ -20,6 +20,7 @@
 static void begin(void)
 {
 	fdcheck_begin();
+	setenv("SHARDD_RECONNECT_MS", "0", 1); /* test_reconnect.c has the other case */
 	daemonfix_start_held(&trainfix, NULL);
 }
 

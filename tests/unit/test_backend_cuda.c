@@ -692,7 +692,9 @@ Test(backend_cuda, a_burst_of_tasks_in_both_queues_completes_each_once)
 		host[i] = (float)i;
 	cudafix_copy(&f, x, host, TASKS * sizeof(float));
 	for (unsigned i = 0; i < TASKS; i++) {
-		b->k[i][0] = (struct launch){ .kind = LAUNCH_SCALE, .n = 1, .scale = { x + i, 2, NULL } };
+		b->k[i][0] = (struct launch){ .kind = LAUNCH_SCALE,
+					      .n = 1,
+					      .scale = { x + i, 2, NULL } };
 		b->k[i][1] = (struct launch){ .kind = LAUNCH_NORM, .n = 1 };
 		b->k[i][1].norm = (struct k_norm){ x + i, partial + i, INFINITY };
 		b->t[i] = cudatask_new();

@@ -92,7 +92,9 @@ static void on_freed(void *userdata)
 
 static struct launch scale(struct backend_mem *mem)
 {
-	return (struct launch){ .kind = LAUNCH_SCALE, .n = 100, .scale = { backend_addr(mem), 2, NULL } };
+	return (struct launch){ .kind = LAUNCH_SCALE,
+				.n = 100,
+				.scale = { backend_addr(mem), 2, NULL } };
 }
 
 Test(backend_cuda_fail, a_lost_device_fails_everything_and_says_why)

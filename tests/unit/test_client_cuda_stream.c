@@ -41,13 +41,13 @@ struct world {
 
 /* ------------------------------------------------------------------------ joins */
 
-struct link {
+struct link_told {
 	Shardd__V1__StreamLink link;
 	Shardd__V1__Placement signals, ready;
 	ProtobufCBinaryData events[GPUPEER_RING];
 };
 
-static void describe(const struct gpupeer *p, bool events, struct link *l)
+static void describe(const struct gpupeer *p, bool events, struct link_told *l)
 {
 	shardd__v1__stream_link__init(&l->link);
 	shardd__v1__placement__init(&l->signals);
@@ -111,7 +111,7 @@ static void *mapped(struct world *w, uint32_t slab)
 
 static void test_client_cuda_stream_begin(struct world *w, bool events)
 {
-	struct link l;
+	struct link_told l;
 
 	*w = (struct world){ .events = events };
 	telling = w;
@@ -429,7 +429,7 @@ static void check_rejoin(bool events)
 	Shardd__V1__StreamPoint after = SHARDD__V1__STREAM_POINT__INIT;
 	struct stream_ref ref;
 	struct world w;
-	struct link l;
+	struct link_told l;
 
 	test_client_cuda_stream_begin(&w, events);
 	set(&w);
@@ -463,7 +463,7 @@ Test(client_cuda_stream, streams_with_events_go_on_after_another_join)
 Test(client_cuda_stream, links_that_make_no_sense_are_refused)
 {
 	struct world w;
-	struct link l;
+	struct link_told l;
 
 	test_client_cuda_stream_begin(&w, false);
 	for (int i = 0; i < 8; i++) {

@@ -23,6 +23,24 @@ enum shardd_handover {
 				  * The job must have been made by such a trainer. */
 };
 
+/* What happens to a connection after the daemon has ended. */
+enum shardd_connection_state {
+	SHARDD_CONNECTION_LOST = 1,     /* it has broken; the library connects again */
+	SHARDD_CONNECTION_RETRYING = 2, /* nobody answers yet; at most once a second */
+	SHARDD_CONNECTION_BACK = 3,     /* connected again: join again */
+	SHARDD_CONNECTION_GIVEN_UP = 4, /* for good: close the client */
+};
+
+struct shardd_connection_event {
+	size_t size; /* sizeof(struct shardd_connection_event) */
+	enum shardd_connection_state state;
+	uint32_t attempt;    /* attempts to connect so far */
+	uint32_t elapsed_ms; /* since the loss was found */
+	const char *text;    /* a sentence; valid during the call */
+};
+
+#define SHARDD_NO_RECONNECT UINT32_MAX
+
 struct shardd_options {
 	size_t size;                   /* sizeof(struct shardd_options) */
 	const char *socket;            /* NULL: $SHARDD_SOCKET, else /run/shardd/shardd.sock */
@@ -39,6 +57,19 @@ struct shardd_options {
 	void (*on_stall)(void *stall_data, uint64_t ticket, const char *text);
 	void *stall_data;
 	uint32_t stall_ms; /* with @on_stall: above 0 */
+	/* How long to connect again when the daemon ends and its jobs outlive it (shardd-holder,
+	 * systemd): 0: $SHARDD_RECONNECT_MS (0 there: not at all), else 60000;
+	 * SHARDD_NO_RECONNECT: not at all. All calls and waits last until then. An op that was not
+	 * answered ends with ABORTED, not before the process is connected again: the daemon may
+	 * still read its gradients to finish a step. Join again after it. Memory that is mapped
+	 * stays mapped at its addresses. A daemon that has lost its state gives DATA_LOSS. Not on
+	 * GPUs, with SHARDD_HANDOVER_IPC and with SHARDD_DEBUG=1: there, the loss of the connection
+	 * is UNAVAILABLE, and the client is of no more use. */
+	uint32_t reconnect_ms;
+	/* Called by a thread of the library when the state of the connection changes. It may call
+	 * shardd_interrupt, no other function of this client. NULL: none. */
+	void (*on_connection)(void *connection_data, const struct shardd_connection_event *event);
+	void *connection_data;
 };
 
 /* Connect and open a session. Blocks at most twice the connect timeout, plus 10 s for the local
@@ -74,8 +105,8 @@ struct shardd_info {
 	size_t size; /* sizeof(struct shardd_info) */
 	uint64_t session;
 	const char *daemon_version; /* valid until shardd_close, as @instance */
-	/* The identifier of this run of the daemon, 32 hexadecimal digits. A restarted daemon is
-	 * another run and has no state of the earlier one. */
+	/* The identifier of this run of the daemon, 32 hexadecimal digits. A daemon that goes on
+	 * with the state of an earlier one has its identifier; another one has no such state. */
 	const char *instance;
 	uint64_t daemon_started; /* when the run started, in seconds since 1970 */
 	/* The job or the daemon has been asked to drain: commit and leave. As of the last answered

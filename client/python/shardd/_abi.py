@@ -17,7 +17,9 @@ class Error(C.Structure):
 class Options(C.Structure):
     _fields_ = [("size", C.c_size_t), ("socket", C.c_char_p), ("name", C.c_char_p),
                 ("connect_timeout_ms", C.c_uint32), ("handover", C.c_int), ("device", C.c_char_p),
-                ("on_stall", C.c_void_p), ("stall_data", C.c_void_p), ("stall_ms", C.c_uint32)]
+                ("on_stall", C.c_void_p), ("stall_data", C.c_void_p), ("stall_ms", C.c_uint32),
+                ("reconnect_ms", C.c_uint32), ("on_connection", C.c_void_p),
+                ("connection_data", C.c_void_p)]
 
 
 class Device(C.Structure):

@@ -1,0 +1,69 @@
+#include "call.h"
+
+#include "client_error.h"
+#include "reconnect.h"
+
+/* Daemons that may die of one call. */
+#define CALL_TRIES 3u
+
+int call_check_epoch(struct shardd_client *c, struct shardd_error *err)
+{
+	uint64_t ended;
+
+	pthread_mutex_lock(&c->order);
+	ended = c->joined ? 0 : c->ended_epoch;
+	pthread_mutex_unlock(&c->order);
+	return ended ? reconnect_outcome(c, NULL, ended, err) : 0;
+}
+
+int call_after_loss(struct shardd_client *c, const struct link *l, int r, struct shardd_error *err)
+{
+	if (!error_is_lost(r, err) || !reconnect_is_on(c, l))
+		return r;
+	reconnect_wait(c, l, -1);
+	return reconnect_outcome(c, l, 0, err);
+}
+
+int call_once(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
+	      const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
+	      const struct link **ret_link, struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	struct link *l;
+	int r = client_check_bytes(c, protobuf_c_message_get_packed_size(request), err);
+
+	if (r < 0)
+		return r;
+	l = client_use_link(c);
+	r = rpc_client_call(l->rpc, method, request, reply, CLIENT_CALL_TIMEOUT_MS, ret,
+			    err ? err : &scratch);
+	client_unuse_link(c, l);
+	if (ret_link)
+		*ret_link = l;
+	return r;
+}
+
+int call_make(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
+	      const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
+	      struct shardd_error *err)
+{
+	const struct link *l = NULL;
+	struct shardd_error e = { 0 };
+	int r = call_once(c, method, request, reply, ret, &l, &e);
+
+	r = l ? call_after_loss(c, l, r, &e) : r;
+	if (r < 0 && err)
+		*err = e;
+	return r;
+}
+
+int call_again(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
+	       const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
+	       struct shardd_error *err)
+{
+	int r = -SHARDD_ABORTED;
+
+	for (unsigned i = 0; r == -SHARDD_ABORTED && i < CALL_TRIES; i++)
+		r = call_make(c, method, request, reply, ret, err);
+	return r;
+}

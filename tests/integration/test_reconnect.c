@@ -1,0 +1,474 @@
+/*
+ * The daemon dies under shardd-holder, and trainers connect again in the same process: every op ends
+ * once, not before the process is connected again; memory stays where it is; training goes on bit
+ * for bit. Deaths while a step is being applied are not among these.
+ */
+#include <criterion/criterion.h>
+#include <criterion/parameterized.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "failfix.h"
+#include "fdcheck.h"
+
+static void begin(void)
+{
+	fdcheck_begin();
+	daemonfix_start_held(&trainfix, NULL);
+}
+
+static void end(void)
+{
+	if (trainfix.pid)
+		daemonfix_stop(&trainfix);
+	fdcheck_end();
+}
+
+TestSuite(reconnect, .init = begin, .fini = end, .timeout = 120);
+
+enum { MAX_WORLD = 4, ELEMENTS = 5000, STEPS = 6, N_UNITS = 3 };
+
+/* ------------------------------------------------------------------- what is told */
+
+struct seen {
+	atomic_uint n[SHARDD_CONNECTION_GIVEN_UP + 1];
+	atomic_uint last;
+};
+
+static void on_connection(void *data, const struct shardd_connection_event *e)
+{
+	struct seen *s = data;
+
+	TRAINER_CHECK(e->size == sizeof(*e) && e->text && *e->text);
+	atomic_fetch_add(&s->n[e->state], 1);
+	atomic_store(&s->last, e->state);
+}
+
+static shardd_client *open_client(const struct trainer *t, uint32_t ms, struct seen *s)
+{
+	const struct shardd_options options = { .size = sizeof(options),
+						.socket = t->socket,
+						.reconnect_ms = ms,
+						.on_connection = s ? on_connection : NULL,
+						.connection_data = s };
+	shardd_client *c = NULL;
+
+	TRAIN_OK(shardd_connect(&options, &c, &train_err));
+	return c;
+}
+
+/* ------------------------------------------------------------------- training */
+
+struct play {
+	unsigned world;
+	bool calm; /* nobody dies */
+	stage at[MAX_WORLD];
+	stage go;
+	float params[N_UNITS][ELEMENTS];
+};
+
+static void register_all(shardd_client *c, shardd_unit *units)
+{
+	static const char *const names[N_UNITS] = { "adamw", "sgd", "bf16" };
+	const struct shardd_unit_spec likes[N_UNITS] = {
+		{ .size = sizeof(likes[0]),
+		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01, .weight_decay = 0.1 } },
+		{ .size = sizeof(likes[0]),
+		  .optimizer = { .kind = SHARDD_SGD, .lr = 0.1, .momentum = 0.9 } },
+		{ .size = sizeof(likes[0]),
+		  .compute_dtype = SHARDD_BF16,
+		  .gradient_dtype = SHARDD_FP32,
+		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01 } },
+	};
+
+	for (unsigned i = 0; i < N_UNITS; i++)
+		units[i] = train_register(c, names[i], ELEMENTS, &likes[i]).unit;
+}
+
+static void reduce_all(shardd_client *c, const shardd_unit *units, uint32_t rank, uint64_t step)
+{
+	for (unsigned i = 0; i < N_UNITS; i++) {
+		float *g = train_numbers(ELEMENTS, (step * MAX_WORLD + rank) * N_UNITS + i);
+
+		train_reduce(c, units[i], DTYPE_FP32, g, ELEMENTS);
+		free(g);
+	}
+}
+
+static void one_step(shardd_client *c, const shardd_unit *units, uint32_t rank, uint64_t step)
+{
+	uint64_t blob[2] = { step, rank };
+
+	reduce_all(c, units, rank, step);
+	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+	TRAIN_OK(shardd_commit(c, step, blob, sizeof(blob), &train_err));
+}
+
+static unsigned count_mappings(void)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	char line[512];
+	unsigned n = 0;
+
+	while (f && fgets(line, sizeof(line), f))
+		n += strstr(line, "memfd:") != NULL;
+	TRAINER_CHECK(f && fclose(f) == 0);
+	return n;
+}
+
+/* The parameters of the unit without a cast are where they were, and what they were. */
+static void check_address(shardd_client *c, shardd_unit u, const void **at, const float *want)
+{
+	struct shardd_result r;
+	shardd_ticket t;
+
+	TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u), &t, &train_err));
+	TRAIN_OK(shardd_wait(c, t, -1, &r, &train_err));
+	TRAINER_CHECK(!*at || *at == r.data);
+	*at = r.data;
+	if (want && train_on_host())
+		TRAIN_SAME(r.data, want, ELEMENTS * sizeof(float));
+	TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), &t, &train_err));
+	TRAIN_OK(shardd_wait(c, t, -1, NULL, &train_err));
+}
+
+/* The daemon dies when all have committed @step and, with odd steps, have reduced half of the next
+ * one. */
+static void survive(shardd_client *c, const struct trainer *t, struct play *p,
+		    const shardd_unit *units, uint64_t step, uint64_t epoch)
+{
+	char words[64];
+
+	if (step % 2)
+		reduce_all(c, units, t->rank, step + 100);
+	stage_set(&p->at[t->rank], (unsigned)step);
+	TRAINER_AWAIT(atomic_load(&p->go) >= step, 60);
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
+	told_now("was restarted");
+	snprintf(words, sizeof(words), "epoch %llu has ended: join again",
+		 (unsigned long long)epoch);
+	told_now(words);
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
+	told_now(words);
+	TRAIN_FAILS(shardd_leave(c, &train_err), SHARDD_ABORTED);
+}
+
+static int trains(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	shardd_client *c = open_client(t, 60000, NULL);
+	struct shardd_membership m = train_join_as(c, t, SHARDD_EPHEMERAL);
+	shardd_unit units[N_UNITS];
+	float before[ELEMENTS];
+	const void *at = NULL;
+	unsigned fds = 0, mappings = 0;
+
+	register_all(c, units);
+	for (unsigned i = 0; i < N_UNITS; i++)
+		TRAIN_OK(shardd_init_seed(c, units[i], 7 + i, &train_err));
+	for (uint64_t step = 1; step <= STEPS; step++) {
+		one_step(c, units, t->rank, step);
+		for (unsigned i = 0; i < N_UNITS; i++)
+			train_params(c, units[i], before, i == 2 ? ELEMENTS * 2 : ELEMENTS * 4);
+		if (p->calm || step == STEPS)
+			continue;
+		train_params(c, units[0], before, sizeof(before));
+		check_address(c, units[0], &at, before);
+		if (step == 3) {
+			fds = fdcheck_count();
+			mappings = count_mappings();
+		} else if (step > 3) { /* as before the first, and the second death */
+			TRAINER_CHECK(fdcheck_count() == fds);
+			TRAINER_CHECK(count_mappings() == mappings);
+		}
+		survive(c, t, p, units, step, m.epoch);
+		m = train_join_as(c, t, SHARDD_EPHEMERAL);
+		TRAINER_CHECK(m.has_commit && m.step == step && !m.torn && !m.created);
+		TRAINER_CHECK(m.blob_bytes == 16 && ((const uint64_t *)m.blob)[0] == step &&
+			      ((const uint64_t *)m.blob)[1] == t->rank);
+		register_all(c, units);
+		check_address(c, units[0], &at, before);
+	}
+	for (unsigned i = 0; t->rank == 0 && i < N_UNITS; i++)
+		train_params(c, units[i], p->params[i], i == 2 ? ELEMENTS * 2 : ELEMENTS * 4);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+static bool all_at(struct play *p, unsigned step)
+{
+	for (unsigned r = 0; r < p->world; r++)
+		if (atomic_load(&p->at[r]) < step)
+			return false;
+	return true;
+}
+
+static void play(struct play *p, unsigned world)
+{
+	static const int signals[] = { SIGKILL, SIGTERM, SIGUSR2, SIGABRT, SIGKILL };
+	struct play *calm = trainer_shared(sizeof(*calm));
+	pid_t pids[MAX_WORLD];
+
+	p->world = world;
+	*calm = (struct play){ .world = world, .calm = true };
+	for (uint32_t r = 0; r < world; r++)
+		pids[r] = trainer_start(&trainfix, "dies", r, world, trains, p);
+	for (unsigned step = 1; step < STEPS; step++) {
+		AWAIT(all_at(p, step), 60);
+		daemonfix_replace_daemon(&trainfix, signals[step - 1]);
+		stage_set(&p->go, step);
+	}
+	for (unsigned r = 0; r < world; r++)
+		cr_assert_eq(trainer_wait(pids[r], 60), 0);
+	trainers_run(&trainfix, "calm", world, trains, calm, 60);
+	for (unsigned i = 0; i < N_UNITS; i++)
+		cr_expect_arr_eq(p->params[i], calm->params[i], sizeof(p->params[i]),
+				 "unit %u differs", i);
+	cr_expect_neq(p->params[0][0], 0, "something was trained");
+	AWAIT(daemonfix_bytes(&trainfix) == 0, 10);
+}
+
+/* World size, and whether ops go over the ring. */
+struct way {
+	unsigned world;
+	bool ring;
+};
+
+ParameterizedTestParameters(reconnect, training_goes_on_bit_for_bit)
+{
+	static struct way ways[] = { { 1, true },  { 2, true },  { 4, true },
+				     { 1, false }, { 2, false }, { 4, false } };
+
+	return cr_make_param_array(struct way, ways, ARRAY_SIZE(ways));
+}
+
+ParameterizedTest(struct way *way, reconnect, training_goes_on_bit_for_bit)
+{
+	setenv("SHARDD_RING", way->ring ? "on" : "off", 1);
+	play(trainer_shared(sizeof(struct play)), way->world);
+}
+
+/* ------------------------------------------------------------------- ops in flight */
+
+struct waits {
+	stage at[2], go;
+	struct seen seen[2];
+	bool by_descriptor;
+};
+
+/* Until an op has ended, without blocking. */
+static int poll_for(shardd_client *c, shardd_ticket t)
+{
+	struct pollfd p = { .events = POLLIN };
+	uint64_t n;
+	int r;
+
+	TRAIN_OK(shardd_completion_fd(c, &p.fd, &train_err));
+	for (;;) {
+		r = shardd_wait(c, t, 0, NULL, &train_err);
+		if (r != -SHARDD_DEADLINE_EXCEEDED || train_err.native != EAGAIN)
+			return r;
+		TRAINER_CHECK(poll(&p, 1, 30000) == 1);
+		TRAINER_CHECK(read(p.fd, &n, sizeof(n)) == sizeof(n));
+	}
+}
+
+/* Rank 0 waits for rank 1, which never comes, and holds a gather meanwhile. */
+static int waits(const struct trainer *t)
+{
+	struct waits *w = t->arg;
+	struct seen *s = &w->seen[t->rank];
+	shardd_client *c = open_client(t, 30000, s);
+	struct shardd_membership m = train_join_as(c, t, SHARDD_EPHEMERAL), again;
+	shardd_unit u = train_zero_unit(c, "u", ELEMENTS, NULL);
+	struct shardd_result r;
+	shardd_ticket gather, barrier[2];
+	size_t which;
+
+	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u), &gather, &train_err));
+	TRAIN_OK(shardd_wait(c, gather, -1, &r, &train_err));
+	for (unsigned i = 0; t->rank == 0 && i < 2; i++)
+		TRAIN_OK(
+			shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &barrier[i], &train_err));
+	stage_set(&w->at[t->rank], 1);
+	if (t->rank == 0 && w->by_descriptor) {
+		TRAINER_CHECK(poll_for(c, barrier[1]) == -SHARDD_ABORTED);
+	} else if (t->rank == 0) {
+		TRAIN_FAILS(shardd_wait(c, barrier[0], 50, NULL, &train_err),
+			    SHARDD_DEADLINE_EXCEEDED);
+		TRAIN_OK(shardd_wait_any(c, barrier, 2, -1, &which, &train_err));
+		TRAIN_FAILS(shardd_wait(c, barrier[1], -1, NULL, &train_err), SHARDD_ABORTED);
+	}
+	TRAINER_AWAIT(atomic_load(&w->go) == 1, 60);
+	if (t->rank == 0) {
+		TRAINER_CHECK(atomic_load(&s->n[SHARDD_CONNECTION_BACK]) > 0);
+		TRAIN_FAILS(shardd_wait(c, barrier[0], 0, NULL, &train_err), SHARDD_ABORTED);
+		told_now("join again");
+		TRAIN_FAILS(shardd_wait(c, barrier[0], 0, NULL, &train_err), /* it ended once */
+			    SHARDD_INVALID_ARGUMENT);
+	} else { /* it was idle */
+		TRAINER_CHECK(atomic_load(&s->last) == 0);
+		TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
+	}
+	if (train_on_host())
+		TRAINER_CHECK(((const float *)r.data)[ELEMENTS - 1] == 0); /* still mapped */
+	again = train_join_as(c, t, SHARDD_EPHEMERAL);
+	TRAINER_CHECK(again.epoch > m.epoch && again.has_commit && again.step == 1);
+	TRAINER_CHECK(atomic_load(&s->n[SHARDD_CONNECTION_LOST]) ==
+		      atomic_load(&s->n[SHARDD_CONNECTION_BACK]));
+	TRAINER_CHECK(atomic_load(&s->n[SHARDD_CONNECTION_GIVEN_UP]) == 0);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+/* @deaths: of one daemon after the other, without waiting for trainers. */
+static void play_waits(struct waits *w, unsigned deaths)
+{
+	char state[32];
+	pid_t pids[2];
+
+	for (uint32_t r = 0; r < 2; r++)
+		pids[r] = trainer_start(&trainfix, "waits", r, 2, waits, w);
+	AWAIT(atomic_load(&w->at[0]) && atomic_load(&w->at[1]), 30);
+	AWAIT(fail_op_text(&trainfix, "waits", 0, "Barrier", "state", state, sizeof(state)), 30);
+	for (unsigned i = 0; i < deaths; i++)
+		daemonfix_replace_daemon(&trainfix, SIGKILL);
+	stage_set(&w->go, 1);
+	for (unsigned r = 0; r < 2; r++)
+		cr_assert_eq(trainer_wait(pids[r], 60), 0);
+}
+
+Test(reconnect, ops_in_flight_end_once_when_the_connection_is_back)
+{
+	play_waits(trainer_shared(sizeof(struct waits)), 1);
+}
+
+Test(reconnect, several_deaths_in_a_row_are_one_outage_or_more)
+{
+	play_waits(trainer_shared(sizeof(struct waits)), 4);
+}
+
+Test(reconnect, a_completion_descriptor_is_readable_when_it_is_over)
+{
+	struct waits *w = trainer_shared(sizeof(*w));
+
+	w->by_descriptor = true;
+	play_waits(w, 1);
+}
+
+/* ------------------------------------------------------------------- given up */
+
+struct vain {
+	stage at, go;
+	uint32_t ms;
+	enum shardd_code code;
+	const char *words;
+	struct seen seen;
+};
+
+static int in_vain(const struct trainer *t)
+{
+	struct vain *v = t->arg;
+	shardd_client *c = open_client(t, v->ms, &v->seen);
+	bool off = v->ms == SHARDD_NO_RECONNECT;
+
+	train_join_as(c, t, SHARDD_KEEP);
+	stage_set(&v->at, 1);
+	TRAINER_AWAIT(atomic_load(&v->go) == 1, 60);
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), v->code);
+	told_now(v->words);
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), v->code); /* for good */
+	TRAINER_CHECK(atomic_load(&v->seen.last) == (off ? 0 : SHARDD_CONNECTION_GIVEN_UP));
+	TRAINER_CHECK(atomic_load(&v->seen.n[SHARDD_CONNECTION_GIVEN_UP]) == !off);
+	shardd_close(c);
+	return 0;
+}
+
+static bool has_ended(pid_t pid)
+{
+	char path[64], text[512] = "";
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	f = fopen(path, "re");
+	if (!f)
+		return true;
+	if (!fgets(text, sizeof(text), f))
+		text[0] = 0;
+	fclose(f);
+	return strstr(text, ") Z ") || strstr(text, ") X ");
+}
+
+static void kill_all(void)
+{
+	pid_t daemon = daemonfix_daemon(&trainfix);
+
+	daemonfix_may_end(&trainfix);
+	kill(trainfix.pid, SIGKILL);
+	trainer_wait(trainfix.pid, 30);
+	kill(daemon, SIGKILL);
+	AWAIT(has_ended(daemon), 30);
+	trainfix.pid = 0;
+}
+
+static pid_t start_in_vain(struct vain *v)
+{
+	pid_t pid = trainer_start(&trainfix, "vain", 0, 1, in_vain, v);
+
+	AWAIT(atomic_load(&v->at) == 1, 30);
+	return pid;
+}
+
+Test(reconnect, it_is_given_up_after_its_time)
+{
+	struct vain *v = trainer_shared(sizeof(*v));
+	pid_t pid;
+
+	*v = (struct vain){ .ms = 300, .code = SHARDD_UNAVAILABLE };
+	v->words = "did not come back within 300 ms";
+	pid = start_in_vain(v);
+	kill_all();
+	stage_set(&v->go, 1);
+	cr_expect_eq(trainer_wait(pid, 60), 0);
+	unlink(trainfix.socket);
+	unlink(trainfix.log);
+	rmdir(trainfix.dir);
+}
+
+Test(reconnect, it_can_be_turned_off)
+{
+	struct vain *v = trainer_shared(sizeof(*v));
+	pid_t pid;
+
+	*v = (struct vain){ .ms = SHARDD_NO_RECONNECT, .code = SHARDD_UNAVAILABLE };
+	v->words = "closed the connection";
+	pid = start_in_vain(v);
+	daemonfix_replace_daemon(&trainfix, SIGKILL);
+	stage_set(&v->go, 1);
+	cr_expect_eq(trainer_wait(pid, 60), 0);
+}
+
+Test(reconnect, a_daemon_without_the_state_is_data_loss)
+{
+	struct vain *v = trainer_shared(sizeof(*v));
+	pid_t pid, daemon;
+
+	*v = (struct vain){ .ms = 30000, .code = SHARDD_DATA_LOSS };
+	v->words = "the state of job 'vain' is gone";
+	pid = start_in_vain(v);
+	daemon = daemonfix_daemon(&trainfix);
+	kill(trainfix.pid, SIGSTOP); /* it starts none */
+	kill(daemon, SIGKILL);
+	AWAIT(has_ended(daemon), 30);
+	daemonfix_restart(&trainfix, NULL);
+	stage_set(&v->go, 1);
+	cr_expect_eq(trainer_wait(pid, 60), 0);
+}
