@@ -112,7 +112,7 @@ static void prepare(struct stress *s, struct item *it, uint64_t n)
 	for (unsigned k = 0; k < LAUNCHES; k++)
 		it->launches[k] = (struct launch){ .kind = LAUNCH_SCALE,
 						   .n = n,
-						   .scale = { it->data + k * n, 2.0f } };
+						   .scale = { it->data + k * n, 2.0f, NULL } };
 	it->task = (struct backend_task){ .launches = it->launches,
 					  .n_launches = LAUNCHES,
 					  .done = on_done };

@@ -62,7 +62,7 @@ Test(backend_fake, kernels_run_when_the_task_completes)
 {
 	struct fixture f;
 	float x[3] = { 1, 2, 3 };
-	struct launch launch = { .kind = LAUNCH_SCALE, .n = 3, .scale = { x, 2 } };
+	struct launch launch = { .kind = LAUNCH_SCALE, .n = 3, .scale = { x, 2, NULL } };
 	struct named t = make('a', &launch);
 
 	setup(&f, 0);
@@ -152,7 +152,7 @@ Test(backend_fake, a_failed_task_does_nothing)
 {
 	struct fixture f;
 	float x = 1;
-	struct launch launch = { .kind = LAUNCH_SCALE, .n = 1, .scale = { &x, 2 } };
+	struct launch launch = { .kind = LAUNCH_SCALE, .n = 1, .scale = { &x, 2, NULL } };
 	struct named t = make('a', &launch);
 
 	setup(&f, 0);

@@ -638,9 +638,9 @@ Test(backend_host, kernels_of_no_elements_between_others_are_passed_over)
 	float x[2] = { 1, 2 };
 	struct launch launches[5] = {
 		{ .kind = LAUNCH_SCALE, .n = 0 },
-		{ .kind = LAUNCH_SCALE, .n = 1, .scale = { &x[0], 3 } },
+		{ .kind = LAUNCH_SCALE, .n = 1, .scale = { &x[0], 3, NULL } },
 		{ .kind = LAUNCH_SCALE, .n = 0 },
-		{ .kind = LAUNCH_SCALE, .n = 1, .scale = { &x[1], 5 } },
+		{ .kind = LAUNCH_SCALE, .n = 1, .scale = { &x[1], 5, NULL } },
 		{ .kind = LAUNCH_COPY, .n = 0 },
 	};
 
@@ -716,14 +716,15 @@ Test(backend_host, a_small_task_does_not_wait_for_the_large_ones_of_another_user
 	static struct counted hog[HOG_TASKS], ours;
 	static struct launch launches[HOG_TASKS];
 	float *x = calloc(HOG_N, sizeof(*x)), y = 3;
-	struct launch launch = { .kind = LAUNCH_SCALE, .n = 1, .scale = { &y, 2 } };
+	struct launch launch = { .kind = LAUNCH_SCALE, .n = 1, .scale = { &y, 2, NULL } };
 	struct fixture f;
 	unsigned before = 0;
 
 	setup(&f, 1, 0);
 	for (unsigned i = 0; i < HOG_TASKS; i++) {
-		launches[i] =
-			(struct launch){ .kind = LAUNCH_SCALE, .n = HOG_N, .scale = { x, 1 } };
+		launches[i] = (struct launch){ .kind = LAUNCH_SCALE,
+					       .n = HOG_N,
+					       .scale = { x, 1, NULL } };
 		hog[i].task = (struct backend_task){ .launches = &launches[i],
 						     .n_launches = 1,
 						     .done = on_done,
@@ -749,7 +750,7 @@ Test(backend_host, threads_are_spread_over_numa_nodes)
 	struct host_topology t;
 	struct fixture f;
 	float x = 2;
-	struct launch launch = { .kind = LAUNCH_SCALE, .n = 1, .scale = { &x, 4 } };
+	struct launch launch = { .kind = LAUNCH_SCALE, .n = 1, .scale = { &x, 4, NULL } };
 
 	setenv("HWLOC_SYNTHETIC", "numa:2 core:2 pu:1", 1);
 	cr_assert_eq(host_topology_init(&t), 0);
@@ -780,8 +781,10 @@ Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
 {
 	enum { ELEMENTS = 1 << 22 };
 	float *x = calloc(ELEMENTS, sizeof(*x));
-	struct launch launch[2] = { { .kind = LAUNCH_SCALE, .n = ELEMENTS, .scale = { x, 2 } },
-				    { .kind = LAUNCH_SCALE, .n = 1, .scale = { x, 2 } } };
+	struct launch launch[2] = {
+		{ .kind = LAUNCH_SCALE, .n = ELEMENTS, .scale = { x, 2, NULL } },
+		{ .kind = LAUNCH_SCALE, .n = 1, .scale = { x, 2, NULL } }
+	};
 	struct counted c[2] = { 0 };
 	struct fixture f;
 	uint64_t before;

@@ -455,7 +455,7 @@ Test(redo, a_step_that_was_only_written_down_is_done)
 
 Test(redo, a_damaged_file_is_refused)
 {
-	static const struct redo_case c = {
+	const struct redo_case c = {
 		.name = "damage", .kernels = "ref", .n = 100, .launch = ADAMW_LAUNCH(100, K_FOREACH)
 	};
 	struct scene s = scene_new(&c);
