@@ -176,17 +176,22 @@ static int redo_complete_repair_slot(struct redo_task *t, struct redo_slot *s,
 	struct launch own;
 	void **at[REDO_ARRAYS];
 	float *arrays[K_UNDO_ARRAYS] = { 0 };
+	unsigned n;
 
 	if (s->launch >= t->head->n || s->end > launches[s->launch].n || s->begin > s->end ||
 	    b.n > K_UNDO_BLOCK || (b.n && (b.at < s->begin || b.at + b.n > s->end)))
 		return redo_complete_damaged(f, "a thread was outside of its launch");
 	own = launches[s->launch];
 	redo_arrays(&own, at);
-	for (unsigned i = 0; i < redo_complete_changed(&own); i++)
+	n = redo_complete_changed(&own);
+	for (unsigned i = 0; i < n; i++) {
 		arrays[i] = *at[i];
+		if (!arrays[i])
+			return redo_complete_damaged(f,
+						     "a launch changes memory that is not there");
+	}
 	if (!atomic_load(&s->done)) {
-		uint64_t from =
-			k_undo_restore(&s->undo, arrays, redo_complete_changed(&own), s->begin);
+		uint64_t from = k_undo_restore(&s->undo, arrays, n, s->begin);
 
 		redo_set_undo(&own, &s->undo);
 		launch_run(k, &own, from, s->end);
