@@ -13,20 +13,20 @@ int call_check_epoch(struct shardd_client *c, struct shardd_error *err)
 	pthread_mutex_lock(&c->order);
 	ended = c->joined ? 0 : c->ended_epoch;
 	pthread_mutex_unlock(&c->order);
-	return ended ? reconnect_outcome(c, NULL, ended, err) : 0;
+	return ended ? reconnect_outcome(c, 0, ended, err) : 0;
 }
 
-int call_after_loss(struct shardd_client *c, const struct link *l, int r, struct shardd_error *err)
+int call_after_loss(struct shardd_client *c, uint32_t link, int r, struct shardd_error *err)
 {
-	if (!error_is_lost(r, err) || !reconnect_is_on(c, l))
+	if (!error_is_lost(r, err) || !reconnect_is_on(c))
 		return r;
-	reconnect_wait(c, l, -1);
-	return reconnect_outcome(c, l, 0, err);
+	reconnect_wait(c, link, -1);
+	return reconnect_outcome(c, link, 0, err);
 }
 
 int call_once(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
-	      const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
-	      const struct link **ret_link, struct shardd_error *err)
+	      const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret, uint32_t *ret_link,
+	      struct shardd_error *err)
 {
 	struct shardd_error scratch;
 	struct link *l;
@@ -37,9 +37,9 @@ int call_once(struct shardd_client *c, const char *method, const ProtobufCMessag
 	l = client_use_link(c);
 	r = rpc_client_call(l->rpc, method, request, reply, CLIENT_CALL_TIMEOUT_MS, ret,
 			    err ? err : &scratch);
-	client_unuse_link(c, l);
 	if (ret_link)
-		*ret_link = l;
+		*ret_link = l->number;
+	client_unuse_link(c, l);
 	return r;
 }
 
@@ -47,11 +47,11 @@ int call_make(struct shardd_client *c, const char *method, const ProtobufCMessag
 	      const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
 	      struct shardd_error *err)
 {
-	const struct link *l = NULL;
+	uint32_t link = 0;
 	struct shardd_error e = { 0 };
-	int r = call_once(c, method, request, reply, ret, &l, &e);
+	int r = call_once(c, method, request, reply, ret, &link, &e);
 
-	r = l ? call_after_loss(c, l, r, &e) : r;
+	r = link ? call_after_loss(c, link, r, &e) : r;
 	if (r < 0 && err)
 		*err = e;
 	return r;

@@ -7,14 +7,14 @@
 /* Has the daemon ended since the last join? Then -SHARDD_ABORTED, else 0. Not with order held. */
 int call_check_epoch(struct shardd_client *c, struct shardd_error *err);
 
-/* @r, @err: what a call over @l ended with. If the connection is lost, wait for the next one and
- * say so. Not with order held. Return: @r, or a negative shardd_code. */
-int call_after_loss(struct shardd_client *c, const struct link *l, int r, struct shardd_error *err);
+/* @r, @err: what a call over link number @link ended with. If the connection is lost, wait for the
+ * next one and say so. Not with order held. Return: @r, or a negative shardd_code. */
+int call_after_loss(struct shardd_client *c, uint32_t link, int r, struct shardd_error *err);
 
 /* Make one call that is not an op, and wait for the daemon if it comes back meanwhile: the call is
- * then not repeated, but answered with ABORTED. Not with order held. @method: its name in the Shardd service. @ret: belongs to the
- * caller (protobuf_c_message_free_unpacked). Return: 0 or a negative
- * shardd_code. */
+ * then not repeated, but answered with ABORTED. Not with order held. @method: its name in the
+ * Shardd service. @ret: belongs to the caller (protobuf_c_message_free_unpacked). Return: 0 or a
+ * negative shardd_code. */
 int call_make(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
 	      const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
 	      struct shardd_error *err);
@@ -24,9 +24,10 @@ int call_again(struct shardd_client *c, const char *method, const ProtobufCMessa
 	       const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
 	       struct shardd_error *err);
 
-/* The same with order held: a lost connection stays lost. @ret_link: which, or NULL; only compared. */
+/* The same with order held: a lost connection stays lost. @ret_link: the number of the link that
+ * the call went over, or NULL. */
 int call_once(struct shardd_client *c, const char *method, const ProtobufCMessage *request,
-	      const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret,
-	      const struct link **ret_link, struct shardd_error *err);
+	      const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret, uint32_t *ret_link,
+	      struct shardd_error *err);
 
 #endif

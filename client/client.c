@@ -58,13 +58,16 @@ int client_take_link(struct shardd_client *c, const struct link *l, struct shard
 		atomic_store(&c->daemon.version, v);
 	}
 	c->session = l->session;
+	atomic_store(&c->draining, false);
 	c->daemon.max_ops = l->max_ops;
 	c->daemon.max_message = l->max_message;
 	c->daemon.started_unix_s = l->started_unix_s;
+	atomic_store(&c->reconnect.outlives, l->outlives);
+	if (now && memcmp(c->daemon.instance, l->instance, EXPECT_BYTES) == 0)
+		return 0; /* other threads may read it */
 	memcpy(c->daemon.instance, l->instance, EXPECT_BYTES);
 	for (unsigned i = 0; i < EXPECT_BYTES; i++)
 		snprintf(c->daemon.instance_text + 2 * (size_t)i, 3, "%02x", l->instance[i]);
-	atomic_store(&c->draining, false);
 	return 0;
 }
 

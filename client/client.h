@@ -57,11 +57,12 @@ struct shardd_client {
 		_Atomic(struct client_version *) version; /* and the earlier ones */
 		uint8_t instance[EXPECT_BYTES];
 		char instance_text[2 * EXPECT_BYTES + 1];
-		uint64_t started_unix_s;
-		uint32_t max_ops;     /* a session may have unanswered; 0: no limit */
-		uint64_t max_message; /* bytes; 0: no limit */
-	} daemon;                     /* as it said when the session began */
-	atomic_bool draining;         /* as of the last answer */
+		/* each run of the daemon has its own */
+		_Atomic uint64_t started_unix_s;
+		_Atomic uint32_t max_ops;     /* a session may have unanswered; 0: no limit */
+		_Atomic uint64_t max_message; /* bytes; 0: no limit */
+	} daemon;                             /* as it said when the session began */
+	atomic_bool draining;                 /* as of the last answer */
 	_Atomic uint32_t timeout_ms;
 	atomic_uint interrupts;       /* calls of shardd_interrupt */
 	atomic_uint interrupts_taken; /* of them, those that have ended a wait */

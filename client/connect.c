@@ -138,8 +138,10 @@ static int connect_attach(struct shardd_client *c, uint32_t timeout_ms, struct s
 	struct link_plan plan = { c->socket, c->reconnect.name, local, NULL };
 	int r = link_open(&plan, timeout_ms, timeout_ms, &c->link, err);
 
-	if (r == 0)
+	if (r == 0) {
+		c->link->number = 1;
 		r = client_take_link(c, c->link, err);
+	}
 	if (r == 0 && local)
 		map_take_channel(&c->map, &c->link->channel);
 	else if (r == 0)

@@ -22,6 +22,7 @@ struct link {
 	struct channel channel;    /* closed: the client has it, or there is none */
 	struct link *next;         /* of former ones */
 	unsigned users;            /* calls under way; under the reconnect's lock */
+	uint32_t number;           /* of the client's links, from 1; outlives the link in callers */
 	const atomic_int *told_fd; /* of the client's completions */
 	/* what the daemon said */
 	uint64_t session;

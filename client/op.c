@@ -124,7 +124,7 @@ static int op_submit_ordered(struct shardd_client *c, const struct op *op,
 	int r;
 
 	if (!c->joined && c->ended_epoch)
-		return reconnect_outcome(c, NULL, c->ended_epoch, err);
+		return reconnect_outcome(c, 0, c->ended_epoch, err);
 	if (!c->joined)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 				 "this client has not joined a job: call shardd_join first");
@@ -192,7 +192,7 @@ int shardd_submit_nop(shardd_client *c, const struct shardd_nop_options *options
 {
 	struct shardd_nop_options room;
 	struct shardd_error e;
-	const struct link *l;
+	uint32_t link;
 	int r = op_check_submit(c, t, err);
 
 	if (r < 0)
@@ -201,10 +201,12 @@ int shardd_submit_nop(shardd_client *c, const struct shardd_nop_options *options
 		return -SHARDD_INVALID_ARGUMENT;
 	pthread_mutex_lock(&c->order);
 	r = op_submit_nop(c, t, &e);
-	l = c->link;
+	link = c->link->number;
 	pthread_mutex_unlock(&c->order);
-	r = call_after_loss(c, l, r, &e);
-	if (r < 0 && err)
+	if (r == 0)
+		return 0;
+	r = call_after_loss(c, link, r, &e);
+	if (err)
 		*err = e;
 	return r;
 }
@@ -213,7 +215,7 @@ int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage
 		  struct op_out out, shardd_ticket *t, struct shardd_error *err)
 {
 	struct shardd_error e;
-	const struct link *l;
+	uint32_t link;
 	uint64_t epoch;
 	int r = op_check_submit(c, t, err);
 
@@ -227,14 +229,14 @@ int op_submit_out(struct shardd_client *c, const struct op *op, ProtobufCMessage
 	}
 	pthread_mutex_lock(&c->order);
 	r = op_submit_ordered(c, op, request, out, t, &e);
-	l = c->link;
+	link = c->link->number;
 	epoch = c->epoch;
 	pthread_mutex_unlock(&c->order);
 	if (r == 0)
 		return 0;
-	if (error_is_lost(r, &e) && reconnect_is_on(c, l)) {
-		reconnect_wait(c, l, -1);
-		r = reconnect_outcome(c, l, epoch, &e);
+	if (error_is_lost(r, &e) && reconnect_is_on(c)) {
+		reconnect_wait(c, link, -1);
+		r = reconnect_outcome(c, link, epoch, &e);
 	}
 	if (err)
 		*err = e;
@@ -362,8 +364,8 @@ enum { WAIT_ENDED, WAIT_NOT_YET, WAIT_INTERRUPTED };
 /* What a thread waits for: a ticket, or one of several. */
 struct waited {
 	struct shardd_client *c;
-	const struct link *lost; /* NULL: or for the connection, which was lost, to come back */
-	struct ticket *ticket;   /* of several, the one that a stall names */
+	uint32_t lost; /* link number; not 0: for the connection, which was lost, to come back */
+	struct ticket *ticket;        /* of several, the one that a stall names */
 	const struct ticket_set *set; /* NULL: only @ticket */
 	size_t place;                 /* in @set, of the one that has ended */
 	uint64_t spent_ms;            /* before the last slice */
@@ -436,7 +438,7 @@ static int op_wait_back(struct shardd_client *c, shardd_ticket t, struct waited 
 	int how;
 
 	w->c = c;
-	w->lost = w->ticket->link;
+	w->lost = w->ticket->link->number;
 	how = op_wait_in_slices(c, t, w, left);
 	if (how != WAIT_ENDED)
 		return how == WAIT_NOT_YET ? op_not_yet(err) : op_was_interrupted(err);
@@ -444,10 +446,9 @@ static int op_wait_back(struct shardd_client *c, shardd_ticket t, struct waited 
 }
 
 /* @r: of op_take_result. */
-static bool op_is_lost(const struct shardd_client *c, const struct ticket *ticket, int r,
-		       const struct shardd_error *err)
+static bool op_is_lost(const struct shardd_client *c, int r, const struct shardd_error *err)
 {
-	return error_is_lost(r, err) && reconnect_is_on(c, ticket->link);
+	return error_is_lost(r, err) && reconnect_is_on(c);
 }
 
 static bool op_goes_on(int r, const struct shardd_error *err)
@@ -470,7 +471,7 @@ static int op_wait_claimed(struct shardd_client *c, shardd_ticket t, struct tick
 	    atomic_load(&c->streams)) /* taking it may last; else its end says it */
 		tickets_answered(&c->tickets, ticket);
 	r = op_take_result(c, ticket, timeout_ms, ret, err);
-	if (r < 0 && op_is_lost(c, ticket, r, err)) {
+	if (r < 0 && op_is_lost(c, r, err)) {
 		r = op_wait_back(c, t, &w, timeout_ms, err);
 		if (op_goes_on(r, err)) {
 			tickets_release(&c->tickets, ticket);
@@ -590,7 +591,7 @@ static int op_wait_set(struct shardd_client *c, const shardd_ticket *tickets,
 		return r == WAIT_NOT_YET ? op_not_yet(err) : op_was_interrupted(err);
 	*ret = w.place;
 	w.ticket = set->tickets[w.place];
-	if (!ticket_is_lost(w.ticket) || !reconnect_is_on(c, w.ticket->link))
+	if (!ticket_is_lost(w.ticket) || !reconnect_is_on(c))
 		return 0;
 	r = op_wait_back(c, first, &w, timeout_ms, err);
 	return op_goes_on(r, err) ? r : 0; /* its error is for who waits for it */
@@ -669,7 +670,7 @@ int op_detached(struct shardd_client *c, bool all, struct shardd_error *err)
 			return op_was_interrupted(err);
 		}
 		r = op_take_result(c, ticket, -1, &result, &e);
-		if (r < 0 && op_is_lost(c, ticket, r, &e))
+		if (r < 0 && op_is_lost(c, r, &e))
 			r = op_wait_back(c, id, &w, -1, &e);
 		if (r < 0 && op_goes_on(r, &e)) {
 			tickets_release(&c->tickets, ticket);

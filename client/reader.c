@@ -295,6 +295,7 @@ static int reader_ask(struct shardd_reader *r, uint32_t hold_ms, uint32_t timeou
 	uint32_t longest = INT32_MAX - GRACE_MS;
 	struct shardd_error ignored;
 	struct link *l;
+	uint32_t link;
 	int e;
 
 	request.hold_ms = hold_ms;
@@ -304,8 +305,9 @@ static int reader_ask(struct shardd_reader *r, uint32_t hold_ms, uint32_t timeou
 		l->rpc, METHOD_HoldStep, &request.base, &shardd__v1__hold_step_response__descriptor,
 		!timeout_ms ? 0 : (timeout_ms > longest ? longest : timeout_ms) + GRACE_MS, ret,
 		err);
+	link = l->number;
 	client_unuse_link(r->c, l);
-	e = call_after_loss(r->c, l, e, err);
+	e = call_after_loss(r->c, link, e, err);
 	if (e ==
 	    -SHARDD_DEADLINE_EXCEEDED) /* perhaps of the call alone, and it was granted since */
 		(void)reader_release(r, &ignored);

@@ -217,6 +217,7 @@ static void reconnect_install(struct reconnect_try *t, struct link *l)
 	pthread_mutex_lock(&c->order);
 	pthread_mutex_lock(&c->reconnect.lock);
 	former = c->link;
+	l->number = former->number + 1;
 	former->next = c->reconnect.former;
 	c->reconnect.former = former;
 	c->reconnect.took_ms = reconnect_ms_since(t->began_us);
@@ -258,9 +259,9 @@ static void *reconnect_thread(void *arg)
 
 /* ------------------------------------------------------------------- waiting for it */
 
-bool reconnect_is_on(const struct shardd_client *c, const struct link *l)
+bool reconnect_is_on(const struct shardd_client *c)
 {
-	return c->reconnect.ms && l->outlives && !c->cuda && !c->debug &&
+	return c->reconnect.ms && atomic_load(&c->reconnect.outlives) && !c->cuda && !c->debug &&
 	       c->handover != SHARDD_HANDOVER_IPC;
 }
 
@@ -281,7 +282,7 @@ static void reconnect_begin(struct shardd_client *c)
 			 "again cannot start");
 }
 
-bool reconnect_wait(struct shardd_client *c, const struct link *l, int timeout_ms)
+bool reconnect_wait(struct shardd_client *c, uint32_t link, int timeout_ms)
 {
 	struct reconnect *r = &c->reconnect;
 	struct timespec at;
@@ -296,7 +297,7 @@ bool reconnect_wait(struct shardd_client *c, const struct link *l, int timeout_m
 	}
 	pthread_mutex_lock(&r->lock);
 	for (;;) {
-		if (r->state == RECONNECT_IDLE && c->link == l)
+		if (r->state == RECONNECT_IDLE && c->link->number == link)
 			reconnect_begin(c);
 		ended = r->state != RECONNECT_RUNS;
 		if (ended || late)
@@ -310,7 +311,7 @@ bool reconnect_wait(struct shardd_client *c, const struct link *l, int timeout_m
 	return ended;
 }
 
-int reconnect_outcome(struct shardd_client *c, const struct link *l, uint64_t epoch,
+int reconnect_outcome(struct shardd_client *c, uint32_t link, uint64_t epoch,
 		      struct shardd_error *err)
 {
 	struct reconnect *r = &c->reconnect;
@@ -319,7 +320,7 @@ int reconnect_outcome(struct shardd_client *c, const struct link *l, uint64_t ep
 	uint32_t ms;
 
 	pthread_mutex_lock(&r->lock);
-	back = c->link != l;
+	back = c->link->number != link;
 	ms = r->took_ms;
 	failed = r->failed;
 	pthread_mutex_unlock(&r->lock);

@@ -1,9 +1,9 @@
 /*
  * The client's connection after the daemon has died: it comes back by itself.
  *
- * The first call that finds the connection broken (error_is_lost) starts a thread, which connects to the same
- * path until a daemon with the same instance has attached this process. Waiting threads sleep
- * meanwhile: the next daemon may still read the gradient buffers of this process, to finish a step,
+ * The first call that finds the connection broken (error_is_lost) starts a thread, which connects
+ * to the same path until a daemon with the same instance has attached this process. Waiting threads
+ * sleep meanwhile: the next daemon may still read the gradient buffers of this process, to finish a step,
  * so no op ends before. The thread then puts the new link in the former one's place, and ends.
  *
  * There is no reconnection if the daemon said that its jobs end with it, if it was turned off, with
@@ -26,16 +26,17 @@ void reconnect_stop(struct shardd_client *c);
 /* Free the former links, behind the tickets. */
 void reconnect_deinit(struct shardd_client *c);
 
-/* Does the client connect again when @l breaks? */
-bool reconnect_is_on(const struct shardd_client *c, const struct link *l);
+/* Does the client connect again when its connection breaks? */
+bool reconnect_is_on(const struct shardd_client *c);
 
-/* @l is broken: begin, unless that was done. Sleep until another link is there or none will come,
- * at most @timeout_ms (-1: for ever). Not with shardd_client.order held. Return: false: not yet. */
-bool reconnect_wait(struct shardd_client *c, const struct link *l, int timeout_ms);
+/* Link number @link is broken: begin, unless that was done. Sleep until another link is there or
+ * none will come, at most @timeout_ms (-1: for ever). Not with shardd_client.order held. Return:
+ * false: not yet. */
+bool reconnect_wait(struct shardd_client *c, uint32_t link, int timeout_ms);
 
 /* After that: why an op of @epoch, or a call (@epoch 0), was not answered. Return: -SHARDD_ABORTED,
  * or what the client gave up with. */
-int reconnect_outcome(struct shardd_client *c, const struct link *l, uint64_t epoch,
+int reconnect_outcome(struct shardd_client *c, uint32_t link, uint64_t epoch,
 		      struct shardd_error *err);
 
 /* Free the former links that nothing uses. Called with shardd_client.order held. */

@@ -31,6 +31,7 @@ struct reconnect {
 	struct shardd_error failed; /* with GAVE_UP */
 	uint32_t took_ms;           /* the last reconnection */
 	atomic_uint count;          /* of reconnections */
+	atomic_bool outlives;       /* the daemon's jobs outlive it, as it said last */
 };
 
 #endif

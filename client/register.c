@@ -2,8 +2,8 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
-#include "client.h"
 #include "call.h"
+#include "client.h"
 #include "client_error.h"
 #include "core/cleanup.h"
 #include "methods.h"
@@ -438,12 +438,14 @@ static int register_call(struct registered *to, const struct model *model, struc
 	struct shardd_client *c = to->c;
 	struct link *l = client_use_link(c);
 	struct shardd_error e = { 0 };
+	uint32_t link;
 	int r = rpc_client_call_packed(l->rpc, METHOD_RegisterUnits, model->bytes, model->n,
 				       &shardd__v1__register_units_response__descriptor,
 				       CLIENT_CALL_TIMEOUT_MS, register_take_reply, to, &e);
 
+	link = l->number;
 	client_unuse_link(c, l);
-	r = call_after_loss(c, l, r, &e);
+	r = call_after_loss(c, link, r, &e);
 	if (r < 0 && err)
 		*err = e;
 	return r;

@@ -2,15 +2,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client.h"
 #include "call.h"
-#include "reconnect.h"
+#include "client.h"
 #include "client_error.h"
 #include "core/cleanup.h"
 #include "device.h"
 #include "env.h"
 #include "methods.h"
 #include "op.h"
+#include "reconnect.h"
 #include "shardd.pb-c.h"
 
 /* A daemon that dies of each join is given up. */
@@ -76,8 +76,7 @@ static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *rep
 }
 
 /* @ret_link: of call_once; or NULL. Called with c->order held. */
-static int session_leave(struct shardd_client *c, const struct link **ret_link,
-			 struct shardd_error *err)
+static int session_leave(struct shardd_client *c, uint32_t *ret_link, struct shardd_error *err)
 {
 	Shardd__V1__LeaveRequest request = SHARDD__V1__LEAVE_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
@@ -106,8 +105,7 @@ static void session_note_job(struct shardd_client *c, const char *name)
 
 /* Called with c->order held. */
 static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
-			struct shardd_membership *ret, const struct link **ret_link,
-			struct shardd_error *err)
+			struct shardd_membership *ret, uint32_t *ret_link, struct shardd_error *err)
 {
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	uint8_t expected[EXPECT_BYTES] = { 0 };
@@ -137,13 +135,13 @@ static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *reques
 
 /* Ops of other threads wait here: they belong to the new epoch. */
 static int session_join_ordered(struct shardd_client *c, Shardd__V1__JoinRequest *request,
-				struct shardd_membership *ret, const struct link **ret_link,
+				struct shardd_membership *ret, uint32_t *ret_link,
 				struct shardd_error *err)
 {
 	int r;
 
 	pthread_mutex_lock(&c->order);
-	*ret_link = c->link;
+	*ret_link = c->link->number;
 	device_ask(c, request);
 	r = session_join(c, request, ret, ret_link, err);
 	if (r == 0) { /* they belong to the earlier epoch */
@@ -159,14 +157,14 @@ static int session_join_ordered(struct shardd_client *c, Shardd__V1__JoinRequest
 static int session_join_again(struct shardd_client *c, Shardd__V1__JoinRequest *request,
 			      struct shardd_membership *ret, struct shardd_error *err)
 {
-	const struct link *l;
+	uint32_t link;
 	int r;
 
 	for (unsigned tries = JOIN_TRIES;; tries--) {
-		r = session_join_ordered(c, request, ret, &l, err);
-		if (!error_is_lost(r, err) || !reconnect_is_on(c, l))
+		r = session_join_ordered(c, request, ret, &link, err);
+		if (!error_is_lost(r, err) || !reconnect_is_on(c))
 			return r;
-		r = call_after_loss(c, l, r, err);
+		r = call_after_loss(c, link, r, err);
 		if (r != -SHARDD_ABORTED || tries == 1)
 			return r;
 	}
@@ -199,7 +197,7 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 
 int shardd_leave(shardd_client *c, struct shardd_error *err)
 {
-	const struct link *l = NULL;
+	uint32_t link = 0;
 	struct shardd_error e = { 0 };
 	uint64_t epoch;
 	int r = client_check(c, err);
@@ -212,11 +210,11 @@ int shardd_leave(shardd_client *c, struct shardd_error *err)
 		return r;
 	pthread_mutex_lock(&c->order);
 	epoch = c->epoch;
-	r = session_leave(c, &l, &e);
+	r = session_leave(c, &link, &e);
 	pthread_mutex_unlock(&c->order);
-	if (l && error_is_lost(r, &e) && reconnect_is_on(c, l)) {
-		reconnect_wait(c, l, -1);
-		r = reconnect_outcome(c, l, epoch, &e);
+	if (link && error_is_lost(r, &e) && reconnect_is_on(c)) {
+		reconnect_wait(c, link, -1);
+		r = reconnect_outcome(c, link, epoch, &e);
 	}
 	if (r < 0 && err)
 		*err = e;
