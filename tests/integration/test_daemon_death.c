@@ -16,6 +16,7 @@
 #include "core/clock.h"
 #include "failfix.h"
 #include "fdcheck.h"
+#include "trainunits.h"
 
 static void begin(void)
 {
@@ -33,12 +34,12 @@ static void end(void)
 
 TestSuite(daemon_death, .init = begin, .fini = end, .timeout = 120);
 
-enum { WORLD = 2, ELEMENTS = 5000, STEPS = 6, N_UNITS = 3 };
+enum { WORLD = 2, STEPS = 6 };
 
 struct play {
 	stage at[WORLD]; /* the last commit of each rank */
 	stage go;        /* commits that they may make */
-	float params[2][N_UNITS][ELEMENTS];
+	float params[2][TRAINUNITS][TRAINUNITS_ELEMENTS];
 	uint64_t epochs[STEPS + 1];
 };
 
@@ -46,38 +47,6 @@ struct run {
 	struct play *play;
 	bool calm; /* nobody dies */
 };
-
-static void register_all(shardd_client *c, shardd_unit *units)
-{
-	static const char *const names[N_UNITS] = { "adamw", "sgd", "bf16" };
-	const struct shardd_unit_spec likes[N_UNITS] = {
-		{ .size = sizeof(likes[0]),
-		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01, .weight_decay = 0.1 } },
-		{ .size = sizeof(likes[0]),
-		  .optimizer = { .kind = SHARDD_SGD, .lr = 0.1, .momentum = 0.9 } },
-		{ .size = sizeof(likes[0]),
-		  .compute_dtype = SHARDD_BF16,
-		  .gradient_dtype = SHARDD_FP32,
-		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01 } },
-	};
-
-	for (unsigned i = 0; i < N_UNITS; i++)
-		units[i] = train_register(c, names[i], ELEMENTS, &likes[i]).unit;
-}
-
-static void one_step(shardd_client *c, const shardd_unit *units, uint32_t rank, uint64_t step)
-{
-	uint64_t blob[2] = { step, rank };
-
-	for (unsigned i = 0; i < N_UNITS; i++) {
-		float *g = train_numbers(ELEMENTS, (step * WORLD + rank) * N_UNITS + i);
-
-		train_reduce(c, units[i], DTYPE_FP32, g, ELEMENTS);
-		free(g);
-	}
-	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
-	TRAIN_OK(shardd_commit(c, step, blob, sizeof(blob), &train_err));
-}
 
 static shardd_client *connect_again(const struct trainer *t)
 {
@@ -104,28 +73,24 @@ static int trains(const struct trainer *t)
 	struct play *p = run->play;
 	shardd_client *c = train_connect(t);
 	struct shardd_membership m = train_join_as(c, t, SHARDD_EPHEMERAL);
-	shardd_unit units[N_UNITS];
+	shardd_unit units[TRAINUNITS];
 
-	register_all(c, units);
-	for (unsigned i = 0; i < N_UNITS; i++)
-		TRAIN_OK(shardd_init_seed(c, units[i], 7 + i, &train_err));
+	trainunits_register(c, units);
+	trainunits_init(c, units);
 	for (uint64_t step = 1; step <= STEPS; step++) {
-		one_step(c, units, t->rank, step);
+		trainunits_step(c, units, t->rank, step);
 		if (run->calm || step == STEPS)
 			continue;
 		stage_set(&p->at[t->rank], (unsigned)step);
 		TRAINER_AWAIT(atomic_load(&p->go) >= step, 60);
 		c = lose_daemon(c, t);
 		m = train_join_as(c, t, SHARDD_EPHEMERAL);
-		TRAINER_CHECK(m.has_commit && m.step == step && !m.torn && !m.created);
-		TRAINER_CHECK(m.blob_bytes == 16 && ((const uint64_t *)m.blob)[0] == step &&
-			      ((const uint64_t *)m.blob)[1] == t->rank);
+		TRAINER_CHECK(trainunits_is_at(&m, t->rank, step));
 		p->epochs[step] = m.epoch;
-		register_all(c, units);
+		trainunits_register(c, units);
 	}
-	for (unsigned i = 0; t->rank == 0 && i < N_UNITS; i++)
-		train_params(c, units[i], p->params[run->calm][i],
-			     i == 2 ? ELEMENTS * 2 : ELEMENTS * 4);
+	if (t->rank == 0)
+		trainunits_read(c, units, p->params[run->calm]);
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 	train_leave(c);
 	return 0;
@@ -167,7 +132,7 @@ Test(daemon_death, training_goes_on_bit_for_bit)
 	for (unsigned step = 2; step < STEPS; step++)
 		cr_expect_gt(p->epochs[step], p->epochs[step - 1]);
 	trainers_run(&trainfix, "calm", WORLD, trains, &runs[1], 60);
-	for (unsigned i = 0; i < N_UNITS; i++) {
+	for (unsigned i = 0; i < TRAINUNITS; i++) {
 		cr_expect_arr_eq(p->params[0][i], p->params[1][i], sizeof(p->params[0][i]),
 				 "unit %u differs", i);
 		cr_expect_neq(p->params[0][i][0], 0, "something was trained");
@@ -185,15 +150,15 @@ static int keeps(const struct trainer *t)
 {
 	static const uint32_t first[] = { 0 };
 	shardd_client *c = train_connect(t);
-	shardd_unit units[N_UNITS];
+	shardd_unit units[TRAINUNITS];
 	shardd_group g;
 
 	train_join_as(c, t, SHARDD_KEEP);
-	register_all(c, units);
-	for (unsigned i = 0; i < N_UNITS; i++)
+	trainunits_register(c, units);
+	for (unsigned i = 0; i < TRAINUNITS; i++)
 		TRAIN_OK(shardd_init_seed(c, units[i], 1, &train_err));
 	TRAIN_OK(shardd_group_create(c, "first", first, 1, &g, &train_err));
-	one_step(c, units, t->rank, 1);
+	trainunits_step(c, units, t->rank, 1);
 	train_leave(c);
 	return 0;
 }
@@ -283,12 +248,12 @@ static int keeps_mappings(const struct trainer *t)
 {
 	struct keeper_of_maps *k = t->arg;
 	shardd_client *c = train_connect(t), *first;
-	float params[ELEMENTS], again[ELEMENTS];
-	shardd_unit units[N_UNITS];
+	float params[TRAINUNITS_ELEMENTS], again[TRAINUNITS_ELEMENTS];
+	shardd_unit units[TRAINUNITS];
 	const void *mapped;
 
 	train_join_as(c, t, SHARDD_EPHEMERAL);
-	register_all(c, units);
+	trainunits_register(c, units);
 	TRAIN_OK(shardd_init_seed(c, units[0], 7, &train_err));
 	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
 	train_params(c, units[0], params, sizeof(params));
@@ -302,7 +267,7 @@ static int keeps_mappings(const struct trainer *t)
 	first = c; /* not closed: its mappings stay */
 	c = connect_again(t);
 	train_join_as(c, t, SHARDD_EPHEMERAL);
-	register_all(c, units);
+	trainunits_register(c, units);
 	train_params(c, units[0], again, sizeof(again));
 	TRAIN_SAME(again, params, sizeof(params));
 	train_leave(c);
@@ -358,7 +323,7 @@ static unsigned queue_length(void)
 	return n;
 }
 
-/* Has it registered no unit for half a second? */
+/* Has it registered no unit for half a second (a timer, since nothing tells of an absence)? */
 static bool stands_still(struct many *m)
 {
 	unsigned before = atomic_load(&m->registered);

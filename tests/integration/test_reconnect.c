@@ -15,6 +15,7 @@
 #include "core/check.h"
 #include "failfix.h"
 #include "fdcheck.h"
+#include "trainunits.h"
 
 static void begin(void)
 {
@@ -31,7 +32,7 @@ static void end(void)
 
 TestSuite(reconnect, .init = begin, .fini = end, .timeout = 120);
 
-enum { MAX_WORLD = 4, ELEMENTS = 5000, STEPS = 6, N_UNITS = 3 };
+enum { MAX_WORLD = 4, STEPS = 6 };
 
 /* ------------------------------------------------------------------- what is told */
 
@@ -69,45 +70,8 @@ struct play {
 	bool calm; /* nobody dies */
 	stage at[MAX_WORLD];
 	stage go;
-	float params[N_UNITS][ELEMENTS];
+	float params[TRAINUNITS][TRAINUNITS_ELEMENTS];
 };
-
-static void register_all(shardd_client *c, shardd_unit *units)
-{
-	static const char *const names[N_UNITS] = { "adamw", "sgd", "bf16" };
-	const struct shardd_unit_spec likes[N_UNITS] = {
-		{ .size = sizeof(likes[0]),
-		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01, .weight_decay = 0.1 } },
-		{ .size = sizeof(likes[0]),
-		  .optimizer = { .kind = SHARDD_SGD, .lr = 0.1, .momentum = 0.9 } },
-		{ .size = sizeof(likes[0]),
-		  .compute_dtype = SHARDD_BF16,
-		  .gradient_dtype = SHARDD_FP32,
-		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01 } },
-	};
-
-	for (unsigned i = 0; i < N_UNITS; i++)
-		units[i] = train_register(c, names[i], ELEMENTS, &likes[i]).unit;
-}
-
-static void reduce_all(shardd_client *c, const shardd_unit *units, uint32_t rank, uint64_t step)
-{
-	for (unsigned i = 0; i < N_UNITS; i++) {
-		float *g = train_numbers(ELEMENTS, (step * MAX_WORLD + rank) * N_UNITS + i);
-
-		train_reduce(c, units[i], DTYPE_FP32, g, ELEMENTS);
-		free(g);
-	}
-}
-
-static void one_step(shardd_client *c, const shardd_unit *units, uint32_t rank, uint64_t step)
-{
-	uint64_t blob[2] = { step, rank };
-
-	reduce_all(c, units, rank, step);
-	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
-	TRAIN_OK(shardd_commit(c, step, blob, sizeof(blob), &train_err));
-}
 
 static unsigned count_mappings(void)
 {
@@ -132,7 +96,7 @@ static void check_address(shardd_client *c, shardd_unit u, const void **at, cons
 	TRAINER_CHECK(!*at || *at == r.data);
 	*at = r.data;
 	if (want && train_on_host())
-		TRAIN_SAME(r.data, want, ELEMENTS * sizeof(float));
+		TRAIN_SAME(r.data, want, TRAINUNITS_ELEMENTS * sizeof(float));
 	TRAIN_OK(shardd_submit_release(c, SHARDD_OPTIONS(release, .unit = u), &t, &train_err));
 	TRAIN_OK(shardd_wait(c, t, -1, NULL, &train_err));
 }
@@ -145,7 +109,7 @@ static void survive(shardd_client *c, const struct trainer *t, struct play *p,
 	char words[64];
 
 	if (step % 2)
-		reduce_all(c, units, t->rank, step + 100);
+		trainunits_reduce(c, units, t->rank, step + 100);
 	stage_set(&p->at[t->rank], (unsigned)step);
 	TRAINER_AWAIT(atomic_load(&p->go) >= step, 60);
 	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
@@ -163,18 +127,18 @@ static int trains(const struct trainer *t)
 	struct play *p = t->arg;
 	shardd_client *c = open_client(t, 60000, NULL);
 	struct shardd_membership m = train_join_as(c, t, SHARDD_EPHEMERAL);
-	shardd_unit units[N_UNITS];
-	float before[ELEMENTS];
+	shardd_unit units[TRAINUNITS];
+	float before[TRAINUNITS_ELEMENTS];
 	const void *at = NULL;
 	unsigned fds = 0, mappings = 0;
 
-	register_all(c, units);
-	for (unsigned i = 0; i < N_UNITS; i++)
-		TRAIN_OK(shardd_init_seed(c, units[i], 7 + i, &train_err));
+	trainunits_register(c, units);
+	trainunits_init(c, units);
 	for (uint64_t step = 1; step <= STEPS; step++) {
-		one_step(c, units, t->rank, step);
-		for (unsigned i = 0; i < N_UNITS; i++)
-			train_params(c, units[i], before, i == 2 ? ELEMENTS * 2 : ELEMENTS * 4);
+		trainunits_step(c, units, t->rank, step);
+		for (unsigned i = 0; i < TRAINUNITS; i++)
+			train_params(c, units[i], before,
+				     i == 2 ? TRAINUNITS_ELEMENTS * 2 : TRAINUNITS_ELEMENTS * 4);
 		if (p->calm || step == STEPS)
 			continue;
 		train_params(c, units[0], before, sizeof(before));
@@ -188,14 +152,12 @@ static int trains(const struct trainer *t)
 		}
 		survive(c, t, p, units, step, m.epoch);
 		m = train_join_as(c, t, SHARDD_EPHEMERAL);
-		TRAINER_CHECK(m.has_commit && m.step == step && !m.torn && !m.created);
-		TRAINER_CHECK(m.blob_bytes == 16 && ((const uint64_t *)m.blob)[0] == step &&
-			      ((const uint64_t *)m.blob)[1] == t->rank);
-		register_all(c, units);
+		TRAINER_CHECK(trainunits_is_at(&m, t->rank, step));
+		trainunits_register(c, units);
 		check_address(c, units[0], &at, before);
 	}
-	for (unsigned i = 0; t->rank == 0 && i < N_UNITS; i++)
-		train_params(c, units[i], p->params[i], i == 2 ? ELEMENTS * 2 : ELEMENTS * 4);
+	if (t->rank == 0)
+		trainunits_read(c, units, p->params);
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 	train_leave(c);
 	return 0;
@@ -227,7 +189,7 @@ static void play(struct play *p, unsigned world)
 	for (unsigned r = 0; r < world; r++)
 		cr_assert_eq(trainer_wait(pids[r], 60), 0);
 	trainers_run(&trainfix, "calm", world, trains, calm, 60);
-	for (unsigned i = 0; i < N_UNITS; i++)
+	for (unsigned i = 0; i < TRAINUNITS; i++)
 		cr_expect_arr_eq(p->params[i], calm->params[i], sizeof(p->params[i]),
 				 "unit %u differs", i);
 	cr_expect_neq(p->params[0][0], 0, "something was trained");
@@ -286,7 +248,7 @@ static int waits(const struct trainer *t)
 	struct seen *s = &w->seen[t->rank];
 	shardd_client *c = open_client(t, 30000, s);
 	struct shardd_membership m = train_join_as(c, t, SHARDD_EPHEMERAL), again;
-	shardd_unit u = train_zero_unit(c, "u", ELEMENTS, NULL);
+	shardd_unit u = train_zero_unit(c, "u", TRAINUNITS_ELEMENTS, NULL);
 	struct shardd_result r;
 	shardd_ticket gather, barrier[2];
 	size_t which;
@@ -318,7 +280,8 @@ static int waits(const struct trainer *t)
 		TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
 	}
 	if (train_on_host())
-		TRAINER_CHECK(((const float *)r.data)[ELEMENTS - 1] == 0); /* still mapped */
+		TRAINER_CHECK(((const float *)r.data)[TRAINUNITS_ELEMENTS - 1] ==
+			      0); /* still mapped */
 	again = train_join_as(c, t, SHARDD_EPHEMERAL);
 	TRAINER_CHECK(again.epoch > m.epoch && again.has_commit && again.step == 1);
 	TRAINER_CHECK(atomic_load(&s->n[SHARDD_CONNECTION_LOST]) ==
