@@ -138,6 +138,23 @@ int shardd_submit_unscale(shardd_client *c, const struct shardd_unscale_options 
 
 /* ------------------------------------------------------------------------ step */
 
+static int ops_step_fill_mark(const struct shardd_step_options *o, Shardd__V1__StepRequest *q,
+			      struct shardd_error *err)
+{
+	if (o->blob_bytes && !o->number)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "number",
+				 "a blob is given, but not the number of the step: give both");
+	if (o->blob_bytes && !o->blob)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "blob",
+				 "the blob is NULL, and has %zu bytes", o->blob_bytes);
+	if (o->number) {
+		q->optional_step_case = SHARDD__V1__STEP_REQUEST__OPTIONAL_STEP_STEP;
+		q->step = *o->number;
+	}
+	q->blob = (ProtobufCBinaryData){ o->blob_bytes, (uint8_t *)o->blob };
+	return 0;
+}
+
 int shardd_submit_step(shardd_client *c, const struct shardd_step_options *options,
 		       shardd_ticket *t, struct shardd_error *err)
 {
@@ -157,7 +174,9 @@ int shardd_submit_step(shardd_client *c, const struct shardd_step_options *optio
 	q.skip_if_found = o->skip_if_found;
 	q.discard = o->discard;
 	q.n_settings = o->n_settings;
-	r = op_submit(c, &step, &q.base, t, err);
+	r = ops_step_fill_mark(o, &q, err);
+	if (r == 0)
+		r = op_submit(c, &step, &q.base, t, err);
 	free(q.settings);
 	return r;
 }

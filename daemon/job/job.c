@@ -12,6 +12,7 @@
 #include "core/state.h"
 #include "job/job_impl.h"
 #include "job/job_journal.h"
+#include "job/position.h"
 
 #define JOB_MAGIC 0x4a4f4221u
 
@@ -47,6 +48,7 @@ struct job *job_free(struct job *job)
 	list_unlink(&job->link);
 	job_journal_deinit(job);
 	step_rates_clear(&job->step.rates);
+	position_drop(job);
 	htab_deinit(&job->unit_names);
 	free(job->groups);
 	free(job->ranks);

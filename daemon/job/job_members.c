@@ -6,6 +6,7 @@
 #include "core/clock.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/position.h"
 
 void job_epoch_end(struct job *job, const struct fault *fault)
 {
@@ -16,8 +17,11 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		group_reset(job->groups[i], fault);
 	job->rec->epoch++;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
-	if (job->step.state == JOB_STEP_PREPARED)
+	if (job->step.state == JOB_STEP_PREPARED) {
+		position_drop(job);
 		job_step_move(job, JOB_STEP_NONE);
+	}
+	position_end_partial(job);
 	job_drop_spare(job); /* members that have registered must join again */
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++) {
@@ -50,10 +54,15 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 
 void job_tear(struct job *job)
 {
-	if (job->step.committing || !job->rec->uncommitted_steps || !job->rec->has_commit ||
-	    job->rec->allow_torn)
+	const state_job *rec = job->rec;
+	uint64_t step;
+
+	if (job->step.committing || !rec->uncommitted_steps || rec->allow_torn)
 		return;
-	job_set_torn(job);
+	if (!rec->has_commit && !rec->anchored)
+		return;
+	if (!position_of(rec, &step))
+		job_set_torn(job);
 }
 
 void job_set_torn(struct job *job)

@@ -71,6 +71,8 @@ struct job_ops {
  * follows, or by the next op that needs the parameters. */
 enum job_step_state { JOB_STEP_NONE, JOB_STEP_PREPARED, JOB_STEP_APPLYING };
 
+struct position_mark;
+
 /* The booleans are independent: a Commit runs with any of the states, and units of another group
  * may be stepped in backward between a Step and its application. */
 struct job_step {
@@ -86,8 +88,13 @@ struct job_step {
 	bool scales;                          /* gradients are multiplied by @factor before */
 	float factor;
 	uint32_t stepping; /* units whose optimizer runs in backward just now */
-	bool mid;          /* units were stepped in backward since the last Step or Commit */
-	bool counted;      /* and that is counted in uncommitted_steps */
+	bool numbered;     /* the Step has said @number; until it is applied */
+	uint64_t number;
+	struct position_mark *
+		*marks;  /* by rank, NULL: none; owned (job/position.h); NULL: no Step */
+	bool positioned; /* the record knows of it already */
+	bool mid;        /* units were stepped in backward since the last Step or Commit */
+	bool counted;    /* and that is counted in uncommitted_steps */
 	struct condition applied;
 };
 

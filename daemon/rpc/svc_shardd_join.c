@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/text.h"
+#include "job/position.h"
 #include "rpc/audit.h"
 #include "rpc/svc_shardd_impl.h"
 
@@ -69,13 +70,32 @@ static int svc_shardd_join_fill_link(const struct member *m, struct link_parts *
 	return events ? svc_shardd_join_fill_events(m, parts, l, f) : 0;
 }
 
+/* @reply: step is that of the last commit if nobody knows that of the parameters. */
+static void svc_shardd_join_fill_position(const state_job *rec, Shardd__V1__JoinResponse *reply)
+{
+	uint64_t step;
+	bool known = position_of(rec, &step) && !rec->torn;
+
+	if (known || rec->has_commit) {
+		reply->optional_step_case = SHARDD__V1__JOIN_RESPONSE__OPTIONAL_STEP_STEP;
+		reply->step = known ? step : rec->step;
+	}
+	if (rec->has_commit) {
+		reply->optional_committed_step_case =
+			SHARDD__V1__JOIN_RESPONSE__OPTIONAL_COMMITTED_STEP_COMMITTED_STEP;
+		reply->committed_step = rec->step;
+	}
+	reply->torn = rec->torn || (!known && rec->has_commit && rec->uncommitted_steps);
+}
+
 static void svc_shardd_join_send_join(struct rpc_call *call, const struct member *m, bool created)
 {
 	Shardd__V1__JoinResponse reply = SHARDD__V1__JOIN_RESPONSE__INIT;
 	Shardd__V1__Device device = SHARDD__V1__DEVICE__INIT;
 	const struct backend_info *info = backend_info(m->device->backend);
 	const state_job *rec = m->job->rec;
-	const state_blob *blob = rec->has_commit ? state_job_blob(rec, m->rank) : NULL;
+	const state_blob *blob =
+		rec->has_commit || rec->anchored ? state_job_blob(rec, m->rank) : NULL;
 	Shardd__V1__StreamLink link;
 	struct link_parts parts;
 	struct fault f = FAULT_NULL;
@@ -86,14 +106,12 @@ static void svc_shardd_join_send_join(struct rpc_call *call, const struct member
 	reply.instance = (ProtobufCBinaryData){ NODE_INSTANCE_BYTES, m->job->node->instance };
 	reply.started_unix_s = m->job->node->started_unix_s;
 	reply.world_size = rec->world_size;
-	reply.resumed = rec->has_commit || (rec->epoch > 1 && rec->n_units);
-	if (rec->has_commit) {
-		reply.optional_step_case = SHARDD__V1__JOIN_RESPONSE__OPTIONAL_STEP_STEP;
-		reply.step = rec->step;
-	}
-	reply.torn = rec->has_commit && rec->uncommitted_steps;
-	if (blob)
+	reply.resumed = rec->has_commit || rec->anchored || (rec->epoch > 1 && rec->n_units);
+	svc_shardd_join_fill_position(rec, &reply);
+	if (blob) {
 		reply.blob = blob->data;
+		reply.blob_step = rec->anchored ? blob->step : rec->step;
+	}
 	device.id = (char *)info->id;
 	device.backend = (char *)info->name;
 	device.uuid = (char *)info->uuid;

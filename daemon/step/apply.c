@@ -16,6 +16,7 @@
 #include "copies/full.h"
 #include "core/check.h"
 #include "job/job_journal.h"
+#include "job/position.h"
 #include "op/device_note.h"
 #include "op/op.h"
 #include "unit/optim.h"
@@ -58,6 +59,7 @@ void apply_mark(struct job *job)
 	if (!job->step.mid)
 		job_count_uncommitted(job);
 	job->step.mid = true;
+	position_begin_partial(job);
 }
 
 /* A device that failed half-way leaves parameters that nobody can go on from. */
@@ -74,12 +76,15 @@ static void apply_count_steps(struct job *job, struct unit **units, unsigned n)
 	}
 	if (n && !job->step.counted)
 		job_count_uncommitted(job);
+	position_stepped(job);
 }
 
 /* @recorded: that the units have made the step. */
 static void apply_done(struct job *job, struct unit **units, unsigned n, bool recorded, int status)
 {
-	if (!recorded)
+	if (job->step.abandoned)
+		position_drop(job);
+	else if (!recorded)
 		apply_count_steps(job, units, n);
 	for (unsigned i = 0; i < n; i++) {
 		struct unit *u = units[i];
@@ -118,6 +123,14 @@ static bool apply_takes_part(const struct job *job, const struct unit *u)
 {
 	return u->has_gradient && u->rec->group == job->step.group &&
 	       u->rec->optimizer->kind != OPTIM_NONE;
+}
+
+bool apply_has_units(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (apply_takes_part(job, job->units[i]))
+			return true;
+	return false;
 }
 
 static void apply_resume(struct waiter *w);

@@ -18,6 +18,9 @@ enum res apply_wait_step(struct job *job, struct waiter *w);
 /* An optimizer that ran in backward has ended: who waited goes on. */
 void apply_go_on(struct job *job);
 
+/* Does the Step that was just asked for step any unit? Not if all were stepped in backward. */
+bool apply_has_units(const struct job *job);
+
 /* The backward pass is noted as changing parameters: a rank that dies now leaves them torn. */
 void apply_mark(struct job *job);
 

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "job/job_journal.h"
+#include "job/position.h"
 #include "op/op.h"
 #include "op/op_util.h"
 #include "step/apply.h"
@@ -56,11 +57,8 @@ static int op_commit_check(struct op *op, struct fault *f)
 
 	if (op_check_not_torn(op, f))
 		return f->code;
-	if (job->rec->has_commit && commit_args(op)->step <= job->rec->step)
-		return fault_set(f, FAULT_INVALID, "step",
-				 "step is %llu; it must be above the last committed step, %llu",
-				 (unsigned long long)commit_args(op)->step,
-				 (unsigned long long)job->rec->step);
+	if (position_check_commit(job, commit_args(op)->step, f))
+		return f->code;
 	if (quota_charge(&job->quota, MEM_CONTROL, commit_args(op)->bytes))
 		return op_memory_fault(job, SLAB_E_QUOTA, commit_args(op)->bytes, "a blob", f);
 	commit_args(op)->charged = true;
@@ -74,7 +72,7 @@ static int op_commit_reserve_blobs(struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++)
 		if (!state_job_blob(c->job->rec, c->ops[i]->m->rank) &&
-		    state_job_set_blob(c->job->rec, c->ops[i]->m->rank, NULL, 0) < 0)
+		    state_job_set_blob(c->job->rec, c->ops[i]->m->rank, NULL, 0, 0) < 0)
 			return -ENOMEM;
 	return 0;
 }
@@ -87,7 +85,7 @@ static void op_commit_store_blob(struct op *op)
 
 	quota_return(&job->quota, MEM_CONTROL, old);
 	CHECK(state_job_set_blob(job->rec, op->m->rank, STEAL_PTR(commit_args(op)->blob),
-				 commit_args(op)->bytes) == 0);
+				 commit_args(op)->bytes, commit_args(op)->step) == 0);
 	commit_args(op)->charged = false;
 }
 
@@ -138,6 +136,7 @@ static void op_commit_record(struct coll *c)
 	rec->step = commit_args(c->ops[0])->step;
 	rec->committed_unix_s = (uint64_t)time(NULL);
 	rec->uncommitted_steps = 0;
+	position_committed(c->job, rec->step);
 	job_journal_mark(c->job, JOB_JOURNAL_PROGRESS | JOB_JOURNAL_BLOBS);
 }
 

@@ -3,10 +3,14 @@
  * backward pass: what PlanBackward said is decided here, and optimizers in backward have
  * left nothing to do, or all of it.
  */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "copies/hold.h"
 #include "core/check.h"
+#include "job/position.h"
 #include "op/guard.h"
 #include "op/op.h"
 #include "op/op_util.h"
@@ -21,12 +25,28 @@
 struct step_args {
 	struct step_rates rates; /* with a reference */
 	bool skip_if_found, discard;
+	struct position_mark *mark; /* owned; NULL: it says no number */
 };
 
 static inline struct step_args *step_args(const struct op *op)
 {
 	_Static_assert(sizeof(struct step_args) <= OP_ARGS_BYTES, "room in struct op");
 	return op_args(op);
+}
+
+static int op_step_decode_mark(struct op *op, const Shardd__V1__StepRequest *r, struct fault *f)
+{
+	if (r->blob.len && !r->optional_step_case)
+		return fault_set(f, FAULT_INVALID, "step",
+				 "a blob is given, but not the number of the step: give both");
+	if (!r->optional_step_case)
+		return 0;
+	if (r->group)
+		return fault_set(f, FAULT_INVALID, "step",
+				 "step is %llu, and group %u: only a Step of all ranks (group 0) "
+				 "has a number",
+				 (unsigned long long)r->step, r->group);
+	return position_mark_new(r->step, r->blob.data, r->blob.len, &step_args(op)->mark, f);
 }
 
 static int op_step_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -37,7 +57,8 @@ static int op_step_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 	step_args(op)->rates = (struct step_rates){ .has_lr = r->optional_lr_case, .lr = r->lr };
 	step_args(op)->skip_if_found = r->skip_if_found;
 	step_args(op)->discard = r->discard;
-	if (step_settings_check_lr(&step_args(op)->rates, f) || op_take_group(op, r->group, f))
+	if (step_settings_check_lr(&step_args(op)->rates, f) || op_take_group(op, r->group, f) ||
+	    op_step_decode_mark(op, r, f))
 		return f->code;
 	return step_settings_take(op, r->settings, r->n_settings, &step_args(op)->rates, f);
 }
@@ -45,20 +66,41 @@ static int op_step_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 static void op_step_forget(struct op *op)
 {
 	step_rates_clear(&step_args(op)->rates);
+	position_mark_free(op->m->job, step_args(op)->mark);
+}
+
+static int op_step_check_mark(struct op *op, struct fault *f)
+{
+	struct position_mark *m = step_args(op)->mark;
+	struct job *job = op->m->job;
+
+	if (!m)
+		return 0;
+	if (position_check_step(job, m->number, f))
+		return f->code;
+	if (quota_charge(&job->quota, MEM_CONTROL, m->bytes))
+		return op_memory_fault(job, SLAB_E_QUOTA, m->bytes, "a blob", f);
+	m->charged = true;
+	return 0;
 }
 
 static int op_step_check(struct op *op, struct fault *f)
 {
 	const struct step_rates *rates = &step_args(op)->rates;
-	char text[STEP_SETTINGS_TEXT];
+	const struct position_mark *mark = step_args(op)->mark;
+	char text[STEP_SETTINGS_TEXT], number[24] = "";
 	uint64_t bits = 0;
 
-	if (op_check_not_torn(op, f))
+	if (op_check_not_torn(op, f) || op_step_check_mark(op, f))
 		return f->code;
 	if (rates->has_lr)
 		memcpy(&bits, &rates->lr, sizeof(bits));
-	op_print(op, "Step%s%s%s", step_args(op)->skip_if_found ? " (skip_if_found)" : "",
+	if (mark)
+		snprintf(number, sizeof(number), " %llu", (unsigned long long)mark->number);
+	op_print(op, "Step%s%s%s%s", number, step_args(op)->skip_if_found ? " (skip_if_found)" : "",
 		 step_args(op)->discard ? " (discard)" : "", step_settings_text(rates, text));
+	op->entry.print.words[6] = mark ? mark->number : 0;
+	op->entry.print.words[7] = mark != NULL;
 	op->entry.print.words[2] = rates->has_lr;
 	op->entry.print.words[4] = step_args(op)->skip_if_found | step_args(op)->discard << 1;
 	op->entry.print.words[3] = bits;
@@ -210,8 +252,26 @@ static void op_step_answer(struct coll *c, bool skipped, bool found)
 	}
 }
 
+/* What the ranks say of it; the world's ranks are the ops' order. */
+static enum res op_step_take_marks(struct coll *c)
+{
+	struct position_mark **marks =
+		calloc(c->job->rec->world_size, sizeof(struct position_mark *));
+	int r = marks ? 0 : -ENOMEM;
+
+	for (uint32_t i = 0; marks && i < c->n; i++)
+		marks[c->ops[i]->m->rank] = step_args(c->ops[i])->mark;
+	if (r == 0)
+		r = position_prepare(c->job, marks);
+	for (uint32_t i = 0; r == 0 && i < c->n; i++)
+		step_args(c->ops[i])->mark = marks[c->ops[i]->m->rank];
+	free(marks);
+	return r < 0 ? coll_fail(c, r) : RES_DONE;
+}
+
 static void op_step_skip(struct coll *c, bool found)
 {
+	position_stepped(c->job);
 	op_step_answer(c, true, found);
 	op_step_drop_gradients(c);
 	op_step_end_pass(c);
@@ -240,6 +300,8 @@ static void op_step_note(struct coll *c)
 			step_rates_given(&plan->rates) ? &plan->rates : &step_args(op)->rates);
 	op_step_answer(c, false, c->group->found_inf);
 	op_step_end_pass(c);
+	if (!apply_has_units(c->job)) /* all were stepped in backward */
+		position_stepped(c->job);
 }
 
 static enum res op_step_prepare(struct coll *c)
@@ -251,6 +313,7 @@ static enum res op_step_prepare(struct coll *c)
 	if (op_step_check_all(c, c->fault))
 		return RES_FAILED;
 	if (step_args(op)->discard) {
+		RES_TRY(op_step_take_marks(c));
 		op_step_skip(c, found);
 		return RES_DONE;
 	}
@@ -259,11 +322,13 @@ static enum res op_step_prepare(struct coll *c)
 	if (plan->has_clip)
 		shards_of(c)->total = op_step_planned_norm(c);
 	if (found && (step_args(op)->skip_if_found || plan->inv_scale != 0)) {
+		RES_TRY(op_step_take_marks(c));
 		op_step_skip(c, found);
 		return RES_DONE;
 	}
 	if (plan->has_clip && norm_clip_check(&plan->clip, shards_of(c)->total, c->fault))
 		return RES_FAILED;
+	RES_TRY(op_step_take_marks(c));
 	op_step_note(c);
 	return RES_DONE;
 }
@@ -294,6 +359,7 @@ static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)
 static void op_step_surrogate_init(struct op *op)
 {
 	settings_ref(step_args(op)->rates.settings);
+	step_args(op)->mark = NULL; /* of the op that it was copied from */
 }
 
 const struct op_type op_step = {

@@ -30,6 +30,12 @@ state_progress change_progress(const state_job *rec)
 	p.applying = rec->applying;
 	p.torn = rec->torn;
 	p.redo = rec->redo;
+	p.anchor = rec->anchor;
+	p.anchored = rec->anchored;
+	p.steps_since = rec->steps_since;
+	p.regular = rec->regular;
+	p.partial = rec->partial;
+	p.altered = rec->altered;
 	return p;
 }
 
@@ -118,6 +124,12 @@ static void change_apply_progress(state_job *j, const state_progress *p)
 	j->applying = p->applying;
 	j->torn = p->torn;
 	j->redo = p->redo;
+	j->anchor = p->anchor;
+	j->anchored = p->anchored;
+	j->steps_since = p->steps_since;
+	j->regular = p->regular;
+	j->partial = p->partial;
+	j->altered = p->altered;
 }
 
 /* Takes the units. */

@@ -20,7 +20,7 @@
 #include "core/fault.h"
 
 /* Of the layout of the files and the meaning of the entries: higher ones are refused. */
-#define JOURNAL_FORMAT 2u
+#define JOURNAL_FORMAT 3u
 #define JOURNAL_FILES  2u
 
 struct journal;

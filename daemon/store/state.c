@@ -339,7 +339,7 @@ const state_blob *state_job_blob(const state_job *j, uint32_t rank)
 	return NULL;
 }
 
-int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes)
+int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes, uint64_t step)
 {
 	state_blob *b = (state_blob *)state_job_blob(j, rank);
 
@@ -356,6 +356,7 @@ int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes)
 	}
 	free(b->data.data);
 	b->data = (ProtobufCBinaryData){ .len = bytes, .data = data };
+	b->step = step;
 	return 0;
 }
 

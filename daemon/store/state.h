@@ -84,7 +84,7 @@ int state_job_set_device(state_job *j, uint32_t rank, const char *id);
 int state_job_set_run(state_job *j, const char *run);
 
 /* Replace rank @rank's blob; takes @data (malloc'ed). Return: 0 or -ENOMEM. */
-int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes);
+int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes, uint64_t step);
 /* The same; takes *@b, and leaves NULL there. */
 int state_job_take_blob(state_job *j, state_blob **b);
 /* Return: the blob, or NULL. */

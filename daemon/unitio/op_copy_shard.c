@@ -10,6 +10,7 @@
 #include "copies/full.h"
 #include "copies/hold.h"
 #include "core/check.h"
+#include "job/position.h"
 #include "op/op.h"
 #include "op/op_list.h"
 #include "op/op_run.h"
@@ -228,7 +229,7 @@ static void op_copy_shard_submit(struct op *op, struct copy_shard *copy, void *b
 						  .done = op_copy_shard_on_copied };
 	if (op_copy_shard_changes(op)) {
 		readers_rewrite(op->m->job);
-		job_count_uncommitted(op->m->job);
+		position_altered(op->m->job);
 		job_change_begin(op->m->job);
 		op->unit->shard_writes++;
 	}

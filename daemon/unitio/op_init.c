@@ -9,6 +9,7 @@
 #include "copies/hold.h"
 #include "core/check.h"
 #include "job/job_journal.h"
+#include "job/position.h"
 #include "op/guard.h"
 #include "op/op.h"
 #include "op/op_util.h"
@@ -151,10 +152,7 @@ static void op_init_job_heal(struct job *job)
 	/* what was committed belongs to parameters that are no more */
 	job->life.torn = false;
 	job->rec->torn = false;
-	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
-	job->rec->uncommitted_steps = 0;
-	job->rec->has_commit = false;
-	job->rec->step = 0;
+	position_reset(job);
 }
 
 static enum res op_init_finish(struct coll *c)

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/fnv.h"
 #include "job/job_journal.h"
+#include "job/position.h"
 #include "op/op.h"
 #include "op/op_util.h"
 #include "op/op_list.h"
@@ -188,7 +189,7 @@ static enum res op_return_written(struct coll *c)
 	CHECK(!c->unit->rec->initialised && !c->unit->gathered_ranks);
 	c->unit->version++;
 	full_invalidate(c->job, c->unit);
-	job_count_uncommitted(c->job);
+	position_altered(c->job);
 	if (op->m->epoch != c->job->rec->epoch)
 		job_tear(c->job);
 	if (coll_promised(c)) /* what was read may be anything: the unit stays uninitialised */

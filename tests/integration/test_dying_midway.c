@@ -92,14 +92,18 @@ static int apply(shardd_client *c, shardd_unit u, const struct play *p, uint32_t
 static unsigned check_outcome(const struct play *p, int rc, const struct shardd_membership *before,
 			      const struct shardd_membership *after)
 {
+	bool applied;
+
 	TRAINER_CHECK(rc == 0 || rc == -SHARDD_ABORTED);
 	if (!p->by_gather) {
 		TRAINER_CHECK(!after->torn && after->step == before->step + (rc == 0));
 		return rc == 0;
 	}
 	/* a step that was being applied goes on to its end, but the gather does not */
-	TRAINER_CHECK(after->step == before->step && (after->torn || rc < 0));
-	return after->torn;
+	applied = after->torn || after->step == before->step + 1;
+	TRAINER_CHECK(applied ? !after->torn || after->step == before->step
+			      : after->step == before->step && rc < 0);
+	return applied;
 }
 
 /* In one life of rank 1 (the process), in all of rank 0's. */
@@ -126,7 +130,7 @@ static int survives(const struct trainer *t)
 		taken += check_outcome(p, r, &me, &after);
 		check_params(c, u, taken);
 		me = after;
-		if (me.torn) /* what was applied is fine with us: make it the last step */
+		if (me.torn) /* no commit has counted steps yet: this one does */
 			TRAIN_OK(shardd_commit(c, ++me.step, NULL, 0, &train_err));
 		stage_set(&p->resumed, round);
 	}

@@ -139,6 +139,24 @@ class Daemon(unittest.TestCase):
             me = client.join("step", 1, 0)
             self.assertEqual((me.has_commit, me.step, me.blob), (True, 7, b"where the data is"))
 
+    def test_a_step_with_a_number(self):
+        with self.client("numbered") as client:
+            [unit] = client.register([spec(optimizer=sgd(0.5))])
+            unit.init_seed(1)
+            for number in (640, 1280):
+                fill(unit.gradient(), 1.0)
+                unit.reduce()
+                client.step(number=number, blob=b"first" if number == 640 else b"")
+            unit.gather()
+            unit.release()
+            me = client.join("numbered", 1, 0)
+            self.assertEqual((me.has_step, me.step, me.has_commit), (True, 1280, False))
+            self.assertEqual((me.blob, me.blob_step), (b"first", 640))
+            with self.assertRaisesRegex(shardd.InvalidArgument, "must be above .* 1280"):
+                client.step(number=1280)
+            with self.assertRaisesRegex(shardd.InvalidArgument, "give both"):
+                client.step(blob=b"x")
+
     def test_settings_of_a_step(self):
         with self.client("settings") as client:
             [unit] = client.register([spec(optimizer=sgd(0.5))])

@@ -224,7 +224,7 @@ Test(journal, a_newer_format_is_refused_and_left_as_it_is)
 	at = map(j, 0);
 	at[AT_FORMAT] = JOURNAL_FORMAT + 1;
 	memcpy(before, at, sizeof(before));
-	expect_refused(j, "newer shardd (format 3, this one reads up to 2): start that version");
+	expect_refused(j, "newer shardd (format 4, this one reads up to 3): start that version");
 	cr_expect_arr_eq(at, before, sizeof(before));
 	at[AT_FORMAT] = JOURNAL_FORMAT;
 	expect_again(j, "one|");

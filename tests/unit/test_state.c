@@ -137,7 +137,7 @@ Test(state, a_step_that_was_not_committed_is_not_forgotten)
 	left_behind(&l);
 	nodefix_begin(&n, NULL);
 	cr_assert_eq(state_decode(l.bytes, l.n, &all, &f), 0, "%s", f.text);
-	all->jobs[0]->uncommitted_steps = 1;
+	all->jobs[0]->uncommitted_steps = all->jobs[0]->steps_since = 1;
 	cr_assert_eq(job_restore(&n.jobs, all->jobs[0], l.fds, &job, &f), 0, "%s", f.text);
 	all->jobs[0] = NULL;
 	state_free(all);
@@ -185,11 +185,11 @@ Test(state, blobs_are_replaced)
 	state_job *j = state_job_new("job", 2);
 
 	cr_expect_null(state_job_blob(j, 1));
-	cr_assert_eq(state_job_set_blob(j, 1, NULL, 0), 0);
+	cr_assert_eq(state_job_set_blob(j, 1, NULL, 0, 4), 0);
 	cr_expect_eq(state_job_blob(j, 1)->data.len, 0);
-	cr_assert_eq(state_job_set_blob(j, 1, malloc(5), 5), 0);
-	cr_assert_eq(state_job_set_blob(j, 1, malloc(7), 7), 0);
-	cr_assert_eq(state_job_set_blob(j, 0, malloc(1), 1), 0);
+	cr_assert_eq(state_job_set_blob(j, 1, malloc(5), 5, 4), 0);
+	cr_assert_eq(state_job_set_blob(j, 1, malloc(7), 7, 4), 0);
+	cr_assert_eq(state_job_set_blob(j, 0, malloc(1), 1, 4), 0);
 	cr_expect_eq(j->n_blobs, 2);
 	cr_expect_eq(state_job_blob(j, 1)->data.len, 7);
 	state_job_free(j);

@@ -154,7 +154,7 @@ struct shardd_job {
 	uint64_t quota_bytes;          /* 0: the daemon's default */
 	uint32_t ttl_s;                /* up to its max_job_ttl_s; 0: the daemon's default */
 	uint32_t op_timeout_ms;        /* default deadline of an op; 0: the daemon's default */
-	bool allow_torn;               /* continue from a step that was applied but not committed */
+	bool allow_torn; /* continue though nobody knows which step the parameters are of */
 	bool is_private; /* closed to other users, including root and the daemon's uid */
 	enum shardd_on_existing on_existing; /* 0: SHARDD_RESUME */
 	/* Identifier of the launcher's run, up to 64 printable ASCII characters: the same for all
@@ -170,20 +170,24 @@ struct shardd_membership {
 	uint64_t epoch; /* grows whenever the membership changes */
 	uint32_t world_size;
 	uint32_t rank;
-	bool resumed;     /* the job has state from before this join */
-	bool has_commit;  /* step and blob are valid */
-	bool torn;        /* a step was applied after that commit */
-	uint64_t step;    /* last committed step */
-	const void *blob; /* this rank's blob of that commit; valid until the next join or close */
+	bool resumed;    /* the job has state from before this join */
+	bool has_commit; /* committed_step is valid, and step and blob are */
+	bool torn; /* parameters were changed after the last commit, nobody knows to which step */
+	uint64_t step;    /* of the parameters: continue after it; with @torn, the last commit's */
+	const void *blob; /* this rank's last blob; valid until the next join or close */
 	size_t blob_bytes;
-	bool created; /* this join created the job */
+	bool created;  /* this join created the job */
+	bool has_step; /* step and blob are valid: of a commit, or of a step that had a number */
+	uint64_t committed_step; /* at most @step */
+	uint64_t blob_step; /* that @blob belongs to. Below @step: steps after it had no blob */
 };
 
 /* Join a job as a rank; the job is created if it does not exist. After ABORTED, call this again on
  * the same client: the daemon drops what the session held, op numbers start again at 1, unit ids
  * and mapped addresses stay. Blocks until ops of an earlier epoch have ended; other threads' ops
  * wait for it. @ret: may be NULL. A torn job can be joined (@ret says so): initialise all its units
- * and start again, because @step and @blob belong to parameters that no longer exist.
+ * and start again, because @step and @blob belong to parameters that no longer exist. A program
+ * with state of its own compares @blob_step with @step.
  * Errors: INVALID_ARGUMENT (name, rank, world size), FAILED_PRECONDITION (the job
  * exists with another world size, lifetime or quota, or with state that @job->on_existing refuses;
  * the rank is taken), UNAVAILABLE

@@ -329,6 +329,13 @@ struct shardd_step_options {
 	/* for this step; NULL: none. @lr then applies to the tensors that they do not name */
 	const struct shardd_step_settings *settings;
 	size_t n_settings;
+	/* The number of this step, above the one before it, and with it this rank's own state, as
+	 * in shardd_submit_commit. Both take effect when the step is applied: a trainer that joins
+	 * after a death finds them (struct shardd_membership), without a commit. Group 0 only,
+	 * the same number on all ranks. NULL: without. A blob of 0 bytes: the last one stays */
+	const uint64_t *number;
+	const void *blob;
+	size_t blob_bytes;
 };
 
 SHARDD_API int shardd_submit_step(shardd_client *c, const struct shardd_step_options *options,

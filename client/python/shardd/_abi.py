@@ -44,7 +44,8 @@ class Membership(C.Structure):
     _fields_ = [("epoch", C.c_uint64), ("world_size", C.c_uint32), ("rank", C.c_uint32),
                 ("resumed", C.c_bool), ("has_commit", C.c_bool), ("torn", C.c_bool),
                 ("step", C.c_uint64), ("blob", C.c_void_p), ("blob_bytes", C.c_size_t),
-                ("created", C.c_bool)]
+                ("created", C.c_bool), ("has_step", C.c_bool), ("committed_step", C.c_uint64),
+                ("blob_step", C.c_uint64)]
 
 
 class Tensor(C.Structure):
@@ -208,7 +209,8 @@ OPS: dict[str, list[tuple[str, Any]]] = {
              ("whole_job", _bool), ("by_value", _bool), ("value", _double)],
     "unscale": [("group", _u32), ("inv_scale", _double)],
     "step": [("group", _u32), ("lr", C.POINTER(_double)), ("skip_if_found", _bool),
-             ("discard", _bool), ("settings", C.POINTER(StepSettings)), ("n_settings", _size)],
+             ("discard", _bool), ("settings", C.POINTER(StepSettings)), ("n_settings", _size),
+             ("number", C.POINTER(_u64)), ("blob", _text), ("blob_bytes", _size)],
     "plan_backward": [("group", _u32), ("clip", _p), ("inv_scale", _double),
                       ("lr", C.POINTER(_double)), ("settings", C.POINTER(StepSettings)),
                       ("n_settings", _size)],

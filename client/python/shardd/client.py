@@ -28,8 +28,11 @@ _FROM_ENV = 0xFFFFFFFF
 @dataclass(frozen=True)
 class Membership:
     """The result of a join. ``epoch`` grows whenever the membership changes. ``resumed``: the job
-    has state from before. ``step`` and ``blob`` are those of the last commit if
-    ``has_commit``. ``torn``: a step was applied after it. ``created``: this join made the job."""
+    has state from before. ``step``: the parameters are those of this step, if ``has_step``.
+    ``committed_step``: of the last commit, if ``has_commit``. ``blob``: this rank's last one, of
+    ``blob_step``, which is below ``step`` if steps after it had no blob. ``torn``: parameters were
+    changed after the commit, and nobody knows to which step. ``created``: this join made the
+    job."""
 
     epoch: int
     world_size: int
@@ -40,6 +43,9 @@ class Membership:
     step: int
     blob: bytes
     created: bool = False
+    has_step: bool = False
+    committed_step: int = 0
+    blob_step: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,8 @@ class Client(Session):
         _restart.joined(self.instance)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
                                  found.has_commit, found.torn, found.step, blob,
-                                 found.created)
+                                 found.created, found.has_step, found.committed_step,
+                                 found.blob_step)
         return self.member
 
     def _find_memory(self) -> None:
@@ -289,16 +296,21 @@ class Client(Session):
         return self.submit("unscale", group, inv_scale, finish=lambda r: bool(r.found_inf)).wait()
 
     def step(self, lr: float | None = None, group: int = WORLD, skip_if_found: bool = False,
-             discard: bool = False, settings: Sequence[StepSettings] = ()) -> StepResult:
+             discard: bool = False, settings: Sequence[StepSettings] = (),
+             number: int | None = None, blob: bytes | None = None) -> StepResult:
         """Step every unit of the group that has a gradient, and clear the gradients (collective).
 
         @lr: instead of the units' own. @skip_if_found: do not step if unscale found an infinity.
         @discard: only clear the gradients. @settings: for this step; @lr then applies to the
-        tensors that they do not name. No rank may have these units gathered.
+        tensors that they do not name. No rank may have these units gathered. @number: of this
+        step, above the one before it, the same on all ranks; @blob: with it, this rank's own state,
+        as in commit. Both take effect when the step is applied, without a commit.
         """
         rate = C.c_double(lr) if lr is not None else None
         return self.submit("step", group, C.pointer(rate) if rate is not None else None,
                            skip_if_found, discard, specs.step_settings(settings), len(settings),
+                           C.pointer(C.c_uint64(number)) if number is not None else None,
+                           blob, len(blob) if blob is not None else 0,
                            finish=lambda r: StepResult(
                                r.skipped, r.found_inf,
                                r.total_norm if r.has_total_norm else None)).wait()

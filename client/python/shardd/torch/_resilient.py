@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..client import Membership
 from ..errors import Aborted, FailedPrecondition, InvalidArgument, Unimplemented
 from . import _device
 from ._kept import Kept
@@ -57,6 +58,7 @@ class Resilient:
                 "a step was applied but not committed when the job's ranks ended: the parameters "
                 "are past the last commit; join with allow_torn, or name another job")
         if member.has_commit:
+            _check_blob(member)
             self._restore(member.blob)
 
     def _state_that_is_kept(self) -> Kept | None:
@@ -194,8 +196,17 @@ class Resilient:
         if member.torn or not member.has_commit:
             raise FailedPrecondition("a rank died when the parameters were past the last commit, "
                                      "or before the first one: start all ranks again")
+        _check_blob(member)
         self.rejoins += 1
         self._restore(member.blob)
+
+
+def _check_blob(member: Membership) -> None:
+    if member.blob_step != member.step:
+        raise FailedPrecondition(
+            f"the parameters are those of step {member.step}, applied after the last commit, step "
+            f"{member.blob_step}: the state of this program belongs to that commit; start all "
+            "ranks again")
 
 
 def _bytes(buffer: torch.Tensor | None) -> bytes:
