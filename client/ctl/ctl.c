@@ -166,3 +166,19 @@ void ctl_job_cell(struct table *t, uint32_t uid, const char *name)
 	ctl_job_text(uid, name, text);
 	table_cell(t, "%s", text);
 }
+
+void ctl_step_cell(struct table *t, const Shardd__V1__JobStatus *j)
+{
+	unsigned long long step = j->step, applied = j->applied_step;
+
+	if (!j->has_commit && j->optional_applied_step_case)
+		table_cell(t, "%llu", applied);
+	else if (!j->has_commit)
+		table_cell(t, "-");
+	else if (!j->optional_applied_step_case)
+		table_cell(t, "%llu+?", step);
+	else if (applied > step)
+		table_cell(t, "%llu+%llu", step, applied - step);
+	else
+		table_cell(t, "%llu", step);
+}

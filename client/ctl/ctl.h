@@ -90,6 +90,9 @@ const char *ctl_user(uint32_t uid, char buf[CTL_USER_MAX]);
 
 /* A job in a table: NAME, or USER/NAME of another user's; - for none. */
 void ctl_job_cell(struct table *t, uint32_t uid, const char *name);
+/* The last commit of a job, and how far its parameters are past it: "10", "10+3", "10+?" if nobody
+ * knows; without a commit the step of the parameters, or "-". */
+void ctl_step_cell(struct table *t, const Shardd__V1__JobStatus *j);
 void ctl_job_text(uint32_t uid, const char *name, char buf[CTL_JOB_MAX]);
 
 /* Bytes of the class @name; 0 if there is none. */

@@ -40,7 +40,7 @@ static void jobs_job_row(struct table *t, const Shardd__V1__JobStatus *j)
 			 ctl_state_color(json_state(&shardd__v1__job_state__descriptor, j->state)),
 			 "%s", json_state(&shardd__v1__job_state__descriptor, j->state));
 	table_cell(t, "%u", j->world_size);
-	table_cell(t, "%llu", (unsigned long long)j->step);
+	ctl_step_cell(t, j);
 	table_cell(t, "%llu", (unsigned long long)j->epoch);
 	table_cell(t, "%s", j->lifetime);
 	table_cell(t, "%u", j->unit_count);

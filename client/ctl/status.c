@@ -182,7 +182,7 @@ static int status_print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusRespons
 			ctl_state_color(json_state(&shardd__v1__job_state__descriptor, j->state)),
 			"%s", json_state(&shardd__v1__job_state__descriptor, j->state));
 		table_cell(t, "%u/%u", status_joined_ranks(j), j->world_size);
-		table_cell(t, "%llu", (unsigned long long)j->step);
+		ctl_step_cell(t, j);
 		table_cell(t, "%llu", (unsigned long long)j->epoch);
 		table_cell(t, "%u", j->unit_count);
 		table_cell(t, "%s", format_bytes(j->used_bytes).text);

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/position.h"
 #include "rpc/status_memory.h"
 #include "op/op.h"
 #include "rpc/status_fill.h"
@@ -206,11 +207,21 @@ static void status_jobs_fill_outside(struct arena *a, const struct job *job,
 	j->classes = status_classes(a, &job->quota, &j->n_classes);
 }
 
+static void status_jobs_fill_position(const state_job *rec, Shardd__V1__JobStatus *j)
+{
+	j->step = rec->step;
+	j->has_commit = rec->has_commit;
+	j->uncommitted = rec->uncommitted_steps;
+	if (position_of(rec, &j->applied_step) && !rec->torn)
+		j->optional_applied_step_case =
+			SHARDD__V1__JOB_STATUS__OPTIONAL_APPLIED_STEP_APPLIED_STEP;
+}
+
 static void status_jobs_fill_job(struct arena *a, const struct job *job, bool with_units,
 				 Shardd__V1__JobStatus *j)
 {
 	j->world_size = job->rec->world_size;
-	j->step = job->rec->step;
+	status_jobs_fill_position(job->rec, j);
 	j->epoch = job->rec->epoch;
 	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
 	status_jobs_fill_memory(a, job, j);

@@ -114,6 +114,20 @@ static void kill_somebody(struct play *p, pid_t *pids, unsigned step)
 	pids[1] = trainer_start(&trainfix, "dies", 1, WORLD, trains, p);
 }
 
+/* A job that has no commit, as it is printed. */
+static void expect_status(void)
+{
+	static const char *const args[] = { "--no-color", "jobs", NULL };
+	char out[4096], *row;
+
+	cr_expect_eq(fail_job_number(&trainfix, "calm", "applied_step"), STEPS);
+	cr_expect_eq(fail_job_number(&trainfix, "calm", "step"), 0);
+	cr_assert_eq(daemonfix_ctl_text(&trainfix, args, out, sizeof(out)), 0, "%s", out);
+	row = strstr(out, "calm ");
+	cr_assert(row, "%s", out);
+	cr_expect(strstr(row, "  9  "), "%s", out);
+}
+
 Test(numbered_steps, training_goes_on_bit_for_bit)
 {
 	struct play *p = trainer_shared(sizeof(*p)), *calm = trainer_shared(sizeof(*calm));
@@ -133,4 +147,5 @@ Test(numbered_steps, training_goes_on_bit_for_bit)
 		cr_expect_arr_eq(p->params[i], calm->params[i], sizeof(p->params[i]),
 				 "unit %u differs", i);
 	cr_expect_neq(p->params[0][0], 0, "something was trained");
+	expect_status();
 }
