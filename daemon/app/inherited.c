@@ -124,6 +124,14 @@ bool inherited_has_state(const struct inherited *in)
 	return in->n_slabs > 0;
 }
 
+bool inherited_has_journal(const struct inherited *in)
+{
+	for (unsigned i = 0; i < JOURNAL_FILES; i++)
+		if (in->journal[i] < 0)
+			return false;
+	return true;
+}
+
 int inherited_slab(struct inherited *in, uint32_t id)
 {
 	for (size_t i = 0; i < in->n_slabs; i++)

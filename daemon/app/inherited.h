@@ -44,6 +44,8 @@ void inherited_deinit(struct inherited *in);
 
 /* Is there state of a previous daemon? */
 bool inherited_has_state(const struct inherited *in);
+/* Is the journal there, all of it? */
+bool inherited_has_journal(const struct inherited *in);
 /* The descriptor of slab @id, the caller's; -1: there is none. */
 int inherited_slab(struct inherited *in, uint32_t id);
 

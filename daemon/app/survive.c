@@ -82,21 +82,43 @@ static void *survive_redo_addr(void *arg, struct redo_place place, uint64_t byte
 	return (char *)backend_addr(slab->mem) + place.offset;
 }
 
-/* The record says what holds after the step that the previous daemon was applying. */
+static void survive_give_step_up(struct job *job, const char *why)
+{
+	log_error("server", "job=%s: a step was half applied and cannot be completed: %s",
+		  job->label, why);
+	job->rec->redo = 0;
+	job_set_torn(job);
+}
+
+/* The record says what holds after the step that the previous daemon was applying, if the redo file
+ * has it still. */
+static void survive_repair_step(struct survive *s, struct job *job)
+{
+	struct fault f = FAULT_NULL;
+
+	if (!job->rec->redo)
+		return;
+	if (!s->redo)
+		survive_give_step_up(job, "the previous daemon's keeper has not passed the redo "
+					  "file, or this daemon has no threads for it");
+	else if (!redo_has(s->redo, job->rec->redo))
+		job->rec->redo = 0;
+	else if (redo_repair(s->redo, job->rec->redo, kernels_host(), survive_redo_addr, s, &f))
+		survive_give_step_up(job, f.text);
+}
+
 static void survive_complete_step(struct survive *s, struct job *job)
 {
 	uint64_t number = job->rec->redo, began = clock_now_us();
 	struct fault f = FAULT_NULL;
 
-	job->rec->redo = 0;
-	if (!number || !s->redo || !redo_has(s->redo, number))
+	if (!number)
 		return;
 	if (redo_complete(s->redo, number, kernels_host(), s->threads, survive_redo_addr, s, &f)) {
-		log_error("server", "job=%s: a step was half applied and cannot be completed: %s",
-			  job->label, f.text);
-		job_set_torn(job);
+		survive_give_step_up(job, f.text);
 		return;
 	}
+	job->rec->redo = 0;
 	s->completed++;
 	log_info("server", "step completed job=%s us=%llu", job->label,
 		 (unsigned long long)(clock_now_us() - began));
@@ -122,11 +144,6 @@ static int survive_restore_job(struct survive *s, state_job **rec, struct inheri
 	if (f->code)
 		return f->code;
 	s->restored++;
-	survive_complete_step(s, job);
-	log_info("server", "job restored job=%s step=%llu committed=%s torn=%s bytes=%llu",
-		 job->label, (unsigned long long)job->rec->step,
-		 job->rec->has_commit ? "yes" : "no", job->life.torn ? "yes" : "no",
-		 (unsigned long long)job->quota.used);
 	return 0;
 }
 
@@ -147,6 +164,21 @@ static int survive_restore_node(struct survive *s, const state_all *all, struct 
 	return 0;
 }
 
+static void survive_complete_steps(struct survive *s)
+{
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &s->jobs->all, link)
+		survive_repair_step(s, job);
+	list_for_each (job, tmp, &s->jobs->all, link) {
+		survive_complete_step(s, job);
+		log_info("server", "job restored job=%s step=%llu committed=%s torn=%s bytes=%llu",
+			 job->label, (unsigned long long)job->rec->step,
+			 job->rec->has_commit ? "yes" : "no", job->life.torn ? "yes" : "no",
+			 (unsigned long long)job->quota.used);
+	}
+}
+
 static int survive_restore(struct survive *s, struct inherited *in, struct fault *f)
 {
 	state_all *all = NULL;
@@ -165,6 +197,8 @@ static int survive_restore(struct survive *s, struct inherited *in, struct fault
 	for (size_t i = 0; !f->code && i < all->n_jobs; i++)
 		survive_restore_job(s, &all->jobs[i], in, f);
 	state_free(all);
+	if (!f->code)
+		survive_complete_steps(s);
 	return f->code;
 }
 
@@ -199,12 +233,16 @@ static int survive_keep_journal(struct survive *s, unsigned file, struct fault *
 	return survive_keep(s, name, journal_fd(s->journal, file), f);
 }
 
+/* The keeper gets it with a base, so that a successor can read it from the beginning. */
 static int survive_new_journal(struct survive *s, struct fault *f)
 {
 	int r = journal_new(&s->journal);
 
 	if (r < 0)
 		return fault_errno(f, r, "making the journal");
+	s->jobs->journal = s->journal;
+	if (jobs_journal_base(s->jobs) < 0)
+		return fault_errno(f, -ENOMEM, "writing the journal");
 	for (unsigned i = 0; !f->code && i < JOURNAL_FILES; i++)
 		survive_keep_journal(s, i, f);
 	return f->code;
@@ -247,6 +285,25 @@ static void survive_find_threads(struct survive *s)
 	s->threads = info->redoes ? info->threads : 0;
 }
 
+/* A daemon that died in its first start, before it had a job, has left a part of the journal. */
+static bool survive_is_beginning(const struct inherited *in)
+{
+	return !in->n_slabs && !inherited_has_journal(in);
+}
+
+static void survive_forget_beginning(struct survive *s, struct inherited *in)
+{
+	char name[KEEPER_NAME_MAX + 1];
+
+	for (unsigned i = 0; i < JOURNAL_FILES; i++) {
+		if (in->journal[i] < 0)
+			continue;
+		inherited_journal_name(i, name);
+		keeper_drop(&s->keeper, name);
+		in->journal[i] = fd_close(in->journal[i]);
+	}
+}
+
 int survive_start(struct survive *s, struct inherited *in, struct fault *f)
 {
 	uint64_t began = clock_now_us();
@@ -266,6 +323,10 @@ int survive_start(struct survive *s, struct inherited *in, struct fault *f)
 			"state of a previous daemon was passed, but there is no descriptor "
 			"store to leave it with (FDSTORE and NOTIFY_SOCKET are not set)");
 	survive_find_threads(s);
+	if (left && survive_is_beginning(in)) {
+		survive_forget_beginning(s, in);
+		left = false;
+	}
 	keeper_has(&s->keeper, left ? (uint32_t)in->n_slabs + JOURNAL_FILES + (in->redo >= 0) : 0);
 	if (left ? survive_restore(s, in, f) : survive_new_journal(s, f))
 		return f->code;

@@ -83,7 +83,12 @@ int redo_open(int fd, unsigned threads, struct redo **ret, struct fault *f);
 bool redo_has(const struct redo *r, uint64_t number);
 /* The address of @bytes bytes at @place. Return: NULL if there is no such memory. */
 typedef void *(*redo_addr_cb)(void *arg, struct redo_place place, uint64_t bytes);
-/* Complete that task, on @threads threads. Blocks. May be killed, and called again by the next
+/* Put back what threads were changing for that task when the process died. To be called for all
+ * tasks before one of them is completed: completing uses the threads' places anew. May be called
+ * again. Return: as redo_complete. */
+int redo_repair(struct redo *r, uint64_t number, const struct kernels *k, redo_addr_cb addr,
+		void *arg, struct fault *f);
+/* Complete that task, on @threads threads, after redo_repair of it or as the only one. Blocks. May be killed, and called again by the next
  * process. Return: 0, FAULT_INVALID (another format, damage), or another fault code. */
 int redo_complete(struct redo *r, uint64_t number, const struct kernels *k, unsigned threads,
 		  redo_addr_cb addr, void *arg, struct fault *f);

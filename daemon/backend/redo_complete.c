@@ -294,27 +294,47 @@ static int redo_complete_run_cells(struct redo_task *t, const struct kernels *k,
 	return 0;
 }
 
-int redo_complete(struct redo *r, uint64_t number, const struct kernels *k, unsigned threads,
-		  redo_addr_cb addr, void *arg, struct fault *f)
+/* Task @number and its launches, in @ret_launches (malloc), and what was being changed put back. */
+static int redo_complete_begin(struct redo *r, uint64_t number, const struct kernels *k,
+			       redo_addr_cb addr, void *arg, struct redo_task *ret,
+			       struct launch **ret_launches, struct fault *f)
 {
 	const struct redo_entry *e = redo_complete_find(r, number);
-	_cleanup_(freep) struct launch *launches = NULL;
-	struct redo_task t;
+	struct launch *launches;
 
-	CHECK(e && threads > 0 && threads <= r->threads);
+	CHECK(e);
 	if (r->foreign)
 		return fault_set(f, FAULT_INVALID, "redo",
 				 "the step was begun by a shardd whose redo file has format %u; "
 				 "this one completes format %u",
 				 r->front->format, REDO_FORMAT);
-	if (redo_complete_open_task(r, e, &t, f))
+	if (redo_complete_open_task(r, e, ret, f))
 		return f->code;
-	launches = calloc(t.head->n + 1u, sizeof(*launches));
+	launches = *ret_launches = calloc(ret->head->n + 1u, sizeof(*launches));
 	if (!launches)
 		return fault_errno(f, -ENOMEM, "completing a step");
-	for (uint32_t i = 0; !f->code && i < t.head->n; i++)
-		redo_complete_place_launch(&t.head->launches[i], addr, arg, &launches[i], f);
-	if (f->code || redo_complete_repair(&t, k, launches, f))
+	for (uint32_t i = 0; !f->code && i < ret->head->n; i++)
+		redo_complete_place_launch(&ret->head->launches[i], addr, arg, &launches[i], f);
+	return f->code || redo_complete_repair(ret, k, launches, f) ? f->code : 0;
+}
+
+int redo_repair(struct redo *r, uint64_t number, const struct kernels *k, redo_addr_cb addr,
+		void *arg, struct fault *f)
+{
+	_cleanup_(freep) struct launch *launches = NULL;
+	struct redo_task t;
+
+	return redo_complete_begin(r, number, k, addr, arg, &t, &launches, f);
+}
+
+int redo_complete(struct redo *r, uint64_t number, const struct kernels *k, unsigned threads,
+		  redo_addr_cb addr, void *arg, struct fault *f)
+{
+	_cleanup_(freep) struct launch *launches = NULL;
+	struct redo_task t;
+
+	CHECK(threads > 0 && threads <= r->threads);
+	if (redo_complete_begin(r, number, k, addr, arg, &t, &launches, f))
 		return f->code;
 	return redo_complete_run_cells(&t, k, launches, threads, f);
 }

@@ -453,6 +453,47 @@ Test(redo, a_step_that_was_only_written_down_is_done)
 	munmap(want, sizeof(*want));
 }
 
+/* Of two tasks the second one was interrupted, on the thread that completes the first one. */
+Test(redo, tasks_are_repaired_before_one_is_completed)
+{
+	enum { N = 300, INTERRUPTED_AT = 128 };
+	const struct kernels *k = kernels_host();
+	struct arrays *at = shared(sizeof(*at));
+	struct fault f = FAULT_NULL;
+	struct redo_task *tasks[2];
+	struct launch launches[2];
+	struct redo *r, *next;
+	uint64_t numbers[2];
+
+	cr_assert_eq(redo_new(1, &r), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		for (unsigned e = 0; e < N; e++)
+			at->a[i][e] = 8;
+		launches[i] = (struct launch){ .kind = LAUNCH_SCALE, .n = N };
+		launches[i].scale = (struct k_scale){ .x = at->a[i], .factor = 0.5f };
+		tasks[i] = redo_task_new(r, 1, redo_cells(N));
+		redo_task_add(tasks[i], 0, &launches[i], find_place, at);
+		numbers[i] = redo_task_publish(tasks[i]);
+	}
+	redo_slot_begin(redo_slot(r, 0), tasks[1], 0, 0, N);
+	redo_set_undo(&launches[1], &redo_slot(r, 0)->undo);
+	launch_run(k, &launches[1], 0, INTERRUPTED_AT);
+	cr_assert_eq(redo_open(redo_fd(r), 1, &next, &f), 0);
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(redo_repair(next, numbers[i], k, find_addr, at, &f), 0, "%s", f.text);
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(redo_complete(next, numbers[i], k, 1, find_addr, at, &f), 0, "%s",
+			     f.text);
+	for (unsigned i = 0; i < 2; i++)
+		for (unsigned e = 0; e < N; e++)
+			cr_expect_eq(at->a[i][e], 4, "task %u, element %u", i, e);
+	redo_free(next);
+	for (unsigned i = 0; i < 2; i++)
+		redo_task_free(tasks[i]);
+	redo_free(r);
+	munmap(at, sizeof(*at));
+}
+
 Test(redo, a_damaged_file_is_refused)
 {
 	const struct redo_case c = {
