@@ -82,6 +82,16 @@ struct link *client_use_link(struct shardd_client *c)
 	return l;
 }
 
+bool client_has_link(struct shardd_client *c, uint32_t number)
+{
+	bool is;
+
+	pthread_mutex_lock(&c->reconnect.lock);
+	is = c->link->number == number;
+	pthread_mutex_unlock(&c->reconnect.lock);
+	return is;
+}
+
 void client_unuse_link(struct shardd_client *c, struct link *l)
 {
 	pthread_mutex_lock(&c->reconnect.lock);

@@ -91,7 +91,7 @@ struct shardd_client {
 	/* Held from the choice of a number until the op is sent, and over a join. */
 	pthread_mutex_t order;
 	bool joined;
-	char *job; /* of the last join; NULL: none */
+	char *job; /* of the last join; NULL: none; changed under reconnect.lock, too */
 	bool keep; /* that job stays when all have left */
 	atomic_uint_least64_t epoch;
 	uint64_t ended_epoch; /* the daemon ended in it, and this client has not joined since; 0 */
@@ -116,6 +116,9 @@ int client_take_link(struct shardd_client *c, const struct link *l, struct shard
 /* The present link, for a call that goes over it, until client_unuse_link. Any thread. */
 struct link *client_use_link(struct shardd_client *c);
 void client_unuse_link(struct shardd_client *c, struct link *l);
+
+/* Is the present link that of @number? Any thread. */
+bool client_has_link(struct shardd_client *c, uint32_t number);
 
 static inline void client_messagep(ProtobufCMessage **m)
 {

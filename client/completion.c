@@ -77,13 +77,14 @@ static int completion_start(struct shardd_client *c, struct link *l, struct shar
 /* Out of threads, ops of the new link end when they are waited for. */
 void completion_follow(struct shardd_client *c)
 {
-	struct link *l = client_use_link(c);
+	struct link *l;
 
 	pthread_mutex_lock(&c->completion.lock);
+	l = client_use_link(c);
 	if (c->completion.fd >= 0)
 		(void)completion_start(c, l, NULL);
-	pthread_mutex_unlock(&c->completion.lock);
 	client_unuse_link(c, l);
+	pthread_mutex_unlock(&c->completion.lock);
 }
 
 int shardd_completion_fd(shardd_client *c, int *ret, struct shardd_error *err)
@@ -95,13 +96,13 @@ int shardd_completion_fd(shardd_client *c, int *ret, struct shardd_error *err)
 		return r;
 	if (!ret)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
-	l = client_use_link(c);
 	pthread_mutex_lock(&c->completion.lock);
+	l = client_use_link(c); /* behind the lock: a later link is followed */
 	r = completion_start(c, l, err);
 	if (r == 0)
 		*ret = c->completion.fd;
-	pthread_mutex_unlock(&c->completion.lock);
 	client_unuse_link(c, l);
+	pthread_mutex_unlock(&c->completion.lock);
 	return r;
 }
 

@@ -143,8 +143,11 @@ void map_forget(struct map *m, uint32_t slab)
 static int map_retire(struct map *m, uint32_t slab)
 {
 	size_t i = map_position(m, slab);
-	struct mapping *more = realloc(m->former, (m->n_former + 1) * sizeof(*more));
+	struct mapping *more;
 
+	if (i == m->count || m->items[i].slab != slab)
+		return 0; /* another thread has forgotten it */
+	more = realloc(m->former, (m->n_former + 1) * sizeof(*more));
 	if (!more)
 		return -ENOMEM;
 	m->former = more;

@@ -293,6 +293,22 @@ static int op_take_place(struct shardd_client *c, const struct ticket *ticket,
 	return r;
 }
 
+/* What an earlier daemon named may be other memory now. */
+static int op_take_place_of_link(struct shardd_client *c, const struct ticket *ticket,
+				 const Shardd__V1__Placement *p, int timeout_ms,
+				 struct shardd_result *ret, struct shardd_error *err)
+{
+	uint32_t link = ticket->link->number;
+	int r = 0;
+
+	if (client_has_link(c, link))
+		r = op_take_place(c, ticket, p, timeout_ms, ret, err);
+	if (client_has_link(c, link))
+		return r;
+	*ret = (struct shardd_result){ 0 };
+	return reconnect_outcome(c, link, ticket->epoch, err);
+}
+
 /* Turn the reply into a result; its memory is mapped here, by whoever waits. Where
  * that fails the daemon has done the op all the same: the channel is broken or this
  * process cannot map any more, and what the session holds ends with the session. The
@@ -317,7 +333,7 @@ static int op_take_result(struct shardd_client *c, struct ticket *ticket, int ti
 	if (ticket->op->keep)
 		r = ticket->op->keep(c, ticket->reply, err);
 	if (r == 0 && p && !ticket->detached)
-		r = op_take_place(c, ticket, p, timeout_ms, ret, err);
+		r = op_take_place_of_link(c, ticket, p, timeout_ms, ret, err);
 	if (r == 0 && ticket->op->out && ticket->out.data)
 		r = ticket->op->out(ticket->reply, ret, &ticket->out, err);
 	info = ((const struct op_reply *)ticket->reply)->info;
@@ -571,6 +587,20 @@ static int op_claim_all(struct shardd_client *c, const shardd_ticket *tickets, s
 	return 0;
 }
 
+/* A ticket of an earlier connection has ended, with or without an answer. */
+static bool op_find_former(struct shardd_client *c, const struct ticket_set *set, size_t *ret)
+{
+	for (size_t i = 0; i < set->n; i++) {
+		const struct ticket *t = set->tickets[i];
+
+		if (!t || !t->link || client_has_link(c, t->link->number))
+			continue;
+		*ret = i;
+		return true;
+	}
+	return false;
+}
+
 static int op_wait_set(struct shardd_client *c, const shardd_ticket *tickets,
 		       struct ticket_set *set, int timeout_ms, size_t *ret,
 		       struct shardd_error *err)
@@ -581,7 +611,7 @@ static int op_wait_set(struct shardd_client *c, const shardd_ticket *tickets,
 
 	if (r == 0 && set->n_rings && set->n_rpcs)
 		r = completion_serve_rpc(c, err);
-	if (r < 0)
+	if (r < 0 || op_find_former(c, set, ret))
 		return r;
 	for (size_t i = 0; !first; i++)
 		first = tickets[i];

@@ -141,14 +141,18 @@ static bool reconnect_pause(struct shardd_client *c, unsigned ms)
 static int reconnect_is_other(struct shardd_client *c, struct shardd_error *err)
 {
 	uint8_t expected[EXPECT_BYTES];
+	_cleanup_(freep) char *job = NULL;
 	bool any = false;
 
-	if (c->job && expect_find(c->socket, c->job, expected, &any, NULL) == 0 && any)
+	pthread_mutex_lock(&c->reconnect.lock);
+	job = c->job ? strdup(c->job) : NULL;
+	pthread_mutex_unlock(&c->reconnect.lock);
+	if (job && expect_find(c->socket, job, expected, &any, NULL) == 0 && any)
 		return error_set(err, SHARDD_DATA_LOSS, NULL,
 				 "the daemon at %s was restarted without its state: the state of "
 				 "job '%.64s' is gone; restore a checkpoint, or start the whole "
 				 "run again from step 0",
-				 c->socket, c->job);
+				 c->socket, job);
 	return error_set(err, SHARDD_UNAVAILABLE, NULL,
 			 "the daemon at %s was restarted without its state: connect again",
 			 c->socket);

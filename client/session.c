@@ -101,9 +101,14 @@ static int session_leave(struct shardd_client *c, uint32_t *ret_link, struct sha
 /* Remember that the job has state here from now on. Out of memory, this is not remembered. */
 static void session_note_job(struct shardd_client *c, const char *name)
 {
+	char *copy = strdup(name), *former;
+
 	expect_note(c->socket, name, c->daemon.instance);
-	free(c->job);
-	c->job = strdup(name);
+	pthread_mutex_lock(&c->reconnect.lock);
+	former = c->job;
+	c->job = copy;
+	pthread_mutex_unlock(&c->reconnect.lock);
+	free(former);
 }
 
 /* Called with c->order held. */
@@ -112,7 +117,7 @@ static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *reques
 {
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	uint8_t expected[EXPECT_BYTES] = { 0 };
-	bool any;
+	bool any, resumed;
 	int r = expect_find(c->socket, request->job->name, expected, &any, err);
 
 	if (r < 0)
@@ -125,13 +130,16 @@ static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *reques
 	if (r < 0)
 		return r;
 	session_note_job(c, request->job->name);
+	resumed = ((const Shardd__V1__JoinResponse *)reply)->resumed;
 	r = device_take(c, (const Shardd__V1__JoinResponse *)reply, err);
 	if (r == 0)
 		r = map_check(&c->map, err);
 	if (r == 0)
 		return session_joined(c, (Shardd__V1__JoinResponse *)reply, request->rank, ret);
-	/* This process can do nothing there, and its peers are not to wait for it. */
-	session_leave(c, NULL, NULL);
+	/* This process can do nothing there, and its peers are not to wait for it. But leaving could
+	 * end the job that it was to continue: then it ends with the connection. */
+	if (!resumed)
+		session_leave(c, NULL, NULL);
 	c->joined = false;
 	return r;
 }

@@ -344,6 +344,73 @@ Test(reconnect, a_completion_descriptor_is_readable_when_it_is_over)
 	play_waits(w, 1);
 }
 
+/* ------------------------------------------------------------- answers of the dead daemon */
+
+enum { GATHER, CAST, GRADIENT, OTHER, N_ANSWERED };
+
+/* What the answers name is not the next daemon's memory, or other memory there. */
+static void answered_all(shardd_client *c, const shardd_unit *u, shardd_ticket *t)
+{
+	TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u[0]), &t[GATHER],
+				      &train_err));
+	TRAIN_OK(shardd_submit_gather(c, SHARDD_OPTIONS(gather, .unit = u[2]), &t[CAST],
+				      &train_err));
+	TRAIN_OK(shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u[1]), &t[GRADIENT],
+					&train_err));
+	TRAIN_OK(shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u[0]), &t[OTHER],
+					&train_err));
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err)); /* they have been answered */
+}
+
+static void answered_expect_ended(shardd_client *c, shardd_ticket t)
+{
+	TRAIN_FAILS(shardd_wait(c, t, -1, NULL, &train_err), SHARDD_ABORTED);
+	told_now("was restarted");
+}
+
+static int answered(const struct trainer *t)
+{
+	struct waits *w = t->arg;
+	shardd_client *c = open_client(t, 30000, NULL);
+	shardd_unit u[TRAINUNITS];
+	shardd_ticket tickets[N_ANSWERED], again, some[2];
+	size_t which;
+
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	trainunits_register(c, u);
+	trainunits_init(c, u);
+	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	answered_all(c, u, tickets);
+	stage_set(&w->at[0], 1);
+	TRAINER_AWAIT(atomic_load(&w->go) == 1, 60);
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
+	answered_expect_ended(c, tickets[GATHER]);
+	answered_expect_ended(c, tickets[GRADIENT]);
+	train_join_as(c, t, SHARDD_EPHEMERAL);
+	trainunits_register(c, u);
+	TRAIN_OK(shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u[1]), &again,
+					&train_err));
+	TRAIN_OK(shardd_wait(c, again, -1, NULL, &train_err));
+	some[0] = tickets[CAST];
+	some[1] = tickets[OTHER];
+	TRAIN_OK(shardd_wait_any(c, some, 2, -1, &which, &train_err));
+	answered_expect_ended(c, tickets[CAST]);
+	answered_expect_ended(c, tickets[OTHER]);
+	train_leave(c);
+	return 0;
+}
+
+Test(reconnect, answers_of_the_dead_daemon_name_no_memory)
+{
+	struct waits *w = trainer_shared(sizeof(*w));
+	pid_t pid = trainer_start(&trainfix, "answered", 0, 1, answered, w);
+
+	AWAIT(atomic_load(&w->at[0]), 30);
+	daemonfix_replace_daemon(&trainfix, SIGKILL);
+	stage_set(&w->go, 1);
+	cr_assert_eq(trainer_wait(pid, 60), 0);
+}
+
 /* ------------------------------------------------------------------- given up */
 
 struct vain {
