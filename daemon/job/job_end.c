@@ -136,13 +136,13 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 }
 
 /* How long it is kept without trainers. A job that crashed before its first commit has
- * nothing to resume from. A KEEP job stays: its trainers would create it again as EPHEMERAL. */
+ * nothing to resume from, unless its Steps had numbers. A KEEP job stays: its trainers would create it again as EPHEMERAL. */
 static uint64_t job_end_job_kept_us(const struct job *job)
 {
 	uint64_t ttl = job->rec->ttl_s, early = job->node->limits.uncommitted_ttl_s;
 
 	if (early && early < ttl && job->life.crashed && !job->rec->has_commit &&
-	    job->rec->lifetime == JOB_EPHEMERAL)
+	    !job->rec->anchored && job->rec->lifetime == JOB_EPHEMERAL)
 		ttl = early;
 	return ttl * 1000000u;
 }

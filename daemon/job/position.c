@@ -47,7 +47,8 @@ void position_mark_free(struct job *job, struct position_mark *m)
 /* The last Step that was applied said its number, and no commit has said it since. */
 static bool position_is_numbered(const state_job *rec)
 {
-	return rec->anchored && !rec->steps_since && (!rec->has_commit || rec->anchor != rec->step);
+	return rec->anchored && !rec->steps_since && !rec->skips_since &&
+	       (!rec->has_commit || rec->anchor != rec->step);
 }
 
 static bool position_is_prepared(const struct job *job, uint64_t *ret)
@@ -81,17 +82,15 @@ int position_check_step(const struct job *job, uint64_t number, struct fault *f)
 int position_check_commit(const struct job *job, uint64_t number, struct fault *f)
 {
 	const state_job *rec = job->rec;
-	uint64_t is;
+	uint64_t is = rec->anchor;
+	bool prepared = job->step.state == JOB_STEP_PREPARED && !job->step.positioned;
 
 	if (rec->has_commit && number <= rec->step)
 		return fault_set(f, FAULT_INVALID, "step",
 				 "step is %llu; it must be above the last committed step, %llu",
 				 (unsigned long long)number, (unsigned long long)rec->step);
-	if (!position_is_prepared(job, &is)) {
-		if (job->step.state == JOB_STEP_PREPARED || !position_is_numbered(rec))
-			return 0;
-		is = rec->anchor;
-	}
+	if (prepared ? !position_is_prepared(job, &is) : !position_is_numbered(rec))
+		return 0;
 	if (number == is)
 		return 0;
 	return fault_set(
@@ -104,14 +103,14 @@ int position_check_commit(const struct job *job, uint64_t number, struct fault *
 static void position_anchor(struct job *job, uint64_t number)
 {
 	state_job *rec = job->rec;
-	uint64_t before = rec->anchored ? rec->anchor : 0;
+	uint64_t applied = (rec->anchored ? rec->anchor : 0) + rec->steps_since;
 
-	if (rec->steps_since)
-		rec->regular = number == before + rec->steps_since;
+	if (rec->steps_since) /* who skips may have counted that, or not */
+		rec->regular = number == applied || number == applied + rec->skips_since;
 	rec->anchor = number;
 	rec->anchored = true;
 	rec->altered = false;
-	rec->steps_since = 0;
+	rec->steps_since = rec->skips_since = 0;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 }
 
@@ -126,19 +125,36 @@ void position_reset(struct job *job)
 	state_job *rec = job->rec;
 
 	rec->has_commit = rec->anchored = rec->regular = rec->partial = rec->altered = false;
-	rec->step = rec->anchor = rec->steps_since = rec->uncommitted_steps = 0;
-	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
+	rec->step = rec->anchor = rec->steps_since = rec->skips_since = 0;
+	rec->uncommitted_steps = 0;
+	for (size_t i = 0; i < rec->n_blobs; i++) {
+		quota_return(&job->quota, MEM_CONTROL, rec->blobs[i]->data.len);
+		CHECK(state_job_set_blob(rec, rec->blobs[i]->rank, NULL, 0, 0) == 0);
+	}
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS | JOB_JOURNAL_BLOBS);
+}
+
+/* Units of groups are stepped at times that the world's Steps do not tell. */
+static bool position_has_groups(const state_job *rec)
+{
+	for (size_t i = 0; i < rec->n_units; i++)
+		if (rec->units[i]->group && !rec->units[i]->dropped &&
+		    rec->units[i]->optimizer->kind != OPTIM_NONE)
+			return true;
+	return false;
 }
 
 bool position_of(const state_job *rec, uint64_t *ret)
 {
-	bool is_committed = rec->has_commit && !rec->uncommitted_steps && !rec->steps_since;
+	bool is_committed = rec->has_commit && !rec->uncommitted_steps && !rec->steps_since &&
+			    (!rec->anchored || rec->anchor == rec->step);
 
 	*ret = is_committed ? rec->step : rec->anchor + rec->steps_since;
 	if (is_committed)
 		return true;
-	return rec->anchored && !rec->partial && !rec->altered &&
-	       (!rec->steps_since || rec->regular);
+	if (!rec->anchored || rec->partial || rec->altered || position_has_groups(rec))
+		return false;
+	return !rec->steps_since || (rec->regular && !rec->skips_since);
 }
 
 /* ------------------------------------------------------------------- steps */
@@ -194,7 +210,7 @@ static void position_take_blob(struct job *job, uint32_t rank, struct position_m
 	job_journal_mark(job, JOB_JOURNAL_BLOBS);
 }
 
-void position_stepped(struct job *job)
+void position_stepped(struct job *job, bool skipped)
 {
 	struct job_step *step = &job->step;
 
@@ -205,6 +221,8 @@ void position_stepped(struct job *job)
 	step->positioned = true;
 	if (step->numbered)
 		position_anchor(job, step->number);
+	else if (skipped)
+		job->rec->skips_since++;
 	else
 		job->rec->steps_since++;
 	for (uint32_t r = 0; step->marks && r < job->rec->world_size; r++)
@@ -239,5 +257,6 @@ void position_end_partial(struct job *job)
 	if (!job->rec->partial)
 		return;
 	job->rec->partial = false;
+	job->rec->altered = true;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 }

@@ -7,6 +7,10 @@
  * one). Otherwise nobody knows what the next commit would have been, and a job that loses a trainer
  * between the two is TORN (job_tear).
  *
+ * A Step that drops its gradients and has no number may count or not: after it the position is known
+ * only while the parameters are those of the last number, or from the next number on. In a job with
+ * units of groups that are stepped, only from a commit until the next Step.
+ *
  * With optimizers in backward some units are stepped before the others. Until all are, the
  * parameters are those of no step: rec->partial.
  *
@@ -47,8 +51,9 @@ int position_check_commit(const struct job *job, uint64_t number, struct fault *
 /* A Step is prepared. @marks: one per rank of the job, NULL: none; each becomes the job's. Return: 0
  * or -ENOMEM: then nothing has changed. */
 int position_prepare(struct job *job, struct position_mark **marks);
-/* It has taken effect, also if it was skipped. At most once until the next position_prepare. */
-void position_stepped(struct job *job);
+/* It has taken effect, if only to drop gradients (@skipped). At most once until the next
+ * position_prepare. */
+void position_stepped(struct job *job, bool skipped);
 /* It never will. */
 void position_drop(struct job *job);
 
@@ -58,6 +63,7 @@ void position_altered(struct job *job);
 
 /* Some units have been stepped, and the others not yet. */
 void position_begin_partial(struct job *job);
+/* That pass ends here, as it is. */
 void position_end_partial(struct job *job);
 
 void position_committed(struct job *job, uint64_t number);

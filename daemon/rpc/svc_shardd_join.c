@@ -85,7 +85,8 @@ static void svc_shardd_join_fill_position(const state_job *rec, Shardd__V1__Join
 			SHARDD__V1__JOIN_RESPONSE__OPTIONAL_COMMITTED_STEP_COMMITTED_STEP;
 		reply->committed_step = rec->step;
 	}
-	reply->torn = rec->torn || (!known && rec->has_commit && rec->uncommitted_steps);
+	reply->torn = rec->torn ||
+		      (!known && (rec->has_commit || rec->anchored) && rec->uncommitted_steps);
 }
 
 static void svc_shardd_join_send_join(struct rpc_call *call, const struct member *m, bool created)

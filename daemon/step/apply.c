@@ -76,7 +76,7 @@ static void apply_count_steps(struct job *job, struct unit **units, unsigned n)
 	}
 	if (n && !job->step.counted)
 		job_count_uncommitted(job);
-	position_stepped(job);
+	position_stepped(job, false);
 }
 
 /* @recorded: that the units have made the step. */

@@ -155,6 +155,8 @@ static enum res op_commit_tick(struct coll *c)
 {
 	switch ((enum op_commit_stage)c->stage) {
 	case COMMIT_APPLY:
+		if (backward_check_over(c->job, NULL, c->fault))
+			return RES_FAILED;
 		if (op_commit_reserve_blobs(c) < 0)
 			return coll_fail(c, -ENOMEM);
 		CHECK(!c->job->step.committing);

@@ -271,7 +271,7 @@ static enum res op_step_take_marks(struct coll *c)
 
 static void op_step_skip(struct coll *c, bool found)
 {
-	position_stepped(c->job);
+	position_stepped(c->job, true);
 	op_step_answer(c, true, found);
 	op_step_drop_gradients(c);
 	op_step_end_pass(c);
@@ -301,7 +301,7 @@ static void op_step_note(struct coll *c)
 	op_step_answer(c, false, c->group->found_inf);
 	op_step_end_pass(c);
 	if (!apply_has_units(c->job)) /* all were stepped in backward */
-		position_stepped(c->job);
+		position_stepped(c->job, false);
 }
 
 static enum res op_step_prepare(struct coll *c)

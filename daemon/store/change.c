@@ -36,6 +36,7 @@ state_progress change_progress(const state_job *rec)
 	p.regular = rec->regular;
 	p.partial = rec->partial;
 	p.altered = rec->altered;
+	p.skips_since = rec->skips_since;
 	return p;
 }
 
@@ -130,6 +131,7 @@ static void change_apply_progress(state_job *j, const state_progress *p)
 	j->regular = p->regular;
 	j->partial = p->partial;
 	j->altered = p->altered;
+	j->skips_since = p->skips_since;
 }
 
 /* Takes the units. */

@@ -372,6 +372,8 @@ static void op_init_end_pass(struct coll *c)
 
 static enum op_init_stage op_init_begin(struct coll *c, int how)
 {
+	if (c->unit->rec->initialised && !c->unit->torn)
+		position_altered(c->job);
 	c->unit->rec->initialised = false; /* until it is whole: a device may fail half-way */
 	job_journal_mark_unit(c->job, c->unit);
 	job_journal_write(c->job);

@@ -72,8 +72,8 @@ class Held:
 
 
 @contextlib.contextmanager
-def held_daemon(*arguments):
-    """A Held of its own; it must end well."""
+def held_daemon(*arguments, kill_after=None):
+    """A Held of its own; it must end well. @kill_after: seconds to the death of the first one."""
     with tempfile.TemporaryDirectory() as folder:
         socket = os.path.join(folder, "socket")
         with open(os.path.join(folder, "log"), "w+") as log:
@@ -81,8 +81,13 @@ def held_daemon(*arguments):
                 [os.path.join(BIN_DIR, "shardd-holder"), "--", os.path.join(BIN_DIR, "shardd"),
                  "--socket", socket, "--backend", "host", *arguments], stdout=log, stderr=log)
             try:
+                held = Held(socket, process)
+                if kill_after is not None:
+                    time.sleep(kill_after)
+                    if held.pid():  # else it has not been forked yet
+                        os.kill(held.pid(), signal.SIGKILL)
                 _await_start(process, socket)
-                yield Held(socket, process)
+                yield held
             finally:
                 process.terminate()
                 code = process.wait(60)

@@ -106,6 +106,13 @@ class Reconnect(unittest.TestCase):
                                    "again (rank 0 of job 'job')")
         self.assertRegex(lines[1], "^shardd: the daemon is back, with its state, after .* s ")
 
+    def test_killed_in_its_first_start(self):
+        """At any instant: the next one begins, with what was left or without."""
+        for instant in range(12):
+            with support.held_daemon(kill_after=0.002 * instant) as held, \
+                    shardd.connect(held.socket, connect_timeout=30) as client:
+                client.join("job", 1, 0)
+
     def test_wrong_seconds(self):
         with self.assertRaisesRegex(shardd.InvalidArgument, "reconnect is -1"):
             shardd.connect("/nowhere", reconnect=-1)

@@ -209,18 +209,31 @@ Test(position, a_number_that_does_not_fit_ends_the_counting)
 	expect_unknown();
 }
 
-Test(position, a_step_that_drops_its_gradients_counts)
+static void skip(uint64_t number, size_t bytes)
+{
+	reduce();
+	for (unsigned i = 0; i < 2; i++)
+		submit_step(i, number, bytes, true);
+	both_ok("Step");
+}
+
+/* Programs count such a step, or not. */
+Test(position, a_step_that_drops_its_gradients)
 {
 	applied(NO_NUMBER, 0);
 	commit(1);
-	reduce();
-	for (unsigned i = 0; i < 2; i++)
-		submit_step(i, NO_NUMBER, 0, true);
-	both_ok("Step");
-	expect_at(2);
-	commit(2);
+	skip(NO_NUMBER, 0);
+	expect_at(1);
 	applied(NO_NUMBER, 0);
-	expect_at(3);
+	expect_unknown();
+	commit(3); /* it is counted */
+	applied(NO_NUMBER, 0);
+	expect_at(4);
+	skip(NO_NUMBER, 0);
+	expect_unknown();
+	commit(4); /* it is not */
+	applied(NO_NUMBER, 0);
+	expect_at(5);
 }
 
 /* ------------------------------------------------------------------- with numbers */
@@ -249,6 +262,20 @@ Test(position, a_step_without_a_blob_leaves_the_last_one)
 	applied(6, 0);
 	expect_at(6);
 	expect_blobs(7, 5);
+}
+
+Test(position, a_number_counts_though_nothing_is_stepped)
+{
+	commit(10);
+	skip(11, 7);
+	expect_at(11);
+	expect_blobs(7, 11);
+	for (unsigned i = 0; i < 2; i++) /* without any gradient */
+		submit_step(i, 12, 9, false);
+	both_ok("Step");
+	nodefix_drop(&n, m[1], "died");
+	expect_at(12);
+	expect_blobs(9, 12);
 }
 
 Test(position, the_commit_has_the_number_of_its_step)
@@ -313,11 +340,127 @@ Test(position, ranks_agree_on_the_number)
 
 /* ------------------------------------------------------------------- half of a step */
 
+static struct unit *in_backward(const char *name, uint32_t group)
+{
+	state_unit *s = nodefix_spec(name, ELEMENTS);
+
+	s->optimizer->when = OPTIM_IN_BACKWARD;
+	s->group = group;
+	return nodefix_unit(&n, job, s, m, 2);
+}
+
+static void reduce_of(struct unit *x)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		NODEFIX_OK(nodefix_on_unit(&n, m[i], "GradientBuffer", x, &op[i]), &op[i]);
+		nodefix_write(&op[i].result.place, 1);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_on_unit(&n, m[i], "Reduce", x, &op[i]);
+	both_ok("Reduce");
+	nodefix_turns(&n);
+}
+
+/* Of two units, one has made the step. */
+static void half(uint64_t last)
+{
+	struct unit *a = in_backward("a", 0);
+
+	in_backward("b", 0);
+	applied(last, 7);
+	reduce_of(a);
+	expect_unknown();
+}
+
 Test(position, optimizers_in_backward_are_between_two_steps)
 {
+	half(1);
+	nodefix_drop(&n, m[1], "died");
+	cr_expect(job->life.torn);
+}
+
+Test(position, joining_again_makes_half_a_step_no_whole_one)
+{
+	struct fault f = FAULT_NULL;
+	struct member *again;
+
+	half(5);
+	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), RES_DONE);
+	expect_unknown();
+}
+
+Test(position, leaving_makes_half_a_step_no_whole_one)
+{
+	struct fault f = FAULT_NULL;
+	bool freed;
+
+	half(5);
+	cr_assert_eq(job_leave(m[1], &freed, &f), RES_DONE, "%s", f.text);
+	m[1] = nodefix_join(&n, job, 1);
+	expect_unknown();
+}
+
+Test(position, allowing_torn_makes_half_a_step_no_whole_one)
+{
+	job->rec->allow_torn = true;
+	nodefix_wrote(&n);
+	half(5);
+	nodefix_drop(&n, m[1], "died");
+	cr_expect_not(job->life.torn);
+	expect_unknown();
+}
+
+/* One of two units is stepped, the other waits for its release. A rank dies while the commit that is
+ * to be refused waits. */
+Test(position, a_death_does_not_let_half_a_step_be_committed)
+{
+	struct unit *a = in_backward("a", 0), *b = in_backward("b", 0);
+	struct nodefix_op c[2] = { 0 }, gather[2] = { 0 };
+
+	commit(10);
+	NODEFIX_OK(nodefix_on_unit(&n, m[0], "Gather", b, &gather[0]), &gather[0]);
+	reduce_of(b);
+	NODEFIX_OK(nodefix_on_unit(&n, m[1], "Gather", a, &gather[1]), &gather[1]);
+	reduce_of(a);
+	backend_fake_hold(n.node.devices[0].backend, true);
+	nodefix_on_unit(&n, m[1], "Release", a, &gather[1]);
+	nodefix_turns(&n);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_commit(&n, m[i], 11, 10, &c[i]);
+	nodefix_turns(&n);
+	nodefix_drop(&n, m[1], "died");
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_wait(&c[0]);
+	cr_expect_neq(c[0].fault.code, 0);
+	cr_expect_eq(job->rec->step, 10);
+	expect_unknown();
+}
+
+/* ------------------------------------------------------------------- groups */
+
+static struct group *both_ranks(void)
+{
+	static const uint32_t ranks[] = { 0, 1 };
+	struct fault f = FAULT_NULL;
+	struct group *g = NULL;
+
+	cr_assert_eq(job_group(job, "g", ranks, 2, &g, &f), 0);
+	return g;
+}
+
+/* Their Steps come before or after the world's. */
+Test(position, with_groups_only_commits_tell)
+{
+	struct group *g = both_ranks();
+	struct unit *a = in_backward("a", g->id);
+
+	in_backward("b", g->id);
 	applied(1, 7);
-	position_begin_partial(job);
-	job_count_uncommitted(job);
+	expect_unknown();
+	commit(1);
+	expect_at(1);
+	reduce_of(a); /* b not yet */
+	applied(2, 7);
 	expect_unknown();
 	nodefix_drop(&n, m[1], "died");
 	cr_expect(job->life.torn);
@@ -337,6 +480,18 @@ Test(position, parameters_that_were_written_are_those_of_no_step)
 	cr_expect(job->life.torn);
 }
 
+Test(position, parameters_that_were_initialised_again_are_those_of_no_step)
+{
+	applied(NO_NUMBER, 0);
+	commit(1);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], u, 77, &op[i]);
+	both_ok("Initialise");
+	expect_unknown();
+	nodefix_drop(&n, m[1], "died");
+	cr_expect(job->life.torn);
+}
+
 Test(position, initialising_forgets_it)
 {
 	applied(NO_NUMBER, 0);
@@ -352,6 +507,9 @@ Test(position, initialising_forgets_it)
 	both_ok("Initialise");
 	cr_expect_not(job->life.torn);
 	expect_unknown();
-	applied(1, 7);
-	expect_at(1);
+	cr_expect_eq(job->quota.by_class[MEM_CONTROL], 0, "the blobs are gone, too");
+	applied(64, 0);
+	expect_at(64);
+	cr_expect_eq(state_job_blob(job->rec, 0)->data.len, 0);
+	cr_expect_neq(state_job_blob(job->rec, 0)->step, 64);
 }
