@@ -84,7 +84,7 @@ bool redo_has(const struct redo *r, uint64_t number);
 /* The address of @bytes bytes at @place. Return: NULL if there is no such memory. */
 typedef void *(*redo_addr_cb)(void *arg, struct redo_place place, uint64_t bytes);
 /* Put back what threads were changing for that task when the process died. To be called for all
- * tasks before one of them is completed: completing uses the threads' places anew. May be called
+ * tasks before one of them is completed: completing overwrites the threads' places. May be called
  * again. Return: as redo_complete. */
 int redo_repair(struct redo *r, uint64_t number, const struct kernels *k, redo_addr_cb addr,
 		void *arg, struct fault *f);

@@ -410,8 +410,8 @@ Test(position, allowing_torn_makes_half_a_step_no_whole_one)
 	expect_unknown();
 }
 
-/* One of two units is stepped, the other waits for its release. A rank dies while the commit that is
- * to be refused waits. */
+/* One of two units is stepped, the other waits for its release. A rank dies while the commit, which
+ * would be refused, waits. */
 Test(position, a_death_does_not_let_half_a_step_be_committed)
 {
 	struct unit *a = in_backward("a", 0), *b = in_backward("b", 0);
