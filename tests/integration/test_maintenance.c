@@ -227,6 +227,25 @@ Test(maintenance, a_shutdown_that_discards_says_what_is_lost)
 	trainfix.pid = 0;
 }
 
+/* ----------------------------------------------------------- the holder is killed */
+
+/* A daemon outlives its holder. */
+Test(maintenance, trainers_train_on_when_the_holder_is_killed)
+{
+	struct play *p = trainer_shared(sizeof(*p));
+	pid_t pid = start(p, SHARDD_EPHEMERAL), daemon = daemonfix_daemon(&trainfix);
+	unsigned steps;
+
+	daemonfix_may_end(&trainfix);
+	fail_kill(trainfix.pid);
+	trainfix.pid = 0;
+	steps = atomic_load(&p->steps);
+	AWAIT(atomic_load(&p->steps) > steps + 2, 30);
+	cr_expect_eq(CTL("RUNNING", "status"), 0);
+	finish(p, pid);
+	cr_assert_eq(kill(daemon, SIGKILL), 0);
+}
+
 /* ------------------------------------------------------------- without a store */
 
 static void begin_alone(void)
