@@ -22,6 +22,14 @@ class Options(C.Structure):
                 ("connection_data", C.c_void_p)]
 
 
+class ConnectionEvent(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("state", C.c_int), ("attempt", C.c_uint32),
+                ("elapsed_ms", C.c_uint32), ("text", C.c_char_p)]
+
+
+OnConnection = C.CFUNCTYPE(None, C.c_void_p, C.POINTER(ConnectionEvent))
+
+
 class Device(C.Structure):
     _fields_ = [("id", C.c_char * 32), ("backend", C.c_char * 16), ("uuid", C.c_char * 48),
                 ("streams", C.c_bool)]

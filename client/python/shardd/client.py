@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as C
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from ._connection import DEFAULT_SOCKET as DEFAULT_SOCKET
 from ._connection import socket_path as socket_path
 from ._device import HOST, Gpu
 from ._launch import launched
+from ._reconnect import ConnectionEvent
 from ._session import Session
 from .buffer import Buffer as Buffer
 from .errors import FailedPrecondition, InUse, InvalidArgument
@@ -86,16 +87,21 @@ class Client(Session):
     """
 
     def __init__(self, socket: str | None = None, name: str | None = None,
-                 device: str | None = None, connect_timeout: float = 5.0) -> None:
+                 device: str | None = None, connect_timeout: float = 5.0,
+                 reconnect: float | None = None,
+                 on_connection: Callable[[ConnectionEvent], None] | None = None) -> None:
         """Connect. @name: shown in status. @device: "host:0" or a GPU's UUID; None: chosen.
-        @connect_timeout: seconds to retry while no daemon listens.
+        @connect_timeout: seconds to retry while no daemon listens. @reconnect: seconds to connect
+        again when the daemon ends and its jobs outlive it, 0: not at all, None:
+        $SHARDD_RECONNECT_MS or 60 s. @on_connection: called with each :class:`ConnectionEvent`, in
+        a thread of its own, instead of a line on standard error; it may not use this client.
 
         Unavailable: no daemon listens. PermissionDenied: the socket's mode. VersionMismatch.
         """
         self.member: Membership | None = None
         self._name: bytes | None = None  # of the job
         self._units: dict[int, Unit] = {}
-        super().__init__(socket, name, device, connect_timeout)
+        super().__init__(socket, name, device, connect_timeout, reconnect, on_connection)
 
     def __enter__(self) -> Client:
         return self
