@@ -51,6 +51,11 @@ int ctl_ops(struct ctl *ctl, int argc, char **argv);
 int ctl_trace(struct ctl *ctl, int argc, char **argv);
 int ctl_health(struct ctl *ctl, int argc, char **argv);
 int ctl_job(struct ctl *ctl, int argc, char **argv);
+int ctl_cordon(struct ctl *ctl, int argc, char **argv);
+int ctl_uncordon(struct ctl *ctl, int argc, char **argv);
+int ctl_drain(struct ctl *ctl, int argc, char **argv);
+int ctl_handover(struct ctl *ctl, int argc, char **argv);
+int ctl_shutdown(struct ctl *ctl, int argc, char **argv);
 int ctl_run(struct ctl *ctl, int argc, char **argv);
 
 /* "shardctl: INVALID_ARGUMENT: <sentence>" on stderr. Return: CTL_USAGE. */

@@ -21,6 +21,11 @@ static const struct ctl_verb verbs[] = {
 	  ctl_trace },
 	{ "health", "", "print the health; exit code 0: SERVING", ctl_health },
 	{ "job", "create|delete|drain NAME ...", "create, delete or drain a job", ctl_job },
+	{ "cordon", "", "admit no new jobs", ctl_cordon },
+	{ "uncordon", "", "admit new jobs again", ctl_uncordon },
+	{ "drain", "[--wait] [--timeout S]", "make all trainers commit and leave", ctl_drain },
+	{ "handover", "[--timeout S]", "start the next daemon, with all jobs", ctl_handover },
+	{ "shutdown", "[--discard]", "end the daemon and its jobs", ctl_shutdown },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
 };
 

@@ -1,12 +1,26 @@
 /* shardctl status: the daemon, its devices, jobs and ranks. */
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
 #include "ctl/json.h"
+
+static void status_print_cordon(const Shardd__V1__GetStatusResponse *s)
+{
+	time_t since = s->cordon ? (time_t)s->cordon->unix_s : 0;
+	char user[CTL_USER_MAX], when[32] = "?";
+	struct tm tm;
+
+	if (!s->cordon)
+		return;
+	if (gmtime_r(&since, &tm))
+		strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S UTC", &tm);
+	printf("\n  cordoned by %s at %s: no new jobs", ctl_user(s->cordon->uid, user), when);
+}
 
 static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
@@ -15,6 +29,7 @@ static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResp
 	       s->connections, s->connections == 1 ? "" : "s", s->open_descriptors);
 	if (s->log_dropped)
 		printf(", %llu log lines dropped", (unsigned long long)s->log_dropped);
+	status_print_cordon(s);
 	printf("\n  socket %s, instance %s\n", ctl->socket, s->instance);
 	if (s->store_max)
 		printf("  jobs outlive the daemon: %u of %u descriptors are in its store\n",

@@ -52,7 +52,7 @@ static int main_run(struct shardd *d)
 	}
 	code = service_run(&d->args, &d->config, &in);
 	inherited_deinit(&in);
-	if (code == EXIT_STOPPED)
+	if (code == EXIT_STOPPED || code == EXIT_HANDED_OVER)
 		log_info("server", "stopped");
 	log_close();
 	return code;
@@ -116,7 +116,7 @@ int main(int argc, char **argv)
 	}
 	code = args_parse(&d.args, argc, argv, &f) ? main_complain(&f) : main_act(&d);
 	args_deinit(&d.args);
-	if (left && code != EXIT_STOPPED) {
+	if (left && code != EXIT_STOPPED && code != EXIT_HANDED_OVER) {
 		main_pause();
 		code = EXIT_STATE;
 	}

@@ -148,6 +148,11 @@ void process_notify_stopping(void)
 	sd_notify(0, "STOPPING=1");
 }
 
+void process_notify_for_good(void)
+{
+	sd_notify(0, "X_SHARDD_FOR_GOOD=1");
+}
+
 void process_notify_alive(void)
 {
 	sd_notify(0, "WATCHDOG=1");

@@ -37,6 +37,9 @@ void process_notify_reloading(void);
 void process_notify_stopping(void);
 void process_notify_alive(void);
 
+/* To shardd-holder: the end that follows is for good, no daemon takes over. */
+void process_notify_for_good(void);
+
 /* STATUS=@text. */
 void process_notify_status(const char *text);
 

@@ -6,11 +6,13 @@
 #include "app/server.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "app/devices.h"
 #include "app/process.h"
@@ -30,6 +32,7 @@
 #include "ring/rings.h"
 #include "rpc/audit.h"
 #include "rpc/rpc_server.h"
+#include "rpc/svc_admin.h"
 #include "rpc/svc_health.h"
 #include "rpc/svc_shardd.h"
 #include "rpc/svc_status.h"
@@ -81,7 +84,8 @@ struct server {
 	struct health health;
 	struct svc_shardd svc_shardd;
 	struct svc_status svc_status;
-	struct rpc_service services[SVC_SHARDD_SERVICES + 2];
+	struct svc_admin svc_admin;
+	struct rpc_service services[SVC_SHARDD_SERVICES + 3];
 	struct rpc_server *rpc;
 	struct gate *gate;
 	uint64_t rpc_cpu_us; /* of the gRPC thread, when the watchdog last asked */
@@ -231,6 +235,29 @@ static uint32_t server_count_stored(uint32_t *ret_used, void *userdata)
 
 	*ret_used = v->journal ? v->keeper.used : 0;
 	return v->journal ? v->keeper.most : 0;
+}
+
+bool server_can_hand_over(const struct server *s)
+{
+	return s->survive.journal != NULL;
+}
+
+/* The service ends on the signal, in a later turn of the loop. */
+static int server_hand_over(void *userdata, struct fault *f)
+{
+	if (!server_can_hand_over(userdata))
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"nothing would take the jobs over: this daemon was started without "
+			"a descriptor store; run it as shardd.service or with "
+			"shardd-holder, or use shardctl drain --wait and start it again");
+	return kill(getpid(), SIGUSR2) < 0 ? fault_errno(f, -errno, "handing over") : 0;
+}
+
+static int server_shut_down(void *userdata, struct fault *f)
+{
+	(void)userdata;
+	return kill(getpid(), SIGUSR1) < 0 ? fault_errno(f, -errno, "shutting down") : 0;
 }
 
 /* The gate counts these, on its own thread. */
@@ -418,6 +445,10 @@ static int server_start_rpc(struct server *s, struct fault *f)
 		.message_bytes = server_count_message_bytes,
 		.store = server_count_stored,
 	};
+	static const struct svc_admin_actions admin_actions = {
+		.hand_over = server_hand_over,
+		.shut_down = server_shut_down,
+	};
 	struct rpc_options options = { .max_message_bytes = s->config.max_message_bytes,
 				       .max_calls_per_conn =
 					       s->config.max_inflight_ops + EXTRA_CALLS,
@@ -433,9 +464,11 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
 			s->config.max_message_bytes);
 	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, &status_sources, s);
+	svc_admin_init(&s->svc_admin, &s->jobs, &admin_actions, s);
 	memcpy(s->services, s->svc_shardd.services, sizeof(s->svc_shardd.services));
 	s->services[SVC_SHARDD_SERVICES] = s->svc_status.service;
 	s->services[SVC_SHARDD_SERVICES + 1] = *health_service(&s->health);
+	s->services[SVC_SHARDD_SERVICES + 2] = s->svc_admin.service;
 	process_deadline(
 		"gRPC core did not start: threads or memory may be missing (ulimit -u, -v)");
 	r = rpc_server_new(&s->loopq, &options, s->services, ARRAY_SIZE(s->services), &s->rpc);
@@ -598,6 +631,22 @@ static void server_on_devices(uv_timer_t *timer)
 	uv_timer_start(&s->finish, server_on_finish, 1, 0);
 }
 
+/* Nothing has them after this. */
+static void server_log_given_up(const struct server *s)
+{
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &s->jobs.all, link)
+		log_info("server",
+			 "job ends with the daemon job=%s uid=%u lifetime=%s step=%llu "
+			 "committed=%s bytes=%llu state=\"%s\"",
+			 job->label, job->rec->uid,
+			 job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL",
+			 (unsigned long long)job->rec->step, job->rec->has_commit ? "yes" : "no",
+			 (unsigned long long)job->quota.used,
+			 job_is_in_memory_only(job) ? "in memory only: lost" : "none");
+}
+
 static void server_on_rpc_closed(void *userdata)
 {
 	struct server *s = userdata;
@@ -606,6 +655,8 @@ static void server_on_rpc_closed(void *userdata)
 		server_state_move(s, ENDING);
 	if (s->rpc)
 		health_deinit(&s->health);
+	if (s->for_good || !s->survive.journal)
+		server_log_given_up(s);
 	if (!s->for_good)
 		survive_leave(&s->survive);
 	jobs_end(&s->jobs);
@@ -676,13 +727,16 @@ void server_stop(struct server *s, bool for_good, uint32_t timeout_ms, server_st
 	s->jobs.draining = true;
 	health_set(&s->health, false);
 	s->for_good = for_good;
+	if (for_good)
+		process_notify_for_good();
 	if (s->survive.journal && !for_good) { /* the trainers' work goes on with a successor */
 		s->drain_until_us = clock_now_us();
 		log_info("server", "leaving jobs=%u trainers=%u", s->jobs.count,
 			 server_trainers(s));
 		list_for_each (job, tmp, &s->jobs.all, link)
-			log_info("server", "left for the next daemon job=%s step=%llu bytes=%llu",
-				 job->label, (unsigned long long)job->rec->step,
+			log_info("server",
+				 "left for the next daemon job=%s uid=%u step=%llu bytes=%llu",
+				 job->label, job->rec->uid, (unsigned long long)job->rec->step,
 				 (unsigned long long)job->quota.used);
 	} else {
 		log_info("server", "draining trainers=%u timeout_ms=%u", server_trainers(s),

@@ -21,6 +21,9 @@ typedef void (*server_stopped_cb)(void *userdata);
 int server_new(uv_loop_t *loop, const struct config *config, struct inherited *in,
 	       struct server **ret, struct fault *f);
 
+/* Would a successor take the jobs over? */
+bool server_can_hand_over(const struct server *s);
+
 /* New limits (SIGHUP); keys that need a restart keep their values. */
 void server_reconfigure(struct server *s, const struct config *config);
 

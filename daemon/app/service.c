@@ -19,10 +19,11 @@ struct service {
 	struct config started;   /* keys that cannot change are compared with these */
 	struct config config;
 	struct server *server; /* ends itself: see server_stop */
-	uv_signal_t on_term, on_int, on_hup, on_usr1;
+	uv_signal_t on_term, on_int, on_hup, on_usr1, on_usr2;
 	uv_timer_t status, watchdog;
 	char last_status[256];
 	bool stopping;
+	bool hands_over;
 };
 
 struct log_options service_log_options(const struct config *c)
@@ -72,6 +73,7 @@ static void service_close_handles(struct service *d)
 	service_close_signal(&d->on_int);
 	service_close_signal(&d->on_hup);
 	service_close_signal(&d->on_usr1);
+	service_close_signal(&d->on_usr2);
 	uv_close((uv_handle_t *)&d->status, NULL);
 	uv_close((uv_handle_t *)&d->watchdog, NULL);
 }
@@ -97,6 +99,22 @@ static void service_on_stop_signal(uv_signal_t *handle, int signum)
 		return; /* devices are being started: the daemon stops after that */
 	server_stop(d->server, signum == SIGUSR1, d->config.drain_timeout_ms, service_on_stopped,
 		    d);
+}
+
+/* The exit code asks the service manager, or the holder, for the next daemon. */
+static void service_on_hand_over_signal(uv_signal_t *handle, int signum)
+{
+	struct service *d = handle->data;
+
+	if (d->stopping || !d->server)
+		return;
+	if (!server_can_hand_over(d->server)) {
+		log_error("server", "no handover: the daemon was started without a descriptor "
+				    "store, so its jobs would end with it");
+		return;
+	}
+	d->hands_over = true;
+	service_on_stop_signal(handle, signum);
 }
 
 static void service_apply_config(struct service *d, const struct config *new)
@@ -159,8 +177,10 @@ static void service_add_handles(struct service *d)
 	service_add_signal(d, &d->on_term, service_on_stop_signal, SIGTERM);
 	service_add_signal(d, &d->on_int, service_on_stop_signal, SIGINT);
 	service_add_signal(d, &d->on_hup, service_on_reload_signal, SIGHUP);
-	/* from shardd-holder, which ends too: no successor follows */
+	/* from shardd-holder, which ends too, or a Shutdown call: no successor follows */
 	service_add_signal(d, &d->on_usr1, service_on_stop_signal, SIGUSR1);
+	/* from ourselves: a HandOver call */
+	service_add_signal(d, &d->on_usr2, service_on_hand_over_signal, SIGUSR2);
 	sigemptyset(&usr1);
 	sigaddset(&usr1, SIGUSR1);
 	pthread_sigmask(SIG_UNBLOCK, &usr1, NULL); /* shardd-holder has blocked it */
@@ -230,5 +250,5 @@ int service_run(const struct args *args, const struct config *config, struct inh
 	uv_run(&d.loop, UV_RUN_DEFAULT);
 	CHECK(!d.server);
 	CHECK(uv_loop_close(&d.loop) == 0);
-	return code;
+	return d.hands_over && code == EXIT_STOPPED ? EXIT_HANDED_OVER : code;
 }

@@ -159,6 +159,9 @@ static int survive_restore_node(struct survive *s, const state_all *all, struct 
 				 all->instance.len);
 	memcpy(node->instance, all->instance.data, sizeof(node->instance));
 	node->started_unix_s = all->started_unix_s;
+	if (all->cordon)
+		s->jobs->cordon =
+			(struct jobs_cordon){ true, all->cordon->uid, all->cordon->unix_s };
 	if (node->devices[0].table->next < all->next_slab)
 		node->devices[0].table->next = all->next_slab;
 	return 0;

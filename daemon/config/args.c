@@ -166,6 +166,7 @@ void args_help(void)
 	      "  3  another daemon already serves the socket\n"
 	      "  4  the socket cannot be created: its path or permissions\n"
 	      "  5  the backend cannot be started\n"
-	      "  6  one of these, and state of the previous daemon is kept for this one\n",
+	      "  6  one of these, and state of the previous daemon is kept for this one\n"
+	      "  7  handed over as requested: start the next daemon, which has the jobs\n",
 	      stdout);
 }

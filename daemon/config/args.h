@@ -17,6 +17,7 @@ enum exit_code {
 	EXIT_SOCKET = 4,
 	EXIT_BACKEND = 5,
 	EXIT_STATE = 6, /* it cannot start, and the state of the previous daemon is kept for it */
+	EXIT_HANDED_OVER = 7, /* as requested; the jobs are left to the next daemon: start it */
 };
 
 enum args_action {

@@ -189,6 +189,8 @@ static void holder_obey(const char *text, const int *fds, size_t n)
 
 	if (holder_value(text, "FDNAME", name) && !holder_is_name(name))
 		strcpy(name, "stored");
+	if (holder_is_set(text, "X_SHARDD_FOR_GOOD"))
+		holder.ending = true;
 	if (holder_is_set(text, "READY"))
 		holder.ready = true;
 	if (holder_is_set(text, "FDSTOREREMOVE"))

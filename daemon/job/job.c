@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/state.h"
+#include "job/cordon.h"
 #include "job/job_impl.h"
 #include "job/job_journal.h"
 #include "job/position.h"
@@ -228,6 +229,8 @@ static int job_check_new(const struct jobs *jobs, const struct job_spec *spec, u
 
 	if (jobs->draining)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL, "the daemon is draining: no new jobs");
+	if (cordon_check(jobs, f))
+		return f->code;
 	if (others >= l->max_jobs)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
 				 "there are %u jobs, %u of them yours, which is the limit "

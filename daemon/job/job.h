@@ -73,6 +73,8 @@ int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, s
 /* The owner, or an administrator: root, and the user that the daemon runs as. */
 bool job_may_use(const struct job *job, uid_t uid);
 bool job_is_admin(uid_t uid);
+/* Has it state that nobody else has, and that ends with the daemon's memory? (job_end.c) */
+bool job_is_in_memory_only(const struct job *job);
 /* May @uid see what is in the job: units, pids, ops? */
 bool job_may_look(const struct job *job, uid_t uid);
 /* As job_may_look, but with a fault that says who has no access to the job. */

@@ -207,6 +207,16 @@ void jobs_deinit(struct jobs *jobs)
 	htab_deinit(&jobs->names);
 }
 
+bool job_is_in_memory_only(const struct job *job)
+{
+	if (job->rec->has_commit)
+		return true;
+	for (size_t i = 0; i < job->rec->n_units; i++)
+		if (job->rec->units[i]->initialised && !job->rec->units[i]->dropped)
+			return true;
+	return false;
+}
+
 const char *job_state_name(const struct job *job)
 {
 	if (job->life.deleted)

@@ -257,6 +257,7 @@ void job_journal_gone(struct job *job)
 int jobs_journal_base(struct jobs *jobs)
 {
 	_cleanup_(freep) state_job **all = calloc(jobs->count + 1, sizeof(*all));
+	Shardd__State__V1__Cordon cordon = SHARDD__STATE__V1__CORDON__INIT;
 	state_all s = SHARDD__STATE__V1__STATE__INIT;
 	struct job *job, *tmp;
 
@@ -266,6 +267,11 @@ int jobs_journal_base(struct jobs *jobs)
 	s.next_slab = jobs->node->devices[0].table->next;
 	s.instance = (ProtobufCBinaryData){ NODE_INSTANCE_BYTES, jobs->node->instance };
 	s.started_unix_s = jobs->node->started_unix_s;
+	if (jobs->cordon.on) {
+		cordon.uid = jobs->cordon.uid;
+		cordon.unix_s = jobs->cordon.unix_s;
+		s.cordon = &cordon;
+	}
 	s.jobs = all;
 	list_for_each (job, tmp, &jobs->all, link) {
 		if (job->rec->ipc)

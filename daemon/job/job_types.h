@@ -224,6 +224,13 @@ struct job {
 	struct list link;         /* jobs->all or jobs->zombies */
 };
 
+/* New jobs are refused. */
+struct jobs_cordon {
+	bool on;
+	uint32_t uid; /* of the administrator who has said so */
+	uint64_t unix_s;
+};
+
 struct jobs {
 	struct node *node; /* borrowed */
 	struct job_ops ops;
@@ -236,6 +243,7 @@ struct jobs {
 	struct redo *redo;       /* borrowed; NULL: a successor cannot complete steps */
 	struct list unsaved;     /* jobs with parts that are not in it yet */
 	bool draining;           /* no new jobs and trainers */
+	struct jobs_cordon cordon;
 };
 
 /* A rank has let go of @u, or a copy of it was made: what waits for that goes on. */

@@ -38,6 +38,20 @@ void audit(const struct proc *who, const char *event, const char *job, const cha
 		 (int)proc_pid(who), job, *more ? " " : "", more, skipped);
 }
 
+void audit_daemon(const struct proc *who, const char *event, const char *fmt, ...)
+{
+	char skipped[48], more[160];
+	va_list ap;
+
+	if (!audit_may(who, skipped, sizeof(skipped)))
+		return;
+	va_start(ap, fmt);
+	vsnprintf(more, sizeof(more), fmt, ap);
+	va_end(ap);
+	log_info("rpc", "daemon %s uid=%u pid=%d %s%s", event, (unsigned)proc_uid(who),
+		 (int)proc_pid(who), more, skipped);
+}
+
 /* Show text that a client has sent, so that it cannot look like further keys of the line. */
 static void audit_quote(char *buf, size_t bytes, const char *text)
 {

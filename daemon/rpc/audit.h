@@ -13,6 +13,10 @@
 void audit(const struct proc *who, const char *event, const char *job, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
 
+/* "daemon EVENT uid= pid= ...": of the daemon itself. */
+void audit_daemon(const struct proc *who, const char *event, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
 /* "refused what=EVENT uid= pid= job= code= why=". @job: the name that the client sent, any text. */
 void audit_refused(const struct proc *who, const char *event, const char *job,
 		   const struct fault *why);

@@ -83,6 +83,7 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	const Shardd__V1__GetStatusRequest *r = (const Shardd__V1__GetStatusRequest *)request;
 	struct svc_status *svc = userdata;
 	Shardd__V1__GetStatusResponse reply = SHARDD__V1__GET_STATUS_RESPONSE__INIT;
+	Shardd__V1__CordonStatus cordon = SHARDD__V1__CORDON_STATUS__INIT;
 	struct node *node = svc->jobs->node;
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
@@ -112,6 +113,11 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	reply.open_descriptors = svc_status_count_descriptors(svc);
 	reply.log_dropped = log_dropped();
 	reply.draining = svc->jobs->draining;
+	if (svc->jobs->cordon.on) {
+		cordon.uid = svc->jobs->cordon.uid;
+		cordon.unix_s = svc->jobs->cordon.unix_s;
+		reply.cordon = &cordon;
+	}
 	reply.store_max = svc->sources->store(&reply.store_used, svc->userdata);
 	svc_status_finish(call, &a, &reply.base);
 }
