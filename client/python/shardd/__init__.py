@@ -17,6 +17,7 @@ This package needs no other; ``shardd.torch`` needs PyTorch. The manual is docs/
 """
 
 from ._launch import environment
+from ._reconnect import ConnectionEvent
 from ._version import VERSION as __version__
 from .client import (
     WORLD,
@@ -32,6 +33,7 @@ from .errors import (
     Aborted,
     AlreadyExists,
     Cancelled,
+    DaemonRestarted,
     DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
@@ -72,8 +74,8 @@ from .unit import Place, Unit
 
 __all__ = [
     "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Client",
-    "ClipProfile", "DataLoss", "DeadlineExceeded", "Device", "Dtype", "FailedPrecondition",
-    "InUse",
+    "ClipProfile", "ConnectionEvent", "DaemonRestarted", "DataLoss",
+    "DeadlineExceeded", "Device", "Dtype", "FailedPrecondition", "InUse",
     "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory",
     "NotFound", "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen",
     "Overtaken", "PermissionDenied", "Place", "Profile", "ReadTensor", "Reader", "ReduceOp",

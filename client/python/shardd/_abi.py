@@ -22,6 +22,15 @@ class Options(C.Structure):
                 ("connection_data", C.c_void_p)]
 
 
+class ConnectionEvent(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("state", C.c_int), ("attempt", C.c_uint32),
+                ("elapsed_ms", C.c_uint32), ("text", C.c_char_p)]
+
+
+# on_connection of the options
+CONNECTION_CALLBACK = C.CFUNCTYPE(None, C.c_void_p, C.POINTER(ConnectionEvent))
+
+
 class Device(C.Structure):
     _fields_ = [("id", C.c_char * 32), ("backend", C.c_char * 16), ("uuid", C.c_char * 48),
                 ("streams", C.c_bool)]
@@ -264,7 +273,8 @@ def options(verb: str, *values: Any, **named: Any) -> C.Structure:
 
 
 STRUCTS: dict[str, Any] = {
-    "error": Error, "options": Options, "job": Job, "membership": Membership, "device": Device,
+    "error": Error, "options": Options, "connection_event": ConnectionEvent,
+    "job": Job, "membership": Membership, "device": Device,
     "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
     "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
     "result": Result, "info": Info, "step_settings": StepSettings, "shard_piece": ShardPiece,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes as C
 import json
@@ -9,10 +10,11 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
-from . import _abi, _library, _restart
+from . import _abi, _library, _reconnect, _restart
 from ._device import HOST, Gpu, Where
+from ._reconnect import ConnectionEvent
 from .errors import FailedPrecondition, InUse, Unavailable, VersionMismatch
 from .memory import Memory, _Mapped
 
@@ -35,7 +37,8 @@ class Connection:
     """What a :class:`shardd.Client` is to tickets: a handle, and threads that wait."""
 
     def __init__(self, socket: str | None, name: str | None, device: str | None,
-                 connect_timeout: float) -> None:
+                 connect_timeout: float, reconnect_timeout: float | None,
+                 on_connection: Callable[[ConnectionEvent], Any] | None) -> None:
         """As :class:`shardd.Client`."""
         self.socket = socket_path(socket)
         self._open = False
@@ -44,11 +47,22 @@ class Connection:
         self._waiting: set[int] = set()  # threads
         self.kept: list[_Mapped] = []  # given back, but still in use
         self.where: Where = HOST  # this rank's memory
+        self.restart_advice = ""  # of DaemonRestarted
+        own = weakref.ref(self)  # the library's thread must not keep it
+
+        def tell(event: ConnectionEvent) -> None:
+            client = own()
+            _reconnect.say(event, path, client.who() if client is not None else "")
+
+        path = self.socket
+        self._on_connection = _reconnect.callback(on_connection or tell)
         handle = C.c_void_p()
         options = _abi.Options(C.sizeof(_abi.Options), self.socket.encode(),
                                name.encode() if name else None,
                                max(1, int(connect_timeout * 1000)), 0,
-                               device.encode() if device else None)
+                               device.encode() if device else None,
+                               reconnect_ms=_reconnect.milliseconds(reconnect_timeout),
+                               on_connection=C.cast(self._on_connection, C.c_void_p))
         try:
             _library.call("connect", C.byref(options), C.byref(handle))
         except Unavailable as error:
@@ -185,6 +199,14 @@ class Connection:
         # Memory in use is not unmapped: then the session ends with the process.
         with contextlib.suppress(BaseException):
             self.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The library's threads call the interpreter, which is about to end."""
+    for client in list(_restart.clients):
+        with contextlib.suppress(Exception):
+            client.close()
 
 
 __all__ = ["DEFAULT_SOCKET", "Connection", "socket_path"]

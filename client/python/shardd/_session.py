@@ -10,6 +10,7 @@ from typing import Any, Callable, TypeVar
 from . import _abi, _library
 from ._connection import Connection
 from ._device import Gpu
+from ._reconnect import ConnectionEvent
 from .memory import _Mapped
 from .ticket import Ticket
 
@@ -20,11 +21,12 @@ class Session(Connection):
     """What a :class:`shardd.Client` is to its units and buffers: it submits their ops."""
 
     def __init__(self, socket: str | None, name: str | None, device: str | None,
-                 connect_timeout: float) -> None:
+                 connect_timeout: float, reconnect_timeout: float | None,
+                 on_connection: Callable[[ConnectionEvent], Any] | None) -> None:
         """As :class:`shardd.Client`."""
         self._streams = threading.local()  # now: that of a thread
         self._follow: Callable[[], int | None] | None = None
-        super().__init__(socket, name, device, connect_timeout)
+        super().__init__(socket, name, device, connect_timeout, reconnect_timeout, on_connection)
 
     def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T],
                **options: Any) -> Ticket[T]:
