@@ -106,6 +106,35 @@ class Reconnect(unittest.TestCase):
                                       r"shardd: the daemon at .* is back with its state after "
                                       r".* s \(rank 0 of job 'told'\)\n")
 
+    def test_a_rank_is_of_the_process_that_comes_first(self):
+        with held.daemon() as one:
+            former = shardd.connect(one.socket)
+            former.join("rank", 1, 0)
+            one_unit(former)
+            former.commit(3, b"former")
+            one.kill()
+            with self.assertRaises(shardd.DaemonRestarted):
+                former.barrier()
+            other = shardd.connect(one.socket)
+            member = other.join("rank", 1, 0)
+            self.assertEqual((member.step, member.blob), (3, b"former"))
+            with self.assertRaisesRegex(shardd.FailedPrecondition,
+                                        f"rank 0 of job 'rank' is taken by pid {os.getpid()}"):
+                former.rejoin()
+            one_unit(other)
+            other.commit(4, b"other")
+            other.close()
+            # as after any death: who comes next continues
+            for _ in range(2000):
+                try:
+                    member = former.rejoin()
+                    break
+                except shardd.FailedPrecondition:
+                    pass
+            self.assertEqual((member.step, member.blob), (4, b"other"))
+            former.leave()
+            former.close()
+
     def test_without_it_the_loss_is_an_error_at_once(self):
         told = []
         with held.daemon() as one:
