@@ -154,12 +154,16 @@ static void service_add_timer(struct service *d, uv_timer_t *handle, uv_timer_cb
 static void service_add_handles(struct service *d)
 {
 	uint64_t watchdog_us = process_watchdog_us();
+	sigset_t usr1;
 
 	service_add_signal(d, &d->on_term, service_on_stop_signal, SIGTERM);
 	service_add_signal(d, &d->on_int, service_on_stop_signal, SIGINT);
 	service_add_signal(d, &d->on_hup, service_on_reload_signal, SIGHUP);
 	/* from shardd-holder, which ends too: no successor follows */
 	service_add_signal(d, &d->on_usr1, service_on_stop_signal, SIGUSR1);
+	sigemptyset(&usr1);
+	sigaddset(&usr1, SIGUSR1);
+	pthread_sigmask(SIG_UNBLOCK, &usr1, NULL); /* shardd-holder has blocked it */
 	service_add_timer(d, &d->status, service_send_status, STATUS_MS);
 	/* half of it; rounded up, so that an interval below 2 ms still means a timer */
 	service_add_timer(d, &d->watchdog, service_send_alive, (watchdog_us / 2 + 999) / 1000);

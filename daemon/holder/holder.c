@@ -10,7 +10,7 @@
  * One thread, one poll. It maps nothing of what it keeps, and it allocates a few bytes for each
  * descriptor.
  *
- * SIGTERM, SIGINT: end for good. The daemon gets SIGUSR1, ends its jobs, and the holder ends as it
+ * SIGTERM, SIGINT, SIGUSR1: end for good. The daemon gets SIGUSR1, ends its jobs, and the holder ends as it
  * did. SIGUSR2: start the daemon again, perhaps another version, with all that is kept. SIGHUP: to
  * the daemon.
  */
@@ -33,13 +33,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#define HOLDER_FIRST_FD  3
-#define HOLDER_NAME_MAX  255
-#define HOLDER_TEXT_MAX  4096
-#define HOLDER_MSG_FDS   253 /* the kernel's limit */
-#define HOLDER_OWN_FDS   16  /* descriptors that are not kept */
-#define HOLDER_MOST_FDS  65536
-#define HOLDER_SHORT_MS  1000 /* a daemon that lived less is started again after a pause */
+#define HOLDER_FIRST_FD 3
+#define HOLDER_NAME_MAX 255
+#define HOLDER_TEXT_MAX 4096
+#define HOLDER_MSG_FDS  253 /* the kernel's limit */
+#define HOLDER_OWN_FDS  16  /* descriptors that are not kept */
+#define HOLDER_MOST_FDS 65536
+/* A daemon that lived less is started again after a pause, unless it was ready: so many of those
+ * are started at once, and one more for each interval. */
+#define HOLDER_SHORT_MS  1000
+#define HOLDER_AT_ONCE   32
 #define HOLDER_PAUSE_MS  100
 #define HOLDER_PAUSES_MS 5000 /* the longest */
 #define HOLDER_FAILED    1
@@ -66,8 +69,11 @@ static struct holder {
 	uint64_t began_ms;
 	uint64_t start_at_ms; /* the daemon is started then; 0: it runs */
 	unsigned pause_ms;
-	bool ending; /* for good */
-	bool again;  /* it was told to end, and is started again */
+	bool ready;           /* the daemon has said so */
+	uint64_t credit_ms;   /* for starts at once, a HOLDER_SHORT_MS each */
+	uint64_t credited_ms; /* when that was counted */
+	bool ending;          /* for good */
+	bool again;           /* it was told to end, and is started again */
 } holder;
 
 static void __attribute__((format(printf, 1, 2))) holder_say(const char *fmt, ...)
@@ -183,6 +189,8 @@ static void holder_obey(const char *text, const int *fds, size_t n)
 
 	if (holder_value(text, "FDNAME", name) && !holder_is_name(name))
 		strcpy(name, "stored");
+	if (holder_is_set(text, "READY"))
+		holder.ready = true;
 	if (holder_is_set(text, "FDSTOREREMOVE"))
 		holder_drop(name);
 	for (size_t i = 0; i < n; i++)
@@ -296,13 +304,14 @@ static int holder_place_fds(void)
 
 static void holder_exec(void)
 {
-	sigset_t none;
+	sigset_t mask;
 	bool ready = setenv("NOTIFY_SOCKET", holder.address, 1) == 0 &&
 		     holder_set_number("FDSTORE", holder.most) == 0 && holder_set_listen() == 0;
 
 	unsetenv("WATCHDOG_PID"); /* it has to feed the watchdog in our name */
-	sigemptyset(&none);
-	sigprocmask(SIG_SETMASK, &none, NULL);
+	sigemptyset(&mask);
+	sigaddset(&mask, SIGUSR1); /* it waits until the daemon has its handler */
+	sigprocmask(SIG_SETMASK, &mask, NULL);
 	if (ready && holder_place_fds() == 0)
 		execvp(holder.command[0], holder.command);
 	holder_fail(holder.command[0]);
@@ -316,7 +325,7 @@ static void holder_start(void)
 	if (pid == 0)
 		holder_exec();
 	holder.start_at_ms = 0;
-	holder.again = false;
+	holder.again = holder.ready = false;
 	holder.began_ms = holder_now_ms();
 	if (pid > 0) {
 		holder.daemon = pid;
@@ -345,10 +354,24 @@ static bool holder_is_over(int status)
 	return WEXITSTATUS(status) <= HOLDER_LAST_PREVENTED;
 }
 
+static bool holder_take_credit(uint64_t now)
+{
+	uint64_t most = HOLDER_AT_ONCE * HOLDER_SHORT_MS;
+	uint64_t has = holder.credit_ms + (now - holder.credited_ms);
+
+	holder.credited_ms = now;
+	holder.credit_ms = has < most ? has : most;
+	if (holder.credit_ms < HOLDER_SHORT_MS)
+		return false;
+	holder.credit_ms -= HOLDER_SHORT_MS;
+	return true;
+}
+
 /* Start the daemon again, at once if it has lived. */
 static void holder_plan(uint64_t now)
 {
-	bool lived = holder.again || now - holder.began_ms >= HOLDER_SHORT_MS;
+	bool lived = holder.again || now - holder.began_ms >= HOLDER_SHORT_MS ||
+		     (holder.ready && holder_take_credit(now));
 	unsigned next = holder.pause_ms ? 2 * holder.pause_ms : HOLDER_PAUSE_MS;
 
 	holder.pause_ms = lived ? 0 : next < HOLDER_PAUSES_MS ? next : HOLDER_PAUSES_MS;
@@ -394,6 +417,7 @@ static int holder_on_signal(void)
 		return holder_reap();
 	case SIGTERM:
 	case SIGINT:
+	case SIGUSR1: /* blocked before a daemon is forked, which gets it from us */
 		if (!holder.daemon)
 			return 0;
 		kill(holder.daemon, holder.ending ? SIGTERM : SIGUSR1);
@@ -454,7 +478,7 @@ static void holder_open_outer(void)
 
 static int holder_catch_signals(void)
 {
-	static const int caught[] = { SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGUSR2 };
+	static const int caught[] = { SIGCHLD, SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGUSR2 };
 	sigset_t set;
 
 	sigemptyset(&set);

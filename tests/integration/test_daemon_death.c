@@ -228,7 +228,33 @@ Test(daemon_death, told_to_end_it_ends_for_good)
 	rmdir(trainfix.dir);
 }
 
-/* A daemon that dies at once again and again is started after pauses, and nothing is lost. */
+/* At any instant of the next daemon's start. */
+Test(daemon_death, told_to_end_while_the_next_one_starts)
+{
+	enum { INSTANTS = 12, APART_US = 2000 };
+
+	for (unsigned i = 0; i < INSTANTS; i++) {
+		struct timespec instant = { .tv_nsec = (long)i * APART_US * 1000 };
+		int code;
+
+		if (i)
+			daemonfix_start_held(&trainfix, NULL);
+		trainers_run(&trainfix, "one", WORLD, keeps, NULL, 60);
+		daemonfix_may_end(&trainfix);
+		kill(daemonfix_daemon(&trainfix), SIGKILL);
+		nanosleep(&instant, NULL);
+		kill(trainfix.pid, SIGTERM);
+		code = trainer_wait(trainfix.pid, 30);
+		/* 1: the holder was told before it knew of the death */
+		cr_expect_eq(code, fail_logged(&trainfix, "by signal 9; 9 descriptors are given"),
+			     "%u us after its start", i * APART_US);
+		trainfix.pid = 0;
+		unlink(trainfix.log);
+		rmdir(trainfix.dir);
+	}
+}
+
+/* A daemon that dies at once again and again is started again, and nothing is lost. */
 Test(daemon_death, several_in_a_row)
 {
 	trainers_run(&trainfix, "one", WORLD, keeps, NULL, 60);

@@ -220,6 +220,7 @@ ParameterizedTest(struct way *way, reconnect, training_goes_on_bit_for_bit)
 
 struct waits {
 	stage at[2], go;
+	stage dead, waited; /* rank 0 has waited while no daemon was there */
 	struct seen seen[2];
 	bool by_descriptor;
 };
@@ -263,8 +264,10 @@ static int waits(const struct trainer *t)
 	if (t->rank == 0 && w->by_descriptor) {
 		TRAINER_CHECK(poll_for(c, barrier[1]) == -SHARDD_ABORTED);
 	} else if (t->rank == 0) {
+		TRAINER_AWAIT(atomic_load(&w->dead) == 1, 60);
 		TRAIN_FAILS(shardd_wait(c, barrier[0], 50, NULL, &train_err),
 			    SHARDD_DEADLINE_EXCEEDED);
+		stage_set(&w->waited, 1);
 		TRAIN_OK(shardd_wait_any(c, barrier, 2, -1, &which, &train_err));
 		TRAIN_FAILS(shardd_wait(c, barrier[1], -1, NULL, &train_err), SHARDD_ABORTED);
 	}
@@ -292,6 +295,19 @@ static int waits(const struct trainer *t)
 	return 0;
 }
 
+/* The next daemon is not there before rank 0 has waited. */
+static void play_long_death(struct waits *w)
+{
+	pid_t old = daemonfix_daemon(&trainfix);
+
+	kill(trainfix.pid, SIGSTOP);
+	kill(old, SIGKILL);
+	stage_set(&w->dead, 1);
+	AWAIT(w->by_descriptor || atomic_load(&w->waited) == 1, 60);
+	kill(trainfix.pid, SIGCONT);
+	AWAIT(daemonfix_daemon(&trainfix) != old, 30);
+}
+
 /* @deaths: of one daemon after the other, without waiting for trainers. */
 static void play_waits(struct waits *w, unsigned deaths)
 {
@@ -302,7 +318,8 @@ static void play_waits(struct waits *w, unsigned deaths)
 		pids[r] = trainer_start(&trainfix, "waits", r, 2, waits, w);
 	AWAIT(atomic_load(&w->at[0]) && atomic_load(&w->at[1]), 30);
 	AWAIT(fail_op_text(&trainfix, "waits", 0, "Barrier", "state", state, sizeof(state)), 30);
-	for (unsigned i = 0; i < deaths; i++)
+	play_long_death(w);
+	for (unsigned i = 1; i < deaths; i++)
 		daemonfix_replace_daemon(&trainfix, SIGKILL);
 	stage_set(&w->go, 1);
 	for (unsigned r = 0; r < 2; r++)

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,47 @@ def daemon(*arguments, backend="host"):
                 log.seek(0)
                 if code:
                     sys.exit(f"the daemon ended with {code}:\n{log.read()}")
+
+
+class Held:
+    """A daemon under shardd-holder, which starts the next one when it dies."""
+
+    def __init__(self, socket, holder):
+        self.socket, self._holder = socket, holder
+
+    def pid(self):
+        """Of the daemon that runs now; 0: none."""
+        own = self._holder.pid
+        with open(f"/proc/{own}/task/{own}/children") as children:
+            return int((children.read().split() or ["0"])[0])
+
+    def kill(self, sig=signal.SIGKILL, seconds=30):
+        """Kill the daemon, and wait until another one has been started."""
+        old, end = self.pid(), time.monotonic() + seconds
+        os.kill(old, sig)
+        while self.pid() in (0, old):
+            assert time.monotonic() < end, "no other daemon was started"
+            time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def held_daemon(*arguments):
+    """A Held of its own; it must end well."""
+    with tempfile.TemporaryDirectory() as folder:
+        socket = os.path.join(folder, "socket")
+        with open(os.path.join(folder, "log"), "w+") as log:
+            process = subprocess.Popen(
+                [os.path.join(BIN_DIR, "shardd-holder"), "--", os.path.join(BIN_DIR, "shardd"),
+                 "--socket", socket, "--backend", "host", *arguments], stdout=log, stderr=log)
+            try:
+                _await_start(process, socket)
+                yield Held(socket, process)
+            finally:
+                process.terminate()
+                code = process.wait(60)
+                log.seek(0)
+                if code:
+                    sys.exit(f"the holder ended with {code}:\n{log.read()}")
 
 
 def _rank(function, rank, world, arguments, results):

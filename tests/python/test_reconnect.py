@@ -1,199 +1,121 @@
 #!/usr/bin/env python3
-"""The daemon dies under shardd-holder, and a client is connected again in the same process."""
+"""The daemon dies and the next one has its state: what a program in Python sees of it."""
 
-import os
 import subprocess
 import sys
-import tempfile
+import threading
 import unittest
 
-import held
-import support
+import support  # finds the package
 
 import shardd
 
-
-def one_unit(client, value=2.0):
-    w = shardd.TensorSpec("w", (64, 64), shardd.Init.CONSTANT, value)
-    [unit] = client.register([shardd.UnitSpec("block", [w])])
-    if not unit.initialised:
-        unit.init_seed(1)
-    return unit
+State = shardd.ConnectionState
 
 
-def run(code, socket, **environ):
-    path = os.pathsep.join([str(support.ROOT / "client" / "python"),
-                            str(support.ROOT / "tests" / "python")])
-    return subprocess.run([sys.executable, "-B", "-c", code], text=True, capture_output=True,
-                          timeout=120, env=dict(os.environ, PYTHONPATH=path, SHARDD_SOCKET=socket,
-                                                **environ))
+class Events(list):
+    """Of one client; wait() until one of a state has come."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+
+    def __call__(self, event):
+        with self._changed:
+            self.append(event)
+            self._changed.notify_all()
+
+    def wait(self, state):
+        with self._changed:
+            if not self._changed.wait_for(lambda: any(e.state == state for e in self), 60):
+                raise AssertionError(f"no {state!r} in {list(self)}")
 
 
-TOLD = """
-import os, sys
-import held, shardd
-client = shardd.connect()
-client.join("told", 1, 0)
-client.commit(1)
-held.kill_daemon(int(os.environ["HOLDER"]))
-try:
-    client.barrier()
-except shardd.DaemonRestarted as error:
-    print("raised", error.text)
-print("again", client.rejoin().step)
-client.leave()
-"""
-
-# The daemon is gone for good, and the library still tries when the interpreter ends.
-LEFT = """
-import os
-import held, shardd
-told = []
-client = shardd.connect(on_connection=lambda event: told.append(event.state))
-client.join("left", 1, 0)
-ticket = client.submit("barrier", 0, finish=lambda r: None)
-os.kill(int(os.environ["HOLDER"]), 9)
-try:
-    os.kill(int(os.environ["DAEMON"]), 9)
-except ProcessLookupError:
-    pass
-try:
-    client.submit("barrier", 0, finish=lambda r: None).wait(timeout=0.5)
-except shardd.SharddError as error:
-    print(type(error).__name__, told[:1])
-"""
+def spec():
+    return shardd.UnitSpec("u", [shardd.TensorSpec("w", (4, 5), init=shardd.Init.CONSTANT, a=2.0)])
 
 
 class Reconnect(unittest.TestCase):
-    def test_a_client_goes_on_in_its_process(self):
-        told = []
-        with held.daemon() as one, shardd.connect(one.socket,
-                                                  on_connection=told.append) as client:
-            first = client.join("goes-on", 1, 0)
-            unit = one_unit(client)
-            client.commit(7, b"mine")
+    def test_memory_stays_and_the_job_goes_on(self):
+        events = Events()
+        with support.held_daemon() as held, \
+                shardd.connect(held.socket, on_connection=events) as client:
+            client.join("job", 1, 0)
+            [unit] = client.register([spec()])
+            unit.init_seed(1)
+            client.commit(3, b"state")
             weights = unit.gather()
-            address, before = weights.address, weights.tobytes()
-            del weights
-            unit.release()
-            one.kill()
-            with self.assertRaises(shardd.DaemonRestarted) as raised:
+            before = weights.tobytes()
+            instance, epoch = client.instance, client.member.epoch
+            held.kill()
+            with self.assertRaisesRegex(shardd.Aborted, f"epoch {epoch} has ended: join again"):
                 client.barrier()
-            self.assertIsInstance(raised.exception, shardd.Aborted)
-            self.assertRegex(raised.exception.text, "was restarted.*join again.*last committed")
-            with self.assertRaises(shardd.DaemonRestarted):
-                unit.gather()
-            again = client.rejoin()
-            self.assertGreater(again.epoch, first.epoch)
-            self.assertEqual((again.step, again.blob, again.torn), (7, b"mine", False))
-            unit = one_unit(client)
-            weights = unit.gather()
-            self.assertEqual((weights.address, weights.tobytes()), (address, before))
-            del weights
+            self.assertEqual(weights.tobytes(), before)
+            me = client.join("job", 1, 0)
+            self.assertEqual((me.step, me.blob, me.torn), (3, b"state", False))
+            self.assertEqual(client.instance, instance)
+            [unit] = client.register([spec()])
+            self.assertTrue(unit.initialised)
+            self.assertEqual(unit.gather().tobytes(), before)
             unit.release()
-        states = [event.state for event in told]
-        self.assertEqual((states[0], states[-1]), ("lost", "back"))
-        self.assertLessEqual(set(states[1:-1]), {"retrying"})
-        self.assertTrue(all(event.text for event in told))
-        self.assertGreaterEqual(told[-1].attempt, 1)
+            events.wait(State.BACK)
+            self.assertEqual([events[0].state, events[-1].state], [State.LOST, State.BACK])
+            self.assertGreater(events[-1].attempt, 0)
+            self.assertIn("back", events[-1].text)
 
-    def test_standard_error_says_it(self):
-        with held.daemon() as one:
-            done = run(TOLD, one.socket, HOLDER=str(one.holder))
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stdout, r"(?s)raised the daemon at .* was restarted.*again 1")
-        self.assertRegex(done.stderr, r"has broken \(rank 0 of job 'told'\); it is tried again\n"
-                                      r"shardd: the daemon at .* is back with its state after "
-                                      r".* s \(rank 0 of job 'told'\)\n")
-
-    def test_a_rank_is_of_the_process_that_comes_first(self):
-        with held.daemon() as one:
-            former = shardd.connect(one.socket)
-            former.join("rank", 1, 0)
-            one_unit(former)
-            former.commit(3, b"former")
-            one.kill()
-            with self.assertRaises(shardd.DaemonRestarted):
-                former.barrier()
-            other = shardd.connect(one.socket)
-            member = other.join("rank", 1, 0)
-            self.assertEqual((member.step, member.blob), (3, b"former"))
-            with self.assertRaisesRegex(shardd.FailedPrecondition,
-                                        f"rank 0 of job 'rank' is taken by pid {os.getpid()}"):
-                former.rejoin()
-            one_unit(other)
-            other.commit(4, b"other")
-            other.close()
-            # as after any death: who comes next continues
-            for _ in range(2000):
-                try:
-                    member = former.rejoin()
-                    break
-                except shardd.FailedPrecondition:
-                    pass
-            self.assertEqual((member.step, member.blob), (4, b"other"))
-            former.leave()
-            former.close()
-
-    def test_without_it_the_loss_is_an_error_at_once(self):
-        told = []
-        with held.daemon() as one:
-            client = shardd.connect(one.socket, reconnect_timeout=0, on_connection=told.append)
-            client.join("off", 1, 0)
-            one.kill()
+    def test_not_at_all(self):
+        with support.held_daemon() as held, shardd.connect(held.socket, reconnect=0) as client:
+            client.join("job", 1, 0)
+            held.kill()
             with self.assertRaises(shardd.Unavailable):
                 client.barrier()
-            client.close()
-        self.assertEqual(told, [])
+            client.member = None  # there is nothing to leave
 
-    def test_a_daemon_that_does_not_come_back(self):
-        told = []
-        with tempfile.TemporaryDirectory() as folder:
-            one = held.Held(folder)
-            client = shardd.connect(one.socket, reconnect_timeout=0.4, on_connection=told.append)
-            client.join("gone", 1, 0)
-            one.end_hard()
-            with self.assertRaisesRegex(shardd.Unavailable, "did not come back within 400 ms"):
-                client.barrier()
-            with self.assertRaisesRegex(shardd.Unavailable, "did not come back"):
-                client.rejoin()
-            client.close()
-        self.assertEqual((told[0].state, told[-1].state), ("lost", "given up"))
+    def test_given_up(self):
+        events = Events()
+        with support.held_daemon() as held:
+            client = shardd.connect(held.socket, reconnect=0.2, on_connection=events)
+            client.join("job", 1, 0)
+        # the holder has ended, and the daemon with it
+        with self.assertRaisesRegex(shardd.Unavailable, "did not come back within 200 ms"):
+            client.barrier()
+        events.wait(State.GIVEN_UP)
+        client.close()
 
-    def test_a_program_that_ends_meanwhile(self):
-        with tempfile.TemporaryDirectory() as folder:
-            one = held.Held(folder)
-            done = run(LEFT, one.socket, HOLDER=str(one.holder),
-                       DAEMON=str(held.daemon_of(one.holder)))
-            one.end_hard()
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(done.stdout, "WaitTimeout ['lost']\n", done.stderr)
+    def test_a_line_on_standard_error(self):
+        program = ("import os, sys, shardd\n"
+                   "client = shardd.connect(sys.argv[1])\n"
+                   "client.join('job', 1, 0)\n"
+                   "print('joined', flush=True)\n"
+                   "sys.stdin.readline()\n"
+                   "try:\n"
+                   "    client.barrier()\n"
+                   "except shardd.Aborted:\n"
+                   "    client.join('job', 1, 0)\n"
+                   "    print('again', flush=True)\n")
+        with support.held_daemon() as held:
+            process = subprocess.Popen(
+                [sys.executable, "-B", "-c", program, held.socket], text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                cwd=support.ROOT / "client" / "python")
+            self.assertEqual(process.stdout.readline(), "joined\n")
+            held.kill()
+            out, err = process.communicate("go\n", timeout=60)
+        self.assertEqual((process.returncode, out), (0, "again\n"), err)
+        lines = err.splitlines()
+        self.assertEqual(lines[0], "shardd: the connection to the daemon has broken; connecting "
+                                   "again (rank 0 of job 'job')")
+        self.assertRegex(lines[1], "^shardd: the daemon is back, with its state, after .* s ")
 
-    def test_an_exception_in_the_callback_changes_nothing(self):
-        seen = []
+    def test_killed_in_its_first_start(self):
+        """At any instant: the next one begins, with what was left or without."""
+        for instant in range(12):
+            with support.held_daemon(kill_after=0.002 * instant) as held, \
+                    shardd.connect(held.socket, connect_timeout=30) as client:
+                client.join("job", 1, 0)
 
-        def call(event):
-            seen.append(event.state)
-            raise ValueError("of the program")
-
-        hook, sys.unraisablehook = sys.unraisablehook, lambda said: seen.append(said.exc_value)
-        try:
-            with held.daemon() as one, shardd.connect(one.socket, on_connection=call) as client:
-                client.join("raises", 1, 0)
-                one.kill()
-                with self.assertRaises(shardd.DaemonRestarted):
-                    client.barrier()
-                client.rejoin()
-        finally:
-            sys.unraisablehook = hook
-        self.assertIn("back", seen)
-        self.assertIn("of the program", [str(x) for x in seen])
-
-    def test_times_that_are_not_allowed(self):
-        for seconds in (-1, float("nan"), float("inf"), 3e6):
-            with self.subTest(seconds), self.assertRaises(shardd.InvalidArgument) as raised:
-                shardd.connect("/nonexistent/socket", reconnect_timeout=seconds)
-            self.assertEqual(raised.exception.field, "reconnect_timeout")
+    def test_wrong_seconds(self):
+        with self.assertRaisesRegex(shardd.InvalidArgument, "reconnect is -1"):
+            shardd.connect("/nowhere", reconnect=-1)
 
 
 if __name__ == "__main__":

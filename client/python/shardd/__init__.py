@@ -17,7 +17,7 @@ This package needs no other; ``shardd.torch`` needs PyTorch. The manual is docs/
 """
 
 from ._launch import environment
-from ._reconnect import ConnectionEvent
+from ._reconnect import ConnectionEvent, ConnectionState
 from ._version import VERSION as __version__
 from .client import (
     WORLD,
@@ -74,8 +74,9 @@ from .unit import Place, Unit
 
 __all__ = [
     "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Client",
-    "ClipProfile", "ConnectionEvent", "DaemonRestarted", "DataLoss",
-    "DeadlineExceeded", "Device", "Dtype", "FailedPrecondition", "InUse",
+    "ClipProfile", "ConnectionEvent", "ConnectionState", "DaemonRestarted",
+    "DataLoss", "DeadlineExceeded", "Device",
+    "Dtype", "FailedPrecondition", "InUse",
     "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory",
     "NotFound", "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen",
     "Overtaken", "PermissionDenied", "Place", "Profile", "ReadTensor", "Reader", "ReduceOp",

@@ -27,8 +27,7 @@ class ConnectionEvent(C.Structure):
                 ("elapsed_ms", C.c_uint32), ("text", C.c_char_p)]
 
 
-# on_connection of the options
-CONNECTION_CALLBACK = C.CFUNCTYPE(None, C.c_void_p, C.POINTER(ConnectionEvent))
+OnConnection = C.CFUNCTYPE(None, C.c_void_p, C.POINTER(ConnectionEvent))
 
 
 class Device(C.Structure):
@@ -273,8 +272,7 @@ def options(verb: str, *values: Any, **named: Any) -> C.Structure:
 
 
 STRUCTS: dict[str, Any] = {
-    "error": Error, "options": Options, "connection_event": ConnectionEvent,
-    "job": Job, "membership": Membership, "device": Device,
+    "error": Error, "options": Options, "job": Job, "membership": Membership, "device": Device,
     "tensor": Tensor, "buffer": Buffer, "optimizer": Optimizer, "unit_spec": UnitSpec,
     "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
     "result": Result, "info": Info, "step_settings": StepSettings, "shard_piece": ShardPiece,

@@ -9,8 +9,8 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any, Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from . import _abi, _library, _reconnect, _restart
 from ._device import HOST, Gpu, Where
@@ -37,8 +37,8 @@ class Connection:
     """What a :class:`shardd.Client` is to tickets: a handle, and threads that wait."""
 
     def __init__(self, socket: str | None, name: str | None, device: str | None,
-                 connect_timeout: float, reconnect_timeout: float | None,
-                 on_connection: Callable[[ConnectionEvent], Any] | None) -> None:
+                 connect_timeout: float, reconnect: float | None,
+                 on_connection: Callable[[ConnectionEvent], None] | None) -> None:
         """As :class:`shardd.Client`."""
         self.socket = socket_path(socket)
         self._open = False
@@ -48,21 +48,15 @@ class Connection:
         self.kept: list[_Mapped] = []  # given back, but still in use
         self.where: Where = HOST  # this rank's memory
         self.restart_advice = ""  # of DaemonRestarted
-        own = weakref.ref(self)  # the library's thread must not keep it
-
-        def tell(event: ConnectionEvent) -> None:
-            client = own()
-            _reconnect.say(event, path, client.who() if client is not None else "")
-
-        path = self.socket
-        self._on_connection = _reconnect.callback(on_connection or tell)
         handle = C.c_void_p()
         options = _abi.Options(C.sizeof(_abi.Options), self.socket.encode(),
                                name.encode() if name else None,
                                max(1, int(connect_timeout * 1000)), 0,
-                               device.encode() if device else None,
-                               reconnect_ms=_reconnect.milliseconds(reconnect_timeout),
-                               on_connection=C.cast(self._on_connection, C.c_void_p))
+                               device.encode() if device else None)
+        options.reconnect_ms = _reconnect.milliseconds(reconnect)
+        self._tells = _reconnect.callback(
+            self._reporter() if on_connection is None else on_connection)
+        options.on_connection = C.cast(self._tells, C.c_void_p)
         try:
             _library.call("connect", C.byref(options), C.byref(handle))
         except Unavailable as error:
@@ -70,6 +64,15 @@ class Connection:
         self._handle, self._open = handle, True
         _restart.clients.add(self)
         self._check_version()
+
+    def _reporter(self) -> Callable[[ConnectionEvent], None]:
+        own = weakref.ref(self)
+
+        def report(event: ConnectionEvent) -> None:
+            client = own()
+            _reconnect.report(event, client.who() if client is not None else "")
+
+        return report
 
     def _check_version(self) -> None:
         daemon, library = self.daemon_version, _library.library().shardd_version().decode()

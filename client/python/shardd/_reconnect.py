@@ -1,62 +1,61 @@
-"""The connection after the daemon has died: what a program is told of it."""
+"""What is told when the daemon ends and the library connects again."""
 
 from __future__ import annotations
 
+import enum
 import sys
-from dataclasses import dataclass
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from . import _abi
 from .errors import InvalidArgument
 
-_STATES = {1: "lost", 2: "retrying", 3: "back", 4: "given up"}
-_OFF = 0xFFFFFFFF  # SHARDD_NO_RECONNECT
+_NEVER = 0xFFFFFFFF  # SHARDD_NO_RECONNECT
 
 
-@dataclass(frozen=True)
-class ConnectionEvent:
-    """What has become of the connection to the daemon. ``state``: "lost" (it has broken, and the
-    library connects again), "retrying" (nobody answers yet; at most once a second), "back" (join
-    again) or "given up" (for good: close the client). ``attempt``: attempts to connect so far;
-    ``elapsed``: seconds since the loss was found; ``text``: a sentence."""
+class ConnectionState(enum.IntEnum):
+    """What has happened to the connection to the daemon."""
 
-    state: str
+    LOST = 1  #: it has broken; the library connects again
+    RETRYING = 2  #: nobody answers yet; at most once a second
+    BACK = 3  #: connected again: join again
+    GIVEN_UP = 4  #: for good: close the client
+
+
+class ConnectionEvent(NamedTuple):
+    """``attempt``: attempts to connect so far. ``elapsed``: seconds since the loss. ``text``: a
+    sentence."""
+
+    state: ConnectionState
     attempt: int
     elapsed: float
     text: str
 
 
+def report(event: ConnectionEvent, who: str = "") -> None:
+    """What is told where a program says nothing else: a line for each state but RETRYING."""
+    ends = {ConnectionState.LOST: "; connecting again",
+            ConnectionState.BACK: f", after {event.elapsed:.1f} s",
+            ConnectionState.GIVEN_UP: ""}
+    if event.state in ends:
+        print(f"shardd: {event.text}{ends[event.state]}{who}", file=sys.stderr, flush=True)
+
+
 def milliseconds(seconds: float | None) -> int:
-    """For struct shardd_options; None: what the environment says, 0: not at all."""
+    """Of struct shardd_options: 0 leaves it to the environment."""
     if seconds is None:
         return 0
-    # nan is neither
-    if not 0 <= seconds <= 0x7FFFFFFF / 1000:
-        raise InvalidArgument(f"reconnect_timeout is {seconds}, must be from 0 to 2147483 seconds",
-                              "reconnect_timeout")
-    return max(1, int(seconds * 1000)) if seconds else _OFF
+    if not 0 <= seconds < _NEVER:  # nan neither
+        raise InvalidArgument(f"reconnect is {seconds}: seconds from 0, or None", "reconnect")
+    return min(_NEVER - 1, max(1, int(seconds * 1000))) if seconds else _NEVER
 
 
-def callback(call: Callable[[ConnectionEvent], Any]) -> Any:
-    """@call for struct shardd_options; the result must outlive the client. A thread of the library
-    calls it; what it raises goes to sys.unraisablehook."""
-    def tell(_: Any, event: Any) -> None:
-        e = event.contents
-        call(ConnectionEvent(_STATES.get(e.state, str(e.state)), e.attempt, e.elapsed_ms / 1000,
-                             e.text.decode(errors="replace")))
-    return _abi.CONNECTION_CALLBACK(tell)
+def callback(tell: Callable[[ConnectionEvent], None]) -> Any:
+    """For struct shardd_options; to be kept as long as the client."""
 
+    def told(_: int | None, at: Any) -> None:
+        event = at.contents
+        tell(ConnectionEvent(ConnectionState(event.state), event.attempt, event.elapsed_ms / 1000,
+                             event.text.decode()))
 
-def say(event: ConnectionEvent, socket: str, who: str) -> None:
-    """On standard error, unless the program wants to be told itself. @who: which rank."""
-    text = {
-        "lost": f"shardd: the connection to the daemon at {socket} has broken{who}; it is tried "
-                "again",
-        "back": f"shardd: the daemon at {socket} is back with its state after "
-                f"{event.elapsed:.1f} s{who}",
-        "given up": f"shardd: {event.text}{who}"}.get(event.state)
-    if text is not None and sys.stderr is not None:
-        print(text, file=sys.stderr, flush=True)
-
-
-__all__ = ["ConnectionEvent", "callback", "milliseconds", "say"]
+    return _abi.OnConnection(told)

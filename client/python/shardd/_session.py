@@ -21,12 +21,12 @@ class Session(Connection):
     """What a :class:`shardd.Client` is to its units and buffers: it submits their ops."""
 
     def __init__(self, socket: str | None, name: str | None, device: str | None,
-                 connect_timeout: float, reconnect_timeout: float | None,
-                 on_connection: Callable[[ConnectionEvent], Any] | None) -> None:
+                 connect_timeout: float, reconnect: float | None,
+                 on_connection: Callable[[ConnectionEvent], None] | None) -> None:
         """As :class:`shardd.Client`."""
         self._streams = threading.local()  # now: that of a thread
         self._follow: Callable[[], int | None] | None = None
-        super().__init__(socket, name, device, connect_timeout, reconnect_timeout, on_connection)
+        super().__init__(socket, name, device, connect_timeout, reconnect, on_connection)
 
     def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T],
                **options: Any) -> Ticket[T]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes as C
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from . import _abi, _again, _library, _restart, specs
 from ._connection import DEFAULT_SOCKET as DEFAULT_SOCKET
@@ -88,21 +88,20 @@ class Client(Session):
 
     def __init__(self, socket: str | None = None, name: str | None = None,
                  device: str | None = None, connect_timeout: float = 5.0,
-                 reconnect_timeout: float | None = None,
-                 on_connection: Callable[[ConnectionEvent], Any] | None = None) -> None:
+                 reconnect: float | None = None,
+                 on_connection: Callable[[ConnectionEvent], None] | None = None) -> None:
         """Connect. @name: shown in status. @device: "host:0" or a GPU's UUID; None: chosen.
-        @connect_timeout: seconds to retry while no daemon listens. @reconnect_timeout: seconds to
-        connect again when the daemon dies and its jobs outlive it; 0: not at all; None:
-        $SHARDD_RECONNECT_MS, else 60. Ops and calls last until then; an op that was not answered
-        is DaemonRestarted. @on_connection: called by a thread of the library when the connection
-        breaks and comes back; it uses no method of the client. None: lines on standard error.
+        @connect_timeout: seconds to retry while no daemon listens. @reconnect: seconds to connect
+        again when the daemon ends and its jobs outlive it, 0: not at all, None:
+        $SHARDD_RECONNECT_MS or 60 s. @on_connection: called with each :class:`ConnectionEvent`, in
+        a thread of its own, instead of a line on standard error; it may not use this client.
 
         Unavailable: no daemon listens. PermissionDenied: the socket's mode. VersionMismatch.
         """
         self.member: Membership | None = None
         self._name: bytes | None = None  # of the job
         self._units: dict[int, Unit] = {}
-        super().__init__(socket, name, device, connect_timeout, reconnect_timeout, on_connection)
+        super().__init__(socket, name, device, connect_timeout, reconnect, on_connection)
 
     def __enter__(self) -> Client:
         return self

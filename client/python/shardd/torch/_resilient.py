@@ -214,9 +214,10 @@ class Resilient:
         member = self._tree.client.member
         assert member is not None
         if member.torn or not member.has_commit:
-            raise FailedPrecondition("a rank or the daemon died when the parameters were past the "
-                                     "last commit, or before the first one: start all ranks "
-                                     "again")
+            raise FailedPrecondition(
+                "a rank or the daemon died before the first commit, or while the ranks' optimizers "
+                "were writing parameters, so that they are those of no step: start all ranks "
+                "again")
         _check_blob(member)
         self._restore(member.blob)
 

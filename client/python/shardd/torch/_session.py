@@ -36,7 +36,7 @@ def _job_name(found: Launch, world_size: int) -> str:
 def init(socket: str | None = None, job: str | None = None, rank: int | None = None,
          world_size: int | None = None, guard: bool = False, device: Any = None,
          on_existing: str | None = None, resume: bool = False, fresh: bool = False,
-         reconnect_timeout: float | None = None,
+         reconnect: float | None = None,
          on_connection: Callable[[ConnectionEvent], Any] | None = None,
          **options: Any) -> Client:
     """Connect and join explicitly, with values that the environment does not give.
@@ -52,7 +52,7 @@ def init(socket: str | None = None, job: str | None = None, rank: int | None = N
     "fresh" deletes it. @resume, @fresh: the same as words. $SHARDD_ON_EXISTING: for a program that
     says none of them. A rank that a guard or a launcher has started again continues by itself, and
     says so on standard error.
-    @reconnect_timeout, @on_connection: when the daemon dies: as of :class:`shardd.Client`.
+    @reconnect, @on_connection: when the daemon dies: as of :class:`shardd.Client`.
     @options: of :meth:`shardd.Client.join`.
     FailedPrecondition: there is already a session, or its memory is on a GPU that PyTorch does not
     have. Unimplemented: the launcher has started ranks on other machines. Return: the client.
@@ -60,7 +60,7 @@ def init(socket: str | None = None, job: str | None = None, rank: int | None = N
     return _connect(socket, job, rank, world_size, guard,
                     _device.wanted(()) if device is None else _device.named(device),
                     {**options, "on_existing": _wish(on_existing, resume, fresh)},
-                    reconnect_timeout, on_connection)
+                    reconnect, on_connection)
 
 
 def _wish(on_existing: str | None, resume: bool, fresh: bool) -> str:
@@ -94,7 +94,7 @@ def _say_resumed(client: Client, name: str) -> None:
 
 def _connect(socket: str | None, job: str | None, rank: int | None, world_size: int | None,
              guard: bool, device: str | None, options: dict[str, Any],
-             reconnect_timeout: float | None = None,
+             reconnect: float | None = None,
              on_connection: Callable[[ConnectionEvent], Any] | None = None) -> Client:
     global _current
     if _current is not None and not _current.forked:
@@ -110,7 +110,7 @@ def _connect(socket: str | None, job: str | None, rank: int | None, world_size: 
     name = job or _job_name(found, world_size)
     options.setdefault("on_existing", _wish(None, False, False))
     client = Client(socket, name=f"rank {rank} of {name}"[:64], device=device,
-                    reconnect_timeout=reconnect_timeout, on_connection=on_connection)
+                    reconnect=reconnect, on_connection=on_connection)
     client.restart_advice = _RESTARTED
     try:
         client.join(name, world_size, rank, **options)
