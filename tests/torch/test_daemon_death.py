@@ -132,7 +132,7 @@ class Died(unittest.TestCase):
         self.compare("replicate", "AdamW")
 
     def test_optimizer_in_the_process_ends_alike_or_says_why_not(self):
-        """A daemon that dies between the ranks' shares of a step and its commit cannot complete it."""
+        """A daemon that dies between the shares of a step and its commit cannot complete it."""
         try:
             self.compare("fully_shard", "NAdam")
         except Ended as error:
