@@ -36,10 +36,9 @@ static const char usage[] =
 	"\n"
 	"Environment: SHARDD_SOCKET, SHARDD_JOB (charlm), RANK (0), WORLD_SIZE (1).\n"
 	"\n"
-	"Exit code: 0 all steps are committed, or the job was drained; 1 an error; 2 wrong\n"
-	"arguments; 3 stopped early by SIGINT or SIGTERM: all ranks stop after the same step, "
-	"which\n"
-	"is committed, and the job stays for a restart.\n";
+	"Exit code: 0 all steps are committed; 1 an error; 2 wrong arguments; 3 stopped early by\n"
+	"SIGINT or SIGTERM, or because the job or the daemon is drained: all ranks stop after the\n"
+	"same step, which is committed. After a signal the job stays for a restart.\n";
 
 /* Options given as numbers: where they go and what is allowed. */
 struct number_option {

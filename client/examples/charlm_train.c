@@ -344,11 +344,10 @@ static int train_epoch(struct trainer *t)
 		if (t->stop) {
 			trainer_say(t, "rank %u was asked to stop: step %" PRIu64 " is committed\n",
 				    t->me.rank, step);
-			if (!shardd_draining(t->client) && step < t->options->steps) {
-				/* Leaving an EPHEMERAL job for good ends it and its state. */
-				t->unfinished = true;
+			t->unfinished = step < t->options->steps;
+			/* Leaving an EPHEMERAL job for good ends it and its state. */
+			if (t->unfinished && !shardd_draining(t->client))
 				return 0;
-			}
 			break;
 		}
 	}

@@ -8,11 +8,11 @@
 
 #include "charlm_options.h"
 
-#define TRAIN_UNFINISHED 3 /* a signal ended it before the last step; the job stays */
+/* A signal or a drain ended it before the last step. After a signal the job stays. */
+#define TRAIN_UNFINISHED 3
 
 /* Train. Prints to stdout, errors as one sentence to stderr.
- * Return: 0 (the last step is committed, or the job or the daemon drained), 1 if the training could
- * not be done, or TRAIN_UNFINISHED. Blocks until the end. */
+ * Return: 0 (the last step is committed), 1 if the training could not be done, or TRAIN_UNFINISHED. Blocks until the end. */
 int train_run(const struct train_options *options);
 
 #endif

@@ -145,6 +145,11 @@ class _Tap(unittest.TestResult):
         super().addFailure(test, err)
         self._failed(test, err)
 
+    def addSubTest(self, test, subtest, err):
+        super().addSubTest(test, subtest, err)
+        if err is not None:
+            self._failed(subtest, err)
+
     def addSkip(self, test, reason):
         print(f"ok - {test.id()} # SKIP {reason}", flush=True)
 

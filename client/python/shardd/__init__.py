@@ -33,6 +33,7 @@ from .errors import (
     Aborted,
     AlreadyExists,
     Cancelled,
+    DaemonRestarted,
     DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
@@ -73,7 +74,8 @@ from .unit import Place, Unit
 
 __all__ = [
     "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Client",
-    "ClipProfile", "ConnectionEvent", "ConnectionState", "DataLoss", "DeadlineExceeded", "Device",
+    "ClipProfile", "ConnectionEvent", "ConnectionState", "DaemonRestarted",
+    "DataLoss", "DeadlineExceeded", "Device",
     "Dtype", "FailedPrecondition", "InUse",
     "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory",
     "NotFound", "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen",

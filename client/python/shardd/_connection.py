@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes as C
 import json
@@ -46,6 +47,7 @@ class Connection:
         self._waiting: set[int] = set()  # threads
         self.kept: list[_Mapped] = []  # given back, but still in use
         self.where: Where = HOST  # this rank's memory
+        self.restart_advice = ""  # of DaemonRestarted
         handle = C.c_void_p()
         options = _abi.Options(C.sizeof(_abi.Options), self.socket.encode(),
                                name.encode() if name else None,
@@ -200,6 +202,14 @@ class Connection:
         # Memory in use is not unmapped: then the session ends with the process.
         with contextlib.suppress(BaseException):
             self.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    """The library's threads call the interpreter, which is about to end."""
+    for client in list(_restart.clients):
+        with contextlib.suppress(Exception):
+            client.close()
 
 
 __all__ = ["DEFAULT_SOCKET", "Connection", "socket_path"]

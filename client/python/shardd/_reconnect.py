@@ -45,7 +45,7 @@ def milliseconds(seconds: float | None) -> int:
     """Of struct shardd_options: 0 leaves it to the environment."""
     if seconds is None:
         return 0
-    if seconds < 0:
+    if not 0 <= seconds < _NEVER:  # nan neither
         raise InvalidArgument(f"reconnect is {seconds}: seconds from 0, or None", "reconnect")
     return min(_NEVER - 1, max(1, int(seconds * 1000))) if seconds else _NEVER
 

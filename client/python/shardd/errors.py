@@ -93,6 +93,13 @@ class Aborted(SharddError, RuntimeError):
     code, name = 10, "ABORTED"
 
 
+class DaemonRestarted(Aborted):
+    """The daemon was restarted and has the job's state; this client is connected to it again, and
+    memory is mapped where it was. What was committed, and every step that was applied, is there;
+    an op that was not answered may have been executed or not. Join again
+    (:meth:`shardd.Client.rejoin`) and begin the step again."""
+
+
 class Overtaken(Aborted):
     """A reader held a step longer than allowed, or its job ended: discard what it has read of the
     step."""
@@ -138,7 +145,13 @@ _CLASSES = {c.code: c for c in (
     DataLoss)}
 
 
+_RESTARTED = "was restarted; this process is connected to it again"  # as reconnect.c says it
+
+
 def from_code(code: int, text: str, field: str = "", domain: str = "shardd", native: int = 0,
               call: str = "") -> SharddError:
     """The error of a code (positive or negative)."""
-    return _CLASSES.get(abs(code), SharddError)(text, field, domain, native, call)
+    made = _CLASSES.get(abs(code), SharddError)
+    if made is Aborted and _RESTARTED in text:
+        made = DaemonRestarted
+    return made(text, field, domain, native, call)

@@ -11,7 +11,7 @@ from typing import Any, Callable, Generic, TypeVar
 
 from . import _abi, _library
 from ._connection import Connection
-from .errors import WaitTimeout, from_code
+from .errors import DaemonRestarted, WaitTimeout, from_code
 
 T = TypeVar("T")
 
@@ -47,6 +47,8 @@ class Ticket(Generic[T]):
             self._value = from_code(result, error.text.decode(errors="replace"),
                                     error.field.decode(), error.domain.decode(), error.native,
                                     self.name)
+            if isinstance(self._value, DaemonRestarted) and self._client.restart_advice:
+                self._value = self._value.advised(self._client.restart_advice)
         else:
             r.stream = self._stream
             self._value = self._finish(r)

@@ -1,4 +1,4 @@
-"""Training that continues when a rank dies and comes back.
+"""Training that continues when a rank or the daemon dies and comes back.
 
 The daemon has the parameters and the optimizer's state, so they outlive the rank. The state of an
 optimizer that runs in the process is written to the daemon with every commit (_kept.py). The rest
@@ -33,7 +33,8 @@ class Resilient:
     """One ``with`` block is one step; made by :func:`resilient`.
 
     ``step``: the number of the next step, from 0. ``state``: the user's own state to restore, a
-    dictionary that can be pickled. ``rejoins``: how many deaths of ranks were survived.
+    dictionary that can be pickled. ``rejoins``: how many deaths of ranks and of the
+    daemon were survived.
     """
 
     def __init__(self, model: nn.Module, state: dict[str, Any] | None, wait: float,
@@ -151,13 +152,24 @@ class Resilient:
                                      "before the next one begins")
         if not self.step and not self._committed():
             # The first death may come in the first step: there must be something to go back to.
-            self._commit()
+            self._commit_first()
         self._inside = True
         return self
 
     def _committed(self) -> bool:
         member = self._tree.client.member
         return self._began or (member is not None and member.has_commit)
+
+    def _commit_first(self) -> None:
+        """A death may come in this commit: then it was made, or nothing has changed."""
+        while not self._committed():
+            try:
+                self._commit()
+            except Aborted:
+                self._join_again()
+                member = self._tree.client.member
+                if member is not None and member.has_commit:
+                    self._take()
 
     def _commit(self) -> None:
         half = self._kept.write(self._tree.optimizer) if self._kept is not None else 0
@@ -183,14 +195,22 @@ class Resilient:
         self._rejoin()
         return True
 
-    def _rejoin(self) -> None:
-        """Join until all ranks are there, and take what the last commit has."""
+    def _join_again(self) -> None:
+        """Until all ranks are there."""
         while True:
             try:
                 self._tree.rejoin(self._wait)
                 break
             except Aborted:  # another death
                 continue
+        self.rejoins += 1
+
+    def _rejoin(self) -> None:
+        """Join again, and take what the last commit has."""
+        self._join_again()
+        self._take()
+
+    def _take(self) -> None:
         member = self._tree.client.member
         assert member is not None
         if member.torn or not member.has_commit:
@@ -199,7 +219,6 @@ class Resilient:
                 "were writing parameters, so that they are those of no step: start all ranks "
                 "again")
         _check_blob(member)
-        self.rejoins += 1
         self._restore(member.blob)
 
 
@@ -226,7 +245,7 @@ def _persistent(model: nn.Module) -> list[tuple[nn.Module, str]]:
 
 def resilient(model: nn.Module, state: dict[str, Any] | None = None,
               wait: float = 300.0, also: Iterable[Any] = ()) -> Resilient:
-    """Survive the death of other ranks, and continue after this rank's own.
+    """Survive the death of other ranks and of the daemon, and continue after this rank's own.
 
     ::
 
@@ -243,9 +262,11 @@ def resilient(model: nn.Module, state: dict[str, Any] | None = None,
     At the end of the block the step is committed, on all ranks or none, with ``run.state``, the
     model's persistent buffers, the settings of the parameter groups, what is in ``also``
     (schedulers, a GradScaler: what has a state_dict) and the random generators of torch, random
-    and numpy; 64 KiB in all. If a rank dies, all others leave the block, wait for it to come back
-    (:func:`guard`, `shardctl run --max-restarts`), and all continue from the last commit. The block
-    must contain the whole step. The optimizer must run in the daemon, or be Sharded with
+    and numpy; 64 KiB in all. If the daemon dies, and its jobs outlive it, the ranks connect again,
+    in the same processes, and continue from the last commit. If a rank dies, all others
+    leave the block, wait for it to come back (:func:`guard`, `shardctl run --max-restarts`), and
+    all continue from the last commit. The block must contain the whole step; a death outside a
+    block is an error, Aborted. The optimizer must run in the daemon, or be Sharded with
     resilient=True, whose steps wait for the commit or until parameters are needed. No collective
     may be called between building the optimizer and this call.
 

@@ -7,11 +7,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
 from .._launch import Launch, launched_or_alone
+from .._reconnect import ConnectionEvent
 from ..client import Client
 from ..errors import FailedPrecondition, InUse, InvalidArgument
 from . import _device
@@ -35,6 +36,8 @@ def _job_name(found: Launch, world_size: int) -> str:
 def init(socket: str | None = None, job: str | None = None, rank: int | None = None,
          world_size: int | None = None, guard: bool = False, device: Any = None,
          on_existing: str | None = None, resume: bool = False, fresh: bool = False,
+         reconnect: float | None = None,
+         on_connection: Callable[[ConnectionEvent], Any] | None = None,
          **options: Any) -> Client:
     """Connect and join explicitly, with values that the environment does not give.
 
@@ -49,13 +52,15 @@ def init(socket: str | None = None, job: str | None = None, rank: int | None = N
     "fresh" deletes it. @resume, @fresh: the same as words. $SHARDD_ON_EXISTING: for a program that
     says none of them. A rank that a guard or a launcher has started again continues by itself, and
     says so on standard error.
+    @reconnect, @on_connection: when the daemon dies: as of :class:`shardd.Client`.
     @options: of :meth:`shardd.Client.join`.
     FailedPrecondition: there is already a session, or its memory is on a GPU that PyTorch does not
     have. Unimplemented: the launcher has started ranks on other machines. Return: the client.
     """
     return _connect(socket, job, rank, world_size, guard,
                     _device.wanted(()) if device is None else _device.named(device),
-                    {**options, "on_existing": _wish(on_existing, resume, fresh)})
+                    {**options, "on_existing": _wish(on_existing, resume, fresh)},
+                    reconnect, on_connection)
 
 
 def _wish(on_existing: str | None, resume: bool, fresh: bool) -> str:
@@ -72,6 +77,11 @@ _WAYS = ("this program brings a model of its own, whose values would not be used
          "with init(fresh=True) or SHARDD_ON_EXISTING=fresh, or name another job (SHARDD_JOB)")
 
 
+_RESTARTED = ("the daemon has the parameters and the optimizer's state of the last step that was "
+              "applied: shardd.torch.resilient continues by itself, and a program that is started "
+              "again continues with SHARDD_ON_EXISTING=resume")
+
+
 def _say_resumed(client: Client, name: str) -> None:
     """Nobody has asked for it, and who starts again at step 0 must see it."""
     member = client.member
@@ -83,7 +93,9 @@ def _say_resumed(client: Client, name: str) -> None:
 
 
 def _connect(socket: str | None, job: str | None, rank: int | None, world_size: int | None,
-             guard: bool, device: str | None, options: dict[str, Any]) -> Client:
+             guard: bool, device: str | None, options: dict[str, Any],
+             reconnect: float | None = None,
+             on_connection: Callable[[ConnectionEvent], Any] | None = None) -> Client:
     global _current
     if _current is not None and not _current.forked:
         raise FailedPrecondition("this process already has a session: call "
@@ -97,7 +109,9 @@ def _connect(socket: str | None, job: str | None, rank: int | None, world_size: 
     rank = found.rank if rank is None else rank
     name = job or _job_name(found, world_size)
     options.setdefault("on_existing", _wish(None, False, False))
-    client = Client(socket, name=f"rank {rank} of {name}"[:64], device=device)
+    client = Client(socket, name=f"rank {rank} of {name}"[:64], device=device,
+                    reconnect=reconnect, on_connection=on_connection)
+    client.restart_advice = _RESTARTED
     try:
         client.join(name, world_size, rank, **options)
     except InvalidArgument as error:
