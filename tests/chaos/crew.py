@@ -16,7 +16,7 @@ from control import Control
 JOB = "chaos"
 PR_SET_CHILD_SUBREAPER = 36
 # Only connections that are there are made again; a process that ends so is started again.
-UNCONNECTED = "closed the connection before it answered"
+UNCONNECTED = ("closed the connection before it answered", "no daemon answers at")
 LEFT_S = 20  # for what is freed after the call that frees it
 
 
@@ -263,7 +263,8 @@ class Crew:
     def died_connecting(self, rank):
         """Did it end because the daemon died while it connected for the first time?"""
         with open(f"{self.folder}/err{rank}", errors="replace") as f:
-            return UNCONNECTED in (f.readlines() or [""])[-1]
+            last = (f.readlines() or [""])[-1]
+        return any(words in last for words in UNCONNECTED)
 
     def check(self, until):
         for rank, t in list(self.trainers.items()):
