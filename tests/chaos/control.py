@@ -1,0 +1,56 @@
+"""The file that the runner shares with the instrumented daemon: tests/chaos/points.h."""
+
+import mmap
+import struct
+
+FUNCTIONS = (
+    "journal_begin",
+    "journal_end",
+    "journal_base_begin",
+    "journal_base_end",
+    "redo_task_publish",
+    "redo_task_free",
+    "redo_run",
+    "redo_complete",
+    "redo_clear",
+    "keeper_add",
+    "keeper_drop",
+    "launch_run",
+    "ring_post",
+    "rpc_call_reply",
+)
+POINTS = (
+    *(f"{when} {name}" for name in FUNCTIONS for when in ("before", "after")),
+    "inside launch_run",
+)
+HEAD = struct.Struct("IiQ")
+POINT = struct.Struct("QQ")
+
+
+class Control:
+    def __init__(self, path):
+        size = HEAD.size + POINT.size * len(POINTS)
+        with open(path, "wb+") as f:
+            f.truncate(size)
+            self.at = mmap.mmap(f.fileno(), size)
+
+    def arm(self, point, passes):
+        """The daemon, or one after it, dies at the given pass of the point."""
+        self.at[4:8] = struct.pack("i", passes)
+        self.at[0:4] = struct.pack("I", point + 1)
+
+    def disarm(self):
+        self.at[0:4] = struct.pack("I", 0)
+
+    def died_s(self):
+        """When the last one died at a point, in seconds of the monotonic clock."""
+        return HEAD.unpack_from(self.at)[2] / 1e9
+
+    def passes(self, point):
+        return POINT.unpack_from(self.at, HEAD.size + POINT.size * point)[0]
+
+    def deaths(self):
+        """How many died at each point."""
+        return [
+            POINT.unpack_from(self.at, HEAD.size + POINT.size * i)[1] for i in range(len(POINTS))
+        ]

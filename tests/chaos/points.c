@@ -1,0 +1,132 @@
+/*
+ * The daemon's instrumented points: before and after each function that publishes state, which the
+ * linker's --wrap sends through here. shardd-chaos is the daemon with them; shardd has nothing of it.
+ *
+ * SHARDD_TEST_CHAOS names a file that the runner has made. The runner arms one point with a number of
+ * passes, in this daemon or in one after it; the pass that uses them up ends the process.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backend/launch.h"
+#include "backend/redo.h"
+#include "points.h"
+#include "ring/rings_impl.h"
+#include "rpc/method.h"
+#include "store/journal.h"
+#include "store/keeper.h"
+
+static struct points *points;
+
+static void __attribute__((constructor)) points_open(void)
+{
+	const char *path = getenv("SHARDD_TEST_CHAOS");
+	int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+	void *at = MAP_FAILED;
+
+	if (fd >= 0)
+		at = mmap(NULL, sizeof(*points), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (fd >= 0)
+		close(fd);
+	if (at != MAP_FAILED)
+		points = at;
+}
+
+/* Return: the process ends at this pass. */
+static bool points_is_last(unsigned point)
+{
+	struct timespec now;
+
+	if (!points)
+		return false;
+	atomic_fetch_add_explicit(&points->at[point].passes, 1, memory_order_relaxed);
+	if (atomic_load(&points->armed) != point + 1 || atomic_fetch_sub(&points->left, 1) != 1)
+		return false;
+	atomic_store(&points->armed, 0);
+	atomic_fetch_add(&points->at[point].deaths, 1);
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	atomic_store(&points->died_ns, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+	return true;
+}
+
+static void points_pass(unsigned point)
+{
+	if (points_is_last(point))
+		kill(getpid(), SIGKILL);
+}
+
+/* The first store to the page of the middle element ends the process: what a block's other arrays got
+ * before it is there. */
+static void points_pass_inside(const struct launch *l, uint64_t begin, uint64_t end)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at;
+
+	if (l->kind != LAUNCH_ADAMW || begin >= end || !points_is_last(POINT_INSIDE_LAUNCH))
+		return;
+	at = (uintptr_t)&l->adamw.p[begin + (end - begin) / 2] / page * page;
+	signal(SIGSEGV, SIG_DFL);
+	mprotect((void *)at, page, PROT_READ);
+}
+
+/* A function of POINTS that returns a value, and one that does not. */
+#define WRAP(type, name, declared, given)         \
+	type __real_##name declared;              \
+	type __wrap_##name declared;              \
+	type __wrap_##name declared               \
+	{                                         \
+		type result;                      \
+		points_pass(POINT_BEFORE_##name); \
+		result = __real_##name given;     \
+		points_pass(POINT_AFTER_##name);  \
+		return result;                    \
+	}
+#define WRAP_VOID(name, declared, given)          \
+	void __real_##name declared;              \
+	void __wrap_##name declared;              \
+	void __wrap_##name declared               \
+	{                                         \
+		points_pass(POINT_BEFORE_##name); \
+		__real_##name given;              \
+		points_pass(POINT_AFTER_##name);  \
+	}
+
+WRAP(void *, journal_begin, (struct journal * r, size_t bytes), (r, bytes))
+WRAP_VOID(journal_end, (struct journal * r, size_t bytes), (r, bytes))
+WRAP(void *, journal_base_begin, (struct journal * r, size_t bytes), (r, bytes))
+WRAP_VOID(journal_base_end, (struct journal * r, size_t bytes), (r, bytes))
+WRAP(uint64_t, redo_task_publish, (struct redo_task * t), (t))
+WRAP(struct redo_task *, redo_task_free, (struct redo_task * t), (t))
+WRAP_VOID(redo_run,
+	  (struct redo_task * t, unsigned i, unsigned slot, const struct kernels *k,
+	   const struct launch *launch, uint64_t begin, uint64_t end),
+	  (t, i, slot, k, launch, begin, end))
+WRAP(int, redo_complete,
+     (struct redo * r, uint64_t number, const struct kernels *k, unsigned threads,
+      redo_addr_cb addr, void *arg, struct fault *f),
+     (r, number, k, threads, addr, arg, f))
+WRAP_VOID(redo_clear, (struct redo * r), (r))
+WRAP(int, keeper_add, (struct keeper * k, const char *name, int fd), (k, name, fd))
+WRAP_VOID(keeper_drop, (struct keeper * k, const char *name), (k, name))
+WRAP_VOID(ring_post,
+	  (struct ring * r, uint64_t tag, uint16_t code, const void *data, uint32_t bytes),
+	  (r, tag, code, data, bytes))
+WRAP_VOID(rpc_call_reply, (struct rpc_call * call, const ProtobufCMessage *reply), (call, reply))
+
+void __real_launch_run(const struct kernels *k, const struct launch *l, uint64_t begin,
+		       uint64_t end);
+void __wrap_launch_run(const struct kernels *k, const struct launch *l, uint64_t begin,
+		       uint64_t end);
+void __wrap_launch_run(const struct kernels *k, const struct launch *l, uint64_t begin,
+		       uint64_t end)
+{
+	points_pass(POINT_BEFORE_launch_run);
+	points_pass_inside(l, begin, end);
+	__real_launch_run(k, l, begin, end);
+	points_pass(POINT_AFTER_launch_run);
+}

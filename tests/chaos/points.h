@@ -1,0 +1,38 @@
+/* The file that the runner and the instrumented daemon share; tests/chaos/control.py reads the same. */
+#ifndef SHARDD_TESTS_CHAOS_POINTS_H
+#define SHARDD_TESTS_CHAOS_POINTS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/* Order and number are those of POINTS in tests/chaos/control.py. */
+#define POINTS(X)             \
+	X(journal_begin)      \
+	X(journal_end)        \
+	X(journal_base_begin) \
+	X(journal_base_end)   \
+	X(redo_task_publish)  \
+	X(redo_task_free)     \
+	X(redo_run)           \
+	X(redo_complete)      \
+	X(redo_clear)         \
+	X(keeper_add)         \
+	X(keeper_drop)        \
+	X(launch_run)         \
+	X(ring_post)          \
+	X(rpc_call_reply)
+
+#define POINTS_OF(name) POINT_BEFORE_##name, POINT_AFTER_##name,
+/* The last one: while a launch of AdamW changes a block. */
+enum { POINTS(POINTS_OF) POINT_INSIDE_LAUNCH, POINTS_N };
+
+struct points {
+	_Atomic uint32_t armed;   /* point + 1; 0: none */
+	_Atomic int32_t left;     /* passes of it, the last of which is fatal */
+	_Atomic uint64_t died_ns; /* CLOCK_MONOTONIC */
+	struct {
+		_Atomic uint64_t passes, deaths;
+	} at[POINTS_N];
+};
+
+#endif
