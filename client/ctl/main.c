@@ -21,6 +21,8 @@ static const struct ctl_verb verbs[] = {
 	  ctl_trace },
 	{ "health", "", "print the health; exit code 0: SERVING", ctl_health },
 	{ "job", "create|delete|drain NAME ...", "create, delete or drain a job", ctl_job },
+	{ "checkpoint", "save|inspect|verify|prune ...", "write a job to files; work on such files",
+	  ctl_checkpoint },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
 };
 
@@ -28,12 +30,16 @@ static void main_help(void)
 {
 	puts("usage: shardctl [--socket PATH] [--json] [--no-color] VERB [ARGUMENT...]\n");
 	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
-		printf("  %-8s %-30s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
+		printf("  %-10s %-32s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
 	puts("\n"
 	     "  job create NAME --world-size N [--keep|--ephemeral] [--quota BYTES] [--ttl S]\n"
 	     "             [--op-timeout MS] [--allow-torn] [--private]\n"
 	     "  job delete NAME [--force]\n"
 	     "  job drain NAME\n"
+	     "  checkpoint save JOB DIR [--rate BYTES]\n"
+	     "  checkpoint inspect DIR [--step N]\n"
+	     "  checkpoint verify DIR [--step N]\n"
+	     "  checkpoint prune DIR --keep N\n"
 	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
 	     "  run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"

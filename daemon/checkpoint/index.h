@@ -45,6 +45,7 @@ struct index_piece {
 	uint32_t crc;             /* CRC-32C of its bytes */
 	char *key;                /* owned: its name in the file */
 	uint64_t file_at; /* where its bytes begin in the file; set by writing and reading */
+	uint64_t source;  /* of whom writes it: where it is in their memory; else 0 */
 };
 
 struct index_file {

@@ -92,7 +92,8 @@ int tensor_list_add(struct tensor_list *l, const char *key, enum tensor_type typ
 	if (strlen(key) > TENSOR_FILE_MAX_KEY || !*key || strcmp(key, "__metadata__") == 0)
 		return fault_set(f, FAULT_INVALID, NULL,
 				 "'%.200s' cannot be the name of a tensor in a checkpoint", key);
-	memcpy(e.shape, shape, dims * sizeof(*shape));
+	if (dims)
+		memcpy(e.shape, shape, dims * sizeof(*shape));
 	if (!tensor_file_entry_measure(&e, &e.bytes))
 		return fault_set(f, FAULT_INVALID, NULL, "tensor '%.200s' is too large", key);
 	e.key = strdup(key);
