@@ -75,7 +75,8 @@
 	OP(Training,  WriteBytes,       52, true,  op_write_bytes)       \
 	OP(Unit,      CopyShard,        53, true,  op_copy_shard)        \
 	OP(Training,  DropGradients,    54, true,  op_drop)              \
-	OP(Unit,      DropUnits,        55, false, op_drop_units)
+	OP(Unit,      DropUnits,        55, false, op_drop_units)        \
+	CALL(Job,     Checkpoint,       56, false)
 /* clang-format on */
 
 struct method {

@@ -11,6 +11,7 @@
 
 /* A daemon that listens and does not answer for so long hangs. */
 #define CALL_TIMEOUT_MS 10000u
+#define LONG_TIMEOUT_MS (24u * 3600 * 1000)
 
 int ctl_usage(const char *fmt, ...)
 {
@@ -44,8 +45,9 @@ int ctl_broken(void)
 	return CTL_FAILED;
 }
 
-int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
-	     const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret)
+static int ctl_call_within(struct ctl *ctl, uint32_t timeout_ms, const char *method,
+			   const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
+			   ProtobufCMessage **ret)
 {
 	struct shardd_error err = { 0 };
 	int r = 0;
@@ -55,8 +57,20 @@ int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *reques
 		return err.code == SHARDD_INVALID_ARGUMENT ? CTL_USAGE : CTL_UNREACHABLE;
 	}
 	if (r == 0)
-		r = rpc_client_call(ctl->rpc, method, request, reply, CALL_TIMEOUT_MS, ret, &err);
+		r = rpc_client_call(ctl->rpc, method, request, reply, timeout_ms, ret, &err);
 	return r < 0 ? ctl_error(&err) : CTL_OK;
+}
+
+int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
+	     const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret)
+{
+	return ctl_call_within(ctl, CALL_TIMEOUT_MS, method, request, reply, ret);
+}
+
+int ctl_call_long(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
+		  const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret)
+{
+	return ctl_call_within(ctl, LONG_TIMEOUT_MS, method, request, reply, ret);
 }
 
 int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,

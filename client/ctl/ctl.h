@@ -57,6 +57,7 @@ int ctl_drain(struct ctl *ctl, int argc, char **argv);
 int ctl_handover(struct ctl *ctl, int argc, char **argv);
 int ctl_shutdown(struct ctl *ctl, int argc, char **argv);
 int ctl_run(struct ctl *ctl, int argc, char **argv);
+int ctl_checkpoint(struct ctl *ctl, int argc, char **argv);
 
 /* "shardctl: INVALID_ARGUMENT: <sentence>" on stderr. Return: CTL_USAGE. */
 int ctl_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -74,6 +75,9 @@ int ctl_broken(void);
  * caller (protobuf_c_message_free_unpacked). Return: an exit code. */
 int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
 	     const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret);
+/* The same for a call that may take hours. */
+int ctl_call_long(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
+		  const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret);
 
 /* StatusService.GetStatus. @ret: shardd__v1__get_status_response__free_unpacked. */
 int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,

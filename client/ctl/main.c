@@ -26,6 +26,8 @@ static const struct ctl_verb verbs[] = {
 	{ "drain", "[--wait] [--timeout S]", "make all trainers commit and leave", ctl_drain },
 	{ "handover", "[--timeout S]", "start the next daemon, with all jobs", ctl_handover },
 	{ "shutdown", "[--discard]", "end the daemon and its jobs", ctl_shutdown },
+	{ "checkpoint", "save|inspect|verify|prune ...", "write a job to files; work on such files",
+	  ctl_checkpoint },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
 };
 
@@ -33,12 +35,16 @@ static void main_help(void)
 {
 	puts("usage: shardctl [--socket PATH] [--json] [--no-color] VERB [ARGUMENT...]\n");
 	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
-		printf("  %-8s %-30s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
+		printf("  %-10s %-32s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
 	puts("\n"
 	     "  job create NAME --world-size N [--keep|--ephemeral] [--quota BYTES] [--ttl S]\n"
 	     "             [--op-timeout MS] [--allow-torn] [--private]\n"
 	     "  job delete NAME [--force]\n"
 	     "  job drain NAME\n"
+	     "  checkpoint save JOB DIR [--rate BYTES]\n"
+	     "  checkpoint inspect DIR [--step N]\n"
+	     "  checkpoint verify DIR [--step N]\n"
+	     "  checkpoint prune DIR --keep N\n"
 	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
 	     "  run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"

@@ -130,6 +130,10 @@ const struct config_key config_keys[] = {
 	  .by_default = "1s", .runtime = true,
 	  .help = "The longest time that a reader of live parameters may hold a step, and the default.\n"
 		  "Operations that would change the parameters wait that long, then continue." },
+	{ FIELD(checkpoint_roots), .type = CONFIG_TEXT, .min = 0, .max = 511, .by_default = "",
+	  .help = "Folders below which users may have the daemon write checkpoints of their jobs, absolute\n"
+		  "paths separated by colons. Files belong to the owner of the job, which takes\n"
+		  "CAP_SETUID and CAP_SETGID unless that is the daemon's own user. Empty: nowhere." },
 	{ FIELD(max_message_bytes), .type = CONFIG_BYTES, .min = 64 * KIB, .max = GIB,
 	  .by_default = "64MiB", .help = "Maximum size of one gRPC message." },
 	{ FIELD(hello_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,

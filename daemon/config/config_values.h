@@ -86,6 +86,7 @@ struct config {
 	uint32_t max_inflight_gathers; /* casts that run at once, per job; 0: no limit; 64 */
 	uint64_t reduce_batch_bytes;   /* of gradients reduced together; 0: never; 1048576 */
 	uint32_t reader_hold_ms;       /* the most a reader may hold a step; 1000 */
+	char checkpoint_roots[512];    /* folders below which they may be, with colons; "": none */
 	uint64_t max_message_bytes;    /* of one gRPC message; 67108864 */
 	uint32_t hello_timeout_ms;     /* until a connection says what it is; 5000 */
 	uint32_t drain_timeout_ms;     /* SIGTERM: how long trainers may take to leave; 10000 */

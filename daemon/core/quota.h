@@ -14,7 +14,7 @@ enum mem_class {
 	MEM_SHARD = 0, /* master parameters, gradient shards, optimizer state: hard */
 	MEM_FULL,      /* gathered copies: pooled, revocable */
 	MEM_GRAD,      /* what trainers write: gradient and other buffers: pooled */
-	MEM_CONTROL,   /* blobs of commits */
+	MEM_CONTROL,   /* blobs of commits, copies for checkpoints */
 	_MEM_N,
 };
 

@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/saving.h"
 
 /* Processes of the job that live may have the shared slabs mapped. */
 static void job_end_keep_while_mapped(struct job *job, struct slab *s)
@@ -64,6 +65,7 @@ static void job_end_release_memory(struct job *job)
 	}
 	job_drop_spare(job);
 	ddps_free(job);
+	saving_forget(job);
 	job->life.memory_gone = true;
 	job_units_free(job);
 	if (job->quota.by_class[MEM_CONTROL])
@@ -77,7 +79,8 @@ static bool job_end_ops_over(const struct job *job)
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r] && job->ranks[r]->pending)
 			return false;
-	return !job->running && job->step.state != JOB_STEP_APPLYING && !job->step.stepping;
+	return !job->running && !job->generation && !saving_is_busy(job) &&
+	       job->step.state != JOB_STEP_APPLYING && !job->step.stepping;
 }
 
 void job_settle(struct job *job)
@@ -163,6 +166,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 	for (unsigned d = 0; d < jobs->node->n_devices; d++)
 		slabs_sweep(&jobs->node->devices[d]);
 	list_for_each (job, tmp, &jobs->all, link) {
+		saving_tick(job);
 		if (job->life.idle_since_us && !job->present &&
 		    now_us - job->life.idle_since_us >= job_end_job_kept_us(job))
 			job_end_job_expire(job);
@@ -170,6 +174,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 			readers_tick(job, now_us);
 	}
 	list_for_each (job, tmp, &jobs->zombies, link) {
+		saving_tick(job);
 		if (readers_tick(job, now_us))
 			break; /* a resumed waiter may end other jobs: the rest at the next tick */
 		job_settle(job);
@@ -181,9 +186,12 @@ void jobs_end(struct jobs *jobs)
 {
 	struct job *job, *tmp;
 
+	list_for_each (job, tmp, &jobs->zombies, link)
+		saving_cancel(job);
 	list_for_each (job, tmp, &jobs->all, link) {
 		struct fault f = FAULT_NULL;
 
+		saving_cancel(job);
 		CHECK(job_delete(job, false, NULL, &f) == 0);
 	}
 	quarantine_deinit(&jobs->node->quarantine);
@@ -195,8 +203,10 @@ bool jobs_gone(struct jobs *jobs)
 {
 	struct job *job, *tmp;
 
-	list_for_each (job, tmp, &jobs->zombies, link)
+	list_for_each (job, tmp, &jobs->zombies, link) {
+		saving_tick(job);
 		job_settle(job);
+	}
 	return list_empty(&jobs->zombies);
 }
 

@@ -43,11 +43,13 @@ enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 
 struct coll;
 struct ddp;
+struct generation;
 struct group;
 struct job;
 struct jobs;
 struct member;
 struct redo;
+struct saving;
 
 /* Callbacks for the layers to the left. Set once, before any job exists. */
 struct job_ops {
@@ -213,7 +215,9 @@ struct job {
 	struct job_memory mem;
 	struct job_copies copies;
 	struct job_step step;
-	struct readers readers; /* sessions that are no rank */
+	struct readers readers;        /* sessions that are no rank */
+	struct generation *generation; /* open (job/generation.h); NULL: none */
+	struct saving *saving;         /* its checkpoint, the last one (job/saving.h); NULL: none */
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	uint32_t running;          /* collectives and casts in the backend or engine */

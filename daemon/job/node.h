@@ -36,10 +36,13 @@ struct node_limits {
 	uint32_t reader_hold_ms;       /* the most a reader may hold a step */
 };
 
+struct loopq;
 struct node_comm;
 
 struct node {
 	uv_loop_t *loop;
+	struct loopq *loopq;          /* borrowed; NULL: there are no checkpoints */
+	const char *checkpoint_roots; /* borrowed: folders, separated by colons */
 	struct device devices[NODE_MAX_DEVICES];
 	unsigned n_devices;
 	struct engine *local;     /* for what is on one device */

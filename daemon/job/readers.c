@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/state.h"
+#include "job/generation.h"
 #include "job/job_types.h"
 
 /* A process that may have parameters of the job mapped, until it is gone: its session may end
@@ -144,10 +145,11 @@ static void readers_refuse(struct reader *r, enum fault_code code, const char *w
 	readers_answer(r, &f);
 }
 
-/* No reader holds any more: resume the waiters. The job may be gone then, if it was deleted. */
+/* No reader holds any more, and nothing is copied: resume the waiters. The job may be gone then, if it was deleted. */
 static bool readers_let_writers(struct job *job)
 {
-	if (!list_empty(&job->readers.holds) || condition_is_idle(&job->readers.writers))
+	if (!list_empty(&job->readers.holds) || generation_is_copying(job) ||
+	    condition_is_idle(&job->readers.writers))
 		return false;
 	condition_signal(&job->readers.writers);
 	return true;
@@ -285,13 +287,17 @@ static void readers_expire(struct job *job, uint64_t now_us)
 
 enum res readers_let(struct job *job, struct waiter *w)
 {
-	if (list_empty(&job->readers.holds))
-		return RES_DONE;
-	readers_expire(job, clock_now_us());
-	if (list_empty(&job->readers.holds))
+	if (!list_empty(&job->readers.holds))
+		readers_expire(job, clock_now_us());
+	if (list_empty(&job->readers.holds) && generation_let(job) == RES_DONE)
 		return RES_DONE;
 	condition_wait(&job->readers.writers, w);
 	return RES_WAIT;
+}
+
+void readers_go_on(struct job *job)
+{
+	(void)readers_let_writers(job);
 }
 
 void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes)
@@ -301,8 +307,11 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 	char more[32] = "";
 
 	buf[0] = '\0';
-	if (list_empty(&job->readers.holds))
+	if (list_empty(&job->readers.holds)) {
+		if (generation_is_copying(job))
+			snprintf(buf, bytes, "the copy of what a checkpoint has not written yet");
 		return;
+	}
 	for (const struct list *l = job->readers.holds.next->next; l != &job->readers.holds;
 	     l = l->next)
 		others++;

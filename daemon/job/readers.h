@@ -82,9 +82,12 @@ int reader_release(struct reader *r, struct fault *f);
 /* A descriptor of the parameters goes to its process. Return: 0 or -ENOMEM. */
 int reader_maps(struct reader *r);
 
-/* Wait until parameters of the job may be written, or the epoch has ended: a resumed operation must
+/* Wait until parameters of the job may be written (nobody holds them, and what a generation has not
+ * read is copied), or the epoch has ended: a resumed operation must
  * ask again. Never fails. */
 enum res readers_let(struct job *job, struct waiter *w);
+/* What was to be copied before they write is copied: the operations that wait go on. */
+void readers_go_on(struct job *job);
 /* Something that is not a step writes parameters: until the next commit no reader may hold them,
  * and the set of initialised units has changed. */
 void readers_rewrite(struct job *job);

@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "job/position.h"
+#include "job/saving.h"
 #include "rpc/status_memory.h"
 #include "op/op.h"
 #include "rpc/status_fill.h"
@@ -192,6 +193,28 @@ static void status_jobs_fill_readers(struct arena *a, const struct job *job,
 	}
 }
 
+static void status_jobs_fill_checkpoint(struct arena *a, const struct job *job,
+					Shardd__V1__JobStatus *j)
+{
+	struct saving_report r;
+	Shardd__V1__CheckpointStatus **c;
+
+	if (!saving_report(job, &r))
+		return;
+	c = STATUS_MESSAGES(a, 1, CheckpointStatus, checkpoint_status);
+	if (!c)
+		return;
+	j->checkpoint = c[0];
+	j->checkpoint->state =
+		STATUS_STATE(CheckpointState, checkpoint_state, saving_state_name(r.state));
+	j->checkpoint->path = status_text(a, r.path);
+	j->checkpoint->step = r.step;
+	j->checkpoint->bytes = r.bytes;
+	j->checkpoint->written = r.written;
+	j->checkpoint->copied = r.copied;
+	j->checkpoint->error = status_text(a, r.why);
+}
+
 /* The parts for every caller that may know of the job. */
 static void status_jobs_fill_outside(struct arena *a, const struct job *job,
 				     Shardd__V1__JobStatus *j)
@@ -234,6 +257,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	for (uint32_t r = 0; r < j->n_ranks; r++)
 		status_jobs_fill_rank(a, job, r, j->ranks[r]);
 	status_jobs_fill_readers(a, job, j);
+	status_jobs_fill_checkpoint(a, job, j);
 	if (!with_units)
 		return;
 	j->units = STATUS_MESSAGES(a, j->unit_count, UnitStatus, unit_status);

@@ -44,6 +44,9 @@ void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void
 void svc_drain_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_create_group(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 
+/* svc_shardd_checkpoint.c */
+void svc_checkpoint(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+
 /* svc_shardd_join.c */
 void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_leave(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);

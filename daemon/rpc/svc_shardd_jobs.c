@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/text.h"
 #include "rpc/audit.h"
+#include "job/saving.h"
 #include "rpc/svc_shardd_impl.h"
 #include "rpc/unit_spec.h"
 
@@ -102,6 +103,8 @@ void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void
 
 	if (svc_find_job(call, userdata, r->job, &job, &f) == 0) {
 		text_copy(label, sizeof(label), job->label); /* the job may go at once */
+		if (r->force || !job->present)
+			saving_cancel(job);
 		job_delete(job, r->force, &reply.freed_bytes, &f);
 	}
 	if (f.code) {

@@ -53,7 +53,7 @@ static const struct {
 	{ "HoldStep", 49 },     { "ReleaseStep", 50 },
 	{ "ReadBytes", 51 },    { "WriteBytes", 52 },
 	{ "CopyShard", 53 },    { "DropGradients", 54 },
-	{ "DropUnits", 55 },
+	{ "DropUnits", 55 },    { "Checkpoint", 56 },
 };
 
 /* Bytes of a field with a bound that the message does not show; 0: not such a field. */

@@ -1,0 +1,319 @@
+/* shardctl checkpoint save|inspect|verify|prune. All but save work on files alone. */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <limits.h>
+#include <string.h>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/save.h"
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "ctl/ctl.h"
+#include "ctl/format.h"
+#include "methods.h"
+#include "shardd.pb-c.h"
+
+static int checkpoint_fault(const struct fault *f)
+{
+	fprintf(stderr, "shardctl: %s: %s\n", fault_code_name(f->code), f->text);
+	return CTL_FAILED;
+}
+
+struct checkpoint_args {
+	const char *job, *path; /* borrowed from argv */
+	uint64_t step, keep, rate;
+	bool has_step, has_keep;
+};
+
+static int checkpoint_option(struct checkpoint_args *a, int o)
+{
+	switch (o) {
+	case 's':
+		a->has_step = true;
+		if (format_parse_number(optarg, UINT64_MAX, &a->step))
+			return CTL_OK;
+		return ctl_usage("--step \"%s\" is not a whole number", optarg);
+	case 'k':
+		a->has_keep = true;
+		if (format_parse_number(optarg, UINT32_MAX, &a->keep) && a->keep)
+			return CTL_OK;
+		return ctl_usage("--keep \"%s\" is not a whole number from 1 to %u", optarg,
+				 UINT32_MAX);
+	case 'r':
+		if (format_parse_bytes(optarg, &a->rate) && a->rate)
+			return CTL_OK;
+		return ctl_usage("--rate \"%s\" is not a number of bytes, such as 4096, 64M, 2G",
+				 optarg);
+	default:
+		return CTL_USAGE;
+	}
+}
+
+/* @options: of this verb. @takes: its arguments, for the error. */
+static int checkpoint_parse(struct checkpoint_args *a, const struct option *options, bool with_job,
+			    const char *takes, int argc, char **argv)
+{
+	int r = CTL_OK, o;
+
+	while (r == CTL_OK && (o = getopt_long(argc, argv, "", options, NULL)) != -1)
+		r = checkpoint_option(a, o);
+	if (r != CTL_OK)
+		return r;
+	if (argc - optind != 1 + with_job)
+		return ctl_usage("checkpoint %s takes %s", argv[0], takes);
+	if (with_job)
+		a->job = argv[optind++];
+	a->path = argv[optind];
+	return CTL_OK;
+}
+
+/* Return: a descriptor of the folder of checkpoints; -1: the error is printed. */
+static int checkpoint_dir(const struct checkpoint_args *a)
+{
+	int fd = open(a->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (fd < 0)
+		fprintf(stderr, "shardctl: %s: opening '%s': %s\n",
+			errno == ENOENT ? "NOT_FOUND" : "FAILED_PRECONDITION", a->path,
+			strerror(errno));
+	return fd;
+}
+
+static int checkpoint_newest(int dir, const char *path, uint64_t *ret, struct fault *f)
+{
+	_cleanup_(freep) uint64_t *steps = NULL;
+	size_t n = 0;
+
+	if (folder_list(dir, &steps, &n, f))
+		return f->code;
+	if (!n)
+		return fault_set(f, FAULT_NOT_FOUND, NULL, "there is no checkpoint in '%s'", path);
+	*ret = steps[n - 1];
+	return 0;
+}
+
+/* Open the checkpoint of --step, or the newest one, and read its index. @ret: empty before. Return:
+ * its descriptor; -1: the error is printed. */
+static int checkpoint_open(const struct checkpoint_args *a, struct index *ret)
+{
+	_cleanup_(fd_closep) int dir = checkpoint_dir(a), fd = -1;
+	uint64_t step = a->step;
+	struct fault f = FAULT_NULL;
+
+	if (dir < 0)
+		return -1;
+	if (a->has_step || checkpoint_newest(dir, a->path, &step, &f) == 0)
+		fd = folder_open(dir, step, &f);
+	if (!f.code)
+		save_read(fd, ret, &f);
+	if (!f.code)
+		return STEAL_FD(fd);
+	checkpoint_fault(&f);
+	return -1;
+}
+
+static uint64_t checkpoint_bytes(const struct index *x)
+{
+	uint64_t bytes = 0;
+
+	for (size_t i = 0; i < x->n_files; i++)
+		bytes += x->files[i].bytes;
+	return bytes;
+}
+
+/* What was done with @x, in a line or as JSON. */
+static int checkpoint_report(struct ctl *ctl, const struct index *x, const char *done)
+{
+	if (ctl->json)
+		return ctl_print_json(json_pack(
+			"{s:o, s:I, s:I, s:I, s:I}", "job", json_from_text(x->job), "step",
+			(json_int_t)x->step, "world_size", (json_int_t)x->world_size, "pieces",
+			(json_int_t)x->n_pieces, "bytes", (json_int_t)checkpoint_bytes(x)));
+	printf("step %" PRIu64 " of job %s %s: %zu tensors, %s\n", x->step, x->job, done,
+	       x->n_pieces, format_bytes(checkpoint_bytes(x)).text);
+	return CTL_OK;
+}
+
+/* ------------------------------------------------------------------------------ verbs */
+
+/* The daemon has another working directory. A path that cannot be resolved here may exist there. */
+static char *checkpoint_absolute(const char *path)
+{
+	char *real = realpath(path, NULL);
+
+	return real ? real : strdup(path);
+}
+
+static int checkpoint_save(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct option options[] = { { "rate", required_argument, NULL, 'r' }, { 0 } };
+	Shardd__V1__CheckpointRequest request = SHARDD__V1__CHECKPOINT_REQUEST__INIT;
+	const Shardd__V1__CheckpointResponse *saved;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	_cleanup_(freep) char *path = NULL;
+	struct checkpoint_args a = { 0 };
+	char buf[CTL_JOB_MAX];
+	int r = checkpoint_parse(&a, options, true, "a job and a folder", argc, argv);
+
+	if (r == CTL_OK)
+		r = ctl_job_name(a.job, buf, &request.job);
+	if (r != CTL_OK)
+		return r;
+	path = checkpoint_absolute(a.path);
+	if (!path)
+		return ctl_broken();
+	request.path = path;
+	request.bytes_per_s = a.rate;
+	r = ctl_call_long(ctl, METHOD_Checkpoint, &request.base,
+			  &shardd__v1__checkpoint_response__descriptor, &reply);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json)
+		return ctl_print_json(json_from_message(reply));
+	saved = (const Shardd__V1__CheckpointResponse *)reply;
+	printf("step %" PRIu64 " of job %s saved in %s: %s\n", saved->step, request.job, path,
+	       format_bytes(saved->bytes).text);
+	return CTL_OK;
+}
+
+static void checkpoint_shape(struct table *t, const struct index_piece *p)
+{
+	char text[TENSOR_FILE_MAX_DIMS * 21 + 1] = "";
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < p->dims; i++)
+		n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%" PRIu64, i ? "x" : "",
+				      p->shape[i]);
+	table_cell(t, "%s", p->dims ? text : "scalar");
+}
+
+static int checkpoint_print_pieces(struct ctl *ctl, const struct index *x)
+{
+	static const struct table_column columns[] = {
+		{ "UNIT", false },    { "TENSOR", false }, { "ARRAY", false },
+		{ "DTYPE", false },   { "SHAPE", false },  { "FROM", true },
+		{ "ELEMENTS", true }, { "FILE", false },   { "CRC32C", false },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	if (!t)
+		return ctl_broken();
+	for (size_t i = 0; i < x->n_pieces; i++) {
+		const struct index_piece *p = &x->pieces[i];
+
+		table_cell(t, "%s", p->unit);
+		table_cell(t, "%s", p->tensor);
+		table_cell(t, "%s", index_array_name((enum index_array)p->array));
+		table_cell(t, "%s", tensor_type_name((enum tensor_type)p->type));
+		checkpoint_shape(t, p);
+		table_cell(t, "%" PRIu64, p->begin);
+		table_cell(t, "%" PRIu64, p->elements);
+		table_cell(t, "%s", x->files[p->file].name);
+		table_cell(t, "%08" PRIx32, p->crc);
+	}
+	return ctl_print_table(ctl, NULL, t);
+}
+
+static int checkpoint_print_index(const struct index *x)
+{
+	_cleanup_(freep) char *text = NULL;
+	struct fault f = FAULT_NULL;
+
+	if (index_encode(x, &text, &f))
+		return checkpoint_fault(&f);
+	return ctl_print_json(json_loads(text, 0, NULL));
+}
+
+static const struct option checkpoint_step_option[] = { { "step", required_argument, NULL, 's' },
+							{ 0 } };
+
+static int checkpoint_inspect(struct ctl *ctl, int argc, char **argv)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct checkpoint_args a = { 0 };
+	struct index x = INDEX_NULL;
+	int r = checkpoint_parse(&a, checkpoint_step_option, false, "a folder", argc, argv);
+
+	if (r != CTL_OK)
+		return r;
+	fd = checkpoint_open(&a, &x);
+	if (fd < 0)
+		return CTL_FAILED;
+	if (ctl->json) {
+		r = checkpoint_print_index(&x);
+	} else {
+		printf("step %" PRIu64 " of job %s, %" PRIu32 " ranks, %s in %zu files\n", x.step,
+		       x.job, x.world_size, format_bytes(checkpoint_bytes(&x)).text, x.n_files);
+		r = checkpoint_print_pieces(ctl, &x);
+	}
+	index_deinit(&x);
+	return r;
+}
+
+static int checkpoint_verify(struct ctl *ctl, int argc, char **argv)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct checkpoint_args a = { 0 };
+	struct save_progress p = { 0 };
+	struct index x = INDEX_NULL;
+	struct fault f = FAULT_NULL;
+	int r = checkpoint_parse(&a, checkpoint_step_option, false, "a folder", argc, argv);
+
+	if (r != CTL_OK)
+		return r;
+	fd = checkpoint_open(&a, &x);
+	if (fd < 0)
+		return CTL_FAILED;
+	r = save_verify(fd, &x, &p, &f) ? checkpoint_fault(&f)
+					: checkpoint_report(ctl, &x, "is whole");
+	index_deinit(&x);
+	return r;
+}
+
+static int checkpoint_prune(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct option options[] = { { "keep", required_argument, NULL, 'k' }, { 0 } };
+	_cleanup_(fd_closep) int dir = -1;
+	struct checkpoint_args a = { 0 };
+	struct fault f = FAULT_NULL;
+	size_t removed = 0, left = 0;
+	int r = checkpoint_parse(&a, options, false, "a folder", argc, argv);
+
+	if (r != CTL_OK)
+		return r;
+	if (!a.has_keep)
+		return ctl_usage("checkpoint prune needs --keep N");
+	dir = checkpoint_dir(&a);
+	if (dir < 0)
+		return CTL_FAILED;
+	if (folder_prune(dir, a.keep, &removed, &left, &f))
+		return checkpoint_fault(&f);
+	if (ctl->json)
+		return ctl_print_json(json_pack("{s:I, s:I}", "removed", (json_int_t)removed,
+						"leftovers", (json_int_t)left));
+	printf("%zu checkpoints removed, %zu leftovers of processes that were killed\n", removed,
+	       left);
+	return CTL_OK;
+}
+
+int ctl_checkpoint(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		int (*run)(struct ctl *ctl, int argc, char **argv);
+	} verbs[] = {
+		{ "save", checkpoint_save },
+		{ "inspect", checkpoint_inspect },
+		{ "verify", checkpoint_verify },
+		{ "prune", checkpoint_prune },
+	};
+
+	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(verbs); i++)
+		if (strcmp(argv[1], verbs[i].name) == 0)
+			return verbs[i].run(ctl, argc - 1, argv + 1);
+	return ctl_usage("checkpoint takes save, inspect, verify or prune");
+}

@@ -1,0 +1,227 @@
+#include "checkpoint/save.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "checkpoint/crc32c.h"
+#include "checkpoint/folder.h"
+#include "core/check.h"
+#include "core/cleanup.h"
+
+#define FILE_MODE 0666 /* and the umask of the process */
+
+/* A file that is being written from its beginning to its end. */
+struct save_file {
+	int fd;
+	const char *name;  /* borrowed, for errors */
+	uint64_t at;       /* bytes so far */
+	uint64_t given_at; /* up to here the pages are on the disk and given back */
+};
+
+struct save {
+	struct index *x;
+	const struct save_options *o;
+	save_data_cb data;
+	void *arg;
+	struct save_progress *p;
+	struct timespec begun;
+	struct fault *f;
+};
+
+static int save_file_fault(struct fault *f, const char *doing, const char *name)
+{
+	char what[320];
+	int error = -errno;
+
+	snprintf(what, sizeof(what), "%s '%s'", doing, name);
+	return fault_errno(f, error, what);
+}
+
+/* What is older than a chunk goes to the disk and out of the page cache, while the next chunk is
+ * made. */
+static void save_file_give(struct save_file *file)
+{
+	uint64_t n = file->at - file->given_at;
+
+	if (n < 2 * SAVE_CHUNK_BYTES)
+		return;
+	n -= SAVE_CHUNK_BYTES;
+	/* Of these two only the cache depends: errors of the disk are found by fsync. */
+	(void)sync_file_range(file->fd, (off_t)file->given_at, (off_t)n,
+			      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+				      SYNC_FILE_RANGE_WAIT_AFTER);
+	(void)posix_fadvise(file->fd, (off_t)file->given_at, (off_t)n, POSIX_FADV_DONTNEED);
+	file->given_at += n;
+}
+
+static int save_file_write(struct save_file *file, const void *data, size_t bytes, struct fault *f)
+{
+	while (bytes) {
+		ssize_t n = write(file->fd, data, bytes);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return save_file_fault(f, "writing", file->name);
+		data = (const char *)data + n;
+		bytes -= (size_t)n;
+		file->at += (uint64_t)n;
+	}
+	(void)sync_file_range(file->fd, (off_t)file->given_at, (off_t)(file->at - file->given_at),
+			      SYNC_FILE_RANGE_WRITE);
+	save_file_give(file);
+	return 0;
+}
+
+static int save_file_end(struct save_file *file, struct fault *f)
+{
+	if (fsync(file->fd) < 0)
+		return save_file_fault(f, "syncing", file->name);
+	(void)posix_fadvise(file->fd, 0, 0, POSIX_FADV_DONTNEED);
+	return 0;
+}
+
+/* ------------------------------------------------------------------------------- writing */
+
+/* Sleep until @bytes may have been written since the beginning. A cancelled save sleeps for at most
+ * one turn. */
+static void save_pace(const struct save *s, uint64_t bytes)
+{
+	const struct timespec turn = { .tv_nsec = 10000000 };
+	struct timespec now;
+
+	while (s->o->bytes_per_s && !atomic_load(&s->p->cancel)) {
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		double passed = (double)(now.tv_sec - s->begun.tv_sec) +
+				(double)(now.tv_nsec - s->begun.tv_nsec) / 1e9;
+
+		if ((double)bytes <= passed * (double)s->o->bytes_per_s)
+			return;
+		nanosleep(&turn, NULL);
+	}
+}
+
+static int save_is_cancelled(struct save_progress *p, struct fault *f)
+{
+	if (!atomic_load(&p->cancel))
+		return 0;
+	return fault_set(f, FAULT_CANCELLED, NULL, "the checkpoint was cancelled");
+}
+
+static int save_piece(struct save *s, struct save_file *file, size_t i)
+{
+	struct index_piece *p = &s->x->pieces[i];
+	uint64_t all = index_piece_bytes(p);
+
+	p->crc = 0;
+	p->file_at = file->at;
+	for (uint64_t at = 0; at < all;) {
+		uint64_t n = all - at < SAVE_CHUNK_BYTES ? all - at : SAVE_CHUNK_BYTES;
+		const void *data;
+
+		if (save_is_cancelled(s->p, s->f))
+			return s->f->code;
+		data = s->data(s->arg, i, at, n, s->f);
+		if (!data)
+			return s->f->code;
+		p->crc = crc32c_add(p->crc, data, n);
+		if (save_file_write(file, data, n, s->f))
+			return s->f->code;
+		at += n;
+		save_pace(s, atomic_fetch_add(&s->p->bytes, n) + n);
+	}
+	return 0;
+}
+
+/* The list of the tensors in file @file. @ret: empty before. */
+static int save_list(const struct save *s, size_t file, struct tensor_list *ret)
+{
+	for (size_t i = 0; i < s->x->n_pieces; i++) {
+		const struct index_piece *p = &s->x->pieces[i];
+		bool whole = p->begin == 0 && !strchr(p->key, '@');
+
+		if (p->file != file)
+			continue;
+		if (tensor_list_add(ret, p->key, (enum tensor_type)p->type,
+				    whole ? p->shape : &p->elements, whole ? p->dims : 1, s->f))
+			return s->f->code;
+	}
+	return 0;
+}
+
+/* The pieces of @file in the order of their data: the largest types first. */
+static int save_pieces(struct save *s, struct save_file *file, size_t index)
+{
+	for (size_t size = 8; size; size /= 2)
+		for (size_t i = 0; i < s->x->n_pieces; i++)
+			if (s->x->pieces[i].file == index &&
+			    tensor_type_bytes(s->x->pieces[i].type) == size &&
+			    save_piece(s, file, i))
+				return s->f->code;
+	return 0;
+}
+
+static int save_create(int fd, const char *name, struct save_file *ret, struct fault *f)
+{
+	*ret = (struct save_file){ .name = name };
+	ret->fd = openat(fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
+	return ret->fd < 0 ? save_file_fault(f, "creating", name) : 0;
+}
+
+static int save_tensors(struct save *s, int fd, size_t index)
+{
+	struct tensor_list list = TENSOR_LIST_NULL;
+	_cleanup_(freep) char *header = NULL;
+	struct save_file file = { .fd = -1 };
+	size_t bytes = 0;
+
+	if (save_list(s, index, &list) == 0 &&
+	    tensor_list_encode(&list, &header, &bytes, s->f) == 0 &&
+	    save_create(fd, s->x->files[index].name, &file, s->f) == 0 &&
+	    save_file_write(&file, header, bytes, s->f) == 0 && save_pieces(s, &file, index) == 0 &&
+	    save_file_end(&file, s->f) == 0) {
+		CHECK(file.at == list.data_at + tensor_list_bytes(&list));
+		s->x->files[index].bytes = file.at;
+	}
+	fd_close(file.fd);
+	tensor_list_deinit(&list);
+	return s->f->code;
+}
+
+static int save_index(struct save *s, int fd)
+{
+	_cleanup_(freep) char *text = NULL;
+	struct save_file file = { .fd = -1 };
+
+	if (index_encode(s->x, &text, s->f) == 0 && save_create(fd, INDEX_NAME, &file, s->f) == 0 &&
+	    save_file_write(&file, text, strlen(text), s->f) == 0)
+		save_file_end(&file, s->f);
+	fd_close(file.fd);
+	return s->f->code;
+}
+
+int save_write(int dir, struct index *x, const struct save_options *o, save_data_cb data, void *arg,
+	       struct save_progress *p, struct fault *f)
+{
+	struct save s = { .x = x, .o = o, .data = data, .arg = arg, .p = p, .f = f };
+	struct folder_new new = FOLDER_NEW_NULL;
+	struct fault untidy =
+		FAULT_NULL; /* what cannot be removed does not keep a save from its end */
+	size_t left;
+
+	clock_gettime(CLOCK_MONOTONIC, &s.begun);
+	(void)folder_tidy(dir, &left, &untidy);
+	if (index_check(x, f) || folder_begin(dir, x->step, &new, f))
+		return f->code;
+	for (size_t i = 0; !f->code && i < x->n_files; i++)
+		save_tensors(&s, new.fd, i);
+	if (!f->code && save_index(&s, new.fd) == 0 && save_is_cancelled(p, f) == 0)
+		folder_commit(&new, f);
+	folder_abandon(&new);
+	return f->code;
+}

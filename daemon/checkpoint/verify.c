@@ -1,0 +1,182 @@
+/* Reading a checkpoint: its index, its files, and whether both agree. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "checkpoint/crc32c.h"
+#include "checkpoint/save.h"
+#include "core/cleanup.h"
+
+static int verify_bad(struct fault *f, const char *file, const char *why)
+{
+	return fault_set(f, FAULT_LOST, NULL, "file '%.255s' of the checkpoint %s", file, why);
+}
+
+static int verify_open(int fd, const char *name, struct fault *f)
+{
+	int file = openat(fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+	struct stat st;
+	char what[320];
+
+	if (file < 0) {
+		int error = -errno;
+
+		snprintf(what, sizeof(what), "opening '%s'", name);
+		if (error == -ENOENT)
+			verify_bad(f, name, "is missing");
+		else
+			fault_errno(f, error, what);
+		return -1;
+	}
+	if (fstat(file, &st) == 0 && S_ISREG(st.st_mode))
+		return file;
+	verify_bad(f, name, "is not a regular file");
+	return fd_close(file);
+}
+
+static int verify_pread(int file, const char *name, void *buf, size_t bytes, uint64_t at,
+			struct fault *f)
+{
+	while (bytes) {
+		ssize_t n = pread(file, buf, bytes, (off_t)at);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return fault_errno(f, -errno, name);
+		if (n == 0)
+			return verify_bad(f, name, "is too short");
+		buf = (char *)buf + n;
+		bytes -= (size_t)n;
+		at += (uint64_t)n;
+	}
+	return 0;
+}
+
+/* ------------------------------------------------------------------------------ the index */
+
+static int verify_read_index(int fd, struct index *ret, struct fault *f)
+{
+	_cleanup_(fd_closep) int file = verify_open(fd, INDEX_NAME, f);
+	_cleanup_(freep) char *text = NULL;
+	struct stat st;
+
+	if (file < 0)
+		return f->code;
+	if (fstat(file, &st) < 0)
+		return fault_errno(f, -errno, INDEX_NAME);
+	if ((uint64_t)st.st_size > INDEX_MAX_BYTES)
+		return verify_bad(f, INDEX_NAME, "is too long");
+	text = malloc((size_t)st.st_size + 1);
+	if (!text)
+		return fault_errno(f, -ENOMEM, "reading the index of a checkpoint");
+	if (verify_pread(file, INDEX_NAME, text, (size_t)st.st_size, 0, f))
+		return f->code;
+	return index_decode(text, (size_t)st.st_size, ret, f);
+}
+
+/* Is the piece in the file as the index says? */
+static int verify_piece(struct index_piece *p, const struct tensor_list *list, const char *name,
+			struct fault *f)
+{
+	const struct tensor_entry *e = tensor_list_find(list, p->key);
+
+	if (!e || (uint8_t)e->type != p->type || e->bytes != index_piece_bytes(p))
+		return fault_set(f, FAULT_LOST, NULL,
+				 "file '%.100s' of the checkpoint has no tensor '%.200s' as the "
+				 "index describes it",
+				 name, p->key);
+	p->file_at = list->data_at + e->begin;
+	return 0;
+}
+
+static int verify_file(int fd, struct index *x, size_t i, struct fault *f)
+{
+	_cleanup_(fd_closep) int file = save_open_file(fd, x, i, f);
+	struct tensor_list list = TENSOR_LIST_NULL;
+	const char *name = x->files[i].name;
+	size_t n = 0;
+
+	if (file < 0 || tensor_list_read(file, name, &list, f))
+		return f->code;
+	if (list.data_at + tensor_list_bytes(&list) != x->files[i].bytes)
+		verify_bad(f, name, "has another size than the index says");
+	for (size_t k = 0; !f->code && k < x->n_pieces; k++)
+		if (x->pieces[k].file == i) {
+			verify_piece(&x->pieces[k], &list, name, f);
+			n++;
+		}
+	if (!f->code && n != list.n)
+		verify_bad(f, name, "has tensors that the index does not describe");
+	tensor_list_deinit(&list);
+	return f->code;
+}
+
+int save_open_file(int fd, const struct index *x, size_t i, struct fault *f)
+{
+	return verify_open(fd, x->files[i].name, f);
+}
+
+int save_read(int fd, struct index *ret, struct fault *f)
+{
+	if (verify_read_index(fd, ret, f))
+		return f->code;
+	for (size_t i = 0; !f->code && i < ret->n_files; i++)
+		verify_file(fd, ret, i, f);
+	if (f->code)
+		index_deinit(ret);
+	return f->code;
+}
+
+/* ------------------------------------------------------------------------------- the data */
+
+int save_read_piece(const struct index *x, int file, const struct index_piece *p, uint64_t offset,
+		    void *buf, size_t bytes, struct fault *f)
+{
+	return verify_pread(file, x->files[p->file].name, buf, bytes, p->file_at + offset, f);
+}
+
+static int verify_data(const struct index *x, int file, const struct index_piece *p, void *buf,
+		       struct save_progress *progress, struct fault *f)
+{
+	uint64_t all = index_piece_bytes(p);
+	uint32_t crc = 0;
+
+	for (uint64_t at = 0; at < all;) {
+		uint64_t n = all - at < SAVE_CHUNK_BYTES ? all - at : SAVE_CHUNK_BYTES;
+
+		if (atomic_load(&progress->cancel))
+			return fault_set(f, FAULT_CANCELLED, NULL, "verifying was cancelled");
+		if (save_read_piece(x, file, p, at, buf, n, f))
+			return f->code;
+		crc = crc32c_add(crc, buf, n);
+		at += n;
+		atomic_fetch_add(&progress->bytes, n);
+	}
+	if (crc != p->crc)
+		return fault_set(f, FAULT_LOST, NULL,
+				 "tensor '%.200s' in file '%.100s' is damaged: its checksum is "
+				 "%08x, and the index says %08x",
+				 p->key, x->files[p->file].name, crc, p->crc);
+	return 0;
+}
+
+int save_verify(int fd, const struct index *x, struct save_progress *p, struct fault *f)
+{
+	_cleanup_(freep) void *buf = malloc(SAVE_CHUNK_BYTES);
+
+	if (!buf)
+		return fault_errno(f, -ENOMEM, "verifying a checkpoint");
+	for (size_t i = 0; !f->code && i < x->n_files; i++) {
+		_cleanup_(fd_closep) int file = save_open_file(fd, x, i, f);
+
+		for (size_t k = 0; !f->code && k < x->n_pieces; k++)
+			if (x->pieces[k].file == i)
+				verify_data(x, file, &x->pieces[k], buf, p, f);
+	}
+	return f->code;
+}

@@ -1,0 +1,374 @@
+#include "job/generation.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "job/job_types.h"
+
+/* A block has at least so many bytes, and there are about so many blocks at most: each copy is a
+ * slab. */
+#define BLOCK_BYTES (UINT64_C(4) << 20)
+#define BLOCKS      512u
+
+enum generation_state { GENERATION_LIVE, GENERATION_COPIED, GENERATION_LOST };
+
+struct generation_block {
+	_Atomic uint8_t state; /* enum generation_state */
+	_Atomic uint64_t left; /* bytes that were not read yet */
+	struct slab *copy;     /* owned; NULL: none */
+	char *at;              /* COPIED: its memory */
+};
+
+struct generation_range {
+	const char *at;
+	uint64_t begin, bytes; /* @begin: in the generation */
+};
+
+struct generation {
+	struct job *job;
+	struct loopq *loopq;
+	generation_cb changed;
+	struct generation_range *ranges; /* owned, in order */
+	size_t n_ranges, room;
+	uint64_t bytes, block_bytes;
+	struct generation_block *blocks; /* owned */
+	size_t n_blocks;
+
+	/* the copy */
+	struct backend_task task;
+	struct launch *launches; /* owned */
+	bool copying;            /* until the reader has left the block that it is in */
+	bool copied;             /* no block is LIVE */
+	bool over;               /* to be freed when it does not copy any more */
+	uint64_t copied_bytes;
+	_Atomic bool lost;
+
+	/* The reader is in a LIVE block; the loop wants to know when it has left it. */
+	_Atomic bool reading;
+	_Atomic bool wanted;
+	struct work left;
+};
+
+struct generation *generation_new(struct job *job, struct loopq *loopq, generation_cb changed)
+{
+	struct generation *g = calloc(1, sizeof(*g));
+
+	if (!g)
+		return NULL;
+	g->job = job;
+	g->loopq = loopq;
+	g->changed = changed;
+	return g;
+}
+
+int generation_add(struct generation *g, const void *at, uint64_t bytes, uint64_t *ret)
+{
+	CHECK(!g->blocks);
+	if (g->n_ranges == g->room) {
+		size_t room = g->room ? 2 * g->room : 64;
+		struct generation_range *more = reallocarray(g->ranges, room, sizeof(*g->ranges));
+
+		if (!more)
+			return -ENOMEM;
+		g->ranges = more;
+		g->room = room;
+	}
+	g->ranges[g->n_ranges++] =
+		(struct generation_range){ .at = at, .begin = g->bytes, .bytes = bytes };
+	*ret = g->bytes;
+	g->bytes += bytes;
+	return 0;
+}
+
+static uint64_t generation_block_bytes(const struct generation *g, size_t block)
+{
+	uint64_t begin = block * g->block_bytes;
+
+	return g->bytes - begin < g->block_bytes ? g->bytes - begin : g->block_bytes;
+}
+
+int generation_open(struct generation *g)
+{
+	CHECK(!g->job->generation && !g->blocks);
+	g->block_bytes = BLOCK_BYTES;
+	while (g->bytes / g->block_bytes >= BLOCKS)
+		g->block_bytes *= 2;
+	g->n_blocks = (size_t)((g->bytes + g->block_bytes - 1) / g->block_bytes);
+	g->blocks = calloc(g->n_blocks + 1, sizeof(*g->blocks));
+	if (!g->blocks)
+		return -ENOMEM;
+	for (size_t i = 0; i < g->n_blocks; i++)
+		atomic_init(&g->blocks[i].left, generation_block_bytes(g, i));
+	g->job->generation = g;
+	return 0;
+}
+
+/* The range that has byte @at. */
+static size_t generation_range_of(const struct generation *g, uint64_t at)
+{
+	size_t lo = 0, hi = g->n_ranges;
+
+	CHECK(at < g->bytes);
+	while (hi - lo > 1) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (g->ranges[mid].begin <= at)
+			lo = mid;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+/* The piece of one range at @at, at most @bytes. Return: its bytes. */
+static uint64_t generation_piece(const struct generation *g, size_t range, uint64_t at,
+				 uint64_t bytes, const char **ret)
+{
+	const struct generation_range *r = &g->ranges[range];
+	uint64_t n = r->begin + r->bytes - at;
+
+	*ret = r->at + (at - r->begin);
+	return n < bytes ? n : bytes;
+}
+
+/* ------------------------------------------------------------------------------ reading */
+
+static void generation_leave(struct generation *g);
+
+static void generation_on_left(struct work *w)
+{
+	generation_leave(CONTAINER_OF(w, struct generation, left));
+}
+
+static void generation_read_live(const struct generation *g, uint64_t at, char *to, uint64_t bytes)
+{
+	const char *from;
+
+	for (size_t i = generation_range_of(g, at); bytes; i++) {
+		uint64_t n = generation_piece(g, i, at, bytes, &from);
+
+		memcpy(to, from, n);
+		to += n;
+		at += n;
+		bytes -= n;
+	}
+}
+
+/* Return: false: the block is not LIVE, nothing was read. */
+static bool generation_try_live(struct generation *g, const struct generation_block *b, uint64_t at,
+				char *to, uint64_t bytes)
+{
+	bool live;
+
+	atomic_store(&g->reading, true);
+	live = atomic_load(&b->state) == GENERATION_LIVE;
+	if (live)
+		generation_read_live(g, at, to, bytes);
+	atomic_store(&g->reading, false);
+	if (atomic_exchange(&g->wanted, false))
+		loopq_post(g->loopq, &g->left, generation_on_left);
+	return live;
+}
+
+int generation_read(struct generation *g, uint64_t at, void *to, size_t bytes)
+{
+	char *out = to;
+
+	CHECK(at <= g->bytes && bytes <= g->bytes - at);
+	while (bytes) {
+		size_t i = (size_t)(at / g->block_bytes);
+		struct generation_block *b = &g->blocks[i];
+		uint64_t offset = at - i * g->block_bytes;
+		uint64_t n = generation_block_bytes(g, i) - offset;
+
+		n = n < bytes ? n : bytes;
+		if (!generation_try_live(g, b, at, out, n)) {
+			if (atomic_load(&b->state) == GENERATION_LOST)
+				return -ENOMEM;
+			memcpy(out, b->at + offset, n);
+		}
+		atomic_fetch_sub(&b->left, n);
+		out += n;
+		at += n;
+		bytes -= n;
+	}
+	return 0;
+}
+
+/* ------------------------------------------------------------------------------ copying */
+
+static void generation_give(struct generation *g, bool all)
+{
+	for (size_t i = 0; i < g->n_blocks; i++)
+		if (all || !atomic_load(&g->blocks[i].left))
+			g->blocks[i].copy = slab_unref(g->blocks[i].copy);
+}
+
+static struct generation *generation_free(struct generation *g)
+{
+	CHECK(!g->copying);
+	if (g->job->generation == g)
+		g->job->generation = NULL;
+	generation_give(g, true);
+	free(g->launches);
+	free(g->blocks);
+	free(g->ranges);
+	free(g);
+	return NULL;
+}
+
+/* No reader is in a LIVE block any more, and none will be. */
+static void generation_leave(struct generation *g)
+{
+	struct job *job = g->job;
+	generation_cb changed = g->changed;
+
+	g->copying = false;
+	if (g->over)
+		generation_free(g);
+	changed(job);
+}
+
+/* @state: of all blocks that were to be copied. */
+static void generation_settle(struct generation *g, enum generation_state state)
+{
+	for (size_t i = 0; i < g->n_blocks; i++)
+		atomic_store(&g->blocks[i].state,
+			     (uint8_t)(g->blocks[i].copy ? state : GENERATION_LOST));
+	if (state == GENERATION_LOST)
+		generation_give(g, true);
+	atomic_store(&g->lost, state == GENERATION_LOST);
+	g->copied = true;
+	free(g->launches);
+	g->launches = NULL;
+	atomic_store(&g->wanted, true);
+}
+
+/* The reader tells it, if it is in a block. */
+static bool generation_has_left(struct generation *g)
+{
+	return !atomic_load(&g->reading) && atomic_exchange(&g->wanted, false);
+}
+
+static void generation_on_copied(struct backend_task *task, int status)
+{
+	struct generation *g = CONTAINER_OF(task, struct generation, task);
+
+	generation_settle(g, status ? GENERATION_LOST : GENERATION_COPIED);
+	if (generation_has_left(g))
+		generation_leave(g);
+}
+
+static int generation_take(struct generation *g, size_t block)
+{
+	struct job *job = g->job;
+	struct generation_block *b = &g->blocks[block];
+	int r = slab_new(&job->node->devices[0], &job->quota, MEM_CONTROL, BACKEND_SHARE_FD,
+			 generation_block_bytes(g, block), job->rec->name, -1, &b->copy);
+
+	if (r == 0)
+		b->at = backend_addr(b->copy->mem);
+	return r;
+}
+
+/* What copies block @block, from launch @n on. Return: the number of launches after it. */
+static size_t generation_launch(struct generation *g, size_t block, size_t n)
+{
+	uint64_t begin = block * g->block_bytes, bytes = generation_block_bytes(g, block);
+	const char *from;
+
+	for (uint64_t at = begin; at < begin + bytes;) {
+		uint64_t piece = generation_piece(g, generation_range_of(g, at), at,
+						  begin + bytes - at, &from);
+
+		g->launches[n++] = (struct launch){
+			.kind = LAUNCH_COPY,
+			.n = piece,
+			.copy = { .dst = g->blocks[block].at + (at - begin), .src = from },
+		};
+		at += piece;
+	}
+	return n;
+}
+
+/* Copy what was not read. Return: the number of launches; or -errno. */
+static ssize_t generation_prepare(struct generation *g)
+{
+	size_t n = 0;
+
+	g->launches = calloc(g->n_ranges + g->n_blocks + 1, sizeof(*g->launches));
+	if (!g->launches)
+		return -ENOMEM;
+	for (size_t i = 0; i < g->n_blocks; i++) {
+		if (!atomic_load(&g->blocks[i].left))
+			continue;
+		if (generation_take(g, i))
+			return -ENOMEM;
+		n = generation_launch(g, i, n);
+		g->copied_bytes += generation_block_bytes(g, i);
+	}
+	return (ssize_t)n;
+}
+
+/* Return: does it still go on? */
+static bool generation_copy(struct generation *g)
+{
+	ssize_t n = g->over ? -ECANCELED : generation_prepare(g);
+
+	g->copying = true;
+	if (n > 0) {
+		g->task = (struct backend_task){ .launches = g->launches,
+						 .n_launches = (unsigned)n,
+						 .sync = true,
+						 .done = generation_on_copied,
+						 .owner = job_as_owner(g->job) };
+		backend_submit(g->job->node->devices[0].backend, &g->task);
+		return true;
+	}
+	generation_settle(g, n < 0 ? GENERATION_LOST : GENERATION_COPIED);
+	g->copying = !generation_has_left(g);
+	return g->copying;
+}
+
+enum res generation_let(struct job *job)
+{
+	struct generation *g = job->generation;
+
+	if (!g || (g->copied && !g->copying))
+		return RES_DONE;
+	return g->copying || generation_copy(g) ? RES_WAIT : RES_DONE;
+}
+
+bool generation_is_copying(const struct job *job)
+{
+	return job->generation && job->generation->copying;
+}
+
+void generation_tick(struct job *job)
+{
+	if (job->generation && job->generation->copied)
+		generation_give(job->generation, false);
+}
+
+bool generation_is_lost(const struct generation *g)
+{
+	return atomic_load(&g->lost);
+}
+
+uint64_t generation_copied(const struct generation *g)
+{
+	return g->copied_bytes;
+}
+
+struct generation *generation_end(struct generation *g)
+{
+	if (!g)
+		return NULL;
+	g->over = true;
+	if (g->copying)
+		return NULL;
+	return generation_free(g);
+}

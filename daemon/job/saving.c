@@ -1,0 +1,485 @@
+#include "job/saving.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "checkpoint/place.h"
+#include "checkpoint/save.h"
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/proc.h"
+#include "core/state.h"
+#include "job/generation.h"
+#include "job/job_types.h"
+#include "job/readers.h"
+
+#define FILE_NAME "shard-00000.safetensors"
+
+struct saving {
+	struct job *job;
+	uint8_t state;      /* enum saving_state */
+	bool running;       /* the thread has not ended */
+	char *path, *roots; /* owned */
+	uid_t uid;
+	gid_t gid;
+	struct reader *reader; /* owned: until it is granted or refused */
+	struct generation *g;  /* owned, while it is WRITING */
+	uint64_t copied;
+	struct index x;
+	char *blobs; /* owned: copies, one after the other */
+	uint64_t blob_bytes;
+	uint64_t bytes; /* of all tensors */
+	struct save_options o;
+	struct save_progress p;
+	char *chunk; /* owned: what is being written */
+	struct fault f;
+	pthread_t thread;
+	struct work ended;
+	saving_cb done; /* NULL: it was called */
+	void *userdata;
+};
+
+static const struct state_row saving_states[] = {
+	[SAVING_WAITING] = { "WAITING", STATE_TO(SAVING_WRITING) | STATE_TO(SAVING_FAILED) },
+	[SAVING_WRITING] = { "WRITING", STATE_TO(SAVING_DONE) | STATE_TO(SAVING_FAILED) },
+	[SAVING_DONE] = { "DONE", 0 },
+	[SAVING_FAILED] = { "FAILED", 0 },
+};
+
+const char *saving_state_name(enum saving_state s)
+{
+	return s < ARRAY_SIZE(saving_states) ? saving_states[s].name : "?";
+}
+
+bool saving_report(const struct job *job, struct saving_report *ret)
+{
+	const struct saving *s = job->saving;
+
+	if (!s)
+		return false;
+	*ret = (struct saving_report){
+		.state = (enum saving_state)s->state,
+		.step = s->x.step,
+		.bytes = s->bytes,
+		.written = atomic_load(&s->p.bytes),
+		.copied = s->g ? generation_copied(s->g) : s->copied,
+		.path = s->path,
+		.why = s->f.text,
+	};
+	return true;
+}
+
+bool saving_is_busy(const struct job *job)
+{
+	return job->saving && (job->saving->running || job->saving->state == SAVING_WAITING);
+}
+
+/* --------------------------------------------------------------------------- its end */
+
+/* What only the making of it needs. */
+static void saving_drop(struct saving *s)
+{
+	index_deinit(&s->x);
+	if (s->blobs)
+		quota_return(&s->job->quota, MEM_CONTROL, s->blob_bytes);
+	free(s->blobs);
+	free(s->chunk);
+	s->blobs = s->chunk = NULL;
+}
+
+static void saving_finish(struct saving *s)
+{
+	struct saving_report r;
+	saving_cb done = s->done;
+	uint64_t step = s->x.step;
+
+	state_move(saving_states, &s->state, s->f.code ? SAVING_FAILED : SAVING_DONE);
+	saving_drop(s);
+	s->x.step = step;
+	s->done = NULL;
+	if (done && saving_report(s->job, &r))
+		done(&r, s->f.code ? &s->f : NULL, s->userdata);
+}
+
+static void saving_free(struct saving *s)
+{
+	CHECK(!s->running && !s->g);
+	s->reader = reader_free(s->reader);
+	free(s->path);
+	free(s->roots);
+	free(s);
+}
+
+void saving_forget(struct job *job)
+{
+	struct saving *s = job->saving;
+
+	job->saving = NULL;
+	if (s)
+		saving_free(s);
+}
+
+static void saving_on_changed(struct job *job)
+{
+	readers_go_on(job);
+}
+
+static void saving_on_ended(struct work *w)
+{
+	struct saving *s = CONTAINER_OF(w, struct saving, ended);
+
+	pthread_join(s->thread, NULL);
+	s->running = false;
+	s->copied = generation_copied(s->g);
+	s->g = generation_end(s->g);
+	saving_finish(s);
+}
+
+/* ------------------------------------------------------------------------- the thread */
+
+static void saving_lost(const struct saving *s, struct fault *f)
+{
+	fault_set(
+		f, FAULT_EXHAUSTED, NULL,
+		"the trainers changed what was not written yet, and job '%s' has no memory for its "
+		"copy: raise its quota or memory_bytes, or write faster",
+		s->x.job);
+}
+
+static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t bytes,
+			       struct fault *f)
+{
+	struct saving *s = arg;
+	const struct index_piece *p = &s->x.pieces[piece];
+
+	if (p->array == INDEX_BLOB)
+		return s->blobs + p->source + offset;
+	if (generation_read(s->g, p->source + offset, s->chunk, bytes) == 0)
+		return s->chunk;
+	saving_lost(s, f);
+	return NULL;
+}
+
+static void *saving_main(void *arg)
+{
+	struct saving *s = arg;
+	int dir = -1;
+
+	if (place_become(s->uid, s->gid, &s->f) == 0)
+		dir = place_open(s->roots, s->path, &s->f);
+	if (dir >= 0) {
+		save_write(dir, &s->x, &s->o, saving_data, s, &s->p, &s->f);
+		fd_close(dir);
+	}
+	if (s->f.code == FAULT_CANCELLED && generation_is_lost(s->g)) {
+		s->f = FAULT_NULL; /* saving_tick has cancelled it */
+		saving_lost(s, &s->f);
+	}
+	loopq_post(s->job->node->loopq, &s->ended, saving_on_ended);
+	return NULL;
+}
+
+/* --------------------------------------------------------------------------- its contents */
+
+static enum tensor_type saving_type(enum dtype t)
+{
+	static const enum tensor_type types[_DTYPE_N] = {
+		[DTYPE_FP32] = TENSOR_FP32, [DTYPE_BF16] = TENSOR_BF16, [DTYPE_FP16] = TENSOR_FP16
+	};
+
+	CHECK(t < _DTYPE_N && types[t]);
+	return types[t];
+}
+
+/* Array 0 of a unit is its parameters, the others are states of its optimizer. */
+static enum index_array saving_array(const state_unit *rec, unsigned i)
+{
+	static const enum index_array adam[] = { INDEX_PARAM, INDEX_EXP_AVG, INDEX_EXP_AVG_SQ,
+						 INDEX_MAX_EXP_AVG_SQ };
+
+	if (rec->optimizer->kind == OPTIM_SGD && i)
+		return INDEX_MOMENTUM_BUFFER;
+	return adam[i];
+}
+
+static int saving_list_tensor(struct saving *s, const struct unit *u, uint32_t t, unsigned array)
+{
+	const struct unit_tensor *ut = &u->tensors[t];
+	const state_tensor *rec = u->rec->tensors[t];
+	const struct region *r = unit_state(&u->parts[0], array);
+	struct index_piece p = { .unit = u->rec->name,
+				 .tensor = rec->name,
+				 .array = (uint8_t)saving_array(u->rec, array),
+				 .type = (uint8_t)saving_type(unit_state_dtype(u->rec, array)),
+				 .dims = (uint32_t)rec->n_shape,
+				 .shape = rec->shape,
+				 .elements = ut->elements,
+				 .steps = array || ut->frozen ? 0 : unit_steps(u, t) };
+	uint64_t bytes = index_piece_bytes(&p);
+
+	if (generation_add(s->g, unit_state_at(u->rec, r, array, unit_tensor_full(u, ut)), bytes,
+			   &p.source) < 0)
+		return fault_errno(&s->f, -ENOMEM, "listing a job's tensors");
+	s->bytes += bytes;
+	return index_add(&s->x, &p, &s->f);
+}
+
+static int saving_list_unit(struct saving *s, const struct unit *u)
+{
+	for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
+		unsigned arrays = u->tensors[t].frozen ? 0 : unit_state_arrays(u->rec);
+
+		if (u->tensors[t].alias)
+			continue;
+		for (unsigned i = 0; i <= arrays; i++)
+			if (saving_list_tensor(s, u, t, i))
+				return s->f.code;
+	}
+	return 0;
+}
+
+static int saving_list_blob(struct saving *s, uint32_t rank, const state_blob *b)
+{
+	uint64_t shape[1] = { b->data.len };
+	struct index_piece p = { .unit = (char *)(uintptr_t) "",
+				 .tensor = (char *)(uintptr_t) "",
+				 .array = INDEX_BLOB,
+				 .type = TENSOR_UINT8,
+				 .rank = rank,
+				 .dims = 1,
+				 .shape = shape,
+				 .elements = b->data.len,
+				 .source = s->blob_bytes };
+
+	memcpy(s->blobs + s->blob_bytes, b->data.data, b->data.len);
+	s->blob_bytes += b->data.len;
+	s->bytes += b->data.len;
+	return index_add(&s->x, &p, &s->f);
+}
+
+static int saving_list_blobs(struct saving *s)
+{
+	const state_job *rec = s->job->rec;
+	uint64_t bytes = 0;
+
+	for (uint32_t r = 0; r < rec->world_size; r++)
+		bytes += state_job_blob(rec, r) ? state_job_blob(rec, r)->data.len : 0;
+	if (!bytes)
+		return 0;
+	if (quota_charge(&s->job->quota, MEM_CONTROL, bytes))
+		return fault_set(
+			&s->f, FAULT_EXHAUSTED, NULL,
+			"job '%s' has no memory for a copy of its blobs, %llu bytes: raise "
+			"its quota",
+			rec->name, (unsigned long long)bytes);
+	s->blobs = malloc(bytes);
+	if (!s->blobs) {
+		quota_return(&s->job->quota, MEM_CONTROL, bytes);
+		return fault_errno(&s->f, -ENOMEM, "copying a job's blobs");
+	}
+	for (uint32_t r = 0; !s->f.code && r < rec->world_size; r++)
+		if (state_job_blob(rec, r) && state_job_blob(rec, r)->data.len)
+			saving_list_blob(s, r, state_job_blob(rec, r));
+	/* what was charged is what is returned, also if the list is not complete */
+	s->blob_bytes = bytes;
+	return s->f.code;
+}
+
+static int saving_check_unit(const struct unit *u, struct fault *f)
+{
+	const state_unit *rec = u->rec;
+
+	if (!rec->initialised || u->torn)
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"unit '%.100s' is not initialised: its parameters are undefined, so "
+			"there is nothing to save",
+			rec->name);
+	for (size_t i = 0; i < rec->n_tensors; i++)
+		if (rec->tensors[i]->n_strides)
+			return fault_set(
+				f, FAULT_UNIMPLEMENTED, NULL,
+				"tensor '%.100s' of unit '%.100s' has strides; checkpoints "
+				"hold only tensors whose dimensions are in order",
+				rec->tensors[i]->name, rec->name);
+	return 0;
+}
+
+static int saving_list(struct saving *s)
+{
+	struct job *job = s->job;
+
+	if (index_init(&s->x, job->rec->name, job->rec->step, job->rec->world_size, &s->f) ||
+	    index_add_file(&s->x, FILE_NAME, &s->f))
+		return s->f.code;
+	s->x.created_unix_s = (uint64_t)time(NULL);
+	for (uint32_t i = 0; !s->f.code && i < job->n_units; i++)
+		if (!job->units[i]->rec->dropped && saving_check_unit(job->units[i], &s->f) == 0)
+			saving_list_unit(s, job->units[i]);
+	if (!s->f.code && !s->x.n_pieces)
+		fault_set(&s->f, FAULT_STATE, NULL,
+			  "job '%s' has no units: there is nothing to save", job->rec->name);
+	return s->f.code ? (int)s->f.code : saving_list_blobs(s);
+}
+
+/* ------------------------------------------------------------------------------ its begin */
+
+/* Without signals: a limit of file sizes must not end the daemon with SIGXFSZ. */
+static int saving_start_thread(struct saving *s)
+{
+	sigset_t all, old;
+	int r;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	r = -pthread_create(&s->thread, NULL, saving_main, s);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return r;
+}
+
+static int saving_start(struct saving *s)
+{
+	struct job *job = s->job;
+	int r;
+
+	s->g = generation_new(job, job->node->loopq, saving_on_changed);
+	s->chunk = malloc(SAVE_CHUNK_BYTES);
+	if (!s->g || !s->chunk)
+		return fault_errno(&s->f, -ENOMEM, "beginning a checkpoint");
+	if (saving_list(s))
+		return s->f.code;
+	if (generation_open(s->g) < 0)
+		return fault_errno(&s->f, -ENOMEM, "beginning a checkpoint");
+	r = saving_start_thread(s);
+	if (r)
+		return fault_errno(&s->f, r, "starting a thread for a checkpoint");
+	s->running = true;
+	state_move(saving_states, &s->state, SAVING_WRITING);
+	return 0;
+}
+
+/* Within the reader's hold. */
+static void saving_on_granted(struct reader *r, const struct fault *f)
+{
+	struct saving *s = r->userdata;
+	struct fault unheld = FAULT_NULL;
+
+	if (f)
+		s->f = *f;
+	else if (saving_start(s))
+		s->g = generation_end(s->g);
+	if (!f)
+		CHECK(reader_release(r, &unheld) == 0);
+	/* saving_tick ends one that could not begin: the caller of this goes through the readers */
+}
+
+static int saving_check_job(const struct job *job, struct fault *f)
+{
+	const struct backend_info *info = backend_info(job->node->devices[0].backend);
+
+	if (!job->node->loopq || info->ordinal >= 0)
+		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+				 "the parameters of job '%s' are in the memory of %s: the daemon "
+				 "makes checkpoints only of host memory",
+				 job->rec->name, info->id);
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (!job->units[i]->rec->dropped && job->units[i]->n_parts != 1)
+			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+					 "unit '%.100s' is on %u devices: the daemon makes "
+					 "checkpoints only of units on one device",
+					 job->units[i]->rec->name, job->units[i]->n_parts);
+	return 0;
+}
+
+static int saving_check(const struct job *job, const struct saving_options *o, struct fault *f)
+{
+	const char *roots = job->node->checkpoint_roots, *at;
+	size_t n;
+
+	if (saving_check_job(job, f) || place_find(roots ? roots : "", o->path, &at, &n, f))
+		return f->code;
+	if (job->generation || saving_is_busy(job))
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"a checkpoint of job '%s' is being made, in '%.200s': wait for its "
+			"end (shardctl status shows how far it is)",
+			job->rec->name, job->saving ? job->saving->path : "?");
+	return 0;
+}
+
+static struct saving *saving_new(struct job *job, const struct saving_options *o)
+{
+	struct saving *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return NULL;
+	s->job = job;
+	s->uid = (uid_t)job->rec->uid;
+	s->gid = (gid_t)job->rec->gid;
+	s->o.bytes_per_s = o->bytes_per_s;
+	s->path = strdup(o->path);
+	s->roots = strdup(job->node->checkpoint_roots);
+	if (s->path && s->roots)
+		return s;
+	saving_free(s);
+	return NULL;
+}
+
+int saving_begin(struct job *job, struct proc *proc, const struct saving_options *o, saving_cb done,
+		 void *userdata, struct fault *f)
+{
+	struct saving *s;
+
+	if (saving_check(job, o, f))
+		return f->code;
+	saving_tick(job); /* one that failed has told its caller */
+	s = saving_new(job, o);
+	if (!s || reader_new(job, proc, 0, &s->reader) < 0) {
+		if (s)
+			saving_free(s);
+		return fault_errno(f, -ENOMEM, "beginning a checkpoint");
+	}
+	saving_forget(job);
+	job->saving = s;
+	s->done = done;
+	s->userdata = userdata;
+	if (reader_hold(s->reader, 0, o->deadline_us, saving_on_granted, s, f))
+		saving_forget(job);
+	return f->code;
+}
+
+void saving_cancel(struct job *job)
+{
+	if (job->saving)
+		atomic_store(&job->saving->p.cancel, true);
+}
+
+void saving_tick(struct job *job)
+{
+	struct saving *s = job->saving;
+
+	generation_tick(job);
+	if (s && s->g && generation_is_lost(s->g))
+		saving_cancel(job);
+	if (!s || !s->reader || s->reader->state != READER_IDLE)
+		return;
+	s->reader = reader_free(s->reader);
+	if (s->state == SAVING_WAITING)
+		saving_finish(s);
+}
+
+void saving_leave(struct job *job, void *userdata)
+{
+	struct saving *s = job->saving;
+
+	if (!s || !s->done || s->userdata != userdata || s->state != SAVING_WAITING ||
+	    s->reader->state != READER_WAITING)
+		return;
+	reader_give_up(s->reader);
+	fault_set(&s->f, FAULT_CANCELLED, NULL, "the caller has given up before it began");
+}

@@ -1,0 +1,67 @@
+/*
+ * Saving: the checkpoint of a job, made in the background.
+ *
+ * It waits, as a reader does, until the parameters are those of the last commit. Then it opens a
+ * generation of them (job/generation.h) and lists them in an index (checkpoint/index.h); a thread of
+ * its own, with the ids of the job's owner, writes both to the disk. The job trains on meanwhile.
+ * It saves parameters, optimizer state and blobs, of a job on one device of host memory.
+ *
+ *   WAITING --as of a commit--> WRITING --> DONE
+ *      '--refused, cancelled------'-------> FAILED
+ *
+ * A job has at most one that is not over; the last one is kept for status. Loop thread.
+ */
+#ifndef SHARDD_JOB_SAVING_H
+#define SHARDD_JOB_SAVING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+
+struct job;
+struct proc;
+struct saving;
+
+enum saving_state { SAVING_WAITING, SAVING_WRITING, SAVING_DONE, SAVING_FAILED, _SAVING_N };
+
+/* What status says of it. */
+struct saving_report {
+	enum saving_state state;
+	uint64_t step;    /* not WAITING: of the checkpoint */
+	uint64_t bytes;   /* of tensors, all */
+	uint64_t written; /* of them */
+	uint64_t copied;  /* of them, before the trainers changed them */
+	const char *path; /* borrowed */
+	const char *why;  /* FAILED: borrowed; else "" */
+};
+
+/* The end, called once; @f: NULL: DONE. */
+typedef void (*saving_cb)(const struct saving_report *r, const struct fault *f, void *userdata);
+
+struct saving_options {
+	const char *path;     /* absolute, below one of the node's checkpoint_roots */
+	uint64_t bytes_per_s; /* 0: as fast as the disk takes them */
+	uint64_t deadline_us; /* of WAITING */
+};
+
+/* Begin one. @proc: who asks. @done: not before this returns. Return: 0 or a fault code. */
+int saving_begin(struct job *job, struct proc *proc, const struct saving_options *o, saving_cb done,
+		 void *userdata, struct fault *f);
+/* Its caller has gone: one that still waits ends, soon; one that writes goes on. */
+void saving_leave(struct job *job, void *userdata);
+/* Nobody wants it any more: end it, soon. Without this, one that writes outlives the deletion of the
+ * job, whose memory stays until then. */
+void saving_cancel(struct job *job);
+/* Is there one that is not over? */
+bool saving_is_busy(const struct job *job);
+/* None is busy: drop what is kept for status. */
+void saving_forget(struct job *job);
+/* Call now and then. */
+void saving_tick(struct job *job);
+/* Return: false: the job had none. */
+bool saving_report(const struct job *job, struct saving_report *ret);
+/* WAITING, ... Static. */
+const char *saving_state_name(enum saving_state s);
+
+#endif
