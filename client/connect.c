@@ -2,6 +2,7 @@
 #include "client.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,9 @@
 #define CONNECT_TIMEOUT_MS 5000u
 #define RECONNECT_MS       60000u
 #define NAME_MAX_BYTES     64
+/* If the connection ends before the first answer. */
+#define CONNECT_TRIES    5u
+#define CONNECT_PAUSE_MS 20u /* doubles */
 
 /* A page that contains 1, and 0 in a child after fork. Each call of the library reads it; a getpid
  * instead would cost half as much as a no-op. Return: NULL: not available. */
@@ -132,11 +136,28 @@ static int connect_choose_reconnect(struct shardd_client *c, const struct shardd
 	return r;
 }
 
+/* A daemon that dies while it attaches us has a successor, perhaps. One that does not want us closes
+ * the connection, too, so the tries are few. */
+static int connect_open_link(const struct link_plan *plan, uint32_t timeout_ms, struct link **ret,
+			     struct shardd_error *err)
+{
+	unsigned pause_ms = CONNECT_PAUSE_MS;
+	int r;
+
+	for (unsigned tries = CONNECT_TRIES;; tries--) {
+		r = link_open(plan, timeout_ms, timeout_ms, ret, err);
+		if (tries == 1 || !error_is_lost(r, err))
+			return r;
+		poll(NULL, 0, (int)pause_ms);
+		pause_ms *= 2;
+	}
+}
+
 static int connect_attach(struct shardd_client *c, uint32_t timeout_ms, struct shardd_error *err)
 {
 	bool local = c->handover != SHARDD_HANDOVER_IPC;
 	struct link_plan plan = { c->socket, c->reconnect.name, local, NULL };
-	int r = link_open(&plan, timeout_ms, timeout_ms, &c->link, err);
+	int r = connect_open_link(&plan, timeout_ms, &c->link, err);
 
 	if (r == 0) {
 		c->link->number = 1;

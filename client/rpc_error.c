@@ -1,4 +1,5 @@
 /* From a gRPC status to a struct shardd_error. */
+#include <errno.h>
 #include <grpc/slice.h>
 #include <stdio.h>
 #include <string.h>
@@ -61,6 +62,21 @@ static bool rpc_error_find_details(const struct rpc_pending *p, struct shardd_er
 	return false;
 }
 
+/* Told by error_is_lost, too: a daemon that dies at that moment does the same. */
+static int rpc_error_unanswered(const struct rpc_client *c, struct shardd_error *err)
+{
+	error_set(
+		err, SHARDD_UNAVAILABLE, NULL,
+		"the daemon at %s closed the connection before it answered: it has died just then, "
+		"it does not admit uid %u (allow_uids, allow_gids), or a limit on connections is "
+		"reached (max_connections, max_connections_per_user, max_unattached_per_user): "
+		"see the daemon's log",
+		c->path, (unsigned)c->uid);
+	if (err)
+		err->native = ECONNRESET;
+	return -SHARDD_UNAVAILABLE;
+}
+
 /* The connection ended, and the daemon did not say why. */
 static int rpc_error_lost(const struct rpc_pending *p, struct shardd_error *err)
 {
@@ -69,13 +85,7 @@ static int rpc_error_lost(const struct rpc_pending *p, struct shardd_error *err)
 	if (!c)
 		return error_set(err, SHARDD_UNAVAILABLE, NULL, "the connection has been closed");
 	if (!c->answered)
-		return error_set(err, SHARDD_UNAVAILABLE, NULL,
-				 "the daemon at %s closed the connection before it answered: it "
-				 "does not admit uid %u (allow_uids, allow_gids), or a limit on "
-				 "connections is reached (max_connections, "
-				 "max_connections_per_user, max_unattached_per_user): see the "
-				 "daemon's log",
-				 c->path, (unsigned)c->uid);
+		return rpc_error_unanswered(c, err);
 	return error_lost(err, "the daemon at %s closed the connection: %s was not answered",
 			  c->path, p->method);
 }
