@@ -233,13 +233,13 @@ static uint32_t server_count_stored(uint32_t *ret_used, void *userdata)
 {
 	const struct survive *v = &((struct server *)userdata)->survive;
 
-	*ret_used = v->journal ? v->keeper.used : 0;
-	return v->journal ? v->keeper.most : 0;
+	*ret_used = survive_outlives(v) ? v->keeper.used : 0;
+	return survive_outlives(v) ? v->keeper.most : 0;
 }
 
 bool server_can_hand_over(const struct server *s)
 {
-	return s->survive.journal != NULL;
+	return survive_outlives(&s->survive);
 }
 
 /* The service ends on the signal, in a later turn of the loop. */
@@ -249,7 +249,8 @@ static int server_hand_over(void *userdata, struct fault *f)
 		return fault_set(
 			f, FAULT_STATE, NULL,
 			"nothing would take the jobs over: this daemon was started without "
-			"a descriptor store; run it as shardd.service or with "
+			"a descriptor store, or what kept its jobs has ended; run it as "
+			"shardd.service or with "
 			"shardd-holder, or use shardctl drain --wait and start it again");
 	return kill(getpid(), SIGUSR2) < 0 ? fault_errno(f, -errno, "handing over") : 0;
 }
@@ -657,7 +658,7 @@ static void server_on_rpc_closed(void *userdata)
 		server_state_move(s, ENDING);
 	if (s->rpc)
 		health_deinit(&s->health);
-	if (s->for_good || !s->survive.journal)
+	if (s->for_good || !survive_outlives(&s->survive))
 		server_log_given_up(s);
 	if (!s->for_good)
 		survive_leave(&s->survive);
@@ -731,7 +732,8 @@ void server_stop(struct server *s, bool for_good, uint32_t timeout_ms, server_st
 	s->for_good = for_good;
 	if (for_good)
 		process_notify_for_good();
-	if (s->survive.journal && !for_good) { /* the trainers' work goes on with a successor */
+	if (survive_outlives(&s->survive) &&
+	    !for_good) { /* the trainers' work goes on with a successor */
 		s->drain_until_us = clock_now_us();
 		log_info("server", "leaving jobs=%u trainers=%u", s->jobs.count,
 			 server_trainers(s));

@@ -14,6 +14,8 @@
 
 /* At the start nothing else waits: the keeper has so long to read a message. */
 #define SURVIVE_KEEPER_MS 10000
+/* How often to look whether it is there. */
+#define SURVIVE_LOOK_US 1000000u
 
 static int survive_on_slab(void *arg, uint32_t id, int fd)
 {
@@ -22,6 +24,8 @@ static int survive_on_slab(void *arg, uint32_t id, int fd)
 
 	int r;
 
+	if (s->lost)
+		return 0; /* it is like any other memory */
 	inherited_slab_name(id, name);
 	r = keeper_add(&s->keeper, name, fd);
 	if (r == -EAGAIN) {
@@ -302,9 +306,15 @@ static void survive_forget_beginning(struct survive *s, struct inherited *in)
 		if (in->journal[i] < 0)
 			continue;
 		inherited_journal_name(i, name);
+		keeper_has(&s->keeper, 1);
 		keeper_drop(&s->keeper, name);
 		in->journal[i] = fd_close(in->journal[i]);
 	}
+	if (in->redo < 0)
+		return;
+	keeper_has(&s->keeper, 1);
+	keeper_drop(&s->keeper, INHERITED_REDO);
+	in->redo = fd_close(in->redo);
 }
 
 int survive_start(struct survive *s, struct inherited *in, struct fault *f)
@@ -343,10 +353,32 @@ int survive_start(struct survive *s, struct inherited *in, struct fault *f)
 	return 0;
 }
 
+bool survive_outlives(const struct survive *s)
+{
+	return s->journal && !s->lost;
+}
+
+static void survive_look_for_keeper(struct survive *s)
+{
+	uint64_t now = clock_now_us();
+
+	if (s->lost || now - s->looked_us < SURVIVE_LOOK_US)
+		return;
+	s->looked_us = now;
+	if (!keeper_has_ended(&s->keeper))
+		return;
+	log_error("server",
+		  "what kept the jobs (NOTIFY_SOCKET) has ended: from now on they end with "
+		  "this daemon; drain it, and start it again with shardd-holder");
+	s->lost = true;
+	s->jobs->keeper_lost = true;
+}
+
 void survive_tick(struct survive *s)
 {
 	bool behind = s->behind;
 
+	survive_look_for_keeper(s);
 	keeper_tick(&s->keeper);
 	if (behind && list_empty(&s->keeper.drops)) {
 		s->behind = false;

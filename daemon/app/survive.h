@@ -19,6 +19,8 @@ struct survive {
 	struct jobs *jobs;       /* borrowed */
 	uint32_t restored;       /* jobs */
 	uint32_t completed;      /* of them, in the middle of a step */
+	bool lost;               /* the keeper has ended */
+	uint64_t looked_us;      /* for that */
 	bool behind;             /* the keeper could not take a slab: somebody waits for that */
 	void (*hurry)(void *);   /* call survive_tick soon */
 	void *hurry_arg;
@@ -32,6 +34,9 @@ void survive_deinit(struct survive *s);
  * failure nothing that was left is changed. Return: 0 or a fault code, with @f.field "journal" if
  * what was left cannot be read. */
 int survive_start(struct survive *s, struct inherited *in, struct fault *f);
+
+/* Do the jobs outlive this daemon? */
+bool survive_outlives(const struct survive *s);
 
 /* Tell the keeper what it was not told of yet, and those who wait for it to try again. */
 void survive_tick(struct survive *s);

@@ -244,6 +244,7 @@ struct jobs {
 	uint32_t count;
 	uint32_t last_number;    /* of a job */
 	struct journal *journal; /* borrowed; NULL: nothing outlives the daemon */
+	bool keeper_lost;        /* nor does anything then, though the journal is written */
 	struct redo *redo;       /* borrowed; NULL: a successor cannot complete steps */
 	struct list unsaved;     /* jobs with parts that are not in it yet */
 	bool draining;           /* no new jobs and trainers */

@@ -78,7 +78,7 @@ static void svc_shardd_attach(struct rpc_call *call, const ProtobufCMessage *req
 	reply.instance = (ProtobufCBinaryData){ NODE_INSTANCE_BYTES, svc->jobs->node->instance };
 	reply.started_unix_s = svc->jobs->node->started_unix_s;
 	reply.max_inflight_ops = svc->jobs->node->limits.max_inflight_ops;
-	reply.outlives = svc->jobs->journal != NULL;
+	reply.outlives = svc->jobs->journal && !svc->jobs->keeper_lost;
 	rpc_call_reply(call, &reply.base);
 }
 

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "core/check.h"
@@ -53,6 +51,8 @@ int keeper_init(struct keeper *k)
 	if (fd < 0 || connect(fd, (struct sockaddr *)&address, bytes) < 0)
 		return -errno;
 	k->fd = STEAL_FD(fd);
+	k->address = address;
+	k->address_bytes = bytes;
 	return 0;
 }
 
@@ -70,6 +70,17 @@ void keeper_deinit(struct keeper *k)
 bool keeper_is_there(const struct keeper *k)
 {
 	return k->fd >= 0;
+}
+
+bool keeper_has_ended(const struct keeper *k)
+{
+	_cleanup_(fd_closep) int fd = -1;
+
+	if (!keeper_is_there(k))
+		return false;
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	return fd >= 0 && connect(fd, (const struct sockaddr *)&k->address, k->address_bytes) < 0 &&
+	       (errno == ECONNREFUSED || errno == ENOENT);
 }
 
 void keeper_has(struct keeper *k, uint32_t n)

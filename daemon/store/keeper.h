@@ -14,6 +14,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include "core/list.h"
 
@@ -24,6 +26,8 @@ struct keeper {
 	uint32_t most; /* descriptors */
 	uint32_t used;
 	struct list drops; /* names that it was not told of yet */
+	struct sockaddr_un address;
+	socklen_t address_bytes;
 };
 
 #define KEEPER_NULL(k) ((struct keeper){ .fd = -1, .drops = LIST_INIT((k).drops) })
@@ -33,6 +37,8 @@ int keeper_init(struct keeper *k);
 /* What it has stays there. Safe to call twice. */
 void keeper_deinit(struct keeper *k);
 bool keeper_is_there(const struct keeper *k);
+/* Has its process ended? Then so has what it kept. */
+bool keeper_has_ended(const struct keeper *k);
 
 /* @n descriptors are there already: of a predecessor. */
 void keeper_has(struct keeper *k, uint32_t n);

@@ -229,7 +229,17 @@ Test(maintenance, a_shutdown_that_discards_says_what_is_lost)
 
 /* ----------------------------------------------------------- the holder is killed */
 
-/* A daemon outlives its holder. */
+static bool has_store(void)
+{
+	static const char *const args[] = { "status", NULL };
+	json_t *s = daemonfix_ctl(&trainfix, args);
+	bool has = json_integer_value(json_object_get(s, "store_max")) > 0;
+
+	json_decref(s);
+	return has;
+}
+
+/* A daemon outlives its holder, and says so. */
 Test(maintenance, trainers_train_on_when_the_holder_is_killed)
 {
 	struct play *p = trainer_shared(sizeof(*p));
@@ -242,6 +252,9 @@ Test(maintenance, trainers_train_on_when_the_holder_is_killed)
 	steps = atomic_load(&p->steps);
 	AWAIT(atomic_load(&p->steps) > steps + 2, 30);
 	cr_expect_eq(CTL("RUNNING", "status"), 0);
+	AWAIT(!has_store(), 30);
+	cr_expect_eq(CTL("jobs end with the daemon", "status"), 0);
+	cr_expect_eq(CTL("what kept its jobs has ended", "handover"), 1);
 	finish(p, pid);
 	cr_assert_eq(kill(daemon, SIGKILL), 0);
 }

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 """The daemon dies and the next one has its state: what a program in Python sees of it."""
 
+import contextlib
+import os
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 
@@ -112,6 +116,32 @@ class Reconnect(unittest.TestCase):
             with support.held_daemon(kill_after=0.002 * instant) as held, \
                     shardd.connect(held.socket, connect_timeout=30) as client:
                 client.join("job", 1, 0)
+
+    def test_a_part_of_a_journal_is_dropped(self):
+        """Of a daemon that died before it had a job."""
+        with tempfile.TemporaryDirectory() as folder, \
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            path = os.path.join(folder, "socket")
+            notify.bind("")  # an address that the kernel chooses
+            part = os.memfd_create("part")
+            program = ["sh", "-c", 'exec 3<&0; LISTEN_PID=$$ exec "$@"', "sh",
+                       os.path.join(support.BIN_DIR, "shardd"), "--socket", path, "--backend",
+                       "host"]
+            env = dict(os.environ, LISTEN_FDS="1", LISTEN_FDNAMES="journal.0", FDSTORE="100",
+                       NOTIFY_SOCKET="@" + notify.getsockname()[1:].decode())
+            daemon = subprocess.Popen(program, env=env, stdin=part)
+            os.close(part)
+            with shardd.connect(path, connect_timeout=30) as client:
+                client.join("job", 1, 0)
+            daemon.terminate()
+            self.assertEqual(daemon.wait(60), 0)
+            notify.setblocking(False)
+            told = []
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    told.append(notify.recv(4096).decode().split("\n"))
+            about = [t for t in told if "FDNAME=journal.0" in t]
+            self.assertEqual([t[0] for t in about], ["FDSTOREREMOVE=1", "FDSTORE=1"])
 
     def test_wrong_seconds(self):
         with self.assertRaisesRegex(shardd.InvalidArgument, "reconnect is -1"):
