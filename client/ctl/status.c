@@ -35,7 +35,8 @@ static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResp
 		printf("  jobs outlive the daemon: %u of %u descriptors are in its store\n",
 		       s->store_used, s->store_max);
 	else
-		printf("  jobs end with the daemon: it has no descriptor store, or that has ended\n");
+		printf("  jobs end with the daemon: it has no descriptor store, or that has "
+		       "ended\n");
 	ctl->printed++;
 }
 
