@@ -246,7 +246,7 @@ Test(daemon_death, told_to_end_while_the_next_one_starts)
 		kill(trainfix.pid, SIGTERM);
 		code = trainer_wait(trainfix.pid, 30);
 		/* 1: the holder was told before it knew of the death */
-		cr_expect_eq(code, fail_logged(&trainfix, "by signal 9; 9 descriptors are given"),
+		cr_expect_eq(code == 0, fail_logged(&trainfix, "it is started again"),
 			     "%u us after its start", i * APART_US);
 		trainfix.pid = 0;
 		unlink(trainfix.log);
