@@ -63,8 +63,10 @@ static int checkpoint_parse(struct checkpoint_args *a, const struct option *opti
 		r = checkpoint_option(a, o);
 	if (r != CTL_OK)
 		return r;
-	if (argc - optind != 1 + with_job)
-		return ctl_usage("checkpoint %s takes %s", argv[0], takes);
+	if (argc - optind != 1 + with_job) {
+		ctl_usage("checkpoint %s takes %s", argv[0], takes);
+		return CTL_USAGE;
+	}
 	if (with_job)
 		a->job = argv[optind++];
 	a->path = argv[optind];
