@@ -48,7 +48,9 @@
 #define HEARTBEAT_LIMIT_US (10u * 1000000u)
 /* Collectives that still run when the last connection is closed: nobody needs their results, but
  * aborting them takes longer than letting them end. */
-#define RUN_ON_US           500000u
+#define RUN_ON_US 500000u
+/* From the end of the drain: answers that core has not written yet. */
+#define ANSWERS_US          100000u
 #define SERVER_POOL_THREADS 4u /* libuv's, which decode long registrations */
 #define SERVER_HELPERS      6u /* log, gate, cq, unmap, fill; one to spare */
 /* Replaces text that names units and processes of a job that is closed to administrators. */
@@ -95,7 +97,8 @@ struct server {
 	uv_timer_t finish;
 	bool for_good; /* DRAINING: no successor takes the jobs over */
 	uint64_t drain_until_us;
-	uint64_t run_until_us; /* CLOSING: what still runs between devices */
+	uint64_t answers_until_us; /* DRAINING: core writes what has been answered; 0: not yet */
+	uint64_t run_until_us;     /* CLOSING: what still runs between devices */
 	server_stopped_cb done;
 	void *userdata;
 };
@@ -775,9 +778,19 @@ static void server_limit_running(struct server *s)
 		queue_tasks_limit(job, s->run_until_us);
 }
 
+/* The caller who asked for the stop, for one, has its answer before its connection is closed.
+ * A client that does not read holds this up for ANSWERS_US. */
+static bool server_has_answered(struct server *s, uint64_t now)
+{
+	if (!s->answers_until_us)
+		s->answers_until_us = now + ANSWERS_US;
+	return !s->rpc || rpc_server_answers(s->rpc) == 0 || now >= s->answers_until_us;
+}
+
 static void server_tick_stop(struct server *s, uint64_t now)
 {
-	if (s->state == DRAINING && (!server_trainers(s) || now >= s->drain_until_us))
+	if (s->state == DRAINING && (!server_trainers(s) || now >= s->drain_until_us) &&
+	    server_has_answered(s, now))
 		server_close_connections(s);
 	if (s->state == CLOSING)
 		server_limit_running(s);
@@ -810,6 +823,8 @@ static void server_on_tick(uv_timer_t *timer)
 	server_tick_stop(s, now);
 	if (s->survive.behind && s->state == RUNNING)
 		server_tick_soon(s);
+	else if (s->state == DRAINING && s->answers_until_us)
+		uv_timer_start(&s->tick, server_on_tick, 1, 0);
 	else if (s->state != ENDING)
 		uv_timer_start(&s->tick, server_on_tick,
 			       s->state != RUNNING || server_ops_pending(s) ? TICK_BUSY_MS

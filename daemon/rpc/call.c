@@ -163,6 +163,7 @@ static void call_add_status(struct rpc_call *call, struct batch *b)
 		op->data.send_status_from_server.trailing_metadata_count = 1;
 	}
 	call->out.status_sent = true;
+	atomic_fetch_add(&call->server->n_answers, 1);
 }
 
 static void call_start_final(struct rpc_call *call)
@@ -257,6 +258,7 @@ static void call_on_final_tag(struct tag *tag, bool ok)
 	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, final_tag);
 
 	(void)ok; /* whether it arrived does not matter any more */
+	atomic_fetch_sub(&call->server->n_answers, 1);
 	call_unref(call);
 }
 

@@ -251,6 +251,7 @@ int rpc_server_new(struct loopq *loopq, const struct rpc_options *options,
 	list_init(&s->peers);
 	peer_table_init(&s->table);
 	atomic_init(&s->n_live, 1);
+	atomic_init(&s->n_answers, 0);
 	pthread_mutex_init(&s->arm_lock, NULL);
 	atomic_init(&s->heartbeat_us, clock_now_us());
 	gpr_set_log_function(rpc_server_log_core);
@@ -284,6 +285,11 @@ uint64_t rpc_server_cpu_us(const struct rpc_server *s)
 size_t rpc_server_calls(const struct rpc_server *s)
 {
 	return s->n_calls;
+}
+
+size_t rpc_server_answers(const struct rpc_server *s)
+{
+	return atomic_load(&s->n_answers);
 }
 
 /* ---------------------------------------------------------- connections */

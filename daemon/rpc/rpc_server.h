@@ -48,6 +48,10 @@ void rpc_server_forget(struct rpc_server *s, struct conn *c);
 /* Calls that have not ended. For tests. */
 size_t rpc_server_calls(const struct rpc_server *s);
 
+/* Answers that core has not written yet: it writes them at once, unless its own thread uses the
+ * connection at that moment. */
+size_t rpc_server_answers(const struct rpc_server *s);
+
 /* The time when the thread was last alive, on the clock of clock_now_us; it answers at least once a
  * second. For the watchdog. Any thread. */
 uint64_t rpc_server_heartbeat_us(const struct rpc_server *s);

@@ -158,7 +158,8 @@ struct rpc_server {
 	grpc_server_credentials *creds;
 	pthread_t thread;
 	_Atomic uint64_t heartbeat_us;
-	atomic_size_t n_live; /* calls that are allocated, and 1 until core is down */
+	atomic_size_t n_live;    /* calls that are allocated, and 1 until core is down */
+	atomic_size_t n_answers; /* that core has not sent yet */
 	pthread_mutex_t arm_lock;
 	bool stopping;      /* under arm_lock: core is asked for no more requests */
 	struct slot *slots; /* the last one takes what is not registered */
