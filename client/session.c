@@ -17,6 +17,8 @@
 #define JOIN_TRIES 10u
 
 static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetimes");
+static_assert((int)SHARDD_RESUME_APPLIED == SHARDD__V1__RESUME__RESUME_APPLIED, "resume");
+static_assert((int)SHARDD_RESUME_COMMITTED == SHARDD__V1__RESUME__RESUME_COMMITTED, "resume");
 static_assert((int)SHARDD_FRESH == SHARDD__V1__ON_EXISTING__ON_EXISTING_FRESH, "existing state");
 
 /* Fill the open arguments of @job from the environment. */
@@ -38,6 +40,7 @@ static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *s
 	spec->ttl_s = job->ttl_s;
 	spec->op_timeout_ms = job->op_timeout_ms;
 	spec->allow_torn = job->allow_torn;
+	spec->resume = (Shardd__V1__Resume)job->resume;
 	spec->is_private = job->is_private;
 	return r;
 }

@@ -32,6 +32,17 @@ static int job_lifetime_option(Shardd__V1__JobSpec *job, Shardd__V1__Lifetime li
 	return CTL_OK;
 }
 
+static int job_resume_option(Shardd__V1__JobSpec *job)
+{
+	if (strcmp(optarg, "applied") == 0)
+		job->resume = SHARDD__V1__RESUME__RESUME_APPLIED;
+	else if (strcmp(optarg, "committed") == 0)
+		job->resume = SHARDD__V1__RESUME__RESUME_COMMITTED;
+	else
+		return ctl_usage("--resume \"%s\" is neither applied nor committed", optarg);
+	return CTL_OK;
+}
+
 static int job_create_option(Shardd__V1__JobSpec *job, int o)
 {
 	switch (o) {
@@ -56,6 +67,8 @@ static int job_create_option(Shardd__V1__JobSpec *job, int o)
 	case 'p':
 		job->is_private = true;
 		return CTL_OK;
+	case 'r':
+		return job_resume_option(job);
 	default:
 		return CTL_USAGE;
 	}
@@ -74,6 +87,7 @@ static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], in
 		{ "op-timeout", required_argument, NULL, 'o' },
 		{ "allow-torn", no_argument, NULL, 'a' },
 		{ "private", no_argument, NULL, 'p' },
+		{ "resume", required_argument, NULL, 'r' },
 		{ 0 },
 	};
 	int r = CTL_OK;

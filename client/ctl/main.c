@@ -39,6 +39,7 @@ static void main_help(void)
 	puts("\n"
 	     "  job create NAME --world-size N [--keep|--ephemeral] [--quota BYTES] [--ttl S]\n"
 	     "             [--op-timeout MS] [--allow-torn] [--private]\n"
+	     "             [--resume applied|committed]\n"
 	     "  job delete NAME [--force]\n"
 	     "  job drain NAME\n"
 	     "  checkpoint save JOB DIR [--rate BYTES]\n"

@@ -17,6 +17,7 @@
 #include "app/devices.h"
 #include "app/process.h"
 #include "app/survive.h"
+#include "copies/full.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
@@ -24,6 +25,7 @@
 #include "core/loopq.h"
 #include "core/state.h"
 #include "core/threads.h"
+#include "job/kept.h"
 #include "net/gate.h"
 #include "net/listener.h"
 #include "op/op.h"
@@ -498,6 +500,8 @@ static void server_tick_soon(void *userdata);
 static int server_start(struct server *s, struct inherited *in, struct fault *f)
 {
 	const struct job_ops ops = { .abort_ops = op_abort_all,
+				     .before_change = kept_let,
+				     .rolled_back = full_invalidate,
 				     .unit_released = backward_released,
 				     .complete = coll_complete,
 				     .failed = op_failed,

@@ -10,6 +10,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "job/job_journal.h"
+#include "job/kept.h"
 #include "store/change.h"
 
 /* At the start nothing else waits: the keeper has so long to read a message. */
@@ -91,7 +92,8 @@ static void survive_give_step_up(struct job *job, const char *why)
 	log_error("server", "job=%s: a step was half applied and cannot be completed: %s",
 		  job->label, why);
 	job->rec->redo = 0;
-	job_set_torn(job);
+	if (!job->rec->kept) /* else the committed state is copied back over it */
+		job_set_torn(job);
 }
 
 /* The record says what holds after the step that the previous daemon was applying, if the redo file
@@ -183,6 +185,7 @@ static void survive_complete_steps(struct survive *s)
 			 job->label, (unsigned long long)job->rec->step,
 			 job->rec->has_commit ? "yes" : "no", job->life.torn ? "yes" : "no",
 			 (unsigned long long)job->quota.used);
+		kept_go_on(job);
 	}
 }
 

@@ -202,6 +202,7 @@ static state_job *job_rec_from_spec(const struct node_limits *l, const struct jo
 	rec->ttl_s = spec->ttl_s ? spec->ttl_s : l->job_ttl_s;
 	rec->op_timeout_ms = spec->op_timeout_ms ? spec->op_timeout_ms : l->op_timeout_ms;
 	rec->allow_torn = spec->allow_torn;
+	rec->resume = spec->resume ? spec->resume : JOB_RESUME_APPLIED;
 	rec->ipc = spec->ipc;
 	rec->is_private = spec->is_private;
 	if (job_add_world(rec) < 0) {
@@ -289,6 +290,17 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 	return 0;
 }
 
+/* Records of older daemons have none. */
+static enum job_resume job_resume_of(const state_job *rec)
+{
+	return rec->resume == JOB_RESUME_COMMITTED ? JOB_RESUME_COMMITTED : JOB_RESUME_APPLIED;
+}
+
+static const char *job_resume_name(enum job_resume r)
+{
+	return r == JOB_RESUME_COMMITTED ? "commit" : "applied step";
+}
+
 static int job_check_same(const struct job *job, const struct job_spec *spec, struct fault *f)
 {
 	if (spec->world_size != job->rec->world_size)
@@ -306,6 +318,12 @@ static int job_check_same(const struct job *job, const struct job_spec *spec, st
 				 "job '%s' has a quota of %llu bytes, not %llu", job->rec->name,
 				 (unsigned long long)job->rec->quota_bytes,
 				 (unsigned long long)spec->quota_bytes);
+	if (spec->resume && spec->resume != job_resume_of(job->rec))
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' resumes at its last %s, not at its last %s: its first "
+				 "trainer decides that",
+				 job->rec->name, job_resume_name(job_resume_of(job->rec)),
+				 job_resume_name(spec->resume));
 	if (spec->ipc && !job->rec->ipc)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' shares its memory as descriptors, not as CUDA IPC "

@@ -24,6 +24,10 @@
 
 enum job_lifetime { JOB_EPHEMERAL = 1, JOB_KEEP = 2 };
 
+/* What the job goes on from after a rank was lost: the last applied step, if it is known, or the last
+ * commit, of which a copy is kept. Equal to the wire's Resume. */
+enum job_resume { JOB_RESUME_APPLIED = 1, JOB_RESUME_COMMITTED = 2 };
+
 /* What a joining rank wants if the job has state. Equal to the wire's OnExisting. */
 enum job_on_existing { JOB_RESUME = 1, JOB_ERROR = 2, JOB_FRESH = 3 };
 
@@ -44,6 +48,7 @@ struct job_spec {
 	uint32_t ttl_s;
 	uint32_t op_timeout_ms;
 	bool allow_torn;
+	enum job_resume resume; /* 0: JOB_RESUME_APPLIED */
 	bool ipc;
 	bool is_private;
 	const uint8_t *instance; /* NODE_INSTANCE_BYTES: the daemon that has the caller's state;

@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/kept.h"
 #include "job/saving.h"
 
 /* Processes of the job that live may have the shared slabs mapped. */
@@ -87,6 +88,7 @@ void job_settle(struct job *job)
 {
 	if (job->mem.stale_partials && !job->running)
 		job_drop_partials(job);
+	kept_go_on(job);
 	condition_signal(&job->settled);
 	readers_grant(job);
 	job_give_stray_grads(job);
@@ -167,6 +169,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 		slabs_sweep(&jobs->node->devices[d]);
 	list_for_each (job, tmp, &jobs->all, link) {
 		saving_tick(job);
+		kept_go_on(job);
 		if (job->life.idle_since_us && !job->present &&
 		    now_us - job->life.idle_since_us >= job_end_job_kept_us(job))
 			job_end_job_expire(job);

@@ -6,6 +6,7 @@
 #include "core/clock.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/kept.h"
 #include "job/position.h"
 
 void job_epoch_end(struct job *job, const struct fault *fault)
@@ -50,6 +51,9 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		job->joined--;
 		job->jobs->ops.event(m, JOB_EVENT_EPOCH_ENDED, fault->text);
 	}
+	if (!job->step.committing) /* a commit may cover what has changed */
+		kept_epoch_ended(job);
+	kept_go_on(job);
 }
 
 void job_tear(struct job *job)
@@ -59,7 +63,7 @@ void job_tear(struct job *job)
 
 	if (job->step.committing || !rec->uncommitted_steps || rec->allow_torn)
 		return;
-	if (!rec->has_commit && !rec->anchored)
+	if ((!rec->has_commit && !rec->anchored) || kept_is_on(job))
 		return;
 	if (!position_of(rec, &step))
 		job_set_torn(job);
@@ -157,13 +161,23 @@ static bool job_members_needs_new_epoch(const struct job *job, uint32_t rank)
 	return job->ranks[rank] && job->ranks[rank]->epoch == job->rec->epoch;
 }
 
+/* The first rank of an epoch finds what was committed: changes are of an epoch that has ended, or whose
+ * ranks have left. */
+static void job_members_roll_back(struct job *job)
+{
+	if (job->joined || job->step.committing)
+		return;
+	kept_epoch_ended(job);
+	kept_go_on(job);
+}
+
 /* Ops that @rank began in an earlier epoch may still run, even if it was another process then. */
 static bool job_members_is_busy(const struct job *job, uint32_t rank)
 {
 	const struct member *before = job->ranks[rank];
 
 	return job->step.committing || job->step.state == JOB_STEP_APPLYING || job->step.stepping ||
-	       (before && before->pending);
+	       kept_is_rolling_back(job) || (before && before->pending);
 }
 
 static bool job_members_is_present(const struct member *m)
@@ -211,6 +225,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	if (job_members_needs_new_epoch(job, rank))
 		job_members_end_epoch_for_newcomer(job, rank, proc_pid(proc));
+	job_members_roll_back(job);
 	if (job_members_is_busy(job, rank))
 		return RES_WAIT;
 	if (m)

@@ -5,6 +5,7 @@
 #include "job/job.h"
 #include "job/job_impl.h"
 #include "job/job_journal.h"
+#include "job/kept.h"
 #include "job/units_impl.h"
 
 /* A saved region, or none. */
@@ -26,7 +27,9 @@ static bool job_restore_part_fits(const struct unit *u, const struct unit_part *
 	return p->params.bytes >= unit_params_bytes(u->rec, &u->layout, u->spread) &&
 	       (unit_pools_gradient(u->rec) ? !p->grads.slab : p->grads.bytes >= need) &&
 	       (states < 1 || p->state1.bytes >= need) && (states < 2 || p->state2.bytes >= need) &&
-	       (states < 3 || p->state3.bytes >= need);
+	       (states < 3 || p->state3.bytes >= need) &&
+	       (!p->kept.slab || p->kept.bytes >= p->params.bytes + p->state1.bytes +
+							  p->state2.bytes + p->state3.bytes);
 }
 
 static bool job_restore_parts(struct job *job, struct unit *u)
@@ -42,6 +45,7 @@ static bool job_restore_parts(struct job *job, struct unit *u)
 		p->state1 = job_restore_region_of(job, rec->state1);
 		p->state2 = job_restore_region_of(job, rec->state2);
 		p->state3 = job_restore_region_of(job, rec->state3);
+		p->kept = job_restore_region_of(job, rec->kept);
 		if (!job_restore_part_fits(u, p) || p->params.slab->device != p->device)
 			return false;
 	}
@@ -174,9 +178,10 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
 	job->life.crashed = true;
-	if (rec->torn || rec->applying)
+	if (rec->torn || (rec->applying && !rec->kept))
 		job_set_torn(job);
 	rec->applying = false;
+	kept_epoch_ended(job);
 	job_tear(job);
 	for (uint32_t i = 0; i < job->n_units; i++)
 		job_journal_mark_unit(job, job->units[i]);

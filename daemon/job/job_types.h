@@ -22,6 +22,7 @@
 #include "core/htab.h"
 #include "core/list.h"
 #include "core/quota.h"
+#include "core/res.h"
 #include "job/match.h"
 #include "job/node.h"
 #include "mem/pool.h"
@@ -45,6 +46,7 @@ struct coll;
 struct ddp;
 struct generation;
 struct group;
+struct kept;
 struct job;
 struct jobs;
 struct member;
@@ -61,6 +63,11 @@ struct job_ops {
 	void (*event)(struct member *m, enum job_event_kind kind, const char *text);
 	/* (optional) The signals of a member are freed: do not look up their owner any more. */
 	void (*signals_gone)(struct job *job, const struct backend_signals *signals);
+	/* (optional) Parameters or state are about to change. RES_WAIT: not yet; readers_go_on
+	 * follows. */
+	enum res (*before_change)(struct job *job);
+	/* (optional) The parameters of @u are those of an earlier time again. */
+	void (*rolled_back)(struct job *job, struct unit *u);
 	/* (optional) Fewer ranks or copies than before read the parameters of @u. */
 	void (*unit_released)(struct job *job, struct unit *u);
 	/* (optional) The job's epoch ended, why: for the log. */
@@ -87,7 +94,8 @@ struct job_step {
 	bool recorded;       /* and is in the job's record already, together with the step */
 	struct coll *commit; /* it, borrowed */
 	void (*commit_record)(struct coll *); /* its author's: put it into the record */
-	bool scales;                          /* gradients are multiplied by @factor before */
+	bool covered; /* the commit and the step are recorded together before it runs */
+	bool scales;  /* gradients are multiplied by @factor before */
 	float factor;
 	uint32_t stepping; /* units whose optimizer runs in backward just now */
 	bool numbered;     /* the Step has said @number; until it is applied */
@@ -170,6 +178,12 @@ struct regcache {
 	uint64_t changes; /* how often something was kept or dropped */
 };
 
+/* The copy of the committed state (job/kept.h). */
+struct job_kept {
+	struct kept *run; /* to or from it; owned; NULL: none */
+	bool wanted;      /* somebody waits for memory to make it */
+};
+
 /* What of it is not in the journal yet (job/job_journal.h). */
 struct job_unsaved {
 	uint8_t parts;   /* enum job_journal_part */
@@ -217,7 +231,8 @@ struct job {
 	struct job_step step;
 	struct readers readers;        /* sessions that are no rank */
 	struct generation *generation; /* open (job/generation.h); NULL: none */
-	struct saving *saving;         /* its checkpoint, the last one (job/saving.h); NULL: none */
+	struct job_kept kept;
+	struct saving *saving; /* its checkpoint, the last one (job/saving.h); NULL: none */
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	uint32_t running;          /* collectives and casts in the backend or engine */

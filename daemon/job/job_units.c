@@ -74,6 +74,7 @@ static void job_units_use_all(const struct job *job)
 			job_units_use(&p->state1);
 			job_units_use(&p->state2);
 			job_units_use(&p->state3);
+			job_units_use(&p->kept);
 		}
 		for (uint32_t k = 0; u->buffers && k < group_size(job->groups[u->rec->group]); k++)
 			job_units_use(&u->buffers[k]);
@@ -135,7 +136,7 @@ static void job_units_forget_parts(struct unit *u)
 		struct unit_part *p = &u->parts[d];
 
 		CHECK(!p->full.slab && !p->partials.slab);
-		p->params = p->grads = p->state1 = p->state2 = p->state3 = REGION_NULL;
+		p->params = p->grads = p->state1 = p->state2 = p->state3 = p->kept = REGION_NULL;
 	}
 	free(u->buffers);
 	u->buffers = NULL;

@@ -120,11 +120,21 @@ void position_committed(struct job *job, uint64_t number)
 	job->rec->partial = false;
 }
 
+void position_rolled_back(struct job *job)
+{
+	state_job *rec = job->rec;
+
+	rec->steps_since = rec->skips_since = rec->uncommitted_steps = 0;
+	rec->partial = false;
+	position_anchor(job, rec->step);
+}
+
 void position_reset(struct job *job)
 {
 	state_job *rec = job->rec;
 
 	rec->has_commit = rec->anchored = rec->regular = rec->partial = rec->altered = false;
+	rec->kept = rec->rollback = false; /* of a commit that is no more */
 	rec->step = rec->anchor = rec->steps_since = rec->skips_since = 0;
 	rec->uncommitted_steps = 0;
 	for (size_t i = 0; i < rec->n_blobs; i++) {

@@ -67,6 +67,8 @@ void position_begin_partial(struct job *job);
 void position_end_partial(struct job *job);
 
 void position_committed(struct job *job, uint64_t number);
+/* The parameters are those of the last commit again. */
+void position_rolled_back(struct job *job);
 /* The parameters are new: nothing was committed. */
 void position_reset(struct job *job);
 

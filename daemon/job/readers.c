@@ -87,7 +87,7 @@ static bool readers_is_changed(const struct job *job)
 /* Is anything about to change, so that a hold would keep it waiting? */
 static bool readers_is_changing(const struct job *job)
 {
-	return job->step.state == JOB_STEP_PREPARED || job->readers.writing ||
+	return job->step.state == JOB_STEP_PREPARED || job->readers.writing || job->rec->rollback ||
 	       !condition_is_idle(&job->readers.writers) || readers_unit_to_change(job);
 }
 
@@ -148,7 +148,7 @@ static void readers_refuse(struct reader *r, enum fault_code code, const char *w
 /* No reader holds any more, and nothing is copied: resume the waiters. The job may be gone then, if it was deleted. */
 static bool readers_let_writers(struct job *job)
 {
-	if (!list_empty(&job->readers.holds) || generation_is_copying(job) ||
+	if (!list_empty(&job->readers.holds) || generation_is_copying(job) || job->kept.run ||
 	    condition_is_idle(&job->readers.writers))
 		return false;
 	condition_signal(&job->readers.writers);
@@ -285,11 +285,17 @@ static void readers_expire(struct job *job, uint64_t now_us)
 	}
 }
 
+static enum res readers_let_change(struct job *job)
+{
+	return job->jobs->ops.before_change ? job->jobs->ops.before_change(job) : RES_DONE;
+}
+
 enum res readers_let(struct job *job, struct waiter *w)
 {
 	if (!list_empty(&job->readers.holds))
 		readers_expire(job, clock_now_us());
-	if (list_empty(&job->readers.holds) && generation_let(job) == RES_DONE)
+	if (list_empty(&job->readers.holds) && generation_let(job) == RES_DONE &&
+	    readers_let_change(job) == RES_DONE)
 		return RES_DONE;
 	condition_wait(&job->readers.writers, w);
 	return RES_WAIT;
@@ -310,6 +316,11 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 	if (list_empty(&job->readers.holds)) {
 		if (generation_is_copying(job))
 			snprintf(buf, bytes, "the copy of what a checkpoint has not written yet");
+		else
+			snprintf(buf, bytes, "%s",
+				 job->kept.run      ? "the copy of the committed state"
+				 : job->kept.wanted ? "memory for the copy of the committed state"
+						    : "");
 		return;
 	}
 	for (const struct list *l = job->readers.holds.next->next; l != &job->readers.holds;

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/kept.h"
 #include "job/position.h"
 #include "job/saving.h"
 #include "rpc/status_memory.h"
@@ -247,6 +248,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	status_jobs_fill_position(job->rec, j);
 	j->epoch = job->rec->epoch;
 	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
+	j->resume = (char *)(kept_is_on(job) ? "COMMITTED" : "APPLIED");
 	status_jobs_fill_memory(a, job, j);
 	j->unit_count = job_units_alive(job);
 	j->ops_total = job->ops.total;

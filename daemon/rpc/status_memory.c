@@ -31,7 +31,7 @@ static uint64_t status_memory_taken(const struct region *r)
 static uint64_t status_memory_part_regions(const struct unit_part *p)
 {
 	return status_memory_taken(&p->params) + status_memory_taken(&p->state1) +
-	       status_memory_taken(&p->state2) + status_memory_taken(&p->state3);
+	       status_memory_taken(&p->state2) + status_memory_taken(&p->state3) + p->kept.bytes;
 }
 
 static void status_memory_add_used(const struct job *job, struct status_memory *m)

@@ -33,6 +33,15 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 		return fault_set(f, FAULT_INVALID, "job.lifetime",
 				 "job.lifetime is %d; it must be EPHEMERAL or KEEP",
 				 spec->lifetime);
+	if ((unsigned)spec->resume > JOB_RESUME_COMMITTED)
+		return fault_set(f, FAULT_INVALID, "job.resume",
+				 "job.resume is %d; it must be APPLIED or COMMITTED", spec->resume);
+	if (spec->resume == SHARDD__V1__RESUME__RESUME_COMMITTED && spec->allow_torn)
+		return fault_set(
+			f, FAULT_INVALID, "job.allow_torn",
+			"job.allow_torn is set and job.resume is COMMITTED: a job that "
+			"resumes at its commits is never torn by a trainer's death; set one "
+			"of them");
 	*ret = (struct job_spec){ .name = spec->name,
 				  .world_size = spec->world_size,
 				  .lifetime = (enum job_lifetime)spec->lifetime,
@@ -40,6 +49,7 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 				  .ttl_s = spec->ttl_s,
 				  .op_timeout_ms = spec->op_timeout_ms,
 				  .allow_torn = spec->allow_torn,
+				  .resume = (enum job_resume)spec->resume,
 				  .ipc = spec->ipc,
 				  .is_private = spec->is_private };
 	return 0;

@@ -97,7 +97,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, bool re
 	}
 	if (status)
 		apply_failed(job);
-	job->step.counted = false;
+	job->step.counted = job->step.covered = false;
 	job_step_move(job, JOB_STEP_NONE);
 	step_rates_clear(&job->step.rates);
 	if (job->step.epoch != job->rec->epoch)
@@ -374,6 +374,7 @@ static enum res apply_tick(struct apply *a)
 	case APPLY_READERS:
 		if (apply_is_abandoned(a))
 			return RES_DONE;
+		job->step.covered = job->step.committing && apply_can_redo(job);
 		RES_TRY(readers_let(job, &a->waiter));
 		a->stage = APPLY_SCALE;
 		RES_TRY(drain_wait(job, &a->waiter));

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "job/job_journal.h"
+#include "job/kept.h"
 #include "job/position.h"
 #include "op/op.h"
 #include "op/op_util.h"
@@ -98,6 +99,13 @@ static void op_commit_end_pass(struct job *job)
 			unit_pass_end(job->units[i]);
 }
 
+/* The epoch has ended, and this commit might have covered what has changed. */
+static void op_commit_lost(struct job *job)
+{
+	job_tear(job);
+	kept_epoch_ended(job);
+}
+
 /* Did the step come to be applied? */
 static enum res op_commit_check_step(struct coll *c)
 {
@@ -106,7 +114,7 @@ static enum res op_commit_check_step(struct coll *c)
 	if (job->step.abandoned) {
 		job->step.abandoned = false;
 		if (c->ops[0]->m->epoch != job->rec->epoch)
-			job_tear(job); /* held back while this commit might have covered it */
+			op_commit_lost(job);
 		RES_TRY(coll_check_epoch(c, false));
 	}
 	if (job->life.torn) { /* the device failed the step */
@@ -137,6 +145,7 @@ static void op_commit_record(struct coll *c)
 	rec->committed_unix_s = (uint64_t)time(NULL);
 	rec->uncommitted_steps = 0;
 	position_committed(c->job, rec->step);
+	kept_committed(c->job);
 	job_journal_mark(c->job, JOB_JOURNAL_PROGRESS | JOB_JOURNAL_BLOBS);
 }
 
@@ -149,6 +158,20 @@ static void op_commit_store(struct coll *c)
 	readers_committed(c->job); /* before what its ranks have submitted already */
 }
 
+/* A job that resumes at its commits needs room for the copy before it has one to lose. */
+static enum res op_commit_reserve_copy(struct coll *c)
+{
+	int r = kept_reserve(c->job);
+
+	if (r == SLAB_E_LATER)
+		return coll_wait_for_node(c);
+	if (r == 0)
+		return RES_DONE;
+	op_memory_fault(c->job, r, kept_bytes(c->job),
+			"the copy of the committed state (resume COMMITTED)", c->fault);
+	return RES_FAILED;
+}
+
 enum op_commit_stage { COMMIT_APPLY, COMMIT_STORE };
 
 static enum res op_commit_tick(struct coll *c)
@@ -159,6 +182,7 @@ static enum res op_commit_tick(struct coll *c)
 			return RES_FAILED;
 		if (op_commit_reserve_blobs(c) < 0)
 			return coll_fail(c, -ENOMEM);
+		RES_TRY(op_commit_reserve_copy(c));
 		CHECK(!c->job->step.committing);
 		c->job->step.committing = true;
 		c->job->step.recorded = false;

@@ -10,6 +10,7 @@
 
 #include "copies/hold.h"
 #include "core/check.h"
+#include "job/kept.h"
 #include "job/position.h"
 #include "op/guard.h"
 #include "op/op.h"
@@ -76,6 +77,10 @@ static int op_step_check_mark(struct op *op, struct fault *f)
 
 	if (!m)
 		return 0;
+	if (kept_is_on(job) && m->bytes)
+		return fault_set(f, FAULT_INVALID, "blob",
+				 "job '%s' resumes at its commits: give the blob to Commit",
+				 job->rec->name);
 	if (position_check_step(job, m->number, f))
 		return f->code;
 	if (quota_charge(&job->quota, MEM_CONTROL, m->bytes))

@@ -37,6 +37,8 @@ state_progress change_progress(const state_job *rec)
 	p.partial = rec->partial;
 	p.altered = rec->altered;
 	p.skips_since = rec->skips_since;
+	p.kept = rec->kept;
+	p.rollback = rec->rollback;
 	return p;
 }
 
@@ -132,6 +134,10 @@ static void change_apply_progress(state_job *j, const state_progress *p)
 	j->partial = p->partial;
 	j->altered = p->altered;
 	j->skips_since = p->skips_since;
+	if (p->kept && !j->kept)
+		state_job_keep(j);
+	j->kept = p->kept;
+	j->rollback = p->rollback;
 }
 
 /* Takes the units. */

@@ -303,6 +303,13 @@ void state_job_sort_slabs(state_job *j)
 		qsort(j->slabs, j->n_slabs, sizeof(*j->slabs), state_compare_slab);
 }
 
+void state_region_free(state_region **field)
+{
+	if (*field)
+		shardd__state__v1__region__free_unpacked(*field, NULL);
+	*field = NULL;
+}
+
 int state_region_set(state_region **field, const struct region *r)
 {
 	state_region *rec = malloc(sizeof(*rec));
@@ -313,10 +320,49 @@ int state_region_set(state_region **field, const struct region *r)
 	rec->slab = r->slab->id;
 	rec->offset = r->offset;
 	rec->bytes = r->bytes;
-	if (*field)
-		shardd__state__v1__region__free_unpacked(*field, NULL);
+	state_region_free(field);
 	*field = rec;
 	return 0;
+}
+
+/* A journal may be damaged: units are not checked yet when it is read. */
+static bool state_unit_is_kept(const state_unit *u)
+{
+	return u->initialised && !u->dropped && u->optimizer && u->n_parts && u->parts[0]->kept;
+}
+
+void state_job_keep(state_job *j)
+{
+	j->kept = true;
+	for (size_t i = 0; i < j->n_units; i++) {
+		state_unit *u = j->units[i];
+
+		u->kept_initialised = state_unit_is_kept(u);
+		if (!u->kept_initialised)
+			continue;
+		u->optimizer->kept_steps = u->optimizer->steps;
+		for (size_t t = 0; t < u->n_tensors; t++)
+			u->tensors[t]->kept_missed = u->tensors[t]->missed;
+	}
+}
+
+static void state_unit_roll_back(state_unit *u)
+{
+	bool kept = u->kept_initialised;
+
+	u->initialised = kept;
+	u->optimizer->steps = kept ? u->optimizer->kept_steps : 0;
+	for (size_t t = 0; t < u->n_tensors; t++)
+		u->tensors[t]->missed = kept ? u->tensors[t]->kept_missed : 0;
+}
+
+void state_job_roll_back(state_job *j)
+{
+	CHECK(j->kept);
+	j->kept = j->rollback = false;
+	for (size_t i = 0; i < j->n_units; i++)
+		if (!j->units[i]->dropped)
+			state_unit_roll_back(j->units[i]);
 }
 
 int state_unit_add_buffer_region(state_unit *u, const struct region *r)

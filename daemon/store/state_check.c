@@ -115,7 +115,7 @@ static bool state_check_pools_gradient(const state_unit *u)
 /* All arrays of a part are on one device. */
 static bool state_check_part_ok(const state_job *j, const state_part *p)
 {
-	const state_region *const rest[] = { p->grads, p->state1, p->state2, p->state3 };
+	const state_region *const rest[] = { p->grads, p->state1, p->state2, p->state3, p->kept };
 	const char *device;
 
 	if (!state_check_region_ok(j, p->params))
@@ -207,7 +207,8 @@ static int state_check_compare_place(const void *a, const void *b)
 
 static size_t state_check_part_regions(const state_part *p, state_region **ret)
 {
-	state_region *const of_part[] = { p->params, p->grads, p->state1, p->state2, p->state3 };
+	state_region *const of_part[] = { p->params, p->grads,  p->state1,
+					  p->state2, p->state3, p->kept };
 	size_t n = 0;
 
 	for (size_t i = 0; i < ARRAY_SIZE(of_part); i++)

@@ -97,6 +97,7 @@ struct unit_part {
 	struct region state1;  /* Adam, AdamW: m; SGD with momentum: its buffer */
 	struct region state2;  /* Adam, AdamW: v */
 	struct region state3;  /* amsgrad: the largest v */
+	struct region kept;    /* copies of them but grads, in this order (job/kept.h) */
 	struct region full;    /* the gathered unit on this device, from the job's pool */
 	uint64_t ready;        /* point of the gather queue at which @full is there; 0: it is */
 	struct reads reads;    /* streams that may still read what was gathered here */

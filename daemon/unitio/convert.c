@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "mem/stagger.h"
 #include "job/job_journal.h"
+#include "job/kept.h"
 #include "op/op.h"
 #include "unit/optim.h"
 #include "unit/reduce_plan.h"
@@ -327,6 +328,7 @@ static void convert_swap_unit(struct job *job, const struct convert_args *a, str
 	convert_swap_tensors(a, u);
 	unit_lay_out(u, &fresh->layout, NULL);
 	u->version++;
+	kept_forget(job, u); /* checked: nothing had changed since the commit */
 	job_journal_mark_unit(job, u);
 }
 

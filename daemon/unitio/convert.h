@@ -40,6 +40,7 @@ struct convert {
 	} on[NODE_MAX_DEVICES]; /* by device of the node */
 	unsigned unit, array;   /* what is repacked now */
 	unsigned stage;         /* of convert_tick */
+	bool clean;             /* nothing has changed since the commit when it began */
 };
 
 static inline struct convert *convert_of(const struct coll *c)

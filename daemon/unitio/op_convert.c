@@ -263,6 +263,13 @@ static bool op_convert_is_waiting_for_copies(const struct coll *c)
 
 static int op_convert_check_all(const struct coll *c, struct fault *f)
 {
+	if (c->job->rec->kept && !convert_of(c)->clean)
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"job '%s' resumes at step %llu, its last commit, of which it keeps "
+			"a copy: commit what has changed since then before ConvertUnits",
+			c->job->rec->name, (unsigned long long)c->job->rec->step);
+	convert_of(c)->clean = true; /* the copy that is made from here on is ours */
 	for (size_t i = 0; i < convert_args(c->ops[0])->n; i++) {
 		struct unit *u = job_unit_by_id(c->job, convert_args(c->ops[0])->units[i]);
 

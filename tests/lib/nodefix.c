@@ -15,7 +15,9 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "copies/full.h"
 #include "journalfix.h"
+#include "job/kept.h"
 #include "job/registration.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -89,6 +91,8 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 {
 	static const struct nodefix_options none;
 	const struct job_ops ops = { .abort_ops = op_abort_all,
+				     .before_change = kept_let,
+				     .rolled_back = full_invalidate,
 				     .unit_released = backward_released,
 				     .complete = coll_complete,
 				     .failed = op_failed,

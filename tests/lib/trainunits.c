@@ -8,16 +8,25 @@ enum { MAX_WORLD = 64 };
 
 void trainunits_register(shardd_client *c, shardd_unit units[TRAINUNITS])
 {
+	trainunits_register_when(c, units, SHARDD_OPTIM_AT_STEP);
+}
+
+void trainunits_register_when(shardd_client *c, shardd_unit units[TRAINUNITS],
+			      enum shardd_optimizer_when when)
+{
 	static const char *const names[TRAINUNITS] = { "adamw", "sgd", "bf16" };
 	const struct shardd_unit_spec likes[TRAINUNITS] = {
 		{ .size = sizeof(likes[0]),
-		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01, .weight_decay = 0.1 } },
+		  .optimizer = { .kind = SHARDD_ADAMW,
+				 .lr = 0.01,
+				 .weight_decay = 0.1,
+				 .when = when } },
 		{ .size = sizeof(likes[0]),
-		  .optimizer = { .kind = SHARDD_SGD, .lr = 0.1, .momentum = 0.9 } },
+		  .optimizer = { .kind = SHARDD_SGD, .lr = 0.1, .momentum = 0.9, .when = when } },
 		{ .size = sizeof(likes[0]),
 		  .compute_dtype = SHARDD_BF16,
 		  .gradient_dtype = SHARDD_FP32,
-		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01 } },
+		  .optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01, .when = when } },
 	};
 
 	for (unsigned i = 0; i < TRAINUNITS; i++)

@@ -13,6 +13,9 @@ enum { TRAINUNITS = 3, TRAINUNITS_ELEMENTS = 5000 };
 
 /* Register AdamW, SGD with momentum, and AdamW with parameters gathered as bf16. */
 void trainunits_register(shardd_client *c, shardd_unit units[TRAINUNITS]);
+/* The same, stepped at another time. */
+void trainunits_register_when(shardd_client *c, shardd_unit units[TRAINUNITS],
+			      enum shardd_optimizer_when when);
 void trainunits_init(shardd_client *c, const shardd_unit units[TRAINUNITS]);
 void trainunits_reduce(shardd_client *c, const shardd_unit units[TRAINUNITS], uint32_t rank,
 		       uint64_t step);

@@ -134,6 +134,14 @@ enum shardd_lifetime {
 	SHARDD_KEEP = 2,      /* kept until it is deleted, or for ttl_s after its last trainer */
 };
 
+/* What the job goes on from after a rank was lost. The job's first trainer decides. */
+enum shardd_resume {
+	SHARDD_RESUME_APPLIED =
+		1, /* the last applied step; torn, if nobody knows which one it is */
+	SHARDD_RESUME_COMMITTED = 2 /* the last commit, of which the job keeps a copy: parameters
+				     * and optimizer state need as much memory again */
+};
+
 /* What to do if the job has state: a commit, or units with parameters. State of the same run is
  * continued from in any case, as is that of trainers that are in the job while a run is not
  * known. */
@@ -161,6 +169,7 @@ struct shardd_job {
 	 * ranks and for trainers that it starts again. NULL: not known. Borrowed during the
 	 * call. */
 	const char *run;
+	enum shardd_resume resume; /* 0: unchanged; of a new job: APPLIED */
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX

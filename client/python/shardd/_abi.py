@@ -45,7 +45,8 @@ class Job(C.Structure):
     _fields_ = [("size", C.c_size_t), ("name", C.c_char_p), ("world_size", C.c_uint32),
                 ("rank", C.c_uint32), ("lifetime", C.c_int), ("quota_bytes", C.c_uint64),
                 ("ttl_s", C.c_uint32), ("op_timeout_ms", C.c_uint32), ("allow_torn", C.c_bool),
-                ("is_private", C.c_bool), ("on_existing", C.c_int), ("run", C.c_char_p)]
+                ("is_private", C.c_bool), ("on_existing", C.c_int), ("run", C.c_char_p),
+                ("resume", C.c_int)]
 
 
 class Membership(C.Structure):

@@ -120,7 +120,8 @@ class Client(Session):
     def join(self, job: str | None = None, world_size: int | None = None,
              rank: int | None = None, lifetime: Lifetime | None = None, quota_bytes: int = 0,
              ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False,
-             private: bool = False, on_existing: str = "resume") -> Membership:
+             private: bool = False, on_existing: str = "resume",
+             resume_from: str | None = None) -> Membership:
         """Join a job as a rank; the job is created if it does not exist. Join again after Aborted.
 
         None: the launcher's value (docs/python.md); for the job, $SHARDD_JOB comes first. @ttl,
@@ -129,6 +130,9 @@ class Client(Session):
         @on_existing: if the job has parameters or a commit of another run: "resume" continues from
         them, "error" is FailedPrecondition, "fresh" deletes the job, unless it has trainers, and
         creates it. A rank that a guard or a launcher has started again continues in any case.
+        @resume_from: what the job goes on from after a rank was lost: "applied", the last applied
+        step, or "committed", the last commit, of which it keeps a copy (as much memory again);
+        None: as the job has it, a new one "applied".
         Unimplemented: the launcher has started ranks on other machines. DataLoss: the job's
         state was in an earlier run of the daemon; nothing starts again at step 0.
         """
@@ -137,13 +141,14 @@ class Client(Session):
             _again.check(self, asked[0].decode() if asked[0] else None)
         wish, run = _wish(on_existing, asked[0])
         spec = _abi.Job(C.sizeof(_abi.Job), *asked, lifetime or 0, quota_bytes, ttl,
-                        int(op_timeout * 1000), allow_torn, private, wish, run)
+                        int(op_timeout * 1000), allow_torn, private, wish, run,
+                        _resume_from(resume_from))
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
         self._find_memory()
         self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn,
-                      private, on_existing)
+                      private, on_existing, resume_from)
         self._name = asked[0]
         _restart.joined(self.instance)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
@@ -395,6 +400,16 @@ def _wish(on_existing: str, job: bytes | None) -> tuple[int, bytes | None]:
     if run is None:
         return _WISHES["resume" if _restart.lived() and not left else on_existing], None
     return _WISHES[on_existing], (f"{run}.{left}" if left else run).encode()
+
+
+_RESUMES = {None: 0, "applied": 1, "committed": 2}
+
+
+def _resume_from(resume_from: str | None) -> int:
+    if resume_from not in _RESUMES:
+        raise InvalidArgument(f"resume_from is {resume_from!r}, must be 'applied', 'committed' or "
+                              "None", "resume_from")
+    return _RESUMES[resume_from]
 
 
 def connect(socket: str | None = None, **options: Any) -> Client:

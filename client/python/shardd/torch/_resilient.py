@@ -57,7 +57,8 @@ class Resilient:
         if member.torn:
             raise FailedPrecondition(
                 "a step was applied but not committed when the job's ranks ended: the parameters "
-                "are past the last commit; join with allow_torn, or name another job")
+                "are past the last commit; name another job, and give resume_from=\"committed\" "
+                "to shardd.torch.init, so that it keeps a copy of its last commit")
         if member.has_commit:
             _check_blob(member)
             self._restore(member.blob)
