@@ -15,7 +15,8 @@
 static const char usage[] =
 	"usage: charlm --data FILE [--steps N] [--seed S] [--batch B] [--json]\n"
 	"              [--hidden H] [--context C] [--embed E] [--lr X] [--clip X]\n"
-	"              [--dtype fp32|bf16|fp16] [--kill-at STEP --kill-rank R]\n"
+	"              [--dtype fp32|bf16|fp16] [--commit-every N] [--in-backward]\n"
+	"              [--kill-at STEP --kill-rank R]\n"
 	"\n"
 	"Train a character language model on the text FILE with shardd. Every rank of the\n"
 	"job runs one charlm with the same options.\n"
@@ -31,6 +32,11 @@ static const char usage[] =
 	"  --lr X           AdamW's learning rate (0.003)\n"
 	"  --clip X         maximum norm of the gradients; 0: no limit (1)\n"
 	"  --dtype T        type of gathered parameters and of gradients (fp32)\n"
+	"  --commit-every N commit each N-th step and the last one (1). Above 1 the job keeps a "
+	"copy\n"
+	"                   of its last commit, and resumes there\n"
+	"  --in-backward    step each layer in the backward pass; needs --clip 0. The job keeps a\n"
+	"                   copy of its last commit, and resumes there\n"
 	"  --kill-at STEP   rank R kills itself during backward of this step (2 or more),\n"
 	"  --kill-rank R    if the job had no commit when the process joined it\n"
 	"\n"
@@ -99,10 +105,15 @@ static int parse_dtype(enum shardd_dtype *into, const char *text)
 static int parse_one(struct train_options *o, const char *name, const char *value)
 {
 	const struct number_option numbers[] = {
-		{ "steps", &o->steps, 1, 1000000000 },     { "seed", &o->seed, 0, UINT64_MAX },
-		{ "batch", &o->batch, 1, 65536 },          { "hidden", &o->hidden, 1, 4096 },
-		{ "context", &o->context, 1, 256 },        { "embed", &o->embed, 1, 1024 },
-		{ "kill-at", &o->kill_at, 2, 1000000000 }, { "kill-rank", &o->kill_rank, 0, 1023 },
+		{ "steps", &o->steps, 1, 1000000000 },
+		{ "seed", &o->seed, 0, UINT64_MAX },
+		{ "batch", &o->batch, 1, 65536 },
+		{ "hidden", &o->hidden, 1, 4096 },
+		{ "context", &o->context, 1, 256 },
+		{ "embed", &o->embed, 1, 1024 },
+		{ "kill-at", &o->kill_at, 2, 1000000000 },
+		{ "kill-rank", &o->kill_rank, 0, 1023 },
+		{ "commit-every", &o->commit_every, 1, 1000000000 },
 	};
 	const struct real_option reals[] = { { "lr", &o->lr, false }, { "clip", &o->clip, true } };
 
@@ -134,6 +145,8 @@ static int parse(struct train_options *o, int argc, char **argv)
 		{ "dtype", 1, NULL, 'v' },
 		{ "kill-at", 1, NULL, 'v' },
 		{ "kill-rank", 1, NULL, 'v' },
+		{ "commit-every", 1, NULL, 'v' },
+		{ "in-backward", 0, NULL, 'b' },
 		{ "json", 0, NULL, 'j' },
 		{ "help", 0, NULL, 'h' },
 		{ 0 },
@@ -147,6 +160,8 @@ static int parse(struct train_options *o, int argc, char **argv)
 		}
 		if (c == 'j')
 			o->json = true;
+		else if (c == 'b')
+			o->in_backward = true;
 		else
 			rc = c == 'v' ? parse_one(o, options[which].name, optarg) : -EINVAL;
 	}
@@ -156,6 +171,12 @@ static int parse(struct train_options *o, int argc, char **argv)
 	}
 	if (rc == 0 && !o->data) {
 		fprintf(stderr, "charlm: --data FILE is missing\n");
+		rc = -EINVAL;
+	}
+	if (rc == 0 && o->in_backward && o->clip > 0) {
+		fprintf(stderr,
+			"charlm: --in-backward needs --clip 0: the norm of all gradients is "
+			"not known before the last layer\n");
 		rc = -EINVAL;
 	}
 	if (rc == 0 && (o->kill_at == 0) != (o->kill_rank == TRAIN_NO_RANK)) {
@@ -177,6 +198,7 @@ int main(int argc, char **argv)
 		.lr = 0.003,
 		.clip = 1,
 		.dtype = SHARDD_FP32,
+		.commit_every = 1,
 		.kill_rank = TRAIN_NO_RANK,
 	};
 	int rc = parse(&options, argc, argv);

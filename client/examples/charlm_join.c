@@ -115,12 +115,21 @@ static int learn_device(struct trainer *t)
 	return 0;
 }
 
+/* Steps without a commit, and layers that are stepped before others, could not be continued from. */
+static bool resumes_at_commits(const struct train_options *o)
+{
+	return o->commit_every > 1 || o->in_backward;
+}
+
 static int join(struct trainer *t)
 {
 	struct shardd_job job = { .size = sizeof(job),
 				  .name = getenv("SHARDD_JOB") ? NULL : "charlm",
 				  .world_size = getenv("WORLD_SIZE") ? 0 : 1,
-				  .rank = getenv("RANK") ? SHARDD_RANK_FROM_ENV : 0 };
+				  .rank = getenv("RANK") ? SHARDD_RANK_FROM_ENV : 0,
+				  .resume = resumes_at_commits(t->options)
+						    ? SHARDD_RESUME_COMMITTED
+						    : SHARDD_RESUME_APPLIED };
 	int rc = shardd_join(t->client, &job, &t->me, &t->err);
 
 	if (rc < 0)
@@ -163,7 +172,11 @@ static void describe_layer(struct trainer *t, const struct model_shape *s, enum 
 		.tensors = tensors,
 		.n_tensors = layer == LAYER_EMBED ? 1 : 2,
 		.compute_dtype = t->options->dtype,
-		.optimizer = { .kind = SHARDD_ADAMW, .lr = t->options->lr, .weight_decay = 0.01 },
+		.optimizer = { .kind = SHARDD_ADAMW,
+			       .lr = t->options->lr,
+			       .weight_decay = 0.01,
+			       .when = t->options->in_backward ? SHARDD_OPTIM_IN_BACKWARD
+							       : SHARDD_OPTIM_AT_STEP },
 	};
 }
 

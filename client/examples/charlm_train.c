@@ -272,6 +272,11 @@ static double mean_loss(const struct trainer *t)
 	return sum / (double)t->options->batch;
 }
 
+static bool is_committed(const struct trainer *t, uint64_t step)
+{
+	return t->stop || step == t->options->steps || step % t->options->commit_every == 0;
+}
+
 static int train_step(struct trainer *t, uint64_t step)
 {
 	size_t width = shardd_dtype_size(t->options->dtype);
@@ -294,6 +299,8 @@ static int train_step(struct trainer *t, uint64_t step)
 		trainer_count(t, -(int64_t)(t->units[l].elements * width));
 	t->loss = mean_loss(t);
 	t->stop = t->losses[t->options->batch] > 0;
+	if (!is_committed(t, step))
+		return 0;
 	return trainer_commit(t, step);
 }
 
