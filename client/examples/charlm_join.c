@@ -127,9 +127,9 @@ static int join(struct trainer *t)
 				  .name = getenv("SHARDD_JOB") ? NULL : "charlm",
 				  .world_size = getenv("WORLD_SIZE") ? 0 : 1,
 				  .rank = getenv("RANK") ? SHARDD_RANK_FROM_ENV : 0,
-				  .resume = resumes_at_commits(t->options)
-						    ? SHARDD_RESUME_COMMITTED
-						    : SHARDD_RESUME_APPLIED };
+				  /* 0: as the job is */
+				  .resume = resumes_at_commits(t->options) ? SHARDD_RESUME_COMMITTED
+									   : 0 };
 	int rc = shardd_join(t->client, &job, &t->me, &t->err);
 
 	if (rc < 0)
