@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "core/log.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -56,16 +57,35 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	kept_go_on(job);
 }
 
+/* The job resumes at its commits and has none: a restart that finds initialised units would begin with
+ * what steps have made of them. */
+static void job_members_uninitialise(struct job *job)
+{
+	log_warn("job",
+		 "the epoch ended before the first commit: units must be initialised again "
+		 "job=%s uncommitted=%llu",
+		 job->label, (unsigned long long)job->rec->uncommitted_steps);
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		job->units[i]->rec->initialised = false;
+		job_journal_mark_unit(job, job->units[i]);
+	}
+	job->readers.changes++;
+	position_reset(job);
+}
+
 void job_tear(struct job *job)
 {
 	const state_job *rec = job->rec;
 	uint64_t step;
 
-	if (job->step.committing || !rec->uncommitted_steps || rec->allow_torn)
+	if (job->step.committing || !rec->uncommitted_steps || rec->allow_torn || rec->torn)
 		return;
-	if ((!rec->has_commit && !rec->anchored) || kept_is_on(job))
+	if (kept_is_on(job)) {
+		if (!rec->has_commit)
+			job_members_uninitialise(job);
 		return;
-	if (!position_of(rec, &step))
+	}
+	if ((rec->has_commit || rec->anchored) && !position_of(rec, &step))
 		job_set_torn(job);
 }
 
@@ -165,8 +185,9 @@ static bool job_members_needs_new_epoch(const struct job *job, uint32_t rank)
  * ranks have left. */
 static void job_members_roll_back(struct job *job)
 {
-	if (job->joined || job->step.committing)
+	if (job->joined || job->step.committing || !kept_is_on(job))
 		return;
+	job_tear(job);
 	kept_epoch_ended(job);
 	kept_go_on(job);
 }

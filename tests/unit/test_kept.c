@@ -17,7 +17,7 @@ static struct job *job;
 static struct member *m[2];
 static struct unit *u;
 static struct nodefix_op op[2];
-static float committed[ELEMENTS];
+static float committed[ELEMENTS]; /* of u, at the last commit */
 
 static void begin(void)
 {
@@ -144,6 +144,25 @@ Test(kept, a_death_brings_the_commit_back)
 	commit(2);
 	nodefix_drop(&n, m[1], "died");
 	expect_rolled_back(2, 2);
+}
+
+Test(kept, a_death_before_the_first_commit_leaves_nothing_to_begin_with)
+{
+	uint64_t is;
+
+	changed();
+	nodefix_drop(&n, m[1], "died");
+	nodefix_turns(&n);
+	cr_expect_not(u->rec->initialised || job->life.torn || position_of(job->rec, &is));
+	cr_expect_eq(job->rec->uncommitted_steps, 0);
+	nodefix_drop(&n, m[0], "died");
+	expect_joined_again();
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], u, 3, &op[i]);
+	both_ok("Initialise");
+	cr_expect_eq(u->rec->optimizer->steps, 0);
+	changed();
+	commit(1);
 }
 
 /* As does an epoch that ends otherwise. */
