@@ -1,10 +1,20 @@
 #include "call.h"
 
+#include <string.h>
+
 #include "client_error.h"
+#include "methods.h"
 #include "reconnect.h"
 
 /* Daemons that may die of one call. */
 #define CALL_TRIES 3u
+
+/* A disk may be slow. */
+static uint32_t call_timeout_ms(const char *method)
+{
+	return strcmp(method, METHOD_LoadCheckpoint) == 0 ? CLIENT_LOAD_TIMEOUT_MS
+							  : CLIENT_CALL_TIMEOUT_MS;
+}
 
 int call_check_epoch(struct shardd_client *c, struct shardd_error *err)
 {
@@ -35,7 +45,7 @@ int call_once(struct shardd_client *c, const char *method, const ProtobufCMessag
 	if (r < 0)
 		return r;
 	l = client_use_link(c);
-	r = rpc_client_call(l->rpc, method, request, reply, CLIENT_CALL_TIMEOUT_MS, ret,
+	r = rpc_client_call(l->rpc, method, request, reply, call_timeout_ms(method), ret,
 			    err ? err : &scratch);
 	if (ret_link)
 		*ret_link = l->number;

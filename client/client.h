@@ -25,6 +25,7 @@ struct streams;
 /* Calls that are not ops do not have the job's deadline. A daemon that does not
  * answer within this time hangs. */
 #define CLIENT_CALL_TIMEOUT_MS 60000u
+#define CLIENT_LOAD_TIMEOUT_MS 3600000u
 
 /* What ring_number said of an op last. */
 #define CLIENT_NUMBERS 64u

@@ -262,3 +262,30 @@ int shardd_group_create(shardd_client *c, const char *name, const uint32_t *rank
 		*ret = ((const Shardd__V1__CreateGroupResponse *)reply)->group;
 	return r;
 }
+
+int shardd_load_checkpoint(shardd_client *c, const char *job, const char *path,
+			   const uint64_t *step, uint64_t *ret, struct shardd_error *err)
+{
+	Shardd__V1__LoadCheckpointRequest request = SHARDD__V1__LOAD_CHECKPOINT_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	const char *name;
+	int r = client_check(c, err);
+
+	if (r == 0 && !path)
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, "path", "the argument is NULL");
+	if (r == 0)
+		r = env_job(job, &name, err);
+	if (r < 0)
+		return r;
+	request.job = (char *)name;
+	request.path = (char *)path;
+	request.step = step ? *step : 0;
+	if (step)
+		request.optional_step_case =
+			SHARDD__V1__LOAD_CHECKPOINT_REQUEST__OPTIONAL_STEP_STEP;
+	r = call_make(c, METHOD_LoadCheckpoint, &request.base,
+		      &shardd__v1__load_checkpoint_response__descriptor, &reply, err);
+	if (r == 0 && ret)
+		*ret = ((const Shardd__V1__LoadCheckpointResponse *)reply)->step;
+	return r;
+}

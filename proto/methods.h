@@ -76,7 +76,8 @@
 	OP(Unit,      CopyShard,        53, true,  op_copy_shard)        \
 	OP(Training,  DropGradients,    54, true,  op_drop)              \
 	OP(Unit,      DropUnits,        55, false, op_drop_units)        \
-	CALL(Job,     Checkpoint,       56, false)
+	CALL(Job,     Checkpoint,       56, false)                       \
+	CALL(Job,     LoadCheckpoint,   57, false)
 /* clang-format on */
 
 struct method {

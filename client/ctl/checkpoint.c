@@ -1,4 +1,4 @@
-/* shardctl checkpoint save|inspect|verify|prune. All but save work on files alone. */
+/* shardctl checkpoint save|load|inspect|verify|prune. All but save and load work on files alone. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -182,6 +182,47 @@ static int checkpoint_save(struct ctl *ctl, int argc, char **argv)
 	return CTL_OK;
 }
 
+static const struct option checkpoint_step_option[] = { { "step", required_argument, NULL, 's' },
+							{ 0 } };
+
+static int checkpoint_load(struct ctl *ctl, int argc, char **argv)
+{
+	Shardd__V1__LoadCheckpointRequest request = SHARDD__V1__LOAD_CHECKPOINT_REQUEST__INIT;
+	const Shardd__V1__LoadCheckpointResponse *loaded;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	_cleanup_(freep) char *path = NULL;
+	struct checkpoint_args a = { 0 };
+	char buf[CTL_JOB_MAX];
+	int r = checkpoint_parse(&a, checkpoint_step_option, true, "a job and a folder", argc,
+				 argv);
+
+	if (r == CTL_OK)
+		r = ctl_job_name(a.job, buf, &request.job);
+	if (r != CTL_OK)
+		return r;
+	path = checkpoint_absolute(a.path);
+	if (!path)
+		return ctl_broken();
+	request.path = path;
+	request.step = a.step;
+	if (a.has_step)
+		request.optional_step_case =
+			SHARDD__V1__LOAD_CHECKPOINT_REQUEST__OPTIONAL_STEP_STEP;
+	r = ctl_call_long(ctl, METHOD_LoadCheckpoint, &request.base,
+			  &shardd__v1__load_checkpoint_response__descriptor, &reply);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json)
+		return ctl_print_json(json_from_message(reply));
+	loaded = (const Shardd__V1__LoadCheckpointResponse *)reply;
+	printf("step %" PRIu64 " of %u ranks loaded into job %s: %s\n", loaded->step,
+	       loaded->world_size, request.job, format_bytes(loaded->bytes).text);
+	if (loaded->blobs_left_out)
+		printf("%u blobs are of ranks that the job does not have: left out\n",
+		       loaded->blobs_left_out);
+	return CTL_OK;
+}
+
 static void checkpoint_shape(struct table *t, const struct index_piece *p)
 {
 	char text[TENSOR_FILE_MAX_DIMS * 21 + 1] = "";
@@ -229,9 +270,6 @@ static int checkpoint_print_index(const struct index *x)
 		return checkpoint_fault(&f);
 	return ctl_print_json(json_loads(text, 0, NULL));
 }
-
-static const struct option checkpoint_step_option[] = { { "step", required_argument, NULL, 's' },
-							{ 0 } };
 
 static int checkpoint_inspect(struct ctl *ctl, int argc, char **argv)
 {
@@ -308,14 +346,13 @@ int ctl_checkpoint(struct ctl *ctl, int argc, char **argv)
 		const char *name;
 		int (*run)(struct ctl *ctl, int argc, char **argv);
 	} verbs[] = {
-		{ "save", checkpoint_save },
-		{ "inspect", checkpoint_inspect },
-		{ "verify", checkpoint_verify },
+		{ "save", checkpoint_save },       { "load", checkpoint_load },
+		{ "inspect", checkpoint_inspect }, { "verify", checkpoint_verify },
 		{ "prune", checkpoint_prune },
 	};
 
 	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(verbs); i++)
 		if (strcmp(argv[1], verbs[i].name) == 0)
 			return verbs[i].run(ctl, argc - 1, argv + 1);
-	return ctl_usage("checkpoint takes save, inspect, verify or prune");
+	return ctl_usage("checkpoint takes save, load, inspect, verify or prune");
 }

@@ -26,8 +26,8 @@ static const struct ctl_verb verbs[] = {
 	{ "drain", "[--wait] [--timeout S]", "make all trainers commit and leave", ctl_drain },
 	{ "handover", "[--timeout S]", "start the next daemon, with all jobs", ctl_handover },
 	{ "shutdown", "[--discard]", "end the daemon and its jobs", ctl_shutdown },
-	{ "checkpoint", "save|inspect|verify|prune ...", "write a job to files; work on such files",
-	  ctl_checkpoint },
+	{ "checkpoint", "save|load|inspect|verify|prune ...",
+	  "write a job to files; work on such files", ctl_checkpoint },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
 };
 
@@ -43,6 +43,7 @@ static void main_help(void)
 	     "  job delete NAME [--force]\n"
 	     "  job drain NAME\n"
 	     "  checkpoint save JOB DIR [--rate BYTES]\n"
+	     "  checkpoint load JOB DIR [--step N]\n"
 	     "  checkpoint inspect DIR [--step N]\n"
 	     "  checkpoint verify DIR [--step N]\n"
 	     "  checkpoint prune DIR --keep N\n"

@@ -25,7 +25,7 @@
 #include "core/loopq.h"
 #include "core/state.h"
 #include "core/threads.h"
-#include "job/kept.h"
+#include "job/loading.h"
 #include "net/gate.h"
 #include "net/listener.h"
 #include "op/op.h"
@@ -500,7 +500,7 @@ static void server_tick_soon(void *userdata);
 static int server_start(struct server *s, struct inherited *in, struct fault *f)
 {
 	const struct job_ops ops = { .abort_ops = op_abort_all,
-				     .before_change = kept_let,
+				     .before_change = loading_let,
 				     .rolled_back = full_invalidate,
 				     .unit_released = backward_released,
 				     .complete = coll_complete,

@@ -51,4 +51,11 @@ int save_open_file(int fd, const struct index *x, size_t i, struct fault *f);
  * has read. Return: 0 or FAULT_LOST, FAULT_CANCELLED, or another fault code. */
 int save_verify(int fd, const struct index *x, struct save_progress *p, struct fault *f);
 
+/* Where piece @piece of the index goes to: room for all its bytes. */
+typedef void *(*save_place_cb)(void *arg, size_t piece);
+/* Read all data of the checkpoint in folder @fd to its places, and compare the checksums. After an
+ * error the places have parts of it. Return: as save_verify. */
+int save_load(int fd, const struct index *x, save_place_cb place, void *arg,
+	      struct save_progress *p, struct fault *f);
+
 #endif

@@ -9,6 +9,7 @@
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
+#include "job/loading.h"
 #include "job/saving.h"
 
 /* Processes of the job that live may have the shared slabs mapped. */
@@ -119,6 +120,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 		*ret_freed = job->quota.used;
 	fault_set(&told, FAULT_ABORTED, NULL, "job '%s' was deleted", job->rec->name);
 	job_journal_gone(job);
+	loading_cancel(job);
 	job->life.deleted = true;
 	readers_lose_job(job);
 	job_epoch_end(job, &told);

@@ -47,6 +47,7 @@ struct ddp;
 struct generation;
 struct group;
 struct kept;
+struct loading;
 struct job;
 struct jobs;
 struct member;
@@ -184,6 +185,12 @@ struct job_kept {
 	bool wanted;      /* somebody waits for memory to make it */
 };
 
+/* A checkpoint that becomes its state (job/loading.h). */
+struct job_loading {
+	struct loading *run; /* owned; NULL: none */
+	bool reads;          /* its memory is being written */
+};
+
 /* What of it is not in the journal yet (job/job_journal.h). */
 struct job_unsaved {
 	uint8_t parts;   /* enum job_journal_part */
@@ -232,6 +239,7 @@ struct job {
 	struct readers readers;        /* sessions that are no rank */
 	struct generation *generation; /* open (job/generation.h); NULL: none */
 	struct job_kept kept;
+	struct job_loading loading;
 	struct saving *saving; /* its checkpoint, the last one (job/saving.h); NULL: none */
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */

@@ -186,7 +186,7 @@ static void *saving_main(void *arg)
 
 /* --------------------------------------------------------------------------- its contents */
 
-static enum tensor_type saving_type(enum dtype t)
+enum tensor_type saving_type(enum dtype t)
 {
 	static const enum tensor_type types[_DTYPE_N] = {
 		[DTYPE_FP32] = TENSOR_FP32, [DTYPE_BF16] = TENSOR_BF16, [DTYPE_FP16] = TENSOR_FP16
@@ -196,8 +196,7 @@ static enum tensor_type saving_type(enum dtype t)
 	return types[t];
 }
 
-/* Array 0 of a unit is its parameters, the others are states of its optimizer. */
-static enum index_array saving_array(const state_unit *rec, unsigned i)
+enum index_array saving_array(const state_unit *rec, unsigned i)
 {
 	static const enum index_array adam[] = { INDEX_PARAM, INDEX_EXP_AVG, INDEX_EXP_AVG_SQ,
 						 INDEX_MAX_EXP_AVG_SQ };
@@ -329,15 +328,14 @@ static int saving_list(struct saving *s)
 
 /* ------------------------------------------------------------------------------ its begin */
 
-/* Without signals: a limit of file sizes must not end the daemon with SIGXFSZ. */
-static int saving_start_thread(struct saving *s)
+int saving_start_thread(pthread_t *ret, void *(*run)(void *), void *arg)
 {
 	sigset_t all, old;
 	int r;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = -pthread_create(&s->thread, NULL, saving_main, s);
+	r = -pthread_create(ret, NULL, run, arg);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return r;
 }
@@ -355,7 +353,7 @@ static int saving_start(struct saving *s)
 		return s->f.code;
 	if (generation_open(s->g) < 0)
 		return fault_errno(&s->f, -ENOMEM, "beginning a checkpoint");
-	r = saving_start_thread(s);
+	r = saving_start_thread(&s->thread, saving_main, s);
 	if (r)
 		return fault_errno(&s->f, r, "starting a thread for a checkpoint");
 	s->running = true;
@@ -378,20 +376,20 @@ static void saving_on_granted(struct reader *r, const struct fault *f)
 	/* saving_tick ends one that could not begin: the caller of this goes through the readers */
 }
 
-static int saving_check_job(const struct job *job, struct fault *f)
+int saving_check_memory(const struct job *job, struct fault *f)
 {
 	const struct backend_info *info = backend_info(job->node->devices[0].backend);
 
 	if (!job->node->loopq || info->ordinal >= 0)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
 				 "the parameters of job '%s' are in the memory of %s: the daemon "
-				 "makes checkpoints only of host memory",
+				 "saves and loads only host memory",
 				 job->rec->name, info->id);
 	for (uint32_t i = 0; i < job->n_units; i++)
 		if (!job->units[i]->rec->dropped && job->units[i]->n_parts != 1)
 			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-					 "unit '%.100s' is on %u devices: the daemon makes "
-					 "checkpoints only of units on one device",
+					 "unit '%.100s' is on %u devices: the daemon saves and "
+					 "loads only units on one device",
 					 job->units[i]->rec->name, job->units[i]->n_parts);
 	return 0;
 }
@@ -401,7 +399,7 @@ static int saving_check(const struct job *job, const struct saving_options *o, s
 	const char *roots = job->node->checkpoint_roots, *at;
 	size_t n;
 
-	if (saving_check_job(job, f) || place_find(roots ? roots : "", o->path, &at, &n, f))
+	if (saving_check_memory(job, f) || place_find(roots ? roots : "", o->path, &at, &n, f))
 		return f->code;
 	if (job->generation || saving_is_busy(job))
 		return fault_set(

@@ -14,10 +14,14 @@
 #ifndef SHARDD_JOB_SAVING_H
 #define SHARDD_JOB_SAVING_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "checkpoint/index.h"
 #include "core/fault.h"
+#include "store/state.h"
+#include "unit/unit.h"
 
 struct job;
 struct proc;
@@ -61,6 +65,17 @@ void saving_forget(struct job *job);
 void saving_tick(struct job *job);
 /* Return: false: the job had none. */
 bool saving_report(const struct job *job, struct saving_report *ret);
+/* The following is loading's, too. */
+
+/* Is the memory of the job such that the daemon saves and loads it? Return: 0 or a fault code. */
+int saving_check_memory(const struct job *job, struct fault *f);
+/* What array @i of a unit is: 0: its parameters; else a state of its optimizer. */
+enum index_array saving_array(const state_unit *rec, unsigned i);
+enum tensor_type saving_type(enum dtype t);
+/* A thread that blocks for the disk. Without signals: a limit of file sizes must not end the daemon
+ * with SIGXFSZ. Return: 0 or -errno. */
+int saving_start_thread(pthread_t *ret, void *(*run)(void *), void *arg);
+
 /* WAITING, ... Static. */
 const char *saving_state_name(enum saving_state s);
 

@@ -1,10 +1,12 @@
-/* Checkpoint: the call of a job's owner that has it written to files (job/saving.h). */
+/* Checkpoint and LoadCheckpoint: the calls of a job's owner that have it written to files, and filled
+ * from them (job/saving.h, job/loading.h). */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "job/loading.h"
 #include "job/saving.h"
 #include "rpc/audit.h"
 #include "rpc/svc_shardd_impl.h"
@@ -94,4 +96,65 @@ void svc_checkpoint(struct rpc_call *call, const ProtobufCMessage *request, void
 	text_copy(c->label, sizeof(c->label), c->job->label);
 	audit(conn_proc(rpc_call_conn(call)), "saving", c->label, "path=%.200s", r->path);
 	rpc_call_on_cancelled(call, svc_shardd_checkpoint_on_cancelled, c);
+}
+
+/* ---------------------------------------------------------------------------- loading */
+
+static void svc_shardd_checkpoint_on_loaded(const struct loading_report *r, const struct fault *f,
+					    void *userdata)
+{
+	Shardd__V1__LoadCheckpointResponse reply = SHARDD__V1__LOAD_CHECKPOINT_RESPONSE__INIT;
+	struct checkpoint_call *c = userdata;
+
+	reply.step = r->step;
+	reply.bytes = r->bytes;
+	reply.world_size = r->world_size;
+	reply.blobs_left_out = r->left_out;
+	if (c->call)
+		rpc_call_on_cancelled(c->call, NULL, NULL);
+	if (c->call && f)
+		rpc_call_fail(c->call, f);
+	else if (c->call)
+		rpc_call_reply(c->call, &reply.base);
+	free(c);
+}
+
+static void svc_shardd_checkpoint_on_load_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct checkpoint_call *c = userdata;
+	struct fault f = FAULT_NULL;
+
+	c->call = NULL;
+	loading_cancel(c->job);
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
+	rpc_call_fail(call, &f);
+}
+
+void svc_load_checkpoint(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__LoadCheckpointRequest *r =
+		(const Shardd__V1__LoadCheckpointRequest *)request;
+	struct loading_options o = {
+		.path = r->path,
+		.has_step = r->optional_step_case ==
+			    SHARDD__V1__LOAD_CHECKPOINT_REQUEST__OPTIONAL_STEP_STEP,
+		.step = r->step,
+	};
+	struct checkpoint_call *c = calloc(1, sizeof(*c));
+	struct fault f = FAULT_NULL;
+
+	if (!c) {
+		fault_errno(&f, -ENOMEM, "beginning to load a checkpoint");
+		rpc_call_fail(call, &f);
+		return;
+	}
+	c->call = call;
+	if (svc_find_job(call, userdata, r->job, &c->job, &f) ||
+	    loading_begin(c->job, &o, svc_shardd_checkpoint_on_loaded, c, &f)) {
+		free(c);
+		svc_refuse(call, "load checkpoint", r->job, &f);
+		return;
+	}
+	audit(conn_proc(rpc_call_conn(call)), "loading", c->job->label, "path=%.200s", r->path);
+	rpc_call_on_cancelled(call, svc_shardd_checkpoint_on_load_cancelled, c);
 }

@@ -17,7 +17,7 @@
 #include "core/clock.h"
 #include "copies/full.h"
 #include "journalfix.h"
-#include "job/kept.h"
+#include "job/loading.h"
 #include "job/registration.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -91,7 +91,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 {
 	static const struct nodefix_options none;
 	const struct job_ops ops = { .abort_ops = op_abort_all,
-				     .before_change = kept_let,
+				     .before_change = loading_let,
 				     .rolled_back = full_invalidate,
 				     .unit_released = backward_released,
 				     .complete = coll_complete,

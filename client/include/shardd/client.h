@@ -214,6 +214,18 @@ SHARDD_API int shardd_join(shardd_client *c, const struct shardd_job *job,
  * until the daemon has answered. Any thread. */
 SHARDD_API int shardd_leave(shardd_client *c, struct shardd_error *err);
 
+/* Load a checkpoint that the daemon has saved into @job (NULL: $SHARDD_JOB), whose units are
+ * registered and which has no step of its own. One process calls it, a rank or not.
+ * @path: the folder of checkpoints, absolute, below the daemon's checkpoint_roots. @step: which
+ * one; NULL: the newest. The job then has the commit of the checkpoint, with the blobs of its
+ * ranks, and the epoch has ended: all ranks, this one too, join again. World size, layout and
+ * strategy may differ from the job that was saved. @ret: the step; may be NULL. Blocks for the
+ * disk. Return: 0 or a negative code; FAILED_PRECONDITION: the job has state of its own, or the
+ * checkpoint has other units; DATA_LOSS: it is damaged: then the units have to be initialised. */
+SHARDD_API int shardd_load_checkpoint(shardd_client *c, const char *job, const char *path,
+				      const uint64_t *step, uint64_t *ret,
+				      struct shardd_error *err);
+
 /* Create the group @name with exactly these ranks in this order, or find it. Every
  * member calls this; it does not wait for the others. Blocks until the daemon has
  * answered. Any thread. */

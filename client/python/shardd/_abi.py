@@ -175,6 +175,7 @@ CALLS: dict[str, tuple[object, ...]] = {
     "set_stream": (_p, _p),
     "copy": (_p, _int, _p, _p, _size),
     "leave": (_p,),
+    "load_checkpoint": (_p, _text, _text, _p, _p),
     "group_create": (_p, _text, _units, _size, _units),
     "register": (_p, C.POINTER(UnitSpec), _size, C.POINTER(UnitInfo)),
     "tensor_places": (_p, _u32, C.POINTER(TensorPlace), _size),

@@ -188,6 +188,25 @@ class Client(Session):
             raise FailedPrecondition("this client has not joined a job: call join() first")
         return self.join(*self._join)
 
+    def load_checkpoint(self, path: str, step: int | None = None) -> int:
+        """Load a checkpoint that the daemon has saved into the job of this client, whose units
+        are registered and which has no step of its own. One rank calls it.
+
+        @path: the folder of checkpoints, below the daemon's checkpoint_roots. @step: which one;
+        None: the newest. Returns its step. The epoch has ended then: all ranks, this one too,
+        join again (:meth:`rejoin`) and find the commit of the checkpoint. World size, layout and
+        strategy may differ from the job that was saved. FailedPrecondition: the job has state of
+        its own, or the checkpoint has other units. DataLoss: it is damaged; the units have to be
+        initialised.
+        """
+        if self.member is None or self._name is None:
+            raise FailedPrecondition("this client has not joined a job: call join() first")
+        which, found = C.c_uint64(step or 0), C.c_uint64()
+        folder = os.fsencode(os.path.abspath(path))
+        _library.call("load_checkpoint", self.handle, self._name, folder,
+                      None if step is None else C.byref(which), C.byref(found))
+        return found.value
+
     def leave(self) -> None:
         """Leave cleanly; ops of this session must be done."""
         _library.call("leave", self.handle)

@@ -1,0 +1,573 @@
+#include "job/loading.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checkpoint/folder.h"
+#include "checkpoint/place.h"
+#include "checkpoint/save.h"
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/log.h"
+#include "core/loopq.h"
+#include "job/job.h"
+#include "job/job_journal.h"
+#include "job/kept.h"
+#include "job/position.h"
+#include "job/saving.h"
+
+/* Where one piece of the index goes to. */
+struct loading_place {
+	char *at;          /* in a shard, or in @blob */
+	uint8_t *blob;     /* owned: of a rank, until it is the job's */
+	struct unit *unit; /* parameters: of this unit and tensor */
+	uint32_t tensor;
+};
+
+struct loading {
+	struct job *job;
+	char *path, *roots; /* owned */
+	uid_t uid;
+	gid_t gid;
+	bool has_step;
+	uint64_t step;
+	int fd; /* owned: of the checkpoint */
+	struct index x;
+	struct loading_place *places; /* owned: by piece */
+	uint64_t charged;             /* to the job's quota, for blobs */
+	struct save_progress p;
+	struct loading_report report;
+	struct fault f;
+	pthread_t thread;
+	struct work ended;
+	loading_cb done;
+	void *userdata;
+};
+
+static void loading_free(struct loading *l)
+{
+	for (size_t i = 0; l->places && i < l->x.n_pieces; i++)
+		free(l->places[i].blob);
+	if (l->charged)
+		quota_return(&l->job->quota, MEM_CONTROL, l->charged);
+	free(l->places);
+	index_deinit(&l->x);
+	fd_close(l->fd);
+	free(l->path);
+	free(l->roots);
+	free(l);
+}
+
+/* It is over. May free the job. */
+static void loading_finish(struct loading *l)
+{
+	struct job *job = l->job;
+
+	job->loading.run = NULL;
+	job->loading.reads = false;
+	if (l->f.code)
+		log_warn("job", "checkpoint not loaded job=%s path=%s why=\"%s\"", job->label,
+			 l->path, l->f.text);
+	l->done(&l->report, l->f.code ? &l->f : NULL, l->userdata);
+	loading_free(l);
+	readers_go_on(job);
+	job_ran(job);
+}
+
+/* ------------------------------------------------------------------------- the thread */
+
+static int loading_newest(int dir, struct loading *l)
+{
+	_cleanup_(freep) uint64_t *steps = NULL;
+	size_t n = 0;
+
+	if (folder_list(dir, &steps, &n, &l->f))
+		return l->f.code;
+	if (!n)
+		return fault_set(&l->f, FAULT_NOT_FOUND, NULL, "there is no checkpoint in '%.200s'",
+				 l->path);
+	l->step = steps[n - 1];
+	return 0;
+}
+
+static void loading_on_opened(struct work *w);
+static void loading_on_read(struct work *w);
+
+static void *loading_open_main(void *arg)
+{
+	struct loading *l = arg;
+	_cleanup_(fd_closep) int dir = -1;
+
+	if (place_become(l->uid, l->gid, &l->f) == 0)
+		dir = place_open(l->roots, l->path, &l->f);
+	if (dir >= 0 && (l->has_step || loading_newest(dir, l) == 0))
+		l->fd = folder_open(dir, l->step, &l->f);
+	if (l->fd >= 0)
+		save_read(l->fd, &l->x, &l->f);
+	loopq_post(l->job->node->loopq, &l->ended, loading_on_opened);
+	return NULL;
+}
+
+static void *loading_place_of(void *arg, size_t piece)
+{
+	struct loading *l = arg;
+
+	return l->places[piece].at;
+}
+
+static void *loading_read_main(void *arg)
+{
+	struct loading *l = arg;
+
+	/* the files are opened again, by name */
+	if (place_become(l->uid, l->gid, &l->f) == 0)
+		save_load(l->fd, &l->x, loading_place_of, l, &l->p, &l->f);
+	loopq_post(l->job->node->loopq, &l->ended, loading_on_read);
+	return NULL;
+}
+
+/* ----------------------------------------------------------------------------- what is there */
+
+static int loading_compare(const struct index_piece *p, const char *unit, const char *tensor,
+			   enum index_array array)
+{
+	int r = strcmp(p->unit, unit);
+
+	r = r ? r : strcmp(p->tensor, tensor);
+	return r ? r : (p->array > array) - (p->array < array);
+}
+
+/* The first piece of an array; the index is sorted. Return: n_pieces: there is none. */
+static size_t loading_find(const struct index *x, const char *unit, const char *tensor,
+			   enum index_array array)
+{
+	size_t lo = 0, hi = x->n_pieces;
+
+	while (lo < hi) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (loading_compare(&x->pieces[mid], unit, tensor, array) < 0)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	if (lo < x->n_pieces && loading_compare(&x->pieces[lo], unit, tensor, array) == 0)
+		return lo;
+	return x->n_pieces;
+}
+
+static int loading_check_piece(struct loading *l, const struct unit *u, uint32_t t, unsigned array,
+			       const struct index_piece *p)
+{
+	const state_tensor *rec = u->rec->tensors[t];
+	enum tensor_type type = saving_type(unit_state_dtype(u->rec, array));
+
+	if (p->type != (uint8_t)type)
+		return fault_set(&l->f, FAULT_STATE, NULL,
+				 "%s of tensor '%.100s' of unit '%.100s' is %s in the checkpoint "
+				 "and %s in the job",
+				 index_array_name((enum index_array)p->array), rec->name,
+				 u->rec->name, tensor_type_name((enum tensor_type)p->type),
+				 tensor_type_name(type));
+	if (p->dims != rec->n_shape ||
+	    memcmp(p->shape, rec->shape, p->dims * sizeof(*p->shape)) != 0)
+		return fault_set(&l->f, FAULT_STATE, NULL,
+				 "tensor '%.100s' of unit '%.100s' has another shape in the "
+				 "checkpoint than in the job",
+				 rec->name, u->rec->name);
+	return 0;
+}
+
+/* All pieces of one array. */
+static int loading_place_array(struct loading *l, struct unit *u, uint32_t t, unsigned array)
+{
+	const state_tensor *rec = u->rec->tensors[t];
+	enum index_array kind = saving_array(u->rec, array);
+	size_t i = loading_find(&l->x, u->rec->name, rec->name, kind);
+	char *at = unit_state_at(u->rec, unit_state(&u->parts[0], array), array,
+				 unit_tensor_full(u, &u->tensors[t]));
+
+	if (i == l->x.n_pieces)
+		return fault_set(&l->f, FAULT_STATE, NULL,
+				 "the checkpoint has no %s of tensor '%.100s' of unit '%.100s', "
+				 "which the job needs",
+				 index_array_name(kind), rec->name, u->rec->name);
+	for (; i < l->x.n_pieces &&
+	       loading_compare(&l->x.pieces[i], u->rec->name, rec->name, kind) == 0;
+	     i++) {
+		const struct index_piece *p = &l->x.pieces[i];
+
+		if (loading_check_piece(l, u, t, array, p))
+			return l->f.code;
+		l->places[i].at = at + p->begin * tensor_type_bytes((enum tensor_type)p->type);
+		l->places[i].unit = array ? NULL : u;
+		l->places[i].tensor = t;
+	}
+	return 0;
+}
+
+static int loading_place_unit(struct loading *l, struct unit *u)
+{
+	for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
+		unsigned arrays = u->tensors[t].frozen ? 0 : unit_state_arrays(u->rec);
+
+		if (u->tensors[t].alias)
+			continue;
+		if (u->rec->tensors[t]->n_strides)
+			return fault_set(&l->f, FAULT_UNIMPLEMENTED, NULL,
+					 "tensor '%.100s' of unit '%.100s' has strides; "
+					 "checkpoints hold only tensors whose dimensions are in "
+					 "order",
+					 u->rec->tensors[t]->name, u->rec->name);
+		for (unsigned i = 0; i <= arrays; i++)
+			if (loading_place_array(l, u, t, i))
+				return l->f.code;
+	}
+	return 0;
+}
+
+static int loading_place_blob(struct loading *l, size_t i)
+{
+	const struct index_piece *p = &l->x.pieces[i];
+	uint64_t bytes = index_piece_bytes(p);
+	struct job *job = l->job;
+
+	if (bytes > JOB_MAX_BLOB)
+		return fault_set(&l->f, FAULT_STATE, NULL,
+				 "the blob of rank %u has %llu bytes; the maximum is %u", p->rank,
+				 (unsigned long long)bytes, JOB_MAX_BLOB);
+	if (quota_charge(&job->quota, MEM_CONTROL, bytes))
+		return fault_set(
+			&l->f, FAULT_EXHAUSTED, NULL,
+			"job '%s' has no memory for the blob of rank %u, %llu bytes: raise "
+			"its quota",
+			job->rec->name, p->rank, (unsigned long long)bytes);
+	l->charged += bytes;
+	l->places[i].blob = malloc(bytes ? bytes : 1);
+	l->places[i].at = (char *)l->places[i].blob;
+	l->report.left_out += p->rank >= job->rec->world_size;
+	return l->places[i].blob ? 0 : fault_errno(&l->f, -ENOMEM, "loading a blob");
+}
+
+/* What nothing of the job has asked for. */
+static int loading_place_rest(struct loading *l)
+{
+	for (size_t i = 0; !l->f.code && i < l->x.n_pieces; i++) {
+		const struct index_piece *p = &l->x.pieces[i];
+
+		if (l->places[i].at)
+			continue;
+		if (p->array == INDEX_BLOB)
+			loading_place_blob(l, i);
+		else
+			fault_set(
+				&l->f, FAULT_STATE, NULL,
+				"the checkpoint has %s of tensor '%.100s' of unit '%.100s', which "
+				"the job does not have: register the units and optimizers that "
+				"were saved",
+				index_array_name((enum index_array)p->array), p->tensor, p->unit);
+	}
+	return l->f.code;
+}
+
+static int loading_place_all(struct loading *l)
+{
+	struct job *job = l->job;
+
+	l->places = calloc(l->x.n_pieces + 1, sizeof(*l->places));
+	if (!l->places)
+		return fault_errno(&l->f, -ENOMEM, "loading a checkpoint");
+	for (uint32_t i = 0; !l->f.code && i < job->n_units; i++)
+		if (!job->units[i]->rec->dropped)
+			loading_place_unit(l, job->units[i]);
+	return l->f.code ? (int)l->f.code : loading_place_rest(l);
+}
+
+/* ------------------------------------------------------------------------- may it be loaded? */
+
+static bool loading_has_stepped(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (!job->units[i]->rec->dropped && job->units[i]->rec->optimizer->steps)
+			return true;
+	return false;
+}
+
+/* It is for a job that has nothing to lose. */
+static int loading_check_fresh(const struct job *job, struct fault *f)
+{
+	const state_job *rec = job->rec;
+	char step[40] = "steps that were not committed";
+
+	if (rec->torn || (!rec->has_commit && !rec->anchored && !loading_has_stepped(job)))
+		return 0;
+	if (rec->has_commit)
+		snprintf(step, sizeof(step), "step %llu", (unsigned long long)rec->step);
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"job '%s' has state of its own, %s: load the checkpoint into a new job, or "
+		"delete this one first",
+		rec->name, step);
+}
+
+static int loading_check_unit(const struct unit *u, struct fault *f)
+{
+	if (!u->gathered_ranks && !u->summoned_ranks && !u->copy_reads && !u->shard_writes &&
+	    !unit_is_copying(u))
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "unit '%.100s' is in use by %u ranks: release it before the checkpoint is "
+			 "loaded",
+			 u->rec->name, u->gathered_ranks + u->summoned_ranks);
+}
+
+/* Does anything of the job run, beside this? */
+static bool loading_is_busy(const struct job *job)
+{
+	return job->running > 1 || job->step.state != JOB_STEP_NONE || job->step.committing ||
+	       job->step.stepping || job->generation || saving_is_busy(job) ||
+	       !list_empty(&job->readers.holds) || job->kept.run || kept_is_rolling_back(job);
+}
+
+static int loading_check(const struct job *job, struct fault *f)
+{
+	uint32_t units = 0;
+
+	if (job->life.deleted)
+		return fault_set(f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
+	if (saving_check_memory(job, f) || loading_check_fresh(job, f))
+		return f->code;
+	if (loading_is_busy(job))
+		return fault_set(f, FAULT_STATE, NULL,
+				 "ops of job '%s' run, or a reader or a checkpoint uses its "
+				 "parameters: wait for their end",
+				 job->rec->name);
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		if (job->units[i]->rec->dropped)
+			continue;
+		units++;
+		if (loading_check_unit(job->units[i], f))
+			return f->code;
+	}
+	if (units)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "job '%s' has no units: its trainers register them, then the checkpoint "
+			 "can be loaded",
+			 job->rec->name);
+}
+
+/* ------------------------------------------------------------------------------ its course */
+
+/* From here on the job has neither its former state nor the new one. */
+static void loading_empty(struct job *job)
+{
+	position_reset(job);
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		job->units[i]->rec->initialised = false;
+		job_journal_mark_unit(job, job->units[i]);
+	}
+	job->readers.changes++;
+	job_journal_write(job);
+}
+
+static int loading_start_reading(struct loading *l)
+{
+	struct job *job = l->job;
+	int r;
+
+	if (l->f.code || loading_check(job, &l->f) || loading_place_all(l))
+		return l->f.code;
+	r = kept_reserve(job);
+	if (r)
+		return fault_set(&l->f, FAULT_EXHAUSTED, NULL,
+				 "job '%s' has no memory for the copy of the committed state "
+				 "(resume COMMITTED), %llu bytes: raise its quota",
+				 job->rec->name, (unsigned long long)kept_bytes(job));
+	loading_empty(job);
+	job->loading.reads = true;
+	r = saving_start_thread(&l->thread, loading_read_main, l);
+	return r ? fault_errno(&l->f, r, "starting a thread to load a checkpoint") : 0;
+}
+
+static void loading_on_opened(struct work *w)
+{
+	struct loading *l = CONTAINER_OF(w, struct loading, ended);
+
+	pthread_join(l->thread, NULL);
+	if (loading_start_reading(l))
+		loading_finish(l);
+}
+
+/* The steps of a unit are those of the tensor that has made most; the others have missed some. */
+static void loading_take_steps(struct loading *l)
+{
+	for (size_t i = 0; i < l->x.n_pieces; i++) {
+		const struct loading_place *at = &l->places[i];
+		state_optimizer *o = at->unit ? at->unit->rec->optimizer : NULL;
+
+		if (o && l->x.pieces[i].steps > o->steps)
+			o->steps = l->x.pieces[i].steps;
+	}
+	for (size_t i = 0; i < l->x.n_pieces; i++) {
+		const struct loading_place *at = &l->places[i];
+
+		if (at->unit && !at->unit->tensors[at->tensor].frozen)
+			at->unit->rec->tensors[at->tensor]->missed =
+				at->unit->rec->optimizer->steps - l->x.pieces[i].steps;
+	}
+}
+
+static void loading_take_unit(struct job *job, struct unit *u)
+{
+	u->rec->initialised = true;
+	u->torn = u->has_gradient = u->has_partials = u->some_lack = false;
+	unit_forget_steps(u);
+	u->version++;
+	if (job->jobs->ops.rolled_back)
+		job->jobs->ops.rolled_back(job, u);
+	job_journal_mark_unit(job, u);
+}
+
+static int loading_take_blobs(struct loading *l)
+{
+	for (size_t i = 0; i < l->x.n_pieces; i++) {
+		const struct index_piece *p = &l->x.pieces[i];
+		struct loading_place *at = &l->places[i];
+
+		if (!at->blob || p->rank >= l->job->rec->world_size)
+			continue;
+		if (state_job_set_blob(l->job->rec, p->rank, at->blob, p->elements, l->x.step) < 0)
+			return fault_errno(&l->f, -ENOMEM, "loading a blob");
+		at->blob = NULL; /* the record's, as is its charge */
+		l->charged -= p->elements;
+	}
+	return 0;
+}
+
+/* The job has the commit of the checkpoint. */
+static void loading_take(struct loading *l)
+{
+	struct job *job = l->job;
+	state_job *rec = job->rec;
+
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (!job->units[i]->rec->dropped)
+			loading_take_unit(job, job->units[i]);
+	loading_take_steps(l);
+	job->life.torn = false;
+	rec->torn = false;
+	rec->has_commit = true;
+	rec->step = l->x.step;
+	rec->committed_unix_s = l->x.created_unix_s;
+	rec->uncommitted_steps = 0;
+	position_committed(job, rec->step);
+	job->mem.stale_partials = job->mem.stray_gradients = true;
+	job->readers.changes++;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS | JOB_JOURNAL_BLOBS);
+	job_journal_write(job);
+}
+
+/* Its ranks have joined before there was a step. */
+static void loading_end_epoch(struct job *job)
+{
+	struct fault f = FAULT_NULL;
+
+	if (!job->joined)
+		return;
+	fault_set(&f, FAULT_ABORTED, NULL,
+		  "a checkpoint of step %llu was loaded into job '%s': epoch %llu has ended, join "
+		  "again",
+		  (unsigned long long)job->rec->step, job->rec->name,
+		  (unsigned long long)job->rec->epoch);
+	job_epoch_end(job, &f);
+}
+
+static void loading_on_read(struct work *w)
+{
+	struct loading *l = CONTAINER_OF(w, struct loading, ended);
+	struct job *job = l->job;
+
+	pthread_join(l->thread, NULL);
+	l->report.step = l->x.step;
+	l->report.world_size = l->x.world_size;
+	l->report.bytes = atomic_load(&l->p.bytes);
+	if (!l->f.code && job->life.deleted)
+		fault_set(&l->f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
+	if (!l->f.code && loading_take_blobs(l) == 0) {
+		loading_take(l);
+		log_info("job", "checkpoint loaded job=%s step=%llu path=%s bytes=%llu", job->label,
+			 (unsigned long long)job->rec->step, l->path,
+			 (unsigned long long)l->report.bytes);
+		readers_committed(job);
+		loading_end_epoch(job);
+	}
+	loading_finish(l);
+}
+
+static struct loading *loading_new(struct job *job, const struct loading_options *o)
+{
+	struct loading *l = calloc(1, sizeof(*l));
+
+	if (!l)
+		return NULL;
+	l->job = job;
+	l->fd = -1;
+	l->uid = (uid_t)job->rec->uid;
+	l->gid = (gid_t)job->rec->gid;
+	l->has_step = o->has_step;
+	l->step = o->step;
+	l->path = strdup(o->path);
+	l->roots = strdup(job->node->checkpoint_roots ? job->node->checkpoint_roots : "");
+	if (l->path && l->roots)
+		return l;
+	loading_free(l);
+	return NULL;
+}
+
+int loading_begin(struct job *job, const struct loading_options *o, loading_cb done, void *userdata,
+		  struct fault *f)
+{
+	const char *roots = job->node->checkpoint_roots, *at;
+	struct loading *l;
+	size_t n;
+	int r;
+
+	if (job->loading.run)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "a checkpoint is being loaded into job '%s' already",
+				 job->rec->name);
+	if (place_find(roots ? roots : "", o->path, &at, &n, f))
+		return f->code;
+	job->running++; /* it counts as one of the job's ops */
+	if (loading_check(job, f)) {
+		job->running--;
+		return f->code;
+	}
+	l = loading_new(job, o);
+	r = l ? saving_start_thread(&l->thread, loading_open_main, l) : -ENOMEM;
+	if (r) {
+		job->running--;
+		if (l)
+			loading_free(l);
+		return fault_errno(f, r, "beginning to load a checkpoint");
+	}
+	l->done = done;
+	l->userdata = userdata;
+	job->loading.run = l;
+	return 0;
+}
+
+void loading_cancel(struct job *job)
+{
+	if (job->loading.run)
+		atomic_store(&job->loading.run->p.cancel, true);
+}
+
+enum res loading_let(struct job *job)
+{
+	return job->loading.reads ? RES_WAIT : kept_let(job);
+}

@@ -1,0 +1,53 @@
+/*
+ * Loading: the state of a checkpoint becomes that of a job whose units are registered.
+ *
+ * A thread with the ids of the job's owner reads the index; on the loop its tensors are looked up in
+ * the job's units by their names; the thread reads their data into the shards and compares checksums.
+ * Tensors are whole in the daemon's memory, so that world size, layout and strategy of the job that
+ * was saved do not matter. Before the first byte is written the units count as not initialised, so
+ * that whatever ends it, nobody finds a part of the state. At its end the job has the commit of the
+ * checkpoint, and its epoch ends: ranks that are in it join again.
+ *
+ *   OPENING --all tensors have their places--> READING --> over
+ *      '---------------- refused ---------------------------^
+ *
+ * While it is READING, what would change parameters waits (loading_let). Loop thread.
+ */
+#ifndef SHARDD_JOB_LOADING_H
+#define SHARDD_JOB_LOADING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "core/res.h"
+
+struct job;
+
+/* What was loaded. */
+struct loading_report {
+	uint64_t step;
+	uint64_t bytes;      /* of tensors and blobs */
+	uint32_t world_size; /* of the job that was saved */
+	uint32_t left_out;   /* blobs of ranks that this job does not have */
+};
+
+/* The end, called once; @f: NULL: it was loaded. The job may be freed when it returns. */
+typedef void (*loading_cb)(const struct loading_report *r, const struct fault *f, void *userdata);
+
+struct loading_options {
+	const char *path; /* absolute, below one of the node's checkpoint_roots */
+	bool has_step;    /* else the newest one */
+	uint64_t step;
+};
+
+/* Begin one. @done: not before this returns. Return: 0 or a fault code. */
+int loading_begin(struct job *job, const struct loading_options *o, loading_cb done, void *userdata,
+		  struct fault *f);
+/* Nobody wants it any more: end it, soon. */
+void loading_cancel(struct job *job);
+
+/* job_ops.before_change: kept_let, and not while a checkpoint is being read. */
+enum res loading_let(struct job *job);
+
+#endif

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""A checkpoint of the daemon becomes the state of another job, in Python."""
+
+import array
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+import support
+
+import shardd
+
+
+class Trainer:
+    """One rank; SGD adds 1 to all parameters in a step."""
+
+    def __init__(self, socket, job, size=12, **how):
+        self.client = shardd.connect(socket)
+        self.found = self.client.join(job, 1, 0, **how)
+        self.size = size
+        self.register()
+
+    def register(self):
+        sgd = shardd.OptimizerSpec(shardd.OptimizerKind.SGD, lr=1.0)
+        [self.unit] = self.client.register([shardd.UnitSpec("block", [
+            shardd.TensorSpec("w", (self.size,), shardd.Init.CONSTANT, 2.0)], optimizer=sgd)])
+
+    def step(self, number):
+        gradient = self.unit.gradient()
+        gradient.view()[:] = array.array("f", [-1.0] * gradient.elements)
+        self.unit.reduce()
+        self.client.step()
+        self.client.commit(number, b"at %d" % number)
+
+    def values(self):
+        values = self.unit.gather().view().tolist()[:self.size]
+        self.unit.release()
+        return values
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.client.leave()
+        self.client.close()
+
+
+class Checkpoints(unittest.TestCase):
+    def setUp(self):
+        self.root = self.enterContext(tempfile.TemporaryDirectory())
+        self.folder = Path(self.root, "job")
+        self.folder.mkdir()
+        self.socket = self.enterContext(
+            support.daemon("--set", f"checkpoint_roots={self.root}"))
+        with Trainer(self.socket, "first") as first:
+            first.unit.init_seed(1)
+            first.step(1)
+            self.save("first")
+            first.step(2)
+            self.save("first")
+            first.step(3)
+
+    def save(self, job):
+        subprocess.run([support.BIN_DIR + "/shardctl", "--socket", self.socket, "checkpoint",
+                        "save", job, self.folder], check=True, stdout=subprocess.DEVNULL)
+
+    def test_the_newest_or_another_one(self):
+        for name, step, wanted in (("newest", None, 2), ("other", 1, 1)):
+            with self.subTest(name), Trainer(self.socket, name) as trainer:
+                self.assertFalse(trainer.found.has_commit)
+                self.assertEqual(trainer.client.load_checkpoint(self.folder, step), wanted)
+                with self.assertRaisesRegex(shardd.Aborted, "a checkpoint of step"):
+                    trainer.client.barrier()
+                found = trainer.client.rejoin()
+                self.assertEqual((found.has_commit, found.step, found.blob),
+                                 (True, wanted, b"at %d" % wanted))
+                trainer.register()
+                self.assertEqual(trainer.values(), [2.0 + wanted] * 12)
+                trainer.step(wanted + 1)
+                self.assertEqual(trainer.values(), [3.0 + wanted] * 12)
+
+    def test_what_does_not_fit_is_refused(self):
+        with (Trainer(self.socket, "smaller", 11) as trainer,
+              self.assertRaisesRegex(shardd.FailedPrecondition, "has another shape")):
+            trainer.client.load_checkpoint(self.folder)
+        with (Trainer(self.socket, "none") as trainer,
+              self.assertRaisesRegex(shardd.NotFound, "no checkpoint 'step-000000000007'")):
+            trainer.client.load_checkpoint(self.folder, 7)
+
+    def test_a_client_without_a_job(self):
+        with (shardd.connect(self.socket) as client,
+              self.assertRaisesRegex(shardd.FailedPrecondition, "call join")):
+            client.load_checkpoint(self.folder)
+
+
+class ResumeFrom(unittest.TestCase):
+    def setUp(self):
+        self.socket = self.enterContext(support.daemon())
+
+    def test_the_commit_is_there_again(self):
+        with Trainer(self.socket, "committed", resume_from="committed") as trainer:
+            trainer.unit.init_seed(1)
+            trainer.step(7)
+            gradient = trainer.unit.gradient()
+            gradient.view()[:] = array.array("f", [-1.0] * gradient.elements)
+            trainer.unit.reduce()
+            trainer.client.step()
+            self.assertEqual(trainer.values(), [4.0] * 12)
+            found = trainer.client.rejoin()
+            self.assertEqual((found.step, found.blob, found.torn), (7, b"at 7", False))
+            trainer.register()
+            self.assertEqual(trainer.values(), [3.0] * 12)
+
+    def test_another_word_is_refused(self):
+        with (shardd.connect(self.socket) as client,
+              self.assertRaisesRegex(shardd.InvalidArgument, "'applied', 'committed' or None")):
+            client.join("wrong", 1, 0, resume_from="torn")
+
+
+if __name__ == "__main__":
+    support.main()
