@@ -1,4 +1,4 @@
-/* shardctl checkpoint save|load|inspect|verify|prune. All but save and load work on files alone. */
+/* shardctl checkpoint save|load|inspect|verify|consolidate|prune. All but save and load work on files alone. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "checkpoint/consolidate.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/save.h"
 #include "core/check.h"
@@ -24,9 +25,9 @@ static int checkpoint_fault(const struct fault *f)
 }
 
 struct checkpoint_args {
-	const char *job, *path; /* borrowed from argv */
+	const char *job, *path, *out, *root; /* borrowed from argv */
 	uint64_t step, keep, rate;
-	bool has_step, has_keep;
+	bool has_step, has_keep, short_names;
 };
 
 static int checkpoint_option(struct checkpoint_args *a, int o)
@@ -48,6 +49,17 @@ static int checkpoint_option(struct checkpoint_args *a, int o)
 			return CTL_OK;
 		return ctl_usage("--rate \"%s\" is not a number of bytes, such as 4096, 64M, 2G",
 				 optarg);
+	case 'o':
+		a->out = optarg;
+		return CTL_OK;
+	case 'n':
+		a->short_names = strcmp(optarg, "tensor") == 0;
+		if (a->short_names || strcmp(optarg, "unit.tensor") == 0)
+			return CTL_OK;
+		return ctl_usage("--names \"%s\" is neither tensor nor unit.tensor", optarg);
+	case 'R':
+		a->root = optarg;
+		return CTL_OK;
 	default:
 		return CTL_USAGE;
 	}
@@ -314,6 +326,41 @@ static int checkpoint_verify(struct ctl *ctl, int argc, char **argv)
 	return r;
 }
 
+static int checkpoint_consolidate(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct option options[] = { { "step", required_argument, NULL, 's' },
+						 { "out", required_argument, NULL, 'o' },
+						 { "names", required_argument, NULL, 'n' },
+						 { "root", required_argument, NULL, 'R' },
+						 { 0 } };
+	_cleanup_(fd_closep) int fd = -1;
+	struct consolidate_options o;
+	struct checkpoint_args a = { 0 };
+	struct index x = INDEX_NULL;
+	struct fault f = FAULT_NULL;
+	uint64_t bytes = 0;
+	int r = checkpoint_parse(&a, options, false, "a folder", argc, argv);
+
+	if (r != CTL_OK)
+		return r;
+	if (!a.out)
+		return ctl_usage("checkpoint consolidate needs --out FILE");
+	fd = checkpoint_open(&a, &x);
+	if (fd < 0)
+		return CTL_FAILED;
+	o = (struct consolidate_options){ a.out, a.short_names, a.root };
+	if (consolidate(fd, &x, &o, &bytes, &f))
+		r = checkpoint_fault(&f);
+	else if (ctl->json)
+		r = ctl_print_json(json_pack("{s:I, s:I}", "step", (json_int_t)x.step, "bytes",
+					     (json_int_t)bytes));
+	else
+		printf("step %" PRIu64 " of job %s in %s: %s\n", x.step, x.job, a.out,
+		       format_bytes(bytes).text);
+	index_deinit(&x);
+	return r;
+}
+
 static int checkpoint_prune(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct option options[] = { { "keep", required_argument, NULL, 'k' }, { 0 } };
@@ -346,13 +393,16 @@ int ctl_checkpoint(struct ctl *ctl, int argc, char **argv)
 		const char *name;
 		int (*run)(struct ctl *ctl, int argc, char **argv);
 	} verbs[] = {
-		{ "save", checkpoint_save },       { "load", checkpoint_load },
-		{ "inspect", checkpoint_inspect }, { "verify", checkpoint_verify },
+		{ "save", checkpoint_save },
+		{ "load", checkpoint_load },
+		{ "inspect", checkpoint_inspect },
+		{ "verify", checkpoint_verify },
+		{ "consolidate", checkpoint_consolidate },
 		{ "prune", checkpoint_prune },
 	};
 
 	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(verbs); i++)
 		if (strcmp(argv[1], verbs[i].name) == 0)
 			return verbs[i].run(ctl, argc - 1, argv + 1);
-	return ctl_usage("checkpoint takes save, load, inspect, verify or prune");
+	return ctl_usage("checkpoint takes save, load, inspect, verify, consolidate or prune");
 }

@@ -46,6 +46,7 @@ static void main_help(void)
 	     "  checkpoint load JOB DIR [--step N]\n"
 	     "  checkpoint inspect DIR [--step N]\n"
 	     "  checkpoint verify DIR [--step N]\n"
+	     "  checkpoint consolidate DIR --out FILE [--step N] [--names tensor] [--root UNIT]\n"
 	     "  checkpoint prune DIR --keep N\n"
 	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
 	     "  run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"

@@ -2,6 +2,7 @@
 """A checkpoint of the daemon becomes the state of another job, in Python."""
 
 import array
+import json
 import subprocess
 import tempfile
 import unittest
@@ -79,6 +80,47 @@ class Checkpoints(unittest.TestCase):
                 self.assertEqual(trainer.values(), [2.0 + wanted] * 12)
                 trainer.step(wanted + 1)
                 self.assertEqual(trainer.values(), [3.0 + wanted] * 12)
+
+    def consolidate(self, *arguments):
+        return subprocess.run([support.BIN_DIR + "/shardctl", "checkpoint", "consolidate",
+                               self.folder, *arguments], capture_output=True, text=True)
+
+    def test_one_file_of_parameters(self):
+        out = Path(self.root, "one.safetensors")
+        for arguments, key in ((), "block.w"), (("--names", "tensor"), "w"), (
+                ("--root", "block"), "w"):
+            done = self.consolidate("--out", out, "--step", "1", *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            raw = out.read_bytes()
+            length = int.from_bytes(raw[:8], "little")
+            header = json.loads(raw[8:8 + length])
+            self.assertEqual(list(header), [key])
+            self.assertEqual(array.array("f", raw[8 + length:]).tolist(), [3.0] * 12)
+            again = self.consolidate("--out", out)
+            self.assertEqual(again.returncode, 1)
+            self.assertIn("already", again.stderr)
+            self.assertEqual([p.name for p in Path(self.root).iterdir() if p != self.folder],
+                             [out.name])
+            out.unlink()
+
+    def test_a_damaged_file_is_not_consolidated(self):
+        [shard] = Path(self.folder, "step-000000000002").glob("*.safetensors")
+        raw = bytearray(shard.read_bytes())
+        raw[-1] ^= 1  # of the blob
+        raw[raw.rfind(array.array("f", [4.0] * 12).tobytes())] ^= 1
+        shard.write_bytes(raw)
+        out = Path(self.root, "damaged.safetensors")
+        done = self.consolidate("--out", out)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("is damaged", done.stderr)
+        self.assertEqual(list(Path(self.root).iterdir()), [self.folder])
+
+    def test_wrong_arguments_of_consolidate(self):
+        for arguments, words in (((), "needs --out FILE"), (
+                ("--out", "x", "--names", "y"), "neither tensor nor unit.tensor")):
+            done = self.consolidate(*arguments)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(words, done.stderr)
 
     def test_what_does_not_fit_is_refused(self):
         with (Trainer(self.socket, "smaller", 11) as trainer,

@@ -4,6 +4,7 @@
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -63,6 +64,57 @@ class Checkpoints(unittest.TestCase):
         torch.testing.assert_close(state["param/block%2F1/w"], parameter.detach())
         [piece] = [p for p in index["pieces"] if p["key"] == "param/block%2F1/w"]
         self.assertEqual((piece["steps"], piece["shape"]), (1, [ROWS, COLUMNS]))
+
+
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+import shardd
+import shardd.torch as st
+
+st.init(lifetime=shardd.Lifetime.KEEP)
+torch.manual_seed(3)
+inner = nn.Sequential(nn.Linear(7, 7), nn.LayerNorm(7))
+model = nn.Sequential(nn.Linear(5, 7), inner, nn.Linear(7, 3))
+st.fully_shard(model[1])
+st.fully_shard(model)
+optimizer = st.AdamW(model.parameters(), lr=0.1)
+run = st.resilient(model)
+while run.step < 2:
+    with run:
+        model(torch.randn(4, 5)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+state = {k: v.full_tensor() if hasattr(v, "full_tensor") else v
+         for k, v in model.state_dict().items()}
+if st.rank() == 0:
+    torch.save(state, sys.argv[1])
+"""
+
+
+class Models(unittest.TestCase):
+    """One file of a wrapped model has its state_dict."""
+
+    def test_the_consolidated_file_is_the_state_dict(self):
+        with tempfile.TemporaryDirectory() as root, \
+                support.daemon("--set", f"checkpoint_roots={root}") as socket:
+            program, out = os.path.join(root, "program.py"), os.path.join(root, "all.safetensors")
+            folder, kept = os.path.join(root, "saved"), os.path.join(root, "state.pt")
+            os.mkdir(folder)
+            with open(program, "w") as file:
+                file.write(PROGRAM)
+            done = subprocess.run(
+                [os.path.join(support.BIN_DIR, "shardctl"), "--socket", socket, "run", "-n", "2",
+                 "--job", "model", "--", sys.executable, program, kept], text=True,
+                capture_output=True, timeout=240, check=False)
+            self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+            ctl(socket, "checkpoint", "save", "model", folder)
+            ctl(socket, "checkpoint", "consolidate", folder, "--out", out, "--root", "root")
+            wanted, got = torch.load(kept), load_file(out)
+        self.assertEqual(sorted(got), sorted(wanted))
+        for name, value in wanted.items():
+            self.assertTrue(torch.equal(got[name], value), name)
 
 
 if __name__ == "__main__":
