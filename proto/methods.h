@@ -77,7 +77,8 @@
 	OP(Training,  DropGradients,    54, true,  op_drop)              \
 	OP(Unit,      DropUnits,        55, false, op_drop_units)        \
 	CALL(Job,     Checkpoint,       56, false)                       \
-	CALL(Job,     LoadCheckpoint,   57, false)
+	CALL(Job,     LoadCheckpoint,   57, false)                       \
+	CALL(Job,     SetCheckpoints,   58, false)
 /* clang-format on */
 
 struct method {

@@ -1,4 +1,5 @@
-/* shardctl checkpoint save|load|inspect|verify|consolidate|prune. All but save and load work on files alone. */
+/* shardctl checkpoint save|load|policy|inspect|verify|consolidate|prune. All but the first three work
+ * on files alone. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -26,7 +27,7 @@ static int checkpoint_fault(const struct fault *f)
 
 struct checkpoint_args {
 	const char *job, *path, *out, *root; /* borrowed from argv */
-	uint64_t step, keep, rate;
+	uint64_t step, keep, rate, every_steps, every_s;
 	bool has_step, has_keep, short_names;
 };
 
@@ -57,6 +58,15 @@ static int checkpoint_option(struct checkpoint_args *a, int o)
 		if (a->short_names || strcmp(optarg, "unit.tensor") == 0)
 			return CTL_OK;
 		return ctl_usage("--names \"%s\" is neither tensor nor unit.tensor", optarg);
+	case 'e':
+		if (format_parse_number(optarg, UINT64_MAX, &a->every_steps) && a->every_steps)
+			return CTL_OK;
+		return ctl_usage("--every-steps \"%s\" is not a whole number from 1", optarg);
+	case 'E':
+		if (format_parse_number(optarg, UINT32_MAX, &a->every_s) && a->every_s)
+			return CTL_OK;
+		return ctl_usage("--every-s \"%s\" is not a whole number from 1 to %u", optarg,
+				 UINT32_MAX);
 	case 'R':
 		a->root = optarg;
 		return CTL_OK;
@@ -192,6 +202,60 @@ static int checkpoint_save(struct ctl *ctl, int argc, char **argv)
 	printf("step %" PRIu64 " of job %s saved in %s: %s\n", saved->step, request.job, path,
 	       format_bytes(saved->bytes).text);
 	return CTL_OK;
+}
+
+static int checkpoint_send_policy(struct ctl *ctl, const struct checkpoint_args *a,
+				  Shardd__V1__CheckpointPolicy *policy)
+{
+	Shardd__V1__SetCheckpointsRequest request = SHARDD__V1__SET_CHECKPOINTS_REQUEST__INIT;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	char buf[CTL_JOB_MAX];
+	int r = ctl_job_name(a->job, buf, &request.job);
+
+	request.policy = policy;
+	if (r == CTL_OK)
+		r = ctl_call(ctl, METHOD_SetCheckpoints, &request.base,
+			     &shardd__v1__set_checkpoints_response__descriptor, &reply);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json)
+		return ctl_print_json(json_from_message(reply));
+	if (policy)
+		printf("checkpoints of job %s go to %s\n", request.job, policy->path);
+	else
+		printf("no more checkpoints of job %s but those that are asked for\n", request.job);
+	return CTL_OK;
+}
+
+static int checkpoint_policy(struct ctl *ctl, int argc, char **argv)
+{
+	static const struct option options[] = { { "every-steps", required_argument, NULL, 'e' },
+						 { "every-s", required_argument, NULL, 'E' },
+						 { "keep", required_argument, NULL, 'k' },
+						 { "rate", required_argument, NULL, 'r' },
+						 { 0 } };
+	Shardd__V1__CheckpointPolicy policy = SHARDD__V1__CHECKPOINT_POLICY__INIT;
+	_cleanup_(freep) char *path = NULL;
+	struct checkpoint_args a = { 0 };
+	int r = checkpoint_parse(&a, options, true, "a job and a folder, or off", argc, argv);
+
+	if (r != CTL_OK)
+		return r;
+	if (strcmp(a.path, "off") == 0 && (a.every_steps || a.every_s || a.keep || a.rate))
+		return ctl_usage("checkpoint policy JOB off takes no options");
+	if (strcmp(a.path, "off") == 0)
+		return checkpoint_send_policy(ctl, &a, NULL);
+	if (!a.every_steps && !a.every_s)
+		return ctl_usage("checkpoint policy needs --every-steps N or --every-s S");
+	path = checkpoint_absolute(a.path);
+	if (!path)
+		return ctl_broken();
+	policy.path = path;
+	policy.every_steps = a.every_steps;
+	policy.every_s = a.every_s;
+	policy.keep = (uint32_t)a.keep;
+	policy.bytes_per_s = a.rate;
+	return checkpoint_send_policy(ctl, &a, &policy);
 }
 
 static const struct option checkpoint_step_option[] = { { "step", required_argument, NULL, 's' },
@@ -393,16 +457,15 @@ int ctl_checkpoint(struct ctl *ctl, int argc, char **argv)
 		const char *name;
 		int (*run)(struct ctl *ctl, int argc, char **argv);
 	} verbs[] = {
-		{ "save", checkpoint_save },
-		{ "load", checkpoint_load },
-		{ "inspect", checkpoint_inspect },
-		{ "verify", checkpoint_verify },
-		{ "consolidate", checkpoint_consolidate },
+		{ "save", checkpoint_save },     { "load", checkpoint_load },
+		{ "policy", checkpoint_policy }, { "inspect", checkpoint_inspect },
+		{ "verify", checkpoint_verify }, { "consolidate", checkpoint_consolidate },
 		{ "prune", checkpoint_prune },
 	};
 
 	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(verbs); i++)
 		if (strcmp(argv[1], verbs[i].name) == 0)
 			return verbs[i].run(ctl, argc - 1, argv + 1);
-	return ctl_usage("checkpoint takes save, load, inspect, verify, consolidate or prune");
+	return ctl_usage(
+		"checkpoint takes save, load, policy, inspect, verify, consolidate or prune");
 }

@@ -26,7 +26,7 @@ static const struct ctl_verb verbs[] = {
 	{ "drain", "[--wait] [--timeout S]", "make all trainers commit and leave", ctl_drain },
 	{ "handover", "[--timeout S]", "start the next daemon, with all jobs", ctl_handover },
 	{ "shutdown", "[--discard]", "end the daemon and its jobs", ctl_shutdown },
-	{ "checkpoint", "save|load|inspect|verify|prune ...",
+	{ "checkpoint", "save|load|policy|inspect|verify|...",
 	  "write a job to files; work on such files", ctl_checkpoint },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
 };
@@ -44,6 +44,9 @@ static void main_help(void)
 	     "  job drain NAME\n"
 	     "  checkpoint save JOB DIR [--rate BYTES]\n"
 	     "  checkpoint load JOB DIR [--step N]\n"
+	     "  checkpoint policy JOB DIR [--every-steps N] [--every-s S] [--keep K] [--rate "
+	     "BYTES]\n"
+	     "  checkpoint policy JOB off\n"
 	     "  checkpoint inspect DIR [--step N]\n"
 	     "  checkpoint verify DIR [--step N]\n"
 	     "  checkpoint consolidate DIR --out FILE [--step N] [--names tensor] [--root UNIT]\n"

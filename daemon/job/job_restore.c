@@ -6,6 +6,7 @@
 #include "job/job_impl.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
+#include "job/policy.h"
 #include "job/units_impl.h"
 
 /* A saved region, or none. */
@@ -183,6 +184,7 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 	rec->applying = false;
 	kept_epoch_ended(job);
 	job_tear(job);
+	policy_begin(job);
 	for (uint32_t i = 0; i < job->n_units; i++)
 		job_journal_mark_unit(job, job->units[i]);
 	job_journal_mark(job, JOB_JOURNAL_HEAD | JOB_JOURNAL_BLOBS | JOB_JOURNAL_SLABS);

@@ -185,10 +185,13 @@ struct job_kept {
 	bool wanted;      /* somebody waits for memory to make it */
 };
 
-/* A checkpoint that becomes its state (job/loading.h). */
-struct job_loading {
-	struct loading *run; /* owned; NULL: none */
-	bool reads;          /* its memory is being written */
+/* Its checkpoints. */
+struct job_checkpoints {
+	struct saving *saving;   /* the last one that was made (job/saving.h); owned; NULL: none */
+	struct loading *loading; /* one becomes its state (job/loading.h); owned; NULL: none */
+	bool reads;              /* LOADING: its memory is being written */
+	/* Of the policy: when the last one was begun, by it or by a call; or since when it counts. */
+	uint64_t step, us;
 };
 
 /* What of it is not in the journal yet (job/job_journal.h). */
@@ -239,8 +242,7 @@ struct job {
 	struct readers readers;        /* sessions that are no rank */
 	struct generation *generation; /* open (job/generation.h); NULL: none */
 	struct job_kept kept;
-	struct job_loading loading;
-	struct saving *saving; /* its checkpoint, the last one (job/saving.h); NULL: none */
+	struct job_checkpoints checkpoints;
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	uint32_t running;          /* collectives and casts in the backend or engine */

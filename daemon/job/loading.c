@@ -66,8 +66,8 @@ static void loading_finish(struct loading *l)
 {
 	struct job *job = l->job;
 
-	job->loading.run = NULL;
-	job->loading.reads = false;
+	job->checkpoints.loading = NULL;
+	job->checkpoints.reads = false;
 	if (l->f.code)
 		log_warn("job", "checkpoint not loaded job=%s path=%s why=\"%s\"", job->label,
 			 l->path, l->f.text);
@@ -388,7 +388,7 @@ static int loading_start_reading(struct loading *l)
 				 "(resume COMMITTED), %llu bytes: raise its quota",
 				 job->rec->name, (unsigned long long)kept_bytes(job));
 	loading_empty(job);
-	job->loading.reads = true;
+	job->checkpoints.reads = true;
 	r = saving_start_thread(&l->thread, loading_read_main, l);
 	return r ? fault_errno(&l->f, r, "starting a thread to load a checkpoint") : 0;
 }
@@ -536,7 +536,7 @@ int loading_begin(struct job *job, const struct loading_options *o, loading_cb d
 	size_t n;
 	int r;
 
-	if (job->loading.run)
+	if (job->checkpoints.loading)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "a checkpoint is being loaded into job '%s' already",
 				 job->rec->name);
@@ -557,17 +557,17 @@ int loading_begin(struct job *job, const struct loading_options *o, loading_cb d
 	}
 	l->done = done;
 	l->userdata = userdata;
-	job->loading.run = l;
+	job->checkpoints.loading = l;
 	return 0;
 }
 
 void loading_cancel(struct job *job)
 {
-	if (job->loading.run)
-		atomic_store(&job->loading.run->p.cancel, true);
+	if (job->checkpoints.loading)
+		atomic_store(&job->checkpoints.loading->p.cancel, true);
 }
 
 enum res loading_let(struct job *job)
 {
-	return job->loading.reads ? RES_WAIT : kept_let(job);
+	return job->checkpoints.reads ? RES_WAIT : kept_let(job);
 }

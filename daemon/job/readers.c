@@ -149,7 +149,7 @@ static void readers_refuse(struct reader *r, enum fault_code code, const char *w
 static bool readers_let_writers(struct job *job)
 {
 	if (!list_empty(&job->readers.holds) || generation_is_copying(job) || job->kept.run ||
-	    job->loading.reads || condition_is_idle(&job->readers.writers))
+	    job->checkpoints.reads || condition_is_idle(&job->readers.writers))
 		return false;
 	condition_signal(&job->readers.writers);
 	return true;
@@ -318,8 +318,8 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 			snprintf(buf, bytes, "the copy of what a checkpoint has not written yet");
 		else
 			snprintf(buf, bytes, "%s",
-				 job->loading.reads ? "a checkpoint that is being loaded"
-				 : job->kept.run    ? "the copy of the committed state"
+				 job->checkpoints.reads ? "a checkpoint that is being loaded"
+				 : job->kept.run        ? "the copy of the committed state"
 				 : job->kept.wanted ? "memory for the copy of the committed state"
 						    : "");
 		return;

@@ -8,10 +8,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "checkpoint/folder.h"
 #include "checkpoint/place.h"
 #include "checkpoint/save.h"
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
+#include "core/log.h"
 #include "core/proc.h"
 #include "core/state.h"
 #include "job/generation.h"
@@ -35,6 +38,8 @@ struct saving {
 	uint64_t blob_bytes;
 	uint64_t bytes; /* of all tensors */
 	struct save_options o;
+	uint32_t keep;
+	struct fault prune; /* what was not removed is no fault of the checkpoint */
 	struct save_progress p;
 	char *chunk; /* owned: what is being written */
 	struct fault f;
@@ -58,7 +63,7 @@ const char *saving_state_name(enum saving_state s)
 
 bool saving_report(const struct job *job, struct saving_report *ret)
 {
-	const struct saving *s = job->saving;
+	const struct saving *s = job->checkpoints.saving;
 
 	if (!s)
 		return false;
@@ -76,7 +81,8 @@ bool saving_report(const struct job *job, struct saving_report *ret)
 
 bool saving_is_busy(const struct job *job)
 {
-	return job->saving && (job->saving->running || job->saving->state == SAVING_WAITING);
+	return job->checkpoints.saving && (job->checkpoints.saving->running ||
+					   job->checkpoints.saving->state == SAVING_WAITING);
 }
 
 /* --------------------------------------------------------------------------- its end */
@@ -117,9 +123,9 @@ static void saving_free(struct saving *s)
 
 void saving_forget(struct job *job)
 {
-	struct saving *s = job->saving;
+	struct saving *s = job->checkpoints.saving;
 
-	job->saving = NULL;
+	job->checkpoints.saving = NULL;
 	if (s)
 		saving_free(s);
 }
@@ -136,6 +142,9 @@ static void saving_on_ended(struct work *w)
 	pthread_join(s->thread, NULL);
 	s->running = false;
 	s->copied = generation_copied(s->g);
+	if (s->prune.code)
+		log_warn("job", "old checkpoints not removed job=%s path=%s why=\"%s\"",
+			 s->job->label, s->path, s->prune.text);
 	s->g = generation_end(s->g);
 	saving_finish(s);
 }
@@ -168,12 +177,14 @@ static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t 
 static void *saving_main(void *arg)
 {
 	struct saving *s = arg;
+	size_t removed, left;
 	int dir = -1;
 
 	if (place_become(s->uid, s->gid, &s->f) == 0)
 		dir = place_open(s->roots, s->path, &s->f);
 	if (dir >= 0) {
-		save_write(dir, &s->x, &s->o, saving_data, s, &s->p, &s->f);
+		if (save_write(dir, &s->x, &s->o, saving_data, s, &s->p, &s->f) == 0 && s->keep)
+			folder_prune(dir, s->keep, &removed, &left, &s->prune);
 		fd_close(dir);
 	}
 	if (s->f.code == FAULT_CANCELLED && generation_is_lost(s->g)) {
@@ -358,6 +369,8 @@ static int saving_start(struct saving *s)
 		return fault_errno(&s->f, r, "starting a thread for a checkpoint");
 	s->running = true;
 	state_move(saving_states, &s->state, SAVING_WRITING);
+	job->checkpoints.step = s->x.step;
+	job->checkpoints.us = clock_now_us();
 	return 0;
 }
 
@@ -406,7 +419,8 @@ static int saving_check(const struct job *job, const struct saving_options *o, s
 			f, FAULT_STATE, NULL,
 			"a checkpoint of job '%s' is being made, in '%.200s': wait for its "
 			"end (shardctl status shows how far it is)",
-			job->rec->name, job->saving ? job->saving->path : "?");
+			job->rec->name,
+			job->checkpoints.saving ? job->checkpoints.saving->path : "?");
 	return 0;
 }
 
@@ -417,9 +431,10 @@ static struct saving *saving_new(struct job *job, const struct saving_options *o
 	if (!s)
 		return NULL;
 	s->job = job;
+	s->o.bytes_per_s = o->bytes_per_s;
+	s->keep = o->keep;
 	s->uid = (uid_t)job->rec->uid;
 	s->gid = (gid_t)job->rec->gid;
-	s->o.bytes_per_s = o->bytes_per_s;
 	s->path = strdup(o->path);
 	s->roots = strdup(job->node->checkpoint_roots);
 	if (s->path && s->roots)
@@ -443,7 +458,7 @@ int saving_begin(struct job *job, struct proc *proc, const struct saving_options
 		return fault_errno(f, -ENOMEM, "beginning a checkpoint");
 	}
 	saving_forget(job);
-	job->saving = s;
+	job->checkpoints.saving = s;
 	s->done = done;
 	s->userdata = userdata;
 	if (reader_hold(s->reader, 0, o->deadline_us, saving_on_granted, s, f))
@@ -453,13 +468,13 @@ int saving_begin(struct job *job, struct proc *proc, const struct saving_options
 
 void saving_cancel(struct job *job)
 {
-	if (job->saving)
-		atomic_store(&job->saving->p.cancel, true);
+	if (job->checkpoints.saving)
+		atomic_store(&job->checkpoints.saving->p.cancel, true);
 }
 
 void saving_tick(struct job *job)
 {
-	struct saving *s = job->saving;
+	struct saving *s = job->checkpoints.saving;
 
 	generation_tick(job);
 	if (s && s->g && generation_is_lost(s->g))
@@ -473,7 +488,7 @@ void saving_tick(struct job *job)
 
 void saving_leave(struct job *job, void *userdata)
 {
-	struct saving *s = job->saving;
+	struct saving *s = job->checkpoints.saving;
 
 	if (!s || !s->done || s->userdata != userdata || s->state != SAVING_WAITING ||
 	    s->reader->state != READER_WAITING)

@@ -47,6 +47,7 @@ struct saving_options {
 	const char *path;     /* absolute, below one of the node's checkpoint_roots */
 	uint64_t bytes_per_s; /* 0: as fast as the disk takes them */
 	uint64_t deadline_us; /* of WAITING */
+	uint32_t keep;        /* newest ones that stay when it is made; 0: all */
 };
 
 /* Begin one. @proc: who asks. @done: not before this returns. Return: 0 or a fault code. */

@@ -216,6 +216,24 @@ static void status_jobs_fill_checkpoint(struct arena *a, const struct job *job,
 	j->checkpoint->error = status_text(a, r.why);
 }
 
+static void status_jobs_fill_policy(struct arena *a, const state_checkpoints *c,
+				    Shardd__V1__JobStatus *j)
+{
+	Shardd__V1__CheckpointPolicyStatus **p;
+
+	if (!c)
+		return;
+	p = STATUS_MESSAGES(a, 1, CheckpointPolicyStatus, checkpoint_policy_status);
+	if (!p)
+		return;
+	j->checkpoints = p[0];
+	p[0]->path = status_text(a, c->path);
+	p[0]->every_steps = c->every_steps;
+	p[0]->every_s = c->every_s;
+	p[0]->keep = c->keep;
+	p[0]->bytes_per_s = c->bytes_per_s;
+}
+
 /* The parts for every caller that may know of the job. */
 static void status_jobs_fill_outside(struct arena *a, const struct job *job,
 				     Shardd__V1__JobStatus *j)
@@ -260,6 +278,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 		status_jobs_fill_rank(a, job, r, j->ranks[r]);
 	status_jobs_fill_readers(a, job, j);
 	status_jobs_fill_checkpoint(a, job, j);
+	status_jobs_fill_policy(a, job->rec->checkpoints, j);
 	if (!with_units)
 		return;
 	j->units = STATUS_MESSAGES(a, j->unit_count, UnitStatus, unit_status);

@@ -181,6 +181,7 @@ static const struct rpc_method svc_shardd_calls[] = {
 	{ "DrainJob", svc_drain_job, false, false },
 	{ "Checkpoint", svc_checkpoint, false, false },
 	{ "LoadCheckpoint", svc_load_checkpoint, false, false },
+	{ "SetCheckpoints", svc_set_checkpoints, false, false },
 	{ "Join", svc_join, false, false },
 	{ "Leave", svc_leave, false, false },
 	{ "CreateGroup", svc_create_group, false, false },

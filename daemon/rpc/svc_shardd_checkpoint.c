@@ -1,5 +1,5 @@
-/* Checkpoint and LoadCheckpoint: the calls of a job's owner that have it written to files, and filled
- * from them (job/saving.h, job/loading.h). */
+/* Checkpoint, SetCheckpoints and LoadCheckpoint: the calls of a job's owner that have it written to
+ * files, now or regularly, and filled from them (job/saving.h, job/policy.h, job/loading.h). */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "core/text.h"
 #include "job/loading.h"
+#include "job/policy.h"
 #include "job/saving.h"
 #include "rpc/audit.h"
 #include "rpc/svc_shardd_impl.h"
@@ -157,4 +158,33 @@ void svc_load_checkpoint(struct rpc_call *call, const ProtobufCMessage *request,
 	}
 	audit(conn_proc(rpc_call_conn(call)), "loading", c->job->label, "path=%.200s", r->path);
 	rpc_call_on_cancelled(call, svc_shardd_checkpoint_on_load_cancelled, c);
+}
+
+/* ---------------------------------------------------------------------------- regularly */
+
+void svc_set_checkpoints(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__SetCheckpointsRequest *r =
+		(const Shardd__V1__SetCheckpointsRequest *)request;
+	Shardd__V1__SetCheckpointsResponse reply = SHARDD__V1__SET_CHECKPOINTS_RESPONSE__INIT;
+	const Shardd__V1__CheckpointPolicy *p = r->policy;
+	state_checkpoints c = SHARDD__STATE__V1__CHECKPOINTS__INIT;
+	struct fault f = FAULT_NULL;
+	struct job *job;
+
+	if (p) {
+		c.path = p->path;
+		c.every_steps = p->every_steps;
+		c.every_s = p->every_s;
+		c.keep = p->keep;
+		c.bytes_per_s = p->bytes_per_s;
+	}
+	if (svc_find_job(call, userdata, r->job, &job, &f) || policy_set(job, p ? &c : NULL, &f)) {
+		svc_refuse(call, "set checkpoints", r->job, &f);
+		return;
+	}
+	audit(conn_proc(rpc_call_conn(call)), "checkpoints", job->label,
+	      "path=%.200s every_steps=%llu every_s=%llu keep=%u", c.path,
+	      (unsigned long long)c.every_steps, (unsigned long long)c.every_s, c.keep);
+	rpc_call_reply(call, &reply.base);
 }

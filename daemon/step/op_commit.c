@@ -11,6 +11,7 @@
 #include "core/cleanup.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
+#include "job/policy.h"
 #include "job/position.h"
 #include "op/op.h"
 #include "op/op_util.h"
@@ -155,6 +156,7 @@ static void op_commit_store(struct coll *c)
 	op_commit_record(c);
 	CHECK(c->job->step.recorded);
 	op_commit_end_pass(c->job);
+	policy_committed(c->job);
 	readers_committed(c->job); /* before what its ranks have submitted already */
 }
 

@@ -274,6 +274,27 @@ int state_job_set_run(state_job *j, const char *run)
 	return 0;
 }
 
+int state_job_set_checkpoints(state_job *j, const state_checkpoints *c)
+{
+	state_checkpoints *copy = NULL;
+
+	if (c) {
+		copy = malloc(sizeof(*copy));
+		if (!copy)
+			return -ENOMEM;
+		*copy = *c;
+		copy->path = strdup(c->path);
+		if (!copy->path) {
+			free(copy);
+			return -ENOMEM;
+		}
+	}
+	if (j->checkpoints)
+		shardd__state__v1__checkpoints__free_unpacked(j->checkpoints, NULL);
+	j->checkpoints = copy;
+	return 0;
+}
+
 void state_job_drop_slabs(state_job *j, size_t n)
 {
 	CHECK(n <= j->n_slabs);

@@ -32,6 +32,7 @@ typedef Shardd__State__V1__Slab state_slab;
 typedef Shardd__State__V1__Region state_region;
 typedef Shardd__State__V1__Part state_part;
 typedef Shardd__State__V1__Blob state_blob;
+typedef Shardd__State__V1__Checkpoints state_checkpoints;
 
 #define STATE_VERSION 3u
 
@@ -90,6 +91,9 @@ int state_job_set_device(state_job *j, uint32_t rank, const char *id);
 
 /* Note which run of a launcher the state belongs to; copied. Return: 0 or -ENOMEM. */
 int state_job_set_run(state_job *j, const char *run);
+
+/* Replace the policy by a copy of @c; NULL: there is none any more. Return: 0 or -ENOMEM. */
+int state_job_set_checkpoints(state_job *j, const state_checkpoints *c);
 
 /* Replace rank @rank's blob; takes @data (malloc'ed). Return: 0 or -ENOMEM. */
 int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes, uint64_t step);

@@ -671,3 +671,114 @@ Test(checkpoints, are_written_with_the_rights_of_the_owner)
 	cr_assert(st.st_uid == 65534 && st.st_gid == 65534);
 	run_end(&r);
 }
+
+/* ------------------------------------------------------------------------- regularly */
+
+static bool has_step(const char *dir, unsigned step)
+{
+	char path[256];
+
+	snprintf(path, sizeof(path), "%s/step-%012u", dir, step);
+	return access(path, F_OK) == 0;
+}
+
+static bool has_step_from(const char *dir, unsigned first, unsigned last)
+{
+	for (unsigned step = first; step <= last; step++)
+		if (has_step(dir, step))
+			return true;
+	return false;
+}
+
+static void set_policy(const char *job, const char *dir, const char *option, const char *value)
+{
+	const char *args[] = {
+		"checkpoint", "policy", job, dir, option, value, "--keep", "2", NULL
+	};
+	char out[1024];
+
+	cr_assert_eq(daemonfix_ctl_text(&trainfix, args, out, sizeof(out)), 0, "%s", out);
+	cr_expect(strstr(out, dir), "%s", out);
+}
+
+static void step_to(struct run *r, unsigned step)
+{
+	stage_set(&r->p->until, step);
+	AWAIT(atomic_load(&r->p->at[0]) > step && atomic_load(&r->p->at[1]) > step, 60);
+}
+
+/* The first commit in each 3 steps, also if commits are not made at each step; two stay. */
+Test(checkpoints, are_made_by_the_policy_of_the_job)
+{
+	static const char *const off[] = { "checkpoint", "policy", "regular", "off", NULL };
+	static const unsigned due[] = { 3, 6, 9, 12 };
+	char dir[128], out[256];
+	struct run r;
+
+	on_host();
+	make_folder("regular", dir);
+	r = run_begin("regular", SHARDD_ADAMW, SHARDD_OPTIM_AT_STEP, 1, 1);
+	set_policy("regular", dir, "--every-steps", "3");
+	for (unsigned i = 0; i < ARRAY_SIZE(due); i++) {
+		step_to(&r, due[i] + 1);
+		AWAIT(has_step(dir, due[i]), 30);
+		AWAIT(i < 2 || !has_step(dir, due[i - 2]), 30);
+	}
+	cr_expect(has_step(dir, 9));
+	verify(dir);
+	AWAIT(fail_logged(&trainfix, "checkpoint job="), 10);
+	cr_assert_eq(daemonfix_ctl_text(&trainfix, off, out, sizeof(out)), 0, "%s", out);
+	step_to(&r, 17);
+	run_end(&r);
+	cr_expect_not(has_step(dir, 15));
+}
+
+Test(checkpoints, are_made_by_the_policy_as_time_passes)
+{
+	char dir[128];
+	struct run r;
+	unsigned step = 1;
+
+	on_host();
+	make_folder("timed", dir);
+	r = run_begin("timed", SHARDD_ADAMW, SHARDD_OPTIM_AT_STEP, step, step);
+	set_policy("timed", dir, "--every-s", "1");
+	AWAIT((step_to(&r, ++step), has_step_from(dir, 2, step)), 30);
+	run_end(&r);
+}
+
+/* A folder that is gone: the job trains on, and status has the error. */
+Test(checkpoints, that_the_policy_cannot_make_are_told)
+{
+	char dir[128];
+	struct run r;
+
+	on_host();
+	make_folder("gone", dir);
+	r = run_begin("gone", SHARDD_ADAMW, SHARDD_OPTIM_AT_STEP, 1, 1);
+	set_policy("gone", dir, "--every-steps", "2");
+	cr_assert_eq(rmdir(dir), 0);
+	step_to(&r, 5);
+	AWAIT(fail_logged(&trainfix, "checkpoint_failed job="), 30);
+	cr_expect(fail_logged(&trainfix, "there is no such folder"));
+	run_end(&r);
+}
+
+Test(checkpoints, a_policy_that_says_nothing_is_refused)
+{
+	static const char *const none[] = { "checkpoint", "policy", "job", "/tmp", NULL };
+	static const char *const both[] = { "checkpoint", "policy", "job", "off",
+					    "--every-s",  "1",      NULL };
+	static const char *const out_of[] = { "checkpoint", "policy", "made", "/etc",
+					      "--every-s",  "1",      NULL };
+	static const char *const make[] = { "job", "create", "made", "--world-size", "1", NULL };
+	char out[1024];
+
+	on_host();
+	cr_expect_eq(daemonfix_ctl_text(&trainfix, none, out, sizeof(out)), 2);
+	cr_expect(strstr(out, "needs --every-steps N or --every-s S"), "%s", out);
+	cr_expect_eq(daemonfix_ctl_text(&trainfix, both, out, sizeof(out)), 2);
+	cr_assert_eq(daemonfix_ctl_text(&trainfix, make, out, sizeof(out)), 0, "%s", out);
+	cr_expect_eq(daemonfix_ctl_text(&trainfix, out_of, out, sizeof(out)), 1);
+	cr_expect(strstr(out, "below none of the daemon's checkpoint_roots"), "%s", out);
+}

@@ -136,6 +136,27 @@ class Checkpoints(unittest.TestCase):
             client.load_checkpoint(self.folder)
 
 
+class Policy(unittest.TestCase):
+    def test_the_next_daemon_has_it(self):
+        with (tempfile.TemporaryDirectory() as root,
+              support.held_daemon("--set", f"checkpoint_roots={root}") as held):
+            ctl = [support.BIN_DIR + "/shardctl", "--socket", held.socket, "--json"]
+            subprocess.run([*ctl, "job", "create", "--world-size", "1", "regular"], check=True,
+                           stdout=subprocess.DEVNULL)
+            subprocess.run([*ctl, "checkpoint", "policy", "regular", root, "--every-steps", "5",
+                            "--every-s", "60", "--keep", "3", "--rate", "1M"], check=True,
+                           stdout=subprocess.DEVNULL)
+            held.kill()
+            with shardd.connect(held.socket, connect_timeout=30):
+                status = subprocess.run([*ctl, "status"], check=True, capture_output=True,
+                                        text=True)
+            [job] = json.loads(status.stdout)["jobs"]
+            policy = job["checkpoints"]
+            self.assertEqual((policy["path"], int(policy["every_steps"]), int(policy["every_s"]),
+                              int(policy["keep"]), int(policy["bytes_per_s"])),
+                             (root, 5, 60, 3, 1 << 20))
+
+
 class ResumeFrom(unittest.TestCase):
     def setUp(self):
         self.socket = self.enterContext(support.daemon())
