@@ -87,7 +87,7 @@ static int kept_place(struct job *job, struct slab *const *slabs)
 			unsigned on = p->device->index;
 			struct region r = { slabs[on], at[on], kept_part_bytes(u, p) };
 
-			if (kept_has_region(p))
+			if (kept_has_region(p) || !slabs[on])
 				continue;
 			if (state_region_set(&u->rec->parts[d]->kept, &r) < 0)
 				return -ENOMEM;
@@ -99,23 +99,28 @@ static int kept_place(struct job *job, struct slab *const *slabs)
 	return 0;
 }
 
+static int kept_take_one(struct job *job, struct device *d, uint64_t bytes, struct slab **ret)
+{
+	int r = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1, ret);
+
+	if (slab_is_short(r) && job_evict(job, UINT64_MAX))
+		r = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1,
+			     ret);
+	return r;
+}
+
+/* Of all devices at once; those that are there are used also if others are not. */
 static int kept_take(struct job *job, const uint64_t *bytes, struct slab **slabs)
 {
-	for (unsigned d = 0; d < job->node->n_devices; d++) {
-		struct device *device = &job->node->devices[d];
-		int r;
+	bool later = false;
+	int r = 0;
 
-		if (!bytes[d])
-			continue;
-		r = slab_new(device, &job->quota, MEM_SHARD, job_share(job), bytes[d],
-			     job->rec->name, -1, &slabs[d]);
-		if (slab_is_short(r) && job_evict(job, UINT64_MAX))
-			r = slab_new(device, &job->quota, MEM_SHARD, job_share(job), bytes[d],
-				     job->rec->name, -1, &slabs[d]);
-		if (r)
-			return r;
-	}
-	return 0;
+	for (unsigned d = 0; r == 0 && d < job->node->n_devices; d++)
+		if (bytes[d])
+			r = slab_note_later(kept_take_one(job, &job->node->devices[d], bytes[d],
+							  &slabs[d]),
+					    &later);
+	return r || !later ? r : SLAB_E_LATER;
 }
 
 static int kept_add(struct job *job, struct slab *const *slabs)
@@ -138,8 +143,8 @@ int kept_reserve(struct job *job)
 	if (!kept_is_on(job) || !kept_sum(job, true, bytes))
 		return 0;
 	r = kept_take(job, bytes, slabs);
-	if (r == 0)
-		r = kept_add(job, slabs);
+	if ((r == 0 || r == SLAB_E_LATER) && kept_add(job, slabs) < 0)
+		r = -ENOMEM;
 	for (unsigned d = 0; d < job->node->n_devices; d++)
 		slab_unref(slabs[d]);
 	return r;
