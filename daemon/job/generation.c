@@ -46,6 +46,15 @@ struct generation {
 	uint64_t copied_bytes;
 	_Atomic bool lost;
 
+	/* Copies made ahead, one block after the other, from the last one on: the reader comes from
+	 * the first one. */
+	struct backend_task ahead;
+	struct launch *ahead_launches; /* owned; NULL: not begun */
+	size_t ahead_at;               /* blocks that were not looked at */
+	bool ahead_runs;               /* of block @ahead_at */
+	bool asked;                    /* a writer waits for the end of that one */
+	uint64_t ops;                  /* of the job, when it was opened */
+
 	/* The reader is in a LIVE block; the loop wants to know when it has left it. */
 	_Atomic bool reading;
 	_Atomic bool wanted;
@@ -103,6 +112,8 @@ int generation_open(struct generation *g)
 	for (size_t i = 0; i < g->n_blocks; i++)
 		atomic_init(&g->blocks[i].left, generation_block_bytes(g, i));
 	g->job->generation = g;
+	g->ahead_at = g->n_blocks;
+	g->ops = g->job->ops.total;
 	return 0;
 }
 
@@ -200,19 +211,28 @@ int generation_read(struct generation *g, uint64_t at, void *to, size_t bytes)
 
 /* ------------------------------------------------------------------------------ copying */
 
-static void generation_give(struct generation *g, bool all)
+static void generation_give(struct generation *g)
 {
 	for (size_t i = 0; i < g->n_blocks; i++)
-		if (all || !atomic_load(&g->blocks[i].left))
+		g->blocks[i].copy = slab_unref(g->blocks[i].copy);
+}
+
+/* Copies that are read; not of one that is being made. */
+static void generation_give_read(struct generation *g)
+{
+	for (size_t i = 0; i < g->n_blocks; i++)
+		if (!atomic_load(&g->blocks[i].left) &&
+		    atomic_load(&g->blocks[i].state) == GENERATION_COPIED)
 			g->blocks[i].copy = slab_unref(g->blocks[i].copy);
 }
 
 static struct generation *generation_free(struct generation *g)
 {
-	CHECK(!g->copying);
+	CHECK(!g->copying && !g->ahead_runs);
 	if (g->job->generation == g)
 		g->job->generation = NULL;
-	generation_give(g, true);
+	generation_give(g);
+	free(g->ahead_launches);
 	free(g->launches);
 	free(g->blocks);
 	free(g->ranges);
@@ -232,14 +252,19 @@ static void generation_leave(struct generation *g)
 	changed(job);
 }
 
-/* @state: of all blocks that were to be copied. */
+/* @state: of all blocks that were to be copied. Those that were copied ahead stay: the reader may be in
+ * one of them. */
 static void generation_settle(struct generation *g, enum generation_state state)
 {
-	for (size_t i = 0; i < g->n_blocks; i++)
-		atomic_store(&g->blocks[i].state,
-			     (uint8_t)(g->blocks[i].copy ? state : GENERATION_LOST));
-	if (state == GENERATION_LOST)
-		generation_give(g, true);
+	for (size_t i = 0; i < g->n_blocks; i++) {
+		struct generation_block *b = &g->blocks[i];
+
+		if (atomic_load(&b->state) == GENERATION_COPIED)
+			continue;
+		if (state == GENERATION_LOST)
+			b->copy = slab_unref(b->copy);
+		atomic_store(&b->state, (uint8_t)(b->copy ? state : GENERATION_LOST));
+	}
 	atomic_store(&g->lost, state == GENERATION_LOST);
 	g->copied = true;
 	free(g->launches);
@@ -274,8 +299,9 @@ static int generation_take(struct generation *g, size_t block)
 	return r;
 }
 
-/* What copies block @block, from launch @n on. Return: the number of launches after it. */
-static size_t generation_launch(struct generation *g, size_t block, size_t n)
+/* What copies block @block, from launch @n of @launches on. Return: the number of launches after it. */
+static size_t generation_launch(const struct generation *g, size_t block, struct launch *launches,
+				size_t n)
 {
 	uint64_t begin = block * g->block_bytes, bytes = generation_block_bytes(g, block);
 	const char *from;
@@ -284,7 +310,7 @@ static size_t generation_launch(struct generation *g, size_t block, size_t n)
 		uint64_t piece = generation_piece(g, generation_range_of(g, at), at,
 						  begin + bytes - at, &from);
 
-		g->launches[n++] = (struct launch){
+		launches[n++] = (struct launch){
 			.kind = LAUNCH_COPY,
 			.n = piece,
 			.copy = { .dst = g->blocks[block].at + (at - begin), .src = from },
@@ -303,11 +329,11 @@ static ssize_t generation_prepare(struct generation *g)
 	if (!g->launches)
 		return -ENOMEM;
 	for (size_t i = 0; i < g->n_blocks; i++) {
-		if (!atomic_load(&g->blocks[i].left))
+		if (!atomic_load(&g->blocks[i].left) || g->blocks[i].copy)
 			continue;
 		if (generation_take(g, i))
 			return -ENOMEM;
-		n = generation_launch(g, i, n);
+		n = generation_launch(g, i, g->launches, n);
 		g->copied_bytes += generation_block_bytes(g, i);
 	}
 	return (ssize_t)n;
@@ -339,18 +365,106 @@ enum res generation_let(struct job *job)
 
 	if (!g || (g->copied && !g->copying))
 		return RES_DONE;
+	if (g->ahead_runs) {
+		g->asked = true;
+		return RES_WAIT;
+	}
 	return g->copying || generation_copy(g) ? RES_WAIT : RES_DONE;
 }
 
 bool generation_is_copying(const struct job *job)
 {
-	return job->generation && job->generation->copying;
+	return job->generation && (job->generation->copying || job->generation->asked);
+}
+
+/* ------------------------------------------------------------------------------- ahead */
+
+static void generation_ahead(struct generation *g);
+
+/* A writer has come meanwhile, or nobody reads it any more. */
+static void generation_ahead_settle(struct generation *g)
+{
+	struct job *job = g->job;
+	generation_cb changed = g->changed;
+
+	if (g->over)
+		generation_free(g);
+	else if (g->asked) {
+		g->asked = false;
+		if (generation_copy(g))
+			return;
+	}
+	changed(job);
+}
+
+static void generation_on_ahead(struct backend_task *task, int status)
+{
+	struct generation *g = CONTAINER_OF(task, struct generation, ahead);
+	struct generation_block *b = &g->blocks[g->ahead_at];
+
+	g->ahead_runs = false;
+	if (status) {
+		b->copy = slab_unref(b->copy);
+		g->ahead_at = 0;
+	} else {
+		g->copied_bytes += generation_block_bytes(g, g->ahead_at);
+		atomic_store(&b->state, GENERATION_COPIED);
+	}
+	if (g->over || g->asked)
+		generation_ahead_settle(g);
+	else
+		generation_ahead(g);
+}
+
+static void generation_ahead_submit(struct generation *g)
+{
+	g->ahead = (struct backend_task){
+		.launches = g->ahead_launches,
+		.n_launches = (unsigned)generation_launch(g, g->ahead_at, g->ahead_launches, 0),
+		.sync = true,
+		.done = generation_on_ahead,
+		.owner = job_as_owner(g->job),
+	};
+	g->ahead_runs = true;
+	backend_submit(g->job->node->devices[0].backend, &g->ahead);
+}
+
+/* The next block; one at a time, so that ops of the job come in between. Without memory none: a writer
+ * tries again. */
+static void generation_ahead(struct generation *g)
+{
+	if (!g->ahead_launches)
+		g->ahead_launches = calloc(g->n_ranges + 1, sizeof(*g->ahead_launches));
+	while (g->ahead_launches && g->ahead_at) {
+		g->ahead_at--;
+		if (!atomic_load(&g->blocks[g->ahead_at].left))
+			return; /* the reader has been here */
+		if (generation_take(g, g->ahead_at) == 0) {
+			generation_ahead_submit(g);
+			return;
+		}
+		g->ahead_at = 0;
+	}
+}
+
+/* Until the first change after the commit the trainers compute: the processors are theirs, but the
+ * memory has time. A job that stands still is not copied. */
+static bool generation_may_go_ahead(const struct generation *g)
+{
+	return !g->copied && !g->copying && !g->ahead_runs && !g->over &&
+	       g->ahead_at == g->n_blocks && g->job->ops.total != g->ops;
 }
 
 void generation_tick(struct job *job)
 {
-	if (job->generation && job->generation->copied)
-		generation_give(job->generation, false);
+	struct generation *g = job->generation;
+
+	if (!g)
+		return;
+	if (generation_may_go_ahead(g))
+		generation_ahead(g);
+	if (g->copied || g->ahead_at < g->n_blocks)
+		generation_give_read(g);
 }
 
 bool generation_is_lost(const struct generation *g)
@@ -368,7 +482,7 @@ struct generation *generation_end(struct generation *g)
 	if (!g)
 		return NULL;
 	g->over = true;
-	if (g->copying)
+	if (g->copying || g->ahead_runs)
 		return NULL;
 	return generation_free(g);
 }

@@ -3,7 +3,8 @@
  * goes on.
  *
  * It costs nothing to begin one. Before something writes to such bytes (readers_let asks
- * generation_let), all that was not read yet is copied, once, to memory that the job pays for. A block
+ * generation_let), all that was not read yet is copied, once, to memory that the job pays for. Much of
+ * it may be copied before that, while the trainers compute: block by block, from the end on. A block
  * of the copy is given back when it has been read. The bytes lie one after the other, in the order
  * in which they were added, and are copied and given back in blocks.
  *
@@ -44,7 +45,8 @@ struct generation *generation_end(struct generation *g);
 enum res generation_let(struct job *job);
 /* Is the copy being made just now? */
 bool generation_is_copying(const struct job *job);
-/* Give the memory of copies back that have been read. Call now and then. */
+/* Give the memory of copies back that have been read; while the job works, copy ahead of its first
+ * change. Call now and then. */
 void generation_tick(struct job *job);
 /* Are there LOST blocks? Any thread. */
 bool generation_is_lost(const struct generation *g);
