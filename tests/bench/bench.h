@@ -44,6 +44,7 @@ struct bench {
 	char dir[80];     /* private, removed at the end */
 	char socket[108]; /* of the daemon that is measured */
 	pid_t daemon;     /* 0: not ours */
+	bool held;        /* with a holder, which @daemon is then, and a root of checkpoints */
 	bool no_spin;     /* a private daemon that sleeps at once (ring_spin_us 0) */
 	unsigned jobs;    /* made so far, for their names */
 };
@@ -328,6 +329,8 @@ int case_status(struct bench *b, const struct bench_case *c);
 int case_memory(struct bench *b, const struct bench_case *c);
 int case_limits(struct bench *b, const struct bench_case *c);
 int case_launch(struct bench *b, const struct bench_case *c);
+int case_restart(struct bench *b, const struct bench_case *c);
+int case_checkpoint(struct bench *b, const struct bench_case *c);
 int case_attach_units(struct bench *b, const struct bench_case *c);
 int case_reduce_units(struct bench *b, const struct bench_case *c);
 int case_reduce_bare(struct bench *b, const struct bench_case *c);

@@ -54,6 +54,13 @@ static const struct bench_case whole_cases[] = {
 	  case_reduce_bare, NULL },
 	{ "nccl_direct", NULL, "GPUs: NCCL called by one process, and an all_reduce by the daemon",
 	  0, 20, case_nccl_direct, NULL },
+	{ "restart", NULL,
+	  "the daemon is killed: until a trainer with --units (1000) has them again, and a step", 1,
+	  10, case_restart, NULL },
+	{ "checkpoint", "Checkpoint",
+	  "the longest step while a checkpoint is written, beside a calm one; the writing, beside "
+	  "dd",
+	  1, 5, case_checkpoint, NULL },
 	{ .name = NULL },
 };
 

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -61,6 +62,19 @@ static void log_path(const struct bench *b, char *path, size_t size)
 	snprintf(path, size, "%s/log", b->dir);
 }
 
+/* With a folder for checkpoints. */
+static void exec_holder(const struct bench *b, const char *program, const char *config)
+{
+	char holder[PATH_MAX], root[128], set[160];
+
+	snprintf(root, sizeof(root), "%s/checkpoints", b->dir);
+	snprintf(set, sizeof(set), "checkpoint_roots=%s", root);
+	mkdir(root, 0700);
+	bench_program("shardd-holder", holder, sizeof(holder));
+	execlp(holder, "shardd-holder", "--", program, "--config", config, "--socket", b->socket,
+	       "--backend", b->o.backend, "--set", set, NULL);
+}
+
 /* In the child. Neither an init system's variables nor the machine's own
  * configuration are for this daemon. */
 static void exec_daemon(const struct bench *b, pid_t parent)
@@ -84,6 +98,8 @@ static void exec_daemon(const struct bench *b, pid_t parent)
 	if (fd < 0 || dup2(fd, STDERR_FILENO) < 0 || dup2(fd, STDOUT_FILENO) < 0)
 		_exit(1);
 	bench_program("shardd", program, sizeof(program));
+	if (b->held)
+		exec_holder(b, program, config);
 	execlp(program, "shardd", "--config", config, "--socket", b->socket, "--backend",
 	       b->o.backend, NULL);
 	dprintf(STDERR_FILENO, "cannot start %s: %s\n", program, strerrordesc_np(errno));
