@@ -205,10 +205,13 @@ static int state_check_compare_place(const void *a, const void *b)
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
+#define STATE_CHECK_REGIONS 6u
+
+/* The regions of a part. @ret: room for STATE_CHECK_REGIONS. */
 static size_t state_check_part_regions(const state_part *p, state_region **ret)
 {
-	state_region *const of_part[] = { p->params, p->grads,  p->state1,
-					  p->state2, p->state3, p->kept };
+	state_region *const of_part[STATE_CHECK_REGIONS] = { p->params, p->grads,  p->state1,
+							     p->state2, p->state3, p->kept };
 	size_t n = 0;
 
 	for (size_t i = 0; i < ARRAY_SIZE(of_part); i++)
@@ -224,7 +227,7 @@ static int state_check_disjoint(const state_job *j, struct fault *f)
 	size_t n = 0;
 
 	for (size_t i = 0; i < j->n_units; i++)
-		n += 5 * j->units[i]->n_parts + j->units[i]->n_buffer_regions;
+		n += STATE_CHECK_REGIONS * j->units[i]->n_parts + j->units[i]->n_buffer_regions;
 	all = calloc(n + 1, sizeof(*all));
 	if (!all)
 		return fault_errno(f, -ENOMEM, "checking a saved state");
@@ -272,7 +275,7 @@ static bool state_check_claim_unit(const state_job *j, uint32_t *owners, const s
 				       SLAB_FIRST_RANK + g->ranks[i]))
 			return false;
 	for (size_t k = 0; k < u->n_parts; k++) {
-		state_region *all[5];
+		state_region *all[STATE_CHECK_REGIONS];
 		size_t n = state_check_part_regions(u->parts[k], all);
 
 		for (size_t i = 0; i < n; i++)

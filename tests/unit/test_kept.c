@@ -1,6 +1,7 @@
 /* Jobs that resume at their commits: when the copy of the committed state is made, when it is copied
  * back, and what waits for that. */
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/check.h"
@@ -127,6 +128,28 @@ Test(kept, the_copy_is_made_before_the_first_change_after_a_commit)
 	cr_expect_arr_eq(region_addr(&u->parts[0].kept), committed, sizeof(committed));
 	commit(2);
 	cr_expect_not(job->rec->kept, "what is committed now is in the parameters");
+}
+
+/* A unit has no more arrays than these: parameters, gradients, three of optimizer state, the copy. */
+Test(kept, a_record_with_every_array_is_sound)
+{
+	state_unit *spec = nodefix_spec("most", ELEMENTS);
+	struct fault f = FAULT_NULL;
+	uint8_t *bytes = NULL;
+	state_all *read = NULL;
+	size_t packed;
+
+	spec->optimizer->kind = OPTIM_ADAMW;
+	spec->optimizer->amsgrad = true;
+	(void)nodefix_unit(&n, job, spec, m, 2);
+	changed();
+	commit(1);
+	changed();
+	cr_assert(job->units[1]->rec->parts[0]->kept && job->units[1]->rec->parts[0]->state3);
+	cr_assert_eq(state_encode(&job->rec, 1, n.node.devices[0].table->next, &bytes, &packed), 0);
+	cr_expect_eq(state_decode(bytes, packed, &read, &f), 0, "%s", f.text);
+	state_free(read);
+	free(bytes);
 }
 
 Test(kept, a_death_brings_the_commit_back)
