@@ -41,6 +41,8 @@ static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *s
 	spec->op_timeout_ms = job->op_timeout_ms;
 	spec->allow_torn = job->allow_torn;
 	spec->resume = (Shardd__V1__Resume)job->resume;
+	spec->min_ranks = job->min_ranks;
+	spec->max_ranks = job->max_ranks;
 	spec->is_private = job->is_private;
 	return r;
 }

@@ -78,7 +78,8 @@
 	OP(Unit,      DropUnits,        55, false, op_drop_units)        \
 	CALL(Job,     Checkpoint,       56, false)                       \
 	CALL(Job,     LoadCheckpoint,   57, false)                       \
-	CALL(Job,     SetCheckpoints,   58, false)
+	CALL(Job,     SetCheckpoints,   58, false)                       \
+	CALL(Job,     ResizeJob,        59, false)
 /* clang-format on */
 
 struct method {

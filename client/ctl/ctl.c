@@ -122,8 +122,9 @@ enum table_color ctl_state_color(const char *state)
 		enum table_color color;
 	} colors[] = {
 		{ "RUNNING", TABLE_GOOD }, { "JOINED", TABLE_GOOD },   { "FORMING", TABLE_WARN },
-		{ "STALE", TABLE_WARN },   { "DRAINING", TABLE_WARN }, { "WAIT", TABLE_WARN },
-		{ "TORN", TABLE_BAD },     { "DEAD", TABLE_BAD },      { "FAILED", TABLE_BAD },
+		{ "STALE", TABLE_WARN },   { "DRAINING", TABLE_WARN }, { "RESIZING", TABLE_WARN },
+		{ "WAIT", TABLE_WARN },    { "TORN", TABLE_BAD },      { "DEAD", TABLE_BAD },
+		{ "FAILED", TABLE_BAD },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(colors); i++)

@@ -1,4 +1,4 @@
-/* shardctl job create|delete|drain. */
+/* shardctl job create|delete|drain|resize. */
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>
@@ -69,6 +69,10 @@ static int job_create_option(Shardd__V1__JobSpec *job, int o)
 		return CTL_OK;
 	case 'r':
 		return job_resume_option(job);
+	case 'm':
+		return job_number_option("min-ranks", 1, &job->min_ranks);
+	case 'x':
+		return job_number_option("max-ranks", 1, &job->max_ranks);
 	default:
 		return CTL_USAGE;
 	}
@@ -88,6 +92,8 @@ static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], in
 		{ "allow-torn", no_argument, NULL, 'a' },
 		{ "private", no_argument, NULL, 'p' },
 		{ "resume", required_argument, NULL, 'r' },
+		{ "min-ranks", required_argument, NULL, 'm' },
+		{ "max-ranks", required_argument, NULL, 'x' },
 		{ 0 },
 	};
 	int r = CTL_OK;
@@ -186,6 +192,64 @@ static int job_drain(struct ctl *ctl, int argc, char **argv)
 	return CTL_OK;
 }
 
+/* ------------------------------------------------------------------- resize */
+
+static void job_print_resized(const Shardd__V1__ResizeJobRequest *request,
+			      const Shardd__V1__ResizeJobResponse *r)
+{
+	printf("job %s has %u ranks now, %u before: %s copied, %u units stayed where they are\n",
+	       request->job, request->world_size, r->from_world_size,
+	       format_bytes(r->moved_bytes).text, r->units_in_place);
+	if (r->blobs_left_out)
+		printf("the blobs of %u ranks that it does not have any more are gone\n",
+		       r->blobs_left_out);
+}
+
+/* @argv[0]: resize; an option may come before, between or behind JOB and N. */
+static int job_parse_resize(Shardd__V1__ResizeJobRequest *request, char name[CTL_JOB_MAX], int argc,
+			    char **argv)
+{
+	static const struct option options[] = {
+		{ "timeout", required_argument, NULL, 't' },
+		{ 0 },
+	};
+	uint32_t seconds = 0;
+	uint64_t n;
+	int o;
+
+	while ((o = getopt_long(argc, argv, "", options, NULL)) != -1)
+		if (o != 't' || job_number_option("timeout", 0, &seconds) != CTL_OK)
+			return CTL_USAGE;
+	if (seconds > UINT32_MAX / 1000)
+		return ctl_usage("--timeout %u is more than %u seconds", seconds, UINT32_MAX / 1000);
+	request->timeout_ms = seconds * 1000;
+	if (argc - optind != 2)
+		return ctl_usage("job resize takes the name of one job and a number of ranks");
+	if (!format_parse_number(argv[optind + 1], UINT32_MAX, &n) || !n)
+		return ctl_usage("job resize: \"%s\" is not a number of ranks, 1 or more",
+				 argv[optind + 1]);
+	request->world_size = (uint32_t)n;
+	return ctl_job_name(argv[optind], name, &request->job);
+}
+
+static int job_resize(struct ctl *ctl, int argc, char **argv)
+{
+	Shardd__V1__ResizeJobRequest request = SHARDD__V1__RESIZE_JOB_REQUEST__INIT;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	char name[CTL_JOB_MAX];
+	int r = job_parse_resize(&request, name, argc, argv);
+
+	if (r == CTL_OK)
+		r = ctl_call_long(ctl, METHOD_ResizeJob, &request.base,
+				  &shardd__v1__resize_job_response__descriptor, &reply);
+	if (r != CTL_OK)
+		return r;
+	if (ctl->json)
+		return ctl_print_json(json_from_message(reply));
+	job_print_resized(&request, (const Shardd__V1__ResizeJobResponse *)reply);
+	return CTL_OK;
+}
+
 int ctl_job(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct {
@@ -195,10 +259,11 @@ int ctl_job(struct ctl *ctl, int argc, char **argv)
 		{ "create", job_create },
 		{ "delete", job_delete },
 		{ "drain", job_drain },
+		{ "resize", job_resize },
 	};
 
 	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(verbs); i++)
 		if (strcmp(argv[1], verbs[i].name) == 0)
 			return verbs[i].run(ctl, argc - 1, argv + 1);
-	return ctl_usage("job takes create, delete or drain");
+	return ctl_usage("job takes create, delete, drain or resize");
 }

@@ -22,6 +22,14 @@
 #define STEAL_PTR(var) STEAL(var, NULL)
 #define STEAL_FD(var)  STEAL(var, -1)
 
+/* Exchange two variables of one type. */
+#define SWAP(a, b)                      \
+	({                              \
+		__typeof__(a) _t = (a); \
+		(a) = (b);              \
+		(b) = _t;               \
+	})
+
 /* Close @fd if it is one; keeps errno. Return: -1, for `fd = fd_close(fd)`. */
 static inline int fd_close(int fd)
 {

@@ -14,6 +14,7 @@
 #include "job/job_impl.h"
 #include "job/job_journal.h"
 #include "job/position.h"
+#include "job/resize.h"
 
 #define JOB_MAGIC 0x4a4f4221u
 
@@ -203,6 +204,8 @@ static state_job *job_rec_from_spec(const struct node_limits *l, const struct jo
 	rec->op_timeout_ms = spec->op_timeout_ms ? spec->op_timeout_ms : l->op_timeout_ms;
 	rec->allow_torn = spec->allow_torn;
 	rec->resume = spec->resume ? spec->resume : JOB_RESUME_APPLIED;
+	rec->min_ranks = spec->min_ranks;
+	rec->max_ranks = spec->max_ranks;
 	rec->ipc = spec->ipc;
 	rec->is_private = spec->is_private;
 	if (job_add_world(rec) < 0) {
@@ -301,13 +304,39 @@ static const char *job_resume_name(enum job_resume r)
 	return r == JOB_RESUME_COMMITTED ? "commit" : "applied step";
 }
 
+static int job_check_elastic(const struct job *job, const struct job_spec *spec, struct fault *f)
+{
+	const state_job *rec = job->rec;
+
+	if (!spec->max_ranks ||
+	    (spec->min_ranks == rec->min_ranks && spec->max_ranks == rec->max_ranks))
+		return 0;
+	if (!rec->max_ranks)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' is not elastic: its first trainer decides that "
+				 "(min_ranks, max_ranks)",
+				 rec->name);
+	return fault_set(f, FAULT_STATE, NULL, "job '%s' is elastic from %u to %u ranks, not %u to %u",
+			 rec->name, rec->min_ranks, rec->max_ranks, spec->min_ranks,
+			 spec->max_ranks);
+}
+
+static int job_check_world_size(const struct job *job, const struct job_spec *spec, struct fault *f)
+{
+	if (spec->world_size == job->rec->world_size ||
+	    (spec->resizes && resize_is_allowed(job, spec->world_size)))
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "job '%s' has world size %u, not %u: start as many ranks, change its size "
+			 "(shardctl job resize), name another job, or delete it (shardctl job "
+			 "delete)",
+			 job->rec->name, job->rec->world_size, spec->world_size);
+}
+
 static int job_check_same(const struct job *job, const struct job_spec *spec, struct fault *f)
 {
-	if (spec->world_size != job->rec->world_size)
-		return fault_set(f, FAULT_STATE, NULL,
-				 "job '%s' has world size %u, not %u: start as many ranks, name "
-				 "another job, or delete it (shardctl job delete)",
-				 job->rec->name, job->rec->world_size, spec->world_size);
+	if (job_check_world_size(job, spec, f) || job_check_elastic(job, spec, f))
+		return f->code;
 	if (spec->lifetime && spec->lifetime != (enum job_lifetime)job->rec->lifetime)
 		return fault_set(f, FAULT_STATE, NULL, "job '%s' has lifetime %s, not %s",
 				 job->rec->name,

@@ -49,6 +49,9 @@ struct job_spec {
 	uint32_t op_timeout_ms;
 	bool allow_torn;
 	enum job_resume resume; /* 0: JOB_RESUME_APPLIED */
+	uint32_t min_ranks;     /* it is elastic (job/resize.h); 0, as is max_ranks: it is not */
+	uint32_t max_ranks;
+	bool resizes; /* an elastic job may have another size: the caller resizes it */
 	bool ipc;
 	bool is_private;
 	const uint8_t *instance; /* NODE_INSTANCE_BYTES: the daemon that has the caller's state;
@@ -106,8 +109,9 @@ void job_label(uid_t uid, const char *name, char ret[JOB_LABEL_MAX + 1]);
 /* How a trainer joins. */
 struct job_joining {
 	uint32_t rank;
-	const char *device; /* id or UUID; "": where the rank was, or as the daemon chooses */
-	bool no_channel;    /* it can take memory only as CUDA IPC handles */
+	uint32_t world_size; /* that it was started for; 0: it does not say */
+	const char *device;  /* id or UUID; "": where the rank was, or as the daemon chooses */
+	bool no_channel;     /* it can take memory only as CUDA IPC handles */
 };
 
 /* Join. @again: the caller's member if it joins again, else NULL; @ret gets a reference
@@ -120,6 +124,9 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
  * default: rank * devices / world size. A rank of a group that has units or has run collectives
  * stays where it is. Return: 0 or a fault. */
 int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f);
+/* The device of rank @rank of @world: the ranks are spread evenly and in order over the devices, at
+ * most as many as there are ranks; lost devices are left out as long as there are others. */
+struct device *job_place_default(const struct job *job, uint32_t rank, uint32_t world);
 
 /* Leave cleanly: fails if its ops are not over. RES_WAIT: devices still work on them: wait for
  * node.changed, then leave again. Or be gone (job_lost, @why says how). May free the job. */
@@ -185,6 +192,10 @@ void jobs_comm_broke(struct jobs *jobs, struct node_comm *nc, const char *why);
 /* Begin a new epoch: waiting ops end with @fault, members become STALE. */
 void job_epoch_end(struct job *job, const struct fault *fault);
 
+/* The first rank of an epoch finds what was committed, if the job resumes at its commits: begin to
+ * bring that back. */
+void job_roll_back(struct job *job);
+
 /* Mark the job TORN if a restart has no state to continue from: a step was applied after the last
  * commit. */
 void job_tear(struct job *job);
@@ -212,7 +223,7 @@ void job_settle(struct job *job);
  * of a deleted job, which this frees. */
 void job_ran(struct job *job);
 
-/* IDLE, FORMING, RUNNING, TORN, DRAINING, DELETED. Return: static string. */
+/* IDLE, FORMING, RUNNING, TORN, DRAINING, RESIZING, DELETED. Return: static string. */
 const char *job_state_name(const struct job *job);
 
 /* Gradient shards of @u on all its devices, if they come from a pool: take them, or none of

@@ -10,6 +10,7 @@
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/loading.h"
+#include "job/resize.h"
 #include "job/saving.h"
 
 /* Processes of the job that live may have the shared slabs mapped. */
@@ -81,7 +82,7 @@ static bool job_end_ops_over(const struct job *job)
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r] && job->ranks[r]->pending)
 			return false;
-	return !job->running && !job->generation && !saving_is_busy(job) &&
+	return !job->running && !job->generation && !saving_is_busy(job) && !resize_is_busy(job) &&
 	       job->step.state != JOB_STEP_APPLYING && !job->step.stepping;
 }
 
@@ -90,6 +91,8 @@ void job_settle(struct job *job)
 	if (job->mem.stale_partials && !job->running)
 		job_drop_partials(job);
 	kept_go_on(job);
+	if (!job->life.deleted)
+		resize_go_on(job);
 	condition_signal(&job->settled);
 	readers_grant(job);
 	job_give_stray_grads(job);
@@ -121,6 +124,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	fault_set(&told, FAULT_ABORTED, NULL, "job '%s' was deleted", job->rec->name);
 	job_journal_gone(job);
 	loading_cancel(job);
+	resize_cancel(job);
 	job->life.deleted = true;
 	readers_lose_job(job);
 	job_epoch_end(job, &told);
@@ -172,6 +176,8 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 	list_for_each (job, tmp, &jobs->all, link) {
 		saving_tick(job);
 		kept_go_on(job);
+		if (resize_is_busy(job))
+			job_settle(job);
 		if (job->life.idle_since_us && !job->present &&
 		    now_us - job->life.idle_since_us >= job_end_job_kept_us(job))
 			job_end_job_expire(job);
@@ -236,6 +242,8 @@ const char *job_state_name(const struct job *job)
 {
 	if (job->life.deleted)
 		return "DELETED";
+	if (job->life.resize)
+		return "RESIZING";
 	if (job->life.draining)
 		return "DRAINING";
 	if (job->life.torn)

@@ -107,6 +107,11 @@ static void job_existing_inherit(const struct job *job, struct job_spec *spec)
 	spec->op_timeout_ms = spec->op_timeout_ms ? spec->op_timeout_ms : rec->op_timeout_ms;
 	spec->is_private = spec->is_private || rec->is_private;
 	spec->resume = spec->resume ? spec->resume : (enum job_resume)rec->resume;
+	if (!spec->max_ranks && spec->world_size >= rec->min_ranks &&
+	    spec->world_size <= rec->max_ranks) {
+		spec->min_ranks = rec->min_ranks;
+		spec->max_ranks = rec->max_ranks;
+	}
 }
 
 int job_existing_check(const struct job *job, struct job_spec *spec, bool *ret_replace,

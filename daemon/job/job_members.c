@@ -9,6 +9,7 @@
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/position.h"
+#include "job/resize.h"
 
 void job_epoch_end(struct job *job, const struct fault *fault)
 {
@@ -181,9 +182,8 @@ static bool job_members_needs_new_epoch(const struct job *job, uint32_t rank)
 	return job->ranks[rank] && job->ranks[rank]->epoch == job->rec->epoch;
 }
 
-/* The first rank of an epoch finds what was committed: changes are of an epoch that has ended, or whose
- * ranks have left. */
-static void job_members_roll_back(struct job *job)
+/* Changes are of an epoch that has ended, or whose ranks have left. */
+void job_roll_back(struct job *job)
 {
 	if (job->joined || job->step.committing || !kept_is_on(job))
 		return;
@@ -223,6 +223,19 @@ static int job_members_check_channel(const struct job *job, const struct job_joi
 			 job->rec->name);
 }
 
+/* @how is of a job of that size, as this one was or is going to be. */
+static int job_members_check_world(const struct job *job, const struct job_joining *how,
+				   struct fault *f)
+{
+	if (!how->world_size || how->world_size == job->rec->world_size)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "job '%s' has world size %u, not %u: it was resized meanwhile, or could "
+			 "not be (%s)",
+			 job->rec->name, job->rec->world_size, how->world_size,
+			 *job->ops.last_error ? job->ops.last_error : "no op has failed");
+}
+
 enum res job_join(struct job *job, const struct job_joining *how, struct proc *proc,
 		  uint64_t session, struct member *again, struct member **ret, struct fault *f)
 {
@@ -232,8 +245,10 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	uint32_t rank = how->rank;
 	bool was_present = m;
 
-	if (job_members_check_join(job, rank, m, f) || job_members_check_channel(job, how, f) ||
-	    job_place(job, rank, how->device, f))
+	if (resize_is_busy(job))
+		return RES_WAIT;
+	if (job_members_check_world(job, how, f) || job_members_check_join(job, rank, m, f) ||
+	    job_members_check_channel(job, how, f) || job_place(job, rank, how->device, f))
 		return RES_FAILED;
 	if (m && m->device != job->placed[rank])
 		return res_of(fault_set(
@@ -246,7 +261,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	if (job_members_needs_new_epoch(job, rank))
 		job_members_end_epoch_for_newcomer(job, rank, proc_pid(proc));
-	job_members_roll_back(job);
+	job_roll_back(job);
 	if (job_members_is_busy(job, rank))
 		return RES_WAIT;
 	if (m)

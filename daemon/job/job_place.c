@@ -5,13 +5,10 @@
 #include "job/job.h"
 #include "job/job_journal.h"
 
-/* The ranks are spread evenly and in order over the devices, at most as many as there are ranks;
- * lost devices are left out as long as there are others. */
-static struct device *job_place_default(const struct job *job, uint32_t rank)
+struct device *job_place_default(const struct job *job, uint32_t rank, uint32_t world)
 {
 	struct device *there[NODE_MAX_DEVICES];
 	struct node *node = job->node;
-	uint32_t world = job->rec->world_size;
 	unsigned n = 0;
 
 	for (unsigned i = 0; i < node->n_devices; i++)
@@ -57,7 +54,7 @@ static int job_place_set(struct job *job, uint32_t rank, struct device *d, struc
 int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f)
 {
 	struct device *now = job->placed[rank];
-	struct device *d = now ? now : job_place_default(job, rank);
+	struct device *d = now ? now : job_place_default(job, rank, job->rec->world_size);
 	const struct backend_info *info;
 
 	if (*name) {

@@ -52,6 +52,7 @@ struct job;
 struct jobs;
 struct member;
 struct redo;
+struct resize;
 struct saving;
 
 /* Callbacks for the layers to the left. Set once, before any job exists. */
@@ -116,6 +117,7 @@ struct job_life {
 	bool draining;
 	bool torn;
 	bool crashed;           /* its last trainer did not leave cleanly */
+	struct resize *resize;  /* under way (job/resize.h); owned; NULL: none */
 	uint64_t idle_since_us; /* no trainers since; 0: there are some */
 };
 

@@ -41,7 +41,7 @@ struct node_comm;
 
 struct node {
 	uv_loop_t *loop;
-	struct loopq *loopq;          /* borrowed; NULL: there are no checkpoints */
+	struct loopq *loopq;          /* borrowed */
 	const char *checkpoint_roots; /* borrowed: folders, separated by colons */
 	struct device devices[NODE_MAX_DEVICES];
 	unsigned n_devices;

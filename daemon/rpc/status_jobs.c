@@ -267,6 +267,8 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->epoch = job->rec->epoch;
 	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
 	j->resume = (char *)(kept_is_on(job) ? "COMMITTED" : "APPLIED");
+	j->min_ranks = job->rec->min_ranks;
+	j->max_ranks = job->rec->max_ranks;
 	status_jobs_fill_memory(a, job, j);
 	j->unit_count = job_units_alive(job);
 	j->ops_total = job->ops.total;

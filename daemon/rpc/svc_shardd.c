@@ -182,6 +182,7 @@ static const struct rpc_method svc_shardd_calls[] = {
 	{ "Checkpoint", svc_checkpoint, false, false },
 	{ "LoadCheckpoint", svc_load_checkpoint, false, false },
 	{ "SetCheckpoints", svc_set_checkpoints, false, false },
+	{ "ResizeJob", svc_resize_job, false, false },
 	{ "Join", svc_join, false, false },
 	{ "Leave", svc_leave, false, false },
 	{ "CreateGroup", svc_create_group, false, false },

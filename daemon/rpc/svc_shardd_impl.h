@@ -48,6 +48,7 @@ void svc_create_group(struct rpc_call *call, const ProtobufCMessage *request, vo
 void svc_checkpoint(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_load_checkpoint(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_set_checkpoints(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_resize_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 
 /* svc_shardd_join.c */
 void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);

@@ -42,6 +42,13 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 			"job.allow_torn is set and job.resume is COMMITTED: a job that "
 			"resumes at its commits is never torn by a trainer's death; set one "
 			"of them");
+	if ((spec->min_ranks || spec->max_ranks) &&
+	    (!spec->min_ranks || spec->min_ranks > spec->world_size ||
+	     spec->max_ranks < spec->world_size))
+		return fault_set(f, FAULT_INVALID, "job.min_ranks",
+				 "job.min_ranks %u and job.max_ranks %u must be 1 or more, with "
+				 "job.world_size %u between them, or both 0",
+				 spec->min_ranks, spec->max_ranks, spec->world_size);
 	*ret = (struct job_spec){ .name = spec->name,
 				  .world_size = spec->world_size,
 				  .lifetime = (enum job_lifetime)spec->lifetime,
@@ -50,6 +57,8 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 				  .op_timeout_ms = spec->op_timeout_ms,
 				  .allow_torn = spec->allow_torn,
 				  .resume = (enum job_resume)spec->resume,
+				  .min_ranks = spec->min_ranks,
+				  .max_ranks = spec->max_ranks,
 				  .ipc = spec->ipc,
 				  .is_private = spec->is_private };
 	return 0;

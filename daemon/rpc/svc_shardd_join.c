@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/text.h"
 #include "job/position.h"
+#include "job/resize.h"
 #include "rpc/audit.h"
 #include "rpc/svc_shardd_impl.h"
 
@@ -170,7 +171,7 @@ static void svc_shardd_join_on_join_cancelled(struct rpc_call *call, void *userd
 static enum res svc_shardd_join_now(struct rpc_call *call, struct job *job,
 				    const Shardd__V1__JoinRequest *r, bool created)
 {
-	const struct job_joining how = { r->rank, r->device, r->no_channel };
+	const struct job_joining how = { r->rank, r->job->world_size, r->device, r->no_channel };
 	struct conn *c = rpc_call_conn(call);
 	struct session *s = c ? conn_user(c) : NULL;
 	struct fault f = s ? FAULT_NULL : svc_not_connected();
@@ -259,6 +260,18 @@ static int svc_shardd_join_existing(const Shardd__V1__JoinRequest *r, const stru
 	return 0;
 }
 
+/* How long ranks of another number wait for the end of those that are still there: their launcher has
+ * ended them. */
+#define RESIZE_WAIT_US UINT64_C(10000000)
+
+/* Ranks of another number have come to an elastic job. */
+static int svc_shardd_join_resize(struct job *job, uint32_t world, struct fault *f)
+{
+	if (world == job->rec->world_size || resize_is_busy(job))
+		return 0; /* or it has that size afterwards, or the join is refused */
+	return resize_begin(job, world, RESIZE_WAIT_US, NULL, NULL, f);
+}
+
 void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
@@ -275,9 +288,11 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	if (svc_decode_job(r->job, &spec, &f) == 0 && r->rank >= spec.world_size)
 		fault_set(&f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", r->rank,
 			  spec.world_size - 1);
+	spec.resizes = true;
 	if (f.code || svc_shardd_join_instance(r, &spec, &f) ||
 	    svc_shardd_join_existing(r, s, &spec, &f) ||
-	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f)) {
+	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f) ||
+	    svc_shardd_join_resize(job, spec.world_size, &f)) {
 		svc_refuse(call, "join", r->job ? r->job->name : "", &f);
 		return;
 	}

@@ -101,10 +101,13 @@ static void change_drop_job(state_all *s, size_t i)
 	s->jobs[i] = s->jobs[--s->n_jobs];
 }
 
-/* The head replaces all that it has; units, slabs and blobs stay the old record's. */
+/* The head replaces all that it has; units, slabs and blobs stay the old record's, but for blobs of
+ * ranks that there are no more. */
 static void change_apply_head(state_job **at, state_job *head)
 {
 	state_job *old = *at;
+	uint64_t bytes;
+	uint32_t gone;
 
 	head->n_units = old->n_units;
 	head->units = STEAL_PTR(old->units);
@@ -113,6 +116,7 @@ static void change_apply_head(state_job **at, state_job *head)
 	head->n_blobs = old->n_blobs;
 	head->blobs = STEAL_PTR(old->blobs);
 	old->n_units = old->n_slabs = old->n_blobs = 0;
+	state_job_drop_blobs(head, head->world_size, &gone, &bytes);
 	state_job_free(old);
 	*at = head;
 }

@@ -36,18 +36,30 @@ static int state_set_name(char **field, const char *name)
 	return *field ? 0 : -ENOMEM;
 }
 
+/* Copies of the @n names at @from; NULL: of "". Return: NULL without memory. */
+static char **state_names_new(const char *const *from, uint32_t n)
+{
+	char **names = calloc(n, sizeof(*names));
+
+	for (uint32_t i = 0; names && i < n; i++) {
+		names[i] = strdup(from ? from[i] : "");
+		if (names[i])
+			continue;
+		while (i--)
+			free(names[i]);
+		free(names);
+		return NULL;
+	}
+	return names;
+}
+
 /* An entry for each rank, none placed yet. */
 static int state_no_devices(state_job *j)
 {
-	j->devices = calloc(j->world_size, sizeof(*j->devices));
+	j->devices = state_names_new(NULL, j->world_size);
 	if (!j->devices)
 		return -ENOMEM;
-	while (j->n_devices < j->world_size) {
-		j->devices[j->n_devices] = strdup("");
-		if (!j->devices[j->n_devices])
-			return -ENOMEM;
-		j->n_devices++;
-	}
+	j->n_devices = j->world_size;
 	return 0;
 }
 
@@ -259,6 +271,46 @@ int state_job_set_device(state_job *j, uint32_t rank, const char *id)
 	CHECK(rank < j->n_devices);
 	free(j->devices[rank]);
 	j->devices[rank] = copy;
+	return 0;
+}
+
+void state_job_drop_blobs(state_job *j, uint32_t ranks, uint32_t *ret_gone, uint64_t *ret_bytes)
+{
+	size_t kept = 0;
+
+	*ret_gone = 0;
+	*ret_bytes = 0;
+	for (size_t i = 0; i < j->n_blobs; i++) {
+		if (j->blobs[i]->rank < ranks) {
+			j->blobs[kept++] = j->blobs[i];
+			continue;
+		}
+		*ret_gone += 1;
+		*ret_bytes += j->blobs[i]->data.len;
+		shardd__state__v1__blob__free_unpacked(j->blobs[i], NULL);
+	}
+	j->n_blobs = kept;
+}
+
+int state_job_resize(state_job *j, state_group *world, const char *const *devices,
+		     uint32_t *ret_gone, uint64_t *ret_bytes)
+{
+	char **names = state_names_new(devices, (uint32_t)world->n_ranks);
+
+	if (!names)
+		return -ENOMEM;
+	CHECK(j->n_groups > 0);
+	for (size_t i = 0; i < j->n_devices; i++)
+		free(j->devices[i]);
+	free(j->devices);
+	j->devices = names;
+	j->n_devices = world->n_ranks;
+	for (size_t i = 0; i < j->n_groups; i++)
+		state_group_free(j->groups[i]);
+	j->groups[0] = world;
+	j->n_groups = 1;
+	j->world_size = (uint32_t)world->n_ranks;
+	state_job_drop_blobs(j, j->world_size, ret_gone, ret_bytes);
 	return 0;
 }
 

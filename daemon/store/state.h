@@ -89,6 +89,14 @@ int state_unit_add_buffer_region(state_unit *u, const struct region *r);
 /* Note on which device rank @rank is. Return: 0 or -ENOMEM. */
 int state_job_set_device(state_job *j, uint32_t rank, const char *id);
 
+/* Its world is @world from now on, a group that is taken, and its only one; @devices: by rank, ids,
+ * copied. Blobs of other ranks go: @ret_gone, @ret_bytes: how many, and their bytes. Return: 0 or
+ * -ENOMEM: nothing has changed. */
+int state_job_resize(state_job *j, state_group *world, const char *const *devices,
+		     uint32_t *ret_gone, uint64_t *ret_bytes);
+/* Drop the blobs of ranks from @ranks on. As above. */
+void state_job_drop_blobs(state_job *j, uint32_t ranks, uint32_t *ret_gone, uint64_t *ret_bytes);
+
 /* Note which run of a launcher the state belongs to; copied. Return: 0 or -ENOMEM. */
 int state_job_set_run(state_job *j, const char *run);
 

@@ -81,5 +81,8 @@ int reduce_resolve_factors(const state_unit *rec, uint32_t ranks, struct unit_fa
 /* Call before a resolved record is resolved again: it reopens the settings that its profile does
  * not have. */
 void reduce_reopen(state_unit *rec);
+/* The same before it is resolved for another number of ranks: reopens also the factors that are the
+ * profile's own for @ranks ranks, and the post_divide that makes a mean of them. */
+void reduce_reopen_factors(state_unit *rec, uint32_t ranks);
 
 #endif

@@ -170,3 +170,15 @@ void reduce_reopen(state_unit *rec)
 	if (!reduce_resolve_has_two_factors(rec))
 		rec->pre_divide = rec->post_divide = 0;
 }
+
+void reduce_reopen_factors(state_unit *rec, uint32_t ranks)
+{
+	double pre, post;
+
+	reduce_reopen(rec);
+	layout_divide_factors(ranks, &pre, &post);
+	if (rec->pre_divide == pre && rec->post_divide == post)
+		rec->pre_divide = rec->post_divide = 0;
+	else if (rec->pre_divide * rec->post_divide == ranks)
+		rec->post_divide = 0;
+}

@@ -6,7 +6,7 @@
 
 #include "copies/full.h"
 #include "core/check.h"
-#include "mem/stagger.h"
+#include "core/cleanup.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "op/op.h"
@@ -86,71 +86,19 @@ int convert_record(const struct op *op, const struct unit *u, state_unit *ret, s
 
 /* -------------------------------------------------------------------- memory */
 
-/* The arrays of a part, parameters first. */
-#define ARRAYS (2 + UNIT_MAX_STATES)
-
-static struct region *convert_array_of(struct unit_part *p, unsigned i)
-{
-	struct region *const arrays[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2,
-						&p->state3 };
-
-	return arrays[i];
-}
-
-static state_region **convert_record_of(state_part *p, unsigned i)
-{
-	state_region **const fields[ARRAYS] = { &p->params, &p->grads, &p->state1, &p->state2,
-						&p->state3 };
-
-	return fields[i];
-}
-
-static void convert_free_parts(state_unit *rec)
-{
-	for (size_t i = 0; i < rec->n_parts; i++)
-		shardd__state__v1__part__free_unpacked(rec->parts[i], NULL);
-	free(rec->parts);
-	rec->parts = NULL;
-	rec->n_parts = 0;
-}
-
 void convert_let_go(struct coll *c)
 {
 	struct convert *v = convert_of(c);
 
 	for (unsigned i = 0; i < v->n; i++) {
-		unit_free(v->units[i].fresh);
-		convert_free_parts(&v->units[i].rec);
+		relayout_deinit(&v->units[i]);
 		convert_record_free(v->units[i].old, &v->units[i].rec);
 	}
-	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
-		for (unsigned k = 0; k < 2; k++)
-			slab_unref(v->on[d].slabs[k]);
+	relayout_memory_deinit(&v->mem);
 	free(v->units);
 }
 
-static uint64_t convert_array_bytes(const struct unit *u, unsigned i)
-{
-	return i ? unit_array_bytes(&u->layout, u->spread)
-		 : unit_params_bytes(u->rec, &u->layout, u->spread);
-}
-
-static uint64_t convert_array_room(const struct unit *u, unsigned d, unsigned i)
-{
-	return stagger_room(u->parts[d].device, convert_array_bytes(u, i));
-}
-
-/* Has the unit array @i, as it will be? */
-static bool convert_has_array(const struct changing *x, unsigned i)
-{
-	if (!i)
-		return true;
-	if (!x->fresh->layout.shard_elements)
-		return false;
-	return i == 1 ? !unit_pools_gradient(&x->rec) : i - 2 < unit_state_arrays(&x->rec);
-}
-
-static int convert_begin_unit(struct coll *c, struct changing *x, struct unit *u)
+static int convert_begin_unit(struct coll *c, struct relayout *x, struct unit *u)
 {
 	struct fault f = FAULT_NULL;
 	struct layout l;
@@ -170,12 +118,7 @@ static int convert_begin_unit(struct coll *c, struct changing *x, struct unit *u
 		x->fresh->tensors[i].of_unit = u->tensors[i].of_unit;
 		x->fresh->tensors[i].of = u->tensors[i].of;
 	}
-	for (unsigned d = 0; d < u->n_parts; d++)
-		for (unsigned i = 0; i < ARRAYS; i++)
-			if (convert_has_array(x, i))
-				convert_of(c)->on[u->parts[d].device->index].bytes[i > 0] +=
-					convert_array_bytes(x->fresh, i) +
-					convert_array_room(x->fresh, d, i);
+	relayout_sum(x, &convert_of(c)->mem);
 	return 0;
 }
 
@@ -196,86 +139,17 @@ int convert_new(struct coll *c)
 	return r;
 }
 
-int convert_take_slabs(struct coll *c)
-{
-	struct convert *v = convert_of(c);
-	bool later = false;
-	int r = 0;
-
-	for (unsigned i = 0; r == 0 && i < 2 * c->job->node->n_devices; i++) {
-		struct device *d = &c->job->node->devices[i / 2];
-		uint64_t bytes = v->on[i / 2].bytes[i % 2];
-
-		if (!bytes || v->on[i / 2].slabs[i % 2])
-			continue;
-		r = slab_new(d, &c->job->quota, MEM_SHARD, job_share(c->job), bytes,
-			     c->job->rec->name, -1, &v->on[i / 2].slabs[i % 2]);
-		if (slab_is_short(r) && job_evict(c->job, UINT64_MAX))
-			r = slab_new(d, &c->job->quota, MEM_SHARD, job_share(c->job), bytes,
-				     c->job->rec->name, -1, &v->on[i / 2].slabs[i % 2]);
-		r = slab_note_later(r, &later);
-	}
-	return r || !later ? r : SLAB_E_LATER;
-}
-
-uint64_t convert_bytes(const struct coll *c)
-{
-	uint64_t sum = 0;
-
-	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
-		sum += convert_of(c)->on[d].bytes[0] + convert_of(c)->on[d].bytes[1];
-	return sum;
-}
-
-/* The regions of the new arrays, in the unit and in its record. */
-static int convert_place_one(struct convert *v, struct changing *x)
-{
-	for (unsigned d = 0; d < x->old->n_parts; d++) {
-		struct unit_part *p = &x->fresh->parts[d];
-		state_part *rec = state_unit_add_part(&x->rec);
-		unsigned on = p->device->index;
-
-		CHECK(p->device == x->old->parts[d].device); /* a group's devices stay */
-		if (!rec)
-			return -ENOMEM;
-		for (unsigned i = 0; i < ARRAYS; i++) {
-			uint64_t *at = &v->on[on].at[i > 0],
-				 bytes = convert_array_bytes(x->fresh, i);
-
-			if (!convert_has_array(x, i))
-				continue;
-			*convert_array_of(p, i) = (struct region){
-				v->on[on].slabs[i > 0],
-				*at + stagger_by(p->device, bytes, STAGGER_ARRAY(i)), bytes
-			};
-			*at += bytes + convert_array_room(x->fresh, d, i);
-			CHECK(*at <= v->on[on].bytes[i > 0] && v->on[on].slabs[i > 0]);
-			if (state_region_set(convert_record_of(rec, i), convert_array_of(p, i)) < 0)
-				return -ENOMEM;
-		}
-	}
-	return 0;
-}
-
 int convert_place(struct convert *v)
 {
 	int r = 0;
 
 	CHECK(!v->units[0].rec.n_parts);
 	for (unsigned i = 0; r == 0 && i < v->n; i++)
-		r = convert_place_one(v, &v->units[i]);
+		r = relayout_place(&v->units[i], &v->mem);
 	return r;
 }
 
 /* ------------------------------------------------------------------ the swap */
-
-static void convert_swap_region(struct region *a, struct region *b)
-{
-	struct region t = *a;
-
-	*a = *b;
-	*b = t;
-}
 
 /* In the unit's record. Steps that it had were none of the tensors'. */
 static void convert_swap_tensors(const struct convert_args *a, struct unit *u)
@@ -301,12 +175,10 @@ static void convert_swap_tensors(const struct convert_args *a, struct unit *u)
 }
 
 /* What is reached by pointers from outside stays: the unit, its parts, its record. */
-static void convert_swap_unit(struct job *job, const struct convert_args *a, struct changing *x)
+static void convert_swap_unit(struct job *job, const struct convert_args *a, struct relayout *x)
 {
 	struct unit *u = x->old, *fresh = x->fresh;
-	struct unit_tensor *tensors = u->tensors;
 	state_unit *rec = u->rec;
-	state_part **parts = rec->parts;
 
 	CHECK(!u->gathered_ranks && !u->summoned_ranks && !unit_is_copying(u));
 	CHECK(fresh->n_parts == u->n_parts && x->rec.n_parts == rec->n_parts);
@@ -317,14 +189,12 @@ static void convert_swap_unit(struct job *job, const struct convert_args *a, str
 	rec->shard_multiple = x->rec.shard_multiple;
 	rec->strategy = x->rec.strategy;
 	rec->shard_ranks = x->rec.shard_ranks;
-	rec->parts = x->rec.parts;
-	x->rec.parts = parts;
-	u->tensors = fresh->tensors;
-	fresh->tensors = tensors;
+	SWAP(rec->parts, x->rec.parts);
+	SWAP(u->tensors, fresh->tensors);
 	for (unsigned d = 0; d < u->n_parts; d++)
-		for (unsigned i = 0; i < ARRAYS; i++)
-			convert_swap_region(convert_array_of(&u->parts[d], i),
-					    convert_array_of(&fresh->parts[d], i));
+		for (unsigned i = 0; i < RELAYOUT_ARRAYS; i++)
+			SWAP(*relayout_array(&u->parts[d], i),
+			     *relayout_array(&fresh->parts[d], i));
 	convert_swap_tensors(a, u);
 	unit_lay_out(u, &fresh->layout, NULL);
 	u->version++;
@@ -335,13 +205,8 @@ static void convert_swap_unit(struct job *job, const struct convert_args *a, str
 static enum res convert_finish(struct coll *c)
 {
 	struct convert *v = convert_of(c);
-	struct slab *fresh[2 * NODE_MAX_DEVICES];
-	unsigned n = 0;
 
-	for (unsigned i = 0; i < 2 * NODE_MAX_DEVICES; i++)
-		if (v->on[i / 2].slabs[i % 2])
-			fresh[n++] = v->on[i / 2].slabs[i % 2];
-	if (job_add_slabs(c->job, fresh, n) < 0)
+	if (relayout_enter(c->job, &v->mem) < 0)
 		return coll_fail(c, -ENOMEM);
 	for (unsigned i = 0; i < v->n; i++)
 		convert_swap_unit(c->job, convert_args(c->ops[0]), &v->units[i]);
@@ -352,7 +217,7 @@ static enum res convert_finish(struct coll *c)
 
 /* ---------------------------------------------------------------- repacking */
 
-static struct changing *convert_current(const struct coll *c)
+static struct relayout *convert_current(const struct coll *c)
 {
 	return &convert_of(c)->units[convert_of(c)->unit];
 }
@@ -364,8 +229,7 @@ static const void *convert_source(const struct coll *c, unsigned d, unsigned q, 
 	uint64_t trained = unit_part_elements(old);
 
 	if (old->spread == 1)
-		return unit_state_at(old->rec,
-				     convert_array_of(&old->parts[d], convert_of(c)->array),
+		return unit_state_at(old->rec, relayout_array(&old->parts[d], convert_of(c)->array),
 				     convert_of(c)->array, at);
 	if (at >= trained)
 		at += trained * (old->spread - 1) + q * unit_frozen_elements(old);
@@ -383,7 +247,7 @@ static void convert_copy_common(struct coll *c, unsigned d, unsigned q, const st
 	uint64_t to_end = to->first + to->n, from_end = from->first + from->n;
 	uint64_t end = to_end < from_end ? to_end : from_end;
 	struct region *array =
-		convert_array_of(&convert_current(c)->fresh->parts[d], convert_of(c)->array);
+		relayout_array(&convert_current(c)->fresh->parts[d], convert_of(c)->array);
 	const state_unit *rec = convert_current(c)->old->rec;
 
 	if (begin < end)
@@ -397,7 +261,7 @@ static void convert_copy_common(struct coll *c, unsigned d, unsigned q, const st
 
 static void convert_repack_part(struct coll *c, unsigned d)
 {
-	struct changing *x = convert_current(c);
+	struct relayout *x = convert_current(c);
 	struct unit_run to, from;
 
 	for (uint32_t t = 0; t < x->old->rec->n_tensors; t++) {
@@ -413,7 +277,7 @@ static void convert_repack_part(struct coll *c, unsigned d)
 
 static enum res convert_repack(struct coll *c)
 {
-	struct changing *x = convert_current(c);
+	struct relayout *x = convert_current(c);
 
 	RES_TRY(coll_need_launches(c, (size_t)x->old->rec->n_tensors * x->old->spread));
 	for (unsigned d = 0; d < c->n_parts; d++)
@@ -428,7 +292,7 @@ static enum res convert_gather(struct coll *c, bool frozen)
 
 	for (unsigned d = 0; d < c->n_parts; d++)
 		arrays[d] =
-			convert_array_of(&convert_current(c)->old->parts[d], convert_of(c)->array);
+			relayout_array(&convert_current(c)->old->parts[d], convert_of(c)->array);
 	c->unit = convert_current(c)->old;
 	return import_gather_array(c, arrays, convert_of(c)->array, frozen);
 }
@@ -437,8 +301,8 @@ static enum res convert_gather(struct coll *c, bool frozen)
 static bool convert_next_array(struct convert *v)
 {
 	for (; v->unit < v->n; v->unit++, v->array = 0)
-		for (; v->array < ARRAYS; v->array++)
-			if (convert_array_of(&v->units[v->unit].old->parts[0], v->array)->slab)
+		for (; v->array < RELAYOUT_ARRAYS; v->array++)
+			if (relayout_array(&v->units[v->unit].old->parts[0], v->array)->slab)
 				return true;
 	return false;
 }

@@ -5,6 +5,7 @@
 #ifndef SHARDD_UNITIO_CONVERT_H
 #define SHARDD_UNITIO_CONVERT_H
 
+#include "job/relayout.h"
 #include "work/coll.h"
 
 struct convert_args {
@@ -22,25 +23,14 @@ static inline struct convert_args *convert_args(const struct op *op)
 	return op_args(op);
 }
 
-/* One unit: what it is and what it becomes. */
-struct changing {
-	struct unit *old;
-	state_unit rec;     /* the record as it will be: convert_record */
-	struct unit *fresh; /* laid out by that */
-};
-
 /* The state of the collective. */
 struct convert {
-	struct changing *units; /* owned; NULL: convert_new is still to be called */
+	struct relayout *units; /* owned; NULL: convert_new is still to be called */
 	unsigned n;
-	struct {
-		uint64_t bytes[2]; /* of parameters; of the other arrays */
-		uint64_t at[2];
-		struct slab *slabs[2];
-	} on[NODE_MAX_DEVICES]; /* by device of the node */
-	unsigned unit, array;   /* what is repacked now */
-	unsigned stage;         /* of convert_tick */
-	bool clean;             /* nothing has changed since the commit when it began */
+	struct relayout_memory mem;
+	unsigned unit, array; /* what is repacked now */
+	unsigned stage;       /* of convert_tick */
+	bool clean;           /* nothing has changed since the commit when it began */
 };
 
 static inline struct convert *convert_of(const struct coll *c)
@@ -60,13 +50,6 @@ int convert_new(struct coll *c);
 /* Slot op_type.coll_let_go. Old memory is the job's, or with it gone; the new one has become the
  * job's or goes here. */
 void convert_let_go(struct coll *c);
-
-/* All slabs are asked for, so that devices make them beside each other. Return: 0, SLAB_E_*, or
- * negative errno. */
-int convert_take_slabs(struct coll *c);
-
-/* What the new arrays take, on all devices. */
-uint64_t convert_bytes(const struct coll *c);
 
 /* A place in the slabs for each new array. Return: 0 or -ENOMEM. */
 int convert_place(struct convert *v);

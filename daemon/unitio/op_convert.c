@@ -302,12 +302,13 @@ static enum res op_convert_need_memory(struct coll *c)
 
 	CHECK(r || convert_of(c)->n == convert_args(c->ops[0])->n);
 	if (r == 0)
-		r = convert_take_slabs(c);
+		r = relayout_take(c->job, &convert_of(c)->mem);
 	if (r == SLAB_E_LATER || (r == 0 && op_convert_is_waiting_for_copies(c)))
 		return coll_wait_for_node(c);
 	if (r == 0)
 		return RES_DONE;
-	op_memory_fault(c->job, r, convert_bytes(c), "converted units", c->fault);
+	op_memory_fault(c->job, r, relayout_bytes(&convert_of(c)->mem), "converted units",
+			c->fault);
 	return RES_FAILED;
 }
 

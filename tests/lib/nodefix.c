@@ -56,6 +56,7 @@ static bool comm_there(void *arg)
 /* What the first registration would have to wait for. */
 static void begin_engine(struct nodefix *n, bool fake)
 {
+	n->node.loopq = &n->run.queue;
 	cr_assert_eq(engine_local_new(&n->run.queue, &n->node.local), 0);
 	if (fake || n->node.n_devices > 1) {
 		cr_assert_eq(engine_fake_new(&n->run.queue, &n->node.engine), 0);

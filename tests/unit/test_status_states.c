@@ -45,6 +45,9 @@ Test(status_states, of_a_job)
 	job.life.draining = true;
 	cr_expect_eq(STATE(job_state, job_state_name(&job)),
 		     SHARDD__V1__JOB_STATE__JOB_STATE_DRAINING);
+	job.life.resize = (struct resize *)&job; /* any */
+	cr_expect_eq(STATE(job_state, job_state_name(&job)),
+		     SHARDD__V1__JOB_STATE__JOB_STATE_RESIZING);
 	job.life.deleted = true;
 	cr_expect_eq(STATE(job_state, job_state_name(&job)),
 		     SHARDD__V1__JOB_STATE__JOB_STATE_DELETED);

@@ -170,6 +170,10 @@ struct shardd_job {
 	 * call. */
 	const char *run;
 	enum shardd_resume resume; /* 0: unchanged; of a new job: APPLIED */
+	/* Both or neither: an elastic job. Ranks that join with another world_size between these give
+	 * the job that size, if none of the former size is in it; its state stays. 0: unchanged; of a
+	 * new job: it is not elastic. */
+	uint32_t min_ranks, max_ranks;
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX

@@ -121,7 +121,8 @@ class Client(Session):
              rank: int | None = None, lifetime: Lifetime | None = None, quota_bytes: int = 0,
              ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False,
              private: bool = False, on_existing: str = "resume",
-             resume_from: str | None = None) -> Membership:
+             resume_from: str | None = None,
+             elastic: tuple[int, int] | None = None) -> Membership:
         """Join a job as a rank; the job is created if it does not exist. Join again after Aborted.
 
         None: the launcher's value (docs/python.md); for the job, $SHARDD_JOB comes first. @ttl,
@@ -133,6 +134,9 @@ class Client(Session):
         @resume_from: what the job goes on from after a rank was lost: "applied", the last applied
         step, or "committed", the last commit, of which it keeps a copy (as much memory again);
         None: as the job has it, a new one "applied".
+        @elastic: the least and the largest number of ranks: ranks that join with another world_size
+        between them give the job that size, if none of the former size is in it; None: as the job
+        has it, a new one keeps its size.
         Unimplemented: the launcher has started ranks on other machines. DataLoss: the job's
         state was in an earlier run of the daemon; nothing starts again at step 0.
         """
@@ -142,13 +146,13 @@ class Client(Session):
         wish, run = _wish(on_existing, asked[0])
         spec = _abi.Job(C.sizeof(_abi.Job), *asked, lifetime or 0, quota_bytes, ttl,
                         int(op_timeout * 1000), allow_torn, private, wish, run,
-                        _resume_from(resume_from))
+                        _resume_from(resume_from), *(elastic or (0, 0)))
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
         self._find_memory()
         self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn,
-                      private, on_existing, resume_from)
+                      private, on_existing, resume_from, elastic)
         self._name = asked[0]
         _restart.joined(self.instance)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,

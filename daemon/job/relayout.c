@@ -1,0 +1,159 @@
+#include "job/relayout.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "job/job.h"
+#include "mem/stagger.h"
+
+struct region *relayout_array(struct unit_part *p, unsigned i)
+{
+	struct region *const arrays[RELAYOUT_ARRAYS] = { &p->params, &p->grads, &p->state1,
+							 &p->state2, &p->state3 };
+
+	CHECK(i < RELAYOUT_ARRAYS);
+	return arrays[i];
+}
+
+static state_region **relayout_field(state_part *p, unsigned i)
+{
+	state_region **const fields[RELAYOUT_ARRAYS] = { &p->params, &p->grads, &p->state1,
+							 &p->state2, &p->state3 };
+
+	return fields[i];
+}
+
+int relayout_set_array(struct unit_part *p, state_part *rec, unsigned i, const struct region *r)
+{
+	*relayout_array(p, i) = *r;
+	return r->slab ? state_region_set(relayout_field(rec, i), r) : 0;
+}
+
+void relayout_deinit(struct relayout *x)
+{
+	unit_free(x->fresh);
+	x->fresh = NULL;
+	for (size_t i = 0; i < x->rec.n_parts; i++)
+		shardd__state__v1__part__free_unpacked(x->rec.parts[i], NULL);
+	free(x->rec.parts);
+	x->rec.parts = NULL;
+	x->rec.n_parts = 0;
+}
+
+uint64_t relayout_array_bytes(const struct unit *u, unsigned i)
+{
+	return i ? unit_array_bytes(&u->layout, u->spread)
+		 : unit_params_bytes(u->rec, &u->layout, u->spread);
+}
+
+static uint64_t relayout_room(const struct unit *u, unsigned d, unsigned i)
+{
+	return stagger_room(u->parts[d].device, relayout_array_bytes(u, i));
+}
+
+bool relayout_has_array(const struct relayout *x, unsigned i)
+{
+	if (!i)
+		return true;
+	if (!x->fresh->layout.shard_elements)
+		return false;
+	return i == 1 ? !unit_pools_gradient(&x->rec) : i - 2 < unit_state_arrays(&x->rec);
+}
+
+void relayout_sum(const struct relayout *x, struct relayout_memory *m)
+{
+	for (unsigned d = 0; d < x->fresh->n_parts; d++)
+		for (unsigned i = 0; i < RELAYOUT_ARRAYS; i++)
+			if (relayout_has_array(x, i))
+				m->on[x->fresh->parts[d].device->index].bytes[i > 0] +=
+					relayout_array_bytes(x->fresh, i) +
+					relayout_room(x->fresh, d, i);
+}
+
+static int relayout_take_one(struct job *job, struct device *d, uint64_t bytes, struct slab **ret)
+{
+	int r = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1, ret);
+
+	if (slab_is_short(r) && job_evict(job, UINT64_MAX))
+		r = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1,
+			     ret);
+	return r;
+}
+
+int relayout_take(struct job *job, struct relayout_memory *m)
+{
+	bool later = false;
+	int r = 0;
+
+	for (unsigned i = 0; r == 0 && i < 2 * job->node->n_devices; i++) {
+		uint64_t bytes = m->on[i / 2].bytes[i % 2];
+		struct slab **s = &m->on[i / 2].slabs[i % 2];
+
+		if (bytes && !*s)
+			r = slab_note_later(relayout_take_one(job, &job->node->devices[i / 2],
+							      bytes, s),
+					    &later);
+	}
+	return r || !later ? r : SLAB_E_LATER;
+}
+
+uint64_t relayout_bytes(const struct relayout_memory *m)
+{
+	uint64_t sum = 0;
+
+	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
+		sum += m->on[d].bytes[0] + m->on[d].bytes[1];
+	return sum;
+}
+
+static int relayout_place_part(struct relayout *x, struct relayout_memory *m, unsigned d)
+{
+	struct unit_part *p = &x->fresh->parts[d];
+	state_part *rec = state_unit_add_part(&x->rec);
+	unsigned on = p->device->index;
+
+	if (!rec)
+		return -ENOMEM;
+	for (unsigned i = 0; i < RELAYOUT_ARRAYS; i++) {
+		uint64_t *at = &m->on[on].at[i > 0], bytes = relayout_array_bytes(x->fresh, i);
+		struct region r = { m->on[on].slabs[i > 0],
+				    *at + stagger_by(p->device, bytes, STAGGER_ARRAY(i)), bytes };
+
+		if (!relayout_has_array(x, i))
+			continue;
+		*at += bytes + relayout_room(x->fresh, d, i);
+		CHECK(*at <= m->on[on].bytes[i > 0] && m->on[on].slabs[i > 0]);
+		if (relayout_set_array(p, rec, i, &r) < 0)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+int relayout_place(struct relayout *x, struct relayout_memory *m)
+{
+	int r = 0;
+
+	CHECK(!x->rec.n_parts);
+	for (unsigned d = 0; r == 0 && d < x->fresh->n_parts; d++)
+		r = relayout_place_part(x, m, d);
+	return r;
+}
+
+int relayout_enter(struct job *job, const struct relayout_memory *m)
+{
+	struct slab *all[2 * NODE_MAX_DEVICES];
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < 2 * NODE_MAX_DEVICES; i++)
+		if (m->on[i / 2].slabs[i % 2])
+			all[n++] = m->on[i / 2].slabs[i % 2];
+	return job_add_slabs(job, all, n);
+}
+
+void relayout_memory_deinit(struct relayout_memory *m)
+{
+	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
+		for (unsigned k = 0; k < 2; k++)
+			m->on[d].slabs[k] = slab_unref(m->on[d].slabs[k]);
+}
