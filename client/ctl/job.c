@@ -221,7 +221,8 @@ static int job_parse_resize(Shardd__V1__ResizeJobRequest *request, char name[CTL
 		if (o != 't' || job_number_option("timeout", 0, &seconds) != CTL_OK)
 			return CTL_USAGE;
 	if (seconds > UINT32_MAX / 1000)
-		return ctl_usage("--timeout %u is more than %u seconds", seconds, UINT32_MAX / 1000);
+		return ctl_usage("--timeout %u is more than %u seconds", seconds,
+				 UINT32_MAX / 1000);
 	request->timeout_ms = seconds * 1000;
 	if (argc - optind != 2)
 		return ctl_usage("job resize takes the name of one job and a number of ranks");

@@ -14,7 +14,6 @@
 #include "job/job_impl.h"
 #include "job/job_journal.h"
 #include "job/position.h"
-#include "job/resize.h"
 
 #define JOB_MAGIC 0x4a4f4221u
 
@@ -316,15 +315,23 @@ static int job_check_elastic(const struct job *job, const struct job_spec *spec,
 				 "job '%s' is not elastic: its first trainer decides that "
 				 "(min_ranks, max_ranks)",
 				 rec->name);
-	return fault_set(f, FAULT_STATE, NULL, "job '%s' is elastic from %u to %u ranks, not %u to %u",
-			 rec->name, rec->min_ranks, rec->max_ranks, spec->min_ranks,
-			 spec->max_ranks);
+	return fault_set(f, FAULT_STATE, NULL,
+			 "job '%s' is elastic from %u to %u ranks, not %u to %u", rec->name,
+			 rec->min_ranks, rec->max_ranks, spec->min_ranks, spec->max_ranks);
+}
+
+/* May ranks that join give the job that size? */
+static bool job_is_elastic_to(const struct job *job, uint32_t world)
+{
+	const state_job *rec = job->rec;
+
+	return rec->max_ranks && world >= rec->min_ranks && world <= rec->max_ranks;
 }
 
 static int job_check_world_size(const struct job *job, const struct job_spec *spec, struct fault *f)
 {
 	if (spec->world_size == job->rec->world_size ||
-	    (spec->resizes && resize_is_allowed(job, spec->world_size)))
+	    (spec->resizes && job_is_elastic_to(job, spec->world_size)))
 		return 0;
 	return fault_set(f, FAULT_STATE, NULL,
 			 "job '%s' has world size %u, not %u: start as many ranks, change its size "

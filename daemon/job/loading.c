@@ -17,7 +17,6 @@
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/position.h"
-#include "job/resize.h"
 #include "job/saving.h"
 
 /* Where one piece of the index goes to. */
@@ -331,7 +330,7 @@ static bool loading_is_busy(const struct job *job)
 	return job->running > 1 || job->step.state != JOB_STEP_NONE || job->step.committing ||
 	       job->step.stepping || job->generation || saving_is_busy(job) ||
 	       !list_empty(&job->readers.holds) || job->kept.run || kept_is_rolling_back(job) ||
-	       resize_is_busy(job);
+	       job->life.resize;
 }
 
 static int loading_check(const struct job *job, struct fault *f)

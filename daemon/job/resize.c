@@ -141,13 +141,6 @@ static int resize_refuse_present(const struct job *job, struct fault *f)
 		job->rec->name, job->present);
 }
 
-bool resize_is_allowed(const struct job *job, uint32_t world)
-{
-	const state_job *rec = job->rec;
-
-	return rec->max_ranks && world >= rec->min_ranks && world <= rec->max_ranks;
-}
-
 /* ---------------------------------------------------------------------------- its end */
 
 static void resize_free(struct resize *r)

@@ -45,8 +45,6 @@ void resize_cancel(struct job *job);
 
 /* Is one under way? Then ranks that join wait for job.settled. */
 bool resize_is_busy(const struct job *job);
-/* May a rank of a job of @world ranks join, after a resize that it brings about? */
-bool resize_is_allowed(const struct job *job, uint32_t world);
 /* Go on if what it waits for is there. Call whenever something of the job is over, and now and then. */
 void resize_go_on(struct job *job);
 

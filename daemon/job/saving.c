@@ -20,7 +20,6 @@
 #include "job/generation.h"
 #include "job/job_types.h"
 #include "job/readers.h"
-#include "job/resize.h"
 
 #define FILE_NAME "shard-00000.safetensors"
 
@@ -415,7 +414,7 @@ static int saving_check(const struct job *job, const struct saving_options *o, s
 
 	if (saving_check_memory(job, f) || place_find(roots ? roots : "", o->path, &at, &n, f))
 		return f->code;
-	if (resize_is_busy(job))
+	if (job->life.resize)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' is being resized: wait for the end of that",
 				 job->rec->name);

@@ -397,3 +397,48 @@ Test(resize_job, goes_on_as_if_nothing_had_happened)
 	delete ("walks");
 	delete ("still");
 }
+
+/* -------------------------------------------------------------- the daemon dies, too */
+
+static void begin_held(void)
+{
+	fdcheck_begin();
+	snprintf(root, sizeof(root), "/tmp/shardd-resize-XXXXXX");
+	cr_assert(mkdtemp(root));
+	daemonfix_start_held(&trainfix, NULL);
+}
+
+static void end_held(void)
+{
+	char command[256];
+
+	daemonfix_stop(&trainfix);
+	snprintf(command, sizeof(command), "rm -rf '%s'", root);
+	cr_assert_eq(system(command), 0);
+	fdcheck_end();
+}
+
+TestSuite(resize_held, .init = begin_held, .fini = end_held, .timeout = 240);
+
+/* A successor finds the job in its new size, with all of its state. */
+Test(resize_held, outlives_the_daemon)
+{
+	static const uint32_t walk[] = { 4, 2, 8, 1 };
+	struct play *still = NULL, *p = NULL;
+
+	for (uint32_t i = 0; i < ARRAY_SIZE(walk); i++) {
+		p = play_new(i);
+		still = play_new(i);
+		p->same_mean = still->same_mean = true;
+		if (i) {
+			resize("walks", walk[i], "ranks now");
+			daemonfix_replace_daemon(&trainfix, SIGKILL);
+			cr_expect_eq(fail_job_number(&trainfix, "walks", "world_size"), walk[i]);
+		}
+		trainers_run(&trainfix, "walks", walk[i], trains, p, 60);
+		trainers_run(&trainfix, "still", 1, trains, still, 60);
+		expect_equal(p, still, "held");
+	}
+	delete ("walks");
+	delete ("still");
+}

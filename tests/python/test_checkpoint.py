@@ -181,5 +181,36 @@ class ResumeFrom(unittest.TestCase):
             client.join("wrong", 1, 0, resume_from="torn")
 
 
+class Elastic(unittest.TestCase):
+    def setUp(self):
+        self.socket = self.enterContext(support.daemon())
+
+    def join(self, client, world, **options):
+        return client.join("elastic", world, 0, shardd.Lifetime.KEEP, **options)
+
+    def test_ranks_of_another_number_find_the_state(self):
+        with shardd.connect(self.socket) as client:
+            self.join(client, 1, elastic=(1, 4))
+            [unit] = client.register([shardd.UnitSpec("u", [shardd.TensorSpec("weight", (3, 4))])])
+            unit.init_seed(3)
+            client.commit(5, b"at 5")
+            client.leave()
+        with shardd.connect(self.socket) as client:
+            found = self.join(client, 3)
+            self.assertEqual((found.world_size, found.step, found.blob, found.torn),
+                             (3, 5, b"at 5", False))
+
+    def test_other_ranges_are_refused(self):
+        with shardd.connect(self.socket) as client:
+            with self.assertRaisesRegex(shardd.InvalidArgument, "job.min_ranks 2"):
+                self.join(client, 1, elastic=(2, 4))
+            self.join(client, 1, elastic=(1, 4))
+            client.leave()
+            with self.assertRaisesRegex(shardd.FailedPrecondition, "from 1 to 4 ranks, not 1 to 5"):
+                self.join(client, 1, elastic=(1, 5))
+            with self.assertRaisesRegex(shardd.FailedPrecondition, "has world size 1, not 5"):
+                self.join(client, 5)
+
+
 if __name__ == "__main__":
     support.main()

@@ -54,7 +54,8 @@ static const struct {
 	{ "ReadBytes", 51 },      { "WriteBytes", 52 },
 	{ "CopyShard", 53 },      { "DropGradients", 54 },
 	{ "DropUnits", 55 },      { "Checkpoint", 56 },
-	{ "LoadCheckpoint", 57 }, { "SetCheckpoints", 58 }, { "ResizeJob", 59 },
+	{ "LoadCheckpoint", 57 }, { "SetCheckpoints", 58 },
+	{ "ResizeJob", 59 },
 };
 
 /* Bytes of a field with a bound that the message does not show; 0: not such a field. */
