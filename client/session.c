@@ -21,6 +21,18 @@ static_assert((int)SHARDD_RESUME_APPLIED == SHARDD__V1__RESUME__RESUME_APPLIED, 
 static_assert((int)SHARDD_RESUME_COMMITTED == SHARDD__V1__RESUME__RESUME_COMMITTED, "resume");
 static_assert((int)SHARDD_FRESH == SHARDD__V1__ON_EXISTING__ON_EXISTING_FRESH, "existing state");
 
+/* The range of the launcher's elastic job, if @spec is that. */
+static int session_complete_range(Shardd__V1__JobSpec *spec, struct shardd_error *err)
+{
+	const char *job = getenv("SHARDD_JOB");
+	int r;
+
+	if (!job || strcmp(job, spec->name) != 0 || !getenv("SHARDD_MIN_RANKS"))
+		return 0;
+	r = env_number("SHARDD_MIN_RANKS", UINT32_MAX - 1, &spec->min_ranks, err);
+	return r ? r : env_number("SHARDD_MAX_RANKS", UINT32_MAX - 1, &spec->max_ranks, err);
+}
+
 /* Fill the open arguments of @job from the environment. */
 static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec,
 			    uint32_t *ret_rank, struct shardd_error *err)
@@ -44,6 +56,8 @@ static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *s
 	spec->min_ranks = job->min_ranks;
 	spec->max_ranks = job->max_ranks;
 	spec->is_private = job->is_private;
+	if (r == 0 && !job->min_ranks && !job->max_ranks)
+		r = session_complete_range(spec, err);
 	return r;
 }
 

@@ -53,7 +53,7 @@ static void main_help(void)
 	     "  checkpoint consolidate DIR --out FILE [--step N] [--names tensor] [--root UNIT]\n"
 	     "  checkpoint prune DIR --keep N\n"
 	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
-	     "  run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
+	     "  run -n N [--min M] [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"
 	     "  --socket PATH  the daemon's socket; default: $SHARDD_SOCKET, else\n"
 	     "                 " ENV_DEFAULT_SOCKET "\n"

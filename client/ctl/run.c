@@ -39,6 +39,7 @@ struct trainer {
 struct run {
 	/* As asked for. */
 	uint32_t n;
+	uint32_t min; /* go on with fewer, down to so many; 0: not */
 	uint32_t max_restarts;
 	bool standalone;
 	char **command;     /* borrowed */
@@ -48,14 +49,18 @@ struct run {
 	uint16_t port;                   /* for torch.distributed; 0: none of ours */
 	char instance[RUN_INSTANCE_MAX]; /* of the daemon that has the job; "": not known */
 
+	uint32_t world;           /* of them, that are started: at most n */
+	bool had_job;             /* there was one when they were ended */
+	bool shrinking;           /* they are ended, and then started again, one fewer */
 	struct trainer *trainers; /* n */
 	struct pollfd *fds;
 	struct run_daemon daemon;
-	int signals;      /* signalfd */
-	bool stopping;    /* no restarts any more */
-	bool failed;      /* stopping because of one of them: how the others end does not count */
-	uint64_t kill_at; /* what runs then is killed; 0: not stopping */
-	int code;         /* worst so far */
+	int signals;       /* signalfd */
+	bool stopping;     /* no restarts any more */
+	uint32_t finished; /* trainers that have ended well */
+	bool failed;       /* stopping because of one of them: how the others end does not count */
+	uint64_t kill_at;  /* what runs then is killed; 0: not stopping */
+	int code;          /* worst so far */
 };
 
 /* ---------------------------------------------------------------- arguments */
@@ -73,7 +78,9 @@ static int run_count_option(const char *name, uint64_t min, uint64_t max, uint32
 
 static void run_help(void)
 {
-	puts("usage: shardctl run -n N [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
+	puts("usage: shardctl run -n N [--min M] [--max-restarts K] [--standalone] [--job NAME] "
+	     "--\n"
+	     "       CMD...\n"
 	     "\n"
 	     "Start N trainers of one job on this node, with RANK, LOCAL_RANK, WORLD_SIZE,\n"
 	     "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, SHARDD_SOCKET, SHARDD_JOB and\n"
@@ -81,6 +88,9 @@ static void run_help(void)
 	     "Each line that a trainer prints is passed on with its rank in front.\n"
 	     "\n"
 	     "  -n N              number of trainers, 1 to 1024\n"
+	     "  --min M           when a trainer has failed for good, end the others and start "
+	     "all\n"
+	     "                    again with one fewer, down to M; their state stays in the job\n"
 	     "  --max-restarts K  restart a failed trainer, up to K times for each rank (0)\n"
 	     "  --standalone      start a private daemon, which ends with the trainers\n"
 	     "  --job NAME        name of the job; default: $SHARDD_JOB, else run-PID");
@@ -94,6 +104,8 @@ static int run_option(struct run *run, int o)
 		return HELP_PRINTED;
 	case 'n':
 		return run_count_option("-n", 1, MAX_TRAINERS, &run->n);
+	case 'm':
+		return run_count_option("--min", 1, MAX_TRAINERS, &run->min);
 	case 'r':
 		return run_count_option("--max-restarts", 0, UINT32_MAX, &run->max_restarts);
 	case 's':
@@ -133,6 +145,7 @@ static int run_resolve_job(struct run *run)
 static int run_parse(struct run *run, int argc, char **argv)
 {
 	static const struct option options[] = {
+		{ "min", required_argument, NULL, 'm' },
 		{ "max-restarts", required_argument, NULL, 'r' },
 		{ "standalone", no_argument, NULL, 's' },
 		{ "job", required_argument, NULL, 'j' },
@@ -151,6 +164,8 @@ static int run_parse(struct run *run, int argc, char **argv)
 		return r;
 	if (!run->n)
 		return ctl_usage("run needs -n N");
+	if (run->min > run->n)
+		return ctl_usage("--min %u is more than -n %u", run->min, run->n);
 	if (optind == argc)
 		return ctl_usage("run needs a command after --");
 	run->command = argv + optind;
@@ -163,25 +178,31 @@ static int run_start_trainer(struct run *run, uint32_t rank)
 {
 	char rank_env[32], local_rank[32], world[32], local_world[32], job[96];
 	char socket[128 + sizeof("SHARDD_SOCKET=")], instance[80];
-	char id[48], port[32];
+	char id[48], port[32], least[40], most[40];
 	/* a trainer that is started again continues from state of this run of the daemon */
-	bool again = run->trainers[rank].restarts && *run->instance;
-	const char *env[12] = { rank_env, world, local_rank, local_world, socket, job, id };
+	bool again = (run->trainers[rank].restarts || run->world < run->n) && *run->instance;
+	const char *env[14] = { rank_env, world, local_rank, local_world, socket, job, id };
 	size_t n = 7;
 	struct run_command command = { run->command, env, SIGKILL };
 	int r;
 
 	snprintf(rank_env, sizeof(rank_env), "RANK=%u", rank);
-	snprintf(world, sizeof(world), "WORLD_SIZE=%u", run->n);
+	snprintf(world, sizeof(world), "WORLD_SIZE=%u", run->world);
 	snprintf(local_rank, sizeof(local_rank), "LOCAL_RANK=%u", rank);
-	snprintf(local_world, sizeof(local_world), "LOCAL_WORLD_SIZE=%u", run->n);
+	snprintf(local_world, sizeof(local_world), "LOCAL_WORLD_SIZE=%u", run->world);
 	snprintf(socket, sizeof(socket), "SHARDD_SOCKET=%s", run->socket);
 	snprintf(job, sizeof(job), "SHARDD_JOB=%s", run->job);
 	snprintf(id, sizeof(id), "SHARDD_RUN=%s", run->id);
 	snprintf(instance, sizeof(instance), "SHARDD_INSTANCE=%s", run->instance);
 	snprintf(port, sizeof(port), "MASTER_PORT=%u", run->port);
+	snprintf(least, sizeof(least), "SHARDD_MIN_RANKS=%u", run->min);
+	snprintf(most, sizeof(most), "SHARDD_MAX_RANKS=%u", run->n);
 	if (again)
 		env[n++] = instance;
+	if (run->min) {
+		env[n++] = least;
+		env[n++] = most;
+	}
 	if (run->port) {
 		env[n++] = "MASTER_ADDR=127.0.0.1";
 		env[n++] = port;
@@ -202,6 +223,7 @@ static void run_signal_all(struct run *run, int sig)
 static void run_stop(struct run *run, int sig)
 {
 	run->stopping = true;
+	run->shrinking = false;
 	if (!run->kill_at)
 		run->kill_at = clock_now_us() + KILL_AFTER_US;
 	run_signal_all(run, sig);
@@ -231,6 +253,51 @@ static void run_say_end(uint32_t rank, pid_t pid, int code, const char *then)
 			(int)pid, code, then);
 }
 
+/* One of them has failed for good, and fewer can go on. As when a machine ends: none of them does
+ * anything any more, and the daemon has their state. */
+static void run_shrink(struct run *run)
+{
+	run->shrinking = true;
+	run->had_job = run->had_job || run_instance_has_job(run->socket, run->job, false);
+	run_signal_all(run, SIGKILL);
+}
+
+/* An EPHEMERAL job whose ranks have left it goes with its state: to begin again at step 0 is nothing
+ * that anybody has asked for. */
+static bool run_lost_job(const struct run *run)
+{
+	if (!run->had_job || run_instance_has_job(run->socket, run->job, true))
+		return false;
+	fprintf(stderr,
+		"shardctl: DATA_LOSS: job '%s' is gone, with its state: its last rank has left it, "
+		"and it is not kept (lifetime KEEP), or somebody has deleted it; start the run "
+		"again "
+		"from step 0, or from a checkpoint\n",
+		run->job);
+	return true;
+}
+
+/* All of them have ended. */
+static void run_start_fewer(struct run *run)
+{
+	run->shrinking = false;
+	if (run_lost_job(run)) {
+		run_give_up(run, CTL_FAILED);
+		return;
+	}
+	run->world--;
+	for (uint32_t i = 0; i < run->world && !run->stopping; i++) {
+		run->trainers[i].restarts = 0;
+		if (run_start_trainer(run, i) < 0)
+			run_give_up(run, CTL_FAILED);
+	}
+}
+
+static bool run_may_shrink(const struct run *run)
+{
+	return run->min && run->world > run->min && run->finished == 0;
+}
+
 static void run_trainer_ended(struct run *run, uint32_t rank)
 {
 	struct trainer *t = &run->trainers[rank];
@@ -238,21 +305,31 @@ static void run_trainer_ended(struct run *run, uint32_t rank)
 	int code = run_proc_reap(&t->proc);
 	char then[64];
 
+	if (run->shrinking)
+		return;
 	if (run->stopping) {
 		if (!run->failed)
 			run_worse(run, code);
 		return;
 	}
-	if (code == 0)
+	if (code == 0) {
+		run->finished++;
 		return;
-	if (t->restarts == run->max_restarts) {
-		run_say_end(rank, pid, code, run->n > 1 ? "; ending the others" : "");
+	}
+	if (t->restarts == run->max_restarts && !run_may_shrink(run)) {
+		run_say_end(rank, pid, code, run->world > 1 ? "; ending the others" : "");
 		run_give_up(run, code);
 		return;
 	}
 	if (run_instance_lost(run->socket, run->instance, run->job)) {
 		run_say_end(rank, pid, code, "; no restart");
 		run_give_up(run, CTL_FAILED);
+		return;
+	}
+	if (t->restarts == run->max_restarts) {
+		snprintf(then, sizeof(then), "; starting all again, %u ranks", run->world - 1);
+		run_say_end(rank, pid, code, then);
+		run_shrink(run);
 		return;
 	}
 	t->restarts++;
@@ -288,7 +365,7 @@ static void run_take_signal(struct run *run)
 /* Before a trainer is restarted, the run of the daemon that it continues from must be known. */
 static bool run_must_ask(const struct run *run)
 {
-	return run->max_restarts && !*run->instance && !run->stopping;
+	return (run->max_restarts || run->min) && !*run->instance && !run->stopping;
 }
 
 static void run_ask(struct run *run)
@@ -343,11 +420,15 @@ static void run_turn(struct run *run)
 
 static void run_trainers(struct run *run)
 {
+	run->world = run->n;
 	for (uint32_t i = 0; i < run->n && !run->stopping; i++)
 		if (run_start_trainer(run, i) < 0)
 			run_give_up(run, CTL_FAILED);
-	while (run_any_runs(run))
+	while (run_any_runs(run)) {
 		run_turn(run);
+		if (run->shrinking && !run_any_runs(run))
+			run_start_fewer(run);
+	}
 }
 
 /* -------------------------------------------------------------- start and end */

@@ -9,20 +9,39 @@
 
 #define CALL_MS 2000u
 
-bool run_instance_ask(const char *socket, char ret[RUN_INSTANCE_MAX], uint64_t *ret_started)
+/* @job: "": all. Return: 0 or a negative code of the API. */
+static int run_instance_status(const char *socket, const char *job, ProtobufCMessage **ret)
 {
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
-	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
-	const Shardd__V1__GetStatusResponse *s;
 	struct rpc_client *rpc = NULL;
 	struct shardd_error err;
 	int r = rpc_client_connect(socket, 0, &rpc, &err);
 
+	request.job = (char *)job;
 	if (r == 0)
 		r = rpc_client_call(rpc, "/shardd.v1.StatusService/GetStatus", &request.base,
-				    &shardd__v1__get_status_response__descriptor, CALL_MS, &reply,
+				    &shardd__v1__get_status_response__descriptor, CALL_MS, ret,
 				    &err);
 	rpc_client_close(rpc);
+	return r;
+}
+
+bool run_instance_has_job(const char *socket, const char *job, bool if_unknown)
+{
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	int r = run_instance_status(socket, job, &reply);
+
+	if (r == 0)
+		return ((const Shardd__V1__GetStatusResponse *)reply)->n_jobs > 0;
+	return r == -SHARDD_NOT_FOUND ? false : if_unknown;
+}
+
+bool run_instance_ask(const char *socket, char ret[RUN_INSTANCE_MAX], uint64_t *ret_started)
+{
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	const Shardd__V1__GetStatusResponse *s;
+	int r = run_instance_status(socket, "", &reply);
+
 	s = (const Shardd__V1__GetStatusResponse *)reply;
 	if (r < 0 || strlen(s->instance) + 1 != RUN_INSTANCE_MAX)
 		return false;

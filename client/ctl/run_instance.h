@@ -18,4 +18,7 @@ bool run_instance_ask(const char *socket, char ret[RUN_INSTANCE_MAX], uint64_t *
  * the daemon does not answer: the trainer then gets the error itself. */
 bool run_instance_lost(const char *socket, const char *known, const char *job);
 
+/* Does the daemon at @socket have @job? @if_unknown: what is said if it does not answer. */
+bool run_instance_has_job(const char *socket, const char *job, bool if_unknown);
+
 #endif

@@ -144,7 +144,9 @@ static int join(struct trainer *t)
 	if (rc >= 0 && t->me.has_commit)
 		trainer_say(t, "rank %u resumed at step %" PRIu64 ": epoch %" PRIu64 ", pid %d\n",
 			    t->me.rank, t->me.step, t->me.epoch, (int)getpid());
-	if (rc < 0) /* not a death: the other ranks need not wait for us */
+	/* Not a death: the other ranks need not wait for us. But the state of an EPHEMERAL job ends when
+	 * the last rank leaves. */
+	if (rc < 0 && !t->me.resumed)
 		shardd_leave(t->client, NULL);
 	return rc;
 }

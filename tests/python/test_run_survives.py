@@ -176,6 +176,45 @@ class RunSurvives(unittest.TestCase):
             self.ends(run, 3)
         self.assertLess(max(run.losses()), STEPS)
 
+    def fails_in_a_world_of(self, world, then):
+        """A script: its rank 1 runs @then there; all others, and before and after, are charlm."""
+        return ["sh", "-c", f'if [ "$RANK $WORLD_SIZE" = "1 {world}" ]; then {then}; fi; exec "$@"',
+                "charlm", *CHARLM, "--batch", "12"]
+
+    def test_fewer_ranks_go_on(self):
+        """The batch is the same for each number of ranks: only the order of additions differs."""
+        with held.daemon() as one:
+            run = Run(["-n", "3", "--min", "2", "--job", "fewer"],
+                      [*CHARLM, "--batch", "12", "--kill-at", "20", "--kill-rank", "1"], one.socket)
+            self.ends(run, 0)
+        self.assertRegex(run.text, r"rank 1 \(pid \d+\) was killed by signal 9 \(Killed\); "
+                                   "starting all again, 2 ranks")
+        self.assertEqual(len(re.findall("rank [01] of 2:", run.text)), 2, run.text)
+        self.assertRegex(run.text, "rank 0 resumed at step 19")
+        self.assertIn(STEPS, run.losses())
+        self.assertEqual(run.text.count('"step":1,') + run.text.count('"step": 1,'), 1, run.text)
+
+    def test_no_fewer_than_the_minimum(self):
+        with held.daemon() as one:
+            run = Run(["-n", "2", "--min", "2", "--job", "two"],
+                      self.fails_in_a_world_of(2, "exit 7"), one.socket)
+            self.ends(run, 7)
+        self.assertIn("exited with code 7; ending the others", run.text)
+
+    def test_fewer_ranks_do_not_begin_again(self):
+        """A rank deletes the job, and fails."""
+        ctl = program("shardctl")
+        with held.daemon() as one:
+            gone = f"until {ctl} job delete gone --force; do sleep 0.02; done; exit 1"
+            run = Run(["-n", "4", "--min", "1", "--job", "gone"],
+                      ["sh", "-c", 'case "$RANK $WORLD_SIZE" in "1 4") sleep 0.3; exit 1;; '
+                       f'"1 3") {gone};; "0 3") sleep 1; exit 1;; "2 3") sleep 1; exit 1;; esac; '
+                       'exec "$@"', "charlm", *CHARLM, "--batch", "12", "--steps", "100000"],
+                      one.socket)
+            self.ends(run, 1)
+        self.assertIn("DATA_LOSS: job 'gone' is gone, with its state", run.text)
+        self.assertNotIn("of 2:", run.text)
+
     def test_minimal(self):
         """Rank 0 waits for rank 1 when the daemon dies, in whatever op it is then."""
         with tempfile.TemporaryDirectory() as folder, held.daemon() as one:

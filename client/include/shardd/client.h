@@ -170,9 +170,10 @@ struct shardd_job {
 	 * call. */
 	const char *run;
 	enum shardd_resume resume; /* 0: unchanged; of a new job: APPLIED */
-	/* Both or neither: an elastic job. Ranks that join with another world_size between these give
-	 * the job that size, if none of the former size is in it; its state stays. 0: unchanged; of a
-	 * new job: it is not elastic. */
+	/* Both or neither: an elastic job. Ranks that join with another world_size between these
+	 * give the job that size, if none of the former size is in it; its state stays. 0: of
+	 * $SHARDD_JOB $SHARDD_MIN_RANKS and $SHARDD_MAX_RANKS, if they are set; else unchanged, and
+	 * a new job is not elastic. */
 	uint32_t min_ranks, max_ranks;
 };
 
