@@ -331,6 +331,7 @@ int case_limits(struct bench *b, const struct bench_case *c);
 int case_launch(struct bench *b, const struct bench_case *c);
 int case_restart(struct bench *b, const struct bench_case *c);
 int case_checkpoint(struct bench *b, const struct bench_case *c);
+int case_resize(struct bench *b, const struct bench_case *c);
 int case_attach_units(struct bench *b, const struct bench_case *c);
 int case_reduce_units(struct bench *b, const struct bench_case *c);
 int case_reduce_bare(struct bench *b, const struct bench_case *c);

@@ -1,4 +1,6 @@
-/* restart: the daemon is killed under a trainer with many units: until it has been told, has joined,
+/* resize: a job without trainers gets 3 ranks, and 1 again, by shardctl: units of layout FLAT, which keep
+ * their memory, and units of two tensors in layout DIM0, which are copied; beside shardctl status.
+ * restart: the daemon is killed under a trainer with many units: until it has been told, has joined,
  * has all units again, and has made a step, beside a step without a death.
  * checkpoint: steps while the daemon writes a checkpoint, one after the other, and after a second in
  * which a unit was gathered and the trainer computes; beside steps while it does not write; and how
@@ -39,7 +41,8 @@ enum {
 
 /* As long as forward and backward may take. */
 #define CHECKPOINT_PAUSE_MS 1000
-enum { HOLDER }; /* of crew->numbers */
+enum { RESIZE, RESIZE_BACK, RESIZE_STATUS, RESIZE_N };
+enum { HOLDER, MOVES }; /* of crew->numbers */
 
 /* A daemon of its own, with a holder and a root of checkpoints. */
 static int survive_start(const struct bench *b, struct bench *own)
@@ -71,6 +74,22 @@ static int survive_stop(struct bench *own)
 	return daemon_stop(own);
 }
 
+static int survive_command(const char *const *argv)
+{
+	int status = -1;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
+			_exit(1);
+		execvp(argv[0], (char *const *)(uintptr_t)argv);
+		_exit(127);
+	}
+	if (pid > 0)
+		waitpid(pid, &status, 0);
+	return status;
+}
+
 static void survive_step(struct trainer *t, struct model *m)
 {
 	struct shardd_error err;
@@ -87,17 +106,16 @@ static void survive_step(struct trainer *t, struct model *m)
 	t->step++;
 }
 
-static void survive_enter(struct trainer *t, struct model *m)
+static void survive_enter(struct trainer *t, struct model *m, enum shardd_lifetime lifetime)
 {
 	struct shardd_error err;
 
-	model_make(m, t->crew);
 	for (unsigned i = 0; i < t->crew->units; i++)
 		m->spec[i].optimizer = (struct shardd_optimizer){ .kind = SHARDD_SGD,
 								  .lr = 0.01,
 								  .momentum = 0.9 };
 	trainer_connect(t);
-	trainer_join(t, SHARDD_EPHEMERAL);
+	trainer_join(t, lifetime);
 	trainer_must(t, shardd_register(t->client, m->spec, t->crew->units, m->info, &err), &err,
 		     "register");
 	for (unsigned i = 0; i < t->crew->units; i++)
@@ -164,7 +182,8 @@ static void restart_main(struct trainer *t)
 {
 	struct model m;
 
-	survive_enter(t, &m);
+	model_make(&m, t->crew);
+	survive_enter(t, &m, SHARDD_EPHEMERAL);
 	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++)
 		restart_once(t, &m, i);
 	trainer_leave(t);
@@ -187,7 +206,7 @@ static void survive_report(const struct bench *b, const struct crew *crew, const
 }
 
 static int survive_run(struct bench *own, const struct bench_case *c, trainer_fn fn,
-		       const char *const *names, unsigned n, unsigned units)
+		       const char *const *names, unsigned n, unsigned units, bool moves)
 {
 	uint64_t elements = own->o.bytes / 4 / units;
 	struct crew *crew = crew_new(own, 1, 0, n, bench_repeat(own, c), elements ? elements : 1);
@@ -197,6 +216,7 @@ static int survive_run(struct bench *own, const struct bench_case *c, trainer_fn
 		return -1;
 	crew->units = units;
 	crew->numbers[HOLDER] = (uint64_t)own->daemon;
+	crew->numbers[MOVES] = moves;
 	r = crew_run(crew, fn);
 	if (r == 0)
 		survive_report(own, crew, names, n);
@@ -213,27 +233,12 @@ int case_restart(struct bench *b, const struct bench_case *c)
 
 	if (survive_start(b, &own) < 0)
 		return -1;
-	r = survive_run(&own, c, restart_main, names, RESTART_N, bench_units(b, SURVIVE_UNITS));
+	r = survive_run(&own, c, restart_main, names, RESTART_N, bench_units(b, SURVIVE_UNITS),
+			false);
 	return survive_stop(&own) < 0 ? -1 : r;
 }
 
 /* ----------------------------------------------------------------------- checkpoint */
-
-static int checkpoint_status(const char *const *argv)
-{
-	int status = -1;
-	pid_t pid = fork();
-
-	if (pid == 0) {
-		if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
-			_exit(1);
-		execvp(argv[0], (char *const *)(uintptr_t)argv);
-		_exit(127);
-	}
-	if (pid > 0)
-		waitpid(pid, &status, 0);
-	return status;
-}
 
 static pid_t checkpoint_begin(const struct trainer *t, const char *dir)
 {
@@ -285,7 +290,7 @@ static void checkpoint_dd(const char *dir, struct sample *s)
 	snprintf(count, sizeof(count), "count=%llu", (unsigned long long)checkpoint_bytes(dir));
 	snprintf(to, sizeof(to), "of=%s/dd", dir);
 	sample_begin(s);
-	if (checkpoint_status(argv) != 0) {
+	if (survive_command(argv) != 0) {
 		fputs("shardd-bench: dd has failed\n", stderr);
 		_exit(1);
 	}
@@ -356,7 +361,8 @@ static void checkpoint_main(struct trainer *t)
 	snprintf(dir, sizeof(dir), "%s", t->crew->socket);
 	*strrchr(dir, '/') = 0;
 	strcat(dir, "/checkpoints");
-	survive_enter(t, &m);
+	model_make(&m, t->crew);
+	survive_enter(t, &m, SHARDD_EPHEMERAL);
 	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
 		checkpoint_once(t, &m, dir, i);
 		checkpoint_dd(dir, trainer_sample(t, CHECKPOINT_DD, i));
@@ -374,6 +380,79 @@ int case_checkpoint(struct bench *b, const struct bench_case *c)
 
 	if (survive_start(b, &own) < 0)
 		return -1;
-	r = survive_run(&own, c, checkpoint_main, names, CHECKPOINT_N, bench_units(b, 20));
+	r = survive_run(&own, c, checkpoint_main, names, CHECKPOINT_N, bench_units(b, 20), false);
+	return survive_stop(&own) < 0 ? -1 : r;
+}
+
+/* --------------------------------------------------------------------------- resize */
+
+/* Two tensors, of which the second one's place depends on the number of ranks. */
+static void resize_make(struct model *m, const struct crew *crew)
+{
+	static struct shardd_tensor tensors[2];
+	static uint64_t rows;
+
+	rows = crew->elements / 2 / 3 * 3 + 1;
+	tensors[0] = tensors[1] = m->w;
+	tensors[0].shape = tensors[1].shape = &rows;
+	tensors[1].name = "second";
+	for (unsigned i = 0; i < crew->units; i++) {
+		m->spec[i].tensors = tensors;
+		m->spec[i].n_tensors = 2;
+		m->spec[i].layout = SHARDD_LAYOUT_DIM0;
+	}
+}
+
+static void resize_command(const struct trainer *t, const char *const *words, struct sample *s)
+{
+	const char *argv[8] = { NULL, "--socket", t->crew->socket };
+	char program[PATH_MAX];
+
+	bench_program("shardctl", program, sizeof(program));
+	argv[0] = program;
+	for (unsigned i = 3; i < 7 && *words; i++)
+		argv[i] = *words++;
+	sample_begin(s);
+	if (survive_command(argv) != 0) {
+		fprintf(stderr, "shardd-bench: shardctl %s has failed\n", argv[3]);
+		_exit(1);
+	}
+	sample_end(s);
+}
+
+static void resize_main(struct trainer *t)
+{
+	struct sample unused;
+	struct model m;
+
+	model_make(&m, t->crew);
+	if (t->crew->numbers[MOVES])
+		resize_make(&m, t->crew);
+	survive_enter(t, &m, SHARDD_KEEP);
+	trainer_leave(t);
+	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
+		resize_command(t, (const char *const[]){ "job", "resize", t->crew->job, "3", NULL },
+			       trainer_sample(t, RESIZE, i));
+		resize_command(t, (const char *const[]){ "job", "resize", t->crew->job, "1", NULL },
+			       trainer_sample(t, RESIZE_BACK, i));
+		resize_command(t, (const char *const[]){ "status", NULL },
+			       trainer_sample(t, RESIZE_STATUS, i));
+	}
+	resize_command(t, (const char *const[]){ "job", "delete", t->crew->job, NULL }, &unused);
+}
+
+int case_resize(struct bench *b, const struct bench_case *c)
+{
+	static const char *const stays[] = { "resize_stays", "resize_stays_back", "resize_status" };
+	static const char *const moves[] = { "resize_moves", "resize_moves_back", "resize_status" };
+	unsigned units = bench_units(b, SURVIVE_UNITS);
+	struct bench own;
+	int r;
+
+	if (survive_start(b, &own) < 0)
+		return -1;
+	r = survive_run(&own, c, resize_main, stays, RESIZE_N, units, false);
+	if (r == 0)
+		r = survive_run(&own, c, resize_main, moves, RESIZE_N, units, true);
 	return survive_stop(&own) < 0 ? -1 : r;
 }

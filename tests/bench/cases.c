@@ -61,6 +61,10 @@ static const struct bench_case whole_cases[] = {
 	  "the longest step while a checkpoint is written, beside a calm one; the writing, beside "
 	  "dd",
 	  1, 5, case_checkpoint, NULL },
+	{ "resize", "ResizeJob",
+	  "a job of --units (1000) gets 3 ranks, and 1 again: units that keep their memory, units "
+	  "that move; beside shardctl status",
+	  1, 10, case_resize, NULL },
 	{ .name = NULL },
 };
 
