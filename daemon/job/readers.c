@@ -290,12 +290,25 @@ static enum res readers_let_change(struct job *job)
 	return job->jobs->ops.before_change ? job->jobs->ops.before_change(job) : RES_DONE;
 }
 
-enum res readers_let(struct job *job, struct waiter *w)
+/* Nobody reads them where they are. */
+static bool readers_may_move(struct job *job)
 {
 	if (!list_empty(&job->readers.holds))
 		readers_expire(job, clock_now_us());
-	if (list_empty(&job->readers.holds) && generation_let(job) == RES_DONE &&
-	    readers_let_change(job) == RES_DONE)
+	return list_empty(&job->readers.holds) && generation_let(job) == RES_DONE;
+}
+
+enum res readers_let(struct job *job, struct waiter *w)
+{
+	if (readers_may_move(job) && readers_let_change(job) == RES_DONE)
+		return RES_DONE;
+	condition_wait(&job->readers.writers, w);
+	return RES_WAIT;
+}
+
+enum res readers_let_move(struct job *job, struct waiter *w)
+{
+	if (readers_may_move(job))
 		return RES_DONE;
 	condition_wait(&job->readers.writers, w);
 	return RES_WAIT;

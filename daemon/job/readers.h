@@ -86,6 +86,8 @@ int reader_maps(struct reader *r);
  * read is copied), or the epoch has ended: a resumed operation must
  * ask again. Never fails. */
 enum res readers_let(struct job *job, struct waiter *w);
+/* The same for parameters that get another place and keep their values. */
+enum res readers_let_move(struct job *job, struct waiter *w);
 /* What was to be copied before they write is copied: the operations that wait go on. */
 void readers_go_on(struct job *job);
 /* Something that is not a step writes parameters: until the next commit no reader may hold them,

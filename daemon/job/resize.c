@@ -15,7 +15,6 @@
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/relayout.h"
-#include "job/saving.h"
 #include "job/units_impl.h"
 #include "unit/reduce_plan.h"
 #include "unit/runs.h"
@@ -63,9 +62,11 @@ struct resize {
 	state_group *group_rec; /* owned, as is the next: of the new world */
 	struct group *group;
 	struct work begun;
-	bool posted;    /* @begun is */
-	bool ended;     /* the epoch is */
-	resize_cb done; /* NULL: nobody waits */
+	bool posted;          /* @begun is */
+	struct waiter waiter; /* for readers */
+	bool writes;          /* counted in the job's readers.writing */
+	bool ended;           /* the epoch is */
+	resize_cb done;       /* NULL: nobody waits */
 	void *userdata;
 };
 
@@ -172,6 +173,8 @@ static void resize_over(struct resize *r, const struct fault *f)
 	struct job *job = r->job;
 
 	job->life.resize = NULL;
+	waiter_leave(&r->waiter);
+	job->readers.writing -= r->writes;
 	if (f) {
 		log_warn("job", "not resized job=%s from=%u to=%u why=\"%s\"", job->label,
 			 r->report.from, r->report.to, f->text);
@@ -730,8 +733,7 @@ static bool resize_may_lay_out(const struct job *job)
 {
 	const struct job_step *step = &job->step;
 
-	if (job->running || job->kept.run || kept_is_rolling_back(job) || job->generation ||
-	    saving_is_busy(job))
+	if (job->running || job->kept.run || kept_is_rolling_back(job) || job->generation)
 		return false;
 	if (step->state != JOB_STEP_NONE || step->committing || step->stepping)
 		return false;
@@ -755,6 +757,31 @@ static void resize_end_epoch(struct resize *r)
 	job_epoch_end(job, &f);
 }
 
+static void resize_on_posted(struct work *w);
+
+static void resize_post(struct resize *r)
+{
+	r->posted = true;
+	loopq_post(r->job->node->loopq, &r->begun, resize_on_posted);
+}
+
+static void resize_on_readers(struct waiter *w)
+{
+	resize_post(CONTAINER_OF(w, struct resize, waiter));
+}
+
+/* Readers hold parameters where they are: none does any more, and none will until the end. */
+static bool resize_may_move(struct resize *r)
+{
+	if (r->writes)
+		return true;
+	if (waiter_on(&r->waiter) || readers_let_move(r->job, &r->waiter) == RES_WAIT)
+		return false;
+	r->writes = true;
+	r->job->readers.writing++;
+	return true;
+}
+
 static void resize_wait(struct resize *r)
 {
 	struct job *job = r->job;
@@ -769,7 +796,7 @@ static void resize_wait(struct resize *r)
 		return;
 	}
 	resize_end_epoch(r);
-	if (!resize_may_lay_out(job))
+	if (!resize_may_lay_out(job) || !resize_may_move(r))
 		return;
 	if (resize_check_units(job, r->world, &f)) { /* of ranks that were there when it began */
 		resize_over(r, &f);
@@ -842,11 +869,11 @@ int resize_begin(struct job *job, uint32_t world, uint64_t wait_us, resize_cb do
 			      .world = world,
 			      .until_us = clock_now_us() + wait_us,
 			      .report = { .from = job->rec->world_size, .to = world },
-			      .posted = true,
 			      .done = done,
 			      .userdata = userdata };
+	waiter_init(&r->waiter, resize_on_readers);
 	job->life.resize = r;
-	loopq_post(job->node->loopq, &r->begun, resize_on_posted);
+	resize_post(r);
 	return 0;
 }
 

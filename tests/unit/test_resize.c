@@ -491,6 +491,51 @@ Test(resize, it_waits_for_ranks_that_are_about_to_go)
 	nodefix_end(&x.n);
 }
 
+static void on_granted(struct reader *r, const struct fault *f)
+{
+	*(unsigned *)r->userdata += f ? 100 : 1;
+}
+
+/* A reader reads them where they are, and none gets a hold meanwhile. */
+Test(resize, it_waits_for_readers_that_hold)
+{
+	struct fault f = FAULT_NULL;
+	struct reader *a, *b;
+	unsigned told[2] = { 0 };
+	struct fixture x;
+	state_unit *s = spec("u");
+	struct unit *u;
+	uint64_t changes;
+
+	setup(&x, 3, 1);
+	s->layout = LAYOUT_DIM0;
+	u = make_unit(&x, s);
+	step(&x, u, 1);
+	leave(&x);
+	cr_assert_eq(reader_new(x.job, x.n.proc, 7, &a), 0);
+	cr_assert_eq(reader_new(x.job, x.n.proc, 8, &b), 0);
+	cr_assert_eq(reader_hold(a, 0, UINT64_MAX, on_granted, &told[0], &f), 0, "%s", f.text);
+	cr_assert_eq(told[0], 1);
+	changes = readers_generation(x.job);
+	begin(&x, 2, 0);
+	nodefix_turns(&x.n);
+	jobs_tick(&x.n.jobs, clock_now_us());
+	nodefix_turns(&x.n);
+	cr_expect_eq(x.ended, 0, "it is held");
+	cr_assert_eq(reader_hold(b, 0, UINT64_MAX, on_granted, &told[1], &f), 0, "%s", f.text);
+	cr_expect_eq(told[1], 0);
+	cr_expect_eq(reader_release(a, &f), 0, "%s", f.text);
+	nodefix_turns(&x.n);
+	cr_expect_eq(x.ended, 1);
+	cr_expect_eq(x.fault.code, 0, "%s", x.fault.text);
+	cr_expect_eq(told[1], 1, "after it");
+	cr_expect_gt(readers_generation(x.job), changes);
+	cr_expect_eq(reader_release(b, &f), 0);
+	reader_free(a);
+	reader_free(b);
+	nodefix_end(&x.n);
+}
+
 Test(resize, ranks_that_join_wait_for_its_end)
 {
 	struct fault f = FAULT_NULL;
