@@ -60,10 +60,9 @@ static int full_take_full(struct job *job, struct unit *u, bool evict)
 	if (unit_has_copy(u))
 		return 0;
 	r = job_take_full(job, u);
-	if (r == 0 || r == SLAB_E_LATER || !evict)
-		return r;
-	job_evict(job, UINT64_MAX);
-	return job_take_full(job, u);
+	while (slab_is_short(r) && evict && job_evict(job, UINT64_MAX))
+		r = job_take_full(job, u);
+	return r;
 }
 
 /* End those that wait for the copy: all of them, or only those whose streams can wait for

@@ -53,10 +53,12 @@ struct generation {
 	size_t ahead_at;               /* blocks that were not looked at */
 	bool ahead_runs;               /* of block @ahead_at */
 	bool asked;                    /* a writer waits for the end of that one */
+	bool no_more;                  /* copies: other memory was needed */
 	uint64_t ops;                  /* of the job, when it was opened */
 
-	/* The reader is in a LIVE block; the loop wants to know when it has left it. */
-	_Atomic bool reading;
+	/* The block that the reader is in, counted from 1; 0: in none. The loop wants to know when it has
+	 * left it. */
+	_Atomic size_t reading;
 	_Atomic bool wanted;
 	struct work left;
 };
@@ -168,20 +170,22 @@ static void generation_read_live(const struct generation *g, uint64_t at, char *
 	}
 }
 
-/* Return: false: the block is not LIVE, nothing was read. */
-static bool generation_try_live(struct generation *g, const struct generation_block *b, uint64_t at,
-				char *to, uint64_t bytes)
+/* @n bytes of block @i. Return: false: it is LOST. */
+static bool generation_read_block(struct generation *g, size_t i, uint64_t at, char *to, uint64_t n)
 {
-	bool live;
+	const struct generation_block *b = &g->blocks[i];
+	uint8_t state;
 
-	atomic_store(&g->reading, true);
-	live = atomic_load(&b->state) == GENERATION_LIVE;
-	if (live)
-		generation_read_live(g, at, to, bytes);
-	atomic_store(&g->reading, false);
+	atomic_store(&g->reading, i + 1);
+	state = atomic_load(&b->state);
+	if (state == GENERATION_LIVE)
+		generation_read_live(g, at, to, n);
+	else if (state == GENERATION_COPIED)
+		memcpy(to, b->at + (at - i * g->block_bytes), n);
+	atomic_store(&g->reading, 0);
 	if (atomic_exchange(&g->wanted, false))
 		loopq_post(g->loopq, &g->left, generation_on_left);
-	return live;
+	return state != GENERATION_LOST;
 }
 
 int generation_read(struct generation *g, uint64_t at, void *to, size_t bytes)
@@ -196,11 +200,8 @@ int generation_read(struct generation *g, uint64_t at, void *to, size_t bytes)
 		uint64_t n = generation_block_bytes(g, i) - offset;
 
 		n = n < bytes ? n : bytes;
-		if (!generation_try_live(g, b, at, out, n)) {
-			if (atomic_load(&b->state) == GENERATION_LOST)
-				return -ENOMEM;
-			memcpy(out, b->at + offset, n);
-		}
+		if (!generation_read_block(g, i, at, out, n))
+			return -ENOMEM;
 		atomic_fetch_sub(&b->left, n);
 		out += n;
 		at += n;
@@ -412,7 +413,7 @@ static void generation_on_ahead(struct backend_task *task, int status)
 	}
 	if (g->over || g->asked)
 		generation_ahead_settle(g);
-	else
+	else if (!g->no_more)
 		generation_ahead(g);
 }
 
@@ -451,8 +452,47 @@ static void generation_ahead(struct generation *g)
  * memory has time. A job that stands still is not copied. */
 static bool generation_may_go_ahead(const struct generation *g)
 {
-	return !g->copied && !g->copying && !g->ahead_runs && !g->over &&
+	return !g->copied && !g->copying && !g->ahead_runs && !g->over && !g->no_more &&
 	       g->ahead_at == g->n_blocks && g->job->ops.total != g->ops;
+}
+
+/* ------------------------------------------------------------------------------- eviction */
+
+/* Let a copy that is not read yet go: @to is LIVE, if nothing has changed since, or LOST. The reader
+ * says that it is in a block before it looks at its state, so that it has either seen the new state
+ * or is seen here. Return: its bytes. */
+static uint64_t generation_evict_block(struct generation *g, size_t i, enum generation_state to)
+{
+	struct generation_block *b = &g->blocks[i];
+	uint64_t bytes = b->copy ? b->copy->bytes : 0;
+
+	if (!bytes || atomic_load(&b->state) != GENERATION_COPIED)
+		return 0;
+	atomic_store(&b->state, (uint8_t)to);
+	if (atomic_load(&g->reading) == i + 1) {
+		atomic_store(&b->state, GENERATION_COPIED);
+		return 0;
+	}
+	b->copy = slab_unref(b->copy);
+	return bytes;
+}
+
+uint64_t generation_evict(struct job *job, bool lose)
+{
+	struct generation *g = job->generation;
+	enum generation_state to = lose ? GENERATION_LOST : GENERATION_LIVE;
+	uint64_t freed = 0;
+
+	if (!g || g->over || g->copied != lose || g->copying)
+		return 0;
+	g->ahead_at = g->ahead_runs ? g->ahead_at : 0; /* no more of them */
+	g->no_more = true;
+	for (size_t i = 0; i < g->n_blocks; i++)
+		if (!g->ahead_runs || i != g->ahead_at)
+			freed += generation_evict_block(g, i, to);
+	if (freed && lose)
+		atomic_store(&g->lost, true);
+	return freed;
 }
 
 void generation_tick(struct job *job)

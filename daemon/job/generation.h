@@ -45,6 +45,9 @@ struct generation *generation_end(struct generation *g);
 enum res generation_let(struct job *job);
 /* Is the copy being made just now? */
 bool generation_is_copying(const struct job *job);
+/* Other memory is needed: give copies back that are not read yet. Those that were made ahead may be
+ * made again; without others (@lose) the generation is lost. Return: bytes. */
+uint64_t generation_evict(struct job *job, bool lose);
 /* Give the memory of copies back that have been read; while the job works, copy ahead of its first
  * change. Call now and then. */
 void generation_tick(struct job *job);

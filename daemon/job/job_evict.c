@@ -1,5 +1,6 @@
 /* Memory of a job that can go when other memory is needed. */
 #include "core/check.h"
+#include "job/generation.h"
 #include "job/job.h"
 #include "mem/slab.h"
 
@@ -24,7 +25,7 @@ static uint64_t job_evict_trim_others(struct job *job)
 
 	list_for_each (other, tmp, &job->jobs->all, link)
 		if (other != job)
-			freed += job_evict_trim(other, UINT64_MAX);
+			freed += job_evict_trim(other, UINT64_MAX) + generation_evict(other, false);
 	return freed;
 }
 
@@ -38,14 +39,16 @@ uint64_t job_evict(struct job *job, uint64_t want)
 		job_give_full(job, u);
 	}
 	freed = job_evict_trim(job, want);
-	return freed ? freed : job_evict_trim_others(job);
+	freed = freed ? freed : generation_evict(job, false);
+	freed = freed ? freed : job_evict_trim_others(job);
+	return freed ? freed : generation_evict(job, true); /* training comes first */
 }
 
 int job_take(struct job *job, struct pool *pool, uint64_t bytes, struct region *ret)
 {
 	int r = pool_take(pool, bytes, ret);
 
-	if (slab_is_short(r) && job_evict(job, UINT64_MAX))
+	while (slab_is_short(r) && job_evict(job, UINT64_MAX))
 		r = pool_take(pool, bytes, ret);
 	return r;
 }

@@ -102,7 +102,7 @@ static int kept_take_one(struct job *job, struct device *d, uint64_t bytes, stru
 {
 	int r = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1, ret);
 
-	if (slab_is_short(r) && job_evict(job, UINT64_MAX))
+	while (slab_is_short(r) && job_evict(job, UINT64_MAX))
 		r = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1,
 			     ret);
 	return r;

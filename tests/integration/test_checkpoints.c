@@ -722,6 +722,7 @@ Test(checkpoints, are_made_by_the_policy_of_the_job)
 	for (unsigned i = 0; i < ARRAY_SIZE(due); i++) {
 		step_to(&r, due[i] + 1);
 		AWAIT(has_step(dir, due[i]), 30);
+		AWAIT(checkpoint_is("regular", "DONE"), 30); /* else the next one may be late */
 		AWAIT(i < 2 || !has_step(dir, due[i - 2]), 30);
 	}
 	cr_expect(has_step(dir, 9));
