@@ -74,7 +74,8 @@ uint64_t kept_bytes(const struct job *job)
 	return kept_sum(job, false, NULL);
 }
 
-int kept_place(struct job *job, struct slab *const *slabs)
+/* In the units and in their records. Return: 0 or -ENOMEM: those that have one keep it. */
+static int kept_place(struct job *job, struct slab *const *slabs)
 {
 	uint64_t at[NODE_MAX_DEVICES] = { 0 };
 

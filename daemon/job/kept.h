@@ -24,7 +24,6 @@
 #include "core/res.h"
 
 struct job;
-struct slab;
 struct unit;
 
 /* Does the job resume at its commits? */
@@ -34,10 +33,6 @@ uint64_t kept_bytes(const struct job *job);
 /* Take the memory that units have no copy of yet. Return: 0, SLAB_E_*, or negative errno: then some
  * have none. */
 int kept_reserve(struct job *job);
-
-/* Give each unit that has no copy its memory, from the slabs of the job at @slabs, by device. Return: 0
- * or -ENOMEM: those that have one keep it. */
-int kept_place(struct job *job, struct slab *const *slabs);
 
 /* job_ops.before_change: may parameters and optimizer state be changed? RES_WAIT: they are being copied, or there is no
  * memory to do so yet; readers_go_on follows. */

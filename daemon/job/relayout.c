@@ -71,7 +71,7 @@ void relayout_sum(const struct relayout *x, struct relayout_memory *m)
 					relayout_room(x->fresh, d, i);
 }
 
-static int relayout_take_one(struct job *job, struct device *d, uint64_t bytes, struct slab **ret)
+int relayout_take_slab(struct job *job, struct device *d, uint64_t bytes, struct slab **ret)
 {
 	int r = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1, ret);
 
@@ -91,8 +91,8 @@ int relayout_take(struct job *job, struct relayout_memory *m)
 		struct slab **s = &m->on[i / 2].slabs[i % 2];
 
 		if (bytes && !*s)
-			r = slab_note_later(relayout_take_one(job, &job->node->devices[i / 2],
-							      bytes, s),
+			r = slab_note_later(relayout_take_slab(job, &job->node->devices[i / 2],
+							       bytes, s),
 					    &later);
 	}
 	return r || !later ? r : SLAB_E_LATER;

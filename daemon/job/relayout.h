@@ -52,6 +52,8 @@ void relayout_sum(const struct relayout *x, struct relayout_memory *m);
 /* Request all slabs at once, so that devices make them in parallel; call again after SLAB_E_LATER.
  * Return: 0, SLAB_E_*, or negative errno. */
 int relayout_take(struct job *job, struct relayout_memory *m);
+/* One slab of shards, if need be in place of what job_evict gives back. Return: as slab_new. */
+int relayout_take_slab(struct job *job, struct device *d, uint64_t bytes, struct slab **ret);
 /* Bytes on all devices. */
 uint64_t relayout_bytes(const struct relayout_memory *m);
 /* A place for each of its arrays, in the unit and in the record. Call it for the units in the order

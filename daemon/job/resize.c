@@ -50,7 +50,7 @@ struct resize {
 	struct relayout *units; /* owned, by unit of the job; dropped: all NULL */
 	bool *moves;            /* owned, by unit */
 	struct relayout_memory mem;
-	uint64_t kept_bytes[NODE_MAX_DEVICES];
+	uint64_t kept_bytes[NODE_MAX_DEVICES], kept_at[NODE_MAX_DEVICES];
 	struct slab *kept[NODE_MAX_DEVICES]; /* owned; of copies (job/kept.h) */
 	struct resize_rank *ranks;           /* owned, by new rank */
 	struct device *devices[NODE_MAX_DEVICES];
@@ -242,13 +242,26 @@ static bool resize_stays(const struct relayout *x)
 	return true;
 }
 
+/* Has it memory for a copy of the committed state? Then it will have some. */
+static bool resize_has_kept(const struct relayout *x)
+{
+	return x->old->parts[0].kept.slab;
+}
+
+static uint64_t resize_kept_bytes(const struct relayout *x)
+{
+	uint64_t bytes = 0;
+
+	for (unsigned i = 0; i < RELAYOUT_ARRAYS; i++)
+		if (i != 1 && relayout_has_array(x, i))
+			bytes += relayout_array_bytes(x->fresh, i);
+	return bytes;
+}
+
 static void resize_sum_kept(struct resize *r, const struct relayout *x)
 {
 	for (unsigned d = 0; d < x->fresh->n_parts; d++)
-		for (unsigned i = 0; i < RELAYOUT_ARRAYS; i++)
-			if (i != 1 && relayout_has_array(x, i))
-				r->kept_bytes[x->fresh->parts[d].device->index] +=
-					relayout_array_bytes(x->fresh, i);
+		r->kept_bytes[x->fresh->parts[d].device->index] += resize_kept_bytes(x);
 }
 
 /* May the buffers of new rank @i stay where those of the rank of that number are? */
@@ -284,7 +297,7 @@ static int resize_lay_out_unit(struct resize *r, uint32_t i)
 	if (!r->moves[i])
 		return 0;
 	relayout_sum(x, &r->mem);
-	if (kept_is_on(r->job))
+	if (resize_has_kept(x))
 		resize_sum_kept(r, x);
 	return 0;
 }
@@ -309,12 +322,8 @@ static int resize_lay_out(struct resize *r)
 static int resize_take_one(struct resize *r, struct device *d, uint64_t bytes, struct slab **ret,
 			   bool *later)
 {
-	struct job *job = r->job;
-	int e = 0;
+	int e = bytes && !*ret ? relayout_take_slab(r->job, d, bytes, ret) : 0;
 
-	if (bytes && !*ret)
-		e = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1,
-			     ret);
 	return slab_note_later(e, later);
 }
 
@@ -346,6 +355,23 @@ static int resize_keep_place(struct relayout *x)
 				return -ENOMEM;
 		to->kept = from->kept;
 		if (from->kept.slab && state_region_set(&rec->kept, &from->kept) < 0)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+static int resize_place_kept(struct resize *r, struct relayout *x)
+{
+	uint64_t bytes = resize_kept_bytes(x);
+
+	for (unsigned d = 0; resize_has_kept(x) && d < x->fresh->n_parts; d++) {
+		struct unit_part *p = &x->fresh->parts[d];
+		unsigned on = p->device->index;
+
+		p->kept = (struct region){ r->kept[on], r->kept_at[on], bytes };
+		r->kept_at[on] += bytes;
+		CHECK(r->kept_at[on] <= r->kept_bytes[on]);
+		if (state_region_set(&x->rec.parts[d]->kept, &p->kept) < 0)
 			return -ENOMEM;
 	}
 	return 0;
@@ -387,6 +413,8 @@ static int resize_place(struct resize *r)
 		if (!x->old)
 			continue;
 		e = r->moves[i] ? relayout_place(x, &r->mem) : resize_keep_place(x);
+		if (e == 0 && r->moves[i])
+			e = resize_place_kept(r, x);
 		if (e == 0)
 			e = resize_place_buffers(r, x);
 	}
@@ -580,7 +608,7 @@ static int resize_make_group(struct resize *r)
 	if (!r->group_rec || group_new(job, 0, r->group_rec, job->jobs->ops.complete,
 				       job->jobs->ops.failed, &r->group) < 0)
 		return -ENOMEM;
-	if (!job_units_alive(job))
+	if (!job->n_units)
 		return 0; /* its ranks choose their devices when they join */
 	r->group->devices = malloc(r->n_devices * sizeof(struct device *));
 	if (!r->group->devices)
@@ -663,8 +691,6 @@ static int resize_exchange(struct resize *r)
 			resize_swap_unit(r, i);
 		else
 			resize_dropped_unit(job, job->units[i]);
-	if (kept_place(job, r->kept) < 0) /* the next commit asks for it again */
-		log_warn("job", "no memory to note where copies are job=%s", job->label);
 	job->readers.changes++;
 	job_journal_mark(job, JOB_JOURNAL_HEAD | JOB_JOURNAL_BLOBS | JOB_JOURNAL_SLABS);
 	job_journal_write(job);

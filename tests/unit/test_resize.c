@@ -363,6 +363,60 @@ Test(resize, what_was_not_committed_is_rolled_back_first)
 	nodefix_end(&x.n);
 }
 
+/* Units with and without memory for the copy, and of those some that move: after the last commit more
+ * were registered. */
+Test(resize, copies_of_the_commit_have_memory_where_they_had)
+{
+	struct unit *stays, *moves, *new_stays, *new_moves;
+	struct fixture x = { 0 };
+	state_unit *s = spec("moves");
+
+	nodefix_begin(&x.n, NULL);
+	x.job = nodefix_job(&x.n, "job", 3, 0);
+	x.job->rec->resume = JOB_RESUME_COMMITTED;
+	nodefix_wrote(&x.n);
+	join(&x, 3);
+	stays = make_unit(&x, nodefix_spec("stays", 100));
+	s->layout = LAYOUT_DIM0;
+	moves = make_unit(&x, s);
+	step(&x, moves, 1);
+	s = spec("new moves");
+	s->layout = LAYOUT_DIM0;
+	new_moves = nodefix_register(x.job, s);
+	new_stays = nodefix_register(x.job, nodefix_spec("new stays", 5000));
+	leave(&x);
+	resize(&x, 2);
+	cr_expect_eq(x.report.in_place, 2);
+	cr_expect(stays->parts[0].kept.slab && moves->parts[0].kept.slab);
+	cr_expect_not(new_stays->parts[0].kept.slab || new_moves->parts[0].kept.slab);
+	expect_sound(&x);
+	join(&x, 2);
+	nodefix_seed(&x.n, x.m[0], new_moves, 1, &x.op[0]);
+	NODEFIX_OK(nodefix_seed(&x.n, x.m[1], new_moves, 1, &x.op[1]), &x.op[1]);
+	nodefix_seed(&x.n, x.m[0], new_stays, 1, &x.op[0]);
+	NODEFIX_OK(nodefix_seed(&x.n, x.m[1], new_stays, 1, &x.op[1]), &x.op[1]);
+	step(&x, moves, 2);
+	cr_expect(new_stays->parts[0].kept.slab && new_moves->parts[0].kept.slab);
+	expect_sound(&x);
+	nodefix_end(&x.n);
+}
+
+Test(resize, dropped_units_alone_on_two_devices_are_sound)
+{
+	struct fixture x;
+	struct unit *u;
+
+	setup(&x, 4, 2);
+	u = make_unit(&x, nodefix_spec("u", 100));
+	job_drop_unit(x.job, u);
+	job_units_dropped(x.job, NULL);
+	leave(&x);
+	resize(&x, 3);
+	for (uint32_t i = 0; i < 3; i++)
+		cr_expect(*x.job->rec->devices[i], "a successor asks where rank %u is", i);
+	nodefix_end(&x.n);
+}
+
 Test(resize, factors_follow_the_profile)
 {
 	struct fixture x;
