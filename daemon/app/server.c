@@ -653,8 +653,7 @@ static void server_log_given_up(const struct server *s)
 			 job->label, job->rec->uid,
 			 job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL",
 			 (unsigned long long)job->rec->step, job->rec->has_commit ? "yes" : "no",
-			 (unsigned long long)job->quota.used,
-			 job_is_in_memory_only(job) ? "in memory only: lost" : "none");
+			 (unsigned long long)job->quota.used, job_state_place(job));
 }
 
 static void server_on_rpc_closed(void *userdata)

@@ -81,7 +81,12 @@ int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, s
 /* The owner, or an administrator: root, and the user that the daemon runs as. */
 bool job_may_use(const struct job *job, uid_t uid);
 bool job_is_admin(uid_t uid);
-/* Has it state that nobody else has, and that ends with the daemon's memory? (job_end.c) */
+/* There is a checkpoint of step @step, which is or was the job's last commit. */
+void job_saved(struct job *job, uint64_t step);
+/* Where its state is: "none", "in a checkpoint" (as it is, and nobody can change it), or "in memory only:
+ * lost" with the daemon's memory. Static string. (job_end.c) */
+const char *job_state_place(const struct job *job);
+/* Is it the last of these? */
 bool job_is_in_memory_only(const struct job *job);
 /* May @uid see what is in the job: units, pids, ops? */
 bool job_may_look(const struct job *job, uid_t uid);

@@ -228,7 +228,15 @@ void jobs_deinit(struct jobs *jobs)
 	htab_deinit(&jobs->names);
 }
 
-bool job_is_in_memory_only(const struct job *job)
+void job_saved(struct job *job, uint64_t step)
+{
+	job->rec->saved = true;
+	job->rec->saved_step = step;
+	job_journal_mark(job, JOB_JOURNAL_HEAD);
+	job_journal_write(job);
+}
+
+static bool job_end_has_state(const struct job *job)
 {
 	if (job->rec->has_commit)
 		return true;
@@ -236,6 +244,38 @@ bool job_is_in_memory_only(const struct job *job)
 		if (job->rec->units[i]->initialised && !job->rec->units[i]->dropped)
 			return true;
 	return false;
+}
+
+/* Buffers of units are in no checkpoint. */
+static bool job_end_has_buffers(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (job->units[i]->buffers)
+			return true;
+	return false;
+}
+
+/* Is the last checkpoint of what is in memory, and will it be? */
+static bool job_end_is_saved(const struct job *job)
+{
+	const state_job *rec = job->rec;
+
+	if (!rec->saved || !rec->has_commit || rec->saved_step != rec->step || rec->torn)
+		return false;
+	return !rec->uncommitted_steps && !rec->altered && !job->readers.rewritten &&
+	       !job->present && !job_end_has_buffers(job);
+}
+
+const char *job_state_place(const struct job *job)
+{
+	if (!job_end_has_state(job))
+		return "none";
+	return job_end_is_saved(job) ? "in a checkpoint" : "in memory only: lost";
+}
+
+bool job_is_in_memory_only(const struct job *job)
+{
+	return job_end_has_state(job) && !job_end_is_saved(job);
 }
 
 const char *job_state_name(const struct job *job)

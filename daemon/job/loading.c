@@ -466,9 +466,11 @@ static void loading_take(struct loading *l)
 	rec->committed_unix_s = l->x.created_unix_s;
 	rec->uncommitted_steps = 0;
 	position_committed(job, rec->step);
+	rec->saved = true;
+	rec->saved_step = rec->step;
 	job->mem.stale_partials = job->mem.stray_gradients = true;
 	job->readers.changes++;
-	job_journal_mark(job, JOB_JOURNAL_PROGRESS | JOB_JOURNAL_BLOBS);
+	job_journal_mark(job, JOB_JOURNAL_HEAD | JOB_JOURNAL_BLOBS);
 	job_journal_write(job);
 }
 

@@ -18,7 +18,7 @@
 #include "core/proc.h"
 #include "core/state.h"
 #include "job/generation.h"
-#include "job/job_types.h"
+#include "job/job.h"
 #include "job/readers.h"
 
 #define FILE_NAME "shard-00000.safetensors"
@@ -107,6 +107,8 @@ static void saving_finish(struct saving *s)
 	state_move(saving_states, &s->state, s->f.code ? SAVING_FAILED : SAVING_DONE);
 	saving_drop(s);
 	s->x.step = step;
+	if (!s->f.code && !s->job->life.deleted)
+		job_saved(s->job, step);
 	s->done = NULL;
 	if (done && saving_report(s->job, &r))
 		done(&r, s->f.code ? &s->f : NULL, s->userdata);

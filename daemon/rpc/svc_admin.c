@@ -90,8 +90,8 @@ static int svc_admin_check_kept(const struct jobs *jobs, struct fault *f)
 		return 0;
 	return fault_set(f, FAULT_STATE, NULL,
 			 "%u KEEP job%s would be lost: job '%s' (step %llu, %llu bytes)%s in the "
-			 "daemon's memory only; let its trainers write a checkpoint and delete it, "
-			 "or repeat this with --discard",
+			 "daemon's memory only; end its trainers and save it (shardctl checkpoint "
+			 "save), or repeat this with --discard",
 			 n, n == 1 ? "" : "s", first->label, (unsigned long long)first->rec->step,
 			 (unsigned long long)first->quota.used,
 			 n == 1 ? " is" : " and the others are");

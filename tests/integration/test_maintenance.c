@@ -227,6 +227,52 @@ Test(maintenance, a_shutdown_that_discards_says_what_is_lost)
 	trainfix.pid = 0;
 }
 
+static char root[64];
+
+static void begin_saving(void)
+{
+	const char *args[] = { "--set", NULL, NULL };
+	char set[128];
+
+	fdcheck_begin();
+	snprintf(root, sizeof(root), "/tmp/shardd-maintenance-XXXXXX");
+	cr_assert(mkdtemp(root));
+	snprintf(set, sizeof(set), "checkpoint_roots=%s", root);
+	args[1] = set;
+	daemonfix_start_held(&trainfix, args);
+}
+
+static void end_saving(void)
+{
+	char command[128];
+
+	end();
+	snprintf(command, sizeof(command), "rm -rf '%s'", root);
+	cr_assert_eq(system(command), 0);
+}
+
+/* What is in a checkpoint as it is, and nobody can change, is not lost; also in the next daemon's eyes. */
+Test(maintenance, a_shutdown_of_jobs_that_are_saved, .init = begin_saving, .fini = end_saving)
+{
+	struct play *p = trainer_shared(sizeof(*p));
+	pid_t pid;
+
+	if (!train_on_host())
+		cr_skip_test("checkpoints are for host memory");
+	pid = start(p, SHARDD_KEEP);
+	cr_expect_eq(CTL("", "checkpoint", "save", "trains", root), 0);
+	cr_expect_eq(CTL("memory only", "shutdown"), 1, "it trains on");
+	finish(p, pid);
+	cr_expect_eq(CTL("memory only", "shutdown"), 1, "it has trained on");
+	cr_expect_eq(CTL("", "checkpoint", "save", "trains", root), 0);
+	daemonfix_replace_daemon(&trainfix, SIGKILL);
+	daemonfix_may_end(&trainfix);
+	cr_expect_eq(CTL("the daemon ends", "shutdown"), 0);
+	cr_expect_eq(trainer_wait(trainfix.pid, 30), 0);
+	cr_expect(fail_logged(&trainfix, "state=\"in a checkpoint\""));
+	trainfix.pid = 0;
+}
+
 /* ----------------------------------------------------------- the holder is killed */
 
 static bool has_store(void)
