@@ -201,7 +201,7 @@ static void job_print_resized(const Shardd__V1__ResizeJobRequest *request,
 	       request->job, request->world_size, r->from_world_size,
 	       format_bytes(r->moved_bytes).text, r->units_in_place);
 	if (r->blobs_left_out)
-		printf("the blobs of %u ranks that it does not have any more are gone\n",
+		printf("blobs of ranks that it does not have any more, which are gone: %u\n",
 		       r->blobs_left_out);
 }
 
