@@ -49,6 +49,7 @@ struct resize {
 	uint64_t until_us;
 	struct relayout *units; /* owned, by unit of the job; dropped: all NULL */
 	bool *moves;            /* owned, by unit */
+	bool moves_kept;        /* one does: then all copies of the commit do, which share slabs */
 	struct relayout_memory mem;
 	uint64_t kept_bytes[NODE_MAX_DEVICES], kept_at[NODE_MAX_DEVICES];
 	struct slab *kept[NODE_MAX_DEVICES]; /* owned; of copies (job/kept.h) */
@@ -258,12 +259,6 @@ static uint64_t resize_kept_bytes(const struct relayout *x)
 	return bytes;
 }
 
-static void resize_sum_kept(struct resize *r, const struct relayout *x)
-{
-	for (unsigned d = 0; d < x->fresh->n_parts; d++)
-		r->kept_bytes[x->fresh->parts[d].device->index] += resize_kept_bytes(x);
-}
-
 /* May the buffers of new rank @i stay where those of the rank of that number are? */
 static bool resize_buffers_stay(const struct resize *r, const struct unit *u, uint32_t i)
 {
@@ -293,13 +288,57 @@ static int resize_lay_out_unit(struct resize *r, uint32_t i)
 		x->fresh->tensors[t].of = u->tensors[t].of;
 	}
 	r->moves[i] = !resize_stays(x);
-	resize_sum_buffers(r, u);
-	if (!r->moves[i])
-		return 0;
-	relayout_sum(x, &r->mem);
-	if (resize_has_kept(x))
-		resize_sum_kept(r, x);
 	return 0;
+}
+
+/* Is an array of the unit in a slab that is marked? @mark: mark them. */
+static bool resize_is_in_marked(const struct unit *u, bool mark)
+{
+	bool found = false;
+
+	for (unsigned d = 0; d < u->n_parts; d++)
+		for (unsigned i = 0; i < RELAYOUT_ARRAYS; i++) {
+			struct slab *s = relayout_array(&u->parts[d], i)->slab;
+
+			found = found || (s && s->used);
+			if (s && mark)
+				s->used = true;
+		}
+	return found;
+}
+
+/* A slab goes when nothing is in it any more: units that share one move together, or the job would keep
+ * more with each resize. */
+static void resize_move_together(struct resize *r)
+{
+	struct job *job = r->job;
+	bool again;
+
+	do {
+		again = false;
+		for (uint32_t i = 0; i < job->mem.n_slabs; i++)
+			job->mem.slabs[i]->used = false;
+		for (uint32_t i = 0; i < job->n_units; i++)
+			if (r->moves[i])
+				resize_is_in_marked(job->units[i], true);
+		for (uint32_t i = 0; i < job->n_units; i++)
+			if (r->units[i].old && !r->moves[i] &&
+			    resize_is_in_marked(job->units[i], false))
+				r->moves[i] = again = true;
+	} while (again);
+	for (uint32_t i = 0; i < job->n_units; i++)
+		r->moves_kept = r->moves_kept || r->moves[i];
+}
+
+static void resize_sum(struct resize *r, uint32_t i)
+{
+	const struct relayout *x = &r->units[i];
+
+	resize_sum_buffers(r, x->old);
+	if (r->moves[i])
+		relayout_sum(x, &r->mem);
+	for (unsigned d = 0; r->moves_kept && resize_has_kept(x) && d < x->fresh->n_parts; d++)
+		r->kept_bytes[x->fresh->parts[d].device->index] += resize_kept_bytes(x);
 }
 
 static int resize_lay_out(struct resize *r)
@@ -316,7 +355,13 @@ static int resize_lay_out(struct resize *r)
 	for (uint32_t i = 0; e == 0 && i < job->n_units; i++)
 		if (!job->units[i]->rec->dropped)
 			e = resize_lay_out_unit(r, i);
-	return e;
+	if (e)
+		return e;
+	resize_move_together(r);
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (r->units[i].old)
+			resize_sum(r, i);
+	return 0;
 }
 
 static int resize_take_one(struct resize *r, struct device *d, uint64_t bytes, struct slab **ret,
@@ -342,7 +387,7 @@ static int resize_take(struct resize *r)
 }
 
 /* The memory of a unit that stays is that of the new one, too. */
-static int resize_keep_place(struct relayout *x)
+static int resize_keep_place(const struct resize *r, struct relayout *x)
 {
 	for (unsigned d = 0; d < x->fresh->n_parts; d++) {
 		struct unit_part *to = &x->fresh->parts[d], *from = &x->old->parts[d];
@@ -353,6 +398,8 @@ static int resize_keep_place(struct relayout *x)
 		for (unsigned i = 0; i < RELAYOUT_ARRAYS; i++)
 			if (relayout_set_array(to, rec, i, relayout_array(from, i)) < 0)
 				return -ENOMEM;
+		if (r->moves_kept)
+			continue;
 		to->kept = from->kept;
 		if (from->kept.slab && state_region_set(&rec->kept, &from->kept) < 0)
 			return -ENOMEM;
@@ -412,8 +459,8 @@ static int resize_place(struct resize *r)
 
 		if (!x->old)
 			continue;
-		e = r->moves[i] ? relayout_place(x, &r->mem) : resize_keep_place(x);
-		if (e == 0 && r->moves[i])
+		e = r->moves[i] ? relayout_place(x, &r->mem) : resize_keep_place(r, x);
+		if (e == 0 && r->moves_kept)
 			e = resize_place_kept(r, x);
 		if (e == 0)
 			e = resize_place_buffers(r, x);

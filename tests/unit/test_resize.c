@@ -417,6 +417,38 @@ Test(resize, dropped_units_alone_on_two_devices_are_sound)
 	nodefix_end(&x.n);
 }
 
+/* Units that were registered together are in one slab, and move together. */
+Test(resize, memory_does_not_grow)
+{
+	static const uint32_t sizes[] = { 3, 7, 2, 5, 8, 1, 6, 4 };
+	uint32_t ids[6];
+	uint64_t first = 0, charged;
+	state_unit *specs[6];
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+	char name[8];
+
+	setup(&x, 4, 1);
+	for (unsigned i = 0; i < 6; i++) {
+		snprintf(name, sizeof(name), "u%u", i);
+		specs[i] = i % 2 ? spec(name) : nodefix_spec(name, 100 + 120 * i);
+		specs[i]->layout = i == 3 ? LAYOUT_DIM0 : LAYOUT_FLAT;
+	}
+	cr_assert_eq(nodefix_try_register(x.job, specs, 6, ids, &charged, &f), 0, "%s", f.text);
+	leave(&x);
+	for (unsigned i = 0; i < 40; i++) {
+		resize(&x, sizes[i % ARRAY_SIZE(sizes)]);
+		cr_expect(x.report.in_place == 0 || x.report.in_place == 6, "all of them, or none");
+		if (x.job->rec->world_size == 4 && !first)
+			first = x.job->quota.by_class[MEM_SHARD];
+		if (x.job->rec->world_size == 4)
+			cr_expect_leq(x.job->quota.by_class[MEM_SHARD], first);
+	}
+	cr_expect_leq(x.job->mem.n_slabs, 2);
+	expect_sound(&x);
+	nodefix_end(&x.n);
+}
+
 Test(resize, factors_follow_the_profile)
 {
 	struct fixture x;
