@@ -234,6 +234,8 @@ static void begin_saving(void)
 	const char *args[] = { "--set", NULL, NULL };
 	char set[128];
 
+	if (!train_on_host())
+		cr_skip_test("checkpoints are for host memory");
 	fdcheck_begin();
 	snprintf(root, sizeof(root), "/tmp/shardd-maintenance-XXXXXX");
 	cr_assert(mkdtemp(root));
@@ -251,14 +253,14 @@ static void end_saving(void)
 	cr_assert_eq(system(command), 0);
 }
 
+TestSuite(maintenance_saved, .init = begin_saving, .fini = end_saving, .timeout = 120);
+
 /* What is in a checkpoint as it is, and nobody can change, is not lost; also in the next daemon's eyes. */
-Test(maintenance, a_shutdown_of_jobs_that_are_saved, .init = begin_saving, .fini = end_saving)
+Test(maintenance_saved, a_shutdown_of_jobs_that_are_saved)
 {
 	struct play *p = trainer_shared(sizeof(*p));
 	pid_t pid;
 
-	if (!train_on_host())
-		cr_skip_test("checkpoints are for host memory");
 	pid = start(p, SHARDD_KEEP);
 	cr_expect_eq(CTL("", "checkpoint", "save", "trains", root), 0);
 	cr_expect_eq(CTL("memory only", "shutdown"), 1, "it trains on");
