@@ -249,13 +249,16 @@ static bool resize_has_kept(const struct relayout *x)
 	return x->old->parts[0].kept.slab;
 }
 
-static uint64_t resize_kept_bytes(const struct relayout *x)
+/* Of the copy of part @d: as many as its arrays will have, which are those of today if it stays. */
+static uint64_t resize_kept_bytes(const struct resize *r, const struct relayout *x, unsigned d)
 {
+	bool moves = r->moves[x->old->id - 1];
 	uint64_t bytes = 0;
 
 	for (unsigned i = 0; i < RELAYOUT_ARRAYS; i++)
 		if (i != 1 && relayout_has_array(x, i))
-			bytes += relayout_array_bytes(x->fresh, i);
+			bytes += moves ? relayout_array_bytes(x->fresh, i)
+				       : relayout_array(&x->old->parts[d], i)->bytes;
 	return bytes;
 }
 
@@ -338,7 +341,7 @@ static void resize_sum(struct resize *r, uint32_t i)
 	if (r->moves[i])
 		relayout_sum(x, &r->mem);
 	for (unsigned d = 0; r->moves_kept && resize_has_kept(x) && d < x->fresh->n_parts; d++)
-		r->kept_bytes[x->fresh->parts[d].device->index] += resize_kept_bytes(x);
+		r->kept_bytes[x->fresh->parts[d].device->index] += resize_kept_bytes(r, x, d);
 }
 
 static int resize_lay_out(struct resize *r)
@@ -409,9 +412,8 @@ static int resize_keep_place(const struct resize *r, struct relayout *x)
 
 static int resize_place_kept(struct resize *r, struct relayout *x)
 {
-	uint64_t bytes = resize_kept_bytes(x);
-
 	for (unsigned d = 0; resize_has_kept(x) && d < x->fresh->n_parts; d++) {
+		uint64_t bytes = resize_kept_bytes(r, x, d);
 		struct unit_part *p = &x->fresh->parts[d];
 		unsigned on = p->device->index;
 

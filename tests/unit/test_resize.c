@@ -401,6 +401,37 @@ Test(resize, copies_of_the_commit_have_memory_where_they_had)
 	nodefix_end(&x.n);
 }
 
+/* A unit that stays in memory with more room than it needs now, beside one that moves: its copy has room for
+ * all of that memory, which is what is copied, and what a successor looks for. */
+Test(resize, copies_have_room_for_the_memory_that_stays)
+{
+	struct unit *stays, *moves;
+	struct fixture x = { 0 };
+	const struct unit_part *p;
+	state_unit *s = spec("moves");
+
+	nodefix_begin(&x.n, NULL);
+	x.job = nodefix_job(&x.n, "job", 3, 0);
+	x.job->rec->resume = JOB_RESUME_COMMITTED;
+	nodefix_wrote(&x.n);
+	join(&x, 3);
+	stays = make_unit(&x, nodefix_spec("stays", 128)); /* 129 with padding */
+	s->layout = LAYOUT_DIM0;
+	moves = make_unit(&x, s);
+	step(&x, moves, 1);
+	leave(&x);
+	resize(&x, 2);
+	p = &stays->parts[0];
+	cr_assert_eq(x.report.in_place, 1);
+	cr_assert_gt(p->params.bytes, unit_params_bytes(stays->rec, &stays->layout, 1));
+	cr_expect_geq(p->kept.bytes, p->params.bytes + p->state1.bytes + p->state2.bytes);
+	join(&x, 2);
+	step(&x, stays, 2);
+	step(&x, moves, 3);
+	expect_sound(&x);
+	nodefix_end(&x.n);
+}
+
 Test(resize, dropped_units_alone_on_two_devices_are_sound)
 {
 	struct fixture x;
