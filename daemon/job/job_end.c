@@ -230,7 +230,7 @@ void jobs_deinit(struct jobs *jobs)
 
 void job_saved(struct job *job, uint64_t step)
 {
-	job->rec->saved = true;
+	job->rec->saved = !job->readers.rewritten; /* since it began */
 	job->rec->saved_step = step;
 	job_journal_mark(job, JOB_JOURNAL_HEAD);
 	job_journal_write(job);
@@ -262,8 +262,7 @@ static bool job_end_is_saved(const struct job *job)
 
 	if (!rec->saved || !rec->has_commit || rec->saved_step != rec->step || rec->torn)
 		return false;
-	return !rec->uncommitted_steps && !rec->altered && !job->readers.rewritten &&
-	       !job->present && !job_end_has_buffers(job);
+	return !rec->uncommitted_steps && !job->present && !job_end_has_buffers(job);
 }
 
 const char *job_state_place(const struct job *job)

@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "core/state.h"
 #include "job/generation.h"
+#include "job/job_journal.h"
 #include "job/job_types.h"
 
 /* A process that may have parameters of the job mapped, until it is gone: its session may end
@@ -57,6 +58,9 @@ const char *reader_state_name(enum reader_state s)
 void readers_rewrite(struct job *job)
 {
 	job->readers.rewritten = true;
+	if (job->rec->saved)
+		job_journal_mark(job, JOB_JOURNAL_HEAD);
+	job->rec->saved = false; /* no checkpoint has that */
 	job->readers.changes++;
 }
 

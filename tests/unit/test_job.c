@@ -729,3 +729,38 @@ JOB_TEST(a_refusal_for_want_of_memory_says_what_frees_some)
 	expect_fault(&op.fault, FAULT_EXHAUSTED,
 		     "your others ('shardctl job delete NAME' frees one): 'b' 1048576");
 }
+
+/* What a shutdown takes for lost. */
+JOB_TEST(whose_last_commit_is_in_a_checkpoint)
+{
+	struct fault f = FAULT_NULL;
+	struct nodefix_op op = { 0 };
+	struct member *m;
+	struct job *job;
+	bool freed;
+
+	job = nodefix_job(&n, "job", 1, 0);
+	cr_expect_str_eq(job_state_place(job), "none");
+	m = nodefix_join(&n, job, 0);
+	(void)nodefix_unit(&n, job, nodefix_spec("u", 100), &m, 1);
+	NODEFIX_OK(nodefix_commit(&n, m, 5, 0, &op), &op);
+	job_saved(job, 5);
+	cr_expect(job_is_in_memory_only(job), "its trainer may change it");
+	cr_assert_eq(job_leave(m, &freed, &f), RES_DONE);
+	nodefix_drop(&n, m, "left");
+	cr_expect_str_eq(job_state_place(job), "in a checkpoint");
+	m = nodefix_join(&n, job, 0);
+	(void)nodefix_unit(&n, job, nodefix_spec("more", 100), &m, 1);
+	job_saved(job, 5); /* of what was before */
+	cr_assert_eq(job_leave(m, &freed, &f), RES_DONE);
+	nodefix_drop(&n, m, "left");
+	cr_expect_not(job->rec->saved, "a successor must not believe it either");
+	cr_expect_str_eq(job_state_place(job), "in memory only: lost");
+	m = nodefix_join(&n, job, 0);
+	NODEFIX_OK(nodefix_commit(&n, m, 6, 0, &op), &op);
+	cr_assert_eq(job_leave(m, &freed, &f), RES_DONE);
+	nodefix_drop(&n, m, "left");
+	cr_expect_str_eq(job_state_place(job), "in memory only: lost");
+	job_saved(job, 6);
+	cr_expect_str_eq(job_state_place(job), "in a checkpoint");
+}
