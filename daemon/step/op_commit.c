@@ -79,13 +79,16 @@ static int op_commit_reserve_blobs(struct coll *c)
 	return 0;
 }
 
-/* The old blob's charge goes back, the new one's passes to the record. */
+/* The old blob's charge goes back, the new one's passes to the record. A blob that the Step of this
+ * number has given stays if the commit gives none. */
 static void op_commit_store_blob(struct op *op)
 {
 	struct job *job = op->m->job;
-	size_t old = state_job_blob(job->rec, op->m->rank)->data.len;
+	const state_blob *old = state_job_blob(job->rec, op->m->rank);
 
-	quota_return(&job->quota, MEM_CONTROL, old);
+	if (!commit_args(op)->bytes && old->data.len && old->step == commit_args(op)->step)
+		return;
+	quota_return(&job->quota, MEM_CONTROL, old->data.len);
 	CHECK(state_job_set_blob(job->rec, op->m->rank, STEAL_PTR(commit_args(op)->blob),
 				 commit_args(op)->bytes, commit_args(op)->step) == 0);
 	commit_args(op)->charged = false;

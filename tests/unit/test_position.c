@@ -99,11 +99,16 @@ static void applied(uint64_t number, size_t bytes)
 	apply();
 }
 
-static void commit(uint64_t number)
+static void commit_with(uint64_t number, size_t bytes)
 {
 	for (unsigned i = 0; i < 2; i++)
-		nodefix_commit(&n, m[i], number, 10 + i, &op[i]);
+		nodefix_commit(&n, m[i], number, bytes ? bytes + i : 0, &op[i]);
 	both_ok("Commit");
+}
+
+static void commit(uint64_t number)
+{
+	commit_with(number, 10);
 }
 
 static void expect_at(uint64_t want)
@@ -262,6 +267,28 @@ Test(position, a_step_without_a_blob_leaves_the_last_one)
 	applied(6, 0);
 	expect_at(6);
 	expect_blobs(7, 5);
+}
+
+/* It was erased before. */
+Test(position, a_commit_without_a_blob_leaves_that_of_its_step)
+{
+	step(5, 7); /* the commit applies it */
+	commit_with(5, 0);
+	expect_blobs(7, 5);
+	applied(6, 8);
+	commit_with(6, 0);
+	expect_blobs(8, 6);
+	cr_expect_eq(job->rec->step, 6);
+}
+
+Test(position, a_commit_without_a_blob_erases_that_of_an_earlier_step)
+{
+	applied(5, 7);
+	applied(6, 0);
+	commit_with(6, 0);
+	for (unsigned i = 0; i < 2; i++)
+		cr_expect_eq(state_job_blob(job->rec, i)->data.len, 0);
+	cr_expect_eq(job->quota.by_class[MEM_CONTROL], 0);
 }
 
 Test(position, a_number_counts_though_nothing_is_stepped)
