@@ -212,12 +212,16 @@ static int survive_restore(struct survive *s, struct inherited *in, struct fault
 	return f->code;
 }
 
-/* Slabs that are in no job: the previous daemon ended before it had noted, or freed, them. */
+/* Slabs that are in no job: the previous daemon ended before it had noted, or freed, them. Their
+ * memory is free when the last descriptor is closed. */
 static void survive_drop_rest(struct survive *s, struct inherited *in)
 {
-	for (size_t i = 0; i < in->n_slabs; i++)
-		if (in->slabs[i].fd >= 0)
-			survive_on_drop(s, in->slabs[i].id);
+	for (size_t i = 0; i < in->n_slabs; i++) {
+		if (in->slabs[i].fd < 0)
+			continue;
+		survive_on_drop(s, in->slabs[i].id);
+		in->slabs[i].fd = fd_close(in->slabs[i].fd);
+	}
 }
 
 /* ------------------------------------------------------------------ the start */

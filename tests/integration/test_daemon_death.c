@@ -4,6 +4,7 @@
  * is half applied is completed. Trainers connect again themselves.
  */
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -318,7 +319,7 @@ Test(daemon_death, memory_that_is_mapped_elsewhere_keeps_its_contents)
 /* ---------------------------------------------------------------- a slow keeper */
 
 struct many {
-	stage registered, go;
+	stage registered, go, leave;
 	uint32_t n;
 };
 
@@ -336,6 +337,7 @@ static int registers_many(const struct trainer *t)
 		train_register(c, name, 16, NULL);
 		stage_set(&m->registered, i + 1);
 	}
+	TRAINER_AWAIT(atomic_load(&m->leave) == 1, 60);
 	train_leave(c);
 	return 0;
 }
@@ -370,6 +372,7 @@ Test(daemon_death, a_holder_that_is_late_is_waited_for)
 		return;
 	}
 	m->n = queue_length() + 20;
+	stage_set(&m->leave, 1);
 	pid = trainer_start(&trainfix, "many", 0, 1, registers_many, m);
 	cr_assert_eq(kill(trainfix.pid, SIGSTOP), 0);
 	stage_set(&m->go, 1);
@@ -377,6 +380,53 @@ Test(daemon_death, a_holder_that_is_late_is_waited_for)
 	cr_expect_lt(atomic_load(&m->registered), m->n, "it waits for the holder");
 	cr_assert_eq(kill(trainfix.pid, SIGCONT), 0);
 	cr_assert_eq(trainer_wait(pid, 60), 0);
+}
+
+/* Descriptors of slabs that the process has. */
+static unsigned count_slabs(pid_t pid)
+{
+	char path[64], to[64];
+	struct dirent *e;
+	unsigned n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+	dir = opendir(path);
+	while (dir && (e = readdir(dir))) {
+		ssize_t bytes = readlinkat(dirfd(dir), e->d_name, to, sizeof(to) - 1);
+
+		to[bytes > 0 ? bytes : 0] = '\0';
+		n += strncmp(to, "/memfd:shardd (", 15) == 0;
+	}
+	if (dir)
+		closedir(dir);
+	return n;
+}
+
+/* The job is gone, and the holder has not heard of it when the daemon dies. The next daemon used to
+ * keep descriptors of that memory until its end. */
+Test(daemon_death, memory_that_was_freed_just_before_is_not_kept)
+{
+	struct many *m = trainer_shared(sizeof(*m));
+	pid_t pid;
+
+	if (!train_on_host()) {
+		train_not_here("so many slabs at once");
+		return;
+	}
+	m->n = queue_length() + 20;
+	stage_set(&m->go, 1);
+	pid = trainer_start(&trainfix, "many", 0, 1, registers_many, m);
+	AWAIT(atomic_load(&m->registered) == m->n, 60);
+	AWAIT(count_slabs(trainfix.pid) >= m->n, 60);
+	cr_assert_eq(kill(trainfix.pid, SIGSTOP), 0);
+	stage_set(&m->leave, 1);
+	cr_assert_eq(trainer_wait(pid, 60), 0);
+	AWAIT(!fail_has_job(&trainfix, "many"), 60);
+	cr_assert_eq(kill(daemonfix_daemon(&trainfix), SIGKILL), 0);
+	cr_assert_eq(kill(trainfix.pid, SIGCONT), 0);
+	AWAIT(count_slabs(trainfix.pid) == 0, 60); /* the next daemon has told it */
+	cr_expect_eq(count_slabs(daemonfix_daemon(&trainfix)), 0);
 }
 
 /* ------------------------------------------------------------ a step, half applied */
