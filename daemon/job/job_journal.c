@@ -202,6 +202,13 @@ static void job_journal_spoil(struct jobs *jobs)
 	journal_spoil(jobs->journal);
 }
 
+/* An entry had no room: the other file may have some, for all jobs as they are. */
+static void job_journal_replace(struct jobs *jobs)
+{
+	if (jobs_journal_base(jobs) < 0)
+		job_journal_spoil(jobs);
+}
+
 void job_journal_write_now(struct job *job)
 {
 	struct job_journal_entry e = { 0 };
@@ -210,17 +217,15 @@ void job_journal_write_now(struct job *job)
 	CHECK(parts && job->jobs->journal);
 	if (job_journal_build(job, &e) < 0 || change_append(job->jobs->journal, &e.change) < 0 ||
 	    (parts & JOB_JOURNAL_SLABS && job_journal_note_slabs(job) < 0))
-		job_journal_spoil(job->jobs); /* jobs_journal_tick writes a base */
+		job_journal_replace(job->jobs); /* else jobs_journal_tick does */
 	job_journal_entry_deinit(&e);
 	job_journal_is_saved(job);
 }
 
 void jobs_journal_write(struct jobs *jobs)
 {
-	struct job *job, *tmp;
-
-	list_for_each (job, tmp, &jobs->unsaved, unsaved.link)
-		job_journal_write(job);
+	while (!list_empty(&jobs->unsaved)) /* a new base takes all of them out */
+		job_journal_write_now(list_first(&jobs->unsaved, struct job, unsaved.link));
 }
 
 void job_redo_begin(struct job *job, struct redo_task *t)
@@ -249,7 +254,7 @@ void job_journal_gone(struct job *job)
 	c.job = job->number;
 	c.gone = true;
 	if (change_append(job->jobs->journal, &c) < 0)
-		job_journal_spoil(job->jobs);
+		job_journal_spoil(job->jobs); /* it is still in the list of all */
 }
 
 /* -------------------------------------------------------------------- a base */

@@ -3,12 +3,16 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "job/job_journal.h"
+#include "journalfix.h"
 #include "leftfix.h"
 
 TestSuite(state, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
@@ -143,6 +147,39 @@ Test(state, a_step_that_was_not_committed_is_not_forgotten)
 	state_free(all);
 	cr_expect(job->life.torn);
 	left_forget(&l);
+	nodefix_end(&n);
+}
+
+/* RLIMIT_FSIZE stands for a machine without memory. The journal used to be incomplete then, until the
+ * next tick: a daemon that died before it left nothing. */
+Test(state, a_journal_that_cannot_grow_begins_again)
+{
+	const struct rlimit limit = { 1 << 18, RLIM_INFINITY };
+	struct nodefix n;
+	struct member *m[2];
+	struct job *job;
+	uint64_t bytes;
+
+	nodefix_begin(&n, NULL);
+	job = nodefix_job(&n, "job", 2, 0);
+	m[0] = nodefix_join(&n, job, 0);
+	m[1] = nodefix_join(&n, job, 1);
+	bytes = journal_bytes(n.jobs.journal);
+	signal(SIGXFSZ, SIG_IGN);
+	cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+	for (uint64_t step = 1; step <= 60; step++) {
+		struct nodefix_op op[2] = { 0 };
+
+		for (unsigned i = 0; i < 2; i++)
+			nodefix_commit(&n, m[i], step, 8000 + i, &op[i]);
+		for (unsigned i = 0; i < 2; i++)
+			nodefix_ok(&op[i], "Commit");
+		jobs_journal_write(&n.jobs);
+		cr_assert_not(journal_is_spoiled(n.jobs.journal), "at step %llu",
+			      (unsigned long long)step);
+		journalfix_check(&n.jobs);
+	}
+	cr_expect_eq(journal_bytes(n.jobs.journal), bytes);
 	nodefix_end(&n);
 }
 
