@@ -7,17 +7,39 @@ import hashlib
 import json
 import os
 import random
+import re
 import select
 import signal
 import subprocess
 import time
 
+import mounts
 from control import Control
+from trainers import RUN, children
 
 JOB = "chaos"
 PR_SET_CHILD_SUBREAPER = 36
-# Only connections that are there are made again; a process that ends so is started again.
-UNCONNECTED = ("closed the connection before it answered", "no daemon answers at")
+# Only connections that are there are made again, in Python inside a step of resilient. A process
+# that ends so is started again.
+UNCONNECTED = (
+    "closed the connection before it answered",
+    "no daemon answers at",
+    "DaemonRestarted",
+)
+# A daemon that is away for longer than reconnect_ms (rounds that set it), and the end of a wait.
+LATE = ("did not come back within",)
+# What a limit may say to the process that meets it (rounds of limits).
+LIMITED = (
+    "RESOURCE_EXHAUSTED",
+    "ResourceExhausted",
+    "Too many open files",
+    "Cannot allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "No space left",
+    "MemoryError",
+    "can't start new thread",
+)
 LEFT_S = 20  # for what is freed after the call that frees it
 
 
@@ -25,12 +47,9 @@ class Failed(Exception):
     pass
 
 
-def children(pid):
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as f:
-            return [int(n) for n in f.read().split()]
-    except OSError:
-        return []
+# Other ends than by SIGKILL, and what the daemon refused because of a limit.
+ENDED = re.compile(r"the daemon (?:was killed by signal (?!9;)|has ended with exit code )\d+")
+REFUSED = re.compile(r"Too many open files|Cannot allocate memory|RESOURCE_EXHAUSTED|no memory to")
 
 
 def state_of(pid):
@@ -41,11 +60,21 @@ def state_of(pid):
         return "X"
 
 
+def descendants(pid):
+    below = children(pid)
+    return below + [d for p in below for d in descendants(p)]
+
+
+def descriptors(pid):
+    return [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
+
+
 class Crew:
-    def __init__(self, folder, bins, ranks, steps, committed):
-        self.folder, self.bins, self.ranks, self.steps = folder, bins, ranks, steps
-        # The job resumes at its commits: then more than one step, and half a step, may be lost.
-        self.committed = committed
+    """@trainer: of trainers.py. @memory: of the daemon, in bytes; 0: its own choice. @reconnect_ms:
+    of the trainers; 0: their own choice."""
+
+    def __init__(self, folder, bins, ranks, trainer, memory=0, reconnect_ms=0):
+        self.folder, self.bins, self.ranks, self.trainer = folder, bins, ranks, trainer
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.socket, self.log = f"{folder}/s", f"{folder}/log"
         self.control = Control(f"{folder}/points")
@@ -57,12 +86,21 @@ class Crew:
             for k, v in os.environ.items()
             if not k.startswith(("SHARDD_", "NOTIFY_", "LISTEN_"))
         }
+        for name in "tmp", "disk":
+            os.makedirs(f"{folder}/{name}")
         self.env |= {
             "SHARDD_SOCKET": self.socket,
             "SHARDD_JOB": JOB,
+            "SHARDD_RUN": RUN,
             "SHARDD_TEST_CHAOS": f"{folder}/points",
+            "TMPDIR": f"{folder}/tmp",
         }
-        self.trainers, self.runner, self.held, self.lone, self.unconnected = {}, None, True, None, 0
+        if reconnect_ms:
+            self.env["SHARDD_RECONNECT_MS"] = str(reconnect_ms)
+        self.trainers, self.runner, self.held, self.lone = {}, None, True, None
+        # Errors that the round allows: a process that ends with one is started again.
+        self.excuses = UNCONNECTED + LATE * bool(reconnect_ms)
+        self.seen = collections.Counter()
         self.steps_read, self.news, self.news_s, self.text, self.losses = 0, 0, 0.0, b"", {}
         self.out, self.into = os.pipe()
         os.set_blocking(self.out, False)
@@ -76,6 +114,9 @@ class Crew:
                     self.socket,
                     "--backend",
                     "host",
+                    "--set",
+                    f"checkpoint_roots={folder}/disk",
+                    *(["--set", f"memory_bytes={memory}"] if memory else []),
                 ],
                 stdout=log,
                 stderr=log,
@@ -132,30 +173,11 @@ class Crew:
 
     # ------------------------------------------------------------ trainers
 
-    def command(self):
-        return [
-            self.bins["charlm"],
-            "--data",
-            f"{self.folder}/text",
-            "--steps",
-            str(self.steps),
-            "--json",
-            "--batch",
-            "4",
-            "--hidden",
-            "16",
-            "--context",
-            "4",
-            "--embed",
-            "4",
-            *(["--in-backward", "--clip", "0", "--commit-every", "3"] if self.committed else []),
-        ]
-
     def start_trainer(self, rank):
-        env = self.env | {"RANK": str(rank), "WORLD_SIZE": str(self.ranks)}
+        env = self.env | self.trainer.env | {"RANK": str(rank), "WORLD_SIZE": str(self.ranks)}
         with open(f"{self.folder}/err{rank}", "ab") as err:
             self.trainers[rank] = subprocess.Popen(
-                self.command(), env=env, stderr=err, stdout=self.into if rank == 0 else err
+                self.trainer.command(), env=env, stderr=err, stdout=self.into if rank == 0 else err
             )
 
     def start_run(self):
@@ -172,59 +194,104 @@ class Crew:
         ]
         with open(f"{self.folder}/err", "ab") as err:
             self.runner = subprocess.Popen(
-                command + self.command(), env=self.env, stdout=self.into, stderr=err
+                command + self.trainer.command(),
+                env=self.env | self.trainer.env,
+                stdout=self.into,
+                stderr=err,
             )
 
-    def begin_job(self, by_run):
+    def begin_job(self, by_run, policy=()):
+        """@policy: of the job's checkpoints, as shardctl takes it."""
         self.losses, self.text = {}, b""
-        resume = "committed" if self.committed else "applied"
+        resume = "committed" if self.trainer.committed else "applied"
         size = str(self.ranks)
         self.ctl("job", "create", "--world-size", size, "--keep", "--resume", resume, JOB)
+        if policy:
+            self.ctl("checkpoint", "policy", JOB, *policy)
         if by_run:
             self.start_run()
         for rank in range(0 if by_run else self.ranks):
             self.start_trainer(rank)
 
     def pid_of(self, rank):
-        return self.trainers[rank].pid
+        """The process that trains; None: it is being made."""
+        return self.trainer.dying(self.trainers[rank].pid)
 
     def kill_trainer(self, rank):
-        t = self.trainers[rank]
-        if t.poll() is not None:
-            return 0
-        t.kill()
-        t.wait()
-        self.start_trainer(rank)
-        return 1
+        return self.kill_together([rank], False, None)[0]
 
     def kill_run(self):
         """Its trainers end with it."""
-        if self.runner.poll() is not None:
-            return 0
-        pids = children(self.runner.pid)
-        self.runner.kill()
-        self.runner.wait()
+        return self.kill_together([], True, None)[0]
+
+    def kill_together(self, ranks, run, daemon):
+        """All signals are sent before anybody is started again. Return: how many others than the
+        daemon died, and how many daemons."""
+        ranks = [r for r in ranks if self.trainers[r].poll() is None]
+        run = run and self.runner.poll() is None
+        pids = [self.pid_of(r) for r in ranks]
+        if run:
+            pids.append(self.runner.pid)
+        below = descendants(self.runner.pid) if run else []
+        died = sum([self.kill(p) for p in pids]), self.kill(daemon)
+        for r in ranks:
+            if not self.trainer.forks:
+                self.trainers[r].wait()
+                self.start_trainer(r)
+        if run:
+            self.runner.wait()
+            self.await_end_of(below)
+            self.start_run()
+        return died
+
+    def await_end_of(self, pids):
         until = time.monotonic() + LEFT_S
         while any(state_of(p) not in "ZX" for p in pids):
             self.read(0.005)
             if time.monotonic() > until:
                 raise Failed("trainers outlive shardctl run")
         self.reap(pids)
-        self.start_run()
-        return 1
+
+    @contextlib.contextmanager
+    def hog(self, hidden):
+        """Another job takes memory meanwhile, or is refused."""
+        fixed = "--steps 1000000 --batch 1 --context 4 --embed 4 --hidden".split()
+        command = [self.bins["charlm"], "--data", f"{self.folder}/text", *fixed, str(hidden)]
+        env = self.env | {"SHARDD_JOB": "hog", "RANK": "0", "WORLD_SIZE": "1"}
+        with open(f"{self.folder}/err-hog", "ab") as err:
+            p = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=err)
+        try:
+            yield
+        finally:
+            p.kill()
+            if p.wait() > 0 and not self.is_excused("err-hog", 0):
+                raise Failed(f"the other job's trainer ended with {p.returncode}")
+            self.delete("hog")
+
+    def delete(self, job):
+        """Also if the daemon dies meanwhile."""
+        until = time.monotonic() + LEFT_S
+        while self.ctl("job", "delete", "--force", job, check=False).returncode:
+            self.await_health()
+            if all(j["name"] != job for j in self.status()["jobs"]):
+                return
+            self.check(until)
 
     def reap(self, pids):
         for p in pids:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(p, os.WNOHANG)
 
-    def stop_for(self, pid, s):
-        try:
+    @contextlib.contextmanager
+    def stopped(self, pid):
+        """It stands still meanwhile."""
+        with contextlib.suppress(ProcessLookupError, TypeError):
             os.kill(pid, signal.SIGSTOP)
-            self.read_for(s)
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError, TypeError):
+                os.kill(pid, signal.SIGCONT)
 
     # ------------------------------------------------------------ what rank 0 says
 
@@ -266,20 +333,28 @@ class Crew:
             return self.runner.poll() is not None
         return all(t.poll() == 0 for t in self.trainers.values())
 
-    def died_connecting(self, rank):
-        """Did it end because the daemon died while it connected for the first time?"""
-        with open(f"{self.folder}/err{rank}", errors="replace") as f:
-            last = (f.readlines() or [""])[-1]
-        return any(words in last for words in UNCONNECTED)
+    def near_end(self):
+        last = self.trainer.steps - self.trainer.margin
+        return self.finished() or max(self.losses, default=0) > last
+
+    def is_excused(self, name, code):
+        """Did it end with an error that the round allows?"""
+        with open(f"{self.folder}/{name}", errors="replace") as f:
+            last = f.readlines()[-6 if name == "err" else -1 :]
+        words = [w for w in self.excuses if any(w in line for line in last)]
+        words += ["the guard gives up"] * self.trainer.gave_up(code)
+        self.seen.update(f"ended with: {w}" for w in words[:1])
+        return bool(words)
 
     def check(self, until):
         for rank, t in list(self.trainers.items()):
-            if t.poll() and self.died_connecting(rank):
-                self.unconnected += 1
+            if t.poll() and self.is_excused(f"err{rank}", t.returncode):
                 self.start_trainer(rank)
             elif t.poll():
                 raise Failed(f"rank {rank} ended with {t.returncode}")
-        if self.runner and self.runner.poll():
+        if self.runner and self.runner.poll() and self.is_excused("err", 0):
+            self.start_run()
+        elif self.runner and self.runner.poll():
             raise Failed(f"shardctl run ended with {self.runner.returncode}")
         if self.held and self.holder.poll() is not None:
             raise Failed(f"the holder ended with {self.holder.returncode}")
@@ -300,16 +375,31 @@ class Crew:
 
         Without it, of all that the daemon has: gradients that nobody keeps, too.
         """
-        hashes, keeper = [], self.holder.pid if self.held else self.lone
-        for fd in os.listdir(f"/proc/{keeper}/fd"):
-            path = f"/proc/{keeper}/fd/{fd}"
-            try:
-                if os.readlink(path).startswith("/memfd:shardd ("):
-                    with open(path, "rb") as f:
-                        hashes.append(hashlib.sha256(f.read()).hexdigest())
-            except OSError:
-                pass
+        until = time.monotonic() + LEFT_S
+        while not self.held_slabs() <= self.slabs_of(JOB) and self.held:
+            self.check(until)  # of a job that was deleted just before
+        hashes = []
+        for path in self.memory_of(self.keeper()):
+            with open(path, "rb") as f:
+                hashes.append(hashlib.sha256(f.read()).hexdigest())
         return sorted(hashes)
+
+    def keeper(self):
+        return self.holder.pid if self.held else self.lone
+
+    def memory_of(self, pid):
+        """Its descriptors of slabs."""
+        for path in descriptors(pid):
+            with contextlib.suppress(OSError):
+                if os.readlink(path).startswith("/memfd:shardd ("):
+                    yield path
+
+    def held_slabs(self):
+        return {os.stat(path).st_ino for path in self.memory_of(self.keeper())}
+
+    def slabs_of(self, job):
+        rows = json.loads(self.ctl("memory").stdout)["slabs"]
+        return {int(row["inode"]) for row in rows if row["job"] == job}
 
     def status(self):
         return json.loads(self.ctl("status").stdout)
@@ -324,23 +414,43 @@ class Crew:
         return result
 
     def count(self):
-        """Descriptors of the holder and of the daemon, and the status's bytes."""
+        """Descriptors of holder and daemon, when nothing of a job is left: no mapping and
+        no descriptor of a slab, no used or quarantined byte, no process of theirs."""
         until, last = time.monotonic() + LEFT_S, None
         while True:
+            daemon = self.daemon()
+            with open(f"/proc/{daemon}/maps") as f:
+                slabs = sum("/memfd:shardd (" in line for line in f)
+            slabs += sum(len(list(self.memory_of(pid))) for pid in {daemon, self.keeper()})
             now = (
-                len(os.listdir(f"/proc/{self.holder.pid}/fd")) if self.held else 0,
-                len(os.listdir(f"/proc/{self.daemon()}/fd")),
+                len(descriptors(self.holder.pid)) if self.held else 0,
+                len(descriptors(daemon)),
+                slabs,
                 self.used(),
+                [p for p in children(daemon) + self.zombies() if state_of(p) != "X"],
             )
-            if now == last and now[2] == 0:
+            if now == last and not any(now[2:]):
                 return now
             if time.monotonic() > until:
-                raise Failed(f"bytes are left: {now}")
+                self.show_descriptors()
+                raise Failed(f"slabs, bytes or processes are left: {now}")
             last = now
             time.sleep(0.05)
 
+    def show_descriptors(self):
+        for pid in self.keeper(), self.daemon():
+            links = sorted(os.readlink(path) for path in descriptors(pid))
+            print(f"# descriptors of {pid}: {links}")
+
+    def zombies(self):
+        pids = children(self.holder.pid) if self.held else []
+        return [p for p in pids if state_of(p) == "Z"]
+
     def used(self):
-        return sum(int(d["used_bytes"]) for d in self.status()["devices"])
+        """Of devices, slabs and jobs; quarantined bytes are among them."""
+        memory = json.loads(self.ctl("memory").stdout)
+        rows = [row for name in ("devices", "slabs", "jobs") for row in memory[name]]
+        return sum(int(row["used_bytes"]) + int(row["quarantined_bytes"]) for row in rows)
 
     def compare(self, want, got):
         for step, loss in got[1].items():
@@ -355,16 +465,33 @@ class Crew:
             raise Failed("no memory was compared")
 
     def compare_counts(self, base):
-        until = time.monotonic() + LEFT_S
-        while (now := self.count())[0] > base[0] * self.held or now[1] > base[1]:
+        until, base = time.monotonic() + LEFT_S, (base[0] * self.held, base[1])
+        while True:
+            now = self.count()
+            if all(a <= b for a, b in zip(now, base, strict=False)):
+                break
             if time.monotonic() > until:
-                raise Failed(f"descriptors of holder and daemon, bytes: {now}, before {base}")
-        files = sorted(os.listdir(self.folder))
-        odd = [
-            f for f in files if f not in ("s", "log", "points", "text") and not f.startswith("err")
-        ]
+                self.show_descriptors()
+                raise Failed(f"descriptors of holder and daemon: {now}, before {base}")
+        with open(self.log, errors="replace") as f:
+            for line in f:
+                if any(w in line for w in ("broken invariant", "Sanitizer")):
+                    raise Failed(f"the log says: {line.strip()}")
+                for how in ENDED.findall(line) + REFUSED.findall(line):
+                    self.seen[f"the daemon's log: {how}"] += 1
+
+    def compare_files(self):
+        """What the end of all leaves: of the round's folder, of its TMPDIR, of shared memory."""
+        known = ("log", "points", "text", "tmp", "disk", "inductor")
+        odd = [f for f in os.listdir(self.folder) if f not in known and not f.startswith("err")]
+        odd += os.listdir(f"{self.folder}/tmp") + os.listdir(f"{self.folder}/disk")
+        if mounts.own:
+            odd += os.listdir("/dev/shm")
         if odd:
-            raise Failed(f"files are left: {odd}")
+            raise Failed(f"files are left: {sorted(odd)}")
+        with open("/proc/net/unix") as f:
+            if left := [line.split()[-1] for line in f if self.folder in line]:
+                raise Failed(f"sockets are left: {left}")
 
     def stop(self):
         pid = self.daemon()
@@ -383,8 +510,7 @@ class Crew:
             if time.monotonic() > until:
                 raise Failed("the daemon does not end")
         self.reap([pid])
-        if os.path.exists(self.socket):
-            raise Failed("the socket is left")
+        self.compare_files()
         if left := [p for p in children(os.getpid()) if state_of(p) != "Z"]:
             raise Failed(f"processes are left: {left}")
 
@@ -392,7 +518,7 @@ class Crew:
         for name in sorted(os.listdir(self.folder)):
             if name.startswith(("err", "log")):
                 with open(f"{self.folder}/{name}", errors="replace") as f:
-                    for line in f.readlines()[-25:]:
+                    for line in [s for s in f if name != "log" or " info " not in s][-14:]:
                         print(f"# {name}: {line.rstrip()}")
 
     def kill_all(self):

@@ -1,0 +1,90 @@
+"""What trains in a round: charlm, or a GPT of PyTorch under its guard."""
+
+import os
+import pathlib
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUN = "chaos"
+
+
+def children(pid):
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as f:
+            return [int(n) for n in f.read().split()]
+    except OSError:
+        return []
+
+
+class Charlm:
+    """@committed: the job resumes at its commits, and its optimizers run in backward: then more
+    than one step, and half a step, may be lost."""
+
+    name = "charlm"
+    disk_kib = 256  # room for three of its checkpoints
+    fail_s = 60  # without a step
+    margin = 0  # no death in the last steps
+    forks = False  # a rank that died is made again by its own process
+    env: dict[str, str] = {}
+
+    def __init__(self, bins, folder, steps, committed):
+        self.program, self.data = bins["charlm"], f"{folder}/text"
+        self.steps, self.committed = steps, committed
+
+    def command(self):
+        fixed = "--json --batch 4 --hidden 16 --context 4 --embed 4".split()
+        resumes = "--in-backward --clip 0 --commit-every 3".split() if self.committed else []
+        return [self.program, "--data", self.data, "--steps", str(self.steps), *fixed, *resumes]
+
+    def dying(self, pid):
+        """The process that dies, of a rank that was started as @pid."""
+        return pid
+
+    def gave_up(self, code):
+        """May a rank end so without an error of its own?"""
+        del code
+        return False
+
+
+class Torch(Charlm):
+    """The rank's process is the guard of shardd.torch; its child trains and dies. A rank that comes
+    after the others have ended would wait for them: nobody dies in the last steps."""
+
+    name = "torch"
+    disk_kib = 2048
+    fail_s = 180
+    margin = 12
+    forks = True
+
+    def __init__(self, bins, folder, steps, committed):
+        super().__init__(bins, folder, steps, committed)
+        self.program = bins["torch"]
+        client = ROOT / "client/python"
+        self.env = {
+            "PYTHONPATH": f"{client}{os.pathsep}{client}/examples",
+            "SHARDD_LIBRARY": bins["library"],
+            "SHARDD_RUN": RUN,
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        }
+
+    def command(self):
+        script = str(ROOT / "tests/chaos/gpt.py")
+        resumes = ["--in-backward"] if self.committed else []
+        command = [self.program, "-B", script, "--data", self.data, "--steps", str(self.steps)]
+        return command + resumes
+
+    def dying(self, pid):
+        return next(iter(children(pid)), None)
+
+    def gave_up(self, code):
+        """The guard does not fork again after two lives without a commit."""
+        return code == -9
+
+
+def torch_is_missing(python):
+    """Return: why PyTorch cannot be had; None: it can."""
+    if not os.access(python, os.X_OK):
+        return f"there is no {python}: tests/run --with-torch makes it"
+    done = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True)
+    return None if done.returncode == 0 else f"{python}: {(done.stderr.splitlines() or ['?'])[-1]}"
