@@ -16,6 +16,9 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 
+/* The table takes 8 bytes of kernel memory for each. */
+#define PROCESS_FD_TABLE 65536
+
 static int process_fill_standard_fds(void)
 {
 	int fd;
@@ -40,6 +43,18 @@ static void process_raise_fd_limit(void)
 	setrlimit(RLIMIT_NOFILE, &limit); /* refused: the soft limit does */
 }
 
+/* The kernel's table of descriptors grows when a higher number is taken, and waits about 10 ms for all
+ * threads then. Before there are threads it does not wait, and it never shrinks. */
+static void process_widen_fd_table(void)
+{
+	struct rlimit limit;
+	int most = PROCESS_FD_TABLE;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < PROCESS_FD_TABLE)
+		most = (int)limit.rlim_cur;
+	fd_close(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, most - 1)); /* refused: it grows later */
+}
+
 /* The allocator reserves 64 MiB of address space for each new thread, up to eight arenas per core.
  * If the address space is limited, all threads share two such arenas. */
 static void process_save_addresses(void)
@@ -58,6 +73,7 @@ int process_prepare(void)
 		return r;
 	signal(SIGPIPE, SIG_IGN);
 	process_raise_fd_limit();
+	process_widen_fd_table();
 	process_save_addresses();
 	return 0;
 }
