@@ -14,9 +14,12 @@
 #include "core/clock.h"
 #include "thread.h"
 
-#define RECONNECT_FIRST_PAUSE_MS 5 /* between two tries; doubles */
-#define RECONNECT_MAX_PAUSE_MS   100
-#define RECONNECT_TELL_MS        1000 /* between two events of a state that lasts */
+/* Between two tries: a part of the time since the first one, so that it lengthens the outage by no
+ * more than that part. */
+#define RECONNECT_PAUSE_PART   8
+#define RECONNECT_MIN_PAUSE_MS 2
+#define RECONNECT_MAX_PAUSE_MS 100
+#define RECONNECT_TELL_MS      1000 /* between two events of a state that lasts */
 
 /* One reconnection, of the thread. */
 struct reconnect_try {
@@ -193,21 +196,30 @@ static int reconnect_late(struct reconnect_try *t)
 			 t->c->socket, t->c->reconnect.ms, t->attempts, why.text);
 }
 
+static unsigned reconnect_pause_ms(uint32_t elapsed_ms)
+{
+	uint32_t part = elapsed_ms / RECONNECT_PAUSE_PART;
+
+	if (part < RECONNECT_MIN_PAUSE_MS)
+		return RECONNECT_MIN_PAUSE_MS;
+	return part < RECONNECT_MAX_PAUSE_MS ? part : RECONNECT_MAX_PAUSE_MS;
+}
+
 /* Return: 0, or a negative code: given up. */
 static int reconnect_try_all(struct reconnect_try *t, struct link **ret)
 {
-	unsigned pause = RECONNECT_FIRST_PAUSE_MS;
 	int r;
 
 	while ((r = reconnect_attempt(t, ret)) > 0) {
-		if (reconnect_ms_since(t->began_us) >= t->c->reconnect.ms)
+		uint32_t elapsed = reconnect_ms_since(t->began_us);
+
+		if (elapsed >= t->c->reconnect.ms)
 			return reconnect_late(t);
 		if (t->attempts == 1 || clock_now_us() - t->told_us >= RECONNECT_TELL_MS * 1000)
 			reconnect_tell(t, SHARDD_CONNECTION_RETRYING, t->last.text);
-		if (!reconnect_pause(t->c, pause))
+		if (!reconnect_pause(t->c, reconnect_pause_ms(elapsed)))
 			return error_set(&t->last, SHARDD_UNAVAILABLE, NULL,
 					 "the client is being closed");
-		pause = pause * 2 > RECONNECT_MAX_PAUSE_MS ? RECONNECT_MAX_PAUSE_MS : pause * 2;
 	}
 	return r;
 }

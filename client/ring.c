@@ -23,8 +23,9 @@
 #include "shardd.pb-c.h"
 #include "thread.h"
 
-/* How long one sleeps before it looks whether the daemon is still there. */
-#define SLEEP_US 100000u
+/* How long one sleeps before it looks whether the daemon is still there: no futex says so. After a
+ * death this is a part of the time to the next step. */
+#define SLEEP_US 10000u
 /* A slot whose submission has no waiter any more. */
 #define ABANDONED ((struct ring_pending *)-1)
 

@@ -10,9 +10,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/clock.h"
 #include "failfix.h"
 #include "fdcheck.h"
 #include "trainunits.h"
@@ -217,6 +219,104 @@ ParameterizedTest(struct way *way, reconnect, training_goes_on_bit_for_bit)
 }
 
 /* ------------------------------------------------------------------- ops in flight */
+
+/* ------------------------------------------------------------------- how soon it is seen */
+
+enum { SOON_ROUNDS = 5, SOON_MS = 60 };
+
+struct soon {
+	stage at, go;
+	pid_t daemon;
+	uint64_t lost_us;
+};
+
+static void on_soon(void *data, const struct shardd_connection_event *e)
+{
+	struct soon *s = data;
+
+	if (e->state == SHARDD_CONNECTION_LOST)
+		s->lost_us = clock_now_us();
+}
+
+/* Rank 0 kills the daemon as it begins to wait for rank 1. Return: ms until it knows. */
+static uint64_t soon_once(shardd_client *c, struct soon *s, unsigned round)
+{
+	uint64_t began;
+	shardd_ticket t;
+
+	TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &t, &train_err));
+	stage_set(&s->at, round);
+	TRAINER_AWAIT(atomic_load(&s->go) >= round, 60);
+	began = clock_now_us();
+	TRAINER_CHECK(kill(s->daemon, SIGKILL) == 0);
+	TRAIN_FAILS(shardd_wait(c, t, -1, NULL, &train_err), SHARDD_ABORTED);
+	return (s->lost_us - began) / 1000;
+}
+
+static int sees_soon(const struct trainer *t)
+{
+	struct soon *s = t->arg;
+	const struct shardd_options options = { .size = sizeof(options),
+						.socket = t->socket,
+						.reconnect_ms = 30000,
+						.on_connection = t->rank ? NULL : on_soon,
+						.connection_data = s };
+	uint64_t least = UINT64_MAX;
+	shardd_client *c = NULL;
+
+	TRAIN_OK(shardd_connect(&options, &c, &train_err));
+	for (unsigned round = 1; round <= SOON_ROUNDS; round++) {
+		train_join_as(c, t, SHARDD_KEEP);
+		if (t->rank == 0) {
+			uint64_t ms = soon_once(c, s, round);
+
+			least = ms < least ? ms : least;
+			continue;
+		}
+		TRAINER_AWAIT(atomic_load(&s->at) > round, 60);
+	}
+	TRAINER_CHECK(t->rank || least < SOON_MS);
+	if (t->rank == 0)
+		stage_set(&s->at, SOON_ROUNDS + 1);
+	shardd_close(c);
+	return 0;
+}
+
+/* A thread that sleeps for an answer looked ten times a second whether the daemon is there: that was
+ * half of the time until the next one had the trainer. */
+Test(reconnect, a_sleeping_trainer_sees_the_end_soon)
+{
+	struct soon *s = trainer_shared(sizeof(*s));
+	pid_t pids[2];
+
+	for (uint32_t r = 0; r < 2; r++)
+		pids[r] = trainer_start(&trainfix, "soon", r, 2, sees_soon, s);
+	for (unsigned round = 1; round <= SOON_ROUNDS; round++) {
+		AWAIT(atomic_load(&s->at) == round, 60);
+		s->daemon = daemonfix_daemon(&trainfix);
+		stage_set(&s->go, round);
+	}
+	for (uint32_t r = 0; r < 2; r++)
+		cr_assert_eq(trainer_wait(pids[r], 60), 0);
+}
+
+/* The table of descriptors grew when the first trainer connected, which took 10 ms. */
+Test(reconnect, the_daemon_begins_with_room_for_descriptors)
+{
+	char path[64], line[256];
+	unsigned long room = 0;
+	struct rlimit limit;
+	FILE *f;
+
+	cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)daemonfix_daemon(&trainfix));
+	f = fopen(path, "re");
+	while (f && fgets(line, sizeof(line), f))
+		if (sscanf(line, "FDSize: %lu", &room) == 1)
+			break;
+	cr_assert(f && fclose(f) == 0);
+	cr_expect_geq(room, limit.rlim_max < 65536 ? limit.rlim_max : 65536);
+}
 
 struct waits {
 	stage at[2], go;
