@@ -188,6 +188,15 @@ struct backend_info {
 
 const struct backend_info *backend_info(const struct backend *b);
 
+/* The name under which a successor finds the device again, whatever it numbers: the UUID, or the id
+ * where there is none. */
+static inline const char *backend_lasting_name(const struct backend *b)
+{
+	const struct backend_info *info = backend_info(b);
+
+	return *info->uuid ? info->uuid : info->id;
+}
+
 /* Report news to @fn, on the loop. Set once, before any other call. */
 void backend_on_news(struct backend *b, backend_news_cb fn, void *userdata);
 

@@ -44,7 +44,7 @@ static int job_place_set(struct job *job, uint32_t rank, struct device *d, struc
 {
 	if (job->placed[rank] == d)
 		return 0;
-	if (state_job_set_device(job->rec, rank, backend_info(d->backend)->id) < 0)
+	if (state_job_set_device(job->rec, rank, backend_lasting_name(d->backend)) < 0)
 		return fault_errno(f, -ENOMEM, "placing a rank");
 	job->placed[rank] = d;
 	job_journal_mark(job, JOB_JOURNAL_HEAD);

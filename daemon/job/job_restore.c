@@ -126,9 +126,27 @@ static int job_restore_charge_blobs(struct job *job)
 	return 0;
 }
 
-static int job_restore_slab(struct job *job, const state_slab *s, int fd, struct slab **ret)
+/* The device @name of the record. Return: NULL: @f says that there is none. */
+static struct device *job_restore_device(const struct job *job, const char *name, struct fault *f)
 {
-	struct device *d = node_device(job->node, s->device);
+	struct device *d = node_device(job->node, name);
+	char list[300];
+
+	if (d)
+		return d;
+	node_list_devices(job->node, list, sizeof(list));
+	fault_set(
+		f, FAULT_INVALID, "devices",
+		"memory of job '%.64s' is on device %.48s, which this daemon does not have: it has "
+		"%.250s; start it with that device",
+		job->rec->name, name, list);
+	return NULL;
+}
+
+static int job_restore_slab(struct job *job, const state_slab *s, int fd, struct slab **ret,
+			    struct fault *f)
+{
+	struct device *d = job_restore_device(job, s->device, f);
 
 	if (!d)
 		return -ENODEV;
@@ -138,13 +156,13 @@ static int job_restore_slab(struct job *job, const state_slab *s, int fd, struct
 			   s->id, fd, ret);
 }
 
-static int job_restore_place(struct job *job, uint32_t rank)
+static int job_restore_place(struct job *job, uint32_t rank, struct fault *f)
 {
 	const char *name = job->rec->devices[rank];
 
 	if (!*name)
 		return 0;
-	job->placed[rank] = node_device(job->node, name);
+	job->placed[rank] = job_restore_device(job, name, f);
 	return job->placed[rank] ? 0 : -ENODEV;
 }
 
@@ -158,12 +176,14 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 		return f->code;
 	job->mem.slabs = calloc(rec->n_slabs ? rec->n_slabs : 1, sizeof(struct slab *));
 	for (size_t i = 0; job->mem.slabs && r == 0 && i < rec->n_slabs; i++) {
-		r = job_restore_slab(job, rec->slabs[i], fds[i], &job->mem.slabs[i]);
+		r = job_restore_slab(job, rec->slabs[i], fds[i], &job->mem.slabs[i], f);
 		job->mem.n_slabs += r == 0;
 	}
 	for (uint32_t i = 0; r == 0 && i < rec->world_size; i++)
-		r = job_restore_place(job, i);
-	if (!job->mem.slabs || r || job_restore_charge_blobs(job) < 0)
+		r = job_restore_place(job, i, f);
+	if (f->code)
+		; /* a device is missing */
+	else if (!job->mem.slabs || r || job_restore_charge_blobs(job) < 0)
 		fault_set(f, FAULT_EXHAUSTED, NULL,
 			  "memory of job '%s' could not be taken over (%d)", rec->name, r);
 	else if (job_restore_units(job, f) == 0 && job_publish(job) < 0)

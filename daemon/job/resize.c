@@ -673,7 +673,8 @@ static const char **resize_device_names(const struct resize *r)
 	const char **names = calloc(r->world, sizeof(*names));
 
 	for (uint32_t i = 0; names && i < r->world; i++)
-		names[i] = r->group->n_devices ? backend_info(r->ranks[i].device->backend)->id : "";
+		names[i] = r->group->n_devices ? backend_lasting_name(r->ranks[i].device->backend)
+					       : "";
 	return names;
 }
 

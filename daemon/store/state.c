@@ -237,7 +237,7 @@ int state_job_add_slab(state_job *j, const struct slab *s)
 	rec->id = s->id;
 	rec->class_ = s->class;
 	rec->bytes = s->bytes;
-	rec->device = strdup(backend_info(s->device->backend)->id);
+	rec->device = strdup(backend_lasting_name(s->device->backend));
 	if (!rec->device) {
 		free(rec);
 		return -ENOMEM;
