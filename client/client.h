@@ -96,6 +96,7 @@ struct shardd_client {
 	bool keep; /* that job stays when all have left */
 	atomic_uint_least64_t epoch;
 	uint64_t ended_epoch; /* the daemon ended in it, and this client has not joined since; 0 */
+	uint32_t joined_link; /* number of the link of the last join; 0 before the first */
 	uint64_t seq;         /* of the last op */
 	void *blob;           /* of the last join */
 };

@@ -10,8 +10,8 @@
 #include "map_cuda.h"
 #include "stream.h"
 
-/* How long closing waits for streams that still wait for the daemon, or have not come to what
- * an op put on them. */
+/* How long closing, or joining after the daemon has died, waits for streams that still wait for the
+ * daemon, or have not come to what an op put on them. */
 #define QUIET_TIMEOUT_MS 10000
 
 /* --------------------------------------------------------------------- join */
@@ -50,6 +50,15 @@ void device_ask(struct shardd_client *c, Shardd__V1__JoinRequest *request)
 #endif
 	request->no_channel = ipc;
 	request->job->ipc = ipc;
+}
+
+int device_part(struct shardd_client *c, struct shardd_error *err)
+{
+	int r = 0;
+
+	if (c->cuda && c->joined_link && c->joined_link != c->link->number)
+		r = streams_part(c->streams, QUIET_TIMEOUT_MS, err);
+	return r;
 }
 
 static void device_copy_text(char *to, size_t bytes, const char *from)

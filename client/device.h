@@ -14,6 +14,11 @@ int device_choose(struct shardd_client *c, const struct shardd_options *options,
  * client. Called with c->order held. */
 void device_ask(struct shardd_client *c, Shardd__V1__JoinRequest *request);
 
+/* Before a join over another connection than the last one's: nothing of this process uses the former
+ * daemon's words and memory on the GPU any more. Called with c->order held. Return: 0 or a negative
+ * shardd_code. */
+int device_part(struct shardd_client *c, struct shardd_error *err);
+
 /* Start to use the device of a join's answer. Called with c->order held.
  * Return: 0 or a negative shardd_code: this process cannot use it. */
 int device_take(struct shardd_client *c, const Shardd__V1__JoinResponse *reply,

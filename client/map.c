@@ -183,19 +183,25 @@ static void map_give_place(struct map *m, const struct map_source *s, uint8_t *p
 	pthread_mutex_unlock(&m->table);
 }
 
+static bool map_is_same(const struct map *m, const struct mapping *item, const struct map_source *s)
+{
+	bool same =
+		m->ops->by_number ? item->lasts && s->lasts : map_host_file(s->fd) == item->file;
+
+	return same && s->bytes == item->bytes && s->writable == item->writable;
+}
+
 /* @s came for a slab that is mapped, if it is. Return: 1: it is the same memory; 0: map
  * it; or a negative shardd_code. */
 static int map_compare(struct map *m, const struct map_source *s, struct shardd_error *err)
 {
-	uint64_t file = map_host_file(s->fd);
 	int r = 0;
 	size_t i;
 
 	pthread_mutex_lock(&m->table);
 	i = map_position(m, s->slab);
 	if (i < m->count && m->items[i].slab == s->slab) {
-		r = file == m->items[i].file && s->bytes == m->items[i].bytes &&
-		    s->writable == m->items[i].writable;
+		r = map_is_same(m, &m->items[i], s);
 		if (r)
 			m->items[i].unchecked = false;
 		else if (map_retire(m, s->slab) < 0)
@@ -223,7 +229,8 @@ void map_reconnected(struct map *m, struct channel *channel)
 	pthread_mutex_unlock(&m->lock);
 }
 
-static bool map_next_unchecked(struct map *m, uint32_t *ret)
+/* @ret_gone: the daemon cannot have it. */
+static bool map_next_unchecked(struct map *m, uint32_t *ret, bool *ret_gone)
 {
 	bool found = false;
 
@@ -231,6 +238,7 @@ static bool map_next_unchecked(struct map *m, uint32_t *ret)
 	for (size_t i = 0; i < m->count && !found; i++) {
 		found = m->items[i].unchecked;
 		*ret = m->items[i].slab;
+		*ret_gone = m->ops->by_number && !m->items[i].lasts;
 	}
 	pthread_mutex_unlock(&m->table);
 	return found;
@@ -240,11 +248,14 @@ static int map_install(struct map *m, const struct map_source *s, int timeout_ms
 		       struct shardd_error *err)
 {
 	struct map_source at = *s;
-	struct mapping item = { s->slab, s->writable, NULL, s->bytes, s->ipc != NULL, false, 0 };
+	struct mapping item = {
+		.slab = s->slab, .writable = s->writable, .bytes = s->bytes, .ipc = s->ipc != NULL
+	};
 	int r;
 
 	at.over = map_take_place(m, s);
 	item.file = s->fd < 0 ? 0 : map_host_file(s->fd);
+	item.lasts = s->lasts;
 	r = m->ops->map(m->device, &at, timeout_ms, &item.base, err);
 	if (r < 0 && at.over)
 		map_give_place(m, s, at.over);
@@ -265,7 +276,8 @@ static int map_install_arrived(struct map *m, int timeout_ms, struct shardd_erro
 	struct map_source s = { .slab = slab->slab,
 				.writable = slab->writable != 0,
 				.bytes = slab->bytes,
-				.fd = m->channel.in_fd };
+				.fd = m->channel.in_fd,
+				.lasts = slab->lasts != 0 };
 	int r = map_compare(m, &s, err);
 
 	if (r == 0)
@@ -371,11 +383,13 @@ int map_open(struct map *m, const char *path, const uint8_t token[SHD1_TOKEN_BYT
 	return channel_open(&m->channel, path, token, session, err ? err : &scratch);
 }
 
-/* Locked. */
-static int map_check_one(struct map *m, uint32_t slab, struct shardd_error *err)
+/* Locked. @gone: the daemon cannot have it. */
+static int map_check_one(struct map *m, uint32_t slab, bool gone, struct shardd_error *err)
 {
 	struct mapping found;
-	int r = map_fetch(m, slab, clock_now_us() + CHANNEL_TIMEOUT_MS * 1000u, true, &found, err);
+	int r = gone ? -SHARDD_NOT_FOUND
+		     : map_fetch(m, slab, clock_now_us() + CHANNEL_TIMEOUT_MS * 1000u, true, &found,
+				 err);
 
 	if (r != -SHARDD_NOT_FOUND)
 		return r;
@@ -385,14 +399,31 @@ static int map_check_one(struct map *m, uint32_t slab, struct shardd_error *err)
 	return r < 0 ? error_memory(err) : 0;
 }
 
+/* Locked. Device memory of earlier daemons is held by these mappings alone. */
+static void map_unmap_former(struct map *m)
+{
+	pthread_mutex_lock(&m->table);
+	while (m->ops->by_number && m->n_former) {
+		struct mapping gone = m->former[--m->n_former];
+
+		pthread_mutex_unlock(&m->table);
+		m->ops->unmap(m->device, &gone);
+		pthread_mutex_lock(&m->table);
+	}
+	pthread_mutex_unlock(&m->table);
+}
+
 int map_check(struct map *m, struct shardd_error *err)
 {
 	uint32_t slab;
+	bool gone;
 	int r = 0;
 
 	pthread_mutex_lock(&m->lock);
-	while (r == 0 && map_next_unchecked(m, &slab))
-		r = map_check_one(m, slab, err);
+	while (r == 0 && map_next_unchecked(m, &slab, &gone))
+		r = map_check_one(m, slab, gone, err);
+	if (r == 0)
+		map_unmap_former(m);
 	pthread_mutex_unlock(&m->lock);
 	return r;
 }

@@ -29,6 +29,7 @@ struct mapping {
 	/* Another daemon has come since: is its slab of this number this memory? */
 	bool unchecked;
 	uint64_t file; /* host memory: the identity of its file */
+	bool lasts;    /* the next daemon has the same memory under this number */
 };
 
 /* What a slab is mapped with. */
@@ -39,6 +40,7 @@ struct map_source {
 	int fd;             /* borrowed; -1: none */
 	uint8_t *over;      /* (optional, host) put it here, in place of what is mapped there */
 	const uint8_t *ipc; /* MAP_IPC_BYTES; NULL: with the descriptor */
+	bool lasts;         /* as in struct mapping */
 };
 
 /* A kind of memory. @device: what map_use was given. */
@@ -54,6 +56,10 @@ struct map_ops {
 		       struct shardd_error *err);
 	int (*copy_out)(void *device, void *dst, const void *src, size_t bytes,
 			struct shardd_error *err);
+	/* The descriptor of GPU memory does not show which memory it is of. So there a slab is
+	 * recognised by its number, if that lasts, and what is not recognised is unmapped by the
+	 * next map_check, because memory of a device is scarce. */
+	bool by_number;
 };
 
 extern const struct map_ops map_host_ops; /* its device is NULL */
@@ -70,8 +76,8 @@ struct map {
 	size_t count;          /* of @items, which are in the order of their slabs */
 	size_t room;
 	struct mapping *items;
-	/* Slabs of earlier daemons, which are still at addresses that were handed out; the next slabs
-	 * of these sizes take their places. */
+	/* Slabs of earlier daemons, which are still at addresses that were handed out. On the host
+	 * the next slabs of these sizes take their places. */
 	struct mapping *former;
 	size_t n_former;
 };
@@ -106,7 +112,8 @@ void map_take_channel(struct map *m, struct channel *channel);
  * when it is named again, or by map_check. Any thread. */
 void map_reconnected(struct map *m, struct channel *channel);
 
-/* Compare all mapped slabs with the daemon's of the same numbers, after a reconnection and a join.
+/* Compare all mapped slabs with the daemon's of the same numbers, after a reconnection and a join. On
+ * GPUs, those of earlier daemons are unmapped: nothing on the device may use them any more.
  * Return: 0 or a negative shardd_code. */
 int map_check(struct map *m, struct shardd_error *err);
 

@@ -180,6 +180,7 @@ const struct map_ops map_cuda_ops = {
 	.unmap = map_cuda_unmap,
 	.copy_in = map_cuda_copy_in,
 	.copy_out = map_cuda_copy_out,
+	.by_number = true,
 };
 
 #else

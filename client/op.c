@@ -309,6 +309,23 @@ static int op_take_place_of_link(struct shardd_client *c, const struct ticket *t
 	return reconnect_outcome(c, link, ticket->epoch, err);
 }
 
+/* What follows on the ticket's stream waits for the op. The answer of a daemon that has died since
+ * says that the op was queued, and not that it was executed. */
+static int op_order_stream(struct shardd_client *c, const struct ticket *ticket,
+			   const Shardd__V1__StreamPoint *ready, struct shardd_result *ret,
+			   struct shardd_error *err)
+{
+	uint32_t link = ticket->link->number;
+	int r = 1;
+
+	if (client_has_link(c, link))
+		r = stream_end(atomic_load(&c->streams), &ticket->stream, ready, err);
+	if (r <= 0)
+		return r;
+	*ret = (struct shardd_result){ 0 };
+	return reconnect_outcome(c, link, ticket->epoch, err);
+}
+
 /* Turn the reply into a result; its memory is mapped here, by whoever waits. Where
  * that fails the daemon has done the op all the same: the channel is broken or this
  * process cannot map any more, and what the session holds ends with the session. The
@@ -338,7 +355,7 @@ static int op_take_result(struct shardd_client *c, struct ticket *ticket, int ti
 		r = ticket->op->out(ticket->reply, ret, &ticket->out, err);
 	info = ((const struct op_reply *)ticket->reply)->info;
 	if (r == 0 && info && info->ready && ticket->stream.stream)
-		r = stream_end(atomic_load(&c->streams), &ticket->stream, info->ready, err);
+		r = op_order_stream(c, ticket, info->ready, ret, err);
 	return r;
 }
 

@@ -277,7 +277,7 @@ static void *reconnect_thread(void *arg)
 
 bool reconnect_is_on(const struct shardd_client *c)
 {
-	return c->reconnect.ms && atomic_load(&c->reconnect.outlives) && !c->cuda && !c->debug &&
+	return c->reconnect.ms && atomic_load(&c->reconnect.outlives) && !c->debug &&
 	       c->handover != SHARDD_HANDOVER_IPC;
 }
 

@@ -6,8 +6,11 @@
  * sleep meanwhile: the next daemon may still read the gradient buffers of this process, to finish a step,
  * so no op ends before. The thread then puts the new link in the former one's place, and ends.
  *
+ * On GPUs the streams of this process may wait for words of the dead daemon. The next one releases
+ * them (backend_release); the join after the reconnection waits for that (streams_part).
+ *
  * There is no reconnection if the daemon said that its jobs end with it, if it was turned off, with
- * GPUs, and in debug mode.
+ * CUDA IPC handles, and in debug mode.
  */
 #ifndef SHARDD_CLIENT_RECONNECT_H
 #define SHARDD_CLIENT_RECONNECT_H

@@ -71,6 +71,7 @@ static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *rep
 	if (reply->blob.len)
 		c->blob = STEAL_PTR(reply->blob.data);
 	c->joined = true;
+	c->joined_link = c->link->number;
 	c->keep = reply->lifetime == SHARDD__V1__LIFETIME__LIFETIME_KEEP;
 	c->epoch = reply->epoch;
 	c->seq = 0;
@@ -144,6 +145,9 @@ static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *reques
 	if (any)
 		request->instance = (ProtobufCBinaryData){ EXPECT_BYTES, expected };
 	reconnect_collect(c); /* a former session of this rank ends with its connection */
+	r = device_part(c, err);
+	if (r < 0)
+		return r;
 	r = call_once(c, METHOD_Join, &request->base, &shardd__v1__join_response__descriptor,
 		      &reply, ret_link, err);
 	if (r < 0)

@@ -115,6 +115,7 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 	       const Shardd__V1__StreamPoint *ready, struct shardd_error *err)
 {
 	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	bool gone;
 	int entered;
 	CUresult r;
 
@@ -128,11 +129,14 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
 	if (entered < 0)
 		return entered;
 	pthread_mutex_lock(&s->lock);
-	r = stream_put_wait(s->cuda, ref, ready);
-	if (r == CUDA_SUCCESS)
+	gone = ref->link->gone;
+	r = gone ? CUDA_SUCCESS : stream_put_wait(s->cuda, ref, ready);
+	if (r == CUDA_SUCCESS && !gone)
 		r = s->cuda->lib->cuEventRecord(ref->stream->mark, ref->stream->stream);
-	ref->stream->marked = true;
+	ref->stream->marked |= !gone;
 	pthread_mutex_unlock(&s->lock);
+	if (gone)
+		return 1;
 	if (r != CUDA_SUCCESS)
 		return cuda_error(s->cuda, r, err, "cannot make the stream wait for the daemon");
 	return 0;
@@ -221,6 +225,34 @@ void streams_unquiet(struct streams *s)
 {
 	if (s)
 		pthread_mutex_unlock(&s->lock);
+}
+
+static int stream_stuck(const struct streams *s, struct shardd_error *err)
+{
+	return error_set(err, SHARDD_UNAVAILABLE, NULL,
+			 "a stream of this process on GPU %s still waits for the daemon that has "
+			 "ended, or does not end: start this process again",
+			 s->cuda->uuid);
+}
+
+int streams_part(struct streams *s, int timeout_ms, struct shardd_error *err)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	int r = cuda_enter(s->cuda, &scope, err);
+	CUresult cr;
+
+	if (r < 0)
+		return r;
+	pthread_mutex_lock(&s->lock);
+	r = stream_look_until(s, stream_is_using, clock_now_us(), timeout_ms, err);
+	for (struct stream_link *l = s->link; r == 0 && l; l = l->older)
+		l->gone = true;
+	pthread_mutex_unlock(&s->lock);
+	if (r != 0)
+		return r < 0 ? r : stream_stuck(s, err);
+	cr = s->cuda->lib->cuCtxSynchronize();
+	return cr == CUDA_SUCCESS ? 0
+				  : cuda_error(s->cuda, cr, err, "this process's work has failed");
 }
 
 bool streams_settle(struct streams *s, int timeout_ms)

@@ -54,7 +54,8 @@ int stream_begin(struct streams *s, uint64_t id, struct stream_ref *ret,
 		 Shardd__V1__StreamPoint *ret_point, struct shardd_error *err);
 
 /* The op was answered: its stream continues when the daemon has reached @ready. Any thread.
- * Return: 0 or a negative shardd_code. */
+ * Return: 0, 1 (streams_part was called since: nothing is to be waited for), or a negative
+ * shardd_code. */
 int stream_end(struct streams *s, const struct stream_ref *ref,
 	       const Shardd__V1__StreamPoint *ready, struct shardd_error *err);
 
@@ -64,6 +65,12 @@ int stream_end(struct streams *s, const struct stream_ref *ref,
  * shardd_code; streams_unquiet only after 0. */
 int streams_quiet(struct streams *s, int timeout_ms, struct shardd_error *err);
 void streams_unquiet(struct streams *s);
+
+/* The daemon has died and another one is there: wait as above until no stream waits for the dead one,
+ * whose successor releases them, and until the device is done with all work of this process's
+ * context. From then on nothing uses the words and the memory of the dead daemon. Under the order
+ * lock, before a join. Return: 0 or a negative shardd_code. */
+int streams_part(struct streams *s, int timeout_ms, struct shardd_error *err);
 
 /* Before the client unmaps everything, while no thread submits: wait that long for the streams that
  * wait for the daemon or have not raised their word yet. Return: false: some are not done. */

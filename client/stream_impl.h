@@ -34,6 +34,7 @@ struct stream_link {
 	uint32_t slots;
 	uint32_t stride; /* bytes */
 	bool open;       /* mapped, or its events are opened */
+	bool gone;       /* its daemon has died, and its words may be unmapped; lock */
 	uint32_t queues; /* of the daemon's: slots in ready */
 
 	/* TIMELINE */

@@ -231,7 +231,7 @@ static int stream_set_join_entered(struct streams *s, const Shardd__V1__StreamLi
 
 	if (r < 0)
 		return r;
-	if (s->link && stream_link_same(s->link, fresh)) {
+	if (s->link && !s->link->gone && stream_link_same(s->link, fresh)) {
 		stream_link_free(s->cuda, fresh);
 		return 0;
 	}

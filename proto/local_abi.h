@@ -62,6 +62,10 @@ struct shd1_slab {
 	uint32_t slab;
 	uint32_t writable; /* 1: map for writing; 0: the descriptor is read-only */
 	uint64_t bytes;    /* of the slab */
+	/* 1: a daemon that takes this one's jobs over has the same memory under the same number; 0:
+	 * it ends with this daemon, and the number may be another slab's then. */
+	uint32_t lasts;
+	uint32_t zero;
 };
 
 enum shd1_ring_part {
@@ -93,7 +97,7 @@ static_assert(sizeof(struct shd1_header) == 16, "header");
 static_assert(sizeof(struct shd1_hello) == 40, "hello");
 static_assert(sizeof(struct shd1_welcome) == 32, "welcome");
 static_assert(sizeof(struct shd1_get_slab) == 24, "get_slab");
-static_assert(sizeof(struct shd1_slab) == 32, "slab");
+static_assert(sizeof(struct shd1_slab) == 40, "slab");
 static_assert(sizeof(struct shd1_get_ring) == 24, "get_ring");
 static_assert(sizeof(struct shd1_ring) == 32, "ring");
 static_assert(sizeof(struct shd1_error) == 280, "error");

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/cleanup.h"
+#include "core/fnv.h"
 #include "store/keeper.h"
 
 #define INHERITED_JOURNAL "journal."
@@ -23,6 +24,26 @@ void inherited_journal_name(unsigned file, char *ret)
 void inherited_slab_name(uint32_t id, char *ret)
 {
 	snprintf(ret, KEEPER_NAME_MAX + 1, INHERITED_SLAB "%" PRIu32, id);
+}
+
+static const char *const inherited_kinds[_INHERITED_KINDS] = { [INHERITED_READY] = "ready." };
+
+/* Numbers go round. */
+#define INHERITED_NUMBERS 100000000u
+
+void inherited_page_name(const struct inherited_page *p, char *ret)
+{
+	snprintf(ret, KEEPER_NAME_MAX + 1, "%s%016" PRIx64 ".%" PRIu32, inherited_kinds[p->kind],
+		 p->device, p->number % INHERITED_NUMBERS);
+}
+
+uint64_t inherited_device_key(const char *name)
+{
+	uint64_t key = FNV_BEGIN;
+
+	for (; *name; name++)
+		key = fnv_add(key, (unsigned char)*name);
+	return key;
 }
 
 bool inherited_is_announced(void)
@@ -64,9 +85,27 @@ static int inherited_take_socket(struct inherited *in, int fd, struct fault *f)
 	return 0;
 }
 
+static bool inherited_is_page(const char *name, struct inherited_page *ret)
+{
+	for (unsigned k = 0; k < _INHERITED_KINDS; k++) {
+		size_t n = strlen(inherited_kinds[k]);
+		char again[KEEPER_NAME_MAX + 1];
+
+		*ret = (struct inherited_page){ .kind = (enum inherited_kind)k };
+		if (strncmp(name, inherited_kinds[k], n) != 0 ||
+		    sscanf(name + n, "%16" SCNx64 ".%8" SCNu32, &ret->device, &ret->number) != 2)
+			continue;
+		inherited_page_name(ret, again);
+		if (strcmp(again, name) == 0)
+			return true;
+	}
+	return false;
+}
+
 /* A descriptor that was stored twice under one name is the same one. */
 static int inherited_take_one(struct inherited *in, int fd, const char *name, struct fault *f)
 {
+	struct inherited_page page;
 	uint32_t number;
 
 	if (inherited_number(name, INHERITED_JOURNAL, &number) && number < JOURNAL_FILES) {
@@ -77,6 +116,9 @@ static int inherited_take_one(struct inherited *in, int fd, const char *name, st
 		in->redo = fd;
 	} else if (inherited_number(name, INHERITED_SLAB, &number)) {
 		in->slabs[in->n_slabs++] = (struct inherited_slab){ number, fd };
+	} else if (inherited_is_page(name, &page)) {
+		page.fd = fd;
+		in->pages[in->n_pages++] = page;
 	} else {
 		return inherited_take_socket(in, fd, f);
 	}
@@ -92,7 +134,8 @@ int inherited_take(struct inherited *ret, struct fault *f)
 	if (n < 0)
 		return fault_errno(f, n, "LISTEN_FDS");
 	ret->slabs = calloc((size_t)n + 1, sizeof(*ret->slabs));
-	if (!ret->slabs)
+	ret->pages = calloc((size_t)n + 1, sizeof(*ret->pages));
+	if (!ret->slabs || !ret->pages)
 		fault_errno(f, -ENOMEM, "taking inherited descriptors");
 	for (int i = 0; i < n; i++) {
 		if (!f->code)
@@ -111,9 +154,14 @@ void inherited_deinit(struct inherited *in)
 		in->journal[i] = fd_close(in->journal[i]);
 	for (size_t i = 0; i < in->n_slabs; i++)
 		fd_close(in->slabs[i].fd);
+	for (size_t i = 0; i < in->n_pages; i++)
+		fd_close(in->pages[i].fd);
 	free(in->slabs);
+	free(in->pages);
 	in->slabs = NULL;
+	in->pages = NULL;
 	in->n_slabs = 0;
+	in->n_pages = 0;
 }
 
 bool inherited_has_state(const struct inherited *in)

@@ -17,12 +17,27 @@ struct inherited_slab {
 	int fd; /* -1: taken */
 };
 
+/* Memory of a device that outlives the daemon beside the slabs. */
+enum inherited_kind {
+	INHERITED_READY, /* its ready page (backend_ready) */
+	_INHERITED_KINDS,
+};
+
+struct inherited_page {
+	enum inherited_kind kind;
+	uint64_t device; /* inherited_device_key */
+	uint32_t number; /* no two pages of a kind have it */
+	int fd;
+};
+
 struct inherited {
 	int socket;                 /* -1: none */
 	int journal[JOURNAL_FILES]; /* -1: none */
 	int redo;                   /* -1: none */
 	struct inherited_slab *slabs;
 	size_t n_slabs;
+	struct inherited_page *pages;
+	size_t n_pages;
 };
 
 #define INHERITED_NULL ((struct inherited){ .socket = -1, .journal = { -1, -1 }, .redo = -1 })
@@ -34,6 +49,9 @@ bool inherited_is_announced(void);
 /* The names of what else the daemon leaves. @ret: KEEPER_NAME_MAX + 1 bytes. */
 void inherited_journal_name(unsigned file, char *ret);
 void inherited_slab_name(uint32_t id, char *ret);
+void inherited_page_name(const struct inherited_page *p, char *ret);
+/* Stands for a device's lasting name, which is too long for that of a descriptor. */
+uint64_t inherited_device_key(const char *name);
 
 /* Take all descriptors that were passed. Once, before other threads exist.
  * Return: 0, FAULT_INVALID (one that is neither ours nor a listening Unix stream socket, or several

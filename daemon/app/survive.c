@@ -224,6 +224,81 @@ static void survive_drop_rest(struct survive *s, struct inherited *in)
 	}
 }
 
+/* -------------------------------------------------------------- the devices' own */
+
+static const char *survive_device_name(const struct survive *s, unsigned d)
+{
+	return backend_lasting_name(s->jobs->node->devices[d].backend);
+}
+
+static struct backend *survive_find_backend(const struct survive *s, uint64_t key)
+{
+	for (unsigned d = 0; d < s->jobs->node->n_devices; d++)
+		if (inherited_device_key(survive_device_name(s, d)) == key)
+			return s->jobs->node->devices[d].backend;
+	return NULL;
+}
+
+/* Streams of trainers that wait for a predecessor: nobody else would end that. Its page is not needed
+ * afterwards. One of a device that is not here has no trainers' streams that we could serve. */
+static void survive_release_page(struct survive *s, struct inherited_page *p)
+{
+	struct backend *b = survive_find_backend(s, p->device);
+	char name[KEEPER_NAME_MAX + 1];
+	int r = b ? backend_release(b, p->fd) : 0;
+
+	if (r)
+		log_error(
+			"server",
+			"streams that wait for the previous daemon could not be released: trainers "
+			"that have them have to be started again device=%s error=%d",
+			backend_info(b)->id, r);
+	inherited_page_name(p, name);
+	keeper_drop(&s->keeper, name);
+	p->fd = fd_close(p->fd);
+}
+
+static void survive_release_streams(struct survive *s, struct inherited *in)
+{
+	for (size_t i = 0; i < in->n_pages; i++) {
+		if (in->pages[i].kind != INHERITED_READY)
+			continue;
+		if (s->page <= in->pages[i].number)
+			s->page = in->pages[i].number + 1;
+		survive_release_page(s, &in->pages[i]);
+	}
+}
+
+static int survive_keep(struct survive *s, const char *name, int fd, struct fault *f);
+
+/* Before a trainer can wait for its words. */
+static int survive_keep_ready(struct survive *s, unsigned d, struct fault *f)
+{
+	struct backend *b = s->jobs->node->devices[d].backend;
+	struct inherited_page p = { INHERITED_READY,
+				    inherited_device_key(survive_device_name(s, d)), s->page++,
+				    -1 };
+	_cleanup_(fd_closep) int fd = -1;
+	char name[KEEPER_NAME_MAX + 1];
+	int r;
+
+	if (backend_info(b)->order != BACKEND_ORDER_TIMELINE)
+		return 0; /* events of a process that has ended hold nobody up */
+	r = backend_export(b, backend_ready(b), true, &fd);
+	if (r < 0)
+		return fault_errno(f, r, "leaving a ready page with the keeper");
+	inherited_page_name(&p, name);
+	return survive_keep(s, name, fd, f);
+}
+
+static int survive_begin_devices(struct survive *s, struct inherited *in, struct fault *f)
+{
+	survive_release_streams(s, in);
+	for (unsigned d = 0; !f->code && d < s->jobs->node->n_devices; d++)
+		survive_keep_ready(s, d, f);
+	return f->code;
+}
+
 /* ------------------------------------------------------------------ the start */
 
 static int survive_keep(struct survive *s, const char *name, int fd, struct fault *f)
@@ -309,6 +384,14 @@ static void survive_forget_beginning(struct survive *s, struct inherited *in)
 {
 	char name[KEEPER_NAME_MAX + 1];
 
+	for (size_t i = 0; i < in->n_pages; i++) {
+		inherited_page_name(&in->pages[i], name);
+		keeper_has(&s->keeper, 1);
+		keeper_drop(&s->keeper, name);
+		in->pages[i].fd = fd_close(in->pages[i].fd);
+	}
+	in->n_pages = 0;
+
 	for (unsigned i = 0; i < JOURNAL_FILES; i++) {
 		if (in->journal[i] < 0)
 			continue;
@@ -347,10 +430,12 @@ int survive_start(struct survive *s, struct inherited *in, struct fault *f)
 		survive_forget_beginning(s, in);
 		left = false;
 	}
-	keeper_has(&s->keeper, left ? (uint32_t)in->n_slabs + JOURNAL_FILES + (in->redo >= 0) : 0);
+	keeper_has(&s->keeper, (uint32_t)in->n_pages);
+	if (left)
+		keeper_has(&s->keeper, (uint32_t)in->n_slabs + JOURNAL_FILES + (in->redo >= 0));
 	if (left ? survive_restore(s, in, f) : survive_new_journal(s, f))
 		return f->code;
-	if (survive_begin(s, f))
+	if (survive_begin(s, f) || survive_begin_devices(s, in, f))
 		return f->code;
 	survive_drop_rest(s, in);
 	if (left)

@@ -80,6 +80,19 @@ int backend_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem
 	return 0;
 }
 
+int backend_release(struct backend *b, int fd)
+{
+	struct backend_mem *page;
+	int r = backend_import(b, fd, b->info.granularity, &page);
+
+	if (r)
+		return r;
+	r = b->ops->release ? b->ops->release(b, page) : 0;
+	CHECK(r <= 0);
+	backend_free(b, page);
+	return r;
+}
+
 void backend_free(struct backend *b, struct backend_mem *mem)
 {
 	if (!mem)

@@ -267,6 +267,9 @@ void backend_submit(struct backend *b, struct backend_task *task);
 /* The progress words of the queues: 64-bit, that of queue q at q * BACKEND_SLOT_STRIDE. Other
  * processes map it read-only. The backend's own. */
 struct backend_mem *backend_ready(struct backend *b);
+/* @fd is of the ready page of a daemon that has ended: streams of other processes that wait for one
+ * of its words continue. Like an import, at the start only: blocks. Return: 0 or negative errno. */
+int backend_release(struct backend *b, int fd);
 /* The same words in memory of BACKEND_SHARE_IPC, raised for what is submitted after the
  * first such call. NULL: the device cannot share memory in this way. The backend's own. */
 struct backend_mem *backend_ready_ipc(struct backend *b);

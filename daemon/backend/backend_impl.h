@@ -32,6 +32,8 @@ struct backend_ops {
 	int (*export_ipc)(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle);
 	/* (optional, together) Without them the order is BACKEND_ORDER_NONE. */
 	struct backend_mem *(*ready)(struct backend *b);
+	/* (optional) Satisfy every wait for a word of @page, of a daemon that has ended. Blocks. */
+	int (*release)(struct backend *b, struct backend_mem *page);
 	struct backend_mem *(*ready_ipc)(struct backend *b); /* (optional) */
 	int (*ready_event)(struct backend *b, enum backend_queue queue, unsigned i,
 			   uint8_t *ret_handle);

@@ -125,6 +125,7 @@ static const struct backend_ops cuda_ops = {
 	.close = cuda_backend_cuda_close,
 	.export_ipc = cuda_backend_export_ipc,
 	.ready = cuda_backend_ready,
+	.release = cuda_order_release,
 	.ready_ipc = cuda_backend_ready_ipc,
 	.ready_event = cuda_backend_ready_event,
 	.signals_new = cuda_signals_new,

@@ -296,6 +296,8 @@ void cuda_order_close(struct cuda *c);
 CUresult cuda_order_wait(struct cuda *c, struct cuda_queue *q, const struct backend_wait *w);
 /* Executor: make the stream report that the queue has reached q->ready. */
 CUresult cuda_order_raise(struct cuda *c, struct cuda_queue *q);
+/* Loop thread, at the start. */
+int cuda_order_release(struct backend *b, struct backend_mem *page);
 /* Setup thread, no lock held: write the poison of the first of cuda.poison. */
 void cuda_order_write_poison(struct cuda *c, struct cuda_signals *s);
 /* Loop thread. */

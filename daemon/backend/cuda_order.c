@@ -153,6 +153,27 @@ void cuda_order_close(struct cuda *c)
 	c->ready.page_ipc = cuda_mem_unmake(c, c->ready.page_ipc);
 }
 
+/* Waits of trainers, queued on their streams, that the dead daemon's queues would have satisfied. What
+ * runs behind them belongs to an epoch that has ended. */
+int cuda_order_release(struct backend *b, struct backend_mem *page)
+{
+	struct cuda *c = cuda_of(b);
+	CUcontext old = NULL;
+	CUresult r;
+	int e;
+
+	c->lib->cuCtxGetCurrent(&old);
+	r = c->lib->cuCtxSetCurrent(c->context);
+	for (uint32_t i = 0; r == CUDA_SUCCESS && i < PROBE_SLOT; i++)
+		r = c->lib->cuStreamWriteValue64(c->control, cuda_order_slot_of(page, i), POISON,
+						 CU_STREAM_WRITE_VALUE_DEFAULT);
+	e = cuda_result(c, r, "poison");
+	if (e == 0)
+		e = cuda_drain(c, c->control);
+	c->lib->cuCtxSetCurrent(old);
+	return e;
+}
+
 /* ------------------------------------------------------------------- executor */
 
 CUresult cuda_order_wait(struct cuda *c, struct cuda_queue *q, const struct backend_wait *w)

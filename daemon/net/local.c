@@ -220,22 +220,24 @@ static void local_on_get_slab(struct local *l, const struct shd1_get_slab *g)
 {
 	struct shd1_slab s = { .h = { SHD1_MAGIC, SHD1_SLAB, sizeof(s), g->h.tag, 0 },
 			       .slab = g->slab };
-	_cleanup_(fd_closep) int fd = -1;
+	struct local_slab slab = { .fd = -1 };
 	struct fault f = FAULT_NULL;
-	bool writable = false;
 
 	if (!local_check_bound(l, &g->h))
 		return;
-	if (local_charge_fd(l, &f) ||
-	    l->ops->get_slab(l, g->slab, l->userdata, &fd, &writable, &s.bytes, &f)) {
+	if (local_charge_fd(l, &f) || l->ops->get_slab(l, g->slab, l->userdata, &slab, &f)) {
 		if (l->state != LOCAL_CLOSED)
 			local_answer_error(l, g->h.tag, false, &f);
 		return;
 	}
-	CHECK(fd >= 0);
-	s.writable = writable;
+	CHECK(slab.fd >= 0);
+	s.writable = slab.writable;
+	s.lasts = slab.lasts;
+	s.bytes = slab.bytes;
 	if (l->state != LOCAL_CLOSED)
-		local_answer(l, &s.h, STEAL_FD(fd));
+		local_answer(l, &s.h, slab.fd);
+	else
+		fd_close(slab.fd);
 }
 
 static void local_on_get_ring(struct local *l, const struct shd1_get_ring *g)

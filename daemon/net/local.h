@@ -19,16 +19,24 @@
 
 struct local;
 
+/* A slab that is handed out. */
+struct local_slab {
+	int fd; /* consumed by the caller */
+	bool writable;
+	bool lasts; /* it is the same one in a daemon that takes over */
+	uint64_t bytes;
+};
+
 struct local_ops {
 	/* A token came: which session? @ret_session: its number. Return: 0 or a fault
 	 * code (the channel ends). */
 	int (*hello)(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void *userdata,
 		     uint64_t *ret_session, struct fault *f);
 	/* A descriptor for @slab, for the session this channel is bound to.
-	 * @ret_fd: consumed by the caller. Return: 0 or a fault code (the channel stays). */
-	int (*get_slab)(struct local *l, uint32_t slab, void *userdata, int *ret_fd,
-			bool *ret_writable, uint64_t *ret_bytes, struct fault *f);
-	/* A descriptor of part @part of the session's ring; likewise. */
+	 * Return: 0 or a fault code (the channel stays). */
+	int (*get_slab)(struct local *l, uint32_t slab, void *userdata, struct local_slab *ret,
+			struct fault *f);
+	/* A descriptor of part @part of the session's ring. @ret_fd: consumed by the caller. */
 	int (*get_ring)(struct local *l, uint32_t part, void *userdata, int *ret_fd,
 			uint64_t *ret_bytes, struct fault *f);
 	/* The channel is gone; called once, then it is freed. */

@@ -44,8 +44,8 @@ static struct slab *session_local_slab_for(const struct session *s, uint32_t id)
 	return slab && reader_maps(s->reader) == 0 ? slab : NULL;
 }
 
-static int session_local_on_get_slab(struct local *l, uint32_t id, void *userdata, int *ret_fd,
-				     bool *ret_writable, uint64_t *ret_bytes, struct fault *f)
+static int session_local_on_get_slab(struct local *l, uint32_t id, void *userdata,
+				     struct local_slab *ret, struct fault *f)
 {
 	struct channel *ch = userdata;
 	struct slab *slab = session_local_slab_for(ch->sl.session, id);
@@ -54,10 +54,11 @@ static int session_local_on_get_slab(struct local *l, uint32_t id, void *userdat
 	(void)l;
 	if (!slab)
 		return fault_set(f, FAULT_NOT_FOUND, "slab", "this session has no slab %u", id);
-	r = slab_export(slab, ret_fd, ret_writable);
+	r = slab_export(slab, &ret->fd, &ret->writable);
 	if (r < 0)
 		return fault_errno(f, r, "handing out a slab");
-	*ret_bytes = slab->bytes;
+	ret->bytes = slab->bytes;
+	ret->lasts = slab->stored;
 	return 0;
 }
 

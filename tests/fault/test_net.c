@@ -170,18 +170,14 @@ static int op_hello(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void
 	return 0;
 }
 
-static int op_get_slab(struct local *l, uint32_t slab, void *userdata, int *ret_fd,
-		       bool *ret_writable, uint64_t *ret_bytes, struct fault *f)
+static int op_get_slab(struct local *l, uint32_t slab, void *userdata, struct local_slab *ret,
+		       struct fault *f)
 {
 	(void)l;
 	(void)slab;
 	(void)userdata;
-	*ret_fd = memfd_create("slab", MFD_CLOEXEC);
-	if (*ret_fd < 0)
-		return fault_errno(f, -errno, "memfd_create");
-	*ret_writable = false;
-	*ret_bytes = 0;
-	return 0;
+	*ret = (struct local_slab){ .fd = memfd_create("slab", MFD_CLOEXEC) };
+	return ret->fd < 0 ? fault_errno(f, -errno, "memfd_create") : 0;
 }
 
 static int op_get_ring(struct local *l, uint32_t part, void *userdata, int *ret_fd,

@@ -39,8 +39,8 @@ static int op_hello(struct local *l, const uint8_t token[SHD1_TOKEN_BYTES], void
 	return 0;
 }
 
-static int op_get_slab(struct local *l, uint32_t slab, void *userdata, int *ret_fd,
-		       bool *ret_writable, uint64_t *ret_bytes, struct fault *f)
+static int op_get_slab(struct local *l, uint32_t slab, void *userdata, struct local_slab *ret,
+		       struct fault *f)
 {
 	(void)userdata;
 	n_get++;
@@ -48,12 +48,10 @@ static int op_get_slab(struct local *l, uint32_t slab, void *userdata, int *ret_
 		local_close(l);
 	if (slab != SLAB)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "there is no slab %u", slab);
-	*ret_fd = memfd_create("slab", MFD_CLOEXEC);
-	cr_assert_geq(*ret_fd, 0);
-	cr_assert_eq(ftruncate(*ret_fd, SLAB_BYTES), 0);
-	cr_assert_eq(pwrite(*ret_fd, "mark", 4, 4096), 4);
-	*ret_writable = true;
-	*ret_bytes = SLAB_BYTES;
+	*ret = (struct local_slab){ memfd_create("slab", MFD_CLOEXEC), true, true, SLAB_BYTES };
+	cr_assert_geq(ret->fd, 0);
+	cr_assert_eq(ftruncate(ret->fd, SLAB_BYTES), 0);
+	cr_assert_eq(pwrite(ret->fd, "mark", 4, 4096), 4);
 	return 0;
 }
 
