@@ -45,6 +45,11 @@ void quota_return(struct quota *q, enum mem_class class, uint64_t bytes);
 /* The same for a charge without memory: the allocation failed after the charge. */
 void quota_undo(struct quota *q, enum mem_class class, uint64_t bytes);
 
+/* The same for memory that is not the parents': of the machine, for a job on a GPU. Only this account
+ * and its user are charged. */
+int quota_charge_here(struct quota *q, enum mem_class class, uint64_t bytes);
+void quota_return_here(struct quota *q, enum mem_class class, uint64_t bytes);
+
 /* The most that was ever charged, of one class and in all. */
 uint64_t quota_peak(const struct quota *q, enum mem_class class);
 uint64_t quota_peak_used(const struct quota *q);

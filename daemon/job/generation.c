@@ -1,60 +1,71 @@
 #include "job/generation.h"
 
 #include <errno.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/check.h"
+#include "job/extents.h"
 #include "job/job_types.h"
+#include "job/staging.h"
 
 /* A block has at least so many bytes, and there are about so many blocks at most: each copy is a
- * slab. */
-#define BLOCK_BYTES (UINT64_C(4) << 20)
-#define BLOCKS      512u
+ * slab, or a mapping of staging. */
+#define BLOCK_BYTES    (UINT64_C(4) << 20)
+#define BLOCKS         512u
+#define STAGING_BLOCKS 8192u
+/* Blocks of GPUs that are copied for the reader, from the one that it is in on. */
+#define WINDOW 3u
 
 enum generation_state { GENERATION_LIVE, GENERATION_COPIED, GENERATION_LOST };
+
+/* Copies ahead of a change. OVER: all are made, or other memory was needed. */
+enum generation_ahead { GENERATION_NOT_YET, GENERATION_AHEAD, GENERATION_OVER };
 
 struct generation_block {
 	_Atomic uint8_t state; /* enum generation_state */
 	_Atomic uint64_t left; /* bytes that were not read yet */
-	struct slab *copy;     /* owned; NULL: none */
-	char *at;              /* COPIED: its memory */
-};
-
-struct generation_range {
-	const char *at;
-	uint64_t begin, bytes; /* @begin: in the generation */
+	struct slab *copy;     /* owned: of host memory */
+	char *at;              /* its memory: in @copy, or staging, owned; NULL: it has none */
 };
 
 struct generation {
 	struct job *job;
 	struct loopq *loopq;
 	generation_cb changed;
-	struct generation_range *ranges; /* owned, in order */
-	size_t n_ranges, room;
-	uint64_t bytes, block_bytes;
+	struct extents all; /* owned */
+	bool in_place;      /* they can be read where they are */
+	uint64_t block_bytes;
 	struct generation_block *blocks; /* owned */
 	size_t n_blocks;
 
-	/* the copy */
-	struct backend_task task;
-	struct launch *launches; /* owned */
-	bool copying;            /* until the reader has left the block that it is in */
-	bool copied;             /* no block is LIVE */
-	bool over;               /* to be freed when it does not copy any more */
+	/* the copy before a change */
+	struct extents_copy copy;
+	bool copying; /* until the reader has left the block that it is in */
+	bool copied;  /* no block is LIVE */
+	bool over;    /* to be freed when it does not copy any more */
 	uint64_t copied_bytes;
-	_Atomic bool lost;
+	_Atomic int lost; /* generation_lost */
 
-	/* Copies made ahead, one block after the other, from the last one on: the reader comes from
-	 * the first one. */
-	struct backend_task ahead;
-	struct launch *ahead_launches; /* owned; NULL: not begun */
-	size_t ahead_at;               /* blocks that were not looked at */
-	bool ahead_runs;               /* of block @ahead_at */
-	bool asked;                    /* a writer waits for the end of that one */
-	bool no_more;                  /* copies: other memory was needed */
-	uint64_t ops;                  /* of the job, when it was opened */
+	/* Copies of single blocks: ahead of a change, from the last one on, since the reader comes from
+	 * the first one; and for the reader. */
+	struct extents_copy single;
+	uint8_t goes;    /* enum generation_ahead */
+	size_t ahead_at; /* blocks that were not looked at */
+	size_t block;    /* the one that is copied */
+	bool block_runs;
+	bool asked;   /* a writer waits for the end of that one */
+	uint64_t ops; /* of the job, when it was opened */
+
+	/* Of GPUs: where the reader has come to, and whether it waits for that block (counted from 1; 0: it
+	 * does not). It posts @told when either has changed. */
+	_Atomic size_t at, waits;
+	_Atomic bool tells; /* @told is posted */
+	struct work told;
+	sem_t came;
+	size_t window, window_end; /* blocks that are copied for it; the loop's */
 
 	/* The block that the reader is in, counted from 1; 0: in none. The loop wants to know when it has
 	 * left it. */
@@ -62,6 +73,9 @@ struct generation {
 	_Atomic bool wanted;
 	struct work left;
 };
+
+static void generation_on_copied(struct extents_copy *copy, int status);
+static void generation_on_single(struct extents_copy *single, int status);
 
 struct generation *generation_new(struct job *job, struct loopq *loopq, generation_cb changed)
 {
@@ -72,42 +86,34 @@ struct generation *generation_new(struct job *job, struct loopq *loopq, generati
 	g->job = job;
 	g->loopq = loopq;
 	g->changed = changed;
+	g->in_place = extents_in_place(job->node);
+	sem_init(&g->came, 0, 0);
+	extents_copy_init(&g->copy, job, generation_on_copied);
+	extents_copy_init(&g->single, job, generation_on_single);
 	return g;
 }
 
-int generation_add(struct generation *g, const void *at, uint64_t bytes, uint64_t *ret)
+int generation_add(struct generation *g, struct device *device, void *at, uint64_t bytes,
+		   uint64_t *ret)
 {
 	CHECK(!g->blocks);
-	if (g->n_ranges == g->room) {
-		size_t room = g->room ? 2 * g->room : 64;
-		struct generation_range *more = reallocarray(g->ranges, room, sizeof(*g->ranges));
-
-		if (!more)
-			return -ENOMEM;
-		g->ranges = more;
-		g->room = room;
-	}
-	g->ranges[g->n_ranges++] =
-		(struct generation_range){ .at = at, .begin = g->bytes, .bytes = bytes };
-	*ret = g->bytes;
-	g->bytes += bytes;
-	return 0;
+	return extents_add(&g->all, device, at, bytes, ret);
 }
 
 static uint64_t generation_block_bytes(const struct generation *g, size_t block)
 {
 	uint64_t begin = block * g->block_bytes;
 
-	return g->bytes - begin < g->block_bytes ? g->bytes - begin : g->block_bytes;
+	return g->all.bytes - begin < g->block_bytes ? g->all.bytes - begin : g->block_bytes;
 }
 
 int generation_open(struct generation *g)
 {
 	CHECK(!g->job->generation && !g->blocks);
 	g->block_bytes = BLOCK_BYTES;
-	while (g->bytes / g->block_bytes >= BLOCKS)
+	while (g->all.bytes / g->block_bytes >= (g->in_place ? BLOCKS : STAGING_BLOCKS))
 		g->block_bytes *= 2;
-	g->n_blocks = (size_t)((g->bytes + g->block_bytes - 1) / g->block_bytes);
+	g->n_blocks = (size_t)((g->all.bytes + g->block_bytes - 1) / g->block_bytes);
 	g->blocks = calloc(g->n_blocks + 1, sizeof(*g->blocks));
 	if (!g->blocks)
 		return -ENOMEM;
@@ -119,55 +125,38 @@ int generation_open(struct generation *g)
 	return 0;
 }
 
-/* The range that has byte @at. */
-static size_t generation_range_of(const struct generation *g, uint64_t at)
-{
-	size_t lo = 0, hi = g->n_ranges;
-
-	CHECK(at < g->bytes);
-	while (hi - lo > 1) {
-		size_t mid = lo + (hi - lo) / 2;
-
-		if (g->ranges[mid].begin <= at)
-			lo = mid;
-		else
-			hi = mid;
-	}
-	return lo;
-}
-
-/* The piece of one range at @at, at most @bytes. Return: its bytes. */
-static uint64_t generation_piece(const struct generation *g, size_t range, uint64_t at,
-				 uint64_t bytes, const char **ret)
-{
-	const struct generation_range *r = &g->ranges[range];
-	uint64_t n = r->begin + r->bytes - at;
-
-	*ret = r->at + (at - r->begin);
-	return n < bytes ? n : bytes;
-}
-
 /* ------------------------------------------------------------------------------ reading */
 
 static void generation_leave(struct generation *g);
+static void generation_on_told(struct work *w);
 
 static void generation_on_left(struct work *w)
 {
 	generation_leave(CONTAINER_OF(w, struct generation, left));
 }
 
-static void generation_read_live(const struct generation *g, uint64_t at, char *to, uint64_t bytes)
+static void generation_is_left(struct generation *g)
 {
-	const char *from;
+	atomic_store(&g->reading, 0);
+	if (atomic_exchange(&g->wanted, false))
+		loopq_post(g->loopq, &g->left, generation_on_left);
+}
 
-	for (size_t i = generation_range_of(g, at); bytes; i++) {
-		uint64_t n = generation_piece(g, i, at, bytes, &from);
+/* The loop reads @at and @waits after it has taken @tells back, so that it sees these or is told again. */
+static void generation_tell(struct generation *g, size_t i)
+{
+	atomic_store(&g->at, i);
+	if (!atomic_exchange(&g->tells, true))
+		loopq_post(g->loopq, &g->told, generation_on_told);
+}
 
-		memcpy(to, from, n);
-		to += n;
-		at += n;
-		bytes -= n;
-	}
+/* Block @i is LIVE, on a GPU: wait until it is not any more. */
+static void generation_wait_for(struct generation *g, size_t i)
+{
+	atomic_store(&g->waits, i + 1);
+	generation_tell(g, i);
+	while (sem_wait(&g->came) < 0)
+		CHECK(errno == EINTR);
 }
 
 /* @n bytes of block @i. Return: false: it is LOST. */
@@ -176,15 +165,19 @@ static bool generation_read_block(struct generation *g, size_t i, uint64_t at, c
 	const struct generation_block *b = &g->blocks[i];
 	uint8_t state;
 
+	if (!g->in_place && at == i * g->block_bytes)
+		generation_tell(g, i);
 	atomic_store(&g->reading, i + 1);
-	state = atomic_load(&b->state);
+	while ((state = atomic_load(&b->state)) == GENERATION_LIVE && !g->in_place) {
+		generation_is_left(g);
+		generation_wait_for(g, i);
+		atomic_store(&g->reading, i + 1);
+	}
 	if (state == GENERATION_LIVE)
-		generation_read_live(g, at, to, n);
+		extents_read(&g->all, at, to, n);
 	else if (state == GENERATION_COPIED)
 		memcpy(to, b->at + (at - i * g->block_bytes), n);
-	atomic_store(&g->reading, 0);
-	if (atomic_exchange(&g->wanted, false))
-		loopq_post(g->loopq, &g->left, generation_on_left);
+	generation_is_left(g);
 	return state != GENERATION_LOST;
 }
 
@@ -192,7 +185,7 @@ int generation_read(struct generation *g, uint64_t at, void *to, size_t bytes)
 {
 	char *out = to;
 
-	CHECK(at <= g->bytes && bytes <= g->bytes - at);
+	CHECK(at <= g->all.bytes && bytes <= g->all.bytes - at);
 	while (bytes) {
 		size_t i = (size_t)(at / g->block_bytes);
 		struct generation_block *b = &g->blocks[i];
@@ -201,7 +194,7 @@ int generation_read(struct generation *g, uint64_t at, void *to, size_t bytes)
 
 		n = n < bytes ? n : bytes;
 		if (!generation_read_block(g, i, at, out, n))
-			return -ENOMEM;
+			return generation_lost(g) ? generation_lost(g) : -ENOMEM;
 		atomic_fetch_sub(&b->left, n);
 		out += n;
 		at += n;
@@ -212,10 +205,16 @@ int generation_read(struct generation *g, uint64_t at, void *to, size_t bytes)
 
 /* ------------------------------------------------------------------------------ copying */
 
-static void generation_give(struct generation *g)
+/* Give the memory of a block's copy back. */
+static void generation_drop(struct generation *g, size_t i)
 {
-	for (size_t i = 0; i < g->n_blocks; i++)
-		g->blocks[i].copy = slab_unref(g->blocks[i].copy);
+	struct generation_block *b = &g->blocks[i];
+
+	if (b->copy)
+		b->copy = slab_unref(b->copy);
+	else
+		staging_give(g->job, b->at, generation_block_bytes(g, i));
+	b->at = NULL;
 }
 
 /* Copies that are read; not of one that is being made. */
@@ -224,21 +223,34 @@ static void generation_give_read(struct generation *g)
 	for (size_t i = 0; i < g->n_blocks; i++)
 		if (!atomic_load(&g->blocks[i].left) &&
 		    atomic_load(&g->blocks[i].state) == GENERATION_COPIED)
-			g->blocks[i].copy = slab_unref(g->blocks[i].copy);
+			generation_drop(g, i);
 }
 
 static struct generation *generation_free(struct generation *g)
 {
-	CHECK(!g->copying && !g->ahead_runs);
+	CHECK(!g->copying && !g->block_runs && !atomic_load(&g->waits));
 	if (g->job->generation == g)
 		g->job->generation = NULL;
-	generation_give(g);
-	free(g->ahead_launches);
-	free(g->launches);
+	for (size_t i = 0; i < g->n_blocks; i++)
+		generation_drop(g, i);
+	extents_copy_deinit(&g->single);
+	extents_copy_deinit(&g->copy);
+	extents_deinit(&g->all);
+	sem_destroy(&g->came);
 	free(g->blocks);
-	free(g->ranges);
 	free(g);
 	return NULL;
+}
+
+/* The reader goes on, if what it waits for is not LIVE any more. */
+static void generation_answer(struct generation *g)
+{
+	size_t i = atomic_load(&g->waits);
+
+	if (!i || atomic_load(&g->blocks[i - 1].state) == GENERATION_LIVE)
+		return;
+	atomic_store(&g->waits, 0);
+	sem_post(&g->came);
 }
 
 /* No reader is in a LIVE block any more, and none will be. */
@@ -253,23 +265,36 @@ static void generation_leave(struct generation *g)
 	changed(job);
 }
 
-/* @state: of all blocks that were to be copied. Those that were copied ahead stay: the reader may be in
- * one of them. */
-static void generation_settle(struct generation *g, enum generation_state state)
+/* @why: generation_lost. */
+static void generation_lose_block(struct generation *g, size_t i, int why)
+{
+	atomic_store(&g->lost, why);
+	atomic_store(&g->blocks[i].state, GENERATION_LOST);
+}
+
+/* What was to be copied is there, or has failed with @status. Blocks that were copied before stay: the
+ * reader may be in one of them. */
+static void generation_settle(struct generation *g, int status)
 {
 	for (size_t i = 0; i < g->n_blocks; i++) {
 		struct generation_block *b = &g->blocks[i];
 
-		if (atomic_load(&b->state) == GENERATION_COPIED)
+		if (atomic_load(&b->state) != GENERATION_LIVE)
 			continue;
-		if (state == GENERATION_LOST)
-			b->copy = slab_unref(b->copy);
-		atomic_store(&b->state, (uint8_t)(b->copy ? state : GENERATION_LOST));
+		if (status)
+			generation_drop(g, i);
+		if (b->at)
+			atomic_store(&b->state, GENERATION_COPIED);
+		else if (atomic_load(&b->left))
+			generation_lose_block(g, i, status);
+		else
+			atomic_store(&b->state, GENERATION_LOST); /* nobody needs it */
 	}
-	atomic_store(&g->lost, state == GENERATION_LOST);
+	if (status)
+		atomic_store(&g->lost, status);
 	g->copied = true;
-	free(g->launches);
-	g->launches = NULL;
+	extents_copy_deinit(&g->copy);
+	generation_answer(g);
 	atomic_store(&g->wanted, true);
 }
 
@@ -279,83 +304,69 @@ static bool generation_has_left(struct generation *g)
 	return !atomic_load(&g->reading) && atomic_exchange(&g->wanted, false);
 }
 
-static void generation_on_copied(struct backend_task *task, int status)
+static void generation_on_copied(struct extents_copy *copy, int status)
 {
-	struct generation *g = CONTAINER_OF(task, struct generation, task);
+	struct generation *g = CONTAINER_OF(copy, struct generation, copy);
 
-	generation_settle(g, status ? GENERATION_LOST : GENERATION_COPIED);
+	generation_settle(g, status);
 	if (generation_has_left(g))
 		generation_leave(g);
 }
 
+/* Memory for the copy of a block. Return: 0, or -ENOMEM for whatever reason. */
 static int generation_take(struct generation *g, size_t block)
 {
 	struct job *job = g->job;
 	struct generation_block *b = &g->blocks[block];
-	int r = slab_new(&job->node->devices[0], &job->quota, MEM_CONTROL, BACKEND_SHARE_FD,
-			 generation_block_bytes(g, block), job->rec->name, -1, &b->copy);
+	uint64_t bytes = generation_block_bytes(g, block);
+	void *at = NULL;
 
-	if (r == 0)
-		b->at = backend_addr(b->copy->mem);
-	return r;
-}
-
-/* What copies block @block, from launch @n of @launches on. Return: the number of launches after it. */
-static size_t generation_launch(const struct generation *g, size_t block, struct launch *launches,
-				size_t n)
-{
-	uint64_t begin = block * g->block_bytes, bytes = generation_block_bytes(g, block);
-	const char *from;
-
-	for (uint64_t at = begin; at < begin + bytes;) {
-		uint64_t piece = generation_piece(g, generation_range_of(g, at), at,
-						  begin + bytes - at, &from);
-
-		launches[n++] = (struct launch){
-			.kind = LAUNCH_COPY,
-			.n = piece,
-			.copy = { .dst = g->blocks[block].at + (at - begin), .src = from },
-		};
-		at += piece;
-	}
-	return n;
-}
-
-/* Copy what was not read. Return: the number of launches; or -errno. */
-static ssize_t generation_prepare(struct generation *g)
-{
-	size_t n = 0;
-
-	g->launches = calloc(g->n_ranges + g->n_blocks + 1, sizeof(*g->launches));
-	if (!g->launches)
+	if (!g->in_place && staging_take(job, bytes, &at))
 		return -ENOMEM;
+	if (g->in_place && slab_new(&job->node->devices[0], &job->quota, MEM_CONTROL,
+				    BACKEND_SHARE_FD, bytes, job->rec->name, -1, &b->copy))
+		return -ENOMEM;
+	b->at = g->in_place ? backend_addr(b->copy->mem) : at;
+	return 0;
+}
+
+/* Memory for it, and what copies it. Return: 0 or -ENOMEM. */
+static int generation_prepare_block(struct generation *g, size_t i, struct extents_copy *copy)
+{
+	if (generation_take(g, i))
+		return -ENOMEM;
+	if (extents_copy_add(copy, &g->all, i * g->block_bytes, generation_block_bytes(g, i),
+			     EXTENTS_OUT, g->blocks[i].at) == 0)
+		return 0;
+	generation_drop(g, i);
+	extents_copy_deinit(copy);
+	return -ENOMEM;
+}
+
+/* Copy what was not read. Return: 0 or -ENOMEM. */
+static int generation_prepare(struct generation *g)
+{
 	for (size_t i = 0; i < g->n_blocks; i++) {
-		if (!atomic_load(&g->blocks[i].left) || g->blocks[i].copy)
+		if (!atomic_load(&g->blocks[i].left) || g->blocks[i].at)
 			continue;
-		if (generation_take(g, i))
+		if (generation_prepare_block(g, i, &g->copy))
 			return -ENOMEM;
-		n = generation_launch(g, i, g->launches, n);
 		g->copied_bytes += generation_block_bytes(g, i);
 	}
-	return (ssize_t)n;
+	return 0;
 }
 
 /* Return: does it still go on? */
 static bool generation_copy(struct generation *g)
 {
-	ssize_t n = g->over ? -ECANCELED : generation_prepare(g);
+	int r = g->over ? -ECANCELED : generation_prepare(g);
 
 	g->copying = true;
-	if (n > 0) {
-		g->task = (struct backend_task){ .launches = g->launches,
-						 .n_launches = (unsigned)n,
-						 .sync = true,
-						 .done = generation_on_copied,
-						 .owner = job_as_owner(g->job) };
-		backend_submit(g->job->node->devices[0].backend, &g->task);
+	if (r == 0 && !extents_copy_is_empty(&g->copy)) {
+		extents_copy_submit(&g->copy);
 		return true;
 	}
-	generation_settle(g, n < 0 ? GENERATION_LOST : GENERATION_COPIED);
+	generation_settle(g, r);
 	g->copying = !generation_has_left(g);
 	return g->copying;
 }
@@ -366,7 +377,7 @@ enum res generation_let(struct job *job)
 
 	if (!g || (g->copied && !g->copying))
 		return RES_DONE;
-	if (g->ahead_runs) {
+	if (g->block_runs) {
 		g->asked = true;
 		return RES_WAIT;
 	}
@@ -378,12 +389,10 @@ bool generation_is_copying(const struct job *job)
 	return job->generation && (job->generation->copying || job->generation->asked);
 }
 
-/* ------------------------------------------------------------------------------- ahead */
-
-static void generation_ahead(struct generation *g);
+/* ----------------------------------------------------------------------- single blocks */
 
 /* A writer has come meanwhile, or nobody reads it any more. */
-static void generation_ahead_settle(struct generation *g)
+static void generation_single_settle(struct generation *g)
 {
 	struct job *job = g->job;
 	generation_cb changed = g->changed;
@@ -398,62 +407,128 @@ static void generation_ahead_settle(struct generation *g)
 	changed(job);
 }
 
-static void generation_on_ahead(struct backend_task *task, int status)
+static bool generation_needs_copy(const struct generation *g, size_t i)
 {
-	struct generation *g = CONTAINER_OF(task, struct generation, ahead);
-	struct generation_block *b = &g->blocks[g->ahead_at];
+	return atomic_load(&g->blocks[i].state) == GENERATION_LIVE && !g->blocks[i].at &&
+	       atomic_load(&g->blocks[i].left);
+}
 
-	g->ahead_runs = false;
-	if (status) {
-		b->copy = slab_unref(b->copy);
-		g->ahead_at = 0;
-	} else {
-		g->copied_bytes += generation_block_bytes(g, g->ahead_at);
-		atomic_store(&b->state, GENERATION_COPIED);
+static bool generation_is_in_window(const struct generation *g, size_t i)
+{
+	return i >= g->window && i < g->window_end;
+}
+
+/* Return: n_blocks: there is none. */
+static size_t generation_next_to_read(const struct generation *g)
+{
+	size_t i = g->window;
+
+	while (i < g->window_end && !generation_needs_copy(g, i))
+		i++;
+	return i < g->window_end ? i : g->n_blocks;
+}
+
+/* From the last one on, to where the reader has been. Return: n_blocks: there is none. */
+static size_t generation_next_ahead(struct generation *g)
+{
+	while (g->goes == GENERATION_AHEAD && g->ahead_at) {
+		size_t i = --g->ahead_at;
+
+		if (generation_needs_copy(g, i))
+			return i;
+		if (!atomic_load(&g->blocks[i].left))
+			g->ahead_at = 0;
 	}
-	if (g->over || g->asked)
-		generation_ahead_settle(g);
-	else if (!g->no_more)
-		generation_ahead(g);
+	return g->n_blocks;
 }
 
-static void generation_ahead_submit(struct generation *g)
+/* No more copies than what the reader waits for. */
+static void generation_stop_ahead(struct generation *g)
 {
-	g->ahead = (struct backend_task){
-		.launches = g->ahead_launches,
-		.n_launches = (unsigned)generation_launch(g, g->ahead_at, g->ahead_launches, 0),
-		.sync = true,
-		.done = generation_on_ahead,
-		.owner = job_as_owner(g->job),
-	};
-	g->ahead_runs = true;
-	backend_submit(g->job->node->devices[0].backend, &g->ahead);
+	size_t waits = atomic_load(&g->waits);
+
+	g->goes = GENERATION_OVER;
+	g->window_end = g->window_end > waits ? waits : g->window_end;
 }
 
-/* The next block; one at a time, so that ops of the job come in between. Without memory none: a writer
- * tries again. */
-static void generation_ahead(struct generation *g)
+static uint64_t generation_evict_all(struct generation *g, enum generation_state to);
+
+/* There is no memory to copy block @i. Return: is it worth another try? */
+static bool generation_is_short(struct generation *g, size_t i)
 {
-	if (!g->ahead_launches)
-		g->ahead_launches = calloc(g->n_ranges + 1, sizeof(*g->ahead_launches));
-	while (g->ahead_launches && g->ahead_at) {
-		g->ahead_at--;
-		if (!atomic_load(&g->blocks[g->ahead_at].left))
-			return; /* the reader has been here */
-		if (generation_take(g, g->ahead_at) == 0) {
-			generation_ahead_submit(g);
+	bool waits = i + 1 == atomic_load(&g->waits);
+
+	generation_stop_ahead(g);
+	if (waits && generation_evict_all(g, GENERATION_LIVE))
+		return true;
+	if (waits)
+		generation_lose_block(g, i, -ENOMEM);
+	generation_answer(g);
+	return false;
+}
+
+/* The next block; one at a time, so that ops of the job come in between. */
+static void generation_go(struct generation *g)
+{
+	size_t i;
+
+	if (g->copied || g->copying || g->block_runs || g->asked || g->over)
+		return;
+	if (!g->in_place)
+		generation_give_read(g);
+	do {
+		i = generation_next_to_read(g);
+		i = i < g->n_blocks ? i : generation_next_ahead(g);
+		if (i == g->n_blocks)
+			return;
+		if (generation_prepare_block(g, i, &g->single) == 0) {
+			g->block = i;
+			g->block_runs = true;
+			extents_copy_submit(&g->single);
 			return;
 		}
-		g->ahead_at = 0;
-	}
+	} while (generation_is_short(g, i));
 }
 
-/* Until the first change after the commit the trainers compute: the processors are theirs, but the
- * memory has time. A job that stands still is not copied. */
-static bool generation_may_go_ahead(const struct generation *g)
+static void generation_block_ended(struct generation *g, int status)
 {
-	return !g->copied && !g->copying && !g->ahead_runs && !g->over && !g->no_more &&
-	       g->ahead_at == g->n_blocks && g->job->ops.total != g->ops;
+	size_t i = g->block;
+
+	g->block_runs = false;
+	if (status == 0) {
+		g->copied_bytes += generation_is_in_window(g, i) ? 0 : generation_block_bytes(g, i);
+		atomic_store(&g->blocks[i].state, GENERATION_COPIED);
+		return;
+	}
+	generation_drop(g, i);
+	generation_stop_ahead(g);
+	if (!g->in_place) /* else the reader needs no copy */
+		generation_lose_block(g, i, status);
+}
+
+static void generation_on_single(struct extents_copy *single, int status)
+{
+	struct generation *g = CONTAINER_OF(single, struct generation, single);
+
+	generation_block_ended(g, status);
+	generation_answer(g);
+	if (g->over || g->asked)
+		generation_single_settle(g);
+	else
+		generation_go(g);
+}
+
+static void generation_on_told(struct work *w)
+{
+	struct generation *g = CONTAINER_OF(w, struct generation, told);
+	size_t i, n = g->goes == GENERATION_OVER ? 1 : WINDOW;
+
+	atomic_store(&g->tells, false);
+	i = atomic_load(&g->at);
+	g->window = i;
+	g->window_end = g->n_blocks - i < n ? g->n_blocks : i + n;
+	generation_answer(g);
+	generation_go(g);
 }
 
 /* ------------------------------------------------------------------------------- eviction */
@@ -464,35 +539,53 @@ static bool generation_may_go_ahead(const struct generation *g)
 static uint64_t generation_evict_block(struct generation *g, size_t i, enum generation_state to)
 {
 	struct generation_block *b = &g->blocks[i];
-	uint64_t bytes = b->copy ? b->copy->bytes : 0;
+	uint64_t bytes = b->copy ? b->copy->bytes : generation_block_bytes(g, i);
 
-	if (!bytes || atomic_load(&b->state) != GENERATION_COPIED)
+	if (!b->at || atomic_load(&b->state) != GENERATION_COPIED)
 		return 0;
 	atomic_store(&b->state, (uint8_t)to);
 	if (atomic_load(&g->reading) == i + 1) {
 		atomic_store(&b->state, GENERATION_COPIED);
 		return 0;
 	}
-	b->copy = slab_unref(b->copy);
+	generation_drop(g, i);
 	return bytes;
+}
+
+static uint64_t generation_evict_all(struct generation *g, enum generation_state to)
+{
+	uint64_t freed = 0;
+
+	for (size_t i = 0; i < g->n_blocks; i++)
+		freed += generation_evict_block(g, i, to);
+	return freed;
+}
+
+/* What is staged takes no memory of GPUs: it is only the job's own limit that it counts for. */
+static bool generation_may_help(const struct generation *g)
+{
+	return g->in_place || g->job->quota.limit;
 }
 
 uint64_t generation_evict(struct job *job, bool lose)
 {
 	struct generation *g = job->generation;
-	enum generation_state to = lose ? GENERATION_LOST : GENERATION_LIVE;
-	uint64_t freed = 0;
+	uint64_t freed;
 
-	if (!g || g->over || g->copied != lose || g->copying)
+	if (!g || g->over || g->copied != lose || g->copying || !generation_may_help(g))
 		return 0;
-	g->ahead_at = g->ahead_runs ? g->ahead_at : 0; /* no more of them */
-	g->no_more = true;
-	for (size_t i = 0; i < g->n_blocks; i++)
-		if (!g->ahead_runs || i != g->ahead_at)
-			freed += generation_evict_block(g, i, to);
+	generation_stop_ahead(g);
+	freed = generation_evict_all(g, lose ? GENERATION_LOST : GENERATION_LIVE);
 	if (freed && lose)
-		atomic_store(&g->lost, true);
+		atomic_store(&g->lost, -ENOMEM);
 	return freed;
+}
+
+/* Until the first change after the commit the trainers compute: the processors are theirs, but the
+ * memory has time. A job that stands still is not copied. */
+static bool generation_may_go_ahead(const struct generation *g)
+{
+	return g->goes == GENERATION_NOT_YET && !g->copied && g->job->ops.total != g->ops;
 }
 
 void generation_tick(struct job *job)
@@ -501,13 +594,15 @@ void generation_tick(struct job *job)
 
 	if (!g)
 		return;
-	if (generation_may_go_ahead(g))
-		generation_ahead(g);
-	if (g->copied || g->ahead_at < g->n_blocks)
+	if (generation_may_go_ahead(g)) {
+		g->goes = GENERATION_AHEAD;
+		generation_go(g);
+	}
+	if (g->copied || g->goes != GENERATION_NOT_YET || !g->in_place)
 		generation_give_read(g);
 }
 
-bool generation_is_lost(const struct generation *g)
+int generation_lost(const struct generation *g)
 {
 	return atomic_load(&g->lost);
 }
@@ -522,7 +617,7 @@ struct generation *generation_end(struct generation *g)
 	if (!g)
 		return NULL;
 	g->over = true;
-	if (g->copying || g->ahead_runs)
+	if (g->copying || g->block_runs)
 		return NULL;
 	return generation_free(g);
 }

@@ -1,6 +1,6 @@
 /*
  * A generation: bytes of a job as they were at one moment, which another thread reads while the job
- * goes on.
+ * goes on. They lie on any of the job's devices.
  *
  * It costs nothing to begin one. Before something writes to such bytes (readers_let asks
  * generation_let), all that was not read yet is copied, once, to memory that the job pays for. Much of
@@ -11,7 +11,9 @@
  *   block:  LIVE --a writer comes--> COPIED
  *             '----there is no memory for copies--> LOST: what is read of it fails
  *
- * The thread reads LIVE blocks in place. A writer waits until it has left the one that it is in.
+ * The thread reads LIVE blocks of host memory in place. A writer waits until it has left the one that
+ * it is in. LIVE blocks of GPUs are copied to memory of the host for it (job/staging.h), a few of them
+ * ahead of the one that it waits for; what is copied before a change goes there, too.
  * At most one generation of a job is open. Loop thread, but for generation_read.
  */
 #ifndef SHARDD_JOB_GENERATION_H
@@ -25,17 +27,20 @@
 #include "core/loopq.h"
 #include "core/res.h"
 
-struct job;
+struct device;
 struct generation;
+struct job;
 
 /* All is copied, or it is over: writers may go on. Not called by generation_end itself. */
 typedef void (*generation_cb)(struct job *job);
 
 /* Empty, not open yet. @changed: called from the loop. Return: NULL without memory. */
 struct generation *generation_new(struct job *job, struct loopq *loopq, generation_cb changed);
-/* Add @bytes bytes at @at, memory of the host that the job does not free while the generation is
- * open and not copied. @ret: where they begin in it. Return: 0 or -ENOMEM. */
-int generation_add(struct generation *g, const void *at, uint64_t bytes, uint64_t *ret);
+/* Add @bytes bytes at @at, memory of @device that the job does not free while the generation is
+ * open and not copied. They are best added in the order in which they will be read. @ret: where they
+ * begin in it. Return: 0 or -ENOMEM. */
+int generation_add(struct generation *g, struct device *device, void *at, uint64_t bytes,
+		   uint64_t *ret);
 /* From here on writers copy first. Return: 0 or -ENOMEM. */
 int generation_open(struct generation *g);
 /* Nobody reads it any more. It is freed now, or when its copy is made. NULL is allowed. Return: NULL. */
@@ -51,13 +56,14 @@ uint64_t generation_evict(struct job *job, bool lose);
 /* Give the memory of copies back that have been read; while the job works, copy ahead of its first
  * change. Call now and then. */
 void generation_tick(struct job *job);
-/* Are there LOST blocks? Any thread. */
-bool generation_is_lost(const struct generation *g);
-/* Bytes that were copied, so far. */
+/* Why there are LOST blocks: -ENOMEM, or the negative errno of a device that failed. 0: there are none.
+ * Any thread. */
+int generation_lost(const struct generation *g);
+/* Bytes that were copied before a change, so far. */
 uint64_t generation_copied(const struct generation *g);
 
-/* Read @bytes bytes at @at, each byte once. One thread at a time, any. Return: 0 or -ENOMEM: they are
- * LOST. */
+/* Read @bytes bytes at @at, each byte once. One thread at a time, not the loop's: it waits for copies of
+ * what is on GPUs. Return: 0, or what generation_lost says: they are LOST. */
 int generation_read(struct generation *g, uint64_t at, void *to, size_t bytes);
 
 #endif

@@ -333,13 +333,31 @@ static bool loading_is_busy(const struct job *job)
 	       job->life.resize;
 }
 
+static int loading_check_memory(const struct job *job, struct fault *f)
+{
+	const struct backend_info *info = backend_info(job->node->devices[0].backend);
+
+	if (!job->node->loopq || info->ordinal >= 0)
+		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+				 "the parameters of job '%s' are in the memory of %s: the daemon "
+				 "loads only host memory",
+				 job->rec->name, info->id);
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (!job->units[i]->rec->dropped && job->units[i]->n_parts != 1)
+			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+					 "unit '%.100s' is on %u devices: the daemon "
+					 "loads only units on one device",
+					 job->units[i]->rec->name, job->units[i]->n_parts);
+	return 0;
+}
+
 static int loading_check(const struct job *job, struct fault *f)
 {
 	uint32_t units = 0;
 
 	if (job->life.deleted)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
-	if (saving_check_memory(job, f) || loading_check_fresh(job, f))
+	if (loading_check_memory(job, f) || loading_check_fresh(job, f))
 		return f->code;
 	if (loading_is_busy(job))
 		return fault_set(f, FAULT_STATE, NULL,

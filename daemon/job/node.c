@@ -21,6 +21,7 @@ void node_init(struct node *node, uv_loop_t *loop)
 	condition_init(&node->changed, "memory or communicators");
 	quarantine_init(&node->quarantine);
 	users_init(&node->users);
+	host_room_init(&node->room, &HOST_MEMORY_OWN);
 }
 
 /* ------------------------------------------------------------------- devices */

@@ -9,6 +9,7 @@
 #include <uv.h>
 
 #include "backend/backend.h"
+#include "backend/host_room.h"
 #include "core/condition.h"
 #include "core/fault.h"
 #include "core/res.h"
@@ -54,6 +55,7 @@ struct node {
 				   * placed, something was executed: look again */
 	struct quarantine quarantine;
 	struct node_limits limits;
+	struct host_room room; /* of the machine, for copies of what is on GPUs (job/staging.h) */
 	struct users users; /* the users, and how much of all this each uses */
 	uint64_t started_us;
 	uint8_t instance[NODE_INSTANCE_BYTES]; /* of this run of the daemon: random */

@@ -20,8 +20,6 @@ static int policy_check(const struct job *job, const state_checkpoints *c, struc
 	if (c->every_s > UINT32_MAX)
 		return fault_set(f, FAULT_INVALID, "every_s", "every_s is %llu; it must be 0 to %u",
 				 (unsigned long long)c->every_s, UINT32_MAX);
-	if (saving_check_memory(job, f))
-		return f->code;
 	return place_find(roots ? roots : "", c->path, &at, &n, f);
 }
 

@@ -20,6 +20,7 @@
 #include "job/generation.h"
 #include "job/job.h"
 #include "job/readers.h"
+#include "unit/runs.h"
 
 #define FILE_NAME "shard-00000.safetensors"
 
@@ -153,13 +154,18 @@ static void saving_on_ended(struct work *w)
 
 /* ------------------------------------------------------------------------- the thread */
 
-static void saving_lost(const struct saving *s, struct fault *f)
+static void saving_lost(const struct saving *s, int why, struct fault *f)
 {
-	fault_set(
-		f, FAULT_EXHAUSTED, NULL,
-		"the trainers changed what was not written yet, and job '%s' has no memory for its "
-		"copy: raise its quota or memory_bytes, or write faster",
-		s->x.job);
+	if (why == -ENOMEM)
+		fault_set(f, FAULT_EXHAUSTED, NULL,
+			  "the trainers changed what was not written yet, and job '%s' has no "
+			  "memory for its copy: raise its quota or memory_bytes, or write faster",
+			  s->x.job);
+	else
+		fault_set(f, FAULT_INTERNAL, NULL,
+			  "a device failed while it copied the state of job '%s' (%s): shardctl "
+			  "status shows which one, and why",
+			  s->x.job, strerror(-why));
 }
 
 static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t bytes,
@@ -167,12 +173,14 @@ static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t 
 {
 	struct saving *s = arg;
 	const struct index_piece *p = &s->x.pieces[piece];
+	int r;
 
 	if (p->array == INDEX_BLOB)
 		return s->blobs + p->source + offset;
-	if (generation_read(s->g, p->source + offset, s->chunk, bytes) == 0)
+	r = generation_read(s->g, p->source + offset, s->chunk, bytes);
+	if (r == 0)
 		return s->chunk;
-	saving_lost(s, f);
+	saving_lost(s, r, f);
 	return NULL;
 }
 
@@ -189,9 +197,11 @@ static void *saving_main(void *arg)
 			folder_prune(dir, s->keep, &removed, &left, &s->prune);
 		fd_close(dir);
 	}
-	if (s->f.code == FAULT_CANCELLED && generation_is_lost(s->g)) {
+	if (s->f.code == FAULT_CANCELLED && generation_lost(s->g)) {
+		int why = generation_lost(s->g);
+
 		s->f = FAULT_NULL; /* saving_tick has cancelled it */
-		saving_lost(s, &s->f);
+		saving_lost(s, why, &s->f);
 	}
 	loopq_post(s->job->node->loopq, &s->ended, saving_on_ended);
 	return NULL;
@@ -219,11 +229,35 @@ enum index_array saving_array(const state_unit *rec, unsigned i)
 	return adam[i];
 }
 
-static int saving_list_tensor(struct saving *s, const struct unit *u, uint32_t t, unsigned array)
+/* An array of a tensor, whole, from the parts of the first replica. @source: of the first byte. */
+static int saving_add_array(struct saving *s, const struct unit *u, uint32_t t, unsigned array,
+			    uint64_t *source)
+{
+	size_t size = dtype_size(unit_state_dtype(u->rec, array));
+	uint64_t at, elements = 0;
+	struct unit_run run;
+
+	for (unsigned d = 0; d < u->spread; d++) {
+		struct unit_part *p = &u->parts[d];
+
+		if (!unit_part_run(u, p, t, &run))
+			continue;
+		CHECK(run.first == elements);
+		if (generation_add(s->g, p->device,
+				   unit_state_at(u->rec, unit_state(p, array), array, run.at),
+				   run.n * size, &at) < 0)
+			return fault_errno(&s->f, -ENOMEM, "listing a job's tensors");
+		*source = elements ? *source : at;
+		elements += run.n;
+	}
+	CHECK(elements == u->tensors[t].elements);
+	return 0;
+}
+
+static int saving_list_array(struct saving *s, const struct unit *u, uint32_t t, unsigned array)
 {
 	const struct unit_tensor *ut = &u->tensors[t];
 	const state_tensor *rec = u->rec->tensors[t];
-	const struct region *r = unit_state(&u->parts[0], array);
 	struct index_piece p = { .unit = u->rec->name,
 				 .tensor = rec->name,
 				 .array = (uint8_t)saving_array(u->rec, array),
@@ -232,27 +266,95 @@ static int saving_list_tensor(struct saving *s, const struct unit *u, uint32_t t
 				 .shape = rec->shape,
 				 .elements = ut->elements,
 				 .steps = array || ut->frozen ? 0 : unit_steps(u, t) };
-	uint64_t bytes = index_piece_bytes(&p);
 
-	if (generation_add(s->g, unit_state_at(u->rec, r, array, unit_tensor_full(u, ut)), bytes,
-			   &p.source) < 0)
-		return fault_errno(&s->f, -ENOMEM, "listing a job's tensors");
-	s->bytes += bytes;
+	if (saving_add_array(s, u, t, array, &p.source))
+		return s->f.code;
+	s->bytes += index_piece_bytes(&p);
 	return index_add(&s->x, &p, &s->f);
 }
 
-static int saving_list_unit(struct saving *s, const struct unit *u)
+/* Its arrays whose elements have @size bytes. */
+static int saving_list_tensor(struct saving *s, const struct unit *u, uint32_t t, size_t size)
 {
-	for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
-		unsigned arrays = u->tensors[t].frozen ? 0 : unit_state_arrays(u->rec);
+	unsigned arrays = u->tensors[t].frozen ? 0 : unit_state_arrays(u->rec);
 
-		if (u->tensors[t].alias)
-			continue;
-		for (unsigned i = 0; i <= arrays; i++)
-			if (saving_list_tensor(s, u, t, i))
-				return s->f.code;
-	}
+	for (unsigned i = 0; !u->tensors[t].alias && i <= arrays; i++)
+		if (dtype_size(unit_state_dtype(u->rec, i)) == size &&
+		    saving_list_array(s, u, t, i))
+			return s->f.code;
 	return 0;
+}
+
+/* A unit, and its tensors, in the order of their names. */
+struct saving_unit {
+	const struct unit *u;
+	uint32_t *tensors; /* owned */
+};
+
+static int saving_compare_tensors(const void *a, const void *b, void *unit)
+{
+	const struct unit *u = unit;
+
+	return strcmp(u->rec->tensors[*(const uint32_t *)a]->name,
+		      u->rec->tensors[*(const uint32_t *)b]->name);
+}
+
+static int saving_compare_units(const void *a, const void *b)
+{
+	const struct saving_unit *x = a, *y = b;
+
+	return strcmp(x->u->rec->name, y->u->rec->name);
+}
+
+static int saving_sort_tensors(struct saving_unit *su, struct unit *u)
+{
+	su->u = u;
+	su->tensors = calloc(u->rec->n_tensors + 1, sizeof(*su->tensors));
+	for (uint32_t t = 0; su->tensors && t < u->rec->n_tensors; t++)
+		su->tensors[t] = t;
+	if (!su->tensors)
+		return -ENOMEM;
+	qsort_r(su->tensors, u->rec->n_tensors, sizeof(*su->tensors), saving_compare_tensors, u);
+	return 0;
+}
+
+static void saving_free_units(struct saving_unit *all, size_t n)
+{
+	for (size_t i = 0; all && i < n; i++)
+		free(all[i].tensors);
+	free(all);
+}
+
+/* The job's units. @ret: the caller's, saving_free_units, also after an error. */
+static int saving_sort_units(const struct job *job, struct saving_unit **ret, size_t *ret_n)
+{
+	*ret_n = 0;
+	*ret = calloc((size_t)job->n_units + 1, sizeof(**ret));
+	for (uint32_t i = 0; *ret && i < job->n_units; i++)
+		if (!job->units[i]->rec->dropped &&
+		    saving_sort_tensors(&(*ret)[(*ret_n)++], job->units[i]) < 0)
+			return -ENOMEM;
+	if (!*ret)
+		return -ENOMEM;
+	qsort(*ret, *ret_n, sizeof(**ret), saving_compare_units);
+	return 0;
+}
+
+/* In the order in which they are written (save_write), so that what was copied for the writing thread
+ * is soon read. */
+static int saving_list_units(struct saving *s)
+{
+	struct saving_unit *all;
+	size_t n;
+
+	if (saving_sort_units(s->job, &all, &n) < 0)
+		fault_errno(&s->f, -ENOMEM, "listing a job's tensors");
+	for (size_t size = sizeof(float); !s->f.code && size; size /= 2)
+		for (size_t i = 0; i < n; i++)
+			for (uint32_t t = 0; !s->f.code && t < all[i].u->rec->n_tensors; t++)
+				saving_list_tensor(s, all[i].u, all[i].tensors[t], size);
+	saving_free_units(all, n);
+	return s->f.code;
 }
 
 static int saving_list_blob(struct saving *s, uint32_t rank, const state_blob *b)
@@ -331,9 +433,9 @@ static int saving_list(struct saving *s)
 		return s->f.code;
 	s->x.created_unix_s = (uint64_t)time(NULL);
 	for (uint32_t i = 0; !s->f.code && i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped && saving_check_unit(job->units[i], &s->f) == 0)
-			saving_list_unit(s, job->units[i]);
-	if (!s->f.code && !s->x.n_pieces)
+		if (!job->units[i]->rec->dropped)
+			saving_check_unit(job->units[i], &s->f);
+	if (!s->f.code && saving_list_units(s) == 0 && !s->x.n_pieces)
 		fault_set(&s->f, FAULT_STATE, NULL,
 			  "job '%s' has no units: there is nothing to save", job->rec->name);
 	return s->f.code ? (int)s->f.code : saving_list_blobs(s);
@@ -391,30 +493,12 @@ static void saving_on_granted(struct reader *r, const struct fault *f)
 	/* saving_tick ends one that could not begin: the caller of this goes through the readers */
 }
 
-int saving_check_memory(const struct job *job, struct fault *f)
-{
-	const struct backend_info *info = backend_info(job->node->devices[0].backend);
-
-	if (!job->node->loopq || info->ordinal >= 0)
-		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-				 "the parameters of job '%s' are in the memory of %s: the daemon "
-				 "saves and loads only host memory",
-				 job->rec->name, info->id);
-	for (uint32_t i = 0; i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped && job->units[i]->n_parts != 1)
-			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-					 "unit '%.100s' is on %u devices: the daemon saves and "
-					 "loads only units on one device",
-					 job->units[i]->rec->name, job->units[i]->n_parts);
-	return 0;
-}
-
 static int saving_check(const struct job *job, const struct saving_options *o, struct fault *f)
 {
 	const char *roots = job->node->checkpoint_roots, *at;
 	size_t n;
 
-	if (saving_check_memory(job, f) || place_find(roots ? roots : "", o->path, &at, &n, f))
+	if (place_find(roots ? roots : "", o->path, &at, &n, f))
 		return f->code;
 	if (job->life.resize)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -483,7 +567,7 @@ void saving_tick(struct job *job)
 	struct saving *s = job->checkpoints.saving;
 
 	generation_tick(job);
-	if (s && s->g && generation_is_lost(s->g))
+	if (s && s->g && generation_lost(s->g))
 		saving_cancel(job);
 	if (!s || !s->reader || s->reader->state != READER_IDLE)
 		return;

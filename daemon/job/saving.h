@@ -4,7 +4,8 @@
  * It waits, as a reader does, until the parameters are those of the last commit. Then it opens a
  * generation of them (job/generation.h) and lists them in an index (checkpoint/index.h); a thread of
  * its own, with the ids of the job's owner, writes both to the disk. The job trains on meanwhile.
- * It saves parameters, optimizer state and blobs, of a job on one device of host memory.
+ * It saves parameters, optimizer state and blobs, on whatever devices they are; the files do not tell
+ * how many.
  *
  *   WAITING --as of a commit--> WRITING --> DONE
  *      '--refused, cancelled------'-------> FAILED
@@ -68,8 +69,6 @@ void saving_tick(struct job *job);
 bool saving_report(const struct job *job, struct saving_report *ret);
 /* The following is loading's, too. */
 
-/* Is the memory of the job such that the daemon saves and loads it? Return: 0 or a fault code. */
-int saving_check_memory(const struct job *job, struct fault *f);
 /* What array @i of a unit is: 0: its parameters; else a state of its optimizer. */
 enum index_array saving_array(const state_unit *rec, unsigned i);
 enum tensor_type saving_type(enum dtype t);

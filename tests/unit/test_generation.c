@@ -31,12 +31,14 @@ static unsigned char byte_of(size_t i)
 	return (unsigned char)(i * 2654435761u >> 13);
 }
 
-static void begin(void)
+static void begin_on(const struct nodefix_options *o)
 {
+	struct device *last;
 	uint64_t from;
 
 	fdcheck_begin();
-	nodefix_begin(&n, NULL);
+	nodefix_begin(&n, o);
+	last = &n.node.devices[n.node.n_devices - 1];
 	job = nodefix_job(&n, "job", 1, 0);
 	at = malloc(BYTES);
 	copy = malloc(BYTES);
@@ -44,11 +46,16 @@ static void begin(void)
 		at[i] = byte_of(i);
 	g = generation_new(job, n.node.loopq, on_changed);
 	cr_assert(g);
-	cr_assert_eq(generation_add(g, at, HALF, &from), 0);
-	cr_assert_eq(generation_add(g, at + HALF, BYTES - HALF, &from), 0);
+	cr_assert_eq(generation_add(g, &n.node.devices[0], at, HALF, &from), 0);
+	cr_assert_eq(generation_add(g, last, at + HALF, BYTES - HALF, &from), 0);
 	cr_assert_eq(from, HALF);
 	cr_assert_eq(generation_open(g), 0);
 	changes = 0;
+}
+
+static void begin(void)
+{
+	begin_on(NULL);
 }
 
 static void end(void)
@@ -141,7 +148,7 @@ Test(generation, copies_made_ahead_go_when_other_memory_is_needed)
 	change();
 	cr_assert_eq(read_from(0), 0);
 	expect_as_opened();
-	cr_expect_not(generation_is_lost(g));
+	cr_expect_not(generation_lost(g));
 }
 
 Test(generation, it_is_lost_for_memory_that_training_needs)
@@ -150,7 +157,7 @@ Test(generation, it_is_lost_for_memory_that_training_needs)
 	cr_expect_eq(generation_evict(job, false), 0, "they cannot be made again");
 	cr_assert_eq(generation_read(g, 0, copy, 100), 0);
 	cr_expect_geq(generation_evict(job, true), BYTES);
-	cr_expect(generation_is_lost(g));
+	cr_expect_eq(generation_lost(g), -ENOMEM);
 	cr_expect_eq(control(), 0);
 	cr_expect_eq(read_from(100), -ENOMEM);
 }
@@ -173,9 +180,9 @@ Test(generation, without_memory_for_copies_it_is_lost)
 	job->quota.limit = 1;
 	copies_ahead();
 	cr_expect_eq(control(), 0);
-	cr_expect_not(generation_is_lost(g));
+	cr_expect_not(generation_lost(g));
 	change();
-	cr_expect(generation_is_lost(g));
+	cr_expect_eq(generation_lost(g), -ENOMEM);
 	cr_expect_eq(read_from(0), -ENOMEM);
 }
 
@@ -215,7 +222,7 @@ Test(generation, copies_go_while_they_are_read)
 		for (size_t k = 0; k < BYTES; k++)
 			at[k] = byte_of(k);
 		g = generation_new(job, n.node.loopq, on_changed);
-		cr_assert_eq(generation_add(g, at, BYTES, &from), 0);
+		cr_assert_eq(generation_add(g, &n.node.devices[0], at, BYTES, &from), 0);
 		cr_assert_eq(generation_open(g), 0);
 	}
 }
@@ -247,4 +254,195 @@ Test(generation, its_end_waits_for_the_block_that_is_copied_ahead)
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	cr_expect_null(job->generation);
+}
+
+/* ----------------------------------------------------------------- memory of two GPUs */
+
+/* The thread cannot read it where it is: all comes through staging. */
+static void begin_devices(void)
+{
+	begin_on(&(struct nodefix_options){ .devices = 2, .queues = true });
+}
+
+TestSuite(generation_devices, .init = begin_devices, .fini = end, .timeout = 60);
+
+static struct reading {
+	pthread_t thread;
+	size_t from, to;
+	int result;
+	atomic_bool over;
+} reading;
+
+static void *reads_on_devices(void *arg)
+{
+	struct reading *r = arg;
+
+	for (size_t k = r->from; r->result == 0 && k < r->to; k += 64 << 10) {
+		size_t bytes = r->to - k < 64 << 10 ? r->to - k : 64 << 10;
+
+		r->result = generation_read(g, k, copy + k, bytes);
+	}
+	atomic_store(&r->over, true);
+	return NULL;
+}
+
+static void reading_begin(size_t from, size_t to)
+{
+	reading = (struct reading){ .from = from, .to = to };
+	cr_assert_eq(pthread_create(&reading.thread, NULL, reads_on_devices, &reading), 0);
+}
+
+/* Return: what the thread got. */
+static int reading_end(void)
+{
+	while (!atomic_load(&reading.over))
+		nodefix_turns(&n);
+	cr_assert_eq(pthread_join(reading.thread, NULL), 0);
+	nodefix_turns(&n);
+	return reading.result;
+}
+
+static int reads_all(size_t from)
+{
+	reading_begin(from, BYTES);
+	return reading_end();
+}
+
+static uint64_t on_devices(void)
+{
+	return n.node.devices[0].quota.used + n.node.devices[1].quota.used;
+}
+
+Test(generation_devices, it_is_copied_for_the_reader)
+{
+	uint64_t used = on_devices();
+
+	cr_assert_eq(reads_all(0), 0);
+	expect_as_opened();
+	cr_expect_eq(generation_copied(g), 0, "nothing has changed");
+	generation_tick(job);
+	cr_expect_eq(control(), 0, "what was read is given back");
+	cr_expect_geq(quota_peak(&job->quota, MEM_CONTROL), BYTES);
+	cr_expect_eq(on_devices(), used, "it is no memory of theirs");
+}
+
+/* A job that stands still: its reader gets no more than the blocks around the one that it is in. */
+Test(generation_devices, a_reader_that_is_slow_has_few_blocks)
+{
+	struct generation *large;
+	uint64_t from;
+
+	generation_end(g);
+	g = NULL;
+	large = generation_new(job, n.node.loopq, on_changed);
+	for (unsigned i = 0; i < 8; i++)
+		cr_assert_eq(generation_add(large, &n.node.devices[i % 2], at, 8u << 20, &from), 0);
+	cr_assert_eq(generation_open(large), 0);
+	g = large;
+	reading_begin(0, 100);
+	cr_assert_eq(reading_end(), 0);
+	cr_expect_eq(control(), 12u << 20, "of 64 MiB");
+	cr_expect_eq(memcmp(copy, at, 100), 0);
+}
+
+Test(generation_devices, what_is_not_read_is_copied_before_a_change)
+{
+	uint64_t used = on_devices();
+
+	change();
+	cr_expect_geq(changes, 1);
+	cr_expect_eq(generation_copied(g), BYTES);
+	cr_expect_eq(on_devices(), used);
+	cr_assert_eq(reads_all(0), 0);
+	expect_as_opened();
+}
+
+/* The thread waits for a block while a writer comes. */
+Test(generation_devices, a_change_while_the_reader_waits_for_a_block)
+{
+	for (unsigned i = 0; i < 2; i++)
+		backend_fake_hold(n.node.devices[i].backend, true);
+	reading_begin(0, BYTES);
+	while (!control())
+		nodefix_turns(&n);
+	cr_expect_eq(generation_let(job), RES_WAIT);
+	for (unsigned i = 0; i < 2; i++)
+		backend_fake_hold(n.node.devices[i].backend, false);
+	change();
+	cr_assert_eq(reading_end(), 0);
+	expect_as_opened();
+}
+
+Test(generation_devices, copies_ahead_go_for_what_the_reader_waits_for)
+{
+	copies_ahead();
+	cr_expect_geq(control(), BYTES);
+	cr_expect_eq(generation_evict(job, false), 0, "a device gains nothing by it");
+	job->quota.limit = job->quota.used + (4u << 20);
+	cr_expect_geq(generation_evict(job, false), BYTES, "the job's own account does");
+	cr_assert_eq(reads_all(0), 0);
+	expect_as_opened();
+}
+
+/* Copies ahead have taken all that the job may have: they make room for the block that is waited for. */
+Test(generation_devices, copies_ahead_leave_room_for_the_reader)
+{
+	job->quota.limit = job->quota.used + (6u << 20);
+	copies_ahead();
+	cr_expect_gt(control(), 0);
+	cr_expect_lt(control(), BYTES);
+	cr_assert_eq(reads_all(0), 0);
+	expect_as_opened();
+	cr_expect_eq(generation_lost(g), 0);
+}
+
+Test(generation_devices, without_memory_for_a_block_it_is_lost)
+{
+	job->quota.limit = job->quota.used + (1u << 20);
+	cr_expect_eq(reads_all(0), -ENOMEM);
+	cr_expect_eq(generation_lost(g), -ENOMEM);
+	cr_expect_eq(generation_let(job), RES_DONE, "the trainers go on");
+}
+
+Test(generation_devices, a_copy_that_fails_ends_it)
+{
+	backend_fake_fail(n.node.devices[1].backend, 1, -EIO);
+	cr_expect_eq(reads_all(0), -EIO);
+	cr_expect_eq(generation_lost(g), -EIO);
+	change();
+}
+
+Test(generation_devices, a_copy_before_a_change_that_fails_ends_it)
+{
+	backend_fake_fail(n.node.devices[0].backend, 1, -EIO);
+	change();
+	cr_expect_eq(generation_lost(g), -EIO);
+	cr_expect_eq(reads_all(0), -EIO);
+	cr_expect_eq(control(), 0);
+}
+
+/* At whatever byte the thread is that reads: changes, copies ahead and evictions. */
+Test(generation_devices, all_of_it_at_once)
+{
+	for (unsigned i = 0; i < 12; i++) {
+		uint64_t from;
+
+		reading_begin(0, BYTES);
+		for (unsigned k = 0; k < i % 4; k++)
+			nodefix_turns(&n);
+		if (i % 2)
+			copies_ahead();
+		job->quota.limit = i % 3 ? 0 : job->quota.used + (64u << 20);
+		(void)generation_evict(job, false);
+		change();
+		cr_assert_eq(reading_end(), 0);
+		expect_as_opened();
+		generation_end(g);
+		nodefix_turns(&n);
+		for (size_t k = 0; k < BYTES; k++)
+			at[k] = byte_of(k);
+		g = generation_new(job, n.node.loopq, on_changed);
+		cr_assert_eq(generation_add(g, &n.node.devices[i % 2], at, BYTES, &from), 0);
+		cr_assert_eq(generation_open(g), 0);
+	}
 }
