@@ -40,6 +40,7 @@
 #include "rpc/svc_status.h"
 #include "session/session.h"
 #include "step/backward.h"
+#include "work/drain.h"
 
 #define SERVER_MAGIC 0x53525652u
 
@@ -501,6 +502,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 {
 	const struct job_ops ops = { .abort_ops = op_abort_all,
 				     .before_change = loading_let,
+				     .drain = drain_wait,
 				     .rolled_back = full_invalidate,
 				     .unit_released = backward_released,
 				     .complete = coll_complete,

@@ -51,11 +51,19 @@ int save_open_file(int fd, const struct index *x, size_t i, struct fault *f);
  * has read. Return: 0 or FAULT_LOST, FAULT_CANCELLED, or another fault code. */
 int save_verify(int fd, const struct index *x, struct save_progress *p, struct fault *f);
 
-/* Where piece @piece of the index goes to: room for all its bytes. */
-typedef void *(*save_place_cb)(void *arg, size_t piece);
-/* Read all data of the checkpoint in folder @fd to its places, and compare the checksums. After an
- * error the places have parts of it. Return: as save_verify. */
-int save_load(int fd, const struct index *x, save_place_cb place, void *arg,
-	      struct save_progress *p, struct fault *f);
+/* Where the data of a checkpoint goes to, chunk by chunk, at most SAVE_CHUNK_BYTES each. */
+struct save_sink {
+	/* Room for @bytes bytes of piece @piece from byte @offset on, until @put. Return: NULL: @f is
+	 * filled. */
+	void *(*room)(void *arg, size_t piece, uint64_t offset, size_t bytes, struct fault *f);
+	/* (optional) They are there. Return: 0 or a fault code. */
+	int (*put)(void *arg, size_t piece, uint64_t offset, size_t bytes, struct fault *f);
+	void *arg;
+};
+
+/* Read all data of the checkpoint in folder @fd to where @sink says, and compare the checksums: after an
+ * error it has had parts of it. Return: as save_verify. */
+int save_load(int fd, const struct index *x, const struct save_sink *sink, struct save_progress *p,
+	      struct fault *f);
 
 #endif

@@ -140,24 +140,26 @@ int save_read_piece(const struct index *x, int file, const struct index_piece *p
 	return verify_pread(file, x->files[p->file].name, buf, bytes, p->file_at + offset, f);
 }
 
-/* @whole: @buf has room for all of the piece, else for a chunk of it. */
-static int verify_data(const struct index *x, int file, const struct index_piece *p, char *buf,
-		       bool whole, struct save_progress *progress, struct fault *f)
+static int verify_data(const struct index *x, int file, size_t piece, const struct save_sink *sink,
+		       struct save_progress *progress, struct fault *f)
 {
+	const struct index_piece *p = &x->pieces[piece];
 	uint64_t all = index_piece_bytes(p);
 	uint32_t crc = 0;
 
 	for (uint64_t at = 0; at < all;) {
 		uint64_t n = all - at < SAVE_CHUNK_BYTES ? all - at : SAVE_CHUNK_BYTES;
-
-		void *to = whole ? buf + at : buf;
+		void *to;
 
 		if (atomic_load(&progress->cancel))
 			return fault_set(f, FAULT_CANCELLED, NULL,
 					 "reading the checkpoint was cancelled");
-		if (save_read_piece(x, file, p, at, to, n, f))
+		to = sink->room(sink->arg, piece, at, n, f);
+		if (!to || save_read_piece(x, file, p, at, to, n, f))
 			return f->code;
 		crc = crc32c_add(crc, to, n);
+		if (sink->put && sink->put(sink->arg, piece, at, n, f))
+			return f->code;
 		at += n;
 		atomic_fetch_add(&progress->bytes, n);
 	}
@@ -169,32 +171,31 @@ static int verify_data(const struct index *x, int file, const struct index_piece
 	return 0;
 }
 
-/* @place: NULL: the data is only compared. */
-static int verify_files(int fd, const struct index *x, void *buf, save_place_cb place, void *arg,
-			struct save_progress *p, struct fault *f)
+static void *verify_room(void *arg, size_t piece, uint64_t offset, size_t bytes, struct fault *f)
+{
+	(void)piece, (void)offset, (void)bytes, (void)f;
+	return arg;
+}
+
+int save_verify(int fd, const struct index *x, struct save_progress *p, struct fault *f)
+{
+	_cleanup_(freep) void *buf = malloc(SAVE_CHUNK_BYTES);
+	const struct save_sink sink = { .room = verify_room, .arg = buf };
+
+	if (!buf)
+		return fault_errno(f, -ENOMEM, "verifying a checkpoint");
+	return save_load(fd, x, &sink, p, f);
+}
+
+int save_load(int fd, const struct index *x, const struct save_sink *sink, struct save_progress *p,
+	      struct fault *f)
 {
 	for (size_t i = 0; !f->code && i < x->n_files; i++) {
 		_cleanup_(fd_closep) int file = save_open_file(fd, x, i, f);
 
 		for (size_t k = 0; !f->code && k < x->n_pieces; k++)
 			if (x->pieces[k].file == i)
-				verify_data(x, file, &x->pieces[k], place ? place(arg, k) : buf,
-					    place, p, f);
+				verify_data(x, file, k, sink, p, f);
 	}
 	return f->code;
-}
-
-int save_verify(int fd, const struct index *x, struct save_progress *p, struct fault *f)
-{
-	_cleanup_(freep) void *buf = malloc(SAVE_CHUNK_BYTES);
-
-	if (!buf)
-		return fault_errno(f, -ENOMEM, "verifying a checkpoint");
-	return verify_files(fd, x, buf, NULL, NULL, p, f);
-}
-
-int save_load(int fd, const struct index *x, save_place_cb place, void *arg,
-	      struct save_progress *p, struct fault *f)
-{
-	return verify_files(fd, x, NULL, place, arg, p, f);
 }

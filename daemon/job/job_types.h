@@ -68,6 +68,9 @@ struct job_ops {
 	/* (optional) Parameters or state are about to change. RES_WAIT: not yet; readers_go_on
 	 * follows. */
 	enum res (*before_change)(struct job *job);
+	/* (optional) Nobody may read parameters from here on: wait for what still does, on devices and in
+	 * trainers' streams. RES_WAIT: @w is resumed when it is over. RES_FAILED: no memory. */
+	enum res (*drain)(struct job *job, struct waiter *w);
 	/* (optional) The parameters of @u are those of an earlier time again. */
 	void (*rolled_back)(struct job *job, struct unit *u);
 	/* (optional) Fewer ranks or copies than before read the parameters of @u. */

@@ -15,21 +15,36 @@
 #include "core/loopq.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/extents.h"
 #include "job/kept.h"
 #include "job/position.h"
 #include "job/saving.h"
+#include "job/upload.h"
+#include "unit/runs.h"
 
 /* Where one piece of the index goes to. */
 struct loading_place {
-	char *at;          /* in a shard, or in @blob */
+	bool known;
+	char *at;          /* in host memory: of a shard, or @blob; else NULL */
+	uint64_t upload;   /* else: in the upload, one replica after the other */
+	unsigned replicas; /* of them */
 	uint8_t *blob;     /* owned: of a rank, until it is the job's */
 	struct unit *unit; /* parameters: of this unit and tensor */
 	uint32_t tensor;
 };
 
+enum loading_state {
+	LOADING_OPENING,
+	LOADING_MEMORY,   /* waits for that of the kept copy */
+	LOADING_DRAINING, /* until nobody reads what the units had */
+	LOADING_READING,
+};
+
 struct loading {
 	struct job *job;
-	char *path, *roots; /* owned */
+	uint8_t state;        /* enum loading_state */
+	struct waiter waiter; /* MEMORY, DRAINING */
+	char *path, *roots;   /* owned */
 	uid_t uid;
 	gid_t gid;
 	bool has_step;
@@ -37,6 +52,8 @@ struct loading {
 	int fd; /* owned: of the checkpoint */
 	struct index x;
 	struct loading_place *places; /* owned: by piece */
+	struct upload *upload;        /* owned: of what is not in host memory */
+	uint32_t n_units;             /* that are loaded: others may be registered meanwhile */
 	uint64_t charged;             /* to the job's quota, for blobs */
 	struct save_progress p;
 	struct loading_report report;
@@ -54,6 +71,7 @@ static void loading_free(struct loading *l)
 	if (l->charged)
 		quota_return(&l->job->quota, MEM_CONTROL, l->charged);
 	free(l->places);
+	upload_free(l->upload);
 	index_deinit(&l->x);
 	fd_close(l->fd);
 	free(l->path);
@@ -66,6 +84,7 @@ static void loading_finish(struct loading *l)
 {
 	struct job *job = l->job;
 
+	waiter_leave(&l->waiter);
 	job->checkpoints.loading = NULL;
 	job->checkpoints.reads = false;
 	if (l->f.code)
@@ -111,20 +130,56 @@ static void *loading_open_main(void *arg)
 	return NULL;
 }
 
-static void *loading_place_of(void *arg, size_t piece)
+static int loading_check_upload(struct loading *l, int status, struct fault *f)
+{
+	if (!status)
+		return 0;
+	if (status == -ENOMEM)
+		return fault_errno(f, status, "copying a checkpoint to a device");
+	return fault_set(f, FAULT_INTERNAL, NULL,
+			 "a device failed while the checkpoint was copied to job '%s' (%s): "
+			 "shardctl status shows which one, and why",
+			 l->job->rec->name, strerror(-status));
+}
+
+static void *loading_room(void *arg, size_t piece, uint64_t offset, size_t bytes, struct fault *f)
 {
 	struct loading *l = arg;
+	void *room = l->places[piece].at;
 
-	return l->places[piece].at;
+	(void)bytes;
+	if (room)
+		return (char *)room + offset;
+	room = upload_room(l->upload);
+	return loading_check_upload(l, upload_status(l->upload), f) ? NULL : room;
+}
+
+static int loading_put(void *arg, size_t piece, uint64_t offset, size_t bytes, struct fault *f)
+{
+	struct loading *l = arg;
+	const struct loading_place *at = &l->places[piece];
+
+	(void)f;
+	if (!at->at)
+		upload_put(l->upload, at->upload + offset, bytes, at->replicas,
+			   index_piece_bytes(&l->x.pieces[piece]));
+	return 0;
 }
 
 static void *loading_read_main(void *arg)
 {
 	struct loading *l = arg;
+	const struct save_sink sink = { .room = loading_room, .put = loading_put, .arg = l };
 
 	/* the files are opened again, by name */
 	if (place_become(l->uid, l->gid, &l->f) == 0)
-		save_load(l->fd, &l->x, loading_place_of, l, &l->p, &l->f);
+		save_load(l->fd, &l->x, &sink, &l->p, &l->f);
+	if (l->upload) {
+		int status = upload_settle(l->upload);
+
+		if (!l->f.code)
+			loading_check_upload(l, status, &l->f);
+	}
 	loopq_post(l->job->node->loopq, &l->ended, loading_on_read);
 	return NULL;
 }
@@ -181,32 +236,84 @@ static int loading_check_piece(struct loading *l, const struct unit *u, uint32_t
 	return 0;
 }
 
+/* Does the daemon's own address of the unit's one part do? */
+static bool loading_is_in_place(const struct loading *l, const struct unit *u)
+{
+	return extents_in_place(l->job->node) && u->n_parts == 1;
+}
+
+/* What part @p has of elements [begin, end) of a tensor. */
+static int loading_upload_run(struct loading *l, const struct unit *u, struct unit_part *p,
+			      uint32_t t, unsigned array, uint64_t begin, uint64_t end)
+{
+	size_t size = dtype_size(unit_state_dtype(u->rec, array));
+	struct unit_run run;
+	uint64_t lo, hi;
+
+	if (!unit_part_run(u, p, t, &run))
+		return 0;
+	lo = begin > run.first ? begin : run.first;
+	hi = end < run.first + run.n ? end : run.first + run.n;
+	if (lo >= hi)
+		return 0;
+	return upload_add(l->upload, p->device,
+			  unit_state_at(u->rec, unit_state(p, array), array,
+					run.at + lo - run.first),
+			  (hi - lo) * size);
+}
+
+/* All replicas, one after the other. */
+static int loading_upload_piece(struct loading *l, const struct unit *u, uint32_t t, unsigned array,
+				const struct index_piece *p, struct loading_place *ret)
+{
+	int r;
+
+	if (!l->upload)
+		l->upload = upload_new(l->job, SAVE_CHUNK_BYTES);
+	r = l->upload ? 0 : -ENOMEM;
+	ret->upload = l->upload ? upload_bytes(l->upload) : 0;
+	ret->replicas = u->n_parts / u->spread;
+	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
+		r = loading_upload_run(l, u, &u->parts[d], t, array, p->begin,
+				       p->begin + p->elements);
+	return r ? fault_errno(&l->f, r, "loading a checkpoint") : 0;
+}
+
+static int loading_place_piece(struct loading *l, struct unit *u, uint32_t t, unsigned array,
+			       size_t i)
+{
+	const struct index_piece *p = &l->x.pieces[i];
+	struct loading_place *place = &l->places[i];
+
+	if (loading_check_piece(l, u, t, array, p))
+		return l->f.code;
+	place->known = true;
+	place->unit = array ? NULL : u;
+	place->tensor = t;
+	if (!loading_is_in_place(l, u))
+		return loading_upload_piece(l, u, t, array, p, place);
+	place->at = unit_state_at(u->rec, unit_state(&u->parts[0], array), array,
+				  unit_tensor_full(u, &u->tensors[t]) + p->begin);
+	return 0;
+}
+
 /* All pieces of one array. */
 static int loading_place_array(struct loading *l, struct unit *u, uint32_t t, unsigned array)
 {
 	const state_tensor *rec = u->rec->tensors[t];
 	enum index_array kind = saving_array(u->rec, array);
 	size_t i = loading_find(&l->x, u->rec->name, rec->name, kind);
-	char *at = unit_state_at(u->rec, unit_state(&u->parts[0], array), array,
-				 unit_tensor_full(u, &u->tensors[t]));
 
 	if (i == l->x.n_pieces)
 		return fault_set(&l->f, FAULT_STATE, NULL,
 				 "the checkpoint has no %s of tensor '%.100s' of unit '%.100s', "
 				 "which the job needs",
 				 index_array_name(kind), rec->name, u->rec->name);
-	for (; i < l->x.n_pieces &&
+	for (; !l->f.code && i < l->x.n_pieces &&
 	       loading_compare(&l->x.pieces[i], u->rec->name, rec->name, kind) == 0;
-	     i++) {
-		const struct index_piece *p = &l->x.pieces[i];
-
-		if (loading_check_piece(l, u, t, array, p))
-			return l->f.code;
-		l->places[i].at = at + p->begin * tensor_type_bytes((enum tensor_type)p->type);
-		l->places[i].unit = array ? NULL : u;
-		l->places[i].tensor = t;
-	}
-	return 0;
+	     i++)
+		loading_place_piece(l, u, t, array, i);
+	return l->f.code;
 }
 
 static int loading_place_unit(struct loading *l, struct unit *u)
@@ -248,6 +355,7 @@ static int loading_place_blob(struct loading *l, size_t i)
 	l->charged += bytes;
 	l->places[i].blob = malloc(bytes ? bytes : 1);
 	l->places[i].at = (char *)l->places[i].blob;
+	l->places[i].known = true;
 	l->report.left_out += p->rank >= job->rec->world_size;
 	return l->places[i].blob ? 0 : fault_errno(&l->f, -ENOMEM, "loading a blob");
 }
@@ -258,7 +366,7 @@ static int loading_place_rest(struct loading *l)
 	for (size_t i = 0; !l->f.code && i < l->x.n_pieces; i++) {
 		const struct index_piece *p = &l->x.pieces[i];
 
-		if (l->places[i].at)
+		if (l->places[i].known)
 			continue;
 		if (p->array == INDEX_BLOB)
 			loading_place_blob(l, i);
@@ -280,6 +388,7 @@ static int loading_place_all(struct loading *l)
 	l->places = calloc(l->x.n_pieces + 1, sizeof(*l->places));
 	if (!l->places)
 		return fault_errno(&l->f, -ENOMEM, "loading a checkpoint");
+	l->n_units = job->n_units;
 	for (uint32_t i = 0; !l->f.code && i < job->n_units; i++)
 		if (!job->units[i]->rec->dropped)
 			loading_place_unit(l, job->units[i]);
@@ -333,31 +442,13 @@ static bool loading_is_busy(const struct job *job)
 	       job->life.resize;
 }
 
-static int loading_check_memory(const struct job *job, struct fault *f)
-{
-	const struct backend_info *info = backend_info(job->node->devices[0].backend);
-
-	if (!job->node->loopq || info->ordinal >= 0)
-		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-				 "the parameters of job '%s' are in the memory of %s: the daemon "
-				 "loads only host memory",
-				 job->rec->name, info->id);
-	for (uint32_t i = 0; i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped && job->units[i]->n_parts != 1)
-			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-					 "unit '%.100s' is on %u devices: the daemon "
-					 "loads only units on one device",
-					 job->units[i]->rec->name, job->units[i]->n_parts);
-	return 0;
-}
-
 static int loading_check(const struct job *job, struct fault *f)
 {
 	uint32_t units = 0;
 
 	if (job->life.deleted)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
-	if (loading_check_memory(job, f) || loading_check_fresh(job, f))
+	if (loading_check_fresh(job, f))
 		return f->code;
 	if (loading_is_busy(job))
 		return fault_set(f, FAULT_STATE, NULL,
@@ -393,23 +484,102 @@ static void loading_empty(struct job *job)
 	job_journal_write(job);
 }
 
-static int loading_start_reading(struct loading *l)
+static enum res loading_get_kept(struct loading *l)
 {
 	struct job *job = l->job;
-	int r;
+	int r = kept_reserve(job);
 
-	if (l->f.code || loading_check(job, &l->f) || loading_place_all(l))
-		return l->f.code;
-	r = kept_reserve(job);
+	if (r == SLAB_E_LATER) {
+		condition_wait(&job->node->changed, &l->waiter);
+		return RES_WAIT;
+	}
+	if (r == 0)
+		return RES_DONE;
+	fault_set(&l->f, FAULT_EXHAUSTED, NULL,
+		  "job '%s' has no memory for the copy of the committed state (resume COMMITTED), "
+		  "%llu bytes: raise its quota",
+		  job->rec->name, (unsigned long long)kept_bytes(job));
+	return RES_FAILED;
+}
+
+static enum res loading_get_buffers(struct loading *l)
+{
+	int r = l->upload ? upload_begin(l->upload) : 0;
+
+	if (r == 0)
+		return RES_DONE;
+	fault_set(&l->f, FAULT_EXHAUSTED, NULL,
+		  "there is no memory to copy a checkpoint to the devices of job '%s': %s",
+		  l->job->rec->name,
+		  r == -EDQUOT ? "raise its quota" : "the machine has none left");
+	return RES_FAILED;
+}
+
+/* All that can fail before anything changes. The job may have changed while this has waited. */
+static enum res loading_prepare(struct loading *l)
+{
+	if (!l->f.code && atomic_load(&l->p.cancel) && !l->job->life.deleted)
+		fault_set(&l->f, FAULT_CANCELLED, NULL, "reading the checkpoint was cancelled");
+	if (l->f.code || loading_check(l->job, &l->f))
+		return RES_FAILED;
+	RES_TRY(loading_get_kept(l));
+	if (loading_place_all(l))
+		return RES_FAILED;
+	return loading_get_buffers(l);
+}
+
+static enum res loading_drain(struct loading *l)
+{
+	struct job *job = l->job;
+	enum res r = job->jobs->ops.drain ? job->jobs->ops.drain(job, &l->waiter) : RES_DONE;
+
+	if (r == RES_FAILED)
+		fault_errno(&l->f, -ENOMEM, "beginning to load a checkpoint");
+	return r;
+}
+
+static enum res loading_start_reading(struct loading *l)
+{
+	int r = saving_start_thread(&l->thread, loading_read_main, l);
+
 	if (r)
-		return fault_set(&l->f, FAULT_EXHAUSTED, NULL,
-				 "job '%s' has no memory for the copy of the committed state "
-				 "(resume COMMITTED), %llu bytes: raise its quota",
-				 job->rec->name, (unsigned long long)kept_bytes(job));
-	loading_empty(job);
-	job->checkpoints.reads = true;
-	r = saving_start_thread(&l->thread, loading_read_main, l);
-	return r ? fault_errno(&l->f, r, "starting a thread to load a checkpoint") : 0;
+		fault_errno(&l->f, r, "starting a thread to load a checkpoint");
+	return r ? RES_FAILED : RES_WAIT;
+}
+
+static enum res loading_tick(struct loading *l)
+{
+	struct job *job = l->job;
+
+	switch ((enum loading_state)l->state) {
+	case LOADING_OPENING:
+		l->state = LOADING_MEMORY;
+		fallthrough;
+	case LOADING_MEMORY:
+		RES_TRY(loading_prepare(l));
+		loading_empty(job);
+		job->checkpoints.reads = true;
+		l->state = LOADING_DRAINING;
+		RES_TRY(loading_drain(l)); /* is not asked again */
+		fallthrough;
+	case LOADING_DRAINING:
+		l->state = LOADING_READING;
+		return loading_start_reading(l);
+	case LOADING_READING:
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
+}
+
+static void loading_go_on(struct loading *l)
+{
+	if (loading_tick(l) == RES_FAILED)
+		loading_finish(l);
+}
+
+static void loading_on_resumed(struct waiter *w)
+{
+	loading_go_on(CONTAINER_OF(w, struct loading, waiter));
 }
 
 static void loading_on_opened(struct work *w)
@@ -417,8 +587,7 @@ static void loading_on_opened(struct work *w)
 	struct loading *l = CONTAINER_OF(w, struct loading, ended);
 
 	pthread_join(l->thread, NULL);
-	if (loading_start_reading(l))
-		loading_finish(l);
+	loading_go_on(l);
 }
 
 /* The steps of a unit are those of the tensor that has made most; the others have missed some. */
@@ -473,7 +642,7 @@ static void loading_take(struct loading *l)
 	struct job *job = l->job;
 	state_job *rec = job->rec;
 
-	for (uint32_t i = 0; i < job->n_units; i++)
+	for (uint32_t i = 0; i < l->n_units; i++)
 		if (!job->units[i]->rec->dropped)
 			loading_take_unit(job, job->units[i]);
 	loading_take_steps(l);
@@ -537,6 +706,7 @@ static struct loading *loading_new(struct job *job, const struct loading_options
 		return NULL;
 	l->job = job;
 	l->fd = -1;
+	waiter_init(&l->waiter, loading_on_resumed);
 	l->uid = (uid_t)job->rec->uid;
 	l->gid = (gid_t)job->rec->gid;
 	l->has_step = o->has_step;
@@ -582,10 +752,22 @@ int loading_begin(struct job *job, const struct loading_options *o, loading_cb d
 	return 0;
 }
 
+static void loading_on_cancelled(struct work *w)
+{
+	loading_go_on(CONTAINER_OF(w, struct loading, ended));
+}
+
 void loading_cancel(struct job *job)
 {
-	if (job->checkpoints.loading)
-		atomic_store(&job->checkpoints.loading->p.cancel, true);
+	struct loading *l = job->checkpoints.loading;
+
+	if (!l)
+		return;
+	atomic_store(&l->p.cancel, true);
+	if (l->state != LOADING_MEMORY || !waiter_on(&l->waiter))
+		return;
+	waiter_leave(&l->waiter);
+	loopq_post(job->node->loopq, &l->ended, loading_on_cancelled);
 }
 
 enum res loading_let(struct job *job)

@@ -8,10 +8,11 @@
  * that whatever ends it, nobody finds a part of the state. At its end the job has the commit of the
  * checkpoint, and its epoch ends: ranks that are in it join again.
  *
- *   OPENING --all tensors have their places--> READING --> over
- *      '---------------- refused ---------------------------^
+ *   OPENING --> MEMORY --all tensors have their places--> DRAINING --nobody reads them--> READING --> over
+ *      '-----------'------------- refused ------------------------------------------------------------^
  *
- * While it is READING, what would change parameters waits (loading_let). Loop thread.
+ * From DRAINING on, what would change parameters waits (loading_let). The thread reads into host memory
+ * where it is, and what is on GPUs into buffers that are copied there (job/upload.h). Loop thread.
  */
 #ifndef SHARDD_JOB_LOADING_H
 #define SHARDD_JOB_LOADING_H

@@ -254,12 +254,6 @@ static void expect_params(const struct play *p, const struct play *first, const 
 				 "%s: unit %u differs", what, i);
 }
 
-static void on_host(void)
-{
-	if (!train_on_host())
-		cr_skip_test("checkpoints are for host memory");
-}
-
 /* Parameters, optimizer state, counts of steps: after three more steps all bits are those of the job
  * that was saved. */
 Test(checkpoint_load, goes_on_in_another_world_size_layout_and_strategy)
@@ -278,7 +272,6 @@ Test(checkpoint_load, goes_on_in_another_world_size_layout_and_strategy)
 	};
 	struct play *first;
 
-	on_host();
 	first = train_and_save();
 	for (unsigned i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct play *p = play_new("saved");
@@ -300,7 +293,6 @@ Test(checkpoint_load, has_the_state_that_was_saved)
 {
 	struct play *p, *first, *again;
 
-	on_host();
 	first = train_and_save();
 	p = play_new("saved");
 	again = play_new("saved");
@@ -351,7 +343,6 @@ Test(checkpoint_load, refuses_what_does_not_fit)
 {
 	struct play *p;
 
-	on_host();
 	(void)train_and_save();
 	p = play_new("saved");
 	p->load = true;
@@ -389,7 +380,6 @@ Test(checkpoint_load, refuses_what_is_damaged)
 	char byte;
 	int fd;
 
-	on_host();
 	first = train_and_save();
 	snprintf(path, sizeof(path), "%s/step-%012d/shard-00000.safetensors", first->dir, SAVED);
 	fd = open(path, O_RDWR | O_CLOEXEC);

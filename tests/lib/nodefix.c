@@ -21,6 +21,7 @@
 #include "job/registration.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
+#include "work/drain.h"
 
 unsigned nodefix_ended;
 
@@ -93,6 +94,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 	static const struct nodefix_options none;
 	const struct job_ops ops = { .abort_ops = op_abort_all,
 				     .before_change = loading_let,
+				     .drain = drain_wait,
 				     .rolled_back = full_invalidate,
 				     .unit_released = backward_released,
 				     .complete = coll_complete,
