@@ -1,5 +1,5 @@
 /* shardctl checkpoint save|load|policy|inspect|verify|consolidate|prune. All but the first three work
- * on files alone. */
+ * on files alone. import is in a file of its own. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -14,6 +14,7 @@
 #include "checkpoint/save.h"
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "ctl/checkpoint_verbs.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
 #include "methods.h"
@@ -291,8 +292,12 @@ static int checkpoint_load(struct ctl *ctl, int argc, char **argv)
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
 	loaded = (const Shardd__V1__LoadCheckpointResponse *)reply;
-	printf("step %" PRIu64 " of %u ranks loaded into job %s: %s\n", loaded->step,
-	       loaded->world_size, request.job, format_bytes(loaded->bytes).text);
+	if (loaded->world_size)
+		printf("step %" PRIu64 " of %u ranks loaded into job %s: %s\n", loaded->step,
+		       loaded->world_size, request.job, format_bytes(loaded->bytes).text);
+	else /* import was not told */
+		printf("step %" PRIu64 " loaded into job %s: %s\n", loaded->step, request.job,
+		       format_bytes(loaded->bytes).text);
 	if (loaded->blobs_left_out)
 		printf("%u blobs are of ranks that the job does not have: left out\n",
 		       loaded->blobs_left_out);
@@ -460,12 +465,12 @@ int ctl_checkpoint(struct ctl *ctl, int argc, char **argv)
 		{ "save", checkpoint_save },     { "load", checkpoint_load },
 		{ "policy", checkpoint_policy }, { "inspect", checkpoint_inspect },
 		{ "verify", checkpoint_verify }, { "consolidate", checkpoint_consolidate },
-		{ "prune", checkpoint_prune },
+		{ "prune", checkpoint_prune },   { "import", checkpoint_import },
 	};
 
 	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(verbs); i++)
 		if (strcmp(argv[1], verbs[i].name) == 0)
 			return verbs[i].run(ctl, argc - 1, argv + 1);
-	return ctl_usage(
-		"checkpoint takes save, load, policy, inspect, verify, consolidate or prune");
+	return ctl_usage("checkpoint takes save, load, policy, inspect, verify, consolidate, "
+			 "import or prune");
 }

@@ -53,6 +53,7 @@ static void main_help(void)
 	     "  checkpoint verify DIR [--step N]\n"
 	     "  checkpoint consolidate DIR --out FILE [--step N] [--names tensor] [--root UNIT]\n"
 	     "  checkpoint prune DIR --keep N\n"
+	     "  checkpoint import FILE|- DIR --step N [--world-size N] [--job NAME]\n"
 	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
 	     "  run -n N [--min M] [--max-restarts K] [--standalone] [--job NAME] -- CMD...\n"
 	     "\n"

@@ -11,7 +11,8 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 
-#define PREFIX 8u /* also the alignment of the data */
+#define PREFIX       8u /* also the alignment of the data */
+#define DATA_UNKNOWN ((uint64_t)INT64_MAX)
 
 static const struct {
 	const char *name;
@@ -47,6 +48,7 @@ void tensor_list_deinit(struct tensor_list *l)
 	for (size_t i = 0; i < l->n; i++)
 		free(l->entries[i].key);
 	free(l->entries);
+	json_decref(l->metadata);
 	*l = TENSOR_LIST_NULL;
 }
 
@@ -272,6 +274,7 @@ static int tensor_file_entry_by_key(const void *a, const void *b)
 	return strcmp(x->key, y->key);
 }
 
+/* @data: its bytes; DATA_UNKNOWN: as many as the tensors have. */
 static bool tensor_file_list_covers(struct tensor_list *l, uint64_t data)
 {
 	uint64_t at = 0;
@@ -285,7 +288,7 @@ static bool tensor_file_list_covers(struct tensor_list *l, uint64_t data)
 	}
 	if (l->n)
 		qsort(l->entries, l->n, sizeof(*l->entries), tensor_file_entry_by_key);
-	return at == data;
+	return data == DATA_UNKNOWN || at == data;
 }
 
 static int tensor_file_list_parse(const json_t *header, uint64_t data, const char *name,
@@ -298,8 +301,10 @@ static int tensor_file_list_parse(const json_t *header, uint64_t data, const cha
 	{
 		struct tensor_entry e = { 0 };
 
-		if (strcmp(key, "__metadata__") == 0)
+		if (strcmp(key, "__metadata__") == 0) {
+			l->metadata = json_is_object(j) ? json_incref(j) : NULL;
 			continue;
+		}
 		why = strlen(key) > TENSOR_FILE_MAX_KEY ? "a tensor's name is too long"
 							: tensor_file_entry_parse(j, data, &e);
 		if (why)
@@ -317,11 +322,12 @@ static int tensor_file_list_parse(const json_t *header, uint64_t data, const cha
 	return 0;
 }
 
-static int tensor_file_pread(int fd, const char *name, void *buf, size_t bytes, off_t at,
-			     struct fault *f)
+/* @at: -1: of a pipe, what comes next. */
+static int tensor_file_read(int fd, const char *name, void *buf, size_t bytes, off_t at,
+			    struct fault *f)
 {
 	while (bytes) {
-		ssize_t n = pread(fd, buf, bytes, at);
+		ssize_t n = at < 0 ? read(fd, buf, bytes) : pread(fd, buf, bytes, at);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -331,33 +337,30 @@ static int tensor_file_pread(int fd, const char *name, void *buf, size_t bytes, 
 			return tensor_file_bad(f, name, "it is shorter than its header says");
 		buf = (char *)buf + n;
 		bytes -= (size_t)n;
-		at += n;
+		at += at < 0 ? 0 : n;
 	}
 	return 0;
 }
 
-int tensor_list_read(int fd, const char *name, struct tensor_list *ret, struct fault *f)
+/* @file_bytes: of a whole file; 0: of a pipe. */
+static int tensor_file_read_header(int fd, const char *name, uint64_t file_bytes,
+				   struct tensor_list *ret, struct fault *f)
 {
 	_cleanup_(freep) char *text = NULL;
 	unsigned char prefix[PREFIX];
-	uint64_t bytes = 0;
-	struct stat st;
+	uint64_t bytes = 0, data;
 	json_t *header;
 
-	if (fstat(fd, &st) < 0)
-		return fault_errno(f, -errno, name);
-	if (!S_ISREG(st.st_mode) || st.st_size < (off_t)PREFIX)
-		return tensor_file_bad(f, name, "it is too short for a header");
-	if (tensor_file_pread(fd, name, prefix, PREFIX, 0, f))
+	if (tensor_file_read(fd, name, prefix, PREFIX, file_bytes ? 0 : -1, f))
 		return f->code;
 	for (unsigned i = 0; i < PREFIX; i++)
 		bytes |= (uint64_t)prefix[i] << 8 * i;
-	if (bytes > TENSOR_FILE_MAX_HEADER || bytes > (uint64_t)st.st_size - PREFIX)
+	if (bytes > TENSOR_FILE_MAX_HEADER || (file_bytes && bytes > file_bytes - PREFIX))
 		return tensor_file_bad(f, name, "its header is longer than the file, or too long");
 	text = malloc(bytes + 1);
 	if (!text)
 		return fault_errno(f, -ENOMEM, "reading the header of a checkpoint");
-	if (tensor_file_pread(fd, name, text, bytes, PREFIX, f))
+	if (tensor_file_read(fd, name, text, bytes, file_bytes ? (off_t)PREFIX : -1, f))
 		return f->code;
 	header = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
 	if (!json_is_object(header)) {
@@ -365,11 +368,29 @@ int tensor_list_read(int fd, const char *name, struct tensor_list *ret, struct f
 		return tensor_file_bad(f, name, "its header is not a JSON object");
 	}
 	ret->data_at = PREFIX + bytes;
-	tensor_file_list_parse(header, (uint64_t)st.st_size - ret->data_at, name, ret, f);
+	data = file_bytes ? file_bytes - ret->data_at : DATA_UNKNOWN;
+	tensor_file_list_parse(header, data, name, ret, f);
 	json_decref(header);
-	if (f->code)
+	return f->code;
+}
+
+int tensor_list_read(int fd, const char *name, struct tensor_list *ret, struct fault *f)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return fault_errno(f, -errno, name);
+	if (!S_ISFIFO(st.st_mode) && (!S_ISREG(st.st_mode) || st.st_size < (off_t)PREFIX))
+		return tensor_file_bad(f, name, "it is too short for a header");
+	if (tensor_file_read_header(fd, name, S_ISFIFO(st.st_mode) ? 0 : (uint64_t)st.st_size, ret,
+				    f))
 		tensor_list_deinit(ret);
 	return f->code;
+}
+
+const char *tensor_list_metadata(const struct tensor_list *l, const char *key)
+{
+	return json_string_value(json_object_get(l->metadata, key));
 }
 
 const struct tensor_entry *tensor_list_find(const struct tensor_list *l, const char *key)

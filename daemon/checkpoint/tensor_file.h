@@ -12,6 +12,8 @@
 
 #include "core/fault.h"
 
+struct json_t;
+
 #define TENSOR_FILE_MAX_DIMS 32u
 /* The safetensors library accepts no longer header. */
 #define TENSOR_FILE_MAX_HEADER 100000000u
@@ -47,7 +49,8 @@ struct tensor_entry {
 struct tensor_list {
 	struct tensor_entry *entries; /* owned */
 	size_t n, room;
-	uint64_t data_at; /* where in the file the data begins; set by encode and read */
+	uint64_t data_at;        /* where in the file the data begins; set by encode and read */
+	struct json_t *metadata; /* owned: __metadata__ of the header, an object; NULL: none */
 };
 
 #define TENSOR_LIST_NULL ((struct tensor_list){ 0 })
@@ -71,8 +74,12 @@ uint64_t tensor_list_bytes(const struct tensor_list *l);
 /* Return: the entry @key (borrowed), or NULL. */
 const struct tensor_entry *tensor_list_find(const struct tensor_list *l, const char *key);
 
-/* Read the header of the file @fd. @name: of the file, for errors. @ret: empty before; its entries
- * are sorted by key. Return: 0 or a fault code: FAULT_LOST of a file that is not whole. */
+/* Return: the text @key of the metadata (borrowed), or NULL. */
+const char *tensor_list_metadata(const struct tensor_list *l, const char *key);
+
+/* Read the header of the file or pipe @fd; of a pipe nothing behind it, and whether all data comes is
+ * for the reader to see. @name: of the file, for errors. @ret: empty before; its entries are sorted
+ * by key. Return: 0 or a fault code: FAULT_LOST of a file that is not whole. */
 int tensor_list_read(int fd, const char *name, struct tensor_list *ret, struct fault *f);
 
 #endif

@@ -1,0 +1,119 @@
+/* shardctl checkpoint import: a safetensors file becomes a checkpoint. */
+#include "ctl/checkpoint_verbs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "checkpoint/import.h"
+#include "core/cleanup.h"
+#include "ctl/format.h"
+
+struct import_args {
+	const char *file, *dir; /* borrowed from argv */
+	struct import_options o;
+	bool has_step;
+};
+
+static int import_option(struct import_args *a, int o)
+{
+	uint64_t ranks;
+
+	switch (o) {
+	case 's':
+		a->has_step = true;
+		if (format_parse_number(optarg, INT64_MAX, &a->o.step))
+			return CTL_OK;
+		return ctl_usage("--step \"%s\" is not a whole number", optarg);
+	case 'w':
+		if (!format_parse_number(optarg, UINT32_MAX, &ranks) || !ranks)
+			return ctl_usage("--world-size \"%s\" is not a whole number from 1",
+					 optarg);
+		a->o.world_size = (uint32_t)ranks;
+		return CTL_OK;
+	case 'j':
+		a->o.job = optarg;
+		return *optarg ? CTL_OK : ctl_usage("--job is empty");
+	default:
+		return CTL_USAGE;
+	}
+}
+
+static int import_parse(struct import_args *a, int argc, char **argv)
+{
+	static const struct option options[] = { { "step", required_argument, NULL, 's' },
+						 { "world-size", required_argument, NULL, 'w' },
+						 { "job", required_argument, NULL, 'j' },
+						 { 0 } };
+	int r = CTL_OK, o;
+
+	while (r == CTL_OK && (o = getopt_long(argc, argv, "", options, NULL)) != -1)
+		r = import_option(a, o);
+	if (r != CTL_OK)
+		return r;
+	if (argc - optind != 2)
+		return ctl_usage("checkpoint import takes a safetensors file, or - for stdin, and "
+				 "a folder");
+	if (!a->has_step)
+		return ctl_usage("checkpoint import needs --step N");
+	a->file = argv[optind];
+	a->dir = argv[optind + 1];
+	return CTL_OK;
+}
+
+/* Return: a descriptor; -1: the error is printed. */
+static int import_open(const char *path, int flags)
+{
+	int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, flags | O_CLOEXEC);
+
+	if (fd < 0)
+		fprintf(stderr, "shardctl: %s: opening '%s': %s\n",
+			errno == ENOENT ? "NOT_FOUND" : "FAILED_PRECONDITION", path,
+			strerror(errno));
+	return fd;
+}
+
+static int import_report(struct ctl *ctl, const struct index *x, const char *dir)
+{
+	uint64_t bytes = x->files[0].bytes;
+
+	if (ctl->json)
+		return ctl_print_json(json_pack("{s:I, s:I, s:I}", "step", (json_int_t)x->step,
+						"pieces", (json_int_t)x->n_pieces, "bytes",
+						(json_int_t)bytes));
+	printf("step %" PRIu64 " of job %s in %s: %zu tensors, %s\n", x->step, x->job, dir,
+	       x->n_pieces, format_bytes(bytes).text);
+	return CTL_OK;
+}
+
+int checkpoint_import(struct ctl *ctl, int argc, char **argv)
+{
+	_cleanup_(fd_closep) int file = -1, dir = -1;
+	struct import_args a = { .o.job = "imported" };
+	struct index x = INDEX_NULL;
+	struct fault f = FAULT_NULL;
+	int r = import_parse(&a, argc, argv);
+
+	if (r != CTL_OK)
+		return r;
+	a.o.name = a.file;
+	file = import_open(a.file, O_RDONLY);
+	dir = file >= 0 ? open(a.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+	if (file >= 0 && dir < 0)
+		fprintf(stderr, "shardctl: %s: opening '%s': %s\n",
+			errno == ENOENT ? "NOT_FOUND" : "FAILED_PRECONDITION", a.dir,
+			strerror(errno));
+	if (dir < 0)
+		return CTL_FAILED;
+	if (import_file(dir, file, &a.o, &x, &f)) {
+		fprintf(stderr, "shardctl: %s: %s\n", fault_code_name(f.code), f.text);
+		return CTL_FAILED;
+	}
+	r = import_report(ctl, &x, a.dir);
+	index_deinit(&x);
+	return r;
+}
