@@ -30,7 +30,11 @@ static int session_complete_range(Shardd__V1__JobSpec *spec, struct shardd_error
 	if (!job || strcmp(job, spec->name) != 0 || !getenv("SHARDD_MIN_RANKS"))
 		return 0;
 	r = env_number("SHARDD_MIN_RANKS", UINT32_MAX - 1, &spec->min_ranks, err);
-	return r ? r : env_number("SHARDD_MAX_RANKS", UINT32_MAX - 1, &spec->max_ranks, err);
+	if (r == 0)
+		r = env_number("SHARDD_MAX_RANKS", UINT32_MAX - 1, &spec->max_ranks, err);
+	if (r == 0 && getenv("SHARDD_JOIN_GRACE_MS"))
+		r = env_number("SHARDD_JOIN_GRACE_MS", UINT32_MAX - 1, &spec->join_grace_ms, err);
+	return r;
 }
 
 /* Fill the open arguments of @job from the environment. */
@@ -55,6 +59,7 @@ static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *s
 	spec->resume = (Shardd__V1__Resume)job->resume;
 	spec->min_ranks = job->min_ranks;
 	spec->max_ranks = job->max_ranks;
+	spec->join_grace_ms = job->join_grace_ms;
 	spec->is_private = job->is_private;
 	if (r == 0 && !job->min_ranks && !job->max_ranks)
 		r = session_complete_range(spec, err);
@@ -62,7 +67,7 @@ static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *s
 }
 
 /* The session is in its new epoch. Called with c->order held. */
-static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *reply, uint32_t rank,
+static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *reply,
 			  struct shardd_membership *ret)
 {
 	free(c->blob);
@@ -77,13 +82,13 @@ static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *rep
 	c->seq = 0;
 	c->ended_epoch = 0;
 	if (c->debug)
-		debug_joined(c->debug, rank, c->cuda != NULL);
+		debug_joined(c->debug, reply->rank, c->cuda != NULL);
 	atomic_store(&c->draining, false);
 	if (ret)
 		*ret = (struct shardd_membership){
 			.epoch = reply->epoch,
 			.world_size = reply->world_size,
-			.rank = rank,
+			.rank = reply->rank,
 			.resumed = reply->resumed,
 			.has_step = reply->optional_step_case,
 			.has_commit = reply->optional_committed_step_case,
@@ -158,7 +163,7 @@ static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *reques
 	if (r == 0)
 		r = map_check(&c->map, err);
 	if (r == 0)
-		return session_joined(c, (Shardd__V1__JoinResponse *)reply, request->rank, ret);
+		return session_joined(c, (Shardd__V1__JoinResponse *)reply, ret);
 	/* This process can do nothing there, and its peers are not to wait for it. But leaving could
 	 * end the job that it was to continue: then it ends with the connection. */
 	if (!resumed)

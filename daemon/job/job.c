@@ -13,6 +13,7 @@
 #include "job/cordon.h"
 #include "job/job_impl.h"
 #include "job/job_journal.h"
+#include "job/launched.h"
 #include "job/position.h"
 
 #define JOB_MAGIC 0x4a4f4221u
@@ -43,6 +44,7 @@ struct job *job_free(struct job *job)
 	MAGIC_CHECK(job, JOB_MAGIC);
 	CHECK(!job->members && !job->running && !job->quota.used);
 	CHECK(list_empty(&job->registrations) && list_empty(&job->readers.all));
+	CHECK(!job->elastic.turn && list_empty(&job->elastic.newcomers));
 	CHECK(condition_is_idle(&job->readers.writers) && list_empty(&job->readers.procs));
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_free(job->groups[i]);
@@ -136,6 +138,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);
 	readers_init(&job->readers);
+	list_init(&job->elastic.newcomers);
 	list_init(&job->link);
 	job_journal_init(job);
 	job->life.idle_since_us = clock_now_us();
@@ -205,6 +208,7 @@ static state_job *job_rec_from_spec(const struct node_limits *l, const struct jo
 	rec->resume = spec->resume ? spec->resume : JOB_RESUME_APPLIED;
 	rec->min_ranks = spec->min_ranks;
 	rec->max_ranks = spec->max_ranks;
+	rec->join_grace_ms = spec->join_grace_ms;
 	rec->ipc = spec->ipc;
 	rec->is_private = spec->is_private;
 	if (job_add_world(rec) < 0) {
@@ -307,17 +311,24 @@ static int job_check_elastic(const struct job *job, const struct job_spec *spec,
 {
 	const state_job *rec = job->rec;
 
-	if (!spec->max_ranks ||
-	    (spec->min_ranks == rec->min_ranks && spec->max_ranks == rec->max_ranks))
+	if (!spec->max_ranks)
 		return 0;
 	if (!rec->max_ranks)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' is not elastic: its first trainer decides that "
 				 "(min_ranks, max_ranks)",
 				 rec->name);
-	return fault_set(f, FAULT_STATE, NULL,
-			 "job '%s' is elastic from %u to %u ranks, not %u to %u", rec->name,
-			 rec->min_ranks, rec->max_ranks, spec->min_ranks, spec->max_ranks);
+	if (spec->min_ranks != rec->min_ranks || spec->max_ranks != rec->max_ranks)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' is elastic from %u to %u ranks, not %u to %u", rec->name,
+				 rec->min_ranks, rec->max_ranks, spec->min_ranks, spec->max_ranks);
+	if (spec->join_grace_ms == rec->join_grace_ms)
+		return 0;
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"job '%s' has a join_grace_ms of %u, not %u: its first trainer decides that "
+		"(0: it does not change its size by itself)",
+		rec->name, rec->join_grace_ms, spec->join_grace_ms);
 }
 
 /* May ranks that join give the job that size? */
@@ -328,16 +339,23 @@ static bool job_is_elastic_to(const struct job *job, uint32_t world)
 	return rec->max_ranks && world >= rec->min_ranks && world <= rec->max_ranks;
 }
 
+/* Where it has gone on with another number of ranks, it is still of those that were started. */
 static int job_check_world_size(const struct job *job, const struct job_spec *spec, struct fault *f)
 {
-	if (spec->world_size == job->rec->world_size ||
+	uint32_t launched = launched_world(job);
+	char now[64] = "";
+
+	if (spec->world_size == launched ||
 	    (spec->resizes && job_is_elastic_to(job, spec->world_size)))
 		return 0;
-	return fault_set(f, FAULT_STATE, NULL,
-			 "job '%s' has world size %u, not %u: start as many ranks, change its size "
-			 "(shardctl job resize), name another job, or delete it (shardctl job "
-			 "delete)",
-			 job->rec->name, job->rec->world_size, spec->world_size);
+	if (launched != job->rec->world_size)
+		snprintf(now, sizeof(now), " (%u ranks are in it now)", job->rec->world_size);
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"job '%s' has world size %u, not %u%s: start as many ranks, change its size "
+		"(shardctl job resize), name another job, or delete it (shardctl job "
+		"delete)",
+		job->rec->name, launched, spec->world_size, now);
 }
 
 static int job_check_same(const struct job *job, const struct job_spec *spec, struct fault *f)

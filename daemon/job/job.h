@@ -51,7 +51,9 @@ struct job_spec {
 	enum job_resume resume; /* 0: JOB_RESUME_APPLIED */
 	uint32_t min_ranks;     /* it is elastic (job/resize.h); 0, as is max_ranks: it is not */
 	uint32_t max_ranks;
-	bool resizes; /* an elastic job may have another size: the caller resizes it */
+	uint32_t join_grace_ms; /* and how long it waits before it changes its size by itself
+				 * (job/elastic.h); 0: it does not */
+	bool resizes;           /* an elastic job may have another size: the caller resizes it */
 	bool ipc;
 	bool is_private;
 	const uint8_t *instance; /* NODE_INSTANCE_BYTES: the daemon that has the caller's state;
@@ -111,17 +113,20 @@ void job_step_move(struct job *job, enum job_step_state to);
 
 void job_label(uid_t uid, const char *name, char ret[JOB_LABEL_MAX + 1]);
 
+struct elastic_newcomer;
+
 /* How a trainer joins. */
 struct job_joining {
-	uint32_t rank;
+	uint32_t rank;       /* as which it was started */
 	uint32_t world_size; /* that it was started for; 0: it does not say */
 	const char *device;  /* id or UUID; "": where the rank was, or as the daemon chooses */
 	bool no_channel;     /* it can take memory only as CUDA IPC handles */
+	struct elastic_newcomer *newcomer; /* in which it may wait for a place */
 };
 
 /* Join. @again: the caller's member if it joins again, else NULL; @ret gets a reference
- * that the session keeps. RES_WAIT: ops of an earlier epoch still run: wait for job.settled, then join
- * again. */
+ * that the session keeps. RES_WAIT: ops of an earlier epoch still run, or there is no rank of that
+ * number (job/elastic.h): wait for job.settled, then join again, or leave how->newcomer. */
 enum res job_join(struct job *job, const struct job_joining *how, struct proc *proc,
 		  uint64_t session, struct member *again, struct member **ret, struct fault *f);
 
@@ -137,6 +142,8 @@ struct device *job_place_default(const struct job *job, uint32_t rank, uint32_t 
  * node.changed, then leave again. Or be gone (job_lost, @why says how). May free the job. */
 enum res job_leave(struct member *m, bool *ret_freed, struct fault *f);
 void job_lost(struct member *m, const char *why);
+/* The job goes on without @m, which is STALE: its process has to join again as a newcomer. @why: for its ops. */
+void job_leave_out(struct member *m, const struct fault *why);
 
 /* Delete: with trainers present only if @force. Return: 0 or a fault. */
 int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f);

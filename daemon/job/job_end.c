@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/elastic.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -83,7 +84,8 @@ static bool job_end_ops_over(const struct job *job)
 		if (job->ranks[r] && job->ranks[r]->pending)
 			return false;
 	return !job->running && !job->generation && !saving_is_busy(job) && !resize_is_busy(job) &&
-	       job->step.state != JOB_STEP_APPLYING && !job->step.stepping;
+	       !elastic_is_posted(job) && job->step.state != JOB_STEP_APPLYING &&
+	       !job->step.stepping;
 }
 
 void job_settle(struct job *job)
@@ -176,6 +178,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 	list_for_each (job, tmp, &jobs->all, link) {
 		saving_tick(job);
 		kept_go_on(job);
+		elastic_tick(job, now_us);
 		if (resize_is_busy(job))
 			job_settle(job);
 		if (job->life.idle_since_us && !job->present &&

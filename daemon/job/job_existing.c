@@ -111,6 +111,7 @@ static void job_existing_inherit(const struct job *job, struct job_spec *spec)
 	    spec->world_size <= rec->max_ranks) {
 		spec->min_ranks = rec->min_ranks;
 		spec->max_ranks = rec->max_ranks;
+		spec->join_grace_ms = rec->join_grace_ms;
 	}
 }
 

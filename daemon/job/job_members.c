@@ -5,9 +5,11 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/log.h"
+#include "job/elastic.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
+#include "job/launched.h"
 #include "job/position.h"
 #include "job/resize.h"
 
@@ -130,24 +132,30 @@ static int job_members_check_rank_free(const struct job *job, uint32_t rank,
 
 	if (!there || there == again || there->state == MEMBER_LEFT || there->state == MEMBER_DEAD)
 		return 0;
-	return fault_set(f, FAULT_STATE, NULL, "rank %u of job '%s' is taken by pid %d", rank,
-			 job->rec->name, member_pid(there));
+	return fault_set(f, FAULT_STATE, NULL, "rank %u of job '%s' is taken by pid %d",
+			 launched_number(job, rank), job->rec->name, member_pid(there));
+}
+
+static int job_members_check_draining(const struct job *job, struct fault *f)
+{
+	if (job->life.draining || job->jobs->draining)
+		return fault_set(f, FAULT_UNAVAILABLE, NULL,
+				 "job '%s' is draining: no rank may join", job->rec->name);
+	return 0;
 }
 
 static int job_members_check_join(const struct job *job, uint32_t rank, const struct member *again,
 				  struct fault *f)
 {
-	if (rank >= job->rec->world_size)
-		return fault_set(f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", rank,
-				 job->rec->world_size - 1);
 	if (again && again->rank != rank)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "this session is rank %u of job '%s' and cannot become rank %u",
-				 again->rank, job->rec->name, rank);
-	if (job->life.draining || job->jobs->draining)
-		return fault_set(f, FAULT_UNAVAILABLE, NULL,
-				 "job '%s' is draining: no rank may join", job->rec->name);
-	return job_members_check_rank_free(job, rank, again, f);
+				 launched_number(job, again->rank), job->rec->name,
+				 launched_number(job, rank));
+	return job_members_check_draining(job, f) ||
+			       job_members_check_rank_free(job, rank, again, f)
+		       ? (int)f->code
+		       : 0;
 }
 
 /* A newcomer's numbering would not match that of the present members. */
@@ -227,13 +235,30 @@ static int job_members_check_channel(const struct job *job, const struct job_joi
 static int job_members_check_world(const struct job *job, const struct job_joining *how,
 				   struct fault *f)
 {
-	if (!how->world_size || how->world_size == job->rec->world_size)
+	uint32_t world = launched_world(job);
+
+	if (!how->world_size || how->world_size == world)
 		return 0;
 	return fault_set(f, FAULT_STATE, NULL,
 			 "job '%s' has world size %u, not %u: it was resized meanwhile, or could "
 			 "not be (%s)",
-			 job->rec->name, job->rec->world_size, how->world_size,
+			 job->rec->name, world, how->world_size,
 			 *job->ops.last_error ? job->ops.last_error : "no op has failed");
+}
+
+/* No rank has its number. */
+static enum res job_members_wait_outside(struct job *job, const struct job_joining *how, pid_t pid,
+					 const struct member *again, struct fault *f)
+{
+	if (again)
+		return res_of(
+			fault_set(f, FAULT_STATE, NULL,
+				  "this session is rank %u of job '%s' and cannot become rank "
+				  "%u",
+				  launched_number(job, again->rank), job->rec->name, how->rank));
+	if (job_members_check_draining(job, f) || job_members_check_channel(job, how, f))
+		return RES_FAILED;
+	return elastic_wait(job, how->rank, how->device, pid, how->newcomer, f);
 }
 
 enum res job_join(struct job *job, const struct job_joining *how, struct proc *proc,
@@ -242,13 +267,19 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	/* a process that has left comes back as a new member: its pool was freed when it left */
 	struct member *m =
 		again && again->job == job && job_members_is_present(again) ? again : NULL;
-	uint32_t rank = how->rank;
 	bool was_present = m;
+	uint32_t rank;
 
 	if (resize_is_busy(job))
 		return RES_WAIT;
-	if (job_members_check_world(job, how, f) || job_members_check_join(job, rank, m, f) ||
-	    job_members_check_channel(job, how, f) || job_place(job, rank, how->device, f))
+	if (job_members_check_world(job, how, f))
+		return RES_FAILED;
+	if (!launched_rank(job, how->rank, &rank))
+		return job_members_wait_outside(job, how, proc_pid(proc), m, f);
+	if (how->newcomer)
+		elastic_newcomer_leave(how->newcomer);
+	if (job_members_check_join(job, rank, m, f) || job_members_check_channel(job, how, f) ||
+	    job_place(job, rank, how->device, f))
 		return RES_FAILED;
 	if (m && m->device != job->placed[rank])
 		return res_of(fault_set(
@@ -271,6 +302,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	if (!was_present)
 		job_members_replace_member(job, m);
 	job_members_count_in(job, m, was_present);
+	elastic_joined(job);
 	job_journal_write(job);
 	node_wake(job->node); /* those that waited for this rank's place */
 	*ret = m;
@@ -333,6 +365,13 @@ void job_lost(struct member *m, const char *why)
 	job_tear(job);
 	job_epoch_end(job, &f);
 	job_members_leave_common(m, MEMBER_DEAD);
+}
+
+void job_leave_out(struct member *m, const struct fault *why)
+{
+	CHECK(m->state == MEMBER_STALE);
+	job_members_leave_common(m, MEMBER_DEAD);
+	m->ended = *why;
 }
 
 uint32_t job_drain(struct job *job)

@@ -44,6 +44,7 @@ enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 
 struct coll;
 struct ddp;
+struct elastic_turn;
 struct generation;
 struct group;
 struct kept;
@@ -199,6 +200,15 @@ struct job_checkpoints {
 	uint64_t step, us;
 };
 
+/* It changes its number of ranks by itself (job/elastic.h). */
+struct job_elastic {
+	struct list newcomers;     /* in the order in which they came */
+	uint64_t since_us;         /* when the last rank or newcomer came */
+	unsigned failures;         /* tries in a row that failed */
+	char why[200];             /* the last of them; "": none */
+	struct elastic_turn *turn; /* in the loop queue; NULL: none */
+};
+
 /* What of it is not in the journal yet (job/job_journal.h). */
 struct job_unsaved {
 	uint8_t parts;   /* enum job_journal_part */
@@ -248,6 +258,7 @@ struct job {
 	struct generation *generation; /* open (job/generation.h); NULL: none */
 	struct job_kept kept;
 	struct job_checkpoints checkpoints;
+	struct job_elastic elastic;
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	uint32_t running;          /* collectives and casts in the backend or engine */

@@ -355,6 +355,15 @@ void member_reset(struct member *m)
 		member_buffer_free(m, b);
 }
 
+void member_renumber(struct member *m, uint32_t rank)
+{
+	CHECK(!m->gathered && !m->n_registered && list_empty(&m->ops));
+	m->rank = rank;
+	pool_renumber(&m->pool, (int)rank);
+	if (m->link)
+		member_signals_slab(m)->owner_rank = (int)rank;
+}
+
 /* The process may still write to any slab it was handed. */
 static void member_keep_until_gone(struct slab *s, void *arg)
 {

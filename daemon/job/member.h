@@ -216,7 +216,11 @@ void member_executed(struct member *m);
  * may be handed to it again. */
 void member_reset(struct member *m);
 
-/* The same for a process that is gone or leaves: memory to which it could write goes to quarantine,
+/* The job has another layout, and the process is rank @rank of it. It has nothing of its units any more
+ * (member_reset). */
+void member_renumber(struct member *m, uint32_t rank);
+
+/* The same as member_reset for a process that is gone or leaves: memory to which it could write goes to quarantine,
  * as soon as no op runs on it, until the pidfd proves the end of the process. */
 void member_retire(struct member *m);
 

@@ -80,6 +80,12 @@ static void resize_free(struct resize *r)
 	free(r->units);
 	free(r->moves);
 	free(r->ranks);
+	free(r->from);
+	if (r->stay) {
+		free(r->stay->numbers);
+		free(r->stay->devices);
+	}
+	free(r->stay);
 	free(r);
 }
 
@@ -184,7 +190,7 @@ static bool resize_may_lay_out(const struct job *job)
 	if (step->state != JOB_STEP_NONE || step->committing || step->stepping)
 		return false;
 	for (uint32_t i = 0; i < job->rec->world_size; i++)
-		if (job->ranks[i] && job->ranks[i]->pending)
+		if (job->ranks[i] && (job->ranks[i]->pending || job->ranks[i]->executing))
 			return false;
 	return list_empty(&job->registrations);
 }
@@ -197,10 +203,11 @@ static void resize_end_epoch(struct resize *r)
 	if (r->ended)
 		return;
 	r->ended = true;
-	job_roll_back(job);
 	fault_set(&f, FAULT_ABORTED, NULL, "job '%s' is resized to %u ranks", job->rec->name,
 		  r->world);
-	job_epoch_end(job, &f);
+	job_roll_back(job);
+	job_epoch_end(job, r->stay ? &r->stay->told : &f);
+	job_roll_back(job); /* if ranks were joined until now */
 }
 
 static void resize_on_posted(struct work *w);
@@ -234,9 +241,9 @@ static void resize_wait(struct resize *r)
 	struct fault f = FAULT_NULL;
 	int e;
 
-	if (job->present && clock_now_us() < r->until_us)
+	if (!r->stay && job->present && clock_now_us() < r->until_us)
 		return;
-	if (job->present) {
+	if (!r->stay && job->present) {
 		(void)resize_refuse_present(job, &f);
 		resize_over(r, &f);
 		return;
@@ -299,6 +306,68 @@ static void resize_on_posted(struct work *w)
 	job_settle(job);
 }
 
+/* Ranks keep their numbers. */
+static int resize_take_ranks(struct resize *r)
+{
+	r->from = calloc(r->world, sizeof(*r->from));
+	for (uint32_t i = 0; r->from && i < r->world; i++)
+		r->from[i] = i < r->report.from ? i : RESIZE_NEW;
+	return r->from ? 0 : -ENOMEM;
+}
+
+static int resize_take_plan(struct resize *r, const struct resize_plan *plan)
+{
+	struct resize_stay *stay = calloc(1, sizeof(*stay));
+
+	r->stay = stay;
+	r->from = calloc(r->world, sizeof(*r->from));
+	if (!stay || !r->from)
+		return -ENOMEM;
+	stay->numbers = calloc(r->world, sizeof(*stay->numbers));
+	stay->devices = calloc(r->world, sizeof(struct device *));
+	if (!stay->numbers || !stay->devices)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < r->world; i++) {
+		CHECK(plan->from[i] == RESIZE_NEW || plan->from[i] < r->report.from);
+		r->from[i] = plan->from[i];
+		stay->numbers[i] = plan->numbers[i];
+		stay->devices[i] = plan->devices[i];
+	}
+	stay->launched = plan->launched;
+	stay->told = *plan->told;
+	return 0;
+}
+
+/* @plan: NULL: nobody is in the job, or is going to be. */
+static int resize_new(struct job *job, uint32_t world, const struct resize_plan *plan,
+		      struct resize **ret)
+{
+	struct resize *r = calloc(1, sizeof(*r));
+
+	if (!r)
+		return -ENOMEM;
+	*r = (struct resize){ .job = job,
+			      .world = world,
+			      .report = { .from = job->rec->world_size, .to = world } };
+	if ((plan ? resize_take_plan(r, plan) : resize_take_ranks(r)) < 0) {
+		resize_free(r);
+		return -ENOMEM;
+	}
+	waiter_init(&r->waiter, resize_on_readers);
+	*ret = r;
+	return 0;
+}
+
+static int resize_start(struct job *job, uint32_t world, const struct resize_plan *plan,
+			struct resize **ret, struct fault *f)
+{
+	if (resize_new(job, world, plan, ret) < 0)
+		return fault_errno(f, -ENOMEM, "resizing a job");
+	job->life.resize = *ret;
+	resize_post(*ret);
+	return 0;
+}
+
 int resize_begin(struct job *job, uint32_t world, uint64_t wait_us, resize_cb done, void *userdata,
 		 struct fault *f)
 {
@@ -308,18 +377,23 @@ int resize_begin(struct job *job, uint32_t world, uint64_t wait_us, resize_cb do
 		return f->code;
 	if (job->present && !wait_us)
 		return resize_refuse_present(job, f);
-	r = calloc(1, sizeof(*r));
-	if (!r)
-		return fault_errno(f, -ENOMEM, "resizing a job");
-	*r = (struct resize){ .job = job,
-			      .world = world,
-			      .until_us = clock_now_us() + wait_us,
-			      .report = { .from = job->rec->world_size, .to = world },
-			      .done = done,
-			      .userdata = userdata };
-	waiter_init(&r->waiter, resize_on_readers);
-	job->life.resize = r;
-	resize_post(r);
+	if (resize_start(job, world, NULL, &r, f))
+		return f->code;
+	r->until_us = clock_now_us() + wait_us;
+	r->done = done;
+	r->userdata = userdata;
+	return 0;
+}
+
+int resize_begin_staying(struct job *job, const struct resize_plan *plan, resize_cb done,
+			 void *userdata, struct fault *f)
+{
+	struct resize *r;
+
+	if (resize_check(job, plan->world, f) || resize_start(job, plan->world, plan, &r, f))
+		return f->code;
+	r->done = done;
+	r->userdata = userdata;
 	return 0;
 }
 

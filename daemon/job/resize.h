@@ -22,6 +22,7 @@
 
 #include "core/fault.h"
 
+struct device;
 struct job;
 
 struct resize_report {
@@ -38,6 +39,23 @@ typedef void (*resize_cb)(const struct resize_report *r, const struct fault *f, 
  * @done: (optional) not before this returns. Return: 0 or a fault code. */
 int resize_begin(struct job *job, uint32_t world, uint64_t wait_us, resize_cb done, void *userdata,
 		 struct fault *f);
+#define RESIZE_NEW UINT32_MAX
+
+/* Ranks that are in the job stay, and get new numbers. The arrays are by new rank, and copied. */
+struct resize_plan {
+	uint32_t world;
+	const uint32_t *from;          /* the present rank that it is, or RESIZE_NEW */
+	const uint32_t *numbers;       /* as which its process was started (job/elastic.h) */
+	struct device *const *devices; /* of a new one; NULL: as the daemon chooses */
+	uint32_t launched;             /* how many were started */
+	const struct fault *told;      /* what ends the epoch */
+};
+
+/* Begin one with ranks in the job. The epoch ends, and they join again, which waits for the end of the
+ * resize; what they held of the job's units is gone. Ranks that are in the job and not in the plan have
+ * to join again. The rest is as with resize_begin. */
+int resize_begin_staying(struct job *job, const struct resize_plan *plan, resize_cb done,
+			 void *userdata, struct fault *f);
 /* Do not wait for ranks that are still in the job any more. */
 void resize_hurry(struct job *job);
 /* The job was deleted. */

@@ -66,6 +66,8 @@ static void resize_exchange_swap_unit(struct resize *r, uint32_t i)
 	unit_lay_out(u, &fresh->layout, NULL);
 	u->version++;
 	u->has_partials = false;
+	for (uint32_t k = 0; u->buffers && k < r->world; k++)
+		u->buffers[k].slab->owner_rank = (int)k;
 	r->report.in_place += !r->moves[i];
 	job_journal_mark_unit(job, u);
 }
@@ -103,48 +105,104 @@ int resize_make_group(struct resize *r)
 	return 0;
 }
 
-/* Names of the devices of the new ranks; "": not placed yet. */
+/* The device of new rank @i; NULL: it is not placed yet. */
+static struct device *resize_exchange_placed(const struct resize *r, uint32_t i)
+{
+	if (r->group->n_devices)
+		return r->ranks[i].device;
+	return resize_rank_stays(r, i) ? r->job->placed[r->from[i]] : NULL;
+}
+
 static const char **resize_exchange_device_names(const struct resize *r)
 {
 	const char **names = calloc(r->world, sizeof(*names));
 
-	for (uint32_t i = 0; names && i < r->world; i++)
-		names[i] = r->group->n_devices ? backend_lasting_name(r->ranks[i].device->backend)
-					       : "";
+	for (uint32_t i = 0; names && i < r->world; i++) {
+		const struct device *d = resize_exchange_placed(r, i);
+
+		names[i] = d ? backend_lasting_name(d->backend) : "";
+	}
 	return names;
+}
+
+static int resize_exchange_record(struct resize *r)
+{
+	const char **names = resize_exchange_device_names(r);
+	const struct state_size to = { .world = r->group_rec,
+				       .devices = names,
+				       .from = r->from,
+				       .launched = r->stay ? r->stay->launched : 0,
+				       .numbers = r->stay ? r->stay->numbers : NULL };
+	uint64_t blobs = 0;
+	int e = names ? state_job_resize(r->job->rec, &to, &r->report.left_out, &blobs) : -ENOMEM;
+
+	free(names);
+	if (e)
+		return e;
+	r->group_rec = NULL;
+	quota_return(&r->job->quota, MEM_CONTROL, blobs);
+	return 0;
+}
+
+/* Its process is in the job, and did not come back in time. */
+static void resize_exchange_leave_out(struct resize *r, struct member *m)
+{
+	struct fault f = FAULT_NULL;
+
+	if (m->state != MEMBER_STALE)
+		return;
+	fault_set(&f, FAULT_ABORTED, NULL,
+		  "job '%s' has gone on with %u ranks, without this process (rank %u), which had "
+		  "not joined again in time: join again",
+		  r->job->rec->name, r->world, m->rank);
+	job_leave_out(m, &f);
+}
+
+/* Those that stay have new numbers; what they had of the units as these were is gone. */
+static void resize_exchange_members(struct resize *r, struct member **ranks)
+{
+	struct job *job = r->job;
+
+	for (uint32_t i = 0; i < r->world; i++) {
+		if (!resize_rank_stays(r, i) || !job->ranks[r->from[i]])
+			continue;
+		ranks[i] = STEAL_PTR(job->ranks[r->from[i]]);
+		member_reset(ranks[i]);
+		member_renumber(ranks[i], i);
+	}
+	for (uint32_t i = 0; i < r->report.from; i++) {
+		if (job->ranks[i])
+			resize_exchange_leave_out(r, job->ranks[i]);
+		member_unref(job->ranks[i]);
+	}
+	free(job->ranks);
+	job->ranks = ranks;
 }
 
 /* The record, and what the job has by rank. On failure nothing has changed. */
 static int resize_exchange_world(struct resize *r)
 {
 	struct job *job = r->job;
-	uint64_t before = job_own_bytes(job, job->n_units, 0), blobs;
+	uint64_t before = job_own_bytes(job, job->n_units, 0);
 	struct member **ranks = calloc(r->world, sizeof(struct member *));
 	struct device **placed = calloc(r->world, sizeof(struct device *));
-	const char **names = resize_exchange_device_names(r);
-	int e = ranks && placed && names ? 0 : -ENOMEM;
+	int e = ranks && placed ? 0 : -ENOMEM;
 
+	for (uint32_t i = 0; e == 0 && i < r->world; i++)
+		placed[i] = resize_exchange_placed(r, i);
 	if (e == 0)
-		e = state_job_resize(job->rec, r->group_rec, names, &r->report.left_out, &blobs);
-	free(names);
+		e = resize_exchange_record(r);
 	if (e) {
 		free(ranks);
 		free(placed);
 		return e;
 	}
-	r->group_rec = NULL;
-	quota_return(&job->quota, MEM_CONTROL, blobs);
 	/* more ranks are more records; a user who has no room for them finds out at the next unit */
 	(void)user_charge_resize(
 		&job->memory, job->memory.n - before + job_own_bytes(job, job->n_units, 0), NULL);
-	for (uint32_t i = 0; i < r->report.from; i++)
-		member_unref(job->ranks[i]);
-	free(job->ranks);
+	resize_exchange_members(r, ranks);
 	free(job->placed);
-	job->ranks = ranks;
 	job->placed = placed;
-	for (uint32_t i = 0; i < r->world; i++)
-		placed[i] = r->group->n_devices ? r->ranks[i].device : NULL;
 	return 0;
 }
 

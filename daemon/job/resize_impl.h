@@ -23,9 +23,19 @@ struct resize_part {
 	struct launch *launches; /* owned */
 };
 
+/* Of ranks that stay. */
+struct resize_stay {
+	uint32_t *numbers;       /* owned, as is the next; by new rank */
+	struct device **devices; /* of new ones; NULL: as the daemon chooses */
+	uint32_t launched;
+	struct fault told;
+};
+
 struct resize {
 	struct job *job;
 	uint32_t world;
+	uint32_t *from;           /* owned, by new rank: which one it was; RESIZE_NEW: none */
+	struct resize_stay *stay; /* owned; NULL: nobody is in the job */
 	uint8_t stage;
 	uint64_t until_us;
 	struct relayout *units; /* owned, by unit of the job; dropped: all NULL */
@@ -61,8 +71,14 @@ int resize_lay_out(struct resize *r);
 int resize_take(struct resize *r);
 /* A place for everything, in the units and in their records. Return: 0 or -ENOMEM. */
 int resize_place(struct resize *r);
-/* What is to be copied, by device (r->parts). Return: 0 or -ENOMEM. */
+/* The copies, by device (r->parts). Return: 0 or -ENOMEM. */
 int resize_list_copies(struct resize *r);
+
+/* Is new rank @i one that stays in the job? */
+static inline bool resize_rank_stays(const struct resize *r, uint32_t i)
+{
+	return r->stay && r->from[i] != RESIZE_NEW;
+}
 
 /* The world group, as it will be. Return: 0 or -ENOMEM. */
 int resize_make_group(struct resize *r);

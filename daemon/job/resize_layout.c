@@ -49,10 +49,20 @@ int resize_check_units(const struct job *job, uint32_t world, struct fault *f)
 }
 /* ------------------------------------------------------------------------ the new layout */
 
+/* A rank that stays is where its process computes. */
+static struct device *resize_layout_device(const struct resize *r, uint32_t i)
+{
+	if (resize_rank_stays(r, i) && r->job->placed[r->from[i]])
+		return r->job->placed[r->from[i]];
+	if (r->stay && r->stay->devices[i])
+		return r->stay->devices[i];
+	return job_place_default(r->job, i, r->world);
+}
+
 static void resize_layout_place_ranks(struct resize *r)
 {
 	for (uint32_t i = 0; i < r->world; i++) {
-		struct device *d = job_place_default(r->job, i, r->world);
+		struct device *d = resize_layout_device(r, i);
 		unsigned k = 0;
 
 		r->ranks[i].device = d;
@@ -107,10 +117,11 @@ static uint64_t resize_layout_kept_bytes(const struct resize *r, const struct re
 	return bytes;
 }
 
-/* May the buffers of new rank @i stay where those of the rank of that number are? */
+/* May the buffers of new rank @i stay where those of the rank that it was are? */
 static bool resize_layout_buffers_stay(const struct resize *r, const struct unit *u, uint32_t i)
 {
-	return i < r->report.from && u->buffers[i].slab->device == r->ranks[i].device;
+	return r->from[i] != RESIZE_NEW &&
+	       u->buffers[r->from[i]].slab->device == r->ranks[i].device;
 }
 
 static void resize_layout_sum_buffers(struct resize *r, const struct unit *u)
@@ -287,7 +298,7 @@ static int resize_layout_place_buffers(struct resize *r, struct relayout *x)
 		struct region *to = &x->fresh->buffers[i];
 
 		if (resize_layout_buffers_stay(r, x->old, i)) {
-			*to = x->old->buffers[i];
+			*to = x->old->buffers[r->from[i]];
 		} else {
 			*to = (struct region){ rank->slab, rank->at, bytes };
 			rank->at += bytes;
@@ -387,16 +398,25 @@ static int resize_layout_copy_part(struct resize *r, const struct relayout *x, s
 	return e;
 }
 
+/* Those of a rank that is new are copies of rank 0's. */
+static const struct region *resize_layout_buffers_of(const struct resize *r,
+						     const struct relayout *x, uint32_t i)
+{
+	uint32_t from = r->from[i] != RESIZE_NEW ? r->from[i] : r->from[0];
+
+	return &x->old->buffers[from != RESIZE_NEW ? from : 0];
+}
+
 static int resize_layout_copy_buffers(struct resize *r, const struct relayout *x)
 {
 	int e = 0;
 
 	for (uint32_t i = 0; e == 0 && x->old->buffers && i < r->world; i++)
 		if (!resize_layout_buffers_stay(r, x->old, i))
-			e = resize_layout_copy(
-				r, r->ranks[i].device, region_addr(&x->fresh->buffers[i]),
-				region_addr(&x->old->buffers[i < r->report.from ? i : 0]),
-				unit_buffers_bytes(&x->rec));
+			e = resize_layout_copy(r, r->ranks[i].device,
+					       region_addr(&x->fresh->buffers[i]),
+					       region_addr(resize_layout_buffers_of(r, x, i)),
+					       unit_buffers_bytes(&x->rec));
 	return e;
 }
 

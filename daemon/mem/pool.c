@@ -339,6 +339,17 @@ void pool_each_slab(struct pool *p, void (*fn)(struct slab *s, void *arg), void 
 		fn(ps->slab, arg);
 }
 
+void pool_renumber(struct pool *p, int owner_rank)
+{
+	struct pool_slab *ps, *tmp;
+
+	p->owner_rank = owner_rank;
+	if (!p->device)
+		return;
+	list_for_each (ps, tmp, &p->slabs, link)
+		ps->slab->owner_rank = owner_rank;
+}
+
 uint64_t pool_slab_used(const struct slab *s)
 {
 	const struct pool_slab *ps = s->pool;

@@ -46,6 +46,8 @@ void pool_give(struct pool *p, struct region *r);
 /* Bytes of @s that are in regions of its pool; all of it if it is in none. */
 uint64_t pool_slab_used(const struct slab *s);
 
+/* Its slabs are those of rank @owner_rank from now on, as status says. */
+void pool_renumber(struct pool *p, int owner_rank);
 /* Call @fn with each slab of the pool; it may take references, not change the pool. */
 void pool_each_slab(struct pool *p, void (*fn)(struct slab *s, void *arg), void *arg);
 

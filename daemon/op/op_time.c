@@ -3,9 +3,11 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/elastic.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -54,6 +56,20 @@ static void op_missing_ranks(const struct op *op, char *buf, size_t bytes)
 	}
 }
 
+/* What the job does about ranks that do not come back. */
+static void op_append_elastic(const struct job *job, char *buf, size_t bytes)
+{
+	size_t at = strlen(buf);
+	char waits[256];
+	uint64_t ms;
+
+	if (job->joined == job->rec->world_size)
+		return;
+	elastic_describe(job, waits, sizeof(waits), &ms);
+	if (*waits)
+		op_append(buf, bytes, &at, "; the job: %s", waits);
+}
+
 /* Can readers keep it waiting, or the step that it waits for? */
 static bool op_may_wait_for_readers(const struct op *op)
 {
@@ -83,6 +99,7 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 		break;
 	case OP_WAIT:
 		op_missing_ranks(op, buf, bytes);
+		op_append_elastic(job, buf, bytes);
 		break;
 	case OP_BLOCKED:
 	case OP_RUN:

@@ -3,7 +3,9 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/elastic.h"
 #include "job/kept.h"
+#include "job/launched.h"
 #include "job/position.h"
 #include "job/saving.h"
 #include "rpc/status_memory.h"
@@ -48,6 +50,7 @@ static void status_jobs_fill_rank(struct arena *a, const struct job *job, uint32
 	char last[128];
 
 	r->rank = rank;
+	r->number = launched_number(job, rank);
 	r->state = STATUS_STATE(RankState, rank_state, m ? member_state_name(m->state) : "EMPTY");
 	r->last_op = (char *)"";
 	r->device = status_text(a, job->placed[rank] ? backend_info(job->placed[rank]->backend)->id
@@ -259,6 +262,17 @@ static void status_jobs_fill_position(const state_job *rec, Shardd__V1__JobStatu
 			SHARDD__V1__JOB_STATUS__OPTIONAL_APPLIED_STEP_APPLIED_STEP;
 }
 
+static void status_jobs_fill_elastic(struct arena *a, const struct job *job,
+				     Shardd__V1__JobStatus *j)
+{
+	char waits[400];
+
+	elastic_describe(job, waits, sizeof(waits), &j->elastic_left_ms);
+	j->elastic_wait = status_text(a, waits);
+	j->join_grace_ms = job->rec->join_grace_ms;
+	j->launched = job->rec->launched;
+}
+
 static void status_jobs_fill_job(struct arena *a, const struct job *job, bool with_units,
 				 Shardd__V1__JobStatus *j)
 {
@@ -269,6 +283,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->resume = (char *)(kept_is_on(job) ? "COMMITTED" : "APPLIED");
 	j->min_ranks = job->rec->min_ranks;
 	j->max_ranks = job->rec->max_ranks;
+	status_jobs_fill_elastic(a, job, j);
 	status_jobs_fill_memory(a, job, j);
 	j->unit_count = job_units_alive(job);
 	j->ops_total = job->ops.total;

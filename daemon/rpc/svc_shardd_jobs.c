@@ -49,6 +49,12 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 				 "job.min_ranks %u and job.max_ranks %u must be 1 or more, with "
 				 "job.world_size %u between them, or both 0",
 				 spec->min_ranks, spec->max_ranks, spec->world_size);
+	if (spec->join_grace_ms && !spec->max_ranks)
+		return fault_set(
+			f, FAULT_INVALID, "job.join_grace_ms",
+			"job.join_grace_ms is %u, and job.min_ranks and job.max_ranks are 0: "
+			"only an elastic job changes its size by itself",
+			spec->join_grace_ms);
 	*ret = (struct job_spec){ .name = spec->name,
 				  .world_size = spec->world_size,
 				  .lifetime = (enum job_lifetime)spec->lifetime,
@@ -59,6 +65,7 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 				  .resume = (enum job_resume)spec->resume,
 				  .min_ranks = spec->min_ranks,
 				  .max_ranks = spec->max_ranks,
+				  .join_grace_ms = spec->join_grace_ms,
 				  .ipc = spec->ipc,
 				  .is_private = spec->is_private };
 	return 0;
@@ -183,7 +190,7 @@ int svc_check_joined(const struct member *m, struct fault *f)
 {
 	if (m->state == MEMBER_JOINED)
 		return 0;
-	if (m->state == MEMBER_STALE)
+	if (m->state == MEMBER_STALE || m->state == MEMBER_DEAD)
 		return fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text);
 	return fault_set(f, FAULT_STATE, NULL, "this session has left its job: join again");
 }

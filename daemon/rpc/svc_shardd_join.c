@@ -5,6 +5,8 @@
 
 #include "core/check.h"
 #include "core/text.h"
+#include "job/elastic.h"
+#include "job/launched.h"
 #include "job/position.h"
 #include "job/resize.h"
 #include "rpc/audit.h"
@@ -108,6 +110,7 @@ static void svc_shardd_join_send_join(struct rpc_call *call, const struct member
 	reply.instance = (ProtobufCBinaryData){ NODE_INSTANCE_BYTES, m->job->node->instance };
 	reply.started_unix_s = m->job->node->started_unix_s;
 	reply.world_size = rec->world_size;
+	reply.rank = m->rank;
 	reply.resumed = rec->has_commit || rec->anchored || (rec->epoch > 1 && rec->n_units);
 	svc_shardd_join_fill_position(rec, &reply);
 	if (blob) {
@@ -148,44 +151,63 @@ static enum res svc_shardd_join_answer_join(struct rpc_call *call, const Protobu
 
 /* ---------------------------------------------------------- join and leave */
 
-/* A join that waits until ops of an earlier epoch have ended. */
+/* A join: it may have to wait until ops of an earlier epoch have ended, or until the job has a rank for
+ * it. */
 struct joining {
 	struct waiter waiter;
+	struct elastic_newcomer newcomer;
 	struct rpc_call *call;
 	struct job *job;
 	const Shardd__V1__JoinRequest *request; /* the call's */
+	bool created;                           /* the job, by this call */
 };
+
+static void svc_shardd_join_free(struct joining *j)
+{
+	waiter_leave(&j->waiter);
+	elastic_newcomer_leave(&j->newcomer);
+	free(j);
+}
 
 static void svc_shardd_join_on_join_cancelled(struct rpc_call *call, void *userdata)
 {
-	struct joining *j = userdata;
 	struct fault f = FAULT_NULL;
 
-	waiter_leave(&j->waiter);
-	free(j);
+	svc_shardd_join_free(userdata);
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up this join");
 	rpc_call_fail(call, &f);
 }
 
-/* RES_WAIT: ops of an earlier epoch still run. Else the call is answered, or will be. */
-static enum res svc_shardd_join_now(struct rpc_call *call, struct job *job,
-				    const Shardd__V1__JoinRequest *r, bool created)
+/* RES_WAIT: wait for job.settled. Else the call is answered, or will be. */
+static enum res svc_shardd_join_now(struct joining *j)
 {
-	const struct job_joining how = { r->rank, r->job->world_size, r->device, r->no_channel };
-	struct conn *c = rpc_call_conn(call);
+	const Shardd__V1__JoinRequest *r = j->request;
+	const struct job_joining how = { .rank = r->rank,
+					 .world_size = r->job->world_size,
+					 .device = r->device,
+					 .no_channel = r->no_channel,
+					 .newcomer = &j->newcomer };
+	struct conn *c = rpc_call_conn(j->call);
 	struct session *s = c ? conn_user(c) : NULL;
 	struct fault f = s ? FAULT_NULL : svc_not_connected();
-	enum res res = s ? session_join(s, job, &how, &f) : RES_FAILED;
+	enum res res = s ? session_join(s, j->job, &how, &f) : RES_FAILED;
 
 	if (res == RES_FAILED)
-		svc_refuse(call, "join", job->label, &f);
+		svc_refuse(j->call, "join", j->job->label, &f);
 	RES_TRY(res);
-	job_existing_joined(job, r->run);
-	audit(s->proc, "joined", job->label, "rank=%u session=%llu epoch=%llu", r->rank,
-	      (unsigned long long)s->id, (unsigned long long)s->member->epoch);
-	svc_later_run(call, &r->base, job->node, svc_shardd_join_answer_join, NULL,
-		      created ? call : NULL);
+	job_existing_joined(j->job, r->run);
+	audit(s->proc, "joined", j->job->label, "rank=%u of=%u session=%llu epoch=%llu",
+	      s->member->rank, j->job->rec->world_size, (unsigned long long)s->id,
+	      (unsigned long long)s->member->epoch);
+	svc_later_run(j->call, &r->base, j->job->node, svc_shardd_join_answer_join, NULL,
+		      j->created ? j->call : NULL);
 	return RES_DONE;
+}
+
+static void svc_shardd_join_wait(struct joining *j)
+{
+	rpc_call_on_cancelled(j->call, svc_shardd_join_on_join_cancelled, j);
+	condition_wait(&j->job->settled, &j->waiter);
 }
 
 static void svc_shardd_join_on_settled(struct waiter *w)
@@ -197,29 +219,37 @@ static void svc_shardd_join_on_settled(struct waiter *w)
 	if (j->job->life.deleted) {
 		fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", j->job->rec->name);
 		rpc_call_fail(j->call, &f);
-	} else if (svc_shardd_join_now(j->call, j->job, j->request, false) == RES_WAIT) {
-		rpc_call_on_cancelled(j->call, svc_shardd_join_on_join_cancelled, j);
-		condition_wait(&j->job->settled, &j->waiter);
+	} else if (svc_shardd_join_now(j) == RES_WAIT) {
+		svc_shardd_join_wait(j);
 		return;
 	}
-	free(j);
+	svc_shardd_join_free(j);
 }
 
-static void svc_shardd_join_later(struct rpc_call *call, struct job *job,
-				  const Shardd__V1__JoinRequest *r)
+static void svc_shardd_join_begin(struct rpc_call *call, struct job *job,
+				  const Shardd__V1__JoinRequest *r, bool created)
 {
 	struct joining *j = calloc(1, sizeof(*j));
 	struct fault f = FAULT_NULL;
+	enum res res = RES_FAILED;
 
-	if (!j) {
+	if (j) {
+		*j = (struct joining){ .call = call, .job = job, .request = r, .created = created };
+		waiter_init(&j->waiter, svc_shardd_join_on_settled);
+		elastic_newcomer_init(&j->newcomer);
+		res = svc_shardd_join_now(j);
+	} else {
 		fault_errno(&f, -ENOMEM, "joining a job");
 		rpc_call_fail(call, &f);
+	}
+	if (res == RES_WAIT) {
+		svc_shardd_join_wait(j);
 		return;
 	}
-	*j = (struct joining){ .call = call, .job = job, .request = r };
-	waiter_init(&j->waiter, svc_shardd_join_on_settled);
-	rpc_call_on_cancelled(call, svc_shardd_join_on_join_cancelled, j);
-	condition_wait(&job->settled, &j->waiter);
+	if (j)
+		svc_shardd_join_free(j);
+	if (res == RES_FAILED && created) /* nobody requested a job without its first rank */
+		(void)job_delete(job, false, NULL, &f);
 }
 
 /* The run of the daemon that the trainer continues from. */
@@ -264,12 +294,43 @@ static int svc_shardd_join_existing(const Shardd__V1__JoinRequest *r, const stru
  * ended them. */
 #define RESIZE_WAIT_US UINT64_C(10000000)
 
-/* Ranks of another number have come to an elastic job. */
-static int svc_shardd_join_resize(struct job *job, uint32_t world, struct fault *f)
+/* A process joins with the same numbers each time, whichever rank it has become. */
+static int svc_shardd_join_refuse_other(const struct member *m, uint32_t world, struct fault *f)
 {
-	if (world == job->rec->world_size || resize_is_busy(job))
-		return 0; /* or it has that size afterwards, or the join is refused */
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"this process was started as rank %u of %u in job '%s' and is rank %u of %u "
+		"now: it joins with the numbers that it was started with, not with world size "
+		"%u",
+		launched_number(m->job, m->rank), launched_world(m->job), m->job->rec->name,
+		m->rank, m->job->rec->world_size, world);
+}
+
+/* Ranks of another number have come to an elastic job. */
+static int svc_shardd_join_resize(struct job *job, const struct session *s, uint32_t world,
+				  struct fault *f)
+{
+	const struct member *m = s->member && s->member->job == job ? s->member : NULL;
+
+	if (world == launched_world(job))
+		return 0;
+	if (m && (m->state == MEMBER_JOINED || m->state == MEMBER_STALE))
+		return svc_shardd_join_refuse_other(m, world, f);
+	if (resize_is_busy(job))
+		return 0; /* it has that size afterwards, or the join is refused */
 	return resize_begin(job, world, RESIZE_WAIT_US, NULL, NULL, f);
+}
+
+/* Beside those of the job's first size, an elastic job that grows by itself has more ranks. */
+static int svc_shardd_join_check_rank(const Shardd__V1__JoinRequest *r, const struct job_spec *spec,
+				      struct fault *f)
+{
+	uint32_t ranks = spec->join_grace_ms ? spec->max_ranks : spec->world_size;
+
+	if (r->rank >= ranks)
+		fault_set(f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", r->rank,
+			  ranks - 1);
+	return f->code;
 }
 
 void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
@@ -281,28 +342,22 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	struct job_spec spec;
 	struct job *job;
 	bool created;
-	enum res res;
 
 	if (!s)
 		return;
-	if (svc_decode_job(r->job, &spec, &f) == 0 && r->rank >= spec.world_size)
-		fault_set(&f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)", r->rank,
-			  spec.world_size - 1);
+	if (svc_decode_job(r->job, &spec, &f) == 0)
+		(void)svc_shardd_join_check_rank(r, &spec, &f);
 	spec.resizes = true;
 	if (f.code || svc_shardd_join_instance(r, &spec, &f) ||
 	    svc_shardd_join_existing(r, s, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f) ||
-	    svc_shardd_join_resize(job, spec.world_size, &f)) {
+	    svc_shardd_join_resize(job, s, spec.world_size, &f)) {
 		svc_refuse(call, "join", r->job ? r->job->name : "", &f);
 		return;
 	}
 	if (created)
 		svc_log_created(s->proc, job);
-	res = svc_shardd_join_now(call, job, r, created);
-	if (res == RES_WAIT)
-		svc_shardd_join_later(call, job, r);
-	else if (res == RES_FAILED && created) /* nobody requested a job without its first rank */
-		(void)job_delete(job, false, NULL, &f);
+	svc_shardd_join_begin(call, job, r, created);
 }
 
 static enum res svc_shardd_join_leave_now(struct rpc_call *call, const ProtobufCMessage *request,

@@ -15,6 +15,7 @@
 #include "backend/redo.h"
 #include "copies/full.h"
 #include "core/check.h"
+#include "job/elastic.h"
 #include "job/job_journal.h"
 #include "job/position.h"
 #include "op/device_note.h"
@@ -103,6 +104,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, bool re
 	if (job->step.epoch != job->rec->epoch)
 		job_tear(job); /* a trainer died meanwhile, without a commit to cover this */
 	apply_go_on(job);
+	elastic_stepped(job);
 	job_ran(job);
 }
 

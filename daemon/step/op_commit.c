@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "job/elastic.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/policy.h"
@@ -160,6 +161,7 @@ static void op_commit_store(struct coll *c)
 	CHECK(c->job->step.recorded);
 	op_commit_end_pass(c->job);
 	policy_committed(c->job);
+	elastic_committed(c->job);
 	readers_committed(c->job); /* before what its ranks have submitted already */
 }
 

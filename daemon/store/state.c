@@ -53,6 +53,13 @@ static char **state_names_new(const char *const *from, uint32_t n)
 	return names;
 }
 
+static void state_names_free(char **names, uint32_t n)
+{
+	for (uint32_t i = 0; names && i < n; i++)
+		free(names[i]);
+	free(names);
+}
+
 /* An entry for each rank, none placed yet. */
 static int state_no_devices(state_job *j)
 {
@@ -292,25 +299,101 @@ void state_job_drop_blobs(state_job *j, uint32_t ranks, uint32_t *ret_gone, uint
 	j->n_blobs = kept;
 }
 
-int state_job_resize(state_job *j, state_group *world, const char *const *devices,
-		     uint32_t *ret_gone, uint64_t *ret_bytes)
+/* An entry for each rank of @to that will have one. Return: 0 or -ENOMEM: nothing has changed. */
+static int state_reserve_blobs(state_job *j, const struct state_size *to)
 {
-	char **names = state_names_new(devices, (uint32_t)world->n_ranks);
+	uint32_t gone;
+	uint64_t bytes;
 
-	if (!names)
+	for (uint32_t i = 0; i < to->world->n_ranks; i++)
+		if (to->from[i] != STATE_NEW_RANK && state_job_blob(j, to->from[i]) &&
+		    !state_job_blob(j, i) && state_job_set_blob(j, i, NULL, 0, 0) < 0) {
+			state_job_drop_blobs(j, j->world_size, &gone, &bytes);
+			return -ENOMEM;
+		}
+	return 0;
+}
+
+/* Blobs go with their ranks. A rank that is new has an empty one in place of its namesake's: readers of
+ * the journal replace blobs, and do not remove them. @old: as they are now; taken. */
+static void state_move_blobs(state_job *j, const struct state_size *to, state_blob *old)
+{
+	for (uint32_t i = 0; i < to->world->n_ranks; i++) {
+		state_blob *b = (state_blob *)state_job_blob(j, i), *from = NULL;
+
+		for (size_t k = 0; k < j->n_blobs; k++)
+			if (old[k].rank == to->from[i])
+				from = &old[k];
+		if (!b)
+			continue;
+		b->data = from ? from->data : (ProtobufCBinaryData){ 0 };
+		b->step = from ? from->step : 0;
+		if (from)
+			from->data.data = NULL;
+	}
+}
+
+static int state_resize_blobs(state_job *j, const struct state_size *to, uint32_t *ret_gone,
+			      uint64_t *ret_bytes)
+{
+	uint32_t was = j->world_size, dropped;
+	state_blob *old;
+	uint64_t none;
+
+	if (state_reserve_blobs(j, to) < 0)
 		return -ENOMEM;
+	old = calloc(j->n_blobs + 1, sizeof(*old));
+	if (!old) {
+		state_job_drop_blobs(j, was, &dropped, &none);
+		return -ENOMEM;
+	}
+	*ret_gone = 0;
+	*ret_bytes = 0;
+	for (size_t i = 0; i < j->n_blobs; i++) {
+		old[i] = *j->blobs[i];
+		j->blobs[i]->data = (ProtobufCBinaryData){ 0 };
+	}
+	state_move_blobs(j, to, old);
+	for (size_t i = 0; i < j->n_blobs; i++) {
+		if (!old[i].data.data)
+			continue;
+		*ret_gone += 1;
+		*ret_bytes += old[i].data.len;
+		free(old[i].data.data);
+	}
+	free(old);
+	state_job_drop_blobs(j, (uint32_t)to->world->n_ranks, &dropped, &none);
+	return 0;
+}
+
+int state_job_resize(state_job *j, const struct state_size *to, uint32_t *ret_gone,
+		     uint64_t *ret_bytes)
+{
+	uint32_t world = (uint32_t)to->world->n_ranks;
+	char **names = state_names_new(to->devices, world);
+	uint32_t *numbers = to->numbers ? calloc(world, sizeof(*numbers)) : NULL;
+
 	CHECK(j->n_groups > 0);
-	for (size_t i = 0; i < j->n_devices; i++)
-		free(j->devices[i]);
-	free(j->devices);
+	if (!names || (to->numbers && !numbers) ||
+	    state_resize_blobs(j, to, ret_gone, ret_bytes) < 0) {
+		state_names_free(names, world);
+		free(numbers);
+		return -ENOMEM;
+	}
+	if (numbers)
+		memcpy(numbers, to->numbers, world * sizeof(*numbers));
+	free(j->numbers);
+	j->numbers = numbers;
+	j->n_numbers = numbers ? world : 0;
+	j->launched = numbers ? to->launched : 0;
+	state_names_free(j->devices, (uint32_t)j->n_devices);
 	j->devices = names;
-	j->n_devices = world->n_ranks;
+	j->n_devices = world;
 	for (size_t i = 0; i < j->n_groups; i++)
 		state_group_free(j->groups[i]);
-	j->groups[0] = world;
+	j->groups[0] = to->world;
 	j->n_groups = 1;
-	j->world_size = (uint32_t)world->n_ranks;
-	state_job_drop_blobs(j, j->world_size, ret_gone, ret_bytes);
+	j->world_size = world;
 	return 0;
 }
 

@@ -89,11 +89,21 @@ int state_unit_add_buffer_region(state_unit *u, const struct region *r);
 /* Note on which device rank @rank is. Return: 0 or -ENOMEM. */
 int state_job_set_device(state_job *j, uint32_t rank, const char *id);
 
-/* Its world is @world from now on, a group that is taken, and its only one; @devices: by rank, ids,
- * copied. Blobs of other ranks go: @ret_gone, @ret_bytes: how many, and their bytes. Return: 0 or
- * -ENOMEM: nothing has changed. */
-int state_job_resize(state_job *j, state_group *world, const char *const *devices,
-		     uint32_t *ret_gone, uint64_t *ret_bytes);
+#define STATE_NEW_RANK UINT32_MAX
+
+/* The ranks that a job will have. */
+struct state_size {
+	state_group *world;         /* taken; the job's only group */
+	const char *const *devices; /* by rank, ids; copied, as are the numbers */
+	const uint32_t *from;       /* by rank: which one it was; STATE_NEW_RANK: none */
+	uint32_t launched;          /* with @numbers: as in Job */
+	const uint32_t *numbers;    /* by rank; NULL: none */
+};
+
+/* Blobs go with their ranks, and those of ranks that there are no more are freed: @ret_gone, @ret_bytes:
+ * how many, and their bytes. Return: 0 or -ENOMEM: nothing has changed. */
+int state_job_resize(state_job *j, const struct state_size *to, uint32_t *ret_gone,
+		     uint64_t *ret_bytes);
 /* Drop the blobs of ranks from @ranks on. As above. */
 void state_job_drop_blobs(state_job *j, uint32_t ranks, uint32_t *ret_gone, uint64_t *ret_bytes);
 

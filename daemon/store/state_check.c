@@ -355,12 +355,25 @@ static bool state_check_world_ok(const state_job *j)
 	return true;
 }
 
+/* They ascend. */
+static bool state_check_launched_ok(const state_job *j)
+{
+	if (j->n_numbers != (j->launched ? j->world_size : 0))
+		return false;
+	for (size_t i = 1; i < j->n_numbers; i++)
+		if (j->numbers[i] <= j->numbers[i - 1])
+			return false;
+	return !j->n_numbers || (j->max_ranks && j->numbers[j->n_numbers - 1] < j->max_ranks);
+}
+
 static int state_check_ranks(const state_job *j, struct fault *f)
 {
 	_cleanup_(freep) uint8_t *seen = NULL;
 
 	if (!state_check_world_ok(j))
 		return state_check_bad(f, "its first group is not the world", j->name);
+	if (!state_check_launched_ok(j))
+		return state_check_bad(f, "wrong numbers of its processes", j->name);
 	seen = malloc(j->world_size);
 	if (!seen)
 		return fault_errno(f, -ENOMEM, "checking a saved state");

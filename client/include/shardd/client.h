@@ -175,6 +175,13 @@ struct shardd_job {
 	 * $SHARDD_JOB $SHARDD_MIN_RANKS and $SHARDD_MAX_RANKS, if they are set; else unchanged, and
 	 * a new job is not elastic. */
 	uint32_t min_ranks, max_ranks;
+	/* An elastic job changes its number of ranks by itself. When ranks do not come back for so
+	 * long, those that have joined again go on without them, in the same processes; a process
+	 * with a rank that the job does not have, up to @max_ranks - 1, waits in shardd_join and is
+	 * taken in at a commit. Then ops are ABORTED, and shardd_join says which rank of how many
+	 * this process is now. All ranks give the same. 0: the job keeps its size; where @max_ranks
+	 * is 0, too: of $SHARDD_JOB $SHARDD_JOIN_GRACE_MS, else unchanged. */
+	uint32_t join_grace_ms;
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX
@@ -182,8 +189,9 @@ struct shardd_job {
 
 struct shardd_membership {
 	uint64_t epoch; /* grows whenever the membership changes */
-	uint32_t world_size;
-	uint32_t rank;
+	/* With @join_grace_ms, these may be others than in struct shardd_job. They change with a join
+	 * only. */
+	uint32_t world_size, rank;
 	bool resumed;    /* the job has state from before this join */
 	bool has_commit; /* committed_step is valid, and step and blob are */
 	bool torn; /* parameters were changed after the last commit, nobody knows to which step */
@@ -197,11 +205,13 @@ struct shardd_membership {
 };
 
 /* Join a job as a rank; the job is created if it does not exist. After ABORTED, call this again on
- * the same client: the daemon drops what the session held, op numbers start again at 1, unit ids
- * and mapped addresses stay. Blocks until ops of an earlier epoch have ended; other threads' ops
- * wait for it. @ret: may be NULL. A torn job can be joined (@ret says so): initialise all its units
- * and start again, because @step and @blob belong to parameters that no longer exist. A program
- * with state of its own compares @blob_step with @step.
+ * the same client, with the same @job: the daemon drops what the session held, op numbers start again
+ * at 1, and unit ids stay. If the job has as many ranks as before, mapped addresses stay, too; else
+ * register all units again and use the addresses that ops give from then on. Blocks until ops of an
+ * earlier epoch have ended, and for a rank that the job does not have yet until it has it
+ * (@join_grace_ms); other threads' ops wait for it. @ret: may be NULL. A torn job can be joined (@ret
+ * says so): initialise all its units and start again, because @step and @blob belong to parameters that
+ * no longer exist. A program with state of its own compares @blob_step with @step.
  * Errors: INVALID_ARGUMENT (name, rank, world size), FAILED_PRECONDITION (the job
  * exists with another world size, lifetime or quota, or with state that @job->on_existing refuses;
  * the rank is taken), UNAVAILABLE

@@ -46,7 +46,8 @@ class Job(C.Structure):
                 ("rank", C.c_uint32), ("lifetime", C.c_int), ("quota_bytes", C.c_uint64),
                 ("ttl_s", C.c_uint32), ("op_timeout_ms", C.c_uint32), ("allow_torn", C.c_bool),
                 ("is_private", C.c_bool), ("on_existing", C.c_int), ("run", C.c_char_p),
-                ("resume", C.c_int), ("min_ranks", C.c_uint32), ("max_ranks", C.c_uint32)]
+                ("resume", C.c_int), ("min_ranks", C.c_uint32), ("max_ranks", C.c_uint32),
+                ("join_grace_ms", C.c_uint32)]
 
 
 class Membership(C.Structure):

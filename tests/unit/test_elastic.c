@@ -1,0 +1,968 @@
+/* Jobs that change their number of ranks by themselves, while their trainers stay: when, to what, and what
+ * becomes of ranks, blobs, memory and waiting newcomers. The fixture compares the journal with the records
+ * at the end of each test. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "fdcheck.h"
+#include "job/elastic.h"
+#include "job/kept.h"
+#include "job/launched.h"
+#include "job/resize.h"
+#include "journalfix.h"
+#include "nodefix.h"
+
+TestSuite(elastic, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
+
+enum { MOST = 8, GRACE_MS = 5000, ELEMENTS = 100 };
+
+/* A process: its number, what it holds in the job, and how it waits outside. */
+struct process {
+	struct member *m; /* NULL: in no job */
+	struct elastic_newcomer newcomer;
+};
+
+struct fixture {
+	struct nodefix n;
+	struct job *job;
+	uint32_t launched;
+	struct process p[MOST];
+	struct nodefix_op op[MOST];
+	uint64_t now_us;
+};
+
+static void advance(struct fixture *x, uint64_t ms)
+{
+	x->now_us += ms * 1000;
+	clock_fake(x->now_us);
+	jobs_tick(&x->n.jobs, x->now_us);
+	nodefix_turns(&x->n);
+}
+
+static enum res try_join(struct fixture *x, uint32_t number, struct fault *f)
+{
+	struct process *p = &x->p[number];
+	const struct job_joining how = {
+		.rank = number, .world_size = x->launched, .device = "", .newcomer = &p->newcomer
+	};
+	struct member *m = NULL;
+	enum res r;
+
+	*f = FAULT_NULL;
+	r = job_join(x->job, &how, x->n.proc, number + 1, p->m, &m, f);
+	if (r != RES_WAIT)
+		elastic_newcomer_leave(&p->newcomer);
+	if (r != RES_DONE || m == p->m)
+		return r;
+	if (p->m)
+		nodefix_drop(&x->n, p->m, "joined as another member");
+	p->m = m;
+	CHECK(x->n.n_members < NODEFIX_MEMBERS);
+	x->n.members[x->n.n_members++] = m;
+	return r;
+}
+
+static void join(struct fixture *x, uint32_t number, uint32_t rank)
+{
+	struct fault f;
+
+	cr_assert_eq(try_join(x, number, &f), RES_DONE, "process %u: %s", number, f.text);
+	cr_assert_eq(x->p[number].m->rank, rank, "process %u is rank %u, not %u", number,
+		     x->p[number].m->rank, rank);
+	cr_assert_eq(x->job->ranks[rank], x->p[number].m);
+}
+
+static void waits(struct fixture *x, uint32_t number)
+{
+	struct fault f;
+
+	cr_assert_eq(try_join(x, number, &f), RES_WAIT, "process %u: %s", number, f.text);
+}
+
+static void refused(struct fixture *x, uint32_t number, enum fault_code code, const char *words)
+{
+	struct fault f;
+
+	cr_assert_eq(try_join(x, number, &f), RES_FAILED, "process %u", number);
+	cr_expect_eq(f.code, code, "%s", f.text);
+	cr_expect(strstr(f.text, words), "%s: %s", words, f.text);
+}
+
+static void dies(struct fixture *x, uint32_t number)
+{
+	nodefix_drop(&x->n, x->p[number].m, "died");
+	x->p[number].m = NULL;
+	nodefix_turns(&x->n);
+}
+
+/* The job, without any rank. */
+static void setup_job(struct fixture *x, const struct job_spec *more, unsigned devices)
+{
+	struct job_spec spec = *more;
+	struct fault f = FAULT_NULL;
+
+	*x = (struct fixture){ .launched = 4, .now_us = 1000000000 };
+	clock_fake(x->now_us);
+	nodefix_begin(&x->n, &(struct nodefix_options){ .devices = devices });
+	spec.name = "job";
+	spec.world_size = 4;
+	spec.lifetime = JOB_KEEP;
+	spec.max_ranks = MOST;
+	spec.join_grace_ms = GRACE_MS;
+	cr_assert_eq(job_open(&x->n.jobs, &spec, getuid(), getgid(), &x->job, NULL, &f), 0, "%s",
+		     f.text);
+	for (uint32_t i = 0; i < MOST; i++)
+		elastic_newcomer_init(&x->p[i].newcomer);
+}
+
+static void setup(struct fixture *x, const struct job_spec *more, unsigned devices)
+{
+	setup_job(x, more, devices);
+	for (uint32_t i = 0; i < 4; i++)
+		join(x, i, i);
+}
+
+static void begin(struct fixture *x)
+{
+	setup(x, &(struct job_spec){ .min_ranks = 2 }, 1);
+}
+
+static void end(struct fixture *x)
+{
+	for (uint32_t i = 0; i < MOST; i++)
+		elastic_newcomer_leave(&x->p[i].newcomer);
+	nodefix_end(&x->n);
+}
+
+static void expect_world(struct fixture *x, uint32_t world)
+{
+	cr_assert_eq(x->job->rec->world_size, world, "world size %u, not %u",
+		     x->job->rec->world_size, world);
+	cr_assert_not(resize_is_busy(x->job));
+}
+
+static void expect_words(const struct fixture *x, const char *words)
+{
+	char text[400];
+	uint64_t ms;
+
+	elastic_describe(x->job, text, sizeof(text), &ms);
+	if (*words)
+		cr_expect(strstr(text, words), "%s: %s", words, text);
+	else
+		cr_expect_str_eq(text, "");
+}
+
+/* The same op on all ranks. */
+#define ON_ALL(x, call)                                        \
+	do {                                                   \
+		uint32_t world = (x)->job->rec->world_size;    \
+		for (uint32_t r = 0; r < world; r++) {         \
+			struct nodefix_op *op = &(x)->op[r];   \
+			struct member *m = (x)->job->ranks[r]; \
+			call;                                  \
+		}                                              \
+		for (uint32_t r = 0; r < world; r++)           \
+			nodefix_ok(&(x)->op[r], #call);        \
+	} while (0)
+
+static struct unit *make_unit(struct fixture *x, state_unit *spec)
+{
+	struct unit *u = nodefix_register(x->job, spec);
+
+	ON_ALL(x, nodefix_seed(&x->n, m, u, 1, op));
+	return u;
+}
+
+/* Blobs have 10 bytes, and one for each that the process's number is. */
+static void step(struct fixture *x, struct unit *u, uint64_t number)
+{
+	ON_ALL(x, nodefix_on_unit(&x->n, m, "GradientBuffer", u, op));
+	for (uint32_t r = 0; r < x->job->rec->world_size; r++)
+		nodefix_write(&x->op[r].result.place, 1);
+	ON_ALL(x, nodefix_on_unit(&x->n, m, "Reduce", u, op));
+	ON_ALL(x, nodefix_step(&x->n, m, op));
+	ON_ALL(x, nodefix_commit(&x->n, m, number, 10 + launched_number(x->job, r), op));
+	nodefix_turns(&x->n);
+}
+
+static size_t blob_of(const struct fixture *x, uint32_t rank)
+{
+	const state_blob *b = state_job_blob(x->job->rec, rank);
+
+	return b ? b->data.len : 0;
+}
+
+static void expect_sound(struct fixture *x)
+{
+	struct fault f = FAULT_NULL;
+	state_all *all = NULL;
+	uint8_t *bytes = NULL;
+	size_t n;
+
+	cr_assert_eq(state_encode(&x->job->rec, 1, x->n.node.devices[0].table->next, &bytes, &n),
+		     0);
+	cr_expect_eq(state_decode(bytes, n, &all, &f), 0, "%s", f.text);
+	state_free(all);
+	free(bytes);
+	journalfix_check(&x->n.jobs);
+}
+
+/* ------------------------------------------------------------------------- shrinking */
+
+Test(elastic, goes_on_without_a_rank_that_does_not_come_back)
+{
+	float was[ELEMENTS], is[ELEMENTS];
+	struct fixture x;
+	struct unit *u;
+
+	begin(&x);
+	u = make_unit(&x, nodefix_spec("u", ELEMENTS));
+	step(&x, u, 1);
+	memcpy(was, nodefix_params(u), sizeof(was));
+	dies(&x, 2);
+	join(&x, 0, 0);
+	join(&x, 1, 1);
+	join(&x, 3, 3);
+	expect_words(&x, "waiting for 1 of 4 ranks (2), shrinks to 3 in 5.0 s");
+	advance(&x, GRACE_MS - 1);
+	expect_world(&x, 4);
+	cr_expect_eq(x.p[3].m->state, MEMBER_JOINED);
+	advance(&x, 1);
+	expect_world(&x, 3);
+	cr_expect(strstr(x.n.events.text,
+			 "job 'job' goes on with 3 ranks (4 before), without rank 2, "
+			 "which did not come back: join again"),
+		  "%s", x.n.events.text);
+	cr_expect_eq(x.p[3].m->state, MEMBER_STALE);
+	expect_words(&x, "");
+	memcpy(is, nodefix_params(u), sizeof(is));
+	cr_expect_arr_eq(is, was, sizeof(was));
+	cr_expect_eq(x.job->rec->step, 1);
+	cr_expect_eq(blob_of(&x, 1), 11);
+	cr_expect_eq(blob_of(&x, 2), 13, "the blob goes with its process");
+	cr_expect_eq(u->layout.ranks, 3);
+	expect_sound(&x);
+	join(&x, 0, 0);
+	join(&x, 3, 2);
+	join(&x, 1, 1);
+	step(&x, u, 2);
+	cr_expect_eq(blob_of(&x, 2), 13);
+	expect_sound(&x);
+	end(&x);
+}
+
+Test(elastic, waits_for_a_rank_that_comes_back_in_time)
+{
+	struct fixture x;
+
+	begin(&x);
+	dies(&x, 2);
+	for (uint32_t i = 0; i < 4; i++)
+		if (i != 2)
+			join(&x, i, i);
+	advance(&x, GRACE_MS - 1);
+	join(&x, 2, 2);
+	advance(&x, 10 * GRACE_MS);
+	expect_world(&x, 4);
+	cr_expect_eq(x.job->joined, 4);
+	end(&x);
+}
+
+/* The time runs from the last one that came. */
+Test(elastic, waits_again_after_each_rank_that_comes_back)
+{
+	struct fixture x;
+
+	begin(&x);
+	dies(&x, 2);
+	join(&x, 0, 0);
+	join(&x, 1, 1);
+	advance(&x, GRACE_MS - 1);
+	join(&x, 3, 3);
+	advance(&x, GRACE_MS - 1);
+	expect_world(&x, 4);
+	advance(&x, 1);
+	expect_world(&x, 3);
+	end(&x);
+}
+
+Test(elastic, is_never_smaller_than_its_least_size)
+{
+	struct fixture x;
+
+	setup(&x, &(struct job_spec){ .min_ranks = 3 }, 1);
+	dies(&x, 2);
+	dies(&x, 3);
+	join(&x, 0, 0);
+	join(&x, 1, 1);
+	advance(&x, 100 * GRACE_MS);
+	expect_world(&x, 4);
+	expect_words(&x, "waiting for 2 of 4 ranks (2, 3); 3 at least must be there to go on");
+	join(&x, 3, 3);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 3);
+	end(&x);
+}
+
+Test(elastic, loses_several_ranks_at_once_and_one_after_the_other)
+{
+	struct fixture x;
+	struct unit *u;
+
+	begin(&x);
+	u = make_unit(&x, nodefix_spec("u", ELEMENTS));
+	step(&x, u, 1);
+	dies(&x, 0);
+	join(&x, 1, 1);
+	join(&x, 2, 2);
+	join(&x, 3, 3);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 3);
+	join(&x, 1, 0);
+	join(&x, 2, 1);
+	dies(&x, 2);
+	join(&x, 1, 0);
+	join(&x, 3, 2);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 2);
+	join(&x, 1, 0);
+	join(&x, 3, 1);
+	cr_expect_eq(blob_of(&x, 0), 11);
+	cr_expect_eq(blob_of(&x, 1), 13);
+	step(&x, u, 2);
+	expect_sound(&x);
+	end(&x);
+}
+
+Test(elastic, waits_for_all_at_its_first_start)
+{
+	struct fixture x;
+
+	setup_job(&x, &(struct job_spec){ .min_ranks = 2 }, 1);
+	for (uint32_t i = 0; i < 3; i++)
+		join(&x, i, i);
+	waits(&x, 6);
+	expect_words(&x, "waits to join, when all 4 ranks are there");
+	advance(&x, 100 * GRACE_MS);
+	expect_world(&x, 4);
+	cr_expect_eq(x.p[0].m->state, MEMBER_JOINED);
+	join(&x, 3, 3);
+	expect_words(&x, "waits to join, grows to 5 at the next commit");
+	end(&x);
+}
+
+/* The others have something to finish, and will leave, too. */
+Test(elastic, stays_as_it_is_when_a_rank_leaves)
+{
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+	bool freed;
+
+	begin(&x);
+	dies(&x, 3);
+	for (uint32_t i = 0; i < 3; i++)
+		join(&x, i, i);
+	join(&x, 3, 3);
+	cr_assert_eq(job_leave(x.p[1].m, &freed, &f), RES_DONE);
+	advance(&x, 10 * GRACE_MS);
+	expect_world(&x, 4);
+	expect_words(&x, "");
+	cr_expect_eq(x.p[0].m->state, MEMBER_JOINED);
+	/* but then one dies: the one that has left is not waited for, either */
+	dies(&x, 2);
+	join(&x, 0, 0);
+	join(&x, 3, 3);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 2);
+	join(&x, 3, 1);
+	end(&x);
+}
+
+Test(elastic, stays_as_it_is_without_a_grace)
+{
+	struct fixture x;
+
+	begin(&x);
+	x.job->rec->join_grace_ms = 0;
+	nodefix_wrote(&x.n);
+	dies(&x, 2);
+	for (uint32_t i = 0; i < 2; i++)
+		join(&x, i, i);
+	advance(&x, 1000 * GRACE_MS);
+	expect_world(&x, 4);
+	refused(&x, 5, FAULT_INVALID, "rank 5 is out of range (0..3)");
+	end(&x);
+}
+
+Test(elastic, stays_as_it_is_while_it_drains)
+{
+	struct fixture x;
+
+	begin(&x);
+	dies(&x, 2);
+	for (uint32_t i = 0; i < 2; i++)
+		join(&x, i, i);
+	cr_expect_eq(job_drain(x.job), 3);
+	advance(&x, 10 * GRACE_MS);
+	expect_world(&x, 4);
+	refused(&x, 5, FAULT_UNAVAILABLE, "is draining: no rank may join");
+	end(&x);
+}
+
+/* A process that computes for longer than the grace. */
+Test(elastic, leaves_out_who_is_alive_and_does_not_come_back)
+{
+	struct fixture x;
+	struct unit *u;
+
+	begin(&x);
+	u = make_unit(&x, nodefix_spec("u", ELEMENTS));
+	step(&x, u, 1);
+	ON_ALL(&x, nodefix_on_unit(&x.n, m, "Gather", u, op));
+	ON_ALL(&x, nodefix_on_unit(&x.n, m, "GradientBuffer", u, op));
+	dies(&x, 3);
+	join(&x, 0, 0);
+	join(&x, 1, 1);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 2);
+	cr_expect_eq(x.p[2].m->state, MEMBER_DEAD);
+	cr_expect_eq(x.job->present, 2);
+	nodefix_on_unit(&x.n, x.p[2].m, "Reduce", u, &x.op[2]);
+	nodefix_wait(&x.op[2]);
+	cr_expect_eq(x.op[2].fault.code, FAULT_ABORTED);
+	cr_expect(strstr(x.op[2].fault.text, "job 'job' has gone on with 2 ranks, without this "
+					     "process (rank 2), which had "
+					     "not joined again in time: join again"),
+		  "%s", x.op[2].fault.text);
+	/* it is a newcomer now; at a commit it is taken in */
+	waits(&x, 2);
+	join(&x, 0, 0);
+	join(&x, 1, 1);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 2);
+	step(&x, u, 2);
+	expect_world(&x, 3);
+	join(&x, 2, 2);
+	cr_expect_eq(blob_of(&x, 2), 0, "its blob went when it was left out");
+	end(&x);
+}
+
+/* What it held of the units is gone: it registers them again before it uses them. */
+Test(elastic, takes_back_what_ranks_held)
+{
+	struct fixture x;
+	struct unit *u;
+
+	begin(&x);
+	u = make_unit(&x, nodefix_spec("u", ELEMENTS));
+	step(&x, u, 1);
+	dies(&x, 0);
+	for (uint32_t i = 1; i < 4; i++)
+		join(&x, i, i);
+	for (uint32_t i = 1; i < 4; i++) {
+		cr_assert_eq(member_registered(x.p[i].m, u->id), 0);
+		nodefix_alloc(&x.n, x.p[i].m, 64, &x.op[i]);
+		nodefix_wait(&x.op[i]);
+		nodefix_on_unit(&x.n, x.p[i].m, "Gather", u, &x.op[i]);
+		nodefix_wait(&x.op[i]);
+		nodefix_barrier(&x.n, x.p[i].m, 0, &x.op[i]);
+	}
+	cr_expect_eq(u->gathered_ranks, 3);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 3);
+	for (uint32_t i = 1; i < 4; i++) {
+		cr_expect_eq(x.op[i].fault.code, FAULT_ABORTED, "%s", x.op[i].fault.text);
+		cr_expect_eq(x.p[i].m->n_registered, 0);
+		cr_expect_eq(x.p[i].m->n_buffers, 0);
+		cr_expect_eq(x.p[i].m->pool.owner_rank, (int)i - 1);
+		join(&x, i, i - 1);
+	}
+	step(&x, u, 2);
+	end(&x);
+}
+
+Test(elastic, goes_back_to_the_commit_where_jobs_resume_there)
+{
+	float was[ELEMENTS], is[ELEMENTS];
+	struct fixture x;
+	struct unit *u;
+
+	setup(&x, &(struct job_spec){ .min_ranks = 2, .resume = JOB_RESUME_COMMITTED }, 1);
+	u = make_unit(&x, nodefix_spec("u", ELEMENTS));
+	step(&x, u, 1);
+	memcpy(was, nodefix_params(u), sizeof(was));
+	ON_ALL(&x, nodefix_on_unit(&x.n, m, "GradientBuffer", u, op));
+	ON_ALL(&x, nodefix_on_unit(&x.n, m, "Reduce", u, op));
+	ON_ALL(&x, nodefix_step(&x.n, m, op));
+	ON_ALL(&x, nodefix_on_unit(&x.n, m, "Gather", u, op));
+	dies(&x, 1);
+	nodefix_turns(&x.n);
+	join(&x, 0, 0);
+	join(&x, 2, 2);
+	join(&x, 3, 3);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 3);
+	memcpy(is, nodefix_params(u), sizeof(is));
+	cr_expect_arr_eq(is, was, sizeof(was));
+	cr_expect_eq(x.job->rec->uncommitted_steps, 0);
+	cr_expect_not(x.job->rec->torn);
+	end(&x);
+}
+
+/* --------------------------------------------------------------------------- growing */
+
+static struct unit *shrunk(struct fixture *x)
+{
+	struct unit *u;
+
+	begin(x);
+	u = make_unit(x, nodefix_spec("u", ELEMENTS));
+	step(x, u, 1);
+	dies(x, 2);
+	for (uint32_t i = 0; i < 4; i++)
+		if (i != 2)
+			join(x, i, i);
+	advance(x, GRACE_MS);
+	join(x, 0, 0);
+	join(x, 1, 1);
+	join(x, 3, 2);
+	return u;
+}
+
+Test(elastic, takes_a_rank_in_at_a_commit)
+{
+	float was[ELEMENTS], is[ELEMENTS];
+	struct fixture x;
+	struct unit *u = shrunk(&x);
+
+	waits(&x, 2);
+	expect_words(&x, "rank 2 (pid ");
+	expect_words(&x, ") waits to join, grows to 4 at the next commit");
+	advance(&x, 10 * GRACE_MS);
+	expect_world(&x, 3);
+	cr_expect_eq(x.p[0].m->state, MEMBER_JOINED, "nobody is disturbed before a commit");
+	step(&x, u, 2);
+	expect_world(&x, 4);
+	memcpy(was, nodefix_params(u), sizeof(was));
+	cr_expect(strstr(x.n.events.text,
+			 "goes on with 4 ranks (3 before), 1 of which has joined now: "
+			 "join again"),
+		  "%s", x.n.events.text);
+	cr_expect_eq(x.job->rec->step, 2);
+	cr_expect_eq(blob_of(&x, 1), 11);
+	cr_expect_eq(blob_of(&x, 2), 0);
+	cr_expect_eq(blob_of(&x, 3), 13);
+	expect_sound(&x);
+	for (uint32_t i = 0; i < 4; i++)
+		join(&x, i, i);
+	memcpy(is, nodefix_params(u), sizeof(is));
+	cr_expect_arr_eq(is, was, sizeof(was));
+	step(&x, u, 3);
+	cr_expect_eq(blob_of(&x, 2), 12);
+	end(&x);
+}
+
+/* Not all that were started are there: others may come. */
+Test(elastic, takes_several_in_at_once)
+{
+	struct fixture x;
+	struct unit *u;
+
+	begin(&x);
+	u = make_unit(&x, nodefix_spec("u", ELEMENTS));
+	waits(&x, 5);
+	step(&x, u, 1);
+	expect_world(&x, 5);
+	for (uint32_t i = 0; i < 4; i++)
+		join(&x, i, i);
+	join(&x, 5, 4);
+	cr_expect_eq(x.job->rec->launched, 4);
+	dies(&x, 0);
+	for (uint32_t i = 1; i < 4; i++)
+		join(&x, i, i);
+	join(&x, 5, 4);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 4);
+	for (uint32_t i = 1; i < 4; i++)
+		join(&x, i, i - 1);
+	join(&x, 5, 3);
+	waits(&x, 6);
+	step(&x, u, 2);
+	expect_world(&x, 4);
+	waits(&x, 7);
+	advance(&x, GRACE_MS);
+	step(&x, u, 3);
+	expect_world(&x, 6);
+	cr_expect_eq(blob_of(&x, 3), 15);
+	for (uint32_t i = 1; i < 4; i++)
+		join(&x, i, i - 1);
+	for (uint32_t i = 5; i < 8; i++)
+		join(&x, i, i - 2);
+	step(&x, u, 4);
+	expect_sound(&x);
+	end(&x);
+}
+
+/* Nobody trains, since ranks are missing: nothing is lost if it grows at once. */
+Test(elastic, takes_a_rank_in_while_others_are_missing)
+{
+	struct fixture x;
+
+	(void)shrunk(&x);
+	dies(&x, 1);
+	join(&x, 0, 0);
+	join(&x, 3, 2);
+	waits(&x, 2);
+	expect_words(&x,
+		     "waits to join; waiting for 1 of 3 ranks (1), goes on with other 3 in 5.0 s");
+	advance(&x, GRACE_MS);
+	expect_world(&x, 3);
+	join(&x, 0, 0);
+	join(&x, 2, 1);
+	join(&x, 3, 2);
+	waits(&x, 1);
+	dies(&x, 0);
+	join(&x, 2, 1);
+	join(&x, 3, 2);
+	/* all that were started are there: no other is waited for */
+	join(&x, 0, 0);
+	advance(&x, 1);
+	expect_world(&x, 3);
+	end(&x);
+}
+
+Test(elastic, all_that_were_started_need_no_grace)
+{
+	struct fixture x;
+
+	(void)shrunk(&x);
+	dies(&x, 0);
+	dies(&x, 1);
+	dies(&x, 3);
+	waits(&x, 2);
+	join(&x, 0, 0);
+	join(&x, 1, 1);
+	advance(&x, 1);
+	expect_world(&x, 3);
+	join(&x, 3, 2);
+	/* all of the smaller job are there: it could train, and grows at a commit */
+	advance(&x, 1);
+	expect_world(&x, 3);
+	end(&x);
+}
+
+Test(elastic, grows_at_numbered_steps_without_commits)
+{
+	struct fixture x;
+
+	(void)shrunk(&x);
+	x.job->rec->has_commit = false;
+	x.job->rec->anchored = true;
+	nodefix_wrote(&x.n);
+	waits(&x, 2);
+	elastic_stepped(x.job);
+	nodefix_turns(&x.n);
+	expect_world(&x, 4);
+	end(&x);
+}
+
+Test(elastic, does_not_grow_when_the_step_is_not_known)
+{
+	struct fixture x;
+
+	(void)shrunk(&x);
+	waits(&x, 2);
+	x.job->rec->uncommitted_steps = 1;
+	nodefix_wrote(&x.n);
+	elastic_committed(x.job);
+	nodefix_turns(&x.n);
+	expect_world(&x, 3);
+	cr_expect_eq(x.p[0].m->state, MEMBER_JOINED);
+	end(&x);
+}
+
+/* A client that joins and goes, again and again, does not hold the others up. */
+Test(elastic, a_newcomer_that_gives_up_changes_nothing)
+{
+	struct fixture x;
+	struct unit *u = shrunk(&x);
+
+	for (unsigned i = 0; i < 3; i++) {
+		waits(&x, 2);
+		elastic_newcomer_leave(&x.p[2].newcomer);
+		step(&x, u, 2 + i);
+		expect_world(&x, 3);
+	}
+	expect_words(&x, "");
+	end(&x);
+}
+
+Test(elastic, newcomers_are_refused_what_others_have)
+{
+	struct elastic_newcomer other;
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+
+	(void)shrunk(&x);
+	waits(&x, 2);
+	waits(&x, 2);
+	elastic_newcomer_init(&other);
+	cr_expect_eq(elastic_wait(x.job, 2, "", 77, &other, &f), RES_FAILED);
+	cr_expect(strstr(f.text, "rank 2 of job 'job' is taken by pid"), "%s", f.text);
+	f = FAULT_NULL;
+	cr_expect_eq(elastic_wait(x.job, 8, "", 77, &other, &f), RES_FAILED);
+	cr_expect(strstr(f.text, "rank 8 is out of range (0..7)"), "%s", f.text);
+	f = FAULT_NULL;
+	cr_expect_eq(elastic_wait(x.job, 5, "cuda:9", 77, &other, &f), RES_FAILED);
+	cr_expect(strstr(f.text, "there is no device 'cuda:9'"), "%s", f.text);
+	elastic_newcomer_leave(&other);
+	x.launched = 3;
+	refused(&x, 2, FAULT_STATE, "job 'job' has world size 4, not 3");
+	x.launched = 4;
+	end(&x);
+}
+
+/* Its number is another process's by now. */
+Test(elastic, a_number_that_was_given_away_is_refused)
+{
+	struct member *late;
+	struct fixture x;
+	struct fault f = FAULT_NULL;
+	struct unit *u;
+
+	begin(&x);
+	u = make_unit(&x, nodefix_spec("u", ELEMENTS));
+	step(&x, u, 1);
+	dies(&x, 3);
+	late = x.p[2].m;
+	join(&x, 0, 0);
+	join(&x, 1, 1);
+	advance(&x, GRACE_MS);
+	join(&x, 0, 0);
+	join(&x, 1, 1);
+	x.p[2].m = NULL; /* another process of that number */
+	waits(&x, 2);
+	advance(&x, GRACE_MS);
+	step(&x, u, 2);
+	expect_world(&x, 3);
+	join(&x, 2, 2);
+	cr_expect_eq(nodefix_try_join(&x.n, x.job, 2, NULL, late, &late, &f), RES_FAILED);
+	cr_expect(strstr(f.text, "rank 2 of job 'job' is taken by pid"), "%s", f.text);
+	end(&x);
+}
+
+Test(elastic, a_rank_cannot_become_another_by_itself)
+{
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+	struct member *m;
+
+	(void)shrunk(&x);
+	cr_expect_eq(nodefix_try_join(&x.n, x.job, 0, NULL, x.p[1].m, &m, &f), RES_FAILED);
+	cr_expect(strstr(f.text, "this session is rank 1 of job 'job' and cannot become rank 0"),
+		  "%s", f.text);
+	f = FAULT_NULL;
+	cr_expect_eq(nodefix_try_join(&x.n, x.job, 2, NULL, x.p[3].m, &m, &f), RES_FAILED);
+	cr_expect(strstr(f.text, "this session is rank 3 of job 'job' and cannot become rank 2"),
+		  "%s", f.text);
+	end(&x);
+}
+
+Test(elastic, newcomers_do_not_wait_for_ever)
+{
+	struct fixture x;
+
+	setup(&x, &(struct job_spec){ .min_ranks = 2, .op_timeout_ms = 9000 }, 1);
+	waits(&x, 4);
+	advance(&x, 8999);
+	waits(&x, 4);
+	advance(&x, 1);
+	refused(&x, 4, FAULT_DEADLINE,
+		"rank 4 has waited 9000 ms (op_timeout_ms) to be taken into job 'job': rank 4 "
+		"(pid ");
+	end(&x);
+}
+
+Test(elastic, who_waits_is_told_that_the_job_was_deleted)
+{
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+
+	(void)shrunk(&x);
+	waits(&x, 2);
+	elastic_newcomer_leave(&x.p[2].newcomer); /* as its call does when it ends with that */
+	elastic_committed(x.job);
+	cr_expect_eq(job_delete(x.job, true, NULL, &f), 0, "%s", f.text);
+	nodefix_turns(&x.n);
+	end(&x);
+}
+
+/* -------------------------------------------------------- devices, buffers, failures */
+
+Test(elastic, devices_and_buffers_go_with_their_processes)
+{
+	static const uint64_t shape[] = { 6 };
+	state_buffer *b = state_buffer_new("mean", shape, 1);
+	state_unit *s = nodefix_spec("u", ELEMENTS);
+	struct device *of[4];
+	struct fixture x;
+	struct unit *u;
+
+	b->dtype = BUFFER_FP32;
+	CHECK(state_unit_add_buffer(s, b) == 0);
+	s->layout = LAYOUT_DIM0;
+	setup(&x, &(struct job_spec){ .min_ranks = 2 }, 2);
+	u = make_unit(&x, s);
+	step(&x, u, 1);
+	for (uint32_t i = 0; i < 4; i++) {
+		nodefix_write(&u->buffers[i], (float)(i + 1));
+		of[i] = x.job->placed[i];
+	}
+	cr_assert_neq(of[1], of[2]);
+	dies(&x, 0);
+	for (uint32_t i = 1; i < 4; i++)
+		join(&x, i, i);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 3);
+	for (uint32_t i = 0; i < 3; i++) {
+		cr_expect_eq(x.job->placed[i], of[i + 1]);
+		cr_expect_eq(((float *)region_addr(&u->buffers[i]))[5], (float)(i + 2));
+		cr_expect_eq(u->buffers[i].slab->owner_rank, (int)i);
+		join(&x, i + 1, i);
+	}
+	step(&x, u, 2);
+	waits(&x, 0);
+	step(&x, u, 3);
+	expect_world(&x, 4);
+	for (uint32_t i = 0; i < 4; i++) {
+		/* the newcomer has a copy of those of the rank 0 that there was */
+		cr_expect_eq(((float *)region_addr(&u->buffers[i]))[0], i ? (float)(i + 1) : 2.0f,
+			     "rank %u", i);
+		join(&x, i, i);
+	}
+	expect_sound(&x);
+	end(&x);
+}
+
+static void expect_no_try(struct fixture *x, uint64_t ms)
+{
+	advance(x, ms);
+	cr_expect_eq(x->p[0].m->state, MEMBER_JOINED);
+}
+
+/* Each try waits twice as long as the one before, and status says why. */
+Test(elastic, what_cannot_be_laid_out_stays_as_it_is)
+{
+	static const uint32_t pair[] = { 0, 1 };
+	struct fixture x;
+	struct fault f = FAULT_NULL;
+	struct group *g;
+	state_unit *s = nodefix_spec("u", ELEMENTS);
+
+	begin(&x);
+	cr_assert_eq(job_group(x.job, "pair", pair, 2, &g, &f), 0, "%s", f.text);
+	s->group = g->id;
+	(void)nodefix_register(x.job, s);
+	dies(&x, 3);
+	for (uint32_t i = 0; i < 3; i++)
+		join(&x, i, i);
+	expect_no_try(&x, GRACE_MS);
+	expect_world(&x, 4);
+	cr_expect_eq(x.job->elastic.failures, 1);
+	expect_words(
+		&x,
+		"shrinks to 3 in 10.0 s; the last try failed: unit 'u' belongs to group 'pair'");
+	expect_no_try(&x, 2 * GRACE_MS - 1);
+	cr_expect_eq(x.job->elastic.failures, 1);
+	expect_no_try(&x, 1);
+	cr_expect_eq(x.job->elastic.failures, 2);
+	join(&x, 3, 3);
+	expect_words(&x, "");
+	end(&x);
+}
+
+/* A daemon that dies now leaves the job in its old size, whole; its ranks join that. */
+Test(elastic, is_of_the_old_size_until_all_is_copied)
+{
+	state_unit *s = nodefix_spec("u", ELEMENTS);
+	static const uint64_t matrix[] = { 9, 3 };
+	struct fault f;
+	struct fixture x;
+	struct unit *u;
+
+	begin(&x);
+	s->layout = LAYOUT_DIM0;
+	CHECK(state_unit_add_tensor(s, state_tensor_new("matrix", matrix, 2)) == 0);
+	u = make_unit(&x, s);
+	step(&x, u, 1);
+	dies(&x, 1);
+	join(&x, 0, 0);
+	join(&x, 2, 2);
+	join(&x, 3, 3);
+	backend_fake_hold(x.n.node.devices[0].backend, true);
+	advance(&x, GRACE_MS);
+	cr_assert(resize_is_busy(x.job));
+	cr_expect_str_eq(job_state_name(x.job), "RESIZING");
+	cr_expect_eq(x.job->rec->world_size, 4);
+	expect_sound(&x);
+	cr_expect_eq(try_join(&x, 0, &f), RES_WAIT);
+	cr_expect_eq(try_join(&x, 1, &f), RES_WAIT, "the lost one, too");
+	dies(&x, 3);
+	backend_fake_hold(x.n.node.devices[0].backend, false);
+	nodefix_turns(&x.n);
+	expect_world(&x, 3);
+	expect_sound(&x);
+	join(&x, 0, 0);
+	join(&x, 2, 1);
+	waits(&x, 1); /* its place is gone */
+	advance(&x, GRACE_MS);
+	expect_world(&x, 3);
+	join(&x, 1, 1);
+	end(&x);
+}
+
+Test(elastic, a_resize_by_hand_ends_the_numbers_of_processes)
+{
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+	bool freed;
+
+	(void)shrunk(&x);
+	for (uint32_t i = 0; i < 4; i++)
+		if (i != 2)
+			cr_assert_eq(job_leave(x.p[i].m, &freed, &f), RES_DONE);
+	cr_assert_eq(resize_begin(x.job, 2, 0, NULL, NULL, &f), 0, "%s", f.text);
+	nodefix_turns(&x.n);
+	expect_world(&x, 2);
+	cr_expect_eq(x.job->rec->launched, 0);
+	cr_expect_eq(x.job->rec->n_numbers, 0);
+	cr_expect_eq(launched_world(x.job), 2);
+	end(&x);
+}
+
+Test(elastic, ranks_agree_on_the_grace)
+{
+	struct job_spec spec = { .name = "job",
+				 .world_size = 4,
+				 .min_ranks = 2,
+				 .max_ranks = MOST,
+				 .join_grace_ms = GRACE_MS };
+	struct fault f = FAULT_NULL;
+	struct fixture x;
+	struct job *job;
+
+	begin(&x);
+	cr_expect_eq(job_open(&x.n.jobs, &spec, getuid(), getgid(), &job, NULL, &f), 0, "%s",
+		     f.text);
+	spec.join_grace_ms = 0;
+	cr_expect_neq(job_open(&x.n.jobs, &spec, getuid(), getgid(), &job, NULL, &f), 0);
+	cr_expect(strstr(f.text, "job 'job' has a join_grace_ms of 5000, not 0"), "%s", f.text);
+	spec.min_ranks = spec.max_ranks = 0;
+	cr_expect_eq(job_open(&x.n.jobs, &spec, getuid(), getgid(), &job, NULL, &f), 0, "%s",
+		     f.text);
+	end(&x);
+}
