@@ -43,6 +43,19 @@ static int job_resume_option(Shardd__V1__JobSpec *job)
 	return CTL_OK;
 }
 
+static int job_grace_option(Shardd__V1__JobSpec *job)
+{
+	uint32_t seconds;
+	int r = job_number_option("join-grace", 0, &seconds);
+
+	if (r == CTL_OK && seconds > UINT32_MAX / 1000)
+		return ctl_usage("--join-grace %u is more than %u seconds", seconds,
+				 UINT32_MAX / 1000);
+	if (r == CTL_OK)
+		job->join_grace_ms = seconds * 1000;
+	return r;
+}
+
 static int job_create_option(Shardd__V1__JobSpec *job, int o)
 {
 	switch (o) {
@@ -73,6 +86,8 @@ static int job_create_option(Shardd__V1__JobSpec *job, int o)
 		return job_number_option("min-ranks", 1, &job->min_ranks);
 	case 'x':
 		return job_number_option("max-ranks", 1, &job->max_ranks);
+	case 'g':
+		return job_grace_option(job);
 	default:
 		return CTL_USAGE;
 	}
@@ -94,6 +109,7 @@ static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], in
 		{ "resume", required_argument, NULL, 'r' },
 		{ "min-ranks", required_argument, NULL, 'm' },
 		{ "max-ranks", required_argument, NULL, 'x' },
+		{ "join-grace", required_argument, NULL, 'g' },
 		{ 0 },
 	};
 	int r = CTL_OK;
@@ -107,6 +123,8 @@ static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], in
 		return ctl_usage("job create takes the name of one job");
 	if (!job->world_size)
 		return ctl_usage("job create needs --world-size N");
+	if (job->join_grace_ms && !job->max_ranks)
+		return ctl_usage("--join-grace needs --min-ranks N and --max-ranks N");
 	r = ctl_job_name(argv[optind], name, &job->name);
 	if (r != CTL_OK)
 		return r;

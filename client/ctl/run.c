@@ -40,6 +40,8 @@ struct run {
 	/* As asked for. */
 	uint32_t n;
 	uint32_t min; /* go on with fewer, down to so many; 0: not */
+	uint32_t
+		grace_s; /* in the same processes, when one has not come back for so long; 0: not */
 	uint32_t max_restarts;
 	bool standalone;
 	char **command;     /* borrowed */
@@ -58,6 +60,7 @@ struct run {
 	int signals;       /* signalfd */
 	bool stopping;     /* no restarts any more */
 	uint32_t finished; /* trainers that have ended well */
+	uint32_t lost;     /* that have failed for good, with @grace_s */
 	bool failed;       /* stopping because of one of them: how the others end does not count */
 	uint64_t kill_at;  /* what runs then is killed; 0: not stopping */
 	int code;          /* worst so far */
@@ -78,9 +81,9 @@ static int run_count_option(const char *name, uint64_t min, uint64_t max, uint32
 
 static void run_help(void)
 {
-	puts("usage: shardctl run -n N [--min M] [--max-restarts K] [--standalone] [--job NAME] "
-	     "--\n"
-	     "       CMD...\n"
+	puts("usage: shardctl run -n N [--min M [--join-grace S]] [--max-restarts K] "
+	     "[--standalone]\n"
+	     "       [--job NAME] -- CMD...\n"
 	     "\n"
 	     "Start N trainers of one job on this node, with RANK, LOCAL_RANK, WORLD_SIZE,\n"
 	     "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, SHARDD_SOCKET, SHARDD_JOB and\n"
@@ -91,6 +94,9 @@ static void run_help(void)
 	     "  --min M           when a trainer has failed for good, end the others and start "
 	     "all\n"
 	     "                    again with one fewer, down to M; their state stays in the job\n"
+	     "  --join-grace S    do not end the others: when it has not come back for S seconds,\n"
+	     "                    they go on without it. For trainers that join again by "
+	     "themselves\n"
 	     "  --max-restarts K  restart a failed trainer, up to K times for each rank (0)\n"
 	     "  --standalone      start a private daemon, which ends with the trainers\n"
 	     "  --job NAME        name of the job; default: $SHARDD_JOB, else run-PID");
@@ -106,6 +112,8 @@ static int run_option(struct run *run, int o)
 		return run_count_option("-n", 1, MAX_TRAINERS, &run->n);
 	case 'm':
 		return run_count_option("--min", 1, MAX_TRAINERS, &run->min);
+	case 'g':
+		return run_count_option("--join-grace", 1, UINT32_MAX / 1000, &run->grace_s);
 	case 'r':
 		return run_count_option("--max-restarts", 0, UINT32_MAX, &run->max_restarts);
 	case 's':
@@ -146,6 +154,7 @@ static int run_parse(struct run *run, int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "min", required_argument, NULL, 'm' },
+		{ "join-grace", required_argument, NULL, 'g' },
 		{ "max-restarts", required_argument, NULL, 'r' },
 		{ "standalone", no_argument, NULL, 's' },
 		{ "job", required_argument, NULL, 'j' },
@@ -166,6 +175,8 @@ static int run_parse(struct run *run, int argc, char **argv)
 		return ctl_usage("run needs -n N");
 	if (run->min > run->n)
 		return ctl_usage("--min %u is more than -n %u", run->min, run->n);
+	if (run->grace_s && !run->min)
+		return ctl_usage("--join-grace needs --min M");
 	if (optind == argc)
 		return ctl_usage("run needs a command after --");
 	run->command = argv + optind;
@@ -178,10 +189,10 @@ static int run_start_trainer(struct run *run, uint32_t rank)
 {
 	char rank_env[32], local_rank[32], world[32], local_world[32], job[96];
 	char socket[128 + sizeof("SHARDD_SOCKET=")], instance[80];
-	char id[48], port[32], least[40], most[40];
+	char id[48], port[32], least[40], most[40], grace[48];
 	/* a trainer that is started again continues from state of this run of the daemon */
 	bool again = (run->trainers[rank].restarts || run->world < run->n) && *run->instance;
-	const char *env[14] = { rank_env, world, local_rank, local_world, socket, job, id };
+	const char *env[15] = { rank_env, world, local_rank, local_world, socket, job, id };
 	size_t n = 7;
 	struct run_command command = { run->command, env, SIGKILL };
 	int r;
@@ -197,11 +208,13 @@ static int run_start_trainer(struct run *run, uint32_t rank)
 	snprintf(port, sizeof(port), "MASTER_PORT=%u", run->port);
 	snprintf(least, sizeof(least), "SHARDD_MIN_RANKS=%u", run->min);
 	snprintf(most, sizeof(most), "SHARDD_MAX_RANKS=%u", run->n);
+	snprintf(grace, sizeof(grace), "SHARDD_JOIN_GRACE_MS=%u", run->grace_s * 1000);
 	if (again)
 		env[n++] = instance;
 	if (run->min) {
 		env[n++] = least;
 		env[n++] = most;
+		env[n++] = grace;
 	}
 	if (run->port) {
 		env[n++] = "MASTER_ADDR=127.0.0.1";
@@ -295,7 +308,7 @@ static void run_start_fewer(struct run *run)
 
 static bool run_may_shrink(const struct run *run)
 {
-	return run->min && run->world > run->min && run->finished == 0;
+	return run->min && run->world - run->lost > run->min && run->finished == 0;
 }
 
 static void run_trainer_ended(struct run *run, uint32_t rank)
@@ -324,6 +337,13 @@ static void run_trainer_ended(struct run *run, uint32_t rank)
 	if (run_instance_lost(run->socket, run->instance, run->job)) {
 		run_say_end(rank, pid, code, "; no restart");
 		run_give_up(run, CTL_FAILED);
+		return;
+	}
+	if (t->restarts == run->max_restarts && run->grace_s) {
+		run->lost++;
+		snprintf(then, sizeof(then), "; the others go on, %u ranks",
+			 run->world - run->lost);
+		run_say_end(rank, pid, code, then);
 		return;
 	}
 	if (t->restarts == run->max_restarts) {

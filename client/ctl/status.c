@@ -297,6 +297,33 @@ static int status_print_readers(struct ctl *ctl, const Shardd__V1__GetStatusResp
 	return ctl_print_table(ctl, "Readers", t);
 }
 
+/* Jobs that change their number of ranks by themselves: what they wait for. */
+static int status_print_elastic(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+{
+	static const struct table_column columns[] = {
+		{ "JOB", false }, { "RANKS", true }, { "OF", false }, { "WAITS FOR", false }
+	};
+	_cleanup_(table_freep) struct table *t = NULL;
+	size_t n = 0;
+
+	for (size_t i = 0; i < s->n_jobs; i++)
+		n += *s->jobs[i]->elastic_wait != '\0';
+	if (!n)
+		return CTL_OK;
+	t = table_new(columns, ARRAY_SIZE(columns));
+	for (size_t i = 0; t && i < s->n_jobs; i++) {
+		const Shardd__V1__JobStatus *j = s->jobs[i];
+
+		if (!*j->elastic_wait)
+			continue;
+		ctl_job_cell(t, j->uid, j->name);
+		table_cell(t, "%u", j->world_size);
+		table_cell(t, "%u to %u", j->min_ranks, j->max_ranks);
+		table_cell(t, "%s", j->elastic_wait);
+	}
+	return ctl_print_table(ctl, "Elastic jobs", t);
+}
+
 static int status_print_status(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	int r;
@@ -313,6 +340,8 @@ static int status_print_status(struct ctl *ctl, const Shardd__V1__GetStatusRespo
 		r = status_print_jobs(ctl, s);
 	if (r == CTL_OK)
 		r = status_print_ranks(ctl, s);
+	if (r == CTL_OK)
+		r = status_print_elastic(ctl, s);
 	if (r == CTL_OK)
 		r = status_print_readers(ctl, s);
 	return r;
