@@ -61,7 +61,8 @@ static int check_blob(struct trainer *t)
 	const struct train_options *o = t->options;
 	struct blob b;
 
-	if (!t->me.has_commit)
+	/* A rank that the job has got since its last commit has none: the others check theirs. */
+	if (!t->me.has_commit || !t->me.blob_bytes)
 		return 0;
 	if (t->me.blob_bytes == sizeof(b))
 		memcpy(&b, t->me.blob, sizeof(b));
@@ -83,18 +84,20 @@ static int check_blob(struct trainer *t)
 	return 0;
 }
 
-/* Which samples of the global batch are this rank's. */
+/* Which samples of the global batch are this rank's. If they cannot be split evenly, the first ranks take
+ * one more each. */
 static int split_batch(struct trainer *t)
 {
 	unsigned batch = (unsigned)t->options->batch, world = t->me.world_size;
+	unsigned more = batch % world;
 
-	if (batch % world != 0)
+	if (batch < world)
 		return trainer_fail(
 			t, SHARDD_INVALID_ARGUMENT,
-			"--batch %u cannot be split evenly over %u ranks: give a multiple of %u",
-			batch, world, world);
-	t->count = batch / world;
-	t->first = t->me.rank * t->count;
+			"--batch %u has no sample for some of the %u ranks: give %u or more", batch,
+			world, world);
+	t->count = batch / world + (t->me.rank < more);
+	t->first = t->me.rank * (batch / world) + (t->me.rank < more ? t->me.rank : more);
 	return 0;
 }
 
@@ -123,6 +126,7 @@ static bool resumes_at_commits(const struct train_options *o)
 
 static int join(struct trainer *t)
 {
+	const struct shardd_membership before = t->me;
 	struct shardd_job job = { .size = sizeof(job),
 				  .name = getenv("SHARDD_JOB") ? NULL : "charlm",
 				  .world_size = getenv("WORLD_SIZE") ? 0 : 1,
@@ -141,6 +145,10 @@ static int join(struct trainer *t)
 		rc = check_blob(t);
 	if (rc >= 0)
 		rc = split_batch(t);
+	if (rc >= 0 && before.world_size &&
+	    (before.rank != t->me.rank || before.world_size != t->me.world_size))
+		trainer_say(t, "rank %u of %u is rank %u of %u now: pid %d\n", before.rank,
+			    before.world_size, t->me.rank, t->me.world_size, (int)getpid());
 	if (rc >= 0 && t->me.has_commit)
 		trainer_say(t, "rank %u resumed at step %" PRIu64 ": epoch %" PRIu64 ", pid %d\n",
 			    t->me.rank, t->me.step, t->me.epoch, (int)getpid());
@@ -190,21 +198,32 @@ static struct model_shape model_shape(const struct trainer *t)
 				     (unsigned)o->hidden };
 }
 
-/* Once: a job's world size does not change, and so not a rank's samples. */
-static int make_model(struct trainer *t)
+/* Memory of our own, which does not depend on the number of ranks. */
+static int make_copies(struct trainer *t, const struct model_shape *s)
 {
-	struct model_shape s = model_shape(t);
 	size_t largest = 0;
 
-	if (t->model)
+	if (t->params)
 		return 0;
 	for (int l = 0; l < LAYER_N; l++)
-		if (layer_elements(&s, l) > largest)
-			largest = layer_elements(&s, l);
+		if (layer_elements(s, l) > largest)
+			largest = layer_elements(s, l);
 	t->params = malloc(largest * sizeof(float));
 	t->gradient = malloc(largest * sizeof(float));
 	t->staged = malloc(largest * sizeof(uint16_t));
-	if (!t->params || !t->gradient || !t->staged || model_new(&s, t->count, &t->model) < 0)
+	return t->params && t->gradient && t->staged ? 0 : -1;
+}
+
+/* For this rank's samples, which are others when the job has another number of ranks. */
+static int make_model(struct trainer *t)
+{
+	struct model_shape s = model_shape(t);
+
+	if (t->model && t->model_count == t->count)
+		return 0;
+	t->model = model_free(t->model);
+	t->model_count = t->count;
+	if (make_copies(t, &s) < 0 || model_new(&s, t->count, &t->model) < 0)
 		return trainer_fail(t, SHARDD_RESOURCE_EXHAUSTED,
 				    "not enough memory for the model");
 	return 0;

@@ -166,7 +166,7 @@ static int release(struct trainer *t, unsigned pass)
 }
 
 /* Gradients of one layer into its buffer, and off they go. The daemon takes the
- * mean over ranks: each hands in the mean over its own samples. */
+ * mean over ranks: each hands in the sum over its own samples, over a rank's even share of them. */
 static int backward(struct trainer *t, unsigned pass, uint64_t step, const float *params)
 {
 	const struct train_options *o = t->options;
@@ -180,7 +180,7 @@ static int backward(struct trainer *t, unsigned pass, uint64_t step, const float
 		return rc;
 	trainer_count(t, (int64_t)buffer.bytes);
 	into = o->dtype == SHARDD_FP32 && t->on_host ? buffer.data : t->gradient;
-	model_backward(t->model, l, params, 1.0 / t->count, into);
+	model_backward(t->model, l, params, (double)t->me.world_size / (double)o->batch, into);
 	if (into == t->gradient)
 		rc = store_gradient(t, buffer.data, t->units[l].elements);
 	if (rc < 0)

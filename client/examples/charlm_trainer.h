@@ -31,9 +31,10 @@ struct trainer {
 	const struct train_options *options;
 	struct text text;
 	struct model *model;
-	float *params;   /* copies of what cannot be used in place: 16-bit, or a GPU's */
-	float *gradient; /* the same for gradients */
-	void *staged;    /* 16-bit elements on their way from or to a GPU */
+	unsigned model_count; /* samples that it is for */
+	float *params;        /* copies of what cannot be used in place: 16-bit, or a GPU's */
+	float *gradient;      /* the same for gradients */
+	void *staged;         /* 16-bit elements on their way from or to a GPU */
 
 	shardd_client *client;
 	struct shardd_membership me;
