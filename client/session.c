@@ -19,6 +19,7 @@
 static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetimes");
 static_assert((int)SHARDD_RESUME_APPLIED == SHARDD__V1__RESUME__RESUME_APPLIED, "resume");
 static_assert((int)SHARDD_RESUME_COMMITTED == SHARDD__V1__RESUME__RESUME_COMMITTED, "resume");
+static_assert((int)SHARDD_RESUME_NO_COPY == SHARDD__V1__RESUME__RESUME_NO_COPY, "resume");
 static_assert((int)SHARDD_FRESH == SHARDD__V1__ON_EXISTING__ON_EXISTING_FRESH, "existing state");
 
 /* The range of the launcher's elastic job, if @spec is that. */

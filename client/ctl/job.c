@@ -38,8 +38,10 @@ static int job_resume_option(Shardd__V1__JobSpec *job)
 		job->resume = SHARDD__V1__RESUME__RESUME_APPLIED;
 	else if (strcmp(optarg, "committed") == 0)
 		job->resume = SHARDD__V1__RESUME__RESUME_COMMITTED;
+	else if (strcmp(optarg, "no-copy") == 0)
+		job->resume = SHARDD__V1__RESUME__RESUME_NO_COPY;
 	else
-		return ctl_usage("--resume \"%s\" is neither applied nor committed", optarg);
+		return ctl_usage("--resume \"%s\" is not applied, committed or no-copy", optarg);
 	return CTL_OK;
 }
 

@@ -40,7 +40,7 @@ static void main_help(void)
 	puts("\n"
 	     "  job create NAME --world-size N [--keep|--ephemeral] [--quota BYTES] [--ttl S]\n"
 	     "             [--op-timeout MS] [--allow-torn] [--private]\n"
-	     "             [--resume applied|committed] [--min-ranks N --max-ranks N]\n"
+	     "             [--resume applied|committed|no-copy] [--min-ranks N --max-ranks N]\n"
 	     "             [--join-grace S]\n"
 	     "  job delete NAME [--force]\n"
 	     "  job drain NAME\n"

@@ -299,12 +299,30 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 /* Records of older daemons have none. */
 static enum job_resume job_resume_of(const state_job *rec)
 {
-	return rec->resume == JOB_RESUME_COMMITTED ? JOB_RESUME_COMMITTED : JOB_RESUME_APPLIED;
+	return rec->resume ? (enum job_resume)rec->resume : JOB_RESUME_APPLIED;
+}
+
+const char *job_resume_word(const state_job *rec)
+{
+	static const char *const words[] = {
+		[JOB_RESUME_APPLIED] = "APPLIED",
+		[JOB_RESUME_COMMITTED] = "COMMITTED",
+		[JOB_RESUME_NO_COPY] = "NO_COPY",
+	};
+	enum job_resume r = job_resume_of(rec);
+
+	return r < ARRAY_SIZE(words) && words[r] ? words[r] : "?";
 }
 
 static const char *job_resume_name(enum job_resume r)
 {
-	return r == JOB_RESUME_COMMITTED ? "commit" : "applied step";
+	static const char *const names[] = {
+		[JOB_RESUME_APPLIED] = "applied step",
+		[JOB_RESUME_COMMITTED] = "commit",
+		[JOB_RESUME_NO_COPY] = "applied step without a copy (NO_COPY)",
+	};
+
+	return r < ARRAY_SIZE(names) && names[r] ? names[r] : "?";
 }
 
 static int job_check_elastic(const struct job *job, const struct job_spec *spec, struct fault *f)

@@ -24,9 +24,8 @@
 
 enum job_lifetime { JOB_EPHEMERAL = 1, JOB_KEEP = 2 };
 
-/* What the job goes on from after a rank was lost: the last applied step, if it is known, or the last
- * commit, of which a copy is kept. Equal to the wire's Resume. */
-enum job_resume { JOB_RESUME_APPLIED = 1, JOB_RESUME_COMMITTED = 2 };
+/* APPLIED... Return: static string. */
+const char *job_resume_word(const state_job *rec);
 
 /* What a joining rank wants if the job has state. Equal to the wire's OnExisting. */
 enum job_on_existing { JOB_RESUME = 1, JOB_ERROR = 2, JOB_FRESH = 3 };

@@ -26,7 +26,8 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		position_drop(job);
 		job_step_move(job, JOB_STEP_NONE);
 	}
-	position_end_partial(job);
+	if (job->step.state != JOB_STEP_APPLYING) /* which makes it whole, or ends it */
+		position_end_partial(job);
 	job_drop_spare(job); /* members that have registered must join again */
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++) {
@@ -81,13 +82,19 @@ void job_tear(struct job *job)
 	const state_job *rec = job->rec;
 	uint64_t step;
 
+	job->kept.asks_torn = false;
 	if (job->step.committing || !rec->uncommitted_steps || rec->allow_torn || rec->torn)
 		return;
-	if (kept_is_on(job)) {
+	if (job->step.state == JOB_STEP_APPLYING) /* its end asks again */
+		return;
+	if (kept_at_commits(job)) {
 		if (!rec->has_commit)
 			job_members_uninitialise(job);
 		return;
 	}
+	job->kept.asks_torn = kept_goes_back(job);
+	if (job->kept.asks_torn)
+		return;
 	if ((rec->has_commit || rec->anchored) && !position_of(rec, &step))
 		job_set_torn(job);
 }
@@ -193,9 +200,10 @@ static bool job_members_needs_new_epoch(const struct job *job, uint32_t rank)
 /* Changes are of an epoch that has ended, or whose ranks have left. */
 void job_roll_back(struct job *job)
 {
-	if (job->joined || job->step.committing || !kept_is_on(job))
+	if (job->joined || job->step.committing)
 		return;
-	job_tear(job);
+	if (kept_at_commits(job))
+		job_tear(job);
 	kept_epoch_ended(job);
 	kept_go_on(job);
 }

@@ -166,6 +166,13 @@ static int job_restore_place(struct job *job, uint32_t rank, struct fault *f)
 	return job->placed[rank] ? 0 : -ENODEV;
 }
 
+/* What was being changed is copied back. A job's copy that is of some units does not have what was
+ * written to others. */
+static bool job_restore_rolls_back(const struct job *job)
+{
+	return job->rec->kept && (kept_at_commits(job) || !job->rec->altered);
+}
+
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
 		struct fault *f)
 {
@@ -199,7 +206,7 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
 	job->life.crashed = true;
-	if (rec->torn || (rec->applying && !rec->kept))
+	if (rec->torn || (rec->applying && !job_restore_rolls_back(job)))
 		job_set_torn(job);
 	rec->applying = false;
 	kept_epoch_ended(job);

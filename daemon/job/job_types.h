@@ -56,6 +56,17 @@ struct redo;
 struct resize;
 struct saving;
 
+/* What the job goes on from after a rank was lost: the last applied step, if it is known, or the last
+ * commit, of which a copy is kept. With NO_COPY a step of which some units were made and others not is
+ * not rolled back (job/kept.h). Equal to the wire's Resume. */
+enum job_resume { JOB_RESUME_APPLIED = 1, JOB_RESUME_COMMITTED = 2, JOB_RESUME_NO_COPY = 3 };
+
+/* What is about to change parameters or optimizer state. */
+enum job_change {
+	JOB_CHANGE_WHOLE, /* a step as a whole, or something that is no step */
+	JOB_CHANGE_EARLY  /* a unit that makes the step before the others (unit_steps_early) */
+};
+
 /* Callbacks for the layers to the left. Set once, before any job exists. */
 struct job_ops {
 	/* All waiting ops of the job must end with @fault; running ones continue. */
@@ -68,7 +79,7 @@ struct job_ops {
 	void (*signals_gone)(struct job *job, const struct backend_signals *signals);
 	/* (optional) Parameters or state are about to change. RES_WAIT: not yet; readers_go_on
 	 * follows. */
-	enum res (*before_change)(struct job *job);
+	enum res (*before_change)(struct job *job, enum job_change what);
 	/* (optional) Nobody may read parameters from here on: wait for what still does, on devices and in
 	 * trainers' streams. RES_WAIT: @w is resumed when it is over. RES_FAILED: no memory. */
 	enum res (*drain)(struct job *job, struct waiter *w);
@@ -185,10 +196,12 @@ struct regcache {
 	uint64_t changes; /* how often something was kept or dropped */
 };
 
-/* The copy of the committed state (job/kept.h). */
+/* The copy of the state that a loss is rolled back to (job/kept.h). */
 struct job_kept {
 	struct kept *run; /* to or from it; owned; NULL: none */
 	bool wanted;      /* somebody waits for memory to make it */
+	bool without;     /* there is none: its units come from a daemon that kept none */
+	bool asks_torn;   /* once it is rolled back: is it known at which step (job_tear)? */
 };
 
 /* Its checkpoints. */

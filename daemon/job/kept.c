@@ -13,7 +13,8 @@
 /* One copy under way, from or to the kept regions. */
 struct kept {
 	struct job *job;
-	bool back; /* to the units */
+	uint64_t epoch; /* in which it began */
+	bool back;      /* to the units */
 	unsigned pending;
 	int status;
 	struct kept_part {
@@ -23,9 +24,20 @@ struct kept {
 	} parts[NODE_MAX_DEVICES];
 };
 
-bool kept_is_on(const struct job *job)
+bool kept_at_commits(const struct job *job)
 {
 	return job->rec->resume == JOB_RESUME_COMMITTED;
+}
+
+/* Is the copy that of a step, of the units that make it early? Records of older daemons say nothing. */
+static bool kept_at_steps(const struct job *job)
+{
+	return !kept_at_commits(job) && job->rec->resume != JOB_RESUME_NO_COPY;
+}
+
+bool kept_takes(const struct job *job, const state_unit *rec, const struct layout *l)
+{
+	return kept_at_steps(job) && unit_steps_early(rec) && l->shard_elements;
 }
 
 bool kept_is_rolling_back(const struct job *job)
@@ -49,6 +61,12 @@ static bool kept_has_region(const struct unit_part *p)
 	return p->kept.slab;
 }
 
+/* Is there a copy of the unit, or is there to be one? */
+static bool kept_concerns(const struct job *job, const struct unit *u)
+{
+	return !u->rec->dropped && (kept_at_commits(job) || kept_takes(job, u->rec, &u->layout));
+}
+
 static uint64_t kept_sum(const struct job *job, bool missing, uint64_t *by_device)
 {
 	uint64_t sum = 0;
@@ -56,7 +74,7 @@ static uint64_t kept_sum(const struct job *job, bool missing, uint64_t *by_devic
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		struct unit *u = job->units[i];
 
-		for (unsigned d = 0; !u->rec->dropped && d < u->n_parts; d++) {
+		for (unsigned d = 0; kept_concerns(job, u) && d < u->n_parts; d++) {
 			uint64_t bytes = kept_part_bytes(u, &u->parts[d]);
 
 			if (missing && kept_has_region(&u->parts[d]))
@@ -82,7 +100,7 @@ static int kept_place(struct job *job, struct slab *const *slabs)
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		struct unit *u = job->units[i];
 
-		for (unsigned d = 0; !u->rec->dropped && d < u->n_parts; d++) {
+		for (unsigned d = 0; kept_concerns(job, u) && d < u->n_parts; d++) {
 			struct unit_part *p = &u->parts[d];
 			unsigned on = p->device->index;
 			struct region r = { slabs[on], at[on], kept_part_bytes(u, p) };
@@ -140,7 +158,7 @@ int kept_reserve(struct job *job)
 	uint64_t bytes[NODE_MAX_DEVICES] = { 0 };
 	int r;
 
-	if (!kept_is_on(job) || !kept_sum(job, true, bytes))
+	if (!kept_sum(job, true, bytes))
 		return 0;
 	r = kept_take(job, bytes, slabs);
 	if ((r == 0 || r == SLAB_E_LATER) && kept_add(job, slabs) < 0)
@@ -150,13 +168,11 @@ int kept_reserve(struct job *job)
 	return r;
 }
 
-void kept_forget(struct job *job, struct unit *u)
+void kept_moved(struct job *job, struct unit *u, const struct unit *fresh)
 {
 	job->rec->kept = job->rec->rollback = false;
-	for (unsigned d = 0; d < u->n_parts; d++) {
-		u->parts[d].kept = REGION_NULL;
-		state_region_free(&u->rec->parts[d]->kept);
-	}
+	for (unsigned d = 0; d < u->n_parts; d++)
+		u->parts[d].kept = fresh->parts[d].kept;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	job_journal_mark_unit(job, u);
 }
@@ -174,7 +190,7 @@ static struct kept *kept_free(struct kept *k)
 /* Of a unit that was registered, or not initialised, when the copy was made there is nothing. */
 static bool kept_takes_part(const struct kept *k, const struct unit *u)
 {
-	return !u->rec->dropped && u->rec->n_parts &&
+	return !u->rec->dropped && u->rec->n_parts && kept_has_region(&u->parts[0]) &&
 	       (k->back ? u->rec->kept_initialised : u->rec->initialised);
 }
 
@@ -206,6 +222,7 @@ static struct kept *kept_new(struct job *job, bool back)
 	if (!k)
 		return NULL;
 	k->job = job;
+	k->epoch = job->rec->epoch;
 	k->back = back;
 	for (unsigned d = 0; d < job->node->n_devices; d++) {
 		k->parts[d].kept = k;
@@ -222,10 +239,22 @@ static struct kept *kept_new(struct job *job, bool back)
 	return k;
 }
 
-/* Every byte of it is there: from here on the state may differ from it. */
-static void kept_is_made(struct job *job)
+/* Is it of use still? What was committed may be gone meanwhile; a step ends with its epoch. */
+static bool kept_is_wanted(const struct kept *k)
 {
-	if (!job->rec->has_commit || job->rec->torn) /* what was committed is gone meanwhile */
+	const state_job *rec = k->job->rec;
+
+	if (rec->torn)
+		return false;
+	return kept_at_commits(k->job) ? rec->has_commit : k->epoch == rec->epoch;
+}
+
+/* Every byte of it is there: from here on the state may differ from it. */
+static void kept_is_made(struct kept *k)
+{
+	struct job *job = k->job;
+
+	if (!kept_is_wanted(k))
 		return;
 	job_journal_write(job); /* a reader of the journal takes the units as they are there */
 	state_job_keep(job->rec);
@@ -233,26 +262,47 @@ static void kept_is_made(struct job *job)
 	job_journal_write(job);
 }
 
+static void kept_unit_is_back(struct job *job, struct unit *u)
+{
+	if (u->rec->dropped || (!kept_at_commits(job) && !kept_has_region(&u->parts[0])))
+		return;
+	u->version++;
+	u->some_lack = false;
+	if (job->jobs->ops.rolled_back)
+		job->jobs->ops.rolled_back(job, u);
+	job_journal_mark_unit(job, u);
+}
+
+static void kept_say(const struct job *job)
+{
+	uint64_t step;
+
+	if (position_of(job->rec, &step))
+		log_info("job", "rolled back job=%s step=%llu epoch=%llu", job->label,
+			 (unsigned long long)step, (unsigned long long)job->rec->epoch);
+	else
+		log_info("job", "rolled back job=%s step=unknown epoch=%llu", job->label,
+			 (unsigned long long)job->rec->epoch);
+}
+
 static void kept_is_back(struct job *job)
 {
-	state_job_roll_back(job->rec);
-	position_rolled_back(job);
-	for (uint32_t i = 0; i < job->n_units; i++) {
-		struct unit *u = job->units[i];
+	bool commits = kept_at_commits(job);
 
-		if (u->rec->dropped)
-			continue;
-		u->version++;
-		u->some_lack = false;
-		if (job->jobs->ops.rolled_back)
-			job->jobs->ops.rolled_back(job, u);
-		job_journal_mark_unit(job, u);
-	}
-	job->readers.rewritten = false;
+	state_job_roll_back(job->rec, commits);
+	if (commits)
+		position_rolled_back(job);
+	else
+		position_rolled_back_step(job);
+	for (uint32_t i = 0; i < job->n_units; i++)
+		kept_unit_is_back(job, job->units[i]);
+	if (commits)
+		job->readers.rewritten = false;
 	job->readers.changes++;
+	if (job->kept.asks_torn)
+		job_tear(job); /* at an applied step, but nobody may know which one */
 	job_journal_write(job);
-	log_info("job", "rolled back job=%s step=%llu epoch=%llu", job->label,
-		 (unsigned long long)job->rec->step, (unsigned long long)job->rec->epoch);
+	kept_say(job);
 }
 
 static void kept_done(struct kept *k)
@@ -267,7 +317,7 @@ static void kept_done(struct kept *k)
 	} else if (k->back) {
 		kept_is_back(job);
 	} else if (status == 0) {
-		kept_is_made(job);
+		kept_is_made(k);
 	} else {
 		job->kept.wanted = true; /* the device tells what is wrong by its other work */
 	}
@@ -321,19 +371,46 @@ static bool kept_start(struct job *job, bool back)
 
 /* ------------------------------------------------------------- before a change */
 
-static void kept_make(struct job *job)
+/* Units of a job that an older daemon has registered may have no memory for it. */
+static bool kept_goes_without(struct job *job, int r)
 {
-	job->kept.wanted = kept_reserve(job) != 0 || !kept_start(job, false);
+	if (!kept_at_steps(job) || !slab_is_short(r))
+		return false;
+	log_warn("job",
+		 "no memory for the copy that a step in backward is rolled back to: a loss in the "
+		 "middle of a step leaves the job TORN job=%s bytes=%llu",
+		 job->label, (unsigned long long)kept_bytes(job));
+	job->kept.wanted = false;
+	job->kept.without = true;
+	return true;
 }
 
-enum res kept_let(struct job *job)
+/* The journal says before the first byte of it changes that the last copy is of no use. */
+static enum res kept_make(struct job *job)
+{
+	int r = kept_reserve(job);
+
+	if (kept_goes_without(job, r))
+		return RES_DONE;
+	job_journal_write(job);
+	job->kept.wanted = r != 0 || !kept_start(job, false);
+	return RES_WAIT;
+}
+
+static bool kept_is_needed(const struct job *job, enum job_change what)
+{
+	if (job->rec->kept)
+		return false;
+	if (kept_at_commits(job))
+		return job->rec->has_commit && !job->step.covered;
+	return kept_at_steps(job) && what == JOB_CHANGE_EARLY && !job->kept.without;
+}
+
+enum res kept_let(struct job *job, enum job_change what)
 {
 	if (job->kept.run)
 		return RES_WAIT;
-	if (!kept_is_on(job) || !job->rec->has_commit || job->rec->kept || job->step.covered)
-		return RES_DONE;
-	kept_make(job);
-	return RES_WAIT;
+	return kept_is_needed(job, what) ? kept_make(job) : RES_DONE;
 }
 
 void kept_committed(struct job *job)
@@ -342,14 +419,38 @@ void kept_committed(struct job *job)
 	job->rec->kept = false;
 }
 
+void kept_applies(struct job *job, struct unit *const *units, unsigned n)
+{
+	bool all = true;
+
+	for (unsigned i = 0; i < n; i++)
+		all = all && kept_has_region(&units[i]->parts[0]);
+	if (all || !job->rec->kept || kept_at_commits(job))
+		return;
+	job->rec->kept = false;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
+}
+
 /* ------------------------------------------------------------------- the way back */
 
+bool kept_goes_back(const struct job *job)
+{
+	const state_job *rec = job->rec;
+
+	return rec->kept && kept_at_steps(job) &&
+	       (rec->partial || rec->uncommitted_steps != rec->kept_uncommitted);
+}
+
+/* A prepared step that is being applied makes the step whole; whoever ends it asks again. */
 void kept_epoch_ended(struct job *job)
 {
 	job->kept.wanted = false;
 	if (!job->rec->kept || job->rec->rollback || job->rec->torn || job->life.deleted)
 		return;
-	job->rec->rollback = true;
+	if (kept_at_steps(job) && job->step.state == JOB_STEP_APPLYING)
+		return;
+	job->rec->rollback = kept_at_commits(job) || kept_goes_back(job);
+	job->rec->kept = job->rec->rollback; /* it may have been made and not needed */
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 }
 
@@ -366,6 +467,7 @@ void kept_go_on(struct job *job)
 {
 	if (job->rec->rollback && kept_may_roll_back(job) && generation_let(job) == RES_DONE)
 		(void)kept_start(job, true);
-	else if (job->kept.wanted && !job->kept.run && !job->life.deleted)
-		kept_make(job);
+	else if (job->kept.wanted && !job->kept.run && !job->life.deleted &&
+		 kept_make(job) == RES_DONE)
+		readers_go_on(job);
 }

@@ -1,16 +1,22 @@
 /*
- * The kept copy of the committed state, of jobs that resume at their commits (JOB_RESUME_COMMITTED).
+ * The kept copy of a job's state, which the job is rolled back to when an epoch ends after changes that
+ * nobody could go on from.
  *
- * Before the first change after a commit, the parameters and the optimizer state of all units are
- * copied to memory of the job. An epoch that has ended after such changes is rolled back: all is
- * copied back, and a rank that joins waits for that.
+ * JOB_RESUME_COMMITTED: of all units. Before the first change after a commit, their parameters and
+ * optimizer state are copied to memory of the job; the copy is that of the last commit until the next
+ * one. Its memory is taken at a commit.
  *
- *   rec->kept:     the copy is that of the last commit, and the state may differ from it
+ * JOB_RESUME_APPLIED: of the units that make a step before the Step (unit_steps_early). Before the
+ * first of them does, they are copied; the copy is that of the last applied step until the step is
+ * whole. With units of groups, whose steps nobody can number, until the next commit. Its memory is
+ * taken when such units are registered.
+ *
+ *   rec->kept:     the copy is valid, and the state may differ from it
  *   rec->rollback: it must be copied back before anybody joins
  *
  * Both are in the journal before the bytes follow, so that a successor of a daemon that dies at any
- * time finds the committed state in the one place or the other. A step that is recorded together with
- * its commit, and that a successor can complete, needs no copy (job->step.covered).
+ * time finds the state in the one place or the other. A step that is recorded together with its commit,
+ * and that a successor can complete, needs no copy (job->step.covered).
  *
  * The copy of a unit is one region on each of its devices: the parameters, then the arrays of
  * optimizer state. Loop thread only.
@@ -22,12 +28,12 @@
 #include <stdint.h>
 
 #include "core/res.h"
-
-struct job;
-struct unit;
+#include "job/job_types.h"
 
 /* Does the job resume at its commits? */
-bool kept_is_on(const struct job *job);
+bool kept_at_commits(const struct job *job);
+/* Will a unit of that record and layout have a copy from its registration on? */
+bool kept_takes(const struct job *job, const state_unit *rec, const struct layout *l);
 /* Bytes of memory that the copies of all its units need, without rounding. */
 uint64_t kept_bytes(const struct job *job);
 /* Take the memory that units have no copy of yet. Return: 0, SLAB_E_*, or negative errno: then some
@@ -36,16 +42,21 @@ int kept_reserve(struct job *job);
 
 /* job_ops.before_change: may parameters and optimizer state be changed? RES_WAIT: they are being copied, or there is no
  * memory to do so yet; readers_go_on follows. */
-enum res kept_let(struct job *job);
+enum res kept_let(struct job *job, enum job_change what);
 
-/* A commit has taken effect: the copy is not that of the last commit any more. */
+/* A commit has taken effect: what is in the units is what a loss leaves. */
 void kept_committed(struct job *job);
-/* The state is that of the last commit, laid out otherwise: there is nothing to roll back. The copy of
- * @u, whose arrays are others now, goes. */
-void kept_forget(struct job *job, struct unit *u);
+/* A prepared step begins to change @units, which nothing can roll back but a copy of the whole job. */
+void kept_applies(struct job *job, struct unit *const *units, unsigned n);
+/* @u is laid out otherwise, and nothing has changed since the copy: there is nothing to roll back. Its
+ * copy has that of @fresh as its place, or none. */
+void kept_moved(struct job *job, struct unit *u, const struct unit *fresh);
 
-/* An epoch has ended: what has changed since the last commit is rolled back, as soon as nothing of the
- * job runs any more (kept_go_on). */
+/* Has the step in progress changed units, so that the end of the epoch rolls them back to the step
+ * before it? Not of a job that resumes at its commits. */
+bool kept_goes_back(const struct job *job);
+/* An epoch has ended: what has changed is rolled back, as soon as nothing of the job runs any more
+ * (kept_go_on). */
 void kept_epoch_ended(struct job *job);
 /* Must a rank that joins wait? */
 bool kept_is_rolling_back(const struct job *job);

@@ -496,9 +496,9 @@ static enum res loading_get_kept(struct loading *l)
 	if (r == 0)
 		return RES_DONE;
 	fault_set(&l->f, FAULT_EXHAUSTED, NULL,
-		  "job '%s' has no memory for the copy of the committed state (resume COMMITTED), "
+		  "job '%s' has no memory for the copy that it may be rolled back to (resume %s), "
 		  "%llu bytes: raise its quota",
-		  job->rec->name, (unsigned long long)kept_bytes(job));
+		  job->rec->name, job_resume_word(job->rec), (unsigned long long)kept_bytes(job));
 	return RES_FAILED;
 }
 
@@ -653,6 +653,7 @@ static void loading_take(struct loading *l)
 	rec->committed_unix_s = l->x.created_unix_s;
 	rec->uncommitted_steps = 0;
 	position_committed(job, rec->step);
+	kept_committed(job);
 	rec->saved = true;
 	rec->saved_step = rec->step;
 	job->mem.stale_partials = job->mem.stray_gradients = true;
@@ -770,7 +771,7 @@ void loading_cancel(struct job *job)
 	loopq_post(job->node->loopq, &l->ended, loading_on_cancelled);
 }
 
-enum res loading_let(struct job *job)
+enum res loading_let(struct job *job, enum job_change what)
 {
-	return job->checkpoints.reads ? RES_WAIT : kept_let(job);
+	return job->checkpoints.reads ? RES_WAIT : kept_let(job, what);
 }

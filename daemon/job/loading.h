@@ -22,6 +22,7 @@
 
 #include "core/fault.h"
 #include "core/res.h"
+#include "job/job_types.h"
 
 struct job;
 
@@ -49,6 +50,6 @@ int loading_begin(struct job *job, const struct loading_options *o, loading_cb d
 void loading_cancel(struct job *job);
 
 /* job_ops.before_change: kept_let, and not while a checkpoint is being read. */
-enum res loading_let(struct job *job);
+enum res loading_let(struct job *job, enum job_change what);
 
 #endif

@@ -167,6 +167,44 @@ bool position_of(const state_job *rec, uint64_t *ret)
 	return !rec->steps_since || (rec->regular && !rec->skips_since);
 }
 
+/* A Step has replaced what the commit came with. */
+static bool position_has_later_blobs(const state_job *rec)
+{
+	for (size_t i = 0; i < rec->n_blobs; i++)
+		if (rec->blobs[i]->data.len && rec->blobs[i]->step > rec->step)
+			return true;
+	return false;
+}
+
+/* All steps since the copy are gone: it was made at the last commit, or before any step. */
+static void position_rolled_back_groups(struct job *job)
+{
+	state_job *rec = job->rec;
+
+	if (!rec->has_commit) {
+		position_reset(job);
+	} else if (position_has_later_blobs(rec)) {
+		position_altered(job);
+	} else {
+		rec->steps_since = rec->skips_since = 0;
+		position_anchor(job, rec->step);
+	}
+}
+
+/* What was altered meanwhile is not as it was. */
+void position_rolled_back_step(struct job *job)
+{
+	state_job *rec = job->rec;
+
+	rec->partial = false;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
+	if (rec->altered)
+		return;
+	rec->uncommitted_steps = rec->kept_uncommitted;
+	if (!rec->uncommitted_steps && position_has_groups(rec))
+		position_rolled_back_groups(job);
+}
+
 /* ------------------------------------------------------------------- steps */
 
 static void position_free_marks(struct job *job, struct position_mark **marks)
@@ -220,11 +258,21 @@ static void position_take_blob(struct job *job, uint32_t rank, struct position_m
 	job_journal_mark(job, JOB_JOURNAL_BLOBS);
 }
 
+/* A loss leaves that step from here on, if somebody will know which one it is. */
+static void position_is_whole(struct job *job)
+{
+	state_job *rec = job->rec;
+
+	rec->partial = false;
+	if (rec->resume != JOB_RESUME_COMMITTED && !position_has_groups(rec))
+		rec->kept = false;
+}
+
 void position_stepped(struct job *job, bool skipped)
 {
 	struct job_step *step = &job->step;
 
-	job->rec->partial = false;
+	position_is_whole(job);
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	if (step->positioned)
 		return;
@@ -264,7 +312,7 @@ void position_begin_partial(struct job *job)
 
 void position_end_partial(struct job *job)
 {
-	if (!job->rec->partial)
+	if (!job->rec->partial || job->rec->kept)
 		return;
 	job->rec->partial = false;
 	job->rec->altered = true;

@@ -12,7 +12,8 @@
  * units of groups that are stepped, only from a commit until the next Step.
  *
  * With optimizers in backward some units are stepped before the others. Until all are, the
- * parameters are those of no step: rec->partial.
+ * parameters are those of no step: rec->partial. A loss then rolls the units back to the step before
+ * (job/kept.h).
  *
  * Loop thread. All of it is in the record and the journal.
  */
@@ -63,12 +64,15 @@ void position_altered(struct job *job);
 
 /* Some units have been stepped, and the others not yet. */
 void position_begin_partial(struct job *job);
-/* That pass ends here, as it is. */
+/* That pass ends here, as it is, unless it is rolled back. */
 void position_end_partial(struct job *job);
 
 void position_committed(struct job *job, uint64_t number);
 /* The parameters are those of the last commit again. */
 void position_rolled_back(struct job *job);
+/* The units that had made a step in progress are those of the step before it again; with units of
+ * groups, those of the last commit. */
+void position_rolled_back_step(struct job *job);
 /* The parameters are new: nothing was committed. */
 void position_reset(struct job *job);
 

@@ -289,9 +289,9 @@ static void readers_expire(struct job *job, uint64_t now_us)
 	}
 }
 
-static enum res readers_let_change(struct job *job)
+static enum res readers_let_change(struct job *job, enum job_change what)
 {
-	return job->jobs->ops.before_change ? job->jobs->ops.before_change(job) : RES_DONE;
+	return job->jobs->ops.before_change ? job->jobs->ops.before_change(job, what) : RES_DONE;
 }
 
 /* Nobody reads them where they are. */
@@ -302,9 +302,9 @@ static bool readers_may_move(struct job *job)
 	return list_empty(&job->readers.holds) && generation_let(job) == RES_DONE;
 }
 
-enum res readers_let(struct job *job, struct waiter *w)
+enum res readers_let(struct job *job, enum job_change what, struct waiter *w)
 {
-	if (readers_may_move(job) && readers_let_change(job) == RES_DONE)
+	if (readers_may_move(job) && readers_let_change(job, what) == RES_DONE)
 		return RES_DONE;
 	condition_wait(&job->readers.writers, w);
 	return RES_WAIT;
@@ -336,9 +336,10 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 		else
 			snprintf(buf, bytes, "%s",
 				 job->checkpoints.reads ? "a checkpoint that is being loaded"
-				 : job->kept.run        ? "the copy of the committed state"
-				 : job->kept.wanted ? "memory for the copy of the committed state"
-						    : "");
+				 : job->kept.run        ? "the copy that it may be rolled back to"
+				 : job->kept.wanted     ? "memory for the copy that it may be "
+							  "rolled back to"
+							: "");
 		return;
 	}
 	for (const struct list *l = job->readers.holds.next->next; l != &job->readers.holds;

@@ -27,6 +27,7 @@
 #include "core/list.h"
 #include "core/proc.h"
 #include "core/res.h"
+#include "job/job_types.h"
 
 struct job;
 struct reader;
@@ -85,7 +86,7 @@ int reader_maps(struct reader *r);
 /* Wait until parameters of the job may be written (nobody holds them, and what a generation has not
  * read is copied), or the epoch has ended: a resumed operation must
  * ask again. Never fails. */
-enum res readers_let(struct job *job, struct waiter *w);
+enum res readers_let(struct job *job, enum job_change what, struct waiter *w);
 /* The same for parameters that get another place and keep their values. */
 enum res readers_let_move(struct job *job, struct waiter *w);
 /* What was to be copied before they write is copied: the operations that wait go on. */

@@ -1,12 +1,14 @@
 #include "job/registration.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "job/aliases.h"
 #include "job/job_journal.h"
+#include "job/kept.h"
 #include "job/units_impl.h"
 #include "mem/stagger.h"
 
@@ -31,10 +33,13 @@ struct registration {
 	struct {
 		uint64_t params_bytes; /* of all new units */
 		uint64_t other_bytes;  /* gradient shards and optimizer state */
+		uint64_t kept_bytes;   /* copies of those that make steps early (job/kept.h) */
 		struct slab *params;
 		struct slab *other;
+		struct slab *kept;
 		uint64_t params_at; /* what has been cut off */
 		uint64_t other_at;
+		uint64_t kept_at;
 	} on[NODE_MAX_DEVICES]; /* by device */
 	struct {
 		uint64_t bytes; /* of its buffers of all new units */
@@ -189,6 +194,16 @@ static uint64_t registration_array_bytes(const struct device *d, uint64_t bytes)
 	return bytes + stagger_room(d, bytes);
 }
 
+/* Of the copy of each part of a unit; 0: it has none. */
+static uint64_t registration_kept_bytes(const struct job *job, const state_unit *rec,
+					const struct layout *l, unsigned spread)
+{
+	return kept_takes(job, rec, l)
+		       ? unit_params_bytes(rec, l, spread) +
+				 unit_state_arrays(rec) * unit_array_bytes(l, spread)
+		       : 0;
+}
+
 static void registration_reg_sum(struct registration *r)
 {
 	for (size_t i = 0; i < r->n; i++) {
@@ -203,11 +218,13 @@ static void registration_reg_sum(struct registration *r)
 				device, unit_params_bytes(r->specs[i], l, spread));
 			uint64_t other =
 				registration_array_bytes(device, unit_array_bytes(l, spread));
+			uint64_t kept = registration_kept_bytes(r->job, r->specs[i], l, spread);
 			unsigned on = device->index;
 
 			r->on[on].params_bytes = registration_add(r->on[on].params_bytes, params);
 			r->on[on].other_bytes =
 				registration_add(r->on[on].other_bytes, other * others);
+			r->on[on].kept_bytes = registration_add(r->on[on].kept_bytes, kept);
 		}
 		if (!r->ids[i])
 			registration_reg_sum_buffers(r, r->specs[i]);
@@ -265,9 +282,11 @@ static void registration_reg_put_back(struct registration *r, bool keep)
 		if (keep) {
 			registration_keep_spare(r->job, &r->on[d].params);
 			registration_keep_spare(r->job, &r->on[d].other);
+			registration_keep_spare(r->job, &r->on[d].kept);
 		}
 		r->on[d].params = slab_unref(r->on[d].params);
 		r->on[d].other = slab_unref(r->on[d].other);
+		r->on[d].kept = slab_unref(r->on[d].kept);
 	}
 	for (uint32_t i = 0; i < r->job->rec->world_size; i++) {
 		if (keep)
@@ -278,18 +297,32 @@ static void registration_reg_put_back(struct registration *r, bool keep)
 		job_drop_spare(r->job);
 }
 
+/* A job may choose to do without. */
+static void registration_say_copies(uint64_t bytes, char *buf, size_t n)
+{
+	buf[0] = '\0';
+	if (bytes)
+		snprintf(buf, n,
+			 ", %llu of them for copies that a step is rolled back to (a job that is "
+			 "created with resume NO_COPY has none)",
+			 (unsigned long long)bytes);
+}
+
 static int registration_reg_memory_fault(struct registration *r, int error, struct fault *f)
 {
-	char holders[440];
-	uint64_t bytes = 0;
+	char holders[440], copies[160];
+	uint64_t bytes = 0, kept = 0;
 
 	if (!slab_is_short(error) && error != -ENOMEM) {
 		registration_reg_put_back(r, false);
 		return fault_errno(f, error, "taking memory for shards");
 	}
-	for (unsigned d = 0; d < r->job->node->n_devices; d++)
+	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
+		kept = registration_add(kept, r->on[d].kept_bytes);
 		bytes = registration_add(bytes, registration_add(r->on[d].params_bytes,
 								 r->on[d].other_bytes));
+	}
+	bytes = registration_add(bytes, kept);
 	for (uint32_t i = 0; i < r->job->rec->world_size; i++)
 		bytes = registration_add(bytes, r->ranks[i].bytes);
 	if (error == SLAB_E_QUOTA && job_owner_fault(r->job, bytes, f)) {
@@ -299,8 +332,9 @@ static int registration_reg_memory_fault(struct registration *r, int error, stru
 	/* the slabs that this call has taken so far do not count as the job's */
 	registration_reg_put_back(r, false);
 	job_holders(r->job, holders, sizeof(holders));
-	return fault_set(f, FAULT_EXHAUSTED, NULL, "cannot allocate %llu bytes for shards: %s",
-			 (unsigned long long)bytes, holders);
+	registration_say_copies(kept, copies, sizeof(copies));
+	return fault_set(f, FAULT_EXHAUSTED, NULL, "cannot allocate %llu bytes for shards%s: %s",
+			 (unsigned long long)bytes, copies, holders);
 }
 
 static uint64_t registration_rounded(const struct registration *r, unsigned d, uint64_t bytes)
@@ -322,6 +356,8 @@ static int registration_reg_room(const struct registration *r)
 		uint64_t bytes = registration_add(registration_rounded(r, d, r->on[d].params_bytes),
 						  registration_rounded(r, d, r->on[d].other_bytes));
 
+		bytes = registration_add(bytes, registration_rounded(r, d, r->on[d].kept_bytes));
+
 		for (uint32_t i = 0; i < r->job->rec->world_size; i++)
 			if (job_device_of(r->job, i) == d)
 				bytes = registration_add(
@@ -334,6 +370,27 @@ static int registration_reg_room(const struct registration *r)
 	return all > registration_add(quota_left(&r->job->quota), job_spare_bytes(r->job))
 		       ? SLAB_E_QUOTA
 		       : 0;
+}
+
+/* Of device @i; beyond the devices, of ranks. */
+static int registration_reg_slabs(struct registration *r, unsigned i)
+{
+	unsigned rank = i - r->job->node->n_devices;
+	bool later = false;
+	int e;
+
+	if (i >= r->job->node->n_devices)
+		return registration_reg_slab(r, job_device_of(r->job, rank), r->ranks[rank].bytes,
+					     &r->ranks[rank].slab);
+	e = slab_note_later(registration_reg_slab(r, i, r->on[i].params_bytes, &r->on[i].params),
+			    &later);
+	if (e == 0)
+		e = slab_note_later(
+			registration_reg_slab(r, i, r->on[i].other_bytes, &r->on[i].other), &later);
+	if (e == 0)
+		e = slab_note_later(
+			registration_reg_slab(r, i, r->on[i].kept_bytes, &r->on[i].kept), &later);
+	return e || !later ? e : SLAB_E_LATER;
 }
 
 /* All slabs, or none. Requests all of them at once, so that devices allocate them in parallel. */
@@ -349,19 +406,9 @@ static enum res registration_reg_memory(struct registration *r, struct fault *f)
 		registration_reg_memory_fault(r, room, f);
 		return RES_FAILED;
 	}
-	for (unsigned i = 0; i < 2 * r->job->node->n_devices + r->job->rec->world_size; i++) {
-		unsigned d = i / 2, rank = i - 2 * r->job->node->n_devices;
-		int e;
+	for (unsigned i = 0; i < r->job->node->n_devices + r->job->rec->world_size; i++) {
+		int e = slab_note_later(registration_reg_slabs(r, i), &later);
 
-		if (d >= r->job->node->n_devices)
-			e = registration_reg_slab(r, job_device_of(r->job, rank),
-						  r->ranks[rank].bytes, &r->ranks[rank].slab);
-		else
-			e = i % 2 ? registration_reg_slab(r, d, r->on[d].other_bytes,
-							  &r->on[d].other)
-				  : registration_reg_slab(r, d, r->on[d].params_bytes,
-							  &r->on[d].params);
-		e = slab_note_later(e, &later);
 		if (e) {
 			registration_reg_memory_fault(r, e, f);
 			return RES_FAILED;
@@ -381,6 +428,21 @@ static struct region registration_cut(struct slab *slab, uint64_t *at, uint64_t 
 	*at += registration_array_bytes(slab->device, bytes);
 	CHECK(*at <= slab->bytes);
 	return r;
+}
+
+/* As it is copied: array behind array. */
+static int registration_place_kept(struct unit *u, struct registration *r, struct unit_part *p,
+				   state_part *rec)
+{
+	uint64_t bytes = registration_kept_bytes(r->job, u->rec, &u->layout, u->spread);
+	unsigned d = p->device->index;
+
+	if (!bytes)
+		return 0;
+	p->kept = (struct region){ r->on[d].kept, r->on[d].kept_at, bytes };
+	r->on[d].kept_at += bytes;
+	CHECK(r->on[d].kept_at <= r->on[d].kept->bytes);
+	return state_region_set(&rec->kept, &p->kept);
 }
 
 /* Memory for one part of a new unit, in the record and in the unit. */
@@ -411,7 +473,7 @@ static int registration_place(struct unit *u, struct registration *r, struct uni
 	    (states > 1 && state_region_set(&rec->state2, &p->state2) < 0) ||
 	    (states > 2 && state_region_set(&rec->state3, &p->state3) < 0))
 		return -ENOMEM;
-	return 0;
+	return registration_place_kept(u, r, p, rec);
 }
 
 static int registration_place_all(struct unit *u, struct registration *r)
@@ -546,7 +608,7 @@ static int registration_enter_slabs(struct registration *r)
 {
 	struct job *job = r->job;
 	_cleanup_(freep) struct slab **all =
-		calloc(2 * NODE_MAX_DEVICES + job->rec->world_size, sizeof(*all));
+		calloc(3 * NODE_MAX_DEVICES + job->rec->world_size, sizeof(*all));
 	size_t n = 0;
 
 	if (!all)
@@ -556,6 +618,8 @@ static int registration_enter_slabs(struct registration *r)
 			all[n++] = r->on[d].params;
 		if (r->on[d].other)
 			all[n++] = r->on[d].other;
+		if (r->on[d].kept)
+			all[n++] = r->on[d].kept;
 	}
 	for (uint32_t i = 0; i < job->rec->world_size; i++)
 		if (r->ranks[i].slab)

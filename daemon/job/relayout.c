@@ -61,14 +61,27 @@ bool relayout_has_array(const struct relayout *x, unsigned i)
 	return i == 1 ? !unit_pools_gradient(&x->rec) : i - 2 < unit_state_arrays(&x->rec);
 }
 
+static uint64_t relayout_kept_bytes(const struct relayout *x)
+{
+	uint64_t bytes = 0;
+
+	for (unsigned i = 0; x->copied && i < RELAYOUT_ARRAYS; i++)
+		if (i != 1 && relayout_has_array(x, i))
+			bytes += relayout_array_bytes(x->fresh, i);
+	return bytes;
+}
+
 void relayout_sum(const struct relayout *x, struct relayout_memory *m)
 {
-	for (unsigned d = 0; d < x->fresh->n_parts; d++)
+	for (unsigned d = 0; d < x->fresh->n_parts; d++) {
+		uint64_t *bytes = m->on[x->fresh->parts[d].device->index].bytes;
+
 		for (unsigned i = 0; i < RELAYOUT_ARRAYS; i++)
 			if (relayout_has_array(x, i))
-				m->on[x->fresh->parts[d].device->index].bytes[i > 0] +=
-					relayout_array_bytes(x->fresh, i) +
-					relayout_room(x->fresh, d, i);
+				bytes[i > 0] += relayout_array_bytes(x->fresh, i) +
+						relayout_room(x->fresh, d, i);
+		bytes[RELAYOUT_KEPT] += relayout_kept_bytes(x);
+	}
 }
 
 int relayout_take_slab(struct job *job, struct device *d, uint64_t bytes, struct slab **ret)
@@ -86,14 +99,14 @@ int relayout_take(struct job *job, struct relayout_memory *m)
 	bool later = false;
 	int r = 0;
 
-	for (unsigned i = 0; r == 0 && i < 2 * job->node->n_devices; i++) {
-		uint64_t bytes = m->on[i / 2].bytes[i % 2];
-		struct slab **s = &m->on[i / 2].slabs[i % 2];
+	for (unsigned i = 0; r == 0 && i < RELAYOUT_SLABS * job->node->n_devices; i++) {
+		unsigned d = i / RELAYOUT_SLABS, k = i % RELAYOUT_SLABS;
+		uint64_t bytes = m->on[d].bytes[k];
+		struct slab **s = &m->on[d].slabs[k];
 
 		if (bytes && !*s)
-			r = slab_note_later(relayout_take_slab(job, &job->node->devices[i / 2],
-							       bytes, s),
-					    &later);
+			r = slab_note_later(
+				relayout_take_slab(job, &job->node->devices[d], bytes, s), &later);
 	}
 	return r || !later ? r : SLAB_E_LATER;
 }
@@ -102,9 +115,24 @@ uint64_t relayout_bytes(const struct relayout_memory *m)
 {
 	uint64_t sum = 0;
 
-	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
-		sum += m->on[d].bytes[0] + m->on[d].bytes[1];
+	for (unsigned i = 0; i < RELAYOUT_SLABS * NODE_MAX_DEVICES; i++)
+		sum += m->on[i / RELAYOUT_SLABS].bytes[i % RELAYOUT_SLABS];
 	return sum;
+}
+
+static int relayout_place_kept(const struct relayout *x, struct relayout_memory *m,
+			       struct unit_part *p, state_part *rec)
+{
+	unsigned on = p->device->index;
+	struct region r = { m->on[on].slabs[RELAYOUT_KEPT], m->on[on].at[RELAYOUT_KEPT],
+			    relayout_kept_bytes(x) };
+
+	if (!x->copied)
+		return 0;
+	m->on[on].at[RELAYOUT_KEPT] += r.bytes;
+	CHECK(r.slab && m->on[on].at[RELAYOUT_KEPT] <= m->on[on].bytes[RELAYOUT_KEPT]);
+	p->kept = r;
+	return state_region_set(&rec->kept, &r);
 }
 
 static int relayout_place_part(struct relayout *x, struct relayout_memory *m, unsigned d)
@@ -127,7 +155,7 @@ static int relayout_place_part(struct relayout *x, struct relayout_memory *m, un
 		if (relayout_set_array(p, rec, i, &r) < 0)
 			return -ENOMEM;
 	}
-	return 0;
+	return relayout_place_kept(x, m, p, rec);
 }
 
 int relayout_place(struct relayout *x, struct relayout_memory *m)
@@ -142,18 +170,18 @@ int relayout_place(struct relayout *x, struct relayout_memory *m)
 
 int relayout_enter(struct job *job, const struct relayout_memory *m)
 {
-	struct slab *all[2 * NODE_MAX_DEVICES];
+	struct slab *all[RELAYOUT_SLABS * NODE_MAX_DEVICES];
 	unsigned n = 0;
 
-	for (unsigned i = 0; i < 2 * NODE_MAX_DEVICES; i++)
-		if (m->on[i / 2].slabs[i % 2])
-			all[n++] = m->on[i / 2].slabs[i % 2];
+	for (unsigned i = 0; i < RELAYOUT_SLABS * NODE_MAX_DEVICES; i++)
+		if (m->on[i / RELAYOUT_SLABS].slabs[i % RELAYOUT_SLABS])
+			all[n++] = m->on[i / RELAYOUT_SLABS].slabs[i % RELAYOUT_SLABS];
 	return job_add_slabs(job, all, n);
 }
 
 void relayout_memory_deinit(struct relayout_memory *m)
 {
 	for (unsigned d = 0; d < NODE_MAX_DEVICES; d++)
-		for (unsigned k = 0; k < 2; k++)
+		for (unsigned k = 0; k < RELAYOUT_SLABS; k++)
 			m->on[d].slabs[k] = slab_unref(m->on[d].slabs[k]);
 }

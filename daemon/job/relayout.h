@@ -22,14 +22,17 @@ struct relayout {
 	state_unit
 		rec; /* as it will be; owned are its parts, and tensors that are not the unit's */
 	struct unit *fresh; /* laid out by that; owned */
+	bool copied;        /* it gets memory for a copy, too (job/kept.h) */
 };
 
-/* New memory, by device of the node: one slab of parameters, one of the other arrays. */
+/* New memory, by device of the node. */
+enum relayout_slab { RELAYOUT_PARAMS, RELAYOUT_OTHERS, RELAYOUT_KEPT, RELAYOUT_SLABS };
+
 struct relayout_memory {
 	struct {
-		uint64_t bytes[2];
-		uint64_t at[2];
-		struct slab *slabs[2]; /* owned */
+		uint64_t bytes[RELAYOUT_SLABS];
+		uint64_t at[RELAYOUT_SLABS];
+		struct slab *slabs[RELAYOUT_SLABS]; /* owned */
 	} on[NODE_MAX_DEVICES];
 };
 

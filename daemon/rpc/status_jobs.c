@@ -280,7 +280,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	status_jobs_fill_position(job->rec, j);
 	j->epoch = job->rec->epoch;
 	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
-	j->resume = (char *)(kept_is_on(job) ? "COMMITTED" : "APPLIED");
+	j->resume = (char *)job_resume_word(job->rec);
 	j->min_ranks = job->rec->min_ranks;
 	j->max_ranks = job->rec->max_ranks;
 	status_jobs_fill_elastic(a, job, j);

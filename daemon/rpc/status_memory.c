@@ -59,6 +59,17 @@ static void status_memory_add_used(const struct job *job, struct status_memory *
 
 /* ------------------------------------------------------------- the formulas */
 
+/* Of the copy that the unit may be rolled back to, on each device: array behind array. */
+static uint64_t status_memory_kept_of(const struct unit *u)
+{
+	uint64_t trained = unit_part_elements(u), all = trained + unit_frozen_elements(u);
+
+	if (!u->parts[0].kept.slab)
+		return 0;
+	return status_memory_rounded_up(all * dtype_size(unit_state_dtype(u->rec, 0))) +
+	       status_memory_rounded_up(trained * sizeof(float)) * unit_state_arrays(u->rec);
+}
+
 /* In the elements of one part: trained ones have a gradient and states, frozen ones do not. */
 static uint64_t status_memory_shards_of(const struct job *job, const struct unit *u)
 {
@@ -67,6 +78,7 @@ static uint64_t status_memory_shards_of(const struct job *job, const struct unit
 	const struct device *d = u->parts[0].device; /* all are of one kind */
 
 	return u->n_parts * (status_memory_array(d, all, unit_state_dtype(u->rec, 0)) +
+			     status_memory_kept_of(u) +
 			     status_memory_array(d, trained, DTYPE_FP32) *
 				     (!unit_pools_gradient(u->rec) + unit_state_arrays(u->rec))) +
 	       ranks * unit_buffers_bytes(u->rec);

@@ -33,9 +33,10 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 		return fault_set(f, FAULT_INVALID, "job.lifetime",
 				 "job.lifetime is %d; it must be EPHEMERAL or KEEP",
 				 spec->lifetime);
-	if ((unsigned)spec->resume > JOB_RESUME_COMMITTED)
+	if ((unsigned)spec->resume > JOB_RESUME_NO_COPY)
 		return fault_set(f, FAULT_INVALID, "job.resume",
-				 "job.resume is %d; it must be APPLIED or COMMITTED", spec->resume);
+				 "job.resume is %d; it must be APPLIED, COMMITTED or NO_COPY",
+				 spec->resume);
 	if (spec->resume == SHARDD__V1__RESUME__RESUME_COMMITTED && spec->allow_torn)
 		return fault_set(
 			f, FAULT_INVALID, "job.allow_torn",

@@ -17,6 +17,7 @@
 #include "core/check.h"
 #include "job/elastic.h"
 #include "job/job_journal.h"
+#include "job/kept.h"
 #include "job/position.h"
 #include "op/device_note.h"
 #include "op/op.h"
@@ -80,11 +81,26 @@ static void apply_count_steps(struct job *job, struct unit **units, unsigned n)
 	position_stepped(job, false);
 }
 
+/* It never was, and what was stepped before it stays half a step. */
+static void apply_drop(struct job *job)
+{
+	position_drop(job);
+	position_end_partial(job);
+}
+
+/* A trainer died meanwhile, perhaps without a commit to cover this. */
+static void apply_outlived(struct job *job)
+{
+	job_tear(job);
+	if (!job->step.committing)
+		kept_epoch_ended(job);
+}
+
 /* @recorded: that the units have made the step. */
 static void apply_done(struct job *job, struct unit **units, unsigned n, bool recorded, int status)
 {
 	if (job->step.abandoned)
-		position_drop(job);
+		apply_drop(job);
 	else if (!recorded)
 		apply_count_steps(job, units, n);
 	for (unsigned i = 0; i < n; i++) {
@@ -102,7 +118,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, bool re
 	job_step_move(job, JOB_STEP_NONE);
 	step_rates_clear(&job->step.rates);
 	if (job->step.epoch != job->rec->epoch)
-		job_tear(job); /* a trainer died meanwhile, without a commit to cover this */
+		apply_outlived(job);
 	apply_go_on(job);
 	elastic_stepped(job);
 	job_ran(job);
@@ -280,6 +296,7 @@ static void apply_record(struct apply *a)
 	struct job *job = a->job;
 
 	a->changes = !a->redo;
+	kept_applies(job, a->units, a->n);
 	if (!a->redo) {
 		job_change_begin(job);
 		return;
@@ -377,7 +394,7 @@ static enum res apply_tick(struct apply *a)
 		if (apply_is_abandoned(a))
 			return RES_DONE;
 		job->step.covered = job->step.committing && apply_can_redo(job);
-		RES_TRY(readers_let(job, &a->waiter));
+		RES_TRY(readers_let(job, JOB_CHANGE_WHOLE, &a->waiter));
 		a->stage = APPLY_SCALE;
 		RES_TRY(drain_wait(job, &a->waiter));
 		fallthrough;

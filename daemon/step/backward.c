@@ -137,7 +137,7 @@ enum res backward_prepare(struct coll *c)
 	if (!gradient_of(c)->begun && backward_check_reduce(c->unit, c->fault))
 		return RES_FAILED;
 	if (backward_leads_to_step(c))
-		RES_TRY(drain_may_write(c));
+		RES_TRY(drain_may_write(c, JOB_CHANGE_EARLY));
 	if (!gradient_of(c)->fused)
 		RES_TRY(backward_need_grads(c));
 	if (backward_plan_concerns(c) && c->group->plan.inv_scale != 0)

@@ -406,7 +406,7 @@ static enum res external_done_start(struct op *op)
 	if (unit_is_read(u))
 		return op_wait(op, &u->step_done);
 	op_state_move(op, OP_BLOCKED);
-	RES_TRY(readers_let(op->m->job, &op->waiter));
+	RES_TRY(readers_let(op->m->job, JOB_CHANGE_EARLY, &op->waiter));
 	CHECK(mu->shard_state == SHARD_OUT && mu->shard.slab); /* its session's ops wait */
 	copy = external_copy_new(op, u);
 	op_begin_run(op);

@@ -168,7 +168,7 @@ static void op_commit_store(struct coll *c)
 /* A job that resumes at its commits needs room for the copy before it has one to lose. */
 static enum res op_commit_reserve_copy(struct coll *c)
 {
-	int r = kept_reserve(c->job);
+	int r = kept_at_commits(c->job) ? kept_reserve(c->job) : 0;
 
 	if (r == SLAB_E_LATER)
 		return coll_wait_for_node(c);

@@ -77,7 +77,7 @@ static int op_step_check_mark(struct op *op, struct fault *f)
 
 	if (!m)
 		return 0;
-	if (kept_is_on(job) && m->bytes)
+	if (kept_at_commits(job) && m->bytes)
 		return fault_set(f, FAULT_INVALID, "blob",
 				 "job '%s' resumes at its commits: give the blob to Commit",
 				 job->rec->name);

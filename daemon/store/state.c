@@ -490,6 +490,7 @@ static bool state_unit_is_kept(const state_unit *u)
 void state_job_keep(state_job *j)
 {
 	j->kept = true;
+	j->kept_uncommitted = j->uncommitted_steps;
 	for (size_t i = 0; i < j->n_units; i++) {
 		state_unit *u = j->units[i];
 
@@ -512,13 +513,16 @@ static void state_unit_roll_back(state_unit *u)
 		u->tensors[t]->missed = kept ? u->tensors[t]->kept_missed : 0;
 }
 
-void state_job_roll_back(state_job *j)
+void state_job_roll_back(state_job *j, bool all)
 {
 	CHECK(j->kept);
 	j->kept = j->rollback = false;
-	for (size_t i = 0; i < j->n_units; i++)
-		if (!j->units[i]->dropped)
-			state_unit_roll_back(j->units[i]);
+	for (size_t i = 0; i < j->n_units; i++) {
+		state_unit *u = j->units[i];
+
+		if (!u->dropped && (all || (u->n_parts && u->parts[0]->kept)))
+			state_unit_roll_back(u);
+	}
 }
 
 int state_unit_add_buffer_region(state_unit *u, const struct region *r)

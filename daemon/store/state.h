@@ -80,8 +80,9 @@ void state_region_free(state_region **field);
 
 /* What Job.kept is of: the units as they are now. */
 void state_job_keep(state_job *j);
-/* The units are as they were then. Those of which nothing was kept are not initialised. */
-void state_job_roll_back(state_job *j);
+/* The units are as they were then; @all, or else those that have memory for a copy. Of them, those of
+ * which nothing was kept are not initialised. */
+void state_job_roll_back(state_job *j, bool all);
 
 /* Append the place of the next rank's buffers. Return: 0 or -ENOMEM. */
 int state_unit_add_buffer_region(state_unit *u, const struct region *r);

@@ -58,6 +58,14 @@ bool unit_pools_gradient(const state_unit *rec)
 	       rec->optimizer->when == OPTIM_BY_TRAINER;
 }
 
+bool unit_steps_early(const state_unit *rec)
+{
+	const state_optimizer *o = rec->optimizer;
+
+	return o->when == OPTIM_BY_TRAINER ||
+	       (o->when == OPTIM_IN_BACKWARD && o->kind != OPTIM_NONE);
+}
+
 /* Allocates parts and tensors, or neither. The caller sets the memory. */
 static int unit_make_arrays(struct unit *u, const struct layout *layout)
 {

@@ -228,6 +228,9 @@ void *unit_state_at(const state_unit *rec, const struct region *r, unsigned i, u
 
 /* Do gradient shards come from a pool while they are needed, instead of existing always? */
 bool unit_pools_gradient(const state_unit *rec);
+/* Is it stepped before the Step, and so perhaps before other units (an optimizer in backward, or the
+ * trainers' own)? */
+bool unit_steps_early(const state_unit *rec);
 
 /* Is it an alias of another tensor? */
 bool unit_is_alias(const state_tensor *t);

@@ -114,6 +114,7 @@ static int convert_begin_unit(struct coll *c, struct relayout *x, struct unit *u
 	CHECK(unit_layout(&x->rec, group_size(g), &l));
 	if (unit_new(u->id, &x->rec, &l, g->devices, g->n_devices, &x->fresh) < 0)
 		return -ENOMEM;
+	x->copied = kept_takes(c->job, &x->rec, &l);
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {
 		x->fresh->tensors[i].of_unit = u->tensors[i].of_unit;
 		x->fresh->tensors[i].of = u->tensors[i].of;
@@ -198,7 +199,7 @@ static void convert_swap_unit(struct job *job, const struct convert_args *a, str
 	convert_swap_tensors(a, u);
 	unit_lay_out(u, &fresh->layout, NULL);
 	u->version++;
-	kept_forget(job, u); /* checked: nothing had changed since the commit */
+	kept_moved(job, u, fresh); /* checked: nothing has changed since the copy */
 	job_journal_mark_unit(job, u);
 }
 

@@ -11,6 +11,7 @@
 #include "copies/hold.h"
 #include "core/check.h"
 #include "core/fnv.h"
+#include "job/kept.h"
 #include "op/guard.h"
 #include "op/op.h"
 #include "op/op_util.h"
@@ -261,14 +262,30 @@ static bool op_convert_is_waiting_for_copies(const struct coll *c)
 	return false;
 }
 
-static int op_convert_check_all(const struct coll *c, struct fault *f)
+/* A copy of the old layout is of no use to the new one. */
+static int op_convert_check_kept(const struct coll *c, struct fault *f)
 {
-	if (c->job->rec->kept && !convert_of(c)->clean)
+	const struct job *job = c->job;
+
+	if (!job->rec->kept || convert_of(c)->clean)
+		return 0;
+	if (kept_at_commits(job))
 		return fault_set(
 			f, FAULT_STATE, NULL,
 			"job '%s' resumes at step %llu, its last commit, of which it keeps "
 			"a copy: commit what has changed since then before ConvertUnits",
-			c->job->rec->name, (unsigned long long)c->job->rec->step);
+			job->rec->name, (unsigned long long)job->rec->step);
+	return fault_set(f, FAULT_STATE, NULL,
+			 "units of job '%s' have made a step before others, and it keeps a copy of "
+			 "them from before: call Step (with units of groups, Commit) before "
+			 "ConvertUnits",
+			 job->rec->name);
+}
+
+static int op_convert_check_all(const struct coll *c, struct fault *f)
+{
+	if (op_convert_check_kept(c, f))
+		return f->code;
 	convert_of(c)->clean = true; /* the copy that is made from here on is ours */
 	for (size_t i = 0; i < convert_args(c->ops[0])->n; i++) {
 		struct unit *u = job_unit_by_id(c->job, convert_args(c->ops[0])->units[i]);
@@ -335,7 +352,7 @@ static enum res op_convert_tick(struct coll *c)
 		RES_TRY(coll_check_epoch(c, true));
 		if (op_convert_check_all(c, c->fault))
 			return RES_FAILED;
-		RES_TRY(drain_may_write(c));
+		RES_TRY(drain_may_write(c, JOB_CHANGE_WHOLE));
 		RES_TRY(op_convert_need_memory(c));
 		RES_TRY(op_convert_ready(c));
 		c->stage = OP_CONVERT_PLACE;

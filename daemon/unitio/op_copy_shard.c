@@ -281,7 +281,7 @@ static enum res op_copy_shard_tick(struct op *op)
 		/* cast_done is for ops that take the copy; node_wake comes after it */
 		if (unit_is_copying(op->unit))
 			return op_wait(op, &op->m->job->node->changed);
-		RES_TRY(readers_let(op->m->job, &op->waiter));
+		RES_TRY(readers_let(op->m->job, JOB_CHANGE_WHOLE, &op->waiter));
 	}
 	return op_copy_shard_start(op, &run);
 }

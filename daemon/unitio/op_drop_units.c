@@ -181,7 +181,7 @@ static enum res op_drop_units_tick(struct coll *c)
 		RES_TRY(coll_check_epoch(c, true));
 		if (op_drop_units_check_all(c, c->fault))
 			return RES_FAILED;
-		RES_TRY(drain_may_write(c));
+		RES_TRY(drain_may_write(c, JOB_CHANGE_WHOLE));
 		if (op_drop_units_is_busy(c))
 			return coll_wait_for_node(c);
 		c->stage = DROP_UNITS_DROP;

@@ -395,7 +395,7 @@ static enum res op_init_tick(struct coll *c)
 		fallthrough;
 	case INIT_DRAIN:
 		RES_TRY(op_init_check_begin(c));
-		RES_TRY(drain_may_write(c));
+		RES_TRY(drain_may_write(c, JOB_CHANGE_WHOLE));
 		c->stage = INIT_BEGIN;
 		RES_TRY(drain_coll(c));
 		fallthrough;

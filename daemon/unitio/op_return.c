@@ -243,7 +243,7 @@ static enum res op_return_tick(struct coll *c)
 		fallthrough;
 	case RETURN_DRAIN:
 		RES_TRY(coll_check_epoch(c, false));
-		RES_TRY(drain_may_write(c));
+		RES_TRY(drain_may_write(c, JOB_CHANGE_WHOLE));
 		c->stage = RETURN_READY;
 		RES_TRY(drain_coll(c));
 		fallthrough;

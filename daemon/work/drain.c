@@ -178,11 +178,11 @@ enum res drain_coll(struct coll *c)
 	return r == RES_FAILED ? coll_fail(c, -ENOMEM) : r;
 }
 
-enum res drain_may_write(struct coll *c)
+enum res drain_may_write(struct coll *c, enum job_change what)
 {
 	if (c->writes)
 		return RES_DONE;
-	RES_TRY(readers_let(c->job, &c->waiter));
+	RES_TRY(readers_let(c->job, what, &c->waiter));
 	c->writes = true;
 	c->job->readers.writing++;
 	return RES_DONE;

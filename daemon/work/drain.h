@@ -19,6 +19,6 @@ void drain_go_on(struct job *job);
 
 /* @c is about to change parameters, or will lead to that: may it, or do readers hold them? Asked
  * again at the next tick. From RES_DONE on until its end none will. */
-enum res drain_may_write(struct coll *c);
+enum res drain_may_write(struct coll *c, enum job_change what);
 
 #endif

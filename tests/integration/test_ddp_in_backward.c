@@ -502,6 +502,7 @@ Test(ddp_in_backward, a_rank_with_a_share_cannot_be_without_inputs)
 
 struct death {
 	bool early; /* before any unit is stepped */
+	enum shardd_resume resume;
 };
 
 /* A pass in which the last two tensors come first: two units, in one bucket. Rank 1 dies
@@ -528,35 +529,48 @@ static int dying_trainer(const struct trainer *t)
 {
 	static const struct way w = { "dying", SHARDD_PROFILE_DDP, .kind = SHARDD_SGD };
 	const struct death *how = t->arg;
-	struct shardd_membership me;
-	shardd_client *c = train_join(t);
+	shardd_client *c = train_connect(t);
+	struct shardd_membership me = train_join_resuming(c, t, SHARDD_EPHEMERAL, how->resume);
 	struct model m = make(c, &w, SHARDD_OPTIM_IN_BACKWARD);
+	float committed[9], after[9];
 
 	pass(&m, t, 1);
 	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	train_params(c, m.units[3], committed, sizeof(committed));
 	last_pass(&m, t, how->early);
 	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
 	me = train_join_as(c, t, SHARDD_EPHEMERAL);
-	TRAINER_CHECK(me.has_commit && me.step == 1 && me.torn == !how->early);
+	TRAINER_CHECK(me.has_commit && me.step == 1);
+	TRAINER_CHECK(me.torn == (!how->early && how->resume == SHARDD_RESUME_NO_COPY));
+	if (!me.torn) {
+		train_params(c, m.units[3], after, sizeof(after));
+		TRAIN_SAME(after, committed, sizeof(after));
+	}
 	train_leave(c);
 	return 0;
 }
 
-static void die(bool early)
+static void die(bool early, enum shardd_resume resume)
 {
 	struct death *how = trainer_shared(sizeof(*how));
 
 	how->early = early;
+	how->resume = resume;
 	trainfix_run(3, dying_trainer, how);
 }
 
-Test(ddp_in_backward, a_death_after_a_unit_was_stepped_tears_the_job)
+Test(ddp_in_backward, a_death_after_a_unit_was_stepped_leaves_the_commit)
 {
-	die(false);
+	die(false, SHARDD_RESUME_APPLIED);
+}
+
+Test(ddp_in_backward, a_death_after_a_unit_was_stepped_tears_a_job_without_a_copy)
+{
+	die(false, SHARDD_RESUME_NO_COPY);
 }
 
 Test(ddp_in_backward, a_death_before_that_leaves_the_commit)
 {
-	die(true);
+	die(true, SHARDD_RESUME_NO_COPY);
 }

@@ -34,6 +34,7 @@ struct scene {
 	bool clips;
 	uint64_t buffer; /* numbers in a buffer of every unit */
 	uint64_t stays;  /* bytes of parameters, gradients and state after a step; 0: any */
+	enum shardd_resume resume;
 
 	atomic_int reached; /* phases that the trainers are through with */
 	atomic_int seen;    /* and that were looked at */
@@ -133,19 +134,21 @@ struct expected {
 	uint64_t used, taken, peak;
 };
 
-/* Parameters; gradients, unless the optimizer runs in backward; optimizer state; buffers. */
+/* Parameters; gradients, unless the optimizer runs in backward; optimizer state; then copies of them, to
+ * which half a step is rolled back; buffers. */
 static struct expected shards(const struct scene *s)
 {
-	uint64_t params = 0, other = 0, buffers = 0;
+	bool copied = in_backward(s) && s->resume != SHARDD_RESUME_NO_COPY;
+	uint64_t params = 0, other = 0, buffers = 0, copies = 0, taken;
 
 	for (unsigned u = 0; u < s->n_units; u++) {
 		params += array(trained(s, u) + frozen(s, u), 4);
 		other += array(trained(s, u), 4) * (!in_backward(s) + s->states);
 		buffers += array(s->buffer, 8);
 	}
-	return (struct expected){ params + other + s->world * buffers,
-				  page(params) + page(other) + s->world * page(buffers),
-				  page(params) + page(other) + s->world * page(buffers) };
+	copies = copied ? params + other : 0;
+	taken = page(params) + page(other) + page(copies) + s->world * page(buffers);
+	return (struct expected){ params + other + copies + s->world * buffers, taken, taken };
 }
 
 /* Where the compute dtype is not that of the storage; until the parameters change. */
@@ -362,7 +365,8 @@ static int crew(const struct trainer *t)
 			.socket = t->socket, .job = "measured", .rank = r, .world = w.s->world
 		};
 
-		w.c[r] = train_join(&one);
+		w.c[r] = train_connect(&one);
+		train_join_resuming(w.c[r], &one, SHARDD_EPHEMERAL, w.s->resume);
 	}
 	register_all(&w);
 	for (unsigned u = 0; u < w.s->n_units; u++)
@@ -476,6 +480,13 @@ static const struct scene scenes[] = {
 	  .n_units = 1,
 	  .like = { .optimizer = BACK(SHARDD_SGD), .compute_dtype = SHARDD_FP16 },
 	  .states = 0 },
+	{ .name = "in backward, without copies, 2 ranks",
+	  .world = 2,
+	  .units = { { 512, 1024, 0 }, { 700, 1024, 0 }, { 100, 100, 0 } },
+	  .n_units = 3,
+	  .like = { .optimizer = BACK(SHARDD_ADAMW), .compute_dtype = SHARDD_FP32 },
+	  .states = 2,
+	  .resume = SHARDD_RESUME_NO_COPY },
 };
 
 Test(memory, formulas_to_the_page, .init = trainfix_begin, .fini = trainfix_end)
@@ -484,14 +495,17 @@ Test(memory, formulas_to_the_page, .init = trainfix_begin, .fini = trainfix_end)
 		run_scene(&scenes[i]);
 }
 
-/* 16 bytes a parameter stay between steps, 12 with the optimizer in backward; clipping or not:
- * the tutorial's numbers, for a model that pages divide. */
+/* 16 bytes a parameter stay between steps, 12 with the optimizer in backward and as many for the copy of
+ * them, which a job may do without; clipping or not: the tutorial's numbers, for a model that pages
+ * divide. */
 Test(memory, twelve_bytes_instead_of_sixteen, .init = trainfix_begin, .fini = trainfix_end)
 {
 	enum { N = 3 << 20 };
-	static const char *const names[] = { "at the step", "in backward", "in backward, clipped" };
+	static const char *const names[] = { "at the step", "in backward, no copy",
+					     "in backward, clipped, no copy", "in backward" };
+	static const unsigned bytes[] = { 16, 12, 12, 24 };
 
-	for (int kind = 0; kind < 3; kind++) {
+	for (unsigned kind = 0; kind < ARRAY_SIZE(names); kind++) {
 		struct scene s = { .name = names[kind],
 				   .world = 4,
 				   .units = { { 1024, 1024, 0 }, { 2048, 1024, 0 } },
@@ -499,7 +513,8 @@ Test(memory, twelve_bytes_instead_of_sixteen, .init = trainfix_begin, .fini = tr
 				   .like = { .optimizer = ADAMW_, .compute_dtype = SHARDD_FP32 },
 				   .states = 2,
 				   .clips = kind == 2,
-				   .stays = (kind ? 12u : 16u) * N };
+				   .resume = kind % 3 ? SHARDD_RESUME_NO_COPY : 0,
+				   .stays = bytes[kind] * N };
 
 		if (kind)
 			s.like.optimizer.when = SHARDD_OPTIM_IN_BACKWARD;

@@ -538,24 +538,28 @@ static void describe(const struct unit *u, unsigned number, struct shardd_tensor
 	}
 }
 
-/* Class shard: two slabs on each device, and one for each rank's buffers. */
+/* Class shard: two slabs on each device, one of copies of what steps early, and one for each rank's
+ * buffers. */
 static void book_shards(struct crew *w)
 {
 	bool kept = w->s->like.optimizer.when <= SHARDD_OPTIM_AT_STEP;
-	uint64_t params = 0, other = 0, buffers = 0;
+	uint64_t params = 0, other = 0, buffers = 0, copies = 0;
 
 	for (unsigned i = 0; i < w->n_units; i++) {
 		const struct memory_unit *u = &w->units[i].is;
+		uint64_t all = memory_array(memory_part(u, false) + memory_part(u, true), 4);
 
-		params +=
-			memory_taken(memory_array(memory_part(u, false) + memory_part(u, true), 4));
+		params += memory_taken(all);
 		other += (kept + w->s->states) *
 			 memory_taken(memory_array(memory_part(u, false), 4));
 		buffers += memory_array(w->s->buffer, 8);
+		if (!kept && memory_part(u, false))
+			copies += all + w->s->states * memory_array(memory_part(u, false), 4);
 	}
-	w->shard.used = w->devices * (params + other) + w->s->world * buffers;
-	w->shard.taken = w->devices * (memory_page(params) + memory_page(other)) +
-			 w->s->world * memory_page(buffers);
+	w->shard.used = w->devices * (params + other + copies) + w->s->world * buffers;
+	w->shard.taken =
+		w->devices * (memory_page(params) + memory_page(other) + memory_page(copies)) +
+		w->s->world * memory_page(buffers);
 	w->shard.peak = w->shard.taken;
 }
 

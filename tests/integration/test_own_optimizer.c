@@ -296,6 +296,7 @@ struct play {
 	stage at[WORLD];
 	pid_t pids[WORLD];
 	bool give_back; /* rank 1 does, before it dies */
+	enum shardd_resume resume;
 	float before[150];
 };
 
@@ -303,10 +304,10 @@ struct play {
 static int dying_trainer(const struct trainer *t)
 {
 	struct play *p = t->arg;
-	shardd_client *c = train_join(t);
+	shardd_client *c = train_connect(t);
+	struct shardd_membership me = train_join_resuming(c, t, SHARDD_EPHEMERAL, p->resume);
 	shardd_unit own = make_unit(c, 0, SHARDD_LAYOUT_FLAT, true);
 	struct shardd_shard s;
-	struct shardd_membership me;
 
 	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
 	if (t->rank == 0)
@@ -327,8 +328,8 @@ static int dying_trainer(const struct trainer *t)
 	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
 	me = train_join_as(c, t, SHARDD_EPHEMERAL);
 	TRAINER_CHECK(me.has_commit && me.step == 1);
-	TRAINER_CHECK(me.torn == p->give_back);
-	if (!p->give_back) {
+	TRAINER_CHECK(me.torn == (p->give_back && p->resume == SHARDD_RESUME_NO_COPY));
+	if (!me.torn) {
 		float now[150];
 
 		train_params(c, own, now, sizeof(now));
@@ -339,11 +340,12 @@ static int dying_trainer(const struct trainer *t)
 	return 0;
 }
 
-static void dies(bool give_back)
+static void dies(bool give_back, enum shardd_resume resume)
 {
 	struct play *p = trainer_shared(sizeof(*p));
 
 	p->give_back = give_back;
+	p->resume = resume;
 	for (uint32_t r = 0; r < WORLD; r++)
 		p->pids[r] = trainer_start(&trainfix, "dies", r, WORLD, dying_trainer, p);
 	for (uint32_t r = 0; r < WORLD; r++)
@@ -355,10 +357,15 @@ static void dies(bool give_back)
 
 Test(own_optimizer, a_death_before_a_shard_is_given_back_changes_nothing)
 {
-	dies(false);
+	dies(false, SHARDD_RESUME_NO_COPY);
 }
 
-Test(own_optimizer, a_death_after_one_was_given_back_tears_the_job)
+Test(own_optimizer, a_death_after_one_was_given_back_changes_nothing)
 {
-	dies(true);
+	dies(true, SHARDD_RESUME_APPLIED);
+}
+
+Test(own_optimizer, a_death_after_one_was_given_back_tears_a_job_without_a_copy)
+{
+	dies(true, SHARDD_RESUME_NO_COPY);
 }

@@ -188,9 +188,12 @@ static int refuses(const struct trainer *t)
 	TRAIN_FAILS(shardd_join(c, &job, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
 	told_now("job.allow_torn is set and job.resume is COMMITTED");
 	job.allow_torn = false;
-	job.resume = (enum shardd_resume)3;
+	job.resume = (enum shardd_resume)4;
 	TRAIN_FAILS(shardd_join(c, &job, NULL, &train_err), SHARDD_INVALID_ARGUMENT);
-	told_now("job.resume is 3; it must be APPLIED or COMMITTED");
+	told_now("job.resume is 4; it must be APPLIED, COMMITTED or NO_COPY");
+	job.resume = SHARDD_RESUME_NO_COPY;
+	TRAIN_FAILS(shardd_join(c, &job, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
+	told_now("not at its last applied step without a copy (NO_COPY)");
 	job.resume = SHARDD_RESUME_APPLIED;
 	TRAIN_FAILS(shardd_join(c, &job, NULL, &train_err), SHARDD_FAILED_PRECONDITION);
 	told_now("resumes at its last commit, not at its last applied step");
@@ -210,7 +213,7 @@ Test(resume_committed, is_decided_when_the_job_is_created)
 
 	cr_assert_eq(daemonfix_ctl_text(&trainfix, create, out, sizeof(out)), 0, "%s", out);
 	cr_expect_eq(daemonfix_ctl_text(&trainfix, wrong, out, sizeof(out)), 2);
-	cr_expect(strstr(out, "--resume \"torn\" is neither applied nor committed"), "%s", out);
+	cr_expect(strstr(out, "--resume \"torn\" is not applied, committed or no-copy"), "%s", out);
 	trainers_run(&trainfix, "made", 1, refuses, NULL, 60);
 	fail_job_text(&trainfix, "made", "resume", out, sizeof(out));
 	cr_expect_str_eq(out, "COMMITTED");

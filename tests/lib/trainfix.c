@@ -170,20 +170,28 @@ shardd_client *train_connect(const struct trainer *t)
 	return c;
 }
 
-struct shardd_membership train_join_as(shardd_client *c, const struct trainer *t,
-				       enum shardd_lifetime lifetime)
+struct shardd_membership train_join_resuming(shardd_client *c, const struct trainer *t,
+					     enum shardd_lifetime lifetime,
+					     enum shardd_resume resume)
 {
 	struct shardd_job job = { .size = sizeof(job),
 				  .name = t->job,
 				  .world_size = t->world,
 				  .rank = t->rank,
 				  .lifetime = lifetime,
-				  .op_timeout_ms = 50000 };
+				  .op_timeout_ms = 50000,
+				  .resume = resume };
 	struct shardd_membership me;
 
 	TRAIN_OK(shardd_join(c, &job, &me, &train_err));
 	TRAINER_CHECK(me.rank == t->rank && me.world_size == t->world && me.epoch > 0);
 	return me;
+}
+
+struct shardd_membership train_join_as(shardd_client *c, const struct trainer *t,
+				       enum shardd_lifetime lifetime)
+{
+	return train_join_resuming(c, t, lifetime, 0);
 }
 
 shardd_client *train_join(const struct trainer *t)

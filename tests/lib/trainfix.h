@@ -41,6 +41,10 @@ void train_leave(shardd_client *c);
 /* Join @t's job and say what is in it. */
 struct shardd_membership train_join_as(shardd_client *c, const struct trainer *t,
 				       enum shardd_lifetime lifetime);
+/* The same of a job that goes on from there after a loss. */
+struct shardd_membership train_join_resuming(shardd_client *c, const struct trainer *t,
+					     enum shardd_lifetime lifetime,
+					     enum shardd_resume resume);
 
 /* Register a unit of one tensor of @n elements like @like (NULL: fp32, no optimizer)
  * under @name. */

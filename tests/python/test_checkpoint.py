@@ -177,7 +177,7 @@ class ResumeFrom(unittest.TestCase):
 
     def test_another_word_is_refused(self):
         with (shardd.connect(self.socket) as client,
-              self.assertRaisesRegex(shardd.InvalidArgument, "'applied', 'committed' or None")):
+              self.assertRaisesRegex(shardd.InvalidArgument, "'applied', 'committed', 'no-copy' or")):
             client.join("wrong", 1, 0, resume_from="torn")
 
 

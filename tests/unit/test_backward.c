@@ -516,8 +516,16 @@ static void rejoin(void)
 	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), 0, "%s", f.text);
 }
 
-Test(backward, a_death_after_the_first_step_tears_the_job)
+/* Of a job that rolls nothing back. Those that do: test_kept.c. */
+static void without_copy(void)
 {
+	job->rec->resume = JOB_RESUME_NO_COPY;
+	nodefix_wrote(&n);
+}
+
+Test(backward, a_death_after_the_first_step_tears_a_job_without_a_copy)
+{
+	without_copy();
 	commit(1);
 	reduce(u, 2);
 	nodefix_turns(&n);
@@ -528,8 +536,9 @@ Test(backward, a_death_after_the_first_step_tears_the_job)
 	expect_fault(&op[0].fault, FAULT_STATE, "is TORN");
 }
 
-Test(backward, a_death_while_one_runs_tears_the_job)
+Test(backward, a_death_while_one_runs_tears_a_job_without_a_copy)
 {
+	without_copy();
 	commit(1);
 	submit_and_hold(u, 2);
 	nodefix_drop(&n, m[1], "died");
@@ -564,8 +573,9 @@ Test(backward, a_death_before_it_leaves_all_as_it_was)
 	cr_expect_eq(u->rec->optimizer->steps, 1);
 }
 
-Test(backward, a_death_while_a_reduce_steps_tears_the_job)
+Test(backward, a_death_while_a_reduce_steps_tears_a_job_without_a_copy)
 {
+	without_copy();
 	commit(1);
 	submit_fused(u, 2);
 	nodefix_drop(&n, m[1], "died");
@@ -582,6 +592,7 @@ Test(backward, a_death_before_a_reduce_steps_leaves_all_as_it_was)
 {
 	float before[ELEMENTS];
 
+	without_copy();
 	memcpy(before, nodefix_params(u), sizeof(before));
 	commit(1);
 	for (unsigned i = 0; i < 2; i++) {
@@ -611,6 +622,7 @@ Test(backward, a_death_before_a_reduce_steps_leaves_all_as_it_was)
  * epoch: the unit once counted as stepped in the pass of the next one, and took no gradient. */
 Test(backward, a_step_that_outlives_its_epoch_is_not_of_the_next_pass)
 {
+	without_copy();
 	submit_and_hold(u, 1);
 	cr_assert(u->step == UNIT_STEP_STEPPING);
 	nodefix_drop(&n, m[1], "died");
@@ -658,6 +670,7 @@ Test(backward, a_device_that_fails_tears_the_job)
 
 Test(backward, a_device_that_fails_a_reduce_that_steps_tears_the_job)
 {
+	without_copy(); /* which would be the first to fail */
 	for (unsigned i = 0; i < 2; i++) {
 		NODEFIX_OK(nodefix_on_unit(&n, m[i], "GradientBuffer", u, &op[i]), &op[i]);
 		nodefix_write(&op[i].result.place, 1);
@@ -749,10 +762,13 @@ static uint64_t shard_bytes_of(enum optim_when when, const char *name)
 	return job->quota.by_class[MEM_SHARD] - before;
 }
 
-Test(backward, an_element_takes_twelve_bytes_instead_of_sixteen)
+Test(backward, an_element_takes_twelve_bytes_and_as_many_for_the_copy)
 {
 	cr_expect_eq(shard_bytes_of(OPTIM_AT_STEP, "at step"), 16u << 20);
-	cr_expect_eq(shard_bytes_of(OPTIM_IN_BACKWARD, "in backward"), 12u << 20);
+	cr_expect_eq(shard_bytes_of(OPTIM_IN_BACKWARD, "in backward"), 24u << 20);
+	without_copy();
+	cr_expect_eq(shard_bytes_of(OPTIM_AT_STEP, "at step too"), 16u << 20);
+	cr_expect_eq(shard_bytes_of(OPTIM_IN_BACKWARD, "without"), 12u << 20);
 }
 
 /* Gradients that wait for more, of one unit after the other, need the memory of one. */

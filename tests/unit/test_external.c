@@ -122,9 +122,16 @@ Test(external, a_gather_waits_until_the_copies_are_equal)
 	check_copies();
 }
 
+static void without_copy(void)
+{
+	job->rec->resume = JOB_RESUME_NO_COPY;
+	nodefix_wrote(&n);
+}
+
 /* The shares of all were there: the step is over, of an epoch that is over. */
 Test(external, copies_become_equal_though_a_rank_dies)
 {
+	without_copy();
 	take();
 	give_back(0);
 	engine_fake_hold(n.node.engine, true);
@@ -143,6 +150,7 @@ Test(external, copies_become_equal_though_a_rank_dies)
 /* Only one copy has what the other rank gave back. */
 Test(external, copies_that_stay_unequal_must_be_initialised)
 {
+	without_copy();
 	take();
 	give_back(0);
 	nodefix_drop(&n, m[1], "died");
@@ -158,6 +166,49 @@ Test(external, copies_that_stay_unequal_must_be_initialised)
 		nodefix_ok(&op[i], "Initialise");
 	cr_expect(u->rec->initialised);
 	cr_expect_arr_eq(copy(0), copy(1), ELEMENTS * sizeof(float));
+}
+
+/* Shares of one rank, or of all while they are sent from device to device. */
+static void rolls_back(bool all)
+{
+	float before[ELEMENTS];
+
+	memcpy(before, copy(0), sizeof(before));
+	take();
+	cr_expect_not(job->rec->kept, "the trainers write to places of their own");
+	give_back(0);
+	cr_expect(job->rec->kept);
+	engine_fake_hold(n.node.engine, all);
+	if (all)
+		give_back(1);
+	nodefix_turns(&n);
+	nodefix_drop(&n, m[1], "died");
+	nodefix_turns(&n);
+	cr_expect(job->rec->rollback || !all);
+	engine_fake_hold(n.node.engine, false);
+	nodefix_turns(&n);
+	cr_expect_not(job->rec->kept || job->rec->rollback || job->life.torn);
+	cr_expect(u->rec->initialised);
+	for (unsigned d = 0; d < 2; d++)
+		cr_expect_arr_eq(copy(d), before, sizeof(before));
+	cr_expect_eq(u->rec->optimizer->steps, 0);
+	cr_expect_eq(u->shards, UNIT_SHARDS_NONE);
+	rejoin();
+	take();
+	give_back(0);
+	give_back(1);
+	nodefix_turns(&n);
+	check_copies();
+}
+
+Test(external, a_death_rolls_back_what_one_rank_gave_back)
+{
+	rolls_back(false);
+}
+
+Test(external, a_death_rolls_back_copies_that_become_equal)
+{
+	rolls_back(true);
 }
 
 /* The pass that the Reduce ended is over: the next one promises the shards again. */

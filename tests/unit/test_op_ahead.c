@@ -442,6 +442,8 @@ AHEAD_TEST(a_step_in_backward_is_not_read_by_nobody, begin_cast)
 	struct unit *back;
 	uint64_t version;
 
+	job->rec->resume = JOB_RESUME_NO_COPY; /* the step is the device's first task */
+	nodefix_wrote(&n);
 	spec->guarded = true;
 	spec->compute_dtype = DTYPE_BF16;
 	spec->optimizer->when = OPTIM_IN_BACKWARD;

@@ -388,6 +388,13 @@ static void reduce_of(struct unit *x)
 	nodefix_turns(&n);
 }
 
+/* The job has no copy of the state before that. */
+static void without_copy(void)
+{
+	job->rec->resume = JOB_RESUME_NO_COPY;
+	nodefix_wrote(&n);
+}
+
 /* Of two units, one has made the step. */
 static void half(uint64_t last)
 {
@@ -401,6 +408,7 @@ static void half(uint64_t last)
 
 Test(position, optimizers_in_backward_are_between_two_steps)
 {
+	without_copy();
 	half(1);
 	nodefix_drop(&n, m[1], "died");
 	cr_expect(job->life.torn);
@@ -411,6 +419,7 @@ Test(position, joining_again_makes_half_a_step_no_whole_one)
 	struct fault f = FAULT_NULL;
 	struct member *again;
 
+	without_copy();
 	half(5);
 	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), RES_DONE);
 	expect_unknown();
@@ -421,6 +430,7 @@ Test(position, leaving_makes_half_a_step_no_whole_one)
 	struct fault f = FAULT_NULL;
 	bool freed;
 
+	without_copy();
 	half(5);
 	cr_assert_eq(job_leave(m[1], &freed, &f), RES_DONE, "%s", f.text);
 	m[1] = nodefix_join(&n, job, 1);
@@ -430,11 +440,66 @@ Test(position, leaving_makes_half_a_step_no_whole_one)
 Test(position, allowing_torn_makes_half_a_step_no_whole_one)
 {
 	job->rec->allow_torn = true;
-	nodefix_wrote(&n);
+	without_copy();
 	half(5);
 	nodefix_drop(&n, m[1], "died");
 	cr_expect_not(job->life.torn);
 	expect_unknown();
+}
+
+/* With one, those of the step before it come back. */
+static void expect_back(void)
+{
+	nodefix_turns(&n);
+	expect_at(5);
+	expect_blobs(7, 5);
+	cr_expect_not(job->life.torn || job->rec->partial || job->rec->kept);
+	cr_expect_eq(job->rec->uncommitted_steps, 1);
+}
+
+Test(position, a_death_brings_the_step_before_it_back)
+{
+	half(5);
+	nodefix_drop(&n, m[1], "died");
+	expect_back();
+}
+
+Test(position, joining_again_brings_the_step_before_it_back)
+{
+	struct fault f = FAULT_NULL;
+	struct member *again;
+
+	half(5);
+	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), RES_WAIT);
+	expect_back();
+	cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), RES_DONE, "%s", f.text);
+}
+
+Test(position, leaving_brings_the_step_before_it_back)
+{
+	struct fault f = FAULT_NULL;
+	bool freed;
+
+	half(5);
+	cr_assert_eq(job_leave(m[1], &freed, &f), RES_DONE, "%s", f.text);
+	cr_assert_eq(nodefix_try_join(&n, job, 1, NULL, NULL, &m[1], &f), RES_WAIT);
+	expect_back();
+	m[1] = nodefix_join(&n, job, 1);
+}
+
+/* Nobody knows which step that is. */
+Test(position, a_step_before_it_without_a_number_tears_the_job)
+{
+	struct unit *a = in_backward("a", 0);
+
+	commit(64);
+	applied(NO_NUMBER, 0);
+	reduce_of(a);
+	cr_expect(job->rec->kept);
+	nodefix_drop(&n, m[1], "died");
+	cr_expect_not(job->life.torn, "it is not back yet");
+	nodefix_turns(&n);
+	cr_expect(job->life.torn);
 }
 
 /* One of two units is stepped, the other waits for its release. A rank dies while the commit, which
@@ -460,7 +525,8 @@ Test(position, a_death_does_not_let_half_a_step_be_committed)
 	nodefix_wait(&c[0]);
 	cr_expect_neq(c[0].fault.code, 0);
 	cr_expect_eq(job->rec->step, 10);
-	expect_unknown();
+	nodefix_turns(&n);
+	expect_at(10);
 }
 
 /* ------------------------------------------------------------------- groups */
@@ -491,6 +557,43 @@ Test(position, with_groups_only_commits_tell)
 	expect_unknown();
 	nodefix_drop(&n, m[1], "died");
 	cr_expect(job->life.torn);
+}
+
+/* What was committed is kept until the next commit. */
+Test(position, with_groups_the_commit_comes_back)
+{
+	struct group *g = both_ranks();
+	struct unit *a = in_backward("a", g->id), *b = in_backward("b", 0);
+
+	commit(1);
+	reduce_of(a);
+	reduce_of(b);
+	submit_step(0, NO_NUMBER, 0, false);
+	submit_step(1, NO_NUMBER, 0, false);
+	both_ok("Step");
+	expect_unknown();
+	cr_expect(job->rec->kept);
+	nodefix_drop(&n, m[1], "died");
+	nodefix_turns(&n);
+	cr_expect_not(job->life.torn);
+	expect_at(1);
+	expect_blobs(10, 1);
+	cr_expect_eq(a->rec->optimizer->steps + b->rec->optimizer->steps, 0);
+}
+
+Test(position, with_groups_and_no_commit_all_begins_again)
+{
+	struct unit *a = in_backward("a", both_ranks()->id);
+
+	reduce_of(a);
+	submit_step(0, 3, 5, false);
+	submit_step(1, 3, 5, false);
+	both_ok("Step");
+	nodefix_drop(&n, m[1], "died");
+	nodefix_turns(&n);
+	cr_expect_not(job->life.torn || job->rec->anchored);
+	cr_expect_eq(a->rec->optimizer->steps, 0);
+	cr_expect_eq(job->quota.by_class[MEM_CONTROL], 0);
 }
 
 /* By ReturnFull, CopyShard: nobody knows what they are for. */

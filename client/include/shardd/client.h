@@ -136,10 +136,14 @@ enum shardd_lifetime {
 
 /* What the job goes on from after a rank was lost. The job's first trainer decides. */
 enum shardd_resume {
-	SHARDD_RESUME_APPLIED =
-		1, /* the last applied step; torn, if nobody knows which one it is */
-	SHARDD_RESUME_COMMITTED = 2 /* the last commit, of which the job keeps a copy: parameters
-				     * and optimizer state need as much memory again */
+	/* The last applied step; torn, if nobody knows which one it is. Of units with an optimizer
+	 * in backward, or of the trainers' own, the job keeps a copy while some have made a step
+	 * and others not: their parameters and optimizer state need as much memory again. */
+	SHARDD_RESUME_APPLIED = 1,
+	SHARDD_RESUME_COMMITTED = 2, /* the last commit, of which the job keeps a copy: parameters
+				      * and optimizer state need as much memory again */
+	SHARDD_RESUME_NO_COPY = 3    /* as APPLIED, without a copy: torn also by a loss in the
+				      * middle of such a step */
 };
 
 /* What to do if the job has state: a commit, or units with parameters. State of the same run is

@@ -132,8 +132,11 @@ class Client(Session):
         them, "error" is FailedPrecondition, "fresh" deletes the job, unless it has trainers, and
         creates it. A rank that a guard or a launcher has started again continues in any case.
         @resume_from: what the job goes on from after a rank was lost: "applied", the last applied
-        step, or "committed", the last commit, of which it keeps a copy (as much memory again);
-        None: as the job has it, a new one "applied".
+        step; units with an optimizer in backward, or of the trainers' own, are copied before each
+        step (as much memory again for them), so that one that is half made is rolled back.
+        "no-copy": the same without the copy: such a step leaves the job torn. "committed": the last
+        commit, of which it keeps a copy (as much memory again). None: as the job has it, a new one
+        "applied".
         @elastic: the least and the largest number of ranks: ranks that join with another world_size
         between them give the job that size, if none of the former size is in it; None: as the job
         has it, a new one keeps its size.
@@ -425,13 +428,13 @@ def _wish(on_existing: str, job: bytes | None) -> tuple[int, bytes | None]:
     return _WISHES[on_existing], (f"{run}.{left}" if left else run).encode()
 
 
-_RESUMES = {None: 0, "applied": 1, "committed": 2}
+_RESUMES = {None: 0, "applied": 1, "committed": 2, "no-copy": 3}
 
 
 def _resume_from(resume_from: str | None) -> int:
     if resume_from not in _RESUMES:
-        raise InvalidArgument(f"resume_from is {resume_from!r}, must be 'applied', 'committed' or "
-                              "None", "resume_from")
+        raise InvalidArgument(f"resume_from is {resume_from!r}, must be 'applied', 'committed', "
+                              "'no-copy' or None", "resume_from")
     return _RESUMES[resume_from]
 
 
