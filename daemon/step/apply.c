@@ -295,10 +295,11 @@ static void apply_record(struct apply *a)
 {
 	struct job *job = a->job;
 
-	a->changes = !a->redo;
 	kept_applies(job, a->units, a->n);
 	if (!a->redo) {
-		job_change_begin(job);
+		a->changes = a->n > 0; /* else all units have made it in backward */
+		if (a->changes)
+			job_change_begin(job);
 		return;
 	}
 	apply_count_steps(job, a->units, a->n);

@@ -382,6 +382,23 @@ Test(kept_step, a_commit_ends_the_step)
 	expect_at(1);
 }
 
+/* The commit of such a step applies nothing: a daemon that died meanwhile once left the job TORN. */
+Test(kept_step, a_commit_after_backward_changes_nothing)
+{
+	reduce(a);
+	reduce(b);
+	step();
+	backend_fake_hold(n.node.devices[0].backend, true);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_commit(&n, m[i], 1, 10, &op[i]);
+	nodefix_turns(&n);
+	cr_assert_eq(job->step.state, JOB_STEP_APPLYING);
+	cr_expect_not(job->rec->applying);
+	backend_fake_hold(n.node.devices[0].backend, false);
+	both_ok("Commit");
+	cr_expect_eq(job->changing, 0);
+}
+
 /* Nobody knows what was written. */
 Test(kept_step, what_was_written_beside_it_is_of_no_step)
 {
