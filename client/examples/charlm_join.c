@@ -70,11 +70,11 @@ static int check_blob(struct trainer *t)
 		return trainer_fail(
 			t, SHARDD_FAILED_PRECONDITION,
 			"the job's last commit was not made by this charlm: name another job");
-	if (b.step != t->me.step)
+	if (b.step != t->me.blob_step)
 		return trainer_fail(t, SHARDD_INTERNAL,
 				    "the blob of step %" PRIu64
 				    " belongs to the commit of step %" PRIu64,
-				    b.step, t->me.step);
+				    b.step, t->me.blob_step);
 	if (b.seed != o->seed || b.text_hash != t->text.hash || b.batch != o->batch)
 		return trainer_fail(t, SHARDD_FAILED_PRECONDITION,
 				    "the job was trained with --seed %" PRIu64 ", --batch %" PRIu64
@@ -118,10 +118,10 @@ static int learn_device(struct trainer *t)
 	return 0;
 }
 
-/* Steps without a commit, and layers that are stepped before others, could not be continued from. */
+/* Then the losses of all steps are those of commits, however many steps there are between two. */
 static bool resumes_at_commits(const struct train_options *o)
 {
-	return o->commit_every > 1 || o->in_backward;
+	return o->commit_every > 1;
 }
 
 static int join(struct trainer *t)
@@ -149,7 +149,7 @@ static int join(struct trainer *t)
 	    (before.rank != t->me.rank || before.world_size != t->me.world_size))
 		trainer_say(t, "rank %u of %u is rank %u of %u now: pid %d\n", before.rank,
 			    before.world_size, t->me.rank, t->me.world_size, (int)getpid());
-	if (rc >= 0 && t->me.has_commit)
+	if (rc >= 0 && t->me.has_step)
 		trainer_say(t, "rank %u resumed at step %" PRIu64 ": epoch %" PRIu64 ", pid %d\n",
 			    t->me.rank, t->me.step, t->me.epoch, (int)getpid());
 	/* Not a death: the other ranks need not wait for us. But the state of an EPHEMERAL job ends when

@@ -245,7 +245,8 @@ static void draw_batch(struct trainer *t, uint64_t step)
 			    t->first + i, model_context(t->model, i), model_target(t->model, i));
 }
 
-static int optimize(struct trainer *t)
+/* With its number: layers that were stepped in backward need no commit to continue from it. */
+static int optimize(struct trainer *t, uint64_t step)
 {
 	int rc = 0;
 
@@ -258,8 +259,8 @@ static int optimize(struct trainer *t)
 	if (rc < 0)
 		return rc;
 	return sent(t, SLOT_STEP,
-		    shardd_submit_step(t->client, SHARDD_OPTIONS(step), &t->tickets[SLOT_STEP],
-				       &t->err));
+		    shardd_submit_step(t->client, SHARDD_OPTIONS(step, .number = &step),
+				       &t->tickets[SLOT_STEP], &t->err));
 }
 
 /* The mean over the global batch, in sample order: the same for any world size. */
@@ -287,7 +288,7 @@ static int train_step(struct trainer *t, uint64_t step)
 	for (unsigned pass = 0; pass < PASSES && rc >= 0; pass++)
 		rc = run_pass(t, pass, step);
 	if (rc >= 0)
-		rc = optimize(t);
+		rc = optimize(t, step);
 	if (rc >= 0)
 		rc = finish_all(t);
 	if (rc >= 0 && !t->on_host)
@@ -332,14 +333,18 @@ static void report(struct trainer *t, uint64_t step)
 	t->reported_ns = now;
 }
 
-/* From the step after the last committed one to the end. */
+/* From the step after the last one to the end. */
 static int train_epoch(struct trainer *t)
 {
-	uint64_t step = t->me.has_commit ? t->me.step : 0;
-	int rc;
+	uint64_t step = t->me.has_step ? t->me.step : 0;
+	int rc = 0;
 
 	t->reported_step = step;
 	t->reported_ns = now_ns();
+	if (step >= t->options->steps && !(t->me.has_commit && t->me.committed_step == step))
+		rc = trainer_commit(t, step); /* it was only applied */
+	if (rc < 0)
+		return rc;
 	if (step >= t->options->steps)
 		trainer_say(t, "rank %u is finished: step %" PRIu64 " is committed\n", t->me.rank,
 			    step);

@@ -17,8 +17,8 @@ def children(pid):
 
 
 class Charlm:
-    """@committed: the job resumes at its commits, and its optimizers run in backward: then more
-    than one step, and half a step, may be lost."""
+    """@committed: the job resumes at its commits: then more than one step may be lost. @backward:
+    its optimizers run there: half a step is rolled back."""
 
     name = "charlm"
     disk_kib = 256  # room for three of its checkpoints
@@ -27,14 +27,15 @@ class Charlm:
     forks = False  # a rank that died is made again by its own process
     env: dict[str, str] = {}
 
-    def __init__(self, bins, folder, steps, committed):
+    def __init__(self, bins, folder, steps, committed, backward):
         self.program, self.data = bins["charlm"], f"{folder}/text"
-        self.steps, self.committed = steps, committed
+        self.steps, self.committed, self.backward = steps, committed, backward
 
     def command(self):
         fixed = "--json --batch 4 --hidden 16 --context 4 --embed 4".split()
-        resumes = "--in-backward --clip 0 --commit-every 3".split() if self.committed else []
-        return [self.program, "--data", self.data, "--steps", str(self.steps), *fixed, *resumes]
+        fixed += "--in-backward --clip 0".split() if self.backward else []
+        fixed += "--commit-every 3".split() if self.committed else []
+        return [self.program, "--data", self.data, "--steps", str(self.steps), *fixed]
 
     def dying(self, pid):
         """The process that dies, of a rank that was started as @pid."""
@@ -56,8 +57,8 @@ class Torch(Charlm):
     margin = 12
     forks = True
 
-    def __init__(self, bins, folder, steps, committed):
-        super().__init__(bins, folder, steps, committed)
+    def __init__(self, bins, folder, steps, committed, backward):
+        super().__init__(bins, folder, steps, committed, backward)
         self.program = bins["torch"]
         client = ROOT / "client/python"
         self.env = {
@@ -70,9 +71,8 @@ class Torch(Charlm):
 
     def command(self):
         script = str(ROOT / "tests/chaos/gpt.py")
-        resumes = ["--in-backward"] if self.committed else []
         command = [self.program, "-B", script, "--data", self.data, "--steps", str(self.steps)]
-        return command + resumes
+        return command + ["--in-backward"] * self.backward
 
     def dying(self, pid):
         return next(iter(children(pid)), None)
