@@ -31,7 +31,11 @@ static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResp
 		printf(", %llu log lines dropped", (unsigned long long)s->log_dropped);
 	status_print_cordon(s);
 	printf("\n  socket %s, instance %s\n", ctl->socket, s->instance);
-	if (s->store_max)
+	if (s->store_left_out)
+		printf("  jobs outlive the daemon: %u of %u descriptors are in its store, which is "
+		       "nearly full: %u slabs of gradients and copies end with it\n",
+		       s->store_used, s->store_max, s->store_left_out);
+	else if (s->store_max)
 		printf("  jobs outlive the daemon: %u of %u descriptors are in its store\n",
 		       s->store_used, s->store_max);
 	else

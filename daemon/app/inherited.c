@@ -180,10 +180,24 @@ bool inherited_has_journal(const struct inherited *in)
 	return true;
 }
 
-int inherited_slab(struct inherited *in, uint32_t id)
+static struct inherited_slab *inherited_find(const struct inherited *in, uint32_t id)
 {
 	for (size_t i = 0; i < in->n_slabs; i++)
 		if (in->slabs[i].id == id && in->slabs[i].fd >= 0)
-			return STEAL_FD(in->slabs[i].fd);
-	return -1;
+			return &in->slabs[i];
+	return NULL;
+}
+
+int inherited_slab(struct inherited *in, uint32_t id)
+{
+	struct inherited_slab *s = inherited_find(in, id);
+
+	return s ? STEAL_FD(s->fd) : -1;
+}
+
+int inherited_find_slab(const struct inherited *in, uint32_t id)
+{
+	const struct inherited_slab *s = inherited_find(in, id);
+
+	return s ? s->fd : -1;
 }

@@ -66,5 +66,7 @@ bool inherited_has_state(const struct inherited *in);
 bool inherited_has_journal(const struct inherited *in);
 /* The descriptor of slab @id, the caller's; -1: there is none. */
 int inherited_slab(struct inherited *in, uint32_t id);
+/* The same, borrowed. */
+int inherited_find_slab(const struct inherited *in, uint32_t id);
 
 #endif

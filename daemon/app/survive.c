@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
+#include "job/pooled.h"
 #include "store/change.h"
 
 /* At the start nothing else waits: the keeper has so long to read a message. */
@@ -18,15 +19,19 @@
 /* How often to look whether it is there. */
 #define SURVIVE_LOOK_US 1000000u
 
-static int survive_on_slab(void *arg, uint32_t id, int fd)
+/* That part of the places is for shards alone. */
+#define SURVIVE_SHARDS_PART 4
+
+static int survive_on_slab(void *arg, uint32_t id, int fd, bool spare)
 {
 	struct survive *s = arg;
 	char name[KEEPER_NAME_MAX + 1];
-
 	int r;
 
 	if (s->lost)
 		return 0; /* it is like any other memory */
+	if (spare && keeper_room(&s->keeper) <= s->keeper.most / SURVIVE_SHARDS_PART)
+		return -ENOSPC;
 	inherited_slab_name(id, name);
 	r = keeper_add(&s->keeper, name, fd);
 	if (r == -EAGAIN) {
@@ -43,6 +48,7 @@ static void survive_on_drop(void *arg, uint32_t id)
 
 	inherited_slab_name(id, name);
 	keeper_drop(&s->keeper, name);
+	s->hurry(s->hurry_arg);
 }
 
 void survive_init(struct survive *s, struct jobs *jobs, void (*hurry)(void *), void *arg)
@@ -61,6 +67,28 @@ void survive_deinit(struct survive *s)
 }
 
 /* ------------------------------------------------------------- what was left */
+
+/* Slabs of pools may be missing. They stay in @in until they are a job's. */
+static void survive_look_for_pooled(const state_job *rec, const struct inherited *in, int *fds,
+				    uint32_t *ids)
+{
+	for (size_t i = 0; i < rec->n_pooled; i++) {
+		ids[i] = rec->pooled[i]->slab->id;
+		fds[i] = inherited_find_slab(in, ids[i]);
+	}
+}
+
+/* What the job has not taken over is dropped from the store, with the rest of @in. */
+static void survive_take_pooled(struct survive *s, struct inherited *in, const uint32_t *ids,
+				size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		const struct slab *slab = slab_find(&s->jobs->node->devices[0], ids[i]);
+
+		if (slab && slab->stored)
+			fd_close(inherited_slab(in, ids[i]));
+	}
+}
 
 static int survive_take_slabs(const state_job *rec, struct inherited *in, int *fds, struct fault *f)
 {
@@ -134,17 +162,20 @@ static void survive_complete_step(struct survive *s, struct job *job)
 static int survive_restore_job(struct survive *s, state_job **rec, struct inherited *in,
 			       struct fault *f)
 {
-	size_t n = (*rec)->n_slabs;
-	_cleanup_(freep) int *fds = malloc((n + 1) * sizeof(*fds));
+	size_t n = (*rec)->n_slabs, pooled = (*rec)->n_pooled;
+	_cleanup_(freep) int *fds = malloc((n + pooled + 1) * sizeof(*fds));
+	_cleanup_(freep) uint32_t *ids = malloc((pooled + 1) * sizeof(*ids));
 	struct job *job = NULL;
 
-	if (!fds)
+	if (!fds || !ids)
 		return fault_errno(f, -ENOMEM, "restoring jobs");
 	for (size_t i = 0; i < n; i++)
 		fds[i] = -1;
+	survive_look_for_pooled(*rec, in, fds + n, ids);
 	if (survive_take_slabs(*rec, in, fds, f) == 0 &&
 	    job_restore(s->jobs, *rec, fds, &job, f) == 0)
 		*rec = NULL;
+	survive_take_pooled(s, in, ids, f->code ? 0 : pooled);
 	for (size_t i = 0; i < n; i++)
 		fd_close(fds[i]); /* the job has its own */
 	if (f->code)
@@ -222,6 +253,7 @@ static void survive_drop_rest(struct survive *s, struct inherited *in)
 		survive_on_drop(s, in->slabs[i].id);
 		in->slabs[i].fd = fd_close(in->slabs[i].fd);
 	}
+	keeper_tick(&s->keeper);
 }
 
 /* -------------------------------------------------------------- the devices' own */
@@ -474,6 +506,7 @@ void survive_tick(struct survive *s)
 	keeper_tick(&s->keeper);
 	if (behind && list_empty(&s->keeper.drops)) {
 		s->behind = false;
+		jobs_pooled_retry(s->jobs);
 		node_wake(s->jobs->node); /* who gets no room again says so */
 	} else if (behind) {
 		s->hurry(s->hurry_arg);

@@ -1,8 +1,12 @@
 #include "core/proc.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,6 +27,7 @@ struct proc {
 	gid_t gid;
 	int pidfd;
 	bool gone;
+	uint64_t began;      /* 0: not asked for yet, or not known */
 	uv_poll_t poll;      /* closed, with the pidfd, once the process is gone */
 	uv_timer_t late;     /* so that later watchers are told */
 	unsigned handles;    /* of the two that are not closed yet */
@@ -189,6 +194,43 @@ gid_t proc_gid(const struct proc *p)
 bool proc_gone(const struct proc *p)
 {
 	return p->gone;
+}
+
+/* Field 22 of /proc/PID/stat; the name in the second one may contain anything. Return: 0: none. */
+static uint64_t proc_read_began(pid_t pid)
+{
+	_cleanup_(fclosep) FILE *f = NULL;
+	char path[32], text[1024];
+	uint64_t began = 0;
+	const char *at;
+	size_t n;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	f = fopen(path, "re");
+	n = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
+	text[n] = '\0';
+	at = strrchr(text, ')');
+	if (!at ||
+	    sscanf(at + 1,
+		   " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
+		   "%*d %" SCNu64,
+		   &began) != 1)
+		return 0;
+	return began;
+}
+
+uint64_t proc_began(struct proc *p)
+{
+	struct pollfd gone = { .fd = p->pidfd, .events = POLLIN };
+	uint64_t began;
+
+	if (p->began || p->gone)
+		return p->began;
+	began = proc_read_began(p->pid);
+	/* it lives still, so that the number was its own meanwhile */
+	if (poll(&gone, 1, 0) == 0)
+		p->began = began;
+	return p->began;
 }
 
 void proc_watch(struct proc *p, struct proc_watch *w, proc_gone_cb fn)

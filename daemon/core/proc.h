@@ -40,6 +40,9 @@ pid_t proc_pid(const struct proc *p);
 uid_t proc_uid(const struct proc *p);
 gid_t proc_gid(const struct proc *p);
 bool proc_gone(const struct proc *p);
+/* When it was started, in ticks since the boot: with the pid this names the process, also for another
+ * process. Return: 0 if it is gone, or /proc does not show it. */
+uint64_t proc_began(struct proc *p);
 
 /* Call @fn once, from the loop, when the process is gone; at the next turn if
  * it is gone already. The watch holds no reference: unlink it (list_unlink on

@@ -14,6 +14,7 @@
 #include "job/job_impl.h"
 #include "job/job_journal.h"
 #include "job/launched.h"
+#include "job/pooled.h"
 #include "job/position.h"
 
 #define JOB_MAGIC 0x4a4f4221u
@@ -50,6 +51,7 @@ struct job *job_free(struct job *job)
 		group_free(job->groups[i]);
 	list_unlink(&job->link);
 	job_journal_deinit(job);
+	pooled_end(job);
 	step_rates_clear(&job->step.rates);
 	position_drop(job);
 	htab_deinit(&job->unit_names);
@@ -102,6 +104,7 @@ static void job_open_accounts(struct job *job)
 		pool_init(&job->mem.grads[d], &node->devices[d], &job->quota, MEM_GRAD,
 			  BACKEND_SHARE_FD, job->rec->name, -1);
 	}
+	pooled_begin(job);
 }
 
 /* Its owner pays. Return: 0 or a fault code. */

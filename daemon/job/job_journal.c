@@ -24,6 +24,7 @@ struct job_journal_entry {
 	state_stepped **step_at;
 	state_slab **added;
 	uint32_t *gone;
+	state_pooled **pooled;
 };
 
 void job_journal_init(struct job *job)
@@ -35,7 +36,8 @@ void job_journal_deinit(struct job *job)
 {
 	list_unlink(&job->unsaved.link);
 	free(job->unsaved.slabs);
-	job->unsaved.slabs = NULL;
+	free(job->unsaved.pooled_gone);
+	job->unsaved.slabs = job->unsaved.pooled_gone = NULL;
 }
 
 void job_journal_mark(struct job *job, unsigned parts)
@@ -69,6 +71,7 @@ static void job_journal_entry_deinit(struct job_journal_entry *e)
 	free(e->step_at);
 	free(e->added);
 	free(e->gone);
+	free(e->pooled);
 }
 
 /* Consecutive units are one run. */
@@ -145,7 +148,22 @@ static int job_journal_add_slabs(struct job *job, struct job_journal_entry *e)
 	}
 	e->change.slabs_added = e->added;
 	e->change.slabs_gone = e->gone;
-	e->change.next_slab = job->node->devices[0].table->next;
+	return 0;
+}
+
+static int job_journal_add_pooled(struct job *job, struct job_journal_entry *e)
+{
+	const state_job *rec = job->rec;
+
+	e->pooled = calloc(rec->n_pooled + 1, sizeof(*e->pooled));
+	if (!e->pooled)
+		return -ENOMEM;
+	for (size_t i = 0; i < rec->n_pooled; i++)
+		if (!job->mem.pooled[i]->saved)
+			e->pooled[e->change.n_pooled_added++] = rec->pooled[i];
+	e->change.pooled_added = e->pooled;
+	e->change.n_pooled_gone = job->unsaved.n_pooled_gone;
+	e->change.pooled_gone = job->unsaved.pooled_gone;
 	return 0;
 }
 
@@ -167,6 +185,10 @@ static int job_journal_build(struct job *job, struct job_journal_entry *e)
 		e->change.blobs = job->rec->blobs;
 	}
 	if (parts & JOB_JOURNAL_UNITS && job_journal_add_units(job, e) < 0)
+		return -ENOMEM;
+	if (parts & (JOB_JOURNAL_SLABS | JOB_JOURNAL_POOLED))
+		e->change.next_slab = job->node->devices[0].table->next;
+	if (parts & JOB_JOURNAL_POOLED && job_journal_add_pooled(job, e) < 0)
 		return -ENOMEM;
 	return parts & JOB_JOURNAL_SLABS ? job_journal_add_slabs(job, e) : 0;
 }
@@ -190,6 +212,9 @@ static void job_journal_is_saved(struct job *job)
 {
 	for (uint32_t i = 0; job->unsaved.parts & JOB_JOURNAL_UNITS && i < job->n_units; i++)
 		job->units[i]->unsaved = UNIT_SAVED;
+	for (size_t i = 0; job->unsaved.parts & JOB_JOURNAL_POOLED && i < job->rec->n_pooled; i++)
+		job->mem.pooled[i]->saved = true;
+	job->unsaved.n_pooled_gone = 0;
 	job->unsaved.parts = 0;
 	list_unlink(&job->unsaved.link);
 }
@@ -207,6 +232,27 @@ static void job_journal_replace(struct jobs *jobs)
 {
 	if (jobs_journal_base(jobs) < 0)
 		job_journal_spoil(jobs);
+}
+
+void job_journal_pooled_gone(struct job *job, const struct pooled *p)
+{
+	struct job_unsaved *u = &job->unsaved;
+
+	if (!p->saved || !job->jobs->journal || job->life.deleted)
+		return;
+	if (u->n_pooled_gone == u->pooled_gone_room) {
+		uint32_t room = u->pooled_gone_room ? 2 * u->pooled_gone_room : 16;
+		uint32_t *grown = realloc(u->pooled_gone, room * sizeof(*grown));
+
+		if (!grown) {
+			job_journal_spoil(job->jobs);
+			return;
+		}
+		u->pooled_gone = grown;
+		u->pooled_gone_room = room;
+	}
+	u->pooled_gone[u->n_pooled_gone++] = p->slab->id;
+	job_journal_mark(job, JOB_JOURNAL_POOLED);
 }
 
 void job_journal_write_now(struct job *job)
@@ -288,7 +334,7 @@ int jobs_journal_base(struct jobs *jobs)
 	if (change_base(jobs->journal, &s) < 0)
 		return -ENOMEM;
 	list_for_each (job, tmp, &jobs->all, link) {
-		job->unsaved.parts |= JOB_JOURNAL_UNITS;
+		job->unsaved.parts |= JOB_JOURNAL_UNITS | JOB_JOURNAL_POOLED;
 		job_journal_is_saved(job);
 	}
 	return 0;

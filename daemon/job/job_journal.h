@@ -21,6 +21,7 @@ enum job_journal_part {
 	JOB_JOURNAL_BLOBS = 4,
 	JOB_JOURNAL_UNITS = 8, /* those that are marked */
 	JOB_JOURNAL_SLABS = 16,
+	JOB_JOURNAL_POOLED = 32, /* those that are not saved, and those that are gone */
 };
 
 void job_journal_init(struct job *job);
@@ -32,6 +33,9 @@ void job_journal_mark(struct job *job, unsigned parts);
 void job_journal_mark_unit(struct job *job, struct unit *u);
 /* All of the number of steps of @u that has changed (unit_stepped). */
 void job_journal_mark_steps(struct job *job, struct unit *u);
+
+/* @p is about to go. */
+void job_journal_pooled_gone(struct job *job, const struct pooled *p);
 
 /* Write what is marked. */
 void job_journal_write_now(struct job *job);

@@ -10,6 +10,7 @@
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/launched.h"
+#include "job/pooled.h"
 #include "job/position.h"
 #include "job/resize.h"
 
@@ -307,8 +308,10 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 		member_reset(m);
 	else if (member_new(job, rank, proc, session, &m) < 0)
 		return res_of(fault_errno(f, -ENOMEM, "joining a job"));
-	if (!was_present)
+	if (!was_present) {
 		job_members_replace_member(job, m);
+		pooled_join(m);
+	}
 	job_members_count_in(job, m, was_present);
 	elastic_joined(job);
 	job_journal_write(job);

@@ -136,6 +136,18 @@ struct job_life {
 	uint64_t idle_since_us; /* no trainers since; 0: there are some */
 };
 
+enum pooled_store { POOLED_STORED, POOLED_WAITS, POOLED_LEFT_OUT };
+
+/* A slab of one of its pools, beside its record (job/pooled.h). */
+struct pooled {
+	struct job *job;   /* borrowed */
+	struct slab *slab; /* borrowed: it tells when it goes */
+	uint32_t at;       /* in job->rec->pooled and job->mem.pooled */
+	uint8_t store;     /* enum pooled_store */
+	bool saved;        /* the journal knows it */
+	bool lent;         /* an earlier daemon's: its process has not joined yet */
+};
+
 /* The memory that its account pays for. */
 struct job_memory {
 	struct slab **slabs; /* of shards, owned refs */
@@ -148,6 +160,9 @@ struct job_memory {
 	struct reads stray[NODE_MAX_DEVICES];  /* of copies whose memory went back to the pool */
 	bool stale_partials;                   /* sums that will not be used are still there */
 	bool stray_gradients;                  /* of units that have no gradient, perhaps */
+	struct pooled **pooled;                /* owned, with what is there: as rec->pooled */
+	uint32_t pooled_room;
+	uint32_t pooled_waiting, pooled_left_out; /* of them, in these states */
 };
 
 /* The gathered copies of its units (copies/full.h). */
@@ -227,6 +242,8 @@ struct job_unsaved {
 	uint8_t parts;   /* enum job_journal_part */
 	uint32_t *slabs; /* owned: numbers of those that the journal has, in order */
 	uint32_t n_slabs;
+	uint32_t *pooled_gone; /* owned: numbers of slabs of pools that it has still */
+	uint32_t n_pooled_gone, pooled_gone_room;
 	struct list link; /* jobs->unsaved, while there are such parts */
 };
 

@@ -131,10 +131,30 @@ static int pool_grow(struct pool *p, uint64_t bytes, struct pool_slab **ret)
 	if (r)
 		return r;
 	*ret = pool_add_slab(p, slab);
-	if (*ret)
-		return 0;
-	slab_unref(slab);
-	return -ENOMEM;
+	if (!*ret) {
+		slab_unref(slab);
+		return -ENOMEM;
+	}
+	if (p->grown)
+		p->grown(p->owner, slab);
+	return 0;
+}
+
+void pool_on_grown(struct pool *p, void (*grown)(void *owner, struct slab *s), void *owner)
+{
+	p->grown = grown;
+	p->owner = owner;
+}
+
+int pool_adopt(struct pool *p, struct slab *s)
+{
+	CHECK(s->class == p->class && s->payer == p->payer && s->device == p->device && !s->pool);
+	s->owner_rank = p->owner_rank;
+	if (!pool_add_slab(p, slab_ref(s))) {
+		slab_unref(s);
+		return -ENOMEM;
+	}
+	return 0;
 }
 
 static struct block *pool_find_free(struct pool_slab *ps, uint64_t bytes)

@@ -23,6 +23,9 @@ struct pool {
 	uint64_t bytes;    /* of all slabs */
 	uint64_t used;     /* bytes in regions that are out */
 	bool small; /* a large slab was refused: the next one is made as small as it may be */
+	/* (optional) It has a new slab. */
+	void (*grown)(void *owner, struct slab *s);
+	void *owner;
 };
 
 /* Smallest slab a pool makes, bytes: small regions share one. */
@@ -35,6 +38,12 @@ void pool_init(struct pool *p, struct device *device, struct quota *payer, enum 
 	       enum backend_share share, const char *job, int owner_rank);
 /* Frees the slabs; every region must be back (CHECKed). Safe to call twice. */
 void pool_deinit(struct pool *p);
+
+/* Call @grown with each slab that is made for the pool. */
+void pool_on_grown(struct pool *p, void (*grown)(void *owner, struct slab *s), void *owner);
+/* Put @s, of the class and payer of @p, into the pool: it takes a reference. Its contents do not
+ * matter. Return: 0 or -ENOMEM. */
+int pool_adopt(struct pool *p, struct slab *s);
 
 /* Take @bytes (more than 0). The contents are undefined.
  * Return: 0, SLAB_E_QUOTA, SLAB_E_FULL, SLAB_E_LATER, or another negative errno. */

@@ -82,3 +82,14 @@ int quarantine_slab(struct quarantine *q, struct proc *p, struct slab *s)
 	quarantine_count(q, s, s->bytes);
 	return 0;
 }
+
+void quarantine_release(struct quarantine *q, struct slab *s)
+{
+	struct entry *e, *tmp;
+
+	slab_ref(s);
+	list_for_each (e, tmp, &q->entries, link)
+		if (e->slab == s)
+			quarantine_entry_free(e);
+	slab_unref(s);
+}

@@ -26,4 +26,7 @@ void quarantine_deinit(struct quarantine *q);
  * Return: 0 or -ENOMEM. */
 int quarantine_slab(struct quarantine *q, struct proc *p, struct slab *s);
 
+/* @s goes back to the process that it waits for: wait no longer. */
+void quarantine_release(struct quarantine *q, struct slab *s);
+
 #endif

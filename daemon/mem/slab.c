@@ -133,25 +133,41 @@ struct slab *slab_device_ready(struct device *d, enum backend_share share)
 	return s;
 }
 
-/* Shards are in the store from the begin on. Return: 0 or a result of slab_new. */
-static int slab_put_into_store(struct slab *s)
+/* Return: 0, -EOPNOTSUPP (it ends with the daemon), -EAGAIN, -ENOSPC, or another negative errno. */
+static int slab_put_into_store(struct slab *s, bool spare)
 {
 	const struct slab_store *store = &s->device->table->store;
 	_cleanup_(fd_closep) int fd = -1;
 	int r;
 
-	if (s->class != MEM_SHARD || !store->add)
-		return 0;
+	if (!store->add)
+		return -EOPNOTSUPP;
 	r = backend_store(s->device->backend, s->mem, &fd);
 	if (r == -EOPNOTSUPP)
-		return 0; /* it ends with the daemon */
+		return r;
 	if (r == 0)
-		r = store->add(store->arg, s->id, fd);
+		r = store->add(store->arg, s->id, fd, spare);
 	if (r == 0)
 		s->stored = true;
 	else
 		backend_unstore(s->device->backend, s->mem);
+	return r;
+}
+
+/* Shards are in the store from the begin on. Return: 0 or a result of slab_new. */
+static int slab_keep_shards(struct slab *s)
+{
+	int r = s->class == MEM_SHARD ? slab_put_into_store(s, false) : 0;
+
+	if (r == -EOPNOTSUPP)
+		return 0;
 	return r == -EAGAIN ? SLAB_E_LATER : r == -ENOSPC ? SLAB_E_FULL : r;
+}
+
+int slab_keep_pages(struct slab *s)
+{
+	CHECK(s->class != MEM_SHARD && !s->borrowed);
+	return s->stored ? 0 : slab_put_into_store(s, true);
 }
 
 static void slab_take_from_store(struct slab *s)
@@ -192,7 +208,7 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
 		return r;
 	}
 	s->id = d->table->next;
-	r = slab_put_into_store(s);
+	r = slab_keep_shards(s);
 	if (r) {
 		backend_free(d->backend, s->mem);
 		slab_undo_charge(d, payer, class, bytes);
@@ -285,6 +301,8 @@ void slab_bury(struct slab *s)
 {
 	MAGIC_CHECK(s, SLAB_MAGIC);
 	CHECK(s->refs == 0 && !s->leave);
+	if (s->gone)
+		s->gone(s, s->gone_arg);
 	slab_take_from_store(s);
 	if (slab_must_be_kept(s))
 		slab_keep(s);

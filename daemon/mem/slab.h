@@ -26,9 +26,10 @@ struct slab;
 
 /* Where descriptors of shards are that outlive the daemon. */
 struct slab_store {
-	/* Hold a duplicate of @fd for slab @id. Return: 0, -EAGAIN (later: what was asked before is
-	 * not done yet), -ENOSPC (it is full). NULL: there is no store. */
-	int (*add)(void *arg, uint32_t id, int fd);
+	/* Hold a duplicate of @fd for slab @id. @spare: a successor can do without it: it gets no
+	 * place that shards may need. Return: 0, -EAGAIN (later: what was asked before is not done
+	 * yet), -ENOSPC (it is full). NULL: there is no store. */
+	int (*add)(void *arg, uint32_t id, int fd, bool spare);
 	/* Slab @id is not needed any more. */
 	void (*drop)(void *arg, uint32_t id);
 	void *arg;
@@ -36,7 +37,7 @@ struct slab_store {
 
 /* The slabs of all devices of a node: a slab's number is unique among them. */
 struct slab_table {
-	struct slab_store store; /* of slabs of MEM_SHARD */
+	struct slab_store store; /* of slabs of MEM_SHARD, and of pools (slab_keep_pages) */
 	struct list slabs;       /* of struct slab, by link */
 	uint32_t next;           /* ids are never used twice; 0: all have been */
 	uint32_t n;
@@ -85,6 +86,9 @@ struct slab {
 	 * calls slab_bury when the engine has released it. Both NULL otherwise. */
 	void *window;
 	void (*leave)(struct slab *s);
+	/* (optional) Nothing refers to it any more: told once, before anything is done with it. */
+	void (*gone)(struct slab *s, void *arg);
+	void *gone_arg;
 	char job[65];     /* for status */
 	struct list link; /* device->table->slabs */
 };
@@ -151,6 +155,11 @@ int slab_new(struct device *d, struct quota *payer, enum mem_class class, enum b
  * one it had. */
 int slab_import(struct device *d, struct quota *payer, enum mem_class class, uint64_t bytes,
 		const char *job, uint32_t id, int fd, struct slab **ret);
+
+/* Put a slab of a pool into the store, so that a successor has its pages. Return: 0, -EAGAIN (later),
+ * -ENOSPC (there is no room for what a successor can do without), -EOPNOTSUPP (it ends with this
+ * daemon), or another negative errno. */
+int slab_keep_pages(struct slab *s);
 
 struct slab *slab_ref(struct slab *s);
 /* Free a slab whose last reference is gone; for the code that set @leave. */

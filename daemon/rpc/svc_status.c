@@ -9,6 +9,7 @@
 
 #include "core/clock.h"
 #include "core/log.h"
+#include "job/pooled.h"
 #include "rpc/arena.h"
 #include "rpc/status_fill.h"
 
@@ -119,6 +120,7 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 		reply.cordon = &cordon;
 	}
 	reply.store_max = svc->sources->store(&reply.store_used, svc->userdata);
+	reply.store_left_out = jobs_pooled_left_out(svc->jobs);
 	svc_status_finish(call, &a, &reply.base);
 }
 

@@ -18,6 +18,7 @@
 #include "job/elastic.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
+#include "job/pooled.h"
 #include "job/position.h"
 #include "op/device_note.h"
 #include "op/op.h"
@@ -210,11 +211,24 @@ static void apply_count(const struct apply *a, struct apply_need *ret)
 	}
 }
 
+/* Gradient shards from a pool may end with us. */
+static bool apply_gradients_outlive(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
+
+		for (unsigned d = 0; d < u->n_parts && apply_takes_part(job, u); d++)
+			if (u->parts[d].grads.slab && !pooled_outlives(&u->parts[d].grads))
+				return false;
+	}
+	return true;
+}
+
 /* A successor can complete a step of memory that outlives us, on a backend that notes how far it is. */
 static bool apply_can_redo(const struct job *job)
 {
 	return job->jobs->redo && !job->rec->ipc && job->node->n_devices == 1 &&
-	       backend_info(job->node->devices[0].backend)->redoes;
+	       backend_info(job->node->devices[0].backend)->redoes && apply_gradients_outlive(job);
 }
 
 static enum res apply_make_room(struct apply *a)

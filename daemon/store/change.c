@@ -10,9 +10,10 @@ state_job change_head(const state_job *rec)
 {
 	state_job head = *rec;
 
-	head.n_units = head.n_slabs = head.n_blobs = 0;
+	head.n_units = head.n_slabs = head.n_pooled = head.n_blobs = 0;
 	head.units = NULL;
 	head.slabs = NULL;
+	head.pooled = NULL;
 	head.blobs = NULL;
 	return head;
 }
@@ -113,9 +114,11 @@ static void change_apply_head(state_job **at, state_job *head)
 	head->units = STEAL_PTR(old->units);
 	head->n_slabs = old->n_slabs;
 	head->slabs = STEAL_PTR(old->slabs);
+	head->n_pooled = old->n_pooled;
+	head->pooled = STEAL_PTR(old->pooled);
 	head->n_blobs = old->n_blobs;
 	head->blobs = STEAL_PTR(old->blobs);
-	old->n_units = old->n_slabs = old->n_blobs = 0;
+	old->n_units = old->n_slabs = old->n_pooled = old->n_blobs = 0;
 	state_job_drop_blobs(head, head->world_size, &gone, &bytes);
 	state_job_free(old);
 	*at = head;
@@ -203,6 +206,29 @@ static int change_apply_slabs(state_job *j, state_change *c, struct fault *f)
 	return f->code;
 }
 
+static void change_apply_pooled_gone(state_job *j, uint32_t id)
+{
+	for (size_t i = 0; i < j->n_pooled; i++)
+		if (j->pooled[i]->slab && j->pooled[i]->slab->id == id) {
+			state_job_drop_pooled(j, i);
+			return;
+		}
+}
+
+/* Takes the slabs. */
+static int change_apply_pooled(state_job *j, state_change *c, struct fault *f)
+{
+	for (size_t i = 0; i < c->n_pooled_gone; i++)
+		change_apply_pooled_gone(j, c->pooled_gone[i]);
+	for (size_t i = 0; i < c->n_pooled_added; i++) {
+		if (state_job_take_pooled(j, c->pooled_added[i]) < 0)
+			return fault_errno(f, -ENOMEM, "reading the journal");
+		c->pooled_added[i] = NULL;
+	}
+	c->n_pooled_added = 0;
+	return 0;
+}
+
 /* Takes the blobs. */
 static int change_apply_blobs(state_job *j, state_change *c, struct fault *f)
 {
@@ -222,7 +248,7 @@ static int change_apply_to_job(state_job **at, state_change *c, struct fault *f)
 		change_apply_units(*at, c->units[i], f);
 	for (size_t i = 0; !f->code && i < c->n_stepped; i++)
 		change_apply_stepped(*at, c->stepped[i], f);
-	if (!f->code && change_apply_slabs(*at, c, f) == 0)
+	if (!f->code && change_apply_slabs(*at, c, f) == 0 && change_apply_pooled(*at, c, f) == 0)
 		change_apply_blobs(*at, c, f);
 	return f->code;
 }
@@ -252,7 +278,7 @@ static int change_apply(state_all *s, state_change *c, struct fault *f)
 /* With pointers that were taken out of arrays whose count still has them. */
 static void change_free(state_change *c)
 {
-	size_t slabs = 0, blobs = 0;
+	size_t slabs = 0, pooled = 0, blobs = 0;
 
 	for (size_t k = 0; k < c->n_units; k++) {
 		size_t kept = 0;
@@ -266,6 +292,10 @@ static void change_free(state_change *c)
 		if (c->slabs_added[i])
 			c->slabs_added[slabs++] = c->slabs_added[i];
 	c->n_slabs_added = slabs;
+	for (size_t i = 0; i < c->n_pooled_added; i++)
+		if (c->pooled_added[i])
+			c->pooled_added[pooled++] = c->pooled_added[i];
+	c->n_pooled_added = pooled;
 	for (size_t i = 0; i < c->n_blobs; i++)
 		if (c->blobs[i])
 			c->blobs[blobs++] = c->blobs[i];

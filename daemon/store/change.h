@@ -19,7 +19,7 @@ typedef Shardd__State__V1__Progress state_progress;
 typedef Shardd__State__V1__Stepped state_stepped;
 typedef Shardd__State__V1__UnitsAt state_units_at;
 
-/* Borrows all of @rec but units, slabs and blobs. */
+/* Borrows all of @rec but units, slabs, those of pools, and blobs. */
 state_job change_head(const state_job *rec);
 /* No pointers. */
 state_progress change_progress(const state_job *rec);

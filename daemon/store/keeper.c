@@ -88,6 +88,11 @@ void keeper_has(struct keeper *k, uint32_t n)
 	k->used += n;
 }
 
+uint32_t keeper_room(const struct keeper *k)
+{
+	return k->used < k->most ? k->most - k->used : 0;
+}
+
 /* @fd: -1: none. Return: 0, -EAGAIN, or another negative errno. */
 static int keeper_send(const struct keeper *k, const char *text, int fd)
 {

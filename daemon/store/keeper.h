@@ -42,6 +42,8 @@ bool keeper_has_ended(const struct keeper *k);
 
 /* @n descriptors are there already: of a predecessor. */
 void keeper_has(struct keeper *k, uint32_t n);
+/* Descriptors that it could still take. */
+uint32_t keeper_room(const struct keeper *k);
 /* Keep a duplicate of @fd. Return: 0, -EAGAIN (it has not read what was sent before: later),
  * -ENOSPC (it is full), or another negative errno. */
 int keeper_add(struct keeper *k, const char *name, int fd);

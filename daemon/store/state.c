@@ -234,26 +234,57 @@ int state_job_take_slab(state_job *j, state_slab *s)
 	return APPEND(j->slabs, j->n_slabs, s);
 }
 
-int state_job_add_slab(state_job *j, const struct slab *s)
+static state_slab *state_slab_new(const struct slab *s)
 {
 	state_slab *rec = malloc(sizeof(*rec));
 
 	if (!rec)
-		return -ENOMEM;
+		return NULL;
 	shardd__state__v1__slab__init(rec);
 	rec->id = s->id;
 	rec->class_ = s->class;
 	rec->bytes = s->bytes;
 	rec->device = strdup(backend_lasting_name(s->device->backend));
-	if (!rec->device) {
-		free(rec);
-		return -ENOMEM;
-	}
-	if (state_job_take_slab(j, rec) < 0) {
-		shardd__state__v1__slab__free_unpacked(rec, NULL);
-		return -ENOMEM;
-	}
-	return 0;
+	if (rec->device)
+		return rec;
+	free(rec);
+	return NULL;
+}
+
+int state_job_add_slab(state_job *j, const struct slab *s)
+{
+	state_slab *rec = state_slab_new(s);
+
+	if (rec && state_job_take_slab(j, rec) == 0)
+		return 0;
+	shardd__state__v1__slab__free_unpacked(rec, NULL);
+	return -ENOMEM;
+}
+
+int state_job_take_pooled(state_job *j, state_pooled *p)
+{
+	return APPEND(j->pooled, j->n_pooled, p);
+}
+
+state_pooled *state_job_add_pooled(state_job *j, const struct slab *s)
+{
+	state_pooled *p = malloc(sizeof(*p));
+
+	if (!p)
+		return NULL;
+	shardd__state__v1__pooled__init(p);
+	p->slab = state_slab_new(s);
+	if (p->slab && state_job_take_pooled(j, p) == 0)
+		return p;
+	shardd__state__v1__pooled__free_unpacked(p, NULL);
+	return NULL;
+}
+
+void state_job_drop_pooled(state_job *j, size_t i)
+{
+	CHECK(i < j->n_pooled);
+	shardd__state__v1__pooled__free_unpacked(j->pooled[i], NULL);
+	j->pooled[i] = j->pooled[--j->n_pooled];
 }
 
 state_part *state_unit_add_part(state_unit *u)

@@ -29,6 +29,7 @@ typedef Shardd__State__V1__Buffer state_buffer;
 typedef Shardd__State__V1__Optimizer state_optimizer;
 typedef Shardd__State__V1__Group state_group;
 typedef Shardd__State__V1__Slab state_slab;
+typedef Shardd__State__V1__Pooled state_pooled;
 typedef Shardd__State__V1__Region state_region;
 typedef Shardd__State__V1__Part state_part;
 typedef Shardd__State__V1__Blob state_blob;
@@ -69,6 +70,13 @@ void state_job_drop_slabs(state_job *j, size_t n);
 void state_job_drop_slab(state_job *j, size_t i);
 /* Bring them into the order of their numbers. */
 void state_job_sort_slabs(state_job *j);
+
+/* Append a record of @s, a slab of a pool. Return: it, the job's; or NULL without memory. */
+state_pooled *state_job_add_pooled(state_job *j, const struct slab *s);
+/* The same for a record. Return: 0 or -ENOMEM. */
+int state_job_take_pooled(state_job *j, state_pooled *p);
+/* Drop the one at @i; the last one takes its place. */
+void state_job_drop_pooled(state_job *j, size_t i);
 
 /* Append a part without regions. Return: it, the unit's; or NULL. */
 state_part *state_unit_add_part(state_unit *u);

@@ -43,6 +43,23 @@ static int state_check_slabs(const state_job *j, uint32_t next_slab, struct faul
 	return 0;
 }
 
+/* Pools of gradients or of gathered copies. Those that a process may write say which one. */
+static int state_check_pooled(const state_job *j, uint32_t next_slab, struct fault *f)
+{
+	for (size_t i = 0; i < j->n_pooled; i++) {
+		const state_slab *s = j->pooled[i]->slab;
+
+		if (!s || !s->id || s->id >= next_slab)
+			return state_check_bad(f, "a slab of a pool with a wrong number", j->name);
+		if (!s->bytes || (s->class_ != MEM_GRAD && s->class_ != MEM_FULL))
+			return state_check_bad(f, "a slab of a pool without size, or of shards",
+					       j->name);
+		if (j->pooled[i]->pid > INT32_MAX)
+			return state_check_bad(f, "a slab of a pool with a wrong pid", j->name);
+	}
+	return 0;
+}
+
 static int state_check_compare_id(const void *key, const void *item)
 {
 	uint32_t id = *(const uint32_t *)key, other = (*(state_slab *const *)item)->id;
@@ -393,6 +410,8 @@ static int state_check_job(const state_job *j, uint32_t next_slab, struct fault 
 		r = state_check_bad(f, "the devices of the ranks are missing", j->name);
 	if (!r)
 		r = state_check_slabs(j, next_slab, f);
+	if (!r)
+		r = state_check_pooled(j, next_slab, f);
 	for (size_t i = 0; !r && i < j->n_units; i++)
 		r = state_check_unit(j, j->units[i], f);
 	if (!r)

@@ -439,6 +439,7 @@ struct large {
 	stage ended;
 	stage end; /* train no more */
 	stage dies;
+	bool plans; /* the optimizer is in backward, and waits for the norm: its gradient is pooled */
 	uint64_t steps;
 	uint64_t apply_us; /* of an undisturbed commit, about */
 	float first[LARGE], last[LARGE];
@@ -447,10 +448,13 @@ struct large {
 /* Return: false: the daemon died meanwhile. */
 static bool large_step(shardd_client *c, shardd_unit u, uint64_t step, struct large *p)
 {
+	const struct shardd_clip_options clip = { .size = sizeof(clip), .max_norm = 1 };
+	const struct shardd_plan_backward_options plan = { .size = sizeof(plan), .clip = &clip };
 	uint64_t began;
 	void *g;
 
-	if (shardd_gradient(c, u, &g, &train_err) < 0)
+	if ((p->plans && shardd_plan_backward(c, &plan, &train_err) < 0) ||
+	    shardd_gradient(c, u, &g, &train_err) < 0)
 		return false;
 	for (uint64_t i = 0; i < LARGE; i++)
 		((float *)g)[i] = (float)((i * 7 + step * 31) % 97) - 48;
@@ -465,11 +469,14 @@ static bool large_step(shardd_client *c, shardd_unit u, uint64_t step, struct la
 	return true;
 }
 
-static shardd_unit large_register(shardd_client *c)
+static shardd_unit large_register(shardd_client *c, const struct large *p)
 {
 	const struct shardd_unit_spec like = {
 		.size = sizeof(like),
-		.optimizer = { .kind = SHARDD_ADAMW, .lr = 0.01, .weight_decay = 0.1 }
+		.optimizer = { .kind = SHARDD_ADAMW,
+			       .lr = 0.01,
+			       .weight_decay = 0.1,
+			       .when = p->plans ? SHARDD_OPTIM_IN_BACKWARD : SHARDD_OPTIM_AT_STEP }
 	};
 
 	return train_register(c, "large", LARGE, &like).unit;
@@ -484,7 +491,7 @@ static int trains_large(const struct trainer *t)
 	shardd_unit u;
 
 	train_join_as(c, t, SHARDD_EPHEMERAL);
-	u = large_register(c);
+	u = large_register(c, p);
 	TRAIN_OK(shardd_init_seed(c, u, 7, &train_err));
 	for (uint64_t step = 1; dies ? !atomic_load(&p->end) : step <= p->steps; step++) {
 		if (!large_step(c, u, step, p)) {
@@ -496,7 +503,7 @@ static int trains_large(const struct trainer *t)
 			TRAINER_CHECK(!m.torn && !m.created);
 			TRAINER_CHECK(m.step == step || m.step == step - 1);
 			step = m.step;
-			u = large_register(c);
+			u = large_register(c, p);
 		}
 		if (dies)
 			p->steps = step;
@@ -508,7 +515,7 @@ static int trains_large(const struct trainer *t)
 }
 
 /* Killed at all times of a commit, most of which is the step. */
-Test(daemon_death, a_step_that_is_half_applied_is_completed, .timeout = 300)
+static void play_large(bool plans)
 {
 	struct large *p = trainer_shared(sizeof(*p));
 	unsigned round, completed = 0;
@@ -518,6 +525,7 @@ Test(daemon_death, a_step_that_is_half_applied_is_completed, .timeout = 300)
 		train_not_here("the completion of a step by the next daemon");
 		return;
 	}
+	p->plans = plans;
 	stage_set(&p->dies, 1);
 	pid = trainer_start(&trainfix, "dies", 0, 1, trains_large, p);
 	AWAIT(atomic_load(&p->ended) >= 2, 60);
@@ -539,4 +547,15 @@ Test(daemon_death, a_step_that_is_half_applied_is_completed, .timeout = 300)
 	stage_set(&p->dies, 0);
 	trainers_run(&trainfix, "calm", 1, trains_large, p, 200);
 	cr_expect_eq(memcmp(p->first, p->last, sizeof(p->last)), 0, "after %u deaths", round);
+}
+
+Test(daemon_death, a_step_that_is_half_applied_is_completed, .timeout = 300)
+{
+	play_large(false);
+}
+
+/* Its gradient shards come from a pool: they ended with the daemon, and the job was TORN. */
+Test(daemon_death, a_step_of_pooled_gradients_is_completed, .timeout = 300)
+{
+	play_large(true);
 }

@@ -25,6 +25,29 @@ static uint8_t *pack(const state_job *j, size_t *ret)
 	return data;
 }
 
+static int compare_pooled(const void *a, const void *b)
+{
+	const state_pooled *x = *(state_pooled *const *)a, *y = *(state_pooled *const *)b;
+
+	return x->slab->id < y->slab->id ? -1 : x->slab->id > y->slab->id;
+}
+
+/* In no order. */
+static uint8_t *pack_sorted(const state_job *j, size_t *ret)
+{
+	state_job own = *j;
+	uint8_t *data;
+
+	own.pooled = calloc(j->n_pooled + 1, sizeof(state_pooled *));
+	CHECK(own.pooled);
+	for (size_t i = 0; i < j->n_pooled; i++)
+		own.pooled[i] = j->pooled[i];
+	qsort(own.pooled, own.n_pooled, sizeof(state_pooled *), compare_pooled);
+	data = pack(&own, ret);
+	free(own.pooled);
+	return data;
+}
+
 static const state_job *find(const state_all *all, uint32_t number)
 {
 	for (size_t i = 0; i < all->n_jobs; i++)
@@ -40,16 +63,17 @@ static void check_job(const struct job *job, const state_all *all)
 	uint8_t *is_data, *read_data;
 
 	cr_assert(read, "job %s is not in the journal", job->label);
-	is_data = pack(job->rec, &is_n);
-	read_data = pack(read, &read_n);
+	is_data = pack_sorted(job->rec, &is_n);
+	read_data = pack_sorted(read, &read_n);
 	cr_expect(is_n == read_n && memcmp(is_data, read_data, is_n) == 0,
 		  "the journal has job %s otherwise than it is: epoch %llu and %llu, step %llu and "
-		  "%llu, uncommitted %llu and %llu, units %zu and %zu, slabs %zu and %zu",
+		  "%llu, uncommitted %llu and %llu, units %zu and %zu, slabs %zu and %zu, of pools "
+		  "%zu and %zu",
 		  job->label, (unsigned long long)read->epoch, (unsigned long long)job->rec->epoch,
 		  (unsigned long long)read->step, (unsigned long long)job->rec->step,
 		  (unsigned long long)read->uncommitted_steps,
 		  (unsigned long long)job->rec->uncommitted_steps, read->n_units, job->rec->n_units,
-		  read->n_slabs, job->rec->n_slabs);
+		  read->n_slabs, job->rec->n_slabs, read->n_pooled, job->rec->n_pooled);
 	for (size_t i = 0; i < read->n_units && i < job->rec->n_units; i++) {
 		const state_unit *a = read->units[i], *b = job->rec->units[i];
 

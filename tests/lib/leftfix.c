@@ -111,7 +111,7 @@ int left_take_over(struct nodefix *n, const struct left *l, const uint8_t *bytes
 	for (size_t i = 0; i < all->n_jobs && !f.code; i++) {
 		struct job *job;
 
-		if (all->jobs[i]->n_slabs <= ARRAY_SIZE(fds) &&
+		if (all->jobs[i]->n_slabs + all->jobs[i]->n_pooled <= ARRAY_SIZE(fds) &&
 		    job_restore(&n->jobs, all->jobs[i], fds, &job, &f) == 0)
 			all->jobs[i] = NULL;
 	}
