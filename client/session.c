@@ -71,6 +71,9 @@ static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *s
 static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *reply,
 			  struct shardd_membership *ret)
 {
+	/* with a debugger's views they stay, to be told of */
+	for (size_t i = 0; !c->debug && i < reply->n_slabs_gone; i++)
+		map_forget(&c->map, reply->slabs_gone[i]);
 	free(c->blob);
 	c->blob = NULL;
 	/* The message was unpacked with the plain allocator, so its bytes can be kept. */
@@ -182,6 +185,8 @@ static int session_join_ordered(struct shardd_client *c, Shardd__V1__JoinRequest
 
 	pthread_mutex_lock(&c->order);
 	*ret_link = c->link->number;
+	request->returns =
+		(c->joined || c->ended_epoch) && c->job && strcmp(c->job, request->job->name) == 0;
 	device_ask(c, request);
 	r = session_join(c, request, ret, ret_link, err);
 	if (r == 0) { /* they belong to the earlier epoch */

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/state.h"
@@ -74,6 +75,7 @@ struct member *member_unref(struct member *m)
 	user_unref(m->user);
 	free(m->units);
 	free(m->registered);
+	free(m->gone.slabs);
 	m->job->members--;
 	m->magic = 0;
 	free(m);
@@ -364,6 +366,17 @@ void member_renumber(struct member *m, uint32_t rank)
 	pool_renumber(&m->pool, (int)rank);
 	if (m->link)
 		member_signals_slab(m)->owner_rank = (int)rank;
+}
+
+void member_slabs_gone(struct member *m, const uint32_t *slabs, uint32_t n)
+{
+	uint32_t *grown = n ? realloc(m->gone.slabs, (m->gone.n + n) * sizeof(*grown)) : NULL;
+
+	if (!grown)
+		return;
+	memcpy(grown + m->gone.n, slabs, n * sizeof(*grown));
+	m->gone.slabs = grown;
+	m->gone.n += n;
 }
 
 /* The process may still write to any slab it was handed. */

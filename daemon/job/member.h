@@ -87,6 +87,12 @@ struct member_ahead {
 	uint64_t misses;  /* uses in such a step whose copy had yet to be begun */
 };
 
+/* Slabs that it may have mapped and that are no more: its next join says so. */
+struct member_gone {
+	uint32_t *slabs; /* owned */
+	uint32_t n;
+};
+
 /* A buffer of its own (AllocBuffer). Counted: the table has one reference, and each op that names
  * it has one, from its check to its end. The last one returns the memory to the pool. */
 struct member_buffer {
@@ -137,6 +143,8 @@ struct member {
 	uint32_t *registered; /* unit ids, in the order in which it has registered them; owned */
 	uint32_t n_registered;
 	uint32_t room_registered;
+
+	struct member_gone gone;
 
 	bool retiring; /* the pool goes when the last op has ended */
 	void *watcher; /* the session, for job_event */
@@ -219,6 +227,9 @@ void member_reset(struct member *m);
 /* The job has another layout, and the process is rank @rank of it. It has nothing of its units any more
  * (member_reset). */
 void member_renumber(struct member *m, uint32_t rank);
+
+/* Its next join tells it of these slabs, too. Without memory it is not told: they stay mapped. */
+void member_slabs_gone(struct member *m, const uint32_t *slabs, uint32_t n);
 
 /* The same as member_reset for a process that is gone or leaves: memory to which it could write goes to quarantine,
  * as soon as no op runs on it, until the pidfd proves the end of the process. */

@@ -216,6 +216,19 @@ static void resize_exchange_groups(struct resize *r)
 	job->groups[job->n_groups++] = STEAL_PTR(r->group);
 }
 
+/* Those that stay unmap them. */
+static void resize_exchange_drop_slabs(const struct resize *r)
+{
+	struct job *job = r->job;
+	struct slab_list gone = { .ids = calloc(job->mem.n_slabs + 1, sizeof(*gone.ids)) };
+
+	job_drop_unused_slabs(job, gone.ids ? &gone : NULL);
+	for (uint32_t i = 0; i < r->world; i++)
+		if (job->ranks[i])
+			member_slabs_gone(job->ranks[i], gone.ids, (uint32_t)gone.n);
+	free(gone.ids);
+}
+
 /* One entry of the journal: the job is the old one until it is complete, and the new one then. */
 int resize_exchange(struct resize *r)
 {
@@ -238,6 +251,6 @@ int resize_exchange(struct resize *r)
 	job->readers.changes++;
 	job_journal_mark(job, JOB_JOURNAL_HEAD | JOB_JOURNAL_BLOBS | JOB_JOURNAL_SLABS);
 	job_journal_write(job);
-	job_drop_unused_slabs(job, NULL);
+	resize_exchange_drop_slabs(r);
 	return 0;
 }

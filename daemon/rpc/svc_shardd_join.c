@@ -92,7 +92,7 @@ static void svc_shardd_join_fill_position(const state_job *rec, Shardd__V1__Join
 		      (!known && (rec->has_commit || rec->anchored) && rec->uncommitted_steps);
 }
 
-static void svc_shardd_join_send_join(struct rpc_call *call, const struct member *m, bool created)
+static void svc_shardd_join_send_join(struct rpc_call *call, struct member *m, bool created)
 {
 	Shardd__V1__JoinResponse reply = SHARDD__V1__JOIN_RESPONSE__INIT;
 	Shardd__V1__Device device = SHARDD__V1__DEVICE__INIT;
@@ -111,6 +111,8 @@ static void svc_shardd_join_send_join(struct rpc_call *call, const struct member
 	reply.started_unix_s = m->job->node->started_unix_s;
 	reply.world_size = rec->world_size;
 	reply.rank = m->rank;
+	reply.slabs_gone = m->gone.slabs;
+	reply.n_slabs_gone = m->gone.n;
 	reply.resumed = rec->has_commit || rec->anchored || (rec->epoch > 1 && rec->n_units);
 	svc_shardd_join_fill_position(rec, &reply);
 	if (blob) {
@@ -128,6 +130,7 @@ static void svc_shardd_join_send_join(struct rpc_call *call, const struct member
 	if (member_signals(m))
 		reply.streams = &link;
 	rpc_call_reply(call, &reply.base);
+	m->gone.n = 0;
 }
 
 /* Joined: with signals for its streams, if it wants them. @userdata: not NULL if it created the
@@ -306,13 +309,21 @@ static int svc_shardd_join_refuse_other(const struct member *m, uint32_t world, 
 		m->rank, m->job->rec->world_size, world);
 }
 
+/* The job has gone on with other ranks, and all of those have ended: their launcher starts all again. */
+static bool svc_shardd_join_is_new_start(const struct job *job, const Shardd__V1__JoinRequest *r)
+{
+	return job->rec->n_numbers && !job->present && !r->returns &&
+	       list_empty(&((struct job *)job)->elastic.newcomers);
+}
+
 /* Ranks of another number have come to an elastic job. */
-static int svc_shardd_join_resize(struct job *job, const struct session *s, uint32_t world,
-				  struct fault *f)
+static int svc_shardd_join_resize(struct job *job, const struct session *s,
+				  const Shardd__V1__JoinRequest *r, struct fault *f)
 {
 	const struct member *m = s->member && s->member->job == job ? s->member : NULL;
+	uint32_t world = r->job->world_size;
 
-	if (world == launched_world(job))
+	if (world == launched_world(job) && !svc_shardd_join_is_new_start(job, r))
 		return 0;
 	if (m && (m->state == MEMBER_JOINED || m->state == MEMBER_STALE))
 		return svc_shardd_join_refuse_other(m, world, f);
@@ -351,7 +362,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	if (f.code || svc_shardd_join_instance(r, &spec, &f) ||
 	    svc_shardd_join_existing(r, s, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f) ||
-	    svc_shardd_join_resize(job, s, spec.world_size, &f)) {
+	    svc_shardd_join_resize(job, s, r, &f)) {
 		svc_refuse(call, "join", r->job ? r->job->name : "", &f);
 		return;
 	}

@@ -367,6 +367,30 @@ Test(elastic_job, shrinks_to_its_least_size_and_grows_beyond_the_first)
 	delete ("walks");
 }
 
+/* All have ended, and their launcher starts as many as at first: they do not have to wait for a commit. */
+Test(elastic_job, has_its_first_size_when_all_are_started_again)
+{
+	struct play *p = play_new(GRACE_MS, 2), *q = play_new(GRACE_MS, ALL_STEPS);
+	pid_t pids[4];
+
+	start_four(p, pids);
+	fail_kill(pids[1]);
+	stage_set(&p->until, 3);
+	AWAIT(atomic_load(&p->done) == 3, 30);
+	for (uint32_t i = 0; i < 4; i++)
+		if (i != 1)
+			fail_kill(pids[i]);
+	cr_expect_eq(fail_job_number(&trainfix, "walks", "world_size"), 3);
+	for (uint32_t i = 0; i < 4; i++)
+		pids[i] = start(i, q);
+	for (uint32_t i = 0; i < 4; i++)
+		cr_expect_eq(trainer_wait(pids[i], 30), 0);
+	for (uint32_t i = 0; i < 4; i++)
+		expect_is(q, i, i, 4);
+	cr_expect_eq(fail_job_number(&trainfix, "walks", "step"), ALL_STEPS);
+	delete ("walks");
+}
+
 /* ----------------------------------------------------------------------- what is refused */
 
 struct wish {

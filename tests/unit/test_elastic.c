@@ -925,6 +925,37 @@ Test(elastic, is_of_the_old_size_until_all_is_copied)
 	end(&x);
 }
 
+/* What ranks have mapped and the job has no more, their next join tells them. */
+Test(elastic, ranks_are_told_of_memory_that_is_gone)
+{
+	state_unit *s = nodefix_spec("u", ELEMENTS);
+	static const uint64_t matrix[] = { 9, 3 };
+	struct fixture x;
+	struct unit *u;
+	uint32_t was;
+
+	begin(&x);
+	s->layout = LAYOUT_DIM0;
+	CHECK(state_unit_add_tensor(s, state_tensor_new("matrix", matrix, 2)) == 0);
+	u = make_unit(&x, s);
+	step(&x, u, 1);
+	u->parts[0].params.slab->exported = true;
+	was = u->parts[0].params.slab->id;
+	dies(&x, 1);
+	join(&x, 0, 0);
+	join(&x, 2, 2);
+	join(&x, 3, 3);
+	advance(&x, GRACE_MS);
+	expect_world(&x, 3);
+	cr_expect_neq(u->parts[0].params.slab->id, was);
+	for (uint32_t i = 0; i < 4; i++)
+		if (i != 1) {
+			cr_assert_eq(x.p[i].m->gone.n, 1);
+			cr_expect_eq(x.p[i].m->gone.slabs[0], was);
+		}
+	end(&x);
+}
+
 Test(elastic, a_resize_by_hand_ends_the_numbers_of_processes)
 {
 	struct fault f = FAULT_NULL;
