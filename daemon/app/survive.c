@@ -243,8 +243,8 @@ static int survive_restore(struct survive *s, struct inherited *in, struct fault
 	return f->code;
 }
 
-/* Slabs that are in no job: the previous daemon ended before it had noted, or freed, them. Their
- * memory is free when the last descriptor is closed. */
+/* Slabs that are in no job: the previous daemon ended before it had noted, or freed, them; or they are
+ * spare and nobody's. Their memory is free when the last descriptor is closed. */
 static void survive_drop_rest(struct survive *s, struct inherited *in)
 {
 	for (size_t i = 0; i < in->n_slabs; i++) {

@@ -199,11 +199,101 @@ Test(gradient_memory, a_process_has_it_again_after_each_death)
 	AWAIT(status_number("store_used") < stored, 20);
 }
 
+/* ------------------------------------------------------------- one of them dies, too */
+
+struct both {
+	stage at[WORLD], go;
+};
+
+/* Rank 0 stays for all rounds; rank 1 is another process in each. */
+static int stays_or_dies(const struct trainer *t)
+{
+	struct both *b = t->arg;
+	shardd_client *c = train_connect(t);
+	unsigned round = atomic_load(&b->go);
+	shardd_unit units[UNITS];
+	float *at[UNITS];
+
+	for (;; round++) {
+		int rc;
+
+		enter(c, t, units);
+		for (unsigned i = 0; round == 0 && i < UNITS; i++)
+			TRAIN_OK(shardd_init_seed(c, units[i], 1, &train_err));
+		take(c, units, at, 1);
+		stage_set(&b->at[t->rank], round + 1);
+		TRAINER_AWAIT(atomic_load(&b->go) > round, 60);
+		if (round == ROUNDS)
+			break;
+		do /* until the rank that dies has died */
+			rc = shardd_barrier(c, SHARDD_WORLD, &train_err);
+		while (rc == 0);
+		TRAINER_CHECK(rc == -SHARDD_ABORTED);
+	}
+	train_leave(c);
+	return 0;
+}
+
+/* Descriptors of memory that the daemon has. */
+static unsigned count_memory(void)
+{
+	pid_t daemon = daemonfix_daemon(&trainfix);
+	char path[64], to[64];
+	unsigned n = 0;
+
+	for (int fd = 0; fd < 256; fd++) {
+		ssize_t bytes;
+
+		snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)daemon, fd);
+		bytes = readlink(path, to, sizeof(to) - 1);
+		to[bytes < 0 ? 0 : bytes] = 0;
+		n += strncmp(to, "/memfd:shardd (", 15) == 0;
+	}
+	return n;
+}
+
+Test(gradient_memory, nothing_is_left_of_a_rank_that_died_with_the_daemon)
+{
+	static const char *const delete[] = { "job", "delete", "job", NULL };
+	struct both *b = trainer_shared(sizeof(*b));
+	char out[512];
+	pid_t pids[WORLD];
+
+	if (!train_on_host()) {
+		train_not_here("memory of gradients that outlives the daemon");
+		return;
+	}
+	for (uint32_t r = 0; r < WORLD; r++)
+		pids[r] = trainer_start(&trainfix, "job", r, WORLD, stays_or_dies, b);
+	for (unsigned round = 1; round <= ROUNDS; round++) {
+		AWAIT(atomic_load(&b->at[0]) == round && atomic_load(&b->at[1]) == round, 60);
+		kill(pids[1], SIGKILL);
+		daemonfix_replace_daemon(&trainfix, SIGKILL);
+		trainer_wait(pids[1], 60);
+		stage_set(&b->go, round);
+		pids[1] = trainer_start(&trainfix, "job", 1, WORLD, stays_or_dies, b);
+	}
+	AWAIT(atomic_load(&b->at[0]) == ROUNDS + 1 && atomic_load(&b->at[1]) == ROUNDS + 1, 60);
+	stage_set(&b->go, ROUNDS + 1);
+	for (unsigned r = 0; r < WORLD; r++)
+		cr_assert_eq(trainer_wait(pids[r], 60), 0);
+	cr_assert_eq(daemonfix_ctl_text(&trainfix, delete, out, sizeof(out)), 0, "%s", out);
+	AWAIT(daemonfix_bytes(&trainfix) == 0, 20);
+	AWAIT(count_memory() == 0, 20);
+	AWAIT(status_number("store_used") == 3, 20); /* the journal and the redo file */
+}
+
 /* ------------------------------------------------------------- another process */
 
 struct heirs {
 	stage holds, go, has, written, read, end;
 };
+
+static void fill(uint32_t *at, uint32_t value)
+{
+	for (unsigned i = 0; i < ELEMENTS; i++)
+		at[i] = value;
+}
 
 /* It keeps its mapping and does not come back. */
 static int keeps_its_buffer(const struct trainer *t)
@@ -219,10 +309,10 @@ static int keeps_its_buffer(const struct trainer *t)
 	u = train_zero_unit(c, "u", ELEMENTS, NULL);
 	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
 	TRAIN_OK(shardd_gradient(c, u, &g, &train_err));
-	memset(g, 1, ELEMENTS * sizeof(float));
+	fill(g, 0x01010101u);
 	stage_set(&h->holds, 1);
 	TRAINER_AWAIT(atomic_load(&h->has) == 1, 60);
-	memset(g, 0xff, ELEMENTS * sizeof(float)); /* into what is quarantined */
+	fill(g, UINT32_MAX); /* into what is quarantined */
 	stage_set(&h->written, 1);
 	TRAINER_AWAIT(atomic_load(&h->end) == 1, 60);
 	_exit(0);
@@ -241,7 +331,7 @@ static int takes_its_place(const struct trainer *t)
 	for (unsigned i = 0; i < ELEMENTS; i++)
 		TRAINER_CHECK(((const uint32_t *)g)[i] !=
 			      0x01010101u); /* what the other one wrote */
-	memset(g, 0, ELEMENTS * sizeof(float));
+	fill(g, 0);
 	stage_set(&h->has, 1);
 	TRAINER_AWAIT(atomic_load(&h->written) == 1, 60);
 	for (unsigned i = 0; i < ELEMENTS; i++)
