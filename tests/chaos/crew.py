@@ -373,15 +373,17 @@ class Crew:
     def slabs(self):
         """Hashes of the memory that a holder has of the job: parameters, optimizer state, copies.
 
-        Without it, of all that the daemon has: gradients that nobody keeps, too.
+        Pools are left out: what is in their memory means nothing. Without a holder, of what the daemon
+        has.
         """
         until = time.monotonic() + LEFT_S
         while not self.held_slabs() <= self.slabs_of(JOB) and self.held:
             self.check(until)  # of a job that was deleted just before
-        hashes = []
+        hashes, shards = [], self.slabs_of(JOB, ("shard",))
         for path in self.memory_of(self.keeper()):
-            with open(path, "rb") as f:
-                hashes.append(hashlib.sha256(f.read()).hexdigest())
+            if os.stat(path).st_ino in shards:
+                with open(path, "rb") as f:
+                    hashes.append(hashlib.sha256(f.read()).hexdigest())
         return sorted(hashes)
 
     def keeper(self):
@@ -397,9 +399,11 @@ class Crew:
     def held_slabs(self):
         return {os.stat(path).st_ino for path in self.memory_of(self.keeper())}
 
-    def slabs_of(self, job):
+    def slabs_of(self, job, classes=("shard", "full", "grad", "control")):
         rows = json.loads(self.ctl("memory").stdout)["slabs"]
-        return {int(row["inode"]) for row in rows if row["job"] == job}
+        return {
+            int(row["inode"]) for row in rows if row["job"] == job and row["class"] in classes
+        }
 
     def status(self):
         return json.loads(self.ctl("status").stdout)
