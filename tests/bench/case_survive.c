@@ -1,7 +1,8 @@
 /* resize: a job without trainers gets 3 ranks, and 1 again, by shardctl: units of layout FLAT, which keep
  * their memory, and units of two tensors in layout DIM0, which are copied; beside shardctl status.
  * restart: the daemon is killed under a trainer with many units: until it has been told, has joined,
- * has all units again, and has made a step, beside a step without a death.
+ * has all units again, and has made a step, beside a step without a death; with one gradient buffer at a
+ * time that nobody writes, and with all of them at once, which the trainer writes (restart_all).
  * checkpoint: steps while the daemon writes a checkpoint, one after the other, and after a second in
  * which a unit was gathered and the trainer computes; beside steps while it does not write; and how
  * fast it writes, beside dd with the same end (conv=fsync). */
@@ -42,7 +43,7 @@ enum {
 /* As long as forward and backward may take. */
 #define CHECKPOINT_PAUSE_MS 1000
 enum { RESIZE, RESIZE_BACK, RESIZE_STATUS, RESIZE_N };
-enum { HOLDER, MOVES }; /* of crew->numbers */
+enum { HOLDER, MOVES, ALL }; /* of crew->numbers */
 
 /* A daemon of its own, with a holder and a root of checkpoints. */
 static int survive_start(const struct bench *b, struct bench *own)
@@ -106,6 +107,21 @@ static void survive_step(struct trainer *t, struct model *m)
 	t->step++;
 }
 
+/* With the gradients of all units at once, as after a backward pass without a reduction in it. */
+static void survive_step_all(struct trainer *t, struct model *m)
+{
+	struct shardd_error err;
+	void *data;
+
+	for (unsigned i = 0; i < t->crew->units; i++) {
+		trainer_must(t, shardd_gradient(t->client, m->info[i].unit, &data, &err), &err,
+			     "gradient");
+		if (data)
+			memset(data, 0, t->crew->elements * sizeof(float));
+	}
+	survive_step(t, m);
+}
+
 static void survive_enter(struct trainer *t, struct model *m, enum shardd_lifetime lifetime)
 {
 	struct shardd_error err;
@@ -142,6 +158,8 @@ static pid_t restart_daemon_of(pid_t holder)
 
 static void restart_once(struct trainer *t, struct model *m, int i)
 {
+	void (*step)(struct trainer * t, struct model * m) =
+		t->crew->numbers[ALL] ? survive_step_all : survive_step;
 	struct sample *s[RESTART_N];
 	struct shardd_error err;
 	pid_t daemon = restart_daemon_of((pid_t)t->crew->numbers[HOLDER]);
@@ -150,7 +168,7 @@ static void restart_once(struct trainer *t, struct model *m, int i)
 	for (unsigned k = 0; k < RESTART_N; k++)
 		s[k] = trainer_sample(t, k, i);
 	sample_begin(s[RESTART_CALM]);
-	survive_step(t, m);
+	step(t, m);
 	sample_end(s[RESTART_CALM]);
 	if (daemon <= 0) {
 		fputs("shardd-bench: the holder has no daemon\n", stderr);
@@ -174,7 +192,7 @@ static void restart_once(struct trainer *t, struct model *m, int i)
 	sample_end(s[RESTART_REGISTER]);
 	s[RESTART]->end_ns = s[RESTART_REGISTER]->end_ns;
 	sample_begin(s[RESTART_STEP]);
-	survive_step(t, m);
+	step(t, m);
 	sample_end(s[RESTART_STEP]);
 }
 
@@ -187,6 +205,12 @@ static void restart_main(struct trainer *t)
 	for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++)
 		restart_once(t, &m, i);
 	trainer_leave(t);
+}
+
+static void restart_all_main(struct trainer *t)
+{
+	t->crew->numbers[ALL] = true;
+	restart_main(t);
 }
 
 static void survive_report(const struct bench *b, const struct crew *crew, const char *const *names,
@@ -228,6 +252,9 @@ int case_restart(struct bench *b, const struct bench_case *c)
 {
 	static const char *const names[] = { "restart_told", "restart_join", "restart_register",
 					     "restart",      "restart_step", "restart_calm_step" };
+	static const char *const all[] = { "restart_all_told",     "restart_all_join",
+					   "restart_all_register", "restart_all",
+					   "restart_all_step",     "restart_all_calm_step" };
 	struct bench own;
 	int r;
 
@@ -235,6 +262,9 @@ int case_restart(struct bench *b, const struct bench_case *c)
 		return -1;
 	r = survive_run(&own, c, restart_main, names, RESTART_N, bench_units(b, SURVIVE_UNITS),
 			false);
+	if (r == 0)
+		r = survive_run(&own, c, restart_all_main, all, RESTART_N,
+				bench_units(b, SURVIVE_UNITS), false);
 	return survive_stop(&own) < 0 ? -1 : r;
 }
 
