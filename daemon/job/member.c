@@ -10,7 +10,6 @@
 #include "job/job_types.h"
 #include "job/member_impl.h"
 #include "job/passes.h"
-#include "job/pooled.h"
 
 #define MEMBER_MAGIC 0x4d454d42u
 
@@ -45,7 +44,6 @@ int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t sessi
 	CHECK(m->device);
 	pool_init(&m->pool, m->device, &job->quota, MEM_GRAD, job_share(job), job->rec->name,
 		  (int)rank);
-	pooled_begin_member(m);
 	job->members++;
 	*ret = m;
 	return 0;

@@ -144,11 +144,6 @@ void pooled_begin(struct job *job)
 	}
 }
 
-void pooled_begin_member(struct member *m)
-{
-	pool_on_grown(&m->pool, pooled_on_rank, m);
-}
-
 void pooled_end(struct job *job)
 {
 	CHECK(!job->rec || !job->rec->n_pooled);
@@ -279,6 +274,7 @@ void pooled_join(struct member *m)
 {
 	struct job *job = m->job;
 
+	pool_on_grown(&m->pool, pooled_on_rank, m);
 	for (size_t i = job->rec->n_pooled; job->mem.pooled && i-- > 0;) {
 		struct pooled *p = job->mem.pooled[i];
 

@@ -25,16 +25,16 @@
 
 struct member;
 
-/* Of the job's pools but scratch, and of the pool of a member: note each slab that they get. */
+/* Of the job's pools but scratch: note each slab that they get. */
 void pooled_begin(struct job *job);
-void pooled_begin_member(struct member *m);
 /* No slab is left. */
 void pooled_end(struct job *job);
 
-/* Take over the slabs of the record. @fds: by index there, borrowed; -1: none. What cannot be taken over is
- * dropped from the record. */
+/* Take over the slabs of the record. @fds: by index there, borrowed; -1: none. What cannot be taken
+ * over is dropped from the record. */
 void pooled_restore(struct job *job, const int *fds);
-/* What the process of @m had as the same rank of an earlier daemon is its pool's again. */
+/* A new member: the same for its pool, which has again what its process had as the same rank of an
+ * earlier daemon. */
 void pooled_join(struct member *m);
 
 /* Is the memory of @r in the journal and in the store? */

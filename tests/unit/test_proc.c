@@ -170,3 +170,32 @@ TEST(a_descriptor_that_is_no_socket_is_refused)
 	fd_close(pair[1]);
 	looprun_deinit(&l);
 }
+
+/* A successor of the daemon knows a process again by its pid and this number. */
+TEST(the_start_of_a_process_is_the_same_for_everybody)
+{
+	struct proc *p, *again, *own;
+	struct observer o = { .called = false };
+	pid_t pid = start_child();
+	struct looprun l;
+	uint64_t began;
+
+	looprun_init(&l);
+	cr_assert_eq(proc_new_pid(&l.loop, pid, 0, 0, &p), 0);
+	cr_assert_eq(proc_new_pid(&l.loop, pid, 0, 0, &again), 0);
+	cr_assert_eq(proc_new_pid(&l.loop, getpid(), 0, 0, &own), 0);
+	began = proc_began(p);
+	cr_expect_neq(began, 0);
+	cr_expect_leq(proc_began(own), began);
+	list_init(&o.watch.link);
+	proc_watch(p, &o.watch, on_gone);
+	cr_assert_eq(kill(pid, SIGKILL), 0);
+	looprun_flag(&l, &o.called, 5);
+	cr_expect_eq(proc_began(p), began, "it is known");
+	cr_expect_eq(proc_began(again), 0, "the pid may be another process's");
+	cr_assert_eq(waitpid(pid, NULL, 0), pid);
+	proc_unref(p);
+	proc_unref(again);
+	proc_unref(own);
+	looprun_deinit(&l);
+}
