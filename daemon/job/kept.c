@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "core/fnv.h"
 #include "core/log.h"
 #include "job/generation.h"
 #include "job/job.h"
@@ -14,6 +15,7 @@
 struct kept {
 	struct job *job;
 	uint64_t epoch; /* in which it began */
+	uint64_t print; /* of the units then: of those that take part */
 	bool back;      /* to the units */
 	unsigned pending;
 	int status;
@@ -194,6 +196,19 @@ static bool kept_takes_part(const struct kept *k, const struct unit *u)
 	       (k->back ? u->rec->kept_initialised : u->rec->initialised);
 }
 
+static uint64_t kept_print(const struct kept *k)
+{
+	uint64_t hash = FNV_BEGIN;
+
+	for (uint32_t i = 0; i < k->job->n_units; i++) {
+		const struct unit *u = k->job->units[i];
+
+		if (kept_takes_part(k, u))
+			hash = fnv_add(fnv_add(hash, u->id), u->version);
+	}
+	return hash;
+}
+
 static void kept_add_launches(struct kept *k, const struct unit *u, struct unit_part *p)
 {
 	struct kept_part *part = &k->parts[p->device->index];
@@ -236,15 +251,17 @@ static struct kept *kept_new(struct job *job, bool back)
 		for (unsigned d = 0; kept_takes_part(k, u) && d < u->n_parts; d++)
 			kept_add_launches(k, u, &u->parts[d]);
 	}
+	k->print = kept_print(k);
 	return k;
 }
 
-/* Is it of use still? What was committed may be gone meanwhile; a step ends with its epoch. */
+/* Is it of use still? What was committed may be gone meanwhile; a step ends with its epoch. An Initialise
+ * that was allowed before may have ended: then who waits asks for another one. */
 static bool kept_is_wanted(const struct kept *k)
 {
 	const state_job *rec = k->job->rec;
 
-	if (rec->torn)
+	if (rec->torn || k->print != kept_print(k))
 		return false;
 	return kept_at_commits(k->job) ? rec->has_commit : k->epoch == rec->epoch;
 }

@@ -48,8 +48,8 @@ enum res kept_let(struct job *job, enum job_change what);
 void kept_committed(struct job *job);
 /* A prepared step begins to change @units, which nothing can roll back but a copy of the whole job. */
 void kept_applies(struct job *job, struct unit *const *units, unsigned n);
-/* @u is laid out otherwise, and nothing has changed since the copy: there is nothing to roll back. Its
- * copy has that of @fresh as its place, or none. */
+/* @u is laid out otherwise: nothing is rolled back to the copy of before. That of @u has the place of
+ * @fresh's, or none. */
 void kept_moved(struct job *job, struct unit *u, const struct unit *fresh);
 
 /* Has the step in progress changed units, so that the end of the epoch rolls them back to the step

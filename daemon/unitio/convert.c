@@ -15,6 +15,7 @@
 #include "unit/runs.h"
 #include "unitio/import.h"
 #include "work/coll.h"
+#include "work/drain.h"
 
 /* The tensors of @ret become an array of its own, in one piece with those that change. */
 static int convert_retype(const struct convert_args *a, const struct unit *u, state_unit *ret)
@@ -199,7 +200,7 @@ static void convert_swap_unit(struct job *job, const struct convert_args *a, str
 	convert_swap_tensors(a, u);
 	unit_lay_out(u, &fresh->layout, NULL);
 	u->version++;
-	kept_moved(job, u, fresh); /* checked: nothing has changed since the copy */
+	kept_moved(job, u, fresh);
 	job_journal_mark_unit(job, u);
 }
 
@@ -207,6 +208,7 @@ static enum res convert_finish(struct coll *c)
 {
 	struct convert *v = convert_of(c);
 
+	RES_TRY(drain_may_free(c));
 	if (relayout_enter(c->job, &v->mem) < 0)
 		return coll_fail(c, -ENOMEM);
 	for (unsigned i = 0; i < v->n; i++)

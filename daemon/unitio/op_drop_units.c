@@ -195,6 +195,7 @@ static enum res op_drop_units_tick(struct coll *c)
 		}
 		if (op_drop_units_check_all(c, c->fault)) /* an alias was registered meanwhile */
 			return RES_FAILED;
+		RES_TRY(drain_may_free(c));
 		return op_drop_units_drop(c);
 	}
 	CHECK_NOT_REACHED();

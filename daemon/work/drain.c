@@ -187,3 +187,8 @@ enum res drain_may_write(struct coll *c, enum job_change what)
 	c->job->readers.writing++;
 	return RES_DONE;
 }
+
+enum res drain_may_free(struct coll *c)
+{
+	return readers_let(c->job, JOB_CHANGE_WHOLE, &c->waiter);
+}

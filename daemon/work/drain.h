@@ -21,4 +21,8 @@ void drain_go_on(struct job *job);
  * again at the next tick. From RES_DONE on until its end none will. */
 enum res drain_may_write(struct coll *c, enum job_change what);
 
+/* Before memory of units that @c was allowed to write goes away: is none of it being copied, for
+ * another unit that was about to change meanwhile? Asked again at the next tick. */
+enum res drain_may_free(struct coll *c);
+
 #endif

@@ -391,9 +391,11 @@ Test(storage, the_daemons_optimizers_are_refused)
 
 static int accounted_trainer(const struct trainer *t)
 {
-	const struct shardd_job job = {
-		.size = sizeof(job), .name = "small", .world_size = 1, .quota_bytes = 3 << 20
-	};
+	const struct shardd_job job = { .size = sizeof(job),
+					.name = "small",
+					.world_size = 1,
+					.quota_bytes = 3 << 20,
+					.resume = SHARDD_RESUME_NO_COPY };
 	const uint64_t shape[] = { 1 << 20 };
 	const struct shardd_tensor big = { .name = "w", .shape = shape, .dims = 1 };
 	struct shardd_unit_spec s = {
