@@ -46,6 +46,7 @@ struct apply {
 	struct redo_task
 		*redo; /* owned: all launches, for a successor; NULL: none can complete them */
 	bool changes;  /* job_change_begin was called */
+	bool recorded; /* the units have made the step, says the record */
 };
 
 static void apply_free(struct apply *a)
@@ -303,23 +304,25 @@ static void apply_fill(struct apply *a)
 }
 
 /* A step that a successor can complete is recorded before it runs: one entry of the journal names it
- * together with what holds when it is done. Any other step is recorded when it is done; a successor
- * that finds one under way finds the job TORN. */
+ * together with what holds when it is done. So is one that all units have made in backward, of which
+ * nothing is left to do. Any other step is recorded when it is done; a successor that finds one under
+ * way finds the job TORN. */
 static void apply_record(struct apply *a)
 {
 	struct job *job = a->job;
 
 	kept_applies(job, a->units, a->n);
-	if (!a->redo) {
-		a->changes = a->n > 0; /* else all units have made it in backward */
-		if (a->changes)
-			job_change_begin(job);
+	a->recorded = a->redo || !a->n;
+	a->changes = !a->recorded;
+	if (a->changes) {
+		job_change_begin(job);
 		return;
 	}
 	apply_count_steps(job, a->units, a->n);
 	if (job->step.committing)
 		job->step.commit_record(job->step.commit);
-	job_redo_begin(job, a->redo);
+	if (a->redo)
+		job_redo_begin(job, a->redo);
 }
 
 /* Only to devices that have something to do: another may be lost, which is not our affair.
@@ -443,7 +446,7 @@ static void apply_run(struct apply *a)
 		a->status = -ENOMEM;
 	if (a->changes)
 		job_change_end(a->job);
-	apply_done(a->job, a->units, a->n, a->redo != NULL, a->status);
+	apply_done(a->job, a->units, a->n, a->recorded, a->status);
 	if (a->status)
 		job_journal_write(a->job); /* before a successor believes that all is done */
 	apply_free(a);

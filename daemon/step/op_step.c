@@ -305,7 +305,7 @@ static void op_step_note(struct coll *c)
 			step_rates_given(&plan->rates) ? &plan->rates : &step_args(op)->rates);
 	op_step_answer(c, false, c->group->found_inf);
 	op_step_end_pass(c);
-	if (!apply_has_units(c->job)) /* all were stepped in backward */
+	if (!apply_has_units(c->job) && !kept_goes_back(c->job)) /* all were stepped in backward */
 		position_stepped(c->job, false);
 }
 

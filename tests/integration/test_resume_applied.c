@@ -147,8 +147,9 @@ static int trains(const struct trainer *t)
 
 		step++;
 		step_units(c, t, units, step, dies ? 1 + step % TRAINUNITS : TRAINUNITS);
-		if (!dies) {
+		if (!dies || step % TRAINUNITS == 2) /* all: it is not applied yet */
 			end_step(c, t->rank, step);
+		if (!dies) {
 			if (step < STEPS)
 				trainunits_read(c, units, t->rank ? unused : p->whole[step]);
 			continue;

@@ -382,6 +382,36 @@ Test(kept_step, a_commit_ends_the_step)
 	expect_at(1);
 }
 
+/* As that of an optimizer at the Step: nobody has committed it, or needed its parameters. */
+Test(kept_step, a_step_that_all_have_made_goes_back_until_it_is_applied)
+{
+	uint64_t number = 9;
+	uint8_t blob[] = { 1, 2 };
+
+	commit(1);
+	for (unsigned applied = 0; applied < 2; applied++) {
+		Shardd__V1__StepRequest q = SHARDD__V1__STEP_REQUEST__INIT;
+
+		reduce(a);
+		reduce(b);
+		q.optional_step_case = SHARDD__V1__STEP_REQUEST__OPTIONAL_STEP_STEP;
+		q.step = number;
+		q.blob = (ProtobufCBinaryData){ sizeof(blob), blob };
+		for (unsigned i = 0; i < 2; i++)
+			nodefix_submit(&n, m[i], "Step", &q.base, &op[i]);
+		both_ok("Step");
+		if (applied)
+			apply();
+		if (applied)
+			note();
+		nodefix_drop(&n, m[1], "died");
+		expect_back(applied);
+		expect_at(applied ? number : 1);
+		cr_expect_eq(state_job_blob(job->rec, 0)->step, applied ? number : 1);
+		rejoin();
+	}
+}
+
 /* The commit of such a step applies nothing: a daemon that died meanwhile once left the job TORN. */
 Test(kept_step, a_commit_after_backward_changes_nothing)
 {
@@ -394,6 +424,7 @@ Test(kept_step, a_commit_after_backward_changes_nothing)
 	nodefix_turns(&n);
 	cr_assert_eq(job->step.state, JOB_STEP_APPLYING);
 	cr_expect_not(job->rec->applying);
+	cr_expect(job->rec->has_commit, "both are in one entry of the journal");
 	backend_fake_hold(n.node.devices[0].backend, false);
 	both_ok("Commit");
 	cr_expect_eq(job->changing, 0);
@@ -423,6 +454,28 @@ Test(kept_step, units_that_came_later_are_to_be_initialised)
 	nodefix_drop(&n, m[1], "died");
 	expect_back(0);
 	cr_expect_not(later->rec->initialised);
+}
+
+/* It was allowed to write before the copy was asked for, and ends while the copy is made. */
+Test(kept_step, an_initialise_beside_the_copy_is_in_the_copy)
+{
+	state_unit *spec = nodefix_spec("beside", ELEMENTS);
+	struct unit *beside;
+
+	spec->optimizer->when = OPTIM_IN_BACKWARD;
+	beside = nodefix_register(job, spec);
+	backend_fake_hold(n.node.devices[0].backend, true);
+	submit_reduce(a);
+	nodefix_turns(&n);
+	cr_assert(job->kept.run && !beside->rec->initialised);
+	memset(region_addr(&beside->parts[0].params), 1, ELEMENTS * sizeof(float));
+	beside->rec->initialised = true;
+	beside->version++;
+	backend_fake_hold(n.node.devices[0].backend, false);
+	both_ok("Reduce");
+	cr_expect(job->rec->kept && beside->rec->kept_initialised);
+	cr_expect_arr_eq(region_addr(&beside->parts[0].kept), nodefix_params(beside),
+			 ELEMENTS * sizeof(float));
 }
 
 Test(kept_step, a_device_that_fails_on_the_way_back_tears_the_job)
