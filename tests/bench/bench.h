@@ -108,7 +108,8 @@ struct crew {
 	const struct op_case *op;  /* of case_op */
 	enum shardd_dtype dtype;
 	enum shardd_optimizer_kind optimizer;
-	bool on_device; /* the daemon's memory is a GPU's */
+	enum shardd_resume resume; /* of the job */
+	bool on_device;            /* the daemon's memory is a GPU's */
 	const char *socket;
 	char job[64];
 	atomic_uint ready;     /* ranks that have made their first step */

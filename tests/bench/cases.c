@@ -14,7 +14,7 @@ static const struct bench_case whole_cases[] = {
 	{ "sgd", "Step Commit", "a step of SGD without momentum and its commit", 2, 20, case_sgd,
 	  NULL },
 	{ "reduce_adamw", "Reduce Step Commit",
-	  "AdamW in backward, in the reduce; and the two apart, in the same turns", 4, 20,
+	  "AdamW in backward, in the reduce; the two apart; with a copy made before it", 4, 20,
 	  case_reduce_adamw, NULL },
 	{ "norm", "ClipGradNorm", "of all gradient shards, clipping nothing", 2, 20, case_norm,
 	  NULL },

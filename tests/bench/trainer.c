@@ -36,6 +36,7 @@ void trainer_join(struct trainer *t, enum shardd_lifetime lifetime)
 				  .world_size = t->crew->ranks,
 				  .rank = t->rank,
 				  .lifetime = lifetime,
+				  .resume = t->crew->resume,
 				  .ttl_s = JOB_TTL_S };
 	struct shardd_info info = { .size = sizeof(info) };
 	struct shardd_error err;

@@ -68,8 +68,8 @@ case_lines limits 'limit_copy limit_triad limit_read'
 case_lines memory 'memory_shard memory_full memory_grad memory'
 case_lines memory 'memory_shard memory_full memory_grad memory' --dtype bf16 --ranks 3
 case_lines sgd sgd
-case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart'
-case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart' --dtype bf16 --ranks 3
+case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart reduce_adamw_copied'
+case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart reduce_adamw_copied' --dtype bf16 --ranks 3
 case_lines transformer transformer
 case_lines scale 'scale_register scale_op scale_op_few scale_status scale_echo' --ranks 5 --units 40
 case_lines attach_units 'units_connect units_join units_register units_first attach_first units_gather units_again attach_units' --units 20
