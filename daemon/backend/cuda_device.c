@@ -136,6 +136,17 @@ static CUresult cuda_device_open_kernels(struct cuda *c)
 	return r;
 }
 
+/* For one block, whose threads only read their words. */
+static struct cuda_undo cuda_device_warm_undo(const struct cuda *c)
+{
+	return (struct cuda_undo){
+		.words = c->gradient,
+		.old = c->gradient + (uint64_t)cuda_fn_threads(CUDA_FN_ADAM_UNDO) * CUDA_UNDO_WORD,
+		.launch = 1,
+		.room = cuda_fn_threads(CUDA_FN_ADAM_UNDO)
+	};
+}
+
 /* Arguments for each kernel with which it does nothing. */
 static void cuda_device_warm_args(const struct cuda *c, enum cuda_fn fn, union cuda_args *a)
 {
@@ -169,6 +180,14 @@ static void cuda_device_warm_args(const struct cuda *c, enum cuda_fn fn, union c
 		a->add_rows.dtype = DTYPE_FP32;
 	else if (fn == CUDA_FN_PACK)
 		a->pack.dst_dtype = a->pack.src_dtype = DTYPE_FP32;
+	else if (fn == CUDA_FN_ADAM_UNDO)
+		a->adam_undo.undo = cuda_device_warm_undo(c);
+	else if (fn == CUDA_FN_ADAM_F64_UNDO)
+		a->adam_f64_undo.undo = cuda_device_warm_undo(c);
+	else if (fn == CUDA_FN_SGD_UNDO)
+		a->sgd_undo.undo = cuda_device_warm_undo(c);
+	else if (fn == CUDA_FN_SCALE_UNDO)
+		a->scale_undo.undo = cuda_device_warm_undo(c);
 }
 
 /* The driver loads a kernel at its first launch and may then wait for the device. That must not

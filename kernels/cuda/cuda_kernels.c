@@ -35,6 +35,10 @@ static const struct {
 	[CUDA_FN_CLAMP] = { "shardd_clamp", LAUNCH_VECTOR *LAUNCH_SCALE_UNROLL },
 	[CUDA_FN_UNSCALE] = { "shardd_unscale", LAUNCH_VECTOR *LAUNCH_SCALE_UNROLL },
 	[CUDA_FN_ADD_ROWS] = { "shardd_add_rows", 1 },
+	[CUDA_FN_ADAM_UNDO] = { "shardd_adam_undo", LAUNCH_VECTOR },
+	[CUDA_FN_ADAM_F64_UNDO] = { "shardd_adam_f64_undo", LAUNCH_VECTOR },
+	[CUDA_FN_SGD_UNDO] = { "shardd_sgd_undo", LAUNCH_VECTOR },
+	[CUDA_FN_SCALE_UNDO] = { "shardd_scale_undo", LAUNCH_VECTOR },
 	[CUDA_FN_SPIN] = { "shardd_spin", 1 }, /* of no elements: n / threads blocks */
 };
 

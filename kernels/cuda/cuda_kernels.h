@@ -39,6 +39,11 @@ enum cuda_fn {
 	CUDA_FN_CLAMP,
 	CUDA_FN_UNSCALE,
 	CUDA_FN_ADD_ROWS,
+	/* The same arithmetic, for launches that a successor of the process can complete (undo.cuh). */
+	CUDA_FN_ADAM_UNDO, /* as ADAM_ANY */
+	CUDA_FN_ADAM_F64_UNDO,
+	CUDA_FN_SGD_UNDO,
+	CUDA_FN_SCALE_UNDO,
 	CUDA_FN_SPIN, /* keeps @blocks busy for a time: for measuring overlap */
 	_CUDA_FN_N
 };
@@ -166,6 +171,46 @@ struct cuda_add_rows {
 	uint32_t dtype;
 };
 
+/* Bytes of a thread: of its word, and of what it keeps of one array. */
+#define CUDA_UNDO_WORD   8u
+#define CUDA_UNDO_VECTOR 16u
+/* Arrays that a kernel changes, at most; of each there are two places in turn. */
+#define CUDA_UNDO_ARRAYS 4u
+#define CUDA_UNDO_BYTES  (CUDA_UNDO_WORD + 2 * CUDA_UNDO_ARRAYS * CUDA_UNDO_VECTOR)
+/* The low bits of a word are the call, one tells which of the two places it has, and those above are
+ * the launch; 0: none yet. */
+#define CUDA_UNDO_CALL_MASK    0x7fffffu
+#define CUDA_UNDO_HALF         0x800000u
+#define CUDA_UNDO_LAUNCH_SHIFT 24
+
+/* What the threads of a launch keep. @launch: its number: above those of all launches before it with
+ * the same memory, or that of the launch that is to be completed. @room: of how many threads there
+ * is memory, which has to be zero at first. */
+struct cuda_undo {
+	uint64_t words, old, launch;
+	uint32_t room, zero;
+};
+
+struct cuda_adam_undo {
+	struct cuda_adam_any a;
+	struct cuda_undo undo;
+};
+
+struct cuda_adam_f64_undo {
+	struct cuda_adam_f64 a;
+	struct cuda_undo undo;
+};
+
+struct cuda_sgd_undo {
+	struct cuda_sgd a;
+	struct cuda_undo undo;
+};
+
+struct cuda_scale_undo {
+	struct cuda_scale a;
+	struct cuda_undo undo;
+};
+
 struct cuda_spin {
 	uint64_t nanoseconds;
 	uint64_t ran; /* address of a uint64_t: nanoseconds the first block saw, or 0 */
@@ -191,6 +236,10 @@ union cuda_args {
 	struct cuda_clamp clamp;
 	struct cuda_unscale unscale;
 	struct cuda_add_rows add_rows;
+	struct cuda_adam_undo adam_undo;
+	struct cuda_adam_f64_undo adam_f64_undo;
+	struct cuda_sgd_undo sgd_undo;
+	struct cuda_scale_undo scale_undo;
 	struct cuda_spin spin;
 };
 

@@ -370,6 +370,49 @@ static void run_adam(struct tester *t)
 }
 
 /* Bits of @set: amsgrad, AdamW, maximize, a tail. */
+/* ------------------------------------------ kernels that keep what they change */
+
+/* Memory for them, of a group of cases. */
+static struct cuda_undo undo;
+
+static void undo_begin(struct tester *t)
+{
+	unsigned per_sm = 0, threads = cuda_fn_threads(CUDA_FN_ADAM_UNDO);
+	unsigned char *zero;
+
+	for (unsigned fn = CUDA_FN_ADAM_UNDO; fn <= CUDA_FN_SCALE_UNDO; fn++)
+		if (t->device.per_sm[fn] > per_sm)
+			per_sm = t->device.per_sm[fn];
+	undo.room = t->device.sms * per_sm * threads;
+	undo.launch = 0;
+	undo.words = device_alloc(&t->device, (size_t)undo.room * CUDA_UNDO_BYTES);
+	undo.old = undo.words + (uint64_t)undo.room * CUDA_UNDO_WORD;
+	zero = calloc(undo.room, CUDA_UNDO_BYTES);
+	if (!zero)
+		abort();
+	device_put(&t->device, undo.words, zero, (size_t)undo.room * CUDA_UNDO_BYTES);
+	free(zero);
+}
+
+static void undo_end(struct tester *t)
+{
+	device_free(&t->device, undo.words);
+}
+
+/* The same on the same bytes, with a kernel that keeps what it changes; and once more with the number
+ * of that launch, which then completes what is complete: nothing changes. */
+static void undo_case(struct tester *t, enum cuda_fn fn, const void *args, size_t n, size_t given,
+		      unsigned set)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		if (!i)
+			device_put(&t->device, t->bed.device, t->bed.before, t->bed.used);
+		device_launch(&t->device, fn, args, n);
+		tester_same(t, false, "%zu elements, kept, launch %u, case %zu, set %u", n, i + 1,
+			    given, set);
+	}
+}
+
 static void adam_any_case(struct tester *t, size_t n, const struct case_shift *s, unsigned set)
 {
 	struct bed *b = &t->bed;
@@ -408,6 +451,8 @@ static void adam_any_case(struct tester *t, size_t n, const struct case_shift *s
 	ref_adam_step(&h, 0, n);
 	device_launch(&t->device, CUDA_FN_ADAM_ANY, &c, n);
 	tester_same(t, false, "%zu elements, shifts %u %u, set %u", n, s->out, s->in, set);
+	undo.launch++;
+	undo_case(t, CUDA_FN_ADAM_UNDO, &(struct cuda_adam_undo){ c, undo }, n, s->out, set);
 }
 
 static void adam_f64_case(struct tester *t, size_t n, const struct case_shift *s, unsigned set)
@@ -440,24 +485,31 @@ static void adam_f64_case(struct tester *t, size_t n, const struct case_shift *s
 	ref_adam_step(&h, 0, n);
 	device_launch(&t->device, CUDA_FN_ADAM_F64, &c, n);
 	tester_same(t, false, "%zu elements, shifts %u %u, set %u", n, s->out, s->in, set);
+	undo.launch++;
+	undo_case(t, CUDA_FN_ADAM_F64_UNDO, &(struct cuda_adam_f64_undo){ c, undo }, n, s->out,
+		  set);
 }
 
 static void run_adam_any(struct tester *t)
 {
+	undo_begin(t);
 	for (unsigned i = 0; i < n_case_sizes; i++)
 		for (unsigned s = 0; s < n_case_shifts; s++)
 			for (unsigned set = 0; set < 16; set++)
 				if (case_sizes[i] <= 4097 || set % 5 == 0)
 					adam_any_case(t, case_sizes[i], &case_shifts[s], set);
+	undo_end(t);
 }
 
 static void run_adam_f64(struct tester *t)
 {
+	undo_begin(t);
 	for (unsigned i = 0; i < n_case_sizes; i++)
 		for (unsigned s = 0; s < n_case_shifts; s++)
 			for (unsigned set = 0; set < 8; set++)
 				if (case_sizes[i] <= 4097 || set % 3 == 0)
 					adam_f64_case(t, case_sizes[i], &case_shifts[s], set);
+	undo_end(t);
 }
 
 /* All combinations of the five switches, by the bits of @set. */
@@ -493,22 +545,28 @@ static void sgd_case(struct tester *t, size_t n, const struct case_shift *s, uns
 	kernels_ref()->sgd(&a, 0, n);
 	device_launch(&t->device, CUDA_FN_SGD, &c, n);
 	tester_same(t, false, "%zu elements, shifts %u %u, set %u", n, s->out, s->in, set);
+	undo.launch++;
+	undo_case(t, CUDA_FN_SGD_UNDO, &(struct cuda_sgd_undo){ c, undo }, n, s->out, set);
 }
 
 static void run_sgd(struct tester *t)
 {
+	undo_begin(t);
 	for (unsigned i = 0; i < n_case_sizes; i++)
 		for (unsigned s = 0; s < n_case_shifts; s++)
 			for (unsigned set = 0; set < 16; set++)
 				if (case_sizes[i] <= 4097 || set % 5 == 0)
 					sgd_case(t, case_sizes[i], &case_shifts[s], set);
+	undo_end(t);
 }
 
 static void run_scale(struct tester *t)
 {
 	static const float factors[] = { 0.37f, -2, 0x1p-140f, NAN };
 	struct bed *b = &t->bed;
+	struct cuda_scale c;
 
+	undo_begin(t);
 	for (unsigned i = 0; i < n_case_sizes; i++)
 		for (unsigned j = 0; j < 4; j++) {
 			size_t n = case_sizes[i];
@@ -518,12 +576,16 @@ static void run_scale(struct tester *t)
 			bed_upload(b);
 			kernels_ref()->scale(&(struct k_scale){ bed_host(b, 0), factors[j], NULL },
 					     0, n);
-			device_launch(&t->device, CUDA_FN_SCALE,
-				      &(struct cuda_scale){
-					      .x = bed_device(b, 0), .n = n, .factor = factors[j] },
-				      n);
+			c = (struct cuda_scale){ .x = bed_device(b, 0),
+						 .n = n,
+						 .factor = factors[j] };
+			device_launch(&t->device, CUDA_FN_SCALE, &c, n);
 			tester_same(t, false, "%zu elements, shift %u", n, j);
+			undo.launch++;
+			undo_case(t, CUDA_FN_SCALE_UNDO, &(struct cuda_scale_undo){ c, undo }, n, j,
+				  0);
 		}
+	undo_end(t);
 }
 
 /* What the host makes of partials, in their order. */

@@ -409,6 +409,85 @@ static void run_pack(struct run *run, const struct cuda_pack *a)
 		kernels_ref()->pack(&k, 0, a->rows * a->row_elements);
 }
 
+/* -- kernels that keep what they change: their own code, since that order is what they are for */
+
+static void *undo_array(struct run *run, uint64_t addr, uint64_t n)
+{
+	return addr ? out(run, addr, n, DTYPE_FP32) : NULL;
+}
+
+#define UNDO_ADDRESS(p) ((uint64_t)(uintptr_t)(p))
+
+static struct cuda_undo undo_of(struct run *run, const struct cuda_undo *u)
+{
+	struct cuda_undo own = *u;
+
+	check_zero(u->zero);
+	if (!u->launch || u->launch >> (64 - CUDA_UNDO_LAUNCH_SHIFT))
+		sim_breach("a kernel was given launch %llu", (unsigned long long)u->launch);
+	if (undo_threads(run->blocks) > u->room)
+		sim_breach("a kernel of %u threads was given room for %u",
+			   undo_threads(run->blocks), u->room);
+	own.words = UNDO_ADDRESS(at(run, u->words, u->room, CUDA_UNDO_WORD, true));
+	own.old = UNDO_ADDRESS(
+		at(run, u->old, (uint64_t)u->room * 2 * CUDA_UNDO_ARRAYS, CUDA_UNDO_VECTOR, true));
+	return own;
+}
+
+/* Of both Adams. */
+#define UNDO_ADAM(own, from)                                                               \
+	do {                                                                               \
+		(own).a.p = UNDO_ADDRESS(undo_array(run, (from)->a.p, (from)->a.n));       \
+		(own).a.m = UNDO_ADDRESS(undo_array(run, (from)->a.m, (from)->a.n));       \
+		(own).a.v = UNDO_ADDRESS(undo_array(run, (from)->a.v, (from)->a.n));       \
+		(own).a.vmax = UNDO_ADDRESS(undo_array(run, (from)->a.vmax, (from)->a.n)); \
+		(own).a.g = UNDO_ADDRESS(in(run, (from)->a.g, (from)->a.n, DTYPE_FP32));   \
+		(own).undo = undo_of(run, &(from)->undo);                                  \
+	} while (0)
+
+static void run_adam_undo(struct run *run, const struct cuda_adam_undo *a)
+{
+	struct cuda_adam_undo own = *a;
+
+	UNDO_ADAM(own, a);
+	if (run->ok)
+		undo_run(CUDA_FN_ADAM_UNDO, &own, run->blocks);
+}
+
+static void run_adam_f64_undo(struct run *run, const struct cuda_adam_f64_undo *a)
+{
+	struct cuda_adam_f64_undo own = *a;
+
+	UNDO_ADAM(own, a);
+	if (run->ok)
+		undo_run(CUDA_FN_ADAM_F64_UNDO, &own, run->blocks);
+}
+
+static void run_sgd_undo(struct run *run, const struct cuda_sgd_undo *a)
+{
+	struct cuda_sgd_undo own = *a;
+
+	check_zero(a->a.zero);
+	own.a.p = UNDO_ADDRESS(out(run, a->a.p, a->a.n, DTYPE_FP32));
+	own.a.g = UNDO_ADDRESS(in(run, a->a.g, a->a.n, DTYPE_FP32));
+	if (a->a.mu != 0)
+		own.a.buf = UNDO_ADDRESS(out(run, a->a.buf, a->a.n, DTYPE_FP32));
+	own.undo = undo_of(run, &a->undo);
+	if (run->ok)
+		undo_run(CUDA_FN_SGD_UNDO, &own, run->blocks);
+}
+
+static void run_scale_undo(struct run *run, const struct cuda_scale_undo *a)
+{
+	struct cuda_scale_undo own = *a;
+
+	check_zero(a->a.zero);
+	own.a.x = UNDO_ADDRESS(out(run, a->a.x, a->a.n, DTYPE_FP32));
+	own.undo = undo_of(run, &a->undo);
+	if (run->ok)
+		undo_run(CUDA_FN_SCALE_UNDO, &own, run->blocks);
+}
+
 static void run_spin(struct run *run, const struct cuda_spin *a)
 {
 	uint64_t *ran = a->ran ? at(run, a->ran, 1, sizeof(*ran), true) : NULL;
@@ -504,6 +583,18 @@ void kernel_run(unsigned fn, const void *args, unsigned blocks)
 		break;
 	case CUDA_FN_ADD_ROWS:
 		run_add_rows(&run, args);
+		break;
+	case CUDA_FN_ADAM_UNDO:
+		run_adam_undo(&run, args);
+		break;
+	case CUDA_FN_ADAM_F64_UNDO:
+		run_adam_f64_undo(&run, args);
+		break;
+	case CUDA_FN_SGD_UNDO:
+		run_sgd_undo(&run, args);
+		break;
+	case CUDA_FN_SCALE_UNDO:
+		run_scale_undo(&run, args);
 		break;
 	case CUDA_FN_SPIN:
 		run_spin(&run, args);

@@ -8,4 +8,9 @@
  * Stream thread. Return: nanoseconds from the first turn to the end. */
 uint64_t spin_run(uint64_t nanoseconds);
 
+/* A kernel of kernels/cuda (sim_undo.c). @args: with addresses of this process. Stream thread. */
+void undo_run(unsigned fn, const void *args, unsigned blocks);
+/* Of so many blocks. */
+unsigned undo_threads(unsigned blocks);
+
 #endif

@@ -46,11 +46,23 @@ template <class T> static inline T __ldcs(const T *p)
 	return *p;
 }
 
+/* While a launch can be cut off (emulated.h), stores take effect at the thread's next fence, and not
+ * before; a load does not see those that are pending. */
+void emulated_store(void *p, const void *value, unsigned bytes);
+
 template <class T> static inline void __stcs(T *p, T value)
 {
 	check_alignment(p, sizeof(T));
-	*p = value;
+	emulated_store(p, &value, sizeof(T));
 }
+
+/* Converts as the overloads of nvcc do. */
+template <class T, class V> static inline void __stwb(T *p, V value)
+{
+	__stcs(p, static_cast<T>(value));
+}
+
+void __threadfence(void);
 
 /* Barriers of the block; each has to be reached by all threads that have not ended. */
 void __syncthreads(void);

@@ -4,14 +4,14 @@
  */
 #include "kernel_device.h"
 
+#include "emulated.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define SMS    3
 #define PER_SM 1
-
-void emulated_launch(unsigned fn, unsigned blocks, const void *args);
 
 void device_ok(const struct device *d, CUresult r, const char *call)
 {

@@ -3,16 +3,22 @@
  * other, the last first; the threads of a block as fibers.
  *
  * A fiber runs until its thread ends or reaches a barrier; then the next one has its turn.
- * So a round of turns is what lies between two barriers. All but the processor's conversions and the timer is the code
+ * So a round of turns is what lies between two barriers, or between two fences of a launch that can be
+ * cut off. All but the processor's conversions and the timer is the code
  * that nvcc compiles.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
+
+#include "emulated.h"
 
 #include "adam.cu"
 #include "adam_any.cu"
 #include "adam_f64.cu"
+#include "adam_f64_undo.cu"
+#include "adam_undo.cu"
 #include "adamw.cu"
 #include "add_rows.cu"
 #include "all_reduce.cu"
@@ -28,7 +34,9 @@
 #include "reduce_round.cu"
 #include "reduce_round_many.cu"
 #include "scale.cu"
+#include "scale_undo.cu"
 #include "sgd.cu"
+#include "sgd_undo.cu"
 #include "unscale.cu"
 
 #define STACK_BYTES (64 << 10)
@@ -37,10 +45,21 @@ struct dim threadIdx, blockIdx, gridDim;
 
 enum state { RUNNING, AT_BARRIER, ENDED };
 
+/* Between two fences of a thread. */
+#define MOST_PENDING 16u
+
+struct pending {
+	void *at;
+	unsigned bytes;
+	char value[16];
+};
+
 static struct fiber {
 	ucontext_t context;
 	enum state state;
 	unsigned barriers; /* passed */
+	unsigned n_pending;
+	struct pending pending[MOST_PENDING];
 	char stack[STACK_BYTES];
 } fibers[LAUNCH_THREADS];
 
@@ -63,6 +82,74 @@ void check_alignment(const void *p, unsigned bytes)
 {
 	if (reinterpret_cast<uintptr_t>(p) % bytes)
 		stop("a vector is not aligned");
+}
+
+/* A launch that can be cut off. */
+static struct {
+	bool on, over;
+	uint64_t left;  /* stores */
+	uint64_t made;  /* stores of any launch */
+	uint64_t state; /* of the random numbers */
+} cut;
+
+static uint64_t cut_random(uint64_t below)
+{
+	cut.state = cut.state * 6364136223846793005u + 1442695040888963407u;
+	return (cut.state >> 33) % below;
+}
+
+static void take_effect(const struct pending *p)
+{
+	memcpy(p->at, p->value, p->bytes);
+}
+
+static void wait_for_turn(void)
+{
+	swapcontext(&fibers[threadIdx.x].context, &launcher);
+}
+
+void emulated_store(void *p, const void *value, unsigned bytes)
+{
+	struct fiber *f = &fibers[threadIdx.x];
+
+	cut.made++;
+	if (!cut.on) {
+		memcpy(p, value, bytes);
+		return;
+	}
+	if (!cut.left) {
+		cut.over = true;
+		wait_for_turn(); /* which never comes */
+	}
+	cut.left--;
+	if (f->n_pending == MOST_PENDING)
+		stop("too many stores without a fence");
+	f->pending[f->n_pending].at = p;
+	f->pending[f->n_pending].bytes = bytes;
+	memcpy(f->pending[f->n_pending++].value, value, bytes);
+}
+
+void __threadfence(void)
+{
+	struct fiber *f = &fibers[threadIdx.x];
+
+	for (unsigned i = 0; i < f->n_pending; i++)
+		take_effect(&f->pending[i]);
+	f->n_pending = 0;
+	if (cut.on)
+		wait_for_turn();
+}
+
+/* Some of what is pending, in any order. */
+static void take_effect_in_part(struct fiber *f)
+{
+	while (f->n_pending) {
+		uint64_t i = cut_random(f->n_pending);
+
+		if (cut_random(2))
+			take_effect(&f->pending[i]);
+		f->pending[i] = f->pending[--f->n_pending];
+	}
 }
 
 void __syncthreads(void)
@@ -125,6 +212,7 @@ static void fiber_begin(struct fiber *f)
 {
 	f->state = RUNNING;
 	f->barriers = 0;
+	f->n_pending = 0;
 	getcontext(&f->context);
 	f->context.uc_stack.ss_sp = f->stack;
 	f->context.uc_stack.ss_size = sizeof(f->stack);
@@ -137,7 +225,7 @@ static unsigned run_round(void)
 {
 	unsigned left = 0;
 
-	for (unsigned i = 0; i < LAUNCH_THREADS; i++) {
+	for (unsigned i = 0; i < LAUNCH_THREADS && !cut.over; i++) {
 		if (fibers[i].state == ENDED)
 			continue;
 		threadIdx.x = i;
@@ -154,8 +242,15 @@ static void run_block(unsigned block)
 		any[i] = false;
 	for (unsigned i = 0; i < LAUNCH_THREADS; i++)
 		fiber_begin(&fibers[i]);
-	while (run_round())
+	while (run_round() && !cut.over)
 		;
+	for (unsigned i = 0; i < LAUNCH_THREADS; i++) {
+		if (cut.over)
+			take_effect_in_part(&fibers[i]);
+		threadIdx.x = i;
+		for (unsigned k = 0; k < fibers[i].n_pending; k++)
+			take_effect(&fibers[i].pending[k]);
+	}
 }
 
 template <class A, void (*F)(A)> static void call(const void *args)
@@ -185,6 +280,10 @@ static void (*const kernels[_CUDA_FN_N])(const void *args) = {
 	call<struct cuda_clamp, shardd_clamp>,
 	call<struct cuda_unscale, shardd_unscale>,
 	call<struct cuda_add_rows, shardd_add_rows>,
+	call<struct cuda_adam_undo, shardd_adam_undo>,
+	call<struct cuda_adam_f64_undo, shardd_adam_f64_undo>,
+	call<struct cuda_sgd_undo, shardd_sgd_undo>,
+	call<struct cuda_scale_undo, shardd_scale_undo>,
 	nullptr, /* SPIN reads the device's timer */
 };
 
@@ -193,6 +292,26 @@ extern "C" void emulated_launch(unsigned fn, unsigned blocks, const void *args)
 	kernel = kernels[fn];
 	kernel_args = args;
 	gridDim.x = blocks;
-	for (unsigned block = blocks; block-- > 0;)
+	cut.made = 0;
+	for (unsigned block = blocks; block-- > 0 && !cut.over;)
 		run_block(block);
+}
+
+extern "C" bool emulated_launch_part(unsigned fn, unsigned blocks, const void *args,
+				     uint64_t stores, uint64_t seed)
+{
+	bool over;
+
+	cut.on = true;
+	cut.left = stores;
+	cut.state = seed;
+	emulated_launch(fn, blocks, args);
+	over = cut.over;
+	cut.on = cut.over = false;
+	return !over;
+}
+
+extern "C" uint64_t emulated_stores(void)
+{
+	return cut.made;
 }
