@@ -26,7 +26,10 @@ void inherited_slab_name(uint32_t id, char *ret)
 	snprintf(ret, KEEPER_NAME_MAX + 1, INHERITED_SLAB "%" PRIu32, id);
 }
 
-static const char *const inherited_kinds[_INHERITED_KINDS] = { [INHERITED_READY] = "ready." };
+static const char *const inherited_kinds[_INHERITED_KINDS] = {
+	[INHERITED_READY] = "ready.",
+	[INHERITED_UNDO] = "undo.",
+};
 
 /* Numbers go round. */
 #define INHERITED_NUMBERS 100000000u

@@ -20,6 +20,7 @@ struct inherited_slab {
 /* Memory of a device that outlives the daemon beside the slabs. */
 enum inherited_kind {
 	INHERITED_READY, /* its ready page (backend_ready) */
+	INHERITED_UNDO,  /* what its kernels keep (backend_redo_open) */
 	_INHERITED_KINDS,
 };
 

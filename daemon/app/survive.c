@@ -115,6 +115,19 @@ static void *survive_redo_addr(void *arg, struct redo_place place, uint64_t byte
 	return (char *)backend_addr(slab->mem) + place.offset;
 }
 
+static struct backend *survive_redo_backend(void *arg, struct redo_place place)
+{
+	struct survive *s = arg;
+	struct slab *slab = slab_find(&s->jobs->node->devices[0], place.slab);
+
+	return slab ? slab->device->backend : NULL;
+}
+
+static bool survive_numbers_redo(const struct survive *s)
+{
+	return backend_numbers_redo(s->jobs->node->devices[0].backend);
+}
+
 static void survive_give_step_up(struct job *job, const char *why)
 {
 	log_error("server", "job=%s: a step was half applied and cannot be completed: %s",
@@ -132,12 +145,20 @@ static void survive_repair_step(struct survive *s, struct job *job)
 
 	if (!job->rec->redo)
 		return;
-	if (!s->redo)
+	if (s->stale)
+		survive_give_step_up(job, "the previous daemon's keeper has not passed what the "
+					  "kernels kept, or it was another version, or the devices "
+					  "are others");
+	else if (!s->redo)
 		survive_give_step_up(job, "the previous daemon's keeper has not passed the redo "
 					  "file, or this daemon has no threads for it");
 	else if (!redo_has(s->redo, job->rec->redo))
 		job->rec->redo = 0;
-	else if (redo_repair(s->redo, job->rec->redo, kernels_host(), survive_redo_addr, s, &f))
+	else if (survive_numbers_redo(s)
+			 ? redo_device_repair(s->redo, job->rec->redo, survive_redo_addr,
+					      survive_redo_backend, s, &f)
+			 : redo_repair(s->redo, job->rec->redo, kernels_host(), survive_redo_addr,
+				       s, &f))
 		survive_give_step_up(job, f.text);
 }
 
@@ -148,7 +169,10 @@ static void survive_complete_step(struct survive *s, struct job *job)
 
 	if (!number)
 		return;
-	if (redo_complete(s->redo, number, kernels_host(), s->threads, survive_redo_addr, s, &f)) {
+	if (survive_numbers_redo(s) ? redo_device_complete(s->redo, number, survive_redo_addr,
+							   survive_redo_backend, s, &f)
+				    : redo_complete(s->redo, number, kernels_host(), s->threads,
+						    survive_redo_addr, s, &f)) {
 		survive_give_step_up(job, f.text);
 		return;
 	}
@@ -277,7 +301,7 @@ static void survive_release_page(struct survive *s, struct inherited_page *p)
 {
 	struct backend *b = survive_find_backend(s, p->device);
 	char name[KEEPER_NAME_MAX + 1];
-	int r = b ? backend_release(b, p->fd) : 0;
+	int r = b && p->kind == INHERITED_READY ? backend_release(b, p->fd) : 0;
 
 	if (r)
 		log_error(
@@ -293,41 +317,48 @@ static void survive_release_page(struct survive *s, struct inherited_page *p)
 static void survive_release_streams(struct survive *s, struct inherited *in)
 {
 	for (size_t i = 0; i < in->n_pages; i++) {
-		if (in->pages[i].kind != INHERITED_READY)
-			continue;
 		if (s->page <= in->pages[i].number)
 			s->page = in->pages[i].number + 1;
-		survive_release_page(s, &in->pages[i]);
+		if (in->pages[i].fd >= 0) /* else it is in use again */
+			survive_release_page(s, &in->pages[i]);
 	}
 }
 
 static int survive_keep(struct survive *s, const char *name, int fd, struct fault *f);
 
-/* Before a trainer can wait for its words. */
-static int survive_keep_ready(struct survive *s, unsigned d, struct fault *f)
+static int survive_keep_page(struct survive *s, enum inherited_kind kind, unsigned d,
+			     struct backend_mem *mem, struct fault *f)
 {
-	struct backend *b = s->jobs->node->devices[d].backend;
-	struct inherited_page p = { INHERITED_READY,
-				    inherited_device_key(survive_device_name(s, d)), s->page++,
-				    -1 };
+	struct inherited_page p = { kind, inherited_device_key(survive_device_name(s, d)),
+				    s->page++, -1 };
 	_cleanup_(fd_closep) int fd = -1;
 	char name[KEEPER_NAME_MAX + 1];
-	int r;
+	int r = backend_export(s->jobs->node->devices[d].backend, mem, true, &fd);
 
-	if (backend_info(b)->order != BACKEND_ORDER_TIMELINE)
-		return 0; /* events of a process that has ended hold nobody up */
-	r = backend_export(b, backend_ready(b), true, &fd);
 	if (r < 0)
-		return fault_errno(f, r, "leaving a ready page with the keeper");
+		return fault_errno(f, r, "leaving memory of a device with the keeper");
 	inherited_page_name(&p, name);
 	return survive_keep(s, name, fd, f);
+}
+
+/* Before a trainer can wait for its words, and before a step is applied. */
+static int survive_keep_pages(struct survive *s, unsigned d, struct fault *f)
+{
+	struct backend *b = s->jobs->node->devices[d].backend;
+
+	/* events of a process that has ended hold nobody up */
+	if (backend_info(b)->order == BACKEND_ORDER_TIMELINE)
+		survive_keep_page(s, INHERITED_READY, d, backend_ready(b), f);
+	if (!f->code && s->undo[d])
+		survive_keep_page(s, INHERITED_UNDO, d, s->undo[d], f);
+	return f->code;
 }
 
 static int survive_begin_devices(struct survive *s, struct inherited *in, struct fault *f)
 {
 	survive_release_streams(s, in);
 	for (unsigned d = 0; !f->code && d < s->jobs->node->n_devices; d++)
-		survive_keep_ready(s, d, f);
+		survive_keep_pages(s, d, f);
 	return f->code;
 }
 
@@ -398,12 +429,49 @@ static int survive_begin(struct survive *s, struct fault *f)
 	return 0;
 }
 
-/* On devices whose backend notes how far a step is. */
-static void survive_find_threads(struct survive *s)
+/* What the kernels of the predecessor kept, or memory of this daemon's own. A page that cannot be used
+ * leaves the keeper with the others that are not needed. */
+static int survive_open_undo(struct survive *s, struct inherited *in, unsigned d, struct fault *f)
+{
+	struct backend *b = s->jobs->node->devices[d].backend;
+	uint64_t key = inherited_device_key(survive_device_name(s, d));
+	struct inherited_page *page = NULL;
+	struct backend_mem *mem = NULL;
+	int r = -ESTALE;
+
+	for (size_t i = 0; i < in->n_pages && !page; i++)
+		if (in->pages[i].kind == INHERITED_UNDO && in->pages[i].device == key)
+			page = &in->pages[i];
+	if (page)
+		r = backend_redo_open(b, page->fd, &mem);
+	if (r == 0)
+		page->fd = fd_close(page->fd); /* it stays with the keeper */
+	if (r == -ESTALE) {
+		s->stale |= inherited_has_state(in);
+		r = backend_redo_open(b, -1, &mem);
+		s->undo[d] = mem;
+	}
+	if (r == BACKEND_E_FULL) {
+		log_warn("server",
+			 "no memory for what kernels keep: if the daemon dies while a step is "
+			 "applied, its job is TORN device=%s",
+			 backend_info(b)->id);
+		return 0;
+	}
+	return r ? fault_errno(f, r, "taking memory of a device for what its kernels keep") : 0;
+}
+
+/* On devices whose backend notes how far a step is. A device's kernels have no threads here, so the
+ * redo file needs no more than one slot. */
+static int survive_open_redo(struct survive *s, struct inherited *in, struct fault *f)
 {
 	const struct backend_info *info = backend_info(s->jobs->node->devices[0].backend);
 
-	s->threads = info->redoes ? info->threads : 0;
+	for (unsigned d = 0; !f->code && survive_numbers_redo(s) && d < s->jobs->node->n_devices;
+	     d++)
+		survive_open_undo(s, in, d, f);
+	s->threads = !info->redoes ? 0 : survive_numbers_redo(s) ? 1 : info->threads;
+	return f->code;
 }
 
 /* A daemon that died in its first start, before it had a job, has left a part of the journal. */
@@ -457,11 +525,12 @@ int survive_start(struct survive *s, struct inherited *in, struct fault *f)
 			f, FAULT_INVALID, "journal",
 			"state of a previous daemon was passed, but there is no descriptor "
 			"store to leave it with (FDSTORE and NOTIFY_SOCKET are not set)");
-	survive_find_threads(s);
 	if (left && survive_is_beginning(in)) {
 		survive_forget_beginning(s, in);
 		left = false;
 	}
+	if (survive_open_redo(s, in, f))
+		return f->code;
 	keeper_has(&s->keeper, (uint32_t)in->n_pages);
 	if (left)
 		keeper_has(&s->keeper, (uint32_t)in->n_slabs + JOURNAL_FILES + (in->redo >= 0));

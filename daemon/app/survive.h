@@ -19,11 +19,13 @@ struct survive {
 	struct jobs *jobs;       /* borrowed */
 	uint32_t restored;       /* jobs */
 	uint32_t completed;      /* of them, in the middle of a step */
-	uint32_t page;           /* number of the next page that a device leaves */
-	bool lost;               /* the keeper has ended */
-	uint64_t looked_us;      /* for that */
-	bool behind;             /* the keeper could not take a slab: somebody waits for that */
-	void (*hurry)(void *);   /* call survive_tick soon */
+	bool stale;              /* what kernels of the predecessor kept is not there */
+	struct backend_mem *undo[NODE_MAX_DEVICES]; /* new, for the keeper; borrowed; NULL: none */
+	uint32_t page;         /* number of the next page that a device leaves */
+	bool lost;             /* the keeper has ended */
+	uint64_t looked_us;    /* for that */
+	bool behind;           /* the keeper could not take a slab: somebody waits for that */
+	void (*hurry)(void *); /* call survive_tick soon */
 	void *hurry_arg;
 };
 

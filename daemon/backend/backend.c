@@ -93,6 +93,38 @@ int backend_release(struct backend *b, int fd)
 	return r;
 }
 
+bool backend_numbers_redo(const struct backend *b)
+{
+	return b->ops->redo_open != NULL;
+}
+
+int backend_redo_open(struct backend *b, int fd, struct backend_mem **ret)
+{
+	int r;
+
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	r = b->ops->redo_open(b, fd, ret);
+	CHECK(r <= 0);
+	return r;
+}
+
+uint64_t backend_redo_last(struct backend *b)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	return b->ops->redo_last(b);
+}
+
+int backend_redo_run(struct backend *b, const struct launch *launch, uint64_t number)
+{
+	int r;
+
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	CHECK(b->info.redoes && number > 0 && number >= backend_redo_last(b));
+	r = b->ops->redo_run(b, launch, number);
+	CHECK(r <= 0);
+	return r;
+}
+
 void backend_free(struct backend *b, struct backend_mem *mem)
 {
 	if (!mem)

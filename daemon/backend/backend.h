@@ -262,6 +262,22 @@ int backend_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem
 /* Start @task; its callback comes later, from the loop, in every case. */
 void backend_submit(struct backend *b, struct backend_task *task);
 
+/* -- steps that a successor completes, on a device (on the host they are in the redo file alone) -- */
+
+/* Are launches of backend_task.redo numbered, and run again by backend_redo_run? */
+bool backend_numbers_redo(const struct backend *b);
+/* The memory in which kernels keep what they change, which a successor needs: that of @fd (borrowed),
+ * or new (-1). info.redoes is set from here on. At the start only: blocks. @ret: the backend's own.
+ * Return: 0, -ESTALE (it is not of these kernels on this device), or another negative errno. */
+int backend_redo_open(struct backend *b, int fd, struct backend_mem **ret);
+/* The number of the launch that was under way when the predecessor was killed, or of its last one; 0:
+ * none. Launches of lower numbers are complete, those of higher ones had not begun. */
+uint64_t backend_redo_last(struct backend *b);
+/* Run @launch, with device addresses, to its end: continue it if @number is backend_redo_last. Else
+ * @number is above. At the start only: blocks. May be killed, and called again by the next process
+ * with the same number. Return: 0 or negative errno. */
+int backend_redo_run(struct backend *b, const struct launch *launch, uint64_t number);
+
 /* -- order between processes: only where info.order is not NONE --------------- */
 
 /* The progress words of the queues: 64-bit, that of queue q at q * BACKEND_SLOT_STRIDE. Other

@@ -34,6 +34,10 @@ struct backend_ops {
 	struct backend_mem *(*ready)(struct backend *b);
 	/* (optional) Satisfy every wait for a word of @page, of a daemon that has ended. Blocks. */
 	int (*release)(struct backend *b, struct backend_mem *page);
+	/* (optional, together) Of a device, whose launches a successor runs again on it. */
+	int (*redo_open)(struct backend *b, int fd, struct backend_mem **ret);
+	uint64_t (*redo_last)(struct backend *b);
+	int (*redo_run)(struct backend *b, const struct launch *launch, uint64_t number);
 	struct backend_mem *(*ready_ipc)(struct backend *b); /* (optional) */
 	int (*ready_event)(struct backend *b, enum backend_queue queue, unsigned i,
 			   uint8_t *ret_handle);

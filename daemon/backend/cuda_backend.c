@@ -126,6 +126,9 @@ static const struct backend_ops cuda_ops = {
 	.export_ipc = cuda_backend_export_ipc,
 	.ready = cuda_backend_ready,
 	.release = cuda_order_release,
+	.redo_open = cuda_undo_open,
+	.redo_last = cuda_undo_last,
+	.redo_run = cuda_undo_run,
 	.ready_ipc = cuda_backend_ready_ipc,
 	.ready_event = cuda_backend_ready_event,
 	.signals_new = cuda_signals_new,
@@ -265,6 +268,7 @@ static void cuda_backend_cuda_close(struct backend *b)
 		c->lib->cuCtxGetCurrent(&old);
 		c->lib->cuCtxSetCurrent(c->context);
 		cuda_setup_deinit(c);
+		cuda_undo_close(c);
 		cuda_order_close(c);
 		cuda_device_close(c);
 		if (old != c->context)

@@ -177,6 +177,11 @@ struct cuda {
 		_Atomic bool ipc_used;
 	} ready;
 	struct cuda_queue queues[_BACKEND_Q_N];
+	struct {
+		struct cuda_mem *mem; /* NULL: steps are not completed by a successor */
+		uint32_t room;        /* threads */
+		uint64_t last; /* number of the last launch; executor, at the start the loop */
+	} undo;
 
 	/* loop thread */
 	struct list unclaimed; /* of struct cuda_request: finished */
@@ -286,6 +291,19 @@ enum cuda_step {
 };
 /* Put the rest of the item's kernels on the stream; item->status says what failed. */
 enum cuda_step cuda_launch(struct cuda *c, struct cuda_queue *q, struct cuda_item *item);
+
+/* One of redo_can, which keeps what it changes. */
+CUresult cuda_launch_undo(struct cuda *c, struct cuda_queue *q, const struct launch *k,
+			  uint64_t number);
+
+/* -- cuda_undo.c: loop thread, at the start, but for cuda_undo_of */
+
+int cuda_undo_open(struct backend *b, int fd, struct backend_mem **ret);
+void cuda_undo_close(struct cuda *c);
+uint64_t cuda_undo_last(struct backend *b);
+int cuda_undo_run(struct backend *b, const struct launch *launch, uint64_t number);
+/* What launch number @launch is given. */
+struct cuda_undo cuda_undo_of(const struct cuda *c, uint64_t launch);
 
 /* -- cuda_order.c */
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "adam.h"
+#include "backend/redo.h"
 #include "core/check.h"
 #include "step.h"
 
@@ -110,26 +111,36 @@ static CUresult cuda_launch_all_reduce(struct cuda *c, struct cuda_queue *q, con
 	.v = cuda_ptr((s)->v), .n = (count), .w1 = (x)->w1, .b2 = (x)->b2, .w2 = (x)->w2, \
 	.step_size = (x)->step_size, .sq = (x)->sq, .eps = (x)->eps
 
+static struct cuda_adam_f64 cuda_launch_adam_f64_args(uint64_t n, const struct adam_step *s)
+{
+	return (struct cuda_adam_f64){ ADAM_ARGS(s, s->d, n),     .vmax = cuda_ptr(s->vmax),
+				       .decay = s->d->decay,      .wd = s->d->wd,
+				       .decoupled = s->decoupled, .maximize = s->maximize };
+}
+
 static CUresult cuda_launch_adam_f64(struct cuda *c, struct cuda_queue *q, uint64_t n,
 				     const struct adam_step *s)
 {
-	struct cuda_adam_f64 args = { ADAM_ARGS(s, s->d, n),     .vmax = cuda_ptr(s->vmax),
-				      .decay = s->d->decay,      .wd = s->d->wd,
-				      .decoupled = s->decoupled, .maximize = s->maximize };
+	struct cuda_adam_f64 args = cuda_launch_adam_f64_args(n, s);
 
 	return cuda_launch_run(c, q, CUDA_FN_ADAM_F64, n, &args);
+}
+
+static struct cuda_adam_any cuda_launch_adam_any_args(uint64_t n, const struct adam_step *s)
+{
+	return (struct cuda_adam_any){ ADAM_ARGS(s, s, n),
+				       .vmax = cuda_ptr(s->vmax),
+				       .tail_from = s->tail_from,
+				       .decay = s->decay,
+				       .wd = s->wd,
+				       .decoupled = s->decoupled,
+				       .maximize = s->maximize };
 }
 
 static CUresult cuda_launch_adam_any(struct cuda *c, struct cuda_queue *q, uint64_t n,
 				     const struct adam_step *s)
 {
-	struct cuda_adam_any args = { ADAM_ARGS(s, s, n),
-				      .vmax = cuda_ptr(s->vmax),
-				      .tail_from = s->tail_from,
-				      .decay = s->decay,
-				      .wd = s->wd,
-				      .decoupled = s->decoupled,
-				      .maximize = s->maximize };
+	struct cuda_adam_any args = cuda_launch_adam_any_args(n, s);
 
 	return cuda_launch_run(c, q, CUDA_FN_ADAM_ANY, n, &args);
 }
@@ -176,21 +187,27 @@ static CUresult cuda_launch_adam(struct cuda *c, struct cuda_queue *q, const str
 	return cuda_launch_adam_step(c, q, k->n, &s);
 }
 
-static CUresult cuda_launch_sgd(struct cuda *c, struct cuda_queue *q, const struct launch *k)
+static struct cuda_sgd cuda_launch_sgd_args(const struct launch *k)
 {
 	const struct k_sgd *a = &k->sgd;
-	struct cuda_sgd args = { .p = cuda_ptr(a->p),
-				 .g = cuda_ptr(a->g),
-				 .buf = cuda_ptr(a->buf),
-				 .n = k->n,
-				 .tail_from = a->profile == K_FUSED ? a->tail_from : UINT64_MAX,
-				 .lr = a->lr,
-				 .wd = a->wd,
-				 .mu = a->mu,
-				 .w = (float)(1 - a->dampening),
-				 .nesterov = a->nesterov,
-				 .first = a->first,
-				 .maximize = a->maximize };
+
+	return (struct cuda_sgd){ .p = cuda_ptr(a->p),
+				  .g = cuda_ptr(a->g),
+				  .buf = cuda_ptr(a->buf),
+				  .n = k->n,
+				  .tail_from = a->profile == K_FUSED ? a->tail_from : UINT64_MAX,
+				  .lr = a->lr,
+				  .wd = a->wd,
+				  .mu = a->mu,
+				  .w = (float)(1 - a->dampening),
+				  .nesterov = a->nesterov,
+				  .first = a->first,
+				  .maximize = a->maximize };
+}
+
+static CUresult cuda_launch_sgd(struct cuda *c, struct cuda_queue *q, const struct launch *k)
+{
+	struct cuda_sgd args = cuda_launch_sgd_args(k);
 
 	return cuda_launch_run(c, q, CUDA_FN_SGD, k->n, &args);
 }
@@ -228,11 +245,16 @@ static CUresult cuda_launch_add_rows(struct cuda *c, struct cuda_queue *q, const
 	return cuda_launch_run(c, q, CUDA_FN_ADD_ROWS, k->n, &args);
 }
 
+static struct cuda_scale cuda_launch_scale_args(const struct launch *k)
+{
+	return (struct cuda_scale){ .x = cuda_ptr(k->scale.x),
+				    .n = k->n,
+				    .factor = k->scale.factor };
+}
+
 static CUresult cuda_launch_scale(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
-	struct cuda_scale args = { .x = cuda_ptr(k->scale.x),
-				   .n = k->n,
-				   .factor = k->scale.factor };
+	struct cuda_scale args = cuda_launch_scale_args(k);
 
 	return cuda_launch_run(c, q, CUDA_FN_SCALE, k->n, &args);
 }
@@ -469,6 +491,56 @@ static enum cuda_step cuda_launch_reduce_step(struct cuda *c, struct cuda_queue 
 	return CUDA_STEP_DONE;
 }
 
+/* ------------------------------------ launches that a successor can complete */
+
+static CUresult cuda_launch_adam_undo(struct cuda *c, struct cuda_queue *q, uint64_t n,
+				      const struct adam_step *s, const struct cuda_undo *u)
+{
+	struct cuda_adam_f64_undo f64 = { .undo = *u };
+	struct cuda_adam_undo any = { .undo = *u };
+
+	if (s->f64) {
+		f64.a = cuda_launch_adam_f64_args(n, s);
+		return cuda_launch_run(c, q, CUDA_FN_ADAM_F64_UNDO, n, &f64);
+	}
+	any.a = cuda_launch_adam_any_args(n, s);
+	return cuda_launch_run(c, q, CUDA_FN_ADAM_UNDO, n, &any);
+}
+
+CUresult cuda_launch_undo(struct cuda *c, struct cuda_queue *q, const struct launch *k,
+			  uint64_t number)
+{
+	struct cuda_undo u = cuda_undo_of(c, number);
+	struct adam_step s;
+
+	switch (k->kind) {
+	case LAUNCH_ADAMW:
+		s = adam_step_of_adamw(&k->adamw);
+		return cuda_launch_adam_undo(c, q, k->n, &s, &u);
+	case LAUNCH_ADAM:
+		s = adam_step_of_adam(&k->adam);
+		return cuda_launch_adam_undo(c, q, k->n, &s, &u);
+	case LAUNCH_SGD:
+		return cuda_launch_run(c, q, CUDA_FN_SGD_UNDO, k->n,
+				       &(struct cuda_sgd_undo){ cuda_launch_sgd_args(k), u });
+	default:
+		CHECK(k->kind == LAUNCH_SCALE);
+		return cuda_launch_run(c, q, CUDA_FN_SCALE_UNDO, k->n,
+				       &(struct cuda_scale_undo){ cuda_launch_scale_args(k), u });
+	}
+}
+
+/* The number is written down before the launch: one that is not there was not launched. */
+static CUresult cuda_launch_redo(struct cuda *c, struct cuda_queue *q, const struct cuda_item *item,
+				 const struct launch *k)
+{
+	const struct backend_task *t = item->task;
+
+	CHECK(q->which == BACKEND_Q_MAIN && c->undo.mem);
+	redo_number(t->redo, t->first_redo + item->launch, ++c->undo.last);
+	return cuda_launch_undo(c, q, k, c->undo.last);
+}
+
 /* Launches that are one launch, or nearly. */
 static CUresult (*const launchers[_LAUNCH_N])(struct cuda *, struct cuda_queue *,
 					      const struct launch *) = {
@@ -490,6 +562,10 @@ static CUresult (*const launchers[_LAUNCH_N])(struct cuda *, struct cuda_queue *
 static enum cuda_step cuda_launch_one(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,
 				      const struct launch *k, CUresult *ret)
 {
+	if (item->task->redo) {
+		*ret = cuda_launch_redo(c, q, item, k);
+		return CUDA_STEP_DONE;
+	}
 	switch (k->kind) {
 	case LAUNCH_NORM:
 		item->results = true;

@@ -312,3 +312,10 @@ void redo_run(struct redo_task *t, unsigned i, unsigned slot, const struct kerne
 	launch_run(k, &own, begin, end);
 	redo_slot_end(s, t);
 }
+
+void redo_number(struct redo_task *t, unsigned i, uint64_t number)
+{
+	CHECK(t->number && i < t->head->n);
+	atomic_store_explicit(&t->head->launches[i].number, number, memory_order_release);
+	atomic_signal_fence(memory_order_seq_cst); /* before the launch */
+}

@@ -16,7 +16,11 @@
  * names the task's number together with what holds when it is done, before the first launch runs. A
  * task that the journal does not name was never begun.
  *
- * Loop thread, but for redo_run, which is a worker's.
+ * On a device kernels keep old contents in the device's memory (backend_redo_open), and neither slots
+ * nor cells are used. Each launch gets a number before it is put on the device's queue; the device's
+ * memory tells which number was under way, and so which launches are complete.
+ *
+ * Loop thread, but for redo_run, which is a worker's, and redo_number, an executor's.
  */
 #ifndef SHARDD_BACKEND_REDO_H
 #define SHARDD_BACKEND_REDO_H
@@ -33,7 +37,7 @@ struct redo;      /* the memfd */
 struct redo_task; /* one task of it */
 
 /* Of the windows and slots, struct launch and the kernels' arguments included. */
-#define REDO_FORMAT 1u
+#define REDO_FORMAT 2u
 /* Of the worker threads, those with a lower index can run such tasks. */
 #define REDO_SLOTS 1024u
 /* Arrays of one launch. */
@@ -74,6 +78,9 @@ struct redo_task *redo_task_free(struct redo_task *t);
 void redo_run(struct redo_task *t, unsigned i, unsigned slot, const struct kernels *k,
 	      const struct launch *launch, uint64_t begin, uint64_t end);
 
+/* On a device: launch @i of @t is put on the queue now, under that number. */
+void redo_number(struct redo_task *t, unsigned i, uint64_t number);
+
 /* ------------------------------------------------------------- a predecessor's */
 
 /* What a predecessor left in @fd, which is duplicated. Return: 0, FAULT_INVALID (damage), or another
@@ -92,6 +99,14 @@ int redo_repair(struct redo *r, uint64_t number, const struct kernels *k, redo_a
  * process. Return: 0, FAULT_INVALID (another format, damage), or another fault code. */
 int redo_complete(struct redo *r, uint64_t number, const struct kernels *k, unsigned threads,
 		  redo_addr_cb addr, void *arg, struct fault *f);
+/* As redo_addr_cb, and the backend of that memory. */
+typedef struct backend *(*redo_backend_cb)(void *arg, struct redo_place place);
+/* The same two for a task on devices (backend_numbers_redo): what was under way is completed by
+ * redo_device_repair, for all tasks, and the rest by redo_device_complete. Both block. */
+int redo_device_repair(struct redo *r, uint64_t number, redo_addr_cb addr, redo_backend_cb backend,
+		       void *arg, struct fault *f);
+int redo_device_complete(struct redo *r, uint64_t number, redo_addr_cb addr,
+			 redo_backend_cb backend, void *arg, struct fault *f);
 /* Forget all tasks. */
 void redo_clear(struct redo *r);
 

@@ -265,7 +265,7 @@ static void redo_complete_take_cells(struct redo_crew *c, uint32_t i, const stru
 	}
 }
 
-static uint32_t redo_complete_phases(const struct redo_head *h)
+uint32_t redo_complete_phases(const struct redo_head *h)
 {
 	uint32_t n = 0;
 
@@ -294,10 +294,8 @@ static int redo_complete_run_cells(struct redo_task *t, const struct kernels *k,
 	return 0;
 }
 
-/* Task @number and its launches, in @ret_launches (malloc), and what was being changed put back. */
-static int redo_complete_begin(struct redo *r, uint64_t number, const struct kernels *k,
-			       redo_addr_cb addr, void *arg, struct redo_task *ret,
-			       struct launch **ret_launches, struct fault *f)
+int redo_complete_load(struct redo *r, uint64_t number, redo_addr_cb addr, void *arg,
+		       struct redo_task *ret, struct launch **ret_launches, struct fault *f)
 {
 	const struct redo_entry *e = redo_complete_find(r, number);
 	struct launch *launches;
@@ -315,7 +313,17 @@ static int redo_complete_begin(struct redo *r, uint64_t number, const struct ker
 		return fault_errno(f, -ENOMEM, "completing a step");
 	for (uint32_t i = 0; !f->code && i < ret->head->n; i++)
 		redo_complete_place_launch(&ret->head->launches[i], addr, arg, &launches[i], f);
-	return f->code || redo_complete_repair(ret, k, launches, f) ? f->code : 0;
+	return f->code;
+}
+
+/* The same, and what was being changed put back. */
+static int redo_complete_begin(struct redo *r, uint64_t number, const struct kernels *k,
+			       redo_addr_cb addr, void *arg, struct redo_task *ret,
+			       struct launch **ret_launches, struct fault *f)
+{
+	if (redo_complete_load(r, number, addr, arg, ret, ret_launches, f))
+		return f->code;
+	return redo_complete_repair(ret, k, *ret_launches, f);
 }
 
 int redo_repair(struct redo *r, uint64_t number, const struct kernels *k, redo_addr_cb addr,

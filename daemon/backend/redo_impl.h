@@ -45,13 +45,14 @@ struct redo_launch {
 	struct launch launch;
 	struct redo_place at[REDO_ARRAYS]; /* as redo_arrays has them */
 	uint64_t first_cell;
+	_Atomic uint64_t number; /* on a device; 0: not launched */
 	uint32_t phase;
 };
 
 /* The sizes are part of the format: a successor of another build refuses the launches of this one.
  * When one of these fails, raise REDO_FORMAT. */
-_Static_assert(sizeof(struct redo_launch) == 360 && sizeof(struct redo_slot) == 2112,
-	       "REDO_FORMAT 1");
+_Static_assert(sizeof(struct redo_launch) == 368 && sizeof(struct redo_slot) == 2112,
+	       "REDO_FORMAT 2");
 
 /* The begin of a window. The cells are behind the launches. */
 struct redo_head {
@@ -109,5 +110,9 @@ void redo_mark_cells(struct redo_task *t, unsigned i, uint64_t begin, uint64_t e
 void redo_slot_begin(struct redo_slot *s, const struct redo_task *t, unsigned i, uint64_t begin,
 		     uint64_t end);
 void redo_slot_end(struct redo_slot *s, struct redo_task *t);
+uint32_t redo_complete_phases(const struct redo_head *h);
+/* Task @number and its launches, in @ret_launches (malloc), with addresses of this process. */
+int redo_complete_load(struct redo *r, uint64_t number, redo_addr_cb addr, void *arg,
+		       struct redo_task *ret, struct launch **ret_launches, struct fault *f);
 
 #endif

@@ -32,6 +32,7 @@ struct apply_part {
 	struct apply *apply;
 	struct launch *launches; /* owned: those of the factor, then those of the step */
 	unsigned n_scale, n_step;
+	unsigned first_scale, first_step; /* of them, in the redo task */
 };
 
 struct apply {
@@ -225,11 +226,14 @@ static bool apply_gradients_outlive(const struct job *job)
 	return true;
 }
 
-/* A successor can complete a step of memory that outlives us, on a backend that notes how far it is. */
+/* A successor can complete a step of memory that outlives us, on backends that note how far it is. */
 static bool apply_can_redo(const struct job *job)
 {
-	return job->jobs->redo && !job->rec->ipc && job->node->n_devices == 1 &&
-	       backend_info(job->node->devices[0].backend)->redoes && apply_gradients_outlive(job);
+	bool can = job->jobs->redo && !job->rec->ipc;
+
+	for (unsigned d = 0; d < job->node->n_devices; d++)
+		can = can && backend_info(job->node->devices[d].backend)->redoes;
+	return can && apply_gradients_outlive(job);
 }
 
 static enum res apply_make_room(struct apply *a)
@@ -293,14 +297,30 @@ static void apply_fill_step(struct apply *a, const struct unit *u, unsigned d)
 	p->n_step += (unsigned)n;
 }
 
-static void apply_fill(struct apply *a)
+/* All that @fill makes for one device, so that they follow each other in the redo task, too. */
+static void apply_fill_device(struct apply *a, unsigned device,
+			      void (*fill)(struct apply *a, const struct unit *u, unsigned d))
 {
 	for (unsigned i = 0; i < a->n; i++)
 		for (unsigned d = 0; d < a->units[i]->n_parts; d++)
-			apply_fill_scale(a, a->units[i], d);
-	for (unsigned i = 0; i < a->n; i++)
-		for (unsigned d = 0; d < a->units[i]->n_parts; d++)
-			apply_fill_step(a, a->units[i], d);
+			if (a->units[i]->parts[d].device->index == device)
+				fill(a, a->units[i], d);
+}
+
+static void apply_fill(struct apply *a)
+{
+	unsigned n = a->job->node->n_devices, at = 0;
+
+	for (unsigned d = 0; d < n; d++) {
+		a->parts[d].first_scale = at;
+		apply_fill_device(a, d, apply_fill_scale);
+		at += a->parts[d].n_scale;
+	}
+	for (unsigned d = 0; d < n; d++) {
+		a->parts[d].first_step = at;
+		apply_fill_device(a, d, apply_fill_step);
+		at += a->parts[d].n_step;
+	}
 }
 
 /* A step that a successor can complete is recorded before it runs: one entry of the journal names it
@@ -361,7 +381,7 @@ static enum res apply_submit_scale(struct apply *a)
 		p->task.launches = p->launches;
 		p->task.n_launches = p->n_scale;
 		p->task.redo = a->redo;
-		p->task.first_redo = 0;
+		p->task.first_redo = p->first_scale;
 	}
 	apply_submit_parts(a);
 	return RES_WAIT;
@@ -375,7 +395,7 @@ static enum res apply_submit_step(struct apply *a)
 		p->task.launches = p->launches + p->n_scale;
 		p->task.n_launches = p->n_step;
 		p->task.redo = a->redo;
-		p->task.first_redo = p->n_scale;
+		p->task.first_redo = p->first_step;
 	}
 	apply_submit_parts(a);
 	return RES_WAIT;

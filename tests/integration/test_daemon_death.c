@@ -206,8 +206,8 @@ Test(daemon_death, jobs_of_nobody_stay)
 	cr_expect(fail_has_job(&trainfix, "one"));
 	cr_expect_not(fail_has_job(&trainfix, "two"));
 	cr_expect_eq(daemonfix_bytes(&trainfix), bytes / 2);
-	/* beside the slabs, the journal's files, the redo file, and the ready page of each GPU */
-	others = train_on_host() ? 3 : 2 + gpu_count();
+	/* beside the slabs, the journal's files, the redo file, and two pages of each GPU */
+	others = train_on_host() ? 3 : 3 + 2 * gpu_count();
 	AWAIT(number("store_used") == (stored - others) / 2 + others, 10);
 	snprintf(words, sizeof(words), "job restored job=%d/one", (int)getuid());
 	cr_expect(fail_logged(&trainfix, words));

@@ -532,7 +532,7 @@ Test(redo, a_damaged_file_is_refused)
 	cr_assert_eq(redo_open(redo_fd(s.redo), 1, &r, &f), 0);
 	cr_expect(redo_has(r, s.number));
 	cr_expect_neq(redo_complete(r, s.number, s.k, 1, find_addr, s.at, &f), 0);
-	cr_expect(strstr(f.text, "has format 2"), "%s", f.text);
+	cr_expect(strstr(f.text, "has format 3"), "%s", f.text);
 	redo_clear(r);
 	cr_expect_not(redo_has(r, s.number));
 	redo_free(r);
