@@ -10,18 +10,11 @@
 
 #include "checkpoint/crc32c.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/spool.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 
 #define FILE_MODE 0666 /* and the umask of the process */
-
-/* A file that is being written from its beginning to its end. */
-struct save_file {
-	int fd;
-	const char *name;  /* borrowed, for errors */
-	uint64_t at;       /* bytes so far */
-	uint64_t given_at; /* up to here the pages are on the disk and given back */
-};
 
 struct save {
 	struct index *x;
@@ -40,50 +33,6 @@ static int save_file_fault(struct fault *f, const char *doing, const char *name)
 
 	snprintf(what, sizeof(what), "%s '%s'", doing, name);
 	return fault_errno(f, error, what);
-}
-
-/* What is older than a chunk goes to the disk and out of the page cache, while the next chunk is
- * made. */
-static void save_file_give(struct save_file *file)
-{
-	uint64_t n = file->at - file->given_at;
-
-	if (n < 2 * SAVE_CHUNK_BYTES)
-		return;
-	n -= SAVE_CHUNK_BYTES;
-	/* Of these two only the cache depends: errors of the disk are found by fsync. */
-	(void)sync_file_range(file->fd, (off_t)file->given_at, (off_t)n,
-			      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-				      SYNC_FILE_RANGE_WAIT_AFTER);
-	(void)posix_fadvise(file->fd, (off_t)file->given_at, (off_t)n, POSIX_FADV_DONTNEED);
-	file->given_at += n;
-}
-
-static int save_file_write(struct save_file *file, const void *data, size_t bytes, struct fault *f)
-{
-	while (bytes) {
-		ssize_t n = write(file->fd, data, bytes);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return save_file_fault(f, "writing", file->name);
-		data = (const char *)data + n;
-		bytes -= (size_t)n;
-		file->at += (uint64_t)n;
-	}
-	(void)sync_file_range(file->fd, (off_t)file->given_at, (off_t)(file->at - file->given_at),
-			      SYNC_FILE_RANGE_WRITE);
-	save_file_give(file);
-	return 0;
-}
-
-static int save_file_end(struct save_file *file, struct fault *f)
-{
-	if (fsync(file->fd) < 0)
-		return save_file_fault(f, "syncing", file->name);
-	(void)posix_fadvise(file->fd, 0, 0, POSIX_FADV_DONTNEED);
-	return 0;
 }
 
 /* ------------------------------------------------------------------------------- writing */
@@ -113,13 +62,13 @@ static int save_is_cancelled(struct save_progress *p, struct fault *f)
 	return fault_set(f, FAULT_CANCELLED, NULL, "the checkpoint was cancelled");
 }
 
-static int save_piece(struct save *s, struct save_file *file, size_t i)
+static int save_piece(struct save *s, struct spool *file, size_t i)
 {
 	struct index_piece *p = &s->x->pieces[i];
 	uint64_t all = index_piece_bytes(p);
 
 	p->crc = 0;
-	p->file_at = file->at;
+	p->file_at = spool_bytes(file);
 	for (uint64_t at = 0; at < all;) {
 		uint64_t n = all - at < SAVE_CHUNK_BYTES ? all - at : SAVE_CHUNK_BYTES;
 		const void *data;
@@ -130,7 +79,7 @@ static int save_piece(struct save *s, struct save_file *file, size_t i)
 		if (!data)
 			return s->f->code;
 		p->crc = crc32c_add(p->crc, data, n);
-		if (save_file_write(file, data, n, s->f))
+		if (spool_add(file, data, n, s->f))
 			return s->f->code;
 		at += n;
 		save_pace(s, atomic_fetch_add(&s->p->bytes, n) + n);
@@ -155,7 +104,7 @@ static int save_list(const struct save *s, size_t file, struct tensor_list *ret)
 }
 
 /* The pieces of @file in the order of their data: the largest types first. */
-static int save_pieces(struct save *s, struct save_file *file, size_t index)
+static int save_pieces(struct save *s, struct spool *file, size_t index)
 {
 	for (size_t size = 8; size; size /= 2)
 		for (size_t i = 0; i < s->x->n_pieces; i++)
@@ -166,43 +115,63 @@ static int save_pieces(struct save *s, struct save_file *file, size_t index)
 	return 0;
 }
 
-static int save_create(int fd, const char *name, struct save_file *ret, struct fault *f)
+/* Return: a descriptor, the caller's; -1: @f is filled. */
+static int save_create(int fd, const char *name, struct fault *f)
 {
-	*ret = (struct save_file){ .name = name };
-	ret->fd = openat(fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
-	return ret->fd < 0 ? save_file_fault(f, "creating", name) : 0;
+	int file =
+		openat(fd, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
+
+	if (file < 0)
+		save_file_fault(f, "creating", name);
+	return file;
 }
 
 static int save_tensors(struct save *s, int fd, size_t index)
 {
 	struct tensor_list list = TENSOR_LIST_NULL;
 	_cleanup_(freep) char *header = NULL;
-	struct save_file file = { .fd = -1 };
+	_cleanup_(fd_closep) int file = -1;
+	const char *name = s->x->files[index].name;
+	struct spool *spool = NULL;
 	size_t bytes = 0;
 
 	if (save_list(s, index, &list) == 0 &&
-	    tensor_list_encode(&list, &header, &bytes, s->f) == 0 &&
-	    save_create(fd, s->x->files[index].name, &file, s->f) == 0 &&
-	    save_file_write(&file, header, bytes, s->f) == 0 && save_pieces(s, &file, index) == 0 &&
-	    save_file_end(&file, s->f) == 0) {
-		CHECK(file.at == list.data_at + tensor_list_bytes(&list));
-		s->x->files[index].bytes = file.at;
+	    tensor_list_encode(&list, &header, &bytes, s->f) == 0)
+		file = save_create(fd, name, s->f);
+	if (file >= 0 && spool_open(file, name, &spool, s->f) == 0 &&
+	    spool_add(spool, header, bytes, s->f) == 0 && save_pieces(s, spool, index) == 0 &&
+	    spool_end(spool, s->f) == 0) {
+		CHECK(spool_bytes(spool) == list.data_at + tensor_list_bytes(&list));
+		s->x->files[index].bytes = spool_bytes(spool);
 	}
-	fd_close(file.fd);
+	spool_free(spool);
 	tensor_list_deinit(&list);
 	return s->f->code;
+}
+
+static int save_text(int file, const char *text, struct fault *f)
+{
+	for (size_t left = strlen(text); left;) {
+		ssize_t n = write(file, text, left);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return save_file_fault(f, "writing", INDEX_NAME);
+		text += n;
+		left -= (size_t)n;
+	}
+	return fsync(file) < 0 ? save_file_fault(f, "syncing", INDEX_NAME) : 0;
 }
 
 static int save_index(struct save *s, int fd)
 {
 	_cleanup_(freep) char *text = NULL;
-	struct save_file file = { .fd = -1 };
+	_cleanup_(fd_closep) int file = -1;
 
-	if (index_encode(s->x, &text, s->f) == 0 && save_create(fd, INDEX_NAME, &file, s->f) == 0 &&
-	    save_file_write(&file, text, strlen(text), s->f) == 0)
-		save_file_end(&file, s->f);
-	fd_close(file.fd);
-	return s->f->code;
+	if (index_encode(s->x, &text, s->f) == 0)
+		file = save_create(fd, INDEX_NAME, s->f);
+	return file >= 0 ? save_text(file, text, s->f) : (int)s->f->code;
 }
 
 int save_write(int dir, struct index *x, const struct save_options *o, save_data_cb data, void *arg,

@@ -28,7 +28,7 @@ struct save_options {
 
 /* Write the checkpoint @x into the folder of checkpoints @dir. Checksums, places and sizes are
  * noted in @x; its pieces are put in order first (index_check), so @data is called with the numbers
- * of that order. Pages are given back by and by, so that the page cache stays as it is. Either the
+ * of that order. The page cache stays as it is (spool.h). Either the
  * whole checkpoint is on the disk and has its name, or nothing of it is left.
  * Return: 0, FAULT_STATE (there is one of this step), FAULT_EXHAUSTED (no room), FAULT_CANCELLED, or
  * another fault code. */

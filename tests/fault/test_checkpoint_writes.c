@@ -257,6 +257,37 @@ Test(checkpoint_writes, each_call_fails_with_each_error)
 		fails_with(errors[i], n);
 }
 
+static bool is_direct(void)
+{
+	_cleanup_(fd_closep) int fd =
+		openat(dir, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC | O_DIRECT, 0600);
+
+	return fd >= 0;
+}
+
+/* A disk whose blocks are larger than those that are written past the page cache: it is written through
+ * it. The call is the first write. */
+Test(checkpoint_writes, a_disk_with_larger_blocks_is_written_through_the_cache)
+{
+	int n = count(), writes = 0;
+
+	for (int call = 0; call < n; call++) {
+		struct fault f = FAULT_NULL;
+		int r;
+
+		left = call;
+		how = EINVAL;
+		what = NULL;
+		r = save(2, &f);
+		left = OFF;
+		writes += strcmp(what, "write") == 0 && r == 0;
+		expect_sound(call, strerror(EINVAL));
+	}
+	if (!is_direct())
+		cr_skip_test("this disk cannot be written past the page cache");
+	cr_expect_eq(writes, 2, "the first write of each file");
+}
+
 static void kills(int when, const char *name, int n)
 {
 	for (int call = 0; call < n; call++) {
