@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "backend/host_memory.h"
 #include "core/cleanup.h"
@@ -15,6 +16,8 @@
 /* If less than this part of the machine's memory, or of the control group's limit, is left, the
  * filler stops. */
 #define LEAVE_PART 8
+/* Between two slices, while more threads want a processor than there are. */
+#define HOST_FILL_PAUSE_NS 20000000
 
 struct fill {
 	struct list link; /* filler.queue; in none while a slice of it is made */
@@ -29,6 +32,31 @@ static bool host_fill_is_memory_left(void)
 
 	return host_memory_read(&HOST_MEMORY_OWN, &m) == 0 &&
 	       m.available > m.machine / LEAVE_PART && m.left > m.limit / LEAVE_PART;
+}
+
+/* Instead of a low priority, which stays when the process is killed: it ends with its last thread, and
+ * one that gets no processor keeps its sockets open for seconds. */
+static bool host_fill_is_busy(void)
+{
+	_cleanup_(fclosep) FILE *load = fopen("/proc/loadavg", "re");
+	long runnable = 0;
+
+	if (!load || fscanf(load, "%*f %*f %*f %ld/", &runnable) != 1)
+		return false;
+	return runnable > sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+/* Lock held. */
+static void host_fill_pause(struct filler *f)
+{
+	struct timespec at;
+
+	clock_gettime(CLOCK_REALTIME, &at);
+	at.tv_nsec += HOST_FILL_PAUSE_NS;
+	at.tv_sec += at.tv_nsec / 1000000000;
+	at.tv_nsec %= 1000000000;
+	if (!f->stop)
+		pthread_cond_timedwait(&f->wake, &f->lock, &at);
 }
 
 /* Return: is there more to do? */
@@ -48,8 +76,11 @@ static bool host_fill_slice(struct fill *fill)
 static struct fill *host_fill_next_or_null(struct filler *f)
 {
 	struct fill *fill = NULL;
+	bool busy = host_fill_is_busy();
 
 	pthread_mutex_lock(&f->lock);
+	if (busy)
+		host_fill_pause(f);
 	while (list_empty(&f->queue) && !f->stop)
 		pthread_cond_wait(&f->wake, &f->lock);
 	if (!f->stop) {
@@ -81,7 +112,6 @@ static void *host_fill_filler_main(void *arg)
 {
 	struct fill *fill;
 
-	setpriority(PRIO_PROCESS, 0, 19); /* of this thread alone, on Linux */
 	while ((fill = host_fill_next_or_null(arg)))
 		host_fill_put_back(arg, fill, host_fill_slice(fill));
 	return NULL;

@@ -1,6 +1,6 @@
 /*
- * A thread that allocates the pages of new memory before they are touched, while processors are
- * idle: so the kernel does not have to clear gigabytes during the first step. It uses the
+ * A thread that allocates the pages of new memory before they are touched, slowly unless processors
+ * are idle: so the kernel does not have to clear gigabytes during the first step. It uses the
  * descriptor, not the mapping, so that nobody waits for the mapping's locks. Pages that were
  * touched before keep their contents.
  *

@@ -5,10 +5,12 @@
  */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -428,6 +430,48 @@ Test(daemon_death, memory_that_was_freed_just_before_is_not_kept)
 	cr_assert_eq(kill(trainfix.pid, SIGCONT), 0);
 	AWAIT(count_slabs(trainfix.pid) == 0, 60); /* the next daemon has told it */
 	cr_expect_eq(count_slabs(daemonfix_daemon(&trainfix)), 0);
+}
+
+/* Nice value of thread @id of the process. */
+static int nice_of(pid_t pid, const char *id)
+{
+	char path[64], line[512] = "";
+	_cleanup_(fclosep) FILE *f = NULL;
+	int nice = INT_MAX;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%.16s/stat", (int)pid, id);
+	f = fopen(path, "re");
+	if (!f || !fgets(line, sizeof(line), f))
+		return 0; /* it has ended */
+	cr_assert_eq(sscanf(strrchr(line, ')') + 1,
+			    " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %d",
+			    &nice),
+		     1, "%s", line);
+	return nice;
+}
+
+/* A process ends when its last thread has had a processor. One with nice 19 kept dead daemons, and their
+ * sockets, for up to 8 s on a busy machine. */
+Test(daemon_death, no_thread_has_a_lower_priority)
+{
+	pid_t pid = daemonfix_daemon(&trainfix);
+	char path[64];
+	struct dirent *e;
+	unsigned threads = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	dir = opendir(path);
+	cr_assert(dir);
+	while ((e = readdir(dir))) {
+		if (e->d_name[0] == '.')
+			continue;
+		cr_expect_leq(nice_of(pid, e->d_name), getpriority(PRIO_PROCESS, 0), "thread %s",
+			      e->d_name);
+		threads++;
+	}
+	closedir(dir);
+	cr_expect_gt(threads, 5);
 }
 
 /* ------------------------------------------------------------ a step, half applied */
