@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import ctypes
+import datetime
 import hashlib
 import json
 import os
@@ -50,6 +51,10 @@ class Failed(Exception):
 # Other ends than by SIGKILL, and what the daemon refused because of a limit.
 ENDED = re.compile(r"the daemon (?:was killed by signal (?!9;)|has ended with exit code )\d+")
 REFUSED = re.compile(r"Too many open files|Cannot allocate memory|RESOURCE_EXHAUSTED|no memory to")
+
+
+# Of the timeline of an outage: the begin of a daemon, its listening, and the ranks.
+TIMED = ("server device", "server ready", "rank=0", "rank=1", "epoch ended")
 
 
 def state_of(pid):
@@ -517,6 +522,34 @@ class Crew:
         self.compare_files()
         if left := [p for p in children(os.getpid()) if state_of(p) != "Z"]:
             raise Failed(f"processes are left: {left}")
+
+    def timeline(self, since, gone_s):
+        """Milliseconds after @since (of the monotonic clock) until what matters. @gone_s: the end of
+        the process that was killed, if it was seen."""
+        began, said, daemon = time.time() - (time.monotonic() - since), [], self.daemon()
+        with open(self.log, errors="replace") as f:
+            for line in f:
+                at, _, words = line.partition(" ")
+                what = next((w for w in TIMED if w in words), None)
+                if words.startswith("the daemon") and "pause" in words:
+                    said.append("(the holder pauses)")
+                with contextlib.suppress(ValueError):
+                    at_s = datetime.datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
+                    if what and at_s > began:
+                        said.append(f"{what} {(at_s - began) * 1e3:.0f}")
+                    elif at_s <= began:
+                        said.clear()
+        said.append(f"the next step {(self.news_s - since) * 1e3:.0f}")
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{daemon}/stat") as f:
+                forked_s = int(f.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+            with open(f"/proc/{daemon}/schedstat") as f:
+                ran, waited = (int(n) / 1e6 for n in f.read().split()[:2])
+            if gone_s < self.news_s:
+                said.insert(0, f"gone {(gone_s - since) * 1e3:.0f}")
+            said.insert(1, f"forked {(forked_s - since) * 1e3:.0f}")
+            said.append(f"its loop has run {ran:.0f} and waited for a processor {waited:.0f}")
+        return ", ".join(said)
 
     def show(self):
         for name in sorted(os.listdir(self.folder)):

@@ -1,5 +1,6 @@
 """What dies in a round, where, and after how long."""
 
+import math
 import random
 import time
 
@@ -34,8 +35,8 @@ HIDDEN = (16, 100, 150, 200, 220, 240, 260, 300)  # of the other job's model
 
 
 class Round:
-    def __init__(self, crew, seed, kind, deaths):
-        self.crew, self.kind, self.n = crew, kind, deaths
+    def __init__(self, crew, seed, kind, deaths, trace_ms=math.inf):
+        self.crew, self.kind, self.n, self.trace_ms = crew, kind, deaths, trace_ms
         self.rng = random.Random(seed)
         self.seen_s = []  # from a death to the end of the next step
         self.daemons = self.others = 0
@@ -43,7 +44,9 @@ class Round:
     def await_progress(self, since, daemon):
         """Until the daemon is another one than @daemon and rank 0 has ended a step with it."""
         crew, until = self.crew, time.monotonic() + self.crew.trainer.fail_s
-        while crew.daemon() in (None, daemon):
+        gone_s = math.inf
+        while (now := crew.daemon()) in (None, daemon):
+            gone_s = gone_s if now else min(gone_s, time.monotonic())
             crew.check(until)
             crew.read(0.002)
         crew.drop_news()
@@ -52,6 +55,8 @@ class Round:
             crew.read(0.2)
         if crew.news:
             self.seen_s.append(crew.news_s - since)
+            if self.seen_s[-1] * 1000 > self.trace_ms:
+                print(f"# {self.kind}: {crew.timeline(since, gone_s)}", flush=True)
 
     def await_steps(self, n):
         crew, until = self.crew, time.monotonic() + self.crew.trainer.fail_s

@@ -65,6 +65,7 @@ class Torch(Charlm):
             "PYTHONPATH": f"{client}{os.pathsep}{client}/examples",
             "SHARDD_LIBRARY": bins["library"],
             "SHARDD_RUN": RUN,
+            "SHARDD_ON_EXISTING": "resume",  # another shardctl run is another run
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         }

@@ -35,12 +35,20 @@ static struct {
 	atomic_uint lifetime; /* other clients that were closed */
 } stress;
 
-/* Of a library that is not instrumented the sanitizer sees locks and system calls, and no atomics. */
+/* Of a library that is not instrumented the sanitizer sees locks and system calls, and no atomics: in
+ * gRPC, and where the memory into which it has written is freed. */
 __attribute__((visibility("default"))) const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {
-	return "race:libgrpc.so\nrace:libgpr.so\nrace:libabsl_\n"
+	return "race:libgrpc.so\nrace:libgpr.so\nrace:libabsl_\nrace:^pending_destroy$\n"
 	       "mutex:libgrpc.so\nmutex:libabsl_\ndeadlock:libgrpc.so\ndeadlock:libabsl_\n";
+}
+
+/* Else the frame that is in gRPC may be forgotten. */
+__attribute__((visibility("default"))) const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+	return "history_size=7";
 }
 
 /* ------------------------------------------------------------------- the daemon */
