@@ -1,5 +1,5 @@
 /* shardctl checkpoint save|load|policy|inspect|verify|consolidate|prune. All but the first three work
- * on files alone. import is in a file of its own. */
+ * on files alone. import and convert are in files of their own. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -465,12 +465,13 @@ int ctl_checkpoint(struct ctl *ctl, int argc, char **argv)
 		{ "save", checkpoint_save },     { "load", checkpoint_load },
 		{ "policy", checkpoint_policy }, { "inspect", checkpoint_inspect },
 		{ "verify", checkpoint_verify }, { "consolidate", checkpoint_consolidate },
-		{ "prune", checkpoint_prune },   { "import", checkpoint_import },
+		{ "prune", checkpoint_prune },   { "convert", checkpoint_convert },
+		{ "import", checkpoint_import },
 	};
 
 	for (size_t i = 0; argc > 1 && i < ARRAY_SIZE(verbs); i++)
 		if (strcmp(argv[1], verbs[i].name) == 0)
 			return verbs[i].run(ctl, argc - 1, argv + 1);
 	return ctl_usage("checkpoint takes save, load, policy, inspect, verify, consolidate, "
-			 "import or prune");
+			 "convert, import or prune");
 }

@@ -13,13 +13,13 @@
 #include "core/cleanup.h"
 #include "ctl/format.h"
 
-struct import_args {
+struct checkpoint_import_args {
 	const char *file, *dir; /* borrowed from argv */
 	struct import_options o;
 	bool has_step;
 };
 
-static int import_option(struct import_args *a, int o)
+static int checkpoint_import_option(struct checkpoint_import_args *a, int o)
 {
 	uint64_t ranks;
 
@@ -43,7 +43,7 @@ static int import_option(struct import_args *a, int o)
 	}
 }
 
-static int import_parse(struct import_args *a, int argc, char **argv)
+static int checkpoint_import_parse(struct checkpoint_import_args *a, int argc, char **argv)
 {
 	static const struct option options[] = { { "step", required_argument, NULL, 's' },
 						 { "world-size", required_argument, NULL, 'w' },
@@ -52,7 +52,7 @@ static int import_parse(struct import_args *a, int argc, char **argv)
 	int r = CTL_OK, o;
 
 	while (r == CTL_OK && (o = getopt_long(argc, argv, "", options, NULL)) != -1)
-		r = import_option(a, o);
+		r = checkpoint_import_option(a, o);
 	if (r != CTL_OK)
 		return r;
 	if (argc - optind != 2)
@@ -66,7 +66,7 @@ static int import_parse(struct import_args *a, int argc, char **argv)
 }
 
 /* Return: a descriptor; -1: the error is printed. */
-static int import_open(const char *path, int flags)
+static int checkpoint_import_open(const char *path, int flags)
 {
 	int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, flags | O_CLOEXEC);
 
@@ -77,7 +77,7 @@ static int import_open(const char *path, int flags)
 	return fd;
 }
 
-static int import_report(struct ctl *ctl, const struct index *x, const char *dir)
+static int checkpoint_import_report(struct ctl *ctl, const struct index *x, const char *dir)
 {
 	uint64_t bytes = x->files[0].bytes;
 
@@ -93,15 +93,15 @@ static int import_report(struct ctl *ctl, const struct index *x, const char *dir
 int checkpoint_import(struct ctl *ctl, int argc, char **argv)
 {
 	_cleanup_(fd_closep) int file = -1, dir = -1;
-	struct import_args a = { .o.job = "imported" };
+	struct checkpoint_import_args a = { .o.job = "imported" };
 	struct index x = INDEX_NULL;
 	struct fault f = FAULT_NULL;
-	int r = import_parse(&a, argc, argv);
+	int r = checkpoint_import_parse(&a, argc, argv);
 
 	if (r != CTL_OK)
 		return r;
 	a.o.name = a.file;
-	file = import_open(a.file, O_RDONLY);
+	file = checkpoint_import_open(a.file, O_RDONLY);
 	dir = file >= 0 ? open(a.dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
 	if (file >= 0 && dir < 0)
 		fprintf(stderr, "shardctl: %s: opening '%s': %s\n",
@@ -113,7 +113,7 @@ int checkpoint_import(struct ctl *ctl, int argc, char **argv)
 		fprintf(stderr, "shardctl: %s: %s\n", fault_code_name(f.code), f.text);
 		return CTL_FAILED;
 	}
-	r = import_report(ctl, &x, a.dir);
+	r = checkpoint_import_report(ctl, &x, a.dir);
 	index_deinit(&x);
 	return r;
 }

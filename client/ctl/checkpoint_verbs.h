@@ -5,5 +5,6 @@
 #include "ctl/ctl.h"
 
 int checkpoint_import(struct ctl *ctl, int argc, char **argv);
+int checkpoint_convert(struct ctl *ctl, int argc, char **argv);
 
 #endif

@@ -55,6 +55,7 @@ static void main_help(void)
 	     "  checkpoint consolidate DIR --out FILE [--step N] [--names tensor] [--root UNIT]\n"
 	     "  checkpoint prune DIR --keep N\n"
 	     "  checkpoint import FILE|- DIR --step N [--world-size N] [--job NAME]\n"
+	     "  checkpoint convert SRC DST --to dcp|shardd [--step N] [...]\n"
 	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
 	     "  run -n N [--min M [--join-grace S]] [--max-restarts K] [--standalone]\n"
 	     "      [--job NAME] -- CMD...\n"

@@ -181,5 +181,39 @@ class Import(unittest.TestCase):
         self.check_refused(done, "NOT_FOUND: opening")
 
 
+class Convert(unittest.TestCase):
+    """What does not need PyTorch."""
+
+    def convert(self, *words, **environment):
+        return subprocess.run([os.path.join(support.BIN_DIR, "shardctl"), "checkpoint", "convert",
+                               *map(str, words)], capture_output=True, text=True, check=False,
+                              env={**os.environ, **environment})
+
+    def test_wrong_arguments(self):
+        for words, said in (((), "takes the folder"), (("a", "b"), "needs --to"),
+                            (("a", "b", "--to", "x"), "neither dcp nor shardd"),
+                            (("a", "b", "--to", "dcp", "--step", "x"), "not a whole number"),
+                            (("a", "b", "--to", "dcp", "--python", ""), "--python is empty")):
+            done = self.convert(*words)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(said, done.stderr)
+
+    def test_what_is_missing_is_said(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = self.convert("a", "b", "--to", "dcp", "--python", folder + "/none")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("install both", done.stderr)
+            Path(folder, "torch.py").write_text("raise ImportError('it is broken')")
+            done = self.convert("a", "b", "--to", "dcp", "--python", "python3", PYTHONPATH=folder)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("it is broken): install it", done.stderr)
+            module = Path(folder, "torch.distributed.checkpoint".replace(".", "/"))
+            Path(folder, "torch.py").unlink()
+            module.mkdir(parents=True)
+            done = self.convert("a", "b", "--to", "dcp", "--python", "python3", PYTHONPATH=folder)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("has no package shardd", done.stderr)
+
+
 if __name__ == "__main__":
     support.main()

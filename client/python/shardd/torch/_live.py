@@ -10,16 +10,10 @@ from torch import nn
 
 from ..errors import InvalidArgument, NotFound
 from ..reader import Reader, ReadTensor
+from ._names import path_of
 from ._types import TORCH_DTYPES
 
 _Owners = dict[int, tuple[nn.Parameter, list[tuple[nn.Module, str, str]]]]
-
-
-def _path(t: ReadTensor) -> str:
-    """The tensor's name in the model, as fully_shard and replicate made it."""
-    number, colon, inner = t.unit.partition(":")
-    unit = (inner if colon and number.isdigit() else t.unit).partition("#")[0]
-    return t.tensor if unit == "root" else f"{unit}.{t.tensor}"
 
 
 def _parameters(module: nn.Module) -> _Owners:
@@ -54,7 +48,7 @@ def _view(reader: Reader, t: ReadTensor) -> nn.Parameter:
 @contextlib.contextmanager
 def _installed(module: nn.Module, reader: Reader, model: int) -> Iterator[None]:
     prefix = f"{model}:"
-    there = {_path(t): t for t in reader.tensors.values()
+    there = {path_of(t.unit, t.tensor): t for t in reader.tensors.values()
              if (t.unit.startswith(prefix) if model > 1 else ":" not in t.unit)}
     installed: list[tuple[nn.Module, str, nn.Parameter]] = []
     try:
