@@ -163,6 +163,12 @@ def from_ddp(rank, folder):
     said = differences([whole(run)], [{**state["model"], **flat(state["optim"])}])
     if st.session().member.step != 2:
         said.append(f"the step is {st.session().member.step}")
+    try:
+        st.resilient(run.model)
+        said.append("resilient has found its state")
+    except shardd.FailedPrecondition as error:
+        if "has no blob of this rank" not in error.text:
+            said.append(error.text)
     st.shutdown()
     return said
 

@@ -224,6 +224,12 @@ class Resilient:
 
 
 def _check_blob(member: Membership) -> None:
+    if not member.blob and not member.blob_step:
+        raise FailedPrecondition(
+            f"the commit of step {member.step} has no blob of this rank, which has the state of "
+            "shardd.torch.resilient: it was loaded from a checkpoint that another program made, or "
+            "that had fewer ranks; go on in a loop without resilient, from session().member.step, "
+            "and load schedulers and the like by yourself")
     if member.blob_step != member.step:
         raise FailedPrecondition(
             f"the parameters are those of step {member.step}, applied after the last commit, step "
