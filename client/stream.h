@@ -54,7 +54,7 @@ int stream_begin(struct streams *s, uint64_t id, struct stream_ref *ret,
 		 Shardd__V1__StreamPoint *ret_point, struct shardd_error *err);
 
 /* The op was answered: its stream continues when the daemon has reached @ready. Any thread.
- * Return: 0, 1 (streams_part was called since: nothing is to be waited for), or a negative
+ * Return: 0, 1 (streams_part was called since: there is nothing to wait for), or a negative
  * shardd_code. */
 int stream_end(struct streams *s, const struct stream_ref *ref,
 	       const Shardd__V1__StreamPoint *ready, struct shardd_error *err);

@@ -56,7 +56,7 @@ struct node {
 	struct quarantine quarantine;
 	struct node_limits limits;
 	struct host_room room; /* of the machine, for copies of what is on GPUs (job/staging.h) */
-	struct users users; /* the users, and how much of all this each uses */
+	struct users users;    /* the users, and how much of all this each uses */
 	uint64_t started_us;
 	uint8_t instance[NODE_INSTANCE_BYTES]; /* of this run of the daemon: random */
 	uint64_t started_unix_s;               /* when it started, for people */

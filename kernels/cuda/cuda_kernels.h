@@ -184,7 +184,7 @@ struct cuda_add_rows {
 #define CUDA_UNDO_LAUNCH_SHIFT 24
 
 /* What the threads of a launch keep. @launch: its number: above those of all launches before it with
- * the same memory, or that of the launch that is to be completed. @room: of how many threads there
+ * the same memory, or that of the launch to complete. @room: of how many threads there
  * is memory, which has to be zero at first. */
 struct cuda_undo {
 	uint64_t words, old, launch;

@@ -3,9 +3,9 @@
  *
  * Each thread keeps, in memory that outlives the process, the old contents of the vectors that it is
  * about to change, and one word: the launch, and which of its calls is under way. Calls before are
- * done; those after have changed nothing. Whoever launches the kernel again, with the same number,
- * arguments and blocks, continues: a thread passes over what is done, and takes the inputs of the
- * call that was under way from what it has kept.
+ * done; those after have changed nothing. A process that launches the kernel again, with the same
+ * number, arguments and blocks, continues: a thread passes over what is done, and takes the inputs of
+ * the call that was under way from what it has kept.
  *
  * A thread's stores take effect in any order, and any of them may be missing when it is killed; a
  * fence orders those before it before those after it. So in each call: store the old contents;

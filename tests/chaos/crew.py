@@ -378,8 +378,8 @@ class Crew:
     def slabs(self):
         """Hashes of the memory that a holder has of the job: parameters, optimizer state, copies.
 
-        Pools are left out: what is in their memory means nothing. Without a holder, of what the daemon
-        has.
+        Pools are left out: what is in their memory means nothing. Without a holder, of what the
+        daemon has.
         """
         until = time.monotonic() + LEFT_S
         while not self.held_slabs() <= self.slabs_of(JOB) and self.held:
@@ -524,8 +524,8 @@ class Crew:
             raise Failed(f"processes are left: {left}")
 
     def timeline(self, since, gone_s):
-        """Milliseconds after @since (of the monotonic clock) until what matters. @gone_s: the end of
-        the process that was killed, if it was seen."""
+        """Milliseconds after @since (of the monotonic clock) until what matters. @gone_s: the end
+        of the process that was killed, if it was seen."""
         began, said, daemon = time.time() - (time.monotonic() - since), [], self.daemon()
         with open(self.log, errors="replace") as f:
             for line in f:

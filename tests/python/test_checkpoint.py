@@ -176,8 +176,9 @@ class ResumeFrom(unittest.TestCase):
             self.assertEqual(trainer.values(), [3.0] * 12)
 
     def test_another_word_is_refused(self):
+        words = "'applied', 'committed', 'no-copy' or"
         with (shardd.connect(self.socket) as client,
-              self.assertRaisesRegex(shardd.InvalidArgument, "'applied', 'committed', 'no-copy' or")):
+              self.assertRaisesRegex(shardd.InvalidArgument, words)):
             client.join("wrong", 1, 0, resume_from="torn")
 
 
