@@ -5,7 +5,8 @@
  * time that nobody writes, and with all of them at once, which the trainer writes (restart_all).
  * checkpoint: steps while the daemon writes a checkpoint, one after the other, and after a second in
  * which a unit was gathered and the trainer computes; beside steps while it does not write; and how
- * fast it writes, beside dd with the same end (conv=fsync). */
+ * fast it writes, beside these steps and while the job stands still, beside dd with the same end
+ * (conv=fsync). */
 #include <ftw.h>
 #include <glob.h>
 #include <limits.h>
@@ -36,6 +37,7 @@ enum {
 	CHECKPOINT_PAUSED,
 	CHECKPOINT_CALM,
 	CHECKPOINT_SAVE,
+	CHECKPOINT_STILL,
 	CHECKPOINT_DD,
 	CHECKPOINT_N
 };
@@ -369,6 +371,20 @@ static void checkpoint_save_under(struct trainer *t, struct model *m, const char
 	}
 }
 
+static void checkpoint_still(struct trainer *t, const char *dir, struct sample *s)
+{
+	int status = 0;
+	pid_t pid;
+
+	sample_begin(s);
+	pid = checkpoint_begin(t, dir);
+	if (waitpid(pid, &status, 0) != pid || status != 0) {
+		fputs("shardd-bench: no checkpoint was made\n", stderr);
+		_exit(1);
+	}
+	sample_end(s);
+}
+
 static void checkpoint_once(struct trainer *t, struct model *m, const char *dir, int i)
 {
 	struct sample unused, *calm = trainer_sample(t, CHECKPOINT_CALM, i);
@@ -376,6 +392,8 @@ static void checkpoint_once(struct trainer *t, struct model *m, const char *dir,
 	sample_begin(calm);
 	survive_step(t, m);
 	sample_end(calm);
+	checkpoint_empty(dir);
+	checkpoint_still(t, dir, trainer_sample(t, CHECKPOINT_STILL, i));
 	checkpoint_empty(dir);
 	checkpoint_save_under(t, m, dir, true, trainer_sample(t, CHECKPOINT_PAUSED, i), &unused);
 	checkpoint_empty(dir);
@@ -402,9 +420,9 @@ static void checkpoint_main(struct trainer *t)
 
 int case_checkpoint(struct bench *b, const struct bench_case *c)
 {
-	static const char *const names[] = { "checkpoint_step", "checkpoint_paused_step",
+	static const char *const names[] = { "checkpoint_step",      "checkpoint_paused_step",
 					     "checkpoint_calm_step", "checkpoint_save",
-					     "checkpoint_dd" };
+					     "checkpoint_still",     "checkpoint_dd" };
 	struct bench own;
 	int r;
 

@@ -74,7 +74,7 @@ case_lines transformer transformer
 case_lines scale 'scale_register scale_op scale_op_few scale_status scale_echo' --ranks 5 --units 40
 case_lines attach_units 'units_connect units_join units_register units_first attach_first units_gather units_again attach_units' --units 20
 case_lines restart 'restart_told restart_join restart_register restart restart_step restart_calm_step' --units 20
-case_lines checkpoint 'checkpoint_step checkpoint_paused_step checkpoint_calm_step checkpoint_save checkpoint_dd' --units 2
+case_lines checkpoint 'checkpoint_step checkpoint_paused_step checkpoint_calm_step checkpoint_save checkpoint_still checkpoint_dd' --units 2
 case_lines resize 'resize_stays resize_stays_back resize_status resize_moves resize_moves_back resize_status' --units 20
 # every case that measures one op by itself
 for name in release gradient accumulate alloc free begin_pass end_pass set_reshard set_prefetch \
