@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -74,6 +75,7 @@ static void stress_start_holder(void)
 	CHECK(stress.holder >= 0);
 	if (stress.holder)
 		return;
+	CHECK(prctl(PR_SET_PDEATHSIG, SIGTERM) == 0);
 	setenv("TSAN_OPTIONS", "report_bugs=0", 1); /* in gRPC, which is not instrumented */
 	CHECK(freopen(stress.log, "a", stderr) && dup2(2, 1) == 1);
 	execl(holder, holder, "--", daemon, "--socket", stress.socket, "--backend", "host", NULL);
@@ -160,6 +162,8 @@ static shardd_client *stress_open(bool must)
 	do /* a daemon that dies meanwhile is UNAVAILABLE */
 		r = shardd_connect(&options, &c, &err);
 	while (must && r == -SHARDD_UNAVAILABLE);
+	if (r < 0 && r != -SHARDD_UNAVAILABLE)
+		fprintf(stderr, "connect: %d: %s\n", r, err.text);
 	CHECK(r == 0 || (!must && r == -SHARDD_UNAVAILABLE));
 	return c;
 }
@@ -347,6 +351,7 @@ int main(void)
 	stress_train();
 	stress_kill_daemon();
 	shardd_close(stress.c);
+	shardd_close(stress_open(true)); /* a daemon is there, which removes its socket */
 	printf("reconnect ok deaths=%u ops=%u events=%u clients=%u\n", deaths,
 	       atomic_load(&stress.done), atomic_load(&stress.told), atomic_load(&stress.lifetime));
 	stress_end_holder();
