@@ -24,6 +24,7 @@ class Charlm:
     disk_kib = 256  # room for three of its checkpoints
     fail_s = 60  # without a step
     margin = 0  # no death in the last steps
+    same_blobs = True  # of a step, after whatever deaths
     forks = False  # a rank that died is made again by its own process
     env: dict[str, str] = {}
 
@@ -55,6 +56,7 @@ class Torch(Charlm):
     disk_kib = 2048
     fail_s = 180
     margin = 12
+    same_blobs = False  # pickled: equal states may have other bytes
     forks = True
 
     def __init__(self, bins, folder, steps, committed, backward):
