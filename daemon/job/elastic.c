@@ -57,6 +57,12 @@ void elastic_newcomer_leave(struct elastic_newcomer *n)
 	list_unlink(&n->link);
 }
 
+bool elastic_gathers(const struct job *job, const struct job_joining *how)
+{
+	return job->rec->join_grace_ms && job->rec->n_numbers && !job->present && !how->returns &&
+	       how->newcomer && !how->newcomer->taken;
+}
+
 static int elastic_check_newcomer(const struct job *job, uint32_t number,
 				  const struct elastic_newcomer *own, struct fault *f)
 {
@@ -135,14 +141,27 @@ static int elastic_compare(const void *a, const void *b)
 	return x->number < y->number ? -1 : x->number > y->number;
 }
 
+/* The blob and the buffers of a rank that has ended are its own. */
+static void elastic_add_newcomer(const struct job *job, const struct elastic_newcomer *n,
+				 struct elastic_target *t)
+{
+	struct elastic_rank r = { n->number, RESIZE_NEW, n->device };
+
+	if (launched_rank(job, n->number, &r.from) && job->ranks[r.from] &&
+	    job->ranks[r.from]->state == MEMBER_JOINED)
+		return; /* another process has come as this one */
+	t->ranks[t->n++] = r;
+	t->newcomers++;
+}
+
 /* Return: 0 or -ENOMEM. */
 static int elastic_find_target(const struct job *job, struct elastic_target *ret)
 {
 	const struct elastic_newcomer *n, *tmp;
 	struct list *all = (struct list *)&job->elastic.newcomers;
-	struct elastic_target t = { .newcomers = elastic_count_newcomers(job) };
+	struct elastic_target t = { 0 };
 
-	t.ranks = calloc(job->rec->world_size + t.newcomers, sizeof(*t.ranks));
+	t.ranks = calloc(job->rec->world_size + elastic_count_newcomers(job), sizeof(*t.ranks));
 	if (!t.ranks)
 		return -ENOMEM;
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
@@ -150,7 +169,7 @@ static int elastic_find_target(const struct job *job, struct elastic_target *ret
 			t.ranks[t.n++] = (struct elastic_rank){ .number = launched_number(job, r),
 								.from = r };
 	list_for_each (n, tmp, all, link)
-		t.ranks[t.n++] = (struct elastic_rank){ n->number, RESIZE_NEW, n->device };
+		elastic_add_newcomer(job, n, &t);
 	qsort(t.ranks, t.n, sizeof(*t.ranks), elastic_compare);
 	*ret = t;
 	return 0;
@@ -167,6 +186,8 @@ static bool elastic_is_complete(const struct job *job, const struct elastic_targ
 /* A rank has left in good order: the others finish what they do. */
 static bool elastic_somebody_left(const struct job *job)
 {
+	if (!job->joined)
+		return false;
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r] && job->ranks[r]->state == MEMBER_LEFT &&
 		    job->ranks[r]->epoch == job->rec->epoch)
@@ -200,10 +221,19 @@ static uint64_t elastic_due_us(const struct job *job)
 
 /* ------------------------------------------------------------------- the resize */
 
+static void elastic_take(struct job *job, bool taken)
+{
+	struct elastic_newcomer *n, *tmp;
+
+	list_for_each (n, tmp, &job->elastic.newcomers, link)
+		n->taken = taken;
+}
+
 static void elastic_failed(struct job *job, const struct fault *f)
 {
 	struct job_elastic *e = &job->elastic;
 
+	elastic_take(job, false);
 	e->failures += e->failures < ELASTIC_MAX_FAILURES;
 	e->since_us = clock_now_us();
 	text_copy(e->why, sizeof(e->why), f->text);
@@ -224,22 +254,34 @@ static void elastic_on_resized(const struct resize_report *r, const struct fault
 	job->elastic.since_us = clock_now_us();
 }
 
-/* The numbers of the ranks that are not in @t. */
-static void elastic_list_missing(const struct job *job, const struct elastic_target *t, char *buf,
-				 size_t bytes)
+static bool elastic_has(const struct elastic_target *t, uint32_t number)
 {
-	size_t n = 0;
+	for (uint32_t i = 0; i < t->n; i++)
+		if (t->ranks[i].number == number)
+			return true;
+	return false;
+}
+
+/* The numbers of the ranks that are not in @t; while nobody trains, of the processes that were started.
+ * Return: how many. */
+static uint32_t elastic_list_missing(const struct job *job, const struct elastic_target *t,
+				     char *buf, size_t bytes)
+{
+	uint32_t n = job->joined ? job->rec->world_size : launched_world(job), missing = 0;
+	size_t at = 0;
 
 	buf[0] = '\0';
-	for (uint32_t r = 0; r < job->rec->world_size && n + 16 < bytes; r++) {
-		uint32_t number = launched_number(job, r);
-		bool there = false;
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t number = job->joined ? launched_number(job, i) : i;
 
-		for (uint32_t i = 0; i < t->n; i++)
-			there = there || t->ranks[i].number == number;
-		if (!there)
-			n += (size_t)snprintf(buf + n, bytes - n, "%s%u", n ? ", " : "", number);
+		if (elastic_has(t, number))
+			continue;
+		missing++;
+		if (at + 16 < bytes)
+			at += (size_t)snprintf(buf + at, bytes - at, "%s%u", at ? ", " : "",
+					       number);
 	}
+	return missing;
 }
 
 static void elastic_tell(const struct job *job, const struct elastic_target *t, struct fault *ret)
@@ -279,7 +321,10 @@ static int elastic_begin(struct job *job, const struct elastic_target *t, struct
 		devices[i] = t->ranks[i].device;
 	}
 	elastic_tell(job, t, &told);
-	return resize_begin_staying(job, &plan, elastic_on_resized, job, f);
+	if (resize_begin_staying(job, &plan, elastic_on_resized, job, f))
+		return f->code;
+	elastic_take(job, true);
+	return 0;
 }
 
 /* May those that are there go on without waiting any longer? */
@@ -308,14 +353,17 @@ void elastic_joined(struct job *job)
 	job->elastic.since_us = clock_now_us();
 }
 
-/* A newcomer whose time is over finds that when it joins again. */
+/* A newcomer whose time is over finds that when it joins again, and so does one that has a rank in a job
+ * that others are in by now. */
 static void elastic_end_waits(struct job *job, uint64_t now_us)
 {
 	struct elastic_newcomer *n, *tmp;
 	bool over = false;
+	uint32_t rank;
 
 	list_for_each (n, tmp, &job->elastic.newcomers, link)
-		over = over || (n->until_us && now_us >= n->until_us);
+		over = over || (n->until_us && now_us >= n->until_us) ||
+		       (job->present && launched_rank(job, n->number, &rank));
 	if (over)
 		condition_signal(&job->settled);
 }
@@ -422,12 +470,12 @@ static void elastic_describe_short(const struct job *job, const struct elastic_t
 				   uint64_t left_ms, struct elastic_text *text)
 {
 	char missing[64];
+	uint32_t n = elastic_list_missing(job, t, missing, sizeof(missing));
 
-	elastic_list_missing(job, t, missing, sizeof(missing));
 	if (t->newcomers)
 		elastic_say(text, "; ");
-	elastic_say(text, "waiting for %u of %u ranks (%s)", job->rec->world_size - job->joined,
-		    job->rec->world_size, missing);
+	elastic_say(text, "waiting for %u of %u ranks (%s)", n,
+		    job->joined ? job->rec->world_size : launched_world(job), missing);
 	if (t->n < job->rec->min_ranks)
 		elastic_say(text, "; %u at least must be there to go on", job->rec->min_ranks);
 	else

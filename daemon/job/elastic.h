@@ -13,6 +13,9 @@
  *   ranks are missing   --grace, or all that were started are there--> resize
  *   all are there, newcomers wait --grace, then the next commit--> resize
  *
+ * Where all ranks of such a job have ended and are started again, they are newcomers, too, until all that
+ * were started are there, or the grace is over: none of them finds itself in a job that changes once more.
+ *
  * It is never smaller than min_ranks. Loop thread only.
  */
 #ifndef SHARDD_JOB_ELASTIC_H
@@ -29,6 +32,7 @@
 
 struct device;
 struct job;
+struct job_joining;
 
 /* A newcomer. Embedded in a request to join. */
 struct elastic_newcomer {
@@ -37,12 +41,15 @@ struct elastic_newcomer {
 	pid_t pid;
 	struct device *device; /* that it asks for; NULL: any */
 	uint64_t until_us;     /* it gives up; 0: never */
+	bool taken;            /* the job has, or is about to have, a rank for it */
 };
 
 void elastic_newcomer_init(struct elastic_newcomer *n);
 /* It waits no more. Safe if it does not. */
 void elastic_newcomer_leave(struct elastic_newcomer *n);
 
+/* Does a process that has a rank wait, too, to see who else comes? */
+bool elastic_gathers(const struct job *job, const struct job_joining *how);
 /* @number joins, and is no rank: it waits outside. @n: its own; it may wait already. RES_WAIT: wait for
  * job.settled, then join again. */
 enum res elastic_wait(struct job *job, uint32_t number, const char *device, pid_t pid,

@@ -120,6 +120,7 @@ struct job_joining {
 	uint32_t world_size; /* that it was started for; 0: it does not say */
 	const char *device;  /* id or UUID; "": where the rank was, or as the daemon chooses */
 	bool no_channel;     /* it can take memory only as CUDA IPC handles */
+	bool returns;        /* this process has been a rank of the job */
 	struct elastic_newcomer *newcomer; /* in which it may wait for a place */
 };
 

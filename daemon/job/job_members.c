@@ -283,7 +283,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 		return RES_WAIT;
 	if (job_members_check_world(job, how, f))
 		return RES_FAILED;
-	if (!launched_rank(job, how->rank, &rank))
+	if (!launched_rank(job, how->rank, &rank) || elastic_gathers(job, how))
 		return job_members_wait_outside(job, how, proc_pid(proc), m, f);
 	if (how->newcomer)
 		elastic_newcomer_leave(how->newcomer);

@@ -125,14 +125,26 @@ static const char **resize_exchange_device_names(const struct resize *r)
 	return names;
 }
 
+/* The ranks are not those that were started, as the same. */
+static bool resize_exchange_has_numbers(const struct resize *r)
+{
+	if (!r->stay)
+		return false;
+	for (uint32_t i = 0; i < r->world; i++)
+		if (r->stay->numbers[i] != i)
+			return true;
+	return r->stay->launched != r->world;
+}
+
 static int resize_exchange_record(struct resize *r)
 {
+	bool numbers = resize_exchange_has_numbers(r);
 	const char **names = resize_exchange_device_names(r);
 	const struct state_size to = { .world = r->group_rec,
 				       .devices = names,
 				       .from = r->from,
-				       .launched = r->stay ? r->stay->launched : 0,
-				       .numbers = r->stay ? r->stay->numbers : NULL };
+				       .launched = numbers ? r->stay->launched : 0,
+				       .numbers = numbers ? r->stay->numbers : NULL };
 	uint64_t blobs = 0;
 	int e = names ? state_job_resize(r->job->rec, &to, &r->report.left_out, &blobs) : -ENOMEM;
 

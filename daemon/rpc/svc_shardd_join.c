@@ -189,6 +189,7 @@ static enum res svc_shardd_join_now(struct joining *j)
 					 .world_size = r->job->world_size,
 					 .device = r->device,
 					 .no_channel = r->no_channel,
+					 .returns = r->returns,
 					 .newcomer = &j->newcomer };
 	struct conn *c = rpc_call_conn(j->call);
 	struct session *s = c ? conn_user(c) : NULL;
@@ -309,21 +310,13 @@ static int svc_shardd_join_refuse_other(const struct member *m, uint32_t world, 
 		m->rank, m->job->rec->world_size, world);
 }
 
-/* The job has gone on with other ranks, and all of those have ended: their launcher starts all again. */
-static bool svc_shardd_join_is_new_start(const struct job *job, const Shardd__V1__JoinRequest *r)
-{
-	return job->rec->n_numbers && !job->present && !r->returns &&
-	       list_empty(&((struct job *)job)->elastic.newcomers);
-}
-
 /* Ranks of another number have come to an elastic job. */
-static int svc_shardd_join_resize(struct job *job, const struct session *s,
-				  const Shardd__V1__JoinRequest *r, struct fault *f)
+static int svc_shardd_join_resize(struct job *job, const struct session *s, uint32_t world,
+				  struct fault *f)
 {
 	const struct member *m = s->member && s->member->job == job ? s->member : NULL;
-	uint32_t world = r->job->world_size;
 
-	if (world == launched_world(job) && !svc_shardd_join_is_new_start(job, r))
+	if (world == launched_world(job))
 		return 0;
 	if (m && (m->state == MEMBER_JOINED || m->state == MEMBER_STALE))
 		return svc_shardd_join_refuse_other(m, world, f);
@@ -362,7 +355,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	if (f.code || svc_shardd_join_instance(r, &spec, &f) ||
 	    svc_shardd_join_existing(r, s, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f) ||
-	    svc_shardd_join_resize(job, s, r, &f)) {
+	    svc_shardd_join_resize(job, s, spec.world_size, &f)) {
 		svc_refuse(call, "join", r->job ? r->job->name : "", &f);
 		return;
 	}
