@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
+import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -122,7 +123,7 @@ class Client(Session):
              ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False,
              private: bool = False, on_existing: str = "resume",
              resume_from: str | None = None,
-             elastic: tuple[int, int] | None = None) -> Membership:
+             elastic: tuple[int, int] | tuple[int, int, float] | None = None) -> Membership:
         """Join a job as a rank; the job is created if it does not exist. Join again after Aborted.
 
         None: the launcher's value (docs/python.md); for the job, $SHARDD_JOB comes first. @ttl,
@@ -139,7 +140,11 @@ class Client(Session):
         "applied".
         @elastic: the least and the largest number of ranks: ranks that join with another world_size
         between them give the job that size, if none of the former size is in it; None: as the job
-        has it, a new one keeps its size.
+        has it, a new one keeps its size. With a third number, seconds, the job does this by itself:
+        when ranks do not come back for so long, those that have joined again go on, and a process
+        with a rank that the job does not have waits here and is taken in at a commit. All ranks
+        give the same, and pass the same rank and world_size each time: the result says which rank
+        of how many this process is.
         Unimplemented: the launcher has started ranks on other machines. DataLoss: the job's
         state was in an earlier run of the daemon; nothing starts again at step 0.
         """
@@ -149,7 +154,7 @@ class Client(Session):
         wish, run = _wish(on_existing, asked[0])
         spec = _abi.Job(C.sizeof(_abi.Job), *asked, lifetime or 0, quota_bytes, ttl,
                         int(op_timeout * 1000), allow_torn, private, wish, run,
-                        _resume_from(resume_from), *(elastic or (0, 0)))
+                        _resume_from(resume_from), *_elastic(elastic))
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
@@ -426,6 +431,20 @@ def _wish(on_existing: str, job: bytes | None) -> tuple[int, bytes | None]:
     if run is None:
         return _WISHES["resume" if _restart.lived() and not left else on_existing], None
     return _WISHES[on_existing], (f"{run}.{left}" if left else run).encode()
+
+
+def _elastic(given: tuple[int, int] | tuple[int, int, float] | None) -> tuple[int, int, int]:
+    """The range, and milliseconds."""
+    if given is None:
+        return 0, 0, 0
+    if len(given) not in (2, 3):
+        raise InvalidArgument(f"elastic is {given!r}, must be (least, most) or (least, most, "
+                              "seconds)", "elastic")
+    seconds = float(given[2]) if len(given) == 3 else 0.0
+    if not 0 <= seconds <= 0xFFFFFFFF // 1000:
+        raise InvalidArgument(f"elastic is {given!r}: {seconds} seconds must be 0 to "
+                              f"{0xFFFFFFFF // 1000}", "elastic")
+    return given[0], given[1], math.ceil(seconds * 1000)
 
 
 _RESUMES = {None: 0, "applied": 1, "committed": 2, "no-copy": 3}

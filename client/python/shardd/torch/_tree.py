@@ -51,6 +51,7 @@ class Tree:
         self.root = root
         self.client = session_for(p.initial.device for u in units_of(root.module)
                                   for p in u.params if p.initial is not None)
+        self._as = self._numbers()
         if _device.here.type != "cpu" and any(u.offload for u in units_of(root.module)):
             raise Unimplemented(f"CPUOffloadPolicy: this rank's memory is on {_device.here}; leave "
                                 "it out, or use a daemon with host memory", "offload_policy")
@@ -320,6 +321,23 @@ class Tree:
             unit.forget_gradients()
             unit.release()
 
+    def _numbers(self) -> tuple[int, int]:
+        """Which rank of how many."""
+        member = self.client.member
+        assert member is not None
+        return member.rank, member.world_size
+
+    def _check_numbers(self) -> None:
+        """What the program holds of shards, DTensors among it, is of a rank of so many."""
+        (rank, world), (was, of) = self._numbers(), self._as
+        if (rank, world) != (was, of):
+            raise FailedPrecondition(
+                f"the job goes on with {world} ranks: this process was rank {was} of {of} and is "
+                f"rank {rank} of {world} now, and a model cannot change that while its process "
+                "lives. Its state is in the daemon: started again, the process goes on from there "
+                f"(shardctl run --max-restarts). With torch.distributed start all again, {world} "
+                "ranks (torchrun --nproc-per-node, shardctl run --min without --join-grace)")
+
     def rejoin(self, wait: float) -> None:
         """After Aborted: forget what was held, which the daemon has dropped, and join the job's new
         epoch; @wait: seconds, at most, until all ranks are there."""
@@ -334,6 +352,7 @@ class Tree:
         member = self.client.member
         assert member is not None
         self.client.rejoin()
+        self._check_numbers()
         self.client.set_timeout(wait)
         try:
             if self.group != WORLD:
