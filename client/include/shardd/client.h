@@ -208,14 +208,15 @@ struct shardd_membership {
 	uint64_t blob_step;      /* that @blob belongs to. Below @step: later steps had no blob */
 };
 
-/* Join a job as a rank; the job is created if it does not exist. After ABORTED, call this again on
- * the same client, with the same @job: the daemon drops what the session held, op numbers start
- * again at 1, and unit ids stay. If the job has as many ranks as before, mapped addresses stay, too;
- * else register all units again and use the addresses that ops give from then on. Blocks until ops
- * of an earlier epoch have ended, and for a rank that the job does not have yet until it has it
- * (@join_grace_ms); other threads' ops wait for it. @ret: may be NULL. A torn job can be joined
- * (@ret says so): initialise all its units and start again, because @step and @blob belong to
- * parameters that no longer exist. A program with state of its own compares @blob_step with @step.
+/* Join a job as a rank; the job is created if it does not exist. After ABORTED, call this again
+ * on the same client, with the same @job: the daemon drops what the session held, op numbers
+ * start again at 1, and unit ids stay. If the job has as many ranks as before, mapped addresses
+ * stay, too; else register all units again and use the addresses that ops give from then on.
+ * Blocks until ops of an earlier epoch have ended, and for a rank that the job does not have yet
+ * until it has it (@join_grace_ms); other threads' ops wait for it. @ret: may be NULL. A torn job
+ * can be joined (@ret says so): initialise all its units and start again, because @step and @blob
+ * belong to parameters that no longer exist. A program with state of its own compares @blob_step
+ * with @step.
  * Errors: INVALID_ARGUMENT (name, rank, world size), FAILED_PRECONDITION (the job
  * exists with another world size, lifetime or quota, or with state that @job->on_existing refuses;
  * the rank is taken), UNAVAILABLE
