@@ -7,6 +7,7 @@
 #include "core/cleanup.h"
 #include "core/log.h"
 #include "job/job_journal.h"
+#include "job/launched.h"
 #include "job/member.h"
 
 /* As in the record. */
@@ -110,7 +111,7 @@ static void pooled_note(struct job *job, struct slab *s, enum pooled_kind kind,
 	}
 	rec->kind = kind;
 	if (m) {
-		rec->rank = m->rank;
+		rec->rank = launched_number(job, m->rank);
 		rec->pid = (uint32_t)proc_pid(m->proc);
 		rec->began = proc_began(m->proc);
 	}
@@ -191,12 +192,13 @@ static void pooled_place(struct job *job, struct pooled *p, struct proc *proc)
 {
 	const state_pooled *rec = job->rec->pooled[p->at];
 	struct slab *s = p->slab;
+	uint32_t rank;
 
 	if (rec->kind != POOLED_RANK) {
 		(void)pool_adopt(pooled_pool_of(job, rec, s), s); /* else it is freed */
 	} else {
 		p->lent = true;
-		s->owner_rank = (int)rec->rank;
+		s->owner_rank = launched_rank(job, rec->rank, &rank) ? (int)rank : -1;
 		if (proc)
 			(void)quarantine_slab(&job->node->quarantine, proc, s);
 	}
@@ -266,8 +268,9 @@ static bool pooled_is_of(const struct pooled *p, const struct member *m)
 {
 	const state_pooled *rec = p->job->rec->pooled[p->at];
 
-	return p->lent && rec->rank == m->rank && p->slab->device == m->device &&
-	       rec->pid == (uint32_t)proc_pid(m->proc) && rec->began == proc_began(m->proc);
+	return p->lent && rec->rank == launched_number(p->job, m->rank) &&
+	       p->slab->device == m->device && rec->pid == (uint32_t)proc_pid(m->proc) &&
+	       rec->began == proc_began(m->proc);
 }
 
 void pooled_join(struct member *m)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/clock.h"
 #include "core/cleanup.h"
 #include "fdcheck.h"
 #include "job/job_journal.h"
@@ -218,6 +219,29 @@ Test(pooled, the_same_process_has_its_memory_again)
 		cr_expect_eq(n.node.devices[0].table->next, next, "no slab was made");
 		cr_expect_eq(job->rec->n_pooled, 2);
 	}
+}
+
+/* The job has gone on with fewer, so that its process is another rank: the memory is still its own. */
+Test(pooled, a_process_that_has_become_another_rank_has_its_memory_again)
+{
+	struct fault f = FAULT_NULL;
+	uint32_t id;
+
+	train(NULL, NULL);
+	id = slab_of(1);
+	job->rec->min_ranks = 1;
+	job->rec->max_ranks = 2;
+	job->rec->join_grace_ms = 1;
+	nodefix_wrote(&n);
+	nodefix_drop(&n, m[0], "died");
+	cr_assert_eq(nodefix_try_join(&n, job, 1, NULL, m[1], &m[1], &f), RES_DONE, "%s", f.text);
+	jobs_tick(&n.jobs, clock_now_us() + 1000000);
+	nodefix_turns(&n);
+	cr_assert_eq(job->rec->world_size, 1);
+	replace(NULL);
+	cr_assert_eq(nodefix_try_join(&n, job, 1, NULL, NULL, &m[1], &f), RES_DONE, "%s", f.text);
+	cr_expect_eq(m[1]->rank, 0);
+	cr_expect_eq(gradient_of(m[1]).slab->id, id);
 }
 
 /* Before they have joined it dies again. */
