@@ -226,9 +226,11 @@ class Resilient:
 def _check_blob(member: Membership) -> None:
     if not member.blob:
         raise FailedPrecondition(
-            f"rank {member.rank} of {member.world_size} has no state of this program: the job had "
-            f"fewer ranks at its last commit, step {member.committed_step}, and what resilient "
-            "keeps beside the parameters is each rank's own; start as many ranks as there were")
+            f"the commit of step {member.committed_step} has no blob of this rank, {member.rank} "
+            f"of {member.world_size}, which has the state of shardd.torch.resilient: the job had "
+            "fewer ranks then, or was loaded from a checkpoint that another program made; start as many "
+            "ranks as there were, or go on in a loop without resilient, from "
+            "session().member.step, and load schedulers and the like by yourself")
     if member.blob_step != member.step:
         raise FailedPrecondition(
             f"the parameters are those of step {member.step}, applied after the last commit, step "
