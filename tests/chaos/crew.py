@@ -104,7 +104,7 @@ class Crew:
             self.env["SHARDD_RECONNECT_MS"] = str(reconnect_ms)
         self.trainers, self.runner, self.held, self.lone = {}, None, True, None
         # Errors that the round allows: a process that ends with one is started again.
-        self.excuses = UNCONNECTED + LATE * bool(reconnect_ms)
+        self.excuses = LATE * bool(reconnect_ms) + UNCONNECTED
         self.seen = collections.Counter()
         self.steps_read, self.news, self.news_s, self.text, self.losses = 0, 0, 0.0, b"", {}
         self.out, self.into = os.pipe()
