@@ -51,6 +51,7 @@ else:
         st.fully_shard(layer)
     st.fully_shard(model)
 made = {"AdamW": lambda p: st.AdamW(p, lr=0.01), "SGD": lambda p: st.SGD(p, 0.05, momentum=0.9),
+        "in backward": lambda p: st.AdamW(p, lr=0.01, in_backward=True),
         "NAdam": lambda p: st.Sharded(torch.optim.NAdam, p, resilient=True, lr=0.01)}
 optimizer = made[kind](model.parameters())
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.7)
@@ -146,6 +147,12 @@ class DaemonDies(unittest.TestCase):
     def test_a_replicated_model(self):
         self.points("replicate", "SGD", [
             ("before the first step", 0), ("in forward", 3), ("before the step", 5),
+            ("before the commit", 7)])
+
+    def test_an_optimizer_in_backward(self):
+        """What was stepped since the commit is rolled back."""
+        self.points("fully_shard", "in backward", [
+            ("in forward", 4), ("before the step", 5), ("after the step", 6),
             ("before the commit", 7)])
 
     def test_state_in_the_process(self):
