@@ -35,6 +35,7 @@ struct bench {
 	struct options o;
 	CUdeviceptr array[ARRAYS]; /* of the largest size that fits */
 	CUdeviceptr partial;       /* of norms */
+	struct cuda_undo undo;     /* of the kernel that keeps what it changes */
 	CUevent begin[MAX_REPEATS], end[MAX_REPEATS];
 	double copy_rate; /* bytes a second, at this size */
 };
@@ -117,6 +118,30 @@ static void launch_adamw(struct bench *b, const struct measured *m, uint64_t byt
 	device_launch(&b->d, CUDA_FN_ADAMW, &a, a.n);
 }
 
+/* What a step costs that the next daemon can complete, beside "adamw". */
+static void launch_adamw_undo(struct bench *b, const struct measured *m, uint64_t bytes)
+{
+	struct cuda_adam_undo a = { .a = { .p = b->array[0],
+					   .g = b->array[1],
+					   .m = b->array[2],
+					   .v = b->array[3],
+					   .n = elements(bytes, DTYPE_FP32),
+					   .tail_from = UINT64_MAX,
+					   .decay = 0.99999f,
+					   .w1 = 0.1f,
+					   .b2 = 0.999f,
+					   .w2 = 0.001f,
+					   .step_size = 0.001f,
+					   .sq = 0.0316f,
+					   .eps = 1e-8f,
+					   .decoupled = 1 } };
+
+	(void)m;
+	b->undo.launch++;
+	a.undo = b->undo;
+	device_launch(&b->d, CUDA_FN_ADAM_UNDO, &a, a.a.n);
+}
+
 static void launch_norm(struct bench *b, const struct measured *m, uint64_t bytes)
 {
 	struct cuda_norm a = { .x = b->array[1],
@@ -167,6 +192,7 @@ static const struct measured list[] = {
 	{ "reduce fp16 k=4", launch_reduce, DTYPE_FP16, 4, 3, 9 },
 	{ "reduce fp16 k=8", launch_reduce, DTYPE_FP16, 8, 5, 9 },
 	{ "adamw", launch_adamw, DTYPE_FP32, 0, 7, 4 },
+	{ "adamw undo", launch_adamw_undo, DTYPE_FP32, 0, 7, 4 },
 	{ "norm", launch_norm, DTYPE_FP32, 0, 1, 2 },
 	{ "scale", launch_scale, DTYPE_FP32, 0, 2, 3 },
 	{ "found_inf", launch_found_inf, DTYPE_FP32, 0, 1, 2 },
@@ -322,10 +348,27 @@ static bool parse(struct options *o, int argc, char **argv)
 	return true;
 }
 
+/* Its words have to be zero at first. */
+static void bench_undo(struct bench *b)
+{
+	uint32_t room =
+		b->d.sms * b->d.per_sm[CUDA_FN_ADAM_UNDO] * cuda_fn_threads(CUDA_FN_ADAM_UNDO);
+	void *zero = calloc(room, CUDA_UNDO_WORD);
+
+	if (!zero)
+		exit(1);
+	b->undo.room = room;
+	b->undo.words = device_alloc(&b->d, (size_t)room * CUDA_UNDO_BYTES);
+	b->undo.old = b->undo.words + (uint64_t)room * CUDA_UNDO_WORD;
+	device_put(&b->d, b->undo.words, zero, (size_t)room * CUDA_UNDO_WORD);
+	free(zero);
+}
+
 static void open_bench(struct bench *b)
 {
 	device_open(&b->d, b->o.device);
 	b->partial = device_alloc(&b->d, CUDA_NORM_PARTIALS * sizeof(double));
+	bench_undo(b);
 	for (unsigned i = 0; i < b->o.repeats; i++) {
 		DEVICE_OK(&b->d, b->d.cu->cuEventCreate(&b->begin[i], CU_EVENT_DEFAULT));
 		DEVICE_OK(&b->d, b->d.cu->cuEventCreate(&b->end[i], CU_EVENT_DEFAULT));
@@ -339,6 +382,7 @@ static void close_bench(struct bench *b)
 		DEVICE_OK(&b->d, b->d.cu->cuEventDestroy(b->end[i]));
 	}
 	device_free(&b->d, b->partial);
+	device_free(&b->d, b->undo.words);
 	device_close(&b->d);
 	if (b->o.json && fclose(b->o.json))
 		perror("kernel_bench");
