@@ -228,8 +228,8 @@ def _check_blob(member: Membership) -> None:
         raise FailedPrecondition(
             f"the commit of step {member.committed_step} has no blob of this rank, {member.rank} "
             f"of {member.world_size}, which has the state of shardd.torch.resilient: the job had "
-            "fewer ranks then, or was loaded from a checkpoint that another program made; start as many "
-            "ranks as there were, or go on in a loop without resilient, from "
+            "fewer ranks then, or was loaded from a checkpoint that another program made; start as "
+            "many ranks as there were, or go on in a loop without resilient, from "
             "session().member.step, and load schedulers and the like by yourself")
     if member.blob_step != member.step:
         raise FailedPrecondition(
