@@ -47,21 +47,6 @@ enum {
 enum { RESIZE, RESIZE_BACK, RESIZE_STATUS, RESIZE_N };
 enum { HOLDER, MOVES, ALL }; /* of crew->numbers */
 
-/* A daemon of its own, with a holder and a root of checkpoints. */
-static int survive_start(const struct bench *b, struct bench *own)
-{
-	if (b->o.socket) {
-		fputs("shardd-bench: this case kills its daemon, or needs a root of checkpoints: "
-		      "leave "
-		      "--socket out\n",
-		      stderr);
-		return -1;
-	}
-	*own = *b;
-	own->held = true;
-	return daemon_start(own);
-}
-
 static int survive_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw)
 {
 	(void)st, (void)kind, (void)ftw;
@@ -75,6 +60,23 @@ static int survive_stop(struct bench *own)
 	snprintf(path, sizeof(path), "%s/checkpoints", own->dir);
 	nftw(path, survive_remove, 8, FTW_DEPTH | FTW_PHYS);
 	return daemon_stop(own);
+}
+
+/* A daemon of its own, with a holder and a root of checkpoints. */
+static int survive_start(const struct bench *b, struct bench *own)
+{
+	if (b->o.socket) {
+		fputs("shardd-bench: this case kills its daemon, or needs a root of checkpoints: "
+		      "leave --socket out\n",
+		      stderr);
+		return -1;
+	}
+	*own = *b;
+	own->held = true;
+	if (daemon_start(own) == 0)
+		return 0;
+	survive_stop(own);
+	return -1;
 }
 
 static int survive_command(const char *const *argv)

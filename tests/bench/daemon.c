@@ -62,7 +62,8 @@ static void log_path(const struct bench *b, char *path, size_t size)
 	snprintf(path, size, "%s/log", b->dir);
 }
 
-/* With a folder for checkpoints. */
+/* With a folder for checkpoints. Never without the holder: the cases that ask for it measure what is
+ * kept over a restart, and checkpoints. */
 static void exec_holder(const struct bench *b, const char *program, const char *config)
 {
 	char holder[PATH_MAX], root[128], set[160];
@@ -73,6 +74,9 @@ static void exec_holder(const struct bench *b, const char *program, const char *
 	bench_program("shardd-holder", holder, sizeof(holder));
 	execlp(holder, "shardd-holder", "--", program, "--config", config, "--socket", b->socket,
 	       "--backend", b->o.backend, "--set", set, NULL);
+	dprintf(STDERR_FILENO, "cannot start %s: %s; build it: ninja -C build shardd-holder\n",
+		holder, strerrordesc_np(errno));
+	_exit(127);
 }
 
 /* In the child. Neither an init system's variables nor the machine's own

@@ -200,7 +200,7 @@ static void table_line(const struct figures *f)
 
 	if (f->bytes)
 		size_text(bytes, sizeof(bytes), f->bytes);
-	printf("%-19s %5u %9s %5s %6u %11s %11s %10s %7s %7s %6s\n", f->name, f->ranks, bytes,
+	printf("%-22s %5u %9s %5s %6u %11s %11s %10s %7s %7s %6s\n", f->name, f->ranks, bytes,
 	       f->dtype ? f->dtype : "-", f->n,
 	       cell(p50, sizeof(p50), "%.1f", timed ? f->p50_us : -1),
 	       cell(p99, sizeof(p99), "%.1f", timed ? f->p99_us : -1),
@@ -218,7 +218,7 @@ void figures_report(const struct bench *b, const struct figures *f)
 	static bool titled;
 
 	if (!b->o.json && !titled)
-		printf("%-19s %5s %9s %5s %6s %11s %11s %10s %7s %7s %6s\n", "CASE", "RANKS",
+		printf("%-22s %5s %9s %5s %6s %11s %11s %10s %7s %7s %6s\n", "CASE", "RANKS",
 		       "BYTES", "DTYPE", "N", "P50 us", "P99 us", "RAN us", "GB/s", "LIMIT",
 		       "RATIO");
 	titled = true;

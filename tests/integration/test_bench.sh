@@ -73,7 +73,7 @@ case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart reduce_adamw_copied' --
 case_lines transformer transformer
 case_lines scale 'scale_register scale_op scale_op_few scale_status scale_echo' --ranks 5 --units 40
 case_lines attach_units 'units_connect units_join units_register units_first attach_first units_gather units_again attach_units' --units 20
-case_lines restart 'restart_told restart_join restart_register restart restart_step restart_calm_step' --units 20
+case_lines restart 'restart_told restart_join restart_register restart restart_step restart_calm_step restart_all_told restart_all_join restart_all_register restart_all restart_all_step restart_all_calm_step' --units 20
 case_lines checkpoint 'checkpoint_step checkpoint_paused_step checkpoint_calm_step checkpoint_save checkpoint_still checkpoint_dd' --units 2
 case_lines resize 'resize_stays resize_stays_back resize_status resize_moves resize_moves_back resize_status' --units 20
 # every case that measures one op by itself
@@ -130,6 +130,13 @@ refused '--help' --nonsense gather
 timeout 20 "$bench" --socket "$work/none" gather >"$work/out" 2>"$work/err"
 [[ $? == 1 && ! -s $work/out ]] && grep -q 'no daemon answers' "$work/err"
 report $? 'no daemon at the given socket: 1 and a sentence'
+
+# Without the holder nothing would be kept: no other daemon takes its place.
+mkdir "$work/alone" && cp "$bench" "${bench%/*}/shardd" "$work/alone"
+LD_LIBRARY_PATH=$(readlink -f "${bench%/*}/../lib") PATH=/usr/bin:/bin \
+	timeout 20 "$work/alone/shardd-bench" --units 2 checkpoint >"$work/out" 2>"$work/err"
+[[ $? == 1 && ! -s $work/out ]] && grep -q 'cannot start shardd-holder: No such file' "$work/err"
+report $? 'no shardd-holder beside it: 1 and a sentence'
 
 # Interrupted in the middle: the trainers and the daemon go, too.
 "$bench" --repeat 1000000 grpc_rtt >"$work/out" 2>"$work/err" &
