@@ -353,6 +353,6 @@ int reconnect_outcome(struct shardd_client *c, uint32_t link, uint64_t epoch,
 	return error_set(err, SHARDD_ABORTED, NULL,
 			 "the daemon at %s was restarted; this process is connected to it again "
 			 "after %u ms, and epoch %llu has ended: join again and continue from the "
-			 "last committed step; gradients of the step in progress are dropped",
+			 "step that Join returns; gradients of the step in progress are dropped",
 			 c->socket, ms, (unsigned long long)epoch);
 }
