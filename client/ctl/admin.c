@@ -91,7 +91,7 @@ static int admin_parse_timeout(int argc, char **argv, uint32_t *ret_s)
 	int o;
 
 	*ret_s = ADMIN_WAIT_S;
-	while ((o = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	while ((o = ctl_getopt(argc, argv, "", options, NULL)) != -1) {
 		if (o != 't')
 			return CTL_USAGE;
 		if (!format_parse_number(optarg, UINT32_MAX, &number))
@@ -135,10 +135,10 @@ static int admin_print_handover(struct ctl *ctl, const Shardd__V1__GetStatusResp
 						old->pid, "pid", next->pid, "old_version",
 						old->version, "version", next->version, "jobs",
 						(json_int_t)next->n_jobs, "us", (json_int_t)us));
-	printf("shardd %s (pid %d) has handed over to shardd %s (pid %d): %zu jobs, %.1f ms from "
-	       "the "
-	       "request to the first answer\n",
-	       old->version, old->pid, next->version, next->pid, next->n_jobs, (double)us / 1000);
+	printf("shardd %s (pid %d) has handed over to shardd %s (pid %d): %zu %s, %.1f ms from "
+	       "the request to the first answer\n",
+	       old->version, old->pid, next->version, next->pid, next->n_jobs,
+	       next->n_jobs == 1 ? "job" : "jobs", (double)us / 1000);
 	return CTL_OK;
 }
 
@@ -199,7 +199,7 @@ static int admin_parse_shutdown(int argc, char **argv, bool *ret_discard)
 	static const struct option options[] = { { "discard", no_argument, NULL, 'd' }, { 0 } };
 	int o;
 
-	while ((o = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	while ((o = ctl_getopt(argc, argv, "", options, NULL)) != -1) {
 		if (o != 'd')
 			return CTL_USAGE;
 		*ret_discard = true;

@@ -26,6 +26,14 @@ static int checkpoint_fault(const struct fault *f)
 	return CTL_FAILED;
 }
 
+/* @path: the folder that the checkpoint of @step is in. */
+static int checkpoint_step_fault(const char *path, uint64_t step, const struct fault *f)
+{
+	fprintf(stderr, "shardctl: %s: step %" PRIu64 " in '%s': %s\n", fault_code_name(f->code),
+		step, path, f->text);
+	return CTL_FAILED;
+}
+
 struct checkpoint_args {
 	const char *job, *path, *out, *root; /* borrowed from argv */
 	uint64_t step, keep, rate, every_steps, every_s;
@@ -82,7 +90,7 @@ static int checkpoint_parse(struct checkpoint_args *a, const struct option *opti
 {
 	int r = CTL_OK, o;
 
-	while (r == CTL_OK && (o = getopt_long(argc, argv, "", options, NULL)) != -1)
+	while (r == CTL_OK && (o = ctl_getopt(argc, argv, "", options, NULL)) != -1)
 		r = checkpoint_option(a, o);
 	if (r != CTL_OK)
 		return r;
@@ -115,6 +123,11 @@ static int checkpoint_newest(int dir, const char *path, uint64_t *ret, struct fa
 
 	if (folder_list(dir, &steps, &n, f))
 		return f->code;
+	if (!n && strstr(path, "step-"))
+		return fault_set(f, FAULT_NOT_FOUND, NULL,
+				 "there is no checkpoint in '%s': name the folder that has the "
+				 "step-... folders; --step chooses one of them",
+				 path);
 	if (!n)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "there is no checkpoint in '%s'", path);
 	*ret = steps[n - 1];
@@ -131,13 +144,16 @@ static int checkpoint_open(const struct checkpoint_args *a, struct index *ret)
 
 	if (dir < 0)
 		return -1;
-	if (a->has_step || checkpoint_newest(dir, a->path, &step, &f) == 0)
-		fd = folder_open(dir, step, &f);
+	if (!a->has_step && checkpoint_newest(dir, a->path, &step, &f)) {
+		checkpoint_fault(&f);
+		return -1;
+	}
+	fd = folder_open(dir, step, &f);
 	if (!f.code)
 		save_read(fd, ret, &f);
 	if (!f.code)
 		return STEAL_FD(fd);
-	checkpoint_fault(&f);
+	checkpoint_step_fault(a->path, step, &f);
 	return -1;
 }
 
@@ -224,7 +240,8 @@ static int checkpoint_send_policy(struct ctl *ctl, const struct checkpoint_args 
 	if (policy)
 		printf("checkpoints of job %s go to %s\n", request.job, policy->path);
 	else
-		printf("no more checkpoints of job %s but those that are asked for\n", request.job);
+		printf("job %s has no policy: only checkpoint save makes checkpoints of it\n",
+		       request.job);
 	return CTL_OK;
 }
 
@@ -352,6 +369,16 @@ static int checkpoint_print_index(const struct index *x)
 	return ctl_print_json(json_loads(text, 0, NULL));
 }
 
+/* The number of ranks of a checkpoint that was imported may not be known. */
+static void checkpoint_print_head(const struct index *x)
+{
+	printf("step %" PRIu64 " of job %s, ", x->step, x->job);
+	if (x->world_size)
+		printf("%" PRIu32 " %s, ", x->world_size, x->world_size == 1 ? "rank" : "ranks");
+	printf("%s in %zu %s\n", format_bytes(checkpoint_bytes(x)).text, x->n_files,
+	       x->n_files == 1 ? "file" : "files");
+}
+
 static int checkpoint_inspect(struct ctl *ctl, int argc, char **argv)
 {
 	_cleanup_(fd_closep) int fd = -1;
@@ -367,8 +394,7 @@ static int checkpoint_inspect(struct ctl *ctl, int argc, char **argv)
 	if (ctl->json) {
 		r = checkpoint_print_index(&x);
 	} else {
-		printf("step %" PRIu64 " of job %s, %" PRIu32 " ranks, %s in %zu files\n", x.step,
-		       x.job, x.world_size, format_bytes(checkpoint_bytes(&x)).text, x.n_files);
+		checkpoint_print_head(&x);
 		r = checkpoint_print_pieces(ctl, &x);
 	}
 	index_deinit(&x);
@@ -389,7 +415,7 @@ static int checkpoint_verify(struct ctl *ctl, int argc, char **argv)
 	fd = checkpoint_open(&a, &x);
 	if (fd < 0)
 		return CTL_FAILED;
-	r = save_verify(fd, &x, &p, &f) ? checkpoint_fault(&f)
+	r = save_verify(fd, &x, &p, &f) ? checkpoint_step_fault(a.path, x.step, &f)
 					: checkpoint_report(ctl, &x, "is whole");
 	index_deinit(&x);
 	return r;
@@ -419,7 +445,7 @@ static int checkpoint_consolidate(struct ctl *ctl, int argc, char **argv)
 		return CTL_FAILED;
 	o = (struct consolidate_options){ a.out, a.short_names, a.root };
 	if (consolidate(fd, &x, &o, &bytes, &f))
-		r = checkpoint_fault(&f);
+		r = checkpoint_step_fault(a.path, x.step, &f);
 	else if (ctl->json)
 		r = ctl_print_json(json_pack("{s:I, s:I}", "step", (json_int_t)x.step, "bytes",
 					     (json_int_t)bytes));
@@ -451,8 +477,9 @@ static int checkpoint_prune(struct ctl *ctl, int argc, char **argv)
 	if (ctl->json)
 		return ctl_print_json(json_pack("{s:I, s:I}", "removed", (json_int_t)removed,
 						"leftovers", (json_int_t)left));
-	printf("%zu checkpoints removed, %zu leftovers of processes that were killed\n", removed,
-	       left);
+	printf("%zu %s removed, %zu %s of processes that were killed\n", removed,
+	       removed == 1 ? "checkpoint" : "checkpoints", left,
+	       left == 1 ? "leftover" : "leftovers");
 	return CTL_OK;
 }
 

@@ -137,7 +137,7 @@ static int checkpoint_convert_parse(struct convert *c, int argc, char **argv)
 {
 	int r = CTL_OK, o, which = 0;
 
-	while (r == CTL_OK && (o = getopt_long(argc, argv, "", convert_options, &which)) != -1)
+	while (r == CTL_OK && (o = ctl_getopt(argc, argv, "", convert_options, &which)) != -1)
 		r = checkpoint_convert_option(c, o, convert_options[which].name);
 	if (r != CTL_OK)
 		return r;
@@ -154,6 +154,18 @@ static int checkpoint_convert_parse(struct convert *c, int argc, char **argv)
 	return r;
 }
 
+/* A Python finds its virtual environment by the name that it is started with. Return: only on failure. */
+static void checkpoint_convert_exec_python(struct convert *c, const char *python)
+{
+	char *name = strdup(python);
+
+	if (!name)
+		return;
+	free(c->argv[0]);
+	c->argv[0] = name;
+	execvp(name, c->argv);
+}
+
 /* Python beside this program (of a virtual environment), else that of the PATH. @self: changed. */
 static void checkpoint_convert_exec(struct convert *c, char *self)
 {
@@ -162,14 +174,14 @@ static void checkpoint_convert_exec(struct convert *c, char *self)
 	setenv("PYTHONSAFEPATH", "1", 1);
 	fflush(stdout);
 	if (c->python) {
-		execvp(c->python, c->argv);
+		checkpoint_convert_exec_python(c, c->python);
 		return;
 	}
 	if (slash) {
 		strcpy(slash + 1, "python3");
-		execv(self, c->argv);
+		checkpoint_convert_exec_python(c, self);
 	}
-	execvp("python3", c->argv);
+	checkpoint_convert_exec_python(c, "python3");
 }
 
 int checkpoint_convert(struct ctl *ctl, int argc, char **argv)

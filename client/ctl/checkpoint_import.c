@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "checkpoint/import.h"
@@ -51,7 +52,7 @@ static int checkpoint_import_parse(struct checkpoint_import_args *a, int argc, c
 						 { 0 } };
 	int r = CTL_OK, o;
 
-	while (r == CTL_OK && (o = getopt_long(argc, argv, "", options, NULL)) != -1)
+	while (r == CTL_OK && (o = ctl_getopt(argc, argv, "", options, NULL)) != -1)
 		r = checkpoint_import_option(a, o);
 	if (r != CTL_OK)
 		return r;
@@ -69,12 +70,19 @@ static int checkpoint_import_parse(struct checkpoint_import_args *a, int argc, c
 static int checkpoint_import_open(const char *path, int flags)
 {
 	int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, flags | O_CLOEXEC);
+	struct stat st;
 
 	if (fd < 0)
 		fprintf(stderr, "shardctl: %s: opening '%s': %s\n",
 			errno == ENOENT ? "NOT_FOUND" : "FAILED_PRECONDITION", path,
 			strerror(errno));
-	return fd;
+	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISDIR(st.st_mode))
+		return fd;
+	fprintf(stderr,
+		"shardctl: INVALID_ARGUMENT: '%s' is a folder: name the safetensors file in it\n",
+		path);
+	close(fd);
+	return -1;
 }
 
 static int checkpoint_import_report(struct ctl *ctl, const struct index *x, const char *dir)

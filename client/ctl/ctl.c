@@ -1,6 +1,7 @@
 #include "ctl/ctl.h"
 
 #include <ctype.h>
+#include <getopt.h>
 #include <pwd.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,6 +24,20 @@ int ctl_usage(const char *fmt, ...)
 	va_end(ap);
 	fputs("\nTry `shardctl --help`.\n", stderr);
 	return CTL_USAGE;
+}
+
+int ctl_getopt(int argc, char **argv, const char *letters, const struct option *options, int *which)
+{
+	char who[80], *verb = argv[0];
+	int o;
+
+	snprintf(who, sizeof(who), "shardctl: INVALID_ARGUMENT: %.40s", verb);
+	argv[0] = who; /* with which getopt begins its sentences */
+	o = getopt_long(argc, argv, letters, options, which);
+	argv[0] = verb;
+	if (o == '?')
+		fputs("Try `shardctl --help`.\n", stderr);
+	return o;
 }
 
 int ctl_no_arguments(int argc, char **argv)

@@ -62,6 +62,11 @@ int ctl_checkpoint(struct ctl *ctl, int argc, char **argv);
 /* "shardctl: INVALID_ARGUMENT: <sentence>" on stderr. Return: CTL_USAGE. */
 int ctl_usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+struct option;
+/* getopt_long, whose sentences are those of ctl_usage. */
+int ctl_getopt(int argc, char **argv, const char *letters, const struct option *options,
+	       int *which);
+
 /* Refuse arguments after the verb. Return: CTL_OK or CTL_USAGE. */
 int ctl_no_arguments(int argc, char **argv);
 

@@ -17,7 +17,8 @@
 struct drain {
 	bool wait;
 	uint32_t timeout_s;
-	uint32_t jobs, ranks; /* that were told to leave */
+	uint32_t jobs, ranks; /* that were told to leave; ranks: again, if they have come again */
+	bool again;           /* the jobs are counted */
 	char last[256];       /* what it waits for, as printed */
 };
 
@@ -31,7 +32,7 @@ static int drain_parse(struct drain *d, int argc, char **argv)
 	uint64_t number;
 	int o;
 
-	while ((o = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	while ((o = ctl_getopt(argc, argv, "", options, NULL)) != -1) {
 		if (o == 'w') {
 			d->wait = true;
 			continue;
@@ -73,7 +74,7 @@ static int drain_tell(struct ctl *ctl, struct drain *d, const Shardd__V1__JobSta
 	if (rpc_client_call(ctl->rpc, METHOD_DrainJob, &request.base,
 			    &shardd__v1__drain_job_response__descriptor, 10000, &reply, &err) < 0)
 		return err.code == SHARDD_NOT_FOUND ? CTL_OK : ctl_error(&err);
-	d->jobs++;
+	d->jobs += !d->again;
 	d->ranks += ((const Shardd__V1__DrainJobResponse *)reply)->ranks;
 	return CTL_OK;
 }
@@ -134,6 +135,7 @@ static int drain_await(struct ctl *ctl, struct drain *d)
 			return CTL_FAILED;
 		}
 		poll(NULL, 0, DRAIN_AGAIN_MS);
+		d->again = true;
 		r = drain_look(ctl, d, waits, sizeof(waits));
 		if (r != CTL_OK)
 			return r;
@@ -170,8 +172,9 @@ static int drain_print(struct ctl *ctl, const struct drain *d)
 	if (ctl->json)
 		return ctl_print_json(json_pack("{s:I, s:I, s:b}", "jobs", (json_int_t)d->jobs,
 						"ranks", (json_int_t)d->ranks, "left", d->wait));
-	printf("%u jobs are draining: %u trainers were told to commit and leave%s\n", d->jobs,
-	       d->ranks, d->wait ? ", and have left" : "");
+	printf("%u %s: %u trainers were told to commit and leave%s\n", d->jobs,
+	       d->jobs == 1 ? "job is draining" : "jobs are draining", d->ranks,
+	       d->wait ? ", and have left" : "");
 	return CTL_OK;
 }
 

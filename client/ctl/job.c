@@ -117,7 +117,7 @@ static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], in
 	int r = CTL_OK;
 	int o;
 
-	while (r == CTL_OK && (o = getopt_long(argc, argv, "", options, NULL)) != -1)
+	while (r == CTL_OK && (o = ctl_getopt(argc, argv, "", options, NULL)) != -1)
 		r = job_create_option(job, o);
 	if (r != CTL_OK)
 		return r;
@@ -170,7 +170,7 @@ static int job_delete(struct ctl *ctl, int argc, char **argv)
 	char name[CTL_JOB_MAX];
 	int r, o;
 
-	while ((o = getopt_long(argc, argv, "", options, NULL)) != -1) {
+	while ((o = ctl_getopt(argc, argv, "", options, NULL)) != -1) {
 		if (o != 'f')
 			return CTL_USAGE;
 		request.force = true;
@@ -237,7 +237,7 @@ static int job_parse_resize(Shardd__V1__ResizeJobRequest *request, char name[CTL
 	uint64_t n;
 	int o;
 
-	while ((o = getopt_long(argc, argv, "", options, NULL)) != -1)
+	while ((o = ctl_getopt(argc, argv, "", options, NULL)) != -1)
 		if (o != 't' || job_number_option("timeout", 0, &seconds) != CTL_OK)
 			return CTL_USAGE;
 	if (seconds > UINT32_MAX / 1000)

@@ -88,7 +88,7 @@ static int main_parse(struct ctl *ctl, int argc, char **argv)
 	};
 	int o;
 
-	while ((o = getopt_long(argc, argv, "+h", options, NULL)) != -1) {
+	while ((o = ctl_getopt(argc, argv, "+h", options, NULL)) != -1) {
 		switch (o) {
 		case 's':
 			ctl->socket = optarg;
@@ -112,6 +112,15 @@ static int main_parse(struct ctl *ctl, int argc, char **argv)
 	return -1;
 }
 
+/* run has options of its own, and behind them a command with its options. */
+static bool main_wants_help(const struct ctl_verb *verb, int argc, char **argv)
+{
+	for (int i = 1; verb->run != ctl_run && i < argc && strcmp(argv[i], "--") != 0; i++)
+		if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+			return true;
+	return false;
+}
+
 static bool main_wants_color(void)
 {
 	const char *no = getenv("NO_COLOR");
@@ -121,9 +130,13 @@ static bool main_wants_color(void)
 
 int main(int argc, char **argv)
 {
+	static char name[] = "shardctl";
 	struct ctl ctl = { .color = main_wants_color() };
 	const struct ctl_verb *verb;
-	int r = main_parse(&ctl, argc, argv);
+	int r;
+
+	argv[0] = name; /* and not the path of a program, in front of an error */
+	r = main_parse(&ctl, argc, argv);
 
 	if (r >= 0)
 		return r;
@@ -136,6 +149,10 @@ int main(int argc, char **argv)
 		return ctl_usage("there is no verb \"%s\"", argv[optind]);
 	argc -= optind;
 	argv += optind;
+	if (main_wants_help(verb, argc, argv)) {
+		main_help();
+		return CTL_OK;
+	}
 	optind = 0; /* restart getopt for the verb's own options */
 	r = verb->run(&ctl, argc, argv);
 	if (fflush(stdout) != 0)

@@ -87,7 +87,7 @@ static int ops_parse(Shardd__V1__OpsRequest *request, char name[CTL_JOB_MAX], in
 	int o;
 
 	request->limit = DEFAULT_LIMIT;
-	while ((o = getopt_long(argc, argv, "n:", options, NULL)) != -1) {
+	while ((o = ctl_getopt(argc, argv, "n:", options, NULL)) != -1) {
 		if (o != 'n')
 			return CTL_USAGE;
 		if (!format_parse_number(optarg, UINT32_MAX, &number))

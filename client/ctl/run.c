@@ -165,7 +165,7 @@ static int run_parse(struct run *run, int argc, char **argv)
 	int o;
 
 	run_default_job(run);
-	while (r == CTL_OK && (o = getopt_long(argc, argv, "+hn:", options, NULL)) != -1)
+	while (r == CTL_OK && (o = ctl_getopt(argc, argv, "+hn:", options, NULL)) != -1)
 		r = run_option(run, o);
 	if (r == CTL_OK)
 		r = run_resolve_job(run);

@@ -49,7 +49,7 @@ static int trace_parse(struct arguments *a, Shardd__V1__OpsRequest *request, cha
 	};
 	int o, r = CTL_OK;
 
-	while (r == CTL_OK && (o = getopt_long(argc, argv, "o:", options, NULL)) != -1)
+	while (r == CTL_OK && (o = ctl_getopt(argc, argv, "o:", options, NULL)) != -1)
 		r = trace_parse_option(a, o);
 	if (r != CTL_OK)
 		return r;

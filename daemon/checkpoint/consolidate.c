@@ -155,6 +155,17 @@ static int consolidate_give_name(struct consolidate *c, const char *temporary)
 	return consolidate_fault(c, "naming");
 }
 
+/* Is there the unit whose tensors are to have short names? */
+static int consolidate_check_root(const struct consolidate *c)
+{
+	for (size_t i = 0; c->o->root && i < c->x->n_pieces; i++)
+		if (strcmp(c->x->pieces[i].unit, c->o->root) == 0)
+			return 0;
+	return c->o->root ? fault_set(c->f, FAULT_NOT_FOUND, NULL,
+				      "the checkpoint has no unit '%.200s'", c->o->root)
+			  : 0;
+}
+
 int consolidate(int fd, const struct index *x, const struct consolidate_options *o,
 		uint64_t *ret_bytes, struct fault *f)
 {
@@ -162,10 +173,16 @@ int consolidate(int fd, const struct index *x, const struct consolidate_options 
 	_cleanup_(freep) char *temporary = NULL;
 	uint32_t random;
 
+	if (consolidate_check_root(&c))
+		return f->code;
 	if (getrandom(&random, sizeof(random), 0) != sizeof(random) ||
 	    asprintf(&temporary, "%s.%08" PRIx32, o->path, random) < 0)
 		return fault_errno(f, -ENOMEM, "consolidating a checkpoint");
 	c.out = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, FILE_MODE);
+	if (c.out < 0 && errno == ENOENT)
+		return fault_set(f, FAULT_NOT_FOUND, NULL,
+				 "making '%.256s': there is no such folder: make it first",
+				 o->path);
 	if (c.out < 0)
 		return consolidate_fault(&c, "making a file beside");
 	if (consolidate_fill(&c, ret_bytes) == 0)

@@ -18,7 +18,8 @@ struct consolidate_options {
 /* Write the parameters of the checkpoint in folder @fd, whose index @x save_read has read. The data is
  * compared with its checksums. Either the whole file is on the disk and has its name, or nothing is
  * left. @ret_bytes: of the file. Return: 0, FAULT_STATE (there is such a file, or two tensors would
- * have one name), FAULT_LOST, FAULT_EXHAUSTED or another fault code. */
+ * have one name), FAULT_NOT_FOUND (no unit @o->root, or no folder for the file), FAULT_LOST,
+ * FAULT_EXHAUSTED or another fault code. */
 int consolidate(int fd, const struct index *x, const struct consolidate_options *o,
 		uint64_t *ret_bytes, struct fault *f);
 

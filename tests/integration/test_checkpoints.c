@@ -549,7 +549,7 @@ Test(checkpoints, of_a_daemon_that_is_killed_leave_the_one_before)
 	cr_assert_neq(trainer_wait(pid, 30), 0);
 	verify(dir);
 	cr_assert_eq(daemonfix_ctl_text(&trainfix, prune, out, sizeof(out)), 0, "%s", out);
-	cr_assert(strstr(out, "0 checkpoints removed, 1 leftovers"), "%s", out);
+	cr_assert(strstr(out, "0 checkpoints removed, 1 leftover of"), "%s", out);
 	failfix_again();
 }
 

@@ -105,7 +105,16 @@ Test(shardctl, wrong_arguments_end_with_2)
 		{ { "run", "-n", "x", "--", "true" }, 2, "\"x\"" },
 		{ { "run", "-n", "2" }, 2, "a command" },
 		{ { "run", "-n", "2", "--max-restarts", "-1", "--", "true" }, 2, "-1" },
+		{ { "checkpoint", "save", "a", "b", "--fast" },
+		  2,
+		  "shardctl: INVALID_ARGUMENT: save: unrecognized option '--fast'\nTry `" },
+		{ { "checkpoint", "save", "a", "b", "--rate" },
+		  2,
+		  "INVALID_ARGUMENT: save: option" },
+		{ { "job", "resize", "a", "-3" }, 2, "INVALID_ARGUMENT: resize: invalid option" },
 		{ { "--help" }, 0, "usage:" },
+		{ { "checkpoint", "save", "--help" }, 0, "usage:" },
+		{ { "run", "--help" }, 0, "usage: shardctl run" },
 		{ { "--version" }, 0, "shardctl " },
 	};
 	struct daemonfix d;

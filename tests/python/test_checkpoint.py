@@ -6,6 +6,7 @@ import json
 import subprocess
 import tempfile
 import unittest
+import venv
 from pathlib import Path
 
 import support
@@ -121,6 +122,22 @@ class Checkpoints(unittest.TestCase):
             done = self.consolidate(*arguments)
             self.assertEqual(done.returncode, 2)
             self.assertIn(words, done.stderr)
+        for arguments, words in (
+                (("--out", "x", "--root", "nobody"), "has no unit 'nobody'"),
+                (("--out", self.root + "/none/x"), "none/x': there is no such folder"),
+                (("--out", "x", "--step", "77"), f"NOT_FOUND: step 77 in '{self.folder}'")):
+            done = self.consolidate(*arguments)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(words, done.stderr)
+
+    def test_convert_runs_the_python_of_a_virtual_environment(self):
+        venv.create(Path(self.root, "venv"), symlinks=True)
+        python = Path(self.root, "venv", "bin", "python")
+        done = subprocess.run([support.BIN_DIR + "/shardctl", "checkpoint", "convert", self.folder,
+                               "x", "--to", "dcp", "--python", python],
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn(f"{python} has no PyTorch", done.stderr)
 
     def test_what_does_not_fit_is_refused(self):
         with (Trainer(self.socket, "smaller", 11) as trainer,

@@ -115,6 +115,9 @@ class Import(unittest.TestCase):
         self.assertEqual((pieces["param/half/f"]["dtype"], pieces["param/half/f"]["steps"]),
                          ("BF16", 0))
 
+    def test_a_folder_is_no_file(self):
+        self.check_refused(self.ctl("import", self.root, self.folder, "--step", 7), "is a folder")
+
     def test_a_pipe_has_the_order_of_a_checkpoint(self):
         tensors = {"param/a/w": floats([4000, 1000], 1.0), "param/b/w": floats([3], 2.0)}
         words = ("import", "-", self.folder, "--step", 7)
