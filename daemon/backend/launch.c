@@ -73,9 +73,9 @@ static void launch_touch(const struct launch *l, uint64_t begin, uint64_t end)
 
 	launch_written(l, written);
 	for (unsigned i = 0; i < LAUNCH_WRITTEN && begin < end; i++) {
-		const char *base = written[i].at;
-		uintptr_t from = (uintptr_t)(base + begin * written[i].bytes);
-		uintptr_t to = (uintptr_t)(base + end * written[i].bytes);
+		uintptr_t base = (uintptr_t)written[i].at;
+		uintptr_t from = base + begin * written[i].bytes;
+		uintptr_t to = base + end * written[i].bytes;
 
 		for (; base && from < to; from = (from | (LAUNCH_AROUND - 1)) + 1)
 			(void)*(const volatile char *)from;
