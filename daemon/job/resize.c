@@ -42,6 +42,11 @@ static int resize_check(const struct job *job, uint32_t world, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "world_size",
 				 "world_size %u is out of range (1..%u, max_world_size)", world,
 				 most);
+	/* its processes have no other numbers, and a record with others is damaged */
+	if (job->rec->join_grace_ms && world > job->rec->max_ranks)
+		return fault_set(f, FAULT_INVALID, "world_size",
+				 "world_size is %u, and job '%s' is elastic from %u to %u ranks",
+				 world, job->rec->name, job->rec->min_ranks, job->rec->max_ranks);
 	if (job->checkpoints.loading)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "a checkpoint is being loaded into job '%s': wait for its end",

@@ -482,6 +482,26 @@ Test(elastic, a_resize_by_hand_ends_the_numbers_of_processes)
 	end(&x);
 }
 
+/* What it goes on with afterwards must be a record that a successor takes. */
+Test(elastic, a_resize_by_hand_keeps_to_its_most_ranks)
+{
+	struct fixture x;
+	struct fault f = FAULT_NULL;
+
+	begin(&x);
+	make_unit(&x, nodefix_spec("u", ELEMENTS));
+	for (uint32_t i = 0; i < 4; i++)
+		dies(&x, i);
+	cr_expect_eq(resize_begin(x.job, MOST + 1, 0, NULL, NULL, &f), FAULT_INVALID);
+	cr_expect(strstr(f.text, "elastic from 2 to 8 ranks"), "%s", f.text);
+	f = FAULT_NULL;
+	cr_assert_eq(resize_begin(x.job, MOST, 0, NULL, NULL, &f), 0, "%s", f.text);
+	nodefix_turns(&x.n);
+	expect_world(&x, MOST);
+	expect_sound(&x);
+	end(&x);
+}
+
 Test(elastic, ranks_agree_on_the_grace)
 {
 	struct job_spec spec = { .name = "job",
