@@ -186,26 +186,51 @@ static void survive_complete_step(struct survive *s, struct job *job)
 static int survive_restore_job(struct survive *s, state_job **rec, struct inherited *in,
 			       struct fault *f)
 {
-	size_t n = (*rec)->n_slabs, pooled = (*rec)->n_pooled;
-	_cleanup_(freep) int *fds = malloc((n + pooled + 1) * sizeof(*fds));
-	_cleanup_(freep) uint32_t *ids = malloc((pooled + 1) * sizeof(*ids));
+	size_t n = (*rec)->n_slabs;
+	_cleanup_(freep) int *fds = malloc((n + 1) * sizeof(*fds));
 	struct job *job = NULL;
 
-	if (!fds || !ids)
+	if (!fds)
 		return fault_errno(f, -ENOMEM, "restoring jobs");
 	for (size_t i = 0; i < n; i++)
 		fds[i] = -1;
-	survive_look_for_pooled(*rec, in, fds + n, ids);
 	if (survive_take_slabs(*rec, in, fds, f) == 0 &&
 	    job_restore(s->jobs, *rec, fds, &job, f) == 0)
 		*rec = NULL;
-	survive_take_pooled(s, in, ids, f->code ? 0 : pooled);
 	for (size_t i = 0; i < n; i++)
 		fd_close(fds[i]); /* the job has its own */
 	if (f->code)
 		return f->code;
 	s->restored++;
 	return 0;
+}
+
+static void survive_restore_pooled(struct survive *s, struct job *job, struct inherited *in)
+{
+	size_t n = job->rec->n_pooled;
+	_cleanup_(freep) int *fds = malloc((n + 1) * sizeof(*fds));
+	_cleanup_(freep) uint32_t *ids = malloc((n + 1) * sizeof(*ids));
+
+	if (!fds || !ids) {
+		pooled_restore(job, NULL);
+		return;
+	}
+	survive_look_for_pooled(job->rec, in, fds, ids);
+	pooled_restore(job, fds);
+	survive_take_pooled(s, in, ids, n);
+}
+
+/* When all jobs have their shards: what is spare of one takes no memory of another. @all: false: the daemon
+ * does not start. */
+static void survive_restore_all_pooled(struct survive *s, struct inherited *in, bool all)
+{
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &s->jobs->all, link)
+		if (all)
+			survive_restore_pooled(s, job, in);
+		else
+			pooled_restore(job, NULL);
 }
 
 /* Trainers of the previous daemon find the same instance. */
@@ -262,6 +287,7 @@ static int survive_restore(struct survive *s, struct inherited *in, struct fault
 	for (size_t i = 0; !f->code && i < all->n_jobs; i++)
 		survive_restore_job(s, &all->jobs[i], in, f);
 	state_free(all);
+	survive_restore_all_pooled(s, in, !f->code);
 	if (!f->code)
 		survive_complete_steps(s);
 	return f->code;

@@ -191,9 +191,8 @@ struct slab *job_slab_for(struct member *m, uint32_t id);
 struct slab *job_slab_for_reader(const struct job *job, uint32_t id);
 
 /* A job from its saved record and its slabs.
- * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is an error. Behind
- * them one per slab of its pools, which may be missing.
- * Takes @rec on success. */
+ * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is an error.
+ * Takes @rec on success. Then call pooled_restore. */
 int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **ret,
 		struct fault *f);
 

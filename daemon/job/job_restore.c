@@ -7,7 +7,6 @@
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/policy.h"
-#include "job/pooled.h"
 #include "job/units_impl.h"
 
 /* A saved region, or none. */
@@ -204,7 +203,6 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 		job_free(job);
 		return f->code;
 	}
-	pooled_restore(job, fds + rec->n_slabs);
 	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
 	job->life.crashed = true;

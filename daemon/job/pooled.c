@@ -246,7 +246,7 @@ void pooled_restore(struct job *job, const int *fds)
 	_cleanup_(freep) int *own = malloc((n + 1) * sizeof(*own));
 	struct proc *proc = NULL;
 
-	if (!own || pooled_make_room(job, n) < 0) {
+	if (!fds || !own || pooled_make_room(job, n) < 0) {
 		pooled_drop_all(job);
 		return;
 	}

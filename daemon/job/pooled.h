@@ -30,8 +30,8 @@ void pooled_begin(struct job *job);
 /* No slab is left. */
 void pooled_end(struct job *job);
 
-/* Take over the slabs of the record. @fds: by index there, borrowed; -1: none. What cannot be taken
- * over is dropped from the record. */
+/* Take over the slabs of the record. @fds: by index there, borrowed; -1: none; NULL: none at all. What
+ * cannot be taken over is dropped from the record. Call it when the shards of all jobs are there. */
 void pooled_restore(struct job *job, const int *fds);
 /* A new member: the same for its pool, which has again what its process had as the same rank of an
  * earlier daemon. */

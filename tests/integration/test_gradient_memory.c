@@ -430,3 +430,90 @@ Test(gradient_memory, what_the_store_has_no_room_for_is_said, .init = begin_with
 	stage_set(&h->go, 1);
 	cr_assert_eq(trainer_wait(pid, 60), 0);
 }
+
+/* ------------------------------------------------------------- a daemon that has less */
+
+enum { SHARD_ELEMENTS = 4 << 20 };
+
+static char config[64];
+
+static void write_config(unsigned mib)
+{
+	FILE *f = fopen(config, "we");
+
+	cr_assert(f && fprintf(f, "memory_bytes: %u\n", mib << 20) > 0 && fclose(f) == 0);
+}
+
+static void begin_with_config(void)
+{
+	static const char *args[] = { "--config", config, NULL };
+
+	snprintf(config, sizeof(config), "/tmp/shardd-memory-%d.yaml", getpid());
+	write_config(200);
+	fdcheck_begin();
+	daemonfix_start_held(&trainfix, args);
+}
+
+static void end_with_config(void)
+{
+	unlink(config);
+	end();
+}
+
+/* In a second job, which comes after that of has_many_buffers. */
+static int has_shards(const struct trainer *t)
+{
+	struct heirs *h = t->arg;
+	shardd_client *c = train_connect(t);
+
+	train_join_as(c, t, SHARDD_KEEP);
+	train_zero_unit(c, "u", SHARD_ELEMENTS, NULL);
+	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	stage_set(&h->has, 1);
+	TRAINER_AWAIT(atomic_load(&h->go) == 1, 60);
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
+	train_join_as(c, t, SHARDD_KEEP);
+	TRAINER_CHECK(train_register(c, "u", SHARD_ELEMENTS, NULL).initialised);
+	train_leave(c);
+	return 0;
+}
+
+static int has_buffers(const struct trainer *t)
+{
+	struct heirs *h = t->arg;
+	shardd_client *c = train_connect(t);
+	uint64_t id;
+	void *data;
+
+	train_join_as(c, t, SHARDD_KEEP);
+	for (unsigned i = 0; i < BUFFERS; i++)
+		TRAIN_OK(shardd_alloc(c, BUFFER_BYTES, &id, &data, &train_err));
+	stage_set(&h->holds, 1);
+	TRAINER_AWAIT(atomic_load(&h->go) == 1, 60);
+	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
+	train_join_as(c, t, SHARDD_KEEP);
+	train_leave(c);
+	return 0;
+}
+
+/* The spare memory of one job does not take the place of another one's parameters. */
+Test(gradient_memory, a_daemon_with_less_memory_has_all_shards, .init = begin_with_config,
+     .fini = end_with_config)
+{
+	struct heirs *h = trainer_shared(sizeof(*h));
+	pid_t first, second;
+
+	if (!train_on_host()) {
+		train_not_here("memory of gradients that outlives the daemon");
+		return;
+	}
+	first = trainer_start(&trainfix, "first", 0, 1, has_buffers, h);
+	AWAIT(atomic_load(&h->holds) == 1, 60);
+	second = trainer_start(&trainfix, "second", 0, 1, has_shards, h);
+	AWAIT(atomic_load(&h->has) == 1, 60);
+	write_config(80);
+	daemonfix_replace_daemon(&trainfix, SIGKILL);
+	stage_set(&h->go, 1);
+	cr_assert_eq(trainer_wait(first, 60), 0);
+	cr_assert_eq(trainer_wait(second, 60), 0);
+}

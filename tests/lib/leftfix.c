@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "job/pooled.h"
 #include "ownfd.h"
 
 void left_train(struct nodefix *n, struct member **m, struct unit *u, uint64_t step)
@@ -112,8 +113,10 @@ int left_take_over(struct nodefix *n, const struct left *l, const uint8_t *bytes
 		struct job *job;
 
 		if (all->jobs[i]->n_slabs + all->jobs[i]->n_pooled <= ARRAY_SIZE(fds) &&
-		    job_restore(&n->jobs, all->jobs[i], fds, &job, &f) == 0)
+		    job_restore(&n->jobs, all->jobs[i], fds, &job, &f) == 0) {
+			pooled_restore(job, fds + job->rec->n_slabs);
 			all->jobs[i] = NULL;
+		}
 	}
 	state_free(all);
 	cr_assert(!f.code || f.text[0]);

@@ -145,6 +145,7 @@ static void succeed(const struct left *l, void (*edit)(state_job *j))
 	for (size_t i = 0; i < all->jobs[0]->n_pooled; i++)
 		fds[k++] = store.fds[all->jobs[0]->pooled[i]->slab->id];
 	cr_assert_eq(job_restore(&n.jobs, all->jobs[0], fds, &job, &f), 0, "%s", f.text);
+	pooled_restore(job, fds + job->rec->n_slabs);
 	all->jobs[0] = NULL;
 	state_free(all);
 	u = job->units[0];
