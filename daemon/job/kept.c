@@ -442,8 +442,12 @@ void kept_applies(struct job *job, struct unit *const *units, unsigned n)
 
 	for (unsigned i = 0; i < n; i++)
 		all = all && kept_has_region(&units[i]->parts[0]);
-	if (all || !job->rec->kept || kept_at_commits(job))
+	if (!job->rec->kept || kept_at_commits(job))
 		return;
+	if (all) {
+		position_begin_partial(job); /* a successor that finds it under way rolls it back */
+		return;
+	}
 	job->rec->kept = false;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 }

@@ -46,7 +46,7 @@ enum res kept_let(struct job *job, enum job_change what);
 
 /* A commit has taken effect: what is in the units is what a loss leaves. */
 void kept_committed(struct job *job);
-/* A prepared step begins to change @units, which nothing can roll back but a copy of the whole job. */
+/* A prepared step begins to change @units: the copy has all of them, or is of no use from here on. */
 void kept_applies(struct job *job, struct unit *const *units, unsigned n);
 /* @u is laid out otherwise: nothing is rolled back to the copy of before. That of @u has the place of
  * @fresh's, or none. */

@@ -369,6 +369,34 @@ Test(kept_step, a_copy_that_was_not_needed_goes_with_the_step)
 	expect_back(2);
 }
 
+/* The Reduce that asked for the copy had no memory for gradients, and the pass is done with a plan, after
+ * which all units are stepped at once. Half of that is not what a successor goes on with. */
+Test(kept_step, a_copy_that_is_there_is_that_of_a_step_of_all_units)
+{
+	Shardd__V1__PlanBackwardRequest p = SHARDD__V1__PLAN_BACKWARD_REQUEST__INIT;
+
+	commit(1);
+	cr_assert_eq(kept_let(job, JOB_CHANGE_EARLY), RES_WAIT);
+	nodefix_turns(&n);
+	cr_assert(job->rec->kept);
+	p.inv_scale = 0.5;
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_submit(&n, m[i], "PlanBackward", &p.base, &op[i]);
+	both_ok("PlanBackward");
+	reduce(a);
+	reduce(b);
+	step();
+	backend_fake_hold(n.node.devices[0].backend, true);
+	nodefix_on_unit(&n, m[0], "Gather", plain, &op[0]);
+	nodefix_turns(&n);
+	cr_assert(job->step.state == JOB_STEP_APPLYING && job->rec->applying && job->rec->kept);
+	cr_expect(kept_goes_back(job));
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_ok(&op[0], "Gather");
+	cr_expect_not(job->rec->kept || job->rec->partial || job->rec->applying);
+	cr_expect_eq(job->rec->uncommitted_steps, 1);
+}
+
 Test(kept_step, a_commit_ends_the_step)
 {
 	reduce(a);
