@@ -96,22 +96,27 @@ bool redo_has(const struct redo *r, uint64_t number)
 
 /* --------------------------------------------------------------------- the task */
 
-static bool redo_complete_launch_is_valid(const struct redo_head *h, const struct redo_launch *l)
+/* @used: cells of the launches before it, as redo_task_add has it. There are no more phases than launches. */
+static bool redo_complete_launch_is_valid(const struct redo_head *h, const struct redo_launch *l,
+					  uint64_t used)
 {
-	return redo_can(&l->launch) && redo_cells(l->launch.n) <= h->n_cells &&
-	       l->first_cell <= h->n_cells - redo_cells(l->launch.n);
+	return redo_can(&l->launch) && l->phase <= h->n && l->first_cell == used &&
+	       redo_cells(l->launch.n) <= h->n_cells - used;
 }
 
 static int redo_complete_check_window(const struct redo_task *t, uint64_t bytes, struct fault *f)
 {
 	const struct redo_head *h = t->head;
+	uint64_t used = 0;
 
 	if (h->n > h->room || redo_cells_at(h->room) > bytes ||
 	    h->n_cells > bytes - redo_cells_at(h->room))
 		return redo_complete_damaged(f, "a task is larger than its window");
-	for (uint32_t i = 0; i < h->n; i++)
-		if (!redo_complete_launch_is_valid(h, &h->launches[i]))
+	for (uint32_t i = 0; i < h->n; i++) {
+		if (!redo_complete_launch_is_valid(h, &h->launches[i], used))
 			return redo_complete_damaged(f, "a launch is none");
+		used += redo_cells(h->launches[i].launch.n);
+	}
 	return 0;
 }
 

@@ -494,6 +494,36 @@ Test(redo, tasks_are_repaired_before_one_is_completed)
 	munmap(at, sizeof(*at));
 }
 
+/* What is done once per cell would be done, and noted, once per launch. */
+Test(redo, launches_that_share_cells_or_have_no_phase_are_refused)
+{
+	enum { LAUNCHES = 64 };
+	const struct redo_case c = { .name = "shared", .kernels = "ref", .n = 1 };
+	struct launch scale = { .kind = LAUNCH_SCALE, .n = 1, .scale = { .factor = 1 } };
+	struct scene s = scene_new(&c);
+	struct redo_task *t = redo_task_new(s.redo, LAUNCHES, LAUNCHES);
+	struct fault f = FAULT_NULL;
+	struct redo *r;
+
+	scale.scale.x = s.at->a[0];
+	for (unsigned i = 0; i < LAUNCHES; i++)
+		redo_task_add(t, 1, &scale, find_place, s.at);
+	s.number = redo_task_publish(t);
+	for (unsigned damage = 0; damage < 2; damage++) {
+		t->head->n_cells = damage ? LAUNCHES : 1;
+		for (unsigned i = 0; i < LAUNCHES; i++)
+			t->head->launches[i].first_cell = damage ? i : 0;
+		t->head->launches[1].phase = damage ? UINT32_MAX : 1;
+		cr_assert_eq(redo_open(redo_fd(s.redo), 1, &r, &f), 0);
+		cr_expect_neq(redo_complete(r, s.number, s.k, 1, find_addr, s.at, &f), 0);
+		cr_expect(strstr(f.text, "a launch is none"), "%s", f.text);
+		f = FAULT_NULL;
+		redo_free(r);
+	}
+	redo_task_free(t);
+	scene_free(&s);
+}
+
 Test(redo, a_damaged_file_is_refused)
 {
 	const struct redo_case c = {
