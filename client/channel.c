@@ -167,6 +167,16 @@ static int channel_error_frame(struct channel *c, struct shardd_error *err)
 	return error_set(err, (enum shardd_code)code, NULL, "local channel: %s", e->text);
 }
 
+/* The frame in c->in is an SHD1_ERROR, the answer to HELLO. Who does not know the token that we have just been
+ * given is a successor of the daemon that gave it: as if that one had closed the connection. */
+static int channel_refused(struct channel *c, struct shardd_error *err)
+{
+	if (c->in.error.code != SHARDD_PERMISSION_DENIED)
+		return channel_error_frame(c, err);
+	c->in.error.text[sizeof(c->in.error.text) - 1] = 0;
+	return channel_broken(c, c->in.error.text, err);
+}
+
 static bool channel_frame_is(const struct channel *c, uint16_t type, size_t bytes)
 {
 	return c->in.h.type == type && c->in.h.bytes == bytes;
@@ -212,7 +222,7 @@ int channel_open(struct channel *c, const char *path, const uint8_t token[SHD1_T
 	if (r < 0)
 		return r;
 	if (channel_frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
-		return channel_error_frame(c, err);
+		return channel_refused(c, err);
 	if (!channel_frame_is(c, SHD1_WELCOME, sizeof(c->in.welcome)) ||
 	    c->in.welcome.session != session)
 		return channel_broken(

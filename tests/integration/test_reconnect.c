@@ -6,18 +6,23 @@
 #include <criterion/criterion.h>
 #include <criterion/parameterized.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/cleanup.h"
 #include "core/clock.h"
 #include "failfix.h"
 #include "fdcheck.h"
 #include "gpufix.h"
+#include "rawsock.h"
 #include "trainunits.h"
 
 static void begin(void)
@@ -622,5 +627,107 @@ Test(reconnect, a_daemon_without_the_state_is_data_loss)
 	AWAIT(has_ended(daemon), 30);
 	daemonfix_restart(&trainfix, NULL);
 	stage_set(&v->go, 1);
+	cr_expect_eq(trainer_wait(pid, 60), 0);
+}
+
+/* ------------------------------------------------------------- between two connections */
+
+/* In front of the daemon: what connects here is connected there. Before the second connection, the local
+ * channel of a session, another daemon comes. */
+struct front {
+	stage holds, go;
+	char path[128];
+	const char *socket;
+	int fd;
+};
+
+struct front_pair {
+	int a, b;
+};
+
+static bool front_pass_on(int from, int to)
+{
+	char data[4096];
+	ssize_t n = read(from, data, sizeof(data));
+
+	return n > 0 && rawsock_send(to, data, (size_t)n) == (size_t)n;
+}
+
+static void *front_pump(void *arg)
+{
+	struct front_pair *p = arg;
+	struct pollfd of[] = { { .fd = p->a, .events = POLLIN }, { .fd = p->b, .events = POLLIN } };
+	bool open = true;
+
+	while (open && poll(of, 2, -1) > 0) {
+		open = !of[0].revents || front_pass_on(p->a, p->b);
+		open = open && (!of[1].revents || front_pass_on(p->b, p->a));
+	}
+	fd_close(p->a);
+	fd_close(p->b);
+	free(p);
+	return NULL;
+}
+
+static void *front_main(void *arg)
+{
+	struct front *w = arg;
+
+	for (unsigned i = 0;; i++) {
+		struct front_pair *p = malloc(sizeof(*p));
+		pthread_t thread;
+
+		CHECK(p);
+		p->a = accept(w->fd, NULL, NULL);
+		if (p->a < 0) {
+			free(p);
+			return NULL;
+		}
+		if (i == 1) {
+			stage_set(&w->holds, 1);
+			TRAINER_AWAIT(atomic_load(&w->go) == 1, 60);
+		}
+		p->b = rawsock_connect(w->socket);
+		TRAINER_CHECK(p->b >= 0);
+		TRAINER_CHECK(pthread_create(&thread, NULL, front_pump, p) == 0);
+		pthread_detach(thread);
+	}
+}
+
+static int connects_to_two(const struct trainer *t)
+{
+	struct shardd_options options = { .size = sizeof(options) };
+	struct sockaddr_un sa = { .sun_family = AF_UNIX };
+	struct front *w = t->arg;
+	shardd_client *c = NULL;
+	pthread_t thread;
+
+	setenv("SHARDD_RING", "off", 1); /* no descriptors come this way */
+	w->socket = t->socket;
+	snprintf(w->path, sizeof(w->path), "%s.front", t->socket);
+	strcpy(sa.sun_path, w->path);
+	w->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	TRAINER_CHECK(bind(w->fd, (struct sockaddr *)&sa, sizeof(sa)) == 0);
+	TRAINER_CHECK(listen(w->fd, 8) == 0);
+	TRAINER_CHECK(pthread_create(&thread, NULL, front_main, w) == 0);
+	options.socket = w->path;
+	TRAIN_OK(shardd_connect(&options, &c, &train_err));
+	shardd_close(c);
+	shutdown(w->fd, SHUT_RDWR);
+	pthread_join(thread, NULL);
+	fd_close(w->fd);
+	unlink(w->path);
+	return 0;
+}
+
+/* The token is of a session that the first one had: the second one does not know it. */
+Test(reconnect, a_daemon_that_ends_while_it_is_connected_to_has_a_successor)
+{
+	struct front *w = trainer_shared(sizeof(*w));
+	pid_t pid = trainer_start(&trainfix, "front", 0, 1, connects_to_two, w);
+
+	AWAIT(atomic_load(&w->holds) == 1, 30);
+	daemonfix_replace_daemon(&trainfix, SIGKILL);
+	stage_set(&w->go, 1);
 	cr_expect_eq(trainer_wait(pid, 60), 0);
 }
