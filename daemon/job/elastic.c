@@ -82,6 +82,16 @@ static int elastic_check_newcomer(const struct job *job, uint32_t number,
 	return 0;
 }
 
+/* A newcomer has come: more may follow. So many as there can be: a process that ends soon after each of its
+ * starts does not keep the others waiting for ever. */
+static void elastic_wait_for_more(struct job *job)
+{
+	if (job->elastic.waits >= job->rec->max_ranks)
+		return;
+	job->elastic.waits++;
+	job->elastic.since_us = clock_now_us();
+}
+
 /* It has waited as long as a rank may keep others waiting. */
 static int elastic_check_time(const struct job *job, const struct elastic_newcomer *n,
 			      struct fault *f)
@@ -115,7 +125,7 @@ enum res elastic_wait(struct job *job, uint32_t number, const char *device, pid_
 			      ? clock_now_us() + job->rec->op_timeout_ms * UINT64_C(1000)
 			      : 0;
 	list_append(&job->elastic.newcomers, &n->link);
-	job->elastic.since_us = clock_now_us();
+	elastic_wait_for_more(job);
 	log_info("job", "waits to join job=%s rank=%u pid=%d ranks=%u", job->label, number,
 		 (int)pid, job->rec->world_size);
 	return RES_WAIT;
@@ -250,6 +260,7 @@ static void elastic_on_resized(const struct resize_report *r, const struct fault
 		return;
 	}
 	job->elastic.failures = 0;
+	job->elastic.waits = 0;
 	job->elastic.why[0] = '\0';
 	job->elastic.since_us = clock_now_us();
 }
@@ -351,6 +362,8 @@ static void elastic_go_on(struct job *job, uint64_t now_us)
 void elastic_joined(struct job *job)
 {
 	job->elastic.since_us = clock_now_us();
+	if (elastic_all_joined(job))
+		job->elastic.waits = 0;
 }
 
 /* A newcomer whose time is over finds that when it joins again, and so does one that has a rank in a job

@@ -231,7 +231,8 @@ struct job_checkpoints {
 /* It changes its number of ranks by itself (job/elastic.h). */
 struct job_elastic {
 	struct list newcomers;     /* in the order in which they came */
-	uint64_t since_us;         /* when the last rank or newcomer came */
+	uint64_t since_us;         /* when the last rank or newcomer came that others wait for */
+	uint32_t waits;            /* newcomers that were, since all were there or it was resized */
 	unsigned failures;         /* tries in a row that failed */
 	char why[200];             /* the last of them; "": none */
 	struct elastic_turn *turn; /* in the loop queue; NULL: none */

@@ -225,6 +225,28 @@ Test(elastic_grow, a_newcomer_that_gives_up_changes_nothing)
 	end(&x);
 }
 
+/* Nor does one whose process fails whenever it starts, while a rank is missing. */
+Test(elastic_grow, a_newcomer_that_comes_and_goes_is_not_waited_for)
+{
+	struct fixture x;
+	unsigned came = 0;
+	uint32_t rank;
+
+	(void)shrunk(&x);
+	dies(&x, 0);
+	join(&x, 1, 1);
+	join(&x, 3, 2);
+	for (; launched_rank(x.job, 0, &rank) && came < 10 * MOST; came++) {
+		waits(&x, 2);
+		advance(&x, GRACE_MS - 1000);
+		elastic_newcomer_leave(&x.p[2].newcomer);
+		advance(&x, 1);
+	}
+	cr_expect_leq(came, 2 * MOST, "%u times", came);
+	expect_sound(&x);
+	end(&x);
+}
+
 Test(elastic_grow, newcomers_are_refused_what_others_have)
 {
 	struct elastic_newcomer other;
