@@ -150,6 +150,24 @@ Test(state, a_step_that_was_not_committed_is_not_forgotten)
 	nodefix_end(&n);
 }
 
+/* Nothing could be copied back. */
+Test(state, a_way_back_without_a_copy_is_refused)
+{
+	struct fault f = FAULT_NULL;
+	state_all *all = NULL;
+	struct left l;
+
+	left_behind(&l);
+	cr_assert_eq(state_decode(l.bytes, l.n, &all, &f), 0, "%s", f.text);
+	all->jobs[0]->kept = all->jobs[0]->rollback = true;
+	cr_expect_eq(state_check(all, &f), 0, "%s", f.text);
+	all->jobs[0]->kept = false;
+	cr_expect_eq(state_check(all, &f), FAULT_INVALID);
+	cr_expect(strstr(f.text, "a way back"), "%s", f.text);
+	state_free(all);
+	left_forget(&l);
+}
+
 /* RLIMIT_FSIZE stands for a machine without memory. The journal used to be incomplete then, until the
  * next tick: a daemon that died before it left nothing. */
 Test(state, a_journal_that_cannot_grow_begins_again)
