@@ -225,9 +225,9 @@ int ctl_shutdown(struct ctl *ctl, int argc, char **argv)
 		return r;
 	s = (const Shardd__V1__ShutdownResponse *)reply;
 	if (!ctl->json)
-		printf("the daemon ends: %u ranks are told to commit and leave, %u jobs end with "
-		       "it\n",
-		       s->ranks, s->jobs);
+		printf("the daemon ends: %u %s told to commit and leave, %u %s with it\n", s->ranks,
+		       s->ranks == 1 ? "rank is" : "ranks are", s->jobs,
+		       s->jobs == 1 ? "job ends" : "jobs end");
 	fflush(stdout);
 	r = admin_await_end(ctl, clock_now_us() + ADMIN_WAIT_S * UINT64_C(1000000));
 	if (r == CTL_OK && ctl->json)

@@ -218,7 +218,7 @@ Test(maintenance, a_shutdown_that_discards_says_what_is_lost)
 
 	finish(p, start(p, SHARDD_KEEP));
 	daemonfix_may_end(&trainfix);
-	cr_expect_eq(CTL("1 jobs end with it", "shutdown", "--discard"), 0);
+	cr_expect_eq(CTL("1 job ends with it", "shutdown", "--discard"), 0);
 	cr_expect_eq(trainer_wait(trainfix.pid, 30), 0);
 	snprintf(words, sizeof(words), "job=%d/trains uid=%d lifetime=KEEP step=%u committed=yes",
 		 (int)getuid(), (int)getuid(), atomic_load(&p->steps));
