@@ -56,8 +56,22 @@ int config_load_env(struct config *c, struct fault *f)
 	return 0;
 }
 
+/* Each item of a list with colons is an absolute path; empty ones do not count. */
+static int config_check_roots(const char *roots, struct fault *f)
+{
+	for (const char *at = roots; *at; at += strcspn(at, ":"), at += *at == ':')
+		if (*at != '/' && *at != ':')
+			return fault_set(f, FAULT_INVALID, "checkpoint_roots",
+					 "checkpoint_roots has '%.*s'; it must be absolute paths "
+					 "separated by colons, or empty",
+					 (int)strcspn(at, ":"), at);
+	return 0;
+}
+
 int config_check(const struct config *c, struct fault *f)
 {
+	if (config_check_roots(c->checkpoint_roots, f))
+		return f->code;
 	if (c->memory_bytes && c->job_quota_bytes > c->memory_bytes)
 		return fault_set(f, FAULT_INVALID, "job_quota_bytes",
 				 "job_quota_bytes is larger than memory_bytes; it must be at most "

@@ -604,6 +604,20 @@ TEST(a_quota_above_the_memory_is_refused)
 	cr_assert_str_eq(f.field, "job_quota_bytes");
 }
 
+TEST(roots_of_checkpoints_are_absolute)
+{
+	struct fault f = FAULT_NULL;
+	struct config c;
+
+	config_default(&c);
+	cr_assert_eq(set(&c, "checkpoint_roots", ":/srv/a::/srv/b:"), 0);
+	cr_assert_eq(config_check(&c, &f), 0);
+	cr_assert_eq(set(&c, "checkpoint_roots", "/srv/a:b"), 0);
+	cr_assert_eq(config_check(&c, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "checkpoint_roots");
+	cr_assert_not_null(strstr(f.text, "'b'"));
+}
+
 TEST(keys_that_cannot_change_are_named)
 {
 	struct config a, b;
