@@ -243,9 +243,11 @@ static void pooled_drop_all(struct job *job)
 void pooled_restore(struct job *job, const int *fds)
 {
 	size_t n = job->rec->n_pooled;
-	_cleanup_(freep) int *own = malloc((n + 1) * sizeof(*own));
+	_cleanup_(freep) int *own = n ? malloc(n * sizeof(*own)) : NULL;
 	struct proc *proc = NULL;
 
+	if (!n)
+		return;
 	if (!fds || !own || pooled_make_room(job, n) < 0) {
 		pooled_drop_all(job);
 		return;
