@@ -407,8 +407,10 @@ static void begin_with_few(void)
 	begin();
 }
 
+TestSuite(gradient_memory_few, .init = begin_with_few, .fini = end, .timeout = 120);
+
 /* It ends with the daemon, as all of it did. */
-Test(gradient_memory, what_the_store_has_no_room_for_is_said, .init = begin_with_few)
+Test(gradient_memory_few, what_the_store_has_no_room_for_is_said)
 {
 	static const char *const args[] = { "status", NULL };
 	struct heirs *h = trainer_shared(sizeof(*h));
@@ -496,9 +498,11 @@ static int has_buffers(const struct trainer *t)
 	return 0;
 }
 
+TestSuite(gradient_memory_config, .init = begin_with_config, .fini = end_with_config,
+	  .timeout = 120);
+
 /* The spare memory of one job does not take the place of another one's parameters. */
-Test(gradient_memory, a_daemon_with_less_memory_has_all_shards, .init = begin_with_config,
-     .fini = end_with_config)
+Test(gradient_memory_config, a_daemon_with_less_memory_has_all_shards)
 {
 	struct heirs *h = trainer_shared(sizeof(*h));
 	pid_t first, second;
