@@ -56,14 +56,14 @@ static int checkpoint_import_parse(struct checkpoint_import_args *a, int argc, c
 		r = checkpoint_import_option(a, o);
 	if (r != CTL_OK)
 		return r;
-	if (argc - optind != 2)
-		return ctl_usage("checkpoint import takes a safetensors file, or - for stdin, and "
-				 "a folder");
-	if (!a->has_step)
-		return ctl_usage("checkpoint import needs --step N");
+	if (argc - optind != 2) {
+		ctl_usage(
+			"checkpoint import takes a safetensors file, or - for stdin, and a folder");
+		return CTL_USAGE;
+	}
 	a->file = argv[optind];
 	a->dir = argv[optind + 1];
-	return CTL_OK;
+	return a->has_step ? CTL_OK : ctl_usage("checkpoint import needs --step N");
 }
 
 /* Return: a descriptor; -1: the error is printed. */
