@@ -167,8 +167,8 @@ static int channel_error_frame(struct channel *c, struct shardd_error *err)
 	return error_set(err, (enum shardd_code)code, NULL, "local channel: %s", e->text);
 }
 
-/* The frame in c->in is an SHD1_ERROR, the answer to HELLO. Who does not know the token that we have just been
- * given is a successor of the daemon that gave it: as if that one had closed the connection. */
+/* The frame in c->in is an SHD1_ERROR, the answer to HELLO. A daemon that does not know the token, which Attach
+ * has just given us, is a successor of the one that did: as if that one had closed the connection. */
 static int channel_refused(struct channel *c, struct shardd_error *err)
 {
 	if (c->in.error.code != SHARDD_PERMISSION_DENIED)
