@@ -87,6 +87,8 @@ void bench_program(const char *name, char *path, size_t size);
 int daemon_start(struct bench *b);
 /* Stop it and remove the folder. Return: 0, or -1 if it did not end well. */
 int daemon_stop(struct bench *b);
+/* With all that is in it; nothing, if there is none. */
+void daemon_remove_folder(const char *path);
 
 /* --------------------------------------------------------------- trainers */
 
@@ -330,6 +332,7 @@ int case_status(struct bench *b, const struct bench_case *c);
 int case_memory(struct bench *b, const struct bench_case *c);
 int case_limits(struct bench *b, const struct bench_case *c);
 int case_launch(struct bench *b, const struct bench_case *c);
+int case_adamw_kept(struct bench *b, const struct bench_case *c);
 int case_restart(struct bench *b, const struct bench_case *c);
 int case_checkpoint(struct bench *b, const struct bench_case *c);
 int case_resize(struct bench *b, const struct bench_case *c);

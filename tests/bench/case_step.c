@@ -1,4 +1,7 @@
-/* reduce, adamw, sgd and norm: the collectives that calculate. */
+/* reduce, adamw, sgd and norm: the collectives that calculate. adamw_kept: AdamW by a daemon with a
+ * holder, whose step its successor can complete, beside one without. */
+#include <stdio.h>
+
 #include "bench.h"
 
 /* One turn is a training step's second half; the case says which part is measured. */
@@ -158,6 +161,83 @@ int case_sgd(struct bench *b, const struct bench_case *c)
 					 .footprint = (2 + bench_ranks(b, c)) * sizeof(float) };
 
 	return collective_run(b, c, &what);
+}
+
+/* ------------------------------------------------------------ what a keeper costs */
+
+#define KEPT_ROUNDS 6
+
+static struct crew *kept_crew(struct bench *b, unsigned ranks, unsigned repeat)
+{
+	struct crew *crew = crew_new(b, ranks, 0, 1, repeat, bench_elements(b, SHARDD_FP32));
+
+	if (crew)
+		crew->optimizer = SHARDD_ADAMW;
+	return crew;
+}
+
+/* A job of its own; its times to the end of those that @all has of @done turns. */
+static int kept_round(struct bench *b, unsigned repeat, struct crew *all, unsigned done)
+{
+	struct crew *crew = kept_crew(b, all->ranks, repeat);
+	int r = crew ? crew_run(crew, step_main) : -1;
+
+	for (unsigned i = 0; r == 0 && i < all->ranks; i++)
+		for (unsigned k = 0; k < repeat; k++)
+			all->sample[i * all->repeat + done + k] = crew->sample[i * repeat + k];
+	if (crew)
+		crew_free(crew);
+	return r;
+}
+
+static void kept_report(struct bench *b, const char *name, const struct crew *all)
+{
+	struct figures f = FIGURES_NULL;
+
+	f.name = name;
+	f.ranks = all->ranks;
+	f.bytes = b->o.bytes;
+	f.dtype = bench_dtype_name(SHARDD_FP32);
+	figures_collective(&f, all, 0);
+	figures_report(b, &f);
+}
+
+/* In turn, so that both have the same machine. */
+static int kept_run(struct bench *by, unsigned repeat, struct crew *const *all)
+{
+	for (unsigned round = 0; round < KEPT_ROUNDS; round++)
+		for (unsigned k = 0; k < 2; k++)
+			if (kept_round(&by[(round + k) % 2], repeat, all[(round + k) % 2],
+				       round * repeat) < 0)
+				return -1;
+	return 0;
+}
+
+int case_adamw_kept(struct bench *b, const struct bench_case *c)
+{
+	static const char *const names[] = { "adamw_plain", "adamw_kept" };
+	unsigned ranks = bench_ranks(b, c), repeat = bench_repeat(b, c);
+	struct bench by[2] = { *b, *b };
+	struct crew *all[2] = { kept_crew(b, ranks, KEPT_ROUNDS * repeat),
+				kept_crew(b, ranks, KEPT_ROUNDS * repeat) };
+	int r = -1;
+
+	by[1].held = true;
+	if (b->o.socket)
+		fputs("shardd-bench: this case starts two daemons: leave --socket out\n", stderr);
+	else if (all[0] && all[1] && daemon_start(&by[0]) == 0) {
+		r = daemon_start(&by[1]);
+		r = r == 0 ? kept_run(by, repeat, all) : -1;
+		r = daemon_stop(&by[1]) == 0 ? r : -1;
+		r = daemon_stop(&by[0]) == 0 ? r : -1;
+	}
+	for (unsigned k = 0; k < 2; k++) {
+		if (r == 0)
+			kept_report(b, names[k], all[k]);
+		if (all[k])
+			crew_free(all[k]);
+	}
+	return r;
 }
 
 int case_norm(struct bench *b, const struct bench_case *c)

@@ -7,7 +7,6 @@
  * which a unit was gathered and the trainer computes; beside steps while it does not write; and how
  * fast it writes, beside these steps and while the job stands still, beside dd with the same end
  * (conv=fsync). */
-#include <ftw.h>
 #include <glob.h>
 #include <limits.h>
 #include <poll.h>
@@ -47,21 +46,6 @@ enum {
 enum { RESIZE, RESIZE_BACK, RESIZE_STATUS, RESIZE_N };
 enum { HOLDER, MOVES, ALL }; /* of crew->numbers */
 
-static int survive_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-	(void)st, (void)kind, (void)ftw;
-	return remove(path);
-}
-
-static int survive_stop(struct bench *own)
-{
-	char path[128];
-
-	snprintf(path, sizeof(path), "%s/checkpoints", own->dir);
-	nftw(path, survive_remove, 8, FTW_DEPTH | FTW_PHYS);
-	return daemon_stop(own);
-}
-
 /* A daemon of its own, with a holder and a root of checkpoints. */
 static int survive_start(const struct bench *b, struct bench *own)
 {
@@ -75,7 +59,7 @@ static int survive_start(const struct bench *b, struct bench *own)
 	own->held = true;
 	if (daemon_start(own) == 0)
 		return 0;
-	survive_stop(own);
+	daemon_stop(own);
 	return -1;
 }
 
@@ -269,7 +253,7 @@ int case_restart(struct bench *b, const struct bench_case *c)
 	if (r == 0)
 		r = survive_run(&own, c, restart_all_main, all, RESTART_N,
 				bench_units(b, SURVIVE_UNITS), false);
-	return survive_stop(&own) < 0 ? -1 : r;
+	return daemon_stop(&own) < 0 ? -1 : r;
 }
 
 /* ----------------------------------------------------------------------- checkpoint */
@@ -334,7 +318,7 @@ static void checkpoint_dd(const char *dir, struct sample *s)
 
 static void checkpoint_empty(const char *dir)
 {
-	nftw(dir, survive_remove, 8, FTW_DEPTH | FTW_PHYS);
+	daemon_remove_folder(dir);
 	mkdir(dir, 0700);
 }
 
@@ -431,7 +415,7 @@ int case_checkpoint(struct bench *b, const struct bench_case *c)
 	if (survive_start(b, &own) < 0)
 		return -1;
 	r = survive_run(&own, c, checkpoint_main, names, CHECKPOINT_N, bench_units(b, 20), false);
-	return survive_stop(&own) < 0 ? -1 : r;
+	return daemon_stop(&own) < 0 ? -1 : r;
 }
 
 /* --------------------------------------------------------------------------- resize */
@@ -504,5 +488,5 @@ int case_resize(struct bench *b, const struct bench_case *c)
 	r = survive_run(&own, c, resize_main, stays, RESIZE_N, units, false);
 	if (r == 0)
 		r = survive_run(&own, c, resize_main, moves, RESIZE_N, units, true);
-	return survive_stop(&own) < 0 ? -1 : r;
+	return daemon_stop(&own) < 0 ? -1 : r;
 }

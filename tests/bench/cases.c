@@ -54,6 +54,10 @@ static const struct bench_case whole_cases[] = {
 	  case_reduce_bare, NULL },
 	{ "nccl_direct", NULL, "GPUs: NCCL called by one process, and an all_reduce by the daemon",
 	  0, 20, case_nccl_direct, NULL },
+	{ "adamw_kept", "Step Commit",
+	  "AdamW by a daemon whose step the next one can complete (with a holder), beside one "
+	  "without",
+	  2, 10, case_adamw_kept, NULL },
 	{ "restart", NULL,
 	  "the daemon is killed: until a trainer with --units (1000) has them again, and a step", 1,
 	  10, case_restart, NULL },

@@ -1,7 +1,7 @@
 /* The private daemon that is measured. */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
@@ -43,17 +43,22 @@ static int make_dir(struct bench *b)
 	return failed("cannot make a folder in", base);
 }
 
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
+{
+	(void)st, (void)kind, (void)ftw;
+	return remove(path);
+}
+
+void daemon_remove_folder(const char *path)
+{
+	nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* With the checkpoints that a case has made there. */
 static void remove_dir(struct bench *b)
 {
-	DIR *dir = b->dir[0] ? opendir(b->dir) : NULL;
-	struct dirent *e;
-
-	if (!dir)
-		return;
-	while ((e = readdir(dir)))
-		unlinkat(dirfd(dir), e->d_name, 0);
-	closedir(dir);
-	rmdir(b->dir);
+	if (b->dir[0])
+		daemon_remove_folder(b->dir);
 	b->dir[0] = 0;
 }
 

@@ -73,6 +73,7 @@ case_lines reduce_adamw 'reduce_adamw reduce_adamw_apart reduce_adamw_copied' --
 case_lines transformer transformer
 case_lines scale 'scale_register scale_op scale_op_few scale_status scale_echo' --ranks 5 --units 40
 case_lines attach_units 'units_connect units_join units_register units_first attach_first units_gather units_again attach_units' --units 20
+case_lines adamw_kept 'adamw_plain adamw_kept'
 case_lines restart 'restart_told restart_join restart_register restart restart_step restart_calm_step restart_all_told restart_all_join restart_all_register restart_all restart_all_step restart_all_calm_step' --units 20
 case_lines checkpoint 'checkpoint_step checkpoint_paused_step checkpoint_calm_step checkpoint_save checkpoint_still checkpoint_dd' --units 2
 case_lines resize 'resize_stays resize_stays_back resize_status resize_moves resize_moves_back resize_status' --units 20
