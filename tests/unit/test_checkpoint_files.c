@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "checkpoint/crc32c.h"
+#include "checkpoint/draft.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/save.h"
 #include "core/cleanup.h"
@@ -738,6 +739,44 @@ Test(checkpoint_files, refuses_indexes_with_impossible_values)
 		cr_assert_eq(decode_inner(bad[i], &f), FAULT_LOST, "%s", bad[i]);
 		cr_assert_not(strstr(f.text, "checksum"), "%s", bad[i]);
 	}
+}
+
+/* Many pieces, whose texts fill several chunks; the draft's own texts may go before the index. */
+Test(checkpoint_files, an_index_of_a_draft_is_the_one_that_was_noted)
+{
+	struct index noted = INDEX_NULL, added = INDEX_NULL;
+	_cleanup_(freep) char *a = NULL, *b = NULL;
+	struct draft d = DRAFT_NULL;
+	struct fault f = FAULT_NULL;
+
+	model_index(&noted, 7);
+	model_index(&added, 7);
+	for (unsigned i = 0; i < 9000; i++) {
+		const uint64_t shape[] = { i, 2 };
+		char unit[32], tensor[64];
+		struct index_piece p = { .unit = unit,
+					 .tensor = tensor,
+					 .array = i % 3,
+					 .type = TENSOR_FP32,
+					 .dims = i % 2 ? 2 : 0,
+					 .shape = (uint64_t *)(uintptr_t)shape,
+					 .elements = i % 2 ? 2 * i : 1 };
+
+		snprintf(unit, sizeof(unit), "unit.%u", i / 100);
+		snprintf(tensor, sizeof(tensor), "a tensor with a longer name %u", i);
+		d.unit_from = i % 100 ? unit : NULL; /* else the address says nothing here */
+		d.tensor_from = NULL;
+		cr_assert_eq(draft_add(&d, &p), 0);
+		cr_assert_eq(index_add(&added, &p, &f), 0, "%s", f.text);
+	}
+	cr_assert_eq(draft_finish(&d, &noted, &f), 0, "%s", f.text);
+	draft_deinit(&d);
+	draft_deinit(&d);
+	cr_assert_eq(index_encode(&noted, &a, &f), 0, "%s", f.text);
+	cr_assert_eq(index_encode(&added, &b, &f), 0, "%s", f.text);
+	cr_expect_str_eq(a, b);
+	index_deinit(&noted);
+	index_deinit(&added);
 }
 
 Test(checkpoint_files, refuses_other_versions_and_wrong_checksums)
