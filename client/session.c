@@ -294,8 +294,20 @@ int shardd_group_create(shardd_client *c, const char *name, const uint32_t *rank
 	return r;
 }
 
+static void session_loaded(const Shardd__V1__LoadCheckpointResponse *reply,
+			   struct shardd_loaded *ret)
+{
+	ret->step = reply->step;
+	ret->bytes = reply->bytes;
+	ret->world_size = reply->world_size;
+	ret->blobs_left_out = reply->blobs_left_out;
+	ret->buffers_left_out = reply->buffers_left_out;
+	ret->buffers_missing = reply->buffers_missing;
+}
+
 int shardd_load_checkpoint(shardd_client *c, const char *job, const char *path,
-			   const uint64_t *step, uint64_t *ret, struct shardd_error *err)
+			   const uint64_t *step, struct shardd_loaded *ret,
+			   struct shardd_error *err)
 {
 	Shardd__V1__LoadCheckpointRequest request = SHARDD__V1__LOAD_CHECKPOINT_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
@@ -304,6 +316,8 @@ int shardd_load_checkpoint(shardd_client *c, const char *job, const char *path,
 
 	if (r == 0 && !path)
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "path", "the argument is NULL");
+	if (r == 0 && ret)
+		r = client_check_size(ret, sizeof(*ret), "ret.size", err);
 	if (r == 0)
 		r = env_job(job, &name, err);
 	if (r < 0)
@@ -317,6 +331,6 @@ int shardd_load_checkpoint(shardd_client *c, const char *job, const char *path,
 	r = call_make(c, METHOD_LoadCheckpoint, &request.base,
 		      &shardd__v1__load_checkpoint_response__descriptor, &reply, err);
 	if (r == 0 && ret)
-		*ret = ((const Shardd__V1__LoadCheckpointResponse *)reply)->step;
+		session_loaded((const Shardd__V1__LoadCheckpointResponse *)reply, ret);
 	return r;
 }

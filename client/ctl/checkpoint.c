@@ -218,6 +218,8 @@ static int checkpoint_save(struct ctl *ctl, int argc, char **argv)
 	saved = (const Shardd__V1__CheckpointResponse *)reply;
 	printf("step %" PRIu64 " of job %s saved in %s: %s\n", saved->step, request.job, path,
 	       format_bytes(saved->bytes).text);
+	if (saved->buffers_as_left)
+		puts("buffers of its units are as its trainers have left them, not of that commit");
 	return CTL_OK;
 }
 
@@ -318,6 +320,13 @@ static int checkpoint_load(struct ctl *ctl, int argc, char **argv)
 	if (loaded->blobs_left_out)
 		printf("%u blobs are of ranks that the job does not have: left out\n",
 		       loaded->blobs_left_out);
+	if (loaded->buffers_left_out)
+		printf("%u buffers are of ranks that the job does not have: left out\n",
+		       loaded->buffers_left_out);
+	if (loaded->buffers_missing)
+		printf("the checkpoint has no buffers: %u buffers of the job's units are as they "
+		       "were before\n",
+		       loaded->buffers_missing);
 	return CTL_OK;
 }
 

@@ -328,6 +328,60 @@ static int status_print_elastic(struct ctl *ctl, const Shardd__V1__GetStatusResp
 	return ctl_print_table(ctl, "Elastic jobs", t);
 }
 
+/* How much of it there is on the disk, or has been read. */
+static void status_checkpoint_row(struct table *t, const Shardd__V1__JobStatus *j,
+				  const Shardd__V1__CheckpointStatus *c)
+{
+	bool begun = c->state != SHARDD__V1__CHECKPOINT_STATE__CHECKPOINT_STATE_WAITING;
+
+	ctl_job_cell(t, j->uid, j->name);
+	table_cell(t, "SAVE");
+	table_cell(t, "%s", json_state(&shardd__v1__checkpoint_state__descriptor, c->state));
+	if (begun)
+		table_cell(t, "%llu", (unsigned long long)c->step);
+	else
+		table_cell(t, "-");
+	table_cell(t, "%s", begun ? format_bytes(c->written).text : "-");
+	table_cell(t, "%s", begun ? format_bytes(c->bytes).text : "-");
+	table_cell(t, "%s", c->path);
+	table_cell(t, "%s", *c->error ? c->error : "-");
+}
+
+static void status_loading_row(struct table *t, const Shardd__V1__JobStatus *j,
+			       const Shardd__V1__LoadingStatus *l)
+{
+	ctl_job_cell(t, j->uid, j->name);
+	table_cell(t, "LOAD");
+	table_cell(t, "%s", l->reads ? "READING" : "OPENING");
+	if (l->reads)
+		table_cell(t, "%llu", (unsigned long long)l->step);
+	else
+		table_cell(t, "-");
+	table_cell(t, "%s", l->reads ? format_bytes(l->read).text : "-");
+	table_cell(t, "%s", l->reads ? format_bytes(l->bytes).text : "-");
+	table_cell(t, "%s", l->path);
+	table_cell(t, "-");
+}
+
+static int status_print_checkpoints(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+{
+	static const struct table_column columns[] = {
+		{ "JOB", false }, { "WHAT", false }, { "STATE", false },  { "STEP", true },
+		{ "DONE", true }, { "OF", true },    { "FOLDER", false }, { "WHY", false },
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < s->n_jobs; i++) {
+		if (s->jobs[i]->checkpoint)
+			status_checkpoint_row(t, s->jobs[i], s->jobs[i]->checkpoint);
+		if (s->jobs[i]->loading)
+			status_loading_row(t, s->jobs[i], s->jobs[i]->loading);
+	}
+	if (t && !table_rows(t))
+		return CTL_OK;
+	return ctl_print_table(ctl, "Checkpoints", t);
+}
+
 static int status_print_status(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	int r;
@@ -348,6 +402,8 @@ static int status_print_status(struct ctl *ctl, const Shardd__V1__GetStatusRespo
 		r = status_print_elastic(ctl, s);
 	if (r == CTL_OK)
 		r = status_print_readers(ctl, s);
+	if (r == CTL_OK)
+		r = status_print_checkpoints(ctl, s);
 	return r;
 }
 

@@ -59,6 +59,22 @@ static int consolidate_list_piece(struct consolidate *c, size_t i)
 	return tensor_list_add(&c->list, name, (enum tensor_type)p->type, p->shape, p->dims, c->f);
 }
 
+/* Parameters, and of each buffer that of the first rank: they are in the order of ranks. Those of the
+ * library's own are nobody's parameters. */
+static bool consolidate_takes(const struct index *x, size_t i)
+{
+	const struct index_piece *p = &x->pieces[i], *before = i ? p - 1 : NULL;
+
+	if (p->begin || (p->array != INDEX_PARAM && p->array != INDEX_BUFFER))
+		return false;
+	if (p->array == INDEX_PARAM)
+		return true;
+	if (strncmp(p->tensor, CONSOLIDATE_OWN, strlen(CONSOLIDATE_OWN)) == 0)
+		return false;
+	return !before || before->array != INDEX_BUFFER || strcmp(before->unit, p->unit) != 0 ||
+	       strcmp(before->tensor, p->tensor) != 0;
+}
+
 static int consolidate_list(struct consolidate *c)
 {
 	c->pieces = calloc(c->x->n_pieces + 1, sizeof(*c->pieces));
@@ -66,7 +82,7 @@ static int consolidate_list(struct consolidate *c)
 	if (!c->pieces || !c->chunk)
 		return fault_errno(c->f, -ENOMEM, "listing the tensors of a checkpoint");
 	for (size_t i = 0; !c->f->code && i < c->x->n_pieces; i++)
-		if (c->x->pieces[i].array == INDEX_PARAM && c->x->pieces[i].begin == 0)
+		if (consolidate_takes(c->x, i))
 			consolidate_list_piece(c, i);
 	return c->f->code;
 }

@@ -58,10 +58,12 @@ struct save_sink {
 	void *(*room)(void *arg, size_t piece, uint64_t offset, size_t bytes, struct fault *f);
 	/* (optional) They are there. Return: 0 or a fault code. */
 	int (*put)(void *arg, size_t piece, uint64_t offset, size_t bytes, struct fault *f);
+	/* (optional) Is this piece read? */
+	bool (*takes)(void *arg, size_t piece);
 	void *arg;
 };
 
-/* Read all data of the checkpoint in folder @fd to where @sink says, and compare the checksums: after an
+/* Read the data of the checkpoint in folder @fd to where @sink says, and compare the checksums: after an
  * error it has had parts of it. Return: as save_verify. */
 int save_load(int fd, const struct index *x, const struct save_sink *sink, struct save_progress *p,
 	      struct fault *f);

@@ -194,7 +194,7 @@ int save_load(int fd, const struct index *x, const struct save_sink *sink, struc
 		_cleanup_(fd_closep) int file = save_open_file(fd, x, i, f);
 
 		for (size_t k = 0; !f->code && k < x->n_pieces; k++)
-			if (x->pieces[k].file == i)
+			if (x->pieces[k].file == i && (!sink->takes || sink->takes(sink->arg, k)))
 				verify_data(x, file, k, sink, p, f);
 	}
 	return f->code;

@@ -142,6 +142,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->registrations);
 	readers_init(&job->readers);
 	list_init(&job->elastic.newcomers);
+	bufcopies_init(&job->checkpoints.buffers);
 	list_init(&job->link);
 	job_journal_init(job);
 	job->life.idle_since_us = clock_now_us();

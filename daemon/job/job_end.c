@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/bufcopy.h"
 #include "job/elastic.h"
 #include "job/job.h"
 #include "job/job_journal.h"
@@ -70,6 +71,7 @@ static void job_end_release_memory(struct job *job)
 	job_drop_spare(job);
 	ddps_free(job);
 	saving_forget(job);
+	bufcopy_forget(job);
 	job->life.memory_gone = true;
 	job_units_free(job);
 	if (job->quota.by_class[MEM_CONTROL])
@@ -249,15 +251,6 @@ static bool job_end_has_state(const struct job *job)
 	return false;
 }
 
-/* Buffers of units are in no checkpoint. */
-static bool job_end_has_buffers(const struct job *job)
-{
-	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->buffers)
-			return true;
-	return false;
-}
-
 /* Is the last checkpoint of what is in memory, and will it be? */
 static bool job_end_is_saved(const struct job *job)
 {
@@ -265,7 +258,7 @@ static bool job_end_is_saved(const struct job *job)
 
 	if (!rec->saved || !rec->has_commit || rec->saved_step != rec->step || rec->torn)
 		return false;
-	return !rec->uncommitted_steps && !job->present && !job_end_has_buffers(job);
+	return !rec->uncommitted_steps && !job->present;
 }
 
 const char *job_state_place(const struct job *job)

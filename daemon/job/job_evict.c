@@ -1,5 +1,6 @@
 /* Memory of a job that can go when other memory is needed. */
 #include "core/check.h"
+#include "job/bufcopy.h"
 #include "job/generation.h"
 #include "job/job.h"
 #include "mem/slab.h"
@@ -41,7 +42,8 @@ uint64_t job_evict(struct job *job, uint64_t want)
 	freed = job_evict_trim(job, want);
 	freed = freed ? freed : generation_evict(job, false);
 	freed = freed ? freed : job_evict_trim_others(job);
-	return freed ? freed : generation_evict(job, true); /* training comes first */
+	freed = freed ? freed : bufcopy_evict(job); /* training comes first */
+	return freed ? freed : generation_evict(job, true);
 }
 
 int job_take(struct job *job, struct pool *pool, uint64_t bytes, struct region *ret)

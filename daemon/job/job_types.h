@@ -23,6 +23,7 @@
 #include "core/list.h"
 #include "core/quota.h"
 #include "core/res.h"
+#include "job/bufcopy.h"
 #include "job/match.h"
 #include "job/node.h"
 #include "mem/pool.h"
@@ -224,6 +225,7 @@ struct job_checkpoints {
 	struct saving *saving;   /* the last one that was made (job/saving.h); owned; NULL: none */
 	struct loading *loading; /* one becomes its state (job/loading.h); owned; NULL: none */
 	bool reads;              /* LOADING: its memory is being written */
+	struct bufcopies buffers;
 	/* Of the policy: when the last one was begun, by it or by a call; or since when it counts. */
 	uint64_t step, us;
 };

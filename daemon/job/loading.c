@@ -13,6 +13,7 @@
 #include "core/cleanup.h"
 #include "core/log.h"
 #include "core/loopq.h"
+#include "job/bufcopy.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/extents.h"
@@ -31,6 +32,14 @@ struct loading_place {
 	uint8_t *blob;     /* owned: of a rank, until it is the job's */
 	struct unit *unit; /* parameters: of this unit and tensor */
 	uint32_t tensor;
+	bool left_out; /* a buffer of a rank that the job does not have: not read */
+};
+
+/* A rank that was not there when the job was saved has the buffers of the first one that was. */
+struct loading_copy {
+	const char *from;
+	char *to;
+	uint64_t bytes;
 };
 
 enum loading_state {
@@ -55,6 +64,9 @@ struct loading {
 	struct upload *upload;        /* owned: of what is not in host memory */
 	uint32_t n_units;             /* that are loaded: others may be registered meanwhile */
 	uint64_t charged;             /* to the job's quota, for blobs */
+	struct loading_copy *copies;  /* owned */
+	size_t n_copies;
+	uint64_t bytes; /* that are read, of all of them */
 	struct save_progress p;
 	struct loading_report report;
 	struct fault f;
@@ -72,6 +84,7 @@ static void loading_free(struct loading *l)
 		quota_return(&l->job->quota, MEM_CONTROL, l->charged);
 	free(l->places);
 	upload_free(l->upload);
+	free(l->copies);
 	index_deinit(&l->x);
 	fd_close(l->fd);
 	free(l->path);
@@ -166,10 +179,19 @@ static int loading_put(void *arg, size_t piece, uint64_t offset, size_t bytes, s
 	return 0;
 }
 
+static bool loading_takes(void *arg, size_t piece)
+{
+	const struct loading *l = arg;
+
+	return !l->places[piece].left_out;
+}
+
 static void *loading_read_main(void *arg)
 {
 	struct loading *l = arg;
-	const struct save_sink sink = { .room = loading_room, .put = loading_put, .arg = l };
+	const struct save_sink sink = {
+		.room = loading_room, .put = loading_put, .takes = loading_takes, .arg = l
+	};
 
 	/* the files are opened again, by name */
 	if (place_become(l->uid, l->gid, &l->f) == 0)
@@ -180,6 +202,8 @@ static void *loading_read_main(void *arg)
 		if (!l->f.code)
 			loading_check_upload(l, status, &l->f);
 	}
+	for (size_t i = 0; !l->f.code && i < l->n_copies; i++)
+		memcpy(l->copies[i].to, l->copies[i].from, l->copies[i].bytes);
 	loopq_post(l->job->node->loopq, &l->ended, loading_on_read);
 	return NULL;
 }
@@ -214,25 +238,24 @@ static size_t loading_find(const struct index *x, const char *unit, const char *
 	return x->n_pieces;
 }
 
-static int loading_check_piece(struct loading *l, const struct unit *u, uint32_t t, unsigned array,
+/* What the job needs: @name of unit @u. */
+static int loading_check_piece(struct loading *l, const struct unit *u, const char *name,
+			       enum tensor_type type, const uint64_t *shape, size_t dims,
 			       const struct index_piece *p)
 {
-	const state_tensor *rec = u->rec->tensors[t];
-	enum tensor_type type = saving_type(unit_state_dtype(u->rec, array));
-
 	if (p->type != (uint8_t)type)
 		return fault_set(&l->f, FAULT_STATE, NULL,
 				 "%s of tensor '%.100s' of unit '%.100s' is %s in the checkpoint "
 				 "and %s in the job",
-				 index_array_name((enum index_array)p->array), rec->name,
-				 u->rec->name, tensor_type_name((enum tensor_type)p->type),
+				 index_array_name((enum index_array)p->array), name, u->rec->name,
+				 tensor_type_name((enum tensor_type)p->type),
 				 tensor_type_name(type));
-	if (p->dims != rec->n_shape ||
-	    memcmp(p->shape, rec->shape, p->dims * sizeof(*p->shape)) != 0)
+	if (p->dims != dims || (dims && memcmp(p->shape, shape, dims * sizeof(*p->shape)) != 0))
 		return fault_set(&l->f, FAULT_STATE, NULL,
-				 "tensor '%.100s' of unit '%.100s' has another shape in the "
+				 "%s '%.100s' of unit '%.100s' has another shape in the "
 				 "checkpoint than in the job",
-				 rec->name, u->rec->name);
+				 p->array == INDEX_BUFFER ? "buffer" : "tensor", name,
+				 u->rec->name);
 	return 0;
 }
 
@@ -282,10 +305,12 @@ static int loading_upload_piece(struct loading *l, const struct unit *u, uint32_
 static int loading_place_piece(struct loading *l, struct unit *u, uint32_t t, unsigned array,
 			       size_t i)
 {
+	const state_tensor *rec = u->rec->tensors[t];
 	const struct index_piece *p = &l->x.pieces[i];
 	struct loading_place *place = &l->places[i];
 
-	if (loading_check_piece(l, u, t, array, p))
+	if (loading_check_piece(l, u, rec->name, saving_type(unit_state_dtype(u->rec, array)),
+				rec->shape, rec->n_shape, p))
 		return l->f.code;
 	place->known = true;
 	place->unit = array ? NULL : u;
@@ -335,6 +360,119 @@ static int loading_place_unit(struct loading *l, struct unit *u)
 	}
 	return 0;
 }
+
+/* ---------------------------------------------------------------------------- buffers */
+
+static bool loading_has_buffers(const struct index *x)
+{
+	for (size_t i = 0; i < x->n_pieces; i++)
+		if (x->pieces[i].array == INDEX_BUFFER)
+			return true;
+	return false;
+}
+
+static int loading_add_copy(struct loading *l, const struct loading_copy *copy)
+{
+	struct loading_copy *more = reallocarray(l->copies, l->n_copies + 1, sizeof(*l->copies));
+
+	if (!more)
+		return fault_errno(&l->f, -ENOMEM, "loading a checkpoint");
+	l->copies = more;
+	l->copies[l->n_copies++] = *copy;
+	return 0;
+}
+
+/* Members of the unit's group whose ranks are not among pieces @first to @end of a buffer, which are
+ * in the order of ranks: they have what the first of these has. */
+static int loading_fill_buffer(struct loading *l, const struct unit *u, size_t first, size_t end,
+			       uint64_t offset, uint64_t bytes)
+{
+	const struct group *g = l->job->groups[u->rec->group];
+	const char *from = NULL;
+
+	for (uint32_t k = 0; k < group_size(g); k++) {
+		char *to = (char *)region_addr(&u->buffers[k]) + offset;
+		bool there = false;
+
+		for (size_t i = first; i < end; i++)
+			there |= l->x.pieces[i].rank == g->rec->ranks[k];
+		if (there)
+			continue;
+		if (!from && l->places[first].left_out) {
+			for (size_t i = first;
+			     i < end && l->x.pieces[i].rank == l->x.pieces[first].rank; i++) {
+				const struct index_piece *p = &l->x.pieces[i];
+
+				l->places[i].left_out = false;
+				l->places[i].at = to + p->begin * tensor_type_bytes(p->type);
+				l->report.buffers_left_out--;
+			}
+			from = to;
+			continue;
+		}
+		from = from ? from : l->places[first].at;
+		if (loading_add_copy(l, &(struct loading_copy){ from, to, bytes }))
+			return l->f.code;
+	}
+	return 0;
+}
+
+static void loading_place_buffer_piece(struct loading *l, const struct unit *u, size_t i,
+				       uint64_t offset)
+{
+	const struct index_piece *p = &l->x.pieces[i];
+	uint32_t k;
+
+	l->places[i].known = true;
+	l->places[i].left_out = !group_index(l->job->groups[u->rec->group], p->rank, &k);
+	l->report.buffers_left_out += l->places[i].left_out;
+	if (!l->places[i].left_out)
+		l->places[i].at = (char *)region_addr(&u->buffers[k]) + offset +
+				  p->begin * tensor_type_bytes(p->type);
+}
+
+/* One buffer of all ranks. @offset: in each one's memory. */
+static int loading_place_buffer(struct loading *l, const struct unit *u, const state_buffer *b,
+				uint64_t offset)
+{
+	enum tensor_type type = saving_buffer_type(b->dtype);
+	size_t first = loading_find(&l->x, u->rec->name, b->name, INDEX_BUFFER), end = first;
+
+	if (first == l->x.n_pieces)
+		return fault_set(
+			&l->f, FAULT_STATE, NULL,
+			"the checkpoint has no buffer '%.100s' of unit '%.100s', which the "
+			"job needs",
+			b->name, u->rec->name);
+	for (; end < l->x.n_pieces &&
+	       loading_compare(&l->x.pieces[end], u->rec->name, b->name, INDEX_BUFFER) == 0;
+	     end++) {
+		if (loading_check_piece(l, u, b->name, type, b->shape, b->n_shape,
+					&l->x.pieces[end]))
+			return l->f.code;
+		loading_place_buffer_piece(l, u, end, offset);
+	}
+	return loading_fill_buffer(l, u, first, end, offset, unit_buffer_bytes(b));
+}
+
+static int loading_place_buffers(struct loading *l, const struct unit *u)
+{
+	uint64_t offset = 0;
+
+	if (!u->buffers || bufcopy_check(l->job, &l->f))
+		return l->f.code;
+	if (!loading_has_buffers(&l->x)) { /* as all of shardd's first checkpoints */
+		l->report.buffers_missing += (uint32_t)u->rec->n_buffers;
+		return 0;
+	}
+	for (size_t i = 0; !l->f.code && i < u->rec->n_buffers; i++) {
+		loading_place_buffer(l, u, u->rec->buffers[i], offset);
+		offset = unit_buffer_next(u->rec, i, offset);
+	}
+	return l->f.code;
+}
+
+/* ------------------------------------------------------------------------------- the rest */
 
 static int loading_place_blob(struct loading *l, size_t i)
 {
@@ -390,9 +528,13 @@ static int loading_place_all(struct loading *l)
 		return fault_errno(&l->f, -ENOMEM, "loading a checkpoint");
 	l->n_units = job->n_units;
 	for (uint32_t i = 0; !l->f.code && i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped)
-			loading_place_unit(l, job->units[i]);
-	return l->f.code ? (int)l->f.code : loading_place_rest(l);
+		if (!job->units[i]->rec->dropped && loading_place_unit(l, job->units[i]) == 0)
+			loading_place_buffers(l, job->units[i]);
+	if (l->f.code || loading_place_rest(l))
+		return l->f.code;
+	for (size_t i = 0; i < l->x.n_pieces; i++)
+		l->bytes += l->places[i].left_out ? 0 : index_piece_bytes(&l->x.pieces[i]);
+	return 0;
 }
 
 /* ------------------------------------------------------------------------- may it be loaded? */
@@ -656,6 +798,7 @@ static void loading_take(struct loading *l)
 	kept_committed(job);
 	rec->saved = true;
 	rec->saved_step = rec->step;
+	bufcopy_forget(job);
 	job->mem.stale_partials = job->mem.stray_gradients = true;
 	job->readers.changes++;
 	job_journal_mark(job, JOB_JOURNAL_HEAD | JOB_JOURNAL_BLOBS);
@@ -690,9 +833,10 @@ static void loading_on_read(struct work *w)
 		fault_set(&l->f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
 	if (!l->f.code && loading_take_blobs(l) == 0) {
 		loading_take(l);
-		log_info("job", "checkpoint loaded job=%s step=%llu path=%s bytes=%llu", job->label,
-			 (unsigned long long)job->rec->step, l->path,
-			 (unsigned long long)l->report.bytes);
+		log_info("job",
+			 "checkpoint loaded job=%s step=%llu path=%s bytes=%llu buffers_missing=%u",
+			 job->label, (unsigned long long)job->rec->step, l->path,
+			 (unsigned long long)l->report.bytes, l->report.buffers_missing);
 		readers_committed(job);
 		loading_end_epoch(job);
 	}
@@ -751,6 +895,22 @@ int loading_begin(struct job *job, const struct loading_options *o, loading_cb d
 	l->userdata = userdata;
 	job->checkpoints.loading = l;
 	return 0;
+}
+
+bool loading_progress(const struct job *job, struct loading_progress *ret)
+{
+	const struct loading *l = job->checkpoints.loading;
+
+	if (!l)
+		return false;
+	*ret = (struct loading_progress){ .path = l->path };
+	if (job->checkpoints.reads) /* else the thread still looks for it */
+		*ret = (struct loading_progress){ .path = l->path,
+						  .reads = true,
+						  .step = l->x.step,
+						  .bytes = l->bytes,
+						  .done = atomic_load(&l->p.bytes) };
+	return true;
 }
 
 static void loading_on_cancelled(struct work *w)

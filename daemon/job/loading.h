@@ -29,9 +29,12 @@ struct job;
 /* What was loaded. */
 struct loading_report {
 	uint64_t step;
-	uint64_t bytes;      /* of tensors and blobs */
-	uint32_t world_size; /* of the job that was saved */
-	uint32_t left_out;   /* blobs of ranks that this job does not have */
+	uint64_t bytes;            /* of tensors and blobs */
+	uint32_t world_size;       /* of the job that was saved */
+	uint32_t left_out;         /* blobs of ranks that this job does not have */
+	uint32_t buffers_left_out; /* the same of buffers */
+	/* The checkpoint has none: so many of the job's buffers are as they were before. */
+	uint32_t buffers_missing;
 };
 
 /* The end, called once; @f: NULL: it was loaded. The job may be freed when it returns. */
@@ -46,6 +49,17 @@ struct loading_options {
 /* Begin one. @done: not before this returns. Return: 0 or a fault code. */
 int loading_begin(struct job *job, const struct loading_options *o, loading_cb done, void *userdata,
 		  struct fault *f);
+/* What status says of one that is under way. */
+struct loading_progress {
+	const char *path; /* borrowed */
+	bool reads;       /* READING, else OPENING: what follows is not known yet */
+	uint64_t step;
+	uint64_t bytes; /* to be read */
+	uint64_t done;  /* of them */
+};
+
+/* Return: false: there is none. */
+bool loading_progress(const struct job *job, struct loading_progress *ret);
 /* Nobody wants it any more: end it, soon. */
 void loading_cancel(struct job *job);
 

@@ -41,10 +41,13 @@ int policy_set(struct job *job, const state_checkpoints *c, struct fault *f)
 	return 0;
 }
 
-static bool policy_is_due(const struct job *job, const state_checkpoints *c)
+bool policy_will_be_due(const struct job *job, uint64_t step)
 {
-	uint64_t step = job->rec->step, last = job->checkpoints.step;
+	const state_checkpoints *c = job->rec->checkpoints;
+	uint64_t last = job->checkpoints.step;
 
+	if (!c)
+		return false;
 	if (c->every_steps && step / c->every_steps > last / c->every_steps)
 		return true;
 	return c->every_s && clock_now_us() - job->checkpoints.us >= c->every_s * UINT64_C(1000000);
@@ -79,7 +82,8 @@ void policy_committed(struct job *job)
 	struct proc *proc = policy_proc(job);
 	struct fault f = FAULT_NULL;
 
-	if (!c || !proc || !policy_is_due(job, c) || saving_is_busy(job) || job->generation)
+	if (!c || !proc || !policy_will_be_due(job, job->rec->step) || saving_is_busy(job) ||
+	    job->generation)
 		return;
 	policy_begin(job); /* also if it fails: the next one is tried after the same time */
 	if (saving_begin(job, proc,

@@ -7,6 +7,9 @@
 #ifndef SHARDD_JOB_POLICY_H
 #define SHARDD_JOB_POLICY_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "core/fault.h"
 #include "store/state.h"
 
@@ -17,6 +20,8 @@ struct job;
 int policy_set(struct job *job, const state_checkpoints *c, struct fault *f);
 /* The record has it: it counts from the last commit, and from now, on. */
 void policy_begin(struct job *job);
+/* Will a checkpoint be due, if @step is committed now? */
+bool policy_will_be_due(const struct job *job, uint64_t step);
 /* A commit has taken effect. */
 void policy_committed(struct job *job);
 

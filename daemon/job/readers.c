@@ -114,6 +114,15 @@ void readers_wait_for(const struct job *job, char *buf, size_t bytes)
 			 (unsigned long long)job->rec->step, job->rec->name);
 }
 
+void reader_wait_for(const struct reader *r, char *buf, size_t bytes)
+{
+	readers_wait_for(r->job, buf, bytes);
+	if (!*buf && r->may)
+		snprintf(buf, bytes,
+			 "the next commit of job '%s': buffers of its units are copied in it",
+			 r->job->rec->name);
+}
+
 /* ------------------------------------------------------------------- readers */
 
 static void readers_become(struct reader *r, enum reader_state state)
@@ -248,16 +257,26 @@ int reader_release(struct reader *r, struct fault *f)
 	return 0;
 }
 
+/* The first one that waits for nothing else. */
+static struct reader *readers_next(struct job *job)
+{
+	struct reader *r, *tmp;
+
+	list_for_each (r, tmp, &job->readers.waiting, turn)
+		if (!r->may || r->may(job))
+			return r;
+	return NULL;
+}
+
 void readers_grant(struct job *job)
 {
+	struct reader *r;
 	uint64_t now;
 
 	if (list_empty(&job->readers.waiting) || !readers_may_hold(job))
 		return;
 	now = clock_now_us();
-	while (!list_empty(&job->readers.waiting)) {
-		struct reader *r = list_first(&job->readers.waiting, struct reader, turn);
-
+	while ((r = readers_next(job))) {
 		readers_become(r, READER_HOLDS);
 		r->step = job->rec->step;
 		r->until_us = now + (uint64_t)r->hold_ms * 1000u;
@@ -403,7 +422,7 @@ static void readers_end_waits(struct job *job, uint64_t now_us)
 	list_for_each (r, tmp, &job->readers.waiting, turn) {
 		if (r->until_us > now_us)
 			continue;
-		readers_wait_for(job, waits, sizeof(waits));
+		reader_wait_for(r, waits, sizeof(waits));
 		snprintf(why, sizeof(why), "timed out waiting for %s", waits);
 		readers_refuse(r, FAULT_DEADLINE, why);
 	}

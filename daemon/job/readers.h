@@ -55,6 +55,7 @@ struct reader {
 	uint64_t step;     /* held, or overtaken */
 	uint64_t since_us; /* in this state */
 	uint64_t until_us; /* WAITING: the wait's deadline; HOLDS: when others may continue */
+	bool (*may)(struct job *job); /* (optional) what else must be so that it is granted */
 	reader_cb granted;
 	void *userdata;
 	char why[192]; /* OVERTAKEN */
@@ -112,6 +113,8 @@ bool readers_tick(struct job *job, uint64_t now_us);
 uint64_t readers_generation(const struct job *job);
 /* What a hold that is requested now would wait for, in words; "" for nothing. */
 void readers_wait_for(const struct job *job, char *buf, size_t bytes);
+/* What the reader @r, which is WAITING, waits for. */
+void reader_wait_for(const struct reader *r, char *buf, size_t bytes);
 /* The holders, in words, for operations that wait to write; "" if there are none. */
 void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes);
 /* Call @fn for each process that may have parameters mapped and lives. */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "checkpoint/draft.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/place.h"
 #include "checkpoint/save.h"
@@ -17,6 +18,7 @@
 #include "core/log.h"
 #include "core/proc.h"
 #include "core/state.h"
+#include "job/bufcopy.h"
 #include "job/generation.h"
 #include "job/job.h"
 #include "job/readers.h"
@@ -34,10 +36,14 @@ struct saving {
 	struct reader *reader; /* owned: until it is granted or refused */
 	struct generation *g;  /* owned, while it is WRITING */
 	uint64_t copied;
-	struct index x;
-	char *blobs; /* owned: copies, one after the other */
+	uint64_t step;
+	struct draft draft; /* what the thread makes the index of */
+	struct index x;     /* the thread's */
+	char *blobs;        /* owned: copies, one after the other */
 	uint64_t blob_bytes;
-	uint64_t bytes; /* of all tensors */
+	struct bufcopy *buffers; /* owned ref; NULL: the job has none */
+	bool as_left;            /* these are not of the commit */
+	uint64_t bytes;          /* of all tensors */
 	struct save_options o;
 	uint32_t keep;
 	struct fault prune; /* what was not removed is no fault of the checkpoint */
@@ -70,7 +76,8 @@ bool saving_report(const struct job *job, struct saving_report *ret)
 		return false;
 	*ret = (struct saving_report){
 		.state = (enum saving_state)s->state,
-		.step = s->x.step,
+		.step = s->step,
+		.as_left = s->as_left,
 		.bytes = s->bytes,
 		.written = atomic_load(&s->p.bytes),
 		.copied = s->g ? generation_copied(s->g) : s->copied,
@@ -78,6 +85,11 @@ bool saving_report(const struct job *job, struct saving_report *ret)
 		.why = s->f.text,
 	};
 	return true;
+}
+
+bool saving_waits(const struct job *job)
+{
+	return job->checkpoints.saving && job->checkpoints.saving->state == SAVING_WAITING;
 }
 
 bool saving_is_busy(const struct job *job)
@@ -91,7 +103,8 @@ bool saving_is_busy(const struct job *job)
 /* What only the making of it needs. */
 static void saving_drop(struct saving *s)
 {
-	index_deinit(&s->x);
+	draft_deinit(&s->draft);
+	s->buffers = bufcopy_unref(s->buffers);
 	if (s->blobs)
 		quota_return(&s->job->quota, MEM_CONTROL, s->blob_bytes);
 	free(s->blobs);
@@ -103,13 +116,11 @@ static void saving_finish(struct saving *s)
 {
 	struct saving_report r;
 	saving_cb done = s->done;
-	uint64_t step = s->x.step;
 
 	state_move(saving_states, &s->state, s->f.code ? SAVING_FAILED : SAVING_DONE);
 	saving_drop(s);
-	s->x.step = step;
 	if (!s->f.code && !s->job->life.deleted)
-		job_saved(s->job, step);
+		job_saved(s->job, s->step);
 	s->done = NULL;
 	if (done && saving_report(s->job, &r))
 		done(&r, s->f.code ? &s->f : NULL, s->userdata);
@@ -119,6 +130,7 @@ static void saving_free(struct saving *s)
 {
 	CHECK(!s->running && !s->g);
 	s->reader = reader_free(s->reader);
+	index_deinit(&s->x);
 	free(s->path);
 	free(s->roots);
 	free(s);
@@ -160,12 +172,12 @@ static void saving_lost(const struct saving *s, int why, struct fault *f)
 		fault_set(f, FAULT_EXHAUSTED, NULL,
 			  "the trainers changed what was not written yet, and job '%s' has no "
 			  "memory for its copy: raise its quota or memory_bytes, or write faster",
-			  s->x.job);
+			  s->job->rec->name);
 	else
 		fault_set(f, FAULT_INTERNAL, NULL,
 			  "a device failed while it copied the state of job '%s' (%s): shardctl "
 			  "status shows which one, and why",
-			  s->x.job, strerror(-why));
+			  s->job->rec->name, strerror(-why));
 }
 
 static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t bytes,
@@ -177,11 +189,21 @@ static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t 
 
 	if (p->array == INDEX_BLOB)
 		return s->blobs + p->source + offset;
+	if (p->array == INDEX_BUFFER)
+		return bufcopy_data(s->buffers) + p->source + offset;
 	r = generation_read(s->g, p->source + offset, s->chunk, bytes);
 	if (r == 0)
 		return s->chunk;
 	saving_lost(s, r, f);
 	return NULL;
+}
+
+static int saving_make_index(struct saving *s)
+{
+	if (index_add_file(&s->x, FILE_NAME, &s->f) || draft_finish(&s->draft, &s->x, &s->f))
+		return s->f.code;
+	s->x.created_unix_s = (uint64_t)time(NULL);
+	return 0;
 }
 
 static void *saving_main(void *arg)
@@ -190,7 +212,7 @@ static void *saving_main(void *arg)
 	size_t removed, left;
 	int dir = -1;
 
-	if (place_become(s->uid, s->gid, &s->f) == 0)
+	if (saving_make_index(s) == 0 && place_become(s->uid, s->gid, &s->f) == 0)
 		dir = place_open(s->roots, s->path, &s->f);
 	if (dir >= 0) {
 		if (save_write(dir, &s->x, &s->o, saving_data, s, &s->p, &s->f) == 0 && s->keep)
@@ -203,6 +225,7 @@ static void *saving_main(void *arg)
 		s->f = FAULT_NULL; /* saving_tick has cancelled it */
 		saving_lost(s, why, &s->f);
 	}
+	index_deinit(&s->x); /* which takes long, if it is */
 	loopq_post(s->job->node->loopq, &s->ended, saving_on_ended);
 	return NULL;
 }
@@ -219,6 +242,19 @@ enum tensor_type saving_type(enum dtype t)
 	return types[t];
 }
 
+enum tensor_type saving_buffer_type(uint32_t t)
+{
+	static const enum tensor_type types[_BUFFER_DTYPE_N] = {
+		[BUFFER_FP32] = TENSOR_FP32,   [BUFFER_BF16] = TENSOR_BF16,
+		[BUFFER_FP16] = TENSOR_FP16,   [BUFFER_FP64] = TENSOR_FP64,
+		[BUFFER_INT64] = TENSOR_INT64, [BUFFER_INT32] = TENSOR_INT32,
+		[BUFFER_UINT8] = TENSOR_UINT8,
+	};
+
+	CHECK(t < _BUFFER_DTYPE_N);
+	return t ? types[t] : TENSOR_FP32;
+}
+
 enum index_array saving_array(const state_unit *rec, unsigned i)
 {
 	static const enum index_array adam[] = { INDEX_PARAM, INDEX_EXP_AVG, INDEX_EXP_AVG_SQ,
@@ -227,6 +263,15 @@ enum index_array saving_array(const state_unit *rec, unsigned i)
 	if (rec->optimizer->kind == OPTIM_SGD && i)
 		return INDEX_MOMENTUM_BUFFER;
 	return adam[i];
+}
+
+/* The thread makes the index of what is noted here: there may be many thousands of tensors. */
+static int saving_note(struct saving *s, const struct index_piece *p)
+{
+	if (draft_add(&s->draft, p) < 0)
+		return fault_errno(&s->f, -ENOMEM, "listing a job's tensors");
+	s->bytes += index_piece_bytes(p);
+	return 0;
 }
 
 /* An array of a tensor, whole, from the parts of the first replica. @source: of the first byte. */
@@ -269,8 +314,7 @@ static int saving_list_array(struct saving *s, const struct unit *u, uint32_t t,
 
 	if (saving_add_array(s, u, t, array, &p.source))
 		return s->f.code;
-	s->bytes += index_piece_bytes(&p);
-	return index_add(&s->x, &p, &s->f);
+	return saving_note(s, &p);
 }
 
 /* Its arrays whose elements have @size bytes. */
@@ -357,6 +401,56 @@ static int saving_list_units(struct saving *s)
 	return s->f.code;
 }
 
+/* All buffers of member @index of the unit's group. */
+static int saving_list_buffers_of(struct saving *s, const struct unit *u, uint32_t index)
+{
+	uint64_t at = bufcopy_at(s->buffers, u, index), offset = 0;
+	const struct group *g = s->job->groups[u->rec->group];
+
+	for (size_t i = 0; !s->f.code && i < u->rec->n_buffers; i++) {
+		const state_buffer *b = u->rec->buffers[i];
+		struct index_piece p = { .unit = u->rec->name,
+					 .tensor = b->name,
+					 .array = INDEX_BUFFER,
+					 .type = (uint8_t)saving_buffer_type(b->dtype),
+					 .rank = g->rec->ranks[index],
+					 .dims = (uint32_t)b->n_shape,
+					 .shape = b->shape,
+					 .source = at + offset };
+
+		p.elements = unit_buffer_bytes(b) / tensor_type_bytes(saving_buffer_type(b->dtype));
+		offset = unit_buffer_next(u->rec, i, offset);
+		saving_note(s, &p);
+	}
+	return s->f.code;
+}
+
+/* As they were at the commit: the trainers may write to them just now. */
+static int saving_list_buffers(struct saving *s)
+{
+	const struct job *job = s->job;
+
+	if (!bufcopy_has_buffers(job))
+		return 0;
+	if (bufcopy_check(job, &s->f))
+		return s->f.code;
+	s->buffers = bufcopy_take(job);
+	if (!s->buffers)
+		return fault_set(
+			&s->f, FAULT_EXHAUSTED, NULL,
+			"job '%s' has no memory for a copy of its units' buffers: raise its "
+			"quota",
+			job->rec->name);
+	s->as_left = bufcopy_is_as_left(s->buffers);
+	for (uint32_t i = 0; i < job->n_units; i++)
+		for (uint32_t k = 0; job->units[i]->buffers && !job->units[i]->rec->dropped &&
+				     k < group_size(job->groups[job->units[i]->rec->group]);
+		     k++)
+			if (saving_list_buffers_of(s, job->units[i], k))
+				return s->f.code;
+	return 0;
+}
+
 static int saving_list_blob(struct saving *s, uint32_t rank, const state_blob *b)
 {
 	uint64_t shape[1] = { b->data.len };
@@ -372,8 +466,7 @@ static int saving_list_blob(struct saving *s, uint32_t rank, const state_blob *b
 
 	memcpy(s->blobs + s->blob_bytes, b->data.data, b->data.len);
 	s->blob_bytes += b->data.len;
-	s->bytes += b->data.len;
-	return index_add(&s->x, &p, &s->f);
+	return saving_note(s, &p);
 }
 
 static int saving_list_blobs(struct saving *s)
@@ -428,17 +521,18 @@ static int saving_list(struct saving *s)
 {
 	struct job *job = s->job;
 
-	if (index_init(&s->x, job->rec->name, job->rec->step, job->rec->world_size, &s->f) ||
-	    index_add_file(&s->x, FILE_NAME, &s->f))
+	s->step = job->rec->step;
+	if (index_init(&s->x, job->rec->name, s->step, job->rec->world_size, &s->f))
 		return s->f.code;
-	s->x.created_unix_s = (uint64_t)time(NULL);
 	for (uint32_t i = 0; !s->f.code && i < job->n_units; i++)
 		if (!job->units[i]->rec->dropped)
 			saving_check_unit(job->units[i], &s->f);
-	if (!s->f.code && saving_list_units(s) == 0 && !s->x.n_pieces)
+	if (!s->f.code && saving_list_units(s) == 0 && !s->draft.n)
 		fault_set(&s->f, FAULT_STATE, NULL,
 			  "job '%s' has no units: there is nothing to save", job->rec->name);
-	return s->f.code ? (int)s->f.code : saving_list_blobs(s);
+	if (s->f.code || saving_list_buffers(s))
+		return s->f.code;
+	return saving_list_blobs(s);
 }
 
 /* ------------------------------------------------------------------------------ its begin */
@@ -473,7 +567,7 @@ static int saving_start(struct saving *s)
 		return fault_errno(&s->f, r, "starting a thread for a checkpoint");
 	s->running = true;
 	state_move(saving_states, &s->state, SAVING_WRITING);
-	job->checkpoints.step = s->x.step;
+	job->checkpoints.step = s->step;
 	job->checkpoints.us = clock_now_us();
 	return 0;
 }
@@ -551,6 +645,8 @@ int saving_begin(struct job *job, struct proc *proc, const struct saving_options
 	job->checkpoints.saving = s;
 	s->done = done;
 	s->userdata = userdata;
+	s->reader->may = bufcopy_is_ready;
+	bufcopy_retry(job);
 	if (reader_hold(s->reader, 0, o->deadline_us, saving_on_granted, s, f))
 		saving_forget(job);
 	return f->code;

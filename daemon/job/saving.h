@@ -4,8 +4,8 @@
  * It waits, as a reader does, until the parameters are those of the last commit. Then it opens a
  * generation of them (job/generation.h) and lists them in an index (checkpoint/index.h); a thread of
  * its own, with the ids of the job's owner, writes both to the disk. The job trains on meanwhile.
- * It saves parameters, optimizer state and blobs, on whatever devices they are; the files do not tell
- * how many.
+ * It saves parameters, optimizer state, buffers (from a copy: job/bufcopy.h) and blobs, on whatever
+ * devices they are; the files do not tell how many.
  *
  *   WAITING --as of a commit--> WRITING --> DONE
  *      '--refused, cancelled------'-------> FAILED
@@ -37,6 +37,7 @@ struct saving_report {
 	uint64_t bytes;   /* of tensors, all */
 	uint64_t written; /* of them */
 	uint64_t copied;  /* of them, before the trainers changed them */
+	bool as_left; /* buffers of units are as the trainers have left them, not of the commit */
 	const char *path; /* borrowed */
 	const char *why;  /* FAILED: borrowed; else "" */
 };
@@ -59,6 +60,8 @@ void saving_leave(struct job *job, void *userdata);
 /* Nobody wants it any more: end it, soon. Without this, one that writes outlives the deletion of the
  * job, whose memory stays until then. */
 void saving_cancel(struct job *job);
+/* Does one wait for a commit? */
+bool saving_waits(const struct job *job);
 /* Is there one that is not over? */
 bool saving_is_busy(const struct job *job);
 /* None is busy: drop what is kept for status. */
@@ -72,6 +75,8 @@ bool saving_report(const struct job *job, struct saving_report *ret);
 /* What array @i of a unit is: 0: its parameters; else a state of its optimizer. */
 enum index_array saving_array(const state_unit *rec, unsigned i);
 enum tensor_type saving_type(enum dtype t);
+/* @t: enum buffer_dtype, or 0. */
+enum tensor_type saving_buffer_type(uint32_t t);
 /* A thread that blocks for the disk. Without signals: a limit of file sizes must not end the daemon
  * with SIGXFSZ. Return: 0 or -errno. */
 int saving_start_thread(pthread_t *ret, void *(*run)(void *), void *arg);

@@ -7,6 +7,7 @@
 #include "job/kept.h"
 #include "job/launched.h"
 #include "job/position.h"
+#include "job/loading.h"
 #include "job/saving.h"
 #include "rpc/status_memory.h"
 #include "op/op.h"
@@ -192,7 +193,7 @@ static void status_jobs_fill_readers(struct arena *a, const struct job *job,
 		s->left_ms = timed && r->until_us > now ? (r->until_us - now) / 1000 : 0;
 		waits[0] = '\0';
 		if (r->state == READER_WAITING)
-			readers_wait_for(job, waits, sizeof(waits));
+			reader_wait_for(r, waits, sizeof(waits));
 		s->waits_for = status_text(a, waits);
 	}
 }
@@ -217,6 +218,26 @@ static void status_jobs_fill_checkpoint(struct arena *a, const struct job *job,
 	j->checkpoint->written = r.written;
 	j->checkpoint->copied = r.copied;
 	j->checkpoint->error = status_text(a, r.why);
+	j->checkpoint->buffers_as_left = r.as_left;
+}
+
+static void status_jobs_fill_loading(struct arena *a, const struct job *job,
+				     Shardd__V1__JobStatus *j)
+{
+	struct loading_progress p;
+	Shardd__V1__LoadingStatus **l;
+
+	if (!loading_progress(job, &p))
+		return;
+	l = STATUS_MESSAGES(a, 1, LoadingStatus, loading_status);
+	if (!l)
+		return;
+	j->loading = l[0];
+	l[0]->path = status_text(a, p.path);
+	l[0]->reads = p.reads;
+	l[0]->step = p.step;
+	l[0]->bytes = p.bytes;
+	l[0]->read = p.done;
 }
 
 static void status_jobs_fill_policy(struct arena *a, const state_checkpoints *c,
@@ -295,6 +316,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 		status_jobs_fill_rank(a, job, r, j->ranks[r]);
 	status_jobs_fill_readers(a, job, j);
 	status_jobs_fill_checkpoint(a, job, j);
+	status_jobs_fill_loading(a, job, j);
 	status_jobs_fill_policy(a, job->rec->checkpoints, j);
 	if (!with_units)
 		return;

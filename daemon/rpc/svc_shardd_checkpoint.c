@@ -42,6 +42,7 @@ static void svc_shardd_checkpoint_on_over(const struct saving_report *r, const s
 	reply.step = r->step;
 	reply.bytes = r->bytes;
 	reply.copied = r->copied;
+	reply.buffers_as_left = r->as_left;
 	if (c->call)
 		rpc_call_on_cancelled(c->call, NULL, NULL);
 	if (c->call && f)
@@ -111,6 +112,8 @@ static void svc_shardd_checkpoint_on_loaded(const struct loading_report *r, cons
 	reply.bytes = r->bytes;
 	reply.world_size = r->world_size;
 	reply.blobs_left_out = r->left_out;
+	reply.buffers_left_out = r->buffers_left_out;
+	reply.buffers_missing = r->buffers_missing;
 	if (c->call)
 		rpc_call_on_cancelled(c->call, NULL, NULL);
 	if (c->call && f)

@@ -9,11 +9,13 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "job/bufcopy.h"
 #include "job/elastic.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/policy.h"
 #include "job/position.h"
+#include "job/saving.h"
 #include "op/op.h"
 #include "op/op_util.h"
 #include "step/apply.h"
@@ -160,6 +162,7 @@ static void op_commit_store(struct coll *c)
 	op_commit_record(c);
 	CHECK(c->job->step.recorded);
 	op_commit_end_pass(c->job);
+	bufcopy_committed(c->job);
 	policy_committed(c->job);
 	elastic_committed(c->job);
 	readers_committed(c->job); /* before what its ranks have submitted already */
@@ -179,11 +182,29 @@ static enum res op_commit_reserve_copy(struct coll *c)
 	return RES_FAILED;
 }
 
-enum op_commit_stage { COMMIT_APPLY, COMMIT_STORE };
+/* All ranks have come, and none goes on before its answer: their buffers are of this commit. */
+static enum res op_commit_copy_buffers(struct coll *c)
+{
+	uint64_t step = commit_args(c->ops[0])->step;
+
+	return bufcopy_begin(c->job, step, saving_waits(c->job) || policy_will_be_due(c->job, step),
+			     &c->waiter);
+}
+
+enum op_commit_stage { COMMIT_BUFFERS, COMMIT_COPIED, COMMIT_APPLY, COMMIT_STORE };
 
 static enum res op_commit_tick(struct coll *c)
 {
 	switch ((enum op_commit_stage)c->stage) {
+	case COMMIT_BUFFERS:
+		RES_TRY(bufcopy_settle(c->job, &c->waiter));
+		c->stage = COMMIT_COPIED;
+		RES_TRY(op_commit_copy_buffers(c));
+		fallthrough;
+	case COMMIT_COPIED:
+		RES_TRY(coll_check_epoch(c, false)); /* it may have waited */
+		c->stage = COMMIT_APPLY;
+		fallthrough;
 	case COMMIT_APPLY:
 		if (backward_check_over(c->job, NULL, c->fault))
 			return RES_FAILED;

@@ -173,13 +173,15 @@ static struct shardd_membership join(shardd_client *c, const struct trainer *t)
 static uint64_t load(shardd_client *c, const struct trainer *t, shardd_unit *units)
 {
 	struct play *p = t->arg;
+	struct shardd_loaded loaded = { .size = sizeof(loaded) };
 	struct shardd_membership m;
 	uint64_t step = 0;
 
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err)); /* all have registered */
 	if (t->rank == 0) {
-		TRAIN_OK(shardd_load_checkpoint(c, t->job, p->dir, NULL, &step, &train_err));
-		TRAINER_CHECK(step == SAVED);
+		TRAIN_OK(shardd_load_checkpoint(c, t->job, p->dir, NULL, &loaded, &train_err));
+		step = loaded.step;
+		TRAINER_CHECK(step == SAVED && loaded.bytes && loaded.world_size == 2);
 	}
 	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
 	told_now("a checkpoint of step 3 was loaded into job");

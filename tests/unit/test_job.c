@@ -733,6 +733,7 @@ JOB_TEST(a_refusal_for_want_of_memory_says_what_frees_some)
 /* What a shutdown takes for lost. */
 JOB_TEST(whose_last_commit_is_in_a_checkpoint)
 {
+	state_unit *spec = nodefix_spec("u", 100);
 	struct fault f = FAULT_NULL;
 	struct nodefix_op op = { 0 };
 	struct member *m;
@@ -742,7 +743,8 @@ JOB_TEST(whose_last_commit_is_in_a_checkpoint)
 	job = nodefix_job(&n, "job", 1, 0);
 	cr_expect_str_eq(job_state_place(job), "none");
 	m = nodefix_join(&n, job, 0);
-	(void)nodefix_unit(&n, job, nodefix_spec("u", 100), &m, 1);
+	cr_assert_eq(state_unit_add_buffer(spec, state_buffer_new("mean", NULL, 0)), 0);
+	(void)nodefix_unit(&n, job, spec, &m, 1); /* its buffers are in checkpoints, too */
 	NODEFIX_OK(nodefix_commit(&n, m, 5, 0, &op), &op);
 	job_saved(job, 5);
 	cr_expect(job_is_in_memory_only(job), "its trainer may change it");

@@ -234,16 +234,29 @@ SHARDD_API int shardd_join(shardd_client *c, const struct shardd_job *job,
  * until the daemon has answered. Any thread. */
 SHARDD_API int shardd_leave(shardd_client *c, struct shardd_error *err);
 
+/* What was loaded. */
+struct shardd_loaded {
+	size_t size;               /* sizeof(struct shardd_loaded) */
+	uint64_t step;             /* of the checkpoint, and the job's last commit now */
+	uint64_t bytes;            /* of all tensors, buffers and blobs */
+	uint32_t world_size;       /* of the job that was saved */
+	uint32_t blobs_left_out;   /* of ranks that this job does not have */
+	uint32_t buffers_left_out; /* the same of buffers */
+	/* The checkpoint has no buffers: so many buffers of the job's units are as they were. */
+	uint32_t buffers_missing;
+};
+
 /* Load a checkpoint that the daemon has saved into @job (NULL: $SHARDD_JOB), whose units are
  * registered and which has no step of its own. One process calls it, a rank or not.
  * @path: the folder of checkpoints, absolute, below the daemon's checkpoint_roots. @step: which
- * one; NULL: the newest. The job then has the commit of the checkpoint, with the blobs of its
- * ranks, and the epoch has ended: all ranks, this one too, join again. World size, layout and
- * strategy may differ from the job that was saved. @ret: the step; may be NULL. Blocks for the
+ * one; NULL: the newest. The job then has the commit of the checkpoint, with buffers and blobs of
+ * its ranks, and the epoch has ended: all ranks, this one too, join again. World size, layout and
+ * strategy may differ from the job that was saved; a rank that it did not have gets the buffers of
+ * its first one. @ret: with its size set; may be NULL. Blocks for the
  * disk. Return: 0 or a negative code; FAILED_PRECONDITION: the job has state of its own, or the
  * checkpoint has other units; DATA_LOSS: it is damaged: then the units have to be initialised. */
 SHARDD_API int shardd_load_checkpoint(shardd_client *c, const char *job, const char *path,
-				      const uint64_t *step, uint64_t *ret,
+				      const uint64_t *step, struct shardd_loaded *ret,
 				      struct shardd_error *err);
 
 /* Create the group @name with exactly these ranks in this order, or find it. Every

@@ -50,6 +50,12 @@ class Job(C.Structure):
                 ("join_grace_ms", C.c_uint32)]
 
 
+class Loaded(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("step", C.c_uint64), ("bytes", C.c_uint64),
+                ("world_size", C.c_uint32), ("blobs_left_out", C.c_uint32),
+                ("buffers_left_out", C.c_uint32), ("buffers_missing", C.c_uint32)]
+
+
 class Membership(C.Structure):
     _fields_ = [("epoch", C.c_uint64), ("world_size", C.c_uint32), ("rank", C.c_uint32),
                 ("resumed", C.c_bool), ("has_commit", C.c_bool), ("torn", C.c_bool),

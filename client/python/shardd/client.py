@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as C
 import math
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -207,17 +208,22 @@ class Client(Session):
         @path: the folder of checkpoints, below the daemon's checkpoint_roots. @step: which one;
         None: the newest. Returns its step. The epoch has ended then: all ranks, this one too,
         join again (:meth:`rejoin`) and find the commit of the checkpoint. World size, layout and
-        strategy may differ from the job that was saved. FailedPrecondition: the job has state of
-        its own, or the checkpoint has other units. DataLoss: it is damaged; the units have to be
-        initialised.
+        strategy may differ from the job that was saved; a rank that it did not have gets the
+        buffers of its first one. A checkpoint without buffers leaves those of the job as they are,
+        with a warning. FailedPrecondition: the job has state of its own, or the checkpoint has
+        other units. DataLoss: it is damaged; the units have to be initialised.
         """
         if self.member is None or self._name is None:
             raise FailedPrecondition("this client has not joined a job: call join() first")
-        which, found = C.c_uint64(step or 0), C.c_uint64()
+        which, found = C.c_uint64(step or 0), _abi.Loaded(size=C.sizeof(_abi.Loaded))
         folder = os.fsencode(os.path.abspath(path))
         _library.call("load_checkpoint", self.handle, self._name, folder,
                       None if step is None else C.byref(which), C.byref(found))
-        return found.value
+        if found.buffers_missing:
+            warnings.warn(f"the checkpoint of step {found.step} in {path} has no buffers: "
+                          f"{found.buffers_missing} buffers of the job are as they were before",
+                          stacklevel=2)
+        return int(found.step)
 
     def leave(self) -> None:
         """Leave cleanly; ops of this session must be done."""
