@@ -38,6 +38,27 @@ static int session_complete_range(Shardd__V1__JobSpec *spec, struct shardd_error
 	return r;
 }
 
+/* @room: for what @spec then points to. */
+static int session_take_checkpoints(const struct shardd_checkpoints *c,
+				    Shardd__V1__CheckpointPolicy *room, Shardd__V1__JobSpec *spec,
+				    struct shardd_error *err)
+{
+	int r = c ? client_check_size(c, sizeof(*c), "checkpoints.size", err) : 0;
+
+	if (!c || r < 0)
+		return r;
+	if (!c->path)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "checkpoints.path",
+				 "checkpoints.path is NULL: give the folder");
+	room->path = (char *)c->path;
+	room->every_steps = c->every_steps;
+	room->every_s = c->every_s;
+	room->keep = c->keep;
+	room->bytes_per_s = c->bytes_per_s;
+	spec->checkpoints = room;
+	return 0;
+}
+
 /* Fill the open arguments of @job from the environment. */
 static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec,
 			    uint32_t *ret_rank, struct shardd_error *err)
@@ -218,6 +239,7 @@ static int session_join_again(struct shardd_client *c, Shardd__V1__JoinRequest *
 int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_membership *ret,
 		struct shardd_error *err)
 {
+	Shardd__V1__CheckpointPolicy checkpoints = SHARDD__V1__CHECKPOINT_POLICY__INIT;
 	Shardd__V1__JobSpec spec = SHARDD__V1__JOB_SPEC__INIT;
 	Shardd__V1__JoinRequest request = SHARDD__V1__JOIN_REQUEST__INIT;
 	struct shardd_error scratch;
@@ -231,6 +253,8 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 		r = client_check_size(job, sizeof(*job), "job.size", err);
 	if (r == 0)
 		r = session_complete(job, &spec, &request.rank, err);
+	if (r == 0)
+		r = session_take_checkpoints(job->checkpoints, &checkpoints, &spec, err);
 	if (r < 0)
 		return r;
 	request.job = &spec;

@@ -181,14 +181,6 @@ static int checkpoint_report(struct ctl *ctl, const struct index *x, const char 
 
 /* ------------------------------------------------------------------------------ verbs */
 
-/* The daemon has another working directory. A path that cannot be resolved here may exist there. */
-static char *checkpoint_absolute(const char *path)
-{
-	char *real = realpath(path, NULL);
-
-	return real ? real : strdup(path);
-}
-
 static int checkpoint_save(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct option options[] = { { "rate", required_argument, NULL, 'r' }, { 0 } };
@@ -204,7 +196,7 @@ static int checkpoint_save(struct ctl *ctl, int argc, char **argv)
 		r = ctl_job_name(a.job, buf, &request.job);
 	if (r != CTL_OK)
 		return r;
-	path = checkpoint_absolute(a.path);
+	path = ctl_absolute(a.path);
 	if (!path)
 		return ctl_broken();
 	request.path = path;
@@ -267,7 +259,7 @@ static int checkpoint_policy(struct ctl *ctl, int argc, char **argv)
 		return checkpoint_send_policy(ctl, &a, NULL);
 	if (!a.every_steps && !a.every_s)
 		return ctl_usage("checkpoint policy needs --every-steps N or --every-s S");
-	path = checkpoint_absolute(a.path);
+	path = ctl_absolute(a.path);
 	if (!path)
 		return ctl_broken();
 	policy.path = path;
@@ -296,7 +288,7 @@ static int checkpoint_load(struct ctl *ctl, int argc, char **argv)
 		r = ctl_job_name(a.job, buf, &request.job);
 	if (r != CTL_OK)
 		return r;
-	path = checkpoint_absolute(a.path);
+	path = ctl_absolute(a.path);
 	if (!path)
 		return ctl_broken();
 	request.path = path;

@@ -5,6 +5,7 @@
 #include <pwd.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -195,6 +196,20 @@ void ctl_job_cell(struct table *t, uint32_t uid, const char *name)
 
 	ctl_job_text(uid, name, text);
 	table_cell(t, "%s", text);
+}
+
+char *ctl_absolute(const char *path)
+{
+	char *real = realpath(path, NULL), *here = NULL, *all = NULL;
+
+	if (real)
+		return real;
+	if (*path == '/' || !(here = getcwd(NULL, 0)))
+		return strdup(path);
+	if (asprintf(&all, "%s/%s", here, path) < 0)
+		all = NULL;
+	free(here);
+	return all;
 }
 
 void ctl_step_cell(struct table *t, const Shardd__V1__JobStatus *j)

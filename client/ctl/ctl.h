@@ -99,6 +99,10 @@ int ctl_print_table(struct ctl *ctl, const char *title, const struct table *t);
  * (printed). */
 int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret);
 
+/* @path as a process with another working directory finds it, without links. What does not exist here
+ * may exist there, and has its name. Return: the caller's to free; NULL without memory. */
+char *ctl_absolute(const char *path);
+
 /* A user's name, or its number. Return: @buf. */
 const char *ctl_user(uint32_t uid, char buf[CTL_USER_MAX]);
 

@@ -1,6 +1,7 @@
 /* shardctl job create|delete|drain|resize. */
 #include <getopt.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/check.h"
@@ -58,9 +59,50 @@ static int job_grace_option(Shardd__V1__JobSpec *job)
 	return r;
 }
 
+/* --checkpoint-...: of a policy as that of `shardctl checkpoint policy`. */
+static int job_checkpoint_option(Shardd__V1__CheckpointPolicy *p, int o)
+{
+	uint64_t number;
+
+	switch (o) {
+	case 'D':
+		p->path = optarg;
+		return CTL_OK;
+	case 'S':
+		if (format_parse_number(optarg, UINT64_MAX, &p->every_steps) && p->every_steps)
+			return CTL_OK;
+		return ctl_usage("--checkpoint-every-steps \"%s\" is not a whole number from 1",
+				 optarg);
+	case 'E':
+		if (format_parse_number(optarg, UINT32_MAX, &p->every_s) && p->every_s)
+			return CTL_OK;
+		return ctl_usage("--checkpoint-every-s \"%s\" is not a whole number from 1 to %u",
+				 optarg, UINT32_MAX);
+	case 'K':
+		if (!format_parse_number(optarg, UINT32_MAX, &number) || !number)
+			return ctl_usage(
+				"--checkpoint-keep \"%s\" is not a whole number from 1 to %u",
+				optarg, UINT32_MAX);
+		p->keep = (uint32_t)number;
+		return CTL_OK;
+	default:
+		if (format_parse_bytes(optarg, &p->bytes_per_s) && p->bytes_per_s)
+			return CTL_OK;
+		return ctl_usage("--checkpoint-rate \"%s\" is not a number of bytes, such as 4096, "
+				 "64M, 2G",
+				 optarg);
+	}
+}
+
 static int job_create_option(Shardd__V1__JobSpec *job, int o)
 {
 	switch (o) {
+	case 'D':
+	case 'S':
+	case 'E':
+	case 'K':
+	case 'R':
+		return job_checkpoint_option(job->checkpoints, o);
 	case 'w':
 		return job_number_option("world-size", 1, &job->world_size);
 	case 'k':
@@ -95,6 +137,18 @@ static int job_create_option(Shardd__V1__JobSpec *job, int o)
 	}
 }
 
+static int job_check_checkpoints(const Shardd__V1__CheckpointPolicy *p)
+{
+	bool dir = *p->path, when = p->every_steps || p->every_s;
+
+	if (!dir && (when || p->keep || p->bytes_per_s))
+		return ctl_usage("--checkpoint-... needs --checkpoint-dir DIR");
+	if (dir && !when)
+		return ctl_usage("--checkpoint-dir needs --checkpoint-every-steps N or "
+				 "--checkpoint-every-s S");
+	return CTL_OK;
+}
+
 /* @argv[0]: create. A job that is made by hand is kept unless an option says otherwise:
  * it exists before its trainers and after them. */
 static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], int argc, char **argv)
@@ -112,6 +166,11 @@ static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], in
 		{ "min-ranks", required_argument, NULL, 'm' },
 		{ "max-ranks", required_argument, NULL, 'x' },
 		{ "join-grace", required_argument, NULL, 'g' },
+		{ "checkpoint-dir", required_argument, NULL, 'D' },
+		{ "checkpoint-every-steps", required_argument, NULL, 'S' },
+		{ "checkpoint-every-s", required_argument, NULL, 'E' },
+		{ "checkpoint-keep", required_argument, NULL, 'K' },
+		{ "checkpoint-rate", required_argument, NULL, 'R' },
 		{ 0 },
 	};
 	int r = CTL_OK;
@@ -127,6 +186,9 @@ static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], in
 		return ctl_usage("job create needs --world-size N");
 	if (job->join_grace_ms && !job->max_ranks)
 		return ctl_usage("--join-grace needs --min-ranks N and --max-ranks N");
+	r = job_check_checkpoints(job->checkpoints);
+	if (r != CTL_OK)
+		return r;
 	r = ctl_job_name(argv[optind], name, &job->name);
 	if (r != CTL_OK)
 		return r;
@@ -140,9 +202,21 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 	Shardd__V1__CreateJobRequest request = SHARDD__V1__CREATE_JOB_REQUEST__INIT;
 	Shardd__V1__JobSpec job = SHARDD__V1__JOB_SPEC__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	Shardd__V1__CheckpointPolicy checkpoints = SHARDD__V1__CHECKPOINT_POLICY__INIT;
+	_cleanup_(freep) char *path = NULL;
 	char name[CTL_JOB_MAX];
-	int r = job_parse_create(&job, name, argc, argv);
+	int r;
 
+	job.checkpoints = &checkpoints;
+	r = job_parse_create(&job, name, argc, argv);
+	if (r == CTL_OK && *checkpoints.path) {
+		path = ctl_absolute(checkpoints.path);
+		if (!path)
+			return ctl_broken();
+		checkpoints.path = path;
+	} else {
+		job.checkpoints = NULL;
+	}
 	request.job = &job;
 	if (r == CTL_OK)
 		r = ctl_call(ctl, METHOD_CreateJob, &request.base,

@@ -31,12 +31,6 @@ struct bufcopy {
 	struct launch *launches; /* owned; NULL: it is made */
 };
 
-void bufcopies_init(struct bufcopies *all)
-{
-	*all = (struct bufcopies){ 0 };
-	condition_init(&all->made, "the copy of the job's buffers");
-}
-
 static bool bufcopy_takes_part(const struct unit *u)
 {
 	return u->buffers && !u->rec->dropped;

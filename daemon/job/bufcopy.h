@@ -18,26 +18,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/condition.h"
 #include "core/fault.h"
 #include "core/res.h"
 
 struct bufcopy;
 struct job;
-struct slab;
 struct unit;
-
-/* Those of a job. */
-struct bufcopies {
-	struct bufcopy *last; /* of the last commit, or as left; owned ref; NULL: none */
-	struct bufcopy *next; /* being made, or of a Commit that has not taken effect; owned ref */
-	struct slab *spare;   /* owned ref: memory of a former one; NULL: none */
-	bool runs;            /* @next is being made */
-	bool lacks;           /* there was no memory for the last one that was tried */
-	struct condition made;
-};
-
-void bufcopies_init(struct bufcopies *all);
+struct waiter;
 
 /* Has a unit of the job buffers? */
 bool bufcopy_has_buffers(const struct job *job);

@@ -15,6 +15,7 @@
 #include "job/job_journal.h"
 #include "job/launched.h"
 #include "job/pooled.h"
+#include "job/policy_spec.h"
 #include "job/position.h"
 
 #define JOB_MAGIC 0x4a4f4221u
@@ -142,7 +143,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->registrations);
 	readers_init(&job->readers);
 	list_init(&job->elastic.newcomers);
-	bufcopies_init(&job->checkpoints.buffers);
+	condition_init(&job->checkpoints.buffers.made, "the copy of the job's buffers");
 	list_init(&job->link);
 	job_journal_init(job);
 	job->life.idle_since_us = clock_now_us();
@@ -215,7 +216,8 @@ static state_job *job_rec_from_spec(const struct node_limits *l, const struct jo
 	rec->join_grace_ms = spec->join_grace_ms;
 	rec->ipc = spec->ipc;
 	rec->is_private = spec->is_private;
-	if (job_add_world(rec) < 0) {
+	if (state_job_set_checkpoints(rec, spec->checkpoints) < 0 ||
+	    state_job_set_said_checkpoints(rec, spec->checkpoints) < 0 || job_add_world(rec) < 0) {
 		state_job_free(rec);
 		return NULL;
 	}
@@ -262,6 +264,8 @@ static int job_check_new(const struct jobs *jobs, const struct job_spec *spec, u
 				 "job.ttl_s %u is too large: the limit is %u (max_job_ttl_s); 0 "
 				 "means %u (job_ttl_s)",
 				 spec->ttl_s, l->max_job_ttl_s, l->job_ttl_s);
+	if (spec->checkpoints && policy_spec_check(jobs->node, spec->checkpoints, f))
+		return f->code;
 	if (spec->ipc && backend_info(jobs->node->devices[0].backend)->ordinal < 0)
 		return fault_set(f, FAULT_INVALID, "job.ipc",
 				 "job.ipc is set, but memory of %s has no CUDA IPC handle",
@@ -296,6 +300,7 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 		job_free(job);
 		return fault_errno(f, -ENOMEM, "making a job");
 	}
+	job->checkpoints.us = clock_now_us(); /* its policy counts from now on */
 	*ret = job;
 	return 0;
 }
@@ -400,6 +405,8 @@ static int job_check_same(const struct job *job, const struct job_spec *spec, st
 				 "trainer decides that",
 				 job->rec->name, job_resume_name(job_resume_of(job->rec)),
 				 job_resume_name(spec->resume));
+	if (spec->checkpoints && policy_spec_check_same(job->rec, spec->checkpoints, f))
+		return f->code;
 	if (spec->ipc && !job->rec->ipc)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' shares its memory as descriptors, not as CUDA IPC "

@@ -55,6 +55,7 @@ struct job_spec {
 	bool resizes;           /* an elastic job may have another size: the caller resizes it */
 	bool ipc;
 	bool is_private;
+	const state_checkpoints *checkpoints; /* borrowed; NULL: nothing is said of them */
 	const uint8_t *instance; /* NODE_INSTANCE_BYTES: the daemon that has the caller's state;
 				  * NULL: it expects none */
 	enum job_on_existing on_existing; /* 0: JOB_RESUME */

@@ -106,6 +106,7 @@ static void job_existing_inherit(const struct job *job, struct job_spec *spec)
 	spec->ttl_s = spec->ttl_s ? spec->ttl_s : rec->ttl_s;
 	spec->op_timeout_ms = spec->op_timeout_ms ? spec->op_timeout_ms : rec->op_timeout_ms;
 	spec->is_private = spec->is_private || rec->is_private;
+	spec->checkpoints = spec->checkpoints ? spec->checkpoints : rec->checkpoints;
 	spec->resume = spec->resume ? spec->resume : (enum job_resume)rec->resume;
 	if (!spec->max_ranks && spec->world_size >= rec->min_ranks &&
 	    spec->world_size <= rec->max_ranks) {

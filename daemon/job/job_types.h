@@ -23,7 +23,6 @@
 #include "core/list.h"
 #include "core/quota.h"
 #include "core/res.h"
-#include "job/bufcopy.h"
 #include "job/match.h"
 #include "job/node.h"
 #include "mem/pool.h"
@@ -43,6 +42,7 @@
 
 enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 
+struct bufcopy;
 struct coll;
 struct ddp;
 struct elastic_turn;
@@ -218,6 +218,16 @@ struct job_kept {
 	bool wanted;      /* somebody waits for memory to make it */
 	bool without;     /* there is none: its units come from a daemon that kept none */
 	bool asks_torn;   /* once it is rolled back: is it known at which step (job_tear)? */
+};
+
+/* Copies of its units' buffers (job/bufcopy.h). */
+struct bufcopies {
+	struct bufcopy *last; /* of the last commit, or as left; owned ref; NULL: none */
+	struct bufcopy *next; /* being made, or of a Commit that has not taken effect; owned ref */
+	struct slab *spare;   /* owned ref: memory of a former one; NULL: none */
+	bool runs;            /* @next is being made */
+	bool lacks;           /* there was no memory for the last one that was tried */
+	struct condition made;
 };
 
 /* Its checkpoints. */

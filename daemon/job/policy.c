@@ -2,26 +2,12 @@
 
 #include <errno.h>
 
-#include "checkpoint/place.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/policy_spec.h"
 #include "job/saving.h"
-
-static int policy_check(const struct job *job, const state_checkpoints *c, struct fault *f)
-{
-	const char *roots = job->node->checkpoint_roots, *at;
-	size_t n;
-
-	if (!c->every_steps && !c->every_s)
-		return fault_set(f, FAULT_INVALID, "every_steps",
-				 "every_steps and every_s are 0: give one of them, or both");
-	if (c->every_s > UINT32_MAX)
-		return fault_set(f, FAULT_INVALID, "every_s", "every_s is %llu; it must be 0 to %u",
-				 (unsigned long long)c->every_s, UINT32_MAX);
-	return place_find(roots ? roots : "", c->path, &at, &n, f);
-}
 
 void policy_begin(struct job *job)
 {
@@ -31,7 +17,7 @@ void policy_begin(struct job *job)
 
 int policy_set(struct job *job, const state_checkpoints *c, struct fault *f)
 {
-	if (c && policy_check(job, c, f))
+	if (c && policy_spec_check(job->node, c, f))
 		return f->code;
 	if (state_job_set_checkpoints(job->rec, c) < 0)
 		return fault_errno(f, -ENOMEM, "setting the policy of checkpoints");

@@ -25,6 +25,7 @@
 #include "unit/unit.h"
 
 struct job;
+struct node;
 struct proc;
 struct saving;
 

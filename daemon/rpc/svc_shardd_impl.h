@@ -24,7 +24,9 @@ void svc_later_run(struct rpc_call *call, const ProtobufCMessage *request, struc
 
 /* svc_shardd_jobs.c: functions for the other files. */
 struct fault svc_not_connected(void);
-int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct fault *f);
+/* @room: for what @ret points to. */
+int svc_decode_job(const Shardd__V1__JobSpec *spec, state_checkpoints *room, struct job_spec *ret,
+		   struct fault *f);
 /* For the log: a job was made; a call about a job is refused, which ends the call. */
 void svc_log_created(const struct proc *who, const struct job *job);
 void svc_refuse(struct rpc_call *call, const char *what, const char *job, const struct fault *f);

@@ -18,7 +18,23 @@ struct fault svc_not_connected(void)
 	return f;
 }
 
-int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct fault *f)
+/* What @p says of checkpoints, which may be NULL. */
+static const state_checkpoints *svc_shardd_jobs_checkpoints(const Shardd__V1__CheckpointPolicy *p,
+							    state_checkpoints *room)
+{
+	if (!p)
+		return NULL;
+	*room = (state_checkpoints)SHARDD__STATE__V1__CHECKPOINTS__INIT;
+	room->path = p->path;
+	room->every_steps = p->every_steps;
+	room->every_s = p->every_s;
+	room->keep = p->keep;
+	room->bytes_per_s = p->bytes_per_s;
+	return room;
+}
+
+int svc_decode_job(const Shardd__V1__JobSpec *spec, state_checkpoints *room, struct job_spec *ret,
+		   struct fault *f)
 {
 	struct job_ref ref;
 
@@ -68,7 +84,9 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, struct job_spec *ret, struct
 				  .max_ranks = spec->max_ranks,
 				  .join_grace_ms = spec->join_grace_ms,
 				  .ipc = spec->ipc,
-				  .is_private = spec->is_private };
+				  .is_private = spec->is_private,
+				  .checkpoints =
+					  svc_shardd_jobs_checkpoints(spec->checkpoints, room) };
 	return 0;
 }
 
@@ -95,11 +113,12 @@ void svc_create_job(struct rpc_call *call, const ProtobufCMessage *request, void
 	Shardd__V1__CreateJobResponse reply = SHARDD__V1__CREATE_JOB_RESPONSE__INIT;
 	struct conn *c = rpc_call_conn(call);
 	struct fault f = c ? FAULT_NULL : svc_not_connected();
+	state_checkpoints checkpoints;
 	struct job_spec spec;
 	struct job *job;
 	bool created = false;
 
-	if (f.code || svc_decode_job(r->job, &spec, &f) ||
+	if (f.code || svc_decode_job(r->job, &checkpoints, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(conn_proc(c)), proc_gid(conn_proc(c)), &job,
 		     &created, &f)) {
 		svc_refuse(call, "create", r->job ? r->job->name : "", &f);

@@ -343,13 +343,14 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	struct svc_shardd *svc = userdata;
 	struct session *s = svc_session(call);
 	struct fault f = FAULT_NULL;
+	state_checkpoints checkpoints;
 	struct job_spec spec;
 	struct job *job;
 	bool created;
 
 	if (!s)
 		return;
-	if (svc_decode_job(r->job, &spec, &f) == 0)
+	if (svc_decode_job(r->job, &checkpoints, &spec, &f) == 0)
 		(void)svc_shardd_join_check_rank(r, &spec, &f);
 	spec.resizes = true;
 	if (f.code || svc_shardd_join_instance(r, &spec, &f) ||

@@ -440,7 +440,8 @@ int state_job_set_run(state_job *j, const char *run)
 	return 0;
 }
 
-int state_job_set_checkpoints(state_job *j, const state_checkpoints *c)
+/* @at: replaced by a copy of @c. */
+static int state_set_checkpoints(state_checkpoints **at, const state_checkpoints *c)
 {
 	state_checkpoints *copy = NULL;
 
@@ -455,10 +456,20 @@ int state_job_set_checkpoints(state_job *j, const state_checkpoints *c)
 			return -ENOMEM;
 		}
 	}
-	if (j->checkpoints)
-		shardd__state__v1__checkpoints__free_unpacked(j->checkpoints, NULL);
-	j->checkpoints = copy;
+	if (*at)
+		shardd__state__v1__checkpoints__free_unpacked(*at, NULL);
+	*at = copy;
 	return 0;
+}
+
+int state_job_set_checkpoints(state_job *j, const state_checkpoints *c)
+{
+	return state_set_checkpoints(&j->checkpoints, c);
+}
+
+int state_job_set_said_checkpoints(state_job *j, const state_checkpoints *c)
+{
+	return state_set_checkpoints(&j->said_checkpoints, c);
 }
 
 void state_job_drop_slabs(state_job *j, size_t n)

@@ -121,6 +121,8 @@ int state_job_set_run(state_job *j, const char *run);
 
 /* Replace the policy by a copy of @c; NULL: there is none any more. Return: 0 or -ENOMEM. */
 int state_job_set_checkpoints(state_job *j, const state_checkpoints *c);
+/* The same of said_checkpoints. */
+int state_job_set_said_checkpoints(state_job *j, const state_checkpoints *c);
 
 /* Replace rank @rank's blob; takes @data (malloc'ed). Return: 0 or -ENOMEM. */
 int state_job_set_blob(state_job *j, uint32_t rank, uint8_t *data, size_t bytes, uint64_t step);

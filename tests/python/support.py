@@ -96,6 +96,14 @@ def held_daemon(*arguments, kill_after=None):
                     sys.exit(f"the holder ended with {code}:\n{log.read()}")
 
 
+def wait_until(holds, seconds=60):
+    """Until @holds() is true; fails after @seconds."""
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, f"not within {seconds} s: {holds}"
+        time.sleep(0.005)
+
+
 def _rank(function, rank, world, arguments, results):
     try:
         results.put((rank, True, function(rank, world, *arguments)))

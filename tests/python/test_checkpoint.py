@@ -17,16 +17,17 @@ import shardd
 class Trainer:
     """One rank; SGD adds 1 to all parameters in a step."""
 
-    def __init__(self, socket, job, size=12, **how):
+    def __init__(self, socket, job, size=12, buffers=(), **how):
         self.client = shardd.connect(socket)
         self.found = self.client.join(job, 1, 0, **how)
-        self.size = size
+        self.size, self.buffers = size, buffers
         self.register()
 
     def register(self):
         sgd = shardd.OptimizerSpec(shardd.OptimizerKind.SGD, lr=1.0)
         [self.unit] = self.client.register([shardd.UnitSpec("block", [
-            shardd.TensorSpec("w", (self.size,), shardd.Init.CONSTANT, 2.0)], optimizer=sgd)])
+            shardd.TensorSpec("w", (self.size,), shardd.Init.CONSTANT, 2.0)], optimizer=sgd,
+            buffers=self.buffers)])
 
     def step(self, number):
         gradient = self.unit.gradient()
@@ -147,6 +148,12 @@ class Checkpoints(unittest.TestCase):
               self.assertRaisesRegex(shardd.NotFound, "no checkpoint 'step-000000000007'")):
             trainer.client.load_checkpoint(self.folder, 7)
 
+    def test_without_buffers_it_warns(self):
+        mean = shardd.BufferSpec("mean", (3,))
+        with (Trainer(self.socket, "normed", buffers=[mean]) as trainer,
+              self.assertWarnsRegex(UserWarning, "has no buffers: 1 buffers of the job")):
+            trainer.client.load_checkpoint(self.folder)
+
     def test_a_client_without_a_job(self):
         with (shardd.connect(self.socket) as client,
               self.assertRaisesRegex(shardd.FailedPrecondition, "call join")):
@@ -172,6 +179,77 @@ class Policy(unittest.TestCase):
             self.assertEqual((policy["path"], int(policy["every_steps"]), int(policy["every_s"]),
                               int(policy["keep"]), int(policy["bytes_per_s"])),
                              (root, 5, 60, 3, 1 << 20))
+
+
+class PolicyOfTheJob(unittest.TestCase):
+    """What the trainers, or who creates the job, say of it."""
+
+    def setUp(self):
+        self.root = self.enterContext(tempfile.TemporaryDirectory())
+        self.socket = self.enterContext(support.daemon("--set", f"checkpoint_roots={self.root}"))
+
+    def ctl(self, *arguments):
+        done = subprocess.run([support.BIN_DIR + "/shardctl", "--socket", self.socket, "--json",
+                               *arguments], capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    def policy(self):
+        [job] = json.loads(self.ctl("status")[1])["jobs"]
+        p = job["checkpoints"]
+        return (p["path"], *(int(p[k]) for k in ("every_steps", "every_s", "keep", "bytes_per_s")))
+
+    def test_checkpoints_are_made(self):
+        mine = shardd.Checkpoints(self.root, every_steps=2, keep=1)
+        with Trainer(self.socket, "says", checkpoints=mine) as trainer:
+            self.assertEqual(self.policy(), (self.root, 2, 0, 1, 0))
+            trainer.unit.init_seed(1)
+            for step in range(1, 4):
+                trainer.step(step)
+            support.wait_until(Path(self.root, "step-000000000002").exists)
+            self.assertEqual(len(list(Path(self.root).glob("step-*"))), 1)
+            # what the owner sets does not keep a trainer from coming back
+            code, _, error = self.ctl("checkpoint", "policy", "says", self.root, "--every-s", "900")
+            self.assertEqual(code, 0, error)
+            trainer.client.rejoin()
+            self.assertEqual(self.policy(), (self.root, 0, 900, 0, 0))
+
+    def test_another_one_is_refused(self):
+        mine = shardd.Checkpoints(self.root, every_steps=2)
+        with Trainer(self.socket, "says", checkpoints=mine):
+            for other in ({"every_steps": 3}, {"every_steps": 2, "keep": 1}):
+                with (shardd.connect(self.socket) as client, self.assertRaisesRegex(
+                        shardd.FailedPrecondition, "was created with checkpoints every 2 steps")):
+                    client.join("says", 1, 0, checkpoints=shardd.Checkpoints(self.root, **other))
+        with (Trainer(self.socket, "silent"), shardd.connect(self.socket) as client,
+              self.assertRaisesRegex(shardd.FailedPrecondition, "without a policy")):
+            client.join("silent", 1, 0, checkpoints=mine)
+
+    def test_what_cannot_be_followed_is_refused(self):
+        for given, words in (
+                ({"path": self.root}, "every_steps and every_s are 0"),
+                ({"path": "/etc", "every_s": 1}, "below none of the daemon's checkpoint_roots"),
+                ({"path": self.root, "every_s": 1 << 32}, "checkpoints.every_s is"),
+                ({"path": self.root, "every_s": 1, "keep": -1}, "checkpoints.keep is -1")):
+            with (self.subTest(words), shardd.connect(self.socket) as client,
+                  self.assertRaisesRegex(shardd.InvalidArgument, words)):
+                client.join("never", 1, 0, checkpoints=shardd.Checkpoints(**given))
+        self.assertEqual(json.loads(self.ctl("status")[1])["jobs"], [])
+
+    def test_by_who_creates_it(self):
+        words = ("--checkpoint-dir", self.root, "--checkpoint-every-steps", "5",
+                 "--checkpoint-every-s", "60", "--checkpoint-keep", "3", "--checkpoint-rate", "1M")
+        code, _, error = self.ctl("job", "create", "--world-size", "1", "made", *words)
+        self.assertEqual(code, 0, error)
+        self.assertEqual(self.policy(), (self.root, 5, 60, 3, 1 << 20))
+        same = shardd.Checkpoints(self.root, 5, 60, 3, 1 << 20)
+        with Trainer(self.socket, "made", checkpoints=same):
+            pass
+        for some, words in ((("--checkpoint-keep", "3"), "needs --checkpoint-dir"),
+                            (("--checkpoint-dir", self.root), "needs --checkpoint-every-steps"),
+                            (("--checkpoint-keep", "0"), "not a whole number from 1")):
+            code, _, error = self.ctl("job", "create", "--world-size", "1", "bad", *some)
+            self.assertEqual(code, 2)
+            self.assertIn(words, error)
 
 
 class ResumeFrom(unittest.TestCase):

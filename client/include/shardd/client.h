@@ -156,6 +156,18 @@ enum shardd_on_existing {
 	SHARDD_FRESH = 3 /* delete the job and create it; FAILED_PRECONDITION if it has trainers */
 };
 
+/* When the daemon makes checkpoints of a job by itself: at a commit that is due by every_steps or
+ * every_s (docs/checkpoints.md). */
+struct shardd_checkpoints {
+	size_t size;      /* sizeof(struct shardd_checkpoints) */
+	const char *path; /* absolute, below one of the daemon's checkpoint_roots; it exists */
+	uint64_t
+		every_steps; /* at the first commit in each such number of steps; 0: not by steps */
+	uint64_t every_s;    /* seconds after the last one was begun; 0: not by time */
+	uint32_t keep;       /* how many of the newest stay when one is made; 0: all */
+	uint64_t bytes_per_s; /* how fast they are written at most; 0: as fast as the disk is */
+};
+
 struct shardd_job {
 	size_t size;         /* sizeof(struct shardd_job) */
 	const char *name;    /* 1 to 64 of [A-Za-z0-9._-], this user's; root and the daemon's
@@ -186,6 +198,9 @@ struct shardd_job {
 	 * this process is now. All ranks give the same. 0: the job keeps its size; where @max_ranks
 	 * is 0, too: of $SHARDD_JOB $SHARDD_JOIN_GRACE_MS, else unchanged. */
 	uint32_t join_grace_ms;
+	/* The same on all ranks; FAILED_PRECONDITION: another one than the job was created with.
+	 * NULL: as the job has it; a new one has none. Borrowed during the call. */
+	const struct shardd_checkpoints *checkpoints;
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX

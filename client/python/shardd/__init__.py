@@ -54,6 +54,7 @@ from .memory import Dtype, Memory
 from .reader import Reader, ReadTensor, read
 from .specs import (
     BufferSpec,
+    Checkpoints,
     ClipProfile,
     Init,
     Layout,
@@ -73,8 +74,8 @@ from .ticket import Ticket
 from .unit import Place, Unit
 
 __all__ = [
-    "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Client",
-    "ClipProfile", "ConnectionEvent", "ConnectionState", "DaemonRestarted",
+    "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Checkpoints",
+    "Client", "ClipProfile", "ConnectionEvent", "ConnectionState", "DaemonRestarted",
     "DataLoss", "DeadlineExceeded", "Device",
     "Dtype", "FailedPrecondition", "InUse",
     "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory",

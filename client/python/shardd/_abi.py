@@ -41,13 +41,18 @@ class Info(C.Structure):
                 ("device", Device)]
 
 
+class Checkpoints(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("path", C.c_char_p), ("every_steps", C.c_uint64),
+                ("every_s", C.c_uint64), ("keep", C.c_uint32), ("bytes_per_s", C.c_uint64)]
+
+
 class Job(C.Structure):
     _fields_ = [("size", C.c_size_t), ("name", C.c_char_p), ("world_size", C.c_uint32),
                 ("rank", C.c_uint32), ("lifetime", C.c_int), ("quota_bytes", C.c_uint64),
                 ("ttl_s", C.c_uint32), ("op_timeout_ms", C.c_uint32), ("allow_torn", C.c_bool),
                 ("is_private", C.c_bool), ("on_existing", C.c_int), ("run", C.c_char_p),
                 ("resume", C.c_int), ("min_ranks", C.c_uint32), ("max_ranks", C.c_uint32),
-                ("join_grace_ms", C.c_uint32)]
+                ("join_grace_ms", C.c_uint32), ("checkpoints", C.POINTER(Checkpoints))]
 
 
 class Loaded(C.Structure):

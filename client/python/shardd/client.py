@@ -21,7 +21,7 @@ from ._session import Session
 from .buffer import Buffer as Buffer
 from .errors import FailedPrecondition, InUse, InvalidArgument
 from .memory import Dtype, Memory
-from .specs import ClipProfile, Lifetime, ReduceOp, StepSettings, UnitSpec
+from .specs import Checkpoints, ClipProfile, Lifetime, ReduceOp, StepSettings, UnitSpec
 from .unit import Unit
 
 WORLD = 0
@@ -124,7 +124,8 @@ class Client(Session):
              ttl: int = 0, op_timeout: float = 0, allow_torn: bool = False,
              private: bool = False, on_existing: str = "resume",
              resume_from: str | None = None,
-             elastic: tuple[int, int] | tuple[int, int, float] | None = None) -> Membership:
+             elastic: tuple[int, int] | tuple[int, int, float] | None = None,
+             checkpoints: Checkpoints | None = None) -> Membership:
         """Join a job as a rank; the job is created if it does not exist. Join again after Aborted.
 
         None: the launcher's value (docs/python.md); for the job, $SHARDD_JOB comes first. @ttl,
@@ -146,6 +147,9 @@ class Client(Session):
         with a rank that the job does not have waits here and is taken in at a commit. All ranks
         give the same, and pass the same rank and world_size each time: the result says which rank
         of how many this process is.
+        @checkpoints: when the daemon makes checkpoints by itself; the same on all ranks. None: as
+        the job has it, a new one has none. FailedPrecondition: another one than the job was created
+        with.
         Unimplemented: the launcher has started ranks on other machines. DataLoss: the job's
         state was in an earlier run of the daemon; nothing starts again at step 0.
         """
@@ -155,13 +159,14 @@ class Client(Session):
         wish, run = _wish(on_existing, asked[0])
         spec = _abi.Job(C.sizeof(_abi.Job), *asked, lifetime or 0, quota_bytes, ttl,
                         int(op_timeout * 1000), allow_torn, private, wish, run,
-                        _resume_from(resume_from), *_elastic(elastic))
+                        _resume_from(resume_from), *_elastic(elastic),
+                        None if checkpoints is None else C.pointer(checkpoints.as_struct()))
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
         self._find_memory()
         self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn,
-                      private, on_existing, resume_from, elastic)
+                      private, on_existing, resume_from, elastic, checkpoints)
         self._name = asked[0]
         _restart.joined(self.instance)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes as C
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 from . import _abi
+from .errors import InvalidArgument
 from .memory import Dtype
 
 
@@ -204,6 +206,31 @@ def step_settings(settings: Sequence[StepSettings]) -> Any:
     for one, s in zip(settings, made):
         one.fill(s)
     return made
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When the daemon makes checkpoints of a job by itself, into the folder ``path``: at the first
+    commit in each ``every_steps`` steps, or ``every_s`` seconds after the last one was begun; 0:
+    not by that. ``keep``: how many of the newest stay; 0: all. ``bytes_per_s``: how fast they are
+    written at most; 0: as fast as the disk is."""
+
+    path: str
+    every_steps: int = 0
+    every_s: int = 0
+    keep: int = 0
+    bytes_per_s: int = 0
+
+    def as_struct(self) -> _abi.Checkpoints:
+        most = {"every_steps": 2**63, "every_s": 2**32, "keep": 2**32, "bytes_per_s": 2**63}
+        for name, limit in most.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 0 <= value < limit:
+                raise InvalidArgument(f"checkpoints.{name} is {value!r}, must be a whole number "
+                                      f"from 0 to {limit - 1}", f"checkpoints.{name}")
+        return _abi.Checkpoints(C.sizeof(_abi.Checkpoints),
+                                os.fsencode(os.path.abspath(self.path)), self.every_steps,
+                                self.every_s, self.keep, self.bytes_per_s)
 
 
 @dataclass
