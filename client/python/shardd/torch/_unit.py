@@ -298,8 +298,8 @@ class ShardedUnit:
         if self.own_hook is not None:  # its results are added to zeros
             self.divide_factor, self.force_sum = 1.0, True
         nbytes = self.buffer_bytes or self.state_bytes
-        buffers = [BufferSpec("optimizer" if self.state_bytes else "all buffers", (nbytes,),
-                              Dtype.UINT8)]
+        kind = "shardd:optimizer" if self.state_bytes else "shardd:buffers"  # in no state_dict
+        buffers = [BufferSpec(kind, (nbytes,), Dtype.UINT8)]
         return UnitSpec(
             self.name, tensors, group=group, optimizer=optimizer,
             layout=Layout.FLAT if self.replicated else Layout.DIM0,
