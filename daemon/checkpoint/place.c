@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <linux/capability.h>
 #include <linux/openat2.h>
@@ -99,6 +100,17 @@ static int place_fault(struct fault *f, const char *path)
 	else
 		(void)fault_errno(f, -error, what);
 	return -1;
+}
+
+void place_tell(struct fault *f, const char *path, uint64_t step)
+{
+	struct fault was = *f;
+
+	*f = FAULT_NULL;
+	fault_set(f, was.code, was.field[0] ? was.field : NULL,
+		  "checkpoint of step %" PRIu64 " in '%.160s': %s", step, path, was.text);
+	f->domain = was.domain;
+	f->native = was.native;
 }
 
 int place_open(const char *roots, const char *path, struct fault *f)

@@ -5,6 +5,7 @@
 #ifndef SHARDD_CHECKPOINT_PLACE_H
 #define SHARDD_CHECKPOINT_PLACE_H
 
+#include <stdint.h>
 #include <sys/types.h>
 
 #include "core/fault.h"
@@ -19,6 +20,9 @@ int place_find(const char *roots, const char *path, const char **ret_at, size_t 
  * groups and without capabilities; nothing changes if the process is that user. Return: 0 or
  * FAULT_DENIED. */
 int place_become(uid_t uid, gid_t gid, struct fault *f);
+
+/* @f is about a checkpoint of @step in the folder @path: let its text say so. Its code stays. */
+void place_tell(struct fault *f, const char *path, uint64_t step);
 
 /* Open the folder @path below its root; no component behind the root may be a symbolic link or lead out
  * of it. Return: a descriptor, the caller's; -1: @f is filled. */

@@ -149,15 +149,26 @@ static int save_tensors(struct save *s, int fd, size_t index)
 	return s->f->code;
 }
 
+static int save_text_fault(size_t bytes, size_t at, struct fault *f)
+{
+	char what[128];
+	int error = -errno;
+
+	snprintf(what, sizeof(what), "writing %zu bytes at %zu of '" INDEX_NAME "'", bytes, at);
+	return fault_errno(f, error, what);
+}
+
 static int save_text(int file, const char *text, struct fault *f)
 {
-	for (size_t left = strlen(text); left;) {
+	size_t bytes = strlen(text);
+
+	for (size_t left = bytes; left;) {
 		ssize_t n = write(file, text, left);
 
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return save_file_fault(f, "writing", INDEX_NAME);
+			return save_text_fault(left, bytes - left, f);
 		text += n;
 		left -= (size_t)n;
 	}

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -38,6 +39,7 @@ struct spool {
 	/* the thread's */
 	bool direct;
 	uint64_t written, given; /* up to @given the pages are given back */
+	size_t failed;           /* with @error: bytes of the write that failed, at @written */
 };
 
 static int spool_fault(const struct spool *s, int error, const char *doing, struct fault *f)
@@ -45,6 +47,17 @@ static int spool_fault(const struct spool *s, int error, const char *doing, stru
 	char what[320];
 
 	snprintf(what, sizeof(what), "%s '%s'", doing, s->name);
+	return fault_errno(f, -error, what);
+}
+
+/* The thread has set @error. */
+static int spool_write_fault(const struct spool *s, struct fault *f)
+{
+	char what[384];
+	int error = atomic_load(&s->error);
+
+	snprintf(what, sizeof(what), "writing %zu bytes at %" PRIu64 " of '%.255s'", s->failed,
+		 s->written, s->name);
 	return fault_errno(f, -error, what);
 }
 
@@ -97,7 +110,8 @@ static size_t spool_portion(struct spool *s, const char *data, size_t bytes)
 static int spool_write(struct spool *s, const char *data, size_t bytes)
 {
 	while (bytes) {
-		ssize_t n = write(s->fd, data, spool_portion(s, data, bytes));
+		size_t portion = spool_portion(s, data, bytes);
+		ssize_t n = write(s->fd, data, portion);
 
 		if (n < 0 && errno == EINVAL && s->direct) {
 			spool_leave_direct(s); /* its blocks are larger */
@@ -105,8 +119,10 @@ static int spool_write(struct spool *s, const char *data, size_t bytes)
 		}
 		if (n < 0 && errno == EINTR)
 			continue;
-		if (n < 0)
+		if (n < 0) {
+			s->failed = portion;
 			return errno;
+		}
 		data += n;
 		bytes -= (size_t)n;
 		s->written += (uint64_t)n;
@@ -197,7 +213,7 @@ int spool_add(struct spool *s, const void *data, size_t bytes, struct fault *f)
 		spool_hand(s);
 		spool_wait(&s->empty);
 	}
-	return atomic_load(&s->error) ? spool_fault(s, atomic_load(&s->error), "writing", f) : 0;
+	return atomic_load(&s->error) ? spool_write_fault(s, f) : 0;
 }
 
 /* Let the thread write what there is, and end. */
@@ -217,12 +233,9 @@ static void spool_stop(struct spool *s)
 
 int spool_end(struct spool *s, struct fault *f)
 {
-	int error;
-
 	spool_stop(s);
-	error = atomic_load(&s->error);
-	if (error)
-		return spool_fault(s, error, "writing", f);
+	if (atomic_load(&s->error))
+		return spool_write_fault(s, f);
 	if (fsync(s->fd) < 0)
 		return spool_fault(s, errno, "syncing", f);
 	(void)posix_fadvise(s->fd, 0, 0, POSIX_FADV_DONTNEED);

@@ -1,6 +1,7 @@
 /* Reading a checkpoint: its index, its files, and whether both agree. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,16 @@ static int verify_open(int fd, const char *name, struct fault *f)
 	return fd_close(file);
 }
 
+static int verify_read_fault(struct fault *f, const char *name, size_t bytes, uint64_t at)
+{
+	char what[384];
+	int error = -errno;
+
+	snprintf(what, sizeof(what), "reading %zu bytes at %" PRIu64 " of '%.255s'", bytes, at,
+		 name);
+	return fault_errno(f, error, what);
+}
+
 static int verify_pread(int file, const char *name, void *buf, size_t bytes, uint64_t at,
 			struct fault *f)
 {
@@ -47,7 +58,7 @@ static int verify_pread(int file, const char *name, void *buf, size_t bytes, uin
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return fault_errno(f, -errno, name);
+			return verify_read_fault(f, name, bytes, at);
 		if (n == 0)
 			return verify_bad(f, name, "is too short");
 		buf = (char *)buf + n;

@@ -137,8 +137,8 @@ static void *loading_open_main(void *arg)
 		dir = place_open(l->roots, l->path, &l->f);
 	if (dir >= 0 && (l->has_step || loading_newest(dir, l) == 0))
 		l->fd = folder_open(dir, l->step, &l->f);
-	if (l->fd >= 0)
-		save_read(l->fd, &l->x, &l->f);
+	if (l->fd >= 0 && save_read(l->fd, &l->x, &l->f))
+		place_tell(&l->f, l->path, l->step);
 	loopq_post(l->job->node->loopq, &l->ended, loading_on_opened);
 	return NULL;
 }
@@ -202,6 +202,8 @@ static void *loading_read_main(void *arg)
 		if (!l->f.code)
 			loading_check_upload(l, status, &l->f);
 	}
+	if (l->f.code)
+		place_tell(&l->f, l->path, l->step);
 	for (size_t i = 0; !l->f.code && i < l->n_copies; i++)
 		memcpy(l->copies[i].to, l->copies[i].from, l->copies[i].bytes);
 	loopq_post(l->job->node->loopq, &l->ended, loading_on_read);

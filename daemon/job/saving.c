@@ -218,6 +218,8 @@ static void *saving_main(void *arg)
 		if (save_write(dir, &s->x, &s->o, saving_data, s, &s->p, &s->f) == 0 && s->keep)
 			folder_prune(dir, s->keep, &removed, &left, &s->prune);
 		fd_close(dir);
+		if (s->f.code)
+			place_tell(&s->f, s->path, s->step);
 	}
 	if (s->f.code == FAULT_CANCELLED && generation_lost(s->g)) {
 		int why = generation_lost(s->g);

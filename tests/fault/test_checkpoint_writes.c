@@ -241,7 +241,12 @@ static void fails_with(int error, int n)
 		cr_assert(what, "call %d", call);
 		if (r)
 			cr_expect(strstr(f.text, strerror(error)), "%s: %s", what, f.text);
-		else /* it was about what another process has left */
+		if (r && strcmp(what, "write") == 0)
+			cr_expect(strstr(f.text, " bytes at ") && strstr(f.text, " of '"), "%s",
+				  f.text);
+		if (r && (error == ENOSPC || error == EDQUOT))
+			cr_expect_eq(r, FAULT_EXHAUSTED, "%s: %s", what, f.text);
+		if (!r) /* it was about what another process has left */
 			cr_expect(strcmp(what, "openat") == 0 || strcmp(what, "flock") == 0, "%s",
 				  what);
 		expect_sound(call, strerror(error));

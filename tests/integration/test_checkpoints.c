@@ -620,6 +620,8 @@ Test(checkpoints_full, on_a_full_disk_end_and_the_job_trains_on,
 
 	r = run_begin("live", SHARDD_ADAMW, SHARDD_OPTIM_AT_STEP, 0, 0);
 	refused("live", root, "No space left on device");
+	refused("live", root, "checkpoint of step 0 in '/tmp/shardd-checkpoints-");
+	refused("live", root, "of 'shard-00000.safetensors': No space left");
 	cr_assert(checkpoint_is("live", "FAILED"));
 	stage_set(&r.p->until, 5);
 	AWAIT(atomic_load(&r.p->at[0]) == 6 && atomic_load(&r.p->at[1]) == 6, 30);

@@ -106,8 +106,9 @@ Test(spool, tells_of_bytes_that_could_not_be_written)
 		(void)spool_add(s, data, BLOCK, &f);
 	if (!f.code)
 		(void)spool_end(s, &f);
-	cr_expect(strstr(f.text, "writing 'large'") && strstr(f.text, strerror(EFBIG)), "%s",
-		  f.text);
+	cr_expect(strstr(f.text, " bytes at ") && strstr(f.text, " of 'large'") &&
+			  strstr(f.text, strerror(EFBIG)),
+		  "%s", f.text);
 	spool_free(s);
 	cr_assert_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
 }
