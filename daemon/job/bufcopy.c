@@ -4,8 +4,10 @@
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "job/extents.h"
 #include "job/job.h"
 #include "job/readers.h"
+#include "job/staging.h"
 
 /* Up to here every commit makes one. */
 #define BUFCOPY_SMALL (UINT64_C(16) << 20)
@@ -20,15 +22,15 @@ struct bufcopy_unit {
 struct bufcopy {
 	unsigned refs;
 	struct job *job;
-	struct slab *slab; /* owned ref */
+	struct bufcopy_memory memory; /* owned */
 	uint64_t bytes;
 	uint64_t step;
 	uint64_t epoch; /* in which it was begun */
 	bool as_left;
 	struct bufcopy_unit *units; /* owned: by number - 1 */
 	uint32_t n_units;
-	struct backend_task task;
-	struct launch *launches; /* owned; NULL: it is made */
+	struct extents from;
+	struct extents_copy copy;
 };
 
 static bool bufcopy_takes_part(const struct unit *u)
@@ -49,32 +51,69 @@ static uint32_t bufcopy_members(const struct job *job, const struct unit *u)
 	return group_size(job->groups[u->rec->group]);
 }
 
-/* Are they where the daemon saves, and does it? */
+/* Does the daemon save? */
 static bool bufcopy_is_possible(const struct job *job)
 {
-	const struct device *d = &job->node->devices[0];
 	const char *roots = job->node->checkpoint_roots;
 
-	if (!roots || !*roots || backend_info(d->backend)->ordinal >= 0)
-		return false;
-	for (uint32_t i = 0; i < job->n_units; i++)
-		for (uint32_t k = 0;
-		     bufcopy_takes_part(job->units[i]) && k < bufcopy_members(job, job->units[i]);
-		     k++)
-			if (job->units[i]->buffers[k].slab->device != d)
-				return false;
-	return true;
+	return roots && *roots;
 }
 
-int bufcopy_check(const struct job *job, struct fault *f)
+bool bufcopy_needs_streams(const struct job *job)
 {
-	if (bufcopy_is_possible(job))
+	return !extents_in_place(job->node) && bufcopy_is_possible(job) && bufcopy_has_buffers(job);
+}
+
+/* -------------------------------------------------------------------------- its memory */
+
+static void bufcopy_free_memory(struct job *job, struct bufcopy_memory *m)
+{
+	slab_unref(m->slab);
+	staging_give(job, m->staged, m->bytes);
+	*m = (struct bufcopy_memory){ 0 };
+}
+
+static char *bufcopy_at_host(const struct bufcopy *b)
+{
+	return b->memory.slab ? backend_addr(b->memory.slab->mem) : b->memory.staged;
+}
+
+static bool bufcopy_has_memory(const struct bufcopy_memory *m)
+{
+	return m->slab || m->staged;
+}
+
+/* Memory of its size is needed again soon. */
+static void bufcopy_give_memory(struct bufcopy *b)
+{
+	struct bufcopy_memory *spare = &b->job->checkpoints.buffers.spare;
+
+	if (!bufcopy_has_memory(&b->memory) || bufcopy_has_memory(spare) ||
+	    b->bytes > BUFCOPY_SMALL || b->job->life.deleted) {
+		bufcopy_free_memory(b->job, &b->memory);
+		return;
+	}
+	*spare = b->memory;
+	b->memory = (struct bufcopy_memory){ 0 };
+}
+
+static int bufcopy_take_memory(struct bufcopy *b)
+{
+	struct job *job = b->job;
+	struct bufcopy_memory *spare = &job->checkpoints.buffers.spare;
+	struct bufcopy_memory *m = &b->memory;
+
+	if (bufcopy_has_memory(spare) && spare->bytes >= b->bytes) {
+		*m = *spare;
+		*spare = (struct bufcopy_memory){ 0 };
 		return 0;
-	return fault_set(
-		f, FAULT_UNIMPLEMENTED, NULL,
-		"units of job '%s' have buffers that are not in host memory on one device: "
-		"the daemon does not save them",
-		job->rec->name);
+	}
+	bufcopy_free_memory(job, spare);
+	m->bytes = b->bytes;
+	if (!extents_in_place(job->node))
+		return staging_take(job, m->bytes, &m->staged);
+	return slab_new(&job->node->devices[0], &job->quota, MEM_CONTROL, BACKEND_SHARE_FD,
+			m->bytes, job->rec->name, -1, &m->slab);
 }
 
 /* ------------------------------------------------------------------------ one copy */
@@ -85,39 +124,27 @@ struct bufcopy *bufcopy_ref(struct bufcopy *b)
 	return b;
 }
 
-/* Memory of its size is needed again soon. */
-static void bufcopy_give_slab(struct bufcopy *b)
-{
-	struct bufcopies *all = &b->job->checkpoints.buffers;
-
-	if (!b->slab)
-		return;
-	if (!all->spare && b->bytes <= BUFCOPY_SMALL && !b->job->life.deleted)
-		all->spare = b->slab;
-	else
-		slab_unref(b->slab);
-	b->slab = NULL;
-}
-
 struct bufcopy *bufcopy_unref(struct bufcopy *b)
 {
 	if (!b || --b->refs)
 		return NULL;
-	bufcopy_give_slab(b);
-	free(b->launches);
+	bufcopy_give_memory(b);
+	extents_copy_deinit(&b->copy);
+	extents_deinit(&b->from);
 	free(b->units);
 	free(b);
 	return NULL;
 }
 
-/* Where they come to lie, and how many launches copy them. */
-static size_t bufcopy_lay_out(struct bufcopy *b)
+/* Where they come to lie. */
+static int bufcopy_lay_out(struct bufcopy *b)
 {
-	size_t n = 0;
+	int r = 0;
 
 	for (uint32_t i = 0; i < b->n_units; i++) {
 		const struct unit *u = b->job->units[i];
 		struct bufcopy_unit *to = &b->units[i];
+		uint64_t at;
 
 		if (!bufcopy_takes_part(u))
 			continue;
@@ -125,42 +152,17 @@ static size_t bufcopy_lay_out(struct bufcopy *b)
 					     .bytes = unit_buffers_bytes(u->rec),
 					     .members = bufcopy_members(b->job, u) };
 		b->bytes += to->bytes * to->members;
-		n += to->members;
+		for (uint32_t k = 0; r == 0 && k < to->members; k++)
+			r = extents_add(&b->from, u->buffers[k].slab->device,
+					region_addr(&u->buffers[k]), to->bytes, &at);
 	}
-	return n;
+	return r;
 }
 
-static int bufcopy_take_memory(struct bufcopy *b)
-{
-	struct job *job = b->job;
-	struct slab **spare = &job->checkpoints.buffers.spare;
+static void bufcopy_on_copied(struct extents_copy *copy, int status);
 
-	if (*spare && (*spare)->bytes >= b->bytes) {
-		b->slab = *spare;
-		*spare = NULL;
-		return 0;
-	}
-	*spare = slab_unref(*spare);
-	return slab_new(&job->node->devices[0], &job->quota, MEM_CONTROL, BACKEND_SHARE_FD,
-			b->bytes, job->rec->name, -1, &b->slab);
-}
-
-static void bufcopy_fill_launches(struct bufcopy *b)
-{
-	char *to = backend_addr(b->slab->mem);
-
-	for (uint32_t i = 0; i < b->n_units; i++)
-		for (uint32_t k = 0; k < b->units[i].members; k++)
-			b->launches[b->task.n_launches++] = (struct launch){
-				.kind = LAUNCH_COPY,
-				.n = b->units[i].bytes,
-				.copy = { .dst = to + b->units[i].at + k * b->units[i].bytes,
-					  .src = region_addr(&b->job->units[i]->buffers[k]) },
-			};
-}
-
-/* Not begun yet, and without memory. @ret_n: of launches. Return: NULL without memory for that. */
-static struct bufcopy *bufcopy_new(struct job *job, size_t *ret_n)
+/* Not begun yet, and without memory. Return: NULL without memory for that. */
+static struct bufcopy *bufcopy_new(struct job *job)
 {
 	struct bufcopy *b = calloc(1, sizeof(*b));
 
@@ -171,10 +173,10 @@ static struct bufcopy *bufcopy_new(struct job *job, size_t *ret_n)
 	b->step = job->rec->step;
 	b->epoch = job->rec->epoch;
 	b->n_units = job->n_units;
+	extents_copy_init(&b->copy, job, bufcopy_on_copied);
 	b->units = calloc(job->n_units + 1, sizeof(*b->units));
-	if (!b->units)
+	if (!b->units || bufcopy_lay_out(b) < 0)
 		return bufcopy_unref(b);
-	*ret_n = bufcopy_lay_out(b);
 	return b;
 }
 
@@ -193,15 +195,15 @@ static void bufcopy_take_as_left(struct job *job)
 	all->next = bufcopy_unref(all->next);
 }
 
-static void bufcopy_on_copied(struct backend_task *task, int status)
+static void bufcopy_on_copied(struct extents_copy *copy, int status)
 {
-	struct bufcopy *b = CONTAINER_OF(task, struct bufcopy, task);
+	struct bufcopy *b = CONTAINER_OF(copy, struct bufcopy, copy);
 	struct job *job = b->job;
 	struct bufcopies *all = &job->checkpoints.buffers;
 	bool as_left = b->as_left;
 
-	free(b->launches);
-	b->launches = NULL;
+	extents_copy_deinit(copy);
+	extents_deinit(&b->from);
 	all->runs = false;
 	all->lacks = status != 0; /* the device tells what is wrong by its other work */
 	if (status)
@@ -213,26 +215,22 @@ static void bufcopy_on_copied(struct backend_task *task, int status)
 }
 
 /* Return: does it run? */
-static bool bufcopy_start(struct bufcopy *b, size_t n)
+static bool bufcopy_start(struct bufcopy *b)
 {
 	struct job *job = b->job;
 	struct bufcopies *all = &job->checkpoints.buffers;
 
-	b->launches = calloc(n + 1, sizeof(*b->launches));
-	all->lacks = !b->launches || bufcopy_take_memory(b);
+	all->lacks =
+		bufcopy_take_memory(b) || extents_copy_add(&b->copy, &b->from, 0, b->bytes,
+							   EXTENTS_OUT, bufcopy_at_host(b)) < 0;
 	if (all->lacks) {
 		bufcopy_unref(b);
 		return false;
 	}
-	bufcopy_fill_launches(b);
 	all->next = b;
 	all->runs = true;
 	job->running++;
-	b->task.launches = b->launches;
-	b->task.sync = true;
-	b->task.done = bufcopy_on_copied;
-	b->task.owner = job_as_owner(job);
-	backend_submit(job->node->devices[0].backend, &b->task);
+	extents_copy_submit(&b->copy);
 	return true;
 }
 
@@ -248,20 +246,19 @@ enum res bufcopy_begin(struct job *job, uint64_t step, bool wanted, struct waite
 {
 	struct bufcopies *all = &job->checkpoints.buffers;
 	struct bufcopy *b;
-	size_t n = 0;
 
 	CHECK(!all->runs);
 	all->next = bufcopy_unref(all->next);
 	if (!bufcopy_has_buffers(job) || !bufcopy_is_possible(job))
 		return RES_DONE;
-	b = bufcopy_new(job, &n);
+	b = bufcopy_new(job);
 	all->lacks = !b;
 	if (!b || (b->bytes > BUFCOPY_SMALL && !wanted)) {
 		bufcopy_unref(b);
 		return RES_DONE;
 	}
 	b->step = step;
-	if (!bufcopy_start(b, n))
+	if (!bufcopy_start(b))
 		return RES_DONE;
 	condition_wait(&all->made, w);
 	return RES_WAIT;
@@ -300,14 +297,13 @@ static bool bufcopy_is_of_now(const struct bufcopy *b)
 
 static void bufcopy_begin_as_left(struct job *job)
 {
-	size_t n = 0;
-	struct bufcopy *b = bufcopy_new(job, &n);
+	struct bufcopy *b = bufcopy_new(job);
 
 	job->checkpoints.buffers.lacks = !b;
 	if (!b)
 		return;
 	b->as_left = true;
-	(void)bufcopy_start(b, n);
+	(void)bufcopy_start(b);
 }
 
 bool bufcopy_is_ready(struct job *job)
@@ -341,7 +337,7 @@ void bufcopy_forget(struct job *job)
 	all->last = bufcopy_unref(all->last);
 	if (!all->runs)
 		all->next = bufcopy_unref(all->next);
-	all->spare = slab_unref(all->spare);
+	bufcopy_free_memory(job, &all->spare);
 }
 
 uint64_t bufcopy_evict(struct job *job)
@@ -351,7 +347,7 @@ uint64_t bufcopy_evict(struct job *job)
 
 	if (all->last && all->last->refs == 1)
 		all->last = bufcopy_unref(all->last);
-	all->spare = slab_unref(all->spare);
+	bufcopy_free_memory(job, &all->spare);
 	return before - job->quota.used;
 }
 
@@ -370,7 +366,7 @@ uint64_t bufcopy_at(const struct bufcopy *b, const struct unit *u, uint32_t inde
 
 const char *bufcopy_data(const struct bufcopy *b)
 {
-	return backend_addr(b->slab->mem);
+	return bufcopy_at_host(b);
 }
 
 uint64_t bufcopy_bytes(const struct bufcopy *b)

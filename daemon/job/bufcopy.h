@@ -10,7 +10,8 @@
  * has one made as soon as no trainer is in it: then it is of the buffers as the trainers have left
  * them, which is how the next ones find them, and says so.
  *
- * Copies are of host memory, and only where the daemon makes checkpoints. Loop thread.
+ * Copies are in host memory, and only where the daemon makes checkpoints. Those of buffers on GPUs are
+ * made by the main queues, behind the streams that the Commit comes after. Loop thread.
  */
 #ifndef SHARDD_JOB_BUFCOPY_H
 #define SHARDD_JOB_BUFCOPY_H
@@ -18,7 +19,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/fault.h"
 #include "core/res.h"
 
 struct bufcopy;
@@ -28,8 +28,8 @@ struct waiter;
 
 /* Has a unit of the job buffers? */
 bool bufcopy_has_buffers(const struct job *job);
-/* Are they where they can be copied? Return: 0 or FAULT_UNIMPLEMENTED. */
-int bufcopy_check(const struct job *job, struct fault *f);
+/* On GPUs: a Commit first waits for the streams that its ranks have named: they write the buffers. */
+bool bufcopy_needs_streams(const struct job *job);
 /* For a Commit whose ranks have all come: RES_WAIT while a copy is being made. */
 enum res bufcopy_settle(struct job *job, struct waiter *w);
 /* After that: make the copy of the commit of @step, if it is small or @wanted. RES_WAIT: it is being

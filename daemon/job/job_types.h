@@ -220,13 +220,20 @@ struct job_kept {
 	bool asks_torn;   /* once it is rolled back: is it known at which step (job_tear)? */
 };
 
+/* Memory of a copy of buffers: of the host, which the device of a node without GPUs gives. */
+struct bufcopy_memory {
+	struct slab *slab; /* owned ref; NULL: @staged, or none */
+	void *staged;      /* owned: staging (job/staging.h), beside GPUs */
+	uint64_t bytes;
+};
+
 /* Copies of its units' buffers (job/bufcopy.h). */
 struct bufcopies {
 	struct bufcopy *last; /* of the last commit, or as left; owned ref; NULL: none */
 	struct bufcopy *next; /* being made, or of a Commit that has not taken effect; owned ref */
-	struct slab *spare;   /* owned ref: memory of a former one; NULL: none */
-	bool runs;            /* @next is being made */
-	bool lacks;           /* there was no memory for the last one that was tried */
+	struct bufcopy_memory spare; /* of a former one, or none */
+	bool runs;                   /* @next is being made */
+	bool lacks;                  /* there was no memory for the last one that was tried */
 	struct condition made;
 };
 

@@ -287,15 +287,19 @@ static int loading_upload_run(struct loading *l, const struct unit *u, struct un
 			  (hi - lo) * size);
 }
 
+static int loading_need_upload(struct loading *l)
+{
+	if (!l->upload)
+		l->upload = upload_new(l->job, SAVE_CHUNK_BYTES);
+	return l->upload ? 0 : -ENOMEM;
+}
+
 /* All replicas, one after the other. */
 static int loading_upload_piece(struct loading *l, const struct unit *u, uint32_t t, unsigned array,
 				const struct index_piece *p, struct loading_place *ret)
 {
-	int r;
+	int r = loading_need_upload(l);
 
-	if (!l->upload)
-		l->upload = upload_new(l->job, SAVE_CHUNK_BYTES);
-	r = l->upload ? 0 : -ENOMEM;
 	ret->upload = l->upload ? upload_bytes(l->upload) : 0;
 	ret->replicas = u->n_parts / u->spread;
 	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
@@ -384,85 +388,100 @@ static int loading_add_copy(struct loading *l, const struct loading_copy *copy)
 	return 0;
 }
 
-/* Members of the unit's group whose ranks are not among pieces @first to @end of a buffer, which are
- * in the order of ranks: they have what the first of these has. */
-static int loading_fill_buffer(struct loading *l, const struct unit *u, size_t first, size_t end,
-			       uint64_t offset, uint64_t bytes)
+/* The pieces of a buffer, which are in the order of ranks. */
+struct loading_buffer {
+	const struct unit *unit;
+	size_t first, end;
+	uint64_t offset; /* in each rank's memory */
+};
+
+/* Is piece @i what member @k gets? That of its rank; a rank that was not there when the job was saved gets
+ * what the first one has. */
+static bool loading_is_buffer_of(const struct loading *l, const struct loading_buffer *b, size_t i,
+				 uint32_t k)
 {
-	const struct group *g = l->job->groups[u->rec->group];
-	const char *from = NULL;
+	uint32_t rank = l->job->groups[b->unit->rec->group]->rec->ranks[k];
+	const struct index_piece *all = l->x.pieces;
 
-	for (uint32_t k = 0; k < group_size(g); k++) {
-		char *to = (char *)region_addr(&u->buffers[k]) + offset;
-		bool there = false;
+	if (all[i].rank == rank)
+		return true;
+	if (all[i].rank != all[b->first].rank)
+		return false;
+	for (size_t n = b->first; n < b->end; n++)
+		if (all[n].rank == rank)
+			return false;
+	return true;
+}
 
-		for (size_t i = first; i < end; i++)
-			there |= l->x.pieces[i].rank == g->rec->ranks[k];
-		if (there)
-			continue;
-		if (!from && l->places[first].left_out) {
-			for (size_t i = first;
-			     i < end && l->x.pieces[i].rank == l->x.pieces[first].rank; i++) {
-				const struct index_piece *p = &l->x.pieces[i];
+/* One more place of a piece: @offset in the buffers at @r. */
+static int loading_add_buffer(struct loading *l, const struct region *r, uint64_t offset,
+			      uint64_t bytes, struct loading_place *place)
+{
+	char *to = (char *)region_addr(r) + offset;
 
-				l->places[i].left_out = false;
-				l->places[i].at = to + p->begin * tensor_type_bytes(p->type);
-				l->report.buffers_left_out--;
-			}
-			from = to;
-			continue;
-		}
-		from = from ? from : l->places[first].at;
-		if (loading_add_copy(l, &(struct loading_copy){ from, to, bytes }))
-			return l->f.code;
+	if (extents_in_place(l->job->node)) {
+		if (place->at)
+			return loading_add_copy(l, &(struct loading_copy){ place->at, to, bytes });
+		place->at = to;
+		return 0;
 	}
+	place->replicas++;
+	if (loading_need_upload(l) < 0 || upload_add(l->upload, r->slab->device, to, bytes) < 0)
+		return fault_errno(&l->f, -ENOMEM, "loading a checkpoint");
 	return 0;
 }
 
-static void loading_place_buffer_piece(struct loading *l, const struct unit *u, size_t i,
-				       uint64_t offset)
+static int loading_place_buffer_piece(struct loading *l, const struct loading_buffer *b, size_t i)
 {
 	const struct index_piece *p = &l->x.pieces[i];
-	uint32_t k;
+	struct loading_place *place = &l->places[i];
+	uint64_t at = b->offset + p->begin * tensor_type_bytes((enum tensor_type)p->type);
 
-	l->places[i].known = true;
-	l->places[i].left_out = !group_index(l->job->groups[u->rec->group], p->rank, &k);
-	l->report.buffers_left_out += l->places[i].left_out;
-	if (!l->places[i].left_out)
-		l->places[i].at = (char *)region_addr(&u->buffers[k]) + offset +
-				  p->begin * tensor_type_bytes(p->type);
+	place->known = place->left_out = true;
+	place->upload = l->upload ? upload_bytes(l->upload) : 0;
+	for (uint32_t k = 0; k < group_size(l->job->groups[b->unit->rec->group]); k++) {
+		if (!loading_is_buffer_of(l, b, i, k))
+			continue;
+		place->left_out = false;
+		if (loading_add_buffer(l, &b->unit->buffers[k], at, index_piece_bytes(p), place))
+			return l->f.code;
+	}
+	l->report.buffers_left_out += place->left_out;
+	return 0;
 }
 
 /* One buffer of all ranks. @offset: in each one's memory. */
-static int loading_place_buffer(struct loading *l, const struct unit *u, const state_buffer *b,
+static int loading_place_buffer(struct loading *l, const struct unit *u, const state_buffer *rec,
 				uint64_t offset)
 {
-	enum tensor_type type = saving_buffer_type(b->dtype);
-	size_t first = loading_find(&l->x, u->rec->name, b->name, INDEX_BUFFER), end = first;
+	enum tensor_type type = saving_buffer_type(rec->dtype);
+	size_t first = loading_find(&l->x, u->rec->name, rec->name, INDEX_BUFFER);
+	struct loading_buffer b = { u, first, first, offset };
 
 	if (first == l->x.n_pieces)
 		return fault_set(
 			&l->f, FAULT_STATE, NULL,
 			"the checkpoint has no buffer '%.100s' of unit '%.100s', which the "
 			"job needs",
-			b->name, u->rec->name);
-	for (; end < l->x.n_pieces &&
-	       loading_compare(&l->x.pieces[end], u->rec->name, b->name, INDEX_BUFFER) == 0;
-	     end++) {
-		if (loading_check_piece(l, u, b->name, type, b->shape, b->n_shape,
-					&l->x.pieces[end]))
+			rec->name, u->rec->name);
+	for (; b.end < l->x.n_pieces &&
+	       loading_compare(&l->x.pieces[b.end], u->rec->name, rec->name, INDEX_BUFFER) == 0;
+	     b.end++)
+		if (loading_check_piece(l, u, rec->name, type, rec->shape, rec->n_shape,
+					&l->x.pieces[b.end]))
 			return l->f.code;
-		loading_place_buffer_piece(l, u, end, offset);
-	}
-	return loading_fill_buffer(l, u, first, end, offset, unit_buffer_bytes(b));
+	for (size_t i = first; i < b.end; i++)
+		if (loading_place_buffer_piece(l, &b, i))
+			return l->f.code;
+	return 0;
 }
 
 static int loading_place_buffers(struct loading *l, const struct unit *u)
 {
 	uint64_t offset = 0;
 
-	if (!u->buffers || bufcopy_check(l->job, &l->f))
-		return l->f.code;
+	if (!u->buffers)
+		return 0;
 	if (!loading_has_buffers(&l->x)) { /* as all of shardd's first checkpoints */
 		l->report.buffers_missing += (uint32_t)u->rec->n_buffers;
 		return 0;

@@ -434,8 +434,6 @@ static int saving_list_buffers(struct saving *s)
 
 	if (!bufcopy_has_buffers(job))
 		return 0;
-	if (bufcopy_check(job, &s->f))
-		return s->f.code;
 	s->buffers = bufcopy_take(job);
 	if (!s->buffers)
 		return fault_set(

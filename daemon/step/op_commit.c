@@ -191,13 +191,27 @@ static enum res op_commit_copy_buffers(struct coll *c)
 			     &c->waiter);
 }
 
-enum op_commit_stage { COMMIT_BUFFERS, COMMIT_COPIED, COMMIT_APPLY, COMMIT_STORE };
+/* What its ranks' streams write to buffers is there when they come to the commit. */
+static enum res op_commit_order_buffers(struct coll *c)
+{
+	if (!bufcopy_needs_streams(c->job))
+		return RES_DONE;
+	RES_TRY(coll_need_launches(c, 0));
+	return coll_kernels(c);
+}
+
+enum op_commit_stage { COMMIT_BUFFERS, COMMIT_ORDERED, COMMIT_COPIED, COMMIT_APPLY, COMMIT_STORE };
 
 static enum res op_commit_tick(struct coll *c)
 {
 	switch ((enum op_commit_stage)c->stage) {
 	case COMMIT_BUFFERS:
 		RES_TRY(bufcopy_settle(c->job, &c->waiter));
+		c->stage = COMMIT_ORDERED;
+		RES_TRY(op_commit_order_buffers(c));
+		fallthrough;
+	case COMMIT_ORDERED:
+		RES_TRY(coll_check_epoch(c, false));
 		c->stage = COMMIT_COPIED;
 		RES_TRY(op_commit_copy_buffers(c));
 		fallthrough;

@@ -116,6 +116,16 @@ static uint8_t value_of(unsigned step, uint32_t rank)
 	return (uint8_t)(16 * (step + 1) + rank);
 }
 
+/* On whatever device they are. */
+static void fill(shardd_client *c, void *to, uint8_t value, size_t bytes)
+{
+	void *from = train_alloc(bytes);
+
+	memset(from, value, bytes);
+	train_write(c, to, from, bytes);
+	free(from);
+}
+
 /* Each rank writes buffers, commits, and writes something else at once. */
 static int trains(const struct trainer *t)
 {
@@ -132,10 +142,10 @@ static int trains(const struct trainer *t)
 	TRAIN_OK(shardd_init_seed(c, u, 1, &train_err));
 	for (unsigned step = 0;; step++) {
 		if (bytes)
-			memset(data, value_of(step, t->rank), bytes);
+			fill(c, data, value_of(step, t->rank), bytes);
 		TRAIN_OK(shardd_commit(c, step, NULL, 0, &train_err));
 		if (bytes)
-			memset(data, 0xee, bytes);
+			fill(c, data, 0xee, bytes);
 		stage_set(&p->at[t->rank], step + 1);
 		if (!goes_on(p, t->rank, step))
 			break;
@@ -189,12 +199,6 @@ static void save(const char *job, const struct play *p)
 	cr_assert_eq(ctl(args), 0, "%s", out);
 }
 
-static void on_host(void)
-{
-	if (!train_on_host())
-		cr_skip_test("checkpoints are for host memory");
-}
-
 /* ------------------------------------------------------------------------------- loading */
 
 static int loads(const struct trainer *t)
@@ -209,7 +213,7 @@ static int loads(const struct trainer *t)
 
 	if (bytes) {
 		TRAIN_OK(shardd_unit_buffers(c, u, &data, &train_err));
-		memset(data, 0x11, bytes);
+		fill(c, data, 0x11, bytes);
 	}
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err)); /* all have registered */
 	if (t->rank == 0) {
@@ -227,7 +231,7 @@ static int loads(const struct trainer *t)
 	u = make_unit(c, p, &bytes);
 	if (bytes) {
 		TRAIN_OK(shardd_unit_buffers(c, u, &data, &train_err));
-		memcpy(p->found[t->rank], data, bytes < PLACE ? bytes : PLACE);
+		train_read(c, p->found[t->rank], data, bytes < PLACE ? bytes : PLACE);
 	}
 	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
 	train_leave(c);
@@ -271,7 +275,6 @@ Test(checkpoint_buffers, are_those_of_the_commit_on_each_rank)
 	const char *verify[] = { "checkpoint", "verify", NULL, NULL };
 	struct play *p;
 
-	on_host();
 	save_two_ranks();
 	p = load("two", 2);
 	verify[2] = p->dir;
@@ -286,7 +289,6 @@ Test(checkpoint_buffers, of_rank_0_are_for_ranks_that_were_not_there)
 {
 	struct play *p;
 
-	on_host();
 	save_two_ranks();
 	p = load("four", 4);
 	expect_buffers(p, 0, value_of(2, 0));
@@ -303,7 +305,6 @@ Test(checkpoint_buffers, are_as_they_were_if_the_checkpoint_has_none)
 	struct run r;
 	struct play *p;
 
-	on_host();
 	p = play_new();
 	p->none = true;
 	r = run_begin("saved", p, 2, 2);
@@ -328,7 +329,6 @@ Test(checkpoint_buffers, that_do_not_fit_are_refused)
 {
 	struct play *p;
 
-	on_host();
 	save_two_ranks();
 	p = play_new();
 	p->more = true;
@@ -353,7 +353,6 @@ Test(checkpoint_buffers, are_in_one_file_of_parameters)
 	struct play *p;
 	FILE *f;
 
-	on_host();
 	save_two_ranks();
 	p = play_new();
 	snprintf(file, sizeof(file), "%s/one.safetensors", root);
@@ -394,7 +393,6 @@ Test(checkpoint_buffers, that_are_large_are_those_of_the_next_commit)
 	struct run r;
 	pid_t pid;
 
-	on_host();
 	p = play_new();
 	p->large = LARGE;
 	r = run_begin("large", p, 2, 0);
@@ -419,7 +417,6 @@ Test(checkpoint_buffers, without_trainers_are_as_they_have_left_them)
 	struct play *p;
 	struct run r;
 
-	on_host();
 	p = play_new();
 	p->lifetime = SHARDD_KEEP;
 	r = run_begin("kept", p, 2, 1);
@@ -443,7 +440,6 @@ Test(checkpoint_buffers, without_memory_for_a_copy_keep_the_checkpoint_from_its_
 	struct run r;
 	pid_t pid;
 
-	on_host();
 	p = play_new();
 	p->large = LARGE;
 	r = run_begin("roomy", p, 2, 0);

@@ -453,3 +453,92 @@ Test(gpu_checkpoints, of_a_device_that_is_lost_end)
 	unlink(flag);
 	root_end();
 }
+
+/* ---------------------------------------------------------------------- buffers of units */
+
+enum { LATE_US = 200000, BUFFER = 4096, EARLY = 0x11, LATE = 0x5a };
+
+static shardd_unit register_buffer(shardd_client *c)
+{
+	const uint64_t shape[] = { BUFFER };
+	struct shardd_buffer buffer = {
+		.name = "late", .shape = shape, .dims = 1, .dtype = SHARDD_BUFFER_UINT8
+	};
+	struct shardd_tensor weight = { .name = "weight", .shape = shape, .dims = 1 };
+	struct shardd_unit_spec spec = { .size = sizeof(spec),
+					 .name = "norm",
+					 .tensors = &weight,
+					 .n_tensors = 1,
+					 .buffers = &buffer,
+					 .n_buffers = 1 };
+	struct shardd_unit_info info;
+
+	TRAIN_OK(shardd_register(c, &spec, 1, &info, &train_err));
+	return info.unit;
+}
+
+/* Asks for the commit long before its stream writes the buffer. */
+static int writes_late(const struct trainer *t)
+{
+	struct play *p = t->arg;
+	struct gpu g;
+	CUstream stream;
+	shardd_client *c;
+	shardd_unit u;
+	void *data, *pinned;
+
+	gpu_open(&g, 0);
+	stream = gpu_stream(&g);
+	pinned = gpu_pinned(&g, BUFFER);
+	c = gpu_join(t, 0);
+	u = register_buffer(c);
+	TRAIN_OK(shardd_init_seed(c, u, 1, &train_err));
+	TRAIN_OK(shardd_unit_buffers(c, u, &data, &train_err));
+	memset(pinned, EARLY, BUFFER);
+	train_write(c, data, pinned, BUFFER);
+	memset(pinned, LATE, BUFFER);
+	TRAIN_OK(shardd_set_stream(c, stream, &train_err));
+	gpu_spin(&g, stream, LATE_US);
+	gpu_put(&g, stream, data, pinned, BUFFER);
+	TRAIN_OK(shardd_commit(c, 1, NULL, 0, &train_err));
+	stage_set(&p->at[0], 1);
+	TRAINER_AWAIT(atomic_load(&p->leave), 100);
+	gpu_drain(&g, stream);
+	TRAIN_OK(shardd_set_stream(c, SHARDD_NO_STREAM, &train_err));
+	train_leave(c);
+	return 0;
+}
+
+/* Bytes of @value that follow one another, at most. */
+static size_t longest(const char *all, size_t n, char value)
+{
+	size_t run = 0, most = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		run = all[i] == value ? run + 1 : 0;
+		most = run > most ? run : most;
+	}
+	return most;
+}
+
+Test(gpu_checkpoints, buffers_are_as_the_streams_before_the_commit_leave_them)
+{
+	struct play *p;
+	char dir[128], *all;
+	pid_t pid;
+	size_t n;
+
+	root_begin(1);
+	p = trainer_shared(sizeof(*p));
+	folder("late", dir);
+	pid = trainer_start(&trainfix, "late", 0, 1, writes_late, p);
+	AWAIT(atomic_load(&p->at[0]), 60);
+	save("late", dir);
+	stage_set(&p->leave, 1);
+	cr_assert_eq(trainer_wait(pid, 60), 0);
+	all = contents(dir, 1, &n);
+	cr_expect_geq(longest(all, n, LATE), BUFFER);
+	cr_expect_lt(longest(all, n, EARLY), BUFFER);
+	free(all);
+	root_end();
+}

@@ -414,7 +414,8 @@ SHARDD_API int shardd_submit_shard_done(shardd_client *c,
 /* Make @step the step from which a restarted trainer continues, on all ranks or on none
  * (collective over the job). @blob: up to 64 KiB of this rank's own state (data
  * position, random generators); copied. With 0 bytes the rank has no blob afterwards, unless the
- * Step of this number gave one: that stays. */
+ * Step of this number gave one: that stays. Checkpoints of this step have the buffers of units as
+ * they were written before; on a GPU, by the stream of shardd_set_stream, too. */
 struct shardd_commit_options {
 	size_t size; /* sizeof(struct shardd_commit_options) */
 	uint64_t step;
