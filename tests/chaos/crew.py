@@ -49,9 +49,9 @@ class Failed(Exception):
 
 
 # Other ends than by SIGKILL, and what the daemon refused because of a limit.
-# Signal 11 is not the daemon's own fault in rounds of limits: a holder whose address space is limited starts
-# it, and the kernel ends an exec that has no room for its stack so, before its first instruction. In other
-# rounds it is the point inside launch_run.
+# Signal 11 is not the daemon's own fault in rounds of limits: a holder whose address space is
+# limited starts it, and the kernel ends an exec that has no room for its stack so, before its first
+# instruction. In other rounds it is the point inside launch_run.
 ENDED = re.compile(r"the daemon (?:was killed by signal (?!9;)|has ended with exit code )\d+")
 REFUSED = re.compile(r"Too many open files|Cannot allocate memory|RESOURCE_EXHAUSTED|no memory to")
 

@@ -311,21 +311,35 @@ Test(own_shares, a_sum_of_minus_zeros_is_one)
 
 struct play {
 	struct scene scene; /* first: trainers look for it here */
+	enum shardd_resume resume;
 	stage go;
 	stage at[2];
 	pid_t pids[2];
+	float before[MAX_ELEMENTS], now[MAX_ELEMENTS];
 };
+
+static shardd_client *join_resuming(const struct trainer *t, enum shardd_resume resume)
+{
+	shardd_client *c = train_on_host() ? train_connect(t)
+					   : gpu_connect(t, device_of(t->arg, t->rank, t->world));
+
+	train_join_resuming(c, t, SHARDD_EPHEMERAL, resume);
+	return c;
+}
 
 /* Rank 1 gives its part back and dies; there is no commit. */
 static int dying(const struct trainer *t)
 {
 	struct play *p = t->arg;
-	shardd_client *c = join(t);
+	shardd_client *c = join_resuming(t, p->resume);
 	struct shardd_optimizer own = { .when = SHARDD_OPTIM_BY_TRAINER };
 	struct shardd_unit_info u = make_unit(c, t, "own", &own);
+	size_t bytes = u.elements * sizeof(float);
 	struct shardd_shard s;
 	const void *full;
 
+	if (t->rank == 0)
+		train_params(c, u.unit, p->before, bytes);
 	hand_in(c, &u, t->rank, 0);
 	TRAIN_OK(shardd_next_shard(c, SHARDD_WORLD, &s, &train_err));
 	if (t->rank == 1) {
@@ -339,7 +353,10 @@ static int dying(const struct trainer *t)
 	TRAINER_AWAIT(atomic_load(&p->go) == 1, 60);
 	TRAIN_FAILS(shardd_barrier(c, SHARDD_WORLD, &train_err), SHARDD_ABORTED);
 	train_join_as(c, t, SHARDD_EPHEMERAL);
-	if (p->scene.devices > 1) {
+	if (p->resume == SHARDD_RESUME_APPLIED) {
+		train_params(c, u.unit, p->now, bytes);
+		TRAIN_SAME(p->now, p->before, bytes);
+	} else if (p->scene.devices > 1) {
 		TRAIN_FAILS(shardd_gather(c, u.unit, &full, &train_err),
 			    SHARDD_FAILED_PRECONDITION);
 		told_now("is not initialised");
@@ -350,11 +367,11 @@ static int dying(const struct trainer *t)
 	return 0;
 }
 
-/* Its device's copy has it, another device's has not. */
-Test(own_shares, copies_that_a_death_left_unequal_are_nobodys)
+static void dies(enum shardd_resume resume)
 {
 	struct play *p = trainer_shared(sizeof(*p));
 
+	p->resume = resume;
 	p->scene.like.strategy = SHARDD_REPLICATE;
 	p->scene.devices = gpu_count() > 1 ? 2 : 1;
 	for (uint32_t r = 0; r < 2; r++)
@@ -364,4 +381,15 @@ Test(own_shares, copies_that_a_death_left_unequal_are_nobodys)
 	fail_kill(p->pids[1]);
 	stage_set(&p->go, 1);
 	cr_assert_eq(trainer_wait(p->pids[0], 60), 0);
+}
+
+/* Its device's copy has it, another device's has not. */
+Test(own_shares, copies_that_a_death_left_unequal_are_nobodys)
+{
+	dies(SHARDD_RESUME_NO_COPY);
+}
+
+Test(own_shares, copies_that_a_death_left_unequal_are_rolled_back)
+{
+	dies(SHARDD_RESUME_APPLIED);
 }
