@@ -80,7 +80,8 @@ class Reconnect(unittest.TestCase):
             with self.assertRaises(shardd.DaemonRestarted) as raised:
                 client.barrier()
             self.assertIsInstance(raised.exception, shardd.Aborted)
-            self.assertRegex(raised.exception.text, "was restarted.*join again.*last committed")
+            self.assertRegex(raised.exception.text,
+                             "was restarted.*join again.*the step that Join returns")
             with self.assertRaises(shardd.DaemonRestarted):
                 unit.gather()
             again = client.rejoin()
