@@ -62,7 +62,7 @@ static int full_take_full(struct job *job, struct unit *u, bool evict)
 	r = job_take_full(job, u);
 	while (slab_is_short(r) && evict && job_evict(job, UINT64_MAX))
 		r = job_take_full(job, u);
-	return r;
+	return evict ? job_evict_later(job, r) : r;
 }
 
 /* End those that wait for the copy: all of them, or only those whose streams can wait for

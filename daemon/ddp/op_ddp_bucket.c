@@ -30,7 +30,7 @@ struct piece {
 	uint64_t at;     /* one device: element of the unit's gradients */
 };
 
-struct work {
+struct bucket_work {
 	const struct ddp *d;
 	const struct ddp_buckets *b;
 	uint32_t bucket;
@@ -48,7 +48,7 @@ struct work {
 
 struct op_ddp_bucket_state {
 	struct gradient_state gradient; /* first: gradient_of */
-	struct work *work;              /* owned; NULL: not yet */
+	struct bucket_work *work;       /* owned; NULL: not yet */
 };
 
 static struct op_ddp_bucket_state *op_ddp_bucket_of(const struct coll *c)
@@ -56,7 +56,7 @@ static struct op_ddp_bucket_state *op_ddp_bucket_of(const struct coll *c)
 	return coll_own(c, sizeof(struct op_ddp_bucket_state));
 }
 
-static struct work *op_ddp_bucket_work_of(const struct coll *c)
+static struct bucket_work *op_ddp_bucket_work_of(const struct coll *c)
 {
 	return op_ddp_bucket_of(c)->work;
 }
@@ -125,7 +125,7 @@ static bool op_ddp_bucket_gives_zeros(const struct coll *c, uint32_t i, uint32_t
 	       op_ddp_bucket_work_of(c)->d->ranks[i].flags[tensor] & DDP_ZERO;
 }
 
-static uint64_t op_ddp_bucket_offset_of(const struct work *w, uint32_t tensor)
+static uint64_t op_ddp_bucket_offset_of(const struct bucket_work *w, uint32_t tensor)
 {
 	uint32_t first = w->b->tensors[w->b->begin[w->bucket]];
 
@@ -135,7 +135,7 @@ static uint64_t op_ddp_bucket_offset_of(const struct work *w, uint32_t tensor)
 
 static bool op_ddp_bucket_joins(const struct coll *c, const struct piece *p, uint32_t tensor)
 {
-	const struct work *w = op_ddp_bucket_work_of(c);
+	const struct bucket_work *w = op_ddp_bucket_work_of(c);
 	const struct ddp_tensor *t = &w->d->tensors[tensor];
 
 	if (t->unit != w->d->tensors[p->tensor].unit ||
@@ -151,7 +151,7 @@ static bool op_ddp_bucket_joins(const struct coll *c, const struct piece *p, uin
 
 static void op_ddp_bucket_add_pieces(struct coll *c)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		uint32_t i = w->b->tensors[j];
@@ -191,8 +191,8 @@ static int op_ddp_bucket_begin_work(struct coll *c)
 	uint32_t bucket = ddp_args(op)->bucket, first = b->tensors[b->begin[bucket]];
 	size_t n = b->begin[bucket + 1] - b->begin[bucket];
 	size_t op_ddp_bucket_inputs = n * (c->n + 2 * (size_t)c->n_parts);
-	struct work *w = calloc(1, sizeof(*w) + op_ddp_bucket_inputs * sizeof(void *) +
-					   c->n * sizeof(char *) + n * sizeof(struct piece));
+	struct bucket_work *w = calloc(1, sizeof(*w) + op_ddp_bucket_inputs * sizeof(void *) +
+						  c->n * sizeof(char *) + n * sizeof(struct piece));
 
 	CHECK(bucket < b->n && n > 0);
 	if (!w)
@@ -225,7 +225,7 @@ static int op_ddp_bucket_begin_work(struct coll *c)
 /* The next of its units whose last gradient of the pass is here. Return: false: there is none. */
 static bool op_ddp_bucket_next_unit(struct coll *c)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 	struct ddp *d = ddp_args(c->ops[0])->d;
 
 	while (w->arriving < w->b->begin[w->bucket + 1]) {
@@ -241,7 +241,7 @@ static bool op_ddp_bucket_next_unit(struct coll *c)
 
 static void op_ddp_bucket_note_gradients(struct coll *c)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 	bool over = c->ops[0]->m->epoch != c->job->rec->epoch;
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
@@ -262,7 +262,7 @@ static void op_ddp_bucket_note_gradients(struct coll *c)
 static const void **op_ddp_bucket_inputs(struct coll *c, struct coll_part *p,
 					 const struct piece *piece)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 	const void **in = w->next;
 
 	for (uint32_t k = 0; k < p->n; k++) {
@@ -280,7 +280,7 @@ static const void **op_ddp_bucket_inputs(struct coll *c, struct coll_part *p,
  * earlier steps. */
 static void op_ddp_bucket_zero_untouched(struct coll *c, unsigned d)
 {
-	const struct work *w = op_ddp_bucket_work_of(c);
+	const struct bucket_work *w = op_ddp_bucket_work_of(c);
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		uint32_t i = w->b->tensors[j];
@@ -296,21 +296,21 @@ static void op_ddp_bucket_zero_untouched(struct coll *c, unsigned d)
 	}
 }
 
-static size_t op_ddp_bucket_tensors_of(const struct work *w)
+static size_t op_ddp_bucket_tensors_of(const struct bucket_work *w)
 {
 	return w->b->begin[w->bucket + 1] - w->b->begin[w->bucket];
 }
 
 /* -- one device ---------------------------------------------------------------- */
 
-static float *op_ddp_bucket_gradients(const struct work *w, const struct piece *p)
+static float *op_ddp_bucket_gradients(const struct bucket_work *w, const struct piece *p)
 {
 	return optim_at(&w->d->tensors[p->tensor].unit->parts[0].grads, p->at);
 }
 
 static enum res op_ddp_bucket_back_to_ranks(struct coll *c)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 
 	RES_TRY(coll_need_launches(c, (size_t)w->n_pieces * c->n));
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
@@ -329,7 +329,7 @@ static enum res op_ddp_bucket_back_to_ranks(struct coll *c)
 
 static enum res op_ddp_bucket_fold(struct coll *c)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 
 	RES_TRY(coll_need_launches(c, op_ddp_bucket_tensors_of(w)));
 	for (uint32_t k = 0; k < w->n_pieces; k++) {
@@ -364,7 +364,7 @@ static void op_ddp_bucket_finish_launch(struct coll *c, struct coll_part *p,
 					const struct piece *piece, uint64_t off, uint64_t n,
 					void *out, enum dtype dtype)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 	struct reduce_plan plan = op_ddp_bucket_plan_of(c, piece->tensor);
 
 	CHECK(w->next < (const void **)w->base);
@@ -381,7 +381,7 @@ static void op_ddp_bucket_finish_launch(struct coll *c, struct coll_part *p,
 
 static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 	struct coll_part *p = &c->parts[d];
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
@@ -417,7 +417,7 @@ static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
 
 static enum res op_ddp_bucket_finish_all(struct coll *c)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 
 	RES_TRY(coll_need_launches(c, op_ddp_bucket_tensors_of(w) * (c->n + 2)));
 	w->next = w->inputs;
@@ -428,7 +428,7 @@ static enum res op_ddp_bucket_finish_all(struct coll *c)
 
 static enum res op_ddp_bucket_between(struct coll *c)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 	void *data[NODE_MAX_DEVICES];
 
 	RES_TRY(coll_can_talk(c));
@@ -441,7 +441,7 @@ static enum res op_ddp_bucket_between(struct coll *c)
 
 static enum res op_ddp_bucket_fold_parts(struct coll *c)
 {
-	struct work *w = op_ddp_bucket_work_of(c);
+	struct bucket_work *w = op_ddp_bucket_work_of(c);
 
 	RES_TRY(coll_need_launches(c, w->n_pieces));
 	for (unsigned d = 0; d < c->n_parts; d++) {
@@ -483,7 +483,7 @@ static enum res op_ddp_bucket_clear(struct coll *c)
 
 static enum res op_ddp_bucket_prepare_units(struct coll *c)
 {
-	const struct work *w = op_ddp_bucket_work_of(c);
+	const struct bucket_work *w = op_ddp_bucket_work_of(c);
 
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		c->unit = w->d->tensors[w->b->tensors[j]].unit;
@@ -495,7 +495,7 @@ static enum res op_ddp_bucket_prepare_units(struct coll *c)
 
 static enum res op_ddp_bucket_prepare(struct coll *c)
 {
-	const struct work *w;
+	const struct bucket_work *w;
 
 	if (!op_ddp_bucket_of(c)->work && op_ddp_bucket_begin_work(c) < 0)
 		return coll_fail(c, -ENOMEM);

@@ -57,6 +57,7 @@ struct generation {
 	size_t block;    /* the one that is copied */
 	bool block_runs;
 	bool asked;   /* a writer waits for the end of that one */
+	bool starved; /* ops wait for memory of copies */
 	uint64_t ops; /* of the job, when it was opened */
 
 	/* Of GPUs: where the reader has come to, and whether it waits for that block (counted from 1; 0: it
@@ -253,6 +254,13 @@ static void generation_answer(struct generation *g)
 	sem_post(&g->came);
 }
 
+static void generation_feed(struct generation *g)
+{
+	if (g->starved)
+		node_wake_later(g->job->node);
+	g->starved = false;
+}
+
 /* No reader is in a LIVE block any more, and none will be. */
 static void generation_leave(struct generation *g)
 {
@@ -260,6 +268,7 @@ static void generation_leave(struct generation *g)
 	generation_cb changed = g->changed;
 
 	g->copying = false;
+	generation_feed(g);
 	if (g->over)
 		generation_free(g);
 	changed(job);
@@ -509,12 +518,15 @@ static void generation_block_ended(struct generation *g, int status)
 static void generation_on_single(struct extents_copy *single, int status)
 {
 	struct generation *g = CONTAINER_OF(single, struct generation, single);
+	bool starved;
 
 	generation_block_ended(g, status);
 	generation_answer(g);
+	starved = g->starved;
+	generation_feed(g);
 	if (g->over || g->asked)
 		generation_single_settle(g);
-	else
+	else if (!starved) /* else the ops come first, and generation_tick goes on */
 		generation_go(g);
 }
 
@@ -581,6 +593,18 @@ uint64_t generation_evict(struct job *job, bool lose)
 	return freed;
 }
 
+bool generation_gives_later(struct job *job)
+{
+	struct generation *g = job->generation;
+	size_t reading = g ? atomic_load(&g->reading) : 0;
+	bool is_read = reading && g->blocks[reading - 1].at;
+
+	if (!g || !generation_may_help(g) || !(g->copying || g->block_runs || is_read))
+		return false;
+	g->starved = true;
+	return true;
+}
+
 /* Until the first change after the commit the trainers compute: the processors are theirs, but the
  * memory has time. A job that stands still is not copied. */
 static bool generation_may_go_ahead(const struct generation *g)
@@ -594,10 +618,10 @@ void generation_tick(struct job *job)
 
 	if (!g)
 		return;
-	if (generation_may_go_ahead(g)) {
+	generation_feed(g);
+	if (generation_may_go_ahead(g))
 		g->goes = GENERATION_AHEAD;
-		generation_go(g);
-	}
+	generation_go(g);
 	if (g->copied || g->goes != GENERATION_NOT_YET || !g->in_place)
 		generation_give_read(g);
 }

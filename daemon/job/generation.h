@@ -53,6 +53,9 @@ bool generation_is_copying(const struct job *job);
 /* Other memory is needed: give copies back that are not read yet. Those that were made ahead may be
  * made again; without others (@lose) the generation is lost. Return: bytes. */
 uint64_t generation_evict(struct job *job, bool lose);
+/* Will a copy that is being made or read just now give memory back? Then generation_evict may free
+ * more afterwards: node->changed is signalled. */
+bool generation_gives_later(struct job *job);
 /* Give the memory of copies back that have been read; while the job works, copy ahead of its first
  * change. Call now and then. */
 void generation_tick(struct job *job);

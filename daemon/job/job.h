@@ -97,6 +97,9 @@ int job_check_open(const struct job *job, uid_t uid, struct fault *f);
 /* Memory was refused: give back idle copies, and what pools keep for the next step; of other jobs,
  * too, if @job has nothing. Return: bytes freed. */
 uint64_t job_evict(struct job *job, uint64_t want);
+/* No memory was there with @error, and job_evict frees no more. Return: SLAB_E_LATER, if it may free more
+ * at the news of the node, or @error. */
+int job_evict_later(struct job *job, int error);
 /* pool_take, if need be in place of what job_evict gives back. Return: as pool_take. */
 int job_take(struct job *job, struct pool *pool, uint64_t bytes, struct region *ret);
 

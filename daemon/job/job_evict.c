@@ -46,11 +46,16 @@ uint64_t job_evict(struct job *job, uint64_t want)
 	return freed ? freed : generation_evict(job, true);
 }
 
+int job_evict_later(struct job *job, int error)
+{
+	return slab_is_short(error) && generation_gives_later(job) ? SLAB_E_LATER : error;
+}
+
 int job_take(struct job *job, struct pool *pool, uint64_t bytes, struct region *ret)
 {
 	int r = pool_take(pool, bytes, ret);
 
 	while (slab_is_short(r) && job_evict(job, UINT64_MAX))
 		r = pool_take(pool, bytes, ret);
-	return r;
+	return job_evict_later(job, r);
 }

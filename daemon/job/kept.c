@@ -126,7 +126,7 @@ static int kept_take_one(struct job *job, struct device *d, uint64_t bytes, stru
 	while (slab_is_short(r) && job_evict(job, UINT64_MAX))
 		r = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1,
 			     ret);
-	return r;
+	return job_evict_later(job, r);
 }
 
 /* Of all devices at once; those that are there are used also if others are not. */

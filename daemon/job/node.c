@@ -81,6 +81,22 @@ void node_wake(struct node *node)
 	condition_signal(&node->changed);
 }
 
+static void node_on_wakes(struct work *w)
+{
+	struct node *node = CONTAINER_OF(w, struct node, wakes);
+
+	node->waking = false;
+	node_wake(node);
+}
+
+void node_wake_later(struct node *node)
+{
+	if (node->waking)
+		return;
+	node->waking = true;
+	loopq_post(node->loopq, &node->wakes, node_on_wakes);
+}
+
 static const char *const queue_names[_BACKEND_Q_N] = { "reduce", "gather" };
 
 static struct engine *node_engine_for(struct node *node, unsigned n)

@@ -12,6 +12,7 @@
 #include "backend/host_room.h"
 #include "core/condition.h"
 #include "core/fault.h"
+#include "core/loopq.h"
 #include "core/res.h"
 #include "core/user.h"
 #include "engine/engine.h"
@@ -37,7 +38,6 @@ struct node_limits {
 	uint32_t reader_hold_ms;       /* the most a reader may hold a step */
 };
 
-struct loopq;
 struct node_comm;
 
 struct node {
@@ -53,6 +53,8 @@ struct node {
 	struct list comms;        /* of struct node_comm */
 	struct condition changed; /* memory was made, a communicator is there or broke, a rank was
 				   * placed, something was executed: look again */
+	struct work wakes;        /* node_wake_later */
+	bool waking;              /* @wakes is posted */
 	struct quarantine quarantine;
 	struct node_limits limits;
 	struct host_room room; /* of the machine, for copies of what is on GPUs (job/staging.h) */
@@ -103,6 +105,8 @@ void node_deinit(struct node *node);
 
 /* Free communicators that nobody uses any more, and signal node->changed. */
 void node_wake(struct node *node);
+/* node_wake, from the loop: the caller is in the middle of something. */
+void node_wake_later(struct node *node);
 
 /* A device by id or UUID (upper and lower case are the same). Return: NULL: none. */
 struct device *node_device(struct node *node, const char *name);

@@ -91,7 +91,7 @@ int relayout_take_slab(struct job *job, struct device *d, uint64_t bytes, struct
 	while (slab_is_short(r) && job_evict(job, UINT64_MAX))
 		r = slab_new(d, &job->quota, MEM_SHARD, job_share(job), bytes, job->rec->name, -1,
 			     ret);
-	return r;
+	return job_evict_later(job, r);
 }
 
 int relayout_take(struct job *job, struct relayout_memory *m)

@@ -110,8 +110,9 @@ static enum res backward_need_grads(struct coll *c)
 	bool fresh = !c->unit->parts[0].grads.slab;
 	int r = job_take_grads(c->job, c->unit);
 
-	if (slab_is_short(r) && job_evict(c->job, UINT64_MAX))
+	while (slab_is_short(r) && job_evict(c->job, UINT64_MAX))
 		r = job_take_grads(c->job, c->unit);
+	r = job_evict_later(c->job, r);
 	if (r == 0)
 		return fresh && c->unit->layout.dim0 ? backward_clear_gaps(c) : RES_DONE;
 	if (r == SLAB_E_LATER)

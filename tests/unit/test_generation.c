@@ -243,6 +243,83 @@ Test(generation, a_writer_waits_for_the_block_that_is_copied_ahead)
 	expect_as_opened();
 }
 
+/* As an op does that has no memory: it asks, and again at the news of the node. */
+static struct asks {
+	struct waiter waiter;
+	uint64_t bytes;
+	struct region got;
+	unsigned later;
+	int r;
+} asks;
+
+static void asks_for_memory(struct waiter *w)
+{
+	struct asks *a = CONTAINER_OF(w, struct asks, waiter);
+
+	a->r = job_take(job, &job->mem.full[0], a->bytes, &a->got);
+	if (a->r != SLAB_E_LATER)
+		return;
+	a->later++;
+	condition_wait(&n.node.changed, w);
+}
+
+static void asks_begin(uint64_t bytes)
+{
+	asks = (struct asks){ .bytes = bytes, .got = REGION_NULL };
+	waiter_init(&asks.waiter, asks_for_memory);
+	job->quota.limit = job->quota.used + 1000;
+	asks_for_memory(&asks.waiter);
+}
+
+static void asks_end(void)
+{
+	cr_assert_eq(asks.r, 0);
+	cr_expect_geq(asks.later, 1);
+	pool_give(&job->mem.full[0], &asks.got);
+}
+
+Test(generation, an_op_waits_for_the_block_that_is_copied_ahead)
+{
+	backend_fake_hold(n.node.devices[0].backend, true);
+	job->ops.total++;
+	generation_tick(job);
+	asks_begin(1u << 20);
+	cr_assert_eq(asks.r, SLAB_E_LATER);
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_turns(&n);
+	asks_end();
+	cr_expect_eq(control(), 0);
+	cr_assert_eq(read_from(0), 0);
+	expect_as_opened();
+}
+
+Test(generation, an_op_waits_for_the_copy_before_a_change)
+{
+	backend_fake_hold(n.node.devices[0].backend, true);
+	cr_assert_eq(generation_let(job), RES_WAIT);
+	asks_begin(8u << 20);
+	cr_assert_eq(asks.r, SLAB_E_LATER);
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_turns(&n);
+	asks_end();
+	cr_expect_eq(control(), 0);
+	cr_expect_eq(generation_lost(g), -ENOMEM, "training comes first");
+	cr_expect_eq(read_from(0), -ENOMEM);
+}
+
+Test(generation, an_op_waits_for_the_end_of_a_generation)
+{
+	backend_fake_hold(n.node.devices[0].backend, true);
+	cr_assert_eq(generation_let(job), RES_WAIT);
+	g = generation_end(g);
+	cr_assert(job->generation);
+	asks_begin(8u << 20);
+	cr_assert_eq(asks.r, SLAB_E_LATER);
+	backend_fake_hold(n.node.devices[0].backend, false);
+	nodefix_turns(&n);
+	asks_end();
+}
+
 Test(generation, its_end_waits_for_the_block_that_is_copied_ahead)
 {
 	backend_fake_hold(n.node.devices[0].backend, true);
@@ -394,6 +471,31 @@ Test(generation_devices, copies_ahead_leave_room_for_the_reader)
 	cr_assert_eq(reads_all(0), 0);
 	expect_as_opened();
 	cr_expect_eq(generation_lost(g), 0);
+}
+
+/* The op comes first, and what the reader waits for after it. */
+Test(generation_devices, an_op_waits_for_the_block_that_the_reader_waits_for)
+{
+	int r;
+
+	backend_fake_hold(n.node.devices[0].backend, true);
+	job->quota.limit = UINT64_MAX;
+	reading_begin(0, BYTES);
+	while (!generation_gives_later(job))
+		nodefix_turns(&n);
+	asks_begin(4u << 20);
+	cr_assert_eq(asks.r, SLAB_E_LATER);
+	backend_fake_hold(n.node.devices[0].backend, false);
+	while (waiter_on(&asks.waiter)) {
+		generation_tick(job);
+		nodefix_turns(&n);
+	}
+	asks_end();
+	cr_expect_leq(control(), 1000u);
+	r = reading_end(); /* it has read the block, or has no memory for it any more */
+	cr_assert_eq(r, generation_lost(g));
+	if (r == 0)
+		expect_as_opened();
 }
 
 Test(generation_devices, without_memory_for_a_block_it_is_lost)
