@@ -622,6 +622,8 @@ void generation_tick(struct job *job)
 	if (generation_may_go_ahead(g))
 		g->goes = GENERATION_AHEAD;
 	generation_go(g);
+	if (job->running) /* to give pages back takes processor time, too */
+		return;
 	if (g->copied || g->goes != GENERATION_NOT_YET || !g->in_place)
 		generation_give_read(g);
 }

@@ -311,8 +311,10 @@ struct job {
 	struct job_elastic elastic;
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
-	uint32_t running;          /* collectives and casts in the backend or engine */
-	uint32_t changing;         /* of them: what changes parameters in place */
+	_Atomic uint32_t
+		running;   /* collectives and casts in the backend or engine; the loop's, read by
+				    * the thread that writes a checkpoint */
+	uint32_t changing; /* of them: what changes parameters in place */
 	struct job_ops_seen ops;
 	struct job_unsaved unsaved;
 	struct condition settled; /* signalled by job_settle: ops of an earlier epoch may be over */

@@ -25,6 +25,8 @@
 #include "unit/runs.h"
 
 #define FILE_NAME "shard-00000.safetensors"
+/* For each SAVE_CHUNK_BYTES. */
+#define SAVING_YIELD_MS 8u
 
 struct saving {
 	struct job *job;
@@ -180,6 +182,17 @@ static void saving_lost(const struct saving *s, int why, struct fault *f)
 			  s->job->rec->name, strerror(-why));
 }
 
+/* Training comes first: the processors and the memory are those of the job's ops while such run, but
+ * for so long only that the checkpoint goes on beside a job that never rests. A lower priority would
+ * not do: a thread that has it holds up the end of a daemon that is killed. */
+static void saving_yield(const struct saving *s)
+{
+	const struct timespec ms = { .tv_nsec = 1000000 };
+
+	for (unsigned i = 0; i < SAVING_YIELD_MS && atomic_load(&s->job->running); i++)
+		(void)nanosleep(&ms, NULL);
+}
+
 static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t bytes,
 			       struct fault *f)
 {
@@ -191,6 +204,7 @@ static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t 
 		return s->blobs + p->source + offset;
 	if (p->array == INDEX_BUFFER)
 		return bufcopy_data(s->buffers) + p->source + offset;
+	saving_yield(s);
 	r = generation_read(s->g, p->source + offset, s->chunk, bytes);
 	if (r == 0)
 		return s->chunk;
