@@ -308,8 +308,6 @@ Test(elastic_job, goes_on_with_three_of_four_and_with_four_again)
 	struct play *p = play_new(GRACE_MS, 2);
 	pid_t pids[4];
 
-	if (!train_on_host())
-		cr_skip_test("checkpoints are for host memory");
 	start_four(p, pids);
 	fail_kill(pids[1]);
 	stage_set(&p->until, 3); /* the step that they begin finds out */
@@ -339,8 +337,6 @@ Test(elastic_job, shrinks_to_its_least_size_and_grows_beyond_the_first)
 	struct play *p = play_new(GRACE_MS, 2);
 	pid_t pids[4], more[2];
 
-	if (!train_on_host())
-		cr_skip_test("checkpoints are for host memory");
 	start_four(p, pids);
 	fail_kill(pids[0]);
 	fail_kill(pids[2]);

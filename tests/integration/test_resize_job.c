@@ -252,12 +252,6 @@ static void expect_equal(const struct play *p, const struct play *want, const ch
 				 "%s, %u ranks: unit %u differs", what, sizes[p->phase], i);
 }
 
-static void on_host(void)
-{
-	if (!train_on_host())
-		cr_skip_test("checkpoints are for host memory");
-}
-
 static void expect_as_fresh_jobs(bool elastic)
 {
 	for (uint32_t i = 0; i < PHASES; i++) {
@@ -280,13 +274,11 @@ static void expect_as_fresh_jobs(bool elastic)
 
 Test(resize_job, trains_at_every_size_as_a_fresh_job)
 {
-	on_host();
 	expect_as_fresh_jobs(false);
 }
 
 Test(resize_job, of_ranks_that_join_an_elastic_job)
 {
-	on_host();
 	expect_as_fresh_jobs(true);
 }
 
