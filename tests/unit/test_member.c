@@ -1,0 +1,396 @@
+/* Members and their leader, and views, on the fake store and on a real etcd. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coord/coord_impl.h"
+#include "coord/member.h"
+#include "core/check.h"
+#include "core/clock.h"
+#include "etcdfix.h"
+#include "fdcheck.h"
+#include "looprun.h"
+
+#define NODES 3
+#define TTL_S 5
+
+static struct looprun run;
+static struct coord_fake *fake;
+static struct etcdfix etcd;
+static uint64_t later_us; /* added to the clock that members see */
+
+static struct node {
+	struct member_node m; /* first: member_ops get it */
+	struct coord *c;
+	unsigned joined, outs;
+	char why[200], leader[64];
+	int64_t token;
+} nodes[NODES];
+
+static struct node *node_of(struct member_node *m)
+{
+	return CONTAINER_OF(m, struct node, m);
+}
+
+static void on_joined(struct member_node *m)
+{
+	node_of(m)->joined++;
+}
+
+static void on_out(struct member_node *m, const char *why)
+{
+	struct node *n = node_of(m);
+
+	n->outs++;
+	n->token = 0;
+	snprintf(n->why, sizeof(n->why), "%s", why);
+}
+
+static void on_leader(struct member_node *m, const char *name, int64_t token)
+{
+	struct node *n = node_of(m);
+
+	snprintf(n->leader, sizeof(n->leader), "%s", name);
+	n->token = token;
+}
+
+static const struct member_ops ops = { on_joined, on_out, on_leader };
+
+static void open_etcd(struct coord **ret)
+{
+	const char *endpoints[] = { etcd.client };
+	struct coord_options o = { .endpoints = endpoints, .n_endpoints = 1, .prefix = "/test/" };
+	struct fault f = FAULT_NULL;
+
+	cr_assert_eq(coord_etcd_new(&run.queue, &o, ret, &f), 0, "%s", f.text);
+}
+
+static void begin_fake(void)
+{
+	fdcheck_begin();
+	looprun_init(&run);
+	cr_assert_eq(coord_fake_new(&fake), 0);
+	for (unsigned i = 0; i < NODES; i++)
+		cr_assert_eq(coord_fake_open(fake, &run.queue, &nodes[i].c), 0);
+}
+
+static void begin_etcd(void)
+{
+	etcdfix_begin(&etcd);
+	looprun_init(&run);
+	for (unsigned i = 0; i < NODES; i++)
+		open_etcd(&nodes[i].c);
+}
+
+static void end(void)
+{
+	for (unsigned i = 0; i < NODES; i++) {
+		member_end(&nodes[i].m);
+		member_end(&nodes[i].m);
+		coord_close(nodes[i].c);
+	}
+	looprun_deinit(&run);
+	if (fake)
+		coord_fake_free(fake);
+	if (fake)
+		fdcheck_end();
+	else
+		etcdfix_end(&etcd);
+}
+
+TestSuite(member_fake, .init = begin_fake, .fini = end, .timeout = 60);
+TestSuite(member_etcd, .init = begin_etcd, .fini = end, .timeout = 60);
+
+static void turn(void)
+{
+	for (unsigned i = 0; i < NODES; i++)
+		member_tick(&nodes[i].m, clock_now_us() + later_us);
+	uv_run(&run.loop, UV_RUN_NOWAIT);
+}
+
+#define TURN_UNTIL(cond)                                                         \
+	do {                                                                     \
+		uint64_t until_ = clock_now_us() + 20000000u;                    \
+		while (!(cond)) {                                                \
+			cr_assert(clock_now_us() < until_, "not so: %s", #cond); \
+			turn();                                                  \
+		}                                                                \
+	} while (0)
+
+static void join(unsigned i, const char *name)
+{
+	cr_assert_eq(member_join(&nodes[i].m, nodes[i].c, name, "value", 5, TTL_S, true, &ops), 0);
+}
+
+static void join_all(void)
+{
+	static const char *const names[] = { "a", "b", "c" };
+
+	for (unsigned i = 0; i < NODES; i++)
+		join(i, names[i]);
+	TURN_UNTIL(nodes[0].joined && nodes[1].joined && nodes[2].joined);
+	TURN_UNTIL(*nodes[0].leader && *nodes[1].leader && *nodes[2].leader);
+}
+
+/* The one that leads; there is only one, and all know it. */
+static struct node *leader(void)
+{
+	struct node *found = NULL;
+
+	for (unsigned i = 0; i < NODES; i++) {
+		if (!nodes[i].token)
+			continue;
+		cr_assert_null(found, "two lead");
+		found = &nodes[i];
+	}
+	return found;
+}
+
+static bool all_follow(const struct node *n)
+{
+	for (unsigned i = 0; i < NODES; i++)
+		if (nodes[i].m.state == MEMBER_IN && strcmp(nodes[i].leader, n->m.name) != 0)
+			return false;
+	return true;
+}
+
+#define TEST_BOTH(name)                \
+	static void both_##name(void); \
+	Test(member_fake, name)        \
+	{                              \
+		both_##name();         \
+	}                              \
+	Test(member_etcd, name)        \
+	{                              \
+		both_##name();         \
+	}                              \
+	static void both_##name(void)
+
+TEST_BOTH(one_leads_and_the_next_one_when_it_leaves)
+{
+	struct node *first;
+	int64_t token;
+
+	join_all();
+	TURN_UNTIL(leader() && all_follow(leader()));
+	first = leader();
+	token = first->token;
+	member_leave(&first->m);
+	TURN_UNTIL(first->outs);
+	cr_expect_str_eq(first->why, "it has left");
+	TURN_UNTIL(leader() && all_follow(leader()));
+	cr_expect_neq(leader(), first);
+	cr_expect_gt(leader()->token, token, "the token of a later leader is greater");
+	join((unsigned)(first - nodes), first->m.name);
+	TURN_UNTIL(first->joined == 2 && all_follow(leader()));
+	cr_expect_not(first->token);
+}
+
+TEST_BOTH(a_name_is_one_nodes)
+{
+	join(0, "a");
+	TURN_UNTIL(nodes[0].joined);
+	join(1, "a");
+	TURN_UNTIL(nodes[1].outs);
+	cr_expect(strstr(nodes[1].why, "another node is a member by the name 'a'"), "%s",
+		  nodes[1].why);
+	cr_expect_eq(nodes[1].joined, 0);
+	cr_expect_eq(nodes[0].outs, 0);
+	member_leave(&nodes[0].m);
+	TURN_UNTIL(nodes[0].outs);
+	join(1, "a");
+	TURN_UNTIL(nodes[1].joined);
+}
+
+TEST_BOTH(names_that_are_no_names_are_refused)
+{
+	char longest[MEMBER_NAME_BYTES + 1];
+
+	memset(longest, 'x', sizeof(longest) - 1);
+	longest[sizeof(longest) - 1] = 0;
+	cr_expect_eq(member_join(&nodes[0].m, nodes[0].c, "", "", 0, TTL_S, true, &ops), -EINVAL);
+	cr_expect_eq(member_join(&nodes[0].m, nodes[0].c, "a/b", "", 0, TTL_S, true, &ops),
+		     -EINVAL);
+	cr_expect_eq(member_join(&nodes[0].m, nodes[0].c, longest, "", 0, TTL_S, true, &ops),
+		     -EINVAL);
+}
+
+/* ----------------------------------------------------------------------------- the fake one */
+
+/* The store has made it a member, and nobody has heard of it. */
+Test(member_fake, joins_though_the_answer_was_lost)
+{
+	join(0, "a");
+	TURN_UNTIL(nodes[0].m.state == MEMBER_JOINING || nodes[0].m.lease);
+	if (nodes[0].m.state != MEMBER_IN) {
+		coord_cancel(&nodes[0].m.call);
+		nodes[0].m.again_us = 0;
+		coord_fake_fate(nodes[0].c, COORD_FAKE_LOST_AFTER);
+		turn();
+		coord_fake_fate(nodes[0].c, COORD_FAKE_ANSWERED);
+		coord_fake_lose(nodes[0].c);
+	}
+	TURN_UNTIL(nodes[0].joined);
+	cr_expect_eq(nodes[0].outs, 0);
+}
+
+/* It does not wait for the store to tell it. */
+Test(member_fake, is_out_when_the_store_has_not_answered_for_the_time_of_the_lease)
+{
+	struct node *first;
+
+	join_all();
+	TURN_UNTIL(leader() && all_follow(leader()));
+	first = leader();
+	coord_fake_fate(first->c, COORD_FAKE_LOST_BEFORE);
+	for (uint64_t ms = 0; ms < TTL_S * 1000; ms += 500) {
+		cr_expect_eq(first->outs, 0, "after %llu ms", (unsigned long long)ms);
+		coord_fake_pass(fake, 500);
+		later_us += 500000;
+		for (unsigned i = 0; i < 4; i++)
+			turn();
+		coord_fake_lose(first->c);
+	}
+	TURN_UNTIL(first->outs);
+	cr_expect_not(first->token, "a node that is out does not lead");
+	TURN_UNTIL(leader() && all_follow(leader()));
+	cr_expect_neq(leader(), first);
+	for (unsigned i = 0; i < NODES; i++)
+		cr_expect_eq(nodes[i].outs, &nodes[i] == first);
+	coord_fake_lose(first->c);
+	coord_fake_fate(first->c, COORD_FAKE_ANSWERED);
+	turn();
+}
+
+Test(member_fake, is_out_when_its_lease_has_gone)
+{
+	join(0, "a");
+	TURN_UNTIL(nodes[0].joined);
+	coord_fake_pass(fake, TTL_S * 1000);
+	later_us += 2000000; /* it keeps the lease, and finds out */
+	TURN_UNTIL(nodes[0].outs);
+	cr_expect(strstr(nodes[0].why, "lease has ended"), "%s", nodes[0].why);
+	join(0, "a");
+	TURN_UNTIL(nodes[0].joined == 2);
+}
+
+/* --------------------------------------------------------------------------------- a view */
+
+static struct seen {
+	struct view v;
+	unsigned changed, removed, complete;
+} seen;
+
+static void on_changed(struct view *v, const struct view_key *k, bool removed)
+{
+	struct seen *s = CONTAINER_OF(v, struct seen, v);
+
+	cr_expect(k->key && k->value);
+	s->changed += !removed;
+	s->removed += removed;
+}
+
+static void on_complete(struct view *v)
+{
+	CONTAINER_OF(v, struct seen, v)->complete++;
+}
+
+static const struct view_ops view_ops = { on_changed, on_complete };
+
+static void on_put(struct coord_call *call, const struct coord_reply *r)
+{
+	(void)call;
+	cr_expect_eq(r->status, COORD_OK);
+}
+
+/* NULL: remove it. */
+static void put(const char *key, const char *value)
+{
+	struct coord_change change = { .key = key, .value = value, .remove = !value };
+	struct coord_txn t = { .changes = &change, .n_changes = 1 };
+	struct coord_call call = { .done = on_put };
+
+	change.bytes = value ? strlen(value) : 0;
+	cr_assert_eq(coord_txn(nodes[1].c, &call, &t, 5000), 0);
+	while (call.impl)
+		uv_run(&run.loop, UV_RUN_NOWAIT);
+}
+
+static void view_until(unsigned complete, unsigned changed, unsigned removed)
+{
+	uint64_t until = clock_now_us() + 20000000u;
+
+	while (seen.complete != complete || seen.changed != changed || seen.removed != removed) {
+		cr_assert(clock_now_us() < until, "%u complete, %u changed, %u removed",
+			  seen.complete, seen.changed, seen.removed);
+		view_tick(&seen.v, clock_now_us());
+		uv_run(&run.loop, UV_RUN_NOWAIT);
+	}
+}
+
+TEST_BOTH(a_view_follows_the_store)
+{
+	put("k/a", "1");
+	put("k/b", "2");
+	cr_assert_eq(view_begin(&seen.v, nodes[0].c, "k/", &view_ops), 0);
+	view_until(1, 2, 0);
+	put("k/a", "3");
+	put("k/c", "4");
+	put("k/b", NULL);
+	view_until(1, 4, 1);
+	cr_expect_str_eq((const char *)view_find(&seen.v, "k/a")->value, "3");
+	cr_expect_null(view_find(&seen.v, "k/b"));
+	view_end(&seen.v);
+	view_end(&seen.v);
+}
+
+/* Its watch is gone with changes that it has missed. */
+Test(member_fake, a_view_reads_all_again_after_a_compaction)
+{
+	put("k/a", "1");
+	put("k/b", "2");
+	cr_assert_eq(view_begin(&seen.v, nodes[0].c, "k/", &view_ops), 0);
+	view_until(1, 2, 0);
+	coord_fake_fate(nodes[0].c, COORD_FAKE_LOST_BEFORE);
+	put("k/a", NULL);
+	put("k/c", "3");
+	coord_fake_compact(fake);
+	coord_fake_fate(nodes[0].c, COORD_FAKE_ANSWERED);
+	view_until(2, 3, 1);
+	view_end(&seen.v);
+}
+
+/* ------------------------------------------------------------------------------ a real etcd */
+
+Test(member_etcd, members_stay_when_etcd_is_killed_and_comes_back)
+{
+	struct node *first;
+	int64_t token;
+
+	join_all();
+	TURN_UNTIL(leader() && all_follow(leader()));
+	first = leader();
+	token = first->token;
+	etcdfix_kill(&etcd);
+	for (uint64_t until = clock_now_us() + 1000000; clock_now_us() < until;)
+		turn();
+	etcdfix_again(&etcd);
+	for (uint64_t until = clock_now_us() + (TTL_S + 2) * 1000000; clock_now_us() < until;)
+		turn();
+	for (unsigned i = 0; i < NODES; i++)
+		cr_expect_eq(nodes[i].outs, 0, "%s", nodes[i].why);
+	cr_expect_eq(leader(), first);
+	cr_expect_eq(first->token, token);
+}
+
+Test(member_etcd, is_out_when_etcd_hangs_for_longer_than_the_lease)
+{
+	join(0, "a");
+	TURN_UNTIL(nodes[0].joined);
+	kill(etcd.pid, SIGSTOP);
+	TURN_UNTIL(nodes[0].outs);
+	kill(etcd.pid, SIGCONT);
+	cr_expect(*nodes[0].why);
+	join(0, "a");
+	TURN_UNTIL(nodes[0].joined == 2 || nodes[0].outs == 2);
+}
