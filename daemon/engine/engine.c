@@ -40,6 +40,8 @@ int engine_comm_new(struct engine *e, const struct comm_options *options)
 	MAGIC_CHECK(e, ENGINE_MAGIC);
 	engine_check_options(options);
 	e->why[0] = '\0';
+	if (options->group && !e->ops->groups)
+		return -EOPNOTSUPP;
 	r = e->ops->comm_new(e, options);
 	CHECK(r <= 0);
 	return r;

@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "backend/backend.h"
@@ -44,12 +45,35 @@ typedef void (*comm_ready_cb)(void *userdata, struct comm *comm, int status);
  * device): the communicator is aborted, and the results are garbage. Called once, on the loop. */
 typedef void (*comm_failed_cb)(void *userdata, struct comm *comm, const char *why);
 
+/* Where members in other processes are met: keys with values that are written once. Called on
+ * threads of the engine, several at a time; may block; lives until the engine is closed. */
+struct comm_store {
+	/* Return: 0 or negative errno. */
+	int (*set)(void *userdata, const char *key, const void *value, size_t bytes);
+	/* Wait for @key up to @timeout_ms. Return: bytes of the value, -ETIMEDOUT (it is asked
+	 * for again), or another negative errno (the communicator is not made: also to give up). */
+	long (*get)(void *userdata, const char *key, unsigned timeout_ms, void *value,
+		    size_t capacity);
+	void *userdata;
+};
+
+/* Members in several processes. */
+struct comm_group {
+	unsigned size;                  /* members in all of them */
+	unsigned member;                /* number of the first local one */
+	const char *prefix;             /* of all keys, never used before; copied */
+	const struct comm_store *store; /* copied */
+	unsigned connect_ms;            /* to meet; 0: the engine's default */
+	unsigned wait_ms; /* longest wait of an operation for another member; 0: for ever */
+};
+
 /* Options of a communicator. The backends live until the engine is closed. */
 struct comm_options {
 	const char *name;               /* for logs and NCCL; copied */
 	struct backend *const *devices; /* of the local members, in member order; copied */
 	unsigned n_devices;             /* local members, 1 or more */
 	enum backend_queue queue;       /* of all operations */
+	const struct comm_group *group; /* NULL: all members are local; copied */
 	comm_ready_cb ready;
 	comm_failed_cb failed; /* may be NULL */
 	void *userdata;
@@ -58,7 +82,7 @@ struct comm_options {
 /* For status. Strings are the engine's, valid until the next call. */
 struct comm_info {
 	const char *name;
-	const char *engine;    /* local, nccl... */
+	const char *engine;    /* local, nccl, gloo... */
 	const char *gather;    /* how all-gathers are done: copy, kernel, copy-engine */
 	const char *detail;    /* version, transport, for people; "" */
 	uint64_t memory_bytes; /* device memory it took, of all local members */
@@ -71,7 +95,8 @@ const char *engine_why(const struct engine *e);
 
 /* Create a communicator, warmed up. ready is called later with the communicator (owned by the
  * caller), or with NULL and a status, which engine_why explains.
- * Return: 0, or negative errno (then ready is not called). */
+ * Return: 0, -EOPNOTSUPP (a group, and the engine is inside one process), or another negative errno
+ * (then ready is not called). */
 int engine_comm_new(struct engine *e, const struct comm_options *options);
 
 /* Ends the ops in flight with ENGINE_E_ABORTED, later; further ops end likewise. Work on devices is

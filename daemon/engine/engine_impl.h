@@ -12,6 +12,7 @@
 
 struct engine_ops {
 	const char *name;
+	bool groups; /* connects members of several processes (comm_options.group) */
 	int (*comm_new)(struct engine *e, const struct comm_options *options);
 	void (*comm_free)(struct comm *c);
 	void (*abort)(struct comm *c);
@@ -80,6 +81,17 @@ int engine_local_new(struct loopq *loopq, struct engine **ret);
  * is missing (the library, its version). @loopq: borrowed.
  * Return: 0 or a fault code. */
 int engine_nccl_new(struct loopq *loopq, struct engine **ret, struct fault *f);
+
+/* The host's memory on several nodes: Gloo, over TCP (gloo_shim.h describes it and whom it
+ * trusts). One local member, on a device that is host memory; every communicator needs a
+ * group. */
+struct gloo_options {
+	const char *iface;   /* network interface to use; NULL: that of @address */
+	const char *address; /* IP address or host name of this node, not a wildcard */
+};
+/* Strings are copied. Whether the address is usable shows when a communicator is made. @loopq:
+ * borrowed. Return: 0 or negative errno. */
+int engine_gloo_new(struct loopq *loopq, const struct gloo_options *options, struct engine **ret);
 
 /* Fails on demand, completes when told. Tests.
  * @n: the n-th operation from now on ends with @status; 0: none. */

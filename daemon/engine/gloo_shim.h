@@ -1,0 +1,100 @@
+/*
+ * Gloo for C: one context of one communicator between processes, over TCP. gloo_shim.cc is the
+ * only C++ of the daemon; no exception leaves it.
+ *
+ * Of Gloo we use the transport: pairs of sockets, and sends and receives of unbound buffers. The
+ * collectives on it are ours, for two reasons:
+ *
+ * - The sum must be a left fold in member order, rounded at every addition. In a ring every segment
+ *   begins its way at another member. Here the owner of a segment receives the contribution of
+ *   every member and folds them in order, a chunk at a time, while the next chunk arrives. Each
+ *   member sends (n-1)/n of its data, as in a ring, and there is one hop and not n-1.
+ * - Everything that waits must end when a member is gone. Gloo forgets the receives that are under
+ *   way when a pair breaks: they wait until their timeout. So a receive that nobody serves, the
+ *   sentinel, is posted to every member, which a broken pair ends; a thread waits for it and
+ *   wakes all others.
+ *
+ * What travels is neither encrypted nor authenticated. Members must agree on the order and sizes of
+ * operations: what breaks Gloo's own protocol ends the process, since Gloo throws on its own
+ * thread. Use a network that is trusted.
+ *
+ * SIGPIPE must be ignored. All functions but gloo_shim_abort: one thread at a time, and all but
+ * gloo_shim_new and gloo_shim_abort block.
+ */
+#ifndef SHARDD_ENGINE_GLOO_SHIM_H
+#define SHARDD_ENGINE_GLOO_SHIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gloo_shim;
+
+struct gloo_shim_options {
+	const char *iface;   /* (optional) interface; else @address */
+	const char *address; /* IP or host name to bind to; not a wildcard */
+	const char *prefix;  /* of all keys; never used before */
+	int size;
+	int rank;
+	unsigned connect_ms; /* to meet the others; above 0 */
+	unsigned wait_ms;    /* longest wait inside an operation; 0: for ever */
+	/* As struct comm_store in engine.h. */
+	int (*set)(void *userdata, const char *key, const void *value, size_t bytes);
+	long (*get)(void *userdata, const char *key, unsigned timeout_ms, void *value,
+		    size_t capacity);
+	void *store;
+	/* A member is gone, and not by gloo_shim_abort: from a thread of the shim, once at most,
+	 * before gloo_shim_free returns. */
+	void (*died)(void *userdata, const char *why);
+	void *userdata;
+};
+
+/* out[i] = in[0][i] + in[1][i] + ... in this order; @out may be one of the inputs. */
+struct gloo_shim_fold {
+	void (*fn)(void *userdata, void *out, const void *const *in, uint64_t count);
+	void *userdata;
+	uint64_t element; /* bytes */
+};
+
+/* Where a failed call leaves its reason. */
+struct gloo_shim_error {
+	char text[256];
+};
+
+/* Copies the strings. Return: 0 or -ENOMEM. */
+int gloo_shim_new(const struct gloo_shim_options *options, struct gloo_shim **ret);
+
+/* Meet the other members. What follows fails after any error; so does this after an abort.
+ * Return: 0, -ECONNABORTED or -ENOMEM. */
+int gloo_shim_connect(struct gloo_shim *s, struct gloo_shim_error *error);
+
+/* Whatever waits ends within a moment, here and, when the sockets close, at the others. Any
+ * thread, until gloo_shim_free begins; does not block. */
+void gloo_shim_abort(struct gloo_shim *s);
+
+/* Says good-bye to the others and waits for theirs for @grace_ms, so that no socket closes while a
+ * member still needs it. NULL is allowed. */
+void gloo_shim_free(struct gloo_shim *s, unsigned grace_ms);
+
+/* The operations, as in engine.h, between two members or more, with the same results: 0,
+ * -ECONNABORTED or -ENOMEM, after which everything else fails, too. */
+int gloo_shim_all_gather(struct gloo_shim *s, const void *send, void *recv, uint64_t bytes,
+			 struct gloo_shim_error *error);
+/* bytes[i] from member i, one behind the other. @send: NULL: in place. */
+int gloo_shim_all_gather_v(struct gloo_shim *s, const void *send, void *recv, const uint64_t *bytes,
+			   struct gloo_shim_error *error);
+int gloo_shim_reduce_scatter(struct gloo_shim *s, const void *send, void *recv, uint64_t count,
+			     const struct gloo_shim_fold *fold, struct gloo_shim_error *error);
+int gloo_shim_all_reduce(struct gloo_shim *s, void *data, uint64_t count,
+			 const struct gloo_shim_fold *fold, struct gloo_shim_error *error);
+int gloo_shim_broadcast(struct gloo_shim *s, void *data, uint64_t bytes, int root,
+			struct gloo_shim_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
