@@ -141,7 +141,7 @@ struct coord *coord_close(struct coord *c);
 struct coord_options {
 	const char *const *endpoints; /* host:port */
 	size_t n_endpoints;
-	const char *prefix;          /* of all keys: "/shardd/NAME/" */
+	const char *prefix;          /* of all keys: "/shardd/NAME/"; not empty */
 	const char *user, *password; /* NULL: none */
 	/* TLS: PEM text. NULL: @ca: no TLS; @cert and @key: no certificate of our own. */
 	const char *ca, *cert, *key;

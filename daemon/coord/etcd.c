@@ -288,6 +288,7 @@ int coord_etcd_new(struct loopq *loopq, const struct coord_options *o, struct co
 	struct etcd *e;
 	int r;
 
+	CHECK(*o->prefix);
 	if (etcd_check(o, f))
 		return (int)f->code;
 	e = calloc(1, sizeof(*e));

@@ -25,7 +25,8 @@ struct member_ops {
 	/* It is OUT: another node has its name, the lease has gone, or it has left. @why: one sentence.
 	 * It may join again, from here, too. */
 	void (*out)(struct member_node *m, const char *why);
-	/* Another leads now, or this one: @token is not 0 then. @name: "": nobody. */
+	/* Another leads now, or this one: @token is not 0 then. @name: "": nobody. The member must not
+	 * leave or end from inside this. */
 	void (*leader)(struct member_node *m, const char *name, int64_t token);
 };
 

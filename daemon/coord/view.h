@@ -24,6 +24,7 @@ struct view_key {
 	int64_t created, modified, lease;
 };
 
+/* From inside these the view must not be ended. */
 struct view_ops {
 	/* @k is new or has changed; @removed: it goes when this returns. */
 	void (*changed)(struct view *v, const struct view_key *k, bool removed);
