@@ -28,7 +28,7 @@ enum coord_status {
 	COORD_DOUBT,
 	/* The store has refused it: nothing was done. */
 	COORD_REFUSED,
-	/* Keeping a lease: there is none of that number any more. */
+	/* The lease is gone. Nothing was done. */
 	COORD_NO_LEASE,
 };
 

@@ -48,6 +48,9 @@ static void decide_look(struct decide *d, const struct coord_reply *r)
 		decide_end(d, DECIDE_FENCED, 0, "another node leads now");
 	else if (d->tries > 1 && r->n && decide_is_ours(d, &r->kvs[0]))
 		decide_end(d, DECIDE_DONE, modified, "");
+	else if (d->tries > 1)
+		decide_end(d, DECIDE_SUPERSEDED, modified,
+			   "it was decided otherwise, perhaps after this had taken effect");
 	else
 		decide_end(d, DECIDE_OVERTAKEN, modified, "it was decided otherwise before");
 }
@@ -58,6 +61,8 @@ static void decide_on_answer(struct coord_call *call, const struct coord_reply *
 
 	if (r->status == COORD_DOUBT)
 		decide_doubt(d, r->why);
+	else if (r->status != COORD_OK && d->tries > 1)
+		decide_doubt(d, r->why); /* an earlier try may have taken effect */
 	else if (r->status != COORD_OK)
 		decide_end(d, DECIDE_REFUSED, 0, r->why);
 	else if (r->succeeded)

@@ -7,7 +7,8 @@
  * One transaction with two conditions: the leader's token (member.h), and the last change of the key. If
  * its answer is lost nobody knows whether it took effect, or will. The same transaction is made
  * again, then: of all of them one at most takes effect, and the value of the key says whether one has.
- * So a decision ends with certainty or not at all. Loop thread only.
+ * So a decision ends with what the key is, or not at all. A key that is decided is never removed.
+ * Loop thread only.
  */
 #ifndef SHARDD_COORD_DECIDE_H
 #define SHARDD_COORD_DECIDE_H
@@ -18,7 +19,9 @@ enum decide_outcome {
 	DECIDE_DONE,      /* the key has our value; @revision is that of its change */
 	DECIDE_FENCED,    /* another leads: nothing was changed, and will not be */
 	DECIDE_OVERTAKEN, /* the key was changed to another value before */
-	DECIDE_REFUSED,   /* the store does not take it */
+	DECIDE_REFUSED,   /* the store does not take it: nothing was changed */
+	/* The key has another value, and an answer was lost: ours may have been there before. */
+	DECIDE_SUPERSEDED,
 };
 
 enum decide_state { DECIDE_IDLE, DECIDE_ASKING, DECIDE_DOUBT };

@@ -193,6 +193,7 @@ static grpc_channel *etcd_channel_new(const char *target, grpc_channel_credentia
 		etcd_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, RECONNECT_MOST_MS),
 		etcd_arg(GRPC_ARG_KEEPALIVE_TIME_MS, PING_MS),
 		etcd_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, PING_TIMEOUT_MS),
+		etcd_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0), /* a watch is idle for long */
 	};
 	grpc_channel_args list = { ARRAY_SIZE(args), args };
 

@@ -58,13 +58,16 @@ struct etcd_rpc {
 	size_t endpoint;
 	uint32_t timeout_ms; /* 0: none */
 	bool tried;          /* again, with another token */
+	bool reads;          /* a transaction: the answer has a range */
 	void (*done)(struct etcd_rpc *r, grpc_status_code status, const char *why);
 	struct coord_call *owner;  /* NULL: cancelled */
 	struct coord_watch *watch; /* NULL: ended */
 	unsigned n_open; /* batches that were started and have not been seen by the loop */
 	grpc_call *call;
-	grpc_byte_buffer *request, *reply;
-	grpc_metadata token;
+	grpc_byte_buffer *request; /* of all tries */
+	grpc_byte_buffer *sent;    /* of this one: core takes its contents */
+	grpc_byte_buffer *reply;
+	grpc_metadata metadata[2];
 	grpc_slice token_text;
 	grpc_metadata_array initial, trailing;
 	grpc_status_code status;

@@ -64,6 +64,7 @@ static void etcd_rpc_end_try(struct etcd_rpc *r)
 		return;
 	grpc_call_unref(r->call);
 	r->call = NULL;
+	grpc_byte_buffer_destroy(r->sent);
 	if (r->reply)
 		grpc_byte_buffer_destroy(r->reply);
 	r->reply = NULL;
@@ -164,7 +165,7 @@ static void etcd_rpc_on_login(struct etcd_rpc *login, grpc_status_code status, c
 		struct etcd_rpc *r = CONTAINER_OF(now.next, struct etcd_rpc, link);
 
 		list_unlink(&r->link);
-		if (e->token)
+		if (e->token && !atomic_load(&e->closing))
 			etcd_rpc_begin(r);
 		else
 			etcd_rpc_end(r, status ? status : GRPC_STATUS_UNKNOWN,
@@ -229,19 +230,21 @@ static void etcd_rpc_make_call(struct etcd_rpc *r)
 	r->details = grpc_empty_slice();
 	r->token_text = e->token && r != e->login ? grpc_slice_from_copied_string(e->token)
 						  : grpc_empty_slice();
-	r->token = (grpc_metadata){ .key = grpc_slice_from_static_string("token"),
-				    .value = r->token_text };
+	r->sent = grpc_byte_buffer_copy(r->request);
+	/* a member of etcd without the others refuses it, and ends its watches */
+	r->metadata[0] = (grpc_metadata){ .key = grpc_slice_from_static_string("hasleader"),
+					  .value = grpc_slice_from_static_string("true") };
+	r->metadata[1] = (grpc_metadata){ .key = grpc_slice_from_static_string("token"),
+					  .value = r->token_text };
 }
 
 static size_t etcd_rpc_ops_begin(struct etcd_rpc *r, grpc_op *ops)
 {
-	bool token = !GRPC_SLICE_IS_EMPTY(r->token_text);
+	size_t n = GRPC_SLICE_IS_EMPTY(r->token_text) ? 1 : 2;
 
 	ops[0] = (grpc_op){ .op = GRPC_OP_SEND_INITIAL_METADATA,
-			    .data.send_initial_metadata = { .count = token,
-							    .metadata = &r->token } };
-	ops[1] = (grpc_op){ .op = GRPC_OP_SEND_MESSAGE,
-			    .data.send_message.send_message = r->request };
+			    .data.send_initial_metadata = { .count = n, .metadata = r->metadata } };
+	ops[1] = (grpc_op){ .op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = r->sent };
 	ops[2] = (grpc_op){ .op = GRPC_OP_RECV_INITIAL_METADATA,
 			    .data.recv_initial_metadata.recv_initial_metadata = &r->initial };
 	return 3;
@@ -270,16 +273,23 @@ static void etcd_rpc_drop_token(struct etcd *e)
 	e->token = NULL;
 }
 
+/* It has ended, or users have changed since it was given. */
+static bool etcd_rpc_token_is_bad(grpc_status_code status, const char *why)
+{
+	return status == GRPC_STATUS_UNAUTHENTICATED || strstr(why, "revision in header is old") ||
+	       strstr(why, "revision of auth store is old");
+}
+
 /* Refused without a good token, nothing was done. Return: it is tried again with another one. */
-static bool etcd_rpc_try_again(struct etcd_rpc *r)
+static bool etcd_rpc_try_again(struct etcd_rpc *r, const char *why)
 {
 	struct etcd *e = r->e;
 
-	if (r->status != GRPC_STATUS_UNAUTHENTICATED || !e->user || r == e->login ||
-	    atomic_load(&e->closing))
+	if (!e->user || r == e->login || atomic_load(&e->closing) ||
+	    !etcd_rpc_token_is_bad(r->status, why))
 		return false;
 	etcd_rpc_drop_token(e);
-	if (r->tried || r->kind != ETCD_CALLS)
+	if (r->tried || r->kind != ETCD_CALLS || !r->owner)
 		return false;
 	r->tried = true;
 	list_unlink(&r->link);
@@ -295,9 +305,10 @@ static void etcd_rpc_on_status(struct etcd_rpc *r, bool ok)
 	char *why = grpc_slice_to_c_string(r->details);
 
 	(void)ok;
-	if (r->status == GRPC_STATUS_UNAVAILABLE && r->endpoint == e->current)
+	if ((r->status == GRPC_STATUS_UNAVAILABLE || r->status == GRPC_STATUS_DEADLINE_EXCEEDED) &&
+	    r->endpoint == e->current)
 		e->current = (e->current + 1) % e->n_endpoints;
-	if (!etcd_rpc_try_again(r))
+	if (!etcd_rpc_try_again(r, why))
 		etcd_rpc_end(r, r->status, why);
 	gpr_free(why);
 }

@@ -226,10 +226,12 @@ static void etcd_txn_on_done(struct etcd_rpc *r, grpc_status_code status, const 
 		(void *)etcd_rpc_reply(r, &shardd__etcd__v1__txn_response__descriptor);
 	struct coord_reply bad = { .status = etcd_txn_status(status), .why = why };
 
-	if (status == GRPC_STATUS_OK && !reply)
+	if (status == GRPC_STATUS_OK && (!reply || (r->reads && !etcd_txn_range_of(reply))))
 		bad = (struct coord_reply){ .status = COORD_DOUBT,
 					    .why = "etcd's answer cannot be read" };
-	if (r->owner && status == GRPC_STATUS_OK && reply)
+	if (status == GRPC_STATUS_NOT_FOUND)
+		bad.status = COORD_NO_LEASE; /* of a change */
+	if (r->owner && bad.status == COORD_OK)
 		etcd_txn_answer(r, reply);
 	else if (r->owner)
 		coord_call_end(&r->e->coord, r->owner, &bad);
@@ -252,6 +254,7 @@ int etcd_txn_start(struct coord *c, struct coord_call *call, const struct coord_
 	if (!r)
 		return -ENOMEM;
 	r->done = etcd_txn_on_done;
+	r->reads = txn->read;
 	r->owner = call;
 	call->impl = r;
 	etcd_rpc_start(r, timeout_ms);

@@ -34,8 +34,9 @@ static void etcd_watch_tell(struct etcd_rpc *r, const Shardd__Etcd__V1__WatchRes
 	if (e)
 		etcd_watch_over(r, true, "no memory for what has changed");
 	else
+		/* the header's revision may be ahead of what is told */
 		r->watch->ops->events(r->watch, events, m->n_events,
-				      m->header ? m->header->revision : 0);
+				      events[m->n_events - 1].kv.modified);
 	for (size_t i = 0; events && i < m->n_events; i++)
 		free((char *)events[i].kv.key);
 	free(events);

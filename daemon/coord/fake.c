@@ -387,7 +387,7 @@ static int fake_txn(struct coord *c, struct coord_call *call, const struct coord
 	for (size_t i = 0; i < t->n_conds; i++)
 		true_all = true_all && fake_is_as_expected(s, &t->conds[i]);
 	if (true_all && !fake_change_all(s, t)) {
-		fake_refuse(&fc->reply, COORD_REFUSED, "requested lease not found");
+		fake_refuse(&fc->reply, COORD_NO_LEASE, "requested lease not found");
 		return 0;
 	}
 	fc->reply.succeeded = true_all;

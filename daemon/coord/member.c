@@ -55,8 +55,7 @@ static void member_stand(struct member_node *m)
 	};
 	struct coord_txn t = { .conds = &cond, .n_conds = 1, .changes = &change, .n_changes = 1 };
 
-	if (coord_txn(m->c, &m->campaign, &t, MEMBER_ANSWER_MS) < 0)
-		member_try_later(m, "no memory for a call");
+	(void)coord_txn(m->c, &m->campaign, &t, MEMBER_ANSWER_MS); /* the next tick tries again */
 }
 
 static struct member_node *member_of_view(struct view *v)
@@ -132,7 +131,7 @@ static void member_on_joined(struct coord_call *call, const struct coord_reply *
 	struct member_node *m = CONTAINER_OF(call, struct member_node, call);
 	char why[200];
 
-	if (r->status == COORD_REFUSED) { /* the lease has ended meanwhile */
+	if (r->status == COORD_NO_LEASE) {
 		m->state = MEMBER_GRANTING;
 		member_try_later(m, r->why);
 	} else if (r->status != COORD_OK) {
@@ -224,12 +223,20 @@ static bool member_is_late(const struct member_node *m, uint64_t now_us)
 	return now_us - m->kept_us >= (uint64_t)m->ttl_s * 1000000;
 }
 
+/* So that there is time for another try. */
+static uint32_t member_answer_ms(const struct member_node *m)
+{
+	uint64_t third = (uint64_t)m->ttl_s * 1000 / 3;
+
+	return third < MEMBER_ANSWER_MS ? (uint32_t)third : MEMBER_ANSWER_MS;
+}
+
 static void member_keep(struct member_node *m, uint64_t now_us)
 {
 	if (m->call.impl || now_us < m->again_us)
 		return;
 	m->asked_us = now_us;
-	(void)coord_keep(m->c, &m->call, m->lease, MEMBER_ANSWER_MS);
+	(void)coord_keep(m->c, &m->call, m->lease, member_answer_ms(m));
 }
 
 static void member_lead(struct member_node *m)

@@ -74,6 +74,7 @@ struct gloo_comm {
 	bool posted;     /* @tick */
 	bool stop;       /* no item follows */
 	unsigned events; /* GLOO_READY... not yet reported */
+	bool told;       /* its owner has it; the loop's */
 	int status;      /* GLOO_READY: 0, or why it was not made */
 	char why[256];   /* it was not made, or broke */
 };
@@ -314,7 +315,10 @@ static void gloo_on_tick(struct work *work)
 	c->posted = false;
 	list_take_all(&ended, &c->ended);
 	events = c->events;
-	c->events = 0;
+	c->told = c->told || events & GLOO_READY;
+	if (!c->told) /* who breaks it may be faster than who makes it */
+		events &= ~(unsigned)GLOO_BROKE;
+	c->events &= ~events;
 	pthread_mutex_unlock(&c->lock);
 	if (events & GLOO_GONE) {
 		if (events & GLOO_READY && c->status)

@@ -49,7 +49,8 @@ class Mesh : public gloo::Context
 		attr.iface = iface;
 		device_ = gloo::transport::tcp::CreateDevice(attr);
 		transportContext_ = device_->createContext(rank, size);
-		transportContext_->setTimeout(timeout);
+		/* Gloo waits five times as long for a pair; 0 is for ever */
+		transportContext_->setTimeout(std::max(timeout / 5, milliseconds(1)));
 		for (int i = 0; i < size; i++)
 			if (i != rank)
 				transportContext_->createPair(i);
@@ -567,16 +568,28 @@ void shim_connect(gloo_shim *s)
 	s->connected = true;
 }
 
-/* Each member's mark goes to its place in the others' sentinels. */
+/* Each member's mark goes to its place in the others' sentinels. One that has left is not told, and
+ * does not keep it from the others. */
 void shim_say_bye(gloo_shim *s, milliseconds grace)
 {
 	uint8_t mark = 1;
 	auto b = s->mesh->createUnboundBuffer(&mark, 1);
+	int sent = 0;
 
-	for (int k = 1; k < s->options.size; k++)
-		b->send(shim_after(s, k), SENTINEL, 0, 1);
-	for (int k = 1; k < s->options.size; k++)
-		b->waitSend(nullptr, grace);
+	for (int k = 1; k < s->options.size; k++) {
+		try {
+			b->send(shim_after(s, k), SENTINEL, 0, 1);
+			sent++;
+		} catch (...) {
+			/* it has left */
+		}
+	}
+	try {
+		while (sent-- > 0)
+			b->waitSend(nullptr, grace);
+	} catch (...) {
+		/* it leaves just now */
+	}
 	std::unique_lock<std::mutex> guard(s->lock);
 	s->changed.wait_for(guard, grace, [s] {
 		return s->byes >= s->options.size - 1 || !s->watched || s->dead;

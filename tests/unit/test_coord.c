@@ -288,7 +288,7 @@ TEST_BOTH(keys_go_with_their_lease)
 	cr_expect_eq(revoke_lease(b, lease).status, COORD_NO_LEASE);
 	cr_expect_eq(keep(a, lease).status, COORD_NO_LEASE);
 	q = put(a, "m/a", "1", 0, lease);
-	cr_expect_eq(q.status, COORD_REFUSED, "%s", q.why);
+	cr_expect_eq(q.status, COORD_NO_LEASE, "%s", q.why);
 }
 
 TEST_BOTH(what_is_too_large_is_refused)
@@ -485,6 +485,57 @@ Test(coord_etcd, leases_end_by_themselves)
 	coord_watch_end(&watched.w);
 	q = keep(a, lease);
 	cr_expect_eq(q.status, COORD_NO_LEASE);
+}
+
+static void etcdctl(const char *what)
+{
+	char command[256];
+
+	snprintf(command, sizeof(command),
+		 "echo secret | ETCDCTL_API=3 timeout 10 etcdctl --endpoints=%s %s >/dev/null 2>&1",
+		 etcd.client, what);
+	cr_assert_eq(system(command), 0, "%s", command);
+}
+
+static struct coord *open_as(const char *password)
+{
+	const char *endpoints[] = { etcd.client };
+	struct coord_options o = { .endpoints = endpoints,
+				   .n_endpoints = 1,
+				   .prefix = "/test/",
+				   .user = "root",
+				   .password = password };
+	struct fault f = FAULT_NULL;
+	struct coord *c = NULL;
+
+	cr_assert_eq(coord_etcd_new(&run.queue, &o, &c, &f), 0, "%s", f.text);
+	return c;
+}
+
+/* What is refused because a token has ended is asked again, whole. */
+Test(coord_etcd, that_wants_a_password_gets_it)
+{
+	struct coord *root, *wrong;
+	struct asked q;
+
+	etcdctl("user add root:secret");
+	etcdctl("user grant-role root root");
+	etcdctl("auth enable");
+	root = open_as("secret");
+	cr_assert(put(root, "x", "one", 0, 0).succeeded);
+	q = put(a, "x", "two", -1, 0);
+	cr_expect_eq(q.status, COORD_REFUSED, "%s", q.why);
+	wrong = open_as("guess");
+	q = put(wrong, "x", "two", -1, 0);
+	cr_expect_eq(q.status, COORD_REFUSED, "%s", q.why);
+	/* this ends all tokens of the user; the password is the same */
+	etcdctl("--user root:secret user passwd root --interactive=false");
+	q = get(root, "x", false);
+	cr_assert_eq(q.status, COORD_OK, "%s", q.why);
+	cr_assert_eq(q.n, 1);
+	cr_expect_str_eq(q.kvs[0].value, "one");
+	root = coord_close(root);
+	wrong = coord_close(wrong);
 }
 
 /* Closed with calls that were cancelled, and with answers under way. */

@@ -241,6 +241,25 @@ Test(decide_fake, that_did_not_take_effect_never_does_after_the_leader_has_chang
 	cr_expect_str_eq(value_of("step"), "");
 }
 
+/* It took effect, and the next leader has gone on from there. */
+Test(decide_fake, that_was_in_force_for_a_while_is_not_said_to_be_overtaken)
+{
+	int64_t token = elect("a");
+
+	coord_fake_fate(c, COORD_FAKE_LOST_AFTER);
+	begin_one(&first, token, 0, "step 1 by a");
+	coord_fake_lose(c);
+	uv_run(&run.loop, UV_RUN_NOWAIT);
+	coord_fake_fate(c, COORD_FAKE_ANSWERED);
+	token = elect("b");
+	value_of("step");
+	decide_one(&second, token, got.modified, "step 2 by b");
+	cr_assert_eq(second.outcome, DECIDE_DONE);
+	until_done(&first);
+	cr_expect_eq(first.outcome, DECIDE_SUPERSEDED);
+	cr_expect_str_eq(value_of("step"), "step 2 by b");
+}
+
 Test(decide_etcd, is_certain_after_etcd_has_hung_and_was_killed)
 {
 	int64_t token = elect("a");
