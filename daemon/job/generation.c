@@ -227,9 +227,18 @@ static void generation_give_read(struct generation *g)
 			generation_drop(g, i);
 }
 
+/* Ops that wait for memory of copies look again. */
+static void generation_feed(struct generation *g)
+{
+	if (g->starved)
+		node_wake_later(g->job->node);
+	g->starved = false;
+}
+
 static struct generation *generation_free(struct generation *g)
 {
 	CHECK(!g->copying && !g->block_runs && !atomic_load(&g->waits));
+	generation_feed(g); /* they may wait for what the reader was in */
 	if (g->job->generation == g)
 		g->job->generation = NULL;
 	for (size_t i = 0; i < g->n_blocks; i++)
@@ -252,13 +261,6 @@ static void generation_answer(struct generation *g)
 		return;
 	atomic_store(&g->waits, 0);
 	sem_post(&g->came);
-}
-
-static void generation_feed(struct generation *g)
-{
-	if (g->starved)
-		node_wake_later(g->job->node);
-	g->starved = false;
 }
 
 /* No reader is in a LIVE block any more, and none will be. */

@@ -311,9 +311,9 @@ struct job {
 	struct job_elastic elastic;
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
-	_Atomic uint32_t
-		running;   /* collectives and casts in the backend or engine; the loop's, read by
-				    * the thread that writes a checkpoint */
+	/* Collectives and casts in the backend or engine. The loop's; the thread that writes a checkpoint
+	 * reads it. */
+	_Atomic uint32_t running;
 	uint32_t changing; /* of them: what changes parameters in place */
 	struct job_ops_seen ops;
 	struct job_unsaved unsaved;

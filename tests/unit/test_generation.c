@@ -3,9 +3,12 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "fdcheck.h"
 #include "job/generation.h"
@@ -318,6 +321,53 @@ Test(generation, an_op_waits_for_the_end_of_a_generation)
 	backend_fake_hold(n.node.devices[0].backend, false);
 	nodefix_turns(&n);
 	asks_end();
+}
+
+/* The page that the reader copies to is not there yet: it stays in its block until it may go on. */
+static sem_t is_in, may_go;
+static char *page;
+
+static void reader_is_in(int sig)
+{
+	(void)sig;
+	sem_post(&is_in);
+	while (sem_wait(&may_go) < 0)
+		;
+	(void)mprotect(page, 4096, PROT_READ | PROT_WRITE);
+}
+
+static void *reads_into_page(void *arg)
+{
+	*(int *)arg = generation_read(g, 0, page, 4096);
+	return NULL;
+}
+
+/* The generation ends before the next tick: the op is not forgotten. */
+Test(generation, an_op_waits_for_the_block_that_is_read)
+{
+	struct sigaction act = { .sa_handler = reader_is_in };
+	pthread_t thread;
+	int r = -1;
+
+	page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	cr_assert(page != MAP_FAILED);
+	sem_init(&is_in, 0, 0);
+	sem_init(&may_go, 0, 0);
+	cr_assert_eq(sigaction(SIGSEGV, &act, NULL), 0);
+	change();
+	cr_assert_eq(pthread_create(&thread, NULL, reads_into_page, &r), 0);
+	while (sem_wait(&is_in) < 0)
+		;
+	asks_begin(8u << 20);
+	cr_assert_eq(asks.r, SLAB_E_LATER);
+	cr_expect_geq(control(), 4u << 20, "what is read stays");
+	sem_post(&may_go);
+	cr_assert_eq(pthread_join(thread, NULL), 0);
+	cr_expect_eq(r, 0);
+	g = generation_end(g);
+	nodefix_turns(&n);
+	asks_end();
+	munmap(page, 4096);
 }
 
 Test(generation, its_end_waits_for_the_block_that_is_copied_ahead)
