@@ -88,6 +88,9 @@ struct coord_txn {
 	bool prefix; /* all keys that begin with @read */
 };
 
+/* The key of the member that leads (member.h), which fences decisions (decide.h). */
+#define COORD_LEADER "leader"
+
 /* etcd allows 128 operations and 1.5 MiB a request, by default. */
 #define COORD_MAX_OPS   120u
 #define COORD_MAX_BYTES (UINT64_C(1) << 20)
@@ -143,7 +146,7 @@ struct coord_options {
 	size_t n_endpoints;
 	const char *prefix;          /* of all keys: "/shardd/NAME/"; not empty */
 	const char *user, *password; /* NULL: none */
-	/* TLS: PEM text. NULL: @ca: no TLS; @cert and @key: no certificate of our own. */
+	/* TLS: PEM text. NULL: @ca: no TLS; @cert and @key, which need @ca: no certificate of our own. */
 	const char *ca, *cert, *key;
 };
 

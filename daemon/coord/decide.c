@@ -74,7 +74,7 @@ static void decide_on_answer(struct coord_call *call, const struct coord_reply *
 static int decide_ask(struct decide *d)
 {
 	struct coord_cond conds[] = {
-		{ .key = "leader", .revision = d->token },
+		{ .key = COORD_LEADER, .revision = d->token },
 		{ .key = d->key, .modified = true, .revision = d->last },
 	};
 	struct coord_change change = { .key = d->key, .value = d->value, .bytes = d->bytes };

@@ -102,8 +102,9 @@ static int etcd_begin(struct coord *c, struct coord_call *call, const char *meth
 		return -ENOMEM;
 	r->done = done;
 	r->owner = call;
+	if (etcd_rpc_start(r, timeout_ms))
+		return -ENOMEM;
 	call->impl = r;
-	etcd_rpc_start(r, timeout_ms);
 	return 0;
 }
 
@@ -232,6 +233,9 @@ static int etcd_check(const struct coord_options *o, struct fault *f)
 	for (size_t i = 0; i < o->n_endpoints; i++)
 		if (etcd_check_endpoint(o->endpoints[i], f))
 			return (int)f->code;
+	if (o->cert && !o->ca) /* else it would be ignored, and nothing encrypted */
+		return fault_set(f, FAULT_INVALID, "coord",
+				 "a certificate for etcd needs TLS: set the CA, too");
 	if (!o->cert != !o->key)
 		return fault_set(
 			f, FAULT_INVALID, "coord",

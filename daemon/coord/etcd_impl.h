@@ -79,11 +79,10 @@ struct etcd_rpc {
 
 /* A call of @method with @request (borrowed), not begun. Return: NULL without memory. */
 struct etcd_rpc *etcd_rpc_new(struct etcd *e, const char *method, const ProtobufCMessage *request);
-/* All of it at once: one request, one reply, and the status, with which @r->done is called on the loop,
- * later; it is freed then. */
-void etcd_rpc_start(struct etcd_rpc *r, uint32_t timeout_ms);
-/* A stream that stays open: @r->message.fn for each reply, @r->done at its end. */
-void etcd_rpc_start_stream(struct etcd_rpc *r);
+/* Begin it: one request, one reply, and the status, with which @r->done is called on the loop, later; it
+ * is freed then. With @r->message.fn: a stream that stays open, that function for each reply, and @r->done at
+ * its end. @timeout_ms: 0: none. Return: 0, or -ENOMEM: @r is freed. */
+int etcd_rpc_start(struct etcd_rpc *r, uint32_t timeout_ms);
 /* Of a stream: the next reply. */
 void etcd_rpc_next(struct etcd_rpc *r);
 /* It ends soon, with CANCELLED. */

@@ -13,6 +13,9 @@
 #include "coord/etcd_impl.h"
 #include "core/check.h"
 
+/* For a token, if the call that needs it has no time of its own. */
+#define ETCD_LOGIN_MS 5000
+
 /* ------------------------------------------------------------------------------ the thread */
 
 static void etcd_rpc_on_batch(struct work *w);
@@ -173,22 +176,28 @@ static void etcd_rpc_on_login(struct etcd_rpc *login, grpc_status_code status, c
 	}
 }
 
-/* Wait for a token. */
-static void etcd_rpc_log_in(struct etcd_rpc *r)
+static bool etcd_rpc_ask_token(struct etcd *e, uint32_t timeout_ms)
 {
-	struct etcd *e = r->e;
 	Shardd__Etcd__V1__AuthenticateRequest q = SHARDD__ETCD__V1__AUTHENTICATE_REQUEST__INIT;
 
-	list_append(&e->waiting, &r->link);
-	if (e->login)
-		return;
 	q.name = e->user;
 	q.password = e->password;
 	e->login = etcd_rpc_new(e, "/etcdserverpb.Auth/Authenticate", &q.base);
-	CHECK(e->login);
+	if (!e->login)
+		return false;
 	e->login->done = etcd_rpc_on_login;
-	e->login->timeout_ms = r->timeout_ms ? r->timeout_ms : 5000;
+	e->login->timeout_ms = timeout_ms ? timeout_ms : ETCD_LOGIN_MS;
 	etcd_rpc_begin(e->login);
+	return true;
+}
+
+/* @r is in no list: it waits for a token. Return: false: without memory, nothing has changed. */
+static bool etcd_rpc_log_in(struct etcd_rpc *r)
+{
+	if (!r->e->login && !etcd_rpc_ask_token(r->e, r->timeout_ms))
+		return false;
+	list_append(&r->e->waiting, &r->link);
+	return true;
 }
 
 /* ---------------------------------------------------------------------------------- a try */
@@ -291,10 +300,11 @@ static bool etcd_rpc_try_again(struct etcd_rpc *r, const char *why)
 	etcd_rpc_drop_token(e);
 	if (r->tried || r->kind != ETCD_CALLS || !r->owner)
 		return false;
-	r->tried = true;
 	list_unlink(&r->link);
+	if (!etcd_rpc_log_in(r))
+		return false;
+	r->tried = true;
 	etcd_rpc_end_try(r);
-	etcd_rpc_log_in(r);
 	return true;
 }
 
@@ -337,24 +347,17 @@ static void etcd_rpc_begin(struct etcd_rpc *r)
 	etcd_rpc_submit(r, ops, n, &r->whole);
 }
 
-static void etcd_rpc_go(struct etcd_rpc *r)
+int etcd_rpc_start(struct etcd_rpc *r, uint32_t timeout_ms)
 {
-	if (r->e->user && !r->e->token)
-		etcd_rpc_log_in(r);
-	else
-		etcd_rpc_begin(r);
-}
+	bool wait = r->e->user && !r->e->token;
 
-void etcd_rpc_start(struct etcd_rpc *r, uint32_t timeout_ms)
-{
 	r->timeout_ms = timeout_ms;
-	etcd_rpc_go(r);
-}
-
-void etcd_rpc_start_stream(struct etcd_rpc *r)
-{
-	CHECK(r->message.fn);
-	etcd_rpc_go(r);
+	if (!wait)
+		etcd_rpc_begin(r);
+	if (!wait || etcd_rpc_log_in(r))
+		return 0;
+	etcd_rpc_free(r);
+	return -ENOMEM;
 }
 
 void etcd_rpc_cancel(struct etcd_rpc *r)

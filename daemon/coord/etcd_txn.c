@@ -256,7 +256,8 @@ int etcd_txn_start(struct coord *c, struct coord_call *call, const struct coord_
 	r->done = etcd_txn_on_done;
 	r->reads = txn->read;
 	r->owner = call;
+	if (etcd_rpc_start(r, timeout_ms))
+		return -ENOMEM;
 	call->impl = r;
-	etcd_rpc_start(r, timeout_ms);
 	return 0;
 }

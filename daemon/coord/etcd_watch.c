@@ -94,8 +94,9 @@ int etcd_watch_begin(struct coord *c, struct coord_watch *w, const char *prefix,
 	r->watch = w;
 	r->message.fn = etcd_watch_on_message;
 	r->done = etcd_watch_on_done;
+	if (etcd_rpc_start(r, 0))
+		return -ENOMEM;
 	w->impl = r;
-	etcd_rpc_start_stream(r);
 	return 0;
 }
 

@@ -10,7 +10,6 @@
 
 #define MEMBER_PAUSE_US  200000u
 #define MEMBER_ANSWER_MS 2000u
-#define MEMBER_LEADER    "leader"
 
 static void member_try_later(struct member_node *m, const char *why)
 {
@@ -49,9 +48,9 @@ static void member_on_campaign(struct coord_call *call, const struct coord_reply
 /* Nobody leads, as far as is known. */
 static void member_stand(struct member_node *m)
 {
-	struct coord_cond cond = { .key = MEMBER_LEADER };
+	struct coord_cond cond = { .key = COORD_LEADER };
 	struct coord_change change = {
-		.key = MEMBER_LEADER, .value = m->name, .bytes = strlen(m->name), .lease = m->lease
+		.key = COORD_LEADER, .value = m->name, .bytes = strlen(m->name), .lease = m->lease
 	};
 	struct coord_txn t = { .conds = &cond, .n_conds = 1, .changes = &change, .n_changes = 1 };
 
@@ -65,16 +64,11 @@ static struct member_node *member_of_view(struct view *v)
 
 static void member_on_leader(struct view *v, const struct view_key *k, bool removed)
 {
-	if (strcmp(k->key, MEMBER_LEADER) == 0)
+	if (strcmp(k->key, COORD_LEADER) == 0)
 		member_look(member_of_view(v), removed ? NULL : k);
 }
 
-static void member_on_complete(struct view *v)
-{
-	(void)v; /* member_tick stands for election, if there is none */
-}
-
-static const struct view_ops member_view_ops = { member_on_leader, member_on_complete };
+static const struct view_ops member_view_ops = { .changed = member_on_leader };
 
 /* ------------------------------------------------------------------------------ membership */
 
@@ -112,14 +106,13 @@ static void member_on_kept(struct coord_call *call, const struct coord_reply *r)
 	}
 }
 
-static void member_is_in(struct member_node *m, int64_t created)
+static void member_is_in(struct member_node *m)
 {
-	m->created = created;
 	m->state = MEMBER_IN;
 	m->again_us = m->asked_us + (uint64_t)m->ttl_s * 1000000 / 3;
 	m->call.done = member_on_kept;
 	*m->why = 0;
-	if (view_begin(&m->leader, m->c, MEMBER_LEADER, &member_view_ops) < 0) {
+	if (view_begin(&m->leader, m->c, COORD_LEADER, &member_view_ops) < 0) {
 		member_out(m, "there is no memory for it");
 		return;
 	}
@@ -137,7 +130,7 @@ static void member_on_joined(struct coord_call *call, const struct coord_reply *
 	} else if (r->status != COORD_OK) {
 		member_try_later(m, r->why);
 	} else if (r->n && r->kvs[0].lease == m->lease) { /* also if an answer was lost before */
-		member_is_in(m, r->kvs[0].created);
+		member_is_in(m);
 	} else {
 		snprintf(why, sizeof(why),
 			 "another node is a member by the name '%s': give each node its own, or "
@@ -243,7 +236,7 @@ static void member_lead(struct member_node *m)
 {
 	bool known = m->leader.state == VIEW_WATCHING;
 
-	if (m->leads && known && !m->campaign.impl && !view_find(&m->leader, MEMBER_LEADER))
+	if (m->leads && known && !m->campaign.impl && !view_find(&m->leader, COORD_LEADER))
 		member_stand(m);
 }
 

@@ -41,7 +41,6 @@ struct member_node {
 	int64_t ttl_s;
 	uint8_t state; /* enum member_state */
 	int64_t lease;
-	int64_t created; /* of its key */
 	uint64_t asked_us,
 		kept_us;        /* when the last keeping was asked for; that of the last answer */
 	uint64_t again_us;      /* the next try */

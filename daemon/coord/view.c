@@ -158,7 +158,8 @@ static void view_take(struct view *v, const struct coord_reply *r)
 	v->state = VIEW_WATCHING;
 	if (coord_watch_begin(v->c, &v->watch, v->prefix, r->revision + 1) < 0)
 		view_pause(v, "no memory for a watch");
-	v->ops->complete(v);
+	if (v->ops->complete)
+		v->ops->complete(v);
 }
 
 static void view_on_read(struct coord_call *call, const struct coord_reply *r)

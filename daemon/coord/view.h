@@ -28,7 +28,7 @@ struct view_key {
 struct view_ops {
 	/* @k is new or has changed; @removed: it goes when this returns. */
 	void (*changed)(struct view *v, const struct view_key *k, bool removed);
-	/* All of a reading was told. */
+	/* (optional) All of a reading was told. */
 	void (*complete)(struct view *v);
 };
 

@@ -572,7 +572,7 @@ Test(coord_options, that_are_wrong_are_refused)
 		{ ":2379", NULL, NULL, "is no endpoint" },
 		{ "host:99999", NULL, NULL, "is no endpoint" },
 		{ "host:2379x", NULL, NULL, "is no endpoint" },
-		{ "host:2379", "PEM", NULL, "its key go together" },
+		{ "host:2379", "PEM", NULL, "needs TLS: set the CA, too" },
 		{ "host:2379", NULL, "me", "the password go together" },
 	};
 
