@@ -30,6 +30,7 @@ struct cast_part {
  * it is unpacked. The op that began it waits like the others. */
 struct cast {
 	struct comm_op comm_op;
+	struct node_comm *nc;      /* @between watches it, and it spans nodes: a user of it */
 	struct queue_task between; /* watches what goes on between devices */
 	uint64_t breaks;           /* of the communicators, at its start */
 	struct job *job;
@@ -158,6 +159,8 @@ static void full_cast_free(struct cast *cast)
 		free(cast->parts[d].unpack);
 	}
 	queue_task_deinit(&cast->between);
+	if (cast->nc)
+		node_comm_leave(cast->nc);
 	free(cast);
 }
 
@@ -316,7 +319,9 @@ static struct node_comm *full_comm_of(const struct cast *cast)
 /* It may have broken while the shards were cast. */
 static bool full_can_talk(struct cast *cast)
 {
-	if (full_comm_of(cast)->state != COMM_READY)
+	const struct node_comm *nc = full_comm_of(cast);
+
+	if (!nc || nc->state != COMM_READY)
 		cast->status = ENGINE_E_ABORTED;
 	return !cast->status;
 }
@@ -339,7 +344,8 @@ static enum res full_all_gather(struct cast *cast, bool frozen)
 		send[d] = full_is_sent_as_it_is(u)
 				  ? (char *)unit_state_at(u->rec, &u->parts[d].params, 0,
 							  frozen ? trained : 0)
-				  : (char *)recv[d] + d * count * dtype_size(dtype);
+				  : (char *)recv[d] + unit_position(u, &u->parts[d]) * count *
+							      dtype_size(dtype);
 	}
 	cast->comm_op.done = full_on_gathered;
 	comm_all_gather(full_comm_of(cast)->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv,
@@ -351,9 +357,13 @@ static void full_watch(struct cast *cast)
 {
 	struct node_comm *nc = full_comm_of(cast);
 
-	if (cast->unit->n_parts == 1 || nc->state != COMM_READY)
+	if (cast->unit->all_parts == 1 || !nc || nc->state != COMM_READY)
 		return;
 	cast->breaks = nc->breaks;
+	if (nc->spans) { /* it may end with the epoch, and is watched until the copy is made */
+		cast->nc = nc;
+		nc->users++;
+	}
 	queue_task_watch(&cast->between, nc, cast->deadline_us);
 	full_check_windows(cast, nc);
 }
@@ -368,7 +378,7 @@ static enum res full_tick(struct cast *cast)
 	switch ((enum full_stage)cast->stage) {
 	case FULL_CAST:
 		cast->stage = FULL_MARK;
-		if (u->spread < u->n_parts) /* each device has all of it */
+		if (u->spread < u->all_parts) /* each device has all of it */
 			return full_tick(cast);
 		full_watch(cast);
 		fallthrough;
@@ -447,7 +457,8 @@ static void full_cast_part(struct cast *cast, unsigned d)
 						  .queue = BACKEND_Q_GATHER,
 						  .done = full_on_kernels };
 	full_cast_launch(cast, d, p->begin, 0, padded ? trained : p->n);
-	full_cast_launch(cast, d, trained * u->spread + frozen * (d % u->spread), trained, frozen);
+	full_cast_launch(cast, d, trained * u->spread + frozen * unit_position(u, p), trained,
+			 frozen);
 	queue_task_submit(&part->queue, p->device->backend, cast->deadline_us);
 }
 
@@ -542,8 +553,8 @@ static void full_enter(struct cast *cast, struct op *op)
 	condition_wait(&u->cast_done, &op->waiter);
 }
 
-enum res full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
-		    struct fault *f)
+static enum res full_begin_as(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
+			      bool evict, struct fault *f)
 {
 	struct cast *cast;
 	int r;
@@ -551,7 +562,7 @@ enum res full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struc
 	CHECK(!unit_is_copying(u));
 	RES_TRY(group_comms(job->groups[u->rec->group], f));
 	list_unlink(&u->idle);
-	r = full_take_full(job, u, op);
+	r = full_take_full(job, u, evict);
 	if (r == SLAB_E_LATER)
 		return RES_WAIT;
 	cast = r ? NULL : full_cast_new(job, u, deadline_us);
@@ -570,4 +581,15 @@ enum res full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struc
 	for (unsigned d = 0; d < u->n_parts; d++)
 		full_cast_part(cast, d);
 	return RES_DONE;
+}
+
+enum res full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
+		    struct fault *f)
+{
+	return full_begin_as(job, u, deadline_us, op, op, f);
+}
+
+enum res full_begin_together(struct job *job, struct unit *u, struct fault *f)
+{
+	return full_begin_as(job, u, UINT64_MAX, NULL, true, f);
 }

@@ -434,8 +434,7 @@ static enum res op_ddp_bucket_between(struct coll *c)
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_ddp_bucket_sums(c, &c->parts[d], 0);
-	comm_all_reduce(coll_between(c), coll_comm(c), data, w->b->elements[w->bucket],
-			w->sum_dtype, REDUCE_SUM);
+	coll_all_reduce(c, data, w->b->elements[w->bucket], w->sum_dtype, REDUCE_SUM);
 	return RES_WAIT;
 }
 

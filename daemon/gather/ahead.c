@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "op/op.h"
 #include "gather/gather.h"
+#include "gather/turn.h"
 
 /* Whose parameters may be read now, by nobody's wish? */
 static bool ahead_is_possible(const struct member *m, const struct unit *u)
@@ -36,6 +37,11 @@ static void ahead_begin(const struct op *op, struct unit *u)
 	mu->expected = true;
 	if (unit_is_copying(u) || full_valid(u))
 		return;
+	if (turn_is_needed(m->job, u)) {
+		turn_want(m->job, u);
+		m->ahead.started++;
+		return;
+	}
 	if (ahead_is_room(m->job) && full_begin(m->job, u, op->deadline_us, NULL, &f) == RES_DONE)
 		m->ahead.started++;
 	else

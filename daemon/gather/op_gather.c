@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "gather/ahead.h"
 #include "gather/gather.h"
+#include "gather/turn.h"
 #include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_run.h"
@@ -135,6 +136,10 @@ enum res gather_start(struct op *op)
 		return op_wait(op, &u->cast_done); /* whose end answers it: gather_answer */
 	if (full_valid(u))
 		return op_gather_give_full(op, false);
+	if (turn_is_needed(job, u)) {
+		turn_want(job, u);
+		return op_wait(op, &u->cast_done);
+	}
 	return full_may_begin(job) ? op_gather_begin_cast(op) : full_wait_turn(op);
 }
 

@@ -5,12 +5,58 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/cleanup.h"
+#include "core/fnv.h"
 #include "job/job_types.h"
+#include "job/span.h"
+
+/* Which of its members are on this node: side by side. Return: 0 or -EINVAL. */
+static int group_find_here(struct group *g)
+{
+	uint32_t last = 0;
+
+	for (uint32_t i = 0; i < group_size(g); i++) {
+		if (!span_is_here(g->job->across.span, g->rec->ranks[i]))
+			continue;
+		g->first = g->here++ ? g->first : i;
+		last = i;
+	}
+	return g->here && last - g->first + 1 != g->here ? -EINVAL : 0;
+}
+
+static void group_on_here(void *userdata, uint64_t number, const struct match_entry *first)
+{
+	struct group *g = userdata;
+
+	g->job->jobs->ops.announce(g, number, first);
+}
+
+static void group_on_refused(void *userdata, uint64_t number, const struct fault *fault)
+{
+	struct group *g = userdata;
+
+	g->job->jobs->ops.refuse(g, number, fault);
+}
+
+static const struct match_others group_others = { .announce = group_on_here,
+						  .refuse = group_on_refused };
+
+static int group_init_match(struct group *g, match_complete_cb complete, match_failed_cb failed)
+{
+	int r = group_find_here(g);
+
+	if (r == 0)
+		r = match_init(&g->match, g->here ? g->here : 1, complete, failed, g);
+	if (r == 0)
+		g->match.others = group_spans(g) ? &group_others : NULL;
+	return r;
+}
 
 int group_new(struct job *job, uint32_t id, const state_group *rec, match_complete_cb complete,
 	      match_failed_cb failed, struct group **ret)
 {
 	struct group *g = calloc(1, sizeof(*g));
+	int r;
 
 	if (!g)
 		return -ENOMEM;
@@ -21,14 +67,26 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 	list_init(&g->small);
 	condition_init(&g->joins, "all ranks to have no more inputs");
 	g->untold = calloc(rec->n_ranks, sizeof(*g->untold));
-	if (!g->untold || match_init(&g->match, (uint32_t)rec->n_ranks, complete, failed, g) < 0) {
+	r = g->untold ? group_init_match(g, complete, failed) : -ENOMEM;
+	if (r < 0) {
 		free(g->untold);
 		free(g);
-		return -ENOMEM;
+		return r;
 	}
 	g->match.user = job->owner.user;
 	*ret = g;
 	return 0;
+}
+
+/* Communicators with members on other nodes are of one epoch. */
+static void group_drop_between(struct group *g, const char *why)
+{
+	struct node_comm *nc = g->nc;
+
+	if (!nc || !nc->spans)
+		return;
+	g->nc = NULL;
+	node_comm_end(nc, why);
 }
 
 struct group *group_free(struct group *g)
@@ -38,7 +96,9 @@ struct group *group_free(struct group *g)
 		group_set_plan(g, NULL);
 		match_deinit(&g->match);
 		free(g->devices);
+		free(g->device_of);
 		free(g->untold);
+		group_drop_between(g, "the group is gone");
 		if (g->nc)
 			node_comm_leave(g->nc);
 	}
@@ -46,51 +106,174 @@ struct group *group_free(struct group *g)
 	return NULL;
 }
 
+int group_find_again(struct group *g)
+{
+	match_complete_cb complete = g->match.complete;
+	match_failed_cb failed = g->match.failed;
+	int r;
+
+	CHECK(!g->n_devices && !g->nc);
+	match_deinit(&g->match);
+	g->first = g->here = 0;
+	r = group_init_match(g, complete, failed);
+	g->match.user = g->job->owner.user;
+	return r;
+}
+
 void group_reset(struct group *g, const struct fault *fault)
 {
 	match_reset(&g->match, fault);
 	memset(g->untold, 0, group_size(g) * sizeof(*g->untold));
 	g->n_untold = 0;
+	group_drop_between(g, fault->text);
 }
 
-static unsigned group_add_device(struct device **devices, unsigned n, struct device *d)
+static bool group_is_here(const struct group *g, uint32_t index)
 {
-	for (unsigned i = 0; i < n; i++)
-		if (devices[i] == d)
-			return n;
-	devices[n] = d;
-	return n + 1;
+	return index >= g->first && index - g->first < g->here;
 }
 
 struct device *group_device(const struct group *g, uint32_t index)
 {
 	struct device *d = g->job->placed[g->rec->ranks[index]];
 
+	if (!group_is_here(g, index))
+		return NULL;
 	return d || g->job->node->n_devices > 1 ? d : &g->job->node->devices[0]; /* where else */
+}
+
+unsigned group_device_number(const struct group *g, uint32_t index)
+{
+	CHECK(g->device_of && index < group_size(g));
+	return g->device_of[index];
+}
+
+bool group_spans(const struct group *g)
+{
+	return g->here != group_size(g);
+}
+
+/* Member @index, on another node, is on the device of one before it? Else *@n more. */
+static uint16_t group_number_elsewhere(const struct group *g, uint32_t index, unsigned *n)
+{
+	const struct span *s = g->job->across.span;
+	uint32_t device = span_device_of(s, g->rec->ranks[index]);
+
+	for (uint32_t i = 0; i < index; i++)
+		if (!group_is_here(g, i) && span_device_of(s, g->rec->ranks[i]) == device)
+			return g->device_of[i];
+	return (uint16_t)(*n)++;
+}
+
+/* The same of those on this node, whose devices are @on. They are side by side, so that the numbers of
+ * their devices are consecutive. */
+static uint16_t group_number_here(struct group *g, struct device *const *on, uint32_t i,
+				  unsigned *n)
+{
+	for (uint32_t k = 0; k < i; k++)
+		if (on[k] == on[i])
+			return g->device_of[g->first + k];
+	if (!g->n_devices)
+		g->first_device = *n;
+	g->devices[g->n_devices++] = on[i];
+	return (uint16_t)(*n)++;
+}
+
+static int group_count_most(struct group *g)
+{
+	uint32_t *on = calloc(g->all_devices, sizeof(*on));
+
+	for (uint32_t i = 0; on && i < group_size(g); i++)
+		if (++on[g->device_of[i]] > g->most)
+			g->most = on[g->device_of[i]];
+	free(on);
+	return on ? 0 : -ENOMEM;
+}
+
+int group_place_on(struct group *g, struct device *const *on)
+{
+	unsigned n = 0;
+
+	CHECK(!g->n_devices && g->here > 0);
+	g->device_of = calloc(group_size(g), sizeof(*g->device_of));
+	g->devices = calloc(NODE_MAX_DEVICES, sizeof(struct device *));
+	if (!g->device_of || !g->devices) {
+		free(g->device_of);
+		free(g->devices);
+		g->device_of = NULL;
+		g->devices = NULL;
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < group_size(g); i++)
+		g->device_of[i] = group_is_here(g, i) ? group_number_here(g, on, i - g->first, &n)
+						      : group_number_elsewhere(g, i, &n);
+	g->all_devices = n;
+	return group_count_most(g);
 }
 
 enum res group_place(struct group *g, struct fault *f)
 {
-	struct device *devices[NODE_MAX_DEVICES];
-	unsigned n = 0;
+	struct device **on;
+	int r = 0;
 
 	if (g->n_devices)
 		return RES_DONE;
-	for (uint32_t i = 0; i < group_size(g); i++) {
-		struct device *d = group_device(g, i);
+	on = calloc(g->here + 1, sizeof(struct device *));
+	for (uint32_t i = 0; on && r == 0 && i < g->here; i++) {
+		on[i] = group_device(g, g->first + i);
+		r = on[i] ? 0 : -EAGAIN;
+	}
+	if (r == 0)
+		r = on ? group_place_on(g, on) : -ENOMEM;
+	free(on);
+	if (r == -EAGAIN)
+		return RES_WAIT;
+	return r < 0 ? res_of(fault_errno(f, r, "placing a group")) : RES_DONE;
+}
 
-		if (!d)
-			return RES_WAIT;
-		n = group_add_device(devices, n, d);
-	}
-	g->devices = malloc(n * sizeof(*devices));
-	if (!g->devices) {
-		fault_errno(f, -ENOMEM, "placing a group");
-		return RES_FAILED;
-	}
-	memcpy(g->devices, devices, n * sizeof(*devices));
-	g->n_devices = n;
-	return RES_DONE;
+struct unit_place group_unit_place(const struct group *g)
+{
+	CHECK(g->n_devices > 0);
+	return (struct unit_place){ .devices = g->devices,
+				    .n = g->n_devices,
+				    .all = g->all_devices,
+				    .first = g->first_device };
+}
+
+/* Those of this epoch, with members on other nodes. */
+static enum res group_comms_between(struct group *g, struct fault *f)
+{
+	const struct span *s = g->job->across.span;
+	char prefix[192];
+	const struct comm_group where = { .size = g->all_devices,
+					  .member = g->first_device,
+					  .prefix = prefix,
+					  .store = &s->store };
+
+	if (s->over)
+		return res_of(fault_set(f, FAULT_ABORTED, NULL,
+					"the epoch of job '%s' has ended: join again",
+					g->job->rec->name));
+	if (!g->job->node->nodes_engine)
+		return res_of(fault_set(f, FAULT_UNAVAILABLE, NULL,
+					"group '%.64s' has ranks on other nodes, and this node has "
+					"no engine between nodes",
+					g->rec->name));
+	snprintf(prefix, sizeof(prefix), "%s/%08x", s->prefix, group_key(g));
+	if (!g->nc)
+		g->nc = node_comm_new(g->job->node, g->devices, g->n_devices, &where);
+	if (!g->nc)
+		return res_of(fault_errno(f, -ENOMEM, "making a communicator"));
+	return node_comm_there(g->nc, f);
+}
+
+uint32_t group_key(const struct group *g)
+{
+	uint64_t h = FNV_BEGIN;
+
+	for (const char *c = g->rec->name; *c; c++)
+		h = fnv_add(h, (unsigned char)*c);
+	return (uint32_t)(h ^ h >> 32);
 }
 
 enum res group_comms(struct group *g, struct fault *f)
@@ -99,6 +282,8 @@ enum res group_comms(struct group *g, struct fault *f)
 	enum res r;
 
 	CHECK(g->n_devices > 0);
+	if (group_spans(g))
+		return group_comms_between(g, f);
 	r = node_comm(g->job->node, g->devices, g->n_devices, &nc, f);
 	if (nc && !g->nc) {
 		g->nc = nc;
@@ -121,6 +306,14 @@ bool group_index(const struct group *g, uint32_t rank, uint32_t *ret)
 		}
 	}
 	return false;
+}
+
+bool group_index_here(const struct group *g, uint32_t rank, uint32_t *ret)
+{
+	if (!group_index(g, rank, ret) || !group_is_here(g, *ret))
+		return false;
+	*ret -= g->first;
+	return true;
 }
 
 bool group_plan_holds(const struct group *g)

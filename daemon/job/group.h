@@ -1,5 +1,6 @@
 /* An ordered set of ranks of a job, and the matching of their collectives. Every
- * job has group 0, `world`. Loop thread only. */
+ * job has group 0, `world`. Of a job over several nodes (job/span.h) the members on this node are
+ * matched here; their devices are some of the group's. Loop thread only. */
 #ifndef SHARDD_JOB_GROUP_H
 #define SHARDD_JOB_GROUP_H
 
@@ -14,6 +15,7 @@
 #include "store/state.h"
 #include "unit/norm.h"
 #include "unit/settings.h"
+#include "unit/unit.h"
 
 struct job;
 struct op_joined_ops;
@@ -31,9 +33,14 @@ struct group {
 	uint32_t id;            /* index in its job */
 	struct job *job;        /* borrowed, the parent */
 	const state_group *rec; /* borrowed */
-	struct match match;
-	struct device **devices; /* of its ranks, in the order of their first rank; owned */
+	uint32_t first, here; /* members on this node: those from index @first on, @here of them */
+	struct match match;   /* of these */
+	struct device **devices; /* theirs, in the order of their first rank; owned */
 	unsigned n_devices;      /* 0: not all ranks are placed yet */
+	unsigned all_devices;    /* of the members of all nodes */
+	unsigned first_device;   /* number of devices[0] among them */
+	uint32_t most;           /* members on one device, at most */
+	uint16_t *device_of;     /* by index: the number of its device among them; owned */
 	struct list small; /* reductions that wait for the batch before them; owned by reduce/ */
 	bool small_runs;   /* a batch of them is under way */
 	struct condition joins; /* all ranks have joined uneven: its waiters are such ops */
@@ -57,11 +64,15 @@ bool group_plan_holds(const struct group *g);
 /* Make @plan the present one; NULL: none. It keeps a reference of its own. */
 void group_set_plan(struct group *g, const struct pass_plan *plan);
 
-/* Return: 0 or -ENOMEM. */
+/* Return: 0, -EINVAL (its members on this node are not side by side), or -ENOMEM. */
 int group_new(struct job *job, uint32_t id, const state_group *rec, match_complete_cb complete,
 	      match_failed_cb failed, struct group **ret);
 /* NULL is allowed. Return: NULL. */
 struct group *group_free(struct group *g);
+
+/* The job has another span, and the group no devices: find its members here again. No op of it is
+ * alive. Return: as group_new. */
+int group_find_again(struct group *g);
 
 /* A new epoch: forget its members' numbers; their ops fail with @fault. */
 void group_reset(struct group *g, const struct fault *fault);
@@ -70,14 +81,31 @@ void group_reset(struct group *g, const struct fault *fault);
  * placed group do not move. RES_WAIT: not all are: wait for node.changed, then ask again. */
 enum res group_place(struct group *g, struct fault *f);
 
+/* The same with the devices @on of the members on this node, by their index here. Return: 0 or
+ * -ENOMEM. */
+int group_place_on(struct group *g, struct device *const *on);
+
+/* Where the parts of its units are. The group must be placed. */
+struct unit_place group_unit_place(const struct group *g);
+
 /* The group's communicators; it must be placed. Return: as node_comm. */
 enum res group_comms(struct group *g, struct fault *f);
 
-/* The device of the group's member @index; NULL: it is not placed yet. */
+/* The device of the group's member @index; NULL: it is not placed yet, or on another node. */
 struct device *group_device(const struct group *g, uint32_t index);
+/* The number of that device among those of all members. The group must be placed. */
+unsigned group_device_number(const struct group *g, uint32_t index);
+/* Has it members on other nodes? */
+bool group_spans(const struct group *g);
 
+/* The number of the group for all nodes: they may have made their groups in another order. */
+uint32_t group_key(const struct group *g);
+
+/* Members on all nodes. */
 uint32_t group_size(const struct group *g);
 /* Index of a rank of the job in the group's order. Return: false if it is not a member. */
 bool group_index(const struct group *g, uint32_t rank, uint32_t *ret);
+/* The same among the members on this node. */
+bool group_index_here(const struct group *g, uint32_t rank, uint32_t *ret);
 
 #endif

@@ -17,6 +17,7 @@
 #include "job/pooled.h"
 #include "job/policy_spec.h"
 #include "job/position.h"
+#include "job/span.h"
 
 #define JOB_MAGIC 0x4a4f4221u
 
@@ -59,6 +60,7 @@ struct job *job_free(struct job *job)
 	free(job->groups);
 	free(job->ranks);
 	free(job->placed);
+	span_free(job->across.span);
 	state_job_free(job->rec);
 	user_charge_deinit(&job->memory);
 	user_charge_deinit(&job->owner);
@@ -139,6 +141,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->copies.drains);
 	condition_init(&job->step.applied, "a step that is being applied");
 	condition_init(&job->settled, "ops of an earlier epoch");
+	list_init(&job->across.line);
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);
 	readers_init(&job->readers);

@@ -134,6 +134,10 @@ struct job_joining {
 enum res job_join(struct job *job, const struct job_joining *how, struct proc *proc,
 		  uint64_t session, struct member *again, struct member **ret, struct fault *f);
 
+/* From its next epoch on, which is @epoch, the ranks of the job are where @span says, which is taken.
+ * No rank is joined. Return: 0 or a fault: its memory is on other nodes. */
+int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct fault *f);
+
 /* Which device rank @rank is on (job_place.c): the one that @name names, or the known one, or the
  * default: rank * devices / world size. A rank of a group that has units or has run collectives
  * stays where it is. Return: 0 or a fault. */

@@ -14,6 +14,7 @@
 #include "job/loading.h"
 #include "job/resize.h"
 #include "job/saving.h"
+#include "job/span.h"
 
 /* Processes of the job that live may have the shared slabs mapped. */
 static void job_end_keep_while_mapped(struct job *job, struct slab *s)
@@ -285,7 +286,8 @@ const char *job_state_name(const struct job *job)
 		return "TORN";
 	if (!job->present)
 		return "IDLE";
-	return job->joined == job->rec->world_size ? "RUNNING" : "FORMING";
+	return job->joined == span_ranks_here(job->across.span, job->rec->world_size) ? "RUNNING"
+										      : "FORMING";
 }
 
 void job_note_error(struct job *job, const struct fault *f)

@@ -12,7 +12,7 @@ void job_group_left(struct group *g, const struct member *m)
 	struct fault told = FAULT_NULL;
 	uint32_t index;
 
-	if (!group_index(g, m->rank, &index))
+	if (!group_index_here(g, m->rank, &index))
 		return;
 	fault_set(&told, FAULT_ABORTED, NULL, "rank %u (pid %d) has left job '%s'", m->rank,
 		  member_pid(m), g->job->rec->name);

@@ -13,12 +13,15 @@
 #include "job/pooled.h"
 #include "job/position.h"
 #include "job/resize.h"
+#include "job/span.h"
 
 void job_epoch_end(struct job *job, const struct fault *fault)
 {
 	job->jobs->ops.abort_ops(job, fault);
 	if (job->joined && job->jobs->ops.epoch_ended)
 		job->jobs->ops.epoch_ended(job, fault);
+	if (job->across.span)
+		job->across.span->over = true;
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_reset(job->groups[i], fault);
 	job->rec->epoch++;

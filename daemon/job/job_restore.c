@@ -79,6 +79,7 @@ static bool job_restore_buffers(struct job *job, struct unit *u)
 static int job_restore_unit(struct job *job, state_unit *rec, struct fault *f)
 {
 	struct group *g = job->groups[rec->group];
+	struct unit_place place;
 	struct layout layout;
 	struct unit *u;
 
@@ -88,7 +89,8 @@ static int job_restore_unit(struct job *job, state_unit *rec, struct fault *f)
 	if (group_place(g, f) != RES_DONE)
 		return fault_set(f, FAULT_INVALID, "state",
 				 "saved unit '%.100s' has ranks without a device", rec->name);
-	if (unit_new(job->n_units + 1, rec, &layout, g->devices, g->n_devices, &u) < 0)
+	place = group_unit_place(g);
+	if (unit_new(job->n_units + 1, rec, &layout, &place, &u) < 0)
 		return fault_errno(f, -ENOMEM, "restoring units");
 	if (rec->dropped) {
 		job->units[job->n_units++] = u;

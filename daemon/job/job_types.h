@@ -56,6 +56,7 @@ struct member;
 struct redo;
 struct resize;
 struct saving;
+struct span;
 
 /* What the job goes on from after a rank was lost: the last applied step, if it is known, or the last
  * commit, of which a copy is kept. With NO_COPY a step of which some units were made and others not is
@@ -90,6 +91,13 @@ struct job_ops {
 	void (*unit_released)(struct job *job, struct unit *u);
 	/* (optional) The job's epoch ended, why: for the log. */
 	void (*epoch_ended)(struct job *job, const struct fault *why);
+	/* Of groups with members on other nodes (optional without such): all members here have announced
+	 * at @number, or it has failed here (struct match_others). */
+	void (*announce)(struct group *g, uint64_t number, const struct match_entry *first);
+	void (*refuse)(struct group *g, uint64_t number, const struct fault *fault);
+	/* Somebody here wants the @turn-th gathered copy of @u in this epoch, whose parts are on several
+	 * nodes: gather_turn_start follows. */
+	void (*want)(struct job *job, struct unit *u, uint64_t turn);
 	/* (optional) Its time without trainers is over: it is deleted now. For the log. */
 	void (*expired)(const struct job *job);
 };
@@ -257,6 +265,12 @@ struct job_elastic {
 	struct elastic_turn *turn; /* in the loop queue; NULL: none */
 };
 
+/* A job over several nodes (docs/nodes.md). */
+struct job_across {
+	struct span *span; /* where its ranks are; owned; NULL: all on this node */
+	struct list line;  /* what spans nodes and was started (job/line.h) */
+};
+
 /* What of it is not in the journal yet (job/job_journal.h). */
 struct job_unsaved {
 	uint8_t parts;   /* enum job_journal_part */
@@ -309,6 +323,7 @@ struct job {
 	struct job_kept kept;
 	struct job_checkpoints checkpoints;
 	struct job_elastic elastic;
+	struct job_across across;
 
 	struct list waiting_tasks; /* on devices, for streams of trainers; owned by op/ */
 	/* Collectives and casts in the backend or engine. The loop's; the thread that writes a checkpoint

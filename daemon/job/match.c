@@ -144,13 +144,25 @@ static void match_tell_failed(struct match *m, uint64_t number)
 	}
 }
 
+static void match_slot_end(struct match *m, struct match_slot *s, const struct fault *fault)
+{
+	s->failed = true;
+	s->fault = *fault;
+	match_tell_failed(m, s->number);
+}
+
+/* Of itself: the others are told, before what follows from it here. */
 static void match_slot_fail(struct match *m, struct match_slot *s, const struct fault *fault)
 {
+	uint64_t number = s->number;
+
 	if (s->failed || s->complete)
 		return;
 	s->failed = true;
 	s->fault = *fault;
-	match_tell_failed(m, s->number);
+	if (m->others)
+		m->others->refuse(m->userdata, number, fault);
+	match_tell_failed(m, number);
 }
 
 static bool match_same_print(const struct match_entry *a, const struct match_entry *b)
@@ -181,6 +193,17 @@ static void match_slot_complete(struct match *m, struct match_slot *s)
 	free(entries);
 }
 
+/* All members here have announced. */
+static void match_slot_there(struct match *m, struct match_slot *s)
+{
+	if (!m->others) {
+		match_slot_complete(m, s);
+		return;
+	}
+	s->here = true;
+	m->others->announce(m->userdata, s->number, s->first);
+}
+
 int match_announce(struct match *m, struct match_entry *entry)
 {
 	struct match_slot *s;
@@ -203,8 +226,30 @@ int match_announce(struct match *m, struct match_entry *entry)
 	else if (f.code)
 		match_slot_fail(m, s, &f);
 	else if (s->announced == m->size)
-		match_slot_complete(m, s);
+		match_slot_there(m, s);
 	return 0;
+}
+
+bool match_start(struct match *m, uint64_t number)
+{
+	struct match_slot *s = match_slot(m, number);
+
+	if (!s || !s->here || s->complete || s->failed)
+		return false;
+	match_slot_complete(m, s);
+	return true;
+}
+
+void match_fail(struct match *m, uint64_t number, const struct fault *fault)
+{
+	struct match_slot *s;
+
+	/* without memory for the slot the deadlines of the ops that come end their wait */
+	if (number < m->base || match_slots_reach(m, number) < 0)
+		return;
+	s = match_slot(m, number);
+	if (!s->failed && !s->complete)
+		match_slot_end(m, s, fault);
 }
 
 void match_refuse(struct match *m, struct match_entry *entry, const struct fault *fault)
@@ -239,8 +284,8 @@ void match_reset(struct match *m, const struct fault *fault)
 	for (uint64_t n = m->base; n < end; n++) {
 		struct match_slot *s = match_slot(m, n);
 
-		if (s)
-			match_slot_fail(m, s, fault);
+		if (s && !s->failed && !s->complete)
+			match_slot_end(m, s, fault); /* the others have the end of the epoch */
 	}
 	for (size_t i = 0; i < m->n_slots; i++)
 		free(m->slots[i].entries);

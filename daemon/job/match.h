@@ -11,6 +11,13 @@
  *                        |
  *                        +--differs | member refused | deadline | abort--> FAILED
  *
+ * Where members are on other nodes, too (struct match_others), the members here are matched like this,
+ * and the last announcement is told to the others; the slot is complete when match_start says that all
+ * nodes have announced:
+ *
+ *   OPEN --last announce--> HERE --match_start--> COMPLETE
+ *     '-----------------------'--match_fail, or as above, and the others are told--> FAILED
+ *
  * Loop thread only.
  */
 #ifndef SHARDD_JOB_MATCH_H
@@ -41,6 +48,7 @@ struct match_entry {
 
 struct match_slot {
 	uint64_t number;
+	bool here; /* the others were told that all members here have announced */
 	bool complete;
 	bool failed;
 	struct fault fault;           /* when failed */
@@ -57,6 +65,14 @@ typedef void (*match_complete_cb)(struct match_entry *const *entries, uint32_t n
 typedef void (*match_failed_cb)(struct match_entry *entry, const struct fault *fault,
 				void *userdata);
 
+/* What members on other nodes are told, through a leader (docs/nodes.md). */
+struct match_others {
+	/* All members here have announced at @number. May call match_start. */
+	void (*announce)(void *userdata, uint64_t number, const struct match_entry *first);
+	/* @number has failed here. */
+	void (*refuse)(void *userdata, uint64_t number, const struct fault *fault);
+};
+
 struct match {
 	uint32_t size;       /* members */
 	uint32_t generation; /* grows with every reset */
@@ -70,6 +86,7 @@ struct match {
 	bool has_left;           /* a member has left cleanly... */
 	uint32_t left_index;     /* ...this one, */
 	struct fault left_fault; /* and what its peers are told */
+	const struct match_others *others; /* NULL: all members are here */
 	match_complete_cb complete;
 	match_failed_cb failed;
 	void *userdata;
@@ -121,6 +138,11 @@ void match_reset(struct match *m, const struct fault *fault);
 
 /* Member @index has left cleanly: slots it has not announced at fail, now and later. */
 void match_member_left(struct match *m, uint32_t index, const struct fault *fault);
+
+/* All nodes have announced at @number: it is complete. Return: false: the members here have not. */
+bool match_start(struct match *m, uint64_t number);
+/* @number has failed on another node. */
+void match_fail(struct match *m, uint64_t number, const struct fault *fault);
 
 /* The slot at @number, or NULL. */
 struct match_slot *match_slot(struct match *m, uint64_t number);

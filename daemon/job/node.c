@@ -104,6 +104,11 @@ static struct engine *node_engine_for(struct node *node, unsigned n)
 	return n > 1 || (node->engine_for_one && node->engine) ? node->engine : node->local;
 }
 
+static struct engine *node_engine_of(const struct node_comm *nc)
+{
+	return nc->spans ? nc->node->nodes_engine : node_engine_for(nc->node, nc->n);
+}
+
 static const struct state_row node_comm_states[] = {
 	[COMM_MAKING] = { "MAKING", STATE_TO(COMM_READY) | STATE_TO(COMM_BROKEN) },
 	[COMM_READY] = { "READY", STATE_TO(COMM_BROKEN) },
@@ -141,7 +146,7 @@ void node_comm_break(struct node_comm *nc, const char *why)
 
 static const char *node_reason(const struct node_comm *nc, int status)
 {
-	const struct engine *e = node_engine_for(nc->node, nc->n);
+	const struct engine *e = node_engine_of(nc);
 	const char *why = e ? engine_why(e) : "";
 
 	return *why                         ? why
@@ -220,7 +225,8 @@ static int node_shrink_one(struct node_comm *nc, enum backend_queue q, const str
 	bool gone[NODE_MAX_DEVICES];
 
 	list_for_each (of, tmp, &nc->node->comms, link) {
-		if (of == nc || of->state != COMM_READY || !node_survives(of, nc, gone))
+		if (of == nc || of->spans || of->state != COMM_READY ||
+		    !node_survives(of, nc, gone))
 			continue;
 		return comm_shrink(of->comm[q], gone, o);
 	}
@@ -232,11 +238,13 @@ static void node_make_one(struct node_comm *nc, struct engine *engine, enum back
 	static const comm_ready_cb ready[_BACKEND_Q_N] = { node_on_main_ready,
 							   node_on_gather_ready };
 	struct backend *backends[NODE_MAX_DEVICES];
-	char name[48];
+	char name[48], prefix[224];
+	struct comm_group group = nc->group;
 	struct comm_options o = { .name = name,
 				  .devices = backends,
 				  .n_devices = nc->n,
 				  .queue = q,
+				  .group = nc->spans ? &group : NULL,
 				  .ready = ready[q],
 				  .failed = node_on_failed,
 				  .userdata = nc };
@@ -246,8 +254,10 @@ static void node_make_one(struct node_comm *nc, struct engine *engine, enum back
 		backends[i] = nc->devices[i]->backend;
 	snprintf(name, sizeof(name), "%s-%s%s", queue_names[q], backend_info(backends[0])->id,
 		 nc->n > 1 ? "..." : "");
+	snprintf(prefix, sizeof(prefix), "%s/%s", nc->prefix, queue_names[q]);
+	group.prefix = prefix;
 	nc->making++;
-	r = node_shrink_one(nc, q, &o);
+	r = nc->spans ? -EOPNOTSUPP : node_shrink_one(nc, q, &o);
 	if (r == -EOPNOTSUPP)
 		r = engine_comm_new(engine, &o);
 	if (r < 0)
@@ -256,7 +266,7 @@ static void node_make_one(struct node_comm *nc, struct engine *engine, enum back
 
 static void node_make(struct node_comm *nc)
 {
-	struct engine *engine = node_engine_for(nc->node, nc->n);
+	struct engine *engine = node_engine_of(nc);
 
 	CHECK(nc->state == COMM_MAKING);
 	nc->why[0] = '\0';
@@ -284,7 +294,7 @@ static void node_free_comms(struct node_comm *nc)
 
 static bool node_is_unused(const struct node_comm *nc)
 {
-	return nc->left && !nc->users && nc->n > 1 && nc->state != COMM_MAKING &&
+	return nc->left && !nc->users && (nc->n > 1 || nc->spans) && nc->state != COMM_MAKING &&
 	       !node_in_use(nc) && list_empty(&nc->windows);
 }
 
@@ -310,7 +320,8 @@ static struct node_comm *node_find(struct node *node, struct device *const *devi
 	struct node_comm *nc, *tmp;
 
 	list_for_each (nc, tmp, &node->comms, link)
-		if (nc->n == n && memcmp(nc->devices, devices, n * sizeof(*devices)) == 0)
+		if (!nc->spans && nc->n == n &&
+		    memcmp(nc->devices, devices, n * sizeof(*devices)) == 0)
 			return nc;
 	return NULL;
 }
@@ -340,7 +351,7 @@ static enum res node_ask_broken(struct node_comm *nc, struct fault *f)
 	return nc->state == COMM_READY ? RES_DONE : RES_WAIT;
 }
 
-static struct node_comm *node_add(struct node *node, struct device *const *devices, unsigned n)
+static struct node_comm *node_new(struct node *node, struct device *const *devices, unsigned n)
 {
 	struct node_comm *nc = calloc(1, sizeof(*nc));
 
@@ -352,8 +363,39 @@ static struct node_comm *node_add(struct node *node, struct device *const *devic
 	list_init(&nc->link);
 	list_init(&nc->windows);
 	list_append(&node->comms, &nc->link);
+	return nc;
+}
+
+static struct node_comm *node_add(struct node *node, struct device *const *devices, unsigned n)
+{
+	struct node_comm *nc = node_new(node, devices, n);
+
+	if (nc)
+		node_make(nc);
+	return nc;
+}
+
+struct node_comm *node_comm_new(struct node *node, struct device *const *devices, unsigned n,
+				const struct comm_group *group)
+{
+	struct node_comm *nc = node_new(node, devices, n);
+
+	if (!nc)
+		return NULL;
+	nc->spans = true;
+	nc->group = *group;
+	snprintf(nc->prefix, sizeof(nc->prefix), "%s", group->prefix);
+	nc->users = 1;
 	node_make(nc);
 	return nc;
+}
+
+enum res node_comm_there(struct node_comm *nc, struct fault *f)
+{
+	CHECK(nc->spans);
+	if (nc->state == COMM_BROKEN)
+		return res_of(fault_set(f, FAULT_ABORTED, NULL, "%s", nc->why));
+	return nc->state == COMM_READY ? RES_DONE : RES_WAIT;
 }
 
 /* The devices of @nc that still work. */
@@ -420,6 +462,13 @@ void node_comm_leave(struct node_comm *nc)
 	nc->users--;
 	nc->left = true;
 	node_sweep(nc->node); /* what is still in use now is freed at the next change */
+}
+
+void node_comm_end(struct node_comm *nc, const char *why)
+{
+	CHECK(nc->spans);
+	node_set_broken(nc, why);
+	node_comm_leave(nc);
 }
 
 void node_deinit(struct node *node)

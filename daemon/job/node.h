@@ -46,11 +46,12 @@ struct node {
 	const char *checkpoint_roots; /* borrowed: folders, separated by colons */
 	struct device devices[NODE_MAX_DEVICES];
 	unsigned n_devices;
-	struct engine *local;     /* for what is on one device */
-	struct engine *engine;    /* between devices; NULL: there is none */
-	char engine_why[256];     /* why not */
-	bool engine_for_one;      /* also for sets of one device */
-	struct list comms;        /* of struct node_comm */
+	struct engine *local;        /* for what is on one device */
+	struct engine *engine;       /* between devices; NULL: there is none */
+	struct engine *nodes_engine; /* between nodes; NULL: there is none */
+	char engine_why[256];        /* why not */
+	bool engine_for_one;         /* also for sets of one device */
+	struct list comms;           /* of struct node_comm */
 	struct condition changed; /* memory was made, a communicator is there or broke, a rank was
 				   * placed, something was executed: look again */
 	struct work wakes;        /* node_wake_later */
@@ -85,6 +86,10 @@ struct node_comm {
 	uint64_t breaks; /* how often it broke: operations that began before have failed */
 	struct device *devices[NODE_MAX_DEVICES];
 	unsigned n;
+	/* members on other nodes, too; of one epoch, and never made again */
+	bool spans;
+	struct comm_group group;         /* of both, but for the prefix */
+	char prefix[192];                /* theirs begin with it */
 	struct comm *comm[_BACKEND_Q_N]; /* owned */
 	unsigned making;                 /* of them that are not there yet */
 	struct list windows;             /* of struct window (window.c) */
@@ -118,6 +123,16 @@ void node_list_devices(const struct node *node, char *buf, size_t bytes);
  * node.changed, then ask again. RES_FAILED: @f is set. */
 enum res node_comm(struct node *node, struct device *const *devices, unsigned n,
 		   struct node_comm **ret, struct fault *f);
+
+/* Communicators of @n devices here and those of other nodes, as @group says (its prefix: of both). The
+ * caller is a user. Return: NULL without memory. */
+struct node_comm *node_comm_new(struct node *node, struct device *const *devices, unsigned n,
+				const struct comm_group *group);
+/* The same as node_comm for those. */
+enum res node_comm_there(struct node_comm *nc, struct fault *f);
+
+/* Its epoch has ended: abort those, and one user less. */
+void node_comm_end(struct node_comm *nc, const char *why);
 
 /* Its operations do not end: abort it, and report it as if it had broken by itself. */
 void node_comm_break(struct node_comm *nc, const char *why);

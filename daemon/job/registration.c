@@ -209,7 +209,7 @@ static void registration_reg_sum(struct registration *r)
 	for (size_t i = 0; i < r->n; i++) {
 		struct group *g = r->job->groups[r->specs[i]->group];
 		const struct layout *l = &r->layouts[i];
-		unsigned spread = layout_spread(l, g->n_devices),
+		unsigned spread = layout_spread(l, g->all_devices),
 			 others = registration_other_arrays(r->specs[i]);
 
 		for (unsigned d = 0; !r->ids[i] && d < g->n_devices; d++) {
@@ -533,9 +533,10 @@ static int registration_add_unit(struct registration *r, size_t i, uint32_t k)
 	struct job *job = r->job;
 	const struct group *g = job->groups[r->specs[i]->group];
 	uint32_t number = k < r->n_again ? r->again[k].number : job->n_units + 1;
+	const struct unit_place place = group_unit_place(g);
 	struct unit *u = NULL;
 
-	if (unit_new(number, r->specs[i], &r->layouts[i], g->devices, g->n_devices, &u) < 0)
+	if (unit_new(number, r->specs[i], &r->layouts[i], &place, &u) < 0)
 		return -ENOMEM;
 	if (registration_place_all(u, r) < 0 || registration_place_buffers(u, r) < 0 ||
 	    htab_add(&job->unit_names, r->specs[i]->name, u) < 0) {

@@ -61,6 +61,8 @@ static void resize_exchange_swap_unit(struct resize *r, uint32_t i)
 	rec->post_divide = x->rec.post_divide;
 	SWAP(u->parts, fresh->parts);
 	SWAP(u->n_parts, fresh->n_parts);
+	SWAP(u->all_parts, fresh->all_parts);
+	SWAP(u->first_part, fresh->first_part);
 	SWAP(u->tensors, fresh->tensors);
 	SWAP(u->buffers, fresh->buffers);
 	unit_lay_out(u, &fresh->layout, NULL);
@@ -80,6 +82,21 @@ static void resize_exchange_dropped_unit(struct job *job, struct unit *u)
 	job_journal_mark_unit(job, u);
 }
 
+/* Its world is on the devices that were chosen. */
+static int resize_exchange_place(struct resize *r)
+{
+	struct device **on = calloc(r->world, sizeof(struct device *));
+	int e = -ENOMEM;
+
+	for (uint32_t i = 0; on && i < r->world; i++)
+		on[i] = r->ranks[i].device;
+	if (on)
+		e = group_place_on(r->group, on);
+	free(on);
+	CHECK(e < 0 || r->group->n_devices == r->n_devices);
+	return e;
+}
+
 /* The world group, as it will be. */
 int resize_make_group(struct resize *r)
 {
@@ -97,12 +114,7 @@ int resize_make_group(struct resize *r)
 		return -ENOMEM;
 	if (!job->n_units)
 		return 0; /* its ranks choose their devices when they join */
-	r->group->devices = malloc(r->n_devices * sizeof(struct device *));
-	if (!r->group->devices)
-		return -ENOMEM;
-	memcpy(r->group->devices, r->devices, r->n_devices * sizeof(struct device *));
-	r->group->n_devices = r->n_devices;
-	return 0;
+	return resize_exchange_place(r);
 }
 
 /* The device of new rank @i; NULL: it is not placed yet. */

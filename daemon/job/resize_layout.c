@@ -135,12 +135,13 @@ static int resize_layout_lay_out_unit(struct resize *r, uint32_t i)
 {
 	struct relayout *x = &r->units[i];
 	struct unit *u = r->job->units[i];
+	const struct unit_place place = { r->devices, r->n_devices, r->n_devices, 0 };
 	struct fault f = FAULT_NULL;
 	struct layout l;
 
 	x->old = u;
 	CHECK(resize_layout_record(r->job, u, r->world, &x->rec, &l, &f) == 0);
-	if (unit_new(u->id, &x->rec, &l, r->devices, r->n_devices, &x->fresh) < 0)
+	if (unit_new(u->id, &x->rec, &l, &place, &x->fresh) < 0)
 		return -ENOMEM;
 	for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
 		x->fresh->tensors[t].of_unit = u->tensors[t].of_unit;

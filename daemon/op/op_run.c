@@ -500,7 +500,7 @@ static void op_decode(struct op *op, const ProtobufCMessage *request)
 	    op->type->decode(op, request, &op->fault) == 0 && op->group) {
 		op->entry.rank = op->m->rank;
 		op->entry.pid = member_pid(op->m);
-		if (!group_index(op->group, op->m->rank, &op->entry.index))
+		if (!group_index_here(op->group, op->m->rank, &op->entry.index))
 			fault_set(&op->fault, FAULT_INVALID, "group",
 				  "rank %u is no member of group '%.64s'", op->m->rank,
 				  op->group->rec->name);
@@ -602,7 +602,7 @@ int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *
 	if (op->group) {
 		op->entry.rank = op->m->rank;
 		op->entry.pid = member_pid(op->m);
-		CHECK(group_index(op->group, op->m->rank, &op->entry.index));
+		CHECK(group_index_here(op->group, op->m->rank, &op->entry.index));
 	}
 	member_op_begun(op->m);
 	op->m->job->ops.total++;
@@ -616,7 +616,7 @@ void op_give_up(struct op *by, const struct op_type *type, struct group *g, cons
 	struct match_entry e = { .rank = by->m->rank, .pid = member_pid(by->m) };
 	struct fault f = FAULT_NULL;
 
-	CHECK(group_index(g, by->m->rank, &e.index));
+	CHECK(group_index_here(g, by->m->rank, &e.index));
 	if (g->n_untold && g->untold[e.index])
 		return; /* its collectives have no numbers */
 	match_number(&g->match, &e);

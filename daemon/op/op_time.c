@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "job/elastic.h"
+#include "job/span.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -38,7 +39,7 @@ static void op_missing_ranks(const struct op *op, char *buf, size_t bytes)
 	size_t at = 0;
 
 	for (uint32_t i = 0; s && s->entries && i < op->group->match.size; i++) {
-		uint32_t rank = op->group->rec->ranks[i];
+		uint32_t rank = op->group->rec->ranks[op->group->first + i];
 		struct member *m = job->ranks[rank];
 
 		if (s->entries[i])
@@ -63,7 +64,7 @@ static void op_append_elastic(const struct job *job, char *buf, size_t bytes)
 	char waits[256];
 	uint64_t ms;
 
-	if (job->joined == job->rec->world_size)
+	if (job->joined == span_ranks_here(job->across.span, job->rec->world_size))
 		return;
 	elastic_describe(job, waits, sizeof(waits), &ms);
 	if (*waits)

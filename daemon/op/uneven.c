@@ -59,7 +59,7 @@ static void uneven_align(struct group *g)
 {
 	uint64_t last = match_last(&g->match);
 
-	for (uint32_t i = 0; i < group_size(g); i++)
+	for (uint32_t i = 0; i < g->match.size; i++)
 		while (g->match.next[i] < last)
 			match_skip(&g->match, i);
 }

@@ -51,7 +51,7 @@ static bool fused_is_possible(const struct coll *c)
 	return o->kind != OPTIM_NONE && o->when == OPTIM_IN_BACKWARD && fused_is_last(c) &&
 	       !group_plan_holds(c->group) && !u->some_lack && !reduce_leaves_out(c) &&
 	       !fused_is_still_read(u) && !coll_promised(c) && !reduce_batch_takes(c) &&
-	       !(c->n_parts == 1 && c->job->node->engine_for_one);
+	       !(coll_is_alone(c) && c->job->node->engine_for_one);
 }
 
 /* Without memory for the launches it is done as elsewhere. */

@@ -137,20 +137,20 @@ static enum res op_reduce_between(struct coll *c)
 {
 	void *grads;
 
-	if (c->n_parts > 1)
+	if (!coll_is_alone(c))
 		return reduce_talk(c);
 	if (!c->job->node->engine_for_one)
 		return RES_DONE;
 	RES_TRY(coll_can_talk(c));
 	grads = region_addr(&c->unit->parts[0].grads);
-	comm_reduce_scatter(coll_between(c), coll_comm(c), (const void *[]){ grads }, &grads,
-			    unit_part_elements(c->unit), DTYPE_FP32);
+	coll_reduce_scatter(c, (const void *[]){ grads }, &grads, unit_part_elements(c->unit),
+			    DTYPE_FP32);
 	return RES_WAIT;
 }
 
 static enum res op_reduce_finish(struct coll *c)
 {
-	if (c->n_parts == 1)
+	if (coll_is_alone(c))
 		return RES_DONE;
 	RES_TRY(coll_need_launches(c, reduce_of(c)->run->launches));
 	for (unsigned d = 0; d < c->n_parts; d++)

@@ -265,7 +265,7 @@ static enum res op_sparse_between(struct coll *c)
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_sparse_rows_go_to(c, d);
-	comm_all_reduce(coll_between(c), coll_comm(c), data, w->elements, DTYPE_FP32, REDUCE_SUM);
+	coll_all_reduce(c, data, w->elements, DTYPE_FP32, REDUCE_SUM);
 	return RES_WAIT;
 }
 

@@ -35,7 +35,8 @@ static struct coll *reduce_batch_last_of(const struct reduce_batch *b)
 bool reduce_batch_takes(const struct coll *c)
 {
 	/* on one device nothing is gained: what a reduction costs there is its own kernel */
-	return c->n_parts > 1 && !reduce_of(c)->run->defer && !reduce_of(c)->run->crossed &&
+	return !coll_is_alone(c) && !group_spans(c->group) && !reduce_of(c)->run->defer &&
+	       !reduce_of(c)->run->crossed &&
 	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
 }
 
@@ -206,8 +207,10 @@ static enum res reduce_batch_talk(struct reduce_batch *b)
 		(void)coll_comm(b->colls[i]); /* watched, each by its own deadline */
 	for (unsigned d = 0; d < last->n_parts; d++) {
 		send[d] = region_addr(&b->sums[d]);
-		recv[d] = last->unit->spread == 1 ? region_addr(&b->sums[d])
-						  : (char *)send[d] + d * count * dtype_size(dtype);
+		recv[d] = last->unit->spread == 1
+				  ? region_addr(&b->sums[d])
+				  : (char *)send[d] + (last->unit->first_part + d) * count *
+							      dtype_size(dtype);
 	}
 	if (last->unit->spread == 1)
 		comm_all_reduce(coll_between(last), &last->comm_op, recv, count, dtype, REDUCE_SUM);
@@ -231,7 +234,8 @@ static void reduce_batch_bring(const struct reduce_batch *b, struct coll *c, uns
 		coll_launch(p, LAUNCH_COPY, own * reduce_batch_element(c))->copy =
 			(struct k_copy){ .dst = to + (s * all + before) * reduce_batch_element(c),
 					 .src = from + s * own * reduce_batch_element(c) };
-	p->sums = to + ((c->unit->spread == 1 ? 0 : d * all) + before) * reduce_batch_element(c);
+	p->sums = to + ((c->unit->spread == 1 ? 0 : (c->unit->first_part + d) * all) + before) *
+			       reduce_batch_element(c);
 }
 
 static bool reduce_batch_take_sums(struct reduce_batch *b)

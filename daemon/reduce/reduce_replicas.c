@@ -36,11 +36,9 @@ enum res reduce_talk(struct coll *c)
 		c->parts[d].sums = recv[d];
 	}
 	if (c->unit->spread == 1)
-		comm_all_reduce(coll_between(c), coll_comm(c), recv, reduce_segment(c), dtype,
-				REDUCE_SUM);
+		coll_all_reduce(c, recv, reduce_segment(c), dtype, REDUCE_SUM);
 	else
-		comm_reduce_scatter(coll_between(c), coll_comm(c), send, recv, reduce_segment(c),
-				    dtype);
+		coll_reduce_scatter(c, send, recv, reduce_segment(c), dtype);
 	return RES_WAIT;
 }
 
@@ -66,8 +64,10 @@ static void reduce_replicas_fold_here(struct coll *c, unsigned d)
 	uint32_t first = 0, n = 0;
 
 	for (uint32_t i = 0; i < p->n; i++) {
-		first += p->members[i] / run->shard_ranks < run->replica;
-		n += p->members[i] / run->shard_ranks == run->replica;
+		uint32_t replica = (c->group->first + p->members[i]) / run->shard_ranks;
+
+		first += replica < run->replica;
+		n += replica == run->replica;
 	}
 	CHECK(first + n <= p->n && n <= run->shard_ranks);
 	if (n)
@@ -157,7 +157,7 @@ enum res reduce_replicas_tick(struct coll *c)
 
 	switch ((enum reduce_replicas_stage)run->replica_stage) {
 	case REPLICAS_BEGIN:
-		CHECK(run->crossed && c->n_parts > 1 && !run->plan.adds_before);
+		CHECK(run->crossed && !coll_is_alone(c) && !run->plan.adds_before);
 		run->replica_stage = REPLICAS_FOLD;
 		fallthrough;
 	case REPLICAS_FOLD:

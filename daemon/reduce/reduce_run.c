@@ -184,7 +184,7 @@ static bool reduce_run_must_be_apart(const struct coll *c, const struct reduce_r
 		return reduce_run_factors(&p->partial, &p->post, NULL) > 1;
 	if (run->shard_ranks == 1)
 		return reduce_run_factors(&p->pre, &p->partial, &p->replica) > 1;
-	return run->here > 1 || c->n_parts == 1 ||
+	return run->here > 1 || coll_is_alone(c) ||
 	       reduce_run_factors(&p->partial, &p->replica, NULL) > 1;
 }
 
@@ -217,8 +217,9 @@ bool reduce_whole_replicas(const struct coll *c)
 {
 	uint32_t shard_ranks = c->unit->rec->shard_ranks;
 
-	for (uint32_t i = 0; i < c->n; i++)
-		if (c->part_of[i] != c->part_of[i - i % shard_ranks])
+	for (uint32_t i = 0; i < coll_size(c); i++)
+		if (group_device_number(c->group, i) !=
+		    group_device_number(c->group, i - i % shard_ranks))
 			return false;
 	return true;
 }
@@ -236,16 +237,17 @@ static void reduce_run_measure(const struct coll *c, struct reduce_run *like)
 	const struct unit *u = c->unit;
 
 	like->shard_ranks = u->rec->shard_ranks;
-	like->replicas = c->n / like->shard_ranks;
+	like->replicas = coll_size(c) / like->shard_ranks;
 	like->whole = reduce_whole_replicas(c);
 	like->plan = reduce_run_plan_by(u, coll_divide_by(c));
 	like->crossed = like->replicas > 1 && !like->whole &&
 			(like->plan.partial.how || like->plan.replica.how);
+	like->here = like->crossed ? like->replicas
+		     : like->whole ? c->group->most / like->shard_ranks
+				   : 1;
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		uint32_t here = reduce_run_partials_on(c, like, d),
-			 n = unit_spans(u, &u->parts[d], like->span);
+		uint32_t n = unit_spans(u, &u->parts[d], like->span);
 
-		like->here = here > like->here ? here : like->here;
 		like->spans = n > like->spans ? n : like->spans;
 	}
 	like->launches = c->n + 1 > u->rec->n_tensors ? c->n + 1 : u->rec->n_tensors;
@@ -295,7 +297,7 @@ struct reduce_run *reduce_run_new(struct coll *c)
 	like.span = calloc(c->unit->rec->n_tensors, sizeof(*like.span));
 	if (!like.span)
 		return NULL;
-	CHECK(c->n % c->unit->rec->shard_ranks == 0);
+	CHECK(coll_size(c) % c->unit->rec->shard_ranks == 0);
 	reduce_run_measure(c, &like);
 	pointers = (size_t)like.here * c->n_parts + c->n +
 		   (size_t)like.spans * (c->n + 1 + (like.crossed ? like.here * c->n_parts : 0));
@@ -320,7 +322,7 @@ uint64_t reduce_scratch(const struct coll *c, unsigned which)
 		return run->apart && !c->unit->parts[0].partials.slab ? run->here * run->stride : 0;
 	if (which == REDUCE_CONVERTED)
 		return run->zero_bytes ? run->zero_bytes : run->lonely_bytes;
-	if (c->n_parts == 1 || (run->defer && !run->crossed))
+	if (coll_is_alone(c) || (run->defer && !run->crossed))
 		return 0;
 	if (which == REDUCE_PACKED && !unit_is_packed(c->unit))
 		return 0;
@@ -432,7 +434,7 @@ static struct k_factor reduce_run_tail(const struct coll *c)
 
 	if (!run->apart && run->replicas == 1)
 		post = reduce_either(run->plan.partial, post);
-	if (c->n_parts == 1)
+	if (coll_is_alone(c))
 		return post;
 	return !run->apart && run->replicas > 1 && run->shard_ranks > 1
 		       ? reduce_either(run->plan.partial, run->plan.replica)
@@ -483,7 +485,7 @@ static void reduce_run_fold(struct coll *c, unsigned d)
 {
 	struct reduce_run *run = reduce_of(c)->run;
 	struct coll_part *p = &c->parts[d];
-	bool one = c->n_parts == 1;
+	bool one = coll_is_alone(c);
 	struct k_reduce r = { .out = reduce_run_address(one ? &c->unit->parts[0].grads
 							    : &p->scratch[REDUCE_SUMS]),
 			      .out_dtype = one ? DTYPE_FP32 : run->plan.sum_dtype,

@@ -46,12 +46,12 @@ struct reduce_run {
 	bool crossed;      /* some have, and what they come to has a factor of its own */
 	uint32_t replica;  /* crossed: the one at work */
 	unsigned replica_stage;
-	uint32_t replicas;     /* of the group */
-	uint32_t shard_ranks;  /* of a replica */
-	uint32_t here;         /* partials of a device, at most; crossed: of its segment */
-	uint32_t spans;        /* pieces of a part, at most (unit_spans) */
-	size_t launches;       /* of a device in one stage, at most */
-	uint64_t stride;       /* bytes between partials */
+	uint32_t replicas;    /* of the group */
+	uint32_t shard_ranks; /* of a replica */
+	uint32_t here;   /* partials of a device, at most, on any node; crossed: of its segment */
+	uint32_t spans;  /* pieces of a part, at most (unit_spans) */
+	size_t launches; /* of a device in one stage, at most */
+	uint64_t stride; /* bytes between partials */
 	uint64_t lonely_bytes; /* of gradients to be converted beside accumulated ones */
 	uint64_t zero_bytes;   /* what ranks without inputs contribute; then nothing is lonely */
 	unsigned stage;

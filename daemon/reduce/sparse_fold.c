@@ -114,8 +114,7 @@ static enum res sparse_fold_between(struct coll *c)
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = sparse_fold_sums(c, d);
-	comm_all_reduce(coll_between(c), coll_comm(c), data, w->elements, w->plan.sum_dtype,
-			REDUCE_SUM);
+	coll_all_reduce(c, data, w->elements, w->plan.sum_dtype, REDUCE_SUM);
 	return RES_WAIT;
 }
 
@@ -170,8 +169,7 @@ static enum res sparse_fold_between_replicas(struct coll *c)
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = sparse_fold_partial(c, d, 0);
-	comm_all_reduce(coll_between(c), coll_comm(c), data, w->here * w->stride / size,
-			w->plan.sum_dtype, REDUCE_SUM);
+	coll_all_reduce(c, data, w->here * w->stride / size, w->plan.sum_dtype, REDUCE_SUM);
 	return RES_WAIT;
 }
 

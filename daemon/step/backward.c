@@ -150,15 +150,17 @@ enum res backward_prepare(struct coll *c)
 
 /* -------------------------------------------------------- as the plan says */
 
-static void backward_arrived(struct coll *c)
+static enum res backward_arrived(struct coll *c)
 {
 	struct unit *u = c->unit;
+	double *norms = c->group->plan.has_clip ? shards_take_norms(c) : NULL;
 
+	if (c->group->plan.has_clip && !norms)
+		return coll_fail(c, -ENOMEM);
 	free(u->norms);
-	u->norms = shards_of(c)->partials;
-	shards_of(c)->partials = NULL;
-	shards_of(c)->n_partials = 0;
+	u->norms = norms;
 	unit_step_move(u, UNIT_STEP_ARRIVED);
+	return RES_DONE;
 }
 
 /* A rank may have died since: then there is neither a plan nor a use for it. */
@@ -184,14 +186,13 @@ enum res backward_arrive_tick(struct coll *c)
 		gradient_of(c)->arrive_stage = ARRIVE_NORM;
 		fallthrough;
 	case ARRIVE_NORM:
-		gradient_of(c)->arrive_stage = ARRIVE_DONE;
 		if (c->group->plan.has_clip)
-			return shards_norm(c, c->group->plan.clip.type);
+			RES_TRY(shards_norm_tick(c, c->group->plan.clip.type));
+		gradient_of(c)->arrive_stage = ARRIVE_DONE;
 		fallthrough;
 	case ARRIVE_DONE:
 		gradient_of(c)->arrive_stage = ARRIVE_BEGIN;
-		backward_arrived(c);
-		return RES_DONE;
+		return backward_arrived(c);
 	}
 	CHECK_NOT_REACHED();
 }

@@ -126,21 +126,25 @@ static enum res op_clip_scale(struct coll *c)
 	return coll_kernels(c);
 }
 
-enum op_clip_stage { CLIP_APPLY, CLIP_NORM, CLIP_SCALE, CLIP_DONE };
+enum op_clip_stage { CLIP_APPLY, CLIP_CHECK, CLIP_NORM, CLIP_SCALE, CLIP_DONE };
 
 static enum res op_clip_tick(struct coll *c)
 {
 	switch ((enum op_clip_stage)c->stage) {
 	case CLIP_APPLY: /* a prepared step needs the gradients as they are */
-		c->stage = CLIP_NORM;
+		c->stage = CLIP_CHECK;
 		RES_TRY(apply_wait(c->job, &c->waiter));
 		fallthrough;
-	case CLIP_NORM:
+	case CLIP_CHECK:
 		RES_TRY(coll_check_epoch(c, true));
 		if (shards_check_whole(c, c->fault))
 			return RES_FAILED;
+		c->stage = CLIP_NORM;
+		fallthrough;
+	case CLIP_NORM:
+		RES_TRY(shards_norm_tick(c, clip_args(c->ops[0])->clip.type));
 		c->stage = CLIP_SCALE;
-		return shards_norm(c, clip_args(c->ops[0])->clip.type);
+		fallthrough;
 	case CLIP_SCALE:
 		RES_TRY(coll_check_epoch(c, true));
 		c->stage = CLIP_DONE;

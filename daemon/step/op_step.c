@@ -193,17 +193,17 @@ static double op_step_planned_norm(const struct coll *c)
 {
 	double type = c->group->plan.clip.type, sum = 0;
 
-	for (unsigned d = 0; d < c->n_parts; d++) {
+	for (unsigned d = 0; d < coll_devices(c); d++) {
 		for (uint32_t i = 0; i < c->job->n_units; i++) {
 			const struct unit *u = c->job->units[i];
 			const double *at = u->norms;
 
-			if (!op_step_is_stepped_by_us(c, u) || !norm_counts(u, d))
+			if (!op_step_is_stepped_by_us(c, u) || !norm_blocks_of(u, d))
 				continue;
-			CHECK(at && u->parts[d].device == c->parts[d].device);
+			CHECK(at);
 			for (unsigned before = 0; before < d; before++)
-				at += norm_counts(u, before) ? norm_blocks(&u->parts[before]) : 0;
-			for (size_t b = 0; b < norm_blocks(&u->parts[d]); b++)
+				at += norm_blocks_of(u, before);
+			for (size_t b = 0; b < norm_blocks_of(u, d); b++)
 				sum = norm_add(sum, at[b], type);
 		}
 	}

@@ -5,6 +5,7 @@
 #include "step/shards.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@
 
 void shards_free(struct coll *c)
 {
-	free(shards_of(c)->partials);
+	share_end(&shards_of(c)->share);
 }
 
 /* ------------------------------------------------------------- which of them */
@@ -200,12 +201,20 @@ static enum res shards_read_found(struct coll *c)
 /* What an epoch that has ended has found is not the next one's. */
 static void shards_keep_found(struct coll *c)
 {
-	for (unsigned d = 0; c->ops[0]->m->epoch == c->job->rec->epoch && d < c->n_parts; d++)
-		if (c->parts[d].found_inf != 0)
+	for (unsigned d = 0; c->ops[0]->m->epoch == c->job->rec->epoch && d < coll_devices(c); d++)
+		if (*(const float *)share_slot(&shards_of(c)->share, d) != 0)
 			c->group->found_inf = true;
 }
 
-enum shards_stage { SHARDS_CLEAR, SHARDS_MULTIPLY, SHARDS_READ, SHARDS_KEEP };
+static enum res shards_show_found(struct coll *c)
+{
+	RES_TRY(share_begin(c, &shards_of(c)->share, sizeof(float)));
+	for (unsigned d = 0; d < c->n_parts; d++)
+		*(float *)share_own(c, &shards_of(c)->share, d) = c->parts[d].found_inf;
+	return RES_DONE;
+}
+
+enum shards_stage { SHARDS_CLEAR, SHARDS_MULTIPLY, SHARDS_READ, SHARDS_SHOW, SHARDS_KEEP };
 
 enum res shards_unscale_tick(struct coll *c)
 {
@@ -217,9 +226,14 @@ enum res shards_unscale_tick(struct coll *c)
 		shards_of(c)->stage = SHARDS_READ;
 		return shards_multiply(c);
 	case SHARDS_READ:
-		shards_of(c)->stage = SHARDS_KEEP;
+		shards_of(c)->stage = SHARDS_SHOW;
 		return shards_read_found(c);
+	case SHARDS_SHOW:
+		RES_TRY(shards_show_found(c));
+		shards_of(c)->stage = SHARDS_KEEP;
+		fallthrough;
 	case SHARDS_KEEP:
+		RES_TRY(share_tick(c, &shards_of(c)->share));
 		shards_of(c)->stage = SHARDS_CLEAR;
 		shards_keep_found(c);
 		return RES_DONE;
@@ -229,27 +243,55 @@ enum res shards_unscale_tick(struct coll *c)
 
 /* -------------------------------------------------------------------- norms */
 
-static size_t shards_all_blocks(const struct coll *c)
+/* The number of the part of @u on device @number of the collective's. UINT_MAX: it has none there. */
+static unsigned shards_number_on(const struct coll *c, const struct unit *u, unsigned number)
+{
+	const struct group *all = c->group, *g = c->job->groups[u->rec->group];
+
+	for (uint32_t i = 0; g != all && i < group_size(g); i++)
+		if (group_device_number(all, g->rec->ranks[i]) == number)
+			return group_device_number(g, i);
+	return g == all ? number : UINT_MAX;
+}
+
+/* Blocks of @u that count on device @number of the collective's. */
+static size_t shards_blocks(const struct coll *c, const struct unit *u, unsigned number)
+{
+	unsigned part = shards_take_part(c, u) ? shards_number_on(c, u, number) : UINT_MAX;
+
+	return norm_blocks_of(u, part);
+}
+
+/* Of all units. */
+static size_t shards_all_blocks(const struct coll *c, unsigned number)
 {
 	size_t n = 0;
 
 	for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++)
-		n += shards_take_part(c, c->job->units[i]) ? norm_partials(c->job->units[i]) : 0;
+		n += shards_blocks(c, c->job->units[i], number);
 	return n;
 }
 
-enum res shards_norm(struct coll *c, double type)
+/* A slot for the blocks of each device. */
+static enum res shards_norm_begin(struct coll *c)
 {
-	size_t at = 0;
+	size_t most = 0;
 
+	for (unsigned d = 0; d < coll_devices(c); d++) {
+		size_t n = shards_all_blocks(c, d);
+
+		most = n > most ? n : most;
+	}
+	return share_begin(c, &shards_of(c)->share, most * sizeof(double));
+}
+
+static enum res shards_norm(struct coll *c, double type)
+{
+	RES_TRY(shards_norm_begin(c));
 	RES_TRY(coll_need_launches(c, shards_launches_room(c)));
-	free(shards_of(c)->partials);
-	shards_of(c)->n_partials = shards_all_blocks(c);
-	shards_of(c)->partials =
-		calloc(shards_of(c)->n_partials + 1, sizeof(*shards_of(c)->partials));
-	if (!shards_of(c)->partials)
-		return coll_fail(c, -ENOMEM);
 	for (unsigned d = 0; d < c->n_parts; d++) {
+		double *at = share_own(c, &shards_of(c)->share, d);
+
 		for (uint32_t i = shards_first_of(c); i < shards_end_of(c); i++) {
 			const struct unit *u = c->job->units[i];
 			const struct unit_part *p =
@@ -257,20 +299,52 @@ enum res shards_norm(struct coll *c, double type)
 
 			if (!p || !norm_counts(u, (unsigned)(p - u->parts)))
 				continue;
-			CHECK(at + norm_blocks(p) <= shards_of(c)->n_partials);
-			norm_launch(coll_launch(&c->parts[d], LAUNCH_NORM, 0), p, type,
-				    shards_of(c)->partials + at);
+			norm_launch(coll_launch(&c->parts[d], LAUNCH_NORM, 0), p, type, at);
 			at += norm_blocks(p);
 		}
 	}
 	return coll_kernels_sync(c);
 }
 
+enum shards_norm_stage { NORM_BEGIN, NORM_SHOW };
+
+enum res shards_norm_tick(struct coll *c, double type)
+{
+	switch ((enum shards_norm_stage)shards_of(c)->norm_stage) {
+	case NORM_BEGIN:
+		shards_of(c)->norm_stage = NORM_SHOW;
+		return shards_norm(c, type);
+	case NORM_SHOW:
+		RES_TRY(share_tick(c, &shards_of(c)->share));
+		shards_of(c)->norm_stage = NORM_BEGIN;
+		return RES_DONE;
+	}
+	CHECK_NOT_REACHED();
+}
+
 double shards_total(const struct coll *c, double type)
 {
 	double sum = 0;
 
-	for (size_t i = 0; i < shards_of(c)->n_partials; i++)
-		sum = norm_add(sum, shards_of(c)->partials[i], type);
+	for (unsigned d = 0; d < coll_devices(c); d++) {
+		const double *at = share_slot(&shards_of(c)->share, d);
+		size_t n = shards_all_blocks(c, d);
+
+		for (size_t i = 0; i < n; i++)
+			sum = norm_add(sum, at[i], type);
+	}
 	return norm_of(sum, type);
+}
+
+double *shards_take_norms(const struct coll *c)
+{
+	double *norms = malloc((norm_partials(c->unit) + 1) * sizeof(*norms)), *to = norms;
+
+	for (unsigned d = 0; norms && d < coll_devices(c); d++) {
+		size_t n = shards_all_blocks(c, d);
+
+		memcpy(to, share_slot(&shards_of(c)->share, d), n * sizeof(*norms));
+		to += n;
+	}
+	return norms;
 }

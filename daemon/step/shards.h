@@ -4,18 +4,18 @@
 #ifndef SHARDD_STEP_SHARDS_H
 #define SHARDD_STEP_SHARDS_H
 
-#include "work/coll.h"
+#include "work/share.h"
 
 /* Bytes of the scratch COLL_FOUND_INF. */
 #define SHARDS_FOUND_BYTES 256u
 
 /* The state of a collective that works on them: the first member of its own. */
 struct shards_state {
-	unsigned stage;   /* shards_unscale_tick's */
-	float factor;     /* for what it multiplies */
-	double *partials; /* owned: the norm's, by block */
-	size_t n_partials;
-	double total; /* the norm */
+	unsigned stage;      /* shards_unscale_tick's */
+	float factor;        /* for what it multiplies */
+	struct share share;  /* of each device: what it has found, or the norms of its blocks */
+	unsigned norm_stage; /* shards_norm_tick's */
+	double total;        /* the norm */
 };
 
 static inline struct shards_state *shards_of(const struct coll *c)
@@ -61,11 +61,13 @@ int shards_check_whole(const struct coll *c, struct fault *f);
  * before that. coll_need_scratch of COLL_FOUND_INF has been asked for. A tick of its own. */
 enum res shards_unscale_tick(struct coll *c);
 
-/* Norms of all of them, block by block, in the order of devices, then units: in shards_of(c)->partials at
- * the next tick. */
-enum res shards_norm(struct coll *c, double type);
+/* Norms of all of them, block by block, in the order of devices, then units: in the slots of
+ * shards_of(c)->share. A tick of its own. */
+enum res shards_norm_tick(struct coll *c, double type);
 
 /* What they add up to. */
 double shards_total(const struct coll *c, double type);
+/* Those of one unit's collective, one after the other, the caller's. Return: NULL without memory. */
+double *shards_take_norms(const struct coll *c);
 
 #endif

@@ -7,23 +7,30 @@
 
 bool norm_counts(const struct unit *u, unsigned d)
 {
-	for (unsigned i = 0; i < d; i++)
-		if (u->parts[i].n && u->parts[i].begin == u->parts[d].begin)
-			return false;
-	return u->parts[d].n > 0;
+	return u->first_part + d < u->spread && u->parts[d].n > 0; /* of the first replica */
+}
+
+static size_t norm_blocks_in(uint64_t elements)
+{
+	return (elements + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
 }
 
 size_t norm_blocks(const struct unit_part *p)
 {
-	return (p->n + KERNEL_NORM_BLOCK - 1) / KERNEL_NORM_BLOCK;
+	return norm_blocks_in(p->n);
+}
+
+size_t norm_blocks_of(const struct unit *u, unsigned number)
+{
+	return number < u->spread ? norm_blocks_in(unit_end_at(u, number)) : 0;
 }
 
 size_t norm_partials(const struct unit *u)
 {
 	size_t blocks = 0;
 
-	for (unsigned d = 0; d < u->n_parts; d++)
-		blocks += norm_counts(u, d) ? norm_blocks(&u->parts[d]) : 0;
+	for (unsigned i = 0; i < u->spread; i++)
+		blocks += norm_blocks_of(u, i);
 	return blocks;
 }
 

@@ -28,6 +28,9 @@ struct clip {
 bool norm_counts(const struct unit *u, unsigned d);
 /* Blocks of one part; and of all parts that count, whose blocks are adjacent. */
 size_t norm_blocks(const struct unit_part *p);
+/* The same of part @number of those on all nodes: 0 unless it is one of the first replica, which are
+ * those that count. */
+size_t norm_blocks_of(const struct unit *u, unsigned number);
 size_t norm_partials(const struct unit *u);
 
 /* The kernel for part @p. @partial: one number per block. */

@@ -35,11 +35,6 @@ static unsigned runs_in(const struct unit *u, const struct unit_ranks *r, enum u
 	return n;
 }
 
-static unsigned runs_position_of(const struct unit *u, const struct unit_part *p)
-{
-	return (unsigned)(p - u->parts) % u->spread;
-}
-
 unsigned unit_runs(const struct unit *u, const struct unit_part *p, struct unit_run *ret)
 {
 	return unit_runs_of(u, p, UNIT_TRAINED, ret);
@@ -48,7 +43,7 @@ unsigned unit_runs(const struct unit *u, const struct unit_part *p, struct unit_
 unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit_which which,
 		      struct unit_run *ret)
 {
-	struct unit_ranks r = unit_part_ranks(u, runs_position_of(u, p));
+	struct unit_ranks r = unit_part_ranks(u, unit_position(u, p));
 
 	return runs_in(u, &r, which, ret);
 }
@@ -56,7 +51,7 @@ unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit
 bool unit_part_run(const struct unit *u, const struct unit_part *p, uint32_t i,
 		   struct unit_run *ret)
 {
-	struct unit_ranks r = unit_part_ranks(u, runs_position_of(u, p));
+	struct unit_ranks r = unit_part_ranks(u, unit_position(u, p));
 
 	return runs_run_of(u, i, &r, ret);
 }
@@ -103,7 +98,7 @@ unsigned unit_rank_runs(const struct unit *u, uint32_t index, enum unit_which wh
 
 unsigned unit_gaps(const struct unit *u, const struct unit_part *p, struct unit_run *ret)
 {
-	struct unit_ranks r = unit_part_ranks(u, runs_position_of(u, p));
+	struct unit_ranks r = unit_part_ranks(u, unit_position(u, p));
 	struct unit_run run;
 	uint64_t end = 0;
 	unsigned n = 0;

@@ -79,24 +79,30 @@ static int unit_make_arrays(struct unit *u, const struct layout *layout)
 }
 
 /* In DIM0 the gaps between tensors are included. */
-static uint64_t unit_part_end(const struct unit *u, const struct unit_part *p)
+uint64_t unit_end_at(const struct unit *u, unsigned position)
 {
 	const struct layout *l = &u->layout;
-	unsigned position = (unsigned)(p - u->parts) % u->spread;
 
 	return l->dim0 ? unit_tensors_end(u, position) : layout_part_owned(l, u->spread, position);
 }
 
+unsigned unit_position(const struct unit *u, const struct unit_part *p)
+{
+	return (u->first_part + (unsigned)(p - u->parts)) % u->spread;
+}
+
 int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
-	     struct device *const *devices, unsigned n_devices, struct unit **ret)
+	     const struct unit_place *place, struct unit **ret)
 {
 	struct unit *u = calloc(1, sizeof(*u));
 
-	CHECK(n_devices > 0);
+	CHECK(place->n > 0 && place->first + place->n <= place->all);
 	if (!u)
 		return -ENOMEM;
 	u->rec = rec;
-	u->n_parts = n_devices;
+	u->n_parts = place->n;
+	u->all_parts = place->all;
+	u->first_part = place->first;
 	if (unit_make_arrays(u, layout) < 0) {
 		free(u);
 		return -ENOMEM;
@@ -107,7 +113,7 @@ int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
 	condition_init(&u->cast_done, "a cast");
 	list_init(&u->idle);
 	condition_init(&u->step_done, "the step of the unit in backward");
-	unit_lay_out(u, layout, devices);
+	unit_lay_out(u, layout, place->devices);
 	*ret = u;
 	return 0;
 }
@@ -115,15 +121,15 @@ int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
 void unit_lay_out(struct unit *u, const struct layout *layout, struct device *const *devices)
 {
 	u->layout = *layout;
-	u->spread = layout_spread(layout, u->n_parts);
+	u->spread = layout_spread(layout, u->all_parts);
 	if (layout->dim0)
 		u->layout.elements = unit_part_elements(u) * u->spread;
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct unit_part *p = &u->parts[d];
 
 		p->device = devices ? devices[d] : p->device;
-		p->begin = unit_part_elements(u) * (d % u->spread);
-		p->n = unit_part_end(u, p);
+		p->begin = unit_part_elements(u) * unit_position(u, p);
+		p->n = unit_end_at(u, unit_position(u, p));
 	}
 }
 

@@ -1,7 +1,8 @@
 /*
  * A unit: parameters that are gathered and reduced together.
  *
- * It has one part on each device of its group. The parts of one replica, which lies on
+ * It has one part on each device of its group; a node has those on its own devices, which are
+ * consecutive. The parts of one replica, which lies on
  * `spread` devices, hold the shards of its ranks in order, evenly, wherever the trainers
  * are; on one device all shards lie so that every tensor is in one piece and gather hands
  * out the part itself. The arrays of a part are fp32:
@@ -155,10 +156,12 @@ struct unit {
 	uint32_t ops;    /* that have been taken in and name it */
 	state_unit *rec; /* borrowed from the job's record */
 	struct layout layout;
-	struct unit_part *parts;     /* owned array; part d is the (d % spread)-th of a replica */
+	struct unit_part *parts;     /* owned array: those on this node (unit_position) */
 	struct unit_tensor *tensors; /* owned array; as in the record */
 	uint64_t packed;             /* elements of all tensors, without padding */
 	unsigned n_parts;
+	unsigned all_parts;          /* on all nodes */
+	unsigned first_part;         /* number of parts[0] among them */
 	unsigned spread;             /* how many parts make a whole */
 	struct region *buffers;      /* owned array, by rank of the group; NULL: it has none */
 	uint64_t version;            /* grows whenever parameters change */
@@ -178,6 +181,10 @@ struct unit {
 	unsigned copy_reads;        /* ReadBytes that read one of them */
 	struct condition cast_done; /* either is over */
 	struct list idle;           /* link in the job's list of idle full buffers */
+	/* of parts on several nodes: copies that the leader has started in this epoch; whether another one
+	 * is wanted */
+	uint64_t turns;
+	bool wants_turn;
 	bool drop; /* free its memory as soon as it is unused: no other rank will use it */
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
@@ -240,10 +247,21 @@ bool unit_elements(const state_unit *rec, uint64_t *ret);
 /* Layout from the record for a group of @ranks ranks. Return: false if it does not fit. */
 bool unit_layout(const state_unit *rec, uint32_t ranks, struct layout *ret);
 
-/* @rec: borrowed, outlives the unit. @devices: of its parts, in their order; regions are
- * set by the caller. Return: 0 or -ENOMEM. */
+/* Where the parts of a unit are. */
+struct unit_place {
+	struct device *const *devices; /* of the parts on this node, in their order */
+	unsigned n;
+	unsigned all, first; /* parts on all nodes; number of the first one here among them */
+};
+
+/* @rec: borrowed, outlives the unit. Regions of its parts are set by the caller. Return: 0 or
+ * -ENOMEM. */
 int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
-	     struct device *const *devices, unsigned n_devices, struct unit **ret);
+	     const struct unit_place *place, struct unit **ret);
+/* Elements up to the end of the last tensor trained, in the parts at @position. */
+uint64_t unit_end_at(const struct unit *u, unsigned position);
+/* Which part of a replica is @p, which is one of @u's. */
+unsigned unit_position(const struct unit *u, const struct unit_part *p);
 /* The tensors of @rec laid out by @layout; the aliases among them are unresolved. Return:
  * owned by the caller, or NULL without memory. */
 struct unit_tensor *unit_tensors_new(const state_unit *rec, const struct layout *layout,

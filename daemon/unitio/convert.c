@@ -104,6 +104,7 @@ static int convert_begin_unit(struct coll *c, struct relayout *x, struct unit *u
 	struct fault f = FAULT_NULL;
 	struct layout l;
 	struct group *g = c->group;
+	const struct unit_place place = group_unit_place(g);
 
 	x->old = u;
 	if (unit_pools_gradient(u->rec))
@@ -113,7 +114,7 @@ static int convert_begin_unit(struct coll *c, struct relayout *x, struct unit *u
 	if (convert_args(c->ops[0])->n_unfreeze && unit_track_gradients(u) < 0)
 		return -ENOMEM;
 	CHECK(unit_layout(&x->rec, group_size(g), &l));
-	if (unit_new(u->id, &x->rec, &l, g->devices, g->n_devices, &x->fresh) < 0)
+	if (unit_new(u->id, &x->rec, &l, &place, &x->fresh) < 0)
 		return -ENOMEM;
 	x->copied = kept_takes(c->job, &x->rec, &l);
 	for (uint32_t i = 0; i < u->rec->n_tensors; i++) {

@@ -2,7 +2,8 @@
  * Every rank brings its own shard: what it owns, out of memory of its own, into the parts
  * that hold it. Where a rank's memory is on the one device that holds its shard the pieces
  * are copied there; else they are brought together in a shard's order, shown to all devices,
- * and taken apart where they belong. Of several replicas the first one's ranks are asked.
+ * and taken apart where they belong. Of several replicas the first one's ranks are asked. All nodes go
+ * through all ranks in turn; only the node of a rank has its memory.
  */
 #include "unitio/import.h"
 
@@ -15,16 +16,24 @@
 /* Room for the pieces of several ranks at once. */
 #define MORE_LAUNCHES 1024u
 
+/* Has part @d the shard of rank @i of the group? */
 static bool import_holds(const struct coll *c, unsigned d, uint32_t i)
 {
-	CHECK(c->unit->spread > 0);
-	return d % c->unit->spread == unit_rank_position(c->unit, i);
+	return unit_position(c->unit, &c->unit->parts[d]) == unit_rank_position(c->unit, i);
 }
 
-/* Is the device of member @i the one that has its shard? */
+/* Is the device of rank @i of the group the one that has its shard? */
 static bool import_is_at_home(const struct coll *c, uint32_t i)
 {
-	return c->unit->spread == c->n_parts && import_holds(c, c->part_of[i], i);
+	return c->unit->spread == coll_devices(c) &&
+	       group_device_number(c->group, i) == unit_rank_position(c->unit, i);
+}
+
+/* Is it on this node? @ret: the index of its member. */
+static bool import_is_here(const struct coll *c, uint32_t i, uint32_t *ret)
+{
+	*ret = i - c->group->first;
+	return i >= c->group->first && *ret < c->n;
 }
 
 /* Bytes of an element of what is written. */
@@ -80,13 +89,19 @@ static void *import_target_at(const struct coll *c, unsigned d, uint64_t at)
 
 static void import_copy_home(struct coll *c, uint32_t i)
 {
-	const void *from = import_source_of(c, i);
 	struct unit_run run;
+	const void *from;
+	uint32_t m;
+	unsigned d;
 
+	if (!import_is_here(c, i, &m))
+		return;
+	from = import_source_of(c, m);
+	d = c->part_of[m];
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
 		if (import_run_of(c, i, t, &run))
-			import_copy(c, c->part_of[i], import_target_at(c, c->part_of[i], run.at),
-				    from, import_source_at(c, &run), run.n);
+			import_copy(c, d, import_target_at(c, d, run.at), from,
+				    import_source_at(c, &run), run.n);
 }
 
 /* As many as there is room for. */
@@ -129,19 +144,23 @@ static enum res import_show(struct coll *c)
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = import_shown(c, d);
-	comm_broadcast(coll_between(c), coll_comm(c), data,
-		       (l->shard_elements + l->frozen_shard) * import_size(c), c->part_of[c->turn]);
+	coll_broadcast(c, data, (l->shard_elements + l->frozen_shard) * import_size(c),
+		       group_device_number(c->group, c->turn));
 	return RES_WAIT;
 }
 
 static enum res import_bring_together(struct coll *c)
 {
-	uint32_t i = c->turn;
-	const void *from = import_source_of(c, i);
-	unsigned d = c->part_of[i];
+	uint32_t i = c->turn, m;
 	struct unit_run run;
+	const void *from;
+	unsigned d;
 
 	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
+	if (!import_is_here(c, i, &m))
+		return coll_kernels(c);
+	from = import_source_of(c, m);
+	d = c->part_of[m];
 	for (uint32_t t = 0; t < c->unit->rec->n_tensors; t++)
 		if (import_run_of(c, i, t, &run))
 			import_copy(c, d, (char *)import_shown(c, d) + run.shard * import_size(c),
@@ -175,7 +194,7 @@ enum res import_ready(struct coll *c)
 {
 	const struct layout *l = &c->unit->layout;
 
-	if (c->n_parts == 1)
+	if (coll_is_alone(c))
 		return RES_DONE;
 	RES_TRY(coll_ready(c));
 	return coll_need_scratch(c, 0, (l->shard_elements + l->frozen_shard) * sizeof(float));
@@ -184,7 +203,7 @@ enum res import_ready(struct coll *c)
 void import_write(struct coll *c, const void *(*source)(const struct coll *c, uint32_t i),
 		  bool packed, unsigned state)
 {
-	CHECK(c->unit->layout.ranks <= c->n && import_of(c)->stage == 0);
+	CHECK(c->unit->layout.ranks <= coll_size(c) && import_of(c)->stage == 0);
 	import_note_sources(c, source);
 	import_of(c)->packed = packed;
 	import_of(c)->state = state;
@@ -211,6 +230,6 @@ enum res import_gather_array(struct coll *c, const struct region *const *arrays,
 		recv[d] = unit_state_at(u->rec, &c->parts[d].scratch[0], state,
 					frozen ? trained * u->spread : 0);
 	}
-	comm_all_gather(coll_between(c), coll_comm(c), send, recv, count, dtype);
+	coll_all_gather(c, send, recv, count, dtype);
 	return RES_WAIT;
 }

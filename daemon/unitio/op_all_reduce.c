@@ -109,8 +109,7 @@ static enum res op_all_reduce_between_one(struct coll *c)
 	void *data[] = { op_all_reduce_first_of(&c->parts[0]) };
 
 	RES_TRY(coll_can_talk(c));
-	comm_all_reduce(coll_between(c), coll_comm(c), data, buf_args(op)->count,
-			buf_args(op)->dtype, buf_args(op)->op);
+	coll_all_reduce(c, data, buf_args(op)->count, buf_args(op)->dtype, buf_args(op)->op);
 	return RES_WAIT;
 }
 
@@ -160,7 +159,7 @@ static enum res op_all_reduce_divide(struct coll *c)
 					   .in_dtype = DTYPE_FP32,
 					   .out_dtype = DTYPE_FP32,
 					   .sum_dtype = DTYPE_FP32,
-					   .post = k_divide_by((float)c->n, DTYPE_FP32) };
+					   .post = k_divide_by((float)coll_size(c), DTYPE_FP32) };
 	}
 	return coll_kernels(c);
 }
@@ -172,8 +171,7 @@ static enum res op_all_reduce_add_between(struct coll *c)
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sums[d] = region_addr(&c->parts[d].scratch[0]);
-	comm_all_reduce(coll_between(c), coll_comm(c), sums, buf_args(c->ops[0])->count, DTYPE_FP32,
-			REDUCE_SUM);
+	coll_all_reduce(c, sums, buf_args(c->ops[0])->count, DTYPE_FP32, REDUCE_SUM);
 	return RES_WAIT;
 }
 
@@ -197,16 +195,17 @@ static enum res op_all_reduce_fold_all(struct coll *c)
 {
 	const struct op *op = c->ops[0];
 
+	RES_TRY(coll_need_found(c));
 	RES_TRY(coll_need_launches(c, 1));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		struct coll_part *p = &c->parts[d];
 
-		for (unsigned k = 0; k < c->n_parts; k++)
+		for (unsigned k = 0; k < coll_devices(c); k++)
 			p->found[k] = (char *)region_addr(&p->scratch[0]) + k * buf_args(op)->bytes;
 		coll_launch(p, LAUNCH_ALL_REDUCE, buf_args(op)->count)->all_reduce =
 			(struct k_all_reduce){ .out = op_all_reduce_first_of(p),
 					       .in = p->found,
-					       .k = c->n_parts,
+					       .k = coll_devices(c),
 					       .dtype = buf_args(op)->dtype,
 					       .op = buf_args(op)->op };
 	}
@@ -223,8 +222,7 @@ static enum res op_all_reduce_show_between(struct coll *c)
 		send[d] = op_all_reduce_first_of(&c->parts[d]);
 		recv[d] = region_addr(&c->parts[d].scratch[0]);
 	}
-	comm_all_gather(coll_between(c), coll_comm(c), send, recv, buf_args(c->ops[0])->count,
-			buf_args(c->ops[0])->dtype);
+	coll_all_gather(c, send, recv, buf_args(c->ops[0])->count, buf_args(c->ops[0])->dtype);
 	return RES_WAIT;
 }
 
@@ -235,21 +233,21 @@ static enum res op_all_reduce_need_scratch(struct coll *c)
 	const struct op *op = c->ops[0];
 	uint64_t sums = buf_args(op)->count * sizeof(float);
 
-	if (c->n_parts == 1)
+	if (coll_is_alone(c))
 		return RES_DONE;
 	if (buf_args(op)->op == REDUCE_MAX || buf_args(op)->op == REDUCE_MIN)
-		return coll_need_scratch(c, 0, buf_args(op)->bytes * c->n_parts);
+		return coll_need_scratch(c, 0, buf_args(op)->bytes * coll_devices(c));
 	RES_TRY(coll_need_scratch(c, 0, sums));
 	return buf_args(op)->op == REDUCE_AVG ? coll_need_scratch(c, 1, sums) : RES_DONE;
 }
 
 static enum res op_all_reduce_inside(struct coll *c, bool add)
 {
-	CHECK(c->n_parts == 1 || (c->group->nc && c->parts[0].scratch[0].slab));
+	CHECK(coll_is_alone(c) || (c->group->nc && c->parts[0].scratch[0].slab));
 	RES_TRY(coll_need_launches(c, 1));
 	op_all_reduce_fill_inputs(c);
 	for (unsigned d = 0; d < c->n_parts; d++) {
-		if (c->n_parts > 1 && add)
+		if (!coll_is_alone(c) && add)
 			op_all_reduce_add_inside(c, &c->parts[d]);
 		else
 			op_all_reduce_fold(c, &c->parts[d]);
@@ -279,9 +277,9 @@ static enum res op_all_reduce_tick(struct coll *c)
 		RES_TRY(coll_check_epoch(c, false));
 		RES_TRY(coll_ready(c));
 		RES_TRY(op_all_reduce_need_scratch(c));
-		c->stage = c->n_parts == 1 ? ALL_REDUCE_BETWEEN_ONE
-			   : add           ? ALL_REDUCE_ADD
-					   : ALL_REDUCE_SHOW;
+		c->stage = coll_is_alone(c) ? ALL_REDUCE_BETWEEN_ONE
+			   : add            ? ALL_REDUCE_ADD
+					    : ALL_REDUCE_SHOW;
 		return op_all_reduce_inside(c, add);
 	case ALL_REDUCE_BETWEEN_ONE:
 		c->stage = ALL_REDUCE_SPREAD;

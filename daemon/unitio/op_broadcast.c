@@ -84,14 +84,12 @@ static enum res op_broadcast_to_others(struct coll *c)
 static enum res op_broadcast_to_other_devices(struct coll *c)
 {
 	const struct op *op = c->ops[0];
-	struct coll_part *root = coll_part(c, coll_index(c, buf_args(op)->root));
 	void *data[NODE_MAX_DEVICES];
 
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = (void *)c->parts[d].inputs[op_broadcast_first_on(c, &c->parts[d])];
-	comm_broadcast(coll_between(c), coll_comm(c), data, buf_args(op)->bytes,
-		       (unsigned)(root - c->parts));
+	coll_broadcast(c, data, buf_args(op)->bytes, coll_device_of(c, buf_args(op)->root));
 	return RES_WAIT;
 }
 

@@ -102,8 +102,7 @@ static int op_copy_shard_find(const struct op *op, struct unit_run *ret, struct 
 	uint32_t index = 0;
 
 	CHECK(group_index(op->group, op->m->rank, &index));
-	if ((unsigned)(p - u->parts) % u->spread != unit_rank_position(u, index) ||
-	    u->n_parts != u->spread)
+	if (unit_position(u, p) != unit_rank_position(u, index) || u->all_parts != u->spread)
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
 				 "the ranks of unit '%.100s' are on several devices, and rank %u's "
 				 "piece is not on its own alone: summon the unit instead",

@@ -289,26 +289,25 @@ static enum res op_init_keep_parts(struct coll *c)
 
 static enum res op_init_show_root(struct coll *c)
 {
-	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
 	void *data[NODE_MAX_DEVICES];
 
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_init_whole(&c->parts[d]);
-	comm_broadcast(coll_between(c), coll_comm(c), data, op_init_bytes(c->unit),
-		       c->part_of[root]);
+	coll_broadcast(c, data, op_init_bytes(c->unit),
+		       coll_device_of(c, init_args(c->ops[0])->root));
 	return RES_WAIT;
 }
 
 static enum res op_init_from_root(struct coll *c)
 {
 	uint32_t root = coll_index(c, init_args(c->ops[0])->root);
-	struct coll_part *p = coll_part(c, root);
+	struct coll_part *p = root == COLL_ELSEWHERE ? NULL : coll_part(c, root);
 
 	RES_TRY(coll_need_launches(c, c->unit->rec->n_tensors));
-	if (c->n_parts == 1)
+	if (coll_is_alone(c))
 		op_init_keep(c, 0, op_init_source_of(c->ops[root]));
-	else
+	else if (p)
 		op_init_copy_launch(p, op_init_whole(p), op_init_source_of(c->ops[root]),
 				    op_init_bytes(c->unit));
 	return coll_kernels(c);
@@ -336,7 +335,7 @@ static enum res op_init_ready(struct coll *c, int how)
 	if (how == HOW_SEED && op_init_fills_apart(u))
 		return coll_need_scratch(
 			c, 0, (unit_part_elements(u) + unit_frozen_elements(u)) * sizeof(float));
-	if (how == HOW_SEED || c->n_parts == 1)
+	if (how == HOW_SEED || coll_is_alone(c))
 		return RES_DONE;
 	if (how == HOW_OWN)
 		return import_ready(c);
@@ -412,7 +411,7 @@ static enum res op_init_tick(struct coll *c)
 		RES_TRY(op_init_from_seed_rounded(c));
 		return op_init_tick(c);
 	case INIT_ROOT:
-		c->stage = c->n_parts > 1 ? INIT_SHOW : INIT_ZERO;
+		c->stage = coll_is_alone(c) ? INIT_ZERO : INIT_SHOW;
 		return op_init_from_root(c);
 	case INIT_SHOW:
 		c->stage = INIT_KEEP;

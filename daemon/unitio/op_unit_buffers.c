@@ -114,7 +114,9 @@ static bool op_unit_buffers_adjoins(const struct coll *c, const struct stretch *
 {
 	const struct region *first = c->job->units[s->first]->buffers;
 
-	CHECK(s->bytes > 0 && first->slab);
+	CHECK(s->bytes > 0);
+	if (group_spans(c->group))
+		return false; /* all nodes must say the same */
 	for (uint32_t i = 0; i < c->n; i++)
 		if (u->buffers[i].slab != first[i].slab ||
 		    u->buffers[i].offset != first[i].offset + s->bytes)
@@ -142,7 +144,7 @@ static bool op_unit_buffers_next_stretch(const struct coll *c, uint32_t *at, str
 
 static void *op_unit_buffers_address(const struct coll *c, const struct stretch *s, uint32_t index)
 {
-	return region_addr(&c->job->units[s->first]->buffers[index]);
+	return region_addr(&c->job->units[s->first]->buffers[c->group->first + index]);
 }
 
 /* The last rank of the group that has inputs, where the root has none: its own are the newest. */
@@ -150,11 +152,19 @@ static uint32_t op_unit_buffers_root_of(const struct coll *c)
 {
 	uint32_t root = coll_index(c, buf_args(c->ops[0])->root), i = c->n;
 
-	if (!c->ops[root]->surrogate)
+	if (root == COLL_ELSEWHERE || !c->ops[root]->surrogate)
 		return root;
 	while (c->ops[--i]->surrogate)
 		CHECK(i);
 	return i;
+}
+
+static unsigned op_unit_buffers_root_device(const struct coll *c)
+{
+	uint32_t root = op_unit_buffers_root_of(c);
+
+	return root == COLL_ELSEWHERE ? coll_device_of(c, buf_args(c->ops[0])->root)
+				      : group_device_number(c->group, c->group->first + root);
 }
 
 /* Whose buffers on a device get them first: the root's, or the first member's. */
@@ -162,7 +172,7 @@ static uint32_t op_unit_buffers_first_on(const struct coll *c, const struct coll
 {
 	uint32_t root = op_unit_buffers_root_of(c);
 
-	return coll_part(c, root) == p ? root : p->members[0];
+	return root != COLL_ELSEWHERE && coll_part(c, root) == p ? root : p->members[0];
 }
 
 static void op_unit_buffers_copy_stretch(struct coll *c, struct coll_part *p,
@@ -198,8 +208,7 @@ static enum res op_unit_buffers_to_other_devices(struct coll *c, const struct st
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_unit_buffers_address(c, s, op_unit_buffers_first_on(c, &c->parts[d]));
-	comm_broadcast(coll_between(c), coll_comm(c), data, s->bytes,
-		       c->part_of[op_unit_buffers_root_of(c)]);
+	coll_broadcast(c, data, s->bytes, op_unit_buffers_root_device(c));
 	return RES_WAIT;
 }
 
@@ -212,13 +221,13 @@ static enum res op_unit_buffers_tick(struct coll *c)
 	switch ((enum op_unit_buffers_stage)c->stage) {
 	case BUFFERS_BEGIN:
 		RES_TRY(coll_check_epoch(c, false));
-		if (c->n_parts > 1)
+		if (!coll_is_alone(c))
 			RES_TRY(coll_ready(c));
 		RES_TRY(coll_need_launches(c, 0));
 		c->stage = BUFFERS_BETWEEN;
 		return coll_kernels(c); /* none: for the streams that wrote the buffers */
 	case BUFFERS_BETWEEN:           /* one stretch after the other */
-		if (c->n_parts > 1 && op_unit_buffers_next_stretch(c, &c->turn, &s))
+		if (!coll_is_alone(c) && op_unit_buffers_next_stretch(c, &c->turn, &s))
 			return op_unit_buffers_to_other_devices(c, &s);
 		c->stage = BUFFERS_DONE;
 		return op_unit_buffers_to_others(c);

@@ -6,7 +6,7 @@
  * queues of their own the end is a marker in each queue: ops of trainers that wait with
  * their streams are answered when it is in the queue, the others when it was executed.
  */
-#include "work/coll.h"
+#include "work/coll_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -26,6 +26,7 @@ static void coll_part_free(struct coll_part *p)
 	queue_task_deinit(&p->queue);
 	free(p->members);
 	free(p->inputs);
+	free(p->found);
 	free(p->launches);
 }
 
@@ -42,6 +43,8 @@ static void coll_free(struct coll *c)
 	if (c->type->coll_free)
 		c->type->coll_free(c);
 	queue_task_deinit(&c->between);
+	if (c->nc)
+		node_comm_leave(c->nc);
 	free(c);
 }
 
@@ -114,6 +117,7 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	c->group = g;
 	c->job = g->job;
 	c->n = n;
+	line_item_init(&c->line);
 	waiter_init(&c->waiter, coll_resume);
 	queue_task_init(&c->between, c->job);
 	c->fault = calloc(1, sizeof(*c->fault)); /* apart: malloc is slow above 1 KiB */
@@ -160,7 +164,7 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 		c->ops[i]->runner = &c->waiter;
 	}
 	c->job->running++;
-	coll_go_on(c);
+	coll_line_enter(c);
 }
 
 /* ----------------------------------------------------------------- the end */
@@ -215,9 +219,12 @@ static void coll_finish(struct coll *c, const struct fault *fault)
 
 static void coll_status_fault(const struct coll *c, int status, struct fault *f)
 {
-	const struct node_comm *nc = c->group->nc;
+	const struct node_comm *nc = c->nc ? c->nc : c->group->nc;
+	const struct member *m = c->members[0];
 
 	op_device_fault(c->job, c->type->name, f);
+	if (status == ENGINE_E_ABORTED && c->job->across.span && m->epoch != c->job->rec->epoch)
+		fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text); /* it was aborted with it */
 	if (status == ENGINE_E_ABORTED)
 		fault_set(f, FAULT_ABORTED, NULL, "%s: the communicator was aborted%s%s",
 			  c->type->name, nc && *nc->why ? ": " : "", nc ? nc->why : "");
@@ -372,7 +379,10 @@ static void coll_fail_early(struct coll *c, const struct fault *fault)
 static void coll_end(struct coll *c)
 {
 	bool submitted = c->on_device && coll_has_queues(c);
+	struct job *job = c->job;
 
+	job->running++; /* the next in line may be the last of a deleted job */
+	coll_line_leave(c);
 	coll_give_scratch(c);
 	if (!c->fault->code && submitted)
 		coll_submit_markers(c);
@@ -380,6 +390,7 @@ static void coll_end(struct coll *c)
 		coll_fail_early(c, c->fault);
 	else
 		coll_finish(c, c->fault);
+	job_ran(job);
 }
 
 /* -------------------------------------------------------------------- ticks */
@@ -482,10 +493,20 @@ static void coll_on_comm(struct comm_op *op, int status)
 	coll_stage_over(c);
 }
 
+/* What ends with the epoch is there as long as it is watched. */
+static void coll_hold_comm(struct coll *c)
+{
+	if (!c->group->nc->spans || c->nc)
+		return;
+	c->nc = c->group->nc;
+	c->nc->users++;
+}
+
 struct comm_op *coll_comm(struct coll *c)
 {
-	if (c->n_parts > 1 && list_empty(&c->between.link)) {
+	if (!coll_is_alone(c) && list_empty(&c->between.link)) {
 		c->breaks = c->group->nc->breaks;
+		coll_hold_comm(c);
 		queue_task_watch(&c->between, c->group->nc, coll_deadline_of(c));
 	}
 	c->comm_op = (struct comm_op){ .done = coll_on_comm };
@@ -529,12 +550,49 @@ static void coll_check_windows(const struct coll *c, unsigned k)
 	window_check(c->group->nc, BACKEND_Q_MAIN, scratch);
 }
 
-uint32_t coll_index(const struct coll *c, uint32_t root)
+uint32_t coll_size(const struct coll *c)
+{
+	return group_size(c->group);
+}
+
+unsigned coll_devices(const struct coll *c)
+{
+	return c->group->all_devices;
+}
+
+bool coll_is_alone(const struct coll *c)
+{
+	return coll_devices(c) == 1;
+}
+
+uint32_t coll_index(const struct coll *c, uint32_t rank)
 {
 	uint32_t index = 0;
 
-	CHECK(group_index(c->group, root, &index));
-	return index;
+	CHECK(group_index(c->group, rank, &index));
+	return group_index_here(c->group, rank, &index) ? index : COLL_ELSEWHERE;
+}
+
+unsigned coll_device_of(const struct coll *c, uint32_t rank)
+{
+	uint32_t index = 0;
+
+	CHECK(group_index(c->group, rank, &index));
+	return group_device_number(c->group, index);
+}
+
+enum res coll_need_found(struct coll *c)
+{
+	bool there = true;
+
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		struct coll_part *p = &c->parts[d];
+
+		if (!p->found)
+			p->found = calloc(coll_devices(c), sizeof(*p->found));
+		there = there && p->found;
+	}
+	return there ? RES_DONE : coll_fail(c, -ENOMEM);
 }
 
 struct coll_part *coll_part(const struct coll *c, uint32_t index)
@@ -545,14 +603,14 @@ struct coll_part *coll_part(const struct coll *c, uint32_t index)
 
 uint32_t coll_divide_by(const struct coll *c)
 {
-	uint32_t active = 0;
+	uint32_t active = coll_size(c) - c->n; /* those elsewhere have inputs: op/uneven.c */
 	bool by_active = false;
 
 	for (uint32_t i = 0; i < c->n; i++) {
 		active += !c->ops[i]->surrogate;
 		by_active = by_active || c->ops[i]->by_active;
 	}
-	return by_active ? active : c->n;
+	return by_active ? active : coll_size(c);
 }
 
 enum res coll_can_talk(struct coll *c)

@@ -8,23 +8,25 @@
 
 #include "core/check.h"
 #include "core/res.h"
+#include "job/line.h"
 #include "op/op.h"
 
-/* Pieces of memory that a collective has on a device: four for sums on their way, and one
- * that is told of an infinity. */
-#define COLL_SCRATCH   5
+/* Pieces of memory that a collective has on a device: four for sums on their way, one
+ * that is told of an infinity, and one for what nodes show each other (work/share.h). */
+#define COLL_SCRATCH   6
 #define COLL_FOUND_INF 4
+#define COLL_SHARED    5
 
 /* What a collective does on one device of its group. */
 struct coll_part {
 	struct coll *coll;
 	struct device *device;
-	uint32_t n;                          /* members on it */
-	uint32_t *members;                   /* their indices, ascending */
-	const void **inputs;                 /* n + 1 pointers, for kernels with several inputs */
-	const void *found[NODE_MAX_DEVICES]; /* what each device has, for such kernels */
-	struct launch *launches;             /* of the present stage */
-	unsigned n_launches, room;           /* that there are, that there can be */
+	uint32_t n;                /* members on it */
+	uint32_t *members;         /* their indices, ascending */
+	const void **inputs;       /* n + 1 pointers, for kernels with several inputs */
+	const void **found;        /* owned: what each device of all nodes has; coll_need_found */
+	struct launch *launches;   /* of the present stage */
+	unsigned n_launches, room; /* that there are, that there can be */
 	struct queue_task queue; /* of the present stage; streams of the members: until they came */
 	bool promised;           /* there were such streams */
 	struct region scratch[COLL_SCRATCH];
@@ -33,7 +35,8 @@ struct coll_part {
 	uint64_t ready;   /* point of the queue at which all is over */
 };
 
-/* A collective that runs: the ops of all members of a group. */
+/* A collective that runs: the ops of all members of a group on this node. Those on other nodes run the
+ * same there (docs/nodes.md). */
 struct coll {
 	uint32_t magic;
 	const struct op_type *type;
@@ -48,10 +51,13 @@ struct coll {
 	unsigned n_parts;
 
 	/* its tick */
-	unsigned stage;      /* where it goes on: an enum of the file that has it; 0 at first */
-	struct fault *fault; /* owned: why it has returned RES_FAILED */
-	bool ticking;        /* it runs now */
-	bool woken;          /* what it waits for came meanwhile */
+	struct line_item line;  /* where it spans nodes (coll_talk.c) */
+	bool has_begun;         /* in line: it was ticked */
+	struct coll_talk *talk; /* owned: an operation that waits for its turn in line */
+	unsigned stage;         /* where it goes on: an enum of the file that has it; 0 at first */
+	struct fault *fault;    /* owned: why it has returned RES_FAILED */
+	bool ticking;           /* it runs now */
+	bool woken;             /* what it waits for came meanwhile */
 	struct waiter waiter;
 	bool has_let_go; /* op_type.coll_let_go was called */
 
@@ -63,6 +69,8 @@ struct coll {
 	bool marked;      /* markers were submitted: its members are told when they are reached */
 	bool marking;     /* not all of them are in their queues yet */
 	struct comm_op comm_op;
+	struct node_comm
+		*nc; /* @between watches it, and it has members on other nodes: a user of it */
 	struct queue_task between; /* watches what goes on between devices, from its start */
 	uint64_t breaks;           /* of the communicators, then */
 	bool writes;               /* counted in the job's readers.writing */
@@ -127,6 +135,18 @@ enum res coll_can_talk(struct coll *c);
 /* For comm_* calls, set up so that the collective is ticked when it is over. */
 struct comm_op *coll_comm(struct coll *c);
 
+/* Operations between the devices of the group (engine.h; coll_talk.c): at once, or, where it has members
+ * on other nodes, when the collective is the first in the job's line, so that the operations on a
+ * communicator are the same on all nodes. They are over at the next tick. Arrays: one address per part.
+ * After coll_can_talk. */
+void coll_all_gather(struct coll *c, const void *const *send, void *const *recv, uint64_t count,
+		     enum dtype dtype);
+void coll_reduce_scatter(struct coll *c, const void *const *send, void *const *recv, uint64_t count,
+			 enum dtype dtype);
+void coll_all_reduce(struct coll *c, void *const *data, uint64_t count, enum dtype dtype,
+		     enum reduce_op reduce);
+void coll_broadcast(struct coll *c, void *const *data, uint64_t bytes, unsigned root);
+
 /* Memory on every device until the end of the collective: p->scratch[@k] of @bytes. */
 enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes);
 
@@ -140,11 +160,22 @@ void coll_go_on(struct coll *c);
 /* The next of the launches that there is room for. */
 struct launch *coll_launch(struct coll_part *p, enum launch_kind kind, uint64_t n);
 
+/* p->found of every part, for as many devices as all nodes have. Never waits. */
+enum res coll_need_found(struct coll *c);
+
 /* The communicator of the group's devices; one address per part. After coll_can_talk. */
 struct comm *coll_between(const struct coll *c);
 
-/* The member index of rank @root. CHECKs that it is one. */
-uint32_t coll_index(const struct coll *c, uint32_t root);
+/* Members on all nodes, and their devices. Are all of them on one device? */
+uint32_t coll_size(const struct coll *c);
+unsigned coll_devices(const struct coll *c);
+bool coll_is_alone(const struct coll *c);
+
+/* Rank @rank is one (CHECKed). Its index, if it is on this node; else COLL_ELSEWHERE. The number of its
+ * device among those of all nodes. */
+#define COLL_ELSEWHERE UINT32_MAX
+uint32_t coll_index(const struct coll *c, uint32_t rank);
+unsigned coll_device_of(const struct coll *c, uint32_t rank);
 
 /* The part that member @index is on. */
 struct coll_part *coll_part(const struct coll *c, uint32_t index);

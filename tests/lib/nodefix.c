@@ -37,6 +37,26 @@ static void on_event(struct member *m, enum job_event_kind kind, const char *tex
 	snprintf(the_node->events.text, sizeof(the_node->events.text), "%s", text);
 }
 
+static struct nodefix *fixture_of(const struct job *job)
+{
+	return CONTAINER_OF(job->node, struct nodefix, node);
+}
+
+static void on_announce(struct group *g, uint64_t number, const struct match_entry *first)
+{
+	fixture_of(g->job)->announce(fixture_of(g->job), g, number, first);
+}
+
+static void on_refuse(struct group *g, uint64_t number, const struct fault *f)
+{
+	fixture_of(g->job)->refuse(fixture_of(g->job), g, number, f);
+}
+
+static void on_want(struct job *job, struct unit *u, uint64_t turn)
+{
+	fixture_of(job)->want(fixture_of(job), job, u, turn);
+}
+
 static bool comm_there(void *arg)
 {
 	struct nodefix *n = arg;
@@ -100,14 +120,18 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 				     .complete = coll_complete,
 				     .failed = op_failed,
 				     .event = on_event,
+				     .announce = on_announce,
+				     .refuse = on_refuse,
+				     .want = on_want,
 				     .signals_gone = queue_tasks_forget };
 
 	o = o ? o : &none;
-	*n = (struct nodefix){ 0 };
+	*n = (struct nodefix){ .beside = o->beside };
 	the_node = n;
 	nodefix_ended = 0;
 	looprun_init(&n->run);
-	cr_assert_eq(recorder_init(o->recorder ? o->recorder : 64), 0);
+	if (!n->beside)
+		cr_assert_eq(recorder_init(o->recorder ? o->recorder : 64), 0);
 	node_init(&n->node, &n->run.loop);
 	begin_devices(n, o);
 	n->node.limits = (struct node_limits){ .job_ttl_s = 3600,
@@ -135,8 +159,10 @@ void nodefix_end(struct nodefix *n)
 	journalfix_check(&n->jobs);
 	jobs_deinit(&n->jobs);
 	n->journal = journal_free(n->journal);
-	recorder_deinit();
+	if (!n->beside)
+		recorder_deinit();
 	node_deinit(&n->node);
+	n->node.nodes_engine = engine_close(n->node.nodes_engine);
 	n->node.engine = engine_close(n->node.engine);
 	n->node.local = engine_close(n->node.local);
 	for (unsigned i = 0; i < n->node.n_devices; i++) {
@@ -383,7 +409,8 @@ int nodefix_on_unit(struct nodefix *n, struct member *m, const char *type, const
 	const ProtobufCMessageDescriptor *d = op_type_by_name(type)->request;
 	union {
 		Shardd__V1__GatherRequest r;
-		Shardd__V1__ReduceRequest largest;
+		Shardd__V1__ReduceRequest reduce;
+		Shardd__V1__ReturnFullRequest back;
 	} any;
 
 	CHECK(d->sizeof_message <= sizeof(any));
@@ -509,6 +536,11 @@ int nodefix_commit(struct nodefix *n, struct member *m, uint64_t step, size_t bl
 	r.step = step;
 	r.blob = (ProtobufCBinaryData){ .len = blob_bytes, .data = blob };
 	return nodefix_submit(n, m, "Commit", &r.base, op);
+}
+
+void nodefix_turn(struct nodefix *n)
+{
+	uv_run(&n->run.loop, UV_RUN_NOWAIT);
 }
 
 static bool op_over(void *arg)

@@ -23,16 +23,24 @@ struct nodefix_options {
 	bool fake_engine;  /* else the local one */
 	bool queues;       /* devices order tasks as GPUs do */
 	size_t recorder;   /* records; 0: 64 */
+	bool beside;       /* another fixture is there, which ends later */
 };
 
 struct nodefix {
 	struct looprun run;
+	bool beside;
 	struct node node;
 	struct jobs jobs;
 	struct journal *journal; /* of @jobs; nodefix_end compares them */
 	struct proc *proc;       /* this process */
 	struct member *members[NODEFIX_MEMBERS];
 	unsigned n_members;
+	/* of jobs that span nodes: as the slots of struct job_ops */
+	void (*announce)(struct nodefix *n, struct group *g, uint64_t number,
+			 const struct match_entry *first);
+	void (*refuse)(struct nodefix *n, struct group *g, uint64_t number, const struct fault *f);
+	void (*want)(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn);
+	void *userdata;
 	struct {
 		unsigned n;
 		enum job_event_kind kind; /* of the last one */
@@ -144,6 +152,8 @@ int nodefix_commit(struct nodefix *n, struct member *m, uint64_t step, size_t bl
 void nodefix_ok(struct nodefix_op *op, const char *what);
 #define NODEFIX_OK(call, op) ((call), nodefix_ok((op), #call))
 
+/* Turn its loop once, without waiting. */
+void nodefix_turn(struct nodefix *n);
 /* Turn the loop until @op is over. */
 void nodefix_wait(struct nodefix_op *op);
 /* Turn the loop until nothing moves any more (held completions stay held). */

@@ -113,6 +113,7 @@ static struct unit *unit_by_rows(const uint64_t *shape, uint32_t dims, uint32_t 
 {
 	state_unit *rec = state_unit_new("u");
 	struct unit *u = NULL;
+	const struct unit_place place = { &device, 1, 1, 0 };
 	struct layout l;
 
 	cr_assert_not_null(rec);
@@ -122,7 +123,7 @@ static struct unit *unit_by_rows(const uint64_t *shape, uint32_t dims, uint32_t 
 	rec->shard_ranks = ranks;
 	rec->compute_dtype = rec->gradient_dtype = rec->storage_dtype = DTYPE_FP32;
 	cr_assert(unit_layout(rec, ranks, &l));
-	cr_assert_eq(unit_new(1, rec, &l, &device, 1, &u), 0);
+	cr_assert_eq(unit_new(1, rec, &l, &place, &u), 0);
 	*ret_rec = rec;
 	return u;
 }

@@ -540,3 +540,122 @@ Test(match, random_walks_lose_no_entry)
 	cr_assert_gt(ended, MEMBERS * completed, "and fail something: %u", ended);
 	free(w);
 }
+
+/* --------------------------------------------------------- members on other nodes */
+
+static struct {
+	unsigned announced, refused;
+	uint64_t number;
+	char why[256];
+} told;
+
+static void on_here(void *userdata, uint64_t at, const struct match_entry *first)
+{
+	(void)userdata;
+	told.announced++;
+	told.number = at;
+	cr_expect_gt(strlen(first->print.text), 0);
+}
+
+static void on_refused(void *userdata, uint64_t at, const struct fault *fault)
+{
+	(void)userdata;
+	told.refused++;
+	told.number = at;
+	snprintf(told.why, sizeof(told.why), "%s", fault->text);
+}
+
+static const struct match_others others = { .announce = on_here, .refuse = on_refused };
+
+static void begin_with_others(struct match *m, unsigned *completed)
+{
+	memset(&told, 0, sizeof(told));
+	*completed = 0;
+	cr_assert_eq(match_init(m, 2, on_complete, on_failed, completed), 0);
+	m->others = &others;
+}
+
+Test(match, with_others_a_slot_completes_when_it_is_started)
+{
+	struct match m;
+	struct call a, b;
+	unsigned completed;
+
+	begin_with_others(&m, &completed);
+	announce(&m, &a, 0, 1);
+	cr_expect_not(match_start(&m, 1), "member 1 has not announced");
+	cr_expect_eq(told.announced, 0);
+	announce(&m, &b, 1, 1);
+	cr_expect_eq(told.announced, 1);
+	cr_expect_eq(told.number, 1);
+	cr_expect_eq(completed, 0);
+	cr_expect_eq(a.outcome, PENDING);
+	cr_expect(match_start(&m, 1));
+	cr_expect_eq(completed, 1);
+	cr_expect_eq(a.outcome, COMPLETE);
+	cr_expect_eq(b.outcome, COMPLETE);
+	cr_expect_not(match_start(&m, 1), "once");
+	match_deinit(&m);
+}
+
+Test(match, others_are_told_once_what_has_failed_here)
+{
+	struct match m;
+	struct call a, b;
+	unsigned completed;
+
+	begin_with_others(&m, &completed);
+	announce(&m, &a, 0, 1);
+	announce(&m, &b, 1, 2);
+	cr_expect_eq(told.refused, 1);
+	cr_expect(strstr(told.why, "ops differ at number 1"), "%s", told.why);
+	assert_failed(&a, FAULT_STATE, "ops differ at number 1");
+	assert_failed(&b, FAULT_STATE, "ops differ at number 1");
+	/* after it was announced, too: a deadline */
+	announce(&m, &a, 0, 3);
+	announce(&m, &b, 1, 3);
+	cr_expect_eq(told.announced, 1);
+	match_refuse(&m, &a.entry, &(struct fault){ .code = FAULT_DEADLINE, .text = "late" });
+	cr_expect_eq(told.refused, 2);
+	assert_failed(&b, FAULT_DEADLINE, "late");
+	cr_expect_not(match_start(&m, 2));
+	match_deinit(&m);
+}
+
+Test(match, what_others_have_failed_fails_here_now_and_later)
+{
+	struct match m;
+	struct call a, b;
+	struct fault f = fault_of(FAULT_STATE, "node b has refused it");
+	unsigned completed;
+
+	begin_with_others(&m, &completed);
+	announce(&m, &a, 0, 1);
+	match_fail(&m, 1, &f);
+	assert_failed(&a, FAULT_STATE, "node b has refused it");
+	announce(&m, &b, 1, 1);
+	assert_failed(&b, FAULT_STATE, "node b has refused it");
+	match_fail(&m, 2, &f); /* before anybody here has come to it */
+	announce(&m, &a, 0, 1);
+	assert_failed(&a, FAULT_STATE, "node b has refused it");
+	cr_expect_eq(told.refused, 0, "they know");
+	cr_expect_eq(told.announced, 0);
+	match_fail(&m, 1, &f); /* it is over */
+	match_deinit(&m);
+}
+
+Test(match, a_new_epoch_tells_others_nothing)
+{
+	struct match m;
+	struct call a, b;
+	struct fault f = fault_of(FAULT_ABORTED, "the epoch has ended");
+	unsigned completed;
+
+	begin_with_others(&m, &completed);
+	announce(&m, &a, 0, 1);
+	announce(&m, &b, 1, 1);
+	match_reset(&m, &f);
+	assert_failed(&a, FAULT_ABORTED, "the epoch has ended");
+	cr_expect_eq(told.refused, 0);
+	match_deinit(&m);
+}

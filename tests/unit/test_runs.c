@@ -52,6 +52,7 @@ static void setup(struct fixture *x, unsigned model, enum unit_layout_kind layou
 		  uint32_t shard_ranks, unsigned devices)
 {
 	struct device *list[8];
+	const struct unit_place place = { list, devices, devices, 0 };
 	struct layout l;
 
 	x->rec = state_unit_new("u");
@@ -72,7 +73,7 @@ static void setup(struct fixture *x, unsigned model, enum unit_layout_kind layou
 	for (unsigned d = 0; d < devices; d++)
 		list[d] = &x->devices[d];
 	cr_assert(unit_layout(x->rec, ranks, &l));
-	cr_assert_eq(unit_new(1, x->rec, &l, list, devices, &x->u), 0);
+	cr_assert_eq(unit_new(1, x->rec, &l, &place, &x->u), 0);
 }
 
 static void teardown(struct fixture *x)

@@ -12,11 +12,12 @@ TestSuite(unit, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 static struct unit *make(state_unit *spec, uint32_t ranks)
 {
 	static struct device device;
+	const struct unit_place place = { (struct device *[]){ &device }, 1, 1, 0 };
 	struct layout l;
 	struct unit *u = NULL;
 
 	cr_assert(unit_layout(spec, ranks, &l));
-	cr_assert_eq(unit_new(3, spec, &l, (struct device *[]){ &device }, 1, &u), 0);
+	cr_assert_eq(unit_new(3, spec, &l, &place, &u), 0);
 	return u;
 }
 

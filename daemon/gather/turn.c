@@ -1,0 +1,128 @@
+#include "gather/turn.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "copies/full.h"
+#include "core/check.h"
+#include "job/line.h"
+#include "step/apply.h"
+
+/* One copy, from its start to its begin. */
+struct turn {
+	struct line_item line;
+	struct waiter waiter;
+	struct job *job;
+	struct unit *unit;
+	uint64_t epoch;
+};
+
+bool turn_is_needed(const struct job *job, const struct unit *u)
+{
+	return u->spread > 1 && group_spans(job->groups[u->rec->group]);
+}
+
+void turn_want(struct job *job, struct unit *u)
+{
+	if (u->wants_turn)
+		return;
+	u->wants_turn = true;
+	job->jobs->ops.want(job, u, u->turns + 1);
+}
+
+static void turn_end(struct turn *t)
+{
+	struct job *job = t->job;
+
+	waiter_leave(&t->waiter);
+	line_leave(&t->line);
+	free(t);
+	job_ran(job);
+}
+
+/* Other nodes wait for this one's part of it. */
+static void turn_give_up(struct turn *t, const struct fault *f)
+{
+	struct fault told = FAULT_NULL;
+
+	fault_set(&told, FAULT_ABORTED, NULL,
+		  "this node cannot gather unit '%.100s' with the others: %.300s",
+		  t->unit->rec->name, f->text);
+	job_epoch_end(t->job, &told);
+}
+
+/* Return: RES_WAIT: @t->waiter is resumed. RES_FAILED: with @f. */
+static enum res turn_tick(struct turn *t, struct fault *f)
+{
+	struct unit *u = t->unit;
+
+	RES_TRY(apply_wait_step(t->job, &t->waiter));
+	if (t->epoch != t->job->rec->epoch)
+		return RES_DONE;
+	if (u->step == UNIT_STEP_DUE || u->step == UNIT_STEP_STEPPING) {
+		condition_wait(&u->step_done, &t->waiter);
+		return RES_WAIT;
+	}
+	if (unit_is_copying(u) || !full_may_begin(t->job)) {
+		condition_wait(&t->job->node->changed, &t->waiter);
+		return RES_WAIT;
+	}
+	switch (full_begin_together(t->job, u, f)) {
+	case RES_DONE:
+		return RES_DONE;
+	case RES_WAIT:
+		condition_wait(&t->job->node->changed, &t->waiter);
+		return RES_WAIT;
+	case RES_FAILED:
+		break;
+	}
+	return RES_FAILED;
+}
+
+static void turn_go_on(struct turn *t)
+{
+	struct fault f = FAULT_NULL;
+	enum res r;
+
+	if (t->epoch != t->job->rec->epoch) {
+		turn_end(t);
+		return;
+	}
+	r = turn_tick(t, &f);
+	if (r == RES_WAIT)
+		return;
+	if (r == RES_FAILED && t->epoch == t->job->rec->epoch)
+		turn_give_up(t, &f);
+	turn_end(t);
+}
+
+static void turn_resume(struct waiter *w)
+{
+	turn_go_on(CONTAINER_OF(w, struct turn, waiter));
+}
+
+static void turn_on_line(struct line_item *i)
+{
+	struct turn *t = CONTAINER_OF(i, struct turn, line);
+
+	if (list_empty(&t->waiter.link))
+		turn_go_on(t);
+}
+
+int turn_start(struct job *job, struct unit *u)
+{
+	struct turn *t = calloc(1, sizeof(*t));
+
+	if (!t)
+		return -ENOMEM;
+	u->turns++;
+	u->wants_turn = false;
+	t->job = job;
+	t->unit = u;
+	t->epoch = job->rec->epoch;
+	line_item_init(&t->line);
+	waiter_init(&t->waiter, turn_resume);
+	job->running++; /* until turn_end */
+	line_enter(&t->line, job, true, turn_on_line);
+	return 0;
+}

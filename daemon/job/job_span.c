@@ -1,0 +1,47 @@
+/* The nodes that a job is on, from one epoch to the next. */
+#include "core/check.h"
+#include "job/job.h"
+#include "job/job_journal.h"
+#include "job/span.h"
+
+/* Groups that have devices stay on them: memory of their units is there. */
+static int job_span_check(const struct job *job, const struct span *span, struct fault *f)
+{
+	bool placed = false;
+
+	if (span->world != job->rec->world_size)
+		return fault_set(f, FAULT_INTERNAL, NULL,
+				 "the nodes of job '%s' have %u ranks; it has %u", job->rec->name,
+				 span->world, job->rec->world_size);
+	for (uint32_t i = 0; i < job->n_groups; i++)
+		placed = placed || job->groups[i]->n_devices;
+	if (!placed || (job->across.span && span_same(job->across.span, span)) ||
+	    (!job->across.span && span->n_nodes == 1))
+		return 0;
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"ranks of job '%s' are on other nodes or devices than its memory: start them "
+		"where they were, or delete the job",
+		job->rec->name);
+}
+
+int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct fault *f)
+{
+	CHECK(!job->joined && epoch > job->rec->epoch);
+	if (job_span_check(job, span, f)) {
+		span_free(span);
+		return f->code;
+	}
+	span_free(job->across.span);
+	job->across.span = span;
+	for (uint32_t i = 0; i < job->n_groups; i++)
+		if (!job->groups[i]->n_devices && group_find_again(job->groups[i]) < 0)
+			return fault_set(f, FAULT_INVALID, "group",
+					 "the ranks of group '%.64s' on this node are not side by "
+					 "side in it",
+					 job->groups[i]->rec->name);
+	job->rec->epoch = epoch;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
+	job_journal_write(job);
+	return 0;
+}

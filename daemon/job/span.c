@@ -1,0 +1,114 @@
+#include "job/span.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+
+static int span_check(const struct span_node *nodes, unsigned n, unsigned self, struct fault *f)
+{
+	uint32_t next = 0;
+
+	for (unsigned i = 0; i < n; i++) {
+		if (nodes[i].first != next || !nodes[i].n)
+			return fault_set(f, FAULT_INTERNAL, NULL,
+					 "node '%s' has %u ranks from %u on: its ranks must begin "
+					 "at %u",
+					 nodes[i].name, nodes[i].n, nodes[i].first, next);
+		next += nodes[i].n;
+	}
+	if (self >= n)
+		return fault_set(f, FAULT_INTERNAL, NULL, "this node is none of the job's %u", n);
+	return 0;
+}
+
+/* One block: the nodes, then the devices of all ranks. */
+static int span_copy_nodes(struct span *s, const struct span_node *nodes)
+{
+	uint16_t *devices;
+
+	s->nodes = calloc(1, s->n_nodes * sizeof(*nodes) + s->world * sizeof(*devices));
+	if (!s->nodes)
+		return -ENOMEM;
+	memcpy(s->nodes, nodes, s->n_nodes * sizeof(*nodes));
+	devices = (uint16_t *)(s->nodes + s->n_nodes);
+	for (unsigned i = 0; i < s->n_nodes; i++) {
+		memcpy(devices, nodes[i].devices, nodes[i].n * sizeof(*devices));
+		s->nodes[i].devices = devices;
+		devices += nodes[i].n;
+	}
+	return 0;
+}
+
+int span_new(const struct span_node *nodes, unsigned n_nodes, unsigned self, const char *prefix,
+	     const struct comm_store *store, struct span **ret, struct fault *f)
+{
+	struct span *s;
+
+	if (span_check(nodes, n_nodes, self, f))
+		return f->code;
+	s = calloc(1, sizeof(*s));
+	if (!s)
+		return fault_errno(f, -ENOMEM, "noting a job's nodes");
+	s->n_nodes = n_nodes;
+	s->self = self;
+	s->world = nodes[n_nodes - 1].first + nodes[n_nodes - 1].n;
+	s->store = *store;
+	snprintf(s->prefix, sizeof(s->prefix), "%s", prefix);
+	if (span_copy_nodes(s, nodes) < 0) {
+		free(s);
+		return fault_errno(f, -ENOMEM, "noting a job's nodes");
+	}
+	*ret = s;
+	return 0;
+}
+
+struct span *span_free(struct span *s)
+{
+	if (s)
+		free(s->nodes);
+	free(s);
+	return NULL;
+}
+
+bool span_same(const struct span *a, const struct span *b)
+{
+	bool same = a->n_nodes == b->n_nodes && a->self == b->self && a->world == b->world;
+
+	for (unsigned i = 0; same && i < a->n_nodes; i++)
+		same = strcmp(a->nodes[i].name, b->nodes[i].name) == 0 &&
+		       a->nodes[i].n == b->nodes[i].n &&
+		       memcmp(a->nodes[i].devices, b->nodes[i].devices,
+			      a->nodes[i].n * sizeof(*a->nodes[i].devices)) == 0;
+	return same;
+}
+
+unsigned span_node_of(const struct span *s, uint32_t rank)
+{
+	unsigned lo = 0, hi = s->n_nodes;
+
+	CHECK(rank < s->world);
+	while (hi - lo > 1) {
+		unsigned mid = (lo + hi) / 2;
+
+		if (s->nodes[mid].first <= rank)
+			lo = mid;
+		else
+			hi = mid;
+	}
+	return lo;
+}
+
+uint32_t span_device_of(const struct span *s, uint32_t rank)
+{
+	unsigned node = span_node_of(s, rank);
+
+	return (uint32_t)node << 16 | s->nodes[node].devices[rank - s->nodes[node].first];
+}
+
+bool span_is_here(const struct span *s, uint32_t rank)
+{
+	return !s || span_node_of(s, rank) == s->self;
+}

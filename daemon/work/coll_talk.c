@@ -1,0 +1,145 @@
+#include "work/coll_impl.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "op/op.h"
+
+enum coll_talk_kind { TALK_ALL_GATHER, TALK_REDUCE_SCATTER, TALK_ALL_REDUCE, TALK_BROADCAST };
+
+/* An operation that waits for its turn. */
+struct coll_talk {
+	enum coll_talk_kind kind;
+	uint64_t count; /* BROADCAST: bytes */
+	enum dtype dtype;
+	enum reduce_op reduce;
+	unsigned root;
+	const void *send[NODE_MAX_DEVICES];
+	void *recv[NODE_MAX_DEVICES];
+};
+
+static void coll_talk_issue(struct coll *c, const struct coll_talk *t)
+{
+	struct comm *between = coll_between(c);
+
+	switch (t->kind) {
+	case TALK_ALL_GATHER:
+		comm_all_gather(between, coll_comm(c), t->send, t->recv, t->count, t->dtype);
+		return;
+	case TALK_REDUCE_SCATTER:
+		comm_reduce_scatter(between, coll_comm(c), t->send, t->recv, t->count, t->dtype);
+		return;
+	case TALK_ALL_REDUCE:
+		comm_all_reduce(between, coll_comm(c), t->recv, t->count, t->dtype, t->reduce);
+		return;
+	case TALK_BROADCAST:
+		comm_broadcast(between, coll_comm(c), t->recv, t->count, t->root);
+		return;
+	}
+	CHECK_NOT_REACHED();
+}
+
+/* It is its turn to begin; or it has begun, and is the first now. */
+static void coll_talk_go_on(struct line_item *i)
+{
+	struct coll *c = CONTAINER_OF(i, struct coll, line);
+	struct coll_talk *t = STEAL_PTR(c->talk);
+
+	if (!c->has_begun) {
+		c->has_begun = true;
+		coll_go_on(c);
+		return;
+	}
+	if (!t)
+		return; /* it is busy with something else */
+	if (coll_can_talk(c) == RES_DONE) {
+		coll_talk_issue(c, t);
+		free(t);
+		line_talked(i);
+		return;
+	}
+	free(t);
+	coll_go_on(c); /* to its end: the communicator has broken */
+}
+
+void coll_line_enter(struct coll *c)
+{
+	if (group_spans(c->group))
+		line_enter(&c->line, c->job, false, coll_talk_go_on);
+	else
+		coll_go_on(c);
+}
+
+void coll_line_leave(struct coll *c)
+{
+	free(c->talk);
+	c->talk = NULL;
+	line_leave(&c->line);
+}
+
+/* Now, or in turn. */
+static void coll_talk_make(struct coll *c, const struct coll_talk *t)
+{
+	if (!line_is_in(&c->line) || line_is_first(&c->line)) {
+		coll_talk_issue(c, t);
+		line_talked(&c->line);
+		return;
+	}
+	CHECK(!c->talk);
+	c->talk = malloc(sizeof(*t));
+	if (c->talk) {
+		*c->talk = *t;
+		return;
+	}
+	c->status = -ENOMEM;
+	coll_go_on(c);
+}
+
+static void coll_talk_copy(const struct coll *c, struct coll_talk *t, const void *const *send,
+			   void *const *recv)
+{
+	CHECK(c->n_parts <= NODE_MAX_DEVICES);
+	if (send)
+		memcpy(t->send, send, c->n_parts * sizeof(*send));
+	memcpy(t->recv, recv, c->n_parts * sizeof(*recv));
+}
+
+void coll_all_gather(struct coll *c, const void *const *send, void *const *recv, uint64_t count,
+		     enum dtype dtype)
+{
+	struct coll_talk t = { .kind = TALK_ALL_GATHER, .count = count, .dtype = dtype };
+
+	coll_talk_copy(c, &t, send, recv);
+	coll_talk_make(c, &t);
+}
+
+void coll_reduce_scatter(struct coll *c, const void *const *send, void *const *recv, uint64_t count,
+			 enum dtype dtype)
+{
+	struct coll_talk t = { .kind = TALK_REDUCE_SCATTER, .count = count, .dtype = dtype };
+
+	coll_talk_copy(c, &t, send, recv);
+	coll_talk_make(c, &t);
+}
+
+void coll_all_reduce(struct coll *c, void *const *data, uint64_t count, enum dtype dtype,
+		     enum reduce_op reduce)
+{
+	struct coll_talk t = {
+		.kind = TALK_ALL_REDUCE, .count = count, .dtype = dtype, .reduce = reduce
+	};
+
+	coll_talk_copy(c, &t, NULL, data);
+	coll_talk_make(c, &t);
+}
+
+void coll_broadcast(struct coll *c, void *const *data, uint64_t bytes, unsigned root)
+{
+	struct coll_talk t = { .kind = TALK_BROADCAST, .count = bytes, .root = root };
+
+	coll_talk_copy(c, &t, NULL, data);
+	coll_talk_make(c, &t);
+}
