@@ -120,7 +120,7 @@ void job_count_uncommitted(struct job *job)
 
 void job_change_begin(struct job *job)
 {
-	if (job->changing++)
+	if (job->life.changing++)
 		return;
 	job->rec->applying = true;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
@@ -129,8 +129,8 @@ void job_change_begin(struct job *job)
 
 void job_change_end(struct job *job)
 {
-	CHECK(job->changing > 0);
-	if (--job->changing)
+	CHECK(job->life.changing > 0);
+	if (--job->life.changing)
 		return;
 	job->rec->applying = false;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);

@@ -141,6 +141,7 @@ struct job_life {
 	bool draining;
 	bool torn;
 	bool crashed;           /* its last trainer did not leave cleanly */
+	uint32_t changing;      /* what runs and changes parameters in place */
 	struct resize *resize;  /* under way (job/resize.h); owned; NULL: none */
 	uint64_t idle_since_us; /* no trainers since; 0: there are some */
 };
@@ -329,7 +330,6 @@ struct job {
 	/* Collectives and casts in the backend or engine. The loop's; the thread that writes a checkpoint
 	 * reads it. */
 	_Atomic uint32_t running;
-	uint32_t changing; /* of them: what changes parameters in place */
 	struct job_ops_seen ops;
 	struct job_unsaved unsaved;
 	struct condition settled; /* signalled by job_settle: ops of an earlier epoch may be over */

@@ -455,7 +455,7 @@ Test(kept_step, a_commit_after_backward_changes_nothing)
 	cr_expect(job->rec->has_commit, "both are in one entry of the journal");
 	backend_fake_hold(n.node.devices[0].backend, false);
 	both_ok("Commit");
-	cr_expect_eq(job->changing, 0);
+	cr_expect_eq(job->life.changing, 0);
 }
 
 /* Nobody knows what was written. */
