@@ -70,7 +70,7 @@ static int config_check_roots(const char *roots, struct fault *f)
 
 int config_check(const struct config *c, struct fault *f)
 {
-	if (config_check_roots(c->checkpoint_roots, f))
+	if (config_check_roots(c->checkpoint_roots, f) || config_nodes_check(c, f))
 		return f->code;
 	if (c->memory_bytes && c->job_quota_bytes > c->memory_bytes)
 		return fault_set(f, FAULT_INVALID, "job_quota_bytes",
@@ -110,13 +110,13 @@ void config_keep_fixed(struct config *c, const struct config *running)
 	for (size_t i = 0; i < config_n_keys; i++) {
 		const struct config_key *k = &config_keys[i];
 
-		CHECK(k->runtime || !config_key_is_list(k)); /* a list has its count elsewhere */
+		CHECK(k->runtime || !k->count_offset); /* such a list has its count elsewhere */
 		if (!k->runtime)
 			memcpy(config_key_field(c, k), config_key_value(running, k), k->bytes);
 	}
 }
 
-/* YAML could read an item of a list of limits as a mapping, or reject it for its @. */
+/* YAML could read such an item as a mapping, or reject it for its @ or its brackets. */
 static void config_write_quoted_items(FILE *out, const char *value)
 {
 	while (*value) {
@@ -131,7 +131,7 @@ static void config_write_quoted_items(FILE *out, const char *value)
 static void config_write_value(FILE *out, const struct config_key *k, const char *value)
 {
 	fprintf(out, "%s: ", k->name);
-	if (k->type == CONFIG_LIMITS) {
+	if (k->type == CONFIG_LIMITS || k->type == CONFIG_WORDS) {
 		fputc('[', out);
 		config_write_quoted_items(out, value);
 		fputs("]\n", out);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "config/config_values.h"
+#include "coord/seeds.h"
 #include "core/fault.h"
 #include "core/user.h"
 
@@ -46,6 +47,42 @@ void config_keep_fixed(struct config *c, const struct config *running);
 
 /* The limits of users in @c, whose overrides @ret borrows. */
 void config_user_limits(const struct config *c, struct user_limits *ret);
+
+/* ------------------------------------------------------------- several nodes: config_nodes.c */
+
+enum config_store { CONFIG_STORE_NONE, CONFIG_STORE_EMBEDDED, CONFIG_STORE_ETCD };
+
+/* Rules between the keys of several nodes, a part of config_check. */
+int config_nodes_check(const struct config *c, struct fault *f);
+/* Which kind coord is. */
+enum config_store config_store(const struct config *c);
+/* node_name, or the host name up to its first dot.
+ * Return: 0, or FAULT_INVALID: the host name is no name of a node. */
+int config_node_name(const struct config *c, char ret[SEEDS_NAME_BYTES], struct fault *f);
+
+#define CONFIG_MAX_ENDPOINTS 16u
+
+/* Those of coord: etcd://..., each HOST:PORT. */
+struct config_endpoints {
+	char text[512];
+	const char *list[CONFIG_MAX_ENDPOINTS]; /* in @text: not to be copied by value */
+	size_t n;
+};
+
+/* Return: 0 or FAULT_INVALID. */
+int config_endpoints(const struct config *c, struct config_endpoints *ret, struct fault *f);
+/* coord: embedded: the members of etcd. Return: 0 or FAULT_INVALID. */
+int config_seeds(const struct config *c, struct seeds *ret, struct fault *f);
+
+#define CONFIG_PASSWORD_BYTES 256
+
+/* What is in coord_password_file. Blocks. Return: 0, or FAULT_NOT_FOUND, FAULT_DENIED, FAULT_INVALID (others
+ * may read it, or it is not one line). */
+int config_password(const struct config *c, char ret[CONFIG_PASSWORD_BYTES], struct fault *f);
+/* Where other nodes reach this one. coord is not none. */
+void config_peer_advertise(const struct config *c, struct hostport *ret);
+/* Where the engine between nodes binds, unless data_interface is set. coord is not none. */
+void config_data_address(const struct config *c, char ret[HOSTPORT_HOST_BYTES]);
 
 /* Write every key with help, unit and default as a commented YAML file: a test compares
  * deploy/shardd.yaml.example with it. */

@@ -22,7 +22,7 @@
 
 /* Far more than every key at its longest; a bound for the parser's work. */
 #define FILE_MAX (256u * 1024)
-#define KEYS_MAX 64
+#define KEYS_MAX 128
 
 /* What libcyaml fills: a text or a list of texts per key, NULL if absent. */
 struct slot {

@@ -249,6 +249,97 @@ const struct config_key config_keys[] = {
 	{ LIST("allow_gids", allow, gids), .type = CONFIG_GIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Groups whose members may connect, by name or number." },
+	{ FIELD_AS("coord", coord.store), .type = CONFIG_TEXT, .min = 1, .max = 511,
+	  .by_default = "none",
+	  .help = "The store in which the nodes of a cluster agree. none: this node is alone. embedded: etcd,\n"
+		  "which the nodes in coord_seeds run. etcd://HOST:PORT,HOST:PORT: an etcd that runs\n"
+		  "already." },
+	{ FIELD_AS("coord_user", coord.user), .type = CONFIG_TEXT, .min = 0, .max = 63,
+	  .by_default = "",
+	  .help = "User of that etcd. Empty: it asks for none. With coord_password_file only." },
+	{ FIELD_AS("coord_password_file", coord.password_file), .type = CONFIG_PATH, .min = 0,
+	  .max = 511, .by_default = "",
+	  .help = "File with the password of coord_user, one line of at most 255 characters. Only the\n"
+		  "daemon's user and group may have access to it." },
+	{ FIELD_AS("coord_ca", coord.ca), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "",
+	  .help = "CA certificates (PEM) that the certificate of that etcd must be signed by. Empty: the\n"
+		  "connection is not encrypted." },
+	{ FIELD_AS("coord_cert", coord.cert), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "",
+	  .help = "Certificate (PEM) that the daemon shows to that etcd. With coord_ca and coord_key." },
+	{ FIELD_AS("coord_key", coord.key), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "",
+	  .help = "Private key (PEM) of coord_cert." },
+	{ FIELD_AS("node_name", coord.node_name), .type = CONFIG_TEXT, .min = 0, .max = 63,
+	  .by_default = "",
+	  .help = "Name of this node, which no other node of the cluster has: 1 to 63 letters, digits,\n"
+		  "'.', '_' and '-'. Empty: the host name up to its first dot." },
+	{ FIELD_AS("cluster", coord.cluster), .type = CONFIG_TEXT, .min = 1, .max = 63,
+	  .by_default = "shardd",
+	  .help = "Name of the cluster, in the characters of node_name. Its keys in etcd begin with\n"
+		  "/shardd/CLUSTER/." },
+	{ FIELD_AS("coord_seeds", coord.seeds), .type = CONFIG_WORDS, .max = 2047,
+	  .by_default = "",
+	  .help = "coord: embedded: the nodes that run etcd, the same list on all nodes: NODE=HOST or\n"
+		  "NODE=HOST:CLIENTPORT:PEERPORT; or dns:NAME alone: the nodes X-0, X-1 and X-2 at\n"
+		  "X-0.NAME and so on, where X is that of this node's name X-N (the pods of a\n"
+		  "StatefulSet and its headless Service)." },
+	{ FIELD_AS("coord_nodes", coord.nodes), .type = CONFIG_COUNT, .min = 1, .max = 100000,
+	  .zero = true, .by_default = "0",
+	  .help = "coord: embedded: how many nodes the cluster is going to have. Of one or two the first\n"
+		  "of coord_seeds runs etcd, of three and more the first three do. 0: as many as\n"
+		  "coord_seeds lists." },
+	{ FIELD_AS("coord_dir", coord.dir), .type = CONFIG_PATH, .min = 1, .max = 511,
+	  .by_default = "/var/lib/shardd/etcd",
+	  .help = "coord: embedded: folder for the data of etcd, which is made if it does not exist. It\n"
+		  "must outlive the daemon and the machine's restart." },
+	{ FIELD_AS("coord_client_port", coord.client_port), .type = CONFIG_COUNT, .min = 1,
+	  .max = 65535, .by_default = "2379",
+	  .help = "coord: embedded: port on which etcd serves the daemons, unless coord_seeds says another." },
+	{ FIELD_AS("coord_peer_port", coord.peer_port), .type = CONFIG_COUNT, .min = 1,
+	  .max = 65535, .by_default = "2380",
+	  .help = "coord: embedded: port on which the members of etcd reach each other, unless coord_seeds\n"
+		  "says another." },
+	{ FIELD_AS("coord_etcd", coord.etcd), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "",
+	  .help = "coord: embedded: the program etcd, 3.4 or newer. Empty: the first in PATH." },
+	{ FIELD_AS("peer_listen", peer.listen), .type = CONFIG_TEXT, .min = 0, .max = 263,
+	  .by_default = "",
+	  .help = "ADDRESS:PORT on which the daemon accepts connections of other nodes; an embedded etcd\n"
+		  "listens on ADDRESS, too. Required unless coord is none." },
+	{ FIELD_AS("peer_advertise", peer.advertise), .type = CONFIG_TEXT, .min = 0, .max = 263,
+	  .by_default = "",
+	  .help = "HOST:PORT at which other nodes reach peer_listen. Empty: peer_listen, which must not\n"
+		  "be a wildcard address such as 0.0.0.0 then." },
+	{ FIELD_AS("peer_ca", peer.ca), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "",
+	  .help = "CA certificates (PEM) that the certificates of all nodes are signed by. With peer_cert\n"
+		  "and peer_key; an embedded etcd uses all three." },
+	{ FIELD_AS("peer_cert", peer.cert), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "",
+	  .help = "Certificate (PEM) of this node, for servers and clients. It has the node's name as a\n"
+		  "DNS name, and its HOST in coord_seeds if it runs etcd." },
+	{ FIELD_AS("peer_key", peer.key), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "",
+	  .help = "Private key (PEM) of peer_cert." },
+	{ FIELD_AS("peer_allow", peer.allow), .type = CONFIG_WORDS, .max = 2047,
+	  .by_default = "",
+	  .help = "Names of the nodes whose connections are accepted. Empty: each node with a certificate\n"
+		  "of peer_ca." },
+	{ FIELD_AS("peer_insecure", peer.insecure), .type = CONFIG_CHOICE, .choices = "yes|no",
+	  .by_default = "no",
+	  .help = "yes: the daemon accepts connections of other nodes without certificates, also on\n"
+		  "addresses that are not loopback. Each process that reaches the port can change\n"
+		  "all jobs." },
+	{ FIELD_AS("data_interface", peer.data_interface), .type = CONFIG_TEXT, .min = 0,
+	  .max = 15, .by_default = "",
+	  .help = "Network interface for the data of collectives between nodes. Empty: that of\n"
+		  "data_address." },
+	{ FIELD_AS("data_address", peer.data_address), .type = CONFIG_TEXT, .min = 0, .max = 255,
+	  .by_default = "",
+	  .help = "Address or host name of this node for the data of collectives between nodes. Empty:\n"
+		  "the host of peer_advertise." },
 	{ FIELD_AS("log_level", log.level), .type = CONFIG_CHOICE,
 	  .choices = "error|warn|info|debug",
 	  .by_default = "info", .runtime = true, .help = "Least severe level that is logged." },

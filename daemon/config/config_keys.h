@@ -25,13 +25,14 @@ enum config_type {
 	CONFIG_UIDS,    /* uid_t[CONFIG_MAX_IDS] and a count */
 	CONFIG_GIDS,    /* gid_t[CONFIG_MAX_IDS] and a count */
 	CONFIG_LIMITS,  /* struct user_override[CONFIG_MAX_IDS] and a count */
+	CONFIG_WORDS,   /* char[bytes]; at most CONFIG_MAX_IDS words, with commas; no count */
 };
 
 struct config_key {
 	const char *name;
 	enum config_type type;
 	size_t offset;          /* in struct config */
-	size_t count_offset;    /* of the count of a list */
+	size_t count_offset;    /* of the count of a list; 0: it has none */
 	size_t bytes;           /* of the field */
 	uint64_t min, max;      /* value; of text: its length */
 	bool zero;              /* 0 is allowed beside min..max, see @help */
@@ -52,7 +53,8 @@ const struct config_key *config_key_find(const char *name);
 
 static inline bool config_key_is_list(const struct config_key *k)
 {
-	return k->type == CONFIG_UIDS || k->type == CONFIG_GIDS || k->type == CONFIG_LIMITS;
+	return k->type == CONFIG_UIDS || k->type == CONFIG_GIDS || k->type == CONFIG_LIMITS ||
+	       k->type == CONFIG_WORDS;
 }
 
 /* The value of the key in @c. */

@@ -185,6 +185,45 @@ static int config_value_set_text(struct config *c, const struct config_key *k, c
 	return 0;
 }
 
+/* Characters that no notation treats as its own: a word is quoted as it is. */
+static bool config_value_is_word(const char *s)
+{
+	for (; *s; s++)
+		if (!isgraph((unsigned char)*s) || strchr("\"\\,", *s))
+			return false;
+	return true;
+}
+
+static int config_value_set_words(struct config *c, const struct config_key *k, const char *text,
+				  struct fault *f)
+{
+	_cleanup_(freep) char *copy = strdup(text);
+	char list[CONFIG_VALUE_MAX] = "";
+	size_t used = 0, n = 0;
+
+	if (!copy)
+		return fault_errno(f, -ENOMEM, k->name);
+	for (char *save = NULL, *item = strtok_r(copy, ", ", &save); item;
+	     item = strtok_r(NULL, ", ", &save)) {
+		if (!config_value_is_word(item))
+			return fault_set(f, FAULT_INVALID, k->name,
+					 "%s has '%.64s'; an entry must be printable characters "
+					 "other than blanks, quotes and backslashes",
+					 k->name, item);
+		if (n++ == CONFIG_MAX_IDS || used + strlen(item) + 1 > k->max)
+			return fault_set(f, FAULT_INVALID, k->name,
+					 "%s is too long; it must have at most %d entries and %u "
+					 "characters",
+					 k->name, CONFIG_MAX_IDS, (unsigned)k->max);
+		used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", used ? "," : "",
+					 item);
+	}
+	CHECK(used < k->bytes);
+	memset(config_key_field(c, k), 0, k->bytes);
+	memcpy(config_key_field(c, k), list, used);
+	return 0;
+}
+
 /* Is @text one of the words of "a|b|c"? */
 static bool config_value_is_choice(const char *choices, const char *text)
 {
@@ -318,6 +357,8 @@ int config_key_parse(struct config *c, const struct config_key *k, const char *t
 		return config_value_set_ids(c, k, text, f);
 	case CONFIG_LIMITS:
 		return config_limits_parse(c, k, text, f);
+	case CONFIG_WORDS:
+		return config_value_set_words(c, k, text, f);
 	default:
 		return config_value_set_amount(c, k, text, f);
 	}
@@ -346,6 +387,7 @@ void config_key_format(const struct config *c, const struct config_key *k, char 
 	case CONFIG_TEXT:
 	case CONFIG_PATH:
 	case CONFIG_CHOICE:
+	case CONFIG_WORDS:
 		snprintf(buf, CONFIG_VALUE_MAX, "%s", (const char *)value);
 		break;
 	case CONFIG_MODE:

@@ -57,6 +57,37 @@ struct config_log {
 	char file[512];  /* "": stderr */
 };
 
+/* The store in which nodes agree: coord_..., and who this node is. */
+struct config_coord {
+	char store[512]; /* none, embedded, etcd://HOST:PORT,...; none */
+	char user[64];   /* "": none */
+	char password_file[512];
+	char ca[512]; /* "": no TLS */
+	char cert[512];
+	char key[512];
+	char node_name[64];   /* "": the host name (config_node_name) */
+	char cluster[64];     /* shardd */
+	char seeds[2048];     /* with commas (config_seeds) */
+	uint32_t nodes;       /* of the cluster; 0: as many as @seeds */
+	char dir[512];        /* /var/lib/shardd/etcd */
+	uint32_t client_port; /* 2379 */
+	uint32_t peer_port;   /* 2380 */
+	char etcd[512];       /* the program; "": in PATH */
+};
+
+/* The other nodes: peer_..., data_... */
+struct config_peer {
+	char listen[264];    /* ADDRESS:PORT; "": none */
+	char advertise[264]; /* HOST:PORT; "": @listen (config_peer_advertise) */
+	char ca[512];        /* "": no TLS */
+	char cert[512];
+	char key[512];
+	char allow[2048]; /* names with commas; "": all that have a certificate */
+	char insecure[8]; /* yes, no */
+	char data_interface[16];
+	char data_address[256]; /* "": the host of @advertise (config_data_address) */
+};
+
 struct config {
 	char socket[512];              /* path of the socket */
 	char socket_group[64];         /* its group; "": unchanged */
@@ -95,6 +126,8 @@ struct config {
 	struct config_allow allow;
 	struct config_per_user per_user;
 	struct config_log log;
+	struct config_coord coord;
+	struct config_peer peer;
 };
 
 #endif

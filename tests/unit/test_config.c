@@ -114,6 +114,17 @@ TEST(defaults_are_those_documented)
 	cr_assert_str_eq(c.log.level, "info");
 	cr_assert_str_eq(c.log.format, "text");
 	cr_assert_str_eq(c.log.file, "");
+	cr_assert_str_eq(c.coord.store, "none");
+	cr_assert_eq(config_store(&c), CONFIG_STORE_NONE);
+	cr_assert_str_eq(c.coord.node_name, "");
+	cr_assert_str_eq(c.coord.cluster, "shardd");
+	cr_assert_str_eq(c.coord.seeds, "");
+	cr_assert_eq(c.coord.nodes, 0);
+	cr_assert_str_eq(c.coord.dir, "/var/lib/shardd/etcd");
+	cr_assert_eq(c.coord.client_port, 2379);
+	cr_assert_eq(c.coord.peer_port, 2380);
+	cr_assert_str_eq(c.peer.listen, "");
+	cr_assert_str_eq(c.peer.insecure, "no");
 	cr_assert_eq(config_check(&c, &f), 0);
 }
 
@@ -206,6 +217,17 @@ TEST(wrong_values_are_refused_with_field_and_value)
 		{ "allow_gids", "0x1" },
 		{ "max_message_bytes", "2GiB" },
 		{ "flight_recorder_ops", "0" },
+		{ "coord", "" },
+		{ "coord_dir", "" },
+		{ "coord_dir", "etcd" },
+		{ "coord_ca", "ca.pem" },
+		{ "coord_client_port", "0" },
+		{ "coord_peer_port", "65536" },
+		{ "coord_seeds", "a=\"b\"" },
+		{ "coord_seeds", "a=\\b" },
+		{ "coord_seeds", "a=\tb" },
+		{ "peer_insecure", "true" },
+		{ "data_interface", "an-interface-too-long" },
 	};
 
 	for (size_t i = 0; i < COUNT(cases); i++) {
@@ -672,6 +694,8 @@ TEST(what_is_written_reads_back_the_same)
 	cr_assert_eq(set(&c, "socket_mode", "0007"), 0);
 	cr_assert_eq(set(&c, "op_timeout_ms", "1234"), 0);
 	cr_assert_eq(set(&c, "memory_bytes", "1048577"), 0);
+	cr_assert_eq(set(&c, "coord_seeds", "a=[::1]:1:2, b=h"), 0);
+	cr_assert_str_eq(c.coord.seeds, "a=[::1]:1:2,b=h");
 	out = open_memstream(&text, &bytes);
 	config_write(&c, out);
 	fclose(out);
@@ -703,6 +727,217 @@ TEST(the_shipped_example_is_the_printed_one)
 	cr_assert_str_eq(file, text, "write it again: shardd --example-config");
 }
 
+/* Several nodes: values by "key value" lines; 127.0.0.1 needs no certificates. */
+static int check_nodes(const char *lines, struct config *ret, struct fault *f)
+{
+	char text[1024], *save = NULL;
+
+	snprintf(text, sizeof(text), "%s", lines);
+	config_default(ret);
+	*f = FAULT_NULL;
+	for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+		char *value = strchr(line, ' ');
+
+		*value = '\0';
+		cr_assert_eq(config_set(ret, line, value + 1, f), 0, "%s", f->text);
+	}
+	return config_check(ret, f);
+}
+
+#define TLS   "peer_ca /a\npeer_cert /c\npeer_key /k\n"
+#define LOCAL "peer_listen 127.0.0.1:7400\nnode_name a\n"
+
+TEST(keys_of_several_nodes_are_checked_together)
+{
+	static const struct {
+		const char *lines, *field, *what; /* no field: allowed */
+	} cases[] = {
+		{ "coord embedded\n" LOCAL "coord_seeds a=127.0.0.1", NULL, NULL },
+		{ "coord embedded\ncoord_nodes 3\npeer_listen 0.0.0.0:7400\npeer_advertise "
+		  "n-1:7400\n"
+		  "node_name x-1\ncoord_seeds dns:shardd\n" TLS "peer_allow x-0,x-1,x-2",
+		  NULL, NULL },
+		{ "coord etcd://h:2379\n" LOCAL, NULL, NULL },
+		{ "coord etcd://h:2379,[::1]:5\npeer_listen 10.0.0.1:7400\npeer_insecure yes\n"
+		  "node_name a\ncoord_ca /a",
+		  NULL, NULL },
+		{ TLS "peer_allow a\npeer_listen 0.0.0.0:1\npeer_advertise h:1", NULL, NULL },
+		{ "coord etcd", "coord", "it must be none" },
+		{ "coord etcd://", "coord", "it must be none" },
+		{ "coord etcd://h", "coord", "it must be none" },
+		{ "coord etcd://h:1,", "coord", "it must be none" },
+		{ "coord etcd://0.0.0.0:1", "coord", "it must be none" },
+		{ "coord etcd://http://h:1", "coord", "it must be none" },
+		{ "coord Embedded", "coord", "it must be none" },
+		{ "cluster a/b", "cluster", "letters, digits" },
+		{ "node_name a/b", "node_name", "letters, digits" },
+		{ "coord embedded\nnode_name a\ncoord_seeds a=h", "peer_listen", "is empty" },
+		{ "coord etcd://h:1\nnode_name a\npeer_listen localhost:7400", "peer_listen",
+		  "must be ADDRESS:PORT" },
+		{ "coord etcd://h:1\nnode_name a\npeer_listen 10.0.0.1", "peer_listen",
+		  "must be ADDRESS:PORT" },
+		{ "coord etcd://h:1\nnode_name a\npeer_listen 10.0.0.1:7400", "peer_cert",
+		  "must be set unless peer_insecure" },
+		{ "coord etcd://h:1\nnode_name a\npeer_listen 0.0.0.0:7400\n" TLS, "peer_advertise",
+		  "is empty, and peer_listen is" },
+		{ "peer_listen [::]:7400", "peer_advertise", "is empty, and peer_listen is" },
+		{ "peer_advertise 0.0.0.0:7400", "peer_advertise", "other nodes reach" },
+		{ "peer_advertise h", "peer_advertise", "must be HOST:PORT" },
+		{ "peer_cert /c", "peer_key", "peer_cert is set" },
+		{ "peer_key /k", "peer_cert", "peer_key is set" },
+		{ "peer_ca /a", "peer_cert", "peer_ca is set" },
+		{ "peer_cert /c\npeer_key /k", "peer_ca", "peer_cert is set" },
+		{ TLS "peer_insecure yes", "peer_insecure", "must be no" },
+		{ "peer_allow a", "peer_allow", "without certificates" },
+		{ TLS "peer_allow a,b/c", "peer_allow", "'b/c'" },
+		{ "coord_user u", "coord_password_file", "coord_user is set" },
+		{ "coord_password_file /p", "coord_user", "coord_password_file is set" },
+		{ "coord_cert /c", "coord_key", "coord_cert is set" },
+		{ "coord_cert /c\ncoord_key /k", "coord_ca", "coord_cert is set" },
+		{ "data_interface eth0\ndata_address 10.0.0.1", "data_interface", "one of them" },
+		{ "data_interface a/b", "data_interface", "name of a network" },
+		{ "data_address 0.0.0.0", "data_address", "address or a host name" },
+		{ "data_address h:1", "data_address", "without a port" },
+		{ "coord embedded\n" LOCAL, "coord_seeds", "must list the nodes" },
+		{ "coord embedded\n" LOCAL "coord_seeds a", "coord_seeds", "no '='" },
+		{ "coord embedded\n" LOCAL "coord_seeds a=h\ncoord_nodes 3", "coord_seeds",
+		  "must have 3" },
+		{ "coord embedded\n" LOCAL "coord_seeds dns:s\ncoord_nodes 3", "node_name",
+		  "'-' and a number" },
+		{ "coord embedded\n" LOCAL "coord_seeds a=h\ncoord_peer_port 2379",
+		  "coord_peer_port", "another port" },
+		{ "coord embedded\n" LOCAL "coord_seeds a=h\ncoord_ca /a", "coord_ca",
+		  "must be empty unless coord is etcd" },
+		{ "coord etcd://h:1\n" LOCAL "coord_seeds a=h", "coord_seeds",
+		  "must be empty unless coord is embedded" },
+		{ "coord etcd://h:1\n" LOCAL "coord_user u\ncoord_password_file /no/such",
+		  "coord_password_file", "no such file" },
+		{ "coord etcd://h:1\n" LOCAL "coord_user u\ncoord_password_file /dev/null",
+		  "coord_password_file", "regular file" },
+	};
+
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct config c;
+		struct fault f;
+		int r = check_nodes(cases[i].lines, &c, &f);
+
+		if (!cases[i].field) {
+			cr_expect_eq(r, 0, "%s\n%s", cases[i].lines, f.text);
+			continue;
+		}
+		cr_expect_neq(r, 0, "%s", cases[i].lines);
+		cr_expect_str_eq(f.field, cases[i].field, "%s: %s", cases[i].lines, f.text);
+		cr_expect(strstr(f.text, cases[i].what), "%s: %s", cases[i].lines, f.text);
+	}
+}
+
+TEST(a_node_has_the_name_of_its_host_by_default)
+{
+	char name[SEEDS_NAME_BYTES], host[HOSTPORT_HOST_BYTES] = "";
+	struct config c;
+	struct fault f;
+
+	cr_assert_eq(gethostname(host, sizeof(host) - 1), 0);
+	host[strcspn(host, ".")] = '\0';
+	check_nodes("", &c, &f);
+	if (seeds_is_name(host)) {
+		cr_assert_eq(config_node_name(&c, name, &f), 0);
+		cr_expect_str_eq(name, host);
+	}
+	check_nodes("node_name other", &c, &f);
+	cr_assert_eq(config_node_name(&c, name, &f), 0);
+	cr_expect_str_eq(name, "other");
+}
+
+TEST(what_the_keys_of_several_nodes_mean)
+{
+	struct config_endpoints e;
+	struct hostport at;
+	struct seeds s;
+	struct config c;
+	struct fault f;
+	char host[HOSTPORT_HOST_BYTES];
+
+	cr_assert_eq(check_nodes("coord etcd://h:2379,[::1]:5\n" LOCAL, &c, &f), 0, "%s", f.text);
+	cr_assert_eq(config_endpoints(&c, &e, &f), 0);
+	cr_assert_eq(e.n, 2);
+	cr_expect_str_eq(e.list[0], "h:2379");
+	cr_expect_str_eq(e.list[1], "[::1]:5");
+	config_data_address(&c, host);
+	cr_expect_str_eq(host, "127.0.0.1");
+	cr_assert_eq(check_nodes("coord embedded\n" LOCAL "peer_advertise here:9\n"
+				 "coord_seeds b=h,a=g:1:2\ncoord_client_port 7\ndata_address d",
+				 &c, &f),
+		     0, "%s", f.text);
+	config_peer_advertise(&c, &at);
+	cr_expect_str_eq(at.host, "here");
+	cr_expect_eq(at.port, 9);
+	config_data_address(&c, host);
+	cr_expect_str_eq(host, "d");
+	cr_assert_eq(config_seeds(&c, &s, &f), 0);
+	cr_assert_eq(s.n, 1);
+	cr_expect_str_eq(s.members[0].node, "b");
+	cr_expect_eq(s.members[0].client_port, 7);
+	cr_expect_eq(s.members[0].peer_port, 2380);
+}
+
+static int read_password(const char *contents, mode_t mode, char *ret, struct fault *f)
+{
+	char path[] = "/tmp/shardd-config-XXXXXX", lines[256];
+	struct config c;
+	int fd = mkstemp(path), r;
+
+	cr_assert_eq(write(fd, contents, strlen(contents)), (ssize_t)strlen(contents));
+	cr_assert_eq(fchmod(fd, mode), 0);
+	close(fd);
+	snprintf(lines, sizeof(lines),
+		 "coord etcd://h:1\n" LOCAL "coord_user u\ncoord_password_file %s", path);
+	r = check_nodes(lines, &c, f);
+	if (r == 0)
+		r = config_password(&c, ret, f);
+	unlink(path);
+	return r;
+}
+
+TEST(a_password_is_one_line_that_others_may_not_read)
+{
+	char password[CONFIG_PASSWORD_BYTES], text[300];
+	struct fault f;
+
+	cr_assert_eq(read_password("secret word\n", 0640, password, &f), 0, "%s", f.text);
+	cr_expect_str_eq(password, "secret word");
+	cr_assert_eq(read_password("x", 0600, password, &f), 0, "%s", f.text);
+	cr_expect_str_eq(password, "x");
+	cr_expect_eq(read_password("x", 0604, password, &f), FAULT_INVALID);
+	cr_expect(strstr(f.text, "other users have access"), "%s", f.text);
+	cr_expect_eq(read_password("x", 0602, password, &f), FAULT_INVALID);
+	cr_expect_eq(read_password("", 0600, password, &f), FAULT_INVALID);
+	cr_expect_eq(read_password("\n", 0600, password, &f), FAULT_INVALID);
+	cr_expect_eq(read_password("a\nb\n", 0600, password, &f), FAULT_INVALID);
+	memset(text, 'a', sizeof(text));
+	text[255] = '\0';
+	cr_expect_eq(read_password(text, 0600, password, &f), 0, "%s", f.text);
+	text[255] = 'a';
+	text[256] = '\0';
+	cr_expect_eq(read_password(text, 0600, password, &f), FAULT_INVALID);
+	cr_expect(strstr(f.text, "one line"), "%s", f.text);
+}
+
+TEST(lists_of_words_come_from_files_too)
+{
+	struct config c;
+	struct fault f;
+
+	config_default(&c);
+	cr_assert_eq(load(&c, "coord_seeds: [\"a=[::1]:1:2\", b=h]\npeer_allow:\n  - a\n  - b\n",
+			  &f),
+		     0, "%s", f.text);
+	cr_expect_str_eq(c.coord.seeds, "a=[::1]:1:2,b=h");
+	cr_expect_str_eq(c.peer.allow, "a,b");
+	cr_expect_eq(load(&c, "coord_seeds: a=h\n", &f), FAULT_INVALID);
+	cr_expect(strstr(f.text, "must be a list"), "%s", f.text);
+}
+
 /* A key of the man page is a paragraph's head, with \- for - and its default. */
 TEST(the_man_page_has_every_key)
 {
@@ -724,7 +959,9 @@ TEST(every_key_is_complete)
 		cr_assert_not_null(k->by_default, "%s", k->name);
 		cr_assert_gt(strlen(k->help), 5, "%s", k->name);
 		cr_assert_eq(config_key_find(k->name), k);
-		cr_assert(config_key_is_list(k) == (k->count_offset != 0), "%s", k->name);
+		cr_assert((config_key_is_list(k) && k->type != CONFIG_WORDS) ==
+				  (k->count_offset != 0),
+			  "%s", k->name);
 		cr_assert((k->type == CONFIG_CHOICE) == (k->choices != NULL), "%s", k->name);
 	}
 }
