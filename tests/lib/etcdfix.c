@@ -15,9 +15,9 @@
 
 #include "await.h"
 
-/* Not one that the kernel gives to outgoing connections: those of a client that tries it until etcd is
+/* Not a port that the kernel gives to outgoing connections: those of a client that tries it until etcd is
  * back could take it. */
-static void etcdfix_port(char *ret, size_t bytes)
+void etcdfix_port(char *ret, size_t bytes)
 {
 	static unsigned tries;
 	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };

@@ -3,6 +3,7 @@
 #define SHARDD_TESTS_ETCDFIX_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <sys/types.h>
 
 struct etcdfix {
@@ -10,6 +11,8 @@ struct etcdfix {
 	char dir[64], client[32], peer[32]; /* 127.0.0.1:PORT */
 };
 
+/* 127.0.0.1 and a port that is free, another one with each call. */
+void etcdfix_port(char *ret, size_t bytes);
 /* Start one, and wait until it accepts connections. Skips the test if there is no etcd. It ends with
  * the test's process. */
 void etcdfix_begin(struct etcdfix *x);

@@ -1,0 +1,78 @@
+/* The embedded etcd: what its files share. */
+#ifndef SHARDD_COORD_EMBEDDED_IMPL_H
+#define SHARDD_COORD_EMBEDDED_IMPL_H
+
+#include "coord/embedded.h"
+#include "core/proc.h"
+
+#define EMBEDDED_WHY_BYTES  400
+#define EMBEDDED_LINE_BYTES 1024 /* of its log; the rest of a longer one is not kept */
+#define EMBEDDED_READ_BYTES 4096
+
+/* The end of a pipe that etcd logs to. It frees itself when it is closed. */
+struct embedded_log {
+	struct embedded *e; /* NULL: closed */
+	uv_poll_t poll;
+	int fd;
+	char line[EMBEDDED_LINE_BYTES * 4]; /* what has come of it, JSON */
+	size_t n;
+	char error[EMBEDDED_WHY_BYTES / 2]; /* the last that it has logged; "": none */
+};
+
+/* The options, copied. */
+struct embedded_setup {
+	char node[SEEDS_NAME_BYTES], cluster[SEEDS_NAME_BYTES];
+	struct seeds seeds;
+	const struct seed *own; /* in @seeds; NULL: none */
+	char *etcd, *dir, *ca, *cert, *key;
+	char listen[HOSTPORT_HOST_BYTES]; /* an address, from RESOLVING on */
+	bool listen_given;
+};
+
+struct embedded {
+	uint32_t magic;
+	uint8_t state; /* enum embedded_state */
+	char why[EMBEDDED_WHY_BYTES];
+	uv_loop_t *loop;
+	const struct embedded_ops *ops;
+	void *userdata;
+	struct embedded_setup setup;
+	char texts[SEEDS_MEMBERS][HOSTPORT_TEXT_BYTES];
+	const char *endpoints[SEEDS_MEMBERS];
+	uv_timer_t timer;
+	uv_getaddrinfo_t resolver;
+	int daemon_lock;   /* -1: not ours yet */
+	pid_t pid;         /* 0: none runs */
+	struct proc *proc; /* of @pid */
+	struct proc_watch gone;
+	struct embedded_log *log;
+	unsigned tries; /* that have failed since it served for a while */
+	uint64_t began_us;
+	void (*stopped)(void *userdata);
+};
+
+/* ---------------------------------------------------------------------------- embedded_child.c */
+
+/* An etcd of an earlier daemon has the data. It was told to end, if it is known. */
+#define EMBEDDED_E_HELD 1
+
+/* Make and lock the folder, and start etcd: @e->pid and @e->log. @why: unless 0: one sentence.
+ * Return: 0, EMBEDDED_E_HELD, or negative errno. */
+int embedded_child_start(struct embedded *e, char why[EMBEDDED_WHY_BYTES]);
+/* The path of the program, owned. Return: 0 or FAULT_NOT_FOUND. */
+int embedded_child_find(const char *etcd, char **ret, struct fault *f);
+
+/* ------------------------------------------------------------------------------ embedded_log.c */
+
+/* Read lines from @fd, which it takes also on failure. Return: 0 or negative errno. */
+int embedded_log_open(struct embedded *e, int fd, struct embedded_log **ret);
+/* All that is left in the pipe. */
+void embedded_log_drain(struct embedded_log *l);
+/* Nothing more is told. Return: NULL. NULL is allowed. */
+struct embedded_log *embedded_log_close(struct embedded_log *l);
+
+/* embedded.c: it has logged a line; it says that it serves. */
+void embedded_on_line(struct embedded *e, enum log_level level, const char *text);
+void embedded_on_serving(struct embedded *e);
+
+#endif

@@ -1,0 +1,639 @@
+/* An embedded etcd: with a real one, as a child of this process. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "await.h"
+#include "coord/coord.h"
+#include "coord/embedded.h"
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "etcdfix.h"
+#include "fdcheck.h"
+#include "looprun.h"
+
+#define NODES 3
+
+/* One daemon's embedded etcd, and what it has said. */
+struct node {
+	struct embedded *e;
+	char dir[96];
+	char last_why[400];
+	unsigned lines, changes;
+	bool stopped;
+};
+
+static struct looprun run;
+static char folder[] = "/tmp/shardd-embedded-XXXXXX";
+static char client[NODES][32], peer[NODES][32]; /* 127.0.0.1:PORT */
+static struct node nodes[NODES];
+static bool connected; /* gRPC was begun, and keeps descriptors */
+
+static void on_changed(struct embedded *e, void *userdata)
+{
+	struct node *n = userdata;
+
+	n->changes++;
+	if (*embedded_why(e))
+		snprintf(n->last_why, sizeof(n->last_why), "%s", embedded_why(e));
+}
+
+static void on_logged(struct embedded *e, enum log_level level, const char *line, void *userdata)
+{
+	struct node *n = userdata;
+
+	(void)e;
+	cr_expect(level >= LOG_WARN && level < _LOG_N && strlen(line) <= 1024);
+	n->lines++;
+}
+
+static void on_stopped(void *userdata)
+{
+	struct node *n = userdata;
+
+	cr_assert_not(n->stopped);
+	n->stopped = true;
+	n->e = NULL;
+}
+
+static const struct embedded_ops ops = { .changed = on_changed, .logged = on_logged };
+
+static void begin(void)
+{
+	strcpy(folder + sizeof(folder) - 7, "XXXXXX");
+	cr_assert(mkdtemp(folder));
+	for (unsigned i = 0; i < NODES; i++) {
+		etcdfix_port(client[i], sizeof(client[i]));
+		etcdfix_port(peer[i], sizeof(peer[i]));
+		nodes[i] = (struct node){ .e = NULL };
+		snprintf(nodes[i].dir, sizeof(nodes[i].dir), "%s/n%u/etcd", folder, i);
+	}
+	fdcheck_begin();
+	looprun_init(&run);
+}
+
+static void stop(struct node *n)
+{
+	embedded_stop(n->e, on_stopped);
+	looprun_flag(&run, &n->stopped, 10);
+}
+
+static void end(void)
+{
+	const char *const argv[] = { "rm", "-rf", folder, NULL };
+	pid_t pid;
+
+	for (unsigned i = 0; i < NODES; i++)
+		if (nodes[i].e)
+			stop(&nodes[i]);
+	looprun_deinit(&run);
+	if (!connected)
+		fdcheck_end();
+	pid = fork();
+	if (pid == 0) {
+		execvp("rm", (char **)argv);
+		_exit(127);
+	}
+	cr_expect(pid > 0 && waitpid(pid, NULL, 0) == pid);
+}
+
+TestSuite(embedded, .init = begin, .fini = end, .timeout = 90);
+
+static void needs_etcd(void)
+{
+	if (access("/usr/bin/etcd", X_OK) < 0)
+		cr_skip_test("there is no etcd: deploy/install-deps --test");
+}
+
+static const char *port_of(const char *at)
+{
+	return strchr(at, ':') + 1;
+}
+
+/* The seeds n0, n1, ... at 127.0.0.1 (@host). */
+static struct seeds seeds_of(const char *node, unsigned n, const char *host)
+{
+	struct seeds_options o = { .node = node, .nodes = n, .client_port = 1, .peer_port = 2 };
+	struct fault f = FAULT_NULL;
+	char text[512] = "";
+	struct seeds s;
+
+	for (unsigned i = 0; i < n; i++)
+		snprintf(text + strlen(text), 128, "%sn%u=%s:%s:%s", i ? "," : "", i, host,
+			 port_of(client[i]), port_of(peer[i]));
+	o.text = text;
+	cr_assert_eq(seeds_read(&o, &s, &f), 0, "%s", f.text);
+	return s;
+}
+
+static int begin_node(struct node *n, const char *node, const struct seeds *s, const char *etcd,
+		      struct fault *f)
+{
+	struct embedded_options o = {
+		.node = node, .cluster = "test", .seeds = s, .dir = n->dir, .etcd = etcd
+	};
+
+	*f = FAULT_NULL;
+	n->stopped = false;
+	return embedded_new(&run.loop, &o, &ops, n, &n->e, f);
+}
+
+/* Node @i of a cluster of @of. */
+static struct node *start(unsigned i, unsigned of)
+{
+	struct node *n = &nodes[i];
+	struct fault f;
+	struct seeds s;
+	char name[8];
+
+	snprintf(name, sizeof(name), "n%u", i);
+	s = seeds_of(name, of, "127.0.0.1");
+	cr_assert_eq(begin_node(n, name, &s, NULL, &f), 0, "%s", f.text);
+	return n;
+}
+
+static bool is_serving(void *arg)
+{
+	const struct node *n = arg;
+
+	return embedded_state(n->e) == EMBEDDED_SERVING;
+}
+
+static bool is_paused(void *arg)
+{
+	const struct node *n = arg;
+
+	return embedded_state(n->e) == EMBEDDED_PAUSED && *embedded_why(n->e);
+}
+
+/* There is no such process, or only what its parent has not asked for yet. */
+static bool is_gone(pid_t pid)
+{
+	char path[32], text[512] = "", *at;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	f = fopen(path, "re");
+	if (!f)
+		return true;
+	at = fgets(text, sizeof(text), f) ? strrchr(text, ')') : NULL;
+	fclose(f);
+	return !at || at[2] == 'Z' || at[2] == 'X';
+}
+
+/* --------------------------------------------------------------------- a user of the store */
+
+struct asked {
+	struct coord_call call;
+	bool done;
+	enum coord_status status;
+	char value[64];
+};
+
+static void on_done(struct coord_call *call, const struct coord_reply *r)
+{
+	struct asked *q = CONTAINER_OF(call, struct asked, call);
+
+	q->done = true;
+	q->status = r->status;
+	if (r->n)
+		snprintf(q->value, sizeof(q->value), "%.*s", (int)r->kvs[0].bytes,
+			 (const char *)r->kvs[0].value);
+}
+
+/* NULL: none. */
+static const char *ca, *cert, *key; /* PEM text */
+
+static struct coord *connect_to(const struct node *n)
+{
+	struct coord_options o = { .prefix = "/shardd/test/", .ca = ca, .cert = cert, .key = key };
+	struct fault f = FAULT_NULL;
+	struct coord *c = NULL;
+
+	connected = true;
+	o.endpoints = embedded_endpoints(n->e, &o.n_endpoints);
+	cr_assert_eq(coord_etcd_new(&run.queue, &o, &c, &f), 0, "%s", f.text);
+	return c;
+}
+
+/* Write @value unless it is NULL; read it back, as often as it takes. */
+static void store(struct coord *c, const char *value, const char *expected)
+{
+	struct coord_change change = { .key = "k", .value = value };
+	struct coord_txn t = { .changes = &change, .n_changes = value ? 1 : 0, .read = "k" };
+	struct asked q;
+
+	change.bytes = value ? strlen(value) : 0;
+	for (unsigned i = 0; i < 20; i++) {
+		q = (struct asked){ .call.done = on_done };
+		cr_assert_eq(coord_txn(c, &q.call, &t, 2000), 0);
+		looprun_flag(&run, &q.done, 10);
+		if (q.status == COORD_OK)
+			break;
+	}
+	cr_assert_eq(q.status, COORD_OK);
+	cr_expect_str_eq(q.value, expected);
+}
+
+/* --------------------------------------------------------------------------------- the tests */
+
+Test(embedded, a_node_that_is_no_seed_is_a_client)
+{
+	struct seeds s = seeds_of("other", 3, "127.0.0.1");
+	const char *const *endpoints;
+	struct fault f;
+	size_t n;
+
+	/* without a member no program is needed */
+	cr_assert_eq(begin_node(&nodes[0], "other", &s, "/no/such/etcd", &f), 0, "%s", f.text);
+	cr_expect_eq(embedded_state(nodes[0].e), EMBEDDED_CLIENT);
+	cr_expect_eq(embedded_pid(nodes[0].e), 0);
+	endpoints = embedded_endpoints(nodes[0].e, &n);
+	cr_assert_eq(n, 3);
+	for (unsigned i = 0; i < 3; i++)
+		cr_expect_str_eq(endpoints[i], client[i]);
+	stop(&nodes[0]);
+	cr_expect_eq(access(nodes[0].dir, F_OK), -1);
+}
+
+Test(embedded, a_missing_program_is_a_fault)
+{
+	struct seeds s = seeds_of("n0", 1, "127.0.0.1");
+	struct fault f;
+
+	cr_assert_eq(begin_node(&nodes[0], "n0", &s, "/no/such/etcd", &f), FAULT_NOT_FOUND);
+	cr_expect(strstr(f.text, "/no/such/etcd") && strstr(f.text, "etcd-server"), "%s", f.text);
+	setenv("PATH", "/no/such:/tmp", 1);
+	cr_assert_eq(begin_node(&nodes[0], "n0", &s, NULL, &f), FAULT_NOT_FOUND);
+	cr_expect(strstr(f.text, "/no/such:/tmp") && strstr(f.text, "etcd-server"), "%s", f.text);
+	setenv("PATH", "/usr/bin:/bin", 1);
+}
+
+Test(embedded, a_folder_that_cannot_be_written_is_the_reason)
+{
+	struct seeds s = seeds_of("n0", 1, "127.0.0.1");
+	struct fault f;
+	char file[128];
+	int fd;
+
+	snprintf(file, sizeof(file), "%s/n0", folder); /* a file where a folder is needed */
+	fd = open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	cr_assert(fd >= 0);
+	close(fd);
+	cr_assert_eq(begin_node(&nodes[0], "n0", &s, "/bin/false", &f), 0, "%s", f.text);
+	looprun_until(&run, is_paused, &nodes[0], 10);
+	cr_expect(strstr(embedded_why(nodes[0].e), "coord_dir"), "%s", embedded_why(nodes[0].e));
+	cr_expect(strstr(embedded_why(nodes[0].e), nodes[0].dir), "%s", embedded_why(nodes[0].e));
+	cr_expect_eq(embedded_pid(nodes[0].e), 0);
+}
+
+Test(embedded, a_program_that_ends_is_tried_again_more_and_more_rarely)
+{
+	struct seeds s = seeds_of("n0", 1, "127.0.0.1");
+	uint64_t began = clock_now_us();
+	struct fault f;
+
+	cr_assert_eq(begin_node(&nodes[0], "n0", &s, "/bin/false", &f), 0, "%s", f.text);
+	AWAIT((uv_run(&run.loop, UV_RUN_NOWAIT), nodes[0].changes >= 8), 20);
+	/* pauses of 0.1, 0.2, 0.4 s lie between four starts */
+	cr_expect(clock_now_us() - began >= 700000u);
+	cr_expect(strstr(nodes[0].last_why, "with code 1") || strstr(nodes[0].last_why, "serve"),
+		  "%s", nodes[0].last_why);
+}
+
+Test(embedded, one_member_serves_and_ends_with_the_object)
+{
+	struct node *n;
+	struct coord *c;
+	pid_t pid;
+
+	needs_etcd();
+	n = start(0, 1);
+	looprun_until(&run, is_serving, n, 30);
+	cr_expect_str_eq(embedded_why(n->e), "");
+	cr_expect_gt(n->lines, 5);
+	c = connect_to(n);
+	store(c, "one", "one");
+	coord_close(c);
+	pid = embedded_pid(n->e);
+	cr_assert_gt(pid, 0);
+	stop(n);
+	cr_expect_eq(kill(pid, 0), -1);
+	cr_expect_eq(errno, ESRCH); /* ended, and reaped */
+}
+
+Test(embedded, a_member_that_is_killed_comes_back_with_its_data)
+{
+	struct node *n;
+	struct coord *c;
+	pid_t pid;
+
+	needs_etcd();
+	n = start(0, 1);
+	looprun_until(&run, is_serving, n, 30);
+	c = connect_to(n);
+	store(c, "kept", "kept");
+	pid = embedded_pid(n->e);
+	kill(pid, SIGKILL);
+	looprun_until(&run, is_paused, n, 10);
+	cr_expect(strstr(embedded_why(n->e), "by signal 9"), "%s", embedded_why(n->e));
+	looprun_until(&run, is_serving, n, 30);
+	cr_expect_neq(embedded_pid(n->e), pid);
+	store(c, NULL, "kept");
+	coord_close(c);
+}
+
+static bool has_ended(void *arg)
+{
+	return is_gone(*(const pid_t *)arg);
+}
+
+/* A daemon of its own that starts a member and is killed. Return: the member's pid. */
+static pid_t start_and_die(void)
+{
+	struct node *n = &nodes[0];
+	int ends[2];
+	pid_t daemon, pid = 0;
+
+	cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
+	daemon = fork();
+	cr_assert(daemon >= 0);
+	if (daemon == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		looprun_init(&run); /* its own; what it has of ours ends with it */
+		start(0, 1);
+		looprun_until(&run, is_serving, n, 30);
+		pid = embedded_pid(n->e);
+		if (write(ends[1], &pid, sizeof(pid)) != sizeof(pid))
+			_exit(1);
+		for (;;)
+			uv_run(&run.loop, UV_RUN_ONCE);
+	}
+	close(ends[1]);
+	cr_assert_eq(read(ends[0], &pid, sizeof(pid)), sizeof(pid));
+	close(ends[0]);
+	cr_assert_gt(pid, 0);
+	kill(daemon, SIGKILL);
+	cr_assert_eq(waitpid(daemon, NULL, 0), daemon);
+	return pid;
+}
+
+Test(embedded, a_member_ends_with_a_daemon_that_is_killed_and_the_next_one_starts_it)
+{
+	struct node *n;
+	struct coord *c;
+	pid_t pid;
+
+	needs_etcd();
+	pid = start_and_die();
+	n = start(0, 1); /* at once: the earlier one may not have ended yet */
+	looprun_until(&run, is_serving, n, 30);
+	cr_expect_neq(embedded_pid(n->e), pid);
+	looprun_until(&run, has_ended, &pid, 5);
+	c = connect_to(n);
+	store(c, "x", "x");
+	coord_close(c);
+}
+
+/* A process that has the lock of etcd, as one would that has not ended with its daemon. */
+static pid_t hold_data(const char *dir)
+{
+	char path[128], text[16];
+	int ends[2];
+	pid_t pid;
+
+	cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
+	pid = fork();
+	cr_assert(pid >= 0);
+	if (pid == 0) {
+		int fd, bytes;
+
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		snprintf(path, sizeof(path), "%s/etcd.lock", dir);
+		fd = open(path, O_RDWR | O_CREAT, 0600);
+		bytes = snprintf(text, sizeof(text), "%d\n", (int)getpid());
+		if (flock(fd, LOCK_EX | LOCK_NB) < 0 || ftruncate(fd, 0) < 0 ||
+		    write(fd, text, (size_t)bytes) != bytes || write(ends[1], "x", 1) != 1)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	close(ends[1]);
+	cr_assert_eq(read(ends[0], text, 1), 1);
+	close(ends[0]);
+	return pid;
+}
+
+Test(embedded, an_etcd_that_is_left_is_ended_before_another_has_its_folder)
+{
+	struct node *n;
+	int status = 0;
+	pid_t pid;
+
+	needs_etcd();
+	n = start(0, 1);
+	looprun_until(&run, is_serving, n, 30);
+	stop(n);
+	pid = hold_data(n->dir);
+	n = start(0, 1);
+	looprun_until(&run, is_serving, n, 30);
+	cr_expect(strstr(n->last_why, "serve") || strstr(n->last_why, "earlier daemon"), "%s",
+		  n->last_why);
+	cr_assert_eq(waitpid(pid, &status, 0), pid);
+	cr_expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+Test(embedded, a_folder_belongs_to_one_daemon)
+{
+	struct node *n, *other = &nodes[1];
+	struct fault f;
+	struct seeds s;
+	pid_t pid;
+
+	needs_etcd();
+	n = start(0, 1);
+	looprun_until(&run, is_serving, n, 30);
+	pid = embedded_pid(n->e);
+	strcpy(other->dir, n->dir);
+	s = seeds_of("n0", 1, "127.0.0.1");
+	cr_assert_eq(begin_node(other, "n0", &s, NULL, &f), 0, "%s", f.text);
+	looprun_until(&run, is_paused, other, 10);
+	cr_expect(strstr(embedded_why(other->e), "another daemon"), "%s", embedded_why(other->e));
+	stop(other);
+	cr_expect_eq(embedded_pid(n->e), pid);
+	cr_expect_eq(embedded_state(n->e), EMBEDDED_SERVING);
+}
+
+Test(embedded, a_port_that_is_taken_is_named)
+{
+	struct fault f;
+	struct seeds s;
+
+	needs_etcd();
+	looprun_until(&run, is_serving, start(0, 1), 30);
+	s = seeds_of("n0", 1, "127.0.0.1"); /* the same ports, another folder */
+	cr_assert_eq(begin_node(&nodes[1], "n0", &s, NULL, &f), 0, "%s", f.text);
+	looprun_until(&run, is_paused, &nodes[1], 20);
+	cr_expect(strstr(embedded_why(nodes[1].e), "address already in use"), "%s",
+		  embedded_why(nodes[1].e));
+	cr_expect(strstr(embedded_why(nodes[1].e), "coord_client_port"), "%s",
+		  embedded_why(nodes[1].e));
+}
+
+Test(embedded, the_host_of_a_seed_may_be_a_name)
+{
+	struct node *n = &nodes[0];
+	struct seeds s;
+	struct fault f;
+
+	needs_etcd();
+	s = seeds_of("n0", 1, "localhost");
+	cr_assert_eq(begin_node(n, "n0", &s, NULL, &f), 0, "%s", f.text);
+	looprun_until(&run, is_serving, n, 30);
+}
+
+Test(embedded, a_name_that_nobody_knows_is_the_reason)
+{
+	struct node *n = &nodes[0];
+	struct seeds s = seeds_of("n0", 1, "no-such-host.invalid");
+	struct fault f;
+
+	cr_assert_eq(begin_node(n, "n0", &s, "/bin/false", &f), 0, "%s", f.text);
+	looprun_until(&run, is_paused, n, 30);
+	cr_expect(strstr(embedded_why(n->e), "no-such-host.invalid"), "%s", embedded_why(n->e));
+	/* and in the middle of the next try */
+	AWAIT((uv_run(&run.loop, UV_RUN_NOWAIT), embedded_state(n->e) == EMBEDDED_RESOLVING), 30);
+	stop(n);
+}
+
+static int run_in_folder(const char *command)
+{
+	char line[2048];
+
+	snprintf(line, sizeof(line), "cd %s && { %s; } >log 2>&1", folder, command);
+	return system(line); /* NOLINT: of this test's own text */
+}
+
+static char *slurp(const char *name)
+{
+	char path[128], *text = calloc(1, 8192);
+	FILE *f;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	f = fopen(path, "re");
+	cr_assert(f && text && fread(text, 1, 8191, f) > 0);
+	fclose(f);
+	return text;
+}
+
+/* ca.pem, and node.pem with node.key, which it has signed for 127.0.0.1. */
+static void make_certificates(void)
+{
+	if (access("/usr/bin/openssl", X_OK) < 0)
+		cr_skip_test("there is no openssl");
+	cr_assert_eq(run_in_folder(
+			     "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ca "
+			     "-keyout ca.key -out ca.pem && "
+			     "openssl req -newkey rsa:2048 -nodes -subj /CN=n0 -keyout node.key "
+			     "-out node.csr && "
+			     "printf 'subjectAltName=DNS:n0,IP:127.0.0.1\\n"
+			     "extendedKeyUsage=serverAuth,clientAuth\\n' >ext && "
+			     "openssl x509 -req -in node.csr -CA ca.pem -CAkey ca.key "
+			     "-CAcreateserial -days 2 -extfile ext -out node.pem"),
+		     0);
+}
+
+Test(embedded, with_certificates_both_sides_prove_who_they_are)
+{
+	char paths[3][96];
+	struct node *n = &nodes[0];
+	struct embedded_options o = { .node = "n0", .cluster = "test", .dir = n->dir };
+	struct fault f = FAULT_NULL;
+	struct coord *c;
+	struct seeds s;
+	struct asked q;
+	struct coord_txn t = { .read = "k" };
+
+	needs_etcd();
+	make_certificates();
+	snprintf(paths[0], sizeof(paths[0]), "%s/ca.pem", folder);
+	snprintf(paths[1], sizeof(paths[1]), "%s/node.pem", folder);
+	snprintf(paths[2], sizeof(paths[2]), "%s/node.key", folder);
+	s = seeds_of("n0", 1, "127.0.0.1");
+	o.seeds = &s;
+	o.ca = paths[0];
+	o.cert = paths[1];
+	o.key = paths[2];
+	cr_assert_eq(embedded_new(&run.loop, &o, &ops, n, &n->e, &f), 0, "%s", f.text);
+	looprun_until(&run, is_serving, n, 30);
+	ca = slurp("ca.pem");
+	c = connect_to(n); /* without a certificate of its own */
+	q = (struct asked){ .call.done = on_done };
+	cr_assert_eq(coord_txn(c, &q.call, &t, 2000), 0);
+	looprun_flag(&run, &q.done, 10);
+	cr_expect_neq(q.status, COORD_OK);
+	coord_close(c);
+	cert = slurp("node.pem");
+	key = slurp("node.key");
+	c = connect_to(n);
+	store(c, "secret", "secret");
+	coord_close(c);
+	free((char *)ca);
+	free((char *)cert);
+	free((char *)key);
+}
+
+Test(embedded, one_that_does_not_end_is_killed)
+{
+	struct node *n = &nodes[0];
+	uint64_t began;
+	struct fault f;
+	char path[128];
+	struct seeds s = seeds_of("n0", 1, "127.0.0.1");
+
+	cr_assert_eq(run_in_folder(
+			     "printf '#!/bin/sh\\ntrap \"\" TERM; echo deaf; exec sleep 60\\n' "
+			     ">deaf && chmod 700 deaf"),
+		     0);
+	snprintf(path, sizeof(path), "%s/deaf", folder);
+	cr_assert_eq(begin_node(n, "n0", &s, path, &f), 0, "%s", f.text);
+	AWAIT((uv_run(&run.loop, UV_RUN_NOWAIT), n->lines == 1), 10);
+	began = clock_now_us();
+	stop(n);
+	cr_expect(clock_now_us() - began >= 4900000u);
+}
+
+Test(embedded, of_three_members_one_may_die)
+{
+	struct coord *c;
+	pid_t pid;
+
+	needs_etcd();
+	for (unsigned i = 0; i < 3; i++)
+		start(i, 3);
+	for (unsigned i = 0; i < 3; i++)
+		looprun_until(&run, is_serving, &nodes[i], 60);
+	c = connect_to(&nodes[0]);
+	store(c, "three", "three");
+	pid = embedded_pid(nodes[1].e);
+	stop(&nodes[1]);
+	cr_expect(is_gone(pid));
+	store(c, NULL, "three");
+	store(c, "two", "two");
+	kill(embedded_pid(nodes[2].e), SIGKILL); /* one of two: no leader, until it is back */
+	looprun_until(&run, is_paused, &nodes[2], 10);
+	looprun_until(&run, is_serving, &nodes[2], 30);
+	store(c, NULL, "two");
+	start(1, 3); /* and the one that was stopped */
+	looprun_until(&run, is_serving, &nodes[1], 30);
+	store(c, "all", "all");
+	coord_close(c);
+}
