@@ -271,6 +271,7 @@ bool devices_idle(const struct node *node)
 void devices_end(struct node *node)
 {
 	node_deinit(node);
+	node->nodes_engine = engine_close(node->nodes_engine);
 	engine_close(node->engine);
 	engine_close(node->local);
 	for (unsigned i = node->n_devices; i-- > 0;) {

@@ -27,16 +27,6 @@ static int main_complain(struct fault *f)
 	return EXIT_CONFIG;
 }
 
-static int main_refuse_nodes(const struct config *c, struct fault *f)
-{
-	if (config_store(c) == CONFIG_STORE_NONE)
-		return 0;
-	return fault_set(f, FAULT_UNIMPLEMENTED, "coord",
-			 "coord is '%.100s'; several nodes are not supported by this build yet, it "
-			 "must be none",
-			 c->coord.store);
-}
-
 static int main_run(struct shardd *d)
 {
 	struct log_options options = service_log_options(&d->config);
@@ -44,8 +34,6 @@ static int main_run(struct shardd *d)
 	struct inherited in;
 	int code, r;
 
-	if (main_refuse_nodes(&d->config, &f)) /* until the daemon has them */
-		return main_complain(&f);
 	if (inherited_take(&in, &f) != 0) {
 		inherited_deinit(&in);
 		return main_complain(&f);

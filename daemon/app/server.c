@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "app/devices.h"
+#include "app/nodes.h"
 #include "app/process.h"
 #include "app/survive.h"
 #include "copies/full.h"
@@ -83,6 +84,7 @@ struct server {
 	struct node node;
 	struct jobs jobs;
 	struct survive survive; /* them, beyond this process */
+	struct nodes nodes;     /* the other ones */
 	struct sessions sessions;
 	struct rings rings;
 	struct slices slices;
@@ -510,6 +512,12 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .event = server_on_job_event,
 				     .signals_gone = queue_tasks_forget,
 				     .epoch_ended = server_on_epoch_ended,
+				     .announce = cluster_announce,
+				     .refuse = cluster_refuse,
+				     .want = cluster_want,
+				     .may_join = cluster_may_join,
+				     .across_left = cluster_left,
+				     .across_ended = cluster_epoch_ended,
 				     .expired = server_on_expired };
 	int r;
 
@@ -535,8 +543,9 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 	if (recorder_init(s->config.flight_recorder_ops) < 0)
 		return fault_errno(f, -ENOMEM, "making the flight recorder");
 	if (devices_start(&s->node, &s->loopq, &s->config, server_on_device_lost, f) ||
-	    survive_start(&s->survive, in, f) || server_start_rpc(s, f) ||
-	    server_start_gate(s, f) || server_start_listener(s, in, f))
+	    survive_start(&s->survive, in, f) ||
+	    nodes_start(&s->nodes, s->loop, &s->loopq, &s->jobs, &s->config, f) ||
+	    server_start_rpc(s, f) || server_start_gate(s, f) || server_start_listener(s, in, f))
 		return f->code;
 	health_set(&s->health, true);
 	return 0;
@@ -624,7 +633,7 @@ static void server_on_devices(uv_timer_t *timer)
 {
 	struct server *s = timer->data;
 
-	if (!jobs_gone(&s->jobs) || !devices_idle(&s->node)) {
+	if (!jobs_gone(&s->jobs) || !devices_idle(&s->node) || !nodes_stopped(&s->nodes)) {
 		uv_timer_start(&s->tick, server_on_devices, 1, 0);
 		return;
 	}
@@ -633,6 +642,7 @@ static void server_on_devices(uv_timer_t *timer)
 	recorder_deinit();
 	rings_close(&s->rings); /* a ring that a client still has is on its user's account */
 	devices_end(&s->node);  /* with the users */
+	nodes_end(&s->nodes);
 	svc_status_close(&s->svc_status);
 	slices_close(&s->slices);
 	s->gate = gate_close(s->gate);
@@ -670,6 +680,7 @@ static void server_on_rpc_closed(void *userdata)
 		server_log_given_up(s);
 	if (!s->for_good)
 		survive_leave(&s->survive);
+	nodes_stop(&s->nodes);
 	jobs_end(&s->jobs);
 	uv_timer_start(&s->tick, server_on_devices, 0, 0);
 }

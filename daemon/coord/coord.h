@@ -88,7 +88,7 @@ struct coord_txn {
 	bool prefix; /* all keys that begin with @read */
 };
 
-/* The key of the member that leads (member.h), which fences decisions (decide.h). */
+/* The key of the member that leads (membership.h), which fences decisions (decide.h). */
 #define COORD_LEADER "leader"
 
 /* etcd allows 128 operations and 1.5 MiB a request, by default. */

@@ -15,7 +15,9 @@ static void decide_free(struct decide *d)
 {
 	free(d->key);
 	free(d->value);
-	d->key = NULL;
+	free(d->leader);
+	free(d->also);
+	d->key = d->leader = d->also = NULL;
 	d->value = NULL;
 	d->state = DECIDE_IDLE;
 }
@@ -74,12 +76,13 @@ static void decide_on_answer(struct coord_call *call, const struct coord_reply *
 static int decide_ask(struct decide *d)
 {
 	struct coord_cond conds[] = {
-		{ .key = COORD_LEADER, .revision = d->token },
+		{ .key = d->leader, .revision = d->token },
 		{ .key = d->key, .modified = true, .revision = d->last },
+		{ .key = d->also, .modified = true, .revision = d->also_last },
 	};
 	struct coord_change change = { .key = d->key, .value = d->value, .bytes = d->bytes };
 	struct coord_txn t = { .conds = conds,
-			       .n_conds = ARRAY_SIZE(conds),
+			       .n_conds = ARRAY_SIZE(conds) - !d->also,
 			       .changes = &change,
 			       .n_changes = 1,
 			       .read = d->key };
@@ -97,6 +100,9 @@ int decide_begin(struct decide *d, struct coord *c, const struct decide_what *wh
 	*d = (struct decide){ .c = c,
 			      .done = done,
 			      .key = strdup(what->key),
+			      .leader = strdup(what->leader ? what->leader : COORD_LEADER),
+			      .also = what->also ? strdup(what->also) : NULL,
+			      .also_last = what->also_last,
 			      .value = malloc(what->bytes + 1),
 			      .bytes = what->bytes,
 			      .token = what->token,
@@ -104,7 +110,7 @@ int decide_begin(struct decide *d, struct coord *c, const struct decide_what *wh
 	d->call.done = decide_on_answer;
 	if (d->value && what->bytes)
 		memcpy(d->value, what->value, what->bytes);
-	r = d->key && d->value ? decide_ask(d) : -ENOMEM;
+	r = d->key && d->value && d->leader && !what->also == !d->also ? decide_ask(d) : -ENOMEM;
 	if (r)
 		decide_free(d);
 	return r;

@@ -4,7 +4,8 @@
  *   IDLE --begin--> ASKING --answer--> IDLE
  *                     '--in doubt--> DOUBT --after a moment--> ASKING
  *
- * One transaction with two conditions: the leader's token (member.h), and the last change of the key. If
+ * One transaction with two conditions: the leader's token (membership.h), and the last change of the key; and
+ * a third one, if somebody else's decision must still be the last one. If
  * its answer is lost nobody knows whether it took effect, or will. The same transaction is made
  * again, then: of all of them one at most takes effect, and the value of the key says whether one has.
  * So a decision ends with what the key is, or not at all. A key that is decided is never removed.
@@ -17,7 +18,7 @@
 
 enum decide_outcome {
 	DECIDE_DONE,      /* the key has our value; @revision is that of its change */
-	DECIDE_FENCED,    /* another leads: nothing was changed, and will not be */
+	DECIDE_FENCED,    /* another leads, or @also was changed: nothing was, and will not be */
 	DECIDE_OVERTAKEN, /* the key was changed to another value before */
 	DECIDE_REFUSED,   /* the store does not take it: nothing was changed */
 	/* The key has another value, and an answer was lost: ours may have been there before. */
@@ -35,8 +36,11 @@ struct decide_what {
 	const void
 		*value; /* nobody else writes these bytes: it has the decider's name and number */
 	size_t bytes;
-	int64_t token; /* the leader's */
-	int64_t last;  /* revision of the key's last change; 0: there is no such key */
+	const char *leader; /* the key that makes the leader; NULL: COORD_LEADER */
+	int64_t token;      /* its creation revision */
+	int64_t last;       /* revision of the key's last change; 0: there is no such key */
+	const char *also;   /* another key that must not have changed since; NULL: none */
+	int64_t also_last;
 };
 
 /* Zero at first. */
@@ -47,7 +51,8 @@ struct decide {
 	char *key;     /* owned, as @value */
 	uint8_t *value;
 	size_t bytes;
-	int64_t token, last;
+	char *leader, *also; /* owned; NULL: none */
+	int64_t token, last, also_last;
 	unsigned tries;
 	uint64_t again_us;
 	char why[200]; /* DOUBT: what the last answer was */

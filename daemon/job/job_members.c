@@ -20,8 +20,11 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	job->jobs->ops.abort_ops(job, fault);
 	if (job->joined && job->jobs->ops.epoch_ended)
 		job->jobs->ops.epoch_ended(job, fault);
-	if (job->across.span)
+	if (job->across.span && !job->across.span->over) {
 		job->across.span->over = true;
+		if (job->jobs->ops.across_ended)
+			job->jobs->ops.across_ended(job, fault);
+	}
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_reset(job->groups[i], fault);
 	job->rec->epoch++;
@@ -307,6 +310,8 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	job_roll_back(job);
 	if (job_members_is_busy(job, rank))
 		return RES_WAIT;
+	if (job->jobs->ops.may_join)
+		RES_TRY(job->jobs->ops.may_join(job, rank, f));
 	if (m)
 		member_reset(m);
 	else if (member_new(job, rank, proc, session, &m) < 0)
@@ -339,6 +344,14 @@ static void job_members_leave_common(struct member *m, enum member_state state)
 	job->life.draining = false; /* done: the next trainers may continue from the last commit */
 }
 
+/* Other nodes have ranks in its epoch: it ends when those have left, too. */
+static bool job_members_is_across(const struct job *job)
+{
+	const struct span *s = job->across.span;
+
+	return s && !s->over && s->n_nodes > 1;
+}
+
 enum res job_leave(struct member *m, bool *ret_freed, struct fault *f)
 {
 	struct job *job = m->job;
@@ -355,7 +368,10 @@ enum res job_leave(struct member *m, bool *ret_freed, struct fault *f)
 	job_members_leave_common(m, MEMBER_LEFT);
 	for (uint32_t i = 0; joined && i < job->n_groups; i++)
 		job_group_left(job->groups[i], m);
-	if (!job->present && job->rec->lifetime == JOB_EPHEMERAL && !job->life.deleted) {
+	if (!job->present && job_members_is_across(job)) {
+		if (job->jobs->ops.across_left)
+			job->jobs->ops.across_left(job);
+	} else if (!job->present && job->rec->lifetime == JOB_EPHEMERAL && !job->life.deleted) {
 		struct fault none = FAULT_NULL;
 
 		*ret_freed = job_delete(job, false, NULL, &none) == 0;

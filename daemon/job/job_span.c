@@ -5,10 +5,16 @@
 #include "job/span.h"
 
 /* Groups that have devices stay on them: memory of their units is there. */
-static int job_span_check(const struct job *job, const struct span *span, struct fault *f)
+static int job_span_check(const struct job *job, const struct span *span, uint64_t epoch,
+			  struct fault *f)
 {
 	bool placed = false;
 
+	if (job->joined || epoch <= job->rec->epoch)
+		return fault_set(f, FAULT_INTERNAL, NULL,
+				 "job '%s' is in epoch %llu with %u ranks: epoch %llu cannot begin",
+				 job->rec->name, (unsigned long long)job->rec->epoch, job->joined,
+				 (unsigned long long)epoch);
 	if (span->world != job->rec->world_size)
 		return fault_set(f, FAULT_INTERNAL, NULL,
 				 "the nodes of job '%s' have %u ranks; it has %u", job->rec->name,
@@ -27,8 +33,7 @@ static int job_span_check(const struct job *job, const struct span *span, struct
 
 int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct fault *f)
 {
-	CHECK(!job->joined && epoch > job->rec->epoch);
-	if (job_span_check(job, span, f)) {
+	if (job_span_check(job, span, epoch, f)) {
 		span_free(span);
 		return f->code;
 	}

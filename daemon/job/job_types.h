@@ -98,6 +98,13 @@ struct job_ops {
 	/* Somebody here wants the @turn-th gathered copy of @u in this epoch, whose parts are on several
 	 * nodes: gather_turn_start follows. */
 	void (*want)(struct job *job, struct unit *u, uint64_t turn);
+	/* (optional) Rank @rank wants to join. RES_WAIT: the nodes have not begun an epoch with it yet:
+	 * job_settle follows. */
+	enum res (*may_join)(struct job *job, uint32_t rank, struct fault *f);
+	/* (optional) The last rank of this node has left a job with a span. */
+	void (*across_left)(struct job *job);
+	/* (optional) The epoch of a job with a span ends. */
+	void (*across_ended)(struct job *job, const struct fault *why);
 	/* (optional) Its time without trainers is over: it is deleted now. For the log. */
 	void (*expired)(const struct job *job);
 };

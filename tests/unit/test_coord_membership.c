@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "coord/coord_impl.h"
-#include "coord/member.h"
+#include "coord/membership.h"
 #include "core/check.h"
 #include "core/clock.h"
 #include "etcdfix.h"
@@ -20,24 +20,24 @@ static struct etcdfix etcd;
 static uint64_t later_us; /* added to the clock that members see */
 
 static struct node {
-	struct member_node m; /* first: member_ops get it */
+	struct membership m; /* first: membership_ops get it */
 	struct coord *c;
 	unsigned joined, outs;
 	char why[200], leader[64];
 	int64_t token;
 } nodes[NODES];
 
-static struct node *node_of(struct member_node *m)
+static struct node *node_of(struct membership *m)
 {
 	return CONTAINER_OF(m, struct node, m);
 }
 
-static void on_joined(struct member_node *m)
+static void on_joined(struct membership *m)
 {
 	node_of(m)->joined++;
 }
 
-static void on_out(struct member_node *m, const char *why)
+static void on_out(struct membership *m, const char *why)
 {
 	struct node *n = node_of(m);
 
@@ -46,7 +46,7 @@ static void on_out(struct member_node *m, const char *why)
 	snprintf(n->why, sizeof(n->why), "%s", why);
 }
 
-static void on_leader(struct member_node *m, const char *name, int64_t token)
+static void on_leader(struct membership *m, const char *name, int64_t token)
 {
 	struct node *n = node_of(m);
 
@@ -54,7 +54,7 @@ static void on_leader(struct member_node *m, const char *name, int64_t token)
 	n->token = token;
 }
 
-static const struct member_ops ops = { on_joined, on_out, on_leader };
+static const struct membership_ops ops = { on_joined, on_out, on_leader };
 
 static void open_etcd(struct coord **ret)
 {
@@ -85,8 +85,8 @@ static void begin_etcd(void)
 static void end(void)
 {
 	for (unsigned i = 0; i < NODES; i++) {
-		member_end(&nodes[i].m);
-		member_end(&nodes[i].m);
+		membership_end(&nodes[i].m);
+		membership_end(&nodes[i].m);
 		coord_close(nodes[i].c);
 	}
 	looprun_deinit(&run);
@@ -98,13 +98,13 @@ static void end(void)
 		etcdfix_end(&etcd);
 }
 
-TestSuite(member_fake, .init = begin_fake, .fini = end, .timeout = 60);
-TestSuite(member_etcd, .init = begin_etcd, .fini = end, .timeout = 60);
+TestSuite(membership_fake, .init = begin_fake, .fini = end, .timeout = 60);
+TestSuite(membership_etcd, .init = begin_etcd, .fini = end, .timeout = 60);
 
 static void turn(void)
 {
 	for (unsigned i = 0; i < NODES; i++)
-		member_tick(&nodes[i].m, clock_now_us() + later_us);
+		membership_tick(&nodes[i].m, clock_now_us() + later_us);
 	uv_run(&run.loop, UV_RUN_NOWAIT);
 }
 
@@ -119,7 +119,7 @@ static void turn(void)
 
 static void join(unsigned i, const char *name)
 {
-	cr_assert_eq(member_join(&nodes[i].m, nodes[i].c, name, "value", 5, TTL_S, true, &ops), 0);
+	cr_assert_eq(membership_join(&nodes[i].m, nodes[i].c, name, "value", 5, TTL_S, true, &ops), 0);
 }
 
 static void join_all(void)
@@ -149,18 +149,18 @@ static struct node *leader(void)
 static bool all_follow(const struct node *n)
 {
 	for (unsigned i = 0; i < NODES; i++)
-		if (nodes[i].m.state == MEMBER_IN && strcmp(nodes[i].leader, n->m.name) != 0)
+		if (nodes[i].m.state == MEMBERSHIP_IN && strcmp(nodes[i].leader, n->m.name) != 0)
 			return false;
 	return true;
 }
 
 #define TEST_BOTH(name)                \
 	static void both_##name(void); \
-	Test(member_fake, name)        \
+	Test(membership_fake, name)        \
 	{                              \
 		both_##name();         \
 	}                              \
-	Test(member_etcd, name)        \
+	Test(membership_etcd, name)        \
 	{                              \
 		both_##name();         \
 	}                              \
@@ -175,7 +175,7 @@ TEST_BOTH(one_leads_and_the_next_one_when_it_leaves)
 	TURN_UNTIL(leader() && all_follow(leader()));
 	first = leader();
 	token = first->token;
-	member_leave(&first->m);
+	membership_leave(&first->m);
 	TURN_UNTIL(first->outs);
 	cr_expect_str_eq(first->why, "it has left");
 	TURN_UNTIL(leader() && all_follow(leader()));
@@ -196,7 +196,7 @@ TEST_BOTH(a_name_is_one_nodes)
 		  nodes[1].why);
 	cr_expect_eq(nodes[1].joined, 0);
 	cr_expect_eq(nodes[0].outs, 0);
-	member_leave(&nodes[0].m);
+	membership_leave(&nodes[0].m);
 	TURN_UNTIL(nodes[0].outs);
 	join(1, "a");
 	TURN_UNTIL(nodes[1].joined);
@@ -204,25 +204,25 @@ TEST_BOTH(a_name_is_one_nodes)
 
 TEST_BOTH(names_that_are_no_names_are_refused)
 {
-	char longest[MEMBER_NAME_BYTES + 1];
+	char longest[MEMBERSHIP_NAME_BYTES + 1];
 
 	memset(longest, 'x', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = 0;
-	cr_expect_eq(member_join(&nodes[0].m, nodes[0].c, "", "", 0, TTL_S, true, &ops), -EINVAL);
-	cr_expect_eq(member_join(&nodes[0].m, nodes[0].c, "a/b", "", 0, TTL_S, true, &ops),
+	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, "", "", 0, TTL_S, true, &ops), -EINVAL);
+	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, "a/b", "", 0, TTL_S, true, &ops),
 		     -EINVAL);
-	cr_expect_eq(member_join(&nodes[0].m, nodes[0].c, longest, "", 0, TTL_S, true, &ops),
+	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, longest, "", 0, TTL_S, true, &ops),
 		     -EINVAL);
 }
 
 /* ----------------------------------------------------------------------------- the fake one */
 
 /* The store has made it a member, and nobody has heard of it. */
-Test(member_fake, joins_though_the_answer_was_lost)
+Test(membership_fake, joins_though_the_answer_was_lost)
 {
 	join(0, "a");
-	TURN_UNTIL(nodes[0].m.state == MEMBER_JOINING || nodes[0].m.lease);
-	if (nodes[0].m.state != MEMBER_IN) {
+	TURN_UNTIL(nodes[0].m.state == MEMBERSHIP_JOINING || nodes[0].m.lease);
+	if (nodes[0].m.state != MEMBERSHIP_IN) {
 		coord_cancel(&nodes[0].m.call);
 		nodes[0].m.again_us = 0;
 		coord_fake_fate(nodes[0].c, COORD_FAKE_LOST_AFTER);
@@ -235,7 +235,7 @@ Test(member_fake, joins_though_the_answer_was_lost)
 }
 
 /* It does not wait for the store to tell it. */
-Test(member_fake, is_out_when_the_store_has_not_answered_for_the_time_of_the_lease)
+Test(membership_fake, is_out_when_the_store_has_not_answered_for_the_time_of_the_lease)
 {
 	struct node *first;
 
@@ -262,7 +262,7 @@ Test(member_fake, is_out_when_the_store_has_not_answered_for_the_time_of_the_lea
 	turn();
 }
 
-Test(member_fake, is_out_when_its_lease_has_gone)
+Test(membership_fake, is_out_when_its_lease_has_gone)
 {
 	join(0, "a");
 	TURN_UNTIL(nodes[0].joined);
@@ -345,7 +345,7 @@ TEST_BOTH(a_view_follows_the_store)
 }
 
 /* Its watch is gone with changes that it has missed. */
-Test(member_fake, a_view_reads_all_again_after_a_compaction)
+Test(membership_fake, a_view_reads_all_again_after_a_compaction)
 {
 	put("k/a", "1");
 	put("k/b", "2");
@@ -362,7 +362,7 @@ Test(member_fake, a_view_reads_all_again_after_a_compaction)
 
 /* ------------------------------------------------------------------------------ a real etcd */
 
-Test(member_etcd, members_stay_when_etcd_is_killed_and_comes_back)
+Test(membership_etcd, members_stay_when_etcd_is_killed_and_comes_back)
 {
 	struct node *first;
 	int64_t token;
@@ -383,7 +383,7 @@ Test(member_etcd, members_stay_when_etcd_is_killed_and_comes_back)
 	cr_expect_eq(first->token, token);
 }
 
-Test(member_etcd, is_out_when_etcd_hangs_for_longer_than_the_lease)
+Test(membership_etcd, is_out_when_etcd_hangs_for_longer_than_the_lease)
 {
 	join(0, "a");
 	TURN_UNTIL(nodes[0].joined);

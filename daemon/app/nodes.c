@@ -1,0 +1,265 @@
+#include "app/nodes.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "core/log.h"
+#include "engine/engine_impl.h"
+
+#define NODES_PEM_BYTES (1u << 20)
+
+static void nodes_on_embedded(struct embedded *e, void *userdata)
+{
+	(void)userdata;
+	log_info("etcd", "state=%s why=\"%s\"", embedded_state_name(embedded_state(e)),
+		 embedded_why(e));
+}
+
+static void nodes_on_log(struct embedded *e, enum log_level level, const char *line, void *userdata)
+{
+	(void)e;
+	(void)userdata;
+	log_write(level, "etcd", "%s", line);
+}
+
+static const char *nodes_or_null(const char *text)
+{
+	return *text ? text : NULL;
+}
+
+/* ----------------------------------------------------------------------- the store */
+
+static int nodes_start_embedded(struct nodes *n, uv_loop_t *loop, const struct config *c,
+				const char *node, struct fault *f)
+{
+	static const struct embedded_ops ops = { .changed = nodes_on_embedded,
+						 .logged = nodes_on_log };
+	struct hostport at;
+	struct seeds seeds;
+	struct embedded_options o = { .node = node,
+				      .cluster = c->coord.cluster,
+				      .seeds = &seeds,
+				      .dir = c->coord.dir,
+				      .etcd = nodes_or_null(c->coord.etcd),
+				      .ca = c->peer.ca,
+				      .cert = c->peer.cert,
+				      .key = c->peer.key };
+
+	if (config_seeds(c, &seeds, f))
+		return f->code;
+	if (hostport_parse(c->peer.listen, &at))
+		o.listen = at.host;
+	return embedded_new(loop, &o, &ops, n, &n->embedded, f);
+}
+
+/* The text of a PEM file, the caller's. Return: NULL: with @f. */
+static char *nodes_read_pem(const char *path, const char *key, struct fault *f)
+{
+	_cleanup_(fd_closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
+	struct stat st;
+	char *text;
+	ssize_t got;
+
+	if (fd < 0 || fstat(fd, &st) < 0 || st.st_size <= 0 || st.st_size > NODES_PEM_BYTES) {
+		fault_set(f, FAULT_INVALID, key,
+			  "%s is '%.200s', which cannot be read as a PEM file: %s", key, path,
+			  fd < 0 ? strerror(errno) : "its size is not allowed");
+		return NULL;
+	}
+	text = calloc(1, (size_t)st.st_size + 1);
+	got = text ? read(fd, text, (size_t)st.st_size) : -1;
+	if (got == st.st_size)
+		return text;
+	free(text);
+	fault_errno(f, text ? -EIO : -ENOMEM, "reading a certificate");
+	return NULL;
+}
+
+struct nodes_tls {
+	char *ca, *cert, *key; /* owned */
+};
+
+static void nodes_tls_deinit(struct nodes_tls *t)
+{
+	free(t->ca);
+	free(t->cert);
+	free(t->key);
+}
+
+/* An embedded store has the certificates of the links. */
+static int nodes_read_tls(const struct config *c, struct nodes_tls *t, struct fault *f)
+{
+	bool embedded = config_store(c) == CONFIG_STORE_EMBEDDED;
+	const char *ca = embedded ? c->peer.ca : c->coord.ca;
+	const char *cert = embedded ? c->peer.cert : c->coord.cert;
+	const char *key = embedded ? c->peer.key : c->coord.key;
+
+	if (*ca)
+		t->ca = nodes_read_pem(ca, embedded ? "peer_ca" : "coord_ca", f);
+	if (*cert && !f->code)
+		t->cert = nodes_read_pem(cert, embedded ? "peer_cert" : "coord_cert", f);
+	if (*key && !f->code)
+		t->key = nodes_read_pem(key, embedded ? "peer_key" : "coord_key", f);
+	return f->code;
+}
+
+static int nodes_open_store(struct nodes *n, struct loopq *loopq, const struct config *c,
+			    struct coord **ret, struct fault *f)
+{
+	char prefix[96], password[CONFIG_PASSWORD_BYTES] = "";
+	struct config_endpoints endpoints;
+	struct coord_options o = { .prefix = prefix, .user = nodes_or_null(c->coord.user) };
+	struct nodes_tls tls = { 0 };
+
+	snprintf(prefix, sizeof(prefix), "/shardd/%s/", c->coord.cluster);
+	if (n->embedded) {
+		o.endpoints = embedded_endpoints(n->embedded, &o.n_endpoints);
+	} else {
+		if (config_endpoints(c, &endpoints, f))
+			return f->code;
+		o.endpoints = endpoints.list;
+		o.n_endpoints = endpoints.n;
+	}
+	if (*c->coord.password_file && config_password(c, password, f))
+		return f->code;
+	o.password = nodes_or_null(password);
+	if (nodes_read_tls(c, &tls, f) == 0) {
+		o.ca = tls.ca;
+		o.cert = tls.cert;
+		o.key = tls.key;
+		(void)coord_etcd_new(loopq, &o, ret, f);
+	}
+	nodes_tls_deinit(&tls);
+	explicit_bzero(password, sizeof(password));
+	return f->code;
+}
+
+/* ------------------------------------------------------------------------- the engine */
+
+static bool nodes_is_host(const struct node *node)
+{
+	return strcmp(backend_info(node->devices[0].backend)->name, "host") == 0;
+}
+
+static int nodes_start_engine(struct node *node, struct loopq *loopq, const struct config *c,
+			      struct fault *f)
+{
+	char address[HOSTPORT_HOST_BYTES];
+	struct gloo_options o = { .iface = nodes_or_null(c->peer.data_interface),
+				  .address = address };
+	int r;
+
+	config_data_address(c, address);
+	if (!nodes_is_host(node))
+		return 0; /* group_comms says so when a job needs one */
+	r = engine_gloo_new(loopq, &o, &node->nodes_engine);
+	return r < 0 ? fault_errno(f, r, "starting the engine between nodes") : 0;
+}
+
+/* ------------------------------------------------------------------------ the cluster */
+
+/* Names with commas. @text is changed. Return: how many. */
+static size_t nodes_split(char *text, const char **ret, size_t room)
+{
+	char *save = NULL;
+	size_t n = 0;
+
+	for (char *w = strtok_r(text, ", ", &save); w && n < room; w = strtok_r(NULL, ", ", &save))
+		ret[n++] = w;
+	return n;
+}
+
+static int nodes_start_cluster(struct nodes *n, uv_loop_t *loop, struct loopq *loopq,
+			       struct jobs *jobs, const struct config *c, const char *node,
+			       struct coord *coord, struct fault *f)
+{
+	char advertise[HOSTPORT_TEXT_BYTES], allow[sizeof(c->peer.allow)];
+	const char *names[sizeof(c->peer.allow) / 2];
+	struct cluster_options o = { .node = node, .advertise = advertise };
+	struct hostport at;
+
+	config_peer_advertise(c, &at);
+	hostport_format(at.host, at.port, advertise);
+	memcpy(allow, c->peer.allow, sizeof(allow));
+	o.peers = (struct peers_options){ .listen = c->peer.listen,
+					  .cluster = c->coord.cluster,
+					  .ca = nodes_or_null(c->peer.ca),
+					  .cert = nodes_or_null(c->peer.cert),
+					  .key = nodes_or_null(c->peer.key),
+					  .insecure = strcmp(c->peer.insecure, "yes") == 0 };
+	o.peers.n_allowed = nodes_split(allow, names, ARRAY_SIZE(names));
+	o.peers.allowed = o.peers.n_allowed ? names : NULL;
+	return cluster_new(loop, loopq, jobs, coord, &o, &n->cluster, f);
+}
+
+int nodes_start(struct nodes *n, uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs,
+		const struct config *config, struct fault *f)
+{
+	char node[SEEDS_NAME_BYTES];
+	struct coord *coord = NULL;
+
+	*n = (struct nodes){ 0 };
+	if (config_store(config) == CONFIG_STORE_NONE)
+		return 0;
+	if (config_node_name(config, node, f))
+		return f->code;
+	if (config_store(config) == CONFIG_STORE_EMBEDDED &&
+	    nodes_start_embedded(n, loop, config, node, f))
+		return f->code;
+	if (nodes_open_store(n, loopq, config, &coord, f))
+		return f->code;
+	if (nodes_start_cluster(n, loop, loopq, jobs, config, node, coord, f))
+		return f->code;
+	return nodes_start_engine(jobs->node, loopq, config, f);
+}
+
+/* -------------------------------------------------------------------------- the end */
+
+static void nodes_on_stopped(void *userdata)
+{
+	struct nodes *n = userdata;
+
+	CHECK(n->stopping > 0);
+	n->stopping--;
+}
+
+/* The store comes last: the cluster may still tell it something. */
+static void nodes_on_cluster_stopped(void *userdata)
+{
+	struct nodes *n = userdata;
+
+	if (n->embedded) {
+		n->stopping++;
+		embedded_stop(n->embedded, nodes_on_stopped);
+		n->embedded = NULL;
+	}
+	nodes_on_stopped(n);
+}
+
+void nodes_stop(struct nodes *n)
+{
+	if (n->stopping)
+		return;
+	n->stopping++;
+	if (n->cluster)
+		cluster_stop(n->cluster, nodes_on_cluster_stopped, n);
+	else
+		nodes_on_cluster_stopped(n);
+}
+
+bool nodes_stopped(const struct nodes *n)
+{
+	return !n->stopping;
+}
+
+void nodes_end(struct nodes *n)
+{
+	n->cluster = cluster_free(n->cluster);
+}

@@ -1,0 +1,594 @@
+/* The beginning and the end, links and messages, what is tried again. */
+#include "cluster/cluster.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cluster/cluster_impl.h"
+#include "core/check.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/state.h"
+#include "core/text.h"
+
+/* Links are ticked four times a second at least. */
+#define CLUSTER_TICK_MS 100
+
+/* Slots of jobs carry no userdata. */
+struct cluster *the_cluster;
+
+static const struct state_row cluster_states[] = {
+	[CLUSTER_SEEKING] = { "SEEKING", STATE_TO(CLUSTER_SEEKING) | STATE_TO(CLUSTER_LEADS) |
+						 STATE_TO(CLUSTER_DIALS) },
+	[CLUSTER_LEADS] = { "LEADS", STATE_TO(CLUSTER_DECIDING) | STATE_TO(CLUSTER_SEEKING) },
+	[CLUSTER_DECIDING] = { "DECIDING", STATE_TO(CLUSTER_RUNS) | STATE_TO(CLUSTER_SEEKING) },
+	[CLUSTER_DIALS] = { "DIALS", STATE_TO(CLUSTER_FOLLOWS) | STATE_TO(CLUSTER_SEEKING) },
+	[CLUSTER_FOLLOWS] = { "FOLLOWS", STATE_TO(CLUSTER_RUNS) | STATE_TO(CLUSTER_SEEKING) },
+	[CLUSTER_RUNS] = { "RUNS", STATE_TO(CLUSTER_SEEKING) },
+};
+
+void cluster_state_move(struct cluster_job *cj, enum cluster_job_state to)
+{
+	state_move(cluster_states, &cj->state, (uint8_t)to);
+}
+
+void cluster_say(struct cluster_job *cj, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(cj->why, sizeof(cj->why), format, args);
+	va_end(args);
+}
+
+struct job *cluster_job_of(const struct cluster_job *cj)
+{
+	return htab_find(&cj->c->jobs->names, cj->label);
+}
+
+struct cluster_job *cluster_find(const struct cluster *c, const char *label)
+{
+	struct cluster_job *cj, *tmp;
+
+	list_for_each (cj, tmp, &((struct cluster *)c)->all, link)
+		if (strcmp(cj->label, label) == 0)
+			return cj;
+	return NULL;
+}
+
+void cluster_key(const struct cluster_job *cj, const char *what, char ret[CLUSTER_KEY_BYTES])
+{
+	snprintf(ret, CLUSTER_KEY_BYTES, "jobs/%s/%s", cj->label, what);
+}
+
+/* --------------------------------------------------------------------- the jobs */
+
+static struct cluster_job *cluster_job_new(struct cluster *c, const char *label)
+{
+	struct cluster_job *cj = calloc(1, sizeof(*cj));
+
+	if (!cj)
+		return NULL;
+	cj->c = c;
+	text_copy(cj->label, sizeof(cj->label), label);
+	list_init(&cj->nodes);
+	list_init(&cj->link);
+	list_append(&c->all, &cj->link);
+	cluster_say(cj, "the store is asked which node leads the job");
+	return cj;
+}
+
+static void cluster_job_free(struct cluster_job *cj)
+{
+	coord_cancel(&cj->call);
+	decide_cancel(&cj->epoch_decision);
+	decide_cancel(&cj->commit);
+	cluster_epoch_free(cj);
+	cluster_forget_nodes(cj);
+	list_unlink(&cj->link);
+	free(cj->wishes);
+	free(cj);
+}
+
+/* Its ranks on this node are gone, and the job with them. A leader's key goes with the lease, or when
+ * another node that wants the job finds that this one does not lead it. */
+static bool cluster_job_is_over(const struct cluster_job *cj)
+{
+	return !cluster_job_of(cj) && !cj->epoch.number;
+}
+
+static bool cluster_wants(const struct cluster_job *cj, uint32_t rank)
+{
+	for (uint32_t i = 0; i < cj->n_wishes; i++)
+		if (cj->wishes[i] == rank)
+			return true;
+	return false;
+}
+
+/* Return: 0 or -ENOMEM. */
+static int cluster_wish(struct cluster_job *cj, uint32_t rank)
+{
+	uint32_t *grown, at = cj->n_wishes;
+
+	if (cluster_wants(cj, rank))
+		return 0;
+	grown = realloc(cj->wishes, (cj->n_wishes + 1) * sizeof(*grown));
+	if (!grown)
+		return -ENOMEM;
+	for (; at && grown[at - 1] > rank; at--)
+		grown[at] = grown[at - 1];
+	grown[at] = rank;
+	cj->wishes = grown;
+	cj->n_wishes++;
+	cluster_tell_wishes(cj);
+	return 0;
+}
+
+static bool cluster_epoch_has(const struct cluster_job *cj, const struct job *job, uint32_t rank)
+{
+	const struct span *s = job->across.span;
+
+	return cj->epoch.number && s && !s->over && job->rec->epoch == cj->epoch.number &&
+	       span_is_here(s, rank);
+}
+
+/* Another rank of the job was on this node, and its epoch runs. */
+static void cluster_end_for_newcomer(struct job *job, uint32_t rank)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_ABORTED, NULL,
+		  "rank %u of job '%s' joins on node %s: epoch %llu has ended, join again", rank,
+		  job->rec->name, the_cluster->node, (unsigned long long)job->rec->epoch);
+	job_epoch_end(job, &f);
+}
+
+enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f)
+{
+	struct cluster *c = the_cluster;
+	struct cluster_job *cj;
+
+	if (!c || job->rec->max_ranks) /* an elastic job stays on one node */
+		return RES_DONE;
+	if (c->closing)
+		return res_of(fault_set(f, FAULT_UNAVAILABLE, NULL, "the daemon is shutting down"));
+	cj = cluster_find(c, job->label);
+	if (!cj)
+		cj = cluster_job_new(c, job->label);
+	if (!cj)
+		return res_of(fault_errno(f, -ENOMEM, "joining a job of several nodes"));
+	if (cj->refusal.code) {
+		*f = cj->refusal;
+		return RES_FAILED;
+	}
+	if (cluster_epoch_has(cj, job, rank))
+		return RES_DONE;
+	if (cj->epoch.number)
+		cluster_end_for_newcomer(job, rank);
+	if (cluster_wish(cj, rank) < 0)
+		return res_of(fault_errno(f, -ENOMEM, "joining a job of several nodes"));
+	return RES_WAIT;
+}
+
+void cluster_job_waits(const struct job *job, char *buf, size_t bytes)
+{
+	const struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
+
+	snprintf(buf, bytes, "%s", cj && cj->n_wishes ? cj->why : "");
+}
+
+bool cluster_info(struct cluster_info *ret)
+{
+	static const char *const states[] = { [MEMBERSHIP_OUT] = "OUT",
+					      [MEMBERSHIP_GRANTING] = "JOINING",
+					      [MEMBERSHIP_JOINING] = "JOINING",
+					      [MEMBERSHIP_IN] = "IN",
+					      [MEMBERSHIP_LEAVING] = "LEAVING" };
+	const struct cluster *c = the_cluster;
+
+	if (!c)
+		return false;
+	*ret = (struct cluster_info){ c->node, states[c->member.state],
+				      *c->member.why                      ? c->member.why
+				      : c->member.state == MEMBERSHIP_OUT ? c->why
+									  : "" };
+	return true;
+}
+
+/* ------------------------------------------------------------------------ links */
+
+struct peer *cluster_to_leader(const struct cluster_job *cj)
+{
+	return cj->follows && cj->follows->up ? cj->follows->peer : NULL;
+}
+
+void cluster_send(struct cluster_job *cj, struct peer *to, Shardd__V1__JobMessage *m)
+{
+	Shardd__V1__PeerMessage message = SHARDD__V1__PEER_MESSAGE__INIT;
+
+	if (!to)
+		return;
+	m->job = cj->label;
+	message.body_case = SHARDD__V1__PEER_MESSAGE__BODY_JOB;
+	message.job = m;
+	peer_send(to, &message);
+}
+
+static void cluster_on_up(void *userdata, struct peer *p)
+{
+	struct cluster_link *l = peer_data(p);
+
+	(void)userdata;
+	log_info("cluster", "link up node=%s dialled=%s", peer_name(p),
+		 peer_is_dialled(p) ? "yes" : "no");
+	if (l)
+		cluster_link_up(l);
+}
+
+static void cluster_on_gone(void *userdata, struct peer *p, const char *why)
+{
+	struct cluster *c = userdata;
+	struct cluster_link *l = peer_data(p);
+	struct cluster_job *cj, *tmp;
+
+	log_info("cluster", "link gone node=%s why=\"%s\"", peer_name(p), why);
+	if (l) {
+		cluster_link_gone(l, why);
+		return;
+	}
+	list_for_each (cj, tmp, &c->all, link)
+		cluster_node_gone(cj, p, why);
+}
+
+static void cluster_on_refused(void *userdata, const char *from, const char *why)
+{
+	(void)userdata;
+	log_warn("cluster", "link refused from=%s why=\"%s\"", from, why);
+}
+
+static void cluster_on_key(struct cluster_job *cj, const Shardd__V1__JobMessage *m)
+{
+	Shardd__V1__JobMessage answer = SHARDD__V1__JOB_MESSAGE__INIT;
+	Shardd__V1__JobKey key = SHARDD__V1__JOB_KEY__INIT;
+	bool get = m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_GET;
+	const char *name = get ? m->get->key : m->set->key;
+	char full[512];
+	const void *value;
+
+	if (m->epoch != cj->epoch.number)
+		return;
+	snprintf(full, sizeof(full), "%s/%llu/%s", cj->label, (unsigned long long)m->epoch, name);
+	if (!get &&
+	    rendezvous_put(cj->c->rendezvous, full, m->set->value.data, m->set->value.len) < 0)
+		log_error("cluster", "no memory for a key of a communicator job=%s", cj->label);
+	value = rendezvous_find(cj->c->rendezvous, full, &key.value.len);
+	if (!value || !cj->epoch.peers)
+		return; /* it was for threads here */
+	key.key = (char *)name;
+	key.value.data = (uint8_t *)value;
+	answer.epoch = m->epoch;
+	answer.body_case = SHARDD__V1__JOB_MESSAGE__BODY_SET;
+	answer.set = &key;
+	for (unsigned i = 0; i < cj->epoch.n_nodes; i++) /* to whoever may wait for it */
+		cluster_send(cj, cj->epoch.peers[i], &answer);
+}
+
+/* A node asks for a job that this one does not lead. */
+static void cluster_deny(struct cluster *c, struct peer *from, const Shardd__V1__JobMessage *m)
+{
+	struct cluster_job cj = { .c = c };
+	Shardd__V1__JobMessage answer = SHARDD__V1__JOB_MESSAGE__INIT;
+	Shardd__V1__JobNotLeader not_leader = SHARDD__V1__JOB_NOT_LEADER__INIT;
+
+	if (m->body_case != SHARDD__V1__JOB_MESSAGE__BODY_WISH)
+		return;
+	text_copy(cj.label, sizeof(cj.label), m->job);
+	answer.body_case = SHARDD__V1__JOB_MESSAGE__BODY_NOT_LEADER;
+	answer.not_leader = &not_leader;
+	cluster_send(&cj, from, &answer);
+}
+
+static void cluster_on_job(struct cluster_job *cj, struct peer *from,
+			   const Shardd__V1__JobMessage *m)
+{
+	bool from_leader = from == cluster_to_leader(cj);
+
+	switch (m->body_case) {
+	case SHARDD__V1__JOB_MESSAGE__BODY_ORDER:
+		if (m->epoch == cj->epoch.number)
+			cluster_on_order(cj, from, &m->order);
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_WISH:
+		cluster_on_wish(cj, from, m->wish);
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_BEGIN:
+		if (from_leader)
+			cluster_on_begin(cj, m);
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_END:
+		cluster_on_end(cj, from, m);
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_REFUSAL:
+		if (from_leader) {
+			struct fault f = FAULT_NULL;
+
+			fault_set(&f,
+				  m->refusal->code < _FAULT_N ? m->refusal->code : FAULT_INTERNAL,
+				  NULL, "%s", m->refusal->text);
+			cluster_refused(cj, &f);
+		}
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_NOT_LEADER:
+		if (from_leader)
+			cluster_leader_lost(cj, "it does not lead the job any more");
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_SET:
+	case SHARDD__V1__JOB_MESSAGE__BODY_GET:
+		cluster_on_key(cj, m);
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY__NOT_SET:
+	case _SHARDD__V1__JOB_MESSAGE__BODY__CASE_IS_INT_SIZE:
+		peer_end(from, "it has sent a message about a job that says nothing");
+		return;
+	}
+}
+
+static void cluster_on_message(void *userdata, struct peer *p, const Shardd__V1__PeerMessage *m)
+{
+	struct cluster *c = userdata;
+	struct cluster_job *cj;
+
+	if (m->body_case != SHARDD__V1__PEER_MESSAGE__BODY_JOB)
+		return;
+	cj = cluster_find(c, m->job->job);
+	if (cj)
+		cluster_on_job(cj, p, m->job);
+	else
+		cluster_deny(c, p, m->job);
+}
+
+/* -------------------------------------------------------------- where members meet */
+
+/* Of a key "UID/NAME/EPOCH/REST". */
+static struct cluster_job *cluster_of_key(struct cluster *c, const char *key, const char **ret_rest)
+{
+	struct cluster_job *cj, *tmp;
+	char prefix[512];
+
+	list_for_each (cj, tmp, &c->all, link) {
+		int n = snprintf(prefix, sizeof(prefix), "%s/%llu/", cj->label,
+				 (unsigned long long)cj->epoch.number);
+
+		if (strncmp(key, prefix, (size_t)n) != 0)
+			continue;
+		*ret_rest = key + n;
+		return cj;
+	}
+	return NULL;
+}
+
+static void cluster_on_set(void *userdata, const char *key, const void *value, size_t bytes)
+{
+	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
+	Shardd__V1__JobKey k = SHARDD__V1__JOB_KEY__INIT;
+	const char *rest;
+	struct cluster_job *cj = cluster_of_key(userdata, key, &rest);
+
+	if (!cj)
+		return;
+	k.key = (char *)rest;
+	k.value = (ProtobufCBinaryData){ bytes, (uint8_t *)value };
+	m.epoch = cj->epoch.number;
+	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_SET;
+	m.set = &k;
+	if (cj->epoch.peers)
+		cluster_on_key(cj, &m);
+	else
+		cluster_send(cj, cluster_to_leader(cj), &m);
+}
+
+static void cluster_on_get(void *userdata, const char *key)
+{
+	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
+	Shardd__V1__JobKey k = SHARDD__V1__JOB_KEY__INIT;
+	const char *rest;
+	struct cluster_job *cj = cluster_of_key(userdata, key, &rest);
+
+	if (!cj || cj->epoch.peers)
+		return; /* the leader's own: it comes */
+	k.key = (char *)rest;
+	m.epoch = cj->epoch.number;
+	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_GET;
+	m.get = &k;
+	cluster_send(cj, cluster_to_leader(cj), &m);
+}
+
+/* ------------------------------------------------------------------- membership */
+
+static void cluster_join_store(struct cluster *c);
+
+static void cluster_on_joined(struct membership *m)
+{
+	struct cluster *c = CONTAINER_OF(m, struct cluster, member);
+
+	*c->why = 0;
+	log_info("cluster", "joined node=%s", c->node);
+}
+
+static void cluster_on_out(struct membership *m, const char *why)
+{
+	struct cluster *c = CONTAINER_OF(m, struct cluster, member);
+
+	text_copy(c->why, sizeof(c->why), why);
+	log_warn("cluster", "not a member node=%s why=\"%s\"", c->node, why);
+	if (!c->closing)
+		cluster_join_store(c);
+}
+
+static void cluster_on_leader(struct membership *m, const char *name, int64_t token)
+{
+	(void)m;
+	(void)name;
+	(void)token;
+}
+
+static const struct membership_ops cluster_member_ops = { .joined = cluster_on_joined,
+							  .out = cluster_on_out,
+							  .leader = cluster_on_leader };
+
+static void cluster_join_store(struct cluster *c)
+{
+	int r = membership_join(&c->member, c->coord, c->node, c->at, strlen(c->at),
+				CLUSTER_LEASE_S, false, &cluster_member_ops);
+
+	if (r < 0)
+		snprintf(c->why, sizeof(c->why), "joining the store: %s", strerror(-r));
+}
+
+/* ------------------------------------------------------------------------- tick */
+
+static void cluster_tick_job(struct cluster_job *cj, uint64_t now)
+{
+	decide_tick(&cj->epoch_decision, now);
+	decide_tick(&cj->commit, now);
+	cluster_seek_tick(cj, now);
+	if (cj->epoch.order)
+		order_tick(cj->epoch.order, now);
+	if (cj->state == CLUSTER_LEADS)
+		cluster_form(cj);
+}
+
+static void cluster_on_tick(uv_timer_t *timer)
+{
+	struct cluster *c = timer->data;
+	uint64_t now = clock_now_us();
+	struct cluster_job *cj, *tmp;
+
+	cluster_orders_free(c);
+	membership_tick(&c->member, now);
+	if (c->member.state == MEMBERSHIP_OUT && !c->closing)
+		cluster_join_store(c);
+	peers_tick(c->peers, now);
+	list_for_each (cj, tmp, &c->all, link) {
+		if (cluster_job_is_over(cj))
+			cluster_job_free(cj);
+		else
+			cluster_tick_job(cj, now);
+	}
+}
+
+/* ----------------------------------------------------------- the beginning and the end */
+
+static int cluster_start(struct cluster *c, const struct cluster_options *o, struct fault *f)
+{
+	static const struct peers_ops peers_ops = { .up = cluster_on_up,
+						    .message = cluster_on_message,
+						    .gone = cluster_on_gone,
+						    .refused = cluster_on_refused };
+	static const struct rendezvous_ops rendezvous_ops = { .set = cluster_on_set,
+							      .get = cluster_on_get };
+	struct peers_options p = o->peers;
+
+	p.node = c->node;
+	memcpy(p.instance, c->jobs->node->instance, sizeof(p.instance));
+	if (rendezvous_new(c->loopq, &rendezvous_ops, c, &c->rendezvous) < 0)
+		return fault_errno(f, -ENOMEM, "beginning a cluster");
+	return peers_new(c->loopq, &p, &peers_ops, c, &c->peers, f);
+}
+
+int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct coord *coord,
+		const struct cluster_options *o, struct cluster **ret, struct fault *f)
+{
+	struct cluster *c = calloc(1, sizeof(*c));
+
+	if (!c) {
+		coord_close(coord);
+		return fault_errno(f, -ENOMEM, "beginning a cluster");
+	}
+	CHECK(!the_cluster);
+	c->loopq = loopq;
+	c->jobs = jobs;
+	c->coord = coord;
+	text_copy(c->node, sizeof(c->node), o->node);
+	text_copy(c->at, sizeof(c->at), o->advertise);
+	list_init(&c->links);
+	list_init(&c->all);
+	list_init(&c->ended);
+	if (cluster_start(c, o, f)) {
+		rendezvous_free(c->rendezvous);
+		coord_close(coord);
+		free(c);
+		return f->code;
+	}
+	the_cluster = c;
+	cluster_join_store(c);
+	uv_timer_init(loop, &c->timer);
+	c->timer.data = c;
+	uv_timer_start(&c->timer, cluster_on_tick, 0, CLUSTER_TICK_MS);
+	*ret = c;
+	return 0;
+}
+
+struct comm_store cluster_store(struct cluster *c)
+{
+	return rendezvous_store(c->rendezvous);
+}
+
+static void cluster_has_stopped(struct cluster *c)
+{
+	if (c->peers_closed && c->timer_closed)
+		c->done(c->userdata);
+}
+
+struct cluster *cluster_free(struct cluster *c)
+{
+	struct cluster_link *l, *tmp;
+
+	if (!c)
+		return NULL;
+	CHECK(c->peers_closed && c->timer_closed);
+	list_for_each (l, tmp, &c->links, link) {
+		list_unlink(&l->link);
+		free(l);
+	}
+	rendezvous_free(c->rendezvous);
+	the_cluster = NULL;
+	free(c);
+	return NULL;
+}
+
+static void cluster_on_peers_closed(void *userdata)
+{
+	struct cluster *c = userdata;
+
+	c->peers_closed = true;
+	cluster_has_stopped(c);
+}
+
+static void cluster_on_timer_closed(uv_handle_t *handle)
+{
+	struct cluster *c = handle->data;
+
+	c->timer_closed = true;
+	cluster_has_stopped(c);
+}
+
+void cluster_stop(struct cluster *c, void (*done)(void *userdata), void *userdata)
+{
+	struct cluster_job *cj, *tmp;
+
+	CHECK(!c->closing);
+	c->closing = true;
+	c->done = done;
+	c->userdata = userdata;
+	list_for_each (cj, tmp, &c->all, link)
+		cluster_job_free(cj);
+	cluster_orders_free(c);
+	membership_end(&c->member);
+	c->coord = coord_close(c->coord);
+	peers_close(c->peers, cluster_on_peers_closed, c);
+	uv_close((uv_handle_t *)&c->timer, cluster_on_timer_closed);
+}

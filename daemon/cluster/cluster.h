@@ -1,0 +1,63 @@
+/*
+ * The cluster: this daemon among those of other nodes, and the jobs that they have together
+ * (docs/nodes.md).
+ *
+ * A member of the store (coord/), which decides who leads a job and which epochs there are; and links
+ * (peer/) between the nodes of a job and its leader, over which ranks ask to join, the order of
+ * collectives is made (order/), and members of communicators meet. Slots of struct job_ops connect it to
+ * the jobs.
+ *
+ * Loop thread only. Its own timer ticks it.
+ */
+#ifndef SHARDD_CLUSTER_CLUSTER_H
+#define SHARDD_CLUSTER_CLUSTER_H
+
+#include <uv.h>
+
+#include "coord/coord.h"
+#include "core/fault.h"
+#include "core/loopq.h"
+#include "core/res.h"
+#include "job/job.h"
+#include "peer/peer.h"
+
+struct cluster;
+
+struct cluster_options {
+	const char *node;           /* its name, unique in the cluster */
+	const char *advertise;      /* HOST:PORT at which others reach it */
+	struct peers_options peers; /* node and instance are set from the others */
+};
+
+/* Begin to be a member. @coord: taken over, also on failure; @loopq, @jobs: borrowed. Strings of @o are
+ * copied. Return: 0 or a fault code. */
+int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct coord *coord,
+		const struct cluster_options *o, struct cluster **ret, struct fault *f);
+/* Leave: no job is asked for any more. @done is called later. Once. */
+void cluster_stop(struct cluster *c, void (*done)(void *userdata), void *userdata);
+/* It has stopped, and engines that meet by its store are closed. NULL is allowed. Return: NULL. */
+struct cluster *cluster_free(struct cluster *c);
+
+/* Where members of communicators between nodes meet, until it is freed. */
+struct comm_store cluster_store(struct cluster *c);
+
+/* Slots of struct job_ops, for the daemon's one cluster. Without one every job is on this node. */
+enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f);
+void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first);
+void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault);
+void cluster_want(struct job *job, struct unit *u, uint64_t turn);
+void cluster_left(struct job *job);
+void cluster_epoch_ended(struct job *job, const struct fault *why);
+
+/* For status. Valid until the next turn of the loop. */
+struct cluster_info {
+	const char *node;
+	const char *state; /* of its membership: IN... */
+	const char *why;   /* what is in the way; "" */
+};
+/* Return: false: there is none. */
+bool cluster_info(struct cluster_info *ret);
+/* What the joins of @job wait for: one sentence; "": nothing. */
+void cluster_job_waits(const struct job *job, char *buf, size_t bytes);
+
+#endif

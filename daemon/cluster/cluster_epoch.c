@@ -1,0 +1,822 @@
+/* Epochs: who wants to join, when all do, and what ends one. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cluster/cluster_impl.h"
+#include "core/check.h"
+#include "core/clock.h"
+#include "core/fnv.h"
+#include "core/log.h"
+#include "core/text.h"
+#include "job/position.h"
+
+#define CLUSTER_MAX_RANKS 65536u
+
+/* ------------------------------------------------------------------ what nodes have */
+
+static uint64_t cluster_settings(const state_job *rec)
+{
+	uint64_t h = FNV_BEGIN;
+
+	h = fnv_add(h, rec->lifetime);
+	h = fnv_add(h, rec->resume);
+	h = fnv_add(h, rec->allow_torn);
+	h = fnv_add(h, rec->ipc);
+	return fnv_add(h, rec->is_private);
+}
+
+static void cluster_holding_of(const struct job *job, struct cluster_holding *ret)
+{
+	const state_job *rec = job->rec;
+
+	*ret = (struct cluster_holding){ .world = rec->world_size,
+					 .units = job_units_alive(job),
+					 .epoch = rec->epoch,
+					 .settings = cluster_settings(rec),
+					 .has_commit = rec->has_commit,
+					 .step = rec->has_commit ? rec->step : 0,
+					 .torn = rec->torn };
+	ret->has_position = ret->units && position_of(rec, &ret->position);
+}
+
+static void cluster_describe(const struct cluster_node *n, char *buf, size_t bytes)
+{
+	const struct cluster_holding *h = &n->holding;
+
+	if (!h->units)
+		snprintf(buf, bytes, "node %s has nothing of it", n->name);
+	else if (h->torn || !h->has_position)
+		snprintf(buf, bytes, "node %s has %u units at no known step", n->name, h->units);
+	else
+		snprintf(buf, bytes, "node %s has %u units at step %llu", n->name, h->units,
+			 (unsigned long long)h->position);
+}
+
+/* Can they go on together? Return: 0 or a fault code. */
+static int cluster_check_pair(const struct cluster_job *cj, const struct cluster_node *a,
+			      const struct cluster_node *b, struct fault *f)
+{
+	const struct cluster_holding *x = &a->holding, *y = &b->holding;
+	char has[2][160];
+
+	if (x->world != y->world)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has world size %u on node %s, and %u on node %s",
+				 cj->label, x->world, a->name, y->world, b->name);
+	if (x->settings != y->settings)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has other settings (lifetime, resume, allow_torn, ipc, "
+				 "private) on node %s than on node %s",
+				 cj->label, a->name, b->name);
+	if (x->units == y->units && x->torn == y->torn && x->has_commit == y->has_commit &&
+	    x->step == y->step && x->has_position == y->has_position &&
+	    (!x->has_position || x->position == y->position))
+		return 0;
+	cluster_describe(a, has[0], sizeof(has[0]));
+	cluster_describe(b, has[1], sizeof(has[1]));
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"the nodes of job '%s' are not at the same step: %s, %s; delete the job and "
+		"load a checkpoint",
+		cj->label, has[0], has[1]);
+}
+
+/* ------------------------------------------------------------------ nodes of a leader */
+
+static struct cluster_node *cluster_node_find(struct cluster_job *cj, const char *name)
+{
+	struct cluster_node *n, *tmp;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		if (strcmp(n->name, name) == 0)
+			return n;
+	return NULL;
+}
+
+static void cluster_node_free(struct cluster_node *n)
+{
+	list_unlink(&n->link);
+	free(n->ranks);
+	free(n->devices);
+	free(n);
+}
+
+void cluster_forget_nodes(struct cluster_job *cj)
+{
+	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
+	Shardd__V1__JobNotLeader not_leader = SHARDD__V1__JOB_NOT_LEADER__INIT;
+	struct cluster_node *n, *tmp;
+
+	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_NOT_LEADER;
+	m.not_leader = &not_leader;
+	list_for_each (n, tmp, &cj->nodes, link) {
+		cluster_send(cj, n->peer, &m);
+		cluster_node_free(n);
+	}
+}
+
+/* Room for @n ranks of node @name. */
+static struct cluster_node *cluster_node_set(struct cluster_job *cj, const char *name,
+					     struct peer *peer, uint32_t n)
+{
+	struct cluster_node *node = cluster_node_find(cj, name);
+
+	if (node)
+		cluster_node_free(node);
+	node = calloc(1, sizeof(*node));
+	if (!node)
+		return NULL;
+	list_init(&node->link);
+	text_copy(node->name, sizeof(node->name), name);
+	node->peer = peer;
+	node->n = n;
+	node->ranks = calloc(n + 1, sizeof(*node->ranks));
+	node->devices = calloc(n + 1, sizeof(*node->devices));
+	if (!node->ranks || !node->devices) {
+		cluster_node_free(node);
+		return NULL;
+	}
+	list_append(&cj->nodes, &node->link);
+	return node;
+}
+
+static uint32_t cluster_device_of(const struct job *job, uint32_t rank)
+{
+	return rank < job->rec->world_size && job->placed[rank] ? job->placed[rank]->index : 0;
+}
+
+static void cluster_wish_here(struct cluster_job *cj, const struct job *job)
+{
+	struct cluster_node *n = cluster_node_set(cj, cj->c->node, NULL, cj->n_wishes);
+
+	if (!n) {
+		cluster_say(cj, "there is no memory for the ranks that want to join");
+		return;
+	}
+	cluster_holding_of(job, &n->holding);
+	for (uint32_t i = 0; i < cj->n_wishes; i++) {
+		n->ranks[i] = cj->wishes[i];
+		n->devices[i] = (uint16_t)cluster_device_of(job, cj->wishes[i]);
+	}
+	cluster_form(cj);
+}
+
+/* To the leader. */
+static int cluster_send_wish(struct cluster_job *cj, const struct job *job)
+{
+	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
+	Shardd__V1__JobWish w = SHARDD__V1__JOB_WISH__INIT;
+	Shardd__V1__JobHolding holding = SHARDD__V1__JOB_HOLDING__INIT;
+	Shardd__V1__JobRank *ranks = calloc(cj->n_wishes + 1, sizeof(*ranks));
+	Shardd__V1__JobRank **list = calloc(cj->n_wishes + 1, sizeof(*list));
+	struct cluster_holding h;
+
+	cluster_holding_of(job, &h);
+	for (uint32_t i = 0; ranks && list && i < cj->n_wishes; i++) {
+		shardd__v1__job_rank__init(&ranks[i]);
+		ranks[i].rank = cj->wishes[i];
+		ranks[i].device = cluster_device_of(job, cj->wishes[i]);
+		list[i] = &ranks[i];
+	}
+	holding.world = h.world;
+	holding.epoch = h.epoch;
+	holding.settings = h.settings;
+	holding.units = h.units;
+	holding.has_commit = h.has_commit;
+	holding.step = h.step;
+	holding.torn = h.torn;
+	holding.has_position = h.has_position;
+	holding.position = h.position;
+	w.n_ranks = cj->n_wishes;
+	w.ranks = list;
+	w.state = &holding;
+	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_WISH;
+	m.wish = &w;
+	if (ranks && list)
+		cluster_send(cj, cluster_to_leader(cj), &m);
+	free(list);
+	free(ranks);
+	return list && ranks ? 0 : -ENOMEM;
+}
+
+void cluster_tell_wishes(struct cluster_job *cj)
+{
+	const struct job *job = cluster_job_of(cj);
+
+	if (!job || !cj->n_wishes)
+		return;
+	if (cj->state == CLUSTER_LEADS)
+		cluster_wish_here(cj, job);
+	else if (cj->state == CLUSTER_FOLLOWS && cluster_send_wish(cj, job) < 0)
+		cluster_say(cj, "there is no memory for a message to the leader");
+}
+
+static void cluster_take_holding(struct cluster_node *n, const Shardd__V1__JobHolding *s)
+{
+	n->holding = (struct cluster_holding){ .world = s->world,
+					       .units = s->units,
+					       .epoch = s->epoch,
+					       .settings = s->settings,
+					       .step = s->step,
+					       .position = s->position,
+					       .has_commit = s->has_commit,
+					       .torn = s->torn,
+					       .has_position = s->has_position };
+}
+
+static bool cluster_wish_is_valid(const Shardd__V1__JobWish *w)
+{
+	bool valid = w->state && w->n_ranks && w->n_ranks <= CLUSTER_MAX_RANKS &&
+		     w->state->world <= CLUSTER_MAX_RANKS;
+
+	for (size_t i = 0; valid && i < w->n_ranks; i++)
+		valid = w->ranks[i]->rank < w->state->world && w->ranks[i]->device <= UINT16_MAX &&
+			(!i || w->ranks[i]->rank > w->ranks[i - 1]->rank);
+	return valid;
+}
+
+static void cluster_end_for_node(struct cluster_job *cj, const char *name)
+{
+	struct job *job = cluster_job_of(cj);
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_ABORTED, NULL,
+		  "ranks of job '%s' join on node %s: epoch %llu has ended, join again", cj->label,
+		  name, (unsigned long long)cj->epoch.number);
+	if (job)
+		job_epoch_end(job, &f);
+}
+
+void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobWish *w)
+{
+	struct cluster_node *n;
+
+	if (!cluster_wish_is_valid(w)) {
+		peer_end(from, "it has sent ranks that no job can have");
+		return;
+	}
+	if (cj->epoch.number)
+		cluster_end_for_node(cj, peer_name(from));
+	n = cluster_node_set(cj, peer_name(from), from, (uint32_t)w->n_ranks);
+	if (!n) {
+		peer_end(from, "there is no memory for its ranks");
+		return;
+	}
+	cluster_take_holding(n, w->state);
+	for (size_t i = 0; i < w->n_ranks; i++) {
+		n->ranks[i] = w->ranks[i]->rank;
+		n->devices[i] = (uint16_t)w->ranks[i]->device;
+	}
+	if (cj->state == CLUSTER_DIALS || cj->state == CLUSTER_FOLLOWS)
+		cluster_forget_nodes(cj); /* tells it that another leads */
+	else
+		cluster_form(cj);
+}
+
+/* ------------------------------------------------------------------ an epoch is made */
+
+void cluster_refused(struct cluster_job *cj, const struct fault *f)
+{
+	struct job *job = cluster_job_of(cj);
+
+	log_warn("cluster", "job refused job=%s why=\"%s\"", cj->label, f->text);
+	cj->refusal = *f;
+	cj->n_wishes = 0;
+	if (job)
+		job_settle(job); /* those that wait ask again, and get it */
+	cj->refusal = FAULT_NULL;
+}
+
+/* Nobody goes on. */
+static void cluster_refuse_all(struct cluster_job *cj, const struct fault *f)
+{
+	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
+	Shardd__V1__JobEnd end = SHARDD__V1__JOB_END__INIT;
+	struct cluster_node *n, *tmp;
+
+	end.code = f->code;
+	end.text = (char *)f->text;
+	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_REFUSAL;
+	m.refusal = &end;
+	list_for_each (n, tmp, &cj->nodes, link) {
+		cluster_send(cj, n->peer, &m);
+		cluster_node_free(n);
+	}
+	cluster_refused(cj, f);
+}
+
+/* Its nodes in the order of their ranks. */
+static void cluster_sort_nodes(struct cluster_job *cj)
+{
+	struct list sorted = LIST_INIT(sorted);
+
+	while (!list_empty(&cj->nodes)) {
+		struct cluster_node *n, *tmp, *first = NULL;
+
+		list_for_each (n, tmp, &cj->nodes, link)
+			if (!first || n->ranks[0] < first->ranks[0])
+				first = n;
+		list_unlink(&first->link);
+		list_append(&sorted, &first->link);
+	}
+	list_take_all(&cj->nodes, &sorted);
+}
+
+static uint32_t cluster_world(struct cluster_job *cj)
+{
+	struct cluster_node *n, *tmp;
+	uint32_t world = 0;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		world = n->holding.world > world ? n->holding.world : world;
+	return world;
+}
+
+/* "rank 2, rank 3 and 4 more" */
+static void cluster_say_missing(struct cluster_job *cj, uint32_t world)
+{
+	char text[160] = "";
+	uint32_t missing = 0;
+	size_t at = 0;
+
+	for (uint32_t r = 0; r < world; r++) {
+		struct cluster_node *n, *tmp;
+		bool there = false;
+
+		list_for_each (n, tmp, &cj->nodes, link)
+			for (uint32_t i = 0; !there && i < n->n; i++)
+				there = n->ranks[i] == r;
+		if (!there && missing++ < 6)
+			at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%u", at ? ", " : "",
+					       r);
+	}
+	cluster_say(cj, "%u of %u ranks have not joined on any node: %s%s", missing, world, text,
+		    missing > 6 ? "..." : "");
+}
+
+/* Are the ranks of each node side by side, and each rank on one node? All are there. */
+static int cluster_check_ranks(struct cluster_job *cj, struct fault *f)
+{
+	struct cluster_node *n, *tmp, *before = NULL;
+	uint32_t next = 0;
+
+	list_for_each (n, tmp, &cj->nodes, link) {
+		for (uint32_t i = 0; i < n->n; i++, next++)
+			if (n->ranks[i] != next)
+				return fault_set(f, FAULT_INVALID, "rank",
+						 "the ranks of a node must follow each other, and "
+						 "each rank be "
+						 "on one node: node %s has rank %u of job '%s', "
+						 "where rank %u "
+						 "is expected",
+						 n->name, n->ranks[i], cj->label, next);
+		if (before && cluster_check_pair(cj, before, n, f))
+			return f->code;
+		before = n;
+	}
+	return 0;
+}
+
+static uint64_t cluster_next_epoch(struct cluster_job *cj)
+{
+	struct cluster_node *n, *tmp;
+	uint64_t last = cj->last_epoch;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		last = n->holding.epoch > last ? n->holding.epoch : last;
+	return last + 1;
+}
+
+static void cluster_on_decided(struct decide *d, enum decide_outcome outcome, int64_t revision,
+			       const char *why);
+
+/* "EPOCH LEADER NODE:FIRST:RANKS..." */
+static int cluster_decide_epoch(struct cluster_job *cj, uint64_t epoch)
+{
+	char key[CLUSTER_KEY_BYTES], leader[CLUSTER_KEY_BYTES];
+	struct cluster_node *n, *tmp;
+	struct decide_what what = {
+		.key = key, .leader = leader, .token = cj->token, .last = cj->epoch_revision
+	};
+	size_t bytes = 128, at;
+	char *value;
+	int r;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		bytes += strlen(n->name) + 32;
+	value = malloc(bytes);
+	if (!value)
+		return -ENOMEM;
+	at = (size_t)snprintf(value, bytes, "%llu %s", (unsigned long long)epoch, cj->c->node);
+	list_for_each (n, tmp, &cj->nodes, link)
+		at += (size_t)snprintf(value + at, bytes - at, " %s:%u:%u", n->name, n->ranks[0],
+				       n->n);
+	cluster_key(cj, "epoch", key);
+	cluster_key(cj, "leader", leader);
+	what.value = value;
+	what.bytes = at;
+	cj->last_epoch = epoch;
+	r = decide_begin(&cj->epoch_decision, cj->c->coord, &what, cluster_on_decided);
+	free(value);
+	return r;
+}
+
+/* Return: all ranks are there, once each. Else it says what is missing, or has refused all. */
+static bool cluster_is_whole(struct cluster_job *cj)
+{
+	uint32_t world = cluster_world(cj), n_ranks = 0;
+	struct cluster_node *n, *tmp;
+	struct fault f = FAULT_NULL;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		n_ranks += n->n;
+	if (!world || n_ranks < world) {
+		cluster_say_missing(cj, world);
+		return false;
+	}
+	cluster_sort_nodes(cj);
+	if (cluster_check_ranks(cj, &f) == 0)
+		return true;
+	cluster_refuse_all(cj, &f);
+	return false;
+}
+
+void cluster_form(struct cluster_job *cj)
+{
+	int r;
+
+	if (cj->state != CLUSTER_LEADS || list_empty(&cj->nodes) || !cluster_is_whole(cj))
+		return;
+	cluster_state_move(cj, CLUSTER_DECIDING);
+	cluster_say(cj, "all ranks are there: the store decides the epoch");
+	r = cluster_decide_epoch(cj, cluster_next_epoch(cj));
+	if (r < 0) {
+		cluster_say(cj, "the epoch cannot be decided: %s", strerror(-r));
+		cluster_seek(cj);
+		cj->again_us = clock_now_us() + CLUSTER_PAUSE_US;
+	}
+}
+
+/* ------------------------------------------------------------------ an epoch begins */
+
+void cluster_epoch_free(struct cluster_job *cj)
+{
+	struct cluster_epoch *e = &cj->epoch;
+
+	cluster_order_end(cj);
+	free(e->names);
+	free(e->name_list);
+	free(e->peers);
+	free(e->left);
+	*e = (struct cluster_epoch){ 0 };
+}
+
+static int cluster_epoch_names(struct cluster_job *cj, const Shardd__V1__JobBegin *b)
+{
+	struct cluster_epoch *e = &cj->epoch;
+
+	e->n_nodes = (unsigned)b->n_nodes;
+	e->leader = b->leader;
+	e->self = e->n_nodes;
+	e->names = calloc(e->n_nodes, sizeof(*e->names));
+	e->name_list = calloc(e->n_nodes, sizeof(*e->name_list));
+	if (!e->names || !e->name_list)
+		return -ENOMEM;
+	for (unsigned i = 0; i < e->n_nodes; i++) {
+		text_copy(e->names[i], sizeof(e->names[i]), b->nodes[i]->name);
+		e->name_list[i] = e->names[i];
+		if (strcmp(e->names[i], cj->c->node) == 0)
+			e->self = i;
+	}
+	return e->self < e->n_nodes && e->leader < e->n_nodes ? 0 : -EINVAL;
+}
+
+static void cluster_span_node(const Shardd__V1__JobNode *from, struct span_node *to,
+			      uint16_t *devices)
+{
+	text_copy(to->name, sizeof(to->name), from->name);
+	to->first = from->first;
+	to->n = (uint32_t)from->n_devices;
+	to->devices = devices;
+	for (size_t i = 0; i < from->n_devices; i++)
+		devices[i] = (uint16_t)from->devices[i];
+}
+
+static struct span *cluster_make_span(struct cluster_job *cj, const Shardd__V1__JobBegin *b,
+				      struct fault *f)
+{
+	const struct comm_store store = rendezvous_store(cj->c->rendezvous);
+	struct span_node *nodes = calloc(b->n_nodes, sizeof(*nodes));
+	uint16_t *devices, *at;
+	struct span *span = NULL;
+	size_t world = 0;
+	char prefix[160];
+
+	for (size_t i = 0; i < b->n_nodes; i++)
+		world += b->nodes[i]->n_devices;
+	at = devices = calloc(world + 1, sizeof(*devices));
+	if (nodes && devices) {
+		for (size_t i = 0; i < b->n_nodes; i++) {
+			cluster_span_node(b->nodes[i], &nodes[i], at);
+			at += b->nodes[i]->n_devices;
+		}
+		snprintf(prefix, sizeof(prefix), "%s/%llu", cj->label,
+			 (unsigned long long)cj->epoch.number);
+		span_new(nodes, (unsigned)b->n_nodes, cj->epoch.self, prefix, &store, &span, f);
+	} else {
+		fault_errno(f, -ENOMEM, "noting a job's nodes");
+	}
+	free(devices);
+	free(nodes);
+	return span;
+}
+
+/* Return: 0 or a fault code: nothing has begun. */
+static int cluster_begin(struct cluster_job *cj, struct job *job, const Shardd__V1__JobBegin *b,
+			 struct fault *f)
+{
+	struct span *span;
+	int r = cluster_epoch_names(cj, b);
+
+	if (r < 0)
+		return fault_errno(f, r, "beginning an epoch");
+	span = cluster_make_span(cj, b, f);
+	if (!span || job_set_span(job, span, cj->epoch.number, f))
+		return f->code;
+	if (cj->epoch.n_nodes > 1 && cluster_order_begin(cj) < 0)
+		return fault_errno(f, -ENOMEM, "beginning an epoch");
+	return 0;
+}
+
+static void cluster_send_end(struct cluster_job *cj, uint64_t epoch, const struct fault *f)
+{
+	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
+	Shardd__V1__JobEnd end = SHARDD__V1__JOB_END__INIT;
+
+	end.code = f->code;
+	end.text = (char *)f->text;
+	m.epoch = epoch;
+	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_END;
+	m.end = &end;
+	for (unsigned i = 0; cj->epoch.peers && i < cj->epoch.n_nodes; i++)
+		cluster_send(cj, cj->epoch.peers[i], &m);
+	if (!cj->epoch.peers)
+		cluster_send(cj, cluster_to_leader(cj), &m);
+}
+
+/* From here on ranks join it. */
+static void cluster_run(struct cluster_job *cj, uint64_t epoch, const Shardd__V1__JobBegin *b)
+{
+	struct job *job = cluster_job_of(cj);
+	struct fault f = FAULT_NULL;
+
+	cj->epoch.number = epoch;
+	cluster_state_move(cj, CLUSTER_RUNS);
+	if (!job)
+		fault_set(&f, FAULT_ABORTED, NULL, "job '%s' was deleted on node %s", cj->label,
+			  cj->c->node);
+	else
+		(void)cluster_begin(cj, job, b, &f);
+	if (f.code) {
+		cluster_send_end(cj, epoch, &f);
+		cluster_refused(cj, &f);
+		cluster_epoch_free(cj);
+		cluster_seek(cj);
+		return;
+	}
+	log_info("cluster", "epoch begins job=%s epoch=%llu nodes=%u leader=%s", cj->label,
+		 (unsigned long long)epoch, cj->epoch.n_nodes, cj->epoch.names[cj->epoch.leader]);
+	cj->n_wishes = 0;
+	*cj->why = '\0';
+	job_settle(job);
+}
+
+void cluster_on_begin(struct cluster_job *cj, const Shardd__V1__JobMessage *m)
+{
+	bool valid = m->begin->n_nodes && m->begin->n_nodes <= SPAN_MAX_NODES;
+
+	for (size_t i = 0; valid && i < m->begin->n_nodes; i++)
+		valid = m->begin->nodes[i]->n_devices &&
+			m->begin->nodes[i]->n_devices <= CLUSTER_MAX_RANKS;
+	if (!valid)
+		peer_end(cj->follows->peer, "it has sent an epoch that cannot be");
+	else if (cj->state == CLUSTER_FOLLOWS)
+		cluster_run(cj, m->epoch, m->begin);
+}
+
+/* The message about @cj's nodes. Owned memory is in *ret_block. */
+static Shardd__V1__JobNode **cluster_list_nodes(struct cluster_job *cj, size_t *ret_n,
+						void **ret_block)
+{
+	struct cluster_node *n, *tmp;
+	size_t nodes = 0, ranks = 0, i = 0;
+	Shardd__V1__JobNode **list, *all;
+	uint32_t *devices;
+
+	list_for_each (n, tmp, &cj->nodes, link) {
+		nodes++;
+		ranks += n->n;
+	}
+	list = calloc(1, nodes * (sizeof(*list) + sizeof(*all)) + ranks * sizeof(*devices));
+	*ret_block = list;
+	*ret_n = nodes;
+	if (!list)
+		return NULL;
+	all = (Shardd__V1__JobNode *)(list + nodes);
+	devices = (uint32_t *)(all + nodes);
+	list_for_each (n, tmp, &cj->nodes, link) {
+		shardd__v1__job_node__init(&all[i]);
+		all[i].name = n->name;
+		all[i].first = n->ranks[0];
+		all[i].n_devices = n->n;
+		all[i].devices = devices;
+		for (uint32_t k = 0; k < n->n; k++)
+			devices[k] = n->devices[k];
+		devices += n->n;
+		list[i] = &all[i];
+		i++;
+	}
+	return list;
+}
+
+static struct peer **cluster_list_peers(struct cluster_job *cj, unsigned *ret_self)
+{
+	struct cluster_node *n, *tmp;
+	struct peer **peers;
+	unsigned i = 0;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		i++;
+	peers = calloc(i + 1, sizeof(*peers));
+	i = 0;
+	list_for_each (n, tmp, &cj->nodes, link) {
+		if (!n->peer)
+			*ret_self = i;
+		if (peers)
+			peers[i] = n->peer;
+		i++;
+	}
+	return peers;
+}
+
+/* The store has decided it. */
+static void cluster_announce_epoch(struct cluster_job *cj)
+{
+	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
+	Shardd__V1__JobBegin b = SHARDD__V1__JOB_BEGIN__INIT;
+	unsigned self = 0;
+	void *block;
+
+	b.nodes = cluster_list_nodes(cj, &b.n_nodes, &block);
+	cj->epoch.peers = cluster_list_peers(cj, &self);
+	cj->epoch.left = calloc(b.n_nodes + 1, sizeof(*cj->epoch.left));
+	if (!b.nodes || !cj->epoch.peers || !cj->epoch.left) {
+		free(block);
+		cluster_epoch_free(cj);
+		cluster_seek(cj);
+		return;
+	}
+	b.leader = self;
+	m.epoch = cj->last_epoch;
+	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_BEGIN;
+	m.begin = &b;
+	cj->epoch.n_nodes = (unsigned)b.n_nodes;
+	for (size_t i = 0; i < b.n_nodes; i++)
+		cluster_send(cj, cj->epoch.peers[i], &m);
+	cluster_run(cj, cj->last_epoch, &b);
+	free(block);
+}
+
+static void cluster_on_decided(struct decide *d, enum decide_outcome outcome, int64_t revision,
+			       const char *why)
+{
+	struct cluster_job *cj = CONTAINER_OF(d, struct cluster_job, epoch_decision);
+
+	CHECK(cj->state == CLUSTER_DECIDING);
+	if (outcome == DECIDE_DONE)
+		cj->epoch_revision = revision;
+	if (outcome == DECIDE_DONE && cluster_is_whole(cj)) {
+		cluster_announce_epoch(cj);
+		return;
+	}
+	log_info("cluster", "epoch not begun job=%s why=\"%s\"", cj->label, why);
+	cluster_seek(cj);
+	cj->again_us = outcome == DECIDE_REFUSED ? clock_now_us() + CLUSTER_PAUSE_US : 0;
+}
+
+/* ------------------------------------------------------------------ an epoch ends */
+
+/* An ephemeral job is gone with its last rank. */
+static void cluster_all_left(struct cluster_job *cj)
+{
+	struct job *job = cluster_job_of(cj);
+	struct fault f = FAULT_NULL;
+
+	cj->epoch.is_left = true;
+	if (job && !job->present && job->rec->lifetime == JOB_EPHEMERAL)
+		(void)job_delete(job, false, NULL, &f);
+}
+
+/* The leader: the ranks of node @node have left. */
+static void cluster_node_left(struct cluster_job *cj, unsigned node)
+{
+	struct fault none = FAULT_NULL;
+
+	cj->epoch.left[node] = true;
+	for (unsigned i = 0; i < cj->epoch.n_nodes; i++)
+		if (!cj->epoch.left[i])
+			return;
+	cluster_send_end(cj, cj->epoch.number, &none);
+	cluster_all_left(cj);
+}
+
+void cluster_left(struct job *job)
+{
+	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
+	struct fault none = FAULT_NULL;
+
+	if (!cj || !cj->epoch.number)
+		return;
+	if (cj->epoch.left)
+		cluster_node_left(cj, cj->epoch.self);
+	else
+		cluster_send_end(cj, cj->epoch.number, &none);
+}
+
+/* @node: the number of the one that has sent it; the leader's, at a node that follows. Nothing has
+ * failed. */
+static void cluster_on_left(struct cluster_job *cj, unsigned node)
+{
+	if (cj->epoch.left)
+		cluster_node_left(cj, node);
+	else
+		cluster_all_left(cj);
+}
+
+void cluster_epoch_ended(struct job *job, const struct fault *why)
+{
+	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
+	char prefix[160];
+
+	if (!cj || !cj->epoch.number)
+		return;
+	log_info("cluster", "epoch ends job=%s epoch=%llu why=\"%s\"", cj->label,
+		 (unsigned long long)cj->epoch.number, why->text);
+	if (!cj->epoch.is_left)
+		cluster_send_end(cj, cj->epoch.number, why);
+	snprintf(prefix, sizeof(prefix), "%s/%llu/", cj->label,
+		 (unsigned long long)cj->epoch.number);
+	rendezvous_drop(cj->c->rendezvous, prefix);
+	decide_cancel(&cj->commit);
+	cluster_epoch_free(cj);
+	while (!list_empty(&cj->nodes)) /* they say what they have, when they want to join again */
+		cluster_node_free(list_first(&cj->nodes, struct cluster_node, link));
+	cluster_seek(cj);
+}
+
+void cluster_on_end(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m)
+{
+	struct job *job = cluster_job_of(cj);
+	bool known = from == cluster_to_leader(cj);
+	struct fault f = FAULT_NULL;
+	unsigned node = 0;
+
+	for (unsigned i = 0; cj->epoch.peers && i < cj->epoch.n_nodes; i++)
+		if (cj->epoch.peers[i] == from) {
+			known = true;
+			node = i;
+		}
+	if (!known || m->epoch != cj->epoch.number || !job)
+		return;
+	if (!m->end->code) {
+		cluster_on_left(cj, node);
+		return;
+	}
+	fault_set(&f, m->end->code && m->end->code < _FAULT_N ? m->end->code : FAULT_ABORTED, NULL,
+		  "%s", m->end->text);
+	job_epoch_end(job, &f);
+}
+
+void cluster_node_gone(struct cluster_job *cj, struct peer *p, const char *why)
+{
+	struct job *job = cluster_job_of(cj);
+	struct cluster_node *n, *tmp;
+	struct fault f = FAULT_NULL;
+	bool ran = false;
+
+	fault_set(&f, FAULT_ABORTED, NULL, "node %s of job '%s' is gone: %.300s", peer_name(p),
+		  cj->label, why);
+	for (unsigned i = 0; cj->epoch.peers && i < cj->epoch.n_nodes; i++) {
+		if (cj->epoch.peers[i] != p)
+			continue;
+		cj->epoch.peers[i] = NULL;
+		ran = true;
+	}
+	list_for_each (n, tmp, &cj->nodes, link)
+		if (n->peer == p)
+			cluster_node_free(n);
+	if (ran && job)
+		job_epoch_end(job, &f);
+}

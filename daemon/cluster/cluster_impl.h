@@ -1,0 +1,161 @@
+/* Shared by the files of cluster. */
+#ifndef SHARDD_CLUSTER_CLUSTER_IMPL_H
+#define SHARDD_CLUSTER_CLUSTER_IMPL_H
+
+#include "cluster/cluster.h"
+#include "cluster/rendezvous.h"
+#include "coord/decide.h"
+#include "coord/membership.h"
+#include "core/list.h"
+#include "job/span.h"
+#include "order/order.h"
+
+#define CLUSTER_LEASE_S   10
+#define CLUSTER_PAUSE_US  500000u
+#define CLUSTER_ANSWER_MS 2000u
+/* Entries that a node may have announced and that have not been started. */
+#define CLUSTER_AHEAD     2048u
+#define CLUSTER_KEY_BYTES 160u
+#define CLUSTER_AT_BYTES  272u
+
+/* A link to a node that leads jobs, dialled by this one. */
+struct cluster_link {
+	struct list link; /* cluster->links */
+	struct cluster *c;
+	char name[SPAN_NAME_BYTES], at[CLUSTER_AT_BYTES];
+	struct peer *peer; /* borrowed until it is gone; NULL then */
+	bool up;
+};
+
+/* What a node has of a job: see JobHolding. */
+struct cluster_holding {
+	uint32_t world, units;
+	uint64_t epoch, settings, step, position;
+	bool has_commit, torn, has_position;
+};
+
+/* A node that has ranks of a job, as its leader knows it. */
+struct cluster_node {
+	struct list link; /* cluster_job.nodes */
+	char name[SPAN_NAME_BYTES];
+	struct peer *peer; /* borrowed; NULL: this node */
+	struct cluster_holding holding;
+	uint32_t n; /* ranks that want to join, ascending */
+	uint32_t *ranks;
+	uint16_t *devices;
+};
+
+/*
+ *   SEEKING --we lead--> LEADS --all ranks are there--> DECIDING --the epoch is decided--> RUNS
+ *      ^ '--another leads--> DIALS --the link is up--> FOLLOWS --the epoch begins--> RUNS
+ *      '------------------- an epoch ends; the link is gone; another leads -----------'
+ */
+enum cluster_job_state {
+	CLUSTER_SEEKING,
+	CLUSTER_LEADS,
+	CLUSTER_DECIDING,
+	CLUSTER_DIALS,
+	CLUSTER_FOLLOWS,
+	CLUSTER_RUNS,
+};
+
+/* The epoch that runs. */
+struct cluster_epoch {
+	uint64_t number; /* 0: none */
+	unsigned n_nodes, self, leader;
+	char (*names)[SPAN_NAME_BYTES]; /* owned, as these */
+	const char **name_list;
+	struct peer **peers; /* of the leader: by node; NULL: this one, or it is gone */
+	struct order *order; /* owned; NULL: all ranks are here */
+	bool *left;          /* of the leader: by node: its ranks have left; owned */
+	bool is_left;        /* on all nodes */
+};
+
+/* A job that ranks of this node want to join, or have joined. */
+struct cluster_job {
+	struct list link; /* cluster->all */
+	struct cluster *c;
+	char label[JOB_LABEL_MAX + 1];
+	uint8_t state; /* enum cluster_job_state */
+	uint64_t again_us;
+	char why[256]; /* what is in the way; "" */
+	struct coord_call call;
+	bool removes;   /* @call removes the key of a leader that cannot be reached */
+	unsigned dials; /* that have failed, since a link was up */
+	char leader[SPAN_NAME_BYTES], leader_at[CLUSTER_AT_BYTES];
+	int64_t token;                /* creation revision of the leader's key */
+	struct cluster_link *follows; /* borrowed */
+
+	uint32_t *wishes; /* ranks here that want to join, ascending; owned */
+	uint32_t n_wishes;
+	struct fault refusal; /* for them */
+
+	/* the leader's */
+	struct list nodes; /* of struct cluster_node; this one is among them */
+	struct decide epoch_decision, commit;
+	struct order_key committing;
+	int64_t epoch_revision, step_revision;
+	uint64_t last_epoch; /* that the store knows */
+
+	struct cluster_epoch epoch;
+};
+
+struct cluster {
+	uv_timer_t timer;
+	struct loopq *loopq;
+	struct jobs *jobs;
+	struct coord *coord;
+	struct membership member;
+	char node[SPAN_NAME_BYTES], at[CLUSTER_AT_BYTES];
+	struct peers *peers;
+	struct list links; /* of struct cluster_link */
+	struct list all;   /* of struct cluster_job */
+	struct list ended; /* orders that are over, to be freed by the next tick */
+	struct rendezvous *rendezvous;
+	char why[256]; /* why it is no member */
+	bool closing, peers_closed, timer_closed;
+	void (*done)(void *userdata);
+	void *userdata;
+};
+
+extern struct cluster *the_cluster;
+
+struct job *cluster_job_of(const struct cluster_job *cj);
+struct cluster_job *cluster_find(const struct cluster *c, const char *label);
+void cluster_key(const struct cluster_job *cj, const char *what, char ret[CLUSTER_KEY_BYTES]);
+void cluster_state_move(struct cluster_job *cj, enum cluster_job_state to);
+void cluster_say(struct cluster_job *cj, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+
+/* Who leads it (cluster_seek.c). */
+void cluster_seek(struct cluster_job *cj);
+void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us);
+/* The leader cannot be reached, or does not lead any more. */
+void cluster_leader_lost(struct cluster_job *cj, const char *why);
+void cluster_link_up(struct cluster_link *l);
+void cluster_link_gone(struct cluster_link *l, const char *why);
+
+/* Epochs (cluster_epoch.c). */
+void cluster_tell_wishes(struct cluster_job *cj);
+void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobWish *w);
+void cluster_on_begin(struct cluster_job *cj, const Shardd__V1__JobMessage *m);
+void cluster_on_end(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m);
+void cluster_refused(struct cluster_job *cj, const struct fault *f);
+void cluster_node_gone(struct cluster_job *cj, struct peer *p, const char *why);
+void cluster_forget_nodes(struct cluster_job *cj);
+void cluster_epoch_free(struct cluster_job *cj);
+/* All ranks want to join: decide the epoch. */
+void cluster_form(struct cluster_job *cj);
+
+/* The order (cluster_order.c). */
+int cluster_order_begin(struct cluster_job *cj);
+void cluster_on_order(struct cluster_job *cj, struct peer *from, const ProtobufCBinaryData *bytes);
+void cluster_orders_free(struct cluster *c);
+void cluster_order_end(struct cluster_job *cj);
+
+/* Send a message about the job. */
+void cluster_send(struct cluster_job *cj, struct peer *to, Shardd__V1__JobMessage *m);
+/* The link to the leader, if this node follows and it is up. */
+struct peer *cluster_to_leader(const struct cluster_job *cj);
+
+#endif

@@ -1,0 +1,329 @@
+/* The order of a job's collectives, connected to the job and to the links. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cluster/cluster_impl.h"
+#include "core/check.h"
+#include "core/fnv.h"
+#include "core/log.h"
+#include "gather/turn.h"
+#include "op/op.h"
+#include "op/op_list.h"
+
+/* Orders are freed behind their own callbacks. */
+struct cluster_ended {
+	struct list link;
+	struct order *order;
+};
+
+static void cluster_end_job(struct cluster_job *cj, const struct fault *f)
+{
+	struct job *job = cluster_job_of(cj);
+
+	if (job && cj->epoch.number)
+		job_epoch_end(job, f);
+}
+
+static uint32_t cluster_unit_key(const struct unit *u)
+{
+	uint64_t h = FNV_BEGIN;
+
+	for (const char *c = u->rec->name; *c; c++)
+		h = fnv_add(h, (unsigned char)*c);
+	return (uint32_t)(h ^ h >> 32);
+}
+
+static struct group *cluster_group_of(struct job *job, uint32_t key)
+{
+	for (uint32_t i = 0; i < job->n_groups; i++)
+		if (group_key(job->groups[i]) == key)
+			return job->groups[i];
+	return NULL;
+}
+
+static struct unit *cluster_unit_of(struct job *job, uint32_t key)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (!job->units[i]->rec->dropped && cluster_unit_key(job->units[i]) == key)
+			return job->units[i];
+	return NULL;
+}
+
+/* -------------------------------------------------------------- what the order says */
+
+static void cluster_order_send(void *userdata, uint32_t node, const struct order_msg *msg)
+{
+	struct cluster_job *cj = userdata;
+	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
+	uint8_t bytes[ORDER_MSG_MAX];
+
+	m.epoch = cj->epoch.number;
+	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_ORDER;
+	m.order.data = bytes;
+	m.order.len = order_pack(msg, bytes);
+	cluster_send(cj, cj->epoch.peers ? cj->epoch.peers[node] : cluster_to_leader(cj), &m);
+}
+
+static bool cluster_start_collective(struct job *job, const struct order_key *key)
+{
+	struct group *g = cluster_group_of(job, key->group);
+
+	return g && (!g->here || match_start(&g->match, key->number));
+}
+
+static bool cluster_start_gather(struct job *job, const struct order_key *key)
+{
+	struct unit *u = cluster_unit_of(job, key->group);
+
+	return u && u->turns + 1 == key->number && turn_start(job, u) == 0;
+}
+
+static void cluster_order_start(void *userdata, const struct order_started *s)
+{
+	struct cluster_job *cj = userdata;
+	struct job *job = cluster_job_of(cj);
+	struct fault f = FAULT_NULL;
+	bool started = false;
+
+	if (job)
+		started = s->key.kind == ORDER_GATHER ? cluster_start_gather(job, &s->key)
+						      : cluster_start_collective(job, &s->key);
+	if (started)
+		return;
+	fault_set(&f, FAULT_ABORTED, NULL,
+		  "node %s cannot start entry %llu of group %08x of job '%s', which the leader has "
+		  "started",
+		  cj->c->node, (unsigned long long)s->key.number, s->key.group, cj->label);
+	cluster_end_job(cj, &f);
+}
+
+static void cluster_order_fail(void *userdata, const struct order_key *key, const struct fault *f)
+{
+	struct cluster_job *cj = userdata;
+	struct job *job = cluster_job_of(cj);
+	struct group *g = job ? cluster_group_of(job, key->group) : NULL;
+
+	if (g && key->kind == ORDER_COLLECTIVE)
+		match_fail(&g->match, key->number, f);
+}
+
+static void cluster_order_ended(void *userdata, const struct fault *f)
+{
+	cluster_end_job(userdata, f);
+}
+
+/* ------------------------------------------------------------------------- commits */
+
+static void cluster_on_committed(struct decide *d, enum decide_outcome outcome, int64_t revision,
+				 const char *why)
+{
+	struct cluster_job *cj = CONTAINER_OF(d, struct cluster_job, commit);
+	struct order_key key = cj->committing;
+	struct fault f = FAULT_NULL;
+
+	if (outcome == DECIDE_DONE) {
+		cj->step_revision = revision;
+		order_decided(cj->epoch.order, &key, true, NULL);
+		return;
+	}
+	fault_set(&f, FAULT_ABORTED, NULL, "the commit of job '%s' was not decided: %.300s",
+		  cj->label, why);
+	cluster_end_job(cj, &f);
+}
+
+/* The step of the commit at @key: this node has announced it, too. */
+static bool cluster_step_of(const struct cluster_job *cj, const struct order_key *key,
+			    uint64_t *ret)
+{
+	struct job *job = cluster_job_of(cj);
+	struct group *g = job ? cluster_group_of(job, key->group) : NULL;
+	struct match_slot *s = g ? match_slot(&g->match, key->number) : NULL;
+
+	if (!s || !s->first)
+		return false;
+	*ret = s->first->print.words[2]; /* op_commit_check */
+	return true;
+}
+
+static void cluster_order_decide(void *userdata, const struct order_key *key)
+{
+	struct cluster_job *cj = userdata;
+	char step_key[CLUSTER_KEY_BYTES], leader[CLUSTER_KEY_BYTES], epoch[CLUSTER_KEY_BYTES];
+	char value[64];
+	struct decide_what what = { .key = step_key,
+				    .leader = leader,
+				    .token = cj->token,
+				    .last = cj->step_revision,
+				    .also = epoch,
+				    .also_last = cj->epoch_revision };
+	struct fault f = FAULT_NULL;
+	uint64_t step;
+	int r = -EINVAL;
+
+	cluster_key(cj, "step", step_key);
+	cluster_key(cj, "leader", leader);
+	cluster_key(cj, "epoch", epoch);
+	cj->committing = *key;
+	if (cluster_step_of(cj, key, &step)) {
+		what.value = value;
+		what.bytes = (size_t)snprintf(value, sizeof(value), "%llu %llu",
+					      (unsigned long long)step,
+					      (unsigned long long)cj->epoch.number);
+		r = decide_begin(&cj->commit, cj->c->coord, &what, cluster_on_committed);
+	}
+	if (r == 0)
+		return;
+	fault_errno(&f, r, "deciding a commit");
+	cluster_end_job(cj, &f);
+}
+
+/* -------------------------------------------------------------- its beginning and end */
+
+int cluster_order_begin(struct cluster_job *cj)
+{
+	static const struct order_ops ops = { .send = cluster_order_send,
+					      .start = cluster_order_start,
+					      .fail = cluster_order_fail,
+					      .decide = cluster_order_decide,
+					      .ended = cluster_order_ended };
+	const struct order_options o = { .n_nodes = cj->epoch.n_nodes,
+					 .self = cj->epoch.self,
+					 .leader = cj->epoch.leader,
+					 .names = cj->epoch.name_list,
+					 .max_ahead = CLUSTER_AHEAD };
+
+	return order_new(&o, &ops, cj, &cj->epoch.order);
+}
+
+/* It may be in one of its callbacks. */
+void cluster_order_end(struct cluster_job *cj)
+{
+	struct cluster_ended *e;
+
+	if (!cj->epoch.order)
+		return;
+	order_end(cj->epoch.order);
+	e = calloc(1, sizeof(*e));
+	if (e) {
+		list_init(&e->link);
+		e->order = cj->epoch.order;
+		list_append(&cj->c->ended, &e->link);
+	} else {
+		log_error("cluster", "no memory: the order of an epoch is not freed job=%s",
+			  cj->label);
+	}
+	cj->epoch.order = NULL;
+}
+
+void cluster_orders_free(struct cluster *c)
+{
+	while (!list_empty(&c->ended)) {
+		struct cluster_ended *e = list_first(&c->ended, struct cluster_ended, link);
+
+		list_unlink(&e->link);
+		order_free(e->order);
+		free(e);
+	}
+}
+
+void cluster_on_order(struct cluster_job *cj, struct peer *from, const ProtobufCBinaryData *bytes)
+{
+	struct order_msg msg;
+	unsigned node = cj->epoch.leader;
+
+	for (unsigned i = 0; cj->epoch.peers && i < cj->epoch.n_nodes; i++)
+		if (cj->epoch.peers[i] == from)
+			node = i;
+	if (!cj->epoch.order ||
+	    (cj->epoch.peers ? cj->epoch.peers[node] : cluster_to_leader(cj)) != from)
+		return;
+	if (order_unpack(bytes->data, bytes->len, &msg)) {
+		peer_end(from, "it has sent a message of the order that cannot be read");
+		return;
+	}
+	order_receive(cj->epoch.order, node, &msg);
+}
+
+/* -------------------------------------------------------------- what the job says */
+
+static struct cluster_job *cluster_running(const struct job *job)
+{
+	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
+
+	return cj && cj->epoch.order ? cj : NULL;
+}
+
+/* The nodes that have members of @g. Return: NULL: all. */
+static const struct order_nodes *cluster_nodes_of(const struct group *g, struct order_nodes *ret)
+{
+	const struct span *s = g->job->across.span;
+	unsigned n = 0;
+
+	*ret = (struct order_nodes){ 0 };
+	for (uint32_t i = 0; i < group_size(g); i++)
+		n += order_nodes_add(ret, span_node_of(s, g->rec->ranks[i]));
+	return n == s->n_nodes ? NULL : ret;
+}
+
+static void cluster_fill_entry(const struct group *g, uint64_t number,
+			       const struct order_nodes *nodes, struct order_entry *e)
+{
+	*e = (struct order_entry){ .key = { ORDER_COLLECTIVE, group_key(g), number },
+				   .nodes = nodes };
+}
+
+void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first)
+{
+	struct cluster_job *cj = cluster_running(g->job);
+	const struct op *op = CONTAINER_OF(first, struct op, entry);
+	struct order_nodes nodes;
+	struct order_print print;
+	struct order_entry e;
+	struct fault f = FAULT_NULL;
+	int r;
+
+	if (!cj)
+		return;
+	cluster_fill_entry(g, number, cluster_nodes_of(g, &nodes), &e);
+	_Static_assert(sizeof(print.words) == sizeof(first->print.words), "the same fingerprint");
+	memcpy(print.words, first->print.words, sizeof(print.words));
+	snprintf(print.text, sizeof(print.text), "%s", first->print.text);
+	e.print = &print;
+	e.rank = first->rank;
+	e.pid = first->pid;
+	if (op->type == &op_commit)
+		e.flags = ORDER_DECISION | ORDER_MARK;
+	r = order_announce(cj->epoch.order, &e);
+	if (r == 0 || r == ORDER_E_ENDED)
+		return;
+	fault_set(&f, FAULT_EXHAUSTED, NULL,
+		  "node %s is %u entries ahead of the other nodes of job '%s': join again",
+		  cj->c->node, CLUSTER_AHEAD, cj->label);
+	cluster_end_job(cj, &f);
+}
+
+void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault)
+{
+	struct cluster_job *cj = cluster_running(g->job);
+	struct order_nodes nodes;
+	struct order_entry e;
+	struct order_print print = { 0 };
+
+	if (!cj)
+		return;
+	cluster_fill_entry(g, number, cluster_nodes_of(g, &nodes), &e);
+	e.print = &print;
+	(void)order_refuse(cj->epoch.order, &e,
+			   fault); /* or it has started, or the epoch has ended */
+}
+
+void cluster_want(struct job *job, struct unit *u, uint64_t turn)
+{
+	struct cluster_job *cj = cluster_running(job);
+	const struct order_entry e = { .key = { ORDER_GATHER, cluster_unit_key(u), turn } };
+
+	if (cj && order_announce(cj->epoch.order, &e) == ORDER_E_AHEAD)
+		u->wants_turn = false; /* whoever wants it asks again */
+}

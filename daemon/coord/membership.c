@@ -1,0 +1,289 @@
+#include "coord/membership.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+
+#define MEMBERSHIP_PAUSE_US  200000u
+#define MEMBERSHIP_ANSWER_MS 2000u
+
+static void membership_try_later(struct membership *m, const char *why)
+{
+	m->again_us = clock_now_us() + MEMBERSHIP_PAUSE_US;
+	snprintf(m->why, sizeof(m->why), "%s", why);
+}
+
+static void membership_key(const struct membership *m, char *ret, size_t bytes)
+{
+	snprintf(ret, bytes, "members/%s", m->name);
+}
+
+/* ------------------------------------------------------------------------------ the leader */
+
+/* What the key says now. */
+static void membership_set_leader(struct membership *m, const char *name, int64_t token)
+{
+	m->token = token;
+	m->ops->leader(m, name, token);
+}
+
+static void membership_look(struct membership *m, const struct view_key *k)
+{
+	int64_t token = k && k->lease == m->lease && m->state == MEMBERSHIP_IN ? k->created : 0;
+
+	membership_set_leader(m, k ? (const char *)k->value : "", token);
+}
+
+static void membership_on_campaign(struct coord_call *call, const struct coord_reply *r)
+{
+	/* the view tells who leads; without an answer the next tick tries again */
+	(void)call;
+	(void)r;
+}
+
+/* Nobody leads, as far as is known. */
+static void membership_stand(struct membership *m)
+{
+	struct coord_cond cond = { .key = COORD_LEADER };
+	struct coord_change change = {
+		.key = COORD_LEADER, .value = m->name, .bytes = strlen(m->name), .lease = m->lease
+	};
+	struct coord_txn t = { .conds = &cond, .n_conds = 1, .changes = &change, .n_changes = 1 };
+
+	(void)coord_txn(m->c, &m->campaign, &t,
+			MEMBERSHIP_ANSWER_MS); /* the next tick tries again */
+}
+
+static struct membership *membership_of_view(struct view *v)
+{
+	return CONTAINER_OF(v, struct membership, leader);
+}
+
+static void membership_on_leader(struct view *v, const struct view_key *k, bool removed)
+{
+	if (strcmp(k->key, COORD_LEADER) == 0)
+		membership_look(membership_of_view(v), removed ? NULL : k);
+}
+
+static const struct view_ops membership_view_ops = { .changed = membership_on_leader };
+
+/* ------------------------------------------------------------------------------ membership */
+
+static void membership_stop(struct membership *m)
+{
+	coord_cancel(&m->call);
+	coord_cancel(&m->campaign);
+	view_end(&m->leader);
+	m->state = MEMBERSHIP_OUT;
+	m->token = 0;
+	m->lease = 0;
+}
+
+static void membership_out(struct membership *m, const char *why)
+{
+	char text[sizeof(m->why)];
+
+	snprintf(text, sizeof(text), "%s", why);
+	membership_stop(m);
+	m->ops->out(m, text);
+}
+
+static void membership_on_kept(struct coord_call *call, const struct coord_reply *r)
+{
+	struct membership *m = CONTAINER_OF(call, struct membership, call);
+
+	if (r->status == COORD_NO_LEASE) {
+		membership_out(m, "its lease has ended: the store has not heard of it in time");
+	} else if (r->status != COORD_OK) {
+		membership_try_later(m,
+				     r->why); /* and not only when a third of the lease is over */
+	} else {
+		m->kept_us = m->asked_us;
+		m->again_us = m->asked_us + (uint64_t)m->ttl_s * 1000000 / 3;
+		*m->why = 0;
+	}
+}
+
+static void membership_is_in(struct membership *m)
+{
+	m->state = MEMBERSHIP_IN;
+	m->again_us = m->asked_us + (uint64_t)m->ttl_s * 1000000 / 3;
+	m->call.done = membership_on_kept;
+	*m->why = 0;
+	if (view_begin(&m->leader, m->c, COORD_LEADER, &membership_view_ops) < 0) {
+		membership_out(m, "there is no memory for it");
+		return;
+	}
+	m->ops->joined(m);
+}
+
+static void membership_on_joined(struct coord_call *call, const struct coord_reply *r)
+{
+	struct membership *m = CONTAINER_OF(call, struct membership, call);
+	char why[200];
+
+	if (r->status == COORD_NO_LEASE) {
+		m->state = MEMBERSHIP_GRANTING;
+		membership_try_later(m, r->why);
+	} else if (r->status != COORD_OK) {
+		membership_try_later(m, r->why);
+	} else if (r->n && r->kvs[0].lease == m->lease) { /* also if an answer was lost before */
+		membership_is_in(m);
+	} else {
+		snprintf(why, sizeof(why),
+			 "another node is a member by the name '%s': give each node its own, or "
+			 "wait for the end of its lease",
+			 m->name);
+		membership_out(m, why);
+	}
+}
+
+static void membership_register(struct membership *m)
+{
+	char key[MEMBERSHIP_NAME_BYTES + 16];
+	struct coord_cond cond = { .key = key };
+	struct coord_change change = {
+		.key = key, .value = m->value, .bytes = m->bytes, .lease = m->lease
+	};
+	struct coord_txn t = {
+		.conds = &cond, .n_conds = 1, .changes = &change, .n_changes = 1, .read = key
+	};
+
+	membership_key(m, key, sizeof(key));
+	m->state = MEMBERSHIP_JOINING;
+	m->call.done = membership_on_joined;
+	if (coord_txn(m->c, &m->call, &t, MEMBERSHIP_ANSWER_MS) < 0)
+		membership_try_later(m, "no memory for a call");
+}
+
+static void membership_on_granted(struct coord_call *call, const struct coord_reply *r)
+{
+	struct membership *m = CONTAINER_OF(call, struct membership, call);
+
+	if (r->status != COORD_OK) {
+		membership_try_later(m, r->why);
+		return;
+	}
+	m->lease = r->lease;
+	m->ttl_s = r->ttl_s;
+	m->kept_us = m->asked_us;
+	membership_register(m);
+}
+
+static void membership_ask_lease(struct membership *m)
+{
+	m->state = MEMBERSHIP_GRANTING;
+	m->call.done = membership_on_granted;
+	m->asked_us = clock_now_us();
+	if (coord_grant(m->c, &m->call, m->ttl_s, MEMBERSHIP_ANSWER_MS) < 0)
+		membership_try_later(m, "no memory for a call");
+}
+
+static bool membership_name_is_good(const char *name)
+{
+	return *name && strlen(name) < MEMBERSHIP_NAME_BYTES && !strchr(name, '/');
+}
+
+int membership_join(struct membership *m, struct coord *c, const char *name, const void *value,
+		    size_t bytes, int64_t ttl_s, bool leads, const struct membership_ops *ops)
+{
+	uint8_t *copy;
+
+	CHECK(m->state == MEMBERSHIP_OUT && ttl_s >= 2);
+	if (!membership_name_is_good(name))
+		return -EINVAL;
+	copy = malloc(bytes + 1);
+	if (!copy)
+		return -ENOMEM;
+	if (bytes)
+		memcpy(copy, value, bytes);
+	free(m->value);
+	*m = (struct membership){
+		.c = c, .ops = ops, .value = copy, .bytes = bytes, .ttl_s = ttl_s, .leads = leads
+	};
+	snprintf(m->name, sizeof(m->name), "%s", name);
+	m->campaign.done = membership_on_campaign;
+	membership_ask_lease(m);
+	return 0;
+}
+
+/* The store counts from the moment when it has got the last request, which is not before that when it
+ * was sent. */
+static bool membership_is_late(const struct membership *m, uint64_t now_us)
+{
+	return now_us - m->kept_us >= (uint64_t)m->ttl_s * 1000000;
+}
+
+/* So that there is time for another try. */
+static uint32_t membership_answer_ms(const struct membership *m)
+{
+	uint64_t third = (uint64_t)m->ttl_s * 1000 / 3;
+
+	return third < MEMBERSHIP_ANSWER_MS ? (uint32_t)third : MEMBERSHIP_ANSWER_MS;
+}
+
+static void membership_keep(struct membership *m, uint64_t now_us)
+{
+	if (m->call.impl || now_us < m->again_us)
+		return;
+	m->asked_us = now_us;
+	(void)coord_keep(m->c, &m->call, m->lease, membership_answer_ms(m));
+}
+
+static void membership_lead(struct membership *m)
+{
+	bool known = m->leader.state == VIEW_WATCHING;
+
+	if (m->leads && known && !m->campaign.impl && !view_find(&m->leader, COORD_LEADER))
+		membership_stand(m);
+}
+
+void membership_tick(struct membership *m, uint64_t now_us)
+{
+	if (m->state == MEMBERSHIP_IN && membership_is_late(m, now_us)) {
+		membership_out(m, *m->why ? m->why
+					  : "the store has not answered for the time of the lease");
+		return;
+	}
+	if (m->state == MEMBERSHIP_IN) {
+		membership_keep(m, now_us);
+		view_tick(&m->leader, now_us);
+		membership_lead(m);
+	} else if ((m->state == MEMBERSHIP_GRANTING || m->state == MEMBERSHIP_JOINING) &&
+		   !m->call.impl && now_us >= m->again_us) {
+		if (m->state == MEMBERSHIP_JOINING && !membership_is_late(m, now_us))
+			membership_register(m);
+		else
+			membership_ask_lease(m);
+	}
+}
+
+static void membership_on_left(struct coord_call *call, const struct coord_reply *r)
+{
+	(void)r; /* else the lease ends by itself */
+	membership_out(CONTAINER_OF(call, struct membership, call), "it has left");
+}
+
+void membership_leave(struct membership *m)
+{
+	int64_t lease = m->lease;
+
+	if (m->state == MEMBERSHIP_OUT || m->state == MEMBERSHIP_LEAVING)
+		return;
+	membership_stop(m);
+	m->state = MEMBERSHIP_LEAVING;
+	m->call.done = membership_on_left;
+	if (!lease || coord_revoke(m->c, &m->call, lease, MEMBERSHIP_ANSWER_MS) < 0)
+		membership_out(m, "it has left");
+}
+
+void membership_end(struct membership *m)
+{
+	membership_stop(m);
+	free(m->value);
+	m->value = NULL;
+}
