@@ -424,8 +424,7 @@ static void cluster_on_out(struct membership *m, const char *why)
 
 	text_copy(c->why, sizeof(c->why), why);
 	log_warn("cluster", "not a member node=%s why=\"%s\"", c->node, why);
-	if (!c->closing)
-		cluster_join_store(c);
+	c->again_us = clock_now_us() + CLUSTER_REJOIN_US;
 }
 
 static void cluster_on_leader(struct membership *m, const char *name, int64_t token)
@@ -469,7 +468,7 @@ static void cluster_on_tick(uv_timer_t *timer)
 
 	cluster_orders_free(c);
 	membership_tick(&c->member, now);
-	if (c->member.state == MEMBERSHIP_OUT && !c->closing)
+	if (c->member.state == MEMBERSHIP_OUT && now >= c->again_us)
 		cluster_join_store(c);
 	peers_tick(c->peers, now);
 	list_for_each (cj, tmp, &c->all, link) {

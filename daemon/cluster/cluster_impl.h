@@ -11,6 +11,7 @@
 #include "order/order.h"
 
 #define CLUSTER_LEASE_S   10
+#define CLUSTER_REJOIN_US 1000000u
 #define CLUSTER_PAUSE_US  500000u
 #define CLUSTER_ANSWER_MS 2000u
 /* Entries that a node may have announced and that have not been started. */
@@ -112,7 +113,8 @@ struct cluster {
 	struct list all;   /* of struct cluster_job */
 	struct list ended; /* orders that are over, to be freed by the next tick */
 	struct rendezvous *rendezvous;
-	char why[256]; /* why it is no member */
+	char why[256];     /* why it is no member */
+	uint64_t again_us; /* then it tries again */
 	bool closing, peers_closed, timer_closed;
 	void (*done)(void *userdata);
 	void *userdata;

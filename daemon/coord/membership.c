@@ -121,6 +121,37 @@ static void membership_is_in(struct membership *m)
 	m->ops->joined(m);
 }
 
+static void membership_register(struct membership *m);
+
+static void membership_on_removed(struct coord_call *call, const struct coord_reply *r)
+{
+	struct membership *m = CONTAINER_OF(call, struct membership, call);
+
+	if (r->status == COORD_OK)
+		membership_register(m);
+	else
+		membership_try_later(m, r->why);
+}
+
+/* A daemon that had the same address has left the key: it has ended, since an address has one daemon. */
+static void membership_replace(struct membership *m, const struct coord_kv *kv)
+{
+	char key[MEMBERSHIP_NAME_BYTES + 16];
+	struct coord_cond cond = { .key = key, .revision = kv->created };
+	struct coord_change change = { .key = key, .remove = true };
+	struct coord_txn t = { .conds = &cond, .n_conds = 1, .changes = &change, .n_changes = 1 };
+
+	membership_key(m, key, sizeof(key));
+	m->call.done = membership_on_removed;
+	if (coord_txn(m->c, &m->call, &t, MEMBERSHIP_ANSWER_MS) < 0)
+		membership_try_later(m, "no memory for a call");
+}
+
+static bool membership_is_ours(const struct membership *m, const struct coord_kv *kv)
+{
+	return m->bytes && kv->bytes == m->bytes && memcmp(kv->value, m->value, m->bytes) == 0;
+}
+
 static void membership_on_joined(struct coord_call *call, const struct coord_reply *r)
 {
 	struct membership *m = CONTAINER_OF(call, struct membership, call);
@@ -133,6 +164,8 @@ static void membership_on_joined(struct coord_call *call, const struct coord_rep
 		membership_try_later(m, r->why);
 	} else if (r->n && r->kvs[0].lease == m->lease) { /* also if an answer was lost before */
 		membership_is_in(m);
+	} else if (r->n && membership_is_ours(m, &r->kvs[0])) {
+		membership_replace(m, &r->kvs[0]);
 	} else {
 		snprintf(why, sizeof(why),
 			 "another node is a member by the name '%s': give each node its own, or "

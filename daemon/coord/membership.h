@@ -5,7 +5,8 @@
  *                                          '--another node has it--> OUT
  *   any --leave--> LEAVING --the lease is revoked, or no answer--> OUT
  *
- * The key "members/NAME" hangs on the lease. Members that want to lead create the key "leader" with
+ * The key "members/NAME" hangs on the lease. One with the same value is of an earlier daemon at this
+ * node's address, and is replaced. Members that want to lead create the key "leader" with
  * their lease: the one who does leads, and the creation revision of the key is the token of all that it
  * decides. A member counts its own time: it is out as soon as the store may think so, whatever etcd
  * says. Loop thread only.

@@ -574,6 +574,7 @@ static void op_ddp_bucket_surrogate_init(struct op *op)
 
 const struct op_type op_ddp_bucket = {
 	.name = "DdpBucket",
+	.one_node = true,
 	.collective = true,
 	.surrogates = true,
 	.check = op_ddp_bucket_check,

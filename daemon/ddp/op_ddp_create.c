@@ -254,6 +254,7 @@ static void op_ddp_create_encode(const struct op *op, op_reply_cb send, void *ct
 
 const struct op_type op_ddp_create = {
 	.name = "DdpCreate",
+	.one_node = true,
 	.collective = true,
 	.request = &shardd__v1__ddp_create_request__descriptor,
 	.decode = op_ddp_create_decode,

@@ -121,6 +121,7 @@ static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *c
 
 const struct op_type op_join_uneven = {
 	.name = "JoinUneven",
+	.one_node = true,
 	.request = &shardd__v1__join_uneven_request__descriptor,
 	.decode = op_join_uneven_decode,
 	.check = op_join_uneven_check,

@@ -160,6 +160,10 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 		return job_free(job);
 	}
 	job_open_accounts(job);
+	if (*rec->span && span_parse(rec->span, &job->across.span, f)) {
+		job->rec = NULL;
+		return job_free(job);
+	}
 	while (job->ranks && job->placed && job->n_groups < rec->n_groups)
 		if (job_add_group(job) < 0)
 			break;

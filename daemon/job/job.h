@@ -138,6 +138,11 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
  * No rank is joined. Return: 0 or a fault: its memory is on other nodes. */
 int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct fault *f);
 
+/* Has it ranks on other nodes? */
+bool job_is_across(const struct job *job);
+/* Refuse @what ("Loading a checkpoint") if so. Return: 0 or a fault code. */
+int job_check_here(const struct job *job, const char *what, struct fault *f);
+
 /* Which device rank @rank is on (job_place.c): the one that @name names, or the known one, or the
  * default: rank * devices / world size. A rank of a group that has units or has run collectives
  * stays where it is. Return: 0 or a fault. */

@@ -1,4 +1,8 @@
 /* The nodes that a job is on, from one epoch to the next. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "core/check.h"
 #include "job/job.h"
 #include "job/job_journal.h"
@@ -31,6 +35,31 @@ static int job_span_check(const struct job *job, const struct span *span, uint64
 		job->rec->name);
 }
 
+static int job_span_record(struct job *job, struct fault *f)
+{
+	char *text = job->across.span->n_nodes > 1 ? span_format(job->across.span) : strdup("");
+	int r = text ? state_job_set_span(job->rec, text) : -ENOMEM;
+
+	free(text);
+	job_journal_mark(job, JOB_JOURNAL_HEAD | JOB_JOURNAL_PROGRESS);
+	job_journal_write(job);
+	return r < 0 ? fault_errno(f, r, "noting a job's nodes") : 0;
+}
+
+bool job_is_across(const struct job *job)
+{
+	return job->across.span && job->across.span->n_nodes > 1;
+}
+
+int job_check_here(const struct job *job, const char *what, struct fault *f)
+{
+	if (!job_is_across(job))
+		return 0;
+	return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+			 "%s is not possible: job '%s' has ranks on %u nodes", what, job->rec->name,
+			 job->across.span->n_nodes);
+}
+
 int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct fault *f)
 {
 	if (job_span_check(job, span, epoch, f)) {
@@ -46,7 +75,5 @@ int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct faul
 					 "side in it",
 					 job->groups[i]->rec->name);
 	job->rec->epoch = epoch;
-	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
-	job_journal_write(job);
-	return 0;
+	return job_span_record(job, f);
 }

@@ -893,6 +893,8 @@ int loading_begin(struct job *job, const struct loading_options *o, loading_cb d
 	size_t n;
 	int r;
 
+	if (job_check_here(job, "loading a checkpoint", f))
+		return f->code;
 	if (job->checkpoints.loading)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "a checkpoint is being loaded into job '%s' already",

@@ -378,7 +378,7 @@ int resize_begin(struct job *job, uint32_t world, uint64_t wait_us, resize_cb do
 {
 	struct resize *r;
 
-	if (resize_check(job, world, f))
+	if (job_check_here(job, "resizing", f) || resize_check(job, world, f))
 		return f->code;
 	if (job->present && !wait_us)
 		return resize_refuse_present(job, f);

@@ -646,7 +646,7 @@ int saving_begin(struct job *job, struct proc *proc, const struct saving_options
 {
 	struct saving *s;
 
-	if (saving_check(job, o, f))
+	if (job_check_here(job, "saving a checkpoint", f) || saving_check(job, o, f))
 		return f->code;
 	saving_tick(job); /* one that failed has told its caller */
 	s = saving_new(job, o);

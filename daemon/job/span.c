@@ -112,3 +112,91 @@ bool span_is_here(const struct span *s, uint32_t rank)
 {
 	return !s || span_node_of(s, rank) == s->self;
 }
+
+/* "SELF NAME:DEVICE,DEVICE,... NAME:..." with a device for each rank */
+char *span_format(const struct span *s)
+{
+	size_t bytes = 16, at;
+	char *text;
+
+	for (unsigned i = 0; i < s->n_nodes; i++)
+		bytes += SPAN_NAME_BYTES + 2 + s->nodes[i].n * sizeof("65535,");
+	text = malloc(bytes);
+	if (!text)
+		return NULL;
+	at = (size_t)snprintf(text, bytes, "%u", s->self);
+	for (unsigned i = 0; i < s->n_nodes; i++) {
+		at += (size_t)snprintf(text + at, bytes - at, " %s", s->nodes[i].name);
+		for (uint32_t k = 0; k < s->nodes[i].n; k++)
+			at += (size_t)snprintf(text + at, bytes - at, "%c%u", k ? ',' : ':',
+					       s->nodes[i].devices[k]);
+	}
+	return text;
+}
+
+static unsigned span_count(const char *text, char what)
+{
+	unsigned n = 0;
+
+	for (; *text; text++)
+		n += *text == what;
+	return n;
+}
+
+/* One node at *at, which is then behind it. Return: false: it is none. */
+static bool span_parse_node(const char **at, struct span_node *ret, uint16_t *devices)
+{
+	const char *colon = strchr(*at, ':');
+	size_t n = colon ? (size_t)(colon - *at) : 0;
+	char *end;
+
+	if (!n || n >= sizeof(ret->name))
+		return false;
+	memcpy(ret->name, *at, n);
+	ret->devices = devices;
+	for (*at = colon; **at == ':' || **at == ','; *at = end) {
+		unsigned long d = strtoul(*at + 1, &end, 10);
+
+		if (end == *at + 1 || d > UINT16_MAX)
+			return false;
+		devices[ret->n++] = (uint16_t)d;
+	}
+	if (**at == ' ')
+		++*at;
+	return true;
+}
+
+/* Return: how many nodes, or 0: the text is not valid. */
+static unsigned span_parse_nodes(const char *at, struct span_node *nodes, uint16_t *devices)
+{
+	uint32_t first = 0;
+	unsigned n = 0;
+
+	while (*at) {
+		if (!span_parse_node(&at, &nodes[n], devices + first))
+			return 0;
+		nodes[n].first = first;
+		first += nodes[n++].n;
+	}
+	return n;
+}
+
+int span_parse(const char *text, struct span **ret, struct fault *f)
+{
+	const struct comm_store none = { 0 };
+	unsigned most = span_count(text, ' '), n = 0;
+	struct span_node *nodes = calloc(most + 1, sizeof(*nodes));
+	uint16_t *devices = calloc(most + span_count(text, ',') + 1, sizeof(*devices));
+	char *at;
+	unsigned long self = strtoul(text, &at, 10);
+
+	if (nodes && devices && *at == ' ')
+		n = span_parse_nodes(at + 1, nodes, devices);
+	if (!n)
+		fault_set(f, FAULT_INVALID, "state", "the nodes of a job are '%.100s'", text);
+	else if (span_new(nodes, n, (unsigned)self, "", &none, ret, f) == 0)
+		(*ret)->over = true;
+	free(nodes);
+	free(devices);
+	return f->code;
+}

@@ -37,6 +37,10 @@ struct span {
 /* Copies @nodes. Return: 0 or a fault code: INTERNAL if the ranks of @nodes are not 0, 1, 2... in order. */
 int span_new(const struct span_node *nodes, unsigned n_nodes, unsigned self, const char *prefix,
 	     const struct comm_store *store, struct span **ret, struct fault *f);
+/* As text, for the record; the caller's. Return: NULL without memory. */
+char *span_format(const struct span *s);
+/* The span of that text, whose epoch is over. Return: 0 or a fault code: INVALID. */
+int span_parse(const char *text, struct span **ret, struct fault *f);
 /* NULL is allowed. Return: NULL. */
 struct span *span_free(struct span *s);
 

@@ -111,6 +111,8 @@ struct op_type {
 	bool reads_inputs;
 	/* BeginPass, EndPass: only for guarded units. */
 	bool is_pass;
+	/* Not in jobs that have ranks on other nodes. */
+	bool one_node;
 	/* It ends a step of its rank: the learned order of gathers starts again. */
 	bool ends_step;
 	/* (optional) What of it belongs behind its name in texts: "(FORWARD)". */

@@ -496,7 +496,10 @@ static int op_take_streams(struct op *op, const Shardd__V1__OpHeader *h, struct 
  * not held up for ever. */
 static void op_decode(struct op *op, const ProtobufCMessage *request)
 {
-	if (op_take_streams(op, op_header_of(op->type, request), &op->fault) == 0 &&
+	if (op->type->one_node)
+		(void)job_check_here(op->m->job, op->type->name, &op->fault);
+	if (!op->fault.code &&
+	    op_take_streams(op, op_header_of(op->type, request), &op->fault) == 0 &&
 	    op->type->decode(op, request, &op->fault) == 0 && op->group) {
 		op->entry.rank = op->m->rank;
 		op->entry.pid = member_pid(op->m);

@@ -567,6 +567,7 @@ static void op_sparse_surrogate_init(struct op *op)
 
 const struct op_type op_sparse = {
 	.name = "ReduceSparse",
+	.one_node = true,
 	.collective = true,
 	.surrogates = true,
 	.request = &shardd__v1__reduce_sparse_request__descriptor,

@@ -73,8 +73,8 @@ static bool reduce_unused_names(const struct op *op, uint32_t tensor)
 
 /* ------------------------------------------------------------------- all ranks */
 
-/* Can there be a tensor that none has used? The rule is that there is not. */
-static bool reduce_unused_some_may(const struct coll *c)
+/* Can there be a tensor that none here has used? The rule is that there is not. */
+static bool reduce_unused_some_may_here(const struct coll *c)
 {
 	for (uint32_t i = 0; i < c->n; i++) {
 		const struct op *op = c->ops[i];
@@ -87,12 +87,57 @@ static bool reduce_unused_some_may(const struct coll *c)
 	return !c->unit->has_partials;
 }
 
-static bool reduce_unused_used_by_none(const struct coll *c, uint32_t tensor)
+static bool reduce_unused_used_by_none_here(const struct coll *c, uint32_t tensor)
 {
 	for (uint32_t i = 0; i < c->n; i++)
 		if (!reduce_unused_names(c->ops[i], tensor))
 			return false;
 	return true;
+}
+
+/* What the nodes show each other: whether there can be such a tensor, then a bit for each. */
+static enum res reduce_unused_show(struct coll *c)
+{
+	struct share *s = &shards_of(c)->share;
+	size_t n = c->unit->rec->n_tensors;
+
+	RES_TRY(share_begin(c, s, 1 + n / 8 + 1));
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		uint8_t *own = share_own(c, s, d);
+
+		own[0] = reduce_unused_some_may_here(c);
+		for (uint32_t i = 0; own[0] && i < n; i++)
+			if (reduce_unused_used_by_none_here(c, i))
+				own[1 + i / 8] |= (uint8_t)(1u << i % 8);
+	}
+	return RES_DONE;
+}
+
+static bool reduce_unused_is_set(const struct coll *c, unsigned device, size_t bit)
+{
+	const uint8_t *slot = share_slot(&shards_of(c)->share, device);
+
+	return bit ? slot[1 + (bit - 1) / 8] >> (bit - 1) % 8 & 1 : slot[0];
+}
+
+/* By all devices, which are all ranks. */
+static bool reduce_unused_all_set(const struct coll *c, size_t bit)
+{
+	for (unsigned d = 0; d < coll_devices(c); d++)
+		if (!reduce_unused_is_set(c, d, bit))
+			return false;
+	return true;
+}
+
+static bool reduce_unused_some_may(const struct coll *c)
+{
+	return group_spans(c->group) ? reduce_unused_all_set(c, 0) : reduce_unused_some_may_here(c);
+}
+
+static bool reduce_unused_used_by_none(const struct coll *c, uint32_t tensor)
+{
+	return group_spans(c->group) ? reduce_unused_all_set(c, 1 + (size_t)tensor)
+				     : reduce_unused_used_by_none_here(c, tensor);
 }
 
 /* Into @ret, room for all. Return: how many; @ret_all: is that all there is? */
@@ -164,7 +209,12 @@ enum res reduce_unused_agree(struct coll *c, bool *ret_none)
 	int r;
 
 	*ret_none = false;
+	if (group_spans(c->group) && !shards_of(c)->share.all)
+		RES_TRY(reduce_unused_show(c));
+	if (group_spans(c->group))
+		RES_TRY(share_tick(c, &shards_of(c)->share));
 	if (!reduce_unused_some_may(c)) {
+		share_end(&shards_of(c)->share);
 		reduce_unused_overrule(c);
 		return RES_DONE;
 	}
@@ -173,6 +223,7 @@ enum res reduce_unused_agree(struct coll *c, bool *ret_none)
 		return coll_fail(c, -ENOMEM);
 	n = reduce_unused_find(c, tensors, ret_none);
 	r = reduce_unused_tell(c, tensors, n, *ret_none);
+	share_end(&shards_of(c)->share);
 	free(tensors);
 	return r ? coll_fail(c, r) : RES_DONE;
 }

@@ -23,6 +23,8 @@ static int svc_shardd_read_check_memory(const struct job *job, struct fault *f)
 				 "the parameters of job '%s' are in the memory of %s: a session "
 				 "that is not a rank can read only host memory",
 				 job->rec->name, info->id);
+	if (job_check_here(job, "reading by a session that is not a rank", f))
+		return f->code;
 	for (uint32_t i = 0; i < job->n_units; i++)
 		if (!job->units[i]->rec->dropped && job->units[i]->n_parts != 1)
 			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,

@@ -295,6 +295,7 @@ static void external_next_encode(const struct op *op, op_reply_cb send, void *ct
  * unit are over with its last Reduce, which is what NextShard waits for. */
 const struct op_type op_next_shard = {
 	.name = "NextShard",
+	.one_node = true,
 	.request = &shardd__v1__next_shard_request__descriptor,
 	.decode = external_next_decode,
 	.check = external_next_check,
@@ -436,6 +437,7 @@ static bool external_done_waits_for_readers(const struct op *op)
 
 const struct op_type op_shard_done = {
 	.name = "ShardDone",
+	.one_node = true,
 	.request = &shardd__v1__shard_done_request__descriptor,
 	.decode = external_done_decode,
 	.check = external_done_check,

@@ -110,7 +110,8 @@ static enum res op_clip_scale(struct coll *c)
 	float factor;
 
 	shards_of(c)->total = shards_total(c, clip->type);
-	if (norm_clip_check(clip, shards_of(c)->total, c->fault))
+	c->everywhere = norm_clip_check(clip, shards_of(c)->total, c->fault);
+	if (c->everywhere)
 		return RES_FAILED;
 	if (!norm_clip_factor(clip, shards_of(c)->total, &factor))
 		return RES_DONE;

@@ -300,6 +300,18 @@ state_part *state_unit_add_part(state_unit *u)
 	return NULL;
 }
 
+int state_job_set_span(state_job *j, const char *text)
+{
+	char *copy = strdup(text);
+
+	if (!copy)
+		return -ENOMEM;
+	if (j->span != protobuf_c_empty_string)
+		free(j->span);
+	j->span = copy;
+	return 0;
+}
+
 int state_job_set_device(state_job *j, uint32_t rank, const char *id)
 {
 	char *copy = strdup(id);

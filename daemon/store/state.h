@@ -97,6 +97,8 @@ int state_unit_add_buffer_region(state_unit *u, const struct region *r);
 
 /* Note on which device rank @rank is. Return: 0 or -ENOMEM. */
 int state_job_set_device(state_job *j, uint32_t rank, const char *id);
+/* The nodes of its ranks, as text; "": this one. Return: 0 or -ENOMEM. */
+int state_job_set_span(state_job *j, const char *text);
 
 #define STATE_NEW_RANK UINT32_MAX
 

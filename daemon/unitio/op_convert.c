@@ -441,6 +441,7 @@ static void op_convert_encode(const struct op *op, op_reply_cb send, void *ctx)
 
 const struct op_type op_convert = {
 	.name = "ConvertUnits",
+	.one_node = true,
 	.collective = true,
 	.request = &shardd__v1__convert_units_request__descriptor,
 	.decode = op_convert_decode,

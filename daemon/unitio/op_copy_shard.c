@@ -292,6 +292,7 @@ static bool op_copy_shard_waits_for_readers(const struct op *op)
 
 const struct op_type op_copy_shard = {
 	.name = "CopyShard",
+	.one_node = true,
 	.request = &shardd__v1__copy_shard_request__descriptor,
 	.decode = op_copy_shard_decode,
 	.check = op_copy_shard_check,

@@ -212,6 +212,7 @@ static void op_drop_units_encode(const struct op *op, op_reply_cb send, void *ct
 
 const struct op_type op_drop_units = {
 	.name = "DropUnits",
+	.one_node = true,
 	.collective = true,
 	.request = &shardd__v1__drop_units_request__descriptor,
 	.decode = op_drop_units_decode,

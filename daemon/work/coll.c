@@ -374,12 +374,24 @@ static void coll_fail_early(struct coll *c, const struct fault *fault)
 	}
 }
 
+/* The other nodes may have done what has failed on this one: nobody goes on. */
+static bool coll_fails_here(const struct coll *c)
+{
+	return c->fault->code && group_spans(c->group) && !c->everywhere &&
+	       c->members[0]->epoch == c->job->rec->epoch;
+}
+
 /* All ops of the collective end, with c->fault or well. What was submitted is ordered by now, not
  * executed: memory goes back to pools of its queue. */
 static void coll_end(struct coll *c)
 {
-	bool submitted = c->on_device && coll_has_queues(c);
+	bool submitted = c->on_device && coll_has_queues(c), apart = coll_fails_here(c);
 	struct job *job = c->job;
+	struct fault why = FAULT_NULL;
+
+	if (apart)
+		fault_set(&why, FAULT_ABORTED, NULL, "rank %u (pid %d): %.400s",
+			  c->members[0]->rank, member_pid(c->members[0]), c->fault->text);
 
 	job->running++; /* the next in line may be the last of a deleted job */
 	coll_line_leave(c);
@@ -390,6 +402,8 @@ static void coll_end(struct coll *c)
 		coll_fail_early(c, c->fault);
 	else
 		coll_finish(c, c->fault);
+	if (apart)
+		job_epoch_end(job, &why);
 	job_ran(job);
 }
 

@@ -56,6 +56,7 @@ struct coll {
 	struct coll_talk *talk; /* owned: an operation that waits for its turn in line */
 	unsigned stage;         /* where it goes on: an enum of the file that has it; 0 at first */
 	struct fault *fault;    /* owned: why it has returned RES_FAILED */
+	bool everywhere;        /* it fails so on all nodes: they decide by the same */
 	bool ticking;           /* it runs now */
 	bool woken;             /* what it waits for came meanwhile */
 	struct waiter waiter;

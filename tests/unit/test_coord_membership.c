@@ -117,9 +117,19 @@ static void turn(void)
 		}                                                                \
 	} while (0)
 
+static void join_at(unsigned i, const char *name, const char *at)
+{
+	cr_assert_eq(membership_join(&nodes[i].m, nodes[i].c, name, at, strlen(at), TTL_S, true,
+				     &ops),
+		     0);
+}
+
 static void join(unsigned i, const char *name)
 {
-	cr_assert_eq(membership_join(&nodes[i].m, nodes[i].c, name, "value", 5, TTL_S, true, &ops), 0);
+	char at[] = "node-0";
+
+	at[5] += (char)i;
+	join_at(i, name, at);
 }
 
 static void join_all(void)
@@ -156,11 +166,11 @@ static bool all_follow(const struct node *n)
 
 #define TEST_BOTH(name)                \
 	static void both_##name(void); \
-	Test(membership_fake, name)        \
+	Test(membership_fake, name)    \
 	{                              \
 		both_##name();         \
 	}                              \
-	Test(membership_etcd, name)        \
+	Test(membership_etcd, name)    \
 	{                              \
 		both_##name();         \
 	}                              \
@@ -202,13 +212,29 @@ TEST_BOTH(a_name_is_one_nodes)
 	TURN_UNTIL(nodes[1].joined);
 }
 
+/* One that was killed has left its key, and its lease lives for a while. */
+TEST_BOTH(a_daemon_that_begins_again_at_its_address_has_its_name)
+{
+	uint64_t began;
+
+	join_at(0, "a", "host:1");
+	TURN_UNTIL(nodes[0].joined);
+	began = clock_now_us();
+	membership_end(&nodes[0].m);
+	join_at(1, "a", "host:1");
+	TURN_UNTIL(nodes[1].joined);
+	cr_expect_eq(nodes[1].outs, 0);
+	cr_expect_lt(clock_now_us() - began, (uint64_t)TTL_S * 1000000);
+}
+
 TEST_BOTH(names_that_are_no_names_are_refused)
 {
 	char longest[MEMBERSHIP_NAME_BYTES + 1];
 
 	memset(longest, 'x', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = 0;
-	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, "", "", 0, TTL_S, true, &ops), -EINVAL);
+	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, "", "", 0, TTL_S, true, &ops),
+		     -EINVAL);
 	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, "a/b", "", 0, TTL_S, true, &ops),
 		     -EINVAL);
 	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, longest, "", 0, TTL_S, true, &ops),

@@ -736,6 +736,33 @@ Test(span, a_mismatch_between_nodes_fails_for_all)
 	free(w->notes);
 }
 
+/* A tensor that no rank has used keeps its value; one that a single rank has used does not. */
+static void two_tensors(state_unit *spec)
+{
+	const uint64_t n = 501;
+	state_tensor *t = state_tensor_new("second", &n, 1);
+
+	t->init_kind = FILL_UNIFORM;
+	t->init_b = 1;
+	CHECK(state_unit_add_tensor(spec, t) == 0);
+}
+
+static void script_unused(struct world *w)
+{
+	static const uint32_t second = 1;
+
+	add_unit(w, 502, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	for (uint32_t users = 0; users < 2; users++) {
+		fill_gradients(w, users);
+		ALL(w, m->rank < users ? nodefix_reduce(n, m, u, false, op)
+				       : nodefix_leave_out(n, m, u, &second, op));
+		ALL(w, nodefix_step(n, m, op));
+		ALL(w, nodefix_commit(n, m, users + 1, 0, op));
+		gather_and_note(w);
+	}
+}
+
 static void run(void (*script)(struct world *w), const unsigned *ranks)
 {
 	unsigned char *notes;
@@ -774,5 +801,6 @@ SPAN_TEST(buffers_on_1_2_3, script_buffers, NULL, 1, 2, 3)
 SPAN_TEST(initialise_on_1_2_3, script_initialise, NULL, 1, 2, 3)
 SPAN_TEST(initialise_by_rows_on_2_1, script_initialise, by_rows, 2, 1)
 SPAN_TEST(initialise_replicas_on_2_1, script_initialise, replicated, 2, 1)
+SPAN_TEST(unused_on_1_2, script_unused, two_tensors, 1, 2)
 SPAN_TEST(found_inf_on_2_2, script_found_inf, NULL, 2, 2)
 SPAN_TEST(found_inf_by_rows_on_1_2_3, script_found_inf, by_rows, 1, 2, 3)
