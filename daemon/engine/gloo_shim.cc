@@ -1,13 +1,11 @@
 #include "engine/gloo_shim.h"
 
-#include <gloo/context.h>
-#include <gloo/transport/tcp/device.h>
+#include "engine/gloo_meet.h"
+#include "engine/gloo_mesh.hh"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -15,7 +13,6 @@
 #include <set>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 using std::chrono::milliseconds;
@@ -26,7 +23,6 @@ namespace
 {
 
 constexpr milliseconds FOREVER = std::chrono::hours(24 * 365 * 10);
-constexpr milliseconds SLICE(100);  /* of a wait for a key, to see an abort */
 constexpr uint64_t CHUNK = 1 << 20; /* of a reduction */
 constexpr uint64_t CHUNK_MIN = 64 << 10;
 constexpr uint64_t STAGING = 64 << 20; /* beyond it chunks become smaller */
@@ -34,27 +30,13 @@ constexpr uint64_t DIRECT = 256 << 10; /* up to here one round counts more than 
 constexpr uint64_t ROWS_AHEAD = 4;     /* chunks offered to each member before they are taken */
 constexpr uint64_t SENTINEL = 0;       /* slot; operations use those above */
 
-/* One pair for each other member. */
-class Mesh : public gloo::Context
-{
-      public:
-	Mesh(int member, int members) : gloo::Context(member, members)
-	{
-	}
+using Clock = std::chrono::steady_clock;
 
-	void open(const std::string &iface, const std::string &address, milliseconds timeout)
-	{
-		gloo::transport::tcp::attr attr(address.c_str());
-
-		attr.iface = iface;
-		device_ = gloo::transport::tcp::CreateDevice(attr);
-		transportContext_ = device_->createContext(rank, size);
-		/* Gloo waits five times as long for a pair; 0 is for ever */
-		transportContext_->setTimeout(std::max(timeout / 5, milliseconds(1)));
-		for (int i = 0; i < size; i++)
-			if (i != rank)
-				transportContext_->createPair(i);
-	}
+/* What a member says at last, into the others' sentinels. */
+enum : uint32_t {
+	MARK_NONE = 0,
+	MARK_BYE = 1,
+	MARK_BLAME = 2, /* it ends because of the member whose number is added to this */
 };
 
 } // namespace
@@ -62,38 +44,27 @@ class Mesh : public gloo::Context
 struct gloo_shim {
 	std::string iface, address, prefix;
 	gloo_shim_options options;
-	milliseconds wait;
-	std::shared_ptr<Mesh> mesh;
-	std::vector<uint8_t> marks; /* the sentinel receives into it */
+	std::unique_ptr<GlooMesh> mesh;
+	std::vector<uint32_t> marks;       /* the sentinel receives into it; Gloo's thread */
+	uint32_t mark = MARK_NONE;         /* that is sent */
+	std::unique_ptr<Unbound> farewell; /* of @mark */
 	std::vector<char> staging;
 	uint64_t slot = SENTINEL;
-	std::thread watcher;
 	bool connected = false;
 
 	std::mutex lock;
 	/* under the lock */
-	std::condition_variable changed;
 	std::unique_ptr<Unbound> sentinel;
 	std::set<Unbound *> waiting; /* of the operation under way */
 	std::string cause;           /* of the end */
 	bool dead = false;
 	bool closing = false;
-	bool watched = true; /* the watcher has not ended */
-	int byes = 0;
+	bool patient = false;     /* an operation waits, until: */
+	Clock::time_point enough; /* then nobody comes */
 };
 
 namespace
 {
-
-/* Without the place in Gloo's source, "[file.cc:line] ". */
-std::string shim_text(const std::exception &e)
-{
-	const std::string text = e.what();
-	const size_t at = text.find("] ");
-
-	return text[0] == '[' && at != text.npos && text.find(".cc:") < at ? text.substr(at + 2)
-									   : text;
-}
 
 /* The lock is held. */
 void shim_wake_all(gloo_shim *s)
@@ -104,20 +75,63 @@ void shim_wake_all(gloo_shim *s)
 	}
 	if (s->sentinel)
 		s->sentinel->abortWaitRecv();
-	s->changed.notify_all();
 }
 
-/* Return: whether it lived until now. */
-bool shim_die(gloo_shim *s, const std::string &cause)
+/* The members after and before this one, so that not all turn to the same one at once. */
+int shim_after(const gloo_shim *s, int k)
 {
-	std::lock_guard<std::mutex> guard(s->lock);
-	bool lived = !s->dead;
+	return (s->options.rank + k) % s->options.size;
+}
 
-	s->dead = true;
-	if (s->cause.empty())
-		s->cause = cause;
-	shim_wake_all(s);
-	return lived;
+int shim_before(const gloo_shim *s, int k)
+{
+	return (s->options.rank + s->options.size - k) % s->options.size;
+}
+
+/* To all members but one. Does not block; one that has left is not told, and does not keep it from
+ * the others. Return: how many are told. */
+int shim_send_mark(gloo_shim *s, uint32_t mark, int except)
+{
+	int sent = 0;
+
+	s->mark = mark;
+	for (int k = 1; k < s->options.size; k++) {
+		if (shim_after(s, k) == except)
+			continue;
+		try {
+			s->farewell->send(shim_after(s, k), SENTINEL, 0, sizeof(s->mark));
+			sent++;
+		} catch (...) {
+			/* it has left */
+		}
+	}
+	return sent;
+}
+
+/* Why it ends. */
+struct Cause {
+	std::string text;
+	int member = -1; /* whose fault it is; -1: nobody's */
+};
+
+/* Return: whether it lived until now. Any thread; does not block. */
+bool shim_die(gloo_shim *s, const Cause &cause)
+{
+	{
+		std::lock_guard<std::mutex> guard(s->lock);
+
+		if (s->dead)
+			return false;
+		s->dead = true;
+		s->cause = cause.text;
+		shim_wake_all(s);
+		if (!s->mesh || s->closing)
+			return true;
+	}
+	if (cause.member >= 0 && s->farewell)
+		shim_send_mark(s, MARK_BLAME + cause.member, cause.member);
+	s->mesh->close();
+	return true;
 }
 
 void shim_throw_if_dead(gloo_shim *s)
@@ -128,12 +142,44 @@ void shim_throw_if_dead(gloo_shim *s)
 		throw std::runtime_error(s->cause);
 }
 
+/* While it lives an operation waits, and not for longer than it may. Gloo's own timeouts would close
+ * all connections before anybody could be told why. */
+class Patience
+{
+      public:
+	explicit Patience(gloo_shim *shim) : s(shim)
+	{
+		const unsigned ms = s->options.wait_ms;
+
+		if (ms == 0)
+			return;
+		s->mesh->arm(ms);
+		std::lock_guard<std::mutex> guard(s->lock);
+		s->enough = Clock::now() + milliseconds(ms);
+		s->patient = true;
+	}
+
+	Patience(const Patience &) = delete;
+	Patience &operator=(const Patience &) = delete;
+
+	~Patience()
+	{
+		if (s->options.wait_ms == 0)
+			return;
+		std::lock_guard<std::mutex> guard(s->lock);
+		s->patient = false;
+	}
+
+      private:
+	gloo_shim *s;
+};
+
 /* Memory of an operation. When it is destroyed Gloo no longer touches the memory. */
 class Buffer
 {
       public:
 	Buffer(gloo_shim *shim, const void *p, uint64_t bytes)
-	    : s(shim), b(s->mesh->createUnboundBuffer(const_cast<void *>(p), bytes))
+	    : s(shim), b(s->mesh->buffer(const_cast<void *>(p), bytes))
 	{
 		std::lock_guard<std::mutex> guard(s->lock);
 
@@ -165,8 +211,10 @@ class Buffer
 	void wait_sends(uint64_t n)
 	{
 		while (n-- > 0) {
+			Patience patience(s);
+
 			shim_throw_if_dead(s);
-			if (!b->waitSend(nullptr, s->wait))
+			if (!b->waitSend(nullptr, FOREVER))
 				shim_throw_if_dead(s);
 		}
 	}
@@ -174,8 +222,10 @@ class Buffer
 	void wait_recvs(uint64_t n)
 	{
 		while (n-- > 0) {
+			Patience patience(s);
+
 			shim_throw_if_dead(s);
-			if (!b->waitRecv(nullptr, s->wait))
+			if (!b->waitRecv(nullptr, FOREVER))
 				shim_throw_if_dead(s);
 		}
 	}
@@ -184,17 +234,6 @@ class Buffer
 	gloo_shim *s;
 	std::unique_ptr<Unbound> b;
 };
-
-/* The members after and before this one, so that not all turn to the same one at once. */
-int shim_after(const gloo_shim *s, int k)
-{
-	return (s->options.rank + k) % s->options.size;
-}
-
-int shim_before(const gloo_shim *s, int k)
-{
-	return (s->options.rank + s->options.size - k) % s->options.size;
-}
 
 /* Where each member's part begins, and the end of all. */
 Bytes shim_offsets(const Bytes &bytes)
@@ -428,174 +467,161 @@ void shim_broadcast(gloo_shim *s, void *data, uint64_t bytes, int root)
 
 /* ---------------------------------------------------------------- life of a context */
 
-void shim_close_pairs(gloo_shim *s)
+/* The connection to @member ended. */
+Cause shim_explain(const gloo_shim *s, int member, const std::string &why)
 {
-	for (int i = 0; i < s->options.size; i++) {
-		if (i == s->options.rank)
-			continue;
-		try {
-			s->mesh->getPair(i)->close();
-		} catch (...) {
-			/* the others are closed all the same */
-		}
-	}
+	const uint32_t mark = s->marks[member];
+	const uint32_t blamed = mark - MARK_BLAME;
+
+	if (mark == MARK_BYE)
+		return { "member " + std::to_string(member) + " has left", member };
+	if (mark != MARK_NONE && blamed < static_cast<uint32_t>(s->options.size))
+		return { "member " + std::to_string(member) + " reports that member " +
+				 std::to_string(blamed) + " is gone or does not answer",
+			 static_cast<int>(blamed) };
+	return { "member " + std::to_string(member) + ": " + why, member };
 }
 
-/* Return: why it ended; "": it was told to. */
-std::string shim_wait_for_end(gloo_shim *s)
-{
-	try {
-		while (s->sentinel->waitRecv(nullptr, FOREVER)) {
-			std::lock_guard<std::mutex> guard(s->lock);
-
-			s->byes++;
-			s->changed.notify_all();
-		}
-		return "";
-	} catch (const std::exception &e) {
-		return shim_text(e);
-	} catch (...) {
-		return "unknown exception";
-	}
-}
-
-bool shim_leave_watch(gloo_shim *s)
+/* Return: whether the owner does not hear of it: the communicator is being freed. */
+bool shim_is_expected(gloo_shim *s, int member)
 {
 	std::lock_guard<std::mutex> guard(s->lock);
 
-	if (s->dead || !s->closing)
-		return false;
-	s->watched = false;
-	s->changed.notify_all();
-	return true;
+	if (s->closing && s->marks[member] != MARK_BYE && s->sentinel)
+		s->sentinel->abortWaitRecv(); /* its good-bye does not come any more */
+	return s->closing;
 }
 
-void shim_watch(gloo_shim *s)
+/* Gloo's thread. */
+void shim_on_broke(gloo_shim *s, int member, const std::string &why) noexcept
 {
-	const std::string why = shim_wait_for_end(s);
+	try {
+		if (shim_is_expected(s, member))
+			return;
+		const Cause cause = shim_explain(s, member, why);
 
-	if (shim_leave_watch(s))
-		return;
-	const bool news = shim_die(s, why);
-	shim_close_pairs(s);
-	if (news && s->options.died)
-		s->options.died(s->options.userdata, why.c_str());
-}
-
-std::string shim_key(const gloo_shim *s, int rank)
-{
-	return s->prefix + "/" + std::to_string(rank);
-}
-
-void shim_publish(gloo_shim *s)
-{
-	std::vector<char> all;
-	int r;
-
-	for (int i = 0; i < s->options.size; i++) {
-		if (i == s->options.rank)
-			continue;
-		const std::vector<char> one = s->mesh->getPair(i)->address().bytes();
-
-		all.insert(all.end(), one.begin(), one.end());
+		if (shim_die(s, cause) && s->options.died)
+			s->options.died(s->options.userdata, cause.text.c_str());
+	} catch (...) {
+		gloo_shim_abort(s);
+		if (s->options.died)
+			s->options.died(s->options.userdata, "no memory");
 	}
-	r = s->options.set(s->options.store, shim_key(s, s->options.rank).c_str(), all.data(),
-			   all.size());
-	if (r)
-		throw std::runtime_error(std::string("the addresses cannot be published: ") +
-					 strerror(-r));
 }
 
-using Deadline = std::chrono::steady_clock::time_point;
-
-/* What member @peer has published for us. */
-std::vector<char> shim_look_up(gloo_shim *s, int peer, Deadline end)
+Cause shim_blame(gloo_shim *s, const std::vector<int> &late)
 {
-	const size_t one = gloo::transport::Address::kMaxByteSize;
-	std::vector<char> all(one * s->options.size);
-	const std::string key = shim_key(s, peer);
-	long got = -ETIMEDOUT;
+	std::string names = late.size() > 1 ? "members" : "member";
 
-	while (got == -ETIMEDOUT) {
+	for (size_t i = 0; i < late.size(); i++)
+		names += (i ? ", " : " ") + std::to_string(late[i]);
+	if (late.empty())
+		names = "nobody";
+	return { names + " did not take part for " + std::to_string(s->options.wait_ms) + " ms",
+		 late.empty() ? -1 : late[0] };
+}
+
+bool shim_has_enough(gloo_shim *s)
+{
+	std::lock_guard<std::mutex> guard(s->lock);
+
+	return !s->dead && !s->closing && s->patient && Clock::now() >= s->enough;
+}
+
+/* Gloo's thread. The operation that waits reports it. */
+void shim_on_expired(gloo_shim *s) noexcept
+{
+	try {
+		if (shim_has_enough(s))
+			shim_die(s, shim_blame(s, s->mesh->late(SENTINEL)));
+	} catch (...) {
+		gloo_shim_abort(s);
+	}
+}
+
+bool shim_is_stopped(void *userdata)
+{
+	auto *s = static_cast<gloo_shim *>(userdata);
+	std::lock_guard<std::mutex> guard(s->lock);
+
+	return s->dead;
+}
+
+std::vector<int> shim_meet(gloo_shim *s, const gloo::transport::tcp::attr &attr)
+{
+	gloo_meet_options options = {};
+	std::vector<int> fds(s->options.size, -1);
+	char why[256] = "";
+
+	options.address = reinterpret_cast<const sockaddr *>(&attr.ai_addr);
+	options.address_bytes = attr.ai_addrlen;
+	options.prefix = s->prefix.c_str();
+	options.size = s->options.size;
+	options.rank = s->options.rank;
+	options.timeout_ms = s->options.connect_ms;
+	options.set = s->options.set;
+	options.get = s->options.get;
+	options.store = s->options.store;
+	options.stopped = shim_is_stopped;
+	options.userdata = s;
+	if (gloo_meet(&options, fds.data(), why, sizeof(why))) {
 		shim_throw_if_dead(s);
-		if (std::chrono::steady_clock::now() > end)
-			throw std::runtime_error("member " + std::to_string(peer) +
-						 " did not publish its addresses in time");
-		got = s->options.get(s->options.store, key.c_str(),
-				     static_cast<unsigned>(SLICE.count()), all.data(), all.size());
+		throw std::runtime_error(why);
 	}
-	if (got < 0)
-		throw std::runtime_error("the addresses of member " + std::to_string(peer) +
-					 " cannot be read: " + strerror(static_cast<int>(-got)));
-	if (got == 0 || got % (s->options.size - 1) != 0)
-		throw std::runtime_error("the addresses of member " + std::to_string(peer) +
-					 " are malformed");
-	const size_t bytes = got / (s->options.size - 1);
-	const size_t index = s->options.rank - (s->options.rank > peer);
-	return std::vector<char>(all.begin() + index * bytes, all.begin() + (index + 1) * bytes);
+	return fds;
 }
 
 void shim_open(gloo_shim *s)
 {
-	auto mesh = std::make_shared<Mesh>(s->options.rank, s->options.size);
+	gloo::transport::tcp::attr wanted(s->address.c_str());
 
-	mesh->open(s->iface, s->address, milliseconds(s->options.connect_ms));
+	wanted.iface = s->iface;
+	const auto attr = gloo::transport::tcp::CreateDeviceAttr(wanted);
+	const std::vector<int> fds = shim_meet(s, attr);
+	s->marks.resize(s->options.size, MARK_NONE);
+	auto mesh = std::make_unique<GlooMesh>(
+		s->options.rank, s->options.size, attr, fds,
+		gloo_mesh_events{
+			[s](int member, const std::string &why) { shim_on_broke(s, member, why); },
+			[s] { shim_on_expired(s); } });
+	auto sentinel = mesh->buffer(s->marks.data(), s->marks.size() * sizeof(s->marks[0]));
+	s->farewell = mesh->buffer(&s->mark, sizeof(s->mark));
 	std::lock_guard<std::mutex> guard(s->lock);
+	s->mesh = std::move(mesh);
+	s->sentinel = std::move(sentinel);
 	if (s->dead)
 		throw std::runtime_error(s->cause);
-	s->mesh = mesh;
-	s->marks.resize(s->options.size);
-	s->sentinel = s->mesh->createUnboundBuffer(s->marks.data(), s->marks.size());
-	s->watcher = std::thread(shim_watch, s);
 }
 
 void shim_connect(gloo_shim *s)
 {
-	const Deadline end = std::chrono::steady_clock::now() + milliseconds(s->options.connect_ms);
-	const int n = s->options.size;
-
-	if (n == 1)
+	if (s->options.size == 1)
 		return;
 	shim_open(s);
-	shim_publish(s);
-	for (int i = 0; i < n; i++)
+	for (int i = 0; i < s->options.size; i++)
 		if (i != s->options.rank)
-			s->mesh->getPair(i)->connect(shim_look_up(s, i, end));
-	shim_throw_if_dead(s);
-	for (int i = 0; i < n; i++)
-		if (i != s->options.rank)
-			s->sentinel->recv(i, SENTINEL, i, 1);
+			s->sentinel->recv(i, SENTINEL, i * sizeof(s->marks[0]),
+					  sizeof(s->marks[0]));
 	s->connected = true;
 }
 
-/* Each member's mark goes to its place in the others' sentinels. One that has left is not told, and
- * does not keep it from the others. */
+/* No socket closes while a member still needs it: those that have said it do not. */
 void shim_say_bye(gloo_shim *s, milliseconds grace)
 {
-	uint8_t mark = 1;
-	auto b = s->mesh->createUnboundBuffer(&mark, 1);
-	int sent = 0;
+	const Clock::time_point end = Clock::now() + grace;
+	const auto rest = [=] {
+		return std::max(std::chrono::duration_cast<milliseconds>(end - Clock::now()),
+				milliseconds(1));
+	};
 
-	for (int k = 1; k < s->options.size; k++) {
-		try {
-			b->send(shim_after(s, k), SENTINEL, 0, 1);
-			sent++;
-		} catch (...) {
-			/* it has left */
-		}
-	}
-	try {
-		while (sent-- > 0)
-			b->waitSend(nullptr, grace);
-	} catch (...) {
-		/* it leaves just now */
-	}
-	std::unique_lock<std::mutex> guard(s->lock);
-	s->changed.wait_for(guard, grace, [s] {
-		return s->byes >= s->options.size - 1 || !s->watched || s->dead;
-	});
+	for (int sent = shim_send_mark(s, MARK_BYE, s->options.rank); sent > 0; sent--)
+		s->farewell->waitSend(nullptr, rest());
+	for (int i = 1; i < s->options.size; i++)
+		if (!s->sentinel->waitRecv(nullptr, rest()))
+			return;
 }
 
+/* Return: whether the others want to be told. */
 bool shim_begin_close(gloo_shim *s)
 {
 	std::lock_guard<std::mutex> guard(s->lock);
@@ -604,21 +630,31 @@ bool shim_begin_close(gloo_shim *s)
 	return s->connected && !s->dead;
 }
 
-void shim_end_watch(gloo_shim *s)
+void shim_end(gloo_shim *s)
 {
+	if (!s->mesh)
+		return;
 	{
 		std::lock_guard<std::mutex> guard(s->lock);
 
-		if (s->sentinel)
-			s->sentinel->abortWaitRecv();
+		s->sentinel.reset();
 	}
-	if (s->watcher.joinable())
-		s->watcher.join();
+	s->farewell.reset();
+	s->mesh.reset();
+}
+
+/* A connection that ended says more than what it threw. */
+Cause shim_cause(gloo_shim *s, const std::string &thrown)
+{
+	std::string why;
+	const int member = s->mesh ? s->mesh->broken(why) : -1;
+
+	return member < 0 ? Cause{ thrown, -1 } : shim_explain(s, member, why);
 }
 
 int shim_fail(gloo_shim *s, gloo_shim_error *error, const std::string &why, int code)
 {
-	shim_die(s, why);
+	shim_die(s, shim_cause(s, why));
 	std::lock_guard<std::mutex> guard(s->lock);
 	snprintf(error->text, sizeof(error->text), "%s", s->cause.c_str());
 	return code;
@@ -634,7 +670,7 @@ template <typename Fn> int shim_guard(gloo_shim *s, gloo_shim_error *error, Fn f
 	} catch (const std::bad_alloc &) {
 		return shim_fail(s, error, "no memory", -ENOMEM);
 	} catch (const std::exception &e) {
-		return shim_fail(s, error, shim_text(e), -ECONNABORTED);
+		return shim_fail(s, error, gloo_mesh_text(e), -ECONNABORTED);
 	} catch (...) {
 		return shim_fail(s, error, "unknown exception", -ECONNABORTED);
 	}
@@ -651,7 +687,6 @@ int gloo_shim_new(const struct gloo_shim_options *options, struct gloo_shim **re
 		s->iface = options->iface ? options->iface : "";
 		s->address = options->address ? options->address : "";
 		s->prefix = options->prefix;
-		s->wait = options->wait_ms ? milliseconds(options->wait_ms) : FOREVER;
 		*ret = s.release();
 		return 0;
 	} catch (...) {
@@ -667,7 +702,7 @@ int gloo_shim_connect(struct gloo_shim *s, struct gloo_shim_error *error)
 void gloo_shim_abort(struct gloo_shim *s)
 {
 	try {
-		shim_die(s, "the communicator was aborted");
+		shim_die(s, { "the communicator was aborted", -1 });
 	} catch (...) {
 		/* only a mutex or a string can throw here, and then nothing is left to do */
 	}
@@ -678,18 +713,16 @@ void gloo_shim_free(struct gloo_shim *s, unsigned grace_ms)
 	if (!s)
 		return;
 	try {
-		if (shim_begin_close(s))
+		const bool polite = shim_begin_close(s);
+
+		if (s->mesh)
+			s->mesh->fence(); /* who has not seen that it closes */
+		if (polite)
 			shim_say_bye(s, milliseconds(grace_ms));
 	} catch (...) {
-		/* somebody was faster: its sockets are closed */
+		/* somebody was faster: the connection has ended */
 	}
-	try {
-		shim_end_watch(s);
-		s->sentinel.reset();
-		s->mesh.reset();
-	} catch (...) {
-		/* what could not be closed is lost */
-	}
+	shim_end(s);
 	delete s;
 }
 

@@ -1,22 +1,25 @@
 /*
- * Gloo for C: one context of one communicator between processes, over TCP. gloo_shim.cc is the
- * only C++ of the daemon; no exception leaves it.
+ * Gloo for C: one context of one communicator between processes, over TCP. No exception leaves it.
  *
- * Of Gloo we use the transport: pairs of sockets, and sends and receives of unbound buffers. The
- * collectives on it are ours, for two reasons:
+ * The connections are made in gloo_meet.c, with no part of Gloo: only members get one. Gloo's
+ * transport works on them (gloo_mesh.hh): sends and receives of unbound buffers. The collectives on
+ * it are ours, for two reasons:
  *
  * - The sum must be a left fold in member order, rounded at every addition. In a ring every segment
  *   begins its way at another member. Here the owner of a segment receives the contribution of
  *   every member and folds them in order, a chunk at a time, while the next chunk arrives. Each
  *   member sends (n-1)/n of its data, as in a ring, and there is one hop and not n-1.
  * - Everything that waits must end when a member is gone. Gloo forgets the receives that are under
- *   way when a pair breaks: they wait until their timeout. So a receive that nobody serves, the
- *   sentinel, is posted to every member, which a broken pair ends; a thread waits for it and
- *   wakes all others.
+ *   way when a pair breaks: they wait until their timeout. Here the pair tells, and all that waits
+ *   is woken.
  *
- * What travels is neither encrypted nor authenticated. Members must agree on the order and sizes of
- * operations: what breaks Gloo's own protocol ends the process, since Gloo throws on its own
- * thread. Use a network that is trusted.
+ * A member's last word is a mark in the others' sentinels, a receive that is posted to every member
+ * from the start: that it leaves, or because of which member it ends. So all others name the same
+ * member.
+ *
+ * What travels is not encrypted, and a node between the members can change it: use a network that
+ * is trusted. Members must agree on the order and sizes of operations; if one breaks Gloo's
+ * protocol, the communicator ends.
  *
  * SIGPIPE must be ignored. All functions but gloo_shim_abort: one thread at a time, and all but
  * gloo_shim_new and gloo_shim_abort block.

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -357,7 +358,7 @@ static void scene_absent(struct gloofix *m)
 	gloofix_ask(m, "absent", 0, 2, 300);
 	looprun_flag(&m->run, &m->ready, 10);
 	EXPECT(!m->c && m->status == -ECONNABORTED);
-	EXPECT(strcmp(engine_why(m->e), "member 1 did not publish its addresses in time") == 0);
+	EXPECT(strcmp(engine_why(m->e), "member 1 did not publish its address in time") == 0);
 }
 
 Test(gloo, a_member_that_does_not_come_is_named)
@@ -380,6 +381,33 @@ static void scene_stale(struct gloofix *m)
 Test(gloo, a_malformed_address_is_refused)
 {
 	gloofix_play(scene_stale, 2, false);
+}
+
+/* What it sends cannot be read: a send that fails, on the worker's thread or on Gloo's, which throws
+ * there. */
+static void scene_unreadable(struct gloofix *m)
+{
+	const size_t part = 1 << 20;
+	char *all = mmap(NULL, part * m->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			 -1, 0);
+	struct waited w = gloofix_waited();
+
+	EXPECT(all != MAP_FAILED);
+	gloofix_meet(m, "unreadable", m->rank, m->size);
+	gloofix_sync(m);
+	if (m->rank == 0)
+		EXPECT(mprotect(all, part, PROT_NONE) == 0);
+	comm_all_gather(m->c, &w.op, SEND(all + m->rank * part), RECV(all), part / 4, DTYPE_FP32);
+	gloofix_expect(m, &w, ENGINE_E_ABORTED);
+	EXPECT(m->n_failed == 1);
+	m->c = comm_free(m->c);
+	munmap(all, part * m->size);
+}
+
+Test(gloo, a_send_that_fails_ends_the_communicator)
+{
+	for (unsigned i = 0; i < 5; i++)
+		gloofix_play(scene_unreadable, 3, false);
 }
 
 Test(gloo, options_are_checked)
