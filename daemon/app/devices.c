@@ -265,7 +265,7 @@ bool devices_idle(const struct node *node)
 	list_for_each (nc, tmp, &node->comms, link)
 		if (nc->making)
 			return false;
-	return true;
+	return !node->engine || engine_leaving(node->engine) == 0;
 }
 
 void devices_end(struct node *node)

@@ -232,6 +232,12 @@ void comm_complete(struct comm *c, struct comm_op *op, int status)
 	op->done(op, status);
 }
 
+unsigned engine_leaving(const struct engine *e)
+{
+	MAGIC_CHECK(e, ENGINE_MAGIC);
+	return e->ops->leaving ? e->ops->leaving(e) : 0;
+}
+
 struct engine *engine_close(struct engine *e)
 {
 	if (!e)

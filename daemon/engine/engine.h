@@ -146,7 +146,12 @@ void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint6
  * Return: 0, -EOPNOTSUPP (the engine cannot: make a new one), or negative errno. */
 int comm_shrink(struct comm *c, const bool *gone, const struct comm_options *options);
 
-/* All communicators must be freed. NULL is allowed. Return: NULL. */
+/* Communicators that are freed, and whose threads still take leave of other members. */
+unsigned engine_leaving(const struct engine *e);
+
+/* All communicators must be freed. Does not block; no callback follows. Those that take leave go on
+ * without the engine, with memory of their own, for a few seconds at most: who ends the process
+ * waits until engine_leaving is 0 first. NULL is allowed. Return: NULL. */
 struct engine *engine_close(struct engine *e);
 
 #endif

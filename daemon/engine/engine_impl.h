@@ -24,8 +24,9 @@ struct engine_ops {
 			   enum dtype dtype, enum reduce_op reduce);
 	void (*broadcast)(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
 			  unsigned root);
-	void (*close)(struct engine *e); /* frees @e */
+	void (*close)(struct engine *e); /* frees @e; does not block */
 	/* (optional) */
+	unsigned (*leaving)(const struct engine *e); /* default: 0 */
 	void (*info)(const struct comm *c, struct comm_info *ret);
 	void (*reg)(struct comm *c, void *const *addr, uint64_t bytes);
 	/* calls @done exactly once, now or later */

@@ -37,7 +37,6 @@ struct gloo {
 	char *iface;
 	char *address;
 	struct list comms; /* of struct gloo_comm; their threads may run */
-	bool closed;       /* freed with the last of @comms */
 };
 
 enum gloo_kind { GLOO_ALL_GATHER, GLOO_REDUCE_SCATTER, GLOO_ALL_REDUCE, GLOO_BROADCAST };
@@ -73,6 +72,8 @@ struct gloo_comm {
 	struct work tick;
 	bool posted;     /* @tick */
 	bool stop;       /* no item follows */
+	bool left;       /* the worker does nothing more with it */
+	bool orphaned;   /* the engine was closed: freed by the last of worker and @tick */
 	unsigned events; /* GLOO_READY... not yet reported */
 	bool told;       /* its owner has it; the loop's */
 	int status;      /* GLOO_READY: 0, or why it was not made */
@@ -103,7 +104,7 @@ static void gloo_on_tick(struct work *work);
 static void gloo_post(struct gloo_comm *c, unsigned events)
 {
 	c->events |= events;
-	if (c->posted)
+	if (c->posted || c->orphaned)
 		return;
 	c->posted = true;
 	loopq_post(gloo_of(c->comm.engine)->loopq, &c->tick, gloo_on_tick);
@@ -229,6 +230,27 @@ static bool gloo_make(struct gloo_comm *c)
 	return r == 0;
 }
 
+static void gloo_free_comm(struct gloo_comm *c)
+{
+	pthread_cond_destroy(&c->wake);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+/* The worker's last word. */
+static void gloo_leave(struct gloo_comm *c, unsigned events)
+{
+	bool last;
+
+	pthread_mutex_lock(&c->lock);
+	c->left = true;
+	gloo_post(c, events);
+	last = c->orphaned && !c->posted;
+	pthread_mutex_unlock(&c->lock);
+	if (last)
+		gloo_free_comm(c);
+}
+
 static void *gloo_main(void *arg)
 {
 	struct gloo_comm *c = arg;
@@ -240,20 +262,11 @@ static void *gloo_main(void *arg)
 		gloo_give_back(c, item);
 	}
 	gloo_shim_free(c->shim, GLOO_GRACE_MS);
-	pthread_mutex_lock(&c->lock);
-	gloo_post(c, made ? GLOO_GONE : GLOO_READY | GLOO_GONE);
-	pthread_mutex_unlock(&c->lock);
+	gloo_leave(c, made ? GLOO_GONE : GLOO_READY | GLOO_GONE);
 	return NULL;
 }
 
 /* --------------------------------------------------------------------- the loop */
-
-static void gloo_free_comm(struct gloo_comm *c)
-{
-	pthread_cond_destroy(&c->wake);
-	pthread_mutex_destroy(&c->lock);
-	free(c);
-}
 
 static void gloo_free_engine(struct gloo *g)
 {
@@ -264,14 +277,9 @@ static void gloo_free_engine(struct gloo *g)
 
 static void gloo_on_gone(struct gloo_comm *c)
 {
-	struct gloo *g = gloo_of(c->comm.engine);
-
-	if (!g->closed)
-		pthread_join(c->worker, NULL);
+	pthread_join(c->worker, NULL); /* it has left */
 	list_unlink(&c->link);
 	gloo_free_comm(c);
-	if (g->closed && list_empty(&g->comms))
-		gloo_free_engine(g);
 }
 
 static void gloo_on_not_made(struct gloo_comm *c)
@@ -305,6 +313,16 @@ static void gloo_end_ops(struct gloo_comm *c, struct list *ended)
 	}
 }
 
+/* The engine was closed: no callback follows. With the lock held, which it releases. */
+static void gloo_on_orphaned_tick(struct gloo_comm *c)
+{
+	bool last = c->left;
+
+	pthread_mutex_unlock(&c->lock);
+	if (last)
+		gloo_free_comm(c);
+}
+
 static void gloo_on_tick(struct work *work)
 {
 	struct gloo_comm *c = CONTAINER_OF(work, struct gloo_comm, tick);
@@ -313,6 +331,10 @@ static void gloo_on_tick(struct work *work)
 
 	pthread_mutex_lock(&c->lock);
 	c->posted = false;
+	if (c->orphaned) {
+		gloo_on_orphaned_tick(c);
+		return;
+	}
 	list_take_all(&ended, &c->ended);
 	events = c->events;
 	c->told = c->told || events & GLOO_READY;
@@ -517,17 +539,32 @@ static void gloo_broadcast(struct comm *c, struct comm_op *op, void *const *data
 
 /* --------------------------------------------------------------------- the engine */
 
-/* Workers that take leave are waited for; what they posted frees the rest. */
+static unsigned gloo_leaving(const struct engine *e)
+{
+	const struct gloo *g = CONTAINER_OF(e, const struct gloo, engine);
+	const struct gloo_comm *c, *tmp;
+	unsigned n = 0;
+
+	list_for_each (c, tmp, &g->comms, link)
+		n += c->freed;
+	return n;
+}
+
+/* Workers that take leave go on alone. A tick that was posted still runs, and finds the orphan. */
 static void gloo_close(struct engine *e)
 {
 	struct gloo *g = gloo_of(e);
 	struct gloo_comm *c, *tmp;
 
-	list_for_each (c, tmp, &g->comms, link)
-		pthread_join(c->worker, NULL);
-	g->closed = true;
-	if (list_empty(&g->comms))
-		gloo_free_engine(g);
+	list_for_each (c, tmp, &g->comms, link) {
+		list_unlink(&c->link);
+		pthread_detach(c->worker);
+		pthread_mutex_lock(&c->lock);
+		CHECK(!c->left || c->posted);
+		c->orphaned = true;
+		pthread_mutex_unlock(&c->lock);
+	}
+	gloo_free_engine(g);
 }
 
 static const struct engine_ops gloo_ops = {
@@ -541,6 +578,7 @@ static const struct engine_ops gloo_ops = {
 	.all_reduce = gloo_all_reduce,
 	.broadcast = gloo_broadcast,
 	.close = gloo_close,
+	.leaving = gloo_leaving,
 };
 
 static int gloo_copy(const char *text, char **ret)

@@ -143,8 +143,15 @@ struct comm *gloofix_meet(struct gloofix *m, const char *prefix, unsigned rank, 
 	return m->c;
 }
 
+static bool gloofix_has_left(void *arg)
+{
+	return engine_leaving(((struct gloofix *)arg)->e) == 0;
+}
+
 void gloofix_end(struct gloofix *m)
 {
+	if (m->e)
+		looprun_until(&m->run, gloofix_has_left, m, 10);
 	m->e = engine_close(m->e);
 	m->b = backend_close(m->b);
 	looprun_deinit(&m->run);

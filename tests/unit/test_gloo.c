@@ -410,6 +410,48 @@ Test(gloo, a_send_that_fails_ends_the_communicator)
 		gloofix_play(scene_unreadable, 3, false);
 }
 
+static bool has_no_threads(void *arg)
+{
+	char line[128];
+	unsigned n = 0;
+	FILE *f = fopen("/proc/self/status", "re");
+
+	(void)arg;
+	while (f && fgets(line, sizeof(line), f))
+		sscanf(line, "Threads: %u", &n);
+	fclose(f);
+	return n == 1;
+}
+
+/* Member 0 takes leave of one that goes on for a while. */
+static void scene_closed(struct gloofix *m)
+{
+	double begin;
+
+	gloofix_meet(m, "closed", m->rank, m->size);
+	check_all_reduce(m, DTYPE_FP32, 1);
+	gloofix_sync(m);
+	if (m->rank == 1) {
+		looprun_flag(&m->run, &m->failed, 10); /* member 0 has left */
+		EXPECT(strcmp(m->why, "member 0 has left") == 0);
+		m->c = comm_free(m->c);
+		return;
+	}
+	m->c = comm_free(m->c);
+	EXPECT(engine_leaving(m->e) == 1);
+	begin = gloofix_now_s();
+	m->e = engine_close(m->e);
+	EXPECT(gloofix_now_s() - begin < 0.5);
+	looprun_until(&m->run, has_no_threads, NULL, 10);
+	EXPECT(gloofix_now_s() - begin > 1);
+}
+
+/* The end of the engine used to wait for those that take leave. */
+Test(gloo, an_engine_that_is_closed_does_not_wait_for_other_members)
+{
+	gloofix_play(scene_closed, 2, false);
+}
+
 Test(gloo, options_are_checked)
 {
 	const struct gloo_options none = { .iface = NULL }, here = { .address = "127.0.0.1" };
