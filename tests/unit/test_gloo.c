@@ -320,6 +320,77 @@ Test(gloo, a_member_killed_between_operations_is_reported)
 	gloofix_play(scene_killed_idle, 3, true);
 }
 
+/* The last member stops, as if its machine were very slow; its kernel still answers. @in_flight:
+ * within an operation. */
+static void stop(struct gloofix *m, bool in_flight)
+{
+	const uint64_t count = LARGE / 4;
+	char *data = calloc(1, LARGE);
+	struct waited w = gloofix_waited(), after = gloofix_waited();
+	const char *last = m->size == 2 ? "member 1 " : "member 2 ";
+	double begin;
+
+	m->wait_ms = 500;
+	gloofix_meet(m, "stopped", m->rank, m->size);
+	check_all_reduce(m, DTYPE_FP32, 1000);
+	gloofix_sync(m);
+	if (in_flight || m->rank < m->size - 1)
+		comm_all_reduce(m->c, &w.op, RECV(data), count, DTYPE_FP32, REDUCE_SUM);
+	if (m->rank == m->size - 1) {
+		const struct timespec pause = { 0, in_flight ? 5000000 : 0 };
+
+		nanosleep(&pause, NULL);
+		raise(SIGSTOP);
+		_exit(0);
+	}
+	begin = gloofix_now_s();
+	comm_all_reduce(m->c, &after.op, RECV(data), count, DTYPE_FP32, REDUCE_SUM);
+	gloofix_expect(m, &w, ENGINE_E_ABORTED);
+	gloofix_expect(m, &after, ENGINE_E_ABORTED);
+	EXPECT(gloofix_now_s() - begin < 2);
+	fprintf(stderr, "member %u: %s\n", m->rank, m->why);
+	EXPECT(m->n_failed == 1 && strstr(m->why, last));
+	m->c = comm_free(m->c);
+	free(data);
+}
+
+static void scene_stopped(struct gloofix *m)
+{
+	stop(m, false);
+}
+
+static void scene_stopped_within(struct gloofix *m)
+{
+	stop(m, true);
+}
+
+/* The others end in time; then the last member goes on, too. */
+static void play_stopped(gloofix_scene scene, unsigned size)
+{
+	pid_t pids[GLOOFIX_MAX];
+
+	gloofix_make_folder();
+	for (unsigned i = 0; i < size; i++)
+		pids[i] = gloofix_start(scene, i, size);
+	for (unsigned i = 0; i < size - 1; i++)
+		gloofix_join(pids[i], false);
+	kill(pids[size - 1], SIGCONT);
+	gloofix_join(pids[size - 1], false);
+	gloofix_remove_folder();
+}
+
+Test(gloo, a_stopped_member_is_named_by_the_others)
+{
+	play_stopped(scene_stopped, 2);
+	play_stopped(scene_stopped, 3);
+}
+
+Test(gloo, a_member_stopped_within_an_operation_is_named_by_the_others)
+{
+	play_stopped(scene_stopped_within, 2);
+	play_stopped(scene_stopped_within, 3);
+}
+
 /* The other members do not take part: only member 0's abort ends it, and they are told. */
 static void scene_abort(struct gloofix *m)
 {
