@@ -223,6 +223,23 @@ void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint6
 	engine_begin(c, op)->broadcast(c, op, data, bytes, root);
 }
 
+bool comm_can_chain(const struct comm *c)
+{
+	MAGIC_CHECK(c, COMM_MAGIC);
+	return c->engine->ops->chain && strcmp(backend_info(c->devices[0])->name, "cuda") != 0;
+}
+
+void comm_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold, void *const *recv,
+		uint64_t count, enum dtype dtype, bool whole)
+{
+	CHECK(comm_can_chain(c) && fold);
+	for (unsigned i = 0; i < c->n_local; i++)
+		CHECK(fold[i].fn);
+	engine_check_addresses(c, (const void *const *)recv, count);
+	CHECK(dtype_size(dtype) > 0);
+	engine_begin(c, op)->chain(c, op, fold, recv, count, dtype, whole);
+}
+
 void comm_complete(struct comm *c, struct comm_op *op, int status)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);

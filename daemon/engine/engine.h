@@ -135,6 +135,28 @@ void comm_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *
 void comm_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 		     enum dtype dtype, enum reduce_op reduce);
 
+/* What a member adds to the running values of a chain. */
+struct comm_fold {
+	/* Add to the @n values of the elements from @first of the whole on. @begin: there are none
+	 * yet, and @values holds nothing. Called for ranges that do not overlap and are together the
+	 * whole, one at a time, perhaps on a thread of the engine; not after the operation's
+	 * callback, nor for all ranges if that says an error. */
+	void (*fn)(void *userdata, void *values, uint64_t first, uint64_t n, bool begin);
+	void *userdata;
+};
+
+/* A left fold through the members, in their order: member 0 begins the running values, each next
+ * member adds to them, so the bits are those of one fold over all ranks if each member folds its
+ * ranks one after the other. fold[i]: of local member i; the array is copied. What the folds read
+ * must be complete, not only ordered. As a reduce-scatter: size*@count elements, recv[i]: @count
+ * values, those of that member's segment. @whole: as an all-reduce: @count elements, recv[i]: all
+ * their values. */
+void comm_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold, void *const *recv,
+		uint64_t count, enum dtype dtype, bool whole);
+
+/* Whether comm_chain may be called: its engine works on memory that the CPU reads. */
+bool comm_can_chain(const struct comm *c);
+
 /* @bytes from member @root to all others, in place. */
 void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
 		    unsigned root);

@@ -26,6 +26,8 @@ struct engine_ops {
 			  unsigned root);
 	void (*close)(struct engine *e); /* frees @e; does not block */
 	/* (optional) */
+	void (*chain)(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
+		      void *const *recv, uint64_t count, enum dtype dtype, bool whole);
 	unsigned (*leaving)(const struct engine *e); /* default: 0 */
 	void (*info)(const struct comm *c, struct comm_info *ret);
 	void (*reg)(struct comm *c, void *const *addr, uint64_t bytes);

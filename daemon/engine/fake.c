@@ -43,8 +43,10 @@ struct fake_op {
 	enum dtype dtype; /* DTYPE_NONE: bytes */
 	enum reduce_op reduce;
 	unsigned root;
-	const char **send; /* one per member, behind this struct */
-	char **recv;       /* likewise */
+	bool whole;             /* of a chain */
+	struct comm_fold *fold; /* of a chain, one per member; owned */
+	const char **send;      /* one per member, behind this struct */
+	char **recv;            /* likewise */
 };
 
 static struct fake_engine *engine_fake_of(struct engine *e)
@@ -120,6 +122,20 @@ static void engine_fake_execute_broadcast(const struct fake_op *fo)
 		engine_fake_move(fo->recv[i], fo->send[fo->root], fo->count);
 }
 
+static void engine_fake_execute_chain(const struct fake_op *fo)
+{
+	uint64_t n = fo->whole ? fo->count : fo->count * fo->comm->size,
+		 bytes = fo->count * dtype_size(fo->dtype);
+	char *values = malloc(n * dtype_size(fo->dtype));
+
+	CHECK(values); /* tests only: no way to continue */
+	for (unsigned i = 0; i < fo->comm->size; i++)
+		fo->fold[i].fn(fo->fold[i].userdata, values, 0, n, i == 0);
+	for (unsigned i = 0; i < fo->comm->size; i++)
+		memcpy(fo->recv[i], values + (fo->whole ? 0 : i * bytes), bytes);
+	free(values);
+}
+
 static void engine_fake_queue_post(struct fake_engine *f);
 
 /* One operation a turn; its callback comes last, since it may free everything. */
@@ -136,6 +152,7 @@ static void engine_fake_on_queue_turn(struct work *work)
 	engine_fake_queue_post(f);
 	if (status == 0 && fo->count > 0)
 		fo->execute(fo);
+	free(fo->fold);
 	free(fo);
 	comm_complete(comm, op, status);
 }
@@ -210,6 +227,22 @@ static void engine_fake_broadcast(struct comm *c, struct comm_op *op, void *cons
 					     .root = root });
 }
 
+static void engine_fake_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
+			      void *const *recv, uint64_t count, enum dtype dtype, bool whole)
+{
+	struct comm_fold *copy = malloc(c->size * sizeof(*copy));
+
+	CHECK(copy); /* tests only: no way to continue */
+	memcpy(copy, fold, c->size * sizeof(*copy));
+	engine_fake_start(c, (const void *const *)recv, recv,
+			  &(struct fake_op){ .op = op,
+					     .execute = engine_fake_execute_chain,
+					     .count = count,
+					     .dtype = dtype,
+					     .whole = whole,
+					     .fold = copy });
+}
+
 /* Operations that are held back complete now, with the others in the order of their start. */
 static void engine_fake_abort(struct comm *c)
 {
@@ -274,6 +307,7 @@ static const struct engine_ops fake_ops = {
 	.all_reduce = engine_fake_all_reduce,
 	.broadcast = engine_fake_broadcast,
 	.close = engine_fake_close,
+	.chain = engine_fake_chain,
 };
 
 void engine_fake_fail(struct engine *e, unsigned n, int status)

@@ -39,19 +39,27 @@ struct gloo {
 	struct list comms; /* of struct gloo_comm; their threads may run */
 };
 
-enum gloo_kind { GLOO_ALL_GATHER, GLOO_REDUCE_SCATTER, GLOO_ALL_REDUCE, GLOO_BROADCAST };
+enum gloo_kind {
+	GLOO_ALL_GATHER,
+	GLOO_REDUCE_SCATTER,
+	GLOO_ALL_REDUCE,
+	GLOO_BROADCAST,
+	GLOO_CHAIN
+};
 
 /* One started operation. */
 struct gloo_item {
 	struct list link; /* gloo_comm.todo, then gloo_comm.ended */
 	struct comm_op *op;
 	enum gloo_kind kind;
-	const void *send; /* ALL_REDUCE, BROADCAST: @recv */
+	const void *send; /* ALL_REDUCE, BROADCAST: @recv; CHAIN: none */
 	void *recv;
 	uint64_t count; /* BROADCAST: bytes */
 	enum dtype dtype;
 	enum reduce_op reduce;
 	unsigned root;
+	struct comm_fold fold; /* CHAIN */
+	bool whole;            /* CHAIN */
 	int status;
 };
 
@@ -149,6 +157,7 @@ static int gloo_execute(struct gloo_comm *c, struct gloo_item *item, struct gloo
 {
 	uint64_t element = dtype_size(item->dtype);
 	struct gloo_shim_fold fold = { gloo_fold, item, element };
+	struct gloo_shim_link chain = { item->fold.fn, item->fold.userdata, element };
 
 	switch (item->kind) {
 	case GLOO_ALL_GATHER:
@@ -162,6 +171,9 @@ static int gloo_execute(struct gloo_comm *c, struct gloo_item *item, struct gloo
 	case GLOO_BROADCAST:
 		return gloo_shim_broadcast(c->shim, item->recv, item->count, (int)item->root,
 					   error);
+	case GLOO_CHAIN:
+		return gloo_shim_chain(c->shim, item->recv, item->count, item->whole, &chain,
+				       error);
 	}
 	CHECK_NOT_REACHED();
 }
@@ -169,7 +181,9 @@ static int gloo_execute(struct gloo_comm *c, struct gloo_item *item, struct gloo
 /* One member alone: what it sends is the result. */
 static void gloo_execute_alone(const struct gloo_item *item)
 {
-	if (item->send != item->recv)
+	if (item->kind == GLOO_CHAIN)
+		item->fold.fn(item->fold.userdata, item->recv, 0, item->count, true);
+	else if (item->send != item->recv)
 		memcpy(item->recv, item->send, item->count * dtype_size(item->dtype));
 }
 
@@ -537,6 +551,18 @@ static void gloo_broadcast(struct comm *c, struct comm_op *op, void *const *data
 					   .root = root });
 }
 
+static void gloo_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
+		       void *const *recv, uint64_t count, enum dtype dtype, bool whole)
+{
+	gloo_start(c, &(struct gloo_item){ .op = op,
+					   .kind = GLOO_CHAIN,
+					   .recv = recv[0],
+					   .count = count,
+					   .dtype = dtype,
+					   .fold = fold[0],
+					   .whole = whole });
+}
+
 /* --------------------------------------------------------------------- the engine */
 
 static unsigned gloo_leaving(const struct engine *e)
@@ -578,6 +604,7 @@ static const struct engine_ops gloo_ops = {
 	.all_reduce = gloo_all_reduce,
 	.broadcast = gloo_broadcast,
 	.close = gloo_close,
+	.chain = gloo_chain,
 	.leaving = gloo_leaving,
 };
 

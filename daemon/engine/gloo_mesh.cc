@@ -139,21 +139,14 @@ class MeshPair : public tcp::Pair
 		return true;
 	}
 
-	bool owes(uint64_t except)
+	bool is_late(uint64_t slot, bool sending)
 	{
 		std::lock_guard<std::mutex> guard(m_);
 
-		for (const auto &slot : localPendingRecv_)
-			if (slot.first != except)
-				return true;
-		return rx_.nread >= sizeof(rx_.preamble) && rx_.preamble.slot != except;
-	}
-
-	bool is_offered()
-	{
-		std::lock_guard<std::mutex> guard(m_);
-
-		return !localPendingSend_.empty() || !tx_.empty();
+		if (sending)
+			return localPendingSend_.count(slot) > 0 || !tx_.empty();
+		return localPendingRecv_.count(slot) > 0 ||
+		       (rx_.nread >= sizeof(rx_.preamble) && rx_.preamble.slot == slot);
 	}
 
       protected:
@@ -442,14 +435,9 @@ void GlooMesh::fence()
 	errand->run([] {});
 }
 
-std::vector<int> GlooMesh::late(uint64_t except)
+std::vector<int> GlooMesh::late(uint64_t slot, bool sending)
 {
-	std::vector<int> owing =
-		mesh_context(context).choose([=](MeshPair &p) { return p.owes(except); });
-
-	if (!owing.empty())
-		return owing;
-	return mesh_context(context).choose([](MeshPair &p) { return p.is_offered(); });
+	return mesh_context(context).choose([=](MeshPair &p) { return p.is_late(slot, sending); });
 }
 
 std::string gloo_mesh_text(const std::exception &e)

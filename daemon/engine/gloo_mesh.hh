@@ -60,9 +60,9 @@ class GlooMesh
 	/* What Gloo's thread does now it has done when this returns. Not on that thread. */
 	void fence();
 
-	/* The members that have not sent what was asked for in any slot but @except; if there is
-	 * none, those that have not taken what was offered. Any thread. */
-	std::vector<int> late(uint64_t except);
+	/* The members that have not sent what was asked for in @slot, or (@sending) have not taken
+	 * what was offered. Any thread. */
+	std::vector<int> late(uint64_t slot, bool sending);
 
       private:
 	class Errand;

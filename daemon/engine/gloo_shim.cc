@@ -59,7 +59,9 @@ struct gloo_shim {
 	std::string cause;           /* of the end */
 	bool dead = false;
 	bool closing = false;
-	bool patient = false;     /* an operation waits, until: */
+	bool patient = false;     /* an operation waits for what travels in @awaited */
+	uint64_t awaited = 0;     /* slot */
+	bool sending = false;     /* it waits until that was taken */
 	Clock::time_point enough; /* then nobody comes */
 };
 
@@ -147,7 +149,7 @@ void shim_throw_if_dead(gloo_shim *s)
 class Patience
 {
       public:
-	explicit Patience(gloo_shim *shim) : s(shim)
+	Patience(gloo_shim *shim, uint64_t slot, bool sending) : s(shim)
 	{
 		const unsigned ms = s->options.wait_ms;
 
@@ -157,6 +159,8 @@ class Patience
 		std::lock_guard<std::mutex> guard(s->lock);
 		s->enough = Clock::now() + milliseconds(ms);
 		s->patient = true;
+		s->awaited = slot;
+		s->sending = sending;
 	}
 
 	Patience(const Patience &) = delete;
@@ -198,20 +202,22 @@ class Buffer
 		s->waiting.erase(b.get());
 	}
 
-	void send(int to, uint64_t slot, uint64_t offset, uint64_t bytes)
+	void send(int to, uint64_t in, uint64_t offset, uint64_t bytes)
 	{
+		slot = in;
 		b->send(to, slot, offset, bytes);
 	}
 
-	void recv(int from, uint64_t slot, uint64_t offset, uint64_t bytes)
+	void recv(int from, uint64_t in, uint64_t offset, uint64_t bytes)
 	{
+		slot = in;
 		b->recv(from, slot, offset, bytes);
 	}
 
 	void wait_sends(uint64_t n)
 	{
 		while (n-- > 0) {
-			Patience patience(s);
+			Patience patience(s, slot, true);
 
 			shim_throw_if_dead(s);
 			if (!b->waitSend(nullptr, FOREVER))
@@ -222,7 +228,7 @@ class Buffer
 	void wait_recvs(uint64_t n)
 	{
 		while (n-- > 0) {
-			Patience patience(s);
+			Patience patience(s, slot, false);
 
 			shim_throw_if_dead(s);
 			if (!b->waitRecv(nullptr, FOREVER))
@@ -233,6 +239,7 @@ class Buffer
       private:
 	gloo_shim *s;
 	std::unique_ptr<Unbound> b;
+	uint64_t slot = SENTINEL; /* of the last send or receive */
 };
 
 /* Where each member's part begins, and the end of all. */
@@ -388,6 +395,114 @@ class Reduction
 	std::unique_ptr<Buffer> stage[2];
 };
 
+/* A chain: the running values of one chunk after the other go from member to member, in their
+ * order, and then to the owner of the part that the chunk is of. */
+class Chain
+{
+      public:
+	Chain(gloo_shim *shim, void *recv, const Bytes &parts, const gloo_shim_link *c)
+	    : s(shim), n(s->options.size), rank(s->options.rank), chain(c), values(++s->slot),
+	      results(++s->slot), own(s, recv, parts[rank]), out(static_cast<char *>(recv)),
+	      stride(std::min(CHUNK, *std::max_element(parts.begin(), parts.end())))
+	{
+		cut(parts);
+		if (s->staging.size() < DEPTH * stride)
+			s->staging.resize(DEPTH * stride);
+		for (uint64_t i = 0; i < DEPTH; i++)
+			stages.push_back(std::make_unique<Buffer>(s, stage(i), stride));
+	}
+
+	void run()
+	{
+		uint64_t expected = 0;
+
+		for (const Piece &p : pieces)
+			if (rank < n - 1 && p.owner == rank) {
+				own.recv(n - 1, results, p.place, p.bytes);
+				expected++;
+			}
+		for (uint64_t i = 0; i < DEPTH; i++)
+			post(i);
+		for (uint64_t i = 0; i < pieces.size(); i++) {
+			step(i);
+			if (i > 0)
+				recycle(i - 1);
+		}
+		if (!pieces.empty())
+			recycle(pieces.size() - 1);
+		own.wait_recvs(expected);
+	}
+
+      private:
+	static constexpr uint64_t DEPTH = 4; /* chunks that are under way at a member */
+
+	struct Piece {
+		int owner;
+		uint64_t at, place, bytes; /* in the whole; in the part of the owner */
+	};
+
+	void cut(const Bytes &parts)
+	{
+		const Bytes at = shim_offsets(parts);
+
+		for (int i = 0; i < n; i++)
+			for (uint64_t done = 0; done < parts[i]; done += CHUNK)
+				pieces.push_back({ i, at[i] + done, done,
+						   std::min(CHUNK, parts[i] - done) });
+	}
+
+	char *stage(uint64_t i)
+	{
+		return s->staging.data() + i % DEPTH * stride;
+	}
+
+	Buffer &buffer(uint64_t i)
+	{
+		return *stages[i % DEPTH];
+	}
+
+	/* The values of the members before; the place is free. */
+	void post(uint64_t i)
+	{
+		if (rank > 0 && i < pieces.size())
+			buffer(i).recv(rank - 1, values, 0, pieces[i].bytes);
+	}
+
+	void step(uint64_t i)
+	{
+		const Piece &p = pieces[i];
+
+		if (rank > 0)
+			buffer(i).wait_recvs(1);
+		chain->fn(chain->userdata, stage(i), p.at / chain->element,
+			  p.bytes / chain->element, rank == 0);
+		if (rank < n - 1)
+			buffer(i).send(rank + 1, values, 0, p.bytes);
+		else if (p.owner != rank)
+			buffer(i).send(p.owner, results, 0, p.bytes);
+		else
+			memcpy(out + p.place, stage(i), p.bytes);
+	}
+
+	/* The chunk has left, while the next one was folded. */
+	void recycle(uint64_t i)
+	{
+		if (rank < n - 1 || pieces[i].owner != rank)
+			buffer(i).wait_sends(1);
+		post(i + DEPTH);
+	}
+
+	gloo_shim *s;
+	const int n, rank;
+	const gloo_shim_link *chain;
+	const uint64_t values, results; /* slots */
+	Buffer own;
+	char *out;
+	const uint64_t stride; /* of the chunks in the staging */
+	std::vector<Piece> pieces;
+	std::vector<std::unique_ptr<Buffer>> stages;
+};
+
 void shim_all_reduce_direct(gloo_shim *s, void *data, uint64_t count, const gloo_shim_fold *fold)
 {
 	const int n = s->options.size;
@@ -425,6 +540,18 @@ void shim_all_reduce(gloo_shim *s, void *data, uint64_t count, const gloo_shim_f
 		  fold)
 		.run();
 	shim_gather(s, nullptr, data, parts);
+}
+
+void shim_chain(gloo_shim *s, void *recv, uint64_t count, bool whole, const gloo_shim_link *chain)
+{
+	const uint64_t bytes = count * chain->element;
+	const Bytes parts =
+		whole ? shim_cut(s, count, chain->element) : Bytes(s->options.size, bytes);
+	const uint64_t place = whole ? shim_offsets(parts)[s->options.rank] : 0;
+
+	Chain(s, static_cast<char *>(recv) + place, parts, chain).run();
+	if (whole)
+		shim_gather(s, nullptr, recv, parts);
 }
 
 /* The root gives each member its part, or each everything. */
@@ -521,19 +648,24 @@ Cause shim_blame(gloo_shim *s, const std::vector<int> &late)
 		 late.empty() ? -1 : late[0] };
 }
 
-bool shim_has_enough(gloo_shim *s)
+bool shim_has_enough(gloo_shim *s, uint64_t *slot, bool *sending)
 {
 	std::lock_guard<std::mutex> guard(s->lock);
 
+	*slot = s->awaited;
+	*sending = s->sending;
 	return !s->dead && !s->closing && s->patient && Clock::now() >= s->enough;
 }
 
 /* Gloo's thread. The operation that waits reports it. */
 void shim_on_expired(gloo_shim *s) noexcept
 {
+	uint64_t slot;
+	bool sending;
+
 	try {
-		if (shim_has_enough(s))
-			shim_die(s, shim_blame(s, s->mesh->late(SENTINEL)));
+		if (shim_has_enough(s, &slot, &sending))
+			shim_die(s, shim_blame(s, s->mesh->late(slot, sending)));
 	} catch (...) {
 		gloo_shim_abort(s);
 	}
@@ -755,6 +887,12 @@ int gloo_shim_all_reduce(struct gloo_shim *s, void *data, uint64_t count,
 			 const struct gloo_shim_fold *fold, struct gloo_shim_error *error)
 {
 	return shim_guard(s, error, [=] { shim_all_reduce(s, data, count, fold); });
+}
+
+int gloo_shim_chain(struct gloo_shim *s, void *recv, uint64_t count, bool whole,
+		    const struct gloo_shim_link *chain, struct gloo_shim_error *error)
+{
+	return shim_guard(s, error, [=] { shim_chain(s, recv, count, whole, chain); });
 }
 
 int gloo_shim_broadcast(struct gloo_shim *s, void *data, uint64_t bytes, int root,

@@ -27,6 +27,7 @@
 #ifndef SHARDD_ENGINE_GLOO_SHIM_H
 #define SHARDD_ENGINE_GLOO_SHIM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -62,6 +63,13 @@ struct gloo_shim_fold {
 	uint64_t element; /* bytes */
 };
 
+/* As struct comm_fold in engine.h. */
+struct gloo_shim_link {
+	void (*fn)(void *userdata, void *values, uint64_t first, uint64_t n, bool begin);
+	void *userdata;
+	uint64_t element; /* bytes */
+};
+
 /* Where a failed call leaves its reason. */
 struct gloo_shim_error {
 	char text[256];
@@ -93,6 +101,8 @@ int gloo_shim_reduce_scatter(struct gloo_shim *s, const void *send, void *recv, 
 			     const struct gloo_shim_fold *fold, struct gloo_shim_error *error);
 int gloo_shim_all_reduce(struct gloo_shim *s, void *data, uint64_t count,
 			 const struct gloo_shim_fold *fold, struct gloo_shim_error *error);
+int gloo_shim_chain(struct gloo_shim *s, void *recv, uint64_t count, bool whole,
+		    const struct gloo_shim_link *chain, struct gloo_shim_error *error);
 int gloo_shim_broadcast(struct gloo_shim *s, void *data, uint64_t bytes, int root,
 			struct gloo_shim_error *error);
 

@@ -20,7 +20,10 @@ struct local {
 struct local_op {
 	struct list link; /* local_comm.queue */
 	struct comm_op *op;
-	struct launch copy; /* n == 0: nothing to copy */
+	struct launch copy;    /* n == 0: nothing to copy */
+	struct comm_fold fold; /* of a chain; fn may be NULL */
+	void *values;          /* of the chain */
+	uint64_t count;
 };
 
 struct local_comm {
@@ -96,6 +99,8 @@ static void engine_local_on_turn(struct work *work)
 		return;
 	}
 	first = list_first(&c->queue, struct local_op, link);
+	if (!c->comm.aborted && first->fold.fn && first->count > 0)
+		first->fold.fn(first->fold.userdata, first->values, 0, first->count, true);
 	if (c->comm.aborted || first->copy.n == 0) {
 		engine_local_complete_first(c, 0);
 		return;
@@ -108,25 +113,30 @@ static void engine_local_on_turn(struct work *work)
 	backend_submit(c->comm.devices[0], &c->task);
 }
 
+static void engine_local_queue(struct local_comm *c, const struct local_op *values)
+{
+	struct local_op *lo = malloc(sizeof(*lo));
+
+	if (!lo) {
+		values->op->impl = c->failed;
+		c->failed = values->op;
+		engine_local_post_turn(c);
+		return;
+	}
+	*lo = *values;
+	list_init(&lo->link);
+	list_append(&c->queue, &lo->link);
+	engine_local_post_turn(c);
+}
+
 /* Queue @op with a copy of @bytes; none when both addresses are the same. */
 static void engine_local_queue_op(struct local_comm *c, struct comm_op *op, const void *src,
 				  void *dst, uint64_t bytes)
 {
-	struct local_op *lo = calloc(1, sizeof(*lo));
-
-	if (!lo) {
-		op->impl = c->failed;
-		c->failed = op;
-		engine_local_post_turn(c);
-		return;
-	}
-	lo->op = op;
-	lo->copy = (struct launch){ .kind = LAUNCH_COPY,
-				    .n = src == dst ? 0 : bytes,
-				    .copy = { .dst = dst, .src = src } };
-	list_init(&lo->link);
-	list_append(&c->queue, &lo->link);
-	engine_local_post_turn(c);
+	engine_local_queue(c, &(struct local_op){ .op = op,
+						  .copy = { .kind = LAUNCH_COPY,
+							    .n = src == dst ? 0 : bytes,
+							    .copy = { .dst = dst, .src = src } } });
 }
 
 static void engine_local_all_gather(struct comm *c, struct comm_op *op, const void *const *send,
@@ -160,6 +170,17 @@ static void engine_local_broadcast(struct comm *c, struct comm_op *op, void *con
 	(void)bytes;
 	(void)root;
 	engine_local_queue_op(engine_local_to_comm(c), op, data[0], data[0], 0);
+}
+
+/* The only member begins and ends the chain, on the loop. */
+static void engine_local_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
+			       void *const *recv, uint64_t count, enum dtype dtype, bool whole)
+{
+	(void)dtype;
+	(void)whole;
+	engine_local_queue(
+		engine_local_to_comm(c),
+		&(struct local_op){ .op = op, .fold = fold[0], .values = recv[0], .count = count });
 }
 
 /* Queued operations end in the next turns; a copy in progress first runs to its end, since until
@@ -219,6 +240,7 @@ static const struct engine_ops local_ops = {
 	.all_reduce = engine_local_all_reduce,
 	.broadcast = engine_local_broadcast,
 	.close = engine_local_close,
+	.chain = engine_local_chain,
 };
 
 int engine_local_new(struct loopq *loopq, struct engine **ret)

@@ -80,6 +80,16 @@ static void teardown(struct fixture *f)
 	looprun_deinit(&f->run);
 }
 
+/* A fold that multiplies what was there by ten and adds a digit to it. */
+static void fold_digit(void *userdata, void *values, uint64_t first, uint64_t n, bool begin)
+{
+	const float *digit = userdata;
+	float *x = values;
+
+	for (uint64_t i = 0; i < n; i++)
+		x[i] = (begin ? 0 : x[i] * 10) + *digit + (float)(first + i) / 8;
+}
+
 /* One address per local member. */
 #define SEND(...) ((const void *const[]){ __VA_ARGS__ })
 #define RECV(...) ((void *const[]){ __VA_ARGS__ })
@@ -449,5 +459,49 @@ Test(engine, fake_abort_ends_what_is_held)
 	expect(&f, &n[1], ENGINE_E_ABORTED);
 	cr_assert_eq(n[0].status, ENGINE_E_ABORTED);
 	cr_assert_eq(x[0], 1.0f);
+	teardown(&f);
+}
+
+Test(engine, a_chain_passes_through_the_members_in_order)
+{
+	float digits[3] = { 1, 2, 3 }, x[3][6];
+	struct comm_fold folds[3] = { { fold_digit, &digits[0] },
+				      { fold_digit, &digits[1] },
+				      { fold_digit, &digits[2] } };
+	struct named part = NAMED('p'), whole = NAMED('w');
+	struct fixture f;
+
+	setup_fake(&f, 3);
+	cr_assert(comm_can_chain(f.c));
+	comm_chain(f.c, &part.op, folds, RECV(x[0], x[1], x[2]), 2, DTYPE_FP32, false);
+	expect(&f, &part, 0);
+	for (unsigned i = 0; i < 6; i++)
+		cr_assert_eq(x[i / 2][i % 2], 123 + 111 * (float)i / 8);
+	comm_chain(f.c, &whole.op, folds, RECV(x[0], x[1], x[2]), 6, DTYPE_FP32, true);
+	expect(&f, &whole, 0);
+	for (unsigned i = 0; i < 18; i++)
+		cr_assert_eq(x[i / 6][i % 6], 123 + 111 * (float)(i % 6) / 8);
+	teardown(&f);
+}
+
+Test(engine, a_chain_of_one_member_is_its_fold)
+{
+	float digit = 7, x[2] = { 0 };
+	struct comm_fold fold = { fold_digit, &digit };
+	struct named aborted = NAMED('a'), whole = NAMED('w'), none = NAMED('n');
+	struct fixture f;
+
+	setup_local(&f);
+	cr_assert(comm_can_chain(f.c));
+	comm_chain(f.c, &whole.op, &fold, RECV(x), 2, DTYPE_FP32, true);
+	comm_chain(f.c, &none.op, &fold, RECV(x), 0, DTYPE_FP32, false);
+	expect(&f, &whole, 0);
+	expect(&f, &none, 0);
+	cr_assert(x[0] == 7 && x[1] == 7.125f);
+	digit = 8;
+	comm_chain(f.c, &aborted.op, &fold, RECV(x), 2, DTYPE_FP32, true);
+	comm_abort(f.c);
+	expect(&f, &aborted, ENGINE_E_ABORTED);
+	cr_assert_eq(x[0], 7, "the fold was called after an abort");
 	teardown(&f);
 }

@@ -67,6 +67,8 @@ static void sum(void *out, enum dtype dtype, unsigned members, uint64_t n)
 	free(narrow);
 }
 
+#define LARGE (16u << 20)
+
 #define SEND(...) ((const void *const[]){ __VA_ARGS__ })
 #define RECV(...) ((void *const[]){ __VA_ARGS__ })
 
@@ -85,6 +87,67 @@ static void check_reduce_scatter(struct gloofix *m, enum dtype dtype, uint64_t c
 	free(data);
 	free(want);
 	free(own);
+}
+
+#define RANKS 3 /* of a member, in a chain */
+
+/* The ranks of a member. */
+struct ranks {
+	void *data[RANKS];
+	enum dtype dtype;
+	uint64_t calls, elements;
+	bool begins;
+};
+
+static void fold_ranks(void *userdata, void *values, uint64_t first, uint64_t n, bool begin)
+{
+	struct ranks *r = userdata;
+	const uint64_t at = first * dtype_size(r->dtype);
+	const void *in[1 + RANKS] = { values };
+	struct k_reduce sum_up = { .out = values,
+				   .out_dtype = r->dtype,
+				   .in = begin ? in + 1 : in,
+				   .k = begin ? RANKS : RANKS + 1,
+				   .in_dtype = r->dtype,
+				   .sum_dtype = r->dtype };
+
+	for (unsigned i = 0; i < RANKS; i++)
+		in[1 + i] = (char *)r->data[i] + at;
+	kernels_host()->reduce(&sum_up, 0, n);
+	EXPECT(begin == r->begins);
+	r->calls++;
+	r->elements += n;
+}
+
+static struct ranks make_ranks(struct gloofix *m, enum dtype dtype, uint64_t n)
+{
+	struct ranks r = { .dtype = dtype, .begins = m->rank == 0 };
+
+	for (unsigned i = 0; i < RANKS; i++) {
+		r.data[i] = malloc(n * 4 + 1);
+		fill(r.data[i], dtype, m->rank * RANKS + i, n);
+	}
+	return r;
+}
+
+/* The bits are those of one fold over the ranks of all members. */
+static void check_chain(struct gloofix *m, enum dtype dtype, uint64_t count, bool whole)
+{
+	const uint64_t n = whole ? count : count * m->size, bytes = count * dtype_size(dtype);
+	struct ranks r = make_ranks(m, dtype, n);
+	struct comm_fold fold = { fold_ranks, &r };
+	char *want = malloc(n * 4 + 1), *recv = malloc(bytes + 1);
+	struct waited w = gloofix_waited();
+
+	sum(want, dtype, m->size * RANKS, n);
+	comm_chain(m->c, &w.op, &fold, RECV(recv), count, dtype, whole);
+	gloofix_expect(m, &w, 0);
+	EXPECT(memcmp(recv, want + (whole ? 0 : m->rank * bytes), bytes) == 0);
+	EXPECT(r.elements == n);
+	for (unsigned i = 0; i < RANKS; i++)
+		free(r.data[i]);
+	free(want);
+	free(recv);
 }
 
 static void check_all_reduce(struct gloofix *m, enum dtype dtype, uint64_t count)
@@ -185,6 +248,66 @@ Test(gloo, four_members_compute_the_left_fold)
 	gloofix_play(scene_results, 4, false);
 }
 
+/* Like scene_results. */
+static void scene_chain(struct gloofix *m)
+{
+	static const uint64_t counts[] = { 0, 1, 3, 1000, 65537 };
+	static const enum dtype dtypes[] = { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 };
+
+	gloofix_meet(m, "chain", m->rank, m->size);
+	EXPECT(comm_can_chain(m->c));
+	for (unsigned i = 0; i < ARRAY_SIZE(counts) * ARRAY_SIZE(dtypes); i++) {
+		check_chain(m, dtypes[i % ARRAY_SIZE(dtypes)], counts[i / ARRAY_SIZE(dtypes)],
+			    false);
+		check_chain(m, dtypes[i % ARRAY_SIZE(dtypes)], counts[i / ARRAY_SIZE(dtypes)],
+			    true);
+	}
+	check_chain(m, DTYPE_FP32, 1400001, false);
+	check_chain(m, DTYPE_BF16, 3400001, true);
+	m->c = comm_free(m->c);
+}
+
+Test(gloo, a_chain_of_two_members_is_one_fold_over_all_ranks)
+{
+	gloofix_play(scene_chain, 2, false);
+}
+
+Test(gloo, a_chain_of_three_members_is_one_fold_over_all_ranks)
+{
+	gloofix_play(scene_chain, 3, false);
+}
+
+Test(gloo, a_chain_of_four_members_is_one_fold_over_all_ranks)
+{
+	gloofix_play(scene_chain, 4, false);
+}
+
+/* The last member dies on the way. */
+static void scene_chain_killed(struct gloofix *m)
+{
+	struct ranks r = make_ranks(m, DTYPE_FP32, LARGE / 4);
+	struct comm_fold fold = { fold_ranks, &r };
+	struct waited w = gloofix_waited();
+	char *recv = malloc(LARGE);
+
+	gloofix_meet(m, "killed", m->rank, m->size);
+	gloofix_sync(m);
+	if (m->rank == m->size - 1)
+		kill(getpid(), SIGKILL);
+	comm_chain(m->c, &w.op, &fold, RECV(recv), LARGE / 4, DTYPE_FP32, true);
+	gloofix_expect(m, &w, ENGINE_E_ABORTED);
+	EXPECT(r.elements < LARGE / 4 && strstr(m->why, "member 2"));
+	m->c = comm_free(m->c);
+	for (unsigned i = 0; i < RANKS; i++)
+		free(r.data[i]);
+	free(recv);
+}
+
+Test(gloo, a_chain_ends_with_a_killed_member)
+{
+	gloofix_play(scene_chain_killed, 3, true);
+}
+
 static void scene_alone(struct gloofix *m)
 {
 	struct comm_info info;
@@ -194,8 +317,9 @@ static void scene_alone(struct gloofix *m)
 	check_all_gather(m, DTYPE_FP32, 5, false);
 	check_all_reduce(m, DTYPE_FP32, 5);
 	check_broadcast(m, 5, 0);
+	check_chain(m, DTYPE_BF16, 5, false);
 	comm_info(m->c, &info);
-	EXPECT(strcmp(info.engine, "gloo") == 0 && info.size == 1 && info.ops == 4);
+	EXPECT(strcmp(info.engine, "gloo") == 0 && info.size == 1 && info.ops == 5);
 	EXPECT(strcmp(info.detail, "Gloo over TCP, 127.0.0.1") == 0);
 	m->c = comm_free(m->c);
 }
@@ -232,8 +356,6 @@ Test(gloo, two_communicators_work_at_the_same_time)
 {
 	gloofix_play(scene_two, 3, false);
 }
-
-#define LARGE (16u << 20)
 
 /* The last member dies in the middle of an operation. */
 static void scene_killed(struct gloofix *m)
