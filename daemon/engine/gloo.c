@@ -24,6 +24,7 @@
 #include "core/cleanup.h"
 #include "core/list.h"
 #include "engine/engine_impl.h"
+#include "engine/gloo_meet.h"
 #include "engine/gloo_shim.h"
 
 /* To meet the other members. */
@@ -396,6 +397,7 @@ static int gloo_new_shim(struct gloo_comm *c, const struct comm_group *group)
 		.size = (int)group->size,
 		.rank = (int)group->member,
 		.connect_ms = group->connect_ms ? group->connect_ms : GLOO_CONNECT_MS,
+		.meet = gloo_meet,
 		.wait_ms = group->wait_ms,
 		.set = group->store->set,
 		.get = group->store->get,

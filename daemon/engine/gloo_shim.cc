@@ -696,7 +696,7 @@ std::vector<int> shim_meet(gloo_shim *s, const gloo::transport::tcp::attr &attr)
 	options.store = s->options.store;
 	options.stopped = shim_is_stopped;
 	options.userdata = s;
-	if (gloo_meet(&options, fds.data(), why, sizeof(why))) {
+	if (s->options.meet(&options, fds.data(), why, sizeof(why))) {
 		shim_throw_if_dead(s);
 		throw std::runtime_error(why);
 	}

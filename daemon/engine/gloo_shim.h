@@ -36,6 +36,7 @@ extern "C" {
 #endif
 
 struct gloo_shim;
+struct gloo_meet_options;
 
 struct gloo_shim_options {
 	const char *iface;   /* (optional) interface; else @address */
@@ -44,7 +45,10 @@ struct gloo_shim_options {
 	int size;
 	int rank;
 	unsigned connect_ms; /* to meet the others; above 0 */
-	unsigned wait_ms;    /* longest wait inside an operation; 0: for ever */
+	/* gloo_meet; the C++ library cannot name what is in the daemon's */
+	int (*meet)(const struct gloo_meet_options *options, int *ret_fds, char *why,
+		    size_t why_bytes);
+	unsigned wait_ms; /* longest wait inside an operation; 0: for ever */
 	/* As struct comm_store in engine.h. */
 	int (*set)(void *userdata, const char *key, const void *value, size_t bytes);
 	long (*get)(void *userdata, const char *key, unsigned timeout_ms, void *value,

@@ -603,22 +603,28 @@ Test(gloo, a_send_that_fails_ends_the_communicator)
 		gloofix_play(scene_unreadable, 3, false);
 }
 
-static bool has_no_threads(void *arg)
+static unsigned count_threads(void)
 {
 	char line[128];
 	unsigned n = 0;
 	FILE *f = fopen("/proc/self/status", "re");
 
-	(void)arg;
-	while (f && fgets(line, sizeof(line), f))
+	EXPECT(f);
+	while (fgets(line, sizeof(line), f))
 		sscanf(line, "Threads: %u", &n);
 	fclose(f);
-	return n == 1;
+	return n;
+}
+
+static bool has_threads(void *arg)
+{
+	return count_threads() == *(const unsigned *)arg;
 }
 
 /* Member 0 takes leave of one that goes on for a while. */
 static void scene_closed(struct gloofix *m)
 {
+	unsigned threads = count_threads();
 	double begin;
 
 	gloofix_meet(m, "closed", m->rank, m->size);
@@ -635,7 +641,7 @@ static void scene_closed(struct gloofix *m)
 	begin = gloofix_now_s();
 	m->e = engine_close(m->e);
 	EXPECT(gloofix_now_s() - begin < 0.5);
-	looprun_until(&m->run, has_no_threads, NULL, 10);
+	looprun_until(&m->run, has_threads, &threads, 10);
 	EXPECT(gloofix_now_s() - begin > 1);
 }
 
