@@ -265,7 +265,8 @@ bool devices_idle(const struct node *node)
 	list_for_each (nc, tmp, &node->comms, link)
 		if (nc->making)
 			return false;
-	return !node->engine || engine_leaving(node->engine) == 0;
+	return (!node->engine || engine_leaving(node->engine) == 0) &&
+	       (!node->nodes_engine || engine_leaving(node->nodes_engine) == 0);
 }
 
 void devices_end(struct node *node)

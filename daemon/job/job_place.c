@@ -1,9 +1,11 @@
 /* On which device each rank is. */
 #include <errno.h>
+#include <stdio.h>
 
 #include "core/check.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/span.h"
 
 struct device *job_place_default(const struct job *job, uint32_t rank, uint32_t world)
 {
@@ -113,19 +115,43 @@ static bool job_place_uses(const struct job *job, const struct node_comm *nc)
 	return false;
 }
 
+/* The node of the member that @why names: "member 2 has left". NULL: it names none. */
+static const char *job_place_node_of(const struct job *job, const struct node_comm *nc,
+				     const char *why)
+{
+	unsigned member;
+
+	if (!nc->spans || sscanf(why, "member %u", &member) != 1)
+		return NULL;
+	for (uint32_t i = 0; i < job->n_groups; i++) {
+		const struct group *g = job->groups[i];
+
+		for (uint32_t k = 0; g->nc == nc && k < group_size(g); k++)
+			if (group_device_number(g, k) == member)
+				return job->across.span
+					->nodes[span_node_of(job->across.span, g->rec->ranks[k])]
+					.name;
+	}
+	return NULL;
+}
+
 void jobs_comm_broke(struct jobs *jobs, struct node_comm *nc, const char *why)
 {
 	struct job *job, *tmp;
+	const char *node;
 
 	list_for_each (job, tmp, &jobs->all, link) {
 		struct fault f = FAULT_NULL;
 
 		if (!job_place_uses(job, nc) || !job->present)
 			continue;
-		fault_set(&f, FAULT_ABORTED, NULL,
-			  "the devices of job '%s' lost contact: %s: epoch %llu has ended, join "
-			  "again",
-			  job->rec->name, why, (unsigned long long)job->rec->epoch);
+		node = job_place_node_of(job, nc, why);
+		fault_set(
+			&f, FAULT_ABORTED, NULL,
+			"the devices of job '%s' lost contact%s%s: %s: epoch %llu has ended, join "
+			"again",
+			job->rec->name, node ? " with node " : "", node ? node : "", why,
+			(unsigned long long)job->rec->epoch);
 		job_tear(job);
 		job_epoch_end(job, &f);
 	}

@@ -299,9 +299,32 @@ static bool is_idle(struct world *w)
 	return true;
 }
 
+static bool has_left(struct world *w)
+{
+	for (unsigned i = 0; i < w->n_nodes; i++)
+		if (engine_leaving(w->nodes[i].node.nodes_engine))
+			return false;
+	return true;
+}
+
+/* The communicators of all nodes end together. */
+static void leave_all(struct world *w)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_ABORTED, NULL, "it is over");
+	for (unsigned i = 0; i < w->n_nodes; i++) {
+		job_epoch_end(w->jobs[i], &f);
+		node_wake(&w->nodes[i].node);
+	}
+	turn_until(w, has_left);
+}
+
 static void end(struct world *w)
 {
 	turn_until(w, is_idle);
+	if (w->spans)
+		leave_all(w);
 	for (unsigned i = homes(w); i--;)
 		nodefix_end(&w->nodes[i]);
 }
