@@ -16,7 +16,7 @@
 
 /* ------------------------------------------------------------------ what nodes have */
 
-static uint64_t cluster_settings(const state_job *rec)
+static uint64_t cluster_epoch_settings(const state_job *rec)
 {
 	uint64_t h = FNV_BEGIN;
 
@@ -27,21 +27,21 @@ static uint64_t cluster_settings(const state_job *rec)
 	return fnv_add(h, rec->is_private);
 }
 
-static void cluster_holding_of(const struct job *job, struct cluster_holding *ret)
+static void cluster_epoch_holding_of(const struct job *job, struct cluster_holding *ret)
 {
 	const state_job *rec = job->rec;
 
 	*ret = (struct cluster_holding){ .world = rec->world_size,
 					 .units = job_units_alive(job),
 					 .epoch = rec->epoch,
-					 .settings = cluster_settings(rec),
+					 .settings = cluster_epoch_settings(rec),
 					 .has_commit = rec->has_commit,
 					 .step = rec->has_commit ? rec->step : 0,
 					 .torn = rec->torn };
 	ret->has_position = ret->units && position_of(rec, &ret->position);
 }
 
-static void cluster_describe(const struct cluster_node *n, char *buf, size_t bytes)
+static void cluster_epoch_describe(const struct cluster_node *n, char *buf, size_t bytes)
 {
 	const struct cluster_holding *h = &n->holding;
 
@@ -55,8 +55,8 @@ static void cluster_describe(const struct cluster_node *n, char *buf, size_t byt
 }
 
 /* Can they go on together? Return: 0 or a fault code. */
-static int cluster_check_pair(const struct cluster_job *cj, const struct cluster_node *a,
-			      const struct cluster_node *b, struct fault *f)
+static int cluster_epoch_check_pair(const struct cluster_job *cj, const struct cluster_node *a,
+				    const struct cluster_node *b, struct fault *f)
 {
 	const struct cluster_holding *x = &a->holding, *y = &b->holding;
 	char has[2][160];
@@ -74,8 +74,8 @@ static int cluster_check_pair(const struct cluster_job *cj, const struct cluster
 	    x->step == y->step && x->has_position == y->has_position &&
 	    (!x->has_position || x->position == y->position))
 		return 0;
-	cluster_describe(a, has[0], sizeof(has[0]));
-	cluster_describe(b, has[1], sizeof(has[1]));
+	cluster_epoch_describe(a, has[0], sizeof(has[0]));
+	cluster_epoch_describe(b, has[1], sizeof(has[1]));
 	return fault_set(
 		f, FAULT_STATE, NULL,
 		"the nodes of job '%s' are not at the same step: %s, %s; delete the job and "
@@ -85,7 +85,7 @@ static int cluster_check_pair(const struct cluster_job *cj, const struct cluster
 
 /* ------------------------------------------------------------------ nodes of a leader */
 
-static struct cluster_node *cluster_node_find(struct cluster_job *cj, const char *name)
+static struct cluster_node *cluster_epoch_node_find(struct cluster_job *cj, const char *name)
 {
 	struct cluster_node *n, *tmp;
 
@@ -95,7 +95,7 @@ static struct cluster_node *cluster_node_find(struct cluster_job *cj, const char
 	return NULL;
 }
 
-static void cluster_node_free(struct cluster_node *n)
+static void cluster_epoch_node_free(struct cluster_node *n)
 {
 	list_unlink(&n->link);
 	free(n->ranks);
@@ -113,18 +113,18 @@ void cluster_forget_nodes(struct cluster_job *cj)
 	m.not_leader = &not_leader;
 	list_for_each (n, tmp, &cj->nodes, link) {
 		cluster_send(cj, n->peer, &m);
-		cluster_node_free(n);
+		cluster_epoch_node_free(n);
 	}
 }
 
 /* Room for @n ranks of node @name. */
-static struct cluster_node *cluster_node_set(struct cluster_job *cj, const char *name,
-					     struct peer *peer, uint32_t n)
+static struct cluster_node *cluster_epoch_node_set(struct cluster_job *cj, const char *name,
+						   struct peer *peer, uint32_t n)
 {
-	struct cluster_node *node = cluster_node_find(cj, name);
+	struct cluster_node *node = cluster_epoch_node_find(cj, name);
 
 	if (node)
-		cluster_node_free(node);
+		cluster_epoch_node_free(node);
 	node = calloc(1, sizeof(*node));
 	if (!node)
 		return NULL;
@@ -135,36 +135,36 @@ static struct cluster_node *cluster_node_set(struct cluster_job *cj, const char 
 	node->ranks = calloc(n + 1, sizeof(*node->ranks));
 	node->devices = calloc(n + 1, sizeof(*node->devices));
 	if (!node->ranks || !node->devices) {
-		cluster_node_free(node);
+		cluster_epoch_node_free(node);
 		return NULL;
 	}
 	list_append(&cj->nodes, &node->link);
 	return node;
 }
 
-static uint32_t cluster_device_of(const struct job *job, uint32_t rank)
+static uint32_t cluster_epoch_device_of(const struct job *job, uint32_t rank)
 {
 	return rank < job->rec->world_size && job->placed[rank] ? job->placed[rank]->index : 0;
 }
 
-static void cluster_wish_here(struct cluster_job *cj, const struct job *job)
+static void cluster_epoch_wish_here(struct cluster_job *cj, const struct job *job)
 {
-	struct cluster_node *n = cluster_node_set(cj, cj->c->node, NULL, cj->n_wishes);
+	struct cluster_node *n = cluster_epoch_node_set(cj, cj->c->node, NULL, cj->n_wishes);
 
 	if (!n) {
 		cluster_say(cj, "there is no memory for the ranks that want to join");
 		return;
 	}
-	cluster_holding_of(job, &n->holding);
+	cluster_epoch_holding_of(job, &n->holding);
 	for (uint32_t i = 0; i < cj->n_wishes; i++) {
 		n->ranks[i] = cj->wishes[i];
-		n->devices[i] = (uint16_t)cluster_device_of(job, cj->wishes[i]);
+		n->devices[i] = (uint16_t)cluster_epoch_device_of(job, cj->wishes[i]);
 	}
 	cluster_form(cj);
 }
 
 /* To the leader. */
-static int cluster_send_wish(struct cluster_job *cj, const struct job *job)
+static int cluster_epoch_send_wish(struct cluster_job *cj, const struct job *job)
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobWish w = SHARDD__V1__JOB_WISH__INIT;
@@ -173,11 +173,11 @@ static int cluster_send_wish(struct cluster_job *cj, const struct job *job)
 	Shardd__V1__JobRank **list = calloc(cj->n_wishes + 1, sizeof(*list));
 	struct cluster_holding h;
 
-	cluster_holding_of(job, &h);
+	cluster_epoch_holding_of(job, &h);
 	for (uint32_t i = 0; ranks && list && i < cj->n_wishes; i++) {
 		shardd__v1__job_rank__init(&ranks[i]);
 		ranks[i].rank = cj->wishes[i];
-		ranks[i].device = cluster_device_of(job, cj->wishes[i]);
+		ranks[i].device = cluster_epoch_device_of(job, cj->wishes[i]);
 		list[i] = &ranks[i];
 	}
 	holding.world = h.world;
@@ -208,12 +208,12 @@ void cluster_tell_wishes(struct cluster_job *cj)
 	if (!job || !cj->n_wishes)
 		return;
 	if (cj->state == CLUSTER_LEADS)
-		cluster_wish_here(cj, job);
-	else if (cj->state == CLUSTER_FOLLOWS && cluster_send_wish(cj, job) < 0)
+		cluster_epoch_wish_here(cj, job);
+	else if (cj->state == CLUSTER_FOLLOWS && cluster_epoch_send_wish(cj, job) < 0)
 		cluster_say(cj, "there is no memory for a message to the leader");
 }
 
-static void cluster_take_holding(struct cluster_node *n, const Shardd__V1__JobHolding *s)
+static void cluster_epoch_take_holding(struct cluster_node *n, const Shardd__V1__JobHolding *s)
 {
 	n->holding = (struct cluster_holding){ .world = s->world,
 					       .units = s->units,
@@ -226,7 +226,7 @@ static void cluster_take_holding(struct cluster_node *n, const Shardd__V1__JobHo
 					       .has_position = s->has_position };
 }
 
-static bool cluster_wish_is_valid(const Shardd__V1__JobWish *w)
+static bool cluster_epoch_wish_is_valid(const Shardd__V1__JobWish *w)
 {
 	bool valid = w->state && w->n_ranks && w->n_ranks <= CLUSTER_MAX_RANKS &&
 		     w->state->world <= CLUSTER_MAX_RANKS;
@@ -237,7 +237,7 @@ static bool cluster_wish_is_valid(const Shardd__V1__JobWish *w)
 	return valid;
 }
 
-static void cluster_end_for_node(struct cluster_job *cj, const char *name)
+static void cluster_epoch_end_for_node(struct cluster_job *cj, const char *name)
 {
 	struct job *job = cluster_job_of(cj);
 	struct fault f = FAULT_NULL;
@@ -253,18 +253,18 @@ void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1
 {
 	struct cluster_node *n;
 
-	if (!cluster_wish_is_valid(w)) {
+	if (!cluster_epoch_wish_is_valid(w)) {
 		peer_end(from, "it has sent ranks that no job can have");
 		return;
 	}
 	if (cj->epoch.number)
-		cluster_end_for_node(cj, peer_name(from));
-	n = cluster_node_set(cj, peer_name(from), from, (uint32_t)w->n_ranks);
+		cluster_epoch_end_for_node(cj, peer_name(from));
+	n = cluster_epoch_node_set(cj, peer_name(from), from, (uint32_t)w->n_ranks);
 	if (!n) {
 		peer_end(from, "there is no memory for its ranks");
 		return;
 	}
-	cluster_take_holding(n, w->state);
+	cluster_epoch_take_holding(n, w->state);
 	for (size_t i = 0; i < w->n_ranks; i++) {
 		n->ranks[i] = w->ranks[i]->rank;
 		n->devices[i] = (uint16_t)w->ranks[i]->device;
@@ -290,7 +290,7 @@ void cluster_refused(struct cluster_job *cj, const struct fault *f)
 }
 
 /* Nobody goes on. */
-static void cluster_refuse_all(struct cluster_job *cj, const struct fault *f)
+static void cluster_epoch_refuse_all(struct cluster_job *cj, const struct fault *f)
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobEnd end = SHARDD__V1__JOB_END__INIT;
@@ -302,13 +302,13 @@ static void cluster_refuse_all(struct cluster_job *cj, const struct fault *f)
 	m.refusal = &end;
 	list_for_each (n, tmp, &cj->nodes, link) {
 		cluster_send(cj, n->peer, &m);
-		cluster_node_free(n);
+		cluster_epoch_node_free(n);
 	}
 	cluster_refused(cj, f);
 }
 
 /* Its nodes in the order of their ranks. */
-static void cluster_sort_nodes(struct cluster_job *cj)
+static void cluster_epoch_sort_nodes(struct cluster_job *cj)
 {
 	struct list sorted = LIST_INIT(sorted);
 
@@ -324,7 +324,7 @@ static void cluster_sort_nodes(struct cluster_job *cj)
 	list_take_all(&cj->nodes, &sorted);
 }
 
-static uint32_t cluster_world(struct cluster_job *cj)
+static uint32_t cluster_epoch_world(struct cluster_job *cj)
 {
 	struct cluster_node *n, *tmp;
 	uint32_t world = 0;
@@ -335,7 +335,7 @@ static uint32_t cluster_world(struct cluster_job *cj)
 }
 
 /* "rank 2, rank 3 and 4 more" */
-static void cluster_say_missing(struct cluster_job *cj, uint32_t world)
+static void cluster_epoch_say_missing(struct cluster_job *cj, uint32_t world)
 {
 	char text[160] = "";
 	uint32_t missing = 0;
@@ -357,7 +357,7 @@ static void cluster_say_missing(struct cluster_job *cj, uint32_t world)
 }
 
 /* Are the ranks of each node side by side, and each rank on one node? All are there. */
-static int cluster_check_ranks(struct cluster_job *cj, struct fault *f)
+static int cluster_epoch_check_ranks(struct cluster_job *cj, struct fault *f)
 {
 	struct cluster_node *n, *tmp, *before = NULL;
 	uint32_t next = 0;
@@ -372,14 +372,14 @@ static int cluster_check_ranks(struct cluster_job *cj, struct fault *f)
 						 "where rank %u "
 						 "is expected",
 						 n->name, n->ranks[i], cj->label, next);
-		if (before && cluster_check_pair(cj, before, n, f))
+		if (before && cluster_epoch_check_pair(cj, before, n, f))
 			return f->code;
 		before = n;
 	}
 	return 0;
 }
 
-static uint64_t cluster_next_epoch(struct cluster_job *cj)
+static uint64_t cluster_epoch_next_epoch(struct cluster_job *cj)
 {
 	struct cluster_node *n, *tmp;
 	uint64_t last = cj->last_epoch;
@@ -389,11 +389,11 @@ static uint64_t cluster_next_epoch(struct cluster_job *cj)
 	return last + 1;
 }
 
-static void cluster_on_decided(struct decide *d, enum decide_outcome outcome, int64_t revision,
-			       const char *why);
+static void cluster_epoch_on_decided(struct decide *d, enum decide_outcome outcome,
+				     int64_t revision, const char *why);
 
 /* "EPOCH LEADER NODE:FIRST:RANKS..." */
-static int cluster_decide_epoch(struct cluster_job *cj, uint64_t epoch)
+static int cluster_epoch_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 {
 	char key[CLUSTER_KEY_BYTES], leader[CLUSTER_KEY_BYTES];
 	struct cluster_node *n, *tmp;
@@ -418,28 +418,28 @@ static int cluster_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 	what.value = value;
 	what.bytes = at;
 	cj->last_epoch = epoch;
-	r = decide_begin(&cj->epoch_decision, cj->c->coord, &what, cluster_on_decided);
+	r = decide_begin(&cj->epoch_decision, cj->c->coord, &what, cluster_epoch_on_decided);
 	free(value);
 	return r;
 }
 
 /* Return: all ranks are there, once each. Else it says what is missing, or has refused all. */
-static bool cluster_is_whole(struct cluster_job *cj)
+static bool cluster_epoch_is_whole(struct cluster_job *cj)
 {
-	uint32_t world = cluster_world(cj), n_ranks = 0;
+	uint32_t world = cluster_epoch_world(cj), n_ranks = 0;
 	struct cluster_node *n, *tmp;
 	struct fault f = FAULT_NULL;
 
 	list_for_each (n, tmp, &cj->nodes, link)
 		n_ranks += n->n;
 	if (!world || n_ranks < world) {
-		cluster_say_missing(cj, world);
+		cluster_epoch_say_missing(cj, world);
 		return false;
 	}
-	cluster_sort_nodes(cj);
-	if (cluster_check_ranks(cj, &f) == 0)
+	cluster_epoch_sort_nodes(cj);
+	if (cluster_epoch_check_ranks(cj, &f) == 0)
 		return true;
-	cluster_refuse_all(cj, &f);
+	cluster_epoch_refuse_all(cj, &f);
 	return false;
 }
 
@@ -447,11 +447,11 @@ void cluster_form(struct cluster_job *cj)
 {
 	int r;
 
-	if (cj->state != CLUSTER_LEADS || list_empty(&cj->nodes) || !cluster_is_whole(cj))
+	if (cj->state != CLUSTER_LEADS || list_empty(&cj->nodes) || !cluster_epoch_is_whole(cj))
 		return;
 	cluster_state_move(cj, CLUSTER_DECIDING);
 	cluster_say(cj, "all ranks are there: the store decides the epoch");
-	r = cluster_decide_epoch(cj, cluster_next_epoch(cj));
+	r = cluster_epoch_decide_epoch(cj, cluster_epoch_next_epoch(cj));
 	if (r < 0) {
 		cluster_say(cj, "the epoch cannot be decided: %s", strerror(-r));
 		cluster_seek(cj);
@@ -493,8 +493,8 @@ static int cluster_epoch_names(struct cluster_job *cj, const Shardd__V1__JobBegi
 	return e->self < e->n_nodes && e->leader < e->n_nodes ? 0 : -EINVAL;
 }
 
-static void cluster_span_node(const Shardd__V1__JobNode *from, struct span_node *to,
-			      uint16_t *devices)
+static void cluster_epoch_span_node(const Shardd__V1__JobNode *from, struct span_node *to,
+				    uint16_t *devices)
 {
 	text_copy(to->name, sizeof(to->name), from->name);
 	to->first = from->first;
@@ -504,8 +504,8 @@ static void cluster_span_node(const Shardd__V1__JobNode *from, struct span_node 
 		devices[i] = (uint16_t)from->devices[i];
 }
 
-static struct span *cluster_make_span(struct cluster_job *cj, const Shardd__V1__JobBegin *b,
-				      struct fault *f)
+static struct span *cluster_epoch_make_span(struct cluster_job *cj, const Shardd__V1__JobBegin *b,
+					    struct fault *f)
 {
 	const struct comm_store store = rendezvous_store(cj->c->rendezvous);
 	struct span_node *nodes = calloc(b->n_nodes, sizeof(*nodes));
@@ -519,7 +519,7 @@ static struct span *cluster_make_span(struct cluster_job *cj, const Shardd__V1__
 	at = devices = calloc(world + 1, sizeof(*devices));
 	if (nodes && devices) {
 		for (size_t i = 0; i < b->n_nodes; i++) {
-			cluster_span_node(b->nodes[i], &nodes[i], at);
+			cluster_epoch_span_node(b->nodes[i], &nodes[i], at);
 			at += b->nodes[i]->n_devices;
 		}
 		snprintf(prefix, sizeof(prefix), "%s/%llu", cj->label,
@@ -534,15 +534,15 @@ static struct span *cluster_make_span(struct cluster_job *cj, const Shardd__V1__
 }
 
 /* Return: 0 or a fault code: nothing has begun. */
-static int cluster_begin(struct cluster_job *cj, struct job *job, const Shardd__V1__JobBegin *b,
-			 struct fault *f)
+static int cluster_epoch_begin(struct cluster_job *cj, struct job *job,
+			       const Shardd__V1__JobBegin *b, struct fault *f)
 {
 	struct span *span;
 	int r = cluster_epoch_names(cj, b);
 
 	if (r < 0)
 		return fault_errno(f, r, "beginning an epoch");
-	span = cluster_make_span(cj, b, f);
+	span = cluster_epoch_make_span(cj, b, f);
 	if (!span || job_set_span(job, span, cj->epoch.number, f))
 		return f->code;
 	if (cj->epoch.n_nodes > 1 && cluster_order_begin(cj) < 0)
@@ -550,7 +550,7 @@ static int cluster_begin(struct cluster_job *cj, struct job *job, const Shardd__
 	return 0;
 }
 
-static void cluster_send_end(struct cluster_job *cj, uint64_t epoch, const struct fault *f)
+static void cluster_epoch_send_end(struct cluster_job *cj, uint64_t epoch, const struct fault *f)
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobEnd end = SHARDD__V1__JOB_END__INIT;
@@ -567,7 +567,7 @@ static void cluster_send_end(struct cluster_job *cj, uint64_t epoch, const struc
 }
 
 /* From here on ranks join it. */
-static void cluster_run(struct cluster_job *cj, uint64_t epoch, const Shardd__V1__JobBegin *b)
+static void cluster_epoch_run(struct cluster_job *cj, uint64_t epoch, const Shardd__V1__JobBegin *b)
 {
 	struct job *job = cluster_job_of(cj);
 	struct fault f = FAULT_NULL;
@@ -578,9 +578,9 @@ static void cluster_run(struct cluster_job *cj, uint64_t epoch, const Shardd__V1
 		fault_set(&f, FAULT_ABORTED, NULL, "job '%s' was deleted on node %s", cj->label,
 			  cj->c->node);
 	else
-		(void)cluster_begin(cj, job, b, &f);
+		(void)cluster_epoch_begin(cj, job, b, &f);
 	if (f.code) {
-		cluster_send_end(cj, epoch, &f);
+		cluster_epoch_send_end(cj, epoch, &f);
 		cluster_refused(cj, &f);
 		cluster_epoch_free(cj);
 		cluster_seek(cj);
@@ -603,12 +603,12 @@ void cluster_on_begin(struct cluster_job *cj, const Shardd__V1__JobMessage *m)
 	if (!valid)
 		peer_end(cj->follows->peer, "it has sent an epoch that cannot be");
 	else if (cj->state == CLUSTER_FOLLOWS)
-		cluster_run(cj, m->epoch, m->begin);
+		cluster_epoch_run(cj, m->epoch, m->begin);
 }
 
 /* The message about @cj's nodes. Owned memory is in *ret_block. */
-static Shardd__V1__JobNode **cluster_list_nodes(struct cluster_job *cj, size_t *ret_n,
-						void **ret_block)
+static Shardd__V1__JobNode **cluster_epoch_list_nodes(struct cluster_job *cj, size_t *ret_n,
+						      void **ret_block)
 {
 	struct cluster_node *n, *tmp;
 	size_t nodes = 0, ranks = 0, i = 0;
@@ -641,7 +641,7 @@ static Shardd__V1__JobNode **cluster_list_nodes(struct cluster_job *cj, size_t *
 	return list;
 }
 
-static struct peer **cluster_list_peers(struct cluster_job *cj, unsigned *ret_self)
+static struct peer **cluster_epoch_list_peers(struct cluster_job *cj, unsigned *ret_self)
 {
 	struct cluster_node *n, *tmp;
 	struct peer **peers;
@@ -662,15 +662,15 @@ static struct peer **cluster_list_peers(struct cluster_job *cj, unsigned *ret_se
 }
 
 /* The store has decided it. */
-static void cluster_announce_epoch(struct cluster_job *cj)
+static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobBegin b = SHARDD__V1__JOB_BEGIN__INIT;
 	unsigned self = 0;
 	void *block;
 
-	b.nodes = cluster_list_nodes(cj, &b.n_nodes, &block);
-	cj->epoch.peers = cluster_list_peers(cj, &self);
+	b.nodes = cluster_epoch_list_nodes(cj, &b.n_nodes, &block);
+	cj->epoch.peers = cluster_epoch_list_peers(cj, &self);
 	cj->epoch.left = calloc(b.n_nodes + 1, sizeof(*cj->epoch.left));
 	if (!b.nodes || !cj->epoch.peers || !cj->epoch.left) {
 		free(block);
@@ -685,20 +685,20 @@ static void cluster_announce_epoch(struct cluster_job *cj)
 	cj->epoch.n_nodes = (unsigned)b.n_nodes;
 	for (size_t i = 0; i < b.n_nodes; i++)
 		cluster_send(cj, cj->epoch.peers[i], &m);
-	cluster_run(cj, cj->last_epoch, &b);
+	cluster_epoch_run(cj, cj->last_epoch, &b);
 	free(block);
 }
 
-static void cluster_on_decided(struct decide *d, enum decide_outcome outcome, int64_t revision,
-			       const char *why)
+static void cluster_epoch_on_decided(struct decide *d, enum decide_outcome outcome,
+				     int64_t revision, const char *why)
 {
 	struct cluster_job *cj = CONTAINER_OF(d, struct cluster_job, epoch_decision);
 
 	CHECK(cj->state == CLUSTER_DECIDING);
 	if (outcome == DECIDE_DONE)
 		cj->epoch_revision = revision;
-	if (outcome == DECIDE_DONE && cluster_is_whole(cj)) {
-		cluster_announce_epoch(cj);
+	if (outcome == DECIDE_DONE && cluster_epoch_is_whole(cj)) {
+		cluster_epoch_announce_epoch(cj);
 		return;
 	}
 	log_info("cluster", "epoch not begun job=%s why=\"%s\"", cj->label, why);
@@ -709,7 +709,7 @@ static void cluster_on_decided(struct decide *d, enum decide_outcome outcome, in
 /* ------------------------------------------------------------------ an epoch ends */
 
 /* An ephemeral job is gone with its last rank. */
-static void cluster_all_left(struct cluster_job *cj)
+static void cluster_epoch_all_left(struct cluster_job *cj)
 {
 	struct job *job = cluster_job_of(cj);
 	struct fault f = FAULT_NULL;
@@ -720,7 +720,7 @@ static void cluster_all_left(struct cluster_job *cj)
 }
 
 /* The leader: the ranks of node @node have left. */
-static void cluster_node_left(struct cluster_job *cj, unsigned node)
+static void cluster_epoch_node_left(struct cluster_job *cj, unsigned node)
 {
 	struct fault none = FAULT_NULL;
 
@@ -728,8 +728,8 @@ static void cluster_node_left(struct cluster_job *cj, unsigned node)
 	for (unsigned i = 0; i < cj->epoch.n_nodes; i++)
 		if (!cj->epoch.left[i])
 			return;
-	cluster_send_end(cj, cj->epoch.number, &none);
-	cluster_all_left(cj);
+	cluster_epoch_send_end(cj, cj->epoch.number, &none);
+	cluster_epoch_all_left(cj);
 }
 
 void cluster_left(struct job *job)
@@ -740,19 +740,19 @@ void cluster_left(struct job *job)
 	if (!cj || !cj->epoch.number)
 		return;
 	if (cj->epoch.left)
-		cluster_node_left(cj, cj->epoch.self);
+		cluster_epoch_node_left(cj, cj->epoch.self);
 	else
-		cluster_send_end(cj, cj->epoch.number, &none);
+		cluster_epoch_send_end(cj, cj->epoch.number, &none);
 }
 
 /* @node: the number of the one that has sent it; the leader's, at a node that follows. Nothing has
  * failed. */
-static void cluster_on_left(struct cluster_job *cj, unsigned node)
+static void cluster_epoch_on_left(struct cluster_job *cj, unsigned node)
 {
 	if (cj->epoch.left)
-		cluster_node_left(cj, node);
+		cluster_epoch_node_left(cj, node);
 	else
-		cluster_all_left(cj);
+		cluster_epoch_all_left(cj);
 }
 
 void cluster_epoch_ended(struct job *job, const struct fault *why)
@@ -765,14 +765,14 @@ void cluster_epoch_ended(struct job *job, const struct fault *why)
 	log_info("cluster", "epoch ends job=%s epoch=%llu why=\"%s\"", cj->label,
 		 (unsigned long long)cj->epoch.number, why->text);
 	if (!cj->epoch.is_left)
-		cluster_send_end(cj, cj->epoch.number, why);
+		cluster_epoch_send_end(cj, cj->epoch.number, why);
 	snprintf(prefix, sizeof(prefix), "%s/%llu/", cj->label,
 		 (unsigned long long)cj->epoch.number);
 	rendezvous_drop(cj->c->rendezvous, prefix);
 	decide_cancel(&cj->commit);
 	cluster_epoch_free(cj);
 	while (!list_empty(&cj->nodes)) /* they say what they have, when they want to join again */
-		cluster_node_free(list_first(&cj->nodes, struct cluster_node, link));
+		cluster_epoch_node_free(list_first(&cj->nodes, struct cluster_node, link));
 	cluster_seek(cj);
 }
 
@@ -791,7 +791,7 @@ void cluster_on_end(struct cluster_job *cj, struct peer *from, const Shardd__V1_
 	if (!known || m->epoch != cj->epoch.number || !job)
 		return;
 	if (!m->end->code) {
-		cluster_on_left(cj, node);
+		cluster_epoch_on_left(cj, node);
 		return;
 	}
 	fault_set(&f, m->end->code && m->end->code < _FAULT_N ? m->end->code : FAULT_ABORTED, NULL,
@@ -816,7 +816,7 @@ void cluster_node_gone(struct cluster_job *cj, struct peer *p, const char *why)
 	}
 	list_for_each (n, tmp, &cj->nodes, link)
 		if (n->peer == p)
-			cluster_node_free(n);
+			cluster_epoch_node_free(n);
 	if (ran && job)
 		job_epoch_end(job, &f);
 }

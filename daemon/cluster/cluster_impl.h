@@ -129,7 +129,7 @@ void cluster_state_move(struct cluster_job *cj, enum cluster_job_state to);
 void cluster_say(struct cluster_job *cj, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
-/* Who leads it (cluster_seek.c). */
+/* The search for its leader (cluster_seek.c). */
 void cluster_seek(struct cluster_job *cj);
 void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us);
 /* The leader cannot be reached, or does not lead any more. */

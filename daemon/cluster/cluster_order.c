@@ -18,7 +18,7 @@ struct cluster_ended {
 	struct order *order;
 };
 
-static void cluster_end_job(struct cluster_job *cj, const struct fault *f)
+static void cluster_order_end_job(struct cluster_job *cj, const struct fault *f)
 {
 	struct job *job = cluster_job_of(cj);
 
@@ -26,7 +26,7 @@ static void cluster_end_job(struct cluster_job *cj, const struct fault *f)
 		job_epoch_end(job, f);
 }
 
-static uint32_t cluster_unit_key(const struct unit *u)
+static uint32_t cluster_order_unit_key(const struct unit *u)
 {
 	uint64_t h = FNV_BEGIN;
 
@@ -35,7 +35,7 @@ static uint32_t cluster_unit_key(const struct unit *u)
 	return (uint32_t)(h ^ h >> 32);
 }
 
-static struct group *cluster_group_of(struct job *job, uint32_t key)
+static struct group *cluster_order_group_of(struct job *job, uint32_t key)
 {
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		if (group_key(job->groups[i]) == key)
@@ -43,10 +43,10 @@ static struct group *cluster_group_of(struct job *job, uint32_t key)
 	return NULL;
 }
 
-static struct unit *cluster_unit_of(struct job *job, uint32_t key)
+static struct unit *cluster_order_unit_of(struct job *job, uint32_t key)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped && cluster_unit_key(job->units[i]) == key)
+		if (!job->units[i]->rec->dropped && cluster_order_unit_key(job->units[i]) == key)
 			return job->units[i];
 	return NULL;
 }
@@ -66,16 +66,16 @@ static void cluster_order_send(void *userdata, uint32_t node, const struct order
 	cluster_send(cj, cj->epoch.peers ? cj->epoch.peers[node] : cluster_to_leader(cj), &m);
 }
 
-static bool cluster_start_collective(struct job *job, const struct order_key *key)
+static bool cluster_order_start_collective(struct job *job, const struct order_key *key)
 {
-	struct group *g = cluster_group_of(job, key->group);
+	struct group *g = cluster_order_group_of(job, key->group);
 
 	return g && (!g->here || match_start(&g->match, key->number));
 }
 
-static bool cluster_start_gather(struct job *job, const struct order_key *key)
+static bool cluster_order_start_gather(struct job *job, const struct order_key *key)
 {
-	struct unit *u = cluster_unit_of(job, key->group);
+	struct unit *u = cluster_order_unit_of(job, key->group);
 
 	return u && u->turns + 1 == key->number && turn_start(job, u) == 0;
 }
@@ -88,22 +88,23 @@ static void cluster_order_start(void *userdata, const struct order_started *s)
 	bool started = false;
 
 	if (job)
-		started = s->key.kind == ORDER_GATHER ? cluster_start_gather(job, &s->key)
-						      : cluster_start_collective(job, &s->key);
+		started = s->key.kind == ORDER_GATHER
+				  ? cluster_order_start_gather(job, &s->key)
+				  : cluster_order_start_collective(job, &s->key);
 	if (started)
 		return;
 	fault_set(&f, FAULT_ABORTED, NULL,
 		  "node %s cannot start entry %llu of group %08x of job '%s', which the leader has "
 		  "started",
 		  cj->c->node, (unsigned long long)s->key.number, s->key.group, cj->label);
-	cluster_end_job(cj, &f);
+	cluster_order_end_job(cj, &f);
 }
 
 static void cluster_order_fail(void *userdata, const struct order_key *key, const struct fault *f)
 {
 	struct cluster_job *cj = userdata;
 	struct job *job = cluster_job_of(cj);
-	struct group *g = job ? cluster_group_of(job, key->group) : NULL;
+	struct group *g = job ? cluster_order_group_of(job, key->group) : NULL;
 
 	if (g && key->kind == ORDER_COLLECTIVE)
 		match_fail(&g->match, key->number, f);
@@ -111,13 +112,13 @@ static void cluster_order_fail(void *userdata, const struct order_key *key, cons
 
 static void cluster_order_ended(void *userdata, const struct fault *f)
 {
-	cluster_end_job(userdata, f);
+	cluster_order_end_job(userdata, f);
 }
 
 /* ------------------------------------------------------------------------- commits */
 
-static void cluster_on_committed(struct decide *d, enum decide_outcome outcome, int64_t revision,
-				 const char *why)
+static void cluster_order_on_committed(struct decide *d, enum decide_outcome outcome,
+				       int64_t revision, const char *why)
 {
 	struct cluster_job *cj = CONTAINER_OF(d, struct cluster_job, commit);
 	struct order_key key = cj->committing;
@@ -130,15 +131,15 @@ static void cluster_on_committed(struct decide *d, enum decide_outcome outcome, 
 	}
 	fault_set(&f, FAULT_ABORTED, NULL, "the commit of job '%s' was not decided: %.300s",
 		  cj->label, why);
-	cluster_end_job(cj, &f);
+	cluster_order_end_job(cj, &f);
 }
 
 /* The step of the commit at @key: this node has announced it, too. */
-static bool cluster_step_of(const struct cluster_job *cj, const struct order_key *key,
-			    uint64_t *ret)
+static bool cluster_order_step_of(const struct cluster_job *cj, const struct order_key *key,
+				  uint64_t *ret)
 {
 	struct job *job = cluster_job_of(cj);
-	struct group *g = job ? cluster_group_of(job, key->group) : NULL;
+	struct group *g = job ? cluster_order_group_of(job, key->group) : NULL;
 	struct match_slot *s = g ? match_slot(&g->match, key->number) : NULL;
 
 	if (!s || !s->first)
@@ -166,17 +167,17 @@ static void cluster_order_decide(void *userdata, const struct order_key *key)
 	cluster_key(cj, "leader", leader);
 	cluster_key(cj, "epoch", epoch);
 	cj->committing = *key;
-	if (cluster_step_of(cj, key, &step)) {
+	if (cluster_order_step_of(cj, key, &step)) {
 		what.value = value;
 		what.bytes = (size_t)snprintf(value, sizeof(value), "%llu %llu",
 					      (unsigned long long)step,
 					      (unsigned long long)cj->epoch.number);
-		r = decide_begin(&cj->commit, cj->c->coord, &what, cluster_on_committed);
+		r = decide_begin(&cj->commit, cj->c->coord, &what, cluster_order_on_committed);
 	}
 	if (r == 0)
 		return;
 	fault_errno(&f, r, "deciding a commit");
-	cluster_end_job(cj, &f);
+	cluster_order_end_job(cj, &f);
 }
 
 /* -------------------------------------------------------------- its beginning and end */
@@ -248,7 +249,7 @@ void cluster_on_order(struct cluster_job *cj, struct peer *from, const ProtobufC
 
 /* -------------------------------------------------------------- what the job says */
 
-static struct cluster_job *cluster_running(const struct job *job)
+static struct cluster_job *cluster_order_running(const struct job *job)
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
 
@@ -256,7 +257,8 @@ static struct cluster_job *cluster_running(const struct job *job)
 }
 
 /* The nodes that have members of @g. Return: NULL: all. */
-static const struct order_nodes *cluster_nodes_of(const struct group *g, struct order_nodes *ret)
+static const struct order_nodes *cluster_order_nodes_of(const struct group *g,
+							struct order_nodes *ret)
 {
 	const struct span *s = g->job->across.span;
 	unsigned n = 0;
@@ -267,8 +269,8 @@ static const struct order_nodes *cluster_nodes_of(const struct group *g, struct 
 	return n == s->n_nodes ? NULL : ret;
 }
 
-static void cluster_fill_entry(const struct group *g, uint64_t number,
-			       const struct order_nodes *nodes, struct order_entry *e)
+static void cluster_order_fill_entry(const struct group *g, uint64_t number,
+				     const struct order_nodes *nodes, struct order_entry *e)
 {
 	*e = (struct order_entry){ .key = { ORDER_COLLECTIVE, group_key(g), number },
 				   .nodes = nodes };
@@ -276,7 +278,7 @@ static void cluster_fill_entry(const struct group *g, uint64_t number,
 
 void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first)
 {
-	struct cluster_job *cj = cluster_running(g->job);
+	struct cluster_job *cj = cluster_order_running(g->job);
 	const struct op *op = CONTAINER_OF(first, struct op, entry);
 	struct order_nodes nodes;
 	struct order_print print;
@@ -286,7 +288,7 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 
 	if (!cj)
 		return;
-	cluster_fill_entry(g, number, cluster_nodes_of(g, &nodes), &e);
+	cluster_order_fill_entry(g, number, cluster_order_nodes_of(g, &nodes), &e);
 	_Static_assert(sizeof(print.words) == sizeof(first->print.words), "the same fingerprint");
 	memcpy(print.words, first->print.words, sizeof(print.words));
 	snprintf(print.text, sizeof(print.text), "%s", first->print.text);
@@ -301,19 +303,19 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
 		  "node %s is %u entries ahead of the other nodes of job '%s': join again",
 		  cj->c->node, CLUSTER_AHEAD, cj->label);
-	cluster_end_job(cj, &f);
+	cluster_order_end_job(cj, &f);
 }
 
 void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault)
 {
-	struct cluster_job *cj = cluster_running(g->job);
+	struct cluster_job *cj = cluster_order_running(g->job);
 	struct order_nodes nodes;
 	struct order_entry e;
 	struct order_print print = { 0 };
 
 	if (!cj)
 		return;
-	cluster_fill_entry(g, number, cluster_nodes_of(g, &nodes), &e);
+	cluster_order_fill_entry(g, number, cluster_order_nodes_of(g, &nodes), &e);
 	e.print = &print;
 	(void)order_refuse(cj->epoch.order, &e,
 			   fault); /* or it has started, or the epoch has ended */
@@ -321,8 +323,8 @@ void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault)
 
 void cluster_want(struct job *job, struct unit *u, uint64_t turn)
 {
-	struct cluster_job *cj = cluster_running(job);
-	const struct order_entry e = { .key = { ORDER_GATHER, cluster_unit_key(u), turn } };
+	struct cluster_job *cj = cluster_order_running(job);
+	const struct order_entry e = { .key = { ORDER_GATHER, cluster_order_unit_key(u), turn } };
 
 	if (cj && order_announce(cj->epoch.order, &e) == ORDER_E_AHEAD)
 		u->wants_turn = false; /* whoever wants it asks again */

@@ -1,4 +1,4 @@
-/* Who leads a job: the node whose key the store has; and the links to such nodes. */
+/* The leader of a job: the node whose key the store has; and the links to such nodes. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,8 @@ static void cluster_seek_later(struct cluster_job *cj, const char *why)
 
 /* ----------------------------------------------------------------------- links */
 
-static struct cluster_link *cluster_link_find(struct cluster *c, const char *name, const char *at)
+static struct cluster_link *cluster_seek_link_find(struct cluster *c, const char *name,
+						   const char *at)
 {
 	struct cluster_link *l, *tmp;
 
@@ -39,7 +40,8 @@ static struct cluster_link *cluster_link_find(struct cluster *c, const char *nam
 	return NULL;
 }
 
-static struct cluster_link *cluster_link_new(struct cluster *c, const char *name, const char *at)
+static struct cluster_link *cluster_seek_link_new(struct cluster *c, const char *name,
+						  const char *at)
 {
 	struct cluster_link *l = calloc(1, sizeof(*l));
 
@@ -53,7 +55,7 @@ static struct cluster_link *cluster_link_new(struct cluster *c, const char *name
 	return l;
 }
 
-static int cluster_dial(struct cluster_link *l, struct fault *f)
+static int cluster_seek_dial(struct cluster_link *l, struct fault *f)
 {
 	if (l->peer)
 		return 0;
@@ -63,14 +65,14 @@ static int cluster_dial(struct cluster_link *l, struct fault *f)
 	return 0;
 }
 
-static void cluster_follow(struct cluster_job *cj)
+static void cluster_seek_follow(struct cluster_job *cj)
 {
-	struct cluster_link *l = cluster_link_find(cj->c, cj->leader, cj->leader_at);
+	struct cluster_link *l = cluster_seek_link_find(cj->c, cj->leader, cj->leader_at);
 	struct fault f = FAULT_NULL;
 
 	if (!l)
-		l = cluster_link_new(cj->c, cj->leader, cj->leader_at);
-	if (!l || cluster_dial(l, &f)) {
+		l = cluster_seek_link_new(cj->c, cj->leader, cj->leader_at);
+	if (!l || cluster_seek_dial(l, &f)) {
 		cluster_seek_later(cj, l ? f.text : "there is no memory for a link");
 		return;
 	}
@@ -138,7 +140,7 @@ void cluster_leader_lost(struct cluster_job *cj, const char *why)
 /* ----------------------------------------------------------------------- the store */
 
 /* "NODE HOST:PORT" */
-static bool cluster_read_leader(struct cluster_job *cj, const struct coord_kv *kv)
+static bool cluster_seek_read_leader(struct cluster_job *cj, const struct coord_kv *kv)
 {
 	char text[SPAN_NAME_BYTES + CLUSTER_AT_BYTES];
 	char *at;
@@ -158,7 +160,7 @@ static bool cluster_read_leader(struct cluster_job *cj, const struct coord_kv *k
 }
 
 /* The number at the beginning of a value. */
-static uint64_t cluster_read_number(const struct coord_kv *kv)
+static uint64_t cluster_seek_read_number(const struct coord_kv *kv)
 {
 	char text[24] = "";
 
@@ -167,7 +169,8 @@ static uint64_t cluster_read_number(const struct coord_kv *kv)
 }
 
 /* All keys of the job. Return: that of the leader, or NULL. */
-static const struct coord_kv *cluster_read_keys(struct cluster_job *cj, const struct coord_reply *r)
+static const struct coord_kv *cluster_seek_read_keys(struct cluster_job *cj,
+						     const struct coord_reply *r)
 {
 	char leader[CLUSTER_KEY_BYTES], epoch[CLUSTER_KEY_BYTES], step[CLUSTER_KEY_BYTES];
 	const struct coord_kv *found = NULL;
@@ -183,7 +186,7 @@ static const struct coord_kv *cluster_read_keys(struct cluster_job *cj, const st
 			found = kv;
 		} else if (strcmp(kv->key, epoch) == 0) {
 			cj->epoch_revision = kv->modified;
-			cj->last_epoch = cluster_read_number(kv);
+			cj->last_epoch = cluster_seek_read_number(kv);
 		} else if (strcmp(kv->key, step) == 0) {
 			cj->step_revision = kv->modified;
 		}
@@ -191,7 +194,7 @@ static const struct coord_kv *cluster_read_keys(struct cluster_job *cj, const st
 	return found;
 }
 
-static void cluster_lead(struct cluster_job *cj)
+static void cluster_seek_lead(struct cluster_job *cj)
 {
 	cluster_state_move(cj, CLUSTER_LEADS);
 	cj->dials = 0;
@@ -199,7 +202,7 @@ static void cluster_lead(struct cluster_job *cj)
 	cluster_tell_wishes(cj);
 }
 
-static void cluster_on_sought(struct coord_call *call, const struct coord_reply *r)
+static void cluster_seek_on_sought(struct coord_call *call, const struct coord_reply *r)
 {
 	struct cluster_job *cj = CONTAINER_OF(call, struct cluster_job, call);
 	const struct coord_kv *leader;
@@ -208,22 +211,22 @@ static void cluster_on_sought(struct coord_call *call, const struct coord_reply 
 		cluster_seek_later(cj, r->why);
 		return;
 	}
-	leader = cluster_read_keys(cj, r);
+	leader = cluster_seek_read_keys(cj, r);
 	if (!leader)
 		return; /* it was removed: the next tick tries to be it */
-	if (!cluster_read_leader(cj, leader)) {
+	if (!cluster_seek_read_leader(cj, leader)) {
 		cluster_seek_later(cj, "its key for the leader is not readable");
 	} else if (strcmp(cj->leader, cj->c->node) != 0) {
 		cluster_forget_nodes(cj); /* who asks this one is told that it does not lead */
-		cluster_follow(cj);
+		cluster_seek_follow(cj);
 	} else if (leader->lease == cj->c->member.lease) {
-		cluster_lead(cj);
+		cluster_seek_lead(cj);
 	} else {
 		cj->removes = true; /* that of an earlier daemon of this node */
 	}
 }
 
-static int cluster_ask_to_lead(struct cluster_job *cj)
+static int cluster_seek_ask_to_lead(struct cluster_job *cj)
 {
 	char leader[CLUSTER_KEY_BYTES], all[CLUSTER_KEY_BYTES];
 	char value[SPAN_NAME_BYTES + CLUSTER_AT_BYTES];
@@ -245,7 +248,7 @@ static int cluster_ask_to_lead(struct cluster_job *cj)
 		change.lease = cj->c->member.lease;
 	}
 	cj->removes = false;
-	cj->call.done = cluster_on_sought;
+	cj->call.done = cluster_seek_on_sought;
 	return coord_txn(cj->c->coord, &cj->call, &t, CLUSTER_ANSWER_MS);
 }
 
@@ -260,6 +263,6 @@ void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us)
 			    *cj->c->member.why ? cj->c->member.why : cj->c->why);
 		return;
 	}
-	if (cluster_ask_to_lead(cj) < 0)
+	if (cluster_seek_ask_to_lead(cj) < 0)
 		cluster_seek_later(cj, "there is no memory for a call");
 }

@@ -34,7 +34,7 @@ struct comm_store rendezvous_store(struct rendezvous *r);
 int rendezvous_put(struct rendezvous *r, const char *key, const void *value, size_t bytes);
 /* Return: the value of @key, borrowed until it is dropped, or NULL. */
 const void *rendezvous_find(struct rendezvous *r, const char *key, size_t *ret_bytes);
-/* No communicator is made any more whose keys begin with @prefix: who waits is told so. */
+/* No communicator is made any more whose keys begin with @prefix: waits for them end with an error. */
 void rendezvous_drop(struct rendezvous *r, const char *prefix);
 
 #endif

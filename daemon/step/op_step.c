@@ -331,8 +331,8 @@ static enum res op_step_prepare(struct coll *c)
 		op_step_skip(c, found);
 		return RES_DONE;
 	}
-	c->everywhere = plan->has_clip &&
-			norm_clip_check(&plan->clip, shards_of(c)->total, c->fault);
+	c->everywhere =
+		plan->has_clip && norm_clip_check(&plan->clip, shards_of(c)->total, c->fault);
 	if (c->everywhere)
 		return RES_FAILED;
 	RES_TRY(op_step_take_marks(c));
