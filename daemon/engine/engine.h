@@ -171,9 +171,10 @@ int comm_shrink(struct comm *c, const bool *gone, const struct comm_options *opt
 /* Communicators that are freed, and whose threads still take leave of other members. */
 unsigned engine_leaving(const struct engine *e);
 
-/* All communicators must be freed. Does not block; no callback follows. Those that take leave go on
- * without the engine, with memory of their own, for a few seconds at most: who ends the process
- * waits until engine_leaving is 0 first. NULL is allowed. Return: NULL. */
+/* All communicators must be freed. No callback follows. Does not block, but for nccl, which waits for
+ * its threads. Members of a group that take leave go on without the engine, with memory of their
+ * own, for a few seconds at most: before a process ends it waits until engine_leaving is 0. NULL is
+ * allowed. Return: NULL. */
 struct engine *engine_close(struct engine *e);
 
 #endif

@@ -24,7 +24,7 @@ struct engine_ops {
 			   enum dtype dtype, enum reduce_op reduce);
 	void (*broadcast)(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,
 			  unsigned root);
-	void (*close)(struct engine *e); /* frees @e; does not block */
+	void (*close)(struct engine *e); /* frees @e */
 	/* (optional) */
 	void (*chain)(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
 		      void *const *recv, uint64_t count, enum dtype dtype, bool whole);
