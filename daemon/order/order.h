@@ -139,7 +139,8 @@ struct order *order_free(struct order *o);
 int order_announce(struct order *o, const struct order_entry *e);
 
 /* This node cannot take part in @e, announced or not. It is a request: fail follows, or start if that was
- * under way. Afterwards it is not announced. @fault becomes the reason on all nodes.
+ * under way. Afterwards it is not announced. @fault becomes the reason on all nodes. Flags and fingerprint
+ * do not count if it was not announced: this node may not know what it is.
  * Return: 0, ORDER_E_STARTED, ORDER_E_ENDED. */
 int order_refuse(struct order *o, const struct order_entry *e, const struct fault *fault);
 

@@ -273,6 +273,8 @@ static const char *order_leader_wrong(const struct order *o, uint32_t from, uint
 				      const struct order_msg *msg, const struct order_open *e)
 {
 	uint8_t flags = msg->flags & (ORDER_DECISION | ORDER_MARK);
+	/* Who refuses an operation may not know what it is. */
+	bool refused = msg->type == ORDER_MSG_REFUSE || (e && e->state == ORDER_FAILING);
 
 	if (!order_set_has(o, set, from))
 		return "an operation of other nodes";
@@ -282,7 +284,7 @@ static const char *order_leader_wrong(const struct order *o, uint32_t from, uint
 		return "an operation before it has caught up";
 	if (e && e->set != set)
 		return "an operation of other nodes than another node has there";
-	if (e && (e->flags ^ msg->flags) & (ORDER_DECISION | ORDER_MARK))
+	if (e && !refused && (e->flags ^ msg->flags) & (ORDER_DECISION | ORDER_MARK))
 		return "an operation that is a decision or a mark on some nodes only";
 	if (e && order_nodes_has(&e->heard, from))
 		return "the announcement of an operation twice";

@@ -199,6 +199,32 @@ Test(order, who_comes_late_to_a_refused_op_gets_the_reason)
 	end(3);
 }
 
+/* A node whose rank has died refuses the op at its next number, and does not know that it is a commit. The
+ * leader ended the epoch then, with a text about decisions in place of the reason. */
+Test(order, a_node_may_refuse_a_decision_without_knowing_that_it_is_one)
+{
+	struct order_print none = { 0 };
+	struct order_entry e = { .print = &none };
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_ABORTED, NULL, "rank 3 is gone");
+	begin(2, 8);
+	for (uint32_t number = 1; number <= 2; number++) {
+		e.key = (struct order_key){ ORDER_COLLECTIVE, 1, number };
+		if (number == 1)
+			collective(0, number, ORDER_DECISION | ORDER_MARK, 7);
+		cr_assert_eq(order_refuse(nodes[1].o, &e, &f), 0);
+		deliver();
+		if (number == 2)
+			collective(0, number, ORDER_DECISION | ORDER_MARK, 7);
+		deliver();
+		cr_assert_eq(nodes[0].fails, number);
+		cr_assert_str_eq(nodes[0].fault.text, "rank 3 is gone");
+		cr_assert_eq(nodes[0].decides + nodes[0].starts + nodes[1].starts, 0);
+	}
+	end(2);
+}
+
 Test(order, a_gather_starts_for_whoever_asks_and_once)
 {
 	begin(3, 8);
