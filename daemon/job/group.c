@@ -250,10 +250,12 @@ static enum res group_comms_between(struct group *g, struct fault *f)
 					  .prefix = prefix,
 					  .store = &s->store };
 
-	if (s->over)
+	if (s->over) {
+		*f = s->ended;
 		return res_of(fault_set(f, FAULT_ABORTED, NULL,
 					"the epoch of job '%s' has ended: join again",
 					g->job->rec->name));
+	}
 	if (!g->job->node->nodes_engine)
 		return res_of(fault_set(f, FAULT_UNAVAILABLE, NULL,
 					"group '%.64s' has ranks on other nodes, and this node has "

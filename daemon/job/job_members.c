@@ -15,16 +15,25 @@
 #include "job/resize.h"
 #include "job/span.h"
 
+/* Before anything else ends with it: other nodes hear why first, and not of ops that are refused. */
+static void job_members_end_span(struct job *job, const struct fault *fault)
+{
+	struct span *s = job->across.span;
+
+	if (!s || s->over)
+		return;
+	s->over = true;
+	s->ended = *fault;
+	if (job->jobs->ops.across_ended)
+		job->jobs->ops.across_ended(job, fault);
+}
+
 void job_epoch_end(struct job *job, const struct fault *fault)
 {
+	job_members_end_span(job, fault);
 	job->jobs->ops.abort_ops(job, fault);
 	if (job->joined && job->jobs->ops.epoch_ended)
 		job->jobs->ops.epoch_ended(job, fault);
-	if (job->across.span && !job->across.span->over) {
-		job->across.span->over = true;
-		if (job->jobs->ops.across_ended)
-			job->jobs->ops.across_ended(job, fault);
-	}
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_reset(job->groups[i], fault);
 	job->rec->epoch++;

@@ -29,6 +29,7 @@ struct span {
 	unsigned n_nodes;
 	unsigned self;           /* this node */
 	bool over;               /* its epoch has ended: no communicator is made any more */
+	struct fault ended;      /* why, if that is known */
 	uint32_t world;          /* ranks of all nodes */
 	char prefix[160];        /* of the keys of its communicators; of no other epoch */
 	struct comm_store store; /* where members of communicators meet */
