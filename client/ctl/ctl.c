@@ -140,7 +140,8 @@ enum table_color ctl_state_color(const char *state)
 		{ "RUNNING", TABLE_GOOD }, { "JOINED", TABLE_GOOD },   { "FORMING", TABLE_WARN },
 		{ "STALE", TABLE_WARN },   { "DRAINING", TABLE_WARN }, { "RESIZING", TABLE_WARN },
 		{ "WAIT", TABLE_WARN },    { "TORN", TABLE_BAD },      { "DEAD", TABLE_BAD },
-		{ "FAILED", TABLE_BAD },
+		{ "FAILED", TABLE_BAD },   { "IN", TABLE_GOOD },       { "OUT", TABLE_BAD },
+		{ "JOINING", TABLE_WARN },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(colors); i++)

@@ -22,6 +22,15 @@ static void status_print_cordon(const Shardd__V1__GetStatusResponse *s)
 	printf("\n  cordoned by %s at %s: no new jobs", ctl_user(s->cordon->uid, user), when);
 }
 
+/* "cluster NAME, node NAME: IN", or what is in the way. */
+static void status_print_cluster(const Shardd__V1__ClusterStatus *c)
+{
+	if (c)
+		printf("  cluster %s, node %s: %s%s%s\n", c->name, c->node,
+		       json_state(&shardd__v1__cluster_state__descriptor, c->state),
+		       *c->why ? ": " : "", c->why);
+}
+
 static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	printf("shardd %s%s, pid %d, up %s, %u connection%s, %u descriptors", s->version,
@@ -31,6 +40,7 @@ static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResp
 		printf(", %llu log lines dropped", (unsigned long long)s->log_dropped);
 	status_print_cordon(s);
 	printf("\n  socket %s, instance %s\n", ctl->socket, s->instance);
+	status_print_cluster(s->cluster);
 	if (s->store_left_out)
 		printf("  jobs outlive the daemon: %u of %u descriptors are in its store, which is "
 		       "nearly full: %u slabs of gradients and copies end with it\n",
@@ -214,6 +224,51 @@ static int status_print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusRespons
 	return ctl_print_table(ctl, "Jobs", t);
 }
 
+static void status_node_row(struct table *t, const Shardd__V1__JobStatus *j,
+			    const Shardd__V1__JobNodeStatus *n)
+{
+	ctl_job_cell(t, j->uid, j->name);
+	table_cell(t, "%.40s%s", n->name, n->here ? " (this one)" : "");
+	if (n->ranks > 1)
+		table_cell(t, "%u to %u", n->first, n->first + n->ranks - 1);
+	else
+		table_cell(t, "%u", n->first);
+	table_cell(t, "%s", n->leads ? "yes" : "-");
+}
+
+/* Of the jobs with ranks on several of them. */
+static int status_print_nodes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+{
+	static const struct table_column columns[] = {
+		{ "JOB", false }, { "NODE", false }, { "RANKS", false }, { "LEADS", false }
+	};
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < s->n_jobs; i++)
+		for (size_t k = 0; k < s->jobs[i]->n_nodes; k++)
+			status_node_row(t, s->jobs[i], s->jobs[i]->nodes[k]);
+	if (t && !table_rows(t))
+		return CTL_OK;
+	return ctl_print_table(ctl, "Nodes", t);
+}
+
+/* What joins wait for: whole sentences. */
+static int status_print_waits(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+{
+	static const struct table_column columns[] = { { "JOB", false }, { "WAITS FOR", false } };
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < s->n_jobs; i++) {
+		if (!*s->jobs[i]->waits)
+			continue;
+		ctl_job_cell(t, s->jobs[i]->uid, s->jobs[i]->name);
+		table_cell(t, "%s", s->jobs[i]->waits);
+	}
+	if (t && !table_rows(t))
+		return CTL_OK;
+	return ctl_print_table(ctl, "Joins that wait", t);
+}
+
 /* Of the uses for which a gather could be begun ahead: how many found it so. */
 static void status_ahead_cell(struct table *t, const Shardd__V1__RankStatus *r)
 {
@@ -226,6 +281,15 @@ static void status_ahead_cell(struct table *t, const Shardd__V1__RankStatus *r)
 		table_cell(t, "-");
 }
 
+/* Of a rank that another daemon has. */
+static void status_far_cells(struct table *t, const Shardd__V1__RankStatus *r)
+{
+	table_cell(t, "-");
+	table_cell(t, "node %.40s", r->node);
+	for (unsigned i = 0; i < 5; i++)
+		table_cell(t, "-");
+}
+
 static void status_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 			    const Shardd__V1__RankStatus *r)
 {
@@ -234,6 +298,10 @@ static void status_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 	table_color_cell(t,
 			 ctl_state_color(json_state(&shardd__v1__rank_state__descriptor, r->state)),
 			 "%s", json_state(&shardd__v1__rank_state__descriptor, r->state));
+	if (r->state == SHARDD__V1__RANK_STATE__RANK_STATE_ELSEWHERE) {
+		status_far_cells(t, r);
+		return;
+	}
 	if (r->pid > 0)
 		table_cell(t, "%d", r->pid);
 	else
@@ -396,6 +464,10 @@ static int status_print_status(struct ctl *ctl, const Shardd__V1__GetStatusRespo
 		r = status_print_comms(ctl, s);
 	if (r == CTL_OK)
 		r = status_print_jobs(ctl, s);
+	if (r == CTL_OK)
+		r = status_print_nodes(ctl, s);
+	if (r == CTL_OK)
+		r = status_print_waits(ctl, s);
 	if (r == CTL_OK)
 		r = status_print_ranks(ctl, s);
 	if (r == CTL_OK)

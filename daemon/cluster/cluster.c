@@ -180,6 +180,13 @@ void cluster_job_waits(const struct job *job, char *buf, size_t bytes)
 	snprintf(buf, bytes, "%s", cj && cj->n_wishes ? cj->why : "");
 }
 
+const char *cluster_job_leader(const struct job *job)
+{
+	const struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
+
+	return cj ? cj->leader : "";
+}
+
 bool cluster_info(struct cluster_info *ret)
 {
 	static const char *const states[] = { [MEMBERSHIP_OUT] = "OUT",
@@ -191,7 +198,7 @@ bool cluster_info(struct cluster_info *ret)
 
 	if (!c)
 		return false;
-	*ret = (struct cluster_info){ c->node, states[c->member.state],
+	*ret = (struct cluster_info){ c->name, c->node, states[c->member.state],
 				      *c->member.why                      ? c->member.why
 				      : c->member.state == MEMBERSHIP_OUT ? c->why
 									  : "" };
@@ -511,6 +518,7 @@ int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct 
 	c->loopq = loopq;
 	c->jobs = jobs;
 	c->coord = coord;
+	text_copy(c->name, sizeof(c->name), o->peers.cluster);
 	text_copy(c->node, sizeof(c->node), o->node);
 	text_copy(c->at, sizeof(c->at), o->advertise);
 	list_init(&c->links);

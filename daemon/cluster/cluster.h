@@ -51,6 +51,7 @@ void cluster_epoch_ended(struct job *job, const struct fault *why);
 
 /* For status. Valid until the next turn of the loop. */
 struct cluster_info {
+	const char *cluster; /* its name */
 	const char *node;
 	const char *state; /* of its membership: IN... */
 	const char *why;   /* what is in the way; "" */
@@ -59,5 +60,8 @@ struct cluster_info {
 bool cluster_info(struct cluster_info *ret);
 /* What the joins of @job wait for: one sentence; "": nothing. */
 void cluster_job_waits(const struct job *job, char *buf, size_t bytes);
+/* The node that leads @job, as this one has last heard; "": not known. Valid until the next turn of the
+ * loop. */
+const char *cluster_job_leader(const struct job *job);
 
 #endif

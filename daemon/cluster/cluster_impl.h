@@ -107,7 +107,7 @@ struct cluster {
 	struct jobs *jobs;
 	struct coord *coord;
 	struct membership member;
-	char node[SPAN_NAME_BYTES], at[CLUSTER_AT_BYTES];
+	char name[SPAN_NAME_BYTES], node[SPAN_NAME_BYTES], at[CLUSTER_AT_BYTES];
 	struct peers *peers;
 	struct list links; /* of struct cluster_link */
 	struct list all;   /* of struct cluster_job */

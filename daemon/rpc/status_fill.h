@@ -44,6 +44,7 @@ Shardd__V1__ClassBytes **status_classes(struct arena *a, const struct quota *q, 
 
 void status_fill_devices(struct arena *a, const struct node *node,
 			 Shardd__V1__GetStatusResponse *reply);
+void status_fill_cluster(struct arena *a, Shardd__V1__GetStatusResponse *reply);
 void status_fill_comms(struct arena *a, const struct node *node,
 		       Shardd__V1__GetStatusResponse *reply);
 void status_fill_slabs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "cluster/cluster.h"
 #include "core/clock.h"
 #include "job/elastic.h"
 #include "job/kept.h"
@@ -9,6 +10,7 @@
 #include "job/position.h"
 #include "job/loading.h"
 #include "job/saving.h"
+#include "job/span.h"
 #include "rpc/status_memory.h"
 #include "op/op.h"
 #include "rpc/status_fill.h"
@@ -44,19 +46,44 @@ static void status_jobs_fill_prefetch(const struct member_ahead *ahead, Shardd__
 	r->prefetch_deviations = ahead->learned.deviations;
 }
 
+/* NULL: all ranks are on this node. */
+static const struct span *status_jobs_span(const struct job *job)
+{
+	const struct span *span = job->across.span;
+
+	return span && span->n_nodes > 1 && span->world == job->rec->world_size ? span : NULL;
+}
+
+/* What every rank has, wherever it is. Return: it is on another node. */
+static bool status_jobs_fill_place(struct arena *a, const struct job *job, uint32_t rank,
+				   Shardd__V1__RankStatus *r)
+{
+	const struct span *span = status_jobs_span(job);
+
+	r->rank = rank;
+	r->number = launched_number(job, rank);
+	r->last_op = (char *)"";
+	if (span)
+		r->node = status_text(a, span->nodes[span_node_of(span, rank)].name);
+	if (span_is_here(span, rank))
+		return false;
+	r->state = SHARDD__V1__RANK_STATE__RANK_STATE_ELSEWHERE;
+	return true;
+}
+
 static void status_jobs_fill_rank(struct arena *a, const struct job *job, uint32_t rank,
 				  Shardd__V1__RankStatus *r)
 {
 	const struct member *m = job->ranks[rank];
+	const struct group *world = job->groups[0];
 	char last[128];
 
-	r->rank = rank;
-	r->number = launched_number(job, rank);
+	if (status_jobs_fill_place(a, job, rank, r))
+		return;
 	r->state = STATUS_STATE(RankState, rank_state, m ? member_state_name(m->state) : "EMPTY");
-	r->last_op = (char *)"";
 	r->device = status_text(a, job->placed[rank] ? backend_info(job->placed[rank]->backend)->id
 						     : "");
-	r->next_number = job->groups[0]->match.next[rank] + 1;
+	r->next_number = world->match.next[rank - world->first] + 1;
 	if (!m)
 		return;
 	snprintf(last, sizeof(last), "%s%s%s", m->last_op, m->last_unit[0] ? " " : "",
@@ -283,6 +310,32 @@ static void status_jobs_fill_position(const state_job *rec, Shardd__V1__JobStatu
 			SHARDD__V1__JOB_STATUS__OPTIONAL_APPLIED_STEP_APPLIED_STEP;
 }
 
+static void status_jobs_fill_nodes(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+{
+	const struct span *span = status_jobs_span(job);
+	const char *leader = cluster_job_leader(job);
+	char waits[400];
+
+	cluster_job_waits(job, waits, sizeof(waits));
+	j->waits = status_text(a, waits);
+	if (*waits && j->state == SHARDD__V1__JOB_STATE__JOB_STATE_IDLE)
+		j->state = SHARDD__V1__JOB_STATE__JOB_STATE_FORMING; /* its ranks wait outside */
+	if (!span)
+		return;
+	j->nodes = STATUS_MESSAGES(a, span->n_nodes, JobNodeStatus, job_node_status);
+	j->n_nodes = j->nodes ? span->n_nodes : 0;
+	for (unsigned i = 0; i < j->n_nodes; i++) {
+		const struct span_node *from = &span->nodes[i];
+		Shardd__V1__JobNodeStatus *n = j->nodes[i];
+
+		n->name = status_text(a, from->name);
+		n->first = from->first;
+		n->ranks = from->n;
+		n->leads = strcmp(from->name, leader) == 0;
+		n->here = i == span->self;
+	}
+}
+
 static void status_jobs_fill_elastic(struct arena *a, const struct job *job,
 				     Shardd__V1__JobStatus *j)
 {
@@ -305,6 +358,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->min_ranks = job->rec->min_ranks;
 	j->max_ranks = job->rec->max_ranks;
 	status_jobs_fill_elastic(a, job, j);
+	status_jobs_fill_nodes(a, job, j);
 	status_jobs_fill_memory(a, job, j);
 	j->unit_count = job_units_alive(job);
 	j->ops_total = job->ops.total;

@@ -1,7 +1,25 @@
-/* Devices, communicators between them, and memory. */
+/* The node in its cluster, its devices, communicators between them, and memory. */
 #include <string.h>
 
+#include "cluster/cluster.h"
 #include "rpc/status_fill.h"
+
+void status_fill_cluster(struct arena *a, Shardd__V1__GetStatusResponse *reply)
+{
+	struct cluster_info info;
+	Shardd__V1__ClusterStatus **c;
+
+	if (!cluster_info(&info))
+		return;
+	c = STATUS_MESSAGES(a, 1, ClusterStatus, cluster_status);
+	if (!c)
+		return;
+	reply->cluster = c[0];
+	c[0]->name = status_text(a, info.cluster);
+	c[0]->node = status_text(a, info.node);
+	c[0]->state = STATUS_STATE(ClusterState, cluster_state, info.state);
+	c[0]->why = status_text(a, info.why);
+}
 
 static const char *status_node_order_name(enum backend_order order)
 {

@@ -101,6 +101,7 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	reply.instance = instance;
 	reply.started_unix_s = node->started_unix_s;
 	reply.uptime_s = (clock_now_us() - node->started_us) / 1000000u;
+	status_fill_cluster(&a, &reply);
 	status_fill_devices(&a, node, &reply);
 	status_fill_comms(&a, node, &reply);
 	status_fill_jobs(&a, svc->jobs, &scope, r->with_units, &reply);
