@@ -59,20 +59,44 @@ static int session_take_checkpoints(const struct shardd_checkpoints *c,
 	return 0;
 }
 
-/* Fill the open arguments of @job from the environment. */
-static int session_complete(const struct shardd_job *job, Shardd__V1__JobSpec *spec,
-			    uint32_t *ret_rank, struct shardd_error *err)
+/* What the launcher says, where it also gave the rank. Numbers that do not fit are of another one. */
+static int session_complete_local(Shardd__V1__JoinRequest *request, struct shardd_error *err)
 {
+	uint32_t rank, world;
+	int r;
+
+	if (!getenv("LOCAL_RANK") || !getenv("LOCAL_WORLD_SIZE"))
+		return 0;
+	r = env_number("LOCAL_RANK", UINT32_MAX - 1, &rank, err);
+	if (r == 0)
+		r = env_number("LOCAL_WORLD_SIZE", UINT32_MAX - 1, &world, err);
+	if (r == 0 && rank < world && world <= request->job->world_size) {
+		request->local_rank = rank;
+		request->local_world_size = world;
+	}
+	return r;
+}
+
+/* Fill the open arguments of @job from the environment. */
+static int session_complete(const struct shardd_job *job, Shardd__V1__JoinRequest *request,
+			    struct shardd_error *err)
+{
+	Shardd__V1__JobSpec *spec = request->job;
+	bool launched = !job->world_size && job->rank == SHARDD_RANK_FROM_ENV;
 	const char *name;
 	int r = env_job(job->name, &name, err);
 
 	spec->name = (char *)name;
 	spec->world_size = job->world_size;
-	*ret_rank = job->rank;
+	request->rank = job->rank;
+	request->local_rank = job->local_rank;
+	request->local_world_size = job->local_world_size;
 	if (r == 0 && !job->world_size)
 		r = env_number("WORLD_SIZE", UINT32_MAX - 1, &spec->world_size, err);
 	if (r == 0 && job->rank == SHARDD_RANK_FROM_ENV)
-		r = env_number("RANK", UINT32_MAX - 1, ret_rank, err);
+		r = env_number("RANK", UINT32_MAX - 1, &request->rank, err);
+	if (r == 0 && launched && !job->local_world_size)
+		r = session_complete_local(request, err);
 	spec->lifetime = (Shardd__V1__Lifetime)job->lifetime;
 	spec->quota_bytes = job->quota_bytes;
 	spec->ttl_s = job->ttl_s;
@@ -245,6 +269,7 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	struct shardd_error scratch;
 	int r;
 
+	request.job = &spec;
 	err = err ? err : &scratch;
 	r = client_check(c, err);
 	if (r == 0 && !job)
@@ -252,12 +277,11 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 	if (r == 0)
 		r = client_check_size(job, sizeof(*job), "job.size", err);
 	if (r == 0)
-		r = session_complete(job, &spec, &request.rank, err);
+		r = session_complete(job, &request, err);
 	if (r == 0)
 		r = session_take_checkpoints(job->checkpoints, &checkpoints, &spec, err);
 	if (r < 0)
 		return r;
-	request.job = &spec;
 	request.on_existing = (Shardd__V1__OnExisting)job->on_existing;
 	if (job->run)
 		request.run = (char *)job->run;

@@ -125,6 +125,8 @@ struct job_joining {
 	const char *device;  /* id or UUID; "": where the rank was, or as the daemon chooses */
 	bool no_channel;     /* it can take memory only as CUDA IPC handles */
 	bool returns;        /* this process has been a rank of the job */
+	/* Among the ranks that its launcher has started on this node. 0, 0: it does not say. */
+	uint32_t local_rank, local_world_size;
 	struct elastic_newcomer *newcomer; /* in which it may wait for a place */
 };
 
@@ -143,10 +145,10 @@ bool job_is_across(const struct job *job);
 /* Refuse @what ("Loading a checkpoint") if so. Return: 0 or a fault code. */
 int job_check_here(const struct job *job, const char *what, struct fault *f);
 
-/* Which device rank @rank is on (job_place.c): the one that @name names, or the known one, or the
- * default: rank * devices / world size. A rank of a group that has units or has run collectives
- * stays where it is. Return: 0 or a fault. */
-int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f);
+/* Which device rank @rank is on (job_place.c): the one that @how->device names, or the known one, or the
+ * default: rank * devices / world size, of the local ones where @how has them. A rank of a group that
+ * has units or has run collectives stays where it is. Return: 0 or a fault. */
+int job_place(struct job *job, uint32_t rank, const struct job_joining *how, struct fault *f);
 /* The device of rank @rank of @world: the ranks are spread evenly and in order over the devices, at
  * most as many as there are ranks; lost devices are left out as long as there are others. */
 struct device *job_place_default(const struct job *job, uint32_t rank, uint32_t world);

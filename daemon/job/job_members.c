@@ -305,7 +305,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	if (how->newcomer)
 		elastic_newcomer_leave(how->newcomer);
 	if (job_members_check_join(job, rank, m, f) || job_members_check_channel(job, how, f) ||
-	    job_place(job, rank, how->device, f))
+	    job_place(job, rank, how, f))
 		return RES_FAILED;
 	if (m && m->device != job->placed[rank])
 		return res_of(fault_set(

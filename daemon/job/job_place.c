@@ -53,16 +53,25 @@ static int job_place_set(struct job *job, uint32_t rank, struct device *d, struc
 	return 0;
 }
 
-int job_place(struct job *job, uint32_t rank, const char *name, struct fault *f)
+/* An elastic job is on one node, and its ranks change their numbers. */
+static struct device *job_place_choose(const struct job *job, uint32_t rank,
+				       const struct job_joining *how)
+{
+	if (how->local_world_size && !job->rec->max_ranks)
+		return job_place_default(job, how->local_rank, how->local_world_size);
+	return job_place_default(job, rank, job->rec->world_size);
+}
+
+int job_place(struct job *job, uint32_t rank, const struct job_joining *how, struct fault *f)
 {
 	struct device *now = job->placed[rank];
-	struct device *d = now ? now : job_place_default(job, rank, job->rec->world_size);
+	struct device *d = now ? now : job_place_choose(job, rank, how);
 	const struct backend_info *info;
 
-	if (*name) {
-		d = node_device(job->node, name);
+	if (*how->device) {
+		d = node_device(job->node, how->device);
 		if (!d)
-			return job_place_refuse_unknown(job, name, f);
+			return job_place_refuse_unknown(job, how->device, f);
 	}
 	info = backend_info(d->backend);
 	if (now && d != now && job_place_is_fixed(job, rank))

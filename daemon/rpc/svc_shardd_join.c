@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cluster/cluster.h"
 #include "core/check.h"
 #include "core/text.h"
 #include "job/elastic.h"
@@ -190,6 +191,8 @@ static enum res svc_shardd_join_now(struct joining *j)
 					 .device = r->device,
 					 .no_channel = r->no_channel,
 					 .returns = r->returns,
+					 .local_rank = r->local_rank,
+					 .local_world_size = r->local_world_size,
 					 .newcomer = &j->newcomer };
 	struct conn *c = rpc_call_conn(j->call);
 	struct session *s = c ? conn_user(c) : NULL;
@@ -337,6 +340,38 @@ static int svc_shardd_join_check_rank(const Shardd__V1__JoinRequest *r, const st
 	return f->code;
 }
 
+/* Ranks on other machines have other daemons, with which this one must be in a cluster. */
+static int svc_shardd_join_check_here(const Shardd__V1__JoinRequest *r, bool is_elastic,
+				      struct fault *f)
+{
+	struct cluster_info info;
+	bool alone = !cluster_info(&info);
+
+	if (r->local_world_size >= r->job->world_size || !(alone || is_elastic))
+		return 0;
+	return fault_set(f, FAULT_STATE, "local_world_size",
+			 "the launcher has started %u of the %u ranks of job '%s' on this machine, "
+			 "and %s",
+			 r->local_world_size, r->job->world_size, r->job->name,
+			 alone ? "this daemon is in no cluster (coord is none): set coord on the "
+				 "daemons of all machines, or start all ranks here"
+			       : "an elastic job is on one node: start all ranks here");
+}
+
+static int svc_shardd_join_check_local(const Shardd__V1__JoinRequest *r,
+				       const struct job_spec *spec, struct fault *f)
+{
+	if (!r->local_world_size && !r->local_rank)
+		return 0;
+	if (r->local_rank >= r->local_world_size || r->local_world_size > r->job->world_size)
+		return fault_set(f, FAULT_INVALID, "local_rank",
+				 "local_rank is %u and local_world_size %u: the first must be "
+				 "smaller than the second, and that at most world_size, which is "
+				 "%u",
+				 r->local_rank, r->local_world_size, r->job->world_size);
+	return svc_shardd_join_check_here(r, spec->max_ranks, f);
+}
+
 void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
@@ -350,8 +385,9 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 
 	if (!s)
 		return;
-	if (svc_decode_job(r->job, &checkpoints, &spec, &f) == 0)
-		(void)svc_shardd_join_check_rank(r, &spec, &f);
+	if (svc_decode_job(r->job, &checkpoints, &spec, &f) == 0 &&
+	    svc_shardd_join_check_rank(r, &spec, &f) == 0)
+		(void)svc_shardd_join_check_local(r, &spec, &f);
 	spec.resizes = true;
 	if (f.code || svc_shardd_join_instance(r, &spec, &f) ||
 	    svc_shardd_join_existing(r, s, &spec, &f) ||

@@ -94,6 +94,9 @@ static const struct wrong session_and_jobs[] = {
 	{ "Join", "job.world_size", N(MINUS), BAD, "job.world_size", "4294967295" },
 	{ "Join", "rank", N(2), BAD, "rank", "(0..1)" },
 	{ "Join", "rank", N(MINUS), BAD, "rank", "4294967295" },
+	{ "Join", "local_rank", N(1), BAD, "local_rank", "is 1 and local_world_size 0" },
+	{ "Join", "local_world_size", N(3), BAD, "local_rank", "world_size, which is 2" },
+	{ "Join", "local_world_size", N(1), STATE, "local_world_size", "started 1 of the 2" },
 	{ "Join", "job.lifetime", N(77), BAD, "job.lifetime", "77" },
 	{ "Join", "rank", N(1), STATE, "", "leave it first" }, /* and no job is left behind */
 

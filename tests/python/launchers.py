@@ -38,7 +38,7 @@ def environment(socket_path, **more):
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(foreign) and name not in (
                 "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                "MASTER_PORT", "SHARDD_JOB", "SHARDD_NODES")}
+                "MASTER_PORT", "SHARDD_JOB")}
     return {**kept, "PATH": PATH, "PYTHONPATH": str(support.ROOT / "client" / "python"),
             "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "SHARDD_SOCKET": socket_path,
             # of mpirun: two ranks on one core, and as root in a container
@@ -77,20 +77,11 @@ def python(*arguments):
 # --------------------------------------------------------------------------- a cluster
 
 
-def free_ports(n):
-    """Ports that nobody uses."""
-    with contextlib.ExitStack() as stack:
-        taken = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for one in taken:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in taken]
-
-
 def _configuration(folder, nodes):
     """Daemons without systemd, cgroups or a database, for whoever runs this; nodes of four
     processors each, however many this machine has."""
     user, host = pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname().partition(".")[0]
-    controller, *ports = free_ports(1 + nodes)
+    controller, *ports = support.free_ports(1 + nodes)
     return f"""ClusterName=shardd-test
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}

@@ -1,10 +1,13 @@
 """What these tests share: a daemon, ranks as processes, and results as TAP."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import pathlib
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,20 +37,77 @@ def _await_start(process, socket, seconds=60):
 def daemon(*arguments, backend="host"):
     """The socket of a daemon of its own; it must end well."""
     with tempfile.TemporaryDirectory() as folder:
-        socket = os.path.join(folder, "socket")
+        at = os.path.join(folder, "socket")
         with open(os.path.join(folder, "log"), "w+") as log:
             process = subprocess.Popen(
-                [os.path.join(BIN_DIR, "shardd"), "--socket", socket, "--backend", backend,
+                [os.path.join(BIN_DIR, "shardd"), "--socket", at, "--backend", backend,
                  *arguments], stdout=log, stderr=log)
             try:
-                _await_start(process, socket)
-                yield socket
+                _await_start(process, at)
+                yield at
             finally:
                 process.terminate()
                 code = process.wait(60)
                 log.seek(0)
                 if code:
                     sys.exit(f"the daemon ended with {code}:\n{log.read()}")
+
+
+def free_ports(n):
+    """Ports that nobody uses."""
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(n)]
+        for one in taken:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in taken]
+
+
+@contextlib.contextmanager
+def etcd():
+    """The address of a store of its own."""
+    client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            ["etcd", "--name", "one", "--data-dir", folder, "--listen-client-urls", client,
+             "--advertise-client-urls", client, "--listen-peer-urls", peer,
+             "--initial-advertise-peer-urls", peer, "--initial-cluster", f"one={peer}"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield client.removeprefix("http://")
+        finally:
+            process.kill()
+            process.wait()
+
+
+def need_etcd(test):
+    """Skip @test where it is not installed; where tests/run installs what it needs, fail."""
+    if shutil.which("etcd") is None:
+        why = "not installed: etcd (deploy/install-deps --test)"
+        if os.environ.get("SHARDD_TEST_INSTALLED") == "1":
+            test.fail(why)
+        test.skipTest(why)
+
+
+def shardctl(at, *arguments):
+    """What it prints of the daemon at @at, from JSON."""
+    said = subprocess.run([os.path.join(BIN_DIR, "shardctl"), "--socket", at, "--json", *arguments],
+                          text=True, capture_output=True, check=True, timeout=60)
+    return json.loads(said.stdout)
+
+
+@contextlib.contextmanager
+def cluster(*names, cluster="test"):
+    """The sockets of daemons, by their nodes' names, that are in one cluster on this machine."""
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(etcd())
+        at = {}
+        for name, port in zip(names, free_ports(len(names))):
+            at[name] = stack.enter_context(daemon(
+                "--set", f"coord=etcd://{store}", "--set", f"cluster={cluster}",
+                "--set", f"node_name={name}", "--set", f"peer_listen=127.0.0.1:{port}"))
+        for one in at.values():
+            wait_until(lambda one=one: shardctl(one, "status")["cluster"]["state"] == "IN")
+        yield at
 
 
 class Held:

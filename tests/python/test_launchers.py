@@ -166,23 +166,92 @@ class Slurm(Trained):
             self.assertRegex(said, rf"(?m)^{rank}: this process: rank {rank} of 2 of job "
                                    r"slurm-\d+\.0, by srun$")
 
-    def test_ranks_on_two_nodes(self):
+    def test_a_daemon_that_is_alone_refuses_ranks_on_two_nodes(self):
         command = [*launchers.srun(2, "-Q", "-N", "2"), *launchers.python("-m", "shardd")]
         done = subprocess.run(command, env=self.env(), text=True, capture_output=True, timeout=60)
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertIn("srun has started 2 ranks on 2 nodes: all ranks of a job must be on the "
-                      "machine of their daemon", done.stderr)
-        # which they are here, and nobody but the user can know
-        self.check(self.train(launchers.srun(2, "-Q", "-N", "2"), SHARDD_NODES="1"),
-                   r"^slurm-\d+\.0$")
+        self.assertIn("srun has started 1 of 2 ranks on this machine, and the daemon is in no "
+                      "cluster", done.stderr)
 
 
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "r"}
+class TwoNodes(unittest.TestCase):
+    """Launchers that take this machine for two nodes, each of which has a daemon and two ranks."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.context = cls.at = None
+
+    def setUp(self):
+        support.need_etcd(self)
+        if self.context is None:
+            type(self).context = support.cluster("node0", "node1")
+            type(self).at = self.context.__enter__()
+            with support.daemon() as alone:
+                self.at["alone"] = alone
+                type(self).expected = self.train(launchers.shardctl(4), "alone")
+
+    @classmethod
+    def tearDownClass(cls):
+        if cls.context is not None:
+            cls.context.__exit__(None, None, None)
+
+    def train(self, launcher, node, **more):
+        """What each rank says. @node: the shell's expression for the node that it is on."""
+        sockets = {f"AT_{name}": at for name, at in self.at.items()}
+        choose = f'eval "export SHARDD_SOCKET=\\$AT_{node}"; exec "$@"'
+        with tempfile.TemporaryDirectory() as folder:
+            launchers.run([*launcher, "sh", "-c", choose, "-",
+                           *launchers.python(PROGRAM, folder)],
+                          launchers.environment("", **sockets, **more))
+            return [json.loads(path.read_text())
+                    for path in sorted(pathlib.Path(folder).glob("said.*"))]
+
+    def check(self, said, name):
+        self.assertEqual([(one["rank"], one["world"]) for one in said],
+                         [(rank, 4) for rank in range(4)])
+        self.assertEqual(len({one["job"] for one in said}), 1)
+        self.assertRegex(said[0]["job"], name)
+        for one, other in zip(said, self.expected):
+            for value, right in zip(one["weights"], other["weights"]):
+                self.assertAlmostEqual(float.fromhex(value), float.fromhex(right), delta=1e-6)
+
+    def test_mpirun(self):
+        launchers.need(self, launchers.OPENMPI)
+        with tempfile.TemporaryDirectory() as folder:
+            shell = pathlib.Path(folder, "shell")  # in place of ssh NODE
+            # of two daemons with one folder each makes or removes it first
+            shell.write_text(f'#!/bin/sh\nmkdir {folder}/$1\nexport TMPDIR={folder}/$1\nshift\n'
+                             'exec sh -c "$*"\n')
+            shell.chmod(0o700)
+            said = self.train(
+                ["mpirun.openmpi", "--mca", "plm_rsh_agent", str(shell), "-H", "one:2,two:2",
+                 "--bind-to", "none", "-n", "4"], "node$((OMPI_COMM_WORLD_RANK / 2))")
+        self.check(said, r"^mpi-\d+$")
+
+    def test_mpiexec(self):
+        launchers.need(self, launchers.HYDRA)
+        said = self.train(["mpiexec.hydra", "-launcher", "fork", "-hosts", "one,two", "-ppn", "2",
+                           "-n", "4"], "node$((PMI_RANK / 2))")
+        self.check(said, r"^mpi-.+-\d+-[0-9a-f]{8}$")
+
+    def test_srun(self):
+        launchers.need(self, launchers.CLUSTER)
+        with launchers.slurm(nodes=2) as conf:
+            said = self.train(launchers.srun(4, "-Q", "-N", "2", "--distribution=block"),
+                              "node$SLURM_NODEID", SLURM_CONF=conf)
+        self.check(said, r"^slurm-\d+\.0$")
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+            "TORCHELASTIC_RUN_ID": "r"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3",
-          "OMPI_COMM_WORLD_LOCAL_SIZE": "3", "OMPI_MCA_ess_base_jobid": "77"}
-MPIEXEC = {"PMI_RANK": "0", "PMI_SIZE": "5", "MPI_LOCALNRANKS": "5", "PMI_JOBID": "p"}
-STEP = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "2", "SLURM_NTASKS": "8"}
+          "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
+          "OMPI_MCA_ess_base_jobid": "77"}
+MPIEXEC = {"PMI_RANK": "0", "PMI_SIZE": "5", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "5",
+           "PMI_JOBID": "p"}
+STEP = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "6",
+        "SLURM_NODEID": "0", "SLURM_LOCALID": "5", "SLURM_JOB_ID": "9", "SLURM_STEP_ID": "2",
+        "SLURM_NTASKS": "8"}
 
 
 class Variables(unittest.TestCase):
@@ -243,20 +312,40 @@ class Variables(unittest.TestCase):
                 shardd.environment(half)
         self.assertEqual(shardd.environment({}), (0, 1))
 
-    def test_ranks_on_other_machines(self):
-        for env, said in (({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "torchrun has started 4 ranks,"),
-                          ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "Open MPI has started 3"),
-                          ({**MPIEXEC, "MPI_LOCALNRANKS": "3"}, "mpiexec has started 5 ranks, 3"),
-                          ({**STEP, "SLURM_STEP_NUM_NODES": "2"}, "6 ranks on 2 nodes")):
-            with self.assertRaisesRegex(shardd.Unimplemented, said) as caught:
-                shardd.environment(env)
-            self.assertIn("SHARDD_NODES=1", str(caught.exception))
-            shardd.environment({**env, "SHARDD_NODES": "1"})
-            with self.assertRaisesRegex(shardd.InvalidArgument, "SHARDD_NODES='2'"):
-                shardd.environment({**env, "SHARDD_NODES": "2"})
-        # an agent of torchrun per node is not a rank per node
-        self.assertEqual(shardd.environment({**TORCHRUN, **STEP, "SLURM_STEP_NUM_NODES": "2"}),
-                         (1, 4))
+    def here(self, *sets, **more):
+        return launched({k: v for one in (*sets, more) for k, v in one.items()}).local
+
+    def test_ranks_on_this_machine(self):
+        self.assertEqual(self.here(TORCHRUN, STEP), (1, 4))
+        self.assertEqual(self.here(TORCHRUN, LOCAL_RANK="0", LOCAL_WORLD_SIZE="2"), (0, 2))
+        self.assertEqual(self.here(MPIRUN, OMPI_COMM_WORLD_LOCAL_RANK="0",
+                                   OMPI_COMM_WORLD_LOCAL_SIZE="1"), (0, 1))
+        self.assertEqual(self.here(MPIEXEC, MPI_LOCALNRANKS="3"), (0, 3))
+        cray = {"PMI_RANK": "4", "PMI_SIZE": "6", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "3"}
+        self.assertEqual(self.here(cray), (1, 3))
+
+    def test_tasks_of_a_node_of_srun(self):
+        for tasks, node, local, expected in (("6", "0", "5", (5, 6)), ("2(x3)", "1", "1", (1, 2)),
+                                             ("1,2(x2),1", "2", "1", (1, 2)),
+                                             ("3(x2)", "2", "0", (0, 0)), ("", "0", "0", (0, 0)),
+                                             ("2(y3)", "0", "0", (0, 0)), ("6", "0", "x", (0, 0))):
+            with self.subTest(tasks=tasks):
+                self.assertEqual(self.here(STEP, SLURM_STEP_TASKS_PER_NODE=tasks,
+                                           SLURM_NODEID=node, SLURM_LOCALID=local), expected)
+        # a script's RANK=$SLURM_PROCID; srun --mpi=pmi2
+        node = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,2", "SLURM_NODEID": "1",
+                "SLURM_LOCALID": "1"}
+        self.assertEqual(self.here(node, RANK="5", WORLD_SIZE="6"), (1, 2))
+        self.assertEqual(self.here(node, PMI_RANK="5", PMI_SIZE="6"), (1, 2))
+        # torchrun in a step of one task for each node
+        self.assertEqual(self.here(node, RANK="5", WORLD_SIZE="8", LOCAL_RANK="1",
+                                   LOCAL_WORLD_SIZE="4"), (1, 4))
+
+    def test_numbers_of_another_launcher_do_not_count(self):
+        for more in ({"LOCAL_WORLD_SIZE": "5"}, {"LOCAL_RANK": "4"}, {"LOCAL_RANK": "x"},
+                     {"LOCAL_WORLD_SIZE": "0"}):
+            self.assertEqual(self.here(TORCHRUN, more), (0, 0), more)
+        self.assertEqual(self.here({"RANK": "0", "WORLD_SIZE": "2"}, STEP), (0, 0))
 
     def test_hydra_is_looked_for_above(self):
         tree = {os.getppid(): ("sh", 40, "5"), 40: ("hydra_pmi_proxy", 1, "77")}
@@ -266,6 +355,18 @@ class Variables(unittest.TestCase):
             tree[40] = ("mpd", 1, "77")
             self.assertEqual(self.see(env), (0, 5, None))
             del tree[40]  # of another namespace
+            self.assertEqual(self.see(env), (0, 5, None))
+
+    def test_proxies_of_several_machines_have_one_mpiexec(self):
+        tree = {os.getppid(): ("hydra_pmi_proxy", 1, "77")}
+        said = ["hydra_pmi_proxy", "--control-port", "head:4242", "--proxy-id", "1"]
+        env = {k: v for k, v in MPIEXEC.items() if k != "PMI_JOBID"}
+        env["MPI_LOCALNRANKS"] = "2"
+        with mock.patch.object(_launch, "_stat", tree.get), \
+                mock.patch.object(_launch, "_arguments", lambda pid: said):
+            self.assertEqual(self.see(env)[:2], (0, 5))
+            self.assertRegex(self.see(env)[2], r"^mpi-head-4242-[0-9a-f]{8}$")
+            said = said[:1]
             self.assertEqual(self.see(env), (0, 5, None))
 
     def test_a_process_with_any_name_is_read(self):

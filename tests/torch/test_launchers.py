@@ -66,27 +66,33 @@ class Launchers(unittest.TestCase):
         self.check(self.run_by([sys.executable, "-m", "torch.distributed.run", "--standalone",
                                 "--nproc-per-node", "2", "--no-python"]))
 
-    def agents(self, **more):
+    def agents(self, sockets):
         """Exit codes of torchrun on two nodes, and what its ranks and it have written."""
-        env = launchers.environment(self.socket, **more)
-        [port] = launchers.free_ports(1)
+        [port] = support.free_ports(1)
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder, "out")
             with open(out, "w") as file:
-                started = [subprocess.Popen(command, env=env, stdout=file, stderr=file,
-                                            stdin=subprocess.DEVNULL)
-                           for command in two_agents(port, str(EXAMPLE), *SMALL)]
+                started = [subprocess.Popen(command, env=launchers.environment(at), stdout=file,
+                                            stderr=file, stdin=subprocess.DEVNULL)
+                           for command, at in zip(two_agents(port, str(EXAMPLE), *SMALL), sockets)]
                 codes = [agent.wait(120) for agent in started]
             return codes, out.read_text()
 
     def test_torchrun_on_two_nodes(self):
-        codes, said = self.agents()
-        self.assertNotIn(0, codes)
-        self.assertIn("torchrun has started 2 ranks, 1 of them on this machine: all ranks of a job "
-                      "must be on the machine of their daemon", said)
-        codes, said = self.agents(SHARDD_NODES="1")  # they are
+        support.need_etcd(self)
+        with support.cluster("a", "b") as at:
+            codes, said = self.agents([at["a"], at["b"]])
         self.assertEqual(codes, [0, 0], said)
-        self.check(said)
+        found = self.losses(said)
+        self.assertEqual(found.keys(), self.expected.keys())
+        for step, loss in found.items():
+            self.assertAlmostEqual(loss, self.expected[step], delta=1e-6)
+
+    def test_a_daemon_that_is_alone_refuses_two_nodes(self):
+        codes, said = self.agents([self.socket] * 2)
+        self.assertNotIn(0, codes)
+        self.assertIn("the launcher has started 1 of the 2 ranks of job", said)
+        self.assertIn("this daemon is in no cluster", said)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ class Rerun(unittest.TestCase):
                 str(ranks), "--no-python"]
 
     def test_a_rerun_of_torchrun_on_the_same_port(self):
-        [port] = launchers.free_ports(1)
+        [port] = support.free_ports(1)
         torchrun = self.torchrun("--master-port", str(port))
         self.crash(*torchrun, SHARDD_JOB="")
         self.refused(self.run_by(torchrun, 7, 1, SHARDD_JOB=""),

@@ -39,7 +39,8 @@ static void test_devices_begin(struct world *w, unsigned devices, unsigned ranks
 
 		if (place)
 			snprintf(id, sizeof(id), "fake:%u", place[r]);
-		cr_assert_eq(job_place(w->job, r, id, &f), 0, "%s", f.text);
+		cr_assert_eq(job_place(w->job, r, &(struct job_joining){ .device = id }, &f), 0,
+			     "%s", f.text);
 		w->m[r] = nodefix_join(&w->n, w->job, r);
 	}
 }
@@ -103,6 +104,31 @@ static void seed_params(unsigned devices, unsigned ranks, float *ret)
 	ON_ALL(&w, nodefix_seed(&w.n, m, u, 7, op));
 	params(u, ret);
 	test_devices_end(&w);
+}
+
+/* Its other ranks are on other nodes. Before, the ranks 4 to 7 of 8 had the second half of the devices. */
+Test(devices, ranks_of_a_launcher_are_spread_by_their_local_numbers)
+{
+	static const unsigned first[] = { 0, 4 };
+	struct nodefix_options o = { .devices = 2 };
+	struct nodefix n;
+
+	for (size_t i = 0; i < ARRAY_SIZE(first); i++) {
+		struct fault f = FAULT_NULL;
+		struct job *job;
+
+		nodefix_begin(&n, &o);
+		job = nodefix_job(&n, "job", 8, 0);
+		for (uint32_t r = 0; r < 4; r++) {
+			const struct job_joining how = { .device = "",
+							 .local_rank = r,
+							 .local_world_size = 4 };
+
+			cr_assert_eq(job_place(job, first[i] + r, &how, &f), 0, "%s", f.text);
+			cr_expect_eq(job->placed[first[i] + r]->index, r / 2, "rank %u", r);
+		}
+		nodefix_end(&n);
+	}
 }
 
 Test(devices, parameters_from_a_seed_do_not_depend_on_devices)
@@ -506,10 +532,12 @@ Test(devices, a_rank_with_memory_stays_where_it_is)
 
 	test_devices_begin(&w, 2, 2, NULL);
 	make_unit(&w, nodefix_spec("u", N));
-	cr_expect_eq(job_place(w.job, 0, "fake:1", &f), FAULT_STATE);
+	cr_expect_eq(job_place(w.job, 0, &(struct job_joining){ .device = "fake:1" }, &f),
+		     FAULT_STATE);
 	cr_expect(strstr(f.text, "fake:0"), "%s", f.text);
 	f = FAULT_NULL;
-	cr_expect_eq(job_place(w.job, 0, "cuda:7", &f), FAULT_INVALID);
+	cr_expect_eq(job_place(w.job, 0, &(struct job_joining){ .device = "cuda:7" }, &f),
+		     FAULT_INVALID);
 	cr_expect(strstr(f.text, "fake:0, fake:1"), "%s", f.text);
 	test_devices_end(&w);
 }

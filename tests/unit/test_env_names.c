@@ -58,10 +58,10 @@ ENV_TEST(a_misspelt_name_is_told_with_the_right_one)
 ENV_TEST(what_something_reads_is_known)
 {
 	static const char *const names[] = {
-		"SHARDD_SOCKET",       "SHARDD_JOB",     "SHARDD_RING",      "SHARDD_DEVICE",
-		"SHARDD_GUARD",        "SHARDD_NODES",   "SHARDD_KERNELS",   "SHARDD_LIBRARY",
-		"SHARDD_LIBCUDA",      "SHARDD_LIBNCCL", "SHARDD_TEST_LONG", "SHARDD_PORT",
-		"SHARDD_SERVICE_HOST", "SHARDD_DEBUG",   "SHARDX",           "NOT_SHARDD_X"
+		"SHARDD_SOCKET",  "SHARDD_JOB",       "SHARDD_RING",    "SHARDD_DEVICE",
+		"SHARDD_GUARD",   "SHARDD_KERNELS",   "SHARDD_LIBRARY", "SHARDD_LIBCUDA",
+		"SHARDD_LIBNCCL", "SHARDD_TEST_LONG", "SHARDD_PORT",    "SHARDD_SERVICE_HOST",
+		"SHARDD_DEBUG",   "SHARDX",           "NOT_SHARDD_X"
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)

@@ -201,6 +201,11 @@ struct shardd_job {
 	/* The same on all ranks; FAILED_PRECONDITION: another one than the job was created with.
 	 * NULL: as the job has it; a new one has none. Borrowed during the call. */
 	const struct shardd_checkpoints *checkpoints;
+	/* The number of this process among the ranks of the job on this machine, and how many these
+	 * are: for the choice of a device, and to learn at once that the daemon cannot reach the
+	 * other ones. 0, 0: $LOCAL_RANK and $LOCAL_WORLD_SIZE, where both @world_size and @rank are
+	 * of the environment, too; else not known. */
+	uint32_t local_rank, local_world_size;
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX
@@ -228,15 +233,16 @@ struct shardd_membership {
  * start again at 1, and unit ids stay. If the job has as many ranks as before, mapped addresses
  * stay, too; else register all units again and use the addresses that ops give from then on.
  * Blocks until ops of an earlier epoch have ended, and for a rank that the job does not have yet
- * until it has it (@join_grace_ms); other threads' ops wait for it. @ret: may be NULL. A torn job
- * can be joined (@ret says so): initialise all its units and start again, because @step and @blob
- * belong to parameters that no longer exist. A program with state of its own compares @blob_step
- * with @step.
- * Errors: INVALID_ARGUMENT (name, rank, world size), FAILED_PRECONDITION (the job
- * exists with another world size, lifetime or quota, or with state that @job->on_existing refuses;
- * the rank is taken), UNAVAILABLE
- * (the job or the daemon is draining), PERMISSION_DENIED (another uid's private job), NOT_FOUND
- * (UID/NAME), RESOURCE_EXHAUSTED.
+ * until it has it (@join_grace_ms). Where the daemon is in a cluster, blocks until all ranks of the
+ * job have joined, on whichever nodes; `shardctl status` says which have not. Other threads' ops
+ * wait for it. @ret: may be NULL. A torn job can be joined (@ret says so): initialise all its units
+ * and start again, because @step and @blob belong to parameters that no longer exist. A program with
+ * state of its own compares @blob_step with @step.
+ * Errors: INVALID_ARGUMENT (name, rank, world size; the ranks of a node do not follow each other),
+ * FAILED_PRECONDITION (the job exists with another world size, lifetime or quota, or with state that
+ * @job->on_existing refuses; the rank is taken; by @local_world_size there are ranks on other
+ * machines, and the daemon is in no cluster), UNAVAILABLE (the job or the daemon is draining),
+ * PERMISSION_DENIED (another uid's private job), NOT_FOUND (UID/NAME), RESOURCE_EXHAUSTED.
  * DATA_LOSS: the job's state was in an earlier run of the daemon. Either $SHARDD_INSTANCE names
  * that run (as shardd_instance; launchers set it for trainers that they restart), or this process
  * joined the job there and has not left it. No job is created and nothing starts again at step 0.

@@ -40,9 +40,16 @@ def _ranks(job: dict[str, Any]) -> None:
         print(f"  {', '.join(places)}")
 
 
+def _cluster(cluster: dict[str, Any]) -> str:
+    why = f": {cluster['why']}" if cluster["why"] else ""
+    return f"cluster {cluster['name']}, node {cluster['node']}: {cluster['state']}{why}"
+
+
 def _report(client: shardd.Client, said: dict[str, Any]) -> None:
     print(f"daemon {client.daemon_version}, pid {said['pid']}, at {client.socket}, "
           f"up {said['uptime_s']} s")
+    if said["cluster"]:
+        print(_cluster(said["cluster"]))
     for device in said["devices"]:
         _device(device)
     for job in said["jobs"]:
@@ -54,8 +61,11 @@ def _report(client: shardd.Client, said: dict[str, Any]) -> None:
         print("no jobs")
 
 
-def _report_launch() -> None:
-    """Print what a join without arguments would be; nothing without a launcher."""
+def _report_launch(in_cluster: bool) -> None:
+    """Print what a join without arguments would be; nothing without a launcher.
+
+    FailedPrecondition: the daemon would refuse it.
+    """
     found = launched_or_alone()
     if not found.launcher:
         return
@@ -63,7 +73,15 @@ def _report_launch() -> None:
     print(f"this process: rank {found.rank} of {found.world_size} of "
           f"{f'job {job}' if job else 'a job without a name: set SHARDD_JOB'}, by "
           f"{found.launcher}")
-    found.check_one_machine()
+    here = found.local[1] or found.world_size
+    if here == found.world_size:
+        return
+    print(f"  {here} of the {found.world_size} ranks are on this machine")
+    if not in_cluster:
+        raise shardd.FailedPrecondition(
+            f"{found.launcher} has started {here} of {found.world_size} ranks on this machine, and "
+            "the daemon is in no cluster (coord is none): set coord on the daemons of all machines",
+            "local_world_size")
 
 
 def main(arguments: list[str]) -> int:
@@ -77,8 +95,9 @@ def main(arguments: list[str]) -> int:
               f"({library._name})")
         with shardd.connect(arguments[0] if arguments else None, name="python -m shardd",
                             connect_timeout=0.5) as client:
-            _report(client, client.status())
-        _report_launch()
+            said = client.status()
+            _report(client, said)
+        _report_launch(bool(said["cluster"]))
     except (shardd.SharddError, ImportError) as error:
         print(f"shardd: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,5 @@
-"""What a launcher has told this process: its rank, how many ranks there are, and which run it is.
+"""What a launcher has told this process: its rank, how many ranks there are, which of them are on
+this machine, and which run it is.
 
 Launchers may be nested (torchrun in a step of srun, mpirun in an allocation). The innermost one
 counts, so they are asked in this order. Variables that a launcher leaves in the environment of
@@ -9,12 +10,13 @@ in the shell of salloc, where there is one process.
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Callable
 
-from .errors import InvalidArgument, Unimplemented
+from .errors import InvalidArgument
 
 _Env = Mapping[str, str]
 _NAME_MAX = 60  # of the 64 bytes that the daemon allows
@@ -22,6 +24,11 @@ _NAME_MAX = 60  # of the 64 bytes that the daemon allows
 
 def _first(env: _Env, *names: str) -> str | None:
     return next((env[name] for name in names if env.get(name)), None)
+
+
+def _number(env: _Env, name: str) -> int | None:
+    text = env.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 # ----------------------------------------------------------------------- names of runs
@@ -38,8 +45,19 @@ def _stat(pid: int) -> tuple[str, int, str] | None:
     return head.partition("(")[2], int(fields[1]), fields[19]
 
 
-def _hydra() -> str | None:
-    """Hydra gives its runs no number; on one machine all ranks have one proxy above them."""
+def _arguments(pid: int) -> list[str]:
+    """A process's command line; []: not readable."""
+    try:
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            return file.read().split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def _hydra(env: _Env) -> str | None:
+    """Hydra gives its runs no number. On one machine all ranks have one proxy above them; each
+    machine has one, and all proxies have the address of one mpiexec."""
+    here, world = _number(env, "MPI_LOCALNRANKS"), _number(env, "PMI_SIZE")
     pid = os.getppid()
     while pid > 1:
         seen = _stat(pid)
@@ -47,7 +65,10 @@ def _hydra() -> str | None:
             return None
         name, parent, began = seen
         if name == "hydra_pmi_proxy":
-            return f"{pid}-{began}"
+            if here in (None, world):
+                return f"{pid}-{began}"
+            said = _arguments(pid)
+            return dict(zip(said, said[1:])).get("--control-port")
         pid = parent
     return None
 
@@ -62,7 +83,7 @@ def _of_openmpi(env: _Env) -> str | None:
 
 
 def _of_pmi(env: _Env) -> str | None:
-    return _first(env, "PMI_JOBID") or _hydra()
+    return _first(env, "PMI_JOBID") or _hydra(env)
 
 
 def _of_slurm(env: _Env) -> str | None:
@@ -75,23 +96,24 @@ def _of_slurm(env: _Env) -> str | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """``rank``, ``world``: the variables that say them; ``here``: those that say how many of the
-    ranks are on this machine; ``prefix``: of the job's name, which ``run`` goes on with."""
+    """``rank``, ``world``: the variables that say them; ``local``: pairs of those that say the same
+    of the ranks on this machine; ``prefix``: of the job's name, which ``run`` goes on with."""
 
     launcher: str
     rank: str
     world: str
-    here: tuple[str, ...]
+    local: tuple[tuple[str, str], ...]
     prefix: str
     run: Callable[[_Env], str | None]
 
 
 _KINDS = (
-    _Kind("a launcher", "RANK", "WORLD_SIZE", ("LOCAL_WORLD_SIZE",), "torch",
+    _Kind("a launcher", "RANK", "WORLD_SIZE", (("LOCAL_RANK", "LOCAL_WORLD_SIZE"),), "torch",
           _of_torch),
     _Kind("mpirun of Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-          ("OMPI_COMM_WORLD_LOCAL_SIZE",), "mpi", _of_openmpi),
-    _Kind("mpiexec", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"), "mpi",
+          (("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),), "mpi", _of_openmpi),
+    _Kind("mpiexec", "PMI_RANK", "PMI_SIZE",
+          (("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")), "mpi",
           _of_pmi),
     _Kind("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", (), "slurm", _of_slurm),
 )
@@ -100,27 +122,14 @@ _KINDS = (
 @dataclass(frozen=True)
 class Launch:
     """``launcher`` started ``world_size`` ranks, this one as ``rank``. ``job``: a name that all
-    of them derive and no other run does, or None. ``elsewhere``: why not all of them can be on
-    this machine, or ""."""
+    of them derive and no other run does, or None. ``local``: the number of this one among those on
+    this machine, and how many there are; (0, 0): unknown."""
 
     launcher: str
     rank: int
     world_size: int
     job: str | None
-    elsewhere: str = ""
-
-    def check_one_machine(self) -> None:
-        """Unimplemented: there are ranks on other machines, which another daemon would have."""
-        if self.elsewhere:
-            raise Unimplemented(
-                f"{self.elsewhere}: all ranks of a job must be on the machine of their daemon. "
-                "Start them all on one machine; if they already are (in containers that share the "
-                "daemon's socket), set SHARDD_NODES=1", "world_size")
-
-
-def _number(env: _Env, name: str) -> int | None:
-    text = env.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+    local: tuple[int, int] = (0, 0)
 
 
 def _numbers(env: _Env, kind: _Kind) -> tuple[int, int]:
@@ -187,20 +196,34 @@ def run_of(env: _Env = os.environ) -> str | None:
     return None
 
 
-def _elsewhere(env: _Env, kind: _Kind, world: int) -> str:
-    nodes = env.get("SHARDD_NODES")
-    if nodes is not None and nodes != "1":
-        raise InvalidArgument(f"SHARDD_NODES={nodes!r}, must be 1 (all ranks are on this "
-                              "machine) or not set", "SHARDD_NODES")
-    if nodes == "1":
-        return ""
-    here = next((n for n in (_number(env, name) for name in kind.here) if n is not None), None)
-    if here is not None and here < world:
-        return f"{_called(env, kind)} has started {world} ranks, {here} of them on this machine"
-    steps = _number(env, "SLURM_STEP_NUM_NODES")
-    if kind.prefix != "torch" and here is None and steps is not None and steps > 1:
-        return f"{kind.launcher} has started {world} ranks on {steps} nodes"
-    return ""
+def _slurm_tasks(text: str) -> list[int]:
+    """How many tasks each node has, of "4(x2),3"; []: it is something else."""
+    tasks: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part, re.ASCII)
+        if found is None:
+            return []
+        tasks += [int(found[1])] * int(found[2] or 1)
+    return tasks
+
+
+def _slurm_local(env: _Env) -> tuple[int | None, int | None]:
+    """srun says how many tasks this node has only in a list of all nodes."""
+    node = _number(env, "SLURM_NODEID")
+    tasks = _slurm_tasks(env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    here = tasks[node] if node is not None and node < len(tasks) else None
+    return _number(env, "SLURM_LOCALID"), here
+
+
+def _local(env: _Env, kind: _Kind, world: int) -> tuple[int, int]:
+    """Numbers that do not fit are another launcher's."""
+    said = [(_number(env, rank), _number(env, size)) for rank, size in kind.local]
+    if _number(env, "SLURM_STEP_NUM_TASKS") == world:  # also of srun --mpi=pmi2, and of a script
+        said.append(_slurm_local(env))
+    for rank, size in said:
+        if rank is not None and size is not None and rank < size <= world:
+            return rank, size
+    return 0, 0
 
 
 def launched(env: _Env = os.environ) -> Launch | None:
@@ -210,8 +233,7 @@ def launched(env: _Env = os.environ) -> Launch | None:
     """
     for kind in _there(env):
         rank, world = _numbers(env, kind)
-        return Launch(_called(env, kind), rank, world, _job(env, kind),
-                      _elsewhere(env, kind, world))
+        return Launch(_called(env, kind), rank, world, _job(env, kind), _local(env, kind, world))
     return None
 
 
@@ -229,11 +251,9 @@ def launched_or_alone(env: _Env = os.environ) -> Launch:
 def environment(env: _Env = os.environ) -> tuple[int, int]:
     """(rank, world size) as torchrun, shardctl run, mpirun and srun say them; (0, 1) by itself.
 
-    InvalidArgument: only one of the two is set, or one is not a number. Unimplemented: there are
-    ranks on other machines.
+    InvalidArgument: only one of the two is set, or one is not a number.
     """
     found = launched_or_alone(env)
-    found.check_one_machine()
     return found.rank, found.world_size
 
 

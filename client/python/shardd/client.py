@@ -125,7 +125,8 @@ class Client(Session):
              private: bool = False, on_existing: str = "resume",
              resume_from: str | None = None,
              elastic: tuple[int, int] | tuple[int, int, float] | None = None,
-             checkpoints: Checkpoints | None = None) -> Membership:
+             checkpoints: Checkpoints | None = None,
+             local: tuple[int, int] | None = None) -> Membership:
         """Join a job as a rank; the job is created if it does not exist. Join again after Aborted.
 
         None: the launcher's value (docs/python.md); for the job, $SHARDD_JOB comes first. @ttl,
@@ -150,23 +151,28 @@ class Client(Session):
         @checkpoints: when the daemon makes checkpoints by itself; the same on all ranks. None: as
         the job has it, a new one has none. FailedPrecondition: another one than the job was created
         with.
-        Unimplemented: the launcher has started ranks on other machines. DataLoss: the job's
-        state was in an earlier run of the daemon; nothing starts again at step 0.
+        @local: the number of this process among the ranks on this machine, and how many these are;
+        None: as the launcher says, where it gives rank and world size.
+        Where the daemon is in a cluster, this waits until all ranks have joined, on all nodes.
+        FailedPrecondition: the launcher has started ranks on other machines, and the daemon is in
+        no cluster. InvalidArgument: the ranks of a node do not follow each other. DataLoss: the
+        job's state was in an earlier run of the daemon; nothing starts again at step 0.
         """
-        asked = _as_launched(job, world_size, rank)
+        asked, here = _as_launched(job, world_size, rank)
         if self.member is None:
             _again.check(self, asked[0].decode() if asked[0] else None)
         wish, run = _wish(on_existing, asked[0])
         spec = _abi.Job(C.sizeof(_abi.Job), *asked, lifetime or 0, quota_bytes, ttl,
                         int(op_timeout * 1000), allow_torn, private, wish, run,
                         _resume_from(resume_from), *_elastic(elastic),
-                        None if checkpoints is None else C.pointer(checkpoints.as_struct()))
+                        None if checkpoints is None else C.pointer(checkpoints.as_struct()),
+                        *(here if local is None else local))
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
         self._find_memory()
         self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn,
-                      private, on_existing, resume_from, elastic, checkpoints)
+                      private, on_existing, resume_from, elastic, checkpoints, local)
         self._name = asked[0]
         _restart.joined(self.instance)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
@@ -412,19 +418,20 @@ class Client(Session):
 
 
 def _as_launched(job: str | None, world_size: int | None,
-                 rank: int | None) -> tuple[bytes | None, int, int]:
-    """The arguments of a join. What neither the caller nor a launcher has given is left to the
-    library, whose error names the variable to set."""
+                 rank: int | None) -> tuple[tuple[bytes | None, int, int], tuple[int, int]]:
+    """The arguments of a join: job, world size and rank, and the local numbers. What neither the
+    caller nor a launcher has given is left to the library, whose error names the variable to
+    set."""
     job = job if job is not None else os.environ.get("SHARDD_JOB") or None
     found = launched() if None in (job, world_size, rank) else None
+    local = (0, 0)
     if found is not None:
-        if world_size is None:
-            found.check_one_machine()
-            world_size = found.world_size
+        local = found.local if world_size is None and rank is None else local
+        world_size = found.world_size if world_size is None else world_size
         rank = found.rank if rank is None else rank
         job = found.job if job is None else job
-    return (job.encode() if job is not None else None, world_size or 0,
-            _FROM_ENV if rank is None else rank)
+    return ((job.encode() if job is not None else None, world_size or 0,
+             _FROM_ENV if rank is None else rank), local)
 
 
 # By a job's name, how often this process has left it: who joins once more begins something new.

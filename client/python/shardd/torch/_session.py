@@ -103,9 +103,9 @@ def _connect(socket: str | None, job: str | None, rank: int | None, world_size: 
     if guard:
         _guard()
     found = launched_or_alone()
-    if world_size is None:
-        found.check_one_machine()
-        world_size = found.world_size
+    if world_size is None and rank is None:
+        options.setdefault("local", found.local)
+    world_size = found.world_size if world_size is None else world_size
     rank = found.rank if rank is None else rank
     name = job or _job_name(found, world_size)
     options.setdefault("on_existing", _wish(None, False, False))
