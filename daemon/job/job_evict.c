@@ -48,7 +48,15 @@ uint64_t job_evict(struct job *job, uint64_t want)
 
 int job_evict_later(struct job *job, int error)
 {
-	return slab_is_short(error) && generation_gives_later(job) ? SLAB_E_LATER : error;
+	if (!slab_is_short(error))
+		return error;
+	if (generation_gives_later(job))
+		return SLAB_E_LATER;
+	/* the thread that reads may have left a block since job_evict has looked */
+	if (!job_evict(job, UINT64_MAX))
+		return error;
+	node_wake_later(job->node);
+	return SLAB_E_LATER;
 }
 
 int job_take(struct job *job, struct pool *pool, uint64_t bytes, struct region *ret)
