@@ -516,6 +516,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .refuse = cluster_refuse,
 				     .want = cluster_want,
 				     .may_join = cluster_may_join,
+				     .across_waits = cluster_op_waits,
 				     .across_left = cluster_left,
 				     .across_ended = cluster_epoch_ended,
 				     .expired = server_on_expired };

@@ -321,6 +321,26 @@ void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault)
 			   fault); /* or it has started, or the epoch has ended */
 }
 
+void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t bytes)
+{
+	const struct cluster_job *cj = cluster_order_running(g->job);
+	const struct order_key *deciding = cj ? &cj->committing : NULL;
+	const struct cluster_epoch *e = cj ? &cj->epoch : NULL;
+
+	*buf = '\0';
+	if (!cj)
+		return;
+	if (cj->commit.state != DECIDE_IDLE && deciding->group == group_key(g) &&
+	    deciding->number == number)
+		snprintf(buf, bytes, "the store, which decides the commit%s%s",
+			 *cj->commit.why ? ": " : "", cj->commit.why);
+	else if (e->self == e->leader)
+		snprintf(buf, bytes, "ranks on other nodes");
+	else
+		snprintf(buf, bytes, "node %s, which leads the job, or ranks on other nodes",
+			 e->names[e->leader]);
+}
+
 void cluster_want(struct job *job, struct unit *u, uint64_t turn)
 {
 	struct cluster_job *cj = cluster_order_running(job);

@@ -101,6 +101,8 @@ struct job_ops {
 	/* (optional) Rank @rank wants to join. RES_WAIT: the nodes have not begun an epoch with it yet:
 	 * job_settle follows. */
 	enum res (*may_join)(struct job *job, uint32_t rank, struct fault *f);
+	/* (optional) What the ops at @number, which all members here have announced, wait for. "": nothing. */
+	void (*across_waits)(const struct group *g, uint64_t number, char *buf, size_t bytes);
 	/* (optional) The last rank of this node has left a job with a span. */
 	void (*across_left)(struct job *job);
 	/* (optional) The epoch of a job with a span ends. */
