@@ -3,7 +3,9 @@
  * its own rank. Optimizer state is zeroed. Heals a unit of a torn job.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "copies/full.h"
 #include "copies/hold.h"
@@ -14,6 +16,7 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "step/apply.h"
+#include "unit/definition.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
 #include "op/op_list.h"
@@ -112,6 +115,17 @@ static void op_init_print_how(struct op *op)
 		op_print(op, "Initialise of unit '%.64s' (own)", name);
 }
 
+/* On one node registration has compared it. */
+static void op_init_print_definition(struct op *op)
+{
+	struct fingerprint *p = &op->entry.print;
+	size_t at = strlen(p->text);
+
+	p->words[5] = definition_hash(op->unit->rec);
+	snprintf(p->text + at, sizeof(p->text) - at, ", %llu elements, definition %08x",
+		 (unsigned long long)op->unit->packed, (uint32_t)p->words[5]);
+}
+
 static int op_init_check(struct op *op, struct fault *f)
 {
 	if (op_check_not_summoned(op, f) ||
@@ -121,6 +135,8 @@ static int op_init_check(struct op *op, struct fault *f)
 	op->entry.print.words[2] = (uint64_t)init_args(op)->how;
 	op->entry.print.words[3] = init_args(op)->seed;
 	op->entry.print.words[4] = init_args(op)->root;
+	if (job_is_across(op->m->job))
+		op_init_print_definition(op);
 	return 0;
 }
 
