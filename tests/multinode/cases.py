@@ -1,0 +1,237 @@
+"""The tests."""
+
+import signal
+import time
+
+import lab
+from lab import Failed, Lab, sh, wait_for
+from training import Training
+
+SHAPES = ((("a", 2), ("b", 2)), (("a", 1), ("b", 1), ("c", 1), ("d", 1)),
+          (("a", 1), ("b", 2), ("c", 3)))
+TWO = SHAPES[0]
+# Steps enough that something can happen in the middle.
+LONG_RUN = 100000
+WIDE = "--batch 4 --hidden 512 --context 4 --embed 4"
+BACK = "returns to the last commit"
+
+
+def trains():
+    """Training over nodes gives the losses of one node, and the same bits each time."""
+    with Lab(4) as x:
+        alone = lab.Node(x, "alone", 20)
+        x.nodes["alone"] = alone
+        alone.start_alone()
+        for shape in SHAPES:
+            ranks = sum(n for _, n in shape)
+            one = Training(x, (("alone", ranks),), job=f"one{ranks}").finish()
+            losses = Training(x, shape, job="many").finish()
+            again = Training(x, shape, job="many").finish()
+            if losses != again:
+                raise lab.Failed(f"{shape}: {losses} the first time, {again} the second time")
+            for step, loss in losses.items():
+                if abs(loss - one[step]) > 1e-6 * abs(one[step]):
+                    raise lab.Failed(f"{shape}: step {step} has loss {loss}, {one[step]} alone")
+
+
+def trainer_dies():
+    """A trainer is killed on one node: all ranks hear of it, join again and go on."""
+    with Lab(2) as x:
+        expected = Training(x, TWO, steps=200, job="undisturbed").finish()
+        t = Training(x, TWO, steps=200)
+        t.wait_step(20)
+        for rank in (3, 0):
+            pid, node = t.ranks[rank].popen.pid, t.places[rank][0].name
+            step = t.step()
+            t.ranks[rank].kill()
+            # Where data connections close before the reason has come, the node is named.
+            t.wait_said([r for r in t.ranks if r != rank], BACK,
+                        (f"pid {pid}", f"contact with node {node}"))
+            t.start(rank)
+            t.wait_step(step + 20)
+        losses = t.finish(missing=1)
+        if any(expected[step] != loss for step, loss in losses.items()):
+            raise Failed(f"losses {losses}, {expected} without deaths")
+
+
+def daemon_dies():
+    """A daemon is killed: its node is named, and its job is refused until it is deleted."""
+    with Lab(2) as x:
+        t = Training(x, TWO, steps=LONG_RUN)
+        t.wait_step(20)
+        x["b"].kill()
+        t.wait_said(t.on("a"), BACK, ("node b",), s=5)
+        for rank in t.on("b"):
+            t.ranks[rank].wait()
+        x["b"].start()
+        for rank in t.on("b"):
+            t.start(rank)
+        for rank in t.ranks:
+            if t.ranks[rank].wait() != 1:
+                raise Failed(f"rank {rank} has ended with {t.ranks[rank].code}")
+        t.wait_said(t.ranks, "the nodes of job '0/j' are not at the same step",
+                    ("node b has nothing of it; delete the job and load a checkpoint",
+                     "node b has nothing of it, node a has"))
+        for node in x.nodes.values():
+            node.ctl("job", "delete", "--force", "j")
+        Training(x, TWO).finish()
+
+
+def link_cut():
+    """The network of a node is cut: all ranks hear of it, and go on when it is back."""
+    with Lab(3) as x:
+        t = Training(x, (("a", 1), ("b", 1), ("c", 1)), steps=LONG_RUN)
+        t.wait_step(20)
+        x["b"].link(False)
+        t.wait_said(t.ranks, BACK, ("node ",), s=10)
+        said = [line for name in "ac" for line in x[name].said().splitlines()]
+        if not any("cluster epoch ends" in line and "node b" in line for line in said):
+            raise Failed("nobody has named node b")
+        step = t.step()
+        x["b"].link(True)
+        t.wait_step(step + 20)
+        t.stop()
+
+
+def commit_waits(node):
+    """What a commit waits for, as shardctl shows it; "": there is none."""
+    ops = node.ctl("ops", "j")["ops"]
+    return next((o["waits_for"] for o in ops if o["op"] == "Commit" and o["waits_for"]), "")
+
+
+def await_etcd(x, t):
+    """Commits wait for it, and their leader knows."""
+    wait_for(lambda: any("the store, which decides the commit" in commit_waits(n)
+                         for n in x.nodes.values()), "a commit that waits for etcd")
+    return t.step()
+
+
+def etcd_dies():
+    """Without etcd a commit waits, with the reason, and training goes on when it is back."""
+    with Lab(2) as x:
+        t = Training(x, TWO, steps=LONG_RUN)
+        t.wait_step(20)
+        x.etcd.kill()
+        step = await_etcd(x, t)
+        time.sleep(1)
+        if t.step() > step + 1:
+            raise Failed(f"step {t.step()} was committed without etcd, after {step}")
+        x.start_etcd()
+        t.wait_step(step + 20)
+        x.etcd.send(signal.SIGSTOP)
+        step = await_etcd(x, t)
+        time.sleep(3)
+        x.etcd.send(signal.SIGCONT)
+        t.wait_step(step + 20)
+        t.check()
+        t.stop()
+
+
+def etcd_is_away():
+    """etcd is away for longer than the lease of the nodes."""
+    with Lab(2) as x:
+        t = Training(x, TWO, steps=LONG_RUN)
+        t.wait_step(20)
+        x.etcd.kill()
+        step = await_etcd(x, t)
+        time.sleep(15)
+        x.start_etcd()
+        t.wait_step(step + 20, s=60)
+        t.check()
+        t.stop()
+
+
+def mismatch():
+    """Ranks of one node with other options than those of another are refused on both."""
+    with Lab(2) as x:
+        for job, own, words in (("batch", "--batch 16", ("AllReduce of 17", "AllReduce of 13")),
+                                ("size", "--hidden 32", ("definition",))):
+            t = Training(x, TWO, job=job, own={2: own, 3: own})
+            for rank, p in t.ranks.items():
+                code, text = p.wait(), t.said(rank)
+                whole = all(w in text for w in (*words, "on node a", "on node b", "(pid "))
+                if code != 1 or not whole:
+                    raise Failed(f"rank {rank} of job {job} has ended with {code}: {text}")
+
+
+def make_certs(folder):
+    """A CA, and one that nobody trusts, each with certificates of nodes a and b."""
+    new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    for ca in ("ca", "other"):
+        sh(f"{new} -keyout {folder}/{ca}.key -out {folder}/{ca}.pem -subj /CN={ca}")
+        for node in "ab":
+            at = f"{folder}/{ca}-{node}"
+            sh(f"{new} -keyout {at}.key -out {at}.pem -subj /CN={node} "
+               f"-CA {folder}/{ca}.pem -CAkey {folder}/{ca}.key "
+               f"-addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:{node}")
+
+
+def tls_keys(folder, node, ca):
+    return {"peer_insecure": "no", "peer_ca": f"{folder}/{ca}.pem",
+            "peer_cert": f"{folder}/{ca}-{node}.pem", "peer_key": f"{folder}/{ca}-{node}.key"}
+
+
+def tls():
+    """Nodes with certificates of one CA train together; with those of two the log says why not."""
+    with Lab(2, start=False) as x:
+        make_certs(x.folder)
+        for name in "ab":
+            x[name].start(**tls_keys(x.folder, name, "ca"))
+        Training(x, TWO).finish()
+        x["b"].stop()
+        x["b"].start(**tls_keys(x.folder, "b", "other"))
+        t = Training(x, TWO)
+        wait_for(lambda: any("certificate verify failed" in line and "cluster link gone" in line
+                             for n in x.nodes.values() for line in n.said().splitlines()),
+                 "the reason in a log")
+        if t.lines():
+            raise Failed("they have trained together")
+        t.stop()
+
+
+def other_cluster():
+    """Nodes of two clusters do not meet in one etcd: their ranks wait for the others."""
+    with Lab(2, start=False) as x:
+        for name, cluster in (("a", "red"), ("b", "blue")):
+            x[name].start(cluster=cluster)
+        t = Training(x, TWO)
+        wait_for(lambda: all("cluster leads job=0/j" in n.said() for n in x.nodes.values()),
+                 "both lead a job of their own")
+        time.sleep(1)
+        if t.lines():
+            raise Failed("they have trained together")
+        if any("link up" in n.said() for n in x.nodes.values()):
+            raise Failed("they are connected")
+        t.stop()
+
+
+def slow_link():
+    """Through 100 Mbit/s a step sends what an all-gather and a reduce-scatter need, and no more."""
+    with Lab(2) as x:
+        plain = Training(x, TWO, steps=10, options=WIDE, job="plain").finish()
+        sh("ip netns exec a tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms")
+        moved, elements = [], 0
+        for steps in (10, 30):
+            before = x["a"].payload()
+            t = Training(x, TWO, steps=steps, options=WIDE)
+            t.wait_step(1)
+            elements = elements or sum(u["elements"] for u in x["a"].ctl("units", "j")["units"])
+            begun = time.monotonic()
+            losses = t.finish()
+            seconds = time.monotonic() - begun
+            moved.append([b - a for a, b in zip(before, x["a"].payload())])
+            if any(losses[step] != loss for step, loss in plain.items()):
+                raise Failed(f"losses {losses}, {plain} through a fast link")
+        best = 2 * 4 * elements * (2 - 1) / 2
+        per_step = [(b - a) / 20 for a, b in zip(*moved)]
+        print(f"# {elements} parameters, bytes of a step: {per_step[0]:.0f} received, "
+              f"{per_step[1]:.0f} sent, {best:.0f} are the least; 30 steps in {seconds:.1f} s")
+        if seconds < 0.8 * 29 * best * 8 / 100e6:
+            raise Failed(f"30 steps took {seconds:.1f} s: the link was not slow")
+        if max(per_step) > 1.05 * best:
+            raise Failed("that is more than 5 % above")
+
+
+DEFAULT = [trains, trainer_dies, daemon_dies, link_cut, etcd_dies, mismatch, tls, other_cluster,
+           slow_link]
+LONG = [etcd_is_away]

@@ -1,0 +1,101 @@
+"""charlm over the nodes of a lab."""
+
+import json
+import pathlib
+import random
+
+from lab import BIN, PATIENCE_S, Failed, Process, environment, wait_for
+
+SMALL = "--batch 12 --hidden 16 --context 4 --embed 4"
+
+
+def text_file(lab):
+    path = pathlib.Path(lab.folder, "text")
+    if not path.exists():
+        rng = random.Random(1)
+        path.write_text("".join(rng.choice("abcdefgh ") for _ in range(3000)))
+    return path
+
+
+class Training:
+    """@shape: of each node its name and how many of the ranks it has, in their order."""
+
+    def __init__(self, lab, shape, steps=10, options=SMALL, job="j", own=None):
+        self.lab, self.steps, self.options, self.job = lab, steps, options, job
+        self.places = [(lab[name], i) for name, n in shape for i in range(n)]
+        self.own = own or {}  # options of single ranks
+        self.ranks, self.number = {}, len(lab.runs)
+        lab.runs.append(self)
+        for rank in range(len(self.places)):
+            self.start(rank)
+
+    def path(self, what):
+        return f"{self.lab.folder}/{self.job}{self.number}-{what}"
+
+    def start(self, rank):
+        node, local = self.places[rank]
+        argv = [BIN / "charlm", "--data", text_file(self.lab), "--steps", self.steps, "--json",
+                *self.options.split(), *self.own.get(rank, "").split()]
+        env = environment(SHARDD_SOCKET=node.socket, SHARDD_JOB=self.job, RANK=str(rank),
+                          WORLD_SIZE=str(len(self.places)), LOCAL_RANK=str(local))
+        out = self.path("out") if rank == 0 else None
+        self.ranks[rank] = Process(node.name, argv, self.path(f"{rank}.log"), env, out)
+
+    def on(self, name):
+        return [r for r, (node, _) in enumerate(self.places) if node.name == name]
+
+    def said(self, rank):
+        return self.ranks[rank].text()
+
+    def lines(self):
+        path = pathlib.Path(self.path("out"))
+        whole = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in whole]
+
+    def losses(self):
+        """Of each step. A step that was done again has the same."""
+        losses = {}
+        for line in self.lines():
+            if losses.setdefault(line["step"], line["loss"]) != line["loss"]:
+                raise Failed(f"step {line['step']} has loss {line['loss']} the second time, "
+                             f"{losses[line['step']]} the first time")
+        return losses
+
+    def step(self):
+        return self.lines()[-1]["step"] if self.lines() else 0
+
+    def wait_step(self, step, s=PATIENCE_S):
+        def there():
+            self.check()
+            return self.step() >= step
+        wait_for(there, f"step {step} of job {self.job}", s)
+
+    def stop(self):
+        for p in self.ranks.values():
+            p.kill()
+
+    def check(self):
+        """Nobody has failed."""
+        for rank, p in self.ranks.items():
+            if p.code:
+                raise Failed(f"rank {rank} has ended with {p.code}: {p.text()[-600:]}")
+
+    def finish(self, s=PATIENCE_S, missing=0):
+        """To the last step. Return: the losses. @missing: of so many steps they may not be there:
+        rank 0 was killed after the commit."""
+        def ended():
+            self.check()
+            return all(p.code == 0 for p in self.ranks.values())
+        wait_for(ended, f"the end of job {self.job} (step {self.step()})", s)
+        losses = self.losses()
+        if not self.steps - missing <= len(losses) <= self.steps or max(losses) != self.steps:
+            raise Failed(f"losses of steps {sorted(losses)}")
+        return losses
+
+    def wait_said(self, ranks, what, names, s=PATIENCE_S):
+        """Until each of @ranks has said @what in a line with one of @names."""
+        def said(rank):
+            lines = [line for line in self.said(rank).splitlines() if what in line]
+            return any(name in line for line in lines for name in names)
+        for rank in ranks:
+            wait_for(lambda rank=rank: said(rank), f"rank {rank} says {what} ... {names}", s)
