@@ -273,7 +273,7 @@ static const char *order_leader_wrong(const struct order *o, uint32_t from, uint
 				      const struct order_msg *msg, const struct order_open *e)
 {
 	uint8_t flags = msg->flags & (ORDER_DECISION | ORDER_MARK);
-	/* Who refuses an operation may not know what it is. */
+	/* A node that refuses an operation may not know what it is. */
 	bool refused = msg->type == ORDER_MSG_REFUSE || (e && e->state == ORDER_FAILING);
 
 	if (!order_set_has(o, set, from))
