@@ -288,6 +288,7 @@ start_all_trainers() {
 	local n
 	rm -f "$work/output"
 	mkfifo "$work/output"
+	mark=0
 	tee "$work/run.log" <"$work/output" | sed -u 's/^/  | /' &
 	printer=$!
 	exec {output}>"$work/output"
@@ -334,12 +335,48 @@ train_until() {
 
 has_begun() { ((step > steps / 4)); }
 
+# ---------------------------------------------------------- a daemon's death
+
+# What trainers have said since the mark: a number of lines.
+mark=0
+set_mark() { mark=$(wc -l <"$work/run.log"); }
+said() { tail -n "+$((mark + 1))" "$work/run.log"; }
+
+# Why ranks went back to the last commit, and how many did; how many have joined again.
+reasons() { said | sed -n 's/^rank [0-9]* returns to the last commit: //p' | sort -u; }
+ranks_told() { said | sed -n 's/^rank \([0-9]*\) returns to the last commit: .*/\1/p' | sort -un | wc -l; }
+ranks_resumed() { said | sed -n 's/^rank \([0-9]*\) resumed at step .*/\1/p' | sort -un | wc -l; }
+
+kill_daemon() {
+	local p etcd
+	p=$(named shardd "${holder[$1]}") etcd=$(named etcd "${holder[$1]}")
+	nodes_look "$1"
+	set_mark
+	step_killed=$step
+	kill -KILL "$p"
+	say "-- step $step: killed the daemon of node$1 with SIGKILL: shardd $p${etcd:+, and with it etcd $etcd}"
+}
+
+# The holder keeps the memory of its jobs and starts the next daemon.
+wait_for_daemon() {
+	local until=$((SECONDS + 60))
+	until (($(ranks_resumed) == world)) && nodes_look "$1" 2>/dev/null && ((step > step_killed)); do
+		((SECONDS < until)) || fail "60 s after the daemon of node$1 was killed the job does not go on"
+		any_runs "${alive[@]}" || fail 'the training ended before the job went on'
+		sleep 0.05
+	done
+	say "-- step $step: the holder has started the next daemon, pid $(named shardd "${holder[$1]}"), with the memory of the job."
+	say "   All $world ranks, in the same processes, have joined again at step $(said | sed -n 's/.* resumed at step \([0-9]*\):.*/\1/p' | sort -un | xargs), and train on. Why they did:"
+	reasons | sed 's/^/   /'
+}
+
 # ------------------------------------------------------------- a node's death
 
 kill_node() {
 	local p name all killed=''
 	# shellcheck disable=SC2086
 	all=$(tree "${holder[$1]}" ${ranks_of[$1]} ${keeper[$1]-})
+	set_mark
 	for p in $all; do
 		name=$(cat "/proc/$p/comm" 2>/dev/null) || continue
 		[[ $name == @(shardd-holder|shardd|etcd|charlm) ]] && killed+="$name $p, "
@@ -356,10 +393,6 @@ kill_node() {
 	holder[$1]='' ranks_of[$1]='' keeper[$1]=''
 	say "-- step $step: killed node$1 with SIGKILL: ${killed%, }"
 }
-
-# Why ranks of the other nodes went back to the last commit, as they said; and how many did.
-reasons() { sed -n 's/^rank [0-9]* returns to the last commit: //p' "$work/run.log" | sort -u; }
-ranks_told() { sed -n 's/^rank \([0-9]*\) returns to the last commit: .*/\1/p' "$work/run.log" | sort -un | wc -l; }
 
 wait_for_reasons() {
 	local until=$((SECONDS + 30)) others=$((world - ranks))
@@ -384,7 +417,7 @@ bring_back() {
 
 # What the daemons answered the ranks that came to train on: sets verdict to goes-on or refused.
 goes_on() { ((step > step_killed)); }
-refusal() { sed -n 's/^charlm: //p' "$work/run.log" | sort -u; }
+refusal() { said | sed -n 's/^charlm: //p' | sort -u; }
 
 watch_return() {
 	local until=$((SECONDS + 60))
@@ -473,6 +506,9 @@ nodes_run() {
 	train_until 'a quarter of the steps was done' has_begun
 	say "-- step $step: all $world ranks train"
 	show_nodes "${alive[@]}"
+	title 'the death of a daemon'
+	kill_daemon 1
+	wait_for_daemon 1
 	title "the death of node$last"
 	nodes_look 1
 	kill_node "$last"
