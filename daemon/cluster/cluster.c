@@ -81,11 +81,22 @@ static struct cluster_job *cluster_job_new(struct cluster *c, const char *label)
 	return cj;
 }
 
+void cluster_drop_keys(struct cluster_job *cj)
+{
+	char prefix[160];
+
+	snprintf(prefix, sizeof(prefix), "%s/%llu/", cj->label,
+		 (unsigned long long)cj->epoch.number);
+	if (cj->epoch.number)
+		rendezvous_drop(cj->c->rendezvous, prefix);
+}
+
 static void cluster_job_free(struct cluster_job *cj)
 {
 	coord_cancel(&cj->call);
 	decide_cancel(&cj->epoch_decision);
 	decide_cancel(&cj->commit);
+	cluster_drop_keys(cj);
 	cluster_epoch_free(cj);
 	cluster_forget_nodes(cj);
 	list_unlink(&cj->link);
@@ -170,6 +181,10 @@ enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f)
 		cluster_end_for_newcomer(job, rank);
 	if (cluster_wish(cj, rank) < 0)
 		return res_of(fault_errno(f, -ENOMEM, "joining a job of several nodes"));
+	if (!cluster_wants(cj, rank) && !cj->epoch.number) { /* refused at once, with the others */
+		*f = cj->refused;
+		return RES_FAILED;
+	}
 	return RES_WAIT;
 }
 
@@ -242,12 +257,10 @@ static void cluster_on_gone(void *userdata, struct peer *p, const char *why)
 	struct cluster_job *cj, *tmp;
 
 	log_info("cluster", "link gone node=%s why=\"%s\"", peer_name(p), why);
-	if (l) {
-		cluster_link_gone(l, why);
-		return;
-	}
 	list_for_each (cj, tmp, &c->all, link)
 		cluster_node_gone(cj, p, why);
+	if (l)
+		cluster_link_gone(l, why);
 }
 
 static void cluster_on_refused(void *userdata, const char *from, const char *why)
@@ -265,7 +278,7 @@ static void cluster_on_key(struct cluster_job *cj, const Shardd__V1__JobMessage 
 	char full[512];
 	const void *value;
 
-	if (m->epoch != cj->epoch.number)
+	if (m->epoch != cj->epoch.number || !m->epoch)
 		return;
 	snprintf(full, sizeof(full), "%s/%llu/%s", cj->label, (unsigned long long)m->epoch, name);
 	if (!get &&
@@ -323,7 +336,8 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 			struct fault f = FAULT_NULL;
 
 			fault_set(&f,
-				  m->refusal->code < _FAULT_N ? m->refusal->code : FAULT_INTERNAL,
+				  m->refusal->code && m->refusal->code < _FAULT_N ? m->refusal->code
+										  : FAULT_INTERNAL,
 				  NULL, "%s", m->refusal->text);
 			cluster_refused(cj, &f);
 		}
@@ -428,9 +442,13 @@ static void cluster_on_joined(struct membership *m)
 static void cluster_on_out(struct membership *m, const char *why)
 {
 	struct cluster *c = CONTAINER_OF(m, struct cluster, member);
+	struct cluster_job *cj, *tmp;
 
 	text_copy(c->why, sizeof(c->why), why);
 	log_warn("cluster", "not a member node=%s why=\"%s\"", c->node, why);
+	list_for_each (cj, tmp, &c->all, link)
+		if (cj->state == CLUSTER_LEADS)
+			cluster_seek(cj);
 	c->again_us = clock_now_us() + CLUSTER_REJOIN_US;
 }
 

@@ -282,7 +282,7 @@ void cluster_refused(struct cluster_job *cj, const struct fault *f)
 	struct job *job = cluster_job_of(cj);
 
 	log_warn("cluster", "job refused job=%s why=\"%s\"", cj->label, f->text);
-	cj->refusal = *f;
+	cj->refusal = cj->refused = *f;
 	cj->n_wishes = 0;
 	if (job)
 		job_settle(job); /* those that wait ask again, and get it */
@@ -427,8 +427,16 @@ static int cluster_epoch_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 static bool cluster_epoch_is_whole(struct cluster_job *cj)
 {
 	uint32_t world = cluster_epoch_world(cj), n_ranks = 0;
-	struct cluster_node *n, *tmp;
+	struct cluster_node *n, *tmp, *first = list_first(&cj->nodes, struct cluster_node, link);
 	struct fault f = FAULT_NULL;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		if (n->holding.world != first->holding.world)
+			(void)cluster_epoch_check_pair(cj, first, n, &f);
+	if (f.code) {
+		cluster_epoch_refuse_all(cj, &f);
+		return false;
+	}
 
 	list_for_each (n, tmp, &cj->nodes, link)
 		n_ranks += n->n;
@@ -487,10 +495,14 @@ static int cluster_epoch_names(struct cluster_job *cj, const Shardd__V1__JobBegi
 	for (unsigned i = 0; i < e->n_nodes; i++) {
 		text_copy(e->names[i], sizeof(e->names[i]), b->nodes[i]->name);
 		e->name_list[i] = e->names[i];
+		if (strcmp(e->names[i], cj->c->node) == 0 && e->self != e->n_nodes)
+			return -EINVAL; /* twice */
 		if (strcmp(e->names[i], cj->c->node) == 0)
 			e->self = i;
 	}
-	return e->self < e->n_nodes && e->leader < e->n_nodes ? 0 : -EINVAL;
+	if (e->self == e->n_nodes || e->leader >= e->n_nodes)
+		return -EINVAL;
+	return (e->leader == e->self) == (e->peers != NULL) ? 0 : -EINVAL;
 }
 
 static void cluster_epoch_span_node(const Shardd__V1__JobNode *from, struct span_node *to,
@@ -583,6 +595,8 @@ static void cluster_epoch_run(struct cluster_job *cj, uint64_t epoch, const Shar
 		cluster_epoch_send_end(cj, epoch, &f);
 		cluster_refused(cj, &f);
 		cluster_epoch_free(cj);
+		while (!list_empty(&cj->nodes))
+			cluster_epoch_node_free(list_first(&cj->nodes, struct cluster_node, link));
 		cluster_seek(cj);
 		return;
 	}
@@ -758,7 +772,6 @@ static void cluster_epoch_on_left(struct cluster_job *cj, unsigned node)
 void cluster_epoch_ended(struct job *job, const struct fault *why)
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
-	char prefix[160];
 
 	if (!cj || !cj->epoch.number)
 		return;
@@ -766,9 +779,7 @@ void cluster_epoch_ended(struct job *job, const struct fault *why)
 		 (unsigned long long)cj->epoch.number, why->text);
 	if (!cj->epoch.is_left)
 		cluster_epoch_send_end(cj, cj->epoch.number, why);
-	snprintf(prefix, sizeof(prefix), "%s/%llu/", cj->label,
-		 (unsigned long long)cj->epoch.number);
-	rendezvous_drop(cj->c->rendezvous, prefix);
+	cluster_drop_keys(cj);
 	decide_cancel(&cj->commit);
 	cluster_epoch_free(cj);
 	while (!list_empty(&cj->nodes)) /* they say what they have, when they want to join again */
@@ -819,4 +830,6 @@ void cluster_node_gone(struct cluster_job *cj, struct peer *p, const char *why)
 			cluster_epoch_node_free(n);
 	if (ran && job)
 		job_epoch_end(job, &f);
+	else if (cj->state == CLUSTER_LEADS)
+		cluster_seek(cj); /* the other end may have taken its place */
 }

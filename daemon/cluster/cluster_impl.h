@@ -89,7 +89,8 @@ struct cluster_job {
 
 	uint32_t *wishes; /* ranks here that want to join, ascending; owned */
 	uint32_t n_wishes;
-	struct fault refusal; /* for them */
+	struct fault refusal; /* for them, while they are told */
+	struct fault refused; /* the last one */
 
 	/* the leader's */
 	struct list nodes; /* of struct cluster_node; this one is among them */
@@ -155,6 +156,8 @@ void cluster_on_order(struct cluster_job *cj, struct peer *from, const ProtobufC
 void cluster_orders_free(struct cluster *c);
 void cluster_order_end(struct cluster_job *cj);
 
+/* Its communicators meet no more. */
+void cluster_drop_keys(struct cluster_job *cj);
 /* Send a message about the job. */
 void cluster_send(struct cluster_job *cj, struct peer *to, Shardd__V1__JobMessage *m);
 /* The link to the leader, if this node follows and it is up. */

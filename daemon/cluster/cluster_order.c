@@ -167,7 +167,7 @@ static void cluster_order_decide(void *userdata, const struct order_key *key)
 	cluster_key(cj, "leader", leader);
 	cluster_key(cj, "epoch", epoch);
 	cj->committing = *key;
-	if (cluster_order_step_of(cj, key, &step)) {
+	if (cj->commit.state == DECIDE_IDLE && cluster_order_step_of(cj, key, &step)) {
 		what.value = value;
 		what.bytes = (size_t)snprintf(value, sizeof(value), "%llu %llu",
 					      (unsigned long long)step,

@@ -12,6 +12,8 @@
 
 /* A link that cannot be made is tried so often before another node takes the leader's place. */
 #define SEEK_DIALS 2u
+/* A leader whose ranks are not all there asks so often whether it leads still. */
+#define SEEK_LEADS_US 2000000u
 
 void cluster_seek(struct cluster_job *cj)
 {
@@ -130,7 +132,7 @@ void cluster_leader_lost(struct cluster_job *cj, const char *why)
 	if (cj->state != CLUSTER_SEEKING)
 		cluster_seek(cj);
 	cj->follows = NULL;
-	cj->removes = !had_link && (was_up || cj->dials >= SEEK_DIALS);
+	cj->removes = was_up || cj->dials >= SEEK_DIALS; /* of this leader alone: by its token */
 	if (!was_up)
 		cj->again_us = clock_now_us() + CLUSTER_PAUSE_US;
 	cluster_say(cj, "%.240s", f.text);
@@ -197,6 +199,7 @@ static const struct coord_kv *cluster_seek_read_keys(struct cluster_job *cj,
 static void cluster_seek_lead(struct cluster_job *cj)
 {
 	cluster_state_move(cj, CLUSTER_LEADS);
+	cj->again_us = clock_now_us() + SEEK_LEADS_US;
 	cj->dials = 0;
 	log_info("cluster", "leads job=%s token=%lld", cj->label, (long long)cj->token);
 	cluster_tell_wishes(cj);
@@ -254,6 +257,8 @@ static int cluster_seek_ask_to_lead(struct cluster_job *cj)
 
 void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us)
 {
+	if (cj->state == CLUSTER_LEADS && now_us >= cj->again_us)
+		cluster_seek(cj);
 	if (cj->state != CLUSTER_SEEKING || cj->call.impl || now_us < cj->again_us)
 		return;
 	if (!cj->n_wishes && list_empty(&cj->nodes))

@@ -311,9 +311,10 @@ static void full_on_gathered(struct comm_op *op, int status)
 	full_go_on(cast);
 }
 
+/* Of the epoch in which it began. */
 static struct node_comm *full_comm_of(const struct cast *cast)
 {
-	return cast->job->groups[cast->unit->rec->group]->nc;
+	return cast->nc ? cast->nc : cast->job->groups[cast->unit->rec->group]->nc;
 }
 
 /* It may have broken while the shards were cast. */
@@ -360,10 +361,6 @@ static void full_watch(struct cast *cast)
 	if (cast->unit->all_parts == 1 || !nc || nc->state != COMM_READY)
 		return;
 	cast->breaks = nc->breaks;
-	if (nc->spans) { /* it may end with the epoch, and is watched until the copy is made */
-		cast->nc = nc;
-		nc->users++;
-	}
 	queue_task_watch(&cast->between, nc, cast->deadline_us);
 	full_check_windows(cast, nc);
 }
@@ -553,6 +550,17 @@ static void full_enter(struct cast *cast, struct op *op)
 	condition_wait(&u->cast_done, &op->waiter);
 }
 
+/* Communicators with other nodes may end with the epoch: it has them until it is over. */
+static void full_hold_comm(struct cast *cast)
+{
+	struct node_comm *nc = full_comm_of(cast);
+
+	if (!nc || !nc->spans)
+		return;
+	cast->nc = nc;
+	nc->users++;
+}
+
 static enum res full_begin_as(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
 			      bool evict, struct fault *f)
 {
@@ -577,6 +585,7 @@ static enum res full_begin_as(struct job *job, struct unit *u, uint64_t deadline
 			return RES_WAIT;
 		return res_of(op_memory_fault(job, r, unit_full_room(u), "a gathered unit", f));
 	}
+	full_hold_comm(cast);
 	full_enter(cast, op);
 	for (unsigned d = 0; d < u->n_parts; d++)
 		full_cast_part(cast, d);

@@ -8,13 +8,14 @@
 #include "job/line.h"
 #include "step/apply.h"
 
-/* One copy, from its start to its begin. */
+/* One copy, from its start to its end: the operations between nodes of the next one come behind it. */
 struct turn {
 	struct line_item line;
 	struct waiter waiter;
 	struct job *job;
 	struct unit *unit;
 	uint64_t epoch;
+	bool has_begun;
 };
 
 bool turn_is_needed(const struct job *job, const struct unit *u)
@@ -56,6 +57,12 @@ static enum res turn_tick(struct turn *t, struct fault *f)
 {
 	struct unit *u = t->unit;
 
+	if (t->has_begun) {
+		if (!unit_is_copying(u))
+			return RES_DONE;
+		condition_wait(&t->job->node->changed, &t->waiter);
+		return RES_WAIT;
+	}
 	RES_TRY(apply_wait_step(t->job, &t->waiter));
 	if (t->epoch != t->job->rec->epoch)
 		return RES_DONE;
@@ -69,7 +76,9 @@ static enum res turn_tick(struct turn *t, struct fault *f)
 	}
 	switch (full_begin_together(t->job, u, f)) {
 	case RES_DONE:
-		return RES_DONE;
+		t->has_begun = true;
+		condition_wait(&t->job->node->changed, &t->waiter);
+		return RES_WAIT;
 	case RES_WAIT:
 		condition_wait(&t->job->node->changed, &t->waiter);
 		return RES_WAIT;
@@ -84,7 +93,7 @@ static void turn_go_on(struct turn *t)
 	struct fault f = FAULT_NULL;
 	enum res r;
 
-	if (t->epoch != t->job->rec->epoch) {
+	if (t->epoch != t->job->rec->epoch && !t->has_begun) {
 		turn_end(t);
 		return;
 	}

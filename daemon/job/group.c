@@ -110,12 +110,22 @@ int group_find_again(struct group *g)
 {
 	match_complete_cb complete = g->match.complete;
 	match_failed_cb failed = g->match.failed;
+	uint32_t first = g->first, here = g->here;
 	int r;
 
 	CHECK(!g->n_devices && !g->nc);
+	g->first = g->here = 0;
+	r = group_find_here(g);
+	if (r < 0) { /* it stays as it was */
+		g->first = first;
+		g->here = here;
+		return r;
+	}
 	match_deinit(&g->match);
 	g->first = g->here = 0;
 	r = group_init_match(g, complete, failed);
+	g->match.complete = complete; /* also without memory: the next epoch tries again */
+	g->match.failed = failed;
 	g->match.user = g->job->owner.user;
 	return r;
 }
@@ -218,6 +228,9 @@ enum res group_place(struct group *g, struct fault *f)
 
 	if (g->n_devices)
 		return RES_DONE;
+	if (!g->here)
+		return res_of(fault_set(f, FAULT_INVALID, "group",
+					"group '%.64s' has no rank on this node", g->rec->name));
 	on = calloc(g->here + 1, sizeof(struct device *));
 	for (uint32_t i = 0; on && r == 0 && i < g->here; i++) {
 		on[i] = group_device(g, g->first + i);
@@ -248,7 +261,8 @@ static enum res group_comms_between(struct group *g, struct fault *f)
 	const struct comm_group where = { .size = g->all_devices,
 					  .member = g->first_device,
 					  .prefix = prefix,
-					  .store = &s->store };
+					  .store = &s->store,
+					  .connect_ms = g->job->rec->op_timeout_ms };
 
 	if (s->over) {
 		*f = s->ended;

@@ -30,6 +30,19 @@ static void job_groups_tell_group_who_left(struct job *job, struct group *g)
 	}
 }
 
+/* Groups are known to other nodes by a hash of their name. */
+static bool job_groups_key_is_taken(const struct job *job, const char *name)
+{
+	const state_group rec = { .name = (char *)name };
+	const struct group of_name = { .rec = &rec };
+	uint32_t key = group_key(&of_name);
+
+	for (uint32_t i = 0; i < job->n_groups; i++)
+		if (group_key(job->groups[i]) == key)
+			return true;
+	return false;
+}
+
 int job_group(struct job *job, const char *name, const uint32_t *ranks, size_t n,
 	      struct group **ret, struct fault *f)
 {
@@ -48,6 +61,12 @@ int job_group(struct job *job, const char *name, const uint32_t *ranks, size_t n
 		*ret = job->groups[i];
 		return 0;
 	}
+	if (job_groups_key_is_taken(job, name))
+		return fault_set(
+			f, FAULT_INVALID, "name",
+			"group '%.64s' has the same hash as another group of job '%s': give "
+			"it another name",
+			name, job->rec->name);
 	if (job->n_groups >= JOB_MAX_GROUPS)
 		return fault_set(f, FAULT_EXHAUSTED, NULL, "job '%s' has %u groups, the maximum",
 				 job->rec->name, job->n_groups);

@@ -8,6 +8,11 @@
 #include "job/job_journal.h"
 #include "job/span.h"
 
+bool job_is_across(const struct job *job)
+{
+	return job->across.span && job->across.span->n_nodes > 1;
+}
+
 /* Groups that have devices stay on them: memory of their units is there. */
 static int job_span_check(const struct job *job, const struct span *span, uint64_t epoch,
 			  struct fault *f)
@@ -26,7 +31,7 @@ static int job_span_check(const struct job *job, const struct span *span, uint64
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		placed = placed || job->groups[i]->n_devices;
 	if (!placed || (job->across.span && span_same(job->across.span, span)) ||
-	    (!job->across.span && span->n_nodes == 1))
+	    (!job_is_across(job) && span->n_nodes == 1))
 		return 0;
 	return fault_set(
 		f, FAULT_STATE, NULL,
@@ -44,11 +49,6 @@ static int job_span_record(struct job *job, struct fault *f)
 	job_journal_mark(job, JOB_JOURNAL_HEAD | JOB_JOURNAL_PROGRESS);
 	job_journal_write(job);
 	return r < 0 ? fault_errno(f, r, "noting a job's nodes") : 0;
-}
-
-bool job_is_across(const struct job *job)
-{
-	return job->across.span && job->across.span->n_nodes > 1;
 }
 
 int job_check_here(const struct job *job, const char *what, struct fault *f)

@@ -21,6 +21,8 @@ int match_init(struct match *m, uint32_t size, match_complete_cb complete, match
 		return 0;
 	free(m->next);
 	free(m->stopped);
+	m->next = NULL;
+	m->stopped = NULL;
 	return -ENOMEM;
 }
 

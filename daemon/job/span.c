@@ -110,7 +110,7 @@ uint32_t span_device_of(const struct span *s, uint32_t rank)
 
 bool span_is_here(const struct span *s, uint32_t rank)
 {
-	return !s || span_node_of(s, rank) == s->self;
+	return !s || s->n_nodes == 1 || span_node_of(s, rank) == s->self;
 }
 
 /* "SELF NAME:DEVICE,DEVICE,... NAME:..." with a device for each rank */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/fnv.h"
 #include "core/clock.h"
 #include "op/guard.h"
 #include "op/op.h"
@@ -136,13 +137,25 @@ static uint64_t op_type_word(const struct op_type *type)
 	return i + 1;
 }
 
+/* Its number; on several nodes a word of its name: they may have numbered their units differently. */
+static uint64_t op_unit_word(const struct op *op)
+{
+	uint64_t h = FNV_BEGIN;
+
+	if (!job_is_across(op->m->job))
+		return op->unit->id;
+	for (const char *c = op->unit->rec->name; *c; c++)
+		h = fnv_add(h, (unsigned char)*c);
+	return h;
+}
+
 void op_print(struct op *op, const char *fmt, ...)
 {
 	struct fingerprint *p = &op->entry.print;
 	va_list ap;
 
 	p->words[0] = op_type_word(op->type);
-	p->words[1] = op->unit ? op->unit->id : 0;
+	p->words[1] = op->unit ? op_unit_word(op) : 0;
 	va_start(ap, fmt);
 	vsnprintf(p->text, sizeof(p->text), fmt, ap);
 	va_end(ap);

@@ -51,6 +51,9 @@ static int op_clip_decode(struct op *op, const ProtobufCMessage *msg, struct fau
 
 	op->touches = TOUCH_GRADS;
 	clip_args(op)->whole_job = r->whole_job;
+	if (r->whole_job && op->m->job->n_groups > 1 &&
+	    job_check_here(op->m->job, "a norm over all groups", f))
+		return f->code;
 	if (r->whole_job && (r->group || r->n_units))
 		return fault_set(f, FAULT_INVALID, "whole_job",
 				 "whole_job is set with group %u and %zu units; it needs group 0 "

@@ -310,7 +310,7 @@ static void coll_on_marker_executed(struct backend_task *task, int status)
 		coll_status_fault(c, c->status, &f);
 	else
 		coll_check_promises(c, &f);
-	if (c->between.between && c->breaks != c->group->nc->breaks)
+	if (c->between.between && c->breaks != c->between.between->breaks)
 		coll_status_fault(c, ENGINE_E_ABORTED, &f);
 	coll_finish(c, &f);
 }

@@ -233,11 +233,11 @@ struct shardd_membership {
  * start again at 1, and unit ids stay. If the job has as many ranks as before, mapped addresses
  * stay, too; else register all units again and use the addresses that ops give from then on.
  * Blocks until ops of an earlier epoch have ended, and for a rank that the job does not have yet
- * until it has it (@join_grace_ms). Where the daemon is in a cluster, blocks until all ranks of the
- * job have joined, on whichever nodes; `shardctl status` says which have not. Other threads' ops
- * wait for it. @ret: may be NULL. A torn job can be joined (@ret says so): initialise all its units
- * and start again, because @step and @blob belong to parameters that no longer exist. A program with
- * state of its own compares @blob_step with @step.
+ * until it has it (@join_grace_ms). Where the daemon is in a cluster, blocks until all ranks of
+ * the job have joined, on whichever nodes; `shardctl status` says which have not. Other threads'
+ * ops wait for it. @ret: may be NULL. A torn job can be joined (@ret says so): initialise all its
+ * units and start again, because @step and @blob belong to parameters that no longer exist. A
+ * program with state of its own compares @blob_step with @step.
  * Errors: INVALID_ARGUMENT (name, rank, world size; the ranks of a node do not follow each other),
  * FAILED_PRECONDITION (the job exists with another world size, lifetime or quota, or with state that
  * @job->on_existing refuses; the rank is taken; by @local_world_size there are ranks on other
