@@ -1,5 +1,6 @@
 """The tests."""
 
+import re
 import signal
 import time
 
@@ -10,6 +11,7 @@ from training import Training
 SHAPES = ((("a", 2), ("b", 2)), (("a", 1), ("b", 1), ("c", 1), ("d", 1)),
           (("a", 1), ("b", 2), ("c", 3)))
 TWO = SHAPES[0]
+THREE = (("a", 1), ("b", 1), ("c", 1))
 # Steps enough that something can happen in the middle.
 LONG_RUN = 100000
 WIDE = "--batch 4 --hidden 512 --context 4 --embed 4"
@@ -34,6 +36,27 @@ def trains():
                     raise lab.Failed(f"{shape}: step {step} has loss {loss}, {one[step]} alone")
 
 
+def goes_on(x, t):
+    """Return: the training that goes on. A job of which some nodes have the last commit and others
+    have not is refused: it begins again."""
+    step = t.step()
+    wait_for(lambda: t.step() >= step + 20 or all(p.code for p in t.ranks.values()),
+             f"step {step + 20}, or a refusal")
+    if t.step() >= step + 20:
+        t.check()
+        return t
+    for rank in t.ranks:
+        at = [int(n) for n in re.findall("units at step ([0-9]+)", t.said(rank))]
+        if "are not at the same step" not in t.said(rank) or max(at) != min(at) + 1:
+            raise Failed(f"rank {rank}: {t.said(rank)}")
+    print("# the commit was under way: the job is refused")
+    for node in x.nodes.values():
+        node.ctl("job", "delete", "--force", t.job)
+    t = t.again()
+    t.wait_step(20)
+    return t
+
+
 def trainer_dies():
     """A trainer is killed on one node: all ranks hear of it, join again and go on."""
     with Lab(2) as x:
@@ -42,13 +65,13 @@ def trainer_dies():
         t.wait_step(20)
         for rank in (3, 0):
             pid, node = t.ranks[rank].popen.pid, t.places[rank][0].name
-            step = t.step()
+            t.mark()
             t.ranks[rank].kill()
             # Where data connections close before the reason has come, the node is named.
             t.wait_said([r for r in t.ranks if r != rank], BACK,
                         (f"pid {pid}", f"contact with node {node}"))
             t.start(rank)
-            t.wait_step(step + 20)
+            t = goes_on(x, t)
         losses = t.finish(missing=1)
         if any(expected[step] != loss for step, loss in losses.items()):
             raise Failed(f"losses {losses}, {expected} without deaths")
@@ -77,18 +100,49 @@ def daemon_dies():
         Training(x, TWO).finish()
 
 
+def leader_of(node):
+    """Of the job's last epoch."""
+    return re.findall(r"cluster epoch begins .* leader=(\w+)", node.said())[-1]
+
+
+def cut_off(x, t, cut):
+    """The cable of a node is pulled: all ranks hear of it."""
+    t.mark()
+    cut.link(False)
+    t.wait_said(t.ranks, BACK, ("node ",), s=10)
+    said = [line for n in x.nodes.values() if n != cut for line in n.said().splitlines()]
+    if not any("cluster epoch ends" in line and f"node {cut.name}" in line for line in said):
+        raise Failed(f"nobody has named node {cut.name}")
+
+
 def link_cut():
     """The network of a node is cut: all ranks hear of it, and go on when it is back."""
     with Lab(3) as x:
-        t = Training(x, (("a", 1), ("b", 1), ("c", 1)), steps=LONG_RUN)
+        t = Training(x, THREE, steps=LONG_RUN)
         t.wait_step(20)
-        x["b"].link(False)
-        t.wait_said(t.ranks, BACK, ("node ",), s=10)
-        said = [line for name in "ac" for line in x[name].said().splitlines()]
-        if not any("cluster epoch ends" in line and "node b" in line for line in said):
-            raise Failed("nobody has named node b")
+        for leads in (False, True):
+            leader = leader_of(x["a"])
+            cut = x[leader if leads else next(n for n in "abc" if n != leader)]
+            cut_off(x, t, cut)
+            cut.link(True)
+            t = goes_on(x, t)
+        t.stop()
+
+
+def commit_while_cut():
+    """A node that does not hear of a commit gets it when it is back."""
+    with Lab(3) as x:
+        t = Training(x, THREE, steps=LONG_RUN)
+        t.wait_step(20)
+        leader = leader_of(x["a"])
+        cut = x[next(n for n in "abc" if n != leader)]
+        x.etcd.send(signal.SIGSTOP)
+        wait_for(lambda: "the store" in commit_waits(x[leader]), "a commit that waits")
         step = t.step()
-        x["b"].link(True)
+        cut.link(False)
+        x.etcd.send(signal.SIGCONT)
+        t.wait_said(t.ranks, BACK, ("node ",), s=10)
+        cut.link(True)
         t.wait_step(step + 20)
         t.stop()
 
@@ -235,3 +289,6 @@ def slow_link():
 DEFAULT = [trains, trainer_dies, daemon_dies, link_cut, etcd_dies, mismatch, tls, other_cluster,
            slow_link]
 LONG = [etcd_is_away]
+# Not run: a node drops the step that it has prepared when the epoch ends, and does not ask the
+# store whether it was committed (docs/nodes.md, invariant 7). The job is refused.
+NOT_YET = [commit_while_cut]

@@ -162,7 +162,7 @@ class Lab:
     """Use it in a with statement. @nodes: how many, with the names a, b, ..."""
 
     def __init__(self, nodes=2, start=True):
-        self.folder = tempfile.mkdtemp(prefix="shardd-mn.")
+        self.folder = tempfile.mkdtemp(prefix="lab.")
         self.nodes, self.runs, self.etcd, self.nets = {}, [], None, []
         try:
             sh("ip link add br0 type bridge")

@@ -21,10 +21,10 @@ class Training:
     """@shape: of each node its name and how many of the ranks it has, in their order."""
 
     def __init__(self, lab, shape, steps=10, options=SMALL, job="j", own=None):
-        self.lab, self.steps, self.options, self.job = lab, steps, options, job
+        self.lab, self.shape, self.steps, self.options, self.job = lab, shape, steps, options, job
         self.places = [(lab[name], i) for name, n in shape for i in range(n)]
         self.own = own or {}  # options of single ranks
-        self.ranks, self.number = {}, len(lab.runs)
+        self.ranks, self.marks, self.number = {}, {}, len(lab.runs)
         lab.runs.append(self)
         for rank in range(len(self.places)):
             self.start(rank)
@@ -45,7 +45,11 @@ class Training:
         return [r for r, (node, _) in enumerate(self.places) if node.name == name]
 
     def said(self, rank):
-        return self.ranks[rank].text()
+        """Since the last mark."""
+        return self.ranks[rank].text()[self.marks.get(rank, 0):]
+
+    def mark(self):
+        self.marks = {rank: len(p.text()) for rank, p in self.ranks.items()}
 
     def lines(self):
         path = pathlib.Path(self.path("out"))
@@ -69,6 +73,10 @@ class Training:
             self.check()
             return self.step() >= step
         wait_for(there, f"step {step} of job {self.job}", s)
+
+    def again(self):
+        """From the beginning: its job was deleted."""
+        return Training(self.lab, self.shape, self.steps, self.options, self.job, self.own)
 
     def stop(self):
         for p in self.ranks.values():
