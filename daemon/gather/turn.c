@@ -25,7 +25,7 @@ bool turn_is_needed(const struct job *job, const struct unit *u)
 
 void turn_want(struct job *job, struct unit *u)
 {
-	if (u->wants_turn)
+	if (u->wants_turn || u->turns_in_line) /* that copy will do */
 		return;
 	u->wants_turn = true;
 	job->jobs->ops.want(job, u, u->turns + 1);
@@ -35,6 +35,7 @@ static void turn_end(struct turn *t)
 {
 	struct job *job = t->job;
 
+	t->unit->turns_in_line -= !t->has_begun;
 	waiter_leave(&t->waiter);
 	line_leave(&t->line);
 	free(t);
@@ -77,6 +78,7 @@ static enum res turn_tick(struct turn *t, struct fault *f)
 	switch (full_begin_together(t->job, u, f)) {
 	case RES_DONE:
 		t->has_begun = true;
+		u->turns_in_line--;
 		condition_wait(&t->job->node->changed, &t->waiter);
 		return RES_WAIT;
 	case RES_WAIT:
@@ -125,6 +127,7 @@ int turn_start(struct job *job, struct unit *u)
 	if (!t)
 		return -ENOMEM;
 	u->turns++;
+	u->turns_in_line++;
 	u->wants_turn = false;
 	t->job = job;
 	t->unit = u;

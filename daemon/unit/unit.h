@@ -185,6 +185,7 @@ struct unit {
 	 * is wanted */
 	uint64_t turns;
 	bool wants_turn;
+	unsigned turns_in_line; /* that have not begun */
 	bool drop; /* free its memory as soon as it is unused: no other rank will use it */
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */

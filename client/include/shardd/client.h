@@ -238,10 +238,10 @@ struct shardd_membership {
  * ops wait for it. @ret: may be NULL. A torn job can be joined (@ret says so): initialise all its
  * units and start again, because @step and @blob belong to parameters that no longer exist. A
  * program with state of its own compares @blob_step with @step.
- * Errors: INVALID_ARGUMENT (name, rank, world size; the ranks of a node do not follow each other),
- * FAILED_PRECONDITION (the job exists with another world size, lifetime or quota, or with state that
- * @job->on_existing refuses; the rank is taken; by @local_world_size there are ranks on other
- * machines, and the daemon is in no cluster), UNAVAILABLE (the job or the daemon is draining),
+ * Errors: INVALID_ARGUMENT (name, rank, world size; the ranks of a node do not follow each
+ * other), FAILED_PRECONDITION (the job exists with another world size, lifetime or quota, or with
+ * state that @job->on_existing refuses; the rank is taken; by @local_world_size there are ranks on
+ * other machines, and the daemon is in no cluster), UNAVAILABLE (the job or the daemon drains),
  * PERMISSION_DENIED (another uid's private job), NOT_FOUND (UID/NAME), RESOURCE_EXHAUSTED.
  * DATA_LOSS: the job's state was in an earlier run of the daemon. Either $SHARDD_INSTANCE names
  * that run (as shardd_instance; launchers set it for trainers that they restart), or this process
