@@ -77,7 +77,7 @@ static bool cluster_order_start_gather(struct job *job, const struct order_key *
 {
 	struct unit *u = cluster_order_unit_of(job, key->group);
 
-	return u && u->turns + 1 == key->number && turn_start(job, u) == 0;
+	return u && u->turns.n + 1 == key->number && turn_start(job, u) == 0;
 }
 
 static void cluster_order_start(void *userdata, const struct order_started *s)
@@ -347,5 +347,5 @@ void cluster_want(struct job *job, struct unit *u, uint64_t turn)
 	const struct order_entry e = { .key = { ORDER_GATHER, cluster_order_unit_key(u), turn } };
 
 	if (cj && order_announce(cj->epoch.order, &e) == ORDER_E_AHEAD)
-		u->wants_turn = false; /* whoever wants it asks again */
+		u->turns.wanted = false; /* whoever wants it asks again */
 }

@@ -25,17 +25,17 @@ bool turn_is_needed(const struct job *job, const struct unit *u)
 
 void turn_want(struct job *job, struct unit *u)
 {
-	if (u->wants_turn || u->turns_in_line) /* that copy will do */
+	if (u->turns.wanted || u->turns.in_line) /* that copy will do */
 		return;
-	u->wants_turn = true;
-	job->jobs->ops.want(job, u, u->turns + 1);
+	u->turns.wanted = true;
+	job->jobs->ops.want(job, u, u->turns.n + 1);
 }
 
 static void turn_end(struct turn *t)
 {
 	struct job *job = t->job;
 
-	t->unit->turns_in_line -= !t->has_begun;
+	t->unit->turns.in_line -= !t->has_begun;
 	waiter_leave(&t->waiter);
 	line_leave(&t->line);
 	free(t);
@@ -78,7 +78,7 @@ static enum res turn_tick(struct turn *t, struct fault *f)
 	switch (full_begin_together(t->job, u, f)) {
 	case RES_DONE:
 		t->has_begun = true;
-		u->turns_in_line--;
+		u->turns.in_line--;
 		condition_wait(&t->job->node->changed, &t->waiter);
 		return RES_WAIT;
 	case RES_WAIT:
@@ -126,9 +126,9 @@ int turn_start(struct job *job, struct unit *u)
 
 	if (!t)
 		return -ENOMEM;
-	u->turns++;
-	u->turns_in_line++;
-	u->wants_turn = false;
+	u->turns.n++;
+	u->turns.in_line++;
+	u->turns.wanted = false;
 	t->job = job;
 	t->unit = u;
 	t->epoch = job->rec->epoch;

@@ -50,8 +50,8 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		struct unit *u = job->units[i];
 
 		u->has_gradient = false;
-		u->turns = 0;
-		u->wants_turn = false;
+		u->turns.n = 0;
+		u->turns.wanted = false;
 		u->factors = (struct unit_factors){ 0 };
 		if (u->shards == UNIT_SHARDS_MIXED && u->step != UNIT_STEP_STEPPING) {
 			u->rec->initialised = false; /* no copy is more correct than another */

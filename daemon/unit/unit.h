@@ -150,6 +150,13 @@ enum unit_shards {
 /* The booleans are independent of each other and of the states. */
 enum unit_unsaved { UNIT_SAVED, UNIT_UNSAVED_STEPS, UNIT_UNSAVED_ALL };
 
+/* Copies of a unit that has parts on several nodes: the leader of the job orders them. */
+struct unit_turns {
+	uint64_t n;       /* begun in this epoch, or in line */
+	unsigned in_line; /* of them: have not begun */
+	bool wanted;      /* another one */
+};
+
 struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
@@ -181,11 +188,7 @@ struct unit {
 	unsigned copy_reads;        /* ReadBytes that read one of them */
 	struct condition cast_done; /* either is over */
 	struct list idle;           /* link in the job's list of idle full buffers */
-	/* of parts on several nodes: copies that the leader has started in this epoch; whether another one
-	 * is wanted */
-	uint64_t turns;
-	bool wants_turn;
-	unsigned turns_in_line; /* that have not begun */
+	struct unit_turns turns;
 	bool drop; /* free its memory as soon as it is unused: no other rank will use it */
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */

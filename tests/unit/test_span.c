@@ -200,7 +200,7 @@ static void on_want(struct nodefix *n, struct job *job, struct unit *u, uint64_t
 	for (unsigned i = 0; i < world.n_nodes; i++) {
 		struct unit *v = job_unit_by_id(world.jobs[i], u->id);
 
-		CHECK(v->turns + 1 == turn);
+		CHECK(v->turns.n + 1 == turn);
 		CHECK(turn_start(world.jobs[i], v) == 0);
 	}
 }
