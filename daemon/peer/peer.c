@@ -348,7 +348,7 @@ static int peers_check_connect(const struct peers *ps, const char *name, const c
 {
 	if (!peer_hello_name_is_good(name))
 		return fault_set(f, FAULT_INVALID, "peer",
-				 "'%.100s' is no name of a node: use 1 to %d letters, digits, "
+				 "'%.100s' is not a valid node name: use 1 to %d letters, digits, "
 				 "'-', '.' and '_'",
 				 name, PEER_NAME_BYTES - 1);
 	if (strcmp(name, ps->node) == 0)
@@ -535,11 +535,11 @@ static int peers_check(const struct peers_options *o, struct fault *f)
 {
 	if (!*o->cluster || strlen(o->cluster) >= PEER_NAME_BYTES)
 		return fault_set(f, FAULT_INVALID, "cluster",
-				 "'%.100s' is no name of a cluster: use 1 to %d bytes", o->cluster,
-				 PEER_NAME_BYTES - 1);
+				 "'%.100s' is not a valid cluster name: use 1 to %d bytes",
+				 o->cluster, PEER_NAME_BYTES - 1);
 	if (!peer_hello_name_is_good(o->node))
 		return fault_set(f, FAULT_INVALID, "node",
-				 "'%.100s' is no name of a node: use 1 to %d letters, digits, "
+				 "'%.100s' is not a valid node name: use 1 to %d letters, digits, "
 				 "'-', '.' and '_'",
 				 o->node, PEER_NAME_BYTES - 1);
 	return 0;

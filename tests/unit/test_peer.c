@@ -210,9 +210,9 @@ Test(peer, bad_options_are_refused)
 		{ "::1:7", "a", "c", "write HOST:PORT", FAULT_INVALID },
 		{ ":7", "a", "c", "write HOST:PORT", FAULT_INVALID },
 		{ "a?b:7", "a", "c", "write HOST:PORT", FAULT_INVALID },
-		{ "127.0.0.1:0", "a/b", "c", "no name of a node", FAULT_INVALID },
-		{ "127.0.0.1:0", "", "c", "no name of a node", FAULT_INVALID },
-		{ "127.0.0.1:0", "a", "", "no name of a cluster", FAULT_INVALID },
+		{ "127.0.0.1:0", "a/b", "c", "not a valid node name", FAULT_INVALID },
+		{ "127.0.0.1:0", "", "c", "not a valid node name", FAULT_INVALID },
+		{ "127.0.0.1:0", "a", "", "not a valid cluster name", FAULT_INVALID },
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
