@@ -6,7 +6,6 @@
 
 #include "cluster/cluster_impl.h"
 #include "core/check.h"
-#include "core/fnv.h"
 #include "core/log.h"
 #include "gather/turn.h"
 #include "op/op.h"
@@ -26,16 +25,7 @@ static void cluster_order_end_job(struct cluster_job *cj, const struct fault *f)
 		job_epoch_end(job, f);
 }
 
-static uint32_t cluster_order_unit_key(const struct unit *u)
-{
-	uint64_t h = FNV_BEGIN;
-
-	for (const char *c = u->rec->name; *c; c++)
-		h = fnv_add(h, (unsigned char)*c);
-	return (uint32_t)(h ^ h >> 32);
-}
-
-static struct group *cluster_order_group_of(struct job *job, uint32_t key)
+static struct group *cluster_order_group_of(struct job *job, uint64_t key)
 {
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		if (group_key(job->groups[i]) == key)
@@ -43,10 +33,10 @@ static struct group *cluster_order_group_of(struct job *job, uint32_t key)
 	return NULL;
 }
 
-static struct unit *cluster_order_unit_of(struct job *job, uint32_t key)
+static struct unit *cluster_order_unit_of(struct job *job, uint64_t key)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped && cluster_order_unit_key(job->units[i]) == key)
+		if (!job->units[i]->rec->dropped && job->units[i]->key == key)
 			return job->units[i];
 	return NULL;
 }
@@ -94,9 +84,11 @@ static void cluster_order_start(void *userdata, const struct order_started *s)
 	if (started)
 		return;
 	fault_set(&f, FAULT_ABORTED, NULL,
-		  "node %s cannot start entry %llu of group %08x of job '%s', which the leader has "
+		  "node %s cannot start entry %llu of group %016llx of job '%s', which the leader "
+		  "has "
 		  "started",
-		  cj->c->node, (unsigned long long)s->key.number, s->key.group, cj->label);
+		  cj->c->node, (unsigned long long)s->key.number, (unsigned long long)s->key.group,
+		  cj->label);
 	cluster_order_end_job(cj, &f);
 }
 
@@ -344,7 +336,7 @@ void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t 
 void cluster_want(struct job *job, struct unit *u, uint64_t turn)
 {
 	struct cluster_job *cj = cluster_order_running(job);
-	const struct order_entry e = { .key = { ORDER_GATHER, cluster_order_unit_key(u), turn } };
+	const struct order_entry e = { .key = { ORDER_GATHER, u->key, turn } };
 
 	if (cj && order_announce(cj->epoch.order, &e) == ORDER_E_AHEAD)
 		u->turns.wanted = false; /* whoever wants it asks again */

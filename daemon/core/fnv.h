@@ -12,4 +12,12 @@ static inline uint64_t fnv_add(uint64_t hash, uint64_t x)
 	return (hash ^ x) * UINT64_C(1099511628211);
 }
 
+/* Its bytes, without the 0 at the end: add a separator between two texts. */
+static inline uint64_t fnv_add_text(uint64_t hash, const char *text)
+{
+	for (; *text; text++)
+		hash = fnv_add(hash, (unsigned char)*text);
+	return hash;
+}
+
 #endif

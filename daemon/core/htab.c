@@ -15,11 +15,7 @@ struct htab_entry {
 /* FNV-1a, 64 bit. */
 static uint64_t htab_hash(const char *key)
 {
-	uint64_t h = FNV_BEGIN;
-
-	for (; *key; key++)
-		h = fnv_add(h, (unsigned char)*key);
-	return h;
+	return fnv_add_text(FNV_BEGIN, key);
 }
 
 /* The slot that holds @key, or the free slot for it. */

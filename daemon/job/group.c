@@ -275,7 +275,7 @@ static enum res group_comms_between(struct group *g, struct fault *f)
 					"group '%.64s' has ranks on other nodes, and this node has "
 					"no engine between nodes",
 					g->rec->name));
-	snprintf(prefix, sizeof(prefix), "%s/%08x", s->prefix, group_key(g));
+	snprintf(prefix, sizeof(prefix), "%s/%016llx", s->prefix, (unsigned long long)group_key(g));
 	if (!g->nc)
 		g->nc = node_comm_new(g->job->node, g->devices, g->n_devices, &where);
 	if (!g->nc)
@@ -283,13 +283,9 @@ static enum res group_comms_between(struct group *g, struct fault *f)
 	return node_comm_there(g->nc, f);
 }
 
-uint32_t group_key(const struct group *g)
+uint64_t group_key(const struct group *g)
 {
-	uint64_t h = FNV_BEGIN;
-
-	for (const char *c = g->rec->name; *c; c++)
-		h = fnv_add(h, (unsigned char)*c);
-	return (uint32_t)(h ^ h >> 32);
+	return fnv_add_text(FNV_BEGIN, g->rec->name);
 }
 
 enum res group_comms(struct group *g, struct fault *f)

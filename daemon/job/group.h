@@ -98,8 +98,8 @@ unsigned group_device_number(const struct group *g, uint32_t index);
 /* Has it members on other nodes? */
 bool group_spans(const struct group *g);
 
-/* The number of the group for all nodes: they may have made their groups in another order. */
-uint32_t group_key(const struct group *g);
+/* The group's number on all nodes: they may have made their groups in another order. */
+uint64_t group_key(const struct group *g);
 
 /* Members on all nodes. */
 uint32_t group_size(const struct group *g);

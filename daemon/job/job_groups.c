@@ -35,7 +35,7 @@ static bool job_groups_key_is_taken(const struct job *job, const char *name)
 {
 	const state_group rec = { .name = (char *)name };
 	const struct group of_name = { .rec = &rec };
-	uint32_t key = group_key(&of_name);
+	uint64_t key = group_key(&of_name);
 
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		if (group_key(job->groups[i]) == key)

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "core/fnv.h"
 #include "core/clock.h"
 #include "op/guard.h"
 #include "op/op.h"
@@ -137,16 +136,10 @@ static uint64_t op_type_word(const struct op_type *type)
 	return i + 1;
 }
 
-/* Its number; on several nodes a word of its name: they may have numbered their units differently. */
+/* Nodes of one job may have numbered their units differently. */
 static uint64_t op_unit_word(const struct op *op)
 {
-	uint64_t h = FNV_BEGIN;
-
-	if (!job_is_across(op->m->job))
-		return op->unit->id;
-	for (const char *c = op->unit->rec->name; *c; c++)
-		h = fnv_add(h, (unsigned char)*c);
-	return h;
+	return job_is_across(op->m->job) ? op->unit->key : op->unit->id;
 }
 
 void op_print(struct op *op, const char *fmt, ...)

@@ -37,7 +37,7 @@ enum order_kind {
 
 struct order_key {
 	uint32_t kind; /* enum order_kind */
-	uint32_t group;
+	uint64_t group;
 	uint64_t number;
 };
 

@@ -1,7 +1,7 @@
 /* Messages as bytes. All numbers are little endian:
  *
  *   version (1 byte), type (1), flags (1), phase (4), and then by type
- *   key      kind (1), group (4), number (8)
+ *   key      kind (1), group (8), number (8)
  *   nodes    bytes (1), and so many bytes of the set; without ORDER_MSG_ALL
  *   print    8 words (64), rank (4), pid (4), text
  *   fault    code (1), domain (1), native (4), text
@@ -46,7 +46,7 @@ static const uint8_t order_msg_flags[_ORDER_MSG_N] = {
 };
 
 /* The types that have no such parts must be within the largest one that has. */
-_Static_assert(ORDER_MSG_MAX >= 7 + 13 + 1 + ORDER_MAX_NODES / 8 + 6 + 2 + 512, "REFUSE fits");
+_Static_assert(ORDER_MSG_MAX >= 7 + 17 + 1 + ORDER_MAX_NODES / 8 + 6 + 2 + 512, "REFUSE fits");
 
 static void order_msg_put(uint8_t **at, uint64_t value, unsigned bytes)
 {
@@ -104,7 +104,7 @@ size_t order_pack(const struct order_msg *msg, uint8_t out[ORDER_MSG_MAX])
 	order_msg_put(&at, msg->phase, 4);
 	if (parts & ORDER_MSG_HAS_KEY) {
 		order_msg_put(&at, msg->key.kind, 1);
-		order_msg_put(&at, msg->key.group, 4);
+		order_msg_put(&at, msg->key.group, 8);
 		order_msg_put(&at, msg->key.number, 8);
 	}
 	if (parts & ORDER_MSG_HAS_NODES && !(msg->flags & ORDER_MSG_ALL))
@@ -168,7 +168,7 @@ static void order_msg_get_nodes(struct order_msg_reader *r, struct order_nodes *
 static void order_msg_get_key(struct order_msg_reader *r, struct order_key *key)
 {
 	key->kind = (uint32_t)order_msg_get(r, 1);
-	key->group = (uint32_t)order_msg_get(r, 4);
+	key->group = order_msg_get(r, 8);
 	key->number = order_msg_get(r, 8);
 	r->bad |= key->kind == 0 || key->kind >= _ORDER_KIND_N;
 }

@@ -6,9 +6,7 @@
 
 static uint64_t definition_add_text(uint64_t h, const char *text)
 {
-	for (; *text; text++)
-		h = fnv_add(h, (unsigned char)*text);
-	return fnv_add(h, 0);
+	return fnv_add(fnv_add_text(h, text), 0);
 }
 
 static uint64_t definition_add_double(uint64_t h, double x)

@@ -362,14 +362,9 @@ size_t optim_scale_launches(const struct unit *u, const struct unit_part *p, flo
  * depend on other units. */
 static uint64_t optim_stream_of(const char *unit, const char *tensor)
 {
-	uint64_t h = FNV_BEGIN;
+	uint64_t h = fnv_add_text(FNV_BEGIN, unit);
 
-	for (const char *p = unit; *p; p++)
-		h = fnv_add(h, (unsigned char)*p);
-	h = fnv_add(h, 0xff);
-	for (const char *p = tensor; *p; p++)
-		h = fnv_add(h, (unsigned char)*p);
-	return h;
+	return fnv_add_text(fnv_add(h, 0xff), tensor);
 }
 
 static void optim_fill_launch(const struct unit *u, const struct region *to,

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/fnv.h"
 #include "core/state.h"
 
 #define UNIT_MAGIC 0x554e4954u
@@ -109,6 +110,7 @@ int unit_new(uint32_t id, state_unit *rec, const struct layout *layout,
 	}
 	u->magic = UNIT_MAGIC;
 	u->id = id;
+	u->key = fnv_add_text(FNV_BEGIN, rec->name);
 	u->version = 1;
 	condition_init(&u->cast_done, "a cast");
 	list_init(&u->idle);

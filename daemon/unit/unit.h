@@ -161,6 +161,7 @@ struct unit {
 	uint32_t magic;
 	uint32_t id;     /* index in its job, from 1 */
 	uint32_t ops;    /* that have been taken in and name it */
+	uint64_t key;    /* its number on all nodes: FNV-1a of the name */
 	state_unit *rec; /* borrowed from the job's record */
 	struct layout layout;
 	struct unit_part *parts;     /* owned array: those on this node (unit_position) */

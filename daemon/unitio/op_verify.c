@@ -30,8 +30,7 @@ static uint64_t op_verify_word(const struct member *m)
 	uint64_t h = FNV_BEGIN;
 
 	for (uint32_t i = 0; i < m->n_registered; i++)
-		for (const char *c = op_verify_name_at(m, i); *c; c++)
-			h = fnv_add(h, (unsigned char)*c);
+		h = fnv_add(fnv_add_text(h, op_verify_name_at(m, i)), 0);
 	return h;
 }
 
