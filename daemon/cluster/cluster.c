@@ -269,7 +269,34 @@ static void cluster_on_refused(void *userdata, const char *from, const char *why
 	log_warn("cluster", "link refused from=%s why=\"%s\"", from, why);
 }
 
-static void cluster_on_key(struct cluster_job *cj, const Shardd__V1__JobMessage *m)
+/* Is @from a node of the epoch, at the leader, or else the leader? */
+static bool cluster_has_part(struct cluster_job *cj, const struct peer *from)
+{
+	for (unsigned i = 0; cj->epoch.peers && i < cj->epoch.n_nodes; i++)
+		if (cj->epoch.peers[i] == from)
+			return true;
+	return !cj->epoch.peers && from == cluster_to_leader(cj);
+}
+
+/* Every byte of them is kept until the epoch ends. */
+static bool cluster_take_key(struct cluster_job *cj, struct peer *from,
+			     const Shardd__V1__JobMessage *m)
+{
+	if (!cluster_has_part(cj, from))
+		return false;
+	cj->epoch.key_bytes +=
+		m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_SET
+			? strlen(m->set->key) + m->set->value.len + RENDEZVOUS_KEY_BYTES
+			: 0;
+	if (cj->epoch.key_bytes <= CLUSTER_MAX_KEY_BYTES)
+		return true;
+	peer_end(from, "its job's communicators have more than 256 MiB of keys");
+	return false;
+}
+
+/* @from: NULL: this node. */
+static void cluster_on_key(struct cluster_job *cj, struct peer *from,
+			   const Shardd__V1__JobMessage *m)
 {
 	Shardd__V1__JobMessage answer = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobKey key = SHARDD__V1__JOB_KEY__INIT;
@@ -278,12 +305,14 @@ static void cluster_on_key(struct cluster_job *cj, const Shardd__V1__JobMessage 
 	char full[512];
 	const void *value;
 
-	if (m->epoch != cj->epoch.number || !m->epoch)
+	if (m->epoch != cj->epoch.number || !m->epoch || (from && !cluster_take_key(cj, from, m)))
 		return;
 	snprintf(full, sizeof(full), "%s/%llu/%s", cj->label, (unsigned long long)m->epoch, name);
 	if (!get &&
 	    rendezvous_put(cj->c->rendezvous, full, m->set->value.data, m->set->value.len) < 0)
-		log_error("cluster", "no memory for a key of a communicator job=%s", cj->label);
+		log_error("cluster",
+			  "a key of a communicator is too long, or there is no memory job=%s",
+			  cj->label);
 	value = rendezvous_find(cj->c->rendezvous, full, &key.value.len);
 	if (!value || !cj->epoch.peers)
 		return; /* it was for threads here */
@@ -292,8 +321,10 @@ static void cluster_on_key(struct cluster_job *cj, const Shardd__V1__JobMessage 
 	answer.epoch = m->epoch;
 	answer.body_case = SHARDD__V1__JOB_MESSAGE__BODY_SET;
 	answer.set = &key;
-	for (unsigned i = 0; i < cj->epoch.n_nodes; i++) /* to whoever may wait for it */
+	for (unsigned i = 0; !get && i < cj->epoch.n_nodes; i++) /* to whoever may wait for it */
 		cluster_send(cj, cj->epoch.peers[i], &answer);
+	if (get)
+		cluster_send(cj, from, &answer);
 }
 
 /* A node asks for a job that this one does not lead. */
@@ -348,7 +379,7 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_SET:
 	case SHARDD__V1__JOB_MESSAGE__BODY_GET:
-		cluster_on_key(cj, m);
+		cluster_on_key(cj, from, m);
 		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY__NOT_SET:
 	case _SHARDD__V1__JOB_MESSAGE__BODY__CASE_IS_INT_SIZE:
@@ -406,7 +437,7 @@ static void cluster_on_set(void *userdata, const char *key, const void *value, s
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_SET;
 	m.set = &k;
 	if (cj->epoch.peers)
-		cluster_on_key(cj, &m);
+		cluster_on_key(cj, NULL, &m);
 	else
 		cluster_send(cj, cluster_to_leader(cj), &m);
 }

@@ -12,7 +12,7 @@
 #include "core/text.h"
 #include "job/position.h"
 
-#define CLUSTER_MAX_RANKS 65536u
+#define CLUSTER_MAX_RANKS 1024u /* as max_world_size */
 
 /* ------------------------------------------------------------------ what nodes have */
 
@@ -78,8 +78,8 @@ static int cluster_epoch_check_pair(const struct cluster_job *cj, const struct c
 	cluster_epoch_describe(b, has[1], sizeof(has[1]));
 	return fault_set(
 		f, FAULT_STATE, NULL,
-		"the nodes of job '%s' are not at the same step: %s, %s; delete the job and "
-		"load a checkpoint",
+		"the nodes of job '%s' are not at the same step: %s, %s; delete the job on "
+		"all nodes and start it again",
 		cj->label, has[0], has[1]);
 }
 
@@ -557,9 +557,11 @@ static int cluster_epoch_begin(struct cluster_job *cj, struct job *job,
 	span = cluster_epoch_make_span(cj, b, f);
 	if (!span || job_set_span(job, span, cj->epoch.number, f))
 		return f->code;
-	if (cj->epoch.n_nodes > 1 && cluster_order_begin(cj) < 0)
-		return fault_errno(f, -ENOMEM, "beginning an epoch");
-	return 0;
+	if (cj->epoch.n_nodes > 1 && cluster_order_begin(cj) < 0) {
+		fault_errno(f, -ENOMEM, "beginning an epoch");
+		job_span_failed(job, f);
+	}
+	return f->code;
 }
 
 static void cluster_epoch_send_end(struct cluster_job *cj, uint64_t epoch, const struct fault *f)
@@ -799,7 +801,7 @@ void cluster_on_end(struct cluster_job *cj, struct peer *from, const Shardd__V1_
 			known = true;
 			node = i;
 		}
-	if (!known || m->epoch != cj->epoch.number || !job)
+	if (!known || !m->epoch || m->epoch != cj->epoch.number || !job)
 		return;
 	if (!m->end->code) {
 		cluster_epoch_on_left(cj, node);

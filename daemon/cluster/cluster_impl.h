@@ -17,7 +17,9 @@
 /* Entries that a node may have announced and that have not been started. */
 #define CLUSTER_AHEAD     2048u
 #define CLUSTER_KEY_BYTES 160u
-#define CLUSTER_AT_BYTES  272u
+/* Of the keys of an epoch's communicators that other nodes have sent. */
+#define CLUSTER_MAX_KEY_BYTES (256u << 20)
+#define CLUSTER_AT_BYTES      272u
 
 /* A link to a node that leads jobs, dialled by this one. */
 struct cluster_link {
@@ -70,6 +72,7 @@ struct cluster_epoch {
 	struct order *order; /* owned; NULL: all ranks are here */
 	bool *left;          /* of the leader: by node: its ranks have left; owned */
 	bool is_left;        /* on all nodes */
+	uint64_t key_bytes;  /* of its communicators' keys that came from other nodes */
 };
 
 /* A job that ranks of this node want to join, or have joined. */

@@ -168,7 +168,14 @@ static void cluster_order_decide(void *userdata, const struct order_key *key)
 	}
 	if (r == 0)
 		return;
-	fault_errno(&f, r, "deciding a commit");
+	if (r == -EINVAL)
+		fault_set(
+			&f, FAULT_INTERNAL, NULL,
+			"a commit of job '%s' cannot be decided: node %s has not announced it, or "
+			"another one is being decided",
+			cj->label, cj->c->node);
+	else
+		fault_errno(&f, r, "deciding a commit");
 	cluster_order_end_job(cj, &f);
 }
 

@@ -9,8 +9,6 @@
 #include "core/check.h"
 #include "core/list.h"
 
-#define RENDEZVOUS_KEY_BYTES 320u
-
 struct rendezvous_key {
 	struct list link; /* rendezvous.keys */
 	char key[RENDEZVOUS_KEY_BYTES];
@@ -135,12 +133,14 @@ static bool rendezvous_is_over(struct rendezvous *r, const char *key)
 static int rendezvous_fill(struct rendezvous *r, struct rendezvous_key *k, const void *value,
 			   size_t bytes)
 {
-	void *copy = malloc(bytes + 1);
+	void *copy;
 
+	if (k->value) /* keys are written once, and the loop may be reading it */
+		return 0;
+	copy = malloc(bytes + 1);
 	if (!copy)
 		return -ENOMEM;
 	memcpy(copy, value, bytes);
-	free(k->value);
 	k->value = copy;
 	k->bytes = bytes;
 	pthread_cond_broadcast(&r->news);

@@ -11,6 +11,9 @@
 #include "core/loopq.h"
 #include "engine/engine.h"
 
+/* Of a key, with the 0 at its end. */
+#define RENDEZVOUS_KEY_BYTES 320u
+
 struct rendezvous;
 
 /* On the loop, for what a thread has asked. */
@@ -30,7 +33,8 @@ struct rendezvous *rendezvous_free(struct rendezvous *r);
 /* For engines: valid as long as it is. */
 struct comm_store rendezvous_store(struct rendezvous *r);
 
-/* A value has arrived. Loop thread, as all below. Return: 0 or -ENOMEM. */
+/* A value has arrived; the first one of a key stays. Loop thread, as all below. Return: 0, or -ENOMEM
+ * (also for a key that is too long). */
 int rendezvous_put(struct rendezvous *r, const char *key, const void *value, size_t bytes);
 /* Return: the value of @key, borrowed until it is dropped, or NULL. */
 const void *rendezvous_find(struct rendezvous *r, const char *key, size_t *ret_bytes);

@@ -60,6 +60,12 @@ int job_check_here(const struct job *job, const char *what, struct fault *f)
 			 job->across.span->n_nodes);
 }
 
+void job_span_failed(struct job *job, const struct fault *f)
+{
+	job->across.span->over = true;
+	job->across.span->ended = *f;
+}
+
 int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct fault *f)
 {
 	if (job_span_check(job, span, epoch, f)) {
@@ -68,12 +74,17 @@ int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct faul
 	}
 	span_free(job->across.span);
 	job->across.span = span;
-	for (uint32_t i = 0; i < job->n_groups; i++)
+	for (uint32_t i = 0; !f->code && i < job->n_groups; i++)
 		if (!job->groups[i]->n_devices && group_find_again(job->groups[i]) < 0)
-			return fault_set(f, FAULT_INVALID, "group",
-					 "the ranks of group '%.64s' on this node are not side by "
-					 "side in it",
-					 job->groups[i]->rec->name);
-	job->rec->epoch = epoch;
-	return job_span_record(job, f);
+			fault_set(f, FAULT_INVALID, "group",
+				  "the ranks of group '%.64s' on this node are not side by "
+				  "side in it",
+				  job->groups[i]->rec->name);
+	if (!f->code) {
+		job->rec->epoch = epoch;
+		(void)job_span_record(job, f);
+	}
+	if (f->code)
+		job_span_failed(job, f);
+	return f->code;
 }

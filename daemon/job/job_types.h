@@ -96,7 +96,7 @@ struct job_ops {
 	void (*announce)(struct group *g, uint64_t number, const struct match_entry *first);
 	void (*refuse)(struct group *g, uint64_t number, const struct fault *fault);
 	/* Somebody here wants the @turn-th gathered copy of @u in this epoch, whose parts are on several
-	 * nodes: gather_turn_start follows. */
+	 * nodes: turn_start follows. */
 	void (*want)(struct job *job, struct unit *u, uint64_t turn);
 	/* (optional) Rank @rank wants to join. RES_WAIT: the nodes have not begun an epoch with it yet:
 	 * job_settle follows. */

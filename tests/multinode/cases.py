@@ -93,7 +93,7 @@ def daemon_dies():
             if t.ranks[rank].wait() != 1:
                 raise Failed(f"rank {rank} has ended with {t.ranks[rank].code}")
         t.wait_said(t.ranks, "the nodes of job '0/j' are not at the same step",
-                    ("node b has nothing of it; delete the job and load a checkpoint",
+                    ("node b has nothing of it; delete the job on all nodes and start it again",
                      "node b has nothing of it, node a has"))
         for node in x.nodes.values():
             node.ctl("job", "delete", "--force", "j")
