@@ -290,14 +290,15 @@ int rendezvous_put(struct rendezvous *r, const char *key, const void *value, siz
 const void *rendezvous_find(struct rendezvous *r, const char *key, size_t *ret_bytes)
 {
 	const struct rendezvous_key *k;
+	const void *value;
 
 	pthread_mutex_lock(&r->lock);
 	k = rendezvous_look(r, key);
+	value = k ? k->value : NULL;
+	if (value)
+		*ret_bytes = k->bytes;
 	pthread_mutex_unlock(&r->lock);
-	if (!k || !k->value)
-		return NULL;
-	*ret_bytes = k->bytes;
-	return k->value;
+	return value;
 }
 
 void rendezvous_drop(struct rendezvous *r, const char *prefix)
