@@ -211,6 +211,7 @@ static int config_nodes_check_kind(const struct config *c, struct fault *f)
 		{ "coord_user", o->user, CONFIG_STORE_ETCD },
 		{ "coord_ca", o->ca, CONFIG_STORE_ETCD },
 		{ "coord_seeds", o->seeds, CONFIG_STORE_EMBEDDED },
+		{ "coord_etcd", o->etcd, CONFIG_STORE_EMBEDDED },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
@@ -221,6 +222,35 @@ static int config_nodes_check_kind(const struct config *c, struct fault *f)
 					 keys[i].key, keys[i].value, o->store,
 					 keys[i].of == CONFIG_STORE_ETCD ? "etcd://..."
 									 : "embedded");
+	if (o->nodes && config_store(c) != CONFIG_STORE_EMBEDDED)
+		return fault_set(f, FAULT_INVALID, "coord_nodes",
+				 "coord_nodes is %u, and coord is '%.80s'; it must be 0 unless "
+				 "coord is embedded",
+				 o->nodes, o->store);
+	return 0;
+}
+
+/* A daemon by itself: its trainers would wait for ranks of other nodes. */
+static int config_nodes_check_none(const struct config *c, struct fault *f)
+{
+	const struct config_peer *p = &c->peer;
+	const struct {
+		const char *key, *value;
+	} keys[] = {
+		{ "peer_listen", p->listen },
+		{ "peer_advertise", p->advertise },
+		{ "peer_ca", p->ca },
+		{ "peer_allow", p->allow },
+		{ "data_interface", p->data_interface },
+		{ "data_address", p->data_address },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
+		if (*keys[i].value)
+			return fault_set(f, FAULT_INVALID, keys[i].key,
+					 "%s is '%.80s', and coord is none; it must be empty "
+					 "unless coord is embedded or etcd://...",
+					 keys[i].key, keys[i].value);
 	return 0;
 }
 
@@ -370,10 +400,12 @@ int config_nodes_check(const struct config *c, struct fault *f)
 	r = r ? r : config_nodes_check_names(c, f);
 	r = r ? r : config_nodes_check_etcd(c, f);
 	r = r ? r : config_nodes_check_peers(c, f);
+	if (r == 0 && config_store(c) == CONFIG_STORE_NONE)
+		r = config_nodes_check_none(c, f);
+	r = r ? r : config_nodes_check_kind(c, f);
 	if (r || config_store(c) == CONFIG_STORE_NONE)
 		return r;
 	r = config_nodes_check_listen(c, f);
-	r = r ? r : config_nodes_check_kind(c, f);
 	if (r == 0 && config_store(c) == CONFIG_STORE_EMBEDDED)
 		r = config_nodes_check_embedded(c, f);
 	return r;
