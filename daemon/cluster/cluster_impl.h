@@ -14,8 +14,6 @@
 #define CLUSTER_REJOIN_US 1000000u
 #define CLUSTER_PAUSE_US  500000u
 #define CLUSTER_ANSWER_MS 2000u
-/* Entries that a node may have announced and that have not been started. */
-#define CLUSTER_AHEAD     2048u
 #define CLUSTER_KEY_BYTES 160u
 /* Of the keys of an epoch's communicators that other nodes have sent. */
 #define CLUSTER_MAX_KEY_BYTES (256u << 20)

@@ -181,6 +181,16 @@ static void cluster_order_decide(void *userdata, const struct order_key *key)
 
 /* -------------------------------------------------------------- its beginning and end */
 
+/* Entries that a node may announce ahead: all ops of all ranks, and a gather of each unit. */
+static uint32_t cluster_order_ahead(const struct job *job)
+{
+	const struct node_limits *limits = &job->node->limits;
+	uint64_t n = (uint64_t)job->rec->world_size * limits->max_inflight_ops +
+		     limits->max_units_per_job;
+
+	return n < UINT32_MAX / 4 ? (uint32_t)n : UINT32_MAX / 4;
+}
+
 int cluster_order_begin(struct cluster_job *cj)
 {
 	static const struct order_ops ops = { .send = cluster_order_send,
@@ -192,7 +202,7 @@ int cluster_order_begin(struct cluster_job *cj)
 					 .self = cj->epoch.self,
 					 .leader = cj->epoch.leader,
 					 .names = cj->epoch.name_list,
-					 .max_ahead = CLUSTER_AHEAD };
+					 .max_ahead = cluster_order_ahead(cluster_job_of(cj)) };
 
 	return order_new(&o, &ops, cj, &cj->epoch.order);
 }
@@ -300,8 +310,9 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 	if (r == 0 || r == ORDER_E_ENDED)
 		return;
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
-		  "node %s is %u entries ahead of the other nodes of job '%s': join again",
-		  cj->c->node, CLUSTER_AHEAD, cj->label);
+		  "node %s is %u operations ahead of the other nodes of job '%s': set "
+		  "max_inflight_ops alike on all nodes, and join again",
+		  cj->c->node, cluster_order_ahead(g->job), cj->label);
 	cluster_order_end_job(cj, &f);
 }
 
