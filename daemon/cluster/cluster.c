@@ -461,6 +461,7 @@ static void cluster_on_get(void *userdata, const char *key)
 /* ------------------------------------------------------------------- membership */
 
 static void cluster_join_store(struct cluster *c);
+static void cluster_on_tick(uv_timer_t *timer);
 
 static void cluster_on_joined(struct membership *m)
 {
@@ -475,6 +476,10 @@ static void cluster_on_out(struct membership *m, const char *why)
 	struct cluster *c = CONTAINER_OF(m, struct cluster, member);
 	struct cluster_job *cj, *tmp;
 
+	if (c->closing) { /* not from inside a call of the store */
+		uv_timer_start(&c->timer, cluster_on_tick, 0, 0);
+		return;
+	}
 	text_copy(c->why, sizeof(c->why), why);
 	log_warn("cluster", "not a member node=%s why=\"%s\"", c->node, why);
 	list_for_each (cj, tmp, &c->all, link)
@@ -516,12 +521,39 @@ static void cluster_tick_job(struct cluster_job *cj, uint64_t now)
 		cluster_form(cj);
 }
 
+static void cluster_has_stopped(struct cluster *c)
+{
+	if (c->peers_closed && c->timer_closed)
+		c->done(c->userdata);
+}
+
+static void cluster_on_timer_closed(uv_handle_t *handle)
+{
+	struct cluster *c = handle->data;
+
+	c->timer_closed = true;
+	cluster_has_stopped(c);
+}
+
+static void cluster_on_left(struct cluster *c)
+{
+	if (c->member.state != MEMBERSHIP_OUT || uv_is_closing((uv_handle_t *)&c->timer))
+		return;
+	membership_end(&c->member);
+	c->coord = coord_close(c->coord);
+	uv_close((uv_handle_t *)&c->timer, cluster_on_timer_closed);
+}
+
 static void cluster_on_tick(uv_timer_t *timer)
 {
 	struct cluster *c = timer->data;
 	uint64_t now = clock_now_us();
 	struct cluster_job *cj, *tmp;
 
+	if (c->closing) {
+		cluster_on_left(c);
+		return;
+	}
 	cluster_orders_free(c);
 	membership_tick(&c->member, now);
 	if (c->member.state == MEMBERSHIP_OUT && now >= c->again_us)
@@ -588,17 +620,6 @@ int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct 
 	return 0;
 }
 
-struct comm_store cluster_store(struct cluster *c)
-{
-	return rendezvous_store(c->rendezvous);
-}
-
-static void cluster_has_stopped(struct cluster *c)
-{
-	if (c->peers_closed && c->timer_closed)
-		c->done(c->userdata);
-}
-
 struct cluster *cluster_free(struct cluster *c)
 {
 	struct cluster_link *l, *tmp;
@@ -624,14 +645,6 @@ static void cluster_on_peers_closed(void *userdata)
 	cluster_has_stopped(c);
 }
 
-static void cluster_on_timer_closed(uv_handle_t *handle)
-{
-	struct cluster *c = handle->data;
-
-	c->timer_closed = true;
-	cluster_has_stopped(c);
-}
-
 void cluster_stop(struct cluster *c, void (*done)(void *userdata), void *userdata)
 {
 	struct cluster_job *cj, *tmp;
@@ -643,8 +656,8 @@ void cluster_stop(struct cluster *c, void (*done)(void *userdata), void *userdat
 	list_for_each (cj, tmp, &c->all, link)
 		cluster_job_free(cj);
 	cluster_orders_free(c);
-	membership_end(&c->member);
-	c->coord = coord_close(c->coord);
 	peers_close(c->peers, cluster_on_peers_closed, c);
-	uv_close((uv_handle_t *)&c->timer, cluster_on_timer_closed);
+	membership_leave(&c->member); /* two seconds at most */
+	if (c->member.state == MEMBERSHIP_OUT)
+		uv_timer_start(&c->timer, cluster_on_tick, 0, 0);
 }

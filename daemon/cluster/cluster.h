@@ -38,9 +38,6 @@ void cluster_stop(struct cluster *c, void (*done)(void *userdata), void *userdat
 /* It has stopped, and engines that meet by its store are closed. NULL is allowed. Return: NULL. */
 struct cluster *cluster_free(struct cluster *c);
 
-/* Where members of communicators between nodes meet, until it is freed. */
-struct comm_store cluster_store(struct cluster *c);
-
 /* Slots of struct job_ops, for the daemon's one cluster. Without one every job is on this node. */
 enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f);
 void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first);

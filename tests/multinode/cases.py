@@ -259,6 +259,17 @@ def other_cluster():
         t.stop()
 
 
+def stopped():
+    """A daemon that is stopped leaves the cluster: its name is free for another address at once."""
+    with Lab(2) as x:
+        b = x["b"]
+        b.stop()
+        b.start(peer_listen=f"{b.address}:{lab.PEER_PORT + 1}")
+        if "another node is a member" in b.said():
+            raise Failed("its name was taken still")
+        Training(x, TWO, steps=3).finish()
+
+
 def slow_link():
     """Through 100 Mbit/s a step sends what an all-gather and a reduce-scatter need, and no more."""
     with Lab(2) as x:
@@ -286,7 +297,7 @@ def slow_link():
             raise Failed("that is more than 5 % above")
 
 
-DEFAULT = [trains, trainer_dies, daemon_dies, link_cut, etcd_dies, mismatch, tls, other_cluster,
+DEFAULT = [trains, trainer_dies, daemon_dies, link_cut, etcd_dies, mismatch, tls, other_cluster, stopped,
            slow_link]
 LONG = [etcd_is_away]
 # Not run: a node drops the step that it has prepared when the epoch ends, and does not ask the
