@@ -297,8 +297,8 @@ def slow_link():
             raise Failed("that is more than 5 % above")
 
 
-DEFAULT = [trains, trainer_dies, daemon_dies, link_cut, etcd_dies, mismatch, tls, other_cluster, stopped,
-           slow_link]
+DEFAULT = [trains, trainer_dies, daemon_dies, link_cut, etcd_dies, mismatch, tls, other_cluster,
+           stopped, slow_link]
 LONG = [etcd_is_away]
 # Not run: a node drops the step that it has prepared when the epoch ends, and does not ask the
 # store whether it was committed (docs/nodes.md, invariant 7). The job is refused.
