@@ -1,19 +1,12 @@
 #include "app/nodes.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/log.h"
 #include "engine/engine_impl.h"
-
-#define NODES_PEM_BYTES (1u << 20)
 
 static void nodes_on_embedded(struct embedded *e, void *userdata)
 {
@@ -59,55 +52,14 @@ static int nodes_start_embedded(struct nodes *n, uv_loop_t *loop, const struct c
 	return embedded_new(loop, &o, &ops, n, &n->embedded, f);
 }
 
-/* The text of a PEM file, the caller's. Return: NULL: with @f. */
-static char *nodes_read_pem(const char *path, const char *key, struct fault *f)
-{
-	_cleanup_(fd_closep) int fd = open(path, O_RDONLY | O_CLOEXEC);
-	struct stat st;
-	char *text;
-	ssize_t got;
-
-	if (fd < 0 || fstat(fd, &st) < 0 || st.st_size <= 0 || st.st_size > NODES_PEM_BYTES) {
-		fault_set(f, FAULT_INVALID, key,
-			  "%s is '%.200s', which cannot be read as a PEM file: %s", key, path,
-			  fd < 0 ? strerror(errno) : "its size is not allowed");
-		return NULL;
-	}
-	text = calloc(1, (size_t)st.st_size + 1);
-	got = text ? read(fd, text, (size_t)st.st_size) : -1;
-	if (got == st.st_size)
-		return text;
-	free(text);
-	fault_errno(f, text ? -EIO : -ENOMEM, "reading a certificate");
-	return NULL;
-}
-
-struct nodes_tls {
-	char *ca, *cert, *key; /* owned */
-};
-
-static void nodes_tls_deinit(struct nodes_tls *t)
-{
-	free(t->ca);
-	free(t->cert);
-	free(t->key);
-}
-
 /* An embedded store has the certificates of the links. */
-static int nodes_read_tls(const struct config *c, struct nodes_tls *t, struct fault *f)
+static void nodes_choose_tls(const struct config *c, struct coord_options *o)
 {
 	bool embedded = config_store(c) == CONFIG_STORE_EMBEDDED;
-	const char *ca = embedded ? c->peer.ca : c->coord.ca;
-	const char *cert = embedded ? c->peer.cert : c->coord.cert;
-	const char *key = embedded ? c->peer.key : c->coord.key;
 
-	if (*ca)
-		t->ca = nodes_read_pem(ca, embedded ? "peer_ca" : "coord_ca", f);
-	if (*cert && !f->code)
-		t->cert = nodes_read_pem(cert, embedded ? "peer_cert" : "coord_cert", f);
-	if (*key && !f->code)
-		t->key = nodes_read_pem(key, embedded ? "peer_key" : "coord_key", f);
-	return f->code;
+	o->ca = nodes_or_null(embedded ? c->peer.ca : c->coord.ca);
+	o->cert = nodes_or_null(embedded ? c->peer.cert : c->coord.cert);
+	o->key = nodes_or_null(embedded ? c->peer.key : c->coord.key);
 }
 
 static int nodes_open_store(struct nodes *n, struct loopq *loopq, const struct config *c,
@@ -116,7 +68,6 @@ static int nodes_open_store(struct nodes *n, struct loopq *loopq, const struct c
 	char prefix[96], password[CONFIG_PASSWORD_BYTES] = "";
 	struct config_endpoints endpoints;
 	struct coord_options o = { .prefix = prefix, .user = nodes_or_null(c->coord.user) };
-	struct nodes_tls tls = { 0 };
 
 	snprintf(prefix, sizeof(prefix), "/shardd/%s/", c->coord.cluster);
 	if (n->embedded) {
@@ -130,13 +81,8 @@ static int nodes_open_store(struct nodes *n, struct loopq *loopq, const struct c
 	if (*c->coord.password_file && config_password(c, password, f))
 		return f->code;
 	o.password = nodes_or_null(password);
-	if (nodes_read_tls(c, &tls, f) == 0) {
-		o.ca = tls.ca;
-		o.cert = tls.cert;
-		o.key = tls.key;
-		(void)coord_etcd_new(loopq, &o, ret, f);
-	}
-	nodes_tls_deinit(&tls);
+	nodes_choose_tls(c, &o);
+	(void)coord_etcd_new(loopq, &o, ret, f);
 	explicit_bzero(password, sizeof(password));
 	return f->code;
 }

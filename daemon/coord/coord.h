@@ -146,7 +146,8 @@ struct coord_options {
 	size_t n_endpoints;
 	const char *prefix;          /* of all keys: "/shardd/NAME/"; not empty */
 	const char *user, *password; /* NULL: none */
-	/* TLS: PEM text. NULL: @ca: no TLS; @cert and @key, which need @ca: no certificate of our own. */
+	/* TLS: paths of PEM files, which are read again when they change. NULL: @ca: no TLS; @cert and
+	 * @key, which need @ca: no certificate of our own. */
 	const char *ca, *cert, *key;
 };
 

@@ -9,12 +9,16 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/pem.h"
 
 #define RECONNECT_FIRST_MS 100
 #define RECONNECT_MOST_MS  1000
 /* For one try: an etcd that begins accepts connections before it answers. */
 #define CONNECT_MS 3000
 /* etcd refuses clients that ping more often than each 5 s. */
+/* Files of certificates: how often they are looked at. */
+#define TLS_RELOAD_S 5u
+
 #define PING_MS         10000
 #define PING_TIMEOUT_MS 3000
 
@@ -203,11 +207,20 @@ static grpc_channel *etcd_channel_new(const char *target, grpc_channel_credentia
 
 static grpc_channel_credentials *etcd_credentials(const struct coord_options *o)
 {
-	grpc_ssl_pem_key_cert_pair pair = { o->key, o->cert };
+	grpc_tls_credentials_options *tls;
+	grpc_tls_certificate_provider *files;
 
 	if (!o->ca)
 		return grpc_insecure_credentials_create();
-	return grpc_ssl_credentials_create(o->ca, o->cert ? &pair : NULL, NULL, NULL);
+	tls = grpc_tls_credentials_options_create();
+	files = grpc_tls_certificate_provider_file_watcher_create(o->key, o->cert, o->ca,
+								  TLS_RELOAD_S);
+	grpc_tls_credentials_options_set_certificate_provider(tls, files); /* has a reference */
+	grpc_tls_certificate_provider_release(files);
+	grpc_tls_credentials_options_watch_root_certs(tls);
+	if (o->cert)
+		grpc_tls_credentials_options_watch_identity_key_cert_pairs(tls);
+	return grpc_tls_credentials_create(tls);
 }
 
 /* host:port, a port from 1 to 65535. */
@@ -240,6 +253,10 @@ static int etcd_check(const struct coord_options *o, struct fault *f)
 		return fault_set(
 			f, FAULT_INVALID, "coord",
 			"a certificate for etcd and its key go together: set both or none");
+	if (o->ca && (pem_check_file(o->ca, "coord_ca", f) ||
+		      (o->cert && (pem_check_file(o->cert, "coord_cert", f) ||
+				   pem_check_file(o->key, "coord_key", f)))))
+		return (int)f->code;
 	if (!o->user != !o->password)
 		return fault_set(f, FAULT_INVALID, "coord",
 				 "a user of etcd and the password go together: set both or none");

@@ -5,23 +5,18 @@
  * say. Core checks what the CA has signed. The name is checked here, at both ends: it must be one of the
  * DNS names in the certificate as it is. Core's own check would take the common name and wildcards, too.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <grpc/support/alloc.h>
 #include <grpc/support/string_util.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <unistd.h>
 
 #include "core/check.h"
-#include "core/cleanup.h"
+#include "core/pem.h"
 #include "peer/peer_impl.h"
 
-#define PEER_TLS_RELOAD_S   5u
-#define PEER_TLS_FILE_BYTES 65536
-#define PEER_TLS_NAMES      200
+#define PEER_TLS_RELOAD_S 5u
+#define PEER_TLS_NAMES    200
 
 /* ------------------------------------------------------------------------------------ names */
 
@@ -123,27 +118,6 @@ static void peer_tls_make(struct peers *ps)
 	CHECK(ps->dial_creds && ps->listen_creds);
 }
 
-/* Core says of a file that it cannot use only in its log, and later. */
-static int peer_tls_check_file(const char *path, const char *field, struct fault *f)
-{
-	_cleanup_(fd_closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	_cleanup_(freep) char *text = calloc(1, PEER_TLS_FILE_BYTES + 1);
-	ssize_t n;
-
-	if (!text)
-		return fault_errno(f, -ENOMEM, "reading a certificate");
-	if (fd < 0)
-		return fault_set(f, FAULT_INVALID, field,
-				 "%.300s cannot be read: %s: write the path of a PEM file", path,
-				 strerror(errno));
-	n = read(fd, text, PEER_TLS_FILE_BYTES);
-	if (n < 0 || !strstr(text, "-----BEGIN "))
-		return fault_set(f, FAULT_INVALID, field,
-				 "%.300s has no text in PEM form: write the path of a PEM file",
-				 path);
-	return 0;
-}
-
 static int peer_tls_check(const struct peers_options *o, struct fault *f)
 {
 	if (!o->ca || !o->cert || !o->key)
@@ -153,8 +127,8 @@ static int peer_tls_check(const struct peers_options *o, struct fault *f)
 				 !o->ca     ? "CA"
 				 : !o->cert ? "certificate"
 					    : "key");
-	if (peer_tls_check_file(o->ca, "ca", f) || peer_tls_check_file(o->cert, "cert", f) ||
-	    peer_tls_check_file(o->key, "key", f))
+	if (pem_check_file(o->ca, "ca", f) || pem_check_file(o->cert, "cert", f) ||
+	    pem_check_file(o->key, "key", f))
 		return (int)f->code;
 	return 0;
 }

@@ -210,7 +210,7 @@ static void on_done(struct coord_call *call, const struct coord_reply *r)
 }
 
 /* NULL: none. */
-static const char *ca, *cert, *key; /* PEM text */
+static const char *ca, *cert, *key; /* paths */
 
 static struct coord *connect_to(const struct node *n)
 {
@@ -222,6 +222,17 @@ static struct coord *connect_to(const struct node *n)
 	o.endpoints = embedded_endpoints(n->e, &o.n_endpoints);
 	cr_assert_eq(coord_etcd_new(&run.queue, &o, &c, &f), 0, "%s", f.text);
 	return c;
+}
+
+/* Read, once. */
+static enum coord_status ask(struct coord *c)
+{
+	struct coord_txn t = { .read = "k" };
+	struct asked q = { .call.done = on_done };
+
+	cr_assert_eq(coord_txn(c, &q.call, &t, 2000), 0);
+	looprun_flag(&run, &q.done, 10);
+	return q.status;
 }
 
 /* Write @value unless it is NULL; read it back, as often as it takes. */
@@ -522,18 +533,6 @@ static int run_in_folder(const char *command)
 	return system(line); /* NOLINT: of this test's own text */
 }
 
-static char *slurp(const char *name)
-{
-	char path[128], *text = calloc(1, 8192);
-	FILE *f;
-
-	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	f = fopen(path, "re");
-	cr_assert(f && text && fread(text, 1, 8191, f) > 0);
-	fclose(f);
-	return text;
-}
-
 /* ca.pem, and node.pem with node.key, which it has signed for 127.0.0.1. */
 static void make_certificates(void)
 {
@@ -559,8 +558,6 @@ Test(embedded, with_certificates_both_sides_prove_who_they_are)
 	struct fault f = FAULT_NULL;
 	struct coord *c;
 	struct seeds s;
-	struct asked q;
-	struct coord_txn t = { .read = "k" };
 
 	needs_etcd();
 	make_certificates();
@@ -574,21 +571,56 @@ Test(embedded, with_certificates_both_sides_prove_who_they_are)
 	o.key = paths[2];
 	cr_assert_eq(embedded_new(&run.loop, &o, &ops, n, &n->e, &f), 0, "%s", f.text);
 	looprun_until(&run, is_serving, n, 30);
-	ca = slurp("ca.pem");
+	ca = paths[0];
 	c = connect_to(n); /* without a certificate of its own */
-	q = (struct asked){ .call.done = on_done };
-	cr_assert_eq(coord_txn(c, &q.call, &t, 2000), 0);
-	looprun_flag(&run, &q.done, 10);
-	cr_expect_neq(q.status, COORD_OK);
+	cr_expect_neq(ask(c), COORD_OK);
 	coord_close(c);
-	cert = slurp("node.pem");
-	key = slurp("node.key");
+	cert = paths[1];
+	key = paths[2];
 	c = connect_to(n);
 	store(c, "secret", "secret");
 	coord_close(c);
-	free((char *)ca);
-	free((char *)cert);
-	free((char *)key);
+}
+
+/* As certificates are renewed: the connection of a daemon that runs uses them. */
+Test(embedded, certificates_of_the_connection_are_read_again)
+{
+	char paths[5][96];
+	struct node *n = &nodes[0];
+	struct embedded_options o = { .node = "n0", .cluster = "test", .dir = n->dir };
+	struct fault f = FAULT_NULL;
+	struct coord *c;
+	struct seeds s;
+	enum coord_status status = COORD_DOUBT;
+	uint64_t until_us;
+
+	needs_etcd();
+	make_certificates();
+	cr_assert_eq(run_in_folder("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x "
+				   "-keyout mine.key -out mine.pem"),
+		     0);
+	snprintf(paths[0], sizeof(paths[0]), "%s/ca.pem", folder);
+	snprintf(paths[1], sizeof(paths[1]), "%s/node.pem", folder);
+	snprintf(paths[2], sizeof(paths[2]), "%s/node.key", folder);
+	snprintf(paths[3], sizeof(paths[3]), "%s/mine.pem", folder);
+	snprintf(paths[4], sizeof(paths[4]), "%s/mine.key", folder);
+	s = seeds_of("n0", 1, "127.0.0.1");
+	o.seeds = &s;
+	o.ca = ca = paths[0];
+	o.cert = paths[1];
+	o.key = paths[2];
+	cert = paths[3];
+	key = paths[4];
+	cr_assert_eq(embedded_new(&run.loop, &o, &ops, n, &n->e, &f), 0, "%s", f.text);
+	looprun_until(&run, is_serving, n, 30);
+	c = connect_to(n);
+	cr_expect_neq(ask(c), COORD_OK, "the CA has not signed it");
+	cr_assert_eq(run_in_folder("cp node.key mine.key && cp node.pem mine.pem"), 0);
+	until_us = clock_now_us() + 30000000;
+	while (status != COORD_OK && clock_now_us() < until_us)
+		status = ask(c);
+	cr_expect_eq(status, COORD_OK);
+	coord_close(c);
 }
 
 Test(embedded, one_that_does_not_end_is_killed)
