@@ -235,9 +235,10 @@ ParameterizedTest(struct way *way, reconnect, training_goes_on_bit_for_bit)
 enum { SOON_ROUNDS = 5, SOON_MS = 60 };
 
 struct soon {
-	stage at, go;
+	stage at, go, closed;
 	pid_t daemon;
 	uint64_t lost_us;
+	uint64_t closed_us; /* when a plain socket of the test saw the same end */
 };
 
 static void on_soon(void *data, const struct shardd_connection_event *e)
@@ -248,19 +249,19 @@ static void on_soon(void *data, const struct shardd_connection_event *e)
 		s->lost_us = clock_now_us();
 }
 
-/* Rank 0 kills the daemon as it begins to wait for rank 1. Return: ms until it knows. */
+/* Rank 0 kills the daemon as it begins to wait for rank 1. Return: how many ms later than a process that
+ * sleeps in poll for it knows, since a killed daemon needs time to be gone. */
 static uint64_t soon_once(shardd_client *c, struct soon *s, unsigned round)
 {
-	uint64_t began;
 	shardd_ticket t;
 
 	TRAIN_OK(shardd_submit_barrier(c, SHARDD_OPTIONS(barrier), &t, &train_err));
 	stage_set(&s->at, round);
 	TRAINER_AWAIT(atomic_load(&s->go) >= round, 60);
-	began = clock_now_us();
 	TRAINER_CHECK(kill(s->daemon, SIGKILL) == 0);
 	TRAIN_FAILS(shardd_wait(c, t, -1, NULL, &train_err), SHARDD_ABORTED);
-	return (s->lost_us - began) / 1000;
+	TRAINER_AWAIT(atomic_load(&s->closed) >= round, 60);
+	return s->lost_us < s->closed_us ? 0 : (s->lost_us - s->closed_us) / 1000;
 }
 
 static int sees_soon(const struct trainer *t)
@@ -271,21 +272,19 @@ static int sees_soon(const struct trainer *t)
 						.reconnect_ms = 30000,
 						.on_connection = t->rank ? NULL : on_soon,
 						.connection_data = s };
-	uint64_t least = UINT64_MAX;
+	unsigned late = 0; /* rounds; one may be late on a machine with much to do */
 	shardd_client *c = NULL;
 
 	TRAIN_OK(shardd_connect(&options, &c, &train_err));
 	for (unsigned round = 1; round <= SOON_ROUNDS; round++) {
 		train_join_as(c, t, SHARDD_KEEP);
 		if (t->rank == 0) {
-			uint64_t ms = soon_once(c, s, round);
-
-			least = ms < least ? ms : least;
+			late += soon_once(c, s, round) >= SOON_MS;
 			continue;
 		}
 		TRAINER_AWAIT(atomic_load(&s->at) > round, 60);
 	}
-	TRAINER_CHECK(t->rank || least < SOON_MS);
+	TRAINER_CHECK(late <= SOON_ROUNDS / 2);
 	if (t->rank == 0)
 		stage_set(&s->at, SOON_ROUNDS + 1);
 	shardd_close(c);
@@ -298,13 +297,20 @@ Test(reconnect, a_sleeping_trainer_sees_the_end_soon)
 {
 	struct soon *s = trainer_shared(sizeof(*s));
 	pid_t pids[2];
+	int watch;
 
 	for (uint32_t r = 0; r < 2; r++)
 		pids[r] = trainer_start(&trainfix, "soon", r, 2, sees_soon, s);
 	for (unsigned round = 1; round <= SOON_ROUNDS; round++) {
 		AWAIT(atomic_load(&s->at) == round, 60);
 		s->daemon = daemonfix_daemon(&trainfix);
+		watch = rawsock_connect(trainfix.socket);
+		cr_assert_geq(watch, 0);
 		stage_set(&s->go, round);
+		cr_assert(rawsock_closed(watch, 60));
+		s->closed_us = clock_now_us();
+		stage_set(&s->closed, round);
+		close(watch);
 	}
 	for (uint32_t r = 0; r < 2; r++)
 		cr_assert_eq(trainer_wait(pids[r], 60), 0);
