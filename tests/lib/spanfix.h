@@ -1,0 +1,103 @@
+/*
+ * A job over several nodes: two to three cores of the daemon in one process, each with its own loop, and
+ * Gloo between them. In place of a leader there is a table: what all nodes have announced is started on
+ * all of them. Every script runs twice: on the nodes, and on one node with as many devices. What it has
+ * noted must be equal, bit for bit.
+ */
+#ifndef SHARDD_TESTS_SPANFIX_H
+#define SHARDD_TESTS_SPANFIX_H
+
+#include <criterion/criterion.h>
+
+#include "job/span.h"
+#include "nodefix.h"
+
+#define SPANFIX_NODES 3
+#define SPANFIX_RANKS 8
+
+struct spanfix_entry {
+	uint32_t group;
+	uint64_t number;
+	struct match_entry first;
+	const char *node;
+	unsigned announced;
+};
+
+/* Ranks on several nodes, or on one node with several devices. */
+struct spanfix {
+	bool spans;
+	struct nodefix nodes[SPANFIX_NODES];
+	struct job *jobs[SPANFIX_NODES];
+	struct member *members[SPANFIX_RANKS];
+	unsigned node_of[SPANFIX_RANKS]; /* else: its device */
+	unsigned n_nodes, ranks[SPANFIX_NODES];
+	uint32_t size;
+	uint32_t unit; /* the number of the last unit */
+	struct nodefix_op ops[SPANFIX_RANKS];
+	struct spanfix_entry entries[4096];
+	unsigned n_entries;
+	unsigned char *notes; /* owned */
+	size_t n_notes, room;
+};
+
+extern struct spanfix spanfix;
+
+/* @ranks: of each node; ended by a 0 or SPANFIX_NODES. All have joined when it returns. */
+void spanfix_begin(struct spanfix *w, bool spans, const unsigned *ranks);
+/* When nothing runs any more. */
+void spanfix_end(struct spanfix *w);
+/* Run @script on one node and on several, and compare. */
+void spanfix_run(void (*script)(struct spanfix *w), const unsigned *ranks);
+
+/* Where a rank is; how many nodes there are; its node, and the unit that was added last, there. */
+unsigned spanfix_home(const struct spanfix *w, uint32_t rank);
+unsigned spanfix_homes(const struct spanfix *w);
+struct nodefix *spanfix_node_of(struct spanfix *w, uint32_t rank);
+struct unit *spanfix_unit_of(struct spanfix *w, uint32_t rank);
+
+/* What both runs must have alike. */
+void spanfix_note(struct spanfix *w, const void *data, size_t bytes);
+/* Turn all loops until @done, for twenty seconds. */
+void spanfix_turn_until(struct spanfix *w, bool (*done)(struct spanfix *w));
+bool spanfix_is_idle(struct spanfix *w);
+bool spanfix_ops_are_over(struct spanfix *w);
+/* All groups have their communicators. */
+bool spanfix_is_placed(struct spanfix *w);
+/* Fails the test unless all ops end well. */
+void spanfix_all_ok(struct spanfix *w, const char *what);
+/* The span of the next epoch, of node @self; the caller's. */
+struct span *spanfix_new_span(const struct spanfix *w, unsigned self, const char *prefix);
+
+/* @call with n, m, u and op of each rank r. */
+#define EACH(w, call)                                                  \
+	do {                                                           \
+		for (uint32_t r = 0; r < (w)->size; r++) {             \
+			struct nodefix *n = spanfix_node_of(w, r);     \
+			struct unit *u = spanfix_unit_of(w, r);        \
+			struct nodefix_op *op = &(w)->ops[r];          \
+			struct member *m = (w)->members[r];            \
+                                                                       \
+			(void)u;                                       \
+			*op = (struct nodefix_op){ 0 };                \
+			cr_assert_eq((call), 0, "%s", op->fault.text); \
+		}                                                      \
+	} while (0)
+#define ALL(w, call)                      \
+	do {                              \
+		EACH(w, call);            \
+		spanfix_all_ok(w, #call); \
+	} while (0)
+
+/* @change says how its record differs from nodefix_spec's. */
+void spanfix_add_unit(struct spanfix *w, uint64_t elements, void (*change)(state_unit *spec));
+/* Something of its own for each rank and element, with sums that are rounded. */
+void spanfix_fill(const struct region *r, uint32_t rank, unsigned salt);
+/* What the last op of @rank has handed out. */
+const struct region *spanfix_result(struct spanfix *w, uint32_t rank);
+void spanfix_note_results(struct spanfix *w);
+void spanfix_gather_and_note(struct spanfix *w);
+
+/* Changes of records. */
+void spanfix_replicated(state_unit *spec);
+
+#endif
