@@ -5,13 +5,15 @@
  * On one device a kernel a piece folds the ranks' buffers into the units' gradients, and
  * from there the average goes back into every buffer. Between devices it goes through sums of
  * the whole bucket, in the dtype that the units' plans add in, which is one for all of a bucket.
- * What no rank has used is left alone everywhere.
+ * What no rank has used is left alone everywhere. Between nodes the same: each has the pieces of its own
+ * ranks, and what these are made from is shown first (op_ddp_shown.h).
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "core/check.h"
 #include "ddp/op_ddp.h"
+#include "ddp/op_ddp_shown.h"
 #include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_util.h"
@@ -49,6 +51,7 @@ struct bucket_work {
 struct op_ddp_bucket_state {
 	struct gradient_state gradient; /* first: gradient_of */
 	struct bucket_work *work;       /* owned; NULL: not yet */
+	struct op_ddp_shown shown;
 };
 
 static struct op_ddp_bucket_state *op_ddp_bucket_of(const struct coll *c)
@@ -64,6 +67,7 @@ static struct bucket_work *op_ddp_bucket_work_of(const struct coll *c)
 static void op_ddp_bucket_free(struct coll *c)
 {
 	free(op_ddp_bucket_of(c)->work);
+	op_ddp_shown_end(&op_ddp_bucket_of(c)->shown);
 	shards_free(c);
 }
 
@@ -79,7 +83,7 @@ static int op_ddp_bucket_check(struct op *op, struct fault *f)
 				 ddp_args(op)->bucket, d->id);
 	op_print(op, "bucket %u of ddp %u%s", ddp_args(op)->bucket, d->id,
 		 ddp_args(op)->layout ? " (rebuilt)" : "");
-	op->entry.print.words[2] = d->id;
+	op->entry.print.words[2] = d->number;
 	op->entry.print.words[3] = ddp_args(op)->bucket;
 	op->entry.print.words[4] = ddp_args(op)->layout;
 	return 0;
@@ -105,18 +109,12 @@ static bool op_ddp_bucket_meets(const struct op *op, const struct op *other)
 
 /* -------------------------------------------------------------- what it has */
 
-/* A surrogate's rank has no pass. */
-static bool op_ddp_bucket_uses(const struct coll *c, uint32_t i, uint32_t tensor)
+/* The tensor at @j of the assignment. */
+static bool op_ddp_bucket_is_touched(const struct coll *c, uint32_t j)
 {
-	return !(op_ddp_bucket_work_of(c)->d->ranks[i].flags[tensor] & DDP_UNUSED);
-}
+	const struct bucket_work *w = op_ddp_bucket_work_of(c);
 
-static bool op_ddp_bucket_is_touched(const struct coll *c, uint32_t tensor)
-{
-	for (uint32_t i = 0; i < c->n; i++)
-		if (op_ddp_bucket_work_of(c)->base[i] && op_ddp_bucket_uses(c, i, tensor))
-			return true;
-	return false;
+	return op_ddp_shown_is_used(c, &op_ddp_bucket_of(c)->shown, j - w->b->begin[w->bucket]);
 }
 
 static bool op_ddp_bucket_gives_zeros(const struct coll *c, uint32_t i, uint32_t tensor)
@@ -158,7 +156,7 @@ static void op_ddp_bucket_add_pieces(struct coll *c)
 		uint64_t n = w->d->tensors[i].elements;
 		struct piece *p = w->n_pieces ? &w->pieces[w->n_pieces - 1] : NULL;
 
-		if (!op_ddp_bucket_is_touched(c, i))
+		if (!op_ddp_bucket_is_touched(c, j))
 			continue;
 		if (p && op_ddp_bucket_joins(c, p, i))
 			p->n += n;
@@ -216,7 +214,6 @@ static int op_ddp_bucket_begin_work(struct coll *c)
 		CHECK(mb && mb->region.bytes >= b->bytes); /* taken when it was checked */
 		w->base[i] = (char *)region_addr(&mb->region) + b->offset[first];
 	}
-	op_ddp_bucket_add_pieces(c);
 	return 0;
 }
 
@@ -247,7 +244,7 @@ static void op_ddp_bucket_note_gradients(struct coll *c)
 	for (uint32_t j = w->b->begin[w->bucket]; j < w->b->begin[w->bucket + 1]; j++) {
 		uint32_t i = w->b->tensors[j];
 		const struct ddp_tensor *t = &w->d->tensors[i];
-		bool touched = op_ddp_bucket_is_touched(c, i);
+		bool touched = op_ddp_bucket_is_touched(c, j);
 
 		CHECK(t->unit->rec->group == c->group->id && !t->sparse);
 		ddp_args(c->ops[0])->d->untouched[i] = !touched;
@@ -287,7 +284,7 @@ static void op_ddp_bucket_zero_untouched(struct coll *c, unsigned d)
 		const struct ddp_tensor *t = &w->d->tensors[i];
 		const struct unit_run op_ddp_bucket_run = ddp_run(w->d, d, i);
 
-		if (op_ddp_bucket_run.n && !op_ddp_bucket_is_touched(c, i) &&
+		if (op_ddp_bucket_run.n && !op_ddp_bucket_is_touched(c, j) &&
 		    unit_lacks_gradient(t->unit, t->tensor))
 			coll_launch(&c->parts[d], LAUNCH_FILL, op_ddp_bucket_run.n)->fill =
 				(struct k_fill){ .dst = optim_at(&t->unit->parts[d].grads,
@@ -389,7 +386,7 @@ static void op_ddp_bucket_finish_part(struct coll *c, unsigned d)
 		const struct unit_run op_ddp_bucket_run = ddp_run(w->d, d, i);
 		struct piece whole = { .tensor = i };
 
-		if (op_ddp_bucket_run.n && op_ddp_bucket_is_touched(c, i))
+		if (op_ddp_bucket_run.n && op_ddp_bucket_is_touched(c, j))
 			op_ddp_bucket_finish_launch(c, p, &whole,
 						    op_ddp_bucket_offset_of(w, i) +
 							    op_ddp_bucket_run.first,
@@ -492,15 +489,21 @@ static enum res op_ddp_bucket_prepare_units(struct coll *c)
 	return RES_DONE;
 }
 
-static enum res op_ddp_bucket_prepare(struct coll *c)
+static enum res op_ddp_bucket_begin(struct coll *c)
 {
-	const struct bucket_work *w;
-
 	if (!op_ddp_bucket_of(c)->work && op_ddp_bucket_begin_work(c) < 0)
 		return coll_fail(c, -ENOMEM);
-	w = op_ddp_bucket_work_of(c);
+	RES_TRY(op_ddp_shown_tick(c, &op_ddp_bucket_of(c)->shown));
+	op_ddp_bucket_add_pieces(c);
+	return RES_DONE;
+}
+
+static enum res op_ddp_bucket_prepare(struct coll *c)
+{
+	const struct bucket_work *w = op_ddp_bucket_work_of(c);
+
 	RES_TRY(op_ddp_bucket_prepare_units(c));
-	if (c->n_parts > 1)
+	if (!coll_is_alone(c))
 		RES_TRY(coll_need_scratch(c, 0,
 					  w->b->elements[w->bucket] * dtype_size(w->sum_dtype)));
 	if (w->zeros)
@@ -510,6 +513,7 @@ static enum res op_ddp_bucket_prepare(struct coll *c)
 
 enum op_ddp_bucket_stage {
 	BUCKET_APPLY,
+	BUCKET_BEGIN,
 	BUCKET_PREPARE,
 	BUCKET_FOLD,       /* one device */
 	BUCKET_BACK,       /* then: the averages, to the ranks */
@@ -524,14 +528,19 @@ static enum res op_ddp_bucket_tick(struct coll *c)
 {
 	switch ((enum op_ddp_bucket_stage)c->stage) {
 	case BUCKET_APPLY: /* a prepared step still needs the gradients that this one would overwrite */
-		c->stage = BUCKET_PREPARE;
+		c->stage = BUCKET_BEGIN;
 		RES_TRY(apply_wait_step(c->job, &c->waiter));
+		fallthrough;
+	case BUCKET_BEGIN:
+		RES_TRY(coll_check_epoch(c, true));
+		RES_TRY(op_ddp_bucket_begin(c));
+		c->stage = BUCKET_PREPARE;
 		fallthrough;
 	case BUCKET_PREPARE:
 		RES_TRY(coll_check_epoch(c, true));
 		RES_TRY(coll_ready(c));
 		RES_TRY(op_ddp_bucket_prepare(c));
-		c->stage = c->n_parts > 1 ? BUCKET_FOLD_PARTS : BUCKET_FOLD;
+		c->stage = coll_is_alone(c) ? BUCKET_FOLD : BUCKET_FOLD_PARTS;
 		RES_TRY(op_ddp_bucket_clear(c));
 		return op_ddp_bucket_tick(c);
 	case BUCKET_FOLD:
@@ -574,7 +583,6 @@ static void op_ddp_bucket_surrogate_init(struct op *op)
 
 const struct op_type op_ddp_bucket = {
 	.name = "DdpBucket",
-	.one_node = true,
 	.collective = true,
 	.surrogates = true,
 	.check = op_ddp_bucket_check,

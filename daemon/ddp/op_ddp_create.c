@@ -6,6 +6,7 @@
 #include "core/buckets.h"
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/fnv.h"
 #include "ddp/op_ddp.h"
 #include "op/op_list.h"
 #include "op/op.h"
@@ -65,6 +66,8 @@ static int op_ddp_create_decode(struct op *op, const ProtobufCMessage *msg, stru
 
 	create_args(op)->create = r;
 	op->touches = TOUCH_GRADS;
+	if (r->n_sparse && job_check_here(op->m->job, "a ddp with sparse gradients", f))
+		return f->code;
 	if (r->n_units > op->m->job->n_units || !r->n_units)
 		return fault_set(f, FAULT_INVALID, "units",
 				 "units has %zu entries; it must have 1 to %u", r->n_units,
@@ -77,11 +80,64 @@ static int op_ddp_create_decode(struct op *op, const ProtobufCMessage *msg, stru
 	return op_take_group(op, r->group, f);
 }
 
+static uint64_t op_ddp_create_hash_units(const struct job *job, const request *r)
+{
+	uint64_t hash = FNV_BEGIN;
+
+	for (size_t i = 0; i < r->n_units; i++) {
+		const struct unit *u = job_unit_by_id((struct job *)job, r->units[i]);
+
+		hash = fnv_add(hash, u ? u->key : 0);
+	}
+	return hash;
+}
+
+static uint64_t op_ddp_create_hash_limits(const request *r)
+{
+	uint64_t hash = fnv_add(fnv_add(FNV_BEGIN, r->bucket_bytes), r->first_bucket_bytes);
+
+	for (size_t i = 0; i < r->n_bucket_limits; i++)
+		hash = fnv_add(hash, r->bucket_limits[i]);
+	return hash;
+}
+
+static const char *op_ddp_create_unit_name(const struct job *job, const request *r, size_t i)
+{
+	const struct unit *u =
+		i < r->n_units ? job_unit_by_id((struct job *)job, r->units[i]) : NULL;
+
+	return u ? u->rec->name : "none";
+}
+
+/* Ranks of one node are told where their lists differ; those of several, what each asks for. */
+static void op_ddp_create_print(struct op *op)
+{
+	const request *r = create_args(op)->create;
+	const struct job *job = op->m->job;
+	uint64_t *words = op->entry.print.words;
+
+	if (!job_is_across(job)) {
+		op_print(op, "DdpCreate");
+		return;
+	}
+	words[2] = op_ddp_create_hash_units(job, r);
+	words[3] = op_ddp_create_hash_limits(r);
+	words[4] = (uint64_t)r->find_unused << 1 | r->static_graph;
+	op_print(op,
+		 "DdpCreate (%zu units '%.32s' to '%.32s', hash %08x; bucket_bytes %llu, %llu, "
+		 "hash %08x%s%s)",
+		 r->n_units, op_ddp_create_unit_name(job, r, 0),
+		 op_ddp_create_unit_name(job, r, r->n_units - 1), (uint32_t)words[2],
+		 (unsigned long long)r->bucket_bytes, (unsigned long long)r->first_bucket_bytes,
+		 (uint32_t)words[3], r->find_unused ? "; find_unused" : "",
+		 r->static_graph ? "; static_graph" : "");
+}
+
 static int op_ddp_create_check(struct op *op, struct fault *f)
 {
 	if (op_check_not_torn(op, f))
 		return f->code;
-	op_print(op, "DdpCreate");
+	op_ddp_create_print(op);
 	return 0;
 }
 
@@ -94,14 +150,6 @@ static size_t op_ddp_create_first_difference(const uint32_t *a, size_t n_a, cons
 	while (i < n_a && i < n_b && a[i] == b[i])
 		i++;
 	return i == n_a && i == n_b ? SIZE_MAX : i;
-}
-
-static const char *op_ddp_create_unit_name(const struct job *job, const request *r, size_t i)
-{
-	const struct unit *u =
-		i < r->n_units ? job_unit_by_id((struct job *)job, r->units[i]) : NULL;
-
-	return u ? u->rec->name : "none";
 }
 
 static bool op_ddp_create_same_limits(const request *a, const request *b)
@@ -228,6 +276,7 @@ static enum res op_ddp_create_tick(struct coll *c)
 		.limits_hold = r->n_bucket_limits != 0,
 		.find_unused = r->find_unused,
 		.static_graph = r->static_graph,
+		.number = c->ops[0]->entry.number,
 	};
 	struct ddp *d = NULL;
 
@@ -254,7 +303,6 @@ static void op_ddp_create_encode(const struct op *op, op_reply_cb send, void *ct
 
 const struct op_type op_ddp_create = {
 	.name = "DdpCreate",
-	.one_node = true,
 	.collective = true,
 	.request = &shardd__v1__ddp_create_request__descriptor,
 	.decode = op_ddp_create_decode,

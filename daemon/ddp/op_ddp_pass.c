@@ -16,17 +16,17 @@ int op_ddp_take(struct op *op, uint32_t id, struct fault *f)
 {
 	struct member *m = op->m;
 	struct ddp *d = ddp_by_id(m->job, id, m->epoch);
-	uint32_t index;
+	struct ddp_rank *rank = d ? ddp_rank_of(d, m->rank) : NULL;
 
 	if (!d)
 		return fault_set(f, FAULT_NOT_FOUND, "ddp",
 				 "there is no ddp %u in this epoch of job '%s'", id,
 				 m->job->rec->name);
-	if (!group_index(d->group, m->rank, &index))
+	if (!rank)
 		return fault_set(f, FAULT_INVALID, "ddp", "rank %u is no member of ddp %u", m->rank,
 				 id);
 	ddp_args(op)->d = d;
-	ddp_args(op)->rank = &d->ranks[index];
+	ddp_args(op)->rank = rank;
 	return 0;
 }
 

@@ -76,7 +76,7 @@ static void ddp_free(struct ddp *d)
 		quota_return(&d->job->quota, MEM_CONTROL, d->charged);
 	for (unsigned i = 0; i < ARRAY_SIZE(d->layouts); i++)
 		ddp_layout_deinit(&d->layouts[i]);
-	for (uint32_t i = 0; d->ranks && i < group_size(d->group); i++)
+	for (uint32_t i = 0; d->ranks && i < d->n_ranks; i++)
 		ddp_rank_deinit(&d->ranks[i]);
 	free(d->ranks);
 	free(d->tensors);
@@ -189,6 +189,40 @@ int ddp_rebuild(struct ddp *d)
 	return 0;
 }
 
+bool ddp_rebuilds(const struct ddp *d)
+{
+	return d->static_graph || !d->find_unused;
+}
+
+bool ddp_may_leave_out(const struct ddp *d)
+{
+	return d->static_graph || d->find_unused;
+}
+
+int ddp_arrived_elsewhere(struct ddp *d, const uint32_t *order)
+{
+	_cleanup_(freep) uint8_t *seen = NULL;
+
+	if (d->n_arrived == d->n)
+		return 0;
+	seen = calloc(d->n, 1);
+	if (!seen)
+		return -ENOMEM;
+	for (uint32_t k = 0; k < d->n; k++)
+		if (order[k] >= d->n || seen[order[k]]++)
+			return -EINVAL;
+	memcpy(d->arrival, order, d->n * sizeof(*order));
+	d->n_arrived = d->n;
+	return 0;
+}
+
+struct ddp_rank *ddp_rank_of(const struct ddp *d, uint32_t rank)
+{
+	uint32_t index;
+
+	return group_index_here(d->group, rank, &index) ? &d->ranks[index] : NULL;
+}
+
 /* ------------------------------------------------------------------- making */
 
 static bool ddp_has_gradient(const state_tensor *t)
@@ -294,7 +328,7 @@ static uint64_t ddp_bytes_of(const struct ddp *d)
 	if (d->static_graph)
 		of_rank += d->n * 2 * sizeof(uint32_t);
 	return sizeof(*d) + d->n_limits * sizeof(*d->limits) + of_tensor * d->n +
-	       of_rank * group_size(d->group);
+	       of_rank * d->n_ranks;
 }
 
 static int ddp_charge(struct ddp *d, struct fault *f)
@@ -313,13 +347,11 @@ static int ddp_charge(struct ddp *d, struct fault *f)
 
 static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
 {
-	uint32_t ranks = group_size(d->group);
-
 	d->arrival = calloc(d->n, sizeof(*d->arrival));
 	d->untouched = calloc(d->n, 1);
 	d->untouched_of = calloc(d->n, sizeof(*d->untouched_of));
 	d->reduced = calloc(d->n, sizeof(*d->reduced));
-	d->ranks = calloc(ranks, sizeof(*d->ranks));
+	d->ranks = calloc(d->n_ranks, sizeof(*d->ranks));
 	d->limits = calloc(s->n_limits, sizeof(*d->limits));
 	for (uint32_t i = 0; i < d->n; i++)
 		if (unit_track_gradients(d->tensors[i].unit) < 0)
@@ -328,7 +360,7 @@ static int ddp_fill(struct ddp *d, const struct ddp_spec *s)
 	    !d->limits)
 		return -ENOMEM;
 	memcpy(d->limits, s->limits, s->n_limits * sizeof(*d->limits));
-	for (uint32_t i = 0; i < ranks; i++)
+	for (uint32_t i = 0; i < d->n_ranks; i++)
 		if (ddp_rank_init(&d->ranks[i], d) < 0)
 			return -ENOMEM;
 	if (ddp_layout_make(d, NULL, &d->layouts[0]) < 0)
@@ -384,6 +416,9 @@ int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, stru
 		return fault_errno(f, -ENOMEM, "making a ddp");
 	d->job = job;
 	d->group = spec->group;
+	d->n_ranks = spec->group->here;
+	d->has_first = spec->group->first == 0;
+	d->number = spec->number;
 	d->n = n;
 	d->tensors = calloc(n, sizeof(*d->tensors));
 	if (!d->tensors)

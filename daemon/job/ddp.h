@@ -7,6 +7,9 @@
  * it is there. A rank's bucket is launched when all its tensors are ready and every bucket before
  * it has been launched; when all ranks have launched it, op/ reduces it.
  *
+ * On several nodes each has the same ddp with the state of its own ranks; what it has to know of the
+ * others, the buckets show (ddp/op_ddp_bucket.c).
+ *
  * A pass of one rank:
  *
  *   NONE --backward--> OPEN --ready... (launches)--> all launched --finish--> NONE
@@ -88,7 +91,8 @@ struct ddp_rank {
 
 struct ddp {
 	uint32_t id;
-	uint64_t epoch; /* it was made in */
+	uint64_t number; /* of the DdpCreate in its group: the same on all nodes */
+	uint64_t epoch;  /* it was made in */
 	struct job *job;
 	struct group *group; /* borrowed */
 	uint32_t n;
@@ -105,7 +109,9 @@ struct ddp {
 	uint8_t *untouched;     /* by tensor: no rank used it in the last pass */
 	uint32_t *untouched_of; /* room for the answer: their indices */
 	uint64_t *reduced;      /* by tensor: passes that all ranks had begun when it was last */
-	struct ddp_rank *ranks; /* by index in the group */
+	struct ddp_rank *ranks; /* by index among the group's members on this node */
+	uint32_t n_ranks;       /* of these */
+	bool has_first;         /* ranks[0] is the first of the group */
 	uint64_t charged;
 };
 
@@ -120,6 +126,7 @@ struct ddp_spec {
 	unsigned n_limits;      /* at least 1 */
 	bool limits_hold;       /* also before the order of arrival is known */
 	bool find_unused, static_graph;
+	uint64_t number; /* of the op that asks for it */
 };
 
 /* Create one in the present epoch; those of earlier epochs are freed. Return: 0 or a fault code. */
@@ -131,6 +138,15 @@ struct ddp *ddp_by_id(struct job *job, uint32_t id, uint64_t epoch);
 
 /* Make the second assignment, in the order of arrival. Return: 0 or -ENOMEM. */
 int ddp_rebuild(struct ddp *d);
+/* Will there be one? */
+bool ddp_rebuilds(const struct ddp *d);
+/* May ranks leave tensors out? */
+bool ddp_may_leave_out(const struct ddp *d);
+/* The order of arrival on the first rank, of the node that has it; nothing to do if it is known.
+ * @order: d->n tensors. Return: 0, -EINVAL (it is no order of these), or -ENOMEM. */
+int ddp_arrived_elsewhere(struct ddp *d, const uint32_t *order);
+/* The state of a rank of the job; NULL: no member of the ddp's group on this node. */
+struct ddp_rank *ddp_rank_of(const struct ddp *d, uint32_t rank);
 
 /* "unit.tensor" of tensor @i. Return: @buf. */
 const char *ddp_tensor_name(const struct ddp *d, uint32_t i, char *buf, size_t bytes);

@@ -70,7 +70,7 @@ static int ddp_pass_check_idle(const struct ddp_rank *r, const char *what, struc
 
 static bool ddp_pass_is_busy(const struct ddp *d)
 {
-	for (uint32_t i = 0; i < group_size(d->group); i++) {
+	for (uint32_t i = 0; i < d->n_ranks; i++) {
 		const struct ddp_rank *r = &d->ranks[i];
 
 		if (r->open || r->moving || r->finishing || r->under_way)
@@ -113,11 +113,10 @@ static const struct ddp_rank *ddp_pass_rank_with(const struct job *job, unsigned
 						 const struct unit *u, uint32_t rank)
 {
 	const struct ddp *d = job->ddps[k];
-	uint32_t index;
 
-	if (!d || d->epoch != job->rec->epoch || !group_index(d->group, rank, &index))
+	if (!d || d->epoch != job->rec->epoch || !ddp_pass_has_unit(d, u))
 		return NULL;
-	return ddp_pass_has_unit(d, u) ? &d->ranks[index] : NULL;
+	return ddp_rank_of(d, rank);
 }
 
 uint64_t ddp_unit_passes(const struct job *job, const struct unit *u, uint32_t rank)
@@ -175,12 +174,16 @@ void ddp_moved(struct ddp_rank *r, unsigned layout, uint64_t buffer)
 
 /* ------------------------------------------------------------------- a pass */
 
+static bool ddp_pass_is_first(const struct ddp_rank *r)
+{
+	return r->ddp->has_first && r == r->ddp->ranks;
+}
+
 static void ddp_pass_arrived(struct ddp_rank *r, uint32_t i)
 {
 	struct ddp *d = r->ddp;
 
-	if (r == d->ranks && d->n_layouts == 1 && (d->static_graph || !d->find_unused) &&
-	    d->n_arrived < d->n)
+	if (ddp_pass_is_first(r) && d->n_layouts == 1 && ddp_rebuilds(d) && d->n_arrived < d->n)
 		d->arrival[d->n_arrived++] = i;
 }
 
@@ -236,7 +239,7 @@ static void ddp_pass_begin(struct ddp_rank *r)
 	memset(r->flags, 0, d->n);
 	for (uint32_t k = 0; k < b->n; k++)
 		r->missing[k] = b->begin[k + 1] - b->begin[k];
-	if (r == d->ranks && d->n_arrived < d->n)
+	if (ddp_pass_is_first(r) && d->n_arrived < d->n)
 		d->n_arrived = 0;
 	if (r->left)
 		memcpy(r->left, r->hooks, d->n * sizeof(*r->left));
@@ -394,7 +397,7 @@ static uint64_t ddp_pass_of(const struct ddp *d)
 {
 	uint64_t begun = 0;
 
-	for (uint32_t i = 0; i < group_size(d->group); i++)
+	for (uint32_t i = 0; i < d->n_ranks; i++)
 		begun += d->ranks[i].begun;
 	return begun;
 }

@@ -27,7 +27,7 @@ void reduce_ddp_surrogates_passed(const struct coll *c, struct ddp *d, uint32_t 
 {
 	if (bucket + 1 != ddp_buckets_of(&d->ranks[reduce_ddp_first_active(c)])->n)
 		return;
-	CHECK(c->n == group_size(d->group));
+	CHECK(c->n == d->n_ranks);
 	for (uint32_t i = 0; i < c->n; i++)
 		d->ranks[i].passes += c->ops[i]->surrogate;
 }

@@ -1,0 +1,231 @@
+/* Ops over several nodes (spanfix.h) whose ranks must know more of each other than the fingerprint. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "fdcheck.h"
+#include "job/ddp.h"
+#include "spanfix.h"
+
+TestSuite(span_ops, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
+
+static void (*unit_changes)(state_unit *spec);
+
+/* -- ddp */
+
+enum { DDP_TENSORS = 5 };
+
+static void of_ddp(state_unit *spec)
+{
+	static const uint64_t shapes[DDP_TENSORS - 1] = { 37, 64, 12, 300 };
+
+	spanfix_replicated(spec);
+	spec->reduce_profile = PROFILE_DDP;
+	for (unsigned i = 0; i < ARRAY_SIZE(shapes); i++) {
+		char name[16];
+		state_tensor *t;
+
+		snprintf(name, sizeof(name), "t%u", i);
+		t = state_tensor_new(name, &shapes[i], 1);
+		t->init_kind = FILL_UNIFORM;
+		t->init_b = 1;
+		CHECK(state_unit_add_tensor(spec, t) == 0);
+	}
+}
+
+static void of_ddp_in_backward(state_unit *spec)
+{
+	of_ddp(spec);
+	spec->optimizer->when = OPTIM_IN_BACKWARD;
+}
+
+static bool ddp_find_unused, ddp_static_graph;
+
+static int ddp_create(struct nodefix *n, struct member *m, uint64_t limit, struct nodefix_op *op)
+{
+	static Shardd__V1__DdpCreateRequest kept[SPANFIX_RANKS]; /* read until the op is over */
+	static uint64_t limits[SPANFIX_RANKS][2];
+	Shardd__V1__DdpCreateRequest *r = &kept[m->rank];
+
+	shardd__v1__ddp_create_request__init(r);
+	limits[m->rank][0] = 100;
+	limits[m->rank][1] = limit;
+	r->units = &spanfix.unit;
+	r->n_units = 1;
+	r->bucket_limits = limits[m->rank];
+	r->n_bucket_limits = 2;
+	r->find_unused = ddp_find_unused;
+	r->static_graph = ddp_static_graph;
+	return nodefix_submit(n, m, "DdpCreate", &r->base, op);
+}
+
+static const struct ddp *ddp_of(const struct member *m)
+{
+	const struct ddp *d = m->job->ddps[0];
+
+	CHECK(d && d->n == DDP_TENSORS);
+	return d;
+}
+
+/* In pass @pass rank @rank does not use tensor @i; the third one has no user at all in some. */
+static bool ddp_leaves_out(uint32_t rank, unsigned pass, uint32_t i)
+{
+	if (!ddp_find_unused && !ddp_static_graph)
+		return false;
+	if (ddp_static_graph)
+		pass = 0;
+	return (i == 2 && pass % 2 == 0) || (i == 4 && rank != 1) || (i == 1 && rank == 0);
+}
+
+static int ddp_on(struct nodefix *n, struct member *m, const char *type, struct nodefix_op *op)
+{
+	union {
+		Shardd__V1__DdpForwardRequest forward;
+		Shardd__V1__DdpFinishRequest finish;
+	} r;
+
+	if (strcmp(type, "DdpForward") == 0) {
+		shardd__v1__ddp_forward_request__init(&r.forward);
+		r.forward.ddp = ddp_of(m)->id;
+		return nodefix_submit(n, m, type, &r.forward.base, op);
+	}
+	shardd__v1__ddp_finish_request__init(&r.finish);
+	r.finish.ddp = ddp_of(m)->id;
+	return nodefix_submit(n, m, type, &r.finish.base, op);
+}
+
+static int ddp_backward_of(struct nodefix *n, struct member *m, unsigned pass,
+			   struct nodefix_op *op)
+{
+	static Shardd__V1__DdpBackwardRequest kept[SPANFIX_RANKS];
+	static uint32_t unused[SPANFIX_RANKS][DDP_TENSORS];
+	Shardd__V1__DdpBackwardRequest *r = &kept[m->rank];
+
+	shardd__v1__ddp_backward_request__init(r);
+	r->ddp = ddp_of(m)->id;
+	r->unused = unused[m->rank];
+	for (uint32_t i = 0; ddp_find_unused && i < DDP_TENSORS; i++)
+		if (ddp_leaves_out(m->rank, pass, i))
+			r->unused[r->n_unused++] = i;
+	return nodefix_submit(n, m, "DdpBackward", &r->base, op);
+}
+
+/* Nothing, if the rank leaves it out: then its list is empty. */
+static int ddp_ready_of(struct nodefix *n, struct member *m, unsigned pass, unsigned k,
+			struct nodefix_op *op)
+{
+	static const uint32_t order[DDP_TENSORS] = { 3, 0, 4, 1, 2 }; /* of the first rank */
+	static Shardd__V1__DdpReadyRequest kept[SPANFIX_RANKS];
+	static uint32_t tensors[SPANFIX_RANKS];
+	Shardd__V1__DdpReadyRequest *r = &kept[m->rank];
+
+	shardd__v1__ddp_ready_request__init(r);
+	tensors[m->rank] = m->rank ? k : order[k];
+	r->ddp = ddp_of(m)->id;
+	r->tensors = &tensors[m->rank];
+	r->n_tensors = !ddp_leaves_out(m->rank, pass, tensors[m->rank]);
+	return nodefix_submit(n, m, "DdpReady", &r->base, op);
+}
+
+static float *ddp_gradient(const struct region *place, const struct member *m, uint32_t tensor,
+			   struct region *ret)
+{
+	const struct ddp *d = ddp_of(m);
+	const struct ddp_buckets *b = ddp_buckets_of(ddp_rank_of(d, m->rank));
+
+	*ret = *place;
+	ret->offset += b->offset[tensor];
+	ret->bytes = d->tensors[tensor].elements * sizeof(float);
+	return region_addr(ret);
+}
+
+static void ddp_pass(struct spanfix *w, unsigned pass)
+{
+	struct region place[SPANFIX_RANKS], at;
+
+	ALL(w, ddp_on(n, m, "DdpForward", op));
+	for (uint32_t k = 0; k < w->size; k++) {
+		place[k] = *spanfix_result(w, k);
+		for (uint32_t i = 0; i < DDP_TENSORS; i++) {
+			(void)ddp_gradient(&place[k], w->members[k], i, &at);
+			spanfix_fill(&at, k, pass * DDP_TENSORS + i);
+		}
+	}
+	ALL(w, ddp_backward_of(n, m, pass, op));
+	for (unsigned i = 0; i < DDP_TENSORS; i++)
+		ALL(w, ddp_ready_of(n, m, pass, i, op));
+	ALL(w, ddp_on(n, m, "DdpFinish", op));
+	for (uint32_t k = 0; k < w->size; k++) {
+		const struct ddp *d = ddp_of(w->members[k]);
+		unsigned layout = ddp_rank_of(d, k)->layout;
+
+		spanfix_note(w, d->untouched, d->n);
+		spanfix_note(w, &layout, sizeof(layout));
+		spanfix_note(w, d->layouts[layout].tensors, d->n * sizeof(uint32_t));
+		for (uint32_t i = 0; i < DDP_TENSORS; i++)
+			if (!ddp_leaves_out(k, pass, i))
+				spanfix_note(w, ddp_gradient(&place[k], w->members[k], i, &at),
+					     at.bytes);
+	}
+	ALL(w, nodefix_step(n, m, op));
+	ALL(w, nodefix_commit(n, m, pass + 1, 0, op));
+	spanfix_gather_and_note(w);
+}
+
+static void script_ddp(struct spanfix *w)
+{
+	spanfix_add_unit(w, 100, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	ALL(w, ddp_create(n, m, 400, op));
+	for (unsigned pass = 0; pass < 4; pass++)
+		ddp_pass(w, pass);
+	for (uint32_t r = 0; r < w->size; r++)
+		cr_expect_eq(ddp_rank_of(ddp_of(w->members[r]), r)->layout, !ddp_find_unused);
+}
+
+static void script_ddp_unused(struct spanfix *w)
+{
+	ddp_find_unused = true;
+	script_ddp(w);
+}
+
+static void script_ddp_static(struct spanfix *w)
+{
+	ddp_static_graph = true;
+	script_ddp(w);
+}
+
+Test(span_ops, ddps_of_nodes_differ)
+{
+	struct spanfix *w = &spanfix;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 2, 1 });
+	spanfix_add_unit(w, 100, of_ddp);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	EACH(w, ddp_create(n, m, r == 2 ? 500 : 400, op));
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	for (uint32_t r = 0; r < 3; r++) {
+		cr_expect_eq(w->ops[r].fault.code, FAULT_STATE);
+		cr_expect(strstr(w->ops[r].fault.text, "DdpCreate"), "%s", w->ops[r].fault.text);
+	}
+	ALL(w, ddp_create(n, m, 400, op));
+	ddp_pass(w, 0);
+	spanfix_end(w);
+	free(w->notes);
+}
+
+#define SPAN_TEST(name, script, change, ...)                                         \
+	Test(span_ops, name)                                                         \
+	{                                                                            \
+		unit_changes = change;                                               \
+		spanfix_run(script, (const unsigned[SPANFIX_NODES]){ __VA_ARGS__ }); \
+	}
+
+SPAN_TEST(ddp_on_1_2, script_ddp, of_ddp, 1, 2)
+SPAN_TEST(ddp_on_1_2_3, script_ddp, of_ddp, 1, 2, 3)
+SPAN_TEST(ddp_in_backward_on_2_2, script_ddp, of_ddp_in_backward, 2, 2)
+SPAN_TEST(ddp_unused_on_1_2, script_ddp_unused, of_ddp, 1, 2)
+SPAN_TEST(ddp_unused_on_2_2, script_ddp_unused, of_ddp, 2, 2)
+SPAN_TEST(ddp_static_on_1_2, script_ddp_static, of_ddp, 1, 2)
