@@ -8,6 +8,10 @@
 #include "core/log.h"
 #include "engine/engine_impl.h"
 
+/* A connection for data that closes may be faster than the link that brings the reason, through the
+ * leader: so long its ops wait for that. */
+#define NODES_REASON_MS 1000u
+
 static void nodes_on_embedded(struct embedded *e, void *userdata)
 {
 	(void)userdata;
@@ -99,7 +103,8 @@ static int nodes_start_engine(struct node *node, struct loopq *loopq, const stru
 {
 	char address[HOSTPORT_HOST_BYTES];
 	struct gloo_options o = { .iface = nodes_or_null(c->peer.data_interface),
-				  .address = address };
+				  .address = address,
+				  .reason_ms = NODES_REASON_MS };
 	int r;
 
 	config_data_address(c, address);

@@ -91,6 +91,9 @@ int engine_nccl_new(struct loopq *loopq, struct engine **ret, struct fault *f);
 struct gloo_options {
 	const char *iface;   /* network interface to use; NULL: that of @address */
 	const char *address; /* IP address or host name of this node, not a wildcard */
+	/* A communicator that breaks is reported, and its operations end, so much later, unless
+	 * comm_abort comes first: who makes it may hear in another way why it breaks. */
+	unsigned reason_ms;
 };
 /* Strings are copied. Whether the address is usable shows when a communicator is made. @loopq:
  * borrowed. Return: 0 or negative errno. */

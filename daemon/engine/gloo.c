@@ -11,7 +11,8 @@
  *   worker   owns the shim; lists of the communicator under its lock
  *
  * An operation that fails ends the communicator: the owner is told by comm_broke, and that
- * operation and all others end with ENGINE_E_ABORTED.
+ * operation and all others end with ENGINE_E_ABORTED. Connections often close before the owner has
+ * heard why: so it is told reason_ms later, unless it aborts the communicator itself meanwhile.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -19,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -35,6 +37,7 @@
 struct gloo {
 	struct engine engine; /* first */
 	struct loopq *loopq;
+	unsigned reason_ms; /* see struct gloo_options */
 	char *iface;
 	char *address;
 	struct list comms; /* of struct gloo_comm; their threads may run */
@@ -75,12 +78,15 @@ struct gloo_comm {
 
 	pthread_mutex_t lock;
 	/* under the lock */
-	pthread_cond_t wake; /* for the worker: an item, @stop */
+	pthread_cond_t wake; /* for the worker: an item, @stop, @dead, @abandoned */
 	struct list todo;    /* of struct gloo_item */
 	struct list ended;   /* likewise; not yet reported */
 	struct work tick;
 	bool posted;     /* @tick */
 	bool stop;       /* no item follows */
+	bool dead;       /* the shim is: @why */
+	bool abandoned;  /* the owner has aborted it */
+	bool reported;   /* GLOO_BROKE is, or was, in @events, or nobody has to know */
 	bool left;       /* the worker does nothing more with it */
 	bool orphaned;   /* the engine was closed: freed by the last of worker and @tick */
 	unsigned events; /* GLOO_READY... not yet reported */
@@ -119,7 +125,7 @@ static void gloo_post(struct gloo_comm *c, unsigned events)
 	loopq_post(gloo_of(c->comm.engine)->loopq, &c->tick, gloo_on_tick);
 }
 
-/* The first reason counts. Any thread. */
+/* The first reason counts. Any thread. The worker reports it. */
 static void gloo_on_died(void *userdata, const char *why)
 {
 	struct gloo_comm *c = userdata;
@@ -127,11 +133,37 @@ static void gloo_on_died(void *userdata, const char *why)
 	pthread_mutex_lock(&c->lock);
 	if (!*c->why)
 		snprintf(c->why, sizeof(c->why), "%s", why);
-	gloo_post(c, GLOO_BROKE);
+	c->dead = true;
 	pthread_mutex_unlock(&c->lock);
+	pthread_cond_signal(&c->wake);
 }
 
 /* ------------------------------------------------------------------- the worker */
+
+static struct timespec gloo_in(unsigned ms)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	t.tv_sec += ms / 1000;
+	t.tv_nsec += (long)(ms % 1000) * 1000000;
+	t.tv_sec += t.tv_nsec / 1000000000;
+	t.tv_nsec %= 1000000000;
+	return t;
+}
+
+/* It is dead. Until the owner knows why, or for reason_ms. With the lock held. */
+static void gloo_await_reason(struct gloo_comm *c)
+{
+	const struct timespec until = gloo_in(gloo_of(c->comm.engine)->reason_ms);
+	int r = 0;
+
+	while (!c->reported && !c->abandoned && !c->stop && r == 0)
+		r = pthread_cond_timedwait(&c->wake, &c->lock, &until);
+	if (!c->reported && !c->abandoned)
+		gloo_post(c, GLOO_BROKE);
+	c->reported = true;
+}
 
 /* Sums are rounded to the type at every addition, the rest once. */
 static void gloo_fold(void *userdata, void *out, const void *const *in, uint64_t count)
@@ -211,8 +243,12 @@ static struct gloo_item *gloo_next_item(struct gloo_comm *c)
 	struct gloo_item *item = NULL;
 
 	pthread_mutex_lock(&c->lock);
-	while (list_empty(&c->todo) && !c->stop)
-		pthread_cond_wait(&c->wake, &c->lock);
+	while (list_empty(&c->todo) && !c->stop) {
+		if (c->dead && !c->reported)
+			gloo_await_reason(c);
+		else
+			pthread_cond_wait(&c->wake, &c->lock);
+	}
 	if (!list_empty(&c->todo)) {
 		item = list_first(&c->todo, struct gloo_item, link);
 		list_unlink(&item->link);
@@ -224,6 +260,8 @@ static struct gloo_item *gloo_next_item(struct gloo_comm *c)
 static void gloo_give_back(struct gloo_comm *c, struct gloo_item *item)
 {
 	pthread_mutex_lock(&c->lock);
+	if (item->status)
+		gloo_await_reason(c); /* the owner hears of it first */
 	list_append(&c->ended, &item->link);
 	gloo_post(c, 0);
 	pthread_mutex_unlock(&c->lock);
@@ -426,11 +464,16 @@ static int gloo_start_worker(struct gloo_comm *c)
 
 static void gloo_init_comm(struct gloo_comm *c)
 {
+	pthread_condattr_t attr;
+
 	list_init(&c->link);
 	list_init(&c->todo);
 	list_init(&c->ended);
 	pthread_mutex_init(&c->lock, NULL);
-	pthread_cond_init(&c->wake, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&c->wake, &attr);
+	pthread_condattr_destroy(&attr);
 }
 
 static int gloo_comm_new(struct engine *e, const struct comm_options *options)
@@ -473,9 +516,15 @@ static void gloo_comm_free(struct comm *comm)
 	pthread_cond_signal(&c->wake);
 }
 
-static void gloo_abort(struct comm *c)
+static void gloo_abort(struct comm *comm)
 {
-	gloo_shim_abort(gloo_to_comm(c)->shim);
+	struct gloo_comm *c = gloo_to_comm(comm);
+
+	pthread_mutex_lock(&c->lock);
+	c->abandoned = true;
+	pthread_mutex_unlock(&c->lock);
+	pthread_cond_signal(&c->wake);
+	gloo_shim_abort(c->shim);
 }
 
 /* --------------------------------------------------------------------- operations */
@@ -487,6 +536,9 @@ static void gloo_no_memory(struct gloo_comm *c, struct comm_op *op)
 	c->failed = op;
 	gloo_shim_abort(c->shim);
 	gloo_on_died(c, "no memory to start an operation");
+	pthread_mutex_lock(&c->lock);
+	gloo_post(c, 0); /* for those of c->failed */
+	pthread_mutex_unlock(&c->lock);
 }
 
 static void gloo_start(struct comm *comm, const struct gloo_item *values)
@@ -629,6 +681,7 @@ int engine_gloo_new(struct loopq *loopq, const struct gloo_options *options, str
 		return -ENOMEM;
 	engine_init(&g->engine, &gloo_ops);
 	g->loopq = loopq;
+	g->reason_ms = options->reason_ms;
 	list_init(&g->comms);
 	if (gloo_copy(options->iface, &g->iface) || gloo_copy(options->address, &g->address)) {
 		gloo_free_engine(g);

@@ -46,10 +46,10 @@ static void turn_end(struct turn *t)
 static void turn_give_up(struct turn *t, const struct fault *f)
 {
 	struct fault told = FAULT_NULL;
+	char node[JOB_ON_NODE_BYTES];
 
-	fault_set(&told, FAULT_ABORTED, NULL,
-		  "this node cannot gather unit '%.100s' with the others: %.300s",
-		  t->unit->rec->name, f->text);
+	fault_set(&told, FAULT_ABORTED, NULL, "unit '%.100s' cannot be gathered%s: %.300s",
+		  t->unit->rec->name, job_on_node(t->job, node), f->text);
 	job_epoch_end(t->job, &told);
 }
 

@@ -144,6 +144,8 @@ void job_span_failed(struct job *job, const struct fault *why);
 
 /* Has it ranks on other nodes? */
 bool job_is_across(const struct job *job);
+/* For texts that ranks of other nodes read: " on node NAME"; "": all ranks are here. */
+const char *job_on_node(const struct job *job, char buf[JOB_ON_NODE_BYTES]);
 /* Refuse @what ("Loading a checkpoint") if so. Return: 0 or a fault code. */
 int job_check_here(const struct job *job, const char *what, struct fault *f);
 

@@ -187,10 +187,13 @@ static int job_members_check_join(const struct job *job, uint32_t rank, const st
 static void job_members_end_epoch_for_newcomer(struct job *job, uint32_t rank, pid_t pid)
 {
 	struct fault f = FAULT_NULL;
+	char node[JOB_ON_NODE_BYTES];
 
 	fault_set(&f, FAULT_ABORTED, NULL,
-		  "rank %u (pid %d) of job '%s' has joined again: epoch %llu has ended, join again",
-		  rank, (int)pid, job->rec->name, (unsigned long long)job->rec->epoch);
+		  "rank %u (pid %d) of job '%s'%s has joined again: epoch %llu has ended, join "
+		  "again",
+		  rank, (int)pid, job->rec->name, job_on_node(job, node),
+		  (unsigned long long)job->rec->epoch);
 	job_epoch_end(job, &f);
 }
 
@@ -394,13 +397,14 @@ void job_lost(struct member *m, const char *why)
 {
 	struct job *job = m->job;
 	struct fault f = FAULT_NULL;
+	char node[JOB_ON_NODE_BYTES];
 
 	if (!job_members_is_present(m))
 		return;
 	fault_set(&f, FAULT_ABORTED, NULL,
-		  "rank %u (pid %d) of job '%s' %s (its last op: %s%s%s): epoch %llu has ended, "
+		  "rank %u (pid %d) of job '%s'%s %s (its last op: %s%s%s): epoch %llu has ended, "
 		  "join again",
-		  m->rank, member_pid(m), job->rec->name, why, m->last_op,
+		  m->rank, member_pid(m), job->rec->name, job_on_node(job, node), why, m->last_op,
 		  m->last_unit[0] ? " of unit " : "", m->last_unit,
 		  (unsigned long long)job->rec->epoch);
 	job_tear(job);

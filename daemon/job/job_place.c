@@ -147,6 +147,7 @@ static const char *job_place_node_of(const struct job *job, const struct node_co
 void jobs_comm_broke(struct jobs *jobs, struct node_comm *nc, const char *why)
 {
 	struct job *job, *tmp;
+	char here[JOB_ON_NODE_BYTES];
 	const char *node;
 
 	list_for_each (job, tmp, &jobs->all, link) {
@@ -155,12 +156,11 @@ void jobs_comm_broke(struct jobs *jobs, struct node_comm *nc, const char *why)
 		if (!job_place_uses(job, nc) || !job->present)
 			continue;
 		node = job_place_node_of(job, nc, why);
-		fault_set(
-			&f, FAULT_ABORTED, NULL,
-			"the devices of job '%s' lost contact%s%s: %s: epoch %llu has ended, join "
-			"again",
-			job->rec->name, node ? " with node " : "", node ? node : "", why,
-			(unsigned long long)job->rec->epoch);
+		fault_set(&f, FAULT_ABORTED, NULL,
+			  "the devices of job '%s'%s lost contact%s%s: %s: epoch %llu has ended, "
+			  "join again",
+			  job->rec->name, job_on_node(job, here), node ? " with node " : "",
+			  node ? node : "", why, (unsigned long long)job->rec->epoch);
 		job_tear(job);
 		job_epoch_end(job, &f);
 	}

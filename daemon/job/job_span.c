@@ -1,5 +1,6 @@
 /* The nodes that a job is on, from one epoch to the next. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +12,16 @@
 bool job_is_across(const struct job *job)
 {
 	return job->across.span && job->across.span->n_nodes > 1;
+}
+
+const char *job_on_node(const struct job *job, char buf[JOB_ON_NODE_BYTES])
+{
+	const struct span *s = job->across.span;
+
+	*buf = '\0';
+	if (job_is_across(job))
+		snprintf(buf, JOB_ON_NODE_BYTES, " on node %s", s->nodes[s->self].name);
+	return buf;
 }
 
 /* Groups that have devices stay on them: memory of their units is there. */

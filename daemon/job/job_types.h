@@ -31,12 +31,13 @@
 #include "unit/settings.h"
 #include "unit/unit.h"
 
-#define JOB_NAME_MAX   64
-#define JOB_LABEL_MAX  (JOB_NAME_MAX + 11) /* UID/NAME */
-#define JOB_RUN_MAX    64
-#define JOB_MAX_BLOB   65536u
-#define JOB_MAX_GROUPS 256u
-#define JOB_MAX_DDPS   64u
+#define JOB_NAME_MAX      64
+#define JOB_ON_NODE_BYTES 80                  /* " on node " and its name */
+#define JOB_LABEL_MAX     (JOB_NAME_MAX + 11) /* UID/NAME */
+#define JOB_RUN_MAX       64
+#define JOB_MAX_BLOB      65536u
+#define JOB_MAX_GROUPS    256u
+#define JOB_MAX_DDPS      64u
 /* Limits for all units of a job: their records are memory that no account pays for. */
 #define JOB_MAX_TENSORS (1u << 20)
 

@@ -388,10 +388,12 @@ static void coll_end(struct coll *c)
 	bool submitted = c->on_device && coll_has_queues(c), apart = coll_fails_here(c);
 	struct job *job = c->job;
 	struct fault why = FAULT_NULL;
+	char node[JOB_ON_NODE_BYTES];
 
 	if (apart)
-		fault_set(&why, FAULT_ABORTED, NULL, "rank %u (pid %d): %.400s",
-			  c->members[0]->rank, member_pid(c->members[0]), c->fault->text);
+		fault_set(&why, FAULT_ABORTED, NULL, "rank %u (pid %d)%s: %.400s",
+			  c->members[0]->rank, member_pid(c->members[0]), job_on_node(job, node),
+			  c->fault->text);
 
 	job->running++; /* the next in line may be the last of a deleted job */
 	coll_line_leave(c);

@@ -100,9 +100,12 @@ static void gloofix_on_failed(void *userdata, struct comm *comm, const char *why
 	m->n_failed++;
 }
 
+unsigned gloofix_reason_ms[GLOOFIX_MAX];
+
 void gloofix_begin(struct gloofix *m, unsigned rank, unsigned size)
 {
-	const struct gloo_options options = { .address = "127.0.0.1" };
+	const struct gloo_options options = { .address = "127.0.0.1",
+					      .reason_ms = gloofix_reason_ms[rank] };
 
 	signal(SIGPIPE, SIG_IGN);
 	*m = (struct gloofix){ .rank = rank, .size = size, .descriptors = fdcheck_count() };

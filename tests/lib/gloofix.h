@@ -40,6 +40,9 @@ struct gloofix {
 	char why[256]; /* it failed */
 };
 
+/* gloo_options.reason_ms, by rank, of the members that begin from now on. */
+extern unsigned gloofix_reason_ms[GLOOFIX_MAX];
+
 /* The store: a file for each key. */
 extern const struct comm_store gloofix_store;
 int gloofix_set(void *userdata, const char *key, const void *value, size_t bytes);

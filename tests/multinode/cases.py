@@ -57,24 +57,32 @@ def goes_on(x, t):
     return t
 
 
+def kill_rank(t, rank):
+    """All others read which rank is gone, and where, though data connections close sooner."""
+    pid, node = t.ranks[rank].popen.pid, t.places[rank][0].name
+    t.mark()
+    t.ranks[rank].kill()
+    others = [r for r in t.ranks if r != rank]
+    t.wait_said(others, BACK, (f"rank {rank} (pid {pid}) of job '{t.job}' on node {node} ",))
+    for r in others:
+        if "lost contact" in t.said(r):
+            raise Failed(f"rank {r}: {t.said(r)}")
+
+
 def trainer_dies():
     """A trainer is killed on one node: all ranks hear of it, join again and go on."""
-    with Lab(2) as x:
-        expected = Training(x, TWO, steps=200, job="undisturbed").finish()
-        t = Training(x, TWO, steps=200)
-        t.wait_step(20)
-        for rank in (3, 0):
-            pid, node = t.ranks[rank].popen.pid, t.places[rank][0].name
-            t.mark()
-            t.ranks[rank].kill()
-            # Where data connections close before the reason has come, the node is named.
-            t.wait_said([r for r in t.ranks if r != rank], BACK,
-                        (f"pid {pid}", f"contact with node {node}"))
-            t.start(rank)
-            t = goes_on(x, t)
-        losses = t.finish(missing=1)
-        if any(expected[step] != loss for step, loss in losses.items()):
-            raise Failed(f"losses {losses}, {expected} without deaths")
+    for shape, victims in ((TWO, (3, 0)), (THREE, (2, 1, 0))):
+        with Lab(len(shape)) as x:
+            expected = Training(x, shape, steps=200, job="undisturbed").finish()
+            t = Training(x, shape, steps=200)
+            t.wait_step(20)
+            for rank in victims:
+                kill_rank(t, rank)
+                t.start(rank)
+                t = goes_on(x, t)
+            losses = t.finish(missing=1)
+            if any(expected[step] != loss for step, loss in losses.items()):
+                raise Failed(f"losses {losses}, {expected} without deaths")
 
 
 def daemon_dies():

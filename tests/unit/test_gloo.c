@@ -442,6 +442,50 @@ Test(gloo, a_member_killed_between_operations_is_reported)
 	gloofix_play(scene_killed_idle, 3, true);
 }
 
+static bool is_told(void *arg)
+{
+	char text[8];
+
+	(void)arg;
+	return gloofix_get(NULL, "reason/told", 0, text, sizeof(text)) > 0;
+}
+
+/* The last member is killed. Member 0 has longer to find out why than member 1, which reports it. */
+static void scene_reason(struct gloofix *m)
+{
+	struct waited w = gloofix_waited(), after = gloofix_waited();
+	float x = 1;
+
+	gloofix_meet(m, "reason", m->rank, m->size);
+	check_all_reduce(m, DTYPE_FP32, 1);
+	gloofix_sync(m);
+	if (m->rank == m->size - 1)
+		kill(getpid(), SIGKILL);
+	comm_all_reduce(m->c, &w.op, RECV(&x), 1, DTYPE_FP32, REDUCE_SUM);
+	comm_all_reduce(m->c, &after.op, RECV(&x), 1, DTYPE_FP32, REDUCE_SUM);
+	if (m->rank == 1) {
+		gloofix_expect(m, &w, ENGINE_E_ABORTED);
+		EXPECT(m->n_failed == 1);
+		gloofix_set(NULL, "reason/told", "x", 1);
+	} else {
+		looprun_until(&m->run, is_told, NULL, 10);
+		EXPECT(!w.done && !after.done && !m->failed);
+		comm_abort(m->c);
+		gloofix_expect(m, &w, ENGINE_E_ABORTED);
+		EXPECT(m->n_failed == 0);
+	}
+	gloofix_expect(m, &after, ENGINE_E_ABORTED);
+	m->c = comm_free(m->c);
+}
+
+/* A connection closed before the owner had heard why: its operations named another member. */
+Test(gloo, an_operation_that_fails_waits_for_the_owner_to_abort_it)
+{
+	gloofix_reason_ms[0] = 60000;
+	gloofix_reason_ms[1] = 50;
+	gloofix_play(scene_reason, 3, true);
+}
+
 /* The last member stops, as if its machine were very slow; its kernel still answers. @in_flight:
  * within an operation. */
 static void stop(struct gloofix *m, bool in_flight)
