@@ -517,7 +517,10 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .want = cluster_want,
 				     .may_join = cluster_may_join,
 				     .across_waits = cluster_op_waits,
+				     .across_rank_left = cluster_rank_left,
 				     .across_left = cluster_left,
+				     .gave_up = cluster_gave_up,
+				     .is_awaited = cluster_is_awaited,
 				     .across_ended = cluster_epoch_ended,
 				     .expired = server_on_expired };
 	int r;

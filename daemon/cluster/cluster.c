@@ -381,6 +381,10 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 	case SHARDD__V1__JOB_MESSAGE__BODY_GET:
 		cluster_on_key(cj, from, m);
 		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_LEFT:
+		if (m->epoch == cj->epoch.number)
+			cluster_on_rank_left(cj, from, m->left);
+		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY__NOT_SET:
 	case _SHARDD__V1__JOB_MESSAGE__BODY__CASE_IS_INT_SIZE:
 		peer_end(from, "it has sent a message about a job that says nothing");
@@ -560,10 +564,13 @@ static void cluster_on_tick(uv_timer_t *timer)
 		cluster_join_store(c);
 	peers_tick(c->peers, now);
 	list_for_each (cj, tmp, &c->all, link) {
-		if (cluster_job_is_over(cj))
-			cluster_job_free(cj);
-		else
+		if (!cluster_job_is_over(cj)) {
 			cluster_tick_job(cj, now);
+			continue;
+		}
+		if (cj->n_wishes)
+			cluster_withdraw(cj);
+		cluster_job_free(cj);
 	}
 }
 

@@ -44,7 +44,10 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault);
 void cluster_want(struct job *job, struct unit *u, uint64_t turn);
 void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t bytes);
+void cluster_rank_left(struct job *job, const struct member *m);
 void cluster_left(struct job *job);
+void cluster_gave_up(struct job *job, uint32_t rank);
+bool cluster_is_awaited(const struct job *job);
 void cluster_epoch_ended(struct job *job, const struct fault *why);
 
 /* For status. Valid until the next turn of the loop. */

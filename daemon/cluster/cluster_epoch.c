@@ -201,13 +201,27 @@ static int cluster_epoch_send_wish(struct cluster_job *cj, const struct job *job
 	return list && ranks ? 0 : -ENOMEM;
 }
 
+/* None of its ranks wants to join any more. */
+static void cluster_epoch_drop_node(struct cluster_job *cj, const char *name)
+{
+	struct cluster_node *n = cluster_epoch_node_find(cj, name);
+
+	if (n)
+		cluster_epoch_node_free(n);
+}
+
 void cluster_tell_wishes(struct cluster_job *cj)
 {
 	const struct job *job = cluster_job_of(cj);
+	bool leads = cj->state == CLUSTER_LEADS || cj->state == CLUSTER_DECIDING;
 
-	if (!job || !cj->n_wishes)
+	if (!job || !cj->n_wishes) {
+		if (leads)
+			cluster_epoch_drop_node(cj, cj->c->node);
+		cluster_withdraw(cj);
 		return;
-	if (cj->state == CLUSTER_LEADS)
+	}
+	if (leads)
 		cluster_epoch_wish_here(cj, job);
 	else if (cj->state == CLUSTER_FOLLOWS && cluster_epoch_send_wish(cj, job) < 0)
 		cluster_say(cj, "there is no memory for a message to the leader");
@@ -228,8 +242,8 @@ static void cluster_epoch_take_holding(struct cluster_node *n, const Shardd__V1_
 
 static bool cluster_epoch_wish_is_valid(const Shardd__V1__JobWish *w)
 {
-	bool valid = w->state && w->n_ranks && w->n_ranks <= CLUSTER_MAX_RANKS &&
-		     w->state->world <= CLUSTER_MAX_RANKS;
+	bool valid = !w->n_ranks || (w->state && w->n_ranks <= CLUSTER_MAX_RANKS &&
+				     w->state->world <= CLUSTER_MAX_RANKS);
 
 	for (size_t i = 0; valid && i < w->n_ranks; i++)
 		valid = w->ranks[i]->rank < w->state->world && w->ranks[i]->device <= UINT16_MAX &&
@@ -255,6 +269,10 @@ void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1
 
 	if (!cluster_epoch_wish_is_valid(w)) {
 		peer_end(from, "it has sent ranks that no job can have");
+		return;
+	}
+	if (!w->n_ranks) {
+		cluster_epoch_drop_node(cj, peer_name(from));
 		return;
 	}
 	if (cj->epoch.number)

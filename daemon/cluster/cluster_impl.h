@@ -151,6 +151,11 @@ void cluster_epoch_free(struct cluster_job *cj);
 /* All ranks want to join: decide the epoch. */
 void cluster_form(struct cluster_job *cj);
 
+/* Ranks that leave, or give up joining (cluster_left.c). */
+void cluster_on_rank_left(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobLeft *l);
+/* None of this node wants to join any more: the leader is told. */
+void cluster_withdraw(struct cluster_job *cj);
+
 /* The order (cluster_order.c). */
 int cluster_order_begin(struct cluster_job *cj);
 void cluster_on_order(struct cluster_job *cj, struct peer *from, const ProtobufCBinaryData *bytes);

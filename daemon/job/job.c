@@ -61,6 +61,7 @@ struct job *job_free(struct job *job)
 	free(job->ranks);
 	free(job->placed);
 	span_free(job->across.span);
+	free(job->across.left);
 	state_job_free(job->rec);
 	user_charge_deinit(&job->memory);
 	user_charge_deinit(&job->owner);

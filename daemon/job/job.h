@@ -157,6 +157,9 @@ int job_place(struct job *job, uint32_t rank, const struct job_joining *how, str
  * most as many as there are ranks; lost devices are left out as long as there are others. */
 struct device *job_place_default(const struct job *job, uint32_t rank, uint32_t world);
 
+/* A process that waits to join as @rank, as it calls it, has given up. Others that wait may ask again. */
+void job_join_given_up(struct job *job, uint32_t rank);
+
 /* Leave cleanly: fails if its ops are not over. RES_WAIT: devices still work on them: wait for
  * node.changed, then leave again. Or be gone (job_lost, @why says how). May free the job. */
 enum res job_leave(struct member *m, bool *ret_freed, struct fault *f);
@@ -172,6 +175,15 @@ uint32_t job_drain(struct job *job);
 /* Find or make a group. Return: 0 or a fault. */
 int job_group(struct job *job, const char *name, const uint32_t *ranks, size_t n,
 	      struct group **ret, struct fault *f);
+/* What a rank on another node has done before it left. */
+struct job_left {
+	uint32_t rank;
+	int pid;
+	size_t n; /* groups that it was in: of each the key, and the number of its last collective */
+	const uint64_t *keys, *numbers;
+};
+/* End the collectives that it has not announced; and the epoch, if one of them runs here already. */
+void job_left_elsewhere(struct job *job, const struct job_left *l);
 /* @m has left cleanly: end the collectives of @g that it has not announced. */
 void job_group_left(struct group *g, const struct member *m);
 /* Append the run-time group of the last group of the record. Return: 0 or -ENOMEM. */

@@ -184,6 +184,8 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 		elastic_tick(job, now_us);
 		if (resize_is_busy(job))
 			job_settle(job);
+		if (job->life.idle_since_us && jobs->ops.is_awaited && jobs->ops.is_awaited(job))
+			job->life.idle_since_us = now_us;
 		if (job->life.idle_since_us && !job->present &&
 		    now_us - job->life.idle_since_us >= job_end_job_kept_us(job))
 			job_end_job_expire(job);

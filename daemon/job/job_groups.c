@@ -1,10 +1,12 @@
 /* Groups of a job, and the effect of a rank's leaving on them. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/check.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/span.h"
 
 /* The collectives of @g that @m has not announced will never complete. */
 void job_group_left(struct group *g, const struct member *m)
@@ -19,9 +21,51 @@ void job_group_left(struct group *g, const struct member *m)
 	match_member_left(&g->match, index, &told);
 }
 
+/* Rank @rank of another node, process @pid, has announced up to @number. */
+static void job_groups_left_elsewhere(struct group *g, uint32_t rank, int pid, uint64_t number)
+{
+	const struct span *s = g->job->across.span;
+	struct fault told = FAULT_NULL;
+	uint32_t index;
+
+	if (!g->here || !group_index(g, rank, &index))
+		return;
+	fault_set(&told, FAULT_ABORTED, NULL, "rank %u (pid %d) on node %s has left job '%s'", rank,
+		  pid, s->nodes[span_node_of(s, rank)].name, g->job->rec->name);
+	if (match_left_elsewhere(&g->match, number, &told))
+		job_epoch_end(g->job, &told);
+}
+
+static uint64_t job_groups_number_of(const struct job_left *l, uint64_t key)
+{
+	for (size_t i = 0; i < l->n; i++)
+		if (l->keys[i] == key)
+			return l->numbers[i];
+	return 0; /* its node does not know the group */
+}
+
+void job_left_elsewhere(struct job *job, const struct job_left *l)
+{
+	const struct span *s = job->across.span;
+
+	if (!job_is_across(job) || s->over || l->rank >= s->world || span_is_here(s, l->rank))
+		return;
+	if (!job->across.left)
+		job->across.left = calloc(s->world, sizeof(*job->across.left));
+	if (job->across.left) /* else the deadlines of ops of later groups end their wait */
+		job->across.left[l->rank] = l->pid ? l->pid : -1;
+	for (uint32_t i = 0; i < job->n_groups && !s->over; i++)
+		job_groups_left_elsewhere(job->groups[i], l->rank, l->pid,
+					  job_groups_number_of(l, group_key(job->groups[i])));
+}
+
 /* A rank that has left in this epoch will not take part in a group made later either. */
 static void job_groups_tell_group_who_left(struct job *job, struct group *g)
 {
+	for (uint32_t i = 0; job->across.left && group_spans(g) && i < group_size(g); i++)
+		if (job->across.left[g->rec->ranks[i]])
+			job_groups_left_elsewhere(g, g->rec->ranks[i],
+						  job->across.left[g->rec->ranks[i]], 0);
 	for (uint32_t i = 0; i < group_size(g); i++) {
 		const struct member *m = job->ranks[g->rec->ranks[i]];
 

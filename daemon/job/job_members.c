@@ -342,6 +342,14 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	return RES_DONE;
 }
 
+void job_join_given_up(struct job *job, uint32_t number)
+{
+	uint32_t rank;
+
+	if (job->jobs->ops.gave_up && launched_rank(job, number, &rank))
+		job->jobs->ops.gave_up(job, rank);
+}
+
 static void job_members_leave_common(struct member *m, enum member_state state)
 {
 	struct job *job = m->job;
@@ -382,6 +390,8 @@ enum res job_leave(struct member *m, bool *ret_freed, struct fault *f)
 	job_members_leave_common(m, MEMBER_LEFT);
 	for (uint32_t i = 0; joined && i < job->n_groups; i++)
 		job_group_left(job->groups[i], m);
+	if (joined && job_members_is_across(job) && job->jobs->ops.across_rank_left)
+		job->jobs->ops.across_rank_left(job, m);
 	if (!job->present && job_members_is_across(job)) {
 		if (job->jobs->ops.across_left)
 			job->jobs->ops.across_left(job);

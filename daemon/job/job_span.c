@@ -85,6 +85,8 @@ int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct faul
 	}
 	span_free(job->across.span);
 	job->across.span = span;
+	free(job->across.left);
+	job->across.left = NULL;
 	for (uint32_t i = 0; !f->code && i < job->n_groups; i++)
 		if (!job->groups[i]->n_devices && group_find_again(job->groups[i]) < 0)
 			fault_set(f, FAULT_INVALID, "group",

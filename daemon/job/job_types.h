@@ -102,9 +102,15 @@ struct job_ops {
 	/* (optional) Rank @rank wants to join. RES_WAIT: the nodes have not begun an epoch with it yet:
 	 * job_settle follows. */
 	enum res (*may_join)(struct job *job, uint32_t rank, struct fault *f);
+	/* (optional) A process that waits to join as @rank has given up. */
+	void (*gave_up)(struct job *job, uint32_t rank);
+	/* (optional) Does anybody wait for such an epoch? */
+	bool (*is_awaited)(const struct job *job);
 	/* (optional) What the ops at @number, which all members here have announced, wait for. "": nothing. */
 	void (*across_waits)(const struct group *g, uint64_t number, char *buf, size_t bytes);
-	/* (optional) The last rank of this node has left a job with a span. */
+	/* (optional) A rank of this node has left a job with a span: job_left_elsewhere on the other nodes.
+	 * It was the last one: across_left follows. */
+	void (*across_rank_left)(struct job *job, const struct member *m);
 	void (*across_left)(struct job *job);
 	/* (optional) The epoch of a job with a span ends. */
 	void (*across_ended)(struct job *job, const struct fault *why);
@@ -280,6 +286,9 @@ struct job_elastic {
 struct job_across {
 	struct span *span; /* where its ranks are; owned; NULL: all on this node */
 	struct list line;  /* what spans nodes and was started (job/line.h) */
+	/* By rank: of those of other nodes that have left in this epoch, the process; else 0. Owned; NULL:
+	 * none has. */
+	int *left;
 };
 
 /* What of it is not in the journal yet (job/job_journal.h). */

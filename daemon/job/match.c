@@ -210,6 +210,7 @@ int match_announce(struct match *m, struct match_entry *entry)
 {
 	struct match_slot *s;
 	struct fault f = FAULT_NULL;
+	bool left;
 
 	CHECK(entry->index < m->size && entry->generation == m->generation);
 	if (match_slots_reach(m, entry->number) < 0)
@@ -218,13 +219,16 @@ int match_announce(struct match *m, struct match_entry *entry)
 	CHECK(s && !s->complete && !s->entries[entry->index]);
 	if (!s->announced++)
 		s->first = entry;
-	if (m->has_left && entry->number > m->next[m->left_index])
+	left = m->has_left && entry->number > m->left_after;
+	if (left)
 		f = m->left_fault;
 	else if (!s->failed && !match_same_print(s->first, entry))
 		match_mismatch_fault(s, entry, &f);
 	s->entries[entry->index] = entry;
 	if (s->failed)
 		match_tell_failed(m, entry->number);
+	else if (left && m->left_known)
+		match_slot_end(m, s, &f);
 	else if (f.code)
 		match_slot_fail(m, s, &f);
 	else if (s->announced == m->size)
@@ -300,26 +304,55 @@ void match_reset(struct match *m, const struct fault *fault)
 	memset(m->stopped, 0, m->size * sizeof(*m->stopped));
 }
 
-void match_member_left(struct match *m, uint32_t index, const struct fault *fault)
+/* Nothing behind @number is whole any more. */
+static void match_end_behind(struct match *m, uint64_t number, bool known,
+			     const struct fault *fault)
 {
 	uint64_t end = m->base + m->n_slots;
 
-	if (m->has_left)
-		return; /* its number is not larger than that of any member that leaves later */
+	if (m->has_left && m->left_after <= number)
+		return;
 	m->has_left = true;
-	m->left_index = index;
+	m->left_after = number;
+	m->left_known = known;
 	m->left_fault = *fault;
-	for (uint64_t n = m->next[index] + 1; n < end; n++) {
+	for (uint64_t n = number + 1; n < end; n++) {
 		struct match_slot *s = match_slot(m, n);
 
-		if (s)
+		if (s && !known)
 			match_slot_fail(m, s, fault);
+		else if (s && !s->failed && !s->complete)
+			match_slot_end(m, s, fault);
 	}
+}
+
+void match_member_left(struct match *m, uint32_t index, const struct fault *fault)
+{
+	CHECK(index < m->size);
+	match_end_behind(m, m->next[index], m->others != NULL, fault);
+}
+
+static bool match_runs_behind(struct match *m, uint64_t number)
+{
+	for (size_t i = 0; i < m->n_slots; i++) {
+		const struct match_slot *s = &m->slots[i];
+
+		if (s->number > number && s->complete && s->passed < m->size)
+			return true;
+	}
+	return false;
+}
+
+bool match_left_elsewhere(struct match *m, uint64_t number, const struct fault *fault)
+{
+	CHECK(m->others);
+	match_end_behind(m, number, true, fault);
+	return match_runs_behind(m, number);
 }
 
 void match_stop(struct match *m, uint32_t index, const struct fault *fault)
 {
 	CHECK(index < m->size);
 	m->stopped[index] = true;
-	match_member_left(m, index, fault);
+	match_end_behind(m, m->next[index], false, fault);
 }

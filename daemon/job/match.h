@@ -83,9 +83,10 @@ struct match {
 	size_t cap_slots;
 	struct user *user;       /* borrowed, who pays for the slots; NULL: nobody */
 	bool *stopped;           /* by member: none of its collectives is numbered any more */
-	bool has_left;           /* a member has left cleanly... */
-	uint32_t left_index;     /* ...this one, */
-	struct fault left_fault; /* and what its peers are told */
+	bool has_left;           /* a member takes part no more... */
+	uint64_t left_after;     /* ...from the number behind this one on, */
+	bool left_known;         /* and other nodes know that; */
+	struct fault left_fault; /* what its peers are told */
 	const struct match_others *others; /* NULL: all members are here */
 	match_complete_cb complete;
 	match_failed_cb failed;
@@ -136,8 +137,13 @@ void match_passed(struct match *m, const struct match_entry *entry);
 /* A new epoch: fail all open slots and forget all numbers. */
 void match_reset(struct match *m, const struct fault *fault);
 
-/* Member @index has left cleanly: slots it has not announced at fail, now and later. */
+/* Member @index has left cleanly: slots it has not announced at fail, now and later. If there are others
+ * (struct match_others), they know that it has left. */
 void match_member_left(struct match *m, uint32_t index, const struct fault *fault);
+
+/* The same for a member on another node, which has announced up to @number. Return: true: an op behind
+ * that runs here, and cannot come to an end. */
+bool match_left_elsewhere(struct match *m, uint64_t number, const struct fault *fault);
 
 /* All nodes have announced at @number: it is complete. Return: false: the members here have not. */
 bool match_start(struct match *m, uint64_t number);

@@ -384,8 +384,13 @@ static void order_leader_refuse_again(struct order *o, uint32_t from, const stru
 {
 	struct order_open *e = order_table_find(&o->lead.open, &msg->key);
 
+	if (e && e->state == ORDER_DECIDING) { /* a decision that takes effect cannot be refused */
+		order_break(o, FAULT_ABORTED, "node %s has given up what is being decided: %.350s",
+			    o->options.names[from], msg->fault.text);
+		return;
+	}
 	if (!e || e->state != ORDER_OPEN)
-		return; /* it was started, decided or failed meanwhile, and the node gets to know that */
+		return; /* it was started or failed meanwhile, and the node gets to know that */
 	if (order_nodes_has(&e->heard, from))
 		order_leader_fail(o, e, &msg->fault);
 	else

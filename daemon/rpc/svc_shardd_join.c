@@ -175,11 +175,15 @@ static void svc_shardd_join_free(struct joining *j)
 
 static void svc_shardd_join_on_join_cancelled(struct rpc_call *call, void *userdata)
 {
+	struct joining *j = userdata;
 	struct fault f = FAULT_NULL;
+	uint32_t rank = j->request->rank;
+	struct job *job = j->job;
 
-	svc_shardd_join_free(userdata);
+	svc_shardd_join_free(j);
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up this join");
 	rpc_call_fail(call, &f);
+	job_join_given_up(job, rank);
 }
 
 /* RES_WAIT: wait for job.settled. Else the call is answered, or will be. */

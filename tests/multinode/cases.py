@@ -108,6 +108,48 @@ def daemon_dies():
         Training(x, TWO).finish()
 
 
+def rank_leaves():
+    """A rank that leaves cleanly is named at once to ranks of other nodes that wait for it."""
+    with Lab(3) as x:
+        for job, shape, leaves in (("follower", THREE, 2), ("first", THREE, 0),
+                                   ("beside", (("a", 1), ("b", 2), ("c", 1)), 2)):
+            t = Training(x, shape, steps=LONG_RUN, own={leaves: "--steps 10"}, job=job)
+            pid, node = t.ranks[leaves].popen.pid, t.places[leaves][0].name
+            if code := t.ranks[leaves].wait():
+                raise Failed(f"rank {leaves} has ended with {code}")
+            others = t.ranks.keys() - {leaves}
+            why = [f"rank {leaves} (pid {pid}){on} has left job '{t.job}'"
+                   for on in ("", f" on node {node}")]
+            # A rank that has read it joins again, maybe before the next op of another rank.
+            t.wait_said(others, BACK, (*why, "join again"))
+            if not any(text in t.said(r) for r in others for text in why):
+                raise Failed(f"nobody has read {why}")
+            t.stop()
+
+
+def waits_of(node, job):
+    """What ranks that join there wait for."""
+    return next((j["waits"] for j in node.ctl("status")["jobs"] if j["name"] == job), "")
+
+
+def gives_up():
+    """A rank that gives up joining is not counted among those that wait, on whichever node."""
+    with Lab(2) as x:
+        for gone in (0, 2):
+            t = Training(x, TWO, job=f"j{gone}", start=(0, 2))
+            wait_for(lambda t=t: "2 of 4 ranks have not joined on any node: 1, 3" in
+                     waits_of(x["a"], t.job) + waits_of(x["b"], t.job), "two ranks wait")
+            t.ranks[gone].kill()
+            t.start(1)
+            t.start(3)
+            wait_for(lambda t=t, gone=gone: f"1 of 4 ranks have not joined on any node: {gone}" in
+                     waits_of(x["a"], t.job) + waits_of(x["b"], t.job), "three ranks wait")
+            if any(f"epoch begins job=0/{t.job} " in n.said() for n in x.nodes.values()):
+                raise Failed("the epoch has begun without one of its ranks")
+            t.start(gone)
+            t.finish()
+
+
 def leader_of(node):
     """Of the job's last epoch."""
     return re.findall(r"cluster epoch begins .* leader=(\w+)", node.said())[-1]
@@ -305,8 +347,8 @@ def slow_link():
             raise Failed("that is more than 5 % above")
 
 
-DEFAULT = [trains, trainer_dies, daemon_dies, link_cut, etcd_dies, mismatch, tls, other_cluster,
-           stopped, slow_link]
+DEFAULT = [trains, trainer_dies, daemon_dies, rank_leaves, gives_up, link_cut, etcd_dies, mismatch,
+           tls, other_cluster, stopped, slow_link]
 LONG = [etcd_is_away]
 # Not run: a node drops the step that it has prepared when the epoch ends, and does not ask the
 # store whether it was committed (docs/nodes.md, invariant 7). The job is refused.

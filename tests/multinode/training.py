@@ -18,15 +18,16 @@ def text_file(lab):
 
 
 class Training:
-    """@shape: of each node its name and how many of the ranks it has, in their order."""
+    """@shape: of each node its name and how many of the ranks it has, in their order. @start: ranks
+    to start now; None: all."""
 
-    def __init__(self, lab, shape, steps=10, options=SMALL, job="j", own=None):
+    def __init__(self, lab, shape, steps=10, options=SMALL, job="j", own=None, start=None):
         self.lab, self.shape, self.steps, self.options, self.job = lab, shape, steps, options, job
         self.places = [(lab[name], i) for name, n in shape for i in range(n)]
         self.own = own or {}  # options of single ranks
         self.ranks, self.marks, self.number = {}, {}, len(lab.runs)
         lab.runs.append(self)
-        for rank in range(len(self.places)):
+        for rank in range(len(self.places)) if start is None else start:
             self.start(rank)
 
     def path(self, what):

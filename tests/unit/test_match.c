@@ -644,6 +644,69 @@ Test(match, what_others_have_failed_fails_here_now_and_later)
 	match_deinit(&m);
 }
 
+/* Each node hears of the rank itself: nothing has to go through the leader. */
+Test(match, a_member_elsewhere_that_left_fails_what_it_has_not_announced)
+{
+	struct match m;
+	struct call a[3], b[3];
+	struct fault why = fault_of(FAULT_ABORTED, "rank 7 has left");
+	unsigned completed;
+
+	begin_with_others(&m, &completed);
+	announce(&m, &a[0], 0, 1);
+	announce(&m, &b[0], 1, 1);
+	announce(&m, &a[1], 0, 2);
+	cr_expect_not(match_left_elsewhere(&m, 1, &why));
+	assert_failed(&a[1], FAULT_ABORTED, "rank 7 has left");
+	announce(&m, &b[1], 1, 2);
+	assert_failed(&b[1], FAULT_ABORTED, "rank 7 has left");
+	cr_expect_eq(a[0].outcome, PENDING, "it has announced this one");
+	cr_expect(match_start(&m, 1));
+	cr_expect_eq(a[0].outcome, COMPLETE);
+	match_member_left(&m, 0, &why);
+	announce(&m, &b[2], 1, 3);
+	assert_failed(&b[2], FAULT_ABORTED, "rank 7 has left");
+	cr_expect_eq(told.refused, 0);
+	cr_expect_eq(told.announced, 1);
+	match_deinit(&m);
+}
+
+Test(match, what_runs_without_a_member_elsewhere_that_left_is_known)
+{
+	struct match m;
+	struct late late = { 0 };
+	struct call a, b;
+	struct fault why = fault_of(FAULT_ABORTED, "rank 7 has left");
+
+	memset(&told, 0, sizeof(told));
+	cr_assert_eq(match_init(&m, 2, keep_running, on_failed, &late), 0);
+	m.others = &others;
+	announce(&m, &a, 0, 1);
+	announce(&m, &b, 1, 1);
+	cr_expect(match_start(&m, 1));
+	cr_expect_not(match_left_elsewhere(&m, 1, &why));
+	cr_expect(match_left_elsewhere(&m, 0, &why));
+	match_passed(&m, &a.entry);
+	match_passed(&m, &b.entry);
+	cr_expect_not(match_left_elsewhere(&m, 0, &why), "it is over");
+	match_deinit(&m);
+}
+
+Test(match, others_are_told_of_what_a_member_cannot_number)
+{
+	struct match m;
+	struct call a;
+	struct fault why = fault_of(FAULT_EXHAUSTED, "no room");
+	unsigned completed;
+
+	begin_with_others(&m, &completed);
+	announce(&m, &a, 0, 1);
+	match_stop(&m, 1, &why);
+	assert_failed(&a, FAULT_EXHAUSTED, "no room");
+	cr_expect_eq(told.refused, 1);
+	match_deinit(&m);
+}
+
 Test(match, a_new_epoch_tells_others_nothing)
 {
 	struct match m;
