@@ -43,6 +43,7 @@ enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f);
 void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first);
 void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault);
 void cluster_want(struct job *job, struct unit *u, uint64_t turn);
+void cluster_give(struct job *job, struct unit *u, uint64_t turn);
 void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t bytes);
 void cluster_rank_left(struct job *job, const struct member *m);
 void cluster_left(struct job *job);

@@ -10,6 +10,7 @@
 #include "gather/turn.h"
 #include "op/op.h"
 #include "op/op_list.h"
+#include "step/external.h"
 
 /* Orders are freed behind their own callbacks. */
 struct cluster_ended {
@@ -70,6 +71,28 @@ static bool cluster_order_start_gather(struct job *job, const struct order_key *
 	return u && u->turns.n + 1 == key->number && turn_start(job, u) == 0;
 }
 
+static bool cluster_order_start_apply(struct job *job, const struct order_key *key)
+{
+	struct unit *u = cluster_order_unit_of(job, key->group);
+
+	return u && external_start(job, u, key->number);
+}
+
+static bool cluster_order_start_kind(struct job *job, const struct order_key *key)
+{
+	switch ((enum order_kind)key->kind) {
+	case ORDER_COLLECTIVE:
+		return cluster_order_start_collective(job, key);
+	case ORDER_GATHER:
+		return cluster_order_start_gather(job, key);
+	case ORDER_APPLY:
+		return cluster_order_start_apply(job, key);
+	case _ORDER_KIND_N:
+		break;
+	}
+	return false;
+}
+
 static void cluster_order_start(void *userdata, const struct order_started *s)
 {
 	struct cluster_job *cj = userdata;
@@ -78,9 +101,7 @@ static void cluster_order_start(void *userdata, const struct order_started *s)
 	bool started = false;
 
 	if (job)
-		started = s->key.kind == ORDER_GATHER
-				  ? cluster_order_start_gather(job, &s->key)
-				  : cluster_order_start_collective(job, &s->key);
+		started = cluster_order_start_kind(job, &s->key);
 	if (started)
 		return;
 	fault_set(&f, FAULT_ABORTED, NULL,
@@ -285,6 +306,15 @@ static void cluster_order_fill_entry(const struct group *g, uint64_t number,
 				   .nodes = nodes };
 }
 
+static void cluster_order_ahead_fault(const struct cluster_job *cj, const struct job *job,
+				      struct fault *f)
+{
+	fault_set(f, FAULT_EXHAUSTED, NULL,
+		  "node %s is %u operations ahead of the other nodes of job '%s': set "
+		  "max_inflight_ops alike on all nodes, and join again",
+		  cj->c->node, cluster_order_ahead(job), cj->label);
+}
+
 void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first)
 {
 	struct cluster_job *cj = cluster_order_running(g->job);
@@ -309,10 +339,24 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 	r = order_announce(cj->epoch.order, &e);
 	if (r == 0 || r == ORDER_E_ENDED)
 		return;
-	fault_set(&f, FAULT_EXHAUSTED, NULL,
-		  "node %s is %u operations ahead of the other nodes of job '%s': set "
-		  "max_inflight_ops alike on all nodes, and join again",
-		  cj->c->node, cluster_order_ahead(g->job), cj->label);
+	cluster_order_ahead_fault(cj, g->job, &f);
+	cluster_order_end_job(cj, &f);
+}
+
+void cluster_give(struct job *job, struct unit *u, uint64_t turn)
+{
+	struct cluster_job *cj = cluster_order_running(job);
+	const struct order_print print = { .text = "the step of a unit" };
+	struct order_nodes nodes;
+	struct fault f = FAULT_NULL;
+	struct order_entry e = { .key = { ORDER_APPLY, u->key, turn },
+				 .nodes =
+					 cluster_order_nodes_of(job->groups[u->rec->group], &nodes),
+				 .print = &print };
+
+	if (!cj || order_announce(cj->epoch.order, &e) != ORDER_E_AHEAD)
+		return;
+	cluster_order_ahead_fault(cj, job, &f);
 	cluster_order_end_job(cj, &f);
 }
 

@@ -99,6 +99,9 @@ struct job_ops {
 	/* Somebody here wants the @turn-th gathered copy of @u in this epoch, whose parts are on several
 	 * nodes: turn_start follows. */
 	void (*want)(struct job *job, struct unit *u, uint64_t turn);
+	/* All ranks here have given back their shards of @u for the @turn-th time in this epoch:
+	 * external_start follows when those of all nodes have. */
+	void (*give)(struct job *job, struct unit *u, uint64_t turn);
 	/* (optional) Rank @rank wants to join. RES_WAIT: the nodes have not begun an epoch with it yet:
 	 * job_settle follows. */
 	enum res (*may_join)(struct job *job, uint32_t rank, struct fault *f);

@@ -79,9 +79,6 @@ static int registration_reg_check_unit(struct registration *r, size_t i, struct 
 				 spec->name);
 	for (size_t k = 0; k < spec->n_tensors; k++)
 		r->aliases = r->aliases || unit_is_alias(spec->tensors[k]);
-	if (spec->optimizer->when == OPTIM_BY_TRAINER &&
-	    job_check_here(r->job, "an optimizer of the trainers' own", f))
-		return f->code;
 	have = htab_find(&r->job->unit_names, spec->name);
 	if (!have) {
 		r->n_new++;

@@ -31,7 +31,7 @@
 enum order_kind {
 	ORDER_COLLECTIVE = 1, /* @group: of ranks; @number: of its collective, each is used once */
 	ORDER_GATHER, /* @group: the unit; @number grows with each gather that is a new one */
-	ORDER_APPLY,  /* @number: the step */
+	ORDER_APPLY,  /* @group: 0, @number: the step; or a unit that its trainers step */
 	_ORDER_KIND_N,
 };
 

@@ -11,7 +11,10 @@
  *
  * for each rank and unit; units are handed out in the order of their Reduces. When all ranks
  * have given theirs back the unit's parameters are those of the next step: until then nobody
- * can gather it. ShardDone waits until nobody has it gathered. The first one of a pass
+ * can gather it. Ranks on several nodes: each node hands out and takes back the shards of its own, and
+ * tells the others when it has them all (job_ops.give). The unit is stepped on all nodes when all have:
+ * an APPLY in the job's order, so that whoever gathers it then finds the shards of all nodes new, and the
+ * copies of all nodes are made equal in one order. ShardDone waits until nobody has it gathered. The first one of a pass
  * counts as an uncommitted step, as with optimizers in backward.
  */
 #include "step/external.h"
@@ -135,12 +138,18 @@ static void external_copy_share(struct external_copy *copy, char *place, const s
 
 /* ------------------------------------------------------------------ the Reduce */
 
+/* Those on other nodes are one. */
+static uint32_t external_left_at_first(const struct coll *c)
+{
+	return c->n + group_spans(c->group);
+}
+
 static void external_promise(struct coll *c)
 {
 	CHECK(!c->unit->shards_from && !c->unit->shards_left);
 	unit_shards_move(c->unit, UNIT_SHARDS_PROMISED);
 	c->unit->shards_from = c->ops[0]->entry.number;
-	c->unit->shards_left = c->n;
+	c->unit->shards_left = external_left_at_first(c);
 	for (uint32_t i = 0; i < c->n; i++)
 		member_shard_move(member_unit_find(c->members[i], c->unit), SHARD_COMING);
 }
@@ -158,7 +167,7 @@ void external_ready(struct coll *c)
 {
 	if (!gradient_of(c)->begun)
 		external_promise(c);
-	CHECK(c->unit->shards_left == c->n);
+	CHECK(c->unit->shards_left == external_left_at_first(c));
 	unit_shards_move(c->unit, UNIT_SHARDS_READY);
 	condition_signal(&c->group->shard_ready);
 }
@@ -295,7 +304,6 @@ static void external_next_encode(const struct op *op, op_reply_cb send, void *ct
  * unit are over with its last Reduce, which is what NextShard waits for. */
 const struct op_type op_next_shard = {
 	.name = "NextShard",
-	.one_node = true,
 	.request = &shardd__v1__next_shard_request__descriptor,
 	.decode = external_next_decode,
 	.check = external_next_check,
@@ -345,10 +353,24 @@ static int external_done_check(struct op *op, struct fault *f)
 }
 
 /* All shards are new, in all copies: the unit is stepped. */
+static void external_unit_failed(struct job *job, struct unit *u)
+{
+	if (!group_spans(job->groups[u->rec->group])) {
+		apply_failed(job);
+		return;
+	}
+	CHECK(!u->shards_from); /* its epoch has ended, by this or before: what follows is as there */
+	if (job->rec->rollback)
+		return;
+	u->rec->initialised = false; /* no copy is more correct than another */
+	job_journal_mark_unit(job, u);
+	job->readers.changes++;
+}
+
 static void external_unit_done(struct job *job, struct unit *u, int status)
 {
 	if (status)
-		apply_failed(job);
+		external_unit_failed(job, u);
 	if (u->shards_from) /* else: an epoch ended while copies were made equal */
 		unit_step_move(u, UNIT_STEP_STEPPED);
 	u->has_gradient = false;
@@ -358,6 +380,36 @@ static void external_unit_done(struct job *job, struct unit *u, int status)
 	full_invalidate(job, u);
 	job_give_grads(job, u);
 	condition_signal(&u->step_done);
+}
+
+static void external_all_given(struct job *job, struct unit *u)
+{
+	if (external_has_copies(u))
+		external_copies(job, u, external_unit_done);
+	else
+		external_unit_done(job, u, 0);
+}
+
+bool external_start(struct job *job, struct unit *u, uint64_t turn)
+{
+	if (u->shards_left != 1 || u->turns.given != turn)
+		return false;
+	u->shards_left = 0;
+	external_all_given(job, u);
+	return true;
+}
+
+/* One rank less has its shard of @u. */
+static void external_given(struct job *job, struct unit *u)
+{
+	bool spans = group_spans(job->groups[u->rec->group]);
+
+	CHECK(u->shards_left > spans);
+	u->shards_left--;
+	if (spans && u->shards_left == 1)
+		job->jobs->ops.give(job, u, ++u->turns.given);
+	else if (!u->shards_left)
+		external_all_given(job, u);
 }
 
 static void external_on_given_back(struct backend_task *task, int status)
@@ -375,13 +427,8 @@ static void external_on_given_back(struct backend_task *task, int status)
 		fault_errno(&op->fault, status, "taking a shard back");
 	}
 	if (!op_told_of_end(op)) {
-		CHECK(u->shards_left > 0);
 		member_shard_move(mu, SHARD_GIVEN_BACK);
-		u->shards_left--;
-		if (!u->shards_left && external_has_copies(u))
-			external_copies(job, u, external_unit_done);
-		else if (!u->shards_left)
-			external_unit_done(job, u, 0);
+		external_given(job, u);
 	}
 	op_end(op);
 	job_ran(job);
@@ -437,7 +484,6 @@ static bool external_done_waits_for_readers(const struct op *op)
 
 const struct op_type op_shard_done = {
 	.name = "ShardDone",
-	.one_node = true,
 	.request = &shardd__v1__shard_done_request__descriptor,
 	.decode = external_done_decode,
 	.check = external_done_check,

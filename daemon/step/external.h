@@ -44,7 +44,7 @@ int external_share_init(struct external_share *s, const struct job *job, struct 
 void external_share_deinit(struct external_share *s);
 /* How many elements that are. */
 uint64_t external_share_elements(const struct job *job, struct unit *u, uint32_t index);
-/* Elements [begin, end) of part @d's arrays are all that its ranks have. Return: 0 or -ENOMEM. */
+/* Elements [begin, end) of the arrays of part @d of all nodes are all that its ranks have. Return: 0 or -ENOMEM. */
 int external_share_of_device(const struct job *job, struct unit *u, unsigned d, uint64_t *ret_begin,
 			     uint64_t *ret_end);
 
@@ -56,6 +56,10 @@ struct external_pieces {
 };
 /* Return: the caller's to free, or NULL without memory. */
 struct external_pieces *external_pieces_new(const struct external_share *s);
+
+/* The ranks of all nodes have given back their shards of @u for the @turn-th time in this epoch (struct
+ * job_ops give): it is stepped. Return: false: those of this node have not. */
+bool external_start(struct job *job, struct unit *u, uint64_t turn);
 
 /* Is there more than one copy of a rank's share of @u? */
 bool external_has_copies(const struct unit *u);

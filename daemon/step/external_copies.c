@@ -1,13 +1,15 @@
 /*
  * The shards that trainers gave back, brought to all copies of their unit: what the ranks of a
  * device had is sent from there to the others, one device after the other. Where a device is
- * lost meanwhile the copies may differ: nobody can go on from them.
+ * lost meanwhile the copies may differ: nobody can go on from them. Copies on several nodes: in the job's
+ * line, so that nothing else is between the operations on any node.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "core/check.h"
 #include "engine/engine.h"
+#include "job/line.h"
 #include "op/op.h"
 #include "op/queue_task.h"
 #include "step/apply.h"
@@ -20,8 +22,11 @@ struct copies_part {
 };
 
 struct copies {
+	struct line_item line; /* where they are on several nodes */
 	struct job *job;
 	struct unit *u;
+	struct node_comm *nc; /* a user of it; NULL: it was gone already */
+	uint64_t epoch;       /* in which they began */
 	void (*done)(struct job *job, struct unit *u, int status);
 	struct comm_op comm_op;
 	struct queue_task between; /* watches what goes on between devices */
@@ -34,12 +39,7 @@ struct copies {
 
 bool external_has_copies(const struct unit *u)
 {
-	return u->spread < u->n_parts;
-}
-
-static struct node_comm *external_copies_comm_of(const struct copies *c)
-{
-	return c->job->groups[c->u->rec->group]->nc;
+	return u->spread < u->all_parts;
 }
 
 static void external_copies_free(struct copies *c)
@@ -47,6 +47,8 @@ static void external_copies_free(struct copies *c)
 	for (unsigned d = 0; d < c->u->n_parts; d++)
 		queue_task_deinit(&c->parts[d].queue);
 	queue_task_deinit(&c->between);
+	if (c->nc)
+		node_comm_leave(c->nc);
 	free(c);
 }
 
@@ -62,14 +64,31 @@ static void external_copies_finish(struct job *job, struct unit *u, int status,
 	job_ran(job);
 }
 
+/* Other nodes may have what was sent: nobody goes on. */
+static void external_copies_apart(struct job *job, const struct unit *u, int status)
+{
+	struct fault why = FAULT_NULL;
+
+	fault_set(&why, FAULT_ABORTED, NULL,
+		  "the shards of unit '%.100s' could not be brought to all nodes: error %d",
+		  u->rec->name, status);
+	job_epoch_end(job, &why);
+}
+
 static void external_copies_end(struct copies *c, int status)
 {
 	struct job *job = c->job;
 	struct unit *u = c->u;
 	void (*done)(struct job * job, struct unit * u, int status) = c->done;
+	bool apart = status && line_is_in(&c->line) && c->epoch == job->rec->epoch;
 
+	line_leave(&c->line);
 	external_copies_free(c);
+	job->running++;
+	if (apart)
+		external_copies_apart(job, u, status);
 	external_copies_finish(job, u, status, done);
+	job_ran(job);
 }
 
 static void external_copies_on_marker(struct backend_task *task, int status)
@@ -82,7 +101,7 @@ static void external_copies_on_marker(struct backend_task *task, int status)
 	CHECK(c->pending > 0);
 	if (--c->pending)
 		return;
-	if (!c->status && c->breaks != external_copies_comm_of(c)->breaks)
+	if (!c->status && c->breaks != c->nc->breaks)
 		c->status = -EIO;
 	external_copies_end(c, c->status);
 }
@@ -106,20 +125,20 @@ static void external_copies_send_out(struct copies *c, uint64_t begin, uint64_t 
 {
 	void *data[NODE_MAX_DEVICES];
 
-	CHECK(c->turn < c->u->n_parts && end <= unit_part_elements(c->u));
+	CHECK(c->turn < c->u->all_parts && end <= unit_part_elements(c->u));
 	for (unsigned d = 0; d < c->u->n_parts; d++)
 		data[d] = unit_state_at(c->u->rec, &c->u->parts[d].params, 0, begin);
 	c->comm_op = (struct comm_op){ .done = external_copies_on_sent };
-	comm_broadcast(external_copies_comm_of(c)->comm[BACKEND_Q_MAIN], &c->comm_op, data,
+	comm_broadcast(c->nc->comm[BACKEND_Q_MAIN], &c->comm_op, data,
 		       (end - begin) * dtype_size(unit_state_dtype(c->u->rec, 0)), c->turn++);
 }
 
 static void external_copies_next_device(struct copies *c)
 {
 	uint64_t begin = 0, end = 0;
-	int r = external_copies_comm_of(c)->state == COMM_READY ? 0 : -EIO;
+	int r = c->nc && c->nc->state == COMM_READY ? 0 : -EIO;
 
-	while (r == 0 && begin == end && c->turn < c->u->n_parts) {
+	while (r == 0 && begin == end && c->turn < c->u->all_parts) {
 		r = external_share_of_device(c->job, c->u, c->turn, &begin, &end);
 		c->turn += begin == end;
 	}
@@ -149,12 +168,28 @@ static struct copies *external_copies_new(struct job *job, struct unit *u)
 		return NULL;
 	c->job = job;
 	c->u = u;
+	c->epoch = job->rec->epoch;
+	line_item_init(&c->line);
+	c->nc = job->groups[u->rec->group]->nc;
+	if (c->nc)
+		c->nc->users++;
 	queue_task_init(&c->between, job);
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		c->parts[d].copies = c;
 		queue_task_init(&c->parts[d].queue, job);
 	}
 	return c;
+}
+
+static void external_copies_begin(struct line_item *line)
+{
+	struct copies *c = CONTAINER_OF(line, struct copies, line);
+
+	if (c->nc)
+		c->breaks = c->nc->breaks;
+	if (c->nc && c->nc->state == COMM_READY)
+		queue_task_watch(&c->between, c->nc, 0);
+	external_copies_next_device(c);
 }
 
 void external_copies(struct job *job, struct unit *u,
@@ -167,12 +202,14 @@ void external_copies(struct job *job, struct unit *u,
 	job->step.stepping++;
 	job->running++;
 	if (!c) {
+		if (group_spans(job->groups[u->rec->group]))
+			external_copies_apart(job, u, -ENOMEM);
 		external_copies_finish(job, u, -ENOMEM, done);
 		return;
 	}
 	c->done = done;
-	c->breaks = external_copies_comm_of(c)->breaks;
-	if (external_copies_comm_of(c)->state == COMM_READY)
-		queue_task_watch(&c->between, external_copies_comm_of(c), 0);
-	external_copies_next_device(c);
+	if (group_spans(job->groups[u->rec->group]))
+		line_enter(&c->line, job, true, external_copies_begin);
+	else
+		external_copies_begin(&c->line);
 }

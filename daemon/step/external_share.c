@@ -11,10 +11,22 @@ static const struct group *external_share_group_of(const struct job *job, const 
 	return job->groups[u->rec->group];
 }
 
+/* The number of its part among those of all nodes. */
 static unsigned external_share_part_of(const struct job *job, struct unit *u, uint32_t index)
 {
-	return (unsigned)(unit_part_on(u, group_device(external_share_group_of(job, u), index)) -
-			  u->parts);
+	CHECK(u->all_parts == external_share_group_of(job, u)->all_devices);
+	return group_device_number(external_share_group_of(job, u), index);
+}
+
+/* One on this node that has the same elements as part @d of all nodes. */
+static struct unit_part *external_share_part_like(struct unit *u, unsigned d)
+{
+	unsigned i = 0;
+
+	while (i < u->n_parts && unit_position(u, &u->parts[i]) != d % u->spread)
+		i++;
+	CHECK(i < u->n_parts);
+	return &u->parts[i];
 }
 
 /* Does every rank have its shard on its own device, and for itself? */
@@ -82,7 +94,8 @@ static void external_share_rank_range(const struct job *job, struct unit *u, uin
 	struct sharers s = external_share_count_sharers(job, u, d);
 	uint32_t k = s.before + external_share_turn_of(job, u, index);
 
-	external_share_row_range(u, &u->parts[d], s.all, k, k + 1, ret_begin, ret_n);
+	external_share_row_range(u, external_share_part_like(u, d), s.all, k, k + 1, ret_begin,
+				 ret_n);
 }
 
 /* Up to the end of what a rank has in its shard: what lies between tensors is in it. */
@@ -113,7 +126,9 @@ int external_share_init(struct external_share *s, const struct job *job, struct 
 {
 	uint64_t begin;
 
-	*s = (struct external_share){ .part = &u->parts[external_share_part_of(job, u, index)] };
+	*s = (struct external_share){
+		.part = &u->parts[external_share_part_of(job, u, index) - u->first_part]
+	};
 	s->runs = calloc(u->rec->n_tensors, sizeof(*s->runs));
 	if (!s->runs)
 		return -ENOMEM;
@@ -139,13 +154,14 @@ int external_share_of_device(const struct job *job, struct unit *u, unsigned d, 
 {
 	struct unit_run *runs = calloc(u->rec->n_tensors, sizeof(*runs));
 	struct sharers s = external_share_count_sharers(job, u, d);
+	const struct unit_part *p = external_share_part_like(u, d);
 	uint64_t begin, n;
 	unsigned n_runs;
 
 	if (!runs)
 		return -ENOMEM;
-	external_share_row_range(u, &u->parts[d], s.all, s.before, s.before + s.here, &begin, &n);
-	n_runs = unit_row_runs(u, &u->parts[d], begin, n, runs);
+	external_share_row_range(u, p, s.all, s.before, s.before + s.here, &begin, &n);
+	n_runs = unit_row_runs(u, p, begin, n, runs);
 	*ret_begin = n_runs ? runs[0].at : 0;
 	*ret_end = n_runs ? runs[n_runs - 1].at + runs[n_runs - 1].n : 0;
 	free(runs);

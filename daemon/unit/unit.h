@@ -155,6 +155,8 @@ struct unit_turns {
 	uint64_t n;       /* begun in this epoch, or in line */
 	unsigned in_line; /* of them: have not begun */
 	bool wanted;      /* another one */
+	/* BY_TRAINER: how often in this epoch all ranks of this node have given their shards back */
+	uint64_t given;
 };
 
 struct unit {
@@ -202,7 +204,8 @@ struct unit {
 	double *norms;        /* ARRIVED: its blocks' norms, if they are wanted; owned */
 	uint8_t shards;       /* enum unit_shards */
 	uint64_t shards_from; /* number of their Reduce; 0: there was none, or its pass is over */
-	uint32_t shards_left; /* ranks that have not given their shard back */
+	/* ranks that have not given their shard back; those on other nodes count as one */
+	uint32_t shards_left;
 	struct condition
 		step_done; /* the parameters are stepped in backward, or nobody reads them */
 };

@@ -57,6 +57,11 @@ static void on_want(struct job *job, struct unit *u, uint64_t turn)
 	fixture_of(job)->want(fixture_of(job), job, u, turn);
 }
 
+static void on_give(struct job *job, struct unit *u, uint64_t turn)
+{
+	fixture_of(job)->give(fixture_of(job), job, u, turn);
+}
+
 static bool comm_there(void *arg)
 {
 	struct nodefix *n = arg;
@@ -123,6 +128,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 				     .announce = on_announce,
 				     .refuse = on_refuse,
 				     .want = on_want,
+				     .give = on_give,
 				     .signals_gone = queue_tasks_forget };
 
 	o = o ? o : &none;

@@ -40,6 +40,7 @@ struct nodefix {
 			 const struct match_entry *first);
 	void (*refuse)(struct nodefix *n, struct group *g, uint64_t number, const struct fault *f);
 	void (*want)(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn);
+	void (*give)(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn);
 	void *userdata;
 	struct {
 		unsigned n;

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "gather/turn.h"
+#include "step/external.h"
 
 /* ------------------------------------------------------------------------ the store */
 
@@ -166,6 +167,24 @@ static void spanfix_on_want(struct nodefix *n, struct job *job, struct unit *u, 
 	}
 }
 
+/* Units are entries, too, beside the groups. */
+static void spanfix_on_give(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn)
+{
+	struct spanfix_entry *e = spanfix_entry_at(UINT32_MAX - u->id, turn);
+	unsigned nodes = 0;
+
+	(void)n;
+	(void)job;
+	for (unsigned i = 0; i < spanfix.n_nodes; i++)
+		nodes += spanfix.jobs[i]->groups[u->rec->group]->here > 0;
+	if (++e->announced < nodes)
+		return;
+	for (unsigned i = 0; i < spanfix.n_nodes; i++)
+		if (spanfix.jobs[i]->groups[u->rec->group]->here)
+			CHECK(external_start(spanfix.jobs[i],
+					     job_unit_by_id(spanfix.jobs[i], u->id), turn));
+}
+
 /* -- their beginning and end */
 
 void spanfix_turn_until(struct spanfix *w, bool (*done)(struct spanfix *w))
@@ -227,6 +246,7 @@ static void spanfix_begin_node(struct spanfix *w, unsigned i)
 	n->announce = spanfix_on_announce;
 	n->refuse = spanfix_on_refuse;
 	n->want = spanfix_on_want;
+	n->give = spanfix_on_give;
 	w->jobs[i] = nodefix_job(n, "job", w->size, 0);
 	if (!w->spans)
 		return;
@@ -392,4 +412,36 @@ void spanfix_replicated(state_unit *spec)
 {
 	spec->strategy = STRATEGY_REPLICATE;
 	spec->shard_ranks = 1;
+}
+
+void spanfix_epoch_ends(struct spanfix *w, const char *why)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_ABORTED, NULL, "%s", why);
+	for (unsigned i = 0; i < w->n_nodes; i++)
+		job_epoch_end(w->jobs[i], &f);
+	w->n_entries = 0;
+}
+
+void spanfix_next_epoch(struct spanfix *w, const char *prefix)
+{
+	spanfix_turn_until(w, spanfix_is_idle);
+	for (unsigned i = 0; i < w->n_nodes; i++) {
+		struct fault f = FAULT_NULL;
+
+		cr_assert_eq(job_set_span(w->jobs[i], spanfix_new_span(w, i, prefix), 100, &f), 0,
+			     "%s", f.text);
+	}
+	for (uint32_t r = 0; r < w->size; r++) {
+		struct member *m = NULL;
+		struct fault f = FAULT_NULL;
+
+		cr_assert_eq(nodefix_try_join(spanfix_node_of(w, r), w->jobs[spanfix_home(w, r)], r,
+					      NULL, w->members[r], &m, &f),
+			     RES_DONE, "%s", f.text);
+		cr_assert_eq(m, w->members[r]);
+		cr_assert_eq(m->epoch, 100);
+	}
+	spanfix_turn_until(w, spanfix_is_placed);
 }

@@ -97,6 +97,11 @@ const struct region *spanfix_result(struct spanfix *w, uint32_t rank);
 void spanfix_note_results(struct spanfix *w);
 void spanfix_gather_and_note(struct spanfix *w);
 
+/* The epoch of all nodes ends. */
+void spanfix_epoch_ends(struct spanfix *w, const char *why);
+/* When nothing runs any more all join again, and meet under @prefix. */
+void spanfix_next_epoch(struct spanfix *w, const char *prefix);
+
 /* Changes of records. */
 void spanfix_replicated(state_unit *spec);
 

@@ -208,38 +208,6 @@ static void script_found_inf(struct spanfix *w)
 
 /* -- what ends an epoch */
 
-static void epoch_ends(struct spanfix *w, const char *why)
-{
-	struct fault f = FAULT_NULL;
-
-	fault_set(&f, FAULT_ABORTED, NULL, "%s", why);
-	for (unsigned i = 0; i < w->n_nodes; i++)
-		job_epoch_end(w->jobs[i], &f);
-	w->n_entries = 0;
-}
-
-static void next_epoch(struct spanfix *w, const char *prefix)
-{
-	spanfix_turn_until(w, spanfix_is_idle);
-	for (unsigned i = 0; i < w->n_nodes; i++) {
-		struct fault f = FAULT_NULL;
-
-		cr_assert_eq(job_set_span(w->jobs[i], spanfix_new_span(w, i, prefix), 100, &f), 0,
-			     "%s", f.text);
-	}
-	for (uint32_t r = 0; r < w->size; r++) {
-		struct member *m = NULL;
-		struct fault f = FAULT_NULL;
-
-		cr_assert_eq(nodefix_try_join(spanfix_node_of(w, r), w->jobs[spanfix_home(w, r)], r,
-					      NULL, w->members[r], &m, &f),
-			     RES_DONE, "%s", f.text);
-		cr_assert_eq(m, w->members[r]);
-		cr_assert_eq(m->epoch, 100);
-	}
-	spanfix_turn_until(w, spanfix_is_placed);
-}
-
 static void all_aborted(struct spanfix *w, const char *why)
 {
 	spanfix_turn_until(w, spanfix_ops_are_over);
@@ -266,11 +234,11 @@ Test(span, an_epoch_ends_while_a_collective_waits_for_another_node)
 	for (unsigned i = 0; i < 100; i++)
 		nodefix_turn(&w->nodes[0]);
 	cr_expect(w->ops[0].op && !w->ops[0].over);
-	epoch_ends(w, "node node1 is gone");
+	spanfix_epoch_ends(w, "node node1 is gone");
 	backend_fake_hold(w->nodes[1].node.devices[0].backend, false);
 	backend_fake_release(w->nodes[1].node.devices[0].backend, false);
 	all_aborted(w, "node node1 is gone");
-	next_epoch(w, "job/100");
+	spanfix_next_epoch(w, "job/100");
 	train(w, 2);
 	spanfix_gather_and_note(w);
 	spanfix_end(w);
@@ -298,7 +266,7 @@ Test(span, an_epoch_ends_while_gathers_and_collectives_stand_in_line)
 	}
 	for (unsigned i = 0; i < 100; i++)
 		nodefix_turn(&w->nodes[0]);
-	epoch_ends(w, "node node1 is gone");
+	spanfix_epoch_ends(w, "node node1 is gone");
 	backend_fake_hold(w->nodes[1].node.devices[0].backend, false);
 	backend_fake_release(w->nodes[1].node.devices[0].backend, false);
 	all_aborted(w, "node node1 is gone");
@@ -310,7 +278,7 @@ Test(span, an_epoch_ends_while_gathers_and_collectives_stand_in_line)
 		cr_expect(barriers[r].over);
 		cr_expect_eq(barriers[r].fault.code, FAULT_ABORTED);
 	}
-	next_epoch(w, "job/100");
+	spanfix_next_epoch(w, "job/100");
 	train(w, 1);
 	spanfix_end(w);
 	free(w->notes);

@@ -8,6 +8,7 @@
 #include "fdcheck.h"
 #include "job/ddp.h"
 #include "spanfix.h"
+#include "step/external.h"
 
 TestSuite(span_ops, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
 
@@ -216,6 +217,176 @@ Test(span_ops, ddps_of_nodes_differ)
 	free(w->notes);
 }
 
+/* -- the trainers' own optimizers */
+
+static void by_trainer(state_unit *spec)
+{
+	const uint64_t shape[] = { 37, 3 };
+	state_tensor *t = state_tensor_new("rows", shape, 2);
+
+	t->init_kind = FILL_UNIFORM;
+	t->init_b = 1;
+	CHECK(state_unit_add_tensor(spec, t) == 0);
+	spec->optimizer->kind = OPTIM_NONE;
+	spec->optimizer->when = OPTIM_BY_TRAINER;
+}
+
+static void by_trainer_replicated(state_unit *spec)
+{
+	by_trainer(spec);
+	spanfix_replicated(spec);
+}
+
+static void by_trainer_in_rows(state_unit *spec)
+{
+	by_trainer(spec);
+	spec->layout = LAYOUT_DIM0;
+}
+
+static void by_trainer_hybrid(state_unit *spec)
+{
+	by_trainer(spec);
+	spec->strategy = STRATEGY_HYBRID;
+	spec->shard_ranks = 2;
+}
+
+static int next_shard(struct nodefix *n, struct member *m, struct nodefix_op *op)
+{
+	Shardd__V1__NextShardRequest r = SHARDD__V1__NEXT_SHARD_REQUEST__INIT;
+
+	return nodefix_submit(n, m, "NextShard", &r.base, op);
+}
+
+static void reduce_filled(struct spanfix *w, unsigned salt)
+{
+	ALL(w, nodefix_on_unit(n, m, "GradientBuffer", u, op));
+	for (uint32_t r = 0; r < w->size; r++)
+		spanfix_fill(spanfix_result(w, r), r, salt);
+	ALL(w, nodefix_reduce(n, m, u, false, op));
+}
+
+/* Each rank steps its share. */
+static void step_shares(struct spanfix *w)
+{
+	ALL(w, next_shard(n, m, op));
+	for (uint32_t r = 0; r < w->size; r++) {
+		const struct external_outcome *o = NODEFIX_OUTCOME(external_outcome, &w->ops[r]);
+		float *p = region_addr(spanfix_result(w, r));
+		const float *g =
+			(const float *)(const void *)((const char *)p + o->gradient_offset);
+
+		spanfix_note(w, &o->elements, sizeof(o->elements));
+		for (uint64_t i = 0; i < o->elements; i++)
+			p[i] -= 0.1f * g[i];
+		spanfix_note(w, p, o->elements * sizeof(*p));
+	}
+}
+
+static void script_by_trainer(struct spanfix *w)
+{
+	spanfix_add_unit(w, 1003, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	for (unsigned s = 1; s <= 3; s++) {
+		reduce_filled(w, s);
+		step_shares(w);
+		ALL(w, nodefix_on_unit(n, m, "ShardDone", u, op));
+		ALL(w, nodefix_step(n, m, op));
+		ALL(w, nodefix_commit(n, m, s, 0, op));
+		spanfix_gather_and_note(w);
+	}
+}
+
+/* Rank 0 gathers what ranks of the other node have not stepped yet. */
+static void script_early_gather(struct spanfix *w)
+{
+	static struct nodefix_op early;
+	struct nodefix *first = spanfix_node_of(w, 0);
+
+	spanfix_add_unit(w, 1003, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	reduce_filled(w, 1);
+	step_shares(w);
+	NODEFIX_OK(nodefix_on_unit(first, w->members[0], "ShardDone", spanfix_unit_of(w, 0),
+				   &early),
+		   &early);
+	nodefix_on_unit(first, w->members[0], "Gather", spanfix_unit_of(w, 0), &early);
+	for (unsigned i = 0; i < 100; i++)
+		for (unsigned k = 0; k < spanfix_homes(w); k++)
+			nodefix_turn(&w->nodes[k]);
+	cr_expect(!early.over);
+	for (uint32_t r = 1; r < w->size; r++) {
+		w->ops[r] = (struct nodefix_op){ 0 };
+		nodefix_on_unit(spanfix_node_of(w, r), w->members[r], "ShardDone",
+				spanfix_unit_of(w, r), &w->ops[r]);
+	}
+	spanfix_all_ok(w, "ShardDone");
+	while (!early.over)
+		for (unsigned k = 0; k < spanfix_homes(w); k++)
+			nodefix_turn(&w->nodes[k]);
+	cr_assert_eq(early.fault.code, 0, "%s", early.fault.text);
+	spanfix_note(w, region_addr(&early.result.place), early.result.place.bytes);
+	NODEFIX_OK(nodefix_on_unit(first, w->members[0], "Release", spanfix_unit_of(w, 0), &early),
+		   &early);
+	ALL(w, nodefix_step(n, m, op));
+	ALL(w, nodefix_commit(n, m, 1, 0, op));
+	spanfix_gather_and_note(w);
+}
+
+static float params_of(struct spanfix *w, uint32_t rank)
+{
+	return *(float *)region_addr(&spanfix_unit_of(w, rank)->parts[0].params);
+}
+
+/* What all have given back is on its way to the copies of the other node. @kept: there is a copy of the
+ * commit. */
+static void ends_on_the_way(bool kept)
+{
+	struct spanfix *w = &spanfix;
+	float before;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1 });
+	spanfix_add_unit(w, 1003, by_trainer_replicated);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	for (unsigned i = 0; !kept && i < w->n_nodes; i++) {
+		w->jobs[i]->rec->resume = JOB_RESUME_NO_COPY;
+		nodefix_wrote(&w->nodes[i]);
+	}
+	ALL(w, nodefix_commit(n, m, 1, 0, op));
+	before = params_of(w, 0);
+	reduce_filled(w, 1);
+	step_shares(w);
+	ALL(w, nodefix_on_unit(n, m, "ShardDone", u, op));
+	cr_assert_eq(spanfix_unit_of(w, 0)->step, UNIT_STEP_STEPPING);
+	spanfix_epoch_ends(w, "node node1 is gone");
+	spanfix_next_epoch(w, "job/100");
+	for (uint32_t r = 0; r < 2; r++) {
+		cr_expect_not(w->jobs[r]->life.torn);
+		cr_expect_eq(spanfix_unit_of(w, r)->rec->initialised, kept);
+		if (kept)
+			cr_expect_eq(params_of(w, r), before);
+	}
+	if (!kept)
+		ALL(w, nodefix_seed(n, m, u, 7, op));
+	reduce_filled(w, 1);
+	step_shares(w);
+	ALL(w, nodefix_on_unit(n, m, "ShardDone", u, op));
+	ALL(w, nodefix_step(n, m, op));
+	ALL(w, nodefix_commit(n, m, 2, 0, op));
+	spanfix_gather_and_note(w);
+	spanfix_end(w);
+	free(w->notes);
+}
+
+Test(span_ops, an_epoch_ends_while_shards_are_brought_to_other_nodes)
+{
+	ends_on_the_way(true);
+}
+
+Test(span_ops, an_epoch_ends_while_shards_are_brought_to_other_nodes_and_nothing_is_kept)
+{
+	ends_on_the_way(false);
+}
+
 #define SPAN_TEST(name, script, change, ...)                                         \
 	Test(span_ops, name)                                                         \
 	{                                                                            \
@@ -223,6 +394,14 @@ Test(span_ops, ddps_of_nodes_differ)
 		spanfix_run(script, (const unsigned[SPANFIX_NODES]){ __VA_ARGS__ }); \
 	}
 
+SPAN_TEST(by_trainer_on_1_1, script_by_trainer, by_trainer, 1, 1)
+SPAN_TEST(by_trainer_on_1_2_3, script_by_trainer, by_trainer, 1, 2, 3)
+SPAN_TEST(by_trainer_in_rows_on_2_1, script_by_trainer, by_trainer_in_rows, 2, 1)
+SPAN_TEST(by_trainer_replicated_on_1_2_3, script_by_trainer, by_trainer_replicated, 1, 2, 3)
+SPAN_TEST(by_trainer_hybrid_on_2_2, script_by_trainer, by_trainer_hybrid, 2, 2)
+SPAN_TEST(by_trainer_gathers_early_on_1_2, script_early_gather, by_trainer, 1, 2)
+SPAN_TEST(by_trainer_replicated_gathers_early_on_2_1, script_early_gather, by_trainer_replicated, 2,
+	  1)
 SPAN_TEST(ddp_on_1_2, script_ddp, of_ddp, 1, 2)
 SPAN_TEST(ddp_on_1_2_3, script_ddp, of_ddp, 1, 2, 3)
 SPAN_TEST(ddp_in_backward_on_2_2, script_ddp, of_ddp_in_backward, 2, 2)
