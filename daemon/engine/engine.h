@@ -36,6 +36,9 @@ typedef void (*comm_done_cb)(struct comm_op *op, int status);
 /* One started collective; embedded by its owner, borrowed until the callback. */
 struct comm_op {
 	comm_done_cb done;
+	/* Of a group: what must be equal at all members, so that no member takes another operation's data
+	 * for this one's. Where it differs the communicator is aborted. */
+	uint64_t place;
 	void *impl; /* the engine's own */
 };
 

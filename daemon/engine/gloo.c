@@ -192,6 +192,7 @@ static int gloo_execute(struct gloo_comm *c, struct gloo_item *item, struct gloo
 	struct gloo_shim_fold fold = { gloo_fold, item, element };
 	struct gloo_shim_link chain = { item->fold.fn, item->fold.userdata, element };
 
+	gloo_shim_set_place(c->shim, item->op->place);
 	switch (item->kind) {
 	case GLOO_ALL_GATHER:
 		return gloo_shim_all_gather(c->shim, item->send, item->recv, item->count * element,

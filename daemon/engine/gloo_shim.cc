@@ -50,6 +50,7 @@ struct gloo_shim {
 	std::unique_ptr<Unbound> farewell; /* of @mark */
 	std::vector<char> staging;
 	uint64_t slot = SENTINEL;
+	uint64_t place = 0; /* of the next operation */
 	bool connected = false;
 
 	std::mutex lock;
@@ -254,7 +255,72 @@ Bytes shim_offsets(const Bytes &bytes)
 
 /* ------------------------------------------------------------------ operations */
 
-void shim_gather(gloo_shim *s, const void *send, void *recv, const Bytes &bytes)
+/* What travels in front of an operation's data: at which place of the order the member is that sends it. */
+class Place
+{
+      public:
+	explicit Place(gloo_shim *shim)
+	    : s(shim), slot(++s->slot), own(s->place), theirs(s->options.size),
+	      from(s, &own, sizeof(own)), to(s, theirs.data(), theirs.size() * sizeof(own))
+	{
+	}
+
+	void expect(int member)
+	{
+		to.recv(member, slot, member * sizeof(own), sizeof(own));
+		members.push_back(member);
+	}
+
+	void tell(int member)
+	{
+		from.send(member, slot, 0, sizeof(own));
+		sends++;
+	}
+
+	void exchange()
+	{
+		for (int k = 1; k < s->options.size; k++)
+			expect(shim_before(s, k));
+		for (int k = 1; k < s->options.size; k++)
+			tell(shim_after(s, k));
+	}
+
+	/* Before data is waited for. */
+	void check()
+	{
+		to.wait_recvs(members.size());
+		for (int member : members)
+			if (theirs[member] != own)
+				refuse(member);
+		from.wait_sends(sends);
+	}
+
+      private:
+	/* Not the one or the other alone is wrong: nobody is blamed. */
+	void refuse(int member)
+	{
+		char text[160];
+
+		snprintf(text, sizeof(text),
+			 "member %d is at another place of the order of operations than member %d "
+			 "(%016llx, %016llx)",
+			 member, s->options.rank, (unsigned long long)theirs[member],
+			 (unsigned long long)own);
+		shim_die(s, { text, -1 });
+		throw std::runtime_error(text);
+	}
+
+	gloo_shim *s;
+	const uint64_t slot;
+	const uint64_t own;
+	std::vector<uint64_t> theirs;
+	std::vector<int> members; /* that it is expected of */
+	uint64_t sends = 0;
+	Buffer from, to;
+};
+
+/* @place: exchanged, and not checked yet; NULL: it was. */
+void shim_gather(gloo_shim *s, const void *send, void *recv, const Bytes &bytes, Place *place)
 {
 	const int n = s->options.size, rank = s->options.rank;
 	const Bytes at = shim_offsets(bytes);
@@ -274,6 +340,8 @@ void shim_gather(gloo_shim *s, const void *send, void *recv, const Bytes &bytes)
 		from.send(shim_after(s, k), slot, 0, bytes[rank]);
 	if (send && send != own)
 		memcpy(own, send, bytes[rank]);
+	if (place)
+		place->check();
 	to.wait_recvs(recvs);
 	from.wait_sends(sends);
 }
@@ -291,7 +359,8 @@ class Reduction
 	{
 	}
 
-	void run()
+	/* @place: exchanged. */
+	void run(Place &place)
 	{
 		const uint64_t most = *std::max_element(bytes.begin(), bytes.end());
 		const uint64_t rows = (most + chunk - 1) / chunk;
@@ -300,6 +369,7 @@ class Reduction
 		post_recvs(1);
 		for (uint64_t row = 0; row < ROWS_AHEAD; row++)
 			post_sends(row);
+		place.check();
 		for (uint64_t row = 0; row < rows; row++) {
 			if (piece(rank, row) > 0) {
 				stage[row % 2]->wait_recvs(n - 1);
@@ -412,9 +482,12 @@ class Chain
 			stages.push_back(std::make_unique<Buffer>(s, stage(i), stride));
 	}
 
-	void run()
+	/* @place: neither told nor expected. */
+	void run(Place &place)
 	{
 		uint64_t expected = 0;
+
+		meet(place);
 
 		for (const Piece &p : pieces)
 			if (rank < n - 1 && p.owner == rank) {
@@ -435,6 +508,20 @@ class Chain
 
       private:
 	static constexpr uint64_t DEPTH = 4; /* chunks that are under way at a member */
+
+	/* Values come from the member before, results from the last one. */
+	void meet(Place &place)
+	{
+		if (rank > 0)
+			place.expect(rank - 1);
+		if (rank < n - 1)
+			place.expect(n - 1);
+		for (int i = 0; i < n - 1 && rank == n - 1; i++)
+			place.tell(i);
+		if (rank < n - 1)
+			place.tell(rank + 1);
+		place.check();
+	}
 
 	struct Piece {
 		int owner;
@@ -509,8 +596,10 @@ void shim_all_reduce_direct(gloo_shim *s, void *data, uint64_t count, const gloo
 	const uint64_t bytes = count * fold->element;
 	std::vector<char> all(n * bytes);
 	std::vector<const void *> in(n);
+	Place place(s);
 
-	shim_gather(s, data, all.data(), Bytes(n, bytes));
+	place.exchange();
+	shim_gather(s, data, all.data(), Bytes(n, bytes), &place);
 	for (int i = 0; i < n; i++)
 		in[i] = all.data() + i * bytes;
 	fold->fn(fold->userdata, data, in.data(), count);
@@ -528,6 +617,15 @@ Bytes shim_cut(const gloo_shim *s, uint64_t total, uint64_t unit)
 	return bytes;
 }
 
+void shim_reduce(gloo_shim *s, const void *send, void *recv, const Bytes &parts,
+		 const gloo_shim_fold *fold)
+{
+	Place place(s);
+
+	place.exchange();
+	Reduction(s, send, recv, parts, fold).run(place);
+}
+
 void shim_all_reduce(gloo_shim *s, void *data, uint64_t count, const gloo_shim_fold *fold)
 {
 	const Bytes parts = shim_cut(s, count, fold->element);
@@ -536,10 +634,9 @@ void shim_all_reduce(gloo_shim *s, void *data, uint64_t count, const gloo_shim_f
 		shim_all_reduce_direct(s, data, count, fold);
 		return;
 	}
-	Reduction(s, data, static_cast<char *>(data) + shim_offsets(parts)[s->options.rank], parts,
-		  fold)
-		.run();
-	shim_gather(s, nullptr, data, parts);
+	shim_reduce(s, data, static_cast<char *>(data) + shim_offsets(parts)[s->options.rank],
+		    parts, fold);
+	shim_gather(s, nullptr, data, parts, nullptr);
 }
 
 void shim_chain(gloo_shim *s, void *recv, uint64_t count, bool whole, const gloo_shim_link *chain)
@@ -547,11 +644,12 @@ void shim_chain(gloo_shim *s, void *recv, uint64_t count, bool whole, const gloo
 	const uint64_t bytes = count * chain->element;
 	const Bytes parts =
 		whole ? shim_cut(s, count, chain->element) : Bytes(s->options.size, bytes);
-	const uint64_t place = whole ? shim_offsets(parts)[s->options.rank] : 0;
+	const uint64_t at = whole ? shim_offsets(parts)[s->options.rank] : 0;
+	Place place(s);
 
-	Chain(s, static_cast<char *>(recv) + place, parts, chain).run();
+	Chain(s, static_cast<char *>(recv) + at, parts, chain).run(place);
 	if (whole)
-		shim_gather(s, nullptr, recv, parts);
+		shim_gather(s, nullptr, recv, parts, nullptr);
 }
 
 /* The root gives each member its part, or each everything. */
@@ -559,25 +657,32 @@ void shim_scatter(gloo_shim *s, void *data, const Bytes &bytes, int root, bool w
 {
 	const Bytes at = shim_offsets(bytes);
 	const int n = s->options.size, rank = s->options.rank;
+	Place place(s);
 	const uint64_t slot = ++s->slot;
 	Buffer b(s, data, at[n]);
 	uint64_t sends = 0;
 
 	if (rank != root) {
+		place.expect(root);
 		if (whole || bytes[rank] > 0) {
 			b.recv(root, slot, whole ? 0 : at[rank], whole ? at[n] : bytes[rank]);
+			place.check();
 			b.wait_recvs(1);
+		} else {
+			place.check();
 		}
 		return;
 	}
 	for (int k = 1; k < n; k++) {
 		int to = shim_after(s, k);
 
+		place.tell(to);
 		if (!whole && bytes[to] == 0)
 			continue;
 		b.send(to, slot, whole ? 0 : at[to], whole ? at[n] : bytes[to]);
 		sends++;
 	}
+	place.check();
 	b.wait_sends(sends);
 }
 
@@ -589,7 +694,7 @@ void shim_broadcast(gloo_shim *s, void *data, uint64_t bytes, int root)
 
 	shim_scatter(s, data, parts, root, whole);
 	if (!whole)
-		shim_gather(s, nullptr, data, parts);
+		shim_gather(s, nullptr, data, parts, nullptr);
 }
 
 /* ---------------------------------------------------------------- life of a context */
@@ -858,18 +963,27 @@ void gloo_shim_free(struct gloo_shim *s, unsigned grace_ms)
 	delete s;
 }
 
+void gloo_shim_set_place(struct gloo_shim *s, uint64_t place)
+{
+	s->place = place;
+}
+
 int gloo_shim_all_gather(struct gloo_shim *s, const void *send, void *recv, uint64_t bytes,
 			 struct gloo_shim_error *error)
 {
-	return shim_guard(s, error,
-			  [=] { shim_gather(s, send, recv, Bytes(s->options.size, bytes)); });
+	const Bytes parts(s->options.size, bytes);
+
+	return gloo_shim_all_gather_v(s, send, recv, parts.data(), error);
 }
 
 int gloo_shim_all_gather_v(struct gloo_shim *s, const void *send, void *recv, const uint64_t *bytes,
 			   struct gloo_shim_error *error)
 {
 	return shim_guard(s, error, [=] {
-		shim_gather(s, send, recv, Bytes(bytes, bytes + s->options.size));
+		Place place(s);
+
+		place.exchange();
+		shim_gather(s, send, recv, Bytes(bytes, bytes + s->options.size), &place);
 	});
 }
 
@@ -877,9 +991,7 @@ int gloo_shim_reduce_scatter(struct gloo_shim *s, const void *send, void *recv, 
 			     const struct gloo_shim_fold *fold, struct gloo_shim_error *error)
 {
 	return shim_guard(s, error, [=] {
-		const Bytes parts(s->options.size, count * fold->element);
-
-		Reduction(s, send, recv, parts, fold).run();
+		shim_reduce(s, send, recv, Bytes(s->options.size, count * fold->element), fold);
 	});
 }
 

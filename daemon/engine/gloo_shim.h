@@ -94,6 +94,10 @@ void gloo_shim_abort(struct gloo_shim *s);
  * member still needs it. NULL is allowed. */
 void gloo_shim_free(struct gloo_shim *s, unsigned grace_ms);
 
+/* The place of the operations that follow: as struct comm_op in engine.h. It travels in front of the data
+ * of each, and whoever receives data checks it. */
+void gloo_shim_set_place(struct gloo_shim *s, uint64_t place);
+
 /* The operations, as in engine.h, between two members or more, with the same results: 0,
  * -ECONNABORTED or -ENOMEM, after which everything else fails, too. */
 int gloo_shim_all_gather(struct gloo_shim *s, const void *send, void *recv, uint64_t bytes,
