@@ -105,7 +105,7 @@ bool order_is_recorded(const struct order *o)
 
 bool order_is_joint(const struct order_key *key, uint32_t flags)
 {
-	return key->kind == ORDER_APPLY || flags & (ORDER_DECISION | ORDER_MARK);
+	return key->kind == ORDER_APPLY || flags & ORDER_FLAGS;
 }
 
 /* How many nodes @nodes has. Return: 0 if some of them do not exist. */

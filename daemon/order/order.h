@@ -71,7 +71,12 @@ enum order_flags {
 	ORDER_DECISION = 1,
 	/* A step ends with it: all nodes take part. What repeats is what lies between two of these. */
 	ORDER_MARK = 2,
+	/* Only the leader starts it, in a schedule, too. As with the other two, its fingerprint may be another
+	 * one in each step. */
+	ORDER_JOINT = 32,
 };
+
+#define ORDER_FLAGS (ORDER_DECISION | ORDER_MARK | ORDER_JOINT)
 
 /* An entry, as its owner on one node knows it. */
 struct order_entry {
@@ -113,6 +118,7 @@ struct order_options {
 	const char *const *names; /* of the nodes, for texts; borrowed */
 	uint32_t max_ahead;       /* entries that a node has announced and that have not started */
 	uint32_t max_recorded;    /* entries of a step that may be recorded; 0: none ever is */
+	bool no_schedules;        /* the leader's: no step becomes a schedule */
 	uint64_t patience_us; /* how long a schedule may keep waiting what is ready, or needed */
 	uint64_t
 		stuck_us; /* the same where others have gone on already: it ends the epoch; 0: never */
@@ -178,6 +184,7 @@ enum order_msg_type {
 	_ORDER_MSG_N,
 };
 
+/* Beside those of enum order_flags. */
 enum order_msg_flags {
 	ORDER_MSG_ALL = 4, /* all nodes take part */
 	/* ANNOUNCE: of an entry that is known to fail; the leader may forget it when all have. */

@@ -235,6 +235,8 @@ uint64_t order_record_hash(const struct order *o, const struct order_record *r, 
 			   uint32_t *ret_n);
 /* Follow the last step of @h from now on. Return: false if there is no memory. */
 bool order_schedule_begin(struct order_schedule *s, const struct order_history *h);
+/* May what has this fingerprint stand for what was recorded? What is joint is compared by the leader. */
+bool order_words_fit(const struct order_rec *rec, const struct order_print *print);
 void order_schedule_deinit(struct order_schedule *s);
 const struct order_rec *order_schedule_next(const struct order_schedule *s);
 struct order_key order_schedule_key(const struct order_schedule *s);

@@ -259,7 +259,7 @@ static struct order_open *order_leader_add(struct order *o, uint32_t from, uint3
 		return NULL;
 	}
 	e->set = set;
-	e->flags = msg->flags & (ORDER_DECISION | ORDER_MARK | ORDER_MSG_ALL);
+	e->flags = msg->flags & (ORDER_FLAGS | ORDER_MSG_ALL);
 	e->seq = o->lead.seq++;
 	e->first = from;
 	e->rank = msg->rank;
@@ -272,7 +272,7 @@ static struct order_open *order_leader_add(struct order *o, uint32_t from, uint3
 static const char *order_leader_wrong(const struct order *o, uint32_t from, uint32_t set,
 				      const struct order_msg *msg, const struct order_open *e)
 {
-	uint8_t flags = msg->flags & (ORDER_DECISION | ORDER_MARK);
+	uint8_t flags = msg->flags & ORDER_FLAGS;
 	/* A node that refuses an operation may not know what it is. */
 	bool refused = msg->type == ORDER_MSG_REFUSE || (e && e->state == ORDER_FAILING);
 
@@ -284,8 +284,8 @@ static const char *order_leader_wrong(const struct order *o, uint32_t from, uint
 		return "an operation before it has caught up";
 	if (e && e->set != set)
 		return "an operation of other nodes than another node has there";
-	if (e && !refused && (e->flags ^ msg->flags) & (ORDER_DECISION | ORDER_MARK))
-		return "an operation that is a decision or a mark on some nodes only";
+	if (e && !refused && (e->flags ^ msg->flags) & ORDER_FLAGS)
+		return "an operation that is joint on some nodes only";
 	if (e && order_nodes_has(&e->heard, from))
 		return "the announcement of an operation twice";
 	if (msg->type == ORDER_MSG_ANNOUNCE && o->lead.ahead[from] >= o->options.max_ahead)
@@ -330,8 +330,7 @@ static bool order_leader_is_next(const struct order *o, const struct order_msg *
 	const struct order_rec *rec = order_schedule_next(&o->lead.schedule);
 	struct order_key key = order_schedule_key(&o->lead.schedule);
 
-	return order_key_equal(&key, &msg->key) && msg->flags == rec->flags &&
-	       memcmp(rec->words, msg->print.words, sizeof(rec->words)) == 0;
+	return order_key_equal(&key, &msg->key) && msg->flags == rec->flags;
 }
 
 static void order_leader_hear(struct order *o, uint32_t from, const struct order_msg *msg)
@@ -350,10 +349,12 @@ static void order_leader_hear(struct order *o, uint32_t from, const struct order
 	order_nodes_add(&e->heard, from);
 	e->n_heard++;
 	o->lead.ahead[from]++;
-	if (memcmp(e->print.words, msg->print.words, sizeof(e->print.words)) != 0)
-		order_leader_mismatch(o, e, from, msg);
-	else
+	if (memcmp(e->print.words, msg->print.words, sizeof(e->print.words)) == 0)
 		order_leader_go_on(o, e);
+	else if (o->lead.state == ORDER_LETS_REPEAT)
+		order_leader_stop(o); /* it fails when they tell of it again, in no schedule */
+	else
+		order_leader_mismatch(o, e, from, msg);
 }
 
 /* It is known to fail, and the node has told its own. */

@@ -15,7 +15,7 @@ static bool order_leader_stop_open_fits(const struct order *o, const struct orde
 		const struct order_rec *rec = order_schedule_find(s, &e->key);
 
 		if (!rec || rec->set != e->set || rec->flags != e->flags ||
-		    memcmp(rec->words, e->print.words, sizeof(rec->words)) != 0)
+		    !order_words_fit(rec, &e->print))
 			return false;
 	}
 	return true;
@@ -38,7 +38,8 @@ void order_leader_mark(struct order *o)
 	struct order_leader *l = &o->lead;
 
 	order_history_mark(&l->history, l->position);
-	if (l->history.repeats < l->need || l->n_deciding || l->n_failing)
+	if (o->options.no_schedules || l->history.repeats < l->need || l->n_deciding ||
+	    l->n_failing)
 		return;
 	if (!order_schedule_begin(&l->schedule, &l->history)) {
 		order_break_memory(o);

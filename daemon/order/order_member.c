@@ -127,7 +127,7 @@ static void order_member_check(const struct order *o, const struct order_entry *
 
 	CHECK(e->key.kind && e->key.kind < _ORDER_KIND_N);
 	CHECK(gather ? !e->flags && !e->print : !!e->print);
-	CHECK(!(e->flags & ~(ORDER_DECISION | ORDER_MARK)));
+	CHECK(!(e->flags & ~(uint32_t)ORDER_FLAGS));
 	CHECK(!e->nodes || order_nodes_has(e->nodes, o->options.self));
 }
 

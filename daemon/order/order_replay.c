@@ -24,7 +24,7 @@ void order_replay_deviate(struct order *o)
 static bool order_replay_fits(const struct order_rec *rec, const struct order_pending *p)
 {
 	return rec && rec->set == p->set && rec->flags == p->flags &&
-	       memcmp(rec->words, p->print.words, sizeof(rec->words)) == 0;
+	       order_words_fit(rec, &p->print);
 }
 
 void order_replay_check(struct order *o, const struct order_pending *p)

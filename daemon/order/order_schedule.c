@@ -43,13 +43,21 @@ void order_history_add(struct order_history *h, const struct order_rec *rec, uin
 	r->recs[r->n++].at = position - r->base;
 }
 
+bool order_words_fit(const struct order_rec *rec, const struct order_print *print)
+{
+	return order_is_joint(&rec->key, rec->flags) ||
+	       memcmp(rec->words, print->words, sizeof(rec->words)) == 0;
+}
+
 /* Is @b what @a was, with larger numbers? Writes the shifts into @b. */
 static bool order_schedule_rec_follows(const struct order_rec *a, struct order_rec *b)
 {
 	b->shift = b->key.number - a->key.number;
 	return a->key.kind == b->key.kind && a->key.group == b->key.group &&
 	       a->key.number < b->key.number && a->at == b->at && a->set == b->set &&
-	       a->flags == b->flags && memcmp(a->words, b->words, sizeof(a->words)) == 0;
+	       a->flags == b->flags &&
+	       (order_is_joint(&a->key, a->flags) ||
+		memcmp(a->words, b->words, sizeof(a->words)) == 0);
 }
 
 /* Put the number of @rec into its stream. */

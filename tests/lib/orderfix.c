@@ -72,6 +72,7 @@ static void key_of(char letter, uint32_t step, uint32_t *counts, struct orderfix
 	k->flags = letter == 'M' || letter == 'Q' ? ORDER_MARK
 		   : letter == 'D'                ? ORDER_MARK | ORDER_DECISION
 		   : letter == 'C'                ? ORDER_DECISION
+		   : letter == 'S'                ? ORDER_JOINT
 						  : 0;
 	if ((letter >= 'G' && letter <= 'K') || sub_gather) {
 		k->key = (struct order_key){ ORDER_GATHER, (uint32_t)letter, step + 1 };
@@ -132,7 +133,8 @@ static void plan_track(struct orderfix_plan *p, uint32_t node, uint32_t track, c
 		CHECK(p->n_items[node][track]++ < ORDERFIX_ITEMS);
 		key_of(*at, step, counts, &k);
 		step += (k.flags & ORDER_MARK) != 0;
-		*i = (struct orderfix_item){ .announce = true, .print = 7 };
+		*i = (struct orderfix_item){ .announce = true,
+					     .print = 7 + (k.flags ? 16 * k.key.number : 0) };
 		i->key = plan_key(p, &k);
 		CHECK(p->keys[i->key].mask >> node & 1);
 		for (; at[1] && strchr("!-?.", at[1]); at++) {

@@ -7,6 +7,7 @@
  *   a..h     a collective of all nodes, in group 1..8
  *   u v w    a collective of nodes 0,1  1,2  0,2
  *   M D      a mark; a mark that the leader decides      C  a decision that is no mark
+ *   S        joint, and no more than that. M, D, C, Q and S have another fingerprint each time
  *   P Q      an APPLY; one that is a mark
  *   G..K     a gather of unit 1..5 on all nodes; X Y Z: on nodes 0,1  1,2  0,2
  *   /        the next step begins, for the numbers of gathers (a mark does that, too)
