@@ -133,7 +133,9 @@ static int nodes_start_cluster(struct nodes *n, uv_loop_t *loop, struct loopq *l
 {
 	char advertise[HOSTPORT_TEXT_BYTES], allow[sizeof(c->peer.allow)];
 	const char *names[sizeof(c->peer.allow) / 2];
-	struct cluster_options o = { .node = node, .advertise = advertise };
+	struct cluster_options o = { .node = node,
+				     .advertise = advertise,
+				     .schedules = strcmp(c->peer.recorded_order, "yes") == 0 };
 	struct hostport at;
 
 	config_peer_advertise(c, &at);

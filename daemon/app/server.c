@@ -516,6 +516,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .refuse = cluster_refuse,
 				     .want = cluster_want,
 				     .give = cluster_give,
+				     .made = cluster_made,
 				     .may_join = cluster_may_join,
 				     .across_waits = cluster_op_waits,
 				     .across_rank_left = cluster_rank_left,

@@ -14,8 +14,8 @@
 #include "core/state.h"
 #include "core/text.h"
 
-/* Links are ticked four times a second at least. */
-#define CLUSTER_TICK_MS 100
+/* Links are ticked four times a second at least, orders some times in CLUSTER_PATIENCE_US. */
+#define CLUSTER_TICK_MS 25
 
 /* Slots of jobs carry no userdata. */
 struct cluster *the_cluster;
@@ -519,8 +519,7 @@ static void cluster_tick_job(struct cluster_job *cj, uint64_t now)
 	decide_tick(&cj->epoch_decision, now);
 	decide_tick(&cj->commit, now);
 	cluster_seek_tick(cj, now);
-	if (cj->epoch.order)
-		order_tick(cj->epoch.order, now);
+	cluster_order_tick(cj, now);
 	if (cj->state == CLUSTER_LEADS)
 		cluster_form(cj);
 }
@@ -606,6 +605,7 @@ int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct 
 	c->loopq = loopq;
 	c->jobs = jobs;
 	c->coord = coord;
+	c->schedules = o->schedules;
 	text_copy(c->name, sizeof(c->name), o->peers.cluster);
 	text_copy(c->node, sizeof(c->node), o->node);
 	text_copy(c->at, sizeof(c->at), o->advertise);

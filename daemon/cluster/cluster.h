@@ -27,6 +27,7 @@ struct cluster_options {
 	const char *node;           /* its name, unique in the cluster */
 	const char *advertise;      /* HOST:PORT at which others reach it */
 	struct peers_options peers; /* node and instance are set from the others */
+	bool schedules; /* jobs that this node leads may follow recorded schedules (order/) */
 };
 
 /* Begin to be a member. @coord: taken over, also on failure; @loopq, @jobs: borrowed. Strings of @o are
@@ -44,6 +45,7 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault);
 void cluster_want(struct job *job, struct unit *u, uint64_t turn);
 void cluster_give(struct job *job, struct unit *u, uint64_t turn);
+void cluster_made(struct job *job, uint64_t position);
 void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t bytes);
 void cluster_rank_left(struct job *job, const struct member *m);
 void cluster_left(struct job *job);

@@ -18,6 +18,11 @@
 /* Of the keys of an epoch's communicators that other nodes have sent. */
 #define CLUSTER_MAX_KEY_BYTES (256u << 20)
 #define CLUSTER_AT_BYTES      272u
+/* Of an order: more would be a job whose steps take minutes, or that never commits. */
+#define CLUSTER_MAX_RECORDED 65536u
+/* 100 ms, and how long ago the last tick may be. */
+#define CLUSTER_PATIENCE_US 125000u
+#define CLUSTER_STUCK_US    10000000u
 
 /* A link to a node that leads jobs, dialled by this one. */
 struct cluster_link {
@@ -71,6 +76,7 @@ struct cluster_epoch {
 	bool *left;          /* of the leader: by node: its ranks have left; owned */
 	bool is_left;        /* on all nodes */
 	uint64_t key_bytes;  /* of its communicators' keys that came from other nodes */
+	bool recorded;       /* @order has followed a schedule, when that was looked at last */
 };
 
 /* A job that ranks of this node want to join, or have joined. */
@@ -117,6 +123,7 @@ struct cluster {
 	struct rendezvous *rendezvous;
 	char why[256];     /* why it is no member */
 	uint64_t again_us; /* then it tries again */
+	bool schedules;    /* jobs that this node leads may follow recorded schedules */
 	bool closing, peers_closed, timer_closed;
 	void (*done)(void *userdata);
 	void *userdata;
@@ -159,6 +166,7 @@ void cluster_withdraw(struct cluster_job *cj);
 /* The order (cluster_order.c). */
 int cluster_order_begin(struct cluster_job *cj);
 void cluster_on_order(struct cluster_job *cj, struct peer *from, const ProtobufCBinaryData *bytes);
+void cluster_order_tick(struct cluster_job *cj, uint64_t now_us);
 void cluster_orders_free(struct cluster *c);
 void cluster_order_end(struct cluster_job *cj);
 

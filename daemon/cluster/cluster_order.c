@@ -57,18 +57,31 @@ static void cluster_order_send(void *userdata, uint32_t node, const struct order
 	cluster_send(cj, cj->epoch.peers ? cj->epoch.peers[node] : cluster_to_leader(cj), &m);
 }
 
-static bool cluster_order_start_collective(struct job *job, const struct order_key *key)
+static bool cluster_order_start_collective(struct job *job, const struct order_started *s)
 {
-	struct group *g = cluster_order_group_of(job, key->group);
+	struct group *g = cluster_order_group_of(job, s->key.group);
 
-	return g && (!g->here || match_start(&g->match, key->number));
+	return g && (!g->here || match_start(&g->match, s->key.number, s->fingerprint));
 }
 
-static bool cluster_order_start_gather(struct job *job, const struct order_key *key)
+static bool cluster_order_start_gather(struct job *job, const struct order_started *s)
 {
-	struct unit *u = cluster_order_unit_of(job, key->group);
+	struct unit *u = cluster_order_unit_of(job, s->key.group);
 
-	return u && u->turns.n + 1 == key->number && turn_start(job, u) == 0;
+	return u && u->turns.n + 1 == s->key.number &&
+	       turn_start(job, u, s->position, s->fingerprint) == 0;
+}
+
+/* Does it follow a recorded step now, and did not before; or the other way round? */
+static void cluster_order_note(struct cluster_job *cj)
+{
+	struct cluster_epoch *e = &cj->epoch;
+
+	if (!e->order || order_is_recorded(e->order) == e->recorded)
+		return;
+	e->recorded = !e->recorded;
+	log_info("cluster", "order job=%s epoch=%llu recorded=%s", cj->label,
+		 (unsigned long long)e->number, e->recorded ? "yes" : "no");
 }
 
 static bool cluster_order_start_apply(struct job *job, const struct order_key *key)
@@ -78,15 +91,15 @@ static bool cluster_order_start_apply(struct job *job, const struct order_key *k
 	return u && external_start(job, u, key->number);
 }
 
-static bool cluster_order_start_kind(struct job *job, const struct order_key *key)
+static bool cluster_order_start_kind(struct job *job, const struct order_started *s)
 {
-	switch ((enum order_kind)key->kind) {
+	switch ((enum order_kind)s->key.kind) {
 	case ORDER_COLLECTIVE:
-		return cluster_order_start_collective(job, key);
+		return cluster_order_start_collective(job, s);
 	case ORDER_GATHER:
-		return cluster_order_start_gather(job, key);
+		return cluster_order_start_gather(job, s);
 	case ORDER_APPLY:
-		return cluster_order_start_apply(job, key);
+		return cluster_order_start_apply(job, &s->key);
 	case _ORDER_KIND_N:
 		break;
 	}
@@ -100,8 +113,9 @@ static void cluster_order_start(void *userdata, const struct order_started *s)
 	struct fault f = FAULT_NULL;
 	bool started = false;
 
+	cluster_order_note(cj);
 	if (job)
-		started = cluster_order_start_kind(job, &s->key);
+		started = cluster_order_start_kind(job, s);
 	if (started)
 		return;
 	fault_set(&f, FAULT_ABORTED, NULL,
@@ -223,9 +237,20 @@ int cluster_order_begin(struct cluster_job *cj)
 					 .self = cj->epoch.self,
 					 .leader = cj->epoch.leader,
 					 .names = cj->epoch.name_list,
-					 .max_ahead = cluster_order_ahead(cluster_job_of(cj)) };
+					 .max_ahead = cluster_order_ahead(cluster_job_of(cj)),
+					 .max_recorded = CLUSTER_MAX_RECORDED,
+					 .no_schedules = !cj->c->schedules,
+					 .patience_us = CLUSTER_PATIENCE_US,
+					 .stuck_us = CLUSTER_STUCK_US };
 
 	return order_new(&o, &ops, cj, &cj->epoch.order);
+}
+
+void cluster_order_tick(struct cluster_job *cj, uint64_t now_us)
+{
+	if (cj->epoch.order)
+		order_tick(cj->epoch.order, now_us);
+	cluster_order_note(cj);
 }
 
 /* It may be in one of its callbacks. */
@@ -315,6 +340,14 @@ static void cluster_order_ahead_fault(const struct cluster_job *cj, const struct
 		  cj->c->node, cluster_order_ahead(job), cj->label);
 }
 
+/* What every step has with other settings, as the learning rate, is no reason to leave a schedule. */
+static uint32_t cluster_order_flags_of(const struct op *op)
+{
+	if (op->type == &op_commit)
+		return ORDER_DECISION | ORDER_MARK;
+	return op->type == &op_step || op->type == &op_plan ? ORDER_JOINT : 0;
+}
+
 void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first)
 {
 	struct cluster_job *cj = cluster_order_running(g->job);
@@ -334,8 +367,7 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 	e.print = &print;
 	e.rank = first->rank;
 	e.pid = first->pid;
-	if (op->type == &op_commit)
-		e.flags = ORDER_DECISION | ORDER_MARK;
+	e.flags = cluster_order_flags_of(op);
 	r = order_announce(cj->epoch.order, &e);
 	if (r == 0 || r == ORDER_E_ENDED)
 		return;
@@ -402,4 +434,12 @@ void cluster_want(struct job *job, struct unit *u, uint64_t turn)
 
 	if (cj && order_announce(cj->epoch.order, &e) == ORDER_E_AHEAD)
 		u->turns.wanted = false; /* whoever wants it asks again */
+}
+
+void cluster_made(struct job *job, uint64_t position)
+{
+	struct cluster_job *cj = cluster_order_running(job);
+
+	if (cj)
+		order_done(cj->epoch.order, position);
 }

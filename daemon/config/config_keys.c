@@ -332,6 +332,11 @@ const struct config_key config_keys[] = {
 	  .help = "yes: the daemon accepts connections of other nodes without certificates, also on\n"
 		  "addresses that are not loopback. Each process that reaches the port can change\n"
 		  "all jobs." },
+	{ FIELD_AS("recorded_order", peer.recorded_order), .type = CONFIG_CHOICE,
+	  .choices = "yes|no", .by_default = "yes",
+	  .help = "yes: the nodes of a job whose step repeats do its operations in the order of that step,\n"
+		  "without messages. no: each operation is announced to the node that leads the job, and\n"
+		  "started by it. The key of that node counts." },
 	{ FIELD_AS("data_interface", peer.data_interface), .type = CONFIG_TEXT, .min = 0,
 	  .max = 15, .by_default = "",
 	  .help = "Network interface for the data of collectives between nodes. Empty: that of\n"

@@ -251,6 +251,11 @@ static int config_nodes_check_none(const struct config *c, struct fault *f)
 					 "%s is '%.80s', and coord is none; it must be empty "
 					 "unless coord is embedded or etcd://...",
 					 keys[i].key, keys[i].value);
+	if (strcmp(p->recorded_order, "yes") != 0)
+		return fault_set(f, FAULT_INVALID, "recorded_order",
+				 "recorded_order is %s, and coord is none; it must be yes unless "
+				 "coord is embedded or etcd://...",
+				 p->recorded_order);
 	return 0;
 }
 

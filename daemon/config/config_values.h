@@ -82,8 +82,9 @@ struct config_peer {
 	char ca[512];        /* "": no TLS */
 	char cert[512];
 	char key[512];
-	char allow[2048]; /* names with commas; "": all that have a certificate */
-	char insecure[8]; /* yes, no */
+	char allow[2048];       /* names with commas; "": all that have a certificate */
+	char insecure[8];       /* yes, no */
+	char recorded_order[8]; /* yes, no */
 	char data_interface[16];
 	char data_address[256]; /* "": the host of @advertise (config_data_address) */
 };

@@ -33,6 +33,7 @@ struct cast {
 	struct node_comm *nc;      /* @between watches it, and it spans nodes: a user of it */
 	struct queue_task between; /* watches what goes on between devices */
 	uint64_t breaks;           /* of the communicators, at its start */
+	uint64_t place;            /* comm_op.place */
 	struct job *job;
 	struct unit *unit;
 	uint64_t version;     /* of the parameters that are read */
@@ -348,7 +349,7 @@ static enum res full_all_gather(struct cast *cast, bool frozen)
 				  : (char *)recv[d] + unit_position(u, &u->parts[d]) * count *
 							      dtype_size(dtype);
 	}
-	cast->comm_op.done = full_on_gathered;
+	cast->comm_op = (struct comm_op){ .done = full_on_gathered, .place = cast->place };
 	comm_all_gather(full_comm_of(cast)->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv,
 			count, dtype);
 	return RES_WAIT;
@@ -561,9 +562,11 @@ static void full_hold_comm(struct cast *cast)
 	nc->users++;
 }
 
+/* @together: with all nodes, at this place; NULL: not. */
 static enum res full_begin_as(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
-			      bool evict, struct fault *f)
+			      const uint64_t *together, struct fault *f)
 {
+	bool evict = op || together;
 	struct cast *cast;
 	int r;
 
@@ -585,6 +588,7 @@ static enum res full_begin_as(struct job *job, struct unit *u, uint64_t deadline
 			return RES_WAIT;
 		return res_of(op_memory_fault(job, r, unit_full_room(u), "a gathered unit", f));
 	}
+	cast->place = together ? *together : 0;
 	full_hold_comm(cast);
 	full_enter(cast, op);
 	for (unsigned d = 0; d < u->n_parts; d++)
@@ -595,10 +599,10 @@ static enum res full_begin_as(struct job *job, struct unit *u, uint64_t deadline
 enum res full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
 		    struct fault *f)
 {
-	return full_begin_as(job, u, deadline_us, op, op, f);
+	return full_begin_as(job, u, deadline_us, op, NULL, f);
 }
 
-enum res full_begin_together(struct job *job, struct unit *u, struct fault *f)
+enum res full_begin_together(struct job *job, struct unit *u, uint64_t place, struct fault *f)
 {
-	return full_begin_as(job, u, UINT64_MAX, NULL, true, f);
+	return full_begin_as(job, u, UINT64_MAX, NULL, &place, f);
 }

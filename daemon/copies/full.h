@@ -18,8 +18,9 @@
 enum res full_begin(struct job *job, struct unit *u, uint64_t deadline_us, struct op *op,
 		    struct fault *f);
 
-/* The same of a copy that all nodes begin now; ops may wait for u->cast_done already. */
-enum res full_begin_together(struct job *job, struct unit *u, struct fault *f);
+/* The same of a copy that all nodes begin now; ops may wait for u->cast_done already. @place: comm_op.place of
+ * its operations between them. */
+enum res full_begin_together(struct job *job, struct unit *u, uint64_t place, struct fault *f);
 
 /* Is the copy there, or, executing, as good as there for who waits with a stream? */
 bool full_valid(const struct unit *u);

@@ -15,6 +15,7 @@ struct turn {
 	struct job *job;
 	struct unit *unit;
 	uint64_t epoch;
+	uint64_t position, place; /* of the order */
 	bool has_begun;
 };
 
@@ -38,6 +39,8 @@ static void turn_end(struct turn *t)
 	t->unit->turns.in_line -= !t->has_begun;
 	waiter_leave(&t->waiter);
 	line_leave(&t->line);
+	if (t->epoch == job->rec->epoch)
+		job->jobs->ops.made(job, t->position);
 	free(t);
 	job_ran(job);
 }
@@ -75,7 +78,7 @@ static enum res turn_tick(struct turn *t, struct fault *f)
 		condition_wait(&t->job->node->changed, &t->waiter);
 		return RES_WAIT;
 	}
-	switch (full_begin_together(t->job, u, f)) {
+	switch (full_begin_together(t->job, u, t->place, f)) {
 	case RES_DONE:
 		t->has_begun = true;
 		u->turns.in_line--;
@@ -120,7 +123,7 @@ static void turn_on_line(struct line_item *i)
 		turn_go_on(t);
 }
 
-int turn_start(struct job *job, struct unit *u)
+int turn_start(struct job *job, struct unit *u, uint64_t position, uint64_t place)
 {
 	struct turn *t = calloc(1, sizeof(*t));
 
@@ -132,6 +135,8 @@ int turn_start(struct job *job, struct unit *u)
 	t->job = job;
 	t->unit = u;
 	t->epoch = job->rec->epoch;
+	t->position = position;
+	t->place = place;
 	line_item_init(&t->line);
 	waiter_init(&t->waiter, turn_resume);
 	job->running++; /* until turn_end */

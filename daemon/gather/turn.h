@@ -1,7 +1,7 @@
 /*
  * Gathered copies of units whose parts are on several nodes. All nodes make one together, in the order
- * of the job's line (job/line.h): whoever wants one asks the leader, and each node begins it when the
- * leader has started it, whether somebody here wants it or not. Loop thread only.
+ * of the job's line (job/line.h): whoever wants one asks for it, and each node begins it when it is started in
+ * the order, whether somebody here wants it or not. Loop thread only.
  */
 #ifndef SHARDD_GATHER_TURN_H
 #define SHARDD_GATHER_TURN_H
@@ -12,7 +12,8 @@
 bool turn_is_needed(const struct job *job, const struct unit *u);
 /* Somebody here wants a copy, and waits for u->cast_done. */
 void turn_want(struct job *job, struct unit *u);
-/* The leader has started the copy that is the next turn of @u. Return: 0 or -ENOMEM. */
-int turn_start(struct job *job, struct unit *u);
+/* The copy that is the next turn of @u is started, at @position of the order; @place: comm_op.place of its
+ * operations between nodes. Return: 0 or -ENOMEM. */
+int turn_start(struct job *job, struct unit *u, uint64_t position, uint64_t place);
 
 #endif

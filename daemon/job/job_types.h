@@ -102,6 +102,8 @@ struct job_ops {
 	/* All ranks here have given back their shards of @u for the @turn-th time in this epoch:
 	 * external_start follows when those of all nodes have. */
 	void (*give)(struct job *job, struct unit *u, uint64_t turn);
+	/* The gathered copy that was started at @position of the order is made, or has failed. */
+	void (*made)(struct job *job, uint64_t position);
 	/* (optional) Rank @rank wants to join. RES_WAIT: the nodes have not begun an epoch with it yet:
 	 * job_settle follows. */
 	enum res (*may_join)(struct job *job, uint32_t rank, struct fault *f);

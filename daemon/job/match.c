@@ -236,12 +236,14 @@ int match_announce(struct match *m, struct match_entry *entry)
 	return 0;
 }
 
-bool match_start(struct match *m, uint64_t number)
+bool match_start(struct match *m, uint64_t number, uint64_t place)
 {
 	struct match_slot *s = match_slot(m, number);
 
 	if (!s || !s->here || s->complete || s->failed)
 		return false;
+	for (uint32_t i = 0; i < m->size; i++)
+		s->entries[i]->place = place;
 	match_slot_complete(m, s);
 	return true;
 }

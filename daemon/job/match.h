@@ -43,6 +43,9 @@ struct match_entry {
 	uint32_t index;      /* of the member in the group */
 	uint32_t rank;       /* for texts */
 	int pid;
+	/* Once complete, with members on other nodes: the fingerprint of what all of them have started up to
+	 * here (order/order.h). */
+	uint64_t place;
 	struct fingerprint print;
 };
 
@@ -145,8 +148,9 @@ void match_member_left(struct match *m, uint32_t index, const struct fault *faul
  * that runs here, and cannot come to an end. */
 bool match_left_elsewhere(struct match *m, uint64_t number, const struct fault *fault);
 
-/* All nodes have announced at @number: it is complete. Return: false: the members here have not. */
-bool match_start(struct match *m, uint64_t number);
+/* All nodes have announced at @number, or will: it is complete. @place: for its entries. Return: false: the
+ * members here have not. */
+bool match_start(struct match *m, uint64_t number, uint64_t place);
 /* @number has failed on another node. */
 void match_fail(struct match *m, uint64_t number, const struct fault *fault);
 

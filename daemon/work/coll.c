@@ -133,6 +133,7 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 		return NULL;
 	}
 	c->unit = c->ops[0]->unit;
+	c->place = entries[0]->place;
 	for (unsigned i = 0; i < c->n_parts; i++)
 		c->parts[i].queue.note = (struct device_note){ .name = c->type->name,
 							       .job = c->job,
@@ -525,7 +526,7 @@ struct comm_op *coll_comm(struct coll *c)
 		coll_hold_comm(c);
 		queue_task_watch(&c->between, c->group->nc, coll_deadline_of(c));
 	}
-	c->comm_op = (struct comm_op){ .done = coll_on_comm };
+	c->comm_op = (struct comm_op){ .done = coll_on_comm, .place = c->place };
 	return &c->comm_op;
 }
 

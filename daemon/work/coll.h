@@ -52,6 +52,7 @@ struct coll {
 
 	/* its tick */
 	struct line_item line;  /* where it spans nodes (coll_talk.c) */
+	uint64_t place;         /* of its operations between nodes: comm_op.place */
 	bool has_begun;         /* in line: it was ticked */
 	struct coll_talk *talk; /* owned: an operation that waits for its turn in line */
 	unsigned stage;         /* where it goes on: an enum of the file that has it; 0 at first */

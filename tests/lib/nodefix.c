@@ -52,6 +52,11 @@ static void on_refuse(struct group *g, uint64_t number, const struct fault *f)
 	fixture_of(g->job)->refuse(fixture_of(g->job), g, number, f);
 }
 
+static void on_made(struct job *job, uint64_t position)
+{
+	fixture_of(job)->made(fixture_of(job), job, position);
+}
+
 static void on_want(struct job *job, struct unit *u, uint64_t turn)
 {
 	fixture_of(job)->want(fixture_of(job), job, u, turn);
@@ -129,6 +134,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 				     .refuse = on_refuse,
 				     .want = on_want,
 				     .give = on_give,
+				     .made = on_made,
 				     .signals_gone = queue_tasks_forget };
 
 	o = o ? o : &none;

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "gather/turn.h"
+#include "op/op_list.h"
 #include "step/external.h"
 
 /* ------------------------------------------------------------------------ the store */
@@ -102,90 +103,228 @@ void spanfix_note(struct spanfix *w, const void *data, size_t bytes)
 	w->n_notes += bytes;
 }
 
-/* -- in place of the leader */
+/* -- the order */
 
-static struct spanfix_entry *spanfix_entry_at(uint32_t group, uint64_t number)
-{
-	struct spanfix *w = &spanfix;
-
-	for (unsigned i = 0; i < w->n_entries; i++)
-		if (w->entries[i].group == group && w->entries[i].number == number)
-			return &w->entries[i];
-	CHECK(w->n_entries < ARRAY_SIZE(w->entries));
-	w->entries[w->n_entries] = (struct spanfix_entry){ .group = group, .number = number };
-	return &w->entries[w->n_entries++];
-}
-
-static void spanfix_fail_everywhere(struct group *g, uint64_t number, const struct fault *f)
+static unsigned spanfix_node_of_job(const struct job *job)
 {
 	for (unsigned i = 0; i < spanfix.n_nodes; i++)
-		match_fail(&spanfix.jobs[i]->groups[g->id]->match, number, f);
+		if (spanfix.jobs[i] == job)
+			return i;
+	CHECK_NOT_REACHED();
+}
+
+static struct group *spanfix_group_of_key(struct job *job, uint64_t key)
+{
+	for (uint32_t i = 0; i < job->n_groups; i++)
+		if (group_key(job->groups[i]) == key)
+			return job->groups[i];
+	CHECK_NOT_REACHED();
+}
+
+static struct unit *spanfix_unit_of_key(struct job *job, uint64_t key)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		if (job->units[i]->key == key)
+			return job->units[i];
+	CHECK_NOT_REACHED();
+}
+
+static void spanfix_order_on_send(void *userdata, uint32_t node, const struct order_msg *msg)
+{
+	struct spanfix *w = &spanfix;
+	uint8_t bytes[ORDER_MSG_MAX];
+	struct spanfix_sent *sent = &w->sent[(w->first_sent + w->n_sent++) % SPANFIX_SENT];
+
+	CHECK(w->n_sent <= SPANFIX_SENT);
+	sent->from = spanfix_node_of_job(userdata);
+	sent->to = node;
+	CHECK(order_unpack(bytes, order_pack(msg, bytes), &sent->msg) == 0);
+}
+
+static void spanfix_order_on_start(void *userdata, const struct order_started *s)
+{
+	struct job *job = userdata;
+	unsigned node = spanfix_node_of_job(job);
+	uint64_t place = s->fingerprint ^ (spanfix.astray == node + 1);
+	struct group *g;
+	struct unit *u;
+
+	spanfix.started[node] += order_is_recorded(spanfix.orders[node]);
+	if (s->key.kind == ORDER_GATHER) {
+		u = spanfix_unit_of_key(job, s->key.group);
+		CHECK(u->turns.n + 1 == s->key.number);
+		CHECK(turn_start(job, u, s->position, place) == 0);
+		return;
+	}
+	if (s->key.kind == ORDER_APPLY) {
+		CHECK(external_start(job, spanfix_unit_of_key(job, s->key.group), s->key.number));
+		return;
+	}
+	g = spanfix_group_of_key(job, s->key.group);
+	CHECK(match_start(&g->match, s->key.number, place));
+}
+
+static void spanfix_order_on_fail(void *userdata, const struct order_key *key,
+				  const struct fault *f)
+{
+	match_fail(&spanfix_group_of_key(userdata, key->group)->match, key->number, f);
+}
+
+static void spanfix_order_on_decide(void *userdata, const struct order_key *key)
+{
+	order_decided(spanfix.orders[spanfix_node_of_job(userdata)], key, true, NULL);
+}
+
+static void spanfix_order_on_ended(void *userdata, const struct fault *f)
+{
+	(void)userdata;
+	if (!spanfix.broken.code)
+		spanfix.broken = *f;
+}
+
+static void spanfix_begin_order(struct spanfix *w, unsigned i)
+{
+	static const char *const names[] = { "node0", "node1", "node2" };
+	static const struct order_ops ops = { .send = spanfix_order_on_send,
+					      .start = spanfix_order_on_start,
+					      .fail = spanfix_order_on_fail,
+					      .decide = spanfix_order_on_decide,
+					      .ended = spanfix_order_on_ended };
+	const struct order_options o = { .n_nodes = w->n_nodes,
+					 .self = i,
+					 .names = names,
+					 .max_ahead = 1000,
+					 .max_recorded = 1000,
+					 .patience_us = 20000,
+					 .stuck_us = 200000 };
+
+	CHECK(order_new(&o, &ops, w->jobs[i], &w->orders[i]) == 0);
+	order_tick(w->orders[i], clock_now_us());
+}
+
+static void spanfix_end_orders(struct spanfix *w)
+{
+	for (unsigned i = 0; i < w->n_nodes; i++)
+		w->orders[i] = order_free(w->orders[i]);
+	w->n_sent = 0;
+}
+
+void spanfix_epoch_ends(struct spanfix *w, const char *why)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_ABORTED, NULL, "%s", why);
+	for (unsigned i = 0; i < w->n_nodes; i++)
+		job_epoch_end(w->jobs[i], &f);
+	spanfix_end_orders(w);
+}
+
+/* The messages of now, and the time. */
+void spanfix_turn_orders(struct spanfix *w)
+{
+	for (unsigned n = w->n_sent; n && w->n_sent; n--) {
+		struct spanfix_sent sent = w->sent[w->first_sent];
+
+		w->first_sent = (w->first_sent + 1) % SPANFIX_SENT;
+		w->n_sent--;
+		order_receive(w->orders[sent.to], sent.from, &sent.msg);
+	}
+	for (unsigned i = 0; i < w->n_nodes && w->orders[i]; i++)
+		order_tick(w->orders[i], clock_now_us());
+	if (w->broken.code && w->orders[0])
+		spanfix_epoch_ends(w, w->broken.text);
+}
+
+bool spanfix_is_recorded(struct spanfix *w)
+{
+	for (unsigned i = 0; i < w->n_nodes; i++)
+		if (!order_is_recorded(w->orders[i]))
+			return false;
+	return true;
+}
+
+/* The nodes of @g. Return: NULL: all. */
+static const struct order_nodes *spanfix_nodes_of(const struct group *g, struct order_nodes *ret)
+{
+	unsigned n = 0;
+
+	*ret = (struct order_nodes){ 0 };
+	for (uint32_t i = 0; i < group_size(g); i++)
+		n += order_nodes_add(ret, span_node_of(g->job->across.span, g->rec->ranks[i]));
+	return n == spanfix.n_nodes ? NULL : ret;
 }
 
 static void spanfix_on_announce(struct nodefix *n, struct group *g, uint64_t number,
 				const struct match_entry *first)
 {
-	struct spanfix_entry *e = spanfix_entry_at(g->id, number);
-	unsigned nodes = 0;
+	const struct op *op = CONTAINER_OF(first, struct op, entry);
+	struct order_nodes nodes;
+	struct order_print print;
+	struct order_entry e = { .key = { ORDER_COLLECTIVE, group_key(g), number },
+				 .flags = op->type == &op_commit ? ORDER_DECISION | ORDER_MARK
+					  : op->type == &op_step ? ORDER_JOINT
+								 : 0,
+				 .nodes = spanfix_nodes_of(g, &nodes),
+				 .print = &print,
+				 .rank = first->rank };
 
 	(void)n;
-	if (!e->announced++)
-		e->first = *first;
-	if (memcmp(e->first.print.words, first->print.words, sizeof(first->print.words)) != 0) {
-		struct fault f = FAULT_NULL;
-
-		fault_set(&f, FAULT_STATE, NULL, "rank %u asks for %s, rank %u for %s",
-			  e->first.rank, e->first.print.text, first->rank, first->print.text);
-		spanfix_fail_everywhere(g, number, &f);
-		return;
-	}
-	for (unsigned i = 0; i < spanfix.n_nodes; i++)
-		nodes += spanfix.jobs[i]->groups[g->id]->here > 0;
-	if (e->announced < nodes)
-		return;
-	for (unsigned i = 0; i < spanfix.n_nodes; i++)
-		if (spanfix.jobs[i]->groups[g->id]->here)
-			CHECK(match_start(&spanfix.jobs[i]->groups[g->id]->match, number));
+	memcpy(print.words, first->print.words, sizeof(print.words));
+	snprintf(print.text, sizeof(print.text), "%s", first->print.text);
+	if (spanfix.orders[spanfix_node_of_job(g->job)])
+		(void)order_announce(spanfix.orders[spanfix_node_of_job(g->job)], &e);
 }
 
 static void spanfix_on_refuse(struct nodefix *n, struct group *g, uint64_t number,
 			      const struct fault *f)
 {
+	struct order_nodes nodes;
+	struct order_print print = { 0 };
+	struct order_entry e = { .key = { ORDER_COLLECTIVE, group_key(g), number },
+				 .nodes = spanfix_nodes_of(g, &nodes),
+				 .print = &print };
+
 	(void)n;
-	spanfix_fail_everywhere(g, number, f);
+	if (spanfix.orders[spanfix_node_of_job(g->job)])
+		(void)order_refuse(spanfix.orders[spanfix_node_of_job(g->job)], &e, f);
 }
 
 static void spanfix_on_want(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn)
 {
-	(void)n;
-	(void)job;
-	for (unsigned i = 0; i < spanfix.n_nodes; i++) {
-		struct unit *v = job_unit_by_id(spanfix.jobs[i], u->id);
+	const struct order_entry e = { .key = { ORDER_GATHER, u->key, turn } };
 
-		CHECK(v->turns.n + 1 == turn);
-		CHECK(turn_start(spanfix.jobs[i], v) == 0);
-	}
+	(void)n;
+	(void)order_announce(spanfix.orders[spanfix_node_of_job(job)], &e);
 }
 
-/* Units are entries, too, beside the groups. */
+static void spanfix_on_made(struct nodefix *n, struct job *job, uint64_t position)
+{
+	(void)n;
+	if (spanfix.orders[spanfix_node_of_job(job)])
+		order_done(spanfix.orders[spanfix_node_of_job(job)], position);
+}
+
 static void spanfix_on_give(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn)
 {
-	struct spanfix_entry *e = spanfix_entry_at(UINT32_MAX - u->id, turn);
-	unsigned nodes = 0;
+	const struct order_print print = { .text = "the step of a unit" };
+	struct order_nodes nodes;
+	struct order_entry e = { .key = { ORDER_APPLY, u->key, turn },
+				 .nodes = spanfix_nodes_of(job->groups[u->rec->group], &nodes),
+				 .print = &print };
 
 	(void)n;
-	(void)job;
-	for (unsigned i = 0; i < spanfix.n_nodes; i++)
-		nodes += spanfix.jobs[i]->groups[u->rec->group]->here > 0;
-	if (++e->announced < nodes)
-		return;
-	for (unsigned i = 0; i < spanfix.n_nodes; i++)
-		if (spanfix.jobs[i]->groups[u->rec->group]->here)
-			CHECK(external_start(spanfix.jobs[i],
-					     job_unit_by_id(spanfix.jobs[i], u->id), turn));
+	(void)order_announce(spanfix.orders[spanfix_node_of_job(job)], &e);
 }
 
 /* -- their beginning and end */
+
+void spanfix_turn(struct spanfix *w)
+{
+	for (unsigned i = 0; i < spanfix_homes(w); i++)
+		nodefix_turn(&w->nodes[i]);
+	if (w->spans)
+		spanfix_turn_orders(w);
+}
 
 void spanfix_turn_until(struct spanfix *w, bool (*done)(struct spanfix *w))
 {
@@ -193,8 +332,7 @@ void spanfix_turn_until(struct spanfix *w, bool (*done)(struct spanfix *w))
 	uint64_t until = clock_now_us() + 20000000;
 
 	while (!done(w)) {
-		for (unsigned i = 0; i < spanfix_homes(w); i++)
-			nodefix_turn(&w->nodes[i]);
+		spanfix_turn(w);
 		nanosleep(&pause, NULL);
 		cr_assert_lt(clock_now_us(), until, "it does not end");
 	}
@@ -246,6 +384,7 @@ static void spanfix_begin_node(struct spanfix *w, unsigned i)
 	n->announce = spanfix_on_announce;
 	n->refuse = spanfix_on_refuse;
 	n->want = spanfix_on_want;
+	n->made = spanfix_on_made;
 	n->give = spanfix_on_give;
 	w->jobs[i] = nodefix_job(n, "job", w->size, 0);
 	if (!w->spans)
@@ -253,6 +392,7 @@ static void spanfix_begin_node(struct spanfix *w, unsigned i)
 	cr_assert_eq(engine_gloo_new(&n->run.queue, &gloo, &n->node.nodes_engine), 0);
 	cr_assert_eq(job_set_span(w->jobs[i], spanfix_new_span(w, i, "job/1"), 1, &f), 0, "%s",
 		     f.text);
+	spanfix_begin_order(w, i);
 }
 
 void spanfix_begin(struct spanfix *w, bool spans, const unsigned *ranks)
@@ -298,6 +438,7 @@ static void spanfix_leave_all(struct spanfix *w)
 		job_epoch_end(w->jobs[i], &f);
 		node_wake(&w->nodes[i].node);
 	}
+	spanfix_end_orders(w);
 	spanfix_turn_until(w, spanfix_has_left);
 }
 
@@ -349,16 +490,22 @@ bool spanfix_is_placed(struct spanfix *w)
 	return all;
 }
 
-void spanfix_add_unit(struct spanfix *w, uint64_t elements, void (*change)(state_unit *spec))
+void spanfix_add_named_unit(struct spanfix *w, const char *name, uint64_t elements,
+			    void (*change)(state_unit *spec))
 {
 	spanfix_turn_until(w, spanfix_is_placed);
 	for (unsigned i = 0; i < spanfix_homes(w); i++) {
-		state_unit *spec = nodefix_spec("u", elements);
+		state_unit *spec = nodefix_spec(name, elements);
 
 		if (change)
 			change(spec);
 		w->unit = nodefix_register(w->jobs[i], spec)->id;
 	}
+}
+
+void spanfix_add_unit(struct spanfix *w, uint64_t elements, void (*change)(state_unit *spec))
+{
+	spanfix_add_named_unit(w, "u", elements, change);
 }
 
 void spanfix_fill(const struct region *r, uint32_t rank, unsigned salt)
@@ -414,16 +561,6 @@ void spanfix_replicated(state_unit *spec)
 	spec->shard_ranks = 1;
 }
 
-void spanfix_epoch_ends(struct spanfix *w, const char *why)
-{
-	struct fault f = FAULT_NULL;
-
-	fault_set(&f, FAULT_ABORTED, NULL, "%s", why);
-	for (unsigned i = 0; i < w->n_nodes; i++)
-		job_epoch_end(w->jobs[i], &f);
-	w->n_entries = 0;
-}
-
 void spanfix_next_epoch(struct spanfix *w, const char *prefix)
 {
 	spanfix_turn_until(w, spanfix_is_idle);
@@ -432,7 +569,9 @@ void spanfix_next_epoch(struct spanfix *w, const char *prefix)
 
 		cr_assert_eq(job_set_span(w->jobs[i], spanfix_new_span(w, i, prefix), 100, &f), 0,
 			     "%s", f.text);
+		spanfix_begin_order(w, i);
 	}
+	w->broken = FAULT_NULL;
 	for (uint32_t r = 0; r < w->size; r++) {
 		struct member *m = NULL;
 		struct fault f = FAULT_NULL;

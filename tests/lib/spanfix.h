@@ -1,8 +1,8 @@
 /*
- * A job over several nodes: two to three cores of the daemon in one process, each with its own loop, and
- * Gloo between them. In place of a leader there is a table: what all nodes have announced is started on
- * all of them. Every script runs twice: on the nodes, and on one node with as many devices. What it has
- * noted must be equal, bit for bit.
+ * A job over several nodes: two to three cores of the daemon in one process, each with its own loop and
+ * its order, and Gloo between them. Links between the orders are a queue here, and commits are decided at
+ * once. Every script runs twice: on the nodes, and on one node with as many devices. What it has noted
+ * must be equal, bit for bit.
  */
 #ifndef SHARDD_TESTS_SPANFIX_H
 #define SHARDD_TESTS_SPANFIX_H
@@ -11,16 +11,17 @@
 
 #include "job/span.h"
 #include "nodefix.h"
+#include "order/order.h"
 
 #define SPANFIX_NODES 3
 #define SPANFIX_RANKS 8
 
-struct spanfix_entry {
-	uint32_t group;
-	uint64_t number;
-	struct match_entry first;
-	const char *node;
-	unsigned announced;
+#define SPANFIX_SENT 256
+
+/* A message of an order on its way. */
+struct spanfix_sent {
+	uint32_t from, to;
+	struct order_msg msg;
 };
 
 /* Ranks on several nodes, or on one node with several devices. */
@@ -34,9 +35,13 @@ struct spanfix {
 	uint32_t size;
 	uint32_t unit; /* the number of the last unit */
 	struct nodefix_op ops[SPANFIX_RANKS];
-	struct spanfix_entry entries[4096];
-	unsigned n_entries;
-	unsigned char *notes; /* owned */
+	struct order *orders[SPANFIX_NODES]; /* NULL: no epoch runs */
+	struct spanfix_sent sent[SPANFIX_SENT];
+	unsigned first_sent, n_sent;
+	unsigned astray; /* the number of the node whose fingerprints are wrong, and 1; 0: none */
+	unsigned started[SPANFIX_NODES]; /* by a recorded schedule */
+	struct fault broken;             /* why an order has ended by itself */
+	unsigned char *notes;            /* owned */
 	size_t n_notes, room;
 };
 
@@ -57,14 +62,18 @@ struct unit *spanfix_unit_of(struct spanfix *w, uint32_t rank);
 
 /* What both runs must have alike. */
 void spanfix_note(struct spanfix *w, const void *data, size_t bytes);
-/* Turn all loops until @done, for twenty seconds. */
+/* Turn all loops until @done, for twenty seconds; all of them, or only the orders, once. */
 void spanfix_turn_until(struct spanfix *w, bool (*done)(struct spanfix *w));
+void spanfix_turn(struct spanfix *w);
+void spanfix_turn_orders(struct spanfix *w);
 bool spanfix_is_idle(struct spanfix *w);
 bool spanfix_ops_are_over(struct spanfix *w);
 /* All groups have their communicators. */
 bool spanfix_is_placed(struct spanfix *w);
 /* Fails the test unless all ops end well. */
 void spanfix_all_ok(struct spanfix *w, const char *what);
+/* All nodes follow a recorded step. */
+bool spanfix_is_recorded(struct spanfix *w);
 /* The span of the next epoch, of node @self; the caller's. */
 struct span *spanfix_new_span(const struct spanfix *w, unsigned self, const char *prefix);
 
@@ -89,6 +98,8 @@ struct span *spanfix_new_span(const struct spanfix *w, unsigned self, const char
 	} while (0)
 
 /* @change says how its record differs from nodefix_spec's. */
+void spanfix_add_named_unit(struct spanfix *w, const char *name, uint64_t elements,
+			    void (*change)(state_unit *spec));
 void spanfix_add_unit(struct spanfix *w, uint64_t elements, void (*change)(state_unit *spec));
 /* Something of its own for each rank and element, with sums that are rounded. */
 void spanfix_fill(const struct region *r, uint32_t rank, unsigned salt);

@@ -6,7 +6,7 @@ import time
 
 import lab
 from lab import Failed, Lab, sh, wait_for
-from training import Training
+from training import Training, Wandering
 
 SHAPES = ((("a", 2), ("b", 2)), (("a", 1), ("b", 1), ("c", 1), ("d", 1)),
           (("a", 1), ("b", 2), ("c", 3)))
@@ -231,6 +231,32 @@ def etcd_dies():
         t.stop()
 
 
+def orders(node, recorded):
+    return node.said().count(f"recorded={recorded}")
+
+
+def recorded():
+    """Nodes follow a recorded step, and leave it for what is new: with equal parameters."""
+    detours = ("barrier@20", "evaluate@40:0", "reverse@60", "evaluate@80:3", "late@100:2")
+    with Lab(2, start=False) as x:
+        for node in x.nodes.values():
+            node.start(recorded_order="no")
+        expected = Wandering(x, TWO, 120, detours, job="announced").finish()
+        if any(orders(n, "yes") for n in x.nodes.values()):
+            raise Failed("a step was recorded, and must not be")
+        for node in x.nodes.values():
+            node.stop()
+            node.start(recorded_order="yes")
+        if (seen := Wandering(x, TWO, 120, detours).finish()) != expected:
+            raise Failed(f"parameters {seen}, {expected} when each operation is announced")
+        for node in x.nodes.values():
+            left = [orders(node, r) for r in ("yes", "no")]
+            print(f"# node {node.name} has followed a recorded step {left[0]} times, and left it "
+                  f"{left[1]} times")
+            if min(left) < 2:
+                raise Failed(f"node {node.name}: {left}")
+
+
 def etcd_is_away():
     """etcd is away for longer than the lease of the nodes."""
     with Lab(2) as x:
@@ -347,8 +373,8 @@ def slow_link():
             raise Failed("that is more than 5 % above")
 
 
-DEFAULT = [trains, trainer_dies, daemon_dies, rank_leaves, gives_up, link_cut, etcd_dies, mismatch,
-           tls, other_cluster, stopped, slow_link]
+DEFAULT = [trains, trainer_dies, daemon_dies, rank_leaves, gives_up, link_cut, etcd_dies, recorded,
+           mismatch, tls, other_cluster, stopped, slow_link]
 LONG = [etcd_is_away]
 # Not run: a node drops the step that it has prepared when the epoch ends, and does not ask the
 # store whether it was committed (docs/nodes.md, invariant 7). The job is refused.

@@ -3,9 +3,11 @@
 import json
 import pathlib
 import random
+import sys
 
-from lab import BIN, PATIENCE_S, Failed, Process, environment, wait_for
+from lab import BIN, PATIENCE_S, ROOT, Failed, Process, environment, wait_for
 
+LIBRARY = BIN.parent / "lib/libshardd.so.0"
 SMALL = "--batch 12 --hidden 16 --context 4 --embed 4"
 
 
@@ -30,17 +32,22 @@ class Training:
         for rank in range(len(self.places)) if start is None else start:
             self.start(rank)
 
+    def command(self, rank):
+        return [BIN / "charlm", "--data", text_file(self.lab), "--steps", self.steps, "--json",
+                *self.options.split(), *self.own.get(rank, "").split()]
+
     def path(self, what):
         return f"{self.lab.folder}/{self.job}{self.number}-{what}"
 
     def start(self, rank):
         node, local = self.places[rank]
-        argv = [BIN / "charlm", "--data", text_file(self.lab), "--steps", self.steps, "--json",
-                *self.options.split(), *self.own.get(rank, "").split()]
         env = environment(SHARDD_SOCKET=node.socket, SHARDD_JOB=self.job, RANK=str(rank),
-                          WORLD_SIZE=str(len(self.places)), LOCAL_RANK=str(local))
+                          WORLD_SIZE=str(len(self.places)), LOCAL_RANK=str(local),
+                          SHARDD_LIBRARY=str(LIBRARY), PYTHONPATH=str(ROOT / "client/python"),
+                          PYTHONDONTWRITEBYTECODE="1")
         out = self.path("out") if rank == 0 else None
-        self.ranks[rank] = Process(node.name, argv, self.path(f"{rank}.log"), env, out)
+        self.ranks[rank] = Process(node.name, self.command(rank), self.path(f"{rank}.log"), env,
+                                   out)
 
     def on(self, name):
         return [r for r, (node, _) in enumerate(self.places) if node.name == name]
@@ -108,3 +115,15 @@ class Training:
             return any(name in line for line in lines for name in names)
         for rank in ranks:
             wait_for(lambda rank=rank: said(rank), f"rank {rank} says {what} ... {names}", s)
+
+
+class Wandering(Training):
+    """wander.py in place of charlm. Its losses are hashes of the parameters."""
+
+    def __init__(self, lab, shape, steps, detours, job="j"):
+        self.detours = detours
+        super().__init__(lab, shape, steps, job=job)
+
+    def command(self, rank):
+        return [sys.executable, pathlib.Path(__file__).parent / "wander.py", self.steps,
+                *self.detours]

@@ -583,18 +583,18 @@ Test(match, with_others_a_slot_completes_when_it_is_started)
 
 	begin_with_others(&m, &completed);
 	announce(&m, &a, 0, 1);
-	cr_expect_not(match_start(&m, 1), "member 1 has not announced");
+	cr_expect_not(match_start(&m, 1, 7), "member 1 has not announced");
 	cr_expect_eq(told.announced, 0);
 	announce(&m, &b, 1, 1);
 	cr_expect_eq(told.announced, 1);
 	cr_expect_eq(told.number, 1);
 	cr_expect_eq(completed, 0);
 	cr_expect_eq(a.outcome, PENDING);
-	cr_expect(match_start(&m, 1));
+	cr_expect(match_start(&m, 1, 7));
 	cr_expect_eq(completed, 1);
 	cr_expect_eq(a.outcome, COMPLETE);
 	cr_expect_eq(b.outcome, COMPLETE);
-	cr_expect_not(match_start(&m, 1), "once");
+	cr_expect_not(match_start(&m, 1, 7), "once");
 	match_deinit(&m);
 }
 
@@ -618,7 +618,7 @@ Test(match, others_are_told_once_what_has_failed_here)
 	match_refuse(&m, &a.entry, &(struct fault){ .code = FAULT_DEADLINE, .text = "late" });
 	cr_expect_eq(told.refused, 2);
 	assert_failed(&b, FAULT_DEADLINE, "late");
-	cr_expect_not(match_start(&m, 2));
+	cr_expect_not(match_start(&m, 2, 7));
 	match_deinit(&m);
 }
 
@@ -661,7 +661,7 @@ Test(match, a_member_elsewhere_that_left_fails_what_it_has_not_announced)
 	announce(&m, &b[1], 1, 2);
 	assert_failed(&b[1], FAULT_ABORTED, "rank 7 has left");
 	cr_expect_eq(a[0].outcome, PENDING, "it has announced this one");
-	cr_expect(match_start(&m, 1));
+	cr_expect(match_start(&m, 1, 7));
 	cr_expect_eq(a[0].outcome, COMPLETE);
 	match_member_left(&m, 0, &why);
 	announce(&m, &b[2], 1, 3);
@@ -683,7 +683,7 @@ Test(match, what_runs_without_a_member_elsewhere_that_left_is_known)
 	m.others = &others;
 	announce(&m, &a, 0, 1);
 	announce(&m, &b, 1, 1);
-	cr_expect(match_start(&m, 1));
+	cr_expect(match_start(&m, 1, 7));
 	cr_expect_not(match_left_elsewhere(&m, 1, &why));
 	cr_expect(match_left_elsewhere(&m, 0, &why));
 	match_passed(&m, &a.entry);

@@ -208,6 +208,15 @@ static void script_found_inf(struct spanfix *w)
 
 /* -- what ends an epoch */
 
+/* The other node does nothing but send and receive. */
+static void turn_first_node(struct spanfix *w)
+{
+	for (unsigned i = 0; i < 100; i++) {
+		nodefix_turn(&w->nodes[0]);
+		spanfix_turn_orders(w);
+	}
+}
+
 static void all_aborted(struct spanfix *w, const char *why)
 {
 	spanfix_turn_until(w, spanfix_ops_are_over);
@@ -231,8 +240,7 @@ Test(span, an_epoch_ends_while_a_collective_waits_for_another_node)
 	fill_gradients(w, 5);
 	backend_fake_hold(w->nodes[1].node.devices[0].backend, true);
 	EACH(w, nodefix_reduce(n, m, u, false, op));
-	for (unsigned i = 0; i < 100; i++)
-		nodefix_turn(&w->nodes[0]);
+	turn_first_node(w);
 	cr_expect(w->ops[0].op && !w->ops[0].over);
 	spanfix_epoch_ends(w, "node node1 is gone");
 	backend_fake_hold(w->nodes[1].node.devices[0].backend, false);
@@ -264,8 +272,7 @@ Test(span, an_epoch_ends_while_gathers_and_collectives_stand_in_line)
 					     spanfix_unit_of(w, r), &gathers[r]),
 			     0);
 	}
-	for (unsigned i = 0; i < 100; i++)
-		nodefix_turn(&w->nodes[0]);
+	turn_first_node(w);
 	spanfix_epoch_ends(w, "node node1 is gone");
 	backend_fake_hold(w->nodes[1].node.devices[0].backend, false);
 	backend_fake_release(w->nodes[1].node.devices[0].backend, false);
@@ -335,6 +342,136 @@ static void script_unused(struct spanfix *w)
 	}
 }
 
+/* -- steps that repeat */
+
+/* Steps of the job; the first one takes no part in what repeats. */
+static void repeat(struct spanfix *w, unsigned from, unsigned to)
+{
+	for (unsigned s = from; s <= to; s++)
+		train(w, s);
+}
+
+static void expect_recorded(struct spanfix *w, bool recorded)
+{
+	if (w->spans)
+		cr_expect_eq(spanfix_is_recorded(w), recorded, "step %llu",
+			     (unsigned long long)w->jobs[0]->rec->step);
+}
+
+static void script_repeated(struct spanfix *w)
+{
+	spanfix_add_unit(w, 1003, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	repeat(w, 1, 3);
+	expect_recorded(w, true);
+	repeat(w, 4, 8);
+	expect_recorded(w, true);
+	for (unsigned i = 0; i < w->n_nodes; i++)
+		if (w->spans)
+			cr_expect_geq(w->started[i], 5 * 4, "node %u started %u by itself", i,
+				      w->started[i]);
+	spanfix_gather_and_note(w);
+}
+
+/* All ranks do a barrier more, and a copy is made for nobody's step: the schedule ends, and begins again when
+ * steps have repeated. */
+static void script_other_ops(struct spanfix *w)
+{
+	spanfix_add_unit(w, 1003, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	repeat(w, 1, 4);
+	expect_recorded(w, true);
+	ALL(w, nodefix_barrier(n, m, 0, op));
+	spanfix_gather_and_note(w);
+	ALL(w, nodefix_barrier(n, m, 0, op));
+	expect_recorded(w, false);
+	repeat(w, 5, 10);
+	expect_recorded(w, true);
+	spanfix_gather_and_note(w);
+}
+
+/* One rank evaluates by itself, and asks for what is the last of a step first. */
+static void script_evaluation(struct spanfix *w)
+{
+	uint32_t first, second;
+
+	spanfix_add_unit(w, 1003, unit_changes);
+	first = w->unit;
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	spanfix_add_named_unit(w, "v", 517, unit_changes);
+	second = w->unit;
+	ALL(w, nodefix_seed(n, m, u, 9, op));
+	for (unsigned s = 1; s <= 12; s++) {
+		if (s == 6) {
+			expect_recorded(w, true);
+			w->unit = second;
+			for (uint32_t r = 1; r < w->size; r++)
+				w->ops[r] = (struct nodefix_op){ .over = true };
+			w->ops[0] = (struct nodefix_op){ 0 };
+			cr_assert_eq(nodefix_on_unit(spanfix_node_of(w, 0), w->members[0], "Gather",
+						     spanfix_unit_of(w, 0), &w->ops[0]),
+				     0);
+			spanfix_all_ok(w, "Gather of one rank");
+			spanfix_note(w, region_addr(spanfix_result(w, 0)),
+				     spanfix_result(w, 0)->bytes);
+			expect_recorded(w, false);
+			cr_assert_eq(nodefix_on_unit(spanfix_node_of(w, 0), w->members[0],
+						     "Release", spanfix_unit_of(w, 0), &w->ops[0]),
+				     0);
+			spanfix_all_ok(w, "Release of one rank");
+		}
+		w->unit = first;
+		spanfix_gather_and_note(w);
+		w->unit = second;
+		train(w, s);
+	}
+	expect_recorded(w, true);
+}
+
+/* A rank does something else than before, and the others do what they did: other nodes have begun that. */
+Test(span, nodes_that_leave_a_schedule_in_different_directions_end_the_epoch)
+{
+	struct spanfix *w = &spanfix;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 2 });
+	spanfix_add_unit(w, 1003, NULL);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	repeat(w, 1, 4);
+	expect_recorded(w, true);
+	spanfix_gather_and_note(w);
+	fill_gradients(w, 1);
+	EACH(w, m->rank ? nodefix_reduce(n, m, u, false, op) : nodefix_barrier(n, m, 0, op));
+	all_aborted(w, "ops differ at number");
+	spanfix_next_epoch(w, "job/100");
+	repeat(w, 5, 8);
+	expect_recorded(w, true);
+	spanfix_gather_and_note(w);
+	spanfix_end(w);
+	free(w->notes);
+}
+
+/* What a node sends is not taken for something else. */
+Test(span, data_of_another_place_in_the_order_is_refused)
+{
+	struct spanfix *w = &spanfix;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1 });
+	spanfix_add_unit(w, 1003, NULL);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	train(w, 1);
+	w->astray = 2;
+	fill_gradients(w, 1);
+	EACH(w, nodefix_reduce(n, m, u, false, op));
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	for (uint32_t r = 0; r < 2; r++)
+		cr_expect_eq(w->ops[r].fault.code, FAULT_ABORTED, "%s", w->ops[r].fault.text);
+	cr_expect(strstr(w->ops[0].fault.text, "another place of the order") ||
+			  strstr(w->ops[1].fault.text, "another place of the order"),
+		  "%s; %s", w->ops[0].fault.text, w->ops[1].fault.text);
+	spanfix_end(w);
+	free(w->notes);
+}
+
 #define SPAN_TEST(name, script, change, ...)                                         \
 	Test(span, name)                                                             \
 	{                                                                            \
@@ -349,6 +486,11 @@ SPAN_TEST(training_in_bf16_on_3_1, script_training, in_bf16, 3, 1)
 SPAN_TEST(training_by_rows_on_2_2, script_training, by_rows, 2, 2)
 SPAN_TEST(training_by_rows_on_1_2_3, script_training, by_rows, 1, 2, 3)
 SPAN_TEST(training_replicas_on_1_2, script_training, spanfix_replicated, 1, 2)
+SPAN_TEST(repeated_on_2_2, script_repeated, NULL, 2, 2)
+SPAN_TEST(repeated_in_bf16_on_1_2_3, script_repeated, in_bf16, 1, 2, 3)
+SPAN_TEST(repeated_replicas_on_1_2, script_repeated, spanfix_replicated, 1, 2)
+SPAN_TEST(other_ops_than_recorded_on_1_2_3, script_other_ops, in_bf16, 1, 2, 3)
+SPAN_TEST(evaluation_on_2_1, script_evaluation, in_bf16, 2, 1)
 SPAN_TEST(buffers_on_1_2_3, script_buffers, NULL, 1, 2, 3)
 SPAN_TEST(initialise_on_1_2_3, script_initialise, NULL, 1, 2, 3)
 SPAN_TEST(initialise_by_rows_on_2_1, script_initialise, by_rows, 2, 1)

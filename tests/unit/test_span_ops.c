@@ -286,7 +286,7 @@ static void script_by_trainer(struct spanfix *w)
 {
 	spanfix_add_unit(w, 1003, unit_changes);
 	ALL(w, nodefix_seed(n, m, u, 7, op));
-	for (unsigned s = 1; s <= 3; s++) {
+	for (unsigned s = 1; s <= 6; s++) {
 		reduce_filled(w, s);
 		step_shares(w);
 		ALL(w, nodefix_on_unit(n, m, "ShardDone", u, op));
@@ -311,8 +311,7 @@ static void script_early_gather(struct spanfix *w)
 		   &early);
 	nodefix_on_unit(first, w->members[0], "Gather", spanfix_unit_of(w, 0), &early);
 	for (unsigned i = 0; i < 100; i++)
-		for (unsigned k = 0; k < spanfix_homes(w); k++)
-			nodefix_turn(&w->nodes[k]);
+		spanfix_turn(w);
 	cr_expect(!early.over);
 	for (uint32_t r = 1; r < w->size; r++) {
 		w->ops[r] = (struct nodefix_op){ 0 };
@@ -321,8 +320,7 @@ static void script_early_gather(struct spanfix *w)
 	}
 	spanfix_all_ok(w, "ShardDone");
 	while (!early.over)
-		for (unsigned k = 0; k < spanfix_homes(w); k++)
-			nodefix_turn(&w->nodes[k]);
+		spanfix_turn(w);
 	cr_assert_eq(early.fault.code, 0, "%s", early.fault.text);
 	spanfix_note(w, region_addr(&early.result.place), early.result.place.bytes);
 	NODEFIX_OK(nodefix_on_unit(first, w->members[0], "Release", spanfix_unit_of(w, 0), &early),
