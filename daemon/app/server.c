@@ -41,6 +41,7 @@
 #include "rpc/svc_status.h"
 #include "session/session.h"
 #include "step/backward.h"
+#include "step/doubt.h"
 #include "work/drain.h"
 
 #define SERVER_MAGIC 0x53525652u
@@ -513,6 +514,8 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .signals_gone = queue_tasks_forget,
 				     .epoch_ended = server_on_epoch_ended,
 				     .announce = cluster_announce,
+				     .prepared = cluster_prepared,
+				     .epoch_ends = doubt_epoch_ends,
 				     .refuse = cluster_refuse,
 				     .want = cluster_want,
 				     .give = cluster_give,

@@ -42,6 +42,7 @@ struct cluster *cluster_free(struct cluster *c);
 /* Slots of struct job_ops, for the daemon's one cluster. Without one every job is on this node. */
 enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f);
 void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first);
+void cluster_prepared(struct group *g, uint64_t number);
 void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault);
 void cluster_want(struct job *job, struct unit *u, uint64_t turn);
 void cluster_give(struct job *job, struct unit *u, uint64_t turn);

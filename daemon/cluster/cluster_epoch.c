@@ -7,81 +7,10 @@
 #include "cluster/cluster_impl.h"
 #include "core/check.h"
 #include "core/clock.h"
-#include "core/fnv.h"
 #include "core/log.h"
 #include "core/text.h"
-#include "job/position.h"
 
 #define CLUSTER_MAX_RANKS 1024u /* as max_world_size */
-
-/* ------------------------------------------------------------------ what nodes have */
-
-static uint64_t cluster_epoch_settings(const state_job *rec)
-{
-	uint64_t h = FNV_BEGIN;
-
-	h = fnv_add(h, rec->lifetime);
-	h = fnv_add(h, rec->resume);
-	h = fnv_add(h, rec->allow_torn);
-	h = fnv_add(h, rec->ipc);
-	return fnv_add(h, rec->is_private);
-}
-
-static void cluster_epoch_holding_of(const struct job *job, struct cluster_holding *ret)
-{
-	const state_job *rec = job->rec;
-
-	*ret = (struct cluster_holding){ .world = rec->world_size,
-					 .units = job_units_alive(job),
-					 .epoch = rec->epoch,
-					 .settings = cluster_epoch_settings(rec),
-					 .has_commit = rec->has_commit,
-					 .step = rec->has_commit ? rec->step : 0,
-					 .torn = rec->torn };
-	ret->has_position = ret->units && position_of(rec, &ret->position);
-}
-
-static void cluster_epoch_describe(const struct cluster_node *n, char *buf, size_t bytes)
-{
-	const struct cluster_holding *h = &n->holding;
-
-	if (!h->units)
-		snprintf(buf, bytes, "node %s has nothing of it", n->name);
-	else if (h->torn || !h->has_position)
-		snprintf(buf, bytes, "node %s has %u units at no known step", n->name, h->units);
-	else
-		snprintf(buf, bytes, "node %s has %u units at step %llu", n->name, h->units,
-			 (unsigned long long)h->position);
-}
-
-/* Can they go on together? Return: 0 or a fault code. */
-static int cluster_epoch_check_pair(const struct cluster_job *cj, const struct cluster_node *a,
-				    const struct cluster_node *b, struct fault *f)
-{
-	const struct cluster_holding *x = &a->holding, *y = &b->holding;
-	char has[2][160];
-
-	if (x->world != y->world)
-		return fault_set(f, FAULT_STATE, NULL,
-				 "job '%s' has world size %u on node %s, and %u on node %s",
-				 cj->label, x->world, a->name, y->world, b->name);
-	if (x->settings != y->settings)
-		return fault_set(f, FAULT_STATE, NULL,
-				 "job '%s' has other settings (lifetime, resume, allow_torn, ipc, "
-				 "private) on node %s than on node %s",
-				 cj->label, a->name, b->name);
-	if (x->units == y->units && x->torn == y->torn && x->has_commit == y->has_commit &&
-	    x->step == y->step && x->has_position == y->has_position &&
-	    (!x->has_position || x->position == y->position))
-		return 0;
-	cluster_epoch_describe(a, has[0], sizeof(has[0]));
-	cluster_epoch_describe(b, has[1], sizeof(has[1]));
-	return fault_set(
-		f, FAULT_STATE, NULL,
-		"the nodes of job '%s' are not at the same step: %s, %s; delete the job on "
-		"all nodes and start it again",
-		cj->label, has[0], has[1]);
-}
 
 /* ------------------------------------------------------------------ nodes of a leader */
 
@@ -155,7 +84,7 @@ static void cluster_epoch_wish_here(struct cluster_job *cj, const struct job *jo
 		cluster_say(cj, "there is no memory for the ranks that want to join");
 		return;
 	}
-	cluster_epoch_holding_of(job, &n->holding);
+	cluster_holding_of(job, &n->holding);
 	for (uint32_t i = 0; i < cj->n_wishes; i++) {
 		n->ranks[i] = cj->wishes[i];
 		n->devices[i] = (uint16_t)cluster_epoch_device_of(job, cj->wishes[i]);
@@ -168,27 +97,20 @@ static int cluster_epoch_send_wish(struct cluster_job *cj, const struct job *job
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobWish w = SHARDD__V1__JOB_WISH__INIT;
-	Shardd__V1__JobHolding holding = SHARDD__V1__JOB_HOLDING__INIT;
+	Shardd__V1__JobStep prepared, applied;
+	Shardd__V1__JobHolding holding;
 	Shardd__V1__JobRank *ranks = calloc(cj->n_wishes + 1, sizeof(*ranks));
 	Shardd__V1__JobRank **list = calloc(cj->n_wishes + 1, sizeof(*list));
 	struct cluster_holding h;
 
-	cluster_epoch_holding_of(job, &h);
+	cluster_holding_of(job, &h);
 	for (uint32_t i = 0; ranks && list && i < cj->n_wishes; i++) {
 		shardd__v1__job_rank__init(&ranks[i]);
 		ranks[i].rank = cj->wishes[i];
 		ranks[i].device = cluster_epoch_device_of(job, cj->wishes[i]);
 		list[i] = &ranks[i];
 	}
-	holding.world = h.world;
-	holding.epoch = h.epoch;
-	holding.settings = h.settings;
-	holding.units = h.units;
-	holding.has_commit = h.has_commit;
-	holding.step = h.step;
-	holding.torn = h.torn;
-	holding.has_position = h.has_position;
-	holding.position = h.position;
+	cluster_holding_pack(&h, &holding, &prepared, &applied);
 	w.n_ranks = cj->n_wishes;
 	w.ranks = list;
 	w.state = &holding;
@@ -225,19 +147,6 @@ void cluster_tell_wishes(struct cluster_job *cj)
 		cluster_epoch_wish_here(cj, job);
 	else if (cj->state == CLUSTER_FOLLOWS && cluster_epoch_send_wish(cj, job) < 0)
 		cluster_say(cj, "there is no memory for a message to the leader");
-}
-
-static void cluster_epoch_take_holding(struct cluster_node *n, const Shardd__V1__JobHolding *s)
-{
-	n->holding = (struct cluster_holding){ .world = s->world,
-					       .units = s->units,
-					       .epoch = s->epoch,
-					       .settings = s->settings,
-					       .step = s->step,
-					       .position = s->position,
-					       .has_commit = s->has_commit,
-					       .torn = s->torn,
-					       .has_position = s->has_position };
 }
 
 static bool cluster_epoch_wish_is_valid(const Shardd__V1__JobWish *w)
@@ -282,7 +191,7 @@ void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1
 		peer_end(from, "there is no memory for its ranks");
 		return;
 	}
-	cluster_epoch_take_holding(n, w->state);
+	cluster_holding_unpack(n, w->state);
 	for (size_t i = 0; i < w->n_ranks; i++) {
 		n->ranks[i] = w->ranks[i]->rank;
 		n->devices[i] = (uint16_t)w->ranks[i]->device;
@@ -390,7 +299,7 @@ static int cluster_epoch_check_ranks(struct cluster_job *cj, struct fault *f)
 						 "where rank %u "
 						 "is expected",
 						 n->name, n->ranks[i], cj->label, next);
-		if (before && cluster_epoch_check_pair(cj, before, n, f))
+		if (before && cluster_holding_check_job(cj, before, n, f))
 			return f->code;
 		before = n;
 	}
@@ -450,7 +359,7 @@ static bool cluster_epoch_is_whole(struct cluster_job *cj)
 
 	list_for_each (n, tmp, &cj->nodes, link)
 		if (n->holding.world != first->holding.world)
-			(void)cluster_epoch_check_pair(cj, first, n, &f);
+			(void)cluster_holding_check_job(cj, first, n, &f);
 	if (f.code) {
 		cluster_epoch_refuse_all(cj, &f);
 		return false;
@@ -575,6 +484,7 @@ static int cluster_epoch_begin(struct cluster_job *cj, struct job *job,
 	span = cluster_epoch_make_span(cj, b, f);
 	if (!span || job_set_span(job, span, cj->epoch.number, f))
 		return f->code;
+	cluster_holding_resolve(job, b);
 	if (cj->epoch.n_nodes > 1 && cluster_order_begin(cj) < 0) {
 		fault_errno(f, -ENOMEM, "beginning an epoch");
 		job_span_failed(job, f);
@@ -700,6 +610,7 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobBegin b = SHARDD__V1__JOB_BEGIN__INIT;
+	Shardd__V1__JobStep applied;
 	unsigned self = 0;
 	void *block;
 
@@ -713,6 +624,11 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 		return;
 	}
 	b.leader = self;
+	b.has_commit = cj->ruling.has_commit;
+	b.step = cj->ruling.step;
+	b.commit_epoch = cj->ruling.epoch;
+	cluster_holding_pack_step(&cj->ruling.applied, &applied);
+	b.applied = cj->ruling.has_applied ? &applied : NULL;
 	m.epoch = cj->last_epoch;
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_BEGIN;
 	m.begin = &b;
@@ -723,21 +639,51 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 	free(block);
 }
 
+static void cluster_epoch_give_up(struct cluster_job *cj, const char *why, bool later)
+{
+	log_info("cluster", "epoch not begun job=%s why=\"%s\"", cj->label, why);
+	cluster_seek(cj);
+	cj->again_us = later ? clock_now_us() + CLUSTER_PAUSE_US : 0;
+}
+
+/* No commit of an earlier epoch can be decided any more: this is the last one. */
+static void cluster_epoch_on_step(struct coord_call *call, const struct coord_reply *reply)
+{
+	struct cluster_job *cj = CONTAINER_OF(call, struct cluster_job, call);
+	struct fault f = FAULT_NULL;
+
+	CHECK(cj->state == CLUSTER_DECIDING);
+	if (reply->status != COORD_OK || !cluster_epoch_is_whole(cj)) {
+		cluster_epoch_give_up(cj, reply->why ? reply->why : "a node has gone", true);
+		return;
+	}
+	(void)cluster_holding_rule(cj, reply, &f);
+	if (!f.code) {
+		cluster_epoch_announce_epoch(cj);
+		return;
+	}
+	cluster_epoch_refuse_all(cj, &f);
+	cluster_seek(cj);
+}
+
 static void cluster_epoch_on_decided(struct decide *d, enum decide_outcome outcome,
 				     int64_t revision, const char *why)
 {
 	struct cluster_job *cj = CONTAINER_OF(d, struct cluster_job, epoch_decision);
+	char step[CLUSTER_KEY_BYTES];
+	struct coord_txn t = { .read = step };
 
 	CHECK(cj->state == CLUSTER_DECIDING);
-	if (outcome == DECIDE_DONE)
-		cj->epoch_revision = revision;
-	if (outcome == DECIDE_DONE && cluster_epoch_is_whole(cj)) {
-		cluster_epoch_announce_epoch(cj);
+	if (outcome != DECIDE_DONE) {
+		cluster_epoch_give_up(cj, why, outcome == DECIDE_REFUSED);
 		return;
 	}
-	log_info("cluster", "epoch not begun job=%s why=\"%s\"", cj->label, why);
-	cluster_seek(cj);
-	cj->again_us = outcome == DECIDE_REFUSED ? clock_now_us() + CLUSTER_PAUSE_US : 0;
+	cj->epoch_revision = revision;
+	cluster_key(cj, "step", step);
+	cluster_say(cj, "the store is asked for the last committed step");
+	cj->call.done = cluster_epoch_on_step;
+	if (coord_txn(cj->c->coord, &cj->call, &t, CLUSTER_ANSWER_MS) < 0)
+		cluster_epoch_give_up(cj, "there is no memory for a call", true);
 }
 
 /* ------------------------------------------------------------------ an epoch ends */

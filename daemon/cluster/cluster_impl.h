@@ -9,6 +9,7 @@
 #include "core/list.h"
 #include "job/span.h"
 #include "order/order.h"
+#include "step/doubt.h"
 
 #define CLUSTER_LEASE_S   10
 #define CLUSTER_REJOIN_US 1000000u
@@ -38,6 +39,10 @@ struct cluster_holding {
 	uint32_t world, units;
 	uint64_t epoch, settings, step, position;
 	bool has_commit, torn, has_position;
+	struct doubt_open doubt; /* the others above are what holds if it is dropped */
+	bool has_after;
+	uint64_t after; /* the position if the prepared step is applied */
+	struct job_step_id applied;
 };
 
 /* A node that has ranks of a job, as its leader knows it. */
@@ -104,7 +109,8 @@ struct cluster_job {
 	struct decide epoch_decision, commit;
 	struct order_key committing;
 	int64_t epoch_revision, step_revision;
-	uint64_t last_epoch; /* that the store knows */
+	uint64_t last_epoch;        /* that the store knows */
+	struct doubt_ruling ruling; /* on what nodes are in doubt about */
 
 	struct cluster_epoch epoch;
 };
@@ -145,6 +151,22 @@ void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us);
 void cluster_leader_lost(struct cluster_job *cj, const char *why);
 void cluster_link_up(struct cluster_link *l);
 void cluster_link_gone(struct cluster_link *l, const char *why);
+
+/* What nodes have of a job (cluster_holding.c). */
+void cluster_holding_of(const struct job *job, struct cluster_holding *ret);
+/* Is it the same job on both nodes, whatever they have of it? Return: 0 or a fault code. */
+int cluster_holding_check_job(const struct cluster_job *cj, const struct cluster_node *a,
+			      const struct cluster_node *b, struct fault *f);
+/* The next epoch is decided, and @reply has the key of the last committed step: cj->ruling. Return: 0, or a fault
+ * code: with it the nodes are not at the same step. */
+int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply, struct fault *f);
+/* What is in doubt here ends, as the leader has said. */
+void cluster_holding_resolve(struct job *job, const Shardd__V1__JobBegin *b);
+/* @at, @prepared, @applied: the message's. */
+void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHolding *at,
+			  Shardd__V1__JobStep *prepared, Shardd__V1__JobStep *applied);
+void cluster_holding_pack_step(const struct job_step_id *id, Shardd__V1__JobStep *ret);
+void cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding *s);
 
 /* Epochs (cluster_epoch.c). */
 void cluster_tell_wishes(struct cluster_job *cj);

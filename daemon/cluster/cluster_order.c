@@ -10,6 +10,8 @@
 #include "gather/turn.h"
 #include "op/op.h"
 #include "op/op_list.h"
+#include "step/apply.h"
+#include "step/commit.h"
 #include "step/external.h"
 
 /* Orders are freed behind their own callbacks. */
@@ -64,6 +66,12 @@ static bool cluster_order_start_collective(struct job *job, const struct order_s
 	return g && (!g->here || match_start(&g->match, s->key.number, s->fingerprint));
 }
 
+static bool cluster_order_start_apply(struct job *job, const struct order_key *key)
+{
+	apply_allow(job, key->group, key->number);
+	return true;
+}
+
 static bool cluster_order_start_gather(struct job *job, const struct order_started *s)
 {
 	struct unit *u = cluster_order_unit_of(job, s->key.group);
@@ -84,7 +92,7 @@ static void cluster_order_note(struct cluster_job *cj)
 		 (unsigned long long)e->number, e->recorded ? "yes" : "no");
 }
 
-static bool cluster_order_start_apply(struct job *job, const struct order_key *key)
+static bool cluster_order_start_unit(struct job *job, const struct order_key *key)
 {
 	struct unit *u = cluster_order_unit_of(job, key->group);
 
@@ -100,6 +108,8 @@ static bool cluster_order_start_kind(struct job *job, const struct order_started
 		return cluster_order_start_gather(job, s);
 	case ORDER_APPLY:
 		return cluster_order_start_apply(job, &s->key);
+	case ORDER_APPLY_UNIT:
+		return cluster_order_start_unit(job, &s->key);
 	case _ORDER_KIND_N:
 		break;
 	}
@@ -331,13 +341,19 @@ static void cluster_order_fill_entry(const struct group *g, uint64_t number,
 				   .nodes = nodes };
 }
 
-static void cluster_order_ahead_fault(const struct cluster_job *cj, const struct job *job,
-				      struct fault *f)
+static void cluster_order_tell(struct cluster_job *cj, const struct job *job,
+			       const struct order_entry *e)
 {
-	fault_set(f, FAULT_EXHAUSTED, NULL,
+	struct fault f = FAULT_NULL;
+	int r = order_announce(cj->epoch.order, e);
+
+	if (r == 0 || r == ORDER_E_ENDED)
+		return;
+	fault_set(&f, FAULT_EXHAUSTED, NULL,
 		  "node %s is %u operations ahead of the other nodes of job '%s': set "
 		  "max_inflight_ops alike on all nodes, and join again",
 		  cj->c->node, cluster_order_ahead(job), cj->label);
+	cluster_order_end_job(cj, &f);
 }
 
 /* What every step has with other settings, as the learning rate, is no reason to leave a schedule. */
@@ -356,10 +372,13 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 	struct order_print print;
 	struct order_entry e;
 	struct fault f = FAULT_NULL;
-	int r;
 
 	if (!cj)
 		return;
+	if (op->type == &op_commit && commit_check(g->job, &f)) {
+		match_refuse(&g->match, (struct match_entry *)first, &f);
+		return;
+	}
 	cluster_order_fill_entry(g, number, cluster_order_nodes_of(g, &nodes), &e);
 	_Static_assert(sizeof(print.words) == sizeof(first->print.words), "the same fingerprint");
 	memcpy(print.words, first->print.words, sizeof(print.words));
@@ -368,11 +387,23 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 	e.rank = first->rank;
 	e.pid = first->pid;
 	e.flags = cluster_order_flags_of(op);
-	r = order_announce(cj->epoch.order, &e);
-	if (r == 0 || r == ORDER_E_ENDED)
+	cluster_order_tell(cj, g->job, &e);
+}
+
+void cluster_prepared(struct group *g, uint64_t number)
+{
+	struct cluster_job *cj = cluster_order_running(g->job);
+	struct order_print print = { 0 };
+	struct order_nodes nodes;
+	struct order_entry e;
+
+	if (!cj)
 		return;
-	cluster_order_ahead_fault(cj, g->job, &f);
-	cluster_order_end_job(cj, &f);
+	cluster_order_fill_entry(g, number, cluster_order_nodes_of(g, &nodes), &e);
+	e.key.kind = ORDER_APPLY;
+	e.print = &print;
+	snprintf(print.text, sizeof(print.text), "the application of a Step");
+	cluster_order_tell(cj, g->job, &e);
 }
 
 void cluster_give(struct job *job, struct unit *u, uint64_t turn)
@@ -380,16 +411,13 @@ void cluster_give(struct job *job, struct unit *u, uint64_t turn)
 	struct cluster_job *cj = cluster_order_running(job);
 	const struct order_print print = { .text = "the step of a unit" };
 	struct order_nodes nodes;
-	struct fault f = FAULT_NULL;
-	struct order_entry e = { .key = { ORDER_APPLY, u->key, turn },
+	struct order_entry e = { .key = { ORDER_APPLY_UNIT, u->key, turn },
 				 .nodes =
 					 cluster_order_nodes_of(job->groups[u->rec->group], &nodes),
 				 .print = &print };
 
-	if (!cj || order_announce(cj->epoch.order, &e) != ORDER_E_AHEAD)
-		return;
-	cluster_order_ahead_fault(cj, job, &f);
-	cluster_order_end_job(cj, &f);
+	if (cj)
+		cluster_order_tell(cj, job, &e);
 }
 
 void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault)

@@ -277,6 +277,9 @@ void job_give_grads(struct job *job, struct unit *u);
 void job_give_stray_grads(struct job *job);
 /* The backward pass is over for the units of @g (NULL: of all groups): clear its records. */
 void job_pass_end(struct job *job, struct group *g);
+/* Refuse to go on from a pass in which some units were stepped and others are still to be.
+ * @g: of its units; NULL: of all. Return: 0 or a fault code. */
+int job_pass_check_over(const struct job *job, const struct group *g, struct fault *f);
 
 /* Free the sums that were kept for the replicas' all-reduce and are no longer needed;
  * job_drop_partials: those of all units, as soon as nothing runs. */

@@ -55,3 +55,26 @@ void job_pass_end(struct job *job, struct group *g)
 		if (!g || job->units[i]->rec->group == g->id)
 			unit_pass_end(job->units[i]);
 }
+
+int job_pass_check_over(const struct job *job, const struct group *g, struct fault *f)
+{
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
+
+		if (g && u->rec->group != g->id)
+			continue;
+		if (u->shards_left && (g || job->step.mid))
+			return fault_set(f, FAULT_STATE, NULL,
+					 "%u ranks have not given back their shard of unit "
+					 "'%.100s' (NextShard, ShardDone)",
+					 u->shards_left, u->rec->name);
+		if (!g && job->step.mid && u->step == UNIT_STEP_DUE)
+			return fault_set(
+				f, FAULT_STATE, NULL,
+				"unit '%.100s' is still gathered and so not stepped, while "
+				"others are: release it, and end the backward pass with "
+				"Step",
+				u->rec->name);
+	}
+	return 0;
+}

@@ -28,9 +28,23 @@ static void job_members_end_span(struct job *job, const struct fault *fault)
 		job->jobs->ops.across_ended(job, fault);
 }
 
+/* Other nodes may apply it, or commit it. */
+static bool job_members_keeps_step(const struct job *job)
+{
+	return job_is_across(job) && (job->step.doubt || job->step.committing);
+}
+
+static bool job_members_keeps_gradient(const struct job *job, const struct unit *u)
+{
+	return job->step.state != JOB_STEP_NONE && u->rec->group == job->step.group &&
+	       (job->step.across || job_members_keeps_step(job));
+}
+
 void job_epoch_end(struct job *job, const struct fault *fault)
 {
 	job_members_end_span(job, fault);
+	if (job->jobs->ops.epoch_ends)
+		job->jobs->ops.epoch_ends(job);
 	job->jobs->ops.abort_ops(job, fault);
 	if (job->joined && job->jobs->ops.epoch_ended)
 		job->jobs->ops.epoch_ended(job, fault);
@@ -38,18 +52,20 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		group_reset(job->groups[i], fault);
 	job->rec->epoch++;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
-	if (job->step.state == JOB_STEP_PREPARED) {
+	if (job->step.state == JOB_STEP_PREPARED && !job_members_keeps_step(job)) {
 		position_drop(job);
 		job_step_move(job, JOB_STEP_NONE);
+		job->step.abandoned = job->step.committing;
 	}
-	if (job->step.state != JOB_STEP_APPLYING) /* which makes it whole, or ends it */
+	if (job->step.state == JOB_STEP_NONE &&
+	    !job->step.doubt) /* else it is made whole, or ended */
 		position_end_partial(job);
 	job_drop_spare(job); /* members that have registered must join again */
 	job->step.mid = false;
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		struct unit *u = job->units[i];
 
-		u->has_gradient = false;
+		u->has_gradient = u->has_gradient && job_members_keeps_gradient(job, u);
 		u->turns.n = 0;
 		u->turns.wanted = false;
 		u->turns.given = 0;
@@ -75,9 +91,11 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		job->joined--;
 		job->jobs->ops.event(m, JOB_EVENT_EPOCH_ENDED, fault->text);
 	}
-	if (!job->step.committing) /* a commit may cover what has changed */
+	if (!job->step.committing && !job->step.doubt) /* a commit may cover what has changed */
 		kept_epoch_ended(job);
 	kept_go_on(job);
+	if (job->step.gated) /* what waits for that step is of this epoch */
+		condition_signal(&job->step.applied);
 }
 
 /* The job resumes at its commits and has none: a restart that finds initialised units would begin with
@@ -102,6 +120,8 @@ void job_tear(struct job *job)
 	uint64_t step;
 
 	job->kept.asks_torn = false;
+	if (job->step.doubt) /* its end asks again */
+		return;
 	if (job->step.committing || !rec->uncommitted_steps || rec->allow_torn || rec->torn)
 		return;
 	if (job->step.state == JOB_STEP_APPLYING) /* its end asks again */
@@ -222,7 +242,7 @@ static bool job_members_needs_new_epoch(const struct job *job, uint32_t rank)
 /* Changes are of an epoch that has ended, or whose ranks have left. */
 void job_roll_back(struct job *job)
 {
-	if (job->joined || job->step.committing)
+	if (job->joined || job->step.committing || job->step.doubt)
 		return;
 	if (kept_at_commits(job))
 		job_tear(job);
@@ -418,6 +438,8 @@ void job_lost(struct member *m, const char *why)
 		  m->rank, member_pid(m), job->rec->name, job_on_node(job, node), why, m->last_op,
 		  m->last_unit[0] ? " of unit " : "", m->last_unit,
 		  (unsigned long long)job->rec->epoch);
+	if (job->jobs->ops.epoch_ends)
+		job->jobs->ops.epoch_ends(job); /* what is in doubt is not torn */
 	job_tear(job);
 	job_epoch_end(job, &f);
 	job_members_leave_common(m, MEMBER_DEAD);

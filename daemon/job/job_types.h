@@ -45,7 +45,9 @@ enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 
 struct bufcopy;
 struct coll;
+struct commit;
 struct ddp;
+struct doubt;
 struct elastic_turn;
 struct generation;
 struct group;
@@ -90,6 +92,9 @@ struct job_ops {
 	void (*rolled_back)(struct job *job, struct unit *u);
 	/* (optional) Fewer ranks or copies than before read the parameters of @u. */
 	void (*unit_released)(struct job *job, struct unit *u);
+	/* (optional) The job's epoch is about to end, or has no rank and the job is deleted: nothing of it has
+	 * ended yet. */
+	void (*epoch_ends)(struct job *job);
 	/* (optional) The job's epoch ended, why: for the log. */
 	void (*epoch_ended)(struct job *job, const struct fault *why);
 	/* Of groups with members on other nodes (optional without such): all members here have announced
@@ -104,6 +109,8 @@ struct job_ops {
 	void (*give)(struct job *job, struct unit *u, uint64_t turn);
 	/* The gathered copy that was started at @position of the order is made, or has failed. */
 	void (*made)(struct job *job, uint64_t position);
+	/* (optional) A Step of @g, which spans nodes, is prepared here: apply_allow follows. */
+	void (*prepared)(struct group *g, uint64_t number);
 	/* (optional) Rank @rank wants to join. RES_WAIT: the nodes have not begun an epoch with it yet:
 	 * job_settle follows. */
 	enum res (*may_join)(struct job *job, uint32_t rank, struct fault *f);
@@ -129,20 +136,30 @@ enum job_step_state { JOB_STEP_NONE, JOB_STEP_PREPARED, JOB_STEP_APPLYING };
 
 struct position_mark;
 
+/* A Step, as all nodes know it. */
+struct job_step_id {
+	uint64_t epoch, group, number; /* key of the group; number of the collective in it */
+};
+
 /* The booleans are independent: a Commit runs with any of the states, and units of another group
  * may be stepped in backward between a Step and its application. */
 struct job_step {
 	uint8_t state;           /* enum job_step_state */
 	struct step_rates rates; /* until it is applied */
 	uint32_t group;
-	uint64_t epoch;      /* in which applying began */
-	bool abandoned;      /* it was not applied: its epoch ended before it could begin */
-	bool committing;     /* a commit runs: what was applied will be committed */
-	bool recorded;       /* and is in the job's record already, together with the step */
-	struct coll *commit; /* it, borrowed */
-	void (*commit_record)(struct coll *); /* its author's: put it into the record */
-	bool covered; /* the commit and the step are recorded together before it runs */
-	bool scales;  /* gradients are multiplied by @factor before */
+	uint64_t epoch;        /* in which applying began */
+	bool abandoned;        /* it was not applied: its epoch ended before it could begin */
+	bool committing;       /* a commit runs: what was applied will be committed */
+	bool recorded;         /* and is in the job's record already, together with the step */
+	struct commit *commit; /* it, owned (step/commit.h) */
+	bool covered;          /* the commit and the step are recorded together before it runs */
+	/* PREPARED: of a group with ranks on other nodes: it takes effect on all nodes or on none. */
+	bool across;
+	bool gated; /* it may not be applied yet: another node may not have it (apply_allow) */
+	bool skips; /* it has no gradients: it only counts */
+	struct job_step_id id; /* PREPARED: which one */
+	struct doubt *doubt;   /* what is not known of it, and of a commit (step/doubt.h); owned */
+	bool scales;           /* gradients are multiplied by @factor before */
 	float factor;
 	uint32_t stepping; /* units whose optimizer runs in backward just now */
 	bool numbered;     /* the Step has said @number; until it is applied */

@@ -105,7 +105,7 @@ bool order_is_recorded(const struct order *o)
 
 bool order_is_joint(const struct order_key *key, uint32_t flags)
 {
-	return key->kind == ORDER_APPLY || flags & ORDER_FLAGS;
+	return key->kind == ORDER_APPLY || key->kind == ORDER_APPLY_UNIT || flags & ORDER_FLAGS;
 }
 
 /* How many nodes @nodes has. Return: 0 if some of them do not exist. */

@@ -30,8 +30,9 @@
 
 enum order_kind {
 	ORDER_COLLECTIVE = 1, /* @group: of ranks; @number: of its collective, each is used once */
-	ORDER_GATHER, /* @group: the unit; @number grows with each gather that is a new one */
-	ORDER_APPLY,  /* @group: 0, @number: the step; or a unit that its trainers step */
+	ORDER_GATHER,     /* @group: the unit; @number grows with each gather that is a new one */
+	ORDER_APPLY,      /* @group: of ranks; @number: of the Step that is applied */
+	ORDER_APPLY_UNIT, /* @group: a unit that its trainers step; @number: how often they have */
 	_ORDER_KIND_N,
 };
 

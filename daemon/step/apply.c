@@ -22,6 +22,7 @@
 #include "job/position.h"
 #include "op/device_note.h"
 #include "op/op.h"
+#include "step/commit.h"
 #include "unit/optim.h"
 #include "work/drain.h"
 
@@ -81,7 +82,12 @@ static void apply_count_steps(struct job *job, struct unit **units, unsigned n)
 	}
 	if (n && !job->step.counted)
 		job_count_uncommitted(job);
-	position_stepped(job, false);
+	position_stepped(job, job->step.skips);
+	if (!job->step.across)
+		return;
+	job->rec->applied_epoch = job->step.id.epoch;
+	job->rec->applied_group = job->step.id.group;
+	job->rec->applied_number = job->step.id.number;
 }
 
 /* It never was, and what was stepped before it stays half a step. */
@@ -117,7 +123,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, bool re
 	}
 	if (status)
 		apply_failed(job);
-	job->step.counted = job->step.covered = false;
+	job->step.counted = job->step.covered = job->step.across = job->step.skips = false;
 	job_step_move(job, JOB_STEP_NONE);
 	step_rates_clear(&job->step.rates);
 	if (job->step.epoch != job->rec->epoch)
@@ -331,7 +337,8 @@ static void apply_record(struct apply *a)
 {
 	struct job *job = a->job;
 
-	kept_applies(job, a->units, a->n);
+	if (!job->step.skips)
+		kept_applies(job, a->units, a->n);
 	a->recorded = a->redo || !a->n;
 	a->changes = !a->recorded;
 	if (a->changes) {
@@ -340,7 +347,7 @@ static void apply_record(struct apply *a)
 	}
 	apply_count_steps(job, a->units, a->n);
 	if (job->step.committing)
-		job->step.commit_record(job->step.commit);
+		commit_record(job);
 	if (a->redo)
 		job_redo_begin(job, a->redo);
 }
@@ -414,11 +421,14 @@ static void apply_take_units(struct apply *a)
 }
 
 /* The epoch may have ended while readers or streams were waited for: then what they brought is
- * worth nothing, and the step never was. */
+ * worth nothing, and the step never was. Not if other nodes apply it, too. */
 static bool apply_is_abandoned(struct apply *a)
 {
-	a->job->step.abandoned = a->job->step.epoch != a->job->rec->epoch;
-	return a->job->step.abandoned;
+	struct job_step *step = &a->job->step;
+	bool goes_on = step->across || (step->committing && job_is_across(a->job));
+
+	step->abandoned = !goes_on && step->epoch != a->job->rec->epoch;
+	return step->abandoned;
 }
 
 enum apply_stage { APPLY_READERS, APPLY_SCALE, APPLY_STEP, APPLY_DONE };
@@ -432,9 +442,11 @@ static enum res apply_tick(struct apply *a)
 		if (apply_is_abandoned(a))
 			return RES_DONE;
 		job->step.covered = job->step.committing && apply_can_redo(job);
-		RES_TRY(readers_let(job, JOB_CHANGE_WHOLE, &a->waiter));
+		if (!job->step.skips)
+			RES_TRY(readers_let(job, JOB_CHANGE_WHOLE, &a->waiter));
 		a->stage = APPLY_SCALE;
-		RES_TRY(drain_wait(job, &a->waiter));
+		if (!job->step.skips)
+			RES_TRY(drain_wait(job, &a->waiter));
 		fallthrough;
 	case APPLY_SCALE:
 		if (apply_is_abandoned(a))
@@ -494,12 +506,45 @@ static void apply_start(struct job *job)
 /* Neither runs. */
 void apply_go_on(struct job *job)
 {
+	bool wanted = !condition_is_idle(&job->step.applied);
+
 	if (job->step.state == JOB_STEP_APPLYING || job->step.stepping)
 		return;
-	if (job->step.state == JOB_STEP_PREPARED && !condition_is_idle(&job->step.applied))
+	if (job->step.state == JOB_STEP_PREPARED && wanted && job->step.gated)
+		return;
+	if (job->step.state == JOB_STEP_PREPARED && wanted)
 		apply_start(job);
 	else
 		condition_signal(&job->step.applied);
+}
+
+void apply_allow_all(struct job *job)
+{
+	job->step.gated = false;
+	apply_go_on(job);
+}
+
+void apply_allow(struct job *job, uint64_t group, uint64_t number)
+{
+	const struct job_step_id *id = &job->step.id;
+
+	if (job->step.state == JOB_STEP_PREPARED && job->step.gated && id->group == group &&
+	    id->number == number && id->epoch == job->rec->epoch)
+		apply_allow_all(job);
+}
+
+void apply_drop_prepared(struct job *job)
+{
+	if (job->step.state != JOB_STEP_PREPARED)
+		return;
+	apply_drop(job);
+	job->step.gated = job->step.across = job->step.skips = job->step.counted = false;
+	for (uint32_t i = 0; i < job->n_units; i++)
+		job->units[i]->has_gradient = false;
+	job->mem.stray_gradients = true;
+	job_give_stray_grads(job);
+	step_rates_clear(&job->step.rates);
+	job_step_move(job, JOB_STEP_NONE);
 }
 
 static enum res apply_begin_wait(struct job *job, struct waiter *w)

@@ -15,6 +15,14 @@ enum res apply_wait(struct job *job, struct waiter *w);
  * prepared step. */
 enum res apply_wait_step(struct job *job, struct waiter *w);
 
+/* All nodes have prepared the Step of the group with key @group and @number: it may be applied from here on. Also of
+ * one that was applied by a commit. */
+void apply_allow(struct job *job, uint64_t group, uint64_t number);
+/* The same of whatever is prepared: its commit was decided. */
+void apply_allow_all(struct job *job);
+/* The prepared step, if any, never was. */
+void apply_drop_prepared(struct job *job);
+
 /* An optimizer that ran in backward has ended: who waited goes on. */
 void apply_go_on(struct job *job);
 

@@ -419,26 +419,3 @@ enum res backward_gather(struct op *op)
 	fault_errno(&op->fault, -ENOMEM, "stepping a unit in backward");
 	return RES_FAILED;
 }
-
-int backward_check_over(const struct job *job, const struct group *g, struct fault *f)
-{
-	for (uint32_t i = 0; i < job->n_units; i++) {
-		const struct unit *u = job->units[i];
-
-		if (g && u->rec->group != g->id)
-			continue;
-		if (u->shards_left && (g || job->step.mid))
-			return fault_set(f, FAULT_STATE, NULL,
-					 "%u ranks have not given back their shard of unit "
-					 "'%.100s' (NextShard, ShardDone)",
-					 u->shards_left, u->rec->name);
-		if (!g && job->step.mid && u->step == UNIT_STEP_DUE)
-			return fault_set(
-				f, FAULT_STATE, NULL,
-				"unit '%.100s' is still gathered and so not stepped, while "
-				"others are: release it, and end the backward pass with "
-				"Step",
-				u->rec->name);
-	}
-	return 0;
-}

@@ -28,10 +28,6 @@ void backward_released(struct job *job, struct unit *u);
 /* Before a gather: are the parameters of the pass before stepped? */
 enum res backward_gather(struct op *op);
 
-/* Refuse to go on from a pass in which some units were stepped and others are still to be.
- * @g: of its units; NULL: of all. Return: 0 or a fault code. */
-int backward_check_over(const struct job *job, const struct group *g, struct fault *f);
-
 /* At what @u is stepped in backward: the plan's. */
 const struct step_rates *backward_rates(const struct job *job, const struct unit *u);
 

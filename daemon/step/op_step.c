@@ -274,8 +274,46 @@ static enum res op_step_take_marks(struct coll *c)
 	return r < 0 ? coll_fail(c, r) : RES_DONE;
 }
 
+/* It is in job->step. Other nodes prepare it, too: it is applied when all have. */
+static void op_step_tell(struct coll *c)
+{
+	struct job *job = c->job;
+
+	if (job->step.across && job->jobs->ops.prepared)
+		job->jobs->ops.prepared(c->group, job->step.id.number);
+}
+
+/* Which one it is, on all nodes. */
+static void op_step_identify(struct coll *c)
+{
+	struct job_step *step = &c->job->step;
+
+	step->across = step->gated = group_spans(c->group);
+	step->id = (struct job_step_id){ c->job->rec->epoch, group_key(c->group),
+					 c->ops[0]->entry.number };
+}
+
+/* Nobody may be at another step because the epoch has ended before it came here. */
+static void op_step_skip_across(struct coll *c, bool found)
+{
+	struct job_step *step = &c->job->step;
+
+	job_step_move(c->job, JOB_STEP_PREPARED);
+	step->group = c->group->id;
+	step->scales = false;
+	step->skips = true;
+	op_step_identify(c);
+	op_step_answer(c, true, found);
+	op_step_drop_gradients(c);
+	op_step_end_pass(c);
+}
+
 static void op_step_skip(struct coll *c, bool found)
 {
+	if (group_spans(c->group)) {
+		op_step_skip_across(c, found);
+		return;
+	}
 	position_stepped(c->job, true);
 	op_step_answer(c, true, found);
 	op_step_drop_gradients(c);
@@ -284,7 +322,7 @@ static void op_step_skip(struct coll *c, bool found)
 
 static int op_step_check_all(const struct coll *c, struct fault *f)
 {
-	if (op_step_check_released(c, f) || backward_check_over(c->job, c->group, f))
+	if (op_step_check_released(c, f) || job_pass_check_over(c->job, c->group, f))
 		return f->code;
 	return op_step_check_lr(c, f);
 }
@@ -303,9 +341,11 @@ static void op_step_note(struct coll *c)
 	step->group = c->group->id;
 	step_rates_copy(&step->rates,
 			step_rates_given(&plan->rates) ? &plan->rates : &step_args(op)->rates);
+	op_step_identify(c);
 	op_step_answer(c, false, c->group->found_inf);
 	op_step_end_pass(c);
-	if (!apply_has_units(c->job) && !kept_goes_back(c->job)) /* all were stepped in backward */
+	if (!step->across && !apply_has_units(c->job) &&
+	    !kept_goes_back(c->job)) /* all were stepped in backward */
 		position_stepped(c->job, false);
 }
 
@@ -344,9 +384,12 @@ static enum res op_step_prepare(struct coll *c)
  * of another group may be prepared: so it asks again. */
 static enum res op_step_tick(struct coll *c)
 {
+	RES_TRY(coll_check_epoch(c, true));
 	RES_TRY(apply_wait(c->job, &c->waiter));
 	RES_TRY(coll_check_epoch(c, true));
-	return op_step_prepare(c);
+	RES_TRY(op_step_prepare(c));
+	op_step_tell(c);
+	return RES_DONE;
 }
 
 static void op_step_encode(const struct op *op, op_reply_cb send, void *ctx)

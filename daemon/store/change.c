@@ -40,6 +40,9 @@ state_progress change_progress(const state_job *rec)
 	p.skips_since = rec->skips_since;
 	p.kept = rec->kept;
 	p.rollback = rec->rollback;
+	p.applied_epoch = rec->applied_epoch;
+	p.applied_group = rec->applied_group;
+	p.applied_number = rec->applied_number;
 	return p;
 }
 
@@ -145,6 +148,9 @@ static void change_apply_progress(state_job *j, const state_progress *p)
 		state_job_keep(j);
 	j->kept = p->kept;
 	j->rollback = p->rollback;
+	j->applied_epoch = p->applied_epoch;
+	j->applied_group = p->applied_group;
+	j->applied_number = p->applied_number;
 }
 
 /* Takes the units. */

@@ -3,6 +3,7 @@
 #include "job/job_journal.h"
 #include "job/registration.h"
 #include "step/backward.h"
+#include "step/doubt.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -65,6 +66,11 @@ static void on_want(struct job *job, struct unit *u, uint64_t turn)
 static void on_give(struct job *job, struct unit *u, uint64_t turn)
 {
 	fixture_of(job)->give(fixture_of(job), job, u, turn);
+}
+
+static void on_prepared(struct group *g, uint64_t number)
+{
+	fixture_of(g->job)->prepared(fixture_of(g->job), g, number);
 }
 
 static bool comm_there(void *arg)
@@ -135,6 +141,8 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 				     .want = on_want,
 				     .give = on_give,
 				     .made = on_made,
+				     .prepared = on_prepared,
+				     .epoch_ends = doubt_epoch_ends,
 				     .signals_gone = queue_tasks_forget };
 
 	o = o ? o : &none;

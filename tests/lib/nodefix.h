@@ -42,6 +42,7 @@ struct nodefix {
 	void (*want)(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn);
 	void (*give)(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn);
 	void (*made)(struct nodefix *n, struct job *job, uint64_t position);
+	void (*prepared)(struct nodefix *n, struct group *g, uint64_t number);
 	void *userdata;
 	struct {
 		unsigned n;

@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "gather/turn.h"
 #include "op/op_list.h"
+#include "step/apply.h"
 #include "step/external.h"
 
 /* ------------------------------------------------------------------------ the store */
@@ -156,11 +157,19 @@ static void spanfix_order_on_start(void *userdata, const struct order_started *s
 		CHECK(turn_start(job, u, s->position, place) == 0);
 		return;
 	}
-	if (s->key.kind == ORDER_APPLY) {
+	if (s->key.kind == ORDER_APPLY_UNIT) {
 		CHECK(external_start(job, spanfix_unit_of_key(job, s->key.group), s->key.number));
 		return;
 	}
 	g = spanfix_group_of_key(job, s->key.group);
+	if (s->key.kind == ORDER_APPLY) {
+		if (!(spanfix.deaf >> node & 1))
+			apply_allow(job, s->key.group, s->key.number);
+		return;
+	}
+	if (spanfix.deaf >> node & 1 &&
+	    strstr(match_slot(&g->match, s->key.number)->first->print.text, "Commit"))
+		return;
 	CHECK(match_start(&g->match, s->key.number, place));
 }
 
@@ -289,6 +298,19 @@ static void spanfix_on_refuse(struct nodefix *n, struct group *g, uint64_t numbe
 		(void)order_refuse(spanfix.orders[spanfix_node_of_job(g->job)], &e, f);
 }
 
+static void spanfix_on_prepared(struct nodefix *n, struct group *g, uint64_t number)
+{
+	struct order_nodes nodes;
+	struct order_print print = { 0 };
+	struct order_entry e = { .key = { ORDER_APPLY, group_key(g), number },
+				 .nodes = spanfix_nodes_of(g, &nodes),
+				 .print = &print };
+
+	(void)n;
+	if (spanfix.orders[spanfix_node_of_job(g->job)])
+		(void)order_announce(spanfix.orders[spanfix_node_of_job(g->job)], &e);
+}
+
 static void spanfix_on_want(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn)
 {
 	const struct order_entry e = { .key = { ORDER_GATHER, u->key, turn } };
@@ -308,7 +330,7 @@ static void spanfix_on_give(struct nodefix *n, struct job *job, struct unit *u, 
 {
 	const struct order_print print = { .text = "the step of a unit" };
 	struct order_nodes nodes;
-	struct order_entry e = { .key = { ORDER_APPLY, u->key, turn },
+	struct order_entry e = { .key = { ORDER_APPLY_UNIT, u->key, turn },
 				 .nodes = spanfix_nodes_of(job->groups[u->rec->group], &nodes),
 				 .print = &print };
 
@@ -386,6 +408,7 @@ static void spanfix_begin_node(struct spanfix *w, unsigned i)
 	n->want = spanfix_on_want;
 	n->made = spanfix_on_made;
 	n->give = spanfix_on_give;
+	n->prepared = spanfix_on_prepared;
 	w->jobs[i] = nodefix_job(n, "job", w->size, 0);
 	if (!w->spans)
 		return;
@@ -559,6 +582,18 @@ void spanfix_replicated(state_unit *spec)
 {
 	spec->strategy = STRATEGY_REPLICATE;
 	spec->shard_ranks = 1;
+}
+
+void spanfix_fill_gradients(struct spanfix *w, unsigned salt)
+{
+	ALL(w, nodefix_on_unit(n, m, "GradientBuffer", u, op));
+	for (uint32_t r = 0; r < w->size; r++)
+		spanfix_fill(spanfix_result(w, r), r, salt);
+}
+
+void spanfix_in_bf16(state_unit *spec)
+{
+	spec->compute_dtype = DTYPE_BF16;
 }
 
 void spanfix_next_epoch(struct spanfix *w, const char *prefix)

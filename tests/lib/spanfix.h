@@ -40,8 +40,9 @@ struct spanfix {
 	unsigned first_sent, n_sent;
 	unsigned astray; /* the number of the node whose fingerprints are wrong, and 1; 0: none */
 	unsigned started[SPANFIX_NODES]; /* by a recorded schedule */
-	struct fault broken;             /* why an order has ended by itself */
-	unsigned char *notes;            /* owned */
+	unsigned deaf;        /* nodes (bits) that do not hear that commits and steps take effect */
+	struct fault broken;  /* why an order has ended by itself */
+	unsigned char *notes; /* owned */
 	size_t n_notes, room;
 };
 
@@ -115,5 +116,13 @@ void spanfix_next_epoch(struct spanfix *w, const char *prefix);
 
 /* Changes of records. */
 void spanfix_replicated(state_unit *spec);
+void spanfix_in_bf16(state_unit *spec);
+
+/* Others for each rank and @salt, where the trainers put theirs. */
+void spanfix_fill_gradients(struct spanfix *w, unsigned salt);
+/* On all nodes. */
+void spanfix_epoch_ends(struct spanfix *w, const char *why);
+/* Epoch 100, whose communicators meet at @prefix: all ranks have joined it when it returns. */
+void spanfix_next_epoch(struct spanfix *w, const char *prefix);
 
 #endif

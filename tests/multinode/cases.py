@@ -374,8 +374,5 @@ def slow_link():
 
 
 DEFAULT = [trains, trainer_dies, daemon_dies, rank_leaves, gives_up, link_cut, etcd_dies, recorded,
-           mismatch, tls, other_cluster, stopped, slow_link]
+           mismatch, tls, other_cluster, stopped, commit_while_cut, slow_link]
 LONG = [etcd_is_away]
-# Not run: a node drops the step that it has prepared when the epoch ends, and does not ask the
-# store whether it was committed (docs/nodes.md, invariant 7). The job is refused.
-NOT_YET = [commit_while_cut]

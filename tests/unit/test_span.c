@@ -16,13 +16,6 @@ TestSuite(span, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
 
 /* --------------------------------------------------------------------- scripts */
 
-static void fill_gradients(struct spanfix *w, unsigned salt)
-{
-	ALL(w, nodefix_on_unit(n, m, "GradientBuffer", u, op));
-	for (uint32_t r = 0; r < w->size; r++)
-		spanfix_fill(spanfix_result(w, r), r, salt);
-}
-
 static void note_norms(struct spanfix *w)
 {
 	for (uint32_t r = 0; r < w->size; r++)
@@ -33,9 +26,9 @@ static void note_norms(struct spanfix *w)
 static void train(struct spanfix *w, unsigned step)
 {
 	spanfix_gather_and_note(w);
-	fill_gradients(w, 2 * step);
+	spanfix_fill_gradients(w, 2 * step);
 	ALL(w, nodefix_on_unit(n, m, "Accumulate", u, op));
-	fill_gradients(w, 2 * step + 1);
+	spanfix_fill_gradients(w, 2 * step + 1);
 	ALL(w, nodefix_reduce(n, m, u, false, op));
 	ALL(w, nodefix_clip(n, m, 0.75, op));
 	note_norms(w);
@@ -58,11 +51,6 @@ static void by_rows(state_unit *spec)
 	t->init_b = 2;
 	CHECK(state_unit_add_tensor(spec, t) == 0);
 	spec->layout = LAYOUT_DIM0;
-}
-
-static void in_bf16(state_unit *spec)
-{
-	spec->compute_dtype = DTYPE_BF16;
 }
 
 static void (*unit_changes)(state_unit *spec);
@@ -188,7 +176,7 @@ static void script_found_inf(struct spanfix *w)
 	spanfix_add_unit(w, 1003, unit_changes);
 	ALL(w, nodefix_seed(n, m, u, 7, op));
 	for (unsigned inf = 0; inf < 2; inf++) {
-		fill_gradients(w, inf);
+		spanfix_fill_gradients(w, inf);
 		if (inf)
 			((float *)region_addr(spanfix_result(w, 0)))[1002] = INFINITY;
 		ALL(w, nodefix_reduce(n, m, u, false, op));
@@ -237,7 +225,7 @@ Test(span, an_epoch_ends_while_a_collective_waits_for_another_node)
 	spanfix_add_unit(w, 1003, NULL);
 	ALL(w, nodefix_seed(n, m, u, 7, op));
 	train(w, 1);
-	fill_gradients(w, 5);
+	spanfix_fill_gradients(w, 5);
 	backend_fake_hold(w->nodes[1].node.devices[0].backend, true);
 	EACH(w, nodefix_reduce(n, m, u, false, op));
 	turn_first_node(w);
@@ -260,9 +248,9 @@ Test(span, an_epoch_ends_while_gathers_and_collectives_stand_in_line)
 	static struct nodefix_op gathers[SPANFIX_RANKS], barriers[SPANFIX_RANKS];
 
 	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1 });
-	spanfix_add_unit(w, 1003, in_bf16);
+	spanfix_add_unit(w, 1003, spanfix_in_bf16);
 	ALL(w, nodefix_seed(n, m, u, 7, op));
-	fill_gradients(w, 5);
+	spanfix_fill_gradients(w, 5);
 	backend_fake_hold(w->nodes[1].node.devices[0].backend, true);
 	EACH(w, nodefix_reduce(n, m, u, false, op));
 	for (uint32_t r = 0; r < 2; r++) {
@@ -333,7 +321,7 @@ static void script_unused(struct spanfix *w)
 	spanfix_add_unit(w, 502, unit_changes);
 	ALL(w, nodefix_seed(n, m, u, 7, op));
 	for (uint32_t users = 0; users < 2; users++) {
-		fill_gradients(w, users);
+		spanfix_fill_gradients(w, users);
 		ALL(w, m->rank < users ? nodefix_reduce(n, m, u, false, op)
 				       : nodefix_leave_out(n, m, u, &second, op));
 		ALL(w, nodefix_step(n, m, op));
@@ -439,7 +427,7 @@ Test(span, nodes_that_leave_a_schedule_in_different_directions_end_the_epoch)
 	repeat(w, 1, 4);
 	expect_recorded(w, true);
 	spanfix_gather_and_note(w);
-	fill_gradients(w, 1);
+	spanfix_fill_gradients(w, 1);
 	EACH(w, m->rank ? nodefix_reduce(n, m, u, false, op) : nodefix_barrier(n, m, 0, op));
 	all_aborted(w, "ops differ at number");
 	spanfix_next_epoch(w, "job/100");
@@ -460,7 +448,7 @@ Test(span, data_of_another_place_in_the_order_is_refused)
 	ALL(w, nodefix_seed(n, m, u, 7, op));
 	train(w, 1);
 	w->astray = 2;
-	fill_gradients(w, 1);
+	spanfix_fill_gradients(w, 1);
 	EACH(w, nodefix_reduce(n, m, u, false, op));
 	spanfix_turn_until(w, spanfix_ops_are_over);
 	for (uint32_t r = 0; r < 2; r++)
@@ -482,15 +470,15 @@ Test(span, data_of_another_place_in_the_order_is_refused)
 SPAN_TEST(training_on_1_1, script_training, NULL, 1, 1)
 SPAN_TEST(training_on_2_2, script_training, NULL, 2, 2)
 SPAN_TEST(training_on_1_2_3, script_training, NULL, 1, 2, 3)
-SPAN_TEST(training_in_bf16_on_3_1, script_training, in_bf16, 3, 1)
+SPAN_TEST(training_in_bf16_on_3_1, script_training, spanfix_in_bf16, 3, 1)
 SPAN_TEST(training_by_rows_on_2_2, script_training, by_rows, 2, 2)
 SPAN_TEST(training_by_rows_on_1_2_3, script_training, by_rows, 1, 2, 3)
 SPAN_TEST(training_replicas_on_1_2, script_training, spanfix_replicated, 1, 2)
 SPAN_TEST(repeated_on_2_2, script_repeated, NULL, 2, 2)
-SPAN_TEST(repeated_in_bf16_on_1_2_3, script_repeated, in_bf16, 1, 2, 3)
+SPAN_TEST(repeated_in_bf16_on_1_2_3, script_repeated, spanfix_in_bf16, 1, 2, 3)
 SPAN_TEST(repeated_replicas_on_1_2, script_repeated, spanfix_replicated, 1, 2)
-SPAN_TEST(other_ops_than_recorded_on_1_2_3, script_other_ops, in_bf16, 1, 2, 3)
-SPAN_TEST(evaluation_on_2_1, script_evaluation, in_bf16, 2, 1)
+SPAN_TEST(other_ops_than_recorded_on_1_2_3, script_other_ops, spanfix_in_bf16, 1, 2, 3)
+SPAN_TEST(evaluation_on_2_1, script_evaluation, spanfix_in_bf16, 2, 1)
 SPAN_TEST(buffers_on_1_2_3, script_buffers, NULL, 1, 2, 3)
 SPAN_TEST(initialise_on_1_2_3, script_initialise, NULL, 1, 2, 3)
 SPAN_TEST(initialise_by_rows_on_2_1, script_initialise, by_rows, 2, 1)

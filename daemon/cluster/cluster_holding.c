@@ -1,0 +1,229 @@
+/* What the nodes of a job have of it, what is in doubt, and the ruling on that (docs/nodes.md). */
+#include <stdio.h>
+#include <string.h>
+
+#include "cluster/cluster_impl.h"
+#include "core/fnv.h"
+
+static uint64_t cluster_holding_settings(const state_job *rec)
+{
+	uint64_t h = FNV_BEGIN;
+
+	h = fnv_add(h, rec->lifetime);
+	h = fnv_add(h, rec->resume);
+	h = fnv_add(h, rec->allow_torn);
+	h = fnv_add(h, rec->ipc);
+	return fnv_add(h, rec->is_private);
+}
+
+void cluster_holding_of(const struct job *job, struct cluster_holding *ret)
+{
+	const state_job *rec = job->rec;
+
+	*ret = (struct cluster_holding){ .world = rec->world_size,
+					 .units = job_units_alive(job),
+					 .epoch = rec->epoch,
+					 .settings = cluster_holding_settings(rec),
+					 .has_commit = rec->has_commit,
+					 .step = rec->has_commit ? rec->step : 0,
+					 .torn = rec->torn,
+					 .applied = { rec->applied_epoch, rec->applied_group,
+						      rec->applied_number } };
+	ret->has_position = ret->units && doubt_position_dropped(job, &ret->position);
+	doubt_open_of(job, &ret->doubt);
+	ret->has_after = ret->doubt.has_prepared && doubt_position_applied(job, &ret->after);
+}
+
+static bool cluster_holding_same_step(const struct job_step_id *a, const struct job_step_id *b)
+{
+	return a->epoch && a->epoch == b->epoch && a->group == b->group && a->number == b->number;
+}
+
+/* What the node has when the ruling has ended its doubts, as doubt_resolve does. */
+static void cluster_holding_settle(struct cluster_holding *h, const struct doubt_ruling *r)
+{
+	const struct doubt_open *d = &h->doubt;
+
+	if (d->has_commit && r->has_commit && d->step == r->step && d->epoch == r->epoch) {
+		h->has_commit = h->has_position = true;
+		h->step = h->position = d->step;
+	} else if (d->has_prepared && r->has_applied && h->has_after &&
+		   cluster_holding_same_step(&d->prepared, &r->applied)) {
+		h->has_position = true;
+		h->position = h->after;
+	}
+}
+
+static void cluster_holding_describe(const struct cluster_node *n, char *buf, size_t bytes)
+{
+	const struct cluster_holding *h = &n->holding;
+
+	if (!h->units)
+		snprintf(buf, bytes, "node %s has nothing of it", n->name);
+	else if (h->torn || !h->has_position)
+		snprintf(buf, bytes, "node %s has %u units at no known step", n->name, h->units);
+	else
+		snprintf(buf, bytes, "node %s has %u units at step %llu", n->name, h->units,
+			 (unsigned long long)h->position);
+}
+
+/* Can they go on together? Return: 0 or a fault code. */
+int cluster_holding_check_job(const struct cluster_job *cj, const struct cluster_node *a,
+			      const struct cluster_node *b, struct fault *f)
+{
+	const struct cluster_holding *x = &a->holding, *y = &b->holding;
+
+	if (x->world != y->world)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has world size %u on node %s, and %u on node %s",
+				 cj->label, x->world, a->name, y->world, b->name);
+	if (x->settings != y->settings)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has other settings (lifetime, resume, allow_torn, ipc, "
+				 "private) on node %s than on node %s",
+				 cj->label, a->name, b->name);
+	return 0;
+}
+
+/* Are they at the same step, with the ruling? Return: 0 or a fault code. */
+static int cluster_holding_check_step(const struct cluster_job *cj, const struct cluster_node *a,
+				      const struct cluster_node *b, struct fault *f)
+{
+	const struct cluster_holding *x = &a->holding, *y = &b->holding;
+	char has[2][160];
+
+	if (x->units == y->units && x->torn == y->torn && x->has_commit == y->has_commit &&
+	    x->step == y->step && x->has_position == y->has_position &&
+	    (!x->has_position || x->position == y->position))
+		return 0;
+	cluster_holding_describe(a, has[0], sizeof(has[0]));
+	cluster_holding_describe(b, has[1], sizeof(has[1]));
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"the nodes of job '%s' are not at the same step: %s, %s; delete the job on "
+		"all nodes and start it again",
+		cj->label, has[0], has[1]);
+}
+
+/* A step that one node has prepared and another one has applied. Invariant 5: all nodes of its group have it
+ * prepared, or have applied it. */
+static void cluster_holding_find_applied(struct cluster_job *cj)
+{
+	struct doubt_ruling *r = &cj->ruling;
+	struct cluster_node *n, *m, *tmp, *tmp2;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		list_for_each (m, tmp2, &cj->nodes, link)
+			if (n->holding.doubt.has_prepared &&
+			    cluster_holding_same_step(&n->holding.doubt.prepared,
+						      &m->holding.applied) &&
+			    n->holding.doubt.prepared.epoch >= r->applied.epoch) {
+				r->has_applied = true;
+				r->applied = m->holding.applied;
+			}
+}
+
+/* "STEP EPOCH" */
+static void cluster_holding_read_step(struct cluster_job *cj, const struct coord_reply *reply)
+{
+	unsigned long long step, epoch;
+	char text[64] = "";
+
+	cj->ruling = (struct doubt_ruling){ 0 };
+	cj->step_revision = reply->n ? reply->kvs[0].modified : 0;
+	if (!reply->n || reply->kvs[0].bytes >= sizeof(text))
+		return;
+	memcpy(text, reply->kvs[0].value, reply->kvs[0].bytes);
+	cj->ruling.has_commit = sscanf(text, "%llu %llu", &step, &epoch) == 2;
+	if (!cj->ruling.has_commit)
+		return;
+	cj->ruling.step = step;
+	cj->ruling.epoch = epoch;
+}
+
+void cluster_holding_pack_step(const struct job_step_id *id, Shardd__V1__JobStep *ret)
+{
+	shardd__v1__job_step__init(ret);
+	ret->epoch = id->epoch;
+	ret->group = id->group;
+	ret->number = id->number;
+}
+
+/* @at, @prepared, @applied: the message's. */
+void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHolding *at,
+			  Shardd__V1__JobStep *prepared, Shardd__V1__JobStep *applied)
+{
+	shardd__v1__job_holding__init(at);
+	cluster_holding_pack_step(&h->doubt.prepared, prepared);
+	cluster_holding_pack_step(&h->applied, applied);
+	at->world = h->world;
+	at->epoch = h->epoch;
+	at->settings = h->settings;
+	at->units = h->units;
+	at->has_commit = h->has_commit;
+	at->step = h->step;
+	at->torn = h->torn;
+	at->has_position = h->has_position;
+	at->position = h->position;
+	at->doubt_commit = h->doubt.has_commit;
+	at->doubt_step = h->doubt.step;
+	at->doubt_epoch = h->doubt.epoch;
+	at->prepared = h->doubt.has_prepared ? prepared : NULL;
+	at->has_after = h->has_after;
+	at->after = h->after;
+	at->applied = h->applied.epoch ? applied : NULL;
+}
+
+static struct job_step_id cluster_holding_unpack_step(const Shardd__V1__JobStep *s)
+{
+	return s ? (struct job_step_id){ s->epoch, s->group, s->number }
+		 : (struct job_step_id){ 0 };
+}
+
+void cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding *s)
+{
+	n->holding = (struct cluster_holding){ .world = s->world,
+					       .units = s->units,
+					       .epoch = s->epoch,
+					       .settings = s->settings,
+					       .step = s->step,
+					       .position = s->position,
+					       .has_commit = s->has_commit,
+					       .torn = s->torn,
+					       .has_position = s->has_position,
+					       .doubt = { .has_commit = s->doubt_commit,
+							  .step = s->doubt_step,
+							  .epoch = s->doubt_epoch,
+							  .has_prepared = s->prepared,
+							  .prepared = cluster_holding_unpack_step(
+								  s->prepared) },
+					       .has_after = s->has_after,
+					       .after = s->after,
+					       .applied = cluster_holding_unpack_step(s->applied) };
+}
+
+void cluster_holding_resolve(struct job *job, const Shardd__V1__JobBegin *b)
+{
+	const struct doubt_ruling r = { .has_commit = b->has_commit,
+					.step = b->step,
+					.epoch = b->commit_epoch,
+					.has_applied = b->applied,
+					.applied = cluster_holding_unpack_step(b->applied) };
+
+	doubt_resolve(job, &r);
+}
+
+int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply, struct fault *f)
+{
+	struct cluster_node *n, *tmp, *before = NULL;
+
+	cluster_holding_read_step(cj, reply);
+	cluster_holding_find_applied(cj);
+	list_for_each (n, tmp, &cj->nodes, link) {
+		cluster_holding_settle(&n->holding, &cj->ruling);
+		if (before && !f->code)
+			(void)cluster_holding_check_step(cj, before, n, f);
+		before = n;
+	}
+	return f->code;
+}

@@ -1,0 +1,48 @@
+/*
+ * What a node does not know of a step when its epoch has ended (docs/nodes.md): whether the commit that its
+ * ranks had announced was decided, and whether the step that is prepared here was applied on another node.
+ * Until the next epoch says so the step stays prepared, and the job is not rolled back.
+ *
+ *   epoch ends: OPEN --doubt_resolve--> dropped
+ *                          '--> completes: the step is applied, the commit recorded
+ *
+ * Loop thread only.
+ */
+#ifndef SHARDD_STEP_DOUBT_H
+#define SHARDD_STEP_DOUBT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "job/job_types.h"
+
+/* job_ops.epoch_ends. */
+void doubt_epoch_ends(struct job *job);
+
+/* What is in doubt here. */
+struct doubt_open {
+	bool has_commit;
+	uint64_t step, epoch; /* of that commit, and in which it was announced */
+	bool has_prepared;
+	struct job_step_id prepared;
+};
+
+void doubt_open_of(const struct job *job, struct doubt_open *ret);
+/* At which step the parameters are if what is in doubt is dropped, or if the prepared step is applied. As
+ * position_of without a doubt. Return: false: nobody knows. */
+bool doubt_position_dropped(const struct job *job, uint64_t *ret);
+bool doubt_position_applied(const struct job *job, uint64_t *ret);
+
+/* What is known now. */
+struct doubt_ruling {
+	bool has_commit;
+	uint64_t step, epoch; /* the last commit that was decided, and in which epoch */
+	bool has_applied;
+	struct job_step_id applied; /* the last step that some node has applied */
+};
+
+/* Of a job in which no rank is joined. What is completed is so soon: job_settle follows, and until then no
+ * rank joins. Nothing in doubt: nothing to do. */
+void doubt_resolve(struct job *job, const struct doubt_ruling *ruling);
+
+#endif
