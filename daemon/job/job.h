@@ -210,6 +210,10 @@ const struct unit *job_unit_tied_to(const struct job *job, const uint32_t *units
  * writes it, and nobody has anything of it (CHECKed). After the last of several: job_units_dropped,
  * which lets go of slabs and of what ranks have noted. */
 void job_drop_unit(struct job *job, struct unit *u);
+/* @u is new: its turns go on behind those of a unit of that name that was dropped in this epoch, since
+ * nodes and leader have each number once. And @old is about to be replaced by another unit. */
+void job_continue_turns(const struct job *job, struct unit *u);
+void job_units_replaced(struct job *job, const struct unit *old);
 void job_units_dropped(struct job *job, struct slab_list *gone);
 /* Let go of slabs of shards and buffers in which no unit has anything any more. @gone: (optional) those
  * that were handed out for reading. */

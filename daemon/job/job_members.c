@@ -76,6 +76,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 			job->readers.changes++;
 		}
 	}
+	job->across.replaced = (struct unit_turns){ 0 };
 	job_drop_partials(job);
 	job_pass_end(job, NULL);
 	job->mem.stray_gradients = true;

@@ -308,6 +308,8 @@ struct job_elastic {
 struct job_across {
 	struct span *span; /* where its ranks are; owned; NULL: all on this node */
 	struct list line;  /* what spans nodes and was started (job/line.h) */
+	struct unit_turns
+		replaced; /* the largest of units whose numbers are used again, in this epoch */
 	/* By rank: of those of other nodes that have left in this epoch, the process; else 0. Owned; NULL:
 	 * none has. */
 	int *left;

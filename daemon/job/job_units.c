@@ -181,6 +181,28 @@ void job_forget_dropped(struct job *job)
 	d->n = kept;
 }
 
+static void job_units_turns_since(struct unit_turns *t, const struct unit_turns *earlier)
+{
+	t->n = earlier->n > t->n ? earlier->n : t->n;
+	t->given = earlier->given > t->given ? earlier->given : t->given;
+}
+
+void job_continue_turns(const struct job *job, struct unit *u)
+{
+	job_units_turns_since(&u->turns, &job->across.replaced);
+	for (uint32_t i = 0; i < job->dropped.n; i++) {
+		const struct unit *old = job->units[job->dropped.numbers[i] - 1];
+
+		if (old->key == u->key)
+			job_units_turns_since(&u->turns, &old->turns);
+	}
+}
+
+void job_units_replaced(struct job *job, const struct unit *old)
+{
+	job_units_turns_since(&job->across.replaced, &old->turns);
+}
+
 void job_drop_unit(struct job *job, struct unit *u)
 {
 	CHECK(!u->gathered_ranks && !u->summoned_ranks && !u->shard_writes && !u->rec->dropped);

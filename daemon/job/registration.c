@@ -513,6 +513,7 @@ static void registration_replace(struct registration *r, uint32_t k, struct unit
 	struct job *job = r->job;
 	uint32_t at = r->again[k].number - 1;
 
+	job_units_replaced(job, job->units[at]);
 	r->again[k].u = job->units[at];
 	r->again[k].rec = job->rec->units[at];
 	job->units[at] = u;
@@ -538,6 +539,7 @@ static int registration_add_unit(struct registration *r, size_t i, uint32_t k)
 
 	if (unit_new(number, r->specs[i], &r->layouts[i], &place, &u) < 0)
 		return -ENOMEM;
+	job_continue_turns(job, u);
 	if (registration_place_all(u, r) < 0 || registration_place_buffers(u, r) < 0 ||
 	    htab_add(&job->unit_names, r->specs[i]->name, u) < 0) {
 		unit_free(u);

@@ -136,10 +136,9 @@ static uint64_t op_type_word(const struct op_type *type)
 	return i + 1;
 }
 
-/* Nodes of one job may have numbered their units differently. */
-static uint64_t op_unit_word(const struct op *op)
+uint64_t op_unit_word(const struct op *op, const struct unit *u)
 {
-	return job_is_across(op->m->job) ? op->unit->key : op->unit->id;
+	return job_is_across(op->m->job) ? u->key : u->id;
 }
 
 void op_print(struct op *op, const char *fmt, ...)
@@ -148,7 +147,7 @@ void op_print(struct op *op, const char *fmt, ...)
 	va_list ap;
 
 	p->words[0] = op_type_word(op->type);
-	p->words[1] = op->unit ? op_unit_word(op) : 0;
+	p->words[1] = op->unit ? op_unit_word(op, op->unit) : 0;
 	va_start(ap, fmt);
 	vsnprintf(p->text, sizeof(p->text), fmt, ap);
 	va_end(ap);

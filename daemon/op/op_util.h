@@ -38,6 +38,9 @@ bool op_told_of_end(struct op *op);
 /* Begin the fingerprint: words[0] the type, words[1] the unit; text from @fmt. */
 void op_print(struct op *op, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* What stands for @u in fingerprints: nodes of one job may have numbered their units differently. */
+uint64_t op_unit_word(const struct op *op, const struct unit *u);
+
 /* Refuse an op on a unit whose group this rank is no member of, or without parameters. */
 int op_check_in_group(const struct op *op, struct fault *f);
 int op_check_initialised(const struct op *op, struct fault *f);

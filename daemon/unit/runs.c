@@ -51,7 +51,12 @@ unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit
 bool unit_part_run(const struct unit *u, const struct unit_part *p, uint32_t i,
 		   struct unit_run *ret)
 {
-	struct unit_ranks r = unit_part_ranks(u, unit_position(u, p));
+	return unit_position_run(u, unit_position(u, p), i, ret);
+}
+
+bool unit_position_run(const struct unit *u, unsigned position, uint32_t i, struct unit_run *ret)
+{
+	struct unit_ranks r = unit_part_ranks(u, position);
 
 	return runs_run_of(u, i, &r, ret);
 }

@@ -29,6 +29,9 @@ unsigned unit_runs_of(const struct unit *u, const struct unit_part *p, enum unit
 bool unit_part_run(const struct unit *u, const struct unit_part *p, uint32_t i,
 		   struct unit_run *ret);
 
+/* The same on the parts at @position, which may be on other nodes. */
+bool unit_position_run(const struct unit *u, unsigned position, uint32_t i, struct unit_run *ret);
+
 /* The pieces that rank @index of the group owns, as they lie on its part. */
 unsigned unit_rank_runs(const struct unit *u, uint32_t index, enum unit_which which,
 			struct unit_run *ret);

@@ -97,6 +97,7 @@ void convert_let_go(struct coll *c)
 	}
 	relayout_memory_deinit(&v->mem);
 	free(v->units);
+	agree_end(&v->agree);
 }
 
 static int convert_begin_unit(struct coll *c, struct relayout *x, struct unit *u)
@@ -274,7 +275,7 @@ static void convert_repack_part(struct coll *c, unsigned d)
 		if (!unit_part_run(x->fresh, &x->fresh->parts[d], t, &to))
 			continue;
 		for (unsigned q = 0; q < x->old->spread; q++)
-			if (unit_part_run(x->old, &x->old->parts[q], t, &from))
+			if (unit_position_run(x->old, q, t, &from))
 				convert_copy_common(c, d, q, &to, &from);
 	}
 }

@@ -6,6 +6,7 @@
 #define SHARDD_UNITIO_CONVERT_H
 
 #include "job/relayout.h"
+#include "work/agree.h"
 #include "work/coll.h"
 
 struct convert_args {
@@ -31,6 +32,7 @@ struct convert {
 	unsigned unit, array; /* what is repacked now */
 	unsigned stage;       /* of convert_tick */
 	bool clean;           /* nothing has changed since the commit when it began */
+	struct agree agree;
 };
 
 static inline struct convert *convert_of(const struct coll *c)

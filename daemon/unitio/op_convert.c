@@ -177,11 +177,11 @@ static int op_convert_check(struct op *op, struct fault *f)
 		if (convert_record(op, u, &rec, f))
 			return f->code;
 		convert_record_free(u, &rec);
-		hash = fnv_add(hash, a->units[i]);
+		hash = fnv_add(hash, op_unit_word(op, u));
 	}
 	for (size_t i = 0; i < a->n_unfreeze; i++)
 		hash = fnv_add(hash, a->unfreeze[i]);
-	hash = fnv_add(hash, a->like ? a->like->id : 0);
+	hash = fnv_add(hash, a->like ? op_unit_word(op, a->like) : 0);
 	op_print(op,
 		 "ConvertUnits of %zu units to layout %u, multiple %u, strategy %u of %u, "
 		 "unfreezing %zu tensors",
@@ -351,8 +351,7 @@ static enum res op_convert_tick(struct coll *c)
 		fallthrough;
 	case OP_CONVERT_BEGIN:
 		RES_TRY(coll_check_epoch(c, true));
-		if (op_convert_check_all(c, c->fault))
-			return RES_FAILED;
+		RES_TRY(agree_tick(c, &convert_of(c)->agree, op_convert_check_all));
 		RES_TRY(drain_may_write(c, JOB_CHANGE_WHOLE));
 		RES_TRY(op_convert_need_memory(c));
 		RES_TRY(op_convert_ready(c));
@@ -441,7 +440,6 @@ static void op_convert_encode(const struct op *op, op_reply_cb send, void *ctx)
 
 const struct op_type op_convert = {
 	.name = "ConvertUnits",
-	.one_node = true,
 	.collective = true,
 	.request = &shardd__v1__convert_units_request__descriptor,
 	.decode = op_convert_decode,

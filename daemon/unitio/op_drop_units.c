@@ -15,6 +15,7 @@
 #include "op/op_list.h"
 #include "op/op_util.h"
 #include "step/apply.h"
+#include "work/agree.h"
 #include "work/coll.h"
 #include "work/drain.h"
 #include "shardd.pb-c.h"
@@ -29,6 +30,16 @@ static inline struct drop_units_args *drop_units_args(const struct op *op)
 {
 	_Static_assert(sizeof(struct drop_units_args) <= OP_ARGS_BYTES, "room in struct op");
 	return op_args(op);
+}
+
+static struct agree *op_drop_units_agree_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct agree));
+}
+
+static void op_drop_units_free(struct coll *c)
+{
+	agree_end(op_drop_units_agree_of(c));
 }
 
 static int op_drop_units_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
@@ -48,7 +59,9 @@ static int op_drop_units_check(struct op *op, struct fault *f)
 	if (op_check_all_there(op, drop_units_args(op)->units, drop_units_args(op)->n, f))
 		return f->code;
 	for (size_t i = 0; i < drop_units_args(op)->n; i++)
-		hash = fnv_add(hash, drop_units_args(op)->units[i]);
+		hash = fnv_add(hash,
+			       op_unit_word(op, job_unit_by_id(op->m->job,
+							       drop_units_args(op)->units[i])));
 	op_print(op, "DropUnits of %zu units", drop_units_args(op)->n);
 	op->entry.print.words[2] = hash;
 	return 0;
@@ -179,8 +192,7 @@ static enum res op_drop_units_tick(struct coll *c)
 		fallthrough;
 	case DROP_UNITS_BEGIN:
 		RES_TRY(coll_check_epoch(c, true));
-		if (op_drop_units_check_all(c, c->fault))
-			return RES_FAILED;
+		RES_TRY(agree_tick(c, op_drop_units_agree_of(c), op_drop_units_check_all));
 		RES_TRY(drain_may_write(c, JOB_CHANGE_WHOLE));
 		if (op_drop_units_is_busy(c))
 			return coll_wait_for_node(c);
@@ -212,7 +224,8 @@ static void op_drop_units_encode(const struct op *op, op_reply_cb send, void *ct
 
 const struct op_type op_drop_units = {
 	.name = "DropUnits",
-	.one_node = true,
+	.coll_bytes = sizeof(struct agree),
+	.coll_free = op_drop_units_free,
 	.collective = true,
 	.request = &shardd__v1__drop_units_request__descriptor,
 	.decode = op_drop_units_decode,

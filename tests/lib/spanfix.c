@@ -125,7 +125,7 @@ static struct group *spanfix_group_of_key(struct job *job, uint64_t key)
 static struct unit *spanfix_unit_of_key(struct job *job, uint64_t key)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (job->units[i]->key == key)
+		if (!job->units[i]->rec->dropped && job->units[i]->key == key)
 			return job->units[i];
 	CHECK_NOT_REACHED();
 }

@@ -335,6 +335,119 @@ static float params_of(struct spanfix *w, uint32_t rank)
 	return *(float *)region_addr(&spanfix_unit_of(w, rank)->parts[0].params);
 }
 
+/* -- other layouts, and units that go */
+
+static void two_tensors(state_unit *spec)
+{
+	const uint64_t shape[] = { 37, 3 };
+	state_tensor *t = state_tensor_new("rows", shape, 2);
+
+	t->frozen = true;
+	t->init_kind = FILL_UNIFORM;
+	t->init_b = 1;
+	CHECK(state_unit_add_tensor(spec, t) == 0);
+}
+
+static void two_tensors_replicated(state_unit *spec)
+{
+	two_tensors(spec);
+	spanfix_replicated(spec);
+}
+
+static int convert(struct nodefix *n, struct member *m, Shardd__V1__Layout layout,
+		   Shardd__V1__Strategy strategy, bool unfreeze, struct nodefix_op *op)
+{
+	static const uint32_t tensor = 1;
+	Shardd__V1__ConvertUnitsRequest r = SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+
+	r.units = &spanfix.unit;
+	r.n_units = 1;
+	r.layout = layout;
+	r.strategy = strategy;
+	r.unfreeze = (uint32_t *)&tensor;
+	r.n_unfreeze = unfreeze;
+	return nodefix_submit(n, m, "ConvertUnits", &r.base, op);
+}
+
+static void train(struct spanfix *w, unsigned step)
+{
+	reduce_filled(w, step);
+	ALL(w, nodefix_step(n, m, op));
+	ALL(w, nodefix_commit(n, m, step, 0, op));
+	spanfix_gather_and_note(w);
+}
+
+static void script_convert(struct spanfix *w)
+{
+	static const struct {
+		Shardd__V1__Layout layout;
+		Shardd__V1__Strategy strategy;
+	} to[] = {
+		{ SHARDD__V1__LAYOUT__LAYOUT_DIM0, 0 },
+		{ SHARDD__V1__LAYOUT__LAYOUT_DIM0, SHARDD__V1__STRATEGY__STRATEGY_REPLICATE },
+		{ SHARDD__V1__LAYOUT__LAYOUT_FLAT, SHARDD__V1__STRATEGY__STRATEGY_SHARD },
+		{ SHARDD__V1__LAYOUT__LAYOUT_FLAT, 0 },
+	};
+
+	spanfix_add_unit(w, 1003, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	train(w, 1);
+	for (unsigned i = 0; i < ARRAY_SIZE(to); i++) {
+		ALL(w, convert(n, m, to[i].layout, to[i].strategy, i == 1, op));
+		spanfix_gather_and_note(w);
+		train(w, i + 2);
+	}
+}
+
+/* A rank of the other node has it gathered: nothing changes anywhere, and the epoch goes on. */
+Test(span_ops, what_one_node_cannot_convert_fails_on_all)
+{
+	struct spanfix *w = &spanfix;
+	static struct nodefix_op held;
+	struct nodefix *last;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 2, 1 });
+	spanfix_add_unit(w, 1003, two_tensors_replicated);
+	last = spanfix_node_of(w, 2);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	NODEFIX_OK(nodefix_on_unit(last, w->members[2], "Gather", spanfix_unit_of(w, 2), &held),
+		   &held);
+	EACH(w, convert(n, m, SHARDD__V1__LAYOUT__LAYOUT_DIM0, 0, false, op));
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	for (uint32_t r = 0; r < 3; r++) {
+		cr_expect_eq(w->ops[r].fault.code, FAULT_STATE);
+		cr_expect(strstr(w->ops[r].fault.text, "on node node1: unit 'u' is gathered"), "%s",
+			  w->ops[r].fault.text);
+		cr_expect_eq(spanfix_unit_of(w, r)->rec->layout, LAYOUT_FLAT);
+	}
+	NODEFIX_OK(nodefix_on_unit(last, w->members[2], "Release", spanfix_unit_of(w, 2), &held),
+		   &held);
+	train(w, 1);
+	spanfix_end(w);
+	free(w->notes);
+}
+
+static int drop(struct nodefix *n, struct member *m, struct nodefix_op *op)
+{
+	Shardd__V1__DropUnitsRequest r = SHARDD__V1__DROP_UNITS_REQUEST__INIT;
+
+	r.units = &spanfix.unit;
+	r.n_units = 1;
+	return nodefix_submit(n, m, "DropUnits", &r.base, op);
+}
+
+/* Another one of that name takes its place. */
+static void script_drop(struct spanfix *w)
+{
+	for (unsigned i = 0; i < 3; i++) {
+		spanfix_add_unit(w, 1003 + i, unit_changes);
+		ALL(w, nodefix_seed(n, m, u, 7, op));
+		train(w, 2 * i + 1);
+		train(w, 2 * i + 2);
+		ALL(w, drop(n, m, op));
+	}
+}
+
 /* What all have given back is on its way to the copies of the other node. @kept: there is a copy of the
  * commit. */
 static void ends_on_the_way(bool kept)
@@ -400,6 +513,10 @@ SPAN_TEST(by_trainer_hybrid_on_2_2, script_by_trainer, by_trainer_hybrid, 2, 2)
 SPAN_TEST(by_trainer_gathers_early_on_1_2, script_early_gather, by_trainer, 1, 2)
 SPAN_TEST(by_trainer_replicated_gathers_early_on_2_1, script_early_gather, by_trainer_replicated, 2,
 	  1)
+SPAN_TEST(convert_on_1_2, script_convert, two_tensors, 1, 2)
+SPAN_TEST(convert_on_1_2_3, script_convert, two_tensors, 1, 2, 3)
+SPAN_TEST(drop_on_2_1, script_drop, two_tensors, 2, 1)
+SPAN_TEST(drop_replicated_on_1_1, script_drop, two_tensors_replicated, 1, 1)
 SPAN_TEST(ddp_on_1_2, script_ddp, of_ddp, 1, 2)
 SPAN_TEST(ddp_on_1_2_3, script_ddp, of_ddp, 1, 2, 3)
 SPAN_TEST(ddp_in_backward_on_2_2, script_ddp, of_ddp_in_backward, 2, 2)
