@@ -66,8 +66,6 @@ static int op_ddp_create_decode(struct op *op, const ProtobufCMessage *msg, stru
 
 	create_args(op)->create = r;
 	op->touches = TOUCH_GRADS;
-	if (r->n_sparse && job_check_here(op->m->job, "a ddp with sparse gradients", f))
-		return f->code;
 	if (r->n_units > op->m->job->n_units || !r->n_units)
 		return fault_set(f, FAULT_INVALID, "units",
 				 "units has %zu entries; it must have 1 to %u", r->n_units,
@@ -101,6 +99,19 @@ static uint64_t op_ddp_create_hash_limits(const request *r)
 	return hash;
 }
 
+static uint64_t op_ddp_create_hash_sparse(const struct job *job, const request *r)
+{
+	uint64_t hash = FNV_BEGIN;
+
+	for (size_t i = 0; i < r->n_sparse; i++) {
+		const struct unit *u = job_unit_by_id((struct job *)job, r->sparse[i]->unit);
+
+		hash = fnv_add(hash, u ? u->key : 0);
+		hash = fnv_add(hash, r->sparse[i]->tensor);
+	}
+	return hash;
+}
+
 static const char *op_ddp_create_unit_name(const struct job *job, const request *r, size_t i)
 {
 	const struct unit *u =
@@ -123,14 +134,15 @@ static void op_ddp_create_print(struct op *op)
 	words[2] = op_ddp_create_hash_units(job, r);
 	words[3] = op_ddp_create_hash_limits(r);
 	words[4] = (uint64_t)r->find_unused << 1 | r->static_graph;
+	words[5] = op_ddp_create_hash_sparse(job, r);
 	op_print(op,
-		 "DdpCreate (%zu units '%.32s' to '%.32s', hash %08x; bucket_bytes %llu, %llu, "
-		 "hash %08x%s%s)",
+		 "DdpCreate (%zu units '%.20s' to '%.20s', hash %08x; bucket_bytes %llu, %llu, "
+		 "hash %08x; %zu sparse, hash %08x%s%s)",
 		 r->n_units, op_ddp_create_unit_name(job, r, 0),
 		 op_ddp_create_unit_name(job, r, r->n_units - 1), (uint32_t)words[2],
 		 (unsigned long long)r->bucket_bytes, (unsigned long long)r->first_bucket_bytes,
-		 (uint32_t)words[3], r->find_unused ? "; find_unused" : "",
-		 r->static_graph ? "; static_graph" : "");
+		 (uint32_t)words[3], r->n_sparse, (uint32_t)words[5],
+		 r->find_unused ? "; find_unused" : "", r->static_graph ? "; static_graph" : "");
 }
 
 static int op_ddp_create_check(struct op *op, struct fault *f)

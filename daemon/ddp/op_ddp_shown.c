@@ -3,18 +3,14 @@
 #include <errno.h>
 
 #include "core/check.h"
+#include "reduce/reduce_ddp.h"
 
 /* A slot: a byte for each tensor of the bucket, then the order of arrival. */
 struct slot {
 	uint32_t n;       /* tensors of the bucket, 0: all are used */
-	uint64_t arrival; /* where that is; 0: it is not shown */
+	uint64_t arrival; /* where that is */
+	uint64_t shows;   /* bytes of it; 0: it is not shown */
 	uint64_t bytes;
-};
-
-/* @order counts if it is known. */
-struct arrival {
-	uint32_t known;
-	uint32_t order[];
 };
 
 static struct slot op_ddp_shown_slot(const struct coll *c)
@@ -26,11 +22,9 @@ static struct slot op_ddp_shown_slot(const struct coll *c)
 	if (ddp_may_leave_out(a->d))
 		s.n = b->begin[a->bucket + 1] - b->begin[a->bucket];
 	s.bytes = (s.n + sizeof(double) - 1) / sizeof(double) * sizeof(double);
-	if (!group_spans(c->group) || !ddp_rebuilds(a->d) || a->layout || a->bucket + 1 != b->n)
-		return s;
-	s.bytes += s.bytes ? 0 : sizeof(double);
 	s.arrival = s.bytes;
-	s.bytes += sizeof(struct arrival) + a->d->n * sizeof(uint32_t);
+	s.shows = reduce_ddp_arrival_bytes(c, a->d, a->layout, a->bucket);
+	s.bytes += s.shows;
 	return s;
 }
 
@@ -49,13 +43,6 @@ static void op_ddp_shown_fill_used(const struct coll *c, const struct coll_part 
 	}
 }
 
-static void op_ddp_shown_fill_arrival(const struct ddp *d, struct arrival *a)
-{
-	a->known = d->has_first && d->n_arrived == d->n;
-	for (uint32_t i = 0; a->known && i < d->n; i++)
-		a->order[i] = d->arrival[i];
-}
-
 static enum res op_ddp_shown_begin(struct coll *c, struct op_ddp_shown *shown)
 {
 	const struct slot s = op_ddp_shown_slot(c);
@@ -65,30 +52,24 @@ static enum res op_ddp_shown_begin(struct coll *c, struct op_ddp_shown *shown)
 		uint8_t *own = share_own(c, &shown->share, d);
 
 		op_ddp_shown_fill_used(c, &c->parts[d], &s, own);
-		if (s.arrival)
-			op_ddp_shown_fill_arrival(ddp_args(c->ops[0])->d,
-						  (struct arrival *)(void *)(own + s.arrival));
+		if (s.shows)
+			reduce_ddp_arrival_fill(ddp_args(c->ops[0])->d, own + s.arrival);
 	}
 	return RES_DONE;
 }
 
-/* The first rank of the group is on the first device. */
-static enum res op_ddp_shown_take_arrival(struct coll *c, struct op_ddp_shown *shown)
-{
-	const struct slot s = op_ddp_shown_slot(c);
-	uint8_t *first = share_slot(&shown->share, 0);
-	const struct arrival *a = (const struct arrival *)(const void *)(first + s.arrival);
-	int r = s.arrival && a->known ? ddp_arrived_elsewhere(ddp_args(c->ops[0])->d, a->order) : 0;
-
-	return r < 0 ? coll_fail(c, r) : RES_DONE;
-}
-
 enum res op_ddp_shown_tick(struct coll *c, struct op_ddp_shown *s)
 {
+	struct slot slot;
+	uint8_t *first;
+
 	if (!s->share.all)
 		RES_TRY(op_ddp_shown_begin(c, s));
 	RES_TRY(share_tick(c, &s->share));
-	return op_ddp_shown_take_arrival(c, s);
+	slot = op_ddp_shown_slot(c);
+	first = share_slot(&s->share, 0); /* the first rank is on the first device */
+	return slot.shows ? reduce_ddp_arrival_take(c, ddp_args(c->ops[0])->d, first + slot.arrival)
+			  : RES_DONE;
 }
 
 bool op_ddp_shown_is_used(const struct coll *c, const struct op_ddp_shown *s, uint32_t k)

@@ -6,7 +6,8 @@
  * On one device DDP's rows go straight into the gradient. Else each device has a table of the
  * whole tensor that is 0 at first, into which its ranks' rows go; the devices' tables are
  * added, and the sum, with what the plan does after it, is added to the gradient. Sums that are
- * rounded, or of replicas, are made rank after rank (sparse_fold.c).
+ * rounded, or of replicas, are made rank after rank (sparse_fold.c). The same between nodes, which show each
+ * other first how many rows they have: without any there is nothing to add.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -138,7 +139,7 @@ static int op_sparse_check(struct op *op, struct fault *f)
 	op_print(op, "ReduceSparse of tensor '%.64s' of unit '%.64s'",
 		 u->rec->tensors[sparse_args(op)->tensor]->name, u->rec->name);
 	op->entry.print.words[2] = sparse_args(op)->tensor;
-	op->entry.print.words[3] = sparse_args(op)->d ? sparse_args(op)->d->id : 0;
+	op->entry.print.words[3] = sparse_args(op)->d ? sparse_args(op)->d->number : 0;
 	return 0;
 }
 
@@ -260,7 +261,7 @@ static enum res op_sparse_between(struct coll *c)
 	const struct sparse_work *w = sparse_of(c);
 	void *data[NODE_MAX_DEVICES];
 
-	if (c->n_parts == 1)
+	if (coll_is_alone(c))
 		return RES_DONE;
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
@@ -372,7 +373,7 @@ static void op_sparse_zero_gradient(struct coll *c, unsigned d)
 static void op_sparse_copy_rows(struct coll *c, struct coll_part *p)
 {
 	const struct sparse_work *w = sparse_of(c);
-	int64_t *to = w->all ? region_addr(&p->scratch[SPARSE_ROWS]) : NULL;
+	int64_t *to = w->mine ? region_addr(&p->scratch[SPARSE_ROWS]) : NULL;
 
 	for (uint32_t turn = 0; turn < p->n; turn++) {
 		const struct op *op = c->ops[p->members[turn]];
@@ -408,7 +409,7 @@ static enum res op_sparse_clear(struct coll *c)
 static void op_sparse_plan_of(const struct coll *c, struct reduce_plan *ret)
 {
 	const state_unit *rec = c->unit->rec;
-	uint32_t ranks = rec->reduce_profile >= PROFILE_DDP ? coll_divide_by(c) : c->n;
+	uint32_t ranks = rec->reduce_profile >= PROFILE_DDP ? coll_divide_by(c) : coll_size(c);
 	struct reduce_setting s = reduce_setting_now(c->unit, ranks, reduce_device_of(c->unit));
 
 	reduce_plan_make(&s, ret);
@@ -416,18 +417,23 @@ static void op_sparse_plan_of(const struct coll *c, struct reduce_plan *ret)
 		ret->pre = reduce_divide_by(&s, ranks, s.gradient_dtype);
 }
 
+static struct sparse_state *op_sparse_state_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct sparse_state));
+}
+
 static int op_sparse_begin_work(struct coll *c, struct fault *f)
 {
-	size_t pointers = c->n * (1 + (size_t)c->n_parts);
+	size_t pointers = c->n + (size_t)coll_size(c) * c->n_parts;
 	struct sparse_work *w = calloc(1, sizeof(*w) + pointers * sizeof(void *));
 	uint32_t tensor = sparse_args(op_sparse_first_of(c))->tensor;
 
 	if (!w)
 		return fault_errno(f, -ENOMEM, "ReduceSparse");
-	((struct sparse_state *)coll_own(c, sizeof(struct sparse_state)))->work = w;
+	op_sparse_state_of(c)->work = w;
 	op_sparse_plan_of(c, &w->plan);
 	w->elements = op_sparse_rows_of(c->unit, tensor) * op_sparse_width_of(c->unit, tensor);
-	w->apart = c->n_parts > 1 || c->unit->rec->reduce_profile < PROFILE_DDP ||
+	w->apart = !coll_is_alone(c) || c->unit->rec->reduce_profile < PROFILE_DDP ||
 		   w->plan.post.how != K_FACTOR_NONE;
 	w->partials = w->values + c->n;
 	w->folds = sparse_folds(c->unit, &w->plan);
@@ -438,7 +444,7 @@ static int op_sparse_begin_work(struct coll *c, struct fault *f)
 	for (uint32_t i = 0; i < c->n; i++) {
 		struct op *op = c->ops[i];
 
-		w->all += sparse_args(op)->n;
+		w->mine += sparse_args(op)->n;
 		if (!sparse_args(op)->n)
 			continue;
 		w->values[i] = op_buffer_at(op, sparse_args(op)->values_offset, 0, f);
@@ -455,7 +461,7 @@ static uint64_t op_sparse_scratch_of(const struct coll *c, unsigned which)
 	if (!w->all)
 		return 0;
 	if (which == SPARSE_ROWS)
-		return (w->all + sparse_repeats_indices(c)) * sizeof(int64_t);
+		return (w->mine + sparse_repeats_indices(c)) * sizeof(int64_t);
 	if (which == SPARSE_TABLE)
 		return w->apart ? w->elements * sizeof(float) : 0;
 	if (w->folds)
@@ -466,10 +472,53 @@ static uint64_t op_sparse_scratch_of(const struct coll *c, unsigned which)
 		c, op_sparse_width_of(c->unit, sparse_args(op_sparse_first_of(c))->tensor));
 }
 
-static enum res op_sparse_prepare(struct coll *c)
+/* What the nodes show each other: a slot has the number of a device's rows, and what a bucket shows. */
+static uint64_t op_sparse_arrival_bytes(const struct coll *c)
 {
+	const struct sparse_args *a = sparse_args(op_sparse_first_of(c));
+	const struct ddp_rank *r = a->d ? &a->d->ranks[0] : NULL;
+
+	return r ? reduce_ddp_arrival_bytes(c, a->d, r->layout, ddp_buckets_of(r)->of[a->index])
+		 : 0;
+}
+
+static enum res op_sparse_show_begin(struct coll *c)
+{
+	const struct sparse_args *a = sparse_args(op_sparse_first_of(c));
+	struct share *s = &op_sparse_state_of(c)->share;
+	uint64_t arrival = op_sparse_arrival_bytes(c);
+
+	RES_TRY(share_begin(c, s, sizeof(uint64_t) + arrival));
+	for (unsigned d = 0; d < c->n_parts; d++) {
+		uint64_t *own = share_own(c, s, d);
+
+		for (uint32_t turn = 0; turn < c->parts[d].n; turn++)
+			*own += op_sparse_n_of(c, &c->parts[d], turn);
+		if (arrival)
+			reduce_ddp_arrival_fill(a->d, own + 1);
+	}
+	return RES_DONE;
+}
+
+static enum res op_sparse_show(struct coll *c)
+{
+	struct share *s = &op_sparse_state_of(c)->share;
+
 	if (!sparse_of(c) && op_sparse_begin_work(c, c->fault))
 		return RES_FAILED;
+	if (!s->all)
+		RES_TRY(op_sparse_show_begin(c));
+	RES_TRY(share_tick(c, s));
+	for (unsigned d = 0; d < coll_devices(c); d++)
+		sparse_of(c)->all += *(const uint64_t *)share_slot(s, d);
+	if (!op_sparse_arrival_bytes(c))
+		return RES_DONE;
+	return reduce_ddp_arrival_take(c, sparse_args(op_sparse_first_of(c))->d,
+				       (const uint64_t *)share_slot(s, 0) + 1);
+}
+
+static enum res op_sparse_prepare(struct coll *c)
+{
 	if (sparse_args(op_sparse_first_of(c))->d)
 		RES_TRY(backward_prepare(c));
 	for (unsigned k = SPARSE_ROWS; k <= SPARSE_SUMS; k++)
@@ -481,11 +530,13 @@ static enum res op_sparse_prepare(struct coll *c)
 static void op_sparse_free(struct coll *c)
 {
 	free(sparse_of(c));
+	share_end(&op_sparse_state_of(c)->share);
 	shards_free(c);
 }
 
 enum op_sparse_stage {
 	SPARSE_APPLY,
+	SPARSE_SHOW,
 	SPARSE_PREPARE,
 	SPARSE_FOLD,
 	SPARSE_NEXT_TURN,
@@ -508,9 +559,14 @@ static enum res op_sparse_tick(struct coll *c)
 
 	switch ((enum op_sparse_stage)c->stage) {
 	case SPARSE_APPLY: /* a prepared step still needs the gradients that this one would change */
-		c->stage = SPARSE_PREPARE;
+		c->stage = SPARSE_SHOW;
 		RES_TRY(sparse_args(op_sparse_first_of(c))->d ? apply_wait_step(c->job, &c->waiter)
 							      : apply_wait(c->job, &c->waiter));
+		fallthrough;
+	case SPARSE_SHOW:
+		RES_TRY(coll_check_epoch(c, true));
+		RES_TRY(op_sparse_show(c));
+		c->stage = SPARSE_PREPARE;
 		fallthrough;
 	case SPARSE_PREPARE:
 		RES_TRY(coll_check_epoch(c, true));
@@ -567,7 +623,6 @@ static void op_sparse_surrogate_init(struct op *op)
 
 const struct op_type op_sparse = {
 	.name = "ReduceSparse",
-	.one_node = true,
 	.collective = true,
 	.surrogates = true,
 	.request = &shardd__v1__reduce_sparse_request__descriptor,

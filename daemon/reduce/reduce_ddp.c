@@ -1,5 +1,7 @@
 #include "reduce/reduce_ddp.h"
 
+#include <string.h>
+
 #include "core/check.h"
 #include "work/coll.h"
 
@@ -30,4 +32,37 @@ void reduce_ddp_surrogates_passed(const struct coll *c, struct ddp *d, uint32_t 
 	CHECK(c->n == d->n_ranks);
 	for (uint32_t i = 0; i < c->n; i++)
 		d->ranks[i].passes += c->ops[i]->surrogate;
+}
+
+/* @order counts if it is known. */
+struct arrival {
+	uint32_t known;
+	uint32_t order[];
+};
+
+uint64_t reduce_ddp_arrival_bytes(const struct coll *c, const struct ddp *d, unsigned layout,
+				  uint32_t bucket)
+{
+	uint64_t bytes = sizeof(struct arrival) + d->n * sizeof(uint32_t);
+
+	if (!group_spans(c->group) || !ddp_rebuilds(d) || layout || bucket + 1 != d->layouts[0].n)
+		return 0;
+	return (bytes + sizeof(double) - 1) / sizeof(double) * sizeof(double);
+}
+
+void reduce_ddp_arrival_fill(const struct ddp *d, void *slot)
+{
+	struct arrival *a = slot;
+
+	a->known = d->has_first && d->n_arrived == d->n;
+	if (a->known)
+		memcpy(a->order, d->arrival, d->n * sizeof(a->order[0]));
+}
+
+enum res reduce_ddp_arrival_take(struct coll *c, struct ddp *d, const void *slot)
+{
+	const struct arrival *a = slot;
+	int r = a->known ? ddp_arrived_elsewhere(d, a->order) : 0;
+
+	return r < 0 ? coll_fail(c, r) : RES_DONE;
 }

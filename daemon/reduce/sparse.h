@@ -6,6 +6,7 @@
 
 #include "step/gradient.h"
 #include "work/coll.h"
+#include "work/share.h"
 #include "unit/reduce_plan.h"
 #include "unit/runs.h"
 
@@ -45,6 +46,7 @@ struct sparse_work {
 	struct reduce_plan plan;
 	uint64_t elements;   /* of the tensor */
 	uint64_t all;        /* rows of all ranks */
+	uint64_t mine;       /* of those on this node */
 	bool apart;          /* into a table first */
 	bool folds;          /* rank by rank, as Reduce folds them: sparse_fold.c */
 	bool whole;          /* then: replicas, none has ranks on two devices */
@@ -62,6 +64,7 @@ struct sparse_work {
 struct sparse_state {
 	struct gradient_state gradient; /* first: gradient_of */
 	struct sparse_work *work;       /* owned; NULL: not yet */
+	struct share share;             /* numbers of rows */
 };
 
 static inline struct sparse_work *sparse_of(const struct coll *c)

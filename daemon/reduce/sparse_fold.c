@@ -30,7 +30,7 @@ static uint32_t sparse_fold_partials_on(const struct coll *c, const struct spars
 					unsigned d)
 {
 	if (w->crossed)
-		return c->n / c->unit->rec->shard_ranks;
+		return coll_size(c) / c->unit->rec->shard_ranks;
 	return w->whole ? c->parts[d].n / c->unit->rec->shard_ranks : 1;
 }
 
@@ -39,7 +39,7 @@ void sparse_fold_init(const struct coll *c, struct sparse_work *w)
 	uint64_t bytes = w->elements * dtype_size(w->plan.sum_dtype);
 
 	w->whole = reduce_whole_replicas(c);
-	w->crossed = !w->whole && c->n > c->unit->rec->shard_ranks &&
+	w->crossed = !w->whole && coll_size(c) > c->unit->rec->shard_ranks &&
 		     (w->plan.partial.how || w->plan.replica.how);
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		uint32_t here = sparse_fold_partials_on(c, w, d);
@@ -109,7 +109,7 @@ static enum res sparse_fold_between(struct coll *c)
 	const struct sparse_work *w = sparse_of(c);
 	void *data[NODE_MAX_DEVICES];
 
-	if (c->n_parts == 1 || w->crossed)
+	if (coll_is_alone(c) || w->crossed)
 		return RES_DONE;
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
@@ -196,15 +196,16 @@ static uint32_t sparse_fold_partial_of(const struct coll *c, unsigned d, bool *r
 {
 	const struct coll_part *p = &c->parts[d];
 	uint32_t shard_ranks = c->unit->rec->shard_ranks,
-		 k = p->n / sparse_fold_partials_on(c, sparse_of(c), d);
+		 k = p->n / sparse_fold_partials_on(c, sparse_of(c), d), replica;
 
 	if (!sparse_of(c)->crossed) {
 		*ret_first = c->turn % k == 0;
 		return c->turn / k;
 	}
+	replica = (c->group->first + p->members[c->turn]) / shard_ranks;
 	*ret_first = c->turn == 0 ||
-		     p->members[c->turn - 1] / shard_ranks != p->members[c->turn] / shard_ranks;
-	return p->members[c->turn] / shard_ranks;
+		     (c->group->first + p->members[c->turn - 1]) / shard_ranks != replica;
+	return replica;
 }
 
 /* The first of a replica is what the others are added to. */

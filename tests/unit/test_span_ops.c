@@ -43,11 +43,46 @@ static void of_ddp_in_backward(state_unit *spec)
 }
 
 static bool ddp_find_unused, ddp_static_graph;
+static int ddp_sparse = -1;               /* the tensor with a sparse gradient; -1: none */
+static uint64_t values_of[SPANFIX_RANKS]; /* buffers */
+
+/* Of rank @rank in pass @pass, rising with both; some twice. Return: how many. */
+static size_t rows_of(uint32_t rank, unsigned pass, int64_t *ret)
+{
+	size_t n = pass == 2 ? (rank == 0) : pass == 3 ? 0 : 2 * rank + 1 + pass;
+
+	for (size_t i = 0; i < n; i++)
+		ret[i] = (int64_t)((i * 7 + rank * 3) % 5 + pass);
+	return n;
+}
+
+static Shardd__V1__SparseRows *sparse_rows(uint32_t rank, unsigned pass)
+{
+	static Shardd__V1__SparseRows kept[SPANFIX_RANKS];
+	static int64_t rows[SPANFIX_RANKS][32];
+
+	shardd__v1__sparse_rows__init(&kept[rank]);
+	kept[rank].rows = rows[rank];
+	kept[rank].n_rows = rows_of(rank, pass, rows[rank]);
+	kept[rank].buffer = values_of[rank];
+	return &kept[rank];
+}
+
+static void take_values(struct spanfix *w)
+{
+	ALL(w, nodefix_alloc(n, m, 4096, op));
+	for (uint32_t r = 0; r < w->size; r++) {
+		values_of[r] = w->ops[r].result.buffer;
+		spanfix_fill(spanfix_result(w, r), r, 77);
+	}
+}
 
 static int ddp_create(struct nodefix *n, struct member *m, uint64_t limit, struct nodefix_op *op)
 {
 	static Shardd__V1__DdpCreateRequest kept[SPANFIX_RANKS]; /* read until the op is over */
 	static uint64_t limits[SPANFIX_RANKS][2];
+	static Shardd__V1__DdpTensor sparse;
+	static Shardd__V1__DdpTensor *list[] = { &sparse };
 	Shardd__V1__DdpCreateRequest *r = &kept[m->rank];
 
 	shardd__v1__ddp_create_request__init(r);
@@ -59,6 +94,11 @@ static int ddp_create(struct nodefix *n, struct member *m, uint64_t limit, struc
 	r->n_bucket_limits = 2;
 	r->find_unused = ddp_find_unused;
 	r->static_graph = ddp_static_graph;
+	shardd__v1__ddp_tensor__init(&sparse);
+	sparse.unit = spanfix.unit;
+	sparse.tensor = (uint32_t)ddp_sparse;
+	r->sparse = list;
+	r->n_sparse = ddp_sparse >= 0;
 	return nodefix_submit(n, m, "DdpCreate", &r->base, op);
 }
 
@@ -127,6 +167,8 @@ static int ddp_ready_of(struct nodefix *n, struct member *m, unsigned pass, unsi
 	r->ddp = ddp_of(m)->id;
 	r->tensors = &tensors[m->rank];
 	r->n_tensors = !ddp_leaves_out(m->rank, pass, tensors[m->rank]);
+	if ((int)tensors[m->rank] == ddp_sparse)
+		r->rows = sparse_rows(m->rank, pass);
 	return nodefix_submit(n, m, "DdpReady", &r->base, op);
 }
 
@@ -150,6 +192,8 @@ static void ddp_pass(struct spanfix *w, unsigned pass)
 	for (uint32_t k = 0; k < w->size; k++) {
 		place[k] = *spanfix_result(w, k);
 		for (uint32_t i = 0; i < DDP_TENSORS; i++) {
+			if ((int)i == ddp_sparse)
+				continue;
 			(void)ddp_gradient(&place[k], w->members[k], i, &at);
 			spanfix_fill(&at, k, pass * DDP_TENSORS + i);
 		}
@@ -166,7 +210,7 @@ static void ddp_pass(struct spanfix *w, unsigned pass)
 		spanfix_note(w, &layout, sizeof(layout));
 		spanfix_note(w, d->layouts[layout].tensors, d->n * sizeof(uint32_t));
 		for (uint32_t i = 0; i < DDP_TENSORS; i++)
-			if (!ddp_leaves_out(k, pass, i))
+			if (!ddp_leaves_out(k, pass, i) && (int)i != ddp_sparse)
 				spanfix_note(w, ddp_gradient(&place[k], w->members[k], i, &at),
 					     at.bytes);
 	}
@@ -184,6 +228,69 @@ static void script_ddp(struct spanfix *w)
 		ddp_pass(w, pass);
 	for (uint32_t r = 0; r < w->size; r++)
 		cr_expect_eq(ddp_rank_of(ddp_of(w->members[r]), r)->layout, !ddp_find_unused);
+}
+
+/* Its bucket is the last one in the first assignment, and the first one. */
+static void script_ddp_sparse(struct spanfix *w)
+{
+	take_values(w);
+	ddp_sparse = 0;
+	script_ddp(w);
+}
+
+static void script_ddp_sparse_first(struct spanfix *w)
+{
+	take_values(w);
+	ddp_sparse = 4;
+	script_ddp(w);
+}
+
+static int reduce_sparse(struct nodefix *n, struct member *m, unsigned pass, struct nodefix_op *op)
+{
+	static Shardd__V1__ReduceSparseRequest kept[SPANFIX_RANKS];
+	Shardd__V1__ReduceSparseRequest *r = &kept[m->rank];
+
+	shardd__v1__reduce_sparse_request__init(r);
+	r->unit = spanfix.unit;
+	r->tensor = 1;
+	r->rows = sparse_rows(m->rank, pass);
+	return nodefix_submit(n, m, "ReduceSparse", &r->base, op);
+}
+
+static void with_rows(state_unit *spec)
+{
+	const uint64_t shape[] = { 37, 3 };
+	state_tensor *t = state_tensor_new("rows", shape, 2);
+
+	t->init_kind = FILL_UNIFORM;
+	t->init_b = 1;
+	CHECK(state_unit_add_tensor(spec, t) == 0);
+}
+
+static void with_rows_in_bf16(state_unit *spec)
+{
+	with_rows(spec);
+	spec->reduce_dtype = DTYPE_BF16;
+}
+
+static void with_rows_hybrid(state_unit *spec)
+{
+	with_rows(spec);
+	spec->strategy = STRATEGY_HYBRID;
+	spec->shard_ranks = 2;
+}
+
+static void script_sparse(struct spanfix *w)
+{
+	spanfix_add_unit(w, 203, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	take_values(w);
+	for (unsigned pass = 0; pass < 4; pass++) {
+		ALL(w, reduce_sparse(n, m, pass, op));
+		ALL(w, nodefix_step(n, m, op));
+		ALL(w, nodefix_commit(n, m, pass + 1, 0, op));
+		spanfix_gather_and_note(w);
+	}
 }
 
 static void script_ddp_unused(struct spanfix *w)
@@ -513,6 +620,13 @@ SPAN_TEST(by_trainer_hybrid_on_2_2, script_by_trainer, by_trainer_hybrid, 2, 2)
 SPAN_TEST(by_trainer_gathers_early_on_1_2, script_early_gather, by_trainer, 1, 2)
 SPAN_TEST(by_trainer_replicated_gathers_early_on_2_1, script_early_gather, by_trainer_replicated, 2,
 	  1)
+SPAN_TEST(sparse_on_1_1, script_sparse, with_rows, 1, 1)
+SPAN_TEST(sparse_on_1_2_3, script_sparse, with_rows, 1, 2, 3)
+SPAN_TEST(sparse_in_bf16_on_1_2_3, script_sparse, with_rows_in_bf16, 1, 2, 3)
+SPAN_TEST(sparse_hybrid_on_2_2, script_sparse, with_rows_hybrid, 2, 2)
+SPAN_TEST(sparse_hybrid_on_1_3, script_sparse, with_rows_hybrid, 1, 3)
+SPAN_TEST(ddp_sparse_on_1_2_3, script_ddp_sparse, of_ddp, 1, 2, 3)
+SPAN_TEST(ddp_sparse_first_on_2_1, script_ddp_sparse_first, of_ddp, 2, 1)
 SPAN_TEST(convert_on_1_2, script_convert, two_tensors, 1, 2)
 SPAN_TEST(convert_on_1_2_3, script_convert, two_tensors, 1, 2, 3)
 SPAN_TEST(drop_on_2_1, script_drop, two_tensors, 2, 1)
