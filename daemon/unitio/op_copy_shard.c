@@ -123,6 +123,11 @@ static int op_copy_shard_check(struct op *op, struct fault *f)
 	const struct copy_shard_args *a = copy_shard_args(op);
 	struct unit_run run = { 0 };
 
+	/* gathered copies on other nodes would stay as they are */
+	if (op_copy_shard_changes(op) &&
+	    job_check_here(op->m->job, "writing parameters by CopyShard", f))
+		return f->code;
+
 	if (op_check_not_torn(op, f) || op_check_in_group(op, f) || op_check_initialised(op, f) ||
 	    op_check_not_summoned(op, f) || op_copy_shard_find(op, &run, f))
 		return f->code;
@@ -292,7 +297,6 @@ static bool op_copy_shard_waits_for_readers(const struct op *op)
 
 const struct op_type op_copy_shard = {
 	.name = "CopyShard",
-	.one_node = true,
 	.request = &shardd__v1__copy_shard_request__descriptor,
 	.decode = op_copy_shard_decode,
 	.check = op_copy_shard_check,

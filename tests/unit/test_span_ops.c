@@ -9,6 +9,7 @@
 #include "job/ddp.h"
 #include "spanfix.h"
 #include "step/external.h"
+#include "unit/runs.h"
 
 TestSuite(span_ops, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
 
@@ -442,6 +443,53 @@ static float params_of(struct spanfix *w, uint32_t rank)
 	return *(float *)region_addr(&spanfix_unit_of(w, rank)->parts[0].params);
 }
 
+/* -- shards */
+
+static int copy_shard(struct nodefix *n, struct member *m, bool gradient, bool write,
+		      struct nodefix_op *op)
+{
+	Shardd__V1__CopyShardRequest r = SHARDD__V1__COPY_SHARD_REQUEST__INIT;
+	struct unit *u = job_unit_by_id(m->job, spanfix.unit);
+	struct unit_run run = { 0 };
+
+	(void)unit_rank_run(u, m->rank, 0, &run);
+	r.unit = u->id;
+	r.elements = run.n;
+	r.array = gradient ? SHARDD__V1__COPY_SHARD_REQUEST__ARRAY__ARRAY_GRADIENT
+			   : SHARDD__V1__COPY_SHARD_REQUEST__ARRAY__ARRAY_PARAMETERS;
+	r.write = write;
+	r.buffer = values_of[m->rank];
+	return nodefix_submit(n, m, "CopyShard", &r.base, op);
+}
+
+/* What ranks read of their shards; gradients that they halve. */
+static void script_shards(struct spanfix *w)
+{
+	struct region place[SPANFIX_RANKS];
+
+	spanfix_add_unit(w, 203, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	take_values(w);
+	for (uint32_t r = 0; r < w->size; r++)
+		place[r] = *spanfix_result(w, r);
+	ALL(w, copy_shard(n, m, false, false, op));
+	for (uint32_t r = 0; r < w->size; r++)
+		spanfix_note(w, region_addr(&place[r]), place[r].bytes);
+	reduce_filled(w, 1);
+	ALL(w, copy_shard(n, m, true, false, op));
+	for (uint32_t r = 0; r < w->size; r++) {
+		float *p = region_addr(&place[r]);
+
+		spanfix_note(w, p, place[r].bytes);
+		for (unsigned i = 0; i < place[r].bytes / sizeof(*p); i++)
+			p[i] /= 2;
+	}
+	ALL(w, copy_shard(n, m, true, true, op));
+	ALL(w, nodefix_step(n, m, op));
+	ALL(w, nodefix_commit(n, m, 1, 0, op));
+	spanfix_gather_and_note(w);
+}
+
 /* -- other layouts, and units that go */
 
 static void two_tensors(state_unit *spec)
@@ -627,6 +675,8 @@ SPAN_TEST(sparse_hybrid_on_2_2, script_sparse, with_rows_hybrid, 2, 2)
 SPAN_TEST(sparse_hybrid_on_1_3, script_sparse, with_rows_hybrid, 1, 3)
 SPAN_TEST(ddp_sparse_on_1_2_3, script_ddp_sparse, of_ddp, 1, 2, 3)
 SPAN_TEST(ddp_sparse_first_on_2_1, script_ddp_sparse_first, of_ddp, 2, 1)
+SPAN_TEST(shards_on_1_1, script_shards, NULL, 1, 1)
+SPAN_TEST(shards_on_2_2, script_shards, NULL, 2, 2)
 SPAN_TEST(convert_on_1_2, script_convert, two_tensors, 1, 2)
 SPAN_TEST(convert_on_1_2_3, script_convert, two_tensors, 1, 2, 3)
 SPAN_TEST(drop_on_2_1, script_drop, two_tensors, 2, 1)
