@@ -519,6 +519,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .refuse = cluster_refuse,
 				     .want = cluster_want,
 				     .give = cluster_give,
+				     .leave_out = cluster_leave_out,
 				     .made = cluster_made,
 				     .may_join = cluster_may_join,
 				     .across_waits = cluster_op_waits,

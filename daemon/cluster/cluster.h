@@ -46,6 +46,7 @@ void cluster_prepared(struct group *g, uint64_t number);
 void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault);
 void cluster_want(struct job *job, struct unit *u, uint64_t turn);
 void cluster_give(struct job *job, struct unit *u, uint64_t turn);
+void cluster_leave_out(struct job *job, struct unit *u);
 void cluster_made(struct job *job, uint64_t position);
 void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t bytes);
 void cluster_rank_left(struct job *job, const struct member *m);

@@ -72,10 +72,17 @@ static bool cluster_order_start_apply(struct job *job, const struct order_key *k
 	return true;
 }
 
+/* What any node asks for and all do: a gather; or that a unit has tensors that are left out. */
 static bool cluster_order_start_gather(struct job *job, const struct order_started *s)
 {
 	struct unit *u = cluster_order_unit_of(job, s->key.group);
+	struct unit *other =
+		u ? NULL : cluster_order_unit_of(job, unit_leaves_out_key(s->key.group));
 
+	if (other) {
+		other->turns.leaves_out = true;
+		return true;
+	}
 	return u && u->turns.n + 1 == s->key.number &&
 	       turn_start(job, u, s->position, s->fingerprint) == 0;
 }
@@ -404,6 +411,18 @@ void cluster_prepared(struct group *g, uint64_t number)
 	e.print = &print;
 	snprintf(print.text, sizeof(print.text), "the application of a Step");
 	cluster_order_tell(cj, g->job, &e);
+}
+
+void cluster_leave_out(struct job *job, struct unit *u)
+{
+	struct cluster_job *cj = cluster_order_running(job);
+	struct order_nodes nodes;
+	const struct order_entry e = { .key = { ORDER_GATHER, unit_leaves_out_key(u->key), 1 },
+				       .nodes = cluster_order_nodes_of(job->groups[u->rec->group],
+								       &nodes) };
+
+	if (cj)
+		cluster_order_tell(cj, job, &e);
 }
 
 void cluster_give(struct job *job, struct unit *u, uint64_t turn)

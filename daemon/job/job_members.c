@@ -69,6 +69,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		u->turns.n = 0;
 		u->turns.wanted = false;
 		u->turns.given = 0;
+		u->turns.leaves_out = false;
 		u->factors = (struct unit_factors){ 0 };
 		if (u->shards == UNIT_SHARDS_MIXED && u->step != UNIT_STEP_STEPPING) {
 			u->rec->initialised = false; /* no copy is more correct than another */

@@ -104,6 +104,9 @@ struct job_ops {
 	/* Somebody here wants the @turn-th gathered copy of @u in this epoch, whose parts are on several
 	 * nodes: turn_start follows. */
 	void (*want)(struct job *job, struct unit *u, uint64_t turn);
+	/* A rank here leaves tensors of @u, whose parts are on several nodes, out of a gradient: all nodes set
+	 * unit_turns.leaves_out, at one place of the order, before that reduction. */
+	void (*leave_out)(struct job *job, struct unit *u);
 	/* All ranks here have given back their shards of @u for the @turn-th time in this epoch:
 	 * external_start follows when those of all nodes have. */
 	void (*give)(struct job *job, struct unit *u, uint64_t turn);

@@ -81,6 +81,7 @@ static int op_reduce_check(struct op *op, struct fault *f)
 		 reduce_args(op)->more ? ", more to come" : "");
 	op->entry.print.words[2] = reduce_args(op)->defer;
 	op->entry.print.words[3] = reduce_args(op)->more;
+	reduce_unused_declare(op);
 	return 0;
 }
 

@@ -56,6 +56,14 @@ int reduce_unused_decode(struct op *op, const Shardd__V1__ReduceRequest *r, stru
 	return 0;
 }
 
+void reduce_unused_declare(const struct op *op)
+{
+	if (!group_spans(op->group) || op->unit->turns.leaves_out ||
+	    (!reduce_args(op)->unused && !reduce_args(op)->n_tensors))
+		return;
+	op->m->job->jobs->ops.leave_out(op->m->job, op->unit);
+}
+
 static int reduce_unused_compare(const void *a, const void *b)
 {
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
@@ -209,6 +217,10 @@ enum res reduce_unused_agree(struct coll *c, bool *ret_none)
 	int r;
 
 	*ret_none = false;
+	if (group_spans(c->group) && !c->leaves_out) { /* ranks of some node use all */
+		reduce_unused_overrule(c);
+		return RES_DONE;
+	}
 	if (group_spans(c->group) && !shards_of(c)->share.all)
 		RES_TRY(reduce_unused_show(c));
 	if (group_spans(c->group))

@@ -13,6 +13,10 @@
 /* Take from the request what this rank has not used of op->unit. Return: 0 or a fault code. */
 int reduce_unused_decode(struct op *op, const Shardd__V1__ReduceRequest *r, struct fault *f);
 
+/* If it names any, and its unit is on several nodes: from here on they show each other what is unused. Those
+ * that have begun this reduction already have used something. */
+void reduce_unused_declare(const struct op *op);
+
 /* All ranks are there: find what none of them has used, and note it in each op, for
  * reduce_unused_reply. *@ret_none: nothing was used at all. Never waits. */
 enum res reduce_unused_agree(struct coll *c, bool *ret_none);

@@ -157,7 +157,16 @@ struct unit_turns {
 	bool wanted;      /* another one */
 	/* BY_TRAINER: how often in this epoch all ranks of this node have given their shards back */
 	uint64_t given;
+	/* Some rank leaves tensors of it out of a gradient: with each Reduce that starts from here on the nodes
+	 * show each other which ones. In this epoch. */
+	bool leaves_out;
 };
+
+/* The number of that on all nodes, with the key of the unit. */
+static inline uint64_t unit_leaves_out_key(uint64_t key)
+{
+	return key ^ UINT64_C(0x6c65617665736f75);
+}
 
 struct unit {
 	uint32_t magic;

@@ -134,6 +134,7 @@ static struct coll *coll_new(struct group *g, struct match_entry *const *entries
 	}
 	c->unit = c->ops[0]->unit;
 	c->place = entries[0]->place;
+	c->leaves_out = c->unit && c->unit->turns.leaves_out;
 	for (unsigned i = 0; i < c->n_parts; i++)
 		c->parts[i].queue.note = (struct device_note){ .name = c->type->name,
 							       .job = c->job,

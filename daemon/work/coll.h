@@ -55,6 +55,7 @@ struct coll {
 	uint64_t place;         /* of its operations between nodes: comm_op.place */
 	bool has_begun;         /* in line: it was ticked */
 	struct coll_talk *talk; /* owned: an operation that waits for its turn in line */
+	bool leaves_out;        /* unit_turns.leaves_out, when it was started */
 	unsigned stage;         /* where it goes on: an enum of the file that has it; 0 at first */
 	struct fault *fault;    /* owned: why it has returned RES_FAILED */
 	bool everywhere;        /* it fails so on all nodes: they decide by the same */

@@ -53,6 +53,11 @@ static void on_refuse(struct group *g, uint64_t number, const struct fault *f)
 	fixture_of(g->job)->refuse(fixture_of(g->job), g, number, f);
 }
 
+static void on_leave_out(struct job *job, struct unit *u)
+{
+	fixture_of(job)->leave_out(fixture_of(job), job, u);
+}
+
 static void on_made(struct job *job, uint64_t position)
 {
 	fixture_of(job)->made(fixture_of(job), job, position);
@@ -140,6 +145,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 				     .refuse = on_refuse,
 				     .want = on_want,
 				     .give = on_give,
+				     .leave_out = on_leave_out,
 				     .made = on_made,
 				     .prepared = on_prepared,
 				     .epoch_ends = doubt_epoch_ends,

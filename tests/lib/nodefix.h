@@ -41,6 +41,7 @@ struct nodefix {
 	void (*refuse)(struct nodefix *n, struct group *g, uint64_t number, const struct fault *f);
 	void (*want)(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn);
 	void (*give)(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn);
+	void (*leave_out)(struct nodefix *n, struct job *job, struct unit *u);
 	void (*made)(struct nodefix *n, struct job *job, uint64_t position);
 	void (*prepared)(struct nodefix *n, struct group *g, uint64_t number);
 	void *userdata;

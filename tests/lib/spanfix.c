@@ -127,7 +127,7 @@ static struct unit *spanfix_unit_of_key(struct job *job, uint64_t key)
 	for (uint32_t i = 0; i < job->n_units; i++)
 		if (!job->units[i]->rec->dropped && job->units[i]->key == key)
 			return job->units[i];
-	CHECK_NOT_REACHED();
+	return NULL;
 }
 
 static void spanfix_order_on_send(void *userdata, uint32_t node, const struct order_msg *msg)
@@ -153,6 +153,12 @@ static void spanfix_order_on_start(void *userdata, const struct order_started *s
 	spanfix.started[node] += order_is_recorded(spanfix.orders[node]);
 	if (s->key.kind == ORDER_GATHER) {
 		u = spanfix_unit_of_key(job, s->key.group);
+		if (!u) {
+			u = spanfix_unit_of_key(job, unit_leaves_out_key(s->key.group));
+			CHECK(u && !u->turns.leaves_out);
+			u->turns.leaves_out = true;
+			return;
+		}
 		CHECK(u->turns.n + 1 == s->key.number);
 		CHECK(turn_start(job, u, s->position, place) == 0);
 		return;
@@ -326,6 +332,16 @@ static void spanfix_on_made(struct nodefix *n, struct job *job, uint64_t positio
 		order_done(spanfix.orders[spanfix_node_of_job(job)], position);
 }
 
+static void spanfix_on_leave_out(struct nodefix *n, struct job *job, struct unit *u)
+{
+	struct order_nodes nodes;
+	struct order_entry e = { .key = { ORDER_GATHER, unit_leaves_out_key(u->key), 1 },
+				 .nodes = spanfix_nodes_of(job->groups[u->rec->group], &nodes) };
+
+	(void)n;
+	(void)order_announce(spanfix.orders[spanfix_node_of_job(job)], &e);
+}
+
 static void spanfix_on_give(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn)
 {
 	const struct order_print print = { .text = "the step of a unit" };
@@ -409,6 +425,7 @@ static void spanfix_begin_node(struct spanfix *w, unsigned i)
 	n->made = spanfix_on_made;
 	n->give = spanfix_on_give;
 	n->prepared = spanfix_on_prepared;
+	n->leave_out = spanfix_on_leave_out;
 	w->jobs[i] = nodefix_job(n, "job", w->size, 0);
 	if (!w->spans)
 		return;

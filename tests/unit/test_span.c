@@ -314,18 +314,23 @@ static void two_tensors(state_unit *spec)
 	CHECK(state_unit_add_tensor(spec, t) == 0);
 }
 
+/* All ranks use it, then none, then one, then the last one only, and all again. */
 static void script_unused(struct spanfix *w)
 {
 	static const uint32_t second = 1;
+	const uint32_t used[][2] = {
+		{ 0, w->size }, { 0, 0 }, { 0, 1 }, { w->size - 1, w->size }, { 0, w->size }
+	};
 
 	spanfix_add_unit(w, 502, unit_changes);
 	ALL(w, nodefix_seed(n, m, u, 7, op));
-	for (uint32_t users = 0; users < 2; users++) {
-		spanfix_fill_gradients(w, users);
-		ALL(w, m->rank < users ? nodefix_reduce(n, m, u, false, op)
-				       : nodefix_leave_out(n, m, u, &second, op));
+	for (uint32_t i = 0; i < ARRAY_SIZE(used); i++) {
+		spanfix_fill_gradients(w, i);
+		ALL(w, m->rank >= used[i][0] && m->rank < used[i][1]
+			       ? nodefix_reduce(n, m, u, false, op)
+			       : nodefix_leave_out(n, m, u, &second, op));
 		ALL(w, nodefix_step(n, m, op));
-		ALL(w, nodefix_commit(n, m, users + 1, 0, op));
+		ALL(w, nodefix_commit(n, m, i + 1, 0, op));
 		spanfix_gather_and_note(w);
 	}
 }
@@ -484,5 +489,6 @@ SPAN_TEST(initialise_on_1_2_3, script_initialise, NULL, 1, 2, 3)
 SPAN_TEST(initialise_by_rows_on_2_1, script_initialise, by_rows, 2, 1)
 SPAN_TEST(initialise_replicas_on_2_1, script_initialise, spanfix_replicated, 2, 1)
 SPAN_TEST(unused_on_1_2, script_unused, two_tensors, 1, 2)
+SPAN_TEST(unused_on_2_2, script_unused, two_tensors, 2, 2)
 SPAN_TEST(found_inf_on_2_2, script_found_inf, NULL, 2, 2)
 SPAN_TEST(found_inf_by_rows_on_1_2_3, script_found_inf, by_rows, 1, 2, 3)
