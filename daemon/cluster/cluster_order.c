@@ -354,7 +354,7 @@ static void cluster_order_tell(struct cluster_job *cj, const struct job *job,
 	struct fault f = FAULT_NULL;
 	int r = order_announce(cj->epoch.order, e);
 
-	if (r == 0 || r == ORDER_E_ENDED)
+	if (r != ORDER_E_AHEAD)
 		return;
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
 		  "node %s is %u operations ahead of the other nodes of job '%s': set "

@@ -133,11 +133,22 @@ static enum res op_reduce_fold(struct coll *c)
 	return reduce_next_stage(c) ? reduce_kernels(c) : RES_DONE;
 }
 
+/* Small reductions between nodes come right behind each other, and none waits until the one before is over.
+ * What reads gradients waits for the ops; but not a gather, which must not see parameters that are stepped
+ * in backward on some nodes only. Large ones would take much memory at once. */
+static bool op_reduce_lets_others_talk(const struct coll *c)
+{
+	return group_spans(c->group) && c->unit->rec->optimizer->when == OPTIM_AT_STEP &&
+	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
+}
+
 /* With one device the sums are the gradient already, unless an engine was asked for. */
 static enum res op_reduce_between(struct coll *c)
 {
 	void *grads;
 
+	if (op_reduce_lets_others_talk(c))
+		coll_talks_last(c);
 	if (!coll_is_alone(c))
 		return reduce_talk(c);
 	if (!c->job->node->engine_for_one)

@@ -55,6 +55,7 @@ struct coll {
 	uint64_t place;         /* of its operations between nodes: comm_op.place */
 	bool has_begun;         /* in line: it was ticked */
 	struct coll_talk *talk; /* owned: an operation that waits for its turn in line */
+	bool talks_last;        /* the next of them is the last */
 	bool leaves_out;        /* unit_turns.leaves_out, when it was started */
 	unsigned stage;         /* where it goes on: an enum of the file that has it; 0 at first */
 	struct fault *fault;    /* owned: why it has returned RES_FAILED */
@@ -149,6 +150,10 @@ void coll_reduce_scatter(struct coll *c, const void *const *send, void *const *r
 void coll_all_reduce(struct coll *c, void *const *data, uint64_t count, enum dtype dtype,
 		     enum reduce_op reduce);
 void coll_broadcast(struct coll *c, void *const *data, uint64_t bytes, unsigned root);
+
+/* The next operation between devices is the last one: what comes behind in the line goes on as soon as it is
+ * issued. For collectives behind whose end nothing has to wait that does not wait for their ops. */
+void coll_talks_last(struct coll *c);
 
 /* Memory on every device until the end of the collective: p->scratch[@k] of @bytes. */
 enum res coll_need_scratch(struct coll *c, unsigned k, uint64_t bytes);

@@ -42,6 +42,19 @@ static void coll_talk_issue(struct coll *c, const struct coll_talk *t)
 	CHECK_NOT_REACHED();
 }
 
+void coll_talks_last(struct coll *c)
+{
+	c->talks_last = true;
+}
+
+/* It was issued. */
+static void coll_talk_issued(struct coll *c)
+{
+	line_talked(&c->line);
+	if (c->talks_last)
+		line_leave(&c->line);
+}
+
 /* It is its turn to begin; or it has begun, and is the first now. */
 static void coll_talk_go_on(struct line_item *i)
 {
@@ -58,7 +71,7 @@ static void coll_talk_go_on(struct line_item *i)
 	if (coll_can_talk(c) == RES_DONE) {
 		coll_talk_issue(c, t);
 		free(t);
-		line_talked(i);
+		coll_talk_issued(c);
 		return;
 	}
 	free(t);
@@ -85,7 +98,7 @@ static void coll_talk_make(struct coll *c, const struct coll_talk *t)
 {
 	if (!line_is_in(&c->line) || line_is_first(&c->line)) {
 		coll_talk_issue(c, t);
-		line_talked(&c->line);
+		coll_talk_issued(c);
 		return;
 	}
 	CHECK(!c->talk);

@@ -418,7 +418,7 @@ static void spanfix_begin_node(struct spanfix *w, unsigned i)
 	struct fault f = FAULT_NULL;
 
 	nodefix_begin(n, &o);
-	n->node.limits.reduce_batch_bytes = 0;
+	n->node.limits.reduce_batch_bytes = w->spans ? 1 << 20 : 0;
 	n->announce = spanfix_on_announce;
 	n->refuse = spanfix_on_refuse;
 	n->want = spanfix_on_want;

@@ -335,6 +335,54 @@ static void script_unused(struct spanfix *w)
 	}
 }
 
+/* Reductions of several small units, which come right behind each other. */
+static void script_small_units(struct spanfix *w)
+{
+	enum { UNITS = 5 };
+	uint32_t units[UNITS];
+	static struct nodefix_op ops[UNITS][SPANFIX_RANKS];
+
+	for (unsigned i = 0; i < UNITS; i++) {
+		const char name[] = { (char)('a' + i), '\0' };
+
+		spanfix_add_named_unit(w, name, 101 + 7 * i, unit_changes);
+		units[i] = w->unit;
+		ALL(w, nodefix_seed(n, m, u, i, op));
+	}
+	for (unsigned s = 1; s <= 5; s++) {
+		for (unsigned i = 0; i < UNITS; i++) {
+			w->unit = units[i];
+			spanfix_fill_gradients(w, s + i);
+		}
+		for (unsigned i = 0; i < UNITS; i++)
+			for (uint32_t r = 0; r < w->size; r++) {
+				struct nodefix *n = spanfix_node_of(w, r);
+				struct unit *u =
+					job_unit_by_id(w->jobs[spanfix_home(w, r)], units[i]);
+
+				ops[i][r] = (struct nodefix_op){ 0 };
+				cr_assert_eq(nodefix_reduce(n, w->members[r], u, false, &ops[i][r]),
+					     0);
+			}
+		for (unsigned i = 0; i < UNITS; i++) {
+			memcpy(w->ops, ops[i], sizeof(ops[i]));
+			while (!spanfix_ops_are_over(w)) {
+				spanfix_turn(w);
+				memcpy(w->ops, ops[i], sizeof(ops[i]));
+			}
+			spanfix_all_ok(w, "Reduce");
+		}
+		ALL(w, nodefix_clip(n, m, 0.75, op));
+		note_norms(w);
+		ALL(w, nodefix_step(n, m, op));
+		ALL(w, nodefix_commit(n, m, s, 0, op));
+		for (unsigned i = 0; i < UNITS; i++) {
+			w->unit = units[i];
+			spanfix_gather_and_note(w);
+		}
+	}
+}
+
 /* -- steps that repeat */
 
 /* Steps of the job; the first one takes no part in what repeats. */
@@ -490,5 +538,7 @@ SPAN_TEST(initialise_by_rows_on_2_1, script_initialise, by_rows, 2, 1)
 SPAN_TEST(initialise_replicas_on_2_1, script_initialise, spanfix_replicated, 2, 1)
 SPAN_TEST(unused_on_1_2, script_unused, two_tensors, 1, 2)
 SPAN_TEST(unused_on_2_2, script_unused, two_tensors, 2, 2)
+SPAN_TEST(small_units_on_1_2_3, script_small_units, NULL, 1, 2, 3)
+SPAN_TEST(small_replicas_on_2_1, script_small_units, spanfix_replicated, 2, 1)
 SPAN_TEST(found_inf_on_2_2, script_found_inf, NULL, 2, 2)
 SPAN_TEST(found_inf_by_rows_on_1_2_3, script_found_inf, by_rows, 1, 2, 3)
