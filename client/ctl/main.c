@@ -11,6 +11,7 @@
 
 static const struct ctl_verb verbs[] = {
 	{ "status", "", "show the daemon, its devices, jobs and ranks", ctl_status },
+	{ "blame", "[JOB]", "show which rank and node holds up the others", ctl_blame },
 	{ "memory", "", "show who holds how much memory", ctl_memory },
 	{ "jobs", "", "list the jobs", ctl_jobs },
 	{ "units", "JOB", "list the units of a job", ctl_units },

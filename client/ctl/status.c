@@ -234,13 +234,15 @@ static void status_node_row(struct table *t, const Shardd__V1__JobStatus *j,
 	else
 		table_cell(t, "%u", n->first);
 	table_cell(t, "%s", n->leads ? "yes" : "-");
+	table_color_cell(t, *n->error ? TABLE_BAD : TABLE_GOOD, "%s", *n->error ? n->error : "OK");
 }
 
 /* Of the jobs with ranks on several of them. */
 static int status_print_nodes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false }, { "NODE", false }, { "RANKS", false }, { "LEADS", false }
+		{ "JOB", false },   { "NODE", false },  { "RANKS", false },
+		{ "LEADS", false }, { "STATE", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -281,25 +283,25 @@ static void status_ahead_cell(struct table *t, const Shardd__V1__RankStatus *r)
 		table_cell(t, "-");
 }
 
-/* Of a rank that another daemon has. */
-static void status_far_cells(struct table *t, const Shardd__V1__RankStatus *r)
+/* Of a rank that another daemon has, which does not answer. */
+static void status_far_cells(struct table *t)
 {
-	table_cell(t, "-");
-	table_cell(t, "node %.40s", r->node);
-	for (unsigned i = 0; i < 5; i++)
+	for (unsigned i = 0; i < 7; i++)
 		table_cell(t, "-");
 }
 
 static void status_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
-			    const Shardd__V1__RankStatus *r)
+			    const Shardd__V1__RankStatus *r, bool with_node)
 {
+	const char *state = json_state(&shardd__v1__rank_state__descriptor, r->state);
+
 	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%u", r->rank);
-	table_color_cell(t,
-			 ctl_state_color(json_state(&shardd__v1__rank_state__descriptor, r->state)),
-			 "%s", json_state(&shardd__v1__rank_state__descriptor, r->state));
+	if (with_node)
+		table_cell(t, "%.40s", *r->node ? r->node : "-");
+	table_color_cell(t, ctl_state_color(state), "%s", state);
 	if (r->state == SHARDD__V1__RANK_STATE__RANK_STATE_ELSEWHERE) {
-		status_far_cells(t, r);
+		status_far_cells(t);
 		return;
 	}
 	if (r->pid > 0)
@@ -314,19 +316,33 @@ static void status_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 	table_cell(t, "%s", *r->last_op ? r->last_op : "-");
 }
 
+static bool status_has_nodes(const Shardd__V1__GetStatusResponse *s)
+{
+	for (size_t i = 0; i < s->n_jobs; i++)
+		if (s->jobs[i]->n_nodes)
+			return true;
+	return false;
+}
+
 static int status_print_ranks(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
-	static const struct table_column columns[] = {
+	static const struct table_column all[] = {
 		{ "JOB", false },     { "RANK", true },     { "STATE", false },
 		{ "PID", true },      { "DEVICE", false },  { "NEXT OP", true },
 		{ "PENDING", true },  { "GATHERED", true }, { "AHEAD", true },
 		{ "LAST OP", false },
 	};
-	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+	struct table_column columns[ARRAY_SIZE(all) + 1];
+	bool nodes = status_has_nodes(s);
+	_cleanup_(table_freep) struct table *t = NULL;
 
+	memcpy(columns, all, 2 * sizeof(*all));
+	columns[2] = (struct table_column){ "NODE", false };
+	memcpy(columns + 2 + nodes, all + 2, (ARRAY_SIZE(all) - 2) * sizeof(*all));
+	t = table_new(columns, ARRAY_SIZE(all) + nodes);
 	for (size_t i = 0; t && i < s->n_jobs; i++)
 		for (size_t k = 0; k < s->jobs[i]->n_ranks; k++)
-			status_rank_row(t, s->jobs[i], s->jobs[i]->ranks[k]);
+			status_rank_row(t, s->jobs[i], s->jobs[i]->ranks[k], nodes);
 	return ctl_print_table(ctl, "Ranks", t);
 }
 
@@ -489,6 +505,7 @@ int ctl_status(struct ctl *ctl, int argc, char **argv)
 	if (r != CTL_OK)
 		return r;
 	request.with_units = ctl->json;
+	request.with_nodes = true;
 	r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK || !ctl->json)
 		return r != CTL_OK ? r : status_print_status(ctl, s);

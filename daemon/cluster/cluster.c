@@ -100,6 +100,7 @@ static void cluster_job_free(struct cluster_job *cj)
 	cluster_epoch_free(cj);
 	cluster_forget_nodes(cj);
 	list_unlink(&cj->link);
+	cluster_survey_free(cj);
 	free(cj->wishes);
 	free(cj);
 }
@@ -385,6 +386,12 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 		if (m->epoch == cj->epoch.number)
 			cluster_on_rank_left(cj, from, m->left);
 		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_ASK:
+		cluster_on_ask(cj, from, m->ask);
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_TOLD:
+		cluster_on_told(cj, from, m->told);
+		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY__NOT_SET:
 	case _SHARDD__V1__JOB_MESSAGE__BODY__CASE_IS_INT_SIZE:
 		peer_end(from, "it has sent a message about a job that says nothing");
@@ -402,6 +409,8 @@ static void cluster_on_message(void *userdata, struct peer *p, const Shardd__V1_
 	cj = cluster_find(c, m->job->job);
 	if (cj)
 		cluster_on_job(cj, p, m->job);
+	else if (m->job->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ASK)
+		cluster_answer_nothing(c, p, m->job);
 	else
 		cluster_deny(c, p, m->job);
 }
@@ -520,6 +529,7 @@ static void cluster_tick_job(struct cluster_job *cj, uint64_t now)
 	decide_tick(&cj->commit, now);
 	cluster_seek_tick(cj, now);
 	cluster_order_tick(cj, now);
+	cluster_survey_tick(cj, now);
 	if (cj->state == CLUSTER_LEADS)
 		cluster_form(cj);
 }

@@ -16,6 +16,7 @@
 
 #include "coord/coord.h"
 #include "core/fault.h"
+#include "core/list.h"
 #include "core/loopq.h"
 #include "core/res.h"
 #include "job/job.h"
@@ -69,5 +70,23 @@ void cluster_job_waits(const struct job *job, char *buf, size_t bytes);
 /* The node that leads @job, as this one has last heard; "": not known. Valid until the next turn of the
  * loop. */
 const char *cluster_job_leader(const struct job *job);
+
+/* A wait for what all nodes of a job say of their ranks. The owner's. */
+struct cluster_ask {
+	struct list link;
+	void (*done)(struct cluster_ask *a); /* once: all have answered, or their time is over */
+	void *userdata;
+};
+
+/* Ask them. Return: true: there is nothing to wait for, and done is not called. */
+bool cluster_ask(struct cluster_ask *a, struct job *job);
+void cluster_ask_cancel(struct cluster_ask *a);
+/* What node @node has said of @job when it was asked last, borrowed; NULL: nothing, with @ret_why (valid
+ * until the next turn of the loop). */
+const Shardd__V1__JobTold *cluster_told(const struct job *job, const char *node,
+					const char **ret_why);
+/* What this node says; without a cluster, too. Return: shardd__v1__job_told__free_unpacked; NULL without
+ * memory. */
+Shardd__V1__JobTold *cluster_told_here(const struct job *job);
 
 #endif

@@ -113,6 +113,7 @@ struct cluster_job {
 	struct doubt_ruling ruling; /* on what nodes are in doubt about */
 
 	struct cluster_epoch epoch;
+	struct cluster_survey *survey; /* the last one; owned; NULL: none */
 };
 
 struct cluster {
@@ -184,6 +185,17 @@ void cluster_form(struct cluster_job *cj);
 void cluster_on_rank_left(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobLeft *l);
 /* None of this node wants to join any more: the leader is told. */
 void cluster_withdraw(struct cluster_job *cj);
+
+/* What all ranks do (cluster_survey.c). */
+void cluster_on_ask(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobAsk *ask);
+void cluster_on_told(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobTold *told);
+/* @from asks for a job that is not here. */
+void cluster_answer_nothing(struct cluster *c, struct peer *from, const Shardd__V1__JobMessage *m);
+void cluster_survey_tick(struct cluster_job *cj, uint64_t now_us);
+void cluster_survey_free(struct cluster_job *cj);
+/* One node's part of it (cluster_told.c). Return: shardd__v1__job_told__free_unpacked; NULL without
+ * memory. */
+Shardd__V1__JobTold *cluster_told_new(const struct job *job, const char *node);
 
 /* The order (cluster_order.c). */
 int cluster_order_begin(struct cluster_job *cj);

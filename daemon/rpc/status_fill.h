@@ -16,6 +16,7 @@
 struct status_scope {
 	uid_t uid;
 	const struct job *job; /* NULL: all */
+	bool with_nodes;       /* what the ranks of all nodes do, as they have said (cluster_ask) */
 };
 
 /* Was this job requested, and may the caller know of it? */
@@ -51,6 +52,8 @@ void status_fill_slabs(struct arena *a, struct jobs *jobs, const struct status_s
 		       Shardd__V1__GetStatusResponse *reply);
 void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
 		      bool with_units, Shardd__V1__GetStatusResponse *reply);
+/* What the ranks of all nodes do, into what status_fill_jobs has filled (status_told.c). */
+void status_fill_told(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j);
 void status_fill_sessions(struct arena *a, struct sessions *sessions,
 			  const struct status_scope *scope, Shardd__V1__GetStatusResponse *reply);
 void status_fill_users(struct arena *a, const struct users *users, const struct status_scope *scope,

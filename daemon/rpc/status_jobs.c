@@ -387,6 +387,8 @@ static void status_jobs_fill_visible(struct arena *a, const struct job *job,
 	status_jobs_fill_outside(a, job, j);
 	if (job_may_look(job, scope->uid))
 		status_jobs_fill_job(a, job, with_units, j);
+	if (job_may_look(job, scope->uid) && scope->with_nodes && !job->life.deleted)
+		status_fill_told(a, job, j);
 }
 
 void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cluster/cluster.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "job/pooled.h"
@@ -55,7 +56,7 @@ static int svc_status_scope_of(struct rpc_call *call, struct jobs *jobs, const c
 		return fault_set(f, FAULT_CANCELLED, NULL, "the connection is closed");
 	if (*name && job_find(jobs, name, proc_uid(conn_proc(c)), &job, f))
 		return f->code;
-	*ret = (struct status_scope){ proc_uid(conn_proc(c)), job };
+	*ret = (struct status_scope){ .uid = proc_uid(conn_proc(c)), .job = job };
 	return 0;
 }
 
@@ -95,6 +96,7 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 		rpc_call_fail(call, &f);
 		return;
 	}
+	scope.with_nodes = r->with_nodes;
 	reply.version = (char *)SHARDD_VERSION;
 	reply.pid = (int32_t)getpid();
 	node_instance_text(node, instance);
@@ -242,34 +244,126 @@ static void svc_status_wait(struct svc_status *svc, struct user *u, struct rpc_c
 	svc_status_arm(svc);
 }
 
-/* Now, or when its user's turn has come. */
+/* Return: false: its user has too many such calls; it has ended. */
+static bool svc_status_charge(struct rpc_call *call)
+{
+	struct conn *c = rpc_call_conn(call);
+	struct fault f = FAULT_NULL;
+
+	if (!c || !conn_account(c) || rpc_call_charge(call, USER_STATUS_CALLS, &f) == 0)
+		return true;
+	rpc_call_fail(call, &f);
+	return false;
+}
+
+/* Now, or when its user's turn has come. It is charged. */
 static void svc_status_call(struct rpc_call *call, const ProtobufCMessage *request,
 			    struct svc_status *svc, rpc_handler fn)
 {
 	struct conn *c = rpc_call_conn(call);
 	struct user *u = c ? conn_account(c) : NULL;
-	struct fault f = FAULT_NULL;
 
 	if (!u)
 		fn(call, request, svc);
-	else if (rpc_call_charge(call, USER_STATUS_CALLS, &f))
-		rpc_call_fail(call, &f);
 	else if (list_empty(&u->waiting) && clock_now_us() >= u->status_at_us)
 		svc_status_run(svc, u, call, request, fn);
 	else
 		svc_status_wait(svc, u, call, request, fn);
 }
 
+/* ------------------------------------------------------------------- other nodes */
+
+/* A GetStatus that waits until other nodes have said what their ranks do. */
+struct status_survey {
+	struct svc_status *svc;
+	struct rpc_call *call;
+	const ProtobufCMessage *request; /* the call's */
+	size_t pending;                  /* jobs that are asked for still */
+	size_t n;
+	struct cluster_ask asks[]; /* of jobs */
+};
+
+static void svc_status_survey_free(struct status_survey *s)
+{
+	for (size_t i = 0; i < s->n; i++)
+		cluster_ask_cancel(&s->asks[i]);
+	free(s);
+}
+
+static void svc_status_survey_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct fault f = FAULT_NULL;
+
+	svc_status_survey_free(userdata);
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
+	rpc_call_fail(call, &f);
+}
+
+static void svc_status_on_told(struct cluster_ask *a)
+{
+	struct status_survey *s = a->userdata, was;
+
+	if (--s->pending)
+		return;
+	was = *s;
+	rpc_call_on_cancelled(s->call, NULL, NULL);
+	svc_status_survey_free(s);
+	svc_status_call(was.call, was.request, was.svc, svc_status_get);
+}
+
+/* Return: false: there is nothing to wait for. */
+static bool svc_status_survey(struct rpc_call *call, const ProtobufCMessage *request,
+			      struct svc_status *svc, const struct status_scope *scope)
+{
+	struct job *job, *tmp;
+	struct status_survey *s;
+	size_t n = 0;
+
+	list_for_each (job, tmp, &svc->jobs->all, link)
+		n += status_visible(scope, job) && job_may_look(job, scope->uid);
+	s = calloc(1, sizeof(*s) + n * sizeof(s->asks[0]));
+	if (!s)
+		return false; /* the answer fails, too, or says which nodes have not answered */
+	s->svc = svc;
+	s->call = call;
+	s->request = request;
+	list_for_each (job, tmp, &svc->jobs->all, link) {
+		struct cluster_ask *a = &s->asks[s->n];
+
+		if (!status_visible(scope, job) || !job_may_look(job, scope->uid))
+			continue;
+		*a = (struct cluster_ask){ .done = svc_status_on_told, .userdata = s };
+		s->n++;
+		s->pending += !cluster_ask(a, job);
+	}
+	if (!s->pending) {
+		svc_status_survey_free(s);
+		return false;
+	}
+	rpc_call_on_cancelled(call, svc_status_survey_cancelled, s);
+	return true;
+}
+
 static void svc_status_on_get(struct rpc_call *call, const ProtobufCMessage *request,
 			      void *userdata)
 {
-	svc_status_call(call, request, userdata, svc_status_get);
+	const Shardd__V1__GetStatusRequest *r = (const Shardd__V1__GetStatusRequest *)request;
+	struct svc_status *svc = userdata;
+	struct fault none = FAULT_NULL;
+	struct status_scope scope;
+
+	if (!svc_status_charge(call))
+		return;
+	if (!r->with_nodes || svc_status_scope_of(call, svc->jobs, r->job, &scope, &none) ||
+	    !svc_status_survey(call, request, svc, &scope))
+		svc_status_call(call, request, svc, svc_status_get);
 }
 
 static void svc_status_on_ops(struct rpc_call *call, const ProtobufCMessage *request,
 			      void *userdata)
 {
-	svc_status_call(call, request, userdata, svc_status_ops);
+	if (svc_status_charge(call))
+		svc_status_call(call, request, userdata, svc_status_ops);
 }
 
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,

@@ -150,6 +150,39 @@ def gives_up():
             t.finish()
 
 
+def job_of(node, *verb):
+    return node.ctl(*verb)["jobs"][0]
+
+
+def blame():
+    """Each node names the rank that holds everybody up, and a node that does not answer."""
+    with Lab(3) as x:
+        t = Training(x, (("a", 1), ("b", 2), ("c", 1)), steps=LONG_RUN)
+        t.wait_step(20)
+        for rank in (3, 1):
+            pid, on = t.ranks[rank].popen.pid, t.places[rank][0].name
+            t.ranks[rank].send(signal.SIGSTOP)
+            for node in x.nodes.values():
+                start = f"rank {rank} (pid {pid}) on node {on} has not begun "
+                wait_for(lambda node=node, start=start: [
+                    b["text"] for b in job_of(node, "blame", t.job)["blame"]
+                    if b["text"].startswith(start) and "in which 3 ranks wait" in b["text"]],
+                    f"node {node.name} names rank {rank}")
+                ranks = job_of(node, "status")["ranks"]
+                if [r["state"] for r in ranks] != ["JOINED"] * 4 or not all(
+                        r["pid"] == p.popen.pid for r, p in zip(ranks, t.ranks.values())):
+                    raise Failed(f"node {node.name}: {ranks}")
+            t.ranks[rank].send(signal.SIGCONT)
+            t.wait_step(t.step() + 5)
+        x["c"].daemon.send(signal.SIGSTOP)
+        for name in "ab":
+            nodes = {n["name"]: n["error"] for n in job_of(x[name], "status")["nodes"]}
+            if not nodes["c"] or nodes["a"] + nodes["b"]:
+                raise Failed(f"node {name}: {nodes}")
+        x["c"].daemon.send(signal.SIGCONT)
+        t.stop()
+
+
 def leader_of(node):
     """Of the job's last epoch."""
     return re.findall(r"cluster epoch begins .* leader=(\w+)", node.said())[-1]
@@ -373,6 +406,6 @@ def slow_link():
             raise Failed("that is more than 5 % above")
 
 
-DEFAULT = [trains, trainer_dies, daemon_dies, rank_leaves, gives_up, link_cut, etcd_dies, recorded,
-           mismatch, tls, other_cluster, stopped, commit_while_cut, slow_link]
+DEFAULT = [trains, trainer_dies, daemon_dies, rank_leaves, gives_up, blame, link_cut, etcd_dies,
+           recorded, mismatch, tls, other_cluster, stopped, commit_while_cut, slow_link]
 LONG = [etcd_is_away]
