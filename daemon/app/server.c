@@ -518,6 +518,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .epoch_ends = doubt_epoch_ends,
 				     .refuse = cluster_refuse,
 				     .want = cluster_want,
+				     .asked = cluster_asked,
 				     .give = cluster_give,
 				     .leave_out = cluster_leave_out,
 				     .made = cluster_made,

@@ -46,6 +46,7 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 void cluster_prepared(struct group *g, uint64_t number);
 void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault);
 void cluster_want(struct job *job, struct unit *u, uint64_t turn);
+void cluster_asked(struct job *job, struct unit *u, uint64_t turn);
 void cluster_give(struct job *job, struct unit *u, uint64_t turn);
 void cluster_leave_out(struct job *job, struct unit *u);
 void cluster_made(struct job *job, uint64_t position);

@@ -483,6 +483,15 @@ void cluster_want(struct job *job, struct unit *u, uint64_t turn)
 		u->turns.wanted = false; /* whoever wants it asks again */
 }
 
+void cluster_asked(struct job *job, struct unit *u, uint64_t turn)
+{
+	struct cluster_job *cj = cluster_order_running(job);
+	const struct order_key key = { ORDER_GATHER, u->key, turn };
+
+	if (cj)
+		order_asked(cj->epoch.order, &key);
+}
+
 void cluster_made(struct job *job, uint64_t position)
 {
 	struct cluster_job *cj = cluster_order_running(job);

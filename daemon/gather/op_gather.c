@@ -132,6 +132,8 @@ enum res gather_start(struct op *op)
 	if (unit_is_direct(u))
 		return op_gather_give(op, unit_direct_region(u, unit_part_on(u, op->m->device)),
 				      false, 0);
+	if (turn_is_needed(job, u))
+		turn_asked(job, u);
 	if (u->copy == UNIT_COPY_CASTING || (u->copy == UNIT_COPY_EXECUTING && !op->stream))
 		return op_wait(op, &u->cast_done); /* whose end answers it: gather_answer */
 	if (full_valid(u))

@@ -24,6 +24,15 @@ bool turn_is_needed(const struct job *job, const struct unit *u)
 	return u->spread > 1 && group_spans(job->groups[u->rec->group]);
 }
 
+void turn_asked(struct job *job, struct unit *u)
+{
+	if (u->turns.asked || !u->turns.n || !(u->turns.in_line || unit_is_copying(u)))
+		return;
+	u->turns.asked = true;
+	if (job->jobs->ops.asked)
+		job->jobs->ops.asked(job, u, u->turns.n);
+}
+
 void turn_want(struct job *job, struct unit *u)
 {
 	if (u->turns.wanted || u->turns.in_line) /* that copy will do */
@@ -131,6 +140,7 @@ int turn_start(struct job *job, struct unit *u, uint64_t position, uint64_t plac
 		return -ENOMEM;
 	u->turns.n++;
 	u->turns.in_line++;
+	u->turns.asked = u->turns.wanted;
 	u->turns.wanted = false;
 	t->job = job;
 	t->unit = u;

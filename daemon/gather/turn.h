@@ -12,6 +12,9 @@
 bool turn_is_needed(const struct job *job, const struct unit *u);
 /* Somebody here wants a copy, and waits for u->cast_done. */
 void turn_want(struct job *job, struct unit *u);
+/* A rank here waits for the copy that is in line, or being made, if there is one: it was started without
+ * that. */
+void turn_asked(struct job *job, struct unit *u);
 /* The copy that is the next turn of @u is started, at @position of the order; @place: comm_op.place of its
  * operations between nodes. Return: 0 or -ENOMEM. */
 int turn_start(struct job *job, struct unit *u, uint64_t position, uint64_t place);

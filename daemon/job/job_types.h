@@ -114,6 +114,8 @@ struct job_ops {
 	void (*made)(struct job *job, uint64_t position);
 	/* (optional) A Step of @g, which spans nodes, is prepared here: apply_allow follows. */
 	void (*prepared)(struct group *g, uint64_t number);
+	/* (optional) A rank of this node waits for the @turn-th, which has begun already. */
+	void (*asked)(struct job *job, struct unit *u, uint64_t turn);
 	/* (optional) Rank @rank wants to join. RES_WAIT: the nodes have not begun an epoch with it yet:
 	 * job_settle follows. */
 	enum res (*may_join)(struct job *job, uint32_t rank, struct fault *f);

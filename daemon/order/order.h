@@ -158,6 +158,8 @@ void order_decided(struct order *o, const struct order_key *key, bool done,
 /* The operations between nodes of what has started at @position are over, on this node. A gather that this node
  * has asked for, and that is not over for long, stops the schedule that makes others wait. */
 void order_done(struct order *o, uint64_t position);
+/* A rank of this node waits for the gather @key, which was started before that. */
+void order_asked(struct order *o, const struct order_key *key);
 
 /* A message from @from has arrived. @msg: borrowed, as order_unpack has made it. */
 void order_receive(struct order *o, uint32_t from, const struct order_msg *msg);

@@ -107,10 +107,12 @@ struct order_unit {
 	struct fault *fault; /* owned; if it has failed */
 };
 
-/* A gather that this node has asked for and started by the schedule. */
+/* A gather that this node has started by the schedule, and that is not over. */
 struct order_watch {
+	struct order_key key;
 	uint64_t position;
-	uint64_t since_us;
+	uint64_t since_us; /* when it was asked for, if it was, and had started */
+	bool asked;
 };
 
 /* What this node does. */
@@ -269,7 +271,8 @@ void order_replay_deviate(struct order *o);
 void order_replay_on_schedule(struct order *o, const struct order_msg *msg);
 void order_replay_on_stop(struct order *o, const struct order_msg *msg);
 void order_replay_on_resume(struct order *o, const struct order_msg *msg);
-void order_replay_watch(struct order *o, uint64_t position);
+void order_replay_watch(struct order *o, const struct order_key *key, uint64_t position,
+			bool asked);
 void order_replay_tick(struct order *o);
 
 /* order_leader.c */

@@ -328,8 +328,8 @@ void order_member_start(struct order *o, const struct order_rec *rec, uint64_t p
 		order_member_drop(o, p);
 	o->me.position = position;
 	o->me.waits = false;
-	if (o->me.mode == ORDER_RECORDED && rec->key.kind == ORDER_GATHER && copy.asked)
-		order_replay_watch(o, position);
+	if (o->me.mode == ORDER_RECORDED && rec->key.kind == ORDER_GATHER)
+		order_replay_watch(o, &copy.key, position, copy.asked);
 	order_member_move(o, &copy, position);
 	if (!o->over)
 		o->ops.start(o->userdata, &s);

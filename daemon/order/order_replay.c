@@ -192,7 +192,7 @@ bool order_replay_advance(struct order *o)
 	return order_replay_next(o);
 }
 
-void order_replay_watch(struct order *o, uint64_t position)
+void order_replay_watch(struct order *o, const struct order_key *key, uint64_t position, bool asked)
 {
 	if (o->me.n_watches == o->me.cap_watches) {
 		uint32_t cap = o->me.cap_watches ? o->me.cap_watches * 2 : 8;
@@ -205,8 +205,21 @@ void order_replay_watch(struct order *o, uint64_t position)
 		o->me.watches = grown;
 		o->me.cap_watches = cap;
 	}
-	o->me.watches[o->me.n_watches++] =
-		(struct order_watch){ .position = position, .since_us = o->now_us };
+	o->me.watches[o->me.n_watches++] = (struct order_watch){
+		.key = *key, .position = position, .since_us = o->now_us, .asked = asked
+	};
+}
+
+void order_asked(struct order *o, const struct order_key *key)
+{
+	for (uint32_t i = 0; i < o->me.n_watches; i++) {
+		struct order_watch *w = &o->me.watches[i];
+
+		if (w->asked || !order_key_equal(&w->key, key))
+			continue;
+		w->asked = true;
+		w->since_us = o->now_us;
+	}
 }
 
 void order_done(struct order *o, uint64_t position)
@@ -225,14 +238,24 @@ static bool order_replay_too_long(const struct order *o, uint64_t since_us, uint
 	return o->now_us - since_us >= most_us;
 }
 
+/* A gather that this node's ranks wait for is not over for too long. */
+static bool order_replay_needs(const struct order *o)
+{
+	for (uint32_t i = 0; i < o->me.n_watches; i++) {
+		const struct order_watch *w = &o->me.watches[i];
+
+		if (w->asked && order_replay_too_long(o, w->since_us, o->options.patience_us))
+			return true;
+	}
+	return false;
+}
+
 void order_replay_tick(struct order *o)
 {
 	const struct order_options *p = &o->options;
-	bool needed = o->me.n_watches &&
-		      order_replay_too_long(o, o->me.watches[0].since_us, p->patience_us);
 
 	if (o->me.mode == ORDER_RECORDED) {
-		if (needed ||
+		if (order_replay_needs(o) ||
 		    (o->me.waits && order_replay_too_long(o, o->me.since_us, p->patience_us)))
 			order_replay_deviate(o);
 	} else if (o->me.mode == ORDER_CATCH_UP && p->stuck_us && o->me.waits &&

@@ -155,6 +155,7 @@ struct unit_turns {
 	uint64_t n;       /* begun in this epoch, or in line */
 	unsigned in_line; /* of them: have not begun */
 	bool wanted;      /* another one */
+	bool asked;       /* a rank of this node waits for the last one */
 	/* BY_TRAINER: how often in this epoch all ranks of this node have given their shards back */
 	uint64_t given;
 	/* Some rank leaves tensors of it out of a gradient: with each Reduce that starts from here on the nodes

@@ -465,8 +465,11 @@ static bool may_step(const struct orderfix *w, uint32_t node, uint32_t track)
 static bool may_tick(const struct orderfix *w, uint32_t node)
 {
 	const struct order_member *m = &w->nodes[node].o->me;
+	bool needs = false;
 
-	return !w->nodes[node].ended && m->mode == ORDER_RECORDED && (m->waits || m->n_watches);
+	for (uint32_t i = 0; i < m->n_watches; i++)
+		needs = needs || m->watches[i].asked;
+	return !w->nodes[node].ended && m->mode == ORDER_RECORDED && (m->waits || needs);
 }
 
 static bool is_stuck(const struct orderfix *w, uint32_t node)
@@ -624,6 +627,8 @@ static void apply_step(struct orderfix *w, uint32_t node, uint32_t track)
 		n->refused[i->key] = true;
 		r = order_refuse(n->o, &e, &f);
 	}
+	if (r == ORDER_E_STARTED && i->announce)
+		order_asked(n->o, &e.key);
 	if (r == ORDER_E_STARTED && is_overtaken(n, i->key))
 		n->status[i->key] = n->status[i->key] == STARTED ? STARTED : FAILED;
 	else if (r == ORDER_E_STARTED ? n->status[i->key] != STARTED : r && r != ORDER_E_ENDED)
@@ -777,7 +782,7 @@ static uint64_t hash_member(uint64_t h, const struct order_member *m)
 	h = hash_units(hash_pending(h, &m->pending), &m->units);
 	h = hash_schedule(hash_history(h, &m->history), &m->schedule);
 	for (uint32_t i = 0; i < m->n_watches; i++)
-		h = add(h, m->watches[i].position);
+		h = add(add(h, m->watches[i].position), m->watches[i].asked);
 	return h;
 }
 

@@ -425,6 +425,36 @@ Test(order, a_gather_that_is_not_over_in_time_stops_the_schedule)
 	end(2);
 }
 
+/* Ranks of this node did not ask for it in the recorded step, and do now. Nobody noticed that they waited. */
+Test(order, a_started_gather_that_is_asked_for_stops_the_schedule)
+{
+	const struct order_key gather = { ORDER_GATHER, 5, 4 };
+
+	begin(2, 8);
+	for (uint64_t s = 1; s <= 3; s++) {
+		for (uint32_t i = 0; i < 2; i++)
+			collective(i, 2 * s - 1, 0, 7);
+		deliver();
+		cr_assert_eq(announce(0, ORDER_GATHER, 5, s, 0, 0), 0);
+		for (uint32_t i = 0; i < 2; i++)
+			collective(i, 2 * s, ORDER_MARK, 9);
+		deliver();
+	}
+	collective(1, 7, 0, 7);
+	cr_assert_eq(nodes[1].started.key.number, 4);
+	order_tick(nodes[1].o, 1000);
+	deliver();
+	cr_assert(order_is_recorded(nodes[1].o), "nobody waits for it");
+	order_asked(nodes[1].o, &gather);
+	order_tick(nodes[1].o, 1099);
+	deliver();
+	cr_assert(order_is_recorded(nodes[1].o));
+	order_tick(nodes[1].o, 1100);
+	deliver();
+	cr_assert(!order_is_recorded(nodes[1].o));
+	end(2);
+}
+
 Test(order, a_new_op_stops_the_schedule_and_is_ordered)
 {
 	begin(2, 8);
