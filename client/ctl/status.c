@@ -412,6 +412,15 @@ static int status_print_elastic(struct ctl *ctl, const Shardd__V1__GetStatusResp
 	return ctl_print_table(ctl, "Elastic jobs", t);
 }
 
+/* Why it has failed, or what it waits for. */
+static void status_why_cell(struct table *t, const char *error, const char *waits)
+{
+	if (*waits)
+		table_cell(t, "waits for %s", waits);
+	else
+		table_cell(t, "%s", *error ? error : "-");
+}
+
 /* How much of it there is on the disk, or has been read. */
 static void status_checkpoint_row(struct table *t, const Shardd__V1__JobStatus *j,
 				  const Shardd__V1__CheckpointStatus *c)
@@ -428,7 +437,7 @@ static void status_checkpoint_row(struct table *t, const Shardd__V1__JobStatus *
 	table_cell(t, "%s", begun ? format_bytes(c->written).text : "-");
 	table_cell(t, "%s", begun ? format_bytes(c->bytes).text : "-");
 	table_cell(t, "%s", c->path);
-	table_cell(t, "%s", *c->error ? c->error : "-");
+	status_why_cell(t, c->error, c->waits_for);
 }
 
 static void status_loading_row(struct table *t, const Shardd__V1__JobStatus *j,
@@ -444,7 +453,7 @@ static void status_loading_row(struct table *t, const Shardd__V1__JobStatus *j,
 	table_cell(t, "%s", l->reads ? format_bytes(l->read).text : "-");
 	table_cell(t, "%s", l->reads ? format_bytes(l->bytes).text : "-");
 	table_cell(t, "%s", l->path);
-	table_cell(t, "-");
+	status_why_cell(t, "", l->waits_for);
 }
 
 static int status_print_checkpoints(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)

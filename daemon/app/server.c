@@ -529,6 +529,10 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .gave_up = cluster_gave_up,
 				     .is_awaited = cluster_is_awaited,
 				     .across_ended = cluster_epoch_ended,
+				     .across_save = cluster_save,
+				     .across_load = cluster_load,
+				     .across_give_up = cluster_give_up,
+				     .across_policy = cluster_policy,
 				     .expired = server_on_expired };
 	int r;
 

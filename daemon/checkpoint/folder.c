@@ -18,6 +18,7 @@
 #define STEP     "step-"
 #define SAVING   ".saving-"
 #define REMOVING ".removing-"
+#define NODES    ".nodes-"
 #define TRIES    16 /* to find a name that nobody has */
 
 static void folder_closedirp(DIR **d)
@@ -97,7 +98,38 @@ static int folder_remove(int dir, const char *name, struct fault *f)
 	return 0;
 }
 
+/* The name goes first, so that no half of a checkpoint has one, nor gets one. */
+static int folder_take_away(int dir, const char *name, struct fault *f)
+{
+	char to[2 * FOLDER_NAME_BYTES];
+	uint32_t random = 0;
+
+	if (getrandom(&random, sizeof(random), 0) != sizeof(random))
+		return fault_errno(f, -EIO, "choosing a name");
+	snprintf(to, sizeof(to), REMOVING "%s-%08" PRIx32, name, random);
+	if (renameat(dir, name, dir, to) < 0)
+		return errno == ENOENT ? 0 : folder_fault(f, "removing", name);
+	if (fsync(dir) < 0)
+		return folder_fault(f, "syncing the folder of", name);
+	return folder_remove(dir, to, f);
+}
+
 /* ------------------------------------------------------------------------ making one */
+
+/* Return: -errno; -EAGAIN: try again. */
+static int folder_make_nodes(struct folder_new *n)
+{
+	uint32_t random;
+
+	if (getrandom(&random, sizeof(random), 0) != sizeof(random))
+		return -EIO;
+	snprintf(n->name, sizeof(n->name), NODES "%012" PRIu64 "-%016" PRIx64 "-%08" PRIx32,
+		 n->step, n->owner, random);
+	if (mkdirat(n->dir, n->name, 0777) < 0)
+		return errno == EEXIST ? -EAGAIN : -errno;
+	n->fd = folder_enter(n->dir, n->name);
+	return n->fd < 0 ? -errno : 0;
+}
 
 /* Make and lock a folder of a name that nobody has. A tidy that comes between the two removes it:
  * then the lock is on a folder without a name. Return: -errno; -EAGAIN: try again. */
@@ -130,7 +162,13 @@ static int folder_exists(const char *name, struct fault *f)
 
 int folder_begin(int dir, uint64_t step, struct folder_new *ret, struct fault *f)
 {
-	struct folder_new n = { .dir = dir, .fd = -1, .step = step };
+	return folder_begin_nodes(dir, step, 0, ret, f);
+}
+
+int folder_begin_nodes(int dir, uint64_t step, uint64_t owner, struct folder_new *ret,
+		       struct fault *f)
+{
+	struct folder_new n = { .dir = dir, .fd = -1, .step = step, .owner = owner };
 	char name[FOLDER_NAME_BYTES];
 	int r = -EAGAIN;
 
@@ -139,12 +177,24 @@ int folder_begin(int dir, uint64_t step, struct folder_new *ret, struct fault *f
 		return folder_exists(name, f);
 	for (int i = 0; r == -EAGAIN && i < TRIES; i++) {
 		errno = 0;
-		r = folder_make(&n);
+		r = owner ? folder_make_nodes(&n) : folder_make(&n);
 	}
 	if (r)
 		return fault_errno(f, r, "making a folder for the checkpoint");
 	*ret = n;
 	return 0;
+}
+
+/* A network file system may not know the flag. A folder is never renamed to one that is not empty. */
+static int folder_name(int dir, const char *from, const char *to)
+{
+	int r = renameat2(dir, from, dir, to, RENAME_NOREPLACE);
+
+	if (r < 0 && (errno == EINVAL || errno == ENOSYS))
+		r = renameat(dir, from, dir, to);
+	if (r < 0 && errno == ENOTEMPTY)
+		errno = EEXIST;
+	return r;
 }
 
 int folder_commit(struct folder_new *n, struct fault *f)
@@ -155,7 +205,7 @@ int folder_commit(struct folder_new *n, struct fault *f)
 	folder_step_name(n->step, name);
 	if (fsync(n->fd) < 0)
 		return folder_fault(f, "syncing", n->name);
-	if (renameat2(n->dir, n->name, n->dir, name, RENAME_NOREPLACE) < 0)
+	if (folder_name(n->dir, n->name, name) < 0)
 		return errno == EEXIST ? folder_exists(name, f) : folder_fault(f, "naming", name);
 	n->fd = fd_close(n->fd); /* it is valid from here on, whatever happens */
 	if (fsync(n->dir) < 0)
@@ -167,7 +217,9 @@ void folder_abandon(struct folder_new *n)
 {
 	struct fault f = FAULT_NULL;
 
-	if (n->fd >= 0)
+	if (n->fd >= 0 && n->owner)
+		folder_take_away(n->dir, n->name, &f); /* others may write in it still */
+	else if (n->fd >= 0)
 		folder_remove(n->dir, n->name, &f); /* else a tidy does it */
 	n->fd = fd_close(n->fd);
 }
@@ -253,21 +305,47 @@ int folder_tidy(int dir, size_t *ret_left, struct fault *f)
 	return f->code;
 }
 
-/* The name goes first, so that no half of a checkpoint has one. */
 static int folder_remove_step(int dir, uint64_t step, struct fault *f)
 {
-	char name[FOLDER_NAME_BYTES], to[2 * FOLDER_NAME_BYTES];
-	uint32_t random = 0;
+	char name[FOLDER_NAME_BYTES];
 
 	folder_step_name(step, name);
-	if (getrandom(&random, sizeof(random), 0) != sizeof(random))
-		return fault_errno(f, -EIO, "choosing a name");
-	snprintf(to, sizeof(to), REMOVING "%s-%08" PRIx32, name, random);
-	if (renameat(dir, name, dir, to) < 0)
-		return errno == ENOENT ? 0 : folder_fault(f, "removing", name);
-	if (fsync(dir) < 0)
-		return folder_fault(f, "syncing the folder of", name);
-	return folder_remove(dir, to, f);
+	return folder_take_away(dir, name, f);
+}
+
+/* Return: whether @name is that of a checkpoint that nodes make, of @owner. */
+static bool folder_is_of_owner(const char *name, uint64_t owner)
+{
+	char of[32];
+	const char *at = strchr(name + 1, '-');
+
+	snprintf(of, sizeof(of), "-%016" PRIx64 "-", owner);
+	at = at ? strchr(at + 1, '-') : NULL;
+	return folder_is_of_nodes(name) && at && strncmp(at, of, strlen(of)) == 0;
+}
+
+bool folder_is_of_nodes(const char *name)
+{
+	return strncmp(name, NODES, strlen(NODES)) == 0 && !strchr(name, '/') &&
+	       strlen(name) < FOLDER_NAME_BYTES;
+}
+
+int folder_tidy_nodes(int dir, uint64_t owner, struct fault *f)
+{
+	_cleanup_(folder_closedirp) DIR *names = folder_names(dir, f);
+	struct dirent *d;
+
+	while (names && !f->code && (d = readdir(names)))
+		if (folder_is_of_owner(d->d_name, owner))
+			folder_take_away(dir, d->d_name, f);
+	return f->code;
+}
+
+int folder_enter_nodes(int dir, const char *name)
+{
+	int fd = folder_is_of_nodes(name) ? folder_enter(dir, name) : -1;
+
+	return fd < 0 && folder_is_of_nodes(name) ? -errno : fd < 0 ? -EINVAL : fd;
 }
 
 int folder_prune(int dir, size_t keep, size_t *ret_removed, size_t *ret_left, struct fault *f)

@@ -4,7 +4,8 @@
  * A checkpoint is made under a temporary name, .saving-..., which its maker keeps locked, and gets its
  * name when all of it is on the disk. It is taken away under another, .removing-.... So a name
  * step-... always is a whole checkpoint, whenever a process is killed. What a killed process has
- * left under the other names is not locked: the next save or prune removes it.
+ * left under the other names is not locked: the next save or prune removes it. One that several nodes
+ * make (checkpoint/parts.h) is .nodes-..., which only the next save of its job removes.
  *
  * All paths are below a descriptor of the folder, and no symbolic link is followed. Any thread;
  * blocks for the disk.
@@ -30,6 +31,7 @@ struct folder_new {
 	int dir; /* borrowed: the folder of checkpoints */
 	int fd;  /* owned: its own, locked; -1: none */
 	uint64_t step;
+	uint64_t owner;               /* of one that nodes make; else 0 */
 	char name[FOLDER_NAME_BYTES]; /* the temporary one */
 };
 
@@ -38,6 +40,16 @@ struct folder_new {
 /* Begin the checkpoint of @step in @dir (borrowed). Return: 0, FAULT_STATE (there is one of this
  * step) or another fault code. */
 int folder_begin(int dir, uint64_t step, struct folder_new *ret, struct fault *f);
+/* The same of one that several nodes make: as .nodes-..., without a lock, since not all file systems tell
+ * other machines of it. @owner: not 0: another one for each job: only it removes what is left. */
+int folder_begin_nodes(int dir, uint64_t step, uint64_t owner, struct folder_new *ret,
+		       struct fault *f);
+/* Remove what nodes have left of @owner, who makes none. Return: 0 or a fault code. */
+int folder_tidy_nodes(int dir, uint64_t owner, struct fault *f);
+/* Can @name be that of one that nodes make? */
+bool folder_is_of_nodes(const char *name);
+/* Open it, on one of the nodes. Return: a descriptor, the caller's, or -errno. */
+int folder_enter_nodes(int dir, const char *name);
 /* All its files are written and synced: give it its name. Return: 0 or a fault code; then it
  * must still be abandoned. */
 int folder_commit(struct folder_new *n, struct fault *f);

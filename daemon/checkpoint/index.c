@@ -209,10 +209,15 @@ static size_t index_check_array(const struct index *x, size_t i, struct fault *f
 	return i;
 }
 
-int index_check(struct index *x, struct fault *f)
+void index_sort(struct index *x)
 {
 	if (x->n_pieces)
 		qsort(x->pieces, x->n_pieces, sizeof(*x->pieces), index_compare);
+}
+
+int index_check(struct index *x, struct fault *f)
+{
+	index_sort(x);
 	for (size_t i = 0; !f->code && i < x->n_pieces;)
 		i = index_check_array(x, i, f);
 	return f->code;

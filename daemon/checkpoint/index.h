@@ -62,6 +62,7 @@ struct index {
 	size_t n_files;
 	struct index_piece *pieces; /* owned */
 	size_t n_pieces, room;
+	uint32_t crc; /* of one that was read: CRC-32C of its text */
 };
 
 #define INDEX_NULL ((struct index){ 0 })
@@ -83,6 +84,8 @@ int index_add(struct index *x, const struct index_piece *p, struct fault *f);
 /* Bytes of a piece. */
 uint64_t index_piece_bytes(const struct index_piece *p);
 
+/* Order the pieces as index_check does, which need not be all of their arrays. */
+void index_sort(struct index *x);
 /* Order the pieces: by unit, tensor, array, rank and first element. Check that the pieces of each array agree
  * and are all of it. Return: 0 or FAULT_LOST. */
 int index_check(struct index *x, struct fault *f);
@@ -92,5 +95,7 @@ int index_encode(const struct index *x, char **ret, struct fault *f);
 /* @ret: empty before. Return: 0 or FAULT_LOST (it is damaged), FAULT_UNIMPLEMENTED (of a newer
  * version), FAULT_EXHAUSTED. */
 int index_decode(const char *text, size_t bytes, struct index *ret, struct fault *f);
+/* The same of one whose pieces need not be all of their arrays. */
+int index_decode_part(const char *text, size_t bytes, struct index *ret, struct fault *f);
 
 #endif

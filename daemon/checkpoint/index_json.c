@@ -253,7 +253,7 @@ static int index_json_read(const json_t *j, struct index *x, struct fault *f)
 	index_json_read_files(json_object_get(j, "files"), x, f);
 	for (size_t i = 0; !f->code && i < json_array_size(pieces); i++)
 		index_json_read_piece(json_array_get(pieces, i), x, f);
-	return f->code ? (int)f->code : index_check(x, f);
+	return f->code;
 }
 
 /* Is @all a checkpoint's index, of this version, with its own checksum? */
@@ -280,7 +280,7 @@ static int index_json_check_frame(const json_t *all, struct fault *f)
 	return 0;
 }
 
-int index_decode(const char *text, size_t bytes, struct index *ret, struct fault *f)
+int index_decode_part(const char *text, size_t bytes, struct index *ret, struct fault *f)
 {
 	_cleanup_(index_json_freep) json_t *all =
 		json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
@@ -290,6 +290,15 @@ int index_decode(const char *text, size_t bytes, struct index *ret, struct fault
 	if (index_json_check_frame(all, f))
 		return f->code;
 	if (index_json_read(json_object_get(all, "checkpoint"), ret, f))
+		index_deinit(ret);
+	else
+		ret->crc = crc32c_add(0, text, bytes);
+	return f->code;
+}
+
+int index_decode(const char *text, size_t bytes, struct index *ret, struct fault *f)
+{
+	if (index_decode_part(text, bytes, ret, f) == 0 && index_check(ret, f))
 		index_deinit(ret);
 	return f->code;
 }

@@ -149,16 +149,16 @@ static int save_tensors(struct save *s, int fd, size_t index)
 	return s->f->code;
 }
 
-static int save_text_fault(size_t bytes, size_t at, struct fault *f)
+static int save_text_fault(const char *name, size_t bytes, size_t at, struct fault *f)
 {
-	char what[128];
+	char what[320];
 	int error = -errno;
 
-	snprintf(what, sizeof(what), "writing %zu bytes at %zu of '" INDEX_NAME "'", bytes, at);
+	snprintf(what, sizeof(what), "writing %zu bytes at %zu of '%.255s'", bytes, at, name);
 	return fault_errno(f, error, what);
 }
 
-static int save_text(int file, const char *text, struct fault *f)
+static int save_text(int file, const char *name, const char *text, struct fault *f)
 {
 	size_t bytes = strlen(text);
 
@@ -168,21 +168,37 @@ static int save_text(int file, const char *text, struct fault *f)
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return save_text_fault(left, bytes - left, f);
+			return save_text_fault(name, left, bytes - left, f);
 		text += n;
 		left -= (size_t)n;
 	}
-	return fsync(file) < 0 ? save_file_fault(f, "syncing", INDEX_NAME) : 0;
+	return fsync(file) < 0 ? save_file_fault(f, "syncing", name) : 0;
+}
+
+int save_write_text(int fd, const char *name, const char *text, struct fault *f)
+{
+	_cleanup_(fd_closep) int file = save_create(fd, name, f);
+
+	return file >= 0 ? save_text(file, name, text, f) : (int)f->code;
 }
 
 static int save_index(struct save *s, int fd)
 {
 	_cleanup_(freep) char *text = NULL;
-	_cleanup_(fd_closep) int file = -1;
 
-	if (index_encode(s->x, &text, s->f) == 0)
-		file = save_create(fd, INDEX_NAME, s->f);
-	return file >= 0 ? save_text(file, text, s->f) : (int)s->f->code;
+	if (index_encode(s->x, &text, s->f))
+		return s->f->code;
+	return save_write_text(fd, INDEX_NAME, text, s->f);
+}
+
+int save_write_file(int fd, struct index *x, const struct save_options *o, save_data_cb data,
+		    void *arg, struct save_progress *p, struct fault *f)
+{
+	struct save s = { .x = x, .o = o, .data = data, .arg = arg, .p = p, .f = f };
+
+	clock_gettime(CLOCK_MONOTONIC, &s.begun);
+	index_sort(x);
+	return save_tensors(&s, fd, 0);
 }
 
 int save_write(int dir, struct index *x, const struct save_options *o, save_data_cb data, void *arg,

@@ -35,6 +35,16 @@ struct save_options {
 int save_write(int dir, struct index *x, const struct save_options *o, save_data_cb data, void *arg,
 	       struct save_progress *p, struct fault *f);
 
+/* Write the one file of @x into folder @fd, and sync it: the pieces need not be all of their arrays. Else
+ * as save_write. Return: 0 or a fault code. */
+int save_write_file(int fd, struct index *x, const struct save_options *o, save_data_cb data,
+		    void *arg, struct save_progress *p, struct fault *f);
+/* A new file @name in folder @fd, synced. Return: 0 or a fault code. */
+int save_write_text(int fd, const char *name, const char *text, struct fault *f);
+/* Read it, up to INDEX_MAX_BYTES. @ret: the caller's to free, with a 0 at its end. Return: 0 or a fault
+ * code. */
+int save_read_text(int fd, const char *name, char **ret, size_t *ret_bytes, struct fault *f);
+
 /* Read the index of the checkpoint in folder @fd, and check that its files have what it says, but
  * not their data. @ret: empty before. Return: 0, FAULT_LOST (damaged), FAULT_NOT_FOUND or another
  * fault code. */

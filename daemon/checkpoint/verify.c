@@ -70,24 +70,37 @@ static int verify_pread(int file, const char *name, void *buf, size_t bytes, uin
 
 /* ------------------------------------------------------------------------------ the index */
 
-static int verify_read_index(int fd, struct index *ret, struct fault *f)
+int save_read_text(int fd, const char *name, char **ret, size_t *ret_bytes, struct fault *f)
 {
-	_cleanup_(fd_closep) int file = verify_open(fd, INDEX_NAME, f);
+	_cleanup_(fd_closep) int file = verify_open(fd, name, f);
 	_cleanup_(freep) char *text = NULL;
 	struct stat st;
 
 	if (file < 0)
 		return f->code;
 	if (fstat(file, &st) < 0)
-		return fault_errno(f, -errno, INDEX_NAME);
+		return fault_errno(f, -errno, name);
 	if ((uint64_t)st.st_size > INDEX_MAX_BYTES)
-		return verify_bad(f, INDEX_NAME, "is too long");
+		return verify_bad(f, name, "is too long");
 	text = malloc((size_t)st.st_size + 1);
 	if (!text)
 		return fault_errno(f, -ENOMEM, "reading the index of a checkpoint");
-	if (verify_pread(file, INDEX_NAME, text, (size_t)st.st_size, 0, f))
+	if (verify_pread(file, name, text, (size_t)st.st_size, 0, f))
 		return f->code;
-	return index_decode(text, (size_t)st.st_size, ret, f);
+	text[st.st_size] = '\0';
+	*ret_bytes = (size_t)st.st_size;
+	*ret = STEAL_PTR(text);
+	return 0;
+}
+
+static int verify_read_index(int fd, struct index *ret, struct fault *f)
+{
+	_cleanup_(freep) char *text = NULL;
+	size_t bytes = 0;
+
+	if (save_read_text(fd, INDEX_NAME, &text, &bytes, f))
+		return f->code;
+	return index_decode(text, bytes, ret, f);
 }
 
 /* Is the piece in the file as the index says? */

@@ -258,6 +258,7 @@ static void cluster_on_gone(void *userdata, struct peer *p, const char *why)
 	struct cluster_job *cj, *tmp;
 
 	log_info("cluster", "link gone node=%s why=\"%s\"", peer_name(p), why);
+	cluster_rounds_peer_gone(c, p, why);
 	list_for_each (cj, tmp, &c->all, link)
 		cluster_node_gone(cj, p, why);
 	if (l)
@@ -270,8 +271,7 @@ static void cluster_on_refused(void *userdata, const char *from, const char *why
 	log_warn("cluster", "link refused from=%s why=\"%s\"", from, why);
 }
 
-/* Is @from a node of the epoch, at the leader, or else the leader? */
-static bool cluster_has_part(struct cluster_job *cj, const struct peer *from)
+bool cluster_has_part(struct cluster_job *cj, const struct peer *from)
 {
 	for (unsigned i = 0; cj->epoch.peers && i < cj->epoch.n_nodes; i++)
 		if (cj->epoch.peers[i] == from)
@@ -392,11 +392,28 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 	case SHARDD__V1__JOB_MESSAGE__BODY_TOLD:
 		cluster_on_told(cj, from, m->told);
 		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_POLICY:
+		cluster_on_policy(cj, from, m);
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_ROUND_ASK:
+	case SHARDD__V1__JOB_MESSAGE__BODY_ROUND_PHASE:
+	case SHARDD__V1__JOB_MESSAGE__BODY_ROUND_ANSWER:
+	case SHARDD__V1__JOB_MESSAGE__BODY_ROUND_END:
+		CHECK_NOT_REACHED(); /* cluster_on_message */
 	case SHARDD__V1__JOB_MESSAGE__BODY__NOT_SET:
 	case _SHARDD__V1__JOB_MESSAGE__BODY__CASE_IS_INT_SIZE:
 		peer_end(from, "it has sent a message about a job that says nothing");
 		return;
 	}
+}
+
+/* A round may outlive its job. */
+static bool cluster_is_of_round(const Shardd__V1__JobMessage *m)
+{
+	return m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ROUND_ASK ||
+	       m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ROUND_PHASE ||
+	       m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ROUND_ANSWER ||
+	       m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ROUND_END;
 }
 
 static void cluster_on_message(void *userdata, struct peer *p, const Shardd__V1__PeerMessage *m)
@@ -406,6 +423,10 @@ static void cluster_on_message(void *userdata, struct peer *p, const Shardd__V1_
 
 	if (m->body_case != SHARDD__V1__PEER_MESSAGE__BODY_JOB)
 		return;
+	if (cluster_is_of_round(m->job)) {
+		cluster_on_round(c, p, m->job);
+		return;
+	}
 	cj = cluster_find(c, m->job->job);
 	if (cj)
 		cluster_on_job(cj, p, m->job);
@@ -572,6 +593,7 @@ static void cluster_on_tick(uv_timer_t *timer)
 	if (c->member.state == MEMBERSHIP_OUT && now >= c->again_us)
 		cluster_join_store(c);
 	peers_tick(c->peers, now);
+	cluster_rounds_tick(c, now);
 	list_for_each (cj, tmp, &c->all, link) {
 		if (!cluster_job_is_over(cj)) {
 			cluster_tick_job(cj, now);
@@ -622,6 +644,7 @@ int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct 
 	list_init(&c->links);
 	list_init(&c->all);
 	list_init(&c->ended);
+	list_init(&c->rounds);
 	if (cluster_start(c, o, f)) {
 		rendezvous_free(c->rendezvous);
 		coord_close(coord);
@@ -649,6 +672,7 @@ struct cluster *cluster_free(struct cluster *c)
 		free(l);
 	}
 	rendezvous_free(c->rendezvous);
+	cluster_rounds_free(c);
 	the_cluster = NULL;
 	free(c);
 	return NULL;
@@ -670,6 +694,7 @@ void cluster_stop(struct cluster *c, void (*done)(void *userdata), void *userdat
 	c->closing = true;
 	c->done = done;
 	c->userdata = userdata;
+	cluster_rounds_end(c);
 	list_for_each (cj, tmp, &c->all, link)
 		cluster_job_free(cj);
 	cluster_orders_free(c);

@@ -56,6 +56,10 @@ void cluster_left(struct job *job);
 void cluster_gave_up(struct job *job, uint32_t rank);
 bool cluster_is_awaited(const struct job *job);
 void cluster_epoch_ended(struct job *job, const struct fault *why);
+int cluster_save(struct job *job, const struct saving_options *o, struct fault *f);
+int cluster_load(struct job *job, const struct loading_options *o, struct fault *f);
+void cluster_give_up(struct job *job);
+void cluster_policy(struct job *job);
 
 /* For status. Valid until the next turn of the loop. */
 struct cluster_info {
@@ -68,6 +72,9 @@ struct cluster_info {
 bool cluster_info(struct cluster_info *ret);
 /* What the joins of @job wait for: one sentence; "": nothing. */
 void cluster_job_waits(const struct job *job, char *buf, size_t bytes);
+/* What its checkpoint, that is made or (@loads) loaded, waits for: one sentence; "": there is none, or all is
+ * on this node. */
+void cluster_checkpoint_waits(const struct job *job, bool loads, char *buf, size_t bytes);
 /* The node that leads @job, as this one has last heard; "": not known. Valid until the next turn of the
  * loop. */
 const char *cluster_job_leader(const struct job *job);

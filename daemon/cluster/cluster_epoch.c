@@ -745,6 +745,7 @@ void cluster_epoch_ended(struct job *job, const struct fault *why)
 		 (unsigned long long)cj->epoch.number, why->text);
 	if (!cj->epoch.is_left)
 		cluster_epoch_send_end(cj, cj->epoch.number, why);
+	cluster_rounds_epoch_ended(cj, why->text);
 	cluster_drop_keys(cj);
 	decide_cancel(&cj->commit);
 	cluster_epoch_free(cj);

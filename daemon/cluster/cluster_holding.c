@@ -4,6 +4,7 @@
 
 #include "cluster/cluster_impl.h"
 #include "core/fnv.h"
+#include "job/policy.h"
 
 static uint64_t cluster_holding_settings(const state_job *rec)
 {
@@ -29,6 +30,7 @@ void cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 					 .torn = rec->torn,
 					 .applied = { rec->applied_epoch, rec->applied_group,
 						      rec->applied_number } };
+	ret->policy = policy_hash(rec->checkpoints);
 	ret->has_position = ret->units && doubt_position_dropped(job, &ret->position);
 	doubt_open_of(job, &ret->doubt);
 	ret->has_after = ret->doubt.has_prepared && doubt_position_applied(job, &ret->after);
@@ -81,6 +83,11 @@ int cluster_holding_check_job(const struct cluster_job *cj, const struct cluster
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' has other settings (lifetime, resume, allow_torn, ipc, "
 				 "private) on node %s than on node %s",
+				 cj->label, a->name, b->name);
+	if (x->policy != y->policy)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has another policy of checkpoints on node %s than on "
+				 "node %s: set the same one on both (shardctl checkpoint policy)",
 				 cj->label, a->name, b->name);
 	return 0;
 }
@@ -159,6 +166,7 @@ void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHoldin
 	at->world = h->world;
 	at->epoch = h->epoch;
 	at->settings = h->settings;
+	at->policy = h->policy;
 	at->units = h->units;
 	at->has_commit = h->has_commit;
 	at->step = h->step;
@@ -186,6 +194,7 @@ void cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding
 					       .units = s->units,
 					       .epoch = s->epoch,
 					       .settings = s->settings,
+					       .policy = s->policy,
 					       .step = s->step,
 					       .position = s->position,
 					       .has_commit = s->has_commit,

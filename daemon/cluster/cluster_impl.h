@@ -37,7 +37,7 @@ struct cluster_link {
 /* What a node has of a job: see JobHolding. */
 struct cluster_holding {
 	uint32_t world, units;
-	uint64_t epoch, settings, step, position;
+	uint64_t epoch, settings, policy, step, position;
 	bool has_commit, torn, has_position;
 	struct doubt_open doubt; /* the others above are what holds if it is dropped */
 	bool has_after;
@@ -82,6 +82,10 @@ struct cluster_epoch {
 	bool is_left;        /* on all nodes */
 	uint64_t key_bytes;  /* of its communicators' keys that came from other nodes */
 	bool recorded;       /* @order has followed a schedule, when that was looked at last */
+	uint64_t last_step;  /* of the leader: of the last commit that has begun, */
+	bool commits;        /* if any has */
+	bool holds;          /* of the leader: none may begin */
+	bool held;           /* then: one waits, cluster_job.committing */
 };
 
 /* A job that ranks of this node want to join, or have joined. */
@@ -124,9 +128,10 @@ struct cluster {
 	struct membership member;
 	char name[SPAN_NAME_BYTES], node[SPAN_NAME_BYTES], at[CLUSTER_AT_BYTES];
 	struct peers *peers;
-	struct list links; /* of struct cluster_link */
-	struct list all;   /* of struct cluster_job */
-	struct list ended; /* orders that are over, to be freed by the next tick */
+	struct list links;  /* of struct cluster_link */
+	struct list all;    /* of struct cluster_job */
+	struct list rounds; /* of struct cluster_round */
+	struct list ended;  /* orders that are over, to be freed by the next tick */
 	struct rendezvous *rendezvous;
 	char why[256];     /* why it is no member */
 	uint64_t again_us; /* then it tries again */
@@ -204,6 +209,20 @@ void cluster_order_tick(struct cluster_job *cj, uint64_t now_us);
 void cluster_orders_free(struct cluster *c);
 void cluster_order_end(struct cluster_job *cj);
 
+/* The leader begins no commit of the job, or goes on with what waits. */
+void cluster_order_hold(struct cluster_job *cj, bool on);
+
+/* Checkpoints (cluster_round.c). */
+void cluster_on_round(struct cluster *c, struct peer *from, const Shardd__V1__JobMessage *m);
+void cluster_on_policy(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m);
+void cluster_rounds_peer_gone(struct cluster *c, const struct peer *p, const char *why);
+void cluster_rounds_epoch_ended(struct cluster_job *cj, const char *why);
+void cluster_rounds_tick(struct cluster *c, uint64_t now_us);
+void cluster_rounds_end(struct cluster *c);
+void cluster_rounds_free(struct cluster *c);
+
+/* Is @from a node of the epoch, at the leader, or else the leader? */
+bool cluster_has_part(struct cluster_job *cj, const struct peer *from);
 /* Its communicators meet no more. */
 void cluster_drop_keys(struct cluster_job *cj);
 /* Send a message about the job. */

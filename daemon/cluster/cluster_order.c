@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "gather/turn.h"
+#include "job/policy.h"
 #include "op/op.h"
 #include "op/op_list.h"
 #include "step/apply.h"
@@ -192,6 +193,18 @@ static bool cluster_order_step_of(const struct cluster_job *cj, const struct ord
 	return true;
 }
 
+/* From here on it is the last one; checkpoints that begin with it hear of it before it starts. */
+static void cluster_order_note_commit(struct cluster_job *cj, const struct order_key *key)
+{
+	uint64_t step;
+
+	if (!cluster_order_step_of(cj, key, &step))
+		return;
+	policy_committing(cluster_job_of(cj), step);
+	cj->epoch.last_step = step;
+	cj->epoch.commits = true;
+}
+
 static void cluster_order_decide(void *userdata, const struct order_key *key)
 {
 	struct cluster_job *cj = userdata;
@@ -211,6 +224,10 @@ static void cluster_order_decide(void *userdata, const struct order_key *key)
 	cluster_key(cj, "leader", leader);
 	cluster_key(cj, "epoch", epoch);
 	cj->committing = *key;
+	cj->epoch.held = cj->epoch.holds;
+	if (cj->epoch.held)
+		return; /* cluster_order_hold */
+	cluster_order_note_commit(cj, key);
 	if (cj->commit.state == DECIDE_IDLE && cluster_order_step_of(cj, key, &step)) {
 		what.value = value;
 		what.bytes = (size_t)snprintf(value, sizeof(value), "%llu %llu",
@@ -229,6 +246,18 @@ static void cluster_order_decide(void *userdata, const struct order_key *key)
 	else
 		fault_errno(&f, r, "deciding a commit");
 	cluster_order_end_job(cj, &f);
+}
+
+void cluster_order_hold(struct cluster_job *cj, bool on)
+{
+	const struct order_key key = cj->committing;
+	bool held = cj->epoch.held;
+
+	cj->epoch.holds = on;
+	if (on || !held || !cj->epoch.order)
+		return;
+	cj->epoch.held = false;
+	cluster_order_decide(cj, &key);
 }
 
 /* -------------------------------------------------------------- its beginning and end */

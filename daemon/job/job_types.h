@@ -53,12 +53,14 @@ struct generation;
 struct group;
 struct kept;
 struct loading;
+struct loading_options;
 struct job;
 struct jobs;
 struct member;
 struct redo;
 struct resize;
 struct saving;
+struct saving_options;
 struct span;
 
 /* What the job goes on from after a rank was lost: the last applied step, if it is known, or the last
@@ -131,6 +133,14 @@ struct job_ops {
 	void (*across_left)(struct job *job);
 	/* (optional) The epoch of a job with a span ends. */
 	void (*across_ended)(struct job *job, const struct fault *why);
+	/* (optional without such) Of a job with ranks on several nodes: have them save, or load, a
+	 * checkpoint together: saving_part_begin, loading_part_open follow. Return: 0 or a fault code. */
+	int (*across_save)(struct job *job, const struct saving_options *o, struct fault *f);
+	int (*across_load)(struct job *job, const struct loading_options *o, struct fault *f);
+	/* The caller here gives up what was asked for, or it was cancelled. */
+	void (*across_give_up)(struct job *job);
+	/* The policy of its checkpoints was set here: the other nodes need it. */
+	void (*across_policy)(struct job *job);
 	/* (optional) Its time without trainers is over: it is deleted now. For the log. */
 	void (*expired)(const struct job *job);
 };

@@ -8,83 +8,44 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/place.h"
-#include "checkpoint/save.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/log.h"
 #include "core/loopq.h"
 #include "job/bufcopy.h"
-#include "job/job.h"
 #include "job/job_journal.h"
-#include "job/extents.h"
 #include "job/kept.h"
+#include "job/loading_impl.h"
 #include "job/position.h"
 #include "job/saving.h"
-#include "job/upload.h"
-#include "unit/runs.h"
+#include "job/span.h"
 
-/* Where one piece of the index goes to. */
-struct loading_place {
-	bool known;
-	char *at;          /* in host memory: of a shard, or @blob; else NULL */
-	uint64_t upload;   /* else: in the upload, one replica after the other */
-	unsigned replicas; /* of them */
-	uint8_t *blob;     /* owned: of a rank, until it is the job's */
-	struct unit *unit; /* parameters: of this unit and tensor */
-	uint32_t tensor;
-	bool left_out; /* a buffer of a rank that the job does not have: not read */
-};
-
-/* A rank that was not there when the job was saved has the buffers of the first one that was. */
-struct loading_copy {
-	const char *from;
-	char *to;
-	uint64_t bytes;
-};
-
-enum loading_state {
-	LOADING_OPENING,
-	LOADING_MEMORY,   /* waits for that of the kept copy */
-	LOADING_DRAINING, /* until nobody reads what the units had */
-	LOADING_READING,
-};
-
-struct loading {
-	struct job *job;
-	uint8_t state;        /* enum loading_state */
-	struct waiter waiter; /* MEMORY, DRAINING */
-	char *path, *roots;   /* owned */
-	uid_t uid;
-	gid_t gid;
-	bool has_step;
-	uint64_t step;
-	int fd; /* owned: of the checkpoint */
-	struct index x;
-	struct loading_place *places; /* owned: by piece */
-	struct upload *upload;        /* owned: of what is not in host memory */
-	uint32_t n_units;             /* that are loaded: others may be registered meanwhile */
-	uint64_t charged;             /* to the job's quota, for blobs */
-	struct loading_copy *copies;  /* owned */
-	size_t n_copies;
-	uint64_t bytes; /* that are read, of all of them */
-	struct save_progress p;
-	struct loading_report report;
-	struct fault f;
-	pthread_t thread;
-	struct work ended;
-	loading_cb done;
-	void *userdata;
-};
-
-static void loading_free(struct loading *l)
+/* Forget where all of it goes to. */
+static void loading_unplace(struct loading *l)
 {
 	for (size_t i = 0; l->places && i < l->x.n_pieces; i++)
 		free(l->places[i].blob);
 	if (l->charged)
 		quota_return(&l->job->quota, MEM_CONTROL, l->charged);
+	l->charged = 0;
 	free(l->places);
-	upload_free(l->upload);
+	l->places = NULL;
+	l->upload = upload_free(l->upload);
 	free(l->copies);
+	l->copies = NULL;
+	l->n_copies = 0;
+	free(l->runs);
+	l->runs = NULL;
+	l->n_runs = l->runs_room = 0;
+	free(l->chunk);
+	l->chunk = NULL;
+	l->bytes = 0;
+	l->report = (struct loading_report){ 0 };
+}
+
+static void loading_free(struct loading *l)
+{
+	loading_unplace(l);
 	index_deinit(&l->x);
 	fd_close(l->fd);
 	free(l->path);
@@ -103,7 +64,8 @@ static void loading_finish(struct loading *l)
 	if (l->f.code)
 		log_warn("job", "checkpoint not loaded job=%s path=%s why=\"%s\"", job->label,
 			 l->path, l->f.text);
-	l->done(&l->report, l->f.code ? &l->f : NULL, l->userdata);
+	if (l->done)
+		l->done(&l->report, l->f.code ? &l->f : NULL, l->userdata);
 	loading_free(l);
 	readers_go_on(job);
 	job_ran(job);
@@ -163,8 +125,30 @@ static void *loading_room(void *arg, size_t piece, uint64_t offset, size_t bytes
 	(void)bytes;
 	if (room)
 		return (char *)room + offset;
+	if (l->places[piece].runs)
+		return l->chunk;
 	room = upload_room(l->upload);
 	return loading_check_upload(l, upload_status(l->upload), f) ? NULL : room;
+}
+
+/* Bytes [offset, offset + bytes) of the piece are in the chunk. */
+static int loading_put_run(struct loading *l, const struct loading_run *run, uint64_t offset,
+			   size_t bytes, struct fault *f)
+{
+	uint64_t lo = run->begin > offset ? run->begin : offset;
+	uint64_t end = run->begin + run->bytes;
+	uint64_t hi = end < offset + bytes ? end : offset + bytes;
+	char *room = run->to ? run->to + (lo - run->begin) : NULL;
+
+	if (lo >= hi)
+		return 0;
+	if (!run->to)
+		room = upload_room(l->upload);
+	memcpy(room, l->chunk + (lo - offset), hi - lo);
+	if (run->to)
+		return 0;
+	upload_put(l->upload, run->upload + lo - run->begin, hi - lo, 1, 0);
+	return loading_check_upload(l, upload_status(l->upload), f);
 }
 
 static int loading_put(void *arg, size_t piece, uint64_t offset, size_t bytes, struct fault *f)
@@ -172,8 +156,10 @@ static int loading_put(void *arg, size_t piece, uint64_t offset, size_t bytes, s
 	struct loading *l = arg;
 	const struct loading_place *at = &l->places[piece];
 
-	(void)f;
-	if (!at->at)
+	for (uint32_t i = 0; i < at->runs; i++)
+		if (loading_put_run(l, &l->runs[at->first_run + i], offset, bytes, f))
+			return f->code;
+	if (!at->at && !at->runs)
 		upload_put(l->upload, at->upload + offset, bytes, at->replicas,
 			   index_piece_bytes(&l->x.pieces[piece]));
 	return 0;
@@ -208,354 +194,6 @@ static void *loading_read_main(void *arg)
 		memcpy(l->copies[i].to, l->copies[i].from, l->copies[i].bytes);
 	loopq_post(l->job->node->loopq, &l->ended, loading_on_read);
 	return NULL;
-}
-
-/* ----------------------------------------------------------------------------- what is there */
-
-static int loading_compare(const struct index_piece *p, const char *unit, const char *tensor,
-			   enum index_array array)
-{
-	int r = strcmp(p->unit, unit);
-
-	r = r ? r : strcmp(p->tensor, tensor);
-	return r ? r : (p->array > array) - (p->array < array);
-}
-
-/* The first piece of an array; the index is sorted. Return: n_pieces: there is none. */
-static size_t loading_find(const struct index *x, const char *unit, const char *tensor,
-			   enum index_array array)
-{
-	size_t lo = 0, hi = x->n_pieces;
-
-	while (lo < hi) {
-		size_t mid = lo + (hi - lo) / 2;
-
-		if (loading_compare(&x->pieces[mid], unit, tensor, array) < 0)
-			lo = mid + 1;
-		else
-			hi = mid;
-	}
-	if (lo < x->n_pieces && loading_compare(&x->pieces[lo], unit, tensor, array) == 0)
-		return lo;
-	return x->n_pieces;
-}
-
-/* What the job needs: @name of unit @u. */
-static int loading_check_piece(struct loading *l, const struct unit *u, const char *name,
-			       enum tensor_type type, const uint64_t *shape, size_t dims,
-			       const struct index_piece *p)
-{
-	if (p->type != (uint8_t)type)
-		return fault_set(&l->f, FAULT_STATE, NULL,
-				 "%s of tensor '%.100s' of unit '%.100s' is %s in the checkpoint "
-				 "and %s in the job",
-				 index_array_name((enum index_array)p->array), name, u->rec->name,
-				 tensor_type_name((enum tensor_type)p->type),
-				 tensor_type_name(type));
-	if (p->dims != dims || (dims && memcmp(p->shape, shape, dims * sizeof(*p->shape)) != 0))
-		return fault_set(&l->f, FAULT_STATE, NULL,
-				 "%s '%.100s' of unit '%.100s' has another shape in the "
-				 "checkpoint than in the job",
-				 p->array == INDEX_BUFFER ? "buffer" : "tensor", name,
-				 u->rec->name);
-	return 0;
-}
-
-/* Does the daemon's own address of the unit's one part do? */
-static bool loading_is_in_place(const struct loading *l, const struct unit *u)
-{
-	return extents_in_place(l->job->node) && u->n_parts == 1;
-}
-
-/* What part @p has of elements [begin, end) of a tensor. */
-static int loading_upload_run(struct loading *l, const struct unit *u, struct unit_part *p,
-			      uint32_t t, unsigned array, uint64_t begin, uint64_t end)
-{
-	size_t size = dtype_size(unit_state_dtype(u->rec, array));
-	struct unit_run run;
-	uint64_t lo, hi;
-
-	if (!unit_part_run(u, p, t, &run))
-		return 0;
-	lo = begin > run.first ? begin : run.first;
-	hi = end < run.first + run.n ? end : run.first + run.n;
-	if (lo >= hi)
-		return 0;
-	return upload_add(l->upload, p->device,
-			  unit_state_at(u->rec, unit_state(p, array), array,
-					run.at + lo - run.first),
-			  (hi - lo) * size);
-}
-
-static int loading_need_upload(struct loading *l)
-{
-	if (!l->upload)
-		l->upload = upload_new(l->job, SAVE_CHUNK_BYTES);
-	return l->upload ? 0 : -ENOMEM;
-}
-
-/* All replicas, one after the other. */
-static int loading_upload_piece(struct loading *l, const struct unit *u, uint32_t t, unsigned array,
-				const struct index_piece *p, struct loading_place *ret)
-{
-	int r = loading_need_upload(l);
-
-	ret->upload = l->upload ? upload_bytes(l->upload) : 0;
-	ret->replicas = u->n_parts / u->spread;
-	for (unsigned d = 0; r == 0 && d < u->n_parts; d++)
-		r = loading_upload_run(l, u, &u->parts[d], t, array, p->begin,
-				       p->begin + p->elements);
-	return r ? fault_errno(&l->f, r, "loading a checkpoint") : 0;
-}
-
-static int loading_place_piece(struct loading *l, struct unit *u, uint32_t t, unsigned array,
-			       size_t i)
-{
-	const state_tensor *rec = u->rec->tensors[t];
-	const struct index_piece *p = &l->x.pieces[i];
-	struct loading_place *place = &l->places[i];
-
-	if (loading_check_piece(l, u, rec->name, saving_type(unit_state_dtype(u->rec, array)),
-				rec->shape, rec->n_shape, p))
-		return l->f.code;
-	place->known = true;
-	place->unit = array ? NULL : u;
-	place->tensor = t;
-	if (!loading_is_in_place(l, u))
-		return loading_upload_piece(l, u, t, array, p, place);
-	place->at = unit_state_at(u->rec, unit_state(&u->parts[0], array), array,
-				  unit_tensor_full(u, &u->tensors[t]) + p->begin);
-	return 0;
-}
-
-/* All pieces of one array. */
-static int loading_place_array(struct loading *l, struct unit *u, uint32_t t, unsigned array)
-{
-	const state_tensor *rec = u->rec->tensors[t];
-	enum index_array kind = saving_array(u->rec, array);
-	size_t i = loading_find(&l->x, u->rec->name, rec->name, kind);
-
-	if (i == l->x.n_pieces)
-		return fault_set(&l->f, FAULT_STATE, NULL,
-				 "the checkpoint has no %s of tensor '%.100s' of unit '%.100s', "
-				 "which the job needs",
-				 index_array_name(kind), rec->name, u->rec->name);
-	for (; !l->f.code && i < l->x.n_pieces &&
-	       loading_compare(&l->x.pieces[i], u->rec->name, rec->name, kind) == 0;
-	     i++)
-		loading_place_piece(l, u, t, array, i);
-	return l->f.code;
-}
-
-static int loading_place_unit(struct loading *l, struct unit *u)
-{
-	for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
-		unsigned arrays = u->tensors[t].frozen ? 0 : unit_state_arrays(u->rec);
-
-		if (u->tensors[t].alias)
-			continue;
-		if (u->rec->tensors[t]->n_strides)
-			return fault_set(&l->f, FAULT_UNIMPLEMENTED, NULL,
-					 "tensor '%.100s' of unit '%.100s' has strides; "
-					 "checkpoints hold only tensors whose dimensions are in "
-					 "order",
-					 u->rec->tensors[t]->name, u->rec->name);
-		for (unsigned i = 0; i <= arrays; i++)
-			if (loading_place_array(l, u, t, i))
-				return l->f.code;
-	}
-	return 0;
-}
-
-/* ---------------------------------------------------------------------------- buffers */
-
-static bool loading_has_buffers(const struct index *x)
-{
-	for (size_t i = 0; i < x->n_pieces; i++)
-		if (x->pieces[i].array == INDEX_BUFFER)
-			return true;
-	return false;
-}
-
-static int loading_add_copy(struct loading *l, const struct loading_copy *copy)
-{
-	struct loading_copy *more = reallocarray(l->copies, l->n_copies + 1, sizeof(*l->copies));
-
-	if (!more)
-		return fault_errno(&l->f, -ENOMEM, "loading a checkpoint");
-	l->copies = more;
-	l->copies[l->n_copies++] = *copy;
-	return 0;
-}
-
-/* The pieces of a buffer, which are in the order of ranks. */
-struct loading_buffer {
-	const struct unit *unit;
-	size_t first, end;
-	uint64_t offset; /* in each rank's memory */
-};
-
-/* Is piece @i what member @k gets? That of its rank; a rank that was not there when the job was saved gets
- * what the first one has. */
-static bool loading_is_buffer_of(const struct loading *l, const struct loading_buffer *b, size_t i,
-				 uint32_t k)
-{
-	uint32_t rank = l->job->groups[b->unit->rec->group]->rec->ranks[k];
-	const struct index_piece *all = l->x.pieces;
-
-	if (all[i].rank == rank)
-		return true;
-	if (all[i].rank != all[b->first].rank)
-		return false;
-	for (size_t n = b->first; n < b->end; n++)
-		if (all[n].rank == rank)
-			return false;
-	return true;
-}
-
-/* One more place of a piece: @offset in the buffers at @r. */
-static int loading_add_buffer(struct loading *l, const struct region *r, uint64_t offset,
-			      uint64_t bytes, struct loading_place *place)
-{
-	char *to = (char *)region_addr(r) + offset;
-
-	if (extents_in_place(l->job->node)) {
-		if (place->at)
-			return loading_add_copy(l, &(struct loading_copy){ place->at, to, bytes });
-		place->at = to;
-		return 0;
-	}
-	place->replicas++;
-	if (loading_need_upload(l) < 0 || upload_add(l->upload, r->slab->device, to, bytes) < 0)
-		return fault_errno(&l->f, -ENOMEM, "loading a checkpoint");
-	return 0;
-}
-
-static int loading_place_buffer_piece(struct loading *l, const struct loading_buffer *b, size_t i)
-{
-	const struct index_piece *p = &l->x.pieces[i];
-	struct loading_place *place = &l->places[i];
-	uint64_t at = b->offset + p->begin * tensor_type_bytes((enum tensor_type)p->type);
-
-	place->known = place->left_out = true;
-	place->upload = l->upload ? upload_bytes(l->upload) : 0;
-	for (uint32_t k = 0; k < group_size(l->job->groups[b->unit->rec->group]); k++) {
-		if (!loading_is_buffer_of(l, b, i, k))
-			continue;
-		place->left_out = false;
-		if (loading_add_buffer(l, &b->unit->buffers[k], at, index_piece_bytes(p), place))
-			return l->f.code;
-	}
-	l->report.buffers_left_out += place->left_out;
-	return 0;
-}
-
-/* One buffer of all ranks. @offset: in each one's memory. */
-static int loading_place_buffer(struct loading *l, const struct unit *u, const state_buffer *rec,
-				uint64_t offset)
-{
-	enum tensor_type type = saving_buffer_type(rec->dtype);
-	size_t first = loading_find(&l->x, u->rec->name, rec->name, INDEX_BUFFER);
-	struct loading_buffer b = { u, first, first, offset };
-
-	if (first == l->x.n_pieces)
-		return fault_set(
-			&l->f, FAULT_STATE, NULL,
-			"the checkpoint has no buffer '%.100s' of unit '%.100s', which the "
-			"job needs",
-			rec->name, u->rec->name);
-	for (; b.end < l->x.n_pieces &&
-	       loading_compare(&l->x.pieces[b.end], u->rec->name, rec->name, INDEX_BUFFER) == 0;
-	     b.end++)
-		if (loading_check_piece(l, u, rec->name, type, rec->shape, rec->n_shape,
-					&l->x.pieces[b.end]))
-			return l->f.code;
-	for (size_t i = first; i < b.end; i++)
-		if (loading_place_buffer_piece(l, &b, i))
-			return l->f.code;
-	return 0;
-}
-
-static int loading_place_buffers(struct loading *l, const struct unit *u)
-{
-	uint64_t offset = 0;
-
-	if (!u->buffers)
-		return 0;
-	if (!loading_has_buffers(&l->x)) { /* as all of shardd's first checkpoints */
-		l->report.buffers_missing += (uint32_t)u->rec->n_buffers;
-		return 0;
-	}
-	for (size_t i = 0; !l->f.code && i < u->rec->n_buffers; i++) {
-		loading_place_buffer(l, u, u->rec->buffers[i], offset);
-		offset = unit_buffer_next(u->rec, i, offset);
-	}
-	return l->f.code;
-}
-
-/* ------------------------------------------------------------------------------- the rest */
-
-static int loading_place_blob(struct loading *l, size_t i)
-{
-	const struct index_piece *p = &l->x.pieces[i];
-	uint64_t bytes = index_piece_bytes(p);
-	struct job *job = l->job;
-
-	if (bytes > JOB_MAX_BLOB)
-		return fault_set(&l->f, FAULT_STATE, NULL,
-				 "the blob of rank %u has %llu bytes; the maximum is %u", p->rank,
-				 (unsigned long long)bytes, JOB_MAX_BLOB);
-	if (quota_charge(&job->quota, MEM_CONTROL, bytes))
-		return fault_set(
-			&l->f, FAULT_EXHAUSTED, NULL,
-			"job '%s' has no memory for the blob of rank %u, %llu bytes: raise "
-			"its quota",
-			job->rec->name, p->rank, (unsigned long long)bytes);
-	l->charged += bytes;
-	l->places[i].blob = malloc(bytes ? bytes : 1);
-	l->places[i].at = (char *)l->places[i].blob;
-	l->places[i].known = true;
-	l->report.left_out += p->rank >= job->rec->world_size;
-	return l->places[i].blob ? 0 : fault_errno(&l->f, -ENOMEM, "loading a blob");
-}
-
-/* What nothing of the job has asked for. */
-static int loading_place_rest(struct loading *l)
-{
-	for (size_t i = 0; !l->f.code && i < l->x.n_pieces; i++) {
-		const struct index_piece *p = &l->x.pieces[i];
-
-		if (l->places[i].known)
-			continue;
-		if (p->array == INDEX_BLOB)
-			loading_place_blob(l, i);
-		else
-			fault_set(
-				&l->f, FAULT_STATE, NULL,
-				"the checkpoint has %s of tensor '%.100s' of unit '%.100s', which "
-				"the job does not have: register the units and optimizers that "
-				"were saved",
-				index_array_name((enum index_array)p->array), p->tensor, p->unit);
-	}
-	return l->f.code;
-}
-
-static int loading_place_all(struct loading *l)
-{
-	struct job *job = l->job;
-
-	l->places = calloc(l->x.n_pieces + 1, sizeof(*l->places));
-	if (!l->places)
-		return fault_errno(&l->f, -ENOMEM, "loading a checkpoint");
-	l->n_units = job->n_units;
-	for (uint32_t i = 0; !l->f.code && i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped && loading_place_unit(l, job->units[i]) == 0)
-			loading_place_buffers(l, job->units[i]);
-	if (l->f.code || loading_place_rest(l))
-		return l->f.code;
-	for (size_t i = 0; i < l->x.n_pieces; i++)
-		l->bytes += l->places[i].left_out ? 0 : index_piece_bytes(&l->x.pieces[i]);
-	return 0;
 }
 
 /* ------------------------------------------------------------------------- may it be loaded? */
@@ -705,6 +343,7 @@ static enum res loading_start_reading(struct loading *l)
 {
 	int r = saving_start_thread(&l->thread, loading_read_main, l);
 
+	l->runs_thread = r == 0;
 	if (r)
 		fault_errno(&l->f, r, "starting a thread to load a checkpoint");
 	return r ? RES_FAILED : RES_WAIT;
@@ -720,6 +359,11 @@ static enum res loading_tick(struct loading *l)
 		fallthrough;
 	case LOADING_MEMORY:
 		RES_TRY(loading_prepare(l));
+		if (l->part.on && !l->part.reads) {
+			loading_unplace(l); /* units may come and go until it is read */
+			l->state = LOADING_PLACED;
+			return RES_DONE;
+		}
 		loading_empty(job);
 		job->checkpoints.reads = true;
 		l->state = LOADING_DRAINING;
@@ -728,16 +372,45 @@ static enum res loading_tick(struct loading *l)
 	case LOADING_DRAINING:
 		l->state = LOADING_READING;
 		return loading_start_reading(l);
+	case LOADING_ASKED:
+	case LOADING_PLACED:
 	case LOADING_READING:
+	case LOADING_READ:
 		return RES_DONE;
 	}
 	CHECK_NOT_REACHED();
 }
 
+static void loading_part_over(struct loading *l);
+
+/* Of a phase that is over. */
+static void loading_part_answer(struct loading *l)
+{
+	const struct fault f = l->f;
+
+	if (l->part.over)
+		loading_part_over(l);
+	else
+		l->part.answered(l->job,
+				 &(struct loading_answer){ .f = f.code ? &f : NULL,
+							   .step = l->x.step,
+							   .crc = l->x.crc,
+							   .bytes = l->report.bytes },
+				 l->part.userdata);
+}
+
 static void loading_go_on(struct loading *l)
 {
-	if (loading_tick(l) == RES_FAILED)
+	enum res r = loading_tick(l);
+
+	if (r == RES_FAILED && !l->part.on) {
 		loading_finish(l);
+	} else if (r == RES_FAILED) {
+		l->state = LOADING_READ;
+		loading_part_answer(l);
+	} else if (r == RES_DONE && l->state == LOADING_PLACED) {
+		loading_part_answer(l);
+	}
 }
 
 static void loading_on_resumed(struct waiter *w)
@@ -750,7 +423,11 @@ static void loading_on_opened(struct work *w)
 	struct loading *l = CONTAINER_OF(w, struct loading, ended);
 
 	pthread_join(l->thread, NULL);
-	loading_go_on(l);
+	l->runs_thread = false;
+	if (l->part.over)
+		loading_part_over(l);
+	else
+		loading_go_on(l);
 }
 
 /* The steps of a unit are those of the tensor that has made most; the others have missed some. */
@@ -841,15 +518,11 @@ static void loading_end_epoch(struct job *job)
 	job_epoch_end(job, &f);
 }
 
-static void loading_on_read(struct work *w)
+/* All of it is read. */
+static void loading_complete(struct loading *l)
 {
-	struct loading *l = CONTAINER_OF(w, struct loading, ended);
 	struct job *job = l->job;
 
-	pthread_join(l->thread, NULL);
-	l->report.step = l->x.step;
-	l->report.world_size = l->x.world_size;
-	l->report.bytes = atomic_load(&l->p.bytes);
 	if (!l->f.code && job->life.deleted)
 		fault_set(&l->f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
 	if (!l->f.code && loading_take_blobs(l) == 0) {
@@ -862,6 +535,52 @@ static void loading_on_read(struct work *w)
 		loading_end_epoch(job);
 	}
 	loading_finish(l);
+}
+
+static void loading_on_read(struct work *w)
+{
+	struct loading *l = CONTAINER_OF(w, struct loading, ended);
+
+	pthread_join(l->thread, NULL);
+	l->runs_thread = false;
+	l->report.step = l->x.step;
+	l->report.world_size = l->x.world_size;
+	l->report.bytes = atomic_load(&l->p.bytes);
+	if (!l->part.on) {
+		loading_complete(l);
+		return;
+	}
+	l->state = LOADING_READ;
+	loading_part_answer(l);
+}
+
+/* The nodes have agreed on how it ends, and nothing of it runs here. */
+static void loading_part_over(struct loading *l)
+{
+	if (l->part.why.code)
+		l->f = l->part.why;
+	if (l->f.code) {
+		loading_finish(l);
+		return;
+	}
+	l->report.bytes = l->part.all_bytes;
+	loading_complete(l);
+}
+
+void loading_part_end(struct job *job, uint64_t bytes, const struct fault *f)
+{
+	struct loading *l = job->checkpoints.loading;
+
+	CHECK(l && (l->part.on || l->state == LOADING_ASKED));
+	CHECK(f || l->state == LOADING_READ);
+	l->part.over = true;
+	l->part.all_bytes = bytes;
+	if (f)
+		l->part.why = *f;
+	if (l->runs_thread || l->state == LOADING_DRAINING)
+		atomic_store(&l->p.cancel, true);
+	else
+		loading_part_over(l);
 }
 
 static struct loading *loading_new(struct job *job, const struct loading_options *o)
@@ -885,16 +604,12 @@ static struct loading *loading_new(struct job *job, const struct loading_options
 	return NULL;
 }
 
-int loading_begin(struct job *job, const struct loading_options *o, loading_cb done, void *userdata,
-		  struct fault *f)
+/* Return: 0 or a fault code: it may not be loaded. */
+static int loading_may(struct job *job, const struct loading_options *o, struct fault *f)
 {
 	const char *roots = job->node->checkpoint_roots, *at;
-	struct loading *l;
 	size_t n;
-	int r;
 
-	if (job_check_here(job, "loading a checkpoint", f))
-		return f->code;
 	if (job->checkpoints.loading)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "a checkpoint is being loaded into job '%s' already",
@@ -902,22 +617,102 @@ int loading_begin(struct job *job, const struct loading_options *o, loading_cb d
 	if (place_find(roots ? roots : "", o->path, &at, &n, f))
 		return f->code;
 	job->running++; /* it counts as one of the job's ops */
-	if (loading_check(job, f)) {
+	if (loading_check(job, f))
 		job->running--;
+	return f->code;
+}
+
+static int loading_open(struct loading *l)
+{
+	int r;
+
+	l->state = LOADING_OPENING;
+	r = saving_start_thread(&l->thread, loading_open_main, l);
+
+	l->runs_thread = r == 0;
+	return r ? fault_errno(&l->f, r, "beginning to load a checkpoint") : 0;
+}
+
+static int loading_ask(struct loading *l, const struct loading_options *o)
+{
+	struct job *job = l->job;
+
+	l->state = LOADING_ASKED;
+	if (!job->jobs->ops.across_load)
+		return fault_set(&l->f, FAULT_UNIMPLEMENTED, NULL,
+				 "job '%s' has ranks on several nodes, and this daemon is of none",
+				 job->rec->name);
+	return job->jobs->ops.across_load(job, o, &l->f);
+}
+
+int loading_begin(struct job *job, const struct loading_options *o, loading_cb done, void *userdata,
+		  struct fault *f)
+{
+	struct loading *l;
+
+	if (loading_may(job, o, f))
 		return f->code;
-	}
 	l = loading_new(job, o);
-	r = l ? saving_start_thread(&l->thread, loading_open_main, l) : -ENOMEM;
-	if (r) {
-		job->running--;
-		if (l)
-			loading_free(l);
-		return fault_errno(f, r, "beginning to load a checkpoint");
+	if (l) {
+		job->checkpoints.loading = l;
+		l->done = done;
+		l->userdata = userdata;
+		*f = (job_is_across(job) ? loading_ask(l, o) : loading_open(l)) ? l->f : FAULT_NULL;
+	} else {
+		fault_errno(f, -ENOMEM, "beginning to load a checkpoint");
 	}
-	l->done = done;
-	l->userdata = userdata;
-	job->checkpoints.loading = l;
+	if (!f->code)
+		return 0;
+	job->checkpoints.loading = NULL;
+	job->running--;
+	if (l)
+		loading_free(l);
+	return f->code;
+}
+
+bool loading_part_is_asked(const struct job *job)
+{
+	return job->checkpoints.loading && job->checkpoints.loading->state == LOADING_ASKED;
+}
+
+int loading_part_open(struct job *job, const struct loading_options *o, loading_part_cb answered,
+		      void *userdata, struct fault *f)
+{
+	struct loading *l = loading_part_is_asked(job) ? job->checkpoints.loading : NULL;
+
+	if (!l) {
+		if (loading_may(job, o, f))
+			return f->code;
+		l = loading_new(job, o);
+		if (!l) {
+			job->running--;
+			return fault_errno(f, -ENOMEM, "beginning to load a checkpoint");
+		}
+		job->checkpoints.loading = l;
+	}
+	l->part.on = true;
+	l->part.answered = answered;
+	l->part.userdata = userdata;
+	l->has_step = o->has_step;
+	l->step = o->step;
+	if (loading_open(l)) {
+		l->state = LOADING_READ;
+		loading_part_answer(l);
+	}
 	return 0;
+}
+
+void loading_part_read(struct job *job)
+{
+	struct loading *l = job->checkpoints.loading;
+
+	CHECK(l && l->part.on);
+	if (l->state != LOADING_PLACED) { /* it has failed, and has said so */
+		return;
+	}
+	l->part.reads = true;
+	l->state = LOADING_MEMORY;
+	loading_go_on(l);
 }
 
 bool loading_progress(const struct job *job, struct loading_progress *ret)
@@ -948,6 +743,12 @@ void loading_cancel(struct job *job)
 	if (!l)
 		return;
 	atomic_store(&l->p.cancel, true);
+	if ((l->part.on || l->state == LOADING_ASKED) && !l->part.over) {
+		if (!l->runs_thread && l->state != LOADING_DRAINING &&
+		    job->jobs->ops.across_give_up)
+			job->jobs->ops.across_give_up(job);
+		return; /* else it ends when the thread does */
+	}
 	if (l->state != LOADING_MEMORY || !waiter_on(&l->waiter))
 		return;
 	waiter_leave(&l->waiter);

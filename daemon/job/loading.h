@@ -46,6 +46,31 @@ struct loading_options {
 	uint64_t step;
 };
 
+/* -- of a job with ranks on several nodes (cluster/round.h): each node reads what it has. Phase by phase:
+ * open --> read --> end */
+
+/* The end of a phase. */
+struct loading_answer {
+	const struct fault *f; /* NULL: it is done; else it has failed, for good */
+	uint64_t step;         /* of the checkpoint */
+	uint32_t crc;          /* open: of its index */
+	uint64_t bytes;        /* read: that were */
+};
+/* May be called inside the function that begins the phase; also without one, if it fails meanwhile. */
+typedef void (*loading_part_cb)(struct job *job, const struct loading_answer *a, void *userdata);
+
+/* Find it, and a place for what this node has of it; nothing changes yet. What somebody here has asked for
+ * is used, if there is such. Return: 0 or a fault code. */
+int loading_part_open(struct job *job, const struct loading_options *o, loading_part_cb answered,
+		      void *userdata, struct fault *f);
+/* Read it: what the job had is gone. */
+void loading_part_read(struct job *job);
+/* It is over: all nodes have read it (@f is NULL; @bytes: all of them), and it is the job's; or why not.
+ * Also of one that was only asked for. May free the job. */
+void loading_part_end(struct job *job, uint64_t bytes, const struct fault *f);
+/* Does one wait that somebody here has asked for, and that has not begun? */
+bool loading_part_is_asked(const struct job *job);
+
 /* Begin one. @done: not before this returns. Return: 0 or a fault code. */
 int loading_begin(struct job *job, const struct loading_options *o, loading_cb done, void *userdata,
 		  struct fault *f);

@@ -24,5 +24,11 @@ void policy_begin(struct job *job);
 bool policy_will_be_due(const struct job *job, uint64_t step);
 /* A commit has taken effect. */
 void policy_committed(struct job *job);
+/* Of a job with ranks on several nodes, at the one that leads it: all of them are about to commit @step. */
+void policy_committing(struct job *job, uint64_t step);
+/* The policy that was set on another node, whose roots are its own: as policy_set, unchecked. */
+int policy_take(struct job *job, const state_checkpoints *c, struct fault *f);
+/* Equal policies, equal words; 0: none. */
+uint64_t policy_hash(const state_checkpoints *c);
 
 #endif

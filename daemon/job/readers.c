@@ -175,7 +175,7 @@ int reader_new(struct job *job, struct proc *proc, uint64_t session, struct read
 	if (!r)
 		return -ENOMEM;
 	r->job = job;
-	r->proc = proc_ref(proc);
+	r->proc = proc ? proc_ref(proc) : NULL;
 	r->session = session;
 	r->since_us = clock_now_us();
 	list_init(&r->link);
@@ -368,7 +368,7 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 		snprintf(more, sizeof(more), " and %u others", others);
 	r = list_first(&job->readers.holds, struct reader, turn);
 	snprintf(buf, bytes, "a reader (pid %d%s), which holds step %llu for another %llu ms",
-		 (int)proc_pid(r->proc), more, (unsigned long long)r->step,
+		 r->proc ? (int)proc_pid(r->proc) : 0, more, (unsigned long long)r->step,
 		 (unsigned long long)(r->until_us > now_us ? (r->until_us - now_us) / 1000 : 0));
 }
 

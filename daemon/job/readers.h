@@ -65,7 +65,7 @@ void readers_init(struct readers *all);
 /* No memory of the job is left that could be mapped: forget all processes. */
 void readers_deinit(struct readers *all);
 
-/* @proc: a reference is taken. Return: 0 or -ENOMEM. */
+/* @proc: a reference is taken; NULL: the daemon itself. Return: 0 or -ENOMEM. */
 int reader_new(struct job *job, struct proc *proc, uint64_t session, struct reader **ret);
 /* Its session ends, and its hold with it. Operations that waited for it are resumed. NULL is
  * allowed.

@@ -8,55 +8,18 @@
 #include <string.h>
 #include <time.h>
 
-#include "checkpoint/draft.h"
-#include "checkpoint/folder.h"
 #include "checkpoint/place.h"
-#include "checkpoint/save.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/proc.h"
 #include "core/state.h"
-#include "job/bufcopy.h"
-#include "job/generation.h"
-#include "job/job.h"
-#include "job/readers.h"
-#include "unit/runs.h"
+#include "job/saving_impl.h"
 
 #define FILE_NAME "shard-00000.safetensors"
 /* For each SAVE_CHUNK_BYTES. */
 #define SAVING_YIELD_MS 8u
-
-struct saving {
-	struct job *job;
-	uint8_t state;      /* enum saving_state */
-	bool running;       /* the thread has not ended */
-	char *path, *roots; /* owned */
-	uid_t uid;
-	gid_t gid;
-	struct reader *reader; /* owned: until it is granted or refused */
-	struct generation *g;  /* owned, while it is WRITING */
-	uint64_t copied;
-	uint64_t step;
-	struct draft draft; /* what the thread makes the index of */
-	struct index x;     /* the thread's */
-	char *blobs;        /* owned: copies, one after the other */
-	uint64_t blob_bytes;
-	struct bufcopy *buffers; /* owned ref; NULL: the job has none */
-	bool as_left;            /* these are not of the commit */
-	uint64_t bytes;          /* of all tensors */
-	struct save_options o;
-	uint32_t keep;
-	struct fault prune; /* what was not removed is no fault of the checkpoint */
-	struct save_progress p;
-	char *chunk; /* owned: what is being written */
-	struct fault f;
-	pthread_t thread;
-	struct work ended;
-	saving_cb done; /* NULL: it was called */
-	void *userdata;
-};
 
 static const struct state_row saving_states[] = {
 	[SAVING_WAITING] = { "WAITING", STATE_TO(SAVING_WRITING) | STATE_TO(SAVING_FAILED) },
@@ -96,25 +59,27 @@ bool saving_waits(const struct job *job)
 
 bool saving_is_busy(const struct job *job)
 {
-	return job->checkpoints.saving && (job->checkpoints.saving->running ||
-					   job->checkpoints.saving->state == SAVING_WAITING);
+	const struct saving *s = job->checkpoints.saving;
+
+	return s && (s->running || s->state == SAVING_WAITING || s->state == SAVING_WRITING);
 }
 
 /* --------------------------------------------------------------------------- its end */
 
-/* What only the making of it needs. */
-static void saving_drop(struct saving *s)
+void saving_drop(struct saving *s)
 {
 	draft_deinit(&s->draft);
+	index_deinit(&s->x);
 	s->buffers = bufcopy_unref(s->buffers);
 	if (s->blobs)
 		quota_return(&s->job->quota, MEM_CONTROL, s->blob_bytes);
 	free(s->blobs);
 	free(s->chunk);
 	s->blobs = s->chunk = NULL;
+	s->blob_bytes = 0;
 }
 
-static void saving_finish(struct saving *s)
+void saving_finish(struct saving *s)
 {
 	struct saving_report r;
 	saving_cb done = s->done;
@@ -128,10 +93,11 @@ static void saving_finish(struct saving *s)
 		done(&r, s->f.code ? &s->f : NULL, s->userdata);
 }
 
-static void saving_free(struct saving *s)
+void saving_free(struct saving *s)
 {
 	CHECK(!s->running && !s->g);
 	s->reader = reader_free(s->reader);
+	free(s->part.crcs);
 	index_deinit(&s->x);
 	free(s->path);
 	free(s->roots);
@@ -152,12 +118,17 @@ static void saving_on_changed(struct job *job)
 	readers_go_on(job);
 }
 
+void saving_join(struct saving *s)
+{
+	pthread_join(s->thread, NULL);
+	s->running = false;
+}
+
 static void saving_on_ended(struct work *w)
 {
 	struct saving *s = CONTAINER_OF(w, struct saving, ended);
 
-	pthread_join(s->thread, NULL);
-	s->running = false;
+	saving_join(s);
 	s->copied = generation_copied(s->g);
 	if (s->prune.code)
 		log_warn("job", "old checkpoints not removed job=%s path=%s why=\"%s\"",
@@ -168,7 +139,7 @@ static void saving_on_ended(struct work *w)
 
 /* ------------------------------------------------------------------------- the thread */
 
-static void saving_lost(const struct saving *s, int why, struct fault *f)
+void saving_lost(const struct saving *s, int why, struct fault *f)
 {
 	if (why == -ENOMEM)
 		fault_set(f, FAULT_EXHAUSTED, NULL,
@@ -193,8 +164,7 @@ static void saving_yield(const struct saving *s)
 		(void)nanosleep(&ms, NULL);
 }
 
-static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t bytes,
-			       struct fault *f)
+const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t bytes, struct fault *f)
 {
 	struct saving *s = arg;
 	const struct index_piece *p = &s->x.pieces[piece];
@@ -212,9 +182,9 @@ static const void *saving_data(void *arg, size_t piece, uint64_t offset, size_t 
 	return NULL;
 }
 
-static int saving_make_index(struct saving *s)
+int saving_make_index(struct saving *s, const char *name)
 {
-	if (index_add_file(&s->x, FILE_NAME, &s->f) || draft_finish(&s->draft, &s->x, &s->f))
+	if (index_add_file(&s->x, name, &s->f) || draft_finish(&s->draft, &s->x, &s->f))
 		return s->f.code;
 	s->x.created_unix_s = (uint64_t)time(NULL);
 	return 0;
@@ -226,7 +196,7 @@ static void *saving_main(void *arg)
 	size_t removed, left;
 	int dir = -1;
 
-	if (saving_make_index(s) == 0 && place_become(s->uid, s->gid, &s->f) == 0)
+	if (saving_make_index(s, FILE_NAME) == 0 && place_become(s->uid, s->gid, &s->f) == 0)
 		dir = place_open(s->roots, s->path, &s->f);
 	if (dir >= 0) {
 		if (save_write(dir, &s->x, &s->o, saving_data, s, &s->p, &s->f) == 0 && s->keep)
@@ -246,309 +216,6 @@ static void *saving_main(void *arg)
 	return NULL;
 }
 
-/* --------------------------------------------------------------------------- its contents */
-
-enum tensor_type saving_type(enum dtype t)
-{
-	static const enum tensor_type types[_DTYPE_N] = {
-		[DTYPE_FP32] = TENSOR_FP32, [DTYPE_BF16] = TENSOR_BF16, [DTYPE_FP16] = TENSOR_FP16
-	};
-
-	CHECK(t < _DTYPE_N && types[t]);
-	return types[t];
-}
-
-enum tensor_type saving_buffer_type(uint32_t t)
-{
-	static const enum tensor_type types[_BUFFER_DTYPE_N] = {
-		[BUFFER_FP32] = TENSOR_FP32,   [BUFFER_BF16] = TENSOR_BF16,
-		[BUFFER_FP16] = TENSOR_FP16,   [BUFFER_FP64] = TENSOR_FP64,
-		[BUFFER_INT64] = TENSOR_INT64, [BUFFER_INT32] = TENSOR_INT32,
-		[BUFFER_UINT8] = TENSOR_UINT8,
-	};
-
-	CHECK(t < _BUFFER_DTYPE_N);
-	return t ? types[t] : TENSOR_FP32;
-}
-
-enum index_array saving_array(const state_unit *rec, unsigned i)
-{
-	static const enum index_array adam[] = { INDEX_PARAM, INDEX_EXP_AVG, INDEX_EXP_AVG_SQ,
-						 INDEX_MAX_EXP_AVG_SQ };
-
-	if (rec->optimizer->kind == OPTIM_SGD && i)
-		return INDEX_MOMENTUM_BUFFER;
-	return adam[i];
-}
-
-/* The thread makes the index of what is noted here: there may be many thousands of tensors. */
-static int saving_note(struct saving *s, const struct index_piece *p)
-{
-	if (draft_add(&s->draft, p) < 0)
-		return fault_errno(&s->f, -ENOMEM, "listing a job's tensors");
-	s->bytes += index_piece_bytes(p);
-	return 0;
-}
-
-/* An array of a tensor, whole, from the parts of the first replica. @source: of the first byte. */
-static int saving_add_array(struct saving *s, const struct unit *u, uint32_t t, unsigned array,
-			    uint64_t *source)
-{
-	size_t size = dtype_size(unit_state_dtype(u->rec, array));
-	uint64_t at, elements = 0;
-	struct unit_run run;
-
-	for (unsigned d = 0; d < u->spread; d++) {
-		struct unit_part *p = &u->parts[d];
-
-		if (!unit_part_run(u, p, t, &run))
-			continue;
-		CHECK(run.first == elements);
-		if (generation_add(s->g, p->device,
-				   unit_state_at(u->rec, unit_state(p, array), array, run.at),
-				   run.n * size, &at) < 0)
-			return fault_errno(&s->f, -ENOMEM, "listing a job's tensors");
-		*source = elements ? *source : at;
-		elements += run.n;
-	}
-	CHECK(elements == u->tensors[t].elements);
-	return 0;
-}
-
-static int saving_list_array(struct saving *s, const struct unit *u, uint32_t t, unsigned array)
-{
-	const struct unit_tensor *ut = &u->tensors[t];
-	const state_tensor *rec = u->rec->tensors[t];
-	struct index_piece p = { .unit = u->rec->name,
-				 .tensor = rec->name,
-				 .array = (uint8_t)saving_array(u->rec, array),
-				 .type = (uint8_t)saving_type(unit_state_dtype(u->rec, array)),
-				 .dims = (uint32_t)rec->n_shape,
-				 .shape = rec->shape,
-				 .elements = ut->elements,
-				 .steps = array || ut->frozen ? 0 : unit_steps(u, t) };
-
-	if (saving_add_array(s, u, t, array, &p.source))
-		return s->f.code;
-	return saving_note(s, &p);
-}
-
-/* Its arrays whose elements have @size bytes. */
-static int saving_list_tensor(struct saving *s, const struct unit *u, uint32_t t, size_t size)
-{
-	unsigned arrays = u->tensors[t].frozen ? 0 : unit_state_arrays(u->rec);
-
-	for (unsigned i = 0; !u->tensors[t].alias && i <= arrays; i++)
-		if (dtype_size(unit_state_dtype(u->rec, i)) == size &&
-		    saving_list_array(s, u, t, i))
-			return s->f.code;
-	return 0;
-}
-
-/* A unit, and its tensors, in the order of their names. */
-struct saving_unit {
-	const struct unit *u;
-	uint32_t *tensors; /* owned */
-};
-
-static int saving_compare_tensors(const void *a, const void *b, void *unit)
-{
-	const struct unit *u = unit;
-
-	return strcmp(u->rec->tensors[*(const uint32_t *)a]->name,
-		      u->rec->tensors[*(const uint32_t *)b]->name);
-}
-
-static int saving_compare_units(const void *a, const void *b)
-{
-	const struct saving_unit *x = a, *y = b;
-
-	return strcmp(x->u->rec->name, y->u->rec->name);
-}
-
-static int saving_sort_tensors(struct saving_unit *su, struct unit *u)
-{
-	su->u = u;
-	su->tensors = calloc(u->rec->n_tensors + 1, sizeof(*su->tensors));
-	for (uint32_t t = 0; su->tensors && t < u->rec->n_tensors; t++)
-		su->tensors[t] = t;
-	if (!su->tensors)
-		return -ENOMEM;
-	qsort_r(su->tensors, u->rec->n_tensors, sizeof(*su->tensors), saving_compare_tensors, u);
-	return 0;
-}
-
-static void saving_free_units(struct saving_unit *all, size_t n)
-{
-	for (size_t i = 0; all && i < n; i++)
-		free(all[i].tensors);
-	free(all);
-}
-
-/* The job's units. @ret: the caller's, saving_free_units, also after an error. */
-static int saving_sort_units(const struct job *job, struct saving_unit **ret, size_t *ret_n)
-{
-	*ret_n = 0;
-	*ret = calloc((size_t)job->n_units + 1, sizeof(**ret));
-	for (uint32_t i = 0; *ret && i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped &&
-		    saving_sort_tensors(&(*ret)[(*ret_n)++], job->units[i]) < 0)
-			return -ENOMEM;
-	if (!*ret)
-		return -ENOMEM;
-	qsort(*ret, *ret_n, sizeof(**ret), saving_compare_units);
-	return 0;
-}
-
-/* In the order in which they are written (save_write), so that what was copied for the writing thread
- * is soon read. */
-static int saving_list_units(struct saving *s)
-{
-	struct saving_unit *all;
-	size_t n;
-
-	if (saving_sort_units(s->job, &all, &n) < 0)
-		fault_errno(&s->f, -ENOMEM, "listing a job's tensors");
-	for (size_t size = sizeof(float); !s->f.code && size; size /= 2)
-		for (size_t i = 0; i < n; i++)
-			for (uint32_t t = 0; !s->f.code && t < all[i].u->rec->n_tensors; t++)
-				saving_list_tensor(s, all[i].u, all[i].tensors[t], size);
-	saving_free_units(all, n);
-	return s->f.code;
-}
-
-/* All buffers of member @index of the unit's group. */
-static int saving_list_buffers_of(struct saving *s, const struct unit *u, uint32_t index)
-{
-	uint64_t at = bufcopy_at(s->buffers, u, index), offset = 0;
-	const struct group *g = s->job->groups[u->rec->group];
-
-	for (size_t i = 0; !s->f.code && i < u->rec->n_buffers; i++) {
-		const state_buffer *b = u->rec->buffers[i];
-		struct index_piece p = { .unit = u->rec->name,
-					 .tensor = b->name,
-					 .array = INDEX_BUFFER,
-					 .type = (uint8_t)saving_buffer_type(b->dtype),
-					 .rank = g->rec->ranks[index],
-					 .dims = (uint32_t)b->n_shape,
-					 .shape = b->shape,
-					 .source = at + offset };
-
-		p.elements = unit_buffer_bytes(b) / tensor_type_bytes(saving_buffer_type(b->dtype));
-		offset = unit_buffer_next(u->rec, i, offset);
-		saving_note(s, &p);
-	}
-	return s->f.code;
-}
-
-/* As they were at the commit: the trainers may write to them just now. */
-static int saving_list_buffers(struct saving *s)
-{
-	const struct job *job = s->job;
-
-	if (!bufcopy_has_buffers(job))
-		return 0;
-	s->buffers = bufcopy_take(job);
-	if (!s->buffers)
-		return fault_set(
-			&s->f, FAULT_EXHAUSTED, NULL,
-			"job '%s' has no memory for a copy of its units' buffers: raise its "
-			"quota",
-			job->rec->name);
-	s->as_left = bufcopy_is_as_left(s->buffers);
-	for (uint32_t i = 0; i < job->n_units; i++)
-		for (uint32_t k = 0; job->units[i]->buffers && !job->units[i]->rec->dropped &&
-				     k < group_size(job->groups[job->units[i]->rec->group]);
-		     k++)
-			if (saving_list_buffers_of(s, job->units[i], k))
-				return s->f.code;
-	return 0;
-}
-
-static int saving_list_blob(struct saving *s, uint32_t rank, const state_blob *b)
-{
-	uint64_t shape[1] = { b->data.len };
-	struct index_piece p = { .unit = (char *)(uintptr_t) "",
-				 .tensor = (char *)(uintptr_t) "",
-				 .array = INDEX_BLOB,
-				 .type = TENSOR_UINT8,
-				 .rank = rank,
-				 .dims = 1,
-				 .shape = shape,
-				 .elements = b->data.len,
-				 .source = s->blob_bytes };
-
-	memcpy(s->blobs + s->blob_bytes, b->data.data, b->data.len);
-	s->blob_bytes += b->data.len;
-	return saving_note(s, &p);
-}
-
-static int saving_list_blobs(struct saving *s)
-{
-	const state_job *rec = s->job->rec;
-	uint64_t bytes = 0;
-
-	for (uint32_t r = 0; r < rec->world_size; r++)
-		bytes += state_job_blob(rec, r) ? state_job_blob(rec, r)->data.len : 0;
-	if (!bytes)
-		return 0;
-	if (quota_charge(&s->job->quota, MEM_CONTROL, bytes))
-		return fault_set(
-			&s->f, FAULT_EXHAUSTED, NULL,
-			"job '%s' has no memory for a copy of its blobs, %llu bytes: raise "
-			"its quota",
-			rec->name, (unsigned long long)bytes);
-	s->blobs = malloc(bytes);
-	if (!s->blobs) {
-		quota_return(&s->job->quota, MEM_CONTROL, bytes);
-		return fault_errno(&s->f, -ENOMEM, "copying a job's blobs");
-	}
-	for (uint32_t r = 0; !s->f.code && r < rec->world_size; r++)
-		if (state_job_blob(rec, r) && state_job_blob(rec, r)->data.len)
-			saving_list_blob(s, r, state_job_blob(rec, r));
-	/* what was charged is what is returned, also if the list is not complete */
-	s->blob_bytes = bytes;
-	return s->f.code;
-}
-
-static int saving_check_unit(const struct unit *u, struct fault *f)
-{
-	const state_unit *rec = u->rec;
-
-	if (!rec->initialised || u->torn)
-		return fault_set(
-			f, FAULT_STATE, NULL,
-			"unit '%.100s' is not initialised: its parameters are undefined, so "
-			"there is nothing to save",
-			rec->name);
-	for (size_t i = 0; i < rec->n_tensors; i++)
-		if (rec->tensors[i]->n_strides)
-			return fault_set(
-				f, FAULT_UNIMPLEMENTED, NULL,
-				"tensor '%.100s' of unit '%.100s' has strides; checkpoints "
-				"hold only tensors whose dimensions are in order",
-				rec->tensors[i]->name, rec->name);
-	return 0;
-}
-
-static int saving_list(struct saving *s)
-{
-	struct job *job = s->job;
-
-	s->step = job->rec->step;
-	if (index_init(&s->x, job->rec->name, s->step, job->rec->world_size, &s->f))
-		return s->f.code;
-	for (uint32_t i = 0; !s->f.code && i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped)
-			saving_check_unit(job->units[i], &s->f);
-	if (!s->f.code && saving_list_units(s) == 0 && !s->draft.n)
-		fault_set(&s->f, FAULT_STATE, NULL,
-			  "job '%s' has no units: there is nothing to save", job->rec->name);
-	if (s->f.code || saving_list_buffers(s))
-		return s->f.code;
-	return saving_list_blobs(s);
-}
-
 /* ------------------------------------------------------------------------------ its begin */
 
 int saving_start_thread(pthread_t *ret, void *(*run)(void *), void *arg)
@@ -563,10 +230,9 @@ int saving_start_thread(pthread_t *ret, void *(*run)(void *), void *arg)
 	return r;
 }
 
-static int saving_start(struct saving *s)
+int saving_freeze(struct saving *s)
 {
 	struct job *job = s->job;
-	int r;
 
 	s->g = generation_new(job, job->node->loopq, saving_on_changed);
 	s->chunk = malloc(SAVE_CHUNK_BYTES);
@@ -576,13 +242,27 @@ static int saving_start(struct saving *s)
 		return s->f.code;
 	if (generation_open(s->g) < 0)
 		return fault_errno(&s->f, -ENOMEM, "beginning a checkpoint");
+	return 0;
+}
+
+void saving_is_written(struct saving *s)
+{
+	state_move(saving_states, &s->state, SAVING_WRITING);
+	s->job->checkpoints.step = s->step;
+	s->job->checkpoints.us = clock_now_us();
+}
+
+static int saving_start(struct saving *s)
+{
+	int r;
+
+	if (saving_freeze(s))
+		return s->f.code;
 	r = saving_start_thread(&s->thread, saving_main, s);
 	if (r)
 		return fault_errno(&s->f, r, "starting a thread for a checkpoint");
 	s->running = true;
-	state_move(saving_states, &s->state, SAVING_WRITING);
-	job->checkpoints.step = s->step;
-	job->checkpoints.us = clock_now_us();
+	saving_is_written(s);
 	return 0;
 }
 
@@ -592,7 +272,9 @@ static void saving_on_granted(struct reader *r, const struct fault *f)
 	struct saving *s = r->userdata;
 	struct fault unheld = FAULT_NULL;
 
-	if (f)
+	if (s->part.stage)
+		saving_part_granted(s, f);
+	else if (f)
 		s->f = *f;
 	else if (saving_start(s))
 		s->g = generation_end(s->g);
@@ -601,7 +283,17 @@ static void saving_on_granted(struct reader *r, const struct fault *f)
 	/* saving_tick ends one that could not begin: the caller of this goes through the readers */
 }
 
-static int saving_check(const struct job *job, const struct saving_options *o, struct fault *f)
+int saving_wait(struct saving *s, struct proc *proc, uint64_t deadline_us,
+		bool (*may)(struct job *job))
+{
+	if (reader_new(s->job, proc, 0, &s->reader) < 0)
+		return fault_errno(&s->f, -ENOMEM, "beginning a checkpoint");
+	s->reader->may = may;
+	bufcopy_retry(s->job);
+	return reader_hold(s->reader, 0, deadline_us, saving_on_granted, s, &s->f);
+}
+
+int saving_check(const struct job *job, const struct saving_options *o, struct fault *f)
 {
 	const char *roots = job->node->checkpoint_roots, *at;
 	size_t n;
@@ -622,7 +314,7 @@ static int saving_check(const struct job *job, const struct saving_options *o, s
 	return 0;
 }
 
-static struct saving *saving_new(struct job *job, const struct saving_options *o)
+struct saving *saving_new(struct job *job, const struct saving_options *o)
 {
 	struct saving *s = calloc(1, sizeof(*s));
 
@@ -633,8 +325,10 @@ static struct saving *saving_new(struct job *job, const struct saving_options *o
 	s->keep = o->keep;
 	s->uid = (uid_t)job->rec->uid;
 	s->gid = (gid_t)job->rec->gid;
+	s->part.new = FOLDER_NEW_NULL;
+	s->part.dir = s->part.fd = -1;
 	s->path = strdup(o->path);
-	s->roots = strdup(job->node->checkpoint_roots);
+	s->roots = strdup(job->node->checkpoint_roots ? job->node->checkpoint_roots : "");
 	if (s->path && s->roots)
 		return s;
 	saving_free(s);
@@ -646,23 +340,21 @@ int saving_begin(struct job *job, struct proc *proc, const struct saving_options
 {
 	struct saving *s;
 
-	if (job_check_here(job, "saving a checkpoint", f) || saving_check(job, o, f))
+	if (saving_check(job, o, f))
 		return f->code;
 	saving_tick(job); /* one that failed has told its caller */
 	s = saving_new(job, o);
-	if (!s || reader_new(job, proc, 0, &s->reader) < 0) {
-		if (s)
-			saving_free(s);
+	if (!s)
 		return fault_errno(f, -ENOMEM, "beginning a checkpoint");
-	}
 	saving_forget(job);
 	job->checkpoints.saving = s;
 	s->done = done;
 	s->userdata = userdata;
-	s->reader->may = bufcopy_is_ready;
-	bufcopy_retry(job);
-	if (reader_hold(s->reader, 0, o->deadline_us, saving_on_granted, s, f))
+	if (job_is_across(job) ? saving_part_ask(s, o)
+			       : saving_wait(s, proc, o->deadline_us, bufcopy_is_ready)) {
+		*f = s->f;
 		saving_forget(job);
+	}
 	return f->code;
 }
 
@@ -679,7 +371,9 @@ void saving_tick(struct job *job)
 	generation_tick(job);
 	if (s && s->g && generation_lost(s->g))
 		saving_cancel(job);
-	if (!s || !s->reader || s->reader->state != READER_IDLE)
+	if (s && s->part.stage)
+		saving_part_tick(s);
+	if (!s || s->part.stage || !s->reader || s->reader->state != READER_IDLE)
 		return;
 	s->reader = reader_free(s->reader);
 	if (s->state == SAVING_WAITING)
@@ -690,8 +384,11 @@ void saving_leave(struct job *job, void *userdata)
 {
 	struct saving *s = job->checkpoints.saving;
 
-	if (!s || !s->done || s->userdata != userdata || s->state != SAVING_WAITING ||
-	    s->reader->state != READER_WAITING)
+	if (!s || !s->done || s->userdata != userdata || s->state != SAVING_WAITING)
+		return;
+	if (s->part.stage && job->jobs->ops.across_give_up)
+		job->jobs->ops.across_give_up(job);
+	if (s->part.stage || s->reader->state != READER_WAITING)
 		return;
 	reader_give_up(s->reader);
 	fault_set(&s->f, FAULT_CANCELLED, NULL, "the caller has given up before it began");

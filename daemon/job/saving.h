@@ -11,6 +11,13 @@
  *      '--refused, cancelled------'-------> FAILED
  *
  * A job has at most one that is not over; the last one is kept for status. Loop thread.
+ *
+ * The nodes of a job with ranks on several of them make one together (cluster/round.h): each writes what
+ * it has, its part. Phase by phase it is told what to do, and answers when it is done:
+ *
+ *   freeze --> make, or see, the folder --> write --> complete (the node that made the folder) --> end
+ *
+ * It is WAITING until it has frozen what it has, then WRITING.
  */
 #ifndef SHARDD_JOB_SAVING_H
 #define SHARDD_JOB_SAVING_H
@@ -51,6 +58,7 @@ struct saving_options {
 	uint64_t bytes_per_s; /* 0: as fast as the disk takes them */
 	uint64_t deadline_us; /* of WAITING */
 	uint32_t keep;        /* newest ones that stay when it is made; 0: all */
+	bool next;            /* of several nodes: of the commit that is about to be made */
 };
 
 /* Begin one. @proc: who asks. @done: not before this returns. Return: 0 or a fault code. */
@@ -71,6 +79,47 @@ void saving_forget(struct job *job);
 void saving_tick(struct job *job);
 /* Return: false: the job had none. */
 bool saving_report(const struct job *job, struct saving_report *ret);
+
+/* -- the part of one node of several */
+
+/* The end of a phase. */
+struct saving_answer {
+	const struct fault *f; /* NULL: it is done; else it has failed, for good */
+	bool later;            /* freeze: the parameters are not those of the commit now */
+	uint64_t step;         /* freeze: of the commit */
+	uint64_t bytes;        /* write: of its tensors; complete: of all parts */
+	uint32_t crc;          /* write: of its index */
+};
+/* May be called inside the function that begins the phase; also without one, if it fails meanwhile. */
+typedef void (*saving_part_cb)(struct job *job, const struct saving_answer *a, void *userdata);
+
+/* Begin this node's part: number @self of @parts. The one that somebody here has asked for is used, if
+ * there is one. Return: 0 or a fault code. */
+int saving_part_begin(struct job *job, const struct saving_options *o, unsigned self,
+		      unsigned parts, saving_part_cb answered, void *userdata, struct fault *f);
+/* Freeze what this node has of the commit behind step @after (has_after), or, @now, of that one: at once
+ * or later. Again: what was frozen is dropped. */
+struct saving_freeze_how {
+	bool now, has_after;
+	uint64_t after;
+	uint64_t deadline_us;
+};
+void saving_part_freeze(struct job *job, const struct saving_freeze_how *how);
+/* Make the folder. @owner, @nonce: as in checkpoint/parts.h. */
+void saving_part_make(struct job *job, uint64_t owner, uint64_t nonce);
+/* Its name. */
+const char *saving_part_name(const struct job *job);
+/* Find it, where another node has made it. */
+void saving_part_see(struct job *job, const char *name, uint64_t nonce);
+void saving_part_write(struct job *job);
+/* All parts are written. @crcs: of their indexes, copied. */
+void saving_part_complete(struct job *job, const uint32_t *crcs);
+/* It is over: all is there (@f is NULL; @bytes: of all parts), or why not. Nothing is answered any more.
+ * Also of one that was only asked for. */
+void saving_part_end(struct job *job, uint64_t bytes, const struct fault *f);
+/* Does one wait that somebody here has asked for, and that has not begun? */
+bool saving_part_is_asked(const struct job *job);
+
 /* The following is loading's, too. */
 
 /* What array @i of a unit is: 0: its parameters; else a state of its optimizer. */

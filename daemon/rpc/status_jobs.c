@@ -213,7 +213,7 @@ static void status_jobs_fill_readers(struct arena *a, const struct job *job,
 		bool timed = r->state == READER_WAITING || r->state == READER_HOLDS;
 
 		s->session = r->session;
-		s->pid = (int32_t)proc_pid(r->proc);
+		s->pid = r->proc ? (int32_t)proc_pid(r->proc) : 0;
 		s->state = STATUS_STATE(ReaderState, reader_state, reader_state_name(r->state));
 		s->step = r->state == READER_HOLDS || r->state == READER_OVERTAKEN ? r->step : 0;
 		s->state_ms = (now - r->since_us) / 1000;
@@ -230,6 +230,7 @@ static void status_jobs_fill_checkpoint(struct arena *a, const struct job *job,
 {
 	struct saving_report r;
 	Shardd__V1__CheckpointStatus **c;
+	char waits[512];
 
 	if (!saving_report(job, &r))
 		return;
@@ -246,6 +247,8 @@ static void status_jobs_fill_checkpoint(struct arena *a, const struct job *job,
 	j->checkpoint->copied = r.copied;
 	j->checkpoint->error = status_text(a, r.why);
 	j->checkpoint->buffers_as_left = r.as_left;
+	cluster_checkpoint_waits(job, false, waits, sizeof(waits));
+	j->checkpoint->waits_for = status_text(a, waits);
 }
 
 static void status_jobs_fill_loading(struct arena *a, const struct job *job,
@@ -253,6 +256,7 @@ static void status_jobs_fill_loading(struct arena *a, const struct job *job,
 {
 	struct loading_progress p;
 	Shardd__V1__LoadingStatus **l;
+	char waits[512];
 
 	if (!loading_progress(job, &p))
 		return;
@@ -265,6 +269,8 @@ static void status_jobs_fill_loading(struct arena *a, const struct job *job,
 	l[0]->step = p.step;
 	l[0]->bytes = p.bytes;
 	l[0]->read = p.done;
+	cluster_checkpoint_waits(job, true, waits, sizeof(waits));
+	l[0]->waits_for = status_text(a, waits);
 }
 
 static void status_jobs_fill_policy(struct arena *a, const state_checkpoints *c,

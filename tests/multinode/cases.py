@@ -4,6 +4,7 @@ import re
 import signal
 import time
 
+import checkpoints
 import lab
 from lab import Failed, Lab, sh, wait_for
 from training import Training, Wandering
@@ -407,5 +408,7 @@ def slow_link():
 
 
 DEFAULT = [trains, trainer_dies, daemon_dies, rank_leaves, gives_up, blame, link_cut, etcd_dies,
-           recorded, mismatch, tls, other_cluster, stopped, commit_while_cut, slow_link]
+           recorded, mismatch, tls, other_cluster, stopped, commit_while_cut, slow_link,
+           checkpoints.checkpoints_move, checkpoints.checkpoint_of_a_killed_node,
+           checkpoints.checkpoints_regularly, checkpoints.checkpoints_not_shared]
 LONG = [etcd_is_away]

@@ -96,6 +96,7 @@ class Node:
         self.socket = f"{lab.folder}/{name}.sock"
         self.log = pathlib.Path(f"{lab.folder}/{name}.log")
         self.options, self.daemon, self.may_end = {}, None, False
+        self.within = ()  # what runs the daemon, which are its last arguments
         lab.add_net(name, self.address)
 
     def start(self, wait=True, **options):
@@ -105,7 +106,7 @@ class Node:
                 "peer_insecure": "yes", "coord": f"etcd://{ETCD_AT}:2379", "threads": "1",
                 "drain_timeout_ms": "1s", "memory_bytes": "512MiB",
                 "data_address": self.address} | self.options
-        argv = [BIN / "shardd", "--socket", self.socket, "--backend", "host"]
+        argv = [*self.within, BIN / "shardd", "--socket", self.socket, "--backend", "host"]
         for key, value in keys.items():
             argv += ["--set", f"{key}={value}"]
         before = self.said().count("joined node=")
