@@ -87,8 +87,8 @@ def main():
     folder, group, kind, size, rounds = sys.argv[1:]
     client = shardd.connect()
     me = client.join()
-    {"big": big, "small": small, "many": many}[kind](client, me, turns.Turns(folder, group), int(size),
-                                       int(rounds))
+    measure = {"big": big, "small": small, "many": many}[kind]
+    measure(client, me, turns.Turns(folder, group), int(size), int(rounds))
     client.leave()
 
 
