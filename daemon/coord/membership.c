@@ -92,6 +92,35 @@ static void membership_out(struct membership *m, const char *why)
 	m->ops->out(m, text);
 }
 
+/* The lease lives. Does the key hang on it still? A daemon that has its name and address may have taken it
+ * for that of an earlier one. */
+static void membership_on_looked(struct coord_call *call, const struct coord_reply *r)
+{
+	struct membership *m = CONTAINER_OF(call, struct membership, call);
+	char why[200];
+
+	if (r->status != COORD_OK || (r->n && r->kvs[0].lease == m->lease))
+		return; /* or it looks again when it keeps the lease again */
+	m->taken = r->n;
+	snprintf(
+		why, sizeof(why),
+		r->n ? "another daemon has joined by the name '%s' and the same address: give each "
+		       "node its own"
+		     : "the key of node '%s' has gone from the store",
+		m->name);
+	membership_out(m, why);
+}
+
+static void membership_look_own(struct membership *m)
+{
+	char key[MEMBERSHIP_NAME_BYTES + 16];
+	struct coord_txn t = { .read = key };
+
+	membership_key(m, key, sizeof(key));
+	m->call.done = membership_on_looked;
+	(void)coord_txn(m->c, &m->call, &t, MEMBERSHIP_ANSWER_MS);
+}
+
 static void membership_on_kept(struct coord_call *call, const struct coord_reply *r)
 {
 	struct membership *m = CONTAINER_OF(call, struct membership, call);
@@ -105,6 +134,7 @@ static void membership_on_kept(struct coord_call *call, const struct coord_reply
 		m->kept_us = m->asked_us;
 		m->again_us = m->asked_us + (uint64_t)m->ttl_s * 1000000 / 3;
 		*m->why = 0;
+		membership_look_own(m);
 	}
 }
 
@@ -112,7 +142,7 @@ static void membership_is_in(struct membership *m)
 {
 	m->state = MEMBERSHIP_IN;
 	m->again_us = m->asked_us + (uint64_t)m->ttl_s * 1000000 / 3;
-	m->call.done = membership_on_kept;
+	m->taken = false;
 	*m->why = 0;
 	if (view_begin(&m->leader, m->c, COORD_LEADER, &membership_view_ops) < 0) {
 		membership_out(m, "there is no memory for it");
@@ -164,7 +194,7 @@ static void membership_on_joined(struct coord_call *call, const struct coord_rep
 		membership_try_later(m, r->why);
 	} else if (r->n && r->kvs[0].lease == m->lease) { /* also if an answer was lost before */
 		membership_is_in(m);
-	} else if (r->n && membership_is_ours(m, &r->kvs[0])) {
+	} else if (r->n && !m->taken && membership_is_ours(m, &r->kvs[0])) {
 		membership_replace(m, &r->kvs[0]);
 	} else {
 		snprintf(why, sizeof(why),
@@ -224,6 +254,7 @@ static bool membership_name_is_good(const char *name)
 int membership_join(struct membership *m, struct coord *c, const char *name, const void *value,
 		    size_t bytes, int64_t ttl_s, bool leads, const struct membership_ops *ops)
 {
+	bool taken = m->taken;
 	uint8_t *copy;
 
 	CHECK(m->state == MEMBERSHIP_OUT && ttl_s >= 2);
@@ -235,9 +266,13 @@ int membership_join(struct membership *m, struct coord *c, const char *name, con
 	if (bytes)
 		memcpy(copy, value, bytes);
 	free(m->value);
-	*m = (struct membership){
-		.c = c, .ops = ops, .value = copy, .bytes = bytes, .ttl_s = ttl_s, .leads = leads
-	};
+	*m = (struct membership){ .c = c,
+				  .ops = ops,
+				  .value = copy,
+				  .bytes = bytes,
+				  .ttl_s = ttl_s,
+				  .leads = leads,
+				  .taken = taken };
 	snprintf(m->name, sizeof(m->name), "%s", name);
 	m->campaign.done = membership_on_campaign;
 	membership_ask_lease(m);
@@ -264,6 +299,7 @@ static void membership_keep(struct membership *m, uint64_t now_us)
 	if (m->call.impl || now_us < m->again_us)
 		return;
 	m->asked_us = now_us;
+	m->call.done = membership_on_kept;
 	(void)coord_keep(m->c, &m->call, m->lease, membership_answer_ms(m));
 }
 

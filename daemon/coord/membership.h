@@ -6,7 +6,8 @@
  *   any --leave--> LEAVING --the lease is revoked, or no answer--> OUT
  *
  * The key "members/NAME" hangs on the lease. One with the same value is of an earlier daemon at this
- * node's address, and is replaced. Members that want to lead create the key "leader" with
+ * node's address, and is replaced; if that one lives, it finds out when it keeps its lease, and is out until
+ * the key goes. Members that want to lead create the key "leader" with
  * their lease: the one who does leads, and the creation revision of the key is the token of all that it
  * decides. A member counts its own time: it is out as soon as the store may think so, whatever etcd
  * says. Loop thread only.
@@ -54,6 +55,7 @@ struct membership {
 	char why[200];          /* why it is not IN yet */
 	struct coord_call call; /* joining, then keeping */
 
+	bool taken; /* a living daemon has taken its key: it does not take it back */
 	bool leads; /* it wants to */
 	int64_t token;
 	struct coord_call campaign;

@@ -227,6 +227,28 @@ TEST_BOTH(a_daemon_that_begins_again_at_its_address_has_its_name)
 	cr_expect_lt(clock_now_us() - began, (uint64_t)TTL_S * 1000000);
 }
 
+/* Both were members, for ever. */
+Test(membership_fake, of_two_daemons_with_one_name_and_address_the_later_one_stays)
+{
+	join_at(0, "a", "host:1");
+	TURN_UNTIL(nodes[0].joined);
+	join_at(1, "a", "host:1");
+	TURN_UNTIL(nodes[1].joined);
+	later_us += TTL_S * 1000000 / 2;
+	TURN_UNTIL(nodes[0].outs);
+	cr_expect(strstr(nodes[0].why, "another daemon has joined by the name 'a' and the same"),
+		  "%s", nodes[0].why);
+	join_at(0, "a", "host:1");
+	TURN_UNTIL(nodes[0].outs == 2);
+	cr_expect(strstr(nodes[0].why, "another node is a member by the name 'a'"), "%s",
+		  nodes[0].why);
+	cr_expect_eq(nodes[1].outs, 0);
+	membership_leave(&nodes[1].m);
+	TURN_UNTIL(nodes[1].outs);
+	join_at(0, "a", "host:1");
+	TURN_UNTIL(nodes[0].joined == 2);
+}
+
 TEST_BOTH(names_that_are_no_names_are_refused)
 {
 	char longest[MEMBERSHIP_NAME_BYTES + 1];
