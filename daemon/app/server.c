@@ -516,6 +516,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .announce = cluster_announce,
 				     .prepared = cluster_prepared,
 				     .epoch_ends = doubt_epoch_ends,
+				     .restored = doubt_restored,
 				     .refuse = cluster_refuse,
 				     .want = cluster_want,
 				     .asked = cluster_asked,

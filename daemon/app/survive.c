@@ -12,6 +12,7 @@
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/pooled.h"
+#include "step/doubt.h"
 #include "store/change.h"
 
 /* At the start nothing else waits: the keeper has so long to read a message. */
@@ -180,6 +181,18 @@ static void survive_complete_step(struct survive *s, struct job *job)
 	s->completed++;
 	log_info("server", "step completed job=%s us=%llu", job->label,
 		 (unsigned long long)(clock_now_us() - began));
+}
+
+/* So many cells take some milliseconds. */
+#define SURVIVE_CELLS 256u
+
+/* jobs.redo_some. The slot behind those of the worker threads is the loop's. */
+static int survive_redo_some(struct jobs *jobs, uint64_t number, bool *ret_left, struct fault *f)
+{
+	struct survive *s = jobs->redo_arg;
+
+	return redo_complete_some(s->redo, number, kernels_host(), s->threads - 1, SURVIVE_CELLS,
+				  survive_redo_addr, s, ret_left, f);
 }
 
 /* Takes the record. */
@@ -426,13 +439,45 @@ static int survive_new_journal(struct survive *s, struct fault *f)
 	return f->code;
 }
 
-/* With the journal's new base no task of the predecessor counts any more. */
+/* What is in doubt and was not begun. Return: how many there are, the first @room of them in @ret. */
+static size_t survive_doubts(const struct survive *s, uint64_t *ret, size_t room)
+{
+	struct job *job, *tmp;
+	size_t n = 0;
+
+	list_for_each (job, tmp, &s->jobs->all, link) {
+		if (!job->rec->doubt || !job->rec->doubt->redo)
+			continue;
+		if (n < room)
+			ret[n] = job->rec->doubt->redo;
+		n++;
+	}
+	return n;
+}
+
+static void survive_keep_doubts(struct survive *s)
+{
+	size_t n = survive_doubts(s, NULL, 0);
+	_cleanup_(freep) uint64_t *numbers = malloc((n + 1) * sizeof(*numbers));
+	struct job *job, *tmp;
+
+	if (numbers && !s->stale)
+		redo_keep(s->redo, numbers, survive_doubts(s, numbers, n));
+	else
+		redo_clear(s->redo);
+	list_for_each (job, tmp, &s->jobs->all, link)
+		if (job->rec->doubt && job->rec->doubt->redo &&
+		    !redo_has(s->redo, job->rec->doubt->redo))
+			doubt_lost(job);
+}
+
+/* With the journal's new base no other task of the predecessor counts any more. */
 static int survive_begin_redo(struct survive *s, struct fault *f)
 {
 	int r;
 
 	if (s->redo)
-		redo_clear(s->redo);
+		survive_keep_doubts(s);
 	if (s->redo || !s->threads)
 		return 0;
 	r = redo_new(s->threads, &s->redo);
@@ -452,6 +497,8 @@ static int survive_begin(struct survive *s, struct fault *f)
 	if (survive_begin_redo(s, f))
 		return f->code;
 	s->jobs->redo = s->redo;
+	s->jobs->redo_some = survive_redo_some;
+	s->jobs->redo_arg = s;
 	return 0;
 }
 
@@ -496,7 +543,7 @@ static int survive_open_redo(struct survive *s, struct inherited *in, struct fau
 	for (unsigned d = 0; !f->code && survive_numbers_redo(s) && d < s->jobs->node->n_devices;
 	     d++)
 		survive_open_undo(s, in, d, f);
-	s->threads = !info->redoes ? 0 : survive_numbers_redo(s) ? 1 : info->threads;
+	s->threads = !info->redoes ? 0 : survive_numbers_redo(s) ? 1 : info->threads + 1;
 	return f->code;
 }
 

@@ -184,8 +184,8 @@ static void host_fill_info(struct backend_info *info, const struct host_topology
 	info->capacity_bytes = capacity ? capacity : t->memory;
 	info->granularity = (uint64_t)sysconf(_SC_PAGESIZE);
 	info->threads = threads ? threads : t->cores;
-	if (info->threads > REDO_SLOTS)
-		info->threads = REDO_SLOTS;
+	if (info->threads > REDO_SLOTS - 1) /* one is the loop's (app/survive.c) */
+		info->threads = REDO_SLOTS - 1;
 	info->redoes = true;
 	snprintf(info->kernels, sizeof(info->kernels), "%s", kernels_host()->name);
 	snprintf(info->detail, sizeof(info->detail), "%s%s", t->detail,

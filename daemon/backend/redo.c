@@ -245,7 +245,8 @@ uint64_t redo_task_publish(struct redo_task *t)
 	struct redo_front *front = t->redo->front;
 	struct redo_entry *e = &front->tasks[t->index];
 
-	CHECK(!t->number);
+	if (t->number)
+		return t->number;
 	t->number = front->next++;
 	e->offset = t->redo->windows[t->index].offset;
 	e->bytes = t->redo->windows[t->index].bytes;

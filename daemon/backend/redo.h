@@ -68,7 +68,7 @@ struct redo_task *redo_task_new(struct redo *r, unsigned launches, uint64_t cell
  * @place says where its arrays are. */
 void redo_task_add(struct redo_task *t, unsigned phase, const struct launch *launch,
 		   redo_place_cb place, void *arg);
-/* All launches have been added. Return: the number of the task, not 0. */
+/* All launches have been added. Return: the number of the task, not 0. Safe twice. */
 uint64_t redo_task_publish(struct redo_task *t);
 /* All launches are done, or it was not begun. NULL is allowed. Return: NULL. */
 struct redo_task *redo_task_free(struct redo_task *t);
@@ -109,5 +109,14 @@ int redo_device_complete(struct redo *r, uint64_t number, redo_addr_cb addr,
 			 redo_backend_cb backend, void *arg, struct fault *f);
 /* Forget all tasks. */
 void redo_clear(struct redo *r);
+/* Forget all but those of @numbers: they are completed later (redo_complete_some), or dropped. One that cannot be kept is
+ * forgotten, too. */
+void redo_keep(struct redo *r, const uint64_t *numbers, size_t n);
+/* A task that was kept is done, or never will be. Not there: nothing to do. */
+void redo_drop(struct redo *r, uint64_t number);
+/* Do some cells of a task that was kept, at most @cells, on this thread, whose slot is @slot. @ret_left: there are more.
+ * Return: as redo_complete. */
+int redo_complete_some(struct redo *r, uint64_t number, const struct kernels *k, unsigned slot,
+		       size_t cells, redo_addr_cb addr, void *arg, bool *ret_left, struct fault *f);
 
 #endif

@@ -352,6 +352,78 @@ int redo_complete(struct redo *r, uint64_t number, const struct kernels *k, unsi
 	return redo_complete_run_cells(&t, k, launches, threads, f);
 }
 
+static bool redo_complete_keeps(struct redo *r, const struct redo_entry *e, const uint64_t *numbers,
+				size_t n)
+{
+	uint64_t number = atomic_load(&e->number);
+	struct fault f = FAULT_NULL;
+	struct redo_task t;
+	bool wanted = false;
+
+	for (size_t i = 0; number && i < n; i++)
+		wanted = wanted || numbers[i] == number;
+	return wanted && redo_complete_open_task(r, e, &t, &f) == 0;
+}
+
+void redo_keep(struct redo *r, const uint64_t *numbers, size_t n)
+{
+	bool any = false;
+
+	for (unsigned i = 0; r->front->magic && !r->foreign && i < REDO_TASKS; i++) {
+		struct redo_entry *e = &r->front->tasks[i];
+
+		r->windows[i].busy = redo_complete_keeps(r, e, numbers, n);
+		any = any || r->windows[i].busy;
+		if (!r->windows[i].busy)
+			atomic_store_explicit(&e->number, 0, memory_order_release);
+	}
+	if (!any) {
+		redo_clear(r);
+		return;
+	}
+	for (unsigned i = 0; i < r->threads; i++)
+		atomic_store(&redo_slot(r, i)->number, 0);
+	r->front->slots = r->threads;
+}
+
+void redo_drop(struct redo *r, uint64_t number)
+{
+	const struct redo_entry *e = redo_complete_find(r, number);
+	unsigned i = e ? (unsigned)(e - r->front->tasks) : 0;
+
+	if (!e)
+		return;
+	atomic_store_explicit(&r->front->tasks[i].number, 0, memory_order_release);
+	r->windows[i].busy = false;
+}
+
+int redo_complete_some(struct redo *r, uint64_t number, const struct kernels *k, unsigned slot,
+		       size_t cells, redo_addr_cb addr, void *arg, bool *ret_left, struct fault *f)
+{
+	_cleanup_(freep) struct launch *launches = NULL;
+	_cleanup_(freep) struct redo_cell *all = NULL;
+	struct redo_hand hand = { .slot = slot };
+	struct redo_crew c = { .kernels = k };
+	struct redo_task t;
+
+	*ret_left = false;
+	if (redo_complete_load(r, number, addr, arg, &t, &launches, f))
+		return f->code;
+	all = calloc(redo_complete_count_cells(&t) + 1, sizeof(*all));
+	if (!all)
+		return fault_errno(f, -ENOMEM, "completing a step");
+	c = (struct redo_crew){ &t, k, launches, all, 0, 0 };
+	for (uint32_t phase = 0; phase < redo_complete_phases(t.head); phase++)
+		for (uint32_t i = 0; i < t.head->n; i++)
+			if (t.head->launches[i].phase == phase)
+				redo_complete_take_cells(&c, i, &t.head->launches[i]);
+	*ret_left = c.n > cells;
+	c.n = c.n < cells ? c.n : cells; /* in the order of the phases */
+	hand.crew = &c;
+	redo_complete_hand_main(&hand);
+	return 0;
+}
+
 void redo_clear(struct redo *r)
 {
 	for (unsigned i = 0; i < REDO_TASKS; i++) {

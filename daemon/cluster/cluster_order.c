@@ -415,6 +415,8 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 		match_refuse(&g->match, (struct match_entry *)first, &f);
 		return;
 	}
+	if (op->type == &op_commit)
+		doubt_announces(g->job);
 	cluster_order_fill_entry(g, number, cluster_order_nodes_of(g, &nodes), &e);
 	_Static_assert(sizeof(print.words) == sizeof(first->print.words), "the same fingerprint");
 	memcpy(print.words, first->print.words, sizeof(print.words));

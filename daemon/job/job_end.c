@@ -181,6 +181,8 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 	list_for_each (job, tmp, &jobs->all, link) {
 		saving_tick(job);
 		kept_go_on(job);
+		if (job->step.redoes)
+			node_wake(job->node);
 		elastic_tick(job, now_us);
 		if (resize_is_busy(job))
 			job_settle(job);

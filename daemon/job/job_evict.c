@@ -9,6 +9,8 @@ static uint64_t job_evict_trim(struct job *job, uint64_t want)
 {
 	uint64_t freed = 0;
 
+	if (job->step.old_redo) /* it reads what is there */
+		return 0;
 	for (unsigned d = 0; d < job->node->n_devices && freed < want; d++) {
 		struct pool *pools[] = { &job->mem.grads[d], &job->mem.full[d] };
 

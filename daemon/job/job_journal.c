@@ -17,6 +17,7 @@ struct job_journal_entry {
 	state_change change;
 	state_job head;
 	state_progress progress;
+	state_doubt no_doubt;
 	/* Owned, of a unit or slab each. */
 	state_units_at *runs;
 	state_units_at **run_at;
@@ -179,6 +180,10 @@ static int job_journal_build(struct job *job, struct job_journal_entry *e)
 	} else if (parts & JOB_JOURNAL_PROGRESS) {
 		e->progress = change_progress(job->rec);
 		e->change.progress = &e->progress;
+	}
+	if (parts & JOB_JOURNAL_DOUBT) {
+		shardd__state__v1__doubt__init(&e->no_doubt);
+		e->change.doubt = job->rec->doubt ? job->rec->doubt : &e->no_doubt;
 	}
 	if (parts & JOB_JOURNAL_BLOBS) {
 		e->change.n_blobs = job->rec->n_blobs;

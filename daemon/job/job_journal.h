@@ -22,6 +22,7 @@ enum job_journal_part {
 	JOB_JOURNAL_UNITS = 8, /* those that are marked */
 	JOB_JOURNAL_SLABS = 16,
 	JOB_JOURNAL_POOLED = 32, /* those that are not saved, and those that are gone */
+	JOB_JOURNAL_DOUBT = 64,
 };
 
 void job_journal_init(struct job *job);

@@ -208,6 +208,8 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
 	job->life.crashed = true;
+	if (rec->doubt && jobs->ops.restored)
+		jobs->ops.restored(job);
 	if (rec->torn || (rec->applying && !job_restore_rolls_back(job)))
 		job_set_torn(job);
 	rec->applying = false;

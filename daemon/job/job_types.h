@@ -43,6 +43,7 @@
 
 enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 
+struct apply;
 struct bufcopy;
 struct coll;
 struct commit;
@@ -114,6 +115,8 @@ struct job_ops {
 	void (*give)(struct job *job, struct unit *u, uint64_t turn);
 	/* The gathered copy that was started at @position of the order is made, or has failed. */
 	void (*made)(struct job *job, uint64_t position);
+	/* (optional) @job is restored, and its record has something in doubt. Nothing else has been done yet. */
+	void (*restored)(struct job *job);
 	/* (optional) A Step of @g, which spans nodes, is prepared here: apply_allow follows. */
 	void (*prepared)(struct group *g, uint64_t number);
 	/* (optional) A rank of this node waits for the @turn-th, which has begun already. */
@@ -173,6 +176,9 @@ struct job_step {
 	bool gated; /* it may not be applied yet: another node may not have it (apply_allow) */
 	bool skips; /* it has no gradients: it only counts */
 	struct job_step_id id; /* PREPARED: which one */
+	struct apply *ready;   /* PREPARED: its launches; owned; NULL: not made yet */
+	bool redoes;           /* APPLYING: a part of that is done at each tick */
+	uint64_t old_redo;     /* PREPARED: a task of a predecessor that makes it; 0: none */
 	struct doubt *doubt;   /* what is not known of it, and of a commit (step/doubt.h); owned */
 	bool scales;           /* gradients are multiplied by @factor before */
 	float factor;
@@ -412,8 +418,11 @@ struct jobs {
 	struct journal *journal; /* borrowed; NULL: nothing outlives the daemon */
 	bool keeper_lost;        /* nor does anything then, though the journal is written */
 	struct redo *redo;       /* borrowed; NULL: a successor cannot complete steps */
-	struct list unsaved;     /* jobs with parts that are not in it yet */
-	bool draining;           /* no new jobs and trainers */
+	/* Do a part of a predecessor's task. @ret_left: there is more. Return: 0 or a fault code. */
+	int (*redo_some)(struct jobs *jobs, uint64_t number, bool *ret_left, struct fault *f);
+	void *redo_arg;
+	struct list unsaved; /* jobs with parts that are not in it yet */
+	bool draining;       /* no new jobs and trainers */
 	struct jobs_cordon cordon;
 };
 

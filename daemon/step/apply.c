@@ -15,6 +15,9 @@
 #include "backend/redo.h"
 #include "copies/full.h"
 #include "core/check.h"
+#include "core/cleanup.h"
+#include "core/clock.h"
+#include "core/log.h"
 #include "job/elastic.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -23,6 +26,7 @@
 #include "op/device_note.h"
 #include "op/op.h"
 #include "step/commit.h"
+#include "step/doubt_record.h"
 #include "unit/optim.h"
 #include "work/drain.h"
 
@@ -49,6 +53,8 @@ struct apply {
 		*redo; /* owned: all launches, for a successor; NULL: none can complete them */
 	bool changes;  /* job_change_begin was called */
 	bool recorded; /* the units have made the step, says the record */
+	bool filled;   /* its launches are made */
+	uint64_t old;  /* a predecessor's task that makes the step; 0: none */
 };
 
 static void apply_free(struct apply *a)
@@ -88,6 +94,7 @@ static void apply_count_steps(struct job *job, struct unit **units, unsigned n)
 	job->rec->applied_epoch = job->step.id.epoch;
 	job->rec->applied_group = job->step.id.group;
 	job->rec->applied_number = job->step.id.number;
+	doubt_record_applied(job);
 }
 
 /* It never was, and what was stepped before it stays half a step. */
@@ -146,7 +153,7 @@ static void apply_on_applied(struct backend_task *task, int status)
 	apply_run(a);
 }
 
-static bool apply_takes_part(const struct job *job, const struct unit *u)
+bool apply_takes_part(const struct job *job, const struct unit *u)
 {
 	return u->has_gradient && u->rec->group == job->step.group &&
 	       u->rec->optimizer->kind != OPTIM_NONE;
@@ -329,6 +336,16 @@ static void apply_fill(struct apply *a)
 	}
 }
 
+/* Not where this node's shards are empty. */
+static bool apply_launches(const struct apply *a)
+{
+	bool any = false;
+
+	for (unsigned d = 0; d < a->job->node->n_devices; d++)
+		any = any || a->parts[d].n_scale || a->parts[d].n_step;
+	return any;
+}
+
 /* A step that a successor can complete is recorded before it runs: one entry of the journal names it
  * together with what holds when it is done. So is one that all units have made in backward, of which
  * nothing is left to do. Any other step is recorded when it is done; a successor that finds one under
@@ -339,7 +356,7 @@ static void apply_record(struct apply *a)
 
 	if (!job->step.skips)
 		kept_applies(job, a->units, a->n);
-	a->recorded = a->redo || !a->n;
+	a->recorded = a->redo || !apply_launches(a);
 	a->changes = !a->recorded;
 	if (a->changes) {
 		job_change_begin(job);
@@ -380,6 +397,75 @@ static void apply_submit_parts(struct apply *a)
 	}
 }
 
+/* As apply_record. */
+static void apply_record_old(struct apply *a)
+{
+	struct job *job = a->job;
+
+	kept_applies(job, a->units, a->n);
+	a->recorded = true;
+	job->rec->redo = a->old;
+	apply_count_steps(job, a->units, a->n);
+	if (job->step.committing)
+		commit_record(job);
+	job_journal_write(job);
+}
+
+/* So long at a time, so that links to other nodes and other jobs go on. */
+#define APPLY_OLD_US 50000u
+
+/* A part of it after each tick (jobs_tick). */
+static enum res apply_run_old(struct apply *a)
+{
+	struct job *job = a->job;
+	struct fault f = FAULT_NULL;
+	uint64_t began = clock_now_us();
+	bool left = true;
+
+	while (!f.code && left && clock_now_us() - began < APPLY_OLD_US)
+		(void)job->jobs->redo_some(job->jobs, a->old, &left, &f);
+	job->step.redoes = !f.code && left;
+	if (f.code) {
+		log_error("job", "a step in doubt cannot be applied job=%s why=\"%s\"", job->label,
+			  f.text);
+		a->status = -EIO;
+		return RES_FAILED;
+	}
+	if (left) {
+		condition_wait(&job->node->changed, &a->waiter);
+		return RES_WAIT;
+	}
+	job->rec->redo = 0;
+	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
+	redo_drop(job->jobs->redo, a->old);
+	return RES_DONE;
+}
+
+static void apply_take_units(struct apply *a)
+{
+	struct job *job = a->job;
+
+	CHECK(!a->n && job->step.state != JOB_STEP_NONE);
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		CHECK(!apply_takes_part(job, job->units[i]) || !job->units[i]->gathered_ranks);
+		if (apply_takes_part(job, job->units[i]))
+			a->units[a->n++] = job->units[i];
+	}
+}
+
+static enum res apply_make(struct apply *a)
+{
+	if (a->filled)
+		return RES_DONE;
+	apply_take_units(a);
+	if (a->old)
+		return RES_DONE;
+	RES_TRY(apply_make_room(a));
+	apply_fill(a);
+	a->filled = true;
+	return RES_DONE;
+}
+
 static enum res apply_submit_scale(struct apply *a)
 {
 	for (unsigned d = 0; d < a->job->node->n_devices; d++) {
@@ -408,18 +494,6 @@ static enum res apply_submit_step(struct apply *a)
 	return RES_WAIT;
 }
 
-static void apply_take_units(struct apply *a)
-{
-	struct job *job = a->job;
-
-	CHECK(!a->n && job->step.state == JOB_STEP_APPLYING);
-	for (uint32_t i = 0; i < job->n_units; i++) {
-		CHECK(!apply_takes_part(job, job->units[i]) || !job->units[i]->gathered_ranks);
-		if (apply_takes_part(job, job->units[i]))
-			a->units[a->n++] = job->units[i];
-	}
-}
-
 /* The epoch may have ended while readers or streams were waited for: then what they brought is
  * worth nothing, and the step never was. Not if other nodes apply it, too. */
 static bool apply_is_abandoned(struct apply *a)
@@ -431,7 +505,7 @@ static bool apply_is_abandoned(struct apply *a)
 	return step->abandoned;
 }
 
-enum apply_stage { APPLY_READERS, APPLY_SCALE, APPLY_STEP, APPLY_DONE };
+enum apply_stage { APPLY_READERS, APPLY_SCALE, APPLY_OLD, APPLY_STEP, APPLY_DONE };
 
 static enum res apply_tick(struct apply *a)
 {
@@ -451,9 +525,12 @@ static enum res apply_tick(struct apply *a)
 	case APPLY_SCALE:
 		if (apply_is_abandoned(a))
 			return RES_DONE;
-		apply_take_units(a);
-		RES_TRY(apply_make_room(a));
-		apply_fill(a);
+		RES_TRY(apply_make(a));
+		if (a->old) {
+			apply_record_old(a);
+			a->stage = APPLY_OLD;
+			return apply_run_old(a);
+		}
 		apply_record(a);
 		a->stage = APPLY_STEP;
 		if (job->step.scales)
@@ -462,6 +539,8 @@ static enum res apply_tick(struct apply *a)
 	case APPLY_STEP:
 		a->stage = APPLY_DONE;
 		return apply_submit_step(a);
+	case APPLY_OLD:
+		return apply_run_old(a);
 	case APPLY_DONE:
 		return RES_DONE;
 	}
@@ -491,8 +570,11 @@ static void apply_resume(struct waiter *w)
 
 static void apply_start(struct job *job)
 {
-	struct apply *a = apply_new(job);
+	struct apply *a = job->step.ready ? STEAL_PTR(job->step.ready) : apply_new(job);
 
+	if (a)
+		a->old = job->step.old_redo;
+	job->step.old_redo = 0;
 	job_step_move(job, JOB_STEP_APPLYING);
 	job->step.abandoned = false;
 	job->step.epoch = job->rec->epoch;
@@ -518,6 +600,22 @@ void apply_go_on(struct job *job)
 		condition_signal(&job->step.applied);
 }
 
+bool apply_make_ready(struct job *job, uint64_t *ret)
+{
+	struct apply *a = apply_new(job);
+
+	*ret = 0;
+	if (!a || apply_make(a) != RES_DONE || (apply_launches(a) && !a->redo)) {
+		if (a)
+			apply_free(a);
+		return false;
+	}
+	job->step.ready = a;
+	if (a->redo)
+		*ret = redo_task_publish(a->redo);
+	return true;
+}
+
 void apply_allow_all(struct job *job)
 {
 	job->step.gated = false;
@@ -538,6 +636,11 @@ void apply_drop_prepared(struct job *job)
 	if (job->step.state != JOB_STEP_PREPARED)
 		return;
 	apply_drop(job);
+	if (job->step.ready)
+		apply_free(STEAL_PTR(job->step.ready));
+	if (job->step.old_redo)
+		redo_drop(job->jobs->redo, job->step.old_redo);
+	job->step.old_redo = 0;
 	job->step.gated = job->step.across = job->step.skips = job->step.counted = false;
 	for (uint32_t i = 0; i < job->n_units; i++)
 		job->units[i]->has_gradient = false;

@@ -20,12 +20,17 @@ enum res apply_wait_step(struct job *job, struct waiter *w);
 void apply_allow(struct job *job, uint64_t group, uint64_t number);
 /* The same of whatever is prepared: its commit was decided. */
 void apply_allow_all(struct job *job);
+/* Make the launches of the prepared step, so that a successor could make them: the number of their redo task is @ret,
+ * 0: there are none. Return: false: no successor can. */
+bool apply_make_ready(struct job *job, uint64_t *ret);
 /* The prepared step, if any, never was. */
 void apply_drop_prepared(struct job *job);
 
 /* An optimizer that ran in backward has ended: who waited goes on. */
 void apply_go_on(struct job *job);
 
+/* Is @u among the units of the step that is prepared? */
+bool apply_takes_part(const struct job *job, const struct unit *u);
 /* Does the Step that was just asked for step any unit? Not if all were stepped in backward. */
 bool apply_has_units(const struct job *job);
 

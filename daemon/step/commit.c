@@ -15,6 +15,7 @@
 #include "job/position.h"
 #include "job/span.h"
 #include "op/op_util.h"
+#include "step/doubt_record.h"
 
 struct commit *commit_new(const struct job *job, uint64_t step)
 {
@@ -118,6 +119,7 @@ void commit_record(struct job *job)
 	rec->uncommitted_steps = 0;
 	position_committed(job, rec->step);
 	kept_committed(job);
+	doubt_record_clear(job);
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS | JOB_JOURNAL_BLOBS);
 }
 

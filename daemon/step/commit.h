@@ -41,7 +41,9 @@ enum res commit_end(struct job *job, bool *ret_abandoned, struct fault *f);
 /* Of a Commit that has not begun, and that is announced: op_commit.c. Return: its step. */
 struct op;
 uint64_t op_commit_step(const struct op *op);
-/* Its blob, which is the caller's. */
+/* Its blob, borrowed. */
+struct position_mark *op_commit_mark(const struct op *op);
+/* The same, and it is the caller's. */
 struct position_mark *op_commit_take(struct op *op);
 
 #endif

@@ -14,6 +14,7 @@
 #include "op/op_list.h"
 #include "step/apply.h"
 #include "step/commit.h"
+#include "step/doubt_record.h"
 
 struct doubt {
 	struct job *job;
@@ -52,8 +53,8 @@ static struct match_slot *doubt_find_commit(struct job *job)
 	return NULL;
 }
 
-/* Return: NULL: no memory. */
-static struct commit *doubt_take_commit(struct job *job, const struct match_slot *s)
+/* @takes: its blobs are taken out of the ops; else they stay theirs. Return: NULL: no memory. */
+static struct commit *doubt_take_commit(struct job *job, const struct match_slot *s, bool takes)
 {
 	const struct op *first = CONTAINER_OF(s->first, struct op, entry);
 	struct commit *c = commit_new(job, op_commit_step(first));
@@ -61,9 +62,40 @@ static struct commit *doubt_take_commit(struct job *job, const struct match_slot
 	for (uint32_t i = 0; c && i < job_group_by_id(job, 0)->here; i++) {
 		struct op *op = CONTAINER_OF(s->entries[i], struct op, entry);
 
-		commit_add(c, op->m->rank, op_commit_take(op));
+		commit_add(c, op->m->rank, takes ? op_commit_take(op) : op_commit_mark(op));
 	}
 	return c;
+}
+
+/* @commit is taken. */
+static void doubt_begin(struct job *job, uint64_t epoch, struct commit *commit)
+{
+	struct doubt *d = calloc(1, sizeof(*d));
+
+	if (!d) {
+		log_error("job", "no memory to keep a step that is in doubt job=%s", job->label);
+		commit_free(job, commit);
+		return;
+	}
+	d->job = job;
+	d->epoch = epoch;
+	d->commit = commit;
+	job->step.doubt = d;
+}
+
+/* It never was. What its epoch's end would have done is done now. */
+static void doubt_drop(struct doubt *d)
+{
+	struct job *job = d->job;
+
+	log_info("job", "step in doubt dropped job=%s epoch=%llu", job->label,
+		 (unsigned long long)d->epoch);
+	doubt_free(d);
+	apply_drop_prepared(job);
+	doubt_record_clear(job);
+	job_tear(job);
+	kept_epoch_ended(job);
+	kept_go_on(job);
 }
 
 void doubt_epoch_ends(struct job *job)
@@ -73,18 +105,186 @@ void doubt_epoch_ends(struct job *job)
 
 	if (d && !d->completes && job->life.deleted)
 		doubt_free(d);
-	if (d || job->life.deleted || job->life.torn || job->step.committing ||
-	    (!s && !doubt_is_prepared(job)))
+	if (d && !job->life.deleted)
 		return;
-	d = calloc(1, sizeof(*d));
-	if (!d) {
-		log_error("job", "no memory to keep a step that is in doubt job=%s", job->label);
+	if (!job->life.deleted && !job->life.torn && !job->step.committing &&
+	    (s || doubt_is_prepared(job)))
+		doubt_begin(job, job->rec->epoch, s ? doubt_take_commit(job, s, true) : NULL);
+	if (doubt_is_prepared(job) && !job->step.doubt && !job->step.committing)
+		apply_drop_prepared(job); /* job_epoch_end does the rest */
+}
+
+/* Return: false: no memory. */
+static bool doubt_note_marks(struct position_mark *const *marks, uint32_t world, state_blob ***list,
+			     size_t *n)
+{
+	for (uint32_t r = 0; marks && r < world; r++)
+		if (marks[r] && state_doubt_add_blob(list, n, r, marks[r]->number, marks[r]->blob,
+						     marks[r]->bytes) < 0)
+			return false;
+	return true;
+}
+
+static bool doubt_note_units(const struct job *job, state_doubt *d)
+{
+	d->units = malloc((job->n_units + 1) * sizeof(*d->units));
+	for (uint32_t i = 0; d->units && i < job->n_units; i++)
+		if (apply_takes_part(job, job->units[i]))
+			d->units[d->n_units++] = i;
+	return d->units;
+}
+
+void doubt_note_prepared(struct job *job)
+{
+	const struct job_step *step = &job->step;
+	uint64_t redo = 0;
+	state_doubt *d;
+
+	doubt_record_clear(job);
+	if (!job->jobs->journal || !job->jobs->redo_some || !apply_make_ready(job, &redo))
+		return;
+	d = doubt_record_get(job);
+	if (!d || !doubt_note_units(job, d) ||
+	    !doubt_note_marks(step->marks, job->rec->world_size, &d->marks, &d->n_marks)) {
+		doubt_record_clear(job);
 		return;
 	}
-	d->job = job;
-	d->epoch = job->rec->epoch;
-	d->commit = s ? doubt_take_commit(job, s) : NULL;
-	job->step.doubt = d;
+	d->prepared = true;
+	d->group = step->group;
+	d->group_key = step->id.group;
+	d->number = step->id.number;
+	d->skips = step->skips;
+	d->counted = step->counted;
+	d->numbered = step->numbered;
+	d->step_number = step->number;
+	d->redo = redo;
+	job_journal_mark(job, JOB_JOURNAL_DOUBT);
+	job_journal_write(job);
+}
+
+static void doubt_note_commit(struct job *job, const struct commit *c)
+{
+	state_doubt *d = job->jobs->journal ? doubt_record_get(job) : NULL;
+	bool covers = job->step.state == JOB_STEP_NONE || (d && d->prepared);
+
+	if (!d)
+		return;
+	for (size_t i = 0; i < d->n_blobs; i++)
+		state_blob_free(d->blobs[i]);
+	d->n_blobs = 0;
+	if (!covers || !doubt_note_marks(c->marks, job->rec->world_size, &d->blobs, &d->n_blobs)) {
+		doubt_record_clear(job);
+		return;
+	}
+	d->has_commit = true;
+	d->step = c->step;
+	job_journal_mark(job, JOB_JOURNAL_DOUBT);
+	job_journal_write(job);
+}
+
+void doubt_announces(struct job *job)
+{
+	struct commit *c = doubt_take_commit(job, doubt_find_commit(job), false);
+
+	if (c)
+		doubt_note_commit(job, c);
+	free(c ? c->marks : NULL); /* the marks are the ops' */
+	free(c);
+}
+
+/* ------------------------------------------------------------------ a successor */
+
+/* Return: NULL: no memory, or the job has no room for it. */
+static struct position_mark *doubt_restore_mark(struct job *job, const state_blob *b,
+						uint64_t number)
+{
+	struct position_mark *m = NULL;
+	struct fault f = FAULT_NULL;
+
+	if (position_mark_new(number, b->data.data, b->data.len, &m, &f))
+		return NULL;
+	if (quota_charge(&job->quota, MEM_CONTROL, m->bytes)) {
+		position_mark_free(job, m);
+		return NULL;
+	}
+	m->charged = true;
+	return m;
+}
+
+static struct commit *doubt_restore_commit(struct job *job, const state_doubt *from)
+{
+	struct commit *c = commit_new(job, from->step);
+
+	for (size_t i = 0; c && i < from->n_blobs; i++) {
+		const state_blob *b = from->blobs[i];
+		struct position_mark *m = doubt_restore_mark(job, b, from->step);
+
+		if (m)
+			commit_add(c, b->rank, m);
+		else
+			c = commit_free(job, c);
+	}
+	return c;
+}
+
+/* Return: 0 or -ENOMEM. */
+static int doubt_restore_step(struct job *job, const state_doubt *from)
+{
+	struct position_mark **marks = calloc(job->rec->world_size, sizeof(struct position_mark *));
+	struct job_step *step = &job->step;
+	bool all = marks;
+	int r;
+
+	for (size_t i = 0; all && i < from->n_marks; i++) {
+		uint32_t rank = from->marks[i]->rank;
+
+		marks[rank] = doubt_restore_mark(job, from->marks[i], from->step_number);
+		all = marks[rank];
+	}
+	r = all ? position_prepare(job, marks) : -ENOMEM;
+	for (uint32_t i = 0; marks && i < job->rec->world_size; i++)
+		position_mark_free(job, marks[i]);
+	free(marks);
+	if (r < 0)
+		return r;
+	job_step_move(job, JOB_STEP_PREPARED);
+	step->group = from->group;
+	step->across = step->gated = true;
+	step->skips = from->skips;
+	step->counted = from->counted;
+	step->id = (struct job_step_id){ from->epoch, from->group_key, from->number };
+	step->old_redo = from->redo;
+	for (size_t i = 0; i < from->n_units; i++)
+		job->units[from->units[i]]->has_gradient = true;
+	return 0;
+}
+
+/* Its step was half made, or nobody knows of it: it is dropped. */
+void doubt_lost(struct job *job)
+{
+	log_warn("job", "a step in doubt is lost job=%s", job->label);
+	job->step.old_redo = 0;
+	apply_drop_prepared(job);
+	doubt_record_clear(job);
+	if (job->step.doubt)
+		doubt_drop(job->step.doubt);
+}
+
+void doubt_restored(struct job *job)
+{
+	const state_doubt *from = job->rec->doubt;
+	struct commit *c = from->has_commit ? doubt_restore_commit(job, from) : NULL;
+
+	if ((from->has_commit && !c) || (from->prepared && doubt_restore_step(job, from) < 0)) {
+		commit_free(job, c);
+		log_error("job", "no memory to keep a step that is in doubt job=%s", job->label);
+		doubt_record_clear(job);
+		return;
+	}
+	doubt_begin(job, from->epoch, c);
+	log_info("job", "step in doubt restored job=%s epoch=%llu prepared=%s commit=%s",
+		 job->label, (unsigned long long)from->epoch, from->prepared ? "yes" : "no",
+		 c ? "yes" : "no");
 }
 
 void doubt_open_of(const struct job *job, struct doubt_open *ret)
@@ -134,20 +334,6 @@ bool doubt_position_applied(const struct job *job, uint64_t *ret)
 }
 
 /* ------------------------------------------------------------------ it is known */
-
-/* It never was. What its epoch's end would have done is done now. */
-static void doubt_drop(struct doubt *d)
-{
-	struct job *job = d->job;
-
-	log_info("job", "step in doubt dropped job=%s epoch=%llu", job->label,
-		 (unsigned long long)d->epoch);
-	doubt_free(d);
-	apply_drop_prepared(job);
-	job_tear(job);
-	kept_epoch_ended(job);
-	kept_go_on(job);
-}
 
 static void doubt_completed(struct waiter *w)
 {

@@ -19,6 +19,16 @@
 /* job_ops.epoch_ends. */
 void doubt_epoch_ends(struct job *job);
 
+/* A Step over several nodes is prepared: note it in the journal. Not where a successor could not apply it: on devices,
+ * or with gradients that end with the daemon. */
+void doubt_note_prepared(struct job *job);
+/* A Commit of the world, which all ranks here have announced, is about to be announced to the other nodes. */
+void doubt_announces(struct job *job);
+/* job_ops.restored: as a predecessor has left it. */
+void doubt_restored(struct job *job);
+/* What it has prepared cannot be applied any more. */
+void doubt_lost(struct job *job);
+
 /* What is in doubt here. */
 struct doubt_open {
 	bool has_commit;

@@ -39,6 +39,11 @@ uint64_t op_commit_step(const struct op *op)
 	return commit_args(op)->step;
 }
 
+struct position_mark *op_commit_mark(const struct op *op)
+{
+	return commit_args(op)->mark;
+}
+
 struct position_mark *op_commit_take(struct op *op)
 {
 	return STEAL_PTR(commit_args(op)->mark);

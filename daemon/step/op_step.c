@@ -17,6 +17,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "step/backward.h"
+#include "step/doubt.h"
 #include "op/op_list.h"
 #include "step/step_settings.h"
 #include "unit/norm.h"
@@ -279,6 +280,8 @@ static void op_step_tell(struct coll *c)
 {
 	struct job *job = c->job;
 
+	if (job->step.across)
+		doubt_note_prepared(job);
 	if (job->step.across && job->jobs->ops.prepared)
 		job->jobs->ops.prepared(c->group, job->step.id.number);
 }
@@ -387,6 +390,8 @@ static enum res op_step_tick(struct coll *c)
 	RES_TRY(coll_check_epoch(c, true));
 	RES_TRY(apply_wait(c->job, &c->waiter));
 	RES_TRY(coll_check_epoch(c, true));
+	if (group_spans(c->group) && c->job->mem.pooled_waiting && !c->job->jobs->keeper_lost)
+		return coll_wait_for_node(c); /* gradients that a successor would not have */
 	RES_TRY(op_step_prepare(c));
 	op_step_tell(c);
 	return RES_DONE;

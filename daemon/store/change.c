@@ -15,6 +15,7 @@ state_job change_head(const state_job *rec)
 	head.slabs = NULL;
 	head.pooled = NULL;
 	head.blobs = NULL;
+	head.doubt = NULL;
 	return head;
 }
 
@@ -121,6 +122,7 @@ static void change_apply_head(state_job **at, state_job *head)
 	head->pooled = STEAL_PTR(old->pooled);
 	head->n_blobs = old->n_blobs;
 	head->blobs = STEAL_PTR(old->blobs);
+	head->doubt = STEAL_PTR(old->doubt);
 	old->n_units = old->n_slabs = old->n_pooled = old->n_blobs = 0;
 	state_job_drop_blobs(head, head->world_size, &gone, &bytes);
 	state_job_free(old);
@@ -151,6 +153,17 @@ static void change_apply_progress(state_job *j, const state_progress *p)
 	j->applied_epoch = p->applied_epoch;
 	j->applied_group = p->applied_group;
 	j->applied_number = p->applied_number;
+}
+
+/* Takes it. */
+static void change_apply_doubt(state_job *j, state_doubt *d)
+{
+	state_doubt_free(j->doubt);
+	j->doubt = d;
+	if (d->epoch)
+		return;
+	state_doubt_free(d);
+	j->doubt = NULL;
 }
 
 /* Takes the units. */
@@ -250,6 +263,8 @@ static int change_apply_to_job(state_job **at, state_change *c, struct fault *f)
 		change_apply_head(at, STEAL_PTR(c->head));
 	if (c->progress)
 		change_apply_progress(*at, c->progress);
+	if (c->doubt)
+		change_apply_doubt(*at, STEAL_PTR(c->doubt));
 	for (size_t i = 0; !f->code && i < c->n_units; i++)
 		change_apply_units(*at, c->units[i], f);
 	for (size_t i = 0; !f->code && i < c->n_stepped; i++)

@@ -453,6 +453,50 @@ int state_job_set_run(state_job *j, const char *run)
 }
 
 /* @at: replaced by a copy of @c. */
+state_doubt *state_doubt_new(void)
+{
+	state_doubt *d = malloc(sizeof(*d));
+
+	if (d)
+		shardd__state__v1__doubt__init(d);
+	return d;
+}
+
+void state_doubt_free(state_doubt *d)
+{
+	if (d)
+		shardd__state__v1__doubt__free_unpacked(d, NULL);
+}
+
+void state_blob_free(state_blob *b)
+{
+	shardd__state__v1__blob__free_unpacked(b, NULL);
+}
+
+int state_doubt_add_blob(state_blob ***list, size_t *n, uint32_t rank, uint64_t step,
+			 const void *data, size_t bytes)
+{
+	state_blob **grown = realloc(*list, (*n + 1) * sizeof(*grown));
+	state_blob *b = malloc(sizeof(*b));
+
+	if (grown)
+		*list = grown;
+	if (b)
+		shardd__state__v1__blob__init(b);
+	if (b && bytes)
+		b->data = (ProtobufCBinaryData){ .len = bytes, .data = malloc(bytes) };
+	if (!grown || !b || (bytes && !b->data.data)) {
+		free(b);
+		return -ENOMEM;
+	}
+	if (bytes)
+		memcpy(b->data.data, data, bytes);
+	b->rank = rank;
+	b->step = step;
+	(*list)[(*n)++] = b;
+	return 0;
+}
+
 static int state_set_checkpoints(state_checkpoints **at, const state_checkpoints *c)
 {
 	state_checkpoints *copy = NULL;

@@ -34,6 +34,7 @@ typedef Shardd__State__V1__Region state_region;
 typedef Shardd__State__V1__Part state_part;
 typedef Shardd__State__V1__Blob state_blob;
 typedef Shardd__State__V1__Checkpoints state_checkpoints;
+typedef Shardd__State__V1__Doubt state_doubt;
 
 #define STATE_VERSION 3u
 
@@ -123,6 +124,13 @@ int state_job_set_run(state_job *j, const char *run);
 
 /* Replace the policy by a copy of @c; NULL: there is none any more. Return: 0 or -ENOMEM. */
 int state_job_set_checkpoints(state_job *j, const state_checkpoints *c);
+/* Return: NULL without memory; ended by state_doubt_free, which takes NULL. */
+state_doubt *state_doubt_new(void);
+void state_doubt_free(state_doubt *d);
+void state_blob_free(state_blob *b);
+/* Append to d->blobs or d->marks a copy of @data. Return: 0 or -ENOMEM. */
+int state_doubt_add_blob(state_blob ***list, size_t *n, uint32_t rank, uint64_t step,
+			 const void *data, size_t bytes);
 /* The same of said_checkpoints. */
 int state_job_set_said_checkpoints(state_job *j, const state_checkpoints *c);
 

@@ -344,6 +344,36 @@ static int state_check_blobs(const state_job *j, uint8_t *seen, struct fault *f)
 	return 0;
 }
 
+static bool state_check_doubt_blobs_ok(const state_job *j, state_blob *const *blobs, size_t n,
+				       uint8_t *seen)
+{
+	memset(seen, 0, j->world_size);
+	for (size_t i = 0; i < n; i++)
+		if (blobs[i]->rank >= j->world_size || seen[blobs[i]->rank]++)
+			return false;
+	return true;
+}
+
+static int state_check_doubt(const state_job *j, uint8_t *seen, struct fault *f)
+{
+	const state_doubt *d = j->doubt;
+	bool ok = true;
+
+	if (!d)
+		return 0;
+	ok = d->epoch && d->group < j->n_groups &&
+	     state_check_doubt_blobs_ok(j, d->blobs, d->n_blobs, seen) &&
+	     state_check_doubt_blobs_ok(j, d->marks, d->n_marks, seen);
+	for (size_t i = 0; ok && i < d->n_units; i++)
+		ok = d->units[i] < j->n_units && !j->units[d->units[i]]->dropped &&
+		     j->units[d->units[i]]->optimizer && (!i || d->units[i] > d->units[i - 1]);
+	return ok ? 0
+		  : state_check_bad(f,
+				    "a step in doubt with a rank, a group or a unit that it does "
+				    "not have",
+				    j->name);
+}
+
 static int state_check_groups(const state_job *j, uint8_t *seen, struct fault *f)
 {
 	for (size_t i = 0; i < j->n_groups; i++) {
@@ -394,7 +424,10 @@ static int state_check_ranks(const state_job *j, struct fault *f)
 	seen = malloc(j->world_size);
 	if (!seen)
 		return fault_errno(f, -ENOMEM, "checking a saved state");
-	return state_check_groups(j, seen, f) || state_check_blobs(j, seen, f) ? (int)f->code : 0;
+	return state_check_groups(j, seen, f) || state_check_blobs(j, seen, f) ||
+			       state_check_doubt(j, seen, f)
+		       ? (int)f->code
+		       : 0;
 }
 
 static int state_check_job(const state_job *j, uint32_t next_slab, struct fault *f)

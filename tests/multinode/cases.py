@@ -1,5 +1,7 @@
 """The tests."""
 
+import os
+import random
 import re
 import signal
 import time
@@ -37,25 +39,8 @@ def trains():
                     raise lab.Failed(f"{shape}: step {step} has loss {loss}, {one[step]} alone")
 
 
-def goes_on(x, t):
-    """Return: the training that goes on. A job of which some nodes have the last commit and others
-    have not is refused: it begins again."""
-    step = t.step()
-    wait_for(lambda: t.step() >= step + 20 or all(p.code for p in t.ranks.values()),
-             f"step {step + 20}, or a refusal")
-    if t.step() >= step + 20:
-        t.check()
-        return t
-    for rank in t.ranks:
-        at = [int(n) for n in re.findall("units at step ([0-9]+)", t.said(rank))]
-        if "are not at the same step" not in t.said(rank) or max(at) != min(at) + 1:
-            raise Failed(f"rank {rank}: {t.said(rank)}")
-    print("# the commit was under way: the job is refused")
-    for node in x.nodes.values():
-        node.ctl("job", "delete", "--force", t.job)
-    t = t.again()
-    t.wait_step(20)
-    return t
+def goes_on(t):
+    t.wait_step(t.step() + 20)
 
 
 def kill_rank(t, rank):
@@ -80,7 +65,7 @@ def trainer_dies():
             for rank in victims:
                 kill_rank(t, rank)
                 t.start(rank)
-                t = goes_on(x, t)
+                goes_on(t)
             losses = t.finish(missing=1)
             if any(expected[step] != loss for step, loss in losses.items()):
                 raise Failed(f"losses {losses}, {expected} without deaths")
@@ -107,6 +92,26 @@ def daemon_dies():
         for node in x.nodes.values():
             node.ctl("job", "delete", "--force", "j")
         Training(x, TWO).finish()
+
+
+def daemon_comes_back():
+    """A daemon that is killed at any time comes back with its memory, and no step is lost."""
+    kills = 200 if os.environ.get("SHARDD_TEST_LONG") == "1" else 6
+    rng = random.Random(18)
+    with Lab(3, start=False) as x:
+        for node in x.nodes.values():
+            node.start(held=True)
+        shape = (("a", 1), ("b", 2), ("c", 1))
+        steps = 25 * kills
+        expected = Training(x, shape, steps=steps, job="undisturbed").finish()
+        t = Training(x, shape, steps=steps)
+        for i in range(kills):
+            t.wait_step(25 * i + 3)
+            time.sleep(rng.random() / 20)
+            x[rng.choice("abc")].kill_held()
+        losses = t.finish(s=20 + 2 * kills, missing=kills)
+        if any(expected[step] != loss for step, loss in losses.items()):
+            raise Failed(f"losses {losses}, {expected} without deaths")
 
 
 def rank_leaves():
@@ -209,7 +214,7 @@ def link_cut():
             cut = x[leader if leads else next(n for n in "abc" if n != leader)]
             cut_off(x, t, cut)
             cut.link(True)
-            t = goes_on(x, t)
+            goes_on(t)
         t.stop()
 
 
@@ -407,8 +412,8 @@ def slow_link():
             raise Failed("that is more than 5 % above")
 
 
-DEFAULT = [trains, trainer_dies, daemon_dies, rank_leaves, gives_up, blame, link_cut, etcd_dies,
-           recorded, mismatch, tls, other_cluster, stopped, commit_while_cut, slow_link,
-           checkpoints.checkpoints_move, checkpoints.checkpoint_of_a_killed_node,
+DEFAULT = [trains, trainer_dies, daemon_dies, daemon_comes_back, rank_leaves, gives_up, blame,
+           link_cut, etcd_dies, recorded, mismatch, tls, other_cluster, stopped, commit_while_cut,
+           slow_link, checkpoints.checkpoints_move, checkpoints.checkpoint_of_a_killed_node,
            checkpoints.checkpoints_regularly, checkpoints.checkpoints_not_shared]
 LONG = [etcd_is_away]

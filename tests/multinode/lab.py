@@ -99,14 +99,16 @@ class Node:
         self.within = ()  # what runs the daemon, which are its last arguments
         lab.add_net(name, self.address)
 
-    def start(self, wait=True, **options):
-        """@options: keys of the configuration, also for the next starts."""
+    def start(self, wait=True, held=False, **options):
+        """@options: keys of the configuration, also for the next starts. @held: its memory outlives
+        it (shardd-holder), which starts it again."""
         self.options |= options
         keys = {"node_name": self.name, "peer_listen": f"{self.address}:{PEER_PORT}",
                 "peer_insecure": "yes", "coord": f"etcd://{ETCD_AT}:2379", "threads": "1",
                 "drain_timeout_ms": "1s", "memory_bytes": "512MiB",
                 "data_address": self.address} | self.options
-        argv = [*self.within, BIN / "shardd", "--socket", self.socket, "--backend", "host"]
+        argv = [*self.within] + [BIN / "shardd-holder", "--"] * held
+        argv += [BIN / "shardd", "--socket", self.socket, "--backend", "host"]
         for key, value in keys.items():
             argv += ["--set", f"{key}={value}"]
         before = self.said().count("joined node=")
@@ -130,6 +132,14 @@ class Node:
     def kill(self):
         self.may_end = True
         self.daemon.kill()
+
+    def kill_held(self):
+        """The daemon, and not what holds its memory."""
+        pid = self.daemon.popen.pid
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if not children:
+            raise Failed(f"node {self.name} has no daemon just now")
+        os.kill(int(children[0]), signal.SIGKILL)
 
     def stop(self):
         self.daemon.send(signal.SIGTERM)

@@ -82,10 +82,6 @@ class Training:
             return self.step() >= step
         wait_for(there, f"step {step} of job {self.job}", s)
 
-    def again(self):
-        """From the beginning: its job was deleted."""
-        return Training(self.lab, self.shape, self.steps, self.options, self.job, self.own)
-
     def stop(self):
         for p in self.ranks.values():
             p.kill()
@@ -98,7 +94,7 @@ class Training:
 
     def finish(self, s=PATIENCE_S, missing=0):
         """To the last step. Return: the losses. @missing: of so many steps they may not be there:
-        rank 0 was killed after the commit."""
+        the epoch ended after the commit, before rank 0 knew of it."""
         def ended():
             self.check()
             return all(p.code == 0 for p in self.ranks.values())

@@ -494,6 +494,56 @@ Test(redo, tasks_are_repaired_before_one_is_completed)
 	munmap(at, sizeof(*at));
 }
 
+/* Of two tasks that were not begun one is kept by a successor, which completes it later, bit by bit, beside tasks
+ * of its own. */
+Test(redo, a_task_that_is_kept_is_completed_in_parts)
+{
+	const struct kernels *k = kernels_host();
+	struct arrays *at = shared(sizeof(*at));
+	struct fault f = FAULT_NULL;
+	struct redo_task *tasks[2], *own;
+	struct launch launch = { .kind = LAUNCH_SCALE, .n = MOST, .scale = { .factor = 0.5f } };
+	struct redo *r, *next;
+	uint64_t numbers[2];
+	unsigned parts = 0;
+	bool left = true;
+
+	cr_assert_eq(redo_new(2, &r), 0);
+	for (unsigned i = 0; i < 2; i++) {
+		launch.scale.x = at->a[i];
+		tasks[i] = redo_task_new(r, 2, redo_cells(MOST) + 7);
+		redo_task_add(tasks[i], 0, &launch, find_place, at);
+		numbers[i] = redo_task_publish(tasks[i]);
+		cr_expect_eq(redo_task_publish(tasks[i]), numbers[i]);
+	}
+	for (unsigned e = 0; e < MOST; e++)
+		at->a[0][e] = at->a[1][e] = 8;
+	cr_assert_eq(redo_open(redo_fd(r), 2, &next, &f), 0);
+	redo_keep(next, &numbers[1], 1);
+	cr_expect(!redo_has(next, numbers[0]));
+	cr_expect(redo_has(next, numbers[1]));
+	own = redo_task_new(next, 1, 1);
+	cr_expect_neq(own->head, tasks[1]->head);
+	cr_expect_gt(redo_task_publish(own), numbers[1]);
+	while (left && parts++ < 10)
+		cr_assert_eq(redo_complete_some(next, numbers[1], k, 1, 1, find_addr, at, &left,
+						&f),
+			     0, "%s", f.text);
+	cr_expect(!left);
+	cr_expect_eq(parts, redo_cells(MOST));
+	for (unsigned e = 0; e < MOST; e++)
+		cr_expect(at->a[0][e] == 8 && at->a[1][e] == 4, "element %u", e);
+	redo_drop(next, numbers[1]);
+	cr_expect(!redo_has(next, numbers[1]));
+	redo_drop(next, numbers[1]);
+	redo_task_free(own);
+	redo_free(next);
+	for (unsigned i = 0; i < 2; i++)
+		redo_task_free(tasks[i]);
+	redo_free(r);
+	munmap(at, sizeof(*at));
+}
+
 /* What is done once per cell would be done, and noted, once per launch. */
 Test(redo, launches_that_share_cells_or_have_no_phase_are_refused)
 {
