@@ -214,7 +214,8 @@ class Client(Session):
 
     def load_checkpoint(self, path: str, step: int | None = None) -> int:
         """Load a checkpoint that the daemon has saved into the job of this client, whose units
-        are registered and which has no step of its own. One rank calls it.
+        are registered and which has no step of its own. One rank calls it. In a job with ranks on
+        several nodes all of them have registered before: call :meth:`barrier` first.
 
         @path: the folder of checkpoints, below the daemon's checkpoint_roots. @step: which one;
         None: the newest. Returns its step. The epoch has ended then: all ranks, this one too,
