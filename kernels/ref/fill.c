@@ -1,29 +1,36 @@
 #include "random.h"
 #include "ref/ref.h"
 
-static float normal(const struct k_fill *a, const uint32_t w[4], unsigned k)
-{
-	double z[2];
-
-	random_normals(&w[k & 2], z);
-	return (float)(a->a + a->b * z[k & 1]);
-}
-
-static float element(const struct k_fill *a, uint64_t index)
+/* Elements 4 * @group to 4 * @group + 3, which are made of the same four words. */
+static void fill_group(const struct k_fill *a, uint64_t group, float of[4])
 {
 	uint32_t w[4];
-	unsigned k = index % 4;
+	double z[4];
 
-	if (a->kind == FILL_CONSTANT)
-		return (float)a->a;
-	random_words(a->seed, a->stream, index / 4, w);
-	if (a->kind == FILL_NORMAL)
-		return normal(a, w, k);
-	return (float)(a->a + (a->b - a->a) * random_unit(w[k]));
+	if (a->kind == FILL_CONSTANT) {
+		for (unsigned k = 0; k < 4; k++)
+			of[k] = (float)a->a;
+		return;
+	}
+	random_words(a->seed, a->stream, group, w);
+	if (a->kind == FILL_NORMAL) {
+		random_normals(&w[0], &z[0]);
+		random_normals(&w[2], &z[2]);
+	}
+	for (unsigned k = 0; k < 4; k++)
+		of[k] = (float)(a->kind == FILL_NORMAL ? a->a + a->b * z[k]
+						       : a->a + (a->b - a->a) * random_unit(w[k]));
 }
 
 void ref_fill(const struct k_fill *a, size_t begin, size_t end)
 {
-	for (size_t i = begin; i < end; i++)
-		a->dst[i] = element(a, a->first + i);
+	float of[4];
+
+	for (size_t i = begin; i < end; i++) {
+		uint64_t index = a->first + i;
+
+		if (i == begin || index % 4 == 0)
+			fill_group(a, index / 4, of);
+		a->dst[i] = of[index % 4];
+	}
 }
