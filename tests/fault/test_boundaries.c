@@ -17,6 +17,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "longform.h"
 #include "op/op_util.h"
 #include "scenes.h"
 
@@ -25,13 +26,9 @@ TestSuite(boundaries, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 600
 /* Steps of one op, at most: a scene in which they do not end waits for ever. */
 #define MAX_BOUNDARIES 200u
 
-/* With the address sanitizer, which takes five times as long, each disturbance stops at every second
- * boundary, and the next one at those between. The plain build and the long form stop at all. */
-#ifdef __SANITIZE_ADDRESS__
-#define STRIDE 2u
-#else
-#define STRIDE 1u
-#endif
+/* With the address sanitizer, which takes five times as long, each disturbance stops at every fourth
+ * boundary, and the next one a boundary later. The plain build and the long form stop at all. */
+#define STRIDE 4u
 
 static unsigned cases; /* that were disturbed */
 
@@ -91,8 +88,7 @@ static const char *only; /* SHARDD_TEST_SCENARIO: those whose type or name it is
 
 static void every_boundary(struct nodefix *n, const struct stage *stage, const struct scenario *o)
 {
-	const char *is_long = getenv("SHARDD_TEST_LONG");
-	unsigned stride = is_long && strcmp(is_long, "1") == 0 ? 1 : STRIDE;
+	unsigned stride = longform_cut() ? STRIDE : 1;
 
 	for (enum disturbance d = 0; d < _DISTURB_N; d++) {
 		bool of_rank = d != DISTURB_DELETE && d != DISTURB_DRAIN && d != DISTURB_BREAK;

@@ -12,6 +12,7 @@
 #include "cuda_kernels.h"
 #include "fdcheck.h"
 #include "kernels.h"
+#include "longform.h"
 #include "ref/ref.h"
 
 TestSuite(kernels_undo, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 240);
@@ -219,7 +220,7 @@ static void die_and_complete(const struct way *w, uint64_t number, uint64_t at)
 
 Test(kernels_undo, a_launch_that_was_cut_off_is_completed_bit_for_bit)
 {
-	enum { POINTS = 400 };
+	const unsigned points = longform_cut() ? 100 : 400;
 
 	fill();
 	for (unsigned i = 0; i < ARRAY_SIZE(ways); i++) {
@@ -233,8 +234,8 @@ Test(kernels_undo, a_launch_that_was_cut_off_is_completed_bit_for_bit)
 		cr_assert(launch(w, number, UINT64_MAX, 1));
 		cr_assert_eq(memcmp(&now, &want, sizeof(now)), 0, "%s", w->name);
 		all = emulated_stores();
-		cr_assert_gt(all, POINTS);
-		for (uint64_t at = 0; at < all; at += all / POINTS)
+		cr_assert_gt(all, points);
+		for (uint64_t at = 0; at < all; at += all / points)
 			die_and_complete(w, ++number, at);
 	}
 }
