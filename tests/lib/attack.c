@@ -18,7 +18,8 @@
 #include "rawsock.h"
 #include "trainfix.h"
 
-#ifdef __SANITIZE_ADDRESS__ /* which keeps what was freed */
+/* Keeps what was freed, and is slow: memory and times are those of the plain build, which runs alone. */
+#ifdef __SANITIZE_ADDRESS__
 #define SANITIZED true
 #else
 #define SANITIZED false
@@ -282,8 +283,8 @@ void attack_end(struct attack *a, unsigned ms, unsigned max_mib)
 	print_samples("local", &s->local, local_us);
 	fprintf(stderr, "  daemon +%llu MiB, %.1f s of processor\n", (unsigned long long)mib,
 		(double)(proc_cpu_us(a->w.d.pid) - a->cpu_us) / 1e6);
-	if (!attack_figures_only()) {
-		cr_expect(SANITIZED || mib <= max_mib, "%llu MiB", (unsigned long long)mib);
+	if (!attack_figures_only() && !SANITIZED) {
+		cr_expect(mib <= max_mib, "%llu MiB", (unsigned long long)mib);
 		cr_expect_lt(status_us, ATTACK_P99_US);
 		cr_expect_lt(ring_us, ATTACK_P99_US);
 		cr_expect_lt(local_us, ATTACK_P99_US);
