@@ -261,24 +261,23 @@ static uint32_t cluster_epoch_world(struct cluster_job *cj)
 	return world;
 }
 
-/* "rank 2, rank 3 and 4 more" */
+/* "2, 3, 7" */
 static void cluster_epoch_say_missing(struct cluster_job *cj, uint32_t world)
 {
+	bool there[CLUSTER_MAX_RANKS] = { false };
+	struct cluster_node *n, *tmp;
 	char text[160] = "";
 	uint32_t missing = 0;
 	size_t at = 0;
 
-	for (uint32_t r = 0; r < world; r++) {
-		struct cluster_node *n, *tmp;
-		bool there = false;
-
-		list_for_each (n, tmp, &cj->nodes, link)
-			for (uint32_t i = 0; !there && i < n->n; i++)
-				there = n->ranks[i] == r;
-		if (!there && missing++ < 6)
+	CHECK(world <= CLUSTER_MAX_RANKS);
+	list_for_each (n, tmp, &cj->nodes, link)
+		for (uint32_t i = 0; i < n->n; i++)
+			there[n->ranks[i]] = true;
+	for (uint32_t r = 0; r < world; r++)
+		if (!there[r] && missing++ < 6)
 			at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%u", at ? ", " : "",
 					       r);
-	}
 	cluster_say(cj, "%u of %u ranks have not joined on any node: %s%s", missing, world, text,
 		    missing > 6 ? "..." : "");
 }
