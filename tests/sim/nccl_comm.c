@@ -5,8 +5,8 @@
  *   - a communicator is used by one thread at a time, not after its end, and while it is in
  *     progress only asked for its state or aborted
  *   - initialisation stands in no group with other calls
- *   - all members are in this process, so in a group all of them call the same, with the
- *     same count, type, operator and root, and one thread issues what is for a device
+ *   - the members in this process call the same in one group, with the same count, type,
+ *     operator and root, and one thread issues what is for a device
  *   - nothing else is put on a stream while NCCL is in progress on it
  *   - memory is there in full, of the member's own device, in place or apart; registered
  *     either by all members or by none
@@ -33,7 +33,6 @@ pthread_cond_t nccl_changed = PTHREAD_COND_INITIALIZER;
 static ncclComm_t comms;
 static struct clique *cliques;
 static char last_error[256];
-static uint64_t ids;
 
 void nccl_error(const char *fmt, ...)
 {
@@ -223,8 +222,13 @@ void clique_join(struct clique *q, ncclComm_t comm)
 	}
 	comm->joined = true;
 	q->members[comm->rank] = comm;
-	if (++q->joined < q->size)
+	if (++q->joined < q->size) {
+		worker_post(net_begin, q); /* behind the others of this group */
 		return;
+	}
+	if (q->net)
+		return;
+	net_forget_id(&q->id);
 	r = check_members(q);
 	for (int i = 0; r == ncclSuccess && i < q->size; i++)
 		r = comm_take_memory(q->members[i], 0);
@@ -254,9 +258,10 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 		return (ncclResult_t)code;
 	memset(id, 0, sizeof(*id));
 	pthread_mutex_lock(&nccl_lock);
-	snprintf(id->internal, sizeof(id->internal), "sim-%lu", (unsigned long)++ids);
+	if (!net_make_id(id))
+		code = -1;
 	pthread_mutex_unlock(&nccl_lock);
-	return ncclSuccess;
+	return code < 0 ? ncclSystemError : ncclSuccess;
 }
 
 const char *ncclGetErrorString(ncclResult_t result)
@@ -308,17 +313,22 @@ static void nccl_comm_end(ncclComm_t c)
 	if (c->windows && !c->stopped && c->state == ncclSuccess)
 		sim_breach("ncclCommDestroy: rank %d has memory registered", c->rank);
 	c->live = 0;
+	c->ended = true;
 	comm_leave(c);
 	if (!q || !c->joined)
 		return;
-	if (++q->ended < q->size)
+	if (++q->ended < q->joined)
 		return;
 	for (int i = 0; i < q->size; i++) {
+		if (!q->members[i])
+			continue;
 		cuCtxSetCurrent(q->members[i]->ctx);
 		for (unsigned j = 0; j < 1 + _K_N; j++)
 			if (q->members[i]->memory[j])
 				cuMemFree(q->members[i]->memory[j]);
+		memset(q->members[i]->memory, 0, sizeof(q->members[i]->memory));
 	}
+	net_end(q);
 }
 
 static void forget_jobs(ncclComm_t c)
@@ -466,6 +476,8 @@ static void init_later(void *arg)
 		comm_set(init->comm, ncclInvalidArgument);
 	} else if (init->comm->state == ncclInProgress) {
 		clique_join(q, init->comm);
+	} else {
+		net_forget_id(&init->id);
 	}
 	free(init);
 }
@@ -482,7 +494,7 @@ static ncclResult_t init_rank(ncclComm_t *ret, int size, const ncclUniqueId *id,
 		return group_fail(ncclInvalidArgument);
 	}
 	if (strncmp(id->internal, "sim-", 4) != 0)
-		sim_breach("ncclCommInitRank: all ranks must be in one process here");
+		sim_breach("ncclCommInitRank: that is no id of the simulator");
 	c = comm_new(rank, config, &r);
 	if (!c)
 		return group_fail(r);
@@ -510,6 +522,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, 
 		r = group_fail((ncclResult_t)code);
 	else
 		r = init_rank(ret, size, &id, rank, config);
+	if (r != ncclSuccess && r != ncclInProgress)
+		net_forget_own();
 	pthread_mutex_unlock(&nccl_lock);
 	return r;
 }

@@ -37,7 +37,14 @@ ncclResult_t group_fail(ncclResult_t r)
 static void run(void *arg)
 {
 	struct group *g = arg;
+	bool waits = false;
 
+	for (unsigned i = 0; i < g->n_calls; i++)
+		waits = net_must_connect(g->calls[i]) || waits;
+	if (waits) {
+		worker_post(run, g);
+		return;
+	}
 	calls_check_streams(g->calls, g->n_calls);
 	for (unsigned i = 0; i < g->n; i++)
 		g->members[i].fn(g->members[i].arg);
@@ -114,8 +121,12 @@ ncclResult_t ncclGroupStart(void)
 {
 	int code = ncclSystemError;
 
-	if (sim_fail(__func__, &code))
+	if (sim_fail(__func__, &code)) {
+		pthread_mutex_lock(&nccl_lock);
+		net_forget_own();
+		pthread_mutex_unlock(&nccl_lock);
 		return (ncclResult_t)code;
+	}
 	if (depth++ == 0)
 		failure = ncclSuccess;
 	return ncclSuccess;
@@ -134,9 +145,12 @@ ncclResult_t ncclGroupEnd(void)
 	if (--depth > 0)
 		return ncclSuccess;
 	current = NULL;
-	if (!g)
-		return failure;
 	pthread_mutex_lock(&nccl_lock);
+	if (!g) {
+		net_forget_own();
+		pthread_mutex_unlock(&nccl_lock);
+		return failure;
+	}
 	r = nccl_group_end(g, failure);
 	pthread_mutex_unlock(&nccl_lock);
 	return r;

@@ -1,12 +1,12 @@
 /*
- * The inner parts of the software libnccl.so.2: all members of a communicator are in this
- * process, each on a device of its own.
+ * The inner parts of the software libnccl.so.2. The members of a communicator are in this process,
+ * each on a device of its own, or in several processes (nccl_net.c).
  *
  * One lock (nccl_lock) protects everything. What NCCL does on threads of its own (making a
  * communicator, launching) a worker thread does, a moment later: until then the state is
  * ncclInProgress, also for blocking communicators, whose calls wait for it.
  *
- *   clique   the members of one communicator; freed when every one has ended
+ *   clique   the members of one communicator; these have ended when every one here has
  *   comm     one member: struct ncclComm
  *   meeting  one collective: the members' stream threads come together in it, the last
  *            one computes
@@ -28,13 +28,14 @@
 
 #include "sim.h"
 
-#define NCCL_RANKS 8
+#define NCCL_RANKS 32
 /* Device memory that a member takes, and one more for each kind of collective it has used. */
 #define NCCL_OWN_BYTES (2u << 20)
 
 enum kind { K_ALL_GATHER, K_REDUCE_SCATTER, K_ALL_REDUCE, K_BROADCAST, _K_N };
 
 struct clique;
+struct net;
 
 struct window {
 	struct window *next;
@@ -65,8 +66,9 @@ struct ncclComm {
 struct clique {
 	ncclUniqueId id;
 	int size;
-	ncclComm_t members[NCCL_RANKS];
-	int joined, ended;
+	ncclComm_t members[NCCL_RANKS]; /* of this process */
+	int joined, ended;              /* of them */
+	struct net *net;                /* to those in other processes; NULL: there are none */
 	struct meeting *meetings;
 	struct clique *next;
 };
@@ -74,7 +76,8 @@ struct clique {
 /* One call of a collective. */
 struct call {
 	enum kind kind;
-	ncclComm_t comm;
+	int rank;
+	ncclComm_t comm; /* NULL: in another process */
 	const char *send;
 	char *recv;
 	size_t count;
@@ -85,8 +88,9 @@ struct call {
 	uint64_t enqueued;             /* on the stream when it was called */
 	bool send_window, recv_window; /* in registered memory */
 	struct meeting *meeting;
-	char *in, *out; /* where the CPU sees them, once it has come */
+	char *in, *out; /* where the CPU sees them, once it has come; another's: its own; no out */
 	bool come;
+	struct call *next; /* on its device */
 };
 
 struct meeting {
@@ -94,7 +98,8 @@ struct meeting {
 	uint64_t seq;
 	long long number; /* in this process, from 1 */
 	struct call *calls[NCCL_RANKS];
-	int come, gone;
+	int come;
+	int gone; /* of this process */
 	bool hangs, computing, done;
 	struct meeting *next;
 };
@@ -121,6 +126,23 @@ ncclResult_t comm_take_memory(ncclComm_t comm, unsigned which);
 int type_size(ncclDataType_t type); /* 0: unknown */
 void nccl_error(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* -- nccl_net.c: with the lock held ---------------------------------------------- */
+
+/* An id at which other processes may call this one. Return: false: last_error says why. */
+bool net_make_id(ncclUniqueId *id);
+/* Nobody calls. Safe for any id. */
+void net_forget_id(const ncclUniqueId *id);
+/* A call of this thread fails on purpose: those that it has made and not used. */
+void net_forget_own(void);
+/* Worker: @clique has members that did not join in this process, if it is not complete by now. */
+void net_begin(void *clique);
+/* All members here have ended. Waits for the thread. */
+void net_end(struct clique *q);
+/* Send what @c brings to the other processes, if there are any. */
+void net_send(const struct call *c);
+/* Do other processes have to make such a call first? Asked again and again. */
+bool net_must_connect(const struct call *c);
+
 /* -- nccl_worker.c -------------------------------------------------------------- */
 
 /* Have the worker call @fn later, with the lock held. With the lock held. */
@@ -145,6 +167,10 @@ ncclResult_t group_fail(ncclResult_t r);
 
 /* -- nccl_meeting.c --------------------------------------------------------------- */
 
+/* Bytes that a member brings. */
+size_t call_input(const struct call *c);
+/* What a member in another process brings; @c is the meeting's from now on. */
+void meeting_add_remote(struct clique *q, uint64_t seq, struct call *c);
 /* What a group asks of its calls together. With the lock held. */
 void calls_check(struct call *const *calls, unsigned n);
 /* Nothing else came onto their streams since. Worker, with the lock held. */

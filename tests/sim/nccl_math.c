@@ -91,14 +91,24 @@ static void reduce(const struct meeting *m, size_t first, size_t n, char *out)
 static void gather(const struct meeting *m, size_t bytes)
 {
 	for (int to = 0; to < m->clique->size; to++)
-		for (int from = 0; from < m->clique->size; from++)
+		for (int from = 0; m->calls[to]->out && from < m->clique->size; from++)
 			memmove(m->calls[to]->out + (size_t)from * bytes, m->calls[from]->in,
 				bytes);
 }
 
+/* The first of this process. */
+static const struct call *own(const struct meeting *m)
+{
+	int i = 0;
+
+	while (!m->calls[i]->out)
+		i++;
+	return m->calls[i];
+}
+
 void compute(const struct meeting *m)
 {
-	const struct call *c = m->calls[0];
+	const struct call *c = own(m);
 	size_t bytes = c->count * (size_t)type_size(c->type);
 
 	switch (c->kind) {
@@ -107,7 +117,8 @@ void compute(const struct meeting *m)
 		return;
 	case K_REDUCE_SCATTER:
 		for (int i = 0; i < m->clique->size; i++)
-			reduce(m, (size_t)i * c->count, c->count, m->calls[i]->out);
+			if (m->calls[i]->out)
+				reduce(m, (size_t)i * c->count, c->count, m->calls[i]->out);
 		return;
 	case K_ALL_REDUCE:
 		reduce(m, 0, c->count, c->out);
@@ -116,6 +127,7 @@ void compute(const struct meeting *m)
 		memmove(c->out, m->calls[c->root]->in, bytes);
 		break;
 	}
-	for (int i = 1; i < m->clique->size; i++)
-		memmove(m->calls[i]->out, c->out, bytes);
+	for (int i = 0; i < m->clique->size; i++)
+		if (m->calls[i]->out && m->calls[i] != c)
+			memmove(m->calls[i]->out, c->out, bytes);
 }

@@ -4,22 +4,48 @@
 #include "nccl_impl.h"
 
 static long long meetings; /* so far, in this process */
+/* SHARDD_SIM_NCCL_SERIAL: of each device, in the order of their launches. */
+static struct call *lines[64];
+
+static void line_enter(struct call *c)
+{
+	struct call **p = &lines[c->comm->device];
+
+	while (*p)
+		p = &(*p)->next;
+	*p = c;
+	c->next = NULL;
+}
+
+static void line_leave(struct call *c)
+{
+	struct call **p = &lines[c->comm->device];
+
+	while (*p && *p != c)
+		p = &(*p)->next;
+	if (*p)
+		*p = c->next;
+}
 
 static void leave(struct call *c)
 {
 	struct meeting *m = c->meeting, **p;
 
 	c->comm->running--;
+	line_leave(c);
 	pthread_cond_broadcast(&nccl_changed);
 	if (!m->done)
 		m->hangs = true; /* the others wait for ever, as kernels do */
-	if (++m->gone < m->clique->size)
+	if (++m->gone < m->clique->joined)
 		return;
 	for (p = &m->clique->meetings; *p != m; p = &(*p)->next)
 		;
 	*p = m->next;
-	for (int i = 0; i < m->clique->size; i++)
+	for (int i = 0; i < m->clique->size; i++) {
+		if (m->calls[i] && !m->calls[i]->comm)
+			free(m->calls[i]->in);
 		free(m->calls[i]);
+	}
 	free(m);
 }
 
@@ -31,6 +57,11 @@ static size_t times(const struct call *c, bool all)
 static bool sends(const struct call *c)
 {
 	return c->kind != K_BROADCAST || c->comm->rank == c->root;
+}
+
+size_t call_input(const struct call *c)
+{
+	return sends(c) ? times(c, c->kind == K_REDUCE_SCATTER) : 0;
 }
 
 /* Return: false if memory is not there. */
@@ -46,6 +77,7 @@ static bool come(struct call *c)
 		return false;
 	c->come = true;
 	m->come++;
+	net_send(c);
 	return true;
 }
 
@@ -59,7 +91,8 @@ static int meet(struct meeting *m)
 	if (broken > 0 && (long long)m->number == broken) {
 		m->hangs = true;
 		for (int i = 0; i < m->clique->size; i++)
-			comm_set(m->clique->members[i], ncclRemoteError);
+			if (m->clique->members[i])
+				comm_set(m->clique->members[i], ncclRemoteError);
 		nccl_error("the network is gone");
 		return 0;
 	}
@@ -89,6 +122,8 @@ static int step(void *arg)
 		over = 0;
 	} else if (c->comm->stopped) {
 		over = 1;
+	} else if (lines[c->comm->device] && lines[c->comm->device] != c) {
+		over = 0; /* another one has the device */
 	} else if (sim_step_error() != CUDA_SUCCESS || (!c->come && !come(c))) {
 		nccl_error("Cuda failure in a collective of rank %d", c->comm->rank);
 		comm_set(c->comm, ncclUnhandledCudaError);
@@ -104,43 +139,68 @@ static int step(void *arg)
 
 /* ------------------------------------------------------------------- launching */
 
-static void agree(const struct call *a, const struct call *b, uint64_t seq)
+static bool same(const struct call *a, const struct call *b)
 {
-	if (a->kind != b->kind || a->count != b->count || a->type != b->type || a->op != b->op ||
-	    a->root != b->root)
+	return a->kind == b->kind && a->count == b->count && a->type == b->type && a->op == b->op &&
+	       a->root == b->root;
+}
+
+/* Of two processes the real one notices nothing. */
+static void agree(struct meeting *m, const struct call *a, const struct call *b)
+{
+	bool here = a->comm && b->comm;
+
+	if (!here && !same(a, b)) {
+		sim_note("collective %llu hangs: ranks %d and %d call for different things",
+			 (unsigned long long)m->seq, a->rank, b->rank);
+		m->hangs = true;
+	}
+	if (!here)
+		return;
+	if (!same(a, b))
 		sim_breach("collective %llu: ranks %d and %d call for different things",
-			   (unsigned long long)seq, a->comm->rank, b->comm->rank);
+			   (unsigned long long)m->seq, a->rank, b->rank);
 	if (a->send_window != b->send_window || a->recv_window != b->recv_window)
 		sim_breach("collective %llu: only one of the ranks %d and %d uses registered "
 			   "memory",
-			   (unsigned long long)seq, a->comm->rank, b->comm->rank);
+			   (unsigned long long)m->seq, a->rank, b->rank);
 }
 
-static struct meeting *find(struct call *c)
+static struct meeting *find(struct clique *q, uint64_t seq)
 {
-	struct clique *q = c->comm->clique;
-	uint64_t seq = c->comm->seq++;
 	struct meeting *m;
 
 	for (m = q->meetings; m; m = m->next)
 		if (m->seq == seq)
-			break;
-	if (!m) {
-		m = calloc(1, sizeof(*m));
-		if (!m)
-			sim_breach("libnccl: no memory");
-		m->clique = q;
-		m->seq = seq;
-		m->number = ++meetings;
-		m->hangs = (long long)m->number == sim_env("SHARDD_SIM_NCCL_HANG", 0);
-		m->next = q->meetings;
-		q->meetings = m;
-	}
-	for (int i = 0; i < q->size; i++)
-		if (m->calls[i])
-			agree(m->calls[i], c, seq);
-	m->calls[c->comm->rank] = c;
+			return m;
+	m = calloc(1, sizeof(*m));
+	if (!m)
+		sim_breach("libnccl: no memory");
+	m->clique = q;
+	m->seq = seq;
+	m->number = ++meetings;
+	m->hangs = (long long)m->number == sim_env("SHARDD_SIM_NCCL_HANG", 0);
+	m->next = q->meetings;
+	q->meetings = m;
 	return m;
+}
+
+static void add(struct meeting *m, struct call *c)
+{
+	for (int i = 0; i < m->clique->size; i++)
+		if (m->calls[i])
+			agree(m, m->calls[i], c);
+	m->calls[c->rank] = c;
+	c->meeting = m;
+}
+
+void meeting_add_remote(struct clique *q, uint64_t seq, struct call *c)
+{
+	struct meeting *m = find(q, seq);
+
+	add(m, c);
+	m->come++;
+	sim_kick();
 }
 
 /* Worker, with the lock held. */
@@ -160,8 +220,10 @@ static void launch(void *arg)
 		free(c);
 		return;
 	}
-	c->meeting = find(c);
+	add(find(comm->clique, comm->seq++), c);
 	comm->running++;
+	if (sim_env("SHARDD_SIM_NCCL_SERIAL", 0))
+		line_enter(c);
 	if (cuCtxSetCurrent(comm->ctx) == CUDA_SUCCESS &&
 	    sim_stream_enqueue(c->stream, step, c) == CUDA_SUCCESS)
 		return;
@@ -202,22 +264,22 @@ static void one_thread_per_device(const struct call *c)
 	devices[d].who = pthread_self();
 }
 
-/* All ranks are in this process and one thread serves them: whatever one of them calls
- * alone would never end. */
+/* One thread serves the ranks of this process: whatever one of them calls alone would never end. */
 void calls_check(struct call *const *calls, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++) {
 		const struct clique *q = calls[i]->comm->clique;
 		unsigned of[NCCL_RANKS] = { 0 };
+		int first = calls[i]->rank;
 
 		one_thread_per_device(calls[i]);
 		for (unsigned j = 0; j < n; j++)
 			if (calls[j]->comm->clique == q)
 				of[calls[j]->comm->rank]++;
-		for (int r = 1; r < q->size; r++)
-			if (of[r] != of[0])
-				sim_breach("ncclGroupEnd: rank %d calls %u collectives, rank 0 %u",
-					   r, of[r], of[0]);
+		for (int r = 0; r < q->size; r++)
+			if (q->members[r] && of[r] != of[first])
+				sim_breach("ncclGroupEnd: rank %d calls %u collectives, rank %d %u",
+					   r, of[r], first, of[first]);
 	}
 }
 
@@ -305,6 +367,7 @@ static ncclResult_t collective(const char *name, const struct call *values)
 	if (!c)
 		sim_breach("libnccl: no memory");
 	*c = *values;
+	c->rank = c->comm->rank;
 	fill(c);
 	r = group_add(c->comm, E_CALL, launch, c);
 	pthread_mutex_unlock(&nccl_lock);

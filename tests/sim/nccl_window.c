@@ -49,6 +49,8 @@ static void check_window(ncclComm_t comm, void *addr, size_t bytes)
 	size_t whole;
 	int device;
 
+	if (comm->clique->net)
+		sim_breach("ncclCommWindowRegister: not simulated with several processes");
 	if (comm->running > 0)
 		sim_breach("ncclCommWindowRegister: rank %d has collectives running", comm->rank);
 	if (!sim_range(comm->device, (CUdeviceptr)addr, bytes, 1, &device) ||
@@ -196,6 +198,8 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int n_excluded, nccl
 	r = comm_enter(comm, __func__, aborts);
 	if (r == ncclSuccess && sim_fail(__func__, &code))
 		r = (ncclResult_t)code;
+	if (comm->clique->net)
+		sim_breach("ncclCommShrink: not simulated with several processes");
 	if (r == ncclSuccess && !aborts && comm->running > 0)
 		sim_breach("ncclCommShrink: rank %d has collectives running", comm->rank);
 	rank = survivors(comm, excluded, n_excluded, s);
