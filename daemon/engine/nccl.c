@@ -2,7 +2,7 @@
  * Collectives between GPUs by NCCL: the part that runs on the loop. nccl_impl.h describes the
  * threads.
  *
- * All members are in this process; a communicator's members are its devices.
+ * A communicator's members are its devices, and perhaps those of other processes.
  */
 #include "engine/nccl_impl.h"
 
@@ -91,6 +91,7 @@ static void nccl_free_clique(struct nccl_clique *q)
 	free(q->warm_own);
 	free(q->warm_all);
 	free(q->excluded);
+	free(q->others);
 }
 
 void nccl_on_gone(struct nccl_answer *a)
@@ -148,11 +149,22 @@ static int nccl_fill_clique(struct nccl_clique *q, const struct comm *c)
 	return 0;
 }
 
+static bool nccl_group_is_valid(const struct comm_options *options)
+{
+	const struct comm_group *g = options->group;
+
+	return !g || (g->prefix && g->store && g->member < g->size &&
+		      options->n_devices <= g->size - g->member);
+}
+
 static int nccl_new_comm(struct nccl *n, const struct comm_options *options, struct nccl_comm **ret)
 {
+	const struct comm_group *g = options->group;
 	struct nccl_comm *c;
 	int r;
 
+	if (!nccl_group_is_valid(options))
+		return -EINVAL;
 	for (unsigned i = 0; i < options->n_devices; i++)
 		if (strcmp(backend_info(options->devices[i])->name, "cuda") != 0)
 			return -EINVAL; /* NCCL knows no other memory */
@@ -162,12 +174,15 @@ static int nccl_new_comm(struct nccl *n, const struct comm_options *options, str
 	nccl_init_clique(&c->clique, n);
 	list_init(&c->slabs);
 	list_init(&c->failed_answer.link);
-	r = comm_init(&c->comm, &n->engine, options, options->n_devices, 0);
+	r = comm_init(&c->comm, &n->engine, options, g ? g->size : options->n_devices,
+		      g ? g->member : 0);
 	if (r) {
 		free(c);
 		return r;
 	}
 	r = nccl_fill_clique(&c->clique, &c->comm);
+	if (r == 0 && g)
+		r = nccl_meet_init(&c->clique, g);
 	if (r) {
 		comm_deinit(&c->comm);
 		nccl_on_gone(&c->clique.gone);
@@ -184,6 +199,18 @@ static void nccl_enter_clique(struct nccl *n, struct nccl_clique *q)
 	pthread_mutex_unlock(&n->lock);
 }
 
+/* No thread has it. */
+static void nccl_forget(struct nccl_comm *c)
+{
+	struct nccl *n = c->clique.nccl;
+
+	pthread_mutex_lock(&n->lock);
+	list_unlink(&c->clique.link);
+	pthread_mutex_unlock(&n->lock);
+	comm_deinit(&c->comm);
+	nccl_on_gone(&c->clique.gone);
+}
+
 static int nccl_comm_new(struct engine *e, const struct comm_options *options)
 {
 	struct nccl *n = nccl_of(e);
@@ -193,8 +220,11 @@ static int nccl_comm_new(struct engine *e, const struct comm_options *options)
 	if (r)
 		return r;
 	nccl_enter_clique(n, &c->clique);
-	nccl_thread_post(&n->maker, &c->clique, nccl_make);
-	return 0;
+	if (!options->group)
+		nccl_thread_post(&n->maker, &c->clique, nccl_make);
+	else if ((r = nccl_meet_start(&c->clique)) < 0)
+		nccl_forget(c);
+	return r;
 }
 
 static int nccl_exclude(struct nccl_clique *q, const struct comm *parent, const bool *gone)
@@ -230,8 +260,11 @@ static int nccl_shrink(struct comm *parent, const bool *gone, const struct comm_
 {
 	struct nccl *n = nccl_of(parent->engine);
 	struct nccl_comm *c;
-	int r = nccl_new_comm(n, options, &c);
+	int r;
 
+	if (options->group || nccl_to_comm(parent)->clique.others)
+		return -EOPNOTSUPP;
+	r = nccl_new_comm(n, options, &c);
 	if (r)
 		return r;
 	r = nccl_exclude(&c->clique, parent, gone);
@@ -295,7 +328,8 @@ static void nccl_reg(struct comm *c, void *const *addr, uint64_t bytes)
 	struct nccl_clique *q = &nccl_to_comm(c)->clique;
 	struct nccl_slab *slab;
 
-	if (!q->nccl->lib->windows || !nccl_is_aligned(addr, q->n))
+	/* processes register in orders of their own, and all members of one would have to */
+	if (!q->nccl->lib->windows || q->others || !nccl_is_aligned(addr, q->n))
 		return;
 	slab = calloc(1, sizeof(*slab) + q->n * (sizeof(void *) + sizeof(ncclWindow_t)));
 	if (!slab)
@@ -430,6 +464,7 @@ static void nccl_close(struct engine *e)
 
 static const struct engine_ops nccl_ops = {
 	.name = "nccl",
+	.groups = true,
 	.comm_new = nccl_comm_new,
 	.comm_free = nccl_comm_free,
 	.abort = nccl_abort,
@@ -459,7 +494,7 @@ static void nccl_init_locks(struct nccl *n)
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_mutex_init(&n->lock, NULL);
 	pthread_cond_init(&n->wake, &monotonic);
-	pthread_cond_init(&n->changed, NULL);
+	pthread_cond_init(&n->changed, &monotonic);
 	pthread_condattr_destroy(&monotonic);
 }
 

@@ -83,7 +83,7 @@ static int nccl_clique_settle(struct nccl_clique *q, ncclResult_t r, const char 
 			return 0;
 		if (r != ncclInProgress)
 			break;
-		if (atomic_load(&q->abort))
+		if (atomic_load(&q->abort) || (looks >= 200 && nccl_meet_is_over(q)))
 			return -ECANCELED;
 		if (q->deadline && nccl_now_ms() > q->deadline) {
 			snprintf(q->why, sizeof(q->why), "%s does not finish", nccl_clique_call);
@@ -178,7 +178,7 @@ bool clique_rest(struct nccl_clique *q, int64_t deadline)
 		nccl_clique_let(q);
 		nccl_clique_pause_us(20000);
 		now = nccl_now_ms();
-	} while (!nccl_clique_is_late(q->nccl, now, deadline));
+	} while (!nccl_clique_is_late(q->nccl, now, deadline) && !nccl_meet_is_over(q));
 	return false;
 }
 
@@ -230,16 +230,25 @@ static void nccl_clique_configure(const struct nccl_clique *q, ncclConfig_t *con
 		config->CTAPolicy = NCCL_CTA_POLICY_ZERO;
 }
 
+int clique_make_id(struct nccl_clique *q, ncclUniqueId *ret)
+{
+	ncclResult_t r = q->nccl->lib->ncclGetUniqueId(ret);
+
+	return r == ncclSuccess ? 0 : nccl_clique_nccl_failed(q, r, "ncclGetUniqueId");
+}
+
 int clique_init(struct nccl_clique *q)
 {
 	const struct nccl_lib *lib = q->nccl->lib;
 	ncclConfig_t config;
 	ncclUniqueId id;
-	ncclResult_t r = lib->ncclGetUniqueId(&id);
+	ncclResult_t r;
 	int rank = (int)q->first;
 
-	if (r != ncclSuccess)
-		return nccl_clique_nccl_failed(q, r, "ncclGetUniqueId");
+	if (q->others)
+		id = q->others->id;
+	else if (clique_make_id(q, &id))
+		return -EIO;
 	nccl_clique_configure(q, &config);
 	r = lib->ncclGroupStart();
 	if (r != ncclSuccess)

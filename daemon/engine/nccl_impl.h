@@ -7,6 +7,8 @@
  *             one thread, and communicators on one device in the same order everywhere
  *   maker     creates communicators, one after the other (blocks on other members)
  *   ender     aborts and destroys them (blocks on devices)
+ *   meeters   one for each communicator with members in other processes, in place of the maker, until
+ *             it is made (nccl_meet.c)
  *
  * A clique is what the threads see of a communicator: its local members. At any time one thread
  * owns it, and only that one calls NCCL for it; the state says which:
@@ -28,6 +30,12 @@
  * devices may stand still for another process: the driver could then wait for the device
  * inside, with locks that this process needs. So both queues are held until they are empty,
  * and for as long as it takes: a device rests.
+ *
+ * Members in other processes: a collective ends only if all processes issue theirs, and so do the making
+ * of a communicator and whatever stands behind it in a device's queues. So all processes must make the
+ * communicators of a device, and start the collectives on it, in one order: their users see to it. The
+ * issuer keeps that order, since no such clique is ever REGISTERING: an item of a READY one never
+ * waits. Such communicators end by abort, never by destruction, and have no heirs.
  *
  * The event `after` says when an operation was executed: until then the issuer looks every
  * few milliseconds whether NCCL reports an error.
@@ -59,6 +67,15 @@
 
 struct nccl;
 struct nccl_clique;
+
+/* Members in other processes. */
+struct nccl_others {
+	struct comm_store store;
+	char prefix[224];
+	unsigned connect_ms;
+	pthread_t meeter;
+	ncclUniqueId id;
+};
 
 /* Something for the loop; embedded in what it is about. */
 struct nccl_answer {
@@ -150,6 +167,7 @@ struct nccl_clique {
 	char name[48];
 	unsigned size, first, n; /* members of the communicator; first local one; local ones */
 	enum backend_queue queue;
+	struct nccl_others *others; /* owned; NULL: all members are here */
 	struct nccl_member *members;
 	void **warm_own, **warm_all; /* each member's part of the scratch, and all of it */
 
@@ -163,6 +181,7 @@ struct nccl_clique {
 	bool running;       /* issuer: issued, not known to be executed */
 	bool skip;          /* issuer: an earlier item waits */
 	int64_t deadline;   /* MAKING, WARMING: milliseconds, CLOCK_MONOTONIC */
+	int64_t rest_until; /* STOPPED: likewise */
 	int status;         /* why it could not be made */
 	char why[256];
 	int *excluded; /* when made by shrinking: members of @parent that are gone */
@@ -248,9 +267,21 @@ void nccl_issue(struct nccl_item *item);
 void nccl_break(struct nccl *n, struct nccl_clique *q);
 void nccl_on_unregistered(struct nccl_answer *a); /* loop: free its memory */
 
+/* -- nccl_meet.c */
+
+/* Note whom it meets. Return: 0 or negative errno. */
+int nccl_meet_init(struct nccl_clique *q, const struct comm_group *group);
+/* Start its meeter. Return: 0 or negative errno. */
+int nccl_meet_start(struct nccl_clique *q);
+/* Loop: it says that it has ended. Safe without one. */
+void nccl_meet_join(struct nccl_clique *q);
+/* While it is made: does nobody want it any more? The store knows. */
+bool nccl_meet_is_over(struct nccl_clique *q);
+
 /* -- nccl_make.c: what the maker and the ender do */
 
-void nccl_make(struct nccl_clique *q);        /* maker */
+void nccl_make(struct nccl_clique *q);        /* maker, or a meeter */
+void nccl_make_failed(struct nccl_clique *q); /* likewise: before anything was made */
 void nccl_register(struct nccl_clique *q);    /* maker */
 void nccl_make_heir(struct nccl_clique *q);   /* maker; @q is the parent */
 void nccl_end_abort(struct nccl_clique *q);   /* ender */
@@ -269,6 +300,7 @@ void clique_rouse(struct nccl_clique *q);
 
 int clique_open(struct nccl_clique *q);
 void clique_close(struct nccl_clique *q);
+int clique_make_id(struct nccl_clique *q, ncclUniqueId *ret);
 int clique_init(struct nccl_clique *q);
 /* @stopped: nothing runs in @q. */
 int clique_shrink(struct nccl_clique *q, struct nccl_clique *heir, bool stopped);

@@ -199,6 +199,8 @@ static void nccl_issue_look(struct nccl *n, struct nccl_clique *q)
 		snprintf(q->why, sizeof(q->why), "the first collectives do not finish");
 		r = -ETIMEDOUT;
 	}
+	if (r == CLIQUE_E_RUNS && nccl_meet_is_over(q))
+		r = -ECANCELED;
 	pthread_mutex_lock(&n->lock);
 	if (r < 0) {
 		q->status = r;

@@ -31,8 +31,9 @@ static void nccl_make_give_back(struct nccl_clique *q, struct nccl_answer *a,
 	pthread_mutex_lock(&n->lock);
 	list_unlink(&q->link);
 	nccl_answer(n, a, fn);
+	pthread_cond_signal(&n->wake); /* the engine stays while the lock is held */
+	pthread_cond_broadcast(&n->changed);
 	pthread_mutex_unlock(&n->lock);
-	pthread_cond_signal(&n->wake);
 }
 
 /* -------------------------------------------------------------------- making */
@@ -42,6 +43,7 @@ static void nccl_make_on_ready(struct nccl_answer *a)
 	struct nccl_clique *q = CONTAINER_OF(a, struct nccl_clique, ready);
 	struct comm *c = &nccl_comm_of(q)->comm;
 
+	nccl_meet_join(q);
 	c->ready(c->userdata, c, 0);
 }
 
@@ -53,6 +55,7 @@ static void nccl_make_on_not_made(struct nccl_answer *a)
 	void *userdata = c->userdata;
 	int status = q->status;
 
+	nccl_meet_join(q);
 	snprintf(c->engine->why, sizeof(c->engine->why), "%s", q->why);
 	comm_deinit(c);
 	nccl_on_gone(&q->gone);
@@ -108,6 +111,11 @@ static void nccl_make_finish_making(struct nccl_clique *q, int r)
 	pthread_mutex_unlock(&n->lock);
 }
 
+void nccl_make_failed(struct nccl_clique *q)
+{
+	nccl_make_give_back(q, &q->ready, nccl_make_on_not_made);
+}
+
 void nccl_make(struct nccl_clique *q)
 {
 	int r;
@@ -116,7 +124,7 @@ void nccl_make(struct nccl_clique *q)
 	if (!clique_rest(q, q->deadline)) {
 		snprintf(q->why, sizeof(q->why), "its devices did not become idle in time");
 		q->status = -ETIMEDOUT;
-		nccl_make_give_back(q, &q->ready, nccl_make_on_not_made);
+		nccl_make_failed(q);
 		return;
 	}
 	r = clique_open(q);
@@ -206,6 +214,31 @@ void nccl_register(struct nccl_clique *q)
 
 /* -------------------------------------------------------------------- ending */
 
+static bool nccl_make_is_closing(struct nccl *n)
+{
+	bool late;
+
+	pthread_mutex_lock(&n->lock);
+	late = n->close_at && nccl_now_ms() >= n->close_at;
+	pthread_mutex_unlock(&n->lock);
+	return late;
+}
+
+/* Others with members elsewhere may run on its devices, and end only when they are stopped, too: that
+ * is behind this in the ender's queue. */
+static void nccl_make_end_stopped(struct nccl_clique *q)
+{
+	int64_t now = nccl_now_ms();
+
+	if (!clique_rest(q, now) && now < q->rest_until && !nccl_make_is_closing(q->nccl)) {
+		nccl_thread_post(&q->nccl->ender, q, nccl_make_end_stopped);
+		return;
+	}
+	clique_abort(q);
+	clique_rouse(q);
+	nccl_make_hand_over(q, CLIQUE_GONE);
+}
+
 /* Aborting also frees memory. If NCCL can stop running work without freeing memory, that comes
  * first: then the devices can become idle. While a clique is being warmed up the devices are
  * already held, and the maker ends that. */
@@ -215,11 +248,11 @@ void nccl_end_abort(struct nccl_clique *q)
 
 	if (clique_stop(q) && !makers) {
 		nccl_make_hand_over(q, CLIQUE_STOPPED);
-		clique_rest(q, nccl_now_ms() + NCCL_END_MS);
+		q->rest_until = nccl_now_ms() + NCCL_END_MS;
+		nccl_make_end_stopped(q);
+		return;
 	}
 	clique_abort(q);
-	if (!makers)
-		clique_rouse(q);
 	nccl_make_hand_over(q, CLIQUE_GONE);
 }
 

@@ -18,6 +18,12 @@
 
 static char folder[64];
 
+static void gloofix_flatten(char *key)
+{
+	for (; *key; key++)
+		*key = *key == '/' ? '_' : *key;
+}
+
 int gloofix_set(void *userdata, const char *key, const void *value, size_t bytes)
 {
 	char part[168], path[160];
@@ -25,7 +31,7 @@ int gloofix_set(void *userdata, const char *key, const void *value, size_t bytes
 
 	(void)userdata;
 	snprintf(path, sizeof(path), "%s/%s", folder, key);
-	*strchr(path + strlen(folder) + 1, '/') = '_';
+	gloofix_flatten(path + strlen(folder) + 1);
 	snprintf(part, sizeof(part), "%s.part", path);
 	f = fopen(part, "we");
 	if (!f)
@@ -43,7 +49,7 @@ long gloofix_get(void *userdata, const char *key, unsigned timeout_ms, void *val
 
 	(void)userdata;
 	snprintf(path, sizeof(path), "%s/%s", folder, key);
-	*strchr(path + strlen(folder) + 1, '/') = '_';
+	gloofix_flatten(path + strlen(folder) + 1);
 	for (unsigned ms = 0; ms <= timeout_ms; ms += 2) {
 		int fd = open(path, O_RDONLY | O_CLOEXEC);
 
