@@ -58,6 +58,9 @@
 #define NCCL_POLL_MS 4
 /* Initialisation and warm-up of one communicator. */
 #define NCCL_MAKE_MS 60000
+/* A communicator with members elsewhere breaks so much later: its owner may hear in another way why, and
+ * abort it. */
+#define NCCL_REASON_MS 1000
 /* Grace period at the close of the engine; after it running work is aborted. */
 #define NCCL_CLOSE_MS 5000
 /* How long a device is held to become idle before others get their turn again. */
@@ -182,6 +185,7 @@ struct nccl_clique {
 	bool skip;          /* issuer: an earlier item waits */
 	int64_t deadline;   /* MAKING, WARMING: milliseconds, CLOCK_MONOTONIC */
 	int64_t rest_until; /* STOPPED: likewise */
+	int64_t break_at;   /* READY: likewise, it has failed; 0: it works */
 	int status;         /* why it could not be made */
 	char why[256];
 	int *excluded; /* when made by shrinking: members of @parent that are gone */
@@ -263,7 +267,7 @@ int nccl_thread_create(pthread_t *ret, const char *name, void *(*fn)(void *), vo
 void *nccl_issue_main(void *nccl);
 /* Put it at the end of the queue. Loop thread. */
 void nccl_issue(struct nccl_item *item);
-/* The thread that owns it gives it up, since a call failed. With the lock held. */
+/* The thread that owns it gives it up, since a call failed: now, or later. With the lock held. */
 void nccl_break(struct nccl *n, struct nccl_clique *q);
 void nccl_on_unregistered(struct nccl_answer *a); /* loop: free its memory */
 

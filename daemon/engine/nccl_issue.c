@@ -32,12 +32,13 @@ static void nccl_issue_on_broke(struct nccl_answer *a)
 }
 
 /* No more calls from here: the ender owns it now, or the maker of its heir. With the lock held. */
-void nccl_break(struct nccl *n, struct nccl_clique *q)
+static void nccl_issue_break(struct nccl *n, struct nccl_clique *q)
 {
 	bool known = q->state == CLIQUE_READY || q->state == CLIQUE_REGISTERING;
 
 	q->state = CLIQUE_BROKEN;
 	q->running = false;
+	q->break_at = 0;
 	if (known && !q->asked)
 		nccl_answer(n, &q->broke, nccl_issue_on_broke);
 	if (q->heir)
@@ -46,23 +47,34 @@ void nccl_break(struct nccl *n, struct nccl_clique *q)
 		nccl_thread_post(&n->ender, q, nccl_end_abort);
 }
 
+void nccl_break(struct nccl *n, struct nccl_clique *q)
+{
+	if (q->others && q->state == CLIQUE_READY && !q->asked)
+		q->break_at = nccl_now_ms() + NCCL_REASON_MS;
+	else
+		nccl_issue_break(n, q);
+}
+
 static bool nccl_issue_is_ours(const struct nccl_clique *q)
 {
 	return q->state == CLIQUE_WARMING || q->state == CLIQUE_READY;
 }
 
-/* Break the cliques that the loop wants aborted, and those that run too long at the end. With the
- * lock. */
+/* Break the cliques that the loop wants aborted, those that run too long at the end, and those that have
+ * failed some time ago. With the lock. */
 static void nccl_issue_break_asked(struct nccl *n)
 {
-	bool late = n->close_at && nccl_now_ms() > n->close_at;
+	int64_t now = nccl_now_ms();
+	bool late = n->close_at && now > n->close_at;
 	struct nccl_clique *q, *next;
 
 	list_for_each (q, next, &n->cliques, link) {
-		if (!nccl_issue_is_ours(q) || !(atomic_load(&q->abort) || late))
+		bool asked = atomic_load(&q->abort) || late;
+
+		if (!nccl_issue_is_ours(q) || !(asked || (q->break_at && now >= q->break_at)))
 			continue;
-		q->asked = true;
-		nccl_break(n, q);
+		q->asked = q->asked || asked;
+		nccl_issue_break(n, q);
 	}
 }
 
@@ -101,7 +113,8 @@ static bool nccl_issue_must_wait(const struct nccl_item *item)
 	case CLIQUE_WARMING:
 		return item->kind != NCCL_WARM;
 	case CLIQUE_READY:
-		return !nccl_issue_is_collective(item) && item->clique->running;
+		return item->clique->break_at ||
+		       (!nccl_issue_is_collective(item) && item->clique->running);
 	case CLIQUE_STOPPED:
 		return !nccl_issue_is_collective(item);
 	default:
@@ -221,7 +234,8 @@ static bool nccl_issue_look_at_all(struct nccl *n)
 		q->skip = false;
 again:
 	list_for_each (q, next, &n->cliques, link) {
-		if (q->skip || !nccl_issue_is_ours(q) || !q->running)
+		any = any || q->break_at;
+		if (q->skip || !nccl_issue_is_ours(q) || !q->running || q->break_at)
 			continue;
 		q->skip = true;
 		any = true;
