@@ -28,6 +28,7 @@ void cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 					 .has_commit = rec->has_commit,
 					 .step = rec->has_commit ? rec->step : 0,
 					 .torn = rec->torn,
+					 .gpus = node_has_gpus(job->node),
 					 .applied = { rec->applied_epoch, rec->applied_group,
 						      rec->applied_number } };
 	ret->policy = policy_hash(rec->checkpoints);
@@ -75,6 +76,12 @@ int cluster_holding_check_job(const struct cluster_job *cj, const struct cluster
 {
 	const struct cluster_holding *x = &a->holding, *y = &b->holding;
 
+	if (x->gpus != y->gpus)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has ranks on GPUs of node %s, and in host memory of "
+				 "node %s: no engine connects them; start the daemons of both with "
+				 "the same backend",
+				 cj->label, (x->gpus ? a : b)->name, (x->gpus ? b : a)->name);
 	if (x->world != y->world)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' has world size %u on node %s, and %u on node %s",
@@ -173,6 +180,7 @@ void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHoldin
 	at->torn = h->torn;
 	at->has_position = h->has_position;
 	at->position = h->position;
+	at->gpus = h->gpus;
 	at->doubt_commit = h->doubt.has_commit;
 	at->doubt_step = h->doubt.step;
 	at->doubt_epoch = h->doubt.epoch;
@@ -200,6 +208,7 @@ void cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding
 					       .has_commit = s->has_commit,
 					       .torn = s->torn,
 					       .has_position = s->has_position,
+					       .gpus = s->gpus,
 					       .doubt = { .has_commit = s->doubt_commit,
 							  .step = s->doubt_step,
 							  .epoch = s->doubt_epoch,

@@ -38,6 +38,11 @@ struct device *node_device(struct node *node, const char *name)
 	return NULL;
 }
 
+bool node_has_gpus(const struct node *node)
+{
+	return backend_info(node->devices[0].backend)->ordinal >= 0;
+}
+
 void node_list_devices(const struct node *node, char *buf, size_t bytes)
 {
 	size_t at = 0;

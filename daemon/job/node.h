@@ -115,6 +115,8 @@ void node_wake_later(struct node *node);
 
 /* A device by id or UUID (upper and lower case are the same). Return: NULL: none. */
 struct device *node_device(struct node *node, const char *name);
+/* Are its devices GPUs? */
+bool node_has_gpus(const struct node *node);
 /* The list of devices, for texts: "cuda:0 (GPU-...), cuda:1 (GPU-...)". */
 void node_list_devices(const struct node *node, char *buf, size_t bytes);
 
