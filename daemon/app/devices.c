@@ -170,6 +170,18 @@ static bool devices_is_cuda(const struct node *node)
 	return backend_info(node->devices[0].backend)->ordinal >= 0;
 }
 
+/* It uses the network interface that Gloo would use. */
+static void devices_prepare_nccl(const struct config *c)
+{
+	char address[HOSTPORT_HOST_BYTES];
+
+	nccl_lib_environment();
+	if (config_store(c) == CONFIG_STORE_NONE)
+		return;
+	config_data_address(c, address);
+	nccl_lib_between_nodes(*c->peer.data_interface ? c->peer.data_interface : NULL, address);
+}
+
 /* NCCL is needed between GPUs. A node with one GPU, or whose jobs use one GPU each, works without
  * it. */
 static int devices_start_engine(struct node *node, struct loopq *loopq, const struct config *c,
@@ -229,7 +241,7 @@ int devices_start(struct node *node, struct loopq *loopq, const struct config *c
 	unsigned n = 0;
 	int r;
 
-	nccl_lib_environment();
+	devices_prepare_nccl(config);
 	if (devices_start_backends(loopq, config, backends, &n, f))
 		return (int)f->code;
 	for (unsigned i = 0; i < n; i++) {
@@ -272,7 +284,9 @@ bool devices_idle(const struct node *node)
 void devices_end(struct node *node)
 {
 	node_deinit(node);
-	node->nodes_engine = engine_close(node->nodes_engine);
+	if (node->nodes_engine != node->engine)
+		engine_close(node->nodes_engine);
+	node->nodes_engine = NULL;
 	engine_close(node->engine);
 	engine_close(node->local);
 	for (unsigned i = node->n_devices; i-- > 0;) {

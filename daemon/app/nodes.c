@@ -108,8 +108,10 @@ static int nodes_start_engine(struct node *node, struct loopq *loopq, const stru
 	int r;
 
 	config_data_address(c, address);
+	node->nodes_engine =
+		node->engine; /* GPUs: of NULL group_comms says so when a job needs one */
 	if (!nodes_is_host(node))
-		return 0; /* group_comms says so when a job needs one */
+		return 0;
 	r = engine_gloo_new(loopq, &o, &node->nodes_engine);
 	return r < 0 ? fault_errno(f, r, "starting the engine between nodes") : 0;
 }

@@ -25,6 +25,12 @@ const char *engine_why(const struct engine *e)
 	return e->why;
 }
 
+bool engine_in_order(const struct engine *e)
+{
+	MAGIC_CHECK(e, ENGINE_MAGIC);
+	return e->ops->in_order;
+}
+
 static void engine_check_options(const struct comm_options *options)
 {
 	CHECK(options->ready && options->devices && options->n_devices > 0);

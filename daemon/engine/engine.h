@@ -96,6 +96,12 @@ struct comm_info {
 /* Why the last failed communicator could not be created, in one sentence; "" if none failed. */
 const char *engine_why(const struct engine *e);
 
+/* Whether communicators with members in other processes are made in one order in all of them, with
+ * nothing running on their devices that waits for an operation which another process has not started
+ * yet; and whether the operations of all such communicators on a device are started in one order in all
+ * of them. Else each process waits for the others for ever. */
+bool engine_in_order(const struct engine *e);
+
 /* Create a communicator, warmed up. ready is called later with the communicator (owned by the
  * caller), or with NULL and a status, which engine_why explains.
  * Return: 0, -EOPNOTSUPP (a group, and the engine is inside one process), or another negative errno

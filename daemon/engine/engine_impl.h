@@ -12,7 +12,8 @@
 
 struct engine_ops {
 	const char *name;
-	bool groups; /* connects members of several processes (comm_options.group) */
+	bool groups;   /* connects members of several processes (comm_options.group) */
+	bool in_order; /* engine_in_order */
 	int (*comm_new)(struct engine *e, const struct comm_options *options);
 	void (*comm_free)(struct comm *c);
 	void (*abort)(struct comm *c);

@@ -465,6 +465,7 @@ static void nccl_close(struct engine *e)
 static const struct engine_ops nccl_ops = {
 	.name = "nccl",
 	.groups = true,
+	.in_order = true,
 	.comm_new = nccl_comm_new,
 	.comm_free = nccl_comm_free,
 	.abort = nccl_abort,

@@ -1,7 +1,9 @@
 #include "engine/nccl_lib.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <ifaddrs.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,6 +85,39 @@ void nccl_lib_environment(void)
 	setenv("NCCL_DEBUG", "WARN", 0);
 	if (!getenv("NCCL_RAS_ADDR"))
 		setenv("NCCL_RAS_ENABLE", "0", 0);
+}
+
+/* Return: whether it has one of them. */
+static bool nccl_lib_has_address(const struct ifaddrs *a, const char *address)
+{
+	char text[INET6_ADDRSTRLEN] = "";
+	int family = a->ifa_addr ? a->ifa_addr->sa_family : AF_UNSPEC;
+
+	if (family == AF_INET)
+		inet_ntop(family, &((const struct sockaddr_in *)a->ifa_addr)->sin_addr, text,
+			  sizeof(text));
+	else if (family == AF_INET6)
+		inet_ntop(family, &((const struct sockaddr_in6 *)a->ifa_addr)->sin6_addr, text,
+			  sizeof(text));
+	return *text && strcmp(text, address) == 0;
+}
+
+void nccl_lib_between_nodes(const char *iface, const char *address)
+{
+	struct ifaddrs *all = NULL;
+	char name[64] = "";
+
+	setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+	if (iface)
+		snprintf(name, sizeof(name), "=%s", iface);
+	else if (getifaddrs(&all) == 0)
+		for (const struct ifaddrs *a = all; a && !*name; a = a->ifa_next)
+			if (nccl_lib_has_address(a, address))
+				snprintf(name, sizeof(name), "=%s", a->ifa_name);
+	if (all)
+		freeifaddrs(all);
+	if (*name)
+		setenv("NCCL_SOCKET_IFNAME", name, 0);
 }
 
 static int nccl_lib_check_version(struct nccl_lib *lib, char *why, size_t bytes)

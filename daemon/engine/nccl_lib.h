@@ -22,6 +22,13 @@
  * environment at any time. Later calls change nothing. */
 void nccl_lib_environment(void);
 
+/* The same for a node that is one of several:
+ *   NCCL_RUNTIME_CONNECT=0  all connections are made with the communicator. Else the first large
+ *                           operation of a kind would wait for other nodes in the thread that starts
+ *                           those of all communicators
+ *   NCCL_SOCKET_IFNAME      @iface, or (NULL) the interface that has @address, if there is one */
+void nccl_lib_between_nodes(const char *iface, const char *address);
+
 /* The minimum version, and the version from which an all-gather needs no multiprocessors. */
 #define NCCL_LIB_MIN_VERSION  22700
 #define NCCL_LIB_ZERO_VERSION 22800

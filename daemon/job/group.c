@@ -273,14 +273,21 @@ static enum res group_comms_between(struct group *g, struct fault *f)
 	if (!g->job->node->nodes_engine)
 		return res_of(fault_set(f, FAULT_UNAVAILABLE, NULL,
 					"group '%.64s' has ranks on other nodes, and this node has "
-					"no engine between nodes",
-					g->rec->name));
+					"no engine between nodes: %.200s",
+					g->rec->name, g->job->node->engine_why));
 	snprintf(prefix, sizeof(prefix), "%s/%016llx", s->prefix, (unsigned long long)group_key(g));
 	if (!g->nc)
 		g->nc = node_comm_new(g->job->node, g->devices, g->n_devices, &where);
 	if (!g->nc)
 		return res_of(fault_errno(f, -ENOMEM, "making a communicator"));
 	return node_comm_there(g->nc, f);
+}
+
+bool group_makes_in_line(const struct group *g)
+{
+	const struct engine *e = g->job->node->nodes_engine;
+
+	return group_spans(g) && e && engine_in_order(e);
 }
 
 uint64_t group_key(const struct group *g)

@@ -90,6 +90,9 @@ struct unit_place group_unit_place(const struct group *g);
 
 /* The group's communicators; it must be placed. Return: as node_comm. */
 enum res group_comms(struct group *g, struct fault *f);
+/* Are they made only by what is the first in the job's line (job/line.h), since all nodes must make them
+ * at the same place (engine_in_order)? */
+bool group_makes_in_line(const struct group *g);
 
 /* The device of the group's member @index; NULL: it is not placed yet, or on another node. */
 struct device *group_device(const struct group *g, uint32_t index);

@@ -24,6 +24,41 @@ const char *job_on_node(const struct job *job, char buf[JOB_ON_NODE_BYTES])
 	return buf;
 }
 
+static bool job_span_is_on(const struct job *job, const struct device *d)
+{
+	const struct span *s = job->across.span;
+
+	if (!job_is_across(job) || s->over)
+		return false;
+	for (uint32_t r = s->nodes[s->self].first;
+	     r < s->nodes[s->self].first + s->nodes[s->self].n; r++)
+		if (job->placed[r] == d)
+			return true;
+	return false;
+}
+
+/* Two jobs have two leaders, and so no common order. */
+static int job_span_check_order(const struct job *job, const struct span *span, struct fault *f)
+{
+	const struct engine *e = job->node->nodes_engine;
+	const struct span_node *here = &span->nodes[span->self];
+	struct job *other, *tmp;
+
+	if (span->n_nodes == 1 || !e || !engine_in_order(e))
+		return 0;
+	list_for_each (other, tmp, &job->jobs->all, link)
+		for (uint32_t r = here->first; r < here->first + here->n; r++)
+			if (other != job && job->placed[r] && job_span_is_on(other, job->placed[r]))
+				return fault_set(
+					f, FAULT_STATE, NULL,
+					"job '%s' and job '%s' both have ranks of several nodes on "
+					"%s: their collectives could wait for each other for ever; "
+					"use other devices, or start it when that job has ended",
+					job->rec->name, other->rec->name,
+					backend_info(job->placed[r]->backend)->id);
+	return 0;
+}
+
 /* Groups that have devices stay on them: memory of their units is there. */
 static int job_span_check(const struct job *job, const struct span *span, uint64_t epoch,
 			  struct fault *f)
@@ -39,6 +74,8 @@ static int job_span_check(const struct job *job, const struct span *span, uint64
 		return fault_set(f, FAULT_INTERNAL, NULL,
 				 "the nodes of job '%s' have %u ranks; it has %u", job->rec->name,
 				 span->world, job->rec->world_size);
+	if (job_span_check_order(job, span, f))
+		return f->code;
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		placed = placed || job->groups[i]->n_devices;
 	if (!placed || (job->across.span && span_same(job->across.span, span)) ||

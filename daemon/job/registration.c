@@ -52,7 +52,7 @@ struct registration {
 static enum res registration_reg_place(struct group *g, struct fault *f)
 {
 	RES_TRY(group_place(g, f));
-	return group_comms(g, f);
+	return group_makes_in_line(g) ? RES_DONE : group_comms(g, f);
 }
 
 /* Return: 0 or a fault code. */

@@ -105,7 +105,7 @@ static bool window_in_step(const struct node_comm *nc, const struct region *regi
 
 void window_check(struct node_comm *nc, enum backend_queue q, const struct region *regions)
 {
-	if (!nc || nc->n < 2 || nc->state != COMM_READY)
+	if (!nc || nc->spans || nc->n < 2 || nc->state != COMM_READY)
 		return;
 	if (!window_in_step(nc, regions)) {
 		for (unsigned i = 0; i < nc->n; i++)

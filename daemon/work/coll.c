@@ -413,6 +413,14 @@ static void coll_end(struct coll *c)
 
 /* -------------------------------------------------------------------- ticks */
 
+static enum res coll_tick(struct coll *c)
+{
+	if (c->makes)
+		RES_TRY(coll_ready(c));
+	c->makes = false;
+	return c->type->coll_tick(c);
+}
+
 /* The only caller of ticks. What it waits for may come while it runs: then it runs again. */
 void coll_go_on(struct coll *c)
 {
@@ -427,7 +435,7 @@ void coll_go_on(struct coll *c)
 		c->woken = false;
 		r = c->fault->code ? RES_FAILED
 		    : c->status    ? coll_fail(c, c->status)
-				   : c->type->coll_tick(c);
+				   : coll_tick(c);
 	} while (r == RES_WAIT && c->woken);
 	c->ticking = false;
 	CHECK((r == RES_FAILED) == (c->fault->code != FAULT_NONE));

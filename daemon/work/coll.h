@@ -54,6 +54,7 @@ struct coll {
 	struct line_item line;  /* where it spans nodes (coll_talk.c) */
 	uint64_t place;         /* of its operations between nodes: comm_op.place */
 	bool has_begun;         /* in line: it was ticked */
+	bool makes;             /* in line: it makes the group's communicators before */
 	struct coll_talk *talk; /* owned: an operation that waits for its turn in line */
 	bool talks_last;        /* the next of them is the last */
 	bool leaves_out;        /* unit_turns.leaves_out, when it was started */

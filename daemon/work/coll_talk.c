@@ -80,8 +80,9 @@ static void coll_talk_go_on(struct line_item *i)
 
 void coll_line_enter(struct coll *c)
 {
+	c->makes = group_makes_in_line(c->group) && !c->group->nc;
 	if (group_spans(c->group))
-		line_enter(&c->line, c->job, false, coll_talk_go_on);
+		line_enter(&c->line, c->job, c->makes, coll_talk_go_on);
 	else
 		coll_go_on(c);
 }
