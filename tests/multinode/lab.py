@@ -21,6 +21,7 @@ BIN = pathlib.Path(os.environ.get("SHARDD_BIN_DIR", ROOT / "build/bin"))
 NET = "10.88.0."
 ETCD_AT = NET + "250"
 PEER_PORT = 7100
+SIMULATOR = BIN.parent / "tests/sim"
 HEADERS = 14 + 20 + 32  # Ethernet, IP, TCP with time stamps
 PATIENCE_S = 40  # for what takes a second on a machine that does nothing else
 PR_SET_PDEATHSIG = 1
@@ -97,7 +98,28 @@ class Node:
         self.log = pathlib.Path(f"{lab.folder}/{name}.log")
         self.options, self.daemon, self.may_end = {}, None, False
         self.within = ()  # what runs the daemon, which are its last arguments
+        self.gpus = 0  # simulated ones; 0: host memory
+        self.more = {}  # of the daemon's environment
         lab.add_net(name, self.address)
+
+    def env(self, **more):
+        """Of its daemon and of its trainers."""
+        if self.gpus:
+            more |= {"SHARDD_LIBCUDA": f"{SIMULATOR}/libcuda.so.1",
+                     "SHARDD_LIBNCCL": f"{SIMULATOR}/libnccl.so.2",
+                     "SHARDD_SIM_DEVICES": str(self.gpus), "SHARDD_SIM_NCCL_SERIAL": "1",
+                     "SHARDD_SIM_MEMORY": str(512 << 20), "NCCL_HOSTID": self.name}
+        return environment(**more)
+
+    def run(self, keys, held=False):
+        argv = [*self.within] + [BIN / "shardd-holder", "--"] * held
+        argv += [BIN / "shardd", "--socket", self.socket, "--backend",
+                 "cuda" if self.gpus else "host"]
+        keys |= {"gpu_measure_overlap": "no"} if self.gpus else {}
+        for key, value in keys.items():
+            argv += ["--set", f"{key}={value}"]
+        self.daemon = Process(self.name, argv, self.log, self.env(**self.more))
+        self.may_end = False
 
     def start(self, wait=True, held=False, **options):
         """@options: keys of the configuration, also for the next starts. @held: its memory outlives
@@ -107,21 +129,20 @@ class Node:
                 "peer_insecure": "yes", "coord": f"etcd://{ETCD_AT}:2379", "threads": "1",
                 "drain_timeout_ms": "1s", "memory_bytes": "512MiB",
                 "data_address": self.address} | self.options
-        argv = [*self.within] + [BIN / "shardd-holder", "--"] * held
-        argv += [BIN / "shardd", "--socket", self.socket, "--backend", "host"]
-        for key, value in keys.items():
-            argv += ["--set", f"{key}={value}"]
-        before = self.said().count("joined node=")
-        self.daemon, self.may_end = Process(self.name, argv, self.log), False
+        before = self.joined()
+        self.run(keys, held)
         if wait:
-            wait_for(lambda: self.said().count("joined node=") > before or self.check(),
-                     f"node {self.name} is a member")
+            self.await_member(before)
+
+    def joined(self):
+        return self.said().count("joined node=")
+
+    def await_member(self, before):
+        wait_for(lambda: self.joined() > before or self.check(), f"node {self.name} is a member")
 
     def start_alone(self):
         """Without other nodes."""
-        argv = [BIN / "shardd", "--socket", self.socket, "--backend", "host",
-                "--set", "drain_timeout_ms=1s", "--set", "memory_bytes=512MiB"]
-        self.daemon, self.may_end = Process(self.name, argv, self.log), False
+        self.run({"drain_timeout_ms": "1s", "memory_bytes": "512MiB"})
         wait_for(lambda: self.ctl("health", check=False) is not None or self.check(),
                  f"node {self.name} serves")
 

@@ -5,7 +5,7 @@ import pathlib
 import random
 import sys
 
-from lab import BIN, PATIENCE_S, ROOT, Failed, Process, environment, wait_for
+from lab import BIN, PATIENCE_S, ROOT, Failed, Process, wait_for
 
 LIBRARY = BIN.parent / "lib/libshardd.so.0"
 SMALL = "--batch 12 --hidden 16 --context 4 --embed 4"
@@ -41,10 +41,11 @@ class Training:
 
     def start(self, rank):
         node, local = self.places[rank]
-        env = environment(SHARDD_SOCKET=node.socket, SHARDD_JOB=self.job, RANK=str(rank),
-                          WORLD_SIZE=str(len(self.places)), LOCAL_RANK=str(local),
-                          SHARDD_LIBRARY=str(LIBRARY), PYTHONPATH=str(ROOT / "client/python"),
-                          PYTHONDONTWRITEBYTECODE="1")
+        env = node.env(SHARDD_SOCKET=node.socket, SHARDD_JOB=self.job, RANK=str(rank),
+                       WORLD_SIZE=str(len(self.places)), LOCAL_RANK=str(local),
+                       LOCAL_WORLD_SIZE=str(len(self.on(node.name))),
+                       SHARDD_LIBRARY=str(LIBRARY), PYTHONPATH=str(ROOT / "client/python"),
+                       PYTHONDONTWRITEBYTECODE="1")
         out = self.path("out") if rank == 0 else None
         self.ranks[rank] = Process(node.name, self.command(rank), self.path(f"{rank}.log"), env,
                                    out)

@@ -1,0 +1,115 @@
+"""The tests with GPUs, which are simulated (tests/sim)."""
+
+import time
+
+import lab
+from cases import BACK, LONG_RUN, THREE, TWO, cut_off, leader_of
+from lab import Failed, Lab, wait_for
+from training import SMALL, Training
+
+# Shape and options: one rank on a GPU, types, steps in the backward pass, and two ranks on a GPU.
+RUNS = ((TWO, ""), (TWO, " --dtype bf16"), (TWO, " --in-backward --clip 0"),
+        ((("a", 1), ("b", 2)), ""), ((("a", 4), ("b", 4)), ""))
+
+
+def start_gpus(x, **number):
+    """Nodes with so many simulated GPUs; 0: host memory."""
+    for name, n in number.items():
+        x[name].gpus = n
+        x[name].start()
+
+
+def gpus():
+    """Two nodes with two GPUs each, simulated, train as one node with four, to the bit.
+
+    The simulated NCCL adds in the order of the members, wherever they are; a real one need not."""
+    with Lab(2, start=False) as x:
+        alone = x.nodes["alone"] = lab.Node(x, "alone", 20)
+        alone.gpus = 4
+        alone.start_alone()
+        start_gpus(x, a=2, b=2)
+        for i, (shape, more) in enumerate(RUNS):
+            options, ranks = SMALL.replace("12", "24") + more, sum(n for _, n in shape)
+            one = Training(x, (("alone", ranks),), options=options, job=f"one{i}").finish()
+            for turn in range(2 if i == 0 else 1):
+                losses = Training(x, shape, options=options, job=f"many{i}").finish()
+                if losses != one:
+                    raise Failed(f"{shape}{more}, {turn}: {losses}, {one} on one node")
+
+
+def gpus_mixed():
+    """A node with GPUs and one with host memory train no job together, and both say why."""
+    with Lab(2, start=False) as x:
+        start_gpus(x, a=2, b=0)
+        t = Training(x, TWO)
+        for rank, p in t.ranks.items():
+            code, text = p.wait(), t.said(rank)
+            if code != 1 or "on GPUs of node a, and in host memory of node b" not in text:
+                raise Failed(f"rank {rank} has ended with {code}: {text}")
+
+
+def gpus_two_jobs():
+    """A second job over the same GPUs is refused, and names the first one, which goes on."""
+    with Lab(2, start=False) as x:
+        start_gpus(x, a=2, b=2)
+        t = Training(x, TWO, steps=LONG_RUN)
+        t.wait_step(5)
+        second = Training(x, TWO, job="second")
+        for rank, p in second.ranks.items():
+            code, text = p.wait(), second.said(rank)
+            if code != 1 or "job 'second' and job 'j' both have ranks of several" not in text:
+                raise Failed(f"rank {rank} has ended with {code}: {text}")
+        t.wait_step(t.step() + 5)
+        t.stop()
+
+
+def gpus_daemon_dies():
+    """A daemon with GPUs is killed in a collective between nodes: all go on when it is back."""
+    with Lab(2, start=False) as x:
+        b = x["b"]
+        b.gpus, b.more = 2, {"SHARDD_SIM_NCCL_HANG": "500"}
+        b.start(held=True)
+        start_gpus(x, a=2)
+        expected = Training(x, TWO, steps=10, job="undisturbed").finish()
+        t = Training(x, TWO, steps=LONG_RUN)
+        t.wait_step(10)
+        await_hang(t)
+        joined = b.joined()
+        t.mark()
+        b.kill_held()
+        t.wait_said(t.on("a"), BACK, ("node b",), s=10)
+        t.wait_said(t.on("b"), BACK, ("was restarted",), s=10)
+        b.await_member(joined)
+        t.wait_step(t.step() + 20)
+        t.stop()
+        if any(t.losses()[step] != loss for step, loss in expected.items()):
+            raise Failed(f"losses {t.losses()}, {expected} before")
+
+
+def gpus_link_cut():
+    """The network of a node with GPUs is cut: NCCL says nothing, the others do, and all go on."""
+    with Lab(3, start=False) as x:
+        start_gpus(x, a=1, b=1, c=1)
+        t = Training(x, THREE, steps=LONG_RUN)
+        t.wait_step(10)
+        leader = leader_of(x["a"])
+        cut = x[next(n for n in "abc" if n != leader)]
+        cut_off(x, t, cut)
+        cut.link(True)
+        t.wait_step(t.step() + 20)
+        t.stop()
+
+
+def await_hang(t):
+    """Until no step ends any more."""
+    last = [t.step(), time.monotonic()]
+
+    def hangs():
+        t.check()
+        if t.step() != last[0]:
+            last[:] = [t.step(), time.monotonic()]
+        return time.monotonic() > last[1] + 2
+    wait_for(hangs, "a collective that hangs")
+
+
+DEFAULT = [gpus, gpus_mixed, gpus_two_jobs, gpus_daemon_dies, gpus_link_cut]
