@@ -427,7 +427,7 @@ void node_device_lost(struct node *node, struct device *device)
 		if (!node_is_member(nc, device) || nc->state == COMM_BROKEN)
 			continue;
 		n = node_survivors(nc, left);
-		if (nc->state == COMM_READY && n > 1 && !node_find(node, left, n))
+		if (!nc->spans && nc->state == COMM_READY && n > 1 && !node_find(node, left, n))
 			(void)node_add(node, left, n); /* from this one, before it is aborted */
 		node_set_broken(nc, why);
 	}
