@@ -121,6 +121,11 @@ void *backend_cuda_context(struct backend *b);
  * memory: NCCL needs the stream for itself while one of its calls is in progress. Holds nest. Any
  * thread but the loop's: blocks for as long as issuing a task or allocating memory takes. */
 void backend_cuda_hold(struct backend *b, enum backend_queue queue);
+/* Work that ends only if another node does its part is put on @b's streams: from here on no memory is
+ * made, until backend_cuda_wait_end, which follows when it has been executed. They nest. Any thread.
+ * Return: false: memory is to be made first, do not put it there: ask again. */
+bool backend_cuda_wait_begin(struct backend *b);
+void backend_cuda_wait_end(struct backend *b);
 void backend_cuda_let(struct backend *b, enum backend_queue queue);
 
 /* A complete backend on malloc'ed memfds whose kernels run inside the loop's next

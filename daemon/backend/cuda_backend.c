@@ -164,6 +164,35 @@ void backend_cuda_hold(struct backend *b, enum backend_queue queue)
 	pthread_mutex_unlock(&c->lock);
 }
 
+/* As long as a wait for a trainer is open no memory is made anyway, and what that trainer waits for may
+ * stand behind this. */
+bool backend_cuda_wait_begin(struct backend *b)
+{
+	struct cuda *c = cuda_of(b);
+	bool may;
+
+	CHECK(b->ops == &cuda_ops);
+	pthread_mutex_lock(&c->lock);
+	may = !c->setting_up && (!c->gate || c->foreign > c->between);
+	c->foreign += may;
+	c->between += may;
+	pthread_mutex_unlock(&c->lock);
+	return may;
+}
+
+void backend_cuda_wait_end(struct backend *b)
+{
+	struct cuda *c = cuda_of(b);
+
+	CHECK(b->ops == &cuda_ops);
+	pthread_mutex_lock(&c->lock);
+	CHECK(c->between > 0 && c->foreign >= c->between);
+	c->foreign--;
+	c->between--;
+	pthread_cond_signal(&c->setup);
+	pthread_mutex_unlock(&c->lock);
+}
+
 void backend_cuda_let(struct backend *b, enum backend_queue queue)
 {
 	struct cuda *c = cuda_of(b);

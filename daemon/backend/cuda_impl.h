@@ -204,6 +204,7 @@ struct cuda {
 	bool setting_up; /* the setup thread makes or frees memory */
 	bool tick_posted;
 	unsigned foreign; /* waits that are open */
+	unsigned between; /* of them, those for other nodes */
 	char lost_text[160];
 	_Atomic bool lost;
 

@@ -3,7 +3,8 @@
  * and writes poison at any time.
  *
  * It waits for the streams first. That wait ends, since nothing in the streams waits for another
- * process then, and the engine starts nothing new until the thread is done.
+ * process then, of this node or of another one, and the engine starts nothing new until the thread is
+ * done.
  */
 #include "backend/cuda_impl.h"
 

@@ -524,6 +524,31 @@ int clique_unregister(struct nccl_clique *q, struct nccl_slab *slab)
 				      : nccl_clique_nccl_failed(q, r, "ncclCommWindowDeregister");
 }
 
+/* ------------------------------------------------------- waits for other nodes */
+
+bool clique_wait(struct nccl_clique *q)
+{
+	if (!q->others)
+		return true;
+	FOR_MEMBERS(m, q)
+	{
+		if (backend_cuda_wait_begin(m->backend))
+			continue;
+		while (m > q->members)
+			backend_cuda_wait_end((--m)->backend);
+		return false;
+	}
+	q->waits++;
+	return true;
+}
+
+void clique_unwait(struct nccl_clique *q)
+{
+	for (; q->waits > 0; q->waits--)
+		FOR_MEMBERS(m, q)
+	backend_cuda_wait_end(m->backend);
+}
+
 /* --------------------------------------------------------------- the end */
 
 bool clique_stop(struct nccl_clique *q)

@@ -34,8 +34,9 @@
  * Members in other processes: a collective ends only if all processes issue theirs, and so do the making
  * of a communicator and whatever stands behind it in a device's queues. So all processes must make the
  * communicators of a device, and start the collectives on it, in one order: their users see to it. The
- * issuer keeps that order, since no such clique is ever REGISTERING: an item of a READY one never
- * waits. Such communicators end by abort, never by destruction, and have no heirs.
+ * issuer keeps that order, since no such clique is ever REGISTERING: an item of a READY one waits only
+ * for memory that its device has to make first, and then those behind it that use the device do, too.
+ * Memory is made only while nothing runs there that waits for another process. Such communicators end by abort, never by destruction, and have no heirs.
  *
  * The event `after` says when an operation was executed: until then the issuer looks every
  * few milliseconds whether NCCL reports an error.
@@ -181,8 +182,9 @@ struct nccl_clique {
 	_Atomic bool abort; /* stop waiting for it */
 	bool asked;         /* by the loop: no news for it */
 	bool rests;         /* its devices rest, by clique_rest; used by the owner */
-	bool running;       /* issuer: issued, not known to be executed */
-	bool skip;          /* issuer: an earlier item waits */
+	unsigned waits; /* issued since all was executed: backend_cuda_wait_begin; @others; owner */
+	bool running;   /* issuer: issued, not known to be executed */
+	bool skip;      /* issuer: an earlier item waits */
 	int64_t deadline;   /* MAKING, WARMING: milliseconds, CLOCK_MONOTONIC */
 	int64_t rest_until; /* STOPPED: likewise */
 	int64_t break_at;   /* READY: likewise, it has failed; 0: it works */
@@ -279,6 +281,8 @@ int nccl_meet_init(struct nccl_clique *q, const struct comm_group *group);
 int nccl_meet_start(struct nccl_clique *q);
 /* Loop: it says that it has ended. Safe without one. */
 void nccl_meet_join(struct nccl_clique *q);
+/* Have both members on one device? */
+bool nccl_meet_shares(const struct nccl_clique *a, const struct nccl_clique *b);
 /* While it is made: does nobody want it any more? The store knows. */
 bool nccl_meet_is_over(struct nccl_clique *q);
 
@@ -321,6 +325,10 @@ enum { CLIQUE_E_RUNS = 1 };
 int clique_look(struct nccl_clique *q);
 int clique_register(struct nccl_clique *q, struct nccl_slab *slab);
 int clique_unregister(struct nccl_clique *q, struct nccl_slab *slab);
+/* With members elsewhere: whether a collective may be put on the devices now; then clique_unwait must
+ * follow when nothing runs any more. */
+bool clique_wait(struct nccl_clique *q);
+void clique_unwait(struct nccl_clique *q);
 /* Stop running work, without freeing anything. Return: whether NCCL can do that. */
 bool clique_stop(struct nccl_clique *q);
 void clique_abort(struct nccl_clique *q);

@@ -122,8 +122,26 @@ static bool nccl_issue_must_wait(const struct nccl_item *item)
 	}
 }
 
-/* The first that need not wait; it stays in the list. With the lock held. */
-static struct nccl_item *nccl_issue_next_item(struct nccl *n)
+/* Those behind it that use its devices wait, too. */
+static void nccl_issue_hold_up(struct nccl *n, struct nccl_clique *q)
+{
+	struct nccl_clique *p, *next;
+
+	q->skip = true;
+	list_for_each (p, next, &n->cliques, link)
+		p->skip = p->skip || (q->others && p->others && nccl_meet_shares(p, q));
+}
+
+/* Its devices have no memory to make first. */
+static bool nccl_issue_may_run(const struct nccl_item *item)
+{
+	return item->clique->state != CLIQUE_READY || !nccl_issue_is_collective(item) ||
+	       item->count == 0 || clique_wait(item->clique);
+}
+
+/* The first that need not wait; it stays in the list. @ret_later: one waits for a device. With the
+ * lock held. */
+static struct nccl_item *nccl_issue_next_item(struct nccl *n, bool *ret_later)
 {
 	struct nccl_clique *q, *next;
 	struct nccl_item *item, *tmp;
@@ -133,9 +151,14 @@ static struct nccl_item *nccl_issue_next_item(struct nccl *n)
 	list_for_each (item, tmp, &n->items, link) {
 		if (item->clique->skip)
 			continue;
-		if (!nccl_issue_must_wait(item))
+		if (nccl_issue_must_wait(item)) {
+			item->clique->skip = true;
+			continue;
+		}
+		if (nccl_issue_may_run(item))
 			return item;
-		item->clique->skip = true;
+		*ret_later = true;
+		nccl_issue_hold_up(n, item->clique);
 	}
 	return NULL;
 }
@@ -218,7 +241,10 @@ static void nccl_issue_look(struct nccl *n, struct nccl_clique *q)
 	if (r < 0) {
 		q->status = r;
 		nccl_break(n, q);
-	} else if (r == 0 && q->state == CLIQUE_WARMING) {
+	} else if (r == 0) {
+		clique_unwait(q);
+	}
+	if (r == 0 && q->state == CLIQUE_WARMING) {
 		q->state = CLIQUE_READY;
 		pthread_cond_broadcast(&n->changed);
 	}
@@ -257,7 +283,7 @@ void *nccl_issue_main(void *arg)
 	struct nccl *n = arg;
 	int64_t look_at = 0;
 	struct nccl_item *item;
-	bool runs = false;
+	bool runs = false, later;
 
 	pthread_mutex_lock(&n->lock);
 	while (!n->close_at || !list_empty(&n->cliques)) {
@@ -266,10 +292,13 @@ void *nccl_issue_main(void *arg)
 			runs = nccl_issue_look_at_all(n);
 			look_at = nccl_now_ms() + NCCL_POLL_MS;
 		}
-		item = nccl_issue_next_item(n);
+		later = false;
+		item = nccl_issue_next_item(n, &later);
 		if (item) {
 			nccl_issue_run(n, item);
 			runs = true;
+		} else if (later) {
+			nccl_issue_sleep_until(n, nccl_now_ms() + 1);
 		} else if (runs || n->close_at) {
 			nccl_issue_sleep_until(n, look_at);
 		} else {

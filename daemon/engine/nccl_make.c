@@ -247,12 +247,14 @@ void nccl_end_abort(struct nccl_clique *q)
 	bool makers = q->rests;
 
 	if (clique_stop(q) && !makers) {
+		clique_unwait(q);
 		nccl_make_hand_over(q, CLIQUE_STOPPED);
 		q->rest_until = nccl_now_ms() + NCCL_END_MS;
 		nccl_make_end_stopped(q);
 		return;
 	}
 	clique_abort(q);
+	clique_unwait(q);
 	nccl_make_hand_over(q, CLIQUE_GONE);
 }
 

@@ -160,7 +160,7 @@ static int nccl_meet_accept(struct nccl_clique *q)
 
 /* ---------------------------------------------------------------------------- the turn */
 
-static bool nccl_meet_shares(const struct nccl_clique *a, const struct nccl_clique *b)
+bool nccl_meet_shares(const struct nccl_clique *a, const struct nccl_clique *b)
 {
 	for (unsigned i = 0; i < a->n; i++)
 		for (unsigned k = 0; k < b->n; k++)

@@ -480,6 +480,60 @@ Test(nccl_nodes, an_abort_ends_what_waits_for_the_other_node)
 	play(scene_abort, 2, 2, 0);
 }
 
+/* Memory is not made, nor its making begun, while a queue waits for another node: that would have to end
+ * before an abort could begin. */
+static void scene_memory(struct place *p)
+{
+	struct backend_mem *mem = NULL;
+	struct ncclfix_op ops[2];
+
+	for (unsigned turn = 0; turn < 2; turn++) {
+		char what[16];
+
+		snprintf(what, sizeof(what), "job/%u", turn);
+		must_meet(p, what);
+		gather(p);
+		if (p->node == 0) {
+			start_gather(p, &ops[0]);
+			EXPECT(ncclfix_wait(&p->f, &ops[0]) == 0);
+			EXPECT(backend_alloc(p->f.c.b, 8 << 20, BACKEND_SHARE_FD, &mem) ==
+			       BACKEND_E_LATER);
+			start_gather(p, &ops[1]);
+			for (unsigned i = 0; i < 100; i++)
+				uv_run(&p->f.c.run.loop, UV_RUN_NOWAIT);
+			EXPECT(backend_alloc(p->f.c.b, 8 << 20, BACKEND_SHARE_FD, &mem) ==
+			       BACKEND_E_LATER);
+			EXPECT(!ops[1].done);
+		}
+		snprintf(what, sizeof(what), "waits%u", turn);
+		sync_nodes(p, what);
+		if (turn == 0 && p->node == 1) {
+			start_gather(p, &ops[0]);
+			start_gather(p, &ops[1]);
+		}
+		if (turn == 1)
+			comm_abort(p->f.comm);
+		if (p->node == 0 || turn == 0)
+			ncclfix_wait(&p->f, &ops[1]);
+		if (p->node == 0) {
+			EXPECT(cudafix_ask(&p->f.c, p->f.c.b, 8 << 20, BACKEND_SHARE_FD, &mem) ==
+			       0);
+			backend_free(p->f.c.b, mem);
+		}
+		if (turn == 0) {
+			expect(p, OUT_AT, members(p) * COUNT, gathered);
+			sync_nodes(p, "end");
+			comm_abort(p->f.comm);
+		}
+		p->f.comm = comm_free(p->f.comm);
+	}
+}
+
+Test(nccl_nodes, memory_waits_for_what_waits_for_another_node)
+{
+	play(scene_memory, 2, 1, 0);
+}
+
 /* Two communicators wait for the other node in both queues, and their devices rest for neither while the
  * other one runs. */
 static void scene_abort_both(struct place *p)
