@@ -123,7 +123,7 @@ void *backend_cuda_context(struct backend *b);
 void backend_cuda_hold(struct backend *b, enum backend_queue queue);
 /* Work that ends only if another node does its part is put on @b's streams: from here on no memory is
  * made, until backend_cuda_wait_end, which follows when it has been executed. They nest. Any thread.
- * Return: false: memory is to be made first, do not put it there: ask again. */
+ * Return: false: there is memory to make first, do not put it there: ask again. */
 bool backend_cuda_wait_begin(struct backend *b);
 void backend_cuda_wait_end(struct backend *b);
 void backend_cuda_let(struct backend *b, enum backend_queue queue);

@@ -39,7 +39,7 @@ struct cluster_holding {
 	uint32_t world, units;
 	uint64_t epoch, settings, policy, step, position;
 	bool has_commit, torn, has_position;
-	bool gpus; /* the node's devices are */
+	bool gpus;               /* the node's devices are */
 	struct doubt_open doubt; /* the others above are what holds if it is dropped */
 	bool has_after;
 	uint64_t after; /* the position if the prepared step is applied */

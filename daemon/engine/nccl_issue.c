@@ -168,6 +168,8 @@ static void nccl_issue_finish(struct nccl *n, struct nccl_item *item, int status
 {
 	list_unlink(&item->link);
 	item->status = status;
+	if (item->clique->others)
+		pthread_cond_broadcast(&n->changed); /* a meeter may wait for it */
 	if (nccl_issue_is_collective(item))
 		nccl_answer(n, &item->answer, nccl_issue_on_op);
 	if (item->kind != NCCL_UNREGISTER)

@@ -169,6 +169,19 @@ bool nccl_meet_shares(const struct nccl_clique *a, const struct nccl_clique *b)
 	return false;
 }
 
+/* Has one that shares a device operations that are not issued yet? Other nodes may have issued theirs. With
+ * the lock held. */
+static bool nccl_meet_has_items(struct nccl *n, const struct nccl_clique *q)
+{
+	struct nccl_item *item, *next;
+
+	list_for_each (item, next, &n->items, link)
+		if (item->kind <= NCCL_BROADCAST && item->clique->others &&
+		    nccl_meet_shares(item->clique, q))
+			return true;
+	return false;
+}
+
 /* With the lock held. */
 static bool nccl_meet_must_wait(struct nccl *n, const struct nccl_clique *q)
 {
@@ -176,12 +189,12 @@ static bool nccl_meet_must_wait(struct nccl *n, const struct nccl_clique *q)
 
 	list_for_each (p, next, &n->cliques, link) {
 		if (p == q)
-			return false;
+			break;
 		if (p->others && (p->state == CLIQUE_MAKING || p->state == CLIQUE_WARMING) &&
 		    nccl_meet_shares(p, q))
 			return true;
 	}
-	return false;
+	return nccl_meet_has_items(n, q);
 }
 
 static int nccl_meet_take_turn(struct nccl_clique *q)
