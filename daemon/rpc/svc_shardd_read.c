@@ -13,6 +13,22 @@
 
 /* ------------------------------------------------------------------- ReadJob */
 
+/* A replica on this node's one device is as good as a unit that is nowhere else. */
+static int svc_shardd_read_check_unit(const struct unit *u, struct fault *f)
+{
+	if (u->n_parts != 1)
+		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+				 "unit '%.100s' is on %u devices: a session that is not a "
+				 "rank can read only units on one device",
+				 u->rec->name, u->n_parts);
+	if (u->spread != 1)
+		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+				 "unit '%.100s' is sharded over several nodes: a session that is "
+				 "not a rank can read only units that are whole on its node",
+				 u->rec->name);
+	return 0;
+}
+
 /* Where the parameters are, for a process on none of the job's devices. */
 static int svc_shardd_read_check_memory(const struct job *job, struct fault *f)
 {
@@ -23,14 +39,9 @@ static int svc_shardd_read_check_memory(const struct job *job, struct fault *f)
 				 "the parameters of job '%s' are in the memory of %s: a session "
 				 "that is not a rank can read only host memory",
 				 job->rec->name, info->id);
-	if (job_check_here(job, "reading by a session that is not a rank", f))
-		return f->code;
 	for (uint32_t i = 0; i < job->n_units; i++)
-		if (!job->units[i]->rec->dropped && job->units[i]->n_parts != 1)
-			return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-					 "unit '%.100s' is on %u devices: a session that is not a "
-					 "rank can read only units on one device",
-					 job->units[i]->rec->name, job->units[i]->n_parts);
+		if (!job->units[i]->rec->dropped && svc_shardd_read_check_unit(job->units[i], f))
+			return f->code;
 	return 0;
 }
 

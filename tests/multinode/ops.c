@@ -161,6 +161,27 @@ static void ddp(void)
 	OK(shardd_free(client, buffer, &err));
 }
 
+/* -- a session that reads: replicas are whole on each node, and those of the last commit */
+
+static void read_along(void)
+{
+	shardd_client *other;
+	shardd_reader *r;
+	struct shardd_snapshot now;
+
+	OK(shardd_connect(NULL, &other, &err));
+	OK(shardd_reader_open(other, getenv("SHARDD_JOB"), &r, &err));
+	OK(shardd_reader_hold(r, 0, 0, &now, &err));
+	for (size_t i = 0; i < now.n_units; i++)
+		for (size_t k = 0; k < now.units[i].n_tensors; k++)
+			say("read", now.units[i].tensors[k].data,
+			    now.units[i].tensors[k].elements * sizeof(float));
+	OK(shardd_reader_release(r, &err));
+	shardd_reader_close(r);
+	shardd_close(other);
+	OK(shardd_barrier(client, SHARDD_WORLD, &err)); /* before there are more units */
+}
+
 /* -- an optimizer of the trainers' own */
 
 static void own(enum shardd_strategy strategy, const char *name)
@@ -231,6 +252,7 @@ int main(void)
 	OK(shardd_connect(NULL, &client, &err));
 	OK(shardd_join(client, &job, &me, &err));
 	ddp();
+	read_along();
 	own(SHARDD_SHARD, "own");
 	own(SHARDD_REPLICATE, "own replicated");
 	u = make("plain", (struct shardd_unit_spec){ .optimizer = sgd });
