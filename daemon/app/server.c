@@ -339,6 +339,7 @@ static int server_set_limits(struct server *s)
 		.reduce_batch_bytes = c->reduce_batch_bytes,
 		.reader_hold_ms = c->reader_hold_ms,
 	};
+	s->node.order_ranks = strcmp(c->peer.order, "ranks") == 0;
 	s->node.loopq = &s->loopq;
 	s->node.checkpoint_roots = c->checkpoint_roots;
 	config_user_limits(c, &users);

@@ -337,6 +337,11 @@ const struct config_key config_keys[] = {
 	  .help = "yes: the nodes of a job whose step repeats do its operations in the order of that step,\n"
 		  "without messages. no: each operation is announced to the node that leads the job, and\n"
 		  "started by it. The key of that node counts." },
+	{ FIELD_AS("order", peer.order), .type = CONFIG_CHOICE, .choices = "devices|ranks",
+	  .by_default = "devices",
+	  .help = "How nodes add the gradients of their ranks. devices: each adds its own first. ranks: in\n"
+		  "the order of all ranks, with the bits of one node that has them all; running sums go\n"
+		  "from node to node, which takes longer. Set it alike on all nodes." },
 	{ FIELD_AS("data_interface", peer.data_interface), .type = CONFIG_TEXT, .min = 0,
 	  .max = 15, .by_default = "",
 	  .help = "Network interface for the data of collectives between nodes. Empty: that of\n"

@@ -256,6 +256,11 @@ static int config_nodes_check_none(const struct config *c, struct fault *f)
 				 "recorded_order is %s, and coord is none; it must be yes unless "
 				 "coord is embedded or etcd://...",
 				 p->recorded_order);
+	if (strcmp(p->order, "devices") != 0)
+		return fault_set(f, FAULT_INVALID, "order",
+				 "order is %s, and coord is none; it must be devices unless "
+				 "coord is embedded or etcd://...",
+				 p->order);
 	return 0;
 }
 

@@ -23,6 +23,7 @@
 #include "step/backward.h"
 #include "unit/optim.h"
 #include "unit/reduce_plan.h"
+#include "work/chain.h"
 #include "work/coll.h"
 
 /* Tensors side by side, in the bucket and in their unit, with zeros from the same ranks. */
@@ -30,6 +31,7 @@ struct piece {
 	uint64_t off, n; /* elements of the bucket */
 	uint32_t tensor; /* the first one */
 	uint64_t at;     /* one device: element of the unit's gradients */
+	struct k_factor pre;
 };
 
 struct bucket_work {
@@ -52,6 +54,7 @@ struct op_ddp_bucket_state {
 	struct gradient_state gradient; /* first: gradient_of */
 	struct bucket_work *work;       /* owned; NULL: not yet */
 	struct op_ddp_shown shown;
+	struct chain chain;
 };
 
 static struct op_ddp_bucket_state *op_ddp_bucket_of(const struct coll *c)
@@ -86,6 +89,7 @@ static int op_ddp_bucket_check(struct op *op, struct fault *f)
 	op->entry.print.words[2] = d->number;
 	op->entry.print.words[3] = ddp_args(op)->bucket;
 	op->entry.print.words[4] = ddp_args(op)->layout;
+	op_print_order(op);
 	return 0;
 }
 
@@ -147,6 +151,16 @@ static bool op_ddp_bucket_joins(const struct coll *c, const struct piece *p, uin
 	return true;
 }
 
+static struct reduce_plan op_ddp_bucket_plan_of(const struct coll *c, uint32_t tensor)
+{
+	const struct unit *u = op_ddp_bucket_work_of(c)->d->tensors[tensor].unit;
+	struct reduce_setting s = reduce_setting_now(u, coll_divide_by(c), reduce_device_of(u));
+	struct reduce_plan plan;
+
+	reduce_plan_make(&s, &plan);
+	return plan;
+}
+
 static void op_ddp_bucket_add_pieces(struct coll *c)
 {
 	struct bucket_work *w = op_ddp_bucket_work_of(c);
@@ -161,24 +175,16 @@ static void op_ddp_bucket_add_pieces(struct coll *c)
 		if (p && op_ddp_bucket_joins(c, p, i))
 			p->n += n;
 		else
-			w->pieces[w->n_pieces++] = (struct piece){ op_ddp_bucket_offset_of(w, i), n,
-								   i, ddp_run(w->d, 0, i).at };
+			w->pieces[w->n_pieces++] =
+				(struct piece){ op_ddp_bucket_offset_of(w, i), n, i,
+						ddp_run(w->d, 0, i).at,
+						op_ddp_bucket_plan_of(c, i).pre };
 	}
 	for (uint32_t k = 0; k < w->n_pieces; k++)
 		for (uint32_t i = 0; i < c->n; i++)
 			if (op_ddp_bucket_gives_zeros(c, i, w->pieces[k].tensor) &&
 			    w->pieces[k].n * w->size > w->zeros)
 				w->zeros = w->pieces[k].n * w->size;
-}
-
-static struct reduce_plan op_ddp_bucket_plan_of(const struct coll *c, uint32_t tensor)
-{
-	const struct unit *u = op_ddp_bucket_work_of(c)->d->tensors[tensor].unit;
-	struct reduce_setting s = reduce_setting_now(u, coll_divide_by(c), reduce_device_of(u));
-	struct reduce_plan plan;
-
-	reduce_plan_make(&s, &plan);
-	return plan;
 }
 
 /* Addresses are noted at the start: the ops hold their buffers until it ends. */
@@ -423,6 +429,39 @@ static enum res op_ddp_bucket_finish_all(struct coll *c)
 	return coll_kernels(c);
 }
 
+/* What no rank has used belongs to no piece. */
+static const void *op_ddp_bucket_source(const struct chain *ch, unsigned d, uint32_t k,
+					uint64_t first, uint64_t *n, struct k_factor *pre)
+{
+	const struct bucket_work *w = op_ddp_bucket_work_of(ch->c);
+	const struct coll_part *p = &ch->c->parts[d];
+	const struct piece *pc = w->pieces, *end = pc + w->n_pieces;
+	uint64_t until;
+
+	while (pc < end && pc->off + pc->n <= first)
+		pc++;
+	until = pc == end ? first + *n : first < pc->off ? pc->off : pc->off + pc->n;
+	*n = until - first < *n ? until - first : *n;
+	if (pc == end || first < pc->off)
+		return NULL;
+	*pre = pc->pre;
+	return op_ddp_bucket_gives_zeros(ch->c, p->members[k], pc->tensor)
+		       ? region_addr(&p->scratch[1])
+		       : (void *)(w->base[p->members[k]] + first * w->size);
+}
+
+static void op_ddp_bucket_chain(struct coll *c, void *const *data)
+{
+	const struct bucket_work *w = op_ddp_bucket_work_of(c);
+	struct chain *ch = &op_ddp_bucket_of(c)->chain;
+
+	*ch = (struct chain){ .c = c,
+			      .source = op_ddp_bucket_source,
+			      .in_dtype = w->dtype,
+			      .sum_dtype = w->sum_dtype };
+	chain_talk(ch, data, w->b->elements[w->bucket], true);
+}
+
 static enum res op_ddp_bucket_between(struct coll *c)
 {
 	struct bucket_work *w = op_ddp_bucket_work_of(c);
@@ -431,7 +470,10 @@ static enum res op_ddp_bucket_between(struct coll *c)
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		data[d] = op_ddp_bucket_sums(c, &c->parts[d], 0);
-	coll_all_reduce(c, data, w->b->elements[w->bucket], w->sum_dtype, REDUCE_SUM);
+	if (chain_is_wanted(c->group))
+		op_ddp_bucket_chain(c, data);
+	else
+		coll_all_reduce(c, data, w->b->elements[w->bucket], w->sum_dtype, REDUCE_SUM);
 	return RES_WAIT;
 }
 
@@ -474,7 +516,7 @@ static enum res op_ddp_bucket_clear(struct coll *c)
 			->fill = (struct k_fill){ .dst = region_addr(&p->scratch[1]),
 						  .kind = FILL_CONSTANT };
 	}
-	return coll_kernels(c);
+	return chain_is_wanted(c->group) ? coll_kernels_sync(c) : coll_kernels(c);
 }
 
 static enum res op_ddp_bucket_prepare_units(struct coll *c)
@@ -539,8 +581,12 @@ static enum res op_ddp_bucket_tick(struct coll *c)
 	case BUCKET_PREPARE:
 		RES_TRY(coll_check_epoch(c, true));
 		RES_TRY(coll_ready(c));
+		if (chain_is_wanted(c->group))
+			RES_TRY(chain_check(c));
 		RES_TRY(op_ddp_bucket_prepare(c));
-		c->stage = coll_is_alone(c) ? BUCKET_FOLD : BUCKET_FOLD_PARTS;
+		c->stage = coll_is_alone(c)            ? BUCKET_FOLD
+			   : chain_is_wanted(c->group) ? BUCKET_BETWEEN
+						       : BUCKET_FOLD_PARTS;
 		RES_TRY(op_ddp_bucket_clear(c));
 		return op_ddp_bucket_tick(c);
 	case BUCKET_FOLD:

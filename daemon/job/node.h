@@ -51,6 +51,7 @@ struct node {
 	struct engine *nodes_engine; /* between nodes; NULL: there is none */
 	char engine_why[256];        /* why not */
 	bool engine_for_one;         /* also for sets of one device */
+	bool order_ranks;            /* sums between nodes are made in rank order */
 	struct list comms;           /* of struct node_comm */
 	struct condition changed; /* memory was made, a communicator is there or broke, a rank was
 				   * placed, something was executed: look again */

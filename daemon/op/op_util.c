@@ -153,6 +153,17 @@ void op_print(struct op *op, const char *fmt, ...)
 	va_end(ap);
 }
 
+void op_print_order(struct op *op)
+{
+	struct fingerprint *p = &op->entry.print;
+	size_t n = strlen(p->text);
+
+	if (!op->m->job->node->order_ranks || !job_is_across(op->m->job))
+		return;
+	p->words[7] = 1;
+	snprintf(p->text + n, sizeof(p->text) - n, " with order: ranks");
+}
+
 int op_check_in_group(const struct op *op, struct fault *f)
 {
 	const struct job *job = op->m->job;

@@ -38,6 +38,9 @@ bool op_told_of_end(struct op *op);
 /* Begin the fingerprint: words[0] the type, words[1] the unit; text from @fmt. */
 void op_print(struct op *op, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Add to the fingerprint in which order nodes add their ranks (node->order_ranks): word 7, and the text. */
+void op_print_order(struct op *op);
+
 /* What stands for @u in fingerprints: nodes of one job may have numbered their units differently. */
 uint64_t op_unit_word(const struct op *op, const struct unit *u);
 

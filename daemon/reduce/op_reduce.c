@@ -82,6 +82,7 @@ static int op_reduce_check(struct op *op, struct fault *f)
 	op->entry.print.words[2] = reduce_args(op)->defer;
 	op->entry.print.words[3] = reduce_args(op)->more;
 	reduce_unused_declare(op);
+	op_print_order(op);
 	return 0;
 }
 
@@ -130,7 +131,9 @@ static void op_reduce_deferred(struct coll *c)
 static enum res op_reduce_fold(struct coll *c)
 {
 	RES_TRY(coll_need_launches(c, reduce_of(c)->run->launches));
-	return reduce_next_stage(c) ? reduce_kernels(c) : RES_DONE;
+	if (!reduce_next_stage(c))
+		return RES_DONE;
+	return reduce_of(c)->run->chained ? coll_kernels_sync(c) : reduce_kernels(c);
 }
 
 /* Small reductions between nodes come right behind each other, and none waits until the one before is over.
@@ -273,6 +276,7 @@ static enum res op_reduce_tick(struct coll *c)
 		RES_TRY(coll_check_epoch(c, true));
 		RES_TRY(coll_ready(c));
 		RES_TRY(op_reduce_take_run(c));
+		RES_TRY(reduce_check_chain(c));
 		RES_TRY(backward_prepare(c));
 		RES_TRY(op_reduce_take_scratch(c));
 		RES_TRY(op_reduce_begin_run(c));

@@ -22,6 +22,7 @@
 #include "step/apply.h"
 #include "step/backward.h"
 #include "unit/optim.h"
+#include "work/chain.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 
@@ -140,6 +141,7 @@ static int op_sparse_check(struct op *op, struct fault *f)
 		 u->rec->tensors[sparse_args(op)->tensor]->name, u->rec->name);
 	op->entry.print.words[2] = sparse_args(op)->tensor;
 	op->entry.print.words[3] = sparse_args(op)->d ? sparse_args(op)->d->number : 0;
+	op_print_order(op);
 	return 0;
 }
 
@@ -500,11 +502,23 @@ static enum res op_sparse_show_begin(struct coll *c)
 	return RES_DONE;
 }
 
+static int op_sparse_check_order(struct coll *c)
+{
+	if (!chain_is_wanted(c->group))
+		return 0;
+	c->everywhere = true;
+	return fault_set(
+		c->fault, FAULT_UNIMPLEMENTED, NULL,
+		"%s of unit '%.100s': order: ranks is not possible for sparse gradients: set "
+		"order: devices on all nodes",
+		c->type->name, c->unit->rec->name);
+}
+
 static enum res op_sparse_show(struct coll *c)
 {
 	struct share *s = &op_sparse_state_of(c)->share;
 
-	if (!sparse_of(c) && op_sparse_begin_work(c, c->fault))
+	if (!sparse_of(c) && (op_sparse_check_order(c) || op_sparse_begin_work(c, c->fault)))
 		return RES_FAILED;
 	if (!s->all)
 		RES_TRY(op_sparse_show_begin(c));

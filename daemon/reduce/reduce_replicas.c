@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "reduce/reduce_run.h"
 #include "unit/pack.h"
+#include "unit/runs.h"
 #include "work/coll.h"
 
 /* ------------------------------------------------------------ between devices */
@@ -19,6 +20,73 @@
 uint64_t reduce_segment(const struct coll *c)
 {
 	return c->unit->spread == 1 ? c->unit->layout.elements : unit_part_elements(c->unit);
+}
+
+enum res reduce_check_chain(struct coll *c)
+{
+	const struct reduce_run *run = reduce_of(c)->run;
+
+	if (!run->chained)
+		return RES_DONE;
+	RES_TRY(chain_check(c));
+	if (!run->apart && !run->crossed)
+		return RES_DONE;
+	c->everywhere = true;
+	fault_set(c->fault, FAULT_UNIMPLEMENTED, NULL,
+		  "Reduce of unit '%.100s': order: ranks is not possible for it, since its "
+		  "replicas are "
+		  "summed by themselves, or its all-reduce is deferred: set order: devices on all "
+		  "nodes",
+		  c->unit->rec->name);
+	return RES_FAILED;
+}
+
+/* Element @first of the sum, which has the parts one behind the other, in a gradient: the piece of a
+ * tensor, or the gap before the next one. */
+static const void *reduce_replicas_packed(const struct chain *ch, const char *in, uint64_t first,
+					  uint64_t *n)
+{
+	const struct unit *u = ch->c->unit;
+	uint64_t part = unit_part_elements(u), at = first % part, end = part;
+	struct unit_run run;
+
+	for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
+		if (u->tensors[t].frozen ||
+		    !unit_position_run(u, (unsigned)(first / part), t, &run))
+			continue;
+		if (at >= run.at && at < run.at + run.n) {
+			uint64_t left = run.at + run.n - at;
+
+			*n = left < *n ? left : *n;
+			return in + (run.full + at - run.at) * dtype_size(ch->in_dtype);
+		}
+		if (run.at > at && run.at < end)
+			end = run.at;
+	}
+	*n = end - at < *n ? end - at : *n;
+	return NULL;
+}
+
+static const void *reduce_replicas_source(const struct chain *ch, unsigned d, uint32_t k,
+					  uint64_t first, uint64_t *n, struct k_factor *pre)
+{
+	const char *in = ch->c->parts[d].inputs[k];
+
+	(void)pre;
+	return unit_is_packed(ch->c->unit) ? reduce_replicas_packed(ch, in, first, n)
+					   : in + first * dtype_size(ch->in_dtype);
+}
+
+static void reduce_replicas_chain(struct coll *c, void *const *recv)
+{
+	struct chain *ch = &reduce_of(c)->run->chain;
+
+	*ch = (struct chain){ .c = c,
+			      .source = reduce_replicas_source,
+			      .in_dtype = reduce_input_dtype(c),
+			      .sum_dtype = reduce_of(c)->run->plan.sum_dtype,
+			      .pre = reduce_head(c) };
+	chain_talk(ch, recv, reduce_segment(c), c->unit->spread == 1);
 }
 
 /* Where every device has all of the unit it gets all of the sum; else, in place, its own
@@ -35,7 +103,9 @@ enum res reduce_talk(struct coll *c)
 		recv[d] = (char *)send[d] + c->unit->parts[d].begin * dtype_size(dtype);
 		c->parts[d].sums = recv[d];
 	}
-	if (c->unit->spread == 1)
+	if (reduce_of(c)->run->chained)
+		reduce_replicas_chain(c, recv);
+	else if (c->unit->spread == 1)
 		coll_all_reduce(c, recv, reduce_segment(c), dtype, REDUCE_SUM);
 	else
 		coll_reduce_scatter(c, send, recv, reduce_segment(c), dtype);

@@ -268,6 +268,7 @@ static void reduce_run_begin(const struct coll *c, struct reduce_run *run)
 {
 	run->added = &run->partials[run->here * c->n_parts];
 	run->pieces = &run->added[c->n];
+	run->chained = chain_is_wanted(c->group);
 	run->defer = reduce_args(c->ops[0])->defer;
 	run->had_partials = c->unit->has_partials;
 	run->apart = reduce_run_must_be_apart(c, run);
@@ -441,7 +442,7 @@ static struct k_factor reduce_run_tail(const struct coll *c)
 		       : none;
 }
 
-static struct k_factor reduce_run_head(const struct coll *c)
+struct k_factor reduce_head(const struct coll *c)
 {
 	const struct reduce_run *run = reduce_of(c)->run;
 
@@ -492,7 +493,7 @@ static void reduce_run_fold(struct coll *c, unsigned d)
 			      .in = run->apart ? &run->partials[d * run->here] : p->inputs,
 			      .k = run->apart ? reduce_run_partials_on(c, run, d) : p->n,
 			      .in_dtype = run->apart ? run->plan.sum_dtype : reduce_input_dtype(c),
-			      .pre = reduce_run_head(c),
+			      .pre = reduce_head(c),
 			      .sum_dtype = run->plan.sum_dtype,
 			      .post = reduce_run_tail(c),
 			      .accumulate = one && run->accumulate && !run->plan.adds_before };
@@ -529,9 +530,9 @@ bool reduce_next_stage(struct coll *c)
 		reduce_run_convert, reduce_run_fold_replicas, reduce_run_fold,
 		reduce_pack
 	};
-	unsigned n = reduce_of(c)->run->crossed ? 4
-		     : reduce_of(c)->run->defer ? 5
-						: ARRAY_SIZE(stages);
+	unsigned n = reduce_of(c)->run->crossed || reduce_of(c)->run->chained ? 4
+		     : reduce_of(c)->run->defer                               ? 5
+									      : ARRAY_SIZE(stages);
 	bool any = false;
 
 	while (!any && reduce_of(c)->run->stage < n) {

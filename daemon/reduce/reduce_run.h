@@ -12,6 +12,7 @@
 
 #include "reduce/fused_steps.h"
 #include "step/gradient.h"
+#include "work/chain.h"
 #include "work/coll.h"
 #include "unit/reduce_plan.h"
 
@@ -43,8 +44,10 @@ struct reduce_run {
 	bool had_partials; /* of reductions that were deferred */
 	bool apart;        /* partials are made before what follows */
 	bool whole;        /* replicas: none has ranks on two devices */
-	bool crossed;      /* some have, and what they come to has a factor of its own */
-	uint32_t replica;  /* crossed: the one at work */
+	bool chained;      /* ranks are added in their order over all nodes (work/chain.h) */
+	struct chain chain;
+	bool crossed;     /* some have, and what they come to has a factor of its own */
+	uint32_t replica; /* crossed: the one at work */
 	unsigned replica_stage;
 	uint32_t replicas;    /* of the group */
 	uint32_t shard_ranks; /* of a replica */
@@ -91,6 +94,7 @@ enum {
  * accumulated gradients were converted. reduce_by_span: @r by the pieces of tensors. reduce_pack:
  * the sums in the order in which they are scattered. */
 enum dtype reduce_input_dtype(const struct coll *c);
+struct k_factor reduce_head(const struct coll *c); /* of each rank's gradient, unless run->apart */
 void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r);
 void reduce_pack(struct coll *c, unsigned d);
 
@@ -151,6 +155,8 @@ void reduce_finish(struct coll *c, unsigned d);
 
 /* What the devices add: of @c's sums, all on every device, or on each its segment. */
 uint64_t reduce_segment(const struct coll *c);
+/* Ranks are not added before devices talk: is that possible? RES_FAILED: with c->fault, on all nodes. */
+enum res reduce_check_chain(struct coll *c);
 /* Add them: they are at p->sums of every part at the next tick. */
 enum res reduce_talk(struct coll *c);
 

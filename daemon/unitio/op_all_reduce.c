@@ -4,6 +4,7 @@
 #include "op/op.h"
 #include "op/op_util.h"
 #include "op/op_list.h"
+#include "work/chain.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
 #include "unitio/buf_args.h"
@@ -54,6 +55,8 @@ static int op_all_reduce_check(struct op *op, struct fault *f)
 	op->entry.print.words[2] = buf_args(op)->count;
 	op->entry.print.words[3] = buf_args(op)->dtype;
 	op->entry.print.words[4] = buf_args(op)->op;
+	if (buf_args(op)->op == REDUCE_SUM || buf_args(op)->op == REDUCE_AVG)
+		op_print_order(op);
 	return 0;
 }
 
@@ -65,6 +68,11 @@ static void *op_all_reduce_address(const struct coll *c, uint32_t i)
 
 	CHECK(at); /* the op holds it since it was checked */
 	return at;
+}
+
+static struct chain *op_all_reduce_chain_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct chain));
 }
 
 /* The buffer of a part's member @i, of the first one. Noted at the start: the ops hold their
@@ -164,13 +172,30 @@ static enum res op_all_reduce_divide(struct coll *c)
 	return coll_kernels(c);
 }
 
+static const void *op_all_reduce_source(const struct chain *ch, unsigned d, uint32_t k,
+					uint64_t first, uint64_t *n, struct k_factor *pre)
+{
+	(void)n;
+	(void)pre;
+	return (const char *)ch->c->parts[d].inputs[k] + first * dtype_size(ch->in_dtype);
+}
+
 static enum res op_all_reduce_add_between(struct coll *c)
 {
+	struct chain *ch = op_all_reduce_chain_of(c);
 	void *sums[NODE_MAX_DEVICES];
 
 	RES_TRY(coll_can_talk(c));
 	for (unsigned d = 0; d < c->n_parts; d++)
 		sums[d] = region_addr(&c->parts[d].scratch[0]);
+	if (chain_is_wanted(c->group)) {
+		*ch = (struct chain){ .c = c,
+				      .source = op_all_reduce_source,
+				      .in_dtype = buf_args(c->ops[0])->dtype,
+				      .sum_dtype = DTYPE_FP32 };
+		chain_talk(ch, sums, buf_args(c->ops[0])->count, true);
+		return RES_WAIT;
+	}
 	coll_all_reduce(c, sums, buf_args(c->ops[0])->count, DTYPE_FP32, REDUCE_SUM);
 	return RES_WAIT;
 }
@@ -277,6 +302,12 @@ static enum res op_all_reduce_tick(struct coll *c)
 		RES_TRY(coll_check_epoch(c, false));
 		RES_TRY(coll_ready(c));
 		RES_TRY(op_all_reduce_need_scratch(c));
+		if (add && chain_is_wanted(c->group)) {
+			RES_TRY(chain_check(c));
+			op_all_reduce_fill_inputs(c);
+			c->stage = ALL_REDUCE_ADD;
+			return op_all_reduce_tick(c);
+		}
 		c->stage = coll_is_alone(c) ? ALL_REDUCE_BETWEEN_ONE
 			   : add            ? ALL_REDUCE_ADD
 					    : ALL_REDUCE_SHOW;
@@ -315,6 +346,7 @@ const struct op_type op_all_reduce = {
 	.decode = op_all_reduce_decode,
 	.check = op_all_reduce_check,
 	.coll_tick = op_all_reduce_tick,
+	.coll_bytes = sizeof(struct chain),
 	.reply = &shardd__v1__all_reduce_response__descriptor,
 	.reads_inputs = true,
 };

@@ -151,6 +151,9 @@ void coll_reduce_scatter(struct coll *c, const void *const *send, void *const *r
 void coll_all_reduce(struct coll *c, void *const *data, uint64_t count, enum dtype dtype,
 		     enum reduce_op reduce);
 void coll_broadcast(struct coll *c, void *const *data, uint64_t bytes, unsigned root);
+/* See work/chain.h. */
+void coll_chain(struct coll *c, const struct comm_fold *fold, void *const *recv, uint64_t count,
+		enum dtype dtype, bool whole);
 
 /* The next operation between devices is the last one: what comes behind in the line goes on as soon as it is
  * issued. For collectives behind whose end nothing has to wait that does not wait for their ops. */

@@ -8,7 +8,13 @@
 #include "core/cleanup.h"
 #include "op/op.h"
 
-enum coll_talk_kind { TALK_ALL_GATHER, TALK_REDUCE_SCATTER, TALK_ALL_REDUCE, TALK_BROADCAST };
+enum coll_talk_kind {
+	TALK_ALL_GATHER,
+	TALK_REDUCE_SCATTER,
+	TALK_ALL_REDUCE,
+	TALK_BROADCAST,
+	TALK_CHAIN
+};
 
 /* An operation that waits for its turn. */
 struct coll_talk {
@@ -17,6 +23,8 @@ struct coll_talk {
 	enum dtype dtype;
 	enum reduce_op reduce;
 	unsigned root;
+	bool whole; /* CHAIN */
+	struct comm_fold fold[NODE_MAX_DEVICES];
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
 };
@@ -37,6 +45,9 @@ static void coll_talk_issue(struct coll *c, const struct coll_talk *t)
 		return;
 	case TALK_BROADCAST:
 		comm_broadcast(between, coll_comm(c), t->recv, t->count, t->root);
+		return;
+	case TALK_CHAIN:
+		comm_chain(between, coll_comm(c), t->fold, t->recv, t->count, t->dtype, t->whole);
 		return;
 	}
 	CHECK_NOT_REACHED();
@@ -155,5 +166,15 @@ void coll_broadcast(struct coll *c, void *const *data, uint64_t bytes, unsigned 
 	struct coll_talk t = { .kind = TALK_BROADCAST, .count = bytes, .root = root };
 
 	coll_talk_copy(c, &t, NULL, data);
+	coll_talk_make(c, &t);
+}
+
+void coll_chain(struct coll *c, const struct comm_fold *fold, void *const *recv, uint64_t count,
+		enum dtype dtype, bool whole)
+{
+	struct coll_talk t = { .kind = TALK_CHAIN, .count = count, .dtype = dtype, .whole = whole };
+
+	memcpy(t.fold, fold, c->n_parts * sizeof(*fold));
+	coll_talk_copy(c, &t, NULL, recv);
 	coll_talk_make(c, &t);
 }

@@ -72,6 +72,7 @@ static long spanfix_store_get(void *userdata, const char *key, unsigned timeout_
 /* ------------------------------------------------------------------------ the worlds */
 
 struct spanfix spanfix;
+bool spanfix_by_ranks;
 
 unsigned spanfix_home(const struct spanfix *w, uint32_t rank)
 {
@@ -403,7 +404,8 @@ static void spanfix_join(struct spanfix *w, uint32_t rank)
 	char device[32];
 	struct job_joining how = { .rank = rank, .device = device };
 
-	snprintf(device, sizeof(device), "fake:%u", w->spans ? 0 : w->node_of[rank]);
+	snprintf(device, sizeof(device), "fake:%u",
+		 w->spans || spanfix_by_ranks ? 0 : w->node_of[rank]);
 	cr_assert_eq(job_join(w->jobs[spanfix_home(w, rank)], &how, n->proc, rank + 1, NULL,
 			      &w->members[rank], &f),
 		     RES_DONE, "%s", f.text);
@@ -412,12 +414,15 @@ static void spanfix_join(struct spanfix *w, uint32_t rank)
 
 static void spanfix_begin_node(struct spanfix *w, unsigned i)
 {
-	const struct nodefix_options o = { .beside = i > 0, .devices = w->spans ? 1 : w->n_nodes };
+	const struct nodefix_options o = { .beside = i > 0,
+					   .devices =
+						   w->spans || spanfix_by_ranks ? 1 : w->n_nodes };
 	const struct gloo_options gloo = { .address = "127.0.0.1" };
 	struct nodefix *n = &w->nodes[i];
 	struct fault f = FAULT_NULL;
 
 	nodefix_begin(n, &o);
+	n->node.order_ranks = spanfix_by_ranks;
 	n->node.limits.reduce_batch_bytes = w->spans ? 1 << 20 : 0;
 	n->announce = spanfix_on_announce;
 	n->refuse = spanfix_on_refuse;

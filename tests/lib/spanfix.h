@@ -47,6 +47,8 @@ struct spanfix {
 };
 
 extern struct spanfix spanfix;
+/* Sums in rank order, beside one node with one device. */
+extern bool spanfix_by_ranks;
 
 /* @ranks: of each node; ended by a 0 or SPANFIX_NODES. All have joined when it returns. */
 void spanfix_begin(struct spanfix *w, bool spans, const unsigned *ranks);

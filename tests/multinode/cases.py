@@ -326,6 +326,19 @@ def recorded():
                 raise Failed(f"node {node.name}: {left}")
 
 
+def by_ranks():
+    """With sums in rank order the losses are those of one node, bit for bit."""
+    with Lab(2, start=False) as x:
+        x.nodes["alone"] = lab.Node(x, "alone", 20)
+        x.nodes["alone"].start_alone()
+        for name in "ab":
+            x[name].start(order="ranks")
+        one = Training(x, (("alone", 4),), job="one").finish()
+        for shape in (TWO, (("a", 1), ("b", 3))):
+            if (losses := Training(x, shape, job="many").finish()) != one:
+                raise Failed(f"{shape}: {losses}, {one} alone")
+
+
 def etcd_is_away():
     """etcd is away for longer than the lease of the nodes."""
     with Lab(2) as x:
@@ -442,8 +455,8 @@ def slow_link():
             raise Failed("that is more than 5 % above")
 
 
-DEFAULT = [trains, ops, trainer_dies, daemon_dies, daemon_comes_back, rank_leaves, gives_up,
-           blame, link_cut, etcd_dies, recorded, mismatch, tls, other_cluster, stopped,
+DEFAULT = [trains, ops, by_ranks, trainer_dies, daemon_dies, daemon_comes_back, rank_leaves,
+           gives_up, blame, link_cut, etcd_dies, recorded, mismatch, tls, other_cluster, stopped,
            commit_while_cut, slow_link, checkpoints.checkpoints_move,
            checkpoints.checkpoint_of_a_killed_node, checkpoints.checkpoints_regularly,
            checkpoints.checkpoints_not_shared]

@@ -653,6 +653,136 @@ Test(span_ops, an_epoch_ends_while_shards_are_brought_to_other_nodes_and_nothing
 	ends_on_the_way(false);
 }
 
+/* -- sums in rank order */
+
+static void in_rows(state_unit *spec)
+{
+	const uint64_t shape[] = { 37, 3 };
+	state_tensor *t = state_tensor_new("rows", shape, 2);
+
+	t->init_kind = FILL_UNIFORM;
+	t->init_b = 1;
+	CHECK(state_unit_add_tensor(spec, t) == 0);
+	spec->layout = LAYOUT_DIM0;
+}
+
+static void in_rows_of_bf16(state_unit *spec)
+{
+	in_rows(spec);
+	spec->compute_dtype = DTYPE_BF16;
+	spec->gradient_dtype = DTYPE_BF16;
+	spec->reduce_dtype = DTYPE_BF16;
+}
+
+static void script_by_ranks(struct spanfix *w)
+{
+	spanfix_add_unit(w, 1003, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	for (unsigned s = 1; s <= 3; s++)
+		train(w, s);
+}
+
+static int all_reduce(struct nodefix *n, struct member *m, Shardd__V1__ReduceOp how,
+		      Shardd__V1__Dtype dtype, struct nodefix_op *op)
+{
+	Shardd__V1__AllReduceRequest r = SHARDD__V1__ALL_REDUCE_REQUEST__INIT;
+
+	r.buffer = values_of[m->rank];
+	r.count = 333;
+	r.dtype = dtype;
+	r.op = how;
+	return nodefix_submit(n, m, "AllReduce", &r.base, op);
+}
+
+static void script_all_reduce_by_ranks(struct spanfix *w)
+{
+	struct region place[SPANFIX_RANKS];
+
+	spanfix_turn_until(w, spanfix_is_placed);
+	take_values(w);
+	for (uint32_t r = 0; r < w->size; r++)
+		place[r] = *spanfix_result(w, r);
+	for (unsigned i = 0; i < 3; i++) {
+		for (uint32_t r = 0; r < w->size; r++)
+			spanfix_fill(&place[r], r, i);
+		ALL(w, all_reduce(n, m,
+				  i ? SHARDD__V1__REDUCE_OP__REDUCE_OP_AVG
+				    : SHARDD__V1__REDUCE_OP__REDUCE_OP_SUM,
+				  i == 2 ? SHARDD__V1__DTYPE__DTYPE_BF16
+					 : SHARDD__V1__DTYPE__DTYPE_FP32,
+				  op));
+		for (uint32_t r = 0; r < w->size; r++)
+			spanfix_note(w, region_addr(&place[r]), place[r].bytes);
+	}
+}
+
+#define RANKS_TEST(name, script, change, ...)                                        \
+	Test(span_ops, name)                                                         \
+	{                                                                            \
+		unit_changes = change;                                               \
+		spanfix_by_ranks = true;                                             \
+		spanfix_run(script, (const unsigned[SPANFIX_NODES]){ __VA_ARGS__ }); \
+	}
+
+RANKS_TEST(by_ranks_on_2_2, script_by_ranks, NULL, 2, 2)
+RANKS_TEST(by_ranks_on_1_2_3, script_by_ranks, NULL, 1, 2, 3)
+RANKS_TEST(by_ranks_in_rows_on_1_2_3, script_by_ranks, in_rows, 1, 2, 3)
+RANKS_TEST(by_ranks_in_rows_of_bf16_on_2_2, script_by_ranks, in_rows_of_bf16, 2, 2)
+RANKS_TEST(by_ranks_replicated_on_3_2, script_by_ranks, spanfix_replicated, 3, 2)
+RANKS_TEST(all_reduce_by_ranks_on_1_2_3, script_all_reduce_by_ranks, NULL, 1, 2, 3)
+RANKS_TEST(ddp_by_ranks_on_1_2_3, script_ddp, of_ddp, 1, 2, 3)
+RANKS_TEST(ddp_unused_by_ranks_on_2_3, script_ddp_unused, of_ddp, 2, 3)
+
+/* A node that adds in another order than the others would go another way than they. */
+Test(span_ops, nodes_want_sums_in_different_orders)
+{
+	struct spanfix *w = &spanfix;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 2, 1 });
+	w->nodes[1].node.order_ranks = true;
+	spanfix_add_unit(w, 1003, NULL);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	ALL(w, nodefix_on_unit(n, m, "GradientBuffer", u, op));
+	EACH(w, nodefix_reduce(n, m, u, false, op));
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	for (uint32_t r = 0; r < 3; r++) {
+		cr_expect_eq(w->ops[r].fault.code, FAULT_STATE);
+		cr_expect(strstr(w->ops[r].fault.text, "with order: ranks"), "%s",
+			  w->ops[r].fault.text);
+	}
+	w->nodes[1].node.order_ranks = false;
+	train(w, 1);
+	spanfix_end(w);
+	free(w->notes);
+}
+
+/* Replicas of two ranks each are summed by themselves: refused, and the epoch goes on. */
+Test(span_ops, sums_in_rank_order_that_are_not_possible)
+{
+	struct spanfix *w = &spanfix;
+
+	spanfix_by_ranks = true;
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 2, 2 });
+	spanfix_add_unit(w, 1003, with_rows_hybrid);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	ALL(w, nodefix_on_unit(n, m, "GradientBuffer", u, op));
+	EACH(w, nodefix_defer(n, m, u, op));
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	for (uint32_t r = 0; r < 4; r++) {
+		cr_expect_eq(w->ops[r].fault.code, FAULT_UNIMPLEMENTED, "%s", w->ops[r].fault.text);
+		cr_expect(strstr(w->ops[r].fault.text, "set order: devices"), "%s",
+			  w->ops[r].fault.text);
+		cr_expect_eq(w->members[r]->state, MEMBER_JOINED);
+	}
+	take_values(w);
+	EACH(w, reduce_sparse(n, m, 0, op));
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	for (uint32_t r = 0; r < 4; r++)
+		cr_expect_eq(w->ops[r].fault.code, FAULT_UNIMPLEMENTED, "%s", w->ops[r].fault.text);
+	spanfix_end(w);
+	free(w->notes);
+}
+
 #define SPAN_TEST(name, script, change, ...)                                         \
 	Test(span_ops, name)                                                         \
 	{                                                                            \
