@@ -603,13 +603,15 @@ static void script_drop(struct spanfix *w)
 	}
 }
 
-/* What all have given back is on its way to the copies of the other node. @kept: there is a copy of the
- * commit. */
-static void ends_on_the_way(bool kept)
+static void give_shards_back(struct spanfix *w)
 {
-	struct spanfix *w = &spanfix;
-	float before;
+	reduce_filled(w, 1);
+	step_shares(w);
+	ALL(w, nodefix_on_unit(n, m, "ShardDone", u, op));
+}
 
+static void begin_on_the_way(struct spanfix *w, bool kept)
+{
 	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1 });
 	spanfix_add_unit(w, 1003, by_trainer_replicated);
 	ALL(w, nodefix_seed(n, m, u, 7, op));
@@ -618,10 +620,18 @@ static void ends_on_the_way(bool kept)
 		nodefix_wrote(&w->nodes[i]);
 	}
 	ALL(w, nodefix_commit(n, m, 1, 0, op));
+}
+
+/* What all have given back is on its way to the copies of the other node. @kept: there is a copy of the
+ * commit. */
+static void ends_on_the_way(bool kept)
+{
+	struct spanfix *w = &spanfix;
+	float before;
+
+	begin_on_the_way(w, kept);
 	before = params_of(w, 0);
-	reduce_filled(w, 1);
-	step_shares(w);
-	ALL(w, nodefix_on_unit(n, m, "ShardDone", u, op));
+	give_shards_back(w);
 	cr_assert_eq(spanfix_unit_of(w, 0)->step, UNIT_STEP_STEPPING);
 	spanfix_epoch_ends(w, "node node1 is gone");
 	spanfix_next_epoch(w, "job/100");
@@ -633,9 +643,7 @@ static void ends_on_the_way(bool kept)
 	}
 	if (!kept)
 		ALL(w, nodefix_seed(n, m, u, 7, op));
-	reduce_filled(w, 1);
-	step_shares(w);
-	ALL(w, nodefix_on_unit(n, m, "ShardDone", u, op));
+	give_shards_back(w);
 	ALL(w, nodefix_step(n, m, op));
 	ALL(w, nodefix_commit(n, m, 2, 0, op));
 	spanfix_gather_and_note(w);
