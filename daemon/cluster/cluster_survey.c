@@ -217,12 +217,18 @@ const Shardd__V1__JobTold *cluster_told(const struct job *job, const char *node,
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
 	struct survey_node *n = cj && cj->survey ? cluster_survey_node(cj->survey, node) : NULL;
+	struct survey_node *leader = n ? cluster_survey_node(cj->survey, cj->leader) : NULL;
 
 	*ret_why = "";
 	if (n && n->told)
 		return n->told;
-	*ret_why = !n || n->no_link ? "there is no link to it, and none through the job's leader"
-				    : "it has not answered within 1 s";
+	if (!n || n->no_link)
+		*ret_why = "there is no link to it, and none through the job's leader";
+	else if (leader && leader != n && !leader->told && strcmp(cj->leader, cj->c->node) != 0)
+		*ret_why = "the job's leader, through which it is asked, has not answered within "
+			   "1 s";
+	else
+		*ret_why = "it has not answered within 1 s";
 	return NULL;
 }
 
