@@ -99,8 +99,8 @@ class TwoNodes(unittest.TestCase):
 
     def check_where(self, jobs):
         for rank, job in enumerate(jobs):
-            here = [{"name": node, "first": first, "ranks": 2, "here": node == NODE[rank]}
-                    for node, first in (("a", 0), ("b", 2))]
+            here = [{"name": node, "first": first, "ranks": 2, "here": node == NODE[rank],
+                     "error": ""} for node, first in (("a", 0), ("b", 2))]
             leads = [node.pop("leads") for node in job["nodes"]]
             self.assertEqual(job["nodes"], here)
             self.assertEqual(sorted(leads), [False, True])
