@@ -459,15 +459,21 @@ static void survive_keep_doubts(struct survive *s)
 {
 	size_t n = survive_doubts(s, NULL, 0);
 	_cleanup_(freep) uint64_t *numbers = malloc((n + 1) * sizeof(*numbers));
-	struct job *job, *tmp;
 
 	if (numbers && !s->stale)
 		redo_keep(s->redo, numbers, survive_doubts(s, numbers, n));
 	else
 		redo_clear(s->redo);
+}
+
+/* Before a new redo file has numbers of its own. */
+static void survive_lose_doubts(struct survive *s)
+{
+	struct job *job, *tmp;
+
 	list_for_each (job, tmp, &s->jobs->all, link)
 		if (job->rec->doubt && job->rec->doubt->redo &&
-		    !redo_has(s->redo, job->rec->doubt->redo))
+		    (!s->redo || !redo_has(s->redo, job->rec->doubt->redo)))
 			doubt_lost(job);
 }
 
@@ -478,6 +484,7 @@ static int survive_begin_redo(struct survive *s, struct fault *f)
 
 	if (s->redo)
 		survive_keep_doubts(s);
+	survive_lose_doubts(s);
 	if (s->redo || !s->threads)
 		return 0;
 	r = redo_new(s->threads, &s->redo);
@@ -497,7 +504,9 @@ static int survive_begin(struct survive *s, struct fault *f)
 	if (survive_begin_redo(s, f))
 		return f->code;
 	s->jobs->redo = s->redo;
-	s->jobs->redo_some = survive_redo_some;
+	if (s->redo &&
+	    !survive_numbers_redo(s)) /* a device's kernels complete a step at the start only */
+		s->jobs->redo_some = survive_redo_some;
 	s->jobs->redo_arg = s;
 	return 0;
 }

@@ -466,6 +466,8 @@ bool kept_goes_back(const struct job *job)
 void kept_epoch_ended(struct job *job)
 {
 	job->kept.wanted = false;
+	if (job->step.doubt) /* its end asks again */
+		return;
 	if (!job->rec->kept || job->rec->rollback || job->rec->torn || job->life.deleted)
 		return;
 	if (kept_at_steps(job) && job->step.state == JOB_STEP_APPLYING)

@@ -425,6 +425,11 @@ static enum res apply_run_old(struct apply *a)
 	while (!f.code && left && clock_now_us() - began < APPLY_OLD_US)
 		(void)job->jobs->redo_some(job->jobs, a->old, &left, &f);
 	job->step.redoes = !f.code && left;
+	if (!left || f.code) {
+		job->rec->redo = job->step.old_redo = 0;
+		job_journal_mark(job, JOB_JOURNAL_PROGRESS);
+		redo_drop(job->jobs->redo, a->old);
+	}
 	if (f.code) {
 		log_error("job", "a step in doubt cannot be applied job=%s why=\"%s\"", job->label,
 			  f.text);
@@ -435,9 +440,6 @@ static enum res apply_run_old(struct apply *a)
 		condition_wait(&job->node->changed, &a->waiter);
 		return RES_WAIT;
 	}
-	job->rec->redo = 0;
-	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
-	redo_drop(job->jobs->redo, a->old);
 	return RES_DONE;
 }
 
@@ -573,16 +575,17 @@ static void apply_start(struct job *job)
 	struct apply *a = job->step.ready ? STEAL_PTR(job->step.ready) : apply_new(job);
 
 	if (a)
-		a->old = job->step.old_redo;
-	job->step.old_redo = 0;
+		a->old = job->step.old_redo; /* whose memory stays until it is done (job_evict.c) */
 	job_step_move(job, JOB_STEP_APPLYING);
 	job->step.abandoned = false;
 	job->step.epoch = job->rec->epoch;
 	job->running++;
-	if (a)
+	if (a) {
 		apply_run(a);
-	else
-		apply_done(job, NULL, 0, false, -ENOMEM);
+		return;
+	}
+	job->step.old_redo = 0;
+	apply_done(job, NULL, 0, false, -ENOMEM);
 }
 
 /* Neither runs. */

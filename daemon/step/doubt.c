@@ -223,6 +223,9 @@ static struct commit *doubt_restore_commit(struct job *job, const state_doubt *f
 			commit_add(c, b->rank, m);
 		else
 			c = commit_free(job, c);
+		if (c && !state_job_blob(job->rec, b->rank) &&
+		    state_job_set_blob(job->rec, b->rank, NULL, 0, 0) < 0)
+			c = commit_free(job, c); /* as commit_reserve has done before */
 	}
 	return c;
 }
