@@ -10,7 +10,8 @@
 #include "core/log.h"
 #include "core/text.h"
 
-#define CLUSTER_MAX_RANKS 1024u /* as max_world_size */
+#define CLUSTER_MAX_RANKS 1024u            /* as max_world_size */
+#define CLUSTER_MAX_EPOCH (UINT64_MAX / 2) /* of what a node has: it never wraps */
 
 /* ------------------------------------------------------------------ nodes of a leader */
 
@@ -151,8 +152,9 @@ void cluster_tell_wishes(struct cluster_job *cj)
 
 static bool cluster_epoch_wish_is_valid(const Shardd__V1__JobWish *w)
 {
-	bool valid = !w->n_ranks || (w->state && w->n_ranks <= CLUSTER_MAX_RANKS &&
-				     w->state->world <= CLUSTER_MAX_RANKS);
+	bool valid = !w->n_ranks ||
+		     (w->state && w->n_ranks <= CLUSTER_MAX_RANKS &&
+		      w->state->world <= CLUSTER_MAX_RANKS && w->state->epoch <= CLUSTER_MAX_EPOCH);
 
 	for (size_t i = 0; valid && i < w->n_ranks; i++)
 		valid = w->ranks[i]->rank < w->state->world && w->ranks[i]->device <= UINT16_MAX &&
@@ -483,12 +485,13 @@ static int cluster_epoch_begin(struct cluster_job *cj, struct job *job,
 	span = cluster_epoch_make_span(cj, b, f);
 	if (!span || job_set_span(job, span, cj->epoch.number, f))
 		return f->code;
-	cluster_holding_resolve(job, b);
 	if (cj->epoch.n_nodes > 1 && cluster_order_begin(cj) < 0) {
 		fault_errno(f, -ENOMEM, "beginning an epoch");
 		job_span_failed(job, f);
+		return f->code;
 	}
-	return f->code;
+	cluster_holding_resolve(job, b); /* ranks may join from here */
+	return 0;
 }
 
 static void cluster_epoch_send_end(struct cluster_job *cj, uint64_t epoch, const struct fault *f)

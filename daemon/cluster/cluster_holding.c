@@ -4,6 +4,7 @@
 
 #include "cluster/cluster_impl.h"
 #include "core/fnv.h"
+#include "job/kept.h"
 #include "job/policy.h"
 
 static uint64_t cluster_holding_settings(const state_job *rec)
@@ -34,6 +35,8 @@ void cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 	ret->policy = policy_hash(rec->checkpoints);
 	ret->has_position = ret->units && doubt_position_dropped(job, &ret->position);
 	doubt_open_of(job, &ret->doubt);
+	if (kept_at_commits(job)) /* without its commit it is dropped: doubt_resolve */
+		ret->doubt.has_prepared = false;
 	ret->has_after = ret->doubt.has_prepared && doubt_position_applied(job, &ret->after);
 }
 
@@ -50,9 +53,9 @@ static void cluster_holding_settle(struct cluster_holding *h, const struct doubt
 	if (d->has_commit && r->has_commit && d->step == r->step && d->epoch == r->epoch) {
 		h->has_commit = h->has_position = true;
 		h->step = h->position = d->step;
-	} else if (d->has_prepared && r->has_applied && h->has_after &&
+	} else if (d->has_prepared && r->has_applied &&
 		   cluster_holding_same_step(&d->prepared, &r->applied)) {
-		h->has_position = true;
+		h->has_position = h->has_after;
 		h->position = h->after;
 	}
 }
