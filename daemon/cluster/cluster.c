@@ -522,21 +522,13 @@ static void cluster_on_out(struct membership *m, const char *why)
 	c->again_us = clock_now_us() + CLUSTER_REJOIN_US;
 }
 
-static void cluster_on_leader(struct membership *m, const char *name, int64_t token)
-{
-	(void)m;
-	(void)name;
-	(void)token;
-}
-
 static const struct membership_ops cluster_member_ops = { .joined = cluster_on_joined,
-							  .out = cluster_on_out,
-							  .leader = cluster_on_leader };
+							  .out = cluster_on_out };
 
 static void cluster_join_store(struct cluster *c)
 {
 	int r = membership_join(&c->member, c->coord, c->node, c->at, strlen(c->at),
-				CLUSTER_LEASE_S, false, &cluster_member_ops);
+				CLUSTER_LEASE_S, &cluster_member_ops);
 
 	if (r < 0)
 		snprintf(c->why, sizeof(c->why), "joining the store: %s", strerror(-r));

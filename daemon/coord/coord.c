@@ -101,11 +101,6 @@ void coord_watch_over(struct coord *c, struct coord_watch *w)
 	w->impl = NULL;
 }
 
-const char *coord_name(const struct coord *c)
-{
-	return c->impl->name;
-}
-
 struct coord *coord_close(struct coord *c)
 {
 	if (!c)

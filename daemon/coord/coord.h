@@ -88,9 +88,6 @@ struct coord_txn {
 	bool prefix; /* all keys that begin with @read */
 };
 
-/* The key of the member that leads (membership.h), which fences decisions (decide.h). */
-#define COORD_LEADER "leader"
-
 /* etcd allows 128 operations and 1.5 MiB a request, by default. */
 #define COORD_MAX_OPS   120u
 #define COORD_MAX_BYTES (UINT64_C(1) << 20)
@@ -134,9 +131,6 @@ struct coord_watch {
 int coord_watch_begin(struct coord *c, struct coord_watch *w, const char *prefix, int64_t from);
 /* Nothing more is told. Safe if it does not run. */
 void coord_watch_end(struct coord_watch *w);
-
-/* "etcd", "fake". */
-const char *coord_name(const struct coord *c);
 
 /* All calls and watches must be over or cancelled. NULL is allowed. Return: NULL. */
 struct coord *coord_close(struct coord *c);

@@ -5,7 +5,6 @@
 #include "coord/coord.h"
 
 struct coord_impl {
-	const char *name;
 	int (*txn)(struct coord *c, struct coord_call *call, const struct coord_txn *txn,
 		   uint32_t timeout_ms);
 	int (*grant)(struct coord *c, struct coord_call *call, int64_t ttl_s, uint32_t timeout_ms);

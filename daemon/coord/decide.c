@@ -100,7 +100,7 @@ int decide_begin(struct decide *d, struct coord *c, const struct decide_what *wh
 	*d = (struct decide){ .c = c,
 			      .done = done,
 			      .key = strdup(what->key),
-			      .leader = strdup(what->leader ? what->leader : COORD_LEADER),
+			      .leader = strdup(what->leader),
 			      .also = what->also ? strdup(what->also) : NULL,
 			      .also_last = what->also_last,
 			      .value = malloc(what->bytes + 1),

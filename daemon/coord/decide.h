@@ -4,12 +4,12 @@
  *   IDLE --begin--> ASKING --answer--> IDLE
  *                     '--in doubt--> DOUBT --after a moment--> ASKING
  *
- * One transaction with two conditions: the leader's token (membership.h), and the last change of the key; and
- * a third one, if somebody else's decision must still be the last one. If
- * its answer is lost nobody knows whether it took effect, or will. The same transaction is made
- * again, then: of all of them one at most takes effect, and the value of the key says whether one has.
- * So a decision ends with what the key is, or not at all. A key that is decided is never removed.
- * Loop thread only.
+ * One transaction with two conditions: the leader's token, which is the creation revision of the key
+ * that makes the leader, and the last change of the key; and a third one, if somebody else's decision
+ * must still be the last one. If its answer is lost nobody knows whether it took effect, or will. The
+ * same transaction is made again, then: of all of them one at most takes effect, and the value of the
+ * key says whether one has. So a decision ends with what the key is, or not at all. A key that is
+ * decided is never removed. Loop thread only.
  */
 #ifndef SHARDD_COORD_DECIDE_H
 #define SHARDD_COORD_DECIDE_H
@@ -36,7 +36,7 @@ struct decide_what {
 	const void
 		*value; /* nobody else writes these bytes: it has the decider's name and number */
 	size_t bytes;
-	const char *leader; /* the key that makes the leader; NULL: COORD_LEADER */
+	const char *leader; /* the key that makes the leader */
 	int64_t token;      /* its creation revision */
 	int64_t last;       /* revision of the key's last change; 0: there is no such key */
 	const char *also;   /* another key that must not have changed since; NULL: none */
@@ -51,7 +51,7 @@ struct decide {
 	char *key;     /* owned, as @value */
 	uint8_t *value;
 	size_t bytes;
-	char *leader, *also; /* owned; NULL: none */
+	char *leader, *also; /* owned; @also: NULL: none */
 	int64_t token, last, also_last;
 	unsigned tries;
 	uint64_t again_us;

@@ -170,7 +170,6 @@ static void etcd_close(struct coord *c)
 }
 
 static const struct coord_impl etcd_impl = {
-	.name = "etcd",
 	.txn = etcd_txn_start,
 	.grant = etcd_grant,
 	.keep = etcd_keep,

@@ -491,7 +491,6 @@ static void fake_close(struct coord *c)
 }
 
 static const struct coord_impl fake_impl = {
-	.name = "fake",
 	.txn = fake_txn,
 	.grant = fake_grant,
 	.keep = fake_keep,

@@ -22,64 +22,10 @@ static void membership_key(const struct membership *m, char *ret, size_t bytes)
 	snprintf(ret, bytes, "members/%s", m->name);
 }
 
-/* ------------------------------------------------------------------------------ the leader */
-
-/* What the key says now. */
-static void membership_set_leader(struct membership *m, const char *name, int64_t token)
-{
-	m->token = token;
-	m->ops->leader(m, name, token);
-}
-
-static void membership_look(struct membership *m, const struct view_key *k)
-{
-	int64_t token = k && k->lease == m->lease && m->state == MEMBERSHIP_IN ? k->created : 0;
-
-	membership_set_leader(m, k ? (const char *)k->value : "", token);
-}
-
-static void membership_on_campaign(struct coord_call *call, const struct coord_reply *r)
-{
-	/* the view tells who leads; without an answer the next tick tries again */
-	(void)call;
-	(void)r;
-}
-
-/* Nobody leads, as far as is known. */
-static void membership_stand(struct membership *m)
-{
-	struct coord_cond cond = { .key = COORD_LEADER };
-	struct coord_change change = {
-		.key = COORD_LEADER, .value = m->name, .bytes = strlen(m->name), .lease = m->lease
-	};
-	struct coord_txn t = { .conds = &cond, .n_conds = 1, .changes = &change, .n_changes = 1 };
-
-	(void)coord_txn(m->c, &m->campaign, &t,
-			MEMBERSHIP_ANSWER_MS); /* the next tick tries again */
-}
-
-static struct membership *membership_of_view(struct view *v)
-{
-	return CONTAINER_OF(v, struct membership, leader);
-}
-
-static void membership_on_leader(struct view *v, const struct view_key *k, bool removed)
-{
-	if (strcmp(k->key, COORD_LEADER) == 0)
-		membership_look(membership_of_view(v), removed ? NULL : k);
-}
-
-static const struct view_ops membership_view_ops = { .changed = membership_on_leader };
-
-/* ------------------------------------------------------------------------------ membership */
-
 static void membership_stop(struct membership *m)
 {
 	coord_cancel(&m->call);
-	coord_cancel(&m->campaign);
-	view_end(&m->leader);
 	m->state = MEMBERSHIP_OUT;
-	m->token = 0;
 	m->lease = 0;
 }
 
@@ -144,10 +90,6 @@ static void membership_is_in(struct membership *m)
 	m->again_us = m->asked_us + (uint64_t)m->ttl_s * 1000000 / 3;
 	m->taken = false;
 	*m->why = 0;
-	if (view_begin(&m->leader, m->c, COORD_LEADER, &membership_view_ops) < 0) {
-		membership_out(m, "there is no memory for it");
-		return;
-	}
 	m->ops->joined(m);
 }
 
@@ -252,7 +194,7 @@ static bool membership_name_is_good(const char *name)
 }
 
 int membership_join(struct membership *m, struct coord *c, const char *name, const void *value,
-		    size_t bytes, int64_t ttl_s, bool leads, const struct membership_ops *ops)
+		    size_t bytes, int64_t ttl_s, const struct membership_ops *ops)
 {
 	bool taken = m->taken;
 	uint8_t *copy;
@@ -266,15 +208,10 @@ int membership_join(struct membership *m, struct coord *c, const char *name, con
 	if (bytes)
 		memcpy(copy, value, bytes);
 	free(m->value);
-	*m = (struct membership){ .c = c,
-				  .ops = ops,
-				  .value = copy,
-				  .bytes = bytes,
-				  .ttl_s = ttl_s,
-				  .leads = leads,
-				  .taken = taken };
+	*m = (struct membership){
+		.c = c, .ops = ops, .value = copy, .bytes = bytes, .ttl_s = ttl_s, .taken = taken
+	};
 	snprintf(m->name, sizeof(m->name), "%s", name);
-	m->campaign.done = membership_on_campaign;
 	membership_ask_lease(m);
 	return 0;
 }
@@ -303,14 +240,6 @@ static void membership_keep(struct membership *m, uint64_t now_us)
 	(void)coord_keep(m->c, &m->call, m->lease, membership_answer_ms(m));
 }
 
-static void membership_lead(struct membership *m)
-{
-	bool known = m->leader.state == VIEW_WATCHING;
-
-	if (m->leads && known && !m->campaign.impl && !view_find(&m->leader, COORD_LEADER))
-		membership_stand(m);
-}
-
 void membership_tick(struct membership *m, uint64_t now_us)
 {
 	if (m->state == MEMBERSHIP_IN && membership_is_late(m, now_us)) {
@@ -320,8 +249,6 @@ void membership_tick(struct membership *m, uint64_t now_us)
 	}
 	if (m->state == MEMBERSHIP_IN) {
 		membership_keep(m, now_us);
-		view_tick(&m->leader, now_us);
-		membership_lead(m);
 	} else if ((m->state == MEMBERSHIP_GRANTING || m->state == MEMBERSHIP_JOINING) &&
 		   !m->call.impl && now_us >= m->again_us) {
 		if (m->state == MEMBERSHIP_JOINING && !membership_is_late(m, now_us))

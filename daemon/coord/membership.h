@@ -1,5 +1,5 @@
 /*
- * A member: this node among the nodes, while its lease lives, and the election of the one that leads.
+ * A member: this node among the nodes, while its lease lives.
  *
  *   OUT --join--> GRANTING --a lease--> JOINING --the key is ours--> IN --no lease any more--> OUT
  *                                          '--another node has it--> OUT
@@ -7,15 +7,13 @@
  *
  * The key "members/NAME" hangs on the lease. One with the same value is of an earlier daemon at this
  * node's address, and is replaced; if that one lives, it finds out when it keeps its lease, and is out until
- * the key goes. Members that want to lead create the key "leader" with
- * their lease: the one who does leads, and the creation revision of the key is the token of all that it
- * decides. A member counts its own time: it is out as soon as the store may think so, whatever etcd
- * says. Loop thread only.
+ * the key goes. A member counts its own time: it is out as soon as the store may think so, whatever
+ * etcd says. Loop thread only.
  */
 #ifndef SHARDD_COORD_MEMBERSHIP_H
 #define SHARDD_COORD_MEMBERSHIP_H
 
-#include "coord/view.h"
+#include "coord/coord.h"
 
 #define MEMBERSHIP_NAME_BYTES 64
 
@@ -27,9 +25,6 @@ struct membership_ops {
 	/* It is OUT: another node has its name, the lease has gone, or it has left. @why: one sentence.
 	 * It may join again, from here, too. */
 	void (*out)(struct membership *m, const char *why);
-	/* Another leads now, or this one: @token is not 0 then. @name: "": nobody. The member must not
-	 * leave or end from inside this. */
-	void (*leader)(struct membership *m, const char *name, int64_t token);
 };
 
 enum membership_state {
@@ -56,16 +51,12 @@ struct membership {
 	struct coord_call call; /* joining, then keeping */
 
 	bool taken; /* a living daemon has taken its key: it does not take it back */
-	bool leads; /* it wants to */
-	int64_t token;
-	struct coord_call campaign;
-	struct view leader;
 };
 
-/* Join as @name with @value (copied). @leads: be a candidate. @ttl_s: 2 or more.
+/* Join as @name with @value (copied). @ttl_s: 2 or more.
  * Return: 0, -EINVAL (the name is too long, empty, or has a slash), or -ENOMEM. */
 int membership_join(struct membership *m, struct coord *c, const char *name, const void *value,
-		    size_t bytes, int64_t ttl_s, bool leads, const struct membership_ops *ops);
+		    size_t bytes, int64_t ttl_s, const struct membership_ops *ops);
 /* Keep the lease, try again. Call several times a second. */
 void membership_tick(struct membership *m, uint64_t now_us);
 /* Revoke its lease; it is OUT when that is answered, or after two seconds. Nothing to do if it is OUT. */

@@ -1,4 +1,4 @@
-/* Members and their leader, and views, on the fake store and on a real etcd. */
+/* Members, on the fake store and on a real etcd. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +23,7 @@ static struct node {
 	struct membership m; /* first: membership_ops get it */
 	struct coord *c;
 	unsigned joined, outs;
-	char why[200], leader[64];
-	int64_t token;
+	char why[200];
 } nodes[NODES];
 
 static struct node *node_of(struct membership *m)
@@ -42,19 +41,10 @@ static void on_out(struct membership *m, const char *why)
 	struct node *n = node_of(m);
 
 	n->outs++;
-	n->token = 0;
 	snprintf(n->why, sizeof(n->why), "%s", why);
 }
 
-static void on_leader(struct membership *m, const char *name, int64_t token)
-{
-	struct node *n = node_of(m);
-
-	snprintf(n->leader, sizeof(n->leader), "%s", name);
-	n->token = token;
-}
-
-static const struct membership_ops ops = { on_joined, on_out, on_leader };
+static const struct membership_ops ops = { on_joined, on_out };
 
 static void open_etcd(struct coord **ret)
 {
@@ -119,8 +109,7 @@ static void turn(void)
 
 static void join_at(unsigned i, const char *name, const char *at)
 {
-	cr_assert_eq(membership_join(&nodes[i].m, nodes[i].c, name, at, strlen(at), TTL_S, true,
-				     &ops),
+	cr_assert_eq(membership_join(&nodes[i].m, nodes[i].c, name, at, strlen(at), TTL_S, &ops),
 		     0);
 }
 
@@ -139,29 +128,6 @@ static void join_all(void)
 	for (unsigned i = 0; i < NODES; i++)
 		join(i, names[i]);
 	TURN_UNTIL(nodes[0].joined && nodes[1].joined && nodes[2].joined);
-	TURN_UNTIL(*nodes[0].leader && *nodes[1].leader && *nodes[2].leader);
-}
-
-/* The one that leads; there is only one, and all know it. */
-static struct node *leader(void)
-{
-	struct node *found = NULL;
-
-	for (unsigned i = 0; i < NODES; i++) {
-		if (!nodes[i].token)
-			continue;
-		cr_assert_null(found, "two lead");
-		found = &nodes[i];
-	}
-	return found;
-}
-
-static bool all_follow(const struct node *n)
-{
-	for (unsigned i = 0; i < NODES; i++)
-		if (nodes[i].m.state == MEMBERSHIP_IN && strcmp(nodes[i].leader, n->m.name) != 0)
-			return false;
-	return true;
 }
 
 #define TEST_BOTH(name)                \
@@ -176,26 +142,6 @@ static bool all_follow(const struct node *n)
 	}                              \
 	static void both_##name(void)
 
-TEST_BOTH(one_leads_and_the_next_one_when_it_leaves)
-{
-	struct node *first;
-	int64_t token;
-
-	join_all();
-	TURN_UNTIL(leader() && all_follow(leader()));
-	first = leader();
-	token = first->token;
-	membership_leave(&first->m);
-	TURN_UNTIL(first->outs);
-	cr_expect_str_eq(first->why, "it has left");
-	TURN_UNTIL(leader() && all_follow(leader()));
-	cr_expect_neq(leader(), first);
-	cr_expect_gt(leader()->token, token, "the token of a later leader is greater");
-	join((unsigned)(first - nodes), first->m.name);
-	TURN_UNTIL(first->joined == 2 && all_follow(leader()));
-	cr_expect_not(first->token);
-}
-
 TEST_BOTH(a_name_is_one_nodes)
 {
 	join(0, "a");
@@ -208,6 +154,7 @@ TEST_BOTH(a_name_is_one_nodes)
 	cr_expect_eq(nodes[0].outs, 0);
 	membership_leave(&nodes[0].m);
 	TURN_UNTIL(nodes[0].outs);
+	cr_expect_str_eq(nodes[0].why, "it has left");
 	join(1, "a");
 	TURN_UNTIL(nodes[1].joined);
 }
@@ -255,11 +202,9 @@ TEST_BOTH(names_that_are_no_names_are_refused)
 
 	memset(longest, 'x', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = 0;
-	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, "", "", 0, TTL_S, true, &ops),
-		     -EINVAL);
-	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, "a/b", "", 0, TTL_S, true, &ops),
-		     -EINVAL);
-	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, longest, "", 0, TTL_S, true, &ops),
+	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, "", "", 0, TTL_S, &ops), -EINVAL);
+	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, "a/b", "", 0, TTL_S, &ops), -EINVAL);
+	cr_expect_eq(membership_join(&nodes[0].m, nodes[0].c, longest, "", 0, TTL_S, &ops),
 		     -EINVAL);
 }
 
@@ -285,11 +230,9 @@ Test(membership_fake, joins_though_the_answer_was_lost)
 /* It does not wait for the store to tell it. */
 Test(membership_fake, is_out_when_the_store_has_not_answered_for_the_time_of_the_lease)
 {
-	struct node *first;
+	struct node *first = &nodes[0];
 
 	join_all();
-	TURN_UNTIL(leader() && all_follow(leader()));
-	first = leader();
 	coord_fake_fate(first->c, COORD_FAKE_LOST_BEFORE);
 	for (uint64_t ms = 0; ms < TTL_S * 1000; ms += 500) {
 		cr_expect_eq(first->outs, 0, "after %llu ms", (unsigned long long)ms);
@@ -300,9 +243,6 @@ Test(membership_fake, is_out_when_the_store_has_not_answered_for_the_time_of_the
 		coord_fake_lose(first->c);
 	}
 	TURN_UNTIL(first->outs);
-	cr_expect_not(first->token, "a node that is out does not lead");
-	TURN_UNTIL(leader() && all_follow(leader()));
-	cr_expect_neq(leader(), first);
 	for (unsigned i = 0; i < NODES; i++)
 		cr_expect_eq(nodes[i].outs, &nodes[i] == first);
 	coord_fake_lose(first->c);
@@ -322,103 +262,11 @@ Test(membership_fake, is_out_when_its_lease_has_gone)
 	TURN_UNTIL(nodes[0].joined == 2);
 }
 
-/* --------------------------------------------------------------------------------- a view */
-
-static struct seen {
-	struct view v;
-	unsigned changed, removed, complete;
-} seen;
-
-static void on_changed(struct view *v, const struct view_key *k, bool removed)
-{
-	struct seen *s = CONTAINER_OF(v, struct seen, v);
-
-	cr_expect(k->key && k->value);
-	s->changed += !removed;
-	s->removed += removed;
-}
-
-static void on_complete(struct view *v)
-{
-	CONTAINER_OF(v, struct seen, v)->complete++;
-}
-
-static const struct view_ops view_ops = { on_changed, on_complete };
-
-static void on_put(struct coord_call *call, const struct coord_reply *r)
-{
-	(void)call;
-	cr_expect_eq(r->status, COORD_OK);
-}
-
-/* NULL: remove it. */
-static void put(const char *key, const char *value)
-{
-	struct coord_change change = { .key = key, .value = value, .remove = !value };
-	struct coord_txn t = { .changes = &change, .n_changes = 1 };
-	struct coord_call call = { .done = on_put };
-
-	change.bytes = value ? strlen(value) : 0;
-	cr_assert_eq(coord_txn(nodes[1].c, &call, &t, 5000), 0);
-	while (call.impl)
-		uv_run(&run.loop, UV_RUN_NOWAIT);
-}
-
-static void view_until(unsigned complete, unsigned changed, unsigned removed)
-{
-	uint64_t until = clock_now_us() + 20000000u;
-
-	while (seen.complete != complete || seen.changed != changed || seen.removed != removed) {
-		cr_assert(clock_now_us() < until, "%u complete, %u changed, %u removed",
-			  seen.complete, seen.changed, seen.removed);
-		view_tick(&seen.v, clock_now_us());
-		uv_run(&run.loop, UV_RUN_NOWAIT);
-	}
-}
-
-TEST_BOTH(a_view_follows_the_store)
-{
-	put("k/a", "1");
-	put("k/b", "2");
-	cr_assert_eq(view_begin(&seen.v, nodes[0].c, "k/", &view_ops), 0);
-	view_until(1, 2, 0);
-	put("k/a", "3");
-	put("k/c", "4");
-	put("k/b", NULL);
-	view_until(1, 4, 1);
-	cr_expect_str_eq((const char *)view_find(&seen.v, "k/a")->value, "3");
-	cr_expect_null(view_find(&seen.v, "k/b"));
-	view_end(&seen.v);
-	view_end(&seen.v);
-}
-
-/* Its watch is gone with changes that it has missed. */
-Test(membership_fake, a_view_reads_all_again_after_a_compaction)
-{
-	put("k/a", "1");
-	put("k/b", "2");
-	cr_assert_eq(view_begin(&seen.v, nodes[0].c, "k/", &view_ops), 0);
-	view_until(1, 2, 0);
-	coord_fake_fate(nodes[0].c, COORD_FAKE_LOST_BEFORE);
-	put("k/a", NULL);
-	put("k/c", "3");
-	coord_fake_compact(fake);
-	coord_fake_fate(nodes[0].c, COORD_FAKE_ANSWERED);
-	view_until(2, 3, 1);
-	view_end(&seen.v);
-}
-
 /* ------------------------------------------------------------------------------ a real etcd */
 
 Test(membership_etcd, members_stay_when_etcd_is_killed_and_comes_back)
 {
-	struct node *first;
-	int64_t token;
-
 	join_all();
-	TURN_UNTIL(leader() && all_follow(leader()));
-	first = leader();
-	token = first->token;
 	etcdfix_kill(&etcd);
 	for (uint64_t until = clock_now_us() + 1000000; clock_now_us() < until;)
 		turn();
@@ -427,8 +275,6 @@ Test(membership_etcd, members_stay_when_etcd_is_killed_and_comes_back)
 		turn();
 	for (unsigned i = 0; i < NODES; i++)
 		cr_expect_eq(nodes[i].outs, 0, "%s", nodes[i].why);
-	cr_expect_eq(leader(), first);
-	cr_expect_eq(first->token, token);
 }
 
 Test(membership_etcd, is_out_when_etcd_hangs_for_longer_than_the_lease)

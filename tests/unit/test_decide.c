@@ -135,9 +135,12 @@ static int64_t elect(const char *name)
 
 static void begin_one(struct outcome *o, int64_t token, int64_t last, const char *value)
 {
-	struct decide_what what = {
-		.key = "step", .value = value, .bytes = strlen(value), .token = token, .last = last
-	};
+	struct decide_what what = { .key = "step",
+				    .value = value,
+				    .bytes = strlen(value),
+				    .leader = "leader",
+				    .token = token,
+				    .last = last };
 
 	*o = (struct outcome){ .done = false };
 	cr_assert_eq(decide_begin(&o->d, c, &what, on_decided), 0);
