@@ -45,12 +45,20 @@ static bool cluster_holding_same_step(const struct job_step_id *a, const struct 
 	return a->epoch && a->epoch == b->epoch && a->group == b->group && a->number == b->number;
 }
 
+static bool cluster_holding_completes_commit(const struct cluster_holding *h,
+					     const struct doubt_ruling *r)
+{
+	const struct doubt_open *d = &h->doubt;
+
+	return d->has_commit && r->has_commit && d->step == r->step && d->epoch == r->epoch;
+}
+
 /* What the node has when the ruling has ended its doubts, as doubt_resolve does. */
 static void cluster_holding_settle(struct cluster_holding *h, const struct doubt_ruling *r)
 {
 	const struct doubt_open *d = &h->doubt;
 
-	if (d->has_commit && r->has_commit && d->step == r->step && d->epoch == r->epoch) {
+	if (cluster_holding_completes_commit(h, r)) {
 		h->has_commit = h->has_position = true;
 		h->step = h->position = d->step;
 	} else if (d->has_prepared && r->has_applied &&
@@ -122,22 +130,43 @@ static int cluster_holding_check_step(const struct cluster_job *cj, const struct
 		cj->label, has[0], has[1]);
 }
 
-/* A step that one node has prepared and another one has applied. Invariant 5: all nodes of its group have it
- * prepared, or have applied it. */
-static void cluster_holding_find_applied(struct cluster_job *cj)
+/* A node says only which step it has applied last: what it did with one of another group is not known. */
+static void cluster_holding_unclear(const struct cluster_job *cj, const struct cluster_node *n,
+				    const struct cluster_node *m, struct fault *f)
 {
-	struct doubt_ruling *r = &cj->ruling;
-	struct cluster_node *n, *m, *tmp, *tmp2;
+	fault_set(
+		f, FAULT_STATE, NULL,
+		"node %s has prepared a step of a group of job '%s', and node %s has applied one "
+		"of another group in that epoch: nobody knows whether both belong together; delete "
+		"the job on all nodes and start it again",
+		n->name, cj->label, m->name);
+}
 
-	list_for_each (n, tmp, &cj->nodes, link)
-		list_for_each (m, tmp2, &cj->nodes, link)
-			if (n->holding.doubt.has_prepared &&
-			    cluster_holding_same_step(&n->holding.doubt.prepared,
-						      &m->holding.applied) &&
-			    n->holding.doubt.prepared.epoch >= r->applied.epoch) {
-				r->has_applied = true;
-				r->applied = m->holding.applied;
-			}
+/* A step that @n has prepared and another node has applied. Invariant 5: all nodes of its group have it
+ * prepared, or have applied it. */
+static void cluster_holding_find_applied(struct cluster_job *cj, const struct cluster_node *n,
+					 struct fault *f)
+{
+	const struct job_step_id *prepared = &n->holding.doubt.prepared;
+	struct cluster_node *m, *tmp, *other = NULL;
+	struct doubt_ruling *r = &cj->ruling;
+	bool found = false;
+
+	if (!n->holding.doubt.has_prepared || cluster_holding_completes_commit(&n->holding, r))
+		return;
+	list_for_each (m, tmp, &cj->nodes, link) {
+		found = found || cluster_holding_same_step(prepared, &m->holding.applied);
+		if (m != n && m->holding.applied.epoch == prepared->epoch &&
+		    m->holding.applied.group != prepared->group)
+			other = m;
+	}
+	if (other &&
+	    (!found || (r->has_applied && !cluster_holding_same_step(prepared, &r->applied))))
+		cluster_holding_unclear(cj, n, other, f);
+	if (!found)
+		return;
+	r->has_applied = true;
+	r->applied = *prepared;
 }
 
 /* "STEP EPOCH" */
@@ -239,7 +268,8 @@ int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply
 	struct cluster_node *n, *tmp, *before = NULL;
 
 	cluster_holding_read_step(cj, reply);
-	cluster_holding_find_applied(cj);
+	list_for_each (n, tmp, &cj->nodes, link)
+		cluster_holding_find_applied(cj, n, f);
 	list_for_each (n, tmp, &cj->nodes, link) {
 		cluster_holding_settle(&n->holding, &cj->ruling);
 		if (before && !f->code)
