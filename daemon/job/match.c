@@ -267,6 +267,19 @@ void match_refuse(struct match *m, struct match_entry *entry, const struct fault
 		match_slot_fail(m, match_slot(m, entry->number), fault);
 }
 
+bool match_is_here(const struct match *m, uint64_t number)
+{
+	const struct match_slot *s = match_slot((struct match *)m, number);
+
+	return s && s->here && !s->failed && !s->complete;
+}
+
+void match_ask(struct match *m, uint64_t number, const struct fault *fault)
+{
+	CHECK(match_is_here(m, number));
+	m->others->refuse(m->userdata, number, fault);
+}
+
 void match_passed(struct match *m, const struct match_entry *entry)
 {
 	struct match_slot *s;

@@ -133,6 +133,11 @@ int match_announce(struct match *m, struct match_entry *entry);
  * have announced or will announce. If @entry was announced its failed callback runs too. */
 void match_refuse(struct match *m, struct match_entry *entry, const struct fault *fault);
 
+/* Were the others told that all members here have announced at @number, and nothing has come of it yet? */
+bool match_is_here(const struct match *m, uint64_t number);
+/* Ask them to refuse @number, for @fault: match_fail or match_start follows. Of one that is here. */
+void match_ask(struct match *m, uint64_t number, const struct fault *fault);
+
 /* The numbered op @entry is over, with any result: a slot that all have passed is dropped. Nothing
  * to do for an entry of an earlier generation. */
 void match_passed(struct match *m, const struct match_entry *entry);

@@ -80,6 +80,9 @@ struct op_type {
 	/* (optional) Collective: what was submitted is ordered or has failed. Return: true: it was
 	 * not the collective's own, so its tick is not called. */
 	bool (*coll_arrived)(struct coll *c);
+	/* (optional) Collective: all have announced it, and it is about to stand in line. May fail it by
+	 * c->fault. */
+	void (*coll_begin)(struct coll *c);
 	/* (optional) Collective: it ends, however it does, perhaps before its first tick: let go of
 	 * what it took for its members. */
 	void (*coll_let_go)(struct coll *c);
@@ -106,6 +109,9 @@ struct op_type {
 	/* Collective: its result outlasts the epoch (parameters, a commit), so it succeeds even
 	 * if a member's epoch ends while it runs. Else it ends with that reason. */
 	bool lasts;
+	/* Collective: where ranks are on other nodes, the store decides whether it takes effect. When all
+	 * ranks here have announced it, this node alone cannot say that it does not. */
+	bool decided;
 	/* Collective: it reads what ranks write in their streams, so its result is worthless if the
 	 * streams of a rank that died were let go. */
 	bool reads_inputs;
@@ -159,6 +165,7 @@ struct op {
 	bool announced;
 	bool surrogate; /* in place of a rank that has no more inputs; nobody asked for it */
 	bool by_active; /* a surrogate: gradients are divided by the ranks that have inputs */
+	bool given_up;  /* its caller or its deadline; the leader says what becomes of it */
 	bool answered;  /* done was called; it only keeps its turn */
 	bool stream;    /* answer when it is ordered on the device, with result.ready */
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */

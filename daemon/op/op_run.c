@@ -152,7 +152,10 @@ static void op_refuse_peers(struct op *op, const struct fault *own)
 		own->code == FAULT_DEADLINE || own->code == FAULT_ABORTED ? own->code : FAULT_STATE,
 		NULL, "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
 		member_pid(op->m), op->type->name, (unsigned long long)op->entry.number, own->text);
-	match_refuse(&g->match, &op->entry, &f); /* and @op is gone, if it was announced */
+	if (op->given_up)
+		match_ask(&g->match, op_number, &f);
+	else
+		match_refuse(&g->match, &op->entry, &f); /* and @op is gone, if it was announced */
 	if (g->joined)
 		g->joined->refuse(g, op_number, op, &f);
 }
@@ -701,6 +704,21 @@ void op_end(struct op *op)
 	op_activate_ready();
 }
 
+/* The other nodes may have what the store decides, so the leader says what becomes of it: it fails on all, it
+ * starts, or the epoch ends and it is in doubt. */
+static void op_give_up_decided(struct op *op)
+{
+	struct fault told = op->fault;
+
+	if (!match_is_here(&op->group->match, op->entry.number)) {
+		op_refuse_peers(op, &op->fault);
+		return;
+	}
+	op->fault = FAULT_NULL;
+	op->given_up = true;
+	op_refuse_peers(op, &told);
+}
+
 /* An op that waits ends with op->fault, and so does its slot. One that is ended before
  * its turn is answered and keeps its turn, so that those behind it get theirs. */
 static void op_end_waiting(struct op *op)
@@ -708,6 +726,8 @@ static void op_end_waiting(struct op *op)
 	CHECK(op->state != OP_RUN && op->fault.code);
 	if (op->state == OP_HELD)
 		op_answer(op);
+	else if (op->announced && op->type->decided)
+		op_give_up_decided(op);
 	else if (op->announced)
 		op_refuse_peers(op, &op->fault); /* ends this op too, by op_failed */
 	else
@@ -717,7 +737,7 @@ static void op_end_waiting(struct op *op)
 void op_cancel(struct op *op, enum fault_code code, const char *why)
 {
 	MAGIC_CHECK(op, OP_MAGIC);
-	if (op->state == OP_RUN)
+	if (op->state == OP_RUN || op->given_up)
 		return;
 	fault_set(&op->fault, code, NULL, "%s", why);
 	if (op->ticking)

@@ -75,6 +75,7 @@ static void doubt_begin(struct job *job, uint64_t epoch, struct commit *commit)
 	if (!d) {
 		log_error("job", "no memory to keep a step that is in doubt job=%s", job->label);
 		commit_free(job, commit);
+		doubt_record_clear(job);
 		return;
 	}
 	d->job = job;
@@ -110,8 +111,17 @@ void doubt_epoch_ends(struct job *job)
 	if (!job->life.deleted && !job->life.torn && !job->step.committing &&
 	    (s || doubt_is_prepared(job)))
 		doubt_begin(job, job->rec->epoch, s ? doubt_take_commit(job, s, true) : NULL);
-	if (doubt_is_prepared(job) && !job->step.doubt && !job->step.committing)
+	if (job->step.doubt || job->step.committing)
+		return;
+	if (doubt_is_prepared(job))
 		apply_drop_prepared(job); /* job_epoch_end does the rest */
+	doubt_record_clear(job);
+}
+
+void doubt_keep(struct job *job, uint64_t epoch, struct commit *c)
+{
+	CHECK(!job->step.doubt);
+	doubt_begin(job, epoch, c);
 }
 
 /* Return: false: no memory. */

@@ -16,6 +16,8 @@
 
 #include "job/job_types.h"
 
+struct commit;
+
 /* job_ops.epoch_ends. */
 void doubt_epoch_ends(struct job *job);
 
@@ -24,6 +26,8 @@ void doubt_epoch_ends(struct job *job);
 void doubt_note_prepared(struct job *job);
 /* A Commit of the world, which all ranks here have announced, is about to be announced to the other nodes. */
 void doubt_announces(struct job *job);
+/* A commit of epoch @epoch that was decided cannot be completed now: it is in doubt. @c is taken. */
+void doubt_keep(struct job *job, uint64_t epoch, struct commit *c);
 /* job_ops.restored: as a predecessor has left it. */
 void doubt_restored(struct job *job);
 /* What it has prepared cannot be applied any more. */

@@ -19,6 +19,7 @@
 #include "op/op_util.h"
 #include "step/apply.h"
 #include "step/commit.h"
+#include "step/doubt.h"
 #include "op/op_list.h"
 #include "work/coll.h"
 #include "shardd.pb-c.h"
@@ -133,6 +134,13 @@ static enum res op_commit_order_buffers(struct coll *c)
 	return coll_kernels(c);
 }
 
+/* Before it stands in line: the epoch may end there. */
+static void op_commit_coll_begin(struct coll *c)
+{
+	if (op_commit_is_decided(c))
+		(void)op_commit_begin(c);
+}
+
 enum op_commit_stage { COMMIT_BUFFERS, COMMIT_ORDERED, COMMIT_COPIED, COMMIT_APPLY, COMMIT_STORE };
 
 /* It has waited. Return: does the epoch of those whose buffers these are go on? */
@@ -161,8 +169,6 @@ static enum res op_commit_tick(struct coll *c)
 {
 	switch ((enum op_commit_stage)c->stage) {
 	case COMMIT_BUFFERS:
-		if (op_commit_is_decided(c))
-			RES_TRY(op_commit_begin(c));
 		RES_TRY(bufcopy_settle(c->job, &c->waiter));
 		c->stage = COMMIT_ORDERED;
 		if (op_commit_buffers_count(c))
@@ -193,15 +199,20 @@ static enum res op_commit_tick(struct coll *c)
 	CHECK_NOT_REACHED();
 }
 
-/* It has failed before its end. */
+/* It has failed before its end. Other nodes may have one that was decided: it is in doubt here. */
 static void op_commit_let_go(struct coll *c)
 {
 	struct job *job = c->job;
+	struct commit *commit = job->step.commit;
 
-	if (!job->step.commit || !c->fault->code)
+	if (!commit || !c->fault->code)
 		return;
 	job->step.committing = false;
-	job->step.commit = commit_free(job, job->step.commit);
+	job->step.commit = NULL;
+	if (op_commit_is_decided(c) && !job->life.torn && !job->life.deleted)
+		doubt_keep(job, c->members[0]->epoch, commit);
+	else
+		commit_free(job, commit);
 }
 
 static void op_commit_forget(struct op *op)
@@ -218,7 +229,9 @@ const struct op_type op_commit = {
 	.coll_tick = op_commit_tick,
 	.coll_let_go = op_commit_let_go,
 	.reply = &shardd__v1__commit_response__descriptor,
+	.coll_begin = op_commit_coll_begin,
 	.lasts = true,
+	.decided = true,
 	.forget = op_commit_forget,
 	.move = MOVE_NEEDS_IDLE,
 	.ends_step = true,

@@ -153,12 +153,24 @@ static void coll_end_all(struct match_entry *const *entries, uint32_t n, int neg
 	}
 }
 
+/* Without memory. Other nodes do it: nobody goes on. */
+static void coll_cannot_start(struct group *g, struct match_entry *const *entries, uint32_t n)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_ABORTED, NULL, "there is no memory to start a collective of job '%s'",
+		  g->job->rec->name);
+	coll_end_all(entries, n, -ENOMEM);
+	if (group_spans(g))
+		job_epoch_end(g->job, &f);
+}
+
 void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdata)
 {
 	struct coll *c = coll_new(userdata, entries, n);
 
 	if (!c) {
-		coll_end_all(entries, n, -ENOMEM);
+		coll_cannot_start(userdata, entries, n);
 		return;
 	}
 	for (uint32_t i = 0; i < n; i++) {
@@ -166,6 +178,8 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 		c->ops[i]->runner = &c->waiter;
 	}
 	c->job->running++;
+	if (c->type->coll_begin)
+		c->type->coll_begin(c);
 	coll_line_enter(c);
 }
 

@@ -188,7 +188,8 @@ static void spanfix_order_on_fail(void *userdata, const struct order_key *key,
 
 static void spanfix_order_on_decide(void *userdata, const struct order_key *key)
 {
-	order_decided(spanfix.orders[spanfix_node_of_job(userdata)], key, true, NULL);
+	if (!spanfix.undecided)
+		order_decided(spanfix.orders[spanfix_node_of_job(userdata)], key, true, NULL);
 }
 
 static void spanfix_order_on_ended(void *userdata, const struct fault *f)

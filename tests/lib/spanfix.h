@@ -41,6 +41,7 @@ struct spanfix {
 	unsigned astray; /* the number of the node whose fingerprints are wrong, and 1; 0: none */
 	unsigned started[SPANFIX_NODES]; /* by a recorded schedule */
 	unsigned deaf;        /* nodes (bits) that do not hear that commits and steps take effect */
+	bool undecided;       /* the store says nothing of commits */
 	struct fault broken;  /* why an order has ended by itself */
 	unsigned char *notes; /* owned */
 	size_t n_notes, room;

@@ -8,6 +8,7 @@
 
 #include "fdcheck.h"
 #include "job/position.h"
+#include "op/op_run.h"
 #include "spanfix.h"
 #include "step/doubt.h"
 
@@ -228,6 +229,77 @@ Test(doubt, a_step_that_no_node_has_applied_is_dropped)
 Test(doubt, a_step_in_doubt_of_bf16_parameters_is_applied)
 {
 	step_in_doubt(spanfix_in_bf16, true);
+}
+
+static bool is_broken(struct spanfix *w)
+{
+	return w->broken.code;
+}
+
+/* The deadline of one rank's Commit passes while the store decides it: the epoch ends, and what becomes of it is
+ * known in the next one. */
+static void commit_is_given_up(bool decided, unsigned rank)
+{
+	const struct doubt_ruling ruling = { .has_commit = true,
+					     .step = decided ? 2 : 1,
+					     .epoch = 1 };
+	struct spanfix *w = &spanfix;
+
+	begin_doubt(w, NULL, 0);
+	train_up_to_commit(w, 2, 0);
+	w->undecided = true;
+	EACH(w, nodefix_commit(n, m, 2, 5 + m->rank, op));
+	few_turns(w);
+	op_cancel(w->ops[rank].op, FAULT_DEADLINE, "its time is over");
+	op_cancel(w->ops[rank].op, FAULT_CANCELLED, "it is given up twice");
+	spanfix_turn_until(w, is_broken);
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	for (uint32_t r = 0; r < w->size; r++) {
+		cr_expect_eq(w->ops[r].fault.code, FAULT_ABORTED);
+		cr_expect(strstr(w->ops[r].fault.text, "its time is over"), "%s",
+			  w->ops[r].fault.text);
+	}
+	w->undecided = false;
+	resolve(w, &ruling);
+	for (unsigned i = 0; i < 2; i++)
+		cr_expect_eq(w->jobs[i]->rec->step, decided ? 2 : 1);
+	cr_expect_eq(state_job_blob(w->jobs[1]->rec, 2)->data.len, decided ? 7 : 0);
+	spanfix_next_epoch(w, "job/100");
+	train(w, 3);
+	spanfix_end(w);
+	free(w->notes);
+}
+
+Test(doubt, a_commit_that_is_given_up_while_it_is_decided)
+{
+	for (unsigned rank = 0; rank < 3; rank++) {
+		commit_is_given_up(true, rank);
+		commit_is_given_up(false, rank);
+	}
+}
+
+/* Nothing is decided yet: it fails for all, and the epoch goes on. */
+Test(doubt, a_commit_that_is_given_up_before_all_are_ready_fails)
+{
+	struct spanfix *w = &spanfix;
+
+	begin_doubt(w, NULL, 0);
+	train_up_to_commit(w, 2, 0);
+	for (uint32_t r = 0; r < 2; r++) /* the other rank of node 1 has not come */
+		cr_assert_eq(nodefix_commit(spanfix_node_of(w, r), w->members[r], 2, 0, &w->ops[r]),
+			     0);
+	few_turns(w);
+	op_cancel(w->ops[0].op, FAULT_DEADLINE, "its time is over");
+	few_turns(w);
+	cr_assert_eq(nodefix_commit(spanfix_node_of(w, 2), w->members[2], 2, 0, &w->ops[2]), 0);
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	for (uint32_t r = 0; r < w->size; r++)
+		cr_expect_eq(w->ops[r].fault.code, FAULT_DEADLINE, "%s", w->ops[r].fault.text);
+	cr_expect(!w->broken.code);
+	ALL(w, nodefix_commit(n, m, 2, 0, op));
+	train(w, 3);
+	spanfix_end(w);
+	free(w->notes);
 }
 
 /* The job is deleted, or its daemon ends, with a step in doubt. */
