@@ -413,11 +413,6 @@ const char *peer_name(const struct peer *p)
 	return p->name;
 }
 
-const uint8_t *peer_instance(const struct peer *p)
-{
-	return p->instance;
-}
-
 bool peer_is_dialled(const struct peer *p)
 {
 	return p->dialled;

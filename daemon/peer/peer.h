@@ -100,8 +100,6 @@ void peer_end(struct peer *p, const char *why);
 
 /* Of the node at the other end; of one that was dialled, from the beginning. */
 const char *peer_name(const struct peer *p);
-/* PEER_INSTANCE_BYTES; of a link that has been up. */
-const uint8_t *peer_instance(const struct peer *p);
 /* This end has dialled. */
 bool peer_is_dialled(const struct peer *p);
 /* The owner's own, NULL at first. */

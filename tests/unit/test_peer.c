@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "peer/peer_impl.h"
 #include "peerfix.h"
 
 #define MOST 10000u
@@ -28,8 +29,8 @@ Test(peer, a_link_is_up_on_both_ends)
 	peerfix_link(a, b);
 	cr_expect_str_eq(peer_name(a->last), "b");
 	cr_expect_str_eq(peer_name(b->last), "a");
-	cr_expect_arr_eq(peer_instance(a->last), b->o.instance, PEER_INSTANCE_BYTES);
-	cr_expect_arr_eq(peer_instance(b->last), a->o.instance, PEER_INSTANCE_BYTES);
+	cr_expect_arr_eq(a->last->instance, b->o.instance, PEER_INSTANCE_BYTES);
+	cr_expect_arr_eq(b->last->instance, a->o.instance, PEER_INSTANCE_BYTES);
 	cr_expect(peer_is_dialled(a->last));
 	cr_expect_not(peer_is_dialled(b->last));
 	peerfix_turn(2 * PEER_SILENCE_US / 1000);
@@ -370,7 +371,7 @@ Test(peer, a_newer_daemon_replaces_the_older_one)
 	cr_expect_eq(a->gones, 2);
 	cr_expect_str_eq(a->why, "a newer daemon of node 'b' has connected");
 	cr_assert(a->last);
-	cr_expect_arr_eq(peer_instance(a->last), newer->o.instance, PEER_INSTANCE_BYTES);
+	cr_expect_arr_eq(a->last->instance, newer->o.instance, PEER_INSTANCE_BYTES);
 	peerfix_await_gone(b, 2);
 	expect_text(b->why, "a newer daemon of node 'b' has connected");
 	peerfix_turn(100);

@@ -236,11 +236,6 @@ const char *peer_name(const struct peer *p)
 	return p->other->owner->name;
 }
 
-const uint8_t *peer_instance(const struct peer *p)
-{
-	return (const uint8_t *)p->other->owner->name;
-}
-
 bool peer_is_dialled(const struct peer *p)
 {
 	return p->dialled;
