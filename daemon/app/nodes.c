@@ -157,7 +157,7 @@ static int nodes_start_cluster(struct nodes *n, uv_loop_t *loop, struct loopq *l
 int nodes_start(struct nodes *n, uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs,
 		const struct config *config, struct fault *f)
 {
-	char node[SEEDS_NAME_BYTES];
+	char node[NAME_BYTES];
 	struct coord *coord = NULL;
 
 	*n = (struct nodes){ 0 };

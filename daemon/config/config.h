@@ -58,7 +58,7 @@ int config_nodes_check(const struct config *c, struct fault *f);
 enum config_store config_store(const struct config *c);
 /* node_name, or the host name up to its first dot.
  * Return: 0, or FAULT_INVALID: the host name is not a valid node name. */
-int config_node_name(const struct config *c, char ret[SEEDS_NAME_BYTES], struct fault *f);
+int config_node_name(const struct config *c, char ret[NAME_BYTES], struct fault *f);
 
 #define CONFIG_MAX_ENDPOINTS 16u
 

@@ -11,7 +11,6 @@
 #include "core/text.h"
 
 #define STORE_ETCD "etcd://"
-#define NAME_RULE  "1 to 63 letters, digits, '.', '_' and '-'"
 
 enum config_store config_store(const struct config *c)
 {
@@ -64,34 +63,34 @@ static int config_nodes_check_store(const struct config *c, struct fault *f)
 
 static int config_nodes_check_name(const char *key, const char *value, struct fault *f)
 {
-	if (seeds_is_name(value))
+	if (name_is_good(value))
 		return 0;
 	return fault_set(f, FAULT_INVALID, key, "%s is '%.80s'; it must be " NAME_RULE, key, value);
 }
 
-int config_node_name(const struct config *c, char ret[SEEDS_NAME_BYTES], struct fault *f)
+int config_node_name(const struct config *c, char ret[NAME_BYTES], struct fault *f)
 {
 	char host[HOSTPORT_HOST_BYTES] = "";
 
 	if (*c->coord.node_name) {
-		text_copy(ret, SEEDS_NAME_BYTES, c->coord.node_name);
+		text_copy(ret, NAME_BYTES, c->coord.node_name);
 		return config_nodes_check_name("node_name", ret, f);
 	}
 	if (gethostname(host, sizeof(host) - 1) < 0)
 		return fault_errno(f, -errno, "the host name");
 	host[strcspn(host, ".")] = '\0';
-	if (!seeds_is_name(host))
+	if (!name_is_good(host))
 		return fault_set(f, FAULT_INVALID, "node_name",
 				 "node_name is empty, and the host name '%.80s' cannot stand for "
 				 "it; it must be " NAME_RULE,
 				 host);
-	text_copy(ret, SEEDS_NAME_BYTES, host);
+	text_copy(ret, NAME_BYTES, host);
 	return 0;
 }
 
 static int config_nodes_check_names(const struct config *c, struct fault *f)
 {
-	char name[SEEDS_NAME_BYTES];
+	char name[NAME_BYTES];
 
 	if (config_nodes_check_name("cluster", c->coord.cluster, f))
 		return (int)f->code;
@@ -103,11 +102,11 @@ static int config_nodes_check_names(const struct config *c, struct fault *f)
 static int config_nodes_check_allow(const struct config *c, struct fault *f)
 {
 	for (const char *at = c->peer.allow; *at; at += strcspn(at, ","), at += *at == ',') {
-		char name[SEEDS_NAME_BYTES + 1];
+		char name[NAME_BYTES + 1];
 		size_t n = strcspn(at, ",");
 
 		text_copy(name, n < sizeof(name) ? n + 1 : sizeof(name), at);
-		if (!seeds_is_name(name))
+		if (!name_is_good(name))
 			return fault_set(f, FAULT_INVALID, "peer_allow",
 					 "peer_allow has '%.*s'; an entry must be the name of a "
 					 "node: " NAME_RULE,
@@ -266,7 +265,7 @@ static int config_nodes_check_none(const struct config *c, struct fault *f)
 
 int config_seeds(const struct config *c, struct seeds *ret, struct fault *f)
 {
-	char node[SEEDS_NAME_BYTES];
+	char node[NAME_BYTES];
 	struct seeds_options o = { .text = c->coord.seeds,
 				   .node = node,
 				   .nodes = c->coord.nodes,

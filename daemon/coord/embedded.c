@@ -345,7 +345,7 @@ int embedded_new(uv_loop_t *loop, const struct embedded_options *o, const struct
 	struct embedded *e = calloc(1, sizeof(*e));
 	int r;
 
-	CHECK(o->seeds->n && seeds_is_name(o->node) && seeds_is_name(o->cluster));
+	CHECK(o->seeds->n && name_is_good(o->node) && name_is_good(o->cluster));
 	if (!e)
 		return fault_errno(f, -ENOMEM, "the embedded etcd");
 	e->magic = EMBEDDED_MAGIC;

@@ -239,7 +239,7 @@ static void embedded_child_add_url(const struct embedded *e, struct child_args *
 
 static void embedded_child_add_cluster(const struct embedded *e, struct child_args *a)
 {
-	char text[SEEDS_MEMBERS * (SEEDS_NAME_BYTES + HOSTPORT_TEXT_BYTES + 16)] = "";
+	char text[SEEDS_MEMBERS * (NAME_BYTES + HOSTPORT_TEXT_BYTES + 16)] = "";
 	size_t used = 0;
 
 	for (size_t i = 0; i < e->setup.seeds.n; i++) {

@@ -21,7 +21,7 @@ struct embedded_log {
 
 /* The options, copied. */
 struct embedded_setup {
-	char node[SEEDS_NAME_BYTES], cluster[SEEDS_NAME_BYTES];
+	char node[NAME_BYTES], cluster[NAME_BYTES];
 	struct seeds seeds;
 	const struct seed *own; /* in @seeds; NULL: none */
 	char *etcd, *dir, *ca, *cert, *key;

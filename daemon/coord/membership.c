@@ -59,7 +59,7 @@ static void membership_on_looked(struct coord_call *call, const struct coord_rep
 
 static void membership_look_own(struct membership *m)
 {
-	char key[MEMBERSHIP_NAME_BYTES + 16];
+	char key[NAME_BYTES + 16];
 	struct coord_txn t = { .read = key };
 
 	membership_key(m, key, sizeof(key));
@@ -108,7 +108,7 @@ static void membership_on_removed(struct coord_call *call, const struct coord_re
 /* A daemon that had the same address has left the key: it has ended, since an address has one daemon. */
 static void membership_replace(struct membership *m, const struct coord_kv *kv)
 {
-	char key[MEMBERSHIP_NAME_BYTES + 16];
+	char key[NAME_BYTES + 16];
 	struct coord_cond cond = { .key = key, .revision = kv->created };
 	struct coord_change change = { .key = key, .remove = true };
 	struct coord_txn t = { .conds = &cond, .n_conds = 1, .changes = &change, .n_changes = 1 };
@@ -149,7 +149,7 @@ static void membership_on_joined(struct coord_call *call, const struct coord_rep
 
 static void membership_register(struct membership *m)
 {
-	char key[MEMBERSHIP_NAME_BYTES + 16];
+	char key[NAME_BYTES + 16];
 	struct coord_cond cond = { .key = key };
 	struct coord_change change = {
 		.key = key, .value = m->value, .bytes = m->bytes, .lease = m->lease
@@ -188,11 +188,6 @@ static void membership_ask_lease(struct membership *m)
 		membership_try_later(m, "no memory for a call");
 }
 
-static bool membership_name_is_good(const char *name)
-{
-	return *name && strlen(name) < MEMBERSHIP_NAME_BYTES && !strchr(name, '/');
-}
-
 int membership_join(struct membership *m, struct coord *c, const char *name, const void *value,
 		    size_t bytes, int64_t ttl_s, const struct membership_ops *ops)
 {
@@ -200,7 +195,7 @@ int membership_join(struct membership *m, struct coord *c, const char *name, con
 	uint8_t *copy;
 
 	CHECK(m->state == MEMBERSHIP_OUT && ttl_s >= 2);
-	if (!membership_name_is_good(name))
+	if (!name_is_good(name))
 		return -EINVAL;
 	copy = malloc(bytes + 1);
 	if (!copy)

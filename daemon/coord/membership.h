@@ -14,8 +14,7 @@
 #define SHARDD_COORD_MEMBERSHIP_H
 
 #include "coord/coord.h"
-
-#define MEMBERSHIP_NAME_BYTES 64
+#include "core/name.h"
 
 struct membership;
 
@@ -38,7 +37,7 @@ enum membership_state {
 struct membership {
 	struct coord *c;
 	const struct membership_ops *ops;
-	char name[MEMBERSHIP_NAME_BYTES];
+	char name[NAME_BYTES];
 	uint8_t *value; /* owned: what others read of it */
 	size_t bytes;
 	int64_t ttl_s;
@@ -54,7 +53,7 @@ struct membership {
 };
 
 /* Join as @name with @value (copied). @ttl_s: 2 or more.
- * Return: 0, -EINVAL (the name is too long, empty, or has a slash), or -ENOMEM. */
+ * Return: 0, -EINVAL (@name is none), or -ENOMEM. */
 int membership_join(struct membership *m, struct coord *c, const char *name, const void *value,
 		    size_t bytes, int64_t ttl_s, const struct membership_ops *ops);
 /* Keep the lease, try again. Call several times a second. */

@@ -7,16 +7,8 @@
 #include "core/check.h"
 #include "core/text.h"
 
-#define SEEDS_KEY      "coord_seeds"
-#define SEEDS_DNS      "dns:"
-#define SEEDS_NAMED_BY "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
-
-bool seeds_is_name(const char *text)
-{
-	size_t n = strspn(text, SEEDS_NAMED_BY);
-
-	return n > 0 && n < SEEDS_NAME_BYTES && !text[n];
-}
+#define SEEDS_KEY "coord_seeds"
+#define SEEDS_DNS "dns:"
 
 static int seeds_refuse(const char *item, size_t n, const char *why, struct fault *f)
 {
@@ -39,7 +31,7 @@ static bool seeds_read_ports(const char *text, struct seed *s)
 /* @ret has the default ports. */
 static int seeds_read_one(const char *item, size_t n, struct seed *ret, struct fault *f)
 {
-	char text[SEEDS_NAME_BYTES + HOSTPORT_TEXT_BYTES + 8], *equals;
+	char text[NAME_BYTES + HOSTPORT_TEXT_BYTES + 8], *equals;
 	const char *rest;
 
 	if (n >= sizeof(text))
@@ -50,9 +42,8 @@ static int seeds_read_one(const char *item, size_t n, struct seed *ret, struct f
 	if (!equals)
 		return seeds_refuse(item, n, "it has no '='", f);
 	*equals = '\0';
-	if (!seeds_is_name(text))
-		return seeds_refuse(item, n,
-				    "NODE must be 1 to 63 letters, digits, '.', '_' or '-'", f);
+	if (!name_is_good(text))
+		return seeds_refuse(item, n, "NODE must be " NAME_RULE, f);
 	text_copy(ret->node, sizeof(ret->node), text);
 	rest = hostport_parse_host(equals + 1, ret->host);
 	if (!rest)
@@ -182,7 +173,7 @@ int seeds_read(const struct seeds_options *o, struct seeds *ret, struct fault *f
 	size_t n = 0;
 	int r;
 
-	CHECK(seeds_is_name(o->node) && o->client_port && o->peer_port);
+	CHECK(name_is_good(o->node) && o->client_port && o->peer_port);
 	if (strncmp(o->text, SEEDS_DNS, strlen(SEEDS_DNS)) == 0) {
 		r = seeds_read_dns(o, &s, f);
 	} else {

@@ -16,13 +16,13 @@
 
 #include "core/fault.h"
 #include "core/hostport.h"
+#include "core/name.h"
 
-#define SEEDS_MEMBERS    3u
-#define SEEDS_MOST       64u
-#define SEEDS_NAME_BYTES 64
+#define SEEDS_MEMBERS 3u
+#define SEEDS_MOST    64u
 
 struct seed {
-	char node[SEEDS_NAME_BYTES];
+	char node[NAME_BYTES];
 	char host[HOSTPORT_HOST_BYTES];
 	uint16_t client_port, peer_port;
 };
@@ -39,9 +39,6 @@ struct seeds_options {
 	uint32_t nodes;   /* of the cluster; 0: as many as are listed */
 	uint16_t client_port, peer_port;
 };
-
-/* The name of a node or a cluster: 1 to 63 letters, digits, '.', '_' and '-'. */
-bool seeds_is_name(const char *text);
 
 /* The members among the seeds; all of the list is checked. Return: 0 or FAULT_INVALID, with the key and
  * what is allowed. Any thread. */

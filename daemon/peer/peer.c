@@ -346,11 +346,9 @@ static grpc_channel *peers_channel_new(const struct peers *ps, const char *name,
 static int peers_check_connect(const struct peers *ps, const char *name, const char *at,
 			       struct fault *f)
 {
-	if (!peer_hello_name_is_good(name))
+	if (!name_is_good(name))
 		return fault_set(f, FAULT_INVALID, "peer",
-				 "'%.100s' is not a valid node name: use 1 to %d letters, digits, "
-				 "'-', '.' and '_'",
-				 name, PEER_NAME_BYTES - 1);
+				 "'%.100s' is not a valid node name: use " NAME_RULE, name);
 	if (strcmp(name, ps->node) == 0)
 		return fault_set(f, FAULT_INVALID, "peer", "node '%s' cannot have a link to itself",
 				 name);
@@ -528,15 +526,13 @@ static int peers_copy(struct peers *ps, const struct peers_options *o)
 
 static int peers_check(const struct peers_options *o, struct fault *f)
 {
-	if (!*o->cluster || strlen(o->cluster) >= PEER_NAME_BYTES)
+	if (!*o->cluster || strlen(o->cluster) >= NAME_BYTES)
 		return fault_set(f, FAULT_INVALID, "cluster",
 				 "'%.100s' is not a valid cluster name: use 1 to %d bytes",
-				 o->cluster, PEER_NAME_BYTES - 1);
-	if (!peer_hello_name_is_good(o->node))
+				 o->cluster, NAME_BYTES - 1);
+	if (!name_is_good(o->node))
 		return fault_set(f, FAULT_INVALID, "node",
-				 "'%.100s' is not a valid node name: use 1 to %d letters, digits, "
-				 "'-', '.' and '_'",
-				 o->node, PEER_NAME_BYTES - 1);
+				 "'%.100s' is not a valid node name: use " NAME_RULE, o->node);
 	return 0;
 }
 

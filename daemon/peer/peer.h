@@ -21,12 +21,11 @@
 
 #include "core/fault.h"
 #include "core/loopq.h"
+#include "core/name.h"
 #include "peer.pb-c.h"
 
 #define PEER_INSTANCE_BYTES 16
-/* With the terminating 0. A name has letters, digits, '-', '.' and '_'. */
-#define PEER_NAME_BYTES    64
-#define PEER_MESSAGE_BYTES (UINT64_C(4) << 20) /* the largest one, packed */
+#define PEER_MESSAGE_BYTES  (UINT64_C(4) << 20) /* the largest one, packed */
 
 #define PEER_PING_US    500000u
 #define PEER_SILENCE_US 1250000u

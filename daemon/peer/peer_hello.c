@@ -1,5 +1,4 @@
 /* What the other end says of itself, and whether a link with it is allowed. */
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,19 +8,6 @@
 #include "peer/peer_impl.h"
 
 #define PEER_TEXT_BYTES 300
-
-bool peer_hello_name_is_good(const char *name)
-{
-	size_t n = strnlen(name, PEER_NAME_BYTES);
-
-	if (n == 0 || n == PEER_NAME_BYTES)
-		return false;
-	for (size_t i = 0; i < n; i++)
-		if (!isascii((unsigned char)name[i]) ||
-		    (!isalnum((unsigned char)name[i]) && !strchr("-._", name[i])))
-			return false;
-	return true;
-}
 
 bool peer_hello_is_allowed(const struct peers *ps, const char *name)
 {
@@ -58,7 +44,7 @@ static int peer_hello_check_common(const struct peer *p, const Shardd__V1__PeerH
 {
 	const struct peers *ps = p->ps;
 
-	if (!peer_hello_name_is_good(h->node))
+	if (!name_is_good(h->node))
 		snprintf(why, bytes, "the node at %s says no name that a node may have", p->at);
 	else if (h->protocol != PEER_PROTOCOL)
 		snprintf(why, bytes,

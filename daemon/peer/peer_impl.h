@@ -58,7 +58,7 @@ struct peer {
 	struct peers *ps;
 	uint8_t state; /* enum peer_state */
 	bool dialled;
-	char name[PEER_NAME_BYTES];
+	char name[NAME_BYTES];
 	char at[PEER_PLACE_BYTES]; /* the other end's address */
 	uint8_t instance[PEER_INSTANCE_BYTES];
 	void *data;
@@ -159,7 +159,6 @@ void peer_stream_end(struct peer *p, bool silent);
 
 /* ----------------------------------------------------------- peer_hello.c */
 
-bool peer_hello_name_is_good(const char *name);
 bool peer_hello_is_allowed(const struct peers *ps, const char *name);
 void peer_hello_send(struct peer *p);
 /* May @p be a link with the node that says @h? Takes its name and instance. Return: 0, or -EPERM with the

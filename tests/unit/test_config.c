@@ -845,14 +845,14 @@ TEST(keys_of_several_nodes_are_checked_together)
 
 TEST(a_node_has_the_name_of_its_host_by_default)
 {
-	char name[SEEDS_NAME_BYTES], host[HOSTPORT_HOST_BYTES] = "";
+	char name[NAME_BYTES], host[HOSTPORT_HOST_BYTES] = "";
 	struct config c;
 	struct fault f;
 
 	cr_assert_eq(gethostname(host, sizeof(host) - 1), 0);
 	host[strcspn(host, ".")] = '\0';
 	check_nodes("", &c, &f);
-	if (seeds_is_name(host)) {
+	if (name_is_good(host)) {
 		cr_assert_eq(config_node_name(&c, name, &f), 0);
 		cr_expect_str_eq(name, host);
 	}

@@ -198,7 +198,7 @@ Test(membership_fake, of_two_daemons_with_one_name_and_address_the_later_one_sta
 
 TEST_BOTH(names_that_are_no_names_are_refused)
 {
-	char longest[MEMBERSHIP_NAME_BYTES + 1];
+	char longest[NAME_BYTES + 1];
 
 	memset(longest, 'x', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = 0;

@@ -1,4 +1,4 @@
-/* The small parts of core: fault, quota, list, clock. */
+/* The small parts of core: fault, quota, list, clock, name. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
@@ -7,6 +7,7 @@
 #include "core/clock.h"
 #include "core/fault.h"
 #include "core/list.h"
+#include "core/name.h"
 #include "core/quota.h"
 #include "fdcheck.h"
 
@@ -271,4 +272,32 @@ TEST(quota, without_limit_huge_amounts_do_not_wrap_either)
 	cr_assert_eq(quota_charge(&q, MEM_SHARD, UINT64_MAX - 10), 0);
 	cr_assert_eq(quota_charge(&q, MEM_SHARD, 11), QUOTA_E_LIMIT);
 	cr_assert_eq(q.used, UINT64_MAX - 10);
+}
+
+TEST(name, is_of_letters_digits_and_three_signs)
+{
+	char text[NAME_BYTES + 1];
+
+	cr_expect(name_is_good("a"));
+	cr_expect(name_is_good("Node_1.rack-2"));
+	cr_expect_not(name_is_good(""));
+	cr_expect_not(name_is_good("a/b"));
+	cr_expect_not(name_is_good("a b"));
+	cr_expect_not(name_is_good("a\n"));
+	memset(text, 'a', sizeof(text));
+	text[NAME_BYTES - 1] = '\0';
+	cr_expect(name_is_good(text));
+	text[NAME_BYTES - 1] = 'a';
+	text[NAME_BYTES] = '\0';
+	cr_expect_not(name_is_good(text));
+}
+
+/* What a letter is does not depend on where a node is. */
+TEST(name, has_no_letters_of_a_locale)
+{
+	for (int c = 128; c < 256; c++) {
+		const char text[] = { 'n', (char)c, '\0' };
+
+		cr_expect_not(name_is_good(text), "byte %d", c);
+	}
 }

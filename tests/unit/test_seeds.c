@@ -139,23 +139,6 @@ SEEDS_TEST(there_may_be_64)
 	cr_assert_eq(read_seeds(text, "n1", 0, &s, &f), FAULT_INVALID);
 }
 
-SEEDS_TEST(names_are_letters_digits_and_three_signs)
-{
-	char text[80];
-
-	cr_expect(seeds_is_name("a"));
-	cr_expect(seeds_is_name("Node_1.rack-2"));
-	cr_expect_not(seeds_is_name(""));
-	cr_expect_not(seeds_is_name("a/b"));
-	cr_expect_not(seeds_is_name("a b"));
-	memset(text, 'a', sizeof(text));
-	text[63] = '\0';
-	cr_expect(seeds_is_name(text));
-	text[63] = 'a';
-	text[64] = '\0';
-	cr_expect_not(seeds_is_name(text));
-}
-
 SEEDS_TEST(addresses_are_read_and_written)
 {
 	static const struct {

@@ -16,7 +16,7 @@
 struct peers {
 	bool closed; /* nothing is told any more */
 	unsigned node;
-	char name[PEER_NAME_BYTES];
+	char name[NAME_BYTES];
 	const struct peers_ops *ops;
 	void *userdata;
 };
