@@ -136,7 +136,7 @@ void coord_watch_end(struct coord_watch *w);
 struct coord *coord_close(struct coord *c);
 
 struct coord_options {
-	const char *const *endpoints; /* host:port */
+	const char *const *endpoints; /* HOST:PORT (core/hostport.h) */
 	size_t n_endpoints;
 	const char *prefix;          /* of all keys: "/shardd/NAME/"; not empty */
 	const char *user, *password; /* NULL: none */

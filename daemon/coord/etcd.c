@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/hostport.h"
 #include "core/pem.h"
 
 #define RECONNECT_FIRST_MS 100
@@ -222,17 +223,14 @@ static grpc_channel_credentials *etcd_credentials(const struct coord_options *o)
 	return grpc_tls_credentials_create(tls);
 }
 
-/* host:port, a port from 1 to 65535. */
 static int etcd_check_endpoint(const char *at, struct fault *f)
 {
-	const char *colon = strrchr(at, ':');
-	char *end = NULL;
-	long port = colon ? strtol(colon + 1, &end, 10) : 0;
+	struct hostport h;
 
-	if (!colon || colon == at || end == colon + 1 || *end || port < 1 || port > 65535)
+	if (!hostport_parse(at, &h))
 		return fault_set(f, FAULT_INVALID, "coord",
 				 "'%.200s' is no endpoint of etcd: write HOST:PORT, such as "
-				 "10.0.0.1:2379",
+				 "10.0.0.1:2379 or [fd00::1]:2379",
 				 at);
 	return 0;
 }

@@ -1,7 +1,6 @@
 #include "core/hostport.h"
 
 #include <arpa/inet.h>
-#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,14 +13,12 @@ static bool hostport_is_ipv6(const char *host)
 	return inet_pton(AF_INET6, host, &a) == 1;
 }
 
-/* The characters of names and of IPv4 addresses. */
+#define HOSTPORT_ALNUM "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+/* The characters of names and of IPv4 addresses, in any locale. */
 static size_t hostport_name_length(const char *text)
 {
-	size_t n = 0;
-
-	while (isalnum((unsigned char)text[n]) || (n && text[n] && strchr("._-", text[n])))
-		n++;
-	return n;
+	return strspn(text, HOSTPORT_ALNUM) ? strspn(text, HOSTPORT_ALNUM "._-") : 0;
 }
 
 static bool hostport_take(const char *from, size_t n, char ret[HOSTPORT_HOST_BYTES])
@@ -48,7 +45,7 @@ const char *hostport_parse_host(const char *text, char ret[HOSTPORT_HOST_BYTES])
 	return hostport_take(text, n, ret) ? text + n : NULL;
 }
 
-const char *hostport_parse_port(const char *text, uint16_t *ret)
+static const char *hostport_read_port(const char *text, unsigned least, uint16_t *ret)
 {
 	size_t n = strspn(text, "0123456789");
 	unsigned long port = 0;
@@ -57,22 +54,37 @@ const char *hostport_parse_port(const char *text, uint16_t *ret)
 		return NULL;
 	for (size_t i = 0; i < n; i++)
 		port = port * 10 + (unsigned long)(text[i] - '0');
-	if (port < 1 || port > 65535)
+	if (port < least || port > 65535)
 		return NULL;
 	*ret = (uint16_t)port;
 	return text + n;
 }
 
-bool hostport_parse(const char *text, struct hostport *ret)
+const char *hostport_parse_port(const char *text, uint16_t *ret)
+{
+	return hostport_read_port(text, 1, ret);
+}
+
+static bool hostport_read(const char *text, unsigned least, struct hostport *ret)
 {
 	struct hostport h;
 	const char *rest = hostport_parse_host(text, h.host);
 
-	rest = rest && *rest == ':' ? hostport_parse_port(rest + 1, &h.port) : NULL;
+	rest = rest && *rest == ':' ? hostport_read_port(rest + 1, least, &h.port) : NULL;
 	if (!rest || *rest)
 		return false;
 	*ret = h;
 	return true;
+}
+
+bool hostport_parse(const char *text, struct hostport *ret)
+{
+	return hostport_read(text, 1, ret);
+}
+
+bool hostport_parse_any(const char *text, struct hostport *ret)
+{
+	return hostport_read(text, 0, ret);
 }
 
 void hostport_format(const char *host, uint16_t port, char *buf)

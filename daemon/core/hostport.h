@@ -15,11 +15,13 @@
 
 struct hostport {
 	char host[HOSTPORT_HOST_BYTES]; /* without brackets */
-	uint16_t port;                  /* 1 to 65535 */
+	uint16_t port;                  /* 1 to 65535; 0: hostport_parse_any only */
 };
 
 /* Return: @text is HOST:PORT; else @ret is unchanged. */
 bool hostport_parse(const char *text, struct hostport *ret);
+/* The same for an address to listen on, where port 0 stands for one that is free. */
+bool hostport_parse_any(const char *text, struct hostport *ret);
 /* The host that @text begins with, and what follows it. Return: what follows, or NULL: there is none. */
 const char *hostport_parse_host(const char *text, char ret[HOSTPORT_HOST_BYTES]);
 /* The port that @text begins with. Return: what follows, or NULL: there is none. */

@@ -150,10 +150,10 @@ SEEDS_TEST(addresses_are_read_and_written)
 		{ "[::1]:80", "::1", 80 },
 		{ "a-b.c:007", "a-b.c", 7 },
 	};
-	static const char *const wrong[] = {
-		"",      ":1",     "h",    "h:",   "h:0",        "h:65536", "h:1x",      "::1:5",
-		"[h]:1", "[::1]1", "h:-1", "h :1", "[::1%lo]:1", "h:+1",    "http://h:1"
-	};
+	static const char *const wrong[] = { "",        ":1",   "h",          "h:",    "h:0",
+					     "h:65536", "h:1x", "::1:5",      "[h]:1", "[::1]1",
+					     "h:-1",    "h :1", "[::1%lo]:1", "h:+1",  "http://h:1",
+					     "h\xe9:1", "-h:1" };
 	struct hostport h;
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -169,6 +169,20 @@ SEEDS_TEST(addresses_are_read_and_written)
 	}
 	for (size_t i = 0; i < ARRAY_SIZE(wrong); i++)
 		cr_expect_not(hostport_parse(wrong[i], &h), "%s", wrong[i]);
+}
+
+/* As the others, but for the port 0. */
+SEEDS_TEST(addresses_to_listen_on_may_have_port_0)
+{
+	struct hostport h;
+
+	cr_assert(hostport_parse_any("[::1]:0", &h));
+	cr_expect(strcmp(h.host, "::1") == 0 && h.port == 0);
+	cr_assert(hostport_parse_any("h:65535", &h));
+	cr_expect_eq(h.port, 65535);
+	cr_expect_not(hostport_parse_any("h:", &h));
+	cr_expect_not(hostport_parse_any("h:65536", &h));
+	cr_expect_not(hostport_parse_any(":0", &h));
 }
 
 SEEDS_TEST(kinds_of_addresses_are_told_apart)
