@@ -376,6 +376,13 @@ static int svc_shardd_join_check_local(const Shardd__V1__JoinRequest *r,
 	return svc_shardd_join_check_here(r, spec->max_ranks, f);
 }
 
+/* The job may be an elastic one of which these trainers say nothing. */
+static int svc_shardd_join_check_elastic(const Shardd__V1__JoinRequest *r, const struct job *job,
+					 struct fault *f)
+{
+	return r->local_world_size ? svc_shardd_join_check_here(r, job->rec->max_ranks, f) : 0;
+}
+
 void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__JoinRequest *r = (const Shardd__V1__JoinRequest *)request;
@@ -396,6 +403,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	if (f.code || svc_shardd_join_instance(r, &spec, &f) ||
 	    svc_shardd_join_existing(r, s, &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(s->proc), proc_gid(s->proc), &job, &created, &f) ||
+	    svc_shardd_join_check_elastic(r, job, &f) ||
 	    svc_shardd_join_resize(job, s, spec.world_size, &f)) {
 		svc_refuse(call, "join", r->job ? r->job->name : "", &f);
 		return;

@@ -60,11 +60,11 @@ def train(rank, world, sockets, job):
     return losses, seen
 
 
-def join(rank, world, socket, job, local):
+def join(rank, world, socket, job, local, elastic=None):
     """What the daemon says to a rank that it refuses."""
     with shardd.connect(socket) as client:
         try:
-            client.join(job, world, rank, local=local)
+            client.join(job, world, rank, local=local, elastic=elastic)
         except shardd.SharddError as error:
             return error.name, error.field, error.text
     return None
@@ -113,6 +113,20 @@ class TwoNodes(unittest.TestCase):
         for said in support.ranks(by_node, WORLD, sockets, "by-node"):
             self.assertEqual(said[0], "INVALID_ARGUMENT")
             self.assertIn("the ranks of a node must follow each other", said[2])
+
+    def test_an_elastic_job_has_no_ranks_elsewhere(self):
+        """Its trainers have made it elastic, or shardctl has."""
+        said = join(0, 4, self.at["a"], "elastic", (0, 2), (2, 4))
+        self.assertEqual(said[:2], ("FAILED_PRECONDITION", "local_world_size"))
+        self.assertIn("started 2 of the 4 ranks of job 'elastic' on this machine, and an elastic "
+                      "job is on one node", said[2])
+        support.shardctl(self.at["a"], "job", "create", "elastic", "--world-size", "4",
+                         "--min-ranks", "2", "--max-ranks", "4")
+        said = join(0, 4, self.at["a"], "elastic", (0, 2))
+        self.assertEqual(said[:2], ("FAILED_PRECONDITION", "local_world_size"))
+        self.assertIn("an elastic job is on one node: start all ranks here", said[2])
+        self.assertIsNone(join(0, 4, self.at["a"], "elastic", (0, 4)))
+        support.shardctl(self.at["a"], "job", "delete", "elastic")
 
     def test_what_is_there_can_be_seen(self):
         said = launchers.run(launchers.python("-m", "shardd"), launchers.environment(self.at["b"]))
