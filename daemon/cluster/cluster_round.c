@@ -110,6 +110,13 @@ static bool cluster_round_last(struct round *r, uint64_t *ret_step)
 	return (cj && cj->epoch.commits) || rec->has_commit;
 }
 
+static bool cluster_round_left(struct round *r)
+{
+	const struct cluster_job *cj = cluster_find(the_cluster, cluster_round_of(r)->label);
+
+	return cj && cj->epoch.is_left;
+}
+
 static void cluster_round_over(struct round *r)
 {
 	log_debug("cluster", "round over job=%s id=%016llx", cluster_round_of(r)->label,
@@ -119,6 +126,7 @@ static void cluster_round_over(struct round *r)
 static const struct round_ops cluster_round_ops = { .send = cluster_round_send,
 						    .hold = cluster_round_hold,
 						    .last = cluster_round_last,
+						    .left = cluster_round_left,
 						    .over = cluster_round_over };
 
 /* -------------------------------------------------------------------------- its begin */

@@ -312,7 +312,8 @@ static void round_enter(struct round *r, uint8_t what)
 	r->since_us = clock_now_us();
 	memset(r->nodes, 0, r->n * sizeof(*r->nodes));
 	if (freezes)
-		has_step = r->ops->last(r, &step);
+		r->has_after = has_step = r->ops->last(r, &step);
+	r->after = step;
 	if (what == NOW && !r->holds) {
 		r->holds = true;
 		r->ops->hold(r, true);
@@ -370,11 +371,27 @@ static void round_fail_differing(struct round *r, unsigned node)
 	round_fail(r, &f);
 }
 
+/* The nodes do not stand still at a commit, and there is nobody to make the next one. */
+static void round_fail_left(struct round *r)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_STATE, NULL,
+		  "no rank of job '%s' is joined: nothing commits what it has since its last "
+		  "commit. Start its ranks, and save when they have committed",
+		  r->job->rec->name);
+	round_fail(r, &f);
+}
+
 static void round_go_on_frozen(struct round *r)
 {
 	unsigned differs = round_differs(r);
 	bool now = r->what == NOW;
 
+	if ((r->later || differs < r->n) && r->ops->left(r)) {
+		round_fail_left(r);
+		return;
+	}
 	if (differs < r->n && !now && ++r->tries >= ROUND_TRIES) {
 		round_fail_differing(r, differs);
 		return;
@@ -828,6 +845,15 @@ static void round_tell(struct round *r, uint64_t now_us)
 			r, &(struct saving_answer){ .bytes = r->loads ? l.done : s.written }, true);
 }
 
+/* NEXT waits for a commit that will not be: one that has begun since NEXT ends also without the ranks. */
+static bool round_is_left(struct round *r)
+{
+	uint64_t step = 0;
+	bool has_step = r->ops->last(r, &step);
+
+	return has_step == r->has_after && step == r->after && r->ops->left(r);
+}
+
 void round_tick(struct round *r, uint64_t now_us)
 {
 	char limit[64];
@@ -838,6 +864,8 @@ void round_tick(struct round *r, uint64_t now_us)
 		round_tell(r, now_us);
 	} else if ((r->what == NOW || r->what == NEXT) && now_us > r->deadline_us) {
 		round_time_out(r, "");
+	} else if (r->what == NEXT && round_is_left(r)) {
+		round_fail_left(r);
 	} else if (round_is_late(r, now_us)) {
 		snprintf(limit, sizeof(limit), ", %u s without news,",
 			 round_phases[r->what].limit_s);

@@ -37,6 +37,8 @@ struct round_ops {
 	void (*hold)(struct round *r, bool on);
 	/* The leader's: the last commit that has begun. Return: false: there was none. */
 	bool (*last)(struct round *r, uint64_t *ret_step);
+	/* The leader's: have all ranks of the epoch left it? No commit is begun any more. */
+	bool (*left)(struct round *r);
 	/* It is over here. Free it with round_free, not from inside this. */
 	void (*over)(struct round *r);
 };
@@ -68,6 +70,8 @@ struct round {
 	struct round_node *nodes;       /* owned; the same */
 	unsigned tries;
 	uint64_t owner, nonce;
+	bool has_after;     /* the leader's, of NOW and NEXT: there was a commit when it began: */
+	uint64_t after;     /* its step; else 0 */
 	uint64_t since_us;  /* in this phase */
 	uint64_t told_us;   /* how far it is */
 	struct fault fault; /* of this phase, of all nodes that have one */

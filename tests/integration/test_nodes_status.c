@@ -174,7 +174,7 @@ static void check_text(struct daemonfix *d, unsigned self)
 	check_width(out, "\nRanks\n");
 }
 
-/* What only works where all memory of a job is; the daemon died of it once. */
+/* Resizing, which only works where all memory of a job is; saving what nobody commits any more. */
 static void check_refused(struct daemonfix *d)
 {
 	char out[1024];
@@ -183,6 +183,10 @@ static void check_refused(struct daemonfix *d)
 		      0);
 	cr_expect(strstr(out, "resizing is not possible: job 'both' has ranks on 2 nodes"), "%s",
 		  out);
+	cr_expect_neq(daemonfix_ctl_text(d, ARGS("checkpoint", "save", "both", "/tmp"), out,
+					 sizeof(out)),
+		      0);
+	cr_expect(strstr(out, "no rank of job 'both' is joined: nothing commits"), "%s", out);
 }
 
 Test(nodes_status, where_the_ranks_of_a_job_are)

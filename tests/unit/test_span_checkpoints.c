@@ -59,7 +59,7 @@ static struct {
 	struct letter letters[256];
 	unsigned first, n;
 	unsigned leader;
-	bool dead[SPANFIX_NODES], held;
+	bool dead[SPANFIX_NODES], held, left;
 	uint64_t last_step;
 	/* what the message of a phase to a node is changed to */
 	uint8_t blind;         /* 1 + node that sees another folder */
@@ -110,7 +110,13 @@ static void on_over(struct round *r)
 	net.over[net.n_over++] = r;
 }
 
-static const struct round_ops round_ops = { on_send, on_hold, on_last, on_over };
+static bool on_left(struct round *r)
+{
+	(void)r;
+	return net.left;
+}
+
+static const struct round_ops round_ops = { on_send, on_hold, on_last, on_left, on_over };
 
 static unsigned node_of_job(const struct job *job)
 {
@@ -581,6 +587,68 @@ static void expect_failed(enum fault_code code, const char *words)
 {
 	cr_expect_eq(ended.f.code, code, "%s", fault_code_name(ended.f.code));
 	cr_expect(strstr(ended.f.text, words), "%s", ended.f.text);
+}
+
+/* A step was made that no commit has, and the ranks leave, before it is asked for or while it waits. */
+static void of_ranks_that_have_left(unsigned node, bool before)
+{
+	char a[128];
+	unsigned whole;
+
+	path(a, "a");
+	begin(WORLD(1, 1), true, 0);
+	train(1);
+	step(2, false);
+	net.left = before;
+	begin_save(node, a);
+	for (unsigned i = 0; !before && i < 200; i++) {
+		turn_rounds();
+		for (unsigned k = 0; k < 2; k++)
+			nodefix_turn(&spanfix.nodes[k]);
+	}
+	cr_expect(!ended.over);
+	net.left = true;
+	spanfix_turn_until(&spanfix, is_over);
+	expect_failed(FAULT_STATE, "no rank of job 'job' is joined: nothing commits");
+	cr_expect(!net.held, "commits may be made");
+	cr_expect_eq(rests(a, &whole), 0);
+	cr_expect_eq(whole, 0);
+	end();
+}
+
+Test(span_checkpoints, when_all_ranks_have_left_are_refused)
+{
+	of_ranks_that_have_left(0, true);
+	of_ranks_that_have_left(1, true);
+}
+
+Test(span_checkpoints, whose_ranks_leave_while_it_waits_are_refused)
+{
+	of_ranks_that_have_left(0, false);
+	of_ranks_that_have_left(1, false);
+}
+
+/* They leave behind the commit that it is of. */
+Test(span_checkpoints, of_ranks_that_have_left_behind_their_commit)
+{
+	char a[128], b[128];
+
+	path(a, "a");
+	path(b, "b");
+	begin(WORLD(1, 1), true, 0);
+	train(1);
+	step(2, false);
+	begin_save(1, a);
+	while (!net.n || net.first < net.n)
+		turn_rounds();
+	ALL(&spanfix, nodefix_commit(n, m, 2, 0, op));
+	net.last_step = 2;
+	net.left = true;
+	spanfix_turn_until(&spanfix, is_over);
+	well(2);
+	save(1, b);
+	well(2);
+	end();
 }
 
 Test(span_checkpoints, in_folders_that_a_node_does_not_see_are_refused)
