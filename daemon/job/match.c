@@ -276,7 +276,12 @@ bool match_is_here(const struct match *m, uint64_t number)
 
 void match_ask(struct match *m, uint64_t number, const struct fault *fault)
 {
+	struct match_slot *s = match_slot(m, number);
+
 	CHECK(match_is_here(m, number));
+	if (s->asked)
+		return;
+	s->asked = true;
 	m->others->refuse(m->userdata, number, fault);
 }
 

@@ -51,7 +51,8 @@ struct match_entry {
 
 struct match_slot {
 	uint64_t number;
-	bool here; /* the others were told that all members here have announced */
+	bool here;  /* the others were told that all members here have announced */
+	bool asked; /* they were asked to refuse it since (match_ask) */
 	bool complete;
 	bool failed;
 	struct fault fault;           /* when failed */
@@ -135,7 +136,8 @@ void match_refuse(struct match *m, struct match_entry *entry, const struct fault
 
 /* Were the others told that all members here have announced at @number, and nothing has come of it yet? */
 bool match_is_here(const struct match *m, uint64_t number);
-/* Ask them to refuse @number, for @fault: match_fail or match_start follows. Of one that is here. */
+/* Ask them to refuse @number, for @fault: match_fail or match_start follows. Of one that is here.
+ * Once: what they are asked again they do not hear. */
 void match_ask(struct match *m, uint64_t number, const struct fault *fault);
 
 /* The numbered op @entry is over, with any result: a slot that all have passed is dropped. Nothing

@@ -165,7 +165,6 @@ struct op {
 	bool announced;
 	bool surrogate; /* in place of a rank that has no more inputs; nobody asked for it */
 	bool by_active; /* a surrogate: gradients are divided by the ranks that have inputs */
-	bool given_up;  /* its caller or its deadline; the leader says what becomes of it */
 	bool answered;  /* done was called; it only keeps its turn */
 	bool stream;    /* answer when it is ordered on the device, with result.ready */
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */

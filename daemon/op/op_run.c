@@ -138,7 +138,17 @@ static void op_release_deps(struct op *op)
 
 /* -------------------------------------------------------------- activation */
 
-/* Tell the peers of a collective that this rank's part was refused. */
+/* What the peers of a collective are told when this rank's part was refused. */
+static void op_refusal(const struct op *op, const struct fault *own, struct fault *f)
+{
+	bool as_it_is = own->code == FAULT_DEADLINE || own->code == FAULT_ABORTED;
+
+	fault_set(f, as_it_is ? own->code : FAULT_STATE, NULL,
+		  "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
+		  member_pid(op->m), op->type->name, (unsigned long long)op->entry.number,
+		  own->text);
+}
+
 static void op_refuse_peers(struct op *op, const struct fault *own)
 {
 	struct group *g = op->group;
@@ -147,15 +157,8 @@ static void op_refuse_peers(struct op *op, const struct fault *own)
 
 	if (!op->numbered)
 		return;
-	fault_set(
-		&f,
-		own->code == FAULT_DEADLINE || own->code == FAULT_ABORTED ? own->code : FAULT_STATE,
-		NULL, "rank %u (pid %d) was refused its %s at number %llu: %.300s", op->m->rank,
-		member_pid(op->m), op->type->name, (unsigned long long)op->entry.number, own->text);
-	if (op->given_up)
-		match_ask(&g->match, op_number, &f);
-	else
-		match_refuse(&g->match, &op->entry, &f); /* and @op is gone, if it was announced */
+	op_refusal(op, own, &f);
+	match_refuse(&g->match, &op->entry, &f); /* and @op is gone, if it was announced */
 	if (g->joined)
 		g->joined->refuse(g, op_number, op, &f);
 }
@@ -708,15 +711,16 @@ void op_end(struct op *op)
  * starts, or the epoch ends and it is in doubt. */
 static void op_give_up_decided(struct op *op)
 {
-	struct fault told = op->fault;
+	struct fault told = FAULT_NULL;
 
 	if (!match_is_here(&op->group->match, op->entry.number)) {
 		op_refuse_peers(op, &op->fault);
 		return;
 	}
+	op_refusal(op, &op->fault, &told);
 	op->fault = FAULT_NULL;
-	op->given_up = true;
-	op_refuse_peers(op, &told);
+	op->deadline_us = UINT64_MAX;
+	match_ask(&op->group->match, op->entry.number, &told);
 }
 
 /* An op that waits ends with op->fault, and so does its slot. One that is ended before
@@ -737,7 +741,7 @@ static void op_end_waiting(struct op *op)
 void op_cancel(struct op *op, enum fault_code code, const char *why)
 {
 	MAGIC_CHECK(op, OP_MAGIC);
-	if (op->state == OP_RUN || op->given_up)
+	if (op->state == OP_RUN)
 		return;
 	fault_set(&op->fault, code, NULL, "%s", why);
 	if (op->ticking)

@@ -145,8 +145,7 @@ static struct op *op_find_late(struct list *ops, uint64_t now_us)
 	struct op *op, *tmp;
 
 	list_for_each (op, tmp, ops, link)
-		if (op->state != OP_RUN && !op->answered && !op->given_up &&
-		    op->deadline_us <= now_us)
+		if (op->state != OP_RUN && !op->answered && op->deadline_us <= now_us)
 			return op;
 	return NULL;
 }
