@@ -1,34 +1,17 @@
-#include "engine/gloo_shim.h"
+/* The life of a communicator over Gloo: it meets, ends with a reason, and says good-bye. */
+#include "engine/gloo_shim.hh"
 
 #include "engine/gloo_meet.h"
-#include "engine/gloo_mesh.hh"
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <memory>
-#include <mutex>
-#include <set>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
 using std::chrono::milliseconds;
-using Bytes = std::vector<uint64_t>;
-using Unbound = gloo::transport::UnboundBuffer;
 
 namespace
 {
-
-constexpr milliseconds FOREVER = std::chrono::hours(24 * 365 * 10);
-constexpr uint64_t CHUNK = 1 << 20; /* of a reduction */
-constexpr uint64_t CHUNK_MIN = 64 << 10;
-constexpr uint64_t STAGING = 64 << 20; /* beyond it chunks become smaller */
-constexpr uint64_t DIRECT = 256 << 10; /* up to here one round counts more than bytes */
-constexpr uint64_t ROWS_AHEAD = 4;     /* chunks offered to each member before they are taken */
-constexpr uint64_t SENTINEL = 0;       /* slot; operations use those above */
 
 using Clock = std::chrono::steady_clock;
 
@@ -39,56 +22,15 @@ enum : uint32_t {
 	MARK_BLAME = 2, /* it ends because of the member whose number is added to this */
 };
 
-} // namespace
-
-struct gloo_shim {
-	std::string iface, address, prefix;
-	gloo_shim_options options;
-	std::unique_ptr<GlooMesh> mesh;
-	std::vector<uint32_t> marks;       /* the sentinel receives into it; Gloo's thread */
-	uint32_t mark = MARK_NONE;         /* that is sent */
-	std::unique_ptr<Unbound> farewell; /* of @mark */
-	std::vector<char> staging;
-	uint64_t slot = SENTINEL;
-	uint64_t place = 0; /* of the next operation */
-	bool connected = false;
-
-	std::mutex lock;
-	/* under the lock */
-	std::unique_ptr<Unbound> sentinel;
-	std::set<Unbound *> waiting; /* of the operation under way */
-	std::string cause;           /* of the end */
-	bool dead = false;
-	bool closing = false;
-	bool patient = false;     /* an operation waits for what travels in @awaited */
-	uint64_t awaited = 0;     /* slot */
-	bool sending = false;     /* it waits until that was taken */
-	Clock::time_point enough; /* then nobody comes */
-};
-
-namespace
-{
-
 /* The lock is held. */
 void shim_wake_all(gloo_shim *s)
 {
-	for (Unbound *b : s->waiting) {
+	for (auto *b : s->waiting) {
 		b->abortWaitRecv();
 		b->abortWaitSend();
 	}
 	if (s->sentinel)
 		s->sentinel->abortWaitRecv();
-}
-
-/* The members after and before this one, so that not all turn to the same one at once. */
-int shim_after(const gloo_shim *s, int k)
-{
-	return (s->options.rank + k) % s->options.size;
-}
-
-int shim_before(const gloo_shim *s, int k)
-{
-	return (s->options.rank + s->options.size - k) % s->options.size;
 }
 
 /* To all members but one. Does not block; one that has left is not told, and does not keep it from
@@ -99,10 +41,11 @@ int shim_send_mark(gloo_shim *s, uint32_t mark, int except)
 
 	s->mark = mark;
 	for (int k = 1; k < s->options.size; k++) {
-		if (shim_after(s, k) == except)
+		if (gloo_shim_after(s, k) == except)
 			continue;
 		try {
-			s->farewell->send(shim_after(s, k), SENTINEL, 0, sizeof(s->mark));
+			s->farewell->send(gloo_shim_after(s, k), GLOO_SHIM_SENTINEL, 0,
+					  sizeof(s->mark));
 			sent++;
 		} catch (...) {
 			/* it has left */
@@ -111,14 +54,9 @@ int shim_send_mark(gloo_shim *s, uint32_t mark, int except)
 	return sent;
 }
 
-/* Why it ends. */
-struct Cause {
-	std::string text;
-	int member = -1; /* whose fault it is; -1: nobody's */
-};
+} // namespace
 
-/* Return: whether it lived until now. Any thread; does not block. */
-bool shim_die(gloo_shim *s, const Cause &cause)
+bool gloo_shim_die(gloo_shim *s, const gloo_shim_cause &cause)
 {
 	{
 		std::lock_guard<std::mutex> guard(s->lock);
@@ -137,7 +75,7 @@ bool shim_die(gloo_shim *s, const Cause &cause)
 	return true;
 }
 
-void shim_throw_if_dead(gloo_shim *s)
+void gloo_shim_throw_if_dead(gloo_shim *s)
 {
 	std::lock_guard<std::mutex> guard(s->lock);
 
@@ -145,562 +83,11 @@ void shim_throw_if_dead(gloo_shim *s)
 		throw std::runtime_error(s->cause);
 }
 
-/* While it lives an operation waits, and not for longer than it may. Gloo's own timeouts would close
- * all connections before anybody could be told why. */
-class Patience
+namespace
 {
-      public:
-	Patience(gloo_shim *shim, uint64_t slot, bool sending) : s(shim)
-	{
-		const unsigned ms = s->options.wait_ms;
-
-		if (ms == 0)
-			return;
-		s->mesh->arm(ms);
-		std::lock_guard<std::mutex> guard(s->lock);
-		s->enough = Clock::now() + milliseconds(ms);
-		s->patient = true;
-		s->awaited = slot;
-		s->sending = sending;
-	}
-
-	Patience(const Patience &) = delete;
-	Patience &operator=(const Patience &) = delete;
-
-	~Patience()
-	{
-		if (s->options.wait_ms == 0)
-			return;
-		std::lock_guard<std::mutex> guard(s->lock);
-		s->patient = false;
-	}
-
-      private:
-	gloo_shim *s;
-};
-
-/* Memory of an operation. When it is destroyed Gloo no longer touches the memory. */
-class Buffer
-{
-      public:
-	Buffer(gloo_shim *shim, const void *p, uint64_t bytes)
-	    : s(shim), b(s->mesh->buffer(const_cast<void *>(p), bytes))
-	{
-		std::lock_guard<std::mutex> guard(s->lock);
-
-		if (s->dead)
-			throw std::runtime_error(s->cause);
-		s->waiting.insert(b.get());
-	}
-
-	Buffer(const Buffer &) = delete;
-	Buffer &operator=(const Buffer &) = delete;
-
-	~Buffer()
-	{
-		std::lock_guard<std::mutex> guard(s->lock);
-
-		s->waiting.erase(b.get());
-	}
-
-	void send(int to, uint64_t in, uint64_t offset, uint64_t bytes)
-	{
-		slot = in;
-		b->send(to, slot, offset, bytes);
-	}
-
-	void recv(int from, uint64_t in, uint64_t offset, uint64_t bytes)
-	{
-		slot = in;
-		b->recv(from, slot, offset, bytes);
-	}
-
-	void wait_sends(uint64_t n)
-	{
-		while (n-- > 0) {
-			Patience patience(s, slot, true);
-
-			shim_throw_if_dead(s);
-			if (!b->waitSend(nullptr, FOREVER))
-				shim_throw_if_dead(s);
-		}
-	}
-
-	void wait_recvs(uint64_t n)
-	{
-		while (n-- > 0) {
-			Patience patience(s, slot, false);
-
-			shim_throw_if_dead(s);
-			if (!b->waitRecv(nullptr, FOREVER))
-				shim_throw_if_dead(s);
-		}
-	}
-
-      private:
-	gloo_shim *s;
-	std::unique_ptr<Unbound> b;
-	uint64_t slot = SENTINEL; /* of the last send or receive */
-};
-
-/* Where each member's part begins, and the end of all. */
-Bytes shim_offsets(const Bytes &bytes)
-{
-	Bytes at(bytes.size() + 1, 0);
-
-	for (size_t i = 0; i < bytes.size(); i++)
-		at[i + 1] = at[i] + bytes[i];
-	return at;
-}
-
-/* ------------------------------------------------------------------ operations */
-
-/* What travels in front of an operation's data: at which place of the order the member is that sends it. */
-class Place
-{
-      public:
-	explicit Place(gloo_shim *shim)
-	    : s(shim), slot(++s->slot), own(s->place), theirs(s->options.size),
-	      from(s, &own, sizeof(own)), to(s, theirs.data(), theirs.size() * sizeof(own))
-	{
-	}
-
-	void expect(int member)
-	{
-		to.recv(member, slot, member * sizeof(own), sizeof(own));
-		members.push_back(member);
-	}
-
-	void tell(int member)
-	{
-		from.send(member, slot, 0, sizeof(own));
-		sends++;
-	}
-
-	void exchange()
-	{
-		for (int k = 1; k < s->options.size; k++)
-			expect(shim_before(s, k));
-		for (int k = 1; k < s->options.size; k++)
-			tell(shim_after(s, k));
-	}
-
-	/* Before data is waited for. */
-	void check()
-	{
-		to.wait_recvs(members.size());
-		for (int member : members)
-			if (theirs[member] != own)
-				refuse(member);
-		from.wait_sends(sends);
-	}
-
-      private:
-	/* Not the one or the other alone is wrong: nobody is blamed. */
-	void refuse(int member)
-	{
-		char text[160];
-
-		snprintf(text, sizeof(text),
-			 "member %d is at another place of the order of operations than member %d "
-			 "(%016llx, %016llx)",
-			 member, s->options.rank, (unsigned long long)theirs[member],
-			 (unsigned long long)own);
-		shim_die(s, { text, -1 });
-		throw std::runtime_error(text);
-	}
-
-	gloo_shim *s;
-	const uint64_t slot;
-	const uint64_t own;
-	std::vector<uint64_t> theirs;
-	std::vector<int> members; /* that it is expected of */
-	uint64_t sends = 0;
-	Buffer from, to;
-};
-
-/* @place: exchanged, and not checked yet; NULL: it was. */
-void shim_gather(gloo_shim *s, const void *send, void *recv, const Bytes &bytes, Place *place)
-{
-	const int n = s->options.size, rank = s->options.rank;
-	const Bytes at = shim_offsets(bytes);
-	char *own = static_cast<char *>(recv) + at[rank];
-	const uint64_t slot = ++s->slot;
-	uint64_t sends = 0, recvs = 0;
-	Buffer to(s, recv, at[n]), from(s, send ? send : own, bytes[rank]);
-
-	for (int k = 1; k < n; k++)
-		if (bytes[shim_before(s, k)] > 0) {
-			int peer = shim_before(s, k);
-
-			to.recv(peer, slot, at[peer], bytes[peer]);
-			recvs++;
-		}
-	for (int k = 1; k < n && bytes[rank] > 0; k++, sends++)
-		from.send(shim_after(s, k), slot, 0, bytes[rank]);
-	if (send && send != own)
-		memcpy(own, send, bytes[rank]);
-	if (place)
-		place->check();
-	to.wait_recvs(recvs);
-	from.wait_sends(sends);
-}
-
-/* A reduce-scatter: the parts of all members, cut into chunks; row r is the r-th chunk of each. */
-class Reduction
-{
-      public:
-	Reduction(gloo_shim *shim, const void *send, void *recv, const Bytes &parts,
-		  const gloo_shim_fold *f)
-	    : s(shim), n(s->options.size), rank(s->options.rank),
-	      data(static_cast<const char *>(send)), out(static_cast<char *>(recv)), bytes(parts),
-	      at(shim_offsets(parts)), fold(f), chunk(size_chunk(n)), slot(++s->slot),
-	      source(s, send, at[n]), stage{ stage_of(0), stage_of(1) }
-	{
-	}
-
-	/* @place: exchanged. */
-	void run(Place &place)
-	{
-		const uint64_t most = *std::max_element(bytes.begin(), bytes.end());
-		const uint64_t rows = (most + chunk - 1) / chunk;
-
-		post_recvs(0);
-		post_recvs(1);
-		for (uint64_t row = 0; row < ROWS_AHEAD; row++)
-			post_sends(row);
-		place.check();
-		for (uint64_t row = 0; row < rows; row++) {
-			if (piece(rank, row) > 0) {
-				stage[row % 2]->wait_recvs(n - 1);
-				add(row);
-			}
-			post_recvs(row + 2);
-			source.wait_sends(sends[row % ROWS_AHEAD]);
-			post_sends(row + ROWS_AHEAD);
-		}
-	}
-
-      private:
-	static uint64_t size_chunk(int n)
-	{
-		uint64_t fits = STAGING / (2 * static_cast<uint64_t>(n));
-
-		return std::max(CHUNK_MIN, std::min(CHUNK, fits / CHUNK_MIN * CHUNK_MIN));
-	}
-
-	/* No larger than what is received, so that small operations need little memory. */
-	uint64_t stride() const
-	{
-		return std::min(chunk, bytes[rank]);
-	}
-
-	std::unique_ptr<Buffer> stage_of(unsigned i)
-	{
-		const uint64_t half = stride() * (n - 1);
-
-		if (s->staging.size() < 2 * half)
-			s->staging.resize(2 * half);
-		return std::make_unique<Buffer>(s, s->staging.data() + i * half, half);
-	}
-
-	uint64_t piece(int member, uint64_t row) const
-	{
-		const uint64_t begin = row * chunk;
-
-		return begin < bytes[member] ? std::min(chunk, bytes[member] - begin) : 0;
-	}
-
-	/* Place of a member's chunk in the stage. */
-	uint64_t place(int member) const
-	{
-		return (member < rank ? member : member - 1) * stride();
-	}
-
-	void post_recvs(uint64_t row)
-	{
-		if (piece(rank, row) == 0)
-			return;
-		for (int k = 1; k < n; k++)
-			stage[row % 2]->recv(shim_before(s, k), slot, place(shim_before(s, k)),
-					     piece(rank, row));
-	}
-
-	void post_sends(uint64_t row)
-	{
-		uint64_t &count = sends[row % ROWS_AHEAD];
-
-		count = 0;
-		for (int k = 1; k < n; k++) {
-			int to = shim_after(s, k);
-
-			if (piece(to, row) == 0)
-				continue;
-			source.send(to, slot, at[to] + row * chunk, piece(to, row));
-			count++;
-		}
-	}
-
-	void add(uint64_t row)
-	{
-		const char *staged = s->staging.data() + (row % 2) * stride() * (n - 1);
-		std::vector<const void *> in(n);
-
-		for (int i = 0; i < n; i++)
-			in[i] = i == rank ? data + at[rank] + row * chunk : staged + place(i);
-		fold->fn(fold->userdata, out + row * chunk, in.data(),
-			 piece(rank, row) / fold->element);
-	}
-
-	gloo_shim *s;
-	const int n, rank;
-	const char *data;
-	char *out;
-	const Bytes &bytes;
-	const Bytes at;
-	const gloo_shim_fold *fold;
-	const uint64_t chunk, slot;
-	uint64_t sends[ROWS_AHEAD];
-	Buffer source;
-	std::unique_ptr<Buffer> stage[2];
-};
-
-/* A chain: the running values of one chunk after the other go from member to member, in their
- * order, and then to the owner of the part that the chunk is of. */
-class Chain
-{
-      public:
-	Chain(gloo_shim *shim, void *recv, const Bytes &parts, const gloo_shim_link *c)
-	    : s(shim), n(s->options.size), rank(s->options.rank), chain(c), values(++s->slot),
-	      results(++s->slot), own(s, recv, parts[rank]), out(static_cast<char *>(recv)),
-	      stride(std::min(CHUNK, *std::max_element(parts.begin(), parts.end())))
-	{
-		cut(parts);
-		if (s->staging.size() < DEPTH * stride)
-			s->staging.resize(DEPTH * stride);
-		for (uint64_t i = 0; i < DEPTH; i++)
-			stages.push_back(std::make_unique<Buffer>(s, stage(i), stride));
-	}
-
-	/* @place: neither told nor expected. */
-	void run(Place &place)
-	{
-		uint64_t expected = 0;
-
-		meet(place);
-
-		for (const Piece &p : pieces)
-			if (rank < n - 1 && p.owner == rank) {
-				own.recv(n - 1, results, p.place, p.bytes);
-				expected++;
-			}
-		for (uint64_t i = 0; i < DEPTH; i++)
-			post(i);
-		for (uint64_t i = 0; i < pieces.size(); i++) {
-			step(i);
-			if (i > 0)
-				recycle(i - 1);
-		}
-		if (!pieces.empty())
-			recycle(pieces.size() - 1);
-		own.wait_recvs(expected);
-	}
-
-      private:
-	static constexpr uint64_t DEPTH = 4; /* chunks that are under way at a member */
-
-	/* Values come from the member before, results from the last one. */
-	void meet(Place &place)
-	{
-		if (rank > 0)
-			place.expect(rank - 1);
-		if (rank < n - 1)
-			place.expect(n - 1);
-		for (int i = 0; i < n - 1 && rank == n - 1; i++)
-			place.tell(i);
-		if (rank < n - 1)
-			place.tell(rank + 1);
-		place.check();
-	}
-
-	struct Piece {
-		int owner;
-		uint64_t at, place, bytes; /* in the whole; in the part of the owner */
-	};
-
-	void cut(const Bytes &parts)
-	{
-		const Bytes at = shim_offsets(parts);
-
-		for (int i = 0; i < n; i++)
-			for (uint64_t done = 0; done < parts[i]; done += CHUNK)
-				pieces.push_back({ i, at[i] + done, done,
-						   std::min(CHUNK, parts[i] - done) });
-	}
-
-	char *stage(uint64_t i)
-	{
-		return s->staging.data() + i % DEPTH * stride;
-	}
-
-	Buffer &buffer(uint64_t i)
-	{
-		return *stages[i % DEPTH];
-	}
-
-	/* The values of the members before; the place is free. */
-	void post(uint64_t i)
-	{
-		if (rank > 0 && i < pieces.size())
-			buffer(i).recv(rank - 1, values, 0, pieces[i].bytes);
-	}
-
-	void step(uint64_t i)
-	{
-		const Piece &p = pieces[i];
-
-		if (rank > 0)
-			buffer(i).wait_recvs(1);
-		chain->fn(chain->userdata, stage(i), p.at / chain->element,
-			  p.bytes / chain->element, rank == 0);
-		if (rank < n - 1)
-			buffer(i).send(rank + 1, values, 0, p.bytes);
-		else if (p.owner != rank)
-			buffer(i).send(p.owner, results, 0, p.bytes);
-		else
-			memcpy(out + p.place, stage(i), p.bytes);
-	}
-
-	/* The chunk has left, while the next one was folded. */
-	void recycle(uint64_t i)
-	{
-		if (rank < n - 1 || pieces[i].owner != rank)
-			buffer(i).wait_sends(1);
-		post(i + DEPTH);
-	}
-
-	gloo_shim *s;
-	const int n, rank;
-	const gloo_shim_link *chain;
-	const uint64_t values, results; /* slots */
-	Buffer own;
-	char *out;
-	const uint64_t stride; /* of the chunks in the staging */
-	std::vector<Piece> pieces;
-	std::vector<std::unique_ptr<Buffer>> stages;
-};
-
-void shim_all_reduce_direct(gloo_shim *s, void *data, uint64_t count, const gloo_shim_fold *fold)
-{
-	const int n = s->options.size;
-	const uint64_t bytes = count * fold->element;
-	std::vector<char> all(n * bytes);
-	std::vector<const void *> in(n);
-	Place place(s);
-
-	place.exchange();
-	shim_gather(s, data, all.data(), Bytes(n, bytes), &place);
-	for (int i = 0; i < n; i++)
-		in[i] = all.data() + i * bytes;
-	fold->fn(fold->userdata, data, in.data(), count);
-}
-
-/* @total units of @unit bytes, cut into a part for each member. */
-Bytes shim_cut(const gloo_shim *s, uint64_t total, uint64_t unit)
-{
-	const int n = s->options.size;
-	const uint64_t part = (total + n - 1) / n;
-	Bytes bytes(n);
-
-	for (int i = 0; i < n; i++)
-		bytes[i] = std::min(part, total - std::min(total, i * part)) * unit;
-	return bytes;
-}
-
-void shim_reduce(gloo_shim *s, const void *send, void *recv, const Bytes &parts,
-		 const gloo_shim_fold *fold)
-{
-	Place place(s);
-
-	place.exchange();
-	Reduction(s, send, recv, parts, fold).run(place);
-}
-
-void shim_all_reduce(gloo_shim *s, void *data, uint64_t count, const gloo_shim_fold *fold)
-{
-	const Bytes parts = shim_cut(s, count, fold->element);
-
-	if (count * fold->element * s->options.size <= DIRECT) {
-		shim_all_reduce_direct(s, data, count, fold);
-		return;
-	}
-	shim_reduce(s, data, static_cast<char *>(data) + shim_offsets(parts)[s->options.rank],
-		    parts, fold);
-	shim_gather(s, nullptr, data, parts, nullptr);
-}
-
-void shim_chain(gloo_shim *s, void *recv, uint64_t count, bool whole, const gloo_shim_link *chain)
-{
-	const uint64_t bytes = count * chain->element;
-	const Bytes parts =
-		whole ? shim_cut(s, count, chain->element) : Bytes(s->options.size, bytes);
-	const uint64_t at = whole ? shim_offsets(parts)[s->options.rank] : 0;
-	Place place(s);
-
-	Chain(s, static_cast<char *>(recv) + at, parts, chain).run(place);
-	if (whole)
-		shim_gather(s, nullptr, recv, parts, nullptr);
-}
-
-/* The root gives each member its part, or each everything. */
-void shim_scatter(gloo_shim *s, void *data, const Bytes &bytes, int root, bool whole)
-{
-	const Bytes at = shim_offsets(bytes);
-	const int n = s->options.size, rank = s->options.rank;
-	Place place(s);
-	const uint64_t slot = ++s->slot;
-	Buffer b(s, data, at[n]);
-	uint64_t sends = 0;
-
-	if (rank != root) {
-		place.expect(root);
-		if (whole || bytes[rank] > 0) {
-			b.recv(root, slot, whole ? 0 : at[rank], whole ? at[n] : bytes[rank]);
-			place.check();
-			b.wait_recvs(1);
-		} else {
-			place.check();
-		}
-		return;
-	}
-	for (int k = 1; k < n; k++) {
-		int to = shim_after(s, k);
-
-		place.tell(to);
-		if (!whole && bytes[to] == 0)
-			continue;
-		b.send(to, slot, whole ? 0 : at[to], whole ? at[n] : bytes[to]);
-		sends++;
-	}
-	place.check();
-	b.wait_sends(sends);
-}
-
-/* Large data: the root sends it once, in parts, and the members pass the parts on. */
-void shim_broadcast(gloo_shim *s, void *data, uint64_t bytes, int root)
-{
-	const Bytes parts = shim_cut(s, bytes, 1);
-	const bool whole = bytes <= DIRECT || s->options.size == 2;
-
-	shim_scatter(s, data, parts, root, whole);
-	if (!whole)
-		shim_gather(s, nullptr, data, parts, nullptr);
-}
-
-/* ---------------------------------------------------------------- life of a context */
 
 /* The connection to @member ended. */
-Cause shim_explain(const gloo_shim *s, int member, const std::string &why)
+gloo_shim_cause shim_explain(const gloo_shim *s, int member, const std::string &why)
 {
 	const uint32_t mark = s->marks[member];
 	const uint32_t blamed = mark - MARK_BLAME;
@@ -730,9 +117,9 @@ void shim_on_broke(gloo_shim *s, int member, const std::string &why) noexcept
 	try {
 		if (shim_is_expected(s, member))
 			return;
-		const Cause cause = shim_explain(s, member, why);
+		const gloo_shim_cause cause = shim_explain(s, member, why);
 
-		if (shim_die(s, cause) && s->options.died)
+		if (gloo_shim_die(s, cause) && s->options.died)
 			s->options.died(s->options.userdata, cause.text.c_str());
 	} catch (...) {
 		gloo_shim_abort(s);
@@ -741,7 +128,7 @@ void shim_on_broke(gloo_shim *s, int member, const std::string &why) noexcept
 	}
 }
 
-Cause shim_blame(gloo_shim *s, const std::vector<int> &late)
+gloo_shim_cause shim_blame(gloo_shim *s, const std::vector<int> &late)
 {
 	std::string names = late.size() > 1 ? "members" : "member";
 
@@ -770,7 +157,7 @@ void shim_on_expired(gloo_shim *s) noexcept
 
 	try {
 		if (shim_has_enough(s, &slot, &sending))
-			shim_die(s, shim_blame(s, s->mesh->late(slot, sending)));
+			gloo_shim_die(s, shim_blame(s, s->mesh->late(slot, sending)));
 	} catch (...) {
 		gloo_shim_abort(s);
 	}
@@ -802,7 +189,7 @@ std::vector<int> shim_meet(gloo_shim *s, const gloo::transport::tcp::attr &attr)
 	options.stopped = shim_is_stopped;
 	options.userdata = s;
 	if (s->options.meet(&options, fds.data(), why, sizeof(why))) {
-		shim_throw_if_dead(s);
+		gloo_shim_throw_if_dead(s);
 		throw std::runtime_error(why);
 	}
 	return fds;
@@ -837,7 +224,7 @@ void shim_connect(gloo_shim *s)
 	shim_open(s);
 	for (int i = 0; i < s->options.size; i++)
 		if (i != s->options.rank)
-			s->sentinel->recv(i, SENTINEL, i * sizeof(s->marks[0]),
+			s->sentinel->recv(i, GLOO_SHIM_SENTINEL, i * sizeof(s->marks[0]),
 					  sizeof(s->marks[0]));
 	s->connected = true;
 }
@@ -881,39 +268,23 @@ void shim_end(gloo_shim *s)
 }
 
 /* A connection that ended says more than what it threw. */
-Cause shim_cause(gloo_shim *s, const std::string &thrown)
+gloo_shim_cause shim_cause(gloo_shim *s, const std::string &thrown)
 {
 	std::string why;
 	const int member = s->mesh ? s->mesh->broken(why) : -1;
 
-	return member < 0 ? Cause{ thrown, -1 } : shim_explain(s, member, why);
+	return member < 0 ? gloo_shim_cause{ thrown, -1 } : shim_explain(s, member, why);
 }
 
-int shim_fail(gloo_shim *s, gloo_shim_error *error, const std::string &why, int code)
+} // namespace
+
+int gloo_shim_fail(gloo_shim *s, gloo_shim_error *error, const std::string &why, int code)
 {
-	shim_die(s, shim_cause(s, why));
+	gloo_shim_die(s, shim_cause(s, why));
 	std::lock_guard<std::mutex> guard(s->lock);
 	snprintf(error->text, sizeof(error->text), "%s", s->cause.c_str());
 	return code;
 }
-
-/* Run @fn; no exception leaves. */
-template <typename Fn> int shim_guard(gloo_shim *s, gloo_shim_error *error, Fn fn) noexcept
-{
-	try {
-		shim_throw_if_dead(s);
-		fn();
-		return 0;
-	} catch (const std::bad_alloc &) {
-		return shim_fail(s, error, "no memory", -ENOMEM);
-	} catch (const std::exception &e) {
-		return shim_fail(s, error, gloo_mesh_text(e), -ECONNABORTED);
-	} catch (...) {
-		return shim_fail(s, error, "unknown exception", -ECONNABORTED);
-	}
-}
-
-} // namespace
 
 int gloo_shim_new(const struct gloo_shim_options *options, struct gloo_shim **ret)
 {
@@ -933,13 +304,13 @@ int gloo_shim_new(const struct gloo_shim_options *options, struct gloo_shim **re
 
 int gloo_shim_connect(struct gloo_shim *s, struct gloo_shim_error *error)
 {
-	return shim_guard(s, error, [=] { shim_connect(s); });
+	return gloo_shim_guard(s, error, [=] { shim_connect(s); });
 }
 
 void gloo_shim_abort(struct gloo_shim *s)
 {
 	try {
-		shim_die(s, { "the communicator was aborted", -1 });
+		gloo_shim_die(s, { "the communicator was aborted", -1 });
 	} catch (...) {
 		/* only a mutex or a string can throw here, and then nothing is left to do */
 	}
@@ -961,54 +332,4 @@ void gloo_shim_free(struct gloo_shim *s, unsigned grace_ms)
 	}
 	shim_end(s);
 	delete s;
-}
-
-void gloo_shim_set_place(struct gloo_shim *s, uint64_t place)
-{
-	s->place = place;
-}
-
-int gloo_shim_all_gather(struct gloo_shim *s, const void *send, void *recv, uint64_t bytes,
-			 struct gloo_shim_error *error)
-{
-	const Bytes parts(s->options.size, bytes);
-
-	return gloo_shim_all_gather_v(s, send, recv, parts.data(), error);
-}
-
-int gloo_shim_all_gather_v(struct gloo_shim *s, const void *send, void *recv, const uint64_t *bytes,
-			   struct gloo_shim_error *error)
-{
-	return shim_guard(s, error, [=] {
-		Place place(s);
-
-		place.exchange();
-		shim_gather(s, send, recv, Bytes(bytes, bytes + s->options.size), &place);
-	});
-}
-
-int gloo_shim_reduce_scatter(struct gloo_shim *s, const void *send, void *recv, uint64_t count,
-			     const struct gloo_shim_fold *fold, struct gloo_shim_error *error)
-{
-	return shim_guard(s, error, [=] {
-		shim_reduce(s, send, recv, Bytes(s->options.size, count * fold->element), fold);
-	});
-}
-
-int gloo_shim_all_reduce(struct gloo_shim *s, void *data, uint64_t count,
-			 const struct gloo_shim_fold *fold, struct gloo_shim_error *error)
-{
-	return shim_guard(s, error, [=] { shim_all_reduce(s, data, count, fold); });
-}
-
-int gloo_shim_chain(struct gloo_shim *s, void *recv, uint64_t count, bool whole,
-		    const struct gloo_shim_link *chain, struct gloo_shim_error *error)
-{
-	return shim_guard(s, error, [=] { shim_chain(s, recv, count, whole, chain); });
-}
-
-int gloo_shim_broadcast(struct gloo_shim *s, void *data, uint64_t bytes, int root,
-			struct gloo_shim_error *error)
-{
-	return shim_guard(s, error, [=] { shim_broadcast(s, data, bytes, root); });
 }

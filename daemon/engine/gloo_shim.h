@@ -102,9 +102,6 @@ void gloo_shim_set_place(struct gloo_shim *s, uint64_t place);
  * -ECONNABORTED or -ENOMEM, after which everything else fails, too. */
 int gloo_shim_all_gather(struct gloo_shim *s, const void *send, void *recv, uint64_t bytes,
 			 struct gloo_shim_error *error);
-/* bytes[i] from member i, one behind the other. @send: NULL: in place. */
-int gloo_shim_all_gather_v(struct gloo_shim *s, const void *send, void *recv, const uint64_t *bytes,
-			   struct gloo_shim_error *error);
 int gloo_shim_reduce_scatter(struct gloo_shim *s, const void *send, void *recv, uint64_t count,
 			     const struct gloo_shim_fold *fold, struct gloo_shim_error *error);
 int gloo_shim_all_reduce(struct gloo_shim *s, void *data, uint64_t count,
