@@ -2,9 +2,9 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <time.h>
 
 #include "core/check.h"
+#include "core/clock.h"
 
 /* Wait for work, no longer than a second while memory is left over. */
 static void host_unmap_unmapper_sleep(struct unmapper *u)
@@ -15,8 +15,7 @@ static void host_unmap_unmapper_sleep(struct unmapper *u)
 		pthread_cond_wait(&u->wake, &u->lock);
 		return;
 	}
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec++;
+	until = clock_in(1000);
 	pthread_cond_timedwait(&u->wake, &u->lock, &until);
 }
 

@@ -4,9 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/check.h"
+#include "core/clock.h"
 #include "core/list.h"
 
 struct rendezvous_key {
@@ -178,18 +178,6 @@ static int rendezvous_set(void *userdata, const char *key, const void *value, si
 	return e;
 }
 
-static struct timespec rendezvous_in(unsigned ms)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	t.tv_sec += ms / 1000;
-	t.tv_nsec += (long)(ms % 1000) * 1000000;
-	t.tv_sec += t.tv_nsec / 1000000000;
-	t.tv_nsec %= 1000000000;
-	return t;
-}
-
 /* What is known of @key now. Return: -EAGAIN: nothing yet. */
 static long rendezvous_read(struct rendezvous *r, const char *key, void *value, size_t capacity)
 {
@@ -216,7 +204,7 @@ static long rendezvous_read(struct rendezvous *r, const char *key, void *value, 
 static long rendezvous_get(void *userdata, const char *key, unsigned timeout_ms, void *value,
 			   size_t capacity)
 {
-	const struct timespec until = rendezvous_in(timeout_ms);
+	const struct timespec until = clock_in(timeout_ms);
 	struct rendezvous *r = userdata;
 	long n;
 

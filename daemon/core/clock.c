@@ -1,7 +1,6 @@
 #include "core/clock.h"
 
 #include <stdatomic.h>
-#include <time.h>
 
 static _Atomic uint64_t fake_us; /* 0: real time */
 
@@ -14,6 +13,18 @@ uint64_t clock_now_us(void)
 		return fake;
 	clock_gettime(CLOCK_MONOTONIC, &ts);
 	return (uint64_t)ts.tv_sec * 1000000u + (uint64_t)ts.tv_nsec / 1000u;
+}
+
+struct timespec clock_in(unsigned ms)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	t.tv_sec += ms / 1000;
+	t.tv_nsec += (long)(ms % 1000) * 1000000;
+	t.tv_sec += t.tv_nsec / 1000000000;
+	t.tv_nsec %= 1000000000;
+	return t;
 }
 
 void clock_fake(uint64_t us)

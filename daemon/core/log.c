@@ -22,13 +22,13 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
 #include "core/log_format.h"
 
-#define QUEUE_LINES     4096 /* waiting for the writer; more are dropped */
-#define CLOSE_MS        900  /* for the writer to write the rest after log_close */
-#define CLOSE_GRACE_MS  100  /* and then to notice that the time is up */
-#define POLL_MS         50   /* how often a stuck output is reconsidered */
-#define NSEC_PER_SECOND 1000000000L
+#define QUEUE_LINES    4096 /* waiting for the writer; more are dropped */
+#define CLOSE_MS       900  /* for the writer to write the rest after log_close */
+#define CLOSE_GRACE_MS 100  /* and then to notice that the time is up */
+#define POLL_MS        50   /* how often a stuck output is reconsidered */
 
 struct line {
 	struct line *next;
@@ -65,20 +65,9 @@ static void log_drop(uint64_t lines)
 	atomic_fetch_add_explicit(&dropped, lines, memory_order_relaxed);
 }
 
-static struct timespec log_monotonic_in(long ms)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	ts.tv_nsec += ms * (NSEC_PER_SECOND / 1000);
-	ts.tv_sec += ts.tv_nsec / NSEC_PER_SECOND;
-	ts.tv_nsec %= NSEC_PER_SECOND;
-	return ts;
-}
-
 static bool log_is_past(const struct timespec *ts)
 {
-	struct timespec now = log_monotonic_in(0);
+	struct timespec now = clock_in(0);
 
 	return now.tv_sec > ts->tv_sec || (now.tv_sec == ts->tv_sec && now.tv_nsec >= ts->tv_nsec);
 }
@@ -329,7 +318,7 @@ int log_reopen(const struct log_options *options)
 
 void log_close(void)
 {
-	struct timespec until = log_monotonic_in(CLOSE_MS + CLOSE_GRACE_MS);
+	struct timespec until = clock_in(CLOSE_MS + CLOSE_GRACE_MS);
 	bool running;
 	int r = 0;
 
@@ -340,7 +329,7 @@ void log_close(void)
 	}
 	q.open = false;
 	q.closing = true;
-	q.until = log_monotonic_in(CLOSE_MS);
+	q.until = clock_in(CLOSE_MS);
 	pthread_cond_signal(&q.wake);
 	while (q.running && r == 0)
 		r = pthread_cond_timedwait(&q.ended, &q.lock, &until);

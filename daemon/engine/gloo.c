@@ -20,10 +20,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
 #include "core/list.h"
 #include "engine/engine_impl.h"
 #include "engine/gloo_meet.h"
@@ -140,22 +140,10 @@ static void gloo_on_died(void *userdata, const char *why)
 
 /* ------------------------------------------------------------------- the worker */
 
-static struct timespec gloo_in(unsigned ms)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	t.tv_sec += ms / 1000;
-	t.tv_nsec += (long)(ms % 1000) * 1000000;
-	t.tv_sec += t.tv_nsec / 1000000000;
-	t.tv_nsec %= 1000000000;
-	return t;
-}
-
 /* It is dead. Until the owner knows why, or for reason_ms. With the lock held. */
 static void gloo_await_reason(struct gloo_comm *c)
 {
-	const struct timespec until = gloo_in(gloo_of(c->comm.engine)->reason_ms);
+	const struct timespec until = clock_in(gloo_of(c->comm.engine)->reason_ms);
 	int r = 0;
 
 	while (!c->reported && !c->abandoned && !c->stop && r == 0)

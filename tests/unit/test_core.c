@@ -264,6 +264,27 @@ TEST(clock, can_be_stepped)
 	clock_real();
 	cr_assert_neq(clock_now_us(), 5000001);
 }
+
+TEST(clock, says_the_time_to_wait_until)
+{
+	struct timespec before, until, after;
+
+	for (unsigned ms = 0; ms < 4000; ms += 333) {
+		int64_t lead;
+
+		clock_gettime(CLOCK_MONOTONIC, &before);
+		until = clock_in(ms);
+		clock_gettime(CLOCK_MONOTONIC, &after);
+		cr_assert(until.tv_nsec >= 0 && until.tv_nsec < 1000000000);
+		lead = (until.tv_sec - before.tv_sec) * INT64_C(1000000000) + until.tv_nsec -
+		       before.tv_nsec;
+		cr_expect_geq(lead, ms * INT64_C(1000000));
+		lead = (until.tv_sec - after.tv_sec) * INT64_C(1000000000) + until.tv_nsec -
+		       after.tv_nsec;
+		cr_expect_leq(lead, ms * INT64_C(1000000));
+	}
+}
+
 TEST(quota, without_limit_huge_amounts_do_not_wrap_either)
 {
 	struct quota q;
