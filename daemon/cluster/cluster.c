@@ -64,6 +64,14 @@ void cluster_key(const struct cluster_job *cj, const char *what, char ret[CLUSTE
 	snprintf(ret, CLUSTER_KEY_BYTES, "jobs/%s/%s", cj->label, what);
 }
 
+size_t cluster_prefix(const struct cluster_job *cj, uint64_t epoch, char ret[CLUSTER_KEY_BYTES])
+{
+	int n = snprintf(ret, CLUSTER_KEY_BYTES, "%s/%llu/", cj->label, (unsigned long long)epoch);
+
+	CHECK(n > 0 && (unsigned)n < CLUSTER_KEY_BYTES);
+	return (size_t)n;
+}
+
 /* --------------------------------------------------------------------- the jobs */
 
 static struct cluster_job *cluster_job_new(struct cluster *c, const char *label)
@@ -83,10 +91,9 @@ static struct cluster_job *cluster_job_new(struct cluster *c, const char *label)
 
 void cluster_drop_keys(struct cluster_job *cj)
 {
-	char prefix[160];
+	char prefix[CLUSTER_KEY_BYTES];
 
-	snprintf(prefix, sizeof(prefix), "%s/%llu/", cj->label,
-		 (unsigned long long)cj->epoch.number);
+	cluster_prefix(cj, cj->epoch.number, prefix);
 	if (cj->epoch.number)
 		rendezvous_drop(cj->c->rendezvous, prefix);
 }
@@ -303,12 +310,13 @@ static void cluster_on_key(struct cluster_job *cj, struct peer *from,
 	Shardd__V1__JobKey key = SHARDD__V1__JOB_KEY__INIT;
 	bool get = m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_GET;
 	const char *name = get ? m->get->key : m->set->key;
-	char full[512];
+	char prefix[CLUSTER_KEY_BYTES], full[512];
 	const void *value;
 
 	if (m->epoch != cj->epoch.number || !m->epoch || (from && !cluster_take_key(cj, from, m)))
 		return;
-	snprintf(full, sizeof(full), "%s/%llu/%s", cj->label, (unsigned long long)m->epoch, name);
+	cluster_prefix(cj, m->epoch, prefix);
+	snprintf(full, sizeof(full), "%s%s", prefix, name);
 	if (!get &&
 	    rendezvous_put(cj->c->rendezvous, full, m->set->value.data, m->set->value.len) < 0)
 		log_error("cluster",
@@ -442,13 +450,12 @@ static void cluster_on_message(void *userdata, struct peer *p, const Shardd__V1_
 static struct cluster_job *cluster_of_key(struct cluster *c, const char *key, const char **ret_rest)
 {
 	struct cluster_job *cj, *tmp;
-	char prefix[512];
+	char prefix[CLUSTER_KEY_BYTES];
 
 	list_for_each (cj, tmp, &c->all, link) {
-		int n = snprintf(prefix, sizeof(prefix), "%s/%llu/", cj->label,
-				 (unsigned long long)cj->epoch.number);
+		size_t n = cluster_prefix(cj, cj->epoch.number, prefix);
 
-		if (strncmp(key, prefix, (size_t)n) != 0)
+		if (strncmp(key, prefix, n) != 0)
 			continue;
 		*ret_rest = key + n;
 		return cj;

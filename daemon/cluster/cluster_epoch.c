@@ -452,7 +452,7 @@ static struct span *cluster_epoch_make_span(struct cluster_job *cj, const Shardd
 	uint16_t *devices, *at;
 	struct span *span = NULL;
 	size_t world = 0;
-	char prefix[160];
+	char prefix[CLUSTER_KEY_BYTES];
 
 	for (size_t i = 0; i < b->n_nodes; i++)
 		world += b->nodes[i]->n_devices;
@@ -462,8 +462,7 @@ static struct span *cluster_epoch_make_span(struct cluster_job *cj, const Shardd
 			cluster_epoch_span_node(b->nodes[i], &nodes[i], at);
 			at += b->nodes[i]->n_devices;
 		}
-		snprintf(prefix, sizeof(prefix), "%s/%llu", cj->label,
-			 (unsigned long long)cj->epoch.number);
+		prefix[cluster_prefix(cj, cj->epoch.number, prefix) - 1] = '\0'; /* the '/' */
 		span_new(nodes, (unsigned)b->n_nodes, cj->epoch.self, prefix, &store, &span, f);
 	} else {
 		fault_errno(f, -ENOMEM, "noting a job's nodes");

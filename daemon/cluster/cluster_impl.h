@@ -147,6 +147,8 @@ extern struct cluster *the_cluster;
 struct job *cluster_job_of(const struct cluster_job *cj);
 struct cluster_job *cluster_find(const struct cluster *c, const char *label);
 void cluster_key(const struct cluster_job *cj, const char *what, char ret[CLUSTER_KEY_BYTES]);
+/* "LABEL/EPOCH/": what the keys of that epoch's communicators begin with. Return: its length. */
+size_t cluster_prefix(const struct cluster_job *cj, uint64_t epoch, char ret[CLUSTER_KEY_BYTES]);
 void cluster_state_move(struct cluster_job *cj, enum cluster_job_state to);
 void cluster_say(struct cluster_job *cj, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
