@@ -465,6 +465,6 @@ def slow_link():
 DEFAULT = [trains, ops, by_ranks, trainer_dies, daemon_dies, daemon_comes_back, rank_leaves,
            gives_up, blame, link_cut, etcd_dies, recorded, mismatch, tls, other_cluster, stopped,
            commit_while_cut, slow_link, checkpoints.checkpoints_move,
-           checkpoints.checkpoint_of_a_killed_node, checkpoints.checkpoints_regularly,
-           checkpoints.checkpoints_not_shared]
+           checkpoints.checkpoint_of_a_killed_node, checkpoints.node_is_lost,
+           checkpoints.checkpoints_regularly, checkpoints.checkpoints_not_shared]
 LONG = [etcd_is_away]

@@ -139,6 +139,43 @@ def checkpoint_of_a_killed_node():
             sh(f"rm -r {folder}/step-000000000002")
 
 
+def node_is_lost():
+    """A node is gone with its memory: the job is deleted, and goes on from its checkpoint."""
+    with Lab(2, start=False) as x:
+        folder = folders(x)
+        t = Ranks(x, TWO, "init", "train=2", f"wait={x.folder}/go", "train=4")
+        t.wait_step(2)
+        code, said = checkpoint(x["a"], "save", "j", folder)
+        if code:
+            raise Failed(said)
+        x["b"].kill()
+        t.ranks[1].kill()
+        pathlib.Path(x.folder, "go").touch()
+        wait_for(lambda: t.ranks[0].code, "the end of rank 0, which is not guarded")
+        if "node b of job '0/j' is gone" not in t.ranks[0].text():
+            raise Failed(t.ranks[0].text())
+        x["b"].start()
+        t = Ranks(x, TWO, "train=4")
+        wait_for(lambda: all(p.code for p in t.ranks.values()), "all ranks are refused")
+        for p in t.ranks.values():
+            if "node b has nothing of it" not in p.text():
+                raise Failed(p.text())
+        for node in x.nodes.values():
+            node.ctl("job", "delete", "j")
+        there, note = pathlib.Path(x.folder, "there"), pathlib.Path(x.folder, "note")
+        t = Ranks(x, TWO, f"loaded={there}", "train=5", f"note={note}")
+        wait_for(lambda: t.check() or there.exists(), "all ranks have registered")
+        for args in (("inspect", folder), ("verify", folder), ("load", "j", folder)):
+            code, said = checkpoint(x["b"], *args)
+            if code:
+                raise Failed(f"{args}: {said}")
+        t.finish()
+        expected = pathlib.Path(x.folder, "calm")
+        Ranks(x, TWO, "init", "train=5", f"note={expected}", job="calm").finish()
+        if note.read_text() != expected.read_text():
+            raise Failed("the parameters of step 5 are others than without the loss")
+
+
 def checkpoints_regularly():
     """The policy, which one node is told, makes them."""
     with Lab(2, start=False) as x:

@@ -7,6 +7,7 @@ usage: rank.py WORLD RANK STEP...
   train=N       until step N is committed
   wait=FILE     until there is this file
   note=FILE     rank 0: the parameters, as hexadecimal digits
+  loaded=FILE   make it when all have registered; join again when a checkpoint is loaded
   load=FOLDER   rank 0 loads the newest checkpoint there; all join again
 """
 import array
@@ -57,6 +58,17 @@ class Rank:
         self.unit.release()
         if self.rank == 0:
             pathlib.Path(path).write_text(values.hex())
+
+    def loaded(self, path):
+        self.client.barrier()
+        if self.rank == 0:
+            pathlib.Path(path).touch()
+        try:
+            while True:
+                self.client.barrier()
+                time.sleep(0.05)
+        except shardd.Aborted:
+            self.joined(self.client.rejoin())
 
     def load(self, path):
         self.client.barrier()  # all have registered
