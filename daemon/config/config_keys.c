@@ -110,7 +110,7 @@ const struct config_key config_keys[] = {
 	{ FIELD(max_units_per_job), .type = CONFIG_COUNT, .min = 1, .max = 10000000,
 	  .by_default = "100000", .runtime = true, .help = "Maximum number of units in a job." },
 	{ FIELD(max_world_size), .type = CONFIG_COUNT, .min = 1, .max = 1024, .by_default = "1024",
-	  .runtime = true, .help = "Maximum number of ranks of a job on this node." },
+	  .runtime = true, .help = "Maximum number of ranks of a job, on all of its nodes together." },
 	{ FIELD(max_inflight_ops), .type = CONFIG_COUNT, .min = 1, .max = 1000000,
 	  .by_default = "1024",
 	  .help = "Maximum number of unanswered operations per session; further ones are refused." },
