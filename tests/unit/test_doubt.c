@@ -57,6 +57,16 @@ static void expect_parameters(struct spanfix *w, const unsigned char *want, size
 	cr_expect(memcmp(w->notes, want, n_want) == 0, "the parameters are others");
 }
 
+/* Step 3 is the last one. @want: freed. */
+static void train_to_the_end(struct spanfix *w, unsigned char *want, size_t n_want)
+{
+	train(w, 3);
+	expect_parameters(w, want, n_want);
+	spanfix_end(w);
+	free(w->notes);
+	free(want);
+}
+
 static void resolve(struct spanfix *w, const struct doubt_ruling *r)
 {
 	spanfix_turn_until(w, spanfix_is_idle);
@@ -132,11 +142,7 @@ static void commit_in_doubt(uint32_t resume, bool decided, bool gathered)
 	spanfix_next_epoch(w, "job/100");
 	if (!decided && (resume == JOB_RESUME_COMMITTED || !gathered))
 		train(w, 2);
-	train(w, 3);
-	expect_parameters(w, want, n_want);
-	spanfix_end(w);
-	free(w->notes);
-	free(want);
+	train_to_the_end(w, want, n_want);
 }
 
 Test(doubt, a_commit_that_was_decided_is_completed)
@@ -209,11 +215,7 @@ static void step_in_doubt(void (*change)(state_unit *spec), bool applied)
 		ALL(w, nodefix_commit(n, m, 2, 0, op));
 	else
 		train(w, 2);
-	train(w, 3);
-	expect_parameters(w, want, n_want);
-	spanfix_end(w);
-	free(w->notes);
-	free(want);
+	train_to_the_end(w, want, n_want);
 }
 
 Test(doubt, a_step_that_another_node_has_applied_is_applied)

@@ -550,33 +550,47 @@ static void make_certificates(void)
 		     0);
 }
 
-Test(embedded, with_certificates_both_sides_prove_who_they_are)
+/* The path of one of them. */
+static const char *certificate(const char *name, char ret[96])
+{
+	snprintf(ret, 96, "%s/%s", folder, name);
+	return ret;
+}
+
+/* An etcd that serves with them. */
+static struct node *start_with_certificates(void)
 {
 	char paths[3][96];
 	struct node *n = &nodes[0];
-	struct embedded_options o = { .node = "n0", .cluster = "test", .dir = n->dir };
+	struct seeds s = seeds_of("n0", 1, "127.0.0.1");
+	struct embedded_options o = { .node = "n0",
+				      .cluster = "test",
+				      .dir = n->dir,
+				      .seeds = &s,
+				      .ca = certificate("ca.pem", paths[0]),
+				      .cert = certificate("node.pem", paths[1]),
+				      .key = certificate("node.key", paths[2]) };
 	struct fault f = FAULT_NULL;
-	struct coord *c;
-	struct seeds s;
 
 	needs_etcd();
 	make_certificates();
-	snprintf(paths[0], sizeof(paths[0]), "%s/ca.pem", folder);
-	snprintf(paths[1], sizeof(paths[1]), "%s/node.pem", folder);
-	snprintf(paths[2], sizeof(paths[2]), "%s/node.key", folder);
-	s = seeds_of("n0", 1, "127.0.0.1");
-	o.seeds = &s;
-	o.ca = paths[0];
-	o.cert = paths[1];
-	o.key = paths[2];
 	cr_assert_eq(embedded_new(&run.loop, &o, &ops, n, &n->e, &f), 0, "%s", f.text);
 	looprun_until(&run, is_serving, n, 30);
-	ca = paths[0];
+	return n;
+}
+
+Test(embedded, with_certificates_both_sides_prove_who_they_are)
+{
+	char paths[3][96];
+	struct node *n = start_with_certificates();
+	struct coord *c;
+
+	ca = certificate("ca.pem", paths[0]);
 	c = connect_to(n); /* without a certificate of its own */
 	cr_expect_neq(ask(c), COORD_OK);
 	coord_close(c);
-	cert = paths[1];
-	key = paths[2];
+	cert = certificate("node.pem", paths[1]);
+	key = certificate("node.key", paths[2]);
 	c = connect_to(n);
 	store(c, "secret", "secret");
 	coord_close(c);
@@ -585,34 +599,18 @@ Test(embedded, with_certificates_both_sides_prove_who_they_are)
 /* As certificates are renewed: the connection of a daemon that runs uses them. */
 Test(embedded, certificates_of_the_connection_are_read_again)
 {
-	char paths[5][96];
-	struct node *n = &nodes[0];
-	struct embedded_options o = { .node = "n0", .cluster = "test", .dir = n->dir };
-	struct fault f = FAULT_NULL;
-	struct coord *c;
-	struct seeds s;
+	char paths[3][96];
+	struct node *n = start_with_certificates();
 	enum coord_status status = COORD_DOUBT;
+	struct coord *c;
 	uint64_t until_us;
 
-	needs_etcd();
-	make_certificates();
 	cr_assert_eq(run_in_folder("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x "
 				   "-keyout mine.key -out mine.pem"),
 		     0);
-	snprintf(paths[0], sizeof(paths[0]), "%s/ca.pem", folder);
-	snprintf(paths[1], sizeof(paths[1]), "%s/node.pem", folder);
-	snprintf(paths[2], sizeof(paths[2]), "%s/node.key", folder);
-	snprintf(paths[3], sizeof(paths[3]), "%s/mine.pem", folder);
-	snprintf(paths[4], sizeof(paths[4]), "%s/mine.key", folder);
-	s = seeds_of("n0", 1, "127.0.0.1");
-	o.seeds = &s;
-	o.ca = ca = paths[0];
-	o.cert = paths[1];
-	o.key = paths[2];
-	cert = paths[3];
-	key = paths[4];
-	cr_assert_eq(embedded_new(&run.loop, &o, &ops, n, &n->e, &f), 0, "%s", f.text);
-	looprun_until(&run, is_serving, n, 30);
+	ca = certificate("ca.pem", paths[0]);
+	cert = certificate("mine.pem", paths[1]);
+	key = certificate("mine.key", paths[2]);
 	c = connect_to(n);
 	cr_expect_neq(ask(c), COORD_OK, "the CA has not signed it");
 	cr_assert_eq(run_in_folder("cp node.key mine.key && cp node.pem mine.pem"), 0);

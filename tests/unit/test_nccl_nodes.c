@@ -219,6 +219,13 @@ static float of_the_last(const struct place *p, unsigned member, uint64_t i)
 	return ncclfix_value(members(p) - 1, i);
 }
 
+/* No node ends before all have got what they wait for. */
+static void end_together(struct place *p)
+{
+	sync_nodes(p, "end");
+	comm_abort(p->f.comm);
+}
+
 /* -- results -------------------------------------------------------------------------- */
 
 static void gather(struct place *p)
@@ -255,8 +262,7 @@ static void scene_results(struct place *p)
 	comm_broadcast(p->f.comm, &op.op, recv.all, COUNT * sizeof(float), members(p) - 1);
 	EXPECT(ncclfix_wait(&p->f, &op) == 0);
 	expect(p, OUT_AT, COUNT, of_the_last);
-	sync_nodes(p, "end");
-	comm_abort(p->f.comm);
+	end_together(p);
 }
 
 Test(nccl_nodes, results_of_two_nodes_with_two_devices)
@@ -432,8 +438,7 @@ static void scene_killed(struct place *p)
 	p->nodes--;
 	must_meet(p, "job/2");
 	gather(p);
-	sync_nodes(p, "end");
-	comm_abort(p->f.comm);
+	end_together(p);
 }
 
 Test(nccl_nodes, a_killed_node_ends_it_and_the_others_go_on)
@@ -471,8 +476,7 @@ static void scene_abort(struct place *p)
 	}
 	must_meet(p, "job/last");
 	gather(p);
-	sync_nodes(p, "end");
-	comm_abort(p->f.comm);
+	end_together(p);
 }
 
 Test(nccl_nodes, an_abort_ends_what_waits_for_the_other_node)
@@ -522,8 +526,7 @@ static void scene_memory(struct place *p)
 		}
 		if (turn == 0) {
 			expect(p, OUT_AT, members(p) * COUNT, gathered);
-			sync_nodes(p, "end");
-			comm_abort(p->f.comm);
+			end_together(p);
 		}
 		p->f.comm = comm_free(p->f.comm);
 	}
@@ -561,8 +564,7 @@ static void scene_abort_both(struct place *p)
 	comm_free(both[1]);
 	must_meet(p, "job/2");
 	gather(p);
-	sync_nodes(p, "end");
-	comm_abort(p->f.comm);
+	end_together(p);
 }
 
 Test(nccl_nodes, two_that_wait_are_aborted_together)
@@ -629,8 +631,7 @@ static void scene_connects_late(struct place *p)
 	if (p->node == 0)
 		sync_nodes(p, "waits");
 	EXPECT(ncclfix_wait(&p->f, &op) == 0);
-	sync_nodes(p, "end");
-	comm_abort(p->f.comm);
+	end_together(p);
 }
 
 Test(nccl_nodes, connections_that_are_made_late_are_waited_for)

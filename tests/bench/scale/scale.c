@@ -122,18 +122,9 @@ static void scale_rounds_until(struct scale *s, bool (*done)(struct scale *s), c
 
 /* --------------------------------------------------------- what is asked of the store */
 
-int __real_coord_txn(struct coord *c, struct coord_call *call, const struct coord_txn *txn,
-		     uint32_t timeout_ms);
-int __real_coord_grant(struct coord *c, struct coord_call *call, int64_t ttl_s,
-		       uint32_t timeout_ms);
-int __real_coord_watch_begin(struct coord *c, struct coord_watch *w, const char *prefix,
-			     int64_t from);
-int __wrap_coord_txn(struct coord *c, struct coord_call *call, const struct coord_txn *txn,
-		     uint32_t timeout_ms);
-int __wrap_coord_grant(struct coord *c, struct coord_call *call, int64_t ttl_s,
-		       uint32_t timeout_ms);
-int __wrap_coord_watch_begin(struct coord *c, struct coord_watch *w, const char *prefix,
-			     int64_t from);
+__typeof__(coord_txn) __real_coord_txn, __wrap_coord_txn;
+__typeof__(coord_grant) __real_coord_grant, __wrap_coord_grant;
+__typeof__(coord_watch_begin) __real_coord_watch_begin, __wrap_coord_watch_begin;
 
 int __wrap_coord_txn(struct coord *c, struct coord_call *call, const struct coord_txn *txn,
 		     uint32_t timeout_ms)
