@@ -191,9 +191,9 @@ class Node:
 
 
 class Lab:
-    """Use it in a with statement. @nodes: how many, with the names a, b, ..."""
+    """Use it in a with statement. @nodes: how many, with the names a, b, ... @etcd: beside them."""
 
-    def __init__(self, nodes=2, start=True):
+    def __init__(self, nodes=2, start=True, etcd=True):
         self.folder = tempfile.mkdtemp(prefix="lab.")
         self.nodes, self.runs, self.etcd, self.nets = {}, [], None, []
         try:
@@ -202,7 +202,8 @@ class Lab:
             self.add_net("etcd", ETCD_AT)
             for i, name in enumerate("abcdefgh"[:nodes]):
                 self.nodes[name] = Node(self, name, i)
-            self.start_etcd()
+            if etcd:
+                self.start_etcd()
             for node in self.nodes.values():
                 if start:
                     node.start()
@@ -250,7 +251,7 @@ class Lab:
     def check(self):
         for node in self.nodes.values():
             node.check()
-        if self.etcd.code is not None:
+        if self.etcd and self.etcd.code is not None:
             raise Failed(f"etcd has ended: {self.etcd.code}")
 
     # ------------------------------------------------------------ the end

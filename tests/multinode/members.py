@@ -1,0 +1,213 @@
+"""An embedded etcd: three nodes run its members, which are killed, stopped, and lose their data."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import threading
+
+from lab import Failed, Lab, sh, wait_for
+from training import Training
+
+THREE = (("a", 1), ("b", 1), ("c", 1))
+STEPS = 100000  # more than there is time for
+DECIDES = "the store, which decides the commit"
+
+
+def folder(node):
+    return pathlib.Path(node.lab.folder, f"{node.name}-etcd")
+
+
+@contextlib.contextmanager
+def cluster():
+    """Three nodes, which have members of etcd."""
+    with Lab(3, start=False, etcd=False) as x:
+        seeds = ",".join(f"{n.name}={n.address}" for n in x.nodes.values())
+        for node in x.nodes.values():
+            node.start(wait=False, held=True, coord="embedded", coord_seeds=seeds,
+                       coord_dir=folder(node))
+        for node in x.nodes.values():
+            node.await_member(0)
+        yield x
+
+
+# ---------------------------------------------------------------- members
+
+
+def descendants(pid):
+    with contextlib.suppress(FileNotFoundError):
+        for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield int(child)
+            yield from descendants(child)
+
+
+def etcd_of(node):
+    """Return: its pid; None: there is none just now."""
+    for pid in descendants(node.daemon.popen.pid):
+        with contextlib.suppress(FileNotFoundError):
+            if pathlib.Path(f"/proc/{pid}/comm").read_text().strip() == "etcd":
+                return pid
+    return None
+
+
+def signal_etcd(node, number):
+    pid = wait_for(lambda: etcd_of(node), f"node {node.name} has an etcd")
+    os.kill(pid, number)
+
+
+def states(node, state):
+    """How often its etcd has come to @state."""
+    return node.said().count(f"etcd state={state} ")
+
+
+@contextlib.contextmanager
+def kill_locked(node):
+    """The member is killed; what it has locked is ours until it ends."""
+    with open(folder(node) / "etcd.lock", "rb") as lock:
+        taker = threading.Thread(target=fcntl.flock, args=(lock, fcntl.LOCK_EX), daemon=True)
+        taker.start()
+        wchan = pathlib.Path(f"/proc/self/task/{taker.native_id}/wchan")
+        wait_for(lambda: "lock" in wchan.read_text(), "the lock is waited for")
+        signal_etcd(node, signal.SIGKILL)
+        taker.join()
+        yield
+
+
+@contextlib.contextmanager
+def down(*nodes, forget=False):
+    """Their members are killed; their daemons start them again when it ends. @forget: their data
+    are removed."""
+    before = {n: (states(n, "WAITING"), states(n, "SERVING")) for n in nodes}
+    with contextlib.ExitStack() as locks:
+        for node in nodes:
+            locks.enter_context(kill_locked(node))
+        for node in nodes:
+            wait_for(lambda n=node: states(n, "WAITING") > before[n][0],
+                     f"the daemon of node {node.name} starts etcd again")
+            if forget:
+                shutil.rmtree(folder(node) / "data")
+        yield
+    for node in () if forget else nodes:
+        wait_for(lambda n=node: states(n, "SERVING") > before[n][1],
+                 f"etcd of node {node.name} serves again")
+
+
+# --------------------------------------------------------------- training
+
+
+def epochs(x):
+    """Of each node, those that have begun there."""
+    return [[int(n) for n in re.findall(r"cluster epoch begins .*?epoch=(\d+)", node.said())]
+            for node in x.nodes.values()]
+
+
+def goes_on(t, steps=10):
+    t.wait_step(t.step() + steps)
+
+
+def waits(x, t):
+    """A commit does, and the store is why. Return: the last step."""
+    def says(node):
+        ops = node.ctl("ops", t.job)["ops"]
+        return any(o["op"] == "Commit" and DECIDES in o["waits_for"] for o in ops)
+    wait_for(lambda: any(says(n) for n in x.nodes.values()), "a commit waits for etcd")
+    step = t.step()
+    wait_for(lambda: any(says(n) for n in x.nodes.values()), "it waits still")
+    if t.step() > step + 1:
+        raise Failed(f"step {t.step()} was committed without etcd, after {step}")
+    return step
+
+
+def expect_calm(x, t):
+    """The losses are those of a run in which nothing happens."""
+    t.stop()
+    losses = t.losses()
+    calm = Training(x, THREE, steps=max(losses), job="calm").finish()
+    if wrong := {s: (loss, calm[s]) for s, loss in losses.items() if calm[s] != loss}:
+        raise Failed(f"losses (of the run, of a calm one) {wrong}")
+
+
+def raft_leader(x):
+    """The node whose member leads the others."""
+    def leads(node):
+        said = sh(f"nsenter --net=/run/netns/{node.name} env ETCDCTL_API=3 etcdctl -w json "
+                  f"--endpoints {node.address}:2379 endpoint status", check=False)
+        status = json.loads(said)[0]["Status"] if said else {"leader": 0}
+        return status["leader"] and status["leader"] == status["header"]["member_id"]
+    return wait_for(lambda: next((n for n in x.nodes.values() if leads(n)), None),
+                    "one member leads the others")
+
+
+def member_dies():
+    """A member is killed, or hangs, and be it the one that leads: the training goes on."""
+    with cluster() as x:
+        t = Training(x, THREE, steps=STEPS)
+        t.wait_step(10)
+        for which in x.nodes if os.environ.get("SHARDD_TEST_LONG") == "1" else (None,):
+            with down(x[which] if which else raft_leader(x)):
+                goes_on(t)
+            goes_on(t)
+            hangs = x[which] if which else raft_leader(x)
+            signal_etcd(hangs, signal.SIGSTOP)
+            goes_on(t)
+            signal_etcd(hangs, signal.SIGCONT)
+            goes_on(t)
+        if any(len(begun) != 1 for begun in epochs(x)):
+            raise Failed(f"epochs {epochs(x)}")
+        expect_calm(x, t)
+
+
+def rank_waits(x, t):
+    """A rank is killed and comes again: it waits, and status says for what."""
+    t.ranks[1].kill()
+    t.start(1)
+    wait_for(lambda: any("the store" in j["waits"] for j in x["b"].ctl("status")["jobs"]),
+             "the rank waits for etcd")
+
+
+def all_members_die():
+    """All are killed, or hang: a commit waits, and a rank that joins, both with that reason. Then
+    the job goes on."""
+    with cluster() as x:
+        t = Training(x, THREE, steps=STEPS)
+        t.wait_step(10)
+        with down(*x.nodes.values()):
+            step = waits(x, t)
+            rank_waits(x, t)
+        t.wait_step(step + 20)
+        for node in x.nodes.values():
+            signal_etcd(node, signal.SIGSTOP)
+        step = waits(x, t)
+        for node in x.nodes.values():
+            signal_etcd(node, signal.SIGCONT)
+        t.wait_step(step + 20)
+        expect_calm(x, t)
+
+
+def members_forget():
+    """All lose their data, and then all daemons die with them: the job goes on where it was, in an
+    epoch with a higher number. At last one loses its data: the others refuse it, and serve."""
+    with cluster() as x:
+        t = Training(x, THREE, steps=STEPS)
+        t.wait_step(10)
+        for daemons_die in (False, True):
+            before = max(map(max, epochs(x)))
+            with down(*x.nodes.values(), forget=True):
+                step = waits(x, t)
+                for node in x.nodes.values() if daemons_die else ():
+                    node.kill_held()
+            t.wait_step(step + 20)
+            if min(map(max, epochs(x))) <= before:
+                raise Failed(f"epochs {epochs(x)}, {before} before all data were lost")
+        with down(x["c"], forget=True):
+            goes_on(t)
+        wait_for(lambda: "has already been bootstrapped" in x["c"].said(), "it is refused")
+        goes_on(t)
+        expect_calm(x, t)
+
+
+DEFAULT = [member_dies, all_members_die, members_forget]
