@@ -75,7 +75,8 @@ struct bulk_want {
 typedef void (*bulk_done_cb)(void *userdata, const struct fault *f, uint64_t bytes);
 
 /* Begin. All of @want is copied but its descriptor.
- * Return: 0 or a fault code: INVALID, DENIED (not among the allowed nodes; plaintext), EXHAUSTED. */
+ * Return: 0 or a fault code: INVALID, DENIED (not among the allowed nodes; plaintext), EXHAUSTED,
+ * UNAVAILABLE (the links are closed). */
 int bulk_fetch(struct peers *ps, const struct bulk_want *want, bulk_done_cb done, void *userdata,
 	       struct bulk_fetch **ret, struct fault *f);
 /* Its callback comes soon. Safe twice. */

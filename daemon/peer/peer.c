@@ -18,18 +18,25 @@
 #define PEERS_LOOK_US 250000u
 /* For the other end to take a bye. */
 #define PEER_BYE_US 1000000u
+#define PEERS_ARGS  16u /* of a channel, at most */
 /* For a connection: shorter than the time of a greeting, so that the text is core's, which knows why. */
 #define PEER_CONNECT_MS 4000
 
 /* --------------------------------------------------------------------------- life of a link */
 
-static void peers_idle(struct peers *ps)
+void peers_hold(struct peers *ps)
+{
+	ps->n_live++;
+}
+
+void peers_drop(struct peers *ps)
 {
 	CHECK(ps->n_live);
 	if (--ps->n_live)
 		return;
 	grpc_server_destroy(ps->server);
 	ps->server = NULL;
+	bulk_hands_shutdown(ps);
 	grpc_completion_queue_shutdown(ps->cq); /* the thread ends */
 }
 
@@ -46,7 +53,7 @@ struct peer *peer_new(struct peers *ps)
 	list_init(&p->link);
 	list_init(&p->out.waiting);
 	peer_stream_init(p);
-	ps->n_live++;
+	peers_hold(ps);
 	return p;
 }
 
@@ -65,7 +72,7 @@ void peer_unref(struct peer *p)
 	peer_stream_deinit(p);
 	p->magic = 0;
 	free(p);
-	peers_idle(ps);
+	peers_drop(ps);
 }
 
 void peer_begin(struct peer *p)
@@ -303,13 +310,15 @@ static void peer_tick(struct peer *p, uint64_t now_us, uint64_t blocked_us)
 void peers_tick(struct peers *ps, uint64_t now_us)
 {
 	uint64_t gap = peer_since(ps->looked_us, now_us);
+	uint64_t blocked_us = gap > PEERS_LOOK_US ? gap - PEERS_LOOK_US : 0;
 	struct peer *p, *tmp;
 
 	CHECK(!ps->closing);
 	ps->looked_us = now_us;
 	peer_server_arm(ps); /* there may be memory now */
 	list_for_each (p, tmp, &ps->links, link)
-		peer_tick(p, now_us, gap > PEERS_LOOK_US ? gap - PEERS_LOOK_US : 0);
+		peer_tick(p, now_us, blocked_us);
+	bulk_hands_tick(ps, now_us, blocked_us);
 }
 
 /* ----------------------------------------------------------------------------------- to dial */
@@ -319,32 +328,35 @@ static grpc_arg peers_arg(const char *key, int value)
 	return (grpc_arg){ GRPC_ARG_INTEGER, (char *)key, { .integer = value } };
 }
 
-static grpc_channel *peers_channel_new(const struct peers *ps, const char *name, const char *at)
+grpc_channel *peers_channel_new(const struct peers *ps, const char *name, const char *at,
+				const grpc_arg *more, size_t n)
 {
 	char target[PEER_PLACE_BYTES + 8];
-	grpc_arg args[] = {
+	const grpc_arg all[] = {
 		peers_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), /* a connection of its own */
 		peers_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
 		peers_arg(GRPC_ARG_ENABLE_RETRIES, 0),
 		peers_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
-		peers_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)PEER_MESSAGE_BYTES),
 		peers_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, PEER_CONNECT_MS),
 		peers_arg(GRPC_ARG_KEEPALIVE_TIME_MS, INT_MAX),
 		peers_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
-		peers_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 20),
 		peers_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
-		{ GRPC_ARG_STRING,
-		  (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
-		  { .string = (char *)name } }, /* the last one: without TLS there is none */
 	};
-	grpc_channel_args list = { ARRAY_SIZE(args) - !ps->certs, args };
+	grpc_arg args[PEERS_ARGS];
+	grpc_channel_args list = { ARRAY_SIZE(all) + n, args };
 
+	CHECK(list.num_args < PEERS_ARGS);
+	memcpy(args, all, sizeof(all));
+	memcpy(args + ARRAY_SIZE(all), more, n * sizeof(*more));
+	if (ps->certs)
+		args[list.num_args++] = (grpc_arg){ GRPC_ARG_STRING,
+						    (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
+						    { .string = (char *)name } };
 	snprintf(target, sizeof(target), "dns:///%s", at);
 	return grpc_channel_create(target, ps->dial_creds, &list);
 }
 
-static int peers_check_connect(const struct peers *ps, const char *name, const char *at,
-			       struct fault *f)
+int peers_check_connect(const struct peers *ps, const char *name, const char *at, struct fault *f)
 {
 	if (!name_is_good(name))
 		return fault_set(f, FAULT_INVALID, "peer",
@@ -357,22 +369,26 @@ static int peers_check_connect(const struct peers *ps, const char *name, const c
 				 "node '%s' is not among the nodes that may connect: add it to "
 				 "them",
 				 name);
-	if (ps->n_links >= ps->max_links)
-		return fault_set(f, FAULT_EXHAUSTED, "peer",
-				 "there are %u links to other nodes, the limit: raise it, or end "
-				 "some",
-				 ps->n_links);
 	return peer_address_check(ps, at, 1, f);
 }
 
 int peers_connect(struct peers *ps, const char *name, const char *at, struct peer **ret,
 		  struct fault *f)
 {
+	const grpc_arg more[] = {
+		peers_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)PEER_MESSAGE_BYTES),
+		peers_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1 << 20),
+	};
 	struct peer *p;
 
 	CHECK(!ps->closing);
 	if (peers_check_connect(ps, name, at, f))
 		return (int)f->code;
+	if (ps->n_links >= ps->max_links)
+		return fault_set(f, FAULT_EXHAUSTED, "peer",
+				 "there are %u links to other nodes, the limit: raise it, or end "
+				 "some",
+				 ps->n_links);
 	p = peer_new(ps);
 	if (!p)
 		return fault_errno(f, -ENOMEM, "connecting to another node");
@@ -380,7 +396,7 @@ int peers_connect(struct peers *ps, const char *name, const char *at, struct pee
 	p->shown = true;
 	text_copy(p->name, sizeof(p->name), name);
 	text_copy(p->at, sizeof(p->at), at);
-	p->channel = peers_channel_new(ps, name, at);
+	p->channel = peers_channel_new(ps, name, at, more, ARRAY_SIZE(more));
 	p->call = grpc_channel_create_call(p->channel, NULL, GRPC_PROPAGATE_DEFAULTS, ps->cq,
 					   grpc_slice_from_static_string(PEER_METHOD), NULL,
 					   gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
@@ -440,6 +456,7 @@ static void peers_free(struct peers *ps)
 	free(ps->allowed);
 	free(ps->cluster);
 	free(ps->node);
+	bulk_hands_free(ps);
 	peer_tls_deinit(ps);
 	free(ps);
 	grpc_shutdown();
@@ -470,7 +487,7 @@ static void *peers_main(void *peers)
 
 static void peers_on_down(struct work *w)
 {
-	peers_idle(CONTAINER_OF(w, struct peers, down.work));
+	peers_drop(CONTAINER_OF(w, struct peers, down.work));
 }
 
 /*
@@ -492,6 +509,7 @@ void peers_close(struct peers *ps, peers_closed_cb done, void *userdata)
 		else /* told to nobody */
 			peer_fail_silent(p, "the daemon of node '%s' ends", ps->node);
 	}
+	bulk_hands_close(ps);
 	grpc_server_shutdown_and_notify(ps->server, ps->cq, &ps->down);
 	grpc_server_cancel_all_calls(ps->server);
 }
@@ -560,6 +578,7 @@ static void peers_abort(struct peers *ps)
 		CHECK(grpc_completion_queue_next(ps->cq, never, NULL).type == GRPC_OP_COMPLETE);
 		grpc_server_destroy(ps->server);
 	}
+	bulk_hands_shutdown(ps);
 	if (ps->cq) {
 		grpc_completion_queue_shutdown(ps->cq);
 		CHECK(grpc_completion_queue_next(ps->cq, never, NULL).type == GRPC_QUEUE_SHUTDOWN);
@@ -577,9 +596,11 @@ static int peers_start(struct peers *ps, const struct peers_options *o, struct f
 	if (peer_tls_init(ps, o, f) || peer_address_check(ps, o->listen, 0, f))
 		return (int)f->code;
 	ps->cq = grpc_completion_queue_create_for_next(NULL);
-	if (peer_server_listen(ps, o->listen, f))
+	if (bulk_hands_new(ps, f) || peer_server_listen(ps, o->listen, f))
 		return (int)f->code;
-	r = peers_start_thread(ps);
+	r = bulk_hands_start(ps);
+	if (r == 0)
+		r = peers_start_thread(ps);
 	return r ? fault_errno(f, r, "starting the thread of the links to other nodes") : 0;
 }
 
@@ -607,6 +628,7 @@ int peers_new(struct loopq *loopq, const struct peers_options *o, const struct p
 		return (int)f->code;
 	}
 	peer_server_arm(ps);
+	bulk_hands_arm(ps);
 	*ret = ps;
 	return 0;
 }

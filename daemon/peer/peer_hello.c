@@ -24,28 +24,32 @@ void peer_hello_clean(char *text)
 			*text = '?';
 }
 
+void peer_hello_fill(const struct peers *ps, Shardd__V1__PeerHello *ret)
+{
+	shardd__v1__peer_hello__init(ret);
+	ret->protocol = PEER_PROTOCOL;
+	ret->cluster = ps->cluster;
+	ret->node = ps->node;
+	ret->instance = (ProtobufCBinaryData){ PEER_INSTANCE_BYTES, (uint8_t *)ps->instance };
+}
+
 void peer_hello_send(struct peer *p)
 {
 	Shardd__V1__PeerMessage m = SHARDD__V1__PEER_MESSAGE__INIT;
-	Shardd__V1__PeerHello h = SHARDD__V1__PEER_HELLO__INIT;
+	Shardd__V1__PeerHello h;
 
-	h.protocol = PEER_PROTOCOL;
-	h.cluster = p->ps->cluster;
-	h.node = p->ps->node;
-	h.instance = (ProtobufCBinaryData){ PEER_INSTANCE_BYTES, p->ps->instance };
+	peer_hello_fill(p->ps, &h);
 	m.body_case = SHARDD__V1__PEER_MESSAGE__BODY_HELLO;
 	m.hello = &h;
 	peer_stream_send(p, &m);
 }
 
 /* What both nodes must have in common. The text is for both. */
-static int peer_hello_check_common(const struct peer *p, const Shardd__V1__PeerHello *h, char *why,
-				   size_t bytes)
+static int peer_hello_check_common(const struct peers *ps, const char *at,
+				   const Shardd__V1__PeerHello *h, char *why, size_t bytes)
 {
-	const struct peers *ps = p->ps;
-
 	if (!name_is_good(h->node))
-		snprintf(why, bytes, "the node at %s says no name that a node may have", p->at);
+		snprintf(why, bytes, "the node at %s says no name that a node may have", at);
 	else if (h->protocol != PEER_PROTOCOL)
 		snprintf(why, bytes,
 			 "node '%s' has version %u of the protocol between daemons, node '%s' has "
@@ -69,39 +73,49 @@ static int peer_hello_check_common(const struct peer *p, const Shardd__V1__PeerH
 }
 
 /* One that has connected: is it the one whose certificate it has? */
-static int peer_hello_check_right(const struct peer *p, const Shardd__V1__PeerHello *h, char *why,
-				  size_t bytes)
+static int peer_hello_check_right(const struct peers *ps, grpc_call *call,
+				  const Shardd__V1__PeerHello *h, char *why, size_t bytes)
 {
 	char names[PEER_TEXT_BYTES / 2];
 
-	if (p->ps->certs && !peer_tls_has_name(p->call, h->node, names, sizeof(names)))
+	if (ps->certs && !peer_tls_has_name(call, h->node, names, sizeof(names)))
 		snprintf(why, bytes,
 			 "node '%s' has a certificate with the DNS names '%s': its own name must "
 			 "be one of them",
 			 h->node, names);
-	else if (!peer_hello_is_allowed(p->ps, h->node))
+	else if (!peer_hello_is_allowed(ps, h->node))
 		snprintf(why, bytes,
 			 "node '%s' is not among the nodes that may connect to node '%s': add it "
 			 "to them",
-			 h->node, p->ps->node);
+			 h->node, ps->node);
 	else
 		return 0;
 	return -EPERM;
 }
 
-int peer_hello_check(struct peer *p, const Shardd__V1__PeerHello *h, char *why, size_t bytes)
+int peer_hello_check_call(const struct peers *ps, grpc_call *call, const char *at,
+			  const char *expected, const Shardd__V1__PeerHello *h, char *why,
+			  size_t bytes)
 {
-	int r = peer_hello_check_common(p, h, why, bytes);
+	int r = peer_hello_check_common(ps, at, h, why, bytes);
 
-	if (r == 0 && p->dialled && strcmp(h->node, p->name) != 0) {
+	if (r)
+		return r;
+	if (expected && strcmp(h->node, expected) != 0) {
 		snprintf(why, bytes,
 			 "the node at %s is '%s'; '%s' is expected there: correct the address of "
 			 "'%s'",
-			 p->at, h->node, p->name, p->name);
-		r = -EPERM;
+			 at, h->node, expected, expected);
+		return -EPERM;
 	}
-	if (r == 0)
-		r = peer_hello_check_right(p, h, why, bytes);
+	return peer_hello_check_right(ps, call, h, why, bytes);
+}
+
+int peer_hello_check(struct peer *p, const Shardd__V1__PeerHello *h, char *why, size_t bytes)
+{
+	int r = peer_hello_check_call(p->ps, p->call, p->at, p->dialled ? p->name : NULL, h, why,
+				      bytes);
+
 	if (r)
 		return r;
 	text_copy(p->name, sizeof(p->name), h->node);

@@ -94,6 +94,8 @@ struct peer {
 	} out;
 };
 
+struct bulk;
+
 struct peers {
 	struct loopq *loopq;
 	const struct peers_ops *ops;
@@ -118,9 +120,10 @@ struct peers {
 	struct list links;
 	unsigned n_links;
 	unsigned n_armed;
-	unsigned n_live;    /* struct peer, and 1 until the server is down */
+	unsigned n_live;    /* struct peer, what fetches have, and 1 until the server is down */
 	uint64_t looked_us; /* the last tick, or the begin */
 	bool closing;
+	struct bulk *bulk; /* fetches */
 	struct peer_tag down;
 	struct work over; /* the thread ends */
 	peers_closed_cb closed;
@@ -140,6 +143,14 @@ void peer_fail(struct peer *p, const char *fmt, ...) __attribute__((format(print
 void peer_fail_later(struct peer *p, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* @m is owned by the caller. */
 void peer_on_message(struct peer *p, const Shardd__V1__PeerMessage *m);
+/* Another thing that must be gone before the queues are shut down. */
+void peers_hold(struct peers *ps);
+void peers_drop(struct peers *ps);
+/* May this node dial @name at @at? Return: 0 or a fault code. */
+int peers_check_connect(const struct peers *ps, const char *name, const char *at, struct fault *f);
+/* To @name at @at. @more, @n: arguments besides those of all channels. */
+grpc_channel *peers_channel_new(const struct peers *ps, const char *name, const char *at,
+				const grpc_arg *more, size_t n);
 
 /* ---------------------------------------------------------- peer_stream.c */
 
@@ -161,9 +172,16 @@ void peer_stream_end(struct peer *p, bool silent);
 
 bool peer_hello_is_allowed(const struct peers *ps, const char *name);
 void peer_hello_send(struct peer *p);
+/* What this node says; it borrows of @ps. */
+void peer_hello_fill(const struct peers *ps, Shardd__V1__PeerHello *ret);
 /* May @p be a link with the node that says @h? Takes its name and instance. Return: 0, or -EPERM with the
  * reason in @why. */
 int peer_hello_check(struct peer *p, const Shardd__V1__PeerHello *h, char *why, size_t bytes);
+/* May the node that says @h talk with this one, in @call? @at: its address. @expected: its name, if this
+ * node has dialled it; NULL: it has not. Return: as above. Any thread. */
+int peer_hello_check_call(const struct peers *ps, grpc_call *call, const char *at,
+			  const char *expected, const Shardd__V1__PeerHello *h, char *why,
+			  size_t bytes);
 /* Other's text: in place, printable ASCII and short. */
 void peer_hello_clean(char *text);
 
@@ -173,6 +191,8 @@ void peer_hello_clean(char *text);
 int peer_server_listen(struct peers *ps, const char *at, struct fault *f);
 /* Ask core for streams. */
 void peer_server_arm(struct peers *ps);
+/* The address of the other end of @call, of PEER_PLACE_BYTES. */
+void peer_server_address(grpc_call *call, char *ret);
 
 /* ------------------------------------------------------------- peer_tls.c */
 
@@ -189,5 +209,24 @@ bool peer_tls_has_name(grpc_call *call, const char *name, char *ret_names, size_
 int peer_address_check(const struct peers *ps, const char *at, unsigned least, struct fault *f);
 /* Why @at cannot be listened on, after core has failed to. Return: a fault code. */
 int peer_address_why(const char *at, struct fault *f);
+
+/* ----------------------------------------------------------- bulk_hands.c */
+
+/* The queue of fetches. Nothing listens yet. Return: 0 or a fault code. */
+int bulk_hands_new(struct peers *ps, struct fault *f);
+/* Their method, of a server that has not started. */
+void bulk_hands_register(struct peers *ps);
+/* Their threads. Return: 0 or negative errno. */
+int bulk_hands_start(struct peers *ps);
+/* Ask core for streams. */
+void bulk_hands_arm(struct peers *ps);
+/* End what is late. @blocked_us: so long the loop has not looked. */
+void bulk_hands_tick(struct peers *ps, uint64_t now_us, uint64_t blocked_us);
+/* All of them end. */
+void bulk_hands_close(struct peers *ps);
+/* Nothing is left: the threads end. */
+void bulk_hands_shutdown(struct peers *ps);
+/* Behind it, or before they have started. */
+void bulk_hands_free(struct peers *ps);
 
 #endif

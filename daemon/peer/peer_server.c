@@ -8,7 +8,8 @@
 #include "core/check.h"
 #include "peer/peer_impl.h"
 
-#define PEER_SERVER_ARMED 4u /* streams that are awaited at once */
+#define PEER_SERVER_ARMED   4u  /* streams that are awaited at once */
+#define PEER_SERVER_STREAMS 128 /* of one connection, at once */
 /* For the handshakes of a connection, and for the answer to a ping of HTTP/2. */
 #define PEER_SERVER_HANDSHAKE_MS 5000
 /* For a connection without a stream, after which core ends it within the same time. */
@@ -23,8 +24,8 @@ static grpc_server *peer_server_new(void)
 {
 	grpc_arg args[] = {
 		peer_server_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)PEER_MESSAGE_BYTES),
-		/* One is used. Another one may begin before core has seen the end of the last. */
-		peer_server_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, 2),
+		/* One of links, or of fetches as many as are served and some that are refused. */
+		peer_server_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, PEER_SERVER_STREAMS),
 		peer_server_arg(GRPC_ARG_MAX_METADATA_SIZE, 8192),
 		/* Refuse messages that are small on the wire and large when decompressed. */
 		peer_server_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
@@ -51,6 +52,7 @@ int peer_server_listen(struct peers *ps, const char *at, struct fault *f)
 
 	ps->server = peer_server_new();
 	grpc_server_register_completion_queue(ps->server, ps->cq, NULL);
+	bulk_hands_register(ps);
 	port = grpc_server_add_http2_port(ps->server, at, ps->listen_creds);
 	if (port <= 0)
 		return peer_address_why(at, f);
@@ -60,21 +62,21 @@ int peer_server_listen(struct peers *ps, const char *at, struct fault *f)
 }
 
 /* "ipv4:10.0.0.1:33012" or "ipv6:%5Bfd00::1%5D:33012", without what is for URIs. */
-static void peer_server_take_address(struct peer *p)
+void peer_server_address(grpc_call *call, char *ret)
 {
-	char *name = grpc_call_get_peer(p->call);
+	char *name = grpc_call_get_peer(call);
 	const char *from = name ? name : "?";
 	size_t n = 0;
 
 	if (strncmp(from, "ipv4:", 5) == 0 || strncmp(from, "ipv6:", 5) == 0)
 		from += 5;
-	for (; *from && n < sizeof(p->at) - 1; from++) {
+	for (; *from && n < PEER_PLACE_BYTES - 1; from++) {
 		bool bracket = strncmp(from, "%5B", 3) == 0 || strncmp(from, "%5D", 3) == 0;
 
-		p->at[n++] = !bracket ? *from : from[2] == 'B' ? '[' : ']';
+		ret[n++] = !bracket ? *from : from[2] == 'B' ? '[' : ']';
 		from += bracket ? 2 : 0;
 	}
-	p->at[n] = '\0';
+	ret[n] = '\0';
 	gpr_free(name);
 }
 
@@ -88,7 +90,7 @@ static void peer_server_on_stream(struct peer *p)
 		return;
 	}
 	peer_server_arm(ps);
-	peer_server_take_address(p);
+	peer_server_address(p->call, p->at);
 	peer_begin(p);
 	if (grpc_slice_str_cmp(p->request.method, PEER_METHOD) != 0)
 		peer_fail(p, "the node at %s calls a method that is not there", p->at);
