@@ -1,0 +1,219 @@
+/*
+ * A partition at each moment of a step and its commit (partition/cutfix.h), and what the store may do with what
+ * either side asks of it. Never do two halves commit, and when it is over the job goes on, on all nodes.
+ * SHARDD_TEST_LONG=1 has more runs.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fdcheck.h"
+#include "partition/cutfix.h"
+
+TestSuite(partition, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 3600);
+
+#define FATES 3u /* of enum cutfix_fate; the leader's transaction may be delayed, too */
+#define SIDES 2u
+
+/* What happens in one run. */
+static struct plan {
+	struct cutfix_options o;
+	uint64_t calm;  /* steps before anything happens */
+	unsigned at;    /* the event before which the nodes are cut */
+	unsigned apart; /* one of the two sides */
+	unsigned late;  /* the one that notices later */
+	unsigned with,
+		without; /* of what the leader's side, and the other one, ask of the store: see fate_of */
+	unsigned ms;    /* that it lasts */
+	unsigned again; /* so many events behind its end they are cut once more; 0: never */
+	unsigned apart_again;
+} plan;
+
+static unsigned phases[_CUTFIX_PHASE_N];
+static enum cutfix_phase phase; /* of the last cut */
+static unsigned runs, cuts, healed_at;
+static bool counts; /* only the events */
+
+static bool is_long(void)
+{
+	const char *text = getenv("SHARDD_TEST_LONG");
+
+	return text && *text && strcmp(text, "0") != 0;
+}
+
+static enum cutfix_fate fate_of(unsigned i)
+{
+	return i < FATES ? (enum cutfix_fate)i : CUTFIX_DELAYED;
+}
+
+static void cut(unsigned apart)
+{
+	bool leads = apart >> plan.o.leader & 1;
+
+	cuts++;
+	for (unsigned i = 0; i < CUTFIX_NODES; i++) {
+		unsigned fate = (apart >> i & 1) == leads ? plan.with : plan.without;
+
+		cutfix_store(i, fate_of(fate), fate < FATES ? 0 : fate - FATES);
+	}
+	cutfix_cut(apart, plan.late);
+}
+
+/* Before each event. */
+static void on_event(void)
+{
+	if (counts)
+		return;
+	if (!cuts && cutfix_events() == plan.at) {
+		phase = cutfix_phase(plan.calm);
+		phases[phase]++;
+		cut(plan.apart);
+	} else if (plan.again && healed_at && cutfix_events() == healed_at + plan.again) {
+		cut(plan.apart_again);
+	}
+}
+
+static void heal(void)
+{
+	cutfix_heal();
+	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+		cutfix_store(i, CUTFIX_ANSWERED, 0);
+}
+
+/* Enough to repeat it. */
+static void tell(void)
+{
+	fprintf(stderr,
+		"leader %u, random %llu, schedules %d; cut before event %u, sets %u and %u late, "
+		"for %u "
+		"ms; the store: %u, %u; again %u events behind, set %u\n",
+		plan.o.leader, (unsigned long long)plan.o.random, plan.o.schedules, plan.at,
+		plan.apart, plan.late, plan.ms, plan.with, plan.without, plan.again,
+		plan.apart_again);
+	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+		fprintf(stderr, "node %u: step %u of epoch %u\n", i, (unsigned)cutfix_step(i),
+			(unsigned)cutfix_epoch(i));
+	cr_assert_fail("%s", *cutfix_wrong() ? cutfix_wrong() : "the job does not go on");
+}
+
+static void one_run(void)
+{
+	cuts = healed_at = 0;
+	counts = false;
+	plan.o.on_event = on_event;
+	cutfix_begin(&plan.o);
+	(void)cutfix_train(plan.calm + 3, 500);
+	cutfix_pass(plan.ms);
+	heal();
+	healed_at = cutfix_events();
+	(void)cutfix_train(plan.calm + 4, plan.again ? 3000 : 15000);
+	if (plan.again) {
+		cutfix_pass(plan.ms);
+		heal();
+	}
+	if (!cutfix_train(plan.calm + 5, 60000) || *cutfix_wrong())
+		tell();
+	cutfix_end();
+	runs++;
+}
+
+/* The events of the step and the commit behind the calm ones. */
+static void window(unsigned *ret_from, unsigned *ret_to)
+{
+	counts = true;
+	plan.o.on_event = on_event;
+	cutfix_begin(&plan.o);
+	cr_assert(cutfix_train(plan.calm, 20000), "%s", cutfix_wrong());
+	*ret_from = cutfix_events() + 1;
+	cr_assert(cutfix_train(plan.calm + 1, 20000), "%s", cutfix_wrong());
+	*ret_to = cutfix_events() + 2;
+	cutfix_end();
+}
+
+/* The leader alone, or another one; who notices later; what the store does. */
+static void choose(unsigned i)
+{
+	unsigned alone = i % SIDES ? plan.o.leader : (plan.o.leader + 1) % CUTFIX_NODES;
+
+	plan.apart = 1u << alone;
+	plan.late = i / SIDES % 2 ? plan.apart : 7 & ~plan.apart;
+	plan.with = i / SIDES / 2 % (FATES + _CUTFIX_DELAY_N);
+	plan.without = i / SIDES / 2 / (FATES + _CUTFIX_DELAY_N) % FATES;
+}
+
+#define CHOICES (SIDES * 2 * (FATES + _CUTFIX_DELAY_N) * FATES)
+
+/* All choices matter where a commit is under way: elsewhere nobody asks the store for one. */
+static unsigned stride(void)
+{
+	bool under_way = phase != CUTFIX_BEFORE && phase != CUTFIX_OVER;
+
+	return under_way || is_long() ? 1 : 5;
+}
+
+static void at_each_moment(const struct plan *p)
+{
+	unsigned from, to;
+
+	plan = *p;
+	window(&from, &to);
+	for (plan.at = from; plan.at <= to; plan.at++)
+		for (unsigned i = 0; i < CHOICES; i += stride()) {
+			choose(i);
+			one_run();
+			cr_assert_eq(cuts, 1);
+		}
+}
+
+static void say_phases(void)
+{
+	static const char *const names[] = {
+		"before the announcement", "announced", "asked for", "decided", "started", "over"
+	};
+
+	printf("# %u runs; the commit was, when nodes were cut:", runs);
+	for (unsigned i = 0; i < _CUTFIX_PHASE_N; i++)
+		printf(" %s %u%s", names[i], phases[i], i + 1 < _CUTFIX_PHASE_N ? "," : "\n");
+	fflush(stdout);
+}
+
+Test(partition, at_each_moment_of_a_commit)
+{
+	for (unsigned leader = 0; leader < (is_long() ? CUTFIX_NODES : 1); leader++)
+		at_each_moment(&(struct plan){ .o.leader = leader, .calm = 2, .ms = 3000 });
+	say_phases();
+	for (unsigned i = 0; i < _CUTFIX_PHASE_N; i++)
+		cr_expect(phases[i], "no run was cut in phase %u", i);
+}
+
+static uint64_t random_state = 18;
+
+static unsigned random_below(unsigned most)
+{
+	random_state ^= random_state << 13;
+	random_state ^= random_state >> 7;
+	random_state ^= random_state << 17;
+	return (unsigned)((random_state >> 11) % most);
+}
+
+/* In any order of what arrives, in recorded steps, for longer than the leases, and again while the nodes look for a
+ * leader and for the next epoch. */
+Test(partition, at_random_moments_and_again)
+{
+	unsigned n = is_long() ? 20000 : 300;
+
+	for (unsigned i = 0; i < n; i++) {
+		plan = (struct plan){ .o = { .leader = random_below(CUTFIX_NODES),
+					     .random = random_below(4) ? random_state : 0,
+					     .schedules = random_below(3) == 0 },
+				      .ms = random_below(8) ? 3000 : 13000,
+				      .again = 1 + random_below(90),
+				      .apart_again = 1 + random_below(6) };
+		plan.calm = plan.o.schedules ? 6 : 2;
+		choose(random_below(CHOICES));
+		plan.at = plan.calm * 17 + random_below(60);
+		one_run();
+	}
+	say_phases();
+}
