@@ -233,6 +233,18 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 
 /* ------------------------------------------------------------ delete, drain */
 
+/* Return: CTL_FAILED: there are some. */
+static int job_print_missed(const char *verb, const char *job, Shardd__V1__MissedNode **missed,
+			    size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		fprintf(stderr,
+			"shardctl: UNAVAILABLE: node %s has not done it: %s; do it there when it "
+			"runs, if it still has the job: shardctl job %s %s\n",
+			missed[i]->node, missed[i]->why, verb, job);
+	return n ? CTL_FAILED : CTL_OK;
+}
+
 static int job_delete(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct option options[] = {
@@ -241,6 +253,7 @@ static int job_delete(struct ctl *ctl, int argc, char **argv)
 	};
 	Shardd__V1__DeleteJobRequest request = SHARDD__V1__DELETE_JOB_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	const Shardd__V1__DeleteJobResponse *d;
 	char name[CTL_JOB_MAX];
 	int r, o;
 
@@ -257,17 +270,20 @@ static int job_delete(struct ctl *ctl, int argc, char **argv)
 			     &shardd__v1__delete_job_response__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
+	d = (const Shardd__V1__DeleteJobResponse *)reply;
 	if (ctl->json)
-		return ctl_print_json(json_from_message(reply));
-	printf("job %s deleted, %s freed\n", request.job,
-	       format_bytes(((const Shardd__V1__DeleteJobResponse *)reply)->freed_bytes).text);
-	return CTL_OK;
+		r = ctl_print_json(json_from_message(reply));
+	else
+		printf("job %s deleted, %s freed\n", request.job,
+		       format_bytes(d->freed_bytes).text);
+	return r == CTL_OK ? job_print_missed("delete", request.job, d->missed, d->n_missed) : r;
 }
 
 static int job_drain(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__DrainJobRequest request = SHARDD__V1__DRAIN_JOB_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	const Shardd__V1__DrainJobResponse *d;
 	char name[CTL_JOB_MAX];
 	int r;
 
@@ -279,11 +295,13 @@ static int job_drain(struct ctl *ctl, int argc, char **argv)
 			     &shardd__v1__drain_job_response__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
+	d = (const Shardd__V1__DrainJobResponse *)reply;
 	if (ctl->json)
-		return ctl_print_json(json_from_message(reply));
-	printf("job %s is draining: %u trainers were told to commit and leave\n", request.job,
-	       ((const Shardd__V1__DrainJobResponse *)reply)->ranks);
-	return CTL_OK;
+		r = ctl_print_json(json_from_message(reply));
+	else
+		printf("job %s is draining: %u trainers were told to commit and leave\n",
+		       request.job, d->ranks);
+	return r == CTL_OK ? job_print_missed("drain", request.job, d->missed, d->n_missed) : r;
 }
 
 /* ------------------------------------------------------------------- resize */

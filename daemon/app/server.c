@@ -529,6 +529,8 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .across_rank_left = cluster_rank_left,
 				     .across_left = cluster_left,
 				     .gave_up = cluster_gave_up,
+				     .leaves = cluster_leaves,
+				     .deleted = cluster_deleted,
 				     .is_awaited = cluster_is_awaited,
 				     .across_ended = cluster_epoch_ended,
 				     .across_save = cluster_save,

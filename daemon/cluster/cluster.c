@@ -64,9 +64,11 @@ void cluster_key(const struct cluster_job *cj, const char *what, char ret[CLUSTE
 	snprintf(ret, CLUSTER_KEY_BYTES, "jobs/%s/%s", cj->label, what);
 }
 
-size_t cluster_prefix(const struct cluster_job *cj, uint64_t epoch, char ret[CLUSTER_KEY_BYTES])
+size_t cluster_prefix(const struct cluster_job *cj, char ret[CLUSTER_KEY_BYTES])
 {
-	int n = snprintf(ret, CLUSTER_KEY_BYTES, "%s/%llu/", cj->label, (unsigned long long)epoch);
+	int n = snprintf(ret, CLUSTER_KEY_BYTES, "%s/%016llx/%llu/", cj->label,
+			 (unsigned long long)cj->epoch.incarnation,
+			 (unsigned long long)cj->epoch.number);
 
 	CHECK(n > 0 && (unsigned)n < CLUSTER_KEY_BYTES);
 	return (size_t)n;
@@ -74,7 +76,7 @@ size_t cluster_prefix(const struct cluster_job *cj, uint64_t epoch, char ret[CLU
 
 /* --------------------------------------------------------------------- the jobs */
 
-static struct cluster_job *cluster_job_new(struct cluster *c, const char *label)
+struct cluster_job *cluster_job_new(struct cluster *c, const char *label)
 {
 	struct cluster_job *cj = calloc(1, sizeof(*cj));
 
@@ -93,13 +95,15 @@ void cluster_drop_keys(struct cluster_job *cj)
 {
 	char prefix[CLUSTER_KEY_BYTES];
 
-	cluster_prefix(cj, cj->epoch.number, prefix);
+	cluster_prefix(cj, prefix);
 	if (cj->epoch.number)
 		rendezvous_drop(cj->c->rendezvous, prefix);
 }
 
 static void cluster_job_free(struct cluster_job *cj)
 {
+	cluster_act_drop(cj);
+	coord_cancel(&cj->erase.call);
 	coord_cancel(&cj->call);
 	decide_cancel(&cj->epoch_decision);
 	decide_cancel(&cj->commit);
@@ -116,7 +120,7 @@ static void cluster_job_free(struct cluster_job *cj)
  * another node that wants the job finds that this one does not lead it. */
 static bool cluster_job_is_over(const struct cluster_job *cj)
 {
-	return !cluster_job_of(cj) && !cj->epoch.number;
+	return !cluster_job_of(cj) && !cj->epoch.number && !cj->act && !cj->erase.until_us;
 }
 
 static bool cluster_wants(const struct cluster_job *cj, uint32_t rank)
@@ -200,7 +204,10 @@ void cluster_job_waits(const struct job *job, char *buf, size_t bytes)
 {
 	const struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
 
-	snprintf(buf, bytes, "%s", cj && cj->n_wishes ? cj->why : "");
+	if (cj && cj->epoch.left_us && !cj->epoch.is_left)
+		snprintf(buf, bytes, "ranks on other nodes to leave the job, as all here have");
+	else
+		snprintf(buf, bytes, "%s", cj && cj->n_wishes ? cj->why : "");
 }
 
 const char *cluster_job_leader(const struct job *job)
@@ -266,6 +273,7 @@ static void cluster_on_gone(void *userdata, struct peer *p, const char *why)
 
 	log_info("cluster", "link gone node=%s why=\"%s\"", peer_name(p), why);
 	cluster_rounds_peer_gone(c, p, why);
+	cluster_acts_peer_gone(c, p, why);
 	list_for_each (cj, tmp, &c->all, link)
 		cluster_node_gone(cj, p, why);
 	if (l)
@@ -315,7 +323,7 @@ static void cluster_on_key(struct cluster_job *cj, struct peer *from,
 
 	if (m->epoch != cj->epoch.number || !m->epoch || (from && !cluster_take_key(cj, from, m)))
 		return;
-	cluster_prefix(cj, m->epoch, prefix);
+	cluster_prefix(cj, prefix);
 	snprintf(full, sizeof(full), "%s%s", prefix, name);
 	if (!get &&
 	    rendezvous_put(cj->c->rendezvous, full, m->set->value.data, m->set->value.len) < 0)
@@ -336,16 +344,13 @@ static void cluster_on_key(struct cluster_job *cj, struct peer *from,
 		cluster_send(cj, from, &answer);
 }
 
-/* A node asks for a job that this one does not lead. */
-static void cluster_deny(struct cluster *c, struct peer *from, const Shardd__V1__JobMessage *m)
+void cluster_deny(struct cluster *c, struct peer *from, const char *label)
 {
 	struct cluster_job cj = { .c = c };
 	Shardd__V1__JobMessage answer = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobNotLeader not_leader = SHARDD__V1__JOB_NOT_LEADER__INIT;
 
-	if (m->body_case != SHARDD__V1__JOB_MESSAGE__BODY_WISH)
-		return;
-	text_copy(cj.label, sizeof(cj.label), m->job);
+	text_copy(cj.label, sizeof(cj.label), label);
 	answer.body_case = SHARDD__V1__JOB_MESSAGE__BODY_NOT_LEADER;
 	answer.not_leader = &not_leader;
 	cluster_send(&cj, from, &answer);
@@ -400,6 +405,9 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 	case SHARDD__V1__JOB_MESSAGE__BODY_TOLD:
 		cluster_on_told(cj, from, m->told);
 		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_ACTED:
+		cluster_on_acted(cj, from, m->acted);
+		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_POLICY:
 		cluster_on_policy(cj, from, m);
 		return;
@@ -407,6 +415,7 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 	case SHARDD__V1__JOB_MESSAGE__BODY_ROUND_PHASE:
 	case SHARDD__V1__JOB_MESSAGE__BODY_ROUND_ANSWER:
 	case SHARDD__V1__JOB_MESSAGE__BODY_ROUND_END:
+	case SHARDD__V1__JOB_MESSAGE__BODY_ACT:
 		CHECK_NOT_REACHED(); /* cluster_on_message */
 	case SHARDD__V1__JOB_MESSAGE__BODY__NOT_SET:
 	case _SHARDD__V1__JOB_MESSAGE__BODY__CASE_IS_INT_SIZE:
@@ -435,25 +444,29 @@ static void cluster_on_message(void *userdata, struct peer *p, const Shardd__V1_
 		cluster_on_round(c, p, m->job);
 		return;
 	}
+	if (m->job->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ACT) {
+		cluster_on_act(c, p, m->job);
+		return;
+	}
 	cj = cluster_find(c, m->job->job);
 	if (cj)
 		cluster_on_job(cj, p, m->job);
 	else if (m->job->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ASK)
 		cluster_answer_nothing(c, p, m->job);
-	else
-		cluster_deny(c, p, m->job);
+	else if (m->job->body_case == SHARDD__V1__JOB_MESSAGE__BODY_WISH)
+		cluster_deny(c, p, m->job->job);
 }
 
 /* -------------------------------------------------------------- where members meet */
 
-/* Of a key "UID/NAME/EPOCH/REST". */
+/* Of a key "UID/NAME/INCARNATION/EPOCH/REST". */
 static struct cluster_job *cluster_of_key(struct cluster *c, const char *key, const char **ret_rest)
 {
 	struct cluster_job *cj, *tmp;
 	char prefix[CLUSTER_KEY_BYTES];
 
 	list_for_each (cj, tmp, &c->all, link) {
-		size_t n = cluster_prefix(cj, cj->epoch.number, prefix);
+		size_t n = cluster_prefix(cj, prefix);
 
 		if (strncmp(key, prefix, n) != 0)
 			continue;
@@ -547,7 +560,10 @@ static void cluster_tick_job(struct cluster_job *cj, uint64_t now)
 {
 	decide_tick(&cj->epoch_decision, now);
 	decide_tick(&cj->commit, now);
+	cluster_erase_tick(cj, now);
 	cluster_seek_tick(cj, now);
+	cluster_act_tick(cj, now);
+	cluster_epoch_tick(cj, now);
 	cluster_order_tick(cj, now);
 	cluster_survey_tick(cj, now);
 	if (cj->state == CLUSTER_LEADS)

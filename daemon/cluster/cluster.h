@@ -53,6 +53,8 @@ void cluster_made(struct job *job, uint64_t position);
 void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t bytes);
 void cluster_rank_left(struct job *job, const struct member *m);
 void cluster_left(struct job *job);
+enum res cluster_leaves(const struct job *job);
+void cluster_deleted(struct job *job);
 void cluster_gave_up(struct job *job, uint32_t rank);
 bool cluster_is_awaited(const struct job *job);
 void cluster_epoch_ended(struct job *job, const struct fault *why);
@@ -89,6 +91,29 @@ struct cluster_ask {
 /* Ask them. Return: true: there is nothing to wait for, and done is not called. */
 bool cluster_ask(struct cluster_ask *a, struct job *job);
 void cluster_ask_cancel(struct cluster_ask *a);
+/* A wait until a job was deleted on all its nodes, or drains there. The owner's. */
+struct cluster_acting {
+	struct list link;
+	bool drain, force;                      /* else it is deleted; also with trainers */
+	void (*done)(struct cluster_acting *w); /* once, with what follows, which it borrows */
+	void *userdata;
+	struct fault f; /* code 0: it is done, but on these nodes */
+	const struct cluster_missed *missed;
+	size_t n_missed;
+	uint32_t ranks; /* that were told to leave */
+	uint64_t bytes; /* that were freed */
+};
+
+struct cluster_missed {
+	const char *node, *why;
+};
+
+/* Delete or drain @job on all its nodes. Return: RES_DONE: it is on this node alone, and nothing was done;
+ * RES_WAIT: done is called later, within 10 s; RES_FAILED: @f. */
+enum res cluster_act(struct cluster_acting *w, struct job *job, struct fault *f);
+/* done is not called; it goes on. */
+void cluster_act_cancel(struct cluster_acting *w);
+
 /* What node @node has said of @job when it was asked last, borrowed; NULL: nothing, with @ret_why (valid
  * until the next turn of the loop). */
 const Shardd__V1__JobTold *cluster_told(const struct job *job, const char *node,

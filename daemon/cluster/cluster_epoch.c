@@ -10,7 +10,9 @@
 #include "core/log.h"
 #include "core/text.h"
 
-#define CLUSTER_MAX_RANKS 1024u            /* as max_world_size */
+#define CLUSTER_MAX_RANKS 1024u /* as max_world_size */
+/* So long a rank that comes when all ranks of its node have left waits for those of other nodes. */
+#define LEAVES_US         5000000u
 #define CLUSTER_MAX_EPOCH (UINT64_MAX / 2) /* of what a node has: it never wraps */
 
 /* ------------------------------------------------------------------ nodes of a leader */
@@ -320,7 +322,7 @@ static uint64_t cluster_epoch_next_epoch(struct cluster_job *cj)
 static void cluster_epoch_on_decided(struct decide *d, enum decide_outcome outcome,
 				     int64_t revision, const char *why);
 
-/* "EPOCH LEADER NODE:FIRST:RANKS..." */
+/* "EPOCH INCARNATION LEADER NODE:FIRST:RANKS..." */
 static int cluster_epoch_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 {
 	char key[CLUSTER_KEY_BYTES], leader[CLUSTER_KEY_BYTES];
@@ -328,7 +330,7 @@ static int cluster_epoch_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 	struct decide_what what = {
 		.key = key, .leader = leader, .token = cj->token, .last = cj->epoch_revision
 	};
-	size_t bytes = 128, at;
+	size_t bytes = 160, at;
 	char *value;
 	int r;
 
@@ -337,7 +339,8 @@ static int cluster_epoch_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 	value = malloc(bytes);
 	if (!value)
 		return -ENOMEM;
-	at = (size_t)snprintf(value, bytes, "%llu %s", (unsigned long long)epoch, cj->c->node);
+	at = (size_t)snprintf(value, bytes, "%llu %016llx %s", (unsigned long long)epoch,
+			      (unsigned long long)cj->incarnation, cj->c->node);
 	list_for_each (n, tmp, &cj->nodes, link)
 		at += (size_t)snprintf(value + at, bytes - at, " %s:%u:%u", n->name, n->ranks[0],
 				       n->n);
@@ -373,7 +376,7 @@ static bool cluster_epoch_is_whole(struct cluster_job *cj)
 		return false;
 	}
 	cluster_epoch_sort_nodes(cj);
-	if (cluster_epoch_check_ranks(cj, &f) == 0)
+	if (cluster_epoch_check_ranks(cj, &f) == 0 && cluster_holding_incarnation(cj, &f) == 0)
 		return true;
 	cluster_epoch_refuse_all(cj, &f);
 	return false;
@@ -383,7 +386,8 @@ void cluster_form(struct cluster_job *cj)
 {
 	int r;
 
-	if (cj->state != CLUSTER_LEADS || list_empty(&cj->nodes) || !cluster_epoch_is_whole(cj))
+	if (cj->state != CLUSTER_LEADS || cluster_act_is_here(cj) || list_empty(&cj->nodes) ||
+	    !cluster_epoch_is_whole(cj))
 		return;
 	cluster_state_move(cj, CLUSTER_DECIDING);
 	cluster_say(cj, "all ranks are there: the store decides the epoch");
@@ -462,7 +466,7 @@ static struct span *cluster_epoch_make_span(struct cluster_job *cj, const Shardd
 			cluster_epoch_span_node(b->nodes[i], &nodes[i], at);
 			at += b->nodes[i]->n_devices;
 		}
-		prefix[cluster_prefix(cj, cj->epoch.number, prefix) - 1] = '\0'; /* the '/' */
+		prefix[cluster_prefix(cj, prefix) - 1] = '\0'; /* the '/' */
 		span_new(nodes, (unsigned)b->n_nodes, cj->epoch.self, prefix, &store, &span, f);
 	} else {
 		fault_errno(f, -ENOMEM, "noting a job's nodes");
@@ -482,6 +486,7 @@ static int cluster_epoch_begin(struct cluster_job *cj, struct job *job,
 	if (r < 0)
 		return fault_errno(f, r, "beginning an epoch");
 	span = cluster_epoch_make_span(cj, b, f);
+	job->rec->incarnation = b->incarnation;
 	if (!span || job_set_span(job, span, cj->epoch.number, f))
 		return f->code;
 	if (cj->epoch.n_nodes > 1 && cluster_order_begin(cj) < 0) {
@@ -516,6 +521,7 @@ static void cluster_epoch_run(struct cluster_job *cj, uint64_t epoch, const Shar
 	struct fault f = FAULT_NULL;
 
 	cj->epoch.number = epoch;
+	cj->epoch.incarnation = b->incarnation;
 	cluster_state_move(cj, CLUSTER_RUNS);
 	if (!job)
 		fault_set(&f, FAULT_ABORTED, NULL, "job '%s' was deleted on node %s", cj->label,
@@ -525,6 +531,7 @@ static void cluster_epoch_run(struct cluster_job *cj, uint64_t epoch, const Shar
 	if (f.code) {
 		cluster_epoch_send_end(cj, epoch, &f);
 		cluster_refused(cj, &f);
+		cluster_drop_keys(cj);
 		cluster_epoch_free(cj);
 		while (!list_empty(&cj->nodes))
 			cluster_epoch_node_free(list_first(&cj->nodes, struct cluster_node, link));
@@ -625,6 +632,7 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 		return;
 	}
 	b.leader = self;
+	b.incarnation = cj->incarnation;
 	b.has_commit = cj->ruling.has_commit;
 	b.step = cj->ruling.step;
 	b.commit_epoch = cj->ruling.epoch;
@@ -696,8 +704,13 @@ static void cluster_epoch_all_left(struct cluster_job *cj)
 	struct fault f = FAULT_NULL;
 
 	cj->epoch.is_left = true;
-	if (job && !job->present && job->rec->lifetime == JOB_EPHEMERAL)
+	if (!job)
+		return;
+	job->life.finished = !job->present && job->rec->lifetime == JOB_EPHEMERAL;
+	if (job->life.finished)
 		(void)job_delete(job, false, NULL, &f);
+	else
+		job_settle(job); /* its next ranks wait for this */
 }
 
 /* The leader: the ranks of node @node have left. */
@@ -720,10 +733,29 @@ void cluster_left(struct job *job)
 
 	if (!cj || !cj->epoch.number)
 		return;
+	cj->epoch.left_us = clock_now_us();
 	if (cj->epoch.left)
 		cluster_epoch_node_left(cj, cj->epoch.self);
 	else
 		cluster_epoch_send_end(cj, cj->epoch.number, &none);
+}
+
+enum res cluster_leaves(const struct job *job)
+{
+	const struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
+
+	return cj && cj->epoch.left_us && !cj->epoch.is_left ? RES_WAIT : RES_DONE;
+}
+
+void cluster_epoch_tick(struct cluster_job *cj, uint64_t now_us)
+{
+	struct job *job = cluster_job_of(cj);
+
+	if (!cj->epoch.left_us || now_us - cj->epoch.left_us < LEAVES_US)
+		return;
+	cj->epoch.left_us = 0;
+	if (job && !cj->epoch.is_left)
+		job_settle(job);
 }
 
 /* @node: the number of the one that has sent it; the leader's, at a node that follows. Nothing has

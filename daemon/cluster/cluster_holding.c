@@ -1,6 +1,7 @@
 /* What the nodes of a job have of it, what is in doubt, and the ruling on that (docs/nodes.md). */
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "cluster/cluster_impl.h"
 #include "core/fnv.h"
@@ -25,6 +26,7 @@ void cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 	*ret = (struct cluster_holding){ .world = rec->world_size,
 					 .units = job_units_alive(job),
 					 .epoch = rec->epoch,
+					 .incarnation = rec->incarnation,
 					 .settings = cluster_holding_settings(rec),
 					 .has_commit = rec->has_commit,
 					 .step = rec->has_commit ? rec->step : 0,
@@ -130,6 +132,41 @@ static int cluster_holding_check_step(const struct cluster_job *cj, const struct
 		cj->label, has[0], has[1]);
 }
 
+/* What is left of another job has numbers of epochs, and a doubt, that say nothing of this one. */
+static bool cluster_holding_counts(const struct cluster_holding *h)
+{
+	return h->incarnation && (h->units || h->has_commit || h->doubt.has_commit);
+}
+
+static int cluster_holding_other_job(const struct cluster_job *cj, const char *node,
+				     struct fault *f)
+{
+	return fault_set(
+		f, FAULT_STATE, NULL,
+		"node %s has the memory of an earlier job '%s', which was deleted on other "
+		"nodes: delete it there, too (shardctl job delete), and start again",
+		node, cj->label);
+}
+
+int cluster_holding_incarnation(struct cluster_job *cj, struct fault *f)
+{
+	struct cluster_node *n, *tmp;
+	uint64_t is = cj->incarnation;
+
+	list_for_each (n, tmp, &cj->nodes, link) {
+		if (!cluster_holding_counts(&n->holding))
+			continue;
+		is = is ? is : n->holding.incarnation;
+		if (is != n->holding.incarnation)
+			return cluster_holding_other_job(cj, n->name, f);
+	}
+	while (!is)
+		if (getrandom(&is, sizeof(is), 0) != sizeof(is))
+			is = 0;
+	cj->incarnation = is;
+	return 0;
+}
+
 /* A node says only which step it has applied last: what it did with one of another group is not known. */
 static void cluster_holding_unclear(const struct cluster_job *cj, const struct cluster_node *n,
 				    const struct cluster_node *m, struct fault *f)
@@ -204,6 +241,7 @@ void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHoldin
 	cluster_holding_pack_step(&h->applied, applied);
 	at->world = h->world;
 	at->epoch = h->epoch;
+	at->incarnation = h->incarnation;
 	at->settings = h->settings;
 	at->policy = h->policy;
 	at->units = h->units;
@@ -233,6 +271,7 @@ void cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding
 	n->holding = (struct cluster_holding){ .world = s->world,
 					       .units = s->units,
 					       .epoch = s->epoch,
+					       .incarnation = s->incarnation,
 					       .settings = s->settings,
 					       .policy = s->policy,
 					       .step = s->step,

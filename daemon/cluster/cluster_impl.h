@@ -37,7 +37,7 @@ struct cluster_link {
 /* What a node has of a job: see JobHolding. */
 struct cluster_holding {
 	uint32_t world, units;
-	uint64_t epoch, settings, policy, step, position;
+	uint64_t epoch, incarnation, settings, policy, step, position;
 	bool has_commit, torn, has_position;
 	bool gpus;               /* the node's devices are */
 	struct doubt_open doubt; /* the others above are what holds if it is dropped */
@@ -71,9 +71,17 @@ enum cluster_job_state {
 	CLUSTER_RUNS,
 };
 
+/* Its keys are removed. */
+struct cluster_erase {
+	struct coord_call call;
+	int64_t token;
+	uint64_t until_us, again_us; /* @until_us: 0: they are not */
+};
+
 /* The epoch that runs. */
 struct cluster_epoch {
 	uint64_t number; /* 0: none */
+	uint64_t incarnation;
 	unsigned n_nodes, self, leader;
 	char (*names)[SPAN_NAME_BYTES]; /* owned, as these */
 	const char **name_list;
@@ -81,6 +89,7 @@ struct cluster_epoch {
 	struct order *order; /* owned; NULL: all ranks are here */
 	bool *left;          /* of the leader: by node: its ranks have left; owned */
 	bool is_left;        /* on all nodes */
+	uint64_t left_us;    /* the ranks here have: since when; 0: they have not */
 	uint64_t key_bytes;  /* of its communicators' keys that came from other nodes */
 	bool recorded;       /* @order has followed a schedule, when that was looked at last */
 	uint64_t last_step;  /* of the leader: of the last commit that has begun, */
@@ -115,10 +124,13 @@ struct cluster_job {
 	struct order_key committing;
 	int64_t epoch_revision, step_revision;
 	uint64_t last_epoch;        /* that the store knows */
+	uint64_t incarnation;       /* and of which; 0: it knows none */
 	struct doubt_ruling ruling; /* on what nodes are in doubt about */
 
 	struct cluster_epoch epoch;
 	struct cluster_survey *survey; /* the last one; owned; NULL: none */
+	struct cluster_act *act;       /* owned; NULL: none */
+	struct cluster_erase erase;
 };
 
 struct cluster {
@@ -146,9 +158,12 @@ extern struct cluster *the_cluster;
 
 struct job *cluster_job_of(const struct cluster_job *cj);
 struct cluster_job *cluster_find(const struct cluster *c, const char *label);
+/* Return: NULL without memory. */
+struct cluster_job *cluster_job_new(struct cluster *c, const char *label);
 void cluster_key(const struct cluster_job *cj, const char *what, char ret[CLUSTER_KEY_BYTES]);
-/* "LABEL/EPOCH/": what the keys of that epoch's communicators begin with. Return: its length. */
-size_t cluster_prefix(const struct cluster_job *cj, uint64_t epoch, char ret[CLUSTER_KEY_BYTES]);
+/* "LABEL/INCARNATION/EPOCH/": what the keys of the communicators of the epoch that runs begin with, which
+ * no other epoch has. Return: its length. */
+size_t cluster_prefix(const struct cluster_job *cj, char ret[CLUSTER_KEY_BYTES]);
 void cluster_state_move(struct cluster_job *cj, enum cluster_job_state to);
 void cluster_say(struct cluster_job *cj, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
@@ -158,6 +173,8 @@ void cluster_seek(struct cluster_job *cj);
 void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us);
 /* The leader cannot be reached, or does not lead any more. */
 void cluster_leader_lost(struct cluster_job *cj, const char *why);
+/* A link to node @name, if there is none yet: cluster_link_up. Return: 0 or a fault code. */
+int cluster_seek_connect(struct cluster *c, const char *name, const char *at, struct fault *f);
 void cluster_link_up(struct cluster_link *l);
 void cluster_link_gone(struct cluster_link *l, const char *why);
 
@@ -166,6 +183,9 @@ void cluster_holding_of(const struct job *job, struct cluster_holding *ret);
 /* Is it the same job on both nodes, whatever they have of it? Return: 0 or a fault code. */
 int cluster_holding_check_job(const struct cluster_job *cj, const struct cluster_node *a,
 			      const struct cluster_node *b, struct fault *f);
+/* Of which incarnation of the job is the next epoch? cj->incarnation. Return: 0, or a fault code: nodes have
+ * different ones. */
+int cluster_holding_incarnation(struct cluster_job *cj, struct fault *f);
 /* The next epoch is decided, and @reply has the key of the last committed step: cj->ruling. Return: 0, or a fault
  * code: with it the nodes are not at the same step. */
 int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply, struct fault *f);
@@ -186,6 +206,7 @@ void cluster_refused(struct cluster_job *cj, const struct fault *f);
 void cluster_node_gone(struct cluster_job *cj, struct peer *p, const char *why);
 void cluster_forget_nodes(struct cluster_job *cj);
 void cluster_epoch_free(struct cluster_job *cj);
+void cluster_epoch_tick(struct cluster_job *cj, uint64_t now_us);
 /* All ranks want to join: decide the epoch. */
 void cluster_form(struct cluster_job *cj);
 
@@ -201,6 +222,25 @@ void cluster_on_told(struct cluster_job *cj, struct peer *from, const Shardd__V1
 void cluster_answer_nothing(struct cluster *c, struct peer *from, const Shardd__V1__JobMessage *m);
 void cluster_survey_tick(struct cluster_job *cj, uint64_t now_us);
 void cluster_survey_free(struct cluster_job *cj);
+/* The link to a node that this one leads. NULL: none. */
+struct peer *cluster_survey_peer(struct cluster_job *cj, const char *name);
+/* Its keys in the store (cluster_erase.c). */
+void cluster_erase_tick(struct cluster_job *cj, uint64_t now_us);
+/* This node decides about it, or will. */
+bool cluster_leads(const struct cluster_job *cj);
+
+/* It is deleted, or drains, on all nodes (cluster_act.c). */
+void cluster_on_act(struct cluster *c, struct peer *from, const Shardd__V1__JobMessage *m);
+void cluster_on_acted(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobActed *acted);
+void cluster_acts_peer_gone(struct cluster *c, const struct peer *p, const char *why);
+void cluster_act_tick(struct cluster_job *cj, uint64_t now_us);
+/* It wants to know who leads the job; this node leads it. */
+bool cluster_act_seeks(const struct cluster_job *cj);
+bool cluster_act_is_here(const struct cluster_job *cj);
+/* The job is deleted here. */
+void cluster_act_job_gone(struct cluster_job *cj);
+void cluster_act_drop(struct cluster_job *cj);
+
 /* One node's part of it (cluster_told.c). Return: shardd__v1__job_told__free_unpacked; NULL without
  * memory. */
 Shardd__V1__JobTold *cluster_told_new(const struct job *job, const char *node);
@@ -230,6 +270,8 @@ bool cluster_has_part(struct cluster_job *cj, const struct peer *from);
 void cluster_drop_keys(struct cluster_job *cj);
 /* Send a message about the job. */
 void cluster_send(struct cluster_job *cj, struct peer *to, Shardd__V1__JobMessage *m);
+/* @from asks this node, which does not lead the job. */
+void cluster_deny(struct cluster *c, struct peer *from, const char *label);
 /* The link to the leader, if this node follows and it is up. */
 struct peer *cluster_to_leader(const struct cluster_job *cj);
 

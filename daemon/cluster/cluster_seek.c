@@ -67,6 +67,15 @@ static int cluster_seek_dial(struct cluster_link *l, struct fault *f)
 	return 0;
 }
 
+int cluster_seek_connect(struct cluster *c, const char *name, const char *at, struct fault *f)
+{
+	struct cluster_link *l = cluster_seek_link_find(c, name, at);
+
+	if (!l)
+		l = cluster_seek_link_new(c, name, at);
+	return l ? cluster_seek_dial(l, f) : fault_errno(f, -ENOMEM, "beginning a link");
+}
+
 static void cluster_seek_follow(struct cluster_job *cj)
 {
 	struct cluster_link *l = cluster_seek_link_find(cj->c, cj->leader, cj->leader_at);
@@ -161,13 +170,17 @@ static bool cluster_seek_read_leader(struct cluster_job *cj, const struct coord_
 	return true;
 }
 
-/* The number at the beginning of a value. */
-static uint64_t cluster_seek_read_number(const struct coord_kv *kv)
+/* "EPOCH INCARNATION LEADER ..." */
+static void cluster_seek_read_epoch(struct cluster_job *cj, const struct coord_kv *kv)
 {
-	char text[24] = "";
+	unsigned long long epoch = 0, incarnation = 0;
+	char text[64] = "";
 
 	memcpy(text, kv->value, kv->bytes < sizeof(text) - 1 ? kv->bytes : sizeof(text) - 1);
-	return strtoull(text, NULL, 10);
+	(void)sscanf(text, "%llu %16llx ", &epoch, &incarnation);
+	cj->epoch_revision = kv->modified;
+	cj->last_epoch = epoch;
+	cj->incarnation = incarnation;
 }
 
 /* All keys of the job. Return: that of the leader, or NULL. */
@@ -181,14 +194,14 @@ static const struct coord_kv *cluster_seek_read_keys(struct cluster_job *cj,
 	cluster_key(cj, "epoch", epoch);
 	cluster_key(cj, "step", step);
 	cj->epoch_revision = cj->step_revision = 0;
+	cj->last_epoch = cj->incarnation = 0;
 	for (size_t i = 0; i < r->n; i++) {
 		const struct coord_kv *kv = &r->kvs[i];
 
 		if (strcmp(kv->key, leader) == 0) {
 			found = kv;
 		} else if (strcmp(kv->key, epoch) == 0) {
-			cj->epoch_revision = kv->modified;
-			cj->last_epoch = cluster_seek_read_number(kv);
+			cluster_seek_read_epoch(cj, kv);
 		} else if (strcmp(kv->key, step) == 0) {
 			cj->step_revision = kv->modified;
 		}
@@ -261,7 +274,8 @@ void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us)
 		cluster_seek(cj);
 	if (cj->state != CLUSTER_SEEKING || cj->call.impl || now_us < cj->again_us)
 		return;
-	if (!cj->n_wishes && list_empty(&cj->nodes))
+	if ((!cj->n_wishes && list_empty(&cj->nodes) && !cluster_act_seeks(cj)) ||
+	    cj->erase.until_us)
 		return;
 	if (cj->c->member.state != MEMBERSHIP_IN) {
 		cluster_say(cj, "this node is no member of the cluster: %.200s",

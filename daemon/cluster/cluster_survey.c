@@ -27,13 +27,7 @@ struct cluster_survey {
 	size_t n;
 };
 
-static bool cluster_survey_leads(const struct cluster_job *cj)
-{
-	return cj->epoch.peers || cj->state == CLUSTER_LEADS || cj->state == CLUSTER_DECIDING;
-}
-
-/* A node that this one leads, by name or by its link. */
-static struct peer *cluster_survey_peer(struct cluster_job *cj, const char *name)
+struct peer *cluster_survey_peer(struct cluster_job *cj, const char *name)
 {
 	struct cluster_node *n, *tmp;
 
@@ -152,7 +146,7 @@ static void cluster_survey_ask_led(struct cluster_job *cj, struct cluster_survey
 
 static void cluster_survey_ask_all(struct cluster_job *cj, struct cluster_survey *s)
 {
-	struct peer *leader = cluster_survey_leads(cj) ? NULL : cluster_to_leader(cj);
+	struct peer *leader = cluster_leads(cj) ? NULL : cluster_to_leader(cj);
 	const struct job *job = cluster_job_of(cj);
 	const struct span *span = job ? job->across.span : NULL;
 	struct cluster_node *n, *tmp;
@@ -256,7 +250,7 @@ static void cluster_survey_take(struct cluster_job *cj, const Shardd__V1__JobTol
 
 	if (!s || s->over_us || s->id != told->id)
 		return; /* it is late */
-	if (leader && strcmp(told->node, peer_name(leader)) == 0 && !cluster_survey_leads(cj))
+	if (leader && strcmp(told->node, peer_name(leader)) == 0 && !cluster_leads(cj))
 		cluster_survey_asked(s, told);
 	n = cluster_survey_expect(s, told->node);
 	if (!n || n->told)
@@ -333,7 +327,7 @@ void cluster_on_ask(struct cluster_job *cj, struct peer *from, const Shardd__V1_
 	char **names;
 	size_t n;
 
-	if (from == cluster_to_leader(cj) && !cluster_survey_leads(cj)) {
+	if (from == cluster_to_leader(cj) && !cluster_leads(cj)) {
 		cluster_survey_answer(cj, from, ask, NULL, 0);
 		return;
 	}
@@ -361,7 +355,7 @@ void cluster_on_told(struct cluster_job *cj, struct peer *from, const Shardd__V1
 		cluster_survey_take(cj, told);
 		return;
 	}
-	to = cluster_survey_leads(cj) ? cluster_survey_peer(cj, told->origin) : NULL;
+	to = cluster_leads(cj) ? cluster_survey_peer(cj, told->origin) : NULL;
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_TOLD;
 	m.told = (Shardd__V1__JobTold *)told;
 	cluster_send(cj, to, &m);

@@ -127,6 +127,8 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	if (ret_freed)
 		*ret_freed = job->quota.used;
 	fault_set(&told, FAULT_ABORTED, NULL, "job '%s' was deleted", job->rec->name);
+	if (job->jobs->ops.deleted)
+		job->jobs->ops.deleted(job);
 	job_journal_gone(job);
 	loading_cancel(job);
 	resize_cancel(job);

@@ -339,6 +339,8 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 			"this session is on %s as rank %u and cannot move to another device: "
 			"leave first",
 			backend_info(m->device->backend)->id, rank));
+	if (!job->present && job->jobs->ops.leaves)
+		RES_TRY(job->jobs->ops.leaves(job));
 	if (!job->rec->epoch)
 		job->rec->epoch = 1;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);

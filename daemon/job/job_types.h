@@ -124,6 +124,11 @@ struct job_ops {
 	/* (optional) Rank @rank wants to join. RES_WAIT: the nodes have not begun an epoch with it yet:
 	 * job_settle follows. */
 	enum res (*may_join)(struct job *job, uint32_t rank, struct fault *f);
+	/* (optional) All ranks here have left. RES_WAIT: those of other nodes may be about to leave, too:
+	 * job_settle follows, or the job is deleted. */
+	enum res (*leaves)(const struct job *job);
+	/* (optional) It is being deleted; nothing of it has ended yet. */
+	void (*deleted)(struct job *job);
 	/* (optional) A process that waits to join as @rank has given up. */
 	void (*gave_up)(struct job *job, uint32_t rank);
 	/* (optional) Does anybody wait for such an epoch? */
@@ -196,6 +201,7 @@ struct job_step {
 /* Whether it lives, and how it may go on. */
 struct job_life {
 	bool deleted;     /* a zombie: out of the registry's names */
+	bool finished;    /* deleted, because all its ranks have left: not by a call */
 	bool memory_gone; /* deleted, and nothing of it is used any more */
 	bool draining;
 	bool torn;

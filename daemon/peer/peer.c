@@ -408,6 +408,16 @@ int peers_connect(struct peers *ps, const char *name, const char *at, struct pee
 
 /* ------------------------------------------------------------------------------------- its owner */
 
+struct peer *peers_find(struct peers *ps, const char *name)
+{
+	struct peer *p, *tmp;
+
+	list_for_each (p, tmp, &ps->links, link)
+		if (p->state == PEER_UP && strcmp(p->name, name) == 0)
+			return p;
+	return NULL;
+}
+
 void peer_send(struct peer *p, const Shardd__V1__PeerMessage *m)
 {
 	MAGIC_CHECK(p, PEER_MAGIC);

@@ -86,6 +86,9 @@ int peers_connect(struct peers *ps, const char *name, const char *at, struct pee
  * others have sent meanwhile is still waiting to be read, and their silence is not theirs. */
 void peers_tick(struct peers *ps, uint64_t now_us);
 
+/* A link to node @name that is up, borrowed until ops.gone; NULL: there is none. */
+struct peer *peers_find(struct peers *ps, const char *name);
+
 /* No callback comes any more, except @done (optional), soon. All links end. The memory is freed then. May
  * be called inside a callback. */
 typedef void (*peers_closed_cb)(void *userdata);

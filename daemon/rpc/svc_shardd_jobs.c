@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cluster/cluster.h"
 #include "core/check.h"
 #include "core/text.h"
 #include "rpc/audit.h"
@@ -139,6 +140,107 @@ int svc_find_job(struct rpc_call *call, struct svc_shardd *svc, const char *name
 	return f->code ? (int)f->code : job_find(svc->jobs, name, proc_uid(conn_proc(c)), ret, f);
 }
 
+/* -- on all nodes of the job */
+
+/* A call that waits until they have done their part. */
+struct acting {
+	struct cluster_acting w;
+	struct rpc_call *call;
+	char label[JOB_LABEL_MAX + 1];
+};
+
+static Shardd__V1__MissedNode **svc_shardd_jobs_missed(const struct cluster_acting *w)
+{
+	Shardd__V1__MissedNode *all, **list;
+
+	list = calloc(w->n_missed + 1, sizeof(*list) + sizeof(*all));
+	all = (Shardd__V1__MissedNode *)(list + w->n_missed + 1);
+	for (size_t i = 0; list && i < w->n_missed; i++) {
+		shardd__v1__missed_node__init(&all[i]);
+		all[i].node = (char *)w->missed[i].node;
+		all[i].why = (char *)w->missed[i].why;
+		list[i] = &all[i];
+	}
+	return list;
+}
+
+static void svc_shardd_jobs_reply(struct rpc_call *call, const char *label,
+				  const struct cluster_acting *w)
+{
+	Shardd__V1__DeleteJobResponse deleted = SHARDD__V1__DELETE_JOB_RESPONSE__INIT;
+	Shardd__V1__DrainJobResponse drains = SHARDD__V1__DRAIN_JOB_RESPONSE__INIT;
+	Shardd__V1__MissedNode **missed = svc_shardd_jobs_missed(w);
+	struct fault f = w->f;
+
+	if (!missed && !f.code)
+		fault_errno(&f, -ENOMEM, "naming the nodes that were not reached");
+	deleted.freed_bytes = w->bytes;
+	drains.ranks = w->ranks;
+	deleted.missed = drains.missed = missed;
+	deleted.n_missed = drains.n_missed = w->n_missed;
+	if (f.code)
+		svc_refuse(call, w->drain ? "drain" : "delete", label, &f);
+	else if (w->drain)
+		audit(conn_proc(rpc_call_conn(call)), "draining", label, "ranks=%u missed=%zu",
+		      w->ranks, w->n_missed);
+	else
+		audit(conn_proc(rpc_call_conn(call)), "deleted", label,
+		      "bytes=%llu forced=%s missed=%zu", (unsigned long long)w->bytes,
+		      w->force ? "yes" : "no", w->n_missed);
+	if (!f.code)
+		rpc_call_reply(call, w->drain ? &drains.base : &deleted.base);
+	free(missed);
+}
+
+static void svc_shardd_jobs_acted(struct cluster_acting *w)
+{
+	struct acting *a = CONTAINER_OF(w, struct acting, w);
+
+	rpc_call_on_cancelled(a->call, NULL, NULL);
+	svc_shardd_jobs_reply(a->call, a->label, w);
+	free(a);
+}
+
+/* It goes on without the caller. */
+static void svc_shardd_jobs_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct acting *a = userdata;
+	struct fault f = FAULT_NULL;
+
+	cluster_act_cancel(&a->w);
+	free(a);
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
+	rpc_call_fail(call, &f);
+}
+
+/* RES_DONE: the job is on this node alone: nothing was done. Else the call is answered, or will be. */
+static enum res svc_shardd_jobs_act(struct rpc_call *call, struct job *job, bool drain, bool force)
+{
+	struct acting *a = calloc(1, sizeof(*a));
+	struct fault f = FAULT_NULL;
+	enum res r;
+
+	if (!a) {
+		fault_errno(&f, -ENOMEM, "asking the nodes of a job");
+		rpc_call_fail(call, &f);
+		return RES_FAILED;
+	}
+	a->w = (struct cluster_acting){ .drain = drain,
+					.force = force,
+					.done = svc_shardd_jobs_acted };
+	a->call = call;
+	text_copy(a->label, sizeof(a->label), job->label);
+	r = cluster_act(&a->w, job, &f);
+	if (r == RES_WAIT) {
+		rpc_call_on_cancelled(call, svc_shardd_jobs_cancelled, a);
+		return r;
+	}
+	if (r == RES_FAILED)
+		svc_refuse(call, drain ? "drain" : "delete", job->label, &f);
+	free(a);
+	return r;
+}
+
 void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__DeleteJobRequest *r = (const Shardd__V1__DeleteJobRequest *)request;
@@ -148,6 +250,8 @@ void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void
 	struct job *job;
 
 	if (svc_find_job(call, userdata, r->job, &job, &f) == 0) {
+		if (svc_shardd_jobs_act(call, job, false, r->force) != RES_DONE)
+			return;
 		text_copy(label, sizeof(label), job->label); /* the job may go at once */
 		if (r->force || !job->present)
 			saving_cancel(job);
@@ -173,6 +277,8 @@ void svc_drain_job(struct rpc_call *call, const ProtobufCMessage *request, void 
 		svc_refuse(call, "drain", r->job, &f);
 		return;
 	}
+	if (svc_shardd_jobs_act(call, job, true, false) != RES_DONE)
+		return;
 	reply.ranks = job_drain(job);
 	audit(conn_proc(rpc_call_conn(call)), "draining", job->label, "ranks=%u", reply.ranks);
 	rpc_call_reply(call, &reply.base);

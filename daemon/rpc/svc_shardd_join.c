@@ -161,6 +161,7 @@ struct joining {
 	struct waiter waiter;
 	struct elastic_newcomer newcomer;
 	struct rpc_call *call;
+	struct svc_shardd *svc;
 	struct job *job;
 	const Shardd__V1__JoinRequest *request; /* the call's */
 	bool created;                           /* the job, by this call */
@@ -221,12 +222,25 @@ static void svc_shardd_join_wait(struct joining *j)
 	condition_wait(&j->job->settled, &j->waiter);
 }
 
+/* All ranks have left an earlier job of this name, which this rank has come too early for. */
+static void svc_shardd_join_anew(struct joining *j)
+{
+	const struct joining was = *j;
+
+	svc_shardd_join_free(j);
+	svc_join(was.call, &was.request->base, was.svc);
+}
+
 static void svc_shardd_join_on_settled(struct waiter *w)
 {
 	struct joining *j = CONTAINER_OF(w, struct joining, waiter);
 	struct fault f = FAULT_NULL;
 
 	rpc_call_on_cancelled(j->call, NULL, NULL);
+	if (j->job->life.finished) {
+		svc_shardd_join_anew(j);
+		return;
+	}
 	if (j->job->life.deleted) {
 		fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", j->job->rec->name);
 		rpc_call_fail(j->call, &f);
@@ -237,7 +251,7 @@ static void svc_shardd_join_on_settled(struct waiter *w)
 	svc_shardd_join_free(j);
 }
 
-static void svc_shardd_join_begin(struct rpc_call *call, struct job *job,
+static void svc_shardd_join_begin(struct rpc_call *call, struct svc_shardd *svc, struct job *job,
 				  const Shardd__V1__JoinRequest *r, bool created)
 {
 	struct joining *j = calloc(1, sizeof(*j));
@@ -245,7 +259,9 @@ static void svc_shardd_join_begin(struct rpc_call *call, struct job *job,
 	enum res res = RES_FAILED;
 
 	if (j) {
-		*j = (struct joining){ .call = call, .job = job, .request = r, .created = created };
+		*j = (struct joining){
+			.call = call, .svc = svc, .job = job, .request = r, .created = created
+		};
 		waiter_init(&j->waiter, svc_shardd_join_on_settled);
 		elastic_newcomer_init(&j->newcomer);
 		res = svc_shardd_join_now(j);
@@ -410,7 +426,7 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 	}
 	if (created)
 		svc_log_created(s->proc, job);
-	svc_shardd_join_begin(call, job, r, created);
+	svc_shardd_join_begin(call, svc, job, r, created);
 }
 
 static enum res svc_shardd_join_leave_now(struct rpc_call *call, const ProtobufCMessage *request,

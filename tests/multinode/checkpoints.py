@@ -13,22 +13,30 @@ THREE = (("a", 1), ("b", 2), ("c", 1))
 
 
 class Ranks:
-    """rank.py on the nodes @shape, as in Training, with @steps."""
+    """rank.py on the nodes @shape, as in Training, with @steps. @own: those of single ranks.
+    @start: ranks to start now; None: all."""
 
-    def __init__(self, lab, shape, *steps, job="j"):
+    def __init__(self, lab, shape, *steps, job="j", own=None, start=None):
+        self.lab, self.job, self.steps, self.own = lab, job, steps, own or {}
         self.places = [lab[name] for name, n in shape for _ in range(n)]
         self.out, self.number = f"{lab.folder}/{job}{len(lab.runs)}.out", len(lab.runs)
         self.ranks = {}
         lab.runs.append(self)
-        for rank, node in enumerate(self.places):
-            env = environment(SHARDD_SOCKET=node.socket, SHARDD_JOB=job)
-            argv = [sys.executable, RANK, len(self.places), rank, *steps]
-            log = f"{lab.folder}/{job}{self.number}-{rank}.log"
-            self.ranks[rank] = Process(node.name, argv, log, env, None if rank else self.out)
+        for rank in range(len(self.places)) if start is None else start:
+            self.start(rank)
+
+    def start(self, rank):
+        node = self.places[rank]
+        env = environment(SHARDD_SOCKET=node.socket, SHARDD_JOB=self.job)
+        argv = [sys.executable, RANK, len(self.places), rank, *self.own.get(rank, self.steps)]
+        log = f"{self.lab.folder}/{self.job}{self.number}-{rank}.log"
+        self.ranks[rank] = Process(node.name, argv, log, env, None if rank else self.out)
+
+    def said(self):
+        return pathlib.Path(self.out).read_text().split()
 
     def step(self):
-        text = pathlib.Path(self.out).read_text().split()
-        return int(text[-1]) if text else 0
+        return int(self.said()[-1]) if self.said() else 0
 
     def check(self):
         for rank, p in self.ranks.items():
@@ -161,8 +169,7 @@ def node_is_lost():
         for p in t.ranks.values():
             if "node b has nothing of it" not in p.text():
                 raise Failed(p.text())
-        for node in x.nodes.values():
-            node.ctl("job", "delete", "j")
+        x["b"].ctl("job", "delete", "j")
         there, note = pathlib.Path(x.folder, "there"), pathlib.Path(x.folder, "note")
         t = Ranks(x, TWO, f"loaded={there}", "train=5", f"note={note}")
         wait_for(lambda: t.check() or there.exists(), "all ranks have registered")

@@ -215,6 +215,16 @@ const char *peer_name(const struct peer *p)
 	return fix.nodes[p->other->owner->node].cluster->node;
 }
 
+struct peer *peers_find(struct peers *ps, const char *name)
+{
+	struct peer *p, *tmp;
+
+	list_for_each (p, tmp, &fix.ends, link)
+		if (p->owner == ps && !p->over && strcmp(peer_name(p), name) == 0)
+			return p;
+	return NULL;
+}
+
 bool peer_is_dialled(const struct peer *p)
 {
 	return p->dialled;

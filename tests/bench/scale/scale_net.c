@@ -231,6 +231,16 @@ void peer_end(struct peer *p, const char *why)
 	net_post(p, NET_GONE, NULL);
 }
 
+struct peer *peers_find(struct peers *ps, const char *name)
+{
+	struct peer *p, *tmp;
+
+	list_for_each (p, tmp, &net.ends, link)
+		if (p->owner == ps && !p->over && strcmp(peer_name(p), name) == 0)
+			return p;
+	return NULL;
+}
+
 const char *peer_name(const struct peer *p)
 {
 	return p->other->owner->name;

@@ -1,0 +1,147 @@
+"""The end of jobs with ranks on several nodes: they are deleted, drain, or are left by all."""
+
+import subprocess
+
+from checkpoints import Ranks
+from lab import BIN, ETCD_AT, Failed, Lab, environment, wait_for
+from training import Training
+
+TWO = (("a", 1), ("b", 1))
+THREE = (("a", 1), ("b", 2), ("c", 1))
+# Steps enough that something can happen in the middle.
+LONG_RUN = 100000
+
+
+def job(node, *args):
+    """Return: the exit code of shardctl job, what it says."""
+    r = subprocess.run([BIN / "shardctl", "--socket", node.socket, "job", *args],
+                       capture_output=True, text=True, env=environment())
+    return r.returncode, r.stdout + r.stderr
+
+
+def keys():
+    r = subprocess.run(["nsenter", "--net=/run/netns/etcd", "--", "etcdctl", "--endpoints",
+                        f"http://{ETCD_AT}:2379", "get", "--prefix", "--keys-only", "/shardd/"],
+                       capture_output=True, text=True, env=environment(ETCDCTL_API="3"))
+    return [key for key in r.stdout.split() if "/jobs/" in key]
+
+
+def names(node):
+    return [j["name"] for j in node.ctl("status")["jobs"] if j["state"] != "DELETED"]
+
+
+def expect_gone(x, but=()):
+    """No node has a job, and the store has no key of one."""
+    for node in x.nodes.values():
+        if node.name not in but and names(node):
+            raise Failed(f"node {node.name} has {names(node)}")
+    wait_for(lambda: not keys(), "the keys of the job are removed")
+
+
+def expect(got, code, *texts):
+    if got[0] != code or any(text not in got[1] for text in texts):
+        raise Failed(f"shardctl job has ended with {got[0]}, {code} expected: {got[1]}")
+
+
+def leads(x):
+    """The nodes, the leader of job j last."""
+    return sorted(x.nodes.values(), key=lambda n: "leads job=0/j" in n.said())
+
+
+def delete_on_all():
+    """A job is deleted on all nodes from any of them, with its keys; not while it has trainers."""
+    with Lab(3, start=False) as x:
+        for node in x.nodes.values():
+            node.start(held=True)
+        for i, forced in enumerate((False, True, False)):
+            t = Training(x, THREE, steps=LONG_RUN)
+            t.wait_step(20)
+            asked = leads(x)[(0, -1, 1)[i]]
+            expect(job(asked, "delete", "j"), 1, "has 4 trainers on its nodes")
+            t.wait_step(t.step() + 20)
+            t.stop()
+            if not forced:  # no rank is in it, and no daemon knows of the others any more
+                for node in x.nodes.values():
+                    before = node.joined()
+                    node.kill_held()
+                    node.await_member(before)
+                    if names(node) != ["j"]:
+                        raise Failed(f"node {node.name} has {names(node)}")
+            expect(job(asked, "delete", *["--force"] * forced, "j"), 0, "job j deleted")
+            expect_gone(x)
+        expect(job(x["a"], "delete", "j"), 1, "NOT_FOUND")
+        Training(x, THREE).finish()
+        expect_gone(x)
+
+
+def delete_while_it_trains():
+    """By force, from a node that does not lead it: the trainers read why, and the name is free."""
+    with Lab(2) as x:
+        t = Training(x, TWO, steps=LONG_RUN)
+        t.wait_step(20)
+        t.mark()
+        expect(job(leads(x)[0], "delete", "--force", "j"), 0, "job j deleted")
+        t.wait_said(t.ranks, "was deleted", ("job 'j'",))
+        t.stop()
+
+
+def delete_without_a_node():
+    """The answer names a node that is not reached, whose memory is not that of the next job."""
+    with Lab(3, start=False) as x:
+        for node in x.nodes.values():
+            node.start(held=True)
+        t = Training(x, THREE, steps=LONG_RUN)
+        t.wait_step(20)
+        x["b"].link(up=False)
+        t.stop()
+        got = job(x["a"], "delete", "--force", "j")
+        expect(got, 1, "job j deleted", "node b has not done it", "shardctl job delete j")
+        expect_gone(x, but="b")
+        x["b"].link(up=True)
+        other = Training(x, (("a", 2), ("c", 2)), steps=LONG_RUN)
+        other.wait_step(20)
+        other.stop()
+        late = Training(x, THREE, steps=LONG_RUN)
+        late.wait_said(late.ranks, "the memory of an earlier job '0/j'", ("node b has",))
+        late.stop()
+        for node in (x["a"], x["b"]):
+            expect(job(node, "delete", "--force", "j"), 0, "job j deleted")
+        expect_gone(x)
+        Training(x, THREE).finish()
+
+
+def drains_on_all():
+    """All trainers of a job are told to commit and leave, from any of its nodes."""
+    with Lab(2) as x:
+        t = Training(x, TWO, steps=LONG_RUN)
+        t.wait_step(20)
+        expect(job(leads(x)[0], "drain", "j"), 0, "2 trainers were told")
+        for p in t.ranks.values():
+            if p.wait() != 3:  # asked to stop
+                raise Failed(f"a trainer has ended with {p.code}: {p.text()[-600:]}")
+        expect_gone(x)
+
+
+def name_again():
+    """A rank of the next job of a name comes before those of other nodes have left: it waits."""
+    with Lab(2) as x:
+        for early in (1, 0):
+            x.nodes = dict(reversed(x.nodes.items()))
+            go = f"{x.folder}/go{early}"
+            steps = ["init", "train=3"]
+            old = Ranks(x, TWO, *steps, own={1 - early: [*steps, f"wait={go}"]})
+            if old.ranks[early].wait():
+                raise Failed(old.ranks[early].text())
+            new = Ranks(x, TWO, "init", "train=2", start=[early])
+            node = old.places[early]
+            wait_for(lambda n=node: "to leave the job" in str(n.ctl("blame", "j")), "it waits")
+            open(go, "w").close()
+            old.finish()
+            new.start(1 - early)
+            new.finish()
+            if new.said() != ["1", "2"]:
+                raise Failed(f"the second job has made steps {new.said()}")
+            expect_gone(x)
+
+
+DEFAULT = [delete_on_all, delete_while_it_trains, delete_without_a_node, drains_on_all, name_again]
