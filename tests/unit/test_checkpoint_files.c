@@ -81,6 +81,27 @@ Test(checkpoint_files, checksum_is_crc32c)
 	}
 }
 
+/* Long ones are summed in lanes side by side, where the processor has an instruction for it. */
+Test(checkpoint_files, checksum_of_many_bytes)
+{
+	enum { BYTES = 100003 };
+	unsigned char *buf = malloc(BYTES);
+
+	cr_assert(buf);
+	for (size_t i = 0; i < BYTES; i++)
+		buf[i] = (unsigned char)(i * i >> 3 ^ i);
+	for (size_t n = 0; n + 12288 < BYTES; n += 997) {
+		uint32_t begun = (uint32_t)(n * 2654435761u);
+
+		for (size_t bytes = 12287; bytes <= 12289; bytes++)
+			cr_assert_eq(crc32c_add(begun, buf + n % 16, bytes),
+				     crc32c_add_plain(begun, buf + n % 16, bytes));
+		cr_assert_eq(crc32c_add(begun, buf + n, BYTES - n),
+			     crc32c_add_plain(begun, buf + n, BYTES - n), "%zu", n);
+	}
+	free(buf);
+}
+
 /* --------------------------------------------------------------------------- headers */
 
 static int file_of(const char *header, uint64_t said, size_t data)
