@@ -12,10 +12,9 @@
 #define BULK_DIAL_IDLE_US 1000000u
 /* As for links: a connection that is being made is waited for. */
 #define BULK_DIAL_LINGER_MS 500
-/* What may be under way to this node, of each stream: of 100 Gbit/s 1 ms is 12 MB. */
-#define BULK_DIAL_AHEAD (8 << 20)
+/* What may be under way to this node, or wait for the hands, of each stream: 1 ms of 25 Gbit/s is 3 MB. */
+#define BULK_DIAL_AHEAD (4 << 20)
 #define BULK_DIAL_FRAME (1 << 20)
-#define BULK_DIAL_READ  (1 << 20)
 
 static grpc_arg bulk_dial_arg(const char *key, int value)
 {
@@ -28,8 +27,6 @@ static grpc_channel *bulk_dial_open(const struct peers *ps, const char *node, co
 		bulk_dial_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)BULK_MESSAGE_BYTES),
 		bulk_dial_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, BULK_DIAL_AHEAD),
 		bulk_dial_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, BULK_DIAL_FRAME),
-		bulk_dial_arg(GRPC_ARG_TCP_READ_CHUNK_SIZE, BULK_DIAL_READ),
-		bulk_dial_arg(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, 4 << 20),
 	};
 
 	return peers_channel_new(ps, node, at, more, ARRAY_SIZE(more));

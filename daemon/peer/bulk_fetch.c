@@ -64,7 +64,8 @@ static void bulk_fetch_free(struct bulk_fetch *x)
 	if (x->request)
 		grpc_byte_buffer_destroy(x->request);
 	if (x->channel)
-		bulk_dial_put(x->channel, x->status == GRPC_STATUS_UNAVAILABLE);
+		bulk_dial_put(x->channel, x->status == GRPC_STATUS_UNAVAILABLE ||
+						  x->why.code == FAULT_DEADLINE);
 	grpc_metadata_array_destroy(&x->initial);
 	grpc_metadata_array_destroy(&x->trailing);
 	grpc_slice_unref(x->details);

@@ -73,7 +73,7 @@ struct bulk {
 
 void bulk_hands_submit(struct bulk_tag *t, atomic_uint *refs, grpc_call *call, const grpc_op *ops,
 		       size_t n);
-/* The lists of what is going on: has @w seen more than before at @moved? Return: us since it did. */
+/* @moved: chunks so far. Return: us since there were more of them than before. */
 uint64_t bulk_hands_silent_us(struct bulk_watch *w, uint64_t moved, uint64_t now_us,
 			      uint64_t blocked_us);
 /* A key that may be asked for. */
@@ -99,7 +99,7 @@ void bulk_fetch_close(struct bulk *b);
 
 /* A connection to @node at @at, which has one more user. Return: NULL without memory. */
 struct bulk_channel *bulk_dial_get(struct bulk *b, const char *node, const char *at);
-/* @failed: the node could not be reached, or was lost. */
+/* @failed: the node could not be reached, was lost, or is silent. */
 void bulk_dial_put(struct bulk_channel *c, bool failed);
 void bulk_dial_tick(struct bulk *b, uint64_t now_us);
 void bulk_dial_close(struct bulk *b);

@@ -431,7 +431,12 @@ static bool some_refused(void *arg)
 	return false;
 }
 
-/* Two nodes fetch: one has a limit of its own. */
+static bool opened_all(void *arg)
+{
+	return ((const struct owner *)arg)->opens == BULK_MAX_SERVED;
+}
+
+/* Two nodes fetch: one alone may not begin so many. */
 Test(bulk, more_streams_than_are_served)
 {
 	struct peerfix_node *nodes[2] = { peerfix_node("a", NULL), peerfix_node("c", NULL) }, *b;
@@ -444,8 +449,7 @@ Test(bulk, more_streams_than_are_served)
 	o.source.bytes_per_s = 100; /* hours */
 	for (unsigned i = 0; i < BULK_MAX_SERVED; i++)
 		get_begin(&g[i], nodes[i % 2], b->at, "bytes", 0, 0);
-	peerfix_turn(500);
-	cr_expect_eq(o.opens, BULK_MAX_SERVED);
+	looprun_until(&peerfix.run, opened_all, &o, 30);
 	for (unsigned i = BULK_MAX_SERVED; i < MANY; i++)
 		get_begin(&g[i], nodes[i % 2], b->at, "bytes", 0, 0);
 	looprun_until(&peerfix.run, some_refused, g, 30);
@@ -847,6 +851,165 @@ Test(bulk, one_that_stalls)
 	cr_expect_geq(clock_now_us() - began, 300000u);
 	get_end(&g);
 	fake_end(&x);
+}
+
+/* A stream that the test begins at @n by hand. Return: its socket. */
+static int raw_stream(struct peerfix_node *n)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET,
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+				  .sin_port = htons(peers_port(n->ps)) };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	cr_assert_eq(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
+	rawsock_h2_begin(fd);
+	cr_assert(rawsock_h2_headers(fd, 1, "/shardd.v1.PeerService/Fetch"));
+	return fd;
+}
+
+/* What the node says in the end. It has closed neither stream nor connection before. */
+struct said {
+	int fd;
+	const char *part;
+	size_t n;
+	char text[65536];
+};
+
+static bool raw_said(void *arg)
+{
+	struct said *x = arg;
+	ssize_t r;
+
+	while ((r = recv(x->fd, x->text + x->n, sizeof(x->text) - x->n, MSG_DONTWAIT)) > 0) {
+		x->n += (size_t)r;
+		if (memmem(x->text, x->n, x->part, strlen(x->part)))
+			return true;
+		if (x->n > sizeof(x->text) / 2) { /* the begin is not looked for */
+			memmove(x->text, x->text + x->n - 1024, 1024);
+			x->n = 1024;
+		}
+	}
+	return false;
+}
+
+static void raw_await(int fd, const char *part)
+{
+	struct said *x = calloc(1, sizeof(*x));
+
+	cr_assert(x);
+	x->fd = fd;
+	x->part = part;
+	looprun_until(&peerfix.run, raw_said, x, 30);
+	free(x);
+	close(fd);
+}
+
+static void raw_request(int fd, const char *key)
+{
+	Shardd__V1__FetchRequest m = SHARDD__V1__FETCH_REQUEST__INIT;
+	Shardd__V1__PeerHello h = SHARDD__V1__PEER_HELLO__INIT;
+	uint8_t frame[2048] = { 0 };
+	size_t n;
+
+	h.node = (char *)"a";
+	h.cluster = (char *)"test";
+	h.protocol = 1;
+	h.instance = (ProtobufCBinaryData){ 16, (uint8_t *)"0123456789abcdef" };
+	m.hello = &h;
+	m.to = (char *)"b";
+	m.key = (char *)key;
+	n = shardd__v1__fetch_request__pack(&m, frame + 5);
+	frame[3] = (uint8_t)(n >> 8);
+	frame[4] = (uint8_t)n;
+	rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, frame, n + 5);
+}
+
+/* @us pass for @n, in steps in which it looks. */
+static void pass(struct peerfix_node *n, uint64_t us)
+{
+	uint64_t now = clock_now_us();
+
+	peerfix.held = true;
+	for (uint64_t until = now + us; now < until;) {
+		now += 200000;
+		clock_fake(now);
+		peers_tick(n->ps, now);
+	}
+}
+
+static bool opened(void *arg)
+{
+	return ((const struct owner *)arg)->opens == 1;
+}
+
+/* The window of its stream is 64 KiB, and it does not make it larger. */
+Test(bulk, one_that_takes_nothing)
+{
+	struct owner o;
+	struct peerfix_node *b = server_new(&o, 10 * MIB);
+	int fd = raw_stream(b);
+
+	raw_request(fd, "bytes");
+	looprun_until(&peerfix.run, opened, &o, 30);
+	peerfix_turn(200);
+	pass(b, BULK_STALL_US - 2000000);
+	cr_expect_eq(o.closes, 0);
+	pass(b, 3000000);
+	clock_real();
+	raw_await(fd, "has taken nothing for 30 s");
+	owner_end(&o);
+}
+
+static bool ticked(void *arg)
+{
+	uint64_t *n = arg;
+
+	return ++*n > 50;
+}
+
+Test(bulk, one_that_asks_for_nothing)
+{
+	uint64_t turns = 0;
+	struct owner o;
+	struct peerfix_node *b = server_new(&o, MIB);
+	int fd = raw_stream(b);
+
+	peerfix_turn(200);
+	pass(b, PEER_GREET_US + 1000000);
+	looprun_until(&peerfix.run, ticked, &turns, 30);
+	clock_real();
+	raw_await(fd, "has not said what it wants within 5 s");
+	owner_end(&o);
+}
+
+Test(bulk, requests_that_are_wrong)
+{
+	static const struct {
+		const char *request, *part;
+	} cases[] = {
+		{ "", "has sent what is no request" },
+		{ "\xff\xff", "has sent what is no request" },
+		{ "\x0a\x02\x08\x07", "says no name that a node may have" },
+		{ "\x0a\x05\x08\x07\x1a\x01m", "node 'm' has version 7" },
+	};
+	struct owner o;
+	struct peerfix_node *b = server_new(&o, MIB);
+	int fd;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		size_t n = strlen(cases[i].request);
+		uint8_t frame[64] = { 0, 0, 0, 0, (uint8_t)n };
+
+		fd = raw_stream(b);
+		memcpy(frame + 5, cases[i].request, n);
+		rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, frame, n + 5);
+		raw_await(fd, cases[i].part);
+	}
+	fd = raw_stream(b);
+	raw_request(fd, "k\n");
+	raw_await(fd, "'k?' is not a key");
+	cr_expect_eq(o.opens, 0);
+	owner_end(&o);
 }
 
 /* ------------------------------------------------------------------------- certificates */
