@@ -1,0 +1,419 @@
+/* Fetches from what is no daemon, and what is no daemon that fetches. */
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "bulkfix.h"
+#include "checkpoint/crc32c.h"
+#include "core/clock.h"
+#include "rawsock.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+TestSuite(bulk_hostile, .init = peerfix_begin, .fini = peerfix_end, .timeout = 120);
+
+#define expect_text(text, part) \
+	cr_expect(strstr((text), (part)), "'%s' does not say '%s'", (text), (part))
+
+/* ---------------------------------------------------------------------- one that is no daemon */
+
+/* A server of HTTP/2 that answers the one stream with what the test gives it. */
+struct fake {
+	int listens, fd;
+	char at[32];
+	uint8_t in[65536];
+	size_t n;
+};
+
+static void fake_begin(struct fake *x)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET,
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t bytes = sizeof(at);
+
+	*x = (struct fake){ .fd = -1, .listens = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) };
+	cr_assert_eq(bind(x->listens, (struct sockaddr *)&at, sizeof(at)), 0);
+	cr_assert_eq(listen(x->listens, 8), 0);
+	cr_assert_eq(getsockname(x->listens, (struct sockaddr *)&at, &bytes), 0);
+	snprintf(x->at, sizeof(x->at), "127.0.0.1:%u", ntohs(at.sin_port));
+}
+
+static bool fake_accepted(void *arg)
+{
+	struct fake *x = arg;
+
+	x->fd = accept4(x->listens, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	return x->fd >= 0;
+}
+
+/* There is a frame of headers behind the preface. */
+static bool fake_asked(void *arg)
+{
+	struct fake *x = arg;
+	ssize_t r = recv(x->fd, x->in + x->n, sizeof(x->in) - x->n, 0);
+
+	x->n += r > 0 ? (size_t)r : 0;
+	for (size_t at = 24; at + 9 <= x->n;) {
+		if (x->in[at + 3] == H2_HEADERS)
+			return true;
+		at += 9u + ((size_t)x->in[at] << 16 | x->in[at + 1] << 8 | x->in[at + 2]);
+	}
+	return false;
+}
+
+/* Wait for the stream, and begin the answer. */
+static void fake_answer(struct fake *x)
+{
+	/* :status 200, content-type application/grpc */
+	static const char block[] = "\x88\x0f\x10\x10"
+				    "application/grpc";
+
+	fcntl(x->listens, F_SETFL, O_NONBLOCK);
+	looprun_until(&peerfix.run, fake_accepted, x, 30);
+	rawsock_h2_frame(x->fd, H2_SETTINGS, 0, 0, NULL, 0);
+	looprun_until(&peerfix.run, fake_asked, x, 30);
+	rawsock_h2_frame(x->fd, H2_HEADERS, H2_END_HEADERS, 1, block, sizeof(block) - 1);
+}
+
+static void fake_bytes(struct fake *x, const uint8_t *data, size_t bytes)
+{
+	uint8_t frame[2048] = { 0, 0, 0, (uint8_t)(bytes >> 8), (uint8_t)bytes };
+
+	cr_assert_leq(bytes, sizeof(frame) - 5);
+	memcpy(frame + 5, data, bytes);
+	rawsock_h2_frame(x->fd, H2_DATA, 0, 1, frame, bytes + 5);
+}
+
+/* 100 bytes from @offset on. */
+static void fake_chunk(struct fake *x, bool first, uint64_t total, uint64_t offset, uint32_t flip)
+{
+	Shardd__V1__FetchChunk m = SHARDD__V1__FETCH_CHUNK__INIT;
+	Shardd__V1__PeerHello h = SHARDD__V1__PEER_HELLO__INIT;
+	uint8_t data[100] = { 7 }, packed[1024];
+
+	h.node = (char *)"b";
+	h.cluster = (char *)"test";
+	h.protocol = 1;
+	h.instance = (ProtobufCBinaryData){ 16, (uint8_t *)"0123456789abcdef" };
+	m.hello = first ? &h : NULL;
+	m.total = total;
+	m.offset = offset;
+	m.data = (ProtobufCBinaryData){ sizeof(data), data };
+	m.crc = crc32c_add(0, data, sizeof(data)) ^ flip;
+	fake_bytes(x, packed, shardd__v1__fetch_chunk__pack(&m, packed));
+}
+
+static void fake_end(struct fake *x)
+{
+	close(x->fd);
+	close(x->listens);
+}
+
+struct bad {
+	const char *part;
+	enum fault_code code;
+	uint64_t bytes, total, offset; /* of those asked for; of the second chunk */
+	uint32_t flip;
+	bool first, second; /* the first chunk has a hello; and there is a second one */
+};
+
+Test(bulk_hostile, chunks_that_are_wrong)
+{
+	static const struct bad cases[] = {
+		{ "have another checksum (CRC-32C)", FAULT_ABORTED, 100, 0, 0, 1, true, false },
+		{ "the first chunk does not say", FAULT_ABORTED, 0, 0, 0, 0, false, false },
+		{ "a chunk begins at byte 99; byte 100 is", FAULT_ABORTED, 0, 0, 99, 0, true,
+		  true },
+		{ "a chunk begins at byte 200; byte 100 is", FAULT_ABORTED, 0, 0, 200, 0, true,
+		  true },
+		{ "a chunk has 100 bytes behind 100 of 150", FAULT_ABORTED, 150, 150, 100, 0, true,
+		  true },
+		{ "wants to send 150 bytes instead of 200", FAULT_ABORTED, 200, 150, 0, 0, true,
+		  false },
+	};
+	struct peerfix_node *a = peerfix_node("a", NULL);
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		const struct bad *c = &cases[i];
+		struct fake x;
+		struct bulkfix_get g;
+
+		fake_begin(&x);
+		bulkfix_begin(&g, a, x.at, "bytes", 0, c->bytes);
+		fake_answer(&x);
+		fake_chunk(&x, c->first,
+			   c->total   ? c->total
+			   : c->bytes ? c->bytes
+				      : 300,
+			   0, c->flip);
+		if (c->second)
+			fake_chunk(&x, false, 0, c->offset, 0);
+		bulkfix_end(&g);
+		cr_expect_eq(g.f.code, c->code, "%s", g.f.text);
+		expect_text(g.f.text, "fetching 'bytes' of node 'b': ");
+		expect_text(g.f.text, c->part);
+		cr_expect_eq(g.bytes, c->second ? 100 : 0);
+		fake_end(&x);
+	}
+}
+
+Test(bulk_hostile, what_is_no_chunk)
+{
+	static const char *const cases[] = { "\x7a\x05"
+					     "abc",
+					     "\xff\xff\xff",
+					     "\x0a\x7f"
+					     "a",
+					     "\x7a\x01"
+					     "ab",
+					     "\x23"
+					     "abcd" };
+	struct peerfix_node *a = peerfix_node("a", NULL);
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		struct fake x;
+		struct bulkfix_get g;
+
+		fake_begin(&x);
+		bulkfix_begin(&g, a, x.at, "bytes", 0, 0);
+		fake_answer(&x);
+		fake_bytes(&x, (const uint8_t *)cases[i], strlen(cases[i]));
+		bulkfix_refused(&g, FAULT_ABORTED, "has sent what is no chunk");
+		fake_end(&x);
+	}
+}
+
+static bool has_both(void *arg)
+{
+	const struct bulkfix_get *g = arg;
+
+	return bulk_bytes(g->x) == 200;
+}
+
+Test(bulk_hostile, one_that_dies_in_the_middle)
+{
+	struct peerfix_node *a = peerfix_node("a", NULL);
+	struct fake x;
+	struct bulkfix_get g;
+
+	fake_begin(&x);
+	bulkfix_begin(&g, a, x.at, "bytes", 0, 1000);
+	fake_answer(&x);
+	fake_chunk(&x, true, 1000, 0, 0);
+	fake_chunk(&x, false, 0, 100, 0);
+	looprun_until(&peerfix.run, has_both, &g, 30);
+	fake_end(&x);
+	bulkfix_end(&g);
+	cr_expect_eq(g.f.code, FAULT_UNAVAILABLE, "%s", g.f.text);
+	expect_text(g.f.text, "node 'b' was lost behind 200 of 1000 bytes");
+	cr_expect_eq(g.bytes, 200);
+}
+
+/* The status is that all went well. */
+Test(bulk_hostile, one_that_ends_too_early)
+{
+	static const char trailers[] = "\x00\x0bgrpc-status\x01"
+				       "0";
+	struct peerfix_node *a = peerfix_node("a", NULL);
+	struct fake x;
+	struct bulkfix_get g;
+
+	fake_begin(&x);
+	bulkfix_begin(&g, a, x.at, "bytes", 0, 1000);
+	fake_answer(&x);
+	fake_chunk(&x, true, 1000, 0, 0);
+	rawsock_h2_frame(x.fd, H2_HEADERS, H2_END_HEADERS | H2_END_STREAM, 1, trailers,
+			 sizeof(trailers) - 1);
+	bulkfix_end(&g);
+	cr_expect_eq(g.f.code, FAULT_ABORTED, "%s", g.f.text);
+	expect_text(g.f.text, "node 'b' has ended it behind 100 of 1000 bytes");
+	fake_end(&x);
+}
+
+Test(bulk_hostile, one_that_stalls)
+{
+	struct peerfix_node *a = peerfix_node("a", NULL);
+	struct fault f = FAULT_NULL;
+	struct bulk_want w = { .node = "b", .key = "bytes", .idle_us = 300000 };
+	struct bulkfix_get g = { .fd = bulkfix_file(0, false) };
+	uint64_t began = clock_now_us();
+	struct fake x;
+
+	fake_begin(&x);
+	w.address = x.at;
+	w.fd = g.fd;
+	cr_assert_eq(bulk_fetch(a->ps, &w, bulkfix_on_done, &g, &g.x, &f), 0);
+	fake_answer(&x);
+	fake_chunk(&x, true, 1000, 0, 0);
+	looprun_flag(&peerfix.run, &g.ended, 30);
+	cr_expect_eq(g.f.code, FAULT_DEADLINE, "%s", g.f.text);
+	expect_text(g.f.text, "fetching 'bytes' of node 'b': it has sent nothing for 0.30 s");
+	cr_expect_geq(clock_now_us() - began, 300000u);
+	bulkfix_end(&g);
+	fake_end(&x);
+}
+
+/* A stream that the test begins at @n by hand. Return: its socket. */
+static int raw_stream(struct peerfix_node *n)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET,
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+				  .sin_port = htons(peers_port(n->ps)) };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	cr_assert_eq(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
+	rawsock_h2_begin(fd);
+	cr_assert(rawsock_h2_headers(fd, 1, "/shardd.v1.PeerService/Fetch"));
+	return fd;
+}
+
+/* What the node says in the end. It has closed neither stream nor connection before. */
+struct said {
+	int fd;
+	const char *part;
+	size_t n;
+	char text[65536];
+};
+
+static bool raw_said(void *arg)
+{
+	struct said *x = arg;
+	ssize_t r;
+
+	while ((r = recv(x->fd, x->text + x->n, sizeof(x->text) - x->n, MSG_DONTWAIT)) > 0) {
+		x->n += (size_t)r;
+		if (memmem(x->text, x->n, x->part, strlen(x->part)))
+			return true;
+		if (x->n > sizeof(x->text) / 2) { /* the begin is not looked for */
+			memmove(x->text, x->text + x->n - 1024, 1024);
+			x->n = 1024;
+		}
+	}
+	return false;
+}
+
+static void raw_await(int fd, const char *part)
+{
+	struct said *x = calloc(1, sizeof(*x));
+
+	cr_assert(x);
+	x->fd = fd;
+	x->part = part;
+	looprun_until(&peerfix.run, raw_said, x, 30);
+	free(x);
+	close(fd);
+}
+
+static void raw_request(int fd, const char *key)
+{
+	Shardd__V1__FetchRequest m = SHARDD__V1__FETCH_REQUEST__INIT;
+	Shardd__V1__PeerHello h = SHARDD__V1__PEER_HELLO__INIT;
+	uint8_t frame[2048] = { 0 };
+	size_t n;
+
+	h.node = (char *)"a";
+	h.cluster = (char *)"test";
+	h.protocol = 1;
+	h.instance = (ProtobufCBinaryData){ 16, (uint8_t *)"0123456789abcdef" };
+	m.hello = &h;
+	m.to = (char *)"b";
+	m.key = (char *)key;
+	n = shardd__v1__fetch_request__pack(&m, frame + 5);
+	frame[3] = (uint8_t)(n >> 8);
+	frame[4] = (uint8_t)n;
+	rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, frame, n + 5);
+}
+
+/* @us pass for @n, in steps in which it looks. */
+static void pass(struct peerfix_node *n, uint64_t us)
+{
+	uint64_t now = clock_now_us();
+
+	peerfix.held = true;
+	for (uint64_t until = now + us; now < until;) {
+		now += 200000;
+		clock_fake(now);
+		peers_tick(n->ps, now);
+	}
+}
+
+static bool opened(void *arg)
+{
+	return ((const struct bulkfix_owner *)arg)->opens == 1;
+}
+
+/* The window of its stream is 64 KiB, and it does not make it larger. */
+Test(bulk_hostile, one_that_takes_nothing)
+{
+	struct bulkfix_owner o;
+	struct peerfix_node *b = bulkfix_server(&o, 10 * MIB);
+	int fd = raw_stream(b);
+
+	raw_request(fd, "bytes");
+	looprun_until(&peerfix.run, opened, &o, 30);
+	peerfix_turn(200);
+	pass(b, BULK_STALL_US - 2000000);
+	cr_expect_eq(o.closes, 0);
+	pass(b, 3000000);
+	clock_real();
+	raw_await(fd, "has taken nothing for 30 s");
+	bulkfix_close(&o);
+}
+
+static bool ticked(void *arg)
+{
+	uint64_t *n = arg;
+
+	return ++*n > 50;
+}
+
+Test(bulk_hostile, one_that_asks_for_nothing)
+{
+	uint64_t turns = 0;
+	struct bulkfix_owner o;
+	struct peerfix_node *b = bulkfix_server(&o, MIB);
+	int fd = raw_stream(b);
+
+	peerfix_turn(200);
+	pass(b, PEER_GREET_US + 1000000);
+	looprun_until(&peerfix.run, ticked, &turns, 30);
+	clock_real();
+	raw_await(fd, "has not said what it wants within 5 s");
+	bulkfix_close(&o);
+}
+
+Test(bulk_hostile, requests_that_are_wrong)
+{
+	static const struct {
+		const char *request, *part;
+	} cases[] = {
+		{ "", "has sent what is no request" },
+		{ "\xff\xff", "has sent what is no request" },
+		{ "\x0a\x02\x08\x07", "says no name that a node may have" },
+		{ "\x0a\x05\x08\x07\x1a\x01m", "node 'm' has version 7" },
+	};
+	struct bulkfix_owner o;
+	struct peerfix_node *b = bulkfix_server(&o, MIB);
+	int fd;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		size_t n = strlen(cases[i].request);
+		uint8_t frame[64] = { 0, 0, 0, 0, (uint8_t)n };
+
+		fd = raw_stream(b);
+		memcpy(frame + 5, cases[i].request, n);
+		rawsock_h2_frame(fd, H2_DATA, H2_END_STREAM, 1, frame, n + 5);
+		raw_await(fd, cases[i].part);
+	}
+	fd = raw_stream(b);
+	raw_request(fd, "k\n");
+	raw_await(fd, "'k?' is not a key");
+	cr_expect_eq(o.opens, 0);
+	bulkfix_close(&o);
+}
