@@ -523,6 +523,8 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .asked = cluster_asked,
 				     .give = cluster_give,
 				     .leave_out = cluster_leave_out,
+				     .joined = cluster_no_inputs,
+				     .asks = cluster_asks,
 				     .made = cluster_made,
 				     .may_join = cluster_may_join,
 				     .across_waits = cluster_op_waits,

@@ -399,6 +399,11 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 		if (m->epoch == cj->epoch.number)
 			cluster_on_rank_left(cj, from, m->left);
 		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_NO_INPUTS:
+	case SHARDD__V1__JOB_MESSAGE__BODY_COLLECTIVE:
+		if (m->epoch == cj->epoch.number)
+			cluster_on_uneven(cj, from, m);
+		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_ASK:
 		cluster_on_ask(cj, from, m->ask);
 		return;

@@ -50,6 +50,8 @@ void cluster_asked(struct job *job, struct unit *u, uint64_t turn);
 void cluster_give(struct job *job, struct unit *u, uint64_t turn);
 void cluster_leave_out(struct job *job, struct unit *u);
 void cluster_made(struct job *job, uint64_t position);
+void cluster_no_inputs(struct group *g, uint64_t number, uint64_t last_number, uint32_t last);
+void cluster_asks(struct group *g, const struct asked *a);
 void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t bytes);
 void cluster_rank_left(struct job *job, const struct member *m);
 void cluster_left(struct job *job);

@@ -212,6 +212,10 @@ void cluster_form(struct cluster_job *cj);
 
 /* Ranks that leave, or give up joining (cluster_left.c). */
 void cluster_on_rank_left(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobLeft *l);
+/* Entries of the order that a node may announce ahead (cluster_order.c). */
+uint32_t cluster_order_ahead(const struct job *job);
+/* Ranks without inputs (cluster_uneven.c): a message no_inputs or collective of this epoch. */
+void cluster_on_uneven(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m);
 /* None of this node wants to join any more: the leader is told. */
 void cluster_withdraw(struct cluster_job *cj);
 

@@ -11,6 +11,7 @@
 #include "job/policy.h"
 #include "op/op.h"
 #include "op/op_list.h"
+#include "op/uneven_nodes.h"
 #include "step/apply.h"
 #include "step/commit.h"
 #include "step/external.h"
@@ -60,11 +61,28 @@ static void cluster_order_send(void *userdata, uint32_t node, const struct order
 	cluster_send(cj, cj->epoch.peers ? cj->epoch.peers[node] : cluster_to_leader(cj), &m);
 }
 
-static bool cluster_order_start_collective(struct job *job, const struct order_started *s)
+/* What every step has with other settings, as the learning rate, is no reason to leave a schedule. */
+static uint32_t cluster_order_flags_of(const struct op *op)
+{
+	if (op->type == &op_commit)
+		return ORDER_DECISION | ORDER_MARK;
+	return op->type == &op_step || op->type == &op_plan ? ORDER_JOINT : 0;
+}
+
+/* A schedule starts what is not joint on each node by itself. */
+static bool cluster_order_start_collective(const struct cluster_job *cj, struct job *job,
+					   const struct order_started *s)
 {
 	struct group *g = cluster_order_group_of(job, s->key.group);
+	const struct match_slot *slot = g ? match_slot(&g->match, s->key.number) : NULL;
+	bool joint;
 
-	return g && (!g->here || match_start(&g->match, s->key.number, s->fingerprint));
+	if (!g || !g->here)
+		return g;
+	joint = slot && slot->first &&
+		cluster_order_flags_of(CONTAINER_OF(slot->first, struct op, entry));
+	uneven_starts(g, s->key.number, joint || !order_is_recorded(cj->epoch.order));
+	return match_start(&g->match, s->key.number, s->fingerprint);
 }
 
 static bool cluster_order_start_apply(struct job *job, const struct order_key *key)
@@ -107,11 +125,12 @@ static bool cluster_order_start_unit(struct job *job, const struct order_key *ke
 	return u && external_start(job, u, key->number);
 }
 
-static bool cluster_order_start_kind(struct job *job, const struct order_started *s)
+static bool cluster_order_start_kind(const struct cluster_job *cj, struct job *job,
+				     const struct order_started *s)
 {
 	switch ((enum order_kind)s->key.kind) {
 	case ORDER_COLLECTIVE:
-		return cluster_order_start_collective(job, s);
+		return cluster_order_start_collective(cj, job, s);
 	case ORDER_GATHER:
 		return cluster_order_start_gather(job, s);
 	case ORDER_APPLY:
@@ -133,7 +152,7 @@ static void cluster_order_start(void *userdata, const struct order_started *s)
 
 	cluster_order_note(cj);
 	if (job)
-		started = cluster_order_start_kind(job, s);
+		started = cluster_order_start_kind(cj, job, s);
 	if (started)
 		return;
 	fault_set(&f, FAULT_ABORTED, NULL,
@@ -263,7 +282,7 @@ void cluster_order_hold(struct cluster_job *cj, bool on)
 /* -------------------------------------------------------------- its beginning and end */
 
 /* Entries that a node may announce ahead: all ops of all ranks, and a gather of each unit. */
-static uint32_t cluster_order_ahead(const struct job *job)
+uint32_t cluster_order_ahead(const struct job *job)
 {
 	const struct node_limits *limits = &job->node->limits;
 	uint64_t n = (uint64_t)job->rec->world_size * limits->max_inflight_ops +
@@ -392,14 +411,6 @@ static void cluster_order_tell(struct cluster_job *cj, const struct job *job,
 	cluster_order_end_job(cj, &f);
 }
 
-/* What every step has with other settings, as the learning rate, is no reason to leave a schedule. */
-static uint32_t cluster_order_flags_of(const struct op *op)
-{
-	if (op->type == &op_commit)
-		return ORDER_DECISION | ORDER_MARK;
-	return op->type == &op_step || op->type == &op_plan ? ORDER_JOINT : 0;
-}
-
 void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first)
 {
 	struct cluster_job *cj = cluster_order_running(g->job);
@@ -425,6 +436,7 @@ void cluster_announce(struct group *g, uint64_t number, const struct match_entry
 	e.rank = first->rank;
 	e.pid = first->pid;
 	e.flags = cluster_order_flags_of(op);
+	uneven_announces(g, number);
 	cluster_order_tell(cj, g->job, &e);
 }
 
@@ -479,6 +491,7 @@ void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault)
 
 	if (!cj)
 		return;
+	uneven_refuses(g, number);
 	cluster_order_fill_entry(g, number, cluster_order_nodes_of(g, &nodes), &e);
 	e.print = &print;
 	(void)order_refuse(cj->epoch.order, &e,

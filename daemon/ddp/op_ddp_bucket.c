@@ -605,6 +605,7 @@ static enum res op_ddp_bucket_tick(struct coll *c)
 		c->stage = BUCKET_REDUCED;
 		return op_ddp_bucket_finish_all(c);
 	case BUCKET_REDUCED:
+		reduce_ddp_begins_pass(c, ddp_args(c->ops[0])->d, op_ddp_bucket_work_of(c)->bucket);
 		op_ddp_bucket_note_gradients(c);
 		c->stage = BUCKET_ARRIVE;
 		fallthrough;
@@ -615,7 +616,7 @@ static enum res op_ddp_bucket_tick(struct coll *c)
 				backward_reduced(c);
 			}
 		} while (op_ddp_bucket_next_unit(c));
-		reduce_ddp_surrogates_passed(c, ddp_args(c->ops[0])->d,
+		reduce_ddp_surrogates_passed(c, ddp_args(c->ops[0])->d, ddp_args(c->ops[0])->layout,
 					     op_ddp_bucket_work_of(c)->bucket);
 		return RES_DONE;
 	}
@@ -625,6 +626,29 @@ static enum res op_ddp_bucket_tick(struct coll *c)
 static void op_ddp_bucket_surrogate_init(struct op *op)
 {
 	ddp_args(op)->rank = &ddp_args(op)->d->ranks[op->entry.index];
+}
+
+static void op_ddp_bucket_ask(const struct op *op, uint64_t words[ASKED_WORDS])
+{
+	words[0] = ddp_args(op)->d->number;
+	words[1] = ddp_args(op)->bucket;
+	words[2] = ddp_args(op)->layout;
+}
+
+static int op_ddp_bucket_asked(struct op *op, const uint64_t words[ASKED_WORDS], struct fault *f)
+{
+	struct ddp *d = reduce_ddp_stand_in(op, words[0], words[2], f);
+
+	if (!d)
+		return f->code;
+	if (words[1] >= d->layouts[words[2]].n)
+		return fault_set(f, FAULT_STATE, NULL, "ddp %u has no bucket %llu", d->id,
+				 (unsigned long long)words[1]);
+	op->touches = TOUCH_GRADS;
+	ddp_args(op)->d = d;
+	ddp_args(op)->bucket = (uint32_t)words[1];
+	ddp_args(op)->layout = (unsigned)words[2];
+	return 0;
 }
 
 const struct op_type op_ddp_bucket = {
@@ -638,4 +662,6 @@ const struct op_type op_ddp_bucket = {
 	.meets = op_ddp_bucket_meets,
 	.reads_inputs = true,
 	.surrogate_init = op_ddp_bucket_surrogate_init,
+	.ask = op_ddp_bucket_ask,
+	.asked = op_ddp_bucket_asked,
 };

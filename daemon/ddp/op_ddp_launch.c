@@ -56,6 +56,7 @@ static void op_ddp_launch_fill_sparse(struct op *op, void *arg)
 	sparse_args(op)->values_offset = rank->rows[i].values_offset;
 	sparse_args(op)->d = rank->ddp;
 	sparse_args(op)->index = i;
+	sparse_args(op)->layout = rank->layout;
 }
 
 static void op_ddp_launch_fill(struct op *op, void *arg)

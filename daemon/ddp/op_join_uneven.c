@@ -1,5 +1,5 @@
 /* JoinUneven: this rank has no more inputs. Ends when all ranks of the group have said so;
- * until then surrogates take part in its place (op/surrogate.h). */
+ * until then surrogates take part in its place (op/surrogate.h, op/uneven_nodes.h). */
 #include "core/check.h"
 #include "op/op_list.h"
 #include "job/ddp.h"
@@ -8,7 +8,19 @@
 #include "op/op_util.h"
 #include "op/surrogate.h"
 #include "op/uneven.h"
+#include "op/uneven_nodes.h"
 #include "shardd.pb-c.h"
+
+/* Ranks on other nodes may have begun a collective before they hear of it, as a schedule allows. */
+static int op_join_uneven_check_across(const struct op *op, struct fault *f)
+{
+	if (!join_args(op)->by_active && !join_args(op)->strict)
+		return 0;
+	return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+			 "%s is not possible: group '%.64s' of job '%s' has ranks on several nodes",
+			 join_args(op)->strict ? "error_if_uneven" : "divide_by_active",
+			 op->group->rec->name, op->m->job->rec->name);
+}
 
 static int op_join_uneven_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
@@ -17,7 +29,9 @@ static int op_join_uneven_decode(struct op *op, const ProtobufCMessage *msg, str
 	op->touches = TOUCH_ALL;
 	join_args(op)->by_active = r->divide_by_active;
 	join_args(op)->strict = r->error_if_uneven;
-	return op_take_group(op, r->group, f);
+	if (op_take_group(op, r->group, f))
+		return f->code;
+	return group_spans(op->group) ? op_join_uneven_check_across(op, f) : 0;
 }
 
 static struct op *op_join_uneven_join_at(struct list *at)
@@ -97,17 +111,31 @@ static void op_join_uneven_end_others(struct group *g, uint32_t last)
 static enum res op_join_uneven_start(struct op *op)
 {
 	struct group *g = op->group;
+	uint32_t last = op->m->rank;
+	bool all;
 
-	(void)op_wait(op, &g->joins);
-	CHECK(op_join_uneven_joined(g) <= group_size(g));
-	if (op_join_uneven_joined(g) == group_size(g)) {
+	if (join_args(op)->is_over) {
 		op_begin_run(op);
-		join_args(op)->last = op->m->rank;
-		op_join_uneven_end_others(g, op->m->rank);
 		return RES_DONE;
 	}
-	uneven_begin(op);
-	return RES_WAIT;
+	(void)op_wait(op, &g->joins);
+	join_args(op)->number = g->match.next[op->entry.index];
+	all = op_join_uneven_joined(g) == g->here;
+	CHECK(op_join_uneven_joined(g) <= g->here);
+	if (!all || group_spans(g))
+		uneven_begin(op);
+	if (!all || (group_spans(g) && !uneven_all_here(g, &last)))
+		return RES_WAIT;
+	op_begin_run(op);
+	join_args(op)->last = last;
+	op_join_uneven_end_others(g, last);
+	return RES_DONE;
+}
+
+static void op_join_uneven_leave(struct op *op)
+{
+	if (op->group && op->fault.code)
+		uneven_gave_up(op);
 }
 
 static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *ctx)
@@ -121,10 +149,10 @@ static void op_join_uneven_encode(const struct op *op, op_reply_cb send, void *c
 
 const struct op_type op_join_uneven = {
 	.name = "JoinUneven",
-	.one_node = true,
 	.request = &shardd__v1__join_uneven_request__descriptor,
 	.decode = op_join_uneven_decode,
 	.check = op_join_uneven_check,
 	.tick = op_join_uneven_start,
+	.leave = op_join_uneven_leave,
 	.encode = op_join_uneven_encode,
 };

@@ -111,6 +111,7 @@ struct ddp {
 	uint64_t *reduced;      /* by tensor: passes that all ranks had begun when it was last */
 	struct ddp_rank *ranks; /* by index among the group's members on this node */
 	uint32_t n_ranks;       /* of these */
+	uint64_t stood_in;      /* passes in which none of these had inputs, and others had */
 	bool has_first;         /* ranks[0] is the first of the group */
 	uint64_t charged;
 };

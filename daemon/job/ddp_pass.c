@@ -395,7 +395,7 @@ void ddp_end_first_static(struct ddp_rank *r)
  * begun fewer. */
 static uint64_t ddp_pass_of(const struct ddp *d)
 {
-	uint64_t begun = 0;
+	uint64_t begun = d->stood_in;
 
 	for (uint32_t i = 0; i < d->n_ranks; i++)
 		begun += d->ranks[i].begun;

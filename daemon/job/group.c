@@ -66,6 +66,7 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 	condition_init(&g->shard_ready, "a unit whose gradient is reduced");
 	list_init(&g->small);
 	condition_init(&g->joins, "all ranks to have no more inputs");
+	asked_across_init(&g->across);
 	g->untold = calloc(rec->n_ranks, sizeof(*g->untold));
 	r = g->untold ? group_init_match(g, complete, failed) : -ENOMEM;
 	if (r < 0) {
@@ -95,6 +96,7 @@ struct group *group_free(struct group *g)
 		CHECK(condition_is_idle(&g->shard_ready));
 		group_set_plan(g, NULL);
 		match_deinit(&g->match);
+		asked_across_reset(&g->across);
 		free(g->devices);
 		free(g->device_of);
 		free(g->untold);
@@ -135,6 +137,7 @@ void group_reset(struct group *g, const struct fault *fault)
 	match_reset(&g->match, fault);
 	memset(g->untold, 0, group_size(g) * sizeof(*g->untold));
 	g->n_untold = 0;
+	asked_across_reset(&g->across);
 	group_drop_between(g, fault->text);
 }
 

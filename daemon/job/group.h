@@ -10,6 +10,7 @@
 #include "core/condition.h"
 #include "core/list.h"
 #include "core/res.h"
+#include "job/asked.h"
 #include "job/match.h"
 #include "job/node.h"
 #include "store/state.h"
@@ -49,7 +50,8 @@ struct group {
 	struct fault uneven;                /* why the untold ones fail; op/uneven.h */
 	bool *untold;                       /* by member: its collectives fail; owned */
 	uint32_t n_untold;
-	struct node_comm *nc; /* borrowed from the node; NULL: never asked for */
+	struct asked_across across; /* ranks of other nodes without inputs; op/uneven_nodes.h */
+	struct node_comm *nc;       /* borrowed from the node; NULL: never asked for */
 
 	/* of the present backward pass: job_pass_end */
 	struct pass_plan plan;

@@ -44,6 +44,7 @@
 enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 
 struct apply;
+struct asked;
 struct bufcopy;
 struct coll;
 struct commit;
@@ -110,6 +111,12 @@ struct job_ops {
 	/* A rank here leaves tensors of @u, whose parts are on several nodes, out of a gradient: all nodes set
 	 * unit_turns.leaves_out, at one place of the order, before that reduction. */
 	void (*leave_out)(struct job *job, struct unit *u);
+	/* Of groups with members on other nodes (optional without such): the ranks of this node have no more
+	 * inputs: uneven_joined_elsewhere on the other nodes. @number: they have taken part in what comes
+	 * before. @last_number, @last: their last one, and what it had taken part in itself. */
+	void (*joined)(struct group *g, uint64_t number, uint64_t last_number, uint32_t last);
+	/* For nodes without inputs: uneven_asked_elsewhere there. */
+	void (*asks)(struct group *g, const struct asked *a);
 	/* All ranks here have given back their shards of @u for the @turn-th time in this epoch:
 	 * external_start follows when those of all nodes have. */
 	void (*give)(struct job *job, struct unit *u, uint64_t turn);

@@ -38,6 +38,10 @@ struct coll;
 
 enum op_state { OP_HELD, OP_DEPS, OP_WAIT, OP_BLOCKED, OP_RUN, OP_DONE, _OP_N };
 
+/* In place of a rank that has no more inputs; nobody asked for it. By active: gradients are divided by the
+ * ranks that have inputs. */
+enum op_surrogate { OP_OF_A_RANK, OP_SURROGATE, OP_SURROGATE_BY_ACTIVE };
+
 typedef void (*op_done_cb)(struct op *op, void *userdata);
 /* Receives the reply message, which lives until it returns. */
 typedef void (*op_reply_cb)(const ProtobufCMessage *reply, void *ctx);
@@ -57,6 +61,11 @@ struct op_type {
 	 * to the peer's memory. */
 	void (*surrogate_init)(struct op *op);
 	const ProtobufCMessageDescriptor *request; /* its first field is the OpHeader */
+	/* (optional, with surrogates) Where all ranks of a node have none: what it must know of @op, in place
+	 * of its request. */
+	void (*ask)(const struct op *op, uint64_t words[ASKED_WORDS]);
+	/* The same there, of a peer's @op with that group: its args. Return: 0 or a fault code. */
+	int (*asked)(struct op *op, const uint64_t words[ASKED_WORDS], struct fault *f);
 	/* Fields to args: every field checked, whatever the state. Also sets touches,
 	 * unit and group. Return: 0 or a fault code. */
 	int (*decode)(struct op *op, const ProtobufCMessage *request, struct fault *f);
@@ -117,8 +126,6 @@ struct op_type {
 	bool reads_inputs;
 	/* BeginPass, EndPass: only for guarded units. */
 	bool is_pass;
-	/* Not in jobs that have ranks on other nodes. */
-	bool one_node;
 	/* It ends a step of its rank: the learned order of gathers starts again. */
 	bool ends_step;
 	/* (optional) What of it belongs behind its name in texts: "(FORWARD)". */
@@ -156,17 +163,17 @@ struct op {
 	uint64_t started_us;   /* when it began to run; 0: not yet */
 	unsigned deps;         /* earlier ops to wait for */
 	unsigned touches;
-	struct unit *unit;          /* NULL: none, or all */
-	uint64_t buffer;            /* id; 0: none */
-	struct member_buffer *held; /* a reference to that, from its check on; NULL: not yet */
-	struct group *group;        /* collectives */
+	const ProtobufCMessage *request; /* borrowed until done; NULL: nobody has asked for it */
+	struct unit *unit;               /* NULL: none, or all */
+	uint64_t buffer;                 /* id; 0: none */
+	struct member_buffer *held;      /* a reference to that, from its check on; NULL: not yet */
+	struct group *group;             /* collectives */
 	struct match_entry entry;
 	bool numbered;
 	bool announced;
-	bool surrogate; /* in place of a rank that has no more inputs; nobody asked for it */
-	bool by_active; /* a surrogate: gradients are divided by the ranks that have inputs */
-	bool answered;  /* done was called; it only keeps its turn */
-	bool stream;    /* answer when it is ordered on the device, with result.ready */
+	uint8_t surrogate; /* enum op_surrogate */
+	bool answered;     /* done was called; it only keeps its turn */
+	bool stream;       /* answer when it is ordered on the device, with result.ready */
 	struct backend_wait after[OP_MAX_AFTER]; /* streams of the trainer it must come after */
 	unsigned n_after;
 	struct waiter waiter;

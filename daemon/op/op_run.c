@@ -502,10 +502,7 @@ static int op_take_streams(struct op *op, const Shardd__V1__OpHeader *h, struct 
  * not held up for ever. */
 static void op_decode(struct op *op, const ProtobufCMessage *request)
 {
-	if (op->type->one_node)
-		(void)job_check_here(op->m->job, op->type->name, &op->fault);
-	if (!op->fault.code &&
-	    op_take_streams(op, op_header_of(op->type, request), &op->fault) == 0 &&
+	if (op_take_streams(op, op_header_of(op->type, request), &op->fault) == 0 &&
 	    op->type->decode(op, request, &op->fault) == 0 && op->group) {
 		op->entry.rank = op->m->rank;
 		op->entry.pid = member_pid(op->m);
@@ -541,6 +538,7 @@ int op_submit(struct member *m, const struct op_type *type, const ProtobufCMessa
 	op->seq = seq;
 	op->done = done;
 	op->userdata = userdata;
+	op->request = request;
 	op->deadline_us = op_deadline_of(m, h, op->announced_us, deadline_us);
 	if (seq > m->next_seq && !op_hold(op)) {
 		op_give_back(op);
@@ -575,7 +573,7 @@ struct op *op_new_surrogate(struct op *join, struct op *of)
 	CHECK(of->numbered && !of->surrogate && join->group == of->group);
 	if (!op)
 		return NULL;
-	op->surrogate = true;
+	op->surrogate = OP_SURROGATE;
 	op_state_move(op, OP_BLOCKED);
 	op->deadline_us = of->deadline_us;
 	op->done = op_nobody_waits;
@@ -593,6 +591,53 @@ struct op *op_new_surrogate(struct op *join, struct op *of)
 	op->numbered = true;
 	op->group->surrogates++;
 	return op;
+}
+
+/* Its arguments, from what the other node has said. */
+static int op_take_asked(struct op *op, const struct asked *a, struct fault *f)
+{
+	const struct op_type *type = op->type;
+	ProtobufCMessage *msg;
+	int r;
+
+	if (type->asked)
+		return type->asked(op, a->words, f);
+	msg = protobuf_c_message_unpack(type->request, NULL, a->bytes, a->request);
+	if (!msg)
+		return fault_set(f, FAULT_INVALID, NULL, "its request cannot be read");
+	r = type->decode(op, msg, f);
+	/* what points to it is the peer's own: surrogate_init */
+	protobuf_c_message_free_unpacked(msg, NULL);
+	return r;
+}
+
+struct op *op_new_peer(struct op *join, const struct op_type *type, const struct asked *a,
+		       struct fault *f)
+{
+	struct group *g = join->group;
+	struct op *op = op_new(join->m, type);
+
+	if (!op) {
+		fault_errno(f, -ENOMEM, "taking part for a rank that has joined");
+		return NULL;
+	}
+	op->deadline_us = UINT64_MAX; /* its rank's node ends it */
+	op->group = g;
+	op->entry = (struct match_entry){ .number = a->number,
+					  .generation = g->match.generation,
+					  .index = join->entry.index,
+					  .rank = a->rank,
+					  .pid = a->pid,
+					  .print = a->print };
+	if (type->surrogates && (a->bytes || type->asked) && op_take_asked(op, a, f) == 0 &&
+	    op->group != g)
+		fault_set(f, FAULT_INVALID, NULL, "%.32s: it is of another group", a->type);
+	op_name_unit(op);
+	op->numbered = true;
+	if (!f->code)
+		return op;
+	op_free_peer(op);
+	return NULL;
 }
 
 int op_spawn(struct op *by, const struct op_type *type, void (*fill)(struct op *op, void *arg),
@@ -664,6 +709,13 @@ static void op_free_args(struct op *op)
 	free(op->owned);
 }
 
+void op_free_peer(struct op *op)
+{
+	CHECK(list_empty(&op->link) && op->state == OP_HELD);
+	op_free_args(op);
+	op_give_back(op);
+}
+
 /* Tell who asked; once. */
 static void op_answer(struct op *op)
 {
@@ -680,6 +732,7 @@ static void op_answer(struct op *op)
 void op_end(struct op *op)
 {
 	struct member *m = op->m;
+	struct group *stood_in = op->surrogate ? op->group : NULL;
 
 	MAGIC_CHECK(op, OP_MAGIC);
 	CHECK(op->state != OP_DONE && !op->ticking);
@@ -703,6 +756,8 @@ void op_end(struct op *op)
 	op_answer(op);
 	op_free_args(op);
 	op_give_back(op);
+	if (stood_in && stood_in->joined->over)
+		stood_in->joined->over(stood_in);
 	member_op_ended(m);
 	op_activate_ready();
 }

@@ -62,10 +62,17 @@ struct op_joined_ops {
 	/* @op, which had @number, is refused with @fault. It may be freed already. */
 	void (*refuse)(struct group *g, uint64_t number, const struct op *op,
 		       const struct fault *fault);
+	/* (optional) A surrogate in @g is over, and freed. */
+	void (*over)(struct group *g);
 };
 
 /* An op of nobody, in the place of @join's rank: the equal of @of. Return: NULL without memory. */
 struct op *op_new_surrogate(struct op *join, struct op *of);
+/* The op of a peer on another node, as @a says, for surrogates to be made from: it takes part in nothing,
+ * and is freed by op_free_peer. Return: NULL: @f. */
+struct op *op_new_peer(struct op *join, const struct op_type *type, const struct asked *a,
+		       struct fault *f);
+void op_free_peer(struct op *op);
 /* Announce a surrogate that was made later than the op of a peer. */
 void op_announce(struct op *op);
 

@@ -21,10 +21,10 @@ static struct op *surrogate_next_join(const struct group *g, struct list **at)
 	return CONTAINER_OF(list_entry(*at, struct waiter, link), struct op, waiter);
 }
 
-static int surrogate_impossible(struct op *op, const struct op *join)
+static int surrogate_impossible(const struct op *op, const struct op *join, struct fault *f)
 {
 	return fault_set(
-		&op->fault, FAULT_STATE, NULL,
+		f, FAULT_STATE, NULL,
 		"%s: rank %u (pid %d) has no more inputs (JoinUneven) and cannot take part "
 		"in it with zeros: call it when all ranks of group '%.64s' have joined",
 		op->type->name, join->m->rank, member_pid(join->m), op->group->rec->name);
@@ -34,6 +34,11 @@ static bool surrogate_is_allowed(const struct op *op)
 {
 	return op->type->surrogates &&
 	       (!op->type->surrogate_allowed || op->type->surrogate_allowed(op));
+}
+
+int surrogate_check(const struct op *op, const struct op *join, struct fault *f)
+{
+	return surrogate_is_allowed(op) ? 0 : surrogate_impossible(op, join, f);
 }
 
 /* Arguments that lie in @op's own memory, for a surrogate to have its own. @ret: NULL: there are none.
@@ -59,7 +64,8 @@ static struct op *surrogate_make(struct op *join, struct op *op)
 	if (surrogate) {
 		CHECK(surrogate->entry.number == op->entry.number);
 		join_args(join)->surrogates++;
-		surrogate->by_active = join_args(join)->by_active;
+		if (join_args(join)->by_active)
+			surrogate->surrogate = OP_SURROGATE_BY_ACTIVE;
 		surrogate->owned = owned;
 		if (op->type->surrogate_init)
 			op->type->surrogate_init(surrogate);
@@ -69,7 +75,7 @@ static struct op *surrogate_make(struct op *join, struct op *op)
 	if (surrogate_is_allowed(op))
 		fault_errno(&op->fault, -ENOMEM, "taking part for a rank that has joined");
 	else
-		surrogate_impossible(op, join);
+		surrogate_impossible(op, join, &op->fault);
 	match_skip(&op->group->match, join->entry.index);
 	return NULL;
 }

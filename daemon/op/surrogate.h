@@ -8,8 +8,10 @@
 
 struct join_args {
 	bool by_active;
-	bool strict; /* error_if_uneven */
+	bool strict;  /* error_if_uneven */
+	bool is_over; /* all ranks have joined, on all nodes */
 	uint32_t last;
+	uint64_t number; /* of the last collective of the rank itself */
 	uint64_t surrogates;
 };
 
@@ -22,6 +24,9 @@ static inline struct join_args *join_args(const struct op *op)
 /* @join is an active JoinUneven, in its group's list. From here on surrogates take part in its
  * place in what its peers have asked for and will ask for. */
 void surrogate_begin(struct op *join);
+
+/* Can a surrogate of @join's rank take part in @op? Return: 0 or a fault code. */
+int surrogate_check(const struct op *op, const struct op *join, struct fault *f);
 
 /* @op has its number: give it to the surrogates of the ranks that have joined. If the op cannot be
  * done without these ranks, op->fault says so. */

@@ -13,6 +13,7 @@
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/surrogate.h"
+#include "op/uneven_nodes.h"
 
 static struct op *uneven_first_join(const struct group *g)
 {
@@ -178,6 +179,7 @@ void uneven_begin(struct op *join)
 		.announce = uneven_announce_all,
 		.skip = surrogate_skip,
 		.refuse = surrogate_refuse,
+		.over = uneven_go_on,
 	};
 
 	join->group->joined = &joined;

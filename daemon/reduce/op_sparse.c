@@ -211,12 +211,12 @@ static void op_sparse_has_gradient(struct unit *u, const struct op *op)
 static void op_sparse_pass_on(const struct coll *c, const struct sparse_work *w)
 {
 	struct ddp *d = sparse_args(op_sparse_first_of(c))->d;
-	uint32_t i = sparse_args(op_sparse_first_of(c))->index, k = 0;
+	uint32_t i = sparse_args(op_sparse_first_of(c))->index;
+	unsigned layout = sparse_args(op_sparse_first_of(c))->layout;
 
-	while (c->ops[k]->surrogate)
-		CHECK(++k < c->n);
+	reduce_ddp_begins_pass(c, d, d->layouts[layout].of[i]);
 	d->untouched[i] = !w->all;
-	reduce_ddp_surrogates_passed(c, d, ddp_buckets_of(&d->ranks[k])->of[i]);
+	reduce_ddp_surrogates_passed(c, d, layout, d->layouts[layout].of[i]);
 }
 
 /* The rows are in the gradient. Return: is the unit's gradient of this pass whole? */
@@ -635,6 +635,41 @@ static void op_sparse_surrogate_init(struct op *op)
 	sparse_args(op)->n = 0;
 }
 
+static void op_sparse_ask(const struct op *op, uint64_t words[ASKED_WORDS])
+{
+	const struct sparse_args *a = sparse_args(op);
+
+	words[0] = op->unit->id;
+	words[1] = a->tensor;
+	words[2] = a->d != NULL;
+	words[3] = a->d ? a->d->number : 0;
+	words[4] = a->layout;
+	words[5] = a->index;
+}
+
+/* Without rows. */
+static int op_sparse_asked(struct op *op, const uint64_t words[ASKED_WORDS], struct fault *f)
+{
+	struct sparse_args *a = sparse_args(op);
+
+	op->touches = TOUCH_GRADS;
+	if (op_take_unit(op, (uint32_t)words[0], f))
+		return f->code;
+	op->group = job_group_by_id(op->m->job, op->unit->rec->group);
+	a->tensor = (uint32_t)words[1];
+	a->index = (uint32_t)words[5];
+	if (op_sparse_check_rows(op->unit, a->tensor, NULL, 0, f) || !words[2])
+		return f->code;
+	a->d = reduce_ddp_stand_in(op, words[3], words[4], f);
+	a->layout = (unsigned)words[4];
+	if (a->d &&
+	    (words[5] >= a->d->n || a->d->tensors[a->index].unit != op->unit ||
+	     a->d->tensors[a->index].tensor != a->tensor || !a->d->tensors[a->index].sparse))
+		fault_set(f, FAULT_STATE, NULL, "ddp %u has no sparse tensor %u there", a->d->id,
+			  a->index);
+	return f->code;
+}
+
 const struct op_type op_sparse = {
 	.name = "ReduceSparse",
 	.collective = true,
@@ -648,4 +683,6 @@ const struct op_type op_sparse = {
 	.reply = &shardd__v1__reduce_sparse_response__descriptor,
 	.reads_inputs = true,
 	.surrogate_init = op_sparse_surrogate_init,
+	.ask = op_sparse_ask,
+	.asked = op_sparse_asked,
 };

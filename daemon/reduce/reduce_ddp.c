@@ -5,13 +5,40 @@
 #include "core/check.h"
 #include "work/coll.h"
 
-static uint32_t reduce_ddp_first_active(const struct coll *c)
+/* Of ranks on this node. */
+static bool reduce_ddp_any_active(const struct coll *c)
 {
-	uint32_t i = 0;
+	for (uint32_t i = 0; i < c->n; i++)
+		if (!c->ops[i]->surrogate)
+			return true;
+	return false;
+}
 
-	while (c->ops[i]->surrogate)
-		CHECK(++i < c->n); /* there is none without an op of a peer */
-	return i;
+struct ddp *reduce_ddp_stand_in(const struct op *op, uint64_t number, uint64_t layout,
+				struct fault *f)
+{
+	for (unsigned i = 0; i < JOB_MAX_DDPS; i++) {
+		struct ddp *d = op->m->job->ddps[i];
+
+		if (!d || d->group != op->group || d->number != number || d->epoch != op->m->epoch)
+			continue;
+		/* as DdpForward of a rank with inputs does */
+		if (layout == 1 && d->n_layouts == 1 && d->n_arrived == d->n && ddp_rebuild(d) < 0)
+			fault_set(f, FAULT_EXHAUSTED, NULL, "no memory for new buckets");
+		else if (layout >= d->n_layouts)
+			fault_set(f, FAULT_STATE, NULL, "ddp %u has no buckets of assignment %llu",
+				  d->id, (unsigned long long)layout);
+		return f->code ? NULL : d;
+	}
+	fault_set(f, FAULT_STATE, NULL, "this node has no ddp of the DdpCreate at number %llu",
+		  (unsigned long long)number);
+	return NULL;
+}
+
+void reduce_ddp_begins_pass(const struct coll *c, struct ddp *d, uint32_t bucket)
+{
+	if (!bucket && !reduce_ddp_any_active(c))
+		d->stood_in++;
 }
 
 bool reduce_ddp_unit_is_whole(const struct coll *c, struct ddp *d, uint32_t tensor)
@@ -25,9 +52,10 @@ bool reduce_ddp_unit_is_whole(const struct coll *c, struct ddp *d, uint32_t tens
 	return u->has_gradient;
 }
 
-void reduce_ddp_surrogates_passed(const struct coll *c, struct ddp *d, uint32_t bucket)
+void reduce_ddp_surrogates_passed(const struct coll *c, struct ddp *d, unsigned layout,
+				  uint32_t bucket)
 {
-	if (bucket + 1 != ddp_buckets_of(&d->ranks[reduce_ddp_first_active(c)])->n)
+	if (bucket + 1 != d->layouts[layout].n)
 		return;
 	CHECK(c->n == d->n_ranks);
 	for (uint32_t i = 0; i < c->n; i++)

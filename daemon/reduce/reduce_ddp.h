@@ -2,6 +2,7 @@
 #ifndef SHARDD_REDUCE_REDUCE_DDP_H
 #define SHARDD_REDUCE_REDUCE_DDP_H
 
+#include "job/ddp.h"
 #include "work/coll.h"
 
 /* Tensor @tensor of @d was reduced by @c. Return: whether its unit, all of whose tensors have been
@@ -9,7 +10,15 @@
 bool reduce_ddp_unit_is_whole(const struct coll *c, struct ddp *d, uint32_t tensor);
 /* Bucket @bucket is over: after the last one of a pass, those who had no more inputs have
  * passed it too, so that they have the same buckets afterwards. */
-void reduce_ddp_surrogates_passed(const struct coll *c, struct ddp *d, uint32_t bucket);
+void reduce_ddp_surrogates_passed(const struct coll *c, struct ddp *d, unsigned layout,
+				  uint32_t bucket);
+/* Bucket @bucket is about to be noted as reduced: where no rank of this node has inputs no DdpBackward has
+ * begun the pass that it is of. */
+void reduce_ddp_begins_pass(const struct coll *c, struct ddp *d, uint32_t bucket);
+/* For a peer on another node of @op, which has its group: the ddp of the DdpCreate at @number, with
+ * assignment @layout. Return: NULL: @f. */
+struct ddp *reduce_ddp_stand_in(const struct op *op, uint64_t number, uint64_t layout,
+				struct fault *f);
 
 /* Between nodes: with the last bucket of a pass in the first assignment the node that has the first rank
  * shows the order in which gradients arrived there, by which all make the second one. */

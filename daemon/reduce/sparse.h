@@ -14,8 +14,9 @@ struct sparse_args {
 	uint32_t tensor;
 	const int64_t *rows; /* valid until done */
 	uint64_t n, values_offset;
-	struct ddp *d;  /* a bucket of this one; NULL: none */
-	uint32_t index; /* there */
+	struct ddp *d;   /* a bucket of this one; NULL: none */
+	uint32_t index;  /* there */
+	unsigned layout; /* the assignment that it is a bucket of */
 };
 
 static inline struct sparse_args *sparse_args(const struct op *op)

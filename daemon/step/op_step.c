@@ -28,6 +28,8 @@ struct step_args {
 	struct step_rates rates; /* with a reference */
 	bool skip_if_found, discard;
 	struct position_mark *mark; /* owned; NULL: it says no number */
+	uint64_t number;            /* of the mark, also of a surrogate's peer */
+	bool numbered;
 };
 
 static inline struct step_args *step_args(const struct op *op)
@@ -48,6 +50,8 @@ static int op_step_decode_mark(struct op *op, const Shardd__V1__StepRequest *r, 
 				 "step is %llu, and group %u: only a Step of all ranks (group 0) "
 				 "has a number",
 				 (unsigned long long)r->step, r->group);
+	step_args(op)->number = r->step;
+	step_args(op)->numbered = true;
 	return position_mark_new(r->step, r->blob.data, r->blob.len, &step_args(op)->mark, f);
 }
 
@@ -269,6 +273,10 @@ static enum res op_step_take_marks(struct coll *c)
 		marks[c->ops[i]->m->rank] = step_args(c->ops[i])->mark;
 	if (r == 0)
 		r = position_prepare(c->job, marks);
+	if (r == 0 && step_args(c->ops[0])->numbered) { /* also where no rank has inputs */
+		c->job->step.number = step_args(c->ops[0])->number;
+		c->job->step.numbered = true;
+	}
 	for (uint32_t i = 0; r == 0 && i < c->n; i++)
 		step_args(c->ops[i])->mark = marks[c->ops[i]->m->rank];
 	free(marks);

@@ -9,6 +9,7 @@
 #include "op/op_util.h"
 #include "op/op_list.h"
 #include "work/coll.h"
+#include "work/share.h"
 #include "shardd.pb-c.h"
 #include "unitio/buf_args.h"
 
@@ -147,24 +148,88 @@ static void *op_unit_buffers_address(const struct coll *c, const struct stretch 
 	return region_addr(&c->job->units[s->first]->buffers[c->group->first + index]);
 }
 
+/* ---- whose buffers */
+
+struct buffers_state {
+	struct share share; /* between nodes: a slot of each device */
+	uint32_t root;      /* whose they are: index in the group */
+};
+
+/* Of the ranks of a device: which have inputs. */
+struct buffers_slot {
+	uint32_t end;      /* behind the last one, in the group; 0: none */
+	uint32_t has_root; /* is the root that was asked for among them? */
+};
+
+static struct buffers_state *op_unit_buffers_of(const struct coll *c)
+{
+	return coll_own(c, sizeof(struct buffers_state));
+}
+
+static void op_unit_buffers_free(struct coll *c)
+{
+	share_end(&op_unit_buffers_of(c)->share);
+}
+
+static uint32_t op_unit_buffers_asked_root(const struct coll *c)
+{
+	uint32_t index = 0;
+
+	CHECK(group_index(c->group, buf_args(c->ops[0])->root, &index));
+	return index;
+}
+
+static void op_unit_buffers_fill_slot(const struct coll *c, const struct coll_part *p,
+				      struct buffers_slot *slot)
+{
+	for (uint32_t k = 0; k < p->n; k++) {
+		uint32_t i = p->members[k];
+
+		if (c->ops[i]->surrogate)
+			continue;
+		slot->end = c->group->first + i + 1;
+		slot->has_root |= slot->end == op_unit_buffers_asked_root(c) + 1;
+	}
+}
+
 /* The last rank of the group that has inputs, where the root has none: its own are the newest. */
+static enum res op_unit_buffers_find_root(struct coll *c)
+{
+	struct buffers_state *s = op_unit_buffers_of(c);
+	uint32_t end = 0;
+	bool there = false;
+
+	if (!s->share.all) {
+		RES_TRY(share_begin(c, &s->share, sizeof(struct buffers_slot)));
+		for (unsigned d = 0; d < c->n_parts; d++)
+			op_unit_buffers_fill_slot(c, &c->parts[d], share_own(c, &s->share, d));
+	}
+	RES_TRY(share_tick(c, &s->share));
+	for (unsigned d = 0; d < coll_devices(c); d++) {
+		const struct buffers_slot *slot = share_slot(&s->share, d);
+
+		end = slot->end > end ? slot->end : end;
+		there = there || slot->has_root;
+	}
+	s->root = there ? op_unit_buffers_asked_root(c) : end - 1;
+	if (s->root < coll_size(c))
+		return RES_DONE;
+	fault_set(c->fault, FAULT_INTERNAL, NULL,
+		  "no node has said which of its ranks have inputs");
+	return RES_FAILED;
+}
+
+/* On this node, or COLL_ELSEWHERE. */
 static uint32_t op_unit_buffers_root_of(const struct coll *c)
 {
-	uint32_t root = coll_index(c, buf_args(c->ops[0])->root), i = c->n;
+	uint32_t root = op_unit_buffers_of(c)->root, first = c->group->first;
 
-	if (root == COLL_ELSEWHERE || !c->ops[root]->surrogate)
-		return root;
-	while (c->ops[--i]->surrogate)
-		CHECK(i);
-	return i;
+	return root >= first && root - first < c->n ? root - first : COLL_ELSEWHERE;
 }
 
 static unsigned op_unit_buffers_root_device(const struct coll *c)
 {
-	uint32_t root = op_unit_buffers_root_of(c);
-
-	return root == COLL_ELSEWHERE ? coll_device_of(c, buf_args(c->ops[0])->root)
-				      : group_device_number(c->group, c->group->first + root);
+	return group_device_number(c->group, op_unit_buffers_of(c)->root);
 }
 
 /* Whose buffers on a device get them first: the root's, or the first member's. */
@@ -212,7 +277,7 @@ static enum res op_unit_buffers_to_other_devices(struct coll *c, const struct st
 	return RES_WAIT;
 }
 
-enum op_unit_buffers_stage { BUFFERS_BEGIN, BUFFERS_BETWEEN, BUFFERS_DONE };
+enum op_unit_buffers_stage { BUFFERS_BEGIN, BUFFERS_ROOT, BUFFERS_BETWEEN, BUFFERS_DONE };
 
 static enum res op_unit_buffers_tick(struct coll *c)
 {
@@ -224,9 +289,13 @@ static enum res op_unit_buffers_tick(struct coll *c)
 		if (!coll_is_alone(c))
 			RES_TRY(coll_ready(c));
 		RES_TRY(coll_need_launches(c, 0));
-		c->stage = BUFFERS_BETWEEN;
+		c->stage = BUFFERS_ROOT;
 		return coll_kernels(c); /* none: for the streams that wrote the buffers */
-	case BUFFERS_BETWEEN:           /* one stretch after the other */
+	case BUFFERS_ROOT:
+		RES_TRY(op_unit_buffers_find_root(c));
+		c->stage = BUFFERS_BETWEEN;
+		fallthrough;
+	case BUFFERS_BETWEEN: /* one stretch after the other */
 		if (!coll_is_alone(c) && op_unit_buffers_next_stretch(c, &c->turn, &s))
 			return op_unit_buffers_to_other_devices(c, &s);
 		c->stage = BUFFERS_DONE;
@@ -245,6 +314,8 @@ const struct op_type op_broadcast_buffers = {
 	.decode = op_unit_buffers_decode_broadcast,
 	.check = op_unit_buffers_check_broadcast,
 	.coll_tick = op_unit_buffers_tick,
+	.coll_bytes = sizeof(struct buffers_state),
+	.coll_free = op_unit_buffers_free,
 	.reply = &shardd__v1__broadcast_buffers_response__descriptor,
 	.reads_inputs = true,
 };

@@ -648,7 +648,7 @@ uint32_t coll_divide_by(const struct coll *c)
 
 	for (uint32_t i = 0; i < c->n; i++) {
 		active += !c->ops[i]->surrogate;
-		by_active = by_active || c->ops[i]->by_active;
+		by_active = by_active || c->ops[i]->surrogate == OP_SURROGATE_BY_ACTIVE;
 	}
 	return by_active ? active : coll_size(c);
 }

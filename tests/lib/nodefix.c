@@ -58,6 +58,16 @@ static void on_leave_out(struct job *job, struct unit *u)
 	fixture_of(job)->leave_out(fixture_of(job), job, u);
 }
 
+static void on_joined(struct group *g, uint64_t number, uint64_t last_number, uint32_t last)
+{
+	fixture_of(g->job)->joined(fixture_of(g->job), g, number, last_number, last);
+}
+
+static void on_asks(struct group *g, const struct asked *a)
+{
+	fixture_of(g->job)->asks(fixture_of(g->job), g, a);
+}
+
 static void on_made(struct job *job, uint64_t position)
 {
 	fixture_of(job)->made(fixture_of(job), job, position);
@@ -147,6 +157,8 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 				     .give = on_give,
 				     .leave_out = on_leave_out,
 				     .made = on_made,
+				     .joined = on_joined,
+				     .asks = on_asks,
 				     .prepared = on_prepared,
 				     .epoch_ends = doubt_epoch_ends,
 				     .signals_gone = queue_tasks_forget };
@@ -369,6 +381,8 @@ static void note_reply(const ProtobufCMessage *reply, void *ctx)
 	struct nodefix_op *op = ctx;
 
 	op->reply_bytes = protobuf_c_message_get_packed_size(reply) + 1;
+	if (op->reply_bytes <= sizeof(op->reply))
+		(void)protobuf_c_message_pack(reply, op->reply);
 }
 
 static void on_done(struct op *op, void *userdata)
@@ -384,8 +398,26 @@ static void on_done(struct op *op, void *userdata)
 	o->number = op->entry.number;
 	o->started = op->started_us;
 	o->order = nodefix_ended++;
+	memcpy(o->args, op->args, sizeof(o->args));
 	if (!op->fault.code)
 		op_encode(op, note_reply, o);
+	protobuf_c_message_free_unpacked(o->request, NULL);
+	o->request = NULL;
+}
+
+/* Of what lies on the caller's stack. */
+static ProtobufCMessage *copy_of(const ProtobufCMessage *msg)
+{
+	size_t bytes = protobuf_c_message_get_packed_size(msg);
+	uint8_t *packed = malloc(bytes + 1);
+	ProtobufCMessage *copy;
+
+	CHECK(packed);
+	(void)protobuf_c_message_pack(msg, packed);
+	copy = protobuf_c_message_unpack(msg->descriptor, NULL, bytes, packed);
+	CHECK(copy);
+	free(packed);
+	return copy;
 }
 
 int nodefix_submit(struct nodefix *n, struct member *m, const char *type, ProtobufCMessage *msg,
@@ -411,7 +443,12 @@ int nodefix_submit(struct nodefix *n, struct member *m, const char *type, Protob
 	h.epoch = o->epoch;
 	h.timeout_ms = o->timeout_ms;
 	*(Shardd__V1__OpHeader **)((char *)msg + t->request->fields[0].offset) = &h;
-	o->submitted = op_submit(m, t, msg, 0, on_done, o, &op, &o->fault);
+	o->request = copy_of(msg);
+	o->submitted = op_submit(m, t, o->request, 0, on_done, o, &op, &o->fault);
+	if (o->submitted) {
+		protobuf_c_message_free_unpacked(o->request, NULL);
+		o->request = NULL;
+	}
 	if (o->submitted == 0 && !o->over)
 		o->op = op;
 	CHECK(o->submitted == 0 || !o->over);

@@ -43,6 +43,9 @@ struct nodefix {
 	void (*give)(struct nodefix *n, struct job *job, struct unit *u, uint64_t turn);
 	void (*leave_out)(struct nodefix *n, struct job *job, struct unit *u);
 	void (*made)(struct nodefix *n, struct job *job, uint64_t position);
+	void (*joined)(struct nodefix *n, struct group *g, uint64_t number, uint64_t last_number,
+		       uint32_t last);
+	void (*asks)(struct nodefix *n, struct group *g, const struct asked *a);
 	void (*prepared)(struct nodefix *n, struct group *g, uint64_t number);
 	void *userdata;
 	struct {
@@ -115,7 +118,10 @@ struct nodefix_op {
 	bool started;
 	__typeof__(((struct op *)0)->result) result;
 	__typeof__(((struct op *)0)->outcome) outcome; /* see NODEFIX_OUTCOME */
-	size_t reply_bytes;                            /* of the packed reply; 0: none was made */
+	__typeof__(((struct op *)0)->args) args;       /* as they were when it was over */
+	ProtobufCMessage *request;                     /* owned, until it is over */
+	size_t reply_bytes;  /* of the packed reply, and 1; 0: none was made */
+	uint8_t reply[4096]; /* it, if it fits */
 };
 
 /* What came of it beside memory: a struct of the module, say, shards_outcome. */

@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "gather/turn.h"
 #include "op/op_list.h"
+#include "op/uneven_nodes.h"
 #include "step/apply.h"
 #include "step/external.h"
 
@@ -131,16 +132,121 @@ static struct unit *spanfix_unit_of_key(struct job *job, uint64_t key)
 	return NULL;
 }
 
-static void spanfix_order_on_send(void *userdata, uint32_t node, const struct order_msg *msg)
+static struct spanfix_sent *spanfix_send(enum spanfix_kind kind, unsigned from, unsigned to)
 {
 	struct spanfix *w = &spanfix;
-	uint8_t bytes[ORDER_MSG_MAX];
 	struct spanfix_sent *sent = &w->sent[(w->first_sent + w->n_sent++) % SPANFIX_SENT];
 
 	CHECK(w->n_sent <= SPANFIX_SENT);
-	sent->from = spanfix_node_of_job(userdata);
-	sent->to = node;
+	*sent = (struct spanfix_sent){ .from = from, .to = to, .kind = kind };
+	return sent;
+}
+
+static void spanfix_order_on_send(void *userdata, uint32_t node, const struct order_msg *msg)
+{
+	uint8_t bytes[ORDER_MSG_MAX];
+	struct spanfix_sent *sent =
+		spanfix_send(SPANFIX_ORDER, spanfix_node_of_job(userdata), node);
+
 	CHECK(order_unpack(bytes, order_pack(msg, bytes), &sent->msg) == 0);
+}
+
+/* -- ranks without inputs */
+
+static struct asked *spanfix_copy_asked(const struct asked *a, const struct job *job)
+{
+	struct asked *copy = asked_new(job->owner.user, a->bytes);
+
+	CHECK(copy);
+	copy->number = a->number;
+	copy->rank = a->rank;
+	copy->pid = a->pid;
+	copy->print = a->print;
+	copy->units = a->units;
+	memcpy(copy->words, a->words, sizeof(a->words));
+	memcpy(copy->type, a->type, sizeof(a->type));
+	if (a->bytes)
+		memcpy(copy->request, a->request, a->bytes);
+	return copy;
+}
+
+/* To the leader, or from it to all nodes but @from. */
+static void spanfix_pass_on(struct spanfix *w, const struct spanfix_sent *what, unsigned from,
+			    unsigned self)
+{
+	for (unsigned i = 0; i < w->n_nodes; i++) {
+		struct spanfix_sent *sent;
+
+		if (i == from || i == self || (self && i))
+			continue;
+		sent = spanfix_send(what->kind, self, i);
+		sent->group = what->group;
+		sent->number = what->number;
+		sent->last_number = what->last_number;
+		sent->last = what->last;
+		if (what->asked)
+			sent->asked = spanfix_copy_asked(what->asked, w->jobs[i]);
+	}
+}
+
+static void spanfix_on_joined(struct nodefix *n, struct group *g, uint64_t number,
+			      uint64_t last_number, uint32_t last)
+{
+	const struct spanfix_sent what = { .kind = SPANFIX_JOINED,
+					   .group = group_key(g),
+					   .number = number,
+					   .last_number = last_number,
+					   .last = last };
+	unsigned self = spanfix_node_of_job(g->job);
+
+	(void)n;
+	spanfix_pass_on(&spanfix, &what, self, self);
+}
+
+static void spanfix_on_asks(struct nodefix *n, struct group *g, const struct asked *a)
+{
+	const struct spanfix_sent what = { .kind = SPANFIX_ASKS,
+					   .group = group_key(g),
+					   .asked = (struct asked *)a };
+	unsigned self = spanfix_node_of_job(g->job);
+
+	(void)n;
+	spanfix_pass_on(&spanfix, &what, self, self);
+}
+
+static void spanfix_deliver(struct spanfix *w, struct spanfix_sent *sent)
+{
+	struct group *g;
+
+	if (sent->kind == SPANFIX_ORDER) {
+		order_receive(w->orders[sent->to], sent->from, &sent->msg);
+		return;
+	}
+	g = spanfix_group_of_key(w->jobs[sent->to], sent->group);
+	if (!sent->to)
+		spanfix_pass_on(w, sent, sent->from, 0);
+	if (!g->here)
+		asked_free(sent->asked);
+	else if (sent->kind == SPANFIX_JOINED)
+		CHECK(uneven_joined_elsewhere(g, sent->number, sent->last_number, sent->last) == 0);
+	else
+		CHECK(uneven_asked_elsewhere(g, sent->asked, 1000) == 0);
+}
+
+static uint32_t spanfix_flags_of(const struct op *op)
+{
+	if (op->type == &op_commit)
+		return ORDER_DECISION | ORDER_MARK;
+	return op->type == &op_step ? ORDER_JOINT : 0;
+}
+
+static void spanfix_starts(unsigned node, struct group *g, uint64_t number)
+{
+	const struct match_slot *s = match_slot(&g->match, number);
+
+	uneven_starts(g, number,
+		      spanfix_flags_of(CONTAINER_OF(s->first, struct op, entry)) ||
+			      !order_is_recorded(spanfix.orders[node]));
 }
 
 static void spanfix_order_on_start(void *userdata, const struct order_started *s)
@@ -177,6 +283,7 @@ static void spanfix_order_on_start(void *userdata, const struct order_started *s
 	if (spanfix.deaf >> node & 1 &&
 	    strstr(match_slot(&g->match, s->key.number)->first->print.text, "Commit"))
 		return;
+	spanfix_starts(node, g, s->key.number);
 	CHECK(match_start(&g->match, s->key.number, place));
 }
 
@@ -223,7 +330,10 @@ static void spanfix_end_orders(struct spanfix *w)
 {
 	for (unsigned i = 0; i < w->n_nodes; i++)
 		w->orders[i] = order_free(w->orders[i]);
-	w->n_sent = 0;
+	for (; w->n_sent; w->n_sent--) {
+		asked_free(w->sent[w->first_sent].asked);
+		w->first_sent = (w->first_sent + 1) % SPANFIX_SENT;
+	}
 }
 
 void spanfix_epoch_ends(struct spanfix *w, const char *why)
@@ -244,7 +354,7 @@ void spanfix_turn_orders(struct spanfix *w)
 
 		w->first_sent = (w->first_sent + 1) % SPANFIX_SENT;
 		w->n_sent--;
-		order_receive(w->orders[sent.to], sent.from, &sent.msg);
+		spanfix_deliver(w, &sent);
 	}
 	for (unsigned i = 0; i < w->n_nodes && w->orders[i]; i++)
 		order_tick(w->orders[i], clock_now_us());
@@ -278,9 +388,7 @@ static void spanfix_on_announce(struct nodefix *n, struct group *g, uint64_t num
 	struct order_nodes nodes;
 	struct order_print print;
 	struct order_entry e = { .key = { ORDER_COLLECTIVE, group_key(g), number },
-				 .flags = op->type == &op_commit ? ORDER_DECISION | ORDER_MARK
-					  : op->type == &op_step ? ORDER_JOINT
-								 : 0,
+				 .flags = spanfix_flags_of(op),
 				 .nodes = spanfix_nodes_of(g, &nodes),
 				 .print = &print,
 				 .rank = first->rank };
@@ -288,6 +396,7 @@ static void spanfix_on_announce(struct nodefix *n, struct group *g, uint64_t num
 	(void)n;
 	memcpy(print.words, first->print.words, sizeof(print.words));
 	snprintf(print.text, sizeof(print.text), "%s", first->print.text);
+	uneven_announces(g, number);
 	if (spanfix.orders[spanfix_node_of_job(g->job)])
 		(void)order_announce(spanfix.orders[spanfix_node_of_job(g->job)], &e);
 }
@@ -302,6 +411,7 @@ static void spanfix_on_refuse(struct nodefix *n, struct group *g, uint64_t numbe
 				 .print = &print };
 
 	(void)n;
+	uneven_refuses(g, number);
 	if (spanfix.orders[spanfix_node_of_job(g->job)])
 		(void)order_refuse(spanfix.orders[spanfix_node_of_job(g->job)], &e, f);
 }
@@ -432,6 +542,8 @@ static void spanfix_begin_node(struct spanfix *w, unsigned i)
 	n->give = spanfix_on_give;
 	n->prepared = spanfix_on_prepared;
 	n->leave_out = spanfix_on_leave_out;
+	n->joined = spanfix_on_joined;
+	n->asks = spanfix_on_asks;
 	w->jobs[i] = nodefix_job(n, "job", w->size, 0);
 	if (!w->spans)
 		return;

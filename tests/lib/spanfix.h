@@ -18,10 +18,16 @@
 
 #define SPANFIX_SENT 256
 
-/* A message of an order on its way. */
+/* What is on its way: a message of an order, or of ranks without inputs. */
+enum spanfix_kind { SPANFIX_ORDER, SPANFIX_JOINED, SPANFIX_ASKS };
+
 struct spanfix_sent {
 	uint32_t from, to;
+	enum spanfix_kind kind;
 	struct order_msg msg;
+	uint64_t group, number, last_number; /* the key of the group */
+	uint32_t last;
+	struct asked *asked; /* owned */
 };
 
 /* Ranks on several nodes, or on one node with several devices. */

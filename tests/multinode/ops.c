@@ -112,7 +112,7 @@ static size_t rows_of(int64_t *rows)
 
 /* -- DDP: in buckets, with a sparse tensor, and one that only some ranks use */
 
-static void ddp_pass(shardd_ddp d, uint64_t buffer, const struct shardd_unit_info *u)
+static void ddp_pass(shardd_ddp d, uint64_t buffer)
 {
 	struct shardd_ddp_view views[TENSORS];
 	uint8_t untouched[TENSORS];
@@ -131,7 +131,28 @@ static void ddp_pass(shardd_ddp d, uint64_t buffer, const struct shardd_unit_inf
 	OK(shardd_ddp_finish(client, d, untouched, TENSORS, &err));
 	say("ddp untouched", untouched, sizeof(untouched));
 	say("ddp view", views[0].data, views[0].elements * sizeof(float));
-	end_step("ddp", u);
+}
+
+/* Each rank has as many passes as its number says, also none: on each node there is once the first rank that
+ * has no more. */
+static void ddp_uneven(shardd_ddp d, uint64_t buffer, const struct shardd_unit_info *u)
+{
+	static const unsigned passes[2][4] = { { 1, 0, 3, 2 }, { 2, 3, 0, 1 } };
+
+	for (unsigned k = 0; k < 2; k++) {
+		uint64_t surrogates;
+		uint32_t last;
+
+		for (unsigned i = 0; i < passes[k][me.rank % 4]; i++) {
+			ddp_pass(d, buffer);
+			OK(shardd_step(client, SHARDD_WORLD, NULL, &err));
+		}
+		OK(shardd_join_uneven(client, SHARDD_WORLD, false, &last, &surrogates, &err));
+		say("last", &last, sizeof(last));
+		say("surrogates", &surrogates, sizeof(surrogates));
+		OK(shardd_commit(client, ++step, NULL, 0, &err));
+		look("uneven", u);
+	}
 }
 
 static void ddp(void)
@@ -156,8 +177,11 @@ static void ddp(void)
 	OK(shardd_alloc(client, 4096, &buffer, &values, &err));
 	fill(values, 3 * WIDTH, 5);
 	OK(shardd_ddp_create(client, &o, &d, NULL, &err));
-	for (unsigned i = 0; i < STEPS; i++)
-		ddp_pass(d, buffer, &u);
+	for (unsigned i = 0; i < STEPS; i++) {
+		ddp_pass(d, buffer);
+		end_step("ddp", &u);
+	}
+	ddp_uneven(d, buffer, &u);
 	OK(shardd_free(client, buffer, &err));
 }
 
