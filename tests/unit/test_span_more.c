@@ -1,0 +1,347 @@
+/* Ops over several nodes (spanfix.h) that training does not need in each step: they give the bits of one
+ * node. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "fdcheck.h"
+#include "spanfix.h"
+#include "unit/runs.h"
+
+TestSuite(span_more, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
+
+static void (*unit_changes)(state_unit *spec);
+static uint64_t values_of[SPANFIX_RANKS]; /* buffers */
+
+static void hybrid(state_unit *spec)
+{
+	const uint64_t shape[] = { 37, 3 };
+	state_tensor *t = state_tensor_new("rows", shape, 2);
+
+	t->init_kind = FILL_UNIFORM;
+	t->init_b = 1;
+	CHECK(state_unit_add_tensor(spec, t) == 0);
+	spec->strategy = STRATEGY_HYBRID;
+	spec->shard_ranks = 2;
+}
+
+static void hybrid_by_rows(state_unit *spec)
+{
+	hybrid(spec);
+	spec->layout = LAYOUT_DIM0;
+}
+
+static void hybrid_in_bf16(state_unit *spec)
+{
+	hybrid(spec);
+	spec->compute_dtype = DTYPE_BF16;
+	spec->gradient_dtype = DTYPE_BF16;
+	spec->reduce_dtype = DTYPE_BF16;
+}
+
+static void hybrid_in_backward(state_unit *spec)
+{
+	hybrid(spec);
+	spec->optimizer->when = OPTIM_IN_BACKWARD;
+}
+
+static void begin_unit(struct spanfix *w)
+{
+	spanfix_add_unit(w, 1003, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+}
+
+static void end_step(struct spanfix *w, unsigned step)
+{
+	ALL(w, nodefix_step(n, m, op));
+	ALL(w, nodefix_commit(n, m, step, 0, op));
+	spanfix_gather_and_note(w);
+}
+
+/* -- replicas of shards */
+
+static void script_hybrid(struct spanfix *w)
+{
+	begin_unit(w);
+	for (unsigned s = 1; s <= 4; s++) {
+		spanfix_fill_gradients(w, s);
+		ALL(w, nodefix_reduce(n, m, u, false, op));
+		ALL(w, nodefix_clip(n, m, 0.01, op));
+		end_step(w, s);
+	}
+}
+
+/* Partial sums of each replica, added up by a last reduction. */
+static void script_deferred(struct spanfix *w)
+{
+	begin_unit(w);
+	for (unsigned s = 1; s <= 3; s++) {
+		for (unsigned i = 0; i < 3; i++) {
+			spanfix_fill_gradients(w, 10 * s + i);
+			if (i < 2)
+				ALL(w, nodefix_defer(n, m, u, op));
+			else
+				ALL(w, nodefix_reduce(n, m, u, false, op));
+		}
+		end_step(w, s);
+	}
+}
+
+/* -- what reductions divide by, and what they add up before */
+
+static int set_factors(struct nodefix *n, struct member *m, double pre, double post, bool sum,
+		       struct nodefix_op *op)
+{
+	Shardd__V1__SetFactorsRequest r = SHARDD__V1__SET_FACTORS_REQUEST__INIT;
+
+	r.unit = spanfix.unit;
+	r.pre_divide = pre;
+	r.post_divide = post;
+	r.force_sum = sum;
+	return nodefix_submit(n, m, "SetFactors", &r.base, op);
+}
+
+static void script_factors(struct spanfix *w)
+{
+	static const double of[][2] = { { 3, 7 }, { 1, 5 }, { 2.5, 1 } };
+
+	begin_unit(w);
+	for (unsigned s = 1; s <= 3; s++) {
+		ALL(w, set_factors(n, m, of[s - 1][0], of[s - 1][1], false, op));
+		spanfix_fill_gradients(w, s);
+		ALL(w, nodefix_reduce(n, m, u, false, op));
+		end_step(w, s);
+	}
+}
+
+static void script_accumulate(struct spanfix *w)
+{
+	begin_unit(w);
+	for (unsigned s = 1; s <= 3; s++) {
+		for (unsigned i = 0; i < s; i++) {
+			spanfix_fill_gradients(w, 10 * s + i);
+			ALL(w, nodefix_on_unit(n, m, "Accumulate", u, op));
+		}
+		spanfix_fill_gradients(w, 10 * s + 9);
+		ALL(w, nodefix_reduce(n, m, u, false, op));
+		end_step(w, s);
+	}
+}
+
+static int clip_value(struct nodefix *n, struct member *m, double value, struct nodefix_op *op)
+{
+	Shardd__V1__ClipGradValueRequest r = SHARDD__V1__CLIP_GRAD_VALUE_REQUEST__INIT;
+
+	r.value = value;
+	return nodefix_submit(n, m, "ClipGradValue", &r.base, op);
+}
+
+static void script_clip_value(struct spanfix *w)
+{
+	begin_unit(w);
+	for (unsigned s = 1; s <= 3; s++) {
+		spanfix_fill_gradients(w, s);
+		ALL(w, nodefix_reduce(n, m, u, false, op));
+		ALL(w, clip_value(n, m, 0.1, op));
+		end_step(w, s);
+	}
+}
+
+/* -- whole copies of each rank's own */
+
+static int summon(struct nodefix *n, struct member *m, uint32_t state, struct nodefix_op *op)
+{
+	Shardd__V1__SummonFullRequest r = SHARDD__V1__SUMMON_FULL_REQUEST__INIT;
+
+	r.unit = spanfix.unit;
+	r.state = state;
+	return nodefix_submit(n, m, "SummonFull", &r.base, op);
+}
+
+static int give_back(struct nodefix *n, struct member *m, bool write, struct nodefix_op *op)
+{
+	Shardd__V1__ReturnFullRequest r = SHARDD__V1__RETURN_FULL_REQUEST__INIT;
+
+	r.unit = spanfix.unit;
+	r.write = write;
+	return nodefix_submit(n, m, "ReturnFull", &r.base, op);
+}
+
+/* Each rank changes its copy, and its own shard of that counts. */
+static void summon_and_change(struct spanfix *w, uint32_t state, bool write)
+{
+	ALL(w, summon(n, m, state, op));
+	spanfix_note_results(w);
+	for (uint32_t r = 0; write && r < w->size; r++) {
+		float *p = region_addr(spanfix_result(w, r));
+
+		/* replicas must be given the same */
+		for (uint64_t i = 0; i < spanfix_result(w, r)->bytes / sizeof(*p); i++)
+			p[i] = p[i] * 2 + 0.25f * (float)(i % 5);
+	}
+	ALL(w, give_back(n, m, write, op));
+}
+
+static void script_summon(struct spanfix *w)
+{
+	begin_unit(w);
+	for (unsigned s = 1; s <= 3; s++) {
+		summon_and_change(w, 0, s == 2);
+		summon_and_change(w, 1, s == 3);
+		spanfix_fill_gradients(w, s);
+		ALL(w, nodefix_reduce(n, m, u, false, op));
+		end_step(w, s);
+	}
+}
+
+/* -- bytes, for sessions without mappings */
+
+static int write_bytes(struct nodefix *n, struct member *m, uint64_t buffer, struct nodefix_op *op)
+{
+	Shardd__V1__WriteBytesRequest r = SHARDD__V1__WRITE_BYTES_REQUEST__INIT;
+	float values[50];
+
+	for (unsigned i = 0; i < ARRAY_SIZE(values); i++)
+		values[i] = (float)((i * 7 + m->rank * 3) % 11) / 7;
+	r.memory_case = buffer ? SHARDD__V1__WRITE_BYTES_REQUEST__MEMORY_BUFFER
+			       : SHARDD__V1__WRITE_BYTES_REQUEST__MEMORY_GRADIENT;
+	if (buffer)
+		r.buffer = buffer;
+	else
+		r.gradient = spanfix.unit;
+	r.offset = 40;
+	r.data.data = (uint8_t *)values;
+	r.data.len = sizeof(values);
+	return nodefix_submit(n, m, "WriteBytes", &r.base, op);
+}
+
+static int read_bytes(struct nodefix *n, struct member *m, bool gathered, uint64_t buffer,
+		      struct nodefix_op *op)
+{
+	Shardd__V1__ReadBytesRequest r = SHARDD__V1__READ_BYTES_REQUEST__INIT;
+
+	r.memory_case = gathered ? SHARDD__V1__READ_BYTES_REQUEST__MEMORY_GATHERED
+				 : SHARDD__V1__READ_BYTES_REQUEST__MEMORY_BUFFER;
+	if (gathered)
+		r.gathered = spanfix.unit;
+	else
+		r.buffer = buffer;
+	r.offset = 400; /* of the gathered ones: across the border of shards, too */
+	r.bytes = 3000;
+	return nodefix_submit(n, m, "ReadBytes", &r.base, op);
+}
+
+/* What the replies of the last ReadBytes have. */
+static void note_read(struct spanfix *w)
+{
+	for (uint32_t r = 0; r < w->size; r++) {
+		Shardd__V1__ReadBytesResponse *reply = shardd__v1__read_bytes_response__unpack(
+			NULL, w->ops[r].reply_bytes - 1, w->ops[r].reply);
+
+		cr_assert(reply && reply->data.len == 3000);
+		spanfix_note(w, reply->data.data, reply->data.len);
+		shardd__v1__read_bytes_response__free_unpacked(reply, NULL);
+	}
+}
+
+static void script_bytes(struct spanfix *w)
+{
+	begin_unit(w);
+	ALL(w, nodefix_alloc(n, m, 4096, op));
+	for (uint32_t r = 0; r < w->size; r++) {
+		values_of[r] = w->ops[r].result.buffer;
+		spanfix_fill(spanfix_result(w, r), r, 77);
+	}
+	ALL(w, write_bytes(n, m, values_of[r], op));
+	ALL(w, read_bytes(n, m, false, values_of[r], op));
+	note_read(w);
+	spanfix_fill_gradients(w, 1);
+	ALL(w, write_bytes(n, m, 0, op));
+	ALL(w, nodefix_reduce(n, m, u, false, op));
+	ALL(w, nodefix_step(n, m, op));
+	ALL(w, nodefix_commit(n, m, 1, 0, op));
+	ALL(w, nodefix_on_unit(n, m, "Gather", u, op));
+	ALL(w, read_bytes(n, m, true, 0, op));
+	note_read(w);
+	ALL(w, nodefix_on_unit(n, m, "Release", u, op));
+}
+
+/* -- the same units everywhere? */
+
+static int verify(struct nodefix *n, struct member *m, struct nodefix_op *op)
+{
+	Shardd__V1__VerifyModelRequest r = SHARDD__V1__VERIFY_MODEL_REQUEST__INIT;
+
+	return nodefix_submit(n, m, "VerifyModel", &r.base, op);
+}
+
+/* What RegisterUnits notes of a rank. */
+static void note_registered(struct member *m, uint32_t unit)
+{
+	uint32_t *grown = realloc(m->registered, (m->n_registered + 1) * sizeof(*grown));
+
+	CHECK(grown);
+	m->registered = grown;
+	m->registered[m->n_registered++] = unit;
+}
+
+Test(span_more, models_that_differ_between_nodes)
+{
+	struct spanfix *w = &spanfix;
+	uint32_t first;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 2, 1 });
+	spanfix_add_named_unit(w, "a", 100, NULL);
+	first = w->unit;
+	spanfix_add_named_unit(w, "b", 100, NULL);
+	for (uint32_t r = 0; r < 3; r++)
+		note_registered(w->members[r], first);
+	ALL(w, verify(n, m, op));
+	for (uint32_t r = 0; r < 2; r++)
+		note_registered(w->members[r], w->unit);
+	EACH(w, verify(n, m, op));
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	for (uint32_t r = 0; r < 3; r++) {
+		cr_expect_eq(w->ops[r].fault.code, FAULT_STATE, "%s", w->ops[r].fault.text);
+		cr_expect(strstr(w->ops[r].fault.text, "VerifyModel"), "%s", w->ops[r].fault.text);
+	}
+	note_registered(w->members[2], w->unit);
+	ALL(w, verify(n, m, op));
+	spanfix_end(w);
+	free(w->notes);
+}
+
+#define SPAN_TEST(name, script, change, ...)                                         \
+	Test(span_more, name)                                                        \
+	{                                                                            \
+		unit_changes = change;                                               \
+		spanfix_run(script, (const unsigned[SPANFIX_NODES]){ __VA_ARGS__ }); \
+	}
+
+/* Replicas within nodes and devices, and across them: shard inside a node, replicate across. */
+SPAN_TEST(hybrid_on_2_2, script_hybrid, hybrid, 2, 2)
+SPAN_TEST(hybrid_on_1_1, script_hybrid, hybrid, 1, 1)
+SPAN_TEST(hybrid_on_1_2_3, script_hybrid, hybrid, 1, 2, 3)
+SPAN_TEST(hybrid_by_rows_on_2_4, script_hybrid, hybrid_by_rows, 2, 4)
+SPAN_TEST(hybrid_in_bf16_on_2_2, script_hybrid, hybrid_in_bf16, 2, 2)
+SPAN_TEST(hybrid_in_bf16_on_1_2_3, script_hybrid, hybrid_in_bf16, 1, 2, 3)
+SPAN_TEST(hybrid_in_backward_on_2_2, script_deferred, hybrid_in_backward, 2, 2)
+SPAN_TEST(deferred_on_2_2, script_deferred, hybrid, 2, 2)
+SPAN_TEST(deferred_on_1_2_3, script_deferred, hybrid, 1, 2, 3)
+SPAN_TEST(deferred_replicas_on_1_2_3, script_deferred, spanfix_replicated, 1, 2, 3)
+SPAN_TEST(factors_on_2_2, script_factors, NULL, 2, 2)
+SPAN_TEST(factors_on_1_2_3, script_factors, NULL, 1, 2, 3)
+SPAN_TEST(factors_of_hybrids_on_2_2, script_factors, hybrid, 2, 2)
+SPAN_TEST(accumulate_on_2_2, script_accumulate, NULL, 2, 2)
+SPAN_TEST(accumulate_on_1_2_3, script_accumulate, spanfix_in_bf16, 1, 2, 3)
+SPAN_TEST(accumulate_for_hybrids_on_1_2_3, script_accumulate, hybrid_in_bf16, 1, 2, 3)
+SPAN_TEST(clip_value_on_2_2, script_clip_value, NULL, 2, 2)
+SPAN_TEST(clip_value_on_1_2_3, script_clip_value, hybrid, 1, 2, 3)
+SPAN_TEST(summon_on_1_1, script_summon, NULL, 1, 1)
+SPAN_TEST(summon_on_1_2_3, script_summon, NULL, 1, 2, 3)
+SPAN_TEST(summon_hybrids_on_2_2, script_summon, hybrid_by_rows, 2, 2)
+SPAN_TEST(summon_replicas_on_1_2, script_summon, spanfix_replicated, 1, 2)
+SPAN_TEST(bytes_on_2_2, script_bytes, NULL, 2, 2)
+SPAN_TEST(bytes_on_1_2_3, script_bytes, NULL, 1, 2, 3)
