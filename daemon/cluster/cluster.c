@@ -113,6 +113,7 @@ static void cluster_job_free(struct cluster_job *cj)
 	list_unlink(&cj->link);
 	cluster_survey_free(cj);
 	free(cj->wishes);
+	free(cj->ruled);
 	free(cj);
 }
 

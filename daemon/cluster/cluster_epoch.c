@@ -30,6 +30,7 @@ static struct cluster_node *cluster_epoch_node_find(struct cluster_job *cj, cons
 static void cluster_epoch_node_free(struct cluster_node *n)
 {
 	list_unlink(&n->link);
+	cluster_holding_deinit(&n->holding);
 	free(n->ranks);
 	free(n->devices);
 	free(n);
@@ -83,11 +84,12 @@ static void cluster_epoch_wish_here(struct cluster_job *cj, const struct job *jo
 {
 	struct cluster_node *n = cluster_epoch_node_set(cj, cj->c->node, NULL, cj->n_wishes);
 
-	if (!n) {
+	if (!n || cluster_holding_of(job, &n->holding) < 0) {
+		if (n)
+			cluster_epoch_node_free(n);
 		cluster_say(cj, "there is no memory for the ranks that want to join");
 		return;
 	}
-	cluster_holding_of(job, &n->holding);
 	for (uint32_t i = 0; i < cj->n_wishes; i++) {
 		n->ranks[i] = cj->wishes[i];
 		n->devices[i] = (uint16_t)cluster_epoch_device_of(job, cj->wishes[i]);
@@ -100,30 +102,34 @@ static int cluster_epoch_send_wish(struct cluster_job *cj, const struct job *job
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobWish w = SHARDD__V1__JOB_WISH__INIT;
-	Shardd__V1__JobStep prepared, applied;
+	Shardd__V1__JobStep prepared, **applied;
 	Shardd__V1__JobHolding holding;
 	Shardd__V1__JobRank *ranks = calloc(cj->n_wishes + 1, sizeof(*ranks));
 	Shardd__V1__JobRank **list = calloc(cj->n_wishes + 1, sizeof(*list));
 	struct cluster_holding h;
+	int r = cluster_holding_of(job, &h);
 
-	cluster_holding_of(job, &h);
+	applied = cluster_holding_pack_steps(h.applied, h.n_applied);
 	for (uint32_t i = 0; ranks && list && i < cj->n_wishes; i++) {
 		shardd__v1__job_rank__init(&ranks[i]);
 		ranks[i].rank = cj->wishes[i];
 		ranks[i].device = cluster_epoch_device_of(job, cj->wishes[i]);
 		list[i] = &ranks[i];
 	}
-	cluster_holding_pack(&h, &holding, &prepared, &applied);
+	cluster_holding_pack(&h, &holding, &prepared, applied);
 	w.n_ranks = cj->n_wishes;
 	w.ranks = list;
 	w.state = &holding;
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_WISH;
 	m.wish = &w;
-	if (ranks && list)
+	r = r == 0 && ranks && list && applied ? 0 : -ENOMEM;
+	if (r == 0)
 		cluster_send(cj, cluster_to_leader(cj), &m);
+	cluster_holding_deinit(&h);
+	free(applied);
 	free(list);
 	free(ranks);
-	return list && ranks ? 0 : -ENOMEM;
+	return r;
 }
 
 /* None of its ranks wants to join any more. */
@@ -191,11 +197,12 @@ void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1
 	if (cj->epoch.number)
 		cluster_epoch_end_for_node(cj, peer_name(from));
 	n = cluster_epoch_node_set(cj, peer_name(from), from, (uint32_t)w->n_ranks);
-	if (!n) {
+	if (!n || cluster_holding_unpack(n, w->state) < 0) {
+		if (n)
+			cluster_epoch_node_free(n);
 		peer_end(from, "there is no memory for its ranks");
 		return;
 	}
-	cluster_holding_unpack(n, w->state);
 	for (size_t i = 0; i < w->n_ranks; i++) {
 		n->ranks[i] = w->ranks[i]->rank;
 		n->devices[i] = (uint16_t)w->ranks[i]->device;
@@ -494,8 +501,11 @@ static int cluster_epoch_begin(struct cluster_job *cj, struct job *job,
 		job_span_failed(job, f);
 		return f->code;
 	}
-	cluster_holding_resolve(job, b); /* ranks may join from here */
-	return 0;
+	if (cluster_holding_resolve(job, b) == 0)
+		return 0; /* ranks may join from here */
+	fault_errno(f, -ENOMEM, "beginning an epoch");
+	job_span_failed(job, f);
+	return f->code;
 }
 
 static void cluster_epoch_send_end(struct cluster_job *cj, uint64_t epoch, const struct fault *f)
@@ -618,15 +628,16 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobBegin b = SHARDD__V1__JOB_BEGIN__INIT;
-	Shardd__V1__JobStep applied;
 	unsigned self = 0;
 	void *block;
 
 	b.nodes = cluster_epoch_list_nodes(cj, &b.n_nodes, &block);
 	cj->epoch.peers = cluster_epoch_list_peers(cj, &self);
 	cj->epoch.left = calloc(b.n_nodes + 1, sizeof(*cj->epoch.left));
-	if (!b.nodes || !cj->epoch.peers || !cj->epoch.left) {
+	b.applied = cluster_holding_pack_steps(cj->ruled, cj->ruling.n_applied);
+	if (!b.nodes || !cj->epoch.peers || !cj->epoch.left || !b.applied) {
 		free(block);
+		free(b.applied);
 		cluster_epoch_free(cj);
 		cluster_seek(cj);
 		return;
@@ -636,8 +647,7 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 	b.has_commit = cj->ruling.has_commit;
 	b.step = cj->ruling.step;
 	b.commit_epoch = cj->ruling.epoch;
-	cluster_holding_pack_step(&cj->ruling.applied, &applied);
-	b.applied = cj->ruling.has_applied ? &applied : NULL;
+	b.n_applied = cj->ruling.n_applied;
 	m.epoch = cj->last_epoch;
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_BEGIN;
 	m.begin = &b;
@@ -645,6 +655,7 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 	for (size_t i = 0; i < b.n_nodes; i++)
 		cluster_send(cj, cj->epoch.peers[i], &m);
 	cluster_epoch_run(cj, cj->last_epoch, &b);
+	free(b.applied);
 	free(block);
 }
 

@@ -1,5 +1,7 @@
 /* What the nodes of a job have of it, what is in doubt, and the ruling on that (docs/nodes.md). */
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -19,7 +21,32 @@ static uint64_t cluster_holding_settings(const state_job *rec)
 	return fnv_add(h, rec->is_private);
 }
 
-void cluster_holding_of(const struct job *job, struct cluster_holding *ret)
+void cluster_holding_deinit(struct cluster_holding *h)
+{
+	free(h->applied);
+	h->applied = NULL;
+	h->n_applied = 0;
+}
+
+/* Those of the last epoch with any. Return: 0 or -ENOMEM. */
+static int cluster_holding_note_applied(const state_job *rec, struct cluster_holding *h)
+{
+	uint64_t last = 0;
+
+	h->applied = calloc(rec->n_applied + 1, sizeof(*h->applied));
+	for (size_t i = 0; h->applied && i < rec->n_applied; i++)
+		last = rec->applied[i]->epoch > last ? rec->applied[i]->epoch : last;
+	for (size_t i = 0; h->applied && last && i < rec->n_applied; i++) {
+		const state_applied *a = rec->applied[i];
+
+		if (a->epoch == last)
+			h->applied[h->n_applied++] =
+				(struct job_step_id){ a->epoch, a->group, a->number };
+	}
+	return h->applied ? 0 : -ENOMEM;
+}
+
+int cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 {
 	const state_job *rec = job->rec;
 
@@ -31,20 +58,22 @@ void cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 					 .has_commit = rec->has_commit,
 					 .step = rec->has_commit ? rec->step : 0,
 					 .torn = rec->torn,
-					 .gpus = node_has_gpus(job->node),
-					 .applied = { rec->applied_epoch, rec->applied_group,
-						      rec->applied_number } };
+					 .gpus = node_has_gpus(job->node) };
 	ret->policy = policy_hash(rec->checkpoints);
 	ret->has_position = ret->units && doubt_position_dropped(job, &ret->position);
 	doubt_open_of(job, &ret->doubt);
 	if (kept_at_commits(job)) /* without its commit it is dropped: doubt_resolve */
 		ret->doubt.has_prepared = false;
 	ret->has_after = ret->doubt.has_prepared && doubt_position_applied(job, &ret->after);
+	return cluster_holding_note_applied(rec, ret);
 }
 
-static bool cluster_holding_same_step(const struct job_step_id *a, const struct job_step_id *b)
+static bool cluster_holding_has_applied(const struct cluster_holding *h,
+					const struct job_step_id *step)
 {
-	return a->epoch && a->epoch == b->epoch && a->group == b->group && a->number == b->number;
+	const struct doubt_ruling all = { .applied = h->applied, .n_applied = h->n_applied };
+
+	return step->epoch && doubt_is_applied(&all, step);
 }
 
 static bool cluster_holding_completes_commit(const struct cluster_holding *h,
@@ -63,8 +92,7 @@ static void cluster_holding_settle(struct cluster_holding *h, const struct doubt
 	if (cluster_holding_completes_commit(h, r)) {
 		h->has_commit = h->has_position = true;
 		h->step = h->position = d->step;
-	} else if (d->has_prepared && r->has_applied &&
-		   cluster_holding_same_step(&d->prepared, &r->applied)) {
+	} else if (d->has_prepared && doubt_is_applied(r, &d->prepared)) {
 		h->has_position = h->has_after;
 		h->position = h->after;
 	}
@@ -167,43 +195,21 @@ int cluster_holding_incarnation(struct cluster_job *cj, struct fault *f)
 	return 0;
 }
 
-/* A node says only which step it has applied last: what it did with one of another group is not known. */
-static void cluster_holding_unclear(const struct cluster_job *cj, const struct cluster_node *n,
-				    const struct cluster_node *m, struct fault *f)
-{
-	fault_set(
-		f, FAULT_STATE, NULL,
-		"node %s has prepared a step of a group of job '%s', and node %s has applied one "
-		"of another group in that epoch: nobody knows whether both belong together; delete "
-		"the job on all nodes and start it again",
-		n->name, cj->label, m->name);
-}
-
 /* A step that @n has prepared and another node has applied. Invariant 5: all nodes of its group have it
  * prepared, or have applied it. */
-static void cluster_holding_find_applied(struct cluster_job *cj, const struct cluster_node *n,
-					 struct fault *f)
+static void cluster_holding_find_applied(struct cluster_job *cj, const struct cluster_node *n)
 {
 	const struct job_step_id *prepared = &n->holding.doubt.prepared;
-	struct cluster_node *m, *tmp, *other = NULL;
 	struct doubt_ruling *r = &cj->ruling;
+	struct cluster_node *m, *tmp;
 	bool found = false;
 
 	if (!n->holding.doubt.has_prepared || cluster_holding_completes_commit(&n->holding, r))
 		return;
-	list_for_each (m, tmp, &cj->nodes, link) {
-		found = found || cluster_holding_same_step(prepared, &m->holding.applied);
-		if (m != n && m->holding.applied.epoch == prepared->epoch &&
-		    m->holding.applied.group != prepared->group)
-			other = m;
-	}
-	if (other &&
-	    (!found || (r->has_applied && !cluster_holding_same_step(prepared, &r->applied))))
-		cluster_holding_unclear(cj, n, other, f);
-	if (!found)
-		return;
-	r->has_applied = true;
-	r->applied = *prepared;
+	list_for_each (m, tmp, &cj->nodes, link)
+		found = found || cluster_holding_has_applied(&m->holding, prepared);
+	if (found && !doubt_is_applied(r, prepared))
+		cj->ruled[r->n_applied++] = *prepared;
 }
 
 /* "STEP EPOCH" */
@@ -224,7 +230,7 @@ static void cluster_holding_read_step(struct cluster_job *cj, const struct coord
 	cj->ruling.epoch = epoch;
 }
 
-void cluster_holding_pack_step(const struct job_step_id *id, Shardd__V1__JobStep *ret)
+static void cluster_holding_pack_step(const struct job_step_id *id, Shardd__V1__JobStep *ret)
 {
 	shardd__v1__job_step__init(ret);
 	ret->epoch = id->epoch;
@@ -232,13 +238,23 @@ void cluster_holding_pack_step(const struct job_step_id *id, Shardd__V1__JobStep
 	ret->number = id->number;
 }
 
-/* @at, @prepared, @applied: the message's. */
+Shardd__V1__JobStep **cluster_holding_pack_steps(const struct job_step_id *ids, size_t n)
+{
+	Shardd__V1__JobStep **list = calloc(n + 1, sizeof(*list) + sizeof(**list));
+	Shardd__V1__JobStep *steps = list ? (Shardd__V1__JobStep *)(list + n + 1) : NULL;
+
+	for (size_t i = 0; list && i < n; i++) {
+		list[i] = &steps[i];
+		cluster_holding_pack_step(&ids[i], list[i]);
+	}
+	return list;
+}
+
 void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHolding *at,
-			  Shardd__V1__JobStep *prepared, Shardd__V1__JobStep *applied)
+			  Shardd__V1__JobStep *prepared, Shardd__V1__JobStep **applied)
 {
 	shardd__v1__job_holding__init(at);
 	cluster_holding_pack_step(&h->doubt.prepared, prepared);
-	cluster_holding_pack_step(&h->applied, applied);
 	at->world = h->world;
 	at->epoch = h->epoch;
 	at->incarnation = h->incarnation;
@@ -257,7 +273,8 @@ void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHoldin
 	at->prepared = h->doubt.has_prepared ? prepared : NULL;
 	at->has_after = h->has_after;
 	at->after = h->after;
-	at->applied = h->applied.epoch ? applied : NULL;
+	at->n_applied = h->n_applied;
+	at->applied = applied;
 }
 
 static struct job_step_id cluster_holding_unpack_step(const Shardd__V1__JobStep *s)
@@ -266,7 +283,17 @@ static struct job_step_id cluster_holding_unpack_step(const Shardd__V1__JobStep 
 		 : (struct job_step_id){ 0 };
 }
 
-void cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding *s)
+/* Return: an array of the caller's; NULL without memory. */
+static struct job_step_id *cluster_holding_unpack_steps(Shardd__V1__JobStep *const *steps, size_t n)
+{
+	struct job_step_id *ids = calloc(n + 1, sizeof(*ids));
+
+	for (size_t i = 0; ids && i < n; i++)
+		ids[i] = cluster_holding_unpack_step(steps[i]);
+	return ids;
+}
+
+int cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding *s)
 {
 	n->holding = (struct cluster_holding){ .world = s->world,
 					       .units = s->units,
@@ -287,19 +314,36 @@ void cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding
 							  .prepared = cluster_holding_unpack_step(
 								  s->prepared) },
 					       .has_after = s->has_after,
-					       .after = s->after,
-					       .applied = cluster_holding_unpack_step(s->applied) };
+					       .after = s->after };
+	n->holding.applied = cluster_holding_unpack_steps(s->applied, s->n_applied);
+	n->holding.n_applied = n->holding.applied ? s->n_applied : 0;
+	return n->holding.applied ? 0 : -ENOMEM;
 }
 
-void cluster_holding_resolve(struct job *job, const Shardd__V1__JobBegin *b)
+int cluster_holding_resolve(struct job *job, const Shardd__V1__JobBegin *b)
 {
+	struct job_step_id *steps = cluster_holding_unpack_steps(b->applied, b->n_applied);
 	const struct doubt_ruling r = { .has_commit = b->has_commit,
 					.step = b->step,
 					.epoch = b->commit_epoch,
-					.has_applied = b->applied,
-					.applied = cluster_holding_unpack_step(b->applied) };
+					.applied = steps,
+					.n_applied = b->n_applied };
 
+	if (!steps)
+		return -ENOMEM;
 	doubt_resolve(job, &r);
+	free(steps);
+	return 0;
+}
+
+static size_t cluster_holding_count(struct cluster_job *cj)
+{
+	struct cluster_node *n, *tmp;
+	size_t count = 0;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		count++;
+	return count;
 }
 
 int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply, struct fault *f)
@@ -307,8 +351,13 @@ int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply
 	struct cluster_node *n, *tmp, *before = NULL;
 
 	cluster_holding_read_step(cj, reply);
+	free(cj->ruled);
+	cj->ruled = calloc(cluster_holding_count(cj) + 1, sizeof(*cj->ruled));
+	if (!cj->ruled)
+		return fault_errno(f, -ENOMEM, "settling what nodes are in doubt about");
+	cj->ruling.applied = cj->ruled;
 	list_for_each (n, tmp, &cj->nodes, link)
-		cluster_holding_find_applied(cj, n, f);
+		cluster_holding_find_applied(cj, n);
 	list_for_each (n, tmp, &cj->nodes, link) {
 		cluster_holding_settle(&n->holding, &cj->ruling);
 		if (before && !f->code)

@@ -42,8 +42,9 @@ struct cluster_holding {
 	bool gpus;               /* the node's devices are */
 	struct doubt_open doubt; /* the others above are what holds if it is dropped */
 	bool has_after;
-	uint64_t after; /* the position if the prepared step is applied */
-	struct job_step_id applied;
+	uint64_t after;              /* the position if the prepared step is applied */
+	struct job_step_id *applied; /* owned: the last one of each group; all of one epoch */
+	size_t n_applied;
 };
 
 /* A node that has ranks of a job, as its leader knows it. */
@@ -126,6 +127,7 @@ struct cluster_job {
 	uint64_t last_epoch;        /* that the store knows */
 	uint64_t incarnation;       /* and of which; 0: it knows none */
 	struct doubt_ruling ruling; /* on what nodes are in doubt about */
+	struct job_step_id *ruled;  /* its steps; owned */
 
 	struct cluster_epoch epoch;
 	struct cluster_survey *survey; /* the last one; owned; NULL: none */
@@ -179,7 +181,9 @@ void cluster_link_up(struct cluster_link *l);
 void cluster_link_gone(struct cluster_link *l, const char *why);
 
 /* What nodes have of a job (cluster_holding.c). */
-void cluster_holding_of(const struct job *job, struct cluster_holding *ret);
+/* Return: 0 or -ENOMEM; else cluster_holding_deinit follows. */
+int cluster_holding_of(const struct job *job, struct cluster_holding *ret);
+void cluster_holding_deinit(struct cluster_holding *h);
 /* Is it the same job on both nodes, whatever they have of it? Return: 0 or a fault code. */
 int cluster_holding_check_job(const struct cluster_job *cj, const struct cluster_node *a,
 			      const struct cluster_node *b, struct fault *f);
@@ -190,12 +194,15 @@ int cluster_holding_incarnation(struct cluster_job *cj, struct fault *f);
  * code: with it the nodes are not at the same step. */
 int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply, struct fault *f);
 /* What is in doubt here ends, as the leader has said. */
-void cluster_holding_resolve(struct job *job, const Shardd__V1__JobBegin *b);
-/* @at, @prepared, @applied: the message's. */
+/* Return: 0 or -ENOMEM: nothing has ended. */
+int cluster_holding_resolve(struct job *job, const Shardd__V1__JobBegin *b);
+/* @at, @prepared: the message's; @applied: its array, of cluster_holding_pack_steps. */
 void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHolding *at,
-			  Shardd__V1__JobStep *prepared, Shardd__V1__JobStep *applied);
-void cluster_holding_pack_step(const struct job_step_id *id, Shardd__V1__JobStep *ret);
-void cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding *s);
+			  Shardd__V1__JobStep *prepared, Shardd__V1__JobStep **applied);
+/* Return: an array for a message, in one block that is the caller's; NULL without memory. */
+Shardd__V1__JobStep **cluster_holding_pack_steps(const struct job_step_id *ids, size_t n);
+/* Return: 0 or -ENOMEM. */
+int cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding *s);
 
 /* Epochs (cluster_epoch.c). */
 void cluster_tell_wishes(struct cluster_job *cj);

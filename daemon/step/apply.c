@@ -82,6 +82,8 @@ void apply_failed(struct job *job)
 
 static void apply_count_steps(struct job *job, struct unit **units, unsigned n)
 {
+	state_applied *applied;
+
 	for (unsigned i = 0; i < n; i++) {
 		unit_stepped(units[i]);
 		job_journal_mark_steps(job, units[i]);
@@ -91,9 +93,10 @@ static void apply_count_steps(struct job *job, struct unit **units, unsigned n)
 	position_stepped(job, job->step.skips);
 	if (!job->step.across)
 		return;
-	job->rec->applied_epoch = job->step.id.epoch;
-	job->rec->applied_group = job->step.id.group;
-	job->rec->applied_number = job->step.id.number;
+	applied = state_job_applied(job->rec, job->step.id.group);
+	CHECK(applied); /* since it was prepared */
+	applied->epoch = job->step.id.epoch;
+	applied->number = job->step.id.number;
 	doubt_record_applied(job);
 }
 

@@ -254,7 +254,9 @@ static int doubt_restore_step(struct job *job, const state_doubt *from)
 		marks[rank] = doubt_restore_mark(job, from->marks[i], from->step_number);
 		all = marks[rank];
 	}
-	r = all ? position_prepare(job, marks) : -ENOMEM;
+	r = all ? state_job_reserve_applied(job->rec, from->group_key) : -ENOMEM;
+	if (r == 0)
+		r = position_prepare(job, marks);
 	for (uint32_t i = 0; marks && i < job->rec->world_size; i++)
 		position_mark_free(job, marks[i]);
 	free(marks);
@@ -387,9 +389,15 @@ static void doubt_complete(struct doubt *d)
 		doubt_completed(&d->waiter);
 }
 
-static bool doubt_same_step(const struct job_step_id *a, const struct job_step_id *b)
+bool doubt_is_applied(const struct doubt_ruling *r, const struct job_step_id *step)
 {
-	return a->epoch == b->epoch && a->group == b->group && a->number == b->number;
+	for (size_t i = 0; i < r->n_applied; i++) {
+		const struct job_step_id *a = &r->applied[i];
+
+		if (a->epoch == step->epoch && a->group == step->group && a->number == step->number)
+			return true;
+	}
+	return false;
 }
 
 void doubt_resolve(struct job *job, const struct doubt_ruling *r)
@@ -405,8 +413,7 @@ void doubt_resolve(struct job *job, const struct doubt_ruling *r)
 		return;
 	}
 	d->commit = commit_free(job, d->commit);
-	if (open.has_prepared && r->has_applied && doubt_same_step(&open.prepared, &r->applied) &&
-	    !kept_at_commits(job))
+	if (open.has_prepared && doubt_is_applied(r, &open.prepared) && !kept_at_commits(job))
 		doubt_complete(d);
 	else
 		doubt_drop(d);

@@ -51,9 +51,14 @@ bool doubt_position_applied(const struct job *job, uint64_t *ret);
 struct doubt_ruling {
 	bool has_commit;
 	uint64_t step, epoch; /* the last commit that was decided, and in which epoch */
-	bool has_applied;
-	struct job_step_id applied; /* the last step that some node has applied */
+	/* Of steps that some nodes have prepared: those that another one has applied. Of one group one at
+	 * most. */
+	const struct job_step_id *applied;
+	size_t n_applied;
 };
+
+/* Is @step one of them? */
+bool doubt_is_applied(const struct doubt_ruling *ruling, const struct job_step_id *step);
 
 /* Of a job in which no rank is joined. What is completed is so soon: job_settle follows, and until then no
  * rank joins. Nothing in doubt: nothing to do. */

@@ -271,6 +271,8 @@ static enum res op_step_take_marks(struct coll *c)
 
 	for (uint32_t i = 0; marks && i < c->n; i++)
 		marks[c->ops[i]->m->rank] = step_args(c->ops[i])->mark;
+	if (r == 0 && group_spans(c->group))
+		r = state_job_reserve_applied(c->job->rec, group_key(c->group));
 	if (r == 0)
 		r = position_prepare(c->job, marks);
 	if (r == 0 && step_args(c->ops[0])->numbered) { /* also where no rank has inputs */

@@ -41,9 +41,8 @@ state_progress change_progress(const state_job *rec)
 	p.skips_since = rec->skips_since;
 	p.kept = rec->kept;
 	p.rollback = rec->rollback;
-	p.applied_epoch = rec->applied_epoch;
-	p.applied_group = rec->applied_group;
-	p.applied_number = rec->applied_number;
+	p.n_applied = rec->n_applied;
+	p.applied = rec->applied;
 	return p;
 }
 
@@ -129,7 +128,7 @@ static void change_apply_head(state_job **at, state_job *head)
 	*at = head;
 }
 
-static void change_apply_progress(state_job *j, const state_progress *p)
+static void change_apply_progress(state_job *j, state_progress *p)
 {
 	j->epoch = p->epoch;
 	j->has_commit = p->has_commit;
@@ -150,9 +149,8 @@ static void change_apply_progress(state_job *j, const state_progress *p)
 		state_job_keep(j);
 	j->kept = p->kept;
 	j->rollback = p->rollback;
-	j->applied_epoch = p->applied_epoch;
-	j->applied_group = p->applied_group;
-	j->applied_number = p->applied_number;
+	SWAP(j->n_applied, p->n_applied); /* @p is freed with the old ones */
+	SWAP(j->applied, p->applied);
 }
 
 /* Takes it. */

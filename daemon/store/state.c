@@ -497,6 +497,31 @@ int state_doubt_add_blob(state_blob ***list, size_t *n, uint32_t rank, uint64_t 
 	return 0;
 }
 
+state_applied *state_job_applied(const state_job *j, uint64_t group)
+{
+	for (size_t i = 0; i < j->n_applied; i++)
+		if (j->applied[i]->group == group)
+			return j->applied[i];
+	return NULL;
+}
+
+int state_job_reserve_applied(state_job *j, uint64_t group)
+{
+	state_applied *a = state_job_applied(j, group);
+
+	if (a)
+		return 0;
+	a = malloc(sizeof(*a));
+	if (!a)
+		return -ENOMEM;
+	shardd__state__v1__applied__init(a);
+	a->group = group;
+	if (APPEND(j->applied, j->n_applied, a) == 0)
+		return 0;
+	free(a);
+	return -ENOMEM;
+}
+
 static int state_set_checkpoints(state_checkpoints **at, const state_checkpoints *c)
 {
 	state_checkpoints *copy = NULL;

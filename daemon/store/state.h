@@ -35,6 +35,7 @@ typedef Shardd__State__V1__Part state_part;
 typedef Shardd__State__V1__Blob state_blob;
 typedef Shardd__State__V1__Checkpoints state_checkpoints;
 typedef Shardd__State__V1__Doubt state_doubt;
+typedef Shardd__State__V1__Applied state_applied;
 
 #define STATE_VERSION 3u
 
@@ -131,6 +132,10 @@ void state_blob_free(state_blob *b);
 /* Append to d->blobs or d->marks a copy of @data. Return: 0 or -ENOMEM. */
 int state_doubt_add_blob(state_blob ***list, size_t *n, uint32_t rank, uint64_t step,
 			 const void *data, size_t bytes);
+/* There is a record of the last Step of the group with key @group. Return: 0 or -ENOMEM. */
+int state_job_reserve_applied(state_job *j, uint64_t group);
+/* That record; NULL: there is none. */
+state_applied *state_job_applied(const state_job *j, uint64_t group);
 /* The same of said_checkpoints. */
 int state_job_set_said_checkpoints(state_job *j, const state_checkpoints *c);
 

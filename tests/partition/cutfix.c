@@ -594,9 +594,11 @@ static void cutfix_check_commit(unsigned node)
 
 static struct job_step_id cutfix_applied(unsigned node)
 {
-	const state_job *rec = fix.nodes[node].job->rec;
+	const struct job *job = fix.nodes[node].job;
+	const state_applied *a = state_job_applied(job->rec, group_key(job->groups[0]));
 
-	return (struct job_step_id){ rec->applied_epoch, rec->applied_group, rec->applied_number };
+	return a ? (struct job_step_id){ a->epoch, a->group, a->number }
+		 : (struct job_step_id){ 0 };
 }
 
 static bool cutfix_is_behind(const struct job_step_id *a, const struct job_step_id *b)

@@ -182,6 +182,7 @@ static void step_in_doubt(void (*change)(state_unit *spec), bool applied)
 {
 	struct doubt_ruling ruling = { .has_commit = true, .step = 1, .epoch = 1 };
 	struct spanfix *w = &spanfix;
+	struct job_step_id step;
 	unsigned char *want;
 	size_t n_want;
 
@@ -198,11 +199,14 @@ static void step_in_doubt(void (*change)(state_unit *spec), bool applied)
 	for (unsigned i = 0; i < 2; i++) {
 		struct job_step_id id = w->jobs[1]->step.id;
 
-		cr_expect_eq(w->jobs[i]->rec->applied_number == id.number, i == 0 && applied);
+		const state_applied *a = state_job_applied(w->jobs[i]->rec, id.group);
+
+		cr_expect_eq(a && a->number == id.number, i == 0 && applied);
 		cr_expect_eq(w->jobs[i]->step.doubt != NULL, i == 1 || !applied);
 	}
-	ruling.has_applied = applied;
-	ruling.applied = w->jobs[1]->step.id;
+	step = w->jobs[1]->step.id;
+	ruling.n_applied = applied;
+	ruling.applied = &step;
 	resolve(w, &ruling);
 	w->deaf = 0;
 	for (unsigned i = 0; i < 2; i++) {

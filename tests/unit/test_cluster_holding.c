@@ -1,0 +1,157 @@
+/* What the leader of a job rules before an epoch, from what the nodes have of it: docs/nodes.md. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "cluster/cluster_impl.h"
+#include "core/check.h"
+#include "fdcheck.h"
+
+TestSuite(cluster_holding, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 10);
+
+#define NODES 3
+
+static const struct job_step_id left = { 5, 100, 3 }, right = { 5, 200, 7 };
+
+static struct cluster_job cj;
+static struct cluster_node nodes[NODES];
+
+/* All have applied step 1, and nothing is in doubt. */
+static void begin(void)
+{
+	cj = (struct cluster_job){ .label = "0/j" };
+	list_init(&cj.nodes);
+	for (unsigned i = 0; i < NODES; i++) {
+		nodes[i] = (struct cluster_node){ .holding = { .units = 4,
+							       .incarnation = 77,
+							       .has_position = true,
+							       .position = 1 } };
+		snprintf(nodes[i].name, sizeof(nodes[i].name), "n%u", i);
+		list_init(&nodes[i].link);
+		list_append(&cj.nodes, &nodes[i].link);
+	}
+}
+
+/* Node @i has the step @id prepared, with which it is at step 2. */
+static void prepares(unsigned i, const struct job_step_id *id)
+{
+	nodes[i].holding.doubt.has_prepared = true;
+	nodes[i].holding.doubt.prepared = *id;
+	nodes[i].holding.has_after = true;
+	nodes[i].holding.after = 2;
+}
+
+/* Node @i has applied these, and is at step 2. */
+static void applies(unsigned i, const struct job_step_id *ids, size_t n)
+{
+	nodes[i].holding.applied = calloc(n, sizeof(*ids));
+	CHECK(nodes[i].holding.applied);
+	memcpy(nodes[i].holding.applied, ids, n * sizeof(*ids));
+	nodes[i].holding.n_applied = n;
+	nodes[i].holding.position = 2;
+}
+
+static int rule(struct fault *f)
+{
+	const struct coord_reply none = { .status = COORD_OK };
+
+	*f = FAULT_NULL;
+	return cluster_holding_rule(&cj, &none, f);
+}
+
+static void end(void)
+{
+	for (unsigned i = 0; i < NODES; i++)
+		cluster_holding_deinit(&nodes[i].holding);
+	free(cj.ruled);
+}
+
+/* A node said only which step it had applied last, so such a job was refused. */
+Test(cluster_holding, steps_of_two_groups_in_doubt_are_both_applied)
+{
+	const struct job_step_id both[] = { left, right };
+	struct fault f;
+
+	begin();
+	applies(0, both, 2);
+	prepares(1, &left);
+	prepares(2, &right);
+	cr_assert_eq(rule(&f), 0, "%s", f.text);
+	cr_expect_eq(cj.ruling.n_applied, 2);
+	cr_expect(doubt_is_applied(&cj.ruling, &left) && doubt_is_applied(&cj.ruling, &right));
+	end();
+}
+
+Test(cluster_holding, a_step_of_another_group_says_nothing)
+{
+	struct fault f;
+
+	begin();
+	applies(0, &right, 1);
+	nodes[0].holding.position = 1;
+	prepares(1, &left);
+	cr_assert_eq(rule(&f), 0, "%s", f.text);
+	cr_expect_eq(cj.ruling.n_applied, 0, "it is dropped");
+	end();
+}
+
+Test(cluster_holding, a_step_that_was_applied_is_ruled_once)
+{
+	struct fault f;
+
+	begin();
+	applies(0, &left, 1);
+	prepares(1, &left);
+	prepares(2, &left);
+	cr_assert_eq(rule(&f), 0, "%s", f.text);
+	cr_expect_eq(cj.ruling.n_applied, 1);
+	end();
+}
+
+/* With equal numbers of another epoch. */
+Test(cluster_holding, a_step_of_another_epoch_is_another_one)
+{
+	struct job_step_id old = left;
+	struct fault f;
+
+	begin();
+	old.epoch--;
+	applies(0, &old, 1);
+	prepares(1, &left);
+	cr_expect_eq(rule(&f), FAULT_STATE, "node 0 is at step 2, node 1 at step 1");
+	cr_expect_eq(cj.ruling.n_applied, 0);
+	end();
+}
+
+Test(cluster_holding, a_job_keeps_its_incarnation)
+{
+	struct fault f = FAULT_NULL;
+
+	begin();
+	cr_assert_eq(cluster_holding_incarnation(&cj, &f), 0, "%s", f.text);
+	cr_expect_eq(cj.incarnation, 77);
+	cj.incarnation = 0; /* the store has lost all, and nodes have nothing: a new one */
+	for (unsigned i = 0; i < NODES; i++)
+		nodes[i].holding.units = 0;
+	cr_assert_eq(cluster_holding_incarnation(&cj, &f), 0, "%s", f.text);
+	cr_expect(cj.incarnation && cj.incarnation != 77);
+	end();
+}
+
+Test(cluster_holding, an_earlier_job_is_refused_by_the_name_of_its_node)
+{
+	struct fault f = FAULT_NULL;
+
+	begin();
+	cj.incarnation = 77;
+	nodes[2].holding.incarnation = 66;
+	cr_expect_eq(cluster_holding_incarnation(&cj, &f), FAULT_STATE);
+	cr_expect(strstr(f.text, "node n2 has the memory of an earlier job '0/j'"), "%s", f.text);
+	nodes[2].holding.units = 0; /* only a commit that it is in doubt about */
+	nodes[2].holding.doubt.has_commit = true;
+	f = FAULT_NULL;
+	cr_expect_eq(cluster_holding_incarnation(&cj, &f), FAULT_STATE);
+	nodes[2].holding.doubt.has_commit = false;
+	f = FAULT_NULL;
+	cr_expect_eq(cluster_holding_incarnation(&cj, &f), 0, "%s", f.text);
+	end();
+}
