@@ -132,7 +132,8 @@ int cluster_holding_check_job(const struct cluster_job *cj, const struct cluster
 				 "job '%s' has other settings (lifetime, resume, allow_torn, ipc, "
 				 "private) on node %s than on node %s",
 				 cj->label, a->name, b->name);
-	if (x->policy != y->policy)
+	/* a node that has nothing of the job has no policy: that is not what is wrong with it */
+	if (x->policy != y->policy && !x->units == !y->units)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' has another policy of checkpoints on node %s than on "
 				 "node %s: set the same one on both (shardctl checkpoint policy)",

@@ -154,9 +154,10 @@ def node_is_lost():
         folder = folders(x)
         t = Ranks(x, TWO, "init", "train=2", f"wait={x.folder}/go", "train=4")
         t.wait_step(2)
-        code, said = checkpoint(x["a"], "save", "j", folder)
-        if code:
-            raise Failed(said)
+        for args in (("save", "j", folder), ("policy", "j", folder, "--every-steps", 1000)):
+            code, said = checkpoint(x["a"], *args)
+            if code:
+                raise Failed(f"{args}: {said}")
         x["b"].kill()
         t.ranks[1].kill()
         pathlib.Path(x.folder, "go").touch()
