@@ -229,7 +229,23 @@ static int make_model(struct trainer *t)
 	return 0;
 }
 
-/* All units in one call; those that no earlier life initialised, by the seed. */
+/* The newest checkpoint, in place of values by the seed. It ends the epoch, so that all join again.
+ * Return: -SHARDD_ABORTED then. */
+static int load_checkpoint(struct trainer *t)
+{
+	int rc = shardd_barrier(t->client, 0, &t->err); /* all have registered */
+
+	if (rc >= 0 && t->me.rank == 0)
+		rc = shardd_load_checkpoint(t->client, getenv("SHARDD_JOB") ? NULL : "charlm",
+					    t->options->load, NULL, NULL, &t->err);
+	if (rc >= 0)
+		rc = shardd_barrier(t->client, 0, &t->err);
+	if (rc >= 0)
+		rc = trainer_fail(t, SHARDD_INTERNAL, "the load has not ended the epoch");
+	return rc;
+}
+
+/* All units in one call; those that no earlier life initialised, by the seed or the checkpoint. */
 static int register_layers(struct trainer *t)
 {
 	struct shardd_tensor tensors[LAYER_N][2];
@@ -241,6 +257,8 @@ static int register_layers(struct trainer *t)
 	for (int l = 0; l < LAYER_N; l++)
 		describe_layer(t, &s, l, tensors[l], shapes[l], &specs[l]);
 	rc = shardd_register(t->client, specs, LAYER_N, t->units, &t->err);
+	if (rc >= 0 && t->options->load && !t->me.has_step && !t->me.has_commit)
+		return load_checkpoint(t);
 	for (int l = 0; l < LAYER_N && rc >= 0; l++)
 		if (!t->units[l].initialised)
 			rc = shardd_init_seed(t->client, t->units[l].unit, t->options->seed,

@@ -11,6 +11,7 @@
 
 struct train_options {
 	const char *data; /* file */
+	const char *load; /* folder of checkpoints, or NULL */
 	uint64_t steps;   /* the last one */
 	uint64_t seed;
 	uint64_t batch; /* samples of all ranks together */
