@@ -97,6 +97,11 @@ static int place_fault(struct fault *f, const char *path)
 			  what);
 	else if (error == EACCES || error == EPERM)
 		fault_set(f, FAULT_DENIED, NULL, "%s: the owner of the job may not use it", what);
+	else if (error == ENOSYS)
+		fault_set(f, FAULT_STATE, NULL,
+			  "%s: a filter of system calls, or the kernel, refuses openat2: with "
+			  "systemd install shardd-checkpoints.conf, which has RestrictSUIDSGID=no",
+			  what);
 	else
 		(void)fault_errno(f, -error, what);
 	return -1;

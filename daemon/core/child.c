@@ -61,6 +61,8 @@ static int child_main(void *arg)
 	s->error = child_set_descriptors(s->o);
 	if (s->error == 0) {
 		child_reset_signals();
+		/* rights that the daemon has got for itself; without any it changes nothing */
+		prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
 		execve(s->o->path, s->o->argv, s->o->envp);
 		s->error = -errno;
 	}
