@@ -405,6 +405,10 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 		if (m->epoch == cj->epoch.number)
 			cluster_on_uneven(cj, from, m);
 		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_WRITE:
+		if (m->epoch == cj->epoch.number)
+			cluster_on_write(cj, from, m);
+		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_ASK:
 		cluster_on_ask(cj, from, m->ask);
 		return;

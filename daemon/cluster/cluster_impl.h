@@ -221,6 +221,21 @@ void cluster_form(struct cluster_job *cj);
 void cluster_on_rank_left(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobLeft *l);
 /* Entries of the order that a node may announce ahead (cluster_order.c). */
 uint32_t cluster_order_ahead(const struct job *job);
+/* Of an epoch that runs (cluster_order.c). NULL: none. */
+struct cluster_job *cluster_order_running(const struct job *job);
+const struct order_nodes *cluster_order_nodes_of(const struct group *g, struct order_nodes *ret);
+struct unit *cluster_order_unit_of(struct job *job, uint64_t key);
+void cluster_order_tell(struct cluster_job *cj, const struct job *job, const struct order_entry *e);
+/* To all nodes of the epoch but @except, from the leader; else to the leader (cluster_uneven.c). */
+void cluster_tell_others(struct cluster_job *cj, Shardd__V1__JobMessage *m,
+			 const struct peer *except);
+/* Which node of the epoch @from is. Return: false: none. */
+bool cluster_node_of(const struct cluster_job *cj, const struct peer *from, unsigned *ret);
+/* Is @rank of @g on @node? The leader knows whose rank it is; the others believe it. */
+bool cluster_is_rank_of(const struct cluster_job *cj, const struct group *g, unsigned node,
+			uint32_t rank);
+/* Parameters that a rank writes by itself (cluster_writes.c): a message write of this epoch. */
+void cluster_on_write(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m);
 /* Ranks without inputs (cluster_uneven.c): a message no_inputs or collective of this epoch. */
 void cluster_on_uneven(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m);
 /* None of this node wants to join any more: the leader is told. */

@@ -15,6 +15,7 @@
 #include "step/apply.h"
 #include "step/commit.h"
 #include "step/external.h"
+#include "unitio/writes.h"
 
 /* Orders are freed behind their own callbacks. */
 struct cluster_ended {
@@ -38,7 +39,7 @@ static struct group *cluster_order_group_of(struct job *job, uint64_t key)
 	return NULL;
 }
 
-static struct unit *cluster_order_unit_of(struct job *job, uint64_t key)
+struct unit *cluster_order_unit_of(struct job *job, uint64_t key)
 {
 	for (uint32_t i = 0; i < job->n_units; i++)
 		if (!job->units[i]->rec->dropped && job->units[i]->key == key)
@@ -77,8 +78,10 @@ static bool cluster_order_start_collective(const struct cluster_job *cj, struct 
 	const struct match_slot *slot = g ? match_slot(&g->match, s->key.number) : NULL;
 	bool joint;
 
-	if (!g || !g->here)
-		return g;
+	if (!g)
+		return writes_start(job, s->key.group, s->key.number);
+	if (!g->here)
+		return true;
 	joint = slot && slot->first &&
 		cluster_order_flags_of(CONTAINER_OF(slot->first, struct op, entry));
 	uneven_starts(g, s->key.number, joint || !order_is_recorded(cj->epoch.order));
@@ -172,6 +175,8 @@ static void cluster_order_fail(void *userdata, const struct order_key *key, cons
 
 	if (g && key->kind == ORDER_COLLECTIVE)
 		match_fail(&g->match, key->number, f);
+	else if (job && key->kind == ORDER_COLLECTIVE)
+		(void)writes_fail(job, key->group, key->number, f);
 }
 
 static void cluster_order_ended(void *userdata, const struct fault *f)
@@ -369,7 +374,7 @@ void cluster_on_order(struct cluster_job *cj, struct peer *from, const ProtobufC
 
 /* -------------------------------------------------------------- what the job says */
 
-static struct cluster_job *cluster_order_running(const struct job *job)
+struct cluster_job *cluster_order_running(const struct job *job)
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
 
@@ -377,8 +382,7 @@ static struct cluster_job *cluster_order_running(const struct job *job)
 }
 
 /* The nodes that have members of @g. Return: NULL: all. */
-static const struct order_nodes *cluster_order_nodes_of(const struct group *g,
-							struct order_nodes *ret)
+const struct order_nodes *cluster_order_nodes_of(const struct group *g, struct order_nodes *ret)
 {
 	const struct span *s = g->job->across.span;
 	unsigned n = 0;
@@ -396,8 +400,7 @@ static void cluster_order_fill_entry(const struct group *g, uint64_t number,
 				   .nodes = nodes };
 }
 
-static void cluster_order_tell(struct cluster_job *cj, const struct job *job,
-			       const struct order_entry *e)
+void cluster_order_tell(struct cluster_job *cj, const struct job *job, const struct order_entry *e)
 {
 	struct fault f = FAULT_NULL;
 	int r = order_announce(cj->epoch.order, e);

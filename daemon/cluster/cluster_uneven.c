@@ -7,16 +7,8 @@
 #include "core/text.h"
 #include "op/uneven_nodes.h"
 
-static struct cluster_job *cluster_uneven_running(const struct job *job)
-{
-	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
-
-	return cj && cj->epoch.order ? cj : NULL;
-}
-
-/* To all nodes but @except, from the leader; else to the leader. */
-static void cluster_uneven_tell(struct cluster_job *cj, Shardd__V1__JobMessage *m,
-				const struct peer *except)
+void cluster_tell_others(struct cluster_job *cj, Shardd__V1__JobMessage *m,
+			 const struct peer *except)
 {
 	m->epoch = cj->epoch.number;
 	for (unsigned i = 0; cj->epoch.peers && i < cj->epoch.n_nodes; i++)
@@ -28,7 +20,7 @@ static void cluster_uneven_tell(struct cluster_job *cj, Shardd__V1__JobMessage *
 
 void cluster_no_inputs(struct group *g, uint64_t number, uint64_t last_number, uint32_t last)
 {
-	struct cluster_job *cj = cluster_uneven_running(g->job);
+	struct cluster_job *cj = cluster_order_running(g->job);
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobNoInputs n = SHARDD__V1__JOB_NO_INPUTS__INIT;
 
@@ -39,12 +31,12 @@ void cluster_no_inputs(struct group *g, uint64_t number, uint64_t last_number, u
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_NO_INPUTS;
 	m.no_inputs = &n;
 	if (cj)
-		cluster_uneven_tell(cj, &m, NULL);
+		cluster_tell_others(cj, &m, NULL);
 }
 
 void cluster_asks(struct group *g, const struct asked *a)
 {
-	struct cluster_job *cj = cluster_uneven_running(g->job);
+	struct cluster_job *cj = cluster_order_running(g->job);
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobCollective c = SHARDD__V1__JOB_COLLECTIVE__INIT;
 
@@ -63,7 +55,7 @@ void cluster_asks(struct group *g, const struct asked *a)
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_COLLECTIVE;
 	m.collective = &c;
 	if (cj)
-		cluster_uneven_tell(cj, &m, NULL);
+		cluster_tell_others(cj, &m, NULL);
 }
 
 static struct asked *cluster_uneven_unpack(const struct group *g,
@@ -86,9 +78,7 @@ static struct asked *cluster_uneven_unpack(const struct group *g,
 	return a;
 }
 
-/* Which node of the epoch @from is. Return: false: none. */
-static bool cluster_uneven_node_of(const struct cluster_job *cj, const struct peer *from,
-				   unsigned *ret)
+bool cluster_node_of(const struct cluster_job *cj, const struct peer *from, unsigned *ret)
 {
 	if (!cj->epoch.peers)
 		return from == cluster_to_leader(cj);
@@ -99,8 +89,8 @@ static bool cluster_uneven_node_of(const struct cluster_job *cj, const struct pe
 }
 
 /* The leader knows whose rank it is; the others believe it. */
-static bool cluster_uneven_is_of(const struct cluster_job *cj, const struct group *g, unsigned node,
-				 uint32_t rank)
+bool cluster_is_rank_of(const struct cluster_job *cj, const struct group *g, unsigned node,
+			uint32_t rank)
 {
 	uint32_t index;
 
@@ -128,7 +118,7 @@ static int cluster_uneven_take_no_inputs(const struct cluster_job *cj, unsigned 
 
 	if (!g)
 		return 0;
-	if (!cluster_uneven_is_of(cj, g, node, n->last))
+	if (!cluster_is_rank_of(cj, g, node, n->last))
 		return -1;
 	return g->here ? uneven_joined_elsewhere(g, n->number, n->last_number, n->last) : 0;
 }
@@ -143,7 +133,7 @@ static int cluster_uneven_take_collective(struct cluster_job *cj, unsigned node,
 	if (!g)
 		return 0;
 	if (c->n_words != ASKED_WORDS || c->n_print != sizeof(a->print.words) / sizeof(uint64_t) ||
-	    !cluster_uneven_is_of(cj, g, node, c->rank))
+	    !cluster_is_rank_of(cj, g, node, c->rank))
 		return -1;
 	if (!g->here)
 		return 0;
@@ -161,10 +151,10 @@ void cluster_on_uneven(struct cluster_job *cj, struct peer *from, const Shardd__
 	unsigned node = 0;
 	int r;
 
-	if (!cluster_uneven_node_of(cj, from, &node))
+	if (!cluster_node_of(cj, from, &node))
 		return; /* it has no part in the epoch */
 	if (cj->epoch.peers)
-		cluster_uneven_tell(cj, (Shardd__V1__JobMessage *)m, from);
+		cluster_tell_others(cj, (Shardd__V1__JobMessage *)m, from);
 	if (m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_NO_INPUTS)
 		r = cluster_uneven_take_no_inputs(cj, node, m->no_inputs);
 	else

@@ -79,7 +79,8 @@ static enum res turn_tick(struct turn *t, struct fault *f)
 	RES_TRY(apply_wait_step(t->job, &t->waiter));
 	if (t->epoch != t->job->rec->epoch)
 		return RES_DONE;
-	if (u->step == UNIT_STEP_DUE || u->step == UNIT_STEP_STEPPING || u->shards_left) {
+	if (u->step == UNIT_STEP_DUE || u->step == UNIT_STEP_STEPPING || u->shards_left ||
+	    u->shard_writes) {
 		condition_wait(&u->step_done, &t->waiter);
 		return RES_WAIT;
 	}

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/log.h"
+#include "job/across_write.h"
 #include "job/elastic.h"
 #include "job/job.h"
 #include "job/job_journal.h"
@@ -50,6 +51,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		job->jobs->ops.epoch_ended(job, fault);
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_reset(job->groups[i], fault);
+	across_writes_end(job);
 	job->rec->epoch++;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	if (job->step.state == JOB_STEP_PREPARED && !job_members_keeps_step(job)) {

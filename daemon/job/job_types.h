@@ -43,6 +43,7 @@
 
 enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
 
+struct across_write;
 struct apply;
 struct asked;
 struct bufcopy;
@@ -117,6 +118,12 @@ struct job_ops {
 	void (*joined)(struct group *g, uint64_t number, uint64_t last_number, uint32_t last);
 	/* For nodes without inputs: uneven_asked_elsewhere there. */
 	void (*asks)(struct group *g, const struct asked *a);
+	/* A rank here wants to write parameters of @w->unit, whose group spans nodes: writes_asked_elsewhere on
+	 * the other nodes; writes_start or writes_fail follows on all of them. */
+	void (*writes)(struct job *job, const struct across_write *w);
+	/* This node lets a rank elsewhere do that, or does not. */
+	void (*write_allowed)(struct job *job, const struct across_write *w);
+	void (*write_refused)(struct job *job, const struct across_write *w, const struct fault *f);
 	/* All ranks here have given back their shards of @u for the @turn-th time in this epoch:
 	 * external_start follows when those of all nodes have. */
 	void (*give)(struct job *job, struct unit *u, uint64_t turn);
@@ -340,8 +347,10 @@ struct job_elastic {
 
 /* A job over several nodes (docs/nodes.md). */
 struct job_across {
-	struct span *span; /* where its ranks are; owned; NULL: all on this node */
-	struct list line;  /* what spans nodes and was started (job/line.h) */
+	struct span *span;  /* where its ranks are; owned; NULL: all on this node */
+	struct list line;   /* what spans nodes and was started (job/line.h) */
+	struct list writes; /* of parameters, by single ranks (job/across_write.h) */
+	uint64_t n_writes;  /* that ranks here have asked for in this epoch */
 	struct unit_turns
 		replaced; /* the largest of units whose numbers are used again, in this epoch */
 	/* By rank: of those of other nodes that have left in this epoch, the process; else 0. Owned; NULL:

@@ -2,7 +2,7 @@
  * CopyShard: this rank's piece of a tensor, or of its reduced gradient, into a buffer of its
  * session or out of it. It concerns this rank alone. Trainers look at shards and change them by it
  * without a full copy of the unit. The copy is a task of the rank's device; while parameters are
- * written nobody gathers the unit.
+ * written nobody gathers the unit, on no node (unitio/writes.h).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,6 +19,7 @@
 #include "step/apply.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
+#include "unitio/writes.h"
 #include "shardd.pb-c.h"
 
 struct copy_shard_args {
@@ -122,11 +123,6 @@ static int op_copy_shard_check(struct op *op, struct fault *f)
 {
 	const struct copy_shard_args *a = copy_shard_args(op);
 	struct unit_run run = { 0 };
-
-	/* gathered copies on other nodes would stay as they are */
-	if (op_copy_shard_changes(op) &&
-	    job_check_here(op->m->job, "writing parameters by CopyShard", f))
-		return f->code;
 
 	if (op_check_not_torn(op, f) || op_check_in_group(op, f) || op_check_initialised(op, f) ||
 	    op_check_not_summoned(op, f) || op_copy_shard_find(op, &run, f))
@@ -265,6 +261,12 @@ static enum res op_copy_shard_start(struct op *op, const struct unit_run *run)
 	return RES_WAIT;
 }
 
+/* Does a rank here wait for a copy of several nodes that is not begun? */
+static bool op_copy_shard_is_wanted(const struct op *op)
+{
+	return group_spans(op->group) && !condition_is_idle(&op->unit->cast_done);
+}
+
 static enum res op_copy_shard_tick(struct op *op)
 {
 	struct unit_run run = { 0 };
@@ -283,11 +285,19 @@ static enum res op_copy_shard_tick(struct op *op)
 	}
 	if (op_copy_shard_changes(op)) {
 		/* cast_done is for ops that take the copy; node_wake comes after it */
-		if (unit_is_copying(op->unit))
+		if (unit_is_copying(op->unit) || op_copy_shard_is_wanted(op))
 			return op_wait(op, &op->m->job->node->changed);
 		RES_TRY(readers_let(op->m->job, JOB_CHANGE_WHOLE, &op->waiter));
+		if (group_spans(op->group))
+			RES_TRY(writes_allow(op, &op->fault));
 	}
 	return op_copy_shard_start(op, &run);
+}
+
+static void op_copy_shard_leave(struct op *op)
+{
+	if (op_copy_shard_changes(op))
+		writes_end(op);
 }
 
 static bool op_copy_shard_waits_for_readers(const struct op *op)
@@ -301,6 +311,7 @@ const struct op_type op_copy_shard = {
 	.decode = op_copy_shard_decode,
 	.check = op_copy_shard_check,
 	.tick = op_copy_shard_tick,
+	.leave = op_copy_shard_leave,
 	.reply = &shardd__v1__copy_shard_response__descriptor,
 	.waits_for_readers = op_copy_shard_waits_for_readers,
 	.move = MOVE_NEEDS_IDLE,

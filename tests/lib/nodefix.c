@@ -68,6 +68,21 @@ static void on_asks(struct group *g, const struct asked *a)
 	fixture_of(g->job)->asks(fixture_of(g->job), g, a);
 }
 
+static void on_writes(struct job *job, const struct across_write *w)
+{
+	fixture_of(job)->writes(fixture_of(job), job, w);
+}
+
+static void on_write_allowed(struct job *job, const struct across_write *w)
+{
+	fixture_of(job)->write_allowed(fixture_of(job), job, w);
+}
+
+static void on_write_refused(struct job *job, const struct across_write *w, const struct fault *f)
+{
+	fixture_of(job)->write_refused(fixture_of(job), job, w, f);
+}
+
 static void on_made(struct job *job, uint64_t position)
 {
 	fixture_of(job)->made(fixture_of(job), job, position);
@@ -159,6 +174,9 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 				     .made = on_made,
 				     .joined = on_joined,
 				     .asks = on_asks,
+				     .writes = on_writes,
+				     .write_allowed = on_write_allowed,
+				     .write_refused = on_write_refused,
 				     .prepared = on_prepared,
 				     .epoch_ends = doubt_epoch_ends,
 				     .signals_gone = queue_tasks_forget };

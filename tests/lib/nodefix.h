@@ -46,6 +46,10 @@ struct nodefix {
 	void (*joined)(struct nodefix *n, struct group *g, uint64_t number, uint64_t last_number,
 		       uint32_t last);
 	void (*asks)(struct nodefix *n, struct group *g, const struct asked *a);
+	void (*writes)(struct nodefix *n, struct job *job, const struct across_write *w);
+	void (*write_allowed)(struct nodefix *n, struct job *job, const struct across_write *w);
+	void (*write_refused)(struct nodefix *n, struct job *job, const struct across_write *w,
+			      const struct fault *f);
 	void (*prepared)(struct nodefix *n, struct group *g, uint64_t number);
 	void *userdata;
 	struct {

@@ -13,7 +13,9 @@
 #include "op/op_list.h"
 #include "op/uneven_nodes.h"
 #include "step/apply.h"
+#include "job/across_write.h"
 #include "step/external.h"
+#include "unitio/writes.h"
 
 /* ------------------------------------------------------------------------ the store */
 
@@ -214,6 +216,68 @@ static void spanfix_on_asks(struct nodefix *n, struct group *g, const struct ask
 	spanfix_pass_on(&spanfix, &what, self, self);
 }
 
+/* The nodes of @g. Return: NULL: all. */
+static const struct order_nodes *spanfix_nodes_of(const struct group *g, struct order_nodes *ret)
+{
+	unsigned n = 0;
+
+	*ret = (struct order_nodes){ 0 };
+	for (uint32_t i = 0; i < group_size(g); i++)
+		n += order_nodes_add(ret, span_node_of(g->job->across.span, g->rec->ranks[i]));
+	return n == spanfix.n_nodes ? NULL : ret;
+}
+
+/* -- a rank that writes parameters by itself */
+
+static void spanfix_fill_write(const struct job *job, const struct across_write *w,
+			       struct order_nodes *nodes, struct order_print *print,
+			       struct order_entry *e)
+{
+	*print = (struct order_print){ .words = { w->unit->key, w->rank }, .text = "CopyShard" };
+	*e = (struct order_entry){ .key = { ORDER_COLLECTIVE, w->key, w->number },
+				   .flags = ORDER_JOINT,
+				   .nodes = spanfix_nodes_of(job->groups[w->unit->rec->group],
+							     nodes),
+				   .print = print,
+				   .rank = w->rank };
+}
+
+static void spanfix_on_write_allowed(struct nodefix *n, struct job *job,
+				     const struct across_write *w)
+{
+	struct order_nodes nodes;
+	struct order_print print;
+	struct order_entry e;
+
+	(void)n;
+	spanfix_fill_write(job, w, &nodes, &print, &e);
+	if (spanfix.orders[spanfix_node_of_job(job)])
+		(void)order_announce(spanfix.orders[spanfix_node_of_job(job)], &e);
+}
+
+static void spanfix_on_write_refused(struct nodefix *n, struct job *job,
+				     const struct across_write *w, const struct fault *f)
+{
+	struct order_nodes nodes;
+	struct order_print print;
+	struct order_entry e;
+
+	(void)n;
+	spanfix_fill_write(job, w, &nodes, &print, &e);
+	(void)order_refuse(spanfix.orders[spanfix_node_of_job(job)], &e, f);
+}
+
+static void spanfix_on_writes(struct nodefix *n, struct job *job, const struct across_write *w)
+{
+	const struct spanfix_sent what = {
+		.kind = SPANFIX_WRITES, .group = w->unit->key, .number = w->number, .last = w->rank
+	};
+	unsigned self = spanfix_node_of_job(job);
+
+	spanfix_pass_on(&spanfix, &what, self, self);
+	spanfix_on_write_allowed(n, job, w);
+}
+
 static void spanfix_deliver(struct spanfix *w, struct spanfix_sent *sent)
 {
 	struct group *g;
@@ -222,9 +286,16 @@ static void spanfix_deliver(struct spanfix *w, struct spanfix_sent *sent)
 		order_receive(w->orders[sent->to], sent->from, &sent->msg);
 		return;
 	}
-	g = spanfix_group_of_key(w->jobs[sent->to], sent->group);
 	if (!sent->to)
 		spanfix_pass_on(w, sent, sent->from, 0);
+	if (sent->kind == SPANFIX_WRITES) {
+		struct job *job = w->jobs[sent->to];
+
+		writes_asked_elsewhere(job, spanfix_unit_of_key(job, sent->group), sent->last,
+				       sent->number);
+		return;
+	}
+	g = spanfix_group_of_key(w->jobs[sent->to], sent->group);
 	if (!g->here)
 		asked_free(sent->asked);
 	else if (sent->kind == SPANFIX_JOINED)
@@ -274,6 +345,8 @@ static void spanfix_order_on_start(void *userdata, const struct order_started *s
 		CHECK(external_start(job, spanfix_unit_of_key(job, s->key.group), s->key.number));
 		return;
 	}
+	if (s->key.kind == ORDER_COLLECTIVE && writes_start(job, s->key.group, s->key.number))
+		return;
 	g = spanfix_group_of_key(job, s->key.group);
 	if (s->key.kind == ORDER_APPLY) {
 		if (!(spanfix.deaf >> node & 1))
@@ -290,7 +363,8 @@ static void spanfix_order_on_start(void *userdata, const struct order_started *s
 static void spanfix_order_on_fail(void *userdata, const struct order_key *key,
 				  const struct fault *f)
 {
-	match_fail(&spanfix_group_of_key(userdata, key->group)->match, key->number, f);
+	if (!writes_fail(userdata, key->group, key->number, f))
+		match_fail(&spanfix_group_of_key(userdata, key->group)->match, key->number, f);
 }
 
 static void spanfix_order_on_decide(void *userdata, const struct order_key *key)
@@ -368,17 +442,6 @@ bool spanfix_is_recorded(struct spanfix *w)
 		if (!order_is_recorded(w->orders[i]))
 			return false;
 	return true;
-}
-
-/* The nodes of @g. Return: NULL: all. */
-static const struct order_nodes *spanfix_nodes_of(const struct group *g, struct order_nodes *ret)
-{
-	unsigned n = 0;
-
-	*ret = (struct order_nodes){ 0 };
-	for (uint32_t i = 0; i < group_size(g); i++)
-		n += order_nodes_add(ret, span_node_of(g->job->across.span, g->rec->ranks[i]));
-	return n == spanfix.n_nodes ? NULL : ret;
 }
 
 static void spanfix_on_announce(struct nodefix *n, struct group *g, uint64_t number,
@@ -544,6 +607,9 @@ static void spanfix_begin_node(struct spanfix *w, unsigned i)
 	n->leave_out = spanfix_on_leave_out;
 	n->joined = spanfix_on_joined;
 	n->asks = spanfix_on_asks;
+	n->writes = spanfix_on_writes;
+	n->write_allowed = spanfix_on_write_allowed;
+	n->write_refused = spanfix_on_write_refused;
 	w->jobs[i] = nodefix_job(n, "job", w->size, 0);
 	if (!w->spans)
 		return;

@@ -18,14 +18,14 @@
 
 #define SPANFIX_SENT 256
 
-/* What is on its way: a message of an order, or of ranks without inputs. */
-enum spanfix_kind { SPANFIX_ORDER, SPANFIX_JOINED, SPANFIX_ASKS };
+/* What is on its way: a message of an order, of ranks without inputs, or of a rank that writes. */
+enum spanfix_kind { SPANFIX_ORDER, SPANFIX_JOINED, SPANFIX_ASKS, SPANFIX_WRITES };
 
 struct spanfix_sent {
 	uint32_t from, to;
 	enum spanfix_kind kind;
 	struct order_msg msg;
-	uint64_t group, number, last_number; /* the key of the group */
+	uint64_t group, number, last_number; /* the key of the group, or of the unit */
 	uint32_t last;
 	struct asked *asked; /* owned */
 };

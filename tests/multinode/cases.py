@@ -39,18 +39,18 @@ def trains():
                     raise lab.Failed(f"{shape}: step {step} has loss {loss}, {one[step]} alone")
 
 
-def run_ops(x, shape, job):
+def run_ops(x, shape, job, *args):
     """Return: what each rank of tests/multinode/ops.c has said."""
     places = [(x[name], i) for name, n in shape for i in range(n)]
     ranks = []
     for rank, (node, local) in enumerate(places):
         env = lab.environment(SHARDD_SOCKET=node.socket, SHARDD_JOB=job, RANK=str(rank),
                               WORLD_SIZE=str(len(places)), LOCAL_RANK=str(local))
-        ranks.append(lab.Process(node.name, [lab.BIN.parent / "tests/multinode_ops"],
+        ranks.append(lab.Process(node.name, [lab.BIN.parent / "tests/multinode_ops", *args],
                                  f"{x.folder}/{job}-{rank}.log", env))
-    for rank, p in enumerate(ranks):
-        if p.wait():
-            raise Failed(f"rank {rank} of job {job}: {p.text()[-600:]}")
+    if any([p.wait() for p in ranks]):
+        raise Failed("\n".join(f"rank {rank} of job {job}: {p.text()[-500:]}"
+                               for rank, p in enumerate(ranks)))
     return [p.text().splitlines() for p in ranks]
 
 
@@ -67,6 +67,9 @@ def ops():
                 wrong = [f"{s}, {e} alone" for s, e in zip(said, expected) if s != e]
                 if wrong or len(said) != len(expected):
                     raise Failed(f"rank {rank} of job {job}: {wrong[:3]}, {len(said)} lines")
+        one = run_ops(x, (("alone", 4),), "oneshards", "shards")
+        if run_ops(x, TWO, "twoshards", "shards") != one:
+            raise Failed("ranks read other shards than those of one node")
 
 
 def goes_on(t):

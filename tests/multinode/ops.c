@@ -268,13 +268,51 @@ static void convert(const struct shardd_unit_info *u)
 	}
 }
 
-int main(void)
+/* -- shards that each rank writes by itself, where all nodes have as many ranks */
+
+static void shards(void)
+{
+	static const uint64_t elements[4][TENSORS] = {
+		{ 32, 0, 0 }, { 8, 24, 0 }, { 0, 24, 8 }, { 0, 0, 32 }
+	};
+	struct shardd_unit_info u = make("shards", (struct shardd_unit_spec){ .optimizer = sgd });
+	uint64_t buffer;
+	void *values;
+
+	OK(shardd_alloc(client, 4096, &buffer, &values, &err));
+	for (unsigned i = 0; i < 5; i++) {
+		for (uint32_t t = 0; t < TENSORS; t++) {
+			uint64_t n = elements[me.rank % 4][t];
+
+			OK(shardd_copy_shard(client, u.unit, t, SHARDD_PARAMETERS, false, buffer, n,
+					     &err));
+			for (uint64_t k = 0; k < n; k++)
+				((float *)values)[k] = ((float *)values)[k] / 2 + number(k, t);
+			OK(shardd_copy_shard(client, u.unit, t, SHARDD_PARAMETERS, true, buffer, n,
+					     &err));
+		}
+		OK(shardd_barrier(client, SHARDD_WORLD, &err)); /* before others gather it */
+		look("written", &u);
+		reduce(&u);
+		end_step("written", &u);
+		OK(shardd_barrier(client, SHARDD_WORLD, &err)); /* nobody has it gathered */
+	}
+	OK(shardd_free(client, buffer, &err));
+}
+
+int main(int argc, char **argv)
 {
 	struct shardd_job job = { .size = sizeof(job), .rank = SHARDD_RANK_FROM_ENV };
 	struct shardd_unit_info u;
 
 	OK(shardd_connect(NULL, &client, &err));
 	OK(shardd_join(client, &job, &me, &err));
+	if (argc > 1 && strcmp(argv[1], "shards") == 0) {
+		shards();
+		OK(shardd_leave(client, &err));
+		shardd_close(client);
+		return 0;
+	}
 	ddp();
 	read_along();
 	own(SHARDD_SHARD, "own");

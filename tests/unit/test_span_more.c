@@ -268,6 +268,163 @@ static void script_bytes(struct spanfix *w)
 	ALL(w, nodefix_on_unit(n, m, "Release", u, op));
 }
 
+/* -- shards that ranks write by themselves */
+
+static int copy_shard(struct nodefix *n, struct member *m, bool write, struct nodefix_op *op)
+{
+	Shardd__V1__CopyShardRequest r = SHARDD__V1__COPY_SHARD_REQUEST__INIT;
+	struct unit_run run = { 0 };
+	struct unit *u = job_unit_by_id(m->job, spanfix.unit);
+	uint32_t index = 0;
+
+	CHECK(group_index(m->job->groups[u->rec->group], m->rank, &index));
+	(void)unit_rank_run(u, index, 0, &run);
+	r.unit = u->id;
+	r.elements = run.n;
+	r.array = SHARDD__V1__COPY_SHARD_REQUEST__ARRAY__ARRAY_PARAMETERS;
+	r.write = write;
+	r.buffer = values_of[m->rank];
+	return nodefix_submit(n, m, "CopyShard", &r.base, op);
+}
+
+static void take_values(struct spanfix *w, struct region *place)
+{
+	ALL(w, nodefix_alloc(n, m, 8192, op));
+	for (uint32_t r = 0; r < w->size; r++) {
+		values_of[r] = w->ops[r].result.buffer;
+		place[r] = *spanfix_result(w, r);
+		spanfix_fill(&place[r], r, 5);
+	}
+}
+
+static void script_write_shards(struct spanfix *w)
+{
+	struct region place[SPANFIX_RANKS];
+
+	begin_unit(w);
+	take_values(w, place);
+	spanfix_gather_and_note(w); /* copies that stay */
+	ALL(w, copy_shard(n, m, true, op));
+	spanfix_gather_and_note(w);
+	for (unsigned s = 1; s <= 6; s++) { /* the same in each step: a schedule, too */
+		for (uint32_t r = 0; r < w->size; r++)
+			spanfix_fill(&place[r], r, 10 + s);
+		ALL(w, copy_shard(n, m, true, op));
+		spanfix_fill_gradients(w, s);
+		ALL(w, nodefix_reduce(n, m, u, false, op));
+		end_step(w, s);
+		ALL(w, copy_shard(n, m, false, op));
+		for (uint32_t r = 0; r < w->size; r++)
+			spanfix_note(w, region_addr(&place[r]), place[r].bytes);
+	}
+}
+
+static void gather_alone(struct spanfix *w, uint32_t r)
+{
+	static const char *const calls[] = { "Gather", "Release" };
+
+	for (unsigned i = 0; i < 2; i++) {
+		w->ops[r] = (struct nodefix_op){ 0 };
+		nodefix_on_unit(spanfix_node_of(w, r), w->members[r], calls[i],
+				spanfix_unit_of(w, r), &w->ops[r]);
+		spanfix_all_ok(w, calls[i]);
+		if (!i)
+			spanfix_note(w, region_addr(spanfix_result(w, r)),
+				     spanfix_result(w, r)->bytes);
+	}
+}
+
+/* One rank writes, and one of another node, which has a copy from before, is the first to gather. */
+static void script_write_one_shard(struct spanfix *w)
+{
+	struct region place[SPANFIX_RANKS];
+
+	begin_unit(w);
+	take_values(w, place);
+	for (uint32_t r = 0; r < w->size; r++) {
+		spanfix_gather_and_note(w);
+		w->ops[r] = (struct nodefix_op){ 0 };
+		copy_shard(spanfix_node_of(w, r), w->members[r], true, &w->ops[r]);
+		spanfix_all_ok(w, "CopyShard");
+		gather_alone(w, (r + w->size / 2) % w->size);
+	}
+	spanfix_gather_and_note(w);
+	ALL(w, nodefix_commit(n, m, 1, 0, op));
+}
+
+static void write_is_refused(struct spanfix *w, const char *why)
+{
+	w->ops[0] = (struct nodefix_op){ 0 };
+	copy_shard(&w->nodes[0], w->members[0], true, &w->ops[0]);
+	spanfix_turn_until(w, spanfix_ops_are_over);
+	cr_expect_eq(w->ops[0].fault.code, FAULT_STATE, "%s", w->ops[0].fault.text);
+	cr_expect(strstr(w->ops[0].fault.text, why), "%s", w->ops[0].fault.text);
+}
+
+static bool nobody_writes(struct spanfix *w)
+{
+	for (uint32_t r = 0; r < w->size; r++)
+		if (spanfix_unit_of(w, r)->shard_writes)
+			return false;
+	return true;
+}
+
+/* A rank of the other node has the unit gathered: nothing is written, and the epoch goes on. */
+Test(span_more, a_shard_is_not_written_while_another_node_has_it_gathered)
+{
+	struct spanfix *w = &spanfix;
+	struct region place[SPANFIX_RANKS];
+	static struct nodefix_op held;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1, 1 });
+	unit_changes = spanfix_in_bf16;
+	begin_unit(w);
+	take_values(w, place);
+	for (unsigned i = 0; i < 2; i++) {
+		ALL(w, nodefix_on_unit(n, m, "Gather", u, op));
+		for (uint32_t r = 0; r < 2; r++)
+			NODEFIX_OK(nodefix_on_unit(&w->nodes[r], w->members[r], "Release",
+						   spanfix_unit_of(w, r), &w->ops[r]),
+				   &w->ops[r]);
+		write_is_refused(w, "is still gathered by 1 ranks on node node2");
+		NODEFIX_OK(nodefix_on_unit(&w->nodes[2], w->members[2], "Release",
+					   spanfix_unit_of(w, 2), &held),
+			   &held);
+		spanfix_turn_until(w, nobody_writes); /* the other nodes hear of it later */
+		ALL(w, copy_shard(n, m, true, op));
+		spanfix_gather_and_note(w);
+	}
+	spanfix_end(w);
+	free(w->notes);
+}
+
+/* The rank that waits to write gets the reason, and gathers go on afterwards. */
+Test(span_more, an_epoch_ends_while_a_shard_waits_to_be_written)
+{
+	struct spanfix *w = &spanfix;
+	struct region place[SPANFIX_RANKS];
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1 });
+	begin_unit(w);
+	take_values(w, place);
+	w->ops[1] = (struct nodefix_op){ 0 };
+	copy_shard(&w->nodes[1], w->members[1], true, &w->ops[1]);
+	nodefix_turn(&w->nodes[1]);
+	cr_assert(!w->ops[1].over);
+	spanfix_turn_orders(w);
+	spanfix_epoch_ends(w, "node node0 is gone");
+	cr_assert(w->ops[1].over);
+	cr_expect_eq(w->ops[1].fault.code, FAULT_ABORTED);
+	spanfix_next_epoch(w, "job/100");
+	for (uint32_t r = 0; r < 2; r++)
+		cr_expect_eq(spanfix_unit_of(w, r)->shard_writes, 0);
+	take_values(w, place);
+	ALL(w, copy_shard(n, m, true, op));
+	spanfix_gather_and_note(w);
+	spanfix_end(w);
+	free(w->notes);
+}
+
 /* -- the same units everywhere? */
 
 static int verify(struct nodefix *n, struct member *m, struct nodefix_op *op)
@@ -345,3 +502,8 @@ SPAN_TEST(summon_hybrids_on_2_2, script_summon, hybrid_by_rows, 2, 2)
 SPAN_TEST(summon_replicas_on_1_2, script_summon, spanfix_replicated, 1, 2)
 SPAN_TEST(bytes_on_2_2, script_bytes, NULL, 2, 2)
 SPAN_TEST(bytes_on_1_2_3, script_bytes, NULL, 1, 2, 3)
+SPAN_TEST(write_shards_on_1_1, script_write_shards, NULL, 1, 1)
+SPAN_TEST(write_shards_on_2_2, script_write_shards, spanfix_in_bf16, 2, 2)
+SPAN_TEST(write_shards_on_1_1_1, script_write_shards, spanfix_in_bf16, 1, 1, 1)
+SPAN_TEST(write_one_shard_on_2_2, script_write_one_shard, NULL, 2, 2)
+SPAN_TEST(write_one_shard_on_1_1_1, script_write_one_shard, spanfix_in_bf16, 1, 1, 1)
