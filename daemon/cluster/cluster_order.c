@@ -62,12 +62,15 @@ static void cluster_order_send(void *userdata, uint32_t node, const struct order
 	cluster_send(cj, cj->epoch.peers ? cj->epoch.peers[node] : cluster_to_leader(cj), &m);
 }
 
-/* What every step has with other settings, as the learning rate, is no reason to leave a schedule. */
+/* What every step has with other settings, as the learning rate, is no reason to leave a schedule. A
+ * Barrier has no operation between nodes that would wait for them. */
 static uint32_t cluster_order_flags_of(const struct op *op)
 {
 	if (op->type == &op_commit)
 		return ORDER_DECISION | ORDER_MARK;
-	return op->type == &op_step || op->type == &op_plan ? ORDER_JOINT : 0;
+	if (op->type == &op_step || op->type == &op_plan || op->type == &op_barrier)
+		return ORDER_JOINT;
+	return 0;
 }
 
 /* A schedule starts what is not joint on each node by itself. */

@@ -308,7 +308,7 @@ static uint32_t spanfix_flags_of(const struct op *op)
 {
 	if (op->type == &op_commit)
 		return ORDER_DECISION | ORDER_MARK;
-	return op->type == &op_step ? ORDER_JOINT : 0;
+	return op->type == &op_step || op->type == &op_barrier ? ORDER_JOINT : 0;
 }
 
 static void spanfix_starts(unsigned node, struct group *g, uint64_t number)

@@ -425,6 +425,39 @@ Test(span_more, an_epoch_ends_while_a_shard_waits_to_be_written)
 	free(w->notes);
 }
 
+/* -- a barrier */
+
+/* In a recorded step, too, in which nodes start other collectives by themselves. */
+Test(span_more, a_barrier_waits_for_the_other_nodes)
+{
+	struct spanfix *w = &spanfix;
+	static struct nodefix_op first;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 2 });
+	begin_unit(w);
+	for (unsigned s = 1; s <= 8; s++) {
+		ALL(w, nodefix_barrier(n, m, 0, op));
+		spanfix_fill_gradients(w, s);
+		ALL(w, nodefix_reduce(n, m, u, false, op));
+		end_step(w, s);
+	}
+	cr_assert(spanfix_is_recorded(w));
+	cr_assert_eq(nodefix_barrier(&w->nodes[0], w->members[0], 0, &first), 0);
+	for (unsigned i = 0; i < 50; i++)
+		spanfix_turn(w);
+	cr_expect(!first.over);
+	for (uint32_t r = 1; r < 3; r++) {
+		w->ops[r] = (struct nodefix_op){ 0 };
+		nodefix_barrier(&w->nodes[1], w->members[r], 0, &w->ops[r]);
+	}
+	spanfix_all_ok(w, "Barrier");
+	while (!first.over)
+		spanfix_turn(w);
+	cr_expect_eq(first.fault.code, 0, "%s", first.fault.text);
+	spanfix_end(w);
+	free(w->notes);
+}
+
 /* -- the same units everywhere? */
 
 static int verify(struct nodefix *n, struct member *m, struct nodefix_op *op)
