@@ -154,13 +154,16 @@ class Node:
         self.may_end = True
         self.daemon.kill()
 
-    def kill_held(self):
-        """The daemon, and not what holds its memory."""
+    def signal_held(self, number):
+        """To the daemon, and not to what holds its memory."""
         pid = self.daemon.popen.pid
         children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         if not children:
             raise Failed(f"node {self.name} has no daemon just now")
-        os.kill(int(children[0]), signal.SIGKILL)
+        os.kill(int(children[0]), number)
+
+    def kill_held(self):
+        self.signal_held(signal.SIGKILL)
 
     def stop(self):
         self.daemon.send(signal.SIGTERM)
