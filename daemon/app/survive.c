@@ -195,6 +195,15 @@ static int survive_redo_some(struct jobs *jobs, uint64_t number, bool *ret_left,
 				  survive_redo_addr, s, ret_left, f);
 }
 
+/* jobs.redo_take */
+static int survive_redo_take(struct jobs *jobs, uint64_t number, struct redo_task **ret,
+			     struct launch **ret_launches, struct fault *f)
+{
+	struct survive *s = jobs->redo_arg;
+
+	return redo_take(s->redo, number, survive_redo_addr, s, ret, ret_launches, f);
+}
+
 /* Takes the record. */
 static int survive_restore_job(struct survive *s, state_job **rec, struct inherited *in,
 			       struct fault *f)
@@ -504,8 +513,9 @@ static int survive_begin(struct survive *s, struct fault *f)
 	if (survive_begin_redo(s, f))
 		return f->code;
 	s->jobs->redo = s->redo;
-	if (s->redo &&
-	    !survive_numbers_redo(s)) /* a device's kernels complete a step at the start only */
+	if (s->redo && survive_numbers_redo(s))
+		s->jobs->redo_take = survive_redo_take;
+	else if (s->redo)
 		s->jobs->redo_some = survive_redo_some;
 	s->jobs->redo_arg = s;
 	return 0;

@@ -114,6 +114,14 @@ void redo_clear(struct redo *r);
 void redo_keep(struct redo *r, const uint64_t *numbers, size_t n);
 /* A task that was kept is done, or never will be. Not there: nothing to do. */
 void redo_drop(struct redo *r, uint64_t number);
+/* Of a task on devices that was kept, and of which nothing was launched: a task of this process, as redo_task_new's, and
+ * its launches, with addresses of this process; both the caller's (malloc). Return: as redo_complete. */
+int redo_take(struct redo *r, uint64_t number, redo_addr_cb addr, void *arg, struct redo_task **ret,
+	      struct launch **ret_launches, struct fault *f);
+unsigned redo_task_count(const struct redo_task *t);
+/* Of launch @i: its phase, and where the first array is that it changes. */
+uint32_t redo_task_phase(const struct redo_task *t, unsigned i);
+struct redo_place redo_task_place(const struct redo_task *t, unsigned i);
 /* Do some cells of a task that was kept, at most @cells, on this thread, whose slot is @slot. @ret_left: there are more.
  * Return: as redo_complete. */
 int redo_complete_some(struct redo *r, uint64_t number, const struct kernels *k, unsigned slot,

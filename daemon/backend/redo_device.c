@@ -1,5 +1,6 @@
 /* Completing on devices what a predecessor has begun. This process may be killed as well: each step
  * leaves the memfd and the devices so that the next process can do the rest. */
+#include <errno.h>
 #include <stdlib.h>
 
 #include "backend/redo_impl.h"
@@ -44,6 +45,41 @@ int redo_device_repair(struct redo *r, uint64_t number, redo_addr_cb addr, redo_
 			atomic_store(&l->number, 0);
 	}
 	return f->code;
+}
+
+int redo_take(struct redo *r, uint64_t number, redo_addr_cb addr, void *arg, struct redo_task **ret,
+	      struct launch **ret_launches, struct fault *f)
+{
+	_cleanup_(freep) struct redo_task *t = calloc(1, sizeof(*t));
+	_cleanup_(freep) struct launch *launches = NULL;
+
+	if (!t)
+		return fault_errno(f, -ENOMEM, "taking over a step");
+	if (redo_complete_load(r, number, addr, arg, t, &launches, f))
+		return f->code;
+	for (uint32_t i = 0; i < t->head->n; i++)
+		if (atomic_load(&t->head->launches[i].number))
+			return fault_set(f, FAULT_INVALID, "redo",
+					 "the redo file of the previous daemon is damaged: a step "
+					 "that was not begun has launches");
+	*ret = STEAL_PTR(t);
+	*ret_launches = STEAL_PTR(launches);
+	return 0;
+}
+
+unsigned redo_task_count(const struct redo_task *t)
+{
+	return t->head->n;
+}
+
+uint32_t redo_task_phase(const struct redo_task *t, unsigned i)
+{
+	return t->head->launches[i].phase;
+}
+
+struct redo_place redo_task_place(const struct redo_task *t, unsigned i)
+{
+	return t->head->launches[i].at[0];
 }
 
 /* Launches need what those of the phase before have made, on their device. */

@@ -442,6 +442,9 @@ struct jobs {
 	struct redo *redo;       /* borrowed; NULL: a successor cannot complete steps */
 	/* Do a part of a predecessor's task. @ret_left: there is more. Return: 0 or a fault code. */
 	int (*redo_some)(struct jobs *jobs, uint64_t number, bool *ret_left, struct fault *f);
+	/* In place of it on devices: the whole task, to be run as one of this process (redo_take). */
+	int (*redo_take)(struct jobs *jobs, uint64_t number, struct redo_task **ret,
+			 struct launch **ret_launches, struct fault *f);
 	void *redo_arg;
 	struct list unsaved; /* jobs with parts that are not in it yet */
 	bool draining;       /* no new jobs and trainers */

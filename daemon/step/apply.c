@@ -134,6 +134,7 @@ static void apply_done(struct job *job, struct unit **units, unsigned n, bool re
 	if (status)
 		apply_failed(job);
 	job->step.counted = job->step.covered = job->step.across = job->step.skips = false;
+	job->step.old_redo = 0;
 	job_step_move(job, JOB_STEP_NONE);
 	step_rates_clear(&job->step.rates);
 	if (job->step.epoch != job->rec->epoch)
@@ -446,6 +447,66 @@ static enum res apply_run_old(struct apply *a)
 	return RES_DONE;
 }
 
+/* Launch @i of it, on its device. Return: false: the task is none of apply_fill. */
+static bool apply_take_launch(struct apply *a, const struct launch *launch, unsigned i)
+{
+	const struct slab *s =
+		slab_find(&a->job->node->devices[0], redo_task_place(a->redo, i).slab);
+	struct apply_part *p = s ? &a->parts[s->device->index] : NULL;
+	bool scales = redo_task_phase(a->redo, i) == 0;
+	unsigned *first, *n;
+
+	if (!p || (scales && p->n_step))
+		return false;
+	first = scales ? &p->first_scale : &p->first_step;
+	n = scales ? &p->n_scale : &p->n_step;
+	if (!*n)
+		*first = i;
+	p->launches[p->n_scale + p->n_step] = *launch;
+	return *first + (*n)++ == i;
+}
+
+static bool apply_take_launches(struct apply *a, const struct launch *launches)
+{
+	unsigned n = redo_task_count(a->redo);
+	bool all = true;
+
+	for (unsigned d = 0; all && d < a->job->node->n_devices; d++) {
+		a->parts[d].launches = calloc(n + 1, sizeof(struct launch));
+		all = a->parts[d].launches;
+	}
+	for (unsigned i = 0; all && i < n; i++)
+		all = apply_take_launch(a, &launches[i], i);
+	return all;
+}
+
+/* On devices a predecessor's task is run as one of our own. */
+static enum res apply_take_old(struct apply *a)
+{
+	_cleanup_(freep) struct launch *launches = NULL;
+	struct jobs *jobs = a->job->jobs;
+	struct fault f = FAULT_NULL;
+
+	if (jobs->redo_take(jobs, a->old, &a->redo, &launches, &f) == 0 &&
+	    apply_take_launches(a, launches))
+		return RES_DONE;
+	log_error("job", "a step in doubt cannot be applied job=%s why=\"%s\"", a->job->label,
+		  f.code ? f.text : "its task is damaged, or there is no memory");
+	if (!a->redo)
+		redo_drop(jobs->redo, a->old);
+	a->status = -EIO;
+	return RES_FAILED;
+}
+
+static bool apply_has_scale(const struct apply *a)
+{
+	bool any = false;
+
+	for (unsigned d = 0; d < a->job->node->n_devices; d++)
+		any = any || a->parts[d].n_scale;
+	return any;
+}
+
 static void apply_take_units(struct apply *a)
 {
 	struct job *job = a->job;
@@ -531,14 +592,19 @@ static enum res apply_tick(struct apply *a)
 		if (apply_is_abandoned(a))
 			return RES_DONE;
 		RES_TRY(apply_make(a));
-		if (a->old) {
+		if (a->old && !job->jobs->redo_take) {
 			apply_record_old(a);
 			a->stage = APPLY_OLD;
 			return apply_run_old(a);
 		}
-		apply_record(a);
+		if (a->old) {
+			RES_TRY(apply_take_old(a));
+			apply_record_old(a);
+		} else {
+			apply_record(a);
+		}
 		a->stage = APPLY_STEP;
-		if (job->step.scales)
+		if (job->step.scales || (a->old && apply_has_scale(a)))
 			return apply_submit_scale(a);
 		fallthrough;
 	case APPLY_STEP:

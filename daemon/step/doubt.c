@@ -151,7 +151,8 @@ void doubt_note_prepared(struct job *job)
 	state_doubt *d;
 
 	doubt_record_clear(job);
-	if (!job->jobs->journal || !job->jobs->redo_some || !apply_make_ready(job, &redo))
+	if (!job->jobs->journal || !(job->jobs->redo_some || job->jobs->redo_take) ||
+	    !apply_make_ready(job, &redo))
 		return;
 	d = doubt_record_get(job);
 	if (!d || !doubt_note_units(job, d) ||

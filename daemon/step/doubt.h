@@ -21,8 +21,8 @@ struct commit;
 /* job_ops.epoch_ends. */
 void doubt_epoch_ends(struct job *job);
 
-/* A Step over several nodes is prepared: note it in the journal. Not where a successor could not apply it: on devices,
- * or with gradients that end with the daemon. */
+/* A Step over several nodes is prepared: note it in the journal. Not where a successor could not apply it: with
+ * gradients that end with the daemon. */
 void doubt_note_prepared(struct job *job);
 /* A Commit of the world, which all ranks here have announced, is about to be announced to the other nodes. */
 void doubt_announces(struct job *job);

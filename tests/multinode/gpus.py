@@ -1,15 +1,18 @@
 """The tests with GPUs, which are simulated (tests/sim)."""
 
+import signal
 import time
 
 import lab
-from cases import BACK, LONG_RUN, THREE, TWO, cut_off, leader_of
+from cases import BACK, LONG_RUN, THREE, TWO, commit_waits, cut_off, leader_of
 from lab import Failed, Lab, wait_for
 from training import SMALL, Training
 
 # Shape and options: one rank on a GPU, types, steps in the backward pass, and two ranks on a GPU.
 RUNS = ((TWO, ""), (TWO, " --dtype bf16"), (TWO, " --in-backward --clip 0"),
         ((("a", 1), ("b", 2)), ""), ((("a", 4), ("b", 4)), ""))
+
+RESTORED = "step in doubt restored job=0/j "
 
 
 def start_gpus(x, **number):
@@ -86,6 +89,52 @@ def gpus_daemon_dies():
             raise Failed(f"losses {t.losses()}, {expected} before")
 
 
+def gpus_doubt():
+    """A daemon with GPUs is killed while it does not know of a commit: its step is not lost.
+
+    The store has not decided it; or it has, and the daemon was cut off, and makes the step.
+    Rank 0 has not said the loss of such a step."""
+    with Lab(2, start=False) as x:
+        for node in x.nodes.values():
+            node.gpus = 2
+            node.start(held=True)
+        expected = Training(x, TWO, steps=30, job="undisturbed").finish()
+        t = Training(x, TWO, steps=LONG_RUN)
+        for decided in (False, True):
+            t.wait_step(t.step() + 5)
+            leader = leader_of(x["a"])
+            node = next(n for n in x.nodes.values() if n.name != leader)
+            x.etcd.send(signal.SIGSTOP)
+            wait_for(lambda n=x[leader]: "the store" in commit_waits(n), "a commit that waits")
+            joined = node.joined()
+            if decided:
+                t.mark()
+                node.link(False)
+                x.etcd.send(signal.SIGCONT)
+                t.wait_said(t.ranks, BACK, ("node ",), s=10)
+            before = node.said().count(RESTORED)
+            node.kill_held()
+            await_restored(node, before)
+            node.link(True)
+            x.etcd.send(signal.SIGCONT)
+            node.await_member(joined)
+            t.wait_step(t.step() + 5)
+            if decided and "step in doubt completed job=0/j" not in node.said():
+                raise Failed("the commit was dropped")
+        t.wait_step(max(expected))
+        t.stop()
+        losses = {step: loss for step, loss in t.losses().items() if step in expected}
+        if len(losses) < len(expected) - 2 or any(expected[s] != losses[s] for s in losses):
+            raise Failed(f"losses {losses}, {expected} without deaths")
+
+
+def await_restored(node, before):
+    """Its next daemon has what was in doubt."""
+    wait_for(lambda: node.said().count(RESTORED) > before, RESTORED)
+    if "prepared=yes commit=yes" not in node.said().split(RESTORED)[-1].split("\n")[0]:
+        raise Failed(f"node {node.name} has lost its step")
+
+
 def gpus_link_cut():
     """The network of a node with GPUs is cut: NCCL says nothing, the others do, and all go on."""
     with Lab(3, start=False) as x:
@@ -112,4 +161,4 @@ def await_hang(t):
     wait_for(hangs, "a collective that hangs")
 
 
-DEFAULT = [gpus, gpus_mixed, gpus_two_jobs, gpus_daemon_dies, gpus_link_cut]
+DEFAULT = [gpus, gpus_mixed, gpus_two_jobs, gpus_daemon_dies, gpus_doubt, gpus_link_cut]
