@@ -63,7 +63,7 @@ int index_add_file(struct index *x, const char *name, struct fault *f)
 		free(copy);
 		return fault_errno(f, -ENOMEM, "listing the files of a checkpoint");
 	}
-	x->files[x->n_files++] = (struct index_file){ .name = copy };
+	x->files[x->n_files++] = (struct index_file){ .name = copy, .fd = INDEX_IN_FOLDER };
 	return 0;
 }
 
@@ -221,4 +221,37 @@ int index_check(struct index *x, struct fault *f)
 	for (size_t i = 0; !f->code && i < x->n_pieces;)
 		i = index_check_array(x, i, f);
 	return f->code;
+}
+
+static int index_compare_name(const struct index_piece *p, const char *unit, const char *tensor,
+			      enum index_array array)
+{
+	int r = strcmp(p->unit, unit);
+
+	r = r ? r : strcmp(p->tensor, tensor);
+	return r ? r : (p->array > array) - (p->array < array);
+}
+
+bool index_is_of(const struct index_piece *p, const char *unit, const char *tensor,
+		 enum index_array array)
+{
+	return index_compare_name(p, unit, tensor, array) == 0;
+}
+
+size_t index_find(const struct index *x, const char *unit, const char *tensor,
+		  enum index_array array)
+{
+	size_t lo = 0, hi = x->n_pieces;
+
+	while (lo < hi) {
+		size_t mid = lo + (hi - lo) / 2;
+
+		if (index_compare_name(&x->pieces[mid], unit, tensor, array) < 0)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	if (lo < x->n_pieces && index_is_of(&x->pieces[lo], unit, tensor, array))
+		return lo;
+	return x->n_pieces;
 }

@@ -9,6 +9,7 @@
 #ifndef SHARDD_CHECKPOINT_INDEX_H
 #define SHARDD_CHECKPOINT_INDEX_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -48,9 +49,14 @@ struct index_piece {
 	uint64_t source;  /* of whom writes it: where it is in their memory; else 0 */
 };
 
+/* Where the data of a file are, if there is no descriptor of it. */
+#define INDEX_IN_FOLDER (-1)
+#define INDEX_NOT_HERE  (-2) /* nothing of it may be read */
+
 struct index_file {
 	char *name; /* owned: without a folder */
 	uint64_t bytes;
+	int fd; /* borrowed: of the file, in memory; or one of the two above */
 };
 
 struct index {
@@ -89,6 +95,14 @@ void index_sort(struct index *x);
 /* Order the pieces: by unit, tensor, array, rank and first element. Check that the pieces of each array agree
  * and are all of it. Return: 0 or FAULT_LOST. */
 int index_check(struct index *x, struct fault *f);
+
+/* The first piece of an array of a tensor or a unit's buffer; the pieces are in order. Return: n_pieces: there is
+ * none. */
+size_t index_find(const struct index *x, const char *unit, const char *tensor,
+		  enum index_array array);
+/* Is @p one of that array? */
+bool index_is_of(const struct index_piece *p, const char *unit, const char *tensor,
+		 enum index_array array);
 
 /* As text. @ret: the caller's to free. Return: 0 or a fault code. */
 int index_encode(const struct index *x, char **ret, struct fault *f);

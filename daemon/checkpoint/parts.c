@@ -124,6 +124,35 @@ static int parts_add_part(struct index *x, const struct index *part, unsigned nu
 	return f->code;
 }
 
+static int parts_merge_part(const struct parts_memory *from, unsigned number, struct index *x,
+			    struct fault *f)
+{
+	struct index part = INDEX_NULL;
+
+	if (index_decode_part(from->index, from->index_bytes, &part, f))
+		return f->code;
+	if (!number) /* all must have that of the first one */
+		x->world_size = part.world_size;
+	if (parts_check_part(x, &part, number, part.crc, f) == 0 &&
+	    parts_add_part(x, &part, number, f) == 0)
+		x->files[number].fd = from->fd < 0 ? INDEX_NOT_HERE : from->fd;
+	index_deinit(&part);
+	return f->code;
+}
+
+int parts_merge(const struct parts_memory *parts, unsigned n, const char *job, uint64_t step,
+		struct index *x, struct fault *f)
+{
+	index_init(x, job, step, 0, f);
+	for (unsigned i = 0; !f->code && i < n; i++)
+		parts_merge_part(&parts[i], i, x, f);
+	if (!f->code && index_check(x, f) == 0)
+		save_check_files(-1, x, f);
+	if (f->code)
+		index_deinit(x);
+	return f->code;
+}
+
 static int parts_read_part(int fd, struct index *x, unsigned number, uint32_t crc, struct fault *f)
 {
 	_cleanup_(freep) char *text = NULL;

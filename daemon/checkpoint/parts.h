@@ -34,4 +34,18 @@ int parts_write(int fd, struct index *x, unsigned part, const struct save_option
 int parts_complete(struct folder_new *n, struct index *x, const uint32_t *crcs, unsigned parts,
 		   uint64_t *ret_bytes, struct fault *f);
 
+/* -- parts in memory, which no folder has */
+
+struct parts_memory {
+	int fd;            /* borrowed: a file as PARTS_FILE; -1: it is not here, and not read */
+	const char *index; /* borrowed: its index, as text */
+	size_t index_bytes;
+};
+
+/* Make one index of those of @parts, whose files are in memory, and check that all pieces of all arrays
+ * are there, and the files that are here as they say. @x: empty before. Return: 0; FAULT_LOST: a part is
+ * missing, damaged, or not of step @step of @job; or another fault code: @x is empty. */
+int parts_merge(const struct parts_memory *parts, unsigned n, const char *job, uint64_t step,
+		struct index *x, struct fault *f);
+
 #endif

@@ -50,11 +50,15 @@ int save_read_text(int fd, const char *name, char **ret, size_t *ret_bytes, stru
  * fault code. */
 int save_read(int fd, struct index *ret, struct fault *f);
 
+/* The second half of that: note where each piece is in its file, and check that it is there as @x says.
+ * Files that are not here are left out. Return: as save_read. */
+int save_check_files(int fd, struct index *x, struct fault *f);
+
 /* Read @bytes at @offset of a piece of the checkpoint in folder @fd, whose files are open in
  * @files. */
 int save_read_piece(const struct index *x, int file, const struct index_piece *p, uint64_t offset,
 		    void *buf, size_t bytes, struct fault *f);
-/* Open file @i for reading. Return: a descriptor, the caller's; -1: @f is filled. */
+/* Open file @i for reading; one in memory needs no @fd. Return: a descriptor, the caller's; -1: @f is filled. */
 int save_open_file(int fd, const struct index *x, size_t i, struct fault *f);
 
 /* Read all data of the checkpoint in folder @fd and compare the checksums of @x, which save_read

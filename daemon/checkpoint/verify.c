@@ -140,18 +140,41 @@ static int verify_file(int fd, struct index *x, size_t i, struct fault *f)
 	return f->code;
 }
 
+/* Of one in memory, another descriptor. */
+static int verify_open_memory(const struct index_file *file, struct fault *f)
+{
+	int fd = -1;
+
+	if (file->fd == INDEX_NOT_HERE)
+		fault_set(f, FAULT_INTERNAL, NULL, "file '%.255s' is needed and is not here",
+			  file->name);
+	else
+		fd = fcntl(file->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0 && !f->code)
+		fault_errno(f, -errno, "opening a part of a checkpoint in memory");
+	return fd;
+}
+
 int save_open_file(int fd, const struct index *x, size_t i, struct fault *f)
 {
+	if (x->files[i].fd != INDEX_IN_FOLDER)
+		return verify_open_memory(&x->files[i], f);
 	return verify_open(fd, x->files[i].name, f);
+}
+
+int save_check_files(int fd, struct index *x, struct fault *f)
+{
+	for (size_t i = 0; !f->code && i < x->n_files; i++)
+		if (x->files[i].fd != INDEX_NOT_HERE)
+			verify_file(fd, x, i, f);
+	return f->code;
 }
 
 int save_read(int fd, struct index *ret, struct fault *f)
 {
 	if (verify_read_index(fd, ret, f))
 		return f->code;
-	for (size_t i = 0; !f->code && i < ret->n_files; i++)
-		verify_file(fd, ret, i, f);
-	if (f->code)
+	if (save_check_files(fd, ret, f))
 		index_deinit(ret);
 	return f->code;
 }
@@ -215,11 +238,16 @@ int save_load(int fd, const struct index *x, const struct save_sink *sink, struc
 	      struct fault *f)
 {
 	for (size_t i = 0; !f->code && i < x->n_files; i++) {
-		_cleanup_(fd_closep) int file = save_open_file(fd, x, i, f);
+		_cleanup_(fd_closep) int file = -1;
 
-		for (size_t k = 0; !f->code && k < x->n_pieces; k++)
-			if (x->pieces[k].file == i && (!sink->takes || sink->takes(sink->arg, k)))
+		for (size_t k = 0; !f->code && k < x->n_pieces; k++) {
+			if (x->pieces[k].file != i || (sink->takes && !sink->takes(sink->arg, k)))
+				continue;
+			if (file < 0)
+				file = save_open_file(fd, x, i, f);
+			if (file >= 0)
 				verify_data(x, file, k, sink, p, f);
+		}
 	}
 	return f->code;
 }
