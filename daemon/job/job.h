@@ -139,6 +139,9 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 /* From its next epoch on, which is @epoch, the ranks of the job are where @span says, which is taken.
  * No rank is joined. Return: 0 or a fault: its memory is on other nodes. */
 int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct fault *f);
+/* The same between epochs, also for memory that is there already: an epoch with this span may begin later.
+ * Groups that have devices are on those that it says. */
+int job_install_span(struct job *job, struct span *span, struct fault *f);
 /* The epoch did not begin after all: @job has a span, of which no communicator is made. */
 void job_span_failed(struct job *job, const struct fault *why);
 

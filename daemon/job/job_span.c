@@ -114,6 +114,34 @@ void job_span_failed(struct job *job, const struct fault *f)
 	job->across.span->ended = *f;
 }
 
+/* Groups without devices: where their members are now. */
+static int job_span_find_groups(struct job *job, struct fault *f)
+{
+	for (uint32_t i = 0; !f->code && i < job->n_groups; i++)
+		if (!job->groups[i]->n_devices && group_find_again(job->groups[i]) < 0)
+			fault_set(f, FAULT_INVALID, "group",
+				  "the ranks of group '%.64s' on this node are not side by "
+				  "side in it",
+				  job->groups[i]->rec->name);
+	return f->code;
+}
+
+int job_install_span(struct job *job, struct span *span, struct fault *f)
+{
+	struct fault none = FAULT_NULL;
+
+	CHECK(!job->joined && span->world == job->rec->world_size);
+	fault_set(&none, FAULT_ABORTED, NULL, "no epoch has begun since");
+	span_free(job->across.span);
+	job->across.span = span;
+	job_span_failed(job, &none);
+	free(job->across.left);
+	job->across.left = NULL;
+	if (job_span_find_groups(job, f) == 0)
+		(void)job_span_record(job, f);
+	return f->code;
+}
+
 int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct fault *f)
 {
 	if (job_span_check(job, span, epoch, f)) {
@@ -124,13 +152,7 @@ int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct faul
 	job->across.span = span;
 	free(job->across.left);
 	job->across.left = NULL;
-	for (uint32_t i = 0; !f->code && i < job->n_groups; i++)
-		if (!job->groups[i]->n_devices && group_find_again(job->groups[i]) < 0)
-			fault_set(f, FAULT_INVALID, "group",
-				  "the ranks of group '%.64s' on this node are not side by "
-				  "side in it",
-				  job->groups[i]->rec->name);
-	if (!f->code) {
+	if (job_span_find_groups(job, f) == 0) {
 		job->rec->epoch = epoch;
 		(void)job_span_record(job, f);
 	}

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -30,6 +31,10 @@ struct registration {
 		state_unit *rec;
 	} * again; /* numbers that are used again, ascending */
 	uint32_t n_again;
+	const uint32_t
+		*numbers; /* borrowed: of dropped units, for the first ones; NULL: as it comes */
+	uint32_t n_numbers;
+	bool without_comms; /* no epoch runs */
 	struct {
 		uint64_t params_bytes; /* of all new units */
 		uint64_t other_bytes;  /* gradient shards and optimizer state */
@@ -49,10 +54,11 @@ struct registration {
 };
 
 /* New units are placed on the devices of their group's ranks, and need communicators there. */
-static enum res registration_reg_place(struct group *g, struct fault *f)
+static enum res registration_reg_place(const struct registration *r, struct group *g,
+				       struct fault *f)
 {
 	RES_TRY(group_place(g, f));
-	return group_makes_in_line(g) ? RES_DONE : group_comms(g, f);
+	return r->without_comms || group_makes_in_line(g) ? RES_DONE : group_comms(g, f);
 }
 
 /* Return: 0 or a fault code. */
@@ -82,7 +88,7 @@ static int registration_reg_check_unit(struct registration *r, size_t i, struct 
 	have = htab_find(&r->job->unit_names, spec->name);
 	if (!have) {
 		r->n_new++;
-		r->later = registration_reg_place(g, f) == RES_WAIT || r->later;
+		r->later = registration_reg_place(r, g, f) == RES_WAIT || r->later;
 		return (int)f->code;
 	}
 	r->ids[i] = have->id;
@@ -600,7 +606,13 @@ static int registration_choose_numbers(struct registration *r)
 	r->n_again = 0;
 	if (!numbers || !r->again)
 		return -ENOMEM;
-	r->n_again = job_take_dropped(r->job, numbers, (uint32_t)r->n_new);
+	if (r->numbers) {
+		CHECK(r->n_numbers <= r->n_new);
+		r->n_again = r->n_numbers;
+		memcpy(numbers, r->numbers, r->n_numbers * sizeof(*numbers));
+	} else {
+		r->n_again = job_take_dropped(r->job, numbers, (uint32_t)r->n_new);
+	}
 	for (uint32_t k = 0; k < r->n_again; k++)
 		r->again[k].number = numbers[k];
 	return 0;
@@ -716,8 +728,9 @@ static enum res registration_reg_place_later(struct registration *r, struct faul
 
 	for (size_t i = 0; r->later && i < r->n; i++) {
 		enum res res =
-			r->ids[i] ? RES_DONE
-				  : registration_reg_place(r->job->groups[r->specs[i]->group], f);
+			r->ids[i]
+				? RES_DONE
+				: registration_reg_place(r, r->job->groups[r->specs[i]->group], f);
 
 		if (res == RES_FAILED)
 			return RES_FAILED;
@@ -787,6 +800,13 @@ int registration_new(struct job *job, state_unit **specs, size_t n, uint32_t *id
 	}
 	registration_free(r);
 	return -ENOMEM;
+}
+
+void registration_between_epochs(struct registration *r, const uint32_t *numbers, uint32_t n)
+{
+	r->without_comms = true;
+	r->numbers = numbers;
+	r->n_numbers = n;
 }
 
 int registration_check(struct registration *r, size_t tensors, struct fault *f)

@@ -16,6 +16,10 @@ struct registration;
 int registration_new(struct job *job, state_unit **specs, size_t n, uint32_t *ids,
 		     struct registration **ret);
 
+/* Before the first check: no epoch runs, so communicators are not asked for. @numbers: (optional, borrowed) of
+ * dropped units, ascending, for the first @n of the specs, which are all new; the others get what comes. */
+void registration_between_epochs(struct registration *r, const uint32_t *numbers, uint32_t n);
+
 /* Check further units, until @tensors tensors were checked. Return: 0 or a fault code. */
 int registration_check(struct registration *r, size_t tensors, struct fault *f);
 

@@ -159,6 +159,12 @@ int state_check(const state_all *s, struct fault *f);
 /* Unpack and check. @ret: state_free. Return: 0 or a fault code. */
 int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct fault *f);
 
+/* The groups and units of @j, as records without memory, and of a job whose name and world size alone are
+ * set. @ret_bytes: of what is returned, malloc'ed, the caller's; NULL without memory. */
+uint8_t *state_specs_encode(const state_job *j, size_t *ret_bytes);
+/* Unpack and check them. @ret: state_job_free. Return: 0 or a fault code. */
+int state_specs_decode(const uint8_t *data, size_t bytes, state_job **ret, struct fault *f);
+
 /* Free, with every job that was not taken out (set its pointer to NULL). */
 void state_free(state_all *s);
 

@@ -185,7 +185,8 @@ static int state_check_buffers(const state_job *j, const state_unit *u, struct f
 	return 0;
 }
 
-static int state_check_unit(const state_job *j, const state_unit *u, struct fault *f)
+/* All but its memory. */
+static int state_check_spec(const state_job *j, const state_unit *u, struct fault *f)
 {
 	if (!state_check_name_ok(u->name, 255))
 		return state_check_bad(f, "a unit without a name", j->name);
@@ -210,6 +211,13 @@ static int state_check_unit(const state_job *j, const state_unit *u, struct faul
 		if (!state_check_name_ok(u->buffers[i]->name, 255) ||
 		    !state_check_in(u->buffers[i]->dtype, 7))
 			return state_check_bad(f, "a buffer without a name or dtype", u->name);
+	return 0;
+}
+
+static int state_check_unit(const state_job *j, const state_unit *u, struct fault *f)
+{
+	if (state_check_spec(j, u, f))
+		return f->code;
 	return state_check_parts(j, u, f) || state_check_buffers(j, u, f) ? (int)f->code : 0;
 }
 
@@ -513,5 +521,72 @@ int state_decode(const uint8_t *data, size_t bytes, state_all **ret, struct faul
 		return f->code;
 	}
 	*ret = s;
+	return 0;
+}
+
+/* ------------------------------------------------------------------------------- specs */
+
+uint8_t *state_specs_encode(const state_job *j, size_t *ret_bytes)
+{
+	state_unit *units = calloc(j->n_units + 1, sizeof(*units));
+	state_unit **list = calloc(j->n_units + 1, sizeof(*list));
+	state_job s = SHARDD__STATE__V1__JOB__INIT;
+	uint8_t *data = NULL;
+
+	s.name = j->name;
+	s.world_size = j->world_size;
+	s.n_groups = j->n_groups;
+	s.groups = j->groups;
+	s.units = list;
+	for (size_t i = 0; units && list && i < j->n_units; i++) {
+		if (j->units[i]->dropped)
+			continue;
+		units[s.n_units] = *j->units[i];
+		units[s.n_units].n_parts = units[s.n_units].n_buffer_regions = 0;
+		list[s.n_units] = &units[s.n_units];
+		s.n_units++;
+	}
+	if (units && list) {
+		*ret_bytes = shardd__state__v1__job__get_packed_size(&s);
+		data = malloc(*ret_bytes + 1);
+	}
+	if (data)
+		CHECK(shardd__state__v1__job__pack(&s, data) == *ret_bytes);
+	free(units);
+	free(list);
+	return data;
+}
+
+static int state_check_specs(const state_job *j, struct fault *f)
+{
+	if (!state_check_name_ok(j->name, 64))
+		return state_check_bad(f, "a job without a name", j->name);
+	if (j->n_blobs || j->n_slabs || j->n_pooled || j->n_numbers || j->launched || j->doubt)
+		return state_check_bad(f, "more than groups and units", j->name);
+	if (state_check_ranks(j, f))
+		return f->code;
+	for (size_t i = 0; !f->code && i < j->n_units; i++) {
+		const state_unit *u = j->units[i];
+
+		if (u->n_parts || u->n_buffer_regions || u->dropped)
+			state_check_bad(f, "a unit with memory, or that was dropped", u->name);
+		else
+			(void)state_check_spec(j, u, f);
+	}
+	return f->code;
+}
+
+int state_specs_decode(const uint8_t *data, size_t bytes, state_job **ret, struct fault *f)
+{
+	state_job *j = shardd__state__v1__job__unpack(NULL, bytes, data);
+
+	if (!j)
+		return fault_set(f, FAULT_INVALID, "state",
+				 "%zu bytes of a job's units cannot be unpacked", bytes);
+	if (state_check_specs(j, f)) {
+		state_job_free(j);
+		return f->code;
+	}
+	*ret = j;
 	return 0;
 }
