@@ -518,6 +518,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 				     .prepared = cluster_prepared,
 				     .epoch_ends = doubt_epoch_ends,
 				     .restored = doubt_restored,
+				     .drop_doubt = doubt_drop_all,
 				     .refuse = cluster_refuse,
 				     .want = cluster_want,
 				     .asked = cluster_asked,

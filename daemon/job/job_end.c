@@ -13,6 +13,7 @@
 #include "job/kept.h"
 #include "job/loading.h"
 #include "job/resize.h"
+#include "job/restore.h"
 #include "job/saving.h"
 #include "job/span.h"
 
@@ -98,6 +99,7 @@ void job_settle(struct job *job)
 	kept_go_on(job);
 	if (!job->life.deleted)
 		resize_go_on(job);
+	restore_go_on(job);
 	condition_signal(&job->settled);
 	readers_grant(job);
 	job_give_stray_grads(job);
@@ -130,6 +132,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	if (job->jobs->ops.deleted)
 		job->jobs->ops.deleted(job);
 	job_journal_gone(job);
+	restore_cancel(job);
 	loading_cancel(job);
 	resize_cancel(job);
 	job->life.deleted = true;
@@ -186,7 +189,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 		if (job->step.redoes)
 			node_wake(job->node);
 		elastic_tick(job, now_us);
-		if (resize_is_busy(job))
+		if (resize_is_busy(job) || restore_is_busy(job))
 			job_settle(job);
 		if (job->life.idle_since_us && jobs->ops.is_awaited && jobs->ops.is_awaited(job))
 			job->life.idle_since_us = now_us;

@@ -14,6 +14,7 @@
 #include "job/pooled.h"
 #include "job/position.h"
 #include "job/resize.h"
+#include "job/restore.h"
 #include "job/span.h"
 
 /* Before anything else ends with it: other nodes hear why first, and not of ops that are refused. */
@@ -324,7 +325,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	bool was_present = m;
 	uint32_t rank;
 
-	if (resize_is_busy(job))
+	if (resize_is_busy(job) || restore_is_busy(job))
 		return RES_WAIT;
 	if (job_members_check_world(job, how, f))
 		return RES_FAILED;

@@ -62,6 +62,7 @@ struct jobs;
 struct member;
 struct redo;
 struct resize;
+struct restore;
 struct saving;
 struct saving_options;
 struct span;
@@ -129,6 +130,8 @@ struct job_ops {
 	void (*give)(struct job *job, struct unit *u, uint64_t turn);
 	/* The gathered copy that was started at @position of the order is made, or has failed. */
 	void (*made)(struct job *job, uint64_t position);
+	/* (optional) What is in doubt never was (step/doubt.h). No rank is joined. */
+	void (*drop_doubt)(struct job *job);
 	/* (optional) @job is restored, and its record has something in doubt. Nothing else has been done yet. */
 	void (*restored)(struct job *job);
 	/* (optional) A Step of @g, which spans nodes, is prepared here: apply_allow follows. */
@@ -219,10 +222,11 @@ struct job_life {
 	bool memory_gone; /* deleted, and nothing of it is used any more */
 	bool draining;
 	bool torn;
-	bool crashed;           /* its last trainer did not leave cleanly */
-	uint32_t changing;      /* what runs and changes parameters in place */
-	struct resize *resize;  /* under way (job/resize.h); owned; NULL: none */
-	uint64_t idle_since_us; /* no trainers since; 0: there are some */
+	bool crashed;            /* its last trainer did not leave cleanly */
+	uint32_t changing;       /* what runs and changes parameters in place */
+	struct resize *resize;   /* under way (job/resize.h); owned; NULL: none */
+	struct restore *restore; /* the same (job/restore.h) */
+	uint64_t idle_since_us;  /* no trainers since; 0: there are some */
 };
 
 enum pooled_store { POOLED_STORED, POOLED_WAITS, POOLED_LEFT_OUT };

@@ -169,7 +169,7 @@ static bool loading_takes(void *arg, size_t piece)
 {
 	const struct loading *l = arg;
 
-	return !l->places[piece].left_out;
+	return !l->places[piece].left_out && index_piece_bytes(&l->x.pieces[piece]);
 }
 
 static void *loading_read_main(void *arg)
@@ -179,8 +179,8 @@ static void *loading_read_main(void *arg)
 		.room = loading_room, .put = loading_put, .takes = loading_takes, .arg = l
 	};
 
-	/* the files are opened again, by name */
-	if (place_become(l->uid, l->gid, &l->f) == 0)
+	/* the files are opened again, by name; those in memory are the daemon's own */
+	if (l->in_memory || place_become(l->uid, l->gid, &l->f) == 0)
 		save_load(l->fd, &l->x, &sink, &l->p, &l->f);
 	if (l->upload) {
 		int status = upload_settle(l->upload);
@@ -188,7 +188,7 @@ static void *loading_read_main(void *arg)
 		if (!l->f.code)
 			loading_check_upload(l, status, &l->f);
 	}
-	if (l->f.code)
+	if (l->f.code && !l->in_memory)
 		place_tell(&l->f, l->path, l->step);
 	for (size_t i = 0; !l->f.code && i < l->n_copies; i++)
 		memcpy(l->copies[i].to, l->copies[i].from, l->copies[i].bytes);
@@ -243,13 +243,18 @@ static bool loading_is_busy(const struct job *job)
 	       job->life.resize;
 }
 
+static int loading_check_there(const struct job *job, struct fault *f)
+{
+	if (!job->life.deleted)
+		return 0;
+	return fault_set(f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
+}
+
 static int loading_check(const struct job *job, struct fault *f)
 {
 	uint32_t units = 0;
 
-	if (job->life.deleted)
-		return fault_set(f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
-	if (loading_check_fresh(job, f))
+	if (loading_check_there(job, f) || loading_check_fresh(job, f))
 		return f->code;
 	if (loading_is_busy(job))
 		return fault_set(f, FAULT_STATE, NULL,
@@ -274,7 +279,7 @@ static int loading_check(const struct job *job, struct fault *f)
 /* ------------------------------------------------------------------------------ its course */
 
 /* From here on the job has neither its former state nor the new one. */
-static void loading_empty(struct job *job)
+void loading_empty(struct job *job)
 {
 	position_reset(job);
 	for (uint32_t i = 0; i < job->n_units; i++) {
@@ -321,7 +326,8 @@ static enum res loading_prepare(struct loading *l)
 {
 	if (!l->f.code && atomic_load(&l->p.cancel) && !l->job->life.deleted)
 		fault_set(&l->f, FAULT_CANCELLED, NULL, "reading the checkpoint was cancelled");
-	if (l->f.code || loading_check(l->job, &l->f))
+	if (l->f.code ||
+	    (l->in_memory ? loading_check_there(l->job, &l->f) : loading_check(l->job, &l->f)))
 		return RES_FAILED;
 	RES_TRY(loading_get_kept(l));
 	if (loading_place_all(l))
@@ -476,6 +482,17 @@ static int loading_take_blobs(struct loading *l)
 	return 0;
 }
 
+/* What was in memory alone is in no checkpoint. Of a later step there may be one: the job comes to that step
+ * again, on another way. */
+static void loading_take_saved(const struct loading *l)
+{
+	state_job *rec = l->job->rec;
+
+	rec->saved = l->in_memory ? rec->saved && rec->saved_step <= rec->step : true;
+	if (!l->in_memory)
+		rec->saved_step = rec->step;
+}
+
 /* The job has the commit of the checkpoint. */
 static void loading_take(struct loading *l)
 {
@@ -494,8 +511,7 @@ static void loading_take(struct loading *l)
 	rec->uncommitted_steps = 0;
 	position_committed(job, rec->step);
 	kept_committed(job);
-	rec->saved = true;
-	rec->saved_step = rec->step;
+	loading_take_saved(l);
 	bufcopy_forget(job);
 	job->mem.stale_partials = job->mem.stray_gradients = true;
 	job->readers.changes++;
@@ -614,6 +630,11 @@ static int loading_may(struct job *job, const struct loading_options *o, struct 
 		return fault_set(f, FAULT_STATE, NULL,
 				 "a checkpoint is being loaded into job '%s' already",
 				 job->rec->name);
+	if (job->life.restore)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' is being restored from other nodes' memory: wait for "
+				 "its end",
+				 job->rec->name);
 	if (place_find(roots ? roots : "", o->path, &at, &n, f))
 		return f->code;
 	job->running++; /* it counts as one of the job's ops */
@@ -668,6 +689,33 @@ int loading_begin(struct job *job, const struct loading_options *o, loading_cb d
 	if (l)
 		loading_free(l);
 	return f->code;
+}
+
+static void loading_on_posted(struct work *w)
+{
+	loading_go_on(CONTAINER_OF(w, struct loading, ended));
+}
+
+int loading_begin_memory(struct job *job, const struct loading_memory *m, loading_cb done,
+			 void *userdata, struct fault *f)
+{
+	const struct loading_options o = { .path = "memory", .has_step = true, .step = m->x->step };
+	struct loading *l = loading_new(job, &o);
+
+	CHECK(!job->checkpoints.loading && !job->joined);
+	if (!l)
+		return fault_errno(f, -ENOMEM, "beginning to restore a job");
+	l->in_memory = true;
+	l->memory = *m;
+	l->x = *m->x;
+	*m->x = INDEX_NULL;
+	l->done = done;
+	l->userdata = userdata;
+	l->state = LOADING_OPENING;
+	job->checkpoints.loading = l;
+	job->running++;
+	loopq_post(job->node->loopq, &l->ended, loading_on_posted);
+	return 0;
 }
 
 bool loading_part_is_asked(const struct job *job)
@@ -731,11 +779,6 @@ bool loading_progress(const struct job *job, struct loading_progress *ret)
 	return true;
 }
 
-static void loading_on_cancelled(struct work *w)
-{
-	loading_go_on(CONTAINER_OF(w, struct loading, ended));
-}
-
 void loading_cancel(struct job *job)
 {
 	struct loading *l = job->checkpoints.loading;
@@ -752,7 +795,7 @@ void loading_cancel(struct job *job)
 	if (l->state != LOADING_MEMORY || !waiter_on(&l->waiter))
 		return;
 	waiter_leave(&l->waiter);
-	loopq_post(job->node->loopq, &l->ended, loading_on_cancelled);
+	loopq_post(job->node->loopq, &l->ended, loading_on_posted);
 }
 
 enum res loading_let(struct job *job, enum job_change what)

@@ -74,6 +74,26 @@ bool loading_part_is_asked(const struct job *job);
 /* Begin one. @done: not before this returns. Return: 0 or a fault code. */
 int loading_begin(struct job *job, const struct loading_options *o, loading_cb done, void *userdata,
 		  struct fault *f);
+/* -- from memory (job/restore.h) */
+
+struct index;
+
+struct loading_memory {
+	struct index
+		*x; /* taken, and empty then: whole, its files in memory (checkpoint/parts.h) */
+	/* Is it a unit of a group that has no rank here? */
+	bool (*is_elsewhere)(void *arg, const char *unit);
+	void *arg; /* of that; until the end */
+};
+
+/* What the job has is replaced. No rank is in it, nothing of it runs, and the caller sees to it that this
+ * stays so. Else as loading_begin; what has failed before the first byte was written has changed
+ * nothing. */
+int loading_begin_memory(struct job *job, const struct loading_memory *m, loading_cb done,
+			 void *userdata, struct fault *f);
+/* From here on the job has no state, until something is loaded. */
+void loading_empty(struct job *job);
+
 /* What status says of one that is under way. */
 struct loading_progress {
 	const char *path; /* borrowed */

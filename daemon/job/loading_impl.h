@@ -79,6 +79,8 @@ struct loading {
 	uint32_t n_runs, runs_room;
 	char *chunk; /* owned: what is cut into runs; NULL: nothing is */
 	struct loading_part part;
+	bool in_memory; /* of @memory; else of a folder */
+	struct loading_memory memory;
 	uint64_t bytes; /* that are read, of all of them */
 	struct save_progress p;
 	struct loading_report report;
@@ -89,6 +91,13 @@ struct loading {
 	loading_cb done;
 	void *userdata;
 };
+
+/* Is the piece of a unit that this node has nothing of? */
+static inline bool loading_is_elsewhere(const struct loading *l, const struct index_piece *p)
+{
+	return l->in_memory && p->array != INDEX_BLOB &&
+	       l->memory.is_elsewhere(l->memory.arg, p->unit);
+}
 
 /* Where all that was read goes to (loading_place.c). Return: 0 or a fault code. */
 int loading_place_all(struct loading *l);

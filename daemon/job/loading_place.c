@@ -10,34 +10,6 @@
 #include "job/span.h"
 #include "unit/runs.h"
 
-static int loading_place_compare(const struct index_piece *p, const char *unit, const char *tensor,
-				 enum index_array array)
-{
-	int r = strcmp(p->unit, unit);
-
-	r = r ? r : strcmp(p->tensor, tensor);
-	return r ? r : (p->array > array) - (p->array < array);
-}
-
-/* The first piece of an array; the index is sorted. Return: n_pieces: there is none. */
-static size_t loading_place_find(const struct index *x, const char *unit, const char *tensor,
-				 enum index_array array)
-{
-	size_t lo = 0, hi = x->n_pieces;
-
-	while (lo < hi) {
-		size_t mid = lo + (hi - lo) / 2;
-
-		if (loading_place_compare(&x->pieces[mid], unit, tensor, array) < 0)
-			lo = mid + 1;
-		else
-			hi = mid;
-	}
-	if (lo < x->n_pieces && loading_place_compare(&x->pieces[lo], unit, tensor, array) == 0)
-		return lo;
-	return x->n_pieces;
-}
-
 /* What the job needs: @name of unit @u. */
 static int loading_place_check_piece(struct loading *l, const struct unit *u, const char *name,
 				     enum tensor_type type, const uint64_t *shape, size_t dims,
@@ -210,7 +182,7 @@ static int loading_place_array(struct loading *l, struct unit *u, uint32_t t, un
 {
 	const state_tensor *rec = u->rec->tensors[t];
 	enum index_array kind = saving_array(u->rec, array);
-	size_t i = loading_place_find(&l->x, u->rec->name, rec->name, kind);
+	size_t i = index_find(&l->x, u->rec->name, rec->name, kind);
 
 	if (i == l->x.n_pieces)
 		return fault_set(&l->f, FAULT_STATE, NULL,
@@ -218,7 +190,7 @@ static int loading_place_array(struct loading *l, struct unit *u, uint32_t t, un
 				 "which the job needs",
 				 index_array_name(kind), rec->name, u->rec->name);
 	for (; !l->f.code && i < l->x.n_pieces &&
-	       loading_place_compare(&l->x.pieces[i], u->rec->name, rec->name, kind) == 0;
+	       index_is_of(&l->x.pieces[i], u->rec->name, rec->name, kind);
 	     i++)
 		loading_place_piece(l, u, t, array, i);
 	return l->f.code;
@@ -341,7 +313,7 @@ static int loading_place_buffer(struct loading *l, const struct unit *u, const s
 				uint64_t offset)
 {
 	enum tensor_type type = saving_buffer_type(rec->dtype);
-	size_t first = loading_place_find(&l->x, u->rec->name, rec->name, INDEX_BUFFER);
+	size_t first = index_find(&l->x, u->rec->name, rec->name, INDEX_BUFFER);
 	struct loading_buffer b = { u, first, first, offset };
 
 	if (first == l->x.n_pieces)
@@ -350,8 +322,8 @@ static int loading_place_buffer(struct loading *l, const struct unit *u, const s
 			"the checkpoint has no buffer '%.100s' of unit '%.100s', which the "
 			"job needs",
 			rec->name, u->rec->name);
-	for (; b.end < l->x.n_pieces && loading_place_compare(&l->x.pieces[b.end], u->rec->name,
-							      rec->name, INDEX_BUFFER) == 0;
+	for (; b.end < l->x.n_pieces &&
+	       index_is_of(&l->x.pieces[b.end], u->rec->name, rec->name, INDEX_BUFFER);
 	     b.end++)
 		if (loading_place_check_piece(l, u, rec->name, type, rec->shape, rec->n_shape,
 					      &l->x.pieces[b.end]))
@@ -387,8 +359,10 @@ static int loading_place_blob(struct loading *l, size_t i)
 	uint64_t bytes = index_piece_bytes(p);
 	struct job *job = l->job;
 
-	if (p->rank < job->rec->world_size && !span_is_here(job->across.span, p->rank)) {
+	if (p->rank < job->rec->world_size ? !span_is_here(job->across.span, p->rank)
+					   : l->in_memory) {
 		l->places[i].known = l->places[i].left_out = true;
+		l->report.left_out += p->rank >= job->rec->world_size;
 		return 0;
 	}
 	if (bytes > JOB_MAX_BLOB)
@@ -419,6 +393,8 @@ static int loading_place_rest(struct loading *l)
 			continue;
 		if (p->array == INDEX_BLOB)
 			loading_place_blob(l, i);
+		else if (loading_is_elsewhere(l, p))
+			l->places[i].known = l->places[i].left_out = true;
 		else
 			fault_set(
 				&l->f, FAULT_STATE, NULL,
@@ -428,6 +404,23 @@ static int loading_place_rest(struct loading *l)
 				index_array_name((enum index_array)p->array), p->tensor, p->unit);
 	}
 	return l->f.code;
+}
+
+/* Is the file of each piece that is needed here? */
+static int loading_place_check_files(struct loading *l)
+{
+	for (size_t i = 0; i < l->x.n_pieces; i++) {
+		const struct index_file *file = &l->x.files[l->x.pieces[i].file];
+
+		if (file->fd == INDEX_NOT_HERE && !l->places[i].left_out &&
+		    index_piece_bytes(&l->x.pieces[i]))
+			return fault_set(
+				&l->f, FAULT_INTERNAL, NULL,
+				"part '%.64s' of step %llu of job '%s' is needed here, and "
+				"was not fetched",
+				file->name, (unsigned long long)l->x.step, l->job->rec->name);
+	}
+	return 0;
 }
 
 int loading_place_all(struct loading *l)
@@ -442,7 +435,7 @@ int loading_place_all(struct loading *l)
 	for (uint32_t i = 0; !l->f.code && i < job->n_units; i++)
 		if (!job->units[i]->rec->dropped && loading_place_unit(l, job->units[i]) == 0)
 			loading_place_buffers(l, job->units[i]);
-	if (l->f.code || loading_place_rest(l))
+	if (l->f.code || loading_place_rest(l) || loading_place_check_files(l))
 		return l->f.code;
 	for (size_t i = 0; i < l->x.n_pieces; i++)
 		l->bytes += l->places[i].left_out ? 0 : index_piece_bytes(&l->x.pieces[i]);

@@ -47,6 +47,11 @@ static int resize_check(const struct job *job, uint32_t world, struct fault *f)
 		return fault_set(f, FAULT_INVALID, "world_size",
 				 "world_size is %u, and job '%s' is elastic from %u to %u ranks",
 				 world, job->rec->name, job->rec->min_ranks, job->rec->max_ranks);
+	if (job->life.restore)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' is being restored from other nodes' memory: wait for "
+				 "its end",
+				 job->rec->name);
 	if (job->checkpoints.loading)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "a checkpoint is being loaded into job '%s': wait for its end",

@@ -419,3 +419,10 @@ void doubt_resolve(struct job *job, const struct doubt_ruling *r)
 	else
 		doubt_drop(d);
 }
+
+void doubt_drop_all(struct job *job)
+{
+	const struct doubt_ruling none = { 0 };
+
+	doubt_resolve(job, &none);
+}

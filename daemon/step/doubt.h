@@ -64,4 +64,7 @@ bool doubt_is_applied(const struct doubt_ruling *ruling, const struct job_step_i
  * rank joins. Nothing in doubt: nothing to do. */
 void doubt_resolve(struct job *job, const struct doubt_ruling *ruling);
 
+/* job_ops.drop_doubt: nothing of it was decided. What is being completed goes on. */
+void doubt_drop_all(struct job *job);
+
 #endif

@@ -179,6 +179,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 				     .write_refused = on_write_refused,
 				     .prepared = on_prepared,
 				     .epoch_ends = doubt_epoch_ends,
+				     .drop_doubt = doubt_drop_all,
 				     .signals_gone = queue_tasks_forget };
 
 	o = o ? o : &none;

@@ -75,7 +75,7 @@ static long spanfix_store_get(void *userdata, const char *key, unsigned timeout_
 /* ------------------------------------------------------------------------ the worlds */
 
 struct spanfix spanfix;
-bool spanfix_by_ranks;
+bool spanfix_by_ranks, spanfix_queues;
 
 unsigned spanfix_home(const struct spanfix *w, uint32_t rank)
 {
@@ -380,7 +380,7 @@ static void spanfix_order_on_ended(void *userdata, const struct fault *f)
 		spanfix.broken = *f;
 }
 
-static void spanfix_begin_order(struct spanfix *w, unsigned i)
+void spanfix_begin_order(struct spanfix *w, unsigned i)
 {
 	static const char *const names[] = { "node0", "node1", "node2" };
 	static const struct order_ops ops = { .send = spanfix_order_on_send,
@@ -586,14 +586,14 @@ static void spanfix_join(struct spanfix *w, uint32_t rank)
 	n->members[n->n_members++] = w->members[rank];
 }
 
-static void spanfix_begin_node(struct spanfix *w, unsigned i)
+void spanfix_make_node(struct spanfix *w, unsigned i)
 {
 	const struct nodefix_options o = { .beside = i > 0,
+					   .queues = spanfix_queues,
 					   .devices =
 						   w->spans || spanfix_by_ranks ? 1 : w->n_nodes };
 	const struct gloo_options gloo = { .address = "127.0.0.1" };
 	struct nodefix *n = &w->nodes[i];
-	struct fault f = FAULT_NULL;
 
 	nodefix_begin(n, &o);
 	n->node.order_ranks = spanfix_by_ranks;
@@ -611,9 +611,17 @@ static void spanfix_begin_node(struct spanfix *w, unsigned i)
 	n->write_allowed = spanfix_on_write_allowed;
 	n->write_refused = spanfix_on_write_refused;
 	w->jobs[i] = nodefix_job(n, "job", w->size, 0);
+	if (w->spans)
+		cr_assert_eq(engine_gloo_new(&n->run.queue, &gloo, &n->node.nodes_engine), 0);
+}
+
+static void spanfix_begin_node(struct spanfix *w, unsigned i)
+{
+	struct fault f = FAULT_NULL;
+
+	spanfix_make_node(w, i);
 	if (!w->spans)
 		return;
-	cr_assert_eq(engine_gloo_new(&n->run.queue, &gloo, &n->node.nodes_engine), 0);
 	cr_assert_eq(job_set_span(w->jobs[i], spanfix_new_span(w, i, "job/1"), 1, &f), 0, "%s",
 		     f.text);
 	spanfix_begin_order(w, i);

@@ -56,9 +56,14 @@ struct spanfix {
 extern struct spanfix spanfix;
 /* Sums in rank order, beside one node with one device. */
 extern bool spanfix_by_ranks;
+/* Devices order tasks as GPUs do, and are not written in place. */
+extern bool spanfix_queues;
 
 /* @ranks: of each node; ended by a 0 or SPANFIX_NODES. All have joined when it returns. */
 void spanfix_begin(struct spanfix *w, bool spans, const unsigned *ranks);
+/* Of that: node @i with its job, which knows no other nodes yet; and its order, in an epoch. */
+void spanfix_make_node(struct spanfix *w, unsigned i);
+void spanfix_begin_order(struct spanfix *w, unsigned i);
 /* When nothing runs any more. */
 void spanfix_end(struct spanfix *w);
 /* Run @script on one node and on several, and compare. */
