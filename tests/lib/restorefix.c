@@ -214,6 +214,9 @@ void restorefix_step(unsigned number)
 			spanfix_fill(spanfix_result(w, r), r, number + 10 * i);
 		ALL(w, nodefix_reduce(n, m, u, false, op));
 	}
+	restorefix_use("copies"); /* in another type: it has a copy, which stays */
+	ALL(w, nodefix_on_unit(n, m, "Gather", u, op));
+	ALL(w, nodefix_on_unit(n, m, "Release", u, op));
 	ALL(w, nodefix_step(n, m, op));
 	ALL(w, nodefix_commit(n, m, number, 8 + m->rank, op));
 }
@@ -261,18 +264,26 @@ void restorefix_lose(unsigned node)
 }
 
 /* The epoch has ended: ranks are elsewhere from here on. The job of a node that is new is empty. */
-void restorefix_move_to(const unsigned *ranks)
+static void restorefix_move_rank(uint32_t rank, unsigned node)
+{
+	if (restorefix_home(rank) != node)
+		spanfix.members[rank] = NULL;
+	spanfix.node_of[rank] = node;
+}
+
+void restorefix_move_to(const unsigned *ranks, bool stay)
 {
 	unsigned n = 0;
 	uint32_t rank = 0;
 
+	while (n < SPANFIX_NODES && ranks[n])
+		n++;
 	for (unsigned i = 0; i < spanfix.n_nodes; i++) {
-		restorefix_drop_members(i);
+		if (!stay || i >= n)
+			restorefix_drop_members(i);
 		node_wake(&spanfix.nodes[i].node);
 	}
 	spanfix_turn_until(&spanfix, restorefix_have_left);
-	while (n < SPANFIX_NODES && ranks[n])
-		n++;
 	for (unsigned i = spanfix.n_nodes; i > n; i--)
 		nodefix_end(&spanfix.nodes[i - 1]);
 	spanfix.size = 0;
@@ -286,7 +297,7 @@ void restorefix_move_to(const unsigned *ranks)
 	for (unsigned i = 0; i < n; i++) {
 		spanfix.ranks[i] = ranks[i];
 		for (unsigned k = 0; k < ranks[i]; k++)
-			spanfix.node_of[rank++] = i;
+			restorefix_move_rank(rank++, i);
 	}
 }
 

@@ -47,8 +47,9 @@ void restorefix_epoch_ends(void);
 /* The processes of a node are gone; the same, and its job is a new one. */
 void restorefix_drop_members(unsigned node);
 void restorefix_lose(unsigned node);
-/* Between epochs: ranks are elsewhere from here on. The job of a node that is new is empty. */
-void restorefix_move_to(const unsigned *ranks);
+/* Between epochs: ranks are elsewhere from here on. The job of a node that is new is empty. @stay: processes of
+ * nodes that stay do, too. */
+void restorefix_move_to(const unsigned *ranks, bool stay);
 /* All ranks have joined when it returns. */
 void restorefix_next_epoch(void);
 

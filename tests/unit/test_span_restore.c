@@ -56,6 +56,8 @@ static void in_place(const unsigned *ranks, unsigned lost, bool stay, bool hybri
 	at3 = restorefix_take(NULL);
 	restorefix_step(4);
 	ids[0] = restorefix_unit_of(0, "sgd")->id;
+	restorefix_use("copies");
+	ALL(&spanfix, nodefix_on_unit(n, m, "Gather", u, op)); /* held when it ends */
 	restorefix_epoch_ends();
 	for (unsigned i = 0; i < spanfix.n_nodes; i++)
 		if (lost >> i & 1)
@@ -158,7 +160,7 @@ static void load_fresh(const unsigned *ranks, const char *path, bool hybrids)
 	restorefix_next_epoch();
 }
 
-static void elsewhere(const unsigned *from, const unsigned *to, bool hybrids)
+static void elsewhere(const unsigned *from, const unsigned *to, bool hybrids, bool stay)
 {
 	bool by_devices = spanfix_queues; /* as in in_place */
 	struct restorefix_parts at3, is3, want, is5;
@@ -173,16 +175,21 @@ static void elsewhere(const unsigned *from, const unsigned *to, bool hybrids)
 	at3 = restorefix_take(path);
 	restorefix_step(4);
 	ids[0] = restorefix_unit_of(0, "sgd")->id;
+	restorefix_use("copies");
+	ALL(&spanfix, nodefix_on_unit(n, m, "Gather", u, op)); /* held when it ends */
 	restorefix_epoch_ends();
 	ranks = spanfix.size;
-	restorefix_move_to(to);
+	restorefix_move_to(to, stay);
 	common = ranks < spanfix.size ? ranks : spanfix.size;
 	restorefix_all(&at3);
 	blobs_are_there(ranks);
 	ids[1] = restorefix_unit_of(0, "sgd")->id;
 	cr_expect_eq(ids[0], ids[1]);
-	is3 = restorefix_take(NULL);
-	restorefix_same(&at3, &is3, common);
+	if (!stay) { /* as in in_place */
+		is3 = restorefix_take(NULL);
+		restorefix_same(&at3, &is3, common);
+		restorefix_free(&is3);
+	}
 	restorefix_next_epoch();
 	restorefix_train(4, 5);
 	is5 = restorefix_take(NULL);
@@ -195,37 +202,47 @@ static void elsewhere(const unsigned *from, const unsigned *to, bool hybrids)
 	restorefix_end();
 	restorefix_free(&want);
 	restorefix_free(&at3);
-	restorefix_free(&is3);
 	restorefix_free(&is5);
 }
 
 Test(span_restore, goes_on_without_a_node)
 {
-	elsewhere(WORLD(1, 2, 1), WORLD(1, 2), false);
+	elsewhere(WORLD(1, 2, 1), WORLD(1, 2), false, false);
 }
 
 Test(span_restore, goes_on_with_another_node)
 {
-	elsewhere(WORLD(2, 1), WORLD(2, 1, 1), false);
+	elsewhere(WORLD(2, 1), WORLD(2, 1, 1), false, false);
 }
 
 Test(span_restore, goes_on_with_ranks_elsewhere)
 {
-	elsewhere(WORLD(2, 1, 1), WORLD(1, 3), false);
+	elsewhere(WORLD(2, 1, 1), WORLD(1, 3), false, false);
 }
 
 Test(span_restore, goes_on_on_one_node)
 {
-	elsewhere(WORLD(1, 2), WORLD(1), false);
+	elsewhere(WORLD(1, 2), WORLD(1), false, false);
 }
 
 Test(span_restore, goes_on_with_hybrid_units)
 {
-	elsewhere(WORLD(2, 2), WORLD(2, 2, 2), true);
+	elsewhere(WORLD(2, 2), WORLD(2, 2, 2), true, false);
 }
 
 Test(span_restore, goes_on_elsewhere_by_way_of_devices)
 {
 	spanfix_queues = true;
-	elsewhere(WORLD(1, 2, 1), WORLD(2, 1), false);
+	elsewhere(WORLD(1, 2, 1), WORLD(2, 1), false, false);
+}
+
+/* Those whose numbers are of this node still. */
+Test(span_restore, goes_on_with_the_processes_that_are_left)
+{
+	elsewhere(WORLD(2, 1), WORLD(2), false, true);
+}
+
+Test(span_restore, goes_on_with_some_of_the_processes)
+{
+	elsewhere(WORLD(2, 2, 1), WORLD(1, 2), false, true);
 }

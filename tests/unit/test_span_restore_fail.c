@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "job/job_journal.h"
 #include "restorefix.h"
+#include "store/change.h"
 
 TestSuite(span_restore_fail, .init = restorefix_begin_suite, .fini = restorefix_end_suite,
 	  .timeout = 120);
@@ -206,7 +207,7 @@ static void is_cancelled(bool devices, bool moves)
 	spanfix_queues = devices;
 	p = at_step_3(!moves);
 	if (moves)
-		restorefix_move_to(WORLD(1, 2));
+		restorefix_move_to(WORLD(1, 2), false);
 	for (unsigned k = 0; k < 24; k++) {
 		unsigned node = k & 1;
 		struct fault f = FAULT_NULL;
@@ -367,7 +368,7 @@ Test(span_restore_fail, that_cannot_be_laid_out_is_refused)
 	restorefix_train(1, 3);
 	p = restorefix_take(NULL);
 	restorefix_epoch_ends();
-	restorefix_move_to(WORLD(2, 1));
+	restorefix_move_to(WORLD(2, 1), false);
 	restore_fails(0, &p, 3, FAULT_INVALID, "hybrid");
 	cr_expect(has_state(0));
 	restorefix_end();
@@ -384,7 +385,7 @@ Test(span_restore_fail, of_groups_with_other_ranks_is_refused)
 	restorefix_train(1, 3);
 	p = restorefix_take(NULL);
 	restorefix_epoch_ends();
-	restorefix_move_to(WORLD(1, 1));
+	restorefix_move_to(WORLD(1, 1), false);
 	restore_fails(0, &p, 3, FAULT_INVALID, "unit 'pair' belongs to group 'pair'");
 	cr_expect(has_state(0));
 	restorefix_end();
@@ -396,10 +397,74 @@ Test(span_restore_fail, elsewhere_of_a_damaged_part_leaves_no_state)
 {
 	struct restorefix_parts p = at_step_3(false);
 
-	restorefix_move_to(WORLD(1, 2));
+	restorefix_move_to(WORLD(1, 2), false);
 	flip(&p, 0);
 	restore_fails(0, &p, 3, FAULT_LOST, "is damaged");
 	cr_expect(!has_state(0));
 	flip(&p, 0);
 	then_all_is_well(&p);
+}
+
+/* What a successor of the daemon would find now: all of a state, or nothing. Return: all. */
+static bool journal_has_state(unsigned node)
+{
+	struct fault f = FAULT_NULL;
+	state_all *all = NULL;
+	size_t units = 0, initialised = 0;
+	bool commit;
+
+	cr_assert_eq(change_read(spanfix.nodes[node].journal, &all, &f), 0, "%s", f.text);
+	cr_assert_eq(all->n_jobs, 1);
+	commit = all->jobs[0]->has_commit;
+	for (size_t i = 0; i < all->jobs[0]->n_units; i++) {
+		units += !all->jobs[0]->units[i]->dropped;
+		initialised += all->jobs[0]->units[i]->initialised;
+	}
+	cr_expect(initialised == 0 || initialised == units);
+	cr_expect_eq(commit, initialised > 0);
+	state_free(all);
+	return commit;
+}
+
+/* @moves: it gets other ranks. */
+static void is_in_the_journal(bool moves, bool loses)
+{
+	struct restorefix_parts p = at_step_3(loses);
+	unsigned changes = 0;
+	bool had, has;
+
+	if (moves)
+		restorefix_move_to(WORLD(1, 2), false);
+	for (unsigned node = 0; node < 2; node++) {
+		struct fault f = FAULT_NULL;
+
+		had = journal_has_state(node);
+		memset(&restorefix_ended, 0, sizeof(restorefix_ended));
+		cr_assert_eq(restorefix_try(node, &p, 3, &f), 0, "%s", f.text);
+		while (!restorefix_ended.over) {
+			turns(1);
+			has = journal_has_state(node);
+			changes += has != had;
+			had = has;
+		}
+		cr_expect_eq(restorefix_ended.f[node].code, 0);
+		cr_expect(journal_has_state(node));
+	}
+	cr_expect_geq(changes, 2, "the states of both nodes come, and one or two go before");
+	then_all_is_well(&p);
+}
+
+Test(span_restore_fail, has_all_or_nothing_in_the_journal)
+{
+	is_in_the_journal(false, false);
+}
+
+Test(span_restore_fail, has_all_or_nothing_in_the_journal_of_an_empty_node)
+{
+	is_in_the_journal(false, true);
+}
+
+Test(span_restore_fail, has_all_or_nothing_in_the_journal_elsewhere)
+{
+	is_in_the_journal(true, false);
 }
