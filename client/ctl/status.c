@@ -440,6 +440,27 @@ static void status_checkpoint_row(struct table *t, const Shardd__V1__JobStatus *
 	status_why_cell(t, c->error, c->waits_for);
 }
 
+/* The job's state in memory, for when a node is gone. */
+static void status_replica_row(struct table *t, const Shardd__V1__JobStatus *j,
+			       const Shardd__V1__ReplicaStatus *r)
+{
+	ctl_job_cell(t, j->uid, j->name);
+	table_cell(t, "REPLICA");
+	table_cell(t, "%s",
+		   *r->error     ? "FAILED"
+		   : r->busy     ? "WRITING"
+		   : r->has_step ? "DONE"
+				 : "-");
+	if (r->has_step)
+		table_cell(t, "%llu", (unsigned long long)r->step);
+	else
+		table_cell(t, "-");
+	table_cell(t, "%s", format_bytes(r->bytes).text);
+	table_cell(t, "-");
+	table_cell(t, "memory");
+	status_why_cell(t, r->error, "");
+}
+
 static void status_loading_row(struct table *t, const Shardd__V1__JobStatus *j,
 			       const Shardd__V1__LoadingStatus *l)
 {
@@ -467,6 +488,8 @@ static int status_print_checkpoints(struct ctl *ctl, const Shardd__V1__GetStatus
 	for (size_t i = 0; t && i < s->n_jobs; i++) {
 		if (s->jobs[i]->checkpoint)
 			status_checkpoint_row(t, s->jobs[i], s->jobs[i]->checkpoint);
+		if (s->jobs[i]->replica)
+			status_replica_row(t, s->jobs[i], s->jobs[i]->replica);
 		if (s->jobs[i]->loading)
 			status_loading_row(t, s->jobs[i], s->jobs[i]->loading);
 	}

@@ -137,7 +137,8 @@ static int nodes_start_cluster(struct nodes *n, uv_loop_t *loop, struct loopq *l
 	const char *names[sizeof(c->peer.allow) / 2];
 	struct cluster_options o = { .node = node,
 				     .advertise = advertise,
-				     .schedules = strcmp(c->peer.recorded_order, "yes") == 0 };
+				     .schedules = strcmp(c->peer.recorded_order, "yes") == 0,
+				     .replicas = c->peer.replicas };
 	struct hostport at;
 
 	config_peer_advertise(c, &at);

@@ -126,19 +126,18 @@ static int save_create(int fd, const char *name, struct fault *f)
 	return file;
 }
 
-static int save_tensors(struct save *s, int fd, size_t index)
+/* Into the new file @file. */
+static int save_tensors_to(struct save *s, int file, size_t index, bool in_memory)
 {
 	struct tensor_list list = TENSOR_LIST_NULL;
 	_cleanup_(freep) char *header = NULL;
-	_cleanup_(fd_closep) int file = -1;
 	const char *name = s->x->files[index].name;
 	struct spool *spool = NULL;
 	size_t bytes = 0;
 
 	if (save_list(s, index, &list) == 0 &&
-	    tensor_list_encode(&list, &header, &bytes, s->f) == 0)
-		file = save_create(fd, name, s->f);
-	if (file >= 0 && spool_open(file, name, &spool, s->f) == 0 &&
+	    tensor_list_encode(&list, &header, &bytes, s->f) == 0 &&
+	    (in_memory ? spool_open_memory : spool_open)(file, name, &spool, s->f) == 0 &&
 	    spool_add(spool, header, bytes, s->f) == 0 && save_pieces(s, spool, index) == 0 &&
 	    spool_end(spool, s->f) == 0) {
 		CHECK(spool_bytes(spool) == list.data_at + tensor_list_bytes(&list));
@@ -147,6 +146,13 @@ static int save_tensors(struct save *s, int fd, size_t index)
 	spool_free(spool);
 	tensor_list_deinit(&list);
 	return s->f->code;
+}
+
+static int save_tensors(struct save *s, int fd, size_t index)
+{
+	_cleanup_(fd_closep) int file = save_create(fd, s->x->files[index].name, s->f);
+
+	return file >= 0 ? save_tensors_to(s, file, index, false) : (int)s->f->code;
 }
 
 static int save_text_fault(const char *name, size_t bytes, size_t at, struct fault *f)
@@ -199,6 +205,16 @@ int save_write_file(int fd, struct index *x, const struct save_options *o, save_
 	clock_gettime(CLOCK_MONOTONIC, &s.begun);
 	index_sort(x);
 	return save_tensors(&s, fd, 0);
+}
+
+int save_write_memory(int file, struct index *x, const struct save_options *o, save_data_cb data,
+		      void *arg, struct save_progress *p, struct fault *f)
+{
+	struct save s = { .x = x, .o = o, .data = data, .arg = arg, .p = p, .f = f };
+
+	clock_gettime(CLOCK_MONOTONIC, &s.begun);
+	index_sort(x);
+	return save_tensors_to(&s, file, 0, true);
 }
 
 int save_write(int dir, struct index *x, const struct save_options *o, save_data_cb data, void *arg,

@@ -39,6 +39,9 @@ int save_write(int dir, struct index *x, const struct save_options *o, save_data
  * as save_write. Return: 0 or a fault code. */
 int save_write_file(int fd, struct index *x, const struct save_options *o, save_data_cb data,
 		    void *arg, struct save_progress *p, struct fault *f);
+/* The same into the new, empty file @file in memory (memfd_create). */
+int save_write_memory(int file, struct index *x, const struct save_options *o, save_data_cb data,
+		      void *arg, struct save_progress *p, struct fault *f);
 /* A new file @name in folder @fd, synced. Return: 0 or a fault code. */
 int save_write_text(int fd, const char *name, const char *text, struct fault *f);
 /* Read it, up to INDEX_MAX_BYTES. @ret: the caller's to free, with a 0 at its end. Return: 0 or a fault

@@ -33,6 +33,7 @@ struct spool {
 	unsigned next; /* buffer; the caller's */
 	sem_t empty, full;
 	bool running;
+	bool in_memory; /* the caller writes itself */
 	pthread_t thread;
 	_Atomic int error; /* errno */
 
@@ -127,7 +128,7 @@ static int spool_write(struct spool *s, const char *data, size_t bytes)
 		bytes -= (size_t)n;
 		s->written += (uint64_t)n;
 	}
-	if (!s->direct)
+	if (!s->direct && !s->in_memory)
 		spool_give(s);
 	return 0;
 }
@@ -184,6 +185,30 @@ int spool_open(int fd, const char *name, struct spool **ret, struct fault *f)
 	return 0;
 }
 
+int spool_open_memory(int fd, const char *name, struct spool **ret, struct fault *f)
+{
+	struct spool *s = calloc(1, sizeof(*s));
+
+	if (!s)
+		return fault_errno(f, -ENOMEM, "writing a file in memory");
+	s->fd = fd;
+	s->name = name;
+	s->in_memory = true;
+	sem_init(&s->full, 0, 0);
+	sem_init(&s->empty, 0, 0);
+	*ret = s;
+	return 0;
+}
+
+static int spool_add_memory(struct spool *s, const void *data, size_t bytes, struct fault *f)
+{
+	int r = spool_write(s, data, bytes);
+
+	atomic_store(&s->error, r);
+	s->bytes += bytes;
+	return r ? spool_write_fault(s, f) : 0;
+}
+
 uint64_t spool_bytes(const struct spool *s)
 {
 	return s->bytes;
@@ -198,6 +223,8 @@ static void spool_hand(struct spool *s)
 
 int spool_add(struct spool *s, const void *data, size_t bytes, struct fault *f)
 {
+	if (s->in_memory)
+		return spool_add_memory(s, data, bytes, f);
 	while (bytes) {
 		struct spool_buffer *b = &s->buffers[s->next];
 		size_t n = SPOOL_BYTES - b->bytes;
@@ -236,6 +263,8 @@ int spool_end(struct spool *s, struct fault *f)
 	spool_stop(s);
 	if (atomic_load(&s->error))
 		return spool_write_fault(s, f);
+	if (s->in_memory)
+		return 0;
 	if (fsync(s->fd) < 0)
 		return spool_fault(s, errno, "syncing", f);
 	(void)posix_fadvise(s->fd, 0, 0, POSIX_FADV_DONTNEED);

@@ -20,6 +20,8 @@ struct spool;
 /* @fd: a new, empty file, open for writing; borrowed. @name: of it, for errors; borrowed. Return: 0 or a
  * fault code. */
 int spool_open(int fd, const char *name, struct spool **ret, struct fault *f);
+/* The same of a file in memory (memfd_create): without a thread and buffers. */
+int spool_open_memory(int fd, const char *name, struct spool **ret, struct fault *f);
 /* Add @bytes bytes. Return: 0, or a fault code, perhaps of bytes that were added before. */
 int spool_add(struct spool *s, const void *data, size_t bytes, struct fault *f);
 /* Added so far. */

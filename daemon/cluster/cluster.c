@@ -13,6 +13,7 @@
 #include "core/log.h"
 #include "core/state.h"
 #include "core/text.h"
+#include "job/launched.h"
 
 /* Links are ticked four times a second at least, orders some times in CLUSTER_PATIENCE_US. */
 #define CLUSTER_TICK_MS 25
@@ -24,7 +25,9 @@ static const struct state_row cluster_states[] = {
 	[CLUSTER_SEEKING] = { "SEEKING", STATE_TO(CLUSTER_SEEKING) | STATE_TO(CLUSTER_LEADS) |
 						 STATE_TO(CLUSTER_DIALS) },
 	[CLUSTER_LEADS] = { "LEADS", STATE_TO(CLUSTER_DECIDING) | STATE_TO(CLUSTER_SEEKING) },
-	[CLUSTER_DECIDING] = { "DECIDING", STATE_TO(CLUSTER_RUNS) | STATE_TO(CLUSTER_SEEKING) },
+	[CLUSTER_DECIDING] = { "DECIDING", STATE_TO(CLUSTER_RUNS) | STATE_TO(CLUSTER_RESTORING) |
+						   STATE_TO(CLUSTER_SEEKING) },
+	[CLUSTER_RESTORING] = { "RESTORING", STATE_TO(CLUSTER_LEADS) | STATE_TO(CLUSTER_SEEKING) },
 	[CLUSTER_DIALS] = { "DIALS", STATE_TO(CLUSTER_FOLLOWS) | STATE_TO(CLUSTER_SEEKING) },
 	[CLUSTER_FOLLOWS] = { "FOLLOWS", STATE_TO(CLUSTER_RUNS) | STATE_TO(CLUSTER_SEEKING) },
 	[CLUSTER_RUNS] = { "RUNS", STATE_TO(CLUSTER_SEEKING) },
@@ -112,6 +115,7 @@ static void cluster_job_free(struct cluster_job *cj)
 	cluster_forget_nodes(cj);
 	list_unlink(&cj->link);
 	cluster_survey_free(cj);
+	cluster_restore_end(cj);
 	free(cj->wishes);
 	free(cj->ruled);
 	free(cj);
@@ -151,12 +155,13 @@ static int cluster_wish(struct cluster_job *cj, uint32_t rank)
 	return 0;
 }
 
-static bool cluster_epoch_has(const struct cluster_job *cj, const struct job *job, uint32_t rank)
+static bool cluster_epoch_has(const struct cluster_job *cj, const struct job *job, uint32_t number)
 {
+	uint32_t rank;
 	const struct span *s = job->across.span;
 
 	return cj->epoch.number && s && !s->over && job->rec->epoch == cj->epoch.number &&
-	       span_is_here(s, rank);
+	       launched_rank(job, number, &rank) && span_is_here(s, rank);
 }
 
 /* Another rank of the job was on this node, and its epoch runs. */
@@ -174,8 +179,9 @@ enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f)
 {
 	struct cluster *c = the_cluster;
 	struct cluster_job *cj;
+	uint32_t at;
 
-	if (!c || job->rec->max_ranks) /* an elastic job stays on one node */
+	if (!c || (job->rec->max_ranks && !job->across.elastic)) /* all its ranks are here */
 		return RES_DONE;
 	if (c->closing)
 		return res_of(fault_set(f, FAULT_UNAVAILABLE, NULL, "the daemon is shutting down"));
@@ -190,7 +196,7 @@ enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f)
 	}
 	if (cluster_epoch_has(cj, job, rank))
 		return RES_DONE;
-	if (cj->epoch.number)
+	if (cj->epoch.number && !(job->across.elastic && !launched_rank(job, rank, &at)))
 		cluster_end_for_newcomer(job, rank);
 	if (cluster_wish(cj, rank) < 0)
 		return res_of(fault_errno(f, -ENOMEM, "joining a job of several nodes"));
@@ -232,7 +238,8 @@ bool cluster_info(struct cluster_info *ret)
 	*ret = (struct cluster_info){ c->name, c->node, states[c->member.state],
 				      *c->member.why                      ? c->member.why
 				      : c->member.state == MEMBERSHIP_OUT ? c->why
-									  : "" };
+									  : "",
+				      c->replicas };
 	return true;
 }
 
@@ -417,6 +424,13 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_ACTED:
 		cluster_on_acted(cj, from, m->acted);
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_RESTORE:
+		if (from_leader)
+			cluster_on_restore(cj, m->restore);
+		return;
+	case SHARDD__V1__JOB_MESSAGE__BODY_RESTORED:
+		cluster_on_restored(cj, from, m->restored);
 		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_POLICY:
 		cluster_on_policy(cj, from, m);
@@ -663,6 +677,7 @@ int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct 
 	c->jobs = jobs;
 	c->coord = coord;
 	c->schedules = o->schedules;
+	c->replicas = o->replicas;
 	text_copy(c->name, sizeof(c->name), o->peers.cluster);
 	text_copy(c->node, sizeof(c->node), o->node);
 	text_copy(c->at, sizeof(c->at), o->advertise);
@@ -677,6 +692,7 @@ int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct 
 		return f->code;
 	}
 	the_cluster = c;
+	cluster_replica_serve(c);
 	cluster_join_store(c);
 	uv_timer_init(loop, &c->timer);
 	c->timer.data = c;

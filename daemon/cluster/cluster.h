@@ -28,7 +28,8 @@ struct cluster_options {
 	const char *node;           /* its name, unique in the cluster */
 	const char *advertise;      /* HOST:PORT at which others reach it */
 	struct peers_options peers; /* node and instance are set from the others */
-	bool schedules; /* jobs that this node leads may follow recorded schedules (order/) */
+	bool schedules;    /* jobs that this node leads may follow recorded schedules (order/) */
+	unsigned replicas; /* of each part of a job that this node leads (job/replica.h): 0 or 1 */
 };
 
 /* Begin to be a member. @coord: taken over, also on failure; @loopq, @jobs: borrowed. Strings of @o are
@@ -67,6 +68,7 @@ int cluster_save(struct job *job, const struct saving_options *o, struct fault *
 int cluster_load(struct job *job, const struct loading_options *o, struct fault *f);
 void cluster_give_up(struct job *job);
 void cluster_policy(struct job *job);
+void cluster_replicate(struct job *job);
 
 /* For status. Valid until the next turn of the loop. */
 struct cluster_info {
@@ -74,6 +76,7 @@ struct cluster_info {
 	const char *node;
 	const char *state; /* of its membership: IN... */
 	const char *why;   /* what is in the way; "" */
+	unsigned replicas; /* of the jobs that this node leads */
 };
 /* Return: false: there is none. */
 bool cluster_info(struct cluster_info *ret);

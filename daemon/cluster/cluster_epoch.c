@@ -9,8 +9,8 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "job/launched.h"
 
-#define CLUSTER_MAX_RANKS 1024u /* as max_world_size */
 /* So long a rank that comes when all ranks of its node have left waits for those of other nodes. */
 #define LEAVES_US         5000000u
 #define CLUSTER_MAX_EPOCH (UINT64_MAX / 2) /* of what a node has: it never wraps */
@@ -75,9 +75,23 @@ static struct cluster_node *cluster_epoch_node_set(struct cluster_job *cj, const
 	return node;
 }
 
-static uint32_t cluster_epoch_device_of(const struct job *job, uint32_t rank)
+/* Of process @number, one of those that want to join here. One that is no rank yet gets a device as the
+ * daemon chooses. */
+static uint32_t cluster_epoch_device_of(const struct cluster_job *cj, const struct job *job,
+					uint32_t i)
 {
-	return rank < job->rec->world_size && job->placed[rank] ? job->placed[rank]->index : 0;
+	uint32_t rank;
+
+	if (launched_rank(job, cj->wishes[i], &rank))
+		return job->placed[rank] ? job->placed[rank]->index : 0;
+	return job_place_default(job, i, cj->n_wishes)->index;
+}
+
+static bool cluster_epoch_is_member(const struct job *job, uint32_t number)
+{
+	uint32_t rank;
+
+	return launched_rank(job, number, &rank);
 }
 
 static void cluster_epoch_wish_here(struct cluster_job *cj, const struct job *job)
@@ -90,9 +104,12 @@ static void cluster_epoch_wish_here(struct cluster_job *cj, const struct job *jo
 		cluster_say(cj, "there is no memory for the ranks that want to join");
 		return;
 	}
+	cj->changed_us = clock_now_us();
+	text_copy(n->at, sizeof(n->at), cj->c->at);
 	for (uint32_t i = 0; i < cj->n_wishes; i++) {
 		n->ranks[i] = cj->wishes[i];
-		n->devices[i] = (uint16_t)cluster_epoch_device_of(job, cj->wishes[i]);
+		n->devices[i] = (uint16_t)cluster_epoch_device_of(cj, job, i);
+		n->members += n->holding.units && cluster_epoch_is_member(job, cj->wishes[i]);
 	}
 	cluster_form(cj);
 }
@@ -102,7 +119,8 @@ static int cluster_epoch_send_wish(struct cluster_job *cj, const struct job *job
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobWish w = SHARDD__V1__JOB_WISH__INIT;
-	Shardd__V1__JobStep prepared, **applied;
+	Shardd__V1__JobStep **applied;
+	struct cluster_packed packed;
 	Shardd__V1__JobHolding holding;
 	Shardd__V1__JobRank *ranks = calloc(cj->n_wishes + 1, sizeof(*ranks));
 	Shardd__V1__JobRank **list = calloc(cj->n_wishes + 1, sizeof(*list));
@@ -113,13 +131,15 @@ static int cluster_epoch_send_wish(struct cluster_job *cj, const struct job *job
 	for (uint32_t i = 0; ranks && list && i < cj->n_wishes; i++) {
 		shardd__v1__job_rank__init(&ranks[i]);
 		ranks[i].rank = cj->wishes[i];
-		ranks[i].device = cluster_epoch_device_of(job, cj->wishes[i]);
+		ranks[i].device = cluster_epoch_device_of(cj, job, i);
+		ranks[i].member = h.units && cluster_epoch_is_member(job, cj->wishes[i]);
 		list[i] = &ranks[i];
 	}
-	cluster_holding_pack(&h, &holding, &prepared, applied);
+	cluster_holding_pack(&h, &holding, &packed, applied);
 	w.n_ranks = cj->n_wishes;
 	w.ranks = list;
 	w.state = &holding;
+	w.at = cj->c->at;
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_WISH;
 	m.wish = &w;
 	r = r == 0 && ranks && list && applied ? 0 : -ENOMEM;
@@ -144,7 +164,9 @@ static void cluster_epoch_drop_node(struct cluster_job *cj, const char *name)
 void cluster_tell_wishes(struct cluster_job *cj)
 {
 	const struct job *job = cluster_job_of(cj);
-	bool leads = cj->state == CLUSTER_LEADS || cj->state == CLUSTER_DECIDING;
+	bool waits = cj->state == CLUSTER_RUNS && job && job->across.elastic;
+	bool leads = cj->state == CLUSTER_LEADS || cj->state == CLUSTER_DECIDING ||
+		     cj->state == CLUSTER_RESTORING;
 
 	if (!job || !cj->n_wishes) {
 		if (leads)
@@ -154,7 +176,9 @@ void cluster_tell_wishes(struct cluster_job *cj)
 	}
 	if (leads)
 		cluster_epoch_wish_here(cj, job);
-	else if (cj->state == CLUSTER_FOLLOWS && cluster_epoch_send_wish(cj, job) < 0)
+	else if (waits && cj->epoch.peers)
+		cj->grows = true;
+	else if ((cj->state == CLUSTER_FOLLOWS || waits) && cluster_epoch_send_wish(cj, job) < 0)
 		cluster_say(cj, "there is no memory for a message to the leader");
 }
 
@@ -185,6 +209,7 @@ static void cluster_epoch_end_for_node(struct cluster_job *cj, const char *name)
 void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobWish *w)
 {
 	struct cluster_node *n;
+	bool waits;
 
 	if (!cluster_epoch_wish_is_valid(w)) {
 		peer_end(from, "it has sent ranks that no job can have");
@@ -194,7 +219,8 @@ void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1
 		cluster_epoch_drop_node(cj, peer_name(from));
 		return;
 	}
-	if (cj->epoch.number)
+	waits = cj->epoch.number && cluster_elastic_waits(cj, w);
+	if (cj->epoch.number && !waits)
 		cluster_epoch_end_for_node(cj, peer_name(from));
 	n = cluster_epoch_node_set(cj, peer_name(from), from, (uint32_t)w->n_ranks);
 	if (!n || cluster_holding_unpack(n, w->state) < 0) {
@@ -203,10 +229,14 @@ void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1
 		peer_end(from, "there is no memory for its ranks");
 		return;
 	}
+	text_copy(n->at, sizeof(n->at), w->at);
+	n->waits = waits;
 	for (size_t i = 0; i < w->n_ranks; i++) {
 		n->ranks[i] = w->ranks[i]->rank;
 		n->devices[i] = (uint16_t)w->ranks[i]->device;
+		n->members += w->ranks[i]->member;
 	}
+	cj->changed_us = clock_now_us();
 	if (cj->state == CLUSTER_DIALS || cj->state == CLUSTER_FOLLOWS)
 		cluster_forget_nodes(cj); /* tells it that another leads */
 	else
@@ -227,8 +257,7 @@ void cluster_refused(struct cluster_job *cj, const struct fault *f)
 	cj->refusal = FAULT_NULL;
 }
 
-/* Nobody goes on. */
-static void cluster_epoch_refuse_all(struct cluster_job *cj, const struct fault *f)
+void cluster_refuse_all(struct cluster_job *cj, const struct fault *f)
 {
 	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
 	Shardd__V1__JobEnd end = SHARDD__V1__JOB_END__INIT;
@@ -293,6 +322,22 @@ static void cluster_epoch_say_missing(struct cluster_job *cj, uint32_t world)
 		    missing > 6 ? "..." : "");
 }
 
+/* Does a rank of another node come between it and the one before it, on its node, or is it not the one that
+ * comes next? */
+static bool cluster_epoch_is_out(struct cluster_job *cj, const struct cluster_node *n, uint32_t i,
+				 uint32_t next)
+{
+	struct cluster_node *m, *tmp;
+
+	if (!n->holding.grace_ms)
+		return n->ranks[i] != next;
+	list_for_each (m, tmp, &cj->nodes, link)
+		for (uint32_t k = 0; m != n && k < m->n; k++)
+			if (m->ranks[k] >= next && m->ranks[k] <= n->ranks[i])
+				return true;
+	return false;
+}
+
 /* Are the ranks of each node side by side, and each rank on one node? All are there. */
 static int cluster_epoch_check_ranks(struct cluster_job *cj, struct fault *f)
 {
@@ -300,8 +345,11 @@ static int cluster_epoch_check_ranks(struct cluster_job *cj, struct fault *f)
 	uint32_t next = 0;
 
 	list_for_each (n, tmp, &cj->nodes, link) {
-		for (uint32_t i = 0; i < n->n; i++, next++)
-			if (n->ranks[i] != next)
+		bool elastic = n->holding.grace_ms; /* some may be missing */
+
+		for (uint32_t i = 0; i < n->n; i++, next = n->ranks[i - 1] + 1)
+			if (elastic && !i ? n->ranks[i] < next
+					  : cluster_epoch_is_out(cj, n, i, next))
 				return fault_set(f, FAULT_INVALID, "rank",
 						 "the ranks of a node must follow each other, and "
 						 "each rank be "
@@ -338,6 +386,7 @@ static int cluster_epoch_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 		.key = key, .leader = leader, .token = cj->token, .last = cj->epoch_revision
 	};
 	size_t bytes = 160, at;
+	uint32_t first = 0;
 	char *value;
 	int r;
 
@@ -348,9 +397,10 @@ static int cluster_epoch_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 		return -ENOMEM;
 	at = (size_t)snprintf(value, bytes, "%llu %016llx %s", (unsigned long long)epoch,
 			      (unsigned long long)cj->incarnation, cj->c->node);
-	list_for_each (n, tmp, &cj->nodes, link)
-		at += (size_t)snprintf(value + at, bytes - at, " %s:%u:%u", n->name, n->ranks[0],
-				       n->n);
+	list_for_each (n, tmp, &cj->nodes, link) {
+		at += (size_t)snprintf(value + at, bytes - at, " %s:%u:%u", n->name, first, n->n);
+		first += n->n;
+	}
 	cluster_key(cj, "epoch", key);
 	cluster_key(cj, "leader", leader);
 	what.value = value;
@@ -372,20 +422,20 @@ static bool cluster_epoch_is_whole(struct cluster_job *cj)
 		if (n->holding.world != first->holding.world)
 			(void)cluster_holding_check_job(cj, first, n, &f);
 	if (f.code) {
-		cluster_epoch_refuse_all(cj, &f);
+		cluster_refuse_all(cj, &f);
 		return false;
 	}
 
 	list_for_each (n, tmp, &cj->nodes, link)
 		n_ranks += n->n;
-	if (!world || n_ranks < world) {
+	if (!world || (n_ranks < world && !cluster_elastic_is_due(cj, world, n_ranks))) {
 		cluster_epoch_say_missing(cj, world);
 		return false;
 	}
 	cluster_epoch_sort_nodes(cj);
 	if (cluster_epoch_check_ranks(cj, &f) == 0 && cluster_holding_incarnation(cj, &f) == 0)
 		return true;
-	cluster_epoch_refuse_all(cj, &f);
+	cluster_refuse_all(cj, &f);
 	return false;
 }
 
@@ -414,6 +464,7 @@ void cluster_epoch_free(struct cluster_job *cj)
 
 	cluster_order_end(cj);
 	free(e->names);
+	free(e->ats);
 	free(e->name_list);
 	free(e->peers);
 	free(e->left);
@@ -428,11 +479,13 @@ static int cluster_epoch_names(struct cluster_job *cj, const Shardd__V1__JobBegi
 	e->leader = b->leader;
 	e->self = e->n_nodes;
 	e->names = calloc(e->n_nodes, sizeof(*e->names));
+	e->ats = calloc(e->n_nodes, sizeof(*e->ats));
 	e->name_list = calloc(e->n_nodes, sizeof(*e->name_list));
-	if (!e->names || !e->name_list)
+	if (!e->names || !e->ats || !e->name_list)
 		return -ENOMEM;
 	for (unsigned i = 0; i < e->n_nodes; i++) {
 		text_copy(e->names[i], sizeof(e->names[i]), b->nodes[i]->name);
+		text_copy(e->ats[i], sizeof(e->ats[i]), b->nodes[i]->at);
 		e->name_list[i] = e->names[i];
 		if (strcmp(e->names[i], cj->c->node) == 0 && e->self != e->n_nodes)
 			return -EINVAL; /* twice */
@@ -568,14 +621,12 @@ void cluster_on_begin(struct cluster_job *cj, const Shardd__V1__JobMessage *m)
 		cluster_epoch_run(cj, m->epoch, m->begin);
 }
 
-/* The message about @cj's nodes. Owned memory is in *ret_block. */
-static Shardd__V1__JobNode **cluster_epoch_list_nodes(struct cluster_job *cj, size_t *ret_n,
-						      void **ret_block)
+Shardd__V1__JobNode **cluster_list_nodes(struct cluster_job *cj, size_t *ret_n, void **ret_block)
 {
 	struct cluster_node *n, *tmp;
 	size_t nodes = 0, ranks = 0, i = 0;
 	Shardd__V1__JobNode **list, *all;
-	uint32_t *devices;
+	uint32_t *devices, first = 0;
 
 	list_for_each (n, tmp, &cj->nodes, link) {
 		nodes++;
@@ -591,7 +642,11 @@ static Shardd__V1__JobNode **cluster_epoch_list_nodes(struct cluster_job *cj, si
 	list_for_each (n, tmp, &cj->nodes, link) {
 		shardd__v1__job_node__init(&all[i]);
 		all[i].name = n->name;
-		all[i].first = n->ranks[0];
+		all[i].at = n->at;
+		all[i].first = first;
+		all[i].n_numbers = n->n;
+		all[i].numbers = n->ranks;
+		first += n->n;
 		all[i].n_devices = n->n;
 		all[i].devices = devices;
 		for (uint32_t k = 0; k < n->n; k++)
@@ -631,7 +686,7 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 	unsigned self = 0;
 	void *block;
 
-	b.nodes = cluster_epoch_list_nodes(cj, &b.n_nodes, &block);
+	b.nodes = cluster_list_nodes(cj, &b.n_nodes, &block);
 	cj->epoch.peers = cluster_epoch_list_peers(cj, &self);
 	cj->epoch.left = calloc(b.n_nodes + 1, sizeof(*cj->epoch.left));
 	b.applied = cluster_holding_pack_steps(cj->ruled, cj->ruling.n_applied);
@@ -677,12 +732,15 @@ static void cluster_epoch_on_step(struct coord_call *call, const struct coord_re
 		cluster_epoch_give_up(cj, reply->why ? reply->why : "a node has gone", true);
 		return;
 	}
-	(void)cluster_holding_rule(cj, reply, &f);
+	if (cluster_holding_rule(cj, reply, &f) == 0)
+		(void)cluster_elastic_check_layout(cj, &f);
 	if (!f.code) {
 		cluster_epoch_announce_epoch(cj);
 		return;
 	}
-	cluster_epoch_refuse_all(cj, &f);
+	if (cluster_restore_begin(cj, &f))
+		return;
+	cluster_refuse_all(cj, &f);
 	cluster_seek(cj);
 }
 
@@ -782,6 +840,7 @@ static void cluster_epoch_on_left(struct cluster_job *cj, unsigned node)
 void cluster_epoch_ended(struct job *job, const struct fault *why)
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
+	struct cluster_node *n, *tmp;
 
 	if (!cj || !cj->epoch.number)
 		return;
@@ -792,9 +851,11 @@ void cluster_epoch_ended(struct job *job, const struct fault *why)
 	cluster_rounds_epoch_ended(cj, why->text);
 	cluster_drop_keys(cj);
 	decide_cancel(&cj->commit);
+	cj->grows = false;
 	cluster_epoch_free(cj);
-	while (!list_empty(&cj->nodes)) /* they say what they have, when they want to join again */
-		cluster_epoch_node_free(list_first(&cj->nodes, struct cluster_node, link));
+	list_for_each (n, tmp, &cj->nodes, link)
+		if (!n->waits) /* it says what it has, when it wants to join again */
+			cluster_epoch_node_free(n);
 	cluster_seek(cj);
 }
 
@@ -841,6 +902,6 @@ void cluster_node_gone(struct cluster_job *cj, struct peer *p, const char *why)
 			cluster_epoch_node_free(n);
 	if (ran && job)
 		job_epoch_end(job, &f);
-	else if (cj->state == CLUSTER_LEADS)
+	else if (cj->state == CLUSTER_LEADS || cj->state == CLUSTER_RESTORING)
 		cluster_seek(cj); /* the other end may have taken its place */
 }

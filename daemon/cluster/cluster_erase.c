@@ -66,7 +66,8 @@ void cluster_erase_tick(struct cluster_job *cj, uint64_t now_us)
 
 bool cluster_leads(const struct cluster_job *cj)
 {
-	return cj->epoch.peers || cj->state == CLUSTER_LEADS || cj->state == CLUSTER_DECIDING;
+	return cj->epoch.peers || cj->state == CLUSTER_LEADS || cj->state == CLUSTER_DECIDING ||
+	       cj->state == CLUSTER_RESTORING;
 }
 
 void cluster_deleted(struct job *job)

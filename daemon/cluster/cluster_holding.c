@@ -8,6 +8,7 @@
 #include "cluster/cluster_impl.h"
 #include "core/fnv.h"
 #include "job/kept.h"
+#include "job/launched.h"
 #include "job/policy.h"
 
 static uint64_t cluster_holding_settings(const state_job *rec)
@@ -18,6 +19,9 @@ static uint64_t cluster_holding_settings(const state_job *rec)
 	h = fnv_add(h, rec->resume);
 	h = fnv_add(h, rec->allow_torn);
 	h = fnv_add(h, rec->ipc);
+	h = fnv_add(h, rec->min_ranks);
+	h = fnv_add(h, rec->max_ranks);
+	h = fnv_add(h, rec->join_grace_ms);
 	return fnv_add(h, rec->is_private);
 }
 
@@ -46,11 +50,35 @@ static int cluster_holding_note_applied(const state_job *rec, struct cluster_hol
 	return h->applied ? 0 : -ENOMEM;
 }
 
+/* The newest ones, if there are more. */
+static void cluster_holding_replicas(const struct job *job, struct cluster_holding *ret)
+{
+	struct list *all = (struct list *)&job->across.replicas;
+	struct replica *r, *tmp;
+
+	list_for_each (r, tmp, all, link) {
+		struct cluster_part *to = &ret->replicas[ret->n_replicas];
+
+		if (!r->whole)
+			continue;
+		if (ret->n_replicas == CLUSTER_MAX_REPLICAS)
+			memmove(ret->replicas, ret->replicas + 1,
+				--ret->n_replicas * sizeof(*ret->replicas)),
+				to--;
+		to->id = (struct replica_id){ r->step, r->layout, r->part, r->parts };
+		memcpy(to->bytes, r->bytes, sizeof(to->bytes));
+		ret->n_replicas++;
+	}
+}
+
 int cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 {
 	const state_job *rec = job->rec;
 
-	*ret = (struct cluster_holding){ .world = rec->world_size,
+	*ret = (struct cluster_holding){ .world = launched_world(job),
+					 .ranks = rec->world_size,
+					 .min_ranks = rec->min_ranks,
+					 .grace_ms = rec->join_grace_ms,
 					 .units = job_units_alive(job),
 					 .epoch = rec->epoch,
 					 .incarnation = rec->incarnation,
@@ -60,6 +88,9 @@ int cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 					 .torn = rec->torn,
 					 .gpus = node_has_gpus(job->node) };
 	ret->policy = policy_hash(rec->checkpoints);
+	if (ret->units && job->across.span)
+		ret->layout = job_layout(job);
+	cluster_holding_replicas(job, ret);
 	ret->has_position = ret->units && doubt_position_dropped(job, &ret->position);
 	doubt_open_of(job, &ret->doubt);
 	if (kept_at_commits(job)) /* without its commit it is dropped: doubt_resolve */
@@ -128,10 +159,11 @@ int cluster_holding_check_job(const struct cluster_job *cj, const struct cluster
 				 "job '%s' has world size %u on node %s, and %u on node %s",
 				 cj->label, x->world, a->name, y->world, b->name);
 	if (x->settings != y->settings)
-		return fault_set(f, FAULT_STATE, NULL,
-				 "job '%s' has other settings (lifetime, resume, allow_torn, ipc, "
-				 "private) on node %s than on node %s",
-				 cj->label, a->name, b->name);
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"job '%s' has other settings (lifetime, resume, allow_torn, ipc, "
+			"private, min_ranks, max_ranks, join_grace_ms) on node %s than on node %s",
+			cj->label, a->name, b->name);
 	/* a node that has nothing of the job has no policy: that is not what is wrong with it */
 	if (x->policy != y->policy && !x->units == !y->units)
 		return fault_set(f, FAULT_STATE, NULL,
@@ -251,11 +283,36 @@ Shardd__V1__JobStep **cluster_holding_pack_steps(const struct job_step_id *ids, 
 	return list;
 }
 
+static void cluster_holding_pack_replicas(const struct cluster_holding *h,
+					  Shardd__V1__JobHolding *at, struct cluster_packed *with)
+{
+	for (unsigned i = 0; i < h->n_replicas; i++) {
+		const struct cluster_part *from = &h->replicas[i];
+		Shardd__V1__JobReplica *to = &with->replicas[i];
+
+		shardd__v1__job_replica__init(to);
+		to->step = from->id.step;
+		to->layout = from->id.layout;
+		to->part = from->id.part;
+		to->parts = from->id.parts;
+		to->tensors = from->bytes[REPLICA_TENSORS];
+		to->tail = from->bytes[REPLICA_TAIL];
+		with->list[i] = to;
+	}
+	at->n_replicas = h->n_replicas;
+	at->replicas = with->list;
+}
+
 void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHolding *at,
-			  Shardd__V1__JobStep *prepared, Shardd__V1__JobStep **applied)
+			  struct cluster_packed *with, Shardd__V1__JobStep **applied)
 {
 	shardd__v1__job_holding__init(at);
-	cluster_holding_pack_step(&h->doubt.prepared, prepared);
+	cluster_holding_pack_step(&h->doubt.prepared, &with->prepared);
+	cluster_holding_pack_replicas(h, at, with);
+	at->layout = h->layout;
+	at->ranks = h->ranks;
+	at->min_ranks = h->min_ranks;
+	at->grace_ms = h->grace_ms;
 	at->world = h->world;
 	at->epoch = h->epoch;
 	at->incarnation = h->incarnation;
@@ -271,7 +328,7 @@ void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHoldin
 	at->doubt_commit = h->doubt.has_commit;
 	at->doubt_step = h->doubt.step;
 	at->doubt_epoch = h->doubt.epoch;
-	at->prepared = h->doubt.has_prepared ? prepared : NULL;
+	at->prepared = h->doubt.has_prepared ? &with->prepared : NULL;
 	at->has_after = h->has_after;
 	at->after = h->after;
 	at->n_applied = h->n_applied;
@@ -315,7 +372,18 @@ int cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding 
 							  .prepared = cluster_holding_unpack_step(
 								  s->prepared) },
 					       .has_after = s->has_after,
+					       .layout = s->layout,
+					       .ranks = s->ranks,
+					       .min_ranks = s->min_ranks,
+					       .grace_ms = s->grace_ms,
 					       .after = s->after };
+	for (size_t i = 0; i < s->n_replicas && i < CLUSTER_MAX_REPLICAS; i++) {
+		const Shardd__V1__JobReplica *r = s->replicas[i];
+
+		n->holding.replicas[n->holding.n_replicas++] =
+			(struct cluster_part){ { r->step, r->layout, r->part, r->parts },
+					       { r->tensors, r->tail } };
+	}
 	n->holding.applied = cluster_holding_unpack_steps(s->applied, s->n_applied);
 	n->holding.n_applied = n->holding.applied ? s->n_applied : 0;
 	return n->holding.applied ? 0 : -ENOMEM;

@@ -7,11 +7,13 @@
 #include "coord/decide.h"
 #include "coord/membership.h"
 #include "core/list.h"
+#include "job/replica.h"
 #include "job/span.h"
 #include "order/order.h"
 #include "step/doubt.h"
 
 #define CLUSTER_LEASE_S   10
+#define CLUSTER_MAX_RANKS 1024u /* as max_world_size */
 #define CLUSTER_REJOIN_US 1000000u
 #define CLUSTER_PAUSE_US  500000u
 #define CLUSTER_ANSWER_MS 2000u
@@ -19,6 +21,12 @@
 /* Of the keys of an epoch's communicators that other nodes have sent. */
 #define CLUSTER_MAX_KEY_BYTES (256u << 20)
 #define CLUSTER_AT_BYTES      272u
+/* Two steps, each of this node and of the one before; and what a try to restore has left. */
+#define CLUSTER_MAX_REPLICAS 16u
+/* Without a byte of a part that is fetched. */
+#define CLUSTER_COPY_IDLE_US UINT64_C(60000000)
+/* Until replicas are tried again. */
+#define CLUSTER_REPLICA_AGAIN_US UINT64_C(5000000)
 /* Of an order: more would be a job whose steps take minutes, or that never commits. */
 #define CLUSTER_MAX_RECORDED 65536u
 /* 100 ms, and how long ago the last tick may be. */
@@ -34,6 +42,12 @@ struct cluster_link {
 	bool up;
 };
 
+/* A part that a node keeps: see JobReplica. */
+struct cluster_part {
+	struct replica_id id;
+	uint64_t bytes[_REPLICA_FILES];
+};
+
 /* What a node has of a job: see JobHolding. */
 struct cluster_holding {
 	uint32_t world, units;
@@ -41,6 +55,10 @@ struct cluster_holding {
 	bool has_commit, torn, has_position;
 	bool gpus;               /* the node's devices are */
 	struct doubt_open doubt; /* the others above are what holds if it is dropped */
+	uint32_t ranks, min_ranks, grace_ms;
+	uint64_t layout; /* of its units; 0: there are none */
+	unsigned n_replicas;
+	struct cluster_part replicas[CLUSTER_MAX_REPLICAS];
 	bool has_after;
 	uint64_t after;              /* the position if the prepared step is applied */
 	struct job_step_id *applied; /* owned: the last one of each group; all of one epoch */
@@ -51,15 +69,22 @@ struct cluster_holding {
 struct cluster_node {
 	struct list link; /* cluster_job.nodes */
 	char name[SPAN_NAME_BYTES];
-	struct peer *peer; /* borrowed; NULL: this node */
+	char at[CLUSTER_AT_BYTES]; /* where other nodes reach it */
+	struct peer *peer;         /* borrowed; NULL: this node */
 	struct cluster_holding holding;
-	uint32_t n; /* ranks that want to join, ascending */
+	bool waits;    /* until the job grows: it stays when the epoch ends */
+	bool restored; /* RESTORING: it has the state of that step */
+	uint32_t
+		n; /* ranks that want to join, ascending; of an elastic job, as which they were started */
+	uint32_t members; /* of them: that are ranks of the job as it is */
 	uint32_t *ranks;
 	uint16_t *devices;
 };
 
 /*
  *   SEEKING --we lead--> LEADS --all ranks are there--> DECIDING --the epoch is decided--> RUNS
+ *                            ^                              '--nodes have not the same--> RESTORING --.
+ *                            '------------------- all have the state of one step -------------------'
  *      ^ '--another leads--> DIALS --the link is up--> FOLLOWS --the epoch begins--> RUNS
  *      '------------------- an epoch ends; the link is gone; another leads -----------'
  */
@@ -67,6 +92,7 @@ enum cluster_job_state {
 	CLUSTER_SEEKING,
 	CLUSTER_LEADS,
 	CLUSTER_DECIDING,
+	CLUSTER_RESTORING,
 	CLUSTER_DIALS,
 	CLUSTER_FOLLOWS,
 	CLUSTER_RUNS,
@@ -85,6 +111,7 @@ struct cluster_epoch {
 	uint64_t incarnation;
 	unsigned n_nodes, self, leader;
 	char (*names)[SPAN_NAME_BYTES]; /* owned, as these */
+	char (*ats)[CLUSTER_AT_BYTES];  /* where other nodes reach them */
 	const char **name_list;
 	struct peer **peers; /* of the leader: by node; NULL: this one, or it is gone */
 	struct order *order; /* owned; NULL: all ranks are here */
@@ -133,6 +160,11 @@ struct cluster_job {
 	struct cluster_survey *survey; /* the last one; owned; NULL: none */
 	struct cluster_act *act;       /* owned; NULL: none */
 	struct cluster_erase erase;
+	uint64_t replica_again_us; /* the leader's: no replica is tried before */
+	uint64_t restore_id;       /* RESTORING: of the try */
+	uint64_t changed_us;       /* the leader's: when the last wish came, or went */
+	bool grows;                /* RUNS, the leader's: others than its ranks want to join */
+	struct cluster_restore *restore; /* of this node, under way; owned; NULL: none */
 };
 
 struct cluster {
@@ -151,6 +183,7 @@ struct cluster {
 	char why[256];     /* why it is no member */
 	uint64_t again_us; /* then it tries again */
 	bool schedules;    /* jobs that this node leads may follow recorded schedules */
+	unsigned replicas; /* of jobs that this node leads: 0 or 1 */
 	bool closing, peers_closed, timer_closed;
 	void (*done)(void *userdata);
 	void *userdata;
@@ -196,9 +229,14 @@ int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply
 /* What is in doubt here ends, as the leader has said. */
 /* Return: 0 or -ENOMEM: nothing has ended. */
 int cluster_holding_resolve(struct job *job, const Shardd__V1__JobBegin *b);
-/* @at, @prepared: the message's; @applied: its array, of cluster_holding_pack_steps. */
+/* What a message has of a holding. */
+struct cluster_packed {
+	Shardd__V1__JobStep prepared;
+	Shardd__V1__JobReplica replicas[CLUSTER_MAX_REPLICAS], *list[CLUSTER_MAX_REPLICAS];
+};
+/* @at, @with: the message's; @applied: its array, of cluster_holding_pack_steps. */
 void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHolding *at,
-			  Shardd__V1__JobStep *prepared, Shardd__V1__JobStep **applied);
+			  struct cluster_packed *with, Shardd__V1__JobStep **applied);
 /* Return: an array for a message, in one block that is the caller's; NULL without memory. */
 Shardd__V1__JobStep **cluster_holding_pack_steps(const struct job_step_id *ids, size_t n);
 /* Return: 0 or -ENOMEM. */
@@ -216,6 +254,31 @@ void cluster_epoch_free(struct cluster_job *cj);
 void cluster_epoch_tick(struct cluster_job *cj, uint64_t now_us);
 /* All ranks want to join: decide the epoch. */
 void cluster_form(struct cluster_job *cj);
+
+/* The message about @cj's nodes. Owned memory is in *ret_block. Return: NULL without memory. */
+Shardd__V1__JobNode **cluster_list_nodes(struct cluster_job *cj, size_t *ret_n, void **ret_block);
+/* Nobody goes on. */
+void cluster_refuse_all(struct cluster_job *cj, const struct fault *f);
+
+/* Elastic jobs (cluster_elastic.c). The leader: not all ranks are there that were started. May those go on
+ * that are? Else it says what is waited for. */
+bool cluster_elastic_is_due(struct cluster_job *cj, uint32_t launched, uint32_t n);
+/* Is a node's memory laid out for other ranks than those that want to join now? Return: 0 or a fault code. */
+int cluster_elastic_check_layout(struct cluster_job *cj, struct fault *f);
+/* The leader, an epoch runs: do all that want to join with @w wait until the job grows? Then it goes on. */
+bool cluster_elastic_waits(struct cluster_job *cj, const Shardd__V1__JobWish *w);
+/* Replicas of the last commit are complete, and the next one is held: those that wait may be taken in. */
+void cluster_elastic_grow(struct cluster_job *cj, struct job *job);
+
+/* From replicas (cluster_restore.c). The leader, DECIDING: the nodes have not the same, @why. Return: whether
+ * they are RESTORING now. */
+bool cluster_restore_begin(struct cluster_job *cj, const struct fault *why);
+void cluster_on_restore(struct cluster_job *cj, const Shardd__V1__JobRestore *m);
+/* @from: NULL: this node. */
+void cluster_on_restored(struct cluster_job *cj, struct peer *from,
+			 const Shardd__V1__JobRestored *m);
+/* The job or the cluster ends. */
+void cluster_restore_end(struct cluster_job *cj);
 
 /* Ranks that leave, or give up joining (cluster_left.c). */
 void cluster_on_rank_left(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobLeft *l);
@@ -289,6 +352,27 @@ void cluster_rounds_epoch_ended(struct cluster_job *cj, const char *why);
 void cluster_rounds_tick(struct cluster *c, uint64_t now_us);
 void cluster_rounds_end(struct cluster *c);
 void cluster_rounds_free(struct cluster *c);
+
+/* Files of a part, from another node (cluster_copy.c). */
+struct cluster_copy;
+struct cluster_copy_want {
+	struct replica *replica; /* a reference is taken */
+	const char *label, *node, *at;
+	uint64_t bytes[_REPLICA_FILES]; /* 0: this file is not wanted */
+};
+/* @f: NULL: all of them are there, of @bytes bytes. Not called by cluster_copy_begin. */
+typedef void (*cluster_copy_cb)(void *userdata, uint64_t bytes, const struct fault *f);
+/* Return: 0 or a fault code. */
+int cluster_copy_begin(struct cluster *c, const struct cluster_copy_want *want,
+		       cluster_copy_cb done, void *userdata, struct cluster_copy **ret,
+		       struct fault *f);
+/* Its callback comes soon. */
+void cluster_copy_cancel(struct cluster_copy *x);
+uint64_t cluster_copy_bytes(const struct cluster_copy *x);
+/* Other nodes may fetch parts from here on. */
+void cluster_replica_serve(struct cluster *c);
+/* The leader: begin a round of replicas of the next commit, if it is time (cluster_round.c). */
+void cluster_round_replicate(struct cluster_job *cj, struct job *job);
 
 /* Is @from a node of the epoch, at the leader, or else the leader? */
 bool cluster_has_part(struct cluster_job *cj, const struct peer *from);

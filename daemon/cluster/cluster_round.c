@@ -23,7 +23,15 @@ struct cluster_round {
 	struct cluster *c;
 	char label[JOB_LABEL_MAX + 1];
 	struct work begin;
-	bool begins;         /* it is in the loop queue */
+	bool begins; /* it is in the loop queue */
+	bool waits;  /* for the end of a replica, to begin */
+	uint64_t layout;
+	char from[SPAN_NAME_BYTES], from_at[CLUSTER_AT_BYTES]; /* of a replica: the node before */
+	struct replica *replica;   /* owned ref: of that node, while it is copied */
+	struct cluster_copy *copy; /* borrowed until its end; NULL: none */
+	struct work copied;        /* it could not begin */
+	bool posted;               /* @copied is */
+	struct fault f;
 	unsigned n;          /* of @peers: the leader: by node; NULL: this one, or it is gone */
 	struct peer **peers; /* owned; else: the leader's alone */
 };
@@ -51,17 +59,28 @@ static struct cluster_round *cluster_round_by_id(struct cluster *c, const char *
 	return NULL;
 }
 
-/* One of the job that is not over. */
+/* One of the job that is not over. Return: NULL: none but of replicas. */
 static struct cluster_round *cluster_round_running(struct cluster *c, const struct job *job,
 						   bool loads)
 {
 	struct cluster_round *cr, *tmp;
 
 	list_for_each (cr, tmp, &c->rounds, link)
-		if (cr->round->job == job && cr->round->loads == loads &&
+		if (cr->round->job == job && cr->round->loads == loads && !cr->round->memory &&
 		    cr->round->state != ROUND_OVER)
 			return cr;
 	return NULL;
+}
+
+/* Does one of replicas go on? */
+static bool cluster_round_replicates(struct cluster *c, const struct job *job)
+{
+	struct cluster_round *cr, *tmp;
+
+	list_for_each (cr, tmp, &c->rounds, link)
+		if (cr->round->job == job && cr->round->memory && cr->round->state != ROUND_OVER)
+			return true;
+	return false;
 }
 
 static unsigned cluster_round_node(const struct cluster_round *cr, const struct peer *p)
@@ -117,16 +136,111 @@ static bool cluster_round_left(struct round *r)
 	return cj && cj->epoch.is_left;
 }
 
-static void cluster_round_over(struct round *r)
+static void cluster_round_on_paused(struct work *w)
 {
-	log_debug("cluster", "round over job=%s id=%016llx", cluster_round_of(r)->label,
-		  (unsigned long long)r->id);
+	struct cluster_round *cr = CONTAINER_OF(w, struct cluster_round, copied);
+	struct cluster_job *cj = cluster_find(cr->c, cr->label);
+	struct job *job = cj ? cluster_job_of(cj) : NULL;
+
+	cr->posted = false;
+	if (job && cj->epoch.number)
+		cluster_elastic_grow(cj, job);
+}
+
+/* Of a replica: also if it has failed the job trains on. */
+static void cluster_round_replicated(struct cluster_round *cr, const struct fault *f)
+{
+	struct cluster_job *cj = cluster_find(cr->c, cr->label);
+	const struct round *r = cr->round;
+
+	if (cr->copy)
+		cluster_copy_cancel(cr->copy);
+	text_copy(r->job->across.replica_why, sizeof(r->job->across.replica_why), f ? f->text : "");
+	if (!r->leads)
+		return;
+	if (!f) {
+		log_debug("cluster", "replicas made job=%s step=%llu", cr->label,
+			  (unsigned long long)r->step);
+		if (cj && r->pauses) { /* not from inside the round */
+			cr->posted = true;
+			loopq_post(cr->c->loopq, &cr->copied, cluster_round_on_paused);
+		}
+		return;
+	}
+	log_warn("cluster", "replicas not made job=%s step=%llu why=\"%s\"", cr->label,
+		 (unsigned long long)r->step, f->text);
+	if (cj && f->code != FAULT_ABORTED) /* it would fail again */
+		cj->replica_again_us = clock_now_us() + CLUSTER_REPLICA_AGAIN_US;
+}
+
+static void cluster_round_over(struct round *r, const struct fault *f)
+{
+	struct cluster_round *cr = cluster_round_of(r);
+
+	log_debug("cluster", "round over job=%s id=%016llx", cr->label, (unsigned long long)r->id);
+	if (r->memory)
+		cluster_round_replicated(cr, f);
+}
+
+/* ------------------------------------------------------------------------ copies of parts */
+
+static void cluster_round_end_copy(struct cluster_round *cr, uint64_t bytes, const struct fault *f)
+{
+	struct fault g = f ? *f : FAULT_NULL;
+
+	if (cr->replica && !g.code && !cr->replica->job)
+		fault_set(&g, FAULT_ABORTED, NULL, "job '%s' was deleted", cr->label);
+	if (cr->replica && !g.code)
+		(void)replica_is_whole(cr->replica, &g);
+	if (cr->replica && g.code)
+		replica_drop(cr->replica);
+	cr->replica = replica_unref(cr->replica);
+	if (cr->round->state != ROUND_OVER)
+		round_copied(cr->round, bytes, g.code ? &g : NULL);
+}
+
+static void cluster_round_on_copied(void *userdata, uint64_t bytes, const struct fault *f)
+{
+	struct cluster_round *cr = userdata;
+
+	cr->copy = NULL;
+	cluster_round_end_copy(cr, bytes, f);
+}
+
+static void cluster_round_on_not_copied(struct work *w)
+{
+	struct cluster_round *cr = CONTAINER_OF(w, struct cluster_round, copied);
+
+	cr->posted = false;
+	cluster_round_end_copy(cr, 0, &cr->f);
+}
+
+static void cluster_round_copy(struct round *r, unsigned from, uint64_t tensors, uint64_t tail)
+{
+	struct cluster_round *cr = cluster_round_of(r);
+	struct job *job = r->job;
+	const struct replica_id id = { r->step, cr->layout, from, r->n };
+	struct cluster_copy_want want = {
+		.label = cr->label, .node = cr->from, .at = cr->from_at, .bytes = { tensors, tail }
+	};
+
+	if (tensors > REPLICA_MAX_BYTES || tail > REPLICA_MAX_BYTES || !tensors || !tail)
+		fault_set(&cr->f, FAULT_INVALID, NULL, "node %s has sent the size of no part",
+			  cr->from);
+	else if (replica_new(job, &id, tensors + tail, &want.replica, &cr->f) == 0)
+		cr->replica = replica_ref(want.replica);
+	if (!cr->f.code &&
+	    cluster_copy_begin(cr->c, &want, cluster_round_on_copied, cr, &cr->copy, &cr->f) == 0)
+		return;
+	cr->posted = true;
+	loopq_post(cr->c->loopq, &cr->copied, cluster_round_on_not_copied);
 }
 
 static const struct round_ops cluster_round_ops = { .send = cluster_round_send,
 						    .hold = cluster_round_hold,
 						    .last = cluster_round_last,
 						    .left = cluster_round_left,
+						    .copy = cluster_round_copy,
 						    .over = cluster_round_over };
 
 /* -------------------------------------------------------------------------- its begin */
@@ -135,6 +249,7 @@ static void cluster_round_free(struct cluster_round *cr)
 {
 	list_unlink(&cr->link);
 	round_free(cr->round);
+	replica_unref(cr->replica);
 	free(cr->peers);
 	free(cr);
 }
@@ -192,13 +307,52 @@ static struct cluster_round *cluster_round_lead(struct cluster_job *cj, struct j
 	return NULL;
 }
 
+/* Of a replica: whose part is copied here, also when the epoch has ended meanwhile. */
+static void cluster_round_note_before(struct cluster_round *cr, const struct cluster_job *cj)
+{
+	const struct cluster_epoch *e = &cj->epoch;
+	unsigned before = (e->self + e->n_nodes - 1) % e->n_nodes;
+
+	cr->layout = job_layout(cluster_job_of(cj));
+	text_copy(cr->from, sizeof(cr->from), e->names[before]);
+	text_copy(cr->from_at, sizeof(cr->from_at), e->ats[before]);
+}
+
+void cluster_round_replicate(struct cluster_job *cj, struct job *job)
+{
+	const struct saving_options save = {
+		.path = "", .deadline_us = UINT64_MAX, .next = true, .memory = true
+	};
+	struct round_options o = { .save = &save };
+	struct cluster_round *cr;
+
+	if (clock_now_us() < cj->replica_again_us || saving_is_busy(job) || job->generation ||
+	    cluster_round_running(cj->c, job, false) || cluster_round_replicates(cj->c, job) ||
+	    getrandom(&o.id, sizeof(o.id), 0) != sizeof(o.id))
+		return;
+	o.id |= 1;
+	cr = cluster_round_lead(cj, job, &o);
+	if (!cr)
+		return;
+	cluster_round_note_before(cr, cj);
+	cr->round->pauses = cj->grows;
+	round_begin(cr->round);
+}
+
+/* A replica and a checkpoint are not made at once. */
+static void cluster_round_begin(struct cluster_round *cr)
+{
+	cr->waits = cluster_round_replicates(cr->c, cr->round->job);
+	if (!cr->waits && cr->round->state != ROUND_OVER)
+		round_begin(cr->round);
+}
+
 static void cluster_round_on_begin(struct work *w)
 {
 	struct cluster_round *cr = CONTAINER_OF(w, struct cluster_round, begin);
 
 	cr->begins = false;
-	if (cr->round->state != ROUND_OVER)
-		round_begin(cr->round);
+	cluster_round_begin(cr);
 }
 
 /* Its part here is told of the end by a callback, which must not come before the request is taken. */
@@ -261,7 +415,7 @@ static int cluster_round_start(struct job *job, struct round_options *o, bool at
 	if (!cr)
 		return fault_errno(f, -ENOMEM, "beginning a checkpoint");
 	if (cr->round->leads && at_once)
-		round_begin(cr->round);
+		cluster_round_begin(cr);
 	else if (cr->round->leads)
 		cluster_round_begin_soon(cr);
 	return 0;
@@ -305,6 +459,8 @@ void cluster_checkpoint_waits(const struct job *job, bool loads, char *buf, size
 
 static bool cluster_round_plan_is_valid(const Shardd__V1__JobRoundPlan *p)
 {
+	if (p && p->memory)
+		return !*p->path && !p->loads;
 	return p && *p->path == '/' && strlen(p->path) < PATH_MAX;
 }
 
@@ -374,13 +530,13 @@ static void cluster_round_on_ask(struct cluster_job *cj, struct peer *from,
 	struct fault f = FAULT_NULL;
 	struct cluster_round *cr;
 
-	if (!m->id || !cluster_round_plan_is_valid(m->plan)) {
+	if (!m->id || !cluster_round_plan_is_valid(m->plan) || m->plan->memory) {
 		peer_end(from, "it has asked for a checkpoint that cannot be");
 		return;
 	}
 	cr = cluster_round_lead_for(cj, from, m, &f);
 	if (cr)
-		round_begin(cr->round);
+		cluster_round_begin(cr);
 	else
 		cluster_round_refuse(from, cj->label, m->id, &f);
 }
@@ -400,12 +556,13 @@ static struct cluster_round *cluster_round_follow(struct cluster_job *cj, struct
 		  "another checkpoint of job '%s' is being %s: wait for its end (shardctl status "
 		  "shows how far it is)",
 		  cj->label, m->plan->loads ? "loaded" : "made");
-	if (other && other->round->state == ROUND_ASKED)
+	if (!m->plan->memory && other && other->round->state == ROUND_ASKED)
 		round_end_here(other->round, &f);
 	cr = cluster_round_new(cj->c, cj->label, 1);
 	if (!cr)
 		return NULL;
 	cr->peers[0] = from;
+	cluster_round_note_before(cr, cj);
 	cr->round = round_follow(job, &cluster_round_ops, cj->epoch.leader, m);
 	if (cr->round) {
 		list_append(&cj->c->rounds, &cr->link);
@@ -506,10 +663,15 @@ void cluster_rounds_tick(struct cluster *c, uint64_t now_us)
 	struct cluster_round *cr, *tmp;
 
 	list_for_each (cr, tmp, &c->rounds, link)
-		if (cr->round->state == ROUND_OVER && !cr->begins)
+		if (cr->round->state == ROUND_OVER && !cr->begins && !cr->copy && !cr->posted) {
 			cluster_round_free(cr);
-		else
+		} else {
+			if (cr->waits)
+				cluster_round_begin(cr);
+			if (cr->copy)
+				cr->round->copied = cluster_copy_bytes(cr->copy);
 			round_tick(cr->round, now_us);
+		}
 }
 
 void cluster_rounds_end(struct cluster *c)

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "job/loading.h"
+#include "job/replica.h"
 #include "job/saving.h"
 
 #define NOW   SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_NOW
@@ -18,8 +19,9 @@
 #define WRITE SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_WRITE
 #define OPEN  SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_OPEN
 #define READ  SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_READ
+#define COPY  SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_COPY
 /* The leader alone. */
-#define ROUND_COMPLETE 7
+#define ROUND_COMPLETE 8
 
 #define ROUND_TRIES       3u
 #define ROUND_PROGRESS_US 1000000u
@@ -37,6 +39,7 @@ static const struct {
 	[WRITE] = { "write their parts", 300, false, false },
 	[OPEN] = { "find the checkpoint", 120, true, true },
 	[READ] = { "read the checkpoint", 300, false, false },
+	[COPY] = { "take copies of each other's parts", 300, false, false },
 	[ROUND_COMPLETE] = { "complete it", 0, false, false },
 };
 
@@ -76,6 +79,7 @@ static struct round *round_of(struct job *job, const struct round_options *o)
 	}
 	r->bytes_per_s = o->save->bytes_per_s;
 	r->keep = o->save->keep;
+	r->memory = o->save->memory;
 	r->next = o->save->next;
 	r->deadline_us = o->save->deadline_us;
 	return r;
@@ -127,11 +131,16 @@ static void round_over(struct round *r, uint64_t bytes, const struct fault *f)
 	if (r->holds)
 		r->ops->hold(r, false);
 	r->holds = false;
-	r->ops->over(r);
+	r->ops->over(r, f);
+	if (r->memory && !f)
+		replica_completed(r->job, r->step);
 	if (part && r->loads)
 		loading_part_end(r->job, bytes, f);
+	else if (r->saving)
+		saving_part_end(r->saving, bytes, f);
 	else if (part)
-		saving_part_end(r->job, bytes, f);
+		saving_part_refuse(r->job, f);
+	r->saving = NULL;
 }
 
 void round_end_here(struct round *r, const struct fault *f)
@@ -165,7 +174,8 @@ static void round_end(struct round *r, uint64_t bytes, const struct fault *f)
 
 static void round_fail(struct round *r, struct fault *f)
 {
-	if (!r->loads && (r->what == SEE || r->what == WRITE || r->what == ROUND_COMPLETE))
+	if (!r->loads && !r->memory &&
+	    (r->what == SEE || r->what == WRITE || r->what == ROUND_COMPLETE))
 		place_tell(f, r->path, r->step);
 	round_end(r, 0, f);
 }
@@ -200,9 +210,12 @@ static int round_begin_saving(struct round *r, struct fault *f)
 	const struct saving_options o = { .path = r->path,
 					  .bytes_per_s = r->bytes_per_s,
 					  .deadline_us = UINT64_MAX,
-					  .keep = r->keep };
+					  .keep = r->keep,
+					  .memory = r->memory };
 
-	if (!r->begun && saving_part_begin(r->job, &o, r->self, r->n, round_on_saving, r, f))
+	if (!r->begun)
+		r->saving = saving_part_begin(r->job, &o, r->self, r->n, round_on_saving, r, f);
+	if (!r->saving)
 		return f->code;
 	r->begun = true;
 	return 0;
@@ -220,7 +233,7 @@ static void round_freeze(struct round *r, bool has_step, uint64_t step)
 	if (round_begin_saving(r, &f))
 		round_part_failed(r, &f);
 	else
-		saving_part_freeze(r->job, &how);
+		saving_part_freeze(r->saving, &how);
 }
 
 static void round_open(struct round *r)
@@ -239,6 +252,12 @@ static void round_open(struct round *r)
 
 /* ------------------------------------------------------------------------- the leader */
 
+/* The node whose part @node takes a copy of. */
+static unsigned round_before(const struct round *r, unsigned node)
+{
+	return (node + r->n - 1) % r->n;
+}
+
 static void round_fill_phase(struct round *r, unsigned node, bool has_step, uint64_t step,
 			     Shardd__V1__JobRoundPhase *ret)
 {
@@ -248,7 +267,7 @@ static void round_fill_phase(struct round *r, unsigned node, bool has_step, uint
 	ret->nodes = r->n;
 	ret->has_step = has_step;
 	ret->step = step;
-	ret->name = (char *)(r->what == SEE ? saving_part_name(r->job) : "");
+	ret->name = (char *)(r->what == SEE ? saving_part_name(r->saving) : "");
 	ret->nonce = r->nonce;
 	ret->plan->loads = r->loads;
 	ret->plan->path = r->path;
@@ -256,6 +275,9 @@ static void round_fill_phase(struct round *r, unsigned node, bool has_step, uint
 	ret->plan->step = r->step;
 	ret->plan->bytes_per_s = r->bytes_per_s;
 	ret->plan->keep = r->keep;
+	ret->plan->memory = r->memory;
+	ret->bytes = r->nodes[round_before(r, node)].part_bytes;
+	ret->tail = r->nodes[round_before(r, node)].part_tail;
 }
 
 /* All but this node. */
@@ -278,7 +300,9 @@ static void round_send_phase(struct round *r, bool has_step, uint64_t step)
 	}
 }
 
-static void round_enter_here(struct round *r, bool has_step, uint64_t step)
+/* @bytes, @tail: COPY: of the part. */
+static void round_enter_here(struct round *r, bool has_step, uint64_t step, uint64_t bytes,
+			     uint64_t tail)
 {
 	switch (r->what) {
 	case NOW:
@@ -286,10 +310,13 @@ static void round_enter_here(struct round *r, bool has_step, uint64_t step)
 		round_freeze(r, has_step, step);
 		return;
 	case SEE:
-		saving_part_make(r->job, r->owner, r->nonce);
+		saving_part_make(r->saving, r->owner, r->nonce);
 		return;
 	case WRITE:
-		saving_part_write(r->job);
+		saving_part_write(r->saving);
+		return;
+	case COPY:
+		r->ops->copy(r, round_before(r, r->self), bytes, tail);
 		return;
 	case OPEN:
 		round_open(r);
@@ -304,13 +331,16 @@ static void round_enter_here(struct round *r, bool has_step, uint64_t step)
 
 static void round_enter(struct round *r, uint8_t what)
 {
+	const struct round_node *before;
 	bool freezes = what == NOW || what == NEXT, has_step = false;
 	uint64_t step = 0;
 
 	r->what = what;
 	r->later = false;
 	r->since_us = clock_now_us();
-	memset(r->nodes, 0, r->n * sizeof(*r->nodes));
+	for (unsigned i = 0; i < r->n; i++)
+		r->nodes[i] = (struct round_node){ .part_bytes = r->nodes[i].bytes,
+						   .part_tail = r->nodes[i].tail };
 	if (freezes)
 		r->has_after = has_step = r->ops->last(r, &step);
 	r->after = step;
@@ -322,7 +352,8 @@ static void round_enter(struct round *r, uint8_t what)
 		round_send_phase(r, has_step, step);
 	r->nodes[r->self].entered = true;
 	r->nodes[r->self].news_us = clock_now_us();
-	round_enter_here(r, has_step, step);
+	before = &r->nodes[round_before(r, r->self)];
+	round_enter_here(r, has_step, step, before->part_bytes, before->part_tail);
 }
 
 void round_begin(struct round *r)
@@ -400,9 +431,13 @@ static void round_go_on_frozen(struct round *r)
 		round_enter(r, NEXT);
 	} else {
 		r->step = r->nodes[r->self].step;
-		round_enter(r, SEE);
+		round_enter(r, r->memory ? WRITE : SEE);
 	}
-	if (r->holds && r->state != ROUND_OVER) {
+	if (r->pauses && !r->holds && r->state != ROUND_OVER) {
+		r->holds = true;
+		r->ops->hold(r, true);
+	}
+	if (r->holds && !r->pauses && r->state != ROUND_OVER) {
 		r->holds = false;
 		r->ops->hold(r, false);
 	}
@@ -422,7 +457,7 @@ static void round_complete(struct round *r)
 		crcs[i] = r->nodes[i].crc;
 	r->what = ROUND_COMPLETE;
 	r->since_us = clock_now_us();
-	saving_part_complete(r->job, crcs);
+	saving_part_complete(r->saving, crcs);
 	free(crcs);
 }
 
@@ -449,7 +484,10 @@ static void round_go_on(struct round *r)
 		round_enter(r, WRITE);
 		return;
 	case WRITE:
-		round_complete(r);
+		if (r->memory)
+			round_enter(r, COPY);
+		else
+			round_complete(r);
 		return;
 	case OPEN:
 		differs = round_differs(r);
@@ -459,6 +497,7 @@ static void round_go_on(struct round *r)
 			round_enter(r, READ);
 		return;
 	case READ:
+	case COPY:
 		round_end(r, round_bytes(r), NULL);
 		return;
 	default:
@@ -487,7 +526,7 @@ static void round_fail_phase(struct round *r)
 {
 	struct fault f = r->fault;
 
-	if (r->what == SEE && *saving_part_name(r->job)) /* this node has made it */
+	if (r->what == SEE && *saving_part_name(r->saving)) /* this node has made it */
 		snprintf(f.text, sizeof(f.text),
 			 "all nodes of the job must see the same folder (a shared file system), "
 			 "and these do not: %.380s",
@@ -505,6 +544,7 @@ static void round_take(struct round *r, unsigned node, const struct saving_answe
 	from->answered = true;
 	from->step = a->step;
 	from->bytes = a->bytes;
+	from->tail = a->tail;
 	from->crc = a->crc;
 	r->later = r->later || a->later;
 	if (r->fault.code && (!round_phases[r->what].collects || node == r->self)) {
@@ -535,6 +575,7 @@ static void round_send_answer(struct round *r, const struct saving_answer *a, bo
 	answer.later = a->later;
 	answer.step = a->step;
 	answer.bytes = a->bytes;
+	answer.tail = a->tail;
 	answer.crc = a->crc;
 	answer.code = a->f ? a->f->code : 0;
 	answer.text = (char *)(a->f ? a->f->text : "");
@@ -548,6 +589,8 @@ static void round_on_part(struct round *r, const struct saving_answer *a)
 {
 	if (r->state == ROUND_OVER)
 		return;
+	if (r->what == NOW || r->what == NEXT)
+		r->step = a->f || a->later ? r->step : a->step;
 	if (!r->leads) {
 		r->wrote = r->wrote || (r->what == WRITE && !a->f);
 		round_send_answer(r, a, false);
@@ -591,6 +634,7 @@ void round_on_answer(struct round *r, unsigned node, const Shardd__V1__JobRoundA
 					    .later = m->later,
 					    .step = m->step,
 					    .bytes = m->bytes,
+					    .tail = m->tail,
 					    .crc = m->crc });
 }
 
@@ -604,6 +648,7 @@ static void round_fill_plan(const struct round *r, Shardd__V1__JobRoundPlan *ret
 	ret->step = r->step;
 	ret->bytes_per_s = r->bytes_per_s;
 	ret->keep = r->keep;
+	ret->memory = r->memory;
 }
 
 struct round *round_new_asked(struct job *job, const struct round_options *o)
@@ -641,8 +686,11 @@ struct round *round_follow(struct job *job, const struct round_ops *ops, unsigne
 					 .n = m->nodes,
 					 .self = m->self,
 					 .leader = leader };
+	struct round *r = round_new(job, &o, m->plan->path);
 
-	return round_new(job, &o, m->plan->path);
+	if (r)
+		r->memory = m->plan->memory;
+	return r;
 }
 
 void round_decline(const Shardd__V1__JobRoundPhase *m, const struct fault *f,
@@ -663,9 +711,11 @@ static bool round_may_enter(const struct round *r, uint8_t what)
 	case NEXT:
 		return !r->loads && (r->state == ROUND_ASKED || r->what == NOW || r->what == NEXT);
 	case SEE:
-		return r->begun && (r->what == NOW || r->what == NEXT);
+		return r->begun && !r->memory && (r->what == NOW || r->what == NEXT);
 	case WRITE:
-		return r->begun && r->what == SEE;
+		return r->begun && r->what == (r->memory ? NEXT : SEE);
+	case COPY:
+		return r->begun && r->memory && r->what == WRITE;
 	case OPEN:
 		return r->loads && r->state == ROUND_ASKED;
 	case READ:
@@ -699,14 +749,21 @@ void round_on_phase(struct round *r, const Shardd__V1__JobRoundPhase *m)
 	r->what = what;
 	r->since_us = clock_now_us();
 	if (what == SEE)
-		saving_part_see(r->job, m->name, m->nonce);
+		saving_part_see(r->saving, m->name, m->nonce);
 	else
-		round_enter_here(r, m->has_step, m->step);
+		round_enter_here(r, m->has_step, m->step, m->bytes, m->tail);
+}
+
+void round_copied(struct round *r, uint64_t bytes, const struct fault *f)
+{
+	if (r->what == COPY)
+		round_on_part(r,
+			      &(struct saving_answer){ .f = f, .step = r->step, .bytes = bytes });
 }
 
 void round_on_end(struct round *r, unsigned node, const Shardd__V1__JobRoundEnd *m)
 {
-	bool done = r->wrote || (r->loads && r->what == READ);
+	bool done = r->memory ? r->what == COPY : r->wrote || (r->loads && r->what == READ);
 	struct fault f = FAULT_NULL;
 
 	if (r->state == ROUND_OVER)
@@ -739,9 +796,10 @@ void round_lost(struct round *r, unsigned node, const char *why)
 	else
 		fault_set(&f, FAULT_ABORTED, NULL, "the node that leads the job is gone: %.200s%s",
 			  why,
-			  r->wrote ? "; it may have completed the checkpoint: see whether it is "
-				     "there"
-				   : "");
+			  r->wrote && !r->memory
+				  ? "; it may have completed the checkpoint: see whether it is "
+				    "there"
+				  : "");
 	if (r->leads)
 		round_fail(r, &f);
 	else
@@ -752,7 +810,7 @@ void round_epoch_ended(struct round *r, const char *why)
 {
 	struct fault f = FAULT_NULL;
 
-	if (r->state == ROUND_OVER || !r->leads || (r->what != NOW && r->what != NEXT))
+	if (r->state == ROUND_OVER || !r->leads || (r->what && r->what != NOW && r->what != NEXT))
 		return;
 	fault_set(&f, FAULT_ABORTED, NULL,
 		  "the epoch has ended before the checkpoint had begun: %.300s", why);
@@ -835,14 +893,19 @@ static bool round_is_late(const struct round *r, uint64_t now_us)
 static void round_tell(struct round *r, uint64_t now_us)
 {
 	struct loading_progress l = { 0 };
-	struct saving_report s = { 0 };
+	struct saving_answer a = { 0 };
 
-	if ((r->what != WRITE && r->what != READ) || now_us < r->told_us + ROUND_PROGRESS_US)
+	if ((r->what != WRITE && r->what != READ && r->what != COPY) ||
+	    now_us < r->told_us + ROUND_PROGRESS_US)
 		return;
 	r->told_us = now_us;
-	if (r->loads ? loading_progress(r->job, &l) : saving_report(r->job, &s))
-		round_send_answer(
-			r, &(struct saving_answer){ .bytes = r->loads ? l.done : s.written }, true);
+	if (r->what == COPY)
+		a.bytes = r->copied;
+	else if (r->what == WRITE)
+		a.bytes = saving_part_written(r->saving);
+	else if (loading_progress(r->job, &l))
+		a.bytes = l.done;
+	round_send_answer(r, &a, true);
 }
 
 /* NEXT waits for a commit that will not be: one that has begun since NEXT ends also without the ranks. */

@@ -7,6 +7,7 @@
  *   save:  NOW ----------------------> SEE --> WRITE --> (the leader completes it) --> over
  *           '--not as of a commit--> NEXT --^
  *   load:  OPEN --> READ --> over: each node takes what it has read
+ *   replica:  NEXT --> WRITE --> COPY --> over: each node has its part and that of the node before it
  *
  * A fault on any node, or a node that is gone, ends it on all: an END with the reason. NOW asks whether all
  * nodes stand still at the same commit; no commit begins meanwhile (ops.hold). NEXT reaches all nodes
@@ -37,16 +38,20 @@ struct round_ops {
 	void (*hold)(struct round *r, bool on);
 	/* The leader's: the last commit that has begun. Return: false: there was none. */
 	bool (*last)(struct round *r, uint64_t *ret_step);
+	/* Of a replica: take a copy of the part of node @from, of r->step, whose files have @tensors and @tail
+	 * bytes: round_copied follows, not from inside this. */
+	void (*copy)(struct round *r, unsigned from, uint64_t tensors, uint64_t tail);
 	/* The leader's: have all ranks of the epoch left it? No commit is begun any more. */
 	bool (*left)(struct round *r);
-	/* It is over here. Free it with round_free, not from inside this. */
-	void (*over)(struct round *r);
+	/* It is over here; @f: NULL: well. Free it with round_free, not from inside this. */
+	void (*over)(struct round *r, const struct fault *f);
 };
 
 /* What a node has said in this phase, as the leader knows it. */
 struct round_node {
 	bool entered, answered;
 	uint64_t step, bytes, news_us;
+	uint64_t tail, part_bytes, part_tail; /* of a replica: of the files that it has written */
 	uint32_t crc;
 };
 
@@ -59,9 +64,13 @@ struct round {
 	uint64_t id;
 	uint8_t state;                   /* enum round_state */
 	bool leads, loads, asked, begun; /* asked: by somebody here; begun: it has a part here */
-	bool wrote;                      /* here */
-	uint8_t what;                    /* JobRoundWhat; ROUND_COMPLETE */
-	char *path;                      /* owned */
+	bool memory;                     /* a replica */
+	bool pauses;           /* the leader's: no commit begins from the one that it is of on */
+	bool wrote;            /* here */
+	struct saving *saving; /* borrowed: its part here, once it has begun */
+	uint64_t copied;       /* COPY: bytes so far; the owner's to set */
+	uint8_t what;          /* JobRoundWhat; ROUND_COMPLETE */
+	char *path;            /* owned */
 	bool has_step, next, holds, later;
 	uint64_t step, bytes_per_s, deadline_us;
 	uint32_t keep;
@@ -110,6 +119,9 @@ void round_decline(const Shardd__V1__JobRoundPhase *m, const struct fault *f,
 void round_on_phase(struct round *r, const Shardd__V1__JobRoundPhase *m);
 void round_on_answer(struct round *r, unsigned node, const Shardd__V1__JobRoundAnswer *m);
 void round_on_end(struct round *r, unsigned node, const Shardd__V1__JobRoundEnd *m);
+
+/* The end of ops.copy; @f: NULL: it is there, of @bytes bytes. */
+void round_copied(struct round *r, uint64_t bytes, const struct fault *f);
 
 /* Node @node, which may be the leader, is gone. */
 void round_lost(struct round *r, unsigned node, const char *why);

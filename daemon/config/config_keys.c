@@ -337,6 +337,12 @@ const struct config_key config_keys[] = {
 	  .help = "yes: the nodes of a job whose step repeats do its operations in the order of that step,\n"
 		  "without messages. no: each operation is announced to the node that leads the job, and\n"
 		  "started by it. The key of that node counts." },
+	{ FIELD_AS("replicas", peer.replicas), .type = CONFIG_COUNT, .min = 0, .max = 1,
+	  .by_default = "0",
+	  .help = "1: of a job with ranks on several nodes, the next node keeps a copy of what each node\n"
+		  "has committed, in memory. A node that is gone with its memory gets it back from there.\n"
+		  "Each node needs memory for four times its state. The key of the node that leads the\n"
+		  "job counts: set it alike on all nodes." },
 	{ FIELD_AS("order", peer.order), .type = CONFIG_CHOICE, .choices = "devices|ranks",
 	  .by_default = "devices",
 	  .help = "How nodes add the gradients of their ranks. devices: each adds its own first. ranks: in\n"

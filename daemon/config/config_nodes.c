@@ -255,6 +255,11 @@ static int config_nodes_check_none(const struct config *c, struct fault *f)
 				 "recorded_order is %s, and coord is none; it must be yes unless "
 				 "coord is embedded or etcd://...",
 				 p->recorded_order);
+	if (p->replicas)
+		return fault_set(f, FAULT_INVALID, "replicas",
+				 "replicas is %u, and coord is none; it must be 0 unless coord is "
+				 "embedded or etcd://...",
+				 p->replicas);
 	if (strcmp(p->order, "devices") != 0)
 		return fault_set(f, FAULT_INVALID, "order",
 				 "order is %s, and coord is none; it must be devices unless "

@@ -85,6 +85,7 @@ struct config_peer {
 	char allow[2048];       /* names with commas; "": all that have a certificate */
 	char insecure[8];       /* yes, no */
 	char recorded_order[8]; /* yes, no */
+	uint32_t replicas;      /* 0, 1 */
 	char order[8];          /* devices, ranks */
 	char data_interface[16];
 	char data_address[256]; /* "": the host of @advertise (config_data_address) */

@@ -208,8 +208,8 @@ static bool elastic_somebody_left(const struct job *job)
 /* Does it change its size by itself now? */
 static bool elastic_is_on(const struct job *job)
 {
-	return job->rec->join_grace_ms && !job->life.deleted && !job->life.draining &&
-	       !job->jobs->draining && !resize_is_busy(job);
+	return job->rec->join_grace_ms && !job->across.elastic && !job->life.deleted &&
+	       !job->life.draining && !job->jobs->draining && !resize_is_busy(job);
 }
 
 static bool elastic_all_joined(const struct job *job)

@@ -144,6 +144,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	condition_init(&job->settled, "ops of an earlier epoch");
 	list_init(&job->across.line);
 	list_init(&job->across.writes);
+	list_init(&job->across.replicas);
 	list_init(&job->waiting_tasks);
 	list_init(&job->registrations);
 	readers_init(&job->readers);

@@ -145,6 +145,9 @@ int job_install_span(struct job *job, struct span *span, struct fault *f);
 /* The epoch did not begin after all: @job has a span, of which no communicator is made. */
 void job_span_failed(struct job *job, const struct fault *why);
 
+/* Of a job with a span: a word for where its ranks are, and as which they were started: equal ones, equal words, on
+ * all nodes. */
+uint64_t job_layout(const struct job *job);
 /* Has it ranks on other nodes? */
 bool job_is_across(const struct job *job);
 /* For texts that ranks of other nodes read: " on node NAME"; "": all ranks are here. */

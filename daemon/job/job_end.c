@@ -12,6 +12,7 @@
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/loading.h"
+#include "job/replica.h"
 #include "job/resize.h"
 #include "job/restore.h"
 #include "job/saving.h"
@@ -73,6 +74,8 @@ static void job_end_release_memory(struct job *job)
 	job_drop_spare(job);
 	ddps_free(job);
 	saving_forget(job);
+	saving_forget_memory(job);
+	replica_forget(job);
 	bufcopy_forget(job);
 	job->life.memory_gone = true;
 	job_units_free(job);

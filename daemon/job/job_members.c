@@ -26,8 +26,8 @@ static void job_members_end_span(struct job *job, const struct fault *fault)
 		return;
 	s->over = true;
 	s->ended = *fault;
-	if (job->jobs->ops.across_ended)
-		job->jobs->ops.across_ended(job, fault);
+	if (job->jobs->ops.across.ended)
+		job->jobs->ops.across.ended(job, fault);
 }
 
 /* Other nodes may apply it, or commit it. */
@@ -316,6 +316,27 @@ static enum res job_members_wait_outside(struct job *job, const struct job_joini
 	return elastic_wait(job, how->rank, how->device, pid, how->newcomer, f);
 }
 
+/* The same of a job that has ranks on other nodes: their leader takes it in. */
+static enum res job_members_wait_across(struct job *job, const struct job_joining *how,
+					const struct member *again, struct fault *f)
+{
+	enum res r;
+
+	if (again)
+		return res_of(
+			fault_set(f, FAULT_STATE, NULL,
+				  "this session is rank %u of job '%s' and cannot become rank %u",
+				  launched_number(job, again->rank), job->rec->name, how->rank));
+	if (how->rank >= job->rec->max_ranks)
+		return res_of(fault_set(f, FAULT_INVALID, "rank", "rank %u is out of range (0..%u)",
+					how->rank, job->rec->max_ranks - 1));
+	if (job_members_check_draining(job, f) || job_members_check_channel(job, how, f))
+		return RES_FAILED;
+	r = job->jobs->ops.may_join(job, how->rank, f);
+	CHECK(r != RES_DONE); /* an epoch that has it has a rank for it */
+	return r;
+}
+
 enum res job_join(struct job *job, const struct job_joining *how, struct proc *proc,
 		  uint64_t session, struct member *again, struct member **ret, struct fault *f)
 {
@@ -329,7 +350,10 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 		return RES_WAIT;
 	if (job_members_check_world(job, how, f))
 		return RES_FAILED;
-	if (!launched_rank(job, how->rank, &rank) || elastic_gathers(job, how))
+	if (!launched_rank(job, how->rank, &rank) && job->across.elastic)
+		return job_members_wait_across(job, how, m, f);
+	if (!launched_rank(job, how->rank, &rank) ||
+	    (!job->across.elastic && elastic_gathers(job, how)))
 		return job_members_wait_outside(job, how, proc_pid(proc), m, f);
 	if (how->newcomer)
 		elastic_newcomer_leave(how->newcomer);
@@ -353,7 +377,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 	if (job_members_is_busy(job, rank))
 		return RES_WAIT;
 	if (job->jobs->ops.may_join)
-		RES_TRY(job->jobs->ops.may_join(job, rank, f));
+		RES_TRY(job->jobs->ops.may_join(job, how->rank, f));
 	if (m)
 		member_reset(m);
 	else if (member_new(job, rank, proc, session, &m) < 0)
@@ -374,8 +398,8 @@ void job_join_given_up(struct job *job, uint32_t number)
 {
 	uint32_t rank;
 
-	if (job->jobs->ops.gave_up && launched_rank(job, number, &rank))
-		job->jobs->ops.gave_up(job, rank);
+	if (job->jobs->ops.gave_up && (job->across.elastic || launched_rank(job, number, &rank)))
+		job->jobs->ops.gave_up(job, number);
 }
 
 static void job_members_leave_common(struct member *m, enum member_state state)
@@ -418,11 +442,11 @@ enum res job_leave(struct member *m, bool *ret_freed, struct fault *f)
 	job_members_leave_common(m, MEMBER_LEFT);
 	for (uint32_t i = 0; joined && i < job->n_groups; i++)
 		job_group_left(job->groups[i], m);
-	if (joined && job_members_is_across(job) && job->jobs->ops.across_rank_left)
-		job->jobs->ops.across_rank_left(job, m);
+	if (joined && job_members_is_across(job) && job->jobs->ops.across.rank_left)
+		job->jobs->ops.across.rank_left(job, m);
 	if (!job->present && job_members_is_across(job)) {
-		if (job->jobs->ops.across_left)
-			job->jobs->ops.across_left(job);
+		if (job->jobs->ops.across.left)
+			job->jobs->ops.across.left(job);
 	} else if (!job->present && job->rec->lifetime == JOB_EPHEMERAL && !job->life.deleted) {
 		struct fault none = FAULT_NULL;
 

@@ -5,13 +5,24 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/fnv.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/launched.h"
 #include "job/span.h"
 
 bool job_is_across(const struct job *job)
 {
 	return job->across.span && job->across.span->n_nodes > 1;
+}
+
+uint64_t job_layout(const struct job *job)
+{
+	uint64_t h = span_layout(job->across.span);
+
+	for (uint32_t r = 0; job->rec->join_grace_ms && r < job->rec->world_size; r++)
+		h = fnv_add(h, launched_number(job, r));
+	return h;
 }
 
 const char *job_on_node(const struct job *job, char buf[JOB_ON_NODE_BYTES])

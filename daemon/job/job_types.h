@@ -78,6 +78,28 @@ enum job_change {
 	JOB_CHANGE_EARLY  /* a unit that makes the step before the others (unit_steps_early) */
 };
 
+/* The same of jobs with ranks on several nodes. */
+struct job_across_ops {
+	/* (optional) What the ops at @number, which all members here have announced, wait for. "": nothing. */
+	void (*waits)(const struct group *g, uint64_t number, char *buf, size_t bytes);
+	/* (optional) A rank of this node has left a job with a span: job_left_elsewhere on the other nodes.
+	 * It was the last one: left follows. */
+	void (*rank_left)(struct job *job, const struct member *m);
+	void (*left)(struct job *job);
+	/* (optional) The epoch of a job with a span ends. */
+	void (*ended)(struct job *job, const struct fault *why);
+	/* (optional without such) Of a job with ranks on several nodes: have them save, or load, a
+	 * checkpoint together: saving_part_begin, loading_part_open follow. Return: 0 or a fault code. */
+	int (*save)(struct job *job, const struct saving_options *o, struct fault *f);
+	int (*load)(struct job *job, const struct loading_options *o, struct fault *f);
+	/* The caller here gives up what was asked for, or it was cancelled. */
+	void (*give_up)(struct job *job);
+	/* (optional) The nodes of the job make replicas of the commit that is about to be made. */
+	void (*replicate)(struct job *job);
+	/* The policy of its checkpoints was set here: the other nodes need it. */
+	void (*policy)(struct job *job);
+};
+
 /* Callbacks for the layers to the left. Set once, before any job exists. */
 struct job_ops {
 	/* All waiting ops of the job must end with @fault; running ones continue. */
@@ -150,24 +172,9 @@ struct job_ops {
 	void (*gave_up)(struct job *job, uint32_t rank);
 	/* (optional) Does anybody wait for such an epoch? */
 	bool (*is_awaited)(const struct job *job);
-	/* (optional) What the ops at @number, which all members here have announced, wait for. "": nothing. */
-	void (*across_waits)(const struct group *g, uint64_t number, char *buf, size_t bytes);
-	/* (optional) A rank of this node has left a job with a span: job_left_elsewhere on the other nodes.
-	 * It was the last one: across_left follows. */
-	void (*across_rank_left)(struct job *job, const struct member *m);
-	void (*across_left)(struct job *job);
-	/* (optional) The epoch of a job with a span ends. */
-	void (*across_ended)(struct job *job, const struct fault *why);
-	/* (optional without such) Of a job with ranks on several nodes: have them save, or load, a
-	 * checkpoint together: saving_part_begin, loading_part_open follow. Return: 0 or a fault code. */
-	int (*across_save)(struct job *job, const struct saving_options *o, struct fault *f);
-	int (*across_load)(struct job *job, const struct loading_options *o, struct fault *f);
-	/* The caller here gives up what was asked for, or it was cancelled. */
-	void (*across_give_up)(struct job *job);
-	/* The policy of its checkpoints was set here: the other nodes need it. */
-	void (*across_policy)(struct job *job);
 	/* (optional) Its time without trainers is over: it is deleted now. For the log. */
 	void (*expired)(const struct job *job);
+	struct job_across_ops across;
 };
 
 /* A step that all ranks have asked for and that is applied by the commit that
@@ -332,6 +339,7 @@ struct bufcopies {
 /* Its checkpoints. */
 struct job_checkpoints {
 	struct saving *saving;   /* the last one that was made (job/saving.h); owned; NULL: none */
+	struct saving *memory;   /* one into memory (job/replica.h); owned; NULL: none */
 	struct loading *loading; /* one becomes its state (job/loading.h); owned; NULL: none */
 	bool reads;              /* LOADING: its memory is being written */
 	struct bufcopies buffers;
@@ -360,6 +368,9 @@ struct job_across {
 	/* By rank: of those of other nodes that have left in this epoch, the process; else 0. Owned; NULL:
 	 * none has. */
 	int *left;
+	bool elastic;         /* it changes its number of ranks, some of which are on other nodes */
+	struct list replicas; /* of parts of its state (job/replica.h) */
+	char replica_why[200]; /* why the last ones were not made; "": they were */
 };
 
 /* What of it is not in the journal yet (job/job_journal.h). */

@@ -659,11 +659,11 @@ static int loading_ask(struct loading *l, const struct loading_options *o)
 	struct job *job = l->job;
 
 	l->state = LOADING_ASKED;
-	if (!job->jobs->ops.across_load)
+	if (!job->jobs->ops.across.load)
 		return fault_set(&l->f, FAULT_UNIMPLEMENTED, NULL,
 				 "job '%s' has ranks on several nodes, and this daemon is of none",
 				 job->rec->name);
-	return job->jobs->ops.across_load(job, o, &l->f);
+	return job->jobs->ops.across.load(job, o, &l->f);
 }
 
 int loading_begin(struct job *job, const struct loading_options *o, loading_cb done, void *userdata,
@@ -788,8 +788,8 @@ void loading_cancel(struct job *job)
 	atomic_store(&l->p.cancel, true);
 	if ((l->part.on || l->state == LOADING_ASKED) && !l->part.over) {
 		if (!l->runs_thread && l->state != LOADING_DRAINING &&
-		    job->jobs->ops.across_give_up)
-			job->jobs->ops.across_give_up(job);
+		    job->jobs->ops.across.give_up)
+			job->jobs->ops.across.give_up(job);
 		return; /* else it ends when the thread does */
 	}
 	if (l->state != LOADING_MEMORY || !waiter_on(&l->waiter))

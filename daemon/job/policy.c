@@ -22,8 +22,8 @@ int policy_set(struct job *job, const state_checkpoints *c, struct fault *f)
 		return f->code;
 	if (policy_take(job, c, f))
 		return f->code;
-	if (job->jobs->ops.across_policy)
-		job->jobs->ops.across_policy(job);
+	if (job->jobs->ops.across.policy)
+		job->jobs->ops.across.policy(job);
 	return 0;
 }
 
@@ -120,4 +120,6 @@ void policy_committed(struct job *job)
 void policy_committing(struct job *job, uint64_t step)
 {
 	policy_save(job, step, true);
+	if (!policy_will_be_due(job, step) && job->jobs->ops.across.replicate)
+		job->jobs->ops.across.replicate(job);
 }

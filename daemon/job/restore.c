@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -9,6 +10,7 @@
 #include "core/state.h"
 #include "job/job_journal.h"
 #include "job/loading.h"
+#include "job/policy.h"
 #include "job/restore_impl.h"
 #include "job/saving.h"
 #include "job/span.h"
@@ -49,7 +51,19 @@ static void restore_free(struct restore *r)
 	state_job_free(r->specs);
 	span_free(r->span);
 	free(r->parts);
+	free(r->started);
 	free(r);
+}
+
+/* A node that has nothing of the job has no policy of its checkpoints either. */
+static void restore_take_policy(struct restore *r)
+{
+	struct fault f = FAULT_NULL;
+
+	if (r->job->rec->checkpoints || !r->specs->checkpoints)
+		return;
+	if (policy_take(r->job, r->specs->checkpoints, &f))
+		log_warn("job", "policy not taken job=%s why=\"%s\"", r->job->label, f.text);
 }
 
 /* Nothing of it runs any more. May free the job. */
@@ -66,6 +80,7 @@ static void restore_over(struct restore *r)
 			 (unsigned long long)r->step, r->f.text);
 		job_note_error(job, &r->f);
 	} else {
+		restore_take_policy(r);
 		log_info("job", "restored job=%s step=%llu world=%u", job->label,
 			 (unsigned long long)r->step, job->rec->world_size);
 	}
@@ -94,7 +109,8 @@ static void *restore_read_main(void *arg)
 {
 	struct restore *r = arg;
 
-	parts_merge(r->parts, r->n_parts, r->job->rec->name, r->step, &r->x, &r->f);
+	if (parts_merge(r->parts, r->n_parts, r->job->rec->name, r->step, &r->x, &r->f) == 0)
+		restore_plan_renumber(r->specs, r->started, r->world, &r->x);
 	loopq_post(r->job->node->loopq, &r->ended, restore_on_posted);
 	return NULL;
 }
@@ -323,13 +339,22 @@ static struct restore *restore_new(struct job *job, const struct restore_options
 	}
 	r->job = job;
 	r->step = o->step;
+	r->world = o->span->world;
+	r->launched = o->launched;
 	r->elsewhere = HTAB_NULL;
 	waiter_init(&r->waiter, restore_on_resumed);
 	for (unsigned i = 0; i < o->n_parts; i++)
 		r->parts[i] = (struct parts_memory){ o->parts[i].fd, o->parts[i].index,
 						     o->parts[i].index_bytes };
 	r->n_parts = o->n_parts;
-	if (restore_plan(job, o, &r->specs, &r->elsewhere, f) == 0)
+	if (o->numbers) {
+		r->started = calloc(r->world, sizeof(*r->started));
+		if (r->started)
+			memcpy(r->started, o->numbers, r->world * sizeof(*r->started));
+		else
+			fault_errno(f, -ENOMEM, "restoring a job");
+	}
+	if (!f->code && restore_plan(job, o, &r->specs, &r->elsewhere, f) == 0)
 		return r;
 	restore_free(r);
 	return NULL;

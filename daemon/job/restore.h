@@ -50,6 +50,10 @@ struct restore_options {
 	const uint8_t
 		*specs; /* borrowed until restore_begin returns: restore_pack_specs of any node */
 	size_t specs_bytes;
+	/* Of an elastic job: as how many ranks it was started, and by rank, as which of them; borrowed until
+	 * restore_begin returns. Blobs, buffers and processes follow these numbers. NULL: it is not elastic. */
+	uint32_t launched;
+	const uint32_t *numbers;
 };
 
 /* The end, called once, not before restore_begin returns. @f: NULL: it is restored. The job may be freed when

@@ -16,10 +16,13 @@ struct restore {
 	struct job *job;
 	uint8_t stage;
 	uint64_t step;
+	uint32_t world;
 	struct span *span;          /* owned, until it is the job's */
 	struct parts_memory *parts; /* owned */
 	unsigned n_parts;
-	state_job *specs;      /* owned; as they will be, but for the numbers of groups */
+	state_job *specs;  /* owned; as they will be, but for the numbers of groups */
+	uint32_t launched; /* of an elastic job, as is: */
+	uint32_t *started; /* by rank: as which it was started; owned; NULL: it is not elastic */
 	struct htab elsewhere; /* of these by name: units of groups that have no rank here */
 	struct index x;
 	struct waiter waiter; /* for readers, devices, memory */
@@ -63,12 +66,19 @@ void restore_plan_deinit(struct restore_plan *p);
 int restore_plan(struct job *job, const struct restore_options *o, state_job **ret_specs,
 		 struct htab *elsewhere, struct fault *f);
 
+/* Blobs and buffers in @x are of ranks of the new world. @specs: as decoded, whose numbers are those of the world
+ * that was saved. */
+void restore_plan_renumber(const state_job *specs, const uint32_t *numbers, uint32_t world,
+			   struct index *x);
+
 /* -- restore_world.c */
 
 /* Its ranks and groups are those that the span says. All units are dropped. Return: 0 or negative errno. */
 int restore_world_change(struct restore *r);
 /* The same where memory stays: ranks that are not placed yet are. */
 int restore_world_keep(struct job *job, const struct span *s);
+/* Has the job other processes as its ranks than it will have? */
+bool restore_world_is_renumbered(const struct restore *r);
 
 /* -- restore_layout.c */
 

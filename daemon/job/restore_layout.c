@@ -227,7 +227,9 @@ int restore_make_room(struct restore *r)
 
 	if (restore_layout_new_list(r) < 0)
 		return fault_errno(&r->f, -ENOMEM, "restoring a job");
-	if (restore_layout_stays(job, r->span) ? restore_layout_keep(r) : restore_layout_move(r))
+	if (restore_layout_stays(job, r->span) && !restore_world_is_renumbered(r)
+		    ? restore_layout_keep(r)
+		    : restore_layout_move(r))
 		return r->f.code;
 	job->readers.changes++;
 	job_journal_mark(job, JOB_JOURNAL_HEAD | JOB_JOURNAL_BLOBS | JOB_JOURNAL_SLABS);

@@ -131,8 +131,10 @@ int restore_needs(struct job *job, const struct restore_options *o, bool *ret_ne
 	memset(ret_needed, 0, o->n_parts * sizeof(*ret_needed));
 	if (restore_needs_merge(job, o, &x, f) == 0 &&
 	    restore_plan_decode(job, o, &specs, f) == 0 &&
-	    restore_plan_init(&p, job, specs, o->span, f) == 0)
+	    restore_plan_init(&p, job, specs, o->span, f) == 0) {
+		restore_plan_renumber(specs, o->numbers, o->span->world, &x);
 		restore_needs_all(&n, f);
+	}
 	restore_plan_deinit(&p);
 	state_job_free(specs);
 	index_deinit(&x);

@@ -79,6 +79,32 @@ int restore_plan_decode(const struct job *job, const struct restore_options *o, 
 	return f->code;
 }
 
+/* Those of ranks that there are no more are of none of the new ones. */
+static uint32_t restore_plan_rank(const state_job *specs, const uint32_t *numbers, uint32_t world,
+				  uint32_t saved)
+{
+	uint32_t number = saved < specs->n_numbers ? specs->numbers[saved] : saved;
+
+	for (uint32_t i = 0; i < world; i++)
+		if (numbers[i] == number)
+			return i;
+	return saved > UINT32_MAX - world ? UINT32_MAX : saved + world;
+}
+
+void restore_plan_renumber(const state_job *specs, const uint32_t *numbers, uint32_t world,
+			   struct index *x)
+{
+	if (!numbers)
+		return;
+	for (size_t i = 0; i < x->n_pieces; i++) {
+		struct index_piece *p = &x->pieces[i];
+
+		if (p->array == INDEX_BLOB || p->array == INDEX_BUFFER)
+			p->rank = restore_plan_rank(specs, numbers, world, p->rank);
+	}
+	index_sort(x);
+}
+
 /* -------------------------------------------------------------------- where they will be */
 
 void restore_plan_deinit(struct restore_plan *p)

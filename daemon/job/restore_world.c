@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "job/launched.h"
 #include "job/restore_impl.h"
 #include "job/span.h"
 
@@ -30,9 +31,27 @@ static void restore_world_deinit(struct restore_world *w)
 	free(w->from);
 }
 
-static int restore_world_place(struct restore_world *w, const struct job *job, const struct span *s)
+/* As which process rank @i will be. */
+static uint32_t restore_world_number(const struct restore *r, uint32_t i)
 {
+	return r->started ? r->started[i] : i;
+}
+
+bool restore_world_is_renumbered(const struct restore *r)
+{
+	const struct job *job = r->job;
+
+	for (uint32_t i = 0; r->started && i < job->rec->world_size && i < r->world; i++)
+		if (launched_number(job, i) != r->started[i])
+			return true;
+	return r->started && launched_world(job) != r->launched;
+}
+
+static int restore_world_place(struct restore_world *w, const struct restore *r)
+{
+	const struct span *s = r->span;
 	const struct span_node *here = &s->nodes[s->self];
+	const struct job *job = r->job;
 
 	w->ranks = calloc(s->world, sizeof(struct member *));
 	w->placed = calloc(s->world, sizeof(struct device *));
@@ -42,7 +61,8 @@ static int restore_world_place(struct restore_world *w, const struct job *job, c
 		return -ENOMEM;
 	for (uint32_t i = 0; i < s->world; i++) {
 		w->names[i] = "";
-		w->from[i] = i < job->rec->world_size ? i : STATE_NEW_RANK;
+		if (!launched_rank(job, restore_world_number(r, i), &w->from[i]))
+			w->from[i] = STATE_NEW_RANK;
 	}
 	for (uint32_t i = 0; i < here->n; i++) {
 		struct device *d = &job->node->devices[here->devices[i]];
@@ -73,9 +93,9 @@ static int restore_world_init(struct restore_world *w, struct restore *r)
 {
 	struct span *was = r->job->across.span;
 	struct job *job = r->job;
-	int e = restore_world_place(w, job, r->span);
+	int e = restore_world_place(w, r);
 
-	if (e == 0 && r->span->world != job->rec->world_size) {
+	if (e == 0 && (r->span->world != job->rec->world_size || restore_world_is_renumbered(r))) {
 		const state_group *world = r->specs->groups[0]; /* it has that size */
 
 		w->rec = state_group_new(world->name, world->ranks, world->n_ranks);
@@ -106,13 +126,19 @@ static void restore_world_leave_out(struct job *job, struct member *m)
 static void restore_world_members(struct restore_world *w, struct job *job, const struct span *s,
 				  uint32_t was)
 {
+	for (uint32_t i = 0; i < s->world; i++) {
+		uint32_t from = w->from[i];
+
+		if (from == STATE_NEW_RANK || !job->ranks[from] || !span_is_here(s, i) ||
+		    job->ranks[from]->device != w->placed[i])
+			continue;
+		w->ranks[i] = STEAL_PTR(job->ranks[from]);
+		if (from != i)
+			member_renumber(w->ranks[i], i);
+	}
 	for (uint32_t i = 0; i < was; i++) {
 		if (!job->ranks[i])
 			continue;
-		if (i < s->world && span_is_here(s, i) && job->ranks[i]->device == w->placed[i]) {
-			w->ranks[i] = job->ranks[i];
-			continue;
-		}
 		restore_world_leave_out(job, job->ranks[i]);
 		member_unref(job->ranks[i]);
 	}
@@ -120,9 +146,15 @@ static void restore_world_members(struct restore_world *w, struct job *job, cons
 	job->ranks = STEAL_PTR(w->ranks);
 }
 
-static int restore_world_record(struct restore_world *w, struct job *job, uint32_t world)
+static int restore_world_record(struct restore_world *w, const struct restore *r)
 {
-	const struct state_size to = { .world = w->rec, .devices = w->names, .from = w->from };
+	const struct state_size to = { .world = w->rec,
+				       .devices = w->names,
+				       .from = w->from,
+				       .launched = r->started ? r->launched : 0,
+				       .numbers = r->started };
+	struct job *job = r->job;
+	uint32_t world = r->span->world;
 	uint64_t before = job_own_bytes(job, job->n_units, 0), bytes = 0;
 	uint32_t gone = 0;
 	int e = 0;
@@ -151,7 +183,7 @@ int restore_world_change(struct restore *r)
 
 	CHECK(!job_units_alive(job));
 	if (e == 0)
-		e = restore_world_record(&w, job, r->span->world);
+		e = restore_world_record(&w, r);
 	if (e == 0) {
 		ddps_free(job);
 		restore_world_members(&w, job, r->span, was);

@@ -52,16 +52,31 @@ bool saving_report(const struct job *job, struct saving_report *ret)
 	return true;
 }
 
+static bool saving_does_wait(const struct saving *s)
+{
+	return s && s->state == SAVING_WAITING;
+}
+
 bool saving_waits(const struct job *job)
 {
-	return job->checkpoints.saving && job->checkpoints.saving->state == SAVING_WAITING;
+	return saving_does_wait(job->checkpoints.saving) ||
+	       saving_does_wait(job->checkpoints.memory);
+}
+
+static bool saving_goes_on(const struct saving *s)
+{
+	return s && (s->running || s->part.posted || s->state == SAVING_WAITING ||
+		     s->state == SAVING_WRITING);
 }
 
 bool saving_is_busy(const struct job *job)
 {
-	const struct saving *s = job->checkpoints.saving;
+	return saving_goes_on(job->checkpoints.saving) || saving_is_replicating(job);
+}
 
-	return s && (s->running || s->state == SAVING_WAITING || s->state == SAVING_WRITING);
+bool saving_is_replicating(const struct job *job)
+{
+	return saving_goes_on(job->checkpoints.memory);
 }
 
 /* --------------------------------------------------------------------------- its end */
@@ -86,7 +101,7 @@ void saving_finish(struct saving *s)
 
 	state_move(saving_states, &s->state, s->f.code ? SAVING_FAILED : SAVING_DONE);
 	saving_drop(s);
-	if (!s->f.code && !s->job->life.deleted)
+	if (!s->f.code && !s->job->life.deleted && !s->memory)
 		job_saved(s->job, s->step);
 	s->done = NULL;
 	if (done && saving_report(s->job, &r))
@@ -95,9 +110,10 @@ void saving_finish(struct saving *s)
 
 void saving_free(struct saving *s)
 {
-	CHECK(!s->running && !s->g);
+	CHECK(!s->running && !s->g && !s->replica);
 	s->reader = reader_free(s->reader);
 	free(s->part.crcs);
+	free(s->specs);
 	index_deinit(&s->x);
 	free(s->path);
 	free(s->roots);
@@ -109,6 +125,15 @@ void saving_forget(struct job *job)
 	struct saving *s = job->checkpoints.saving;
 
 	job->checkpoints.saving = NULL;
+	if (s)
+		saving_free(s);
+}
+
+void saving_forget_memory(struct job *job)
+{
+	struct saving *s = job->checkpoints.memory;
+
+	job->checkpoints.memory = NULL;
 	if (s)
 		saving_free(s);
 }
@@ -248,6 +273,8 @@ int saving_freeze(struct saving *s)
 void saving_is_written(struct saving *s)
 {
 	state_move(saving_states, &s->state, SAVING_WRITING);
+	if (s->memory)
+		return;
 	s->job->checkpoints.step = s->step;
 	s->job->checkpoints.us = clock_now_us();
 }
@@ -304,7 +331,8 @@ int saving_check(const struct job *job, const struct saving_options *o, struct f
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' is being resized: wait for the end of that",
 				 job->rec->name);
-	if (job->generation || saving_is_busy(job))
+	if (saving_goes_on(job->checkpoints.saving) ||
+	    (job->generation && !saving_is_replicating(job)))
 		return fault_set(
 			f, FAULT_STATE, NULL,
 			"a checkpoint of job '%s' is being made, in '%.200s': wait for its "
@@ -321,6 +349,7 @@ struct saving *saving_new(struct job *job, const struct saving_options *o)
 	if (!s)
 		return NULL;
 	s->job = job;
+	s->memory = o->memory;
 	s->o.bytes_per_s = o->bytes_per_s;
 	s->keep = o->keep;
 	s->uid = (uid_t)job->rec->uid;
@@ -360,8 +389,24 @@ int saving_begin(struct job *job, struct proc *proc, const struct saving_options
 
 void saving_cancel(struct job *job)
 {
-	if (job->checkpoints.saving)
-		atomic_store(&job->checkpoints.saving->p.cancel, true);
+	struct saving *all[] = { job->checkpoints.saving, job->checkpoints.memory };
+
+	for (size_t i = 0; i < ARRAY_SIZE(all); i++)
+		if (all[i])
+			atomic_store(&all[i]->p.cancel, true);
+}
+
+static void saving_tick_memory(struct job *job)
+{
+	struct saving *s = job->checkpoints.memory;
+
+	if (!s)
+		return;
+	if (s->g && generation_lost(s->g))
+		atomic_store(&s->p.cancel, true);
+	saving_part_tick(s);
+	if (!saving_goes_on(s))
+		saving_forget_memory(job);
 }
 
 void saving_tick(struct job *job)
@@ -369,8 +414,9 @@ void saving_tick(struct job *job)
 	struct saving *s = job->checkpoints.saving;
 
 	generation_tick(job);
+	saving_tick_memory(job);
 	if (s && s->g && generation_lost(s->g))
-		saving_cancel(job);
+		atomic_store(&s->p.cancel, true);
 	if (s && s->part.stage)
 		saving_part_tick(s);
 	if (!s || s->part.stage || !s->reader || s->reader->state != READER_IDLE)
@@ -386,8 +432,8 @@ void saving_leave(struct job *job, void *userdata)
 
 	if (!s || !s->done || s->userdata != userdata || s->state != SAVING_WAITING)
 		return;
-	if (s->part.stage && job->jobs->ops.across_give_up)
-		job->jobs->ops.across_give_up(job);
+	if (s->part.stage && job->jobs->ops.across.give_up)
+		job->jobs->ops.across.give_up(job);
 	if (s->part.stage || s->reader->state != READER_WAITING)
 		return;
 	reader_give_up(s->reader);

@@ -59,6 +59,7 @@ struct saving_options {
 	uint64_t deadline_us; /* of WAITING */
 	uint32_t keep;        /* newest ones that stay when it is made; 0: all */
 	bool next;            /* of several nodes: of the commit that is about to be made */
+	bool memory; /* of several nodes: a replica (job/replica.h); @path, @keep and the rate are nothing */
 };
 
 /* Begin one. @proc: who asks. @done: not before this returns. Return: 0 or a fault code. */
@@ -73,8 +74,11 @@ void saving_cancel(struct job *job);
 bool saving_waits(const struct job *job);
 /* Is there one that is not over? */
 bool saving_is_busy(const struct job *job);
-/* None is busy: drop what is kept for status. */
+/* Of a replica: the same. */
+bool saving_is_replicating(const struct job *job);
+/* None is busy: drop what is kept for status; and of a replica. */
 void saving_forget(struct job *job);
+void saving_forget_memory(struct job *job);
 /* Call now and then. */
 void saving_tick(struct job *job);
 /* Return: false: the job had none. */
@@ -88,15 +92,17 @@ struct saving_answer {
 	bool later;            /* freeze: the parameters are not those of the commit now */
 	uint64_t step;         /* freeze: of the commit */
 	uint64_t bytes;        /* write: of its tensors; complete: of all parts */
+	uint64_t tail;         /* write: of a replica's second file; @bytes: of the first one */
 	uint32_t crc;          /* write: of its index */
 };
 /* May be called inside the function that begins the phase; also without one, if it fails meanwhile. */
 typedef void (*saving_part_cb)(struct job *job, const struct saving_answer *a, void *userdata);
 
 /* Begin this node's part: number @self of @parts. The one that somebody here has asked for is used, if
- * there is one. Return: 0 or a fault code. */
-int saving_part_begin(struct job *job, const struct saving_options *o, unsigned self,
-		      unsigned parts, saving_part_cb answered, void *userdata, struct fault *f);
+ * there is one. Return: it, until saving_part_end; NULL: @f is filled. */
+struct saving *saving_part_begin(struct job *job, const struct saving_options *o, unsigned self,
+				 unsigned parts, saving_part_cb answered, void *userdata,
+				 struct fault *f);
 /* Freeze what this node has of the commit behind step @after (has_after), or, @now, of that one: at once
  * or later. Again: what was frozen is dropped. */
 struct saving_freeze_how {
@@ -104,19 +110,23 @@ struct saving_freeze_how {
 	uint64_t after;
 	uint64_t deadline_us;
 };
-void saving_part_freeze(struct job *job, const struct saving_freeze_how *how);
+void saving_part_freeze(struct saving *s, const struct saving_freeze_how *how);
 /* Make the folder. @owner, @nonce: as in checkpoint/parts.h. */
-void saving_part_make(struct job *job, uint64_t owner, uint64_t nonce);
+void saving_part_make(struct saving *s, uint64_t owner, uint64_t nonce);
 /* Its name. */
-const char *saving_part_name(const struct job *job);
+const char *saving_part_name(const struct saving *s);
 /* Find it, where another node has made it. */
-void saving_part_see(struct job *job, const char *name, uint64_t nonce);
-void saving_part_write(struct job *job);
+void saving_part_see(struct saving *s, const char *name, uint64_t nonce);
+/* Into the folder; of a replica, into memory. */
+void saving_part_write(struct saving *s);
 /* All parts are written. @crcs: of their indexes, copied. */
-void saving_part_complete(struct job *job, const uint32_t *crcs);
-/* It is over: all is there (@f is NULL; @bytes: of all parts), or why not. Nothing is answered any more.
- * Also of one that was only asked for. */
-void saving_part_end(struct job *job, uint64_t bytes, const struct fault *f);
+void saving_part_complete(struct saving *s, const uint32_t *crcs);
+/* It is over: all is there (@f is NULL; @bytes: of all parts), or why not. Nothing is answered any more. */
+void saving_part_end(struct saving *s, uint64_t bytes, const struct fault *f);
+/* Somebody here has asked for one, and none begins. Nothing to do if none waits for that. */
+void saving_part_refuse(struct job *job, const struct fault *f);
+/* Bytes of the tensors that were written so far. */
+uint64_t saving_part_written(const struct saving *s);
 /* Does one wait that somebody here has asked for, and that has not begun? */
 bool saving_part_is_asked(const struct job *job);
 

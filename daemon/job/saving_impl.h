@@ -9,6 +9,7 @@
 #include "job/generation.h"
 #include "job/job.h"
 #include "job/readers.h"
+#include "job/replica.h"
 #include "job/saving.h"
 
 /* The part of one node of several: saving_part.c. */
@@ -38,6 +39,7 @@ struct saving_part {
 	uint32_t crc;
 	uint32_t *crcs; /* owned: COMPLETE: of all parts */
 	uint64_t all_bytes;
+	uint64_t tail;           /* of a replica: bytes of its tail */
 	saving_part_cb answered; /* NULL: it is over for the others */
 	void *userdata;
 	struct fault why; /* then: how, while the thread runs still */
@@ -47,11 +49,15 @@ struct saving {
 	struct job *job;
 	uint8_t state;      /* enum saving_state */
 	bool running;       /* the thread has not ended */
+	bool memory;        /* into @replica */
 	char *path, *roots; /* owned */
 	uid_t uid;
 	gid_t gid;
-	struct reader *reader; /* owned: until it is granted or refused */
-	struct generation *g;  /* owned, while it is WRITING */
+	struct reader *reader;   /* owned: until it is granted or refused */
+	struct generation *g;    /* owned, while it is WRITING */
+	struct replica *replica; /* owned ref, while it is written; NULL: none */
+	uint8_t *specs;          /* owned: the records of the units for it */
+	size_t specs_bytes;
 	uint64_t copied;
 	uint64_t step;
 	struct draft draft; /* what the thread makes the index of */

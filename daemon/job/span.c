@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/fnv.h"
 
 static int span_check(const struct span_node *nodes, unsigned n, unsigned self, struct fault *f)
 {
@@ -83,6 +84,23 @@ bool span_same(const struct span *a, const struct span *b)
 		       memcmp(a->nodes[i].devices, b->nodes[i].devices,
 			      a->nodes[i].n * sizeof(*a->nodes[i].devices)) == 0;
 	return same;
+}
+
+uint64_t span_layout_add(uint64_t h, const char *name, uint32_t n, const uint16_t *devices)
+{
+	h = fnv_add(fnv_add_text(h, name), n);
+	for (uint32_t k = 0; k < n; k++)
+		h = fnv_add(h, devices[k]);
+	return h;
+}
+
+uint64_t span_layout(const struct span *s)
+{
+	uint64_t h = FNV_BEGIN;
+
+	for (unsigned i = 0; i < s->n_nodes; i++)
+		h = span_layout_add(h, s->nodes[i].name, s->nodes[i].n, s->nodes[i].devices);
+	return h;
 }
 
 unsigned span_node_of(const struct span *s, uint32_t rank)

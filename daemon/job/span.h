@@ -45,6 +45,10 @@ int span_parse(const char *text, struct span **ret, struct fault *f);
 /* NULL is allowed. Return: NULL. */
 struct span *span_free(struct span *s);
 
+/* Add a node to such a word (span_layout). */
+uint64_t span_layout_add(uint64_t h, const char *name, uint32_t n, const uint16_t *devices);
+/* A word for where the ranks are: the same on all nodes; equal places, equal words. */
+uint64_t span_layout(const struct span *s);
 /* Are the same ranks on the same nodes and devices in both? */
 bool span_same(const struct span *a, const struct span *b);
 

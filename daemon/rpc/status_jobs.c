@@ -9,6 +9,7 @@
 #include "job/launched.h"
 #include "job/position.h"
 #include "job/loading.h"
+#include "job/replica.h"
 #include "job/saving.h"
 #include "job/span.h"
 #include "rpc/status_memory.h"
@@ -273,6 +274,26 @@ static void status_jobs_fill_loading(struct arena *a, const struct job *job,
 	l[0]->waits_for = status_text(a, waits);
 }
 
+static void status_jobs_fill_replica(struct arena *a, const struct job *job,
+				     Shardd__V1__JobStatus *j)
+{
+	Shardd__V1__ReplicaStatus **r;
+	uint64_t step, bytes;
+	bool has_step = replica_report(job, &step, &bytes);
+
+	if (!has_step && !bytes && !*job->across.replica_why)
+		return;
+	r = STATUS_MESSAGES(a, 1, ReplicaStatus, replica_status);
+	if (!r)
+		return;
+	j->replica = r[0];
+	r[0]->has_step = has_step;
+	r[0]->step = step;
+	r[0]->bytes = bytes;
+	r[0]->busy = saving_is_replicating(job);
+	r[0]->error = status_text(a, job->across.replica_why);
+}
+
 static void status_jobs_fill_policy(struct arena *a, const state_checkpoints *c,
 				    Shardd__V1__JobStatus *j)
 {
@@ -377,6 +398,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	status_jobs_fill_readers(a, job, j);
 	status_jobs_fill_checkpoint(a, job, j);
 	status_jobs_fill_loading(a, job, j);
+	status_jobs_fill_replica(a, job, j);
 	status_jobs_fill_policy(a, job->rec->checkpoints, j);
 	if (!with_units)
 		return;

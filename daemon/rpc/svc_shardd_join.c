@@ -364,18 +364,20 @@ static int svc_shardd_join_check_rank(const Shardd__V1__JoinRequest *r, const st
 static int svc_shardd_join_check_here(const Shardd__V1__JoinRequest *r, bool is_elastic,
 				      struct fault *f)
 {
-	struct cluster_info info;
+	struct cluster_info info = { 0 };
 	bool alone = !cluster_info(&info);
 
-	if (r->local_world_size >= r->job->world_size || !(alone || is_elastic))
+	if (r->local_world_size >= r->job->world_size || !(alone || (is_elastic && !info.replicas)))
 		return 0;
-	return fault_set(f, FAULT_STATE, "local_world_size",
-			 "the launcher has started %u of the %u ranks of job '%s' on this machine, "
-			 "and %s",
-			 r->local_world_size, r->job->world_size, r->job->name,
-			 alone ? "this daemon is in no cluster (coord is none): set coord on the "
-				 "daemons of all machines, or start all ranks here"
-			       : "an elastic job is on one node: start all ranks here");
+	return fault_set(
+		f, FAULT_STATE, "local_world_size",
+		"the launcher has started %u of the %u ranks of job '%s' on this machine, "
+		"and %s",
+		r->local_world_size, r->job->world_size, r->job->name,
+		alone ? "this daemon is in no cluster (coord is none): set coord on the "
+			"daemons of all machines, or start all ranks here"
+		      : "an elastic job with ranks on several nodes needs replicas: 1 in the "
+			"configuration of their daemons: set it, or start all ranks here");
 }
 
 static int svc_shardd_join_check_local(const Shardd__V1__JoinRequest *r,
@@ -424,6 +426,8 @@ void svc_join(struct rpc_call *call, const ProtobufCMessage *request, void *user
 		svc_refuse(call, "join", r->job ? r->job->name : "", &f);
 		return;
 	}
+	if (job->rec->max_ranks && r->local_world_size && r->local_world_size < spec.world_size)
+		job->across.elastic = true;
 	if (created)
 		svc_log_created(s->proc, job);
 	svc_shardd_join_begin(call, svc, job, r, created);

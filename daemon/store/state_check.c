@@ -535,6 +535,11 @@ uint8_t *state_specs_encode(const state_job *j, size_t *ret_bytes)
 
 	s.name = j->name;
 	s.world_size = j->world_size;
+	s.max_ranks = j->max_ranks;
+	s.launched = j->launched;
+	s.n_numbers = j->n_numbers;
+	s.numbers = j->numbers;
+	s.checkpoints = j->checkpoints;
 	s.n_groups = j->n_groups;
 	s.groups = j->groups;
 	s.units = list;
@@ -561,7 +566,7 @@ static int state_check_specs(const state_job *j, struct fault *f)
 {
 	if (!state_check_name_ok(j->name, 64))
 		return state_check_bad(f, "a job without a name", j->name);
-	if (j->n_blobs || j->n_slabs || j->n_pooled || j->n_numbers || j->launched || j->doubt)
+	if (j->n_blobs || j->n_slabs || j->n_pooled || j->doubt)
 		return state_check_bad(f, "more than groups and units", j->name);
 	if (state_check_ranks(j, f))
 		return f->code;

@@ -377,7 +377,7 @@ static bool restorefix_saves_nothing(struct spanfix *w)
 
 static int restorefix_read_part(const char *folder, const char *file)
 {
-	char name[384], bytes[4096];
+	char name[768], bytes[4096];
 	_cleanup_(fd_closep) int from = -1;
 	int fd = memfd_create("part", MFD_CLOEXEC);
 	ssize_t n;
@@ -415,36 +415,38 @@ struct restorefix_parts restorefix_take(const char *path)
 	const struct saving_options o = { .path = path ? path : restorefix_root,
 					  .deadline_us = UINT64_MAX };
 	struct fault f = FAULT_NULL, over = FAULT_NULL;
-	char folder[256];
+	struct saving *saving[SPANFIX_NODES];
+	char folder[512];
 
 	if (path)
 		mkdir(path, 0700);
+	for (unsigned i = 0; i < p.n; i++) {
+		saving[i] = saving_part_begin(w->jobs[i], &o, i, p.n, restorefix_on_answer,
+					      (void *)(uintptr_t)i, &f);
+		cr_assert(saving[i], "%s", f.text);
+	}
 	for (unsigned i = 0; i < p.n; i++)
-		cr_assert_eq(saving_part_begin(w->jobs[i], &o, i, p.n, restorefix_on_answer,
-					       (void *)(uintptr_t)i, &f),
-			     0, "%s", f.text);
-	for (unsigned i = 0; i < p.n; i++)
-		saving_part_freeze(w->jobs[i], &how);
+		saving_part_freeze(saving[i], &how);
 	restorefix_await(p.n);
 	p.step = restorefix.said.step;
-	saving_part_make(w->jobs[0], 77, 99);
+	saving_part_make(saving[0], 77, 99);
 	restorefix_await(1);
-	snprintf(folder, sizeof(folder), "%s/%s", o.path, saving_part_name(w->jobs[0]));
+	snprintf(folder, sizeof(folder), "%s/%s", o.path, saving_part_name(saving[0]));
 	for (unsigned i = 1; i < p.n; i++)
-		saving_part_see(w->jobs[i], saving_part_name(w->jobs[0]), 99);
+		saving_part_see(saving[i], saving_part_name(saving[0]), 99);
 	restorefix_await(p.n - 1);
 	for (unsigned i = 0; i < p.n; i++)
-		saving_part_write(w->jobs[i]);
+		saving_part_write(saving[i]);
 	restorefix_await(p.n);
 	restorefix_read_parts(&p, folder);
 	if (path) {
-		saving_part_complete(w->jobs[0], restorefix.crcs);
+		saving_part_complete(saving[0], restorefix.crcs);
 		restorefix_await(1);
 	} else {
 		fault_set(&over, FAULT_CANCELLED, NULL, "it is not wanted");
 	}
 	for (unsigned i = 0; i < p.n; i++)
-		saving_part_end(w->jobs[i], 0, path ? NULL : &over);
+		saving_part_end(saving[i], 0, path ? NULL : &over);
 	spanfix_turn_until(w, restorefix_saves_nothing);
 	p.specs = restore_pack_specs(w->jobs[p.n - 1], &p.specs_bytes);
 	CHECK(p.specs);

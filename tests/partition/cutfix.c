@@ -825,12 +825,12 @@ static void cutfix_slots(struct job_ops *ops)
 	ops->give = cluster_give;
 	ops->made = cluster_made;
 	ops->may_join = cluster_may_join;
-	ops->across_waits = cluster_op_waits;
-	ops->across_rank_left = cluster_rank_left;
-	ops->across_left = cluster_left;
+	ops->across.waits = cluster_op_waits;
+	ops->across.rank_left = cluster_rank_left;
+	ops->across.left = cluster_left;
 	ops->gave_up = cluster_gave_up;
 	ops->is_awaited = cluster_is_awaited;
-	ops->across_ended = cluster_epoch_ended;
+	ops->across.ended = cluster_epoch_ended;
 }
 
 static void cutfix_begin_node(unsigned i)

@@ -767,6 +767,7 @@ TEST(keys_of_several_nodes_are_checked_together)
 		{ "data_interface eth0", "data_interface", "coord is none" },
 		{ "data_address 10.0.0.1", "data_address", "coord is none" },
 		{ "recorded_order no", "recorded_order", "coord is none" },
+		{ "replicas 1", "replicas", "coord is none" },
 		{ "order ranks", "order", "coord is none" },
 		{ "coord_seeds a=h", "coord_seeds", "unless coord is embedded" },
 		{ "coord_ca /a", "coord_ca", "unless coord is etcd" },

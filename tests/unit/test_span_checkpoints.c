@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "checkpoint/folder.h"
 #include "checkpoint/place.h"
@@ -17,6 +18,7 @@
 #include "core/clock.h"
 #include "fdcheck.h"
 #include "job/loading.h"
+#include "job/replica.h"
 #include "job/saving.h"
 #include "spanfix.h"
 
@@ -65,6 +67,12 @@ static struct {
 	uint8_t blind;         /* 1 + node that sees another folder */
 	uint8_t strays;        /* 1 + node that finds another checkpoint */
 	uint8_t dies_at, dies; /* JobRoundWhat; 1 + node */
+	/* of replicas */
+	bool copies[SPANFIX_NODES]; /* a node is to take a copy */
+	unsigned from[SPANFIX_NODES];
+	uint64_t copy_bytes[SPANFIX_NODES][_REPLICA_FILES];
+	struct fault ended; /* how the leader's round was over */
+	bool is_over;
 } net;
 
 static unsigned node_of_round(const struct round *r)
@@ -103,8 +111,12 @@ static bool on_last(struct round *r, uint64_t *ret)
 	return net.last_step;
 }
 
-static void on_over(struct round *r)
+static void on_over(struct round *r, const struct fault *f)
 {
+	if (r->leads) {
+		net.is_over = true;
+		net.ended = f ? *f : FAULT_NULL;
+	}
 	net.rounds[node_of_round(r)] = NULL;
 	CHECK(net.n_over < ARRAY_SIZE(net.over));
 	net.over[net.n_over++] = r;
@@ -116,7 +128,22 @@ static bool on_left(struct round *r)
 	return net.left;
 }
 
-static const struct round_ops round_ops = { on_send, on_hold, on_last, on_left, on_over };
+static void on_copy(struct round *r, unsigned from, uint64_t tensors, uint64_t tail)
+{
+	unsigned at = node_of_round(r);
+
+	net.copies[at] = true;
+	net.from[at] = from;
+	net.copy_bytes[at][REPLICA_TENSORS] = tensors;
+	net.copy_bytes[at][REPLICA_TAIL] = tail;
+}
+
+static const struct round_ops round_ops = { .send = on_send,
+					    .hold = on_hold,
+					    .last = on_last,
+					    .left = on_left,
+					    .over = on_over,
+					    .copy = on_copy };
 
 static unsigned node_of_job(const struct job *job)
 {
@@ -239,6 +266,40 @@ static void deliver(const struct letter *l)
 	free(l->packed);
 }
 
+static struct replica_id replica_of(unsigned node, uint64_t step, unsigned part)
+{
+	return (struct replica_id){ step, job_layout(spanfix.jobs[node]), part, spanfix.n_nodes };
+}
+
+static void copy_file(struct replica *from, struct replica *to, unsigned file)
+{
+	_cleanup_(freep) char *bytes = malloc(from->bytes[file]);
+
+	CHECK(bytes);
+	cr_assert_eq(pread(from->fds[file], bytes, from->bytes[file], 0), from->bytes[file]);
+	cr_assert_eq(pwrite(to->fds[file], bytes, from->bytes[file], 0), from->bytes[file]);
+}
+
+/* In place of the link. */
+static void take_copy(unsigned at)
+{
+	struct round *r = net.rounds[at];
+	const struct replica_id id = replica_of(at, r->step, net.from[at]);
+	struct replica *from = replica_find(spanfix.jobs[net.from[at]], &id), *to;
+	struct fault f = FAULT_NULL;
+
+	net.copies[at] = false;
+	cr_assert(from);
+	for (unsigned i = 0; i < _REPLICA_FILES; i++)
+		cr_assert_eq(from->bytes[i], net.copy_bytes[at][i]);
+	if (replica_new(spanfix.jobs[at], &id, from->bytes[0] + from->bytes[1], &to, &f) == 0) {
+		copy_file(from, to, REPLICA_TENSORS);
+		copy_file(from, to, REPLICA_TAIL);
+		cr_assert_eq(replica_is_whole(to, &f), 0);
+	}
+	round_copied(r, from->bytes[0] + from->bytes[1], f.code ? &f : NULL);
+}
+
 /* Return: always false, for spanfix_turn_until. */
 static bool turn_rounds(void)
 {
@@ -253,6 +314,9 @@ static bool turn_rounds(void)
 	}
 	for (unsigned i = 0; i < spanfix_homes(&spanfix); i++)
 		jobs_tick(&spanfix.nodes[i].jobs, clock_now_us());
+	for (unsigned i = 0; i < SPANFIX_NODES; i++)
+		if (net.rounds[i] && net.copies[i] && !net.dead[i])
+			take_copy(i);
 	for (unsigned i = 0; i < SPANFIX_NODES; i++)
 		if (net.rounds[i])
 			round_tick(net.rounds[i], clock_now_us());
@@ -272,9 +336,9 @@ static void begin(const unsigned *ranks, bool spans, unsigned leader)
 		struct jobs *jobs = &spanfix.nodes[i].jobs;
 
 		spanfix.nodes[i].node.checkpoint_roots = root;
-		jobs->ops.across_save = on_save;
-		jobs->ops.across_load = on_load;
-		jobs->ops.across_give_up = on_give_up;
+		jobs->ops.across.save = on_save;
+		jobs->ops.across.load = on_load;
+		jobs->ops.across.give_up = on_give_up;
 		jobs->ops.before_change = loading_let;
 	}
 }
@@ -751,3 +815,145 @@ Test(span_checkpoints, a_node_dies_while_they_are_loaded)
 	well(1);
 	end();
 }
+
+/* --------------------------------------------------------------------------- replicas */
+
+static bool replicas_are_over(struct spanfix *w)
+{
+	return turn_rounds() || (net.is_over && nothing_goes_on(w));
+}
+
+/* The leader begins a round of the next commit, which then is made: that of @step. */
+static void begin_replicas(uint64_t step_number)
+{
+	const struct saving_options save = {
+		.path = "", .deadline_us = UINT64_MAX, .next = true, .memory = true
+	};
+	struct round_options o = { .ops = &round_ops,
+				   .id = 78,
+				   .save = &save,
+				   .n = spanfix.n_nodes,
+				   .self = net.leader,
+				   .leader = net.leader };
+	char names[SPANFIX_NODES][SPAN_NAME_BYTES] = { "node0", "node1", "node2" };
+
+	net.is_over = false;
+	net.rounds[net.leader] = round_lead(spanfix.jobs[net.leader], &o, names, 99);
+	CHECK(net.rounds[net.leader]);
+	turn_rounds(); /* it begins, and the others hear of it */
+	turn_rounds();
+	ALL(&spanfix, nodefix_commit(n, m, step_number, 8 + m->rank, op));
+	net.last_step = step_number;
+}
+
+static void replicate(uint64_t step_number)
+{
+	step((unsigned)step_number, false);
+	begin_replicas(step_number);
+	spanfix_turn_until(&spanfix, replicas_are_over);
+}
+
+/* Each node has its part, and that of the node before it, of this step and of no other one. */
+static void expect_replicas(uint64_t step_number)
+{
+	for (unsigned i = 0; i < spanfix.n_nodes; i++) {
+		struct job *job = spanfix.jobs[i];
+		unsigned before = (i + spanfix.n_nodes - 1) % spanfix.n_nodes, all = 0;
+		const struct replica_id own = replica_of(i, step_number, i),
+					copy = replica_of(i, step_number, before);
+		struct replica *a = replica_find(job, &own), *b = replica_find(job, &copy), *r,
+			       *tmp;
+
+		cr_assert(a && b && a->complete && b->complete, "node %u", i);
+		list_for_each (r, tmp, &job->across.replicas, link)
+			all++;
+		cr_expect_eq(all, 2);
+	}
+}
+
+static uint64_t control_bytes(unsigned node)
+{
+	return spanfix.jobs[node]->quota.by_class[MEM_CONTROL];
+}
+
+Test(span_checkpoints, replicas_are_on_two_nodes)
+{
+	begin(WORLD(1, 2, 1), true, 1);
+	train(2);
+	replicate(3);
+	cr_expect_eq(net.ended.code, 0, "%s", net.ended.text);
+	expect_replicas(3);
+	replicate(4);
+	expect_replicas(4);
+	for (unsigned i = 0; i < 3; i++)
+		replica_forget(spanfix.jobs[i]);
+	replicate(5);
+	expect_replicas(5);
+	end();
+}
+
+/* The job trains on. */
+Test(span_checkpoints, replicas_without_memory_are_refused)
+{
+	uint64_t limit;
+
+	begin(WORLD(1, 1), true, 0);
+	train(1);
+	replicate(2);
+	expect_replicas(2);
+	limit = spanfix.jobs[1]->quota.limit;
+	spanfix.jobs[1]->quota.limit = spanfix.jobs[1]->quota.used + 1024;
+	replicate(3);
+	cr_expect_eq(net.ended.code, FAULT_EXHAUSTED);
+	cr_expect(strstr(net.ended.text, "node node1: ") &&
+			  strstr(net.ended.text, "set replicas to 0"),
+		  "%s", net.ended.text);
+	spanfix.jobs[1]->quota.limit = limit;
+	replicate(4);
+	cr_expect_eq(net.ended.code, 0, "%s", net.ended.text);
+	expect_replicas(4);
+	end();
+}
+
+/* A node dies in a phase: what was complete before stays, and the account has no more than that. */
+static void replicas_die(uint8_t phase, unsigned node)
+{
+	uint64_t before[3];
+
+	begin(WORLD(1, 1, 1), true, 0);
+	train(1);
+	replicate(2);
+	for (unsigned i = 0; i < 3; i++)
+		before[i] = control_bytes(i);
+	net.dies_at = phase;
+	net.dies = (uint8_t)(1 + node);
+	step(3, false);
+	begin_replicas(3);
+	spanfix_turn_until(&spanfix, replicas_are_over);
+	cr_expect_neq(net.ended.code, 0);
+	for (unsigned i = 0; i < 3; i++) {
+		const struct replica_id own = replica_of(i, 2, i);
+
+		cr_expect(replica_find(spanfix.jobs[i], &own));
+	}
+	memset(net.dead, 0, sizeof(net.dead));
+	memset(net.copies, 0, sizeof(net.copies));
+	replicate(4);
+	cr_expect_eq(net.ended.code, 0, "%s", net.ended.text);
+	expect_replicas(4);
+	for (unsigned i = 0; i < 3; i++)
+		cr_expect_eq(control_bytes(i), before[i]);
+	end();
+}
+
+#define WRITE SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_WRITE
+#define COPY  SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_COPY
+#define REPLICAS_DIE(name, phase, node)            \
+	Test(span_checkpoints, replicas_of_##name) \
+	{                                          \
+		replicas_die(phase, node);         \
+	}
+REPLICAS_DIE(a_node_that_dies_writing, WRITE, 1)
+REPLICAS_DIE(a_leader_that_dies_writing, WRITE, 0)
+REPLICAS_DIE(a_node_that_dies_copying, COPY, 2)
+REPLICAS_DIE(a_leader_that_dies_copying, COPY, 0)

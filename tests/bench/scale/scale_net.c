@@ -1,6 +1,6 @@
 /*
  * daemon/peer, without a network: the functions of peer/peer.h over queues in this process. A message is
- * packed when it is sent, as there, and unpacked when it arrives. Fetches (peer/bulk.h) are refused.
+ * packed when it is sent, as there, and unpacked when it arrives. Fetches are refused (scale_bulk.c).
  */
 #include <malloc.h>
 #include <stdio.h>
@@ -10,7 +10,6 @@
 #include "core/check.h"
 #include "core/list.h"
 #include "core/text.h"
-#include "peer/bulk.h"
 #include "peer/peer.h"
 #include "scale.h"
 
@@ -260,42 +259,4 @@ void peer_set_data(struct peer *p, void *data)
 void *peer_data(const struct peer *p)
 {
 	return p->data;
-}
-
-/* ------------------------------------------------------------------------ peer/bulk.h */
-
-void bulk_serve(struct peers *ps, const struct bulk_ops *ops, void *userdata)
-{
-	(void)ps;
-	(void)ops;
-	(void)userdata;
-}
-
-int bulk_fetch(struct peers *ps, const struct bulk_want *want, bulk_done_cb done, void *userdata,
-	       struct bulk_fetch **ret, struct fault *f)
-{
-	(void)ps;
-	(void)done;
-	(void)userdata;
-	(void)ret;
-	return fault_set(f, FAULT_UNAVAILABLE, "peer", "'%s' of node '%s': no bytes move here",
-			 want->key, want->node);
-}
-
-void bulk_cancel(struct bulk_fetch *x)
-{
-	(void)x;
-	CHECK_NOT_REACHED();
-}
-
-uint64_t bulk_bytes(const struct bulk_fetch *x)
-{
-	(void)x;
-	CHECK_NOT_REACHED();
-}
-
-uint64_t bulk_total(const struct bulk_fetch *x)
-{
-	(void)x;
-	CHECK_NOT_REACHED();
 }

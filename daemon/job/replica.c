@@ -1,0 +1,296 @@
+#include "job/replica.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "job/extents.h"
+#include "job/job.h"
+
+/* An index has as much at most (checkpoint/index.h), and the records are shorter. */
+#define REPLICA_MAX_TAIL (UINT64_C(2) << 30)
+
+static const char *const replica_file_names[_REPLICA_FILES] = {
+	[REPLICA_TENSORS] = "tensors",
+	[REPLICA_TAIL] = "tail",
+};
+
+/* ---------------------------------------------------------------------------- accounts */
+
+/* Beside GPUs the memory is the machine's. Return: 0 or a fault code. */
+static int replica_charge(struct job *job, uint64_t bytes, struct fault *f)
+{
+	char why[192] = "its quota, or that of its user, has no room";
+	bool here = !extents_in_place(job->node);
+	int r = (here ? quota_charge_here : quota_charge)(&job->quota, MEM_CONTROL, bytes);
+
+	if (r == 0 && here && !host_room_take(&job->node->room, bytes, 0, why, sizeof(why))) {
+		quota_return_here(&job->quota, MEM_CONTROL, bytes);
+		r = QUOTA_E_LIMIT;
+	}
+	if (r == 0)
+		return 0;
+	return fault_set(f, FAULT_EXHAUSTED, NULL,
+			 "job '%s' has no memory for a replica, %" PRIu64 " bytes: %s; raise its "
+			 "quota or memory_bytes, or set replicas to 0",
+			 job->rec->name, bytes, why);
+}
+
+static void replica_return(struct job *job, uint64_t bytes)
+{
+	if (!bytes)
+		return;
+	if (extents_in_place(job->node))
+		quota_return(&job->quota, MEM_CONTROL, bytes);
+	else
+		quota_return_here(&job->quota, MEM_CONTROL, bytes);
+}
+
+/* ------------------------------------------------------------------------------ one part */
+
+struct replica *replica_ref(struct replica *r)
+{
+	r->refs++;
+	return r;
+}
+
+struct replica *replica_unref(struct replica *r)
+{
+	if (!r || --r->refs)
+		return NULL;
+	CHECK(list_empty(&r->link));
+	for (unsigned i = 0; i < _REPLICA_FILES; i++)
+		fd_close(r->fds[i]);
+	free(r);
+	return NULL;
+}
+
+struct replica *replica_drop(struct replica *r)
+{
+	if (!r || list_empty(&r->link))
+		return NULL;
+	list_unlink(&r->link);
+	replica_return(r->job, r->charged);
+	r->job = NULL;
+	r->charged = 0;
+	return replica_unref(r);
+}
+
+static bool replica_is(const struct replica *r, const struct replica_id *id)
+{
+	return r->step == id->step && r->part == id->part && r->parts == id->parts &&
+	       r->layout == id->layout;
+}
+
+static struct replica *replica_find_any(const struct job *job, const struct replica_id *id)
+{
+	struct list *all = (struct list *)&job->across.replicas;
+	struct replica *r, *tmp;
+
+	list_for_each (r, tmp, all, link)
+		if (replica_is(r, id))
+			return r;
+	return NULL;
+}
+
+struct replica *replica_find(const struct job *job, const struct replica_id *id)
+{
+	struct replica *r = replica_find_any(job, id);
+
+	return r && r->whole ? r : NULL;
+}
+
+int replica_new(struct job *job, const struct replica_id *id, uint64_t bytes, struct replica **ret,
+		struct fault *f)
+{
+	struct replica *r;
+
+	replica_drop(replica_find_any(job, id));
+	if (replica_charge(job, bytes, f))
+		return f->code;
+	r = calloc(1, sizeof(*r));
+	if (!r) {
+		replica_return(job, bytes);
+		return fault_errno(f, -ENOMEM, "making a replica");
+	}
+	*r = (struct replica){ .job = job,
+			       .refs = 1,
+			       .step = id->step,
+			       .part = id->part,
+			       .parts = id->parts,
+			       .layout = id->layout,
+			       .fds = { -1, -1 },
+			       .charged = bytes };
+	list_init(&r->link);
+	list_append(&job->across.replicas, &r->link);
+	for (unsigned i = 0; i < _REPLICA_FILES && !f->code; i++) {
+		r->fds[i] = memfd_create("shardd-replica", MFD_CLOEXEC);
+		if (r->fds[i] < 0)
+			fault_errno(f, -errno, "making a replica");
+	}
+	if (f->code)
+		replica_drop(r);
+	else
+		*ret = r;
+	return f->code;
+}
+
+int replica_expect(struct replica *r, uint64_t bytes, struct fault *f)
+{
+	if (bytes <= r->charged)
+		return 0;
+	if (replica_charge(r->job, bytes - r->charged, f))
+		return f->code;
+	r->charged = bytes;
+	return 0;
+}
+
+int replica_is_whole(struct replica *r, struct fault *f)
+{
+	uint64_t bytes = 0;
+	struct stat st;
+
+	for (unsigned i = 0; i < _REPLICA_FILES; i++) {
+		if (fstat(r->fds[i], &st) < 0)
+			return fault_errno(f, -errno, "looking at a replica");
+		r->bytes[i] = (uint64_t)st.st_size;
+		bytes += r->bytes[i];
+	}
+	if (bytes > r->charged && replica_charge(r->job, bytes - r->charged, f)) {
+		replica_drop(r);
+		return f->code;
+	}
+	if (bytes < r->charged)
+		replica_return(r->job, r->charged - bytes);
+	r->charged = bytes;
+	r->whole = true;
+	return 0;
+}
+
+int replica_read_tail(int fd, uint64_t bytes, struct replica_tail *ret, struct fault *f)
+{
+	uint64_t index_bytes;
+	char *data;
+
+	if (bytes < sizeof(index_bytes) || bytes > REPLICA_MAX_TAIL)
+		return fault_set(f, FAULT_LOST, NULL, "the tail of a replica has %" PRIu64 " bytes",
+				 bytes);
+	data = malloc(bytes);
+	if (!data)
+		return fault_errno(f, -ENOMEM, "reading the tail of a replica");
+	for (uint64_t at = 0; at < bytes;) {
+		ssize_t n = pread(fd, data + at, bytes - at, (off_t)at);
+
+		if (n <= 0) {
+			free(data);
+			return fault_errno(f, n < 0 ? -errno : -EIO,
+					   "reading the tail of a replica");
+		}
+		at += (uint64_t)n;
+	}
+	memcpy(&index_bytes, data + bytes - sizeof(index_bytes), sizeof(index_bytes));
+	if (index_bytes > bytes - sizeof(index_bytes)) {
+		free(data);
+		return fault_set(f, FAULT_LOST, NULL, "the tail of a replica is damaged");
+	}
+	*ret = (struct replica_tail){ .data = data,
+				      .index_bytes = index_bytes,
+				      .specs = (uint8_t *)data + index_bytes,
+				      .specs_bytes = bytes - sizeof(index_bytes) - index_bytes };
+	return 0;
+}
+
+/* -------------------------------------------------------------------------- all of a job */
+
+void replica_completed(struct job *job, uint64_t step)
+{
+	struct replica *r, *tmp;
+
+	list_for_each (r, tmp, &job->across.replicas, link)
+		if (r->step == step && r->whole)
+			r->complete = true;
+		else
+			replica_drop(r);
+}
+
+void replica_tidy(struct job *job)
+{
+	struct replica *r, *tmp;
+	uint64_t step = 0;
+	bool any = false;
+
+	list_for_each (r, tmp, &job->across.replicas, link)
+		if (r->complete && (!any || r->step > step)) {
+			step = r->step;
+			any = true;
+		}
+	if (!any)
+		return;
+	list_for_each (r, tmp, &job->across.replicas, link)
+		if (!r->complete || r->step != step)
+			replica_drop(r);
+}
+
+void replica_forget(struct job *job)
+{
+	struct replica *r, *tmp;
+
+	list_for_each (r, tmp, &job->across.replicas, link)
+		replica_drop(r);
+}
+
+bool replica_report(const struct job *job, uint64_t *ret_step, uint64_t *ret_bytes)
+{
+	struct list *all = (struct list *)&job->across.replicas;
+	struct replica *r, *tmp;
+	bool any = false;
+
+	*ret_step = *ret_bytes = 0;
+	list_for_each (r, tmp, all, link) {
+		*ret_bytes += r->charged;
+		if (!r->complete)
+			continue;
+		any = true;
+		*ret_step = r->step > *ret_step ? r->step : *ret_step;
+	}
+	return any;
+}
+
+/* ------------------------------------------------------------------------------- names */
+
+void replica_key(const char *label, const struct replica_id *id, enum replica_file file,
+		 char ret[REPLICA_KEY_BYTES])
+{
+	CHECK(file < _REPLICA_FILES);
+	snprintf(ret, REPLICA_KEY_BYTES, "replica/%s/%" PRIu64 "/%016" PRIx64 "/%" PRIu32 "/%s",
+		 label, id->step, id->layout, id->part, replica_file_names[file]);
+}
+
+bool replica_lookup(const struct job *job, const char *key, struct replica **ret,
+		    enum replica_file *ret_file)
+{
+	struct list *all = (struct list *)&job->across.replicas;
+	struct replica *r, *tmp;
+	char name[REPLICA_KEY_BYTES];
+
+	list_for_each (r, tmp, all, link) {
+		const struct replica_id id = { r->step, r->layout, r->part, r->parts };
+
+		for (unsigned i = 0; r->whole && i < _REPLICA_FILES; i++) {
+			replica_key(job->label, &id, (enum replica_file)i, name);
+			if (strcmp(name, key) != 0)
+				continue;
+			*ret = r;
+			*ret_file = (enum replica_file)i;
+			return true;
+		}
+	}
+	return false;
+}

@@ -1,0 +1,114 @@
+"""Replicas: a node is gone with its memory, and the job goes on from copies on other nodes."""
+
+import pathlib
+import re
+import statistics
+import sys
+
+from lab import Failed, Lab, wait_for
+from training import Training
+
+SHAPE = (("a", 1), ("b", 2), ("c", 1))
+STAMP = r"(\d\d):(\d\d):([\d.]+)Z"
+
+
+def replica(node, job="j"):
+    """What status says there."""
+    jobs = [j for j in node.ctl("status")["jobs"] if j["name"] == job]
+    return (jobs[0].get("replica") if jobs else None) or {}
+
+
+def has_replicas(x, step, job="j"):
+    return all(replica(n, job).get("has_step") and replica(n, job)["step"] >= step
+               for n in x.nodes.values())
+
+
+def seconds(text, what):
+    """When the last line with @what was written."""
+    stamps = re.findall(STAMP + ".*" + what, text)
+    return sum(float(v) * s for v, s in zip(stamps[-1], (3600, 60, 1))) if stamps else None
+
+
+def lose(x, t, victim):
+    """The node is gone, with its memory and its ranks, and comes back empty. Return: seconds from
+    its death until the next epoch begins."""
+    x[victim].kill()
+    for rank in t.on(victim):
+        t.ranks[rank].kill()
+    x[victim].start()
+    for rank in t.on(victim):
+        t.start(rank)
+    other = next(n for n in x.nodes.values() if n.name != victim)
+    begun = other.said().count("epoch begins job=0/j ")
+    wait_for(lambda: t.check() or other.said().count("epoch begins job=0/j ") > begun,
+             f"the epoch without what node {victim} had")
+    began, ended = (seconds(other.said(), f"epoch {what} job=0/j ") for what in ("begins", "ends"))
+    return began - ended
+
+
+def nodes_are_lost():
+    """Each node is gone once with its memory, also the one that leads: the losses are the same."""
+    with Lab(3, start=False) as x:
+        for node in x.nodes.values():
+            node.start(replicas=1)
+        steps = 400
+        expected = Training(x, SHAPE, steps=steps, job="calm").finish()
+        t = Training(x, SHAPE, steps=steps)
+        took = []
+        for i, victim in enumerate("bac"):
+            t.wait_step(t.step() + 20)
+            wait_for(lambda i=i: t.check() or has_replicas(x, 10 * i + 5), "replicas on all nodes")
+            took.append(lose(x, t, victim))
+        losses = t.finish(missing=60)
+        if any(expected[step] != loss for step, loss in losses.items()):
+            raise Failed(f"losses {losses}, {expected} without deaths")
+        if not any("restores from replicas job=0/j" in n.said() for n in x.nodes.values()):
+            raise Failed("no node has restored the job")
+        print(f"# from the end of the epoch to the next one's begin: "
+              f"{statistics.median(took):.2f} s", file=sys.stderr)
+
+
+
+class Elastic(Training):
+    """elastic_rank.py in place of charlm. Its losses are hashes of the parameters."""
+
+    def command(self, rank):
+        return [sys.executable, pathlib.Path(__file__).with_name("elastic_rank.py"), self.steps,
+                *self.options.split()]
+
+    def wait_world(self, world):
+        """A step that was made by so many ranks. Return: its line."""
+        return wait_for(lambda: self.check() or (
+            self.lines() and self.lines()[-1]["world"] == world and self.lines()[-1]),
+            f"a step of {world} ranks")
+
+
+def goes_on_without_a_node():
+    """An elastic job goes on with the ranks that remain, and grows when the others come back."""
+    with Lab(3, start=False) as x:
+        for node in x.nodes.values():
+            node.start(replicas=1)
+        expected = Elastic(x, SHAPE, steps=200, options="2 4 0.5", job="calm").finish()
+        for victim in ("b", "c"):
+            t = Elastic(x, SHAPE, steps=200, options="2 4 0.5", job=f"j{victim}")
+            wait_for(lambda t=t: t.check() or has_replicas(x, 10, t.job), "replicas on all nodes")
+            x[victim].kill()
+            for rank in t.on(victim):
+                t.ranks.pop(rank).kill()
+            rest = 4 - len(t.on(victim))
+            step = t.wait_world(rest)["step"]
+            t.wait_step(step + 10)
+            x[victim].start()
+            for rank in t.on(victim):
+                t.start(rank)
+            t.wait_world(4)
+            begun = next(i for i, line in enumerate(t.lines()) if line["world"] == rest)
+            made = [line["step"] for line in t.lines()[begun:]]
+            if made != sorted(set(made)):
+                raise Failed(f"steps were made twice: {t.lines()[begun:]}")
+            losses = t.finish(missing=60)
+            if any(expected[s] != loss for s, loss in losses.items()):
+                raise Failed(f"parameters differ: {losses}, {expected}")
+
+
+DEFAULT = [nodes_are_lost, goes_on_without_a_node]
