@@ -545,7 +545,7 @@ static void cluster_on_joined(struct membership *m)
 {
 	struct cluster *c = CONTAINER_OF(m, struct cluster, member);
 
-	*c->why = 0;
+	*c->why = *c->told = 0;
 	log_info("cluster", "joined node=%s", c->node);
 }
 
@@ -576,6 +576,25 @@ static void cluster_join_store(struct cluster *c)
 
 	if (r < 0)
 		snprintf(c->why, sizeof(c->why), "joining the store: %s", strerror(-r));
+}
+
+/* Why it does not become a member, if that lasts: each reason once. */
+static void cluster_tell_why(struct cluster *c, uint64_t now)
+{
+	const char *why = c->member.why;
+	bool tries =
+		c->member.state == MEMBERSHIP_GRANTING || c->member.state == MEMBERSHIP_JOINING;
+
+	if (!tries || !*why || strcmp(why, c->told) == 0) {
+		c->since_us = 0;
+		return;
+	}
+	if (!c->since_us)
+		c->since_us = now;
+	if (now < c->since_us + CLUSTER_TELL_US)
+		return;
+	text_copy(c->told, sizeof(c->told), why);
+	log_warn("cluster", "not a member yet node=%s why=\"%s\"", c->node, why);
 }
 
 /* ------------------------------------------------------------------------- tick */
@@ -631,6 +650,7 @@ static void cluster_on_tick(uv_timer_t *timer)
 	membership_tick(&c->member, now);
 	if (c->member.state == MEMBERSHIP_OUT && now >= c->again_us)
 		cluster_join_store(c);
+	cluster_tell_why(c, now);
 	peers_tick(c->peers, now);
 	cluster_rounds_tick(c, now);
 	list_for_each (cj, tmp, &c->all, link) {

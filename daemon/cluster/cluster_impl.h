@@ -15,6 +15,7 @@
 #define CLUSTER_LEASE_S   10
 #define CLUSTER_MAX_RANKS 1024u /* as max_world_size */
 #define CLUSTER_REJOIN_US 1000000u
+#define CLUSTER_TELL_US   2000000u /* a reason that lasts so long is told */
 #define CLUSTER_PAUSE_US  500000u
 #define CLUSTER_ANSWER_MS 2000u
 #define CLUSTER_KEY_BYTES 160u
@@ -181,6 +182,8 @@ struct cluster {
 	struct list ended;  /* orders that are over, to be freed by the next tick */
 	struct rendezvous *rendezvous;
 	char why[256];     /* why it is no member */
+	char told[256];    /* why it has not become one, as the log says it */
+	uint64_t since_us; /* the reason is this one; 0: there is none */
 	uint64_t again_us; /* then it tries again */
 	bool schedules;    /* jobs that this node leads may follow recorded schedules */
 	unsigned replicas; /* of jobs that this node leads: 0 or 1 */

@@ -8,6 +8,7 @@
 #include "config/config.h"
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/pem.h"
 #include "core/text.h"
 
 #define STORE_ETCD "etcd://"
@@ -192,7 +193,13 @@ static int config_nodes_check_etcd(const struct config *c, struct fault *f)
 		return (int)f->code;
 	if (*o->cert && !*o->ca)
 		return config_nodes_together("coord_cert", true, "coord_ca", false, f);
-	if (config_store(c) != CONFIG_STORE_ETCD || !*o->user)
+	if (config_store(c) != CONFIG_STORE_ETCD)
+		return 0;
+	if ((*o->ca && pem_check_file(o->ca, "coord_ca", f)) ||
+	    (*o->cert &&
+	     (pem_check_file(o->cert, "coord_cert", f) || pem_check_file(o->key, "coord_key", f))))
+		return (int)f->code;
+	if (!*o->user)
 		return 0;
 	r = config_password(c, password, f);
 	explicit_bzero(password, sizeof(password));

@@ -18,12 +18,15 @@ struct etcd_endpoint {
 	grpc_channel *channels[_ETCD_CHANNEL_N];
 };
 
+#define ETCD_WHY_BYTES 512
+
 struct etcd {
 	struct coord coord;
 	struct loopq *loopq;
 	grpc_completion_queue *cq;
 	pthread_t thread;
-	bool core; /* grpc_init was called */
+	bool core;  /* grpc_init was called */
+	bool plain; /* without TLS */
 	atomic_bool closing;
 	struct list
 		dead;  /* of struct etcd_batch: events after @closing; the thread's, then close's */

@@ -8,6 +8,7 @@
 #include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "coord/etcd_impl.h"
@@ -308,18 +309,40 @@ static bool etcd_rpc_try_again(struct etcd_rpc *r, const char *why)
 	return true;
 }
 
+/* What the administrator has to look at, in front of what gRPC or etcd says. "": nothing to add. */
+static const char *etcd_rpc_hint(const struct etcd *e, const char *why)
+{
+	if (strstr(why, "certificate verify failed"))
+		return "etcd's certificate is not accepted: it is of another CA than coord_ca, has "
+		       "expired, or does not have the host of coord: ";
+	if (strstr(why, "wrong host") || strstr(why, "Hostname Verification"))
+		return "etcd's certificate does not have the host of coord: ";
+	if (strstr(why, "authentication failed"))
+		return "etcd does not accept coord_user with the password of coord_password_file: ";
+	if (strstr(why, "user name is empty"))
+		return "etcd wants a user: set coord_user and coord_password_file: ";
+	if (strstr(why, "permission denied"))
+		return "etcd does not allow coord_user, or the node's certificate, to use the "
+		       "cluster's keys: ";
+	if (e->plain && strstr(why, "Socket closed"))
+		return "etcd ends the connection; if it wants TLS set coord_ca: ";
+	return "";
+}
+
 /* The last event of a try. */
 static void etcd_rpc_on_status(struct etcd_rpc *r, bool ok)
 {
 	struct etcd *e = r->e;
 	char *why = grpc_slice_to_c_string(r->details);
+	char text[ETCD_WHY_BYTES];
 
 	(void)ok;
 	if ((r->status == GRPC_STATUS_UNAVAILABLE || r->status == GRPC_STATUS_DEADLINE_EXCEEDED) &&
 	    r->endpoint == e->current)
 		e->current = (e->current + 1) % e->n_endpoints;
+	snprintf(text, sizeof(text), "%s%s", r->status ? etcd_rpc_hint(e, why) : "", why);
 	if (!etcd_rpc_try_again(r, why))
-		etcd_rpc_end(r, r->status, why);
+		etcd_rpc_end(r, r->status, text);
 	gpr_free(why);
 }
 

@@ -46,7 +46,7 @@ struct membership {
 	uint64_t asked_us,
 		kept_us;        /* when the last keeping was asked for; that of the last answer */
 	uint64_t again_us;      /* the next try */
-	char why[200];          /* why it is not IN yet */
+	char why[256];          /* why it is not IN yet */
 	struct coord_call call; /* joining, then keeping */
 
 	bool taken; /* a living daemon has taken its key: it does not take it back */

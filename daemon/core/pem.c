@@ -19,13 +19,17 @@ int pem_check_file(const char *path, const char *field, struct fault *f)
 	if (!text)
 		return fault_errno(f, -ENOMEM, "reading a certificate");
 	if (fd < 0)
-		return fault_set(f, FAULT_INVALID, field,
-				 "%.300s cannot be read: %s: write the path of a PEM file", path,
-				 strerror(errno));
+		return fault_set(
+			f, FAULT_INVALID, field,
+			"%s is '%.300s', which cannot be read: %s; write the path of a PEM "
+			"file",
+			field, path, strerror(errno));
 	n = read(fd, text, PEM_FILE_BYTES);
 	if (n < 0 || !strstr(text, "-----BEGIN "))
-		return fault_set(f, FAULT_INVALID, field,
-				 "%.300s has no text in PEM form: write the path of a PEM file",
-				 path);
+		return fault_set(
+			f, FAULT_INVALID, field,
+			"%s is '%.300s', which has no text in PEM form; write the path of a "
+			"PEM file",
+			field, path);
 	return 0;
 }

@@ -127,8 +127,8 @@ static int peer_tls_check(const struct peers_options *o, struct fault *f)
 				 !o->ca     ? "CA"
 				 : !o->cert ? "certificate"
 					    : "key");
-	if (pem_check_file(o->ca, "ca", f) || pem_check_file(o->cert, "cert", f) ||
-	    pem_check_file(o->key, "key", f))
+	if (pem_check_file(o->ca, "peer_ca", f) || pem_check_file(o->cert, "peer_cert", f) ||
+	    pem_check_file(o->key, "peer_key", f))
 		return (int)f->code;
 	return 0;
 }

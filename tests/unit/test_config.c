@@ -759,8 +759,12 @@ TEST(keys_of_several_nodes_are_checked_together)
 		  NULL, NULL },
 		{ "coord etcd://h:2379\n" LOCAL, NULL, NULL },
 		{ "coord etcd://h:2379,[::1]:5\npeer_listen 10.0.0.1:7400\npeer_insecure yes\n"
-		  "node_name a\ncoord_ca /a",
+		  "node_name a",
 		  NULL, NULL },
+		{ "coord etcd://h:2379\n" LOCAL "coord_ca /none/ca.pem", "coord_ca",
+		  "which cannot be read" },
+		{ "coord etcd://h:2379\n" LOCAL "coord_ca /dev/null", "coord_ca",
+		  "which has no text in PEM form" },
 		{ TLS "peer_allow a\npeer_listen 0.0.0.0:1\npeer_advertise h:1", "peer_listen",
 		  "coord is none" },
 		{ TLS, "peer_ca", "coord is none" },

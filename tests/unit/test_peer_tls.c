@@ -292,9 +292,9 @@ Test(peer_tls, bad_files_are_a_fault)
 	f = FAULT_NULL;
 	o.key = path("none", ".key");
 	cr_expect_eq(peers_new(&peerfix.run.queue, &o, &ops, NULL, &ps, &f), FAULT_INVALID);
-	expect_text(f.text, "none.key cannot be read: No such file");
+	expect_text(f.text, "none.key', which cannot be read: No such file");
 	f = FAULT_NULL;
 	o.key = "/dev/null";
 	cr_expect_eq(peers_new(&peerfix.run.queue, &o, &ops, NULL, &ps, &f), FAULT_INVALID);
-	expect_text(f.text, "/dev/null has no text in PEM form");
+	expect_text(f.text, "'/dev/null', which has no text in PEM form");
 }
