@@ -338,6 +338,36 @@ static bool cluster_epoch_is_out(struct cluster_job *cj, const struct cluster_no
 	return false;
 }
 
+/* Return: the first node that has @rank. One has. */
+static const struct cluster_node *cluster_epoch_node_of(struct cluster_job *cj, uint32_t rank)
+{
+	struct cluster_node *n, *tmp;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		for (uint32_t i = 0; i < n->n; i++)
+			if (n->ranks[i] == rank)
+				return n;
+	return NULL;
+}
+
+/* Node @n has @rank where @next belongs. */
+static int cluster_epoch_refuse_rank(struct cluster_job *cj, const struct cluster_node *n,
+				     uint32_t rank, uint32_t next, struct fault *f)
+{
+	const struct cluster_node *first = cluster_epoch_node_of(cj, rank);
+
+	CHECK(first);
+	if (first != n)
+		return fault_set(f, FAULT_INVALID, "rank",
+				 "rank %u of job '%s' has joined on node %s and on node %s: start "
+				 "each rank once",
+				 rank, cj->label, first->name, n->name);
+	return fault_set(f, FAULT_INVALID, "rank",
+			 "the ranks of a node must follow each other: node %s has rank %u of job "
+			 "'%s', where rank %u is expected",
+			 n->name, rank, cj->label, next);
+}
+
 /* Are the ranks of each node side by side, and each rank on one node? All are there. */
 static int cluster_epoch_check_ranks(struct cluster_job *cj, struct fault *f)
 {
@@ -350,13 +380,7 @@ static int cluster_epoch_check_ranks(struct cluster_job *cj, struct fault *f)
 		for (uint32_t i = 0; i < n->n; i++, next = n->ranks[i - 1] + 1)
 			if (elastic && !i ? n->ranks[i] < next
 					  : cluster_epoch_is_out(cj, n, i, next))
-				return fault_set(f, FAULT_INVALID, "rank",
-						 "the ranks of a node must follow each other, and "
-						 "each rank be "
-						 "on one node: node %s has rank %u of job '%s', "
-						 "where rank %u "
-						 "is expected",
-						 n->name, n->ranks[i], cj->label, next);
+				return cluster_epoch_refuse_rank(cj, n, n->ranks[i], next, f);
 		if (before && cluster_holding_check_job(cj, before, n, f))
 			return f->code;
 		before = n;
