@@ -10,11 +10,8 @@ import time
 import checkpoints
 import lab
 from lab import Failed, Lab, sh, wait_for
-from training import Training, Wandering
+from training import SHAPES, TWO, Training, Wandering
 
-SHAPES = ((("a", 2), ("b", 2)), (("a", 1), ("b", 1), ("c", 1), ("d", 1)),
-          (("a", 1), ("b", 2), ("c", 3)))
-TWO = SHAPES[0]
 THREE = (("a", 1), ("b", 1), ("c", 1))
 # Steps enough that something can happen in the middle.
 LONG_RUN = 100000

@@ -8,6 +8,9 @@ import sys
 from lab import BIN, PATIENCE_S, ROOT, Failed, Process, wait_for
 
 LIBRARY = BIN.parent / "lib/libshardd.so.0"
+SHAPES = ((("a", 2), ("b", 2)), (("a", 1), ("b", 1), ("c", 1), ("d", 1)),
+          (("a", 1), ("b", 2), ("c", 3)))
+TWO = SHAPES[0]
 SMALL = "--batch 12 --hidden 16 --context 4 --embed 4"
 
 
