@@ -246,9 +246,8 @@ static void note_read(struct spanfix *w)
 	}
 }
 
-static void script_bytes(struct spanfix *w)
+static void script_bytes_of_buffers(struct spanfix *w)
 {
-	begin_unit(w);
 	ALL(w, nodefix_alloc(n, m, 4096, op));
 	for (uint32_t r = 0; r < w->size; r++) {
 		values_of[r] = w->ops[r].result.buffer;
@@ -257,6 +256,12 @@ static void script_bytes(struct spanfix *w)
 	ALL(w, write_bytes(n, m, values_of[r], op));
 	ALL(w, read_bytes(n, m, false, values_of[r], op));
 	note_read(w);
+}
+
+static void script_bytes(struct spanfix *w)
+{
+	begin_unit(w);
+	script_bytes_of_buffers(w);
 	spanfix_fill_gradients(w, 1);
 	ALL(w, write_bytes(n, m, 0, op));
 	ALL(w, nodefix_reduce(n, m, u, false, op));

@@ -285,6 +285,7 @@ static void script_ddp(struct spanfix *w)
 {
 	unsigned own[SPANFIX_RANKS], step = 0, most = most_inputs(w);
 
+	CHECK(most > 0);
 	memcpy(own, inputs, sizeof(own));
 	begin_ddp(w);
 	for (unsigned round = 0; round < 2; round++) {
@@ -354,6 +355,18 @@ static int numbered_step(struct nodefix *n, struct member *m, uint64_t number,
 	return nodefix_submit(n, m, "Step", &r.base, op);
 }
 
+static void reduce_pass(struct spanfix *w, unsigned pass)
+{
+	SOME_OK(w, pass, nodefix_on_unit(n, m, "GradientBuffer", u, op));
+	for (uint32_t r = 0; r < w->size; r++)
+		if (inputs[r] > pass)
+			spanfix_fill(spanfix_result(w, r), r, pass);
+	SOME_OK(w, pass, nodefix_reduce(n, m, u, false, op));
+	SOME_OK(w, pass, reduce_sparse(n, m, op));
+	SOME_OK(w, pass, nodefix_clip(n, m, 0.5, op));
+	SOME_OK(w, pass, numbered_step(n, m, pass + 1, op));
+}
+
 static void script_reduce(struct spanfix *w)
 {
 	unsigned most = most_inputs(w);
@@ -367,14 +380,7 @@ static void script_reduce(struct spanfix *w)
 	}
 	join_some(w, 0);
 	for (unsigned pass = 0; pass < most; pass++) {
-		SOME_OK(w, pass, nodefix_on_unit(n, m, "GradientBuffer", u, op));
-		for (uint32_t r = 0; r < w->size; r++)
-			if (inputs[r] > pass)
-				spanfix_fill(spanfix_result(w, r), r, pass);
-		SOME_OK(w, pass, nodefix_reduce(n, m, u, false, op));
-		SOME_OK(w, pass, reduce_sparse(n, m, op));
-		SOME_OK(w, pass, nodefix_clip(n, m, 0.5, op));
-		SOME_OK(w, pass, numbered_step(n, m, pass + 1, op));
+		reduce_pass(w, pass);
 		join_some(w, pass + 1);
 	}
 	joined(w, most);
