@@ -117,6 +117,17 @@ Test(backend_host, info_describes_the_machine)
 	teardown(&f);
 }
 
+/* tests/run says which variant of the kernels a suite runs with, and which is the fastest here. */
+Test(backend_host, kernels_are_those_that_the_run_says)
+{
+	const char *told = getenv("SHARDD_KERNELS");
+	const char *want = told ? told : getenv("SHARDD_TEST_KERNELS");
+
+	if (!want)
+		cr_skip_test("neither SHARDD_KERNELS nor SHARDD_TEST_KERNELS is set");
+	cr_assert_str_eq(kernels_host()->name, want);
+}
+
 Test(backend_host, threads_and_capacity_are_as_asked)
 {
 	struct fixture f;

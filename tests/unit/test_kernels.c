@@ -854,18 +854,6 @@ Test(kernels, environment_chooses, .init = fdcheck_begin, .fini = fdcheck_end, .
 	cr_assert_str_eq(kernels_host()->name, "portable", "chosen once");
 }
 
-/* tests/run says which variant a suite runs with, and which is the fastest here. */
-Test(kernels, the_variant_that_the_run_says, .init = fdcheck_begin, .fini = fdcheck_end,
-     .timeout = 10)
-{
-	const char *told = getenv("SHARDD_KERNELS");
-	const char *want = told ? told : getenv("SHARDD_TEST_KERNELS");
-
-	if (!want)
-		cr_skip_test("neither SHARDD_KERNELS nor SHARDD_TEST_KERNELS is set");
-	cr_assert_str_eq(kernels_host()->name, want);
-}
-
 Test(kernels, unknown_name_is_ignored, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 10)
 {
 	const char *fastest = kernels_named("avx512") ? "avx512"
