@@ -13,13 +13,21 @@
 #include "daemonfix.h"
 #include "daemonwatch.h"
 #include "fdcheck.h"
+#include "longform.h"
 #include "rawcall.h"
 #include "shardd/shardd.h"
 #include "trainfix.h"
 
 TestSuite(load, .timeout = 300, .init = fdcheck_begin, .fini = fdcheck_end);
 
-enum { TRAINERS = 8, ASKED = 1000, CTL_ASKED = 200, UNITS = 6, MANY = 10000, WINDOW = 512 };
+enum {
+	TRAINERS = 8,
+	ASKED = 1000,
+	CTL_ASKED = LONGFORM_ADDRESSES ? 20 : 200,
+	UNITS = 6,
+	MANY = LONGFORM_ADDRESSES ? 2000 : 10000,
+	WINDOW = 512
+};
 enum { TURN_MS = 5 }; /* between two looks at a condition that nothing announces */
 
 struct shared {
@@ -305,7 +313,7 @@ static void check_units(json_t *j)
 	}
 }
 
-Test(load, ten_thousand_units_in_one_call)
+Test(load, thousands_of_units_in_one_call)
 {
 	static const char *const args[] = { "units", "many", NULL };
 	atomic_bool *there = trainer_shared(sizeof(*there));

@@ -34,27 +34,33 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
 {
 	const struct k_cast cast = { .dst = dst, .src = src, .dst_dtype = to, .src_dtype = from };
 
-	kernels_ref()->cast(&cast, 0, n);
+	kernels_host()->cast(&cast, 0, n);
 }
 
-static void fill(void *data, enum dtype dtype, unsigned member, uint64_t n)
+/* @n elements of @member, from @first on. */
+static void fill_from(void *data, enum dtype dtype, unsigned member, uint64_t first, uint64_t n)
 {
 	float *plain = malloc(n * sizeof(float) + 1);
 
 	for (uint64_t i = 0; i < n; i++)
-		plain[i] = value(member, i);
+		plain[i] = value(member, first + i);
 	convert(data, dtype, plain, DTYPE_FP32, n);
 	free(plain);
 }
 
-/* The left fold: t = round(t + x) for one member after the other. */
-static void sum(void *out, enum dtype dtype, unsigned members, uint64_t n)
+static void fill(void *data, enum dtype dtype, unsigned member, uint64_t n)
+{
+	fill_from(data, dtype, member, 0, n);
+}
+
+/* The left fold: t = round(t + x) for one member after the other. Of @n elements from @first on. */
+static void sum(void *out, enum dtype dtype, unsigned members, uint64_t first, uint64_t n)
 {
 	float *t = malloc(n * sizeof(float) + 1), *x = malloc(n * sizeof(float) + 1);
 	void *narrow = malloc(n * sizeof(float) + 1);
 
 	for (unsigned m = 0; m < members; m++) {
-		fill(narrow, dtype, m, n);
+		fill_from(narrow, dtype, m, first, n);
 		convert(x, DTYPE_FP32, narrow, dtype, n);
 		for (uint64_t i = 0; i < n; i++)
 			t[i] = m == 0 ? x[i] : t[i] + x[i];
@@ -75,15 +81,15 @@ static void sum(void *out, enum dtype dtype, unsigned members, uint64_t n)
 static void check_reduce_scatter(struct gloofix *m, enum dtype dtype, uint64_t count, bool in_place)
 {
 	const uint64_t all = count * m->size, bytes = count * dtype_size(dtype);
-	char *data = malloc(all * 4 + 1), *want = malloc(all * 4 + 1), *own = malloc(bytes + 1);
+	char *data = malloc(all * 4 + 1), *want = malloc(count * 4 + 1), *own = malloc(bytes + 1);
 	char *recv = in_place ? data + m->rank * bytes : own;
 	struct waited w = gloofix_waited();
 
 	fill(data, dtype, m->rank, all);
-	sum(want, dtype, m->size, all);
+	sum(want, dtype, m->size, m->rank * count, count);
 	comm_reduce_scatter(m->c, &w.op, SEND(data), RECV(recv), count, dtype);
 	gloofix_expect(m, &w, 0);
-	EXPECT(memcmp(recv, want + m->rank * bytes, bytes) == 0);
+	EXPECT(memcmp(recv, want, bytes) == 0);
 	free(data);
 	free(want);
 	free(own);
@@ -136,13 +142,13 @@ static void check_chain(struct gloofix *m, enum dtype dtype, uint64_t count, boo
 	const uint64_t n = whole ? count : count * m->size, bytes = count * dtype_size(dtype);
 	struct ranks r = make_ranks(m, dtype, n);
 	struct comm_fold fold = { fold_ranks, &r };
-	char *want = malloc(n * 4 + 1), *recv = malloc(bytes + 1);
+	char *want = malloc(count * 4 + 1), *recv = malloc(bytes + 1);
 	struct waited w = gloofix_waited();
 
-	sum(want, dtype, m->size * RANKS, n);
+	sum(want, dtype, m->size * RANKS, whole ? 0 : m->rank * count, count);
 	comm_chain(m->c, &w.op, &fold, RECV(recv), count, dtype, whole);
 	gloofix_expect(m, &w, 0);
-	EXPECT(memcmp(recv, want + (whole ? 0 : m->rank * bytes), bytes) == 0);
+	EXPECT(memcmp(recv, want, bytes) == 0);
 	EXPECT(r.elements == n);
 	for (unsigned i = 0; i < RANKS; i++)
 		free(r.data[i]);
@@ -157,7 +163,7 @@ static void check_all_reduce(struct gloofix *m, enum dtype dtype, uint64_t count
 	struct waited w = gloofix_waited();
 
 	fill(data, dtype, m->rank, count);
-	sum(want, dtype, m->size, count);
+	sum(want, dtype, m->size, 0, count);
 	comm_all_reduce(m->c, &w.op, RECV(data), count, dtype, REDUCE_SUM);
 	gloofix_expect(m, &w, 0);
 	EXPECT(memcmp(data, want, bytes) == 0);

@@ -36,8 +36,9 @@ struct redo_case {
 	unsigned every; /* instruction is looked at */
 };
 
-/* The address sanitizer's own instructions are looked at, too, and there are five times as many. */
-#define MORE_RARELY 5u
+/* The address sanitizer's own instructions are looked at, too, and there are five times as many. Of
+ * the data's moments every third is looked at then. */
+#define MORE_RARELY 15u
 
 static const struct k_adam_f64 f64 = { .decay = 0.99,
 				       .wd = 0.1,
