@@ -93,8 +93,10 @@ void cluster_elastic_grow(struct cluster_job *cj, struct job *job)
 {
 	struct fault f = FAULT_NULL;
 
-	if (!cj->grows)
+	if (!cj->grows) {
+		cluster_order_hold(cj, false);
 		return;
+	}
 	fault_set(&f, FAULT_ABORTED, NULL,
 		  "other ranks of job '%s' have come: epoch %llu has ended, join again",
 		  job->rec->name, (unsigned long long)job->rec->epoch);

@@ -55,6 +55,7 @@ static struct cluster_node *cluster_epoch_node_set(struct cluster_job *cj, const
 						   struct peer *peer, uint32_t n)
 {
 	struct cluster_node *node = cluster_epoch_node_find(cj, name);
+	bool told = node && node->told;
 
 	if (node)
 		cluster_epoch_node_free(node);
@@ -64,6 +65,7 @@ static struct cluster_node *cluster_epoch_node_set(struct cluster_job *cj, const
 	list_init(&node->link);
 	text_copy(node->name, sizeof(node->name), name);
 	node->peer = peer;
+	node->told = told;
 	node->n = n;
 	node->ranks = calloc(n + 1, sizeof(*node->ranks));
 	node->devices = calloc(n + 1, sizeof(*node->devices));

@@ -73,8 +73,8 @@ struct cluster_node {
 	char at[CLUSTER_AT_BYTES]; /* where other nodes reach it */
 	struct peer *peer;         /* borrowed; NULL: this node */
 	struct cluster_holding holding;
-	bool waits;    /* until the job grows: it stays when the epoch ends */
-	bool restored; /* RESTORING: it has the state of that step */
+	bool waits; /* until the job grows: it stays when the epoch ends */
+	bool told; /* RESTORING: it takes the state of that step, and has not said that it has it */
 	uint32_t
 		n; /* ranks that want to join, ascending; of an elastic job, as which they were started */
 	uint32_t members; /* of them: that are ranks of the job as it is */

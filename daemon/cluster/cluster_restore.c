@@ -79,7 +79,7 @@ static void cluster_restore_send(struct cluster_job *cj, Shardd__V1__JobRestore 
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_RESTORE;
 	m.restore = r;
 	list_for_each (n, tmp, &cj->nodes, link) {
-		n->restored = false;
+		n->told = true;
 		cluster_send(cj, n->peer, &m);
 	}
 	cluster_on_restore(cj, r);
@@ -148,7 +148,7 @@ void cluster_on_restored(struct cluster_job *cj, struct peer *from,
 {
 	struct cluster_node *n, *tmp;
 	struct fault f = FAULT_NULL;
-	bool all = true;
+	bool all = true; /* one that has come since is asked when the epoch is decided */
 
 	if (cj->state != CLUSTER_RESTORING || m->id != cj->restore_id)
 		return;
@@ -157,8 +157,8 @@ void cluster_on_restored(struct cluster_job *cj, struct peer *from,
 			fault_set(&f, m->code < _FAULT_N ? m->code : FAULT_INTERNAL, NULL,
 				  "node %s cannot take the state of job '%s' from replicas: %.400s",
 				  n->name, cj->label, m->text);
-		n->restored = n->restored || n->peer == from;
-		all = all && n->restored;
+		n->told = n->told && n->peer != from;
+		all = all && !n->told;
 	}
 	if (f.code == FAULT_UNAVAILABLE || f.code == FAULT_ABORTED) { /* of another node: again */
 		log_warn("cluster", "not restored job=%s why=\"%s\"", cj->label, f.text);
@@ -201,9 +201,10 @@ struct cluster_restore {
 	struct cluster_restore_part *parts; /* owned, of.parts of them */
 };
 
+/* It may end behind the cluster. */
 static struct job *cluster_restore_job(const struct cluster_restore *x)
 {
-	return htab_find(&x->c->jobs->names, x->label);
+	return the_cluster ? htab_find(&the_cluster->jobs->names, x->label) : NULL;
 }
 
 static void cluster_restore_answer(struct cluster_job *cj, uint64_t id, const struct fault *f)
@@ -245,7 +246,7 @@ static void cluster_restore_free(struct cluster_restore *x)
 
 static void cluster_restore_over(struct cluster_restore *x)
 {
-	struct cluster_job *cj = cluster_find(x->c, x->label);
+	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, x->label) : NULL;
 	const struct fault f = x->f;
 	uint64_t id = x->id;
 	bool tells = cj && cj->restore == x;

@@ -152,9 +152,11 @@ static void cluster_round_replicated(struct cluster_round *cr, const struct faul
 {
 	struct cluster_job *cj = cluster_find(cr->c, cr->label);
 	const struct round *r = cr->round;
+	bool again;
 
 	if (cr->copy)
 		cluster_copy_cancel(cr->copy);
+	again = f && strcmp(r->job->across.replica_why, f->text) == 0;
 	text_copy(r->job->across.replica_why, sizeof(r->job->across.replica_why), f ? f->text : "");
 	if (!r->leads)
 		return;
@@ -167,8 +169,9 @@ static void cluster_round_replicated(struct cluster_round *cr, const struct faul
 		}
 		return;
 	}
-	log_warn("cluster", "replicas not made job=%s step=%llu why=\"%s\"", cr->label,
-		 (unsigned long long)r->step, f->text);
+	if (!again)
+		log_warn("cluster", "replicas not made job=%s step=%llu why=\"%s\"", cr->label,
+			 (unsigned long long)r->step, f->text);
 	if (cj && f->code != FAULT_ABORTED) /* it would fail again */
 		cj->replica_again_us = clock_now_us() + CLUSTER_REPLICA_AGAIN_US;
 }

@@ -128,7 +128,8 @@ static void round_over(struct round *r, uint64_t bytes, const struct fault *f)
 
 	CHECK(r->state != ROUND_OVER);
 	r->state = ROUND_OVER;
-	if (r->holds)
+	if (r->holds &&
+	    (f || !r->pauses)) /* else the owner ends the epoch, or lets commits go on */
 		r->ops->hold(r, false);
 	r->holds = false;
 	r->ops->over(r, f);
@@ -255,7 +256,7 @@ static void round_open(struct round *r)
 /* The node whose part @node takes a copy of. */
 static unsigned round_before(const struct round *r, unsigned node)
 {
-	return (node + r->n - 1) % r->n;
+	return node ? node - 1 : r->n - 1;
 }
 
 static void round_fill_phase(struct round *r, unsigned node, bool has_step, uint64_t step,

@@ -65,7 +65,7 @@ struct round {
 	uint8_t state;                   /* enum round_state */
 	bool leads, loads, asked, begun; /* asked: by somebody here; begun: it has a part here */
 	bool memory;                     /* a replica */
-	bool pauses;           /* the leader's: no commit begins from the one that it is of on */
+	bool pauses; /* the leader's: no commit begins behind the one that it is of, until the owner says so */
 	bool wrote;            /* here */
 	struct saving *saving; /* borrowed: its part here, once it has begun */
 	uint64_t copied;       /* COPY: bytes so far; the owner's to set */

@@ -332,9 +332,14 @@ static enum res job_members_wait_across(struct job *job, const struct job_joinin
 					how->rank, job->rec->max_ranks - 1));
 	if (job_members_check_draining(job, f) || job_members_check_channel(job, how, f))
 		return RES_FAILED;
-	r = job->jobs->ops.may_join(job, how->rank, f);
-	CHECK(r != RES_DONE); /* an epoch that has it has a rank for it */
-	return r;
+	r = job->jobs->ops.may_join ? job->jobs->ops.may_join(job, how->rank, f) : RES_DONE;
+	if (r != RES_DONE) /* an epoch that has it has a rank for it */
+		return r;
+	return res_of(
+		fault_set(f, FAULT_UNAVAILABLE, NULL,
+			  "this daemon is not in a cluster any more, and job '%s' has ranks on "
+			  "other nodes",
+			  job->rec->name));
 }
 
 enum res job_join(struct job *job, const struct job_joining *how, struct proc *proc,

@@ -220,21 +220,29 @@ void replica_completed(struct job *job, uint64_t step)
 			replica_drop(r);
 }
 
-void replica_tidy(struct job *job)
+/* The newest step of those that are complete, or else whole. Return: NULL: there are none. */
+static const struct replica *replica_newest(struct job *job, bool complete)
 {
+	const struct replica *newest = NULL;
 	struct replica *r, *tmp;
-	uint64_t step = 0;
-	bool any = false;
 
 	list_for_each (r, tmp, &job->across.replicas, link)
-		if (r->complete && (!any || r->step > step)) {
-			step = r->step;
-			any = true;
-		}
-	if (!any)
-		return;
+		if ((complete ? r->complete : r->whole) && (!newest || r->step > newest->step))
+			newest = r;
+	return newest;
+}
+
+void replica_tidy(struct job *job)
+{
+	const struct replica *stays = replica_newest(job, true);
+	struct replica *r, *tmp;
+	uint64_t step;
+
+	if (!stays)
+		stays = replica_newest(job, false);
+	step = stays ? stays->step : 0;
 	list_for_each (r, tmp, &job->across.replicas, link)
-		if (!r->complete || r->step != step)
+		if (!r->whole || r->step != step)
 			replica_drop(r);
 }
 

@@ -77,7 +77,8 @@ struct replica *replica_unref(struct replica *r);
 struct replica *replica_find(const struct job *job, const struct replica_id *id);
 /* All nodes have theirs of @step: earlier ones go. */
 void replica_completed(struct job *job, uint64_t step);
-/* A new step is about to be written: only those of the last complete step stay, if there is one. */
+/* A new step is about to be written: only those of the last complete step stay; if there is none, of the last
+ * one that is whole here: nodes may have died before they were told that it is complete. */
 void replica_tidy(struct job *job);
 /* The job ends, or its state is another one. */
 void replica_forget(struct job *job);
