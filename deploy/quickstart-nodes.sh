@@ -196,6 +196,7 @@ configure() {
 		coord_dir: $work/node$n/etcd
 		cluster: quickstart
 		node_name: node$n
+		replicas: 1
 		peer_listen: "${host[n]}:${port[n]}"
 		peer_ca: $work/certificates/node$n/ca.pem
 		peer_cert: $work/certificates/node$n/node.pem
@@ -405,7 +406,7 @@ wait_for_reasons() {
 }
 
 bring_back() {
-	say "-- node$1 starts again, $([[ ! -d $work/node$1/etcd/data ]] || printf "with its etcd's data, and ")without the memory of the job"
+	say "-- node$1 starts again, $([[ ! -d $work/node$1/etcd/data ]] || printf "with its etcd's data, and ")without its memory of the job"
 	if ((apart)); then
 		plug_in "$1" || fail "the network of node$1 cannot be made again"
 	fi
@@ -418,6 +419,14 @@ bring_back() {
 # What the daemons answered the ranks that came to train on: sets verdict to goes-on or refused.
 goes_on() { ((step > step_killed)); }
 refusal() { said | sed -n 's/^charlm: //p' | sort -u; }
+
+# What the daemons say of that.
+show_restored() {
+	local n
+	for ((n = 1; n <= nodes; n++)); do
+		sed -n 's/^[^ ]* \(warn\|info\)  \(cluster restores from replicas\|job restored\)/\2/p' "$work/node$n/log" | sed "s/^/   node$n: /"
+	done
+}
 
 watch_return() {
 	local until=$((SECONDS + 60))
@@ -432,24 +441,6 @@ watch_return() {
 		((SECONDS < until)) || fail "60 s after node$last came back the job neither goes on nor is refused"
 		sleep 0.05
 	done
-}
-
-begin_again() {
-	local n
-	say '-- the daemons refuse to go on:'
-	refusal | sed 's/^/   /'
-	show_nodes "${alive[@]}"
-	say "-- node$last had its part of the parameters in memory only, and there is no checkpoint: so the job is"
-	say '   deleted on all nodes and begins again'
-	end_output
-	title 'the loss until then'
-	plot
-	cp "$work/run.log" "$work/first.log"
-	for ((n = 1; n <= nodes; n++)); do
-		ctl "$n" job delete "$job"
-	done
-	title "training again, $world trainers on $nodes nodes"
-	start_all_trainers
 }
 
 # ------------------------------------------------------------------- the whole
@@ -519,11 +510,9 @@ nodes_run() {
 	nodes_look 1
 	bring_back "$last"
 	watch_return
-	if [[ $verdict == refused ]]; then
-		begin_again
-	else
-		say "-- the job goes on: step $step, and it was $step_killed when node$last died"
-	fi
+	[[ $verdict == goes-on ]] || fail "the daemons refuse to go on: $(refusal)"
+	say "-- step $step: the job goes on, at step $(said | sed -n 's/.* resumed at step \([0-9]*\):.*/\1/p' | sort -un | xargs), with what the other nodes had of node$last:"
+	show_restored
 	end_training
 	title 'after the training'
 	alive+=("$last")
