@@ -339,10 +339,11 @@ const struct config_key config_keys[] = {
 		  "started by it. The key of that node counts." },
 	{ FIELD_AS("replicas", peer.replicas), .type = CONFIG_COUNT, .min = 0, .max = 1,
 	  .by_default = "0",
-	  .help = "1: of a job with ranks on several nodes, the next node keeps a copy of what each node\n"
+	  .help = "1: in a job with ranks on several nodes, each keeps a copy of what the one before it\n"
 		  "has committed, in memory. A node that is gone with its memory gets it back from there.\n"
-		  "Each node needs memory for four times its state. The key of the node that leads the\n"
-		  "job counts: set it alike on all nodes." },
+		  "Beside its state each node needs memory for two such copies, and for four while new\n"
+		  "ones are made. The key of the node that leads the job counts: set it alike on all\n"
+		  "nodes." },
 	{ FIELD_AS("order", peer.order), .type = CONFIG_CHOICE, .choices = "devices|ranks",
 	  .by_default = "devices",
 	  .help = "How nodes add the gradients of their ranks. devices: each adds its own first. ranks: in\n"

@@ -313,10 +313,10 @@ static bool etcd_rpc_try_again(struct etcd_rpc *r, const char *why)
 static const char *etcd_rpc_hint(const struct etcd *e, const char *why)
 {
 	if (strstr(why, "certificate verify failed"))
-		return "etcd's certificate is not accepted: it is of another CA than coord_ca, has "
-		       "expired, or does not have the host of coord: ";
+		return "etcd's certificate is not accepted: it is not signed by coord_ca, has "
+		       "expired, or does not name the host of coord: ";
 	if (strstr(why, "wrong host") || strstr(why, "Hostname Verification"))
-		return "etcd's certificate does not have the host of coord: ";
+		return "etcd's certificate does not name the host of coord: ";
 	if (strstr(why, "authentication failed"))
 		return "etcd does not accept coord_user with the password of coord_password_file: ";
 	if (strstr(why, "user name is empty"))

@@ -53,11 +53,11 @@ static int job_place_set(struct job *job, uint32_t rank, struct device *d, struc
 	return 0;
 }
 
-/* An elastic job is on one node, and its ranks change their numbers. */
+/* The ranks of an elastic job change their numbers. On several nodes the launcher's say which of them are here. */
 static struct device *job_place_choose(const struct job *job, uint32_t rank,
 				       const struct job_joining *how)
 {
-	if (how->local_world_size && !job->rec->max_ranks)
+	if (how->local_world_size && (!job->rec->max_ranks || job->across.elastic))
 		return job_place_default(job, how->local_rank, how->local_world_size);
 	return job_place_default(job, rank, job->rec->world_size);
 }

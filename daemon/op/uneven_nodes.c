@@ -307,8 +307,8 @@ void uneven_gave_up(const struct op *join)
 	if (!g->across.told || !uneven_nodes_is_alive(g) || join->m->epoch != g->job->rec->epoch)
 		return;
 	fault_set(&f, FAULT_ABORTED, NULL,
-		  "rank %u (pid %d)%s has given up JoinUneven, which its node had told the other "
-		  "nodes of: %.300s",
+		  "rank %u (pid %d)%s has given up JoinUneven after its node had told the other "
+		  "nodes of it: %.300s",
 		  join->m->rank, member_pid(join->m), job_on_node(g->job, node), join->fault.text);
 	job_epoch_end(g->job, &f);
 }

@@ -164,7 +164,7 @@ def notice(x, victim, number):
 
 
 def known_soon():
-    """A daemon that is killed, or hangs, is known to all other nodes within 2 s."""
+    """A daemon that is killed, or hangs, is soon known to all other nodes: 5 s are too late."""
     with Lab(3, start=False) as x:
         for node in x.nodes.values():
             node.start(held=True)
