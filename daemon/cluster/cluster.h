@@ -68,7 +68,7 @@ int cluster_save(struct job *job, const struct saving_options *o, struct fault *
 int cluster_load(struct job *job, const struct loading_options *o, struct fault *f);
 void cluster_give_up(struct job *job);
 void cluster_policy(struct job *job);
-void cluster_replicate(struct job *job);
+bool cluster_replicate(struct job *job, bool due);
 
 /* For status. Valid until the next turn of the loop. */
 struct cluster_info {

@@ -89,10 +89,30 @@ bool cluster_elastic_waits(struct cluster_job *cj, const Shardd__V1__JobWish *w)
 	return true;
 }
 
+void cluster_elastic_taken(struct cluster_job *cj)
+{
+	struct cluster_node *n, *tmp;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		n->waits = false;
+}
+
+/* Does anybody wait still? */
+static bool cluster_elastic_grows(struct cluster_job *cj)
+{
+	struct cluster_node *n, *tmp;
+	bool any = cj->n_wishes;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		any = any || n->waits;
+	return any;
+}
+
 void cluster_elastic_grow(struct cluster_job *cj, struct job *job)
 {
 	struct fault f = FAULT_NULL;
 
+	cj->grows = cluster_elastic_grows(cj);
 	if (!cj->grows) {
 		cluster_order_hold(cj, false);
 		return;

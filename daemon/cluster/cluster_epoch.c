@@ -161,6 +161,7 @@ static void cluster_epoch_drop_node(struct cluster_job *cj, const char *name)
 
 	if (n)
 		cluster_epoch_node_free(n);
+	cluster_restore_look(cj);
 }
 
 void cluster_tell_wishes(struct cluster_job *cj)
@@ -724,6 +725,7 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 		return;
 	}
 	b.leader = self;
+	cluster_elastic_taken(cj);
 	b.incarnation = cj->incarnation;
 	b.has_commit = cj->ruling.has_commit;
 	b.step = cj->ruling.step;

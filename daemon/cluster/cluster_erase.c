@@ -77,6 +77,7 @@ void cluster_deleted(struct job *job)
 
 	if (!cj || cluster_job_of(cj) != job)
 		return;
+	cluster_restore_end(cj);
 	cj->n_wishes = 0; /* a job that is made under this name has others */
 	cluster_tell_wishes(cj);
 	cluster_act_job_gone(cj);

@@ -196,7 +196,8 @@ static int cluster_holding_check_step(const struct cluster_job *cj, const struct
 /* What is left of another job has numbers of epochs, and a doubt, that say nothing of this one. */
 static bool cluster_holding_counts(const struct cluster_holding *h)
 {
-	return h->incarnation && (h->units || h->has_commit || h->doubt.has_commit);
+	return h->incarnation &&
+	       (h->units || h->has_commit || h->doubt.has_commit || h->n_replicas);
 }
 
 static int cluster_holding_other_job(const struct cluster_job *cj, const char *node,

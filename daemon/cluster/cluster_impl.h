@@ -163,8 +163,9 @@ struct cluster_job {
 	struct cluster_erase erase;
 	uint64_t replica_again_us; /* the leader's: no replica is tried before */
 	uint64_t restore_id;       /* RESTORING: of the try */
-	uint64_t changed_us;       /* the leader's: when the last wish came, or went */
-	bool grows;                /* RUNS, the leader's: others than its ranks want to join */
+	bool replica_turn;   /* the leader's: a checkpoint was made when replicas could have been */
+	uint64_t changed_us; /* the leader's: when the last wish came, or went */
+	bool grows;          /* RUNS, the leader's: others than its ranks want to join */
 	struct cluster_restore *restore; /* of this node, under way; owned; NULL: none */
 };
 
@@ -270,6 +271,8 @@ bool cluster_elastic_is_due(struct cluster_job *cj, uint32_t launched, uint32_t 
 int cluster_elastic_check_layout(struct cluster_job *cj, struct fault *f);
 /* The leader, an epoch runs: do all that want to join with @w wait until the job grows? Then it goes on. */
 bool cluster_elastic_waits(struct cluster_job *cj, const Shardd__V1__JobWish *w);
+/* All that want to join are in the epoch that begins. */
+void cluster_elastic_taken(struct cluster_job *cj);
 /* Replicas of the last commit are complete, and the next one is held: those that wait may be taken in. */
 void cluster_elastic_grow(struct cluster_job *cj, struct job *job);
 
@@ -280,6 +283,8 @@ void cluster_on_restore(struct cluster_job *cj, const Shardd__V1__JobRestore *m)
 /* @from: NULL: this node. */
 void cluster_on_restored(struct cluster_job *cj, struct peer *from,
 			 const Shardd__V1__JobRestored *m);
+/* A node has answered, or is gone: go on if no other one is waited for. */
+void cluster_restore_look(struct cluster_job *cj);
 /* The job or the cluster ends. */
 void cluster_restore_end(struct cluster_job *cj);
 
@@ -352,6 +357,7 @@ void cluster_on_round(struct cluster *c, struct peer *from, const Shardd__V1__Jo
 void cluster_on_policy(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m);
 void cluster_rounds_peer_gone(struct cluster *c, const struct peer *p, const char *why);
 void cluster_rounds_epoch_ended(struct cluster_job *cj, const char *why);
+void cluster_rounds_restore(struct cluster_job *cj);
 void cluster_rounds_tick(struct cluster *c, uint64_t now_us);
 void cluster_rounds_end(struct cluster *c);
 void cluster_rounds_free(struct cluster *c);
@@ -374,8 +380,8 @@ void cluster_copy_cancel(struct cluster_copy *x);
 uint64_t cluster_copy_bytes(const struct cluster_copy *x);
 /* Other nodes may fetch parts from here on. */
 void cluster_replica_serve(struct cluster *c);
-/* The leader: begin a round of replicas of the next commit, if it is time (cluster_round.c). */
-void cluster_round_replicate(struct cluster_job *cj, struct job *job);
+/* The leader: begin a round of replicas of the next commit, if it is time (cluster_round.c). Return: it has begun. */
+bool cluster_round_replicate(struct cluster_job *cj, struct job *job);
 
 /* Is @from a node of the epoch, at the leader, or else the leader? */
 bool cluster_has_part(struct cluster_job *cj, const struct peer *from);

@@ -57,11 +57,19 @@ void cluster_replica_serve(struct cluster *c)
 
 /* ------------------------------------------------------------------- when they are made */
 
-/* All nodes are about to commit. */
-void cluster_replicate(struct job *job)
+/* All nodes are about to commit. Where checkpoints are as frequent as commits the two take turns. */
+bool cluster_replicate(struct job *job, bool due)
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
 
-	if (cj && the_cluster->replicas && cj->epoch.peers && cj->epoch.order)
-		cluster_round_replicate(cj, job);
+	if (!cj || !the_cluster->replicas || !cj->epoch.peers || !cj->epoch.order)
+		return false;
+	if (due && !cj->replica_turn && !cj->grows) {
+		cj->replica_turn = true;
+		return false;
+	}
+	if (!cluster_round_replicate(cj, job))
+		return false;
+	cj->replica_turn = false;
+	return true;
 }

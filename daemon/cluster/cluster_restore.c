@@ -8,6 +8,7 @@
  * (job/restore.h). When all have done so the leader begins again: all of them are at that step.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -128,7 +129,7 @@ bool cluster_restore_begin(struct cluster_job *cj, const struct fault *why)
 {
 	struct replica_id id;
 
-	if (!cluster_restore_find(cj, &id) ||
+	if (why->code != FAULT_STATE || !cluster_restore_find(cj, &id) ||
 	    getrandom(&cj->restore_id, sizeof(cj->restore_id), 0) != sizeof(cj->restore_id))
 		return false;
 	cj->restore_id |= 1;
@@ -137,10 +138,45 @@ bool cluster_restore_begin(struct cluster_job *cj, const struct fault *why)
 	cluster_state_move(cj, CLUSTER_RESTORING);
 	cluster_say(cj, "all nodes take the state of step %llu from replicas",
 		    (unsigned long long)id.step);
+	cluster_rounds_restore(cj);
 	if (cluster_restore_tell(cj, &id))
 		return true;
 	cluster_seek(cj);
 	return true;
+}
+
+/* "node b, node c" */
+static void cluster_restore_say(struct cluster_job *cj)
+{
+	struct cluster_node *n, *tmp;
+	char text[160] = "";
+	size_t at = 0;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		if (n->told && at < sizeof(text))
+			at += (size_t)snprintf(text + at, sizeof(text) - at, "%snode %s",
+					       at ? ", " : "", n->name);
+	cluster_say(cj, "the state of the last replicas is being taken on %s", text);
+}
+
+void cluster_restore_look(struct cluster_job *cj)
+{
+	struct cluster_node *n, *tmp;
+
+	if (cj->state != CLUSTER_RESTORING)
+		return;
+	cluster_restore_say(cj);
+	list_for_each (n, tmp, &cj->nodes, link)
+		if (n->told)
+			return; /* one that has come since is asked when the epoch is decided */
+	cluster_state_move(cj, CLUSTER_LEADS);
+	cluster_form(cj);
+}
+
+/* What another try may do: a node, or a part, was not there any more. */
+static bool cluster_restore_is_for_now(enum fault_code code)
+{
+	return code == FAULT_UNAVAILABLE || code == FAULT_ABORTED || code == FAULT_NOT_FOUND;
 }
 
 void cluster_on_restored(struct cluster_job *cj, struct peer *from,
@@ -148,7 +184,6 @@ void cluster_on_restored(struct cluster_job *cj, struct peer *from,
 {
 	struct cluster_node *n, *tmp;
 	struct fault f = FAULT_NULL;
-	bool all = true; /* one that has come since is asked when the epoch is decided */
 
 	if (cj->state != CLUSTER_RESTORING || m->id != cj->restore_id)
 		return;
@@ -158,18 +193,16 @@ void cluster_on_restored(struct cluster_job *cj, struct peer *from,
 				  "node %s cannot take the state of job '%s' from replicas: %.400s",
 				  n->name, cj->label, m->text);
 		n->told = n->told && n->peer != from;
-		all = all && !n->told;
 	}
-	if (f.code == FAULT_UNAVAILABLE || f.code == FAULT_ABORTED) { /* of another node: again */
+	if (cluster_restore_is_for_now(f.code)) {
 		log_warn("cluster", "not restored job=%s why=\"%s\"", cj->label, f.text);
 		cluster_seek(cj);
 		cj->again_us = clock_now_us() + CLUSTER_PAUSE_US;
 	} else if (f.code) {
 		cluster_refuse_all(cj, &f);
 		cluster_seek(cj);
-	} else if (all) {
-		cluster_state_move(cj, CLUSTER_LEADS);
-		cluster_form(cj);
+	} else {
+		cluster_restore_look(cj);
 	}
 }
 
@@ -190,6 +223,7 @@ struct cluster_restore_part {
 struct cluster_restore {
 	struct cluster *c;
 	char label[JOB_LABEL_MAX + 1];
+	uint32_t number; /* of the job: another one may have its name */
 	uint64_t id;
 	struct replica_id of; /* @part is not used */
 	uint8_t stage;        /* enum cluster_restore_stage */
@@ -204,7 +238,9 @@ struct cluster_restore {
 /* It may end behind the cluster. */
 static struct job *cluster_restore_job(const struct cluster_restore *x)
 {
-	return the_cluster ? htab_find(&the_cluster->jobs->names, x->label) : NULL;
+	struct job *job = the_cluster ? htab_find(&the_cluster->jobs->names, x->label) : NULL;
+
+	return job && job->number == x->number ? job : NULL;
 }
 
 static void cluster_restore_answer(struct cluster_job *cj, uint64_t id, const struct fault *f)
@@ -244,6 +280,14 @@ static void cluster_restore_free(struct cluster_restore *x)
 	free(x);
 }
 
+static void cluster_restore_settle(struct job *job, struct cluster_restore *x)
+{
+	for (unsigned i = 0; i < x->of.parts; i++)
+		if (x->parts[i].replica && !x->parts[i].was_here)
+			replica_drop(x->parts[i].replica);
+	replica_completed(job, x->of.step, x->of.layout);
+}
+
 static void cluster_restore_over(struct cluster_restore *x)
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, x->label) : NULL;
@@ -256,6 +300,8 @@ static void cluster_restore_over(struct cluster_restore *x)
 	if (f.code)
 		log_warn("cluster", "not restored job=%s step=%llu why=\"%s\"", x->label,
 			 (unsigned long long)x->of.step, f.text);
+	else if (cluster_restore_job(x)) /* parts of later steps are of a state that is given up */
+		cluster_restore_settle(cluster_restore_job(x), x);
 	cluster_restore_free(x);
 	if (tells)
 		cluster_restore_answer(cj, id, f.code ? &f : NULL);
@@ -525,13 +571,18 @@ void cluster_on_restore(struct cluster_job *cj, const Shardd__V1__JobRestore *m)
 	if (!f.code) {
 		x->c = cj->c;
 		text_copy(x->label, sizeof(x->label), cj->label);
+		x->number = job->number;
 		x->id = m->id;
 		x->of = (struct replica_id){ .step = m->step,
 					     .layout = m->layout,
 					     .parts = (uint32_t)m->n_parts };
 		(void)cluster_restore_make_span(x, m, &f);
 	}
+	if (!f.code)
+		cluster_rounds_restore(cj);
 	if (f.code || cluster_restore_is_there(job, x)) {
+		if (!f.code)
+			replica_completed(job, m->step, m->layout);
 		if (x && x->parts)
 			cluster_restore_free(x);
 		else
@@ -551,6 +602,12 @@ void cluster_restore_end(struct cluster_job *cj)
 	cj->restore = NULL;
 	if (!x)
 		return;
+	if (cluster_to_leader(cj)) {
+		struct fault f = FAULT_NULL;
+
+		fault_set(&f, FAULT_ABORTED, NULL, "job '%s' was deleted", cj->label);
+		cluster_restore_answer(cj, x->id, &f);
+	}
 	x->over = true;
 	for (unsigned i = 0; i < x->of.parts; i++)
 		if (x->parts[i].copy)

@@ -23,9 +23,9 @@ struct cluster_round {
 	struct cluster *c;
 	char label[JOB_LABEL_MAX + 1];
 	struct work begin;
-	bool begins; /* it is in the loop queue */
-	bool waits;  /* for the end of a replica, to begin */
-	uint64_t layout;
+	bool begins;    /* it is in the loop queue */
+	bool waits;     /* for the end of a replica, to begin */
+	uint64_t epoch; /* in which it began */
 	char from[SPAN_NAME_BYTES], from_at[CLUSTER_AT_BYTES]; /* of a replica: the node before */
 	struct replica *replica;   /* owned ref: of that node, while it is copied */
 	struct cluster_copy *copy; /* borrowed until its end; NULL: none */
@@ -114,9 +114,10 @@ static void cluster_round_send(struct round *r, unsigned node, Shardd__V1__JobMe
 
 static void cluster_round_hold(struct round *r, bool on)
 {
-	struct cluster_job *cj = cluster_find(the_cluster, cluster_round_of(r)->label);
+	const struct cluster_round *cr = cluster_round_of(r);
+	struct cluster_job *cj = cluster_find(the_cluster, cr->label);
 
-	if (cj)
+	if (cj && cj->epoch.number == cr->epoch) /* else that hold has ended with its epoch */
 		cluster_order_hold(cj, on);
 }
 
@@ -143,7 +144,7 @@ static void cluster_round_on_paused(struct work *w)
 	struct job *job = cj ? cluster_job_of(cj) : NULL;
 
 	cr->posted = false;
-	if (job && cj->epoch.number)
+	if (job && cj->epoch.number && cj->epoch.number == cr->epoch)
 		cluster_elastic_grow(cj, job);
 }
 
@@ -152,12 +153,18 @@ static void cluster_round_replicated(struct cluster_round *cr, const struct faul
 {
 	struct cluster_job *cj = cluster_find(cr->c, cr->label);
 	const struct round *r = cr->round;
+	struct job *job;
 	bool again;
 
 	if (cr->copy)
 		cluster_copy_cancel(cr->copy);
-	again = f && strcmp(r->job->across.replica_why, f->text) == 0;
-	text_copy(r->job->across.replica_why, sizeof(r->job->across.replica_why), f ? f->text : "");
+	job = htab_find(&cr->c->jobs->names, cr->label);
+	if (job != r->job) /* it was deleted before it began here */
+		job = NULL;
+	again = f && job && strcmp(job->across.replica_why, f->text) == 0;
+	if (job)
+		text_copy(job->across.replica_why, sizeof(job->across.replica_why),
+			  f ? f->text : "");
 	if (!r->leads)
 		return;
 	if (!f) {
@@ -222,7 +229,7 @@ static void cluster_round_copy(struct round *r, unsigned from, uint64_t tensors,
 {
 	struct cluster_round *cr = cluster_round_of(r);
 	struct job *job = r->job;
-	const struct replica_id id = { r->step, cr->layout, from, r->n };
+	const struct replica_id id = { r->step, r->layout, from, r->n };
 	struct cluster_copy_want want = {
 		.label = cr->label, .node = cr->from, .at = cr->from_at, .bytes = { tensors, tail }
 	};
@@ -297,6 +304,7 @@ static struct cluster_round *cluster_round_lead(struct cluster_job *cj, struct j
 	if (!cr)
 		return NULL;
 	memcpy(cr->peers, cj->epoch.peers, cr->n * sizeof(struct peer *));
+	cr->epoch = cj->epoch.number;
 	o->ops = &cluster_round_ops;
 	o->n = cr->n;
 	o->self = cj->epoch.self;
@@ -316,12 +324,11 @@ static void cluster_round_note_before(struct cluster_round *cr, const struct clu
 	const struct cluster_epoch *e = &cj->epoch;
 	unsigned before = (e->self + e->n_nodes - 1) % e->n_nodes;
 
-	cr->layout = job_layout(cluster_job_of(cj));
 	text_copy(cr->from, sizeof(cr->from), e->names[before]);
 	text_copy(cr->from_at, sizeof(cr->from_at), e->ats[before]);
 }
 
-void cluster_round_replicate(struct cluster_job *cj, struct job *job)
+bool cluster_round_replicate(struct cluster_job *cj, struct job *job)
 {
 	const struct saving_options save = {
 		.path = "", .deadline_us = UINT64_MAX, .next = true, .memory = true
@@ -332,14 +339,15 @@ void cluster_round_replicate(struct cluster_job *cj, struct job *job)
 	if (clock_now_us() < cj->replica_again_us || saving_is_busy(job) || job->generation ||
 	    cluster_round_running(cj->c, job, false) || cluster_round_replicates(cj->c, job) ||
 	    getrandom(&o.id, sizeof(o.id), 0) != sizeof(o.id))
-		return;
+		return false;
 	o.id |= 1;
 	cr = cluster_round_lead(cj, job, &o);
 	if (!cr)
-		return;
+		return false;
 	cluster_round_note_before(cr, cj);
 	cr->round->pauses = cj->grows;
 	round_begin(cr->round);
+	return true;
 }
 
 /* A replica and a checkpoint are not made at once. */
@@ -582,7 +590,8 @@ static bool cluster_round_phase_is_valid(const struct cluster_job *cj,
 	const struct span *s = job ? job->across.span : NULL;
 
 	return m->id && (!m->plan || cluster_round_plan_is_valid(m->plan)) && s &&
-	       m->nodes == s->n_nodes && m->self == s->self;
+	       cj->epoch.number && m->nodes == cj->epoch.n_nodes && m->nodes == s->n_nodes &&
+	       m->self == s->self;
 }
 
 static void cluster_round_on_phase(struct cluster *c, struct cluster_job *cj, struct peer *from,
@@ -659,6 +668,18 @@ void cluster_rounds_epoch_ended(struct cluster_job *cj, const char *why)
 	list_for_each (cr, tmp, &cj->c->rounds, link)
 		if (strcmp(cr->label, cj->label) == 0)
 			round_epoch_ended(cr->round, why);
+}
+
+/* The job goes back to replicas: none are made meanwhile. */
+void cluster_rounds_restore(struct cluster_job *cj)
+{
+	struct cluster_round *cr, *tmp;
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_ABORTED, NULL, "job '%s' goes back to its last replicas", cj->label);
+	list_for_each (cr, tmp, &cj->c->rounds, link)
+		if (cr->round->memory && strcmp(cr->label, cj->label) == 0)
+			round_end_here(cr->round, &f);
 }
 
 void cluster_rounds_tick(struct cluster *c, uint64_t now_us)

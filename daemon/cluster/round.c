@@ -134,7 +134,7 @@ static void round_over(struct round *r, uint64_t bytes, const struct fault *f)
 	r->holds = false;
 	r->ops->over(r, f);
 	if (r->memory && !f)
-		replica_completed(r->job, r->step);
+		replica_completed(r->job, r->step, r->layout);
 	if (part && r->loads)
 		loading_part_end(r->job, bytes, f);
 	else if (r->saving)
@@ -208,12 +208,14 @@ static void round_part_failed(struct round *r, const struct fault *f)
 
 static int round_begin_saving(struct round *r, struct fault *f)
 {
-	const struct saving_options o = { .path = r->path,
-					  .bytes_per_s = r->bytes_per_s,
-					  .deadline_us = UINT64_MAX,
-					  .keep = r->keep,
-					  .memory = r->memory };
+	struct saving_options o = { .path = r->path,
+				    .bytes_per_s = r->bytes_per_s,
+				    .deadline_us = UINT64_MAX,
+				    .keep = r->keep,
+				    .memory = r->memory };
 
+	if (!r->begun && r->memory)
+		o.layout = r->layout = replica_layout(r->job, r->id);
 	if (!r->begun)
 		r->saving = saving_part_begin(r->job, &o, r->self, r->n, round_on_saving, r, f);
 	if (!r->saving)
@@ -231,10 +233,13 @@ static void round_freeze(struct round *r, bool has_step, uint64_t step)
 					       .deadline_us = UINT64_MAX };
 	struct fault f = FAULT_NULL;
 
-	if (round_begin_saving(r, &f))
-		round_part_failed(r, &f);
-	else
+	if (round_begin_saving(r, &f) == 0) {
 		saving_part_freeze(r->saving, &how);
+		return;
+	}
+	round_part_failed(r, &f);
+	if (!r->leads && r->state != ROUND_OVER) /* nothing here keeps its job */
+		round_over(r, 0, &f);
 }
 
 static void round_open(struct round *r)
@@ -590,6 +595,7 @@ static void round_on_part(struct round *r, const struct saving_answer *a)
 {
 	if (r->state == ROUND_OVER)
 		return;
+	r->busy = false;
 	if (r->what == NOW || r->what == NEXT)
 		r->step = a->f || a->later ? r->step : a->step;
 	if (!r->leads) {
@@ -706,6 +712,8 @@ void round_decline(const Shardd__V1__JobRoundPhase *m, const struct fault *f,
 /* May this phase follow the one before? */
 static bool round_may_enter(const struct round *r, uint8_t what)
 {
+	if (r->busy)
+		return false;
 	switch (what) {
 	case NOW:
 		return !r->loads && r->state == ROUND_ASKED;
@@ -748,6 +756,7 @@ void round_on_phase(struct round *r, const Shardd__V1__JobRoundPhase *m)
 		round_take_plan(r, m);
 	r->state = ROUND_RUNS;
 	r->what = what;
+	r->busy = true;
 	r->since_us = clock_now_us();
 	if (what == SEE)
 		saving_part_see(r->saving, m->name, m->nonce);
@@ -770,7 +779,7 @@ void round_on_end(struct round *r, unsigned node, const Shardd__V1__JobRoundEnd 
 	if (r->state == ROUND_OVER)
 		return;
 	if (r->leads) { /* somebody has given up */
-		if (!r->loads && r->what != NOW && r->what != NEXT)
+		if (!r->loads && r->what && r->what != NOW && r->what != NEXT)
 			return;
 		fault_set(&f, FAULT_CANCELLED, NULL, "the caller on node %s has given up",
 			  round_name(r, node));
@@ -826,7 +835,7 @@ void round_give_up(struct round *r)
 		return;
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up, or the job was deleted");
 	if (r->leads) {
-		if (r->loads || r->what == NOW || r->what == NEXT)
+		if (r->loads || !r->what || r->what == NOW || r->what == NEXT)
 			round_end(r, 0, &f);
 	} else if (r->loads && r->begun) {
 		round_on_part(r, &(struct saving_answer){ .f = &f });
@@ -859,6 +868,8 @@ void round_waits(const struct round *r, char *buf, size_t bytes)
 	*buf = '\0';
 	if (r->state == ROUND_ASKED) {
 		snprintf(buf, bytes, "the node that leads the job to begin");
+	} else if (r->leads && !r->what) {
+		snprintf(buf, bytes, "replicas of the job that are being made");
 	} else if (r->leads && r->what != ROUND_COMPLETE) {
 		round_say_missing(r, missing, sizeof(missing));
 		snprintf(buf, bytes, "%s, to %s", missing, round_phases[r->what].doing);
@@ -926,7 +937,7 @@ void round_tick(struct round *r, uint64_t now_us)
 		return;
 	if (!r->leads) {
 		round_tell(r, now_us);
-	} else if ((r->what == NOW || r->what == NEXT) && now_us > r->deadline_us) {
+	} else if ((!r->what || r->what == NOW || r->what == NEXT) && now_us > r->deadline_us) {
 		round_time_out(r, "");
 	} else if (r->what == NEXT && round_is_left(r)) {
 		round_fail_left(r);

@@ -94,8 +94,9 @@ struct job_across_ops {
 	int (*load)(struct job *job, const struct loading_options *o, struct fault *f);
 	/* The caller here gives up what was asked for, or it was cancelled. */
 	void (*give_up)(struct job *job);
-	/* (optional) The nodes of the job make replicas of the commit that is about to be made. */
-	void (*replicate)(struct job *job);
+	/* (optional) The nodes of the job make replicas of the commit that is about to be made, unless it is the
+	 * turn of a checkpoint, which is @due. Return: they do. */
+	bool (*replicate)(struct job *job, bool due);
 	/* The policy of its checkpoints was set here: the other nodes need it. */
 	void (*policy)(struct job *job);
 };

@@ -17,6 +17,7 @@
 #include "job/kept.h"
 #include "job/loading_impl.h"
 #include "job/position.h"
+#include "job/replica.h"
 #include "job/saving.h"
 #include "job/span.h"
 
@@ -488,6 +489,8 @@ static void loading_take_saved(const struct loading *l)
 {
 	state_job *rec = l->job->rec;
 
+	if (!l->in_memory)
+		replica_forget(l->job); /* of another state */
 	rec->saved = l->in_memory ? rec->saved && rec->saved_step <= rec->step : true;
 	if (!l->in_memory)
 		rec->saved_step = rec->step;

@@ -119,7 +119,8 @@ void policy_committed(struct job *job)
 
 void policy_committing(struct job *job, uint64_t step)
 {
-	policy_save(job, step, true);
-	if (!policy_will_be_due(job, step) && job->jobs->ops.across.replicate)
-		job->jobs->ops.across.replicate(job);
+	bool due = policy_will_be_due(job, step);
+
+	if (!job->jobs->ops.across.replicate || !job->jobs->ops.across.replicate(job, due))
+		policy_save(job, step, true);
 }

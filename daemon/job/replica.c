@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/fnv.h"
 #include "job/extents.h"
 #include "job/job.h"
 
@@ -144,6 +145,9 @@ int replica_new(struct job *job, const struct replica_id *id, uint64_t bytes, st
 
 int replica_expect(struct replica *r, uint64_t bytes, struct fault *f)
 {
+	if (!r->job)
+		return fault_set(f, FAULT_ABORTED, NULL,
+				 "the part of step %" PRIu64 " is not kept any more", r->step);
 	if (bytes <= r->charged)
 		return 0;
 	if (replica_charge(r->job, bytes - r->charged, f))
@@ -209,18 +213,18 @@ int replica_read_tail(int fd, uint64_t bytes, struct replica_tail *ret, struct f
 
 /* -------------------------------------------------------------------------- all of a job */
 
-void replica_completed(struct job *job, uint64_t step)
+void replica_completed(struct job *job, uint64_t step, uint64_t layout)
 {
 	struct replica *r, *tmp;
 
 	list_for_each (r, tmp, &job->across.replicas, link)
-		if (r->step == step && r->whole)
+		if (r->step == step && r->layout == layout && r->whole)
 			r->complete = true;
 		else
 			replica_drop(r);
 }
 
-/* The newest step of those that are complete, or else whole. Return: NULL: there are none. */
+/* The newest of those that are complete, or whole. Return: NULL: there are none. */
 static const struct replica *replica_newest(struct job *job, bool complete)
 {
 	const struct replica *newest = NULL;
@@ -232,18 +236,27 @@ static const struct replica *replica_newest(struct job *job, bool complete)
 	return newest;
 }
 
+static bool replica_is_with(const struct replica *r, const struct replica *other)
+{
+	return other && r->step == other->step && r->layout == other->layout;
+}
+
 void replica_tidy(struct job *job)
 {
-	const struct replica *stays = replica_newest(job, true);
+	const struct replica *complete = replica_newest(job, true);
+	const struct replica *whole = replica_newest(job, false);
 	struct replica *r, *tmp;
-	uint64_t step;
 
-	if (!stays)
-		stays = replica_newest(job, false);
-	step = stays ? stays->step : 0;
 	list_for_each (r, tmp, &job->across.replicas, link)
-		if (!r->whole || r->step != step)
+		if (!r->whole || (!replica_is_with(r, complete) && !replica_is_with(r, whole))) {
+			CHECK(r != complete && r != whole);
 			replica_drop(r);
+		}
+}
+
+uint64_t replica_layout(const struct job *job, uint64_t round)
+{
+	return fnv_add(fnv_add(job_layout(job), job->rec->incarnation), round);
 }
 
 void replica_forget(struct job *job)

@@ -34,10 +34,10 @@ struct replica {
 	struct job *job;  /* borrowed; NULL: it is not kept any more */
 	unsigned refs;
 	uint64_t step;
-	uint32_t part, parts; /* number of the node, and of how many */
-	uint64_t layout; /* a word for where the ranks of the job are: equal ones, equal words */
-	bool whole;      /* both files are */
-	bool complete;   /* all nodes have what they should have of this step */
+	uint32_t part, parts;    /* number of the node, and of how many */
+	uint64_t layout;         /* replica_layout */
+	bool whole;              /* both files are */
+	bool complete;           /* all nodes have what they should have of this step */
 	int fds[_REPLICA_FILES]; /* owned */
 	uint64_t bytes[_REPLICA_FILES];
 	uint64_t charged; /* to the job's account */
@@ -75,10 +75,12 @@ struct replica *replica_unref(struct replica *r);
 
 /* Return: NULL: there is none that is whole. */
 struct replica *replica_find(const struct job *job, const struct replica_id *id);
-/* All nodes have theirs of @step: earlier ones go. */
-void replica_completed(struct job *job, uint64_t step);
-/* A new step is about to be written: only those of the last complete step stay; if there is none, of the last
- * one that is whole here: nodes may have died before they were told that it is complete. */
+/* All nodes have theirs of @step and @layout, or have gone back to them: all others go. */
+void replica_completed(struct job *job, uint64_t step, uint64_t layout);
+/* The layout of parts that a round @round of all nodes makes: parts of two rounds, or of two jobs, never fit. */
+uint64_t replica_layout(const struct job *job, uint64_t round);
+/* A new step is about to be written: only parts of the last complete step stay, and of the last one that is whole
+ * here: nodes may have died before they were told that it is complete. */
 void replica_tidy(struct job *job);
 /* The job ends, or its state is another one. */
 void replica_forget(struct job *job);

@@ -307,7 +307,7 @@ static int restore_check_job(const struct job *job, struct fault *f)
 			 job->rec->name, job->life.resize ? "resized" : "restored");
 }
 
-static int restore_check_span(const struct job *job, const struct span *span, struct fault *f)
+int restore_check_span(const struct job *job, const struct span *span, struct fault *f)
 {
 	const struct span_node *here = &span->nodes[span->self];
 

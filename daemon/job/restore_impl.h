@@ -41,6 +41,9 @@ struct restore {
 	void *userdata;
 };
 
+/* Can the job's ranks be where @span says? Return: 0 or a fault code: INVALID. */
+int restore_check_span(const struct job *job, const struct span *span, struct fault *f);
+
 /* -- restore_plan.c */
 
 /* What groups need of a job that has these records and ranks; without memory. */

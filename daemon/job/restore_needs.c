@@ -129,7 +129,7 @@ int restore_needs(struct job *job, const struct restore_options *o, bool *ret_ne
 	const struct restore_needs n = { &p, &x, ret_needed };
 
 	memset(ret_needed, 0, o->n_parts * sizeof(*ret_needed));
-	if (restore_needs_merge(job, o, &x, f) == 0 &&
+	if (restore_check_span(job, o->span, f) == 0 && restore_needs_merge(job, o, &x, f) == 0 &&
 	    restore_plan_decode(job, o, &specs, f) == 0 &&
 	    restore_plan_init(&p, job, specs, o->span, f) == 0) {
 		restore_plan_renumber(specs, o->numbers, o->span->world, &x);

@@ -350,6 +350,7 @@ struct saving *saving_new(struct job *job, const struct saving_options *o)
 		return NULL;
 	s->job = job;
 	s->memory = o->memory;
+	s->layout = o->layout;
 	s->o.bytes_per_s = o->bytes_per_s;
 	s->keep = o->keep;
 	s->uid = (uid_t)job->rec->uid;
@@ -400,13 +401,15 @@ static void saving_tick_memory(struct job *job)
 {
 	struct saving *s = job->checkpoints.memory;
 
+	if (s && !saving_goes_on(s)) {
+		saving_forget_memory(job);
+		return;
+	}
 	if (!s)
 		return;
 	if (s->g && generation_lost(s->g))
 		atomic_store(&s->p.cancel, true);
-	saving_part_tick(s);
-	if (!saving_goes_on(s))
-		saving_forget_memory(job);
+	saving_part_tick(s); /* which may end it */
 }
 
 void saving_tick(struct job *job)

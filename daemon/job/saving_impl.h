@@ -49,7 +49,8 @@ struct saving {
 	struct job *job;
 	uint8_t state;      /* enum saving_state */
 	bool running;       /* the thread has not ended */
-	bool memory;        /* into @replica */
+	bool memory;        /* into @replica, */
+	uint64_t layout;    /* of this layout */
 	char *path, *roots; /* owned */
 	uid_t uid;
 	gid_t gid;

@@ -195,7 +195,7 @@ static int saving_part_check_generation(const struct job *job, struct fault *f)
 {
 	if (!job->generation && !saving_is_replicating(job))
 		return 0;
-	return fault_set(f, FAULT_STATE, NULL,
+	return fault_set(f, FAULT_ABORTED, NULL,
 			 "a replica of job '%s' is being made: wait for its end", job->rec->name);
 }
 
@@ -399,7 +399,7 @@ static void saving_part_find(struct saving *s)
 static void saving_part_make_replica(struct saving *s)
 {
 	struct job *job = s->job;
-	const struct replica_id id = { s->step, job_layout(job), s->part.self, s->part.parts };
+	const struct replica_id id = { s->step, s->layout, s->part.self, s->part.parts };
 	struct replica *r;
 
 	replica_tidy(job);

@@ -5,9 +5,11 @@ import re
 import statistics
 import sys
 
+import checkpoints
 from lab import Failed, Lab, wait_for
-from training import Training
+from training import SMALL, Training
 
+LONG_RUN = 4000
 SHAPE = (("a", 1), ("b", 2), ("c", 1))
 STAMP = r"(\d\d):(\d\d):([\d.]+)Z"
 
@@ -111,4 +113,41 @@ def goes_on_without_a_node():
                 raise Failed(f"parameters differ: {losses}, {expected}")
 
 
-DEFAULT = [nodes_are_lost, goes_on_without_a_node]
+def two_nodes_are_lost():
+    """Checkpoints at each commit and replicas take turns. Two nodes that follow each other are lost
+    at once, and a part with them: the job is refused, and goes on from its checkpoint."""
+    with Lab(3, start=False) as x:
+        for node in x.nodes.values():
+            node.options["replicas"] = 1
+        folder = checkpoints.folders(x)
+        expected = Training(x, SHAPE, steps=400, job="calm").finish()
+        t = Training(x, SHAPE, steps=LONG_RUN)
+        t.wait_step(3)
+        code, said = checkpoints.checkpoint(x["a"], "policy", "j", folder, "--every-steps", 1,
+                                            "--keep", 2)
+        if code:
+            raise Failed(said)
+        wait_for(lambda: t.check() or (has_replicas(x, 10) and checkpoints.whole(folder)),
+                 "replicas and a checkpoint")
+        for victim in "bc":
+            x[victim].kill()
+            for rank in t.on(victim):
+                t.ranks[rank].kill()
+        for victim in "bc":
+            x[victim].start()
+            for rank in t.on(victim):
+                t.start(rank)
+        t.wait_said(t.ranks, "the nodes of job '0/j' are not at the same step",
+                    ("has nothing of it",))
+        for p in t.ranks.values():
+            p.wait()
+        for node in x.nodes.values():
+            node.ctl("job", "delete", "--force", "j", check=False)
+        t = Training(x, SHAPE, steps=400, options=f"{SMALL} --load {folder}")
+        wait_for(lambda: all(p.code == 0 for p in t.ranks.values()) or t.check(), "the end")
+        losses = t.losses()
+        if not losses or any(expected[step] != loss for step, loss in losses.items()):
+            raise Failed(f"losses {losses}, {expected} without deaths")
+
+
+DEFAULT = [nodes_are_lost, goes_on_without_a_node, two_nodes_are_lost]

@@ -266,9 +266,11 @@ static void deliver(const struct letter *l)
 	free(l->packed);
 }
 
+#define ROUND_ID 78 /* of replicas */
 static struct replica_id replica_of(unsigned node, uint64_t step, unsigned part)
 {
-	return (struct replica_id){ step, job_layout(spanfix.jobs[node]), part, spanfix.n_nodes };
+	return (struct replica_id){ step, replica_layout(spanfix.jobs[node], ROUND_ID), part,
+				    spanfix.n_nodes };
 }
 
 static void copy_file(struct replica *from, struct replica *to, unsigned file)
@@ -830,7 +832,7 @@ static void begin_replicas(uint64_t step_number)
 		.path = "", .deadline_us = UINT64_MAX, .next = true, .memory = true
 	};
 	struct round_options o = { .ops = &round_ops,
-				   .id = 78,
+				   .id = ROUND_ID,
 				   .save = &save,
 				   .n = spanfix.n_nodes,
 				   .self = net.leader,
