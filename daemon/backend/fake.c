@@ -145,6 +145,7 @@ static int backend_fake_alloc(struct backend *b, uint64_t bytes, enum backend_sh
 	if (r)
 		return r;
 	f->used += bytes;
+	fake_queues_own(m);
 	*ret = &m->mem;
 	return 0;
 }
@@ -163,6 +164,7 @@ static int backend_fake_import(struct backend *b, int fd, uint64_t bytes, struct
 	if (r)
 		return r;
 	f->used += bytes;
+	fake_queues_own(m);
 	*ret = &m->mem;
 	return 0;
 }

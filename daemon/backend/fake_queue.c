@@ -99,13 +99,45 @@ static const void *const **fake_queue_inputs_of(struct launch *launch, unsigned 
 	return r ? &r->in : NULL;
 }
 
+static struct list fake_queue_memory =
+	LIST_INIT(fake_queue_memory); /* of struct memfd: all devices' */
+
+void fake_queues_own(struct memfd *m)
+{
+	list_append(&fake_queue_memory, &m->live);
+}
+
+static bool fake_queue_is_device(const void *p)
+{
+	const struct memfd *m, *tmp;
+
+	list_for_each (m, tmp, &fake_queue_memory, live)
+		if ((const char *)p >= (const char *)m->mem.addr &&
+		    (const char *)p < (const char *)m->mem.addr + m->mem.bytes)
+			return true;
+	return false;
+}
+
+static void fake_queue_stage(struct fake_exec *e, unsigned i)
+{
+	struct launch *l = &e->launches[i];
+
+	if (l->kind != LAUNCH_COPY || fake_queue_is_device(l->copy.src))
+		return;
+	e->sources[i] = fake_queue_copy_of(l->copy.src, l->n);
+	l->copy.src = e->sources[i];
+}
+
 static void fake_queue_copy_launches(struct fake_exec *e, const struct backend_task *task)
 {
 	unsigned n;
 
 	e->launches = fake_queue_copy_of(task->launches, task->n_launches * sizeof(*e->launches));
 	e->n_launches = task->n_launches;
+	e->sources = calloc(e->n_launches + 1, sizeof(*e->sources));
+	CHECK(e->sources);
 	for (unsigned i = 0; i < e->n_launches; i++) {
+		fake_queue_stage(e, i);
 		const void *const **in = fake_queue_inputs_of(&e->launches[i], &n);
 
 		if (in)
@@ -182,6 +214,7 @@ static void fake_queue_exec_free(struct fake_exec *e)
 
 		if (in)
 			free((void *)*in);
+		free(e->sources[i]);
 	}
 	for (unsigned i = 0; i < e->n_waits; i++) {
 		struct fake_signals *s = fake_queue_signals_of(e->waits[i].signals);
@@ -191,6 +224,7 @@ static void fake_queue_exec_free(struct fake_exec *e)
 		fake_queue_signals_end(s);
 	}
 	free(e->launches);
+	free(e->sources);
 	free(e->waits);
 	free(e);
 }
@@ -201,6 +235,7 @@ static void fake_queue_free_all(struct fake_queues *q)
 
 	list_for_each (m, tmp, &q->frees, link) {
 		list_unlink(&m->link);
+		list_unlink(&m->live);
 		memfd_free(m);
 	}
 }
@@ -229,6 +264,7 @@ void fake_queues_execute(struct fake_queues *q, struct backend *b, struct fake_e
 void fake_queues_free(struct fake_queues *q, struct memfd *m)
 {
 	if (!q->on || !q->pending) {
+		list_unlink(&m->live);
 		memfd_free(m);
 		return;
 	}

@@ -30,6 +30,7 @@ struct fake_exec {
 	int status;
 	struct launch *launches; /* owned, with the lists of inputs behind them */
 	unsigned n_launches;
+	void **sources; /* by launch: owned, what it copies of host memory; NULL: of a device's */
 	struct backend_wait *waits; /* owned */
 	unsigned n_waits;
 };
@@ -45,6 +46,9 @@ struct fake_exec *fake_queues_next(struct fake_queues *q);
 /* Run its kernels, publish the progress of the queue, and complete its task; frees @e. */
 void fake_queues_execute(struct fake_queues *q, struct backend *b, struct fake_exec *e);
 
+/* Count @m as memory of a device until it is freed. What a task copies of other memory is read when the task is
+ * issued, as GPUs' staging copies do. */
+void fake_queues_own(struct memfd *m);
 /* Free @m when no task that may use it is left. */
 void fake_queues_free(struct fake_queues *q, struct memfd *m);
 void fake_queues_deinit(struct fake_queues *q);
