@@ -742,11 +742,19 @@ void spanfix_add_unit(struct spanfix *w, uint64_t elements, void (*change)(state
 
 void spanfix_fill(const struct region *r, uint32_t rank, unsigned salt)
 {
-	float *p = region_addr(r);
+	/* Of two NaNs, which one a sum keeps is the compiler's choice: the lower half, read as
+	 * bf16 or fp16, is below 2, too. */
+	const uint32_t top_exponent_bit = 0x4000;
+	uint32_t *p = region_addr(r);
 
-	for (uint64_t i = 0; i < r->bytes / sizeof(*p); i++)
-		p[i] = (float)((i * 2654435761u + rank * 40503u + salt * 97u) % 10007u) / 9973.0f -
-		       0.5f;
+	for (uint64_t i = 0; i < r->bytes / sizeof(*p); i++) {
+		float v =
+			(float)((i * 2654435761u + rank * 40503u + salt * 97u) % 10007u) / 9973.0f -
+			0.5f;
+
+		memcpy(&p[i], &v, sizeof(v));
+		p[i] &= ~top_exponent_bit;
+	}
 }
 
 const struct region *spanfix_result(struct spanfix *w, uint32_t rank)
