@@ -114,17 +114,18 @@ class TwoNodes(unittest.TestCase):
             self.assertEqual(said[0], "INVALID_ARGUMENT")
             self.assertIn("the ranks of a node must follow each other", said[2])
 
-    def test_an_elastic_job_has_no_ranks_elsewhere(self):
+    def test_an_elastic_job_with_ranks_elsewhere_needs_replicas(self):
         """Its trainers have made it elastic, or shardctl has."""
         said = join(0, 4, self.at["a"], "elastic", (0, 2), (2, 4))
         self.assertEqual(said[:2], ("FAILED_PRECONDITION", "local_world_size"))
         self.assertIn("started 2 of the 4 ranks of job 'elastic' on this machine, and an elastic "
-                      "job is on one node", said[2])
+                      "job with ranks on several nodes needs replicas: 1", said[2])
         support.shardctl(self.at["a"], "job", "create", "elastic", "--world-size", "4",
                          "--min-ranks", "2", "--max-ranks", "4")
         said = join(0, 4, self.at["a"], "elastic", (0, 2))
         self.assertEqual(said[:2], ("FAILED_PRECONDITION", "local_world_size"))
-        self.assertIn("an elastic job is on one node: start all ranks here", said[2])
+        self.assertIn("needs replicas: 1 in the configuration of their daemons: set it, or start "
+                      "all ranks here", said[2])
         self.assertIsNone(join(0, 4, self.at["a"], "elastic", (0, 4)))
         support.shardctl(self.at["a"], "job", "delete", "elastic")
 
