@@ -255,6 +255,13 @@ void comm_complete(struct comm *c, struct comm_op *op, int status)
 	op->done(op, status);
 }
 
+void engine_abandon(struct engine *e, const void *userdata)
+{
+	MAGIC_CHECK(e, ENGINE_MAGIC);
+	if (e->ops->abandon)
+		e->ops->abandon(e, userdata);
+}
+
 unsigned engine_leaving(const struct engine *e)
 {
 	MAGIC_CHECK(e, ENGINE_MAGIC);

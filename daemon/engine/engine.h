@@ -177,6 +177,10 @@ void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint6
  * Return: 0, -EOPNOTSUPP (the engine cannot: make a new one), or negative errno. */
 int comm_shrink(struct comm *c, const bool *gone, const struct comm_options *options);
 
+/* Those of @userdata that are being made are not wanted any more: where the engine can it gives up meeting
+ * their members, and calls ready with a failure soon. */
+void engine_abandon(struct engine *e, const void *userdata);
+
 /* Communicators that are freed, and whose threads still take leave of other members. */
 unsigned engine_leaving(const struct engine *e);
 

@@ -30,6 +30,7 @@ struct engine_ops {
 	void (*chain)(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
 		      void *const *recv, uint64_t count, enum dtype dtype, bool whole);
 	unsigned (*leaving)(const struct engine *e); /* default: 0 */
+	void (*abandon)(struct engine *e, const void *userdata);
 	void (*info)(const struct comm *c, struct comm_info *ret);
 	void (*reg)(struct comm *c, void *const *addr, uint64_t bytes);
 	/* calls @done exactly once, now or later */

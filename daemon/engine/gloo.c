@@ -293,6 +293,17 @@ static void gloo_leave(struct gloo_comm *c, unsigned events)
 		gloo_free_comm(c);
 }
 
+/* Nobody else finds it from here on. */
+static struct gloo_shim *gloo_take_shim(struct gloo_comm *c)
+{
+	struct gloo_shim *shim;
+
+	pthread_mutex_lock(&c->lock);
+	shim = STEAL_PTR(c->shim);
+	pthread_mutex_unlock(&c->lock);
+	return shim;
+}
+
 static void *gloo_main(void *arg)
 {
 	struct gloo_comm *c = arg;
@@ -303,7 +314,7 @@ static void *gloo_main(void *arg)
 		gloo_run(c, item);
 		gloo_give_back(c, item);
 	}
-	gloo_shim_free(c->shim, GLOO_GRACE_MS);
+	gloo_shim_free(gloo_take_shim(c), GLOO_GRACE_MS);
 	gloo_leave(c, made ? GLOO_GONE : GLOO_READY | GLOO_GONE);
 	return NULL;
 }
@@ -619,6 +630,21 @@ static unsigned gloo_leaving(const struct engine *e)
 	return n;
 }
 
+static void gloo_abandon(struct engine *e, const void *userdata)
+{
+	struct gloo *g = gloo_of(e);
+	struct gloo_comm *c, *tmp;
+
+	list_for_each (c, tmp, &g->comms, link) {
+		if (c->told || c->comm.userdata != userdata)
+			continue;
+		pthread_mutex_lock(&c->lock);
+		if (c->shim)
+			gloo_shim_cancel(c->shim);
+		pthread_mutex_unlock(&c->lock);
+	}
+}
+
 /* Workers that take leave go on alone. A tick that was posted still runs, and finds the orphan. */
 static void gloo_close(struct engine *e)
 {
@@ -649,6 +675,7 @@ static const struct engine_ops gloo_ops = {
 	.close = gloo_close,
 	.chain = gloo_chain,
 	.leaving = gloo_leaving,
+	.abandon = gloo_abandon,
 };
 
 static int gloo_copy(const char *text, char **ret)

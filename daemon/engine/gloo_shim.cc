@@ -307,6 +307,21 @@ int gloo_shim_connect(struct gloo_shim *s, struct gloo_shim_error *error)
 	return gloo_shim_guard(s, error, [=] { shim_connect(s); });
 }
 
+void gloo_shim_cancel(struct gloo_shim *s)
+{
+	try {
+		std::lock_guard<std::mutex> guard(s->lock);
+
+		if (s->dead || s->mesh)
+			return;
+		s->cause = "the communicator is not wanted any more";
+		s->dead = true;
+		shim_wake_all(s);
+	} catch (...) {
+		/* as in gloo_shim_abort; the members are met until it is late */
+	}
+}
+
 void gloo_shim_abort(struct gloo_shim *s)
 {
 	try {

@@ -21,8 +21,8 @@
  * is trusted. Members must agree on the order and sizes of operations; if one breaks Gloo's
  * protocol, the communicator ends.
  *
- * SIGPIPE must be ignored. All functions but gloo_shim_abort: one thread at a time, and all but
- * gloo_shim_new and gloo_shim_abort block.
+ * SIGPIPE must be ignored. All functions but gloo_shim_abort and gloo_shim_cancel: one thread at
+ * a time, and all but these and gloo_shim_new block.
  */
 #ifndef SHARDD_ENGINE_GLOO_SHIM_H
 #define SHARDD_ENGINE_GLOO_SHIM_H
@@ -86,6 +86,9 @@ int gloo_shim_new(const struct gloo_shim_options *options, struct gloo_shim **re
  * Return: 0, -ECONNABORTED or -ENOMEM. */
 int gloo_shim_connect(struct gloo_shim *s, struct gloo_shim_error *error);
 
+/* While it meets the other members: stop that within a moment. Else nothing. Any thread, until
+ * gloo_shim_free begins; does not block. */
+void gloo_shim_cancel(struct gloo_shim *s);
 /* Whatever waits ends within a moment, here and, when the sockets close, at the others. Any
  * thread, until gloo_shim_free begins; does not block. */
 void gloo_shim_abort(struct gloo_shim *s);

@@ -135,6 +135,8 @@ static void node_set_broken(struct node_comm *nc, const char *why)
 	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
 		if (nc->comm[q])
 			comm_abort(nc->comm[q]);
+	if (nc->making > 0 && node_engine_of(nc))
+		engine_abandon(node_engine_of(nc), nc);
 }
 
 void node_comm_break(struct node_comm *nc, const char *why)
