@@ -101,6 +101,8 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	kept_go_on(job);
 	if (job->step.gated) /* what waits for that step is of this epoch */
 		condition_signal(&job->step.applied);
+	node_wake_later(
+		job->node); /* registrations wait for communicators that it does not make any more */
 }
 
 /* The job resumes at its commits and has none: a restart that finds initialised units would begin with

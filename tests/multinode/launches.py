@@ -1,5 +1,7 @@
 """Ranks of one job that were started wrongly on two nodes: each is told what is wrong with it."""
 
+import time
+
 from lab import BIN, Failed, Lab, Process, environment, wait_for
 from training import SMALL, TWO, Training, text_file
 
@@ -17,26 +19,64 @@ WRONG = (
 class Launch:
     """charlm for each of @ranks, of which nobody says how many are on a node."""
 
-    def __init__(self, x, job, ranks):
+    def __init__(self, x, job, ranks, steps=5):
+        self.x, self.job, self.steps = x, job, steps
         self.ranks = {}
         x.runs.append(self)
-        for i, (name, rank, world) in enumerate(ranks):
-            env = environment(SHARDD_SOCKET=x[name].socket, SHARDD_JOB=job, RANK=str(rank),
-                              WORLD_SIZE=str(world))
-            argv = [BIN / "charlm", "--data", text_file(x), "--steps", 5, *SMALL.split()]
-            self.ranks[i] = Process(name, argv, f"{x.folder}/{job}-{i}.log", env)
+        for one in ranks:
+            self.start(*one)
+
+    def start(self, name, rank, world):
+        env = environment(SHARDD_SOCKET=self.x[name].socket, SHARDD_JOB=self.job, RANK=str(rank),
+                          WORLD_SIZE=str(world))
+        argv = [BIN / "charlm", "--data", text_file(self.x), "--steps", self.steps, *SMALL.split()]
+        i = len(self.ranks)
+        self.ranks[i] = Process(name, argv, f"{self.x.folder}/{self.job}-{i}.log", env)
+
+    def refused(self, words):
+        """Which have ended: as they must, with @words."""
+        ended = [p for p in self.ranks.values() if p.code is not None]
+        for p in ended:
+            if p.code != 1 or not all(w in p.text() for w in words):
+                raise Failed(f"{self.job}: {p.log.name} has ended with {p.code}: {p.text()}")
+        return ended
+
+    def end(self, words):
+        """As a launcher does: when one is refused it ends the others, which may have come too late
+        to be refused, and wait."""
+        wait_for(lambda: self.refused(words), f"a refusal of job {self.job}")
+        until = time.monotonic() + 2
+        while len(self.refused(words)) < len(self.ranks) and time.monotonic() < until:
+            time.sleep(0.02)
+        for p in self.ranks.values():
+            if p.code is None:
+                p.kill()
 
 
 def wrong_ranks():
-    """Ranks with gaps, twice, or of other world sizes: all are refused, with what is wrong."""
+    """Ranks with gaps, twice, or of other world sizes are refused, with what is wrong."""
     with Lab(2) as x:
         for job, ranks, words in WRONG:
-            for p in Launch(x, job, ranks).ranks.values():
-                if p.wait() != 1 or not all(w in p.text() for w in words):
-                    raise Failed(f"{job}: {p.log.name} has ended with {p.code}: {p.text()}")
+            Launch(x, job, ranks).end(words)
             for node in x.nodes.values():
                 node.ctl("job", "delete", "--force", job, check=False)
             Training(x, TWO, steps=3, job=job).finish()
+
+
+def twice_at_any_moment():
+    """A rank is started twice at any moment: who has joined is refused.
+
+    The second comes before the epoch begins, while units are registered, or when steps are made.
+    Nobody waits for what is gone with the epoch."""
+    words = WRONG[1][2][0]
+    with Lab(2) as x:
+        for n in range(16):
+            t = Launch(x, f"at{n}", (("a", 0, 3), ("a", 1, 3), ("b", 2, 3)), steps=100000)
+            time.sleep(0.006 * n)
+            t.start("b", 1, 3)
+            t.end((words.replace("twice", t.job),))
+            if waiting := [p.log.name for p in t.ranks.values() if p.code < 0 and p.text()]:
+                raise Failed(f"ranks that have joined still wait: {waiting}")
 
 
 def too_few():
@@ -51,4 +91,4 @@ def too_few():
             p.kill()
 
 
-DEFAULT = [wrong_ranks, too_few]
+DEFAULT = [wrong_ranks, twice_at_any_moment, too_few]
