@@ -464,8 +464,8 @@ stop_nodes() {
 	for ((n = 1; n <= nodes; n++)); do
 		nodes_look "$n" || fail "the daemon of node$n does not answer"
 		((step == steps)) || fail "the last committed step is $step on node$n, not $steps"
-		ctl "$n" job delete "$job"
 	done
+	ctl 1 job delete "$job" # on all nodes
 	for ((n = nodes; n >= 1; n--)); do
 		p=$(named shardd-holder "${holder[n]}")
 		kill -TERM "$p"
