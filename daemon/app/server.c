@@ -504,47 +504,20 @@ static void server_tick_soon(void *userdata);
 
 static int server_start(struct server *s, struct inherited *in, struct fault *f)
 {
-	const struct job_ops ops = { .abort_ops = op_abort_all,
-				     .before_change = loading_let,
-				     .drain = drain_wait,
-				     .rolled_back = full_invalidate,
-				     .unit_released = backward_released,
-				     .complete = coll_complete,
-				     .failed = op_failed,
-				     .event = server_on_job_event,
-				     .signals_gone = queue_tasks_forget,
-				     .epoch_ended = server_on_epoch_ended,
-				     .announce = cluster_announce,
-				     .prepared = cluster_prepared,
-				     .epoch_ends = doubt_epoch_ends,
-				     .restored = doubt_restored,
-				     .drop_doubt = doubt_drop_all,
-				     .refuse = cluster_refuse,
-				     .want = cluster_want,
-				     .asked = cluster_asked,
-				     .give = cluster_give,
-				     .leave_out = cluster_leave_out,
-				     .joined = cluster_no_inputs,
-				     .asks = cluster_asks,
-				     .writes = cluster_writes,
-				     .write_allowed = cluster_write_allowed,
-				     .write_refused = cluster_write_refused,
-				     .made = cluster_made,
-				     .may_join = cluster_may_join,
-				     .across.waits = cluster_op_waits,
-				     .across.rank_left = cluster_rank_left,
-				     .across.left = cluster_left,
-				     .gave_up = cluster_gave_up,
-				     .leaves = cluster_leaves,
-				     .deleted = cluster_deleted,
-				     .is_awaited = cluster_is_awaited,
-				     .across.ended = cluster_epoch_ended,
-				     .across.save = cluster_save,
-				     .across.load = cluster_load,
-				     .across.give_up = cluster_give_up,
-				     .across.policy = cluster_policy,
-				     .across.replicate = cluster_replicate,
-				     .expired = server_on_expired };
+	struct job_ops ops = { .abort_ops = op_abort_all,
+			       .before_change = loading_let,
+			       .drain = drain_wait,
+			       .rolled_back = full_invalidate,
+			       .unit_released = backward_released,
+			       .complete = coll_complete,
+			       .failed = op_failed,
+			       .event = server_on_job_event,
+			       .signals_gone = queue_tasks_forget,
+			       .epoch_ended = server_on_epoch_ended,
+			       .epoch_ends = doubt_epoch_ends,
+			       .restored = doubt_restored,
+			       .drop_doubt = doubt_drop_all,
+			       .expired = server_on_expired };
 	int r;
 
 	/* first what cannot fail: if something below fails, all of it is ended again */
@@ -556,6 +529,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 	if (getrandom(s->node.instance, NODE_INSTANCE_BYTES, 0) != NODE_INSTANCE_BYTES)
 		return fault_errno(f, -errno, "making an instance id");
 	r = server_set_limits(s);
+	cluster_set_slots(&ops);
 	jobs_init(&s->jobs, &s->node, &ops);
 	sessions_init(&s->sessions, &s->jobs);
 	slices_init(&s->slices, s->loop);

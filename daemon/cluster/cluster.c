@@ -683,6 +683,37 @@ static int cluster_start(struct cluster *c, const struct cluster_options *o, str
 	return peers_new(c->loopq, &p, &peers_ops, c, &c->peers, f);
 }
 
+void cluster_set_slots(struct job_ops *ops)
+{
+	ops->announce = cluster_announce;
+	ops->prepared = cluster_prepared;
+	ops->refuse = cluster_refuse;
+	ops->want = cluster_want;
+	ops->asked = cluster_asked;
+	ops->give = cluster_give;
+	ops->leave_out = cluster_leave_out;
+	ops->joined = cluster_no_inputs;
+	ops->asks = cluster_asks;
+	ops->writes = cluster_writes;
+	ops->write_allowed = cluster_write_allowed;
+	ops->write_refused = cluster_write_refused;
+	ops->made = cluster_made;
+	ops->may_join = cluster_may_join;
+	ops->gave_up = cluster_gave_up;
+	ops->leaves = cluster_leaves;
+	ops->deleted = cluster_deleted;
+	ops->is_awaited = cluster_is_awaited;
+	ops->across.waits = cluster_op_waits;
+	ops->across.rank_left = cluster_rank_left;
+	ops->across.left = cluster_left;
+	ops->across.ended = cluster_epoch_ended;
+	ops->across.save = cluster_save;
+	ops->across.load = cluster_load;
+	ops->across.give_up = cluster_give_up;
+	ops->across.policy = cluster_policy;
+	ops->across.replicate = cluster_replicate;
+}
+
 int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct coord *coord,
 		const struct cluster_options *o, struct cluster **ret, struct fault *f)
 {

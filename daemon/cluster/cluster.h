@@ -41,34 +41,9 @@ void cluster_stop(struct cluster *c, void (*done)(void *userdata), void *userdat
 /* It has stopped, and engines that meet by its store are closed. NULL is allowed. Return: NULL. */
 struct cluster *cluster_free(struct cluster *c);
 
-/* Slots of struct job_ops, for the daemon's one cluster. Without one every job is on this node. */
-enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f);
-void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first);
-void cluster_prepared(struct group *g, uint64_t number);
-void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault);
-void cluster_want(struct job *job, struct unit *u, uint64_t turn);
-void cluster_asked(struct job *job, struct unit *u, uint64_t turn);
-void cluster_give(struct job *job, struct unit *u, uint64_t turn);
-void cluster_leave_out(struct job *job, struct unit *u);
-void cluster_made(struct job *job, uint64_t position);
-void cluster_no_inputs(struct group *g, uint64_t number, uint64_t last_number, uint32_t last);
-void cluster_writes(struct job *job, const struct across_write *w);
-void cluster_write_allowed(struct job *job, const struct across_write *w);
-void cluster_write_refused(struct job *job, const struct across_write *w, const struct fault *f);
-void cluster_asks(struct group *g, const struct asked *a);
-void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t bytes);
-void cluster_rank_left(struct job *job, const struct member *m);
-void cluster_left(struct job *job);
-enum res cluster_leaves(const struct job *job);
-void cluster_deleted(struct job *job);
-void cluster_gave_up(struct job *job, uint32_t rank);
-bool cluster_is_awaited(const struct job *job);
-void cluster_epoch_ended(struct job *job, const struct fault *why);
-int cluster_save(struct job *job, const struct saving_options *o, struct fault *f);
-int cluster_load(struct job *job, const struct loading_options *o, struct fault *f);
-void cluster_give_up(struct job *job);
-void cluster_policy(struct job *job);
-bool cluster_replicate(struct job *job, bool due);
+/* Set the slots of @ops that are the cluster's: of jobs whose ranks may be on several nodes. For the daemon's
+ * one cluster; without one every job is on this node. */
+void cluster_set_slots(struct job_ops *ops);
 
 /* For status. Valid until the next turn of the loop. */
 struct cluster_info {

@@ -77,8 +77,8 @@ static struct cluster_node *cluster_epoch_node_set(struct cluster_job *cj, const
 	return node;
 }
 
-/* Of process @number, one of those that want to join here. One that is no rank yet gets a device as the
- * daemon chooses. */
+/* The device of the @i-th process that wants to join here. A process that has no rank yet gets the device that
+ * the daemon chooses for it. */
 static uint32_t cluster_epoch_device_of(const struct cluster_job *cj, const struct job *job,
 					uint32_t i)
 {

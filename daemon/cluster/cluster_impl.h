@@ -394,4 +394,33 @@ void cluster_deny(struct cluster *c, struct peer *from, const char *label);
 /* The link to the leader, if this node follows and it is up. */
 struct peer *cluster_to_leader(const struct cluster_job *cj);
 
+/* The slots of struct job_ops (cluster_set_slots). */
+enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f);
+void cluster_announce(struct group *g, uint64_t number, const struct match_entry *first);
+void cluster_prepared(struct group *g, uint64_t number);
+void cluster_refuse(struct group *g, uint64_t number, const struct fault *fault);
+void cluster_want(struct job *job, struct unit *u, uint64_t turn);
+void cluster_asked(struct job *job, struct unit *u, uint64_t turn);
+void cluster_give(struct job *job, struct unit *u, uint64_t turn);
+void cluster_leave_out(struct job *job, struct unit *u);
+void cluster_made(struct job *job, uint64_t position);
+void cluster_no_inputs(struct group *g, uint64_t number, uint64_t last_number, uint32_t last);
+void cluster_writes(struct job *job, const struct across_write *w);
+void cluster_write_allowed(struct job *job, const struct across_write *w);
+void cluster_write_refused(struct job *job, const struct across_write *w, const struct fault *f);
+void cluster_asks(struct group *g, const struct asked *a);
+void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t bytes);
+void cluster_rank_left(struct job *job, const struct member *m);
+void cluster_left(struct job *job);
+enum res cluster_leaves(const struct job *job);
+void cluster_deleted(struct job *job);
+void cluster_gave_up(struct job *job, uint32_t rank);
+bool cluster_is_awaited(const struct job *job);
+void cluster_epoch_ended(struct job *job, const struct fault *why);
+int cluster_save(struct job *job, const struct saving_options *o, struct fault *f);
+int cluster_load(struct job *job, const struct loading_options *o, struct fault *f);
+void cluster_give_up(struct job *job);
+void cluster_policy(struct job *job);
+bool cluster_replicate(struct job *job, bool due);
+
 #endif

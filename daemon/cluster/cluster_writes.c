@@ -22,7 +22,9 @@ static void cluster_writes_fill(const struct job *job, const struct across_write
 	};
 }
 
-void cluster_write_allowed(struct job *job, const struct across_write *w)
+/* @f: NULL: it is allowed. */
+static void cluster_writes_decide(struct job *job, const struct across_write *w,
+				  const struct fault *f)
 {
 	struct cluster_job *cj = cluster_order_running(job);
 	struct order_nodes nodes;
@@ -32,20 +34,20 @@ void cluster_write_allowed(struct job *job, const struct across_write *w)
 	if (!cj)
 		return;
 	cluster_writes_fill(job, w, &nodes, &print, &e);
-	cluster_order_tell(cj, job, &e);
+	if (f)
+		(void)order_refuse(cj->epoch.order, &e, f);
+	else
+		cluster_order_tell(cj, job, &e);
+}
+
+void cluster_write_allowed(struct job *job, const struct across_write *w)
+{
+	cluster_writes_decide(job, w, NULL);
 }
 
 void cluster_write_refused(struct job *job, const struct across_write *w, const struct fault *f)
 {
-	struct cluster_job *cj = cluster_order_running(job);
-	struct order_nodes nodes;
-	struct order_print print;
-	struct order_entry e;
-
-	if (!cj)
-		return;
-	cluster_writes_fill(job, w, &nodes, &print, &e);
-	(void)order_refuse(cj->epoch.order, &e, f);
+	cluster_writes_decide(job, w, f);
 }
 
 void cluster_writes(struct job *job, const struct across_write *w)

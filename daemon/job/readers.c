@@ -329,12 +329,19 @@ enum res readers_let(struct job *job, enum job_change what, struct waiter *w)
 	return RES_WAIT;
 }
 
-enum res readers_let_move(struct job *job, struct waiter *w)
+bool readers_begin_move(struct job *job, struct waiter *w, bool *writes)
 {
-	if (readers_may_move(job))
-		return RES_DONE;
-	condition_wait(&job->readers.writers, w);
-	return RES_WAIT;
+	if (*writes)
+		return true;
+	if (waiter_on(w))
+		return false;
+	if (!readers_may_move(job)) {
+		condition_wait(&job->readers.writers, w);
+		return false;
+	}
+	*writes = true;
+	job->readers.writing++;
+	return true;
 }
 
 void readers_go_on(struct job *job)

@@ -88,8 +88,10 @@ int reader_maps(struct reader *r);
  * read is copied), or the epoch has ended: a resumed operation must
  * ask again. Never fails. */
 enum res readers_let(struct job *job, enum job_change what, struct waiter *w);
-/* The same for parameters that get another place and keep their values. */
-enum res readers_let_move(struct job *job, struct waiter *w);
+/* The same for parameters that get another place and keep their values. No reader may hold them until
+ * job->readers.writing is counted down again. @writes: whether it was counted up; the caller's, false at
+ * first. Return: false: @w is resumed when this is worth another call. */
+bool readers_begin_move(struct job *job, struct waiter *w, bool *writes);
 /* What was to be copied before they write is copied: the operations that wait go on. */
 void readers_go_on(struct job *job);
 /* Something that is not a step writes parameters: until the next commit no reader may hold them,

@@ -233,18 +233,6 @@ static void resize_on_readers(struct waiter *w)
 	resize_post(CONTAINER_OF(w, struct resize, waiter));
 }
 
-/* Readers hold parameters where they are: none does any more, and none will until the end. */
-static bool resize_may_move(struct resize *r)
-{
-	if (r->writes)
-		return true;
-	if (waiter_on(&r->waiter) || readers_let_move(r->job, &r->waiter) == RES_WAIT)
-		return false;
-	r->writes = true;
-	r->job->readers.writing++;
-	return true;
-}
-
 static void resize_wait(struct resize *r)
 {
 	struct job *job = r->job;
@@ -259,7 +247,7 @@ static void resize_wait(struct resize *r)
 		return;
 	}
 	resize_end_epoch(r);
-	if (!resize_may_lay_out(job) || !resize_may_move(r))
+	if (!resize_may_lay_out(job) || !readers_begin_move(r->job, &r->waiter, &r->writes))
 		return;
 	if (resize_check_units(job, r->world, &f)) { /* of ranks that were there when it began */
 		resize_over(r, &f);

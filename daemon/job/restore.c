@@ -130,18 +130,6 @@ static void restore_on_resumed(struct waiter *w)
 	restore_post(CONTAINER_OF(w, struct restore, waiter));
 }
 
-/* Readers hold parameters where they are: none does any more, and none will until the end. */
-static bool restore_may_write(struct restore *r)
-{
-	if (r->writes)
-		return true;
-	if (waiter_on(&r->waiter) || readers_let_move(r->job, &r->waiter) == RES_WAIT)
-		return false;
-	r->writes = true;
-	r->job->readers.writing++;
-	return true;
-}
-
 /* What of the epochs before it goes on: a name. NULL: nothing. */
 static const char *restore_busy_with(const struct job *job)
 {
@@ -234,7 +222,8 @@ static enum res restore_tick(struct restore *r)
 		state_move(restore_stages, &r->stage, RESTORE_WAITING);
 		fallthrough;
 	case RESTORE_WAITING:
-		if (restore_busy_with(r->job) || !restore_may_write(r))
+		if (restore_busy_with(r->job) ||
+		    !readers_begin_move(r->job, &r->waiter, &r->writes))
 			return RES_WAIT;
 		RES_TRY(restore_empty(r));
 		fallthrough;

@@ -816,23 +816,6 @@ bool cutfix_train(uint64_t step, unsigned ms)
 
 /* ------------------------------------------------------------------ beginning and end */
 
-static void cutfix_slots(struct job_ops *ops)
-{
-	ops->announce = cluster_announce;
-	ops->prepared = cluster_prepared;
-	ops->refuse = cluster_refuse;
-	ops->want = cluster_want;
-	ops->give = cluster_give;
-	ops->made = cluster_made;
-	ops->may_join = cluster_may_join;
-	ops->across.waits = cluster_op_waits;
-	ops->across.rank_left = cluster_rank_left;
-	ops->across.left = cluster_left;
-	ops->gave_up = cluster_gave_up;
-	ops->is_awaited = cluster_is_awaited;
-	ops->across.ended = cluster_epoch_ended;
-}
-
 static void cutfix_begin_node(unsigned i)
 {
 	struct cut_node *w = &fix.nodes[i];
@@ -846,7 +829,7 @@ static void cutfix_begin_node(unsigned i)
 	snprintf(name, sizeof(name), "node-%u", i);
 	snprintf(at, sizeof(at), "10.0.0.1:%u", i);
 	nodefix_begin(&w->n, &(struct nodefix_options){ .beside = i > 0 });
-	cutfix_slots(&w->n.jobs.ops);
+	cluster_set_slots(&w->n.jobs.ops);
 	CHECK(scale_engine_new(&w->n.run.queue, false, &w->n.node.nodes_engine) == 0);
 	CHECK(coord_fake_open(fix.store, &w->n.run.queue, &w->coord) == 0);
 	the_cluster = NULL;

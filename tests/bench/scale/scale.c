@@ -159,23 +159,6 @@ int __wrap_coord_watch_begin(struct coord *c, struct coord_watch *w, const char 
 
 /* ------------------------------------------------------------------ the nodes */
 
-static void scale_slots(struct job_ops *ops)
-{
-	ops->announce = cluster_announce;
-	ops->prepared = cluster_prepared;
-	ops->refuse = cluster_refuse;
-	ops->want = cluster_want;
-	ops->give = cluster_give;
-	ops->made = cluster_made;
-	ops->may_join = cluster_may_join;
-	ops->across.waits = cluster_op_waits;
-	ops->across.rank_left = cluster_rank_left;
-	ops->across.left = cluster_left;
-	ops->gave_up = cluster_gave_up;
-	ops->is_awaited = cluster_is_awaited;
-	ops->across.ended = cluster_epoch_ended;
-}
-
 static void scale_node_begin(struct scale *s, unsigned i, bool meets)
 {
 	struct scale_node *w = &s->nodes[i];
@@ -190,7 +173,7 @@ static void scale_node_begin(struct scale *s, unsigned i, bool meets)
 	snprintf(at, sizeof(at), "10.0.%u.%u:%u", i / 256, i % 256, i);
 	nodefix_begin(&w->n, &(struct nodefix_options){ .beside = i > 0 });
 	w->n.node.limits.max_units_per_job = 1000;
-	scale_slots(&w->n.jobs.ops);
+	cluster_set_slots(&w->n.jobs.ops);
 	CHECK(scale_engine_new(&w->n.run.queue, meets, &w->n.node.nodes_engine) == 0);
 	CHECK(coord_fake_open(s->store, &w->n.run.queue, &coord) == 0);
 	the_cluster = NULL;
