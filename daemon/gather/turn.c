@@ -6,6 +6,7 @@
 #include "copies/full.h"
 #include "core/check.h"
 #include "job/line.h"
+#include "job/span.h"
 #include "step/apply.h"
 
 /* One copy, from its start to its end: the operations between nodes of the next one come behind it. */
@@ -41,6 +42,12 @@ void turn_want(struct job *job, struct unit *u)
 	job->jobs->ops.want(job, u, u->turns.n + 1);
 }
 
+/* An epoch of other nodes is over before its number is: they do not take part any more. */
+static bool turn_epoch_is_over(const struct turn *t)
+{
+	return t->epoch != t->job->rec->epoch || t->job->across.span->over;
+}
+
 static void turn_end(struct turn *t)
 {
 	struct job *job = t->job;
@@ -48,7 +55,7 @@ static void turn_end(struct turn *t)
 	t->unit->turns.in_line -= !t->has_begun;
 	waiter_leave(&t->waiter);
 	line_leave(&t->line);
-	if (t->epoch == job->rec->epoch)
+	if (!turn_epoch_is_over(t))
 		job->jobs->ops.made(job, t->position);
 	free(t);
 	job_ran(job);
@@ -77,7 +84,7 @@ static enum res turn_tick(struct turn *t, struct fault *f)
 		return RES_WAIT;
 	}
 	RES_TRY(apply_wait_step(t->job, &t->waiter));
-	if (t->epoch != t->job->rec->epoch)
+	if (turn_epoch_is_over(t))
 		return RES_DONE;
 	if (u->step == UNIT_STEP_DUE || u->step == UNIT_STEP_STEPPING || u->shards_left ||
 	    u->shard_writes) {
@@ -108,14 +115,14 @@ static void turn_go_on(struct turn *t)
 	struct fault f = FAULT_NULL;
 	enum res r;
 
-	if (t->epoch != t->job->rec->epoch && !t->has_begun) {
+	if (turn_epoch_is_over(t) && !t->has_begun) {
 		turn_end(t);
 		return;
 	}
 	r = turn_tick(t, &f);
 	if (r == RES_WAIT)
 		return;
-	if (r == RES_FAILED && t->epoch == t->job->rec->epoch)
+	if (r == RES_FAILED && !turn_epoch_is_over(t))
 		turn_give_up(t, &f);
 	turn_end(t);
 }

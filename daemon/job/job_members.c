@@ -52,7 +52,6 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 		job->jobs->ops.epoch_ended(job, fault);
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_reset(job->groups[i], fault);
-	across_writes_end(job);
 	job->rec->epoch++;
 	job_journal_mark(job, JOB_JOURNAL_PROGRESS);
 	if (job->step.state == JOB_STEP_PREPARED && !job_members_keeps_step(job)) {
@@ -99,7 +98,8 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	if (!job->step.committing && !job->step.doubt) /* a commit may cover what has changed */
 		kept_epoch_ended(job);
 	kept_go_on(job);
-	if (job->step.gated) /* what waits for that step is of this epoch */
+	across_writes_end(job); /* what waits for it looks for the end of its epoch */
+	if (job->step.gated)    /* what waits for that step is of this epoch */
 		condition_signal(&job->step.applied);
 	node_wake_later(
 		job->node); /* registrations wait for communicators that it does not make any more */

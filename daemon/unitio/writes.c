@@ -111,8 +111,9 @@ void writes_end(struct op *op)
 	if (!w)
 		return;
 	w->op = NULL;
-	if (w->state != WRITES_ASKED || op->m->epoch != op->m->job->rec->epoch ||
-	    op->m->job->across.span->over)
+	if (op->m->epoch == op->m->job->rec->epoch && op->m->job->across.span->over)
+		return; /* across_writes_end: the epoch is ending, and nothing goes on meanwhile */
+	if (w->state != WRITES_ASKED || op->m->epoch != op->m->job->rec->epoch)
 		writes_let_go(w);
 	/* else its entry starts or fails */
 }

@@ -430,6 +430,50 @@ Test(span_more, an_epoch_ends_while_a_shard_waits_to_be_written)
 	free(w->notes);
 }
 
+/* On each node a gather is the next one in line, and waits. */
+static void turns_wait_for_a_write(struct spanfix *w)
+{
+	w->ops[1] = w->ops[2] = (struct nodefix_op){ 0 };
+	copy_shard(&w->nodes[1], w->members[1], true, &w->ops[1]);
+	nodefix_on_unit(&w->nodes[2], w->members[2], "Gather", spanfix_unit_of(w, 2), &w->ops[2]);
+	spanfix_turn_orders(w); /* node 0 hears of the write, and starts the gather */
+	spanfix_turn_orders(w); /* the others do, too */
+}
+
+/* Gathers that all nodes have started wait for a write that was asked for before. When the epoch ends they end with
+ * it: one used to begin in an epoch without communicators, fail, and end it a second time, with
+ * a reason of its own, from within the first. */
+Test(span_more, an_epoch_ends_once_while_a_gather_waits_for_a_write)
+{
+	struct spanfix *w = &spanfix;
+	struct region place[SPANFIX_RANKS];
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1, 1 });
+	unit_changes = spanfix_in_bf16;
+	begin_unit(w);
+	take_values(w, place);
+	turns_wait_for_a_write(w);
+	for (uint32_t r = 0; r < 3; r++) {
+		cr_assert_eq(spanfix_unit_of(w, r)->turns.in_line, 1);
+		cr_assert_eq(spanfix_unit_of(w, r)->shard_writes, 1);
+	}
+	spanfix_epoch_ends(w, "node node2 is gone");
+	for (uint32_t r = 0; r < 3; r++) {
+		cr_expect_eq(w->jobs[r]->rec->epoch, 2, "epoch %llu on node %u",
+			     (unsigned long long)w->jobs[r]->rec->epoch, r);
+		cr_expect_str_eq(w->members[r]->ended.text, "node node2 is gone");
+		cr_expect_eq(spanfix_unit_of(w, r)->turns.in_line, 0);
+		cr_expect_eq(spanfix_unit_of(w, r)->shard_writes, 0);
+		cr_expect(!unit_is_copying(spanfix_unit_of(w, r)));
+	}
+	spanfix_next_epoch(w, "job/100");
+	take_values(w, place);
+	ALL(w, copy_shard(n, m, true, op));
+	spanfix_gather_and_note(w);
+	spanfix_end(w);
+	free(w->notes);
+}
+
 /* -- a barrier */
 
 /* In a recorded step, too, in which nodes start other collectives by themselves. */
