@@ -139,6 +139,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	loading_cancel(job);
 	resize_cancel(job);
 	job->life.deleted = true;
+	job->running++; /* what ends meanwhile may be the last that runs, and would free it */
 	readers_lose_job(job);
 	job_epoch_end(job, &told);
 	htab_remove(&job->jobs->names, job->label);
@@ -155,7 +156,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 			member_retire(m);
 		}
 	}
-	job_settle(job);
+	job_ran(job);
 	return 0;
 }
 

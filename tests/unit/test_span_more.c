@@ -474,6 +474,33 @@ Test(span_more, an_epoch_ends_once_while_a_gather_waits_for_a_write)
 	free(w->notes);
 }
 
+/* Its ranks have left a node whose line has a gather: that is the last thing that runs, and the job used to be freed
+ * at its end, in the middle of the deletion. */
+Test(span_more, a_job_is_deleted_while_a_gather_waits_for_a_write)
+{
+	struct spanfix *w = &spanfix;
+	struct region place[SPANFIX_RANKS];
+	struct fault f = FAULT_NULL;
+	bool freed;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1, 1 });
+	unit_changes = spanfix_in_bf16;
+	begin_unit(w);
+	take_values(w, place);
+	cr_assert_eq(job_leave(w->members[0], &freed, &f), RES_DONE, "%s", f.text);
+	nodefix_drop(&w->nodes[0], w->members[0], "has left");
+	turns_wait_for_a_write(w);
+	cr_assert_eq(w->jobs[0]->running, 1);
+	cr_assert_eq(w->jobs[0]->members, 1); /* its ranks alone hold it */
+	cr_assert_eq(job_delete(w->jobs[0], false, NULL, &f), 0, "%s", f.text);
+	nodefix_turns(&w->nodes[0]);
+	cr_expect(list_empty(&w->nodes[0].jobs.zombies));
+	w->jobs[0] = nodefix_job(&w->nodes[0], "job", w->size, 0);
+	spanfix_epoch_ends(w, "the job was deleted");
+	spanfix_end(w);
+	free(w->notes);
+}
+
 /* -- a barrier */
 
 /* In a recorded step, too, in which nodes start other collectives by themselves. */
