@@ -22,6 +22,7 @@ void node_init(struct node *node, uv_loop_t *loop)
 	quarantine_init(&node->quarantine);
 	users_init(&node->users);
 	host_room_init(&node->room, &HOST_MEMORY_OWN);
+	closer_init(&node->closer);
 }
 
 /* ------------------------------------------------------------------- devices */
@@ -486,5 +487,6 @@ void node_deinit(struct node *node)
 		CHECK(!nc->making && !nc->ending && list_empty(&nc->windows));
 		node_free_comms(nc);
 	}
+	closer_deinit(&node->closer);
 	users_deinit(&node->users);
 }

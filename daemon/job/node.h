@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "backend/host_room.h"
+#include "core/closer.h"
 #include "core/condition.h"
 #include "core/fault.h"
 #include "core/loopq.h"
@@ -60,6 +61,7 @@ struct node {
 	struct quarantine quarantine;
 	struct node_limits limits;
 	struct host_room room; /* of the machine, for copies of what is on GPUs (job/staging.h) */
+	struct closer closer;  /* of memory that is no slab (job/replica.h) */
 	struct users users;    /* the users, and how much of all this each uses */
 	uint64_t started_us;
 	uint8_t instance[NODE_INSTANCE_BYTES]; /* of this run of the daemon: random */
@@ -106,7 +108,7 @@ void node_instance_text(const struct node *node, char ret[2 * NODE_INSTANCE_BYTE
 
 /* No devices yet. */
 void node_init(struct node *node, uv_loop_t *loop);
-/* Free the communicators; nothing may run on them. Safe to call twice. */
+/* Free the communicators; nothing may run on them. What is being closed is closed. Safe to call twice. */
 void node_deinit(struct node *node);
 
 /* Free communicators that nobody uses any more, and signal node->changed. */

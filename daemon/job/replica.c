@@ -62,14 +62,22 @@ struct replica *replica_ref(struct replica *r)
 	return r;
 }
 
+/* On the closer's thread: it takes long. */
+static void replica_close(struct closer_item *item)
+{
+	struct replica *r = CONTAINER_OF(item, struct replica, closing);
+
+	for (unsigned i = 0; i < _REPLICA_FILES; i++)
+		fd_close(r->fds[i]);
+	free(r);
+}
+
 struct replica *replica_unref(struct replica *r)
 {
 	if (!r || --r->refs)
 		return NULL;
 	CHECK(list_empty(&r->link));
-	for (unsigned i = 0; i < _REPLICA_FILES; i++)
-		fd_close(r->fds[i]);
-	free(r);
+	closer_add(&r->node->closer, &r->closing, replica_close);
 	return NULL;
 }
 
@@ -121,7 +129,8 @@ int replica_new(struct job *job, const struct replica_id *id, uint64_t bytes, st
 		replica_return(job, bytes);
 		return fault_errno(f, -ENOMEM, "making a replica");
 	}
-	*r = (struct replica){ .job = job,
+	*r = (struct replica){ .node = job->node,
+			       .job = job,
 			       .refs = 1,
 			       .step = id->step,
 			       .part = id->part,

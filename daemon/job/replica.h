@@ -8,7 +8,8 @@
  *
  * A part is two files in memory (memfd): the tensors, as in a checkpoint; and the tail: the text of its
  * index, the records of the job's units (restore_pack_specs), and 8 bytes, the length of the index. The job's account pays for them. Loop
- * thread only; any thread may read the files while a part is referenced.
+ * thread only; any thread may read the files while a part is referenced. They are closed on a thread of their
+ * own: the loop must not wait for that.
  */
 #ifndef SHARDD_JOB_REPLICA_H
 #define SHARDD_JOB_REPLICA_H
@@ -17,10 +18,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/closer.h"
 #include "core/fault.h"
 #include "core/list.h"
 
 struct job;
+struct node;
 
 /* "replica/LABEL/STEP/LAYOUT/PART/tensors" */
 #define REPLICA_KEY_BYTES 192u
@@ -30,8 +33,9 @@ struct job;
 enum replica_file { REPLICA_TENSORS, REPLICA_TAIL, _REPLICA_FILES };
 
 struct replica {
-	struct list link; /* job->across.replicas */
-	struct job *job;  /* borrowed; NULL: it is not kept any more */
+	struct list link;  /* job->across.replicas */
+	struct node *node; /* borrowed */
+	struct job *job;   /* borrowed; NULL: it is not kept any more */
 	unsigned refs;
 	uint64_t step;
 	uint32_t part, parts;    /* number of the node, and of how many */
@@ -41,6 +45,7 @@ struct replica {
 	int fds[_REPLICA_FILES]; /* owned */
 	uint64_t bytes[_REPLICA_FILES];
 	uint64_t charged; /* to the job's account */
+	struct closer_item closing;
 };
 
 /* What identifies one. */

@@ -1,0 +1,111 @@
+/* Parts of a job in memory: who pays for them, and where they are closed. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/closer.h"
+#include "fdcheck.h"
+#include "job/replica.h"
+#include "nodefix.h"
+
+static struct nodefix n;
+static struct job *job;
+
+static void begin(void)
+{
+	fdcheck_begin();
+	nodefix_begin(&n, NULL);
+	job = nodefix_job(&n, "job", 1, 0);
+}
+
+static void end(void)
+{
+	nodefix_end(&n);
+	fdcheck_end();
+}
+
+TestSuite(replica, .init = begin, .fini = end, .timeout = 30);
+
+static struct replica *make(uint32_t part, uint64_t bytes)
+{
+	const struct replica_id id = { 3, 77, part, 4 };
+	struct fault f = FAULT_NULL;
+	struct replica *r = NULL;
+
+	cr_assert_eq(replica_new(job, &id, bytes, &r, &f), 0, "%s", f.text);
+	return r;
+}
+
+/* Threads of this process with the closer's name. */
+static unsigned closers(void)
+{
+	DIR *d = opendir("/proc/self/task");
+	unsigned found = 0;
+	struct dirent *e;
+
+	cr_assert(d);
+	while ((e = readdir(d))) {
+		char path[300], name[32] = "";
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%.200s/comm", e->d_name);
+		f = *e->d_name == '.' ? NULL : fopen(path, "re");
+		if (!f)
+			continue;
+		if (fgets(name, sizeof(name), f) && strcmp(name, "shardd-close\n") == 0)
+			found++;
+		fclose(f);
+	}
+	closedir(d);
+	return found;
+}
+
+/* The loop closed them, which takes long for gigabytes: it sent no pings meanwhile. */
+Test(replica, its_memory_is_closed_by_another_thread)
+{
+	struct replica *r = make(0, 1 << 20);
+
+	cr_expect_eq(closers(), 0);
+	replica_ref(r);
+	replica_drop(r);
+	cr_expect_eq(closers(), 0, "somebody reads it");
+	cr_expect_eq(job->quota.by_class[MEM_CONTROL], 0);
+	replica_unref(r);
+	cr_expect_eq(closers(), 1);
+	replica_drop(make(0, 1 << 20));
+	cr_expect_eq(closers(), 1);
+}
+
+/* One item, and the thread that has closed it. */
+struct item {
+	struct closer_item item;
+	pthread_t by;
+	unsigned closed;
+};
+
+static void on_close(struct closer_item *item)
+{
+	struct item *x = (struct item *)item;
+
+	x->by = pthread_self();
+	x->closed++;
+}
+
+Test(replica, a_closer_closes_what_is_queued_before_it_ends)
+{
+	struct item items[20] = { 0 }, late = { 0 };
+	struct closer c;
+
+	closer_init(&c);
+	for (unsigned i = 0; i < 20; i++)
+		closer_add(&c, &items[i].item, on_close);
+	closer_deinit(&c);
+	for (unsigned i = 0; i < 20; i++)
+		cr_expect(items[i].closed == 1 && !pthread_equal(items[i].by, pthread_self()));
+	cr_expect_not(closer_is_open(&c));
+	closer_add(&c, &late.item, on_close);
+	cr_expect(late.closed == 1 && pthread_equal(late.by, pthread_self()));
+	closer_deinit(&c);
+}
