@@ -58,6 +58,12 @@ int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 	return 0;
 }
 
+struct host_room *backend_room(struct backend *b)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	return b->ops->room ? b->ops->room(b) : NULL;
+}
+
 void backend_forget_shortage(struct backend *b)
 {
 	MAGIC_CHECK(b, BACKEND_MAGIC);

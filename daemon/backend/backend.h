@@ -24,6 +24,7 @@
 
 struct backend;
 struct backend_mem; /* one exportable allocation */
+struct host_room;
 
 struct backend_signals;
 struct redo_task; /* backend/redo.h */
@@ -208,6 +209,10 @@ void backend_on_news(struct backend *b, backend_news_cb fn, void *userdata);
  * Return: 0, BACKEND_E_FULL, BACKEND_E_LATER, or negative errno. */
 int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 		  struct backend_mem **ret);
+
+/* Where the room for its allocations is counted: for what else takes memory of the host.
+ * Return: borrowed; NULL: it has none. */
+struct host_room *backend_room(struct backend *b);
 
 /* Called before a new request: clears info.short_of, which describes the previous one. */
 void backend_forget_shortage(struct backend *b);

@@ -28,6 +28,8 @@ struct backend_ops {
 	bool (*is_held)(struct backend *b, struct backend_mem *mem);
 	void (*empty)(struct backend *b, struct backend_mem *mem); /* asynchronous inside */
 	int (*seal)(struct backend *b, struct backend_mem *mem);
+	/* (optional) Of memory of the host. */
+	struct host_room *(*room)(struct backend *b);
 	/* (optional) Without it there is no BACKEND_SHARE_IPC. */
 	int (*export_ipc)(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle);
 	/* (optional, together) Without them the order is BACKEND_ORDER_NONE. */

@@ -50,8 +50,7 @@ static int host_alloc(struct backend *b, uint64_t bytes, enum backend_share shar
 	/* A memfd of any size can be created; we promise that its pages exist. */
 	if (h->used > b->info.capacity_bytes || bytes > b->info.capacity_bytes - h->used)
 		return BACKEND_E_FULL;
-	if (!host_room_take(&h->room, bytes, unmapper_pending(&h->unmapper), b->info.short_of,
-			    sizeof(b->info.short_of)))
+	if (!host_room_take(&h->room, bytes, b->info.short_of, sizeof(b->info.short_of)))
 		return BACKEND_E_FULL;
 	r = memfd_new(bytes, &m);
 	if (r)
@@ -122,6 +121,11 @@ static int host_seal(struct backend *b, struct backend_mem *mem)
 	return memfd_seal(host_to_memfd(mem));
 }
 
+static struct host_room *host_room(struct backend *b)
+{
+	return &host_to_host(b)->room;
+}
+
 /* Data that does not fit the caches anyway bypasses them when written: then a line is not fetched
  * before it is overwritten (docs/performance.md). */
 static void host_choose_stores(const struct host *h, struct backend_task *task)
@@ -171,6 +175,7 @@ static const struct backend_ops host_ops = {
 	.is_held = host_is_held,
 	.empty = host_empty,
 	.seal = host_seal,
+	.room = host_room,
 	.submit = host_submit,
 	.close = host_close,
 };
@@ -235,6 +240,7 @@ int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, b
 	host_fill_info(&h->backend.info, &t, threads, capacity);
 	h->cache = t.cache;
 	host_room_init(&h->room, &HOST_MEMORY_OWN);
+	h->room.unmapper = &h->unmapper;
 	r = host_start(h, &t, prefault);
 	if (r)
 		return r;

@@ -59,6 +59,13 @@ void node_list_devices(const struct node *node, char *buf, size_t bytes)
 	}
 }
 
+struct host_room *node_room(struct node *node)
+{
+	struct host_room *slabs = backend_room(node->devices[0].backend);
+
+	return slabs ? slabs : &node->room;
+}
+
 uint64_t node_used(const struct node *node)
 {
 	uint64_t sum = 0;

@@ -150,6 +150,10 @@ void node_comm_leave(struct node_comm *nc);
  * if the engine can do that, so that the next job finds them warm. */
 void node_device_lost(struct node *node, struct device *device);
 
+/* Where room for memory of this machine is counted that is no slab: with the slabs, if theirs is of the
+ * machine, too. Borrowed until node_deinit. */
+struct host_room *node_room(struct node *node);
+
 /* Bytes that all jobs hold on all devices, and the limit of all. */
 uint64_t node_used(const struct node *node);
 uint64_t node_capacity(const struct node *node);

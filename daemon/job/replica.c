@@ -25,15 +25,15 @@ static const char *const replica_file_names[_REPLICA_FILES] = {
 
 /* ---------------------------------------------------------------------------- accounts */
 
-/* Beside GPUs the memory is the machine's. Return: 0 or a fault code. */
+/* The memory is the machine's, also beside GPUs. Return: 0 or a fault code. */
 static int replica_charge(struct job *job, uint64_t bytes, struct fault *f)
 {
 	char why[192] = "its quota, or that of its user, has no room";
 	bool here = !extents_in_place(job->node);
 	int r = (here ? quota_charge_here : quota_charge)(&job->quota, MEM_CONTROL, bytes);
 
-	if (r == 0 && here && !host_room_take(&job->node->room, bytes, 0, why, sizeof(why))) {
-		quota_return_here(&job->quota, MEM_CONTROL, bytes);
+	if (r == 0 && !host_room_take(node_room(job->node), bytes, why, sizeof(why))) {
+		(here ? quota_return_here : quota_return)(&job->quota, MEM_CONTROL, bytes);
 		r = QUOTA_E_LIMIT;
 	}
 	if (r == 0)
@@ -42,6 +42,13 @@ static int replica_charge(struct job *job, uint64_t bytes, struct fault *f)
 			 "job '%s' has no memory for a replica, %" PRIu64 " bytes: %s; raise its "
 			 "quota or memory_bytes, or set replicas to 0",
 			 job->rec->name, bytes, why);
+}
+
+/* It has, or will have, @bytes, all of which are charged. */
+static void replica_set_charged(struct replica *r, uint64_t bytes)
+{
+	r->charged = bytes;
+	r->promise.bytes = bytes;
 }
 
 static void replica_return(struct job *job, uint64_t bytes)
@@ -69,6 +76,8 @@ static void replica_close(struct closer_item *item)
 
 	for (unsigned i = 0; i < _REPLICA_FILES; i++)
 		fd_close(r->fds[i]);
+	if (r->leaves)
+		atomic_fetch_sub(&r->room->leaving, r->leaves);
 	free(r);
 }
 
@@ -77,6 +86,10 @@ struct replica *replica_unref(struct replica *r)
 	if (!r || --r->refs)
 		return NULL;
 	CHECK(list_empty(&r->link));
+	if (closer_is_open(&r->node->closer)) { /* so long there is a room */
+		r->leaves = host_room_resident(r->fds, _REPLICA_FILES);
+		atomic_fetch_add(&r->room->leaving, r->leaves);
+	}
 	closer_add(&r->node->closer, &r->closing, replica_close);
 	return NULL;
 }
@@ -86,9 +99,10 @@ struct replica *replica_drop(struct replica *r)
 	if (!r || list_empty(&r->link))
 		return NULL;
 	list_unlink(&r->link);
+	list_unlink(&r->promise.link);
 	replica_return(r->job, r->charged);
 	r->job = NULL;
-	r->charged = 0;
+	replica_set_charged(r, 0);
 	return replica_unref(r);
 }
 
@@ -136,9 +150,13 @@ int replica_new(struct job *job, const struct replica_id *id, uint64_t bytes, st
 			       .part = id->part,
 			       .parts = id->parts,
 			       .layout = id->layout,
-			       .fds = { -1, -1 },
-			       .charged = bytes };
+			       .room = node_room(job->node),
+			       .fds = { -1, -1 } };
 	list_init(&r->link);
+	r->promise.fds = r->fds;
+	r->promise.n_fds = _REPLICA_FILES;
+	replica_set_charged(r, bytes);
+	host_room_promise(r->room, &r->promise);
 	list_append(&job->across.replicas, &r->link);
 	for (unsigned i = 0; i < _REPLICA_FILES && !f->code; i++) {
 		r->fds[i] = memfd_create("shardd-replica", MFD_CLOEXEC);
@@ -161,7 +179,7 @@ int replica_expect(struct replica *r, uint64_t bytes, struct fault *f)
 		return 0;
 	if (replica_charge(r->job, bytes - r->charged, f))
 		return f->code;
-	r->charged = bytes;
+	replica_set_charged(r, bytes);
 	return 0;
 }
 
@@ -182,7 +200,7 @@ int replica_is_whole(struct replica *r, struct fault *f)
 	}
 	if (bytes < r->charged)
 		replica_return(r->job, r->charged - bytes);
-	r->charged = bytes;
+	replica_set_charged(r, bytes);
 	r->whole = true;
 	return 0;
 }

@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/host_room.h"
 #include "core/closer.h"
 #include "core/fault.h"
 #include "core/list.h"
@@ -44,7 +45,10 @@ struct replica {
 	bool complete;           /* all nodes have what they should have of this step */
 	int fds[_REPLICA_FILES]; /* owned */
 	uint64_t bytes[_REPLICA_FILES];
-	uint64_t charged; /* to the job's account */
+	uint64_t charged;            /* to the job's account */
+	struct host_room *room;      /* borrowed */
+	struct host_promise promise; /* of what is charged, while it is kept */
+	uint64_t leaves;             /* it is being closed: bytes of its pages */
 	struct closer_item closing;
 };
 

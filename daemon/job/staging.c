@@ -13,7 +13,7 @@ int staging_take(struct job *job, uint64_t bytes, void **ret)
 
 	if (quota_charge_here(&job->quota, MEM_CONTROL, bytes))
 		return -EDQUOT;
-	at = host_room_take(&job->node->room, bytes, 0, why, sizeof(why))
+	at = host_room_take(&job->node->room, bytes, why, sizeof(why))
 		     ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
 		     : MAP_FAILED;
 	if (at == MAP_FAILED) {

@@ -16,8 +16,10 @@
 
 #include "await.h"
 #include "backend/backend_impl.h"
+#include "backend/host_room.h"
 #include "backend/host_topology.h"
 #include "core/check.h"
+#include "core/clock.h"
 #include "fdcheck.h"
 #include "looprun.h"
 #include "ownfd.h"
@@ -933,4 +935,33 @@ Test(backend_host, memory_is_freed_while_its_pages_are_made)
 			backend_free(f.b, mem[turn % 2 ? ARRAY_SIZE(mem) - 1 - i : i]);
 		teardown(&f);
 	}
+}
+
+/* What somebody else is about to write into files in memory is not there for allocations. */
+Test(backend_host, promises_of_others_count)
+{
+	struct host_promise p = { .bytes = 30 * MIB };
+	char path[64], why[192];
+	struct backend_mem *mem;
+	struct fixture f;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/tmp/shardd-room-%d", getpid());
+	file = fopen(path, "we");
+	cr_assert(file);
+	fprintf(file, "MemTotal: 524288 kB\nMemAvailable: %u kB\n", (16 + 40) * 1024);
+	fclose(file);
+	setup(&f, 1, 0);
+	backend_room(f.b)->place.meminfo = path;
+	cr_assert(host_room_take(backend_room(f.b), p.bytes, why, sizeof(why)));
+	host_room_promise(backend_room(f.b), &p);
+	cr_expect_eq(backend_alloc(f.b, 20 * MIB, BACKEND_SHARE_FD, &mem), BACKEND_E_FULL);
+	clock_fake(clock_now_us() + 1000000);
+	cr_expect_eq(backend_alloc(f.b, 20 * MIB, BACKEND_SHARE_FD, &mem), BACKEND_E_FULL);
+	list_unlink(&p.link);
+	clock_fake(clock_now_us() + 1000000);
+	backend_free(f.b, alloc(&f, 20 * MIB));
+	clock_real();
+	teardown(&f);
+	unlink(path);
 }

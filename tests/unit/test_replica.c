@@ -5,10 +5,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/clock.h"
 #include "core/closer.h"
 #include "fdcheck.h"
 #include "job/replica.h"
 #include "nodefix.h"
+
+#define MIB      (UINT64_C(1) << 20)
+#define KEPT_MIB 16 /* of a machine with 512 MiB */
 
 static struct nodefix n;
 static struct job *job;
@@ -77,6 +81,65 @@ Test(replica, its_memory_is_closed_by_another_thread)
 	replica_drop(make(0, 1 << 20));
 	cr_expect_eq(closers(), 1);
 }
+
+/* ------------------------------------------------------------------------------- room */
+
+/* The machine has @mib available, besides what the daemon keeps for itself. */
+static void machine_has(struct host_room *room, unsigned mib)
+{
+	static char path[64];
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/tmp/shardd-replica-%d", getpid());
+	f = fopen(path, "we");
+	cr_assert(f);
+	fprintf(f, "MemTotal: %u kB\nMemAvailable: %u kB\n", 512 * 1024, (mib + KEPT_MIB) * 1024);
+	fclose(f);
+	room->place.meminfo = path;
+}
+
+static void later(void)
+{
+	clock_fake(clock_now_us() + 1000000);
+}
+
+static void refuse(uint32_t part, uint64_t bytes)
+{
+	const struct replica_id id = { 3, 77, part, 4 };
+	uint64_t used = job->quota.by_class[MEM_CONTROL];
+	struct fault f = FAULT_NULL;
+	struct replica *r;
+
+	cr_expect_eq(replica_new(job, &id, bytes, &r, &f), FAULT_EXHAUSTED);
+	cr_expect(strstr(f.text, "the machine has "), "%s", f.text);
+	cr_expect_eq(job->quota.by_class[MEM_CONTROL], used);
+}
+
+/* A node without GPUs looked only at its accounts: the kernel would have ended the daemon. */
+Test(replica, the_machine_must_have_room)
+{
+	static char data[10 * MIB];
+	struct replica *a, *b;
+
+	machine_has(node_room(&n.node), 20);
+	refuse(0, 21 * MIB);
+	a = make(0, 15 * MIB);
+	refuse(1, 10 * MIB);
+	later(); /* its bytes are not written, and count all the same */
+	refuse(1, 10 * MIB);
+	memset(data, 1, sizeof(data));
+	cr_assert_eq(pwrite(a->fds[REPLICA_TENSORS], data, sizeof(data), 0), sizeof(data));
+	later(); /* the file of this test does not say that the machine has 10 MiB less */
+	b = make(1, 15 * MIB);
+	refuse(2, MIB);
+	replica_drop(b);
+	later();
+	replica_drop(make(2, 15 * MIB));
+	replica_drop(a);
+	unlink(node_room(&n.node)->place.meminfo);
+}
+
+/* ----------------------------------------------------------------------------- closing */
 
 /* One item, and the thread that has closed it. */
 struct item {
