@@ -590,6 +590,14 @@ static void round_send_answer(struct round *r, const struct saving_answer *a, bo
 	r->ops->send(r, r->leader, &m);
 }
 
+/* Of a node that follows: it has all that it should have, once it has done that. */
+static uint8_t round_last_phase(const struct round *r)
+{
+	if (r->loads)
+		return READ;
+	return r->memory ? COPY : WRITE;
+}
+
 /* This node's part of the phase is over. */
 static void round_on_part(struct round *r, const struct saving_answer *a)
 {
@@ -599,7 +607,7 @@ static void round_on_part(struct round *r, const struct saving_answer *a)
 	if (r->what == NOW || r->what == NEXT)
 		r->step = a->f || a->later ? r->step : a->step;
 	if (!r->leads) {
-		r->wrote = r->wrote || (r->what == WRITE && !a->f);
+		r->did = r->did || (r->what == round_last_phase(r) && !a->f);
 		round_send_answer(r, a, false);
 	} else if (r->what != ROUND_COMPLETE) {
 		round_take(r, r->self, a);
@@ -773,7 +781,6 @@ void round_copied(struct round *r, uint64_t bytes, const struct fault *f)
 
 void round_on_end(struct round *r, unsigned node, const Shardd__V1__JobRoundEnd *m)
 {
-	bool done = r->memory ? r->what == COPY : r->wrote || (r->loads && r->what == READ);
 	struct fault f = FAULT_NULL;
 
 	if (r->state == ROUND_OVER)
@@ -786,7 +793,7 @@ void round_on_end(struct round *r, unsigned node, const Shardd__V1__JobRoundEnd 
 		round_end(r, 0, &f);
 		return;
 	}
-	if (m->code || !done)
+	if (m->code || !r->did)
 		fault_set(&f, m->code && m->code < _FAULT_N ? m->code : FAULT_INTERNAL, NULL,
 			  "%.500s", m->code ? m->text : "it has ended before this node was done");
 	round_over(r, m->bytes, f.code ? &f : NULL);
@@ -806,7 +813,7 @@ void round_lost(struct round *r, unsigned node, const char *why)
 	else
 		fault_set(&f, FAULT_ABORTED, NULL, "the node that leads the job is gone: %.200s%s",
 			  why,
-			  r->wrote && !r->memory
+			  r->did && !r->memory && !r->loads
 				  ? "; it may have completed the checkpoint: see whether it is "
 				    "there"
 				  : "");

@@ -66,8 +66,8 @@ struct round {
 	bool leads, loads, asked, begun; /* asked: by somebody here; begun: it has a part here */
 	bool memory;                     /* a replica */
 	bool pauses; /* the leader's: no commit begins behind the one that it is of, until the owner says so */
-	bool wrote;            /* here */
-	bool busy;             /* of a node that follows: the phase is not answered yet */
+	bool did;              /* of a node that follows: the last phase, and well */
+	bool busy;             /* the same: the phase is not answered yet */
 	uint64_t layout;       /* of a replica: replica_layout, when it began here */
 	struct saving *saving; /* borrowed: its part here, once it has begun */
 	uint64_t copied;       /* COPY: bytes so far; the owner's to set */

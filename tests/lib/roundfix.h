@@ -37,6 +37,9 @@ struct roundfix {
 	uint64_t copy_bytes[SPANFIX_NODES][_REPLICA_FILES];
 	struct fault ended; /* how the leader's round was over */
 	bool is_over;
+	struct fault followed; /* how that of another node was over, the last one */
+	/* a node is told in a phase that all is well */
+	uint8_t ends_at, ends; /* JobRoundWhat; 1 + node */
 };
 
 extern struct roundfix roundfix;
@@ -60,6 +63,8 @@ void roundfix_step(unsigned number, bool commit);
 bool roundfix_turn(void);
 /* For it: no node makes or loads anything any more. */
 bool roundfix_is_idle(struct spanfix *w);
+/* For it: the node of @ends was told. */
+bool roundfix_has_told_the_end(struct spanfix *w);
 /* Node @node dies. */
 void roundfix_lose(unsigned node);
 /* Of the round ROUNDFIX_ID, on node @node. */

@@ -87,13 +87,18 @@ static void save(unsigned node, const char *name)
 	spanfix_turn_until(&spanfix, is_over);
 }
 
-static void load(unsigned node, const char *name)
+static void begin_load(unsigned node, const char *name)
 {
 	const struct loading_options o = { .path = name };
 	struct fault f = FAULT_NULL;
 
 	ended = (struct ended){ 0 };
 	cr_assert_eq(loading_begin(spanfix.jobs[node], &o, on_loaded, &ended, &f), 0, "%s", f.text);
+}
+
+static void load(unsigned node, const char *name)
+{
+	begin_load(node, name);
 	spanfix_turn_until(&spanfix, is_over);
 }
 
@@ -442,5 +447,31 @@ Test(span_checkpoints, a_node_dies_while_they_are_loaded)
 	memset(roundfix.dead, 0, sizeof(roundfix.dead));
 	load(0, a);
 	well(1);
+	roundfix_end();
+}
+
+/* ------------------------------------------------------------------------ a leader that is wrong */
+
+/* The leader says that all is read, while this node reads. */
+Test(span_checkpoints, a_node_that_still_reads_has_not_loaded)
+{
+	char a[128];
+
+	roundfix_path(a, "a");
+	roundfix_begin(WORLD(1, 1), true, 0);
+	roundfix_train(1);
+	save(0, a);
+	well(1);
+	roundfix_end();
+	roundfix_begin(WORLD(1, 1), true, 0);
+	spanfix_add_unit(&spanfix, 1003, roundfix_unit_changes);
+	roundfix.ends_at = SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_READ;
+	roundfix.ends = 1 + 1;
+	begin_load(1, a);
+	spanfix_turn_until(&spanfix, roundfix_has_told_the_end);
+	roundfix_lose(1);
+	spanfix_turn_until(&spanfix, is_over);
+	expect_failed(FAULT_INTERNAL, "before this node was done");
+	cr_expect(!spanfix.jobs[1]->rec->has_commit);
 	roundfix_end();
 }

@@ -62,6 +62,15 @@ static void expect_replicas(uint64_t step_number)
 	}
 }
 
+/* Return: the step of the last complete ones of @node. */
+static uint64_t replicas_complete(unsigned node)
+{
+	uint64_t step_number, bytes;
+
+	cr_expect(replica_report(spanfix.jobs[node], &step_number, &bytes));
+	return step_number;
+}
+
 static uint64_t control_bytes(unsigned node)
 {
 	return spanfix.jobs[node]->quota.by_class[MEM_CONTROL];
@@ -102,6 +111,27 @@ Test(span_replicas, without_memory_are_refused)
 	spanfix.jobs[1]->quota.limit = limit;
 	replicate(4);
 	cr_expect_eq(roundfix.ended.code, 0, "%s", roundfix.ended.text);
+	expect_replicas(4);
+	roundfix_end();
+}
+
+/* The leader says that the copies are complete, and this node has not taken its own yet. */
+Test(span_replicas, a_node_without_its_copy_has_no_complete_replicas)
+{
+	roundfix_begin(WORLD(1, 1), true, 0);
+	roundfix_train(1);
+	replicate(2);
+	roundfix_step(3, false);
+	roundfix.ends_at = SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_COPY;
+	roundfix.ends = 1 + 1;
+	begin_replicas(3);
+	spanfix_turn_until(&spanfix, roundfix_has_told_the_end);
+	cr_expect_eq(roundfix.followed.code, FAULT_INTERNAL, "%s", roundfix.followed.text);
+	cr_expect_eq(replicas_complete(1), 2);
+	roundfix_lose(0);
+	memset(roundfix.dead, 0, sizeof(roundfix.dead));
+	memset(roundfix.copies, 0, sizeof(roundfix.copies));
+	replicate(4);
 	expect_replicas(4);
 	roundfix_end();
 }
