@@ -353,11 +353,23 @@ void saving_part_freeze(struct saving *s, const struct saving_freeze_how *how)
 	saving_part_say(s, &(struct saving_answer){ .later = true });
 }
 
+/* A leader that has heard that this node has nothing frozen may go on all the same. */
+static bool saving_part_has_frozen(struct saving *s)
+{
+	if (!s->g && !s->f.code)
+		fault_set(&s->f, FAULT_STATE, NULL,
+			  "the node that leads job '%s' has gone on without this node, which has "
+			  "nothing frozen to write",
+			  s->job->rec->name);
+	return !s->f.code;
+}
+
 /* ------------------------------------------------------------------------- the folder */
 
 void saving_part_make(struct saving *s, uint64_t owner, uint64_t nonce)
 {
-	saving_is_written(s);
+	if (saving_part_has_frozen(s))
+		saving_is_written(s);
 	s->part.begins = true;
 	s->part.owner = owner;
 	s->part.nonce = nonce;
@@ -371,7 +383,8 @@ const char *saving_part_name(const struct saving *s)
 
 void saving_part_see(struct saving *s, const char *name, uint64_t nonce)
 {
-	saving_is_written(s);
+	if (saving_part_has_frozen(s))
+		saving_is_written(s);
 	snprintf(s->part.name, sizeof(s->part.name), "%s", name);
 	s->part.nonce = nonce;
 	saving_part_begin_phase(s, SAVING_PART_SEE);
@@ -410,7 +423,7 @@ static void saving_part_make_replica(struct saving *s)
 
 void saving_part_write(struct saving *s)
 {
-	if (s->memory)
+	if (saving_part_has_frozen(s) && s->memory)
 		saving_part_make_replica(s);
 	saving_part_begin_phase(s, SAVING_PART_WRITE);
 }

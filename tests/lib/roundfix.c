@@ -194,7 +194,7 @@ static void roundfix_on_ask(unsigned at, const Shardd__V1__JobRoundAsk *m)
 	CHECK(roundfix.rounds[at]);
 }
 
-static void roundfix_on_phase(unsigned at, unsigned from, Shardd__V1__JobRoundPhase *m)
+void roundfix_on_phase(unsigned at, unsigned from, Shardd__V1__JobRoundPhase *m)
 {
 	if (roundfix.dies && m->what == roundfix.dies_at &&
 	    at == (roundfix.dies - 1u ? roundfix.dies - 1u : 1)) {
@@ -218,6 +218,15 @@ static void roundfix_on_phase(unsigned at, unsigned from, Shardd__V1__JobRoundPh
 	}
 }
 
+/* To a leader that has no round: the test is it. */
+static void roundfix_note_answer(const Shardd__V1__JobRoundAnswer *m)
+{
+	if (m->progress)
+		return;
+	roundfix.answered = m->code;
+	roundfix.later = m->later;
+}
+
 static void roundfix_deliver(const struct roundfix_letter *l)
 {
 	Shardd__V1__JobMessage *m = shardd__v1__job_message__unpack(NULL, l->bytes, l->packed);
@@ -226,6 +235,8 @@ static void roundfix_deliver(const struct roundfix_letter *l)
 	CHECK(m);
 	if (roundfix.dead[l->from] || roundfix.dead[l->to])
 		;
+	else if (m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ROUND_ANSWER && !r)
+		roundfix_note_answer(m->round_answer);
 	else if (m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ROUND_ASK)
 		roundfix_on_ask(l->to, m->round_ask);
 	else if (m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_ROUND_PHASE)

@@ -40,6 +40,8 @@ struct roundfix {
 	struct fault followed; /* how that of another node was over, the last one */
 	/* a node is told in a phase that all is well */
 	uint8_t ends_at, ends; /* JobRoundWhat; 1 + node */
+	uint32_t answered;     /* the code of the last answer */
+	bool later;            /* in it */
 };
 
 extern struct roundfix roundfix;
@@ -67,6 +69,8 @@ bool roundfix_is_idle(struct spanfix *w);
 bool roundfix_has_told_the_end(struct spanfix *w);
 /* Node @node dies. */
 void roundfix_lose(unsigned node);
+/* Node @at gets that of node @from. */
+void roundfix_on_phase(unsigned at, unsigned from, Shardd__V1__JobRoundPhase *m);
 /* Of the round ROUNDFIX_ID, on node @node. */
 struct replica_id roundfix_replica_of(unsigned node, uint64_t step, unsigned part);
 void roundfix_path(char ret[128], const char *name);

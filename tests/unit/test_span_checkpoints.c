@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "checkpoint/folder.h"
+#include "checkpoint/parts.h"
 #include "checkpoint/place.h"
 #include "checkpoint/save.h"
 #include "core/check.h"
@@ -451,6 +452,73 @@ Test(span_checkpoints, a_node_dies_while_they_are_loaded)
 }
 
 /* ------------------------------------------------------------------------ a leader that is wrong */
+
+static bool has_answered(struct spanfix *w)
+{
+	(void)w;
+	return roundfix_turn() || !roundfix.rounds[1]->busy;
+}
+
+/* As node 0, which leads; the answer is noted. */
+static void lead_by_hand(Shardd__V1__JobRoundPhase *m, uint8_t what)
+{
+	m->what = (Shardd__V1__JobRoundWhat)what;
+	roundfix_on_phase(1, 0, m);
+	spanfix_turn_until(&spanfix, has_answered);
+	roundfix_turn();
+}
+
+/* It makes the folder of the last commit. */
+static void make_folder(const char *name, Shardd__V1__JobRoundPhase *m, struct folder_new *ret)
+{
+	struct fault f = FAULT_NULL;
+	int dir;
+
+	mkdir(name, 0700);
+	dir = place_open(roundfix_root, name, &f);
+	cr_assert_geq(dir, 0, "%s", f.text);
+	cr_assert_eq(parts_begin(dir, 1, 99, m->nonce, ret, &f), 0, "%s", f.text);
+	fd_close(dir);
+	m->name = ret->name;
+}
+
+/* The node has nothing frozen, and the leader, which it has told so, has it write that. */
+Test(span_checkpoints, a_leader_that_does_not_wait_for_a_node_is_refused)
+{
+	Shardd__V1__JobRoundPhase m = SHARDD__V1__JOB_ROUND_PHASE__INIT;
+	Shardd__V1__JobRoundPlan plan = SHARDD__V1__JOB_ROUND_PLAN__INIT;
+	Shardd__V1__JobRoundEnd over = SHARDD__V1__JOB_ROUND_END__INIT;
+	struct folder_new folder = FOLDER_NEW_NULL;
+	char a[128];
+
+	roundfix_path(a, "a");
+	roundfix_begin(WORLD(1, 1), true, 0);
+	roundfix_train(1);
+	roundfix_step(2, false);
+	plan.path = a;
+	m.plan = &plan;
+	m.id = over.id = 5;
+	m.self = 1;
+	m.nodes = 2;
+	m.nonce = 9;
+	make_folder(a, &m, &folder);
+	lead_by_hand(&m, SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_NOW);
+	cr_assert(roundfix.later && !roundfix.answered);
+	lead_by_hand(&m, SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_SEE);
+	cr_expect_eq(roundfix.answered, FAULT_STATE);
+	lead_by_hand(&m, SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_WRITE);
+	cr_expect_eq(roundfix.answered, FAULT_STATE);
+	round_on_end(roundfix.rounds[1], 0, &over);
+	cr_expect(strstr(roundfix.followed.text, "before this node was done"), "%s",
+		  roundfix.followed.text);
+	cr_expect(!saving_is_busy(spanfix.jobs[1]));
+	folder_abandon(&folder);
+	roundfix.last_step = 1;
+	roundfix_step(2, true);
+	save(0, a);
+	well(2);
+	roundfix_end();
+}
 
 /* The leader says that all is read, while this node reads. */
 Test(span_checkpoints, a_node_that_still_reads_has_not_loaded)
