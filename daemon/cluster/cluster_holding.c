@@ -186,11 +186,10 @@ static int cluster_holding_check_step(const struct cluster_job *cj, const struct
 		return 0;
 	cluster_holding_describe(a, has[0], sizeof(has[0]));
 	cluster_holding_describe(b, has[1], sizeof(has[1]));
-	return fault_set(
-		f, FAULT_STATE, NULL,
-		"the nodes of job '%s' are not at the same step: %s, %s; delete the job on "
-		"all nodes and start it again",
-		cj->label, has[0], has[1]);
+	return fault_set(f, FAULT_STATE, NULL,
+			 "the nodes of job '%s' are not at the same step: %s, %s; delete the job "
+			 "(shardctl job delete, on any of its nodes) and start it again",
+			 cj->label, has[0], has[1]);
 }
 
 /* What is left of another job has numbers of epochs, and a doubt, that say nothing of this one. */

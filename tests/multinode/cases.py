@@ -118,9 +118,10 @@ def daemon_dies():
         for rank in t.ranks:
             if t.ranks[rank].wait() != 1:
                 raise Failed(f"rank {rank} has ended with {t.ranks[rank].code}")
-        t.wait_said(t.ranks, "the nodes of job '0/j' are not at the same step",
-                    ("node b has nothing of it; delete the job on all nodes and start it again",
-                     "node b has nothing of it, node a has"))
+        refusal = "the nodes of job '0/j' are not at the same step: "
+        t.wait_said(t.ranks, refusal, ("node b has nothing of it",))
+        t.wait_said(t.ranks, "; delete the job (shardctl job delete, on any of its nodes) and "
+                    "start it again", (refusal,))
         x["a"].ctl("job", "delete", "--force", "j")
         Training(x, TWO).finish()
 
