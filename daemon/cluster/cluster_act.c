@@ -546,8 +546,7 @@ enum res cluster_act(struct cluster_acting *w, struct job *job, struct fault *f)
 	struct cluster_act *a = cj ? cj->act : NULL;
 
 	list_init(&w->link);
-	if (!the_cluster || the_cluster->closing || job->rec->max_ranks ||
-	    (!cj && !job->rec->incarnation))
+	if (!the_cluster || the_cluster->closing || (!cj && !job->rec->incarnation))
 		return RES_DONE;
 	if (a && (*a->origin || a->drain != w->drain || a->force != w->force))
 		return res_of(cluster_act_busy(cj, f));

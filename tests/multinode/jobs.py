@@ -4,6 +4,7 @@ import subprocess
 
 from checkpoints import Ranks
 from lab import BIN, ETCD_AT, Failed, Lab, environment, wait_for
+from replicas import Elastic
 from training import Training
 
 TWO = (("a", 1), ("b", 1))
@@ -122,6 +123,27 @@ def drains_on_all():
         expect_gone(x)
 
 
+def elastic_on_all():
+    """An elastic job drains and is deleted on all nodes, also if daemons have it from a record."""
+    with Lab(3, start=False) as x:
+        for node in x.nodes.values():
+            node.start(held=True, replicas=1)
+        for i, again in enumerate((False, True)):
+            t = Elastic(x, THREE, steps=LONG_RUN, options="2 4 0.5")
+            t.wait_step(10)
+            asked = leads(x)[-i]
+            expect(job(asked, "delete", "j"), 1, "has 4 trainers on its nodes")
+            expect(job(asked, "drain", "j"), 0, "4 trainers were told")
+            t.stop()
+            for node in x.nodes.values() if again else ():
+                before = node.joined()
+                node.kill_held()
+                node.await_member(before)
+            expect(job(asked, "delete", *["--force"] * i, "j"), 0, "job j deleted")
+            expect_gone(x)
+        Training(x, THREE).finish()
+
+
 def name_again():
     """A rank of the next job of a name comes before those of other nodes have left: it waits."""
     with Lab(2) as x:
@@ -144,4 +166,5 @@ def name_again():
             expect_gone(x)
 
 
-DEFAULT = [delete_on_all, delete_while_it_trains, delete_without_a_node, drains_on_all, name_again]
+DEFAULT = [delete_on_all, delete_while_it_trains, delete_without_a_node, drains_on_all,
+           elastic_on_all, name_again]
