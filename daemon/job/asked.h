@@ -41,13 +41,21 @@ void asked_insert(struct list *l, struct asked *a);
 /* Free those with numbers up to @number. */
 void asked_drop(struct list *l, uint64_t number);
 
+/* What a node has said of its ranks: they have no more inputs. */
+struct asked_joined {
+	bool now;
+	bool again; /* the next time, too: they were done with this one before this node */
+	uint64_t number, last_number; /* @again: uneven_joined_elsewhere */
+	uint32_t last;
+};
+
 /* JoinUneven of a group that spans nodes. Zeroed and asked_across_init at first. */
 struct asked_across {
 	struct list asks; /* of ranks here, ascending: some node may not have come to them */
 	struct list
 		heard; /* of ranks elsewhere, ascending: the ranks here have no part in them yet */
-	bool *joined; /* by node of the span: its ranks have no more inputs; owned; NULL: of none */
-	unsigned n_joined;    /* of them */
+	struct asked_joined *joined; /* by node of the span; owned; NULL: none has */
+	unsigned n_joined;           /* of them, now */
 	uint64_t most;        /* the number that nodes had come to when they joined, at most */
 	uint64_t last_number; /* the number at which the last rank joined */
 	uint32_t

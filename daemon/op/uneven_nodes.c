@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/cleanup.h"
 #include "core/fnv.h"
 #include "core/text.h"
 #include "job/span.h"
@@ -219,10 +220,50 @@ static bool uneven_nodes_all_joined(const struct group *g)
 		unsigned node = span_node_of(s, g->rec->ranks[i]);
 
 		if (node == s->self ? !g->across.told
-				    : !g->across.joined || !g->across.joined[node])
+				    : !g->across.joined || !g->across.joined[node].now)
 			return false;
 	}
 	return g->across.told && match_last(&g->match) >= g->across.most;
+}
+
+static void uneven_nodes_note_last(struct group *g, uint64_t last_number, uint32_t last)
+{
+	struct asked_across *x = &g->across;
+
+	if (x->n_joined + x->told &&
+	    (last_number < x->last_number || (last_number == x->last_number && last < x->last)))
+		return;
+	x->last_number = last_number;
+	x->last = last;
+}
+
+/* That of another node, in numbers of uneven_joined_elsewhere. */
+static void uneven_nodes_note_joined(struct group *g, unsigned node, uint64_t number,
+				     uint64_t last_number, uint32_t last)
+{
+	struct asked_across *x = &g->across;
+
+	CHECK(!x->joined[node].now);
+	uneven_nodes_note_last(g, last_number, last);
+	x->joined[node].now = true;
+	x->n_joined++;
+	x->most = number > x->most ? number : x->most;
+}
+
+/* All have joined. What is known of others belongs to the next time. */
+static void uneven_nodes_begin_next(struct group *g)
+{
+	struct asked_joined *joined = STEAL_PTR(g->across.joined);
+
+	asked_across_reset(&g->across);
+	g->across.joined = joined;
+	for (unsigned i = 0; joined && i < g->job->across.span->n_nodes; i++) {
+		joined[i].now = false;
+		if (joined[i].again)
+			uneven_nodes_note_joined(g, i, joined[i].number, joined[i].last_number,
+						 joined[i].last);
+		joined[i].again = false;
+	}
 }
 
 /* All numbers are equal on all nodes. */
@@ -230,7 +271,7 @@ static void uneven_nodes_end(struct group *g)
 {
 	uint32_t last = g->across.last;
 
-	asked_across_reset(&g->across);
+	uneven_nodes_begin_next(g);
 	for (struct list *at = g->joins.waiters.next; at != &g->joins.waiters; at = at->next) {
 		struct op *op =
 			CONTAINER_OF(list_entry(at, struct waiter, link), struct op, waiter);
@@ -248,8 +289,9 @@ void uneven_go_on(struct group *g)
 	if (g->across.busy)
 		return;
 	g->across.busy = true;
+	/* when all have joined, what comes is for their next inputs */
 	while (more && g->across.told && uneven_nodes_is_alive(g) && !uneven_nodes_stands_in(g))
-		more = uneven_nodes_take_next(g);
+		more = !uneven_nodes_all_joined(g) && uneven_nodes_take_next(g);
 	g->across.busy = false;
 	if (g->across.told && uneven_nodes_is_alive(g) && !uneven_nodes_stands_in(g) &&
 	    uneven_nodes_all_joined(g))
@@ -257,17 +299,6 @@ void uneven_go_on(struct group *g)
 }
 
 /* ------------------------------------------------------------------ who has joined */
-
-static void uneven_nodes_note_last(struct group *g, uint64_t last_number, uint32_t last)
-{
-	struct asked_across *x = &g->across;
-
-	if (x->n_joined + x->told &&
-	    (last_number < x->last_number || (last_number == x->last_number && last < x->last)))
-		return;
-	x->last_number = last_number;
-	x->last = last;
-}
 
 bool uneven_all_here(struct group *g, uint32_t *ret_last)
 {
@@ -294,7 +325,7 @@ bool uneven_all_here(struct group *g, uint32_t *ret_last)
 	if (!uneven_nodes_is_alive(g) || !uneven_nodes_all_joined(g))
 		return false;
 	*ret_last = x->last;
-	asked_across_reset(x);
+	uneven_nodes_begin_next(g);
 	return true;
 }
 
@@ -332,12 +363,13 @@ int uneven_joined_elsewhere(struct group *g, uint64_t number, uint64_t last_numb
 		uneven_nodes_no_memory(g);
 		return 0;
 	}
-	if (x->joined[node])
+	if (x->joined[node].now && (!x->told || x->joined[node].again))
 		return -EINVAL;
-	uneven_nodes_note_last(g, last_number, last);
-	x->joined[node] = true;
-	x->n_joined++;
-	x->most = number > x->most ? number : x->most;
+	if (x->joined[node].now) { /* that node knows that all have joined, and has joined again */
+		x->joined[node] = (struct asked_joined){ true, true, number, last_number, last };
+		return 0;
+	}
+	uneven_nodes_note_joined(g, node, number, last_number, last);
 	list_for_each (a, tmp, &x->asks, link)
 		if (a->number > number)
 			g->job->jobs->ops.asks(g, a);

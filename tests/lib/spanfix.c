@@ -428,7 +428,10 @@ void spanfix_turn_orders(struct spanfix *w)
 
 		w->first_sent = (w->first_sent + 1) % SPANFIX_SENT;
 		w->n_sent--;
-		spanfix_deliver(w, &sent);
+		if (sent.to + 1 == w->held)
+			w->sent[(w->first_sent + w->n_sent++) % SPANFIX_SENT] = sent;
+		else
+			spanfix_deliver(w, &sent);
 	}
 	for (unsigned i = 0; i < w->n_nodes && w->orders[i]; i++)
 		order_tick(w->orders[i], clock_now_us());

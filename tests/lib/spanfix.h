@@ -48,6 +48,7 @@ struct spanfix {
 	unsigned started[SPANFIX_NODES]; /* by a recorded schedule */
 	unsigned deaf;        /* nodes (bits) that do not hear that commits and steps take effect */
 	bool undecided;       /* the store says nothing of commits */
+	unsigned held;        /* the number of the node that no message reaches, and 1; 0: none */
 	struct fault broken;  /* why an order has ended by itself */
 	unsigned char *notes; /* owned */
 	size_t n_notes, room;

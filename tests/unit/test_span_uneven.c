@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/check.h"
 #include "fdcheck.h"
@@ -555,4 +556,137 @@ Test(span_uneven, a_rank_that_gives_up_ends_the_epoch)
 	ALL(w, nodefix_barrier(n, m, 0, op));
 	spanfix_end(w);
 	free(w->notes);
+}
+
+/* -- ranks that join again before the first time is over on another node */
+
+static void join_again(struct spanfix *w, uint32_t rank)
+{
+	cr_assert_eq(join_uneven(spanfix_node_of(w, rank), w->members[rank], 0, &joins[rank]), 0);
+}
+
+static void reduce_of(struct spanfix *w, uint32_t rank)
+{
+	static struct nodefix_op buffers[SPANFIX_RANKS];
+
+	buffers[rank] = w->ops[rank] = (struct nodefix_op){ 0 };
+	cr_assert_eq(nodefix_on_unit(spanfix_node_of(w, rank), w->members[rank], "GradientBuffer",
+				     spanfix_unit_of(w, rank), &buffers[rank]),
+		     0);
+	cr_assert_eq(nodefix_reduce(spanfix_node_of(w, rank), w->members[rank],
+				    spanfix_unit_of(w, rank), false, &w->ops[rank]),
+		     0);
+}
+
+/* What the last node has begun with the others. */
+static unsigned last_in_flight(const struct spanfix *w)
+{
+	const struct node_comm *nc = w->jobs[w->n_nodes - 1]->groups[0]->nc;
+	unsigned n = 0;
+
+	for (unsigned q = 0; q < _BACKEND_Q_N; q++)
+		n += nc->comm[q] ? comm_in_flight(nc->comm[q]) : 0;
+	return n;
+}
+
+static void turn_others(struct spanfix *w)
+{
+	const struct timespec pause = { 0, 100000 };
+
+	for (unsigned i = 0; i + 1 < w->n_nodes; i++)
+		nodefix_turn(&w->nodes[i]);
+	spanfix_turn_orders(w);
+	nanosleep(&pause, NULL);
+}
+
+/* A rank on each node. All but the last one have come to the end of a Reduce, in which the last one has a
+ * surrogate, and to the end of JoinUneven. On the last node the Reduce is under way, and the messages about
+ * what is over have not arrived. */
+static void begin_with_a_late_node(struct spanfix *w, const unsigned *ranks)
+{
+	uint32_t last;
+
+	spanfix_begin(w, true, ranks);
+	last = w->size - 1;
+	spanfix_add_unit(w, 100, of_reduce);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	join_again(w, last);
+	spanfix_turn_orders(w);
+	for (uint32_t r = 0; r < last; r++)
+		reduce_of(w, r);
+	while (!last_in_flight(w)) { /* it waits for the others, which do not turn */
+		spanfix_turn_orders(w);
+		nodefix_turn(&w->nodes[last]);
+	}
+	w->held = last + 1;
+	for (uint32_t r = 0; r < last; r++)
+		while (!w->ops[r].over)
+			turn_others(w);
+	for (uint32_t r = 0; r < last; r++)
+		join_again(w, r);
+	for (uint32_t r = 0; r < last; r++)
+		while (!joins[r].over)
+			turn_others(w);
+	cr_assert_eq(last_in_flight(w), 1);
+	cr_assert(!joins[last].over);
+}
+
+/* Then each rank does the same. */
+static void end_with_all(struct spanfix *w)
+{
+	for (uint32_t r = 0; r < w->size; r++)
+		if (joins[r].over)
+			join_again(w, r);
+	spanfix_turn_until(w, joins_are_over);
+	for (uint32_t r = 0; r < w->size; r++)
+		cr_expect_eq(joins[r].fault.code, 0, "%s", joins[r].fault.text);
+	ALL(w, nodefix_barrier(n, m, 0, op));
+	spanfix_end(w);
+}
+
+static void the_late_one_had_one_surrogate(struct spanfix *w)
+{
+	const struct nodefix_op *join = &joins[w->size - 1];
+
+	while (!join->over)
+		spanfix_turn(w);
+	cr_expect_eq(join->fault.code, 0, "%s", join->fault.text);
+	cr_expect_eq(((const struct join_args *)(const void *)join->args)->surrogates, 1);
+}
+
+/* A node that heard twice that the ranks of another one have no more inputs used to end its link. */
+Test(span_uneven, a_node_joins_again_before_another_one_is_done)
+{
+	struct spanfix *w = &spanfix;
+
+	begin_with_a_late_node(w, (const unsigned[SPANFIX_NODES]){ 1, 1 });
+	join_again(w, 0);
+	cr_assert(!joins[0].over);
+	w->held = 0;
+	spanfix_turn_orders(w);
+	the_late_one_had_one_surrogate(w);
+	cr_expect(!joins[0].over); /* the late one has inputs again */
+	end_with_all(w);
+}
+
+/* A node used to have surrogates in what others did after all had joined. */
+Test(span_uneven, a_node_has_no_part_in_what_comes_after_all_have_joined)
+{
+	struct spanfix *w = &spanfix;
+
+	begin_with_a_late_node(w, (const unsigned[SPANFIX_NODES]){ 1, 1, 1 });
+	join_again(w, 0);
+	for (unsigned i = 0; i < 20; i++) /* node 1 hears of it */
+		turn_others(w);
+	reduce_of(w, 1);
+	for (unsigned i = 0; i < 20; i++) /* and says what its rank asks for */
+		turn_others(w);
+	cr_assert(!joins[0].over && !w->ops[1].over);
+	w->held = 0;
+	spanfix_turn_orders(w);
+	the_late_one_had_one_surrogate(w);
+	w->ops[0].over = true;
+	reduce_of(w, 2);
+	spanfix_all_ok(w, "Reduce");
+	end_with_all(w);
 }
