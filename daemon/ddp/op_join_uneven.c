@@ -118,6 +118,7 @@ static enum res op_join_uneven_start(struct op *op)
 		op_begin_run(op);
 		return RES_DONE;
 	}
+	join_args(op)->begun = true;
 	(void)op_wait(op, &g->joins);
 	join_args(op)->number = g->match.next[op->entry.index];
 	all = op_join_uneven_joined(g) == g->here;
@@ -134,7 +135,7 @@ static enum res op_join_uneven_start(struct op *op)
 
 static void op_join_uneven_leave(struct op *op)
 {
-	if (op->group && op->fault.code)
+	if (op->group && join_args(op)->begun && op->fault.code)
 		uneven_gave_up(op);
 }
 

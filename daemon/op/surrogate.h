@@ -9,6 +9,7 @@
 struct join_args {
 	bool by_active;
 	bool strict;  /* error_if_uneven */
+	bool begun;   /* it counts as one that has joined */
 	bool is_over; /* all ranks have joined, on all nodes */
 	uint32_t last;
 	uint64_t number; /* of the last collective of the rank itself */

@@ -15,7 +15,7 @@
 /* All ranks of @g here have joined: their JoinUneven are in g->joins. Return: those of all nodes have; the
  * caller ends them, each with @ret_last. */
 bool uneven_all_here(struct group *g, uint32_t *ret_last);
-/* A JoinUneven ends with a fault. */
+/* A JoinUneven of them ends with a fault. */
 void uneven_gave_up(const struct op *join);
 /* Take part in what was heard of, as far as that is possible now. */
 void uneven_go_on(struct group *g);

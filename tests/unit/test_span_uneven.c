@@ -558,6 +558,28 @@ Test(span_uneven, a_rank_that_gives_up_ends_the_epoch)
 	free(w->notes);
 }
 
+/* One that waits behind it has no part in that: it used to end the epoch, too. */
+Test(span_uneven, a_call_that_gives_up_before_its_turn_changes_nothing)
+{
+	struct spanfix *w = &spanfix;
+	static struct nodefix_op behind;
+
+	begin(w);
+	SOME_OK(w, 0, nodefix_barrier(n, m, 0, op));
+	cr_assert(w->jobs[0]->groups[0]->across.told);
+	cr_assert_eq(join_uneven(&w->nodes[0], w->members[0], 0, &behind), 0);
+	op_cancel(behind.op, FAULT_CANCELLED, "the caller has gone");
+	cr_assert(behind.over);
+	cr_expect_eq(behind.fault.code, FAULT_CANCELLED);
+	cr_expect(!w->jobs[0]->across.span->over, "%s", w->jobs[0]->across.span->ended.text);
+	SOME_OK(w, 0, nodefix_barrier(n, m, 0, op));
+	join_some(w, 1);
+	joined(w, 1);
+	ALL(w, nodefix_barrier(n, m, 0, op));
+	spanfix_end(w);
+	free(w->notes);
+}
+
 /* -- ranks that join again before the first time is over on another node */
 
 static void join_again(struct spanfix *w, uint32_t rank)
