@@ -265,15 +265,15 @@ void job_change_end(struct job *job);
 /* Call now and then: ends jobs without trainers whose time is up, and empty zombies. */
 void jobs_tick(struct jobs *jobs, uint64_t now_us);
 
-/* Free a deleted job whose last byte is back. job_settle's. */
+/* Free a deleted job whose last byte is back. The loop's alone (jobs_tick, or posted by job_settle): no function
+ * that is called with a job frees it. */
 void job_free_zombie(struct job *job);
 
-/* Something of the job has ended: continue what waited for that (joins, a deletion). May free the
- * job. */
+/* Something of the job has ended: continue what waited for that (joins, a deletion). */
 void job_settle(struct job *job);
 
 /* What was counted in job->running is over. Behind all that it resumes: that may have been the last
- * of a deleted job, which this frees. */
+ * of a deleted job, which goes then, from the loop. */
 void job_ran(struct job *job);
 
 /* IDLE, FORMING, RUNNING, TORN, DRAINING, RESIZING, DELETED. Return: static string. */

@@ -95,6 +95,48 @@ static bool job_end_ops_over(const struct job *job)
 	       !job->step.stepping;
 }
 
+/* Of a deleted job: is there something to give back? */
+static bool job_end_may_go(const struct job *job)
+{
+	if (!job->life.deleted || !job_end_ops_over(job))
+		return false;
+	return !job->life.memory_gone || (!job->members && !job->quota.used);
+}
+
+/* Deleted jobs of which nothing runs any more lose their memory, and go with their last byte. Not from inside
+ * anything that is about a job: whoever lets the last thing of it end goes on to use it. */
+static void job_end_zombies(struct jobs *jobs)
+{
+	struct job *job, *tmp;
+
+	list_for_each (job, tmp, &jobs->zombies, link) {
+		if (!job_end_may_go(job))
+			continue;
+		if (!job->life.memory_gone)
+			job_end_release_memory(job);
+		if (!job->members && !job->quota.used)
+			job_free_zombie(job);
+	}
+}
+
+static void job_end_on_posted(struct work *w)
+{
+	struct jobs *jobs = CONTAINER_OF(w, struct jobs, ends);
+
+	jobs->ends_posted = false;
+	job_end_zombies(jobs);
+}
+
+static void job_end_soon(struct job *job)
+{
+	struct jobs *jobs = job->jobs;
+
+	if (jobs->ends_posted)
+		return;
+	jobs->ends_posted = true;
+	loopq_post(jobs->node->loopq, &jobs->ends, job_end_on_posted);
+}
+
 void job_settle(struct job *job)
 {
 	if (job->mem.stale_partials && !job->running)
@@ -106,12 +148,8 @@ void job_settle(struct job *job)
 	condition_signal(&job->settled);
 	readers_grant(job);
 	job_give_stray_grads(job);
-	if (!job->life.deleted || !job_end_ops_over(job))
-		return;
-	if (!job->life.memory_gone)
-		job_end_release_memory(job);
-	if (!job->members && !job->quota.used)
-		job_free_zombie(job);
+	if (job_end_may_go(job))
+		job_end_soon(job);
 }
 
 void job_ran(struct job *job)
@@ -139,7 +177,6 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	loading_cancel(job);
 	resize_cancel(job);
 	job->life.deleted = true;
-	job->running++; /* what ends meanwhile may be the last that runs, and would free it */
 	readers_lose_job(job);
 	job_epoch_end(job, &told);
 	htab_remove(&job->jobs->names, job->label);
@@ -156,7 +193,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 			member_retire(m);
 		}
 	}
-	job_ran(job);
+	job_settle(job);
 	return 0;
 }
 
@@ -195,6 +232,8 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 		elastic_tick(job, now_us);
 		if (resize_is_busy(job) || restore_is_busy(job))
 			job_settle(job);
+		if (job->life.deleted)
+			continue; /* by who has waited for that */
 		if (job->life.idle_since_us && jobs->ops.is_awaited && jobs->ops.is_awaited(job))
 			job->life.idle_since_us = now_us;
 		if (job->life.idle_since_us && !job->present &&
@@ -205,10 +244,10 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 	}
 	list_for_each (job, tmp, &jobs->zombies, link) {
 		saving_tick(job);
-		if (readers_tick(job, now_us))
-			break; /* a resumed waiter may end other jobs: the rest at the next tick */
+		readers_tick(job, now_us);
 		job_settle(job);
 	}
+	job_end_zombies(jobs);
 	jobs_journal_tick(jobs);
 }
 
@@ -224,6 +263,7 @@ void jobs_end(struct jobs *jobs)
 		saving_cancel(job);
 		CHECK(job_delete(job, false, NULL, &f) == 0);
 	}
+	job_end_zombies(jobs);
 	quarantine_deinit(&jobs->node->quarantine);
 	for (unsigned d = 0; d < jobs->node->n_devices; d++)
 		slabs_let_go(&jobs->node->devices[d]);
@@ -237,6 +277,8 @@ bool jobs_gone(struct jobs *jobs)
 		saving_tick(job);
 		job_settle(job);
 	}
+	job_end_zombies(jobs);
+	quarantine_deinit(&jobs->node->quarantine); /* what they had mapped goes, too */
 	return list_empty(&jobs->zombies);
 }
 

@@ -451,6 +451,8 @@ struct jobs {
 	struct htab names; /* by label */
 	struct list all;
 	struct list zombies;
+	struct work ends; /* zombies of which nothing runs any more go, from the loop queue */
+	bool ends_posted;
 	uint32_t count;
 	uint32_t last_number;    /* of a job */
 	struct journal *journal; /* borrowed; NULL: nothing outlives the daemon */

@@ -37,7 +37,7 @@ struct loading_report {
 	uint32_t buffers_missing;
 };
 
-/* The end, called once; @f: NULL: it was loaded. The job may be freed when it returns. */
+/* The end, called once; @f: NULL: it was loaded. */
 typedef void (*loading_cb)(const struct loading_report *r, const struct fault *f, void *userdata);
 
 struct loading_options {

@@ -158,14 +158,13 @@ static void readers_refuse(struct reader *r, enum fault_code code, const char *w
 	readers_answer(r, &f);
 }
 
-/* No reader holds any more, and nothing is copied: resume the waiters. The job may be gone then, if it was deleted. */
-static bool readers_let_writers(struct job *job)
+/* No reader holds any more, and nothing is copied: resume the waiters. */
+static void readers_let_writers(struct job *job)
 {
 	if (!list_empty(&job->readers.holds) || generation_is_copying(job) || job->kept.run ||
 	    job->checkpoints.reads || condition_is_idle(&job->readers.writers))
-		return false;
+		return;
 	condition_signal(&job->readers.writers);
-	return true;
 }
 
 int reader_new(struct job *job, struct proc *proc, uint64_t session, struct reader **ret)
@@ -346,7 +345,7 @@ bool readers_begin_move(struct job *job, struct waiter *w, bool *writes)
 
 void readers_go_on(struct job *job)
 {
-	(void)readers_let_writers(job);
+	readers_let_writers(job);
 }
 
 void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes)
@@ -383,8 +382,7 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 
 void readers_epoch_ended(struct job *job)
 {
-	/* not now: those that are resumed end, and the code that ends the epoch still needs the
-	 * job */
+	/* not now: those that are resumed end, and the end of the epoch is not complete yet */
 	job->readers.look_again = !condition_is_idle(&job->readers.writers);
 }
 
@@ -435,7 +433,7 @@ static void readers_end_waits(struct job *job, uint64_t now_us)
 	}
 }
 
-bool readers_tick(struct job *job, uint64_t now_us)
+void readers_tick(struct job *job, uint64_t now_us)
 {
 	bool again = job->readers.look_again;
 
@@ -443,12 +441,12 @@ bool readers_tick(struct job *job, uint64_t now_us)
 	readers_end_waits(job, now_us);
 	job->readers.look_again = false;
 	if (condition_is_idle(&job->readers.writers))
-		return false;
+		return;
 	readers_expire(job, now_us);
-	if (!again)
-		return readers_let_writers(job);
-	condition_signal(&job->readers.writers);
-	return true;
+	if (again)
+		condition_signal(&job->readers.writers);
+	else
+		readers_let_writers(job);
 }
 
 /* --------------------------------------------------------------- processes that have it mapped */

@@ -107,9 +107,8 @@ void readers_epoch_ended(struct job *job);
 void readers_drain(struct job *job);
 /* The job is deleted: its readers no longer have a job. */
 void readers_lose_job(struct job *job);
-/* Handle deadlines. Return: whether operations that waited to write were resumed; the job may be
- * gone then, if it was deleted. */
-bool readers_tick(struct job *job, uint64_t now_us);
+/* Handle deadlines. Operations that wait to write may be resumed. */
+void readers_tick(struct job *job, uint64_t now_us);
 
 /* The version of what ReadJob returns: it grows with every change. */
 uint64_t readers_generation(const struct job *job);

@@ -32,7 +32,7 @@ struct resize_report {
 	uint32_t left_out; /* blobs of ranks that there are no more */
 };
 
-/* The end, called once; @f: NULL: the job has the new size. The job may be freed when it returns. */
+/* The end, called once; @f: NULL: the job has the new size. */
 typedef void (*resize_cb)(const struct resize_report *r, const struct fault *f, void *userdata);
 
 /* Begin one. @wait_us: how long it waits for ranks that are still in the job; 0: it is refused then.

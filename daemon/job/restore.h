@@ -56,8 +56,7 @@ struct restore_options {
 	const uint32_t *numbers;
 };
 
-/* The end, called once, not before restore_begin returns. @f: NULL: it is restored. The job may be freed when
- * it returns. */
+/* The end, called once, not before restore_begin returns. @f: NULL: it is restored. */
 typedef void (*restore_cb)(struct job *job, const struct fault *f, void *userdata);
 
 /* Begin one, of a job in which no rank is joined. Ranks that are STALE stay under their numbers if these are on

@@ -302,7 +302,8 @@ bool roundfix_turn(void)
 	for (unsigned i = 0; i < spanfix_homes(&spanfix); i++)
 		jobs_tick(&spanfix.nodes[i].jobs, clock_now_us());
 	for (unsigned i = 0; i < SPANFIX_NODES; i++)
-		if (roundfix.rounds[i] && roundfix.copies[i] && !roundfix.dead[i])
+		if (roundfix.rounds[i] && roundfix.copies[i] && !roundfix.waits &&
+		    !roundfix.dead[i])
 			roundfix_take_copy(i);
 	for (unsigned i = 0; i < SPANFIX_NODES; i++)
 		if (roundfix.rounds[i])

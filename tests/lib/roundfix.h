@@ -33,6 +33,7 @@ struct roundfix {
 	uint8_t dies_at, dies; /* JobRoundWhat; 1 + node */
 	/* of replicas */
 	bool copies[SPANFIX_NODES]; /* a node is to take a copy */
+	bool waits;                 /* and none does it yet */
 	unsigned from[SPANFIX_NODES];
 	uint64_t copy_bytes[SPANFIX_NODES][_REPLICA_FILES];
 	struct fault ended; /* how the leader's round was over */

@@ -445,9 +445,11 @@ JOB_TEST(the_last_to_leave_frees_an_ephemeral_job)
 	cr_assert_eq(job_leave(m[1], &freed, &f), 0);
 	cr_expect(freed);
 	cr_expect_eq(n.jobs.count, 0);
+	nodefix_turns(&n);
 	cr_expect_eq(n.node.devices[0].quota.used, 0);
 	nodefix_drop(&n, m[0], "is gone"); /* the sessions end */
 	nodefix_drop(&n, m[1], "is gone");
+	nodefix_turns(&n);
 	cr_expect(list_empty(&n.jobs.zombies));
 }
 
@@ -617,6 +619,7 @@ JOB_TEST(deletion_needs_force_while_trainers_are_there)
 	expect_fault(&op.fault, FAULT_ABORTED, "was deleted");
 	cr_expect_eq(m->state, MEMBER_DEAD);
 	cr_expect_str_eq(job_state_name(job), "DELETED");
+	nodefix_turns(&n);
 	cr_expect_eq(n.node.devices[0].quota.used, 0, "nothing was mapped");
 	nodefix_barrier(&n, m, 0, &op);
 	expect_fault(&op.fault, FAULT_ABORTED, "was deleted");
@@ -624,6 +627,9 @@ JOB_TEST(deletion_needs_force_while_trainers_are_there)
 	expect_fault(&f, FAULT_NOT_FOUND, "'a'");
 	cr_expect_neq(nodefix_job(&n, "a", 3, 0), job, "the name is free");
 	nodefix_drop(&n, m, "is gone");
+	/* whoever ends the last of it goes on to use it */
+	cr_expect_not(list_empty(&n.jobs.zombies));
+	nodefix_turns(&n);
 	cr_expect(list_empty(&n.jobs.zombies));
 }
 

@@ -4,7 +4,7 @@
 
 #include "core/check.h"
 #include "job/replica.h"
-#include "job/saving.h"
+#include "job/saving_impl.h"
 #include "roundfix.h"
 
 TestSuite(span_replicas, .init = roundfix_begin_suite, .fini = roundfix_end_suite, .timeout = 120);
@@ -178,3 +178,94 @@ REPLICAS_DIE(a_node_that_dies_writing, WRITE, 1)
 REPLICAS_DIE(a_leader_that_dies_writing, WRITE, 0)
 REPLICAS_DIE(a_node_that_dies_copying, COPY, 2)
 REPLICAS_DIE(a_leader_that_dies_copying, COPY, 0)
+
+/* ---------------------------------------------------------------- jobs that are deleted meanwhile */
+
+static bool part_is_being_written(struct spanfix *w)
+{
+	(void)w;
+	return roundfix_turn() || spanfix.jobs[1]->checkpoints.memory->running;
+}
+
+static bool parts_are_written(struct spanfix *w)
+{
+	(void)w;
+	return roundfix_turn() || (roundfix.copies[0] && roundfix.copies[1]);
+}
+
+static bool jobs_are_gone(struct spanfix *w)
+{
+	bool none = true;
+
+	roundfix_turn();
+	for (unsigned i = 0; i < w->n_nodes; i++)
+		none = none && !roundfix.rounds[i] && list_empty(&w->nodes[i].jobs.zombies);
+	return none;
+}
+
+/* All ranks are killed. */
+static void drop_ranks(void)
+{
+	struct spanfix *w = &spanfix;
+
+	spanfix_epoch_ends(w, "a rank was killed");
+	for (unsigned i = 0; i < w->n_nodes; i++)
+		while (w->nodes[i].n_members)
+			nodefix_drop(&w->nodes[i], w->nodes[i].members[0], "was killed");
+}
+
+/* As a call does it. */
+static void delete_job(unsigned node)
+{
+	struct fault f = FAULT_NULL;
+
+	saving_cancel(spanfix.jobs[node]);
+	cr_assert_eq(job_delete(spanfix.jobs[node], false, NULL, &f), 0, "%s", f.text);
+}
+
+/* A part of it is under way, which is all that keeps the job. */
+static void end_part(unsigned node)
+{
+	struct job *job = spanfix.jobs[node];
+
+	cr_assert(saving_is_replicating(job));
+	cr_assert_eq(job->members, 1); /* its ranks hold it, until its memory goes */
+	saving_tick(job);
+	cr_assert(!list_empty(&spanfix.nodes[node].jobs.zombies), "it is freed under its caller");
+}
+
+/* On node @first before the other one, while replicas are made: in a phase in which a thread writes, or in one in which
+ * nothing runs on the node. The daemon ends the part in its tick then; that freed the job, and the tick went on with
+ * it. */
+static void deleted(unsigned first, bool (*phase)(struct spanfix *w))
+{
+	struct spanfix *w = &spanfix;
+
+	roundfix_begin(WORLD(1, 1), true, 0);
+	roundfix_train(1);
+	replicate(2);
+	roundfix_step(3, false);
+	roundfix.waits = true;
+	begin_replicas(3);
+	spanfix_turn_until(w, phase);
+	drop_ranks();
+	delete_job(first);
+	end_part(first);
+	delete_job(1 - first);
+	spanfix_turn_until(w, jobs_are_gone);
+	for (unsigned i = 0; i < 2; i++)
+		w->jobs[i] = nodefix_job(&w->nodes[i], "job", w->size, 0);
+	roundfix_end();
+}
+
+Test(span_replicas, of_a_job_that_is_deleted_while_they_are_written)
+{
+	deleted(0, part_is_being_written);
+	deleted(1, part_is_being_written);
+}
+
+Test(span_replicas, of_a_job_that_is_deleted_while_copies_are_taken)
+{
+	deleted(0, parts_are_written);
+	deleted(1, parts_are_written);
+}
