@@ -118,6 +118,7 @@ static void cluster_job_free(struct cluster_job *cj)
 	cluster_restore_end(cj);
 	free(cj->wishes);
 	free(cj->ruled);
+	free(cj->placed);
 	free(cj);
 }
 

@@ -357,18 +357,17 @@ static void cluster_act_on_members(struct coord_call *call, const struct coord_r
 	a->until_us = 0; /* the next tick goes on */
 }
 
-/* "EPOCH INCARNATION LEADER NODE:FIRST:RANKS..." */
+/* Nodes that the job has left have trainers of it no more, but may have a part. */
 static void cluster_act_read_epoch(struct cluster_job *cj, const struct coord_kv *kv)
 {
-	char *text = strndup((const char *)kv->value, kv->bytes), *state = NULL;
-	char *word = text ? strtok_r(text, " ", &state) : NULL;
+	char *value = strndup((const char *)kv->value, kv->bytes), name[SPAN_NAME_BYTES];
+	const char *next = value ? cluster_placed_begin(value) : "";
+	uint32_t ranks;
 
-	for (unsigned i = 0; word; i++, word = strtok_r(NULL, " ", &state)) {
-		word[strcspn(word, ":")] = '\0';
-		if (i >= 3 && strlen(word) < SPAN_NAME_BYTES)
-			(void)cluster_act_add(cj, cj->act, word);
-	}
-	free(text);
+	while (cluster_placed_next(&next, name, &ranks))
+		if (ranks || !cj->act->drain)
+			(void)cluster_act_add(cj, cj->act, name);
+	free(value);
 }
 
 /* The nodes of the last epoch are known: where are those that have no link? */

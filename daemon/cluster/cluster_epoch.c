@@ -404,38 +404,24 @@ static uint64_t cluster_epoch_next_epoch(struct cluster_job *cj)
 static void cluster_epoch_on_decided(struct decide *d, enum decide_outcome outcome,
 				     int64_t revision, const char *why);
 
-/* "EPOCH INCARNATION LEADER NODE:FIRST:RANKS..." */
 static int cluster_epoch_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 {
 	char key[CLUSTER_KEY_BYTES], leader[CLUSTER_KEY_BYTES];
-	struct cluster_node *n, *tmp;
 	struct decide_what what = {
 		.key = key, .leader = leader, .token = cj->token, .last = cj->epoch_revision
 	};
-	size_t bytes = 160, at;
-	uint32_t first = 0;
-	char *value;
-	int r;
+	char *value = cluster_placed_new(cj, epoch);
 
-	list_for_each (n, tmp, &cj->nodes, link)
-		bytes += strlen(n->name) + 32;
-	value = malloc(bytes);
 	if (!value)
 		return -ENOMEM;
-	at = (size_t)snprintf(value, bytes, "%llu %016llx %s", (unsigned long long)epoch,
-			      (unsigned long long)cj->incarnation, cj->c->node);
-	list_for_each (n, tmp, &cj->nodes, link) {
-		at += (size_t)snprintf(value + at, bytes - at, " %s:%u:%u", n->name, first, n->n);
-		first += n->n;
-	}
 	cluster_key(cj, "epoch", key);
 	cluster_key(cj, "leader", leader);
+	free(cj->placed);
+	cj->placed = value;
 	what.value = value;
-	what.bytes = at;
+	what.bytes = strlen(value);
 	cj->last_epoch = epoch;
-	r = decide_begin(&cj->epoch_decision, cj->c->coord, &what, cluster_epoch_on_decided);
-	free(value);
-	return r;
+	return decide_begin(&cj->epoch_decision, cj->c->coord, &what, cluster_epoch_on_decided);
 }
 
 /* Return: all ranks are there, once each. Else it says what is missing, or has refused all. */

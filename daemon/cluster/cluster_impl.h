@@ -152,8 +152,9 @@ struct cluster_job {
 	struct decide epoch_decision, commit;
 	struct order_key committing;
 	int64_t epoch_revision, step_revision;
-	uint64_t last_epoch;        /* that the store knows */
-	uint64_t incarnation;       /* and of which; 0: it knows none */
+	uint64_t last_epoch;  /* that the store knows */
+	uint64_t incarnation; /* and of which; 0: it knows none */
+	char *placed; /* and where its ranks are and were (cluster_placed.c); owned; NULL: none */
 	struct doubt_ruling ruling; /* on what nodes are in doubt about */
 	struct job_step_id *ruled;  /* its steps; owned */
 
@@ -200,6 +201,15 @@ struct cluster_job *cluster_find(const struct cluster *c, const char *label);
 /* Return: NULL without memory. */
 struct cluster_job *cluster_job_new(struct cluster *c, const char *label);
 void cluster_key(const struct cluster_job *cj, const char *what, char ret[CLUSTER_KEY_BYTES]);
+/* Note the value of the key "epoch", of @bytes; 0: there is none. */
+void cluster_placed_set(struct cluster_job *cj, const void *value, size_t bytes);
+/* That of the next epoch: the nodes that want to be in it, and those of earlier ones. Return: the caller's; NULL: no
+ * memory. */
+char *cluster_placed_new(const struct cluster_job *cj, uint64_t epoch);
+/* The nodes of such a value, one after the other: @at is cluster_placed_begin at first. @ret_ranks: of the last
+ * epoch. Return: false: there is none more. */
+const char *cluster_placed_begin(const char *value);
+bool cluster_placed_next(const char **at, char name[SPAN_NAME_BYTES], uint32_t *ret_ranks);
 /* "LABEL/INCARNATION/EPOCH/": what the keys of the communicators of the epoch that runs begin with, which
  * no other epoch has. Return: its length. */
 size_t cluster_prefix(const struct cluster_job *cj, char ret[CLUSTER_KEY_BYTES]);

@@ -170,7 +170,7 @@ static bool cluster_seek_read_leader(struct cluster_job *cj, const struct coord_
 	return true;
 }
 
-/* "EPOCH INCARNATION LEADER ..." */
+/* As in cluster_placed.c. */
 static void cluster_seek_read_epoch(struct cluster_job *cj, const struct coord_kv *kv)
 {
 	unsigned long long epoch = 0, incarnation = 0;
@@ -178,6 +178,7 @@ static void cluster_seek_read_epoch(struct cluster_job *cj, const struct coord_k
 
 	memcpy(text, kv->value, kv->bytes < sizeof(text) - 1 ? kv->bytes : sizeof(text) - 1);
 	(void)sscanf(text, "%llu %16llx ", &epoch, &incarnation);
+	cluster_placed_set(cj, kv->value, kv->bytes);
 	cj->epoch_revision = kv->modified;
 	cj->last_epoch = epoch;
 	cj->incarnation = incarnation;
@@ -195,6 +196,7 @@ static const struct coord_kv *cluster_seek_read_keys(struct cluster_job *cj,
 	cluster_key(cj, "step", step);
 	cj->epoch_revision = cj->step_revision = 0;
 	cj->last_epoch = cj->incarnation = 0;
+	cluster_placed_set(cj, NULL, 0);
 	for (size_t i = 0; i < r->n; i++) {
 		const struct coord_kv *kv = &r->kvs[i];
 

@@ -4,7 +4,7 @@ import subprocess
 
 from checkpoints import Ranks
 from lab import BIN, ETCD_AT, Failed, Lab, environment, wait_for
-from replicas import Elastic
+from replicas import Elastic, has_replicas
 from training import Training
 
 TWO = (("a", 1), ("b", 1))
@@ -124,16 +124,20 @@ def drains_on_all():
 
 
 def elastic_on_all():
-    """An elastic job drains and is deleted on all nodes, also if daemons have it from a record."""
+    """An elastic job drains, and is deleted on all nodes, also on one that it goes on without.
+    The second time the daemons have it from their records."""
     with Lab(3, start=False) as x:
         for node in x.nodes.values():
             node.start(held=True, replicas=1)
         for i, again in enumerate((False, True)):
             t = Elastic(x, THREE, steps=LONG_RUN, options="2 4 0.5")
-            t.wait_step(10)
+            wait_for(lambda t=t: t.check() or has_replicas(x, 5), "replicas on all nodes")
             asked = leads(x)[-i]
-            expect(job(asked, "delete", "j"), 1, "has 4 trainers on its nodes")
-            expect(job(asked, "drain", "j"), 0, "4 trainers were told")
+            for rank in t.on("c"):
+                t.ranks.pop(rank).kill()
+            t.wait_world(3)  # node c has a part of the job, and no rank
+            expect(job(asked, "delete", "j"), 1, "has 3 trainers on its nodes")
+            expect(job(asked, "drain", "j"), 0, "3 trainers were told")
             t.stop()
             for node in x.nodes.values() if again else ():
                 before = node.joined()
