@@ -315,8 +315,7 @@ void gloo_shim_cancel(struct gloo_shim *s)
 		if (s->dead || s->mesh)
 			return;
 		s->cause = "the communicator is not wanted any more";
-		s->dead = true;
-		shim_wake_all(s);
+		s->dead = true; /* nothing waits in a buffer: there is no mesh */
 	} catch (...) {
 		/* as in gloo_shim_abort; the members are met until it is late */
 	}
