@@ -29,10 +29,9 @@
 
 /* What is behind a key. */
 struct bulk_source {
-	int fd;               /* to pread from; borrowed until bulk_ops.close */
-	uint64_t size;        /* bytes in it, from 0 on; they do not change meanwhile */
-	uint64_t bytes_per_s; /* each stream sends at most so many; 0: no limit */
-	void *data;           /* the owner's own */
+	int fd;        /* to pread from; borrowed until bulk_ops.close */
+	uint64_t size; /* bytes in it, from 0 on; they do not change meanwhile */
+	void *data;    /* the owner's own */
 };
 
 /* Borrowed arguments are valid until the callback returns. */
@@ -59,12 +58,8 @@ struct bulk_want {
 	const char *node;    /* who has them */
 	const char *address; /* HOST:PORT of its links */
 	const char *key;     /* 1 to BULK_KEY_BYTES bytes of printable ASCII */
-	uint64_t offset;     /* of the first one behind the key */
-	/* How many. 0: up to the end: the other node alone says how much is written then, so use it only
-	 * where @fd cannot grow too far (a sealed memfd). What is behind the end is refused. */
-	uint64_t bytes;
-	int fd;             /* to pwrite to; borrowed until the callback */
-	uint64_t fd_offset; /* where the first one goes */
+	uint64_t bytes; /* how many there are, at least one: the other node must have as many */
+	int fd;         /* to pwrite to, from 0 on; borrowed until the callback */
 	/* It ends if no chunk came for so long, connecting included: longer than a chunk of 1 MiB takes. */
 	uint64_t idle_us;
 };
@@ -83,7 +78,5 @@ int bulk_fetch(struct peers *ps, const struct bulk_want *want, bulk_done_cb done
 void bulk_cancel(struct bulk_fetch *x);
 /* That were written so far. */
 uint64_t bulk_bytes(const struct bulk_fetch *x);
-/* That will be written; 0: not known yet. */
-uint64_t bulk_total(const struct bulk_fetch *x);
 
 #endif

@@ -49,7 +49,7 @@ struct bulk_fetch {
 	bool greeted;     /* there was a first chunk */
 	struct fault bad; /* what is wrong with a chunk, or with writing it */
 
-	atomic_uint_least64_t bytes, total, chunks;
+	atomic_uint_least64_t bytes, chunks;
 };
 
 /* ---------------------------------------------------------------------------------- the end */
@@ -85,13 +85,13 @@ static void bulk_fetch_blame(const struct bulk_fetch *x, struct fault *f)
 	if (x->status == GRPC_STATUS_OK)
 		fault_set(f, FAULT_ABORTED, "peer",
 			  "node '%s' has ended it behind %llu of %llu bytes", x->channel->node,
-			  (unsigned long long)x->bytes, (unsigned long long)x->total);
+			  (unsigned long long)x->bytes, (unsigned long long)x->want.bytes);
 	else if (x->status != GRPC_STATUS_UNAVAILABLE)
 		fault_set(f, bulk_hands_code(x->status), "peer", "%.300s", details);
 	else if (x->greeted)
 		fault_set(f, FAULT_UNAVAILABLE, "peer",
 			  "node '%s' was lost behind %llu of %llu bytes: %.200s", x->channel->node,
-			  (unsigned long long)x->bytes, (unsigned long long)x->total, details);
+			  (unsigned long long)x->bytes, (unsigned long long)x->want.bytes, details);
 	else
 		fault_set(f, FAULT_UNAVAILABLE, "peer", "node '%s' at %s: %.300s", x->channel->node,
 			  x->channel->at, details);
@@ -107,7 +107,7 @@ static bool bulk_fetch_why(struct bulk_fetch *x, struct fault *ret)
 		why = x->why;
 	else if (x->bad.code)
 		why = x->bad;
-	else if (x->status == GRPC_STATUS_OK && x->greeted && x->bytes == x->total)
+	else if (x->status == GRPC_STATUS_OK && x->bytes == x->want.bytes)
 		return false;
 	else
 		bulk_fetch_blame(x, &why);
@@ -154,23 +154,18 @@ static int bulk_fetch_greet(struct bulk_fetch *x, const Shardd__V1__FetchChunk *
 	if (peer_hello_check_call(x->ps, x->call, x->channel->at, x->channel->node, m->hello, why,
 				  sizeof(why)))
 		return fault_set(&x->bad, FAULT_DENIED, "peer", "%s", why);
-	if (x->want.bytes && m->total != x->want.bytes)
+	if (m->total != x->want.bytes)
 		return fault_set(&x->bad, FAULT_ABORTED, "peer",
 				 "node '%s' wants to send %llu bytes instead of %llu",
 				 x->channel->node, (unsigned long long)m->total,
 				 (unsigned long long)x->want.bytes);
-	if (m->total > INT64_MAX - x->want.fd_offset)
-		return fault_set(&x->bad, FAULT_ABORTED, "peer",
-				 "node '%s' wants to send %llu bytes, more than a file can have",
-				 x->channel->node, (unsigned long long)m->total);
 	x->greeted = true;
-	atomic_store(&x->total, m->total);
 	return 0;
 }
 
 static int bulk_fetch_check(struct bulk_fetch *x, const struct bulk_chunk *c)
 {
-	uint64_t next = x->want.offset + x->bytes;
+	uint64_t next = x->bytes;
 
 	if (!x->greeted && bulk_fetch_greet(x, c->m))
 		return (int)x->bad.code;
@@ -178,11 +173,10 @@ static int bulk_fetch_check(struct bulk_fetch *x, const struct bulk_chunk *c)
 		return fault_set(&x->bad, FAULT_ABORTED, "peer",
 				 "a chunk begins at byte %llu; byte %llu is the next one",
 				 (unsigned long long)c->m->offset, (unsigned long long)next);
-	if (c->bytes > x->total - x->bytes || c->bytes > BULK_CHUNK_BYTES ||
-	    (!c->bytes && x->total))
+	if (c->bytes > x->want.bytes - next || c->bytes > BULK_CHUNK_BYTES || !c->bytes)
 		return fault_set(&x->bad, FAULT_ABORTED, "peer",
 				 "a chunk has %zu bytes behind %llu of %llu", c->bytes,
-				 (unsigned long long)x->bytes, (unsigned long long)x->total);
+				 (unsigned long long)next, (unsigned long long)x->want.bytes);
 	if (bulk_wire_crc(c) != c->m->crc)
 		return fault_set(&x->bad, FAULT_ABORTED, "peer",
 				 "the %zu bytes from byte %llu on have another checksum (CRC-32C) "
@@ -193,7 +187,7 @@ static int bulk_fetch_check(struct bulk_fetch *x, const struct bulk_chunk *c)
 
 static int bulk_fetch_store(struct bulk_fetch *x, const struct bulk_chunk *c)
 {
-	int r = bulk_wire_write(c, x->want.fd, x->want.fd_offset + x->bytes);
+	int r = bulk_wire_write(c, x->want.fd, x->bytes);
 
 	if (r)
 		return fault_errno(&x->bad, r, "writing what came");
@@ -265,7 +259,6 @@ static grpc_byte_buffer *bulk_fetch_request(const struct bulk_fetch *x)
 	m.hello = &hello;
 	m.to = x->channel->node;
 	m.key = (char *)x->key;
-	m.offset = x->want.offset;
 	m.bytes = x->want.bytes;
 	s = grpc_slice_malloc(shardd__v1__fetch_request__get_packed_size(&m));
 	shardd__v1__fetch_request__pack(&m, GRPC_SLICE_START_PTR(s));
@@ -342,13 +335,10 @@ static int bulk_fetch_refuse(const struct peers *ps, const struct bulk_want *w, 
 				 "'%.100s' is not a key of a fetch: use 1 to %u bytes of printable "
 				 "ASCII",
 				 w->key, BULK_KEY_BYTES);
-	if (w->offset > INT64_MAX || w->fd_offset > INT64_MAX || w->bytes > INT64_MAX ||
-	    w->bytes > INT64_MAX - w->offset || w->bytes > INT64_MAX - w->fd_offset)
+	if (!w->bytes || w->bytes > INT64_MAX)
 		return fault_set(f, FAULT_INVALID, "bytes",
-				 "%llu bytes from byte %llu on, to byte %llu on, are more than a "
-				 "file can have",
-				 (unsigned long long)w->bytes, (unsigned long long)w->offset,
-				 (unsigned long long)w->fd_offset);
+				 "%llu bytes are none, or more than a file can have",
+				 (unsigned long long)w->bytes);
 	if (ps->bulk->n_fetches >= BULK_MAX_FETCHES)
 		return fault_set(f, FAULT_EXHAUSTED, "peer",
 				 "there are %u fetches from other nodes, the limit: wait for one",
@@ -395,11 +385,6 @@ void bulk_cancel(struct bulk_fetch *x)
 uint64_t bulk_bytes(const struct bulk_fetch *x)
 {
 	return atomic_load(&x->bytes);
-}
-
-uint64_t bulk_total(const struct bulk_fetch *x)
-{
-	return atomic_load(&x->total);
 }
 
 void bulk_fetch_tick(struct bulk *b, uint64_t now_us, uint64_t blocked_us)

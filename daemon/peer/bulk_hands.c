@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "core/check.h"
-#include "core/clock.h"
 #include "peer/bulk_impl.h"
 
 /* ------------------------------------------------------------------------------- the threads */
@@ -18,25 +17,14 @@ void bulk_hands_submit(struct bulk_tag *t, atomic_uint *refs, grpc_call *call, c
 	CHECK(grpc_call_start_batch(call, ops, n, t, NULL) == GRPC_CALL_OK);
 }
 
-static gpr_timespec bulk_hands_until(uint64_t at_us)
-{
-	uint64_t now = clock_now_us();
-
-	if (!at_us)
-		return gpr_inf_future(GPR_CLOCK_MONOTONIC);
-	return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-			    gpr_time_from_micros(at_us > now ? (int64_t)(at_us - now) : 0,
-						 GPR_TIMESPAN));
-}
-
 /* Several take events of one queue, so while one moves a chunk another one waits for the next. */
 static void *bulk_hands_main(void *bulk)
 {
 	struct bulk *b = bulk;
 
 	for (;;) {
-		gpr_timespec until = bulk_hands_until(bulk_serve_wake(b));
-		grpc_event ev = grpc_completion_queue_next(b->cq, until, NULL);
+		grpc_event ev = grpc_completion_queue_next(
+			b->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
 		struct bulk_tag *t = ev.tag;
 
 		if (ev.type == GRPC_QUEUE_SHUTDOWN)
@@ -75,8 +63,6 @@ int bulk_hands_new(struct peers *ps, struct fault *f)
 	list_init(&b->served);
 	list_init(&b->fetches);
 	list_init(&b->channels);
-	list_init(&b->paced);
-	pthread_mutex_init(&b->mu, NULL);
 	b->cq = grpc_completion_queue_create_for_next(NULL);
 	ps->bulk = b;
 	return 0;
@@ -131,7 +117,6 @@ void bulk_hands_free(struct peers *ps)
 		CHECK(grpc_completion_queue_next(b->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL)
 			      .type == GRPC_QUEUE_SHUTDOWN);
 	grpc_completion_queue_destroy(b->cq);
-	pthread_mutex_destroy(&b->mu);
 	free(b);
 	ps->bulk = NULL;
 }

@@ -6,8 +6,8 @@
  * of the loop is needed. What they have of a stream is under its lock @mu, which the loop takes only before
  * they have begun; what both have is atomic. They hand a stream back to the loop by its work.
  *
- * A stream has a reference for each batch of core, each work that is posted, and for its place among the
- * paced ones. When the last one is dropped core has nothing of it any more, and the loop frees it.
+ * A stream has a reference for each batch of core, and each work that is posted. When the last one is
+ * dropped core has nothing of it any more, and the loop frees it.
  */
 #ifndef SHARDD_PEER_BULK_IMPL_H
 #define SHARDD_PEER_BULK_IMPL_H
@@ -64,9 +64,6 @@ struct bulk {
 
 	struct list fetches, channels;
 	unsigned n_fetches;
-
-	pthread_mutex_t mu; /* of paced */
-	struct list paced;  /* of struct bulk_stream that wait for their time */
 };
 
 /* ----------------------------------------------------------- bulk_hands.c */
@@ -87,8 +84,6 @@ enum fault_code bulk_hands_code(grpc_status_code status);
 void bulk_serve_arm(struct bulk *b);
 void bulk_serve_tick(struct bulk *b, uint64_t now_us, uint64_t blocked_us);
 void bulk_serve_close(struct bulk *b);
-/* On a hand: go on with the paced ones whose time has come. Return: when the next one's does; 0: never. */
-uint64_t bulk_serve_wake(struct bulk *b);
 
 /* ----------------------------------------------------------- bulk_fetch.c */
 

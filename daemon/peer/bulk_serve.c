@@ -6,8 +6,8 @@
  *                                                          OPEN --fails, stalls--> ENDED --> the end
  *
  * The loop checks who asks, and its owner opens what is behind the key. From then on the hands read a
- * chunk while core sends the one before it: two chunks of memory a stream. A stream with a limit of bytes/s
- * waits among the paced ones for its time. When core has nothing of it any more the loop closes it.
+ * chunk while core sends the one before it: two chunks of memory a stream. When core has nothing of it any
+ * more the loop closes it.
  */
 #include <errno.h>
 #include <grpc/byte_buffer.h>
@@ -53,13 +53,9 @@ struct bulk_stream {
 
 	/* The hands'. */
 	pthread_mutex_t mu;
-	uint64_t next, end, total;        /* to read, from 0 of the source on; of all chunks */
-	bool greeted;                     /* the first chunk was made */
+	uint64_t next;                    /* byte to read */
 	grpc_byte_buffer *ready, *moving; /* waits to be sent; core sends it */
-	uint64_t due_us;                  /* when the next one may be sent, with a limit */
-	struct list paced;                /* b->paced; under b->mu, as is over */
 
-	bool stopped;               /* the stream has ended; under b->mu */
 	atomic_bool waits;          /* core has a chunk that the other node has not taken */
 	atomic_uint_least64_t sent; /* chunks that core has taken */
 };
@@ -82,7 +78,7 @@ static void bulk_serve_free(struct bulk_stream *s)
 	if (s->state != BULK_ARMED)
 		ps->bulk->n_served--;
 	list_unlink(&s->link);
-	CHECK(list_empty(&s->paced) && !s->moving);
+	CHECK(!s->moving);
 	if (s->call)
 		grpc_call_unref(s->call);
 	if (s->payload)
@@ -160,13 +156,13 @@ static int bulk_serve_pread(int fd, uint8_t *to, size_t bytes, uint64_t at)
 /* Make the next chunk ready, if there is one. Return: 0 or negative errno. */
 static int bulk_serve_read(struct bulk_stream *s)
 {
-	uint64_t left = s->end - s->next;
+	uint64_t left = s->source.size - s->next;
 	size_t bytes = left < BULK_CHUNK_BYTES ? (size_t)left : BULK_CHUNK_BYTES;
 	Shardd__V1__PeerHello hello;
 	grpc_slice data;
 	int r;
 
-	if (s->ready || (!bytes && s->greeted))
+	if (s->ready || !bytes)
 		return 0;
 	data = grpc_slice_malloc(bytes);
 	r = bulk_serve_pread(s->source.fd, GRPC_SLICE_START_PTR(data), bytes, s->next);
@@ -175,43 +171,16 @@ static int bulk_serve_read(struct bulk_stream *s)
 		return r;
 	}
 	peer_hello_fill(s->ps, &hello);
-	s->ready = bulk_wire_pack(s->greeted ? NULL : &hello, s->greeted ? 0 : s->total, s->next,
+	s->ready = bulk_wire_pack(s->next ? NULL : &hello, s->next ? 0 : s->source.size, s->next,
 				  data);
-	s->greeted = true;
 	s->next += bytes;
 	return 0;
-}
-
-/* Return: true: it is among the paced ones, and has a reference more. */
-static bool bulk_serve_pace(struct bulk_stream *s)
-{
-	struct bulk *b = s->ps->bulk;
-	bool parks = false;
-
-	if (!s->source.bytes_per_s || s->due_us <= clock_now_us())
-		return false;
-	pthread_mutex_lock(&b->mu);
-	if (!s->stopped) {
-		atomic_fetch_add(&s->refs, 1);
-		list_append(&b->paced, &s->paced);
-		parks = true;
-	}
-	pthread_mutex_unlock(&b->mu);
-	return parks;
 }
 
 static void bulk_serve_send(struct bulk_stream *s)
 {
 	grpc_op op = { .op = GRPC_OP_SEND_MESSAGE };
-	uint64_t now = clock_now_us();
 
-	if (s->source.bytes_per_s) {
-		uint64_t from = s->due_us > now ? s->due_us : now;
-		double us = 1e6 * (double)grpc_byte_buffer_length(s->ready) /
-			    (double)s->source.bytes_per_s;
-
-		s->due_us = from + (uint64_t)us;
-	}
 	s->moving = s->ready;
 	s->ready = NULL;
 	op.data.send_message.send_message = s->moving;
@@ -237,8 +206,6 @@ static void bulk_serve_go_on(struct bulk_stream *s)
 		return;
 	}
 	if (r == 0) {
-		if (bulk_serve_pace(s))
-			return;
 		bulk_serve_send(s);
 		r = bulk_serve_read(s);
 	}
@@ -276,63 +243,11 @@ static void bulk_serve_on_sent(void *stream, bool ok)
 	bulk_serve_unref(s);
 }
 
-static void bulk_serve_on_status(void *stream, bool ok)
+/* The status is sent, or the stream has ended, in whatever way. */
+static void bulk_serve_on_other(void *stream, bool ok)
 {
 	(void)ok;
 	bulk_serve_unref(stream);
-}
-
-/* The stream has ended, in whatever way. */
-static void bulk_serve_on_closed(void *stream, bool ok)
-{
-	struct bulk_stream *s = stream;
-	struct bulk *b = s->ps->bulk;
-	bool parked;
-
-	(void)ok;
-	pthread_mutex_lock(&b->mu);
-	s->stopped = true;
-	parked = !list_empty(&s->paced);
-	list_unlink(&s->paced);
-	pthread_mutex_unlock(&b->mu);
-	if (parked)
-		bulk_serve_unref(s);
-	bulk_serve_unref(s);
-}
-
-/* Take one whose time has come out of the paced ones; its reference is the caller's. Return: NULL: none;
- * @ret_next: when the next one's comes, or 0. */
-static struct bulk_stream *bulk_serve_due(struct bulk *b, uint64_t *ret_next)
-{
-	uint64_t now = clock_now_us();
-	struct bulk_stream *s, *tmp, *due = NULL;
-
-	*ret_next = 0;
-	pthread_mutex_lock(&b->mu);
-	list_for_each (s, tmp, &b->paced, paced) {
-		if (s->due_us <= now)
-			due = s;
-		else if (!*ret_next || s->due_us < *ret_next)
-			*ret_next = s->due_us;
-	}
-	if (due)
-		list_unlink(&due->paced);
-	pthread_mutex_unlock(&b->mu);
-	return due;
-}
-
-uint64_t bulk_serve_wake(struct bulk *b)
-{
-	struct bulk_stream *s;
-	uint64_t next;
-
-	while ((s = bulk_serve_due(b, &next))) {
-		pthread_mutex_lock(&s->mu);
-		bulk_serve_go_on(s);
-		pthread_mutex_unlock(&s->mu);
-		bulk_serve_unref(s);
-	}
-	return next;
 }
 
 /* --------------------------------------------------------------------------------- the request */
@@ -378,23 +293,16 @@ static bool bulk_serve_check(struct bulk_stream *s, const Shardd__V1__FetchReque
 	return false;
 }
 
-/* Which bytes. Return: false: they are refused. */
-static bool bulk_serve_range(struct bulk_stream *s, const Shardd__V1__FetchRequest *m)
+/* Does it know how many there are? Return: false: it is refused. */
+static bool bulk_serve_fits(struct bulk_stream *s, const Shardd__V1__FetchRequest *m)
 {
 	uint64_t size = s->source.size;
 
-	if (m->offset > size || m->bytes > size - m->offset) {
-		bulk_serve_refuse(s, FAULT_INVALID,
-				  "%llu bytes from byte %llu on are asked for; node '%s' has %llu "
-				  "bytes",
-				  (unsigned long long)m->bytes, (unsigned long long)m->offset,
-				  s->ps->node, (unsigned long long)size);
-		return false;
-	}
-	s->next = m->offset;
-	s->total = m->bytes ? m->bytes : size - m->offset;
-	s->end = m->offset + s->total;
-	return true;
+	if (m->bytes == size && size)
+		return true;
+	bulk_serve_refuse(s, FAULT_INVALID, "%llu bytes are asked for; node '%s' has %llu bytes",
+			  (unsigned long long)m->bytes, s->ps->node, (unsigned long long)size);
+	return false;
 }
 
 static bool bulk_serve_open(struct bulk_stream *s, const Shardd__V1__FetchRequest *m)
@@ -411,7 +319,7 @@ static bool bulk_serve_open(struct bulk_stream *s, const Shardd__V1__FetchReques
 	} else {
 		CHECK(s->source.fd >= 0 && s->source.size <= INT64_MAX);
 		s->opened = true;
-		return bulk_serve_range(s, m);
+		return bulk_serve_fits(s, m);
 	}
 	return false;
 }
@@ -493,8 +401,8 @@ static void bulk_serve_on_stream(void *stream, bool ok)
 
 static void (*const bulk_serve_fns[])(void *stream, bool ok) = {
 	[BULK_SERVE_ARRIVED] = bulk_serve_on_stream, [BULK_SERVE_REQUEST] = bulk_serve_on_request,
-	[BULK_SERVE_CLOSED] = bulk_serve_on_closed,  [BULK_SERVE_BEGUN] = bulk_serve_on_begun,
-	[BULK_SERVE_SENT] = bulk_serve_on_sent,      [BULK_SERVE_STATUS] = bulk_serve_on_status,
+	[BULK_SERVE_CLOSED] = bulk_serve_on_other,   [BULK_SERVE_BEGUN] = bulk_serve_on_begun,
+	[BULK_SERVE_SENT] = bulk_serve_on_sent,      [BULK_SERVE_STATUS] = bulk_serve_on_other,
 };
 
 /* Return: false: no memory. */
@@ -508,7 +416,6 @@ static bool bulk_serve_arm_one(struct bulk *b)
 	s->ps = b->ps;
 	s->refs = 1; /* until it has begun */
 	list_init(&s->link);
-	list_init(&s->paced);
 	pthread_mutex_init(&s->mu, NULL);
 	grpc_metadata_array_init(&s->initial);
 	for (size_t i = 0; i < ARRAY_SIZE(bulk_serve_fns); i++)
@@ -548,7 +455,7 @@ static void bulk_serve_tick_one(struct bulk_stream *s, uint64_t now_us, uint64_t
 				  "the node at %s has not said what it wants within %u s", s->at,
 				  PEER_GREET_US / 1000000);
 	else if (s->state == BULK_OPEN && !atomic_load(&s->waits))
-		s->watch.seen_us = now_us; /* its limit of bytes/s holds it up, or this node */
+		s->watch.seen_us = now_us; /* this node holds it up */
 	else if (s->state == BULK_OPEN && silent >= BULK_STALL_US)
 		bulk_serve_refuse(s, FAULT_ABORTED, "node '%s' at %s has taken nothing for %u s",
 				  s->node, s->at, (unsigned)(BULK_STALL_US / 1000000));

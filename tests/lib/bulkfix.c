@@ -1,6 +1,7 @@
 #include "bulkfix.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +57,7 @@ int bulkfix_file(uint64_t bytes, bool filled)
 	return fd;
 }
 
-bool bulkfix_same(int a, uint64_t from, int b, uint64_t to, uint64_t bytes)
+bool bulkfix_same(int a, int b, uint64_t bytes)
 {
 	uint8_t *x = malloc(MIB), *y = malloc(MIB);
 	bool same = true;
@@ -65,8 +66,8 @@ bool bulkfix_same(int a, uint64_t from, int b, uint64_t to, uint64_t bytes)
 	for (uint64_t i = 0; same && i < bytes; i += MIB) {
 		size_t n = bytes - i < MIB ? (size_t)(bytes - i) : MIB;
 
-		same = pread(a, x, n, (off_t)(from + i)) == (ssize_t)n &&
-		       pread(b, y, n, (off_t)(to + i)) == (ssize_t)n && memcmp(x, y, n) == 0;
+		same = pread(a, x, n, (off_t)i) == (ssize_t)n &&
+		       pread(b, y, n, (off_t)i) == (ssize_t)n && memcmp(x, y, n) == 0;
 	}
 	free(x);
 	free(y);
@@ -77,7 +78,8 @@ struct peerfix_node *bulkfix_server(struct bulkfix_owner *o, uint64_t bytes)
 {
 	struct peerfix_node *n = peerfix_node("b", NULL);
 
-	*o = (struct bulkfix_owner){ .source = { .fd = bulkfix_file(bytes, true), .size = bytes } };
+	*o = (struct bulkfix_owner){ .source = { .fd = bulkfix_file(bytes, bytes < BULKFIX_ENDLESS),
+						 .size = bytes } };
 	bulk_serve(n->ps, &bulkfix_ops, o);
 	return n;
 }
@@ -93,18 +95,16 @@ void bulkfix_on_done(void *userdata, const struct fault *f, uint64_t bytes)
 }
 
 void bulkfix_begin(struct bulkfix_get *g, struct peerfix_node *from, const char *at,
-		   const char *key, uint64_t offset, uint64_t bytes)
+		   const char *key, uint64_t bytes)
 {
-	struct bulk_want w = { .node = "b",
-			       .address = at,
-			       .key = key,
-			       .offset = offset,
-			       .bytes = bytes,
-			       .fd_offset = 24,
-			       .idle_us = BULKFIX_IDLE_US };
+	struct bulk_want w = {
+		.node = "b", .address = at, .key = key, .bytes = bytes, .idle_us = BULKFIX_IDLE_US
+	};
 	struct fault f = FAULT_NULL;
 
-	*g = (struct bulkfix_get){ .fd = bulkfix_file(0, false) };
+	*g = (struct bulkfix_get){ .fd = bytes < BULKFIX_ENDLESS
+						 ? bulkfix_file(0, false)
+						 : open("/dev/null", O_WRONLY | O_CLOEXEC) };
 	w.fd = g->fd;
 	cr_assert_eq(bulk_fetch(from->ps, &w, bulkfix_on_done, g, &g->x, &f), 0, "%s", f.text);
 	cr_expect_eq(g->done, 0, "called from inside");

@@ -6,6 +6,8 @@
 #include "peerfix.h"
 
 #define BULKFIX_IDLE_US 20000000u
+/* Of a file that no test fetches to its end; it is all zeros, and what comes is not kept. */
+#define BULKFIX_ENDLESS (UINT64_C(1) << 40)
 
 /* What a node serves: "bytes"; everything else is not there. */
 struct bulkfix_owner {
@@ -19,7 +21,7 @@ extern const struct bulk_ops bulkfix_ops;
 /* What has come of a fetch. */
 struct bulkfix_get {
 	struct bulk_fetch *x;
-	int fd; /* it writes from byte 24 on */
+	int fd; /* it writes to this */
 	unsigned done;
 	struct fault f;
 	uint64_t bytes;
@@ -28,8 +30,8 @@ struct bulkfix_get {
 
 /* A file of @bytes, which differ if it is @filled. */
 int bulkfix_file(uint64_t bytes, bool filled);
-/* Are @bytes of @a from @from on those of @b from @to on? */
-bool bulkfix_same(int a, uint64_t from, int b, uint64_t to, uint64_t bytes);
+/* Are the first @bytes of both the same? */
+bool bulkfix_same(int a, int b, uint64_t bytes);
 
 /* Node "b", which serves a file of @bytes. */
 struct peerfix_node *bulkfix_server(struct bulkfix_owner *o, uint64_t bytes);
@@ -38,7 +40,7 @@ void bulkfix_close(struct bulkfix_owner *o);
 
 /* @from begins to fetch from node "b" at @at. Fails the test on a fault. */
 void bulkfix_begin(struct bulkfix_get *g, struct peerfix_node *from, const char *at,
-		   const char *key, uint64_t offset, uint64_t bytes);
+		   const char *key, uint64_t bytes);
 /* Its callback. */
 void bulkfix_on_done(void *get, const struct fault *f, uint64_t bytes);
 /* Wait for its end. */

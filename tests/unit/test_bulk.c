@@ -10,8 +10,7 @@
 #include "certfix.h"
 #include "core/clock.h"
 
-#define MIB  (UINT64_C(1) << 20)
-#define MANY 70u
+#define MIB (UINT64_C(1) << 20)
 
 TestSuite(bulk, .init = peerfix_begin, .fini = peerfix_end, .timeout = 120);
 
@@ -20,21 +19,19 @@ TestSuite(bulk, .init = peerfix_begin, .fini = peerfix_end, .timeout = 120);
 
 /* ------------------------------------------------------------------------------------- it works */
 
-/* Fetch @bytes of @size; 0: up to the end. */
-static void check_range(uint64_t size, uint64_t offset, uint64_t bytes)
+static void check_bytes(uint64_t size)
 {
 	struct peerfix_node *a = peerfix_node("a", NULL), *b;
-	uint64_t all = bytes ? bytes : size - offset;
 	struct bulkfix_owner o;
 	struct bulkfix_get g;
 
 	b = bulkfix_server(&o, size);
-	bulkfix_begin(&g, a, b->at, "bytes", offset, bytes);
+	bulkfix_begin(&g, a, b->at, "bytes", size);
 	looprun_flag(&peerfix.run, &g.ended, 60);
 	cr_assert_eq(g.f.code, 0, "%s", g.f.text);
-	cr_expect_eq(g.bytes, all);
-	cr_expect(bulkfix_same(o.source.fd, offset, g.fd, 24, all));
-	cr_expect_eq(lseek(g.fd, 0, SEEK_END), all ? (off_t)all + 24 : 0);
+	cr_expect_eq(g.bytes, size);
+	cr_expect(bulkfix_same(o.source.fd, g.fd, size));
+	cr_expect_eq(lseek(g.fd, 0, SEEK_END), (off_t)size);
 	bulkfix_end(&g);
 	bulkfix_close(&o);
 	cr_expect_eq(o.opens, 1);
@@ -42,34 +39,24 @@ static void check_range(uint64_t size, uint64_t offset, uint64_t bytes)
 	cr_expect_str_eq(o.key, "bytes");
 }
 
-Test(bulk, no_byte)
-{
-	check_range(0, 0, 0);
-}
-
-Test(bulk, no_byte_at_the_end)
-{
-	check_range(MIB, MIB, 0);
-}
-
 Test(bulk, a_byte)
 {
-	check_range(1, 0, 1);
+	check_bytes(1);
 }
 
 Test(bulk, a_chunk)
 {
-	check_range(MIB, 0, 0);
+	check_bytes(MIB);
 }
 
-Test(bulk, a_range)
+Test(bulk, chunks_and_some_bytes)
 {
-	check_range(5 * MIB + 17, MIB - 3, 3 * MIB + 5);
+	check_bytes(3 * MIB + 17);
 }
 
 Test(bulk, many_bytes)
 {
-	check_range(100 * MIB, 0, 0);
+	check_bytes(100 * MIB);
 }
 
 static bool all_ended(void *arg)
@@ -91,13 +78,13 @@ Test(bulk, several_at_once_and_a_link_beside)
 	b = bulkfix_server(&o, 16 * MIB);
 	peerfix_link(a, b);
 	for (unsigned i = 0; i < 8; i++)
-		bulkfix_begin(&g[i], a, b->at, "bytes", i * MIB, 8 * MIB);
+		bulkfix_begin(&g[i], a, b->at, "bytes", 16 * MIB);
 	for (uint64_t i = 0; i < 100; i++)
 		peerfix_send(a->last, i, 100);
 	looprun_until(&peerfix.run, all_ended, g, 60);
 	for (unsigned i = 0; i < 8; i++) {
 		cr_expect_eq(g[i].f.code, 0, "%s", g[i].f.text);
-		cr_expect(bulkfix_same(o.source.fd, i * MIB, g[i].fd, 24, 8 * MIB));
+		cr_expect(bulkfix_same(o.source.fd, g[i].fd, 16 * MIB));
 		bulkfix_end(&g[i]);
 	}
 	peerfix_await_messages(b, 100);
@@ -113,7 +100,7 @@ Test(bulk, both_ways_and_again_when_the_connection_was_closed)
 
 	b = bulkfix_server(&o, 3 * MIB);
 	for (unsigned i = 0; i < 3; i++) {
-		bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+		bulkfix_begin(&g, a, b->at, "bytes", o.source.size);
 		bulkfix_end(&g);
 		cr_expect_eq(g.f.code, 0, "%s", g.f.text);
 		peerfix_turn(i == 0 ? 1200 : 0);
@@ -128,24 +115,6 @@ static bool has_some(void *arg)
 	return bulk_bytes(g->x) >= 2 * MIB;
 }
 
-Test(bulk, a_limit_of_bytes_a_second)
-{
-	struct peerfix_node *a = peerfix_node("a", NULL), *b;
-	uint64_t began = clock_now_us();
-	struct bulkfix_owner o;
-	struct bulkfix_get g;
-
-	b = bulkfix_server(&o, 4 * MIB);
-	o.source.bytes_per_s = 10 * MIB;
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
-	looprun_until(&peerfix.run, has_some, &g, 30);
-	cr_expect_eq(bulk_total(g.x), 4 * MIB);
-	bulkfix_end(&g);
-	cr_expect_eq(g.f.code, 0, "%s", g.f.text);
-	cr_expect_geq(clock_now_us() - began, 300000u, "three chunks wait 100 ms each");
-	bulkfix_close(&o);
-}
-
 /* ----------------------------------------------------------------------------------- refusals */
 
 Test(bulk, an_unknown_key)
@@ -155,25 +124,25 @@ Test(bulk, an_unknown_key)
 	struct bulkfix_get g;
 
 	b = bulkfix_server(&o, MIB);
-	bulkfix_begin(&g, a, b->at, "nothing", 0, 0);
+	bulkfix_begin(&g, a, b->at, "nothing", o.source.size);
 	bulkfix_refused(&g, FAULT_NOT_FOUND,
 			"fetching 'nothing' of node 'b': there is no 'nothing'");
 	cr_expect_eq(o.opens, 0);
 	bulkfix_close(&o);
 }
 
-Test(bulk, more_than_there_is)
+Test(bulk, more_than_there_is_or_less)
 {
 	struct peerfix_node *a = peerfix_node("a", NULL), *b;
 	struct bulkfix_owner o;
 	struct bulkfix_get g;
 
 	b = bulkfix_server(&o, MIB);
-	bulkfix_begin(&g, a, b->at, "bytes", 10, MIB);
+	bulkfix_begin(&g, a, b->at, "bytes", MIB + 1);
 	bulkfix_refused(&g, FAULT_INVALID,
-			"1048576 bytes from byte 10 on are asked for; node 'b' has 1048576 bytes");
-	bulkfix_begin(&g, a, b->at, "bytes", MIB + 1, 0);
-	bulkfix_refused(&g, FAULT_INVALID, "from byte 1048577 on are asked for");
+			"1048577 bytes are asked for; node 'b' has 1048576 bytes");
+	bulkfix_begin(&g, a, b->at, "bytes", MIB - 1);
+	bulkfix_refused(&g, FAULT_INVALID, "1048575 bytes are asked for");
 	bulkfix_close(&o);
 	cr_expect_eq(o.opens, 2);
 }
@@ -183,7 +152,7 @@ Test(bulk, a_node_that_serves_nothing)
 	struct peerfix_node *a = peerfix_node("a", NULL), *b = peerfix_node("b", NULL);
 	struct bulkfix_get g;
 
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", 1);
 	bulkfix_refused(&g, FAULT_UNAVAILABLE, "node 'b' has nothing to fetch yet");
 }
 
@@ -195,7 +164,7 @@ Test(bulk, another_cluster)
 	struct bulkfix_get g;
 
 	b = bulkfix_server(&o, MIB);
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", o.source.size);
 	bulkfix_refused(&g, FAULT_DENIED,
 			"node 'a' is of cluster 'other', node 'b' is of cluster 'test'");
 	bulkfix_close(&o);
@@ -206,7 +175,7 @@ Test(bulk, another_node_at_the_address)
 	struct peerfix_node *a = peerfix_node("a", NULL), *c = peerfix_node("c", NULL);
 	struct bulkfix_get g;
 
-	bulkfix_begin(&g, a, c->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, c->at, "bytes", 1);
 	bulkfix_refused(&g, FAULT_DENIED, "this is node 'c'; node 'a' asks for node 'b'");
 }
 
@@ -216,9 +185,9 @@ Test(bulk, nobody_there)
 	struct bulkfix_get g;
 
 	peerfix_close(b);
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", 1);
 	bulkfix_refused(&g, FAULT_UNAVAILABLE, "Connection refused");
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", 1);
 	bulkfix_refused(&g, FAULT_UNAVAILABLE, "Connection refused");
 }
 
@@ -229,7 +198,7 @@ Test(bulk, only_allowed_nodes)
 	struct peerfix_node *a = peerfix_node("a", NULL), *b = peerfix_node("b", &o);
 	struct bulkfix_get g;
 
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", 1);
 	bulkfix_refused(&g, FAULT_DENIED,
 			"node 'a' is not among the nodes that may connect to node 'b'");
 }
@@ -238,16 +207,17 @@ Test(bulk, bad_arguments)
 {
 	static const struct {
 		const char *node, *address, *key, *part;
-		uint64_t offset, bytes, fd_offset;
+		uint64_t bytes;
 		enum fault_code code;
 	} cases[] = {
-		{ "a", "127.0.0.1:1", "k", "to itself", 0, 0, 0, FAULT_INVALID },
-		{ "b", "127.0.0.1", "k", "HOST:PORT", 0, 0, 0, FAULT_INVALID },
-		{ "b", "192.0.2.1:7", "k", "not an address of loopback", 0, 0, 0, FAULT_DENIED },
-		{ "b", "127.0.0.1:1", "", "not a key", 0, 0, 0, FAULT_INVALID },
-		{ "b", "127.0.0.1:1", "k\n", "not a key", 0, 0, 0, FAULT_INVALID },
-		{ "b", "127.0.0.1:1", "k", "than a file can have", INT64_MAX, 1, 0, FAULT_INVALID },
-		{ "b", "127.0.0.1:1", "k", "than a file can have", 0, 1, INT64_MAX, FAULT_INVALID },
+		{ "a", "127.0.0.1:1", "k", "to itself", 1, FAULT_INVALID },
+		{ "b", "127.0.0.1", "k", "HOST:PORT", 1, FAULT_INVALID },
+		{ "b", "192.0.2.1:7", "k", "not an address of loopback", 1, FAULT_DENIED },
+		{ "b", "127.0.0.1:1", "", "not a key", 1, FAULT_INVALID },
+		{ "b", "127.0.0.1:1", "k\n", "not a key", 1, FAULT_INVALID },
+		{ "b", "127.0.0.1:1", "k", "0 bytes are none", 0, FAULT_INVALID },
+		{ "b", "127.0.0.1:1", "k", "than a file can have", UINT64_C(1) << 63,
+		  FAULT_INVALID },
 	};
 	struct peerfix_node *a = peerfix_node("a", NULL);
 
@@ -255,9 +225,7 @@ Test(bulk, bad_arguments)
 		struct bulk_want w = { .node = cases[i].node,
 				       .address = cases[i].address,
 				       .key = cases[i].key,
-				       .offset = cases[i].offset,
 				       .bytes = cases[i].bytes,
-				       .fd_offset = cases[i].fd_offset,
 				       .idle_us = BULKFIX_IDLE_US };
 		struct fault f = FAULT_NULL;
 		struct bulk_fetch *x;
@@ -268,61 +236,12 @@ Test(bulk, bad_arguments)
 	}
 }
 
-static bool some_refused(void *arg)
-{
-	const struct bulkfix_get *g = arg;
-
-	for (unsigned i = 0; i < MANY; i++)
-		if (g[i].done)
-			return true;
-	return false;
-}
-
-static bool opened_all(void *arg)
-{
-	return ((const struct bulkfix_owner *)arg)->opens == BULK_MAX_SERVED;
-}
-
-/* Two nodes fetch: one alone may not begin so many. */
-Test(bulk, more_streams_than_are_served)
-{
-	struct peerfix_node *nodes[2] = { peerfix_node("a", NULL), peerfix_node("c", NULL) }, *b;
-	struct bulkfix_get *g = calloc(MANY, sizeof(*g));
-	unsigned refused = 0;
-	struct bulkfix_owner o;
-
-	cr_assert(g);
-	b = bulkfix_server(&o, 2 * MIB);
-	o.source.bytes_per_s = 100; /* hours */
-	for (unsigned i = 0; i < BULK_MAX_SERVED; i++)
-		bulkfix_begin(&g[i], nodes[i % 2], b->at, "bytes", 0, 0);
-	looprun_until(&peerfix.run, opened_all, &o, 30);
-	for (unsigned i = BULK_MAX_SERVED; i < MANY; i++)
-		bulkfix_begin(&g[i], nodes[i % 2], b->at, "bytes", 0, 0);
-	looprun_until(&peerfix.run, some_refused, g, 30);
-	for (unsigned i = 0; i < MANY; i++)
-		if (g[i].done) {
-			cr_expect_eq(g[i].f.code, FAULT_EXHAUSTED);
-			expect_text(g[i].f.text, "node 'b' serves 64 fetches, the limit");
-			refused++;
-		}
-	cr_expect_geq(refused, 1);
-	for (unsigned i = 0; i < MANY; i++) {
-		if (!g[i].done)
-			bulk_cancel(g[i].x);
-		bulkfix_end(&g[i]);
-	}
-	bulkfix_close(&o);
-	cr_expect_eq(o.opens, BULK_MAX_SERVED);
-	bulkfix_begin(g, nodes[0], b->at, "nothing", 0, 0);
-	bulkfix_refused(g, FAULT_NOT_FOUND, "there is no 'nothing'");
-	free(g);
-}
-
 Test(bulk, more_fetches_than_a_node_may_have)
 {
 	struct peerfix_node *a = peerfix_node("a", NULL), *b;
-	struct bulk_want w = { .node = "b", .key = "bytes", .fd = 0, .idle_us = BULKFIX_IDLE_US };
+	struct bulk_want w = {
+		.node = "b", .key = "bytes", .bytes = 1, .idle_us = BULKFIX_IDLE_US
+	};
 	struct bulkfix_get *g = calloc(BULK_MAX_FETCHES, sizeof(*g));
 	struct fault f = FAULT_NULL;
 	struct bulk_fetch *x;
@@ -332,7 +251,7 @@ Test(bulk, more_fetches_than_a_node_may_have)
 	b = bulkfix_server(&o, 2 * MIB);
 	w.address = b->at;
 	for (unsigned i = 0; i < BULK_MAX_FETCHES; i++)
-		bulkfix_begin(&g[i], a, b->at, "bytes", 0, 0);
+		bulkfix_begin(&g[i], a, b->at, "bytes", o.source.size);
 	cr_expect_eq(bulk_fetch(a->ps, &w, (void *)abort, NULL, &x, &f), FAULT_EXHAUSTED);
 	expect_text(f.text, "there are 64 fetches");
 	for (unsigned i = 0; i < BULK_MAX_FETCHES; i++) {
@@ -351,9 +270,8 @@ Test(bulk, the_one_that_fetches_cancels)
 	struct bulkfix_owner o;
 	struct bulkfix_get g;
 
-	b = bulkfix_server(&o, 64 * MIB);
-	o.source.bytes_per_s = 20 * MIB;
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	b = bulkfix_server(&o, BULKFIX_ENDLESS);
+	bulkfix_begin(&g, a, b->at, "bytes", o.source.size);
 	looprun_until(&peerfix.run, has_some, &g, 30);
 	bulk_cancel(g.x);
 	bulk_cancel(g.x);
@@ -361,7 +279,7 @@ Test(bulk, the_one_that_fetches_cancels)
 	bulkfix_end(&g);
 	cr_expect_eq(g.f.code, FAULT_CANCELLED);
 	cr_expect_geq(g.bytes, 2 * MIB);
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", o.source.size);
 	bulk_cancel(g.x);
 	bulkfix_end(&g);
 	cr_expect_eq(g.f.code, FAULT_CANCELLED);
@@ -374,9 +292,8 @@ Test(bulk, the_one_that_has_them_is_closed)
 	struct bulkfix_owner o;
 	struct bulkfix_get g;
 
-	b = bulkfix_server(&o, 64 * MIB);
-	o.source.bytes_per_s = 20 * MIB;
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	b = bulkfix_server(&o, BULKFIX_ENDLESS);
+	bulkfix_begin(&g, a, b->at, "bytes", o.source.size);
 	looprun_until(&peerfix.run, has_some, &g, 30);
 	peerfix_close(b);
 	cr_expect_eq(o.closes, 1);
@@ -393,9 +310,8 @@ Test(bulk, the_one_that_fetches_is_closed)
 	struct bulkfix_owner o;
 	struct bulkfix_get g;
 
-	b = bulkfix_server(&o, 64 * MIB);
-	o.source.bytes_per_s = 20 * MIB;
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	b = bulkfix_server(&o, BULKFIX_ENDLESS);
+	bulkfix_begin(&g, a, b->at, "bytes", o.source.size);
 	looprun_until(&peerfix.run, has_some, &g, 30);
 	peerfix_close(a);
 	cr_expect_eq(g.done, 1);
@@ -415,7 +331,7 @@ Test(bulk, both_are_closed_at_any_time)
 		struct bulkfix_get g;
 
 		b = bulkfix_server(&o, 8 * MIB);
-		bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+		bulkfix_begin(&g, a, b->at, "bytes", o.source.size);
 		until = clock_now_us() + 300 * i;
 		while (clock_now_us() < until)
 			uv_run(&peerfix.run.loop, UV_RUN_NOWAIT);
@@ -435,7 +351,7 @@ Test(bulk, a_file_that_became_shorter)
 
 	b = bulkfix_server(&o, MIB);
 	o.source.size = 4 * MIB;
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", o.source.size);
 	bulkfix_end(&g);
 	cr_expect_eq(g.f.code, FAULT_INTERNAL, "%s", g.f.text);
 	expect_text(g.f.text, "node 'b' cannot read byte 1048576: there are fewer bytes");
@@ -445,7 +361,9 @@ Test(bulk, a_file_that_became_shorter)
 Test(bulk, a_file_that_takes_no_more)
 {
 	struct peerfix_node *a = peerfix_node("a", NULL), *b;
-	struct bulk_want w = { .node = "b", .key = "bytes", .idle_us = BULKFIX_IDLE_US };
+	struct bulk_want w = {
+		.node = "b", .key = "bytes", .bytes = 4 * MIB, .idle_us = BULKFIX_IDLE_US
+	};
 	struct bulkfix_get g = { .fd = bulkfix_file(10, true) };
 	struct fault f = FAULT_NULL;
 	struct bulkfix_owner o;
@@ -512,10 +430,10 @@ Test(bulk_tls, with_certificates)
 	struct bulkfix_get g;
 
 	bulk_serve(b->ps, &bulkfix_ops, &o);
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", o.source.size);
 	looprun_flag(&peerfix.run, &g.ended, 60);
 	cr_expect_eq(g.f.code, 0, "%s", g.f.text);
-	cr_expect(bulkfix_same(o.source.fd, 0, g.fd, 24, 9 * MIB));
+	cr_expect(bulkfix_same(o.source.fd, g.fd, 9 * MIB));
 	bulkfix_end(&g);
 	bulkfix_close(&o);
 }
@@ -525,7 +443,7 @@ Test(bulk_tls, the_one_that_is_asked_must_have_its_name)
 	struct peerfix_node *a = tls_node("a", "DNS:a"), *b = tls_node("b", "DNS:x");
 	struct bulkfix_get g;
 
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", 1);
 	bulkfix_refused(&g, FAULT_UNAVAILABLE,
 			"its certificate has the DNS names 'x': 'b' must be one of them");
 }
@@ -535,7 +453,7 @@ Test(bulk_tls, the_one_that_asks_must_have_its_name)
 	struct peerfix_node *a = tls_node("a", "DNS:x"), *b = tls_node("b", "DNS:b");
 	struct bulkfix_get g;
 
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", 1);
 	bulkfix_refused(&g, FAULT_DENIED, "node 'a' has a certificate with the DNS names 'x'");
 }
 
@@ -544,7 +462,7 @@ Test(bulk_tls, one_without_certificates)
 	struct peerfix_node *a = peerfix_node("a", NULL), *b = tls_node("b", "DNS:b");
 	struct bulkfix_get g;
 
-	bulkfix_begin(&g, a, b->at, "bytes", 0, 0);
+	bulkfix_begin(&g, a, b->at, "bytes", 1);
 	bulkfix_end(&g);
 	cr_expect_eq(g.f.code, FAULT_UNAVAILABLE, "%s", g.f.text);
 }

@@ -117,8 +117,8 @@ static void fake_end(struct fake *x)
 
 struct bad {
 	const char *part;
-	enum fault_code code;
 	uint64_t bytes, total, offset; /* of those asked for; of the second chunk */
+	enum fault_code code;
 	uint32_t flip;
 	bool first, second; /* the first chunk has a hello; and there is a second one */
 };
@@ -126,15 +126,15 @@ struct bad {
 Test(bulk_hostile, chunks_that_are_wrong)
 {
 	static const struct bad cases[] = {
-		{ "have another checksum (CRC-32C)", FAULT_ABORTED, 100, 0, 0, 1, true, false },
-		{ "the first chunk does not say", FAULT_ABORTED, 0, 0, 0, 0, false, false },
-		{ "a chunk begins at byte 99; byte 100 is", FAULT_ABORTED, 0, 0, 99, 0, true,
+		{ "have another checksum (CRC-32C)", 100, 100, 0, FAULT_ABORTED, 1, true, false },
+		{ "the first chunk does not say", 300, 300, 0, FAULT_ABORTED, 0, false, false },
+		{ "a chunk begins at byte 99; byte 100 is", 300, 300, 99, FAULT_ABORTED, 0, true,
 		  true },
-		{ "a chunk begins at byte 200; byte 100 is", FAULT_ABORTED, 0, 0, 200, 0, true,
+		{ "a chunk begins at byte 200; byte 100 is", 300, 300, 200, FAULT_ABORTED, 0, true,
 		  true },
-		{ "a chunk has 100 bytes behind 100 of 150", FAULT_ABORTED, 150, 150, 100, 0, true,
+		{ "a chunk has 100 bytes behind 100 of 150", 150, 150, 100, FAULT_ABORTED, 0, true,
 		  true },
-		{ "wants to send 150 bytes instead of 200", FAULT_ABORTED, 200, 150, 0, 0, true,
+		{ "wants to send 150 bytes instead of 200", 200, 150, 0, FAULT_ABORTED, 0, true,
 		  false },
 	};
 	struct peerfix_node *a = peerfix_node("a", NULL);
@@ -145,13 +145,9 @@ Test(bulk_hostile, chunks_that_are_wrong)
 		struct bulkfix_get g;
 
 		fake_begin(&x);
-		bulkfix_begin(&g, a, x.at, "bytes", 0, c->bytes);
+		bulkfix_begin(&g, a, x.at, "bytes", c->bytes);
 		fake_answer(&x);
-		fake_chunk(&x, c->first,
-			   c->total   ? c->total
-			   : c->bytes ? c->bytes
-				      : 300,
-			   0, c->flip);
+		fake_chunk(&x, c->first, c->total, 0, c->flip);
 		if (c->second)
 			fake_chunk(&x, false, 0, c->offset, 0);
 		bulkfix_end(&g);
@@ -181,7 +177,7 @@ Test(bulk_hostile, what_is_no_chunk)
 		struct bulkfix_get g;
 
 		fake_begin(&x);
-		bulkfix_begin(&g, a, x.at, "bytes", 0, 0);
+		bulkfix_begin(&g, a, x.at, "bytes", 100);
 		fake_answer(&x);
 		fake_bytes(&x, (const uint8_t *)cases[i], strlen(cases[i]));
 		bulkfix_refused(&g, FAULT_ABORTED, "has sent what is no chunk");
@@ -203,7 +199,7 @@ Test(bulk_hostile, one_that_dies_in_the_middle)
 	struct bulkfix_get g;
 
 	fake_begin(&x);
-	bulkfix_begin(&g, a, x.at, "bytes", 0, 1000);
+	bulkfix_begin(&g, a, x.at, "bytes", 1000);
 	fake_answer(&x);
 	fake_chunk(&x, true, 1000, 0, 0);
 	fake_chunk(&x, false, 0, 100, 0);
@@ -225,7 +221,7 @@ Test(bulk_hostile, one_that_ends_too_early)
 	struct bulkfix_get g;
 
 	fake_begin(&x);
-	bulkfix_begin(&g, a, x.at, "bytes", 0, 1000);
+	bulkfix_begin(&g, a, x.at, "bytes", 1000);
 	fake_answer(&x);
 	fake_chunk(&x, true, 1000, 0, 0);
 	rawsock_h2_frame(x.fd, H2_HEADERS, H2_END_HEADERS | H2_END_STREAM, 1, trailers,
@@ -240,7 +236,7 @@ Test(bulk_hostile, one_that_stalls)
 {
 	struct peerfix_node *a = peerfix_node("a", NULL);
 	struct fault f = FAULT_NULL;
-	struct bulk_want w = { .node = "b", .key = "bytes", .idle_us = 300000 };
+	struct bulk_want w = { .node = "b", .key = "bytes", .bytes = 1000, .idle_us = 300000 };
 	struct bulkfix_get g = { .fd = bulkfix_file(0, false) };
 	uint64_t began = clock_now_us();
 	struct fake x;
@@ -310,20 +306,22 @@ static void raw_await(int fd, const char *part)
 	close(fd);
 }
 
-static void raw_request(int fd, const char *key)
+/* Of node @node. */
+static void raw_request(int fd, const char *node, const char *key)
 {
 	Shardd__V1__FetchRequest m = SHARDD__V1__FETCH_REQUEST__INIT;
 	Shardd__V1__PeerHello h = SHARDD__V1__PEER_HELLO__INIT;
 	uint8_t frame[2048] = { 0 };
 	size_t n;
 
-	h.node = (char *)"a";
+	h.node = (char *)node;
 	h.cluster = (char *)"test";
 	h.protocol = 1;
 	h.instance = (ProtobufCBinaryData){ 16, (uint8_t *)"0123456789abcdef" };
 	m.hello = &h;
 	m.to = (char *)"b";
 	m.key = (char *)key;
+	m.bytes = 10 * MIB;
 	n = shardd__v1__fetch_request__pack(&m, frame + 5);
 	frame[3] = (uint8_t)(n >> 8);
 	frame[4] = (uint8_t)n;
@@ -355,7 +353,7 @@ Test(bulk_hostile, one_that_takes_nothing)
 	struct peerfix_node *b = bulkfix_server(&o, 10 * MIB);
 	int fd = raw_stream(b);
 
-	raw_request(fd, "bytes");
+	raw_request(fd, "a", "bytes");
 	looprun_until(&peerfix.run, opened, &o, 30);
 	peerfix_turn(200);
 	pass(b, BULK_STALL_US - 2000000);
@@ -371,6 +369,42 @@ static bool ticked(void *arg)
 	uint64_t *n = arg;
 
 	return ++*n > 50;
+}
+
+static bool opened_all(void *arg)
+{
+	return ((const struct bulkfix_owner *)arg)->opens == BULK_MAX_SERVED;
+}
+
+static bool closed_all(void *arg)
+{
+	const struct bulkfix_owner *o = arg;
+
+	return o->opens == o->closes;
+}
+
+/* They take nothing. */
+Test(bulk_hostile, more_streams_than_are_served)
+{
+	int fds[BULK_MAX_SERVED];
+	struct bulkfix_owner o;
+	struct peerfix_node *b = bulkfix_server(&o, 10 * MIB), *c = peerfix_node("c", NULL);
+	struct bulkfix_get g;
+
+	for (unsigned i = 0; i < BULK_MAX_SERVED; i++) {
+		fds[i] = raw_stream(b);
+		raw_request(fds[i], "a", "bytes");
+	}
+	looprun_until(&peerfix.run, opened_all, &o, 30);
+	bulkfix_begin(&g, c, b->at, "bytes", 10 * MIB);
+	bulkfix_refused(&g, FAULT_EXHAUSTED, "node 'b' serves 64 fetches, the limit");
+	for (unsigned i = 0; i < BULK_MAX_SERVED; i++)
+		close(fds[i]);
+	looprun_until(&peerfix.run, closed_all, &o, 30);
+	bulkfix_begin(&g, c, b->at, "bytes", 10 * MIB);
+	bulkfix_end(&g);
+	cr_expect_eq(g.f.code, 0, "%s", g.f.text);
+	bulkfix_close(&o);
 }
 
 Test(bulk_hostile, one_that_asks_for_nothing)
@@ -412,7 +446,7 @@ Test(bulk_hostile, requests_that_are_wrong)
 		raw_await(fd, cases[i].part);
 	}
 	fd = raw_stream(b);
-	raw_request(fd, "k\n");
+	raw_request(fd, "a", "k\n");
 	raw_await(fd, "'k?' is not a key");
 	cr_expect_eq(o.opens, 0);
 	bulkfix_close(&o);

@@ -31,9 +31,3 @@ uint64_t bulk_bytes(const struct bulk_fetch *x)
 	(void)x;
 	CHECK_NOT_REACHED();
 }
-
-uint64_t bulk_total(const struct bulk_fetch *x)
-{
-	(void)x;
-	CHECK_NOT_REACHED();
-}
