@@ -163,9 +163,18 @@ static int bulk_fetch_greet(struct bulk_fetch *x, const Shardd__V1__FetchChunk *
 	return 0;
 }
 
+/* How long the next chunk is: all have 1 MiB but the last one, or many small ones would count as progress
+ * for ever. 0: none comes. */
+static uint64_t bulk_fetch_due(const struct bulk_fetch *x)
+{
+	uint64_t left = x->want.bytes - x->bytes;
+
+	return left < BULK_CHUNK_BYTES ? left : BULK_CHUNK_BYTES;
+}
+
 static int bulk_fetch_check(struct bulk_fetch *x, const struct bulk_chunk *c)
 {
-	uint64_t next = x->bytes;
+	uint64_t next = x->bytes, due = bulk_fetch_due(x);
 
 	if (!x->greeted && bulk_fetch_greet(x, c->m))
 		return (int)x->bad.code;
@@ -173,10 +182,11 @@ static int bulk_fetch_check(struct bulk_fetch *x, const struct bulk_chunk *c)
 		return fault_set(&x->bad, FAULT_ABORTED, "peer",
 				 "a chunk begins at byte %llu; byte %llu is the next one",
 				 (unsigned long long)c->m->offset, (unsigned long long)next);
-	if (c->bytes > x->want.bytes - next || c->bytes > BULK_CHUNK_BYTES || !c->bytes)
+	if (c->bytes != due || !due)
 		return fault_set(&x->bad, FAULT_ABORTED, "peer",
-				 "a chunk has %zu bytes behind %llu of %llu", c->bytes,
-				 (unsigned long long)next, (unsigned long long)x->want.bytes);
+				 "a chunk has %zu bytes behind %llu of %llu; %llu are expected",
+				 c->bytes, (unsigned long long)next,
+				 (unsigned long long)x->want.bytes, (unsigned long long)due);
 	if (bulk_wire_crc(c) != c->m->crc)
 		return fault_set(&x->bad, FAULT_ABORTED, "peer",
 				 "the %zu bytes from byte %llu on have another checksum (CRC-32C) "

@@ -27,8 +27,9 @@ TestSuite(bulk_hostile, .init = peerfix_begin, .fini = peerfix_end, .timeout = 1
 struct fake {
 	int listens, fd;
 	char at[32];
-	uint8_t in[65536];
+	uint8_t in[65536]; /* all that has come */
 	size_t n;
+	uint64_t sent; /* bytes of frames of data */
 };
 
 static void fake_begin(struct fake *x)
@@ -52,19 +53,52 @@ static bool fake_accepted(void *arg)
 	return x->fd >= 0;
 }
 
-/* There is a frame of headers behind the preface. */
+static uint32_t fake_u32(const uint8_t *at)
+{
+	return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+/* What the frames behind the preface say: the kinds that there were (bits), and how much may be sent on the
+ * connection, and on the stream, in all. */
+static unsigned fake_look(struct fake *x, uint64_t ret[2])
+{
+	ssize_t r = recv(x->fd, x->in + x->n, sizeof(x->in) - x->n, 0);
+	unsigned kinds = 0;
+
+	ret[0] = ret[1] = 65535;
+	x->n += r > 0 ? (size_t)r : 0;
+	for (size_t at = 24, bytes; at + 9 <= x->n; at += 9 + bytes) {
+		const uint8_t *f = x->in + at;
+
+		bytes = fake_u32(f) >> 8;
+		if (at + 9 + bytes > x->n)
+			break;
+		kinds |= 1u << f[3];
+		if (f[3] == H2_WINDOW)
+			ret[fake_u32(f + 5) != 0] += fake_u32(f + 9);
+		for (size_t i = 0; f[3] == H2_SETTINGS && i + 6 <= bytes; i += 6)
+			if (f[9 + i] == 0 && f[10 + i] == 4) /* of a stream, at first */
+				ret[1] += (uint64_t)fake_u32(f + 11 + i) - 65535;
+	}
+	return kinds;
+}
+
 static bool fake_asked(void *arg)
 {
-	struct fake *x = arg;
-	ssize_t r = recv(x->fd, x->in + x->n, sizeof(x->in) - x->n, 0);
+	uint64_t windows[2];
 
-	x->n += r > 0 ? (size_t)r : 0;
-	for (size_t at = 24; at + 9 <= x->n;) {
-		if (x->in[at + 3] == H2_HEADERS)
-			return true;
-		at += 9u + ((size_t)x->in[at] << 16 | x->in[at + 1] << 8 | x->in[at + 2]);
-	}
-	return false;
+	return fake_look(arg, windows) & 1u << H2_HEADERS;
+}
+
+#define FAKE_FRAME 16384u
+
+static bool fake_may_send(void *arg)
+{
+	struct fake *x = arg;
+	uint64_t windows[2], most = x->sent + FAKE_FRAME;
+
+	fake_look(x, windows);
+	return most <= windows[0] && most <= windows[1];
 }
 
 /* Wait for the stream, and begin the answer. */
@@ -81,22 +115,36 @@ static void fake_answer(struct fake *x)
 	rawsock_h2_frame(x->fd, H2_HEADERS, H2_END_HEADERS, 1, block, sizeof(block) - 1);
 }
 
+/* A message. */
 static void fake_bytes(struct fake *x, const uint8_t *data, size_t bytes)
 {
-	uint8_t frame[2048] = { 0, 0, 0, (uint8_t)(bytes >> 8), (uint8_t)bytes };
+	uint8_t *all = calloc(1, bytes + 5);
 
-	cr_assert_leq(bytes, sizeof(frame) - 5);
-	memcpy(frame + 5, data, bytes);
-	rawsock_h2_frame(x->fd, H2_DATA, 0, 1, frame, bytes + 5);
+	cr_assert(all);
+	for (unsigned i = 0; i < 4; i++)
+		all[1 + i] = (uint8_t)(bytes >> (24 - 8 * i));
+	memcpy(all + 5, data, bytes);
+	bytes += 5;
+	for (size_t at = 0; at < bytes; at += FAKE_FRAME) {
+		size_t n = bytes - at < FAKE_FRAME ? bytes - at : FAKE_FRAME;
+
+		looprun_until(&peerfix.run, fake_may_send, x, 30);
+		rawsock_h2_frame(x->fd, H2_DATA, 0, 1, all + at, n);
+		x->sent += n;
+	}
+	free(all);
 }
 
-/* 100 bytes from @offset on. */
-static void fake_chunk(struct fake *x, bool first, uint64_t total, uint64_t offset, uint32_t flip)
+/* @bytes bytes from @offset on. */
+static void fake_chunk(struct fake *x, bool first, uint64_t total, uint64_t offset, uint64_t bytes,
+		       uint32_t flip)
 {
 	Shardd__V1__FetchChunk m = SHARDD__V1__FETCH_CHUNK__INIT;
 	Shardd__V1__PeerHello h = SHARDD__V1__PEER_HELLO__INIT;
-	uint8_t data[100] = { 7 }, packed[1024];
+	uint8_t *data = calloc(1, bytes + 1), *packed;
 
+	cr_assert(data);
+	data[0] = 7;
 	h.node = (char *)"b";
 	h.cluster = (char *)"test";
 	h.protocol = 1;
@@ -104,9 +152,13 @@ static void fake_chunk(struct fake *x, bool first, uint64_t total, uint64_t offs
 	m.hello = first ? &h : NULL;
 	m.total = total;
 	m.offset = offset;
-	m.data = (ProtobufCBinaryData){ sizeof(data), data };
-	m.crc = crc32c_add(0, data, sizeof(data)) ^ flip;
+	m.data = (ProtobufCBinaryData){ bytes, data };
+	m.crc = crc32c_add(0, data, bytes) ^ flip;
+	packed = malloc(shardd__v1__fetch_chunk__get_packed_size(&m));
+	cr_assert(packed);
 	fake_bytes(x, packed, shardd__v1__fetch_chunk__pack(&m, packed));
+	free(packed);
+	free(data);
 }
 
 static void fake_end(struct fake *x)
@@ -117,25 +169,32 @@ static void fake_end(struct fake *x)
 
 struct bad {
 	const char *part;
-	uint64_t bytes, total, offset; /* of those asked for; of the second chunk */
-	enum fault_code code;
+	uint64_t bytes, total; /* asked for; said to be */
+	uint64_t first, offset,
+		second; /* bytes of the first chunk; the second one; without @two there is
+					 * none */
+	bool hello, two;
 	uint32_t flip;
-	bool first, second; /* the first chunk has a hello; and there is a second one */
 };
 
 Test(bulk_hostile, chunks_that_are_wrong)
 {
 	static const struct bad cases[] = {
-		{ "have another checksum (CRC-32C)", 100, 100, 0, FAULT_ABORTED, 1, true, false },
-		{ "the first chunk does not say", 300, 300, 0, FAULT_ABORTED, 0, false, false },
-		{ "a chunk begins at byte 99; byte 100 is", 300, 300, 99, FAULT_ABORTED, 0, true,
-		  true },
-		{ "a chunk begins at byte 200; byte 100 is", 300, 300, 200, FAULT_ABORTED, 0, true,
-		  true },
-		{ "a chunk has 100 bytes behind 100 of 150", 150, 150, 100, FAULT_ABORTED, 0, true,
-		  true },
-		{ "wants to send 150 bytes instead of 200", 200, 150, 0, FAULT_ABORTED, 0, true,
-		  false },
+		{ "have another checksum (CRC-32C)", 100, 100, 100, 0, 0, true, false, 1 },
+		{ "the first chunk does not say", 100, 100, 100, 0, 0, false, false, 0 },
+		{ "wants to send 150 bytes instead of 200", 200, 150, 150, 0, 0, true, false, 0 },
+		{ "a chunk begins at byte 1048575; byte 1048576 is", MIB + 100, MIB + 100, MIB,
+		  MIB - 1, 100, true, true, 0 },
+		{ "a chunk begins at byte 1048577; byte 1048576 is", MIB + 100, MIB + 100, MIB,
+		  MIB + 1, 99, true, true, 0 },
+		{ "a chunk has 101 bytes behind 0 of 100", 100, 100, 101, 0, 0, true, false, 0 },
+		{ "a chunk has 1 bytes behind 0 of 300; 300", 300, 300, 1, 0, 0, true, false, 0 },
+		{ "a chunk has 0 bytes behind 0 of 300", 300, 300, 0, 0, 0, true, false, 0 },
+		{ "a chunk has 1 bytes behind 0 of 2097152; 1048576", 2 * MIB, 2 * MIB, 1, 0, 0,
+		  true, false, 0 },
+		{ "a chunk has 99 bytes behind 1048576 of 1048676", MIB + 100, MIB + 100, MIB, MIB,
+		  99, true, true, 0 },
+		{ "a chunk has 0 bytes behind 100 of 100", 100, 100, 100, 100, 0, true, true, 0 },
 	};
 	struct peerfix_node *a = peerfix_node("a", NULL);
 
@@ -147,14 +206,14 @@ Test(bulk_hostile, chunks_that_are_wrong)
 		fake_begin(&x);
 		bulkfix_begin(&g, a, x.at, "bytes", c->bytes);
 		fake_answer(&x);
-		fake_chunk(&x, c->first, c->total, 0, c->flip);
-		if (c->second)
-			fake_chunk(&x, false, 0, c->offset, 0);
+		fake_chunk(&x, c->hello, c->total, 0, c->first, c->flip);
+		if (c->two)
+			fake_chunk(&x, false, 0, c->offset, c->second, 0);
 		bulkfix_end(&g);
-		cr_expect_eq(g.f.code, c->code, "%s", g.f.text);
+		cr_expect_eq(g.f.code, FAULT_ABORTED, "%s", g.f.text);
 		expect_text(g.f.text, "fetching 'bytes' of node 'b': ");
 		expect_text(g.f.text, c->part);
-		cr_expect_eq(g.bytes, c->second ? 100 : 0);
+		cr_expect_eq(g.bytes, c->two ? c->first : 0);
 		fake_end(&x);
 	}
 }
@@ -185,11 +244,11 @@ Test(bulk_hostile, what_is_no_chunk)
 	}
 }
 
-static bool has_both(void *arg)
+static bool has_one(void *arg)
 {
 	const struct bulkfix_get *g = arg;
 
-	return bulk_bytes(g->x) == 200;
+	return bulk_bytes(g->x) == MIB;
 }
 
 Test(bulk_hostile, one_that_dies_in_the_middle)
@@ -199,16 +258,15 @@ Test(bulk_hostile, one_that_dies_in_the_middle)
 	struct bulkfix_get g;
 
 	fake_begin(&x);
-	bulkfix_begin(&g, a, x.at, "bytes", 1000);
+	bulkfix_begin(&g, a, x.at, "bytes", 2 * MIB);
 	fake_answer(&x);
-	fake_chunk(&x, true, 1000, 0, 0);
-	fake_chunk(&x, false, 0, 100, 0);
-	looprun_until(&peerfix.run, has_both, &g, 30);
+	fake_chunk(&x, true, 2 * MIB, 0, MIB, 0);
+	looprun_until(&peerfix.run, has_one, &g, 30);
 	fake_end(&x);
 	bulkfix_end(&g);
 	cr_expect_eq(g.f.code, FAULT_UNAVAILABLE, "%s", g.f.text);
-	expect_text(g.f.text, "node 'b' was lost behind 200 of 1000 bytes");
-	cr_expect_eq(g.bytes, 200);
+	expect_text(g.f.text, "node 'b' was lost behind 1048576 of 2097152 bytes");
+	cr_expect_eq(g.bytes, MIB);
 }
 
 /* The status is that all went well. */
@@ -221,14 +279,14 @@ Test(bulk_hostile, one_that_ends_too_early)
 	struct bulkfix_get g;
 
 	fake_begin(&x);
-	bulkfix_begin(&g, a, x.at, "bytes", 1000);
+	bulkfix_begin(&g, a, x.at, "bytes", 2 * MIB);
 	fake_answer(&x);
-	fake_chunk(&x, true, 1000, 0, 0);
+	fake_chunk(&x, true, 2 * MIB, 0, MIB, 0);
 	rawsock_h2_frame(x.fd, H2_HEADERS, H2_END_HEADERS | H2_END_STREAM, 1, trailers,
 			 sizeof(trailers) - 1);
 	bulkfix_end(&g);
 	cr_expect_eq(g.f.code, FAULT_ABORTED, "%s", g.f.text);
-	expect_text(g.f.text, "node 'b' has ended it behind 100 of 1000 bytes");
+	expect_text(g.f.text, "node 'b' has ended it behind 1048576 of 2097152 bytes");
 	fake_end(&x);
 }
 
@@ -236,7 +294,7 @@ Test(bulk_hostile, one_that_stalls)
 {
 	struct peerfix_node *a = peerfix_node("a", NULL);
 	struct fault f = FAULT_NULL;
-	struct bulk_want w = { .node = "b", .key = "bytes", .bytes = 1000, .idle_us = 300000 };
+	struct bulk_want w = { .node = "b", .key = "bytes", .bytes = 2 * MIB, .idle_us = 300000 };
 	struct bulkfix_get g = { .fd = bulkfix_file(0, false) };
 	uint64_t began = clock_now_us();
 	struct fake x;
@@ -246,7 +304,7 @@ Test(bulk_hostile, one_that_stalls)
 	w.fd = g.fd;
 	cr_assert_eq(bulk_fetch(a->ps, &w, bulkfix_on_done, &g, &g.x, &f), 0);
 	fake_answer(&x);
-	fake_chunk(&x, true, 1000, 0, 0);
+	fake_chunk(&x, true, 2 * MIB, 0, MIB, 0);
 	looprun_flag(&peerfix.run, &g.ended, 30);
 	cr_expect_eq(g.f.code, FAULT_DEADLINE, "%s", g.f.text);
 	expect_text(g.f.text, "fetching 'bytes' of node 'b': it has sent nothing for 0.30 s");
