@@ -41,6 +41,15 @@ static int cluster_replica_open(void *userdata, const char *node, const char *ke
 	return 0;
 }
 
+/* The account does not pay for one that is not. */
+static bool cluster_replica_keeps(void *userdata, const struct bulk_source *source)
+{
+	const struct replica *r = source->data;
+
+	(void)userdata;
+	return r->job;
+}
+
 static void cluster_replica_close(void *userdata, struct bulk_source *source)
 {
 	(void)userdata;
@@ -50,6 +59,7 @@ static void cluster_replica_close(void *userdata, struct bulk_source *source)
 void cluster_replica_serve(struct cluster *c)
 {
 	static const struct bulk_ops ops = { .open = cluster_replica_open,
+					     .keeps = cluster_replica_keeps,
 					     .close = cluster_replica_close };
 
 	bulk_serve(c->peers, &ops, c);

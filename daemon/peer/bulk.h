@@ -22,6 +22,7 @@
 #define BULK_KEY_BYTES   512u                /* the longest key, without its end */
 #define BULK_CHUNK_BYTES (UINT64_C(1) << 20) /* of data, at most */
 #define BULK_MAX_SERVED  64u                 /* streams that others fetch at once */
+#define BULK_MAX_OF_NODE 16u                 /* of these, of one node */
 #define BULK_MAX_FETCHES 64u                 /* that this node fetches at once */
 #define BULK_STALL_US    UINT64_C(30000000)  /* a node that takes no chunk for so long is ended */
 
@@ -41,6 +42,9 @@ struct bulk_ops {
 	 * is nothing behind it. */
 	int (*open)(void *userdata, const char *node, const char *key, struct bulk_source *ret,
 		    struct fault *f);
+	/* Does the owner still have @source for others? Asked at each tick; if not, the stream ends
+	 * (ABORTED): a node that takes its bytes slowly must not keep them here. */
+	bool (*keeps)(void *userdata, const struct bulk_source *source);
 	/* Nothing of @source is used any more. Once for each open that returned 0, also when the links
 	 * are closed: before the callback of peers_close. */
 	void (*close)(void *userdata, struct bulk_source *source);

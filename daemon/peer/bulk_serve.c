@@ -305,6 +305,17 @@ static bool bulk_serve_fits(struct bulk_stream *s, const Shardd__V1__FetchReques
 	return false;
 }
 
+/* Those of @node that have something open. */
+static unsigned bulk_serve_count(struct bulk *b, const char *node)
+{
+	struct bulk_stream *s, *tmp;
+	unsigned n = 0;
+
+	list_for_each (s, tmp, &b->served, link)
+		n += s->opened && strcmp(s->node, node) == 0;
+	return n;
+}
+
 static bool bulk_serve_open(struct bulk_stream *s, const Shardd__V1__FetchRequest *m)
 {
 	struct bulk *b = s->ps->bulk;
@@ -314,6 +325,11 @@ static bool bulk_serve_open(struct bulk_stream *s, const Shardd__V1__FetchReques
 	if (!b->ops) {
 		bulk_serve_refuse(s, FAULT_UNAVAILABLE, "node '%s' has nothing to fetch yet",
 				  s->ps->node);
+	} else if (bulk_serve_count(b, s->node) >= BULK_MAX_OF_NODE) {
+		bulk_serve_refuse(s, FAULT_EXHAUSTED,
+				  "node '%s' serves %u fetches of node '%s', the limit of one: try "
+				  "again later",
+				  s->ps->node, BULK_MAX_OF_NODE, s->node);
 	} else if (b->ops->open(b->userdata, s->node, m->key, &s->source, &f)) {
 		bulk_serve_refuse(s, f.code, "%.380s", f.text);
 	} else {
@@ -440,13 +456,14 @@ void bulk_serve(struct peers *ps, const struct bulk_ops *ops, void *userdata)
 {
 	struct bulk *b = ps->bulk;
 
-	CHECK(!b->ops && ops->open && ops->close);
+	CHECK(!b->ops && ops->open && ops->keeps && ops->close);
 	b->ops = ops;
 	b->userdata = userdata;
 }
 
 static void bulk_serve_tick_one(struct bulk_stream *s, uint64_t now_us, uint64_t blocked_us)
 {
+	const struct bulk *b = s->ps->bulk;
 	uint64_t silent =
 		bulk_hands_silent_us(&s->watch, atomic_load(&s->sent), now_us, blocked_us);
 
@@ -454,6 +471,9 @@ static void bulk_serve_tick_one(struct bulk_stream *s, uint64_t now_us, uint64_t
 		bulk_serve_refuse(s, FAULT_DEADLINE,
 				  "the node at %s has not said what it wants within %u s", s->at,
 				  PEER_GREET_US / 1000000);
+	else if (s->state == BULK_OPEN && !b->ops->keeps(b->userdata, &s->source))
+		bulk_serve_refuse(s, FAULT_ABORTED, "node '%s' does not keep it any more",
+				  s->ps->node);
 	else if (s->state == BULK_OPEN && !atomic_load(&s->waits))
 		s->watch.seen_us = now_us; /* this node holds it up */
 	else if (s->state == BULK_OPEN && silent >= BULK_STALL_US)

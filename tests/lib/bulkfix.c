@@ -29,6 +29,14 @@ static int on_open(void *userdata, const char *node, const char *key, struct bul
 	return 0;
 }
 
+static bool on_keeps(void *userdata, const struct bulk_source *source)
+{
+	const struct bulkfix_owner *o = userdata;
+
+	cr_expect_eq(source->fd, o->source.fd);
+	return !o->dropped;
+}
+
 static void on_close(void *userdata, struct bulk_source *source)
 {
 	struct bulkfix_owner *o = userdata;
@@ -37,7 +45,7 @@ static void on_close(void *userdata, struct bulk_source *source)
 	o->closes++;
 }
 
-const struct bulk_ops bulkfix_ops = { on_open, on_close };
+const struct bulk_ops bulkfix_ops = { on_open, on_keeps, on_close };
 
 int bulkfix_file(uint64_t bytes, bool filled)
 {

@@ -13,6 +13,7 @@
 struct bulkfix_owner {
 	struct bulk_source source;
 	unsigned opens, closes;
+	bool dropped;                           /* it does not keep them */
 	char node[64], key[BULK_KEY_BYTES + 1]; /* of the last one that asked */
 };
 

@@ -399,9 +399,52 @@ static void pass(struct peerfix_node *n, uint64_t us)
 	}
 }
 
-static bool opened(void *arg)
+struct opens {
+	const struct bulkfix_owner *o;
+	unsigned wanted;
+};
+
+static bool opened_all(void *arg)
 {
-	return ((const struct bulkfix_owner *)arg)->opens == 1;
+	const struct opens *x = arg;
+
+	return x->o->opens == x->wanted;
+}
+
+/* Streams @from to @to, of node @node, which takes nothing. */
+static void raw_streams(struct peerfix_node *n, const struct bulkfix_owner *o, int *fds,
+			unsigned from, unsigned to, const char *node)
+{
+	struct opens x = { o, to };
+
+	for (unsigned i = from; i < to; i++) {
+		fds[i] = raw_stream(n);
+		raw_request(fds[i], node, "bytes");
+	}
+	looprun_until(&peerfix.run, opened_all, &x, 30);
+}
+
+static bool closed_all(void *arg)
+{
+	const struct bulkfix_owner *o = arg;
+
+	return o->opens == o->closes;
+}
+
+static void raw_end(struct bulkfix_owner *o, const int *fds, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		close(fds[i]);
+	looprun_until(&peerfix.run, closed_all, o, 30);
+}
+
+static void fetch_all(struct peerfix_node *from, struct peerfix_node *to)
+{
+	struct bulkfix_get g;
+
+	bulkfix_begin(&g, from, to->at, "bytes", 10 * MIB);
+	bulkfix_end(&g);
+	cr_expect_eq(g.f.code, 0, "%s", g.f.text);
 }
 
 /* The window of its stream is 64 KiB, and it does not make it larger. */
@@ -409,10 +452,9 @@ Test(bulk_hostile, one_that_takes_nothing)
 {
 	struct bulkfix_owner o;
 	struct peerfix_node *b = bulkfix_server(&o, 10 * MIB);
-	int fd = raw_stream(b);
+	int fd;
 
-	raw_request(fd, "a", "bytes");
-	looprun_until(&peerfix.run, opened, &o, 30);
+	raw_streams(b, &o, &fd, 0, 1, "a");
 	peerfix_turn(200);
 	pass(b, BULK_STALL_US - 2000000);
 	cr_expect_eq(o.closes, 0);
@@ -429,40 +471,53 @@ static bool ticked(void *arg)
 	return ++*n > 50;
 }
 
-static bool opened_all(void *arg)
+/* It took all places. */
+Test(bulk_hostile, one_that_begins_too_many_streams)
 {
-	return ((const struct bulkfix_owner *)arg)->opens == BULK_MAX_SERVED;
+	int fds[BULK_MAX_OF_NODE + 1];
+	struct bulkfix_owner o;
+	struct peerfix_node *b = bulkfix_server(&o, 10 * MIB), *c = peerfix_node("c", NULL);
+
+	raw_streams(b, &o, fds, 0, BULK_MAX_OF_NODE, "a");
+	fds[BULK_MAX_OF_NODE] = raw_stream(b);
+	raw_request(fds[BULK_MAX_OF_NODE], "a", "bytes");
+	raw_await(fds[BULK_MAX_OF_NODE], "serves 16 fetches of node 'a', the limit");
+	fetch_all(c, b);
+	raw_end(&o, fds, BULK_MAX_OF_NODE);
+	bulkfix_close(&o);
 }
 
-static bool closed_all(void *arg)
-{
-	const struct bulkfix_owner *o = arg;
-
-	return o->opens == o->closes;
-}
-
-/* They take nothing. */
 Test(bulk_hostile, more_streams_than_are_served)
 {
+	static const char *const names[] = { "n0", "n1", "n2", "n3" };
 	int fds[BULK_MAX_SERVED];
 	struct bulkfix_owner o;
 	struct peerfix_node *b = bulkfix_server(&o, 10 * MIB), *c = peerfix_node("c", NULL);
 	struct bulkfix_get g;
 
-	for (unsigned i = 0; i < BULK_MAX_SERVED; i++) {
-		fds[i] = raw_stream(b);
-		raw_request(fds[i], "a", "bytes");
-	}
-	looprun_until(&peerfix.run, opened_all, &o, 30);
+	for (unsigned i = 0; i < BULK_MAX_SERVED; i += BULK_MAX_OF_NODE)
+		raw_streams(b, &o, fds, i, i + BULK_MAX_OF_NODE, names[i / BULK_MAX_OF_NODE]);
 	bulkfix_begin(&g, c, b->at, "bytes", 10 * MIB);
 	bulkfix_refused(&g, FAULT_EXHAUSTED, "node 'b' serves 64 fetches, the limit");
-	for (unsigned i = 0; i < BULK_MAX_SERVED; i++)
-		close(fds[i]);
-	looprun_until(&peerfix.run, closed_all, &o, 30);
-	bulkfix_begin(&g, c, b->at, "bytes", 10 * MIB);
-	bulkfix_end(&g);
-	cr_expect_eq(g.f.code, 0, "%s", g.f.text);
+	raw_end(&o, fds, BULK_MAX_SERVED);
+	fetch_all(c, b);
 	bulkfix_close(&o);
+}
+
+/* They stayed here for as long as it took one chunk in 30 s. */
+Test(bulk_hostile, one_that_takes_nothing_of_what_is_dropped)
+{
+	struct bulkfix_owner o;
+	struct peerfix_node *b = bulkfix_server(&o, 10 * MIB);
+	int fd;
+
+	raw_streams(b, &o, &fd, 0, 1, "a");
+	peerfix_turn(200);
+	cr_expect_eq(o.closes, 0);
+	o.dropped = true;
+	raw_await(fd, "node 'b' does not keep it any more");
+	bulkfix_close(&o);
+	cr_expect_eq(o.closes, 1);
 }
 
 Test(bulk_hostile, one_that_asks_for_nothing)
