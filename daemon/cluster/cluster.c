@@ -654,6 +654,7 @@ static void cluster_on_tick(uv_timer_t *timer)
 	cluster_tell_why(c, now);
 	peers_tick(c->peers, now);
 	cluster_rounds_tick(c, now);
+	cluster_copies_tick(c, now);
 	list_for_each (cj, tmp, &c->all, link) {
 		if (!cluster_job_is_over(cj)) {
 			cluster_tick_job(cj, now);
@@ -737,6 +738,7 @@ int cluster_new(uv_loop_t *loop, struct loopq *loopq, struct jobs *jobs, struct 
 	list_init(&c->all);
 	list_init(&c->ended);
 	list_init(&c->rounds);
+	list_init(&c->copies);
 	if (cluster_start(c, o, f)) {
 		rendezvous_free(c->rendezvous);
 		coord_close(coord);
@@ -759,7 +761,7 @@ struct cluster *cluster_free(struct cluster *c)
 
 	if (!c)
 		return NULL;
-	CHECK(c->peers_closed && c->timer_closed);
+	CHECK(c->peers_closed && c->timer_closed && list_empty(&c->copies));
 	list_for_each (l, tmp, &c->links, link) {
 		list_unlink(&l->link);
 		free(l);

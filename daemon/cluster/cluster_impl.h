@@ -181,6 +181,7 @@ struct cluster {
 	struct list links;  /* of struct cluster_link */
 	struct list all;    /* of struct cluster_job */
 	struct list rounds; /* of struct cluster_round */
+	struct list copies; /* of struct cluster_copy */
 	struct list ended;  /* orders that are over, to be freed by the next tick */
 	struct rendezvous *rendezvous;
 	char why[256];     /* why it is no member */
@@ -379,15 +380,18 @@ struct cluster_copy_want {
 	const char *label, *node, *at;
 	uint64_t bytes[_REPLICA_FILES]; /* 0: this file is not wanted */
 };
-/* @f: NULL: all of them are there, of @bytes bytes. Not called by cluster_copy_begin. */
+/* @f: NULL: all of them are there, of @bytes bytes; UNAVAILABLE also if there was no place for a fetch for
+ * CLUSTER_COPY_IDLE_US. Not called by cluster_copy_begin. */
 typedef void (*cluster_copy_cb)(void *userdata, uint64_t bytes, const struct fault *f);
 /* Return: 0 or a fault code. */
 int cluster_copy_begin(struct cluster *c, const struct cluster_copy_want *want,
 		       cluster_copy_cb done, void *userdata, struct cluster_copy **ret,
 		       struct fault *f);
-/* Its callback comes soon. */
+/* Its callback comes soon, not from here. Safe twice. */
 void cluster_copy_cancel(struct cluster_copy *x);
 uint64_t cluster_copy_bytes(const struct cluster_copy *x);
+/* Ask again for what there was no place for. */
+void cluster_copies_tick(struct cluster *c, uint64_t now_us);
 /* Other nodes may fetch parts from here on. */
 void cluster_replica_serve(struct cluster *c);
 /* The leader: begin a round of replicas of the next commit, if it is time (cluster_round.c). Return: it has begun. */

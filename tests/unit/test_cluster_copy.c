@@ -1,0 +1,178 @@
+/* Files of a part from another node, which has no place for a fetch at first. */
+#include <criterion/criterion.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bulkfix.h"
+#include "cluster/cluster_impl.h"
+#include "core/clock.h"
+#include "nodefix.h"
+
+#define BYTES 5000u
+
+/* Node b has the files of the part. */
+struct owner {
+	int fds[_REPLICA_FILES];
+	unsigned refuses, asked, opens, closes; /* it refuses so many; it was asked for so many */
+};
+
+static int owner_open(void *userdata, const char *node, const char *key, struct bulk_source *ret,
+		      struct fault *f)
+{
+	struct owner *o = userdata;
+
+	(void)node;
+	if (o->asked++ < o->refuses)
+		return fault_set(f, FAULT_EXHAUSTED, NULL, "no place");
+	ret->fd = o->fds[strstr(key, "/tail") ? REPLICA_TAIL : REPLICA_TENSORS];
+	ret->size = BYTES;
+	o->opens++;
+	return 0;
+}
+
+static bool owner_keeps(void *userdata, const struct bulk_source *source)
+{
+	(void)userdata;
+	(void)source;
+	return true;
+}
+
+static void owner_close(void *userdata, struct bulk_source *source)
+{
+	struct owner *o = userdata;
+
+	(void)source;
+	o->closes++;
+}
+
+static struct nodefix n; /* of the job */
+static struct cluster c;
+static struct owner owner;
+static struct peerfix_node *a, *b;
+static struct replica *replica;
+static struct cluster_copy *copy;
+
+static struct {
+	unsigned done;
+	uint64_t bytes;
+	struct fault f;
+} got;
+
+static void on_copied(void *userdata, uint64_t bytes, const struct fault *f)
+{
+	(void)userdata;
+	got.done++;
+	got.bytes = bytes;
+	got.f = f ? *f : FAULT_NULL;
+	copy = NULL;
+}
+
+static void begin(void)
+{
+	static const struct bulk_ops ops = { .open = owner_open,
+					     .keeps = owner_keeps,
+					     .close = owner_close };
+	const struct replica_id id = { 3, 77, 0, 2 };
+	struct fault f = FAULT_NULL;
+
+	peerfix_begin();
+	nodefix_begin(&n, NULL);
+	a = peerfix_node("a", NULL);
+	b = peerfix_node("b", NULL);
+	for (unsigned i = 0; i < _REPLICA_FILES; i++)
+		owner.fds[i] = bulkfix_file(BYTES, true);
+	bulk_serve(b->ps, &ops, &owner);
+	c.peers = a->ps;
+	c.loopq = &peerfix.run.queue;
+	list_init(&c.copies);
+	cr_assert_eq(replica_new(nodefix_job(&n, "job", 1, 0), &id, BYTES, &replica, &f), 0);
+}
+
+static bool closed_all(void *arg)
+{
+	(void)arg;
+	return owner.opens == owner.closes;
+}
+
+static void end(void)
+{
+	cr_expect(list_empty(&c.copies));
+	looprun_until(&peerfix.run, closed_all, NULL, 30);
+	replica_drop(replica);
+	nodefix_end(&n);
+	for (unsigned i = 0; i < _REPLICA_FILES; i++)
+		close(owner.fds[i]);
+	peerfix_end();
+}
+
+TestSuite(cluster_copy, .init = begin, .fini = end, .timeout = 60);
+
+static void ask(void)
+{
+	const struct cluster_copy_want want = { .replica = replica,
+						.label = "0/job",
+						.node = "b",
+						.at = b->at,
+						.bytes = { BYTES, BYTES } };
+	struct fault f = FAULT_NULL;
+
+	cr_assert_eq(cluster_copy_begin(&c, &want, on_copied, NULL, &copy, &f), 0, "%s", f.text);
+}
+
+/* Time goes by as fast as fetches are refused. */
+static bool is_over(void *arg)
+{
+	(void)arg;
+	cluster_copies_tick(&c, clock_now_us() + CLUSTER_PAUSE_US);
+	return got.done;
+}
+
+static bool all_refused(void *arg)
+{
+	(void)arg;
+	return owner.asked == owner.refuses;
+}
+
+/* The round, or all that the nodes had done to restore a job, failed. */
+Test(cluster_copy, it_waits_for_a_place)
+{
+	owner.refuses = 5;
+	ask();
+	looprun_until(&peerfix.run, is_over, NULL, 30);
+	cr_expect_eq(got.f.code, 0, "%s", got.f.text);
+	cr_expect_eq(got.bytes, 2 * BYTES);
+	cr_expect_geq(owner.asked, 7);
+	for (unsigned i = 0; i < _REPLICA_FILES; i++)
+		cr_expect(bulkfix_same(owner.fds[i], replica->fds[i], BYTES));
+}
+
+Test(cluster_copy, it_does_not_wait_for_ever)
+{
+	owner.refuses = 2;
+	ask();
+	looprun_until(&peerfix.run, all_refused, NULL, 30);
+	peerfix_turn(200);
+	cr_expect_eq(got.done, 0);
+	owner.refuses = UINT32_MAX;
+	clock_fake(clock_now_us() + CLUSTER_COPY_IDLE_US);
+	looprun_until(&peerfix.run, is_over, NULL, 30);
+	clock_real();
+	cr_expect_eq(got.f.code, FAULT_UNAVAILABLE, "%s", got.f.text);
+	cr_expect(strstr(got.f.text, "no place"), "%s", got.f.text);
+}
+
+/* What waits has no fetch that could end. */
+Test(cluster_copy, it_is_cancelled_while_it_waits)
+{
+	owner.refuses = 2;
+	ask();
+	looprun_until(&peerfix.run, all_refused, NULL, 30);
+	peerfix_turn(200);
+	cr_expect_eq(got.done, 0);
+	cluster_copy_cancel(copy);
+	cluster_copy_cancel(copy);
+	cr_expect_eq(got.done, 0, "called from inside");
+	peerfix_turn(1);
+	cr_expect_eq(got.done, 1);
+	cr_expect_eq(got.f.code, FAULT_CANCELLED, "%s", got.f.text);
+}
