@@ -99,6 +99,14 @@ int cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 	return cluster_holding_note_applied(rec, ret);
 }
 
+/* What is in doubt, a commit or a step, may be ruled to have taken effect. */
+bool cluster_holding_is_at(const struct cluster_holding *h, uint64_t step, uint64_t layout)
+{
+	return h->units && !h->torn && !h->doubt.has_commit && !h->doubt.has_prepared &&
+	       h->has_position && h->position == step && h->has_commit && h->step == step &&
+	       h->layout == layout;
+}
+
 static bool cluster_holding_has_applied(const struct cluster_holding *h,
 					const struct job_step_id *step)
 {

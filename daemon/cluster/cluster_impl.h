@@ -232,6 +232,8 @@ void cluster_link_gone(struct cluster_link *l, const char *why);
 /* Return: 0 or -ENOMEM; else cluster_holding_deinit follows. */
 int cluster_holding_of(const struct job *job, struct cluster_holding *ret);
 void cluster_holding_deinit(struct cluster_holding *h);
+/* Is that the state of @step, with units of @layout, whatever is ruled? */
+bool cluster_holding_is_at(const struct cluster_holding *h, uint64_t step, uint64_t layout);
 /* Is it the same job on both nodes, whatever they have of it? Return: 0 or a fault code. */
 int cluster_holding_check_job(const struct cluster_job *cj, const struct cluster_node *a,
 			      const struct cluster_node *b, struct fault *f);

@@ -527,14 +527,15 @@ static bool cluster_restore_is_there(struct job *job, const struct cluster_resto
 {
 	uint64_t layout = span_layout(x->span);
 	struct cluster_holding h;
+	bool there;
 
 	for (uint32_t r = 0; x->numbers && r < x->span->world; r++)
 		layout = fnv_add(layout, x->numbers[r]);
 	if (cluster_holding_of(job, &h) < 0)
 		return false;
+	there = cluster_holding_is_at(&h, x->of.step, layout);
 	cluster_holding_deinit(&h);
-	return h.units && !h.torn && h.has_position && h.position == x->of.step && h.has_commit &&
-	       h.step == x->of.step && h.layout == layout;
+	return there;
 }
 
 static void cluster_restore_start(struct cluster_restore *x, struct job *job,

@@ -122,6 +122,27 @@ Test(cluster_holding, a_step_of_another_epoch_is_another_one)
 	end();
 }
 
+/* All nodes were to go back to the last replicas. A node with a commit in doubt, which was decided, said that
+ * it was there, and was not when the leader had ruled: it asked again without end. */
+Test(cluster_holding, a_node_in_doubt_is_at_no_step)
+{
+	struct cluster_holding h = { .units = 4,
+				     .has_position = true,
+				     .position = 75,
+				     .has_commit = true,
+				     .step = 75,
+				     .layout = 9 };
+
+	cr_expect(cluster_holding_is_at(&h, 75, 9));
+	cr_expect_not(cluster_holding_is_at(&h, 76, 9));
+	cr_expect_not(cluster_holding_is_at(&h, 75, 8));
+	h.doubt.has_commit = true;
+	h.doubt.step = 76;
+	cr_expect_not(cluster_holding_is_at(&h, 75, 9));
+	h.doubt = (struct doubt_open){ .has_prepared = true };
+	cr_expect_not(cluster_holding_is_at(&h, 75, 9));
+}
+
 Test(cluster_holding, a_job_keeps_its_incarnation)
 {
 	struct fault f = FAULT_NULL;
