@@ -617,6 +617,7 @@ static void cluster_epoch_run(struct cluster_job *cj, uint64_t epoch, const Shar
 	log_info("cluster", "epoch begins job=%s epoch=%llu nodes=%u leader=%s", cj->label,
 		 (unsigned long long)epoch, cj->epoch.n_nodes, cj->epoch.names[cj->epoch.leader]);
 	cj->n_wishes = 0;
+	cj->replica_again_us = 0; /* the last ones may have failed with a node of the last epoch */
 	*cj->why = '\0';
 	job_settle(job);
 }
