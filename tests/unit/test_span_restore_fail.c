@@ -301,6 +301,11 @@ static void on_hold(struct reader *r, const struct fault *f)
 	cr_expect(!f);
 }
 
+static bool waits_for_a_reader(struct spanfix *w)
+{
+	return strcmp(restore_waits_for(w->jobs[0]), "readers of the job's parameters") == 0;
+}
+
 Test(span_restore_fail, waits_for_readers)
 {
 	struct restorefix_parts p;
@@ -318,6 +323,7 @@ Test(span_restore_fail, waits_for_readers)
 	cr_assert_eq(r->state, READER_HOLDS);
 	memset(&restorefix_ended, 0, sizeof(restorefix_ended));
 	cr_assert_eq(restorefix_try(0, &p, 3, &f), 0, "%s", f.text);
+	spanfix_turn_until(&spanfix, waits_for_a_reader); /* a thread has looked at the parts */
 	turns(50);
 	cr_expect_eq(restorefix_ended.over, 0);
 	cr_expect(has_state(0));
