@@ -260,11 +260,12 @@ struct replica_id roundfix_replica_of(unsigned node, uint64_t step, unsigned par
 
 static void roundfix_copy_file(struct replica *from, struct replica *to, unsigned file)
 {
+	ssize_t n = (ssize_t)from->bytes[file];
 	_cleanup_(freep) char *bytes = malloc(from->bytes[file]);
 
 	CHECK(bytes);
-	cr_assert_eq(pread(from->fds[file], bytes, from->bytes[file], 0), from->bytes[file]);
-	cr_assert_eq(pwrite(to->fds[file], bytes, from->bytes[file], 0), from->bytes[file]);
+	cr_assert_eq(pread(from->fds[file], bytes, from->bytes[file], 0), n);
+	cr_assert_eq(pwrite(to->fds[file], bytes, from->bytes[file], 0), n);
 }
 
 /* In place of the link. */
