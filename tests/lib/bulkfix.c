@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "core/check.h"
 #include "core/memfile.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -70,7 +71,7 @@ bool bulkfix_same(int a, int b, uint64_t bytes)
 	uint8_t *x = malloc(MIB), *y = malloc(MIB);
 	bool same = true;
 
-	cr_assert(x && y);
+	CHECK(x && y);
 	for (uint64_t i = 0; same && i < bytes; i += MIB) {
 		size_t n = bytes - i < MIB ? (size_t)(bytes - i) : MIB;
 
