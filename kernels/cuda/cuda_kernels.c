@@ -4,6 +4,7 @@
  */
 #include "cuda_kernels.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "kernels.h"
@@ -54,11 +55,34 @@ unsigned cuda_fn_threads(enum cuda_fn fn)
 	return LAUNCH_THREADS;
 }
 
+/* A block for each turn, however many: on an H200 with arrays of 1 GiB, scale then has 1.01 of the rate of
+ * the device's own copy, AdamW 1.01, cast 0.95 to 1.02. With resident blocks only, which take several
+ * turns, it is 0.87, 0.94, and 0.89 to 0.95. Reductions begin with what costs them more than it gains, and
+ * the others have memory of each block or thread. */
+static bool block_per_turn(enum cuda_fn fn)
+{
+	switch (fn) {
+	case CUDA_FN_CAST:
+	case CUDA_FN_ADAMW:
+	case CUDA_FN_ADAM:
+	case CUDA_FN_ADAM_ANY:
+	case CUDA_FN_ADAM_F64:
+	case CUDA_FN_SGD:
+	case CUDA_FN_SCALE:
+	case CUDA_FN_CLAMP:
+	case CUDA_FN_UNSCALE:
+		return true;
+	default:
+		return false;
+	}
+}
+
 /* A launch has one block at least: NORM writes a partial for nothing, too. */
 unsigned cuda_fn_blocks(enum cuda_fn fn, uint64_t n, unsigned sms, unsigned per_sm)
 {
 	uint64_t turn = (uint64_t)fns[fn].elements * LAUNCH_THREADS;
-	uint64_t blocks = n / turn + (n % turn != 0), full = (uint64_t)sms * per_sm;
+	uint64_t blocks = n / turn + (n % turn != 0);
+	uint64_t full = block_per_turn(fn) ? INT32_MAX : (uint64_t)sms * per_sm;
 
 	if ((fn == CUDA_FN_NORM || fn == CUDA_FN_NORM_POWER) && full > CUDA_NORM_PARTIALS)
 		full = CUDA_NORM_PARTIALS;

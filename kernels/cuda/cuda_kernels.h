@@ -245,7 +245,8 @@ union cuda_args {
 
 /* Threads of a block, the same for all kernels unless cuda_fn_threads says otherwise. */
 unsigned cuda_fn_threads(enum cuda_fn fn);
-/* Blocks for @n elements: enough for the device to be full and no more.
+/* Blocks for @n elements: one for each turn of what a block does at once; of kernels whose blocks take
+ * several, enough for the device to be full and no more.
  * @sms: multiprocessors; @per_sm: resident blocks of this kernel on each (from
  * cuOccupancyMaxActiveBlocksPerMultiprocessor). Norms: at most CUDA_NORM_PARTIALS. */
 unsigned cuda_fn_blocks(enum cuda_fn fn, uint64_t n, unsigned sms, unsigned per_sm);

@@ -26,7 +26,7 @@
 #define LAUNCH_ALL_REDUCE_UNROLL 1 /* groups of four */
 #define LAUNCH_OPTIMIZER_UNROLL  1 /* four arrays */
 #define LAUNCH_NORM_UNROLL       4
-#define LAUNCH_SCALE_UNROLL      4
+#define LAUNCH_SCALE_UNROLL      1
 #define LAUNCH_FOUND_INF_UNROLL  4
 #define LAUNCH_PACK_UNROLL       4
 
