@@ -197,6 +197,8 @@ struct nccl_clique {
 	_Atomic unsigned windows; /* slabs with windows */
 	uint64_t memory_bytes;
 	struct nccl_job job;
+	pthread_t aborter; /* nccl_end_abort: without ncclCommRevoke */
+	bool has_aborter;
 	struct nccl_item *registering; /* what the maker must do */
 	struct nccl_item warm, end;
 	struct nccl_answer ready, broke, gone;

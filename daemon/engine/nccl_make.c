@@ -239,9 +239,21 @@ static void nccl_make_end_stopped(struct nccl_clique *q)
 	nccl_make_hand_over(q, CLIQUE_GONE);
 }
 
-/* Aborting also frees memory. If NCCL can stop running work without freeing memory, that comes
- * first: then the devices can become idle. While a clique is being warmed up the devices are
- * already held, and the maker ends that. */
+static void *nccl_make_aborter(void *arg)
+{
+	struct nccl_clique *q = arg;
+
+	clique_abort(q);
+	clique_unwait(q);
+	nccl_make_hand_over(q, CLIQUE_GONE);
+	return NULL;
+}
+
+/* Aborting also frees memory, which waits for what others have running on the devices. If NCCL can stop
+ * running work without freeing memory, that comes first: then the devices can become idle. If it cannot
+ * (before 2.28.7), each is aborted by a thread of its own: the first thing that each does is to stop its
+ * work, for which the others may wait. While a clique is being warmed up the devices are already held,
+ * and the maker ends that. */
 void nccl_end_abort(struct nccl_clique *q)
 {
 	bool makers = q->rests;
@@ -253,9 +265,10 @@ void nccl_end_abort(struct nccl_clique *q)
 		nccl_make_end_stopped(q);
 		return;
 	}
-	clique_abort(q);
-	clique_unwait(q);
-	nccl_make_hand_over(q, CLIQUE_GONE);
+	q->has_aborter = !q->nccl->lib->revoke &&
+			 nccl_thread_create(&q->aborter, "nccl-abort", nccl_make_aborter, q) == 0;
+	if (!q->has_aborter)
+		nccl_make_aborter(q);
 }
 
 void nccl_end_destroy(struct nccl_clique *q)
@@ -268,6 +281,8 @@ void nccl_end_destroy(struct nccl_clique *q)
 
 void nccl_end_free(struct nccl_clique *q)
 {
+	if (q->has_aborter)
+		pthread_join(q->aborter, NULL);
 	clique_close(q);
 	nccl_make_give_back(q, &q->gone, nccl_on_gone);
 }

@@ -26,7 +26,10 @@ struct cudatask {
 	int status;
 };
 
-/* Have the simulator be what cuda_lib_open loads: before anything else. */
+/* Is the driver's libcuda meant, and no simulator: SHARDD_TEST_BACKEND is cuda, and SHARDD_LIBCUDA is not
+ * set? */
+bool cudafix_on_gpu(void);
+/* Have the simulator be what cuda_lib_open loads, if not cudafix_on_gpu: before anything else. */
 void cudafix_env(void);
 
 /* Start with @devices. Fails the test if it cannot. */

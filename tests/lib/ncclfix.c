@@ -14,7 +14,8 @@ void ncclfix_init(struct ncclfix *f, unsigned devices)
 	struct fault fault = FAULT_NULL;
 
 	*f = (struct ncclfix){ 0 };
-	setenv("SHARDD_LIBNCCL", SHARDD_SIM_DIR "/libnccl.so.2", 1);
+	if (!cudafix_on_gpu())
+		setenv("SHARDD_LIBNCCL", SHARDD_SIM_DIR "/libnccl.so.2", 1);
 	cudafix_init(&f->c, devices);
 	for (unsigned i = 0; i < devices; i++)
 		cr_assert_eq(cudafix_ask(&f->c, f->c.all[i], NCCLFIX_MEM_BYTES, BACKEND_SHARE_FD,

@@ -400,6 +400,16 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
 	return r;
 }
 
+static bool others_run(ncclComm_t comm)
+{
+	for (ncclComm_t c = comms; c; c = c->next)
+		if (c != comm && c->device == comm->device && c->running > 0)
+			return true;
+	return false;
+}
+
+/* Its memory is freed, which waits for the device, as cudaFree does: for what another communicator has
+ * running there, too. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
 	int code = ncclSystemError;
@@ -413,6 +423,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 	comm_stop(comm);
 	forget_jobs(comm);
 	comm_drain(comm);
+	while (others_run(comm))
+		pthread_cond_wait(&nccl_changed, &nccl_lock);
 	nccl_comm_end(comm);
 	pthread_mutex_unlock(&nccl_lock);
 	return r;
