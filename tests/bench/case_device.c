@@ -322,7 +322,9 @@ int case_nccl_direct(struct bench *b, const struct bench_case *c)
 		  bytes + bytes / times.devices);
 	nccl_line(b, "nccl_reduce_scatter", &times, repeat, times.reduce_scatter_us,
 		  bytes + bytes / times.devices);
-	nccl_line(b, "nccl_all_reduce", &times, repeat, times.all_reduce_us, 2 * bytes);
+	/* with one member nothing has to be moved, and NCCL does not */
+	if (times.devices > 1)
+		nccl_line(b, "nccl_all_reduce", &times, repeat, times.all_reduce_us, 2 * bytes);
 	crew = crew_new(b, times.devices, 0, 1, BARE_TURNS, b->o.bytes / 2);
 	if (!crew)
 		return -1;
@@ -335,7 +337,8 @@ int case_nccl_direct(struct bench *b, const struct bench_case *c)
 		f.dtype = "bf16";
 		figures_collective(&f, crew, 0);
 		f.ran_us = -1;
-		figures_traffic(&f, 2 * bytes, 2 * bytes / times.all_reduce_us / 1e3);
+		figures_traffic(&f, 2 * bytes,
+				times.devices > 1 ? 2 * bytes / times.all_reduce_us / 1e3 : -1);
 		figures_report(b, &f);
 	}
 	crew_free(crew);

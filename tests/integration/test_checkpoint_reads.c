@@ -22,6 +22,21 @@ enum { N = 1000, STEP = 4 };
 static char root[64];
 static struct readfail *control;
 
+/* Of the build; in a folder of tests/gpu/bundle beside its libraries. */
+static void preload(void)
+{
+	const char *folder = getenv("SHARDD_LIB_DIR");
+	char path[256];
+
+	if (access(READFAIL, R_OK) == 0 || !folder) {
+		setenv("LD_PRELOAD", READFAIL, 1);
+		return;
+	}
+	snprintf(path, sizeof(path), "%s/libreadfail.so", folder);
+	cr_assert_eq(access(path, R_OK), 0, "%s", path);
+	setenv("LD_PRELOAD", path, 1);
+}
+
 /* Before the daemon begins, which has it mapped. */
 static void make_control(void)
 {
@@ -37,7 +52,7 @@ static void make_control(void)
 	close(fd);
 	atomic_store(&control->left, -1);
 	setenv("READFAIL", path, 1);
-	setenv("LD_PRELOAD", READFAIL, 1);
+	preload();
 }
 
 static void begin(void)

@@ -476,7 +476,8 @@ Test(daemon_death, no_thread_has_a_lower_priority)
 
 /* ------------------------------------------------------------ a step, half applied */
 
-enum { LARGE = 24 << 20, ROUNDS = 40, ENOUGH = 3 };
+/* Elements: so many that a step takes about as long as the rest of a commit. */
+enum { LARGE_HOST = 24 << 20, LARGE_GPU = 64 << 20, ROUNDS = 40, ENOUGH = 3 };
 
 struct large {
 	stage committing; /* step that is being committed; that many have ended */
@@ -486,19 +487,35 @@ struct large {
 	bool plans; /* the optimizer is in backward, and waits for the norm: its gradient is pooled */
 	uint64_t steps;
 	uint64_t apply_us; /* of an undisturbed commit, about */
-	float first[LARGE], last[LARGE];
+	float first[LARGE_GPU], last[LARGE_GPU];
 };
 
+static uint64_t large(void)
+{
+	return train_on_host() ? LARGE_HOST : LARGE_GPU;
+}
+
+enum { PERIOD = 97, INVERSE_OF_7 = 14 };
+
+/* i * 7 % PERIOD - 48 at i, of large() + PERIOD. */
+static const float *large_values(void)
+{
+	static float *all;
+	uint64_t n = large() + PERIOD;
+
+	if (all)
+		return all;
+	all = train_alloc(n * sizeof(*all));
+	for (uint64_t i = 0; i < n; i++)
+		all[i] = (float)(i * 7 % PERIOD) - 48;
+	return all;
+}
+
+/* (i * 7 + step * 31) % PERIOD - 48 at i: the same numbers, begun elsewhere, in each step. */
 static void large_write(shardd_client *c, void *g, uint64_t step)
 {
-	float *x = train_on_host() ? g : train_alloc(LARGE * sizeof(*x));
-
-	for (uint64_t i = 0; i < LARGE; i++)
-		x[i] = (float)((i * 7 + step * 31) % 97) - 48;
-	if (train_on_host())
-		return;
-	train_write(c, g, x, LARGE * sizeof(*x));
-	free(x);
+	train_write(c, g, large_values() + step * 31 * INVERSE_OF_7 % PERIOD,
+		    large() * sizeof(float));
 }
 
 /* Return: false: the daemon died meanwhile. */
@@ -534,7 +551,7 @@ static shardd_unit large_register(shardd_client *c, const struct large *p)
 			       .when = p->plans ? SHARDD_OPTIM_IN_BACKWARD : SHARDD_OPTIM_AT_STEP }
 	};
 
-	return train_register(c, "large", LARGE, &like).unit;
+	return train_register(c, "large", large(), &like).unit;
 }
 
 /* Dies and comes back; a commit whose answer was lost was made, or was not. */
@@ -564,7 +581,7 @@ static int trains_large(const struct trainer *t)
 			p->steps = step;
 		stage_set(&p->ended, atomic_load(&p->ended) + 1);
 	}
-	train_params(c, u, dies ? p->last : p->first, sizeof(p->last));
+	train_params(c, u, dies ? p->last : p->first, large() * sizeof(float));
 	train_leave(c);
 	return 0;
 }
@@ -601,7 +618,8 @@ static void play_large(bool plans)
 	cr_expect_eq(completed, ENOUGH, "of %u deaths", round);
 	stage_set(&p->dies, 0);
 	trainers_run(&trainfix, "calm", 1, trains_large, p, 200);
-	cr_expect_eq(memcmp(p->first, p->last, sizeof(p->last)), 0, "after %u deaths", round);
+	cr_expect_eq(memcmp(p->first, p->last, large() * sizeof(float)), 0, "after %u deaths",
+		     round);
 }
 
 Test(daemon_death, a_step_that_is_half_applied_is_completed, .timeout = 300)

@@ -384,7 +384,7 @@ Test(status, open_descriptors_are_counted)
 
 	/* a thread that waits in accept has a descriptor reserved, which no folder lists */
 	if (strcmp(daemonfix_backend(), "host") != 0)
-		cr_skip_test("the simulator's threads reserve descriptors");
+		cr_skip_test("drivers have descriptors of their own");
 	daemonfix_start(&d, NULL);
 	trainers_run(&d, "counted", 1, count, &d, 60);
 	daemonfix_stop(&d);
