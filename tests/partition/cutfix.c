@@ -77,7 +77,9 @@ static struct {
 	struct looprun look; /* of the one that looks into the store */
 	struct coord *looks;
 	uint64_t now_us, epoch_of[STEPS];
-	uint64_t random; /* 0: what was sent first arrives first */
+	uint64_t random;
+	unsigned (*pick)(unsigned n); /* this or random, or what was sent first arrives first */
+	bool turns;
 	unsigned apart, events;
 	bool schedules;
 	void (*on_event)(void);
@@ -261,36 +263,39 @@ static bool cutfix_is_first_of_its_link(const struct news *news)
 	CHECK_NOT_REACHED();
 }
 
-/* What arrives next: each link keeps its order. Return: NULL: nothing is under way. */
-static struct news *cutfix_pick(void)
+static unsigned cutfix_which(unsigned n)
 {
-	struct news *news, *tmp, *found = NULL;
-	unsigned n = 0;
-
-	list_for_each (news, tmp, &fix.under_way, link) {
-		if (found && !fix.random)
-			break;
-		if (cutfix_is_first_of_its_link(news) && (!found || !cutfix_random(++n + 1)))
-			found = news;
-	}
-	return found;
+	if (n > 1 && fix.pick)
+		return fix.pick(n);
+	return n > 1 && fix.random ? (unsigned)cutfix_random(n) : 0;
 }
 
-/* Return: false: nothing is under way. */
-static bool cutfix_deliver(void)
+/* What arrives next: each link keeps its order. Return: NULL: nothing, since a node goes on instead, which is
+ * *@ret_node, or since nothing is under way; then that is CUTFIX_NODES. */
+static struct news *cutfix_pick(unsigned *ret_node)
+{
+	struct news *news, *tmp, *first[2 * CUTFIX_NODES * CUTFIX_NODES];
+	unsigned n = 0, which;
+
+	*ret_node = CUTFIX_NODES;
+	list_for_each (news, tmp, &fix.under_way, link)
+		if (n < ARRAY_SIZE(first) && cutfix_is_first_of_its_link(news))
+			first[n++] = news;
+	if (!n)
+		return NULL;
+	which = cutfix_which(n + (fix.turns ? CUTFIX_NODES : 0));
+	if (which < n)
+		return first[which];
+	*ret_node = which - n;
+	return NULL;
+}
+
+static void cutfix_arrive(struct news *news)
 {
 	Shardd__V1__PeerMessage *m = NULL;
-	struct news *news;
-	struct peer *p;
+	struct peer *p = news->to;
 
-	if (list_empty(&fix.under_way))
-		return false;
-	cutfix_event();
-	news = cutfix_pick();
-	if (!news)
-		return true; /* it was lost at this moment */
 	list_unlink(&news->link);
-	p = news->to;
 	if (!p->over && !p->owner->closed) {
 		cutfix_enter(p->owner->node);
 		if (news->up) {
@@ -303,7 +308,25 @@ static bool cutfix_deliver(void)
 		}
 	}
 	free(news);
-	return true;
+}
+
+static void cutfix_go_on(unsigned node);
+
+/* Return: false: nothing is under way. */
+static bool cutfix_deliver(void)
+{
+	struct news *news;
+	unsigned node;
+
+	if (list_empty(&fix.under_way))
+		return false;
+	cutfix_event();
+	news = cutfix_pick(&node);
+	if (news)
+		cutfix_arrive(news);
+	else if (node < CUTFIX_NODES)
+		cutfix_go_on(node);
+	return true; /* without either it was lost at this moment */
 }
 
 /* Ends of links notice that they are. */
@@ -758,21 +781,19 @@ static void cutfix_tick(void)
 	}
 }
 
-static void cutfix_turn(void)
+static void cutfix_go_on(unsigned node)
 {
-	for (unsigned i = 0; i < CUTFIX_NODES; i++) {
-		struct cut_node *w;
+	struct cut_node *w;
 
-		if (fix.nodes[i].asked)
-			cutfix_event(); /* the answer arrives */
-		w = cutfix_enter(i);
-		w->asked = false;
-		for (unsigned k = 0; k < 4; k++)
-			nodefix_turn(&w->n);
-		cutfix_rank_goes_on(w);
-		cutfix_check_commit(i);
-		cutfix_check_applied(i);
-	}
+	if (fix.nodes[node].asked)
+		cutfix_event(); /* the answer arrives */
+	w = cutfix_enter(node);
+	w->asked = false;
+	for (unsigned k = 0; k < 4; k++)
+		nodefix_turn(&w->n);
+	cutfix_rank_goes_on(w);
+	cutfix_check_commit(node);
+	cutfix_check_applied(node);
 }
 
 /* Until nothing more happens without that time passes. */
@@ -782,7 +803,8 @@ static void cutfix_round(void)
 
 	do {
 		before = fix.events;
-		cutfix_turn();
+		for (unsigned i = 0; i < CUTFIX_NODES; i++)
+			cutfix_go_on(i);
 		while (cutfix_deliver())
 			;
 	} while (fix.events != before);
@@ -845,6 +867,8 @@ void cutfix_begin(const struct cutfix_options *o)
 	memset(&fix, 0, sizeof(fix));
 	late.waits = false;
 	fix.random = o->random;
+	fix.pick = o->pick;
+	fix.turns = o->turns;
 	fix.schedules = o->schedules;
 	list_init(&fix.under_way);
 	list_init(&fix.ends);

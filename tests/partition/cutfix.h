@@ -22,8 +22,12 @@
 
 struct cutfix_options {
 	unsigned leader; /* the node that leads the first epoch */
-	uint64_t
-		random; /* which link delivers next is chosen by it; 0: that whose message is the oldest */
+	/* What happens next, 0 to n - 1: one of the links delivers, in the order in which their messages were
+	 * sent; with @turns the last CUTFIX_NODES are nodes that go on first, with answers of the store and their
+	 * rank. NULL: the first, or a link by chance if @random is set. Called when there is a choice. */
+	unsigned (*pick)(unsigned n);
+	bool turns;
+	uint64_t random;
 	bool schedules; /* steps may be recorded */
 	void (*on_event)(void);
 };

@@ -30,6 +30,16 @@ static struct plan {
 	unsigned apart_again;
 } plan;
 
+#define PICKS 128u
+
+/* What happens in another order than usual, in the step and commit behind the calm ones. */
+static struct order {
+	unsigned from, to;                   /* events: only there */
+	unsigned n, at[PICKS], takes[PICKS]; /* pick @at takes that one */
+	unsigned picks;                      /* of this run */
+	uint8_t of[PICKS];                   /* that each had to choose from */
+} order;
+
 static unsigned phases[_CUTFIX_PHASE_N];
 static enum cutfix_phase phase; /* of the last cut */
 static unsigned runs, cuts, healed_at;
@@ -91,6 +101,8 @@ static void tell(void)
 		plan.o.leader, (unsigned long long)plan.o.random, plan.o.schedules, plan.at,
 		plan.apart, plan.late, plan.ms, plan.with, plan.without, plan.again,
 		plan.apart_again);
+	for (unsigned i = 0; i < order.n; i++)
+		fprintf(stderr, "pick %u takes %u\n", order.at[i], order.takes[i]);
 	for (unsigned i = 0; i < CUTFIX_NODES; i++)
 		fprintf(stderr, "node %u: step %u of epoch %u\n", i, (unsigned)cutfix_step(i),
 			(unsigned)cutfix_epoch(i));
@@ -99,7 +111,7 @@ static void tell(void)
 
 static void one_run(void)
 {
-	cuts = healed_at = 0;
+	cuts = healed_at = order.picks = 0;
 	counts = false;
 	plan.o.on_event = on_event;
 	cutfix_begin(&plan.o);
@@ -216,4 +228,103 @@ Test(partition, at_random_moments_and_again)
 		one_run();
 	}
 	say_phases();
+}
+
+/* -- all orders --------------------------------------------------------------------------- */
+
+static unsigned pick(unsigned n)
+{
+	unsigned events = cutfix_events(), k = order.picks;
+
+	if (events < order.from || events > order.to || k == PICKS)
+		return 0;
+	order.of[order.picks++] = (uint8_t)n;
+	for (unsigned i = 0; i < order.n; i++)
+		if (order.at[i] == k)
+			return order.takes[i] < n ? order.takes[i] : 0;
+	return 0;
+}
+
+/* With the deviations so far; and with up to @more behind pick @first.
+ * NOLINTNEXTLINE(misc-no-recursion): at most PICKS deep */
+static void in_orders(unsigned first, unsigned more, void (*each)(void))
+{
+	uint8_t of[PICKS];
+	unsigned picks;
+
+	each();
+	picks = order.picks;
+	memcpy(of, order.of, sizeof(of));
+	for (unsigned k = first; more && k < picks; k++)
+		for (unsigned which = 1; which < of[k]; which++) {
+			order.at[order.n] = k;
+			order.takes[order.n++] = which;
+			in_orders(k + 1, more - 1, each);
+			order.n--;
+		}
+}
+
+static void in_orders_of(const struct plan *p, unsigned more, void (*each)(void))
+{
+	plan = *p;
+	order = (struct order){ 0 };
+	window(&order.from, &order.to);
+	plan.o.pick = pick;
+	in_orders(0, more, each);
+	order = (struct order){ 0 };
+}
+
+static void calm_run(void)
+{
+	plan.at = UINT32_MAX;
+	one_run();
+	cr_assert_eq(cuts, 0);
+}
+
+/* Nothing is lost, and messages arrive in every order that the links allow. */
+Test(partition, every_order_of_the_messages)
+{
+	unsigned leaders = is_long() ? CUTFIX_NODES : 1;
+
+	runs = 0;
+	for (unsigned leader = 0; leader < leaders; leader++)
+		in_orders_of(&(struct plan){ .o.leader = leader, .calm = 2 }, PICKS, calm_run);
+	printf("# %u orders\n", runs);
+	cr_expect_gt(runs, 500);
+}
+
+/* The store answers, and ranks go on, before messages that were sent earlier arrive: in up to two places,
+ * together with other orders of the messages. */
+Test(partition, nodes_that_are_ahead_of_messages)
+{
+	runs = 0;
+	in_orders_of(&(struct plan){ .o.turns = true, .calm = 2 }, is_long() ? 3 : 2, calm_run);
+	printf("# %u orders\n", runs);
+	cr_expect_gt(runs, 500);
+}
+
+/* At each moment of this order. The leader alone, or another one; the leader's call is answered, or lost before
+ * it takes effect. */
+static void cut_runs(void)
+{
+	unsigned picks = 0;
+
+	for (plan.at = order.from; plan.at <= order.to; plan.at++)
+		for (unsigned i = 0; i < 2 * SIDES; i++) {
+			choose(i % SIDES + i / SIDES * SIDES * 2);
+			one_run();
+			picks = order.picks > picks ? order.picks : picks;
+		}
+	order.picks = picks;
+}
+
+/* The nodes are cut at each moment, in all orders of messages that differ in one place; in the long form in
+ * every order of them. */
+Test(partition, at_each_moment_in_another_order)
+{
+	runs = 0;
+	in_orders_of(&(struct plan){ .calm = 2, .ms = 3000 }, is_long() ? PICKS : 1, cut_runs);
+	say_phases();
+	for (unsigned i = 0; i < _CUTFIX_PHASE_N; i++)
+		cr_expect(phases[i], "no run was cut in phase %u", i);
 }
