@@ -452,6 +452,22 @@ static bool cluster_epoch_is_whole(struct cluster_job *cj)
 	return false;
 }
 
+/* Has this node a rank in the epoch that is to begin? */
+static bool cluster_epoch_has_own(struct cluster_job *cj)
+{
+	return cluster_epoch_node_find(cj, cj->c->node) != NULL;
+}
+
+/* An elastic job goes on without this node's ranks: one that has some leads it. Those that are told
+ * remove this node's key and seek; this node does not, since it wants nothing. */
+static void cluster_epoch_resign(struct cluster_job *cj)
+{
+	log_info("cluster", "gives up the lead job=%s why=\"no rank of this node is there\"",
+		 cj->label);
+	cluster_forget_nodes(cj);
+	cluster_seek(cj);
+}
+
 void cluster_form(struct cluster_job *cj)
 {
 	int r;
@@ -459,6 +475,10 @@ void cluster_form(struct cluster_job *cj)
 	if (cj->state != CLUSTER_LEADS || cluster_act_is_here(cj) || list_empty(&cj->nodes) ||
 	    !cluster_epoch_is_whole(cj))
 		return;
+	if (!cluster_epoch_has_own(cj)) {
+		cluster_epoch_resign(cj);
+		return;
+	}
 	cluster_state_move(cj, CLUSTER_DECIDING);
 	cluster_say(cj, "all ranks are there: the store decides the epoch");
 	r = cluster_epoch_decide_epoch(cj, cluster_epoch_next_epoch(cj));
@@ -743,7 +763,8 @@ static void cluster_epoch_on_step(struct coord_call *call, const struct coord_re
 	struct fault f = FAULT_NULL;
 
 	CHECK(cj->state == CLUSTER_DECIDING);
-	if (reply->status != COORD_OK || !cluster_epoch_is_whole(cj)) {
+	if (reply->status != COORD_OK || !cluster_epoch_is_whole(cj) ||
+	    !cluster_epoch_has_own(cj)) {
 		cluster_epoch_give_up(cj, reply->why ? reply->why : "a node has gone", true);
 		return;
 	}

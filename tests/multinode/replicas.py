@@ -1,5 +1,6 @@
 """Replicas: a node is gone with its memory, and the job goes on from copies on other nodes."""
 
+import json
 import pathlib
 import re
 import statistics
@@ -77,6 +78,13 @@ class Elastic(Training):
     def command(self, rank):
         return [sys.executable, pathlib.Path(__file__).with_name("elastic_rank.py"), self.steps,
                 *self.options.split()]
+
+    def lines(self):
+        """Of the process that is rank 0 of its epoch: without the first one, it is another."""
+        texts = [p.text() for rank, p in self.ranks.items() if rank]
+        others = [json.loads(line) for text in texts for line in text.split("\n")[:-1]
+                  if line.startswith("{")]
+        return sorted(super().lines() + others, key=lambda line: line["step"])
 
     def wait_world(self, world):
         """A step that was made by so many ranks. Return: its line."""
