@@ -140,6 +140,7 @@ struct cluster_job {
 	unsigned dials; /* that have failed, since a link was up */
 	char leader[SPAN_NAME_BYTES], leader_at[CLUSTER_AT_BYTES];
 	int64_t token;                /* creation revision of the leader's key */
+	int64_t said_token;           /* the log has it */
 	struct cluster_link *follows; /* borrowed */
 
 	uint32_t *wishes; /* ranks here that want to join, ascending; owned */

@@ -216,7 +216,9 @@ static void cluster_seek_lead(struct cluster_job *cj)
 	cluster_state_move(cj, CLUSTER_LEADS);
 	cj->again_us = clock_now_us() + SEEK_LEADS_US;
 	cj->dials = 0;
-	log_info("cluster", "leads job=%s token=%lld", cj->label, (long long)cj->token);
+	if (cj->said_token != cj->token) /* it asks again while ranks are missing */
+		log_info("cluster", "leads job=%s token=%lld", cj->label, (long long)cj->token);
+	cj->said_token = cj->token;
 	cluster_tell_wishes(cj);
 }
 

@@ -252,7 +252,7 @@ void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void
 	if (svc_find_job(call, userdata, r->job, &job, &f) == 0) {
 		if (svc_shardd_jobs_act(call, job, false, r->force) != RES_DONE)
 			return;
-		text_copy(label, sizeof(label), job->label); /* the job may go at once */
+		text_copy(label, sizeof(label), job->label);
 		if (r->force || !job->present)
 			saving_cancel(job);
 		job_delete(job, r->force, &reply.freed_bytes, &f);
