@@ -37,6 +37,8 @@ const struct probe probes[] = {
 	  probe_overlap },
 	{ "P6", "nccl", "can two NCCL processes share a device with different NCCL_HOSTID?", 200,
 	  probe_nccl },
+	{ "P6b", "nccl_abort", "when does ncclCommAbort end, while work waits for another process?",
+	  120, probe_nccl_abort },
 	{ "P7", "ipc", "what are legacy IPC handles worth: lifetime, reuse, own process?", 120,
 	  probe_ipc },
 	{ "P8", "cost", "what do a launch from another thread, and making memory, cost?", 120,

@@ -1,10 +1,12 @@
 /*
- * P6: NCCL with two processes on one device.
+ * P6: NCCL with two processes on one device; P6b: when an abort ends.
  *
  * NCCL refuses two ranks of one host on one device; it knows a host by NCCL_HOSTID, so
  * with different ones the two look like two machines that talk over a socket.
  */
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,15 +36,29 @@ static void nccl_must(struct actor *a, const struct nccl_lib *n, ncclResult_t r,
 
 struct member {
 	const struct nccl_lib *nccl;
+	bool nonblocking; /* as the daemon's communicators are */
 	ncclComm_t comm;
 	CUdeviceptr data;
 	size_t n;
 	int rank, world;
 };
 
+#define SETTLE_MS 20000u
+
+/* A call of a communicator that does not block. */
+static void nccl_settle(struct actor *a, struct member *m, ncclResult_t r, const char *what)
+{
+	for (unsigned ms = 0; r == ncclInProgress && ms < SETTLE_MS; ms++) {
+		pause_ms(1);
+		nccl_must(a, m->nccl, m->nccl->ncclCommGetAsyncError(m->comm, &r), what);
+	}
+	nccl_must(a, m->nccl, r, what);
+}
+
 /* Rank 0 makes the id and tells it, the others are told. */
 static void meet(struct actor *a, struct member *m)
 {
+	ncclConfig_t config;
 	struct message say = MESSAGE_NULL;
 	ncclUniqueId id;
 
@@ -53,9 +69,10 @@ static void meet(struct actor *a, struct member *m)
 	}
 	actor_hear(a, &say);
 	memcpy(&id, say.handle, sizeof(id));
-	nccl_must(a, m->nccl,
-		  m->nccl->ncclCommInitRankConfig(&m->comm, m->world, id, m->rank, NULL),
-		  "ncclCommInitRankConfig");
+	nccl_lib_config(&config);
+	config.blocking = !m->nonblocking;
+	nccl_settle(a, m, m->nccl->ncclCommInitRankConfig(&m->comm, m->world, id, m->rank, &config),
+		    "ncclCommInitRankConfig");
 }
 
 static void all_reduce(struct actor *a, struct member *m)
@@ -186,4 +203,155 @@ void probe_nccl(struct stage *s)
 				 : "A communicator of one does not work.");
 	stage_answer(s, "With different NCCL_HOSTID two processes %s; as one host they %s.",
 		     outcome(two), outcome(refused));
+}
+
+/* -- P6b ------------------------------------------------------------------------------- */
+
+#define ABORT_MS 10000u /* so long an abort is waited for */
+#define ALONE_MS 2000u  /* and so long, while the other communicator's work runs */
+
+struct aborting {
+	struct member m;
+	CUcontext context;
+	const struct cuda_lib *cuda;
+	pthread_t thread;
+	uint64_t begin;
+	_Atomic uint64_t took_ns; /* 0: it has not ended */
+};
+
+static void *abort_main(void *arg)
+{
+	struct aborting *b = arg;
+
+	b->cuda->cuCtxSetCurrent(b->context);
+	b->m.nccl->ncclCommAbort(b->m.comm);
+	atomic_store(&b->took_ns, now_ns() - b->begin);
+	return NULL;
+}
+
+static void abort_begin(struct actor *a, struct aborting *b)
+{
+	b->context = a->context;
+	b->cuda = a->cuda;
+	b->begin = now_ns();
+	if (pthread_create(&b->thread, NULL, abort_main, b))
+		actor_fail(a, -1, "no thread");
+}
+
+/* Return: nanoseconds; 0: not within @ms. */
+static uint64_t abort_wait(struct aborting *b, unsigned ms)
+{
+	for (unsigned i = 0; i < ms && !atomic_load(&b->took_ns); i++)
+		pause_ms(1);
+	return atomic_load(&b->took_ns);
+}
+
+/* Both take part, if @both: then it ends. */
+static void reduce_on(struct actor *a, struct member *m, CUstream stream, bool both)
+{
+	nccl_settle(a, m,
+		    m->nccl->ncclAllReduce((const void *)m->data, (void *)m->data, m->n,
+					   ncclFloat32, ncclSum, m->comm, stream),
+		    "ncclAllReduce");
+	if (both)
+		actor_must(a, a->cuda->cuStreamSynchronize(stream), "after ncclAllReduce");
+}
+
+static void abort_meet(struct actor *a, struct aborting *b, const struct member *like)
+{
+	b->m = *like;
+	meet(a, &b->m);
+	reduce_on(a, &b->m, a->stream, true);
+}
+
+/* value: rank. Rank 0 has work that rank 1 does not take part in. Rank 0 tells nanoseconds: of an abort
+ * while its own work runs; of one while another communicator's runs, too, in the time before that one is
+ * aborted, and in all; of the other's. */
+static void abort_rank(struct actor *a)
+{
+	struct member like = { .rank = (int)a->order->value[0], .world = 2, .nonblocking = true };
+	static struct aborting one, two, three;
+	struct message say = MESSAGE_NULL;
+	CUstream other;
+	char host[32];
+
+	snprintf(host, sizeof(host), "probe-%d", like.rank);
+	setenv("NCCL_HOSTID", host, 1);
+	setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+	setenv("NCCL_IB_DISABLE", "1", 1);
+	actor_cuda(a);
+	other = actor_stream(a);
+	like.nccl = nccl_load(a);
+	like.n = 1024;
+	actor_must(a, a->cuda->cuMemAlloc(&like.data, like.n * sizeof(float)), "cuMemAlloc");
+	abort_meet(a, &one, &like);
+	abort_meet(a, &two, &like);
+	abort_meet(a, &three, &like);
+	if (like.rank == 0) {
+		reduce_on(a, &one.m, a->stream, false);
+		pause_ms(50);
+		abort_begin(a, &one);
+		say.value[0] = abort_wait(&one, ABORT_MS);
+		if (say.value[0]) {
+			reduce_on(a, &two.m, a->stream, false);
+			reduce_on(a, &three.m, other, false);
+			pause_ms(50);
+			abort_begin(a, &two);
+			say.value[1] = abort_wait(&two, ALONE_MS);
+			abort_begin(a, &three);
+			say.value[3] = abort_wait(&three, ABORT_MS);
+			say.value[2] = abort_wait(&two, ABORT_MS);
+		}
+		say.value[4] = like.nccl->revoke;
+		actor_tell(a, &say);
+	}
+	actor_hear(a, &say); /* nobody ends before */
+}
+
+static void abort_figure(struct stage *s, const char *name, uint64_t ns, unsigned ms)
+{
+	if (ns)
+		stage_number(s, name, "ms", (double)ns / 1e6);
+	else
+		stage_text(s, name, "not within %u s", ms / 1000);
+}
+
+void probe_nccl_abort(struct stage *s)
+{
+	struct message order = MESSAGE_NULL, m;
+	struct role r[2];
+
+	for (unsigned i = 0; i < 2; i++) {
+		order.value[0] = i;
+		r[i] = role_start(s, "a rank", abort_rank, &order);
+	}
+	for (unsigned i = 0; i < 3; i++) {
+		stage_step(s, "communicator %u", i + 1);
+		if (role_hear(s, &r[0], SETTLE_MS, &m) < 0 || m.status == -2)
+			stage_skip(s, "%s", m.status == -2 ? m.text : "no communicator of two");
+		if (m.status)
+			stage_fail(s, "%s", m.text);
+		for (unsigned k = 0; k < 2; k++)
+			role_tell(s, &r[k], &m);
+	}
+	stage_step(s, "the aborts");
+	role_must(s, &r[0], 4 * ABORT_MS, &m);
+	abort_figure(s, "own_work_runs", m.value[0], ABORT_MS);
+	if (m.value[0]) {
+		abort_figure(s, "another_s_runs_too", m.value[1], ALONE_MS);
+		abort_figure(s, "when_both_are_aborted", m.value[2], ABORT_MS);
+		abort_figure(s, "the_other_one", m.value[3], ABORT_MS);
+	}
+	stage_text(s, "ncclCommRevoke", "%s", m.value[4] ? "is there" : "is not there");
+	for (unsigned i = 0; i < 2; i++)
+		role_kill(s, &r[i]);
+	stage_answer(s, "An abort while its own work waits for another process %s.",
+		     m.value[0] ? "ends" : "does not end");
+	if (m.value[0])
+		stage_answer(
+			s,
+			"While another communicator's work waits, too, it %s; aborted together "
+			"they %s.",
+			m.value[1] ? "ends" : "waits for that one",
+			m.value[2] && m.value[3] ? "end" : "do not end");
 }

@@ -206,6 +206,7 @@ void probe_read_only(struct stage *s);
 void probe_poll(struct stage *s);
 void probe_overlap(struct stage *s);
 void probe_nccl(struct stage *s);
+void probe_nccl_abort(struct stage *s);
 void probe_ipc(struct stage *s);
 void probe_cost(struct stage *s);
 void probe_attach(struct stage *s);
