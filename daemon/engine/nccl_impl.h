@@ -197,7 +197,7 @@ struct nccl_clique {
 	_Atomic unsigned windows; /* slabs with windows */
 	uint64_t memory_bytes;
 	struct nccl_job job;
-	pthread_t aborter; /* nccl_end_abort: without ncclCommRevoke */
+	pthread_t aborter; /* of nccl_make_abort_beside; ender */
 	bool has_aborter;
 	struct nccl_item *registering; /* what the maker must do */
 	struct nccl_item warm, end;

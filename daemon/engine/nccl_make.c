@@ -224,36 +224,46 @@ static bool nccl_make_is_closing(struct nccl *n)
 	return late;
 }
 
-/* Others with members elsewhere may run on its devices, and end only when they are stopped, too: that
- * is behind this in the ender's queue. */
-static void nccl_make_end_stopped(struct nccl_clique *q)
-{
-	int64_t now = nccl_now_ms();
-
-	if (!clique_rest(q, now) && now < q->rest_until && !nccl_make_is_closing(q->nccl)) {
-		nccl_thread_post(&q->nccl->ender, q, nccl_make_end_stopped);
-		return;
-	}
-	clique_abort(q);
-	clique_rouse(q);
-	nccl_make_hand_over(q, CLIQUE_GONE);
-}
-
 static void *nccl_make_aborter(void *arg)
 {
 	struct nccl_clique *q = arg;
 
 	clique_abort(q);
 	clique_unwait(q);
+	clique_rouse(q);
 	nccl_make_hand_over(q, CLIQUE_GONE);
 	return NULL;
 }
 
-/* Aborting also frees memory, which waits for what others have running on the devices. If NCCL can stop
- * running work without freeing memory, that comes first: then the devices can become idle. If it cannot
- * (before 2.28.7), each is aborted by a thread of its own: the first thing that each does is to stop its
- * work, for which the others may wait. While a clique is being warmed up the devices are already held,
- * and the maker ends that. */
+/* Its devices do not rest: that waits for what others have running there. So it is done by a thread of its own,
+ * and the ender can stop and abort the others. nccl_end_free joins the thread. */
+static void nccl_make_abort_beside(struct nccl_clique *q)
+{
+	q->has_aborter = true;
+	if (nccl_thread_create(&q->aborter, "nccl-abort", nccl_make_aborter, q) == 0)
+		return;
+	q->has_aborter = false;
+	nccl_make_aborter(q);
+}
+
+/* Others with members elsewhere may run on its devices, and end only when they are stopped, too: that
+ * is behind this in the ender's queue. */
+static void nccl_make_end_stopped(struct nccl_clique *q)
+{
+	int64_t now = nccl_now_ms();
+
+	if (!clique_rest(q, now) && now < q->rest_until && !nccl_make_is_closing(q->nccl))
+		nccl_thread_post(&q->nccl->ender, q, nccl_make_end_stopped);
+	else if (q->rests)
+		nccl_make_aborter(q);
+	else
+		nccl_make_abort_beside(q);
+}
+
+/* Aborting also frees memory. If NCCL can stop running work without freeing memory, that comes first: then
+ * the devices can become idle. If it cannot (before 2.28.7), the first thing that each abort does is to stop
+ * the work of its clique, for which others may wait. While a clique is being warmed up the devices are
+ * already held, and the maker ends that. */
 void nccl_end_abort(struct nccl_clique *q)
 {
 	bool makers = q->rests;
@@ -263,12 +273,13 @@ void nccl_end_abort(struct nccl_clique *q)
 		nccl_make_hand_over(q, CLIQUE_STOPPED);
 		q->rest_until = nccl_now_ms() + NCCL_END_MS;
 		nccl_make_end_stopped(q);
-		return;
+	} else if (makers) {
+		clique_abort(q);
+		clique_unwait(q);
+		nccl_make_hand_over(q, CLIQUE_GONE);
+	} else {
+		nccl_make_abort_beside(q);
 	}
-	q->has_aborter = !q->nccl->lib->revoke &&
-			 nccl_thread_create(&q->aborter, "nccl-abort", nccl_make_aborter, q) == 0;
-	if (!q->has_aborter)
-		nccl_make_aborter(q);
 }
 
 void nccl_end_destroy(struct nccl_clique *q)
