@@ -7,6 +7,7 @@
 #include "cluster/cluster_impl.h"
 #include "core/check.h"
 #include "core/clock.h"
+#include "core/fnv.h"
 #include "core/log.h"
 #include "core/text.h"
 #include "job/launched.h"
@@ -96,8 +97,28 @@ static bool cluster_epoch_is_member(const struct job *job, uint32_t number)
 	return launched_rank(job, number, &rank);
 }
 
+/* Which ranks of a node want to join. Return: 0: none. */
+static uint64_t cluster_epoch_wanted(struct cluster_job *cj, const char *node)
+{
+	const struct cluster_node *n = cluster_epoch_node_find(cj, node);
+	uint64_t h = n ? FNV_BEGIN : 0;
+
+	for (uint32_t i = 0; n && i < n->n; i++)
+		h = fnv_add(h, n->ranks[i]);
+	return h;
+}
+
+/* An elastic job waits for the others from the last news on: a node says the same again when its leader asks
+ * whether it leads still. */
+static void cluster_epoch_note_news(struct cluster_job *cj, const char *node, uint64_t wanted)
+{
+	if (cluster_epoch_wanted(cj, node) != wanted)
+		cj->changed_us = clock_now_us();
+}
+
 static void cluster_epoch_wish_here(struct cluster_job *cj, const struct job *job)
 {
+	uint64_t wanted = cluster_epoch_wanted(cj, cj->c->node);
 	struct cluster_node *n = cluster_epoch_node_set(cj, cj->c->node, NULL, cj->n_wishes);
 
 	if (!n || cluster_holding_of(job, &n->holding) < 0) {
@@ -106,13 +127,13 @@ static void cluster_epoch_wish_here(struct cluster_job *cj, const struct job *jo
 		cluster_say(cj, "there is no memory for the ranks that want to join");
 		return;
 	}
-	cj->changed_us = clock_now_us();
 	text_copy(n->at, sizeof(n->at), cj->c->at);
 	for (uint32_t i = 0; i < cj->n_wishes; i++) {
 		n->ranks[i] = cj->wishes[i];
 		n->devices[i] = (uint16_t)cluster_epoch_device_of(cj, job, i);
 		n->members += n->holding.units && cluster_epoch_is_member(job, cj->wishes[i]);
 	}
+	cluster_epoch_note_news(cj, cj->c->node, wanted);
 	cluster_form(cj);
 }
 
@@ -211,6 +232,7 @@ static void cluster_epoch_end_for_node(struct cluster_job *cj, const char *name)
 
 void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobWish *w)
 {
+	uint64_t wanted = cluster_epoch_wanted(cj, peer_name(from));
 	struct cluster_node *n;
 	bool waits;
 
@@ -239,7 +261,7 @@ void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1
 		n->devices[i] = (uint16_t)w->ranks[i]->device;
 		n->members += w->ranks[i]->member;
 	}
-	cj->changed_us = clock_now_us();
+	cluster_epoch_note_news(cj, peer_name(from), wanted);
 	if (cj->state == CLUSTER_DIALS || cj->state == CLUSTER_FOLLOWS)
 		cluster_forget_nodes(cj); /* tells it that another leads */
 	else

@@ -131,7 +131,8 @@ def elastic_on_all():
         for node in x.nodes.values():
             node.start(held=True, replicas=1)
         for i, again in enumerate((False, True)):
-            t = Elastic(x, THREE, steps=LONG_RUN, options="2 4 0.5")
+            grace = 2.5 if i else 0.5  # longer than a leader asks whether it leads still
+            t = Elastic(x, THREE, steps=LONG_RUN, options=f"2 4 {grace}")
             wait_for(lambda t=t: t.check() or has_replicas(x, 5), "replicas on all nodes")
             leader = x[re.findall("epoch begins job=0/j .*leader=(.)", x["a"].said())[-1]]
             victim = leader.name if i else "b" if leader.name == "c" else "c"
