@@ -27,6 +27,23 @@ static const struct cluster_holding *cluster_elastic_of(struct cluster_job *cj)
 	return found;
 }
 
+static unsigned cluster_elastic_nodes(struct cluster_job *cj)
+{
+	struct cluster_node *node, *tmp;
+	unsigned n = 0;
+
+	list_for_each (node, tmp, &cj->nodes, link)
+		n++;
+	return n;
+}
+
+bool cluster_elastic_is_alone(struct cluster_job *cj)
+{
+	const struct cluster_holding *h = cluster_elastic_of(cj);
+
+	return h && h->grace_ms && cluster_elastic_nodes(cj) == 1;
+}
+
 bool cluster_elastic_is_due(struct cluster_job *cj, uint32_t launched, uint32_t n)
 {
 	const struct cluster_holding *h = cluster_elastic_of(cj);
@@ -35,6 +52,8 @@ bool cluster_elastic_is_due(struct cluster_job *cj, uint32_t launched, uint32_t 
 
 	if (!h || !h->grace_ms || n < h->min_ranks || n > launched)
 		return false; /* at its first start a job waits for all */
+	if (cluster_elastic_is_alone(cj))
+		return false; /* its commits would be its own: both sides of a cut could make them */
 	list_for_each (node, tmp, &cj->nodes, link)
 		members += node->members;
 	return members == h->ranks ||

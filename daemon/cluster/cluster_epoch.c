@@ -343,8 +343,9 @@ static void cluster_epoch_say_missing(struct cluster_job *cj, uint32_t world)
 		if (!there[r] && missing++ < 6)
 			at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%u", at ? ", " : "",
 					       r);
-	cluster_say(cj, "%u of %u ranks have not joined on any node: %s%s", missing, world, text,
-		    missing > 6 ? "..." : "");
+	cluster_say(cj, "%u of %u ranks have not joined on any node: %s%s%s", missing, world, text,
+		    missing > 6 ? "..." : "",
+		    cluster_elastic_is_alone(cj) ? "; one node does not go on by itself" : "");
 }
 
 /* Does a rank of another node come between it and the one before it, on its node, or is it not the one that
@@ -782,7 +783,7 @@ static void cluster_epoch_give_up(struct cluster_job *cj, const char *why, bool 
 static void cluster_epoch_on_step(struct coord_call *call, const struct coord_reply *reply)
 {
 	struct cluster_job *cj = CONTAINER_OF(call, struct cluster_job, call);
-	struct fault f = FAULT_NULL;
+	struct fault f = FAULT_NULL, newer = FAULT_NULL;
 
 	CHECK(cj->state == CLUSTER_DECIDING);
 	if (reply->status != COORD_OK || !cluster_epoch_is_whole(cj) ||
@@ -792,6 +793,11 @@ static void cluster_epoch_on_step(struct coord_call *call, const struct coord_re
 	}
 	if (cluster_holding_rule(cj, reply, &f) == 0)
 		(void)cluster_elastic_check_layout(cj, &f);
+	if (cluster_holding_check_newer(cj, &newer)) {
+		cluster_refuse_all(cj, &newer);
+		cluster_seek(cj);
+		return;
+	}
 	if (!f.code) {
 		cluster_epoch_announce_epoch(cj);
 		return;

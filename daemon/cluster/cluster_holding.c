@@ -443,3 +443,22 @@ int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply
 	}
 	return f->code;
 }
+
+int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f)
+{
+	const struct cluster_node *newest = NULL;
+	struct cluster_node *n, *tmp;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		if (n->holding.units && (!newest || n->holding.epoch > newest->holding.epoch))
+			newest = n;
+	if (!newest || !cj->ruling.has_commit || newest->holding.epoch >= cj->ruling.epoch)
+		return 0;
+	return fault_set(f, FAULT_STATE, NULL,
+			 "other nodes than those that are here made the last commit of job '%s', "
+			 "step %llu in epoch %llu, and node %s was in none after epoch %llu: start "
+			 "the ranks of those nodes, too, or delete the job and load a checkpoint",
+			 cj->label, (unsigned long long)cj->ruling.step,
+			 (unsigned long long)cj->ruling.epoch, newest->name,
+			 (unsigned long long)newest->holding.epoch);
+}

@@ -244,6 +244,9 @@ int cluster_holding_incarnation(struct cluster_job *cj, struct fault *f);
 /* The next epoch is decided, and @reply has the key of the last committed step: cj->ruling. Return: 0, or a fault
  * code: with it the nodes are not at the same step. */
 int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply, struct fault *f);
+/* After cluster_holding_rule: did others, none of which is here, make the last commit? A part of an elastic
+ * job that was cut off must not go back to an earlier one. Return: 0 or a fault code. */
+int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f);
 /* What is in doubt here ends, as the leader has said. */
 /* Return: 0 or -ENOMEM: nothing has ended. */
 int cluster_holding_resolve(struct job *job, const Shardd__V1__JobBegin *b);
@@ -281,6 +284,8 @@ void cluster_refuse_all(struct cluster_job *cj, const struct fault *f);
 /* Elastic jobs (cluster_elastic.c). The leader: not all ranks are there that were started. May those go on
  * that are? Else it says what is waited for. */
 bool cluster_elastic_is_due(struct cluster_job *cj, uint32_t launched, uint32_t n);
+/* Such a job has ranks on one node only. */
+bool cluster_elastic_is_alone(struct cluster_job *cj);
 /* Is a node's memory laid out for other ranks than those that want to join now? Return: 0 or a fault code. */
 int cluster_elastic_check_layout(struct cluster_job *cj, struct fault *f);
 /* The leader, an epoch runs: do all that want to join with @w wait until the job grows? Then it goes on. */

@@ -176,3 +176,35 @@ Test(cluster_holding, an_earlier_job_is_refused_by_the_name_of_its_node)
 	cr_expect_eq(cluster_holding_incarnation(&cj, &f), 0, "%s", f.text);
 	end();
 }
+
+/* The store has a commit of epoch 7. */
+static int rule_after_commit(struct fault *f)
+{
+	const struct coord_kv kv = { .value = (const uint8_t *)"12 7", .bytes = 4, .modified = 3 };
+	const struct coord_reply r = { .status = COORD_OK, .kvs = &kv, .n = 1 };
+
+	*f = FAULT_NULL;
+	(void)cluster_holding_rule(&cj, &r, f);
+	*f = FAULT_NULL;
+	return cluster_holding_check_newer(&cj, f);
+}
+
+/* The part of an elastic job that was cut off, while the others went on. */
+Test(cluster_holding, commits_of_nodes_that_are_not_here_stay)
+{
+	struct fault f;
+
+	begin();
+	for (unsigned i = 0; i < NODES; i++)
+		nodes[i].holding.epoch = 5 + i % 2;
+	cr_assert_eq(rule_after_commit(&f), FAULT_STATE);
+	cr_expect(strstr(f.text, "step 12 in epoch 7, and node n1 was in none after epoch 6"), "%s",
+		  f.text);
+	nodes[2].holding.epoch = 7; /* one of those that made it */
+	cr_expect_eq(rule_after_commit(&f), 0, "%s", f.text);
+	nodes[2].holding.epoch = 5;
+	for (unsigned i = 0; i < NODES; i++)
+		nodes[i].holding.units = 0;
+	cr_expect_eq(rule_after_commit(&f), 0, "nobody has anything: a job begins");
+	end();
+}
