@@ -376,18 +376,35 @@ static const struct cluster_node *cluster_epoch_node_of(struct cluster_job *cj, 
 	return NULL;
 }
 
+/* Return: the second one of two nodes that have the same rank; NULL: there are none. */
+static const struct cluster_node *cluster_epoch_twice(struct cluster_job *cj, uint32_t *ret_rank,
+						      const struct cluster_node **ret_first)
+{
+	struct cluster_node *n, *tmp;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		for (uint32_t i = 0; i < n->n; i++) {
+			*ret_rank = n->ranks[i];
+			*ret_first = cluster_epoch_node_of(cj, n->ranks[i]);
+			if (*ret_first != n)
+				return n;
+		}
+	return NULL;
+}
+
 /* Node @n has @rank where @next belongs. */
 static int cluster_epoch_refuse_rank(struct cluster_job *cj, const struct cluster_node *n,
 				     uint32_t rank, uint32_t next, struct fault *f)
 {
-	const struct cluster_node *first = cluster_epoch_node_of(cj, rank);
+	const struct cluster_node *first, *second;
+	uint32_t twice;
 
-	CHECK(first);
-	if (first != n)
+	second = cluster_epoch_twice(cj, &twice, &first); /* others may come with it */
+	if (second)
 		return fault_set(f, FAULT_INVALID, "rank",
 				 "rank %u of job '%s' has joined on node %s and on node %s: start "
 				 "each rank once",
-				 rank, cj->label, first->name, n->name);
+				 twice, cj->label, first->name, second->name);
 	return fault_set(f, FAULT_INVALID, "rank",
 			 "the ranks of a node must follow each other: node %s has rank %u of job "
 			 "'%s', where rank %u is expected",
