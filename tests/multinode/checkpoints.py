@@ -222,6 +222,5 @@ def checkpoints_not_shared():
                      "node b: it does not see")
             if code == 0 or words[0] not in said or not (words[1] in said or words[2] in said):
                 raise Failed(f"the folder is not shared: {said}")
-            if list(folder.iterdir()):
-                raise Failed(f"something is left: {list(folder.iterdir())}")
+            wait_for(lambda: not list(folder.iterdir()), "nothing is left")  # removed behind it
         t.stop()
