@@ -23,6 +23,8 @@
 #define BULK_CHUNK_BYTES (UINT64_C(1) << 20) /* of data, at most */
 #define BULK_MAX_SERVED  64u                 /* streams that others fetch at once */
 #define BULK_MAX_OF_NODE 16u                 /* of these, of one node */
+#define BULK_MAX_SILENT  64u                 /* streams that have not said what they fetch */
+#define BULK_MAX_OF_HOST 16u                 /* of these, from one IP address */
 #define BULK_MAX_FETCHES 64u                 /* that this node fetches at once */
 #define BULK_STALL_US    UINT64_C(30000000)  /* a node that takes no chunk for so long is ended */
 

@@ -110,7 +110,8 @@ void bulk_hands_free(struct peers *ps)
 
 	if (!b)
 		return;
-	CHECK(!b->n_served && !b->n_armed && !b->n_fetches && list_empty(&b->channels));
+	CHECK(!b->n_open && !b->n_silent && !b->n_armed && !b->n_fetches &&
+	      list_empty(&b->channels));
 	for (unsigned i = 0; i < b->n_threads; i++)
 		pthread_join(b->threads[i], NULL);
 	if (!b->n_threads) /* nobody has taken it */

@@ -60,7 +60,9 @@ struct bulk {
 	const struct bulk_ops *ops; /* NULL: nothing is served */
 	void *userdata;
 	struct list served; /* of struct bulk_stream */
-	unsigned n_served, n_armed;
+	unsigned n_open;    /* of these: their owner has opened what they fetch */
+	unsigned n_silent;  /* of these: they have not said what they fetch */
+	unsigned n_armed;
 
 	struct list fetches, channels;
 	unsigned n_fetches;

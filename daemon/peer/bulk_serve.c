@@ -5,7 +5,8 @@
  *                       ASKED --refused, late--> ENDED         --> the end
  *                                                          OPEN --fails, stalls--> ENDED --> the end
  *
- * The loop checks who asks, and its owner opens what is behind the key. From then on the hands read a
+ * The loop checks who asks, and its owner opens what is behind the key. A stream takes one of the places for
+ * fetches only then: one that never asks must not keep others from fetching. From then on the hands read a
  * chunk while core sends the one before it: two chunks of memory a stream. When core has nothing of it any
  * more the loop closes it.
  */
@@ -69,14 +70,21 @@ enum bulk_serve_tag {
 	BULK_SERVE_STATUS
 };
 
+static void bulk_serve_move(struct bulk_stream *s, enum bulk_state state)
+{
+	s->ps->bulk->n_silent += state == BULK_ASKED;
+	s->ps->bulk->n_silent -= s->state == BULK_ASKED;
+	s->state = state;
+}
+
 /* ---------------------------------------------------------------------------------- the end */
 
 static void bulk_serve_free(struct bulk_stream *s)
 {
 	struct peers *ps = s->ps;
 
-	if (s->state != BULK_ARMED)
-		ps->bulk->n_served--;
+	bulk_serve_move(s, BULK_ENDED);
+	ps->bulk->n_open -= s->opened;
 	list_unlink(&s->link);
 	CHECK(!s->moving);
 	if (s->call)
@@ -264,7 +272,7 @@ static void bulk_serve_refuse(struct bulk_stream *s, enum fault_code code, const
 	va_start(args, fmt);
 	vsnprintf(why, sizeof(why), fmt, args);
 	va_end(args);
-	s->state = BULK_ENDED;
+	bulk_serve_move(s, BULK_ENDED);
 	bulk_serve_fail(s, code, "%s", why);
 }
 
@@ -316,6 +324,25 @@ static unsigned bulk_serve_count(struct bulk *b, const char *node)
 	return n;
 }
 
+/* Is there a place for one more of its node? Return: false: it is refused. */
+static bool bulk_serve_has_place(struct bulk_stream *s)
+{
+	struct bulk *b = s->ps->bulk;
+
+	if (b->n_open >= BULK_MAX_SERVED)
+		bulk_serve_refuse(s, FAULT_EXHAUSTED,
+				  "node '%s' serves %u fetches, the limit: try again later",
+				  s->ps->node, BULK_MAX_SERVED);
+	else if (bulk_serve_count(b, s->node) >= BULK_MAX_OF_NODE)
+		bulk_serve_refuse(s, FAULT_EXHAUSTED,
+				  "node '%s' serves %u fetches of node '%s', the limit of one: try "
+				  "again later",
+				  s->ps->node, BULK_MAX_OF_NODE, s->node);
+	else
+		return true;
+	return false;
+}
+
 static bool bulk_serve_open(struct bulk_stream *s, const Shardd__V1__FetchRequest *m)
 {
 	struct bulk *b = s->ps->bulk;
@@ -325,16 +352,14 @@ static bool bulk_serve_open(struct bulk_stream *s, const Shardd__V1__FetchReques
 	if (!b->ops) {
 		bulk_serve_refuse(s, FAULT_UNAVAILABLE, "node '%s' has nothing to fetch yet",
 				  s->ps->node);
-	} else if (bulk_serve_count(b, s->node) >= BULK_MAX_OF_NODE) {
-		bulk_serve_refuse(s, FAULT_EXHAUSTED,
-				  "node '%s' serves %u fetches of node '%s', the limit of one: try "
-				  "again later",
-				  s->ps->node, BULK_MAX_OF_NODE, s->node);
+	} else if (!bulk_serve_has_place(s)) {
+		return false;
 	} else if (b->ops->open(b->userdata, s->node, m->key, &s->source, &f)) {
 		bulk_serve_refuse(s, f.code, "%.380s", f.text);
 	} else {
 		CHECK(s->source.fd >= 0 && s->source.size <= INT64_MAX);
 		s->opened = true;
+		b->n_open++;
 		return bulk_serve_fits(s, m);
 	}
 	return false;
@@ -349,7 +374,7 @@ static void bulk_serve_on_asked(struct work *w)
 	if (s->state == BULK_ASKED && !s->ps->closing && bulk_serve_check(s, s->request)) {
 		pthread_mutex_lock(&s->mu); /* what is set is seen by the hands */
 		if (bulk_serve_open(s, s->request)) {
-			s->state = BULK_OPEN;
+			bulk_serve_move(s, BULK_OPEN);
 			s->watch.seen_us = clock_now_us();
 			bulk_serve_submit(s, BULK_SERVE_BEGUN, &op, 1);
 		}
@@ -369,6 +394,44 @@ static void bulk_serve_on_request(void *stream, bool ok)
 
 /* --------------------------------------------------------------------------------- the stream */
 
+/* Of an address with its port: the bytes before that. */
+static size_t bulk_serve_host(const char *at)
+{
+	const char *port = strrchr(at, ':');
+
+	return port ? (size_t)(port - at) : strlen(at);
+}
+
+/* Those from the host of @at that have not asked yet. */
+static unsigned bulk_serve_count_silent(struct bulk *b, const char *at)
+{
+	size_t bytes = bulk_serve_host(at);
+	struct bulk_stream *s, *tmp;
+	unsigned n = 0;
+
+	list_for_each (s, tmp, &b->served, link)
+		n += s->state == BULK_ASKED && bulk_serve_host(s->at) == bytes &&
+		     memcmp(s->at, at, bytes) == 0;
+	return n;
+}
+
+/* Is there room for it until it asks? If not it is refused. */
+static void bulk_serve_admit(struct bulk_stream *s)
+{
+	struct bulk *b = s->ps->bulk;
+
+	if (bulk_serve_count_silent(b, s->at) > BULK_MAX_OF_HOST)
+		bulk_serve_refuse(s, FAULT_EXHAUSTED,
+				  "%u streams from the host of %s have not said what they want, "
+				  "the limit of one at node '%s': try again later",
+				  BULK_MAX_OF_HOST, s->at, s->ps->node);
+	else if (b->n_silent > BULK_MAX_SILENT)
+		bulk_serve_refuse(s, FAULT_EXHAUSTED,
+				  "%u streams have not said what they want, the limit at node "
+				  "'%s': try again later",
+				  BULK_MAX_SILENT, s->ps->node);
+}
+
 static void bulk_serve_begin(struct bulk_stream *s)
 {
 	struct bulk *b = s->ps->bulk;
@@ -377,17 +440,13 @@ static void bulk_serve_begin(struct bulk_stream *s)
 	grpc_op first = { .op = GRPC_OP_RECV_MESSAGE,
 			  .data.recv_message.recv_message = &s->payload };
 
-	s->state = BULK_ASKED;
+	bulk_serve_move(s, BULK_ASKED);
 	s->watch.seen_us = clock_now_us();
 	peer_server_address(s->call, s->at);
 	list_append(&b->served, &s->link);
-	b->n_served++;
 	bulk_serve_submit(s, BULK_SERVE_CLOSED, &last, 1);
 	bulk_serve_submit(s, BULK_SERVE_REQUEST, &first, 1);
-	if (b->n_served > BULK_MAX_SERVED)
-		bulk_serve_refuse(s, FAULT_EXHAUSTED,
-				  "node '%s' serves %u fetches, the limit: try again later",
-				  s->ps->node, BULK_MAX_SERVED);
+	bulk_serve_admit(s);
 }
 
 static void bulk_serve_on_arrived(struct work *w)

@@ -313,18 +313,26 @@ Test(bulk_hostile, one_that_stalls)
 	fake_end(&x);
 }
 
-/* A stream that the test begins at @n by hand. Return: its socket. */
-static int raw_stream(struct peerfix_node *n)
+/* A stream that the test begins at @n by hand, from 127.0.0.@host. Return: its socket. */
+static int raw_stream_from(struct peerfix_node *n, unsigned host)
 {
+	struct sockaddr_in from = { .sin_family = AF_INET,
+				    .sin_addr.s_addr = htonl(0x7f000000 + host) };
 	struct sockaddr_in to = { .sin_family = AF_INET,
 				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
 				  .sin_port = htons(peers_port(n->ps)) };
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
+	cr_assert_eq(bind(fd, (struct sockaddr *)&from, sizeof(from)), 0);
 	cr_assert_eq(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
 	rawsock_h2_begin(fd);
 	cr_assert(rawsock_h2_headers(fd, 1, "/shardd.v1.PeerService/Fetch"));
 	return fd;
+}
+
+static int raw_stream(struct peerfix_node *n)
+{
+	return raw_stream_from(n, 1);
 }
 
 /* What the node says in the end. It has closed neither stream nor connection before. */
@@ -415,7 +423,7 @@ static bool opened_all(void *arg)
 static void raw_streams(struct peerfix_node *n, const struct bulkfix_owner *o, int *fds,
 			unsigned from, unsigned to, const char *node)
 {
-	struct opens x = { o, to };
+	struct opens x = { o, o->opens + to - from };
 
 	for (unsigned i = from; i < to; i++) {
 		fds[i] = raw_stream(n);
@@ -501,6 +509,94 @@ Test(bulk_hostile, more_streams_than_are_served)
 	bulkfix_refused(&g, FAULT_EXHAUSTED, "node 'b' serves 64 fetches, the limit");
 	raw_end(&o, fds, BULK_MAX_SERVED);
 	fetch_all(c, b);
+	bulkfix_close(&o);
+}
+
+/* Streams that ask for nothing. */
+struct silent {
+	int fds[BULK_MAX_SILENT];
+	bool refused[BULK_MAX_SILENT];
+	unsigned n, wanted; /* so many of them must be refused, with this text */
+	const char *part;
+};
+
+/* Those that are refused are closed. */
+static bool silent_refused(void *arg)
+{
+	struct silent *x = arg;
+	unsigned n = 0;
+	char text[4096];
+
+	for (unsigned i = 0; i < x->n; i++) {
+		ssize_t r = x->refused[i] ? 0 : recv(x->fds[i], text, sizeof(text), MSG_DONTWAIT);
+
+		if (r > 0 && memmem(text, (size_t)r, x->part, strlen(x->part))) {
+			x->refused[i] = true;
+			close(x->fds[i]);
+		}
+		n += x->refused[i];
+	}
+	cr_assert_leq(n, x->wanted);
+	return n == x->wanted;
+}
+
+/* @n of them from 127.0.0.@host, of which @refused are refused. */
+static void silent_begin(struct silent *x, struct peerfix_node *to, unsigned host, unsigned n,
+			 unsigned refused)
+{
+	*x = (struct silent){ .n = n,
+			      .wanted = refused,
+			      .part = "have not said what they want, the limit of one" };
+	for (unsigned i = 0; i < n; i++)
+		x->fds[i] = raw_stream_from(to, host);
+	looprun_until(&peerfix.run, silent_refused, x, 30);
+}
+
+static void silent_end(struct silent *x)
+{
+	for (unsigned i = 0; i < x->n; i++)
+		if (!x->refused[i])
+			close(x->fds[i]);
+}
+
+/* They took all places for fetches, 5 s each, and could be begun again and again. */
+Test(bulk_hostile, streams_that_ask_for_nothing_take_no_place)
+{
+	static const char *const names[] = { "n0", "n1", "n2", "n3" };
+	int fds[BULK_MAX_SERVED];
+	struct bulkfix_owner o;
+	struct peerfix_node *b = bulkfix_server(&o, 10 * MIB), *c = peerfix_node("c", NULL);
+	struct silent x;
+
+	silent_begin(&x, b, 2, BULK_MAX_SILENT, BULK_MAX_SILENT - BULK_MAX_OF_HOST);
+	fetch_all(c, b);
+	for (unsigned i = 0; i < BULK_MAX_SERVED; i += BULK_MAX_OF_NODE)
+		raw_streams(b, &o, fds, i, i + BULK_MAX_OF_NODE, names[i / BULK_MAX_OF_NODE]);
+	silent_end(&x);
+	raw_end(&o, fds, BULK_MAX_SERVED);
+	bulkfix_close(&o);
+}
+
+/* Of four hosts: one more of a fifth one is refused, until they have been silent for too long. */
+Test(bulk_hostile, more_streams_that_ask_for_nothing_than_there_may_be)
+{
+	struct bulkfix_owner o;
+	struct peerfix_node *b = bulkfix_server(&o, 10 * MIB), *c = peerfix_node("c", NULL);
+	struct silent x[BULK_MAX_SILENT / BULK_MAX_OF_HOST];
+	uint64_t turns = 0;
+	int fd;
+
+	for (unsigned i = 0; i < BULK_MAX_SILENT / BULK_MAX_OF_HOST; i++)
+		silent_begin(&x[i], b, 2 + i, BULK_MAX_OF_HOST + 1, 1);
+	fd = raw_stream(b);
+	raw_await(fd, "64 streams have not said what they want, the limit at node 'b'");
+	pass(b, PEER_GREET_US + 1000000);
+	looprun_until(&peerfix.run, ticked, &turns, 30);
+	clock_real();
+	peerfix.held = false;
+	fetch_all(c, b);
+	for (unsigned i = 0; i < BULK_MAX_SILENT / BULK_MAX_OF_HOST; i++)
+		silent_end(&x[i]);
 	bulkfix_close(&o);
 }
 
