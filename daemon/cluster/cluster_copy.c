@@ -88,28 +88,37 @@ static void cluster_copy_settle_later(struct cluster_copy *x)
 	loopq_post(x->c->loopq, &x->over, cluster_copy_on_over);
 }
 
-/* Of a fetch: there was no place for it? Then it is asked for again, for a while. */
-static bool cluster_copy_is_for_now(struct cluster_copy *x, const struct fault *f)
+/* Of a fetch that has ended behind @bytes: there was no place for it? A shortage of memory is none of
+ * places: it does not pass by itself. */
+static bool cluster_copy_had_no_place(const struct fault *f, uint64_t bytes)
+{
+	return f->code == FAULT_EXHAUSTED && f->domain != FAULT_DOMAIN_OS && !bytes;
+}
+
+/* There was no place: may it be asked for again? */
+static bool cluster_copy_may_wait(struct cluster_copy *x)
 {
 	uint64_t now = clock_now_us();
 
-	if (f->code != FAULT_EXHAUSTED || x->f.code || x->cancelled)
+	if (x->f.code || x->cancelled)
 		return false;
 	x->refused_us = x->refused_us ? x->refused_us : now;
 	return now - x->refused_us < CLUSTER_COPY_IDLE_US;
 }
 
-/* It has failed. */
+/* It has failed behind @bytes. */
 static void cluster_copy_refused(struct cluster_copy *x, struct cluster_copy_file *file,
-				 const struct fault *f)
+				 uint64_t bytes, const struct fault *f)
 {
-	if (cluster_copy_is_for_now(x, f)) {
+	bool no_place = cluster_copy_had_no_place(f, bytes);
+
+	if (no_place && cluster_copy_may_wait(x)) {
 		file->again_us = clock_now_us() + CLUSTER_PAUSE_US;
 		return;
 	}
 	if (!x->f.code) {
 		x->f = *f;
-		if (f->code == FAULT_EXHAUSTED) /* of places, which come back */
+		if (no_place) /* they come back */
 			x->f.code = FAULT_UNAVAILABLE;
 	}
 	cluster_copy_stop_fetches(x);
@@ -122,7 +131,7 @@ static void cluster_copy_ended(struct cluster_copy *x, enum replica_file file, u
 	x->bytes += f ? 0 : bytes;
 	x->pending--;
 	if (f)
-		cluster_copy_refused(x, &x->files[file], f);
+		cluster_copy_refused(x, &x->files[file], bytes, f);
 	else
 		x->refused_us = 0;
 	if (cluster_copy_is_over(x))
@@ -174,7 +183,7 @@ static void cluster_copy_fetch(struct cluster_copy *x, enum replica_file file)
 	if (bulk_fetch(x->c->peers, &w,
 		       file == REPLICA_TAIL ? cluster_copy_on_tail : cluster_copy_on_tensors, x,
 		       &to->fetch, &f))
-		cluster_copy_refused(x, to, &f);
+		cluster_copy_refused(x, to, 0, &f);
 	else
 		x->pending++;
 }

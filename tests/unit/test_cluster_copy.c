@@ -1,5 +1,7 @@
 /* Files of a part from another node, which has no place for a fetch at first. */
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -159,6 +161,22 @@ Test(cluster_copy, it_does_not_wait_for_ever)
 	clock_real();
 	cr_expect_eq(got.f.code, FAULT_UNAVAILABLE, "%s", got.f.text);
 	cr_expect(strstr(got.f.text, "no place"), "%s", got.f.text);
+}
+
+/* It was taken for a lack of places: the fetch was repeated for a minute, and then so was the restore. */
+Test(cluster_copy, a_shortage_of_memory_ends_it)
+{
+	int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+
+	cr_assert_eq(dup3(full, replica->fds[REPLICA_TENSORS], O_CLOEXEC),
+		     replica->fds[REPLICA_TENSORS]);
+	close(full);
+	ask();
+	looprun_until(&peerfix.run, is_over, NULL, 30);
+	cr_expect_eq(got.f.code, FAULT_EXHAUSTED, "%s", got.f.text);
+	cr_expect_eq(got.f.native, ENOSPC);
+	cr_expect(strstr(got.f.text, "writing what came: No space left"), "%s", got.f.text);
+	cr_expect_leq(owner.asked, 2, "it was asked for %u times", owner.asked);
 }
 
 /* What waits has no fetch that could end. */
