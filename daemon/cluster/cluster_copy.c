@@ -2,7 +2,7 @@
  * Files of a part of a job, from another node.
  *
  * Nodes have few places for fetches (peer/bulk.h). A file for which there is none is asked for again after a
- * pause, for a minute: a node with two parts of a large job is asked for them by all others at once.
+ * pause, until nothing of the part has come for a minute: a node with two parts of a large job is asked for them by all others at once.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -25,9 +25,11 @@ struct cluster_copy {
 	struct replica *replica; /* owned ref */
 	char label[JOB_LABEL_MAX + 1], node[SPAN_NAME_BYTES], at[CLUSTER_AT_BYTES];
 	struct cluster_copy_file files[_REPLICA_FILES];
-	unsigned pending;    /* fetches */
-	uint64_t bytes;      /* of those that are over */
-	uint64_t refused_us; /* since when there is no place; 0: there was one */
+	unsigned pending; /* fetches */
+	uint64_t bytes;   /* of those that are over */
+	/* Since there is no place for a file: when bytes of any came last, and how many had come then. */
+	uint64_t still_us; /* 0: there is a place */
+	uint64_t still_bytes;
 	bool cancelled, posted;
 	struct work over;
 	struct fault f;
@@ -95,15 +97,18 @@ static bool cluster_copy_had_no_place(const struct fault *f, uint64_t bytes)
 	return f->code == FAULT_EXHAUSTED && f->domain != FAULT_DOMAIN_OS && !bytes;
 }
 
-/* There was no place: may it be asked for again? */
+/* There was no place: may it be asked for again? The other file may come meanwhile, for hours. */
 static bool cluster_copy_may_wait(struct cluster_copy *x)
 {
-	uint64_t now = clock_now_us();
+	uint64_t now = clock_now_us(), bytes = cluster_copy_bytes(x);
 
 	if (x->f.code || x->cancelled)
 		return false;
-	x->refused_us = x->refused_us ? x->refused_us : now;
-	return now - x->refused_us < CLUSTER_COPY_IDLE_US;
+	if (!x->still_us || bytes != x->still_bytes) {
+		x->still_us = now;
+		x->still_bytes = bytes;
+	}
+	return now - x->still_us < CLUSTER_COPY_IDLE_US;
 }
 
 /* It has failed behind @bytes. */
@@ -133,7 +138,7 @@ static void cluster_copy_ended(struct cluster_copy *x, enum replica_file file, u
 	if (f)
 		cluster_copy_refused(x, &x->files[file], bytes, f);
 	else
-		x->refused_us = 0;
+		x->still_us = 0;
 	if (cluster_copy_is_over(x))
 		cluster_copy_over(x);
 }

@@ -388,8 +388,8 @@ struct cluster_copy_want {
 	const char *label, *node, *at;
 	uint64_t bytes[_REPLICA_FILES]; /* 0: this file is not wanted */
 };
-/* @f: NULL: all of them are there, of @bytes bytes; UNAVAILABLE also if there was no place for a fetch for
- * CLUSTER_COPY_IDLE_US; EXHAUSTED: a shortage of memory, which ends it at once. Not called by cluster_copy_begin. */
+/* @f: NULL: all of them are there, of @bytes bytes; UNAVAILABLE also if there was no place for a fetch and
+ * nothing came for CLUSTER_COPY_IDLE_US; EXHAUSTED: a shortage of memory, which ends it at once. Not called by cluster_copy_begin. */
 typedef void (*cluster_copy_cb)(void *userdata, uint64_t bytes, const struct fault *f);
 /* Return: 0 or a fault code. */
 int cluster_copy_begin(struct cluster *c, const struct cluster_copy_want *want,

@@ -9,6 +9,7 @@
 #include "cluster/cluster_impl.h"
 #include "core/clock.h"
 #include "nodefix.h"
+#include "peer/bulk_impl.h"
 
 #define BYTES 5000u
 
@@ -16,6 +17,8 @@
 struct owner {
 	int fds[_REPLICA_FILES];
 	unsigned refuses, asked, opens, closes; /* it refuses so many; it was asked for so many */
+	const char *only;                       /* it refuses this file alone; NULL: both */
+	uint64_t bytes;                         /* of tensors */
 };
 
 static int owner_open(void *userdata, const char *node, const char *key, struct bulk_source *ret,
@@ -24,10 +27,10 @@ static int owner_open(void *userdata, const char *node, const char *key, struct 
 	struct owner *o = userdata;
 
 	(void)node;
-	if (o->asked++ < o->refuses)
+	if ((!o->only || strstr(key, o->only)) && o->asked++ < o->refuses)
 		return fault_set(f, FAULT_EXHAUSTED, NULL, "no place");
 	ret->fd = o->fds[strstr(key, "/tail") ? REPLICA_TAIL : REPLICA_TENSORS];
-	ret->size = BYTES;
+	ret->size = strstr(key, "/tail") ? BYTES : o->bytes;
 	o->opens++;
 	return 0;
 }
@@ -83,6 +86,7 @@ static void begin(void)
 	b = peerfix_node("b", NULL);
 	for (unsigned i = 0; i < _REPLICA_FILES; i++)
 		owner.fds[i] = bulkfix_file(BYTES, true);
+	owner.bytes = BYTES;
 	bulk_serve(b->ps, &ops, &owner);
 	c.peers = a->ps;
 	c.loopq = &peerfix.run.queue;
@@ -115,7 +119,7 @@ static void ask(void)
 						.label = "0/job",
 						.node = "b",
 						.at = b->at,
-						.bytes = { BYTES, BYTES } };
+						.bytes = { owner.bytes, BYTES } };
 	struct fault f = FAULT_NULL;
 
 	cr_assert_eq(cluster_copy_begin(&c, &want, on_copied, NULL, &copy, &f), 0, "%s", f.text);
@@ -161,6 +165,57 @@ Test(cluster_copy, it_does_not_wait_for_ever)
 	clock_real();
 	cr_expect_eq(got.f.code, FAULT_UNAVAILABLE, "%s", got.f.text);
 	cr_expect(strstr(got.f.text, "no place"), "%s", got.f.text);
+}
+
+static bool asked_again(void *arg)
+{
+	(void)arg;
+	cluster_copies_tick(&c, clock_now_us() + CLUSTER_PAUSE_US);
+	return got.done || owner.asked;
+}
+
+static bool has_one_fetch(void *arg)
+{
+	(void)arg;
+	return got.done || a->ps->bulk->n_fetches == 1;
+}
+
+static bool has_moved(void *arg)
+{
+	const uint64_t *bytes = arg;
+
+	return got.done || cluster_copy_bytes(copy) > *bytes;
+}
+
+/* It was given up while its tensors came, a minute after there was no place for its tail. */
+Test(cluster_copy, it_waits_for_as_long_as_bytes_come)
+{
+	int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+
+	cr_assert_eq(dup3(null, replica->fds[REPLICA_TENSORS], O_CLOEXEC),
+		     replica->fds[REPLICA_TENSORS]);
+	close(null);
+	owner.bytes = BULKFIX_ENDLESS;
+	cr_assert_eq(ftruncate(owner.fds[REPLICA_TENSORS], BULKFIX_ENDLESS), 0);
+	owner.refuses = UINT32_MAX;
+	owner.only = "/tail";
+	ask();
+	for (unsigned i = 0; i < 3; i++) {
+		uint64_t bytes;
+
+		looprun_until(&peerfix.run, asked_again, NULL, 30);
+		looprun_until(&peerfix.run, has_one_fetch, NULL, 30);
+		cr_assert_eq(got.done, 0, "%s", got.f.text);
+		peerfix.held = true; /* the fetch is not to see that it was silent for so long */
+		bytes = cluster_copy_bytes(copy);
+		owner.asked = 0;
+		clock_fake(clock_now_us() + CLUSTER_COPY_IDLE_US);
+		looprun_until(&peerfix.run, has_moved, &bytes, 30);
+	}
+	clock_real();
+	cluster_copy_cancel(copy);
+	looprun_until(&peerfix.run, is_over, NULL, 30);
+	cr_expect_eq(got.f.code, FAULT_CANCELLED, "%s", got.f.text);
 }
 
 /* It was taken for a lack of places: the fetch was repeated for a minute, and then so was the restore. */
