@@ -41,9 +41,9 @@ struct scale *scale_free(struct scale *s);
 struct scale_counts scale_members(const struct scale *s); /* what scale_new has taken */
 struct scale_counts scale_join(struct scale *s); /* one rank a node; up to the epoch's begin */
 struct scale_counts scale_meet(struct scale *s); /* communicators of the world are made */
-struct scale_counts scale_collective(struct scale *s); /* a barrier */
+struct scale_counts scale_collective(struct scale *s); /* a sum (AllReduce) */
 struct scale_counts scale_commit(struct scale *s);
-struct scale_counts scale_step(struct scale *s); /* four barriers and a commit */
+struct scale_counts scale_step(struct scale *s); /* four sums and a commit; no Step */
 /* Steps until a schedule is followed. Return: how many; 0: none is. */
 unsigned scale_record(struct scale *s);
 /* The last node's rank is lost: the epoch ends on all. */
