@@ -17,7 +17,7 @@ THREE = (("a", 1), ("b", 1), ("c", 1))
 LONG_RUN = 100000
 WIDE = "--batch 4 --hidden 512 --context 4 --embed 4"
 BACK = "returns to the last commit"
-KNOWN_S = 5  # 2 s are promised (docs/operations.md); without links a lease of 10 s says it
+KNOWN_S = 5  # above the 2 s of docs/reliability.md, for a busy machine; a lease would take 10 s
 
 
 def trains():
