@@ -7,6 +7,7 @@ import time
 
 from lab import PEER_PORT, Failed, Lab, wait_for
 from relay import Relay
+from replicas import LONG_RUN, Elastic, has_replicas
 from training import TWO, Training
 
 THREE = (("a", 1), ("b", 1), ("c", 1))
@@ -121,4 +122,31 @@ def connections_are_reset():
                 raise Failed(f"{broken} resets have ended {ended_epochs(x)} epochs on both nodes")
 
 
-DEFAULT = [far_away, frames_are_lost, cable_stalls, connections_are_reset]
+def halves_of_an_elastic_job():
+    """Two nodes of an elastic job are cut from each other, and both reach etcd: none goes on alone.
+    Both go on when it is over."""
+    with Lab(2, start=False) as x:
+        for node in x.nodes.values():
+            node.start(replicas=1)
+        t = Elastic(x, TWO, steps=LONG_RUN, options="2 4 0.5")
+        wait_for(lambda: t.check() or has_replicas(x, 5), "replicas on both nodes")
+        with relayed(x, "b", "a") as relay:
+            relay.loss = 1.0
+            wait_for(lambda: all("cluster link gone" in n.said() for n in x.nodes.values()),
+                     "the ends of the link")
+            wait_for(lambda: t.check() or any(
+                "one node does not go on by itself" in j["waits"]
+                for n in x.nodes.values() for j in n.ctl("status")["jobs"]), "what it waits for")
+            step = t.step()
+            time.sleep(3)  # six times as long as the job waits for ranks
+            if t.step() != step:
+                raise Failed(f"half of the job has made steps {step + 1} to {t.step()}")
+            relay.loss = 0.0
+            t.wait_step(step + 10)
+            if t.lines()[-1]["world"] != 4:
+                raise Failed(f"not all ranks are back: {t.lines()[-1]}")
+        t.stop()
+
+
+DEFAULT = [far_away, frames_are_lost, cable_stalls, connections_are_reset,
+           halves_of_an_elastic_job]
