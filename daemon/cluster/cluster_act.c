@@ -29,7 +29,8 @@ enum act_stage { ACT_SEEKS, ACT_ASKED, ACT_FINDS, ACT_COUNTS, ACT_DOES };
 struct act_node {
 	char name[SPAN_NAME_BYTES], at[CLUSTER_AT_BYTES];
 	bool asked, dialled, answered;
-	char why[256]; /* it has not done its part; "": it has, or will */
+	char why[256];  /* it has not done its part; "": it has, or will */
+	char said[256]; /* why not yet: the end of its epoch is under way to it */
 };
 
 struct cluster_act {
@@ -245,7 +246,7 @@ static void cluster_act_part(struct cluster *c, struct cluster_job *cj, struct p
 	acted.id = act->id;
 	acted.what = act->what;
 	if (!cluster_act_may(cj, from)) {
-		fault_set(&f, FAULT_STATE, NULL, "on this node another node leads the job");
+		fault_set(&f, FAULT_UNAVAILABLE, NULL, "on this node another node leads the job");
 	} else if (act->what == SHARDD__V1__JOB_ACT_WHAT__JOB_ACT_WHAT_COUNT) {
 		acted.ranks = job ? job->present : 0;
 	} else {
@@ -316,7 +317,8 @@ static bool cluster_act_reach_all(struct cluster_job *cj, uint64_t now_us)
 		if (!n->asked && !*n->why)
 			cluster_act_reach(cj, n);
 		if (!n->answered && !*n->why && now_us >= a->until_us)
-			text_copy(n->why, sizeof(n->why), "it has not answered within 2 s");
+			text_copy(n->why, sizeof(n->why),
+				  *n->said ? n->said : "it has not answered within 2 s");
 		all = all && (n->answered || *n->why);
 	}
 	return all;
@@ -638,6 +640,12 @@ void cluster_on_acted(struct cluster_job *cj, struct peer *from, const Shardd__V
 	    (acted->what == SHARDD__V1__JOB_ACT_WHAT__JOB_ACT_WHAT_COUNT) !=
 		    (a->stage == ACT_COUNTS))
 		return;
+	if (acted->code == FAULT_UNAVAILABLE) {
+		/* the next tick asks again, until its time is up */
+		snprintf(n->said, sizeof(n->said), "%.250s", acted->text);
+		n->asked = false;
+		return;
+	}
 	n->answered = true;
 	a->ranks += acted->ranks;
 	a->bytes += acted->bytes;
