@@ -103,6 +103,8 @@ def delete_without_a_node():
         other = Training(x, (("a", 2), ("c", 2)), steps=LONG_RUN)
         other.wait_step(20)
         other.stop()
+        wait_for(lambda: all(x[n].said().count("rpc job session ended") == 3 for n in "ac"),
+                 "all ranks of both jobs are gone")
         late = Training(x, THREE, steps=LONG_RUN)
         late.wait_said(late.ranks, "the memory of an earlier job '0/j'", ("node b has",))
         late.stop()
