@@ -18,13 +18,9 @@
 /* A node that has units, as they are now. Return: NULL: none has. */
 static const struct cluster_holding *cluster_elastic_of(struct cluster_job *cj)
 {
-	const struct cluster_holding *found = NULL;
-	struct cluster_node *n, *tmp;
+	const struct cluster_node *n = cluster_holding_newest(cj);
 
-	list_for_each (n, tmp, &cj->nodes, link)
-		if (n->holding.units && (!found || n->holding.epoch > found->epoch))
-			found = &n->holding;
-	return found;
+	return n ? &n->holding : NULL;
 }
 
 static unsigned cluster_elastic_nodes(struct cluster_job *cj)

@@ -804,8 +804,8 @@ static void cluster_epoch_on_step(struct coord_call *call, const struct coord_re
 
 	CHECK(cj->state == CLUSTER_DECIDING);
 	if (reply->status != COORD_OK || !cluster_epoch_is_whole(cj) ||
-	    !cluster_epoch_has_own(cj)) {
-		cluster_epoch_give_up(cj, reply->why ? reply->why : "a node has gone", true);
+	    !cluster_epoch_has_own(cj) || !cluster_placed_is_true(cj)) {
+		cluster_epoch_give_up(cj, reply->why ? reply->why : "its nodes have changed", true);
 		return;
 	}
 	if (cluster_holding_rule(cj, reply, &f) == 0)

@@ -444,7 +444,7 @@ int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply
 	return f->code;
 }
 
-int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f)
+const struct cluster_node *cluster_holding_newest(struct cluster_job *cj)
 {
 	const struct cluster_node *newest = NULL;
 	struct cluster_node *n, *tmp;
@@ -452,6 +452,13 @@ int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f)
 	list_for_each (n, tmp, &cj->nodes, link)
 		if (n->holding.units && (!newest || n->holding.epoch > newest->holding.epoch))
 			newest = n;
+	return newest;
+}
+
+int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f)
+{
+	const struct cluster_node *newest = cluster_holding_newest(cj);
+
 	if (!newest || !cj->ruling.has_commit || newest->holding.epoch >= cj->ruling.epoch)
 		return 0;
 	return fault_set(f, FAULT_STATE, NULL,

@@ -208,6 +208,8 @@ void cluster_placed_set(struct cluster_job *cj, const void *value, size_t bytes)
 /* That of the next epoch: the nodes that want to be in it, and those of earlier ones. Return: the caller's; NULL: no
  * memory. */
 char *cluster_placed_new(const struct cluster_job *cj, uint64_t epoch);
+/* Does what was decided name the nodes that are here now? Ranks of others may have come meanwhile. */
+bool cluster_placed_is_true(const struct cluster_job *cj);
 /* The nodes of such a value, one after the other: @at is cluster_placed_begin at first. @ret_ranks: of the last
  * epoch. Return: false: there is none more. */
 const char *cluster_placed_begin(const char *value);
@@ -244,6 +246,8 @@ int cluster_holding_incarnation(struct cluster_job *cj, struct fault *f);
 /* The next epoch is decided, and @reply has the key of the last committed step: cj->ruling. Return: 0, or a fault
  * code: with it the nodes are not at the same step. */
 int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply, struct fault *f);
+/* The node with memory of the job that was in the latest epoch; NULL: none has any. */
+const struct cluster_node *cluster_holding_newest(struct cluster_job *cj);
 /* After cluster_holding_rule: did others, none of which is here, make the last commit? A part of an elastic
  * job that was cut off must not go back to an earlier one. Return: 0 or a fault code. */
 int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f);

@@ -100,3 +100,12 @@ char *cluster_placed_new(const struct cluster_job *cj, uint64_t epoch)
 	(void)cluster_placed_add_others(cj, nodes, value, bytes, at);
 	return value;
 }
+
+bool cluster_placed_is_true(const struct cluster_job *cj)
+{
+	char *value = cluster_placed_new(cj, cj->last_epoch);
+	bool same = value && cj->placed && strcmp(value, cj->placed) == 0;
+
+	free(value);
+	return same;
+}

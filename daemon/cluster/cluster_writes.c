@@ -22,7 +22,7 @@ static void cluster_writes_fill(const struct job *job, const struct across_write
 	};
 }
 
-/* @f: NULL: it is allowed. */
+/* The leader allows it if @f is NULL, else refuses it. */
 static void cluster_writes_decide(struct job *job, const struct across_write *w,
 				  const struct fault *f)
 {
