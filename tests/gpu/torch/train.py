@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-VOCABULARY = 256
+VOCABULARY, LLAMA_VOCABULARY = 256, 32000
 WARM_UP = 5  # steps that are not timed
 
 
@@ -74,7 +74,22 @@ def arguments():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--clip", action="store_true")
+    parser.add_argument("--llama", action="store_true",
+                        help="transformers' LlamaForCausalLM, from a config, in place of the GPT")
+    parser.add_argument("--lr", type=float, default=1e-3)
     return parser.parse_args()
+
+
+def llama(options):
+    import transformers
+
+    width = options.width
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=LLAMA_VOCABULARY, hidden_size=width,
+        intermediate_size=width * 8 // 3 // 256 * 256, num_hidden_layers=options.layers,
+        num_attention_heads=width // 128, num_key_value_heads=width // 128,
+        max_position_embeddings=options.length, attn_implementation="sdpa",
+        tie_word_embeddings=False))
 
 
 def wrapped(options, model):
@@ -93,14 +108,15 @@ def wrapped(options, model):
         import shardd.torch as engine
 
         place = engine, engine.clip_grad_norm_, engine.rank(), engine.world_size()
-    for block in model.blocks:
+    for block in model.model.layers if options.llama else model.blocks:
         engine.fully_shard(block, mp_policy=policy)
     return engine.fully_shard(model, mp_policy=policy), *place
 
 
 def batch(options, step, rank, ranks):
     draw = torch.Generator().manual_seed(1000003 + step)
-    text = torch.randint(VOCABULARY, (options.batch, options.length + 1), generator=draw)
+    vocabulary = LLAMA_VOCABULARY if options.llama else VOCABULARY
+    text = torch.randint(vocabulary, (options.batch, options.length + 1), generator=draw)
     text[:, 1::2] = text[:, 0:-1:2]  # half of it can be learned
     part = options.batch // ranks
     text = text[rank * part:(rank + 1) * part].cuda()
@@ -112,7 +128,9 @@ def train(options, model, optimizer, clip, rank, ranks):
     losses, began = [], 0.0
     for step in range(options.steps):
         given, wanted = batch(options, step, rank, ranks)
-        loss = F.cross_entropy(model(given).float().flatten(0, 1), wanted.flatten())
+        answer = model(given)
+        logits = answer.logits if options.llama else answer
+        loss = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten())
         loss.backward()
         if options.clip:
             clip(model.parameters(), 1.0)
@@ -133,9 +151,10 @@ def main():
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.cuda.set_device(0)
-    model = Gpt(options.layers, options.width, options.length).cuda()
+    model = llama(options) if options.llama else Gpt(options.layers, options.width, options.length)
+    model = model.cuda()
     model, optimizers, clip, rank, ranks = wrapped(options, model)
-    optimizer = optimizers.AdamW(model.parameters(), lr=1e-3, fused=True)
+    optimizer = optimizers.AdamW(model.parameters(), lr=options.lr, fused=True)
     losses, ms = train(options, model, optimizer, clip, rank, ranks)
     print(json.dumps({"engine": options.engine, "rank": rank, "ranks": ranks, "losses": losses,
                       "ms": ms, "bf16": options.bf16, "clip": options.clip,
