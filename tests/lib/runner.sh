@@ -11,7 +11,7 @@
 entry_config=() entry_group=() entry_name=() entry_kind=()
 entry_limit=() entry_target=() entry_command=()
 declare -A broken_build=() sum_passed=() sum_failed=() sum_skipped=() sum_ms=() sum_cpu=()
-sum_order=() skipped_lines=() failed_lines=() time_lines=()
+sum_order=() skipped_lines=() failed_lines=() failed_why=() time_lines=()
 scratch=''
 shopt -s nullglob
 
@@ -156,6 +156,25 @@ count_tap() {
 	done < <(grep -aE '^(1\.\.[0-9]|(not )?ok )' "$1" 2>/dev/null)
 }
 
+# why_failed FILE: of each test that failed there, its TAP line and the last lines of what it said next;
+# without one, the file's last lines. A log that was cut in the middle still has this, as it is printed last.
+why_failed() {
+	awk '
+	function flush() {
+		if (head == "") return
+		print "  " substr(head, 1, 300)
+		for (i = n > 6 ? n - 6 : 0; i < n; i++) print "    " substr(said[i], 1, 600)
+		head = ""
+		shown++
+	}
+	/^1\.\.[0-9]|^(not )?ok / { flush(); n = 0; if (/^not/) head = $0; next }
+	/[^ ]/ { said[n++] = $0 }
+	END {
+		flush()
+		if (!shown) for (i = n > 6 ? n - 6 : 0; i < n; i++) print "    " substr(said[i], 1, 600)
+	}' "$1"
+}
+
 # note_time KEY NAME MS FILE: for the table and print_slowest. FILE: seconds in user and system mode.
 note_time() {
 	local user system cpu
@@ -208,6 +227,8 @@ count_entry() {
 		printf -- '---- output of %s, exit status %s\n' "$name" "$rc"
 		cat "$dir/out"
 		printf -- '----\n'
+		failed_why+=("$name: exit status $rc
+$(if grep -aq '^not ok ' "$dir/tap" 2>/dev/null; then why_failed "$dir/tap"; else why_failed "$dir/out"; fi)")
 	fi
 	rm -rf "$dir"
 }
@@ -233,6 +254,8 @@ run_build() {
 		printf -- '---- output of the build %s\n' "$config"
 		cat "$scratch/build"
 		printf -- '----\n'
+		failed_why+=("build/$config:
+$(grep -m 5 -E 'error|FAILED' "$scratch/build")")
 	fi
 }
 
@@ -309,6 +332,7 @@ finish() {
 	done
 	((${#time_lines[@]})) && print_slowest
 	((${#skipped_lines[@]})) && printf 'skipped: %s\n' "${skipped_lines[@]}"
+	((${#failed_why[@]})) && printf '%s\n' "${failed_why[@]}"
 	((${#failed_lines[@]})) && printf 'failed: %s\n' "${failed_lines[@]}"
 	printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
 	((failed == 0 && ran > 0))
