@@ -265,6 +265,7 @@ static void etcd_connect(struct etcd *e, const struct coord_options *o)
 	grpc_channel_credentials *creds = etcd_credentials(o);
 
 	e->plain = !o->ca;
+	e->has_cert = o->cert;
 	for (size_t i = 0; i < e->n_endpoints; i++)
 		for (unsigned k = 0; k < _ETCD_CHANNEL_N; k++)
 			e->endpoints[i].channels[k] =

@@ -25,8 +25,9 @@ struct etcd {
 	struct loopq *loopq;
 	grpc_completion_queue *cq;
 	pthread_t thread;
-	bool core;  /* grpc_init was called */
-	bool plain; /* without TLS */
+	bool core;     /* grpc_init was called */
+	bool plain;    /* without TLS */
+	bool has_cert; /* to show to etcd */
 	atomic_bool closing;
 	struct list
 		dead;  /* of struct etcd_batch: events after @closing; the thread's, then close's */

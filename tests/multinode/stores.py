@@ -23,21 +23,30 @@ def make_cert(folder, ca, name, subject, more="-days 2"):
        f"-CAcreateserial -copy_extensions copyall -out {at}.pem {more}")
 
 
-def start_etcd(x, cert):
-    """With that certificate; also again, with the data of before."""
+def start_etcd(x, cert, clients=None):
+    """With that certificate; also again, with the data of before. @clients: the CA of certificates
+    that its clients must have."""
     peer = "http://127.0.0.1:2380"
+    more = ["--client-cert-auth", "--trusted-ca-file", f"{x.folder}/{clients}.pem"]
     x.etcd = Process("etcd", [
         "etcd", "--name", "one", "--data-dir", f"{x.folder}/etcd", "--logger", "zap",
         "--listen-client-urls", URL, "--advertise-client-urls", URL,
         "--cert-file", f"{x.folder}/{cert}.pem", "--key-file", f"{x.folder}/{cert}.key",
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-        "--initial-cluster", f"one={peer}"], f"{x.folder}/etcd.log")
+        "--initial-cluster", f"one={peer}", *more * bool(clients)], f"{x.folder}/etcd.log")
+
+
+def own_cert(x, name, before):
+    """Options for a client with that certificate, if there is one."""
+    files = pathlib.Path(x.folder, f"{name}.pem"), pathlib.Path(x.folder, f"{name}.key")
+    return [f"{before}cert={files[0]}", f"{before}key={files[1]}"] * files[0].exists()
 
 
 def etcdctl(x, *args):
     r = subprocess.run(
         ["nsenter", "--net=/run/netns/etcd", "--", "etcdctl", "--endpoints", URL, "--cacert",
-         f"{x.folder}/ca.pem", *args], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+         f"{x.folder}/ca.pem", *own_cert(x, "root", "--"), *args],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL,
         env=environment(ETCDCTL_API="3"))
     return r.returncode == 0
 
@@ -126,6 +135,30 @@ def etcd_of_others():
         Training(x, TWO).finish()
 
 
+def etcd_wants_certificates():
+    """An etcd whose clients have certificates, of which the common name is their user."""
+    with Lab(2, start=False, etcd=False) as x:
+        for ca in ("ca", "clients"):
+            make_ca(x.folder, ca)
+        for ca, name in (("ca", "good"), ("clients", "root"), ("clients", "shardd"),
+                         ("clients", "nobody"), ("ca", "stranger")):
+            make_cert(x.folder, ca, name, name)
+        start_etcd(x, "good", clients="clients")
+        add_users(x)
+
+        def with_cert(name):
+            return keys(x, coord_user="", coord_password_file="", **dict(
+                option.split("=", 1) for option in own_cert(x, name, "coord_")))
+        for name, words in (("none", "if its clients need a certificate set coord_cert"),
+                            ("stranger", "if it does not accept coord_cert, that has expired"),
+                            ("nobody", "or the node's certificate, to use the cluster's keys")):
+            is_out(x["a"], with_cert(name), words)
+        for node in x.nodes.values():
+            node.options = {}
+            node.start(**with_cert("shardd"))
+        Training(x, TWO).finish()
+
+
 def wrong_files(x, node):
     broken = pathlib.Path(x.folder, "broken.pem")
     broken.write_text("nothing\n")
@@ -141,4 +174,4 @@ def wrong_files(x, node):
         is_refused(node, options, words)
 
 
-DEFAULT = [etcd_of_others]
+DEFAULT = [etcd_of_others, etcd_wants_certificates]
