@@ -3,6 +3,7 @@
 usage: trainer.py FOLDER GROUP big MIB ROUNDS      all-gather and reduce-scatter of a unit of MIB
        trainer.py FOLDER GROUP small OPS ROUNDS    OPS of one element in each of ROUNDS commits
        trainer.py FOLDER GROUP many UNITS ROUNDS   reductions of 16 KiB, all submitted at once
+       trainer.py FOLDER GROUP every MIB K         steps of a unit of MIB, each K-th is committed
 """
 
 import sys
@@ -10,6 +11,8 @@ import sys
 import turns
 
 import shardd
+
+STEPS = 16  # of a block of every
 
 
 def go_on(client, me, buffer, t, begins):
@@ -83,11 +86,36 @@ def many(client, me, t, n, rounds):
             found = {"many": []}
 
 
+def every(client, me, t, mib, k):
+    """A block is STEPS steps, the last of which is committed whatever @k is."""
+    adamw = shardd.OptimizerSpec(shardd.OptimizerKind.ADAMW, lr=1e-3)
+    weight = shardd.TensorSpec("w", (mib << 18,), shardd.Init.UNIFORM, -1, 1)
+    [unit] = client.register([shardd.UnitSpec("layer", [weight], optimizer=adamw)])
+    unit.init_seed(1)
+    buffer, step, times = client.alloc((1,)), 0, []
+
+    def one():
+        unit.gather()
+        unit.release()
+        unit.gradient()
+        unit.reduce()
+        client.step()
+        if step % k == 0:
+            client.commit(step)
+    while go_on(client, me, buffer, t, step % STEPS == 0):
+        step += 1
+        turns.timed(times, one)
+        if step % STEPS == 0:
+            t.told(step=[sum(times) / STEPS])
+            times = []
+
+
 def main():
     folder, group, kind, size, rounds = sys.argv[1:]
     client = shardd.connect()
-    me = client.join()
-    measure = {"big": big, "small": small, "many": many}[kind]
+    # where not each step is committed the job goes on from the last commit, of which it has a copy
+    me = client.join(resume_from="committed" if kind == "every" else None)
+    measure = {"big": big, "small": small, "many": many, "every": every}[kind]
     measure(client, me, turns.Turns(folder, group), int(size), int(rounds))
     client.leave()
 
