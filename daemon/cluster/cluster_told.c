@@ -160,13 +160,14 @@ static bool cluster_told_rank(Shardd__V1__JobTold *t, const struct job *job, uin
 	const struct device *d = job->placed[rank];
 	const struct group *world = job->groups[0];
 	Shardd__V1__JobRankTold *r = malloc(sizeof(*r));
+	uint32_t index;
 
 	if (!r)
 		return false;
 	shardd__v1__job_rank_told__init(r);
 	t->ranks[t->n_ranks++] = r;
 	r->rank = rank;
-	r->next_number = world->match.next[rank - world->first] + 1;
+	r->next_number = group_is_here(world, rank, &index) ? world->match.next[index] + 1 : 0;
 	return cluster_told_text(&r->state, m ? member_state_name(m->state) : "EMPTY") &&
 	       cluster_told_text(&r->device, d ? backend_info(d->backend)->id : "") &&
 	       cluster_told_lasts(job, r) && (!m || cluster_told_member(t, m, r));

@@ -417,7 +417,7 @@ int ddp_new(struct job *job, const struct ddp_spec *spec, struct ddp **ret, stru
 	d->job = job;
 	d->group = spec->group;
 	d->n_ranks = spec->group->here;
-	d->has_first = spec->group->first == 0;
+	d->has_first = group_member_here(spec->group, 0) == 0;
 	d->number = spec->number;
 	d->n = n;
 	d->tensors = calloc(n, sizeof(*d->tensors));

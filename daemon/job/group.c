@@ -10,18 +10,23 @@
 #include "job/job_types.h"
 #include "job/span.h"
 
-/* Which of its members are on this node: side by side. Return: 0 or -EINVAL. */
-static int group_find_here(struct group *g)
+/* Which of its members are on this node. They may be anywhere in its order. Return: 0 or -ENOMEM. */
+static int group_find_here(const struct group *g, uint32_t *ret_here, uint32_t **ret_members)
 {
-	uint32_t last = 0;
+	uint32_t *members = malloc((group_size(g) + 1) * sizeof(*members)), n = 0;
 
-	for (uint32_t i = 0; i < group_size(g); i++) {
-		if (!span_is_here(g->job->across.span, g->rec->ranks[i]))
-			continue;
-		g->first = g->here++ ? g->first : i;
-		last = i;
+	if (!members)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < group_size(g); i++)
+		if (span_is_here(g->job->across.span, g->rec->ranks[i]))
+			members[n++] = i;
+	if (n == group_size(g)) {
+		free(members);
+		members = NULL;
 	}
-	return g->here && last - g->first + 1 != g->here ? -EINVAL : 0;
+	*ret_here = n;
+	*ret_members = members;
+	return 0;
 }
 
 static void group_on_here(void *userdata, uint64_t number, const struct match_entry *first)
@@ -43,10 +48,8 @@ static const struct match_others group_others = { .announce = group_on_here,
 
 static int group_init_match(struct group *g, match_complete_cb complete, match_failed_cb failed)
 {
-	int r = group_find_here(g);
+	int r = match_init(&g->match, g->here ? g->here : 1, complete, failed, g);
 
-	if (r == 0)
-		r = match_init(&g->match, g->here ? g->here : 1, complete, failed, g);
 	if (r == 0)
 		g->match.others = group_spans(g) ? &group_others : NULL;
 	return r;
@@ -68,8 +71,11 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 	condition_init(&g->joins, "all ranks to have no more inputs");
 	asked_across_init(&g->across);
 	g->untold = calloc(rec->n_ranks, sizeof(*g->untold));
-	r = g->untold ? group_init_match(g, complete, failed) : -ENOMEM;
+	r = g->untold ? group_find_here(g, &g->here, &g->members) : -ENOMEM;
+	if (r == 0)
+		r = group_init_match(g, complete, failed);
 	if (r < 0) {
+		free(g->members);
 		free(g->untold);
 		free(g);
 		return r;
@@ -97,6 +103,7 @@ struct group *group_free(struct group *g)
 		group_set_plan(g, NULL);
 		match_deinit(&g->match);
 		asked_across_reset(&g->across);
+		free(g->members);
 		free(g->devices);
 		free(g->device_of);
 		free(g->untold);
@@ -112,19 +119,17 @@ int group_find_again(struct group *g)
 {
 	match_complete_cb complete = g->match.complete;
 	match_failed_cb failed = g->match.failed;
-	uint32_t first = g->first, here = g->here;
+	uint32_t here = 0, *members = NULL;
 	int r;
 
 	CHECK(!g->n_devices && !g->nc);
-	g->first = g->here = 0;
-	r = group_find_here(g);
-	if (r < 0) { /* it stays as it was */
-		g->first = first;
-		g->here = here;
-		return r;
-	}
+	r = group_find_here(g, &here, &members);
+	if (r < 0)
+		return r; /* it stays as it was */
+	free(g->members);
+	g->members = members;
+	g->here = here;
 	match_deinit(&g->match);
-	g->first = g->here = 0;
 	r = group_init_match(g, complete, failed);
 	g->match.complete = complete; /* also without memory: the next epoch tries again */
 	g->match.failed = failed;
@@ -141,16 +146,34 @@ void group_reset(struct group *g, const struct fault *fault)
 	group_drop_between(g, fault->text);
 }
 
-static bool group_is_here(const struct group *g, uint32_t index)
+uint32_t group_member_here(const struct group *g, uint32_t i)
 {
-	return index >= g->first && index - g->first < g->here;
+	CHECK(i < g->here);
+	return g->members ? g->members[i] : i;
+}
+
+bool group_is_here(const struct group *g, uint32_t index, uint32_t *ret)
+{
+	uint32_t lo = 0, hi = g->here;
+
+	while (hi - lo > 1) {
+		uint32_t mid = (lo + hi) / 2;
+
+		if (group_member_here(g, mid) <= index)
+			lo = mid;
+		else
+			hi = mid;
+	}
+	*ret = lo;
+	return g->here > 0 && group_member_here(g, lo) == index;
 }
 
 struct device *group_device(const struct group *g, uint32_t index)
 {
 	struct device *d = g->job->placed[g->rec->ranks[index]];
+	uint32_t here;
 
-	if (!group_is_here(g, index))
+	if (!group_is_here(g, index, &here))
 		return NULL;
 	return d || g->job->node->n_devices > 1 ? d : &g->job->node->devices[0]; /* where else */
 }
@@ -166,30 +189,54 @@ bool group_spans(const struct group *g)
 	return g->here != group_size(g);
 }
 
-/* Member @index, on another node, is on the device of one before it? Else *@n more. */
-static uint16_t group_number_elsewhere(const struct group *g, uint32_t index, unsigned *n)
+#define GROUP_NO_NUMBER UINT16_MAX /* of a device that has none yet */
+
+/* Is member @i on the device of member @k? @on: of those on this node. */
+static bool group_shares_device(const struct group *g, struct device *const *on, uint32_t i,
+				uint32_t k)
 {
 	const struct span *s = g->job->across.span;
-	uint32_t device = span_device_of(s, g->rec->ranks[index]);
+	uint32_t i_here, k_here;
+	bool is_here = group_is_here(g, i, &i_here);
 
-	for (uint32_t i = 0; i < index; i++)
-		if (!group_is_here(g, i) && span_device_of(s, g->rec->ranks[i]) == device)
+	if (is_here != group_is_here(g, k, &k_here))
+		return false;
+	if (is_here)
+		return on[i_here] == on[k_here];
+	return span_device_of(s, g->rec->ranks[i]) == span_device_of(s, g->rec->ranks[k]);
+}
+
+static uint16_t group_number_device(struct group *g, struct device *const *on, uint32_t first,
+				    uint32_t index, unsigned *n)
+{
+	uint32_t here;
+
+	for (uint32_t i = first; i < index; i++)
+		if (group_shares_device(g, on, i, index))
 			return g->device_of[i];
+	if (group_is_here(g, index, &here)) {
+		if (!g->n_devices)
+			g->first_device = *n;
+		g->devices[g->n_devices++] = on[here];
+	}
 	return (uint16_t)(*n)++;
 }
 
-/* The same of those on this node, whose devices are @on. They are side by side, so that the numbers of
- * their devices are consecutive. */
-static uint16_t group_number_here(struct group *g, struct device *const *on, uint32_t i,
-				  unsigned *n)
+/* Those of the node that member @first is on: that is the first member there. Numbers of a node are
+ * consecutive, wherever its members are in the group's order. */
+static void group_number_node(struct group *g, struct device *const *on, uint32_t first,
+			      unsigned *n)
 {
-	for (uint32_t k = 0; k < i; k++)
-		if (on[k] == on[i])
-			return g->device_of[g->first + k];
-	if (!g->n_devices)
-		g->first_device = *n;
-	g->devices[g->n_devices++] = on[i];
-	return (uint16_t)(*n)++;
+	const struct span *s = g->job->across.span;
+	unsigned node = group_spans(g) ? span_node_of(s, g->rec->ranks[first]) : 0;
+	uint32_t left = group_spans(g) ? s->nodes[node].n : group_size(g);
+
+	for (uint32_t i = first; left && i < group_size(g); i++) {
+		if (group_spans(g) && span_node_of(s, g->rec->ranks[i]) != node)
+			continue;
+		g->device_of[i] = group_number_device(g, on, first, i, n);
+		left--;
+	}
 }
 
 static int group_count_most(struct group *g)
@@ -218,8 +265,10 @@ int group_place_on(struct group *g, struct device *const *on)
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < group_size(g); i++)
-		g->device_of[i] = group_is_here(g, i) ? group_number_here(g, on, i - g->first, &n)
-						      : group_number_elsewhere(g, i, &n);
+		g->device_of[i] = GROUP_NO_NUMBER;
+	for (uint32_t i = 0; i < group_size(g); i++)
+		if (g->device_of[i] == GROUP_NO_NUMBER)
+			group_number_node(g, on, i, &n);
 	g->all_devices = n;
 	return group_count_most(g);
 }
@@ -236,7 +285,7 @@ enum res group_place(struct group *g, struct fault *f)
 					"group '%.64s' has no rank on this node", g->rec->name));
 	on = calloc(g->here + 1, sizeof(struct device *));
 	for (uint32_t i = 0; on && r == 0 && i < g->here; i++) {
-		on[i] = group_device(g, g->first + i);
+		on[i] = group_device(g, group_member_here(g, i));
 		r = on[i] ? 0 : -EAGAIN;
 	}
 	if (r == 0)
@@ -332,10 +381,9 @@ bool group_index(const struct group *g, uint32_t rank, uint32_t *ret)
 
 bool group_index_here(const struct group *g, uint32_t rank, uint32_t *ret)
 {
-	if (!group_index(g, rank, ret) || !group_is_here(g, *ret))
-		return false;
-	*ret -= g->first;
-	return true;
+	uint32_t index;
+
+	return group_index(g, rank, &index) && group_is_here(g, index, ret);
 }
 
 bool group_plan_holds(const struct group *g)

@@ -34,8 +34,9 @@ struct group {
 	uint32_t id;            /* index in its job */
 	struct job *job;        /* borrowed, the parent */
 	const state_group *rec; /* borrowed */
-	uint32_t first, here; /* members on this node: those from index @first on, @here of them */
-	struct match match;   /* of these */
+	uint32_t here;          /* members on this node */
+	uint32_t *members;  /* their indices in the group, ascending; owned; NULL: all are here */
+	struct match match; /* of these */
 	struct device **devices; /* theirs, in the order of their first rank; owned */
 	unsigned n_devices;      /* 0: not all ranks are placed yet */
 	unsigned all_devices;    /* of the members of all nodes */
@@ -66,7 +67,7 @@ bool group_plan_holds(const struct group *g);
 /* Make @plan the present one; NULL: none. It keeps a reference of its own. */
 void group_set_plan(struct group *g, const struct pass_plan *plan);
 
-/* Return: 0, -EINVAL (its members on this node are not side by side), or -ENOMEM. */
+/* Return: 0 or -ENOMEM. */
 int group_new(struct job *job, uint32_t id, const state_group *rec, match_complete_cb complete,
 	      match_failed_cb failed, struct group **ret);
 /* NULL is allowed. Return: NULL. */
@@ -112,5 +113,9 @@ uint32_t group_size(const struct group *g);
 bool group_index(const struct group *g, uint32_t rank, uint32_t *ret);
 /* The same among the members on this node. */
 bool group_index_here(const struct group *g, uint32_t rank, uint32_t *ret);
+/* Of member @i on this node: its index in the group. */
+uint32_t group_member_here(const struct group *g, uint32_t i);
+/* Is the group's member @index on this node? @ret: its index among those. */
+bool group_is_here(const struct group *g, uint32_t index, uint32_t *ret);
 
 #endif

@@ -130,10 +130,7 @@ static int job_span_find_groups(struct job *job, struct fault *f)
 {
 	for (uint32_t i = 0; !f->code && i < job->n_groups; i++)
 		if (!job->groups[i]->n_devices && group_find_again(job->groups[i]) < 0)
-			fault_set(f, FAULT_INVALID, "group",
-				  "the ranks of group '%.64s' on this node are not side by "
-				  "side in it",
-				  job->groups[i]->rec->name);
+			fault_errno(f, -ENOMEM, "finding the ranks of a group");
 	return f->code;
 }
 

@@ -74,7 +74,7 @@ static void restore_needs_buffers(const struct restore_needs *n, const struct un
 	for (size_t b = 0; b < u->rec->n_buffers; b++)
 		for (uint32_t k = 0; k < g->here; k++)
 			restore_needs_buffer(n, u, u->rec->buffers[b]->name,
-					     g->rec->ranks[g->first + k]);
+					     g->rec->ranks[group_member_here(g, k)]);
 }
 
 static void restore_needs_blobs(const struct restore_needs *n)

@@ -39,7 +39,7 @@ static void op_missing_ranks(const struct op *op, char *buf, size_t bytes)
 	size_t at = 0;
 
 	for (uint32_t i = 0; s && s->entries && i < op->group->match.size; i++) {
-		uint32_t rank = op->group->rec->ranks[op->group->first + i];
+		uint32_t rank = op->group->rec->ranks[group_member_here(op->group, i)];
 		struct member *m = job->ranks[rank];
 
 		if (s->entries[i])

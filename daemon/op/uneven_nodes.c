@@ -116,7 +116,7 @@ void uneven_refuses(struct group *g, uint64_t number)
 	a = asked_new(g->match.user, 0);
 	if (a) {
 		a->number = number;
-		a->rank = g->rec->ranks[g->first];
+		a->rank = g->rec->ranks[group_member_here(g, 0)];
 		text_copy(a->type, sizeof(a->type), ASKED_REFUSED);
 	}
 	uneven_nodes_ask(g, a);

@@ -134,7 +134,7 @@ static void reduce_replicas_fold_here(struct coll *c, unsigned d)
 	uint32_t first = 0, n = 0;
 
 	for (uint32_t i = 0; i < p->n; i++) {
-		uint32_t replica = (c->group->first + p->members[i]) / run->shard_ranks;
+		uint32_t replica = group_member_here(c->group, p->members[i]) / run->shard_ranks;
 
 		first += replica < run->replica;
 		n += replica == run->replica;

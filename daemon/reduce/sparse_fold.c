@@ -202,9 +202,9 @@ static uint32_t sparse_fold_partial_of(const struct coll *c, unsigned d, bool *r
 		*ret_first = c->turn % k == 0;
 		return c->turn / k;
 	}
-	replica = (c->group->first + p->members[c->turn]) / shard_ranks;
+	replica = group_member_here(c->group, p->members[c->turn]) / shard_ranks;
 	*ret_first = c->turn == 0 ||
-		     (c->group->first + p->members[c->turn - 1]) / shard_ranks != replica;
+		     group_member_here(c->group, p->members[c->turn - 1]) / shard_ranks != replica;
 	return replica;
 }
 

@@ -77,6 +77,7 @@ static void status_jobs_fill_rank(struct arena *a, const struct job *job, uint32
 {
 	const struct member *m = job->ranks[rank];
 	const struct group *world = job->groups[0];
+	uint32_t index;
 	char last[128];
 
 	if (status_jobs_fill_place(a, job, rank, r))
@@ -84,7 +85,7 @@ static void status_jobs_fill_rank(struct arena *a, const struct job *job, uint32
 	r->state = STATUS_STATE(RankState, rank_state, m ? member_state_name(m->state) : "EMPTY");
 	r->device = status_text(a, job->placed[rank] ? backend_info(job->placed[rank]->backend)->id
 						     : "");
-	r->next_number = world->match.next[rank - world->first] + 1;
+	r->next_number = group_is_here(world, rank, &index) ? world->match.next[index] + 1 : 0;
 	if (!m)
 		return;
 	snprintf(last, sizeof(last), "%s%s%s", m->last_op, m->last_unit[0] ? " " : "",

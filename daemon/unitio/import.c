@@ -32,8 +32,7 @@ static bool import_is_at_home(const struct coll *c, uint32_t i)
 /* Is it on this node? @ret: the index of its member. */
 static bool import_is_here(const struct coll *c, uint32_t i, uint32_t *ret)
 {
-	*ret = i - c->group->first;
-	return i >= c->group->first && *ret < c->n;
+	return group_is_here(c->group, i, ret);
 }
 
 /* Bytes of an element of what is written. */

@@ -145,7 +145,7 @@ static bool op_unit_buffers_next_stretch(const struct coll *c, uint32_t *at, str
 
 static void *op_unit_buffers_address(const struct coll *c, const struct stretch *s, uint32_t index)
 {
-	return region_addr(&c->job->units[s->first]->buffers[c->group->first + index]);
+	return region_addr(&c->job->units[s->first]->buffers[group_member_here(c->group, index)]);
 }
 
 /* ---- whose buffers */
@@ -187,7 +187,7 @@ static void op_unit_buffers_fill_slot(const struct coll *c, const struct coll_pa
 
 		if (c->ops[i]->surrogate)
 			continue;
-		slot->end = c->group->first + i + 1;
+		slot->end = group_member_here(c->group, i) + 1;
 		slot->has_root |= slot->end == op_unit_buffers_asked_root(c) + 1;
 	}
 }
@@ -222,9 +222,9 @@ static enum res op_unit_buffers_find_root(struct coll *c)
 /* On this node, or COLL_ELSEWHERE. */
 static uint32_t op_unit_buffers_root_of(const struct coll *c)
 {
-	uint32_t root = op_unit_buffers_of(c)->root, first = c->group->first;
+	uint32_t here;
 
-	return root >= first && root - first < c->n ? root - first : COLL_ELSEWHERE;
+	return group_is_here(c->group, op_unit_buffers_of(c)->root, &here) ? here : COLL_ELSEWHERE;
 }
 
 static unsigned op_unit_buffers_root_device(const struct coll *c)
