@@ -206,7 +206,9 @@ struct unit {
 
 	uint32_t gathered_ranks; /* ranks that hold at least one gather */
 	uint32_t summoned_ranks; /* ranks that have a copy to write to */
-	uint32_t shard_writes;   /* CopyShards that write parameters now */
+	/* who writes parameters now, until that is executed: CopyShard, Initialise, ReturnFull. Nobody
+	 * gathers them meanwhile; another node may want to, whose ranks have had their answer */
+	uint32_t shard_writes;
 	unsigned summoned_state; /* of what: unit_state */
 
 	/* Of a backward pass, from the unit's last Reduce to the Step. */

@@ -393,6 +393,7 @@ static enum op_init_stage op_init_begin(struct coll *c, int how)
 	job_journal_mark_unit(c->job, c->unit);
 	job_journal_write(c->job);
 	readers_rewrite(c->job);
+	coll_writes_unit(c);
 	op_init_end_pass(c);
 	if (how == HOW_OWN)
 		import_write(c, op_init_own_source, true, 0);

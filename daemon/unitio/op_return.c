@@ -213,6 +213,7 @@ static void op_return_begin_write(struct coll *c)
 	job_journal_mark_unit(c->job, c->unit);
 	job_journal_write(c->job);
 	readers_rewrite(c->job);
+	coll_writes_unit(c);
 	import_write(c, op_return_source, false, c->unit->summoned_state);
 }
 

@@ -208,6 +208,14 @@ static void coll_tell_of_end(struct op *op)
 		(void)op_told_of_end(op);
 }
 
+static void coll_unit_is_written(struct coll *c)
+{
+	CHECK(!c->writes_unit || c->unit->shard_writes > 0);
+	if (c->writes_unit && !--c->unit->shard_writes)
+		condition_signal(&c->unit->step_done);
+	c->writes_unit = false;
+}
+
 /* Nothing of it runs any more. */
 static void coll_finish(struct coll *c, const struct fault *fault)
 {
@@ -215,6 +223,7 @@ static void coll_finish(struct coll *c, const struct fault *fault)
 
 	CHECK(!c->ticking && !c->pending);
 	coll_let_go(c);
+	coll_unit_is_written(c);
 	CHECK(job->readers.writing >= c->writes);
 	job->readers.writing -= c->writes;
 	for (uint32_t i = 0; i < c->n; i++) {
@@ -468,6 +477,13 @@ enum res coll_fail(struct coll *c, int status)
 	CHECK(!c->fault->code);
 	coll_status_fault(c, status, c->fault);
 	return RES_FAILED;
+}
+
+void coll_writes_unit(struct coll *c)
+{
+	CHECK(!c->writes_unit);
+	c->writes_unit = true;
+	c->unit->shard_writes++;
 }
 
 enum res coll_check_epoch(struct coll *c, bool torn_matters)

@@ -79,6 +79,7 @@ struct coll {
 	struct queue_task between; /* watches what goes on between devices, from its start */
 	uint64_t breaks;           /* of the communicators, then */
 	bool writes;               /* counted in the job's readers.writing */
+	bool writes_unit;          /* counted in the unit's shard_writes */
 
 	uint32_t turn; /* of what is done once a member */
 	/* the type's own: op_type.coll_bytes; see coll_own */
@@ -118,6 +119,10 @@ bool coll_promised(const struct coll *c);
 
 /* c->fault: a negative status of backend or engine. Return: RES_FAILED. */
 enum res coll_fail(struct coll *c, int status);
+
+/* It writes the parameters of c->unit from here on: until that is executed nobody gathers them, be it for
+ * another node. */
+void coll_writes_unit(struct coll *c);
 
 /* For a collective that waited: has its epoch ended meanwhile (what its members brought may be
  * gone), or was the job torn and does that matter? Then it has failed. */

@@ -196,6 +196,50 @@ static void script_summon(struct spanfix *w)
 	}
 }
 
+static bool second_rank_is_over(struct spanfix *w)
+{
+	return w->ops[1].over;
+}
+
+/* What node 0 writes back is in its device's queue, and not executed, when a rank of node 1 has its answer and wants
+ * to gather. Node 0 used to take part in the gather at once, in another queue, with what was there before. */
+Test(span_more, a_gather_of_another_node_waits_until_a_write_is_executed)
+{
+	struct spanfix *w = &spanfix;
+	struct fault f = FAULT_NULL;
+	const float *got;
+
+	spanfix_queues = true;
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1 });
+	begin_unit(w);
+	ALL(w, summon(n, m, 0, op));
+	for (uint32_t r = 0; r < w->size; r++)
+		nodefix_write(spanfix_result(w, r), 3);
+	cr_assert_eq(member_link(w->members[0], &f), RES_DONE, "%s", f.text);
+	for (uint32_t r = 0; r < w->size; r++) {
+		w->ops[r] = (struct nodefix_op){ .after = !r }; /* its stream, which is late */
+		give_back(&w->nodes[r], w->members[r], true, &w->ops[r]);
+	}
+	spanfix_turn_until(w, second_rank_is_over);
+	cr_assert_eq(w->ops[1].fault.code, 0, "%s", w->ops[1].fault.text);
+	cr_assert(!w->ops[0].over);
+	w->ops[1] = (struct nodefix_op){ 0 };
+	nodefix_on_unit(&w->nodes[1], w->members[1], "Gather", spanfix_unit_of(w, 1), &w->ops[1]);
+	for (unsigned i = 0; i < 50; i++)
+		spanfix_turn(w);
+	cr_expect(!unit_is_copying(spanfix_unit_of(w, 0)));
+	*(uint64_t *)backend_addr(member_signals_slab(w->members[0])->mem) = 1;
+	backend_fake_look(w->nodes[0].node.devices[0].backend);
+	spanfix_all_ok(w, "ReturnFull, Gather");
+	got = region_addr(spanfix_result(w, 1));
+	for (unsigned i = 0; i < 1003; i++)
+		cr_assert_eq(got[i], 3, "element %u is %g", i, (double)got[i]);
+	ALL(w, nodefix_on_unit(n, m, "Release", u, op));
+	spanfix_queues = false;
+	spanfix_end(w);
+	free(w->notes);
+}
+
 /* -- bytes, for sessions without mappings */
 
 static int write_bytes(struct nodefix *n, struct member *m, uint64_t buffer, struct nodefix_op *op)
