@@ -38,39 +38,6 @@ def trains():
                     raise lab.Failed(f"{shape}: step {step} has loss {loss}, {one[step]} alone")
 
 
-def run_ops(x, shape, job, *args):
-    """Return: what each rank of tests/multinode/ops.c has said."""
-    places = [(x[name], i) for name, n in shape for i in range(n)]
-    ranks = []
-    for rank, (node, local) in enumerate(places):
-        env = lab.environment(SHARDD_SOCKET=node.socket, SHARDD_JOB=job, RANK=str(rank),
-                              WORLD_SIZE=str(len(places)), LOCAL_RANK=str(local))
-        ranks.append(lab.Process(node.name, [lab.BIN.parent / "tests/multinode_ops", *args],
-                                 f"{x.folder}/{job}-{rank}.log", env))
-    if any([p.wait() for p in ranks]):
-        raise Failed("\n".join(f"rank {rank} of job {job}: {p.text()[-500:]}"
-                               for rank, p in enumerate(ranks)))
-    return [p.text().splitlines() for p in ranks]
-
-
-def ops():
-    """DDP and other ops over nodes: all ranks read what they read on one node."""
-    with Lab(2) as x:
-        x.nodes["alone"] = lab.Node(x, "alone", 20)
-        x.nodes["alone"].start_alone()
-        one = run_ops(x, (("alone", 4),), "one")
-        if len(one[0]) < 20:
-            raise Failed(f"rank 0 has said {one[0]}")
-        for shape, job in ((TWO, "two"), ((("a", 1), ("b", 3)), "uneven")):
-            for rank, (said, expected) in enumerate(zip(run_ops(x, shape, job), one)):
-                wrong = [f"{s}, {e} alone" for s, e in zip(said, expected) if s != e]
-                if wrong or len(said) != len(expected):
-                    raise Failed(f"rank {rank} of job {job}: {wrong[:3]}, {len(said)} lines")
-        one = run_ops(x, (("alone", 4),), "oneshards", "shards")
-        if run_ops(x, TWO, "twoshards", "shards") != one:
-            raise Failed("ranks read other shards than those of one node")
-
-
 def goes_on(t):
     t.wait_step(t.step() + 20)
 
@@ -512,7 +479,7 @@ def slow_link():
             raise Failed("that is more than 3 % above")
 
 
-DEFAULT = [trains, ops, by_ranks, trainer_dies, daemon_dies, daemon_comes_back, known_soon,
+DEFAULT = [trains, by_ranks, trainer_dies, daemon_dies, daemon_comes_back, known_soon,
            rank_leaves, gives_up, blame, link_cut, etcd_dies, recorded, mismatch, tls,
            other_cluster, stopped, commit_while_cut, slow_link, checkpoints.checkpoints_move,
            checkpoints.checkpoint_of_a_killed_node, checkpoints.node_is_lost,

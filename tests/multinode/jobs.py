@@ -69,6 +69,8 @@ def delete_on_all():
                     node.await_member(before)
                     if names(node) != ["j"]:
                         raise Failed(f"node {node.name} has {names(node)}")
+            expect(job(asked, "resize", "j", "3"), 1, "resizing is not possible",
+                   "has ranks on 3 nodes")
             expect(job(asked, "delete", *["--force"] * forced, "j"), 0, "job j deleted")
             expect_gone(x)
         expect(job(x["a"], "delete", "j"), 1, "NOT_FOUND")

@@ -1,326 +1,243 @@
 /*
- * A rank that uses the ops which training with units alone does not: DDP's with its sparse tensors, an
- * optimizer of its own, sparse gradients, shards, other layouts. It prints a hash of what it has read after
- * each. All numbers are multiples of small powers of two, so that sums are exact, in whatever order they are
- * made: the hashes are those of the same ranks on one node.
+ * A rank that runs all ops, also those that a training with units alone does not need. Its arguments name
+ * parts of the program; without any it runs those that need no certain shape.
  */
-#include <shardd/shardd.h>
+#include "ops.h"
+
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#define OK(call)                                                                                 \
-	do {                                                                                     \
-		int ok_ = (call);                                                                \
-                                                                                                 \
-		if (ok_ < 0) {                                                                   \
-			fprintf(stderr, "%s: %s: %s\n", #call, shardd_code_name(ok_), err.text); \
-			exit(1);                                                                 \
-		}                                                                                \
-	} while (0)
+struct ops ops;
 
-enum { ROWS = 12, WIDTH = 4, DENSE = 40, STEPS = 3, TENSORS = 3 };
-
-static struct shardd_error err;
-static shardd_client *client;
-static struct shardd_membership me;
-static uint64_t step;
+const struct shardd_optimizer ops_sgd = { .kind = SHARDD_SGD, .lr = 0.5 };
 
 /* FNV-1a */
-static void say(const char *what, const void *data, size_t bytes)
+void ops_say(const char *what, const void *data, size_t bytes)
 {
 	const unsigned char *p = data;
 	uint64_t hash = UINT64_C(14695981039346656037);
 
 	for (size_t i = 0; i < bytes; i++)
 		hash = (hash ^ p[i]) * UINT64_C(1099511628211);
-	printf("%s %" PRIu64 " %016" PRIx64 "\n", what, step, hash);
+	printf("%s %" PRIu64 " %016" PRIx64 "\n", what, ops.step, hash);
 }
 
-/* Of this rank, in this step. */
-static float number(uint64_t i, uint64_t salt)
+void ops_show(const char *what, const void *memory, size_t bytes)
 {
-	return (float)((i * 5 + salt * 3 + me.rank * 7 + step) % 16) / 4 - 2;
+	void *copy = malloc(bytes + 1);
+
+	if (!copy)
+		abort();
+	OK(shardd_read(ops.client, copy, memory, bytes, &ops.err));
+	ops_say(what, copy, bytes);
+	free(copy);
 }
 
-static void fill(float *to, uint64_t n, uint64_t salt)
+float ops_number(uint64_t i, uint64_t salt)
 {
+	return (float)((i * 5 + salt * 3 + ops.me.rank * 7 + ops.step) % 16) / 4 - 2;
+}
+
+void ops_fill(void *memory, uint64_t n, uint64_t salt)
+{
+	float *values = calloc(n + 1, sizeof(*values));
+
+	if (!values)
+		abort();
 	for (uint64_t i = 0; i < n; i++)
-		to[i] = number(i, salt);
+		values[i] = ops_number(i, salt);
+	OK(shardd_write(ops.client, memory, values, n * sizeof(*values), &ops.err));
+	free(values);
 }
 
-static struct shardd_unit_info make(const char *name, struct shardd_unit_spec spec)
+void ops_fill_bf16(void *memory, uint64_t n, uint64_t salt)
+{
+	uint16_t *values = calloc(n + 1, sizeof(*values));
+
+	if (!values)
+		abort();
+	for (uint64_t i = 0; i < n; i++) {
+		float value = ops_number(i, salt);
+		uint32_t bits;
+
+		memcpy(&bits, &value, sizeof(bits));
+		values[i] = (uint16_t)(bits >> 16);
+	}
+	OK(shardd_write(ops.client, memory, values, n * sizeof(*values), &ops.err));
+	free(values);
+}
+
+struct shardd_unit_info ops_register(const char *name, struct shardd_unit_spec spec)
 {
 	static const uint64_t rows[] = { ROWS, WIDTH }, dense[] = { DENSE };
 	const struct shardd_tensor tensors[TENSORS] = {
-		{ .name = "dense", .shape = dense, .dims = 1 },
-		{ .name = "rows", .shape = rows, .dims = 2 },
+		{ .name = "dense", .shape = dense, .dims = 1, .init = SHARDD_INIT_UNIFORM, .b = 1 },
+		{ .name = "rows", .shape = rows, .dims = 2, .init = SHARDD_INIT_NORMAL, .b = 1 },
 		{ .name = "last", .shape = dense, .dims = 1 },
 	};
 	struct shardd_unit_info u;
-	float values[2 * DENSE + ROWS * WIDTH];
-	const void *data = values;
-	const uint64_t bytes = sizeof(values);
 
 	spec.size = sizeof(spec);
 	spec.name = name;
 	spec.tensors = tensors;
 	spec.n_tensors = TENSORS;
-	OK(shardd_register(client, &spec, 1, &u, &err));
-	fill(values, sizeof(values) / sizeof(*values), 1);
-	OK(shardd_init_broadcast_all(client, &u.unit, &bytes, 1, 0, me.rank ? NULL : &data, &err));
+	OK(shardd_register(ops.client, &spec, 1, &u, &ops.err));
 	return u;
 }
 
-static void look(const char *what, const struct shardd_unit_info *u)
+struct shardd_unit_info ops_make_from(const char *name, struct shardd_unit_spec spec, uint32_t root)
+{
+	struct shardd_unit_info u = ops_register(name, spec);
+	float values[ELEMENTS];
+	const void *data = values;
+	const uint64_t bytes = sizeof(values);
+
+	for (uint64_t i = 0; i < ELEMENTS; i++)
+		values[i] = ops_number(i, 1);
+	OK(shardd_init_broadcast_all(ops.client, &u.unit, &bytes, 1, root,
+				     ops.me.rank == root ? &data : NULL, &ops.err));
+	return u;
+}
+
+struct shardd_unit_info ops_make(const char *name, struct shardd_unit_spec spec)
+{
+	return ops_make_from(name, spec, 0);
+}
+
+void ops_show_tensors(const char *what, const struct shardd_unit_info *u, const void *memory,
+		      size_t size)
+{
+	struct shardd_tensor_place places[TENSORS];
+	char copy[ELEMENTS * sizeof(float)];
+	size_t at = 0;
+
+	OK(shardd_tensor_places(ops.client, u->unit, places, TENSORS, &ops.err));
+	for (unsigned i = 0; i < TENSORS; i++) {
+		OK(shardd_read(ops.client, copy + at,
+			       (const char *)memory + places[i].offset * size,
+			       places[i].elements * size, &ops.err));
+		at += places[i].elements * size;
+	}
+	ops_say(what, copy, at);
+}
+
+void ops_look_as(const char *what, const struct shardd_unit_info *u, size_t size)
 {
 	const void *full;
 
-	OK(shardd_gather(client, u->unit, &full, &err));
-	say(what, full, u->elements * sizeof(float));
-	OK(shardd_release(client, u->unit, &err));
+	OK(shardd_gather(ops.client, u->unit, &full, &ops.err));
+	ops_show_tensors(what, u, full, size);
+	OK(shardd_release(ops.client, u->unit, &ops.err));
 }
 
-static void end_step(const char *what, const struct shardd_unit_info *u)
+void ops_look(const char *what, const struct shardd_unit_info *u)
 {
-	OK(shardd_step(client, SHARDD_WORLD, NULL, &err));
-	OK(shardd_commit(client, ++step, NULL, 0, &err));
-	look(what, u);
+	ops_look_as(what, u, sizeof(float));
 }
 
-static void reduce(const struct shardd_unit_info *u)
+void ops_fill_tensors(const struct shardd_unit_info *u, void *memory, enum shardd_dtype dtype)
+{
+	struct shardd_tensor_place places[TENSORS];
+
+	OK(shardd_tensor_places(ops.client, u->unit, places, TENSORS, &ops.err));
+	for (unsigned i = 0; i < TENSORS; i++)
+		if (dtype == SHARDD_BF16)
+			ops_fill_bf16((uint16_t *)memory + places[i].offset, places[i].elements, i);
+		else
+			ops_fill((float *)memory + places[i].offset, places[i].elements, i);
+}
+
+void ops_fill_gradient(const struct shardd_unit_info *u)
 {
 	void *gradient;
 
-	OK(shardd_gradient(client, u->unit, &gradient, &err));
-	fill(gradient, u->gradient_elements, 2);
-	OK(shardd_reduce(client, u->unit, &err));
+	OK(shardd_gradient(ops.client, u->unit, &gradient, &ops.err));
+	ops_fill_tensors(u, gradient, SHARDD_FP32);
 }
 
-static const struct shardd_optimizer sgd = { .kind = SHARDD_SGD, .lr = 0.5 };
-
-/* Rows 0, 1... of this rank, as many as its number says. */
-static size_t rows_of(int64_t *rows)
+void ops_reduce(const struct shardd_unit_info *u)
 {
-	size_t n = (me.rank + step) % 3;
+	ops_fill_gradient(u);
+	OK(shardd_reduce(ops.client, u->unit, &ops.err));
+}
+
+void ops_commit(void)
+{
+	OK(shardd_commit(ops.client, ++ops.step, NULL, 0, &ops.err));
+}
+
+void ops_end_step(const char *what, const struct shardd_unit_info *u)
+{
+	OK(shardd_step(ops.client, SHARDD_WORLD, NULL, &ops.err));
+	ops_commit();
+	ops_look(what, u);
+}
+
+uint64_t ops_buffer(uint64_t bytes, void **ret_values)
+{
+	uint64_t buffer;
+
+	OK(shardd_alloc(ops.client, bytes, &buffer, ret_values, &ops.err));
+	ops_fill(*ret_values, bytes / sizeof(float), 5);
+	return buffer;
+}
+
+size_t ops_rows_of(int64_t *rows)
+{
+	size_t n = (ops.me.rank + ops.step) % 3;
 
 	for (size_t i = 0; i < n; i++)
-		rows[i] = (int64_t)((i + me.rank) % ROWS);
+		rows[i] = (int64_t)((i + ops.me.rank) % ROWS);
 	return n;
 }
 
-/* -- DDP: in buckets, with a sparse tensor, and one that only some ranks use */
+static const struct ops_part {
+	const char *name;
+	void (*run)(void);
+	bool asked; /* only if an argument names it */
+} parts[] = {
+	{ .name = "ddp", .run = ops_ddp },
+	{ .name = "readers", .run = ops_readers },
+	{ .name = "own", .run = ops_own },
+	{ .name = "sparse", .run = ops_sparse },
+	{ .name = "gradients", .run = ops_gradients },
+	{ .name = "clips", .run = ops_clips },
+	{ .name = "plans", .run = ops_plans },
+	{ .name = "replicas", .run = ops_replicas },
+	{ .name = "types", .run = ops_types },
+	{ .name = "buffers", .run = ops_buffers },
+	{ .name = "passes", .run = ops_passes },
+	{ .name = "units", .run = ops_units },
+	{ .name = "converts", .run = ops_converts },
+	{ .name = "groups", .run = ops_groups },
+	{ .name = "shards", .run = ops_shards, .asked = true }, /* as many ranks on all nodes */
+	{ .name = "refused", .run = ops_refused, .asked = true },
+};
 
-static void ddp_pass(shardd_ddp d, uint64_t buffer)
+static bool ops_is_asked(const struct ops_part *p, int argc, char **argv)
 {
-	struct shardd_ddp_view views[TENSORS];
-	uint8_t untouched[TENSORS];
-	int64_t rows[3];
-	uint32_t dense = 0, last = 2;
-	bool uses = me.rank % 2 == step % 2;
-
-	OK(shardd_ddp_forward(client, d, views, TENSORS, &err));
-	fill(views[0].data, views[0].elements, 3);
-	fill(views[2].data, views[2].elements, 4);
-	OK(shardd_ddp_backward(client, d, &last, !uses, NULL, 0, &err));
-	if (uses)
-		OK(shardd_ddp_ready(client, d, &last, 1, &err));
-	OK(shardd_ddp_ready_rows(client, d, 1, rows, rows_of(rows), buffer, 0, &err));
-	OK(shardd_ddp_ready(client, d, &dense, 1, &err));
-	OK(shardd_ddp_finish(client, d, untouched, TENSORS, &err));
-	say("ddp untouched", untouched, sizeof(untouched));
-	say("ddp view", views[0].data, views[0].elements * sizeof(float));
-}
-
-/* Each rank has as many passes as its number says, also none: on each node there is once the first rank that
- * has no more. */
-static void ddp_uneven(shardd_ddp d, uint64_t buffer, const struct shardd_unit_info *u)
-{
-	static const unsigned passes[2][4] = { { 1, 0, 3, 2 }, { 2, 3, 0, 1 } };
-
-	for (unsigned k = 0; k < 2; k++) {
-		uint64_t surrogates;
-		uint32_t last;
-
-		for (unsigned i = 0; i < passes[k][me.rank % 4]; i++) {
-			ddp_pass(d, buffer);
-			OK(shardd_step(client, SHARDD_WORLD, NULL, &err));
-		}
-		OK(shardd_join_uneven(client, SHARDD_WORLD, false, &last, &surrogates, &err));
-		say("last", &last, sizeof(last));
-		say("surrogates", &surrogates, sizeof(surrogates));
-		OK(shardd_commit(client, ++step, NULL, 0, &err));
-		look("uneven", u);
-	}
-}
-
-static void ddp(void)
-{
-	struct shardd_unit_info u =
-		make("ddp", (struct shardd_unit_spec){ .strategy = SHARDD_REPLICATE,
-						       .reduce_profile = SHARDD_PROFILE_DDP,
-						       .optimizer = sgd });
-	const struct shardd_ddp_tensor sparse = { u.unit, 1 };
-	const struct shardd_ddp_create_options o = { .size = sizeof(o),
-						     .group = SHARDD_WORLD,
-						     .units = &u.unit,
-						     .n_units = 1,
-						     .sparse = &sparse,
-						     .n_sparse = 1,
-						     .bucket_bytes = 64,
-						     .find_unused = true };
-	shardd_ddp d;
-	uint64_t buffer;
-	void *values;
-
-	OK(shardd_alloc(client, 4096, &buffer, &values, &err));
-	fill(values, 3 * WIDTH, 5);
-	OK(shardd_ddp_create(client, &o, &d, NULL, &err));
-	for (unsigned i = 0; i < STEPS; i++) {
-		ddp_pass(d, buffer);
-		end_step("ddp", &u);
-	}
-	ddp_uneven(d, buffer, &u);
-	OK(shardd_free(client, buffer, &err));
-}
-
-/* -- a session that reads: replicas are whole on each node, and those of the last commit */
-
-static void read_along(void)
-{
-	shardd_client *other;
-	shardd_reader *r;
-	struct shardd_snapshot now;
-
-	OK(shardd_connect(NULL, &other, &err));
-	OK(shardd_reader_open(other, getenv("SHARDD_JOB"), &r, &err));
-	OK(shardd_reader_hold(r, 0, 0, &now, &err));
-	for (size_t i = 0; i < now.n_units; i++)
-		for (size_t k = 0; k < now.units[i].n_tensors; k++)
-			say("read", now.units[i].tensors[k].data,
-			    now.units[i].tensors[k].elements * sizeof(float));
-	OK(shardd_reader_release(r, &err));
-	shardd_reader_close(r);
-	shardd_close(other);
-	OK(shardd_barrier(client, SHARDD_WORLD, &err)); /* before there are more units */
-}
-
-/* -- an optimizer of the trainers' own */
-
-static void own(enum shardd_strategy strategy, const char *name)
-{
-	struct shardd_unit_info u =
-		make(name,
-		     (struct shardd_unit_spec){ .strategy = strategy,
-						.optimizer = { .when = SHARDD_OPTIM_BY_TRAINER } });
-
-	for (unsigned i = 0; i < STEPS; i++) {
-		struct shardd_shard s;
-		float *p;
-
-		reduce(&u);
-		OK(shardd_next_shard(client, SHARDD_WORLD, &s, &err));
-		p = s.params;
-		for (uint64_t k = 0; k < s.elements; k++)
-			p[k] -= s.gradient[k] / 2;
-		OK(shardd_shard_done(client, u.unit, &err));
-		end_step(name, &u);
-	}
-}
-
-/* -- sparse gradients, shards, other layouts */
-
-static void sparse(const struct shardd_unit_info *u)
-{
-	int64_t rows[3];
-	uint64_t buffer;
-	void *values;
-
-	OK(shardd_alloc(client, 4096, &buffer, &values, &err));
-	for (unsigned i = 0; i < STEPS; i++) {
-		fill(values, 3 * WIDTH, 6);
-		OK(shardd_reduce_sparse(client, u->unit, 1, rows, rows_of(rows), buffer, 0, &err));
-		end_step("sparse", u);
-	}
-	OK(shardd_free(client, buffer, &err));
-}
-
-static void convert(const struct shardd_unit_info *u)
-{
-	static const struct {
-		enum shardd_layout layout;
-		enum shardd_strategy strategy;
-	} to[] = { { SHARDD_LAYOUT_DIM0, 0 },
-		   { SHARDD_LAYOUT_FLAT, SHARDD_REPLICATE },
-		   { SHARDD_LAYOUT_FLAT, SHARDD_SHARD } };
-
-	for (size_t i = 0; i < sizeof(to) / sizeof(*to); i++) {
-		const struct shardd_convert_options o = { .size = sizeof(o),
-							  .units = &u->unit,
-							  .n_units = 1,
-							  .layout = to[i].layout,
-							  .strategy = to[i].strategy };
-
-		OK(shardd_convert(client, &o, &err));
-		reduce(u);
-		end_step("converted", u);
-	}
-}
-
-/* -- shards that each rank writes by itself, where all nodes have as many ranks */
-
-static void shards(void)
-{
-	static const uint64_t elements[4][TENSORS] = {
-		{ 32, 0, 0 }, { 8, 24, 0 }, { 0, 24, 8 }, { 0, 0, 32 }
-	};
-	struct shardd_unit_info u = make("shards", (struct shardd_unit_spec){ .optimizer = sgd });
-	uint64_t buffer;
-	void *values;
-
-	OK(shardd_alloc(client, 4096, &buffer, &values, &err));
-	for (unsigned i = 0; i < 5; i++) {
-		for (uint32_t t = 0; t < TENSORS; t++) {
-			uint64_t n = elements[me.rank % 4][t];
-
-			OK(shardd_copy_shard(client, u.unit, t, SHARDD_PARAMETERS, false, buffer, n,
-					     &err));
-			for (uint64_t k = 0; k < n; k++)
-				((float *)values)[k] = ((float *)values)[k] / 2 + number(k, t);
-			OK(shardd_copy_shard(client, u.unit, t, SHARDD_PARAMETERS, true, buffer, n,
-					     &err));
-		}
-		OK(shardd_barrier(client, SHARDD_WORLD, &err)); /* before others gather it */
-		look("written", &u);
-		reduce(&u);
-		end_step("written", &u);
-		OK(shardd_barrier(client, SHARDD_WORLD, &err)); /* nobody has it gathered */
-	}
-	OK(shardd_free(client, buffer, &err));
+	for (int i = 1; i < argc; i++)
+		if (strcmp(argv[i], p->name) == 0)
+			return true;
+	return argc == 1 && !p->asked;
 }
 
 int main(int argc, char **argv)
 {
 	struct shardd_job job = { .size = sizeof(job), .rank = SHARDD_RANK_FROM_ENV };
-	struct shardd_unit_info u;
+	struct shardd_info info = { .size = sizeof(info) };
 
-	OK(shardd_connect(NULL, &client, &err));
-	OK(shardd_join(client, &job, &me, &err));
-	if (argc > 1 && strcmp(argv[1], "shards") == 0) {
-		shards();
-		OK(shardd_leave(client, &err));
-		shardd_close(client);
-		return 0;
+	OK(shardd_connect(NULL, &ops.client, &ops.err));
+	OK(shardd_join(ops.client, &job, &ops.me, &ops.err));
+	OK(shardd_get_info(ops.client, &info, &ops.err));
+	ops.on_gpu = strcmp(info.device.backend, "cuda") == 0;
+	for (size_t i = 0; i < OPS_COUNT(parts); i++) {
+		if (!ops_is_asked(&parts[i], argc, argv))
+			continue;
+		printf("part %s\n", parts[i].name);
+		parts[i].run();
 	}
-	ddp();
-	read_along();
-	own(SHARDD_SHARD, "own");
-	own(SHARDD_REPLICATE, "own replicated");
-	u = make("plain", (struct shardd_unit_spec){ .optimizer = sgd });
-	sparse(&u);
-	convert(&u);
-	OK(shardd_leave(client, &err));
-	shardd_close(client);
+	OK(shardd_leave(ops.client, &ops.err));
+	shardd_close(ops.client);
 	return 0;
 }
