@@ -388,7 +388,7 @@ int peers_connect(struct peers *ps, const char *name, const char *at, struct pee
 		return fault_set(f, FAULT_EXHAUSTED, "peer",
 				 "there are %u links to other nodes, the limit: raise it, or end "
 				 "some",
-				 ps->n_links);
+				 ps->max_links); /* n_links has those that are being refused, too */
 	p = peer_new(ps);
 	if (!p)
 		return fault_errno(f, -ENOMEM, "connecting to another node");
