@@ -267,14 +267,20 @@ Shardd__V1__JobStep **cluster_holding_pack_steps(const struct job_step_id *ids, 
 /* Return: 0 or -ENOMEM. */
 int cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding *s);
 
-/* Epochs (cluster_epoch.c). */
+/* Ranks that want to join (cluster_wish.c). */
 void cluster_tell_wishes(struct cluster_job *cj);
 void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobWish *w);
+/* The leader leads no more: its nodes are told. */
+void cluster_forget_nodes(struct cluster_job *cj);
+/* Return: NULL: there is none. */
+struct cluster_node *cluster_wish_node_find(struct cluster_job *cj, const char *name);
+void cluster_wish_node_free(struct cluster_node *n);
+
+/* Epochs (cluster_epoch.c). */
 void cluster_on_begin(struct cluster_job *cj, const Shardd__V1__JobMessage *m);
 void cluster_on_end(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m);
 void cluster_refused(struct cluster_job *cj, const struct fault *f);
 void cluster_node_gone(struct cluster_job *cj, struct peer *p, const char *why);
-void cluster_forget_nodes(struct cluster_job *cj);
 void cluster_epoch_free(struct cluster_job *cj);
 void cluster_epoch_tick(struct cluster_job *cj, uint64_t now_us);
 /* All ranks want to join: decide the epoch. */
