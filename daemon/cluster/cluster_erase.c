@@ -6,6 +6,7 @@
  * Epochs of the next job of this name begin at 1 again, and its incarnation is another one.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "cluster/cluster_impl.h"
 #include "core/clock.h"
@@ -70,13 +71,21 @@ bool cluster_leads(const struct cluster_job *cj)
 	       cj->state == CLUSTER_RESTORING;
 }
 
+/* It asks just now whether it leads still, while the job's nodes delete it: the token says. */
+static bool cluster_erase_asks(const struct cluster_job *cj)
+{
+	return cluster_act_is_here(cj) && cj->state == CLUSTER_SEEKING &&
+	       strcmp(cj->leader, cj->c->node) == 0;
+}
+
 void cluster_deleted(struct job *job)
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
-	bool leads = cj && cluster_leads(cj);
+	bool leads;
 
 	if (!cj || cluster_job_of(cj) != job)
 		return;
+	leads = cluster_leads(cj) || cluster_erase_asks(cj);
 	cluster_restore_end(cj);
 	cj->n_wishes = 0; /* a job that is made under this name has others */
 	cluster_tell_wishes(cj);
