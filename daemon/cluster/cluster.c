@@ -88,6 +88,7 @@ struct cluster_job *cluster_job_new(struct cluster *c, const char *label)
 	cj->c = c;
 	text_copy(cj->label, sizeof(cj->label), label);
 	list_init(&cj->nodes);
+	list_init(&cj->later);
 	list_init(&cj->link);
 	list_append(&c->all, &cj->link);
 	cluster_say(cj, "the store is asked which node leads the job");
@@ -182,6 +183,11 @@ enum res cluster_may_join(struct job *job, uint32_t rank, struct fault *f)
 	struct cluster_job *cj;
 	uint32_t at;
 
+	if (!c && job_is_alone(job))
+		return res_of(fault_set(f, FAULT_UNAVAILABLE, NULL,
+					"this daemon is not in a cluster any more, and job '%s' is "
+					"one of several nodes: set coord, or delete the job",
+					job->rec->name));
 	if (!c || (job->rec->max_ranks && !job->across.elastic)) /* all its ranks are here */
 		return RES_DONE;
 	if (c->closing)
@@ -398,7 +404,7 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_NOT_LEADER:
 		if (from_leader)
-			cluster_leader_lost(cj, "it does not lead the job any more");
+			cluster_leader_resigned(cj);
 		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_SET:
 	case SHARDD__V1__JOB_MESSAGE__BODY_GET:

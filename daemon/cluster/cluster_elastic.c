@@ -23,36 +23,56 @@ static const struct cluster_holding *cluster_elastic_of(struct cluster_job *cj)
 	return n ? &n->holding : NULL;
 }
 
-static unsigned cluster_elastic_nodes(struct cluster_job *cj)
+/* Has the node memory as @h, of a node of the last epoch, has? Then ranks of it are members of the job. */
+static bool cluster_elastic_is_of(const struct cluster_node *n, const struct cluster_holding *h)
 {
-	struct cluster_node *node, *tmp;
-	unsigned n = 0;
-
-	list_for_each (node, tmp, &cj->nodes, link)
-		n++;
-	return n;
+	return n->holding.units && n->holding.layout == h->layout;
 }
 
-bool cluster_elastic_is_alone(struct cluster_job *cj)
+/* Ranks of the last epoch that are there. */
+static uint32_t cluster_elastic_members(struct cluster_job *cj, const struct cluster_holding *h)
+{
+	struct cluster_node *n, *tmp;
+	uint32_t members = 0;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		members += cluster_elastic_is_of(n, h) ? n->members : 0;
+	return members;
+}
+
+/* The daemon of a node of the last epoch was started again, and its copies are gone. */
+static bool cluster_elastic_lost_copies(struct cluster_job *cj, const struct cluster_holding *h)
+{
+	const struct cluster_part *copy = cluster_restore_newest(cj);
+
+	return h->has_commit && !h->n_replicas &&
+	       !(copy && copy->epoch >= cluster_holding_begun(h));
+}
+
+const char *cluster_elastic_lacks(struct cluster_job *cj)
 {
 	const struct cluster_holding *h = cluster_elastic_of(cj);
 
-	return h && h->grace_ms && cluster_elastic_nodes(cj) == 1;
+	if (!h || !h->grace_ms)
+		return "";
+	if (!cj->epoch_revision) /* others may have gone on since, in epochs that nobody knows of */
+		return "; the store knows nothing of the job: only all of them begin again";
+	if (cluster_holding_begun(h) < cj->known.commit)
+		return "; they have made the last commit, without the memory that is here";
+	if (cluster_elastic_members(cj, h) != h->ranks && cluster_elastic_lost_copies(cj, h))
+		return "; the last commit is in no copies: those that made it go on first";
+	return "";
 }
 
 bool cluster_elastic_is_due(struct cluster_job *cj, uint32_t launched, uint32_t n)
 {
 	const struct cluster_holding *h = cluster_elastic_of(cj);
-	struct cluster_node *node, *tmp;
-	uint32_t members = 0;
 
 	if (!h || !h->grace_ms || n < h->min_ranks || n > launched)
 		return false; /* at its first start a job waits for all */
-	if (cluster_elastic_is_alone(cj))
-		return false; /* its commits would be its own: both sides of a cut could make them */
-	list_for_each (node, tmp, &cj->nodes, link)
-		members += node->members;
-	return members == h->ranks ||
+	if (*cluster_elastic_lacks(cj))
+		return false;
+	return cluster_elastic_members(cj, h) == h->ranks ||
 	       clock_now_us() >= cj->changed_us + h->grace_ms * UINT64_C(1000);
 }
 
@@ -104,12 +124,85 @@ bool cluster_elastic_waits(struct cluster_job *cj, const Shardd__V1__JobWish *w)
 	return true;
 }
 
+/* -------------------------------------------------------------- who comes into a later epoch */
+
+/* Has a node of the last epoch what the last commit, or a step behind it, has left, as @h has? */
+static bool cluster_elastic_is_with(const struct cluster_holding *is,
+				    const struct cluster_holding *h)
+{
+	return !is->torn && is->has_position && is->has_commit == h->has_commit &&
+	       is->step == h->step;
+}
+
+/* Are all ranks of the last epoch there, and others, and is what they have in no replicas? The job would go back
+ * to others, or nowhere. */
+static bool cluster_elastic_are_apart(struct cluster_job *cj, const struct cluster_holding *h)
+{
+	const struct cluster_part *copy = cluster_restore_newest(cj);
+	struct cluster_node *n, *tmp;
+	uint32_t all = 0;
+
+	if (copy && copy->epoch >= cluster_holding_begun(h) && copy->id.step >= h->step)
+		return false;
+	list_for_each (n, tmp, &cj->nodes, link) {
+		all += n->n;
+		if (cluster_elastic_is_of(n, h) && !cluster_elastic_is_with(&n->holding, h))
+			return false;
+	}
+	return cluster_elastic_members(cj, h) == h->ranks && all > h->ranks;
+}
+
+/* The others ask again, when the epoch has begun. */
+static void cluster_elastic_keep_members(struct cluster_node *n)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < n->n; i++) {
+		if (!n->are_members[i])
+			continue;
+		n->ranks[kept] = n->ranks[i];
+		n->devices[kept] = n->devices[i];
+		n->are_members[kept++] = true;
+	}
+	n->n = kept;
+}
+
+void cluster_elastic_set_apart(struct cluster_job *cj)
+{
+	const struct cluster_holding *h = cluster_elastic_of(cj);
+	struct cluster_node *n, *tmp;
+
+	if (!h || !h->grace_ms || !cluster_elastic_are_apart(cj, h))
+		return;
+	list_for_each (n, tmp, &cj->nodes, link) {
+		if (n->members && cluster_elastic_is_of(n, h)) {
+			cluster_elastic_keep_members(n);
+			continue;
+		}
+		list_unlink(&n->link);
+		list_append(&cj->later, &n->link);
+	}
+}
+
+void cluster_elastic_together(struct cluster_job *cj)
+{
+	while (!list_empty(&cj->later)) {
+		struct cluster_node *n = list_first(&cj->later, struct cluster_node, link);
+
+		list_unlink(&n->link);
+		list_append(&cj->nodes, &n->link);
+	}
+}
+
 void cluster_elastic_taken(struct cluster_job *cj)
 {
 	struct cluster_node *n, *tmp;
 
 	list_for_each (n, tmp, &cj->nodes, link)
 		n->waits = false;
+	list_for_each (n, tmp, &cj->later, link)
+		n->waits = cj->grows = true;
+	cluster_elastic_together(cj);
 }
 
 /* Does anybody wait still? */
@@ -136,4 +229,38 @@ void cluster_elastic_grow(struct cluster_job *cj, struct job *job)
 		  "other ranks of job '%s' have come: epoch %llu has ended, join again",
 		  job->rec->name, (unsigned long long)job->rec->epoch);
 	job_epoch_end(job, &f);
+}
+
+/* ---------------------------------------------------------------- who takes a leader's place */
+
+/* A leader to which there was no link has so long beyond the job's grace to begin an epoch. */
+#define ELASTIC_BEGIN_US UINT64_C(2000000)
+
+/* Since when has the leader not been reached? */
+static uint64_t cluster_elastic_missed(struct cluster_job *cj)
+{
+	if (!cj->dials.since_us || cj->dials.token != cj->token) {
+		cj->dials.token = cj->token;
+		cj->dials.since_us = clock_now_us();
+	}
+	return cj->dials.since_us;
+}
+
+bool cluster_elastic_may_replace(struct cluster_job *cj, bool had_link)
+{
+	const struct job *job = cluster_job_of(cj);
+	uint64_t since = cluster_elastic_missed(cj);
+
+	if (!job || !job->rec->join_grace_ms || !cj->known.epoch)
+		return true;
+	if (cj->known.epoch > job->rec->begun) {
+		cluster_say(
+			cj,
+			"node %s, which leads epoch %llu of the job, cannot be reached, and the "
+			"epoch began without this node: it is dialled again",
+			cj->leader, (unsigned long long)cj->known.epoch);
+		return false;
+	}
+	return had_link || clock_now_us() >= since + job->rec->join_grace_ms * UINT64_C(1000) +
+						     ELASTIC_BEGIN_US;
 }

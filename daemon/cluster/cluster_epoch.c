@@ -39,6 +39,7 @@ void cluster_refuse_all(struct cluster_job *cj, const struct fault *f)
 	end.text = (char *)f->text;
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_REFUSAL;
 	m.refusal = &end;
+	cluster_elastic_together(cj);
 	list_for_each (n, tmp, &cj->nodes, link) {
 		cluster_send(cj, n->peer, &m);
 		cluster_wish_node_free(n);
@@ -91,8 +92,7 @@ static void cluster_epoch_say_missing(struct cluster_job *cj, uint32_t world)
 			at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%u", at ? ", " : "",
 					       r);
 	cluster_say(cj, "%u of %u ranks have not joined on any node: %s%s%s", missing, world, text,
-		    missing > 6 ? "..." : "",
-		    cluster_elastic_is_alone(cj) ? "; one node does not go on by itself" : "");
+		    missing > 6 ? "..." : "", cluster_elastic_lacks(cj));
 }
 
 /* Does a rank of another node come between it and the one before it, on its node, or is it not the one that
@@ -181,7 +181,7 @@ static int cluster_epoch_check_ranks(struct cluster_job *cj, struct fault *f)
 static uint64_t cluster_epoch_next_epoch(struct cluster_job *cj)
 {
 	struct cluster_node *n, *tmp;
-	uint64_t last = cj->last_epoch;
+	uint64_t last = cj->known.epoch;
 
 	list_for_each (n, tmp, &cj->nodes, link)
 		last = n->holding.epoch > last ? n->holding.epoch : last;
@@ -207,7 +207,7 @@ static int cluster_epoch_decide_epoch(struct cluster_job *cj, uint64_t epoch)
 	cj->placed = value;
 	what.value = value;
 	what.bytes = strlen(value);
-	cj->last_epoch = epoch;
+	cj->known.epoch = epoch;
 	return decide_begin(&cj->epoch_decision, cj->c->coord, &what, cluster_epoch_on_decided);
 }
 
@@ -242,7 +242,12 @@ static bool cluster_epoch_is_whole(struct cluster_job *cj)
 /* Has this node a rank in the epoch that is to begin? */
 static bool cluster_epoch_has_own(struct cluster_job *cj)
 {
-	return cluster_wish_node_find(cj, cj->c->node) != NULL;
+	struct cluster_node *n, *tmp;
+	bool own = false;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		own = own || !n->peer;
+	return own;
 }
 
 /* An elastic job goes on without this node's ranks: one that has some leads it. Those that are told
@@ -253,6 +258,7 @@ static void cluster_epoch_resign(struct cluster_job *cj)
 		 cj->label);
 	cluster_forget_nodes(cj);
 	cluster_seek(cj);
+	cj->again_us = clock_now_us() + CLUSTER_PAUSE_US; /* it may want to be in a later one */
 }
 
 void cluster_form(struct cluster_job *cj)
@@ -262,6 +268,7 @@ void cluster_form(struct cluster_job *cj)
 	if (cj->state != CLUSTER_LEADS || cluster_act_is_here(cj) || list_empty(&cj->nodes) ||
 	    !cluster_epoch_is_whole(cj))
 		return;
+	cluster_elastic_set_apart(cj);
 	if (!cluster_epoch_has_own(cj)) {
 		cluster_epoch_resign(cj);
 		return;
@@ -369,7 +376,7 @@ static int cluster_epoch_begin(struct cluster_job *cj, struct job *job,
 	job->rec->incarnation = b->incarnation;
 	if (!span || job_set_span(job, span, cj->epoch.number, f))
 		return f->code;
-	if (cj->epoch.n_nodes > 1 && cluster_order_begin(cj) < 0) {
+	if ((cj->epoch.n_nodes > 1 || job_is_alone(job)) && cluster_order_begin(cj) < 0) {
 		fault_errno(f, -ENOMEM, "beginning an epoch");
 		job_span_failed(job, f);
 		return f->code;
@@ -397,6 +404,16 @@ static void cluster_epoch_send_end(struct cluster_job *cj, uint64_t epoch, const
 		cluster_send(cj, cluster_to_leader(cj), &m);
 }
 
+/* Those that were in it say what they have, when they want to join again. */
+static void cluster_epoch_drop_nodes(struct cluster_job *cj)
+{
+	struct cluster_node *n, *tmp;
+
+	list_for_each (n, tmp, &cj->nodes, link)
+		if (!n->waits)
+			cluster_wish_node_free(n);
+}
+
 /* From here on ranks join it. */
 static void cluster_epoch_run(struct cluster_job *cj, uint64_t epoch, const Shardd__V1__JobBegin *b)
 {
@@ -416,15 +433,14 @@ static void cluster_epoch_run(struct cluster_job *cj, uint64_t epoch, const Shar
 		cluster_refused(cj, &f);
 		cluster_drop_keys(cj);
 		cluster_epoch_free(cj);
-		while (!list_empty(&cj->nodes))
-			cluster_wish_node_free(list_first(&cj->nodes, struct cluster_node, link));
+		cluster_epoch_drop_nodes(cj);
 		cluster_seek(cj);
 		return;
 	}
 	log_info("cluster", "epoch begins job=%s epoch=%llu nodes=%u leader=%s", cj->label,
 		 (unsigned long long)epoch, cj->epoch.n_nodes, cj->epoch.names[cj->epoch.leader]);
 	cj->n_wishes = 0;
-	cj->replica_again_us = 0; /* the last ones may have failed with a node of the last epoch */
+	cj->replicas.again_us = 0; /* the last ones may have failed with a node of the last epoch */
 	*cj->why = '\0';
 	job_settle(job);
 }
@@ -525,13 +541,13 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 	b.step = cj->ruling.step;
 	b.commit_epoch = cj->ruling.epoch;
 	b.n_applied = cj->ruling.n_applied;
-	m.epoch = cj->last_epoch;
+	m.epoch = cj->known.epoch;
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_BEGIN;
 	m.begin = &b;
 	cj->epoch.n_nodes = (unsigned)b.n_nodes;
 	for (size_t i = 0; i < b.n_nodes; i++)
 		cluster_send(cj, cj->epoch.peers[i], &m);
-	cluster_epoch_run(cj, cj->last_epoch, &b);
+	cluster_epoch_run(cj, cj->known.epoch, &b);
 	free(b.applied);
 	free(block);
 }
@@ -668,7 +684,6 @@ static void cluster_epoch_on_left(struct cluster_job *cj, unsigned node)
 void cluster_epoch_ended(struct job *job, const struct fault *why)
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
-	struct cluster_node *n, *tmp;
 
 	if (!cj || !cj->epoch.number)
 		return;
@@ -681,9 +696,7 @@ void cluster_epoch_ended(struct job *job, const struct fault *why)
 	decide_cancel(&cj->commit);
 	cj->grows = false;
 	cluster_epoch_free(cj);
-	list_for_each (n, tmp, &cj->nodes, link)
-		if (!n->waits) /* it says what it has, when it wants to join again */
-			cluster_wish_node_free(n);
+	cluster_epoch_drop_nodes(cj);
 	cluster_seek(cj);
 }
 
@@ -726,6 +739,9 @@ void cluster_node_gone(struct cluster_job *cj, struct peer *p, const char *why)
 		ran = true;
 	}
 	list_for_each (n, tmp, &cj->nodes, link)
+		if (n->peer == p)
+			cluster_wish_node_free(n);
+	list_for_each (n, tmp, &cj->later, link)
 		if (n->peer == p)
 			cluster_wish_node_free(n);
 	if (ran && job)

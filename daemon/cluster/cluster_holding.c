@@ -66,6 +66,7 @@ static void cluster_holding_replicas(const struct job *job, struct cluster_holdi
 				--ret->n_replicas * sizeof(*ret->replicas)),
 				to--;
 		to->id = (struct replica_id){ r->step, r->layout, r->part, r->parts };
+		to->epoch = r->epoch;
 		memcpy(to->bytes, r->bytes, sizeof(to->bytes));
 		ret->n_replicas++;
 	}
@@ -81,6 +82,7 @@ int cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 					 .grace_ms = rec->join_grace_ms,
 					 .units = job_units_alive(job),
 					 .epoch = rec->epoch,
+					 .begun = rec->begun,
 					 .incarnation = rec->incarnation,
 					 .settings = cluster_holding_settings(rec),
 					 .has_commit = rec->has_commit,
@@ -303,6 +305,7 @@ static void cluster_holding_pack_replicas(const struct cluster_holding *h,
 		to->layout = from->id.layout;
 		to->part = from->id.part;
 		to->parts = from->id.parts;
+		to->epoch = from->epoch;
 		to->tensors = from->bytes[REPLICA_TENSORS];
 		to->tail = from->bytes[REPLICA_TAIL];
 		with->list[i] = to;
@@ -323,6 +326,7 @@ void cluster_holding_pack(const struct cluster_holding *h, Shardd__V1__JobHoldin
 	at->grace_ms = h->grace_ms;
 	at->world = h->world;
 	at->epoch = h->epoch;
+	at->begun = h->begun;
 	at->incarnation = h->incarnation;
 	at->settings = h->settings;
 	at->policy = h->policy;
@@ -364,6 +368,7 @@ int cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding 
 	n->holding = (struct cluster_holding){ .world = s->world,
 					       .units = s->units,
 					       .epoch = s->epoch,
+					       .begun = s->begun,
 					       .incarnation = s->incarnation,
 					       .settings = s->settings,
 					       .policy = s->policy,
@@ -388,9 +393,9 @@ int cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding 
 	for (size_t i = 0; i < s->n_replicas && i < CLUSTER_MAX_REPLICAS; i++) {
 		const Shardd__V1__JobReplica *r = s->replicas[i];
 
-		n->holding.replicas[n->holding.n_replicas++] =
-			(struct cluster_part){ { r->step, r->layout, r->part, r->parts },
-					       { r->tensors, r->tail } };
+		n->holding.replicas[n->holding.n_replicas++] = (struct cluster_part){
+			{ r->step, r->layout, r->part, r->parts }, r->epoch, { r->tensors, r->tail }
+		};
 	}
 	n->holding.applied = cluster_holding_unpack_steps(s->applied, s->n_applied);
 	n->holding.n_applied = n->holding.applied ? s->n_applied : 0;
@@ -444,13 +449,21 @@ int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply
 	return f->code;
 }
 
+/* A record of an earlier version does not say it. */
+uint64_t cluster_holding_begun(const struct cluster_holding *h)
+{
+	return h->begun ? h->begun : h->epoch;
+}
+
 const struct cluster_node *cluster_holding_newest(struct cluster_job *cj)
 {
 	const struct cluster_node *newest = NULL;
 	struct cluster_node *n, *tmp;
 
 	list_for_each (n, tmp, &cj->nodes, link)
-		if (n->holding.units && (!newest || n->holding.epoch > newest->holding.epoch))
+		if (n->holding.units &&
+		    (!newest ||
+		     cluster_holding_begun(&n->holding) > cluster_holding_begun(&newest->holding)))
 			newest = n;
 	return newest;
 }
@@ -458,14 +471,16 @@ const struct cluster_node *cluster_holding_newest(struct cluster_job *cj)
 int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f)
 {
 	const struct cluster_node *newest = cluster_holding_newest(cj);
+	uint64_t begun = newest ? cluster_holding_begun(&newest->holding) : 0;
 
-	if (!newest || !cj->ruling.has_commit || newest->holding.epoch >= cj->ruling.epoch)
+	if (!newest || !cj->ruling.has_commit || begun >= cj->ruling.epoch)
 		return 0;
 	return fault_set(f, FAULT_STATE, NULL,
-			 "other nodes than those that are here made the last commit of job '%s', "
-			 "step %llu in epoch %llu, and node %s was in none after epoch %llu: start "
-			 "the ranks of those nodes, too, or delete the job and load a checkpoint",
+			 "the last commit of job '%s', step %llu in epoch %llu, was made without "
+			 "the memory that is here: node %s was in none after epoch %llu. Start the "
+			 "ranks of the nodes that made it, too, or delete the job and load a "
+			 "checkpoint",
 			 cj->label, (unsigned long long)cj->ruling.step,
 			 (unsigned long long)cj->ruling.epoch, newest->name,
-			 (unsigned long long)newest->holding.epoch);
+			 (unsigned long long)begun);
 }

@@ -46,13 +46,14 @@ struct cluster_link {
 /* A part that a node keeps: see JobReplica. */
 struct cluster_part {
 	struct replica_id id;
+	uint64_t epoch;
 	uint64_t bytes[_REPLICA_FILES];
 };
 
 /* What a node has of a job: see JobHolding. */
 struct cluster_holding {
 	uint32_t world, units;
-	uint64_t epoch, incarnation, settings, policy, step, position;
+	uint64_t epoch, begun, incarnation, settings, policy, step, position;
 	bool has_commit, torn, has_position;
 	bool gpus;               /* the node's devices are */
 	struct doubt_open doubt; /* the others above are what holds if it is dropped */
@@ -80,6 +81,7 @@ struct cluster_node {
 	uint32_t members; /* of them: that are ranks of the job as it is */
 	uint32_t *ranks;
 	uint16_t *devices;
+	bool *are_members; /* by rank of it */
 };
 
 /*
@@ -127,6 +129,24 @@ struct cluster_epoch {
 	bool held;           /* then: one waits, cluster_job.committing */
 };
 
+/* Of its leader. */
+struct cluster_dials {
+	unsigned failed;   /* since a link was up */
+	int64_t token;     /* of one that could not be reached, */
+	uint64_t since_us; /* since then; 0: there is none */
+};
+
+/* Epochs of it, as the store has said. */
+struct cluster_known {
+	uint64_t epoch;  /* the last one; 0: none */
+	uint64_t commit; /* in which the last commit was made; 0: there is none */
+};
+
+struct cluster_replicas {
+	uint64_t again_us; /* none is tried before */
+	bool turn;         /* a checkpoint was made when they could have been */
+};
+
 /* A job that ranks of this node want to join, or have joined. */
 struct cluster_job {
 	struct list link; /* cluster->all */
@@ -136,8 +156,8 @@ struct cluster_job {
 	uint64_t again_us;
 	char why[256]; /* what is in the way; "" */
 	struct coord_call call;
-	bool removes;   /* @call removes the key of a leader that cannot be reached */
-	unsigned dials; /* that have failed, since a link was up */
+	bool removes; /* @call removes the key of a leader that cannot be reached */
+	struct cluster_dials dials;
 	char leader[SPAN_NAME_BYTES], leader_at[CLUSTER_AT_BYTES];
 	int64_t token;                /* creation revision of the leader's key */
 	int64_t said_token;           /* the log has it */
@@ -150,10 +170,11 @@ struct cluster_job {
 
 	/* the leader's */
 	struct list nodes; /* of struct cluster_node; this one is among them */
+	struct list later; /* the same, DECIDING and RESTORING: the epoch begins without them */
 	struct decide epoch_decision, commit;
 	struct order_key committing;
 	int64_t epoch_revision, step_revision;
-	uint64_t last_epoch;  /* that the store knows */
+	struct cluster_known known;
 	uint64_t incarnation; /* and of which; 0: it knows none */
 	char *placed; /* and where its ranks are and were (cluster_placed.c); owned; NULL: none */
 	struct doubt_ruling ruling; /* on what nodes are in doubt about */
@@ -163,11 +184,10 @@ struct cluster_job {
 	struct cluster_survey *survey; /* the last one; owned; NULL: none */
 	struct cluster_act *act;       /* owned; NULL: none */
 	struct cluster_erase erase;
-	uint64_t replica_again_us; /* the leader's: no replica is tried before */
-	uint64_t restore_id;       /* RESTORING: of the try */
-	bool replica_turn;   /* the leader's: a checkpoint was made when replicas could have been */
-	uint64_t changed_us; /* the leader's: when the last wish came, or went */
-	bool grows;          /* RUNS, the leader's: others than its ranks want to join */
+	struct cluster_replicas replicas; /* the leader's */
+	uint64_t restore_id;              /* RESTORING: of the try */
+	uint64_t changed_us;              /* the leader's: when the last wish came, or went */
+	bool grows; /* RUNS, the leader's: others than its ranks want to join */
 	struct cluster_restore *restore; /* of this node, under way; owned; NULL: none */
 };
 
@@ -226,6 +246,8 @@ void cluster_seek(struct cluster_job *cj);
 void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us);
 /* The leader cannot be reached, or does not lead any more. */
 void cluster_leader_lost(struct cluster_job *cj, const char *why);
+/* It says so itself: its place is free. */
+void cluster_leader_resigned(struct cluster_job *cj);
 /* A link to node @name, if there is none yet: cluster_link_up. Return: 0 or a fault code. */
 int cluster_seek_connect(struct cluster *c, const char *name, const char *at, struct fault *f);
 void cluster_link_up(struct cluster_link *l);
@@ -248,6 +270,8 @@ int cluster_holding_incarnation(struct cluster_job *cj, struct fault *f);
 int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply, struct fault *f);
 /* The node with memory of the job that was in the latest epoch; NULL: none has any. */
 const struct cluster_node *cluster_holding_newest(struct cluster_job *cj);
+/* The last epoch that has begun there. */
+uint64_t cluster_holding_begun(const struct cluster_holding *h);
 /* After cluster_holding_rule: did others, none of which is here, make the last commit? A part of an elastic
  * job that was cut off must not go back to an earlier one. Return: 0 or a fault code. */
 int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f);
@@ -272,8 +296,6 @@ void cluster_tell_wishes(struct cluster_job *cj);
 void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobWish *w);
 /* The leader leads no more: its nodes are told. */
 void cluster_forget_nodes(struct cluster_job *cj);
-/* Return: NULL: there is none. */
-struct cluster_node *cluster_wish_node_find(struct cluster_job *cj, const char *name);
 void cluster_wish_node_free(struct cluster_node *n);
 
 /* Epochs (cluster_epoch.c). */
@@ -294,13 +316,21 @@ void cluster_refuse_all(struct cluster_job *cj, const struct fault *f);
 /* Elastic jobs (cluster_elastic.c). The leader: not all ranks are there that were started. May those go on
  * that are? Else it says what is waited for. */
 bool cluster_elastic_is_due(struct cluster_job *cj, uint32_t launched, uint32_t n);
-/* Such a job has ranks on one node only. */
-bool cluster_elastic_is_alone(struct cluster_job *cj);
+/* Why those that are there do not go on, whatever the grace. "": nothing. */
+const char *cluster_elastic_lacks(struct cluster_job *cj);
+/* The leader, before an epoch is decided: ranks that have come since the last one come into a later one, if the
+ * others have what they had, and no replicas of that. */
+void cluster_elastic_set_apart(struct cluster_job *cj);
+/* It is not decided: all nodes are in cj->nodes again. */
+void cluster_elastic_together(struct cluster_job *cj);
+/* The leader of the job cannot be reached, and this node is in no epoch with it. May it take its place? Not while
+ * the leader goes on without it: both would take it from each other for ever. @had_link: to that leader. */
+bool cluster_elastic_may_replace(struct cluster_job *cj, bool had_link);
 /* Is a node's memory laid out for other ranks than those that want to join now? Return: 0 or a fault code. */
 int cluster_elastic_check_layout(struct cluster_job *cj, struct fault *f);
 /* The leader, an epoch runs: do all that want to join with @w wait until the job grows? Then it goes on. */
 bool cluster_elastic_waits(struct cluster_job *cj, const Shardd__V1__JobWish *w);
-/* All that want to join are in the epoch that begins. */
+/* An epoch begins: all that want to join are in it, or wait until the job grows. */
 void cluster_elastic_taken(struct cluster_job *cj);
 /* Replicas of the last commit are complete, and the next one is held: those that wait may be taken in. */
 void cluster_elastic_grow(struct cluster_job *cj, struct job *job);
@@ -308,6 +338,8 @@ void cluster_elastic_grow(struct cluster_job *cj, struct job *job);
 /* From replicas (cluster_restore.c). The leader, DECIDING: the nodes have not the same, @why. Return: whether
  * they are RESTORING now. */
 bool cluster_restore_begin(struct cluster_job *cj, const struct fault *why);
+/* The leader: a part of the newest commit of which all parts are there. Return: NULL: there is none. */
+const struct cluster_part *cluster_restore_newest(struct cluster_job *cj);
 void cluster_on_restore(struct cluster_job *cj, const Shardd__V1__JobRestore *m);
 /* @from: NULL: this node. */
 void cluster_on_restored(struct cluster_job *cj, struct peer *from,

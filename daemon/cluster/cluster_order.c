@@ -312,7 +312,8 @@ int cluster_order_begin(struct cluster_job *cj)
 					 .names = cj->epoch.name_list,
 					 .max_ahead = cluster_order_ahead(cluster_job_of(cj)),
 					 .max_recorded = CLUSTER_MAX_RECORDED,
-					 .no_schedules = !cj->c->schedules,
+					 .no_schedules =
+						 !cj->c->schedules || cj->epoch.n_nodes == 1,
 					 .patience_us = CLUSTER_PATIENCE_US,
 					 .stuck_us = CLUSTER_STUCK_US };
 
@@ -517,8 +518,10 @@ void cluster_op_waits(const struct group *g, uint64_t number, char *buf, size_t 
 	    deciding->number == number)
 		snprintf(buf, bytes, "the store, which decides the commit%s%s",
 			 *cj->commit.why ? ": " : "", cj->commit.why);
+	else if (e->held && deciding->group == group_key(g) && deciding->number == number)
+		snprintf(buf, bytes, "copies of the last commit, for ranks that have come");
 	else if (e->self == e->leader)
-		snprintf(buf, bytes, "ranks on other nodes");
+		snprintf(buf, bytes, "%s", e->n_nodes > 1 ? "ranks on other nodes" : "");
 	else
 		snprintf(buf, bytes, "node %s, which leads the job, or ranks on other nodes",
 			 e->names[e->leader]);

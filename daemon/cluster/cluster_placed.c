@@ -103,7 +103,7 @@ char *cluster_placed_new(const struct cluster_job *cj, uint64_t epoch)
 
 bool cluster_placed_is_true(const struct cluster_job *cj)
 {
-	char *value = cluster_placed_new(cj, cj->last_epoch);
+	char *value = cluster_placed_new(cj, cj->known.epoch);
 	bool same = value && cj->placed && strcmp(value, cj->placed) == 0;
 
 	free(value);

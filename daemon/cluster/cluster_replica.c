@@ -74,12 +74,12 @@ bool cluster_replicate(struct job *job, bool due)
 
 	if (!cj || !the_cluster->replicas || !cj->epoch.peers || !cj->epoch.order)
 		return false;
-	if (due && !cj->replica_turn && !cj->grows) {
-		cj->replica_turn = true;
+	if (due && !cj->replicas.turn && !cj->grows) {
+		cj->replicas.turn = true;
 		return false;
 	}
 	if (!cluster_round_replicate(cj, job))
 		return false;
-	cj->replica_turn = false;
+	cj->replicas.turn = false;
 	return true;
 }

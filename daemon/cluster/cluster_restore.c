@@ -53,23 +53,27 @@ static bool cluster_restore_is_complete(struct cluster_job *cj, struct replica_i
 	return id.parts > 0;
 }
 
-/* The newest step of which all parts are there. Return: false: there is none. */
-static bool cluster_restore_find(struct cluster_job *cj, struct replica_id *ret)
+/* A later epoch may have gone back to an earlier step: what is of epochs before it is given up. */
+static bool cluster_restore_is_newer(const struct cluster_part *a, const struct cluster_part *than)
 {
+	return a->epoch != than->epoch ? a->epoch > than->epoch : a->id.step > than->id.step;
+}
+
+const struct cluster_part *cluster_restore_newest(struct cluster_job *cj)
+{
+	const struct cluster_part *newest = NULL;
 	struct cluster_node *n, *tmp;
-	bool found = false;
 
 	list_for_each (n, tmp, &cj->nodes, link)
 		for (unsigned i = 0; i < n->holding.n_replicas; i++) {
-			const struct replica_id *id = &n->holding.replicas[i].id;
+			const struct cluster_part *p = &n->holding.replicas[i];
 
-			if (id->parts > SPAN_MAX_NODES || (found && id->step <= ret->step) ||
-			    !cluster_restore_is_complete(cj, *id))
-				continue;
-			*ret = *id;
-			found = true;
+			if (p->id.parts <= SPAN_MAX_NODES &&
+			    (!newest || cluster_restore_is_newer(p, newest)) &&
+			    cluster_restore_is_complete(cj, p->id))
+				newest = p;
 		}
-	return found;
+	return newest;
 }
 
 static void cluster_restore_send(struct cluster_job *cj, Shardd__V1__JobRestore *r)
@@ -127,11 +131,14 @@ static bool cluster_restore_tell(struct cluster_job *cj, const struct replica_id
 
 bool cluster_restore_begin(struct cluster_job *cj, const struct fault *why)
 {
+	const struct cluster_part *newest =
+		why->code == FAULT_STATE ? cluster_restore_newest(cj) : NULL;
 	struct replica_id id;
 
-	if (why->code != FAULT_STATE || !cluster_restore_find(cj, &id) ||
+	if (!newest ||
 	    getrandom(&cj->restore_id, sizeof(cj->restore_id), 0) != sizeof(cj->restore_id))
 		return false;
+	id = newest->id; /* nodes may answer soon, and have others */
 	cj->restore_id |= 1;
 	log_warn("cluster", "restores from replicas job=%s step=%llu parts=%u why=\"%s\"",
 		 cj->label, (unsigned long long)id.step, id.parts, why->text);

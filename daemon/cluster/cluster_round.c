@@ -180,7 +180,7 @@ static void cluster_round_replicated(struct cluster_round *cr, const struct faul
 		log_warn("cluster", "replicas not made job=%s step=%llu why=\"%s\"", cr->label,
 			 (unsigned long long)r->step, f->text);
 	if (cj && f->code != FAULT_ABORTED) /* it would fail again */
-		cj->replica_again_us = clock_now_us() + CLUSTER_REPLICA_AGAIN_US;
+		cj->replicas.again_us = clock_now_us() + CLUSTER_REPLICA_AGAIN_US;
 }
 
 static void cluster_round_over(struct round *r, const struct fault *f)
@@ -237,8 +237,10 @@ static void cluster_round_copy(struct round *r, unsigned from, uint64_t tensors,
 	if (tensors > REPLICA_MAX_BYTES || tail > REPLICA_MAX_BYTES || !tensors || !tail)
 		fault_set(&cr->f, FAULT_INVALID, NULL, "node %s has sent the size of no part",
 			  cr->from);
-	else if (replica_new(job, &id, tensors + tail, &want.replica, &cr->f) == 0)
+	else if (replica_new(job, &id, tensors + tail, &want.replica, &cr->f) == 0) {
+		want.replica->epoch = cr->epoch;
 		cr->replica = replica_ref(want.replica);
+	}
 	if (!cr->f.code &&
 	    cluster_copy_begin(cr->c, &want, cluster_round_on_copied, cr, &cr->copy, &cr->f) == 0)
 		return;
@@ -336,7 +338,7 @@ bool cluster_round_replicate(struct cluster_job *cj, struct job *job)
 	struct round_options o = { .save = &save };
 	struct cluster_round *cr;
 
-	if (clock_now_us() < cj->replica_again_us || saving_is_busy(job) || job->generation ||
+	if (clock_now_us() < cj->replicas.again_us || saving_is_busy(job) || job->generation ||
 	    cluster_round_running(cj->c, job, false) || cluster_round_replicates(cj->c, job) ||
 	    getrandom(&o.id, sizeof(o.id), 0) != sizeof(o.id))
 		return false;
@@ -573,6 +575,7 @@ static struct cluster_round *cluster_round_follow(struct cluster_job *cj, struct
 	if (!cr)
 		return NULL;
 	cr->peers[0] = from;
+	cr->epoch = cj->epoch.number;
 	cluster_round_note_before(cr, cj);
 	cr->round = round_follow(job, &cluster_round_ops, cj->epoch.leader, m);
 	if (cr->round) {

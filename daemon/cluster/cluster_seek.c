@@ -18,6 +18,7 @@
 void cluster_seek(struct cluster_job *cj)
 {
 	cluster_state_move(cj, CLUSTER_SEEKING);
+	cluster_elastic_together(cj);
 	coord_cancel(&cj->call);
 	cj->follows = NULL;
 	cj->again_us = 0;
@@ -106,7 +107,8 @@ void cluster_link_up(struct cluster_link *l)
 	list_for_each (cj, tmp, &l->c->all, link) {
 		if (cj->follows != l || cj->state != CLUSTER_DIALS)
 			continue;
-		cj->dials = 0;
+		cj->dials.failed = 0;
+		cj->dials.since_us = 0;
 		cluster_state_move(cj, CLUSTER_FOLLOWS);
 		cluster_say(cj, "node %s, which leads the job, waits for its other ranks", l->name);
 		cluster_tell_wishes(cj);
@@ -126,10 +128,12 @@ void cluster_link_gone(struct cluster_link *l, const char *why)
 	free(l);
 }
 
-void cluster_leader_lost(struct cluster_job *cj, const char *why)
+/* @resigned: it has said so itself. */
+static void cluster_seek_lose(struct cluster_job *cj, const char *why, bool resigned)
 {
 	bool had_link = cj->follows && cj->follows->up;
 	bool was_up = had_link || cj->state != CLUSTER_DIALS;
+	bool was_in = cj->epoch.number;
 	struct job *job = cluster_job_of(cj);
 	struct fault f = FAULT_NULL;
 
@@ -137,15 +141,30 @@ void cluster_leader_lost(struct cluster_job *cj, const char *why)
 		  cj->leader, cj->label, why);
 	if (cj->epoch.number && job)
 		job_epoch_end(job, &f); /* to cluster_epoch_ended */
-	cj->dials = was_up ? 0 : cj->dials + 1;
+	cj->dials.failed = was_up ? 0 : cj->dials.failed + 1;
 	if (cj->state != CLUSTER_SEEKING)
 		cluster_seek(cj);
 	cj->follows = NULL;
-	cj->removes = was_up || cj->dials >= SEEK_DIALS; /* of this leader alone: by its token */
-	if (!was_up)
-		cj->again_us = clock_now_us() + CLUSTER_PAUSE_US;
 	cluster_say(cj, "%.240s", f.text);
-	log_warn("cluster", "leader lost job=%s node=%s why=\"%s\"", cj->label, cj->leader, why);
+	cj->removes =
+		was_up || cj->dials.failed >= SEEK_DIALS; /* of this leader alone: by its token */
+	if (cj->removes && !resigned && !was_in)
+		cj->removes = cluster_elastic_may_replace(cj, was_up);
+	if (!was_up || !cj->removes)
+		cj->again_us = clock_now_us() + CLUSTER_PAUSE_US;
+	if (was_up || cj->dials.failed <= SEEK_DIALS)
+		log_warn("cluster", "leader lost job=%s node=%s why=\"%s\"", cj->label, cj->leader,
+			 why);
+}
+
+void cluster_leader_lost(struct cluster_job *cj, const char *why)
+{
+	cluster_seek_lose(cj, why, false);
+}
+
+void cluster_leader_resigned(struct cluster_job *cj)
+{
+	cluster_seek_lose(cj, "it does not lead the job any more", true);
 }
 
 /* ----------------------------------------------------------------------- the store */
@@ -180,8 +199,20 @@ static void cluster_seek_read_epoch(struct cluster_job *cj, const struct coord_k
 	(void)sscanf(text, "%llu %16llx ", &epoch, &incarnation);
 	cluster_placed_set(cj, kv->value, kv->bytes);
 	cj->epoch_revision = kv->modified;
-	cj->last_epoch = epoch;
+	cj->known.epoch = epoch;
 	cj->incarnation = incarnation;
+}
+
+/* "STEP EPOCH" */
+static void cluster_seek_read_step(struct cluster_job *cj, const struct coord_kv *kv)
+{
+	unsigned long long epoch = 0;
+	char text[64] = "";
+
+	memcpy(text, kv->value, kv->bytes < sizeof(text) - 1 ? kv->bytes : sizeof(text) - 1);
+	(void)sscanf(text, "%*u %llu", &epoch);
+	cj->step_revision = kv->modified;
+	cj->known.commit = epoch;
 }
 
 /* All keys of the job. Return: that of the leader, or NULL. */
@@ -195,7 +226,7 @@ static const struct coord_kv *cluster_seek_read_keys(struct cluster_job *cj,
 	cluster_key(cj, "epoch", epoch);
 	cluster_key(cj, "step", step);
 	cj->epoch_revision = cj->step_revision = 0;
-	cj->last_epoch = cj->incarnation = 0;
+	cj->known.epoch = cj->incarnation = cj->known.commit = 0;
 	cluster_placed_set(cj, NULL, 0);
 	for (size_t i = 0; i < r->n; i++) {
 		const struct coord_kv *kv = &r->kvs[i];
@@ -205,7 +236,7 @@ static const struct coord_kv *cluster_seek_read_keys(struct cluster_job *cj,
 		} else if (strcmp(kv->key, epoch) == 0) {
 			cluster_seek_read_epoch(cj, kv);
 		} else if (strcmp(kv->key, step) == 0) {
-			cj->step_revision = kv->modified;
+			cluster_seek_read_step(cj, kv);
 		}
 	}
 	return found;
@@ -215,7 +246,7 @@ static void cluster_seek_lead(struct cluster_job *cj)
 {
 	cluster_state_move(cj, CLUSTER_LEADS);
 	cj->again_us = clock_now_us() + SEEK_LEADS_US;
-	cj->dials = 0;
+	cj->dials.failed = 0;
 	if (cj->said_token != cj->token) /* it asks again while ranks are missing */
 		log_info("cluster", "leads job=%s token=%lld", cj->label, (long long)cj->token);
 	cj->said_token = cj->token;

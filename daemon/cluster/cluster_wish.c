@@ -12,11 +12,15 @@
 
 /* ------------------------------------------------------------------- nodes of a leader */
 
-struct cluster_node *cluster_wish_node_find(struct cluster_job *cj, const char *name)
+/* Also one that comes into a later epoch. Return: NULL: there is none. */
+static struct cluster_node *cluster_wish_node_find(struct cluster_job *cj, const char *name)
 {
 	struct cluster_node *n, *tmp;
 
 	list_for_each (n, tmp, &cj->nodes, link)
+		if (strcmp(n->name, name) == 0)
+			return n;
+	list_for_each (n, tmp, &cj->later, link)
 		if (strcmp(n->name, name) == 0)
 			return n;
 	return NULL;
@@ -28,6 +32,7 @@ void cluster_wish_node_free(struct cluster_node *n)
 	cluster_holding_deinit(&n->holding);
 	free(n->ranks);
 	free(n->devices);
+	free(n->are_members);
 	free(n);
 }
 
@@ -39,6 +44,7 @@ void cluster_forget_nodes(struct cluster_job *cj)
 
 	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_NOT_LEADER;
 	m.not_leader = &not_leader;
+	cluster_elastic_together(cj);
 	list_for_each (n, tmp, &cj->nodes, link) {
 		cluster_send(cj, n->peer, &m);
 		cluster_wish_node_free(n);
@@ -64,7 +70,8 @@ static struct cluster_node *cluster_wish_node_set(struct cluster_job *cj, const 
 	node->n = n;
 	node->ranks = calloc(n + 1, sizeof(*node->ranks));
 	node->devices = calloc(n + 1, sizeof(*node->devices));
-	if (!node->ranks || !node->devices) {
+	node->are_members = calloc(n + 1, sizeof(*node->are_members));
+	if (!node->ranks || !node->devices || !node->are_members) {
 		cluster_wish_node_free(node);
 		return NULL;
 	}
@@ -125,7 +132,8 @@ static void cluster_wish_here(struct cluster_job *cj, const struct job *job)
 	for (uint32_t i = 0; i < cj->n_wishes; i++) {
 		n->ranks[i] = cj->wishes[i];
 		n->devices[i] = (uint16_t)cluster_wish_device_of(cj, job, i);
-		n->members += n->holding.units && cluster_wish_is_member(job, cj->wishes[i]);
+		n->are_members[i] = n->holding.units && cluster_wish_is_member(job, cj->wishes[i]);
+		n->members += n->are_members[i];
 	}
 	cluster_wish_note_news(cj, cj->c->node, wanted);
 	cluster_form(cj);
@@ -253,7 +261,8 @@ void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1
 	for (size_t i = 0; i < w->n_ranks; i++) {
 		n->ranks[i] = w->ranks[i]->rank;
 		n->devices[i] = (uint16_t)w->ranks[i]->device;
-		n->members += w->ranks[i]->member;
+		n->are_members[i] = w->ranks[i]->member;
+		n->members += n->are_members[i];
 	}
 	cluster_wish_note_news(cj, peer_name(from), wanted);
 	if (cj->state == CLUSTER_DIALS || cj->state == CLUSTER_FOLLOWS)

@@ -214,8 +214,10 @@ static int round_begin_saving(struct round *r, struct fault *f)
 				    .keep = r->keep,
 				    .memory = r->memory };
 
-	if (!r->begun && r->memory)
+	if (!r->begun && r->memory) {
 		o.layout = r->layout = replica_layout(r->job, r->id);
+		o.epoch = r->job->rec->epoch;
+	}
 	if (!r->begun)
 		r->saving = saving_part_begin(r->job, &o, r->self, r->n, round_on_saving, r, f);
 	if (!r->saving)
@@ -490,10 +492,12 @@ static void round_go_on(struct round *r)
 		round_enter(r, WRITE);
 		return;
 	case WRITE:
-		if (r->memory)
-			round_enter(r, COPY);
-		else
+		if (!r->memory)
 			round_complete(r);
+		else if (r->n == 1) /* there is nobody to copy from */
+			round_end(r, round_bytes(r), NULL);
+		else
+			round_enter(r, COPY);
 		return;
 	case OPEN:
 		differs = round_differs(r);

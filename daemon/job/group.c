@@ -46,12 +46,17 @@ static void group_on_refused(void *userdata, uint64_t number, const struct fault
 static const struct match_others group_others = { .announce = group_on_here,
 						  .refuse = group_on_refused };
 
+void group_find_order(struct group *g)
+{
+	g->match.others = group_is_ordered(g) ? &group_others : NULL;
+}
+
 static int group_init_match(struct group *g, match_complete_cb complete, match_failed_cb failed)
 {
 	int r = match_init(&g->match, g->here ? g->here : 1, complete, failed, g);
 
 	if (r == 0)
-		g->match.others = group_spans(g) ? &group_others : NULL;
+		group_find_order(g);
 	return r;
 }
 
@@ -187,6 +192,12 @@ unsigned group_device_number(const struct group *g, uint32_t index)
 bool group_spans(const struct group *g)
 {
 	return g->here != group_size(g);
+}
+
+bool group_is_ordered(const struct group *g)
+{
+	return group_spans(g) ||
+	       (!g->id && span_is_alone(g->job->across.span, g->job->rec->join_grace_ms));
 }
 
 #define GROUP_NO_NUMBER UINT16_MAX /* of a device that has none yet */

@@ -76,6 +76,8 @@ struct group *group_free(struct group *g);
 /* The job has another span, and the group no devices: find its members here again. No op of it is
  * alive. Return: as group_new. */
 int group_find_again(struct group *g);
+/* The job has another span: does the group follow the order of its epochs? No op of it is alive. */
+void group_find_order(struct group *g);
 
 /* A new epoch: forget its members' numbers; their ops fail with @fault. */
 void group_reset(struct group *g, const struct fault *fault);
@@ -103,6 +105,8 @@ struct device *group_device(const struct group *g, uint32_t index);
 unsigned group_device_number(const struct group *g, uint32_t index);
 /* Has it members on other nodes? */
 bool group_spans(const struct group *g);
+/* Do its collectives begin in the order of the job's epoch, with the commits that the store decides? */
+bool group_is_ordered(const struct group *g);
 
 /* The group's number on all nodes: they may have made their groups in another order. */
 uint64_t group_key(const struct group *g);

@@ -167,6 +167,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 		job->rec = NULL;
 		return job_free(job);
 	}
+	job->across.elastic = job->across.span && rec->join_grace_ms;
 	while (job->ranks && job->placed && job->n_groups < rec->n_groups)
 		if (job_add_group(job) < 0)
 			break;

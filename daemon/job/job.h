@@ -150,6 +150,8 @@ void job_span_failed(struct job *job, const struct fault *why);
 uint64_t job_layout(const struct job *job);
 /* Has it ranks on other nodes? */
 bool job_is_across(const struct job *job);
+/* Is this the only node, for now, of an elastic job over nodes? Then the store decides what it commits, too. */
+bool job_is_alone(const struct job *job);
 /* For texts that ranks of other nodes read: " on node NAME"; "": all ranks are here. */
 const char *job_on_node(const struct job *job, char buf[JOB_ON_NODE_BYTES]);
 /* Refuse @what ("Loading a checkpoint") if so. Return: 0 or a fault code. */

@@ -30,10 +30,11 @@ static void job_members_end_span(struct job *job, const struct fault *fault)
 		job->jobs->ops.across.ended(job, fault);
 }
 
-/* Other nodes may apply it, or commit it. */
+/* Other nodes may apply it, or commit it, or the store has. */
 static bool job_members_keeps_step(const struct job *job)
 {
-	return job_is_across(job) && (job->step.doubt || job->step.committing);
+	return (job_is_across(job) || job_is_alone(job)) &&
+	       (job->step.doubt || job->step.committing);
 }
 
 static bool job_members_keeps_gradient(const struct job *job, const struct unit *u)

@@ -16,6 +16,11 @@ bool job_is_across(const struct job *job)
 	return job->across.span && job->across.span->n_nodes > 1;
 }
 
+bool job_is_alone(const struct job *job)
+{
+	return span_is_alone(job->across.span, job->rec->join_grace_ms);
+}
+
 uint64_t job_layout(const struct job *job)
 {
 	uint64_t h = span_layout(job->across.span);
@@ -101,7 +106,8 @@ static int job_span_check(const struct job *job, const struct span *span, uint64
 
 static int job_span_record(struct job *job, struct fault *f)
 {
-	char *text = job->across.span->n_nodes > 1 ? span_format(job->across.span) : strdup("");
+	bool notes = job_is_across(job) || job_is_alone(job);
+	char *text = notes ? span_format(job->across.span) : strdup("");
 	int r = text ? state_job_set_span(job->rec, text) : -ENOMEM;
 
 	free(text);
@@ -112,6 +118,12 @@ static int job_span_record(struct job *job, struct fault *f)
 
 int job_check_here(const struct job *job, const char *what, struct fault *f)
 {
+	if (job_is_alone(job))
+		return fault_set(
+			f, FAULT_UNIMPLEMENTED, NULL,
+			"%s is not possible: job '%s' is one of several nodes, and goes on "
+			"with one of them until others come back",
+			what, job->rec->name);
 	if (!job_is_across(job))
 		return 0;
 	return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
@@ -125,11 +137,13 @@ void job_span_failed(struct job *job, const struct fault *f)
 	job->across.span->ended = *f;
 }
 
-/* Groups without devices: where their members are now. */
+/* Groups without devices: where their members are now. All: whether the nodes have an order. */
 static int job_span_find_groups(struct job *job, struct fault *f)
 {
 	for (uint32_t i = 0; !f->code && i < job->n_groups; i++)
-		if (!job->groups[i]->n_devices && group_find_again(job->groups[i]) < 0)
+		if (job->groups[i]->n_devices)
+			group_find_order(job->groups[i]);
+		else if (group_find_again(job->groups[i]) < 0)
 			fault_errno(f, -ENOMEM, "finding the ranks of a group");
 	return f->code;
 }
@@ -161,7 +175,7 @@ int job_set_span(struct job *job, struct span *span, uint64_t epoch, struct faul
 	free(job->across.left);
 	job->across.left = NULL;
 	if (job_span_find_groups(job, f) == 0) {
-		job->rec->epoch = epoch;
+		job->rec->epoch = job->rec->begun = epoch;
 		(void)job_span_record(job, f);
 	}
 	if (f->code)

@@ -120,7 +120,9 @@ void policy_committed(struct job *job)
 void policy_committing(struct job *job, uint64_t step)
 {
 	bool due = policy_will_be_due(job, step);
+	bool replicates =
+		job->jobs->ops.across.replicate && job->jobs->ops.across.replicate(job, due);
 
-	if (!job->jobs->ops.across.replicate || !job->jobs->ops.across.replicate(job, due))
+	if (!replicates && job_is_across(job)) /* else when it is committed */
 		policy_save(job, step, true);
 }

@@ -39,10 +39,11 @@ struct replica {
 	struct job *job;   /* borrowed; NULL: it is not kept any more */
 	unsigned refs;
 	uint64_t step;
-	uint32_t part, parts;    /* number of the node, and of how many */
-	uint64_t layout;         /* replica_layout */
-	bool whole;              /* both files are */
-	bool complete;           /* all nodes have what they should have of this step */
+	uint32_t part, parts; /* number of the node, and of how many */
+	uint64_t layout;      /* replica_layout */
+	uint64_t epoch;       /* in which it was begun; 0: this node has it only to go back to it */
+	bool whole;           /* both files are */
+	bool complete;        /* all nodes have what they should have of this step */
 	int fds[_REPLICA_FILES]; /* owned */
 	uint64_t bytes[_REPLICA_FILES];
 	uint64_t charged;            /* to the job's account */

@@ -293,6 +293,12 @@ static int saving_start(struct saving *s)
 	return 0;
 }
 
+/* A replica is made of one job at a time with a checkpoint. */
+static bool saving_may_begin(struct job *job)
+{
+	return !saving_is_replicating(job) && bufcopy_is_ready(job);
+}
+
 /* Within the reader's hold. */
 static void saving_on_granted(struct reader *r, const struct fault *f)
 {
@@ -351,6 +357,7 @@ struct saving *saving_new(struct job *job, const struct saving_options *o)
 	s->job = job;
 	s->memory = o->memory;
 	s->layout = o->layout;
+	s->epoch = o->epoch;
 	s->o.bytes_per_s = o->bytes_per_s;
 	s->keep = o->keep;
 	s->uid = (uid_t)job->rec->uid;
@@ -381,7 +388,7 @@ int saving_begin(struct job *job, struct proc *proc, const struct saving_options
 	s->done = done;
 	s->userdata = userdata;
 	if (job_is_across(job) ? saving_part_ask(s, o)
-			       : saving_wait(s, proc, o->deadline_us, bufcopy_is_ready)) {
+			       : saving_wait(s, proc, o->deadline_us, saving_may_begin)) {
 		*f = s->f;
 		saving_forget(job);
 	}
@@ -403,6 +410,7 @@ static void saving_tick_memory(struct job *job)
 
 	if (s && !saving_goes_on(s)) {
 		saving_forget_memory(job);
+		readers_go_on(job); /* a checkpoint may wait for its end */
 		return;
 	}
 	if (!s)

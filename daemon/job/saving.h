@@ -60,7 +60,7 @@ struct saving_options {
 	uint32_t keep;        /* newest ones that stay when it is made; 0: all */
 	bool next;            /* of several nodes: of the commit that is about to be made */
 	bool memory; /* of several nodes: a replica (job/replica.h); @path, @keep and the rate are nothing */
-	uint64_t layout; /* then: its replica_layout */
+	uint64_t layout, epoch; /* then: its replica_layout, and the epoch that runs */
 };
 
 /* Begin one. @proc: who asks. @done: not before this returns. Return: 0 or a fault code. */

@@ -50,7 +50,8 @@ struct saving {
 	uint8_t state;      /* enum saving_state */
 	bool running;       /* the thread has not ended */
 	bool memory;        /* into @replica, */
-	uint64_t layout;    /* of this layout */
+	uint64_t layout;    /* of this layout, */
+	uint64_t epoch;     /* begun in this epoch */
 	char *path, *roots; /* owned */
 	uid_t uid;
 	gid_t gid;

@@ -416,8 +416,10 @@ static void saving_part_make_replica(struct saving *s)
 	struct replica *r;
 
 	replica_tidy(job);
-	if (replica_new(job, &id, s->bytes + s->specs_bytes, &r, &s->f) == 0)
+	if (replica_new(job, &id, s->bytes + s->specs_bytes, &r, &s->f) == 0) {
+		r->epoch = s->epoch;
 		s->replica = replica_ref(r);
+	}
 	saving_is_written(s);
 }
 

@@ -103,6 +103,11 @@ uint64_t span_layout(const struct span *s)
 	return h;
 }
 
+bool span_is_alone(const struct span *s, bool elastic)
+{
+	return s && s->n_nodes == 1 && elastic;
+}
+
 unsigned span_node_of(const struct span *s, uint32_t rank)
 {
 	unsigned lo = 0, hi = s->n_nodes;

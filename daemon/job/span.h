@@ -52,6 +52,9 @@ uint64_t span_layout(const struct span *s);
 /* Are the same ranks on the same nodes and devices in both? */
 bool span_same(const struct span *a, const struct span *b);
 
+/* Is this the only node, for now, of a job over nodes? @elastic: it may go on without some. NULL is allowed. */
+bool span_is_alone(const struct span *s, bool elastic);
+
 /* The node of a rank of the job. */
 unsigned span_node_of(const struct span *s, uint32_t rank);
 /* Of a rank: a number that it shares with those on its device. */

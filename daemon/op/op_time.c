@@ -101,7 +101,7 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 	case OP_WAIT:
 		op_missing_ranks(op, buf, bytes);
 		op_append_elastic(job, buf, bytes);
-		if (!*buf && group_spans(op->group) && job->jobs->ops.across.waits)
+		if (!*buf && group_is_ordered(op->group) && job->jobs->ops.across.waits)
 			job->jobs->ops.across.waits(op->group, op->entry.number, buf, bytes);
 		break;
 	case OP_BLOCKED:

@@ -565,7 +565,8 @@ static enum res apply_submit_step(struct apply *a)
 static bool apply_is_abandoned(struct apply *a)
 {
 	struct job_step *step = &a->job->step;
-	bool goes_on = step->across || (step->committing && job_is_across(a->job));
+	bool goes_on = step->across ||
+		       (step->committing && (job_is_across(a->job) || job_is_alone(a->job)));
 
 	step->abandoned = !goes_on && step->epoch != a->job->rec->epoch;
 	return step->abandoned;

@@ -2,7 +2,7 @@
  * Commit: the step a restarted trainer goes on from, on all ranks or on none. Applies
  * the prepared step; then, in one turn of the loop, step and blobs change together (step/commit.h).
  *
- * Where ranks are on other nodes, too, it starts when the store has decided it. From there on it takes
+ * Where ranks are on other nodes, too, or may come from there, it starts when the store has decided it. From there on it takes
  * effect even if the epoch ends.
  */
 #include <stdlib.h>
@@ -80,7 +80,7 @@ static int op_commit_check(struct op *op, struct fault *f)
 /* The store has decided it: it is not undone here. */
 static bool op_commit_is_decided(const struct coll *c)
 {
-	return group_spans(c->group);
+	return group_is_ordered(c->group);
 }
 
 static enum res op_commit_check_epoch(struct coll *c)

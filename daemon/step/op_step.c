@@ -271,7 +271,7 @@ static enum res op_step_take_marks(struct coll *c)
 
 	for (uint32_t i = 0; marks && i < c->n; i++)
 		marks[c->ops[i]->m->rank] = step_args(c->ops[i])->mark;
-	if (r == 0 && group_spans(c->group))
+	if (r == 0 && group_is_ordered(c->group))
 		r = state_job_reserve_applied(c->job->rec, group_key(c->group));
 	if (r == 0)
 		r = position_prepare(c->job, marks);
@@ -301,7 +301,7 @@ static void op_step_identify(struct coll *c)
 {
 	struct job_step *step = &c->job->step;
 
-	step->across = step->gated = group_spans(c->group);
+	step->across = step->gated = group_is_ordered(c->group);
 	step->id = (struct job_step_id){ c->job->rec->epoch, group_key(c->group),
 					 c->ops[0]->entry.number };
 }
@@ -323,7 +323,7 @@ static void op_step_skip_across(struct coll *c, bool found)
 
 static void op_step_skip(struct coll *c, bool found)
 {
-	if (group_spans(c->group)) {
+	if (group_is_ordered(c->group)) {
 		op_step_skip_across(c, found);
 		return;
 	}
@@ -400,7 +400,7 @@ static enum res op_step_tick(struct coll *c)
 	RES_TRY(coll_check_epoch(c, true));
 	RES_TRY(apply_wait(c->job, &c->waiter));
 	RES_TRY(coll_check_epoch(c, true));
-	if (group_spans(c->group) && c->job->mem.pooled_waiting && !c->job->jobs->keeper_lost)
+	if (group_is_ordered(c->group) && c->job->mem.pooled_waiting && !c->job->jobs->keeper_lost)
 		return coll_wait_for_node(c); /* gradients that a successor would not have */
 	RES_TRY(op_step_prepare(c));
 	op_step_tell(c);

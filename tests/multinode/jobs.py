@@ -5,7 +5,9 @@ import subprocess
 
 from checkpoints import Ranks
 from lab import BIN, ETCD_AT, Failed, Lab, environment, wait_for
-from replicas import Elastic, has_replicas
+from members import DECIDES
+from replicas import Elastic, expect_alone, has_replicas, no_step_twice
+from training import TWO as FOUR
 from training import Training
 
 TWO = (("a", 1), ("b", 1))
@@ -158,6 +160,66 @@ def elastic_on_all():
         Training(x, THREE).finish()
 
 
+def cut_off(x, t, node):
+    """Its cable is cut, and its ranks end."""
+    x[node].link(up=False)
+    for rank in t.on(node):
+        t.ranks.pop(rank).kill()
+
+
+def waits_for(node, text):
+    return any(text in j["waits"] for j in node.ctl("status")["jobs"])
+
+
+def alone_in_trouble():
+    """A node of an elastic job is cut off, and the other one goes on alone: without etcd its
+    commits wait; its daemon dies, and no step is lost, though the other node is there first, with
+    memory of an earlier epoch. Alone again, it drains, and its job is deleted."""
+    with Lab(2, start=False) as x:
+        a, b = x.nodes.values()
+        for node in (a, b):
+            node.start(held=True, replicas=1)
+        t = Elastic(x, FOUR, steps=LONG_RUN, options="2 4 0.5")
+        wait_for(lambda: t.check() or has_replicas(x, 5), "replicas on both nodes")
+        cut_off(x, t, "b")
+        expect_alone(x, t, a)
+
+        x.etcd.kill()
+        wait_for(lambda: any(o["op"] == "Commit" and DECIDES in o["waits_for"]
+                             for o in a.ctl("ops", "j")["ops"]), "a commit waits for etcd")
+        step = t.step()
+        x.start_etcd()
+        t.wait_step(step + 10)
+
+        before = a.joined()
+        a.kill_held()
+        for rank in t.on("a"):
+            t.ranks.pop(rank).kill()
+        a.await_member(before)
+        b.link(up=True)
+        for rank in t.on("b"):
+            t.start(rank)
+        wait_for(lambda: t.check() or waits_for(b, "they have made the last commit"), "b waits")
+        t.start(1)  # three of four are there, and no copy of what node a has committed alone
+        wait_for(lambda: t.check() or any(waits_for(n, "the last commit is in no copies")
+                                          for n in (a, b)), "rank 0 is waited for")
+        t.start(0)
+        t.wait_world(4)
+        no_step_twice(t, 2)
+
+        cut_off(x, t, "b")
+        expect_alone(x, t, a)
+        expect(job(a, "drain", "j"), 0, "2 trainers were told")
+        gone = a.said().count("rpc job session ended")
+        t.stop()
+        wait_for(lambda: a.said().count("rpc job session ended") == gone + 2, "its ranks end")
+        expect(job(a, "delete", "j"), 1, "job j deleted", "node b has not done it")
+        expect_gone(x, but="b")
+        b.link(up=True)
+        expect(job(b, "delete", "--force", "j"), 0, "job j deleted")
+        expect_gone(x)
+
+
 def name_again():
     """A rank of the next job of a name comes before those of other nodes have left: it waits."""
     with Lab(2) as x:
@@ -181,4 +243,4 @@ def name_again():
 
 
 DEFAULT = [delete_on_all, delete_while_it_trains, delete_without_a_node, drains_on_all,
-           elastic_on_all, name_again]
+           elastic_on_all, alone_in_trouble, name_again]

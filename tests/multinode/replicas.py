@@ -4,11 +4,12 @@ import json
 import pathlib
 import re
 import statistics
+import subprocess
 import sys
 
 import checkpoints
-from lab import Failed, Lab, wait_for
-from training import SMALL, Training
+from lab import ETCD_AT, Failed, Lab, environment, wait_for
+from training import SMALL, TWO, Training
 
 LONG_RUN = 4000
 SHAPE = (("a", 1), ("b", 2), ("c", 1))
@@ -121,6 +122,80 @@ def goes_on_without_a_node():
                 raise Failed(f"parameters differ: {losses}, {expected}")
 
 
+def store_step(job="j"):
+    """The last commit that the store has: step, epoch."""
+    r = subprocess.run(["nsenter", "--net=/run/netns/etcd", "--", "etcdctl", "--endpoints",
+                        f"http://{ETCD_AT}:2379", "get", "--print-value-only", "--prefix",
+                        f"/shardd/shardd/jobs/0/{job}/step"],
+                       capture_output=True, text=True, env=environment(ETCDCTL_API="3"))
+    return tuple(map(int, r.stdout.split()[:2])) or (0, 0)
+
+
+def lose_node(x, t, victim):
+    """With its memory and its ranks."""
+    x[victim].kill()
+    for rank in t.on(victim):
+        t.ranks.pop(rank).kill()
+
+
+def come_back(x, t, victim, **how):
+    x[victim].start(**how)
+    for rank in t.on(victim):
+        t.start(rank)
+
+
+def no_step_twice(t, world):
+    """From when so many ranks went on."""
+    begun = next(i for i, line in enumerate(t.lines()) if line["world"] == world)
+    made = [line["step"] for line in t.lines()[begun:]]
+    if made != sorted(set(made)):
+        raise Failed(f"steps were made twice: {t.lines()[begun:]}")
+
+
+def expect_alone(x, t, node):
+    """Its commits are in the store, and status and blame answer. Return: the step."""
+    step = t.wait_world(2)["step"]
+    t.wait_step(step + 10)
+    begun = re.findall(rf"epoch begins job=0/{t.job} epoch=(\d+) nodes=1", node.said())
+    epoch = int(begun[-1])
+    decided = store_step(t.job)
+    if decided[0] < step + 9 or decided[1] != epoch:
+        raise Failed(f"the store has commit {decided}, step {step + 10} of epoch {epoch} was made")
+    [job] = [j for j in node.ctl("status")["jobs"] if j["name"] == t.job]
+    if job["world_size"] != 2 or node.ctl("blame", t.job, check=False) is None:
+        raise Failed(f"status of the node that is left: {job}")
+    return t.step()
+
+
+def one_node_goes_on():
+    """An elastic job over two nodes, one of which dies with its memory: the other one goes on
+    alone, from the copy of it, and its commits are in the store. Then the job grows again."""
+    with Lab(2, start=False) as x:
+        for node in x.nodes.values():
+            node.options["replicas"] = 1
+        folder = checkpoints.folders(x)
+        expected = Elastic(x, TWO, steps=200, options="2 4 0.5", job="calm").finish()
+        for victim in "ab":  # one of them leads
+            t = Elastic(x, TWO, steps=200, options="2 4 0.5", job=f"j{victim}")
+            wait_for(lambda t=t: t.check() or has_replicas(x, 10, t.job), "replicas on all nodes")
+            lose_node(x, t, victim)
+            left = x["b" if victim == "a" else "a"]
+            expect_alone(x, t, left)
+            own = folder / t.job
+            own.mkdir()
+            code, said = checkpoints.checkpoint(left, "save", t.job, own)
+            if code or not checkpoints.whole(own):
+                raise Failed(said)
+            come_back(x, t, victim)
+            t.wait_world(4)
+            no_step_twice(t, 2)
+            wait_for(lambda t=t: t.check() or has_replicas(x, t.step() - 5, t.job),
+                     "replicas on both nodes again")
+            losses = t.finish(missing=60)
+            if any(expected[s] != loss for s, loss in losses.items()):
+                raise Failed(f"parameters differ: {losses}, {expected}")
+
+
 def two_nodes_are_lost():
     """Checkpoints at each commit and replicas take turns. Two nodes that follow each other are lost
     at once, and a part with them: the job is refused, and goes on from its checkpoint."""
@@ -158,4 +233,4 @@ def two_nodes_are_lost():
             raise Failed(f"losses {losses}, {expected} without deaths")
 
 
-DEFAULT = [nodes_are_lost, goes_on_without_a_node, two_nodes_are_lost]
+DEFAULT = [nodes_are_lost, goes_on_without_a_node, one_node_goes_on, two_nodes_are_lost]
