@@ -40,13 +40,13 @@ static uint32_t cluster_elastic_members(struct cluster_job *cj, const struct clu
 	return members;
 }
 
-/* The daemon of a node of the last epoch was started again, and its copies are gone. */
-static bool cluster_elastic_lost_copies(struct cluster_job *cj, const struct cluster_holding *h)
+/* Would the job have nothing to go back to, or much less than it has? The copies of a node whose daemon was
+ * started again are gone. */
+static bool cluster_elastic_lacks_copies(struct cluster_job *cj, const struct cluster_holding *h)
 {
 	const struct cluster_part *copy = cluster_restore_newest(cj);
 
-	return h->has_commit && !h->n_replicas &&
-	       !(copy && copy->epoch >= cluster_holding_begun(h));
+	return !copy || (h->has_commit && !h->n_replicas && copy->epoch < cluster_holding_begun(h));
 }
 
 const char *cluster_elastic_lacks(struct cluster_job *cj)
@@ -59,8 +59,8 @@ const char *cluster_elastic_lacks(struct cluster_job *cj)
 		return "; the store knows nothing of the job: only all of them begin again";
 	if (cluster_holding_begun(h) < cj->known.commit)
 		return "; they have made the last commit, without the memory that is here";
-	if (cluster_elastic_members(cj, h) != h->ranks && cluster_elastic_lost_copies(cj, h))
-		return "; the last commit is in no copies: those that made it go on first";
+	if (cluster_elastic_members(cj, h) != h->ranks && cluster_elastic_lacks_copies(cj, h))
+		return "; the last commit is in no copies here: those that made it go on first";
 	return "";
 }
 

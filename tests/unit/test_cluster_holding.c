@@ -209,3 +209,31 @@ Test(cluster_holding, commits_of_nodes_that_are_not_here_stay)
 	cr_expect_eq(rule_after_commit(&f), 0, "nobody has anything: a job begins");
 	end();
 }
+
+/* Node @i has part @part of two, of @step, as epoch @epoch has made it. */
+static void keeps(unsigned i, uint32_t part, uint64_t step, uint64_t epoch)
+{
+	struct cluster_holding *h = &nodes[i].holding;
+
+	h->replicas[h->n_replicas++] = (struct cluster_part){
+		.id = { .step = step, .layout = epoch, .part = part, .parts = 2 }, .epoch = epoch
+	};
+}
+
+/* Node 0 went on alone from an earlier step than node 1 has copies of, which are of an epoch that was given up. */
+Test(cluster_holding, copies_of_a_later_epoch_are_newer)
+{
+	const struct cluster_part *newest;
+
+	begin();
+	cr_expect_null(cluster_restore_newest(&cj));
+	keeps(1, 0, 40, 7);
+	keeps(1, 1, 40, 7);
+	keeps(0, 0, 30, 9);
+	newest = cluster_restore_newest(&cj);
+	cr_assert(newest);
+	cr_expect_eq(newest->epoch, 7, "the other one is not complete");
+	keeps(2, 1, 30, 9);
+	cr_expect_eq(cluster_restore_newest(&cj)->id.step, 30);
+	end();
+}
