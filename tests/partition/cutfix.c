@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "bench/scale/scale.h"
 #include "cluster/cluster_impl.h"
@@ -12,16 +13,22 @@
 #include "core/clock.h"
 #include "core/text.h"
 #include "job/group.h"
+#include "job/launched.h"
 #include "job/position.h"
+#include "job/restore.h"
+#include "job/saving_impl.h"
 #include "nodefix.h"
+#include "partition/cutbulk.h"
+#include "partition/cutinner.h"
+#include "partition/cutline.h"
+#include "partition/cutlinks.h"
 
 #define TICK_US   25000u
-#define NOTICE_US 1250000u
-#define LATE_US   300000u
 #define ANSWER_US 2000000u /* CLUSTER_ANSWER_MS */
 #define STEPS     64
 #define CONDS     3
 #define ELEMENTS  8
+#define GRACE_MS  300
 
 /* What the rank of a node does. */
 enum rank_state { RANK_JOINS, RANK_ASKS, RANK_FILLS, RANK_REDUCES, RANK_STEPS, RANK_COMMITS };
@@ -43,51 +50,22 @@ struct cut_node {
 	struct job_step_id applied; /* that was looked at */
 };
 
-struct peers {
-	unsigned node;
-	bool closed;
-	const struct peers_ops *ops;
-	void *userdata;
-};
-
-struct peer {
-	struct list link;
-	struct peers *owner;
-	struct peer *other;
-	void *data;
-	uint64_t gone_us; /* then this end notices; 0: it does not */
-	bool dialled, over, told;
-	char why[128];
-};
-
-struct news {
-	struct list link;
-	struct peer *to;
-	bool up;
-	size_t bytes;
-	uint8_t packed[];
-};
-
 static struct {
 	struct cut_node nodes[CUTFIX_NODES];
-	struct peers peers[CUTFIX_NODES];
-	unsigned n_peers;
-	struct list under_way, ends;
+	unsigned n;
+	bool elastic;
+	uint64_t upto;
 	struct coord_fake *store;
 	struct looprun look; /* of the one that looks into the store */
 	struct coord *looks;
 	uint64_t now_us, epoch_of[STEPS];
-	uint64_t random;
-	unsigned (*pick)(unsigned n); /* this or random, or what was sent first arrives first */
-	bool turns;
-	unsigned apart, events;
+	unsigned events;
 	bool schedules;
 	void (*on_event)(void);
 	char wrong[512];
 } fix;
 
-static void cutfix_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-static void cutfix_say(const char *format, ...)
+void cutfix_say(const char *format, ...)
 {
 	va_list args;
 
@@ -98,284 +76,37 @@ static void cutfix_say(const char *format, ...)
 	va_end(args);
 }
 
-static void cutfix_event(void)
+void cutfix_event(void)
 {
 	fix.events++;
 	if (fix.on_event)
 		fix.on_event();
 }
 
-static struct cut_node *cutfix_enter(unsigned node)
+void cutfix_enter(unsigned node)
 {
 	the_cluster = fix.nodes[node].cluster;
+}
+
+const char *cutfix_name(unsigned node)
+{
+	return fix.nodes[node].cluster->node;
+}
+
+static struct cut_node *cutfix_node(unsigned node)
+{
+	cutfix_enter(node);
 	return &fix.nodes[node];
-}
-
-/* ------------------------------------------------------------------ peer/peer.h */
-
-static bool cutfix_is_cut(unsigned a, unsigned b)
-{
-	return (fix.apart >> a & 1) != (fix.apart >> b & 1);
-}
-
-static void cutfix_post(struct peer *to, bool up, const Shardd__V1__PeerMessage *m)
-{
-	size_t bytes = m ? shardd__v1__peer_message__get_packed_size(m) : 0;
-	struct news *news = malloc(sizeof(*news) + bytes);
-
-	CHECK(news);
-	news->to = to;
-	news->up = up;
-	news->bytes = bytes;
-	list_init(&news->link);
-	list_append(&fix.under_way, &news->link);
-	if (m)
-		shardd__v1__peer_message__pack(m, news->packed);
-}
-
-int peers_new(struct loopq *loopq, const struct peers_options *o, const struct peers_ops *ops,
-	      void *userdata, struct peers **ret, struct fault *f)
-{
-	struct peers *ps = &fix.peers[fix.n_peers];
-
-	(void)loopq, (void)o, (void)f;
-	CHECK(fix.n_peers < CUTFIX_NODES);
-	*ps = (struct peers){ .node = fix.n_peers++, .ops = ops, .userdata = userdata };
-	*ret = ps;
-	return 0;
-}
-
-uint16_t peers_port(const struct peers *ps)
-{
-	return (uint16_t)(ps->node + 1);
-}
-
-static struct peer *cutfix_end_new(unsigned node)
-{
-	struct peer *p = calloc(1, sizeof(*p));
-
-	CHECK(p);
-	p->owner = &fix.peers[node];
-	list_init(&p->link);
-	list_append(&fix.ends, &p->link);
-	return p;
-}
-
-/* @at: "HOST:NUMBER OF THE NODE" */
-int peers_connect(struct peers *ps, const char *name, const char *at, struct peer **ret,
-		  struct fault *f)
-{
-	unsigned node = (unsigned)strtoul(strrchr(at, ':') + 1, NULL, 10);
-	struct peer *here = cutfix_end_new(ps->node), *there = cutfix_end_new(node);
-
-	(void)name, (void)f;
-	here->dialled = true;
-	here->other = there;
-	there->other = here;
-	*ret = here;
-	if (cutfix_is_cut(ps->node, node)) {
-		there->told = here->over = there->over = true;
-		here->gone_us = fix.now_us + NOTICE_US;
-		text_copy(here->why, sizeof(here->why), "it cannot be reached");
-	} else {
-		cutfix_post(there, true, NULL);
-		cutfix_post(here, true, NULL);
-	}
-	return 0;
-}
-
-void peers_tick(struct peers *ps, uint64_t now_us)
-{
-	(void)ps, (void)now_us;
-}
-
-void peers_close(struct peers *ps, peers_closed_cb done, void *userdata)
-{
-	ps->closed = true;
-	if (done)
-		done(userdata);
-}
-
-void peer_send(struct peer *p, const Shardd__V1__PeerMessage *m)
-{
-	if (!p->over && !cutfix_is_cut(p->owner->node, p->other->owner->node))
-		cutfix_post(p->other, false, m);
-}
-
-void peer_end(struct peer *p, const char *why)
-{
-	if (p->over)
-		return;
-	cutfix_say("node %u ends the link to node %u: %s", p->owner->node, p->other->owner->node,
-		   why);
-	p->over = p->other->over = true;
-	p->gone_us = p->other->gone_us = fix.now_us;
-}
-
-const char *peer_name(const struct peer *p)
-{
-	return fix.nodes[p->other->owner->node].cluster->node;
-}
-
-struct peer *peers_find(struct peers *ps, const char *name)
-{
-	struct peer *p, *tmp;
-
-	list_for_each (p, tmp, &fix.ends, link)
-		if (p->owner == ps && !p->over && strcmp(peer_name(p), name) == 0)
-			return p;
-	return NULL;
-}
-
-bool peer_is_dialled(const struct peer *p)
-{
-	return p->dialled;
-}
-
-void peer_set_data(struct peer *p, void *data)
-{
-	p->data = data;
-}
-
-void *peer_data(const struct peer *p)
-{
-	return p->data;
-}
-
-static uint64_t cutfix_random(uint64_t most)
-{
-	fix.random ^= fix.random << 13;
-	fix.random ^= fix.random >> 7;
-	fix.random ^= fix.random << 17;
-	return (fix.random >> 11) % most;
-}
-
-static bool cutfix_is_first_of_its_link(const struct news *news)
-{
-	struct news *n, *tmp;
-
-	list_for_each (n, tmp, &fix.under_way, link) {
-		if (n == news)
-			return true;
-		if (n->to == news->to)
-			return false;
-	}
-	CHECK_NOT_REACHED();
-}
-
-static unsigned cutfix_which(unsigned n)
-{
-	if (n > 1 && fix.pick)
-		return fix.pick(n);
-	return n > 1 && fix.random ? (unsigned)cutfix_random(n) : 0;
-}
-
-/* What arrives next: each link keeps its order. Return: NULL: nothing, since a node goes on instead, which is
- * *@ret_node, or since nothing is under way; then that is CUTFIX_NODES. */
-static struct news *cutfix_pick(unsigned *ret_node)
-{
-	struct news *news, *tmp, *first[2 * CUTFIX_NODES * CUTFIX_NODES];
-	unsigned n = 0, which;
-
-	*ret_node = CUTFIX_NODES;
-	list_for_each (news, tmp, &fix.under_way, link)
-		if (n < ARRAY_SIZE(first) && cutfix_is_first_of_its_link(news))
-			first[n++] = news;
-	if (!n)
-		return NULL;
-	which = cutfix_which(n + (fix.turns ? CUTFIX_NODES : 0));
-	if (which < n)
-		return first[which];
-	*ret_node = which - n;
-	return NULL;
-}
-
-static void cutfix_arrive(struct news *news)
-{
-	Shardd__V1__PeerMessage *m = NULL;
-	struct peer *p = news->to;
-
-	list_unlink(&news->link);
-	if (!p->over && !p->owner->closed) {
-		cutfix_enter(p->owner->node);
-		if (news->up) {
-			p->owner->ops->up(p->owner->userdata, p);
-		} else {
-			m = shardd__v1__peer_message__unpack(NULL, news->bytes, news->packed);
-			CHECK(m);
-			p->owner->ops->message(p->owner->userdata, p, m);
-			shardd__v1__peer_message__free_unpacked(m, NULL);
-		}
-	}
-	free(news);
-}
-
-static void cutfix_go_on(unsigned node);
-
-/* Return: false: nothing is under way. */
-static bool cutfix_deliver(void)
-{
-	struct news *news;
-	unsigned node;
-
-	if (list_empty(&fix.under_way))
-		return false;
-	cutfix_event();
-	news = cutfix_pick(&node);
-	if (news)
-		cutfix_arrive(news);
-	else if (node < CUTFIX_NODES)
-		cutfix_go_on(node);
-	return true; /* without either it was lost at this moment */
-}
-
-/* Ends of links notice that they are. */
-static void cutfix_notice(void)
-{
-	struct peer *p, *tmp;
-
-	list_for_each (p, tmp, &fix.ends, link) {
-		if (!p->gone_us || p->told || fix.now_us < p->gone_us)
-			continue;
-		p->told = true;
-		if (p->owner->closed)
-			continue;
-		cutfix_enter(p->owner->node);
-		p->owner->ops->gone(p->owner->userdata, p, p->why);
-	}
-}
-
-static void cutfix_lose_news(void)
-{
-	struct news *news, *tmp;
-
-	list_for_each (news, tmp, &fix.under_way, link)
-		if (cutfix_is_cut(news->to->owner->node, news->to->other->owner->node)) {
-			list_unlink(&news->link);
-			free(news);
-		}
 }
 
 void cutfix_cut(unsigned apart, unsigned late)
 {
-	struct peer *p, *tmp;
-
-	fix.apart = apart;
-	cutfix_lose_news();
-	list_for_each (p, tmp, &fix.ends, link) {
-		unsigned node = p->owner->node;
-
-		if (p->over || !cutfix_is_cut(node, p->other->owner->node))
-			continue;
-		p->over = true;
-		p->gone_us = fix.now_us + NOTICE_US + (late >> node & 1 ? LATE_US : 0);
-		text_copy(p->why, sizeof(p->why), "nothing has come from it");
-	}
+	cutlinks_cut(apart, late);
 }
 
 void cutfix_heal(void)
 {
-	fix.apart = 0;
+	cutlinks_heal();
 }
 
 /* ------------------------------------------------------------------ the store */
@@ -454,7 +185,7 @@ int __wrap_coord_txn(struct coord *c, struct coord_call *call, const struct coor
 	bool arrives;
 	int r;
 
-	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+	for (unsigned i = 0; i < fix.n; i++)
 		if (fix.nodes[i].coord == c)
 			w = &fix.nodes[i];
 	if (!w || !txn->n_changes)
@@ -539,8 +270,12 @@ uint64_t cutfix_step(unsigned node)
 /* Each rank says with its commit in which epoch it makes it: as many bytes. */
 uint64_t cutfix_epoch(unsigned node)
 {
-	const state_blob *b = state_job_blob(fix.nodes[node].job->rec, node);
+	const struct job *job = fix.nodes[node].job;
+	const state_blob *b = NULL;
+	uint32_t rank;
 
+	if (launched_rank(job, node, &rank))
+		b = state_job_blob(job->rec, rank);
 	return b ? b->data.len : 0;
 }
 
@@ -552,9 +287,14 @@ unsigned cutfix_leader(unsigned node)
 	return (unsigned)strtoul(strrchr(cj->leader, '-') + 1, NULL, 10);
 }
 
+const char *cutfix_waits(unsigned node)
+{
+	return cluster_find(fix.nodes[node].cluster, fix.nodes[node].job->label)->why;
+}
+
 static bool cutfix_is_deciding(void)
 {
-	for (unsigned i = 0; i < CUTFIX_NODES; i++) {
+	for (unsigned i = 0; i < fix.n; i++) {
 		const struct cluster_job *cj =
 			cluster_find(fix.nodes[i].cluster, fix.nodes[i].job->label);
 
@@ -568,14 +308,14 @@ enum cutfix_phase cutfix_phase(uint64_t step)
 {
 	unsigned has = 0, announced = 0;
 
-	for (unsigned i = 0; i < CUTFIX_NODES; i++) {
+	for (unsigned i = 0; i < fix.n; i++) {
 		const struct cut_node *w = &fix.nodes[i];
 
 		has += cutfix_step(i) > step;
 		announced += w->state == RANK_COMMITS && w->op.op && w->next > step;
 	}
 	if (has)
-		return has == CUTFIX_NODES ? CUTFIX_OVER : CUTFIX_STARTED;
+		return has == fix.n ? CUTFIX_OVER : CUTFIX_STARTED;
 	if (cutfix_look().step > step)
 		return CUTFIX_DECIDED;
 	return cutfix_is_deciding() ? CUTFIX_DECIDING
@@ -586,6 +326,8 @@ enum cutfix_phase cutfix_phase(uint64_t step)
 /* A step has been committed in one epoch, or else two halves have. */
 static void cutfix_note(uint64_t step, uint64_t epoch, const char *who)
 {
+	if (fix.elastic)
+		return; /* steps are made again */
 	CHECK(step < STEPS);
 	if (step && fix.epoch_of[step] && fix.epoch_of[step] != epoch)
 		cutfix_say("%s has committed step %u of epoch %u, another one that of epoch %u",
@@ -601,6 +343,13 @@ static void cutfix_check_commit(unsigned node)
 
 	if (step == fix.nodes[node].seen)
 		return;
+	if (fix.elastic) {
+		decided = cutfix_look();
+		cutline_decided(decided.step, decided.epoch);
+		cutline_has(node, step, epoch);
+		fix.nodes[node].seen = step;
+		return;
+	}
 	if (step < fix.nodes[node].seen)
 		cutfix_say("node %u had committed step %u, and has %u now", node,
 			   (unsigned)fix.nodes[node].seen, (unsigned)step);
@@ -638,9 +387,11 @@ static void cutfix_check_applied(unsigned node)
 	    id.number == fix.nodes[node].applied.number)
 		return;
 	fix.nodes[node].applied = id;
-	for (unsigned i = 0; i < CUTFIX_NODES; i++) {
+	for (unsigned i = 0; i < fix.n; i++) {
 		const struct job_step *step = &fix.nodes[i].job->step;
 
+		if (fix.elastic && fix.nodes[i].job->rec->begun != id.epoch)
+			continue; /* they are not of its group */
 		other = cutfix_applied(i);
 		if (cutfix_is_behind(&other, &id) &&
 		    (step->state == JOB_STEP_NONE || step->id.epoch != id.epoch ||
@@ -692,7 +443,7 @@ static bool cutfix_register(struct cut_node *w)
 	if (group_place(world, &f) != RES_DONE || group_comms(world, &f) != RES_DONE)
 		return false;
 	if (!cutfix_unit(w))
-		nodefix_register(w->job, nodefix_spec("u", ELEMENTS * CUTFIX_NODES));
+		nodefix_register(w->job, nodefix_spec("u", ELEMENTS * fix.n));
 	return true;
 }
 
@@ -706,10 +457,16 @@ static void cutfix_next(struct cut_node *w)
 	case RANK_JOINS:
 		CHECK_NOT_REACHED();
 	case RANK_ASKS:
+		if (w->m->state != MEMBER_JOINED) { /* no op of it says that the epoch has ended */
+			w->state = RANK_JOINS;
+			return;
+		}
 		if (!cutfix_register(w))
 			return;
 		u = cutfix_unit(w);
 		w->next = cutfix_step((unsigned)(w - fix.nodes)) + 1;
+		if (w->next > fix.upto)
+			return;
 		if (!u->rec->initialised) {
 			nodefix_seed(&w->n, w->m, u, 7, &w->op);
 			return;
@@ -768,29 +525,51 @@ static void cutfix_tick(void)
 	struct cut_look decided = cutfix_look();
 
 	cutfix_note(decided.step, decided.epoch, "the store");
+	if (fix.elastic)
+		cutline_decided(decided.step, decided.epoch);
 	fix.now_us += TICK_US;
 	clock_fake(fix.now_us);
 	coord_fake_pass(fix.store, TICK_US / 1000);
-	cutfix_notice();
-	for (unsigned i = 0; i < CUTFIX_NODES; i++) {
-		struct cut_node *w = cutfix_enter(i);
+	cutlinks_notice(fix.now_us);
+	for (unsigned i = 0; i < fix.n; i++) {
+		struct cut_node *w = cutfix_node(i);
 
 		cutfix_lose_answers(w);
 		if (!w->cluster->closing)
 			w->cluster->timer.timer_cb(&w->cluster->timer);
+		if (fix.elastic)
+			jobs_tick(&w->n.jobs, fix.now_us);
 	}
 }
 
-static void cutfix_go_on(unsigned node)
+/* Do threads write a part, or read some? What comes of it is always at the same moment. */
+static bool cutfix_is_busy(const struct cut_node *w)
+{
+	const struct saving *s = w->job->checkpoints.memory;
+
+	return (s && s->running) || restore_is_busy(w->job);
+}
+
+static void cutfix_await_threads(struct cut_node *w)
+{
+	for (unsigned k = 0; k < 100000 && cutfix_is_busy(w); k++)
+		nodefix_turn(&w->n);
+}
+
+void cutfix_go_on(unsigned node)
 {
 	struct cut_node *w;
 
 	if (fix.nodes[node].asked)
 		cutfix_event(); /* the answer arrives */
-	w = cutfix_enter(node);
+	w = cutfix_node(node);
 	w->asked = false;
+	cutbulk_end(node);
 	for (unsigned k = 0; k < 4; k++)
 		nodefix_turn(&w->n);
+	if (fix.elastic)
+		cutfix_await_threads(w);
+	cutline_begun(node, w->job->rec->begun);
 	cutfix_rank_goes_on(w);
 	cutfix_check_commit(node);
 	cutfix_check_applied(node);
@@ -803,9 +582,9 @@ static void cutfix_round(void)
 
 	do {
 		before = fix.events;
-		for (unsigned i = 0; i < CUTFIX_NODES; i++)
+		for (unsigned i = 0; i < fix.n; i++)
 			cutfix_go_on(i);
-		while (cutfix_deliver())
+		while (cutlinks_deliver())
 			;
 	} while (fix.events != before);
 	cutfix_tick();
@@ -819,7 +598,7 @@ void cutfix_pass(unsigned ms)
 
 static bool cutfix_have(uint64_t step)
 {
-	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+	for (unsigned i = 0; i < fix.n; i++)
 		if (cutfix_step(i) < step)
 			return false;
 	return true;
@@ -827,6 +606,8 @@ static bool cutfix_have(uint64_t step)
 
 bool cutfix_train(uint64_t step, unsigned ms)
 {
+	if (fix.elastic)
+		fix.upto = step;
 	for (uint64_t until = fix.now_us + (uint64_t)ms * 1000;
 	     fix.now_us < until && !*fix.wrong;) {
 		if (cutfix_have(step))
@@ -838,6 +619,24 @@ bool cutfix_train(uint64_t step, unsigned ms)
 
 /* ------------------------------------------------------------------ beginning and end */
 
+static void cutfix_make_job(struct cut_node *w)
+{
+	const struct job_spec spec = { .name = "job",
+				       .world_size = fix.n,
+				       .lifetime = JOB_KEEP,
+				       .min_ranks = 1,
+				       .max_ranks = fix.n,
+				       .join_grace_ms = GRACE_MS };
+	struct fault f = FAULT_NULL;
+
+	if (!fix.elastic) {
+		w->job = nodefix_job(&w->n, "job", fix.n, 0);
+		return;
+	}
+	CHECK(job_open(&w->n.jobs, &spec, getuid(), getgid(), &w->job, NULL, &f) == 0);
+	w->job->across.elastic = true;
+}
+
 static void cutfix_begin_node(unsigned i)
 {
 	struct cut_node *w = &fix.nodes[i];
@@ -845,7 +644,8 @@ static void cutfix_begin_node(unsigned i)
 	struct cluster_options o = { .node = name,
 				     .advertise = at,
 				     .peers = { .cluster = "cut" },
-				     .schedules = fix.schedules };
+				     .schedules = fix.schedules,
+				     .replicas = fix.elastic };
 	struct fault f = FAULT_NULL;
 
 	snprintf(name, sizeof(name), "node-%u", i);
@@ -858,7 +658,7 @@ static void cutfix_begin_node(unsigned i)
 	CHECK(cluster_new(&w->n.run.loop, &w->n.run.queue, &w->n.jobs, w->coord, &o, &w->cluster,
 			  &f) == 0);
 	uv_timer_stop(&w->cluster->timer); /* ticks are ours */
-	w->job = nodefix_job(&w->n, "job", CUTFIX_NODES, 0);
+	cutfix_make_job(w);
 	w->op.over = true;
 }
 
@@ -866,23 +666,23 @@ void cutfix_begin(const struct cutfix_options *o)
 {
 	memset(&fix, 0, sizeof(fix));
 	late.waits = false;
-	fix.random = o->random;
-	fix.pick = o->pick;
-	fix.turns = o->turns;
+	fix.n = o->nodes ? o->nodes : CUTFIX_NODES;
+	fix.elastic = o->elastic;
+	fix.upto = o->elastic ? 0 : UINT64_MAX;
+	cutline_begin();
 	fix.schedules = o->schedules;
-	list_init(&fix.under_way);
-	list_init(&fix.ends);
+	cutlinks_begin(fix.n, o);
 	fix.now_us = 1000000000;
 	clock_fake(fix.now_us);
 	CHECK(coord_fake_new(&fix.store) == 0);
 	looprun_init(&fix.look);
 	CHECK(coord_fake_open(fix.store, &fix.look.queue, &fix.looks) == 0);
-	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+	for (unsigned i = 0; i < fix.n; i++)
 		cutfix_begin_node(i);
 	cutfix_pass(1000);
 	fix.nodes[o->leader].joins = true;
 	cutfix_pass(1000);
-	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+	for (unsigned i = 0; i < fix.n; i++)
 		fix.nodes[i].joins = true;
 	fix.on_event = o->on_event;
 }
@@ -894,48 +694,32 @@ static void cutfix_on_stopped(void *userdata)
 
 static void cutfix_stop_node(unsigned i)
 {
-	struct cut_node *w = cutfix_enter(i);
+	struct cut_node *w = cutfix_node(i);
 
 	if (w->m)
 		nodefix_drop(&w->n, w->m, "the run is over");
 	cluster_stop(w->cluster, cutfix_on_stopped, w);
 }
 
-static void cutfix_free_links(void)
-{
-	while (!list_empty(&fix.under_way)) {
-		struct news *news = list_first(&fix.under_way, struct news, link);
-
-		list_unlink(&news->link);
-		free(news);
-	}
-	while (!list_empty(&fix.ends)) {
-		struct peer *p = list_first(&fix.ends, struct peer, link);
-
-		list_unlink(&p->link);
-		free(p);
-	}
-}
-
 void cutfix_end(void)
 {
 	fix.on_event = NULL;
 	cutfix_heal();
-	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+	for (unsigned i = 0; i < fix.n; i++)
 		cutfix_store(i, CUTFIX_ANSWERED, 0);
-	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+	for (unsigned i = 0; i < fix.n; i++)
 		cutfix_stop_node(i);
-	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+	for (unsigned i = 0; i < fix.n; i++)
 		while (!fix.nodes[i].stopped) {
 			cutfix_enter(i);
 			nodefix_turn(&fix.nodes[i].n);
 		}
-	for (unsigned i = CUTFIX_NODES; i-- > 0;) {
+	for (unsigned i = fix.n; i-- > 0;) {
 		fix.nodes[i].cluster = cluster_free(fix.nodes[i].cluster);
 		nodefix_end(&fix.nodes[i].n);
 	}
 	coord_close(fix.looks);
 	looprun_deinit(&fix.look);
-	cutfix_free_links();
+	cutlinks_end();
 	coord_fake_free(fix.store);
 }

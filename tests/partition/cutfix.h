@@ -18,9 +18,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CUTFIX_NODES 3
+#define CUTFIX_NODES 3 /* at most */
 
 struct cutfix_options {
+	unsigned nodes; /* 0: CUTFIX_NODES */
+	/* The job goes on without nodes, from replicas, and takes them in again. Rules: see cutline.h. */
+	bool elastic;
 	unsigned leader; /* the node that leads the first epoch */
 	/* What happens next, 0 to n - 1: one of the links delivers, in the order in which their messages were
 	 * sent; with @turns the last CUTFIX_NODES are nodes that go on first, with answers of the store and their
@@ -35,7 +38,7 @@ struct cutfix_options {
 void cutfix_begin(const struct cutfix_options *o);
 void cutfix_end(void);
 
-/* Until all nodes have committed @step. Return: false: not within @ms of the fake clock. */
+/* Until all nodes have committed @step; of an elastic job ranks begin no step behind it. Return: false: not within @ms of the fake clock. */
 bool cutfix_train(uint64_t step, unsigned ms);
 /* All that happens within @ms. */
 void cutfix_pass(unsigned ms);
@@ -77,6 +80,8 @@ uint64_t cutfix_step(unsigned node);
 uint64_t cutfix_epoch(unsigned node);
 /* The node that leads the job as @node knows it. */
 unsigned cutfix_leader(unsigned node);
+/* What the ranks of @node that want to join wait for. */
+const char *cutfix_waits(unsigned node);
 /* What was broken; "": nothing. */
 const char *cutfix_wrong(void);
 

@@ -10,6 +10,7 @@
 
 #include "fdcheck.h"
 #include "partition/cutfix.h"
+#include "partition/cutline.h"
 
 TestSuite(partition, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 3600);
 
@@ -28,6 +29,7 @@ static struct plan {
 	unsigned ms;    /* that it lasts */
 	unsigned again; /* so many events behind its end they are cut once more; 0: never */
 	unsigned apart_again;
+	bool swaps; /* then the other side has the store, for longer than the leases */
 } plan;
 
 #define PICKS 128u
@@ -45,6 +47,11 @@ static enum cutfix_phase phase; /* of the last cut */
 static unsigned runs, cuts, healed_at;
 static bool counts; /* only the events */
 
+static unsigned n_nodes(void)
+{
+	return plan.o.nodes ? plan.o.nodes : CUTFIX_NODES;
+}
+
 static bool is_long(void)
 {
 	const char *text = getenv("SHARDD_TEST_LONG");
@@ -57,16 +64,22 @@ static enum cutfix_fate fate_of(unsigned i)
 	return i < FATES ? (enum cutfix_fate)i : CUTFIX_DELAYED;
 }
 
-static void cut(unsigned apart)
+/* Of the side of the leader, and of the other one. */
+static void give_store(unsigned apart, unsigned with, unsigned without)
 {
 	bool leads = apart >> plan.o.leader & 1;
 
-	cuts++;
-	for (unsigned i = 0; i < CUTFIX_NODES; i++) {
-		unsigned fate = (apart >> i & 1) == leads ? plan.with : plan.without;
+	for (unsigned i = 0; i < n_nodes(); i++) {
+		unsigned fate = (apart >> i & 1) == leads ? with : without;
 
 		cutfix_store(i, fate_of(fate), fate < FATES ? 0 : fate - FATES);
 	}
+}
+
+static void cut(unsigned apart)
+{
+	cuts++;
+	give_store(apart, plan.with, plan.without);
 	cutfix_cut(apart, plan.late);
 }
 
@@ -87,7 +100,7 @@ static void on_event(void)
 static void heal(void)
 {
 	cutfix_heal();
-	for (unsigned i = 0; i < CUTFIX_NODES; i++)
+	for (unsigned i = 0; i < n_nodes(); i++)
 		cutfix_store(i, CUTFIX_ANSWERED, 0);
 }
 
@@ -103,9 +116,9 @@ static void tell(void)
 		plan.apart_again);
 	for (unsigned i = 0; i < order.n; i++)
 		fprintf(stderr, "pick %u takes %u\n", order.at[i], order.takes[i]);
-	for (unsigned i = 0; i < CUTFIX_NODES; i++)
-		fprintf(stderr, "node %u: step %u of epoch %u\n", i, (unsigned)cutfix_step(i),
-			(unsigned)cutfix_epoch(i));
+	for (unsigned i = 0; i < n_nodes(); i++)
+		fprintf(stderr, "node %u: step %u of epoch %u; %s\n", i, (unsigned)cutfix_step(i),
+			(unsigned)cutfix_epoch(i), cutfix_waits(i));
 	cr_assert_fail("%s", *cutfix_wrong() ? cutfix_wrong() : "the job does not go on");
 }
 
@@ -146,10 +159,10 @@ static void window(unsigned *ret_from, unsigned *ret_to)
 /* The leader alone, or another one; who notices later; what the store does. */
 static void choose(unsigned i)
 {
-	unsigned alone = i % SIDES ? plan.o.leader : (plan.o.leader + 1) % CUTFIX_NODES;
+	unsigned alone = i % SIDES ? plan.o.leader : (plan.o.leader + 1) % n_nodes();
 
 	plan.apart = 1u << alone;
-	plan.late = i / SIDES % 2 ? plan.apart : 7 & ~plan.apart;
+	plan.late = i / SIDES % 2 ? plan.apart : ((1u << n_nodes()) - 1) & ~plan.apart;
 	plan.with = i / SIDES / 2 % (FATES + _CUTFIX_DELAY_N);
 	plan.without = i / SIDES / 2 / (FATES + _CUTFIX_DELAY_N) % FATES;
 }
@@ -327,4 +340,122 @@ Test(partition, at_each_moment_in_another_order)
 	say_phases();
 	for (unsigned i = 0; i < _CUTFIX_PHASE_N; i++)
 		cr_expect(phases[i], "no run was cut in phase %u", i);
+}
+
+/* -- an elastic job goes on without nodes ---------------------------------------------------- */
+
+#define ALONE 4u /* steps that may be made while nodes are cut from each other */
+
+static void say_epochs(void)
+{
+	printf("# epochs that have committed: %u of one node, %u of two, %u of three\n",
+	       cutline_epochs_of(1), cutline_epochs_of(2), cutline_epochs_of(3));
+	fflush(stdout);
+}
+
+static void elastic_run(void)
+{
+	bool all = false;
+
+	cuts = healed_at = order.picks = 0;
+	counts = false;
+	plan.o.on_event = on_event;
+	cutfix_begin(&plan.o);
+	(void)cutfix_train(plan.calm, 20000);
+	(void)cutfix_train(plan.calm + ALONE, 2000);
+	cutfix_pass(plan.ms);
+	if (plan.swaps) {
+		give_store(plan.apart, plan.without, plan.with);
+		(void)cutfix_train(plan.calm + 2 * ALONE, 15000);
+	}
+	heal();
+	healed_at = cutfix_events();
+	(void)cutfix_train(plan.calm + 2 * ALONE, plan.again ? 3000 : 15000);
+	if (plan.again) {
+		cutfix_pass(plan.ms);
+		heal();
+	}
+	counts = true; /* nothing is cut any more */
+	for (unsigned i = 0; i < 12 && !(all = cutfix_train(plan.calm + 3 * ALONE + i, 5000)); i++)
+		; /* nodes are taken in when the others commit */
+	if (!all || *cutfix_wrong())
+		tell();
+	cutfix_end();
+	runs++;
+}
+
+/* Two nodes: one of them goes on alone, and takes the other one in again. */
+Test(partition, one_node_of_two_goes_on)
+{
+	unsigned from, to, alone = cutline_epochs_of(1);
+
+	runs = 0;
+	for (unsigned leader = 0; leader < 2; leader++) {
+		plan = (struct plan){ .o = { .nodes = 2, .elastic = true, .leader = leader },
+				      .calm = 4,
+				      .ms = 4000 };
+		window(&from, &to);
+		for (plan.at = from; plan.at <= to; plan.at++)
+			for (unsigned i = 0; i < CHOICES; i += is_long() ? 1 : 11) {
+				choose(i);
+				elastic_run();
+				cr_assert_eq(cuts, 1);
+			}
+	}
+	say_phases();
+	say_epochs();
+	cr_expect_gt(cutline_epochs_of(1), alone + runs / 4, "one node seldom went on");
+}
+
+/* One side goes on, and then the other one has the store, when the lease of the first one has ended: it has what was
+ * before, and waits. */
+Test(partition, the_other_side_does_not_go_on)
+{
+	unsigned from, to, alone = cutline_epochs_of(1);
+
+	runs = 0;
+	for (unsigned i = 0; i < 4; i++) {
+		plan = (struct plan){ .o = { .nodes = 2, .elastic = true, .leader = i % 2 },
+				      .calm = 4,
+				      .ms = 4000,
+				      .apart = 1,
+				      .with = i / 2 ? CUTFIX_LOST_BEFORE : CUTFIX_ANSWERED,
+				      .without = i / 2 ? CUTFIX_ANSWERED : CUTFIX_LOST_BEFORE,
+				      .swaps = true };
+		window(&from, &to);
+		for (plan.at = from; plan.at <= to; plan.at += is_long() ? 1 : 3) {
+			elastic_run();
+			cr_assert_eq(cuts, 1);
+		}
+	}
+	say_phases();
+	say_epochs();
+	cr_expect_gt(cutline_epochs_of(1), alone + runs / 2, "one node seldom went on");
+}
+
+/* Two or three nodes, in any order of what arrives, also for longer than the leases, and cut again while they look
+ * for a leader, take the state of replicas, or grow. */
+Test(partition, some_nodes_go_on_at_random_moments)
+{
+	unsigned n = is_long() ? 5000 : 150;
+
+	runs = 0;
+	for (unsigned i = 0; i < n; i++) {
+		unsigned nodes = 2 + random_below(2);
+
+		plan = (struct plan){ .o = { .nodes = nodes,
+					     .elastic = true,
+					     .leader = random_below(nodes),
+					     .random = random_below(4) ? random_state : 0 },
+				      .calm = 4,
+				      .ms = random_below(8) ? 4000 : 13000,
+				      .again = 1 + random_below(150),
+				      .apart_again = 1 + random_below((1u << nodes) - 2),
+				      .swaps = random_below(3) == 0 };
+		choose(random_below(CHOICES));
+		plan.at = plan.calm * 17 + random_below(80);
+		elastic_run();
+	}
+	say_phases();
+	say_epochs();
 }
