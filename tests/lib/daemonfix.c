@@ -295,9 +295,13 @@ static void exec_ctl(const struct daemonfix *d, const char *const *args, bool js
 {
 	char program[4096];
 	const char *argv[MAX_ARGS + 5] = { program, "--socket", d->socket };
+	const char *ctl = getenv("SHARDD_CTL"); /* tests/lib/runner.sh */
 	size_t n = 3;
 
-	program_path(program, sizeof(program), "shardctl");
+	if (ctl && *ctl)
+		snprintf(program, sizeof(program), "%s", ctl);
+	else
+		program_path(program, sizeof(program), "shardctl");
 	if (json)
 		argv[n++] = "--json";
 	for (size_t i = 0; args[i] && i < MAX_ARGS; i++)
