@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "fdcheck.h"
+#include "longform.h"
 #include "partition/cutfix.h"
 #include "partition/cutline.h"
 
@@ -50,13 +51,6 @@ static bool counts; /* only the events */
 static unsigned n_nodes(void)
 {
 	return plan.o.nodes ? plan.o.nodes : CUTFIX_NODES;
-}
-
-static bool is_long(void)
-{
-	const char *text = getenv("SHARDD_TEST_LONG");
-
-	return text && *text && strcmp(text, "0") != 0;
 }
 
 static enum cutfix_fate fate_of(unsigned i)
@@ -174,7 +168,9 @@ static unsigned stride(void)
 {
 	bool under_way = phase != CUTFIX_BEFORE && phase != CUTFIX_OVER;
 
-	return under_way || is_long() ? 1 : 5;
+	if (longform_cut())
+		return 7; /* prime to the numbers of which CHOICES is the product */
+	return under_way || longform_asked() ? 1 : 5;
 }
 
 static void at_each_moment(const struct plan *p)
@@ -205,7 +201,7 @@ static void say_phases(void)
 
 Test(partition, at_each_moment_of_a_commit)
 {
-	for (unsigned leader = 0; leader < (is_long() ? CUTFIX_NODES : 1); leader++)
+	for (unsigned leader = 0; leader < (longform_asked() ? CUTFIX_NODES : 1); leader++)
 		at_each_moment(&(struct plan){ .o.leader = leader, .calm = 2, .ms = 3000 });
 	say_phases();
 	for (unsigned i = 0; i < _CUTFIX_PHASE_N; i++)
@@ -226,7 +222,7 @@ static unsigned random_below(unsigned most)
  * leader and for the next epoch. */
 Test(partition, at_random_moments_and_again)
 {
-	unsigned n = is_long() ? 20000 : 300;
+	unsigned n = longform_asked() ? 20000 : longform_cut() ? 100 : 300;
 
 	for (unsigned i = 0; i < n; i++) {
 		plan = (struct plan){ .o = { .leader = random_below(CUTFIX_NODES),
@@ -297,7 +293,7 @@ static void calm_run(void)
 /* Nothing is lost, and messages arrive in every order that the links allow. */
 Test(partition, every_order_of_the_messages)
 {
-	unsigned leaders = is_long() ? CUTFIX_NODES : 1;
+	unsigned leaders = longform_asked() ? CUTFIX_NODES : 1;
 
 	runs = 0;
 	for (unsigned leader = 0; leader < leaders; leader++)
@@ -311,7 +307,8 @@ Test(partition, every_order_of_the_messages)
 Test(partition, nodes_that_are_ahead_of_messages)
 {
 	runs = 0;
-	in_orders_of(&(struct plan){ .o.turns = true, .calm = 2 }, is_long() ? 3 : 2, calm_run);
+	in_orders_of(&(struct plan){ .o.turns = true, .calm = 2 }, longform_asked() ? 3 : 2,
+		     calm_run);
 	printf("# %u orders\n", runs);
 	cr_expect_gt(runs, 500);
 }
@@ -320,10 +317,10 @@ Test(partition, nodes_that_are_ahead_of_messages)
  * it takes effect. */
 static void cut_runs(void)
 {
-	unsigned picks = 0;
+	unsigned picks = 0, more = longform_cut() ? SIDES : 1;
 
 	for (plan.at = order.from; plan.at <= order.to; plan.at++)
-		for (unsigned i = 0; i < 2 * SIDES; i++) {
+		for (unsigned i = plan.at % more; i < 2 * SIDES; i += more) {
 			choose(i % SIDES + i / SIDES * SIDES * 2);
 			one_run();
 			picks = order.picks > picks ? order.picks : picks;
@@ -336,7 +333,8 @@ static void cut_runs(void)
 Test(partition, at_each_moment_in_another_order)
 {
 	runs = 0;
-	in_orders_of(&(struct plan){ .calm = 2, .ms = 3000 }, is_long() ? PICKS : 1, cut_runs);
+	in_orders_of(&(struct plan){ .calm = 2, .ms = 3000 }, longform_asked() ? PICKS : 1,
+		     cut_runs);
 	say_phases();
 	for (unsigned i = 0; i < _CUTFIX_PHASE_N; i++)
 		cr_expect(phases[i], "no run was cut in phase %u", i);
@@ -396,7 +394,9 @@ Test(partition, one_node_of_two_goes_on)
 				      .ms = 4000 };
 		window(&from, &to);
 		for (plan.at = from; plan.at <= to; plan.at++)
-			for (unsigned i = 0; i < CHOICES; i += is_long() ? 1 : 11) {
+			for (unsigned i = 0; i < CHOICES; i += longform_asked() ? 1
+							       : longform_cut() ? 37
+										: 11) {
 				choose(i);
 				elastic_run();
 				cr_assert_eq(cuts, 1);
@@ -423,7 +423,7 @@ Test(partition, the_other_side_does_not_go_on)
 				      .without = i / 2 ? CUTFIX_ANSWERED : CUTFIX_LOST_BEFORE,
 				      .swaps = true };
 		window(&from, &to);
-		for (plan.at = from; plan.at <= to; plan.at += is_long() ? 1 : 3) {
+		for (plan.at = from; plan.at <= to; plan.at += longform_asked() ? 1 : 3) {
 			elastic_run();
 			cr_assert_eq(cuts, 1);
 		}
@@ -437,7 +437,7 @@ Test(partition, the_other_side_does_not_go_on)
  * for a leader, take the state of replicas, or grow. */
 Test(partition, some_nodes_go_on_at_random_moments)
 {
-	unsigned n = is_long() ? 5000 : 150;
+	unsigned n = longform_asked() ? 5000 : longform_cut() ? 50 : 150;
 
 	runs = 0;
 	for (unsigned i = 0; i < n; i++) {
