@@ -73,6 +73,7 @@ int group_new(struct job *job, uint32_t id, const state_group *rec, match_comple
 	g->rec = rec;
 	condition_init(&g->shard_ready, "a unit whose gradient is reduced");
 	list_init(&g->small);
+	list_init(&g->more_comms);
 	condition_init(&g->joins, "all ranks to have no more inputs");
 	asked_across_init(&g->across);
 	g->untold = calloc(rec->n_ranks, sizeof(*g->untold));
@@ -101,6 +102,24 @@ static void group_drop_between(struct group *g, const char *why)
 	node_comm_end(nc, why);
 }
 
+static void group_reset_more(struct group *g, const char *why)
+{
+	struct group_more *m, *tmp;
+
+	list_for_each (m, tmp, &g->more_comms, link)
+		m->reset(m, why);
+}
+
+static void group_free_more(struct group *g)
+{
+	while (!list_empty(&g->more_comms)) {
+		struct group_more *m = list_first(&g->more_comms, struct group_more, link);
+
+		list_unlink(&m->link);
+		m->free(m);
+	}
+}
+
 struct group *group_free(struct group *g)
 {
 	if (g) {
@@ -112,6 +131,7 @@ struct group *group_free(struct group *g)
 		free(g->devices);
 		free(g->device_of);
 		free(g->untold);
+		group_free_more(g);
 		group_drop_between(g, "the group is gone");
 		if (g->nc)
 			node_comm_leave(g->nc);
@@ -127,7 +147,7 @@ int group_find_again(struct group *g)
 	uint32_t here = 0, *members = NULL;
 	int r;
 
-	CHECK(!g->n_devices && !g->nc);
+	CHECK(!g->n_devices && !g->nc && list_empty(&g->more_comms));
 	r = group_find_here(g, &here, &members);
 	if (r < 0)
 		return r; /* it stays as it was */
@@ -148,6 +168,7 @@ void group_reset(struct group *g, const struct fault *fault)
 	memset(g->untold, 0, group_size(g) * sizeof(*g->untold));
 	g->n_untold = 0;
 	asked_across_reset(&g->across);
+	group_reset_more(g, fault->text);
 	group_drop_between(g, fault->text);
 }
 
@@ -307,6 +328,17 @@ enum res group_place(struct group *g, struct fault *f)
 	return r < 0 ? res_of(fault_errno(f, r, "placing a group")) : RES_DONE;
 }
 
+void group_set_replicas(const struct group *g, state_unit *rec)
+{
+	CHECK(g->n_devices > 0);
+	rec->sets = layout_has_sets(g->device_of, group_size(g), rec->shard_ranks, g->all_devices);
+}
+
+bool group_can_have(const struct group *g, const struct layout *l)
+{
+	return !l->sets || layout_has_sets(g->device_of, group_size(g), l->ranks, g->all_devices);
+}
+
 struct unit_place group_unit_place(const struct group *g)
 {
 	CHECK(g->n_devices > 0);
@@ -316,13 +348,13 @@ struct unit_place group_unit_place(const struct group *g)
 				    .first = g->first_device };
 }
 
-/* Those of this epoch, with members on other nodes. */
-static enum res group_comms_between(struct group *g, struct fault *f)
+enum res group_comm_between(struct group *g, const struct group_between *b, struct node_comm **nc,
+			    struct fault *f)
 {
 	const struct span *s = g->job->across.span;
-	char prefix[192];
-	const struct comm_group where = { .size = g->all_devices,
-					  .member = g->first_device,
+	char prefix[216];
+	const struct comm_group where = { .size = b->size,
+					  .member = b->member,
 					  .prefix = prefix,
 					  .store = &s->store,
 					  .connect_ms = g->job->rec->op_timeout_ms };
@@ -338,12 +370,24 @@ static enum res group_comms_between(struct group *g, struct fault *f)
 					"group '%.64s' has ranks on other nodes, and this node has "
 					"no engine between nodes: %.200s",
 					g->rec->name, g->job->node->engine_why));
-	snprintf(prefix, sizeof(prefix), "%s/%016llx", s->prefix, (unsigned long long)group_key(g));
-	if (!g->nc)
-		g->nc = node_comm_new(g->job->node, g->devices, g->n_devices, &where);
-	if (!g->nc)
+	snprintf(prefix, sizeof(prefix), "%s/%016llx%s", s->prefix,
+		 (unsigned long long)group_key(g), b->name);
+	if (!*nc)
+		*nc = node_comm_new(g->job->node, b->devices, b->n, &where);
+	if (!*nc)
 		return res_of(fault_errno(f, -ENOMEM, "making a communicator"));
-	return node_comm_there(g->nc, f);
+	return node_comm_there(*nc, f);
+}
+
+/* That of this epoch, of all devices, with members on other nodes. */
+static enum res group_comms_between(struct group *g, struct fault *f)
+{
+	const struct group_between all = { .devices = g->devices,
+					   .n = g->n_devices,
+					   .size = g->all_devices,
+					   .member = g->first_device };
+
+	return group_comm_between(g, &all, &g->nc, f);
 }
 
 bool group_makes_in_line(const struct group *g)

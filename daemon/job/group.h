@@ -30,6 +30,15 @@ struct pass_plan {
 	struct step_rates rates;
 };
 
+/* Communicators of a group beside its own (job/mesh.h), embedded by what they belong to. */
+struct group_more {
+	struct list link; /* group->more_comms */
+	/* The epoch has ended, for the reason @why: those with members on other nodes go. */
+	void (*reset)(struct group_more *m, const char *why);
+	/* The group goes: it is freed with all of them. */
+	void (*free)(struct group_more *m);
+};
+
 struct group {
 	uint32_t id;            /* index in its job */
 	struct job *job;        /* borrowed, the parent */
@@ -53,6 +62,7 @@ struct group {
 	uint32_t n_untold;
 	struct asked_across across; /* ranks of other nodes without inputs; op/uneven_nodes.h */
 	struct node_comm *nc;       /* borrowed from the node; NULL: never asked for */
+	struct list more_comms;     /* of struct group_more: between some of its devices */
 
 	/* of the present backward pass: job_pass_end */
 	struct pass_plan plan;
@@ -90,11 +100,26 @@ enum res group_place(struct group *g, struct fault *f);
  * -ENOMEM. */
 int group_place_on(struct group *g, struct device *const *on);
 
+/* Set @rec->sets (unit/layout.h), of a resolved record of one of its units. The group must be placed. */
+void group_set_replicas(const struct group *g, state_unit *rec);
+
+/* Can a unit that was saved with this layout have it on these devices? The same. */
+bool group_can_have(const struct group *g, const struct layout *l);
+
 /* Where the parts of its units are. The group must be placed. */
 struct unit_place group_unit_place(const struct group *g);
 
 /* The group's communicators; it must be placed. Return: as node_comm. */
 enum res group_comms(struct group *g, struct fault *f);
+/* A communicator of some of the group's devices that has members on other nodes. */
+struct group_between {
+	struct device *const *devices; /* @n of this node, in their order */
+	unsigned n, size, member;      /* comm_group */
+	char name[24];                 /* behind the group's prefix */
+};
+/* *@nc: made if it is NULL, and the caller is a user of it then. Return: as node_comm. */
+enum res group_comm_between(struct group *g, const struct group_between *b, struct node_comm **nc,
+			    struct fault *f);
 /* Are they made only by what is the first in the job's line (job/line.h), since all nodes must make them
  * at the same place (engine_in_order)? */
 bool group_makes_in_line(const struct group *g);

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "job/job.h"
 #include "job/job_journal.h"
+#include "job/mesh.h"
 #include "job/span.h"
 
 struct device *job_place_default(const struct job *job, uint32_t rank, uint32_t world)
@@ -119,7 +120,7 @@ void jobs_device_lost(struct jobs *jobs, struct device *device)
 static bool job_place_uses(const struct job *job, const struct node_comm *nc)
 {
 	for (uint32_t i = 0; i < job->n_groups; i++)
-		if (job->groups[i]->nc == nc)
+		if (job->groups[i]->nc == nc || mesh_uses(job->groups[i], nc))
 			return true;
 	return false;
 }
@@ -134,9 +135,12 @@ static const char *job_place_node_of(const struct job *job, const struct node_co
 		return NULL;
 	for (uint32_t i = 0; i < job->n_groups; i++) {
 		const struct group *g = job->groups[i];
+		unsigned device = member;
 
-		for (uint32_t k = 0; g->nc == nc && k < group_size(g); k++)
-			if (group_device_number(g, k) == member)
+		if (g->nc != nc && !mesh_device_of(g, nc, member, &device))
+			continue;
+		for (uint32_t k = 0; k < group_size(g); k++)
+			if (group_device_number(g, k) == device)
 				return job->across.span
 					->nodes[span_node_of(job->across.span, g->rec->ranks[k])]
 					.name;

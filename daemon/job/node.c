@@ -253,7 +253,7 @@ static void node_make_one(struct node_comm *nc, struct engine *engine, enum back
 	static const comm_ready_cb ready[_BACKEND_Q_N] = { node_on_main_ready,
 							   node_on_gather_ready };
 	struct backend *backends[NODE_MAX_DEVICES];
-	char name[48], prefix[224];
+	char name[48], prefix[248];
 	struct comm_group group = nc->group;
 	struct comm_options o = { .name = name,
 				  .devices = backends,

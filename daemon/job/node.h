@@ -92,7 +92,7 @@ struct node_comm {
 	/* members on other nodes, too; of one epoch, and never made again */
 	bool spans;
 	struct comm_group group;         /* of both, but for the prefix */
-	char prefix[192];                /* theirs begin with it */
+	char prefix[216];                /* theirs begin with it */
 	struct comm *comm[_BACKEND_Q_N]; /* owned */
 	unsigned making;                 /* of them that are not there yet */
 	struct list windows;             /* of struct window (window.c) */

@@ -84,6 +84,8 @@ struct op_type {
 	enum res (*tick)(struct op *op);
 	/* Collective: the same for the ops of all ranks (work/coll.h). */
 	enum res (*coll_tick)(struct coll *c);
+	/* Collective: it is of several units, which ask for their communicators themselves. */
+	bool of_units;
 	/* Collective: bytes of its own state (coll_own), which are zero at first. */
 	size_t coll_bytes;
 	/* (optional) Collective: what was submitted is ordered or has failed. Return: true: it was

@@ -30,9 +30,24 @@ uint64_t layout_owned(const struct layout *l, uint32_t r)
 	return left < l->shard_elements ? left : l->shard_elements;
 }
 
+bool layout_has_sets(const uint16_t *device_of, uint32_t ranks, uint32_t shard_ranks,
+		     unsigned devices)
+{
+	uint32_t replicas = ranks / shard_ranks;
+
+	if (shard_ranks == 1 || replicas < 2 || replicas >= devices || devices % replicas)
+		return false;
+	for (uint32_t i = 0; i < ranks; i++)
+		if (device_of[i] / (devices / replicas) != i / shard_ranks)
+			return false;
+	return true;
+}
+
 unsigned layout_spread(const struct layout *l, unsigned devices)
 {
-	return l->ranks == 1 || l->replicas >= devices ? 1 : devices;
+	if (l->ranks == 1 || l->replicas >= devices)
+		return 1;
+	return l->sets ? devices / l->replicas : devices;
 }
 
 uint32_t layout_part_ranks(const struct layout *l, unsigned spread)

@@ -26,6 +26,7 @@ struct layout {
 	uint32_t ranks;    /* W: of one replica */
 	uint32_t replicas; /* 0 stands for 1 */
 	bool dim0;
+	bool sets; /* each replica is on devices of its own: layout_has_sets */
 };
 
 /* Rank r of @ranks owns [r*S, min((r+1)*S, N)); the rest of its shard is zero.
@@ -44,8 +45,14 @@ static inline uint64_t layout_rows(uint64_t d0, uint32_t ranks)
 uint64_t layout_begin(const struct layout *l, uint32_t r);
 uint64_t layout_owned(const struct layout *l, uint32_t r);
 
+/* Can each replica have a set of devices of its own, as many as each other one? @device_of: by index of
+ * @ranks ranks, the number of its device, of @devices; replica r has ranks [r*@shard_ranks,
+ * (r+1)*@shard_ranks), and must have devices [r*E, (r+1)*E). Not if one device, or one set, has all. */
+bool layout_has_sets(const uint16_t *device_of, uint32_t ranks, uint32_t shard_ranks,
+		     unsigned devices);
+
 /* Number of the @devices devices over which the shards of one replica are spread: 1 if every device
- * can have its own replica. */
+ * can have its own replica, those of its set if it has one, else all. */
 unsigned layout_spread(const struct layout *l, unsigned devices);
 /* Ranks of one part when the shards are spread over @spread devices. */
 uint32_t layout_part_ranks(const struct layout *l, unsigned spread);

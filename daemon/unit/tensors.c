@@ -58,7 +58,7 @@ static bool tensors_dim0_shards(const state_unit *rec, struct layout *l)
 bool unit_layout(const state_unit *rec, uint32_t ranks, struct layout *ret)
 {
 	uint32_t shard = rec->shard_ranks ? rec->shard_ranks : ranks;
-	struct layout l = { .ranks = shard, .dim0 = rec->layout == LAYOUT_DIM0 };
+	struct layout l = { .ranks = shard, .dim0 = rec->layout == LAYOUT_DIM0, .sets = rec->sets };
 	uint64_t all, n;
 
 	if (!unit_elements(rec, &all) || !ranks || ranks % shard || !rec->shard_multiple)

@@ -14,6 +14,7 @@
 #include "core/check.h"
 #include "job/window.h"
 #include "op/device_note.h"
+#include "op/mesh_talk.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -43,6 +44,7 @@ static void coll_free(struct coll *c)
 	if (c->type->coll_free)
 		c->type->coll_free(c);
 	queue_task_deinit(&c->between);
+	mesh_talk_free(c->mesh);
 	if (c->nc)
 		node_comm_leave(c->nc);
 	free(c);
@@ -242,17 +244,28 @@ static void coll_finish(struct coll *c, const struct fault *fault)
 	job_ran(job);
 }
 
-static void coll_status_fault(const struct coll *c, int status, struct fault *f)
+/* Why a communicator was aborted; "": nobody knows. */
+static const char *coll_why(const struct coll *c)
 {
 	const struct node_comm *nc = c->nc ? c->nc : c->group->nc;
+	const char *why = c->mesh ? mesh_talk_why(c->mesh) : "";
+
+	if (!*why && c->unit && mesh_is_needed(c->unit))
+		why = mesh_why(mesh_find(c->group, c->unit));
+	return *why || !nc ? why : nc->why;
+}
+
+static void coll_status_fault(const struct coll *c, int status, struct fault *f)
+{
 	const struct member *m = c->members[0];
+	const char *why = coll_why(c);
 
 	op_device_fault(c->job, c->type->name, f);
 	if (status == ENGINE_E_ABORTED && c->job->across.span && m->epoch != c->job->rec->epoch)
 		fault_set(f, FAULT_ABORTED, NULL, "%s", m->ended.text); /* it was aborted with it */
 	if (status == ENGINE_E_ABORTED)
 		fault_set(f, FAULT_ABORTED, NULL, "%s: the communicator was aborted%s%s",
-			  c->type->name, nc && *nc->why ? ": " : "", nc ? nc->why : "");
+			  c->type->name, *why ? ": " : "", why);
 	fault_errno(f, status, c->type->name);
 }
 
@@ -335,12 +348,13 @@ static void coll_on_marker_executed(struct backend_task *task, int status)
 		coll_status_fault(c, c->status, &f);
 	else
 		coll_check_promises(c, &f);
-	if (c->between.between && c->breaks != c->between.between->breaks)
+	if ((c->between.between && c->breaks != c->between.between->breaks) ||
+	    (c->mesh && !mesh_talk_holds(c->mesh)))
 		coll_status_fault(c, ENGINE_E_ABORTED, &f);
 	coll_finish(c, &f);
 }
 
-static uint64_t coll_deadline_of(const struct coll *c)
+uint64_t coll_deadline(const struct coll *c)
 {
 	uint64_t least = UINT64_MAX;
 
@@ -367,7 +381,7 @@ static void coll_submit_part(struct coll_part *p, uint64_t deadline_us)
 
 static void coll_submit_markers(struct coll *c)
 {
-	uint64_t deadline = coll_deadline_of(c);
+	uint64_t deadline = coll_deadline(c);
 
 	c->status = 0;
 	c->pending = c->issued = c->n_parts;
@@ -522,7 +536,7 @@ static void coll_on_kernels(struct backend_task *task, int status)
 
 static void coll_submit(struct coll *c, bool sync)
 {
-	uint64_t deadline = coll_deadline_of(c);
+	uint64_t deadline = coll_deadline(c);
 
 	CHECK(!c->pending);
 	c->status = 0;
@@ -540,13 +554,16 @@ static void coll_submit(struct coll *c, bool sync)
 	}
 }
 
-static void coll_on_comm(struct comm_op *op, int status)
+void coll_talked(struct coll *c, int status)
 {
-	struct coll *c = CONTAINER_OF(op, struct coll, comm_op);
-
 	MAGIC_CHECK(c, COLL_MAGIC);
 	c->status = status;
 	coll_stage_over(c);
+}
+
+static void coll_on_comm(struct comm_op *op, int status)
+{
+	coll_talked(CONTAINER_OF(op, struct coll, comm_op), status);
 }
 
 /* What ends with the epoch is there as long as it is watched. */
@@ -563,7 +580,7 @@ struct comm_op *coll_comm(struct coll *c)
 	if (!coll_is_alone(c) && list_empty(&c->between.link)) {
 		c->breaks = c->group->nc->breaks;
 		coll_hold_comm(c);
-		queue_task_watch(&c->between, c->group->nc, coll_deadline_of(c));
+		queue_task_watch(&c->between, c->group->nc, coll_deadline(c));
 	}
 	c->comm_op = (struct comm_op){ .done = coll_on_comm, .place = c->place };
 	return &c->comm_op;
@@ -669,18 +686,42 @@ uint32_t coll_divide_by(const struct coll *c)
 	return by_active ? active : coll_size(c);
 }
 
+static bool coll_sets_can_talk(const struct coll *c)
+{
+	const struct mesh *m;
+
+	if (c->mesh && !mesh_talk_holds(c->mesh))
+		return false;
+	if (!c->unit || !mesh_is_needed(c->unit))
+		return true;
+	m = mesh_find(c->group, c->unit);
+	if (c->mesh && c->mesh->mesh == m)
+		return true;
+	return mesh_is_ready(m, MESH_SETS) && mesh_is_ready(m, MESH_LIKE);
+}
+
 enum res coll_can_talk(struct coll *c)
 {
-	if (c->group->nc && c->group->nc->state == COMM_READY)
+	if (c->group->nc && c->group->nc->state == COMM_READY && coll_sets_can_talk(c))
 		return RES_DONE;
 	return coll_fail(c, ENGINE_E_ABORTED);
 }
 
+enum res coll_ready_for(struct coll *c, const struct unit *u)
+{
+	enum res r = group_comms(c->group, c->fault), of_sets = RES_DONE;
+	struct mesh *m;
+
+	if (r != RES_FAILED && u && mesh_is_needed(u)) /* all are made at once */
+		of_sets = mesh_comms(c->group, u, true, &m, c->fault);
+	if (r == RES_FAILED || of_sets == RES_FAILED)
+		return RES_FAILED;
+	return r == RES_WAIT || of_sets == RES_WAIT ? coll_wait_for_node(c) : RES_DONE;
+}
+
 enum res coll_ready(struct coll *c)
 {
-	enum res r = group_comms(c->group, c->fault);
-
-	return r == RES_WAIT ? coll_wait_for_node(c) : r;
+	return coll_ready_for(c, c->unit);
 }
 
 enum res coll_need_launches(struct coll *c, size_t n)

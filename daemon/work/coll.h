@@ -17,6 +17,20 @@
 #define COLL_FOUND_INF 4
 #define COLL_SHARED    5
 
+/* Between which devices an operation is. */
+enum coll_over {
+	COLL_OVER_GROUP, /* all of the group's */
+	COLL_OVER_SETS, /* of c->unit, whose replicas have sets of devices (job/mesh.h): those of each */
+	COLL_OVER_LIKE /* those that have the same part of it */
+};
+
+/* How the next operation between devices is. */
+struct coll_next {
+	bool last;               /* there is none behind it */
+	uint8_t over;            /* enum coll_over */
+	struct coll_talk *waits; /* owned: what it is, while it waits for its turn in line */
+};
+
 /* What a collective does on one device of its group. */
 struct coll_part {
 	struct coll *coll;
@@ -51,18 +65,17 @@ struct coll {
 	unsigned n_parts;
 
 	/* its tick */
-	struct line_item line;  /* where it spans nodes (coll_talk.c) */
-	uint64_t place;         /* of its operations between nodes: comm_op.place */
-	bool has_begun;         /* in line: it was ticked */
-	bool makes;             /* in line: it makes the group's communicators before */
-	struct coll_talk *talk; /* owned: an operation that waits for its turn in line */
-	bool talks_last;        /* the next of them is the last */
-	bool leaves_out;        /* unit_turns.leaves_out, when it was started */
-	unsigned stage;         /* where it goes on: an enum of the file that has it; 0 at first */
-	struct fault *fault;    /* owned: why it has returned RES_FAILED */
-	bool everywhere;        /* it fails so on all nodes: they decide by the same */
-	bool ticking;           /* it runs now */
-	bool woken;             /* what it waits for came meanwhile */
+	struct line_item line; /* where it spans nodes (coll_talk.c) */
+	uint64_t place;        /* of its operations between nodes: comm_op.place */
+	bool has_begun;        /* in line: it was ticked */
+	bool makes;            /* in line: it makes the group's communicators before */
+	struct coll_next next; /* of the next of them */
+	bool leaves_out;       /* unit_turns.leaves_out, when it was started */
+	unsigned stage;        /* where it goes on: an enum of the file that has it; 0 at first */
+	struct fault *fault;   /* owned: why it has returned RES_FAILED */
+	bool everywhere;       /* it fails so on all nodes: they decide by the same */
+	bool ticking;          /* it runs now */
+	bool woken;            /* what it waits for came meanwhile */
 	struct waiter waiter;
 	bool has_let_go; /* op_type.coll_let_go was called */
 
@@ -78,6 +91,7 @@ struct coll {
 		*nc; /* @between watches it, and it has members on other nodes: a user of it */
 	struct queue_task between; /* watches what goes on between devices, from its start */
 	uint64_t breaks;           /* of the communicators, then */
+	struct mesh_talk *mesh;    /* owned: what goes on in sets of them; NULL: nothing so far */
 	bool writes;               /* counted in the job's readers.writing */
 	bool writes_unit;          /* counted in the unit's shard_writes */
 
@@ -136,8 +150,10 @@ enum res coll_need_launches(struct coll *c, size_t n);
 enum res coll_kernels(struct coll *c);
 enum res coll_kernels_sync(struct coll *c);
 
-/* Can the group's devices talk? */
+/* Can the group's devices talk, and those of c->unit's sets? */
 enum res coll_ready(struct coll *c);
+/* The same with @u, one of the group's, in place of c->unit. */
+enum res coll_ready_for(struct coll *c, const struct unit *u);
 
 /* Can they still, at a later stage? Never waits. */
 enum res coll_can_talk(struct coll *c);
@@ -159,6 +175,9 @@ void coll_broadcast(struct coll *c, void *const *data, uint64_t bytes, unsigned 
 /* See work/chain.h. */
 void coll_chain(struct coll *c, const struct comm_fold *fold, void *const *recv, uint64_t count,
 		enum dtype dtype, bool whole);
+
+/* The next operation is between these devices: not a broadcast; COLL_OVER_LIKE: an all-reduce. */
+void coll_talks_over(struct coll *c, enum coll_over over);
 
 /* The next operation between devices is the last one: what comes behind in the line goes on as soon as it is
  * issued. For collectives behind whose end nothing has to wait that does not wait for their ops. */

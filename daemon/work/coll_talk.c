@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "op/mesh_talk.h"
 #include "op/op.h"
 
 enum coll_talk_kind {
@@ -19,6 +20,7 @@ enum coll_talk_kind {
 /* An operation that waits for its turn. */
 struct coll_talk {
 	enum coll_talk_kind kind;
+	enum coll_over over;
 	uint64_t count; /* BROADCAST: bytes */
 	enum dtype dtype;
 	enum reduce_op reduce;
@@ -29,9 +31,61 @@ struct coll_talk {
 	void *recv[NODE_MAX_DEVICES];
 };
 
+static void coll_talk_on_mesh(struct mesh_talk *m, int status)
+{
+	coll_talked(m->userdata, status);
+}
+
+/* The sets of devices of c->unit are watched from here on; those of a unit before it no more. Return: 0
+ * or -ENOMEM. */
+static int coll_talk_take_mesh(struct coll *c)
+{
+	const struct mesh *m = mesh_find(c->group, c->unit);
+
+	if (c->mesh && c->mesh->mesh == m)
+		return 0;
+	c->mesh = mesh_talk_free(c->mesh);
+	c->mesh = mesh_talk_new(c->job, m, true, BACKEND_Q_MAIN, coll_deadline(c));
+	if (!c->mesh)
+		return -ENOMEM;
+	c->mesh->done = coll_talk_on_mesh;
+	c->mesh->userdata = c;
+	return 0;
+}
+
+static void coll_talk_issue_on_mesh(struct coll *c, const struct coll_talk *t)
+{
+	struct mesh_talk *m = c->mesh;
+
+	CHECK((t->over == COLL_OVER_LIKE) == (t->kind == TALK_ALL_REDUCE));
+	switch (t->kind) {
+	case TALK_ALL_GATHER:
+		mesh_all_gather(m, c->place, t->send, t->recv, t->count, t->dtype);
+		return;
+	case TALK_REDUCE_SCATTER:
+		mesh_reduce_scatter(m, c->place, t->send, t->recv, t->count, t->dtype);
+		return;
+	case TALK_ALL_REDUCE:
+		mesh_all_reduce(m, c->place, t->recv, t->count, t->dtype, t->reduce);
+		return;
+	case TALK_CHAIN:
+		mesh_chain(m, c->place, t->fold, t->recv, t->count, t->dtype);
+		return;
+	case TALK_BROADCAST:
+		break;
+	}
+	CHECK_NOT_REACHED();
+}
+
 static void coll_talk_issue(struct coll *c, const struct coll_talk *t)
 {
-	struct comm *between = coll_between(c);
+	struct comm *between;
+
+	if (t->over != COLL_OVER_GROUP) {
+		coll_talk_issue_on_mesh(c, t);
+		return;
+	}
+	between = coll_between(c);
 
 	switch (t->kind) {
 	case TALK_ALL_GATHER:
@@ -55,14 +109,20 @@ static void coll_talk_issue(struct coll *c, const struct coll_talk *t)
 
 void coll_talks_last(struct coll *c)
 {
-	c->talks_last = true;
+	c->next.last = true;
+}
+
+void coll_talks_over(struct coll *c, enum coll_over over)
+{
+	CHECK(over == COLL_OVER_GROUP || mesh_is_needed(c->unit));
+	c->next.over = (uint8_t)over;
 }
 
 /* It was issued. */
 static void coll_talk_issued(struct coll *c)
 {
 	line_talked(&c->line);
-	if (c->talks_last)
+	if (c->next.last)
 		line_leave(&c->line);
 }
 
@@ -70,7 +130,7 @@ static void coll_talk_issued(struct coll *c)
 static void coll_talk_go_on(struct line_item *i)
 {
 	struct coll *c = CONTAINER_OF(i, struct coll, line);
-	struct coll_talk *t = STEAL_PTR(c->talk);
+	struct coll_talk *t = STEAL_PTR(c->next.waits);
 
 	if (!c->has_begun) {
 		c->has_begun = true;
@@ -91,7 +151,10 @@ static void coll_talk_go_on(struct line_item *i)
 
 void coll_line_enter(struct coll *c)
 {
-	c->makes = group_makes_in_line(c->group) && !c->group->nc;
+	c->makes = group_makes_in_line(c->group) &&
+		   (!c->group->nc || c->type->of_units ||
+		    (c->unit && mesh_is_needed(c->unit) &&
+		     !mesh_is_asked_for(mesh_find(c->group, c->unit))));
 	if (group_spans(c->group))
 		line_enter(&c->line, c->job, c->makes, coll_talk_go_on);
 	else
@@ -100,23 +163,30 @@ void coll_line_enter(struct coll *c)
 
 void coll_line_leave(struct coll *c)
 {
-	free(c->talk);
-	c->talk = NULL;
+	free(c->next.waits);
+	c->next.waits = NULL;
 	line_leave(&c->line);
 }
 
 /* Now, or in turn. */
-static void coll_talk_make(struct coll *c, const struct coll_talk *t)
+static void coll_talk_make(struct coll *c, struct coll_talk *t)
 {
+	t->over = (enum coll_over)c->next.over;
+	c->next.over = COLL_OVER_GROUP;
+	if (t->over != COLL_OVER_GROUP && coll_talk_take_mesh(c) < 0) {
+		c->status = -ENOMEM;
+		coll_go_on(c);
+		return;
+	}
 	if (!line_is_in(&c->line) || line_is_first(&c->line)) {
 		coll_talk_issue(c, t);
 		coll_talk_issued(c);
 		return;
 	}
-	CHECK(!c->talk);
-	c->talk = malloc(sizeof(*t));
-	if (c->talk) {
-		*c->talk = *t;
+	CHECK(!c->next.waits);
+	c->next.waits = malloc(sizeof(*t));
+	if (c->next.waits) {
+		*c->next.waits = *t;
 		return;
 	}
 	c->status = -ENOMEM;

@@ -164,3 +164,40 @@ Test(layout, strides_without_gaps)
 	cr_expect(plain);
 	cr_expect(layout_dense(NULL, NULL, 0, &plain) && plain);
 }
+
+/* On @devices devices, each rank on that of the list; replicas of @shard ranks. */
+struct sets_case {
+	uint16_t device_of[8];
+	uint32_t ranks, shard;
+	unsigned devices;
+	bool sets;
+	unsigned spread;
+};
+
+Test(layout, replicas_have_sets_of_devices_where_they_do_not_mix)
+{
+	static const struct sets_case cases[] = {
+		{ { 0, 1, 2, 3 }, 4, 2, 4, true, 2 },
+		{ { 0, 0, 1, 1, 2, 2, 3, 3 }, 8, 4, 4, true, 2 },
+		{ { 0, 1, 1, 2, 2, 3 }, 6, 3, 4, true, 2 }, /* of three ranks on two devices */
+		{ { 0, 1, 2, 3, 4, 5 }, 6, 2, 6, true, 2 },
+		{ { 0, 1, 2, 3, 4, 5 }, 6, 3, 6, true, 3 },
+		{ { 0, 1, 2, 3 }, 4, 4, 4, false, 4 },             /* one replica */
+		{ { 0, 1, 2, 3 }, 4, 1, 4, false, 1 },             /* whole copies */
+		{ { 0, 0, 1, 1 }, 4, 2, 2, false, 1 },             /* the same */
+		{ { 0, 1, 0, 1 }, 4, 2, 2, false, 1 },             /* the same */
+		{ { 0, 0, 1, 2 }, 4, 2, 3, false, 3 },             /* three devices for two */
+		{ { 0, 1, 2, 3, 0, 1, 2, 3 }, 8, 4, 4, false, 4 }, /* each has ranks on all */
+		{ { 0, 0, 0, 1, 2, 3, 3, 3 }, 8, 4, 4, true, 2 },
+		{ { 0, 0, 1, 1, 1, 2, 3, 3 }, 8, 4, 4, false, 4 }, /* both have some on one */
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const struct sets_case *c = &cases[i];
+		struct layout l = { .ranks = c->shard, .replicas = c->ranks / c->shard };
+
+		l.sets = layout_has_sets(c->device_of, c->ranks, c->shard, c->devices);
+		cr_expect_eq(l.sets, c->sets, "case %zu", i);
+		cr_expect_eq(layout_spread(&l, c->devices), c->spread, "case %zu", i);
+	}
+}
