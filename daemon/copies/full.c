@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "job/window.h"
 #include "op/device_note.h"
+#include "op/mesh_talk.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_util.h"
@@ -33,6 +34,7 @@ struct cast {
 	struct node_comm *nc;      /* @between watches it, and it spans nodes: a user of it */
 	struct queue_task between; /* watches what goes on between devices */
 	uint64_t breaks;           /* of the communicators, at its start */
+	struct mesh_talk *mesh;    /* owned: of a unit with sets of devices, from there on */
 	uint64_t place;            /* comm_op.place */
 	struct job *job;
 	struct unit *unit;
@@ -160,6 +162,7 @@ static void full_cast_free(struct cast *cast)
 		free(cast->parts[d].unpack);
 	}
 	queue_task_deinit(&cast->between);
+	mesh_talk_free(cast->mesh);
 	if (cast->nc)
 		node_comm_leave(cast->nc);
 	free(cast);
@@ -211,7 +214,8 @@ static void full_on_marker_executed(struct backend_task *task, int status)
 	struct cast *cast = CONTAINER_OF(task, struct cast_part, queue.task)->cast;
 
 	cast->status = cast->status ? cast->status : status;
-	if (cast->between.between && cast->breaks != cast->between.between->breaks)
+	if ((cast->between.between && cast->breaks != cast->between.between->breaks) ||
+	    (cast->mesh && !mesh_talk_holds(cast->mesh)))
 		cast->status = cast->status ? cast->status : ENGINE_E_ABORTED;
 	CHECK(cast->pending > 0);
 	if (--cast->pending == 0)
@@ -312,6 +316,14 @@ static void full_on_gathered(struct comm_op *op, int status)
 	full_go_on(cast);
 }
 
+static void full_on_mesh_gathered(struct mesh_talk *t, int status)
+{
+	struct cast *cast = t->userdata;
+
+	cast->status = status;
+	full_go_on(cast);
+}
+
 /* Of the epoch in which it began. */
 static struct node_comm *full_comm_of(const struct cast *cast)
 {
@@ -323,8 +335,8 @@ static bool full_can_talk(struct cast *cast)
 {
 	const struct node_comm *nc = full_comm_of(cast);
 
-	if (!nc || nc->state != COMM_READY)
-		cast->status = ENGINE_E_ABORTED;
+	if (cast->mesh ? !mesh_talk_holds(cast->mesh) : !nc || nc->state != COMM_READY)
+		cast->status = cast->status ? cast->status : ENGINE_E_ABORTED;
 	return !cast->status;
 }
 
@@ -349,6 +361,10 @@ static enum res full_all_gather(struct cast *cast, bool frozen)
 				  : (char *)recv[d] + unit_position(u, &u->parts[d]) * count *
 							      dtype_size(dtype);
 	}
+	if (cast->mesh) {
+		mesh_all_gather(cast->mesh, cast->place, send, recv, count, dtype);
+		return RES_WAIT;
+	}
 	cast->comm_op = (struct comm_op){ .done = full_on_gathered, .place = cast->place };
 	comm_all_gather(full_comm_of(cast)->comm[BACKEND_Q_GATHER], &cast->comm_op, send, recv,
 			count, dtype);
@@ -359,7 +375,8 @@ static void full_watch(struct cast *cast)
 {
 	struct node_comm *nc = full_comm_of(cast);
 
-	if (cast->unit->all_parts == 1 || !nc || nc->state != COMM_READY)
+	/* memory is registered with one communicator at a time: that of all devices */
+	if (cast->mesh || cast->unit->all_parts == 1 || !nc || nc->state != COMM_READY)
 		return;
 	cast->breaks = nc->breaks;
 	queue_task_watch(&cast->between, nc, cast->deadline_us);
@@ -376,7 +393,7 @@ static enum res full_tick(struct cast *cast)
 	switch ((enum full_stage)cast->stage) {
 	case FULL_CAST:
 		cast->stage = FULL_MARK;
-		if (u->spread < u->all_parts) /* each device has all of it */
+		if (u->spread == 1 && u->all_parts > 1) /* each device has all of it */
 			return full_tick(cast);
 		full_watch(cast);
 		fallthrough;
@@ -556,10 +573,32 @@ static void full_hold_comm(struct cast *cast)
 {
 	struct node_comm *nc = full_comm_of(cast);
 
-	if (!nc || !nc->spans)
+	if (cast->mesh || !nc || !nc->spans)
 		return;
 	cast->nc = nc;
 	nc->users++;
+}
+
+/* What it needs to be made. */
+static enum res full_comms(struct job *job, const struct unit *u, struct mesh **ret_mesh,
+			   struct fault *f)
+{
+	struct group *g = job->groups[u->rec->group];
+
+	return mesh_is_needed(u) ? mesh_comms(g, u, false, ret_mesh, f) : group_comms(g, f);
+}
+
+/* Return: 0 or -ENOMEM. */
+static int full_take_mesh(struct cast *cast, const struct mesh *m)
+{
+	if (!m)
+		return 0;
+	cast->mesh = mesh_talk_new(cast->job, m, false, BACKEND_Q_GATHER, cast->deadline_us);
+	if (!cast->mesh)
+		return -ENOMEM;
+	cast->mesh->done = full_on_mesh_gathered;
+	cast->mesh->userdata = cast;
+	return 0;
 }
 
 /* @together: with all nodes, at this place; NULL: not. */
@@ -567,11 +606,12 @@ static enum res full_begin_as(struct job *job, struct unit *u, uint64_t deadline
 			      const uint64_t *together, struct fault *f)
 {
 	bool evict = op || together;
+	struct mesh *mesh = NULL;
 	struct cast *cast;
 	int r;
 
 	CHECK(!unit_is_copying(u));
-	RES_TRY(group_comms(job->groups[u->rec->group], f));
+	RES_TRY(full_comms(job, u, &mesh, f));
 	list_unlink(&u->idle);
 	r = full_take_full(job, u, evict);
 	if (r == SLAB_E_LATER)
@@ -579,6 +619,8 @@ static enum res full_begin_as(struct job *job, struct unit *u, uint64_t deadline
 	cast = r ? NULL : full_cast_new(job, u, deadline_us);
 	if (!r)
 		r = cast ? full_stage(cast) : -ENOMEM;
+	if (!r)
+		r = full_take_mesh(cast, mesh);
 	if (r) {
 		if (cast)
 			full_cast_free(cast);

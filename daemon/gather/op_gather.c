@@ -10,6 +10,7 @@
 #include "gather/ahead.h"
 #include "gather/gather.h"
 #include "gather/turn.h"
+#include "job/mesh.h"
 #include "op/op_list.h"
 #include "op/op.h"
 #include "op/op_run.h"
@@ -85,12 +86,14 @@ static enum res op_gather_give_full(struct op *op, bool copied)
 
 static void op_gather_fault(struct op *op, int status)
 {
-	const struct node_comm *nc = op->m->job->groups[op->unit->rec->group]->nc;
+	const struct group *g = op->m->job->groups[op->unit->rec->group];
+	const char *why = g->nc ? g->nc->why : "";
 
+	if (mesh_is_needed(op->unit))
+		why = mesh_why(mesh_find(g, op->unit));
 	if (status == ENGINE_E_ABORTED)
 		fault_set(&op->fault, FAULT_ABORTED, NULL,
-			  "Gather: the communicator was aborted%s%s", nc && *nc->why ? ": " : "",
-			  nc ? nc->why : "");
+			  "Gather: the communicator was aborted%s%s", *why ? ": " : "", why);
 	else
 		fault_errno(&op->fault, status, "casting a unit");
 }

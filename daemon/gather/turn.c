@@ -6,6 +6,7 @@
 #include "copies/full.h"
 #include "core/check.h"
 #include "job/line.h"
+#include "job/mesh.h"
 #include "job/span.h"
 #include "step/apply.h"
 
@@ -22,7 +23,11 @@ struct turn {
 
 bool turn_is_needed(const struct job *job, const struct unit *u)
 {
-	return u->spread > 1 && group_spans(job->groups[u->rec->group]);
+	const struct group *g = job->groups[u->rec->group];
+
+	if (u->spread == 1 || !group_spans(g))
+		return false;
+	return !mesh_is_needed(u) || mesh_crosses(g, u);
 }
 
 void turn_asked(struct job *job, struct unit *u)

@@ -83,12 +83,13 @@ static int job_restore_unit(struct job *job, state_unit *rec, struct fault *f)
 	struct layout layout;
 	struct unit *u;
 
-	if (!unit_layout(rec, group_size(g), &layout) || !unit_buffers_fit(rec))
-		return fault_set(f, FAULT_INVALID, "state",
-				 "saved unit '%.100s' has no valid layout", rec->name);
 	if (group_place(g, f) != RES_DONE)
 		return fault_set(f, FAULT_INVALID, "state",
 				 "saved unit '%.100s' has ranks without a device", rec->name);
+	if (!unit_layout(rec, group_size(g), &layout) || !unit_buffers_fit(rec) ||
+	    !group_can_have(g, &layout))
+		return fault_set(f, FAULT_INVALID, "state",
+				 "saved unit '%.100s' has no valid layout", rec->name);
 	place = group_unit_place(g);
 	if (unit_new(job->n_units + 1, rec, &layout, &place, &u) < 0)
 		return fault_errno(f, -ENOMEM, "restoring units");

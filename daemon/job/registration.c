@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/log.h"
 #include "job/aliases.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -210,14 +211,24 @@ static uint64_t registration_kept_bytes(const struct job *job, const state_unit 
 		       : 0;
 }
 
+/* Its group is placed by now. */
+static void registration_set_replicas(struct registration *r, size_t i, const struct group *g)
+{
+	if (r->ids[i])
+		return;
+	group_set_replicas(g, r->specs[i]);
+	r->layouts[i].sets = r->specs[i]->sets;
+}
+
 static void registration_reg_sum(struct registration *r)
 {
 	for (size_t i = 0; i < r->n; i++) {
 		struct group *g = r->job->groups[r->specs[i]->group];
 		const struct layout *l = &r->layouts[i];
-		unsigned spread = layout_spread(l, g->all_devices),
-			 others = registration_other_arrays(r->specs[i]);
+		unsigned spread, others = registration_other_arrays(r->specs[i]);
 
+		registration_set_replicas(r, i, g);
+		spread = layout_spread(l, g->all_devices);
 		for (unsigned d = 0; !r->ids[i] && d < g->n_devices; d++) {
 			const struct device *device = g->devices[d];
 			uint64_t params = registration_array_bytes(
@@ -702,6 +713,37 @@ static int registration_reg_build(struct registration *r, struct fault *f)
 	return 0;
 }
 
+/* Several replicas on more devices, and yet not one on each device, nor each on a set of them? Then
+ * there is one copy, over all devices. */
+static bool registration_is_spread(const struct unit *u)
+{
+	return u->rec->strategy == STRATEGY_HYBRID && u->layout.replicas > 1 &&
+	       u->spread == u->all_parts;
+}
+
+/* Trainers that ask for replicas expect gathers that stay among some of the devices. */
+static void registration_tell_spread(const struct registration *r)
+{
+	const struct unit *first = NULL;
+	unsigned n = 0;
+
+	for (size_t i = 0; i < r->n; i++) {
+		const struct unit *u = r->job->units[r->ids[i] - 1];
+
+		if (!registration_is_new(r, i) || !registration_is_spread(u))
+			continue;
+		n++;
+		first = first ? first : u;
+	}
+	if (first)
+		log_warn("job",
+			 "hybrid units in one copy over all devices job=%s units=%u unit=%s "
+			 "shard_ranks=%u replicas=%u devices=%u why=\"replicas have no sets of "
+			 "equally many devices of their own\"",
+			 r->job->label, n, first->rec->name, first->rec->shard_ranks,
+			 first->layout.replicas, first->all_parts);
+}
+
 /* The specs of new units belong to the job now. */
 static void registration_take_specs(struct registration *r)
 {
@@ -836,6 +878,7 @@ enum res registration_build(struct registration *r, uint64_t *ret_charged, struc
 	if (res == RES_FAILED)
 		job_drop_spare(job);
 	RES_TRY(res);
+	registration_tell_spread(r);
 	registration_take_specs(r);
 	*ret_charged = job->quota.used - before;
 	return RES_DONE;

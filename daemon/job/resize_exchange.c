@@ -57,6 +57,7 @@ static void resize_exchange_swap_unit(struct resize *r, uint32_t i)
 	SWAP(rec->n_buffer_regions, x->rec.n_buffer_regions);
 	rec->strategy = x->rec.strategy;
 	rec->shard_ranks = x->rec.shard_ranks;
+	rec->sets = x->rec.sets;
 	rec->pre_divide = x->rec.pre_divide;
 	rec->post_divide = x->rec.post_divide;
 	SWAP(u->parts, fresh->parts);
@@ -79,6 +80,7 @@ static void resize_exchange_dropped_unit(struct job *job, struct unit *u)
 {
 	u->rec->group = 0;
 	u->rec->shard_ranks = 1;
+	u->rec->sets = false;
 	job_journal_mark_unit(job, u);
 }
 

@@ -131,6 +131,22 @@ static void resize_layout_sum_buffers(struct resize *r, const struct unit *u)
 			r->ranks[i].bytes += unit_buffers_bytes(u->rec);
 }
 
+/* Of the record @x->rec, and its layout. Return: 0 or -ENOMEM. */
+static int resize_layout_set_replicas(const struct resize *r, struct relayout *x, struct layout *l)
+{
+	uint16_t *device_of = calloc(r->world, sizeof(*device_of));
+
+	if (!device_of)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < r->world; i++)
+		while (r->devices[device_of[i]] != r->ranks[i].device)
+			device_of[i]++;
+	x->rec.sets = layout_has_sets(device_of, r->world, x->rec.shard_ranks, r->n_devices);
+	l->sets = x->rec.sets;
+	free(device_of);
+	return 0;
+}
+
 static int resize_layout_lay_out_unit(struct resize *r, uint32_t i)
 {
 	struct relayout *x = &r->units[i];
@@ -141,7 +157,8 @@ static int resize_layout_lay_out_unit(struct resize *r, uint32_t i)
 
 	x->old = u;
 	CHECK(resize_layout_record(r->job, u, r->world, &x->rec, &l, &f) == 0);
-	if (unit_new(u->id, &x->rec, &l, &place, &x->fresh) < 0)
+	if (resize_layout_set_replicas(r, x, &l) < 0 ||
+	    unit_new(u->id, &x->rec, &l, &place, &x->fresh) < 0)
 		return -ENOMEM;
 	for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
 		x->fresh->tensors[t].of_unit = u->tensors[t].of_unit;

@@ -67,6 +67,7 @@ static void restore_layout_drop(struct job *job, struct unit *u)
 	job_drop_unit(job, u);
 	u->rec->group = 0; /* it only keeps its number; what is in the record must fit the world */
 	u->rec->shard_ranks = 1;
+	u->rec->sets = false;
 }
 
 /* Those that hold them unmap them. */

@@ -167,6 +167,9 @@ int restore_plan_unit(const struct restore_plan *p, state_unit *rec, struct unit
 
 	if (unit_resolve(rec, group_size(g), f))
 		return f->code;
+	rec->sets = false;
+	if (ret)
+		group_set_replicas(g, rec);
 	if (!unit_layout(rec, group_size(g), &l) || !unit_buffers_fit(rec))
 		return fault_set(f, FAULT_INVALID, "units.tensors",
 				 "unit '%.100s' cannot be laid out for %u ranks", rec->name,

@@ -138,7 +138,8 @@ static uint64_t op_type_word(const struct op_type *type)
 
 uint64_t op_unit_word(const struct op *op, const struct unit *u)
 {
-	return job_is_across(op->m->job) ? u->key : u->id;
+	/* nodes that have its replicas on other devices must not work together on it */
+	return job_is_across(op->m->job) ? u->key ^ u->layout.sets : u->id;
 }
 
 void op_print(struct op *op, const char *fmt, ...)

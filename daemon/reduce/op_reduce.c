@@ -136,21 +136,12 @@ static enum res op_reduce_fold(struct coll *c)
 	return reduce_of(c)->run->chained ? coll_kernels_sync(c) : reduce_kernels(c);
 }
 
-/* Small reductions between nodes come right behind each other, and none waits until the one before is over.
- * What reads gradients waits for the ops; but not a gather, which must not see parameters that are stepped
- * in backward on some nodes only. Large ones would take much memory at once. */
-static bool op_reduce_lets_others_talk(const struct coll *c)
-{
-	return group_spans(c->group) && c->unit->rec->optimizer->when == OPTIM_AT_STEP &&
-	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
-}
-
 /* With one device the sums are the gradient already, unless an engine was asked for. */
 static enum res op_reduce_between(struct coll *c)
 {
 	void *grads;
 
-	if (op_reduce_lets_others_talk(c))
+	if (reduce_lets_others_talk(c))
 		coll_talks_last(c);
 	if (!coll_is_alone(c))
 		return reduce_talk(c);
@@ -249,11 +240,21 @@ static enum res op_reduce_end_without(struct coll *c)
 	return RES_DONE;
 }
 
+static enum reduce_stage op_reduce_after_fold(const struct reduce_run *run)
+{
+	if (run->sets)
+		return REDUCE_OVER_SETS;
+	if (run->crossed)
+		return REDUCE_REPLICAS;
+	return run->defer ? REDUCE_DEFER : REDUCE_BETWEEN;
+}
+
 /*
  *   AGREE --no rank has anything--> over
  *     '--> PREPARE --small, several devices--> BATCH (reduce_batch.c) --> BETWEEN or ARRIVE
  *             '--> FOLD, until no kernel is left --> BETWEEN --> FINISH --> ARRIVE --> DONE
- *                    |--all-reduce deferred--> DEFER --> over                ^
+ *                    |--all-reduce deferred--> DEFER --> over   ^            ^
+ *                    |--replicas have sets of devices--> OVER_SETS           |
  *                    '--replicas cross devices--> REPLICAS ------------------'
  */
 static enum res op_reduce_tick(struct coll *c)
@@ -286,13 +287,15 @@ static enum res op_reduce_tick(struct coll *c)
 		fallthrough;
 	case REDUCE_FOLD:
 		RES_TRY(op_reduce_fold(c));
-		c->stage = reduce_of(c)->run->crossed ? REDUCE_REPLICAS
-			   : reduce_of(c)->run->defer ? REDUCE_DEFER
-						      : REDUCE_BETWEEN;
+		c->stage = op_reduce_after_fold(reduce_of(c)->run);
 		return op_reduce_tick(c);
 	case REDUCE_REPLICAS:
 		RES_TRY(reduce_replicas_tick(c));
 		c->stage = reduce_of(c)->run->defer ? REDUCE_DEFER : REDUCE_ARRIVE;
+		return op_reduce_tick(c);
+	case REDUCE_OVER_SETS:
+		RES_TRY(reduce_sets_tick(c));
+		c->stage = reduce_of(c)->run->defer ? REDUCE_DEFER : REDUCE_FINISH;
 		return op_reduce_tick(c);
 	case REDUCE_DEFER:
 		op_reduce_deferred(c);

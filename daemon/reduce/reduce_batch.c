@@ -37,6 +37,7 @@ bool reduce_batch_takes(const struct coll *c)
 	/* on one device nothing is gained: what a reduction costs there is its own kernel */
 	return !coll_is_alone(c) && !group_spans(c->group) && !reduce_of(c)->run->defer &&
 	       !reduce_of(c)->run->crossed && !reduce_of(c)->run->chained &&
+	       !reduce_of(c)->run->sets &&
 	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
 }
 

@@ -29,7 +29,7 @@ enum res reduce_check_chain(struct coll *c)
 	if (!run->chained)
 		return RES_DONE;
 	RES_TRY(chain_check(c));
-	if (!run->apart && !run->crossed)
+	if ((!run->apart && !run->crossed) || run->sets)
 		return RES_DONE;
 	c->everywhere = true;
 	fault_set(c->fault, FAULT_UNIMPLEMENTED, NULL,
@@ -89,6 +89,15 @@ static void reduce_replicas_chain(struct coll *c, void *const *recv)
 	chain_talk(ch, recv, reduce_segment(c), c->unit->spread == 1);
 }
 
+/* Small reductions between nodes come right behind each other, and none waits until the one before is over.
+ * What reads gradients waits for the ops; but not a gather, which must not see parameters that are stepped
+ * in backward on some nodes only. Large ones would take much memory at once. */
+bool reduce_lets_others_talk(const struct coll *c)
+{
+	return group_spans(c->group) && c->unit->rec->optimizer->when == OPTIM_AT_STEP &&
+	       unit_gradient_bytes(c->unit) <= c->job->node->limits.reduce_batch_bytes;
+}
+
 /* Where every device has all of the unit it gets all of the sum; else, in place, its own
  * segment of it. */
 enum res reduce_talk(struct coll *c)
@@ -103,6 +112,8 @@ enum res reduce_talk(struct coll *c)
 		recv[d] = (char *)send[d] + c->unit->parts[d].begin * dtype_size(dtype);
 		c->parts[d].sums = recv[d];
 	}
+	if (reduce_of(c)->run->sets)
+		coll_talks_over(c, COLL_OVER_SETS);
 	if (reduce_of(c)->run->chained)
 		reduce_replicas_chain(c, recv);
 	else if (c->unit->spread == 1)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "job/mesh.h"
 #include "op/op.h"
 #include "reduce/fused_steps.h"
 #include "unit/pack.h"
@@ -180,6 +181,8 @@ static bool reduce_run_must_be_apart(const struct coll *c, const struct reduce_r
 
 	if (run->defer || run->had_partials || run->crossed)
 		return true;
+	if (run->sets)
+		return reduce_run_factors(&p->partial, &p->replica, NULL);
 	if (run->replicas == 1)
 		return reduce_run_factors(&p->partial, &p->post, NULL) > 1;
 	if (run->shard_ranks == 1)
@@ -239,8 +242,9 @@ static void reduce_run_measure(const struct coll *c, struct reduce_run *like)
 	like->shard_ranks = u->rec->shard_ranks;
 	like->replicas = coll_size(c) / like->shard_ranks;
 	like->whole = reduce_whole_replicas(c);
+	like->sets = mesh_is_needed(u);
 	like->plan = reduce_run_plan_by(u, coll_divide_by(c));
-	like->crossed = like->replicas > 1 && !like->whole &&
+	like->crossed = like->replicas > 1 && !like->whole && !like->sets &&
 			(like->plan.partial.how || like->plan.replica.how);
 	like->here = like->crossed ? like->replicas
 		     : like->whole ? c->group->most / like->shard_ranks
@@ -273,7 +277,7 @@ static void reduce_run_begin(const struct coll *c, struct reduce_run *run)
 	run->had_partials = c->unit->has_partials;
 	run->apart = reduce_run_must_be_apart(c, run);
 	run->stride = reduce_run_rounded_up(
-		(run->crossed ? reduce_segment(c) : c->unit->layout.elements) *
+		(run->crossed || run->sets ? reduce_segment(c) : c->unit->layout.elements) *
 		dtype_size(run->plan.sum_dtype));
 	run->zero_bytes = reduce_run_zero_bytes(c);
 	CHECK(!run->zero_bytes || run->plan.accumulate_dtype == reduce_run_gradient_dtype(c->unit));
@@ -323,7 +327,7 @@ uint64_t reduce_scratch(const struct coll *c, unsigned which)
 		return run->apart && !c->unit->parts[0].partials.slab ? run->here * run->stride : 0;
 	if (which == REDUCE_CONVERTED)
 		return run->zero_bytes ? run->zero_bytes : run->lonely_bytes;
-	if (coll_is_alone(c) || (run->defer && !run->crossed))
+	if (coll_is_alone(c) || (run->defer && !run->crossed && !run->sets))
 		return 0;
 	if (which == REDUCE_PACKED && !unit_is_packed(c->unit))
 		return 0;
@@ -412,7 +416,7 @@ static void reduce_run_fold_replicas(struct coll *c, unsigned d)
 	uint32_t here = reduce_run_partials_on(c, run, d), k = p->n / here;
 
 	CHECK(here <= run->here && here * k == p->n); /* each replica is whole */
-	for (uint32_t j = 0; run->apart && j < here; j++) {
+	for (uint32_t j = 0; run->apart && !run->sets && j < here; j++) {
 		run->partials[d * run->here + j] = at + j * run->stride;
 		coll_launch(p, LAUNCH_REDUCE, c->unit->layout.elements)->reduce =
 			(struct k_reduce){ .out = at + j * run->stride,
@@ -446,6 +450,8 @@ struct k_factor reduce_head(const struct coll *c)
 {
 	const struct reduce_run *run = reduce_of(c)->run;
 
+	if (run->sets)
+		return run->plan.pre;
 	if (run->apart)
 		return run->plan.replica;
 	if (run->replicas == 1)
@@ -486,13 +492,13 @@ static void reduce_run_fold(struct coll *c, unsigned d)
 {
 	struct reduce_run *run = reduce_of(c)->run;
 	struct coll_part *p = &c->parts[d];
-	bool one = coll_is_alone(c);
+	bool one = coll_is_alone(c), of_partials = run->apart && !run->sets;
 	struct k_reduce r = { .out = reduce_run_address(one ? &c->unit->parts[0].grads
 							    : &p->scratch[REDUCE_SUMS]),
 			      .out_dtype = one ? DTYPE_FP32 : run->plan.sum_dtype,
-			      .in = run->apart ? &run->partials[d * run->here] : p->inputs,
-			      .k = run->apart ? reduce_run_partials_on(c, run, d) : p->n,
-			      .in_dtype = run->apart ? run->plan.sum_dtype : reduce_input_dtype(c),
+			      .in = of_partials ? &run->partials[d * run->here] : p->inputs,
+			      .k = of_partials ? reduce_run_partials_on(c, run, d) : p->n,
+			      .in_dtype = of_partials ? run->plan.sum_dtype : reduce_input_dtype(c),
 			      .pre = reduce_head(c),
 			      .sum_dtype = run->plan.sum_dtype,
 			      .post = reduce_run_tail(c),
@@ -530,12 +536,13 @@ bool reduce_next_stage(struct coll *c)
 		reduce_run_convert, reduce_run_fold_replicas, reduce_run_fold,
 		reduce_pack
 	};
-	unsigned n = reduce_of(c)->run->crossed || reduce_of(c)->run->chained ? 4
-		     : reduce_of(c)->run->defer                               ? 5
-									      : ARRAY_SIZE(stages);
+	const struct reduce_run *run = reduce_of(c)->run;
+	unsigned n = run->crossed || run->chained ? 4
+		     : run->defer && !run->sets   ? 5
+						  : ARRAY_SIZE(stages);
 	bool any = false;
 
-	while (!any && reduce_of(c)->run->stage < n) {
+	while (!any && run->stage < n) {
 		for (unsigned d = 0; d < c->n_parts; d++) {
 			stages[reduce_of(c)->run->stage](c, d);
 			any = any || c->parts[d].n_launches;

@@ -46,15 +46,17 @@ struct reduce_run {
 	bool whole;        /* replicas: none has ranks on two devices */
 	bool chained;      /* ranks are added in their order over all nodes (work/chain.h) */
 	struct chain chain;
-	bool crossed;     /* some have, and what they come to has a factor of its own */
+	bool sets;        /* each replica has a set of devices of its own (reduce_sets.c) */
+	bool crossed;     /* some have, and what they come to has a factor of its own; not sets */
 	uint32_t replica; /* crossed: the one at work */
-	unsigned replica_stage;
-	uint32_t replicas;    /* of the group */
-	uint32_t shard_ranks; /* of a replica */
-	uint32_t here;   /* partials of a device, at most, on any node; crossed: of its segment */
-	uint32_t spans;  /* pieces of a part, at most (unit_spans) */
-	size_t launches; /* of a device in one stage, at most */
-	uint64_t stride; /* bytes between partials */
+	unsigned replica_stage; /* crossed, sets */
+	uint32_t replicas;      /* of the group */
+	uint32_t shard_ranks;   /* of a replica */
+	uint32_t
+		here; /* partials of a device, at most, on any node; crossed, sets: of its segment */
+	uint32_t spans;        /* pieces of a part, at most (unit_spans) */
+	size_t launches;       /* of a device in one stage, at most */
+	uint64_t stride;       /* bytes between partials */
 	uint64_t lonely_bytes; /* of gradients to be converted beside accumulated ones */
 	uint64_t zero_bytes;   /* what ranks without inputs contribute; then nothing is lonely */
 	unsigned stage;
@@ -104,6 +106,7 @@ enum reduce_stage {
 	REDUCE_PREPARE,
 	REDUCE_FOLD,
 	REDUCE_REPLICAS,
+	REDUCE_OVER_SETS,
 	REDUCE_DEFER,
 	REDUCE_BETWEEN,
 	REDUCE_FINISH,
@@ -155,9 +158,11 @@ void reduce_finish(struct coll *c, unsigned d);
 
 /* What the devices add: of @c's sums, all on every device, or on each its segment. */
 uint64_t reduce_segment(const struct coll *c);
+/* Do others go on as soon as the last operation between devices is issued? */
+bool reduce_lets_others_talk(const struct coll *c);
 /* Ranks are not added before devices talk: is that possible? RES_FAILED: with c->fault, on all nodes. */
 enum res reduce_check_chain(struct coll *c);
-/* Add them: they are at p->sums of every part at the next tick. */
+/* Add them, run->sets: those of each set. They are at p->sums of every part at the next tick. */
 enum res reduce_talk(struct coll *c);
 
 /* -- where replicas cross devices (reduce_replicas.c) --------------------------- */
@@ -165,5 +170,11 @@ enum res reduce_talk(struct coll *c);
 /* When no stage is left: every replica's sum over its ranks, with its factor, in the partials of
  * its own; then, if nothing is deferred, the shards are made of them. A tick of its own. */
 enum res reduce_replicas_tick(struct coll *c);
+
+/* -- where replicas have sets of devices (reduce_sets.c) ------------------------ */
+
+/* When no stage is left: the sum over all replicas at p->sums of every part; or, deferred, each
+ * replica's in the partials of its own. A tick of its own. */
+enum res reduce_sets_tick(struct coll *c);
 
 #endif

@@ -9,10 +9,12 @@
  *
  *   --partial--> --replica--> added over replicas and devices --post--> added to the gradient
  *
- * Where replicas have a factor of their own and ranks on several devices, each replica's sum is
- * added between the devices first, those without a rank of it adding -0 (reduce_replicas.c).
+ * Where replicas have a factor of their own, or a set of devices, and ranks on several devices,
+ * each replica's sum is added between the devices first, those without a rank of it adding -0
+ * (reduce_replicas.c).
  */
 #include "core/check.h"
+#include "job/mesh.h"
 #include "op/op.h"
 #include "reduce/reduce_run.h"
 #include "reduce/sparse.h"
@@ -40,7 +42,7 @@ void sparse_fold_init(const struct coll *c, struct sparse_work *w)
 
 	w->whole = reduce_whole_replicas(c);
 	w->crossed = !w->whole && coll_size(c) > c->unit->rec->shard_ranks &&
-		     (w->plan.partial.how || w->plan.replica.how);
+		     (w->plan.partial.how || w->plan.replica.how || mesh_is_needed(c->unit));
 	for (unsigned d = 0; d < c->n_parts; d++) {
 		uint32_t here = sparse_fold_partials_on(c, w, d);
 

@@ -169,6 +169,8 @@ static void status_jobs_fill_unit(struct arena *a, const struct job *job, const 
 	s->layout = (char *)unit_layout_name(u->rec->layout);
 	s->strategy = (char *)unit_strategy_name(u->rec->strategy);
 	s->shard_ranks = u->rec->shard_ranks;
+	s->copies = u->all_parts / u->spread;
+	s->copy_devices = u->spread;
 	s->frozen_elements = unit_frozen_numel(u);
 	s->buffer_bytes = unit_buffers_bytes(u->rec) * u->rec->n_buffer_regions;
 	s->summoned_ranks = u->summoned_ranks;

@@ -127,8 +127,9 @@ static uint32_t status_memory_replicas_here(const struct job *job, const struct 
 	return most / u->rec->shard_ranks;
 }
 
-/* Sums of replicas: each device has its own. If replicas are split over devices and have a factor
- * of their own, every device has its segment of all of them; else it has one sum of its ranks. */
+/* Sums of replicas: each device has its own. If replicas have sets of devices, that is its segment of
+ * one. If they are split over devices otherwise and have a factor of their own, every device has its
+ * segment of all of them; else it has one sum of its ranks. */
 static uint64_t status_memory_deferred_of(const struct job *job, const struct unit *u)
 {
 	uint32_t ranks = group_size(job->groups[u->rec->group]), sums = 1;
@@ -137,7 +138,9 @@ static uint64_t status_memory_deferred_of(const struct job *job, const struct un
 
 	if (!u->has_partials)
 		return 0;
-	if (!status_memory_has_split_replicas(job, u)) {
+	if (u->layout.sets)
+		elements = unit_part_elements(u);
+	else if (!status_memory_has_split_replicas(job, u)) {
 		sums = status_memory_replicas_here(job, u);
 	} else if (plan.partial.how || plan.replica.how) {
 		sums = ranks / u->rec->shard_ranks;

@@ -1,6 +1,7 @@
 /*
  * The shards that trainers gave back, brought to all copies of their unit: what the ranks of a
- * device had is sent from there to the others, one device after the other. Where a device is
+ * device had is sent from there to the others, one device after the other; where replicas have sets of
+ * devices, to those that have the same part, one set after the other. Where a device is
  * lost meanwhile the copies may differ: nobody can go on from them. Copies on several nodes: in the job's
  * line, so that nothing else is between the operations on any node.
  */
@@ -10,6 +11,8 @@
 #include "core/check.h"
 #include "engine/engine.h"
 #include "job/line.h"
+#include "job/mesh.h"
+#include "op/mesh_talk.h"
 #include "op/op.h"
 #include "op/queue_task.h"
 #include "step/apply.h"
@@ -31,7 +34,9 @@ struct copies {
 	struct comm_op comm_op;
 	struct queue_task between; /* watches what goes on between devices */
 	uint64_t breaks;           /* of the communicators, at the start */
-	unsigned turn;             /* the device that sends next */
+	/* owned: of a unit with sets of devices, in place of @nc and @between; NULL: it was gone already */
+	struct mesh_talk *mesh;
+	unsigned turn; /* the device that sends next; or the set, of which all do */
 	unsigned pending;
 	int status;
 	struct copies_part parts[];
@@ -47,6 +52,7 @@ static void external_copies_free(struct copies *c)
 	for (unsigned d = 0; d < c->u->n_parts; d++)
 		queue_task_deinit(&c->parts[d].queue);
 	queue_task_deinit(&c->between);
+	mesh_talk_free(c->mesh);
 	if (c->nc)
 		node_comm_leave(c->nc);
 	free(c);
@@ -101,8 +107,8 @@ static void external_copies_on_marker(struct backend_task *task, int status)
 	CHECK(c->pending > 0);
 	if (--c->pending)
 		return;
-	if (!c->status && c->breaks != c->nc->breaks)
-		c->status = -EIO;
+	if (c->mesh ? !mesh_talk_holds(c->mesh) : c->breaks != c->nc->breaks)
+		c->status = c->status ? c->status : -EIO;
 	external_copies_end(c, c->status);
 }
 
@@ -117,6 +123,69 @@ static void external_copies_submit_markers(struct copies *c)
 			(struct backend_task){ .sync = true, .done = external_copies_on_marker };
 		queue_task_submit(&p->queue, c->u->parts[d].device->backend, 0);
 	}
+}
+
+/* The devices of a set send to those that have the same part; @ret: what they send, by part here. */
+static int external_copies_of_set(struct copies *c, unsigned set, void **data, uint64_t *bytes)
+{
+	size_t size = dtype_size(unit_state_dtype(c->u->rec, 0));
+	int r = 0;
+
+	for (unsigned d = 0; r == 0 && d < c->u->n_parts; d++) {
+		unsigned place = unit_position(c->u, &c->u->parts[d]);
+		uint64_t begin = 0, end = 0;
+
+		r = external_share_of_device(c->job, c->u, set * c->u->spread + place, &begin,
+					     &end);
+		data[d] = unit_state_at(c->u->rec, &c->u->parts[d].params, 0, begin);
+		bytes[d] = (end - begin) * size;
+	}
+	return r;
+}
+
+static void external_copies_next_set(struct copies *c)
+{
+	unsigned sets = c->u->all_parts / c->u->spread;
+	void *data[NODE_MAX_DEVICES];
+	uint64_t bytes[NODE_MAX_DEVICES];
+	bool sends = false;
+	int r = 0;
+
+	while (r == 0 && !sends && c->turn < sets) {
+		r = c->mesh && mesh_talk_holds(c->mesh) ? 0 : -EIO;
+		if (r == 0)
+			r = external_copies_of_set(c, c->turn, data, bytes);
+		if (r == 0)
+			sends = mesh_broadcast(c->mesh, data, bytes, c->turn++);
+	}
+	if (r)
+		external_copies_end(c, r);
+	else if (!sends)
+		external_copies_submit_markers(c);
+}
+
+static void external_copies_on_set_sent(struct mesh_talk *t, int status)
+{
+	struct copies *c = t->userdata;
+
+	if (status)
+		external_copies_end(c, status);
+	else
+		external_copies_next_set(c);
+}
+
+/* Those that the last Reduce had. */
+static void external_copies_take_mesh(struct copies *c)
+{
+	const struct mesh *m = mesh_find(c->job->groups[c->u->rec->group], c->u);
+
+	if (!mesh_is_ready(m, MESH_SETS) || !mesh_is_ready(m, MESH_LIKE))
+		return;
+	c->mesh = mesh_talk_new(c->job, m, true, BACKEND_Q_MAIN, 0);
+	if (!c->mesh)
+		return;
+	c->mesh->done = external_copies_on_set_sent;
+	c->mesh->userdata = c;
 }
 
 static void external_copies_on_sent(struct comm_op *op, int status);
@@ -185,6 +254,11 @@ static void external_copies_begin(struct line_item *line)
 {
 	struct copies *c = CONTAINER_OF(line, struct copies, line);
 
+	if (mesh_is_needed(c->u)) {
+		external_copies_take_mesh(c);
+		external_copies_next_set(c);
+		return;
+	}
 	if (c->nc)
 		c->breaks = c->nc->breaks;
 	if (c->nc && c->nc->state == COMM_READY)
@@ -197,7 +271,7 @@ void external_copies(struct job *job, struct unit *u,
 {
 	struct copies *c = external_copies_new(job, u);
 
-	CHECK(u->spread == 1 && external_has_copies(u) && !u->shards_left);
+	CHECK((u->spread == 1 || mesh_is_needed(u)) && external_has_copies(u) && !u->shards_left);
 	unit_step_move(u, UNIT_STEP_STEPPING);
 	job->step.stepping++;
 	job->running++;

@@ -64,6 +64,7 @@ static int convert_choose(const struct op *op, const struct unit *u, state_unit 
 	reduce_reopen(ret);
 	if (unit_resolve(ret, group_size(op->group), f))
 		return f->code;
+	group_set_replicas(op->group, ret);
 	if (!unit_layout(ret, group_size(op->group), &l))
 		return fault_set(
 			f, FAULT_INVALID, "units",
@@ -193,6 +194,7 @@ static void convert_swap_unit(struct job *job, const struct convert_args *a, str
 	rec->shard_multiple = x->rec.shard_multiple;
 	rec->strategy = x->rec.strategy;
 	rec->shard_ranks = x->rec.shard_ranks;
+	rec->sets = x->rec.sets;
 	SWAP(rec->parts, x->rec.parts);
 	SWAP(u->tensors, fresh->tensors);
 	for (unsigned d = 0; d < u->n_parts; d++)

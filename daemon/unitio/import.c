@@ -8,6 +8,7 @@
 #include "unitio/import.h"
 
 #include "core/check.h"
+#include "job/mesh.h"
 #include "op/op.h"
 #include "unit/optim.h"
 #include "unit/runs.h"
@@ -229,6 +230,8 @@ enum res import_gather_array(struct coll *c, const struct region *const *arrays,
 		recv[d] = unit_state_at(u->rec, &c->parts[d].scratch[0], state,
 					frozen ? trained * u->spread : 0);
 	}
+	if (mesh_is_needed(u))
+		coll_talks_over(c, COLL_OVER_SETS);
 	coll_all_gather(c, send, recv, count, dtype);
 	return RES_WAIT;
 }

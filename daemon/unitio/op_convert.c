@@ -336,7 +336,8 @@ static enum res op_convert_ready(struct coll *c)
 
 	if (!bytes)
 		return RES_DONE;
-	RES_TRY(coll_ready(c));
+	for (unsigned i = 0; i < convert_of(c)->n; i++)
+		RES_TRY(coll_ready_for(c, convert_of(c)->units[i].old));
 	return coll_need_scratch(c, 0, bytes);
 }
 
@@ -445,6 +446,7 @@ const struct op_type op_convert = {
 	.decode = op_convert_decode,
 	.check = op_convert_check,
 	.coll_tick = op_convert_tick,
+	.of_units = true,
 	.coll_bytes = sizeof(struct convert),
 	.coll_let_go = convert_let_go,
 	.encode = op_convert_encode,

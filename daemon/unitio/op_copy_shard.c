@@ -103,7 +103,13 @@ static int op_copy_shard_find(const struct op *op, struct unit_run *ret, struct 
 	uint32_t index = 0;
 
 	CHECK(group_index(op->group, op->m->rank, &index));
-	if (unit_position(u, p) != unit_rank_position(u, index) || u->all_parts != u->spread)
+	if (copy_shard_args(op)->write && u->layout.sets)
+		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+				 "each replica of unit '%.100s' has devices of its own, and all "
+				 "would need what rank %u writes: summon the unit instead",
+				 u->rec->name, op->m->rank);
+	if (unit_position(u, p) != unit_rank_position(u, index) ||
+	    (u->all_parts != u->spread && !u->layout.sets))
 		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
 				 "the ranks of unit '%.100s' are on several devices, and rank %u's "
 				 "piece is not on its own alone: summon the unit instead",

@@ -48,6 +48,7 @@ struct play {
 	char dir[128];
 	enum shardd_layout layout;
 	enum shardd_strategy strategy;
+	uint32_t shard_ranks;
 	enum shardd_resume resume;
 	bool load;      /* else initialise, and save at step SAVED */
 	bool sgd, more; /* another optimizer; another unit */
@@ -82,6 +83,7 @@ static void register_units(shardd_client *c, const struct play *p, shardd_unit *
 			.n_tensors = 2,
 			.layout = p->layout,
 			.strategy = p->strategy,
+			.shard_ranks = p->shard_ranks,
 			.optimizer = { .kind = i == 1 || p->sgd ? SHARDD_SGD : SHARDD_ADAMW,
 				       .lr = 0.01,
 				       .momentum = i == 1 || p->sgd ? 0.9 : 0 },
@@ -270,6 +272,8 @@ Test(checkpoint_load, goes_on_in_another_world_size_layout_and_strategy)
 		{ 2, SHARDD_LAYOUT_FLAT, SHARDD_SHARD, SHARDD_RESUME_COMMITTED },
 		{ 2, SHARDD_LAYOUT_DIM0, SHARDD_SHARD, 0 },
 		{ 4, SHARDD_LAYOUT_FLAT, SHARDD_REPLICATE, 0 },
+		{ 4, SHARDD_LAYOUT_FLAT, SHARDD_HYBRID, 0 },
+		{ 8, SHARDD_LAYOUT_DIM0, SHARDD_HYBRID, SHARDD_RESUME_COMMITTED },
 		{ 8, SHARDD_LAYOUT_DIM0, SHARDD_SHARD, 0 },
 	};
 	struct play *first;
@@ -283,6 +287,7 @@ Test(checkpoint_load, goes_on_in_another_world_size_layout_and_strategy)
 		p->load = true;
 		p->layout = cases[i].layout;
 		p->strategy = cases[i].strategy;
+		p->shard_ranks = cases[i].strategy == SHARDD_HYBRID ? cases[i].world / 2 : 0;
 		p->resume = cases[i].resume;
 		trainers_run(&trainfix, job, cases[i].world, trains, p, 90);
 		expect_params(p, first, job);

@@ -362,13 +362,16 @@ static bool has_factor(const struct crew *w)
 
 static bool is_crossed(const struct crew *w, const struct unit *u)
 {
-	return memory_replicas(&u->is) > 1 && has_split_replicas(u) && has_factor(w);
+	return memory_replicas(&u->is) > 1 && has_split_replicas(u) && has_factor(w) &&
+	       !memory_has_sets(&u->is);
 }
 
 static uint64_t partials_bytes(const struct crew *w, const struct unit *u)
 {
 	uint64_t n = memory_gradient(&u->is), sums = 0;
 
+	if (memory_has_sets(&u->is))
+		return memory_array(memory_part(&u->is, false), memory_size(reduce_dtype(w)));
 	if (is_crossed(w, u)) {
 		n = memory_spread(&u->is) == 1 ? n : memory_part(&u->is, false);
 		return memory_replicas(&u->is) * memory_array(n, memory_size(reduce_dtype(w)));
@@ -391,6 +394,8 @@ static bool is_apart(const struct crew *w, const struct unit *u, bool defer)
 		return true;
 	if (memory_replicas(&u->is) == 1 || memory_shard_ranks(&u->is) == 1)
 		return false;
+	if (memory_has_sets(&u->is))
+		return has_factor(w);
 	return w->devices == 1 || has_factor(w) ||
 	       partials_bytes(w, u) >
 		       memory_array(memory_gradient(&u->is), memory_size(reduce_dtype(w)));
@@ -405,7 +410,7 @@ static bool steps_itself(const struct crew *w)
 static void reduce(struct crew *w, struct unit *u, bool defer)
 {
 	uint64_t part = memory_part(&u->is, false), size = memory_size(reduce_dtype(w));
-	bool between = w->devices > 1 && (!defer || is_crossed(w, u));
+	bool between = w->devices > 1 && (!defer || is_crossed(w, u) || memory_has_sets(&u->is));
 	uint64_t sums = between ? part * memory_spread(&u->is) * size : 0;
 	struct memory_piece beside[3][MEMORY_MAX_DEVICES] = { 0 };
 	struct figures now[CLASSES];

@@ -62,6 +62,15 @@ static void fill_buffers(struct nodefix *n, struct member **m, struct unit *u)
 	}
 }
 
+void left_keep(struct left *l, struct job *job)
+{
+	cr_assert_eq(
+		state_encode(&job->rec, 1, job->node->devices[0].table->next, &l->bytes, &l->n), 0);
+	CHECK(job->mem.n_slabs <= LEFT_MAX_SLABS);
+	for (l->n_fds = 0; l->n_fds < job->mem.n_slabs; l->n_fds++)
+		l->fds[l->n_fds] = own_fd(job->mem.slabs[l->n_fds]->mem);
+}
+
 void left_behind(struct left *l)
 {
 	static const uint32_t ranks[] = { 1 };
@@ -82,11 +91,7 @@ void left_behind(struct left *l)
 	fill_buffers(&n, m, nodefix_register(job, rich_spec()));
 	left_train(&n, m, u, 5);
 	memcpy(l->params, nodefix_params(u), sizeof(l->params));
-	cr_assert_eq(state_encode(&job->rec, 1, n.node.devices[0].table->next, &l->bytes, &l->n),
-		     0);
-	CHECK(job->mem.n_slabs <= LEFT_MAX_SLABS);
-	for (l->n_fds = 0; l->n_fds < job->mem.n_slabs; l->n_fds++)
-		l->fds[l->n_fds] = own_fd(job->mem.slabs[l->n_fds]->mem);
+	left_keep(l, job);
 	nodefix_end(&n);
 }
 

@@ -22,6 +22,8 @@ struct left {
 
 /* Make the job on a node of its own, train a step, take everything along. */
 void left_behind(struct left *l);
+/* The same of @job of a test's own, which has LEFT_MAX_SLABS slabs at most; without params. */
+void left_keep(struct left *l, struct job *job);
 void left_forget(struct left *l);
 
 /* Decode @bytes and restore its jobs on @n with the descriptors of @l.

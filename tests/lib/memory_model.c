@@ -120,10 +120,26 @@ unsigned memory_device_of(const struct memory_unit *u, uint32_t rank)
 	return rank * u->devices / u->world;
 }
 
+bool memory_has_sets(const struct memory_unit *u)
+{
+	uint32_t replicas = memory_replicas(u);
+
+	if (replicas < 2 || replicas >= u->devices || u->devices % replicas)
+		return false;
+	for (uint32_t r = 0; r < u->world; r++)
+		if (memory_device_of(u, r) * replicas / u->devices != r / memory_shard_ranks(u))
+			return false;
+	return true;
+}
+
 unsigned memory_spread(const struct memory_unit *u)
 {
-	CHECK(u->devices > 0);
-	return memory_shard_ranks(u) == 1 || memory_replicas(u) >= u->devices ? 1 : u->devices;
+	uint32_t replicas = memory_replicas(u);
+
+	CHECK(u->devices > 0 && replicas > 0);
+	if (memory_shard_ranks(u) == 1 || replicas >= u->devices)
+		return 1;
+	return memory_has_sets(u) ? u->devices / replicas : u->devices;
 }
 
 static bool is_dim0(const struct memory_unit *u)

@@ -74,6 +74,8 @@ struct memory_unit {
 uint32_t memory_shard_ranks(const struct memory_unit *u);
 uint32_t memory_replicas(const struct memory_unit *u);
 unsigned memory_device_of(const struct memory_unit *u, uint32_t rank);
+/* Has each replica a set of devices of its own, all of one size? */
+bool memory_has_sets(const struct memory_unit *u);
 /* E: devices on which a replica lies. */
 unsigned memory_spread(const struct memory_unit *u);
 /* Elements: of one rank's shard; of one device's part. */

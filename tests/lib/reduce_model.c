@@ -320,13 +320,28 @@ static float add_replicas(const struct model_unit *u, const struct model_world *
 	return add_ranks(t, &like, x, 0, s.replicas);
 }
 
+/* Has each replica a set of devices of its own, all of one size, one behind the other? */
+static bool has_sets(const struct model_world *w, const struct sizes *s)
+{
+	unsigned each = w->devices / s->replicas;
+
+	if (each < 2 || each * s->replicas != w->devices)
+		return false;
+	for (uint32_t r = 0; r < w->ranks; r++)
+		if (w->device_of[r] / each != r / s->shard)
+			return false;
+	return true;
+}
+
 /* Does it matter which of a device's ranks are in which replica? Else NCCL adds them all as they
  * come: those of each device first. */
 static bool is_one_sum(const struct model_unit *u, const struct model_world *w)
 {
 	struct sizes s = sizes_of(u, w);
 
-	return s.replicas == 1 || (!is_whole(w, s.shard) && !averages_replicas(u));
+	if (s.replicas == 1)
+		return true;
+	return !is_whole(w, s.shard) && !averages_replicas(u) && !has_sets(w, &s);
 }
 
 static void reduce(const struct model_unit *u, const struct model_world *w, struct state *s,

@@ -26,7 +26,7 @@ static struct {
 		char key[256];
 		unsigned char value[8192];
 		size_t bytes;
-	} keys[256];
+	} keys[1024];
 	unsigned n;
 } store = { .lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER };
 
@@ -382,7 +382,7 @@ static void spanfix_order_on_ended(void *userdata, const struct fault *f)
 
 void spanfix_begin_order(struct spanfix *w, unsigned i)
 {
-	static const char *const names[] = { "node0", "node1", "node2" };
+	static const char *const names[] = { "node0", "node1", "node2", "node3" };
 	static const struct order_ops ops = { .send = spanfix_order_on_send,
 					      .start = spanfix_order_on_start,
 					      .fail = spanfix_order_on_fail,

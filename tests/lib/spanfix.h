@@ -1,5 +1,5 @@
 /*
- * A job over several nodes: two to three cores of the daemon in one process, each with its own loop and
+ * A job over several nodes: two to four cores of the daemon in one process, each with its own loop and
  * its order, and Gloo between them. Links between the orders are a queue here, and commits are decided at
  * once. Every script runs twice: on the nodes, and on one node with as many devices. What it has noted
  * must be equal, bit for bit.
@@ -13,7 +13,7 @@
 #include "nodefix.h"
 #include "order/order.h"
 
-#define SPANFIX_NODES 3
+#define SPANFIX_NODES 4
 #define SPANFIX_RANKS 8
 
 #define SPANFIX_SENT 256

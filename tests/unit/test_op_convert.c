@@ -149,6 +149,100 @@ Test(op_convert, every_layout_on_three_devices)
 	every_way(3);
 }
 
+/* -- replicas that have sets of devices */
+
+#define MANY 6
+
+static void read_copy(struct unit *u, unsigned copy, float *ret)
+{
+	for (unsigned d = copy * u->spread; d < (copy + 1) * u->spread; d++)
+		for (uint32_t t = 0; t < u->rec->n_tensors; t++) {
+			struct unit_run run;
+
+			if (unit_part_run(u, &u->parts[d], t, &run))
+				memcpy(ret + u->tensors[t].packed + run.first,
+				       optim_at(&u->parts[d].params, run.at),
+				       run.n * sizeof(float));
+		}
+}
+
+static void expect_copies(struct unit *u, const float *want)
+{
+	for (unsigned copy = 0; copy < u->n_parts / u->spread; copy++) {
+		float now[64] = { 0 };
+
+		read_copy(u, copy, now);
+		cr_expect_arr_eq(now, want, sizeof(now), "unit '%s', copy %u", u->rec->name, copy);
+	}
+}
+
+/* Two units, whose replicas have sets of different sizes, in one op. */
+static void convert_both(struct nodefix *n, struct member **m, enum unit_layout_kind layout,
+			 enum unit_strategy strategy, uint32_t shard_ranks)
+{
+	static uint32_t units[] = { 1, 2 };
+	static Shardd__V1__ConvertUnitsRequest r[MANY];
+	struct nodefix_op op[MANY] = { 0 };
+
+	for (unsigned i = 0; i < MANY; i++) {
+		r[i] = (Shardd__V1__ConvertUnitsRequest)SHARDD__V1__CONVERT_UNITS_REQUEST__INIT;
+		r[i].units = units;
+		r[i].n_units = 2;
+		r[i].layout = (Shardd__V1__Layout)layout;
+		r[i].strategy = (Shardd__V1__Strategy)strategy;
+		r[i].shard_ranks = shard_ranks;
+		nodefix_submit(n, m[i], "ConvertUnits", &r[i].base, &op[i]);
+	}
+	for (unsigned i = 0; i < MANY; i++)
+		nodefix_ok(&op[i], "ConvertUnits");
+}
+
+static struct unit *make_hybrid(struct nodefix *n, struct job *job, struct member **m,
+				const char *name, uint32_t shard_ranks)
+{
+	state_unit *s = spec(name);
+
+	s->strategy = STRATEGY_HYBRID;
+	s->shard_ranks = shard_ranks;
+	return nodefix_unit(n, job, s, m, MANY);
+}
+
+Test(op_convert, units_whose_replicas_have_sets_of_two_and_three_devices)
+{
+	struct member *m[MANY];
+	float params[2][64] = { 0 };
+	struct unit *u[2];
+	struct nodefix n;
+	struct job *job;
+
+	nodefix_begin(&n, &(struct nodefix_options){ .devices = MANY });
+	job = nodefix_job(&n, "job", MANY, 0);
+	for (unsigned i = 0; i < MANY; i++)
+		m[i] = nodefix_join(&n, job, i);
+	u[0] = make_hybrid(&n, job, m, "two", 2);
+	u[1] = make_hybrid(&n, job, m, "three", 3);
+	for (unsigned i = 0; i < 2; i++) {
+		cr_expect(u[i]->layout.sets && u[i]->rec->sets);
+		cr_expect_eq(u[i]->spread, 2 + i);
+		read_copy(u[i], 0, params[i]);
+		expect_copies(u[i], params[i]);
+	}
+	convert_both(&n, m, LAYOUT_DIM0, 0, 0);
+	for (unsigned i = 0; i < 2; i++)
+		expect_copies(u[i], params[i]);
+	convert_both(&n, m, LAYOUT_FLAT, STRATEGY_SHARD, 0);
+	for (unsigned i = 0; i < 2; i++) {
+		cr_expect(!u[i]->layout.sets && !u[i]->rec->sets && u[i]->spread == MANY);
+		expect_copies(u[i], params[i]);
+	}
+	convert_both(&n, m, LAYOUT_DIM0, STRATEGY_HYBRID, 3);
+	for (unsigned i = 0; i < 2; i++) {
+		cr_expect(u[i]->rec->sets && u[i]->spread == 3);
+		expect_copies(u[i], params[i]);
+	}
+	nodefix_end(&n);
+}
+
 /* There is room for one layout, not for two. */
 Test(op_convert, without_memory_all_is_as_it_was)
 {

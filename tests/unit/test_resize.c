@@ -185,19 +185,29 @@ static struct unit *make_unit(struct fixture *x, state_unit *s)
 	return nodefix_unit(&x->n, x->job, s, x->m, x->world);
 }
 
-/* Parameters and both arrays of state keep their bits from size to size, and training goes on. */
-static void walk(unsigned devices, enum unit_layout_kind layout, enum unit_strategy strategy)
+/* Its replicas, array for array. */
+static void expect_copies_are_equal(struct unit *u)
 {
-	static const uint32_t sizes[] = { 3, 8, 2, 1, 5, 4 };
+	for (unsigned i = 0; i < 3; i++)
+		for (unsigned d = u->spread; d < u->n_parts; d++) {
+			const struct region *r = unit_state(&u->parts[d], i);
+			const struct region *of = unit_state(&u->parts[d % u->spread], i);
+
+			cr_expect_eq(r->bytes, of->bytes);
+			cr_expect_eq(memcmp(region_addr(r), region_addr(of), r->bytes), 0,
+				     "array %u, part %u", i, d);
+		}
+}
+
+/* Parameters and both arrays of state keep their bits from size to size, and training goes on. */
+static void walk_to(const uint32_t *sizes, unsigned n, unsigned devices, state_unit *s)
+{
 	struct fixture x;
-	state_unit *s = spec("u");
 	struct unit *u;
 
 	setup(&x, 4, devices);
-	s->layout = layout;
-	s->strategy = strategy;
 	u = make_unit(&x, s);
-	for (unsigned i = 0; i < ARRAY_SIZE(sizes); i++) {
+	for (unsigned i = 0; i < n; i++) {
 		float was[3][PACKED], is[3][PACKED];
 		uint64_t steps = i + 1;
 
@@ -210,6 +220,7 @@ static void walk(unsigned devices, enum unit_layout_kind layout, enum unit_strat
 			read_packed(u, k, is[k]);
 		cr_expect_arr_eq(is, was, sizeof(was));
 		expect_gaps_are_zero(u);
+		expect_copies_are_equal(u);
 		expect_sound(&x);
 		cr_expect_eq(u->layout.ranks * (u->layout.replicas ? u->layout.replicas : 1),
 			     sizes[i]);
@@ -218,6 +229,39 @@ static void walk(unsigned devices, enum unit_layout_kind layout, enum unit_strat
 		join(&x, sizes[i]);
 	}
 	nodefix_end(&x.n);
+}
+
+static void walk(unsigned devices, enum unit_layout_kind layout, enum unit_strategy strategy)
+{
+	static const uint32_t sizes[] = { 3, 8, 2, 1, 5, 4 };
+	state_unit *s = spec("u");
+
+	s->layout = layout;
+	s->strategy = strategy;
+	walk_to(sizes, ARRAY_SIZE(sizes), devices, s);
+}
+
+/* Two replicas on two devices each; four, of which each device has one; three on four devices, and one
+ * on two. */
+static void walk_hybrid(enum unit_layout_kind layout)
+{
+	static const uint32_t sizes[] = { 8, 4, 6, 4, 2, 4 };
+	state_unit *s = spec("u");
+
+	s->layout = layout;
+	s->strategy = STRATEGY_HYBRID;
+	s->shard_ranks = 2;
+	walk_to(sizes, ARRAY_SIZE(sizes), 4, s);
+}
+
+Test(resize, flat_replicas_of_two_on_four_devices)
+{
+	walk_hybrid(LAYOUT_FLAT);
+}
+
+Test(resize, dim0_replicas_of_two_on_four_devices)
+{
+	walk_hybrid(LAYOUT_DIM0);
 }
 
 Test(resize, flat_on_one_device)

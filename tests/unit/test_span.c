@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "job/mesh.h"
 #include "spanfix.h"
 #include "step/shards.h"
 
@@ -239,6 +240,70 @@ Test(span, an_epoch_ends_while_a_collective_waits_for_another_node)
 	spanfix_gather_and_note(w);
 	spanfix_end(w);
 	free(w->notes);
+}
+
+static void hybrid(state_unit *spec)
+{
+	spec->strategy = STRATEGY_HYBRID;
+	spec->shard_ranks = 2;
+}
+
+/* The same where each replica has two nodes: those of one wait for those of the other. */
+Test(span, an_epoch_ends_while_replicas_wait_for_each_other)
+{
+	struct spanfix *w = &spanfix;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1, 1, 1 });
+	spanfix_add_unit(w, 1003, hybrid);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	train(w, 1);
+	spanfix_fill_gradients(w, 5);
+	backend_fake_hold(w->nodes[3].node.devices[0].backend, true);
+	EACH(w, nodefix_reduce(n, m, u, false, op));
+	turn_first_node(w);
+	cr_expect(w->ops[0].op && !w->ops[0].over);
+	spanfix_epoch_ends(w, "node node3 is gone");
+	backend_fake_hold(w->nodes[3].node.devices[0].backend, false);
+	backend_fake_release(w->nodes[3].node.devices[0].backend, false);
+	all_aborted(w, "node node3 is gone");
+	spanfix_next_epoch(w, "job/100");
+	train(w, 2);
+	spanfix_gather_and_note(w);
+	spanfix_end(w);
+	free(w->notes);
+}
+
+/* A communicator of two of four nodes breaks by itself: the job hears which node it was, and all go on. */
+static void two_nodes_lose_contact(enum mesh_way way, const char *what)
+{
+	struct spanfix *w = &spanfix;
+	struct mesh *mesh;
+
+	spanfix_begin(w, true, (const unsigned[SPANFIX_NODES]){ 1, 1, 1, 1 });
+	spanfix_add_unit(w, 1003, hybrid);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	train(w, 1);
+	mesh = mesh_find(w->jobs[1]->groups[0], spanfix_unit_of(w, 1));
+	cr_assert(mesh_is_ready(mesh, MESH_SETS) && mesh_is_ready(mesh, MESH_LIKE));
+	cr_assert_eq(mesh->n[way], 1);
+	jobs_comm_broke(w->jobs[1]->jobs, mesh->comms[way][0].nc, "member 1 has left");
+	cr_expect(strstr(w->members[1]->ended.text, what), "%s", w->members[1]->ended.text);
+	cr_expect_not(mesh_is_ready(mesh, MESH_SETS) || mesh_is_ready(mesh, MESH_LIKE));
+	spanfix_epoch_ends(w, "node node1 has ended it");
+	spanfix_next_epoch(w, "job/200");
+	train(w, 2);
+	spanfix_end(w);
+	free(w->notes);
+}
+
+Test(span, nodes_of_a_replica_lose_contact)
+{
+	two_nodes_lose_contact(MESH_SETS, "contact with node node1: member 1 has left");
+}
+
+Test(span, nodes_of_different_replicas_lose_contact)
+{
+	two_nodes_lose_contact(MESH_LIKE, "contact with node node3: member 1 has left");
 }
 
 /* What is wanted, or stands in line, is of its epoch. */
@@ -513,6 +578,12 @@ Test(span, data_of_another_place_in_the_order_is_refused)
 	free(w->notes);
 }
 
+static void hybrid_by_rows(state_unit *spec)
+{
+	by_rows(spec);
+	hybrid(spec);
+}
+
 #define SPAN_TEST(name, script, change, ...)                                         \
 	Test(span, name)                                                             \
 	{                                                                            \
@@ -527,6 +598,12 @@ SPAN_TEST(training_in_bf16_on_3_1, script_training, spanfix_in_bf16, 3, 1)
 SPAN_TEST(training_by_rows_on_2_2, script_training, by_rows, 2, 2)
 SPAN_TEST(training_by_rows_on_1_2_3, script_training, by_rows, 1, 2, 3)
 SPAN_TEST(training_replicas_on_1_2, script_training, spanfix_replicated, 1, 2)
+SPAN_TEST(training_sets_on_1_1_1_1, script_training, hybrid, 1, 1, 1, 1)
+SPAN_TEST(training_sets_by_rows_on_1_1_1_1, script_training, hybrid_by_rows, 1, 1, 1, 1)
+SPAN_TEST(repeated_sets_on_1_1_1_1, script_repeated, hybrid, 1, 1, 1, 1)
+SPAN_TEST(initialise_sets_on_1_1_1_1, script_initialise, hybrid_by_rows, 1, 1, 1, 1)
+SPAN_TEST(small_sets_on_1_1_1_1, script_small_units, hybrid, 1, 1, 1, 1)
+SPAN_TEST(found_inf_in_sets_on_1_1_1_1, script_found_inf, hybrid, 1, 1, 1, 1)
 SPAN_TEST(repeated_on_2_2, script_repeated, NULL, 2, 2)
 SPAN_TEST(repeated_in_bf16_on_1_2_3, script_repeated, spanfix_in_bf16, 1, 2, 3)
 SPAN_TEST(repeated_replicas_on_1_2, script_repeated, spanfix_replicated, 1, 2)

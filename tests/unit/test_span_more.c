@@ -47,6 +47,33 @@ static void hybrid_in_backward(state_unit *spec)
 	spec->optimizer->when = OPTIM_IN_BACKWARD;
 }
 
+/* On four devices each replica has two of its own. */
+static void hybrid_of_four(state_unit *spec)
+{
+	hybrid(spec);
+	spec->shard_ranks = 4;
+}
+
+static void hybrid_of_three_by_rows(state_unit *spec)
+{
+	hybrid_by_rows(spec);
+	spec->shard_ranks = 3;
+}
+
+/* Averaged twice. */
+static void hybrid_as_fsdp2(state_unit *spec)
+{
+	hybrid(spec);
+	spec->reduce_profile = PROFILE_FSDP2;
+}
+
+static void hybrid_as_fsdp2_by_rows_in_bf16(state_unit *spec)
+{
+	hybrid_in_bf16(spec);
+	spec->layout = LAYOUT_DIM0;
+	spec->reduce_profile = PROFILE_FSDP2;
+}
+
 static void begin_unit(struct spanfix *w)
 {
 	spanfix_add_unit(w, 1003, unit_changes);
@@ -638,6 +665,20 @@ SPAN_TEST(hybrid_by_rows_on_2_4, script_hybrid, hybrid_by_rows, 2, 4)
 SPAN_TEST(hybrid_in_bf16_on_2_2, script_hybrid, hybrid_in_bf16, 2, 2)
 SPAN_TEST(hybrid_in_bf16_on_1_2_3, script_hybrid, hybrid_in_bf16, 1, 2, 3)
 SPAN_TEST(hybrid_in_backward_on_2_2, script_deferred, hybrid_in_backward, 2, 2)
+/* Replicas that have two nodes each, of four, and those whose nodes have different numbers of ranks. */
+SPAN_TEST(sets_on_1_1_1_1, script_hybrid, hybrid, 1, 1, 1, 1)
+SPAN_TEST(sets_on_2_2_2_2, script_hybrid, hybrid_of_four, 2, 2, 2, 2)
+SPAN_TEST(sets_by_rows_on_1_2_2_1, script_hybrid, hybrid_of_three_by_rows, 1, 2, 2, 1)
+SPAN_TEST(sets_in_bf16_on_1_1_1_1, script_hybrid, hybrid_in_bf16, 1, 1, 1, 1)
+SPAN_TEST(sets_in_backward_on_1_1_1_1, script_deferred, hybrid_in_backward, 1, 1, 1, 1)
+SPAN_TEST(sets_as_fsdp2_on_1_1_1_1, script_deferred, hybrid_as_fsdp2, 1, 1, 1, 1)
+SPAN_TEST(sets_as_fsdp2_by_rows_on_1_1_1_1, script_accumulate, hybrid_as_fsdp2_by_rows_in_bf16, 1,
+	  1, 1, 1)
+SPAN_TEST(deferred_sets_on_2_2_2_2, script_deferred, hybrid_of_four, 2, 2, 2, 2)
+SPAN_TEST(factors_of_sets_on_1_1_1_1, script_factors, hybrid, 1, 1, 1, 1)
+SPAN_TEST(clip_value_of_sets_on_1_1_1_1, script_clip_value, hybrid, 1, 1, 1, 1)
+SPAN_TEST(summon_sets_on_1_1_1_1, script_summon, hybrid_by_rows, 1, 1, 1, 1)
+SPAN_TEST(bytes_of_sets_on_1_1_1_1, script_bytes, hybrid, 1, 1, 1, 1)
 SPAN_TEST(deferred_on_2_2, script_deferred, hybrid, 2, 2)
 SPAN_TEST(deferred_on_1_2_3, script_deferred, hybrid, 1, 2, 3)
 SPAN_TEST(deferred_replicas_on_1_2_3, script_deferred, spanfix_replicated, 1, 2, 3)

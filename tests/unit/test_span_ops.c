@@ -294,6 +294,12 @@ static void script_sparse(struct spanfix *w)
 	}
 }
 
+static void with_rows_as_fsdp2(state_unit *spec)
+{
+	with_rows_hybrid(spec);
+	spec->reduce_profile = PROFILE_FSDP2;
+}
+
 static void script_ddp_unused(struct spanfix *w)
 {
 	ddp_find_unused = true;
@@ -462,6 +468,31 @@ static int copy_shard(struct nodefix *n, struct member *m, bool gradient, bool w
 	return nodefix_submit(n, m, "CopyShard", &r.base, op);
 }
 
+/* What ranks read of their shards where each replica has devices of its own; and nobody may write. */
+static void script_read_shards(struct spanfix *w)
+{
+	struct region place[SPANFIX_RANKS];
+
+	spanfix_add_unit(w, 203, unit_changes);
+	ALL(w, nodefix_seed(n, m, u, 7, op));
+	take_values(w);
+	for (uint32_t r = 0; r < w->size; r++)
+		place[r] = *spanfix_result(w, r);
+	reduce_filled(w, 1);
+	for (unsigned gradient = 0; gradient < 2; gradient++) {
+		ALL(w, copy_shard(n, m, gradient, false, op));
+		for (uint32_t r = 0; r < w->size; r++)
+			spanfix_note(w, region_addr(&place[r]), place[r].bytes);
+	}
+	for (uint32_t r = 0; r < w->size; r++) {
+		w->ops[r] = (struct nodefix_op){ 0 };
+		(void)copy_shard(spanfix_node_of(w, r), w->members[r], r % 2, true, &w->ops[r]);
+		cr_expect_eq(w->ops[r].fault.code, FAULT_UNIMPLEMENTED);
+		cr_expect(strstr(w->ops[r].fault.text, "has devices of its own"), "%s",
+			  w->ops[r].fault.text);
+	}
+}
+
 /* What ranks read of their shards; gradients that they halve. */
 static void script_shards(struct spanfix *w)
 {
@@ -509,6 +540,13 @@ static void two_tensors_replicated(state_unit *spec)
 	spanfix_replicated(spec);
 }
 
+static void two_tensors_hybrid(state_unit *spec)
+{
+	two_tensors(spec);
+	spec->strategy = STRATEGY_HYBRID;
+	spec->shard_ranks = 2;
+}
+
 static int convert(struct nodefix *n, struct member *m, Shardd__V1__Layout layout,
 		   Shardd__V1__Strategy strategy, bool unfreeze, struct nodefix_op *op)
 {
@@ -519,6 +557,7 @@ static int convert(struct nodefix *n, struct member *m, Shardd__V1__Layout layou
 	r.n_units = 1;
 	r.layout = layout;
 	r.strategy = strategy;
+	r.shard_ranks = strategy == SHARDD__V1__STRATEGY__STRATEGY_HYBRID ? 2 : 0;
 	r.unfreeze = (uint32_t *)&tensor;
 	r.n_unfreeze = unfreeze;
 	return nodefix_submit(n, m, "ConvertUnits", &r.base, op);
@@ -542,12 +581,17 @@ static void script_convert(struct spanfix *w)
 		{ SHARDD__V1__LAYOUT__LAYOUT_DIM0, SHARDD__V1__STRATEGY__STRATEGY_REPLICATE },
 		{ SHARDD__V1__LAYOUT__LAYOUT_FLAT, SHARDD__V1__STRATEGY__STRATEGY_SHARD },
 		{ SHARDD__V1__LAYOUT__LAYOUT_FLAT, 0 },
+		{ SHARDD__V1__LAYOUT__LAYOUT_FLAT, SHARDD__V1__STRATEGY__STRATEGY_HYBRID },
+		{ SHARDD__V1__LAYOUT__LAYOUT_DIM0, SHARDD__V1__STRATEGY__STRATEGY_HYBRID },
+		{ SHARDD__V1__LAYOUT__LAYOUT_DIM0, SHARDD__V1__STRATEGY__STRATEGY_REPLICATE },
 	};
+	/* replicas of two ranks need an even number */
+	unsigned many = w->size % 2 ? 4 : ARRAY_SIZE(to);
 
 	spanfix_add_unit(w, 1003, unit_changes);
 	ALL(w, nodefix_seed(n, m, u, 7, op));
 	train(w, 1);
-	for (unsigned i = 0; i < ARRAY_SIZE(to); i++) {
+	for (unsigned i = 0; i < many; i++) {
 		ALL(w, convert(n, m, to[i].layout, to[i].strategy, i == 1, op));
 		spanfix_gather_and_note(w);
 		train(w, i + 2);
@@ -682,6 +726,13 @@ static void in_rows_of_bf16(state_unit *spec)
 	spec->reduce_dtype = DTYPE_BF16;
 }
 
+static void in_rows_hybrid_of_four(state_unit *spec)
+{
+	in_rows(spec);
+	spec->strategy = STRATEGY_HYBRID;
+	spec->shard_ranks = 4;
+}
+
 static void script_by_ranks(struct spanfix *w)
 {
 	spanfix_add_unit(w, 1003, unit_changes);
@@ -737,6 +788,9 @@ RANKS_TEST(by_ranks_on_1_2_3, script_by_ranks, NULL, 1, 2, 3)
 RANKS_TEST(by_ranks_in_rows_on_1_2_3, script_by_ranks, in_rows, 1, 2, 3)
 RANKS_TEST(by_ranks_in_rows_of_bf16_on_2_2, script_by_ranks, in_rows_of_bf16, 2, 2)
 RANKS_TEST(by_ranks_replicated_on_3_2, script_by_ranks, spanfix_replicated, 3, 2)
+RANKS_TEST(sets_by_ranks_on_1_1_1_1, script_by_ranks, with_rows_hybrid, 1, 1, 1, 1)
+RANKS_TEST(sets_as_fsdp2_by_ranks_on_1_1_1_1, script_by_ranks, with_rows_as_fsdp2, 1, 1, 1, 1)
+RANKS_TEST(sets_in_rows_by_ranks_on_2_2_2_2, script_by_ranks, in_rows_hybrid_of_four, 2, 2, 2, 2)
 RANKS_TEST(all_reduce_by_ranks_on_1_2_3, script_all_reduce_by_ranks, NULL, 1, 2, 3)
 RANKS_TEST(ddp_by_ranks_on_1_2_3, script_ddp, of_ddp, 1, 2, 3)
 RANKS_TEST(ddp_unused_by_ranks_on_2_3, script_ddp_unused, of_ddp, 2, 3)
@@ -806,15 +860,24 @@ SPAN_TEST(by_trainer_hybrid_on_2_2, script_by_trainer, by_trainer_hybrid, 2, 2)
 SPAN_TEST(by_trainer_gathers_early_on_1_2, script_early_gather, by_trainer, 1, 2)
 SPAN_TEST(by_trainer_replicated_gathers_early_on_2_1, script_early_gather, by_trainer_replicated, 2,
 	  1)
+SPAN_TEST(by_trainer_sets_on_1_1_1_1, script_by_trainer, by_trainer_hybrid, 1, 1, 1, 1)
+SPAN_TEST(by_trainer_sets_gather_early_on_1_1_1_1, script_early_gather, by_trainer_hybrid, 1, 1, 1,
+	  1)
 SPAN_TEST(sparse_on_1_1, script_sparse, with_rows, 1, 1)
 SPAN_TEST(sparse_on_1_2_3, script_sparse, with_rows, 1, 2, 3)
 SPAN_TEST(sparse_in_bf16_on_1_2_3, script_sparse, with_rows_in_bf16, 1, 2, 3)
 SPAN_TEST(sparse_hybrid_on_2_2, script_sparse, with_rows_hybrid, 2, 2)
 SPAN_TEST(sparse_hybrid_on_1_3, script_sparse, with_rows_hybrid, 1, 3)
+SPAN_TEST(sparse_sets_on_1_1_1_1, script_sparse, with_rows_hybrid, 1, 1, 1, 1)
+SPAN_TEST(sparse_sets_as_fsdp2_on_1_1_1_1, script_sparse, with_rows_as_fsdp2, 1, 1, 1, 1)
 SPAN_TEST(ddp_sparse_on_1_2_3, script_ddp_sparse, of_ddp, 1, 2, 3)
 SPAN_TEST(ddp_sparse_first_on_2_1, script_ddp_sparse_first, of_ddp, 2, 1)
 SPAN_TEST(shards_on_1_1, script_shards, NULL, 1, 1)
 SPAN_TEST(shards_on_2_2, script_shards, NULL, 2, 2)
+SPAN_TEST(shards_of_sets_on_1_1_1_1, script_read_shards, with_rows_hybrid, 1, 1, 1, 1)
+SPAN_TEST(convert_on_1_1_1_1, script_convert, two_tensors, 1, 1, 1, 1)
+SPAN_TEST(convert_sets_on_1_1_1_1, script_convert, two_tensors_hybrid, 1, 1, 1, 1)
+SPAN_TEST(drop_sets_on_1_1_1_1, script_drop, two_tensors_hybrid, 1, 1, 1, 1)
 SPAN_TEST(convert_on_1_2, script_convert, two_tensors, 1, 2)
 SPAN_TEST(convert_on_1_2_3, script_convert, two_tensors, 1, 2, 3)
 SPAN_TEST(drop_on_2_1, script_drop, two_tensors, 2, 1)

@@ -26,7 +26,7 @@ static void begin_replicas(uint64_t step_number)
 				   .n = spanfix.n_nodes,
 				   .self = roundfix.leader,
 				   .leader = roundfix.leader };
-	char names[SPANFIX_NODES][SPAN_NAME_BYTES] = { "node0", "node1", "node2" };
+	char names[SPANFIX_NODES][SPAN_NAME_BYTES] = { "node0", "node1", "node2", "node3" };
 
 	roundfix.is_over = false;
 	roundfix.rounds[roundfix.leader] = round_lead(spanfix.jobs[roundfix.leader], &o, names, 99);

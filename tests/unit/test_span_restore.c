@@ -111,6 +111,16 @@ Test(span_restore, of_hybrid_units)
 	in_place(WORLD(2, 2), 2, true, true, false);
 }
 
+Test(span_restore, of_units_whose_replicas_have_two_nodes_each)
+{
+	in_place(WORLD(1, 1, 1, 1), 4, true, true, false);
+}
+
+Test(span_restore, of_units_whose_replicas_have_two_nodes_each_on_all_nodes)
+{
+	in_place(WORLD(1, 1, 1, 1), 15, false, true, false);
+}
+
 Test(span_restore, of_units_of_groups)
 {
 	in_place(WORLD(1, 1, 1), 1, false, false, true);
@@ -228,6 +238,16 @@ Test(span_restore, goes_on_on_one_node)
 Test(span_restore, goes_on_with_hybrid_units)
 {
 	elsewhere(WORLD(2, 2), WORLD(2, 2, 2), true, false);
+}
+
+Test(span_restore, goes_on_with_two_nodes_for_each_replica)
+{
+	elsewhere(WORLD(2, 2), WORLD(1, 1, 1, 1), true, false);
+}
+
+Test(span_restore, goes_on_without_two_nodes_for_each_replica)
+{
+	elsewhere(WORLD(1, 1, 1, 1), WORLD(2, 2), true, false);
 }
 
 Test(span_restore, goes_on_elsewhere_by_way_of_devices)

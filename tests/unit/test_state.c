@@ -51,6 +51,68 @@ Test(state, a_job_goes_on_in_the_next_daemon)
 	nodefix_end(&n);
 }
 
+#define SETS_RANKS 4
+
+/* HYBRID on four devices: each replica has two of its own. */
+static void leave_sets_behind(struct left *l)
+{
+	const struct nodefix_options o = { .devices = SETS_RANKS };
+	struct member *m[SETS_RANKS];
+	state_unit *spec = nodefix_spec("u", LEFT_ELEMENTS);
+	struct nodefix n;
+	struct job *job;
+
+	*l = (struct left){ 0 };
+	nodefix_begin(&n, &o);
+	job = nodefix_job(&n, "job", SETS_RANKS, 0);
+	for (unsigned i = 0; i < SETS_RANKS; i++)
+		m[i] = nodefix_join(&n, job, i);
+	spec->strategy = STRATEGY_HYBRID;
+	spec->shard_ranks = 2;
+	cr_assert_eq(nodefix_unit(&n, job, spec, m, SETS_RANKS)->spread, 2);
+	left_keep(l, job);
+	nodefix_end(&n);
+}
+
+/* What a record says of its parts counts, not what a new unit would have; unless its devices forbid it. */
+Test(state, replicas_stay_on_their_sets_of_devices)
+{
+	const struct nodefix_options many = { .devices = SETS_RANKS };
+	struct fault f = FAULT_NULL;
+	state_all *all = NULL;
+	struct nodefix n;
+	struct left l;
+
+	leave_sets_behind(&l);
+	for (unsigned sets = 0; sets < 2; sets++) {
+		struct job *job = NULL;
+		const struct unit *u;
+
+		nodefix_begin(&n, &many);
+		cr_assert_eq(state_decode(l.bytes, l.n, &all, &f), 0, "%s", f.text);
+		cr_assert(all->jobs[0]->units[0]->sets);
+		all->jobs[0]->units[0]->sets = sets;
+		cr_assert_eq(job_restore(&n.jobs, all->jobs[0], l.fds, &job, &f), 0, "%s", f.text);
+		all->jobs[0] = NULL;
+		state_free(all);
+		u = job_unit_by_id(job, 1);
+		cr_expect_eq(u->layout.sets, sets);
+		cr_expect_eq(u->spread, sets ? 2 : 4);
+		nodefix_end(&n);
+	}
+	left_forget(&l);
+	left_behind(&l);
+	nodefix_begin(&n, NULL);
+	cr_assert_eq(state_decode(l.bytes, l.n, &all, &f), 0, "%s", f.text);
+	all->jobs[0]->units[0]->sets = true;
+	free(l.bytes);
+	cr_expect_eq(state_encode(all->jobs, 1, all->next_slab, &l.bytes, &l.n), 0);
+	state_free(all);
+	cr_expect_eq(left_take_over(&n, &l, l.bytes, l.n), FAULT_INVALID);
+	left_forget(&l);
+	nodefix_end(&n);
+}
+
 /* Layout, tied tensors and everybody's buffers, his own to write. */
 Test(state, what_a_unit_can_be_goes_on_too)
 {
