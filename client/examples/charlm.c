@@ -16,7 +16,7 @@ static const char usage[] =
 	"usage: charlm --data FILE [--steps N] [--seed S] [--batch B] [--json]\n"
 	"              [--hidden H] [--context C] [--embed E] [--lr X] [--clip X]\n"
 	"              [--dtype fp32|bf16|fp16] [--commit-every N] [--in-backward]\n"
-	"              [--load DIR] [--kill-at STEP --kill-rank R]\n"
+	"              [--shard-ranks S] [--load DIR] [--kill-at STEP --kill-rank R]\n"
 	"\n"
 	"Train a character language model on the text FILE with shardd. Every rank of the\n"
 	"job runs one charlm with the same options.\n"
@@ -36,6 +36,8 @@ static const char usage[] =
 	"copy\n"
 	"                   of its last commit, and resumes there\n"
 	"  --in-backward    step each layer in the backward pass; needs --clip 0\n"
+	"  --shard-ranks S  shard over S ranks, and replicate over the rest (all ranks: no "
+	"replicas)\n"
 	"  --load DIR       a job without a step begins with the newest checkpoint in DIR\n"
 	"  --kill-at STEP   rank R kills itself during backward of this step (2 or more),\n"
 	"  --kill-rank R    if the job had no commit when the process joined it\n"
@@ -114,6 +116,7 @@ static int parse_one(struct train_options *o, const char *name, const char *valu
 		{ "kill-at", &o->kill_at, 2, 1000000000 },
 		{ "kill-rank", &o->kill_rank, 0, 1023 },
 		{ "commit-every", &o->commit_every, 1, 1000000000 },
+		{ "shard-ranks", &o->shard_ranks, 1, 1024 },
 	};
 	const struct real_option reals[] = { { "lr", &o->lr, false }, { "clip", &o->clip, true } };
 
@@ -133,15 +136,25 @@ static int parse_one(struct train_options *o, const char *name, const char *valu
 static int parse(struct train_options *o, int argc, char **argv)
 {
 	static const struct option options[] = {
-		{ "data", 1, NULL, 'v' },        { "load", 1, NULL, 'v' },
-		{ "steps", 1, NULL, 'v' },       { "seed", 1, NULL, 'v' },
-		{ "batch", 1, NULL, 'v' },       { "hidden", 1, NULL, 'v' },
-		{ "context", 1, NULL, 'v' },     { "embed", 1, NULL, 'v' },
-		{ "lr", 1, NULL, 'v' },          { "clip", 1, NULL, 'v' },
-		{ "dtype", 1, NULL, 'v' },       { "kill-at", 1, NULL, 'v' },
-		{ "kill-rank", 1, NULL, 'v' },   { "commit-every", 1, NULL, 'v' },
-		{ "in-backward", 0, NULL, 'b' }, { "json", 0, NULL, 'j' },
-		{ "help", 0, NULL, 'h' },        { 0 },
+		{ "data", 1, NULL, 'v' },
+		{ "load", 1, NULL, 'v' },
+		{ "steps", 1, NULL, 'v' },
+		{ "seed", 1, NULL, 'v' },
+		{ "batch", 1, NULL, 'v' },
+		{ "hidden", 1, NULL, 'v' },
+		{ "context", 1, NULL, 'v' },
+		{ "embed", 1, NULL, 'v' },
+		{ "lr", 1, NULL, 'v' },
+		{ "clip", 1, NULL, 'v' },
+		{ "dtype", 1, NULL, 'v' },
+		{ "kill-at", 1, NULL, 'v' },
+		{ "kill-rank", 1, NULL, 'v' },
+		{ "commit-every", 1, NULL, 'v' },
+		{ "shard-ranks", 1, NULL, 'v' },
+		{ "in-backward", 0, NULL, 'b' },
+		{ "json", 0, NULL, 'j' },
+		{ "help", 0, NULL, 'h' },
+		{ 0 },
 	};
 	int c, which = 0, rc = 0;
 

@@ -182,6 +182,8 @@ static void describe_layer(struct trainer *t, const struct model_shape *s, enum 
 		.tensors = tensors,
 		.n_tensors = layer == LAYER_EMBED ? 1 : 2,
 		.compute_dtype = t->options->dtype,
+		.strategy = t->options->shard_ranks ? SHARDD_HYBRID : SHARDD_SHARD,
+		.shard_ranks = (uint32_t)t->options->shard_ranks,
 		.optimizer = { .kind = SHARDD_ADAMW,
 			       .lr = t->options->lr,
 			       .weight_decay = 0.01,

@@ -20,6 +20,7 @@ struct train_options {
 	double clip; /* largest norm of the gradients; 0: not clipped */
 	enum shardd_dtype dtype;
 	uint64_t commit_every; /* steps; above 1 the job resumes at its commits */
+	uint64_t shard_ranks;  /* of a replica; 0: all */
 	bool in_backward;      /* the optimizer */
 	bool json;
 	uint64_t kill_at;   /* this process kills itself in that step, 0: never */

@@ -4,7 +4,7 @@ import signal
 import time
 
 import lab
-from cases import BACK, LONG_RUN, THREE, TWO, commit_waits, cut_off, leader_of
+from cases import BACK, LONG_RUN, THREE, TWO, WIDE, commit_waits, cut_off, leader_of
 from lab import Failed, Lab, wait_for
 from training import SMALL, Training
 
@@ -38,6 +38,71 @@ def gpus():
                 losses = Training(x, shape, options=options, job=f"many{i}").finish()
                 if losses != one:
                     raise Failed(f"{shape}{more}, {turn}: {losses}, {one} on one node")
+
+
+def gpus_hybrid():
+    """Sharded on the GPUs of a node, replicated over nodes: the bits of one node with as many GPUs,
+    and between nodes goes what it takes to add the replicas, but no parameters."""
+    shape = (("a", 2), ("b", 2))
+    options = WIDE + " --batch 24 --dtype bf16"
+    with Lab(2, start=False) as x:
+        alone = x.nodes["alone"] = lab.Node(x, "alone", 20)
+        alone.gpus = 4
+        alone.start_alone()
+        start_gpus(x, a=2, b=2)
+        moved, elements = {}, 0
+        for name, more in (("sharded", ""), ("hybrid", " --shard-ranks 2")):
+            one = Training(x, (("alone", 4),), options=options + more, job=f"one-{name}").finish()
+            per_run = []
+            for steps in (4, 10):
+                before = x["a"].payload()
+                t = Training(x, shape, steps=steps, options=options + more, job=f"{name}{steps}")
+                t.wait_step(1)
+                units = x["a"].ctl("units", t.job)["units"]
+                elements = sum(u["elements"] for u in units)
+                places = {(u["copies"], u["copy_devices"]) for u in units}
+                if places != {(2, 2) if name == "hybrid" else (1, 4)}:
+                    raise Failed(f"{name}: copies on so many devices: {places}")
+                losses = t.finish()
+                per_run.append([b - a for a, b in zip(before, x["a"].payload())])
+                if any(one[step] != loss for step, loss in losses.items()):
+                    raise Failed(f"{name}: {losses}, {one} on one node")
+            moved[name] = max((b - a) // 6 for a, b in zip(*per_run))
+        least = 4 * elements  # the sums of a replica, in fp32, to the other one
+        print(f"# {elements} parameters, bytes of a step: {moved}, {least} are the least to add")
+        if moved["hybrid"] > 1.03 * least:
+            raise Failed("parameters have gone from node to node")
+        if moved["sharded"] < 1.5 * least:
+            raise Failed("what is sharded over nodes was not gathered")
+
+
+def gpus_sets():
+    """Replicas that have a GPU of each of two nodes, of which one is in both."""
+    with Lab(3, start=False) as x:
+        alone = x.nodes["alone"] = lab.Node(x, "alone", 20)
+        alone.gpus = 4
+        alone.start_alone()
+        start_gpus(x, a=1, b=2, c=1)
+        for i, more in enumerate(("", " --dtype bf16 --in-backward --clip 0")):
+            options = SMALL.replace("12", "24") + " --shard-ranks 2" + more
+            one = Training(x, (("alone", 4),), options=options, job=f"one{i}").finish()
+            t = Training(x, (("a", 1), ("b", 2), ("c", 1)), options=options, job=f"many{i}")
+            if (losses := t.finish()) != one:
+                raise Failed(f"{more}: {losses}, {one} on one node")
+
+
+def gpus_many_sets():
+    """Replicas that have two of the four GPUs of a node each."""
+    with Lab(2, start=False) as x:
+        alone = x.nodes["alone"] = lab.Node(x, "alone", 20)
+        alone.gpus = 8
+        alone.start_alone()
+        start_gpus(x, a=4, b=4)
+        options = SMALL.replace("12", "24") + " --shard-ranks 2"
+        one = Training(x, (("alone", 8),), options=options, job="one").finish()
+        losses = Training(x, (("a", 4), ("b", 4)), options=options, job="many").finish()
+        if losses != one:
+            raise Failed(f"{losses}, {one} on one node")
 
 
 def gpus_mixed():
@@ -161,4 +226,6 @@ def await_hang(t):
     wait_for(hangs, "a collective that hangs")
 
 
-DEFAULT = [gpus, gpus_mixed, gpus_two_jobs, gpus_daemon_dies, gpus_doubt, gpus_link_cut]
+DEFAULT = [gpus, gpus_hybrid, gpus_sets, gpus_mixed, gpus_two_jobs, gpus_daemon_dies, gpus_doubt,
+           gpus_link_cut]
+LONG = [gpus_many_sets]
