@@ -483,7 +483,7 @@ bool cluster_is_awaited(const struct job *job);
 void cluster_epoch_ended(struct job *job, const struct fault *why);
 int cluster_save(struct job *job, const struct saving_options *o, struct fault *f);
 int cluster_load(struct job *job, const struct loading_options *o, struct fault *f);
-void cluster_give_up(struct job *job);
+void cluster_give_up(struct job *job, bool loads);
 void cluster_policy(struct job *job);
 bool cluster_replicate(struct job *job, bool due);
 

@@ -448,14 +448,13 @@ int cluster_load(struct job *job, const struct loading_options *o, struct fault 
 	return cluster_round_start(job, &ro, false, f);
 }
 
-void cluster_give_up(struct job *job)
+void cluster_give_up(struct job *job, bool loads)
 {
-	for (int loads = 0; the_cluster && loads < 2; loads++) {
-		struct cluster_round *cr = cluster_round_running(the_cluster, job, loads);
+	struct cluster_round *cr =
+		the_cluster ? cluster_round_running(the_cluster, job, loads) : NULL;
 
-		if (cr)
-			round_give_up(cr->round);
-	}
+	if (cr)
+		round_give_up(cr->round);
 }
 
 void cluster_checkpoint_waits(const struct job *job, bool loads, char *buf, size_t bytes)

@@ -92,8 +92,8 @@ struct job_across_ops {
 	 * checkpoint together: saving_part_begin, loading_part_open follow. Return: 0 or a fault code. */
 	int (*save)(struct job *job, const struct saving_options *o, struct fault *f);
 	int (*load)(struct job *job, const struct loading_options *o, struct fault *f);
-	/* The caller here gives up what was asked for, or it was cancelled. */
-	void (*give_up)(struct job *job);
+	/* The caller here gives up the one, or the other (@loads), that was asked for, or it was cancelled. */
+	void (*give_up)(struct job *job, bool loads);
 	/* (optional) The nodes of the job make replicas of the commit that is about to be made, unless it is the
 	 * turn of a checkpoint, which is @due. Return: they do. */
 	bool (*replicate)(struct job *job, bool due);

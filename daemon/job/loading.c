@@ -792,7 +792,7 @@ void loading_cancel(struct job *job)
 	if ((l->part.on || l->state == LOADING_ASKED) && !l->part.over) {
 		if (!l->runs_thread && l->state != LOADING_DRAINING &&
 		    job->jobs->ops.across.give_up)
-			job->jobs->ops.across.give_up(job);
+			job->jobs->ops.across.give_up(job, true);
 		return; /* else it ends when the thread does */
 	}
 	if (l->state != LOADING_MEMORY || !waiter_on(&l->waiter))

@@ -444,7 +444,7 @@ void saving_leave(struct job *job, void *userdata)
 	if (!s || !s->done || s->userdata != userdata || s->state != SAVING_WAITING)
 		return;
 	if (s->part.stage && job->jobs->ops.across.give_up)
-		job->jobs->ops.across.give_up(job);
+		job->jobs->ops.across.give_up(job, false);
 	if (s->part.stage || s->reader->state != READER_WAITING)
 		return;
 	reader_give_up(s->reader);

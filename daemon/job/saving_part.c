@@ -185,7 +185,7 @@ void saving_part_tick(struct saving *s)
 	if (s->part.answered)
 		saving_part_answer(s);
 	else if (!s->memory && s->job->jobs->ops.across.give_up)
-		s->job->jobs->ops.across.give_up(s->job);
+		s->job->jobs->ops.across.give_up(s->job, false);
 }
 
 /* -------------------------------------------------------------------------- its begin */

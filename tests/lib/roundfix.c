@@ -154,11 +154,11 @@ static int roundfix_on_load(struct job *job, const struct loading_options *o, st
 	return roundfix_ask(job, NULL, o);
 }
 
-static void roundfix_on_give_up(struct job *job)
+static void roundfix_on_give_up(struct job *job, bool loads)
 {
 	struct round *r = roundfix.rounds[roundfix_node_of_job(job)];
 
-	if (r)
+	if (r && r->loads == loads)
 		round_give_up(r);
 }
 
