@@ -18,6 +18,9 @@
 /* An index has as much at most (checkpoint/index.h), and the records are shorter. */
 #define REPLICA_MAX_TAIL (UINT64_C(2) << 30)
 
+/* Of a file that is closed, at once. */
+#define REPLICA_PIECE_BYTES (UINT64_C(64) << 20)
+
 static const char *const replica_file_names[_REPLICA_FILES] = {
 	[REPLICA_TENSORS] = "tensors",
 	[REPLICA_TAIL] = "tail",
@@ -69,15 +72,37 @@ struct replica *replica_ref(struct replica *r)
 	return r;
 }
 
+/* Pages that are gone are no longer leaving: else they count as free twice. So in pieces, of which each is
+ * forgotten before it goes. */
+static void replica_shrink(struct replica *r, int fd)
+{
+	struct stat st;
+	off_t left = fd >= 0 && fstat(fd, &st) == 0 ? st.st_size : 0;
+
+	while (left && r->leaves) {
+		uint64_t piece =
+			left < (off_t)REPLICA_PIECE_BYTES ? (uint64_t)left : REPLICA_PIECE_BYTES;
+
+		left -= (off_t)piece;
+		piece = piece < r->leaves ? piece : r->leaves;
+		r->leaves -= piece;
+		atomic_fetch_sub(&r->room->leaving, piece);
+		if (ftruncate(fd, left) < 0)
+			return; /* closing it does the rest */
+	}
+}
+
 /* On the closer's thread: it takes long. */
 static void replica_close(struct closer_item *item)
 {
 	struct replica *r = CONTAINER_OF(item, struct replica, closing);
 
 	for (unsigned i = 0; i < _REPLICA_FILES; i++)
-		fd_close(r->fds[i]);
+		replica_shrink(r, r->fds[i]);
 	if (r->leaves)
 		atomic_fetch_sub(&r->room->leaving, r->leaves);
+	for (unsigned i = 0; i < _REPLICA_FILES; i++)
+		fd_close(r->fds[i]);
 	free(r);
 }
 
