@@ -297,7 +297,9 @@ static void cluster_act_reach(struct cluster_job *cj, struct act_node *n)
 					  ? SHARDD__V1__JOB_ACT_WHAT__JOB_ACT_WHAT_COUNT
 					  : SHARDD__V1__JOB_ACT_WHAT__JOB_ACT_WHAT_DO);
 	} else if (!*n->at) {
-		text_copy(n->why, sizeof(n->why), "it is no member of the cluster now");
+		text_copy(n->why, sizeof(n->why),
+			  "it is no member of the cluster now. What it has, if it comes back, is "
+			  "refused beside other nodes of a job of that name");
 	} else if (!n->dialled) {
 		n->dialled = true;
 		if (cluster_seek_connect(cj->c, n->name, n->at, &f))
