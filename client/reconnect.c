@@ -154,7 +154,8 @@ static int reconnect_is_other(struct shardd_client *c, struct shardd_error *err)
 		return error_set(err, SHARDD_DATA_LOSS, NULL,
 				 "the daemon at %s was restarted without its state: the state of "
 				 "job '%.64s' is gone; restore a checkpoint, or start the whole "
-				 "run again from step 0",
+				 "run again from step 0. If other nodes have copies of it "
+				 "(replicas: 1), start this process with SHARDD_INSTANCE=any",
 				 c->socket, job);
 	return error_set(err, SHARDD_UNAVAILABLE, NULL,
 			 "the daemon at %s was restarted without its state: connect again",

@@ -65,7 +65,8 @@ bool run_instance_lost(const char *socket, const char *known, const char *job)
 	fprintf(stderr,
 		"shardctl: DATA_LOSS: the daemon was restarted at %s: the state of job '%s' is "
 		"gone; "
-		"restore a checkpoint, or start the whole run again from step 0\n",
+		"restore a checkpoint, or start the whole run again from step 0. If other nodes "
+		"have copies of it (replicas: 1), start the ranks here with SHARDD_INSTANCE=any\n",
 		when, job);
 	return true;
 }

@@ -446,7 +446,8 @@ static int job_check_instance(const struct node *node, const struct job_spec *sp
 	return fault_set(
 		f, FAULT_LOST, NULL,
 		"the daemon was restarted at %s: the state of job '%.75s' is gone; restore a "
-		"checkpoint, or start the whole run again from step 0",
+		"checkpoint, or start the whole run again from step 0. If other nodes have copies "
+		"of it (replicas: 1), start the ranks here with SHARDD_INSTANCE=any",
 		when, spec->name);
 }
 

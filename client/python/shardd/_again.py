@@ -96,7 +96,8 @@ def check(client: Connection, job: str | None) -> None:
         raise DataLoss(
             f"the daemon was restarted at {when}, after torchrun (process {agent}) began: the "
             f"state of job {job!r} is gone; restore a checkpoint, or start torchrun again from "
-            "step 0 (SHARDD_INSTANCE=any lets this worker begin now)")
+            "step 0 (SHARDD_INSTANCE=any lets this worker begin now, from copies if other nodes "
+            "have some)")
     print(f"shardd: this is restart {again} of torchrun's workers, but the daemon, which has "
           f"run since {when}, has no job {job!r}: no rank joined it before, or it was freed. "
           "Training begins at step 0", file=sys.stderr, flush=True)
