@@ -1,5 +1,6 @@
 """TAP lines for the tests of this folder: ok - name, not ok - name, with what was wrong."""
 import sys
+import time
 import traceback
 
 
@@ -12,6 +13,7 @@ def run(*tests):
     failed = 0
     for test in tests:
         name = test.__doc__.strip().splitlines()[0].rstrip(".")
+        begun = time.monotonic()
         try:
             test()
         except Skip as why:
@@ -22,6 +24,6 @@ def run(*tests):
             said = traceback.format_exc().splitlines(True)
             print("".join("  " + line for line in said), flush=True)
         else:
-            print(f"ok - {name}", flush=True)
+            print(f"ok - {name} # {time.monotonic() - begun:.1f} s", flush=True)
     print(f"1..{len(tests)}")
     sys.exit(1 if failed else 0)

@@ -211,7 +211,7 @@ def gpus_link_cut():
         cut_off(x, t, cut)
         cut.link(True)
         t.wait_step(t.step() + 20)
-        t.stop()
+        t.expect_calm()
 
 
 def await_hang(t):

@@ -122,15 +122,6 @@ def waits(x, t):
     return step
 
 
-def expect_calm(x, t):
-    """The losses are those of a run in which nothing happens."""
-    t.stop()
-    losses = t.losses()
-    calm = Training(x, THREE, steps=max(losses), job="calm").finish()
-    if wrong := {s: (loss, calm[s]) for s, loss in losses.items() if calm[s] != loss}:
-        raise Failed(f"losses (of the run, of a calm one) {wrong}")
-
-
 def raft_leader(x):
     """The node whose member leads the others."""
     def leads(node):
@@ -158,7 +149,7 @@ def member_dies():
             goes_on(t)
         if any(len(begun) != 1 for begun in epochs(x)):
             raise Failed(f"epochs {epochs(x)}")
-        expect_calm(x, t)
+        t.expect_calm()
 
 
 def rank_waits(x, t):
@@ -185,7 +176,7 @@ def all_members_die():
         for node in x.nodes.values():
             signal_etcd(node, signal.SIGCONT)
         t.wait_step(step + 20)
-        expect_calm(x, t)
+        t.expect_calm()
 
 
 def members_forget():
@@ -207,7 +198,7 @@ def members_forget():
             goes_on(t)
         wait_for(lambda: "has already been bootstrapped" in x["c"].said(), "it is refused")
         goes_on(t)
-        expect_calm(x, t)
+        t.expect_calm()
 
 
 DEFAULT = [member_dies, all_members_die, members_forget]

@@ -95,8 +95,7 @@ def cable_stalls():
         t.wait_said(t.ranks, "returns to the last commit", ("node ",))
         if not gone_links(x):
             raise Failed("no link has ended in a stall of 3 s")
-        t.losses()
-        t.stop()
+        t.expect_calm()
 
 
 def connections_are_reset():

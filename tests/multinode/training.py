@@ -121,6 +121,18 @@ class Training:
             raise Failed(f"losses of steps {sorted(losses)}")
         return losses
 
+    def expect_calm(self):
+        """Stop it: its losses are those of a run in which nothing happens."""
+        self.stop()
+        wait_for(lambda: not any(n.ctl("sessions")["sessions"] for n in
+                                 {node for node, _ in self.places}), "all ranks are gone")
+        losses = self.losses()
+        last = max(losses)
+        if len(losses) < last - self.missed():
+            raise Failed(f"losses of steps {sorted(losses)}")
+        calm = Training(self.lab, self.shape, last, self.options, job="calm").finish()
+        expect_same(losses, calm)
+
     def wait_said(self, ranks, what, names, s=PATIENCE_S):
         """Until each of @ranks has said @what in a line with one of @names."""
         def said(rank):
