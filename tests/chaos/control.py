@@ -19,9 +19,22 @@ FUNCTIONS = (
     "ring_post",
     "rpc_call_reply",
 )
+NODE_FUNCTIONS = (
+    "order_announce",
+    "match_start",
+    "turn_start",
+    "comm_all_gather",
+    "comm_reduce_scatter",
+    "comm_all_reduce",
+    "comm_complete",
+    "decide_begin",
+    "order_decided",
+    "apply_allow",
+)
 POINTS = (
     *(f"{when} {name}" for name in FUNCTIONS for when in ("before", "after")),
     "inside launch_run",
+    *(f"{when} {name}" for name in NODE_FUNCTIONS for when in ("before", "after")),
 )
 HEAD = struct.Struct("IiQ")
 POINT = struct.Struct("QQ")

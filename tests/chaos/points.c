@@ -16,9 +16,15 @@
 
 #include "backend/launch.h"
 #include "backend/redo.h"
+#include "coord/decide.h"
+#include "engine/engine_impl.h"
+#include "gather/turn.h"
+#include "job/match.h"
+#include "order/order.h"
 #include "points.h"
 #include "ring/rings_impl.h"
 #include "rpc/method.h"
+#include "step/apply.h"
 #include "store/journal.h"
 #include "store/keeper.h"
 
@@ -130,3 +136,30 @@ void __wrap_launch_run(const struct kernels *k, const struct launch *l, uint64_t
 	__real_launch_run(k, l, begin, end);
 	points_pass(POINT_AFTER_launch_run);
 }
+
+/* ---------------------------------------------------------- between nodes */
+
+WRAP(int, order_announce, (struct order * o, const struct order_entry *e), (o, e))
+WRAP(bool, match_start, (struct match * m, uint64_t number, uint64_t place), (m, number, place))
+WRAP(int, turn_start, (struct job * job, struct unit *u, uint64_t position, uint64_t place),
+     (job, u, position, place))
+WRAP_VOID(comm_all_gather,
+	  (struct comm * c, struct comm_op *op, const void *const *send, void *const *recv,
+	   uint64_t count, enum dtype dtype),
+	  (c, op, send, recv, count, dtype))
+WRAP_VOID(comm_reduce_scatter,
+	  (struct comm * c, struct comm_op *op, const void *const *send, void *const *recv,
+	   uint64_t count, enum dtype dtype),
+	  (c, op, send, recv, count, dtype))
+WRAP_VOID(comm_all_reduce,
+	  (struct comm * c, struct comm_op *op, void *const *data, uint64_t count, enum dtype dtype,
+	   enum reduce_op reduce),
+	  (c, op, data, count, dtype, reduce))
+WRAP_VOID(comm_complete, (struct comm * c, struct comm_op *op, int status), (c, op, status))
+WRAP(int, decide_begin,
+     (struct decide * d, struct coord *c, const struct decide_what *what, decide_cb done),
+     (d, c, what, done))
+WRAP_VOID(order_decided,
+	  (struct order * o, const struct order_key *key, bool done, const struct fault *fault),
+	  (o, key, done, fault))
+WRAP_VOID(apply_allow, (struct job * job, uint64_t group, uint64_t number), (job, group, number))

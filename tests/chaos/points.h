@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* Order and number are those of POINTS in tests/chaos/control.py. */
+/* Order and number are those of POINTS in tests/chaos/control.py, also those of NODE_POINTS. */
 #define POINTS(X)             \
 	X(journal_begin)      \
 	X(journal_end)        \
@@ -22,9 +22,22 @@
 	X(ring_post)          \
 	X(rpc_call_reply)
 
+/* What the nodes of a job do together: tests/multinode/states.py. */
+#define NODE_POINTS(X)         \
+	X(order_announce)      \
+	X(match_start)         \
+	X(turn_start)          \
+	X(comm_all_gather)     \
+	X(comm_reduce_scatter) \
+	X(comm_all_reduce)     \
+	X(comm_complete)       \
+	X(decide_begin)        \
+	X(order_decided)       \
+	X(apply_allow)
+
 #define POINTS_OF(name) POINT_BEFORE_##name, POINT_AFTER_##name,
-/* The last one: while a launch of AdamW changes a block. */
-enum { POINTS(POINTS_OF) POINT_INSIDE_LAUNCH, POINTS_N };
+/* INSIDE_LAUNCH: while a launch of AdamW changes a block. */
+enum { POINTS(POINTS_OF) POINT_INSIDE_LAUNCH, NODE_POINTS(POINTS_OF) POINTS_N };
 
 struct points {
 	_Atomic uint32_t armed;   /* point + 1; 0: none */

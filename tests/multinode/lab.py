@@ -100,6 +100,7 @@ class Node:
         self.within = ()  # what runs the daemon, which are its last arguments
         self.gpus = 0  # simulated ones; 0: host memory
         self.more = {}  # of the daemon's environment
+        self.program = BIN / "shardd"
         lab.add_net(name, self.address)
 
     def env(self, **more):
@@ -113,7 +114,7 @@ class Node:
 
     def run(self, keys, held=False):
         argv = [*self.within] + [BIN / "shardd-holder", "--"] * held
-        argv += [BIN / "shardd", "--socket", self.socket, "--backend",
+        argv += [self.program, "--socket", self.socket, "--backend",
                  "cuda" if self.gpus else "host"]
         keys |= {"gpu_measure_overlap": "no"} if self.gpus else {}
         for key, value in keys.items():
