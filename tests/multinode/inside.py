@@ -11,6 +11,7 @@ import lab
 
 INSIDE = "SHARDD_TEST_INSIDE"
 NEEDED = ("ip", "tc", "unshare", "nsenter", "etcd", "openssl")
+UNSHARE = "unshare --net --mount --pid --fork --kill-child --mount-proc".split()
 
 
 def skip(why):
@@ -18,21 +19,25 @@ def skip(why):
     sys.exit(77)
 
 
-def run_inside():
-    """This program again, in namespaces that end with it, as do all processes in them. Return: its
-    exit code."""
+def check():
+    """Ends the program, with the reason, if it cannot make namespaces."""
     if os.geteuid():
         skip("only root makes network namespaces")
     for tool in NEEDED:
         if not shutil.which(tool):
             print(f"there is no {tool}: deploy/install-deps --test")
             sys.exit(1 if os.environ.get("SHARDD_TEST_INSTALLED") == "1" else 77)
-    unshare = "unshare --net --mount --pid --fork --kill-child --mount-proc".split()
-    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+    if subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
         skip("the kernel makes no network namespaces here")
+
+
+def run_inside():
+    """This program again, in namespaces that end with it, as do all processes in them. Return: its
+    exit code."""
+    check()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="shardd-mn.") as folder:
-        run = subprocess.Popen([*unshare, sys.executable, *sys.argv], preexec_fn=lab.die_with_us,
+        run = subprocess.Popen([*UNSHARE, sys.executable, *sys.argv], preexec_fn=lab.die_with_us,
                                env=os.environ | {INSIDE: "1", "TMPDIR": folder})
         try:
             return run.wait()

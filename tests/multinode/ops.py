@@ -6,6 +6,7 @@ import lab
 from lab import BIN, ROOT, Failed, Lab
 from training import TWO
 
+SHARED_PARTS = ("own", "replicas", "units")  # where ranks share a GPU
 UNEVEN = (("a", 1), ("b", 3))
 ALONE = (("alone", 4),)
 
@@ -128,13 +129,12 @@ def gpus_ops():
         for name in "ab":
             x[name].gpus = 2
             x[name].start(flight_recorder_ops=65536)
-        one = Ranks(x, ALONE, "one").said()
-        for shape, job in ((TWO, "two"), (UNEVEN, "uneven")):
-            compare(Ranks(x, shape, job).said(), one, job)
-        one = Ranks(x, ALONE, "oneshards", "shards").said()
-        compare(Ranks(x, TWO, "twoshards", "shards").said(), one, "twoshards")
+        for job, shape, parts in (("all", TWO, ()), ("shards", TWO, ("shards",)),
+                                  ("shared", UNEVEN, SHARED_PARTS)):
+            one = Ranks(x, ALONE, f"{job}-one", *parts).said()
+            compare(Ranks(x, shape, job, *parts).said(), one, job)
         for name in "ab":
-            check_all_ran(ended(x[name], ("two", "twoshards")))
+            check_all_ran(ended(x[name], ("all", "shards")))
 
 
 DEFAULT = [ops, gpus_ops]

@@ -99,9 +99,10 @@ def goes_on_without_a_node():
     with Lab(3, start=False) as x:
         for node in x.nodes.values():
             node.start(replicas=1)
-        expected = Elastic(x, SHAPE, steps=200, options="2 4 0.5", job="calm").finish()
+        steps = 120
+        expected = Elastic(x, SHAPE, steps, options="2 4 0.5", job="calm").finish()
         for victim in ("b", "c"):
-            t = Elastic(x, SHAPE, steps=200, options="2 4 0.5", job=f"j{victim}")
+            t = Elastic(x, SHAPE, steps, options="2 4 0.5", job=f"j{victim}")
             wait_for(lambda t=t: t.check() or has_replicas(x, 10, t.job), "replicas on all nodes")
             x[victim].kill()
             for rank in t.on(victim):
