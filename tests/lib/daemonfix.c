@@ -295,7 +295,7 @@ static void exec_ctl(const struct daemonfix *d, const char *const *args, bool js
 {
 	char program[4096];
 	const char *argv[MAX_ARGS + 5] = { program, "--socket", d->socket };
-	const char *ctl = getenv("SHARDD_CTL"); /* tests/lib/runner.sh */
+	const char *ctl = getenv("TEST_SHARDCTL"); /* tests/lib/runner.sh */
 	size_t n = 3;
 
 	if (ctl && *ctl)

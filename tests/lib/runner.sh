@@ -95,7 +95,7 @@ execute() {
 	export SHARDD_TEST_ID=$1/ TMPDIR=$1/t
 	export SHARDD_BUILD_DIR=$PWD/$3 SHARDD_BIN_DIR=$PWD/$3/bin SHARDD_LIB_DIR=$PWD/$3/lib
 	# A shardctl with a sanitizer takes a multiple of the time to start, and most tests ask it for little.
-	[[ $3 == build || $4 == *test_shardctl* || ! -x build/bin/shardctl ]] || export SHARDD_CTL=$PWD/build/bin/shardctl
+	[[ $3 == build || $4 == *test_shardctl* || ! -x build/bin/shardctl ]] || export TEST_SHARDCTL=$PWD/build/bin/shardctl
 	# A background job of this shell ignores SIGINT; a test must not inherit that.
 	exec env --default-signal=INT --default-signal=QUIT timeout --kill-after=10 "$2" bash -c "$4"
 }
