@@ -204,6 +204,13 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 	cr_assert_eq(proc_new_pid(&n->run.loop, getpid(), getuid(), getgid(), &n->proc), 0);
 }
 
+static bool no_job_left(void *arg)
+{
+	struct nodefix *n = arg;
+
+	return jobs_gone(&n->jobs);
+}
+
 void nodefix_end(struct nodefix *n)
 {
 	for (unsigned i = 0; i < n->node.n_devices; i++) {
@@ -214,6 +221,8 @@ void nodefix_end(struct nodefix *n)
 		nodefix_drop(n, n->members[0], "is gone");
 	nodefix_turns(n);
 	journalfix_check(&n->jobs);
+	jobs_end(&n->jobs);
+	looprun_until(&n->run, no_job_left, n, 10); /* threads close parts of copies */
 	jobs_deinit(&n->jobs);
 	n->journal = journal_free(n->journal);
 	if (!n->beside)
