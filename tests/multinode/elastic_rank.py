@@ -2,7 +2,9 @@
 """One rank of an elastic job. Rank 0 prints a line of JSON for each step: its number, how many
 ranks there are, and a hash of the parameters.
 
-usage: elastic_rank.py STEPS LEAST MOST GRACE_S
+usage: elastic_rank.py STEPS LEAST MOST GRACE_S [STEP_S]
+
+STEP_S: what forward and backward would take (0.02).
 """
 import array
 import hashlib
@@ -13,12 +15,11 @@ import time
 import shardd
 
 SIZES = (37, 1001)
-STEP_S = 0.02
 
 
 class Rank:
-    def __init__(self, steps, least, most, grace):
-        self.steps = steps
+    def __init__(self, steps, least, most, grace, pause=0.02):
+        self.steps, self.pause = steps, pause
         self.client = shardd.connect()
         found = self.client.join(elastic=(least, most, grace))
         adamw = shardd.OptimizerSpec(shardd.OptimizerKind.ADAMW, lr=0.01)
@@ -54,7 +55,7 @@ class Rank:
             try:
                 self.make(self.step + 1)
                 self.step += 1
-                time.sleep(STEP_S)
+                time.sleep(self.pause)
             except shardd.Aborted as e:
                 print(e, file=sys.stderr, flush=True)
                 found = self.client.rejoin()
@@ -67,4 +68,4 @@ class Rank:
 
 
 if __name__ == "__main__":
-    Rank(*map(int, sys.argv[1:4]), float(sys.argv[4])).train()
+    Rank(*map(int, sys.argv[1:4]), *map(float, sys.argv[4:])).train()

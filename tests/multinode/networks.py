@@ -140,8 +140,9 @@ def halves_of_an_elastic_job():
     with Lab(2, start=False) as x:
         for node in x.nodes.values():
             node.start(replicas=1)
-        expected = Elastic(x, TWO, steps=400, options="2 4 0.5", job="calm").finish()
-        t = Elastic(x, TWO, steps=400, options="2 4 0.5")
+        expected = Elastic(x, TWO, steps=400, options="2 4 0.5 0", job="calm").finish()
+        # the half that waits knows that after two attempts of 4.5 s to reach the other one
+        t = Elastic(x, TWO, steps=400, options="2 4 0.5 0.05")
         wait_for(lambda: t.check() or has_replicas(x, 5), "replicas on both nodes")
         with relayed(x, "b", "a") as relay:
             relay.loss = 1.0
@@ -151,7 +152,7 @@ def halves_of_an_elastic_job():
             wait_for(lambda: t.check() or any("the epoch began without this node" in j["waits"]
                                               for j in other.ctl("status")["jobs"]), "it waits")
             epochs = ended_epochs(x)
-            t.wait_step(t.step() + 100)  # some seconds
+            t.wait_step(t.step() + 20)
             if len(half) != 1 or goes_on_in(t, 2) != half:
                 raise Failed(f"nodes {half} have made steps, and then {goes_on_in(t, 2)}")
             if ended_epochs(x) != epochs:
