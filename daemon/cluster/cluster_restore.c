@@ -529,7 +529,19 @@ static bool cluster_restore_is_valid(const Shardd__V1__JobRestore *m)
 	return valid;
 }
 
-/* Has this node that state already? */
+/* Has this node a part of these copies? */
+static bool cluster_restore_has_part(const struct job *job, const struct cluster_restore *x)
+{
+	struct replica_id id = x->of;
+
+	for (id.part = 0; id.part < id.parts; id.part++)
+		if (replica_find(job, &id))
+			return true;
+	return false;
+}
+
+/* Has this node that state already? A step of that number alone says nothing: nodes that went on without
+ * this one from older copies have committed it once more. A node with a part of the copies was in that step. */
 static bool cluster_restore_is_there(struct job *job, const struct cluster_restore *x)
 {
 	uint64_t layout = span_layout(x->span);
@@ -540,7 +552,7 @@ static bool cluster_restore_is_there(struct job *job, const struct cluster_resto
 		layout = fnv_add(layout, x->numbers[r]);
 	if (cluster_holding_of(job, &h) < 0)
 		return false;
-	there = cluster_holding_is_at(&h, x->of.step, layout);
+	there = cluster_holding_is_at(&h, x->of.step, layout) && cluster_restore_has_part(job, x);
 	cluster_holding_deinit(&h);
 	return there;
 }
