@@ -364,6 +364,23 @@ static void cutfix_check_commit(unsigned node)
 	cutfix_note(step, epoch, fix.nodes[node].cluster->node);
 }
 
+/* Invariant 8: nodes that train together at a step have that of one epoch. Another one is no less a commit that
+ * the store has decided: others that went back to older copies have committed its number once more. */
+static void cutfix_check_alike(unsigned node)
+{
+	uint64_t begun = fix.nodes[node].job->rec->begun, epoch = cutfix_epoch(node);
+
+	for (unsigned i = 0; fix.elastic && begun && epoch && i < fix.n; i++) {
+		if (fix.nodes[i].job->rec->begun != begun || cutfix_step(i) != cutfix_step(node) ||
+		    !cutfix_epoch(i) || cutfix_epoch(i) == epoch)
+			continue;
+		cutfix_say("in epoch %u node %u has step %u of epoch %u, and node %u that of epoch "
+			   "%u",
+			   (unsigned)begun, node, (unsigned)cutfix_step(node), (unsigned)epoch, i,
+			   (unsigned)cutfix_epoch(i));
+	}
+}
+
 static struct job_step_id cutfix_applied(unsigned node)
 {
 	const struct job *job = fix.nodes[node].job;
@@ -572,6 +589,7 @@ void cutfix_go_on(unsigned node)
 	cutline_begun(node, w->job->rec->begun);
 	cutfix_rank_goes_on(w);
 	cutfix_check_commit(node);
+	cutfix_check_alike(node);
 	cutfix_check_applied(node);
 }
 
@@ -615,6 +633,12 @@ bool cutfix_train(uint64_t step, unsigned ms)
 		cutfix_round();
 	}
 	return cutfix_have(step);
+}
+
+void cutfix_copies(bool are_made)
+{
+	for (unsigned i = 0; i < fix.n; i++)
+		fix.nodes[i].cluster->replicas = are_made;
 }
 
 /* ------------------------------------------------------------------ beginning and end */

@@ -40,6 +40,8 @@ void cutfix_end(void);
 
 /* Until all nodes have committed @step; of an elastic job ranks begin no step behind it. Return: false: not within @ms of the fake clock. */
 bool cutfix_train(uint64_t step, unsigned ms);
+/* Are copies made at the commits that follow? From the beginning they are, of an elastic job. */
+void cutfix_copies(bool are_made);
 /* All that happens within @ms. */
 void cutfix_pass(unsigned ms);
 

@@ -459,3 +459,27 @@ Test(partition, some_nodes_go_on_at_random_moments)
 	say_phases();
 	say_epochs();
 }
+
+/* Steps 5 and 6 are in no copies. One node goes back to step 4 and makes them again, and takes the other one in when
+ * both have a step 6: it must not keep its own. */
+Test(partition, a_step_of_the_same_number_is_another_one)
+{
+	for (unsigned leader = 0; leader < 2; leader++) {
+		plan = (struct plan){ .o = { .nodes = 2, .elastic = true, .leader = leader } };
+		cutfix_begin(&plan.o);
+		cr_assert(cutfix_train(4, 20000));
+		cutfix_copies(false);
+		cr_assert(cutfix_train(6, 20000));
+		cutfix_copies(true);
+		(void)cutfix_train(5, 0); /* ranks begin no step behind it */
+		cutfix_cut(1, 0);
+		cutfix_pass(4000);
+		cr_assert_eq(cutfix_step(0) + cutfix_step(1), 5 + 6);
+		heal();
+		cutfix_pass(2000);
+		(void)cutfix_train(6, 2000);
+		if (!cutfix_train(8, 20000) || *cutfix_wrong())
+			tell();
+		cutfix_end();
+	}
+}
