@@ -110,8 +110,10 @@ static void mesh_talk_pick_data(const struct mesh_watched *w, void *const *of, v
 		ret[i] = of[w->of->devices[i]];
 }
 
-void mesh_all_gather(struct mesh_talk *t, uint64_t place, const void *const *send,
-		     void *const *recv, uint64_t count, enum dtype dtype)
+/* In each set: comm_all_gather or comm_reduce_scatter. */
+static void mesh_talk_in_sets(struct mesh_talk *t, uint64_t place, const void *const *send,
+			      void *const *recv, uint64_t count, enum dtype dtype,
+			      __typeof__(comm_all_gather) *call)
 {
 	const void *from[NODE_MAX_DEVICES];
 	void *to[NODE_MAX_DEVICES];
@@ -122,24 +124,20 @@ void mesh_all_gather(struct mesh_talk *t, uint64_t place, const void *const *sen
 
 		mesh_talk_pick(w, send, from);
 		mesh_talk_pick_data(w, recv, to);
-		comm_all_gather(mesh_talk_comm(t, w), &w->op, from, to, count, dtype);
+		call(mesh_talk_comm(t, w), &w->op, from, to, count, dtype);
 	}
+}
+
+void mesh_all_gather(struct mesh_talk *t, uint64_t place, const void *const *send,
+		     void *const *recv, uint64_t count, enum dtype dtype)
+{
+	mesh_talk_in_sets(t, place, send, recv, count, dtype, comm_all_gather);
 }
 
 void mesh_reduce_scatter(struct mesh_talk *t, uint64_t place, const void *const *send,
 			 void *const *recv, uint64_t count, enum dtype dtype)
 {
-	const void *from[NODE_MAX_DEVICES];
-	void *to[NODE_MAX_DEVICES];
-
-	mesh_talk_begin(t, MESH_SETS, place);
-	for (unsigned i = 0; i < t->n[MESH_SETS]; i++) {
-		struct mesh_watched *w = &t->ways[MESH_SETS][i];
-
-		mesh_talk_pick(w, send, from);
-		mesh_talk_pick_data(w, recv, to);
-		comm_reduce_scatter(mesh_talk_comm(t, w), &w->op, from, to, count, dtype);
-	}
+	mesh_talk_in_sets(t, place, send, recv, count, dtype, comm_reduce_scatter);
 }
 
 void mesh_chain(struct mesh_talk *t, uint64_t place, const struct comm_fold *fold,

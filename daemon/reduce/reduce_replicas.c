@@ -173,15 +173,14 @@ static char *reduce_replicas_partial(const struct coll *c, unsigned d, uint32_t 
 	return at + replica * reduce_of(c)->run->stride;
 }
 
-/* What it has come to, added to what was kept of it. */
-static void reduce_replicas_keep_here(struct coll *c, unsigned d)
+void reduce_keep(struct coll *c, unsigned d, void *partial)
 {
 	const struct reduce_run *run = reduce_of(c)->run;
 	struct coll_part *p = &c->parts[d];
 
 	p->inputs[p->n] = p->sums;
 	coll_launch(p, LAUNCH_REDUCE, reduce_segment(c))->reduce =
-		(struct k_reduce){ .out = reduce_replicas_partial(c, d, run->replica),
+		(struct k_reduce){ .out = partial,
 				   .out_dtype = run->plan.sum_dtype,
 				   .in = &p->inputs[p->n],
 				   .k = 1,
@@ -189,6 +188,11 @@ static void reduce_replicas_keep_here(struct coll *c, unsigned d)
 				   .sum_dtype = run->plan.sum_dtype,
 				   .post = run->plan.partial,
 				   .accumulate = run->had_partials };
+}
+
+static void reduce_replicas_keep_here(struct coll *c, unsigned d)
+{
+	reduce_keep(c, d, reduce_replicas_partial(c, d, reduce_of(c)->run->replica));
 }
 
 /* All of them, over the replicas. */

@@ -171,6 +171,10 @@ enum res reduce_talk(struct coll *c);
  * its own; then, if nothing is deferred, the shards are made of them. A tick of its own. */
 enum res reduce_replicas_tick(struct coll *c);
 
+/* A launch: what a replica has come to on device @d, p->sums, is added to what was kept of it, at @partial
+ * (reduce_replicas.c). */
+void reduce_keep(struct coll *c, unsigned d, void *partial);
+
 /* -- where replicas have sets of devices (reduce_sets.c) ------------------------ */
 
 /* When no stage is left: the sum over all replicas at p->sums of every part; or, deferred, each

@@ -20,22 +20,9 @@ static void *reduce_sets_partial(const struct coll *c, unsigned d)
 	return region_addr(kept->slab ? kept : &c->parts[d].scratch[REDUCE_PARTIALS]);
 }
 
-/* What the replica has come to, added to what was kept of it. */
 static void reduce_sets_keep(struct coll *c, unsigned d)
 {
-	const struct reduce_run *run = reduce_of(c)->run;
-	struct coll_part *p = &c->parts[d];
-
-	p->inputs[p->n] = p->sums;
-	coll_launch(p, LAUNCH_REDUCE, reduce_segment(c))->reduce =
-		(struct k_reduce){ .out = reduce_sets_partial(c, d),
-				   .out_dtype = run->plan.sum_dtype,
-				   .in = &p->inputs[p->n],
-				   .k = 1,
-				   .in_dtype = run->plan.sum_dtype,
-				   .sum_dtype = run->plan.sum_dtype,
-				   .post = run->plan.partial,
-				   .accumulate = run->had_partials };
+	reduce_keep(c, d, reduce_sets_partial(c, d));
 }
 
 /* What it brings to the others, where its segment was. */
