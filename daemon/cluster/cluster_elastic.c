@@ -46,7 +46,7 @@ static bool cluster_elastic_lacks_copies(struct cluster_job *cj, const struct cl
 {
 	const struct cluster_part *copy = cluster_restore_newest(cj);
 
-	return !copy || (h->has_commit && !h->n_replicas && copy->epoch < cluster_holding_begun(h));
+	return !copy || (h->has_commit && !h->n_replicas && copy->epoch < h->begun);
 }
 
 const char *cluster_elastic_lacks(struct cluster_job *cj)
@@ -57,8 +57,9 @@ const char *cluster_elastic_lacks(struct cluster_job *cj)
 		return "";
 	if (!cj->epoch_revision) /* others may have gone on since, in epochs that nobody knows of */
 		return "; the store knows nothing of the job: only all of them begin again";
-	if (cluster_holding_begun(h) < cj->known.commit)
-		return "; they have made the last commit, without the memory that is here";
+	if (h->begun < cj->known.commit.epoch)
+		return "; the ranks that made the last commit, without the memory that is here, "
+		       "are among them";
 	if (cluster_elastic_members(cj, h) != h->ranks && cluster_elastic_lacks_copies(cj, h))
 		return "; the last commit is in no copies here: those that made it go on first";
 	return "";
@@ -126,7 +127,17 @@ bool cluster_elastic_waits(struct cluster_job *cj, const Shardd__V1__JobWish *w)
 
 /* -------------------------------------------------------------- who comes into a later epoch */
 
-/* Has a node of the last epoch what the last commit, or a step behind it, has left, as @h has? */
+/* What it has when its commit in doubt, if there is one, is settled as the store says. */
+static struct cluster_holding cluster_elastic_settled(const struct cluster_job *cj,
+						      const struct cluster_holding *h)
+{
+	struct cluster_holding settled = *h;
+
+	cluster_holding_settle(&settled, &cj->known.commit);
+	return settled;
+}
+
+/* Has a node of the last epoch what the last commit, or a step behind it, has left, as @h has? Both settled. */
 static bool cluster_elastic_is_with(const struct cluster_holding *is,
 				    const struct cluster_holding *h)
 {
@@ -136,20 +147,23 @@ static bool cluster_elastic_is_with(const struct cluster_holding *is,
 
 /* Are all ranks of the last epoch there, and others, and is what they have in no replicas? The job would go back
  * to others, or nowhere. */
-static bool cluster_elastic_are_apart(struct cluster_job *cj, const struct cluster_holding *h)
+static bool cluster_elastic_are_apart(struct cluster_job *cj, const struct cluster_holding *newest)
 {
+	const struct cluster_holding h = cluster_elastic_settled(cj, newest);
 	const struct cluster_part *copy = cluster_restore_newest(cj);
 	struct cluster_node *n, *tmp;
 	uint32_t all = 0;
 
-	if (copy && copy->epoch >= cluster_holding_begun(h) && copy->id.step >= h->step)
+	if (copy && copy->epoch >= h.begun && copy->id.step >= h.step)
 		return false;
 	list_for_each (n, tmp, &cj->nodes, link) {
+		const struct cluster_holding is = cluster_elastic_settled(cj, &n->holding);
+
 		all += n->n;
-		if (cluster_elastic_is_of(n, h) && !cluster_elastic_is_with(&n->holding, h))
+		if (cluster_elastic_is_of(n, &h) && !cluster_elastic_is_with(&is, &h))
 			return false;
 	}
-	return cluster_elastic_members(cj, h) == h->ranks && all > h->ranks;
+	return cluster_elastic_members(cj, &h) == h.ranks && all > h.ranks;
 }
 
 /* The others ask again, when the epoch has begun. */
@@ -253,11 +267,11 @@ bool cluster_elastic_may_replace(struct cluster_job *cj, bool had_link)
 
 	if (!job || !job->rec->join_grace_ms || !cj->known.epoch)
 		return true;
-	if (cj->known.epoch > job->rec->begun) {
+	if (cj->known.epoch > cluster_holding_begun(job->rec)) {
 		cluster_say(
 			cj,
 			"node %s, which leads epoch %llu of the job, cannot be reached, and the "
-			"epoch began without this node: it is dialled again",
+			"epoch was decided without this node: it is dialled again",
 			cj->leader, (unsigned long long)cj->known.epoch);
 		return false;
 	}

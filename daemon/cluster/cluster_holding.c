@@ -72,6 +72,12 @@ static void cluster_holding_replicas(const struct job *job, struct cluster_holdi
 	}
 }
 
+/* A record of an earlier version does not say it. */
+uint64_t cluster_holding_begun(const state_job *rec)
+{
+	return rec->begun ? rec->begun : rec->epoch;
+}
+
 int cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 {
 	const state_job *rec = job->rec;
@@ -82,7 +88,7 @@ int cluster_holding_of(const struct job *job, struct cluster_holding *ret)
 					 .grace_ms = rec->join_grace_ms,
 					 .units = job_units_alive(job),
 					 .epoch = rec->epoch,
-					 .begun = rec->begun,
+					 .begun = cluster_holding_begun(rec),
 					 .incarnation = rec->incarnation,
 					 .settings = cluster_holding_settings(rec),
 					 .has_commit = rec->has_commit,
@@ -126,7 +132,7 @@ static bool cluster_holding_completes_commit(const struct cluster_holding *h,
 }
 
 /* What the node has when the ruling has ended its doubts, as doubt_resolve does. */
-static void cluster_holding_settle(struct cluster_holding *h, const struct doubt_ruling *r)
+void cluster_holding_settle(struct cluster_holding *h, const struct doubt_ruling *r)
 {
 	const struct doubt_open *d = &h->doubt;
 
@@ -256,21 +262,17 @@ static void cluster_holding_find_applied(struct cluster_job *cj, const struct cl
 }
 
 /* "STEP EPOCH" */
-static void cluster_holding_read_step(struct cluster_job *cj, const struct coord_reply *reply)
+struct doubt_ruling cluster_holding_read_step(const struct coord_kv *kv)
 {
 	unsigned long long step, epoch;
 	char text[64] = "";
 
-	cj->ruling = (struct doubt_ruling){ 0 };
-	cj->step_revision = reply->n ? reply->kvs[0].modified : 0;
-	if (!reply->n || reply->kvs[0].bytes >= sizeof(text))
-		return;
-	memcpy(text, reply->kvs[0].value, reply->kvs[0].bytes);
-	cj->ruling.has_commit = sscanf(text, "%llu %llu", &step, &epoch) == 2;
-	if (!cj->ruling.has_commit)
-		return;
-	cj->ruling.step = step;
-	cj->ruling.epoch = epoch;
+	if (!kv || kv->bytes >= sizeof(text))
+		return (struct doubt_ruling){ 0 };
+	memcpy(text, kv->value, kv->bytes);
+	if (sscanf(text, "%llu %llu", &step, &epoch) != 2)
+		return (struct doubt_ruling){ 0 };
+	return (struct doubt_ruling){ .has_commit = true, .step = step, .epoch = epoch };
 }
 
 static void cluster_holding_pack_step(const struct job_step_id *id, Shardd__V1__JobStep *ret)
@@ -368,7 +370,7 @@ int cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding 
 	n->holding = (struct cluster_holding){ .world = s->world,
 					       .units = s->units,
 					       .epoch = s->epoch,
-					       .begun = s->begun,
+					       .begun = s->begun ? s->begun : s->epoch,
 					       .incarnation = s->incarnation,
 					       .settings = s->settings,
 					       .policy = s->policy,
@@ -432,7 +434,8 @@ int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply
 {
 	struct cluster_node *n, *tmp, *before = NULL;
 
-	cluster_holding_read_step(cj, reply);
+	cj->ruling = cluster_holding_read_step(reply->n ? &reply->kvs[0] : NULL);
+	cj->step_revision = reply->n ? reply->kvs[0].modified : 0;
 	free(cj->ruled);
 	cj->ruled = calloc(cluster_holding_count(cj) + 1, sizeof(*cj->ruled));
 	if (!cj->ruled)
@@ -449,21 +452,13 @@ int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply
 	return f->code;
 }
 
-/* A record of an earlier version does not say it. */
-uint64_t cluster_holding_begun(const struct cluster_holding *h)
-{
-	return h->begun ? h->begun : h->epoch;
-}
-
 const struct cluster_node *cluster_holding_newest(struct cluster_job *cj)
 {
 	const struct cluster_node *newest = NULL;
 	struct cluster_node *n, *tmp;
 
 	list_for_each (n, tmp, &cj->nodes, link)
-		if (n->holding.units &&
-		    (!newest ||
-		     cluster_holding_begun(&n->holding) > cluster_holding_begun(&newest->holding)))
+		if (n->holding.units && (!newest || n->holding.begun > newest->holding.begun))
 			newest = n;
 	return newest;
 }
@@ -471,7 +466,7 @@ const struct cluster_node *cluster_holding_newest(struct cluster_job *cj)
 int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f)
 {
 	const struct cluster_node *newest = cluster_holding_newest(cj);
-	uint64_t begun = newest ? cluster_holding_begun(&newest->holding) : 0;
+	uint64_t begun = newest ? newest->holding.begun : 0;
 
 	if (!newest || !cj->ruling.has_commit || begun >= cj->ruling.epoch)
 		return 0;

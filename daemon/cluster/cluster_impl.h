@@ -138,8 +138,8 @@ struct cluster_dials {
 
 /* Epochs of it, as the store has said. */
 struct cluster_known {
-	uint64_t epoch;  /* the last one; 0: none */
-	uint64_t commit; /* in which the last commit was made; 0: there is none */
+	uint64_t epoch;             /* the last one; 0: none */
+	struct doubt_ruling commit; /* the last one, and in which; all 0: there is none */
 };
 
 struct cluster_replicas {
@@ -270,8 +270,12 @@ int cluster_holding_incarnation(struct cluster_job *cj, struct fault *f);
 int cluster_holding_rule(struct cluster_job *cj, const struct coord_reply *reply, struct fault *f);
 /* The node with memory of the job that was in the latest epoch; NULL: none has any. */
 const struct cluster_node *cluster_holding_newest(struct cluster_job *cj);
-/* The last epoch that has begun there. */
-uint64_t cluster_holding_begun(const struct cluster_holding *h);
+/* The last commit, as its key says. @kv: NULL: there is none. Return: all 0: none, or it is not readable. */
+struct doubt_ruling cluster_holding_read_step(const struct coord_kv *kv);
+/* The last epoch that has begun here. */
+uint64_t cluster_holding_begun(const state_job *rec);
+/* What the node has when the ruling has ended its doubts. */
+void cluster_holding_settle(struct cluster_holding *h, const struct doubt_ruling *r);
 /* After cluster_holding_rule: did others, none of which is here, make the last commit? A part of an elastic
  * job that was cut off must not go back to an earlier one. Return: 0 or a fault code. */
 int cluster_holding_check_newer(struct cluster_job *cj, struct fault *f);

@@ -203,18 +203,6 @@ static void cluster_seek_read_epoch(struct cluster_job *cj, const struct coord_k
 	cj->incarnation = incarnation;
 }
 
-/* "STEP EPOCH" */
-static void cluster_seek_read_step(struct cluster_job *cj, const struct coord_kv *kv)
-{
-	unsigned long long epoch = 0;
-	char text[64] = "";
-
-	memcpy(text, kv->value, kv->bytes < sizeof(text) - 1 ? kv->bytes : sizeof(text) - 1);
-	(void)sscanf(text, "%*u %llu", &epoch);
-	cj->step_revision = kv->modified;
-	cj->known.commit = epoch;
-}
-
 /* All keys of the job. Return: that of the leader, or NULL. */
 static const struct coord_kv *cluster_seek_read_keys(struct cluster_job *cj,
 						     const struct coord_reply *r)
@@ -226,7 +214,8 @@ static const struct coord_kv *cluster_seek_read_keys(struct cluster_job *cj,
 	cluster_key(cj, "epoch", epoch);
 	cluster_key(cj, "step", step);
 	cj->epoch_revision = cj->step_revision = 0;
-	cj->known.epoch = cj->incarnation = cj->known.commit = 0;
+	cj->known = (struct cluster_known){ 0 };
+	cj->incarnation = 0;
 	cluster_placed_set(cj, NULL, 0);
 	for (size_t i = 0; i < r->n; i++) {
 		const struct coord_kv *kv = &r->kvs[i];
@@ -236,7 +225,8 @@ static const struct coord_kv *cluster_seek_read_keys(struct cluster_job *cj,
 		} else if (strcmp(kv->key, epoch) == 0) {
 			cluster_seek_read_epoch(cj, kv);
 		} else if (strcmp(kv->key, step) == 0) {
-			cluster_seek_read_step(cj, kv);
+			cj->known.commit = cluster_holding_read_step(kv);
+			cj->step_revision = kv->modified;
 		}
 	}
 	return found;

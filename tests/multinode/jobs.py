@@ -199,7 +199,7 @@ def alone_in_trouble():
         b.link(up=True)
         for rank in t.on("b"):
             t.start(rank)
-        wait_for(lambda: t.check() or waits_for(b, "they have made the last commit"), "b waits")
+        wait_for(lambda: t.check() or waits_for(b, "that made the last commit"), "b waits")
         t.start(1)  # three of four are there, and no copy of what node a has committed alone
         wait_for(lambda: t.check() or any(waits_for(n, "the last commit is in no copies here")
                                           for n in (a, b)), "rank 0 is waited for")

@@ -149,7 +149,7 @@ def halves_of_an_elastic_job():
             t.wait_step(t.wait_world(2)["step"] + 5)
             half = goes_on_in(t, 2)
             other = next(n for n in x.nodes.values() if n.name not in half)
-            wait_for(lambda: t.check() or any("the epoch began without this node" in j["waits"]
+            wait_for(lambda: t.check() or any("was decided without this node" in j["waits"]
                                               for j in other.ctl("status")["jobs"]), "it waits")
             epochs = ended_epochs(x)
             t.wait_step(t.step() + 20)

@@ -20,6 +20,7 @@ static void begin(void)
 {
 	cj = (struct cluster_job){ .label = "0/j" };
 	list_init(&cj.nodes);
+	list_init(&cj.later);
 	for (unsigned i = 0; i < NODES; i++) {
 		nodes[i] = (struct cluster_node){ .holding = { .units = 4,
 							       .incarnation = 77,
@@ -196,10 +197,10 @@ Test(cluster_holding, commits_of_nodes_that_are_not_here_stay)
 
 	begin();
 	for (unsigned i = 0; i < NODES; i++)
-		nodes[i].holding.epoch = 5 + i % 2;
+		nodes[i].holding.begun = 5 + i % 2;
 	cr_assert_eq(rule_after_commit(&f), FAULT_STATE);
 	cr_expect(strstr(f.text, "node n1 was in none after epoch 6"), "%s", f.text);
-	nodes[2].holding.epoch = 7; /* one of those that made it */
+	nodes[2].holding.begun = 7; /* one of those that made it */
 	cr_expect_eq(rule_after_commit(&f), 0, "%s", f.text);
 	nodes[2].holding.begun = 6; /* it was not: more of its ranks were lost behind that epoch */
 	nodes[2].holding.epoch = 9;
@@ -235,5 +236,57 @@ Test(cluster_holding, copies_of_a_later_epoch_are_newer)
 	cr_expect_eq(newest->epoch, 7, "the other one is not complete");
 	keeps(2, 1, 30, 9);
 	cr_expect_eq(cluster_restore_newest(&cj)->id.step, 30);
+	end();
+}
+
+/* Nodes 0 and 1 have made commits in epoch 2, without node 2, which has copies of epoch 1 only. The first one has
+ * taken step 21, which the other one, whose daemon was started again, is in doubt about. */
+static void two_without_the_third(void)
+{
+	static uint32_t ranks[NODES];
+	static uint16_t devices[NODES];
+	static bool are_members[NODES];
+
+	begin();
+	for (unsigned i = 0; i < NODES; i++) {
+		struct cluster_holding *h = &nodes[i].holding;
+
+		*h = (struct cluster_holding){ .units = 1,
+					       .ranks = i < 2 ? 2 : 3,
+					       .grace_ms = 500,
+					       .layout = i < 2 ? 22 : 33,
+					       .begun = i < 2 ? 2 : 1,
+					       .has_position = true,
+					       .has_commit = true,
+					       .step = i < 2 ? 21 : 9,
+					       .position = i < 2 ? 21 : 9 };
+		ranks[i] = i;
+		are_members[i] = true;
+		nodes[i].n = nodes[i].members = 1;
+		nodes[i].ranks = &ranks[i];
+		nodes[i].devices = &devices[i];
+		nodes[i].are_members = &are_members[i];
+	}
+	nodes[1].holding.step = nodes[1].holding.position = 20;
+	nodes[1].holding.doubt = (struct doubt_open){ .has_commit = true, .step = 21, .epoch = 2 };
+	keeps(2, 0, 8, 1);
+	keeps(2, 1, 8, 1);
+	cj.known.epoch = 2;
+	cj.known.commit = (struct doubt_ruling){ .has_commit = true, .step = 21, .epoch = 2 };
+}
+
+/* All would have gone back to step 8: the step in doubt was not counted. */
+Test(cluster_holding, who_has_the_last_commit_goes_on_first)
+{
+	two_without_the_third();
+	cluster_elastic_set_apart(&cj);
+	cr_expect_eq(list_first(&cj.later, struct cluster_node, link), &nodes[2]);
+	cr_expect_eq(list_first(&cj.nodes, struct cluster_node, link), &nodes[0]);
+	cr_expect_eq(nodes[1].holding.step, 20, "it is settled in the ruling");
+	end();
+	two_without_the_third(); /* another commit was decided: the two have not the same */
+	cj.known.commit.epoch = 1;
+	cluster_elastic_set_apart(&cj);
+	cr_expect(list_empty(&cj.later));
 	end();
 }
