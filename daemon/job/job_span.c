@@ -121,8 +121,8 @@ int job_check_here(const struct job *job, const char *what, struct fault *f)
 	if (job_is_alone(job))
 		return fault_set(
 			f, FAULT_UNIMPLEMENTED, NULL,
-			"%s is not possible: job '%s' is one of several nodes, and goes on "
-			"with one of them until others come back",
+			"%s is not possible: job '%s' may have ranks on other nodes, although "
+			"none is there now",
 			what, job->rec->name);
 	if (!job_is_across(job))
 		return 0;
