@@ -146,8 +146,8 @@ def come_back(x, t, victim, **how):
 
 
 def no_step_twice(t, world):
-    """From when so many ranks went on, and when all were there again. Steps that all had made before
-    that, and that were in no copies, are made again."""
+    """From when so many ranks went on, and when all were there again. Steps that all had made
+    before that, and that were in no copies, are made again."""
     alone = [line["step"] for line in t.lines() if line["world"] == world]
     together = [line["step"] for line in t.lines() if line["world"] != world]
     before = 0
