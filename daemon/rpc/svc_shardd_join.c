@@ -164,7 +164,8 @@ struct joining {
 	struct svc_shardd *svc;
 	struct job *job;
 	const Shardd__V1__JoinRequest *request; /* the call's */
-	bool created;                           /* the job, by this call */
+	uint32_t rank; /* the request's: it stays when the call is answered */
+	bool created;  /* the job, by this call */
 };
 
 static void svc_shardd_join_free(struct joining *j)
@@ -174,17 +175,23 @@ static void svc_shardd_join_free(struct joining *j)
 	free(j);
 }
 
-static void svc_shardd_join_on_join_cancelled(struct rpc_call *call, void *userdata)
+/* It waits no longer, and its rank is not there for other nodes. Frees @j. */
+static void svc_shardd_join_give_up(struct joining *j)
 {
-	struct joining *j = userdata;
-	struct fault f = FAULT_NULL;
-	uint32_t rank = j->request->rank;
+	uint32_t rank = j->rank;
 	struct job *job = j->job;
 
 	svc_shardd_join_free(j);
-	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up this join");
-	rpc_call_fail(call, &f);
 	job_join_given_up(job, rank);
+}
+
+static void svc_shardd_join_on_join_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up this join");
+	svc_shardd_join_give_up(userdata);
+	rpc_call_fail(call, &f);
 }
 
 /* RES_WAIT: wait for job.settled. Else the call is answered, or will be. */
@@ -235,6 +242,7 @@ static void svc_shardd_join_on_settled(struct waiter *w)
 {
 	struct joining *j = CONTAINER_OF(w, struct joining, waiter);
 	struct fault f = FAULT_NULL;
+	enum res res;
 
 	rpc_call_on_cancelled(j->call, NULL, NULL);
 	if (j->job->life.finished) {
@@ -244,11 +252,17 @@ static void svc_shardd_join_on_settled(struct waiter *w)
 	if (j->job->life.deleted) {
 		fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", j->job->rec->name);
 		rpc_call_fail(j->call, &f);
-	} else if (svc_shardd_join_now(j) == RES_WAIT) {
-		svc_shardd_join_wait(j);
+		svc_shardd_join_free(j);
 		return;
 	}
-	svc_shardd_join_free(j);
+	res = svc_shardd_join_now(j);
+	if (res == RES_WAIT)
+		svc_shardd_join_wait(j);
+	else if (res ==
+		 RES_FAILED) /* such as that its process is gone: other nodes must hear of it */
+		svc_shardd_join_give_up(j);
+	else
+		svc_shardd_join_free(j);
 }
 
 static void svc_shardd_join_begin(struct rpc_call *call, struct svc_shardd *svc, struct job *job,
@@ -259,9 +273,12 @@ static void svc_shardd_join_begin(struct rpc_call *call, struct svc_shardd *svc,
 	enum res res = RES_FAILED;
 
 	if (j) {
-		*j = (struct joining){
-			.call = call, .svc = svc, .job = job, .request = r, .created = created
-		};
+		*j = (struct joining){ .call = call,
+				       .svc = svc,
+				       .job = job,
+				       .request = r,
+				       .rank = r->rank,
+				       .created = created };
 		waiter_init(&j->waiter, svc_shardd_join_on_settled);
 		elastic_newcomer_init(&j->newcomer);
 		res = svc_shardd_join_now(j);

@@ -191,6 +191,29 @@ def gives_up():
             t.finish()
 
 
+def gives_up_again():
+    """Ranks that die while they come back after the death of another one are not counted, either."""
+    rng = random.Random(1)
+    with Lab(2) as x:
+        t = Training(x, TWO, steps=LONG_RUN)
+        for _ in range(15):
+            t.wait_step(t.step() + 5)
+            t.ranks[0].kill()
+            time.sleep(rng.random() * 0.003)
+            for rank in rng.sample((1, 2, 3), 3):
+                t.ranks[rank].send(signal.SIGKILL)
+            t.stop()
+            wait_for(lambda: not any(n.ctl("sessions")["sessions"] for n in x.nodes.values()),
+                     "all ranks are gone")
+            t.start(0)
+            t.start(3)
+            wait_for(lambda: "2 of 4 ranks have not joined on any node: 1, 2" in
+                     waits_of(x["a"], t.job) + waits_of(x["b"], t.job), "two ranks wait")
+            t.start(1)
+            t.start(2)
+        t.stop()
+
+
 def job_of(node, *verb):
     return node.ctl(*verb)["jobs"][0]
 
@@ -471,7 +494,7 @@ def slow_link():
 
 
 DEFAULT = [trains, by_ranks, trainer_dies, daemon_dies, daemon_comes_back, known_soon,
-           rank_leaves, gives_up, blame, link_cut, etcd_dies, recorded, mismatch, tls,
+           rank_leaves, gives_up, gives_up_again, blame, link_cut, etcd_dies, recorded, mismatch, tls,
            other_cluster, stopped, commit_while_cut, slow_link, checkpoints.checkpoints_move,
            checkpoints.checkpoint_of_a_killed_node, checkpoints.node_is_lost,
            checkpoints.checkpoints_regularly, checkpoints.checkpoints_not_shared]

@@ -168,6 +168,10 @@ class Node:
 
     def stop(self):
         self.daemon.send(signal.SIGTERM)
+        self.await_end()
+
+    def await_end(self):
+        """It was asked to end."""
         if code := self.daemon.wait():
             raise Failed(f"the daemon of node {self.name} has ended with {code}")
         self.may_end = True
@@ -272,7 +276,7 @@ class Lab:
             node.check()
             node.daemon.send(signal.SIGTERM)
         for node in running:
-            node.stop()
+            node.await_end()
         self.check_logs()
 
     def tell(self):
