@@ -192,7 +192,7 @@ def gives_up():
 
 
 def gives_up_again():
-    """Ranks that die while they come back after the death of another one are not counted, either."""
+    """Ranks that die while they come back after the death of another one are not counted."""
     rng = random.Random(1)
     with Lab(2) as x:
         t = Training(x, TWO, steps=LONG_RUN)
@@ -494,8 +494,8 @@ def slow_link():
 
 
 DEFAULT = [trains, by_ranks, trainer_dies, daemon_dies, daemon_comes_back, known_soon,
-           rank_leaves, gives_up, gives_up_again, blame, link_cut, etcd_dies, recorded, mismatch, tls,
-           other_cluster, stopped, commit_while_cut, slow_link, checkpoints.checkpoints_move,
+           rank_leaves, gives_up, gives_up_again, blame, link_cut, etcd_dies, recorded, mismatch,
+           tls, other_cluster, stopped, commit_while_cut, slow_link, checkpoints.checkpoints_move,
            checkpoints.checkpoint_of_a_killed_node, checkpoints.node_is_lost,
            checkpoints.checkpoints_regularly, checkpoints.checkpoints_not_shared]
 LONG = [etcd_is_away]
