@@ -140,13 +140,21 @@ gloo_shim_cause shim_blame(gloo_shim *s, const std::vector<int> &late)
 		 late.empty() ? -1 : late[0] };
 }
 
+/* The timer is over. A wait that began after it was set ends later: then it is set for that. */
 bool shim_has_enough(gloo_shim *s, uint64_t *slot, bool *sending)
 {
 	std::lock_guard<std::mutex> guard(s->lock);
 
 	*slot = s->awaited;
 	*sending = s->sending;
-	return !s->dead && !s->closing && s->patient && Clock::now() >= s->enough;
+	s->armed = !s->dead && !s->closing && s->patient;
+	if (!s->armed)
+		return false;
+	const auto left = s->enough - Clock::now();
+	if (left <= Clock::duration::zero())
+		return true;
+	s->mesh->arm(std::chrono::ceil<std::chrono::milliseconds>(left).count());
+	return false;
 }
 
 /* Gloo's thread. The operation that waits reports it. */

@@ -39,6 +39,7 @@ struct gloo_shim {
 	uint64_t awaited = 0; /* slot */
 	bool sending = false; /* it waits until that was taken */
 	std::chrono::steady_clock::time_point enough; /* then nobody comes */
+	bool armed = false; /* the mesh's timer: it ends at @enough, or before */
 };
 
 /* The members after and before this one, so that not all turn to the same one at once. */

@@ -33,12 +33,15 @@ class Patience
 
 		if (ms == 0)
 			return;
-		s->mesh->arm(ms);
 		std::lock_guard<std::mutex> guard(s->lock);
 		s->enough = Clock::now() + milliseconds(ms);
 		s->patient = true;
 		s->awaited = slot;
 		s->sending = sending;
+		if (!s->armed) {
+			s->armed = true;
+			s->mesh->arm(ms);
+		}
 	}
 
 	Patience(const Patience &) = delete;

@@ -198,6 +198,7 @@ pid_t gloofix_start(gloofix_scene scene, unsigned rank, unsigned size)
 	if (pid == 0) {
 		struct gloofix m;
 
+		looprun_in_child();
 		gloofix_begin(&m, rank, size);
 		scene(&m);
 		gloofix_end(&m);

@@ -18,6 +18,10 @@ void looprun_init(struct looprun *l);
  * is still open. */
 void looprun_deinit(struct looprun *l);
 
+/* This process was forked by a test: if a wait fails the process prints that, and ends with status 1.
+ * Criterion would wait for an answer of the test's parent, which does not know the process. */
+void looprun_in_child(void);
+
 /* Turn the loop until @done(@arg) is true; fails the test after @seconds. */
 void looprun_until(struct looprun *l, bool (*done)(void *arg), void *arg, unsigned seconds);
 
