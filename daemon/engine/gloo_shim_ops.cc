@@ -133,14 +133,33 @@ Bytes shim_offsets(const Bytes &bytes)
 	return at;
 }
 
-/* What travels in front of an operation's data: at which place of the order the member is that sends it. */
+/* The first message of each operation. Its size is always the same, so that members which execute different
+ * operations find that out. */
+struct Head {
+	uint64_t place; /* of the order, where the member is that sends it */
+	char data[56];  /* all of it, if it fits */
+};
+
+/* What travels in front of an operation's data. */
 class Place
 {
       public:
 	explicit Place(gloo_shim *shim)
-	    : s(shim), slot(++s->slot), own(s->place), theirs(s->options.size),
+	    : s(shim), slot(++s->slot), own{ s->place, { 0 } }, theirs(s->options.size),
 	      from(s, &own, sizeof(own)), to(s, theirs.data(), theirs.size() * sizeof(own))
 	{
+	}
+
+	/* Before it is sent. */
+	void put(const void *data, uint64_t bytes)
+	{
+		memcpy(own.data, data, bytes);
+	}
+
+	/* After check(). @member is not this one. */
+	const char *data_of(int member) const
+	{
+		return theirs[member].data;
 	}
 
 	void expect(int member)
@@ -168,7 +187,7 @@ class Place
 	{
 		to.wait_recvs(members.size());
 		for (int member : members)
-			if (theirs[member] != own)
+			if (theirs[member].place != own.place)
 				refuse(member);
 		from.wait_sends(sends);
 	}
@@ -182,16 +201,16 @@ class Place
 		snprintf(text, sizeof(text),
 			 "member %d is at another place of the order of operations than member %d "
 			 "(%016llx, %016llx)",
-			 member, s->options.rank, (unsigned long long)theirs[member],
-			 (unsigned long long)own);
+			 member, s->options.rank, (unsigned long long)theirs[member].place,
+			 (unsigned long long)own.place);
 		gloo_shim_die(s, { text, -1 });
 		throw std::runtime_error(text);
 	}
 
 	gloo_shim *s;
 	const uint64_t slot;
-	const uint64_t own;
-	std::vector<uint64_t> theirs;
+	Head own;
+	std::vector<Head> theirs;
 	std::vector<int> members; /* that it is expected of */
 	uint64_t sends = 0;
 	Buffer from, to;
@@ -222,6 +241,28 @@ void shim_gather(gloo_shim *s, const void *send, void *recv, const Bytes &bytes,
 		place->check();
 	to.wait_recvs(recvs);
 	from.wait_sends(sends);
+}
+
+/* The data of all members, in their order. @recv may have that of this member at its place, or @send has it. */
+void shim_all_gather(gloo_shim *s, const void *send, void *recv, uint64_t bytes)
+{
+	const int n = s->options.size, rank = s->options.rank;
+	char *all = static_cast<char *>(recv), *own = all + rank * bytes;
+	Place place(s);
+
+	if (bytes > sizeof(Head::data)) {
+		place.exchange();
+		shim_gather(s, send, recv, Bytes(n, bytes), &place);
+		return;
+	}
+	if (send && send != own)
+		memcpy(own, send, bytes);
+	place.put(own, bytes);
+	place.exchange();
+	place.check();
+	for (int i = 0; i < n; i++)
+		if (i != rank)
+			memcpy(all + i * bytes, place.data_of(i), bytes);
 }
 
 /* A reduce-scatter: the parts of all members, cut into chunks; row r is the r-th chunk of each. */
@@ -474,10 +515,8 @@ void shim_all_reduce_direct(gloo_shim *s, void *data, uint64_t count, const gloo
 	const uint64_t bytes = count * fold->element;
 	std::vector<char> all(n * bytes);
 	std::vector<const void *> in(n);
-	Place place(s);
 
-	place.exchange();
-	shim_gather(s, data, all.data(), Bytes(n, bytes), &place);
+	shim_all_gather(s, data, all.data(), bytes);
 	for (int i = 0; i < n; i++)
 		in[i] = all.data() + i * bytes;
 	fold->fn(fold->userdata, data, in.data(), count);
@@ -585,12 +624,7 @@ void gloo_shim_set_place(struct gloo_shim *s, uint64_t place)
 int gloo_shim_all_gather(struct gloo_shim *s, const void *send, void *recv, uint64_t bytes,
 			 struct gloo_shim_error *error)
 {
-	return gloo_shim_guard(s, error, [=] {
-		Place place(s);
-
-		place.exchange();
-		shim_gather(s, send, recv, Bytes(s->options.size, bytes), &place);
-	});
+	return gloo_shim_guard(s, error, [=] { shim_all_gather(s, send, recv, bytes); });
 }
 
 int gloo_shim_reduce_scatter(struct gloo_shim *s, const void *send, void *recv, uint64_t count,
