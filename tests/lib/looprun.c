@@ -53,7 +53,7 @@ static void looprun_too_late(unsigned seconds)
 		fprintf(stderr, "the condition did not come true within %u s\n", seconds);
 		_exit(1);
 	}
-	cr_assert_fail("the condition did not come true within %u s", seconds);
+	cr_assert(false, "the condition did not come true within %u s", seconds);
 }
 
 void looprun_until(struct looprun *l, bool (*done)(void *arg), void *arg, unsigned seconds)
