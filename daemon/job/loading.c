@@ -10,6 +10,7 @@
 #include "checkpoint/place.h"
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
 #include "core/log.h"
 #include "core/loopq.h"
 #include "job/bufcopy.h"
@@ -20,6 +21,9 @@
 #include "job/replica.h"
 #include "job/saving.h"
 #include "job/span.h"
+
+/* So long it waits for what runs for ops. */
+#define LOADING_OPS_US 30000000u
 
 /* Forget where all of it goes to. */
 static void loading_unplace(struct loading *l)
@@ -235,13 +239,12 @@ static int loading_check_unit(const struct unit *u, struct fault *f)
 			 u->rec->name, u->gathered_ranks + u->summoned_ranks);
 }
 
-/* Does anything of the job run, beside this? */
+/* Does anybody use the parameters, beside what runs for ops that have been answered? */
 static bool loading_is_busy(const struct job *job)
 {
-	return job->running > 1 || job->step.state != JOB_STEP_NONE || job->step.committing ||
-	       job->step.stepping || job->generation || saving_is_busy(job) ||
-	       !list_empty(&job->readers.holds) || job->kept.run || kept_is_rolling_back(job) ||
-	       job->life.resize;
+	return job->step.state != JOB_STEP_NONE || job->step.committing || job->step.stepping ||
+	       job->generation || saving_is_busy(job) || !list_empty(&job->readers.holds) ||
+	       job->kept.run || kept_is_rolling_back(job) || job->life.resize;
 }
 
 static int loading_check_there(const struct job *job, struct fault *f)
@@ -259,8 +262,8 @@ static int loading_check(const struct job *job, struct fault *f)
 		return f->code;
 	if (loading_is_busy(job))
 		return fault_set(f, FAULT_STATE, NULL,
-				 "ops of job '%s' run, or a reader or a checkpoint uses its "
-				 "parameters: wait for their end",
+				 "a step, a reader or a checkpoint of job '%s' uses its "
+				 "parameters: wait for its end",
 				 job->rec->name);
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		if (job->units[i]->rec->dropped)
@@ -322,6 +325,27 @@ static enum res loading_get_buffers(struct loading *l)
 	return RES_FAILED;
 }
 
+/* Ranks have their answers before all that devices do for these ops is over, so that ranks which wait for
+ * all their ops still come too early. Each op has a deadline of its own. */
+static enum res loading_await_ops(struct loading *l)
+{
+	struct job *job = l->job;
+
+	if (l->in_memory || job->running <= 1) /* 1: this */
+		return RES_DONE;
+	if (!l->awaits_us)
+		l->awaits_us = clock_now_us();
+	if (clock_now_us() - l->awaits_us < LOADING_OPS_US) {
+		condition_wait(&job->settled, &l->waiter);
+		return RES_WAIT;
+	}
+	fault_set(&l->f, FAULT_STATE, NULL,
+		  "ops of job '%s' have run for %u s since the checkpoint was to be loaded: load "
+		  "it while no rank starts ops",
+		  job->rec->name, LOADING_OPS_US / 1000000);
+	return RES_FAILED;
+}
+
 /* All that can fail before anything changes. The job may have changed while this has waited. */
 static enum res loading_prepare(struct loading *l)
 {
@@ -330,6 +354,7 @@ static enum res loading_prepare(struct loading *l)
 	if (l->f.code ||
 	    (l->in_memory ? loading_check_there(l->job, &l->f) : loading_check(l->job, &l->f)))
 		return RES_FAILED;
+	RES_TRY(loading_await_ops(l));
 	RES_TRY(loading_get_kept(l));
 	if (loading_place_all(l))
 		return RES_FAILED;

@@ -40,7 +40,7 @@ struct loading_copy {
 enum loading_state {
 	LOADING_ASKED, /* the nodes of the job: that they begin */
 	LOADING_OPENING,
-	LOADING_MEMORY,   /* waits for that of the kept copy */
+	LOADING_MEMORY,   /* waits for the job's ops, and for the memory of the kept copy */
 	LOADING_PLACED,   /* waits for the other nodes */
 	LOADING_DRAINING, /* until nobody reads what the units had */
 	LOADING_READING,
@@ -73,6 +73,7 @@ struct loading {
 	struct upload *upload;        /* owned: of what is not in host memory */
 	uint32_t n_units;             /* that are loaded: others may be registered meanwhile */
 	uint64_t charged;             /* to the job's quota, for blobs */
+	uint64_t awaits_us;           /* ops, since then; 0: not yet */
 	struct loading_copy *copies;  /* owned */
 	size_t n_copies;
 	struct loading_run *runs; /* owned */

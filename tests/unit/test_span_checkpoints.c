@@ -451,6 +451,42 @@ Test(span_checkpoints, a_node_dies_while_they_are_loaded)
 	roundfix_end();
 }
 
+static bool one_awaits_ops(struct spanfix *w)
+{
+	bool one = false;
+
+	roundfix_turn();
+	for (unsigned i = 0; i < w->n_nodes; i++)
+		one = one || !condition_is_idle(&w->jobs[i]->settled);
+	return one;
+}
+
+/* On a GPU a rank has the answer of its op before the device is done with it. */
+Test(span_checkpoints, are_loaded_when_what_runs_for_ops_has_ended)
+{
+	char a[128];
+
+	roundfix_path(a, "a");
+	roundfix_begin(WORLD(1, 1), true, 0);
+	roundfix_train(1);
+	save(0, a);
+	well(1);
+	roundfix_end();
+	roundfix_begin(WORLD(1, 1), true, 0);
+	spanfix_add_unit(&spanfix, 1003, roundfix_unit_changes);
+	for (unsigned i = 0; i < 2; i++)
+		spanfix.jobs[i]->running++;
+	begin_load(0, a);
+	for (unsigned i = 0; i < 2; i++) { /* one node after the other */
+		spanfix_turn_until(&spanfix, one_awaits_ops);
+		cr_expect(!ended.over);
+		job_ran(spanfix.jobs[i]);
+	}
+	spanfix_turn_until(&spanfix, is_over);
+	well(1);
+	roundfix_end();
+}
+
 /* ------------------------------------------------------------------------ a leader that is wrong */
 
 static bool has_answered(struct spanfix *w)
