@@ -217,18 +217,22 @@ static void cluster_act_here(struct cluster_job *cj, struct cluster_act *a)
 	uint32_t ranks;
 	uint64_t bytes;
 
+	if (!a->drain && !cluster_job_of(cj)) /* this node leads the job, and has no part of it */
+		cluster_erase(cj);
 	(void)cluster_act_do(cj->c, cj->label, a->drain, a->force, &ranks, &bytes, &a->f);
 	a->ranks += ranks;
 	a->bytes += bytes;
 }
 
-/* Is that the leader of the job, if this node knows one? */
+/* Does @from lead the job, as far as this node knows? It has read in the store that it does. Between epochs this
+ * node may still know one that has led it before. */
 static bool cluster_act_may(const struct cluster_job *cj, const struct peer *from)
 {
 	const struct peer *leader = cj ? cluster_to_leader(cj) : NULL;
 
-	return !cj ||
-	       (!cj->epoch.peers && (!leader || strcmp(peer_name(leader), peer_name(from)) == 0));
+	if (!cj || !cj->epoch.number)
+		return true;
+	return !cj->epoch.peers && (!leader || strcmp(peer_name(leader), peer_name(from)) == 0);
 }
 
 /* COUNT, DO: from the leader. */

@@ -78,6 +78,18 @@ static bool cluster_erase_asks(const struct cluster_job *cj)
 	       strcmp(cj->leader, cj->c->node) == 0;
 }
 
+void cluster_erase(struct cluster_job *cj)
+{
+	cj->erase.token = cj->token;
+	cj->erase.until_us = clock_now_us() + ERASE_US;
+	cj->erase.again_us = 0;
+	cluster_erase_tick(cj, clock_now_us());
+	if (cj->epoch.number)
+		return; /* which ends now */
+	decide_cancel(&cj->epoch_decision);
+	cluster_seek(cj);
+}
+
 void cluster_deleted(struct job *job)
 {
 	struct cluster_job *cj = the_cluster ? cluster_find(the_cluster, job->label) : NULL;
@@ -90,14 +102,9 @@ void cluster_deleted(struct job *job)
 	cj->n_wishes = 0; /* a job that is made under this name has others */
 	cluster_tell_wishes(cj);
 	cluster_act_job_gone(cj);
-	if (!leads || (cj->incarnation && job->rec->incarnation != cj->incarnation))
-		return; /* what other nodes have is of the job that the keys are of */
-	cj->erase.token = cj->token;
-	cj->erase.until_us = clock_now_us() + ERASE_US;
-	cj->erase.again_us = 0;
-	cluster_erase_tick(cj, clock_now_us());
-	if (cj->epoch.number)
-		return; /* which ends now */
-	decide_cancel(&cj->epoch_decision);
-	cluster_seek(cj);
+	if (!leads)
+		return;
+	if (cj->incarnation && job->rec->incarnation != cj->incarnation && !cluster_act_is_here(cj))
+		return; /* what other nodes have, and keep, is of the job that the keys are of */
+	cluster_erase(cj);
 }

@@ -388,6 +388,8 @@ void cluster_survey_free(struct cluster_job *cj);
 struct peer *cluster_survey_peer(struct cluster_job *cj, const char *name);
 /* Its keys in the store (cluster_erase.c). */
 void cluster_erase_tick(struct cluster_job *cj, uint64_t now_us);
+/* This node leads the job, which is deleted on all nodes: its keys are removed. */
+void cluster_erase(struct cluster_job *cj);
 /* This node decides about it, or will. */
 bool cluster_leads(const struct cluster_job *cj);
 

@@ -1,6 +1,7 @@
 """The end of jobs with ranks on several nodes: they are deleted, drain, or are left by all."""
 
 import re
+import signal
 import subprocess
 
 from checkpoints import Ranks
@@ -116,6 +117,28 @@ def delete_without_a_node():
             expect(job(node, "delete", "--force", "j"), 0, "job j deleted")
         expect_gone(x)
         Training(x, THREE).finish()
+
+
+def delete_after_a_refusal():
+    """A node has lost its memory, and the job is refused on all; then it is deleted from any."""
+    with Lab(3, start=False) as x:
+        for node in x.nodes.values():
+            node.start(held=True)
+        for lost, asked in (("c", "b"), ("a", "a"), ("b", "a"), ("a", "c")):
+            t = Training(x, THREE, steps=LONG_RUN)
+            t.wait_step(10)
+            x[lost].daemon.send(signal.SIGSTOP)  # the holder starts no other daemon
+            x[lost].kill_held()
+            x[lost].kill()
+            t.stop()
+            x[lost].start(held=True)
+            refused = Training(x, THREE, steps=LONG_RUN)
+            wait_for(lambda t=refused: all(p.code for p in t.ranks.values()), "all are refused")
+            for rank in refused.ranks:
+                if f"node {lost} has nothing of it" not in refused.said(rank):
+                    raise Failed(refused.said(rank))
+            expect(job(x[asked], "delete", "j"), 0, "job j deleted")
+            expect_gone(x)
 
 
 def drains_on_all():
@@ -242,5 +265,5 @@ def name_again():
             expect_gone(x)
 
 
-DEFAULT = [delete_on_all, delete_while_it_trains, delete_without_a_node, drains_on_all,
-           elastic_on_all, alone_in_trouble, name_again]
+DEFAULT = [delete_on_all, delete_while_it_trains, delete_without_a_node, delete_after_a_refusal,
+           drains_on_all, elastic_on_all, alone_in_trouble, name_again]
