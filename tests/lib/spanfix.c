@@ -76,6 +76,7 @@ static long spanfix_store_get(void *userdata, const char *key, unsigned timeout_
 
 struct spanfix spanfix;
 bool spanfix_by_ranks, spanfix_queues;
+unsigned spanfix_reason_ms;
 
 unsigned spanfix_home(const struct spanfix *w, uint32_t rank)
 {
@@ -595,7 +596,7 @@ void spanfix_make_node(struct spanfix *w, unsigned i)
 					   .queues = spanfix_queues,
 					   .devices =
 						   w->spans || spanfix_by_ranks ? 1 : w->n_nodes };
-	const struct gloo_options gloo = { .address = "127.0.0.1" };
+	const struct gloo_options gloo = { .address = "127.0.0.1", .reason_ms = spanfix_reason_ms };
 	struct nodefix *n = &w->nodes[i];
 
 	nodefix_begin(n, &o);

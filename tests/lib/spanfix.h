@@ -57,6 +57,8 @@ struct spanfix {
 extern struct spanfix spanfix;
 /* Sums in rank order, beside one node with one device. */
 extern bool spanfix_by_ranks;
+/* gloo_options.reason_ms. */
+extern unsigned spanfix_reason_ms;
 /* Devices order tasks as GPUs do, and are not written in place. */
 extern bool spanfix_queues;
 
