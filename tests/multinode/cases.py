@@ -99,7 +99,7 @@ def daemon_comes_back():
             node.start(held=True)
         shape = (("a", 1), ("b", 2), ("c", 1))
         steps = 25 * kills
-        expected = Training(x, shape, steps=steps, job="undisturbed").finish()
+        expected = Training(x, shape, steps=steps, job="undisturbed").finish(s=40 + kills)
         t = Training(x, shape, steps=steps)
         for i in range(kills):
             t.wait_step(25 * i + 3)
