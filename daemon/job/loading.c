@@ -331,18 +331,21 @@ static enum res loading_await_ops(struct loading *l)
 {
 	struct job *job = l->job;
 
-	if (l->in_memory || job->running <= 1) /* 1: this */
+	if (l->in_memory || job->running <= 1) { /* 1: this */
+		l->awaits_us = 0;
 		return RES_DONE;
+	}
 	if (!l->awaits_us)
 		l->awaits_us = clock_now_us();
 	if (clock_now_us() - l->awaits_us < LOADING_OPS_US) {
 		condition_wait(&job->settled, &l->waiter);
 		return RES_WAIT;
 	}
-	fault_set(&l->f, FAULT_STATE, NULL,
-		  "ops of job '%s' have run for %u s since the checkpoint was to be loaded: load "
-		  "it while no rank starts ops",
-		  job->rec->name, LOADING_OPS_US / 1000000);
+	fault_set(
+		&l->f, FAULT_STATE, NULL,
+		"ops of job '%s' ran for all of %u s in which the load waited for their end: load "
+		"the checkpoint while no rank starts ops",
+		job->rec->name, LOADING_OPS_US / 1000000);
 	return RES_FAILED;
 }
 
