@@ -221,7 +221,7 @@ static void check_extremes(struct gloofix *m)
 /* Counts around the edges: none, below the number of members, odd; one of many chunks. */
 static void scene_results(struct gloofix *m)
 {
-	/* a message in front has 56 bytes */
+	/* the first message has room for 56 bytes */
 	static const uint64_t counts[] = { 0, 1, 3, 14, 15, 28, 29, 1000, 65537 };
 	static const enum dtype dtypes[] = { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 };
 
@@ -258,7 +258,7 @@ Test(gloo, four_members_compute_the_left_fold)
 /* Like scene_results. */
 static void scene_chain(struct gloofix *m)
 {
-	static const uint64_t counts[] = { 0, 1, 3, 14, 15, 28, 29, 1000, 65537 };
+	static const uint64_t counts[] = { 0, 1, 3, 1000, 65537 };
 	static const enum dtype dtypes[] = { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 };
 
 	gloofix_meet(m, "chain", m->rank, m->size);

@@ -406,10 +406,9 @@ DIES(the_node_that_asked_dies_before_it_has_written, WRITE, 1)
 DIES(the_leader_dies_before_others_have_seen_the_folder, SEE, 0)
 DIES(the_leader_dies_before_others_have_written, WRITE, 0)
 
-Test(span_checkpoints, that_differ_between_nodes_are_not_loaded)
+/* A job of two nodes like one that was saved at step 1; @a: the folder. */
+static void begin_after_a_save(char a[128])
 {
-	char a[128];
-
 	roundfix_path(a, "a");
 	roundfix_begin(WORLD(1, 1), true, 0);
 	roundfix_train(1);
@@ -418,6 +417,13 @@ Test(span_checkpoints, that_differ_between_nodes_are_not_loaded)
 	roundfix_end();
 	roundfix_begin(WORLD(1, 1), true, 0);
 	spanfix_add_unit(&spanfix, 1003, roundfix_unit_changes);
+}
+
+Test(span_checkpoints, that_differ_between_nodes_are_not_loaded)
+{
+	char a[128];
+
+	begin_after_a_save(a);
 	roundfix.strays = 1 + 1;
 	load(1, a);
 	expect_failed(FAULT_STATE, "find different checkpoints of step 1");
@@ -431,14 +437,7 @@ Test(span_checkpoints, a_node_dies_while_they_are_loaded)
 {
 	char a[128];
 
-	roundfix_path(a, "a");
-	roundfix_begin(WORLD(1, 1), true, 0);
-	roundfix_train(1);
-	save(0, a);
-	well(1);
-	roundfix_end();
-	roundfix_begin(WORLD(1, 1), true, 0);
-	spanfix_add_unit(&spanfix, 1003, roundfix_unit_changes);
+	begin_after_a_save(a);
 	roundfix.dies_at = SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_READ;
 	roundfix.dies = 1 + 1;
 	load(0, a);
@@ -466,14 +465,7 @@ Test(span_checkpoints, are_loaded_when_what_runs_for_ops_has_ended)
 {
 	char a[128];
 
-	roundfix_path(a, "a");
-	roundfix_begin(WORLD(1, 1), true, 0);
-	roundfix_train(1);
-	save(0, a);
-	well(1);
-	roundfix_end();
-	roundfix_begin(WORLD(1, 1), true, 0);
-	spanfix_add_unit(&spanfix, 1003, roundfix_unit_changes);
+	begin_after_a_save(a);
 	for (unsigned i = 0; i < 2; i++)
 		spanfix.jobs[i]->running++;
 	begin_load(0, a);
@@ -561,14 +553,7 @@ Test(span_checkpoints, a_node_that_still_reads_has_not_loaded)
 {
 	char a[128];
 
-	roundfix_path(a, "a");
-	roundfix_begin(WORLD(1, 1), true, 0);
-	roundfix_train(1);
-	save(0, a);
-	well(1);
-	roundfix_end();
-	roundfix_begin(WORLD(1, 1), true, 0);
-	spanfix_add_unit(&spanfix, 1003, roundfix_unit_changes);
+	begin_after_a_save(a);
 	roundfix.ends_at = SHARDD__V1__JOB_ROUND_WHAT__JOB_ROUND_WHAT_READ;
 	roundfix.ends = 1 + 1;
 	begin_load(1, a);
