@@ -16,10 +16,9 @@
 #define RECONNECT_MOST_MS  1000
 /* For one try: an etcd that begins accepts connections before it answers. */
 #define CONNECT_MS 3000
-/* etcd refuses clients that ping more often than each 5 s. */
 /* Files of certificates: how often they are looked at. */
 #define TLS_RELOAD_S 5u
-
+/* etcd refuses clients that ping more often than each 5 s. */
 #define PING_MS         10000
 #define PING_TIMEOUT_MS 3000
 
@@ -159,7 +158,8 @@ static void etcd_close(struct coord *c)
 
 	atomic_store(&e->closing, true);
 	for (l = e->rpcs.next; l != &e->rpcs; l = l->next)
-		grpc_call_cancel(CONTAINER_OF(l, struct etcd_rpc, link)->call, NULL);
+		if (CONTAINER_OF(l, struct etcd_rpc, link)->call)
+			grpc_call_cancel(CONTAINER_OF(l, struct etcd_rpc, link)->call, NULL);
 	grpc_completion_queue_shutdown(e->cq);
 	pthread_join(e->thread, NULL); /* all calls are cancelled: it ends at once */
 	etcd_rpc_free_dead(e);

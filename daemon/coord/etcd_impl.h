@@ -16,6 +16,8 @@ enum etcd_channel { ETCD_CALLS, ETCD_WATCHES, _ETCD_CHANNEL_N };
 struct etcd_endpoint {
 	char *target;
 	grpc_channel *channels[_ETCD_CHANNEL_N];
+	uint64_t cluster; /* the id in its last answer; 0: not known */
+	bool asked;       /* for it; the answer has not come */
 };
 
 #define ETCD_WHY_BYTES 512
@@ -34,6 +36,8 @@ struct etcd {
 	unsigned refs; /* rpcs, and the owner; the loop's */
 	struct etcd_endpoint *endpoints;
 	size_t n_endpoints, current;
+	uint64_t compare_us;        /* when all are asked again for their cluster */
+	char split[ETCD_WHY_BYTES]; /* why nothing is asked of them; "": they are of one cluster */
 	char *prefix;
 	char *user, *password;
 	char *token; /* NULL: to be asked for, if there is a user */
@@ -43,6 +47,7 @@ struct etcd {
 };
 
 struct etcd_rpc;
+struct etcd_member_call;
 
 /* One batch of gRPC core. */
 struct etcd_batch {
@@ -60,12 +65,14 @@ struct etcd_rpc {
 	const char *method;
 	enum etcd_channel kind;
 	size_t endpoint;
+	bool is_fixed;       /* to @endpoint, also if endpoints are of two clusters */
 	uint32_t timeout_ms; /* 0: none */
 	bool tried;          /* again, with another token */
 	bool reads;          /* a transaction: the answer has a range */
 	void (*done)(struct etcd_rpc *r, grpc_status_code status, const char *why);
 	struct coord_call *owner;  /* NULL: cancelled */
 	struct coord_watch *watch; /* NULL: ended */
+	struct etcd_member_call *member_call;
 	unsigned n_open; /* batches that were started and have not been seen by the loop */
 	grpc_call *call;
 	grpc_byte_buffer *request; /* of all tries */
@@ -96,6 +103,13 @@ ProtobufCMessage *etcd_rpc_reply(struct etcd_rpc *r, const ProtobufCMessageDescr
 void *etcd_rpc_main(void *etcd);
 void etcd_rpc_free_dead(struct etcd *e);
 struct etcd *etcd_unref(struct etcd *e);
+
+/* --------------------------------------------------------- etcd_cluster.c */
+
+/* @endpoint has answered with the id of its cluster; 0: it does not answer. */
+void etcd_cluster_heard(struct etcd *e, size_t endpoint, uint64_t cluster);
+/* Ask all endpoints, unless that was done a short time ago. */
+void etcd_cluster_ask(struct etcd *e);
 
 /* ------------------------------------------------------------- etcd_txn.c */
 

@@ -230,7 +230,8 @@ static void etcd_rpc_make_call(struct etcd_rpc *r)
 	if (r->timeout_ms)
 		until = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
 				     gpr_time_from_millis(r->timeout_ms, GPR_TIMESPAN));
-	r->endpoint = e->current;
+	if (!r->is_fixed)
+		r->endpoint = e->current;
 	r->call = grpc_channel_create_call(e->endpoints[r->endpoint].channels[r->kind], NULL,
 					   GRPC_PROPAGATE_DEFAULTS, e->cq,
 					   grpc_slice_from_static_string(r->method), NULL, until,
@@ -335,6 +336,33 @@ static const char *etcd_rpc_hint(const struct etcd *e, const char *why)
 	return "";
 }
 
+/* All answers have it as their first field. */
+static void etcd_rpc_hear_cluster(struct etcd_rpc *r)
+{
+	Shardd__Etcd__V1__PutResponse *m =
+		(void *)etcd_rpc_reply(r, &shardd__etcd__v1__put_response__descriptor);
+
+	if (m && m->header && m->header->cluster_id)
+		etcd_cluster_heard(r->e, r->endpoint, m->header->cluster_id);
+	if (m)
+		protobuf_c_message_free_unpacked(&m->base, NULL);
+}
+
+/* Nothing was sent: the endpoints are of two clusters. */
+static void etcd_rpc_on_split(struct etcd_rpc *r, bool ok)
+{
+	(void)ok;
+	r->done(r, GRPC_STATUS_UNAVAILABLE, *r->e->split ? r->e->split : "try again");
+}
+
+static void etcd_rpc_refuse(struct etcd_rpc *r)
+{
+	list_append(&r->e->rpcs, &r->link);
+	r->n_open++;
+	r->whole.fn = etcd_rpc_on_split;
+	loopq_post(r->e->loopq, &r->whole.work, etcd_rpc_on_batch);
+}
+
 /* The last event of a try. */
 static void etcd_rpc_on_status(struct etcd_rpc *r, bool ok)
 {
@@ -344,10 +372,14 @@ static void etcd_rpc_on_status(struct etcd_rpc *r, bool ok)
 
 	(void)ok;
 	if ((r->status == GRPC_STATUS_UNAVAILABLE || r->status == GRPC_STATUS_DEADLINE_EXCEEDED) &&
-	    r->endpoint == e->current)
+	    !r->is_fixed && r->endpoint == e->current)
 		e->current = (e->current + 1) % e->n_endpoints;
+	if (r->status == GRPC_STATUS_OK && !r->message.fn)
+		etcd_rpc_hear_cluster(r);
 	snprintf(text, sizeof(text), "%s%s", r->status ? etcd_rpc_hint(e, why) : "", why);
-	if (!etcd_rpc_try_again(r, why))
+	if (*e->split && !r->is_fixed && r->status == GRPC_STATUS_OK)
+		etcd_rpc_end(r, GRPC_STATUS_UNAVAILABLE, e->split);
+	else if (!etcd_rpc_try_again(r, why))
 		etcd_rpc_end(r, r->status, text);
 	gpr_free(why);
 }
@@ -381,6 +413,12 @@ int etcd_rpc_start(struct etcd_rpc *r, uint32_t timeout_ms)
 	bool wait = r->e->user && !r->e->token;
 
 	r->timeout_ms = timeout_ms;
+	if (!r->is_fixed)
+		etcd_cluster_ask(r->e);
+	if (!r->is_fixed && *r->e->split) {
+		etcd_rpc_refuse(r);
+		return 0;
+	}
 	if (!wait)
 		etcd_rpc_begin(r);
 	if (!wait || etcd_rpc_log_in(r))
@@ -393,7 +431,7 @@ void etcd_rpc_cancel(struct etcd_rpc *r)
 {
 	if (r->call)
 		grpc_call_cancel(r->call, NULL);
-	else /* it waits for a token */
+	else if (!r->n_open) /* it waits for a token */
 		etcd_rpc_free(r);
 }
 
