@@ -33,8 +33,8 @@ static const char *nodes_or_null(const char *text)
 
 /* ----------------------------------------------------------------------- the store */
 
-static int nodes_start_embedded(struct nodes *n, uv_loop_t *loop, const struct config *c,
-				const char *node, struct fault *f)
+static int nodes_start_embedded(struct nodes *n, uv_loop_t *loop, struct loopq *loopq,
+				const struct config *c, const char *node, struct fault *f)
 {
 	static const struct embedded_ops ops = { .changed = nodes_on_embedded,
 						 .logged = nodes_on_log };
@@ -53,7 +53,7 @@ static int nodes_start_embedded(struct nodes *n, uv_loop_t *loop, const struct c
 		return f->code;
 	if (hostport_parse(c->peer.listen, &at))
 		o.listen = at.host;
-	return embedded_new(loop, &o, &ops, n, &n->embedded, f);
+	return embedded_new(loop, loopq, &o, &ops, n, &n->embedded, f);
 }
 
 /* An embedded store has the certificates of the links. */
@@ -167,7 +167,7 @@ int nodes_start(struct nodes *n, uv_loop_t *loop, struct loopq *loopq, struct jo
 	if (config_node_name(config, node, f))
 		return f->code;
 	if (config_store(config) == CONFIG_STORE_EMBEDDED &&
-	    nodes_start_embedded(n, loop, config, node, f))
+	    nodes_start_embedded(n, loop, loopq, config, node, f))
 		return f->code;
 	if (nodes_open_store(n, loopq, config, &coord, f))
 		return f->code;

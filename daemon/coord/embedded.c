@@ -28,19 +28,26 @@
 static const struct state_row embedded_states[] = {
 	[EMBEDDED_PAUSED] = { "PAUSED",
 			      STATE_TO(EMBEDDED_CLIENT) | STATE_TO(EMBEDDED_PAUSED) |
-				      STATE_TO(EMBEDDED_RESOLVING) | STATE_TO(EMBEDDED_WAITING) |
-				      STATE_TO(EMBEDDED_STARTING) | STATE_TO(EMBEDDED_CLOSING) },
+				      STATE_TO(EMBEDDED_RESOLVING) | STATE_TO(EMBEDDED_JOINING) |
+				      STATE_TO(EMBEDDED_WAITING) | STATE_TO(EMBEDDED_STARTING) |
+				      STATE_TO(EMBEDDED_CLOSING) },
 	[EMBEDDED_CLIENT] = { "CLIENT", STATE_TO(EMBEDDED_CLOSING) },
-	[EMBEDDED_RESOLVING] = { "RESOLVING", STATE_TO(EMBEDDED_PAUSED) |
-						      STATE_TO(EMBEDDED_WAITING) |
-						      STATE_TO(EMBEDDED_STARTING) |
-						      STATE_TO(EMBEDDED_STOPPING) },
+	[EMBEDDED_RESOLVING] = { "RESOLVING",
+				 STATE_TO(EMBEDDED_PAUSED) | STATE_TO(EMBEDDED_JOINING) |
+					 STATE_TO(EMBEDDED_WAITING) | STATE_TO(EMBEDDED_STARTING) |
+					 STATE_TO(EMBEDDED_STOPPING) },
+	[EMBEDDED_JOINING] = { "JOINING", STATE_TO(EMBEDDED_JOINING) | STATE_TO(EMBEDDED_PAUSED) |
+						  STATE_TO(EMBEDDED_WAITING) |
+						  STATE_TO(EMBEDDED_STARTING) |
+						  STATE_TO(EMBEDDED_CLOSING) },
 	[EMBEDDED_WAITING] = { "WAITING", STATE_TO(EMBEDDED_WAITING) | STATE_TO(EMBEDDED_PAUSED) |
+						  STATE_TO(EMBEDDED_JOINING) |
 						  STATE_TO(EMBEDDED_STARTING) |
 						  STATE_TO(EMBEDDED_CLOSING) },
 	[EMBEDDED_STARTING] = { "STARTING", STATE_TO(EMBEDDED_SERVING) | STATE_TO(EMBEDDED_PAUSED) |
 						    STATE_TO(EMBEDDED_STOPPING) },
-	[EMBEDDED_SERVING] = { "SERVING", STATE_TO(EMBEDDED_PAUSED) | STATE_TO(EMBEDDED_STOPPING) },
+	[EMBEDDED_SERVING] = { "SERVING", STATE_TO(EMBEDDED_SERVING) | STATE_TO(EMBEDDED_PAUSED) |
+						  STATE_TO(EMBEDDED_STOPPING) },
 	[EMBEDDED_STOPPING] = { "STOPPING", STATE_TO(EMBEDDED_CLOSING) },
 	[EMBEDDED_CLOSING] = { "CLOSING", 0 },
 };
@@ -135,8 +142,22 @@ void embedded_on_line(struct embedded *e, enum log_level level, const char *text
 
 void embedded_on_serving(struct embedded *e)
 {
-	if (e->state == EMBEDDED_STARTING)
+	if (e->state != EMBEDDED_STARTING)
+		return;
+	if (e->setup.seeds.n > 1) {
+		embedded_wait(e, 0);
+		embedded_set(e, EMBEDDED_SERVING, "it may have no vote yet");
+	} else {
 		embedded_set(e, EMBEDDED_SERVING, "");
+	}
+}
+
+void embedded_on_vote(struct embedded *e, bool has, const char *why, uint64_t ms)
+{
+	e->has_vote = has;
+	embedded_wait(e, has ? 0 : ms);
+	if (strcmp(e->why, why) != 0)
+		embedded_set(e, EMBEDDED_SERVING, why);
 }
 
 /* One sentence of how it has ended and what it has said last. */
@@ -168,6 +189,7 @@ static void embedded_on_gone(struct proc_watch *w)
 	embedded_reap(e, &status);
 	embedded_describe(e, status, why);
 	e->log = embedded_log_close(e->log);
+	embedded_join_end(e);
 	if (e->state == EMBEDDED_STOPPING) {
 		embedded_close(e);
 		return;
@@ -175,6 +197,45 @@ static void embedded_on_gone(struct proc_watch *w)
 	if (e->state == EMBEDDED_SERVING && clock_now_us() - e->began_us >= STEADY_US)
 		e->tries = 0;
 	embedded_pause(e, why);
+}
+
+/* ------------------------------------------------------------------------------- its store */
+
+static void embedded_join(struct embedded *e)
+{
+	char why[EMBEDDED_WHY_BYTES];
+
+	if (embedded_join_begin(e, why) < 0)
+		embedded_pause(e, why);
+	else if (e->state != EMBEDDED_JOINING)
+		embedded_set(e, EMBEDDED_JOINING, "the other members of etcd are being asked");
+}
+
+void embedded_on_joined(struct embedded *e)
+{
+	embedded_start(e);
+}
+
+void embedded_on_not_joined(struct embedded *e, const char *why, uint64_t ms)
+{
+	embedded_wait(e, ms);
+	embedded_set(e, EMBEDDED_JOINING, why);
+}
+
+/* With data it is a member. A single one without them makes the store. */
+static void embedded_begin(struct embedded *e)
+{
+	e->has_vote = false;
+	free(e->join.initial);
+	e->join.initial = NULL;
+	if (embedded_join_has_data(e))
+		embedded_start(e);
+	else if (e->setup.seeds.n > 1)
+		embedded_join(e);
+	else if (embedded_join_found(e) < 0)
+		embedded_pause(e, "a new store of etcd cannot be made: no random number");
+	else
+		embedded_start(e);
 }
 
 /* ---------------------------------------------------------------------------- its own host */
@@ -195,7 +256,7 @@ static void embedded_on_resolved(uv_getaddrinfo_t *req, int status, struct addri
 	if (e->state == EMBEDDED_STOPPING) {
 		embedded_close(e);
 	} else if (r == 0) {
-		embedded_start(e);
+		embedded_begin(e);
 	} else {
 		snprintf(why, sizeof(why),
 			 "the host '%.200s' of this node in coord_seeds cannot be resolved: %s",
@@ -223,7 +284,7 @@ static void embedded_resolve(struct embedded *e)
 static void embedded_try(struct embedded *e)
 {
 	if (hostport_is_numeric(e->setup.own->host))
-		embedded_start(e);
+		embedded_begin(e);
 	else
 		embedded_resolve(e);
 }
@@ -237,8 +298,15 @@ static void embedded_on_timer(uv_timer_t *timer)
 	case EMBEDDED_PAUSED:
 		embedded_try(e);
 		break;
+	case EMBEDDED_JOINING:
 	case EMBEDDED_WAITING:
-		embedded_start(e);
+		embedded_begin(e); /* its data may be gone now */
+		break;
+	case EMBEDDED_SERVING:
+		if (e->has_vote)
+			embedded_join_end(e);
+		else
+			embedded_join_look(e);
 		break;
 	case EMBEDDED_STOPPING:
 		if (e->pid)
@@ -260,6 +328,7 @@ static void embedded_free(struct embedded *e)
 	free(e->setup.ca);
 	free(e->setup.cert);
 	free(e->setup.key);
+	free(e->join.initial);
 	free(e);
 }
 
@@ -276,6 +345,7 @@ static void embedded_on_closed(uv_handle_t *handle)
 
 static void embedded_close(struct embedded *e)
 {
+	embedded_join_end(e);
 	embedded_set(e, EMBEDDED_CLOSING, "");
 	uv_close((uv_handle_t *)&e->timer, embedded_on_closed);
 }
@@ -292,6 +362,7 @@ void embedded_stop(struct embedded *e, void (*stopped)(void *userdata))
 		break;
 	case EMBEDDED_STARTING:
 	case EMBEDDED_SERVING:
+		embedded_join_end(e);
 		embedded_kill(e, SIGTERM);
 		embedded_wait(e, TERM_MS);
 		embedded_set(e, EMBEDDED_STOPPING, "etcd is being ended");
@@ -339,8 +410,9 @@ static void embedded_list_endpoints(struct embedded *e)
 	}
 }
 
-int embedded_new(uv_loop_t *loop, const struct embedded_options *o, const struct embedded_ops *ops,
-		 void *userdata, struct embedded **ret, struct fault *f)
+int embedded_new(uv_loop_t *loop, struct loopq *loopq, const struct embedded_options *o,
+		 const struct embedded_ops *ops, void *userdata, struct embedded **ret,
+		 struct fault *f)
 {
 	struct embedded *e = calloc(1, sizeof(*e));
 	int r;
@@ -350,6 +422,7 @@ int embedded_new(uv_loop_t *loop, const struct embedded_options *o, const struct
 		return fault_errno(f, -ENOMEM, "the embedded etcd");
 	e->magic = EMBEDDED_MAGIC;
 	e->loop = loop;
+	e->loopq = loopq;
 	e->ops = ops;
 	e->userdata = userdata;
 	e->daemon_lock = -1;

@@ -5,15 +5,21 @@
  *
  *   PAUSED ----> RESOLVING: the host of this node's seed, if it is a name
  *    ^  |            |
- *    |  '----------->+--the data are in use--> WAITING: an etcd of an earlier daemon is being ended
- *    |               |                            |
+ *    |  '----------->+--no data, other members--> JOINING: does it make a store, or join one?
+ *    |               |                               |
+ *    |               |<------------------------------'
+ *    |               +--the data are in use--> WAITING: an etcd of an earlier daemon is being ended
  *    |               v                            |
  *    |           STARTING <-----------------------'
  *    |               |
- *    |               '--it serves--> SERVING
+ *    |               '--it serves--> SERVING, at first perhaps without a vote
  *    '--- it has ended, or the step before has failed: after 0.1 s, then longer, at most 10 s
  *
  *   any --embedded_stop--> STOPPING: SIGTERM, after 5 s SIGKILL --it has ended--> CLOSING
+ *
+ * Never two stores: only the first seed makes one, and only if no other member answers; all others join
+ * it, one after the other (embedded_join.c). So the number of members may grow from one to three, and a
+ * member that has lost its data joins again.
  *
  * Never two on one folder. The daemon holds a lock on DIR/daemon.lock. etcd inherits one on
  * DIR/etcd.lock, which goes with its process and says which one it is. So the next daemon knows whether
@@ -35,6 +41,7 @@
 #include "coord/seeds.h"
 #include "core/fault.h"
 #include "core/log_level.h"
+#include "core/loopq.h"
 
 struct embedded;
 
@@ -42,6 +49,7 @@ enum embedded_state {
 	EMBEDDED_PAUSED,
 	EMBEDDED_CLIENT,
 	EMBEDDED_RESOLVING,
+	EMBEDDED_JOINING,
 	EMBEDDED_WAITING,
 	EMBEDDED_STARTING,
 	EMBEDDED_SERVING,
@@ -70,10 +78,11 @@ struct embedded_options {
 	const char *ca, *cert, *key;
 };
 
-/* Begin it. Its first try is made by the loop.
+/* Begin it. Its first try is made by the loop. @loopq: borrowed, of @loop.
  * Return: 0 or a fault code: NOT_FOUND: there is no etcd. What fails later is embedded_why's. */
-int embedded_new(uv_loop_t *loop, const struct embedded_options *o, const struct embedded_ops *ops,
-		 void *userdata, struct embedded **ret, struct fault *f);
+int embedded_new(uv_loop_t *loop, struct loopq *loopq, const struct embedded_options *o,
+		 const struct embedded_ops *ops, void *userdata, struct embedded **ret,
+		 struct fault *f);
 
 /* End it, once. @stopped is called later, at the end of all, and @e is freed after it. */
 void embedded_stop(struct embedded *e, void (*stopped)(void *userdata));
@@ -81,7 +90,7 @@ void embedded_stop(struct embedded *e, void (*stopped)(void *userdata));
 enum embedded_state embedded_state(const struct embedded *e);
 /* "CLIENT", "PAUSED", ... */
 const char *embedded_state_name(enum embedded_state s);
-/* Unless it is SERVING or CLIENT: what it waits for, or why it has ended, one sentence; "": nothing. */
+/* What it waits for, or why it has ended, one sentence; "": nothing. Of SERVING: that it has no vote yet. */
 const char *embedded_why(const struct embedded *e);
 /* Of STARTING, SERVING and STOPPING; else 0. */
 pid_t embedded_pid(const struct embedded *e);

@@ -237,25 +237,22 @@ static void embedded_child_add_url(const struct embedded *e, struct child_args *
 	embedded_child_add(a, "--%s=%s://%s", option, e->setup.cert ? "https" : "http", at);
 }
 
+/* Of a member with data etcd ignores all three. Should the data go meanwhile it finds no other member,
+ * and ends: it makes no second store. */
 static void embedded_child_add_cluster(const struct embedded *e, struct child_args *a)
 {
-	char text[SEEDS_MEMBERS * (NAME_BYTES + HOSTPORT_TEXT_BYTES + 16)] = "";
-	size_t used = 0;
+	const struct embedded_join *j = &e->join;
+	char at[HOSTPORT_TEXT_BYTES];
 
-	for (size_t i = 0; i < e->setup.seeds.n; i++) {
-		const struct seed *s = &e->setup.seeds.members[i];
-		char at[HOSTPORT_TEXT_BYTES];
-
-		hostport_format(s->host, s->peer_port, at);
-		used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s=%s://%s",
-					 i ? "," : "", s->node, e->setup.cert ? "https" : "http",
-					 at);
-		CHECK(used < sizeof(text));
-	}
-	embedded_child_add(a, "--initial-cluster=%s", text);
-	embedded_child_add(a, "--initial-cluster-token=%s", e->setup.cluster);
-	/* of a folder with data etcd ignores all three */
-	embedded_child_add(a, "--initial-cluster-state=new");
+	hostport_format(e->setup.own->host, e->setup.own->peer_port, at);
+	if (j->initial)
+		embedded_child_add(a, "--initial-cluster=%s", j->initial);
+	else
+		embedded_child_add(a, "--initial-cluster=%s=%s://%s", e->setup.node,
+				   e->setup.cert ? "https" : "http", at);
+	embedded_child_add(a, "--initial-cluster-token=%s",
+			   j->initial ? j->token : e->setup.cluster);
+	embedded_child_add(a, "--initial-cluster-state=%s", j->initial ? j->state : "existing");
 }
 
 static void embedded_child_add_tls(const struct embedded *e, struct child_args *a)

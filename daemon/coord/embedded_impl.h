@@ -3,11 +3,14 @@
 #define SHARDD_COORD_EMBEDDED_IMPL_H
 
 #include "coord/embedded.h"
+#include "coord/etcd_member.h"
 #include "core/proc.h"
 
-#define EMBEDDED_WHY_BYTES  400
-#define EMBEDDED_LINE_BYTES 1024 /* of its log; the rest of a longer one is not kept */
-#define EMBEDDED_READ_BYTES 4096
+#define EMBEDDED_WHY_BYTES   400
+#define EMBEDDED_LINE_BYTES  1024 /* of its log; the rest of a longer one is not kept */
+#define EMBEDDED_READ_BYTES  4096
+#define EMBEDDED_URL_BYTES   (HOSTPORT_TEXT_BYTES + 8)
+#define EMBEDDED_TOKEN_BYTES (NAME_BYTES + 18)
 
 /* The end of a pipe that etcd logs to. It frees itself when it is closed. */
 struct embedded_log {
@@ -29,11 +32,23 @@ struct embedded_setup {
 	bool listen_given;
 };
 
+/* How a member without data comes to a store: it makes one, or joins one. */
+struct embedded_join {
+	struct coord *members; /* the peer ports of all seeds; NULL: not needed now */
+	struct etcd_member_call call;
+	size_t asked; /* which of them; not this node's */
+	/* what etcd is told at its start; it ignores all three if it has data */
+	char *initial; /* NAME=URL,...; owned; NULL: not known yet */
+	const char *state;
+	char token[EMBEDDED_TOKEN_BYTES];
+};
+
 struct embedded {
 	uint32_t magic;
 	uint8_t state; /* enum embedded_state */
 	char why[EMBEDDED_WHY_BYTES];
 	uv_loop_t *loop;
+	struct loopq *loopq;
 	const struct embedded_ops *ops;
 	void *userdata;
 	struct embedded_setup setup;
@@ -46,6 +61,8 @@ struct embedded {
 	struct proc *proc; /* of @pid */
 	struct proc_watch gone;
 	struct embedded_log *log;
+	struct embedded_join join;
+	bool has_vote;
 	unsigned tries; /* that have failed since it served for a while */
 	uint64_t began_us;
 	void (*stopped)(void *userdata);
@@ -62,6 +79,20 @@ int embedded_child_start(struct embedded *e, char why[EMBEDDED_WHY_BYTES]);
 /* The path of the program, owned. Return: 0 or FAULT_NOT_FOUND. */
 int embedded_child_find(const char *etcd, char **ret, struct fault *f);
 
+/* ----------------------------------------------------------------------------- embedded_join.c */
+
+/* There is a log of etcd: it is a member of a store. */
+bool embedded_join_has_data(const struct embedded *e);
+/* A new store, of this member alone. Return: 0 or negative errno. */
+int embedded_join_found(struct embedded *e);
+/* Ask the others, later embedded_on_joined or embedded_on_not_joined is called, from here only without
+ * memory. Return: 0 or negative errno with @why. */
+int embedded_join_begin(struct embedded *e, char why[EMBEDDED_WHY_BYTES]);
+/* It serves: has it a vote? If not it is asked for. embedded_on_vote is called, perhaps from here. */
+void embedded_join_look(struct embedded *e);
+/* Nothing of these is told any more. */
+void embedded_join_end(struct embedded *e);
+
 /* ------------------------------------------------------------------------------ embedded_log.c */
 
 /* Read lines from @fd, which it takes also on failure. Return: 0 or negative errno. */
@@ -74,5 +105,12 @@ struct embedded_log *embedded_log_close(struct embedded_log *l);
 /* embedded.c: it has logged a line; it says that it serves. */
 void embedded_on_line(struct embedded *e, enum log_level level, const char *text);
 void embedded_on_serving(struct embedded *e);
+
+/* embedded.c: etcd can be started: @e->join says how. */
+void embedded_on_joined(struct embedded *e);
+/* Try again after @ms. */
+void embedded_on_not_joined(struct embedded *e, const char *why, uint64_t ms);
+/* Unless it has a vote: what is in the way, and look again after @ms. */
+void embedded_on_vote(struct embedded *e, bool has, const char *why, uint64_t ms);
 
 #endif

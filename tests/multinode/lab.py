@@ -99,6 +99,7 @@ class Node:
         self.options, self.daemon, self.may_end = {}, None, False
         self.within = ()  # what runs the daemon, which are its last arguments
         self.gpus = 0  # simulated ones; 0: host memory
+        self.config = None  # a file, read again at each start
         self.more = {}  # of the daemon's environment
         self.program = BIN / "shardd"
         lab.add_net(name, self.address)
@@ -116,6 +117,7 @@ class Node:
         argv = [*self.within] + [BIN / "shardd-holder", "--"] * held
         argv += [self.program, "--socket", self.socket, "--backend",
                  "cuda" if self.gpus else "host"]
+        argv += ["--config", self.config] if self.config else []
         keys |= {"gpu_measure_overlap": "no"} if self.gpus else {}
         for key, value in keys.items():
             argv += ["--set", f"{key}={value}"]

@@ -32,6 +32,7 @@ def cluster():
                        coord_dir=folder(node))
         for node in x.nodes.values():
             node.await_member(0)
+        await_votes(x.nodes.values())
         yield x
 
 
@@ -62,6 +63,16 @@ def signal_etcd(node, number):
 def states(node, state):
     """How often its etcd has come to @state."""
     return node.said().count(f"etcd state={state} ")
+
+
+def votes(node):
+    """How often it has got a vote."""
+    return node.said().count('etcd state=SERVING why=""')
+
+
+def await_votes(nodes, before=0):
+    for node in nodes:
+        wait_for(lambda n=node: votes(n) > before, f"the etcd of node {node.name} has a vote")
 
 
 @contextlib.contextmanager
@@ -181,12 +192,13 @@ def all_members_die():
 
 def members_forget():
     """All lose their data, and then all daemons die with them: the job goes on where it was, in an
-    epoch with a higher number. At last one loses its data: the others refuse it, and serve."""
+    epoch with a higher number. At last one loses its data: it joins the others again."""
     with cluster() as x:
         t = Training(x, THREE, steps=STEPS)
         t.wait_step(10)
         for daemons_die in (False, True):
             before = max(map(max, epochs(x)))
+            voted = {n: votes(n) for n in x.nodes.values()}
             with down(*x.nodes.values(), forget=True):
                 step = waits(x, t)
                 for node in x.nodes.values() if daemons_die else ():
@@ -194,11 +206,70 @@ def members_forget():
             t.wait_step(step + 20)
             if min(map(max, epochs(x))) <= before:
                 raise Failed(f"epochs {epochs(x)}, {before} before all data were lost")
+            for node, had in voted.items():
+                await_votes([node], had)
+        before = votes(x["c"])
         with down(x["c"], forget=True):
             goes_on(t)
-        wait_for(lambda: "has already been bootstrapped" in x["c"].said(), "it is refused")
-        goes_on(t)
+        await_votes([x["c"]], before)
+        with down(x["a"]):
+            goes_on(t)
         t.expect_calm()
 
 
-DEFAULT = [member_dies, all_members_die, members_forget]
+def member_becomes_three():
+    """Two nodes have one member of etcd. A third node comes, and all daemons start again with three
+    seeds: the members are added to the store that there is."""
+    with Lab(3, start=False, etcd=False) as x:
+        def seeds(names):
+            listed = ", ".join(f"{n}={x[n].address}" for n in names)
+            for name in names:
+                x[name].config.write_text(f"coord_seeds: [{listed}]\n")
+
+        def start(names):
+            for name in names:
+                x[name].start(wait=False, held=True, coord="embedded", coord_dir=folder(x[name]))
+            for name in names:
+                x[name].await_member(0)
+
+        for name in "abc":
+            x[name].config = pathlib.Path(x.folder, f"{name}.yaml")
+        seeds("ab")
+        start("ab")
+        t = Training(x, (("a", 1), ("b", 1)), steps=STEPS)
+        t.wait_step(10)
+        seeds("abc")
+        step = t.step()
+        for name in "ab":
+            x[name].kill_held()  # and starts again, with its memory
+        start("c")
+        t.wait_step(step + 10)
+        await_votes(x.nodes.values())
+        with down(x["a"]):
+            goes_on(t)
+        t.expect_calm()
+
+
+def two_stores():
+    """The first node has lost its data while the others were down, and makes a second store: when
+    they run again all nodes wait, and say why. One of the stores is removed: the job goes on."""
+    with cluster() as x:
+        t = Training(x, THREE, steps=STEPS)
+        t.wait_step(10)
+        before = votes(x["a"])
+        with down(x["b"], x["c"]):
+            with down(x["a"], forget=True):
+                pass
+            await_votes([x["a"]], before)
+            goes_on(t)
+        for node in x.nodes.values():
+            wait_for(lambda n=node: "two stores" in n.ctl("status")["cluster"]["why"],
+                     f"node {node.name} has noticed it")
+        step = t.step()
+        with down(x["a"], forget=True):
+            pass
+        t.wait_step(step + 10)
+        t.expect_calm()
+
+
+DEFAULT = [member_dies, all_members_die, members_forget, member_becomes_three, two_stores]

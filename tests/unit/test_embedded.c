@@ -1,5 +1,6 @@
 /* An embedded etcd: with a real one, as a child of this process. */
 #include <criterion/criterion.h>
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -143,7 +144,8 @@ static int begin_node(struct node *n, const char *node, const struct seeds *s, c
 
 	*f = FAULT_NULL;
 	n->stopped = false;
-	return embedded_new(&run.loop, &o, &ops, n, &n->e, f);
+	connected = connected || s->n > 1;
+	return embedded_new(&run.loop, &run.queue, &o, &ops, n, &n->e, f);
 }
 
 /* Node @i of a cluster of @of. */
@@ -167,11 +169,28 @@ static bool is_serving(void *arg)
 	return embedded_state(n->e) == EMBEDDED_SERVING;
 }
 
+/* And has a vote. */
+static bool is_voting(void *arg)
+{
+	const struct node *n = arg;
+
+	return embedded_state(n->e) == EMBEDDED_SERVING && !*embedded_why(n->e);
+}
+
 static bool is_paused(void *arg)
 {
 	const struct node *n = arg;
 
 	return embedded_state(n->e) == EMBEDDED_PAUSED && *embedded_why(n->e);
+}
+
+/* It has asked the others, and asks them again. */
+static bool is_joining(void *arg)
+{
+	const struct node *n = arg;
+
+	return embedded_state(n->e) == EMBEDDED_JOINING &&
+	       !strstr(embedded_why(n->e), "being asked");
 }
 
 /* There is no such process, or only what its parent has not asked for yet. */
@@ -195,7 +214,7 @@ struct asked {
 	struct coord_call call;
 	bool done;
 	enum coord_status status;
-	char value[64];
+	char value[64], why[256];
 };
 
 static void on_done(struct coord_call *call, const struct coord_reply *r)
@@ -204,6 +223,7 @@ static void on_done(struct coord_call *call, const struct coord_reply *r)
 
 	q->done = true;
 	q->status = r->status;
+	snprintf(q->why, sizeof(q->why), "%s", r->why ? r->why : "");
 	if (r->n)
 		snprintf(q->value, sizeof(q->value), "%.*s", (int)r->kvs[0].bytes,
 			 (const char *)r->kvs[0].value);
@@ -574,7 +594,7 @@ static struct node *start_with_certificates(void)
 
 	needs_etcd();
 	make_certificates();
-	cr_assert_eq(embedded_new(&run.loop, &o, &ops, n, &n->e, &f), 0, "%s", f.text);
+	cr_assert_eq(embedded_new(&run.loop, &run.queue, &o, &ops, n, &n->e, &f), 0, "%s", f.text);
 	looprun_until(&run, is_serving, n, 30);
 	return n;
 }
@@ -641,16 +661,23 @@ Test(embedded, one_that_does_not_end_is_killed)
 	cr_expect(clock_now_us() - began >= 4900000u);
 }
 
+/* Three members, which vote. */
+static void start_three(void)
+{
+	for (unsigned i = 0; i < 3; i++)
+		if (!nodes[i].e)
+			start(i, 3);
+	for (unsigned i = 0; i < 3; i++)
+		looprun_until(&run, is_voting, &nodes[i], 60);
+}
+
 Test(embedded, of_three_members_one_may_die)
 {
 	struct coord *c;
 	pid_t pid;
 
 	needs_etcd();
-	for (unsigned i = 0; i < 3; i++)
-		start(i, 3);
-	for (unsigned i = 0; i < 3; i++)
-		looprun_until(&run, is_serving, &nodes[i], 60);
+	start_three();
 	c = connect_to(&nodes[0]);
 	store(c, "three", "three");
 	pid = embedded_pid(nodes[1].e);
@@ -666,4 +693,164 @@ Test(embedded, of_three_members_one_may_die)
 	looprun_until(&run, is_serving, &nodes[1], 30);
 	store(c, "all", "all");
 	coord_close(c);
+}
+
+static void forget(const struct node *n)
+{
+	char command[160];
+
+	snprintf(command, sizeof(command), "rm -r %s/data", n->dir);
+	cr_assert_eq(run_in_folder(command), 0);
+}
+
+/* All members but node @i's know it. */
+static void expect_stored(unsigned i, const char *value)
+{
+	struct coord *c;
+
+	stop(&nodes[i]);
+	c = connect_to(&nodes[(i + 1) % 3]);
+	store(c, NULL, value);
+	coord_close(c);
+}
+
+Test(embedded, one_member_becomes_three)
+{
+	struct coord *c;
+
+	needs_etcd();
+	looprun_until(&run, is_serving, start(0, 1), 30);
+	c = connect_to(&nodes[0]);
+	store(c, "kept", "kept");
+	coord_close(c);
+	stop(&nodes[0]);
+	start_three();
+	expect_stored(0, "kept");
+}
+
+Test(embedded, the_store_waits_for_the_first_seed)
+{
+	needs_etcd();
+	start(1, 3);
+	start(2, 3);
+	for (unsigned i = 1; i < 3; i++) {
+		looprun_until(&run, is_joining, &nodes[i], 10);
+		cr_expect(strstr(embedded_why(nodes[i].e), "node 'n0'"), "%s",
+			  embedded_why(nodes[i].e));
+		cr_expect_eq(embedded_pid(nodes[i].e), 0);
+	}
+	start_three();
+}
+
+Test(embedded, a_member_without_its_data_joins_again)
+{
+	struct coord *c;
+
+	needs_etcd();
+	start_three();
+	c = connect_to(&nodes[0]);
+	store(c, "kept", "kept");
+	coord_close(c);
+	for (unsigned i = 0; i < 3; i += 2) { /* the first seed, too */
+		stop(&nodes[i]);
+		forget(&nodes[i]);
+		start_three();
+	}
+	expect_stored(1, "kept");
+}
+
+static bool has_no_leader(void *arg)
+{
+	const struct node *n = arg;
+
+	return strstr(n->last_why, "no leader") != NULL;
+}
+
+static bool listens(const char *at)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET,
+				  .sin_port = htons((uint16_t)atoi(port_of(at))),
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	bool yes = connect(fd, (struct sockaddr *)&to, sizeof(to)) == 0;
+
+	close(fd);
+	return yes;
+}
+
+Test(embedded, the_first_seed_without_data_makes_no_store_beside_another_one)
+{
+	struct coord *c;
+
+	needs_etcd();
+	start_three();
+	c = connect_to(&nodes[0]);
+	store(c, "kept", "kept");
+	coord_close(c);
+	for (unsigned i = 0; i < 3; i++)
+		stop(&nodes[i]);
+	forget(&nodes[0]);
+	start(1, 3); /* one of three: it runs, and has no leader */
+	AWAIT((uv_run(&run.loop, UV_RUN_NOWAIT), listens(peer[1])), 20);
+	start(0, 3);
+	looprun_until(&run, has_no_leader, &nodes[0], 20);
+	cr_expect_eq(embedded_pid(nodes[0].e), 0);
+	start_three();
+	expect_stored(2, "kept");
+}
+
+static bool is_split(struct coord *c)
+{
+	struct coord_txn t = { .read = "k" };
+	struct asked q = { .call.done = on_done };
+
+	cr_assert_eq(coord_txn(c, &q.call, &t, 2000), 0);
+	looprun_flag(&run, &q.done, 10);
+	return q.status == COORD_DOUBT && strstr(q.why, "two stores") && strstr(q.why, client[0]);
+}
+
+/* The first seed has lost its data, and no other member runs: it cannot know. */
+Test(embedded, two_stores_are_noticed)
+{
+	struct coord *c;
+	uint64_t until_us;
+
+	needs_etcd();
+	start_three();
+	c = connect_to(&nodes[0]);
+	store(c, "kept", "kept");
+	coord_close(c);
+	for (unsigned i = 0; i < 3; i++)
+		stop(&nodes[i]);
+	forget(&nodes[0]);
+	looprun_until(&run, is_voting, start(0, 3), 30);
+	c = connect_to(&nodes[0]);
+	start_three();
+	until_us = clock_now_us() + 30000000;
+	while (!is_split(c))
+		cr_assert_lt(clock_now_us(), until_us);
+	stop(&nodes[0]);
+	forget(&nodes[0]);
+	start_three();
+	until_us = clock_now_us() + 30000000;
+	while (is_split(c)) /* until it has asked again */
+		cr_assert_lt(clock_now_us(), until_us);
+	store(c, NULL, "kept");
+	coord_close(c);
+}
+
+Test(embedded, a_member_that_the_seeds_do_not_have_is_named)
+{
+	struct node *n;
+
+	needs_etcd();
+	start_three();
+	stop(&nodes[2]);
+	etcdfix_port(peer[2], sizeof(peer[2])); /* at another place, without data */
+	forget(&nodes[2]);
+	n = start(2, 3);
+	looprun_until(&run, is_joining, n, 10);
+	cr_expect(strstr(embedded_why(n->e), "'n2'") &&
+			  strstr(embedded_why(n->e), "etcdctl member remove"),
+		  "%s", embedded_why(n->e));
 }
