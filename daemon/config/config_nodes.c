@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "config/config.h"
+#include "config/config_keys.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/pem.h"
@@ -206,72 +207,69 @@ static int config_nodes_check_etcd(const struct config *c, struct fault *f)
 	return r;
 }
 
-/* Each of these is of one kind of store. With another kind it would have no effect, unseen. */
-static int config_nodes_check_kind(const struct config *c, struct fault *f)
-{
-	const struct config_coord *o = &c->coord;
-	const struct {
-		const char *key, *value;
-		enum config_store of;
-	} keys[] = {
-		{ "coord_user", o->user, CONFIG_STORE_ETCD },
-		{ "coord_ca", o->ca, CONFIG_STORE_ETCD },
-		{ "coord_seeds", o->seeds, CONFIG_STORE_EMBEDDED },
-		{ "coord_etcd", o->etcd, CONFIG_STORE_EMBEDDED },
-	};
+/* ---------------------------------------------------------------- keys of one kind of store */
 
-	for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
-		if (*keys[i].value && keys[i].of != config_store(c))
-			return fault_set(f, FAULT_INVALID, keys[i].key,
-					 "%s is '%.80s', and coord is '%.80s'; it must be empty "
-					 "unless coord is %s",
-					 keys[i].key, keys[i].value, o->store,
-					 keys[i].of == CONFIG_STORE_ETCD ? "etcd://..."
-									 : "embedded");
-	if (o->nodes && config_store(c) != CONFIG_STORE_EMBEDDED)
-		return fault_set(f, FAULT_INVALID, "coord_nodes",
-				 "coord_nodes is %u, and coord is '%.80s'; it must be 0 unless "
-				 "coord is embedded",
-				 o->nodes, o->store);
-	return 0;
+#define OF(store) (1u << (store))
+#define OF_NODES  (OF(CONFIG_STORE_EMBEDDED) | OF(CONFIG_STORE_ETCD))
+
+/* With another kind they would have no effect, unseen. Those that go with one of these are not here. */
+static const struct config_nodes_key {
+	const char *name;
+	unsigned of; /* kinds */
+} config_nodes_keys[] = {
+	{ "coord_user", OF(CONFIG_STORE_ETCD) },
+	{ "coord_ca", OF(CONFIG_STORE_ETCD) },
+	{ "coord_seeds", OF(CONFIG_STORE_EMBEDDED) },
+	{ "coord_nodes", OF(CONFIG_STORE_EMBEDDED) },
+	{ "coord_dir", OF(CONFIG_STORE_EMBEDDED) },
+	{ "coord_client_port", OF(CONFIG_STORE_EMBEDDED) },
+	{ "coord_peer_port", OF(CONFIG_STORE_EMBEDDED) },
+	{ "coord_etcd", OF(CONFIG_STORE_EMBEDDED) },
+	{ "node_name", OF_NODES },
+	{ "cluster", OF_NODES },
+	{ "peer_listen", OF_NODES },
+	{ "peer_advertise", OF_NODES },
+	{ "peer_ca", OF_NODES },
+	{ "peer_allow", OF_NODES },
+	{ "peer_insecure", OF_NODES },
+	{ "data_interface", OF_NODES },
+	{ "data_address", OF_NODES },
+	{ "recorded_order", OF_NODES },
+	{ "replicas", OF_NODES },
+	{ "order", OF_NODES },
+};
+
+static const char *config_nodes_kinds(unsigned of)
+{
+	if (of == OF_NODES)
+		return "embedded or etcd://...";
+	return of == OF(CONFIG_STORE_ETCD) ? "etcd://..." : "embedded";
 }
 
-/* A daemon by itself: its trainers would wait for ranks of other nodes. */
-static int config_nodes_check_none(const struct config *c, struct fault *f)
+static int config_nodes_refuse_kind(const struct config *c, const struct config_key *k, unsigned of,
+				    struct fault *f)
 {
-	const struct config_peer *p = &c->peer;
-	const struct {
-		const char *key, *value;
-	} keys[] = {
-		{ "peer_listen", p->listen },
-		{ "peer_advertise", p->advertise },
-		{ "peer_ca", p->ca },
-		{ "peer_allow", p->allow },
-		{ "data_interface", p->data_interface },
-		{ "data_address", p->data_address },
-	};
+	char value[CONFIG_VALUE_MAX];
 
-	for (size_t i = 0; i < ARRAY_SIZE(keys); i++)
-		if (*keys[i].value)
-			return fault_set(f, FAULT_INVALID, keys[i].key,
-					 "%s is '%.80s', and coord is none; it must be empty "
-					 "unless coord is embedded or etcd://...",
-					 keys[i].key, keys[i].value);
-	if (strcmp(p->recorded_order, "yes") != 0)
-		return fault_set(f, FAULT_INVALID, "recorded_order",
-				 "recorded_order is %s, and coord is none; it must be yes unless "
-				 "coord is embedded or etcd://...",
-				 p->recorded_order);
-	if (p->replicas)
-		return fault_set(f, FAULT_INVALID, "replicas",
-				 "replicas is %u, and coord is none; it must be 0 unless coord is "
-				 "embedded or etcd://...",
-				 p->replicas);
-	if (strcmp(p->order, "devices") != 0)
-		return fault_set(f, FAULT_INVALID, "order",
-				 "order is %s, and coord is none; it must be devices unless "
-				 "coord is embedded or etcd://...",
-				 p->order);
+	config_key_format(c, k, value);
+	return fault_set(f, FAULT_INVALID, k->name,
+			 "%s is '%.80s', and coord is %.80s; it must be %s unless coord is %s",
+			 k->name, value, c->coord.store, *k->by_default ? k->by_default : "empty",
+			 config_nodes_kinds(of));
+}
+
+static int config_nodes_check_kind(const struct config *c, struct fault *f)
+{
+	struct config defaults;
+
+	config_default(&defaults);
+	for (size_t i = 0; i < ARRAY_SIZE(config_nodes_keys); i++) {
+		const struct config_key *k = config_key_find(config_nodes_keys[i].name);
+		unsigned of = config_nodes_keys[i].of;
+
+		if (!(of & OF(config_store(c))) && !config_key_equal(c, &defaults, k))
+			return config_nodes_refuse_kind(c, k, of, f);
+	}
 	return 0;
 }
 
@@ -421,8 +419,6 @@ int config_nodes_check(const struct config *c, struct fault *f)
 	r = r ? r : config_nodes_check_names(c, f);
 	r = r ? r : config_nodes_check_etcd(c, f);
 	r = r ? r : config_nodes_check_peers(c, f);
-	if (r == 0 && config_store(c) == CONFIG_STORE_NONE)
-		r = config_nodes_check_none(c, f);
 	r = r ? r : config_nodes_check_kind(c, f);
 	if (r || config_store(c) == CONFIG_STORE_NONE)
 		return r;
