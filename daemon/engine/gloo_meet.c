@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <assert.h>
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -18,6 +19,12 @@
 #define GLOO_MEET_SLICE  100 /* ms of a wait, to see that it is stopped */
 #define GLOO_MEET_AGAIN  50  /* ms from a failed call to the next one */
 #define GLOO_MEET_ACCEPT 64  /* connections accepted before others are looked at */
+
+/* A network that drops everything: data that nobody has acknowledged for so long end the connection, and
+ * one without data is probed. The kernel of a member that does not read answers. */
+#define GLOO_MEET_SILENCE_MS 10000
+#define GLOO_MEET_IDLE_S     5
+#define GLOO_MEET_PROBE_S    1
 
 /* What the member above sends first, and the answer of the one below. */
 struct gloo_meet_hello {
@@ -79,6 +86,23 @@ static bool gloo_meet_is_late(const struct gloo_meet *m)
 	return clock_now_us() >= m->end_us;
 }
 
+/* Of a listener: its connections, too. */
+static int gloo_meet_limit_silence(int fd)
+{
+	const struct {
+		int level, name, value;
+	} options[] = { { SOL_SOCKET, SO_KEEPALIVE, 1 },
+			{ IPPROTO_TCP, TCP_KEEPIDLE, GLOO_MEET_IDLE_S },
+			{ IPPROTO_TCP, TCP_KEEPINTVL, GLOO_MEET_PROBE_S },
+			{ IPPROTO_TCP, TCP_USER_TIMEOUT, GLOO_MEET_SILENCE_MS } };
+
+	for (size_t i = 0; i < ARRAY_SIZE(options); i++)
+		if (setsockopt(fd, options[i].level, options[i].name, &options[i].value,
+			       sizeof(options[i].value)) < 0)
+			return -1;
+	return 0;
+}
+
 /* --------------------------------------------------------------------- the store */
 
 static void gloo_meet_key(const struct gloo_meet *m, int member, char *key, size_t bytes)
@@ -95,7 +119,8 @@ static int gloo_meet_listen(struct gloo_meet *m)
 
 	m->listener =
 		socket(m->o->address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	if (m->listener < 0 || bind(m->listener, m->o->address, m->o->address_bytes) < 0 ||
+	if (m->listener < 0 || gloo_meet_limit_silence(m->listener) < 0 ||
+	    bind(m->listener, m->o->address, m->o->address_bytes) < 0 ||
 	    listen(m->listener, SOMAXCONN) < 0 ||
 	    getsockname(m->listener, (struct sockaddr *)&address, &bytes) < 0)
 		return gloo_meet_fail(m, -errno, "there is no port to listen on: %s",
@@ -279,7 +304,7 @@ static void gloo_meet_call(struct gloo_meet *m, int member)
 	c->line = (struct gloo_meet_line){
 		.fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
 	};
-	if (c->line.fd < 0 ||
+	if (c->line.fd < 0 || gloo_meet_limit_silence(c->line.fd) < 0 ||
 	    (connect(c->line.fd, (struct sockaddr *)&address, bytes) < 0 && errno != EINPROGRESS))
 		gloo_meet_call_again(c, errno);
 }

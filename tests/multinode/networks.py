@@ -98,6 +98,26 @@ def cable_stalls():
         t.expect_calm()
 
 
+def data_is_silent():
+    """Frames of data are lost, all of them, and those of links are not: the ranks are told within
+    seconds, and go on when data pass again."""
+    with Lab(2) as x, relayed(x, "b") as relay:
+        t = Training(x, TWO, steps=100000)
+        t.wait_step(20)
+        t.mark()
+        begun = time.monotonic()
+        relay.silent = lambda ports: not {PEER_PORT, ETCD_PORT} & set(ports)
+        t.wait_said(t.ranks, "returns to the last commit", ("node ",))
+        seconds = time.monotonic() - begun
+        print(f"# {seconds:.1f} s")
+        if seconds > 15 or gone_links(x):
+            raise Failed(f"after {seconds:.1f} s; {gone_links(x)} links have ended")
+        time.sleep(3)
+        relay.silent = None
+        t.wait_step(t.step() + 20, WAIT_S)
+        t.expect_calm()
+
+
 def connections_are_reset():
     """Links, data and etcd: each is reset at a random byte, and all go on with the same losses."""
     resets = 60 if os.environ.get("SHARDD_TEST_LONG") == "1" else 6
@@ -163,5 +183,5 @@ def halves_of_an_elastic_job():
         equal(t.finish(missing=60), expected)
 
 
-DEFAULT = [far_away, frames_are_lost, cable_stalls, connections_are_reset,
+DEFAULT = [far_away, frames_are_lost, cable_stalls, data_is_silent, connections_are_reset,
            halves_of_an_elastic_job]

@@ -105,6 +105,7 @@ class Relay(threading.Thread):
         self.loss = 0.0  # the part of the frames that are lost
         self.rate = 0  # bytes per second in each direction; 0: no limit
         self.stalled = False  # all frames wait
+        self.silent = None  # of which ports: all their frames are lost
         self.reset_after = None  # bytes; then the connection that has the next one is reset
         self.reset_which = lambda _: True  # of which ports: only their bytes count
         self.resets, self.lost = 0, 0
@@ -163,6 +164,9 @@ class Relay(threading.Thread):
     def take(self, side, frame):
         segment = Segment.of(frame)
         if segment and (self.reset_after is not None or self.dead) and self.cut(side, segment):
+            return None
+        if self.silent and segment and self.silent(segment.ports):
+            self.lost += 1
             return None
         if not self.is_meant(segment):
             return self.put(side, frame, 0)
