@@ -196,6 +196,15 @@ enum order_msg_flags {
 	ORDER_MSG_AGAIN = 16,
 };
 
+/* Sets of nodes whose fingerprints a message has at most. */
+#define ORDER_MSG_CHAINS 16u
+
+/* order_started.fingerprint of what a node has started last with a set of nodes. */
+struct order_chain {
+	uint64_t set; /* a hash of the nodes */
+	uint64_t value;
+};
+
 struct order_msg {
 	uint8_t type;   /* enum order_msg_type */
 	uint8_t flags;  /* enum order_flags, enum order_msg_flags */
@@ -205,6 +214,9 @@ struct order_msg {
 	struct order_print print;
 	uint32_t rank;
 	int32_t pid;
+	/* ANNOUNCE, in a schedule: of the first sets that the node has entries with */
+	uint32_t n_chains;
+	struct order_chain chains[ORDER_MSG_CHAINS];
 	uint64_t position;
 	uint64_t hash; /* SCHEDULE: of what the receiver has recorded... */
 	uint32_t n;    /* ...and how many entries that is */

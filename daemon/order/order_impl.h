@@ -156,6 +156,13 @@ struct order_open {
 	struct order_print print;
 };
 
+/* What the first node has said that it has started with a set of nodes. */
+struct order_compared {
+	struct order_key key; /* group: the set; number: order_open.seq of the joint entry */
+	uint64_t value;
+	uint32_t node;
+};
+
 enum order_leading { ORDER_LEADS, ORDER_LETS_REPEAT, ORDER_STOPS };
 
 /* What the leader does beside. */
@@ -176,7 +183,8 @@ struct order_leader {
 	uint32_t n_caught;
 	struct order_nodes told; /* STOPS: nodes that have said how far they are... */
 	uint32_t n_told;
-	uint64_t reached; /* ...and the farthest */
+	uint64_t reached;            /* ...and the farthest */
+	struct order_table compared; /* struct order_compared: LETS_REPEAT */
 };
 
 struct order_queued {

@@ -12,6 +12,7 @@ int order_leader_init(struct order *o)
 
 	l->open.item_size = sizeof(struct order_open);
 	l->units.item_size = sizeof(struct order_unit);
+	l->compared.item_size = sizeof(struct order_compared);
 	if (o->options.self != o->options.leader)
 		return 0;
 	l->ahead = calloc(o->options.n_nodes, sizeof(*l->ahead));
@@ -27,6 +28,7 @@ void order_leader_deinit(struct order_leader *l)
 {
 	order_table_deinit(&l->open);
 	order_table_deinit(&l->units);
+	order_table_deinit(&l->compared);
 	order_history_deinit(&l->history);
 	order_schedule_deinit(&l->schedule);
 	free(l->ahead);
@@ -333,6 +335,45 @@ static bool order_leader_is_next(const struct order *o, const struct order_msg *
 	return order_key_equal(&key, &msg->key) && msg->flags == rec->flags;
 }
 
+/* Return: false: it is not what another node has started, or there is no memory; the epoch has ended. */
+static bool order_leader_compare_one(struct order *o, uint32_t from, const struct order_open *e,
+				     const struct order_chain *c)
+{
+	const struct order_key key = { .kind = ORDER_COLLECTIVE,
+				       .group = c->set,
+				       .number = e->seq };
+	struct order_compared *first = order_table_find(&o->lead.compared, &key);
+
+	if (!first) {
+		first = order_table_add(&o->lead.compared, &key);
+		if (!first) {
+			order_break_memory(o);
+			return false;
+		}
+		first->value = c->value;
+		first->node = from;
+	}
+	if (first->value == c->value)
+		return true;
+	order_break(o, FAULT_STATE,
+		    "nodes %s and %s have started different operations since the step before, "
+		    "though both have followed its order",
+		    o->options.names[first->node], o->options.names[from]);
+	return false;
+}
+
+/* In a schedule: has @from started what the others have? */
+static bool order_leader_compare(struct order *o, uint32_t from, const struct order_open *e,
+				 const struct order_msg *msg)
+{
+	if (e->n_heard == 1) /* that of the joint entry before has no use any more */
+		order_table_deinit(&o->lead.compared);
+	for (uint32_t i = 0; i < msg->n_chains; i++)
+		if (!order_leader_compare_one(o, from, e, &msg->chains[i]))
+			return false;
+	return true;
+}
+
 static void order_leader_hear(struct order *o, uint32_t from, const struct order_msg *msg)
 {
 	struct order_open *e;
@@ -349,6 +390,8 @@ static void order_leader_hear(struct order *o, uint32_t from, const struct order
 	order_nodes_add(&e->heard, from);
 	e->n_heard++;
 	o->lead.ahead[from]++;
+	if (o->lead.state == ORDER_LETS_REPEAT && !order_leader_compare(o, from, e, msg))
+		return;
 	if (memcmp(e->print.words, msg->print.words, sizeof(e->print.words)) == 0)
 		order_leader_go_on(o, e);
 	else if (o->lead.state == ORDER_LETS_REPEAT)

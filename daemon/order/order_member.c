@@ -51,6 +51,24 @@ static void order_member_fail(struct order *o, struct order_pending *p, const st
 	o->ops.fail(o->userdata, &key, &f);
 }
 
+/* In a schedule a node comes to a joint entry when it has started all before it: so all that have entries
+ * in common must have the same fingerprints here. */
+static void order_member_add_chains(const struct order *o, struct order_msg *msg)
+{
+	for (uint32_t i = 0; i < o->n_sets && msg->n_chains < ORDER_MSG_CHAINS; i++) {
+		const struct order_set *s = &o->sets[i];
+		struct order_chain *c = &msg->chains[msg->n_chains];
+
+		if (!order_set_has(o, i, o->options.self))
+			continue;
+		c->set = FNV_BEGIN;
+		for (unsigned k = 0; k < ARRAY_SIZE(s->nodes.words); k++)
+			c->set = fnv_add(c->set, s->nodes.words[k]);
+		c->value = s->chain;
+		msg->n_chains++;
+	}
+}
+
 static void order_member_send_entry(struct order *o, uint8_t type, const struct order_pending *p,
 				    uint8_t flags)
 {
@@ -64,6 +82,8 @@ static void order_member_send_entry(struct order *o, uint8_t type, const struct 
 		msg.print = p->print;
 		msg.rank = p->rank;
 		msg.pid = p->pid;
+		if (o->me.mode == ORDER_RECORDED)
+			order_member_add_chains(o, &msg);
 	} else {
 		msg.fault = *p->fault;
 	}

@@ -4,6 +4,7 @@
  *   key      kind (1), group (8), number (8)
  *   nodes    bytes (1), and so many bytes of the set; without ORDER_MSG_ALL
  *   print    8 words (64), rank (4), pid (4), text
+ *   chains   how many (1), and of each the set (8) and the value (8)
  *   fault    code (1), domain (1), native (4), text
  *   text     bytes (2), and so many of them without the terminating 0
  *
@@ -14,7 +15,7 @@
 
 #include "core/check.h"
 
-#define ORDER_MSG_VERSION 1u
+#define ORDER_MSG_VERSION 2u
 
 enum order_msg_part {
 	ORDER_MSG_HAS_KEY = 1,
@@ -23,10 +24,12 @@ enum order_msg_part {
 	ORDER_MSG_HAS_FAULT = 8,
 	ORDER_MSG_HAS_POSITION = 16,
 	ORDER_MSG_HAS_SCHEDULE = 32,
+	ORDER_MSG_HAS_CHAINS = 64,
 };
 
 static const uint8_t order_msg_parts[_ORDER_MSG_N] = {
-	[ORDER_MSG_ANNOUNCE] = ORDER_MSG_HAS_KEY | ORDER_MSG_HAS_NODES | ORDER_MSG_HAS_PRINT,
+	[ORDER_MSG_ANNOUNCE] = ORDER_MSG_HAS_KEY | ORDER_MSG_HAS_NODES | ORDER_MSG_HAS_PRINT |
+			       ORDER_MSG_HAS_CHAINS,
 	[ORDER_MSG_REFUSE] = ORDER_MSG_HAS_KEY | ORDER_MSG_HAS_NODES | ORDER_MSG_HAS_FAULT,
 	[ORDER_MSG_START] = ORDER_MSG_HAS_KEY | ORDER_MSG_HAS_NODES | ORDER_MSG_HAS_POSITION,
 	[ORDER_MSG_FAIL] = ORDER_MSG_HAS_KEY | ORDER_MSG_HAS_FAULT,
@@ -47,6 +50,9 @@ static const uint8_t order_msg_flags[_ORDER_MSG_N] = {
 
 /* The types that have no such parts must be within the largest one that has. */
 _Static_assert(ORDER_MSG_MAX >= 7 + 17 + 1 + ORDER_MAX_NODES / 8 + 6 + 2 + 512, "REFUSE fits");
+_Static_assert(ORDER_MSG_MAX >=
+		       7 + 17 + 1 + ORDER_MAX_NODES / 8 + 72 + 2 + 192 + 1 + 16 * ORDER_MSG_CHAINS,
+	       "ANNOUNCE fits");
 
 static void order_msg_put(uint8_t **at, uint64_t value, unsigned bytes)
 {
@@ -83,6 +89,16 @@ static void order_msg_put_print(uint8_t **at, const struct order_msg *msg)
 	order_msg_put_text(at, msg->print.text, sizeof(msg->print.text));
 }
 
+static void order_msg_put_chains(uint8_t **at, const struct order_msg *msg)
+{
+	CHECK(msg->n_chains <= ORDER_MSG_CHAINS);
+	order_msg_put(at, msg->n_chains, 1);
+	for (uint32_t i = 0; i < msg->n_chains; i++) {
+		order_msg_put(at, msg->chains[i].set, 8);
+		order_msg_put(at, msg->chains[i].value, 8);
+	}
+}
+
 static void order_msg_put_fault(uint8_t **at, const struct fault *f)
 {
 	order_msg_put(at, f->code, 1);
@@ -111,6 +127,8 @@ size_t order_pack(const struct order_msg *msg, uint8_t out[ORDER_MSG_MAX])
 		order_msg_put_nodes(&at, &msg->nodes);
 	if (parts & ORDER_MSG_HAS_PRINT)
 		order_msg_put_print(&at, msg);
+	if (parts & ORDER_MSG_HAS_CHAINS)
+		order_msg_put_chains(&at, msg);
 	if (parts & ORDER_MSG_HAS_FAULT)
 		order_msg_put_fault(&at, &msg->fault);
 	if (parts & ORDER_MSG_HAS_POSITION)
@@ -182,6 +200,19 @@ static void order_msg_get_print(struct order_msg_reader *r, struct order_msg *ms
 	order_msg_get_text(r, msg->print.text, sizeof(msg->print.text));
 }
 
+static void order_msg_get_chains(struct order_msg_reader *r, struct order_msg *msg)
+{
+	msg->n_chains = (uint32_t)order_msg_get(r, 1);
+	if (msg->n_chains > ORDER_MSG_CHAINS) {
+		r->bad = true;
+		msg->n_chains = 0;
+	}
+	for (uint32_t i = 0; i < msg->n_chains; i++) {
+		msg->chains[i].set = order_msg_get(r, 8);
+		msg->chains[i].value = order_msg_get(r, 8);
+	}
+}
+
 static void order_msg_get_fault(struct order_msg_reader *r, struct fault *f)
 {
 	uint64_t code = order_msg_get(r, 1), domain = order_msg_get(r, 1);
@@ -203,6 +234,8 @@ static void order_msg_get_parts(struct order_msg_reader *r, struct order_msg *ms
 		order_msg_get_nodes(r, &msg->nodes);
 	if (parts & ORDER_MSG_HAS_PRINT)
 		order_msg_get_print(r, msg);
+	if (parts & ORDER_MSG_HAS_CHAINS)
+		order_msg_get_chains(r, msg);
 	if (parts & ORDER_MSG_HAS_FAULT)
 		order_msg_get_fault(r, &msg->fault);
 	if (parts & ORDER_MSG_HAS_POSITION)

@@ -404,6 +404,7 @@ static struct order *clone_order(const struct order *from, void *userdata)
 	clone_units(&o->me.units);
 	clone_units(&o->lead.units);
 	clone_table(&o->lead.open);
+	clone_table(&o->lead.compared);
 	clone_record(&o->me.history.now);
 	clone_record(&o->me.history.last);
 	clone_record(&o->lead.history.now);

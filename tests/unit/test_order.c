@@ -307,6 +307,33 @@ Test(order, a_step_that_repeats_needs_messages_for_its_mark_only)
 	end(2);
 }
 
+/* Both have followed the schedule, and one of them has started something else nevertheless. */
+Test(order, what_nodes_have_started_in_a_schedule_is_compared_at_its_mark)
+{
+	unsigned chains = 0;
+
+	begin(2, 8);
+	for (uint64_t s = 0; s < 5; s++)
+		step(s);
+	for (unsigned i = 0; i < n_wire; i++)
+		chains += wire[i].msg.n_chains;
+	cr_assert_gt(chains, 0);
+	n_wire = at_wire = 0;
+	for (uint32_t i = 0; i < 2; i++) {
+		collective(i, 16, 0, 7);
+		collective(i, 17, 0, 8);
+		collective(i, 18, ORDER_MARK, 9);
+	}
+	for (unsigned i = 0; i < n_wire; i++)
+		if (wire[i].from == 1 && wire[i].msg.n_chains)
+			wire[i].msg.chains[0].value ^= 1;
+	deliver();
+	cr_expect_eq(nodes[0].ends, 1);
+	cr_expect(strstr(nodes[0].fault.text, "left and middle have started different operations"),
+		  "%s", nodes[0].fault.text);
+	end(2);
+}
+
 /* A step of node 0 alone with the mark and collectives at two numbers. */
 static void irregular_step(uint64_t mark, uint64_t a, uint64_t b)
 {
@@ -573,6 +600,9 @@ static void random_msg(uint64_t *x, struct order_msg *m)
 				 .hash = random_next(x),
 				 .n = (uint32_t)random_next(x) % 5 };
 	m->flags = (uint8_t)(random_next(x) % 32);
+	m->n_chains = random_next(x) % (ORDER_MSG_CHAINS + 1);
+	for (uint32_t i = 0; i < m->n_chains; i++)
+		m->chains[i] = (struct order_chain){ random_next(x), random_next(x) };
 	for (uint32_t i = 0; i < 3; i++)
 		if (random_next(x) % 2)
 			order_nodes_add(&m->nodes, i);
@@ -619,7 +649,7 @@ Test(order, the_longest_message_fits)
 	cr_assert_eq(order_unpack(bytes, n, &read), 0);
 	cr_assert_str_eq(read.fault.text, m.fault.text);
 	cr_assert_arr_eq(&read.nodes, &m.nodes, sizeof(m.nodes));
-	bytes[0] = 2;
+	bytes[0]++;
 	cr_assert_eq(order_unpack(bytes, n, &read), ORDER_E_MALFORMED, "another version");
 }
 
