@@ -109,6 +109,7 @@ static void cluster_job_free(struct cluster_job *cj)
 	cluster_act_drop(cj);
 	coord_cancel(&cj->erase.call);
 	coord_cancel(&cj->call);
+	follow_end(&cj->dials.key);
 	decide_cancel(&cj->epoch_decision);
 	decide_cancel(&cj->commit);
 	cluster_drop_keys(cj);

@@ -5,6 +5,7 @@
 #include "cluster/cluster.h"
 #include "cluster/rendezvous.h"
 #include "coord/decide.h"
+#include "coord/follow.h"
 #include "coord/membership.h"
 #include "core/list.h"
 #include "job/replica.h"
@@ -131,6 +132,7 @@ struct cluster_epoch {
 
 /* Of its leader. */
 struct cluster_dials {
+	struct follow key; /* the leader's, while that is this node */
 	unsigned failed;   /* since a link was up */
 	int64_t token;     /* of one that could not be reached, */
 	uint64_t since_us; /* since then; 0: there is none */

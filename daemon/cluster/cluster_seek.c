@@ -167,6 +167,52 @@ void cluster_leader_resigned(struct cluster_job *cj)
 	cluster_seek_lose(cj, "it does not lead the job any more", true);
 }
 
+/* -------------------------------------------------------------- this node as the leader */
+
+static bool cluster_seek_is_leader(const struct cluster_job *cj)
+{
+	return cj->epoch.number ? cj->epoch.self == cj->epoch.leader : cj->state == CLUSTER_LEADS;
+}
+
+/* Its decisions are refused from now on. In a step it need not wait for that. */
+static void cluster_seek_deposed(struct cluster_job *cj, const struct coord_kv *kv)
+{
+	struct job *job = cluster_job_of(cj);
+	struct fault f = FAULT_NULL;
+
+	log_warn("cluster", "leads no more job=%s token=%lld why=\"%s\"", cj->label,
+		 (long long)cj->token,
+		 kv ? "another node leads it" : "its key has gone from the store");
+	fault_set(&f, FAULT_ABORTED, NULL, "node %s does not lead job '%s' any more: %s",
+		  cj->c->node, cj->label,
+		  kv ? "the store says that another node leads it"
+		     : "its key has gone from the store");
+	if (cj->epoch.number && job)
+		job_epoch_end(job, &f); /* to cluster_epoch_ended */
+	else
+		cluster_seek(cj);
+}
+
+static void cluster_seek_on_key(struct follow *f, const struct coord_kv *kv)
+{
+	struct cluster_job *cj = CONTAINER_OF(f, struct cluster_job, dials.key);
+
+	if (kv && kv->created == cj->token)
+		return;
+	follow_end(f);
+	if (cluster_seek_is_leader(cj))
+		cluster_seek_deposed(cj, kv);
+}
+
+static void cluster_seek_watch_key(struct cluster_job *cj)
+{
+	char key[CLUSTER_KEY_BYTES];
+
+	follow_end(&cj->dials.key);
+	cluster_key(cj, "leader", key);
+	follow_begin(&cj->dials.key, cj->c->coord, key, cluster_seek_on_key);
+}
+
 /* ----------------------------------------------------------------------- the store */
 
 /* "NODE HOST:PORT" */
@@ -237,6 +283,8 @@ static void cluster_seek_lead(struct cluster_job *cj)
 	cluster_state_move(cj, CLUSTER_LEADS);
 	cj->again_us = clock_now_us() + SEEK_LEADS_US;
 	cj->dials.failed = 0;
+	if (cj->said_token != cj->token || !cj->dials.key.c)
+		cluster_seek_watch_key(cj);
 	if (cj->said_token != cj->token) /* it asks again while ranks are missing */
 		log_info("cluster", "leads job=%s token=%lld", cj->label, (long long)cj->token);
 	cj->said_token = cj->token;
@@ -258,6 +306,7 @@ static void cluster_seek_on_sought(struct coord_call *call, const struct coord_r
 	if (!cluster_seek_read_leader(cj, leader)) {
 		cluster_seek_later(cj, "its key for the leader is not readable");
 	} else if (strcmp(cj->leader, cj->c->node) != 0) {
+		follow_end(&cj->dials.key);
 		cluster_forget_nodes(cj); /* who asks this one is told that it does not lead */
 		cluster_seek_follow(cj);
 	} else if (leader->lease == cj->c->member.lease) {
@@ -295,6 +344,7 @@ static int cluster_seek_ask_to_lead(struct cluster_job *cj)
 
 void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us)
 {
+	follow_tick(&cj->dials.key, now_us);
 	if (cj->state == CLUSTER_LEADS && now_us >= cj->again_us)
 		cluster_seek(cj);
 	if (cj->state != CLUSTER_SEEKING || cj->call.impl || now_us < cj->again_us)

@@ -25,6 +25,7 @@ static void membership_key(const struct membership *m, char *ret, size_t bytes)
 static void membership_stop(struct membership *m)
 {
 	coord_cancel(&m->call);
+	follow_end(&m->own);
 	m->state = MEMBERSHIP_OUT;
 	m->lease = 0;
 }
@@ -40,23 +41,39 @@ static void membership_out(struct membership *m, const char *why)
 
 /* The lease lives. Does the key hang on it still? A daemon that has its name and address may have taken it
  * for that of an earlier one. */
-static void membership_on_looked(struct coord_call *call, const struct coord_reply *r)
+static void membership_see(struct membership *m, const struct coord_kv *kv)
 {
-	struct membership *m = CONTAINER_OF(call, struct membership, call);
 	char why[200];
 
-	if (r->status != COORD_OK || (r->n && r->kvs[0].lease == m->lease))
-		return; /* or it looks again when it keeps the lease again */
-	m->taken = r->n;
-	snprintf(
-		why, sizeof(why),
-		r->n ? "another daemon has joined by the name '%s' and the same address: give each "
-		       "node its own"
-		     : "the key of node '%s' has gone from the store",
-		m->name);
+	if (kv && kv->lease == m->lease)
+		return;
+	m->taken = true; /* without a key: the one that has removed it may be about to join */
+	snprintf(why, sizeof(why),
+		 kv ? "another daemon has joined by the name '%s' and the same address: give each "
+		      "node its own"
+		    : "the key of node '%s' has gone from the store",
+		 m->name);
 	membership_out(m, why);
 }
 
+static void membership_on_key(struct follow *f, const struct coord_kv *kv)
+{
+	struct membership *m = CONTAINER_OF(f, struct membership, own);
+
+	if (kv)
+		membership_see(m, kv);
+	else
+		m->again_us = 0; /* has the lease gone, too? */
+}
+
+static void membership_on_looked(struct coord_call *call, const struct coord_reply *r)
+{
+	if (r->status == COORD_OK) /* else it looks again when it keeps the lease again */
+		membership_see(CONTAINER_OF(call, struct membership, call),
+			       r->n ? &r->kvs[0] : NULL);
+}
+
+/* Beside the watch, which may miss something. */
 static void membership_look_own(struct membership *m)
 {
 	char key[NAME_BYTES + 16];
@@ -86,6 +103,10 @@ static void membership_on_kept(struct coord_call *call, const struct coord_reply
 
 static void membership_is_in(struct membership *m)
 {
+	char key[NAME_BYTES + 16];
+
+	membership_key(m, key, sizeof(key));
+	follow_begin(&m->own, m->c, key, membership_on_key);
 	m->state = MEMBERSHIP_IN;
 	m->again_us = m->asked_us + (uint64_t)m->ttl_s * 1000000 / 3;
 	m->taken = false;
@@ -237,6 +258,7 @@ static void membership_keep(struct membership *m, uint64_t now_us)
 
 void membership_tick(struct membership *m, uint64_t now_us)
 {
+	follow_tick(&m->own, now_us);
 	if (m->state == MEMBERSHIP_IN && membership_is_late(m, now_us)) {
 		membership_out(m, *m->why ? m->why
 					  : "the store has not answered for the time of the lease");

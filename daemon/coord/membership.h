@@ -6,14 +6,14 @@
  *   any --leave--> LEAVING --the lease is revoked, or no answer--> OUT
  *
  * The key "members/NAME" hangs on the lease. One with the same value is of an earlier daemon at this
- * node's address, and is replaced; if that one lives, it finds out when it keeps its lease, and is out until
+ * node's address, and is replaced; if that one lives, it is told at once, and is out until
  * the key goes. A member counts its own time: it is out as soon as the store may think so, whatever
  * etcd says. Loop thread only.
  */
 #ifndef SHARDD_COORD_MEMBERSHIP_H
 #define SHARDD_COORD_MEMBERSHIP_H
 
-#include "coord/coord.h"
+#include "coord/follow.h"
 #include "core/name.h"
 
 struct membership;
@@ -47,6 +47,7 @@ struct membership {
 		kept_us;        /* when the last keeping was asked for; that of the last answer */
 	uint64_t again_us;      /* the next try */
 	char why[256];          /* why it is not IN yet */
+	struct follow own;      /* IN: its key */
 	struct coord_call call; /* joining, then keeping */
 
 	bool taken; /* a living daemon has taken its key: it does not take it back */

@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import time
 
 from checkpoints import Ranks
 from lab import BIN, ETCD_AT, Failed, Lab, environment, wait_for
@@ -24,11 +25,15 @@ def job(node, *args):
     return r.returncode, r.stdout + r.stderr
 
 
+def etcdctl(*args):
+    return subprocess.run(["nsenter", "--net=/run/netns/etcd", "--", "etcdctl", "--endpoints",
+                           f"http://{ETCD_AT}:2379", *args],
+                          capture_output=True, text=True, env=environment(ETCDCTL_API="3")).stdout
+
+
 def keys():
-    r = subprocess.run(["nsenter", "--net=/run/netns/etcd", "--", "etcdctl", "--endpoints",
-                        f"http://{ETCD_AT}:2379", "get", "--prefix", "--keys-only", "/shardd/"],
-                       capture_output=True, text=True, env=environment(ETCDCTL_API="3"))
-    return [key for key in r.stdout.split() if "/jobs/" in key]
+    said = etcdctl("get", "--prefix", "--keys-only", "/shardd/")
+    return [key for key in said.split() if "/jobs/" in key]
 
 
 def names(node):
@@ -51,6 +56,26 @@ def expect(got, code, *texts):
 def leads(x):
     """The nodes, the leader of job j last."""
     return sorted(x.nodes.values(), key=lambda n: "leads job=0/j" in n.said())
+
+
+def leader_is_deposed():
+    """The store says that another node leads: the leader hears of it while a step waits, and need
+    not wait for a commit."""
+    with Lab(2) as x:
+        t = Training(x, FOUR, steps=LONG_RUN)
+        t.wait_step(10)
+        leader = leads(x)[-1]
+        t.mark()
+        t.ranks[3].send(signal.SIGSTOP)
+        wait_for(lambda: any(o["op"] for o in leader.ctl("ops", "j")["ops"]), "an op waits")
+        time.sleep(0.5)
+        if etcdctl("del", "/shardd/shardd/jobs/0/j/leader").strip() != "1":
+            raise Failed(f"{keys()}")
+        wait_for(lambda: "leads no more job=0/j" in leader.said(), "the leader hears of it", 5)
+        t.wait_said([0], "returns to the last commit", ("does not lead job",))
+        t.ranks[3].send(signal.SIGCONT)
+        t.wait_step(t.step() + 20)
+        t.expect_calm()
 
 
 def delete_on_all():
@@ -265,5 +290,5 @@ def name_again():
             expect_gone(x)
 
 
-DEFAULT = [delete_on_all, delete_while_it_trains, delete_without_a_node, delete_after_a_refusal,
-           drains_on_all, elastic_on_all, alone_in_trouble, name_again]
+DEFAULT = [leader_is_deposed, delete_on_all, delete_while_it_trains, delete_without_a_node,
+           delete_after_a_refusal, drains_on_all, elastic_on_all, alone_in_trouble, name_again]

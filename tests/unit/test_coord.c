@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "coord/coord_impl.h"
+#include "coord/follow.h"
 #include "core/check.h"
+#include "core/clock.h"
 #include "etcdfix.h"
 #include "fdcheck.h"
 #include "looprun.h"
@@ -422,7 +424,103 @@ Test(coord_fake, what_is_cancelled_is_not_told)
 	cr_expect_not(q.done);
 }
 
+/* ----------------------------------------------------------------------- a followed key */
+
+struct followed {
+	struct follow f;
+	unsigned told;
+	char value[16]; /* "-": there is none */
+	const char *until;
+};
+
+static void on_changed(struct follow *f, const struct coord_kv *kv)
+{
+	struct followed *w = CONTAINER_OF(f, struct followed, f);
+
+	w->told++;
+	snprintf(w->value, sizeof(w->value), "%.*s", kv ? (int)kv->bytes : 1,
+		 kv ? (const char *)kv->value : "-");
+}
+
+static bool is_told(void *arg)
+{
+	struct followed *w = arg;
+
+	follow_tick(&w->f, clock_now_us());
+	return strcmp(w->value, w->until) == 0;
+}
+
+static void expect_told(struct followed *w, const char *value)
+{
+	w->until = value;
+	looprun_until(&run, is_told, w, 20);
+}
+
+TEST_BOTH(a_key_that_is_followed_tells_its_changes)
+{
+	struct followed w = { .told = 0 };
+
+	follow_begin(&w.f, b, "m/a", on_changed);
+	expect_told(&w, "-");
+	put(a, "m/a", "1", 0, 0);
+	expect_told(&w, "1");
+	put(a, "m/a", "2", -1, 0);
+	expect_told(&w, "2");
+	put(a, "m/ab", "other", 0, 0);
+	drop(a, "m/a");
+	expect_told(&w, "-");
+	cr_expect_eq(w.told, 4);
+	follow_end(&w.f);
+	follow_end(&w.f);
+	put(a, "m/a", "3", 0, 0);
+	get(b, "m/a", false);
+	cr_expect_eq(w.told, 4);
+}
+
 /* ----------------------------------------------------------------------- a real etcd */
+
+static void compact(int64_t revision)
+{
+	char command[256];
+
+	if (access("/usr/bin/etcdctl", X_OK) < 0)
+		cr_skip_test("there is no etcdctl: deploy/install-deps --test");
+	snprintf(command, sizeof(command),
+		 "ETCDCTL_API=3 etcdctl --endpoints %s compact %lld >/dev/null", etcd.client,
+		 (long long)revision);
+	cr_assert_eq(system(command), 0); /* NOLINT: of this test's own text */
+}
+
+Test(coord_etcd, a_watch_of_compacted_changes_ends)
+{
+	put(a, "m/a", "1", 0, 0);
+	compact(put(a, "m/a", "2", -1, 0).revision);
+	watched.w.ops = &watch_ops;
+	cr_assert_eq(coord_watch_begin(b, &watched.w, "m/", 1), 0);
+	looprun_flag(&run, &watched.over, 10);
+	cr_expect(watched.compacted);
+}
+
+/* What has changed without a connection, and was compacted, is read. */
+Test(coord_etcd, a_key_that_is_followed_is_read_again)
+{
+	struct followed w = { .told = 0 };
+
+	put(a, "m/a", "1", 0, 0);
+	follow_begin(&w.f, b, "m/a", on_changed);
+	expect_told(&w, "1");
+	etcdfix_kill(&etcd);
+	while (w.f.watch.impl)
+		uv_run(&run.loop, UV_RUN_ONCE);
+	etcdfix_again(&etcd);
+	while (put(a, "m/a", "2", -1, 0).status != COORD_OK)
+		;
+	compact(put(a, "m/a", "3", -1, 0).revision);
+	expect_told(&w, "3");
+	put(a, "m/a", "4", -1, 0);
+	expect_told(&w, "4");
+	follow_end(&w.f);
+}
 
 /* A killed etcd costs the watch and what is asked meanwhile; both go on with the next one. */
 Test(coord_etcd, that_is_killed_comes_back)

@@ -50,7 +50,9 @@ static void all_phases(unsigned n)
 	check("members", n, &c, 0, 2 * n);
 	c = scale_join(s);
 	/* each node tells its rank, and is told the epoch */
-	check("join and begin", n, &c, 2, n + 2);
+	check("join and begin", n, &c, 2, 2 * n + 3);
+	cr_expect_eq(c.txns, (n + 2) + (n + 1),
+		     "joins; reads of keys that are watched from then on");
 	cr_expect_leq(c.bytes, (uint64_t)n * (64 * n + 200)); /* each is told of all others */
 	steps(s, n);
 	c = scale_end(s);
