@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """One rank that trains a small Llama of the package transformers, made from a config.
 
-usage: llama.py STEPS
+usage: llama.py STEPS [SHARDS]
+
+SHARDS: so many ranks share the parameters, and the others are replicas of them (HSDP). Else all do.
 
 Rank 0 prints a line of JSON for each step: its number and the mean loss of all ranks' samples.
 """
@@ -18,7 +20,13 @@ import shardd.torch as st
 SAMPLES, LENGTH, VOCABULARY = 12, 10, 64
 
 
-def make_model():
+def make_mesh(shards):
+    """Consecutive ranks share the parameters: those of one node."""
+    ranks = range(int(os.environ["WORLD_SIZE"]))
+    return tuple(tuple(ranks[first:first + shards]) for first in ranks[::shards])
+
+
+def make_model(mesh):
     torch.manual_seed(3)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
@@ -26,8 +34,8 @@ def make_model():
         tie_word_embeddings=True, use_cache=False)
     model = transformers.LlamaForCausalLM(config)
     for layer in model.model.layers:
-        st.fully_shard(layer)
-    return st.fully_shard(model)
+        st.fully_shard(layer, mesh=mesh)
+    return st.fully_shard(model, mesh=mesh)
 
 
 def mean(value):
@@ -41,7 +49,7 @@ def mean(value):
 
 def main():
     torch.set_num_threads(1)
-    model = make_model()
+    model = make_model(make_mesh(int(sys.argv[2])) if len(sys.argv) > 2 else None)
     optimizer = st.AdamW(model.parameters(), lr=0.01)
     part = SAMPLES // st.world_size()
     for step in range(int(sys.argv[1])):

@@ -75,6 +75,25 @@ def llama_trains():
     trains_on_shapes("llama", lambda _: [HERE / "llama.py", str(STEPS)])
 
 
+def hsdp_trains():
+    """A Llama whose parameters the ranks of a node share, and whose nodes are replicas (HSDP), has
+    the losses of one node."""
+    with Lab(2) as x:
+        x.nodes["alone"] = lab.Node(x, "alone", 20)
+        x.nodes["alone"].start_alone()
+        script = HERE / "llama.py"
+        alone = Torch(x, (("alone", 2),), [script, str(STEPS)], "one").finish()
+        t = Torch(x, TWO, [script, str(STEPS), "2"], "hsdp")
+        def registered():
+            t.check()
+            return (x["a"].ctl("units", "hsdp", check=False) or {"units": []})["units"]
+        units = wait_for(registered, "the job has units", PATIENCE_S)
+        wrong = [u for u in units if (u["strategy"], u["shard_ranks"]) != ("hybrid", 2)]
+        if wrong:
+            raise Failed(f"units {wrong}")
+        alike(t.finish(), alone, "HSDP")
+
+
 def torchrun_trains():
     """torchrun on two nodes starts the script as it is, and the losses are those of one node."""
     with Lab(2) as x:
@@ -103,4 +122,4 @@ def losses_in(lines):
     return {line["step"]: line["loss"] for line in found if "loss" in line}
 
 
-TORCH = [gpt_trains, llama_trains, torchrun_trains]
+TORCH = [gpt_trains, llama_trains, hsdp_trains, torchrun_trains]
