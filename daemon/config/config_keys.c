@@ -326,7 +326,8 @@ const struct config_key config_keys[] = {
 	{ FIELD_AS("peer_allow", peer.allow), .type = CONFIG_WORDS, .max = 2047,
 	  .by_default = "",
 	  .help = "Names of the nodes whose connections are accepted. Empty: each node with a certificate\n"
-		  "of peer_ca." },
+		  "of peer_ca. An embedded etcd does not read this key: it accepts every certificate of\n"
+		  "peer_ca, which is therefore a CA of this cluster alone." },
 	{ FIELD_AS("peer_insecure", peer.insecure), .type = CONFIG_CHOICE, .choices = "yes|no",
 	  .by_default = "no",
 	  .help = "yes: the daemon accepts connections of other nodes without certificates, also on\n"
