@@ -34,7 +34,8 @@ struct embedded_setup {
 
 /* How a member without data comes to a store: it makes one, or joins one. */
 struct embedded_join {
-	struct coord *members; /* the peer ports of all seeds; NULL: not needed now */
+	/* the client ports of all seeds, and their peer ports; NULL: not needed now */
+	struct coord *members, *peers;
 	struct etcd_member_call call;
 	size_t asked; /* which of them; not this node's */
 	/* what etcd is told at its start; it ignores all three if it has data */

@@ -9,7 +9,8 @@
  *   others: ask again, later
  *
  * Only the first seed makes a store, so that there are never two. It does so only if no other member of
- * etcd runs: one that has data answers at its peer port, also if it has no leader. The store has an id of
+ * etcd runs. One that has data, but no leader, does not serve its clients; so the peer ports of those that
+ * do not answer are connected to, too: without TLS, since only a refused connection counts. The store has an id of
  * its own each time, so that members of an earlier one are refused, and noticed (etcd_cluster.c).
  *
  * A learner has no vote: if it dies before it has the data, the others go on as before. When it serves
@@ -56,28 +57,29 @@ static void embedded_join_url(const struct embedded *e, const struct seed *s,
 	snprintf(ret, EMBEDDED_URL_BYTES, "%s://%s", e->setup.cert ? "https" : "http", at);
 }
 
-/* The peer ports of all seeds, in their order. */
 static int embedded_join_open(struct embedded *e, char why[EMBEDDED_WHY_BYTES])
 {
 	char texts[SEEDS_MEMBERS][HOSTPORT_TEXT_BYTES];
-	const char *endpoints[SEEDS_MEMBERS];
-	struct coord_options o = { .endpoints = endpoints,
-				   .n_endpoints = e->setup.seeds.n,
-				   .prefix = "/",
-				   .ca = e->setup.ca,
-				   .cert = e->setup.cert,
-				   .key = e->setup.key };
+	const char *peer_ports[SEEDS_MEMBERS];
+	struct coord_options clients = { .endpoints = e->endpoints,
+					 .n_endpoints = e->setup.seeds.n,
+					 .prefix = "/",
+					 .ca = e->setup.ca,
+					 .cert = e->setup.cert,
+					 .key = e->setup.key };
+	struct coord_options peers = { .endpoints = peer_ports,
+				       .n_endpoints = e->setup.seeds.n,
+				       .prefix = "/" };
 	struct fault f = FAULT_NULL;
 
-	if (e->join.members)
-		return 0;
-	for (size_t i = 0; i < o.n_endpoints; i++) {
+	for (size_t i = 0; i < e->setup.seeds.n; i++) {
 		const struct seed *s = &e->setup.seeds.members[i];
 
 		hostport_format(s->host, s->peer_port, texts[i]);
-		endpoints[i] = texts[i];
+		peer_ports[i] = texts[i];
 	}
-	if (coord_etcd_new(e->loopq, &o, &e->join.members, &f) == 0)
+	if ((e->join.members || coord_etcd_new(e->loopq, &clients, &e->join.members, &f) == 0) &&
+	    (e->join.peers || coord_etcd_new(e->loopq, &peers, &e->join.peers, &f) == 0))
 		return 0;
 	snprintf(why, EMBEDDED_WHY_BYTES, "the members of etcd cannot be asked: %.300s", f.text);
 	return -ENOMEM;
@@ -106,6 +108,7 @@ void embedded_join_end(struct embedded *e)
 {
 	etcd_member_cancel(&e->join.call);
 	e->join.members = coord_close(e->join.members);
+	e->join.peers = coord_close(e->join.peers);
 }
 
 /* -------------------------------------------------------------------------- how it is started */
@@ -345,6 +348,27 @@ static void embedded_join_on_other(struct embedded *e, const char *why)
 				   e->setup.seeds.members[e->join.asked].node, why);
 }
 
+static void embedded_join_on_silence(struct embedded *e, const char *why);
+
+/* The peer port of one that does not serve clients. */
+static void embedded_join_on_probed(struct etcd_member_call *call,
+				    const struct etcd_member_reply *reply)
+{
+	struct embedded *e = CONTAINER_OF(call, struct embedded, join.call);
+
+	if (!reply->ok && embedded_join_is_silence(reply->why))
+		embedded_join_on_silence(e, reply->why);
+	else
+		embedded_join_on_other(e, "it has no leader, or begins");
+}
+
+static void embedded_join_probe(struct embedded *e)
+{
+	e->join.call.done = embedded_join_on_probed;
+	if (etcd_member_list(e->join.peers, &e->join.call, e->join.asked, JOIN_ASK_MS) < 0)
+		embedded_join_fail(e, "there is no memory to ask the members of etcd");
+}
+
 static void embedded_join_on_silence(struct embedded *e, const char *why)
 {
 	const struct seed *first = &e->setup.seeds.members[0];
@@ -371,7 +395,7 @@ static void embedded_join_on_listed(struct etcd_member_call *call,
 	if (reply->ok)
 		embedded_join_decide(e, reply);
 	else if (embedded_join_is_silence(reply->why))
-		embedded_join_on_silence(e, reply->why);
+		embedded_join_probe(e);
 	else
 		embedded_join_on_other(e, reply->why);
 }

@@ -1,8 +1,7 @@
 /*
  * The members of an etcd cluster: listed, added, removed and promoted. A learner has the data but no vote.
  *
- * Each call goes to one endpoint of the options, and to no other. etcd answers MemberList at its client
- * port and, also while its members have no leader, at its peer port.
+ * Each call goes to one endpoint of the options, and to no other.
  *
  * Loop thread only. The callback runs on the loop, exactly once, never inside the function that starts
  * the call, and not after etcd_member_cancel or coord_close.

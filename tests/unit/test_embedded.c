@@ -36,7 +36,8 @@ static struct looprun run;
 static char folder[] = "/tmp/shardd-embedded-XXXXXX";
 static char client[NODES][32], peer[NODES][32]; /* 127.0.0.1:PORT */
 static struct node nodes[NODES];
-static bool connected; /* gRPC was begun, and keeps descriptors */
+static const char *ca, *cert, *key; /* paths; NULL: no TLS */
+static bool connected;              /* gRPC was begun, and keeps descriptors */
 
 static void on_changed(struct embedded *e, void *userdata)
 {
@@ -138,9 +139,14 @@ static struct seeds seeds_of(const char *node, unsigned n, const char *host)
 static int begin_node(struct node *n, const char *node, const struct seeds *s, const char *etcd,
 		      struct fault *f)
 {
-	struct embedded_options o = {
-		.node = node, .cluster = "test", .seeds = s, .dir = n->dir, .etcd = etcd
-	};
+	struct embedded_options o = { .node = node,
+				      .cluster = "test",
+				      .seeds = s,
+				      .dir = n->dir,
+				      .etcd = etcd,
+				      .ca = ca,
+				      .cert = cert,
+				      .key = key };
 
 	*f = FAULT_NULL;
 	n->stopped = false;
@@ -228,9 +234,6 @@ static void on_done(struct coord_call *call, const struct coord_reply *r)
 		snprintf(q->value, sizeof(q->value), "%.*s", (int)r->kvs[0].bytes,
 			 (const char *)r->kvs[0].value);
 }
-
-/* NULL: none. */
-static const char *ca, *cert, *key; /* paths */
 
 static struct coord *connect_to(const struct node *n)
 {
@@ -763,7 +766,7 @@ static bool has_no_leader(void *arg)
 {
 	const struct node *n = arg;
 
-	return strstr(n->last_why, "no leader") != NULL;
+	return strstr(n->last_why, "it has no leader") != NULL;
 }
 
 static bool listens(const char *at)
@@ -778,11 +781,10 @@ static bool listens(const char *at)
 	return yes;
 }
 
-Test(embedded, the_first_seed_without_data_makes_no_store_beside_another_one)
+static void make_no_store_beside_another_one(void)
 {
 	struct coord *c;
 
-	needs_etcd();
 	start_three();
 	c = connect_to(&nodes[0]);
 	store(c, "kept", "kept");
@@ -797,6 +799,24 @@ Test(embedded, the_first_seed_without_data_makes_no_store_beside_another_one)
 	cr_expect_eq(embedded_pid(nodes[0].e), 0);
 	start_three();
 	expect_stored(2, "kept");
+}
+
+Test(embedded, the_first_seed_without_data_makes_no_store_beside_another_one)
+{
+	needs_etcd();
+	make_no_store_beside_another_one();
+}
+
+Test(embedded, nor_with_certificates)
+{
+	char paths[3][96];
+
+	needs_etcd();
+	make_certificates();
+	ca = certificate("ca.pem", paths[0]);
+	cert = certificate("node.pem", paths[1]);
+	key = certificate("node.key", paths[2]);
+	make_no_store_beside_another_one();
 }
 
 static bool is_split(struct coord *c)
