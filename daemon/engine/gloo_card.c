@@ -4,12 +4,15 @@
 #include <assert.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <string.h>
 #include <sys/random.h>
 
 #include "core/check.h"
 
-#define GLOO_CARD_MAGIC "SHDCARD1"
+#define GLOO_CARD_MAGIC  "SHDCARD2"
+#define GLOO_CARD_SECRET 16
 
 struct gloo_card {
 	char magic[8];
@@ -17,15 +20,18 @@ struct gloo_card {
 	uint16_t family;
 	uint16_t port;
 	uint8_t ip[16];
-	uint8_t tokens[][GLOO_CARD_TOKEN];
+	uint8_t secret[GLOO_CARD_SECRET];
 };
 
-static_assert(sizeof(struct gloo_card) == 32, "no padding");
+static_assert(sizeof(struct gloo_card) == GLOO_CARD_BYTES, "no padding");
 
-size_t gloo_card_bytes(int size)
-{
-	return sizeof(struct gloo_card) + (size_t)size * GLOO_CARD_TOKEN;
-}
+/* Of which a token is the HMAC. Its key is the secret of one card, which says who expects the token. */
+struct gloo_card_from {
+	char magic[8];
+	uint32_t member; /* network order */
+};
+
+static_assert(sizeof(struct gloo_card_from) == 12, "no padding");
 
 static int gloo_card_set_address(struct gloo_card *c, const struct sockaddr_storage *address)
 {
@@ -72,15 +78,14 @@ int gloo_card_make(uint8_t *card, int size, const struct sockaddr_storage *addre
 	memcpy(c->magic, GLOO_CARD_MAGIC, sizeof(c->magic));
 	c->size = htonl((uint32_t)size);
 	r = gloo_card_set_address(c, address);
-	return r ? r : gloo_card_fill(c->tokens, (size_t)size * GLOO_CARD_TOKEN);
+	return r ? r : gloo_card_fill(c->secret, sizeof(c->secret));
 }
 
-bool gloo_card_check(const uint8_t *card, size_t bytes, int size)
+bool gloo_card_check(const uint8_t *card, int size)
 {
 	const struct gloo_card *c = (const struct gloo_card *)card;
 
-	return bytes == gloo_card_bytes(size) &&
-	       memcmp(c->magic, GLOO_CARD_MAGIC, sizeof(c->magic)) == 0 &&
+	return memcmp(c->magic, GLOO_CARD_MAGIC, sizeof(c->magic)) == 0 &&
 	       c->size == htonl((uint32_t)size) &&
 	       (c->family == htons(4) || c->family == htons(6)) && c->port != 0;
 }
@@ -104,10 +109,19 @@ socklen_t gloo_card_address(const uint8_t *card, struct sockaddr_storage *ret)
 	return sizeof(*in6);
 }
 
-const uint8_t *gloo_card_token(const uint8_t *card, int member)
+int gloo_card_token(const uint8_t *card, int member, uint8_t ret[GLOO_CARD_TOKEN])
 {
+	const struct gloo_card *c = (const struct gloo_card *)card;
+	struct gloo_card_from from = { .member = htonl((uint32_t)member) };
+	unsigned bytes = GLOO_CARD_TOKEN;
+
 	CHECK(member >= 0);
-	return ((const struct gloo_card *)card)->tokens[member];
+	memcpy(from.magic, GLOO_CARD_MAGIC, sizeof(from.magic));
+	if (!HMAC(EVP_sha256(), c->secret, sizeof(c->secret), (const uint8_t *)&from, sizeof(from),
+		  ret, &bytes))
+		return -EIO;
+	CHECK(bytes == GLOO_CARD_TOKEN);
+	return 0;
 }
 
 bool gloo_card_is_token(const uint8_t *token, const uint8_t *other)

@@ -78,7 +78,7 @@ __attribute__((format(printf, 3, 4))) static int gloo_meet_fail(struct gloo_meet
 
 static const uint8_t *gloo_meet_card(const struct gloo_meet *m, int member)
 {
-	return m->cards + (size_t)member * gloo_card_bytes(m->o->size);
+	return m->cards + (size_t)member * GLOO_CARD_BYTES;
 }
 
 static bool gloo_meet_is_late(const struct gloo_meet *m)
@@ -114,7 +114,7 @@ static int gloo_meet_listen(struct gloo_meet *m)
 {
 	struct sockaddr_storage address;
 	socklen_t bytes = sizeof(address);
-	uint8_t *card = m->cards + (size_t)m->o->rank * gloo_card_bytes(m->o->size);
+	uint8_t *card = m->cards + (size_t)m->o->rank * GLOO_CARD_BYTES;
 	int r;
 
 	m->listener =
@@ -126,7 +126,7 @@ static int gloo_meet_listen(struct gloo_meet *m)
 		return gloo_meet_fail(m, -errno, "there is no port to listen on: %s",
 				      strerror(errno));
 	r = gloo_card_make(card, m->o->size, &address);
-	return r ? gloo_meet_fail(m, r, "no token can be made: %s", strerror(-r)) : 0;
+	return r ? gloo_meet_fail(m, r, "no secret can be made: %s", strerror(-r)) : 0;
 }
 
 static int gloo_meet_publish(struct gloo_meet *m)
@@ -135,7 +135,7 @@ static int gloo_meet_publish(struct gloo_meet *m)
 	int r;
 
 	gloo_meet_key(m, m->o->rank, key, sizeof(key));
-	r = m->o->set(m->o->store, key, gloo_meet_card(m, m->o->rank), gloo_card_bytes(m->o->size));
+	r = m->o->set(m->o->store, key, gloo_meet_card(m, m->o->rank), GLOO_CARD_BYTES);
 	return r ? gloo_meet_fail(m, r, "the address cannot be published: %s", strerror(-r)) : 0;
 }
 
@@ -158,9 +158,8 @@ static long gloo_meet_get(struct gloo_meet *m, int member, uint8_t *card, size_t
 
 static int gloo_meet_look_up(struct gloo_meet *m, int member)
 {
-	const size_t bytes = gloo_card_bytes(m->o->size);
-	uint8_t *card = m->cards + (size_t)member * bytes;
-	long got = gloo_meet_get(m, member, card, bytes);
+	uint8_t *card = m->cards + (size_t)member * GLOO_CARD_BYTES;
+	long got = gloo_meet_get(m, member, card, GLOO_CARD_BYTES);
 
 	if (got == -ECANCELED)
 		return (int)got;
@@ -170,7 +169,7 @@ static int gloo_meet_look_up(struct gloo_meet *m, int member)
 	if (got < 0)
 		return gloo_meet_fail(m, (int)got, "the address of member %d cannot be read: %s",
 				      member, strerror((int)-got));
-	if (!gloo_card_check(card, (size_t)got, m->o->size))
+	if (got != GLOO_CARD_BYTES || !gloo_card_check(card, m->o->size))
 		return gloo_meet_fail(m, -EBADMSG, "the address of member %d is malformed", member);
 	return 0;
 }
@@ -193,8 +192,8 @@ static bool gloo_meet_say(const struct gloo_meet *m, int fd, int to)
 					 .to = htonl((uint32_t)to) };
 
 	memcpy(hello.magic, GLOO_MEET_MAGIC, sizeof(hello.magic));
-	memcpy(hello.token, gloo_card_token(gloo_meet_card(m, to), m->o->rank),
-	       sizeof(hello.token));
+	if (gloo_card_token(gloo_meet_card(m, to), m->o->rank, hello.token))
+		return false;
 	/* nothing else is in the socket's buffer, so it has room */
 	return send(fd, &hello, sizeof(hello), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(hello);
 }
@@ -218,13 +217,14 @@ static int gloo_meet_hear(struct gloo_meet_line *l)
 static int gloo_meet_know(const struct gloo_meet *m, const struct gloo_meet_hello *hello)
 {
 	const uint32_t from = ntohl(hello->from);
+	uint8_t token[GLOO_CARD_TOKEN];
 
 	if (memcmp(hello->magic, GLOO_MEET_MAGIC, sizeof(hello->magic)) != 0 ||
 	    hello->to != htonl((uint32_t)m->o->rank) || from >= (uint32_t)m->o->size ||
 	    from == (uint32_t)m->o->rank)
 		return -1;
-	if (!gloo_card_is_token(hello->token,
-				gloo_card_token(gloo_meet_card(m, m->o->rank), (int)from)))
+	if (gloo_card_token(gloo_meet_card(m, m->o->rank), (int)from, token) ||
+	    !gloo_card_is_token(hello->token, token))
 		return -1;
 	return (int)from;
 }
@@ -433,7 +433,7 @@ static bool gloo_meet_init(struct gloo_meet *m)
 {
 	const size_t n = (size_t)m->o->size;
 
-	m->cards = calloc(n, gloo_card_bytes(m->o->size));
+	m->cards = calloc(n, GLOO_CARD_BYTES);
 	m->fds = malloc(n * sizeof(*m->fds));
 	m->calls = calloc(n, sizeof(*m->calls));
 	m->polled = calloc(1 + GLOO_MEET_GUESTS + n, sizeof(*m->polled));

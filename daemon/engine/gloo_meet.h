@@ -2,9 +2,9 @@
  * How the members of a communicator get connections to each other which nobody else has.
  *
  * Each member listens on a port of its own, publishes its card (gloo_card.h) and reads those of the
- * others. It connects to the members below it and sends the token that this member's card has for
- * it. The member below checks it and sends the token that the card of the caller has for it. So
- * each side knows that the other one reads the store, and who it is. The port is closed when all
+ * others. It connects to the members below it and sends the token that follows from this member's
+ * card for it. The member below checks it and sends the token that follows from the caller's card.
+ * So each side knows that the other one reads the store, and who it is. The port is closed when all
  * have come.
  *
  * Anybody can connect to the port. Of what a stranger sends no more than a greeting is read, and

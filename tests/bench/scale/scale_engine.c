@@ -70,7 +70,6 @@ static void scale_comm_on_work(struct work *work)
 /* As gloo_meet.c: the cards of all others, in their order. */
 static void scale_comm_look(struct scale_comm *c)
 {
-	const size_t bytes = gloo_card_bytes((int)c->comm.size);
 	char key[256];
 
 	for (; c->next < c->comm.size; c->next++) {
@@ -79,10 +78,10 @@ static void scale_comm_look(struct scale_comm *c)
 		if (c->next == c->comm.member)
 			continue;
 		snprintf(key, sizeof(key), "%s/%u", c->prefix, c->next);
-		got = c->store.get(c->store.userdata, key, 0, c->card, bytes);
+		got = c->store.get(c->store.userdata, key, 0, c->card, GLOO_CARD_BYTES);
 		if (got == -ETIMEDOUT)
 			return;
-		CHECK(gloo_card_check(c->card, (size_t)got, (int)c->comm.size));
+		CHECK(got == GLOO_CARD_BYTES && gloo_card_check(c->card, (int)c->comm.size));
 	}
 	scale_comm_ready(c);
 }
@@ -108,9 +107,7 @@ static int scale_comm_show(struct scale_comm *c)
 	memcpy(&address, &at, sizeof(at));
 	r = gloo_card_make(c->card, (int)c->comm.size, &address);
 	snprintf(key, sizeof(key), "%s/%u", c->prefix, c->comm.member);
-	return r < 0 ? r
-		     : c->store.set(c->store.userdata, key, c->card,
-				    gloo_card_bytes((int)c->comm.size));
+	return r < 0 ? r : c->store.set(c->store.userdata, key, c->card, GLOO_CARD_BYTES);
 }
 
 static int scale_comm_new(struct engine *e, const struct comm_options *o)
@@ -127,7 +124,7 @@ static int scale_comm_new(struct engine *e, const struct comm_options *o)
 	}
 	c->store = *o->group->store;
 	snprintf(c->prefix, sizeof(c->prefix), "%s", o->group->prefix);
-	c->card = malloc(gloo_card_bytes((int)c->comm.size));
+	c->card = malloc(GLOO_CARD_BYTES);
 	CHECK(c->card);
 	return scale_comm_show(c);
 }
