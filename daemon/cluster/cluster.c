@@ -310,56 +310,6 @@ bool cluster_has_part(struct cluster_job *cj, const struct peer *from)
 	return !cj->epoch.peers && from == cluster_to_leader(cj);
 }
 
-/* Every byte of them is kept until the epoch ends. */
-static bool cluster_take_key(struct cluster_job *cj, struct peer *from,
-			     const Shardd__V1__JobMessage *m)
-{
-	if (!cluster_has_part(cj, from))
-		return false;
-	cj->epoch.key_bytes +=
-		m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_SET
-			? strlen(m->set->key) + m->set->value.len + RENDEZVOUS_KEY_BYTES
-			: 0;
-	if (cj->epoch.key_bytes <= CLUSTER_MAX_KEY_BYTES)
-		return true;
-	peer_end(from, "its job's communicators have more than 256 MiB of keys");
-	return false;
-}
-
-/* @from: NULL: this node. */
-static void cluster_on_key(struct cluster_job *cj, struct peer *from,
-			   const Shardd__V1__JobMessage *m)
-{
-	Shardd__V1__JobMessage answer = SHARDD__V1__JOB_MESSAGE__INIT;
-	Shardd__V1__JobKey key = SHARDD__V1__JOB_KEY__INIT;
-	bool get = m->body_case == SHARDD__V1__JOB_MESSAGE__BODY_GET;
-	const char *name = get ? m->get->key : m->set->key;
-	char prefix[CLUSTER_KEY_BYTES], full[512];
-	const void *value;
-
-	if (m->epoch != cj->epoch.number || !m->epoch || (from && !cluster_take_key(cj, from, m)))
-		return;
-	cluster_prefix(cj, prefix);
-	snprintf(full, sizeof(full), "%s%s", prefix, name);
-	if (!get &&
-	    rendezvous_put(cj->c->rendezvous, full, m->set->value.data, m->set->value.len) < 0)
-		log_error("cluster",
-			  "a key of a communicator is too long, or there is no memory job=%s",
-			  cj->label);
-	value = rendezvous_find(cj->c->rendezvous, full, &key.value.len);
-	if (!value || !cj->epoch.peers)
-		return; /* it was for threads here */
-	key.key = (char *)name;
-	key.value.data = (uint8_t *)value;
-	answer.epoch = m->epoch;
-	answer.body_case = SHARDD__V1__JOB_MESSAGE__BODY_SET;
-	answer.set = &key;
-	for (unsigned i = 0; !get && i < cj->epoch.n_nodes; i++) /* to whoever may wait for it */
-		cluster_send(cj, cj->epoch.peers[i], &answer);
-	if (get)
-		cluster_send(cj, from, &answer);
-}
-
 void cluster_deny(struct cluster *c, struct peer *from, const char *label)
 {
 	struct cluster_job cj = { .c = c };
@@ -487,61 +437,6 @@ static void cluster_on_message(void *userdata, struct peer *p, const Shardd__V1_
 		cluster_answer_nothing(c, p, m->job);
 	else if (m->job->body_case == SHARDD__V1__JOB_MESSAGE__BODY_WISH)
 		cluster_deny(c, p, m->job->job);
-}
-
-/* -------------------------------------------------------------- where members meet */
-
-/* Of a key "UID/NAME/INCARNATION/EPOCH/REST". */
-static struct cluster_job *cluster_of_key(struct cluster *c, const char *key, const char **ret_rest)
-{
-	struct cluster_job *cj, *tmp;
-	char prefix[CLUSTER_KEY_BYTES];
-
-	list_for_each (cj, tmp, &c->all, link) {
-		size_t n = cluster_prefix(cj, prefix);
-
-		if (strncmp(key, prefix, n) != 0)
-			continue;
-		*ret_rest = key + n;
-		return cj;
-	}
-	return NULL;
-}
-
-static void cluster_on_set(void *userdata, const char *key, const void *value, size_t bytes)
-{
-	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
-	Shardd__V1__JobKey k = SHARDD__V1__JOB_KEY__INIT;
-	const char *rest;
-	struct cluster_job *cj = cluster_of_key(userdata, key, &rest);
-
-	if (!cj)
-		return;
-	k.key = (char *)rest;
-	k.value = (ProtobufCBinaryData){ bytes, (uint8_t *)value };
-	m.epoch = cj->epoch.number;
-	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_SET;
-	m.set = &k;
-	if (cj->epoch.peers)
-		cluster_on_key(cj, NULL, &m);
-	else
-		cluster_send(cj, cluster_to_leader(cj), &m);
-}
-
-static void cluster_on_get(void *userdata, const char *key)
-{
-	Shardd__V1__JobMessage m = SHARDD__V1__JOB_MESSAGE__INIT;
-	Shardd__V1__JobKey k = SHARDD__V1__JOB_KEY__INIT;
-	const char *rest;
-	struct cluster_job *cj = cluster_of_key(userdata, key, &rest);
-
-	if (!cj || cj->epoch.peers)
-		return; /* the leader's own: it comes */
-	k.key = (char *)rest;
-	m.epoch = cj->epoch.number;
-	m.body_case = SHARDD__V1__JOB_MESSAGE__BODY_GET;
-	m.get = &k;
-	cluster_send(cj, cluster_to_leader(cj), &m);
 }
 
 /* ------------------------------------------------------------------- membership */
@@ -681,8 +576,8 @@ static int cluster_start(struct cluster *c, const struct cluster_options *o, str
 						    .message = cluster_on_message,
 						    .gone = cluster_on_gone,
 						    .refused = cluster_on_refused };
-	static const struct rendezvous_ops rendezvous_ops = { .set = cluster_on_set,
-							      .get = cluster_on_get };
+	static const struct rendezvous_ops rendezvous_ops = { .set = cluster_keys_set,
+							      .get = cluster_keys_get };
 	struct peers_options p = o->peers;
 
 	p.node = c->node;

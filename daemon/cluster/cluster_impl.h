@@ -20,9 +20,9 @@
 #define CLUSTER_PAUSE_US  500000u
 #define CLUSTER_ANSWER_MS 2000u
 #define CLUSTER_KEY_BYTES 160u
-/* Of the keys of an epoch's communicators that other nodes have sent. */
-#define CLUSTER_MAX_KEY_BYTES (256u << 20)
-#define CLUSTER_AT_BYTES      272u
+/* Of a communicator's key, the job's and the epoch's part included: longer than rendezvous takes. */
+#define CLUSTER_FULL_KEY_BYTES 512u
+#define CLUSTER_AT_BYTES       272u
 /* Two steps, each of this node and of the one before; and what a try to restore has left. */
 #define CLUSTER_MAX_REPLICAS 16u
 /* Without a byte of a part that is fetched. */
@@ -454,6 +454,12 @@ void cluster_copies_tick(struct cluster *c, uint64_t now_us);
 void cluster_replica_serve(struct cluster *c);
 /* The leader: begin a round of replicas of the next commit, if it is time (cluster_round.c). Return: it has begun. */
 bool cluster_round_replicate(struct cluster_job *cj, struct job *job);
+
+/* Where members of communicators meet (cluster_keys.c): a message set or get. @from: NULL: this node. */
+void cluster_on_key(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m);
+/* The slots of struct rendezvous_ops. */
+void cluster_keys_set(void *userdata, const char *key, const void *value, size_t bytes);
+void cluster_keys_get(void *userdata, const char *key);
 
 /* Is @from a node of the epoch, at the leader, or else the leader? */
 bool cluster_has_part(struct cluster_job *cj, const struct peer *from);

@@ -11,11 +11,18 @@
 
 struct rendezvous_key {
 	struct list link; /* rendezvous.keys */
-	char key[RENDEZVOUS_KEY_BYTES];
-	void *value; /* owned; NULL: not there yet */
+	void *value;      /* owned; NULL: not there yet */
 	size_t bytes;
-	bool is_new; /* set here, and the leader does not know */
-	uint8_t ask; /* enum rendezvous_ask */
+	struct list waiters; /* of struct rendezvous_waiter; the loop's */
+	bool is_new;         /* set here, and the leader does not know */
+	uint8_t ask;         /* enum rendezvous_ask */
+	char key[];
+};
+
+/* At the leader: another node waits for the value. */
+struct rendezvous_waiter {
+	struct list link; /* rendezvous_key.waiters */
+	unsigned node;
 };
 
 /* A thread here waits for the value. */
@@ -66,8 +73,18 @@ int rendezvous_new(struct loopq *loopq, const struct rendezvous_ops *ops, void *
 	return 0;
 }
 
+static void rendezvous_waiter_free(struct rendezvous_waiter *w)
+{
+	list_unlink(&w->link);
+	free(w);
+}
+
 static void rendezvous_key_free(struct rendezvous_key *k)
 {
+	struct rendezvous_waiter *w, *tmp;
+
+	list_for_each (w, tmp, &k->waiters, link)
+		rendezvous_waiter_free(w);
 	list_unlink(&k->link);
 	free(k->value);
 	free(k);
@@ -108,13 +125,15 @@ static struct rendezvous_key *rendezvous_look(struct rendezvous *r, const char *
 static struct rendezvous_key *rendezvous_make(struct rendezvous *r, const char *key)
 {
 	struct rendezvous_key *k = rendezvous_look(r, key);
+	const size_t bytes = strlen(key) + 1;
 
-	if (k || strlen(key) >= RENDEZVOUS_KEY_BYTES)
+	if (k || bytes > RENDEZVOUS_KEY_BYTES)
 		return k;
-	k = calloc(1, sizeof(*k));
+	k = calloc(1, sizeof(*k) + bytes);
 	if (!k)
 		return NULL;
-	memcpy(k->key, key, strlen(key) + 1);
+	memcpy(k->key, key, bytes);
+	list_init(&k->waiters);
 	list_init(&k->link);
 	list_append(&r->keys, &k->link);
 	return k;
@@ -287,6 +306,54 @@ const void *rendezvous_find(struct rendezvous *r, const char *key, size_t *ret_b
 		*ret_bytes = k->bytes;
 	pthread_mutex_unlock(&r->lock);
 	return value;
+}
+
+bool rendezvous_is_known(struct rendezvous *r, const char *key)
+{
+	bool known;
+
+	pthread_mutex_lock(&r->lock);
+	known = rendezvous_look(r, key) != NULL;
+	pthread_mutex_unlock(&r->lock);
+	return known;
+}
+
+int rendezvous_await(struct rendezvous *r, const char *key, unsigned node)
+{
+	struct rendezvous_waiter *w = calloc(1, sizeof(*w));
+	struct rendezvous_key *k = NULL;
+	bool over;
+
+	if (!w)
+		return -ENOMEM;
+	w->node = node;
+	list_init(&w->link);
+	pthread_mutex_lock(&r->lock);
+	over = rendezvous_is_over(r, key);
+	if (!over)
+		k = rendezvous_make(r, key);
+	if (k)
+		list_append(&k->waiters, &w->link);
+	pthread_mutex_unlock(&r->lock);
+	if (!k)
+		free(w);
+	return k ? 0 : over ? -ECANCELED : -ENOMEM;
+}
+
+bool rendezvous_next_waiter(struct rendezvous *r, const char *key, unsigned *ret_node)
+{
+	struct rendezvous_waiter *w;
+	struct rendezvous_key *k;
+
+	pthread_mutex_lock(&r->lock);
+	k = rendezvous_look(r, key);
+	pthread_mutex_unlock(&r->lock);
+	if (!k || list_empty(&k->waiters))
+		return false;
+	w = list_first(&k->waiters, struct rendezvous_waiter, link);
+	*ret_node = w->node;
+	rendezvous_waiter_free(w);
+	return true;
 }
 
 void rendezvous_drop(struct rendezvous *r, const char *prefix)

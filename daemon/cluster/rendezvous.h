@@ -38,6 +38,13 @@ struct comm_store rendezvous_store(struct rendezvous *r);
 int rendezvous_put(struct rendezvous *r, const char *key, const void *value, size_t bytes);
 /* Return: the value of @key, borrowed until it is dropped, or NULL. */
 const void *rendezvous_find(struct rendezvous *r, const char *key, size_t *ret_bytes);
+/* Is there a value of @key, or does somebody wait for it? */
+bool rendezvous_is_known(struct rendezvous *r, const char *key);
+/* At the leader: node @node of the epoch waits for @key, until it is dropped. Return: 0, -ECANCELED: the epoch
+ * is over, or -ENOMEM (also for a key that is too long). */
+int rendezvous_await(struct rendezvous *r, const char *key, unsigned node);
+/* One of those that wait for @key, in the order in which they came; it waits no more. Return: false: there is none. */
+bool rendezvous_next_waiter(struct rendezvous *r, const char *key, unsigned *ret_node);
 /* No communicator is made any more whose keys begin with @prefix: waits for them end with an error. */
 void rendezvous_drop(struct rendezvous *r, const char *prefix);
 

@@ -676,7 +676,7 @@ static void cutfix_begin_node(unsigned i)
 	snprintf(at, sizeof(at), "10.0.0.1:%u", i);
 	nodefix_begin(&w->n, &(struct nodefix_options){ .beside = i > 0 });
 	cluster_set_slots(&w->n.jobs.ops);
-	CHECK(scale_engine_new(&w->n.run.queue, false, &w->n.node.nodes_engine) == 0);
+	CHECK(scale_engine_new(&w->n.run.queue, SCALE_AT_ONCE, &w->n.node.nodes_engine) == 0);
 	CHECK(coord_fake_open(fix.store, &w->n.run.queue, &w->coord) == 0);
 	the_cluster = NULL;
 	CHECK(cluster_new(&w->n.run.loop, &w->n.run.queue, &w->n.jobs, w->coord, &o, &w->cluster,

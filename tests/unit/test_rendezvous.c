@@ -112,6 +112,37 @@ Test(rendezvous, a_key_that_is_too_long_is_refused)
 	cr_assert_eq(rendezvous_put(fix.r, key, "x", 1), 0);
 }
 
+/* "1 2 " */
+static const char *waiters(const char *key)
+{
+	static char text[64];
+	unsigned node;
+	size_t n = 0;
+
+	*text = 0;
+	while (rendezvous_next_waiter(fix.r, key, &node))
+		n += (size_t)snprintf(text + n, sizeof(text) - n, "%u ", node);
+	return text;
+}
+
+Test(rendezvous, nodes_that_wait_for_a_key_are_told_once)
+{
+	cr_assert_not(rendezvous_is_known(fix.r, "0/j/1/e"));
+	cr_assert_str_eq(waiters("0/j/1/e"), "");
+	cr_assert_eq(rendezvous_await(fix.r, "0/j/1/e", 7), 0);
+	cr_assert_eq(rendezvous_await(fix.r, "0/j/1/e", 2), 0);
+	cr_assert_eq(rendezvous_await(fix.r, "0/j/1/f", 3), 0);
+	cr_assert(rendezvous_is_known(fix.r, "0/j/1/e"));
+	cr_assert_str_eq(find("0/j/1/e"), "-");
+	cr_assert_eq(rendezvous_put(fix.r, "0/j/1/e", "x", 1), 0);
+	cr_assert_str_eq(waiters("0/j/1/e"), "7 2 ");
+	cr_assert_str_eq(waiters("0/j/1/e"), "");
+	rendezvous_drop(fix.r, "0/j/1/");
+	cr_assert_str_eq(waiters("0/j/1/f"), "");
+	cr_assert_eq(rendezvous_await(fix.r, "0/j/1/f", 3), -ECANCELED);
+	cr_assert_not(rendezvous_is_known(fix.r, "0/j/1/f"));
+}
+
 static void *wait_for_d(void *arg)
 {
 	const struct comm_store s = rendezvous_store(fix.r);

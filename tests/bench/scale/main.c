@@ -32,7 +32,7 @@ static void main_print(unsigned n, const char *phase, const struct scale_counts 
 
 static void main_run(unsigned n)
 {
-	struct scale *s = scale_new(n, false);
+	struct scale *s = scale_new(n, SCALE_AT_ONCE);
 	struct scale_counts c = scale_members(s);
 	unsigned steps;
 
@@ -56,7 +56,7 @@ static void main_run(unsigned n)
 
 static void main_meet(unsigned n)
 {
-	struct scale *s = scale_new(n, true);
+	struct scale *s = scale_new(n, SCALE_GLOO);
 	struct scale_counts c;
 
 	(void)scale_join(s);

@@ -159,7 +159,7 @@ int __wrap_coord_watch_begin(struct coord *c, struct coord_watch *w, const char 
 
 /* ------------------------------------------------------------------ the nodes */
 
-static void scale_node_begin(struct scale *s, unsigned i, bool meets)
+static void scale_node_begin(struct scale *s, unsigned i, enum scale_way way)
 {
 	struct scale_node *w = &s->nodes[i];
 	char name[32], at[32];
@@ -174,7 +174,7 @@ static void scale_node_begin(struct scale *s, unsigned i, bool meets)
 	nodefix_begin(&w->n, &(struct nodefix_options){ .beside = i > 0 });
 	w->n.node.limits.max_units_per_job = 1000;
 	cluster_set_slots(&w->n.jobs.ops);
-	CHECK(scale_engine_new(&w->n.run.queue, meets, &w->n.node.nodes_engine) == 0);
+	CHECK(scale_engine_new(&w->n.run.queue, way, &w->n.node.nodes_engine) == 0);
 	CHECK(coord_fake_open(s->store, &w->n.run.queue, &coord) == 0);
 	the_cluster = NULL;
 	CHECK(cluster_new(&w->n.run.loop, &w->n.run.queue, &w->n.jobs, coord, &o, &w->cluster,
@@ -207,7 +207,7 @@ static void scale_allow_descriptors(unsigned n)
 	CHECK(setrlimit(RLIMIT_NOFILE, &r) == 0);
 }
 
-struct scale *scale_new(unsigned n, bool meets)
+struct scale *scale_new(unsigned n, enum scale_way way)
 {
 	struct scale *s = calloc(1, sizeof(*s));
 
@@ -222,7 +222,7 @@ struct scale *scale_new(unsigned n, bool meets)
 	scale_count();
 	scale_net_begin(n, scale_enter, scale_leave);
 	for (unsigned i = 0; i < n; i++)
-		scale_node_begin(s, i, meets);
+		scale_node_begin(s, i, way);
 	scale_rounds_until(s, scale_are_members, "becoming members");
 	s->members = scale_counts;
 	return s;

@@ -31,9 +31,15 @@ struct scale_counts {
 
 struct scale;
 
-/* @n: 2 to SCALE_MOST. @meets: communicators meet as those of Gloo do, by cards over the links; else they are
- * there at once. Members of the store; no job yet. */
-struct scale *scale_new(unsigned n, bool meets);
+/* How communicators meet. */
+enum scale_way {
+	SCALE_AT_ONCE, /* not at all: they are there */
+	SCALE_GLOO,    /* as those of Gloo, by cards over the links */
+	SCALE_NCCL,    /* as those of NCCL with one device on each node: by keys, over the links */
+};
+
+/* @n: 2 to SCALE_MOST. Members of the store; no job yet. */
+struct scale *scale_new(unsigned n, enum scale_way way);
 /* All of them leave. Return: NULL. */
 struct scale *scale_free(struct scale *s);
 
@@ -64,7 +70,7 @@ extern struct scale_counts scale_counts;
 
 #include "engine/engine_impl.h"
 
-int scale_engine_new(struct loopq *loopq, bool meets, struct engine **ret);
+int scale_engine_new(struct loopq *loopq, enum scale_way way, struct engine **ret);
 /* Members of @e that have not met look for the others again. */
 void scale_engine_look(struct engine *e);
 

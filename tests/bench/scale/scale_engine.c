@@ -1,6 +1,6 @@
 /*
- * The engine between the nodes, without connections: members meet as those of Gloo do, one card each over the
- * store of the epoch, one after the other. Operations end at once and move nothing.
+ * The engine between the nodes, without connections: members meet as those of Gloo or of NCCL do, over the store
+ * of the epoch. Operations end at once and move nothing.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 struct scale_engine {
 	struct engine engine;
 	struct loopq *loopq;
-	bool meets;
+	enum scale_way way;
 	struct list making; /* of struct scale_comm */
 };
 
@@ -86,15 +86,66 @@ static void scale_comm_look(struct scale_comm *c)
 	scale_comm_ready(c);
 }
 
+/* Return: whether the value is there. */
+static bool scale_comm_get(struct scale_comm *c, const char *what, const char *expected)
+{
+	char key[256], value[16];
+	long got;
+
+	snprintf(key, sizeof(key), "%s/%s", c->prefix, what);
+	got = c->store.get(c->store.userdata, key, 0, value, sizeof(value));
+	CHECK(got == -ETIMEDOUT ||
+	      (got == (long)strlen(expected) && memcmp(value, expected, (size_t)got) == 0));
+	return got > 0;
+}
+
+static int scale_comm_set(struct scale_comm *c, const char *what, const char *value)
+{
+	char key[256];
+
+	snprintf(key, sizeof(key), "%s/%s", c->prefix, what);
+	return c->store.set(c->store.userdata, key, value, strlen(value));
+}
+
+static int scale_comm_show_key(struct scale_comm *c)
+{
+	char what[16];
+
+	snprintf(what, sizeof(what), "%u", c->comm.member);
+	return scale_comm_set(c, what, "nccl");
+}
+
+/* As nccl_meet.c: member 0 makes the id when it has seen all others. */
+static void scale_comm_look_keys(struct scale_comm *c)
+{
+	char what[16];
+
+	if (c->comm.member) {
+		if (scale_comm_get(c, "id", "id of all"))
+			scale_comm_ready(c);
+		return;
+	}
+	for (c->next += c->next == 0; c->next < c->comm.size; c->next++) {
+		snprintf(what, sizeof(what), "%u", c->next);
+		if (!scale_comm_get(c, what, "nccl"))
+			return;
+	}
+	CHECK(scale_comm_set(c, "id", "id of all") == 0);
+	scale_comm_ready(c);
+}
+
 void scale_engine_look(struct engine *e)
 {
 	struct scale_engine *s = (struct scale_engine *)e;
 	struct scale_comm *c, *tmp;
 
-	if (!s->meets)
+	if (s->way == SCALE_AT_ONCE)
 		return;
 	list_for_each (c, tmp, &s->making, link)
-		scale_comm_look(c);
+		if (s->way == SCALE_GLOO)
+			scale_comm_look(c);
+		else
+			scale_comm_look_keys(c);
 }
 
 static int scale_comm_show(struct scale_comm *c)
@@ -118,7 +169,7 @@ static int scale_comm_new(struct engine *e, const struct comm_options *o)
 	CHECK(c && o->group && comm_init(&c->comm, e, o, o->group->size, o->group->member) == 0);
 	list_init(&c->link);
 	list_append(&s->making, &c->link);
-	if (!s->meets) {
+	if (s->way == SCALE_AT_ONCE) {
 		loopq_post(s->loopq, &c->work, scale_comm_on_work);
 		return 0;
 	}
@@ -126,7 +177,7 @@ static int scale_comm_new(struct engine *e, const struct comm_options *o)
 	snprintf(c->prefix, sizeof(c->prefix), "%s", o->group->prefix);
 	c->card = malloc(GLOO_CARD_BYTES);
 	CHECK(c->card);
-	return scale_comm_show(c);
+	return s->way == SCALE_GLOO ? scale_comm_show(c) : scale_comm_show_key(c);
 }
 
 static void scale_comm_free(struct comm *c)
@@ -168,7 +219,7 @@ static void scale_engine_close(struct engine *e)
 	free(e);
 }
 
-int scale_engine_new(struct loopq *loopq, bool meets, struct engine **ret)
+int scale_engine_new(struct loopq *loopq, enum scale_way way, struct engine **ret)
 {
 	static const struct engine_ops ops = { .name = "scale",
 					       .groups = true,
@@ -186,7 +237,7 @@ int scale_engine_new(struct loopq *loopq, bool meets, struct engine **ret)
 		return -ENOMEM;
 	engine_init(&s->engine, &ops);
 	s->loopq = loopq;
-	s->meets = meets;
+	s->way = way;
 	list_init(&s->making);
 	*ret = &s->engine;
 	return 0;
