@@ -359,6 +359,7 @@ static void cluster_on_job(struct cluster_job *cj, struct peer *from,
 		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_SET:
 	case SHARDD__V1__JOB_MESSAGE__BODY_GET:
+	case SHARDD__V1__JOB_MESSAGE__BODY_EXCHANGE:
 		cluster_on_key(cj, from, m);
 		return;
 	case SHARDD__V1__JOB_MESSAGE__BODY_LEFT:
@@ -577,7 +578,8 @@ static int cluster_start(struct cluster *c, const struct cluster_options *o, str
 						    .gone = cluster_on_gone,
 						    .refused = cluster_on_refused };
 	static const struct rendezvous_ops rendezvous_ops = { .set = cluster_keys_set,
-							      .get = cluster_keys_get };
+							      .get = cluster_keys_get,
+							      .give = cluster_keys_give_here };
 	struct peers_options p = o->peers;
 
 	p.node = c->node;

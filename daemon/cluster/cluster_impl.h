@@ -455,11 +455,12 @@ void cluster_replica_serve(struct cluster *c);
 /* The leader: begin a round of replicas of the next commit, if it is time (cluster_round.c). Return: it has begun. */
 bool cluster_round_replicate(struct cluster_job *cj, struct job *job);
 
-/* Where members of communicators meet (cluster_keys.c): a message set or get. @from: NULL: this node. */
+/* Where members of communicators meet (cluster_keys.c): a message set, get or exchange. @from: NULL: this node. */
 void cluster_on_key(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobMessage *m);
 /* The slots of struct rendezvous_ops. */
 void cluster_keys_set(void *userdata, const char *key, const void *value, size_t bytes);
 void cluster_keys_get(void *userdata, const char *key);
+void cluster_keys_give_here(void *userdata, const struct rendezvous_gift *g);
 
 /* Is @from a node of the epoch, at the leader, or else the leader? */
 bool cluster_has_part(struct cluster_job *cj, const struct peer *from);

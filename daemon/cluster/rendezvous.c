@@ -1,4 +1,4 @@
-#include "cluster/rendezvous.h"
+#include "cluster/rendezvous_impl.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -37,20 +37,6 @@ struct rendezvous_over {
 	char prefix[RENDEZVOUS_KEY_BYTES];
 };
 
-struct rendezvous {
-	struct loopq *loopq;
-	const struct rendezvous_ops *ops;
-	void *userdata;
-	pthread_mutex_t lock;
-	/* under the lock */
-	pthread_cond_t news;
-	struct list keys;
-	struct list over; /* of struct rendezvous_over, the oldest first */
-	unsigned n_over;
-	struct work work;
-	bool posted;
-};
-
 int rendezvous_new(struct loopq *loopq, const struct rendezvous_ops *ops, void *userdata,
 		   struct rendezvous **ret)
 {
@@ -63,6 +49,7 @@ int rendezvous_new(struct loopq *loopq, const struct rendezvous_ops *ops, void *
 	r->ops = ops;
 	r->userdata = userdata;
 	list_init(&r->keys);
+	list_init(&r->exchanges);
 	list_init(&r->over);
 	pthread_mutex_init(&r->lock, NULL);
 	pthread_condattr_init(&attr);
@@ -100,6 +87,7 @@ struct rendezvous *rendezvous_free(struct rendezvous *r)
 	CHECK(!r->posted);
 	list_for_each (k, tmp, &r->keys, link)
 		rendezvous_key_free(k);
+	rendezvous_exchanges_drop(r, "");
 	list_for_each (o, next, &r->over, link) {
 		list_unlink(&o->link);
 		free(o);
@@ -139,7 +127,7 @@ static struct rendezvous_key *rendezvous_make(struct rendezvous *r, const char *
 	return k;
 }
 
-static bool rendezvous_is_over(struct rendezvous *r, const char *key)
+bool rendezvous_is_over(struct rendezvous *r, const char *key)
 {
 	struct rendezvous_over *o, *tmp;
 
@@ -168,7 +156,7 @@ static int rendezvous_fill(struct rendezvous *r, struct rendezvous_key *k, const
 
 static void rendezvous_on_work(struct work *work);
 
-static void rendezvous_post(struct rendezvous *r)
+void rendezvous_post(struct rendezvous *r)
 {
 	if (r->posted)
 		return;
@@ -239,7 +227,7 @@ static long rendezvous_get(void *userdata, const char *key, unsigned timeout_ms,
 
 struct comm_store rendezvous_store(struct rendezvous *r)
 {
-	return (struct comm_store){ rendezvous_set, rendezvous_get, r };
+	return (struct comm_store){ rendezvous_set, rendezvous_get, rendezvous_exchange, r };
 }
 
 /* -- the loop */
@@ -278,6 +266,7 @@ static void rendezvous_on_work(struct work *work)
 		else
 			r->ops->get(r->userdata, k->key);
 	}
+	rendezvous_exchanges_tell(r);
 }
 
 int rendezvous_put(struct rendezvous *r, const char *key, const void *value, size_t bytes)
@@ -313,7 +302,7 @@ bool rendezvous_is_known(struct rendezvous *r, const char *key)
 	bool known;
 
 	pthread_mutex_lock(&r->lock);
-	known = rendezvous_look(r, key) != NULL;
+	known = rendezvous_look(r, key) || rendezvous_exchange_look(r, key);
 	pthread_mutex_unlock(&r->lock);
 	return known;
 }
@@ -365,6 +354,7 @@ void rendezvous_drop(struct rendezvous *r, const char *prefix)
 	list_for_each (k, tmp, &r->keys, link)
 		if (strncmp(k->key, prefix, strlen(prefix)) == 0)
 			rendezvous_key_free(k);
+	rendezvous_exchanges_drop(r, prefix);
 	if (o && strlen(prefix) < sizeof(o->prefix)) {
 		memcpy(o->prefix, prefix, strlen(prefix) + 1);
 		list_init(&o->link);

@@ -48,6 +48,19 @@ typedef void (*comm_ready_cb)(void *userdata, struct comm *comm, int status);
  * device): the communicator is aborted, and the results are garbage. Called once, on the loop. */
 typedef void (*comm_failed_cb)(void *userdata, struct comm *comm, const char *why);
 
+/* What all members of a communicator give each other: of each a value, all of one size. The members call
+ * it with the same @key, @size and @bytes. */
+struct comm_exchange {
+	const char *key; /* never used before */
+	unsigned size;   /* members */
+	unsigned member; /* this one */
+	size_t bytes;    /* of a value */
+	const void *value;
+	void *all;   /* out: room for @size values; that of member i is at i * @bytes */
+	bool late;   /* it is not called again: whose value is missing shall be found out */
+	int missing; /* out, after -ETIMEDOUT: a member that has given none; -1: not known */
+};
+
 /* Where members in other processes are met: keys with values that are written once. Called on
  * threads of the engine, several at a time; may block; lives until the engine is closed. */
 struct comm_store {
@@ -57,6 +70,10 @@ struct comm_store {
 	 * for again), or another negative errno (the communicator is not made: also to give up). */
 	long (*get)(void *userdata, const char *key, unsigned timeout_ms, void *value,
 		    size_t capacity);
+	/* Give a value, and wait for those of all members up to @timeout_ms.
+	 * Return: 0, -ETIMEDOUT (it is called again with the same values), -EPROTO: members do not agree on
+	 * their number, -EEXIST: somebody else has given a value as this member, or another negative errno. */
+	int (*exchange)(void *userdata, struct comm_exchange *x, unsigned timeout_ms);
 	void *userdata;
 };
 

@@ -422,7 +422,7 @@ static int gloo_check_options(const struct comm_options *options)
 		return -EINVAL;
 	if (group->size > KERNEL_MAX_INPUTS || group->member >= group->size)
 		return -EINVAL;
-	return group->prefix && group->store ? 0 : -EINVAL;
+	return group->prefix && group->store && group->store->exchange ? 0 : -EINVAL;
 }
 
 static int gloo_new_shim(struct gloo_comm *c, const struct comm_group *group)
@@ -437,13 +437,12 @@ static int gloo_new_shim(struct gloo_comm *c, const struct comm_group *group)
 		.connect_ms = group->connect_ms ? group->connect_ms : GLOO_CONNECT_MS,
 		.meet = gloo_meet,
 		.wait_ms = group->wait_ms,
-		.set = group->store->set,
-		.get = group->store->get,
-		.store = group->store->userdata,
+		.store = &c->store,
 		.died = gloo_on_died,
 		.userdata = c,
 	};
 
+	c->store = *group->store;
 	return gloo_shim_new(&options, &c->shim);
 }
 

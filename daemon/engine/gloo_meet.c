@@ -13,10 +13,12 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
+#include "engine/engine.h"
 #include "engine/gloo_card.h"
 
 #define GLOO_MEET_MAGIC  "SHDGLOO1"
 #define GLOO_MEET_SLICE  100 /* ms of a wait, to see that it is stopped */
+#define GLOO_MEET_LATE   500 /* ms, to find out who is missing */
 #define GLOO_MEET_AGAIN  50  /* ms from a failed call to the next one */
 #define GLOO_MEET_ACCEPT 64  /* connections accepted before others are looked at */
 
@@ -103,12 +105,7 @@ static int gloo_meet_limit_silence(int fd)
 	return 0;
 }
 
-/* --------------------------------------------------------------------- the store */
-
-static void gloo_meet_key(const struct gloo_meet *m, int member, char *key, size_t bytes)
-{
-	snprintf(key, bytes, "%s/%d", m->o->prefix, member);
-}
+/* --------------------------------------------------------------------- the cards */
 
 static int gloo_meet_listen(struct gloo_meet *m)
 {
@@ -129,59 +126,65 @@ static int gloo_meet_listen(struct gloo_meet *m)
 	return r ? gloo_meet_fail(m, r, "no secret can be made: %s", strerror(-r)) : 0;
 }
 
-static int gloo_meet_publish(struct gloo_meet *m)
+/* Return: 0, -ETIMEDOUT: who is missing was asked for, or another negative errno. */
+static int gloo_meet_exchange(struct gloo_meet *m, struct comm_exchange *x)
 {
-	char key[256];
-	int r;
+	const struct comm_store *store = m->o->store;
+	int r = -ETIMEDOUT;
 
-	gloo_meet_key(m, m->o->rank, key, sizeof(key));
-	r = m->o->set(m->o->store, key, gloo_meet_card(m, m->o->rank), GLOO_CARD_BYTES);
-	return r ? gloo_meet_fail(m, r, "the address cannot be published: %s", strerror(-r)) : 0;
-}
-
-/* Return: bytes, or negative errno. */
-static long gloo_meet_get(struct gloo_meet *m, int member, uint8_t *card, size_t bytes)
-{
-	long got = -ETIMEDOUT;
-	char key[256];
-
-	gloo_meet_key(m, member, key, sizeof(key));
-	while (got == -ETIMEDOUT) {
+	while (r == -ETIMEDOUT && !x->late) {
 		if (m->o->stopped(m->o->userdata))
 			return -ECANCELED;
-		if (gloo_meet_is_late(m))
-			return -ETIMEDOUT;
-		got = m->o->get(m->o->store, key, GLOO_MEET_SLICE, card, bytes);
+		x->late = gloo_meet_is_late(m);
+		r = store->exchange(store->userdata, x, x->late ? GLOO_MEET_LATE : GLOO_MEET_SLICE);
 	}
-	return got;
-}
-
-static int gloo_meet_look_up(struct gloo_meet *m, int member)
-{
-	uint8_t *card = m->cards + (size_t)member * GLOO_CARD_BYTES;
-	long got = gloo_meet_get(m, member, card, GLOO_CARD_BYTES);
-
-	if (got == -ECANCELED)
-		return (int)got;
-	if (got == -ETIMEDOUT)
-		return gloo_meet_fail(m, (int)got, "member %d did not publish its address in time",
-				      member);
-	if (got < 0)
-		return gloo_meet_fail(m, (int)got, "the address of member %d cannot be read: %s",
-				      member, strerror((int)-got));
-	if (got != GLOO_CARD_BYTES || !gloo_card_check(card, m->o->size))
-		return gloo_meet_fail(m, -EBADMSG, "the address of member %d is malformed", member);
-	return 0;
-}
-
-static int gloo_meet_look_all_up(struct gloo_meet *m)
-{
-	int r = 0;
-
-	for (int i = 0; i < m->o->size && r == 0; i++)
-		if (i != m->o->rank)
-			r = gloo_meet_look_up(m, i);
 	return r;
+}
+
+static int gloo_meet_not_exchanged(struct gloo_meet *m, int r, const struct comm_exchange *x)
+{
+	switch (r) {
+	case -ECANCELED:
+		return r;
+	case -ETIMEDOUT:
+		if (x->missing < 0)
+			return gloo_meet_fail(m, r,
+					      "not all members published their addresses in time");
+		return gloo_meet_fail(m, r, "member %d did not publish its address in time",
+				      x->missing);
+	case -EPROTO:
+		return gloo_meet_fail(m, r,
+				      "the members do not agree on how many they are; here: %d",
+				      m->o->size);
+	case -EEXIST:
+		return gloo_meet_fail(m, r, "another process has published an address as member %d",
+				      m->o->rank);
+	default:
+		return gloo_meet_fail(m, r, "the addresses cannot be exchanged: %s", strerror(-r));
+	}
+}
+
+static int gloo_meet_look_up(struct gloo_meet *m)
+{
+	uint8_t own[GLOO_CARD_BYTES];
+	struct comm_exchange x = { .key = m->o->prefix,
+				   .size = (unsigned)m->o->size,
+				   .member = (unsigned)m->o->rank,
+				   .bytes = sizeof(own),
+				   .value = own,
+				   .all = m->cards,
+				   .missing = -1 };
+	int r;
+
+	memcpy(own, gloo_meet_card(m, m->o->rank), sizeof(own));
+	r = gloo_meet_exchange(m, &x);
+	if (r)
+		return gloo_meet_not_exchanged(m, r, &x);
+	for (int i = 0; i < m->o->size; i++)
+		if (!gloo_card_check(gloo_meet_card(m, i), m->o->size))
+			return gloo_meet_fail(m, -EBADMSG, "the address of member %d is malformed",
+					      i);
+	return 0;
 }
 
 /* ------------------------------------------------------------------------ greetings */
@@ -413,9 +416,7 @@ static int gloo_meet_all(struct gloo_meet *m)
 	int r = gloo_meet_listen(m);
 
 	if (r == 0)
-		r = gloo_meet_publish(m);
-	if (r == 0)
-		r = gloo_meet_look_all_up(m);
+		r = gloo_meet_look_up(m);
 	while (r == 0 && m->missing > 0) {
 		gloo_meet_call_all(m);
 		gloo_meet_turn(m);

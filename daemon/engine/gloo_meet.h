@@ -1,8 +1,8 @@
 /*
  * How the members of a communicator get connections to each other which nobody else has.
  *
- * Each member listens on a port of its own, publishes its card (gloo_card.h) and reads those of the
- * others. It connects to the members below it and sends the token that follows from this member's
+ * Each member listens on a port of its own, and the members exchange their cards (gloo_card.h). A
+ * member connects to the members below it and sends the token that follows from this member's
  * card for it. The member below checks it and sends the token that follows from the caller's card.
  * So each side knows that the other one reads the store, and who it is. The port is closed when all
  * have come.
@@ -29,18 +29,16 @@ extern "C" {
 /* Connections that have not said who they are. */
 #define GLOO_MEET_GUESTS 64
 
+struct comm_store;
+
 struct gloo_meet_options {
 	const struct sockaddr *address; /* to listen on; the port is chosen */
 	socklen_t address_bytes;
-	const char *prefix; /* of all keys; never used before */
+	const char *prefix; /* the key of the cards; never used before */
 	int size;           /* 2 or more */
 	int rank;
 	unsigned timeout_ms;
-	/* As struct comm_store in engine.h. */
-	int (*set)(void *userdata, const char *key, const void *value, size_t bytes);
-	long (*get)(void *userdata, const char *key, unsigned timeout_ms, void *value,
-		    size_t capacity);
-	void *store;
+	const struct comm_store *store;  /* engine.h */
 	bool (*stopped)(void *userdata); /* asked several times a second: give up */
 	void *userdata;
 };

@@ -191,8 +191,6 @@ std::vector<int> shim_meet(gloo_shim *s, const gloo::transport::tcp::attr &attr)
 	options.size = s->options.size;
 	options.rank = s->options.rank;
 	options.timeout_ms = s->options.connect_ms;
-	options.set = s->options.set;
-	options.get = s->options.get;
 	options.store = s->options.store;
 	options.stopped = shim_is_stopped;
 	options.userdata = s;

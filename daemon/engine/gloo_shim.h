@@ -37,23 +37,20 @@ extern "C" {
 
 struct gloo_shim;
 struct gloo_meet_options;
+struct comm_store;
 
 struct gloo_shim_options {
 	const char *iface;   /* (optional) interface; else @address */
 	const char *address; /* IP or host name to bind to; not a wildcard */
-	const char *prefix;  /* of all keys; never used before */
+	const char *prefix;  /* where members meet in the store; never used before */
 	int size;
 	int rank;
 	unsigned connect_ms; /* to meet the others; above 0 */
 	/* gloo_meet; the C++ library cannot name what is in the daemon's */
 	int (*meet)(const struct gloo_meet_options *options, int *ret_fds, char *why,
 		    size_t why_bytes);
-	unsigned wait_ms; /* longest wait inside an operation; 0: for ever */
-	/* As struct comm_store in engine.h. */
-	int (*set)(void *userdata, const char *key, const void *value, size_t bytes);
-	long (*get)(void *userdata, const char *key, unsigned timeout_ms, void *value,
-		    size_t capacity);
-	void *store;
+	unsigned wait_ms;               /* longest wait inside an operation; 0: for ever */
+	const struct comm_store *store; /* borrowed; for @meet */
 	/* A member is gone, and not by gloo_shim_abort: from a thread of the shim, once at most,
 	 * before gloo_shim_free returns. */
 	void (*died)(void *userdata, const char *why);

@@ -63,7 +63,32 @@ long gloofix_get(void *userdata, const char *key, unsigned timeout_ms, void *val
 	return -ETIMEDOUT;
 }
 
-const struct comm_store gloofix_store = { gloofix_set, gloofix_get, NULL };
+/* One file for each member. */
+int gloofix_exchange(void *userdata, struct comm_exchange *x, unsigned timeout_ms)
+{
+	const double end = gloofix_now_s() + timeout_ms / 1e3;
+	char key[160];
+
+	snprintf(key, sizeof(key), "%s/%u", x->key, x->member);
+	if (gloofix_set(userdata, key, x->value, x->bytes) < 0)
+		return -EIO;
+	for (unsigned i = 0; i < x->size; i++) {
+		const double left = end - gloofix_now_s();
+		long got;
+
+		snprintf(key, sizeof(key), "%s/%u", x->key, i);
+		got = gloofix_get(userdata, key, left > 0 ? (unsigned)(left * 1e3) : 0,
+				  (char *)x->all + i * x->bytes, x->bytes);
+		x->missing = (int)i;
+		if (got != (long)x->bytes)
+			return got < 0 ? (int)got : -EPROTO;
+	}
+	return 0;
+}
+
+const struct comm_store gloofix_store = { .set = gloofix_set,
+					  .get = gloofix_get,
+					  .exchange = gloofix_exchange };
 
 static int gloofix_remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {

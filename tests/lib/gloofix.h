@@ -45,6 +45,7 @@ extern unsigned gloofix_reason_ms[GLOOFIX_MAX];
 
 /* The store: a file for each key. */
 extern const struct comm_store gloofix_store;
+int gloofix_exchange(void *userdata, struct comm_exchange *x, unsigned timeout_ms);
 int gloofix_set(void *userdata, const char *key, const void *value, size_t bytes);
 long gloofix_get(void *userdata, const char *key, unsigned timeout_ms, void *value,
 		 size_t capacity);

@@ -72,6 +72,41 @@ static long spanfix_store_get(void *userdata, const char *key, unsigned timeout_
 	return r;
 }
 
+static int spanfix_store_find_all(struct comm_exchange *x)
+{
+	char key[256];
+
+	for (unsigned i = 0; i < x->size; i++) {
+		snprintf(key, sizeof(key), "%s/%u", x->key, i);
+		if (spanfix_store_find(key, (char *)x->all + i * x->bytes, x->bytes) < 0)
+			return -ETIMEDOUT;
+	}
+	return 0;
+}
+
+static int spanfix_store_exchange(void *userdata, struct comm_exchange *x, unsigned timeout_ms)
+{
+	char key[256], old[8192];
+	struct timespec until;
+	int r;
+
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += timeout_ms / 1000 + 1;
+	snprintf(key, sizeof(key), "%s/%u", x->key, x->member);
+	pthread_mutex_lock(&store.lock);
+	r = spanfix_store_find(key, old, sizeof(old)) < 0;
+	pthread_mutex_unlock(&store.lock);
+	if (r)
+		spanfix_store_set(userdata, key, x->value, x->bytes);
+	x->missing = -1;
+	pthread_mutex_lock(&store.lock);
+	while ((r = spanfix_store_find_all(x)) == -ETIMEDOUT)
+		if (pthread_cond_timedwait(&store.news, &store.lock, &until))
+			break;
+	pthread_mutex_unlock(&store.lock);
+	return r;
+}
+
 /* ------------------------------------------------------------------------ the worlds */
 
 struct spanfix spanfix;
@@ -558,7 +593,8 @@ void spanfix_turn_until(struct spanfix *w, bool (*done)(struct spanfix *w))
 struct span *spanfix_new_span(const struct spanfix *w, unsigned self, const char *prefix)
 {
 	static const uint16_t devices[SPANFIX_RANKS];
-	const struct comm_store s = { spanfix_store_set, spanfix_store_get, NULL };
+	const struct comm_store s = { spanfix_store_set, spanfix_store_get, spanfix_store_exchange,
+				      NULL };
 	struct span_node nodes[SPANFIX_NODES] = { 0 };
 	struct span *span = NULL;
 	struct fault f = FAULT_NULL;

@@ -627,21 +627,34 @@ Test(gloo, a_member_that_does_not_come_is_named)
 	gloofix_play(scene_absent, 2, false);
 }
 
-/* The published address leads nowhere. */
-static void scene_stale(struct gloofix *m)
+/* Member 1 has published something else: as many bytes as a card has, or fewer. */
+static void scene_malformed(struct gloofix *m)
 {
-	if (m->rank == 0)
-		EXPECT(gloofix_set(NULL, "stale/1", "nothing", 7) == 0);
+	static const struct {
+		const char *prefix, *published, *why;
+	} cases[] = {
+		{ "garbage", "this is no card, and has as many bytes as a card",
+		  "the address of member 1 is malformed" },
+		{ "short", "nothing", "the members do not agree on how many they are; here: 2" },
+	};
+
 	if (m->rank == 1)
 		return;
-	gloofix_ask(m, "stale", 0, 2, 2000);
-	looprun_flag(&m->run, &m->ready, 10);
-	EXPECT(!m->c && m->status == -ECONNABORTED && *engine_why(m->e));
+	for (unsigned i = 0; i < ARRAY_SIZE(cases); i++) {
+		char key[32];
+
+		snprintf(key, sizeof(key), "%s/1", cases[i].prefix);
+		EXPECT(gloofix_set(NULL, key, cases[i].published, strlen(cases[i].published)) == 0);
+		gloofix_ask(m, cases[i].prefix, 0, 2, 2000);
+		looprun_flag(&m->run, &m->ready, 10);
+		EXPECT(!m->c && m->status == -ECONNABORTED);
+		EXPECT(strcmp(engine_why(m->e), cases[i].why) == 0);
+	}
 }
 
 Test(gloo, a_malformed_address_is_refused)
 {
-	gloofix_play(scene_stale, 2, false);
+	gloofix_play(scene_malformed, 2, false);
 }
 
 /* What it sends cannot be read: a send that fails, on the worker's thread or on Gloo's, which throws

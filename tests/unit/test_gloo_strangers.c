@@ -325,8 +325,7 @@ static void betray(const struct attack *a)
 						   .size = 2,
 						   .rank = 1,
 						   .timeout_ms = 20000,
-						   .set = gloofix_set,
-						   .get = gloofix_get,
+						   .store = &gloofix_store,
 						   .stopped = never };
 	int fds[2] = { -1, -1 };
 	char why[256] = "";

@@ -45,7 +45,7 @@ static long get(void *userdata, const char *key, unsigned timeout_ms, void *valu
 				  : gloofix_get(userdata, key, timeout_ms, value, capacity);
 }
 
-static const struct comm_store store = { gloofix_set, get, NULL };
+static const struct comm_store store = { .set = gloofix_set, .get = get };
 
 static unsigned members(const struct place *p)
 {

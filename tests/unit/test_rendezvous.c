@@ -1,6 +1,7 @@
 /* Where members of communicators meet: threads ask, the loop tells the leader and gets the answers. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +12,7 @@ static struct {
 	uv_loop_t loop;
 	struct loopq q;
 	struct rendezvous *r;
-	char told[256]; /* "set KEY=VALUE;get KEY;" */
+	char told[256]; /* "set KEY=VALUE;get KEY;give KEY 0 of 2=VALUE;" */
 } fix;
 
 static void on_set(void *userdata, const char *key, const void *value, size_t bytes)
@@ -31,7 +32,16 @@ static void on_get(void *userdata, const char *key)
 	snprintf(fix.told + n, sizeof(fix.told) - n, "get %s;", key);
 }
 
-static const struct rendezvous_ops ops = { .set = on_set, .get = on_get };
+static void on_give(void *userdata, const struct rendezvous_gift *g)
+{
+	size_t n = strlen(fix.told);
+
+	(void)userdata;
+	snprintf(fix.told + n, sizeof(fix.told) - n, "give %s %u of %u=%.*s;", g->key, g->member,
+		 g->size, (int)g->bytes, (const char *)g->value);
+}
+
+static const struct rendezvous_ops ops = { .set = on_set, .get = on_get, .give = on_give };
 
 static void setup(void)
 {
@@ -169,4 +179,172 @@ Test(rendezvous, the_end_of_an_epoch_ends_waits_and_drops_its_keys, .timeout = 2
 	cr_assert_str_eq(find("0/j/1/a"), "-");
 	cr_assert_str_eq(find("0/j/2/a"), "y");
 	cr_assert_eq(s.set(s.userdata, "0/j/1/late", "x", 1), -ECANCELED);
+}
+
+/* ------------------------------------------------------------------------ exchanges */
+
+/* Values of two bytes. */
+static int exchange(const char *key, unsigned member, unsigned size, const char *value, bool late,
+		    unsigned ms, struct comm_exchange *ret, char *all)
+{
+	const struct comm_store s = rendezvous_store(fix.r);
+
+	*ret = (struct comm_exchange){ .key = key,
+				       .size = size,
+				       .member = member,
+				       .bytes = 2,
+				       .value = value,
+				       .all = all,
+				       .late = late };
+	return s.exchange(s.userdata, ret, ms);
+}
+
+static int give(const char *key, unsigned member, unsigned size, const char *value, unsigned node)
+{
+	const struct rendezvous_gift g = { key, size, member, value, strlen(value) };
+
+	return rendezvous_give(fix.r, &g, node);
+}
+
+/* At the leader: values of other nodes and of its own, in any order. */
+Test(rendezvous, an_exchange_is_over_when_all_have_given)
+{
+	struct comm_exchange x;
+	struct rendezvous_all all;
+	char got[8] = "";
+
+	cr_assert_not(rendezvous_see(fix.r, "0/j/1/g", &all));
+	cr_assert_eq(give("0/j/1/g", 2, 3, "cc", 5), 0);
+	cr_assert(rendezvous_is_known(fix.r, "0/j/1/g"));
+	cr_assert_eq(exchange("0/j/1/g", 1, 3, "bb", false, 1, &x, got), -ETIMEDOUT);
+	cr_assert_eq(x.missing, -1);
+	loopq_drain(&fix.q);
+	cr_assert_str_eq(fix.told, "give 0/j/1/g 1 of 3=bb;");
+	cr_assert(rendezvous_see(fix.r, "0/j/1/g", &all));
+	cr_assert(all.size == 3 && all.n == 2 && all.bytes == 2 && all.missing == 0);
+	cr_assert_not(rendezvous_finish(fix.r, "0/j/1/g"));
+	cr_assert_eq(give("0/j/1/g", 0, 3, "aa", 7), 0);
+	cr_assert(rendezvous_finish(fix.r, "0/j/1/g"));
+	cr_assert_not(rendezvous_finish(fix.r, "0/j/1/g"));
+	cr_assert(rendezvous_see(fix.r, "0/j/1/g", &all));
+	cr_assert(all.n == 3 && all.missing == 3 && memcmp(all.values, "aabbcc", 6) == 0);
+	cr_assert_eq(rendezvous_from(fix.r, "0/j/1/g", 0), 7);
+	cr_assert_eq(rendezvous_from(fix.r, "0/j/1/g", 1), UINT_MAX);
+	cr_assert_eq(rendezvous_from(fix.r, "0/j/1/g", 2), 5);
+	cr_assert_eq(exchange("0/j/1/g", 1, 3, "bb", false, 0, &x, got), 0);
+	cr_assert_str_eq(got, "aabbcc");
+	loopq_drain(&fix.q);
+	cr_assert_str_eq(fix.told, "give 0/j/1/g 1 of 3=bb;"); /* it was told once */
+}
+
+static struct {
+	int result;
+	char got[8];
+} follower;
+
+static void *exchange_h(void *arg)
+{
+	struct comm_exchange x;
+
+	(void)arg;
+	follower.result = exchange("0/j/1/h", 0, 3, "aa", false, 60000, &x, follower.got);
+	return NULL;
+}
+
+/* Begin a thread that is member 0 of three, and wait until the leader is told. */
+static pthread_t begin_h(void)
+{
+	pthread_t thread;
+
+	memset(&follower, 0, sizeof(follower));
+	cr_assert_eq(pthread_create(&thread, NULL, exchange_h, NULL), 0);
+	while (!*fix.told)
+		uv_run(&fix.loop, UV_RUN_ONCE);
+	cr_assert_str_eq(fix.told, "give 0/j/1/h 0 of 3=aa;");
+	return thread;
+}
+
+/* Elsewhere: all come from the leader, perhaps in parts. */
+Test(rendezvous, an_exchange_ends_with_what_the_leader_sends, .timeout = 20)
+{
+	pthread_t thread = begin_h();
+
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/h", 3, 0, "aabb", 4), 0);
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/h", 3, 2, "cc", 2), 0);
+	pthread_join(thread, NULL);
+	cr_assert_eq(follower.result, 0);
+	cr_assert_str_eq(follower.got, "aabbcc");
+	/* of an exchange that nobody here takes part in */
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/i", 3, 0, "aabb", 4), 0);
+	cr_assert_not(rendezvous_is_known(fix.r, "0/j/1/i"));
+}
+
+Test(rendezvous, the_end_of_an_epoch_ends_an_exchange, .timeout = 20)
+{
+	pthread_t thread = begin_h();
+	struct comm_exchange x;
+	char got[8];
+
+	cr_assert_eq(give("0/j/2/h", 1, 3, "bb", 1), 0);
+	rendezvous_drop(fix.r, "0/j/1/");
+	pthread_join(thread, NULL);
+	cr_assert_eq(follower.result, -ECANCELED);
+	cr_assert_not(rendezvous_is_known(fix.r, "0/j/1/h"));
+	cr_assert(rendezvous_is_known(fix.r, "0/j/2/h"));
+	cr_assert_eq(exchange("0/j/1/late", 0, 3, "aa", false, 0, &x, got), -ECANCELED);
+	cr_assert_eq(give("0/j/1/late", 1, 3, "bb", 1), -ECANCELED);
+	cr_assert_not(rendezvous_is_known(fix.r, "0/j/1/late"));
+}
+
+Test(rendezvous, what_contradicts_an_exchange_is_refused)
+{
+	static char large[RENDEZVOUS_VALUE_BYTES + 2], key[RENDEZVOUS_KEY_BYTES + 1];
+	struct comm_exchange x;
+	struct rendezvous_all all;
+	char got[8];
+
+	cr_assert_eq(give("0/j/1/k", 1, 3, "bb", 4), 0);
+	cr_assert_eq(give("0/j/1/k", 1, 3, "bb", 4), RENDEZVOUS_E_KNOWN);
+	cr_assert_eq(give("0/j/1/k", 1, 3, "bc", 4), RENDEZVOUS_E_WRONG); /* another value */
+	cr_assert_eq(give("0/j/1/k", 2, 4, "cc", 4), RENDEZVOUS_E_WRONG); /* another size */
+	cr_assert_eq(give("0/j/1/k", 2, 3, "ccc", 4), RENDEZVOUS_E_WRONG);
+	cr_assert_eq(give("0/j/1/k", 3, 3, "dd", 4), RENDEZVOUS_E_WRONG); /* no such member */
+	cr_assert_eq(give("0/j/1/l", 0, 3, "", 4), RENDEZVOUS_E_WRONG);
+	cr_assert_eq(give("0/j/1/l", 0, 0, "aa", 4), RENDEZVOUS_E_WRONG);
+	cr_assert_eq(give("0/j/1/l", 0, RENDEZVOUS_MEMBERS + 1, "aa", 4), RENDEZVOUS_E_WRONG);
+	memset(large, 'x', RENDEZVOUS_VALUE_BYTES + 1);
+	cr_assert_eq(give("0/j/1/l", 0, 3, large, 4), RENDEZVOUS_E_WRONG);
+	memset(key, 'k', RENDEZVOUS_KEY_BYTES);
+	cr_assert_eq(give(key, 0, 3, "aa", 4), -ENOMEM);
+	cr_assert_not(rendezvous_is_known(fix.r, "0/j/1/l"));
+	/* a thread here that differs */
+	cr_assert_eq(exchange("0/j/1/k", 1, 3, "xx", false, 0, &x, got), -EEXIST);
+	cr_assert_eq(exchange("0/j/1/k", 1, 2, "bb", false, 0, &x, got), -EPROTO);
+	/* what a leader sends */
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/k", 4, 0, "aa", 2), RENDEZVOUS_E_WRONG);
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/k", 3, 0, "a", 1), RENDEZVOUS_E_WRONG);
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/k", 3, 0, "aabc", 4), RENDEZVOUS_E_WRONG);
+	cr_assert_eq(give("0/j/1/n", 2, 3, "cc", 4), 0);
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/n", 3, 2, "ccdd", 4), RENDEZVOUS_E_WRONG);
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/k", 3, 3, "", 0), RENDEZVOUS_E_WRONG);
+	cr_assert(rendezvous_see(fix.r, "0/j/1/k", &all));
+	cr_assert(all.size == 3 && memcmp(all.values + 2, "bb", 2) == 0);
+}
+
+/* The last call asks the leader again: what it has said before may be over. */
+Test(rendezvous, a_late_exchange_asks_who_is_missing)
+{
+	struct comm_exchange x;
+	char got[8];
+
+	cr_assert_eq(exchange("0/j/1/m", 0, 3, "aa", false, 0, &x, got), -ETIMEDOUT);
+	loopq_drain(&fix.q);
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/m", 3, 1, NULL, 0), 0);
+	cr_assert_eq(exchange("0/j/1/m", 0, 3, "aa", true, 1, &x, got), -ETIMEDOUT);
+	cr_assert_eq(x.missing, -1);
+	loopq_drain(&fix.q);
+	cr_assert_str_eq(fix.told, "give 0/j/1/m 0 of 3=aa;give 0/j/1/m 0 of 3=aa;");
+	cr_assert_eq(rendezvous_take(fix.r, "0/j/1/m", 3, 2, NULL, 0), 0);
+	cr_assert_eq(exchange("0/j/1/m", 0, 3, "aa", true, 1000, &x, got), -ETIMEDOUT);
+	cr_assert_eq(x.missing, 2);
 }

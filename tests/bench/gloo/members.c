@@ -34,7 +34,7 @@
 struct shared {
 	pthread_barrier_t barrier;
 	pthread_mutex_t lock;
-	size_t bytes[MEMBERS];
+	bool given[MEMBERS];
 	char value[MEMBERS][1024];
 };
 
@@ -54,35 +54,24 @@ struct member {
 
 /* ------------------------------------------------------------------------ the store */
 
-static int store_set(void *userdata, const char *key, const void *value, size_t bytes)
+static int store_exchange(void *userdata, struct comm_exchange *x, unsigned timeout_ms)
 {
-	struct shared *s = userdata;
-	int member = atoi(strrchr(key, '/') + 1);
-
-	CHECK(member < MEMBERS && bytes <= sizeof(s->value[0]));
-	pthread_mutex_lock(&s->lock);
-	memcpy(s->value[member], value, bytes);
-	s->bytes[member] = bytes;
-	pthread_mutex_unlock(&s->lock);
-	return 0;
-}
-
-static long store_get(void *userdata, const char *key, unsigned timeout_ms, void *value,
-		      size_t capacity)
-{
-	struct shared *s = userdata;
-	int member = atoi(strrchr(key, '/') + 1);
 	const struct timespec pause = { 0, 1000000 };
-	size_t bytes;
+	struct shared *s = userdata;
+	bool all = true;
 
 	(void)timeout_ms;
+	CHECK(x->size == MEMBERS && x->bytes <= sizeof(s->value[0]));
 	pthread_mutex_lock(&s->lock);
-	bytes = s->bytes[member];
-	CHECK(bytes <= capacity);
-	memcpy(value, s->value[member], bytes);
+	memcpy(s->value[x->member], x->value, x->bytes);
+	s->given[x->member] = true;
+	for (unsigned i = 0; i < MEMBERS; i++) {
+		all = all && s->given[i];
+		memcpy((char *)x->all + i * x->bytes, s->value[i], x->bytes);
+	}
 	pthread_mutex_unlock(&s->lock);
-	if (bytes)
-		return (long)bytes;
+	if (all)
+		return 0;
 	nanosleep(&pause, NULL);
 	return -ETIMEDOUT;
 }
@@ -100,7 +89,7 @@ static void on_ready(void *userdata, struct comm *comm, int status)
 static void engine_begin(struct member *m)
 {
 	const struct gloo_options gloo = { .address = "127.0.0.1" };
-	const struct comm_store store = { store_set, store_get, m->shared };
+	const struct comm_store store = { .exchange = store_exchange, .userdata = m->shared };
 	const struct comm_group group = {
 		.size = MEMBERS, .member = m->rank, .prefix = "bench", .store = &store
 	};

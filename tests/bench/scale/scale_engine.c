@@ -25,8 +25,8 @@ struct scale_comm {
 	struct list link;
 	struct comm_store store;
 	char prefix[200];
-	unsigned next; /* the member whose card is looked for */
-	uint8_t *card; /* room for one */
+	unsigned next;  /* the member whose key is looked for */
+	uint8_t *cards; /* of all members; the own one behind them */
 	struct work work;
 };
 
@@ -57,8 +57,8 @@ static void scale_op_begin(struct comm *c, struct comm_op *op)
 static void scale_comm_ready(struct scale_comm *c)
 {
 	list_unlink(&c->link);
-	free(c->card);
-	c->card = NULL;
+	free(c->cards);
+	c->cards = NULL;
 	c->comm.ready(c->comm.userdata, &c->comm, 0);
 }
 
@@ -67,22 +67,22 @@ static void scale_comm_on_work(struct work *work)
 	scale_comm_ready(CONTAINER_OF(work, struct scale_comm, work));
 }
 
-/* As gloo_meet.c: the cards of all others, in their order. */
-static void scale_comm_look(struct scale_comm *c)
+/* As gloo_meet.c. */
+static void scale_comm_look_cards(struct scale_comm *c)
 {
-	char key[256];
+	struct comm_exchange x = { .key = c->prefix,
+				   .size = c->comm.size,
+				   .member = c->comm.member,
+				   .bytes = GLOO_CARD_BYTES,
+				   .value = c->cards + c->comm.size * GLOO_CARD_BYTES,
+				   .all = c->cards };
+	int r = c->store.exchange(c->store.userdata, &x, 0);
 
-	for (; c->next < c->comm.size; c->next++) {
-		long got;
-
-		if (c->next == c->comm.member)
-			continue;
-		snprintf(key, sizeof(key), "%s/%u", c->prefix, c->next);
-		got = c->store.get(c->store.userdata, key, 0, c->card, GLOO_CARD_BYTES);
-		if (got == -ETIMEDOUT)
-			return;
-		CHECK(got == GLOO_CARD_BYTES && gloo_card_check(c->card, (int)c->comm.size));
-	}
+	if (r == -ETIMEDOUT)
+		return;
+	CHECK(r == 0);
+	for (unsigned i = 0; i < c->comm.size; i++)
+		CHECK(gloo_card_check(c->cards + i * GLOO_CARD_BYTES, (int)c->comm.size));
 	scale_comm_ready(c);
 }
 
@@ -143,22 +143,21 @@ void scale_engine_look(struct engine *e)
 		return;
 	list_for_each (c, tmp, &s->making, link)
 		if (s->way == SCALE_GLOO)
-			scale_comm_look(c);
+			scale_comm_look_cards(c);
 		else
 			scale_comm_look_keys(c);
 }
 
-static int scale_comm_show(struct scale_comm *c)
+static int scale_comm_make_card(struct scale_comm *c)
 {
 	const struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(1) };
 	struct sockaddr_storage address = { 0 };
-	char key[256];
-	int r;
 
+	c->cards = calloc(c->comm.size + 1, GLOO_CARD_BYTES);
+	CHECK(c->cards);
 	memcpy(&address, &at, sizeof(at));
-	r = gloo_card_make(c->card, (int)c->comm.size, &address);
-	snprintf(key, sizeof(key), "%s/%u", c->prefix, c->comm.member);
-	return r < 0 ? r : c->store.set(c->store.userdata, key, c->card, GLOO_CARD_BYTES);
+	return gloo_card_make(c->cards + c->comm.size * GLOO_CARD_BYTES, (int)c->comm.size,
+			      &address);
 }
 
 static int scale_comm_new(struct engine *e, const struct comm_options *o)
@@ -175,16 +174,14 @@ static int scale_comm_new(struct engine *e, const struct comm_options *o)
 	}
 	c->store = *o->group->store;
 	snprintf(c->prefix, sizeof(c->prefix), "%s", o->group->prefix);
-	c->card = malloc(GLOO_CARD_BYTES);
-	CHECK(c->card);
-	return s->way == SCALE_GLOO ? scale_comm_show(c) : scale_comm_show_key(c);
+	return s->way == SCALE_GLOO ? scale_comm_make_card(c) : scale_comm_show_key(c);
 }
 
 static void scale_comm_free(struct comm *c)
 {
 	struct scale_comm *s = CONTAINER_OF(c, struct scale_comm, comm);
 
-	free(s->card);
+	free(s->cards);
 	free(s);
 }
 
