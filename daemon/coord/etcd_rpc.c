@@ -327,8 +327,9 @@ static const char *etcd_rpc_hint(const struct etcd *e, const char *why)
 		       "cluster's keys: ";
 	if (e->plain && strstr(why, "Socket closed"))
 		return "etcd ends the connection; if it wants TLS set coord_ca: ";
-	/* with TLS 1.3 a client hears only then that its certificate is refused */
-	if (!e->plain && strstr(why, "Endpoint read failed"))
+	/* of its own certificate a client hears within the handshake with TLS 1.2, and after it with 1.3 */
+	if (!e->plain &&
+	    (strstr(why, "alert bad certificate") || strstr(why, "Endpoint read failed")))
 		return e->has_cert ? "etcd ends the connection; if it does not accept coord_cert, "
 				     "that has expired or is not signed by etcd's trusted CA: "
 				   : "etcd ends the connection; if its clients need a certificate "
