@@ -2,6 +2,7 @@
  * shardd-bench-scale [N...]: what daemons of one job say to each other, for 2, 10, 100 and 1,000 of them
  * by default, all in this process (scale.h). --meet: how communicators meet;
  * it fails if that is more than a message there and one back for each node and communicator.
+ * --order: what the order of two nodes takes by itself.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -70,12 +71,23 @@ static bool main_meet(unsigned n)
 	return c.messages <= most;
 }
 
+static int main_order(void)
+{
+	for (unsigned i = 0; i < 3; i++)
+		printf("an entry, on one of two nodes: %.2f us in a schedule, %.2f us by the "
+		       "leader\n",
+		       scale_order_ns(true) / 1000, scale_order_ns(false) / 1000);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const unsigned usual[] = { 2, 10, 100, 1000 };
 	unsigned n[64], count = 0;
 	bool meets = false, good = true;
 
+	if (argc == 2 && strcmp(argv[1], "--order") == 0)
+		return main_order();
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "--meet") == 0) {
 			meets = true;
@@ -84,7 +96,8 @@ int main(int argc, char **argv)
 		n[count] = count < 64 ? (unsigned)strtoul(argv[i], NULL, 10) : 0;
 		if (n[count] < 2 || n[count] > SCALE_MOST) {
 			fprintf(stderr,
-				"usage: %s [--meet] [N...]: up to 64 numbers from 2 to %u\n",
+				"usage: %s --order | [--meet] [N...]: up to 64 numbers from 2 to "
+				"%u\n",
 				argv[0], SCALE_MOST);
 			return 2;
 		}

@@ -58,6 +58,10 @@ struct scale_counts scale_end(struct scale *s);
 /* Do all nodes follow a schedule? */
 bool scale_is_recorded(const struct scale *s);
 
+/* scale_order.c: nanoseconds that the order takes for one entry on one of two nodes, from its announcement to its
+ * start, in a schedule (@recorded) or by the leader. */
+double scale_order_ns(bool recorded);
+
 /* -- between the files */
 
 /* What the links hand out: @deliver runs a callback of node @to. */
