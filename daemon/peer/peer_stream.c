@@ -147,6 +147,18 @@ static void peer_stream_on_begun(struct peer *p)
 	(void)p; /* if it fails, the stream ends */
 }
 
+/* What OpenSSL's words for a failed handshake mean, of those that tell no user what to do. */
+static const char *peer_stream_hint(const char *details)
+{
+	if (strstr(details, "certificate verify failed"))
+		return "; its certificate must be signed by peer_ca of this node, and must not have"
+		       " expired";
+	if (strstr(details, "wrong version number"))
+		return "; it has no certificate, and this node has one: set peer_ca, peer_cert and "
+		       "peer_key there";
+	return "";
+}
+
 /* Text of the status, of one that was dialled. */
 static void peer_stream_on_status(struct peer *p)
 {
@@ -158,8 +170,9 @@ static void peer_stream_on_status(struct peer *p)
 		peer_fail(p, "the connection to node '%s' is closed: %.300s", p->name,
 			  p->status ? details : "it has ended the stream");
 	else
-		peer_fail(p, "node '%s' cannot be reached at %s: %.300s", p->name, p->at,
-			  p->status ? details : "it has ended the stream");
+		peer_fail(p, "node '%s' cannot be reached at %s: %.300s%s", p->name, p->at,
+			  p->status ? details : "it has ended the stream",
+			  peer_stream_hint(details));
 	gpr_free(details);
 }
 

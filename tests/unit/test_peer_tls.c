@@ -126,6 +126,7 @@ Test(peer_tls, another_ca_is_refused)
 	peerfix_await_gone(b, 1);
 	peerfix_await_gone(c, 1);
 	expect_text(a->why, "node 'b' cannot be reached");
+	expect_text(a->why, "its certificate must be signed by peer_ca of this node");
 	expect_text(b->why, "node 'a' cannot be reached");
 	expect_text(c->why, "node 'a' cannot be reached");
 	cr_expect_eq(a->ups + b->ups + c->ups, 0);
@@ -145,6 +146,7 @@ Test(peer_tls, plaintext_and_certificates_do_not_mix)
 	peerfix_await_gone(a, 1);
 	peerfix_await_gone(b, 1);
 	cr_expect_eq(a->ups + b->ups, 0);
+	expect_text(a->why, "it has no certificate, and this node has one");
 	cr_log_info("%s", a->why);
 	cr_log_info("%s", b->why);
 }
