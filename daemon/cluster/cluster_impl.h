@@ -162,7 +162,7 @@ struct cluster_job {
 	struct cluster_dials dials;
 	char leader[SPAN_NAME_BYTES], leader_at[CLUSTER_AT_BYTES];
 	int64_t token;                /* creation revision of the leader's key */
-	int64_t said_token;           /* the log has it */
+	int64_t said_token;           /* the log has that it leads, or why it is not dialled */
 	struct cluster_link *follows; /* borrowed */
 
 	uint32_t *wishes; /* ranks here that want to join, ascending; owned */

@@ -77,6 +77,18 @@ int cluster_seek_connect(struct cluster *c, const char *name, const char *at, st
 	return l ? cluster_seek_dial(l, f) : fault_errno(f, -ENOMEM, "beginning a link");
 }
 
+/* The leader is not in peer_allow, for example. The log has it once for each leader. */
+static void cluster_seek_not_dialled(struct cluster_job *cj, const char *why)
+{
+	cj->again_us = clock_now_us() + CLUSTER_PAUSE_US;
+	cluster_say(cj, "node %s, which leads the job, is not connected to: %.180s", cj->leader,
+		    why);
+	if (cj->said_token != cj->token)
+		log_warn("cluster", "leader not dialled job=%s node=%s why=\"%s\"", cj->label,
+			 cj->leader, why);
+	cj->said_token = cj->token;
+}
+
 static void cluster_seek_follow(struct cluster_job *cj)
 {
 	struct cluster_link *l = cluster_seek_link_find(cj->c, cj->leader, cj->leader_at);
@@ -85,7 +97,7 @@ static void cluster_seek_follow(struct cluster_job *cj)
 	if (!l)
 		l = cluster_seek_link_new(cj->c, cj->leader, cj->leader_at);
 	if (!l || cluster_seek_dial(l, &f)) {
-		cluster_seek_later(cj, l ? f.text : "there is no memory for a link");
+		cluster_seek_not_dialled(cj, l ? f.text : "there is no memory for a link");
 		return;
 	}
 	cj->follows = l;
