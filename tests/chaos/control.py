@@ -35,7 +35,10 @@ POINTS = (
     *(f"{when} {name}" for name in FUNCTIONS for when in ("before", "after")),
     "inside launch_run",
     *(f"{when} {name}" for name in NODE_FUNCTIONS for when in ("before", "after")),
+    "before a commit is announced",
+    "after a commit is announced",
 )
+STOPS = 1 << 31
 HEAD = struct.Struct("IiQ")
 POINT = struct.Struct("QQ")
 
@@ -47,10 +50,10 @@ class Control:
             f.truncate(size)
             self.at = mmap.mmap(f.fileno(), size)
 
-    def arm(self, point, passes):
-        """The daemon, or one after it, dies at the given pass of the point."""
+    def arm(self, point, passes, stops=False):
+        """The daemon, or one after it, dies at the given pass of the point, or stops there."""
         self.at[4:8] = struct.pack("i", passes)
-        self.at[0:4] = struct.pack("I", point + 1)
+        self.at[0:4] = struct.pack("I", point + 1 | (STOPS if stops else 0))
 
     def disarm(self):
         self.at[0:4] = struct.pack("I", 0)
@@ -63,7 +66,7 @@ class Control:
         return POINT.unpack_from(self.at, HEAD.size + POINT.size * point)[0]
 
     def deaths(self):
-        """How many died at each point."""
+        """How many died at each point, or stopped."""
         return [
             POINT.unpack_from(self.at, HEAD.size + POINT.size * i)[1] for i in range(len(POINTS))
         ]

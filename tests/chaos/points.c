@@ -3,7 +3,7 @@
  * linker's --wrap sends through here. shardd-chaos is the daemon with them; shardd has nothing of it.
  *
  * SHARDD_TEST_CHAOS names a file that the runner has made. The runner arms one point with a number of
- * passes, in this daemon or in one after it; the pass that uses them up ends the process.
+ * passes, in this daemon or in one after it; the pass that uses them up ends the process, or stops it.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -44,27 +44,31 @@ static void __attribute__((constructor)) points_open(void)
 		points = at;
 }
 
-/* Return: the process ends at this pass. */
-static bool points_is_last(unsigned point)
+/* Return: the signal for the process at this pass; 0: none. */
+static int points_signal(unsigned point)
 {
 	struct timespec now;
+	uint32_t armed;
 
 	if (!points)
-		return false;
+		return 0;
 	atomic_fetch_add_explicit(&points->at[point].passes, 1, memory_order_relaxed);
-	if (atomic_load(&points->armed) != point + 1 || atomic_fetch_sub(&points->left, 1) != 1)
-		return false;
+	armed = atomic_load(&points->armed);
+	if ((armed & ~POINTS_STOPS) != point + 1 || atomic_fetch_sub(&points->left, 1) != 1)
+		return 0;
 	atomic_store(&points->armed, 0);
 	atomic_fetch_add(&points->at[point].deaths, 1);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	atomic_store(&points->died_ns, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
-	return true;
+	return armed & POINTS_STOPS ? SIGSTOP : SIGKILL;
 }
 
 static void points_pass(unsigned point)
 {
-	if (points_is_last(point))
-		kill(getpid(), SIGKILL);
+	int number = points_signal(point);
+
+	if (number)
+		kill(getpid(), number);
 }
 
 /* The first store to the page of the middle element ends the process: what a block's other arrays got
@@ -73,7 +77,8 @@ static void points_pass_inside(const struct launch *l, uint64_t begin, uint64_t 
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at;
 
-	if (l->kind != LAUNCH_ADAMW || begin >= end || !points_is_last(POINT_INSIDE_LAUNCH))
+	if (l->kind != LAUNCH_ADAMW || begin >= end ||
+	    points_signal(POINT_INSIDE_LAUNCH) != SIGKILL)
 		return;
 	at = (uintptr_t)&l->adamw.p[begin + (end - begin) / 2] / page * page;
 	signal(SIGSEGV, SIG_DFL);
@@ -139,7 +144,23 @@ void __wrap_launch_run(const struct kernels *k, const struct launch *l, uint64_t
 
 /* ---------------------------------------------------------- between nodes */
 
-WRAP(int, order_announce, (struct order * o, const struct order_entry *e), (o, e))
+int __real_order_announce(struct order *o, const struct order_entry *e);
+int __wrap_order_announce(struct order *o, const struct order_entry *e);
+int __wrap_order_announce(struct order *o, const struct order_entry *e)
+{
+	bool commits = e->flags & ORDER_DECISION;
+	int r;
+
+	points_pass(POINT_BEFORE_order_announce);
+	if (commits)
+		points_pass(POINT_BEFORE_COMMIT);
+	r = __real_order_announce(o, e);
+	if (commits)
+		points_pass(POINT_AFTER_COMMIT);
+	points_pass(POINT_AFTER_order_announce);
+	return r;
+}
+
 WRAP(bool, match_start, (struct match * m, uint64_t number, uint64_t place), (m, number, place))
 WRAP(int, turn_start, (struct job * job, struct unit *u, uint64_t position, uint64_t place),
      (job, u, position, place))

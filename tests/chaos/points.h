@@ -36,12 +36,20 @@
 	X(apply_allow)
 
 #define POINTS_OF(name) POINT_BEFORE_##name, POINT_AFTER_##name,
-/* INSIDE_LAUNCH: while a launch of AdamW changes a block. */
-enum { POINTS(POINTS_OF) POINT_INSIDE_LAUNCH, NODE_POINTS(POINTS_OF) POINTS_N };
+/* INSIDE_LAUNCH: while a launch of AdamW changes a block. ..._COMMIT: order_announce of a commit. */
+enum {
+	POINTS(POINTS_OF) POINT_INSIDE_LAUNCH,
+	NODE_POINTS(POINTS_OF) POINT_BEFORE_COMMIT,
+	POINT_AFTER_COMMIT,
+	POINTS_N
+};
+
+#define POINTS_STOPS \
+	(UINT32_C(1) << 31) /* the process stops at the point (SIGSTOP), and does not end */
 
 struct points {
-	_Atomic uint32_t armed;   /* point + 1; 0: none */
-	_Atomic int32_t left;     /* passes of it, the last of which is fatal */
+	_Atomic uint32_t armed;   /* point + 1, with POINTS_STOPS or without; 0: none */
+	_Atomic int32_t left;     /* passes of it, the last of which ends or stops the process */
 	_Atomic uint64_t died_ns; /* CLOCK_MONOTONIC */
 	struct {
 		_Atomic uint64_t passes, deaths;
