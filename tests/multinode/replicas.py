@@ -13,6 +13,7 @@ from training import SMALL, TWO, Training
 
 LONG_RUN = 4000
 SHAPE = (("a", 1), ("b", 2), ("c", 1))
+FOUR = (("a", 1), ("b", 1), ("c", 1), ("d", 1))
 STAMP = r"(\d\d):(\d\d):([\d.]+)Z"
 
 
@@ -33,19 +34,21 @@ def seconds(text, what):
     return sum(float(v) * s for v, s in zip(stamps[-1], (3600, 60, 1))) if stamps else None
 
 
-def lose(x, t, victim):
-    """The node is gone, with its memory and its ranks, and comes back empty. Return: seconds from
-    its death until the next epoch begins."""
-    x[victim].kill()
-    for rank in t.on(victim):
-        t.ranks[rank].kill()
-    x[victim].start()
-    for rank in t.on(victim):
-        t.start(rank)
-    other = next(n for n in x.nodes.values() if n.name != victim)
+def lose(x, t, victims):
+    """The nodes are gone, with their memory and their ranks, and come back empty. Return: seconds
+    from their death until the next epoch begins."""
+    other = next(n for n in x.nodes.values() if n.name not in victims)
     begun = other.said().count("epoch begins job=0/j ")
+    for victim in victims:
+        x[victim].kill()
+        for rank in t.on(victim):
+            t.ranks[rank].kill()
+    for victim in victims:
+        x[victim].start()
+        for rank in t.on(victim):
+            t.start(rank)
     wait_for(lambda: t.check() or other.said().count("epoch begins job=0/j ") > begun,
-             f"the epoch without what node {victim} had")
+             f"the epoch without what node {' and '.join(victims)} had")
     began, ended = (seconds(other.said(), f"epoch {what} job=0/j ") for what in ("begins", "ends"))
     return began - ended
 
@@ -70,6 +73,34 @@ def nodes_are_lost():
             raise Failed("no node has restored the job")
         print(f"# from the end of the epoch to the next one's begin: "
               f"{statistics.median(took):.2f} s", file=sys.stderr)
+
+
+def restored(x):
+    """How often a node that led has restored the job."""
+    return sum(n.said().count("restores from replicas job=0/j") for n in x.nodes.values())
+
+
+def two_apart_are_lost():
+    """Two of four nodes that do not follow each other are lost at once: no part of the state is.
+
+    Each is lost once, also the one that leads, and those at the two ends of the list."""
+    with Lab(4, start=False) as x:
+        for node in x.nodes.values():
+            node.start(replicas=1)
+        steps = 300
+        expected = Training(x, FOUR, steps=steps, job="calm").finish()
+        t = Training(x, FOUR, steps=steps)
+        for turn, victims in enumerate(("ac", "db")):
+            t.wait_step(t.step() + 20)
+            wait_for(lambda turn=turn: t.check() or has_replicas(x, 20 * turn + 10),
+                     "replicas on all nodes")
+            before = restored(x)
+            lose(x, t, victims)
+            if restored(x) == before:
+                raise Failed(f"nodes {victims} were lost, and no node has restored the job")
+        losses = t.finish(missing=60)
+        if any(expected[step] != loss for step, loss in losses.items()):
+            raise Failed(f"losses {losses}, {expected} without deaths")
 
 
 
@@ -204,13 +235,15 @@ def one_node_goes_on():
 
 def two_nodes_are_lost():
     """Checkpoints at each commit and replicas take turns. Two nodes that follow each other are lost
-    at once, and a part with them: the job is refused, and goes on from its checkpoint."""
-    with Lab(3, start=False) as x:
+    at once, and a part with them: the job is refused, and goes on from its checkpoint.
+
+    Node a has the copy of what node d has: the last one is before the first one."""
+    with Lab(4, start=False) as x:
         for node in x.nodes.values():
             node.options["replicas"] = 1
         folder = checkpoints.folders(x)
-        expected = Training(x, SHAPE, steps=400, job="calm").finish()
-        t = Training(x, SHAPE, steps=LONG_RUN)
+        expected = Training(x, FOUR, steps=400, job="calm").finish()
+        t = Training(x, FOUR, steps=LONG_RUN)
         t.wait_step(3)
         code, said = checkpoints.checkpoint(x["a"], "policy", "j", folder, "--every-steps", 1,
                                             "--keep", 2)
@@ -218,11 +251,11 @@ def two_nodes_are_lost():
             raise Failed(said)
         wait_for(lambda: t.check() or (has_replicas(x, 10) and checkpoints.whole(folder)),
                  "replicas and a checkpoint")
-        for victim in "bc":
+        for victim in "da":
             x[victim].kill()
             for rank in t.on(victim):
                 t.ranks[rank].kill()
-        for victim in "bc":
+        for victim in "da":
             x[victim].start()
             for rank in t.on(victim):
                 t.start(rank)
@@ -232,11 +265,12 @@ def two_nodes_are_lost():
             p.wait()
         for node in x.nodes.values():
             node.ctl("job", "delete", "--force", "j", check=False)
-        t = Training(x, SHAPE, steps=400, options=f"{SMALL} --load {folder}")
+        t = Training(x, FOUR, steps=400, options=f"{SMALL} --load {folder}")
         wait_for(lambda: all(p.code == 0 for p in t.ranks.values()) or t.check(), "the end")
         losses = t.losses()
         if not losses or any(expected[step] != loss for step, loss in losses.items()):
             raise Failed(f"losses {losses}, {expected} without deaths")
 
 
-DEFAULT = [nodes_are_lost, goes_on_without_a_node, one_node_goes_on, two_nodes_are_lost]
+DEFAULT = [nodes_are_lost, goes_on_without_a_node, one_node_goes_on, two_apart_are_lost,
+           two_nodes_are_lost]
