@@ -38,13 +38,13 @@ class Rank:
         gradient = self.unit.gradient()
         # of each rank another one, with a mean that does not depend on how many there are
         own = 2 * self.rank - (self.world - 1)
-        gradient.view()[:] = array.array(
+        gradient.write(array.array(
             "f", [((i * 31 + step * 17) % 101 + own * (i % 5)) / 64 - 0.75
-                  for i in range(gradient.elements)])
+                  for i in range(gradient.elements)]))
         self.unit.reduce()
         self.client.step()
         self.client.commit(step, b"at %d" % step)
-        values = bytes(self.unit.gather().view())[:4 * 7 * sum(SIZES)]
+        values = self.unit.gather().tobytes()[:4 * 7 * sum(SIZES)]
         self.unit.release()
         if self.rank == 0:
             print(json.dumps({"step": step, "world": self.world,

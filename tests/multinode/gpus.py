@@ -4,6 +4,7 @@ import signal
 import time
 
 import lab
+import replicas
 from cases import BACK, LONG_RUN, THREE, TWO, WIDE, commit_waits, cut_off, leader_of
 from lab import Failed, Lab, wait_for
 from training import SMALL, Training
@@ -214,6 +215,60 @@ def gpus_link_cut():
         t.expect_calm()
 
 
+def of_host_memory(x, training, *args, **more):
+    """The losses of a calm run there. Then the nodes, with so many GPUs as each has ranks, keep
+    replicas."""
+    for node in x.nodes.values():
+        node.start(replicas=1)
+    losses = training(x, replicas.SHAPE, *args, **more, job="calm").finish()
+    for name, n in replicas.SHAPE:
+        x[name].stop()
+        x[name].gpus = n
+        x[name].start()
+    return losses
+
+
+def gpus_node_is_lost():
+    """A node with GPUs is gone with its memory, also the one that leads: the copies have its state.
+
+    The losses are those of a run without deaths, and those of host memory but for roundings."""
+    with Lab(3, start=False) as x:
+        steps = 60
+        host = of_host_memory(x, Training, steps)
+        expected = Training(x, replicas.SHAPE, steps=steps, job="calm").finish()
+        t = Training(x, replicas.SHAPE, steps=steps)
+        for i in range(2):
+            t.wait_step(t.step() + 10)
+            wait_for(lambda i=i: t.check() or replicas.has_replicas(x, 10 * i + 5), "replicas")
+            leader, before = leader_of(x["a"]), replicas.restored(x)
+            replicas.lose(x, t, leader if i else next(n for n in "bca" if n != leader))
+            if replicas.restored(x) == before:
+                raise Failed("no node has restored the job")
+        for step, loss in t.finish(missing=20).items():
+            if expected[step] != loss or abs(host[step] - loss) > 1e-6 * abs(loss):
+                raise Failed(f"step {step} has loss {loss}, {expected[step]} without deaths, "
+                             f"{host[step]} in host memory")
+
+
+def gpus_go_on_without_a_node():
+    """An elastic job on GPUs goes on without a node, and grows when it comes back.
+
+    The parameters of each step are those of host memory without deaths."""
+    with Lab(3, start=False) as x:
+        steps, options = 100, "2 4 0.5"
+        expected = of_host_memory(x, replicas.Elastic, steps, options=options)
+        t = replicas.Elastic(x, replicas.SHAPE, steps, options=options)
+        wait_for(lambda: t.check() or replicas.has_replicas(x, 10), "replicas on all nodes")
+        replicas.lose_node(x, t, "b")
+        t.wait_step(t.wait_world(2)["step"] + 10)
+        replicas.come_back(x, t, "b")
+        t.wait_world(4)
+        replicas.no_step_twice(t, 2)
+        losses = t.finish(missing=60)
+        if any(expected[step] != loss for step, loss in losses.items()):
+            raise Failed(f"parameters differ: {losses}, {expected} in host memory")
+
+
 def await_hang(t):
     """Until no step ends any more."""
     last = [t.step(), time.monotonic()]
@@ -227,5 +282,5 @@ def await_hang(t):
 
 
 DEFAULT = [gpus, gpus_hybrid, gpus_sets, gpus_mixed, gpus_two_jobs, gpus_daemon_dies, gpus_doubt,
-           gpus_link_cut]
+           gpus_link_cut, gpus_node_is_lost, gpus_go_on_without_a_node]
 LONG = [gpus_many_sets]
