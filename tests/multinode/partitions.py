@@ -1,7 +1,7 @@
 """Nodes that are cut from each other, or from etcd, in each phase of a commit, and connected again.
 
-Daemons stop at a point of tests/chaos/points.h. So the network is cut in a known phase, and what was
-sent before has arrived."""
+Daemons stop at a point of tests/chaos/points.h. So the network is cut in a known phase, and what
+was sent before has arrived."""
 
 import contextlib
 import itertools
@@ -17,7 +17,7 @@ from states import POINTS, Control
 from training import Training
 
 SHAPE = (("a", 1), ("b", 2), ("c", 1))
-# Who stops where; then one of all goes on to the last point.
+# The nodes that stop, and the point; then one of them goes on to the last point, if there is one.
 ALL, LEADER = "abc", ""
 PHASES = {
     "no node has announced the commit": (ALL, "before a commit is announced", None),
@@ -173,8 +173,12 @@ def disturb(x, t, stops, phase, what, seconds, rng):
 
 
 def cut_in_each_phase():
-    """Nodes are cut from each other, or from etcd, in each phase of a commit, and no step is lost."""
-    turns = 3 if os.environ.get("SHARDD_TEST_LONG") == "1" else 1
+    """Nodes are cut from each other, or from etcd, in each phase of a commit, and no step is lost.
+    The short form has every other pair of phase and cut: each phase twice, each cut three times."""
+    long = os.environ.get("SHARDD_TEST_LONG") == "1"
+    turns = 3 if long else 1
+    chosen = [(phase, what) for (i, phase), (k, what)
+              in itertools.product(enumerate(PHASES), enumerate(CUTS)) if long or (i + k) % 2 == 0]
     rng = random.Random(11)
     with Lab(3, start=False) as x:
         stops = Stops(x)
@@ -183,7 +187,7 @@ def cut_in_each_phase():
         t = Training(x, SHAPE, steps=LONG_RUN)
         t.wait_step(10)
         for turn in range(turns):
-            for phase, what in itertools.product(PHASES, CUTS):
+            for phase, what in chosen:
                 # in the long form also for longer than the lease of a node
                 seconds = 12 if turn and rng.random() < 0.25 else rng.random()
                 try:
