@@ -214,13 +214,17 @@ static void position_free_marks(struct job *job, struct position_mark **marks)
 	free(marks);
 }
 
-/* What follows cannot fail half-way. */
+/* What follows cannot fail half-way. What needs the empty ones may not follow: the journal gets
+ * them here. */
 static int position_reserve_blobs(struct job *job, struct position_mark *const *marks)
 {
-	for (uint32_t r = 0; r < job->rec->world_size; r++)
-		if (marks[r] && marks[r]->bytes && !state_job_blob(job->rec, r) &&
-		    state_job_set_blob(job->rec, r, NULL, 0, 0) < 0)
+	for (uint32_t r = 0; r < job->rec->world_size; r++) {
+		if (!marks[r] || !marks[r]->bytes || state_job_blob(job->rec, r))
+			continue;
+		if (state_job_set_blob(job->rec, r, NULL, 0, 0) < 0)
 			return -ENOMEM;
+		job_journal_mark(job, JOB_JOURNAL_BLOBS);
+	}
 	return 0;
 }
 

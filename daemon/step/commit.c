@@ -47,13 +47,17 @@ struct commit *commit_free(struct job *job, struct commit *c)
 	return NULL;
 }
 
-/* Every rank here has an entry from here on, so that what follows cannot fail half-way. */
+/* Every rank here has an entry from here on, so that what follows cannot fail half-way. The commit
+ * may not take effect: the journal gets the empty ones here. */
 static int commit_reserve_blobs(struct job *job)
 {
-	for (uint32_t r = 0; r < job->rec->world_size; r++)
-		if (span_is_here(job->across.span, r) && !state_job_blob(job->rec, r) &&
-		    state_job_set_blob(job->rec, r, NULL, 0, 0) < 0)
+	for (uint32_t r = 0; r < job->rec->world_size; r++) {
+		if (!span_is_here(job->across.span, r) || state_job_blob(job->rec, r))
+			continue;
+		if (state_job_set_blob(job->rec, r, NULL, 0, 0) < 0)
 			return -ENOMEM;
+		job_journal_mark(job, JOB_JOURNAL_BLOBS);
+	}
 	return 0;
 }
 
