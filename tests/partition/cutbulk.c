@@ -78,7 +78,8 @@ static int cutbulk_copy(struct bulk_fetch *x, struct fault *f)
 
 	if (x->cancelled)
 		return fault_set(f, FAULT_CANCELLED, NULL, "it was cancelled");
-	if (cutlinks_is_cut(x->node, x->from))
+	if (cutlinks_is_cut(x->node, x->from) || cutlinks_is_dead(x->from) ||
+	    cutlinks_is_dead(x->node))
 		return fault_set(f, FAULT_UNAVAILABLE, NULL, "node %u cannot be reached", x->from);
 	if (ops_of[x->from]->open(userdata_of[x->from], "", x->key, &from, f))
 		return f->code;

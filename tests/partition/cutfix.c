@@ -23,15 +23,19 @@
 #include "partition/cutline.h"
 #include "partition/cutlinks.h"
 
-#define TICK_US   25000u
-#define ANSWER_US 2000000u /* CLUSTER_ANSWER_MS */
-#define STEPS     64
-#define CONDS     3
-#define ELEMENTS  8
-#define GRACE_MS  300
+#define TICK_US        25000u
+#define ANSWER_US      2000000u /* CLUSTER_ANSWER_MS */
+#define STEPS          64
+#define CONDS          3
+#define ELEMENTS       8
+#define GRACE_MS       300
+#define CUT_NAME_BYTES 32
 
 /* What the rank of a node does. */
 enum rank_state { RANK_JOINS, RANK_ASKS, RANK_FILLS, RANK_REDUCES, RANK_STEPS, RANK_COMMITS };
+
+/* DYING: nothing that it does has an effect. GONE: nothing of it is there. */
+enum cut_life { CUT_LIVES, CUT_DYING, CUT_GONE };
 
 struct cut_node {
 	struct nodefix n;
@@ -47,6 +51,8 @@ struct cut_node {
 	enum cutfix_fate fate;
 	enum cutfix_delay delay;
 	bool joins, stopped, asked; /* @asked: an answer of the store is there */
+	enum cut_life life;
+	bool back;                  /* DYING: it comes back at once */
 	struct job_step_id applied; /* that was looked at */
 };
 
@@ -58,9 +64,10 @@ static struct {
 	struct coord_fake *store;
 	struct looprun look; /* of the one that looks into the store */
 	struct coord *looks;
+	char names[CUTFIX_NODES][CUT_NAME_BYTES], label[JOB_LABEL_MAX + 1]; /* @label: of the job */
 	uint64_t now_us, epoch_of[STEPS];
 	unsigned events;
-	bool schedules;
+	bool schedules, refuses, died_asking, quiet; /* @quiet: what happens is no event */
 	void (*on_event)(void);
 	char wrong[512];
 } fix;
@@ -78,6 +85,8 @@ void cutfix_say(const char *format, ...)
 
 void cutfix_event(void)
 {
+	if (fix.quiet)
+		return;
 	fix.events++;
 	if (fix.on_event)
 		fix.on_event();
@@ -90,7 +99,7 @@ void cutfix_enter(unsigned node)
 
 const char *cutfix_name(unsigned node)
 {
-	return fix.nodes[node].cluster->node;
+	return fix.names[node];
 }
 
 static struct cut_node *cutfix_node(unsigned node)
@@ -191,6 +200,8 @@ int __wrap_coord_txn(struct coord *c, struct coord_call *call, const struct coor
 	if (!w || !txn->n_changes)
 		return __real_coord_txn(c, call, txn, timeout_ms);
 	cutfix_event();
+	if (w->life == CUT_DYING && !fix.quiet)
+		fix.died_asking = true;
 	arrives = w->fate == CUTFIX_ANSWERED || w->fate == CUTFIX_LOST_AFTER;
 	if (arrives)
 		cutfix_late_arrives(txn->changes[0].key, false);
@@ -251,7 +262,7 @@ static struct cut_look cutfix_look(void)
 	char key[CLUSTER_KEY_BYTES];
 	struct coord_txn t = { .read = key };
 
-	snprintf(key, sizeof(key), "jobs/%s/step", fix.nodes[0].job->label);
+	snprintf(key, sizeof(key), "jobs/%s/step", fix.label);
 	CHECK(coord_txn(fix.looks, &l.call, &t, 1000) == 0);
 	while (l.call.impl)
 		uv_run(&fix.look.loop, UV_RUN_NOWAIT);
@@ -260,11 +271,16 @@ static struct cut_look cutfix_look(void)
 
 /* ------------------------------------------------------------------ the rules */
 
+static bool cutfix_lives(unsigned node)
+{
+	return fix.nodes[node].life == CUT_LIVES;
+}
+
 uint64_t cutfix_step(unsigned node)
 {
-	const state_job *rec = fix.nodes[node].job->rec;
+	const struct job *job = fix.nodes[node].job;
 
-	return rec->has_commit ? rec->step : 0;
+	return job && job->rec->has_commit ? job->rec->step : 0;
 }
 
 /* Each rank says with its commit in which epoch it makes it: as many bytes. */
@@ -274,7 +290,7 @@ uint64_t cutfix_epoch(unsigned node)
 	const state_blob *b = NULL;
 	uint32_t rank;
 
-	if (launched_rank(job, node, &rank))
+	if (job && launched_rank(job, node, &rank))
 		b = state_job_blob(job->rec, rank);
 	return b ? b->data.len : 0;
 }
@@ -289,14 +305,16 @@ unsigned cutfix_leader(unsigned node)
 
 const char *cutfix_waits(unsigned node)
 {
-	return cluster_find(fix.nodes[node].cluster, fix.nodes[node].job->label)->why;
+	if (!cutfix_lives(node))
+		return "its daemon is dead";
+	return cluster_find(fix.nodes[node].cluster, fix.label)->why;
 }
 
 static bool cutfix_is_deciding(void)
 {
 	for (unsigned i = 0; i < fix.n; i++) {
 		const struct cluster_job *cj =
-			cluster_find(fix.nodes[i].cluster, fix.nodes[i].job->label);
+			cutfix_lives(i) ? cluster_find(fix.nodes[i].cluster, fix.label) : NULL;
 
 		if (cj && cj->commit.state != DECIDE_IDLE)
 			return true;
@@ -361,7 +379,7 @@ static void cutfix_check_commit(unsigned node)
 			   "%u",
 			   node, (unsigned)step, (unsigned)epoch, (unsigned)decided.step,
 			   (unsigned)decided.epoch);
-	cutfix_note(step, epoch, fix.nodes[node].cluster->node);
+	cutfix_note(step, epoch, cutfix_name(node));
 }
 
 /* Invariant 8: nodes that train together at a step have that of one epoch. Another one is no less a commit that
@@ -371,8 +389,9 @@ static void cutfix_check_alike(unsigned node)
 	uint64_t begun = fix.nodes[node].job->rec->begun, epoch = cutfix_epoch(node);
 
 	for (unsigned i = 0; fix.elastic && begun && epoch && i < fix.n; i++) {
-		if (fix.nodes[i].job->rec->begun != begun || cutfix_step(i) != cutfix_step(node) ||
-		    !cutfix_epoch(i) || cutfix_epoch(i) == epoch)
+		if (!cutfix_lives(i) || fix.nodes[i].job->rec->begun != begun ||
+		    cutfix_step(i) != cutfix_step(node) || !cutfix_epoch(i) ||
+		    cutfix_epoch(i) == epoch)
 			continue;
 		cutfix_say("in epoch %u node %u has step %u of epoch %u, and node %u that of epoch "
 			   "%u",
@@ -405,9 +424,10 @@ static void cutfix_check_applied(unsigned node)
 		return;
 	fix.nodes[node].applied = id;
 	for (unsigned i = 0; i < fix.n; i++) {
-		const struct job_step *step = &fix.nodes[i].job->step;
+		const struct job *job = fix.nodes[i].job;
+		const struct job_step *step = job ? &job->step : NULL;
 
-		if (fix.elastic && fix.nodes[i].job->rec->begun != id.epoch)
+		if (!cutfix_lives(i) || (fix.elastic && job->rec->begun != id.epoch))
 			continue; /* they are not of its group */
 		other = cutfix_applied(i);
 		if (cutfix_is_behind(&other, &id) &&
@@ -438,7 +458,9 @@ static void cutfix_join(struct cut_node *w)
 	struct member *m = NULL;
 	enum res r = nodefix_try_join(&w->n, w->job, rank, NULL, w->m, &m, &f);
 
-	if (r == RES_FAILED)
+	if (r == RES_FAILED && fix.refuses)
+		w->joins = false;
+	else if (r == RES_FAILED)
 		cutfix_say("rank %u is refused: %s", rank, f.text);
 	if (r != RES_DONE)
 		return;
@@ -551,6 +573,8 @@ static void cutfix_tick(void)
 	for (unsigned i = 0; i < fix.n; i++) {
 		struct cut_node *w = cutfix_node(i);
 
+		if (!cutfix_lives(i))
+			continue;
 		cutfix_lose_answers(w);
 		if (!w->cluster->closing)
 			w->cluster->timer.timer_cb(&w->cluster->timer);
@@ -577,6 +601,8 @@ void cutfix_go_on(unsigned node)
 {
 	struct cut_node *w;
 
+	if (!cutfix_lives(node))
+		return;
 	if (fix.nodes[node].asked)
 		cutfix_event(); /* the answer arrives */
 	w = cutfix_node(node);
@@ -593,6 +619,131 @@ void cutfix_go_on(unsigned node)
 	cutfix_check_applied(node);
 }
 
+/* ------------------------------------------------------------------ the beginning and the end of a node */
+
+static void cutfix_make_job(struct cut_node *w)
+{
+	const struct job_spec spec = { .name = "job",
+				       .world_size = fix.n,
+				       .lifetime = JOB_KEEP,
+				       .min_ranks = 1,
+				       .max_ranks = fix.n,
+				       .join_grace_ms = GRACE_MS };
+	struct fault f = FAULT_NULL;
+
+	if (!fix.elastic) {
+		w->job = nodefix_job(&w->n, "job", fix.n, 0);
+		return;
+	}
+	CHECK(job_open(&w->n.jobs, &spec, getuid(), getgid(), &w->job, NULL, &f) == 0);
+	w->job->across.elastic = true;
+}
+
+/* @again: it has been there before. */
+static void cutfix_begin_node(unsigned i, bool again)
+{
+	struct cut_node *w = &fix.nodes[i];
+	char *name = fix.names[i], at[32];
+	struct cluster_options o = { .node = name,
+				     .advertise = at,
+				     .peers = { .cluster = "cut" },
+				     .schedules = fix.schedules,
+				     .replicas = fix.elastic };
+	struct fault f = FAULT_NULL;
+
+	snprintf(name, CUT_NAME_BYTES, "node-%u", i);
+	snprintf(at, sizeof(at), "10.0.0.1:%u", i);
+	nodefix_begin(&w->n, &(struct nodefix_options){ .beside = i > 0 || again });
+	w->n.beside = i > 0;
+	cluster_set_slots(&w->n.jobs.ops);
+	CHECK(scale_engine_new(&w->n.run.queue, SCALE_AT_ONCE, &w->n.node.nodes_engine) == 0);
+	CHECK(coord_fake_open(fix.store, &w->n.run.queue, &w->coord) == 0);
+	the_cluster = NULL;
+	CHECK(cluster_new(&w->n.run.loop, &w->n.run.queue, &w->n.jobs, w->coord, &o, &w->cluster,
+			  &f) == 0);
+	uv_timer_stop(&w->cluster->timer); /* ticks are ours */
+	cutfix_make_job(w);
+	w->op.over = true;
+}
+
+static void cutfix_on_stopped(void *userdata)
+{
+	((struct cut_node *)userdata)->stopped = true;
+}
+
+static void cutfix_stop_node(unsigned i)
+{
+	struct cut_node *w = cutfix_node(i);
+
+	if (w->m)
+		nodefix_drop(&w->n, w->m, "the run is over");
+	cluster_stop(w->cluster, cutfix_on_stopped, w);
+}
+
+/* ------------------------------------------------------------------ a daemon dies */
+
+void cutfix_die(const struct cutfix_death *death)
+{
+	struct cut_node *w = &fix.nodes[death->node];
+
+	CHECK(fix.elastic && w->life == CUT_LIVES && death->fate != CUTFIX_ANSWERED);
+	w->life = CUT_DYING;
+	w->back = death->back;
+	w->delay = death->delay;
+	cutfix_set_fate(w, death->fate);
+	cutlinks_die(death->node, death->loses);
+}
+
+bool cutfix_has_died_asking(void)
+{
+	return fix.died_asking;
+}
+
+void cutfix_come_back(unsigned node)
+{
+	CHECK(fix.nodes[node].life == CUT_GONE);
+	fix.nodes[node] = (struct cut_node){ .joins = true };
+	cutfix_begin_node(node, true);
+	clock_fake(fix.now_us);
+}
+
+/* It ends as a daemon that is stopped does; nobody hears of it. */
+static void cutfix_bury(unsigned node)
+{
+	struct cut_node *w = &fix.nodes[node];
+	bool back = w->back;
+
+	fix.quiet = true;
+	cutfix_set_fate(w, CUTFIX_LOST_BEFORE);
+	cutfix_stop_node(node);
+	while (!w->stopped) {
+		cutfix_enter(node);
+		if (w->cluster->coord)
+			coord_fake_lose(w->coord);
+		cutbulk_end(node);
+		nodefix_turn(&w->n);
+	}
+	w->cluster = cluster_free(w->cluster);
+	w->n.beside = true; /* the others go on */
+	nodefix_end(&w->n);
+	clock_fake(fix.now_us);
+	*w = (struct cut_node){ .life = CUT_GONE };
+	cutline_forgets(node);
+	fix.quiet = false;
+	if (back)
+		cutfix_come_back(node);
+}
+
+/* Where nothing of them is under way in this thread. */
+static void cutfix_bury_the_dead(void)
+{
+	for (unsigned i = 0; i < fix.n; i++)
+		if (fix.nodes[i].life == CUT_DYING)
+			cutfix_bury(i);
+}
+
+/* ------------------------------------------------------------------ time passes */
+
 /* Until nothing more happens without that time passes. */
 static void cutfix_round(void)
 {
@@ -600,10 +751,12 @@ static void cutfix_round(void)
 
 	do {
 		before = fix.events;
-		for (unsigned i = 0; i < fix.n; i++)
+		for (unsigned i = 0; i < fix.n; i++) {
 			cutfix_go_on(i);
+			cutfix_bury_the_dead();
+		}
 		while (cutlinks_deliver())
-			;
+			cutfix_bury_the_dead();
 	} while (fix.events != before);
 	cutfix_tick();
 }
@@ -617,7 +770,7 @@ void cutfix_pass(unsigned ms)
 static bool cutfix_have(uint64_t step)
 {
 	for (unsigned i = 0; i < fix.n; i++)
-		if (cutfix_step(i) < step)
+		if (cutfix_lives(i) && cutfix_step(i) < step)
 			return false;
 	return true;
 }
@@ -638,53 +791,11 @@ bool cutfix_train(uint64_t step, unsigned ms)
 void cutfix_copies(bool are_made)
 {
 	for (unsigned i = 0; i < fix.n; i++)
-		fix.nodes[i].cluster->replicas = are_made;
+		if (cutfix_lives(i))
+			fix.nodes[i].cluster->replicas = are_made;
 }
 
 /* ------------------------------------------------------------------ beginning and end */
-
-static void cutfix_make_job(struct cut_node *w)
-{
-	const struct job_spec spec = { .name = "job",
-				       .world_size = fix.n,
-				       .lifetime = JOB_KEEP,
-				       .min_ranks = 1,
-				       .max_ranks = fix.n,
-				       .join_grace_ms = GRACE_MS };
-	struct fault f = FAULT_NULL;
-
-	if (!fix.elastic) {
-		w->job = nodefix_job(&w->n, "job", fix.n, 0);
-		return;
-	}
-	CHECK(job_open(&w->n.jobs, &spec, getuid(), getgid(), &w->job, NULL, &f) == 0);
-	w->job->across.elastic = true;
-}
-
-static void cutfix_begin_node(unsigned i)
-{
-	struct cut_node *w = &fix.nodes[i];
-	char name[32], at[32];
-	struct cluster_options o = { .node = name,
-				     .advertise = at,
-				     .peers = { .cluster = "cut" },
-				     .schedules = fix.schedules,
-				     .replicas = fix.elastic };
-	struct fault f = FAULT_NULL;
-
-	snprintf(name, sizeof(name), "node-%u", i);
-	snprintf(at, sizeof(at), "10.0.0.1:%u", i);
-	nodefix_begin(&w->n, &(struct nodefix_options){ .beside = i > 0 });
-	cluster_set_slots(&w->n.jobs.ops);
-	CHECK(scale_engine_new(&w->n.run.queue, SCALE_AT_ONCE, &w->n.node.nodes_engine) == 0);
-	CHECK(coord_fake_open(fix.store, &w->n.run.queue, &w->coord) == 0);
-	the_cluster = NULL;
-	CHECK(cluster_new(&w->n.run.loop, &w->n.run.queue, &w->n.jobs, w->coord, &o, &w->cluster,
-			  &f) == 0);
-	uv_timer_stop(&w->cluster->timer); /* ticks are ours */
-	cutfix_make_job(w);
-	w->op.over = true;
-}
 
 void cutfix_begin(const struct cutfix_options *o)
 {
@@ -695,6 +806,7 @@ void cutfix_begin(const struct cutfix_options *o)
 	fix.upto = o->elastic ? 0 : UINT64_MAX;
 	cutline_begin();
 	fix.schedules = o->schedules;
+	fix.refuses = o->refuses;
 	cutlinks_begin(fix.n, o);
 	fix.now_us = 1000000000;
 	clock_fake(fix.now_us);
@@ -702,27 +814,14 @@ void cutfix_begin(const struct cutfix_options *o)
 	looprun_init(&fix.look);
 	CHECK(coord_fake_open(fix.store, &fix.look.queue, &fix.looks) == 0);
 	for (unsigned i = 0; i < fix.n; i++)
-		cutfix_begin_node(i);
+		cutfix_begin_node(i, false);
+	text_copy(fix.label, sizeof(fix.label), fix.nodes[0].job->label);
 	cutfix_pass(1000);
 	fix.nodes[o->leader].joins = true;
 	cutfix_pass(1000);
 	for (unsigned i = 0; i < fix.n; i++)
 		fix.nodes[i].joins = true;
 	fix.on_event = o->on_event;
-}
-
-static void cutfix_on_stopped(void *userdata)
-{
-	((struct cut_node *)userdata)->stopped = true;
-}
-
-static void cutfix_stop_node(unsigned i)
-{
-	struct cut_node *w = cutfix_node(i);
-
-	if (w->m)
-		nodefix_drop(&w->n, w->m, "the run is over");
-	cluster_stop(w->cluster, cutfix_on_stopped, w);
 }
 
 void cutfix_end(void)

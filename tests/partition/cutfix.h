@@ -1,7 +1,7 @@
 /*
  * Nodes of one job, each with one rank, in one process: all of the daemon that decides what takes effect
  * (cluster/, order/, coord/decide, step/doubt, job/), with a fake store, a fake clock, and links that are
- * queues here and can be cut. Ranks train: reduce, step, commit, and join again when they are told to.
+ * queues here and can be cut. Daemons may die. Ranks train: reduce, step, commit, and join again when they are told to.
  *
  * What happens next is always the same, so that each moment of a commit can be reached by its number. Each
  * message that arrives, each transaction of the store and each answer of it is an event; options.on_event is
@@ -32,6 +32,7 @@ struct cutfix_options {
 	bool turns;
 	uint64_t random;
 	bool schedules; /* steps may be recorded */
+	bool refuses;   /* ranks may be refused: then they do not ask again. Else that is wrong */
 	void (*on_event)(void);
 };
 
@@ -62,6 +63,21 @@ enum cutfix_delay {
 	_CUTFIX_DELAY_N,
 };
 void cutfix_store(unsigned node, enum cutfix_fate fate, enum cutfix_delay delay);
+
+struct cutfix_death {
+	unsigned node;
+	bool loses; /* what it has sent and has not arrived; what others have sent to it is lost in any case */
+	bool back; /* a daemon and a rank without memory begin there just afterwards; else with cutfix_come_back */
+	/* Of the transaction that it makes just then. */
+	enum cutfix_fate fate; /* not CUTFIX_ANSWERED */
+	enum cutfix_delay delay;
+};
+/* A daemon dies, with its memory and its rank, of an elastic job; also in options.on_event. The others hear of it at
+ * once. */
+void cutfix_die(const struct cutfix_death *death);
+void cutfix_come_back(unsigned node);
+/* Has one that has died made a transaction just then? */
+bool cutfix_has_died_asking(void);
 
 /* Where the commit of the step behind @step is just now. */
 enum cutfix_phase {

@@ -39,6 +39,11 @@ void cutline_begun(unsigned node, uint64_t epoch)
 	line.begun[node][line.n_begun[node]++] = epoch;
 }
 
+void cutline_forgets(unsigned node)
+{
+	line.n_begun[node] = 0;
+}
+
 /* Has an epoch from @from on, and before @epoch, begun on a node before that one? */
 static bool cutline_was_in(unsigned node, uint64_t from, uint64_t epoch)
 {

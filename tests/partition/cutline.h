@@ -11,6 +11,8 @@
 void cutline_begin(void);
 /* Epoch @epoch has begun on @node; 0, or the one of before: none has. */
 void cutline_begun(unsigned node, uint64_t epoch);
+/* @node has lost its memory. */
+void cutline_forgets(unsigned node);
 /* That is the last commit that the store has; step 0: it has none. */
 void cutline_decided(uint64_t step, uint64_t epoch);
 /* @node has taken that commit, or has none. @epoch: 0: in its place another rank has. */

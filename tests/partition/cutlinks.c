@@ -33,10 +33,13 @@ struct peer {
 	char why[128];
 };
 
+/* CLOSED: the other end's daemon is dead. */
+enum cutlinks_kind { CUTLINKS_UP, CUTLINKS_MESSAGE, CUTLINKS_CLOSED };
+
 struct news {
 	struct list link;
 	struct peer *to;
-	bool up;
+	enum cutlinks_kind kind;
 	size_t bytes;
 	uint8_t packed[];
 };
@@ -44,6 +47,7 @@ struct news {
 static struct {
 	struct peers peers[CUTFIX_NODES];
 	unsigned n, n_peers, apart;
+	unsigned dead; /* nodes */
 	struct list under_way, ends;
 	uint64_t now_us, random;
 	unsigned (*pick)(unsigned n); /* this or random, or what was sent first arrives first */
@@ -55,14 +59,20 @@ bool cutlinks_is_cut(unsigned a, unsigned b)
 	return (links.apart >> a & 1) != (links.apart >> b & 1);
 }
 
-static void cutlinks_post(struct peer *to, bool up, const Shardd__V1__PeerMessage *m)
+bool cutlinks_is_dead(unsigned node)
+{
+	return links.dead >> node & 1;
+}
+
+static void cutlinks_post(struct peer *to, enum cutlinks_kind kind,
+			  const Shardd__V1__PeerMessage *m)
 {
 	size_t bytes = m ? shardd__v1__peer_message__get_packed_size(m) : 0;
 	struct news *news = malloc(sizeof(*news) + bytes);
 
 	CHECK(news);
 	news->to = to;
-	news->up = up;
+	news->kind = kind;
 	news->bytes = bytes;
 	list_init(&news->link);
 	list_append(&links.under_way, &news->link);
@@ -73,12 +83,18 @@ static void cutlinks_post(struct peer *to, bool up, const Shardd__V1__PeerMessag
 int peers_new(struct loopq *loopq, const struct peers_options *o, const struct peers_ops *ops,
 	      void *userdata, struct peers **ret, struct fault *f)
 {
-	struct peers *ps = &links.peers[links.n_peers];
+	unsigned node = 0;
 
 	(void)loopq, (void)o, (void)f;
-	CHECK(links.n_peers < links.n);
-	*ps = (struct peers){ .node = links.n_peers++, .ops = ops, .userdata = userdata };
-	*ret = ps;
+	if (links.n_peers < links.n)
+		node = links.n_peers++;
+	else
+		while (!cutlinks_is_dead(node))
+			node++; /* it comes back */
+	CHECK(node < links.n);
+	links.dead &= ~(1u << node);
+	links.peers[node] = (struct peers){ .node = node, .ops = ops, .userdata = userdata };
+	*ret = &links.peers[node];
 	return 0;
 }
 
@@ -110,13 +126,19 @@ int peers_connect(struct peers *ps, const char *name, const char *at, struct pee
 	here->other = there;
 	there->other = here;
 	*ret = here;
-	if (cutlinks_is_cut(ps->node, node)) {
+	if (cutlinks_is_dead(ps->node)) { /* just now */
+		here->told = here->over = there->told = there->over = true;
+	} else if (cutlinks_is_cut(ps->node, node)) {
 		there->told = here->over = there->over = true;
 		here->gone_us = links.now_us + NOTICE_US;
 		text_copy(here->why, sizeof(here->why), "it cannot be reached");
+	} else if (cutlinks_is_dead(node)) {
+		there->told = there->over = true;
+		text_copy(here->why, sizeof(here->why), "nobody listens there");
+		cutlinks_post(here, CUTLINKS_CLOSED, NULL);
 	} else {
-		cutlinks_post(there, true, NULL);
-		cutlinks_post(here, true, NULL);
+		cutlinks_post(there, CUTLINKS_UP, NULL);
+		cutlinks_post(here, CUTLINKS_UP, NULL);
 	}
 	return 0;
 }
@@ -136,7 +158,7 @@ void peers_close(struct peers *ps, peers_closed_cb done, void *userdata)
 void peer_send(struct peer *p, const Shardd__V1__PeerMessage *m)
 {
 	if (!p->over && !cutlinks_is_cut(p->owner->node, p->other->owner->node))
-		cutlinks_post(p->other, false, m);
+		cutlinks_post(p->other, CUTLINKS_MESSAGE, m);
 }
 
 void peer_end(struct peer *p, const char *why)
@@ -235,8 +257,11 @@ static void cutlinks_arrive(struct news *news)
 	list_unlink(&news->link);
 	if (!p->over && !p->owner->closed) {
 		cutfix_enter(p->owner->node);
-		if (news->up) {
+		if (news->kind == CUTLINKS_UP) {
 			p->owner->ops->up(p->owner->userdata, p);
+		} else if (news->kind == CUTLINKS_CLOSED) {
+			p->over = p->told = true;
+			p->owner->ops->gone(p->owner->userdata, p, p->why);
 		} else {
 			m = shardd__v1__peer_message__unpack(NULL, news->bytes, news->packed);
 			CHECK(m);
@@ -306,6 +331,36 @@ void cutlinks_cut(unsigned apart, unsigned late)
 		p->over = true;
 		p->gone_us = links.now_us + NOTICE_US + (late >> node & 1 ? LATE_US : 0);
 		text_copy(p->why, sizeof(p->why), "nothing has come from it");
+	}
+}
+
+static void cutlinks_lose_news_of(const struct peer *p)
+{
+	struct news *news, *tmp;
+
+	list_for_each (news, tmp, &links.under_way, link)
+		if (news->to == p) {
+			list_unlink(&news->link);
+			free(news);
+		}
+}
+
+void cutlinks_die(unsigned node, bool loses)
+{
+	struct peer *p, *tmp;
+
+	links.dead |= 1u << node;
+	list_for_each (p, tmp, &links.ends, link) {
+		if (p->owner->node != node || p->over)
+			continue;
+		p->over = p->told = true;
+		cutlinks_lose_news_of(p);
+		if (p->other->over)
+			continue;
+		if (loses)
+			cutlinks_lose_news_of(p->other);
+		text_copy(p->other->why, sizeof(p->other->why), "its daemon is dead");
+		cutlinks_post(p->other, CUTLINKS_CLOSED, NULL);
 	}
 }
 

@@ -16,6 +16,10 @@ void cutlinks_notice(uint64_t now_us);
 /* As cutfix_cut and cutfix_heal. */
 void cutlinks_cut(unsigned apart, unsigned late);
 void cutlinks_heal(void);
+/* The daemon of @node is dead, until the next peers_new: what is under way to it is lost, and with @loses what it has
+ * sent, too. The other ends hear of it behind what they get. */
+void cutlinks_die(unsigned node, bool loses);
+bool cutlinks_is_dead(unsigned node);
 bool cutlinks_is_cut(unsigned a, unsigned b);
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * A partition at each moment of a step and its commit (partition/cutfix.h), and what the store may do with what
- * either side asks of it. Never do two halves commit, and when it is over the job goes on, on all nodes.
+ * either side asks of it; and the death of a daemon at each of these moments. Never do two halves commit, and when it is
+ * over the job goes on, on all nodes.
  * SHARDD_TEST_LONG=1 has more runs.
  */
 #include <criterion/criterion.h>
@@ -31,6 +32,8 @@ static struct plan {
 	unsigned again; /* so many events behind its end they are cut once more; 0: never */
 	unsigned apart_again;
 	bool swaps; /* then the other side has the store, for longer than the leases */
+	bool dies;  /* no node is cut: a daemon dies */
+	struct cutfix_death death;
 } plan;
 
 #define PICKS 128u
@@ -77,6 +80,16 @@ static void cut(unsigned apart)
 	cutfix_cut(apart, plan.late);
 }
 
+static void strike(unsigned apart)
+{
+	if (!plan.dies) {
+		cut(apart);
+		return;
+	}
+	cuts++;
+	cutfix_die(&plan.death);
+}
+
 /* Before each event. */
 static void on_event(void)
 {
@@ -85,9 +98,9 @@ static void on_event(void)
 	if (!cuts && cutfix_events() == plan.at) {
 		phase = cutfix_phase(plan.calm);
 		phases[phase]++;
-		cut(plan.apart);
+		strike(plan.apart);
 	} else if (plan.again && healed_at && cutfix_events() == healed_at + plan.again) {
-		cut(plan.apart_again);
+		strike(plan.apart_again);
 	}
 }
 
@@ -108,6 +121,13 @@ static void tell(void)
 		plan.o.leader, (unsigned long long)plan.o.random, plan.o.schedules, plan.at,
 		plan.apart, plan.late, plan.ms, plan.with, plan.without, plan.again,
 		plan.apart_again);
+	if (plan.dies)
+		fprintf(stderr,
+			"the daemon of node %u dies: what it has sent is lost %d, back %d, fate %d "
+			"and "
+			"delay %d of what it asks of the store\n",
+			plan.death.node, plan.death.loses, plan.death.back, (int)plan.death.fate,
+			(int)plan.death.delay);
 	for (unsigned i = 0; i < order.n; i++)
 		fprintf(stderr, "pick %u takes %u\n", order.at[i], order.takes[i]);
 	for (unsigned i = 0; i < n_nodes(); i++)
@@ -163,14 +183,17 @@ static void choose(unsigned i)
 
 #define CHOICES (SIDES * 2 * (FATES + _CUTFIX_DELAY_N) * FATES)
 
+static bool under_way(void)
+{
+	return phase != CUTFIX_BEFORE && phase != CUTFIX_OVER;
+}
+
 /* All choices matter where a commit is under way: elsewhere nobody asks the store for one. */
 static unsigned stride(void)
 {
-	bool under_way = phase != CUTFIX_BEFORE && phase != CUTFIX_OVER;
-
 	if (longform_cut())
 		return 7; /* prime to the numbers of which CHOICES is the product */
-	return under_way || longform_asked() ? 1 : 5;
+	return under_way() || longform_asked() ? 1 : 5;
 }
 
 static void at_each_moment(const struct plan *p)
@@ -458,6 +481,166 @@ Test(partition, some_nodes_go_on_at_random_moments)
 	}
 	say_phases();
 	say_epochs();
+}
+
+/* -- a daemon dies --------------------------------------------------------------------------- */
+
+/* It comes back at once, or the others go on without it first. */
+static void mortal_run(void)
+{
+	bool all = false;
+
+	cuts = healed_at = order.picks = 0;
+	counts = false;
+	plan.o.on_event = on_event;
+	cutfix_begin(&plan.o);
+	(void)cutfix_train(plan.calm, 20000);
+	(void)cutfix_train(plan.calm + ALONE, 2000);
+	if (cuts && !plan.death.back)
+		cutfix_come_back(plan.death.node);
+	plan.death.back = true; /* the second time */
+	healed_at = cutfix_events();
+	(void)cutfix_train(plan.calm + 2 * ALONE, plan.again ? 3000 : 15000);
+	counts = true;
+	for (unsigned i = 0; i < 12 && !(all = cutfix_train(plan.calm + 3 * ALONE + i, 5000)); i++)
+		; /* nodes are taken in when the others commit */
+	if (!all || *cutfix_wrong())
+		tell();
+	cutfix_end();
+	runs++;
+}
+
+static void choose_death(unsigned i)
+{
+	plan.dies = true;
+	plan.death = (struct cutfix_death){ .node = (plan.o.leader + i) % n_nodes(),
+					    .loses = i / n_nodes() % 2,
+					    .back = i / n_nodes() / 2 % 2,
+					    .fate = CUTFIX_LOST_BEFORE };
+}
+
+static void choose_fate(unsigned i)
+{
+	plan.death.fate = i ? fate_of(i) : CUTFIX_LOST_BEFORE;
+	plan.death.delay = i < FATES ? 0 : i - FATES;
+}
+
+/* What it asked of the store has taken effect, or does later. */
+static void die_asking(const struct plan *p, unsigned i)
+{
+	for (unsigned fate = CUTFIX_LOST_AFTER; fate < FATES + _CUTFIX_DELAY_N; fate++) {
+		plan = *p;
+		choose_death(i);
+		choose_fate(fate);
+		mortal_run();
+	}
+}
+
+/* In the short form some of the ways at each moment: other ones at the next moment. */
+static void die_at_each_moment(unsigned nodes)
+{
+	struct plan p = { .o = { .nodes = nodes, .elastic = true }, .calm = 4 };
+	unsigned stride = longform_asked() ? 1 : longform_cut() ? 11 : 5, from, to;
+
+	plan = p;
+	window(&from, &to);
+	for (p.at = from; p.at <= to; p.at++)
+		for (unsigned i = p.at % stride; i < nodes * 4; i += under_way() ? 1 : stride) {
+			plan = p;
+			choose_death(i);
+			mortal_run();
+			cr_assert_eq(cuts, 1);
+			if (cutfix_has_died_asking())
+				die_asking(&p, i);
+		}
+}
+
+/* Each daemon dies with its memory at each moment of a step and its commit: its part comes from the copies, or the
+ * others go on without it, and take it in again. */
+Test(partition, a_daemon_dies_at_each_moment)
+{
+	unsigned alone = cutline_epochs_of(1), two;
+
+	runs = 0;
+	die_at_each_moment(2);
+	cr_expect_gt(cutline_epochs_of(1), alone + runs / 4, "one node seldom went on");
+	two = cutline_epochs_of(2);
+	die_at_each_moment(3);
+	cr_expect_gt(cutline_epochs_of(2), two + runs / 8, "two nodes seldom went on");
+	say_phases();
+	say_epochs();
+	for (unsigned i = 0; i < _CUTFIX_PHASE_N; i++)
+		cr_expect(phases[i], "no daemon died in phase %u", i);
+}
+
+/* In any order of what arrives, and once more while its nodes look for a leader, take the state of copies, or grow. The
+ * other nodes have the copies of it, so it may be only the same one. */
+Test(partition, a_daemon_dies_at_random_moments_and_again)
+{
+	unsigned n = longform_asked() ? 3000 : longform_cut() ? 30 : 80;
+
+	runs = 0;
+	for (unsigned i = 0; i < n; i++) {
+		unsigned nodes = 2 + random_below(2);
+
+		plan = (struct plan){ .o = { .nodes = nodes,
+					     .elastic = true,
+					     .leader = random_below(nodes),
+					     .random = random_below(4) ? random_state : 0 },
+				      .calm = 4,
+				      .again = 1 + random_below(150) };
+		choose_death(random_below(nodes * 4));
+		choose_fate(random_below(FATES + _CUTFIX_DELAY_N));
+		plan.at = plan.calm * 17 + random_below(80);
+		mortal_run();
+	}
+	say_phases();
+	say_epochs();
+}
+
+static void lost_run(void)
+{
+	unsigned ahead;
+
+	cuts = 0;
+	counts = false;
+	plan.o.on_event = on_event;
+	cutfix_begin(&plan.o);
+	(void)cutfix_train(plan.calm, 20000);
+	(void)cutfix_train(plan.calm + ALONE, 4000);
+	ahead = cutfix_step(1) > cutfix_step(0);
+	if (cutfix_step(ahead) == plan.calm + ALONE && cutfix_step(!ahead) < plan.calm + ALONE) {
+		cutfix_die(&(struct cutfix_death){
+			.node = ahead, .back = true, .fate = CUTFIX_LOST_BEFORE });
+		heal();
+		if (cutfix_train(plan.calm + 2 * ALONE, 15000) || *cutfix_wrong())
+			tell();
+		runs++;
+	}
+	cutfix_end();
+}
+
+/* One of two nodes has gone on alone, and dies with its memory, which is in no copies: the other one must not make
+ * commits behind those from what it has. It waits, or is refused. */
+Test(partition, what_a_node_did_alone_is_lost_with_it)
+{
+	unsigned from, to, tried = 0;
+
+	runs = 0;
+	for (unsigned i = 0; i < 4; i++) {
+		plan = (struct plan){
+			.o = { .nodes = 2, .elastic = true, .leader = i % 2, .refuses = true },
+			.calm = 4,
+			.apart = 1,
+			.with = i / 2 ? CUTFIX_LOST_BEFORE : CUTFIX_ANSWERED,
+			.without = i / 2 ? CUTFIX_ANSWERED : CUTFIX_LOST_BEFORE
+		};
+		window(&from, &to);
+		for (plan.at = from; plan.at <= to; plan.at += longform_asked() ? 1 : 3, tried++)
+			lost_run();
+	}
+	say_epochs();
+	cr_expect_gt(runs, tried / 2, "one node seldom went on");
 }
 
 /* Steps 5 and 6 are in no copies. One node goes back to step 4 and makes them again, and takes the other one in when
