@@ -36,10 +36,10 @@ static const struct state_row embedded_states[] = {
 				 STATE_TO(EMBEDDED_PAUSED) | STATE_TO(EMBEDDED_JOINING) |
 					 STATE_TO(EMBEDDED_WAITING) | STATE_TO(EMBEDDED_STARTING) |
 					 STATE_TO(EMBEDDED_STOPPING) },
-	[EMBEDDED_JOINING] = { "JOINING", STATE_TO(EMBEDDED_JOINING) | STATE_TO(EMBEDDED_PAUSED) |
-						  STATE_TO(EMBEDDED_WAITING) |
-						  STATE_TO(EMBEDDED_STARTING) |
-						  STATE_TO(EMBEDDED_CLOSING) },
+	[EMBEDDED_JOINING] = { "JOINING",
+			       STATE_TO(EMBEDDED_JOINING) | STATE_TO(EMBEDDED_PAUSED) |
+				       STATE_TO(EMBEDDED_WAITING) | STATE_TO(EMBEDDED_STARTING) |
+				       STATE_TO(EMBEDDED_STOPPING) | STATE_TO(EMBEDDED_CLOSING) },
 	[EMBEDDED_WAITING] = { "WAITING", STATE_TO(EMBEDDED_WAITING) | STATE_TO(EMBEDDED_PAUSED) |
 						  STATE_TO(EMBEDDED_JOINING) |
 						  STATE_TO(EMBEDDED_STARTING) |
@@ -222,13 +222,28 @@ void embedded_on_not_joined(struct embedded *e, const char *why, uint64_t ms)
 	embedded_set(e, EMBEDDED_JOINING, why);
 }
 
+void embedded_on_probed(struct embedded *e)
+{
+	struct embedded_probe *p = &e->join.probe;
+
+	if (e->state == EMBEDDED_STOPPING)
+		embedded_close(e);
+	else
+		p->done(e, p->accepts);
+}
+
 /* With data it is a member. A single one without them makes the store. */
 static void embedded_begin(struct embedded *e)
 {
+	char why[EMBEDDED_WHY_BYTES];
+	bool has_data = false;
+
 	e->has_vote = false;
 	free(e->join.initial);
 	e->join.initial = NULL;
-	if (embedded_join_has_data(e))
+	if (embedded_child_own_data(e, &has_data, why) < 0)
+		embedded_pause(e, why);
+	else if (has_data)
 		embedded_start(e);
 	else if (e->setup.seeds.n > 1)
 		embedded_join(e);
@@ -356,6 +371,14 @@ void embedded_stop(struct embedded *e, void (*stopped)(void *userdata))
 	CHECK(!e->stopped);
 	e->stopped = stopped;
 	switch ((enum embedded_state)e->state) {
+	case EMBEDDED_JOINING:
+		if (!e->join.probe.runs) {
+			embedded_close(e);
+			break;
+		}
+		embedded_join_end(e);
+		embedded_set(e, EMBEDDED_STOPPING, "the end of a connection is waited for");
+		break;
 	case EMBEDDED_RESOLVING:
 		uv_cancel((uv_req_t *)&e->resolver); /* it runs: its end is waited for */
 		embedded_set(e, EMBEDDED_STOPPING, "the resolver is being ended");

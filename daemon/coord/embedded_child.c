@@ -156,6 +156,22 @@ static int embedded_child_own_dir(struct embedded *e, char why[EMBEDDED_WHY_BYTE
 	return 0;
 }
 
+int embedded_child_own_data(struct embedded *e, bool *ret_data, char why[EMBEDDED_WHY_BYTES])
+{
+	_cleanup_(freep) char *path = NULL;
+	int r = embedded_child_own_dir(e, why);
+
+	*ret_data = false;
+	if (r < 0)
+		return r;
+	if (asprintf(&path, "%s/data/member/wal", e->setup.dir) < 0) {
+		path = NULL;
+		return embedded_child_complain(e, -ENOMEM, why);
+	}
+	*ret_data = access(path, F_OK) == 0;
+	return *ret_data || errno == ENOENT ? 0 : embedded_child_complain(e, -errno, why);
+}
+
 /* The one that holds the lock of @fd, whose pid is written there. Its daemon has ended, since its lock is
  * ours, and nobody else has a lock on this file: it may be killed. The pid is that of the holder,
  * unless it has just ended: so the lock is tried again with the process in our hand. */

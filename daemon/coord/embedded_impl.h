@@ -32,12 +32,24 @@ struct embedded_setup {
 	bool listen_given;
 };
 
+/* Of a seed's peer port. */
+struct embedded_probe {
+	uv_work_t work;
+	struct embedded *e;
+	const struct seed *seed;
+	void (*done)(struct embedded *e, bool accepts);
+	bool runs, accepts;
+};
+
 /* How a member without data comes to a store: it makes one, or joins one. */
 struct embedded_join {
-	/* the client ports of all seeds, and their peer ports; NULL: not needed now */
-	struct coord *members, *peers;
+	struct coord *members; /* the client ports of all seeds; NULL: not needed now */
+	struct embedded_probe probe;
 	struct etcd_member_call call;
-	size_t asked; /* which of them; not this node's */
+	size_t asked;               /* which of them; not this node's */
+	const struct seed *learner; /* one that has answered as such; NULL: none */
+	uint64_t former;            /* the member that this node was, and which is being removed */
+	char why[EMBEDDED_WHY_BYTES / 2];
 	/* what etcd is told at its start; it ignores all three if it has data */
 	char *initial; /* NAME=URL,...; owned; NULL: not known yet */
 	const char *state;
@@ -77,13 +89,14 @@ struct embedded {
 /* Make and lock the folder, and start etcd: @e->pid and @e->log. @why: unless 0: one sentence.
  * Return: 0, EMBEDDED_E_HELD, or negative errno. */
 int embedded_child_start(struct embedded *e, char why[EMBEDDED_WHY_BYTES]);
+/* Make the folder and lock it, for as long as @e lives. @ret_data: it has a log of etcd: this is a member of a
+ * store. Return: 0, or negative errno with @why: nothing is known. */
+int embedded_child_own_data(struct embedded *e, bool *ret_data, char why[EMBEDDED_WHY_BYTES]);
 /* The path of the program, owned. Return: 0 or FAULT_NOT_FOUND. */
 int embedded_child_find(const char *etcd, char **ret, struct fault *f);
 
 /* ----------------------------------------------------------------------------- embedded_join.c */
 
-/* There is a log of etcd: it is a member of a store. */
-bool embedded_join_has_data(const struct embedded *e);
 /* A new store, of this member alone. Return: 0 or negative errno. */
 int embedded_join_found(struct embedded *e);
 /* Ask the others, later embedded_on_joined or embedded_on_not_joined is called, from here only without
@@ -106,6 +119,15 @@ struct embedded_log *embedded_log_close(struct embedded_log *l);
 /* embedded.c: it has logged a line; it says that it serves. */
 void embedded_on_line(struct embedded *e, enum log_level level, const char *text);
 void embedded_on_serving(struct embedded *e);
+
+/* ---------------------------------------------------------------------------- embedded_probe.c */
+
+/* Is there anybody at the peer port of @seed (borrowed)? @done is called later on the loop, in JOINING only.
+ * Return: 0 or -ENOMEM. */
+int embedded_probe_begin(struct embedded *e, const struct seed *seed,
+			 void (*done)(struct embedded *e, bool accepts));
+/* embedded.c: it is over. */
+void embedded_on_probed(struct embedded *e);
 
 /* embedded.c: etcd can be started: @e->join says how. */
 void embedded_on_joined(struct embedded *e);

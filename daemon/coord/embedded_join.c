@@ -9,9 +9,11 @@
  *   others: ask again, later
  *
  * Only the first seed makes a store, so that there are never two. It does so only if no other member of
- * etcd runs. One that has data, but no leader, does not serve its clients; so the peer ports of those that
- * do not answer are connected to, too: without TLS, since only a refused connection counts. The store has an id of
- * its own each time, so that members of an earlier one are refused, and noticed (etcd_cluster.c).
+ * etcd runs. One that has data, but no leader, or begins, does not serve its clients; so a seed that does not
+ * answer is silent only if nothing accepts connections at its peer port. The store has an id of its own
+ * each time, so that members of an earlier one are refused, and noticed (etcd_cluster.c).
+ *
+ * A member is removed only if its folder is ours, and nothing runs at its address.
  *
  * A learner has no vote: if it dies before it has the data, the others go on as before. When it serves
  * they are asked to promote it, until its own etcd answers as a member with a vote.
@@ -35,17 +37,6 @@
 
 #define JOIN_LEARNS "etcd serves, and has no vote until it has the data of the other members"
 
-bool embedded_join_has_data(const struct embedded *e)
-{
-	_cleanup_(freep) char *path = NULL;
-
-	if (asprintf(&path, "%s/data/member/wal", e->setup.dir) < 0) {
-		path = NULL;
-		return true; /* no store is made without memory */
-	}
-	return access(path, F_OK) == 0;
-}
-
 /* ------------------------------------------------------------------------------ the members */
 
 static void embedded_join_url(const struct embedded *e, const struct seed *s,
@@ -59,27 +50,15 @@ static void embedded_join_url(const struct embedded *e, const struct seed *s,
 
 static int embedded_join_open(struct embedded *e, char why[EMBEDDED_WHY_BYTES])
 {
-	char texts[SEEDS_MEMBERS][HOSTPORT_TEXT_BYTES];
-	const char *peer_ports[SEEDS_MEMBERS];
-	struct coord_options clients = { .endpoints = e->endpoints,
-					 .n_endpoints = e->setup.seeds.n,
-					 .prefix = "/",
-					 .ca = e->setup.ca,
-					 .cert = e->setup.cert,
-					 .key = e->setup.key };
-	struct coord_options peers = { .endpoints = peer_ports,
-				       .n_endpoints = e->setup.seeds.n,
-				       .prefix = "/" };
+	struct coord_options o = { .endpoints = e->endpoints,
+				   .n_endpoints = e->setup.seeds.n,
+				   .prefix = "/",
+				   .ca = e->setup.ca,
+				   .cert = e->setup.cert,
+				   .key = e->setup.key };
 	struct fault f = FAULT_NULL;
 
-	for (size_t i = 0; i < e->setup.seeds.n; i++) {
-		const struct seed *s = &e->setup.seeds.members[i];
-
-		hostport_format(s->host, s->peer_port, texts[i]);
-		peer_ports[i] = texts[i];
-	}
-	if ((e->join.members || coord_etcd_new(e->loopq, &clients, &e->join.members, &f) == 0) &&
-	    (e->join.peers || coord_etcd_new(e->loopq, &peers, &e->join.peers, &f) == 0))
+	if (e->join.members || coord_etcd_new(e->loopq, &o, &e->join.members, &f) == 0)
 		return 0;
 	snprintf(why, EMBEDDED_WHY_BYTES, "the members of etcd cannot be asked: %.300s", f.text);
 	return -ENOMEM;
@@ -108,7 +87,6 @@ void embedded_join_end(struct embedded *e)
 {
 	etcd_member_cancel(&e->join.call);
 	e->join.members = coord_close(e->join.members);
-	e->join.peers = coord_close(e->join.peers);
 }
 
 /* -------------------------------------------------------------------------- how it is started */
@@ -233,11 +211,25 @@ static void embedded_join_on_removed(struct etcd_member_call *call,
 				   reply->why);
 }
 
-static void embedded_join_remove(struct embedded *e, uint64_t id)
+/* Its folder is ours, and empty. Another daemon with this name may have its data elsewhere. */
+static void embedded_join_on_own_probed(struct embedded *e, bool accepts)
 {
 	e->join.call.done = embedded_join_on_removed;
-	if (etcd_member_remove(e->join.members, &e->join.call, e->join.asked, id, JOIN_CHANGE_MS) <
-	    0)
+	if (accepts)
+		embedded_join_fail(e,
+				   "etcd has this node as a member, coord_dir has no data of it, "
+				   "and another process accepts connections at its peer port %u: "
+				   "end that, or give this node its own node_name",
+				   e->setup.own->peer_port);
+	else if (etcd_member_remove(e->join.members, &e->join.call, e->join.asked, e->join.former,
+				    JOIN_CHANGE_MS) < 0)
+		embedded_join_fail(e, "there is no memory to join etcd");
+}
+
+static void embedded_join_remove(struct embedded *e, uint64_t id)
+{
+	e->join.former = id;
+	if (embedded_probe_begin(e, e->setup.own, embedded_join_on_own_probed) < 0)
 		embedded_join_fail(e, "there is no memory to join etcd");
 }
 
@@ -324,66 +316,62 @@ static bool embedded_join_is_learner(const char *why)
 	return strstr(why, "not supported for learner") != NULL;
 }
 
-/* Nothing listens there. Whatever else fails, there may be an etcd that has data. */
-static bool embedded_join_is_silence(const char *why)
+static void embedded_join_found_one(struct embedded *e)
 {
-	static const char *const texts[] = { "Connection refused", "Deadline Exceeded",
-					     "No route to host", "unreachable",
-					     "DNS resolution failed" };
-
-	for (size_t i = 0; i < ARRAY_SIZE(texts); i++)
-		if (strstr(why, texts[i]))
-			return true;
-	return false;
-}
-
-/* It does not say who the members are. */
-static void embedded_join_on_other(struct embedded *e, const char *why)
-{
-	if (embedded_join_is_learner(why) && embedded_join_next(e))
-		embedded_join_ask(e);
+	if (embedded_join_found(e) < 0)
+		embedded_join_fail(e, "a new store of etcd cannot be made: no random number");
 	else
-		embedded_join_fail(e,
-				   "an etcd runs on node '%s', but does not name its members: %s",
-				   e->setup.seeds.members[e->join.asked].node, why);
+		embedded_on_joined(e);
 }
 
-static void embedded_join_on_silence(struct embedded *e, const char *why);
-
-/* The peer port of one that does not serve clients. */
-static void embedded_join_on_probed(struct etcd_member_call *call,
-				    const struct etcd_member_reply *reply)
-{
-	struct embedded *e = CONTAINER_OF(call, struct embedded, join.call);
-
-	if (!reply->ok && embedded_join_is_silence(reply->why))
-		embedded_join_on_silence(e, reply->why);
-	else
-		embedded_join_on_other(e, "it has no leader, or begins");
-}
-
-static void embedded_join_probe(struct embedded *e)
-{
-	e->join.call.done = embedded_join_on_probed;
-	if (etcd_member_list(e->join.peers, &e->join.call, e->join.asked, JOIN_ASK_MS) < 0)
-		embedded_join_fail(e, "there is no memory to ask the members of etcd");
-}
-
-static void embedded_join_on_silence(struct embedded *e, const char *why)
+/* Of all seeds none has named the members. */
+static void embedded_join_give_up(struct embedded *e)
 {
 	const struct seed *first = &e->setup.seeds.members[0];
 
-	if (embedded_join_next(e)) {
-		embedded_join_ask(e);
-	} else if (e->setup.own != first) {
+	if (e->join.learner)
+		embedded_join_fail(e,
+				   "node '%s' has a learner of etcd, and the members with a vote "
+				   "do not answer",
+				   e->join.learner->node);
+	else if (e->setup.own != first)
 		embedded_join_fail(e,
 				   "no other member of etcd answers; node '%s', the first of "
 				   "coord_seeds, makes the store if there is none: %s",
-				   first->node, why);
-	} else if (embedded_join_found(e) < 0) {
-		embedded_join_fail(e, "a new store of etcd cannot be made: no random number");
-	} else {
-		embedded_on_joined(e);
+				   first->node, e->join.why);
+	else
+		embedded_join_found_one(e);
+}
+
+static void embedded_join_ask_next(struct embedded *e)
+{
+	if (embedded_join_next(e))
+		embedded_join_ask(e);
+	else
+		embedded_join_give_up(e);
+}
+
+static void embedded_join_on_probed(struct embedded *e, bool accepts)
+{
+	if (accepts)
+		embedded_join_fail(e,
+				   "an etcd runs on node '%s', but does not name its members: %s",
+				   e->setup.seeds.members[e->join.asked].node, e->join.why);
+	else
+		embedded_join_ask_next(e);
+}
+
+/* It does not name the members. */
+static void embedded_join_on_other(struct embedded *e, const char *why)
+{
+	const struct seed *seed = &e->setup.seeds.members[e->join.asked];
+
+	snprintf(e->join.why, sizeof(e->join.why), "%s", why);
+	if (embedded_join_is_learner(why)) {
+		e->join.learner = seed;
+		embedded_join_ask_next(e);
+	} else if (embedded_probe_begin(e, seed, embedded_join_on_probed) < 0) {
+		embedded_join_fail(e, "there is no memory to ask the members of etcd");
 	}
 }
 
@@ -394,8 +382,6 @@ static void embedded_join_on_listed(struct etcd_member_call *call,
 
 	if (reply->ok)
 		embedded_join_decide(e, reply);
-	else if (embedded_join_is_silence(reply->why))
-		embedded_join_probe(e);
 	else
 		embedded_join_on_other(e, reply->why);
 }
@@ -409,8 +395,11 @@ static void embedded_join_ask(struct embedded *e)
 
 int embedded_join_begin(struct embedded *e, char why[EMBEDDED_WHY_BYTES])
 {
-	int r = embedded_join_open(e, why);
+	int r;
 
+	embedded_join_end(e); /* connections that have failed fail faster, and otherwise */
+	r = embedded_join_open(e, why);
+	e->join.learner = NULL;
 	e->join.asked = embedded_join_own_place(e) == 0;
 	if (r == 0)
 		embedded_join_ask(e);
@@ -460,7 +449,7 @@ static void embedded_join_on_seen(struct etcd_member_call *call,
 	if (!reply->ok && embedded_join_is_learner(reply->why))
 		embedded_join_promote(e);
 	else
-		embedded_on_vote(e, reply->ok && embedded_join_own(e, reply), "", JOIN_AGAIN_MS);
+		embedded_on_vote(e, reply->ok, "", JOIN_AGAIN_MS);
 }
 
 void embedded_join_look(struct embedded *e)

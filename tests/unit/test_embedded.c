@@ -766,7 +766,7 @@ static bool has_no_leader(void *arg)
 {
 	const struct node *n = arg;
 
-	return strstr(n->last_why, "it has no leader") != NULL;
+	return strstr(n->last_why, "does not name its members") != NULL;
 }
 
 static bool listens(const char *at)
@@ -873,4 +873,42 @@ Test(embedded, a_member_that_the_seeds_do_not_have_is_named)
 	cr_expect(strstr(embedded_why(n->e), "'n2'") &&
 			  strstr(embedded_why(n->e), "etcdctl member remove"),
 		  "%s", embedded_why(n->e));
+}
+
+/* As a second machine with a copy of the configuration. */
+Test(embedded, a_member_that_lives_is_not_removed)
+{
+	struct node other = { .e = NULL };
+	struct coord *c;
+	struct fault f;
+	struct seeds s;
+
+	needs_etcd();
+	start_three();
+	c = connect_to(&nodes[0]);
+	store(c, "kept", "kept");
+	coord_close(c);
+	snprintf(other.dir, sizeof(other.dir), "%s/other/etcd", folder);
+	s = seeds_of("n2", 3, "127.0.0.1");
+	cr_assert_eq(begin_node(&other, "n2", &s, NULL, &f), 0, "%s", f.text);
+	looprun_until(&run, is_joining, &other, 20);
+	cr_expect(strstr(embedded_why(other.e), "another process accepts connections"), "%s",
+		  embedded_why(other.e));
+	stop(&other);
+	cr_expect(is_voting(&nodes[2]));
+	expect_stored(0, "kept");
+}
+
+/* It is not one without data. */
+Test(embedded, data_that_cannot_be_read_are_the_reason)
+{
+	struct fault f;
+	struct seeds s;
+
+	cr_assert_eq(run_in_folder("mkdir -p n0/etcd && ln -s data n0/etcd/data"), 0);
+	s = seeds_of("n0", 3, "127.0.0.1");
+	cr_assert_eq(begin_node(&nodes[0], "n0", &s, "/bin/false", &f), 0, "%s", f.text);
+	looprun_until(&run, is_paused, &nodes[0], 10);
+	cr_expect(strstr(embedded_why(nodes[0].e), "coord_dir"), "%s", embedded_why(nodes[0].e));
+	cr_expect_eq(embedded_pid(nodes[0].e), 0);
 }
