@@ -378,6 +378,10 @@ static void etcd_rpc_on_status(struct etcd_rpc *r, bool ok)
 	if (r->status == GRPC_STATUS_OK && !r->message.fn)
 		etcd_rpc_hear_cluster(r);
 	snprintf(text, sizeof(text), "%s%s", r->status ? etcd_rpc_hint(e, why) : "", why);
+	if (*e->split && !r->is_fixed && r->reply) { /* what it says is not believed */
+		grpc_byte_buffer_destroy(r->reply);
+		r->reply = NULL;
+	}
 	if (*e->split && !r->is_fixed && r->status == GRPC_STATUS_OK)
 		etcd_rpc_end(r, GRPC_STATUS_UNAVAILABLE, e->split);
 	else if (!etcd_rpc_try_again(r, why))
@@ -451,6 +455,11 @@ static void etcd_rpc_on_batch(struct work *w)
 
 void etcd_rpc_free_dead(struct etcd *e)
 {
+	struct list waiting = LIST_INIT(waiting);
+
+	list_take_all(&waiting, &e->waiting); /* for a login that does not end: nobody owns them */
+	while (!list_empty(&waiting))
+		etcd_rpc_free(CONTAINER_OF(waiting.next, struct etcd_rpc, link));
 	while (!list_empty(&e->dead)) {
 		struct etcd_batch *b = CONTAINER_OF(e->dead.next, struct etcd_batch, link);
 		struct etcd_rpc *r = b->rpc;
