@@ -547,6 +547,8 @@ static void cluster_epoch_announce_epoch(struct cluster_job *cj)
 	cj->epoch.n_nodes = (unsigned)b.n_nodes;
 	for (size_t i = 0; i < b.n_nodes; i++)
 		cluster_send(cj, cj->epoch.peers[i], &m);
+	if (!cj->dials.key.c)
+		cluster_seek_watch_key(cj); /* it has changed while the epoch was decided */
 	cluster_epoch_run(cj, cj->known.epoch, &b);
 	free(b.applied);
 	free(block);

@@ -245,6 +245,8 @@ void cluster_say(struct cluster_job *cj, const char *format, ...)
 
 /* The search for its leader (cluster_seek.c). */
 void cluster_seek(struct cluster_job *cj);
+/* Follow the leader's key, which this node has. */
+void cluster_seek_watch_key(struct cluster_job *cj);
 void cluster_seek_tick(struct cluster_job *cj, uint64_t now_us);
 /* The leader cannot be reached, or does not lead any more. */
 void cluster_leader_lost(struct cluster_job *cj, const char *why);

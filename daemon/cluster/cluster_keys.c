@@ -205,13 +205,14 @@ static void cluster_keys_on_exchange(struct cluster_job *cj, struct peer *from, 
 	const uint64_t members = e->members < RENDEZVOUS_MEMBERS ? e->members : RENDEZVOUS_MEMBERS;
 	const uint64_t more = members * (e->values.len + CLUSTER_MEMBER_COST);
 	char full[CLUSTER_FULL_KEY_BYTES];
+	struct rendezvous_all all;
 	int got;
 
 	cluster_keys_full(cj, e->key, full);
 	if (!cj->epoch.peers)
 		got = rendezvous_take(cj->c->rendezvous, full, e->members, e->first, e->values.data,
 				      e->values.len);
-	else if (rendezvous_is_known(cj->c->rendezvous, full) ||
+	else if (rendezvous_see(cj->c->rendezvous, full, &all) || /* it was charged */
 		 cluster_keys_charge(cj, from, more + CLUSTER_EXCHANGE_COST))
 		got = cluster_keys_give(cj, from, node, full, e);
 	else

@@ -216,7 +216,7 @@ static void cluster_seek_on_key(struct follow *f, const struct coord_kv *kv)
 		cluster_seek_deposed(cj, kv);
 }
 
-static void cluster_seek_watch_key(struct cluster_job *cj)
+void cluster_seek_watch_key(struct cluster_job *cj)
 {
 	char key[CLUSTER_KEY_BYTES];
 

@@ -23,7 +23,8 @@
 #define GLOO_MEET_ACCEPT 64  /* connections accepted before others are looked at */
 
 /* A network that drops everything: data that nobody has acknowledged for so long end the connection, and
- * one without data is probed. The kernel of a member that does not read answers. */
+ * one without data is probed. So does a window that stays closed for so long; Gloo's thread reads always, and
+ * sends data only to who waits for them. */
 #define GLOO_MEET_SILENCE_MS 10000
 #define GLOO_MEET_IDLE_S     5
 #define GLOO_MEET_PROBE_S    1
