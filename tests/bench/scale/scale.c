@@ -182,10 +182,12 @@ static void scale_node_begin(struct scale *s, unsigned i, enum scale_way way)
 	the_cluster = NULL;
 }
 
+/* And follow their keys: that begins with a tick, by the time of the machine. */
 static bool scale_are_members(struct scale *s)
 {
 	for (unsigned i = 0; i < s->n; i++)
-		if (s->nodes[i].cluster->member.state != MEMBERSHIP_IN)
+		if (s->nodes[i].cluster->member.state != MEMBERSHIP_IN ||
+		    !s->nodes[i].cluster->member.own.watch.impl)
 			return false;
 	return true;
 }
@@ -281,7 +283,7 @@ static bool scale_leads(struct scale *s)
 {
 	const struct cluster_job *cj = scale_job_of(&s->nodes[0]);
 
-	return cj && cj->state == CLUSTER_LEADS;
+	return cj && cj->state == CLUSTER_LEADS && cj->dials.key.watch.impl;
 }
 
 static void scale_try_join(struct scale *s, unsigned i)
