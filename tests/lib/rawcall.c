@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -269,16 +270,39 @@ static void forget_counters(Shardd__V1__GetStatusResponse *s)
 	}
 }
 
-char *raw_state(struct rpc_client *c)
+static bool has_deleted_jobs(const Shardd__V1__GetStatusResponse *s)
+{
+	for (size_t i = 0; i < s->n_jobs; i++)
+		if (s->jobs[i]->state == SHARDD__V1__JOB_STATE__JOB_STATE_DELETED)
+			return true;
+	return false;
+}
+
+/* One that was made by a call and refused goes when its devices have done with it. */
+static Shardd__V1__GetStatusResponse *settled_status(struct rpc_client *c)
 {
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	const struct timespec pause = { 0, 2000000 };
 	Shardd__V1__GetStatusResponse *reply;
-	json_t *j;
-	char *text;
 
 	request.with_units = true;
 	request.with_slabs = true;
-	reply = raw_must(c, "Status/GetStatus", &request.base);
+	for (unsigned i = 0;; i++) {
+		reply = raw_must(c, "Status/GetStatus", &request.base);
+		if (!has_deleted_jobs(reply))
+			return reply;
+		TRAINER_CHECK(i < 2500);
+		protobuf_c_message_free_unpacked(&reply->base, NULL);
+		nanosleep(&pause, NULL);
+	}
+}
+
+char *raw_state(struct rpc_client *c)
+{
+	Shardd__V1__GetStatusResponse *reply = settled_status(c);
+	json_t *j;
+	char *text;
+
 	forget_counters(reply);
 	j = json_from_message(&reply->base);
 	text = json_dumps(j, JSON_INDENT(1));
