@@ -80,6 +80,7 @@ static bool cluster_erase_asks(const struct cluster_job *cj)
 
 void cluster_erase(struct cluster_job *cj)
 {
+	follow_end(&cj->dials.key); /* it goes because this node removes it */
 	cj->erase.token = cj->token;
 	cj->erase.until_us = clock_now_us() + ERASE_US;
 	cj->erase.again_us = 0;

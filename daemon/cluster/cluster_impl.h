@@ -302,7 +302,7 @@ int cluster_holding_unpack(struct cluster_node *n, const Shardd__V1__JobHolding 
 /* Ranks that want to join (cluster_wish.c). */
 void cluster_tell_wishes(struct cluster_job *cj);
 void cluster_on_wish(struct cluster_job *cj, struct peer *from, const Shardd__V1__JobWish *w);
-/* The leader leads no more: its nodes are told. */
+/* It no longer leads: its nodes are told. */
 void cluster_forget_nodes(struct cluster_job *cj);
 void cluster_wish_node_free(struct cluster_node *n);
 

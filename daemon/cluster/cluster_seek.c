@@ -192,13 +192,13 @@ static void cluster_seek_deposed(struct cluster_job *cj, const struct coord_kv *
 	struct job *job = cluster_job_of(cj);
 	struct fault f = FAULT_NULL;
 
-	log_warn("cluster", "leads no more job=%s token=%lld why=\"%s\"", cj->label,
+	log_warn("cluster", "no longer leads job=%s token=%lld why=\"%s\"", cj->label,
 		 (long long)cj->token,
-		 kv ? "another node leads it" : "its key has gone from the store");
-	fault_set(&f, FAULT_ABORTED, NULL, "node %s does not lead job '%s' any more: %s",
-		  cj->c->node, cj->label,
+		 kv ? "another node leads it" : "its key is no longer in the store");
+	fault_set(&f, FAULT_ABORTED, NULL, "node %s no longer leads job '%s': %s", cj->c->node,
+		  cj->label,
 		  kv ? "the store says that another node leads it"
-		     : "its key has gone from the store");
+		     : "its key is no longer in the store");
 	if (cj->epoch.number && job)
 		job_epoch_end(job, &f); /* to cluster_epoch_ended */
 	else

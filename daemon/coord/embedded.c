@@ -208,7 +208,8 @@ static void embedded_join(struct embedded *e)
 	if (embedded_join_begin(e, why) < 0)
 		embedded_pause(e, why);
 	else if (e->state != EMBEDDED_JOINING)
-		embedded_set(e, EMBEDDED_JOINING, "the other members of etcd are being asked");
+		embedded_set(e, EMBEDDED_JOINING,
+			     "asking the other members of etcd whether there is a store");
 }
 
 void embedded_on_joined(struct embedded *e)
@@ -248,7 +249,7 @@ static void embedded_begin(struct embedded *e)
 	else if (e->setup.seeds.n > 1)
 		embedded_join(e);
 	else if (embedded_join_found(e) < 0)
-		embedded_pause(e, "a new store of etcd cannot be made: no random number");
+		embedded_pause(e, "cannot create an etcd store: the kernel gave no random number");
 	else
 		embedded_start(e);
 }
@@ -377,7 +378,7 @@ void embedded_stop(struct embedded *e, void (*stopped)(void *userdata))
 			break;
 		}
 		embedded_join_end(e);
-		embedded_set(e, EMBEDDED_STOPPING, "the end of a connection is waited for");
+		embedded_set(e, EMBEDDED_STOPPING, "waiting for a connection to end");
 		break;
 	case EMBEDDED_RESOLVING:
 		uv_cancel((uv_req_t *)&e->resolver); /* it runs: its end is waited for */

@@ -184,7 +184,7 @@ static void embedded_join_on_added(struct etcd_member_call *call,
 	if (reply->ok)
 		embedded_join_start(e, reply);
 	else
-		embedded_join_fail(e, "the members of etcd do not add this node: %s", reply->why);
+		embedded_join_fail(e, "etcd refused to add this node as a member: %s", reply->why);
 }
 
 static void embedded_join_add(struct embedded *e)
@@ -206,8 +206,8 @@ static void embedded_join_on_removed(struct etcd_member_call *call,
 		embedded_join_add(e);
 	else
 		embedded_join_fail(e,
-				   "this node has lost its data of etcd, and the members do not "
-				   "remove it, so that it can join again: %s",
+				   "this node has lost its etcd data and cannot join again, "
+				   "because etcd refused to remove the earlier member: %s",
 				   reply->why);
 }
 
@@ -217,9 +217,9 @@ static void embedded_join_on_own_probed(struct embedded *e, bool accepts)
 	e->join.call.done = embedded_join_on_removed;
 	if (accepts)
 		embedded_join_fail(e,
-				   "etcd has this node as a member, coord_dir has no data of it, "
+				   "etcd lists this node as a member, but coord_dir has no data, "
 				   "and another process accepts connections at its peer port %u: "
-				   "end that, or give this node its own node_name",
+				   "stop that process, or set another node_name",
 				   e->setup.own->peer_port);
 	else if (etcd_member_remove(e->join.members, &e->join.call, e->join.asked, e->join.former,
 				    JOIN_CHANGE_MS) < 0)
@@ -295,9 +295,9 @@ static void embedded_join_decide(struct embedded *e, const struct etcd_member_re
 		embedded_join_remove(e, own->id);
 	else if (stranger)
 		embedded_join_fail(e,
-				   "etcd has the member '%.63s' at %.100s, which coord_seeds does "
-				   "not have: this node joins when it is removed (etcdctl member "
-				   "remove %" PRIx64 ") or listed",
+				   "etcd has a member '%.63s' at %.100s that coord_seeds does not "
+				   "list: remove it (etcdctl member remove %" PRIx64
+				   "), or add it to coord_seeds; this node then joins",
 				   stranger->name,
 				   stranger->n_peer_urls ? stranger->peer_urls[0] : "?",
 				   stranger->id);
@@ -319,7 +319,8 @@ static bool embedded_join_is_learner(const char *why)
 static void embedded_join_found_one(struct embedded *e)
 {
 	if (embedded_join_found(e) < 0)
-		embedded_join_fail(e, "a new store of etcd cannot be made: no random number");
+		embedded_join_fail(e,
+				   "cannot create an etcd store: the kernel gave no random number");
 	else
 		embedded_on_joined(e);
 }

@@ -31,8 +31,8 @@ static void etcd_cluster_compare(struct etcd *e)
 	if (b)
 		snprintf(e->split, sizeof(e->split),
 			 "%.100s (cluster %" PRIx64 ") and %.100s (cluster %" PRIx64
-			 ") are members of two etcd clusters, that is two stores: end the etcd "
-			 "that is not this cluster's, and remove its data",
+			 ") are members of two etcd clusters (two stores): stop the etcd that "
+			 "does not belong to this cluster, and remove its data",
 			 a->target, a->cluster, b->target, b->cluster);
 }
 

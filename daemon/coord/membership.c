@@ -51,7 +51,7 @@ static void membership_see(struct membership *m, const struct coord_kv *kv)
 	snprintf(why, sizeof(why),
 		 kv ? "another daemon has joined by the name '%s' and the same address: give each "
 		      "node its own"
-		    : "the key of node '%s' has gone from the store",
+		    : "the key of node '%s' is no longer in the store",
 		 m->name);
 	membership_out(m, why);
 }

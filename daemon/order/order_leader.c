@@ -356,8 +356,8 @@ static bool order_leader_compare_one(struct order *o, uint32_t from, const struc
 	if (first->value == c->value)
 		return true;
 	order_break(o, FAULT_STATE,
-		    "nodes %s and %s have started different operations since the step before, "
-		    "though both have followed its order",
+		    "nodes %s and %s started different operations since the previous step, "
+		    "although both followed the recorded order",
 		    o->options.names[first->node], o->options.names[from]);
 	return false;
 }

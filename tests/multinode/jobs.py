@@ -3,7 +3,6 @@
 import re
 import signal
 import subprocess
-import time
 
 from checkpoints import Ranks
 from lab import BIN, ETCD_AT, Failed, Lab, environment, wait_for
@@ -46,6 +45,9 @@ def expect_gone(x, but=()):
         if node.name not in but and names(node):
             raise Failed(f"node {node.name} has {names(node)}")
     wait_for(lambda: not keys(), "the keys of the job are removed")
+    for node in x.nodes.values():
+        if "no longer leads" in node.said():
+            raise Failed(f"node {node.name} takes the end of the job for another leader")
 
 
 def expect(got, code, *texts):
@@ -67,12 +69,12 @@ def leader_is_deposed():
         leader = leads(x)[-1]
         t.mark()
         t.ranks[3].send(signal.SIGSTOP)
-        wait_for(lambda: any(o["op"] for o in leader.ctl("ops", "j")["ops"]), "an op waits")
-        time.sleep(0.5)
+        wait_for(lambda: any("rank 3" in o["waits_for"] for n in x.nodes.values()
+                             for o in n.ctl("ops", "j")["ops"]), "a step waits for the rank")
         if etcdctl("del", "/shardd/shardd/jobs/0/j/leader").strip() != "1":
             raise Failed(f"{keys()}")
-        wait_for(lambda: "leads no more job=0/j" in leader.said(), "the leader hears of it", 5)
-        t.wait_said([0], "returns to the last commit", ("does not lead job",))
+        wait_for(lambda: "no longer leads job=0/j" in leader.said(), "the leader hears of it", 5)
+        t.wait_said([0], "returns to the last commit", ("no longer leads job",))
         t.ranks[3].send(signal.SIGCONT)
         t.wait_step(t.step() + 20)
         t.expect_calm()

@@ -196,7 +196,7 @@ static bool is_joining(void *arg)
 	const struct node *n = arg;
 
 	return embedded_state(n->e) == EMBEDDED_JOINING &&
-	       !strstr(embedded_why(n->e), "being asked");
+	       !strstr(embedded_why(n->e), "asking the other");
 }
 
 /* There is no such process, or only what its parent has not asked for yet. */

@@ -329,8 +329,8 @@ Test(order, what_nodes_have_started_in_a_schedule_is_compared_at_its_mark)
 			wire[i].msg.chains[0].value ^= 1;
 	deliver();
 	cr_expect_eq(nodes[0].ends, 1);
-	cr_expect(strstr(nodes[0].fault.text, "left and middle have started different operations"),
-		  "%s", nodes[0].fault.text);
+	cr_expect(strstr(nodes[0].fault.text, "left and middle started different operations"), "%s",
+		  nodes[0].fault.text);
 	end(2);
 }
 
