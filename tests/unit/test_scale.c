@@ -102,7 +102,8 @@ static void meet_with_cards(unsigned n)
 	struct scale *s = scale_new(n, SCALE_GLOO);
 	struct scale_counts c;
 
-	(void)scale_join(s);
+	c = scale_join(s);
+	cr_expect_eq(c.messages, 2 * (n - 1), "%u nodes join", n);
 	c = scale_meet(s);
 	fprintf(stderr, "# %4u nodes meet: %llu messages, %llu bytes\n", n,
 		(unsigned long long)c.messages, (unsigned long long)c.bytes);
