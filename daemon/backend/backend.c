@@ -380,6 +380,14 @@ void backend_submit(struct backend *b, struct backend_task *task)
 	b->ops->submit(b, task);
 }
 
+void backend_run(struct backend *b, struct launch *launch, struct backend_owner owner)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	CHECK(b->ops->run);
+	backend_check_launch(launch);
+	b->ops->run(b, launch, owner);
+}
+
 void backend_issued(struct backend *b, struct backend_task *task, uint64_t ready)
 {
 	MAGIC_CHECK(b, BACKEND_MAGIC);

@@ -267,6 +267,11 @@ int backend_import(struct backend *b, int fd, uint64_t bytes, struct backend_mem
 /* Start @task; its callback comes later, from the loop, in every case. */
 void backend_submit(struct backend *b, struct backend_task *task);
 
+/* Run @launch, and return when it was executed: on the calling thread, which those of the backend that
+ * have nothing else to do help. Only of memory that the CPU reads, and until backend_close. Any thread;
+ * the loop's should not block for so long. */
+void backend_run(struct backend *b, struct launch *launch, struct backend_owner owner);
+
 /* -- steps that a successor completes, on a device (on the host they are in the redo file alone) -- */
 
 /* Are launches of backend_task.redo numbered, and run again by backend_redo_run? */

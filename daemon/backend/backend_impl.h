@@ -23,6 +23,8 @@ struct backend_ops {
 
 	/* (optional) */
 	void (*tick)(struct backend *b, uint64_t now_us);
+	/* (optional) Of memory that the CPU reads. Any thread. */
+	void (*run)(struct backend *b, struct launch *launch, struct backend_owner owner);
 	/* (optional, together) Without them backend_is_held is always false and nothing is
 	 * sealed. */
 	bool (*is_held)(struct backend *b, struct backend_mem *mem);
@@ -138,7 +140,8 @@ int backend_fake_new(struct loopq *loopq, uint64_t capacity, struct backend **re
 void backend_fake_fail(struct backend *b, unsigned n, int err);
 /* Calls counted so far. */
 unsigned backend_fake_calls(const struct backend *b);
-/* Hold back completions until released (in submission order, or reversed). */
+/* Hold back completions until released (in submission order, or reversed). A thread in backend_run waits
+ * until they are released, too. */
 void backend_fake_hold(struct backend *b, bool hold);
 void backend_fake_release(struct backend *b, bool reversed);
 /* While completions are held back: let one through, the oldest. With queues: when no task is left

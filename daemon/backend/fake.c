@@ -5,6 +5,7 @@
  * queues (fake_queue.h) it orders tasks as a GPU does: issued first, executed later.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -34,7 +35,10 @@ struct fake {
 	struct list held;       /* wait for release, in submission order */
 	struct work work;       /* posted while @ready is not empty */
 	bool posted;
-	bool hold;
+	pthread_mutex_t lock;     /* for threads in backend_run: */
+	pthread_cond_t go;        /* @hold or @releases has changed */
+	bool hold;                /* written under the lock */
+	unsigned releases;        /* under the lock */
 	bool executes;            /* held: one issued task is let through */
 	bool later;               /* memory is allocated in a later turn, as on a GPU */
 	struct list making, made; /* of struct fake_made */
@@ -306,6 +310,21 @@ static void backend_fake_submit(struct backend *b, struct backend_task *task)
 	backend_fake_post(f);
 }
 
+/* A thread of an engine waits as the loop's tasks do. */
+static void backend_fake_run(struct backend *b, struct launch *launch, struct backend_owner owner)
+{
+	struct fake *f = backend_fake_to_fake(b);
+	unsigned releases;
+
+	(void)owner;
+	pthread_mutex_lock(&f->lock);
+	releases = f->releases;
+	while (f->hold && f->releases == releases)
+		pthread_cond_wait(&f->go, &f->lock);
+	pthread_mutex_unlock(&f->lock);
+	launch_run(kernels_ref(), launch, 0, launch->n);
+}
+
 static struct backend_mem *backend_fake_ready(struct backend *b)
 {
 	return &backend_fake_to_fake(b)->queues.ready->mem;
@@ -317,6 +336,8 @@ static void backend_fake_close(struct backend *b)
 
 	CHECK(f->used == 0 && !f->posted);
 	fake_queues_deinit(&f->queues);
+	pthread_cond_destroy(&f->go);
+	pthread_mutex_destroy(&f->lock);
 	backend_fake_forget_made(&f->making);
 	backend_fake_forget_made(&f->made);
 	free(f);
@@ -332,6 +353,7 @@ static const struct backend_ops fake_ops = {
 	.empty = backend_fake_empty,
 	.seal = backend_fake_seal,
 	.submit = backend_fake_submit,
+	.run = backend_fake_run,
 	.close = backend_fake_close,
 	.ready = backend_fake_ready,
 	.signals_new = fake_signals_new,
@@ -355,7 +377,11 @@ unsigned backend_fake_calls(const struct backend *b)
 
 void backend_fake_hold(struct backend *b, bool hold)
 {
-	backend_fake_to_fake(b)->hold = hold;
+	struct fake *f = backend_fake_to_fake(b);
+
+	pthread_mutex_lock(&f->lock);
+	f->hold = hold;
+	pthread_mutex_unlock(&f->lock);
 	if (!hold)
 		backend_fake_release(b, false);
 }
@@ -370,6 +396,10 @@ void backend_fake_release(struct backend *b, bool reversed)
 		list_unlink(link);
 		list_append(&f->ready, link);
 	}
+	pthread_mutex_lock(&f->lock);
+	f->releases++;
+	pthread_cond_broadcast(&f->go);
+	pthread_mutex_unlock(&f->lock);
 	backend_fake_post(f);
 }
 
@@ -428,6 +458,8 @@ int backend_fake_new(struct loopq *loopq, uint64_t capacity, struct backend **re
 	list_init(&f->held);
 	list_init(&f->making);
 	list_init(&f->made);
+	pthread_mutex_init(&f->lock, NULL);
+	pthread_cond_init(&f->go, NULL);
 	info = &f->backend.info;
 	info->name = "fake";
 	info->capacity_bytes = capacity ? capacity : FAKE_CAPACITY;

@@ -150,6 +150,11 @@ static void host_submit(struct backend *b, struct backend_task *task)
 	workers_submit(host_to_host(b)->workers, task);
 }
 
+static void host_run(struct backend *b, struct launch *launch, struct backend_owner owner)
+{
+	workers_run(host_to_host(b)->workers, launch, owner);
+}
+
 static void host_on_task_done(void *userdata, struct backend_task *task)
 {
 	backend_complete(userdata, task, 0);
@@ -177,6 +182,7 @@ static const struct backend_ops host_ops = {
 	.seal = host_seal,
 	.room = host_room,
 	.submit = host_submit,
+	.run = host_run,
 	.close = host_close,
 };
 

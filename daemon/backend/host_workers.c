@@ -19,6 +19,8 @@
  * finer, so that all threads get a part. Both are whole norm blocks. */
 #define CHUNK       (4u * KERNEL_NORM_BLOCK)
 #define SMALL_CHUNK KERNEL_NORM_BLOCK
+/* Of a launch that its caller waits for. */
+#define RUN_CHUNK (KERNEL_NORM_BLOCK / 4u)
 /* LAUNCH_COPY counts bytes. */
 #define COPY_FACTOR 4u
 /* A chunk that moves more bytes is cut as small as a norm block allows, because others wait for
@@ -34,11 +36,12 @@
 /* One task in progress; stored in the task's room, so that submitting allocates nothing and cannot
  * fail. */
 struct job {
-	struct work work;          /* back to the loop */
+	struct work work;          /* back to the loop; not of workers_run */
 	struct fair_task turn;     /* while chunks may be left; under the lock */
 	struct workers *workers;   /* back pointer */
 	struct backend_task *task; /* borrowed */
 	uint64_t chunk;            /* elements */
+	bool awaited;              /* workers_run waits for it */
 	_Atomic uint64_t cursor;   /* the next chunk nobody has taken */
 	unsigned users;            /* threads inside; under the lock */
 	uint64_t began_us;         /* the first thread entered; under the lock */
@@ -58,6 +61,7 @@ struct workers {
 	struct workers_options o;
 	pthread_mutex_t lock;
 	pthread_cond_t wake;
+	pthread_cond_t left; /* a job that is awaited: its last thread has left */
 	struct fair fair;    /* of struct job, by turn; under the lock */
 	_Atomic bool shared; /* several jobs wait: after each chunk look whose turn it is */
 	bool stop;           /* under the lock */
@@ -75,6 +79,8 @@ static uint64_t host_workers_chunk_of(const struct job *job, const struct launch
 {
 	if (launch->kind == LAUNCH_COPY)
 		return job->chunk * COPY_FACTOR;
+	if (job->awaited)
+		return job->chunk;
 	return launch->n && launch_bytes(launch) / launch->n > CHUNK_BYTES / CHUNK ? SMALL_CHUNK
 										   : job->chunk;
 }
@@ -227,6 +233,10 @@ static void host_workers_take_turn(const struct worker *me)
 	last = host_workers_leave_job(w, job, over);
 	if (!last)
 		return;
+	if (job->awaited) { /* it is not there any more when the lock is released */
+		pthread_cond_broadcast(&w->left);
+		return;
+	}
 	pthread_mutex_unlock(&w->lock);
 	host_workers_tell_done(w, job);
 	pthread_mutex_lock(&w->lock);
@@ -297,6 +307,50 @@ void workers_submit(struct workers *w, struct backend_task *task)
 		host_workers_publish_job(w, job, chunks);
 }
 
+/* How many threads help with @chunks of them. */
+static uint64_t host_workers_helpers(const struct workers *w, uint64_t chunks)
+{
+	const uint64_t spare = w->o.threads > 2 ? w->o.threads - 2 : 0;
+
+	return chunks - 1 < spare ? chunks - 1 : spare;
+}
+
+/* As a worker that has nothing else to do, until no chunk is left and nobody is inside. */
+static void host_workers_run_shared(struct workers *w, struct job *job, uint64_t helpers)
+{
+	struct piece p;
+
+	pthread_mutex_lock(&w->lock);
+	fair_add(&w->fair, &job->turn, job->task->owner);
+	host_workers_note_shared(w);
+	host_workers_enter_job(job);
+	pthread_mutex_unlock(&w->lock);
+	while (helpers-- > 0)
+		pthread_cond_signal(&w->wake);
+	while (host_workers_take_piece(job, &p))
+		launch_run(w->o.kernels, p.launch, p.begin, p.end);
+	pthread_mutex_lock(&w->lock);
+	host_workers_leave_job(w, job, true);
+	while (job->users > 0)
+		pthread_cond_wait(&w->left, &w->lock);
+	pthread_mutex_unlock(&w->lock);
+}
+
+void workers_run(struct workers *w, struct launch *launch, struct backend_owner owner)
+{
+	struct backend_task task = { .launches = launch, .n_launches = 1, .owner = owner };
+	struct job job = { .workers = w, .task = &task, .chunk = RUN_CHUNK, .awaited = true };
+	const uint64_t size = host_workers_chunk_of(&job, launch);
+	const uint64_t chunks = launch->n / size + (launch->n % size != 0);
+	const uint64_t helpers = chunks ? host_workers_helpers(w, chunks) : 0;
+
+	list_init(&job.turn.link);
+	if (helpers)
+		host_workers_run_shared(w, &job, helpers);
+	else
+		launch_run(w->o.kernels, launch, 0, launch->n);
+}
+
 /* On a machine with several NUMA nodes the threads are spread over them, so that each stays near
  * the memory that it touched first. A refusal (a smaller cpuset) is harmless. */
 static void host_workers_bind_thread(const struct workers *w, unsigned index)
@@ -343,6 +397,7 @@ int workers_new(const struct workers_options *o, struct workers **ret)
 	w->threads = calloc(o->threads, sizeof(*w->threads));
 	pthread_mutex_init(&w->lock, NULL);
 	pthread_cond_init(&w->wake, NULL);
+	pthread_cond_init(&w->left, NULL);
 	fair_init(&w->fair);
 	r = w->threads ? host_workers_start_threads(w) : -ENOMEM;
 	if (r) {
@@ -366,6 +421,7 @@ struct workers *workers_free(struct workers *w)
 	for (unsigned i = 0; i < w->started; i++)
 		pthread_join(w->threads[i].thread, NULL);
 	pthread_cond_destroy(&w->wake);
+	pthread_cond_destroy(&w->left);
 	pthread_mutex_destroy(&w->lock);
 	free(w->threads);
 	free(w);
