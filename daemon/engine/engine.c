@@ -229,21 +229,21 @@ void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint6
 	engine_begin(c, op)->broadcast(c, op, data, bytes, root);
 }
 
-bool comm_can_chain(const struct comm *c)
+bool comm_can_sum(const struct comm *c)
 {
 	MAGIC_CHECK(c, COMM_MAGIC);
-	return c->engine->ops->chain && strcmp(backend_info(c->devices[0])->name, "cuda") != 0;
+	return c->engine->ops->sum && strcmp(backend_info(c->devices[0])->name, "cuda") != 0;
 }
 
-void comm_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold, void *const *recv,
-		uint64_t count, enum dtype dtype, bool whole)
+void comm_sum(struct comm *c, struct comm_op *op, const struct comm_sum *sum,
+	      const struct comm_fold *fold, void *const *recv)
 {
-	CHECK(comm_can_chain(c) && fold);
+	CHECK(comm_can_sum(c) && fold);
 	for (unsigned i = 0; i < c->n_local; i++)
 		CHECK(fold[i].fn);
-	engine_check_addresses(c, (const void *const *)recv, count);
-	CHECK(dtype_size(dtype) > 0);
-	engine_begin(c, op)->chain(c, op, fold, recv, count, dtype, whole);
+	engine_check_addresses(c, (const void *const *)recv, sum->count);
+	CHECK(dtype_size(sum->dtype) > 0);
+	engine_begin(c, op)->sum(c, op, sum, fold, recv);
 }
 
 void comm_complete(struct comm *c, struct comm_op *op, int status)

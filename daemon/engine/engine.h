@@ -161,7 +161,7 @@ void comm_reduce_scatter(struct comm *c, struct comm_op *op, const void *const *
 void comm_all_reduce(struct comm *c, struct comm_op *op, void *const *data, uint64_t count,
 		     enum dtype dtype, enum reduce_op reduce);
 
-/* What a member adds to the running values of a chain. */
+/* What a member adds to the values of a sum. */
 struct comm_fold {
 	/* Add to the @n values of the elements from @first of the whole on. @begin: there are none
 	 * yet, and @values holds nothing. Called for ranges that do not overlap and are together the
@@ -171,17 +171,27 @@ struct comm_fold {
 	void *userdata;
 };
 
-/* A left fold through the members, in their order: member 0 begins the running values, each next
- * member adds to them, so the bits are those of one fold over all ranks if each member folds its
- * ranks one after the other. fold[i]: of local member i; the array is copied. What the folds read
- * must be complete, not only ordered. As a reduce-scatter: size*@count elements, recv[i]: @count
- * values, those of that member's segment. @whole: as an all-reduce: @count elements, recv[i]: all
- * their values. */
-void comm_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold, void *const *recv,
-		uint64_t count, enum dtype dtype, bool whole);
+/* A sum of what members make when the engine asks them for it, a range at a time, so that the
+ * network is busy meanwhile. As a reduce-scatter: size*@count elements, recv[i]: @count values, those
+ * of that member's segment. @whole: as an all-reduce: @count elements, recv[i]: all their values. */
+struct comm_sum {
+	uint64_t count;
+	enum dtype dtype;
+	bool whole;
+	/* A left fold through the members, in their order: member 0 begins the running values, each
+	 * next member adds to them, so the bits are those of one fold over all ranks if each member
+	 * folds its ranks one after the other. Else each member begins values of its own, and the
+	 * bits are those of comm_reduce_scatter and comm_all_reduce of these. */
+	bool chained;
+};
 
-/* Whether comm_chain may be called: its engine works on memory that the CPU reads. */
-bool comm_can_chain(const struct comm *c);
+/* fold[i]: of local member i. @sum and the arrays are copied. What the folds read must be complete,
+ * not only ordered; recv[i] is nothing that they read. */
+void comm_sum(struct comm *c, struct comm_op *op, const struct comm_sum *sum,
+	      const struct comm_fold *fold, void *const *recv);
+
+/* Whether comm_sum may be called: its engine works on memory that the CPU reads. */
+bool comm_can_sum(const struct comm *c);
 
 /* @bytes from member @root to all others, in place. */
 void comm_broadcast(struct comm *c, struct comm_op *op, void *const *data, uint64_t bytes,

@@ -27,8 +27,8 @@ struct engine_ops {
 			  unsigned root);
 	void (*close)(struct engine *e); /* frees @e */
 	/* (optional) */
-	void (*chain)(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
-		      void *const *recv, uint64_t count, enum dtype dtype, bool whole);
+	void (*sum)(struct comm *c, struct comm_op *op, const struct comm_sum *sum,
+		    const struct comm_fold *fold, void *const *recv);
 	unsigned (*leaving)(const struct engine *e); /* default: 0 */
 	void (*abandon)(struct engine *e, const void *userdata);
 	void (*info)(const struct comm *c, struct comm_info *ret);

@@ -43,8 +43,8 @@ struct fake_op {
 	enum dtype dtype; /* DTYPE_NONE: bytes */
 	enum reduce_op reduce;
 	unsigned root;
-	bool whole;             /* of a chain */
-	struct comm_fold *fold; /* of a chain, one per member; owned */
+	struct comm_sum sum;
+	struct comm_fold *fold; /* of a sum, one per member; owned */
 	const char **send;      /* one per member, behind this struct */
 	char **recv;            /* likewise */
 };
@@ -122,17 +122,27 @@ static void engine_fake_execute_broadcast(const struct fake_op *fo)
 		engine_fake_move(fo->recv[i], fo->send[fo->root], fo->count);
 }
 
-static void engine_fake_execute_chain(const struct fake_op *fo)
+/* The values of all members, one after the other, and as many behind them for their sum. */
+static void engine_fake_execute_sum(const struct fake_op *fo)
 {
-	uint64_t n = fo->whole ? fo->count : fo->count * fo->comm->size,
-		 bytes = fo->count * dtype_size(fo->dtype);
-	char *values = malloc(n * dtype_size(fo->dtype));
+	uint64_t n = fo->sum.whole ? fo->count : fo->count * fo->comm->size,
+		 bytes = fo->count * dtype_size(fo->dtype), all = n * dtype_size(fo->dtype);
+	const void *in[KERNEL_MAX_INPUTS];
+	char *values = malloc((fo->comm->size + 1) * all), *out = values + fo->comm->size * all;
+	struct fake_op added = *fo;
 
 	CHECK(values); /* tests only: no way to continue */
+	for (unsigned i = 0; i < fo->comm->size; i++) {
+		char *to = fo->sum.chained ? out : values + i * all;
+
+		in[i] = to;
+		fo->fold[i].fn(fo->fold[i].userdata, to, 0, n, i == 0 || !fo->sum.chained);
+	}
+	added.count = n;
+	if (!fo->sum.chained)
+		engine_fake_add_up(&added, in, out);
 	for (unsigned i = 0; i < fo->comm->size; i++)
-		fo->fold[i].fn(fo->fold[i].userdata, values, 0, n, i == 0);
-	for (unsigned i = 0; i < fo->comm->size; i++)
-		memcpy(fo->recv[i], values + (fo->whole ? 0 : i * bytes), bytes);
+		memcpy(fo->recv[i], out + (fo->sum.whole ? 0 : i * bytes), bytes);
 	free(values);
 }
 
@@ -227,8 +237,8 @@ static void engine_fake_broadcast(struct comm *c, struct comm_op *op, void *cons
 					     .root = root });
 }
 
-static void engine_fake_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
-			      void *const *recv, uint64_t count, enum dtype dtype, bool whole)
+static void engine_fake_sum(struct comm *c, struct comm_op *op, const struct comm_sum *sum,
+			    const struct comm_fold *fold, void *const *recv)
 {
 	struct comm_fold *copy = malloc(c->size * sizeof(*copy));
 
@@ -236,10 +246,10 @@ static void engine_fake_chain(struct comm *c, struct comm_op *op, const struct c
 	memcpy(copy, fold, c->size * sizeof(*copy));
 	engine_fake_start(c, (const void *const *)recv, recv,
 			  &(struct fake_op){ .op = op,
-					     .execute = engine_fake_execute_chain,
-					     .count = count,
-					     .dtype = dtype,
-					     .whole = whole,
+					     .execute = engine_fake_execute_sum,
+					     .count = sum->count,
+					     .dtype = sum->dtype,
+					     .sum = *sum,
 					     .fold = copy });
 }
 
@@ -307,7 +317,7 @@ static const struct engine_ops fake_ops = {
 	.all_reduce = engine_fake_all_reduce,
 	.broadcast = engine_fake_broadcast,
 	.close = engine_fake_close,
-	.chain = engine_fake_chain,
+	.sum = engine_fake_sum,
 };
 
 void engine_fake_fail(struct engine *e, unsigned n, int status)

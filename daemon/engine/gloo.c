@@ -43,27 +43,21 @@ struct gloo {
 	struct list comms; /* of struct gloo_comm; their threads may run */
 };
 
-enum gloo_kind {
-	GLOO_ALL_GATHER,
-	GLOO_REDUCE_SCATTER,
-	GLOO_ALL_REDUCE,
-	GLOO_BROADCAST,
-	GLOO_CHAIN
-};
+enum gloo_kind { GLOO_ALL_GATHER, GLOO_REDUCE_SCATTER, GLOO_ALL_REDUCE, GLOO_BROADCAST, GLOO_SUM };
 
 /* One started operation. */
 struct gloo_item {
 	struct list link; /* gloo_comm.todo, then gloo_comm.ended */
 	struct comm_op *op;
 	enum gloo_kind kind;
-	const void *send; /* ALL_REDUCE, BROADCAST: @recv; CHAIN: none */
+	const void *send; /* ALL_REDUCE, BROADCAST: @recv; SUM: none */
 	void *recv;
 	uint64_t count; /* BROADCAST: bytes */
 	enum dtype dtype;
 	enum reduce_op reduce;
 	unsigned root;
-	struct comm_fold fold; /* CHAIN */
-	bool whole;            /* CHAIN */
+	struct comm_fold fold; /* SUM */
+	bool whole, chained;   /* SUM */
 	int status;
 };
 
@@ -178,7 +172,7 @@ static int gloo_execute(struct gloo_comm *c, struct gloo_item *item, struct gloo
 {
 	uint64_t element = dtype_size(item->dtype);
 	struct gloo_shim_fold fold = { gloo_fold, item, element };
-	struct gloo_shim_link chain = { item->fold.fn, item->fold.userdata, element };
+	struct gloo_shim_link link = { item->fold.fn, item->fold.userdata, element };
 
 	gloo_shim_set_place(c->shim, item->op->place);
 	switch (item->kind) {
@@ -193,9 +187,12 @@ static int gloo_execute(struct gloo_comm *c, struct gloo_item *item, struct gloo
 	case GLOO_BROADCAST:
 		return gloo_shim_broadcast(c->shim, item->recv, item->count, (int)item->root,
 					   error);
-	case GLOO_CHAIN:
-		return gloo_shim_chain(c->shim, item->recv, item->count, item->whole, &chain,
-				       error);
+	case GLOO_SUM:
+		if (item->chained)
+			return gloo_shim_chain(c->shim, item->recv, item->count, item->whole, &link,
+					       error);
+		return gloo_shim_sum(c->shim, item->recv, item->count, item->whole, &link, &fold,
+				     error);
 	}
 	CHECK_NOT_REACHED();
 }
@@ -203,7 +200,7 @@ static int gloo_execute(struct gloo_comm *c, struct gloo_item *item, struct gloo
 /* One member alone: what it sends is the result. */
 static void gloo_execute_alone(const struct gloo_item *item)
 {
-	if (item->kind == GLOO_CHAIN)
+	if (item->kind == GLOO_SUM)
 		item->fold.fn(item->fold.userdata, item->recv, 0, item->count, true);
 	else if (item->send != item->recv)
 		memcpy(item->recv, item->send, item->count * dtype_size(item->dtype));
@@ -604,16 +601,18 @@ static void gloo_broadcast(struct comm *c, struct comm_op *op, void *const *data
 					   .root = root });
 }
 
-static void gloo_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
-		       void *const *recv, uint64_t count, enum dtype dtype, bool whole)
+static void gloo_sum(struct comm *c, struct comm_op *op, const struct comm_sum *sum,
+		     const struct comm_fold *fold, void *const *recv)
 {
 	gloo_start(c, &(struct gloo_item){ .op = op,
-					   .kind = GLOO_CHAIN,
+					   .kind = GLOO_SUM,
 					   .recv = recv[0],
-					   .count = count,
-					   .dtype = dtype,
+					   .count = sum->count,
+					   .dtype = sum->dtype,
+					   .reduce = REDUCE_SUM,
 					   .fold = fold[0],
-					   .whole = whole });
+					   .whole = sum->whole,
+					   .chained = sum->chained });
 }
 
 /* --------------------------------------------------------------------- the engine */
@@ -672,7 +671,7 @@ static const struct engine_ops gloo_ops = {
 	.all_reduce = gloo_all_reduce,
 	.broadcast = gloo_broadcast,
 	.close = gloo_close,
-	.chain = gloo_chain,
+	.sum = gloo_sum,
 	.leaving = gloo_leaving,
 	.abandon = gloo_abandon,
 };

@@ -108,6 +108,10 @@ int gloo_shim_all_reduce(struct gloo_shim *s, void *data, uint64_t count,
 			 const struct gloo_shim_fold *fold, struct gloo_shim_error *error);
 int gloo_shim_chain(struct gloo_shim *s, void *recv, uint64_t count, bool whole,
 		    const struct gloo_shim_link *chain, struct gloo_shim_error *error);
+/* Without a chain: each member begins values of its own by @link; @fold adds them. */
+int gloo_shim_sum(struct gloo_shim *s, void *recv, uint64_t count, bool whole,
+		  const struct gloo_shim_link *link, const struct gloo_shim_fold *fold,
+		  struct gloo_shim_error *error);
 int gloo_shim_broadcast(struct gloo_shim *s, void *data, uint64_t bytes, int root,
 			struct gloo_shim_error *error);
 

@@ -18,7 +18,8 @@ constexpr uint64_t CHUNK = 1 << 20; /* of a reduction */
 constexpr uint64_t CHUNK_MIN = 64 << 10;
 constexpr uint64_t STAGING = 64 << 20; /* beyond it chunks become smaller */
 constexpr uint64_t DIRECT = 256 << 10; /* up to here one round counts more than bytes */
-constexpr uint64_t ROWS_AHEAD = 4;     /* chunks offered to each member before they are taken */
+/* Chunks offered to each member before they are taken, and asked of each before they are added. */
+constexpr uint64_t ROWS_AHEAD = 4;
 
 using Clock = std::chrono::steady_clock;
 
@@ -265,17 +266,32 @@ void shim_all_gather(gloo_shim *s, const void *send, void *recv, uint64_t bytes)
 			memcpy(all + i * bytes, place.data_of(i), bytes);
 }
 
-/* A reduce-scatter: the parts of all members, cut into chunks; row r is the r-th chunk of each. */
+/* What a member adds to a reduction: an array; or (@link) what is made when it is needed. */
+struct Contribution {
+	const char *data;
+	const gloo_shim_link *link;
+};
+
+/* A reduce-scatter: the parts of all members, cut into chunks; row r is the r-th chunk of each. Of what
+ * is made, the others' chunks of a row come first, and the own one when they are on their way. */
 class Reduction
 {
       public:
-	Reduction(gloo_shim *shim, const void *send, void *recv, const Bytes &parts,
+	Reduction(gloo_shim *shim, const Contribution &given, void *recv, const Bytes &parts,
 		  const gloo_shim_fold *f)
-	    : s(shim), n(s->options.size), rank(s->options.rank),
-	      data(static_cast<const char *>(send)), out(static_cast<char *>(recv)), bytes(parts),
-	      at(shim_offsets(parts)), fold(f), chunk(size_chunk(n)), slot(++s->slot),
-	      source(s, send, at[n]), stage{ stage_of(0), stage_of(1) }
+	    : s(shim), n(s->options.size), rank(s->options.rank), own(given),
+	      out(static_cast<char *>(recv)), bytes(parts), at(shim_offsets(parts)), fold(f),
+	      chunk(size_chunk(n)),
+	      widest(std::min(chunk, *std::max_element(parts.begin(), parts.end()))),
+	      ahead(own.link ? size_ahead(made_bytes()) : ROWS_AHEAD),
+	      depth(size_ahead(received_bytes())), slot(++s->slot)
 	{
+		make_room();
+		for (uint64_t i = 0; i < depth; i++)
+			stage[i] = std::make_unique<Buffer>(s, received(i), received_bytes());
+		for (uint64_t i = 0; i < ahead; i++)
+			source[i] = own.link ? std::make_unique<Buffer>(s, made(i), made_bytes())
+					     : std::make_unique<Buffer>(s, own.data, at[n]);
 	}
 
 	/* @place: exchanged. */
@@ -284,19 +300,17 @@ class Reduction
 		const uint64_t most = *std::max_element(bytes.begin(), bytes.end());
 		const uint64_t rows = (most + chunk - 1) / chunk;
 
-		post_recvs(0);
-		post_recvs(1);
-		for (uint64_t row = 0; row < ROWS_AHEAD; row++)
+		for (uint64_t row = 0; row < depth; row++)
+			post_recvs(row);
+		for (uint64_t row = 0; row < ahead; row++)
 			post_sends(row);
 		place.check();
 		for (uint64_t row = 0; row < rows; row++) {
-			if (piece(rank, row) > 0) {
-				stage[row % 2]->wait_recvs(n - 1);
+			if (piece(rank, row) > 0)
 				add(row);
-			}
-			post_recvs(row + 2);
-			source.wait_sends(sends[row % ROWS_AHEAD]);
-			post_sends(row + ROWS_AHEAD);
+			post_recvs(row + depth);
+			source[row % ahead]->wait_sends(sends[row % ahead]);
+			post_sends(row + ahead);
 		}
 	}
 
@@ -308,19 +322,48 @@ class Reduction
 		return std::max(CHUNK_MIN, std::min(CHUNK, fits / CHUNK_MIN * CHUNK_MIN));
 	}
 
+	/* How many rows of @row bytes there is room for. */
+	static uint64_t size_ahead(uint64_t row)
+	{
+		return std::max<uint64_t>(2, std::min(ROWS_AHEAD,
+						      STAGING / std::max<uint64_t>(1, row)));
+	}
+
+	/* The staging: rows that are received, rows that are made, the own chunk of a row. */
+	void make_room()
+	{
+		uint64_t room = depth * received_bytes();
+
+		if (own.link)
+			room += ahead * made_bytes() + stride();
+		if (s->staging.size() < room)
+			s->staging.resize(room);
+	}
+
 	/* No larger than what is received, so that small operations need little memory. */
 	uint64_t stride() const
 	{
 		return std::min(chunk, bytes[rank]);
 	}
 
-	std::unique_ptr<Buffer> stage_of(unsigned i)
+	uint64_t received_bytes() const
 	{
-		const uint64_t half = stride() * (n - 1);
+		return stride() * (n - 1);
+	}
 
-		if (s->staging.size() < 2 * half)
-			s->staging.resize(2 * half);
-		return std::make_unique<Buffer>(s, s->staging.data() + i * half, half);
+	char *received(uint64_t i) const
+	{
+		return s->staging.data() + i * received_bytes();
+	}
+
+	uint64_t made_bytes() const
+	{
+		return widest * (n - 1);
+	}
+
+	char *made(uint64_t i) const
+	{
+		return received(depth) + i * made_bytes();
 	}
 
 	uint64_t piece(int member, uint64_t row) const
@@ -341,47 +384,68 @@ class Reduction
 		if (piece(rank, row) == 0)
 			return;
 		for (int k = 1; k < n; k++)
-			stage[row % 2]->recv(gloo_shim_before(s, k), slot,
-					     place(gloo_shim_before(s, k)), piece(rank, row));
+			stage[row % depth]->recv(gloo_shim_before(s, k), slot,
+						 place(gloo_shim_before(s, k)), piece(rank, row));
 	}
 
+	/* The place of the row's sends is free. */
 	void post_sends(uint64_t row)
 	{
-		uint64_t &count = sends[row % ROWS_AHEAD];
+		Buffer &from = *source[row % ahead];
+		uint64_t &count = sends[row % ahead];
 
 		count = 0;
 		for (int k = 1; k < n; k++) {
-			int to = gloo_shim_after(s, k);
+			const int to = gloo_shim_after(s, k);
+			const uint64_t in = own.link ? (k - 1) * widest : at[to] + row * chunk;
 
 			if (piece(to, row) == 0)
 				continue;
-			source.send(to, slot, at[to] + row * chunk, piece(to, row));
+			if (own.link)
+				make(to, row, made(row % ahead) + in);
+			from.send(to, slot, in, piece(to, row));
 			count++;
 		}
 	}
 
+	void make(int member, uint64_t row, char *to)
+	{
+		own.link->fn(own.link->userdata, to, (at[member] + row * chunk) / own.link->element,
+			     piece(member, row) / own.link->element, true);
+	}
+
+	/* The own chunk of a row, made while the others' arrive. */
+	const char *mine(uint64_t row)
+	{
+		if (!own.link)
+			return own.data + at[rank] + row * chunk;
+		make(rank, row, made(ahead));
+		return made(ahead);
+	}
+
 	void add(uint64_t row)
 	{
-		const char *staged = s->staging.data() + (row % 2) * stride() * (n - 1);
+		const char *const here = mine(row), *const staged = received(row % depth);
 		std::vector<const void *> in(n);
 
+		stage[row % depth]->wait_recvs(n - 1);
 		for (int i = 0; i < n; i++)
-			in[i] = i == rank ? data + at[rank] + row * chunk : staged + place(i);
+			in[i] = i == rank ? here : staged + place(i);
 		fold->fn(fold->userdata, out + row * chunk, in.data(),
 			 piece(rank, row) / fold->element);
 	}
 
 	gloo_shim *s;
 	const int n, rank;
-	const char *data;
+	const Contribution own;
 	char *out;
 	const Bytes &bytes;
 	const Bytes at;
 	const gloo_shim_fold *fold;
-	const uint64_t chunk, slot;
+	const uint64_t chunk, widest, ahead, depth, slot;
 	uint64_t sends[ROWS_AHEAD];
-	Buffer source;
-	std::unique_ptr<Buffer> stage[2];
+	std::unique_ptr<Buffer> source[ROWS_AHEAD]; /* of each row that is offered */
+	std::unique_ptr<Buffer> stage[ROWS_AHEAD];
 };
 
 /* A chain: the running values of one chunk after the other go from member to member, in their
@@ -534,26 +598,41 @@ Bytes shim_cut(const gloo_shim *s, uint64_t total, uint64_t unit)
 	return bytes;
 }
 
-void shim_reduce(gloo_shim *s, const void *send, void *recv, const Bytes &parts,
+void shim_reduce(gloo_shim *s, const Contribution &own, void *recv, const Bytes &parts,
 		 const gloo_shim_fold *fold)
 {
 	Place place(s);
 
 	place.exchange();
-	Reduction(s, send, recv, parts, fold).run(place);
+	Reduction(s, own, recv, parts, fold).run(place);
 }
 
-void shim_all_reduce(gloo_shim *s, void *data, uint64_t count, const gloo_shim_fold *fold)
+/* The members' contributions, to @data, which may be the own one. */
+void shim_all_reduce(gloo_shim *s, const Contribution &own, void *data, uint64_t count,
+		     const gloo_shim_fold *fold)
 {
 	const Bytes parts = shim_cut(s, count, fold->element);
 
 	if (count * fold->element * s->options.size <= DIRECT) {
+		if (own.link)
+			own.link->fn(own.link->userdata, data, 0, count, true);
 		shim_all_reduce_direct(s, data, count, fold);
 		return;
 	}
-	shim_reduce(s, data, static_cast<char *>(data) + shim_offsets(parts)[s->options.rank],
-		    parts, fold);
+	shim_reduce(s, own, static_cast<char *>(data) + shim_offsets(parts)[s->options.rank], parts,
+		    fold);
 	shim_gather(s, nullptr, data, parts, nullptr);
+}
+
+void shim_sum(gloo_shim *s, void *recv, uint64_t count, bool whole, const gloo_shim_link *link,
+	      const gloo_shim_fold *fold)
+{
+	const Contribution own = { nullptr, link };
+
+	if (whole)
+		shim_all_reduce(s, own, recv, count, fold);
+	else
+		shim_reduce(s, own, recv, Bytes(s->options.size, count * fold->element), fold);
 }
 
 void shim_chain(gloo_shim *s, void *recv, uint64_t count, bool whole, const gloo_shim_link *chain)
@@ -631,14 +710,25 @@ int gloo_shim_reduce_scatter(struct gloo_shim *s, const void *send, void *recv, 
 			     const struct gloo_shim_fold *fold, struct gloo_shim_error *error)
 {
 	return gloo_shim_guard(s, error, [=] {
-		shim_reduce(s, send, recv, Bytes(s->options.size, count * fold->element), fold);
+		const Contribution own = { static_cast<const char *>(send), nullptr };
+
+		shim_reduce(s, own, recv, Bytes(s->options.size, count * fold->element), fold);
 	});
 }
 
 int gloo_shim_all_reduce(struct gloo_shim *s, void *data, uint64_t count,
 			 const struct gloo_shim_fold *fold, struct gloo_shim_error *error)
 {
-	return gloo_shim_guard(s, error, [=] { shim_all_reduce(s, data, count, fold); });
+	const Contribution own = { static_cast<const char *>(data), nullptr };
+
+	return gloo_shim_guard(s, error, [=] { shim_all_reduce(s, own, data, count, fold); });
+}
+
+int gloo_shim_sum(struct gloo_shim *s, void *recv, uint64_t count, bool whole,
+		  const struct gloo_shim_link *link, const struct gloo_shim_fold *fold,
+		  struct gloo_shim_error *error)
+{
+	return gloo_shim_guard(s, error, [=] { shim_sum(s, recv, count, whole, link, fold); });
 }
 
 int gloo_shim_chain(struct gloo_shim *s, void *recv, uint64_t count, bool whole,

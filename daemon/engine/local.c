@@ -21,8 +21,8 @@ struct local_op {
 	struct list link; /* local_comm.queue */
 	struct comm_op *op;
 	struct launch copy;    /* n == 0: nothing to copy */
-	struct comm_fold fold; /* of a chain; fn may be NULL */
-	void *values;          /* of the chain */
+	struct comm_fold fold; /* of a sum; fn may be NULL */
+	void *values;          /* of the sum */
 	uint64_t count;
 };
 
@@ -172,15 +172,14 @@ static void engine_local_broadcast(struct comm *c, struct comm_op *op, void *con
 	engine_local_queue_op(engine_local_to_comm(c), op, data[0], data[0], 0);
 }
 
-/* The only member begins and ends the chain, on the loop. */
-static void engine_local_chain(struct comm *c, struct comm_op *op, const struct comm_fold *fold,
-			       void *const *recv, uint64_t count, enum dtype dtype, bool whole)
+/* The values of the only member are the sum; on the loop. */
+static void engine_local_sum(struct comm *c, struct comm_op *op, const struct comm_sum *sum,
+			     const struct comm_fold *fold, void *const *recv)
 {
-	(void)dtype;
-	(void)whole;
-	engine_local_queue(
-		engine_local_to_comm(c),
-		&(struct local_op){ .op = op, .fold = fold[0], .values = recv[0], .count = count });
+	engine_local_queue(engine_local_to_comm(c), &(struct local_op){ .op = op,
+									.fold = fold[0],
+									.values = recv[0],
+									.count = sum->count });
 }
 
 /* Queued operations end in the next turns; a copy in progress first runs to its end, since until
@@ -240,7 +239,7 @@ static const struct engine_ops local_ops = {
 	.all_reduce = engine_local_all_reduce,
 	.broadcast = engine_local_broadcast,
 	.close = engine_local_close,
-	.chain = engine_local_chain,
+	.sum = engine_local_sum,
 };
 
 int engine_local_new(struct loopq *loopq, struct engine **ret)

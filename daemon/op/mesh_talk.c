@@ -140,8 +140,8 @@ void mesh_reduce_scatter(struct mesh_talk *t, uint64_t place, const void *const 
 	mesh_talk_in_sets(t, place, send, recv, count, dtype, comm_reduce_scatter);
 }
 
-void mesh_chain(struct mesh_talk *t, uint64_t place, const struct comm_fold *fold,
-		void *const *recv, uint64_t count, enum dtype dtype)
+void mesh_sum(struct mesh_talk *t, uint64_t place, const struct comm_sum *sum,
+	      const struct comm_fold *fold, void *const *recv)
 {
 	struct comm_fold folds[NODE_MAX_DEVICES];
 	void *to[NODE_MAX_DEVICES];
@@ -153,7 +153,7 @@ void mesh_chain(struct mesh_talk *t, uint64_t place, const struct comm_fold *fol
 		for (unsigned k = 0; k < w->of->n; k++)
 			folds[k] = fold[w->of->devices[k]];
 		mesh_talk_pick_data(w, recv, to);
-		comm_chain(mesh_talk_comm(t, w), &w->op, folds, to, count, dtype, false);
+		comm_sum(mesh_talk_comm(t, w), &w->op, sum, folds, to);
 	}
 }
 

@@ -53,8 +53,8 @@ void mesh_all_gather(struct mesh_talk *t, uint64_t place, const void *const *sen
 		     void *const *recv, uint64_t count, enum dtype dtype);
 void mesh_reduce_scatter(struct mesh_talk *t, uint64_t place, const void *const *send,
 			 void *const *recv, uint64_t count, enum dtype dtype);
-void mesh_chain(struct mesh_talk *t, uint64_t place, const struct comm_fold *fold,
-		void *const *recv, uint64_t count, enum dtype dtype);
+void mesh_sum(struct mesh_talk *t, uint64_t place, const struct comm_sum *sum,
+	      const struct comm_fold *fold, void *const *recv);
 /* Between the devices that have the same part. */
 void mesh_all_reduce(struct mesh_talk *t, uint64_t place, void *const *data, uint64_t count,
 		     enum dtype dtype, enum reduce_op reduce);

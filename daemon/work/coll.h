@@ -173,8 +173,8 @@ void coll_all_reduce(struct coll *c, void *const *data, uint64_t count, enum dty
 		     enum reduce_op reduce);
 void coll_broadcast(struct coll *c, void *const *data, uint64_t bytes, unsigned root);
 /* See work/chain.h. */
-void coll_chain(struct coll *c, const struct comm_fold *fold, void *const *recv, uint64_t count,
-		enum dtype dtype, bool whole);
+void coll_sum(struct coll *c, const struct comm_sum *sum, const struct comm_fold *fold,
+	      void *const *recv);
 
 /* The next operation is between these devices: not a broadcast; COLL_OVER_LIKE: an all-reduce. */
 void coll_talks_over(struct coll *c, enum coll_over over);

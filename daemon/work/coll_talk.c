@@ -14,7 +14,7 @@ enum coll_talk_kind {
 	TALK_REDUCE_SCATTER,
 	TALK_ALL_REDUCE,
 	TALK_BROADCAST,
-	TALK_CHAIN
+	TALK_SUM
 };
 
 /* An operation that waits for its turn. */
@@ -25,7 +25,7 @@ struct coll_talk {
 	enum dtype dtype;
 	enum reduce_op reduce;
 	unsigned root;
-	bool whole; /* CHAIN */
+	struct comm_sum sum;
 	struct comm_fold fold[NODE_MAX_DEVICES];
 	const void *send[NODE_MAX_DEVICES];
 	void *recv[NODE_MAX_DEVICES];
@@ -68,8 +68,8 @@ static void coll_talk_issue_on_mesh(struct coll *c, const struct coll_talk *t)
 	case TALK_ALL_REDUCE:
 		mesh_all_reduce(m, c->place, t->recv, t->count, t->dtype, t->reduce);
 		return;
-	case TALK_CHAIN:
-		mesh_chain(m, c->place, t->fold, t->recv, t->count, t->dtype);
+	case TALK_SUM:
+		mesh_sum(m, c->place, &t->sum, t->fold, t->recv);
 		return;
 	case TALK_BROADCAST:
 		break;
@@ -100,8 +100,8 @@ static void coll_talk_issue(struct coll *c, const struct coll_talk *t)
 	case TALK_BROADCAST:
 		comm_broadcast(between, coll_comm(c), t->recv, t->count, t->root);
 		return;
-	case TALK_CHAIN:
-		comm_chain(between, coll_comm(c), t->fold, t->recv, t->count, t->dtype, t->whole);
+	case TALK_SUM:
+		comm_sum(between, coll_comm(c), &t->sum, t->fold, t->recv);
 		return;
 	}
 	CHECK_NOT_REACHED();
@@ -239,10 +239,10 @@ void coll_broadcast(struct coll *c, void *const *data, uint64_t bytes, unsigned 
 	coll_talk_make(c, &t);
 }
 
-void coll_chain(struct coll *c, const struct comm_fold *fold, void *const *recv, uint64_t count,
-		enum dtype dtype, bool whole)
+void coll_sum(struct coll *c, const struct comm_sum *sum, const struct comm_fold *fold,
+	      void *const *recv)
 {
-	struct coll_talk t = { .kind = TALK_CHAIN, .count = count, .dtype = dtype, .whole = whole };
+	struct coll_talk t = { .kind = TALK_SUM, .sum = *sum };
 
 	memcpy(t.fold, fold, c->n_parts * sizeof(*fold));
 	coll_talk_copy(c, &t, NULL, recv);

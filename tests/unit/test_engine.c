@@ -91,8 +91,12 @@ static void fold_digit(void *userdata, void *values, uint64_t first, uint64_t n,
 }
 
 /* One address per local member. */
-#define SEND(...) ((const void *const[]){ __VA_ARGS__ })
-#define RECV(...) ((void *const[]){ __VA_ARGS__ })
+#define SEND(...)   ((const void *const[]){ __VA_ARGS__ })
+#define RECV(...)   ((void *const[]){ __VA_ARGS__ })
+#define SUM(n, all) (&(const struct comm_sum){ .count = (n), .dtype = DTYPE_FP32, .whole = (all) })
+#define CHAIN(n, all)              \
+	(&(const struct comm_sum){ \
+		.count = (n), .dtype = DTYPE_FP32, .whole = (all), .chained = true })
 
 static char order[16];
 static unsigned n_order;
@@ -472,15 +476,37 @@ Test(engine, a_chain_passes_through_the_members_in_order)
 	struct fixture f;
 
 	setup_fake(&f, 3);
-	cr_assert(comm_can_chain(f.c));
-	comm_chain(f.c, &part.op, folds, RECV(x[0], x[1], x[2]), 2, DTYPE_FP32, false);
+	cr_assert(comm_can_sum(f.c));
+	comm_sum(f.c, &part.op, CHAIN(2, false), folds, RECV(x[0], x[1], x[2]));
 	expect(&f, &part, 0);
 	for (unsigned i = 0; i < 6; i++)
 		cr_assert_eq(x[i / 2][i % 2], 123 + 111 * (float)i / 8);
-	comm_chain(f.c, &whole.op, folds, RECV(x[0], x[1], x[2]), 6, DTYPE_FP32, true);
+	comm_sum(f.c, &whole.op, CHAIN(6, true), folds, RECV(x[0], x[1], x[2]));
 	expect(&f, &whole, 0);
 	for (unsigned i = 0; i < 18; i++)
 		cr_assert_eq(x[i / 6][i % 6], 123 + 111 * (float)(i % 6) / 8);
+	teardown(&f);
+}
+
+/* Each begins values of its own, so that no digit moves another one up, as it does in a chain. */
+Test(engine, a_sum_adds_what_members_make)
+{
+	float digits[3] = { 1, 2, 3 }, x[3][6];
+	struct comm_fold folds[3] = { { fold_digit, &digits[0] },
+				      { fold_digit, &digits[1] },
+				      { fold_digit, &digits[2] } };
+	struct named part = NAMED('p'), whole = NAMED('w');
+	struct fixture f;
+
+	setup_fake(&f, 3);
+	comm_sum(f.c, &part.op, SUM(2, false), folds, RECV(x[0], x[1], x[2]));
+	expect(&f, &part, 0);
+	for (unsigned i = 0; i < 6; i++)
+		cr_assert_eq(x[i / 2][i % 2], 6 + 3 * (float)i / 8);
+	comm_sum(f.c, &whole.op, SUM(6, true), folds, RECV(x[0], x[1], x[2]));
+	expect(&f, &whole, 0);
+	for (unsigned i = 0; i < 18; i++)
+		cr_assert_eq(x[i / 6][i % 6], 6 + 3 * (float)(i % 6) / 8);
 	teardown(&f);
 }
 
@@ -492,14 +518,14 @@ Test(engine, a_chain_of_one_member_is_its_fold)
 	struct fixture f;
 
 	setup_local(&f);
-	cr_assert(comm_can_chain(f.c));
-	comm_chain(f.c, &whole.op, &fold, RECV(x), 2, DTYPE_FP32, true);
-	comm_chain(f.c, &none.op, &fold, RECV(x), 0, DTYPE_FP32, false);
+	cr_assert(comm_can_sum(f.c));
+	comm_sum(f.c, &whole.op, CHAIN(2, true), &fold, RECV(x));
+	comm_sum(f.c, &none.op, CHAIN(0, false), &fold, RECV(x));
 	expect(&f, &whole, 0);
 	expect(&f, &none, 0);
 	cr_assert(x[0] == 7 && x[1] == 7.125f);
 	digit = 8;
-	comm_chain(f.c, &aborted.op, &fold, RECV(x), 2, DTYPE_FP32, true);
+	comm_sum(f.c, &aborted.op, CHAIN(2, true), &fold, RECV(x));
 	comm_abort(f.c);
 	expect(&f, &aborted, ENGINE_E_ABORTED);
 	cr_assert_eq(x[0], 7, "the fold was called after an abort");

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,24 +54,37 @@ static void fill(void *data, enum dtype dtype, unsigned member, uint64_t n)
 	fill_from(data, dtype, member, 0, n);
 }
 
-/* The left fold: t = round(t + x) for one member after the other. Of @n elements from @first on. */
+/* A step of the left fold: @t = round(@t + @x), of @n values of @dtype; the first is @x itself. */
+static void add_to(void *t, const void *x, enum dtype dtype, uint64_t n, bool first)
+{
+	float *a = malloc(n * sizeof(float) + 1), *b = malloc(n * sizeof(float) + 1);
+
+	convert(a, DTYPE_FP32, t, dtype, n);
+	convert(b, DTYPE_FP32, x, dtype, n);
+	for (uint64_t i = 0; i < n; i++)
+		a[i] = first ? b[i] : a[i] + b[i];
+	convert(t, dtype, a, DTYPE_FP32, n);
+	free(a);
+	free(b);
+}
+
+/* The left fold of @members from @member on, one after the other. Of @n elements from @first on. */
+static void sum_from(void *out, enum dtype dtype, unsigned member, unsigned members, uint64_t first,
+		     uint64_t n)
+{
+	void *x = malloc(n * sizeof(float) + 1);
+
+	memset(out, 0, n * dtype_size(dtype));
+	for (unsigned m = 0; m < members; m++) {
+		fill_from(x, dtype, member + m, first, n);
+		add_to(out, x, dtype, n, m == 0);
+	}
+	free(x);
+}
+
 static void sum(void *out, enum dtype dtype, unsigned members, uint64_t first, uint64_t n)
 {
-	float *t = malloc(n * sizeof(float) + 1), *x = malloc(n * sizeof(float) + 1);
-	void *narrow = malloc(n * sizeof(float) + 1);
-
-	for (unsigned m = 0; m < members; m++) {
-		fill_from(narrow, dtype, m, first, n);
-		convert(x, DTYPE_FP32, narrow, dtype, n);
-		for (uint64_t i = 0; i < n; i++)
-			t[i] = m == 0 ? x[i] : t[i] + x[i];
-		convert(narrow, dtype, t, DTYPE_FP32, n);
-		convert(t, DTYPE_FP32, narrow, dtype, n);
-	}
-	memcpy(out, narrow, n * dtype_size(dtype));
-	free(t);
-	free(x);
-	free(narrow);
+	sum_from(out, dtype, 0, members, first, n);
 }
 
 #define LARGE (16u << 20)
@@ -95,13 +109,15 @@ static void check_reduce_scatter(struct gloofix *m, enum dtype dtype, uint64_t c
 	free(own);
 }
 
-#define RANKS 3 /* of a member, in a chain */
+#define RANKS 3 /* of a member, in a sum */
 
 /* The ranks of a member. */
 struct ranks {
 	void *data[RANKS];
 	enum dtype dtype;
 	uint64_t calls, elements;
+	uint64_t own, n_own; /* elements of the member's segment */
+	uint64_t before_own; /* elements of others that were asked for before */
 	bool begins;
 };
 
@@ -121,37 +137,69 @@ static void fold_ranks(void *userdata, void *values, uint64_t first, uint64_t n,
 		in[1 + i] = (char *)r->data[i] + at;
 	kernels_host()->reduce(&sum_up, 0, n);
 	EXPECT(begin == r->begins);
+	if (first - r->own < r->n_own && r->before_own == UINT64_MAX)
+		r->before_own = r->elements;
 	r->calls++;
 	r->elements += n;
 }
 
-static struct ranks make_ranks(struct gloofix *m, enum dtype dtype, uint64_t n)
+static struct ranks make_ranks(const struct gloofix *m, const struct comm_sum *sum)
 {
-	struct ranks r = { .dtype = dtype, .begins = m->rank == 0 };
+	const uint64_t n = sum->count * (sum->whole ? 1 : m->size);
+	struct ranks r = { .dtype = sum->dtype,
+			   .own = m->rank * sum->count,
+			   .n_own = sum->whole ? 0 : sum->count,
+			   .before_own = UINT64_MAX,
+			   .begins = m->rank == 0 || !sum->chained };
 
 	for (unsigned i = 0; i < RANKS; i++) {
 		r.data[i] = malloc(n * 4 + 1);
-		fill(r.data[i], dtype, m->rank * RANKS + i, n);
+		fill(r.data[i], sum->dtype, m->rank * RANKS + i, n);
 	}
 	return r;
 }
 
-/* The bits are those of one fold over the ranks of all members. */
-static void check_chain(struct gloofix *m, enum dtype dtype, uint64_t count, bool whole)
+static void free_ranks(struct ranks *r)
 {
-	const uint64_t n = whole ? count : count * m->size, bytes = count * dtype_size(dtype);
-	struct ranks r = make_ranks(m, dtype, n);
+	for (unsigned i = 0; i < RANKS; i++)
+		free(r->data[i]);
+}
+
+/* Of all ranks, member by member, or of each member's own sum. */
+static void sum_ranks(void *out, const struct gloofix *m, const struct comm_sum *how,
+		      uint64_t first)
+{
+	void *of = malloc(how->count * 4 + 1);
+
+	if (how->chained)
+		sum(out, how->dtype, m->size * RANKS, first, how->count);
+	for (unsigned i = 0; !how->chained && i < m->size; i++) {
+		sum_from(of, how->dtype, i * RANKS, RANKS, first, how->count);
+		memset(i ? of : out, 0, i ? 0 : how->count * dtype_size(how->dtype));
+		add_to(out, of, how->dtype, how->count, i == 0);
+	}
+	free(of);
+}
+
+/* The bits are those of one fold over the ranks of all members, or over each member's own one. What the
+ * others wait for is made before what only this member needs. */
+static void check_sum(struct gloofix *m, const struct comm_sum *how)
+{
+	const uint64_t n = how->whole ? how->count : how->count * m->size;
+	const uint64_t bytes = how->count * dtype_size(how->dtype);
+	struct ranks r = make_ranks(m, how);
 	struct comm_fold fold = { fold_ranks, &r };
-	char *want = malloc(count * 4 + 1), *recv = malloc(bytes + 1);
+	char *want = malloc(how->count * 4 + 1), *recv = malloc(bytes + 1);
 	struct waited w = gloofix_waited();
 
-	sum(want, dtype, m->size * RANKS, whole ? 0 : m->rank * count, count);
-	comm_chain(m->c, &w.op, &fold, RECV(recv), count, dtype, whole);
+	sum_ranks(want, m, how, how->whole ? 0 : m->rank * how->count);
+	comm_sum(m->c, &w.op, how, &fold, RECV(recv));
 	gloofix_expect(m, &w, 0);
 	EXPECT(memcmp(recv, want, bytes) == 0);
 	EXPECT(r.elements == n);
-	for (unsigned i = 0; i < RANKS; i++)
-		free(r.data[i]);
+	EXPECT(!how->count || how->whole || how->chained || r.before_own >= how->count ||
+	       r.before_own * dtype_size(how->dtype) >= (m->size - 1) * (2u << 20));
+	free_ranks(&r);
 	free(want);
 	free(recv);
 }
@@ -255,23 +303,41 @@ Test(gloo, four_members_compute_the_left_fold)
 	gloofix_play(scene_results, 4, false);
 }
 
-/* Like scene_results. */
-static void scene_chain(struct gloofix *m)
+/* Like scene_results: parts around the edges of chunks (1 MiB), and parts that are not equal. */
+static void check_sums(struct gloofix *m, bool chained)
 {
-	static const uint64_t counts[] = { 0, 1, 3, 1000, 65537 };
+	static const uint64_t counts[] = { 0,      1,      3,      1000,    65537,  262143,
+					   262144, 262145, 524288, 1048577, 1400001 };
 	static const enum dtype dtypes[] = { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 };
 
-	gloofix_meet(m, "chain", m->rank, m->size);
-	EXPECT(comm_can_chain(m->c));
+	gloofix_meet(m, "sums", m->rank, m->size);
+	EXPECT(comm_can_sum(m->c));
 	for (unsigned i = 0; i < ARRAY_SIZE(counts) * ARRAY_SIZE(dtypes); i++) {
-		check_chain(m, dtypes[i % ARRAY_SIZE(dtypes)], counts[i / ARRAY_SIZE(dtypes)],
-			    false);
-		check_chain(m, dtypes[i % ARRAY_SIZE(dtypes)], counts[i / ARRAY_SIZE(dtypes)],
-			    true);
+		struct comm_sum sum = { .count = counts[i / ARRAY_SIZE(dtypes)],
+					.dtype = dtypes[i % ARRAY_SIZE(dtypes)],
+					.chained = chained };
+
+		if (sum.count > 100000 && sum.dtype == DTYPE_FP16)
+			continue;
+		check_sum(m, &sum);
+		sum.whole = true;
+		check_sum(m, &sum);
 	}
-	check_chain(m, DTYPE_FP32, 1400001, false);
-	check_chain(m, DTYPE_BF16, 3400001, true);
+	check_sum(m, &(struct comm_sum){ .count = 3400001,
+					 .dtype = DTYPE_BF16,
+					 .whole = true,
+					 .chained = chained });
 	m->c = comm_free(m->c);
+}
+
+static void scene_chain(struct gloofix *m)
+{
+	check_sums(m, true);
+}
+
+static void scene_sums(struct gloofix *m)
+{
+	check_sums(m, false);
 }
 
 Test(gloo, a_chain_of_two_members_is_one_fold_over_all_ranks)
@@ -289,10 +355,176 @@ Test(gloo, a_chain_of_four_members_is_one_fold_over_all_ranks)
 	gloofix_play(scene_chain, 4, false);
 }
 
+Test(gloo, a_sum_of_two_members_is_that_of_the_sums_of_each)
+{
+	gloofix_play(scene_sums, 2, false);
+}
+
+Test(gloo, a_sum_of_three_members_is_that_of_the_sums_of_each)
+{
+	gloofix_play(scene_sums, 3, false);
+}
+
+Test(gloo, a_sum_of_four_members_is_that_of_the_sums_of_each)
+{
+	gloofix_play(scene_sums, 4, false);
+}
+
+/* Its members make their part in different ways: the messages are the same. */
+static void scene_mixed(struct gloofix *m)
+{
+	const struct comm_sum how = { .count = 700001, .dtype = DTYPE_FP32 };
+	const uint64_t bytes = how.count * sizeof(float);
+	struct ranks r = make_ranks(m, &how);
+	struct comm_fold fold = { fold_ranks, &r };
+	char *want = malloc(bytes), *recv = malloc(bytes), *all = malloc(m->size * bytes);
+	struct waited w = gloofix_waited();
+
+	gloofix_meet(m, "mixed", m->rank, m->size);
+	sum_ranks(want, m, &how, m->rank * how.count);
+	if (m->rank == 1) {
+		fold_ranks(&r, all, 0, m->size * how.count, true);
+		comm_reduce_scatter(m->c, &w.op, SEND(all), RECV(recv), how.count, DTYPE_FP32);
+	} else {
+		comm_sum(m->c, &w.op, &how, &fold, RECV(recv));
+	}
+	gloofix_expect(m, &w, 0);
+	EXPECT(memcmp(recv, want, bytes) == 0);
+	m->c = comm_free(m->c);
+	free_ranks(&r);
+	free(want);
+	free(recv);
+	free(all);
+}
+
+Test(gloo, what_is_made_meanwhile_goes_with_what_was_made_before)
+{
+	gloofix_play(scene_mixed, 3, false);
+}
+
+/* A member that makes its part slowly. */
+struct slow {
+	struct ranks ranks;
+	atomic_uint calls; /* that have begun */
+	atomic_bool inside;
+	unsigned long pause_ns;
+	unsigned dies_at; /* call; 0: it does not */
+};
+
+static void fold_slowly(void *userdata, void *values, uint64_t first, uint64_t n, bool begin)
+{
+	struct slow *s = userdata;
+	const struct timespec pause = { 0, (long)s->pause_ns };
+
+	s->inside = true;
+	if (++s->calls == s->dies_at)
+		kill(getpid(), SIGKILL);
+	nanosleep(&pause, NULL);
+	fold_ranks(&s->ranks, values, first, n, begin);
+	s->inside = false;
+}
+
+static bool is_inside(void *arg)
+{
+	return ((struct slow *)arg)->calls > 2;
+}
+
+/* The operation ends; nobody makes anything of it any more, and what it was made of can go. */
+static void expect_end(struct gloofix *m, struct waited *w, struct slow *s, char *recv)
+{
+	const struct timespec pause = { 0, 50000000 };
+	unsigned calls;
+
+	gloofix_expect(m, w, ENGINE_E_ABORTED);
+	EXPECT(!s->inside);
+	calls = s->calls;
+	free_ranks(&s->ranks);
+	free(recv);
+	nanosleep(&pause, NULL);
+	EXPECT(s->calls == calls && !s->inside);
+}
+
+/* The last member dies while all make their parts. */
+static void scene_sum_killed(struct gloofix *m)
+{
+	const struct comm_sum how = { .count = LARGE / 4, .dtype = DTYPE_FP32 };
+	struct slow s = { .ranks = make_ranks(m, &how),
+			  .pause_ns = 2000000,
+			  .dies_at = m->rank == m->size - 1 ? 9 : 0 };
+	struct comm_fold fold = { fold_slowly, &s };
+	struct waited w = gloofix_waited();
+	char *recv = malloc(LARGE);
+
+	gloofix_meet(m, "sum", m->rank, m->size);
+	gloofix_sync(m);
+	comm_sum(m->c, &w.op, &how, &fold, RECV(recv));
+	expect_end(m, &w, &s, recv);
+	EXPECT(s.ranks.elements < how.count * m->size && strstr(m->why, "member 2"));
+	m->c = comm_free(m->c);
+}
+
+Test(gloo, a_sum_ends_with_a_member_that_is_killed_while_it_makes_its_part)
+{
+	gloofix_play(scene_sum_killed, 3, true);
+}
+
+/* Member 0 gives it up while it makes its part: the end comes when that is over. */
+static void scene_sum_abort(struct gloofix *m)
+{
+	const struct comm_sum how = { .count = LARGE / 4, .dtype = DTYPE_FP32 };
+	struct slow s = { .ranks = make_ranks(m, &how), .pause_ns = 20000000 };
+	struct comm_fold fold = { fold_slowly, &s };
+	struct waited w = gloofix_waited();
+	char *recv = malloc(LARGE);
+
+	gloofix_meet(m, "given up", m->rank, m->size);
+	gloofix_sync(m);
+	comm_sum(m->c, &w.op, &how, &fold, RECV(recv));
+	if (m->rank == 0) {
+		looprun_until(&m->run, is_inside, &s, 10);
+		comm_abort(m->c);
+	}
+	expect_end(m, &w, &s, recv);
+	m->c = comm_free(m->c);
+}
+
+Test(gloo, a_sum_that_is_given_up_ends_when_nobody_makes_its_parts_any_more)
+{
+	gloofix_play(scene_sum_abort, 2, false);
+	gloofix_play(scene_sum_abort, 3, false);
+}
+
+/* The last member stops within its part. */
+static void scene_sum_stopped(struct gloofix *m)
+{
+	const struct comm_sum how = { .count = LARGE / 4, .dtype = DTYPE_FP32 };
+	struct slow s = { .ranks = make_ranks(m, &how), .pause_ns = 1000000 };
+	struct comm_fold fold = { fold_slowly, &s };
+	struct waited w = gloofix_waited();
+	char *recv = malloc(LARGE);
+	const char *last = m->size == 2 ? "member 1 " : "member 2 ";
+
+	m->wait_ms = 500;
+	gloofix_meet(m, "stopped", m->rank, m->size);
+	gloofix_sync(m);
+	comm_sum(m->c, &w.op, &how, &fold, RECV(recv));
+	if (m->rank == m->size - 1) {
+		looprun_until(&m->run, is_inside, &s, 10);
+		raise(SIGSTOP);
+		_exit(0);
+	}
+	expect_end(m, &w, &s, recv);
+	EXPECT(strstr(m->why, last));
+	m->c = comm_free(m->c);
+}
+
 /* The last member dies on the way. */
 static void scene_chain_killed(struct gloofix *m)
 {
-	struct ranks r = make_ranks(m, DTYPE_FP32, LARGE / 4);
+	const struct comm_sum how = {
+		.count = LARGE / 4, .dtype = DTYPE_FP32, .whole = true, .chained = true
+	};
+	struct ranks r = make_ranks(m, &how);
 	struct comm_fold fold = { fold_ranks, &r };
 	struct waited w = gloofix_waited();
 	char *recv = malloc(LARGE);
@@ -301,12 +533,11 @@ static void scene_chain_killed(struct gloofix *m)
 	gloofix_sync(m);
 	if (m->rank == m->size - 1)
 		kill(getpid(), SIGKILL);
-	comm_chain(m->c, &w.op, &fold, RECV(recv), LARGE / 4, DTYPE_FP32, true);
+	comm_sum(m->c, &w.op, &how, &fold, RECV(recv));
 	gloofix_expect(m, &w, ENGINE_E_ABORTED);
 	EXPECT(r.elements < LARGE / 4 && strstr(m->why, "member 2"));
 	m->c = comm_free(m->c);
-	for (unsigned i = 0; i < RANKS; i++)
-		free(r.data[i]);
+	free_ranks(&r);
 	free(recv);
 }
 
@@ -324,9 +555,10 @@ static void scene_alone(struct gloofix *m)
 	check_all_gather(m, DTYPE_FP32, 5, false);
 	check_all_reduce(m, DTYPE_FP32, 5);
 	check_broadcast(m, 5, 0);
-	check_chain(m, DTYPE_BF16, 5, false);
+	check_sum(m, &(struct comm_sum){ .count = 5, .dtype = DTYPE_BF16, .chained = true });
+	check_sum(m, &(struct comm_sum){ .count = 5, .dtype = DTYPE_BF16 });
 	comm_info(m->c, &info);
-	EXPECT(strcmp(info.engine, "gloo") == 0 && info.size == 1 && info.ops == 5);
+	EXPECT(strcmp(info.engine, "gloo") == 0 && info.size == 1 && info.ops == 6);
 	EXPECT(strcmp(info.detail, "Gloo over TCP, 127.0.0.1") == 0);
 	m->c = comm_free(m->c);
 }
@@ -575,6 +807,12 @@ Test(gloo, a_stopped_member_is_named_by_the_others)
 	play_stopped(scene_stopped, 3);
 }
 
+Test(gloo, a_member_stopped_while_it_makes_its_part_is_named_by_the_others)
+{
+	play_stopped(scene_sum_stopped, 2);
+	play_stopped(scene_sum_stopped, 3);
+}
+
 Test(gloo, a_member_stopped_within_an_operation_is_named_by_the_others)
 {
 	play_stopped(scene_stopped_within, 2);
@@ -735,59 +973,10 @@ Test(gloo, an_engine_that_is_closed_does_not_wait_for_other_members)
 	gloofix_play(scene_closed, 2, false);
 }
 
-static void start(struct gloofix *m, unsigned kind, struct waited *w, char *data, char *all)
-{
-	if (kind == 0)
-		comm_all_gather(m->c, &w->op, SEND(data), RECV(all), 64, DTYPE_FP32);
-	else if (kind == 1)
-		comm_reduce_scatter(m->c, &w->op, SEND(all), RECV(data), 64, DTYPE_FP32);
-	else if (kind == 2)
-		comm_all_reduce(m->c, &w->op, RECV(data), 64, DTYPE_FP32, REDUCE_SUM);
-	else
-		comm_broadcast(m->c, &w->op, RECV(data), 64, 0);
-}
-
-/* An operation at one place with all, then one at which the last member has another one. Nobody who receives
- * from it takes its data; the root of a broadcast receives nothing, and hears of the end. */
-static void scene_places(struct gloofix *m)
-{
-	char prefix[8] = "place0", data[256] = "", all[3 * 256] = "";
-	bool last = m->rank == m->size - 1;
-
-	for (unsigned kind = 0; kind < 4; kind++) {
-		struct waited same = gloofix_waited(), other = gloofix_waited();
-
-		prefix[5] = (char)('0' + kind);
-		m->c = gloofix_meet(m, prefix, m->rank, m->size);
-		m->failed = false;
-		same.op.place = 77;
-		start(m, kind, &same, data, all);
-		gloofix_expect(m, &same, 0);
-		gloofix_sync(m);
-		other.op.place = last ? 79 : 78;
-		start(m, kind, &other, data, all);
-		looprun_flag(&m->run, &other.done, 20);
-		EXPECT(other.status == ENGINE_E_ABORTED || (kind == 3 && !last));
-		if (last)
-			looprun_flag(&m->run, &m->failed, 20);
-		EXPECT(kind < 3 || !last || strstr(m->why, "another place of the order"));
-		comm_free(m->c);
-		m->c = NULL;
-	}
-}
-
-Test(gloo, data_of_another_place_is_refused)
-{
-	gloofix_play(scene_places, 2, false);
-	gloofix_play(scene_places, 3, false);
-}
-
 Test(gloo, options_are_checked)
 {
 	const struct gloo_options none = { .iface = NULL }, here = { .address = "127.0.0.1" };
-	struct comm_group group = {
-		.size = 2, .member = 2, .prefix = "x", .store = &gloofix_store
-	};
+	struct comm_group group = { .size = 2, .member = 2, .prefix = "x" };
 	struct gloofix m = { .n_failed = 0 };
 	struct comm_options options = {
 		.devices = &m.b, .n_devices = 1, .ready = gloofix_on_ready, .userdata = &m
@@ -800,6 +989,7 @@ Test(gloo, options_are_checked)
 	cr_assert_eq(engine_gloo_new(&m.run.queue, &here, &m.e), 0);
 	cr_assert_eq(engine_local_new(&m.run.queue, &local), 0);
 	cr_assert_eq(engine_comm_new(m.e, &options), -EINVAL, "no group");
+	group.store = &gloofix_store;
 	options.group = &group;
 	cr_assert_eq(engine_comm_new(m.e, &options), -EINVAL, "no such member");
 	cr_assert_eq(engine_comm_new(local, &options), -EOPNOTSUPP);

@@ -165,14 +165,26 @@ static void fold(void *userdata, void *values, uint64_t first, uint64_t n, bool 
 	kernels_host()->reduce(&sum, 0, n);
 }
 
-static void run_chain(struct member *m)
+static void run_sum_as(struct member *m, bool chained)
 {
+	const struct comm_sum sum = { .count = m->bytes / MEMBERS / sizeof(float),
+				      .dtype = DTYPE_FP32,
+				      .chained = chained };
 	struct comm_op op = { .done = on_done };
 	struct comm_fold f = { fold, m };
 
-	comm_chain(m->c, &op, &f, (void *const[]){ m->out }, m->bytes / MEMBERS / sizeof(float),
-		   DTYPE_FP32, false);
+	comm_sum(m->c, &op, &sum, &f, (void *const[]){ m->out });
 	await(m);
+}
+
+static void run_sum(struct member *m)
+{
+	run_sum_as(m, false);
+}
+
+static void run_chain(struct member *m)
+{
+	run_sum_as(m, true);
 }
 
 /* ------------------------------------------------------------------- what there is */
@@ -256,6 +268,7 @@ static void measure(struct member *m)
 	} cases[] = { { "fold alone", run_fold },
 		      { "reduce-scatter", run_reduce_scatter },
 		      { "all-gather", run_all_gather },
+		      { "sum", run_sum },
 		      { "chain", run_chain } };
 	double sockets, median;
 
