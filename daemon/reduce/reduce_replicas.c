@@ -29,7 +29,8 @@ enum res reduce_check_chain(struct coll *c)
 	if (!run->chained)
 		return RES_DONE;
 	RES_TRY(chain_check(c));
-	if ((!run->apart && !run->crossed) || run->sets)
+	if ((!run->apart && !run->crossed && !reduce_tail(c).how) || run->sets ||
+	    !chain_is_wanted(c->group))
 		return RES_DONE;
 	c->everywhere = true;
 	fault_set(c->fault, FAULT_UNIMPLEMENTED, NULL,
@@ -85,7 +86,8 @@ static void reduce_replicas_chain(struct coll *c, void *const *recv)
 			      .source = reduce_replicas_source,
 			      .in_dtype = reduce_input_dtype(c),
 			      .sum_dtype = reduce_of(c)->run->plan.sum_dtype,
-			      .pre = reduce_head(c) };
+			      .pre = reduce_head(c),
+			      .post = reduce_tail(c) };
 	chain_talk(ch, recv, reduce_segment(c), c->unit->spread == 1);
 }
 

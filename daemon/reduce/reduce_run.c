@@ -272,10 +272,11 @@ static void reduce_run_begin(const struct coll *c, struct reduce_run *run)
 {
 	run->added = &run->partials[run->here * c->n_parts];
 	run->pieces = &run->added[c->n];
-	run->chained = chain_is_wanted(c->group);
 	run->defer = reduce_args(c->ops[0])->defer;
 	run->had_partials = c->unit->has_partials;
 	run->apart = reduce_run_must_be_apart(c, run);
+	run->chained = chain_is_wanted(c->group) ||
+		       (chain_is_used(c) && !run->crossed && (!run->apart || run->sets));
 	run->stride = reduce_run_rounded_up(
 		(run->crossed || run->sets ? reduce_segment(c) : c->unit->layout.elements) *
 		dtype_size(run->plan.sum_dtype));
@@ -432,7 +433,7 @@ static void reduce_run_fold_replicas(struct coll *c, unsigned d)
 }
 
 /* Before the devices' sums are added: on one device that is all. */
-static struct k_factor reduce_run_tail(const struct coll *c)
+struct k_factor reduce_tail(const struct coll *c)
 {
 	const struct reduce_run *run = reduce_of(c)->run;
 	struct k_factor none = { .how = K_FACTOR_NONE }, post = run->plan.post;
@@ -501,7 +502,7 @@ static void reduce_run_fold(struct coll *c, unsigned d)
 			      .in_dtype = of_partials ? run->plan.sum_dtype : reduce_input_dtype(c),
 			      .pre = reduce_head(c),
 			      .sum_dtype = run->plan.sum_dtype,
-			      .post = reduce_run_tail(c),
+			      .post = reduce_tail(c),
 			      .accumulate = one && run->accumulate && !run->plan.adds_before };
 
 	if (one)

@@ -44,7 +44,7 @@ struct reduce_run {
 	bool had_partials; /* of reductions that were deferred */
 	bool apart;        /* partials are made before what follows */
 	bool whole;        /* replicas: none has ranks on two devices */
-	bool chained;      /* ranks are added in their order over all nodes (work/chain.h) */
+	bool chained;      /* ranks are added while devices talk, not before (work/chain.h) */
 	struct chain chain;
 	bool sets;        /* each replica has a set of devices of its own (reduce_sets.c) */
 	bool crossed;     /* some have, and what they come to has a factor of its own; not sets */
@@ -97,6 +97,7 @@ enum {
  * the sums in the order in which they are scattered. */
 enum dtype reduce_input_dtype(const struct coll *c);
 struct k_factor reduce_head(const struct coll *c); /* of each rank's gradient, unless run->apart */
+struct k_factor reduce_tail(const struct coll *c); /* of a device's sum, before those are added */
 void reduce_by_span(struct coll *c, unsigned d, const struct k_reduce *r);
 void reduce_pack(struct coll *c, unsigned d);
 

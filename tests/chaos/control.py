@@ -24,7 +24,7 @@ NODE_FUNCTIONS = (
     "match_start",
     "turn_start",
     "comm_all_gather",
-    "comm_reduce_scatter",
+    "comm_sum",
     "comm_all_reduce",
     "comm_complete",
     "decide_begin",

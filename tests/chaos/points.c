@@ -168,10 +168,10 @@ WRAP_VOID(comm_all_gather,
 	  (struct comm * c, struct comm_op *op, const void *const *send, void *const *recv,
 	   uint64_t count, enum dtype dtype),
 	  (c, op, send, recv, count, dtype))
-WRAP_VOID(comm_reduce_scatter,
-	  (struct comm * c, struct comm_op *op, const void *const *send, void *const *recv,
-	   uint64_t count, enum dtype dtype),
-	  (c, op, send, recv, count, dtype))
+WRAP_VOID(comm_sum,
+	  (struct comm * c, struct comm_op *op, const struct comm_sum *sum,
+	   const struct comm_fold *fold, void *const *recv),
+	  (c, op, sum, fold, recv))
 WRAP_VOID(comm_all_reduce,
 	  (struct comm * c, struct comm_op *op, void *const *data, uint64_t count, enum dtype dtype,
 	   enum reduce_op reduce),

@@ -23,16 +23,16 @@
 	X(rpc_call_reply)
 
 /* What the nodes of a job do together: tests/multinode/states.py. */
-#define NODE_POINTS(X)         \
-	X(order_announce)      \
-	X(match_start)         \
-	X(turn_start)          \
-	X(comm_all_gather)     \
-	X(comm_reduce_scatter) \
-	X(comm_all_reduce)     \
-	X(comm_complete)       \
-	X(decide_begin)        \
-	X(order_decided)       \
+#define NODE_POINTS(X)     \
+	X(order_announce)  \
+	X(match_start)     \
+	X(turn_start)      \
+	X(comm_all_gather) \
+	X(comm_sum)        \
+	X(comm_all_reduce) \
+	X(comm_complete)   \
+	X(decide_begin)    \
+	X(order_decided)   \
 	X(apply_allow)
 
 #define POINTS_OF(name) POINT_BEFORE_##name, POINT_AFTER_##name,

@@ -21,7 +21,7 @@ STATES = {
     "match_start": ("the leader has started it", "it is in the node's line"),
     "turn_start": ("a gather was started", "it is in the node's line"),
     "comm_all_gather": ("its part of a gather is ready", "it is under way"),
-    "comm_reduce_scatter": ("its part of a sum is ready", "it is under way"),
+    "comm_sum": ("its ranks can be added", "it is under way"),
     "comm_all_reduce": ("its part of an all-reduce is ready", "it is under way"),
     "comm_complete": ("the data of others are there", "they were used"),
     "decide_begin": ("all nodes have announced a commit", "the store was asked"),

@@ -635,12 +635,16 @@ static void begin_with_a_late_node(struct spanfix *w, const unsigned *ranks)
 	join_again(w, last);
 	spanfix_turn_orders(w);
 	for (uint32_t r = 0; r < last; r++)
+		backend_fake_hold(w->nodes[r].node.devices[0].backend, true);
+	for (uint32_t r = 0; r < last; r++)
 		reduce_of(w, r);
-	while (!last_in_flight(w)) { /* it waits for the others, which do not turn */
+	while (!last_in_flight(w)) { /* it waits for the others */
 		spanfix_turn_orders(w);
 		nodefix_turn(&w->nodes[last]);
 	}
 	w->held = last + 1;
+	for (uint32_t r = 0; r < last; r++)
+		backend_fake_hold(w->nodes[r].node.devices[0].backend, false);
 	for (uint32_t r = 0; r < last; r++)
 		while (!w->ops[r].over)
 			turn_others(w);
