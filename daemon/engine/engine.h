@@ -84,7 +84,6 @@ struct comm_group {
 	const char *prefix;             /* of all keys, never used before; copied */
 	const struct comm_store *store; /* copied */
 	unsigned connect_ms;            /* to meet; 0: the engine's default */
-	unsigned wait_ms; /* longest wait of an operation for another member; 0: for ever */
 };
 
 /* Options of a communicator. The backends live until the engine is closed. */

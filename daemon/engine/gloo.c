@@ -433,7 +433,6 @@ static int gloo_new_shim(struct gloo_comm *c, const struct comm_group *group)
 		.rank = (int)group->member,
 		.connect_ms = group->connect_ms ? group->connect_ms : GLOO_CONNECT_MS,
 		.meet = gloo_meet,
-		.wait_ms = group->wait_ms,
 		.store = &c->store,
 		.died = gloo_on_died,
 		.userdata = c,

@@ -4,7 +4,6 @@
 #include <gloo/transport/tcp/pair.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -139,16 +138,6 @@ class MeshPair : public tcp::Pair
 		return true;
 	}
 
-	bool is_late(uint64_t slot, bool sending)
-	{
-		std::lock_guard<std::mutex> guard(m_);
-
-		if (sending)
-			return localPendingSend_.count(slot) > 0 || !tx_.empty();
-		return localPendingRecv_.count(slot) > 0 ||
-		       (rx_.nread >= sizeof(rx_.preamble) && rx_.preamble.slot == slot);
-	}
-
       protected:
 	/* The lock is held, and perhaps that of the context. The socket is shut down, so that
 	 * Gloo's thread comes and takes it away. */
@@ -260,14 +249,12 @@ class MeshContext : public tcp::Context
 				fn(static_cast<MeshPair &>(*p));
 	}
 
-	template <typename Fn> std::vector<int> choose(Fn fn)
+	int first_failed(std::string &why)
 	{
-		std::vector<int> chosen;
-
 		for (int i = 0; i < size; i++)
-			if (pairs_[i] && fn(static_cast<MeshPair &>(*pairs_[i])))
-				chosen.push_back(i);
-		return chosen;
+			if (pairs_[i] && static_cast<MeshPair &>(*pairs_[i]).has_failed(why))
+				return i;
+		return -1;
 	}
 };
 
@@ -340,39 +327,6 @@ class GlooMesh::Errand : public tcp::Handler
 	std::exception_ptr error;
 };
 
-/* Tells Gloo's thread that a time is over. */
-class GlooMesh::Timer : public tcp::Handler
-{
-      public:
-	Timer(tcp::Device &device, std::function<void()> expired)
-	    : clock({ mesh_check(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC),
-				 "timerfd_create") }),
-	      fn(std::move(expired))
-	{
-		device.registerDescriptor(*clock, EPOLLIN, this);
-	}
-
-	void handleEvents(int) override
-	{
-		uint64_t times;
-
-		/* it may have been set again meanwhile */
-		if (::read(*clock, &times, sizeof(times)) == sizeof(times))
-			fn();
-	}
-
-	void arm(unsigned ms)
-	{
-		const itimerspec at = { { 0, 0 }, { ms / 1000, ms % 1000 * 1000000L } };
-
-		mesh_check(timerfd_settime(*clock, 0, &at, nullptr), "timerfd_settime");
-	}
-
-      private:
-	const Fds clock;
-	const std::function<void()> fn;
-};
-
 GlooMesh::GlooMesh(int rank, int size, const tcp::attr &attr, const std::vector<int> &fds,
 		   gloo_mesh_events events)
 {
@@ -381,7 +335,6 @@ GlooMesh::GlooMesh(int rank, int size, const tcp::attr &attr, const std::vector<
 	device = std::make_shared<tcp::Device>(attr);
 	try {
 		errand = std::make_unique<Errand>(*device);
-		timer = std::make_unique<Timer>(*device, events.expired);
 		context = std::make_shared<MeshContext>(device, rank, size);
 		errand->run([&] { mesh_add_all(mesh_context(context), owned.all(), events); });
 	} catch (...) {
@@ -417,27 +370,14 @@ void GlooMesh::close() noexcept
 	mesh_context(context).each([](MeshPair &p) { p.close(); });
 }
 
-void GlooMesh::arm(unsigned ms)
-{
-	timer->arm(ms);
-}
-
 int GlooMesh::broken(std::string &why)
 {
-	std::vector<int> ended = mesh_context(context).choose(
-		[&](MeshPair &p) { return why.empty() && p.has_failed(why); });
-
-	return ended.empty() ? -1 : ended[0];
+	return mesh_context(context).first_failed(why);
 }
 
 void GlooMesh::fence()
 {
 	errand->run([] {});
-}
-
-std::vector<int> GlooMesh::late(uint64_t slot, bool sending)
-{
-	return mesh_context(context).choose([=](MeshPair &p) { return p.is_late(slot, sending); });
 }
 
 std::string gloo_mesh_text(const std::exception &e)

@@ -25,12 +25,10 @@
 #include <string>
 #include <vector>
 
-/* What happens on Gloo's thread; neither may block nor throw. */
+/* What happens on Gloo's thread; it may neither block nor throw. */
 struct gloo_mesh_events {
 	/* The connection to @member has ended, and not by close: once. */
 	std::function<void(int member, const std::string &why)> broke;
-	/* The time set by arm is over. */
-	std::function<void()> expired;
 };
 
 class GlooMesh
@@ -51,27 +49,18 @@ class GlooMesh
 	/* End all connections; what was written still arrives. Any thread; does not block. */
 	void close() noexcept;
 
-	/* events.expired after @ms; 0: not at all. */
-	void arm(unsigned ms);
-
 	/* A connection that has ended, and not by close. Return: its member, or -1. */
 	int broken(std::string &why);
 
 	/* What Gloo's thread does now it has done when this returns. Not on that thread. */
 	void fence();
 
-	/* The members that have not sent what was asked for in @slot, or (@sending) have not taken
-	 * what was offered. Any thread. */
-	std::vector<int> late(uint64_t slot, bool sending);
-
       private:
 	class Errand;
-	class Timer;
 
 	void end() noexcept;
 
 	std::unique_ptr<Errand> errand;
-	std::unique_ptr<Timer> timer;
 	std::shared_ptr<gloo::transport::tcp::Device> device; /* Gloo's thread */
 	std::shared_ptr<gloo::transport::tcp::Context> context;
 };

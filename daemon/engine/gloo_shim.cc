@@ -128,49 +128,6 @@ void shim_on_broke(gloo_shim *s, int member, const std::string &why) noexcept
 	}
 }
 
-gloo_shim_cause shim_blame(gloo_shim *s, const std::vector<int> &late)
-{
-	std::string names = late.size() > 1 ? "members" : "member";
-
-	for (size_t i = 0; i < late.size(); i++)
-		names += (i ? ", " : " ") + std::to_string(late[i]);
-	if (late.empty())
-		names = "nobody";
-	return { names + " did not take part for " + std::to_string(s->options.wait_ms) + " ms",
-		 late.empty() ? -1 : late[0] };
-}
-
-/* The timer is over. A wait that began after it was set ends later: then it is set for that. */
-bool shim_has_enough(gloo_shim *s, uint64_t *slot, bool *sending)
-{
-	std::lock_guard<std::mutex> guard(s->lock);
-
-	*slot = s->awaited;
-	*sending = s->sending;
-	s->armed = !s->dead && !s->closing && s->patient;
-	if (!s->armed)
-		return false;
-	const auto left = s->enough - Clock::now();
-	if (left <= Clock::duration::zero())
-		return true;
-	s->mesh->arm(std::chrono::ceil<std::chrono::milliseconds>(left).count());
-	return false;
-}
-
-/* Gloo's thread. The operation that waits reports it. */
-void shim_on_expired(gloo_shim *s) noexcept
-{
-	uint64_t slot;
-	bool sending;
-
-	try {
-		if (shim_has_enough(s, &slot, &sending))
-			gloo_shim_die(s, shim_blame(s, s->mesh->late(slot, sending)));
-	} catch (...) {
-		gloo_shim_abort(s);
-	}
-}
-
 bool shim_is_stopped(void *userdata)
 {
 	auto *s = static_cast<gloo_shim *>(userdata);
@@ -211,9 +168,9 @@ void shim_open(gloo_shim *s)
 	s->marks.resize(s->options.size, MARK_NONE);
 	auto mesh = std::make_unique<GlooMesh>(
 		s->options.rank, s->options.size, attr, fds,
-		gloo_mesh_events{
-			[s](int member, const std::string &why) { shim_on_broke(s, member, why); },
-			[s] { shim_on_expired(s); } });
+		gloo_mesh_events{ [s](int member, const std::string &why) {
+			shim_on_broke(s, member, why);
+		} });
 	auto sentinel = mesh->buffer(s->marks.data(), s->marks.size() * sizeof(s->marks[0]));
 	s->farewell = mesh->buffer(&s->mark, sizeof(s->mark));
 	std::lock_guard<std::mutex> guard(s->lock);

@@ -49,7 +49,6 @@ struct gloo_shim_options {
 	/* gloo_meet; the C++ library cannot name what is in the daemon's */
 	int (*meet)(const struct gloo_meet_options *options, int *ret_fds, char *why,
 		    size_t why_bytes);
-	unsigned wait_ms;               /* longest wait inside an operation; 0: for ever */
 	const struct comm_store *store; /* borrowed; for @meet */
 	/* A member is gone, and not by gloo_shim_abort: from a thread of the shim, once at most,
 	 * before gloo_shim_free returns. */

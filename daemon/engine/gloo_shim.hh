@@ -35,11 +35,6 @@ struct gloo_shim {
 	std::string cause;                                  /* of the end */
 	bool dead = false;
 	bool closing = false;
-	bool patient = false; /* an operation waits for what travels in @awaited */
-	uint64_t awaited = 0; /* slot */
-	bool sending = false; /* it waits until that was taken */
-	std::chrono::steady_clock::time_point enough; /* then nobody comes */
-	bool armed = false; /* the mesh's timer: it ends at @enough, or before */
 };
 
 /* The members after and before this one, so that not all turn to the same one at once. */

@@ -13,6 +13,8 @@ using Unbound = gloo::transport::UnboundBuffer;
 namespace
 {
 
+/* Gloo's own timeouts would close all connections before anybody could be told why. What waits is woken
+ * when a connection ends, or the communicator is aborted. */
 constexpr milliseconds FOREVER = std::chrono::hours(24 * 365 * 10);
 constexpr uint64_t CHUNK = 1 << 20; /* of a reduction */
 constexpr uint64_t CHUNK_MIN = 64 << 10;
@@ -20,45 +22,6 @@ constexpr uint64_t STAGING = 64 << 20; /* beyond it chunks become smaller */
 constexpr uint64_t DIRECT = 256 << 10; /* up to here one round counts more than bytes */
 /* Chunks offered to each member before they are taken, and asked of each before they are added. */
 constexpr uint64_t ROWS_AHEAD = 4;
-
-using Clock = std::chrono::steady_clock;
-
-/* While it lives an operation waits, and not for longer than it may. Gloo's own timeouts would close
- * all connections before anybody could be told why. */
-class Patience
-{
-      public:
-	Patience(gloo_shim *shim, uint64_t slot, bool sending) : s(shim)
-	{
-		const unsigned ms = s->options.wait_ms;
-
-		if (ms == 0)
-			return;
-		std::lock_guard<std::mutex> guard(s->lock);
-		s->enough = Clock::now() + milliseconds(ms);
-		s->patient = true;
-		s->awaited = slot;
-		s->sending = sending;
-		if (!s->armed) {
-			s->armed = true;
-			s->mesh->arm(ms);
-		}
-	}
-
-	Patience(const Patience &) = delete;
-	Patience &operator=(const Patience &) = delete;
-
-	~Patience()
-	{
-		if (s->options.wait_ms == 0)
-			return;
-		std::lock_guard<std::mutex> guard(s->lock);
-		s->patient = false;
-	}
-
-      private:
-	gloo_shim *s;
-};
 
 /* Memory of an operation. When it is destroyed Gloo no longer touches the memory. */
 class Buffer
@@ -84,23 +47,19 @@ class Buffer
 		s->waiting.erase(b.get());
 	}
 
-	void send(int to, uint64_t in, uint64_t offset, uint64_t bytes)
+	void send(int to, uint64_t slot, uint64_t offset, uint64_t bytes)
 	{
-		slot = in;
 		b->send(to, slot, offset, bytes);
 	}
 
-	void recv(int from, uint64_t in, uint64_t offset, uint64_t bytes)
+	void recv(int from, uint64_t slot, uint64_t offset, uint64_t bytes)
 	{
-		slot = in;
 		b->recv(from, slot, offset, bytes);
 	}
 
 	void wait_sends(uint64_t n)
 	{
 		while (n-- > 0) {
-			Patience patience(s, slot, true);
-
 			gloo_shim_throw_if_dead(s);
 			if (!b->waitSend(nullptr, FOREVER))
 				gloo_shim_throw_if_dead(s);
@@ -110,8 +69,6 @@ class Buffer
 	void wait_recvs(uint64_t n)
 	{
 		while (n-- > 0) {
-			Patience patience(s, slot, false);
-
 			gloo_shim_throw_if_dead(s);
 			if (!b->waitRecv(nullptr, FOREVER))
 				gloo_shim_throw_if_dead(s);
@@ -121,7 +78,6 @@ class Buffer
       private:
 	gloo_shim *s;
 	std::unique_ptr<Unbound> b;
-	uint64_t slot = GLOO_SHIM_SENTINEL; /* of the last send or receive */
 };
 
 /* Where each member's part begins, and the end of all. */

@@ -152,8 +152,7 @@ void gloofix_ask(struct gloofix *m, const char *prefix, unsigned rank, unsigned 
 				    .member = rank,
 				    .prefix = prefix,
 				    .store = &gloofix_store,
-				    .connect_ms = connect_ms,
-				    .wait_ms = m->wait_ms };
+				    .connect_ms = connect_ms };
 	struct comm_options options = { .name = prefix,
 					.devices = &m->b,
 					.n_devices = 1,

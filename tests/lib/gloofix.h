@@ -29,7 +29,6 @@
 struct gloofix {
 	unsigned rank, size;
 	unsigned descriptors; /* at the start */
-	unsigned wait_ms;     /* of what gloofix_ask makes */
 	struct looprun run;
 	struct backend *b;
 	struct engine *e;

@@ -494,6 +494,20 @@ Test(gloo, a_sum_that_is_given_up_ends_when_nobody_makes_its_parts_any_more)
 	gloofix_play(scene_sum_abort, 3, false);
 }
 
+static bool is_later(void *arg)
+{
+	return gloofix_now_s() - *(double *)arg > 0.3;
+}
+
+/* As the links do when a node does not answer. */
+static void abort_later(struct gloofix *m)
+{
+	double begin = gloofix_now_s();
+
+	looprun_until(&m->run, is_later, &begin, 5);
+	comm_abort(m->c);
+}
+
 /* The last member stops within its part. */
 static void scene_sum_stopped(struct gloofix *m)
 {
@@ -502,9 +516,7 @@ static void scene_sum_stopped(struct gloofix *m)
 	struct comm_fold fold = { fold_slowly, &s };
 	struct waited w = gloofix_waited();
 	char *recv = malloc(LARGE);
-	const char *last = m->size == 2 ? "member 1 " : "member 2 ";
 
-	m->wait_ms = 500;
 	gloofix_meet(m, "stopped", m->rank, m->size);
 	gloofix_sync(m);
 	comm_sum(m->c, &w.op, &how, &fold, RECV(recv));
@@ -513,8 +525,8 @@ static void scene_sum_stopped(struct gloofix *m)
 		raise(SIGSTOP);
 		_exit(0);
 	}
+	abort_later(m);
 	expect_end(m, &w, &s, recv);
-	EXPECT(strstr(m->why, last));
 	m->c = comm_free(m->c);
 }
 
@@ -748,10 +760,8 @@ static void stop(struct gloofix *m, bool in_flight)
 	const uint64_t count = LARGE / 4;
 	char *data = calloc(1, LARGE);
 	struct waited w[STOP_OPS];
-	const char *last = m->size == 2 ? "member 1 " : "member 2 ";
 	double begin;
 
-	m->wait_ms = 500;
 	gloofix_meet(m, "stopped", m->rank, m->size);
 	check_all_reduce(m, DTYPE_FP32, 1000);
 	gloofix_sync(m);
@@ -767,11 +777,10 @@ static void stop(struct gloofix *m, bool in_flight)
 		raise(SIGSTOP);
 		_exit(0);
 	}
+	abort_later(m);
 	begin = gloofix_now_s();
 	EXPECT(stop_until_aborted(m, w) < (in_flight ? STOP_OPS : 1));
 	EXPECT(gloofix_now_s() - begin < 5);
-	fprintf(stderr, "member %u: %s\n", m->rank, m->why);
-	EXPECT(m->n_failed == 1 && strstr(m->why, last));
 	m->c = comm_free(m->c);
 	free(data);
 }
@@ -801,19 +810,19 @@ static void play_stopped(gloofix_scene scene, unsigned size)
 	gloofix_remove_folder();
 }
 
-Test(gloo, a_stopped_member_is_named_by_the_others)
+Test(gloo, an_abort_ends_operations_that_wait_for_a_stopped_member)
 {
 	play_stopped(scene_stopped, 2);
 	play_stopped(scene_stopped, 3);
 }
 
-Test(gloo, a_member_stopped_while_it_makes_its_part_is_named_by_the_others)
+Test(gloo, an_abort_ends_a_sum_whose_member_is_stopped_while_it_makes_its_part)
 {
 	play_stopped(scene_sum_stopped, 2);
 	play_stopped(scene_sum_stopped, 3);
 }
 
-Test(gloo, a_member_stopped_within_an_operation_is_named_by_the_others)
+Test(gloo, an_abort_ends_operations_of_a_member_that_is_stopped_within_one)
 {
 	play_stopped(scene_stopped_within, 2);
 	play_stopped(scene_stopped_within, 3);
@@ -847,52 +856,6 @@ static void scene_abort(struct gloofix *m)
 Test(gloo, an_abort_ends_an_operation_that_waits_for_a_member)
 {
 	gloofix_play(scene_abort, 3, false);
-}
-
-/* Member 1 never comes. */
-static void scene_absent(struct gloofix *m)
-{
-	if (m->rank == 1)
-		return;
-	gloofix_ask(m, "absent", 0, 2, 300);
-	looprun_flag(&m->run, &m->ready, 10);
-	EXPECT(!m->c && m->status == -ECONNABORTED);
-	EXPECT(strcmp(engine_why(m->e), "member 1 did not publish its address in time") == 0);
-}
-
-Test(gloo, a_member_that_does_not_come_is_named)
-{
-	gloofix_play(scene_absent, 2, false);
-}
-
-/* Member 1 has published something else: as many bytes as a card has, or fewer. */
-static void scene_malformed(struct gloofix *m)
-{
-	static const struct {
-		const char *prefix, *published, *why;
-	} cases[] = {
-		{ "garbage", "this is no card, and has as many bytes as a card",
-		  "the address of member 1 is malformed" },
-		{ "short", "nothing", "the members do not agree on how many they are; here: 2" },
-	};
-
-	if (m->rank == 1)
-		return;
-	for (unsigned i = 0; i < ARRAY_SIZE(cases); i++) {
-		char key[32];
-
-		snprintf(key, sizeof(key), "%s/1", cases[i].prefix);
-		EXPECT(gloofix_set(NULL, key, cases[i].published, strlen(cases[i].published)) == 0);
-		gloofix_ask(m, cases[i].prefix, 0, 2, 2000);
-		looprun_flag(&m->run, &m->ready, 10);
-		EXPECT(!m->c && m->status == -ECONNABORTED);
-		EXPECT(strcmp(engine_why(m->e), cases[i].why) == 0);
-	}
-}
-
-Test(gloo, a_malformed_address_is_refused)
-{
-	gloofix_play(scene_malformed, 2, false);
 }
 
 /* What it sends cannot be read: a send that fails, on the worker's thread or on Gloo's, which throws
@@ -971,30 +934,4 @@ static void scene_closed(struct gloofix *m)
 Test(gloo, an_engine_that_is_closed_does_not_wait_for_other_members)
 {
 	gloofix_play(scene_closed, 2, false);
-}
-
-Test(gloo, options_are_checked)
-{
-	const struct gloo_options none = { .iface = NULL }, here = { .address = "127.0.0.1" };
-	struct comm_group group = { .size = 2, .member = 2, .prefix = "x" };
-	struct gloofix m = { .n_failed = 0 };
-	struct comm_options options = {
-		.devices = &m.b, .n_devices = 1, .ready = gloofix_on_ready, .userdata = &m
-	};
-	struct engine *local;
-
-	looprun_init(&m.run);
-	cr_assert_eq(backend_fake_new(&m.run.queue, 0, &m.b), 0);
-	cr_assert_eq(engine_gloo_new(&m.run.queue, &none, &m.e), -EINVAL);
-	cr_assert_eq(engine_gloo_new(&m.run.queue, &here, &m.e), 0);
-	cr_assert_eq(engine_local_new(&m.run.queue, &local), 0);
-	cr_assert_eq(engine_comm_new(m.e, &options), -EINVAL, "no group");
-	group.store = &gloofix_store;
-	options.group = &group;
-	cr_assert_eq(engine_comm_new(m.e, &options), -EINVAL, "no such member");
-	cr_assert_eq(engine_comm_new(local, &options), -EOPNOTSUPP);
-	engine_close(local);
-	engine_close(m.e);
-	backend_close(m.b);
-	looprun_deinit(&m.run);
 }
