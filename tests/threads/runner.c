@@ -141,15 +141,31 @@ static bool threads_run(const struct threads_test *t)
 	return good;
 }
 
-static bool threads_is_asked_for(const struct threads_test *t, char **names)
+static bool threads_has_name(const struct threads_test *t, const char *wanted)
 {
 	char name[256];
 
 	snprintf(name, sizeof(name), "%s/%s", t->suite, t->name);
+	return t->name && strcmp(wanted, name) == 0;
+}
+
+static bool threads_is_asked_for(const struct threads_test *t, char **names)
+{
 	for (char **n = names; *n; n++)
-		if (strcmp(*n, name) == 0)
+		if (threads_has_name(t, *n))
 			return true;
-	return !*names;
+	return t->name && !*names;
+}
+
+/* A name that no test has must not look passed. */
+static bool threads_exists(const char *name)
+{
+	for (const struct threads_test *const *t = __start_threads_tests; t < __stop_threads_tests;
+	     t++)
+		if (threads_has_name(*t, name))
+			return true;
+	printf("not ok - %s\n# there is no such test\n", name);
+	return false;
 }
 
 int main(int argc, char **argv)
@@ -157,11 +173,15 @@ int main(int argc, char **argv)
 	unsigned n = 0;
 	bool all = true;
 
-	(void)argc;
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	for (int i = 1; i < argc; i++)
+		if (!threads_exists(argv[i])) {
+			all = false;
+			n++;
+		}
 	for (const struct threads_test *const *t = __start_threads_tests; t < __stop_threads_tests;
 	     t++) {
-		if (!(*t)->name || !threads_is_asked_for(*t, argv + 1))
+		if (!threads_is_asked_for(*t, argv + 1))
 			continue;
 		all = threads_run(*t) && all;
 		n++;
