@@ -10,6 +10,8 @@
 
 #define MEMBERSHIP_PAUSE_US  200000u
 #define MEMBERSHIP_ANSWER_MS 2000u
+/* Until it looks again for a key that was not there. */
+#define MEMBERSHIP_MISSED_US 1000000u
 
 static void membership_try_later(struct membership *m, const char *why)
 {
@@ -45,9 +47,16 @@ static void membership_see(struct membership *m, const struct coord_kv *kv)
 {
 	char why[200];
 
-	if (kv && kv->lease == m->lease)
+	if (kv && kv->lease == m->lease) {
+		m->missed = false;
 		return;
+	}
 	m->taken = true; /* without a key: the one that has removed it may be about to join */
+	if (!kv && !m->missed) { /* then the next look says who it is */
+		m->missed = true;
+		m->again_us = clock_now_us() + MEMBERSHIP_MISSED_US;
+		return;
+	}
 	snprintf(why, sizeof(why),
 		 kv ? "another daemon has joined by the name '%s' and the same address: give each "
 		      "node its own"
@@ -110,6 +119,7 @@ static void membership_is_in(struct membership *m)
 	m->state = MEMBERSHIP_IN;
 	m->again_us = m->asked_us + (uint64_t)m->ttl_s * 1000000 / 3;
 	m->taken = false;
+	m->missed = false;
 	*m->why = 0;
 	m->ops->joined(m);
 }

@@ -50,7 +50,8 @@ struct membership {
 	struct follow own;      /* IN: its key */
 	struct coord_call call; /* joining, then keeping */
 
-	bool taken; /* a living daemon has taken its key: it does not take it back */
+	bool taken;  /* a living daemon has taken its key: it does not take it back */
+	bool missed; /* IN: its key was not there when it looked last */
 };
 
 /* Join as @name with @value (copied). @ttl_s: 2 or more.

@@ -199,6 +199,50 @@ TEST_BOTH(of_two_daemons_with_one_name_and_address_the_later_one_stays)
 	TURN_UNTIL(nodes[0].joined == 2);
 }
 
+static bool answered;
+
+static void on_answer(struct coord_call *call, const struct coord_reply *r)
+{
+	(void)call;
+	cr_expect_eq(r->status, COORD_OK);
+	answered = true;
+}
+
+static void change(const struct coord_change *to)
+{
+	const struct coord_txn t = { .changes = to, .n_changes = 1 };
+	static struct coord_call call;
+
+	call = (struct coord_call){ .done = on_answer };
+	answered = false;
+	cr_assert_eq(coord_txn(nodes[2].c, &call, &t, 2000), 0);
+	TURN_UNTIL(answered);
+}
+
+/* The later one removes the key, and is slow to make its own: who looked in between did not say who it was. */
+TEST_BOTH(who_has_taken_a_name_is_said_though_its_key_comes_late)
+{
+	join_at(0, "a", "host:1");
+	TURN_UNTIL(nodes[0].joined);
+	change(&(struct coord_change){ .key = "members/a", .remove = true });
+	TURN_UNTIL(nodes[0].m.missed);
+	cr_expect_eq(nodes[0].outs, 0);
+	nodes[0].m.again_us += 60000000; /* on a busy machine, too */
+	change(&(struct coord_change){ .key = "members/a", .value = "host:1", .bytes = 6 });
+	TURN_UNTIL(nodes[0].outs);
+	cr_expect(strstr(nodes[0].why, "another daemon has joined by the name 'a' and the same"),
+		  "%s", nodes[0].why);
+}
+
+TEST_BOTH(a_name_that_nobody_has_taken_is_gone)
+{
+	join_at(0, "a", "host:1");
+	TURN_UNTIL(nodes[0].joined);
+	change(&(struct coord_change){ .key = "members/a", .remove = true });
+	TURN_UNTIL(nodes[0].outs);
+	cr_expect_str_eq(nodes[0].why, "the key of node 'a' is no longer in the store");
+}
+
 TEST_BOTH(names_that_are_no_names_are_refused)
 {
 	char longest[NAME_BYTES + 1];
