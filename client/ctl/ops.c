@@ -53,7 +53,7 @@ static void ops_op_row(struct table *t, const Shardd__V1__OpRecord *o, uint64_t 
 	table_cell(t, "%s", *o->error ? o->error : *o->waits_for ? o->waits_for : "-");
 }
 
-static int ops_print_ops(struct ctl *ctl, const Shardd__V1__OpsResponse *reply)
+static int ops_print_ops(struct ctl *ctl, const Shardd__V1__OpsResponse *reply, uint32_t limit)
 {
 	static const struct table_column columns[] = {
 		{ "ID", true },
@@ -71,10 +71,20 @@ static int ops_print_ops(struct ctl *ctl, const Shardd__V1__OpsResponse *reply)
 		{ "ERROR, OR WAITS FOR", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+	size_t pending = 0, hidden = reply->pending_left_out;
+	int r;
 
-	for (size_t i = 0; t && i < reply->n_ops; i++)
-		ops_op_row(t, reply->ops[i], reply->now_us);
-	return ctl_print_table(ctl, NULL, t);
+	for (size_t i = 0; t && i < reply->n_ops; i++) {
+		pending += !reply->ops[i]->finished_us;
+		if (limit && !reply->ops[i]->finished_us && pending > limit)
+			hidden++;
+		else
+			ops_op_row(t, reply->ops[i], reply->now_us);
+	}
+	r = ctl_print_table(ctl, NULL, t);
+	if (r == CTL_OK && hidden)
+		printf("%zu more pending ops%s\n", hidden, limit ? " (-n 0 shows them)" : "");
+	return r;
 }
 
 static int ops_parse(Shardd__V1__OpsRequest *request, char name[CTL_JOB_MAX], int argc, char **argv)
@@ -116,5 +126,5 @@ int ctl_ops(struct ctl *ctl, int argc, char **argv)
 		return r;
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
-	return ops_print_ops(ctl, (const Shardd__V1__OpsResponse *)reply);
+	return ops_print_ops(ctl, (const Shardd__V1__OpsResponse *)reply, request.limit);
 }

@@ -332,15 +332,26 @@ static bool trace_events_is_pending(uint64_t end)
 	return !end;
 }
 
-/* Those that are wanted: of the last ones, what was not over by @from. Return: how many. */
+/* Those that are pending come first. Return: how many others there are. */
+static size_t trace_events_ended(const Shardd__V1__OpsResponse *reply)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < reply->n_ops; i++)
+		n += !trace_events_is_pending(reply->ops[i]->finished_us);
+	return n;
+}
+
+/* Those that are wanted: what is pending, and of the last ones what was not over by @from. Return: how
+ * many. */
 static size_t trace_events_choose_ops(const Shardd__V1__OpsResponse *reply, uint64_t last,
 				      uint64_t from, Shardd__V1__OpRecord **ret)
 {
-	size_t skip = last && reply->n_ops > last ? reply->n_ops - last : 0, n = 0;
+	size_t first = last && trace_events_ended(reply) > last ? reply->n_ops - last : 0, n = 0;
 
-	for (size_t i = skip; i < reply->n_ops; i++)
+	for (size_t i = 0; i < reply->n_ops; i++)
 		if (trace_events_is_pending(reply->ops[i]->finished_us) ||
-		    reply->ops[i]->finished_us >= from)
+		    (i >= first && reply->ops[i]->finished_us >= from))
 			ret[n++] = reply->ops[i];
 	return n;
 }
@@ -365,7 +376,7 @@ static uint64_t trace_events_from_of(const Shardd__V1__OpsResponse *reply,
 
 	if (limits->seconds && limits->seconds <= now / 1000000u)
 		from = now - limits->seconds * 1000000u;
-	if (limits->last && limits->last < reply->n_ops)
+	if (limits->last && limits->last < trace_events_ended(reply))
 		from = trace_events_later(from,
 					  reply->ops[reply->n_ops - limits->last]->announced_us);
 	return from;

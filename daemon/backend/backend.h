@@ -156,7 +156,7 @@ struct backend_task {
 	struct backend_owner owner;       /* on the host: for the turns of users and jobs */
 	/* (optional) Called just before @done, for a caller that records what ran. */
 	backend_done_cb seen;
-	uint64_t record; /* the submitter's own */
+	void *record; /* the submitter's own */
 	/* The times at which its first kernel began and its last one ended (clock_now_us), set
 	 * before @seen; 0: not known. */
 	uint64_t began_us;

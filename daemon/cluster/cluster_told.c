@@ -8,7 +8,6 @@
 #include "core/clock.h"
 #include "op/op.h"
 #include "op/op_time.h"
-#include "op/recorder.h"
 
 /* Groups of a rank whose numbers are told, and groups whose members are. */
 #define TOLD_GROUPS 64u
@@ -144,12 +143,15 @@ static bool cluster_told_member(Shardd__V1__JobTold *t, const struct member *m,
 				Shardd__V1__JobRankTold *r)
 {
 	const struct op *op = m->state == MEMBER_JOINED ? cluster_told_op_of(m) : NULL;
+	uint64_t now = clock_now_us();
 	char last[128];
 
-	snprintf(last, sizeof(last), "%s%s%s", m->last_op, m->last_unit[0] ? " " : "",
-		 m->last_unit);
+	snprintf(last, sizeof(last), "%s%s%s", m->last.op, m->last.unit[0] ? " " : "",
+		 m->last.unit);
 	r->pid = member_pid(m);
 	r->pending = m->pending;
+	if (!op && m->last.ended_us && m->last.ended_us <= now)
+		r->idle_us = now - m->last.ended_us;
 	return cluster_told_text(&r->last_op, last) && (!op || cluster_told_op(t, op, r));
 }
 
@@ -173,23 +175,6 @@ static bool cluster_told_rank(Shardd__V1__JobTold *t, const struct job *job, uin
 	       cluster_told_lasts(job, r) && (!m || cluster_told_member(t, m, r));
 }
 
-/* When the last op of each rank ended: in one pass, since there are many records. */
-static void cluster_told_idle(Shardd__V1__JobTold *t, const struct job *job)
-{
-	uint64_t now = clock_now_us();
-	const struct record *rec;
-
-	for (size_t i = 0; (rec = recorder_at(i)); i++) {
-		size_t at = t->n_ranks ? rec->rank - t->ranks[0]->rank : 0; /* side by side */
-		Shardd__V1__JobRankTold *r = at < t->n_ranks ? t->ranks[at] : NULL;
-
-		if (r && !*r->op && rec->finished_us && rec->finished_us <= now &&
-		    rec->pid == r->pid && rec->uid == job->rec->uid &&
-		    strcmp(rec->job, job->rec->name) == 0)
-			r->idle_us = now - rec->finished_us; /* the oldest come first */
-	}
-}
-
 static bool cluster_told_fill(Shardd__V1__JobTold *t, const struct job *job, const char *node)
 {
 	uint32_t world = job->rec->world_size;
@@ -204,8 +189,6 @@ static bool cluster_told_fill(Shardd__V1__JobTold *t, const struct job *job, con
 	for (uint32_t r = 0; there && r < world; r++)
 		if (span_is_here(job->across.span, r))
 			there = cluster_told_rank(t, job, r);
-	if (there)
-		cluster_told_idle(t, job);
 	return there;
 }
 

@@ -232,8 +232,8 @@ static void job_members_count_in(struct job *job, struct member *m, bool was_pre
 		member_state_move(m, MEMBER_JOINED);
 	m->epoch = job->rec->epoch;
 	m->next_seq = 1;
-	m->last_op = "join";
-	m->last_unit[0] = '\0';
+	m->last.op = "join";
+	m->last.unit[0] = '\0';
 	m->ended = FAULT_NULL;
 	job->joined++;
 	job->present += !was_present;
@@ -474,8 +474,8 @@ void job_lost(struct member *m, const char *why)
 	fault_set(&f, FAULT_ABORTED, NULL,
 		  "rank %u (pid %d) of job '%s'%s %s (its last op: %s%s%s): epoch %llu has ended, "
 		  "join again",
-		  m->rank, member_pid(m), job->rec->name, job_on_node(job, node), why, m->last_op,
-		  m->last_unit[0] ? " of unit " : "", m->last_unit,
+		  m->rank, member_pid(m), job->rec->name, job_on_node(job, node), why, m->last.op,
+		  m->last.unit[0] ? " of unit " : "", m->last.unit,
 		  (unsigned long long)job->rec->epoch);
 	if (job->jobs->ops.epoch_ends)
 		job->jobs->ops.epoch_ends(job); /* what is in doubt is not torn */

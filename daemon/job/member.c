@@ -33,7 +33,7 @@ int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t sessi
 	m->proc = proc_ref(proc);
 	m->session = session;
 	m->next_seq = 1;
-	m->last_op = "join";
+	m->last.op = "join";
 	list_init(&m->ops);
 	list_init(&m->held);
 	condition_init(&m->casts, "its turn under max_inflight_gathers");

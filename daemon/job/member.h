@@ -103,6 +103,13 @@ struct member_buffer {
 	struct region region;
 };
 
+/* Of its ops, for texts. */
+struct member_last {
+	const char *op; /* that came last; static */
+	char unit[64];
+	uint64_t ended_us; /* when the last one was answered; 0: none was */
+};
+
 struct member {
 	uint32_t magic;
 	unsigned refs;
@@ -122,8 +129,7 @@ struct member {
 	struct condition casts; /* its turn under max_inflight_gathers */
 	struct list cast_turn;  /* in job->copies.turns, while it has such */
 	uint64_t ops_total;
-	const char *last_op; /* static string, for texts */
-	char last_unit[64];
+	struct member_last last;
 
 	struct device *device;    /* where its buffers are and what it gathers comes to */
 	struct member_link *link; /* its streams; NULL: answers are all it waits for */

@@ -8,10 +8,8 @@
 
 static void device_note_on_seen(struct backend_task *task, int status)
 {
-	struct device_record *r = recorder_find_device(task->record);
+	struct device_record *r = task->record;
 
-	if (!r)
-		return; /* overwritten meanwhile */
 	CHECK(r->pending > 0);
 	r->pending--;
 	if (!r->began_us)
@@ -19,6 +17,8 @@ static void device_note_on_seen(struct backend_task *task, int status)
 	r->ended_us = task->ended_us ? task->ended_us : clock_now_us();
 	if (!r->status)
 		r->status = status;
+	if (!r->pending)
+		recorder_end_device(r);
 }
 
 static const char *device_note_queue_name(enum backend_queue queue)
@@ -29,21 +29,33 @@ static const char *device_note_queue_name(enum backend_queue queue)
 static struct device_record *device_note_begin(struct device_note *n, struct backend *b,
 					       const struct backend_task *task)
 {
-	struct device_record *r = recorder_add_device();
+	const state_job *job = n->job->rec;
+	struct device_record *r = recorder_add_device(job->name, job->uid);
 
 	if (!r)
 		return NULL;
-	n->record = r->id;
+	n->record = r;
+	n->id = r->head.id;
+	r->head.is_private = job->is_private;
 	r->name = n->name;
 	r->queue = device_note_queue_name(task->queue);
-	r->uid = n->job->rec->uid;
-	r->is_private = n->job->rec->is_private;
 	r->number = n->number;
-	r->epoch = n->job->rec->epoch;
+	r->epoch = job->epoch;
 	r->submitted_us = clock_now_us();
-	text_copy(r->job, sizeof(r->job), n->job->rec->name);
 	text_copy(r->unit, sizeof(r->unit), n->unit ? n->unit->rec->name : "");
 	text_copy(r->device, sizeof(r->device), backend_info(b)->id);
+	return r;
+}
+
+/* Return: the record of the tasks before; NULL: there are none, or it was overwritten. */
+static struct device_record *device_note_resume(const struct device_note *n)
+{
+	struct device_record *r = n->record;
+
+	if (!r || r->head.id != n->id)
+		return NULL;
+	if (!r->pending)
+		recorder_resume_device(r);
 	return r;
 }
 
@@ -54,13 +66,13 @@ void device_note_task(struct device_note *n, struct backend *b, struct backend_t
 	task->seen = NULL;
 	if (!n->name)
 		return;
-	r = n->record ? recorder_find_device(n->record) : device_note_begin(n, b, task);
+	r = n->record ? device_note_resume(n) : device_note_begin(n, b, task);
 	if (!r)
 		return;
 	r->pending++;
 	r->kernels += task->n_launches;
 	for (unsigned i = 0; i < task->n_launches; i++)
 		r->bytes += launch_bytes(&task->launches[i]);
-	task->record = r->id;
+	task->record = r;
 	task->seen = device_note_on_seen;
 }

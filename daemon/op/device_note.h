@@ -9,11 +9,12 @@
 #include "job/job.h"
 
 struct device_note {
-	const char *name;        /* static; NULL: it is not recorded */
-	const struct job *job;   /* borrowed, as is the unit, until the last is submitted */
-	const struct unit *unit; /* NULL: of several, or none */
-	uint64_t number;         /* of a collective; 0: it has none */
-	uint64_t record;         /* 0: nothing was submitted yet */
+	const char *name;             /* static; NULL: it is not recorded */
+	const struct job *job;        /* borrowed, as is the unit, until the last is submitted */
+	const struct unit *unit;      /* NULL: of several, or none */
+	uint64_t number;              /* of a collective; 0: it has none */
+	struct device_record *record; /* NULL: nothing was submitted yet */
+	uint64_t id;                  /* of @record, which another one has if it was overwritten */
 };
 
 /* @task is about to be submitted to @b for @n. Sets what it says to the recorder. */

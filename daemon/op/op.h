@@ -150,6 +150,12 @@ enum {
 /* Room for what its reply has beside memory. */
 #define OP_OUTCOME_BYTES 24u
 
+/* In the flight recorder. */
+struct op_recorded {
+	uint64_t id;
+	struct list link; /* recorder.pending, until it is answered */
+};
+
 struct op {
 	uint32_t magic;
 	uint8_t state; /* enum op_state */
@@ -182,7 +188,7 @@ struct op {
 	const struct waiter *runner; /* in OP_RUN: its collective's; NULL: @waiter */
 	bool ticking;                /* its start runs now */
 	bool woken;                  /* what it waits for came meanwhile */
-	uint64_t record;             /* in the flight recorder */
+	struct op_recorded recorded;
 
 	/* The type's arguments, by its decode: a struct of the files that implement it. */
 	uint64_t args[OP_ARGS_BYTES / sizeof(uint64_t)];

@@ -59,36 +59,32 @@ const char *op_state_name(enum op_state s)
 
 static void op_record_begin(struct op *op)
 {
-	struct record *r = recorder_add();
-
-	if (!r)
-		return;
-	op->record = r->id;
-	r->op = op;
-	r->name = op->type->name;
-	r->uid = op->m->job->rec->uid;
-	r->is_private = op->m->job->rec->is_private;
-	r->rank = op->m->rank;
-	r->pid = member_pid(op->m);
-	r->seq = op->seq;
-	r->epoch = op->m->epoch;
-	r->announced_us = op->announced_us;
-	text_copy(r->job, sizeof(r->job), op->m->job->rec->name);
-	text_copy(r->unit, sizeof(r->unit), op->unit ? op->unit->rec->name : "");
-	text_copy(r->group, sizeof(r->group), op->group ? op->group->rec->name : "");
+	op->recorded.id = recorder_next_op();
+	list_append(&recorder.pending, &op->recorded.link);
 }
 
 static void op_record_end(struct op *op)
 {
-	struct record *r = recorder_find(op->record);
+	const state_job *job = op->m->job->rec;
+	struct record *r = recorder_add(op->recorded.id, job->name, job->uid);
 
+	list_unlink(&op->recorded.link);
+	op->m->last.ended_us = clock_now_us();
 	if (!r)
 		return;
-	r->op = NULL;
+	r->head.is_private = job->is_private;
+	r->name = op->type->name;
+	r->rank = op->m->rank;
+	r->pid = member_pid(op->m);
+	r->seq = op->seq;
+	r->epoch = op->m->epoch;
+	text_copy(r->unit, sizeof(r->unit), op->unit ? op->unit->rec->name : "");
+	text_copy(r->group, sizeof(r->group), op->group ? op->group->rec->name : "");
 	r->number = op->entry.number;
+	r->announced_us = op->announced_us;
 	r->active_us = op->active_us;
 	r->started_us = op->started_us;
-	r->finished_us = clock_now_us();
+	r->finished_us = op->m->last.ended_us;
 	r->bytes = op->fault.code ? 0 : op->result.place.bytes;
 	if (op->fault.code)
 		snprintf(r->error, sizeof(r->error), "%s: %.130s", fault_code_name(op->fault.code),
@@ -316,8 +312,8 @@ static void op_enter(struct op *op)
 	op_state_move(op, OP_DEPS);
 	if (op->seq)
 		m->next_seq = op->seq + 1;
-	m->last_op = op->type->name;
-	text_copy(m->last_unit, sizeof(m->last_unit), op->unit ? op->unit->rec->name : "");
+	m->last.op = op->type->name;
+	text_copy(m->last.unit, sizeof(m->last.unit), op->unit ? op->unit->rec->name : "");
 	if (op->type->collective && op->group) /* also one that was cancelled before its turn */
 		op_number(op);
 	op_count_deps(op);
@@ -461,6 +457,7 @@ static struct op *op_new(struct member *m, const struct op_type *type)
 	op->announced_us = clock_now_us();
 	list_init(&op->link);
 	list_init(&op->ready);
+	list_init(&op->recorded.link);
 	waiter_init(&op->waiter, op_resume);
 	return op;
 }

@@ -51,7 +51,7 @@ static void op_missing_ranks(const struct op *op, char *buf, size_t bytes)
 		op_append(buf, bytes, &at, "%srank %u ", told > 1 ? ", " : "", rank);
 		if (m && m->state == MEMBER_JOINED)
 			op_append(buf, bytes, &at, "(pid %d, last op %s%s%s)", member_pid(m),
-				  m->last_op, m->last_unit[0] ? " of unit " : "", m->last_unit);
+				  m->last.op, m->last.unit[0] ? " of unit " : "", m->last.unit);
 		else
 			op_append(buf, bytes, &at, "(not joined)");
 	}

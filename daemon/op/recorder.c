@@ -2,82 +2,214 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "core/text.h"
 
 struct recorder recorder;
 
+/* -------------------------------------------------------------------- stores */
+
+static struct record_head *recorder_store_at(const struct recorder_store *s, size_t i)
+{
+	return (struct record_head *)(void *)(s->records + i * s->bytes);
+}
+
+static int recorder_store_init(struct recorder_store *s, size_t size, size_t bytes)
+{
+	*s = (struct recorder_store){ .size = size, .bytes = bytes, .next_id = 1 };
+	list_init(&s->empty);
+	list_init(&s->trails);
+	list_init(&s->spare);
+	s->records = calloc(size ? size : 1, bytes);
+	s->all_trails = calloc(size ? size : 1, sizeof(*s->all_trails));
+	if (!s->records || !s->all_trails)
+		return -ENOMEM;
+	for (size_t i = 0; i < size; i++) {
+		list_init(&recorder_store_at(s, i)->link);
+		list_append(&s->empty, &recorder_store_at(s, i)->link);
+		list_init(&s->all_trails[i].link);
+		list_init(&s->all_trails[i].records);
+		list_append(&s->spare, &s->all_trails[i].link);
+	}
+	return 0;
+}
+
+static void recorder_store_deinit(struct recorder_store *s)
+{
+	free(s->records);
+	free(s->all_trails);
+}
+
+static bool recorder_trail_is_of(const struct recorder_trail *t, const char *job, uid_t uid)
+{
+	const struct record_head *r = list_first(&t->records, struct record_head, link);
+
+	return r->uid == uid && strcmp(r->job, job) == 0;
+}
+
+/* The jobs that have recorded something lately come first. */
+static struct recorder_trail *recorder_store_find(struct recorder_store *s, const char *job,
+						  uid_t uid)
+{
+	struct recorder_trail *t, *tmp;
+
+	list_for_each (t, tmp, &s->trails, link)
+		if (recorder_trail_is_of(t, job, uid)) {
+			list_unlink(&t->link);
+			list_append(s->trails.next, &t->link);
+			return t;
+		}
+	return NULL;
+}
+
+static struct recorder_trail *recorder_store_longest(struct recorder_store *s)
+{
+	struct recorder_trail *t, *tmp, *longest = NULL;
+
+	list_for_each (t, tmp, &s->trails, link)
+		if (!longest || t->n > longest->n)
+			longest = t;
+	return longest;
+}
+
+/* Take @r out of its trail. */
+static void recorder_trail_remove(struct recorder_store *s, struct recorder_trail *t,
+				  struct record_head *r)
+{
+	list_unlink(&r->link);
+	if (--t->n)
+		return;
+	list_unlink(&t->link);
+	list_append(&s->spare, &t->link);
+	s->n_trails--;
+}
+
+/* The oldest record of the job that has most; if there are several, and this one is among them, its own. */
+static struct record_head *recorder_store_evict(struct recorder_store *s, const char *job,
+						uid_t uid)
+{
+	struct recorder_trail *own = recorder_store_find(s, job, uid);
+	struct recorder_trail *t;
+	struct record_head *r;
+
+	/* with its share, or more, no other one can have more than it has, and be long */
+	t = own && own->n >= s->size / s->n_trails ? own : recorder_store_longest(s);
+	if (!t)
+		return NULL;
+	r = list_first(&t->records, struct record_head, link);
+	recorder_trail_remove(s, t, r);
+	return r;
+}
+
+/* Return: an empty one, in no list. */
+static struct record_head *recorder_store_take(struct recorder_store *s, uint64_t id,
+					       const char *job, uid_t uid)
+{
+	struct record_head *r;
+
+	if (list_empty(&s->empty)) {
+		r = recorder_store_evict(s, job, uid);
+		if (!r)
+			return NULL;
+	} else {
+		r = list_first(&s->empty, struct record_head, link);
+		list_unlink(&r->link);
+	}
+	memset(r, 0, s->bytes);
+	list_init(&r->link);
+	r->id = id;
+	r->uid = uid;
+	text_copy(r->job, sizeof(r->job), job);
+	return r;
+}
+
+/* It may be overwritten from now on. */
+static void recorder_store_keep(struct recorder_store *s, struct record_head *r)
+{
+	struct recorder_trail *t = recorder_store_find(s, r->job, r->uid);
+
+	if (!t) {
+		t = list_first(&s->spare, struct recorder_trail, link);
+		list_unlink(&t->link);
+		list_append(&s->trails, &t->link);
+		s->n_trails++;
+	}
+	list_append(&t->records, &r->link);
+	t->n++;
+}
+
+/* ---------------------------------------------------------------------- ops */
+
 int recorder_init(size_t size)
 {
-	recorder = (struct recorder){ .size = size, .next_id = 1, .next_device_id = 1 };
-	recorder.ring = calloc(size ? size : 1, sizeof(*recorder.ring));
-	recorder.devices = calloc(size ? size : 1, sizeof(*recorder.devices));
-	return recorder.ring && recorder.devices ? 0 : -ENOMEM;
+	list_init(&recorder.pending);
+	return recorder_store_init(&recorder.ops, size, sizeof(struct record)) ||
+			       recorder_store_init(&recorder.devices, size,
+						   sizeof(struct device_record))
+		       ? -ENOMEM
+		       : 0;
 }
 
 void recorder_deinit(void)
 {
-	free(recorder.ring);
-	free(recorder.devices);
+	recorder_store_deinit(&recorder.ops);
+	recorder_store_deinit(&recorder.devices);
 	recorder = (struct recorder){ 0 };
 }
 
-struct record *recorder_add(void)
+uint64_t recorder_next_op(void)
 {
-	struct record *r;
-
-	if (!recorder.size)
-		return NULL;
-	r = &recorder.ring[recorder.next_id % recorder.size];
-	*r = (struct record){ .id = recorder.next_id++ };
-	return r;
+	return recorder.ops.next_id++;
 }
 
-struct record *recorder_find(uint64_t id)
+struct record *recorder_add(uint64_t id, const char *job, uid_t uid)
 {
-	struct record *r;
+	struct record_head *r = recorder_store_take(&recorder.ops, id, job, uid);
 
-	if (!id || !recorder.size)
-		return NULL;
-	r = &recorder.ring[id % recorder.size];
-	return r->id == id ? r : NULL;
-}
-
-/* The @i-th oldest that is kept when @next is the next to come. Return: 0 past the end. */
-static uint64_t recorder_id_at(uint64_t next, size_t i)
-{
-	uint64_t oldest = next > recorder.size ? next - recorder.size : 1;
-
-	return oldest + i < next ? oldest + i : 0;
-}
-
-const struct record *recorder_at(size_t i)
-{
-	return recorder_find(recorder_id_at(recorder.next_id, i));
+	if (r)
+		recorder_store_keep(&recorder.ops, r);
+	return (struct record *)r;
 }
 
 /* ------------------------------------------------------------------- devices */
 
-struct device_record *recorder_add_device(void)
+struct device_record *recorder_add_device(const char *job, uid_t uid)
 {
-	struct device_record *r;
+	struct recorder_store *s = &recorder.devices;
 
-	if (!recorder.size)
-		return NULL;
-	r = &recorder.devices[recorder.next_device_id % recorder.size];
-	*r = (struct device_record){ .id = recorder.next_device_id++ };
-	return r;
+	return (struct device_record *)recorder_store_take(s, s->next_id++, job, uid);
 }
 
-struct device_record *recorder_find_device(uint64_t id)
+void recorder_end_device(struct device_record *r)
 {
-	struct device_record *r;
+	recorder_store_keep(&recorder.devices, &r->head);
+}
 
-	if (!id || !recorder.size)
-		return NULL;
-	r = &recorder.devices[id % recorder.size];
-	return r->id == id ? r : NULL;
+void recorder_resume_device(struct device_record *r)
+{
+	struct recorder_store *s = &recorder.devices;
+
+	recorder_trail_remove(s, recorder_store_find(s, r->head.job, r->head.uid), &r->head);
+}
+
+/* ------------------------------------------------------------------ all of them */
+
+size_t recorder_size(void)
+{
+	return recorder.ops.size;
+}
+
+const struct record *recorder_op_at(size_t i)
+{
+	const struct record_head *r = recorder_store_at(&recorder.ops, i);
+
+	return r->id ? (const struct record *)r : NULL;
 }
 
 const struct device_record *recorder_device_at(size_t i)
 {
-	return recorder_find_device(recorder_id_at(recorder.next_device_id, i));
+	const struct record_head *r = recorder_store_at(&recorder.devices, i);
+
+	return r->id ? (const struct device_record *)r : NULL;
 }

@@ -1,7 +1,8 @@
 /*
- * The flight recorder: the last ops, and the last that devices did for them, always on. Two
- * rings of fixed records, written as these come and go; nothing is allocated after start.
- * Loop thread only.
+ * The flight recorder, always on: all pending ops, the latest that have ended, and the latest work of devices. Of
+ * what has ended each job has its share: a new record takes the place of the oldest one of the job that has
+ * most, so that a busy job does not push out what happened in another one. A job is a name and an owner, and
+ * has its share also after its end. Nothing is allocated after start. Loop thread only.
  */
 #ifndef SHARDD_OP_RECORDER_H
 #define SHARDD_OP_RECORDER_H
@@ -11,17 +12,25 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "core/list.h"
+
 struct op;
 
-struct record {
-	uint64_t id;         /* from 1; 0: empty */
-	const struct op *op; /* while pending */
+/* Whose it is, and what both kinds of records begin with. */
+struct record_head {
+	struct list link;
+	uint64_t id; /* from 1, in the order in which they came; 0: empty */
 	char job[65];
+	uid_t uid;       /* the job's owner: a later job of that name may be another's */
+	bool is_private; /* the job was */
+};
+
+/* An op that has ended. */
+struct record {
+	struct record_head head; /* first */
 	char unit[64];
 	char group[32];
 	const char *name; /* static */
-	uid_t uid;        /* the job's owner: a later job of that name may be another's */
-	bool is_private;  /* the job was */
 	uint32_t rank;
 	int pid;
 	uint64_t number;
@@ -30,21 +39,18 @@ struct record {
 	uint64_t announced_us; /* clock_now_us */
 	uint64_t active_us;    /* when it became active (op.h); 0: never */
 	uint64_t started_us;   /* 0: never */
-	uint64_t finished_us;  /* 0: pending */
-	uint64_t bytes;        /* of the memory that it handed out */
-	char error[160];       /* "" : none */
+	uint64_t finished_us;
+	uint64_t bytes;  /* of the memory that it handed out */
+	char error[160]; /* "" : none */
 };
 
 /* What one device did for one op: one task, or several one after the other. */
 struct device_record {
-	uint64_t id; /* from 1; 0: empty */
-	char job[65];
+	struct record_head head; /* first */
 	char unit[64];
 	char device[32];
 	const char *queue; /* static */
 	const char *name;  /* of the op; static */
-	uid_t uid;         /* as above */
-	bool is_private;   /* as above */
 	uint64_t number;   /* of a collective */
 	uint64_t epoch;
 	uint64_t submitted_us; /* the first */
@@ -52,36 +58,55 @@ struct device_record {
 	uint64_t ended_us;     /* the last so far */
 	uint64_t bytes;        /* that its kernels read and write */
 	uint32_t kernels;
-	unsigned pending; /* tasks that have not ended */
+	unsigned pending; /* tasks that have not ended; it is not overwritten meanwhile */
 	int status;       /* negative errno: the device failed one */
 };
 
-struct recorder {
-	struct record *ring;
-	size_t size; /* of either ring */
+/* The records of one job, oldest first. */
+struct recorder_trail {
+	struct list link; /* of the store; or of its spare ones */
+	struct list records;
+	size_t n;
+};
+
+/* Records of one kind. */
+struct recorder_store {
+	char *records;
+	size_t size, bytes; /* how many, and of each */
 	uint64_t next_id;
-	struct device_record *devices;
-	uint64_t next_device_id;
+	struct list empty;
+	struct recorder_trail *all_trails; /* @size of them */
+	struct list trails, spare;
+	size_t n_trails;
+};
+
+struct recorder {
+	struct recorder_store ops, devices;
+	struct list pending; /* of struct op, in the order in which they came */
 };
 
 /* The daemon's one recorder. */
 extern struct recorder recorder;
 
-/* Return: 0 or -ENOMEM. */
+/* @size: of either store. Return: 0 or -ENOMEM. */
 int recorder_init(size_t size);
 void recorder_deinit(void);
 
-/* A new record to be filled; overwrites the oldest. Never NULL after init with a size
- * over 0; NULL else. */
-struct record *recorder_add(void);
-/* By id; NULL if it has been overwritten. */
-struct record *recorder_find(uint64_t id);
-/* The @i-th oldest (0: the oldest kept). Return: NULL past the end. */
-const struct record *recorder_at(size_t i);
+/* A number for an op that comes. */
+uint64_t recorder_next_op(void);
+/* A record for op number @id of @job, which has ended; to be filled. Return: NULL only with size 0. */
+struct record *recorder_add(uint64_t id, const char *job, uid_t uid);
 
-/* The same of what devices do. */
-struct device_record *recorder_add_device(void);
-struct device_record *recorder_find_device(uint64_t id);
+/* A record for work of @job, to be filled; nobody overwrites it before recorder_end_device. Return: NULL if
+ * all records are of work that has not ended. */
+struct device_record *recorder_add_device(const char *job, uid_t uid);
+/* Its last task so far has ended. */
+void recorder_end_device(struct device_record *r);
+/* There is another one. */
+void recorder_resume_device(struct device_record *r);
+/* Those that are there, in no order: for @i from 0 on, until @i is recorder_size(). NULL: an empty place. */
+size_t recorder_size(void);
+const struct record *recorder_op_at(size_t i);
 const struct device_record *recorder_device_at(size_t i);
 
 #endif

@@ -88,8 +88,8 @@ static void status_jobs_fill_rank(struct arena *a, const struct job *job, uint32
 	r->next_number = group_is_here(world, rank, &index) ? world->match.next[index] + 1 : 0;
 	if (!m)
 		return;
-	snprintf(last, sizeof(last), "%s%s%s", m->last_op, m->last_unit[0] ? " " : "",
-		 m->last_unit);
+	snprintf(last, sizeof(last), "%s%s%s", m->last.op, m->last.unit[0] ? " " : "",
+		 m->last.unit);
 	r->pid = member_pid(m);
 	r->session = m->session;
 	r->last_op = status_text(a, last);

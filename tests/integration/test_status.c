@@ -233,8 +233,12 @@ static void check_ops(struct daemonfix *d)
 	cr_assert(waiting == 1 && failed == 1 && long_names == 3, "%u, %u, %u", waiting, failed,
 		  long_names);
 	json_decref(j);
+	/* what is pending comes first, and is never left out */
 	j = daemonfix_ctl(d, WORDS("ops", "full", "-n", "2"));
-	cr_assert_eq(json_array_size(json_object_get(j, "ops")), 2);
+	ops = json_object_get(j, "ops");
+	cr_assert_eq(json_array_size(ops), 3);
+	json_array_foreach(ops, i, op) cr_assert_eq(
+		strcmp(json_string_value(json_object_get(op, "state")), "WAIT") == 0, i == 0);
 	json_decref(j);
 }
 

@@ -242,15 +242,14 @@ static void cancel(struct walk *w)
 		op_cancel(op->op, pick(w, 2) ? FAULT_CANCELLED : FAULT_DEADLINE, "given up");
 }
 
-/* What Status does at any time: the records of ops under way point to them. */
+/* What Status does at any time, of all ops under way. */
 static void look(void)
 {
-	const struct record *r;
+	struct op *op, *tmp;
 	char text[512];
 
-	for (size_t i = 0; (r = recorder_at(i)); i++)
-		if (r->op)
-			op_waits_for(r->op, text, sizeof(text));
+	list_for_each (op, tmp, &recorder.pending, recorded.link)
+		op_waits_for(op, text, sizeof(text));
 }
 
 static void move(struct walk *w)
