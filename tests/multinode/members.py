@@ -10,8 +10,8 @@ import shutil
 import signal
 import threading
 
-from lab import Failed, Lab, sh, wait_for
-from training import Training
+from lab import NET, PEER_PORT, Failed, Lab, sh, wait_for
+from training import Training, expect_same
 
 THREE = (("a", 1), ("b", 1), ("c", 1))
 STEPS = 100000  # more than there is time for
@@ -272,5 +272,60 @@ def two_stores():
         t.expect_calm()
 
 
-DEFAULT = [member_dies, all_members_die, members_forget, member_becomes_three]
+class Names:
+    """Pods of a StatefulSet with a headless Service: the name of each, which stays, has its
+    address, which does not. In /etc/hosts, of this suite alone."""
+
+    def __init__(self, x):
+        self.x, self.path = x, pathlib.Path(x.folder, "hosts")
+
+    def __enter__(self):
+        self.write()
+        sh(f"mount --bind {self.path} /etc/hosts")
+        return self
+
+    def __exit__(self, kind, value, trace):
+        sh("umount /etc/hosts")
+
+    def pod(self, node):
+        return f"pod-{list(self.x.nodes).index(node.name)}"
+
+    def write(self):
+        """In place: it is mounted."""
+        lines = [f"{n.address} {self.pod(n)}.pods.lab\n" for n in self.x.nodes.values()]
+        self.path.write_text("127.0.0.1 localhost\n" + "".join(lines))
+
+    def start(self, node):
+        node.start(wait=False, node_name=self.pod(node), coord="embedded", coord_dir=folder(node),
+                   coord_seeds="dns:pods.lab", coord_nodes=3, data_address=node.address,
+                   peer_advertise=f"{self.pod(node)}.pods.lab:{PEER_PORT}")
+
+    def move(self, node, address):
+        """It ends, and is somewhere else."""
+        node.stop()
+        sh(f"ip -n {node.name} address del {node.address}/24 dev eth0")
+        node.address = address
+        sh(f"ip -n {node.name} address add {address}/24 dev eth0")
+        self.write()
+
+
+def members_are_pods():
+    """The members are found by the name of a headless Service. One gets another address, as a pod
+    that is started again does: it is a member as before."""
+    with Lab(3, start=False, etcd=False) as x, Names(x) as names:
+        for node in x.nodes.values():
+            names.start(node)
+        await_votes(x.nodes.values())
+        losses = Training(x, THREE).finish()
+        for name, address in (("c", f"{NET}31"), ("a", f"{NET}32")):
+            before = x[name].joined()
+            names.move(x[name], address)
+            names.start(x[name])
+            x[name].await_member(before)
+            other = "b" if name == "c" else "c"
+            with down(x[other]):  # two are enough, so the one with another address is needed
+                expect_same(Training(x, THREE, job=f"{name}-moved").finish(), losses)
+
+
+DEFAULT = [member_dies, all_members_die, members_forget, member_becomes_three, members_are_pods]
 LONG = [two_stores]
