@@ -10,6 +10,7 @@
 #include "completion.h"
 #include "core/check.h"
 #include "options.h"
+#include "status.h"
 #include "stream.h"
 
 /* The daemon's own deadline is to come first: its error says what was waited for. */
@@ -367,15 +368,15 @@ static void op_stalled(struct shardd_client *c, shardd_ticket t, const struct ti
 {
 	const char *slash = strrchr(ticket->op->method, '/');
 	const char *verb = slash ? slash + 1 : ticket->op->method;
-	char text[160];
+	char unit[32] = "", who[1024] = "", text[1280];
+	struct shardd_error scratch;
 
 	if (ticket->unit)
-		snprintf(text, sizeof(text), "op %llu, %s of unit %u, has not ended after %llu ms",
-			 (unsigned long long)ticket->number, verb, ticket->unit,
-			 (unsigned long long)waited_ms);
-	else
-		snprintf(text, sizeof(text), "op %llu, %s, has not ended after %llu ms",
-			 (unsigned long long)ticket->number, verb, (unsigned long long)waited_ms);
+		snprintf(unit, sizeof(unit), " of unit %u", ticket->unit);
+	(void)status_blame(c, who, sizeof(who), &scratch); /* "": nobody, or not known */
+	snprintf(text, sizeof(text), "op %llu, %s%s, has not ended after %llu ms%s%s",
+		 (unsigned long long)ticket->number, verb, unit, (unsigned long long)waited_ms,
+		 *who ? ": " : "", who);
 	c->on_stall.call(c->on_stall.data, t, text);
 }
 

@@ -1,12 +1,20 @@
-/* What the daemon says of itself, for a program that asks: the JSON of shardctl. */
-#include <stdlib.h>
+/* What the daemon says of itself and of jobs, for a program that asks. */
+#include "status.h"
 
-#include "client.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "call.h"
+#include "client.h"
 #include "client_error.h"
 #include "core/cleanup.h"
 #include "ctl/json.h"
+#include "rpc_client.h"
 #include "status.pb-c.h"
+
+/* The daemon asks other nodes, for a second at most. */
+#define STATUS_BLAME_MS 2000u
 
 static int status_as_text(const ProtobufCMessage *m, char **ret, struct shardd_error *err)
 {
@@ -42,4 +50,56 @@ int shardd_status(shardd_client *c, const char *job, char **ret, struct shardd_e
 	r = call_again(c, "/shardd.v1.StatusService/GetStatus", &request.base,
 		       &shardd__v1__get_status_response__descriptor, &reply, err);
 	return r < 0 ? r : status_as_text(reply, ret, err);
+}
+
+/* ---------------------------------------------------------------------- blame */
+
+static char *status_job(struct shardd_client *c)
+{
+	char *job;
+
+	pthread_mutex_lock(&c->reconnect.lock);
+	job = c->job ? strdup(c->job) : NULL;
+	pthread_mutex_unlock(&c->reconnect.lock);
+	return job;
+}
+
+int status_blame(struct shardd_client *c, char *ret, size_t bytes, struct shardd_error *err)
+{
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	_cleanup_(freep) char *job = status_job(c);
+	const Shardd__V1__GetStatusResponse *s;
+	struct link *l;
+	int r;
+
+	ret[0] = '\0';
+	if (!job)
+		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+				 "this client has joined no job");
+	request.job = job;
+	request.with_nodes = true;
+	l = client_use_link(c);
+	r = rpc_client_call(l->rpc, "/shardd.v1.StatusService/GetStatus", &request.base,
+			    &shardd__v1__get_status_response__descriptor, STATUS_BLAME_MS, &reply,
+			    err);
+	client_unuse_link(c, l);
+	if (r < 0)
+		return r;
+	s = (const Shardd__V1__GetStatusResponse *)reply;
+	if (s->n_jobs == 1 && s->jobs[0]->n_blame)
+		snprintf(ret, bytes, "%s", s->jobs[0]->blame[0]->text);
+	return 0;
+}
+
+int shardd_blame(shardd_client *c, char *ret, size_t bytes, struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	int r;
+
+	err = err ? err : &scratch;
+	r = client_check(c, err);
+	if (r == 0 && (!ret || !bytes))
+		r = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL or has no bytes");
+	return r < 0 ? r : status_blame(c, ret, bytes, err);
 }

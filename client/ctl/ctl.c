@@ -141,13 +141,21 @@ enum table_color ctl_state_color(const char *state)
 		{ "STALE", TABLE_WARN },   { "DRAINING", TABLE_WARN }, { "RESIZING", TABLE_WARN },
 		{ "WAIT", TABLE_WARN },    { "TORN", TABLE_BAD },      { "DEAD", TABLE_BAD },
 		{ "FAILED", TABLE_BAD },   { "IN", TABLE_GOOD },       { "OUT", TABLE_BAD },
-		{ "JOINING", TABLE_WARN },
+		{ "JOINING", TABLE_WARN }, { "STALLED", TABLE_BAD },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(colors); i++)
 		if (strcmp(colors[i].state, state) == 0)
 			return colors[i].color;
 	return TABLE_PLAIN;
+}
+
+void ctl_job_state_cell(struct table *t, const Shardd__V1__JobStatus *j)
+{
+	const char *state =
+		j->stall ? "STALLED" : json_state(&shardd__v1__job_state__descriptor, j->state);
+
+	table_color_cell(t, ctl_state_color(state), "%s", state);
 }
 
 int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret)

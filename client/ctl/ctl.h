@@ -119,6 +119,8 @@ uint64_t ctl_class(Shardd__V1__ClassBytes *const *classes, size_t n, const char 
 
 /* Colours for the states of jobs, ranks and ops. */
 enum table_color ctl_state_color(const char *state);
+/* The job's state; STALLED while it does. */
+void ctl_job_state_cell(struct table *t, const Shardd__V1__JobStatus *j);
 
 static inline void ctl_status_freep(Shardd__V1__GetStatusResponse **r)
 {

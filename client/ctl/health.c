@@ -5,8 +5,41 @@
 #include "ctl/ctl.h"
 #include "health.pb-c.h"
 
+/* Jobs that stall: a line for each. They say nothing about the daemon, so the exit code is not theirs. */
+static void health_print_stalls(const Shardd__V1__GetStatusResponse *s)
+{
+	for (size_t i = 0; i < s->n_jobs; i++) {
+		const Shardd__V1__JobStatus *j = s->jobs[i];
+		char job[CTL_JOB_MAX];
+
+		if (!j->stall)
+			continue;
+		ctl_job_text(j->uid, j->name, job);
+		printf("STALLED job %s: %s\n", job, j->stall->text);
+	}
+}
+
+static json_t *health_json(const ProtobufCMessage *health, const Shardd__V1__GetStatusResponse *s)
+{
+	json_t *out = json_from_message(health), *stalls = json_array();
+
+	for (size_t i = 0; s && i < s->n_jobs; i++)
+		if (s->jobs[i]->stall)
+			json_array_append_new(
+				stalls, json_pack("{si ss so}", "uid", (int)s->jobs[i]->uid, "job",
+						  s->jobs[i]->name, "stall",
+						  json_from_message(&s->jobs[i]->stall->base)));
+	if (out)
+		json_object_set_new(out, "stalls", stalls);
+	else
+		json_decref(stalls);
+	return out;
+}
+
 int ctl_health(struct ctl *ctl, int argc, char **argv)
 {
+	Shardd__V1__GetStatusRequest all = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
 	Grpc__Health__V1__HealthCheckRequest request = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	const Grpc__Health__V1__HealthCheckResponse *h;
@@ -19,13 +52,17 @@ int ctl_health(struct ctl *ctl, int argc, char **argv)
 	if (r != CTL_OK)
 		return r;
 	h = (const Grpc__Health__V1__HealthCheckResponse *)reply;
+	all.with_nodes = true;
+	(void)ctl_get_status(ctl, &all, &s); /* it has said why not */
 	if (ctl->json) {
-		r = ctl_print_json(json_from_message(reply));
+		r = ctl_print_json(health_json(reply, s));
 	} else {
 		name = protobuf_c_enum_descriptor_get_value(
 			&grpc__health__v1__health_check_response__serving_status__descriptor,
 			(int)h->status);
 		puts(name ? name->name : "UNKNOWN");
+		if (s)
+			health_print_stalls(s);
 	}
 	if (h->status != GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING)
 		return CTL_FAILED;

@@ -36,9 +36,7 @@ static void jobs_job_row(struct table *t, const Shardd__V1__JobStatus *j)
 
 	table_cell(t, "%s", j->name);
 	table_cell(t, "%s", ctl_user(j->uid, user));
-	table_color_cell(t,
-			 ctl_state_color(json_state(&shardd__v1__job_state__descriptor, j->state)),
-			 "%s", json_state(&shardd__v1__job_state__descriptor, j->state));
+	ctl_job_state_cell(t, j);
 	table_cell(t, "%u", j->world_size);
 	ctl_step_cell(t, j);
 	table_cell(t, "%llu", (unsigned long long)j->epoch);

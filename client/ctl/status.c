@@ -207,10 +207,7 @@ static int status_print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusRespons
 
 		table_cell(t, "%s", j->name);
 		table_cell(t, "%s", ctl_user(j->uid, user));
-		table_color_cell(
-			t,
-			ctl_state_color(json_state(&shardd__v1__job_state__descriptor, j->state)),
-			"%s", json_state(&shardd__v1__job_state__descriptor, j->state));
+		ctl_job_state_cell(t, j);
 		table_cell(t, "%u/%u", status_joined_ranks(j), j->world_size);
 		ctl_step_cell(t, j);
 		table_cell(t, "%llu", (unsigned long long)j->epoch);
@@ -252,6 +249,28 @@ static int status_print_nodes(struct ctl *ctl, const Shardd__V1__GetStatusRespon
 	if (t && !table_rows(t))
 		return CTL_OK;
 	return ctl_print_table(ctl, "Nodes", t);
+}
+
+/* What holds up jobs that stall: whole sentences. */
+static int status_print_stalls(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+{
+	static const struct table_column columns[] = { { "JOB", false },
+						       { "FOR", true },
+						       { "HELD UP BY", false } };
+	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
+
+	for (size_t i = 0; t && i < s->n_jobs; i++) {
+		const Shardd__V1__StallStatus *stall = s->jobs[i]->stall;
+
+		if (!stall)
+			continue;
+		ctl_job_cell(t, s->jobs[i]->uid, s->jobs[i]->name);
+		table_cell(t, "%s", format_us(stall->wait_us).text);
+		table_color_cell(t, TABLE_BAD, "%s", stall->text);
+	}
+	if (t && !table_rows(t))
+		return CTL_OK;
+	return ctl_print_table(ctl, "Stalls", t);
 }
 
 /* What joins wait for: whole sentences. */
@@ -514,6 +533,8 @@ static int status_print_status(struct ctl *ctl, const Shardd__V1__GetStatusRespo
 		r = status_print_jobs(ctl, s);
 	if (r == CTL_OK)
 		r = status_print_nodes(ctl, s);
+	if (r == CTL_OK)
+		r = status_print_stalls(ctl, s);
 	if (r == CTL_OK)
 		r = status_print_waits(ctl, s);
 	if (r == CTL_OK)

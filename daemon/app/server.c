@@ -35,6 +35,7 @@
 #include "ring/rings.h"
 #include "rpc/audit.h"
 #include "rpc/rpc_server.h"
+#include "rpc/status_stall.h"
 #include "rpc/svc_admin.h"
 #include "rpc/svc_health.h"
 #include "rpc/svc_shardd.h"
@@ -294,12 +295,36 @@ static void server_set_message_bytes_limits(struct server *s)
 
 /* ---------------------------------------------------------------- job events */
 
-static void server_on_job_event(struct member *m, enum job_event_kind kind, const char *text)
+static void server_tell_ranks(struct job *job, enum job_event_kind kind, const char *text)
 {
-	if (kind == JOB_EVENT_STALL)
-		log_warn("server", "stalled job=%s rank=%u pid=%d what=\"%s\"", m->job->label,
-			 m->rank, member_pid(m), m->job->rec->is_private ? PRIVATE : text);
-	session_event(m, kind, text);
+	for (uint32_t r = 0; r < job->rec->world_size; r++)
+		if (job->ranks[r])
+			session_event(job->ranks[r], kind, text);
+}
+
+static void server_tell_stall(struct job *job, const char *text)
+{
+	log_warn("server", "stalled job=%s what=\"%s\"", job->label,
+		 job->rec->is_private ? PRIVATE : text);
+	job->ops.stall_told = true;
+	server_tell_ranks(job, JOB_EVENT_STALL, text);
+}
+
+static void server_on_stall(struct job *job, bool stalls)
+{
+	const uint64_t ms = (clock_now_us() - job->ops.stalled_us) / 1000;
+	char text[64];
+
+	if (stalls) {
+		status_stall_ask(job, server_tell_stall);
+		return;
+	}
+	if (!job->ops.stall_told)
+		return;
+	log_info("server", "stall over job=%s ms=%llu", job->label, (unsigned long long)ms);
+	snprintf(text, sizeof(text), "the job has stalled for %llu.%llu s",
+		 (unsigned long long)(ms / 1000), (unsigned long long)(ms / 100 % 10));
+	server_tell_ranks(job, JOB_EVENT_STALL_ENDED, text);
 }
 
 static void server_on_epoch_ended(struct job *job, const struct fault *why)
@@ -511,7 +536,8 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 			       .unit_released = backward_released,
 			       .complete = coll_complete,
 			       .failed = op_failed,
-			       .event = server_on_job_event,
+			       .event = session_event,
+			       .stall = server_on_stall,
 			       .signals_gone = queue_tasks_forget,
 			       .epoch_ended = server_on_epoch_ended,
 			       .epoch_ends = doubt_epoch_ends,

@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "op/op.h"
 #include "op/op_time.h"
+#include "op/op_util.h"
 
 /* Groups of a rank whose numbers are told, and groups whose members are. */
 #define TOLD_GROUPS 64u
@@ -94,13 +95,6 @@ static bool cluster_told_group(Shardd__V1__JobTold *t, const struct group *g)
 
 /* ------------------------------------------------------------------------ ranks */
 
-/* A node that follows a schedule begins collectives before the ranks of other nodes have come to them. */
-static bool cluster_told_waits(const struct op *op)
-{
-	return op->group &&
-	       (op->state == OP_WAIT || (op->state == OP_RUN && group_spans(op->group)));
-}
-
 /* The oldest that waits for other ranks, else the oldest. */
 static const struct op *cluster_told_op_of(const struct member *m)
 {
@@ -109,7 +103,7 @@ static const struct op *cluster_told_op_of(const struct member *m)
 	list_for_each (op, tmp, &((struct member *)m)->ops, link) {
 		if (op->answered)
 			continue;
-		if (cluster_told_waits(op))
+		if (op_waits_for_ranks(op))
 			return op;
 		first = first ? first : op;
 	}
@@ -125,7 +119,7 @@ static bool cluster_told_op(Shardd__V1__JobTold *t, const struct op *op, Shardd_
 
 	op_waits_for(op, waits, sizeof(waits));
 	r->op_us = now > op->announced_us ? now - op->announced_us : 0;
-	r->for_ranks = cluster_told_waits(op);
+	r->for_ranks = op_waits_for_ranks(op);
 	if (op->group) {
 		r->group = group_key(op->group);
 		r->number = op->numbered ? op->entry.number : 0;
@@ -144,15 +138,17 @@ static bool cluster_told_member(Shardd__V1__JobTold *t, const struct member *m,
 {
 	const struct op *op = m->state == MEMBER_JOINED ? cluster_told_op_of(m) : NULL;
 	uint64_t now = clock_now_us();
-	char last[128];
+	char last[128], state[2] = "";
 
+	state[0] = proc_state(m->proc);
 	snprintf(last, sizeof(last), "%s%s%s", m->last.op, m->last.unit[0] ? " " : "",
 		 m->last.unit);
 	r->pid = member_pid(m);
 	r->pending = m->pending;
 	if (!op && m->last.ended_us && m->last.ended_us <= now)
 		r->idle_us = now - m->last.ended_us;
-	return cluster_told_text(&r->last_op, last) && (!op || cluster_told_op(t, op, r));
+	return cluster_told_text(&r->last_op, last) &&
+	       cluster_told_text(&r->process_state, state) && (!op || cluster_told_op(t, op, r));
 }
 
 /* @t has room for it. */

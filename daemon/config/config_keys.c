@@ -95,8 +95,9 @@ const struct config_key config_keys[] = {
 		  "with DEADLINE_EXCEEDED." },
 	{ FIELD(stall_after_ms), .type = CONFIG_MILLIS, .min = 1, .max = 30 * DAY_MS,
 	  .by_default = "5s", .runtime = true,
-	  .help = "An operation that waits longer than this for other ranks is reported, with the\n"
-		  "missing ranks." },
+	  .help = "A job stalls when one of its operations has waited longer than this, for other\n"
+		  "ranks, for readers or for memory. The log, shardctl status, shardctl health and\n"
+		  "the job's ranks are told who holds it up, and when it goes on." },
 	{ FIELD(max_connections), .type = CONFIG_COUNT, .min = 1, .max = 1000000, .by_default = "4096",
 	  .runtime = true,
 	  .help = "Maximum number of open connections. The daemon closes further ones at once." },
@@ -201,8 +202,9 @@ const struct config_key config_keys[] = {
 		  "service manager's own stop timeout." },
 	{ FIELD(flight_recorder_ops), .type = CONFIG_COUNT, .min = 16, .max = 1048576,
 	  .by_default = "4096",
-	  .help = "How many of the latest operations are kept for reports, with as many records of the\n"
-		  "work that devices did for them." },
+	  .help = "How many operations that have ended are kept for reports, with as many records of the\n"
+		  "work that devices did for them. Each job has its share: a busy job does not push\n"
+		  "out the records of another one. Operations that have not ended do not count." },
 	{ PER_USER("max_connections_per_user", max_connections, COUNT, 1000000, "2048"),
 	  .help = "Maximum number of open connections of one user. This limit and those below apply to\n"
 		  "each user except the superuser and the daemon's own user. 0: no limit." },

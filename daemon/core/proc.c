@@ -196,41 +196,48 @@ bool proc_gone(const struct proc *p)
 	return p->gone;
 }
 
-/* Field 22 of /proc/PID/stat; the name in the second one may contain anything. Return: 0: none. */
-static uint64_t proc_read_began(pid_t pid)
+/* Fields 3 and 22 of /proc/PID/stat; the name in the second one may contain anything. Return: true: they are
+ * the process's own. */
+static bool proc_read_stat(const struct proc *p, char *ret_state, uint64_t *ret_began)
 {
+	struct pollfd gone = { .fd = p->pidfd, .events = POLLIN };
 	_cleanup_(fclosep) FILE *f = NULL;
 	char path[32], text[1024];
-	uint64_t began = 0;
 	const char *at;
 	size_t n;
 
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	if (p->gone)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)p->pid);
 	f = fopen(path, "re");
 	n = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
 	text[n] = '\0';
 	at = strrchr(text, ')');
-	if (!at ||
-	    sscanf(at + 1,
-		   " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
-		   "%*d %" SCNu64,
-		   &began) != 1)
-		return 0;
-	return began;
+	if (!at || sscanf(at + 1,
+			  " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
+			  "%*d %" SCNu64,
+			  ret_state, ret_began) != 2)
+		return false;
+	/* it lives still, so that the number was its own meanwhile */
+	return poll(&gone, 1, 0) == 0;
 }
 
 uint64_t proc_began(struct proc *p)
 {
-	struct pollfd gone = { .fd = p->pidfd, .events = POLLIN };
 	uint64_t began;
+	char state;
 
-	if (p->began || p->gone)
-		return p->began;
-	began = proc_read_began(p->pid);
-	/* it lives still, so that the number was its own meanwhile */
-	if (poll(&gone, 1, 0) == 0)
+	if (!p->began && proc_read_stat(p, &state, &began))
 		p->began = began;
 	return p->began;
+}
+
+char proc_state(struct proc *p)
+{
+	uint64_t began;
+	char state;
+
+	return proc_read_stat(p, &state, &began) ? state : '\0';
 }
 
 void proc_watch(struct proc *p, struct proc_watch *w, proc_gone_cb fn)

@@ -41,7 +41,12 @@
 /* Limits for all units of a job: their records are memory that no account pays for. */
 #define JOB_MAX_TENSORS (1u << 20)
 
-enum job_event_kind { JOB_EVENT_EPOCH_ENDED, JOB_EVENT_STALL, JOB_EVENT_DRAIN };
+enum job_event_kind {
+	JOB_EVENT_EPOCH_ENDED,
+	JOB_EVENT_STALL,
+	JOB_EVENT_STALL_ENDED,
+	JOB_EVENT_DRAIN
+};
 
 struct across_write;
 struct apply;
@@ -109,6 +114,8 @@ struct job_ops {
 	match_failed_cb failed;
 	/* News for one trainer. */
 	void (*event)(struct member *m, enum job_event_kind kind, const char *text);
+	/* (optional) The job stalls, or (@stalls false) does not any more (op/stall.h). */
+	void (*stall)(struct job *job, bool stalls);
 	/* (optional) The signals of a member are freed: do not look up their owner any more. */
 	void (*signals_gone)(struct job *job, const struct backend_signals *signals);
 	/* (optional) Parameters or state are about to change. RES_WAIT: not yet; readers_go_on
@@ -280,6 +287,8 @@ struct job_ops_seen {
 	uint64_t total;
 	uint64_t failed;
 	char last_error[256];
+	uint64_t stalled_us; /* since when it stalls (op/stall.h); 0: it does not */
+	bool stall_told;     /* the log and its ranks know of that */
 };
 
 /* Sessions that read its parameters (job/readers.h). */

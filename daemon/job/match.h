@@ -60,7 +60,6 @@ struct match_slot {
 	uint32_t passed;              /* members whose op at this number is over */
 	struct match_entry *first;    /* whose fingerprint counts */
 	struct match_entry **entries; /* by member index; NULL: not announced */
-	bool stall_told;
 };
 
 /* All have announced: @entries by member index, out of the slot, the callee's. */

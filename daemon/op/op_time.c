@@ -1,4 +1,4 @@
-/* Deadlines and stalls: what waits, for what, for how long. */
+/* What waits, for what, for how long. */
 #include "op/op_time.h"
 
 #include <stdarg.h>
@@ -13,6 +13,7 @@
 #include "op/op_run.h"
 #include "op/op_util.h"
 #include "op/queue_task.h"
+#include "op/stall.h"
 
 static void op_append(char *buf, size_t bytes, size_t *at, const char *fmt, ...)
 	__attribute__((format(printf, 4, 5)));
@@ -115,7 +116,7 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 	}
 }
 
-static void op_describe(const struct op *op, char *buf, size_t bytes)
+void op_describe(const struct op *op, char *buf, size_t bytes)
 {
 	char waits[400];
 
@@ -123,20 +124,6 @@ static void op_describe(const struct op *op, char *buf, size_t bytes)
 	snprintf(buf, bytes, "%s%s%.64s%s of rank %u (number %llu) waits for %s", op->type->name,
 		 op->unit ? " of unit '" : "", op->unit ? op->unit->rec->name : "",
 		 op->unit ? "'" : "", op->m->rank, (unsigned long long)op->entry.number, waits);
-}
-
-/* One report for a slot, by the op that opened it or any other that waits in it. */
-static void op_report_stall(struct op *op)
-{
-	struct match_slot *s =
-		op->announced ? match_slot(&op->group->match, op->entry.number) : NULL;
-	char text[512];
-
-	if (!s || s->stall_told)
-		return;
-	s->stall_told = true;
-	op_describe(op, text, sizeof(text));
-	op->m->job->jobs->ops.event(op->m, JOB_EVENT_STALL, text);
 }
 
 /* The first op of @ops whose deadline has passed. */
@@ -150,19 +137,15 @@ static struct op *op_find_late(struct list *ops, uint64_t now_us)
 	return NULL;
 }
 
-static void op_tick_member(struct member *m, uint64_t now_us, uint64_t stall_after_us)
+static void op_tick_member(struct member *m, uint64_t now_us)
 {
-	struct op *op, *tmp;
+	struct op *op;
 	char text[512];
 
 	while ((op = op_find_late(&m->ops, now_us)) || (op = op_find_late(&m->held, now_us))) {
 		op_describe(op, text, sizeof(text));
 		op_cancel(op, FAULT_DEADLINE, text);
 	}
-	list_for_each (op, tmp, &m->ops, link)
-		if (stall_after_us && op->state == OP_WAIT &&
-		    now_us - op->announced_us >= stall_after_us)
-			op_report_stall(op);
 }
 
 void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us)
@@ -173,7 +156,8 @@ void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us)
 		queue_tasks_tick(job, now_us);
 		for (uint32_t r = 0; r < job->rec->world_size; r++)
 			if (job->ranks[r] && job->ranks[r]->pending)
-				op_tick_member(job->ranks[r], now_us, stall_after_us);
+				op_tick_member(job->ranks[r], now_us);
+		stall_tick(job, now_us, stall_after_us);
 	}
 	list_for_each (job, tmp, &jobs->zombies, link)
 		queue_tasks_tick(job, now_us); /* what they left on devices must end too */

@@ -14,4 +14,7 @@ void ops_tick(struct jobs *jobs, uint64_t now_us, uint64_t stall_after_us);
 /* What a pending op waits for, in words; "" for one that runs. */
 void op_waits_for(const struct op *op, char *buf, size_t bytes);
 
+/* "Barrier of rank 0 (number 3) waits for ..." */
+void op_describe(const struct op *op, char *buf, size_t bytes);
+
 #endif

@@ -21,6 +21,12 @@ const struct op_type *op_type_by_name(const char *name)
 	return NULL;
 }
 
+bool op_waits_for_ranks(const struct op *op)
+{
+	return op->group &&
+	       (op->state == OP_WAIT || (op->state == OP_RUN && group_spans(op->group)));
+}
+
 bool op_writes_params(const struct op *op)
 {
 	return op->state != OP_BLOCKED;

@@ -11,6 +11,10 @@
 /* By the name of its method. Return: NULL: there is none. */
 const struct op_type *op_type_by_name(const char *name);
 
+/* Does it wait for other ranks? A node that follows a schedule begins collectives before the ranks of other nodes
+ * have come to them. */
+bool op_waits_for_ranks(const struct op *op);
+
 /* waits_for_readers of an op that always writes parameters: unless it is blocked. */
 bool op_writes_params(const struct op *op);
 

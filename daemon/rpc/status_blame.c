@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/check.h"
 #include "rpc/status_fill.h"
 
 /* Collectives that are looked at, and sentences. */
@@ -184,18 +185,40 @@ static void status_blame_instead(const struct blame *b, uint32_t rank, char *buf
 	}
 }
 
+/* " (pid 44, stopped)" */
+static void status_blame_process(const Shardd__V1__JobRankTold *told, char ret[64])
+{
+	static const struct {
+		char letter;
+		const char *words;
+	} states[] = { { 'R', "running" },
+		       { 'S', "sleeping" },
+		       { 'D', "in a sleep that cannot be interrupted" },
+		       { 'T', "stopped" },
+		       { 't', "stopped by a debugger" },
+		       { 'Z', "ended" } };
+	const char *words = "";
+
+	ret[0] = '\0';
+	if (!told || told->pid <= 0)
+		return;
+	for (size_t i = 0; i < ARRAY_SIZE(states); i++)
+		if (*told->process_state == states[i].letter)
+			words = states[i].words;
+	snprintf(ret, 64, " (pid %d%s%s)", told->pid, *words ? ", " : "", words);
+}
+
 static void status_blame_tell_rank(struct arena *a, const struct blame *b,
 				   const struct blame_rank *r, Shardd__V1__BlameStatus *to)
 {
 	const Shardd__V1__JobRankTold *told = b->in->ranks[r->rank];
 	const char *node = b->in->nodes[r->rank];
-	char what[256], instead[512], time[32], pid[32] = "", text[1024];
+	char what[256], instead[512], time[32], pid[64], text[1024];
 
 	status_blame_describe(r->op, what, sizeof(what));
 	status_blame_instead(b, r->rank, instead, sizeof(instead));
 	status_blame_seconds(r->op->first->op_us, time);
-	if (told && told->pid > 0)
-		snprintf(pid, sizeof(pid), " (pid %d)", told->pid);
+	status_blame_process(told, pid);
 	snprintf(text, sizeof(text),
 		 "rank %u%s%s%.64s has not begun %s, in which %u rank%s wait%s for %s: %s", r->rank,
 		 pid, *node ? " on node " : "", node, what, r->op->waiting,
@@ -203,6 +226,8 @@ static void status_blame_tell_rank(struct arena *a, const struct blame *b,
 	to->rank = r->rank;
 	to->node = status_text(a, node);
 	to->pid = told ? told->pid : 0;
+	to->process_state = status_text(a, told ? told->process_state : "");
+	to->last_op = status_text(a, told ? told->last_op : "");
 	to->holds = r->holds;
 	to->wait_us = r->op->first->op_us;
 	to->text = status_text(a, text);

@@ -54,6 +54,8 @@ void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_sc
 		      bool with_units, Shardd__V1__GetStatusResponse *reply);
 /* What the ranks of all nodes do, into what status_fill_jobs has filled (status_told.c). */
 void status_fill_told(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j);
+/* What a job needs of what the functions above fill, of all that is told of it to those who may look at it. */
+void status_fill_job(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j);
 void status_fill_sessions(struct arena *a, struct sessions *sessions,
 			  const struct status_scope *scope, Shardd__V1__GetStatusResponse *reply);
 void status_fill_users(struct arena *a, const struct users *users, const struct status_scope *scope,

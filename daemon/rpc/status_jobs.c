@@ -15,6 +15,7 @@
 #include "rpc/status_memory.h"
 #include "op/op.h"
 #include "rpc/status_fill.h"
+#include "rpc/status_stall.h"
 
 static void status_jobs_fill_memory(struct arena *a, const struct job *job,
 				    Shardd__V1__JobStatus *j)
@@ -420,6 +421,13 @@ static void status_jobs_fill_visible(struct arena *a, const struct job *job,
 		status_jobs_fill_job(a, job, with_units, j);
 	if (job_may_look(job, scope->uid) && scope->with_nodes && !job->life.deleted)
 		status_fill_told(a, job, j);
+	if (job_may_look(job, scope->uid) && !job->life.deleted)
+		status_fill_stall(a, job, j);
+}
+
+void status_fill_job(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+{
+	status_jobs_fill_job(a, job, false, j);
 }
 
 void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,

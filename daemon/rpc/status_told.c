@@ -16,6 +16,7 @@ static void status_told_op(struct arena *a, const Shardd__V1__JobRankTold *from,
 	to->op_us = from->op_us;
 	to->op_waits_for = status_text(a, from->waits_for);
 	to->idle_us = from->idle_us;
+	to->process_state = status_text(a, from->process_state);
 }
 
 /* Of those on other nodes: the rest, too. */

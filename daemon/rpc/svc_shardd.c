@@ -122,6 +122,7 @@ static void svc_shardd_on_event(struct session_watch *sw, enum job_event_kind ki
 	static const Shardd__V1__WatchResponse__Kind kinds[] = {
 		[JOB_EVENT_EPOCH_ENDED] = SHARDD__V1__WATCH_RESPONSE__KIND__KIND_EPOCH_ENDED,
 		[JOB_EVENT_STALL] = SHARDD__V1__WATCH_RESPONSE__KIND__KIND_STALL,
+		[JOB_EVENT_STALL_ENDED] = SHARDD__V1__WATCH_RESPONSE__KIND__KIND_STALL_ENDED,
 		[JOB_EVENT_DRAIN] = SHARDD__V1__WATCH_RESPONSE__KIND__KIND_DRAIN,
 	};
 

@@ -332,7 +332,7 @@ Test(waits, an_interrupted_wait_can_go_on)
 struct stall {
 	shardd_ticket ticket;
 	unsigned told;
-	char text[200];
+	char text[400];
 };
 
 static void on_stall(void *data, uint64_t ticket, const char *text)
@@ -364,6 +364,8 @@ static int stall_trainer(const struct trainer *t)
 			TRAIN_FAILS(shardd_wait(c, ticket, 60, NULL, &train_err),
 				    SHARDD_DEADLINE_EXCEEDED);
 		TRAINER_CHECK(s.ticket == ticket && strstr(s.text, "op 1, Barrier, has not ended"));
+		TRAINER_CHECK(strstr(s.text, "ms: rank 1") &&
+			      strstr(s.text, "has not begun Barrier"));
 		atomic_store(turn, 1);
 		TRAIN_OK(shardd_wait(c, ticket, -1, NULL, &train_err));
 	} else {

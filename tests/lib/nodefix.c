@@ -21,7 +21,9 @@
 #include "job/loading.h"
 #include "job/registration.h"
 #include "op/op_run.h"
+#include "op/op_time.h"
 #include "op/op_util.h"
+#include "op/stall.h"
 #include "work/drain.h"
 
 unsigned nodefix_ended;
@@ -36,6 +38,19 @@ static void on_event(struct member *m, enum job_event_kind kind, const char *tex
 	the_node->events.kind = kind;
 	the_node->events.m = m;
 	snprintf(the_node->events.text, sizeof(the_node->events.text), "%s", text);
+}
+
+static void on_stall(struct job *job, bool stalls)
+{
+	struct nodefix *n = CONTAINER_OF(job->node, struct nodefix, node);
+	uint64_t since;
+
+	n->events.n++;
+	n->events.kind = stalls ? JOB_EVENT_STALL : JOB_EVENT_STALL_ENDED;
+	n->events.job = job;
+	n->events.m = NULL;
+	if (stalls)
+		op_describe(stall_op(job, &since), n->events.text, sizeof(n->events.text));
 }
 
 static struct nodefix *fixture_of(const struct job *job)
@@ -166,6 +181,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 				     .complete = coll_complete,
 				     .failed = op_failed,
 				     .event = on_event,
+				     .stall = on_stall,
 				     .announce = on_announce,
 				     .refuse = on_refuse,
 				     .want = on_want,

@@ -55,7 +55,8 @@ struct nodefix {
 	struct {
 		unsigned n;
 		enum job_event_kind kind; /* of the last one */
-		struct member *m;
+		struct member *m;         /* NULL: it is of a job */
+		struct job *job;          /* of a stall */
 		char text[512];
 	} events;
 };

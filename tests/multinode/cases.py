@@ -217,20 +217,32 @@ def job_of(node, *verb):
     return node.ctl(*verb)["jobs"][0]
 
 
+def stall_of(node):
+    stall = job_of(node, "status")["stall"]
+    return stall["text"] if stall else ""
+
+
 def blame():
     """Each node names the rank that holds everybody up, and a node that does not answer."""
-    with Lab(3) as x:
+    with Lab(3, start=False) as x:
+        for node in x.nodes.values():
+            node.start(stall_after_ms="300ms")
         t = Training(x, (("a", 1), ("b", 2), ("c", 1)), steps=LONG_RUN)
         t.wait_step(20)
         for rank in (3, 1):
             pid, on = t.ranks[rank].popen.pid, t.places[rank][0].name
             t.ranks[rank].send(signal.SIGSTOP)
             for node in x.nodes.values():
-                start = f"rank {rank} (pid {pid}) on node {on} has not begun "
+                start = f"rank {rank} (pid {pid}, stopped) on node {on} has not begun "
                 wait_for(lambda node=node, start=start: [
                     b["text"] for b in job_of(node, "blame", t.job)["blame"]
                     if b["text"].startswith(start) and "in which 3 ranks wait" in b["text"]],
                     f"node {node.name} names rank {rank}")
+                wait_for(lambda node=node, start=start: stall_of(node).startswith(start),
+                         f"node {node.name} says that the job stalls")
+                if t.on(node.name) != [rank]:  # another rank waits there
+                    wait_for(lambda node=node, start=start: f'what="{start}' in node.said(),
+                             f"the log of node {node.name} names rank {rank}")
                 ranks = job_of(node, "status")["ranks"]
                 if [r["state"] for r in ranks] != ["JOINED"] * 4 or not all(
                         r["pid"] == p.popen.pid for r, p in zip(ranks, t.ranks.values())):

@@ -380,8 +380,32 @@ class Daemon(unittest.TestCase):
             ticket.wait(1)
         lines = found.getvalue().splitlines()
         self.assertIn(len(lines), (2, 3), lines)  # after 0.2, 0.4 and 0.8 s
-        self.assertIn("barrier has not ended after 0 s (rank 0 of job 'stalls'); `shardctl ops`",
-                      lines[0])
+        self.assertIn("shardd: barrier has not ended after 0 s (rank 0 of job 'stalls'): rank 1 "
+                      f"(pid {os.getpid()}, ", lines[0])
+        self.assertIn("has not begun Barrier", lines[0])
+        self.assertIn("has not begun Barrier", one.blame())
+        two.barrier()
+        ticket.wait()
+        for client in (one, two):
+            client.leave()
+            client.close()
+
+    def test_a_long_wait_is_told_to_a_function(self):
+        told: list[str] = []
+        one = shardd.Client(self.socket, on_stall=told.append)
+        two = shardd.connect(self.socket)
+        with self.assertRaises(shardd.FailedPrecondition):
+            one.blame()
+        one.join("told", 2, 0)
+        two.join("told", 2, 1)
+        self.assertEqual(one.blame(), "")
+        ticket = one.submit("barrier", 0, finish=lambda r: None)
+        found = io.StringIO()
+        with mock.patch.object(shardd.ticket, "_STALL", 0.2), \
+                contextlib.redirect_stderr(found), self.assertRaises(shardd.WaitTimeout):
+            ticket.wait(0.5)
+        self.assertEqual(found.getvalue(), "")
+        self.assertIn("barrier has not ended after 0 s (rank 0 of job 'told'): rank 1 ", told[0])
         two.barrier()
         ticket.wait()
         for client in (one, two):

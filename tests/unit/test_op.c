@@ -475,28 +475,6 @@ OP_TEST(what_runs_has_no_deadline)
 	nodefix_ok(&op, "Gather");
 }
 
-OP_TEST(a_stall_is_told_once)
-{
-	static struct nodefix_op op = { 0 }, late = { 0 };
-
-	clock_fake(1000000);
-	nodefix_barrier(&n, m[0], 0, &op);
-	nodefix_barrier(&n, m[0], 0, &late); /* waits for the first, not for a peer */
-	tick_at(1999999, 1000000);
-	cr_expect_eq(n.events.n, 0);
-	tick_at(2000000, 0);
-	cr_expect_eq(n.events.n, 0, "reports are off");
-	tick_at(2000000, 1000000);
-	cr_expect_eq(n.events.n, 1);
-	cr_expect_eq(n.events.kind, JOB_EVENT_STALL);
-	cr_expect_eq(n.events.m, m[0]);
-	cr_expect(strstr(n.events.text, "Barrier of rank 0 (number"), "%s", n.events.text);
-	cr_expect(strstr(n.events.text, "waits for rank 1 (pid"), "%s", n.events.text);
-	tick_at(3000000, 1000000);
-	cr_expect_eq(n.events.n, 1);
-	cr_expect_not(op.over);
-}
-
 /* --------------------------------------------------------------------- peers */
 
 OP_TEST(ranks_that_ask_for_different_things_are_both_told)

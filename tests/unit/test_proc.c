@@ -171,6 +171,34 @@ TEST(a_descriptor_that_is_no_socket_is_refused)
 	looprun_deinit(&l);
 }
 
+TEST(the_state_of_a_process_is_that_of_the_kernel)
+{
+	struct observer o = { .called = false };
+	pid_t pid = start_child();
+	struct proc *p, *own;
+	struct looprun l;
+	int status;
+
+	looprun_init(&l);
+	cr_assert_eq(proc_new_pid(&l.loop, pid, 0, 0, &p), 0);
+	cr_assert_eq(proc_new_pid(&l.loop, getpid(), 0, 0, &own), 0);
+	cr_expect_eq(proc_state(own), 'R');
+	cr_assert_eq(kill(pid, SIGSTOP), 0);
+	cr_assert_eq(waitpid(pid, &status, WUNTRACED), pid);
+	cr_expect_eq(proc_state(p), 'T');
+	cr_assert_eq(kill(pid, SIGCONT), 0);
+	cr_expect_neq(proc_state(p), 'T');
+	list_init(&o.watch.link);
+	proc_watch(p, &o.watch, on_gone);
+	cr_assert_eq(kill(pid, SIGKILL), 0);
+	looprun_flag(&l, &o.called, 5);
+	cr_expect_eq(proc_state(p), '\0', "the pid may be another process's");
+	cr_assert_eq(waitpid(pid, NULL, 0), pid);
+	proc_unref(p);
+	proc_unref(own);
+	looprun_deinit(&l);
+}
+
 /* A successor of the daemon knows a process again by its pid and this number. */
 TEST(the_start_of_a_process_is_the_same_for_everybody)
 {

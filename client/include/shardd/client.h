@@ -52,7 +52,8 @@ struct shardd_options {
 	 * CUDA context, if it has one; else the daemon chooses. Borrowed during the call. */
 	const char *device;
 	/* Called by a thread that waits for a ticket, after @stall_ms and then every @stall_ms,
-	 * with a sentence that names the op (of shardd_wait_any, the first). It may call
+	 * with a sentence that names the op (of shardd_wait_any, the first) and, if the daemon
+	 * tells it within 2 s, the rank that holds it up (shardd_blame). It may call
 	 * shardd_cancel, shardd_interrupt and shardd_get_info, no other function. NULL: none. */
 	void (*on_stall)(void *stall_data, uint64_t ticket, const char *text);
 	void *stall_data;
@@ -126,6 +127,12 @@ SHARDD_API int shardd_get_info(const shardd_client *c, struct shardd_info *ret,
  * job). Blocks until the daemon has answered. Any thread. */
 SHARDD_API int shardd_status(shardd_client *c, const char *job, char **ret,
 			     struct shardd_error *err);
+
+/* What holds up the ranks of the job that this client has joined, on all nodes: one sentence, that
+ * of `shardctl blame`, to @ret (1,024 bytes are enough, a longer sentence is cut); "" if no rank
+ * waits for another one. Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (no job),
+ * DEADLINE_EXCEEDED, UNAVAILABLE. Blocks for 2 s at most. Any thread. */
+SHARDD_API int shardd_blame(shardd_client *c, char *ret, size_t bytes, struct shardd_error *err);
 
 /* --------------------------------------------------------- jobs and ranks */
 

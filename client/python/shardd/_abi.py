@@ -184,6 +184,7 @@ _ticket, _units, _err = C.POINTER(C.c_uint64), C.POINTER(C.c_uint32), C.POINTER(
 CALLS: dict[str, tuple[object, ...]] = {
     "connect": (C.POINTER(Options), C.POINTER(_p)),
     "status": (_p, _text, C.POINTER(_p)),
+    "blame": (_p, C.c_char_p, C.c_size_t),
     "join": (_p, C.POINTER(Job), C.POINTER(Membership)),
     "set_stream": (_p, _p),
     "copy": (_p, _int, _p, _p, _size),

@@ -7,6 +7,7 @@ import contextlib
 import ctypes as C
 import json
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 from . import _abi, _library, _reconnect, _restart
 from ._device import HOST, Gpu, Where
 from ._reconnect import ConnectionEvent
-from .errors import FailedPrecondition, InUse, Unavailable, VersionMismatch
+from .errors import FailedPrecondition, InUse, SharddError, Unavailable, VersionMismatch
 from .memory import Memory, _Mapped
 
 DEFAULT_SOCKET = "/run/shardd/shardd.sock"
@@ -38,7 +39,8 @@ class Connection:
 
     def __init__(self, socket: str | None, name: str | None, device: str | None,
                  connect_timeout: float, reconnect: float | None,
-                 on_connection: Callable[[ConnectionEvent], None] | None) -> None:
+                 on_connection: Callable[[ConnectionEvent], None] | None,
+                 on_stall: Callable[[str], None] | None) -> None:
         """As :class:`shardd.Client`."""
         self.socket = socket_path(socket)
         self._open = False
@@ -48,6 +50,7 @@ class Connection:
         self.kept: list[_Mapped] = []  # given back, but still in use
         self.where: Where = HOST  # this rank's memory
         self.restart_advice = ""  # of DaemonRestarted
+        self._on_stall = on_stall
         handle = C.c_void_p()
         options = _abi.Options(C.sizeof(_abi.Options), self.socket.encode(),
                                name.encode() if name else None,
@@ -104,6 +107,27 @@ class Connection:
         """Remember memory that ends with this client. Return: @memory."""
         self._lent.add(memory._mapped)
         return memory
+
+    def blame(self) -> str:
+        """Return what holds up the ranks of the job that this client has joined, on all nodes: one
+        sentence, that of ``shardctl blame``. "": no rank waits for another one. Blocks for 2 s at
+        most. FailedPrecondition: no job.
+        """
+        text = C.create_string_buffer(1024)
+        _library.call("blame", self.handle, text, C.sizeof(text))
+        return text.value.decode(errors="replace")
+
+    def stalled(self, what: str) -> None:
+        """A wait takes long: tell it, with who holds it up."""
+        try:
+            why = self.blame()
+        except SharddError:
+            why = ""
+        text = f"{what}: {why or '`shardctl blame` and `shardctl ops` say what it waits for'}"
+        if self._on_stall is None:
+            print(f"shardd: {text}", file=sys.stderr, flush=True)
+        else:
+            self._on_stall(text)
 
     def who(self) -> str:
         """For messages: " (rank 1 of job 'x')"; "" before a join."""

@@ -22,11 +22,13 @@ class Session(Connection):
 
     def __init__(self, socket: str | None, name: str | None, device: str | None,
                  connect_timeout: float, reconnect: float | None,
-                 on_connection: Callable[[ConnectionEvent], None] | None) -> None:
+                 on_connection: Callable[[ConnectionEvent], None] | None,
+                 on_stall: Callable[[str], None] | None) -> None:
         """As :class:`shardd.Client`."""
         self._streams = threading.local()  # now: that of a thread
         self._follow: Callable[[], int | None] | None = None
-        super().__init__(socket, name, device, connect_timeout, reconnect, on_connection)
+        super().__init__(socket, name, device, connect_timeout, reconnect, on_connection,
+                         on_stall)
 
     def submit(self, op: str, *arguments: Any, finish: Callable[[_abi.Result], T],
                **options: Any) -> Ticket[T]:

@@ -91,19 +91,24 @@ class Client(Session):
     def __init__(self, socket: str | None = None, name: str | None = None,
                  device: str | None = None, connect_timeout: float = 5.0,
                  reconnect: float | None = None,
-                 on_connection: Callable[[ConnectionEvent], None] | None = None) -> None:
+                 on_connection: Callable[[ConnectionEvent], None] | None = None,
+                 on_stall: Callable[[str], None] | None = None) -> None:
         """Connect. @name: shown in status. @device: "host:0" or a GPU's UUID; None: chosen.
         @connect_timeout: seconds to retry while no daemon listens. @reconnect: seconds to connect
         again when the daemon ends and its jobs outlive it, 0: not at all, None:
         $SHARDD_RECONNECT_MS or 60 s. @on_connection: called with each :class:`ConnectionEvent`, in
         a thread of its own, instead of a line on standard error; it may not use this client.
+        @on_stall: called by a thread that has waited for a ticket for 10 s, then 20 s and so on,
+        with a sentence that says who holds it up, instead of a line on standard error. If it
+        raises, the wait does.
 
         Unavailable: no daemon listens. PermissionDenied: the socket's mode. VersionMismatch.
         """
         self.member: Membership | None = None
         self._name: bytes | None = None  # of the job
         self._units: dict[int, Unit] = {}
-        super().__init__(socket, name, device, connect_timeout, reconnect, on_connection)
+        super().__init__(socket, name, device, connect_timeout, reconnect, on_connection,
+                         on_stall)
 
     def __enter__(self) -> Client:
         return self

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes as C
 import errno
 import math
-import sys
 import time
 from typing import Any, Callable, Generic, TypeVar
 
@@ -66,9 +65,8 @@ class Ticket(Generic[T]):
             waited = time.monotonic() - began
             if waited >= report:
                 report *= 2
-                print(f"shardd: {self.name} has not ended after {waited:.0f} s"
-                      f"{self._client.who()}; `shardctl ops` says what it waits for and which "
-                      "ranks are missing", file=sys.stderr, flush=True)
+                self._client.stalled(f"{self.name} has not ended after {waited:.0f} s"
+                                     f"{self._client.who()}")
 
     def done(self) -> bool:
         """Has the op ended, successfully or not? Never blocks."""
