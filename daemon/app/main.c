@@ -13,6 +13,7 @@
 #include "core/cleanup.h"
 #include "core/log.h"
 #include "core/log_format.h"
+#include "core/log_journal.h"
 #include "core/threads.h"
 
 struct shardd {
@@ -23,8 +24,29 @@ struct shardd {
 static int main_complain(struct fault *f)
 {
 	log_clean(f->text);
-	fprintf(stderr, "shardd: %s\n", f->text);
+	fprintf(stderr, "%sshardd: %s\n",
+		log_journal_socket() ? log_format_priority(LOG_ERROR) : "", f->text);
 	return EXIT_CONFIG;
+}
+
+static int main_complain_of_log(const struct shardd *d, int error)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_INVALID, "log_file", "log_file '%s' cannot be opened: %s",
+		  d->config.log.file, strerror(-error));
+	return main_complain(&f);
+}
+
+/* What reading the configuration does not tell. */
+static int main_check(const struct shardd *d)
+{
+	int r = log_check_path(d->config.log.file);
+
+	if (r < 0)
+		return main_complain_of_log(d, r);
+	puts("configuration is valid");
+	return EXIT_STOPPED;
 }
 
 static int main_run(struct shardd *d)
@@ -45,10 +67,8 @@ static int main_run(struct shardd *d)
 	}
 	r = log_open(&options);
 	if (r < 0) {
-		fault_set(&f, FAULT_INVALID, "log_file", "log_file '%s' cannot be opened: %s",
-			  d->config.log.file, strerror(-r));
 		inherited_deinit(&in);
-		return main_complain(&f);
+		return main_complain_of_log(d, r);
 	}
 	code = service_run(&d->args, &d->config, &in);
 	inherited_deinit(&in);
@@ -83,7 +103,7 @@ static int main_act(struct shardd *d)
 	if (d->args.action == ARGS_PRINT_CONFIG)
 		config_write(&d->config, stdout);
 	else if (d->args.action == ARGS_CHECK_CONFIG)
-		puts("configuration is valid");
+		return main_check(d);
 	else
 		return main_run(d);
 	return EXIT_STOPPED;

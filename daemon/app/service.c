@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/env_names.h"
 #include "core/log.h"
+#include "core/log_journal.h"
 
 #define STATUS_MS 5000
 
@@ -30,7 +31,8 @@ struct log_options service_log_options(const struct config *c)
 {
 	return (struct log_options){ .level = (enum log_level)log_level_parse(c->log.level),
 				     .json = strcmp(c->log.format, "json") == 0,
-				     .path = c->log.file };
+				     .path = c->log.file,
+				     .journal = log_journal_socket() };
 }
 
 static void service_send_status(uv_timer_t *timer)

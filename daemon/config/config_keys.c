@@ -366,7 +366,8 @@ const struct config_key config_keys[] = {
 	{ FIELD_AS("log_format", log.format), .type = CONFIG_CHOICE, .choices = "text|json",
 	  .by_default = "text",
 	  .runtime = true,
-	  .help = "text: one line per message. json: one JSON object per line." },
+	  .help = "text: one line per message; if standard error is the systemd journal, a message with\n"
+		  "its priority and fields instead. json: one JSON object per line." },
 	{ FIELD_AS("log_file", log.file), .type = CONFIG_PATH, .min = 0, .max = 511,
 	  .by_default = "",
 	  .runtime = true,

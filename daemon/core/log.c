@@ -12,10 +12,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -24,6 +26,7 @@
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log_format.h"
+#include "core/log_journal.h"
 
 #define QUEUE_LINES    4096 /* waiting for the writer; more are dropped */
 #define CLOSE_MS       900  /* for the writer to write the rest after log_close */
@@ -55,9 +58,13 @@ static struct {
 	.last = &q.first,
 };
 
-static bool to_stderr; /* the last output opened; used by log_open and log_reopen */
+/* What a line looks like. */
+enum log_shape { LOG_TEXT, LOG_JSON, LOG_PREFIXED, LOG_PREFIXED_JSON, LOG_NATIVE };
+
+/* Of the output that was opened last; used by log_open and log_reopen. */
+static enum log_target { LOG_TO_FILE, LOG_TO_STDERR, LOG_TO_JOURNAL } target;
 static _Atomic int max_level = LOG_INFO;
-static _Atomic bool json;
+static _Atomic int shape = LOG_TEXT;
 static _Atomic uint64_t dropped;
 
 static void log_drop(uint64_t lines)
@@ -196,15 +203,47 @@ static void *log_run_writer(void *arg)
 /* -- opening and closing ------------------------------------------------- */
 
 /* Return: a descriptor (STDERR_FILENO: not owned) or negative errno. */
-static int log_open_output(const char *path)
+static int log_open_output(const struct log_options *options, enum log_target *ret)
+{
+	const char *path = options->path;
+	int fd;
+
+	if (!path || !*path) {
+		fd = options->journal && !options->json ? log_journal_open(options->journal) : -1;
+		*ret = fd < 0 ? LOG_TO_STDERR : LOG_TO_JOURNAL;
+		return fd < 0 ? STDERR_FILENO : fd;
+	}
+	*ret = LOG_TO_FILE;
+	/* O_NONBLOCK: a FIFO without a reader is an error, not a block */
+	fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0640);
+	return fd < 0 ? -errno : fd;
+}
+
+/* May a file be made there? */
+static int log_check_folder(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	char folder[PATH_MAX] = ".";
+
+	if (slash && (size_t)(slash - path) >= sizeof(folder))
+		return -ENAMETOOLONG;
+	if (slash)
+		snprintf(folder, sizeof(folder), "%.*s", slash == path ? 1 : (int)(slash - path),
+			 path);
+	return faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) < 0 ? -errno : 0;
+}
+
+int log_check_path(const char *path)
 {
 	int fd;
 
 	if (!path || !*path)
-		return STDERR_FILENO;
-	/* O_NONBLOCK: a FIFO without a reader is an error, not a block */
-	fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0640);
-	return fd < 0 ? -errno : fd;
+		return 0;
+	fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+	if (fd < 0)
+		return errno == ENOENT ? log_check_folder(path) : -errno;
+	fd_close(fd);
+	return 0;
 }
 
 static void log_append(struct line *l)
@@ -235,13 +274,22 @@ static int log_switch_output(int fd)
 	return 0;
 }
 
-/* @fd: where the log goes from now on. */
-static void log_apply(const struct log_options *options, int fd)
+static enum log_shape log_shape_of(const struct log_options *options, enum log_target to)
 {
-	to_stderr = fd == STDERR_FILENO;
+	if (to == LOG_TO_JOURNAL)
+		return LOG_NATIVE;
+	if (to == LOG_TO_STDERR && options->journal)
+		return options->json ? LOG_PREFIXED_JSON : LOG_PREFIXED;
+	return options->json ? LOG_JSON : LOG_TEXT;
+}
+
+/* @to: where the log goes from now on. */
+static void log_apply(const struct log_options *options, enum log_target to)
+{
+	target = to;
 	CHECK(options->level < _LOG_N);
 	atomic_store(&max_level, (int)options->level);
-	atomic_store(&json, options->json);
+	atomic_store(&shape, (int)log_shape_of(options, to));
 }
 
 static void log_init_conditions(void)
@@ -272,11 +320,12 @@ static int log_start_writer(void)
 int log_open(const struct log_options *options)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	enum log_target to;
 	int fd, r;
 
 	pthread_once(&once, log_init_conditions);
 	CHECK(!q.open && !q.running);
-	fd = log_open_output(options->path);
+	fd = log_open_output(options, &to);
 	if (fd < 0)
 		return fd;
 	r = log_switch_output(fd);
@@ -291,7 +340,7 @@ int log_open(const struct log_options *options)
 		return r;
 	}
 	atomic_store(&dropped, 0);
-	log_apply(options, fd);
+	log_apply(options, to);
 	pthread_mutex_lock(&q.lock);
 	q.open = true;
 	pthread_mutex_unlock(&q.lock);
@@ -300,19 +349,22 @@ int log_open(const struct log_options *options)
 
 int log_reopen(const struct log_options *options)
 {
+	enum log_target to;
 	int fd, r;
 
 	CHECK(q.open);
-	fd = log_open_output(options->path);
+	fd = log_open_output(options, &to);
 	if (fd < 0)
 		return fd;
-	/* standard error again: a switch would only make the writer give up early and lose lines */
-	if (fd != STDERR_FILENO || !to_stderr) {
+	/* the same again: a switch would only make the writer give up early and lose lines */
+	if (to == target && to != LOG_TO_FILE) {
+		log_close_output(fd);
+	} else {
 		r = log_switch_output(fd);
 		if (r < 0)
 			return r;
 	}
-	log_apply(options, fd);
+	log_apply(options, to);
 	return 0;
 }
 
@@ -343,10 +395,22 @@ void log_close(void)
 
 /* -- writing ------------------------------------------------------------- */
 
-static size_t log_format_line(char *buf, const struct log_record *r)
+/* @as: of the output; @buf: LOG_LINE_MAX bytes. */
+static size_t log_format_line(char *buf, const struct log_record *r, enum log_shape as)
 {
-	if (atomic_load_explicit(&json, memory_order_relaxed))
+	switch (as) {
+	case LOG_JSON:
 		return log_format_json(buf, r);
+	case LOG_PREFIXED:
+		return log_format_prefixed(buf, r);
+	case LOG_NATIVE:
+		return log_format_journal(buf, r);
+	case LOG_PREFIXED_JSON:
+		memcpy(buf, log_format_priority(r->level), LOG_PRIORITY_BYTES);
+		return LOG_PRIORITY_BYTES + log_format_json(buf + LOG_PRIORITY_BYTES, r);
+	case LOG_TEXT:
+		break;
+	}
 	return log_format_text(buf, r);
 }
 
@@ -368,20 +432,26 @@ static enum queued log_queue_line(struct line *l)
 	return r;
 }
 
-/* Before log_open and after log_close. */
-static void log_write_now(const char *text, size_t bytes)
+/* Before log_open and after log_close: what the journal would take is a line then. */
+static void log_write_now(const struct log_record *r, enum log_shape as)
 {
+	char buf[LOG_PRIORITY_BYTES + LOG_LINE_MAX];
+	const size_t bytes = log_format_line(buf, r, as == LOG_NATIVE ? LOG_PREFIXED : as);
 	ssize_t n;
 
 	do
-		n = write(STDERR_FILENO, text, bytes);
+		n = write(STDERR_FILENO, buf, bytes);
 	while (n < 0 && errno == EINTR);
 	if (n != (ssize_t)bytes)
 		log_drop(1);
 }
 
-static void log_hand_over(const char *text, size_t bytes)
+static void log_hand_over(const struct log_record *r)
 {
+	const enum log_shape as =
+		(enum log_shape)atomic_load_explicit(&shape, memory_order_relaxed);
+	char buf[LOG_PRIORITY_BYTES + LOG_LINE_MAX];
+	const size_t bytes = log_format_line(buf, r, as);
 	_cleanup_(freep) struct line *l = malloc(sizeof(*l) + bytes);
 
 	if (!l) {
@@ -389,7 +459,7 @@ static void log_hand_over(const char *text, size_t bytes)
 		return;
 	}
 	*l = (struct line){ .new_fd = -1, .bytes = bytes };
-	memcpy(l->text, text, bytes);
+	memcpy(l->text, buf, bytes);
 	switch (log_queue_line(l)) {
 	case QUEUED:
 		STEAL_PTR(l);
@@ -398,14 +468,14 @@ static void log_hand_over(const char *text, size_t bytes)
 		log_drop(1);
 		break;
 	case QUEUE_CLOSED:
-		log_write_now(text, bytes);
+		log_write_now(r, as);
 		break;
 	}
 }
 
 void log_write(enum log_level level, const char *topic, const char *fmt, ...)
 {
-	char message[LOG_MESSAGE_MAX], buf[LOG_LINE_MAX];
+	char message[LOG_MESSAGE_MAX];
 	struct log_record r = { .level = level, .topic = topic, .message = message };
 	int saved = errno;
 	va_list ap;
@@ -417,7 +487,7 @@ void log_write(enum log_level level, const char *topic, const char *fmt, ...)
 	log_message(message, fmt, ap);
 	va_end(ap);
 	clock_gettime(CLOCK_REALTIME, &r.time);
-	log_hand_over(buf, log_format_line(buf, &r));
+	log_hand_over(&r);
 	errno = saved;
 }
 

@@ -16,11 +16,19 @@ struct log_options {
 	enum log_level level;
 	bool json;
 	const char *path; /* append to this file; NULL or "": stderr */
+	/* Standard error is the systemd journal, which takes messages here (log_journal_socket); NULL: it
+	 * is not. Without @path: each message goes there with its priority and fields; as @json, or if
+	 * it does not take them, to standard error as a line with its priority and without the time. */
+	const char *journal;
 };
 
 /* Open the output and start the writer. Once, before other threads.
  * Return: 0 or negative errno (the path cannot be opened). */
 int log_open(const struct log_options *options);
+
+/* May this process append to @path (NULL or "": it may), or make it? Nothing is made. Return: 0 or negative
+ * errno. */
+int log_check_path(const char *path);
 
 /* Apply level and format, reopen the path (log rotation). Loop thread.
  * Return: 0 or negative errno; on error the old output stays. */

@@ -84,6 +84,24 @@ size_t log_format_text(char *buf, const struct log_record *r)
 	return (size_t)n;
 }
 
+const char *log_format_priority(enum log_level level)
+{
+	static const char *const priorities[_LOG_N] = {
+		[LOG_ERROR] = "<3>", [LOG_WARN] = "<4>", [LOG_INFO] = "<6>", [LOG_DEBUG] = "<7>"
+	};
+
+	return priorities[level];
+}
+
+size_t log_format_prefixed(char *buf, const struct log_record *r)
+{
+	int n = snprintf(buf, LOG_LINE_MAX, "%s%.*s %s\n", log_format_priority(r->level), TOPIC_MAX,
+			 r->topic, r->message);
+
+	CHECK(n > 0 && n < LOG_LINE_MAX);
+	return (size_t)n;
+}
+
 /* One key=value of a message; a quoted value's quotes are not part of it. */
 struct pair {
 	const char *key;
@@ -202,5 +220,40 @@ size_t log_format_json(char *buf, const struct log_record *r)
 	if (*pairs)
 		log_format_put_pairs(&o, pairs);
 	log_format_put_text(&o, "}\n");
+	return o.used;
+}
+
+/* "SHARDD_KEY=value\n", unless there is no room for it: MESSAGE has it, too. */
+static void log_format_put_field(struct out *o, const struct pair *p)
+{
+	if (o->used + sizeof("SHARDD_=\n") + p->key_bytes + p->value_bytes > LOG_LINE_MAX)
+		return;
+	log_format_put_text(o, "SHARDD_");
+	for (size_t i = 0; i < p->key_bytes; i++)
+		log_format_put(o, &(char){ (char)toupper((unsigned char)p->key[i]) }, 1);
+	log_format_put_text(o, "=");
+	log_format_put(o, p->value, p->value_bytes);
+	log_format_put_text(o, "\n");
+}
+
+size_t log_format_journal(char *buf, const struct log_record *r)
+{
+	const char *pairs = log_format_find_pairs(r->message);
+	struct out o = { .buf = buf };
+	char head[160];
+
+	snprintf(head, sizeof(head),
+		 "PRIORITY=%c\nSYSLOG_IDENTIFIER=shardd\nSHARDD_TOPIC=%.*s\nMESSAGE=%.*s ",
+		 log_format_priority(r->level)[1], TOPIC_MAX, r->topic, TOPIC_MAX, r->topic);
+	log_format_put_text(&o, head);
+	log_format_put_text(&o, r->message);
+	log_format_put_text(&o, "\n");
+	while (*pairs) {
+		struct pair p;
+
+		pairs = log_format_read_pair(pairs, &p);
+		CHECK(pairs);
+		log_format_put_field(&o, &p);
+	}
 	return o.used;
 }

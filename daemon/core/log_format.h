@@ -16,6 +16,8 @@
 #define LOG_LINE_MAX 4096
 /* Bytes of one message; JSON makes at most two and a third times that of it. */
 #define LOG_MESSAGE_MAX 1600
+/* Of log_format_priority. */
+#define LOG_PRIORITY_BYTES 3
 
 struct log_record {
 	struct timespec time; /* CLOCK_REALTIME */
@@ -34,6 +36,16 @@ void log_clean(char *text);
 /* Write the line, newline included, not terminated by 0.
  * @buf: LOG_LINE_MAX bytes. Return: its length. */
 size_t log_format_text(char *buf, const struct log_record *r);
+
+/* "<4>topic message\n": the priority of syslog(3) for the journal, which has the time itself. */
+size_t log_format_prefixed(char *buf, const struct log_record *r);
+
+/* A message in the journal's native protocol: PRIORITY, SYSLOG_IDENTIFIER, SHARDD_TOPIC, MESSAGE (with the topic), and
+ * each of the key=value pairs at its end as SHARDD_KEY. */
+size_t log_format_journal(char *buf, const struct log_record *r);
+
+/* <3>, <4>, <6> or <7>: the priority of syslog(3). */
+const char *log_format_priority(enum log_level level);
 
 /* The same as one JSON object: time, level, topic, message, and the key=value
  * pairs at the message's end as an object "fields" of strings. */

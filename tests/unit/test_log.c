@@ -9,12 +9,14 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/log_format.h"
+#include "core/log_journal.h"
 #include "fdcheck.h"
 
 #define TEST(name) Test(log, name, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 30)
@@ -413,6 +415,125 @@ TEST(reopening_standard_error_loses_nothing)
 	place_deinit(&p);
 }
 
+/* ------------------------------------------------------------------- the journal */
+
+/* A socket in the place of the journal's. */
+static int journal_at(const char *path)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	snprintf(at.sun_path, sizeof(at.sun_path), "%s", path);
+	cr_assert_geq(fd, 0);
+	cr_assert_eq(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+	return fd;
+}
+
+static void next_message(int fd, char *buf, size_t bytes)
+{
+	ssize_t n = recv(fd, buf, bytes - 1, 0);
+
+	cr_assert_gt(n, 0);
+	buf[n] = '\0';
+}
+
+TEST(the_journal_has_each_message_with_its_priority_and_fields)
+{
+	struct log_options o = { .level = LOG_INFO };
+	char text[LOG_LINE_MAX + 1];
+	struct place p;
+	int fd;
+
+	place_init(&p);
+	fd = journal_at(p.file);
+	o.journal = p.file;
+	cr_assert_eq(log_open(&o), 0);
+	log_warn("server", "stalled job=%s what=\"%s\"", "0/j", "rank 1 has not begun");
+	next_message(fd, text, sizeof(text));
+	cr_expect_str_eq(text, "PRIORITY=4\nSYSLOG_IDENTIFIER=shardd\nSHARDD_TOPIC=server\n"
+			       "MESSAGE=server stalled job=0/j what=\"rank 1 has not begun\"\n"
+			       "SHARDD_JOB=0/j\nSHARDD_WHAT=rank 1 has not begun\n");
+	log_error("net", "no fields here\nPRIORITY=0");
+	next_message(fd, text, sizeof(text));
+	cr_expect_str_eq(text, "PRIORITY=3\nSYSLOG_IDENTIFIER=shardd\nSHARDD_TOPIC=net\n"
+			       "MESSAGE=net no fields here?PRIORITY=0\n");
+	cr_assert_eq(log_reopen(&o), 0);
+	log_info("a", "again");
+	next_message(fd, text, sizeof(text));
+	cr_expect(strstr(text, "PRIORITY=6\n") && strstr(text, "MESSAGE=a again\n"), "%s", text);
+	log_close();
+	cr_expect_eq(log_dropped(), 0);
+	close(fd);
+	place_deinit(&p);
+}
+
+/* More fields than a datagram has room for: the message has them all. */
+TEST(the_journal_has_fields_as_far_as_there_is_room)
+{
+	char message[LOG_MESSAGE_MAX], buf[LOG_LINE_MAX];
+	const struct log_record r = { .level = LOG_INFO, .topic = "a", .message = message };
+	size_t n = 0;
+
+	for (size_t at = 0; at + 5 < sizeof(message); at += 4)
+		memcpy(message + at, "a=b ", 5);
+	n = log_format_journal(buf, &r);
+	cr_expect_gt(n, LOG_LINE_MAX - 32);
+	cr_expect_leq(n, LOG_LINE_MAX);
+	cr_expect_eq(buf[n - 1], '\n');
+}
+
+/* JSON, and a journal that is not there: lines, with the priority that the journal takes off. */
+TEST(lines_for_the_journal_have_their_priority_in_front)
+{
+	_cleanup_(freep) char *text = NULL;
+	struct log_options o = { .level = LOG_INFO, .journal = "/nowhere/at/all" };
+	struct place p;
+	int fd, saved;
+
+	place_init(&p);
+	fd = open(p.file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	saved = replace_stderr(fd);
+	close(fd);
+	cr_assert_eq(log_open(&o), 0);
+	log_warn("a", "one");
+	o.json = true;
+	cr_assert_eq(log_reopen(&o), 0);
+	log_error("a", "two");
+	log_close();
+	log_error("a", "three");
+	restore_stderr(saved);
+	text = slurp(p.file);
+	cr_expect(strncmp(text, "<4>a one\n<3>{\"time\":\"", 21) == 0, "%s", text);
+	cr_expect(strstr(text, "\"message\":\"two\"}\n<3>{"), "%s", text);
+	o = (struct log_options){ .level = LOG_INFO };
+	cr_assert_eq(log_open(&o), 0);
+	log_close();
+	place_deinit(&p);
+}
+
+static bool is_journal(const char *stream)
+{
+	setenv("JOURNAL_STREAM", stream, 1);
+	return log_journal_socket();
+}
+
+TEST(standard_error_is_the_journal_if_systemd_says_so)
+{
+	char own[64];
+	struct stat s;
+
+	cr_assert_eq(fstat(STDERR_FILENO, &s), 0);
+	unsetenv("JOURNAL_STREAM");
+	cr_expect_null(log_journal_socket());
+	snprintf(own, sizeof(own), "%ju:%ju", (uintmax_t)s.st_dev, (uintmax_t)s.st_ino);
+	cr_expect(is_journal(own));
+	snprintf(own, sizeof(own), "%ju:%ju", (uintmax_t)s.st_dev, (uintmax_t)s.st_ino + 1);
+	cr_expect_not(is_journal(own), "standard error was sent elsewhere since");
+	cr_expect_not(is_journal("nonsense"));
+	cr_expect_not(is_journal(""));
+	unsetenv("JOURNAL_STREAM");
+}
+
 TEST(rotation_loses_nothing)
 {
 	_cleanup_(freep) char *before = NULL, *after = NULL;
@@ -444,6 +565,26 @@ TEST(a_path_that_cannot_be_opened_is_refused)
 	struct log_options o = { .level = LOG_INFO, .path = "/nonexistent/log" };
 
 	cr_assert_eq(log_open(&o), -ENOENT);
+}
+
+TEST(a_path_is_checked_without_making_it)
+{
+	struct place p;
+	struct stat s;
+
+	place_init(&p);
+	cr_expect_eq(log_check_path(NULL), 0);
+	cr_expect_eq(log_check_path(""), 0);
+	cr_expect_eq(log_check_path(p.file), 0);
+	cr_expect_eq(stat(p.file, &s), -1, "it is not there");
+	open_log(LOG_INFO, false, p.file);
+	log_info("a", "x");
+	log_close();
+	cr_expect_eq(log_check_path(p.file), 0);
+	cr_expect_eq(log_check_path(p.dir), -EISDIR);
+	cr_expect_eq(log_check_path("/nowhere/at/all"), -ENOENT);
+	cr_expect_eq(log_check_path("relative"), 0);
+	place_deinit(&p);
 }
 
 TEST(a_fifo_without_reader_is_refused)
