@@ -68,7 +68,7 @@ static struct recorder_trail *recorder_store_longest(struct recorder_store *s)
 	struct recorder_trail *t, *tmp, *longest = NULL;
 
 	list_for_each (t, tmp, &s->trails, link)
-		if (!longest || t->n > longest->n)
+		if (!longest || t->n >= longest->n)
 			longest = t;
 	return longest;
 }
@@ -85,7 +85,14 @@ static void recorder_trail_remove(struct recorder_store *s, struct recorder_trai
 	s->n_trails--;
 }
 
-/* The oldest record of the job that has most; if there are several, and this one is among them, its own. */
+/* So many jobs have a share; the records of those before them go first. */
+static size_t recorder_store_most(const struct recorder_store *s)
+{
+	return s->size / 64 > 4 ? s->size / 64 : 4;
+}
+
+/* The oldest record of the job that has most: this one's, if it has its share; of several that of the job that has
+ * recorded nothing for the longest time. */
 static struct record_head *recorder_store_evict(struct recorder_store *s, const char *job,
 						uid_t uid)
 {
@@ -93,10 +100,12 @@ static struct record_head *recorder_store_evict(struct recorder_store *s, const 
 	struct recorder_trail *t;
 	struct record_head *r;
 
-	/* with its share, or more, no other one can have more than it has, and be long */
-	t = own && own->n >= s->size / s->n_trails ? own : recorder_store_longest(s);
-	if (!t)
+	if (!s->n_trails)
 		return NULL;
+	if (s->n_trails > recorder_store_most(s))
+		t = list_entry(s->trails.prev, struct recorder_trail, link);
+	else
+		t = own && own->n >= s->size / s->n_trails ? own : recorder_store_longest(s);
 	r = list_first(&t->records, struct record_head, link);
 	recorder_trail_remove(s, t, r);
 	return r;
@@ -132,7 +141,7 @@ static void recorder_store_keep(struct recorder_store *s, struct record_head *r)
 	if (!t) {
 		t = list_first(&s->spare, struct recorder_trail, link);
 		list_unlink(&t->link);
-		list_append(&s->trails, &t->link);
+		list_append(s->trails.next, &t->link);
 		s->n_trails++;
 	}
 	list_append(&t->records, &r->link);
