@@ -49,6 +49,7 @@ static void membership_see(struct membership *m, const struct coord_kv *kv)
 
 	if (kv && kv->lease == m->lease) {
 		m->missed = false;
+		m->taken = false;
 		return;
 	}
 	m->taken = true; /* without a key: the one that has removed it may be about to join */
@@ -71,7 +72,7 @@ static void membership_on_key(struct follow *f, const struct coord_kv *kv)
 
 	if (kv)
 		membership_see(m, kv);
-	else
+	else if (!m->missed)
 		m->again_us = 0; /* has the lease gone, too? */
 }
 

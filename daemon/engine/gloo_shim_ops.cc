@@ -18,7 +18,9 @@ namespace
 constexpr milliseconds FOREVER = std::chrono::hours(24 * 365 * 10);
 constexpr uint64_t CHUNK = 1 << 20; /* of a reduction */
 constexpr uint64_t CHUNK_MIN = 64 << 10;
-constexpr uint64_t STAGING = 64 << 20; /* beyond it chunks become smaller */
+/* Of what is received, and as much again of what is made: beyond it chunks become smaller. Two rows of each have room in
+ * any case, so that it is twice as much with 1,024 members. */
+constexpr uint64_t STAGING = 64 << 20;
 constexpr uint64_t DIRECT = 256 << 10; /* up to here one round counts more than bytes */
 /* Chunks offered to each member before they are taken, and asked of each before they are added. */
 constexpr uint64_t ROWS_AHEAD = 4;

@@ -234,6 +234,7 @@ static void job_members_count_in(struct job *job, struct member *m, bool was_pre
 	m->next_seq = 1;
 	m->last.op = "join";
 	m->last.unit[0] = '\0';
+	m->last.ended_us = 0;
 	m->ended = FAULT_NULL;
 	job->joined++;
 	job->present += !was_present;

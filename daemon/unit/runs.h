@@ -1,7 +1,7 @@
 /*
  * The pieces of tensors that lie on one part of a unit, or in one rank's shard: all code that works
  * tensor by tensor (optimizer settings, initialisers, padding that must not count) uses this
- * module, so that it works for every layout. Loop thread only.
+ * module, so that it works for every layout. Reads only what is fixed from the registration on: any thread.
  */
 #ifndef SHARDD_UNIT_RUNS_H
 #define SHARDD_UNIT_RUNS_H

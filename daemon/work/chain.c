@@ -57,7 +57,7 @@ static void chain_add(const struct chain_part *p, const void *const *in, unsigne
 					   .sum_dtype = ch->sum_dtype,
 					   .post = ch->post,
 					   .accumulate = !begin };
-	backend_run(ch->c->parts[p->d].device->backend, &launch, job_as_owner(ch->c->job));
+	backend_run(ch->c->parts[p->d].device->backend, &launch, ch->owner);
 }
 
 /* Where the ranks have the elements from @first on, of which there are @n, or fewer that lie together.
@@ -108,6 +108,7 @@ void chain_talk(struct chain *ch, void *const *recv, uint64_t count, bool whole)
 	struct comm_fold fold[NODE_MAX_DEVICES];
 
 	CHECK(!sum.chained || !ch->post.how);
+	ch->owner = job_as_owner(ch->c->job);
 	for (unsigned d = 0; d < ch->c->n_parts; d++) {
 		ch->parts[d] = (struct chain_part){ ch, d };
 		fold[d] = (struct comm_fold){ chain_fold, &ch->parts[d] };

@@ -26,9 +26,10 @@ struct chain {
 	chain_source source;
 	void *userdata; /* the source's */
 	enum dtype in_dtype, sum_dtype;
-	struct k_factor pre;  /* of each rank's */
-	struct k_factor post; /* of the part's sum; not with order: ranks */
-	struct chain_part {   /* chain_talk's */
+	struct k_factor pre;        /* of each rank's */
+	struct k_factor post;       /* of the part's sum; not with order: ranks */
+	struct backend_owner owner; /* chain_talk's, as the next */
+	struct chain_part {
 		const struct chain *chain;
 		unsigned d;
 	} parts[NODE_MAX_DEVICES];
