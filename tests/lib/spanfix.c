@@ -429,7 +429,7 @@ void spanfix_begin_order(struct spanfix *w, unsigned i)
 					 .names = names,
 					 .max_ahead = 1000,
 					 .max_recorded = 1000,
-					 .patience_us = 20000,
+					 .patience_us = 100000,
 					 .stuck_us = 200000 };
 
 	CHECK(order_new(&o, &ops, w->jobs[i], &w->orders[i]) == 0);
