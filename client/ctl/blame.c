@@ -20,6 +20,7 @@ static void blame_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 		table_cell(t, "%d", r->pid);
 	else
 		table_cell(t, "-");
+	table_cell(t, "%s", *r->process_state ? r->process_state : "-");
 	table_color_cell(t, ctl_state_color(state), "%s", state);
 	table_cell(t, "%s", *r->op ? r->op : "-");
 	table_cell(t, "%s", *r->op_on ? r->op_on : "-");
@@ -37,9 +38,9 @@ static void blame_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 static int blame_print_ranks(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false },   { "RANK", true },       { "NODE", false }, { "PID", true },
-		{ "STATE", false }, { "OP", false },        { "ON", false },   { "NUMBER", true },
-		{ "FOR", true },    { "WAITS FOR", false },
+		{ "JOB", false },   { "RANK", true },   { "NODE", false },      { "PID", true },
+		{ "PROC", false },  { "STATE", false }, { "OP", false },        { "ON", false },
+		{ "NUMBER", true }, { "FOR", true },    { "WAITS FOR", false },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 

@@ -10,60 +10,63 @@
 #include "env.h"
 
 static const struct ctl_verb verbs[] = {
-	{ "status", "", "show the daemon, its devices, jobs and ranks", ctl_status },
-	{ "blame", "[JOB]", "show which rank and node holds up the others", ctl_blame },
-	{ "memory", "", "show who holds how much memory", ctl_memory },
-	{ "jobs", "", "list the jobs", ctl_jobs },
-	{ "units", "JOB", "list the units of a job", ctl_units },
-	{ "sessions", "", "list the connected processes", ctl_sessions },
-	{ "users", "", "show each user's usage and limits", ctl_users },
-	{ "ops", "[JOB] [-n N]", "list the last ops and what pending ops wait for", ctl_ops },
-	{ "trace", "[JOB] -o FILE [...]", "write them for Perfetto and chrome://tracing",
-	  ctl_trace },
-	{ "health", "", "print the health; exit code 0: SERVING", ctl_health },
-	{ "job", "create|delete|drain|resize ...", "create, delete, drain or resize a job",
-	  ctl_job },
-	{ "cordon", "", "admit no new jobs", ctl_cordon },
-	{ "uncordon", "", "admit new jobs again", ctl_uncordon },
-	{ "drain", "[--wait] [--timeout S]", "make all trainers commit and leave", ctl_drain },
-	{ "handover", "[--timeout S]", "start the next daemon, with all jobs", ctl_handover },
-	{ "shutdown", "[--discard]", "end the daemon and its jobs", ctl_shutdown },
-	{ "checkpoint", "save|load|policy|inspect|verify|...",
-	  "write a job to files; work on such files", ctl_checkpoint },
-	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run },
+	{ "status", "[JOB]", "show the daemon, devices, jobs and ranks", ctl_status, NULL },
+	{ "blame", "[JOB]", "show what holds up the ranks of a job", ctl_blame, NULL },
+	{ "memory", "", "show who holds how much memory", ctl_memory, NULL },
+	{ "jobs", "", "list the jobs", ctl_jobs, NULL },
+	{ "units", "JOB", "list the units of a job", ctl_units, NULL },
+	{ "sessions", "", "list the connected processes", ctl_sessions, NULL },
+	{ "users", "", "show each user's usage and limits", ctl_users, NULL },
+	{ "ops", "[JOB] [-n N]", "list pending ops, then the last ones", ctl_ops, NULL },
+	{ "trace", "[JOB] -o FILE [...]", "write ops for Perfetto, chrome://tracing", ctl_trace,
+	  "  trace [JOB] -o FILE [--last N] [--seconds S]\n" },
+	{ "health", "", "print the health; exit code 0: SERVING", ctl_health, NULL },
+	{ "job", "create|delete|drain|...", "create, delete, drain or resize a job", ctl_job,
+	  "  job create NAME --world-size N [--keep|--ephemeral] [--quota BYTES] [--ttl S]\n"
+	  "             [--op-timeout MS] [--allow-torn] [--private]\n"
+	  "             [--resume applied|committed|no-copy] [--min-ranks N --max-ranks N]\n"
+	  "             [--join-grace S]\n"
+	  "             [--checkpoint-dir DIR --checkpoint-every-steps N\n"
+	  "              --checkpoint-every-s S --checkpoint-keep K\n"
+	  "              --checkpoint-rate BYTES]\n"
+	  "  job delete NAME [--force]\n"
+	  "  job drain NAME\n"
+	  "  job resize NAME N [--timeout S]\n" },
+	{ "cordon", "", "admit no new jobs", ctl_cordon, NULL },
+	{ "uncordon", "", "admit new jobs again", ctl_uncordon, NULL },
+	{ "drain", "[--wait] [--timeout S]", "make all trainers commit and leave", ctl_drain,
+	  NULL },
+	{ "handover", "[--timeout S]", "start the next daemon, with all jobs", ctl_handover, NULL },
+	{ "shutdown", "[--discard]", "end the daemon and its jobs", ctl_shutdown, NULL },
+	{ "checkpoint", "save|load|verify|...", "write a job to files; work on such files",
+	  ctl_checkpoint,
+	  "  checkpoint save JOB DIR [--rate BYTES]\n"
+	  "  checkpoint load JOB DIR [--step N]\n"
+	  "  checkpoint policy JOB DIR [--every-steps N] [--every-s S] [--keep K]\n"
+	  "                    [--rate BYTES]\n"
+	  "  checkpoint policy JOB off\n"
+	  "  checkpoint inspect DIR [--step N]\n"
+	  "  checkpoint verify DIR [--step N]\n"
+	  "  checkpoint consolidate DIR --out FILE [--step N] [--names tensor]\n"
+	  "                         [--root UNIT]\n"
+	  "  checkpoint prune DIR --keep N\n"
+	  "  checkpoint import FILE|- DIR --step N [--world-size N] [--job NAME]\n"
+	  "  checkpoint convert SRC DST --to dcp|shardd [--step N] [...]\n" },
+	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run,
+	  "  run -n N [--min M [--join-grace S]] [--max-restarts K] [--standalone]\n"
+	  "      [--job NAME] -- CMD...\n" },
 };
 
 static void main_help(void)
 {
 	puts("usage: shardctl [--socket PATH] [--json] [--no-color] VERB [ARGUMENT...]\n");
 	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
-		printf("  %-10s %-32s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
+		printf("  %-10s %-24s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
+	putchar('\n');
+	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
+		if (verbs[i].usage)
+			fputs(verbs[i].usage, stdout);
 	puts("\n"
-	     "  job create NAME --world-size N [--keep|--ephemeral] [--quota BYTES] [--ttl S]\n"
-	     "             [--op-timeout MS] [--allow-torn] [--private]\n"
-	     "             [--resume applied|committed|no-copy] [--min-ranks N --max-ranks N]\n"
-	     "             [--join-grace S]\n"
-	     "             [--checkpoint-dir DIR --checkpoint-every-steps N --checkpoint-every-s "
-	     "S\n"
-	     "              --checkpoint-keep K --checkpoint-rate BYTES]\n"
-	     "  job delete NAME [--force]\n"
-	     "  job drain NAME\n"
-	     "  job resize NAME N [--timeout S]\n"
-	     "  checkpoint save JOB DIR [--rate BYTES]\n"
-	     "  checkpoint load JOB DIR [--step N]\n"
-	     "  checkpoint policy JOB DIR [--every-steps N] [--every-s S] [--keep K] [--rate "
-	     "BYTES]\n"
-	     "  checkpoint policy JOB off\n"
-	     "  checkpoint inspect DIR [--step N]\n"
-	     "  checkpoint verify DIR [--step N]\n"
-	     "  checkpoint consolidate DIR --out FILE [--step N] [--names tensor] [--root UNIT]\n"
-	     "  checkpoint prune DIR --keep N\n"
-	     "  checkpoint import FILE|- DIR --step N [--world-size N] [--job NAME]\n"
-	     "  checkpoint convert SRC DST --to dcp|shardd [--step N] [...]\n"
-	     "  trace [JOB] -o FILE [--last N] [--seconds S]\n"
-	     "  run -n N [--min M [--join-grace S]] [--max-restarts K] [--standalone]\n"
-	     "      [--job NAME] -- CMD...\n"
-	     "\n"
 	     "  --socket PATH  the daemon's socket; default: $SHARDD_SOCKET, else\n"
 	     "                 " ENV_DEFAULT_SOCKET "\n"
 	     "  --json         print one JSON document instead of tables\n"
@@ -72,6 +75,68 @@ static void main_help(void)
 	     "\n"
 	     "exit code: 0 done, 1 the daemon returned an error, 2 wrong arguments,\n"
 	     "3 the daemon cannot be reached; run: the highest exit code of its trainers");
+}
+
+static void main_help_verb(const struct ctl_verb *verb)
+{
+	if (verb->usage)
+		printf("usage: shardctl [--socket PATH] [--json] VERB\n\n%s\n", verb->usage);
+	else
+		printf("usage: shardctl [--socket PATH] [--json] %s%s%s\n\n", verb->name,
+		       *verb->arguments ? " " : "", verb->arguments);
+	printf("%s: %s. man shardctl says more.\n", verb->name, verb->help);
+}
+
+/* Letters that have to be put in, left out or replaced. Of words below MAIN_WORD. */
+#define MAIN_WORD 24u
+
+static unsigned main_distance(const char *a, const char *b)
+{
+	unsigned row[MAIN_WORD + 1], n = (unsigned)strlen(b);
+
+	for (unsigned k = 0; k <= n; k++)
+		row[k] = k;
+	for (unsigned i = 1; a[i - 1]; i++) {
+		unsigned corner = row[0];
+
+		row[0] = i;
+		for (unsigned k = 1; k <= n; k++) {
+			unsigned swap = corner + (a[i - 1] != b[k - 1]);
+
+			corner = row[k];
+			row[k] = corner + 1 < row[k - 1] + 1 ? corner + 1 : row[k - 1] + 1;
+			row[k] = row[k] < swap ? row[k] : swap;
+		}
+	}
+	return row[n];
+}
+
+/* Return: the verb that was meant, perhaps; NULL: none is like it. */
+static const struct ctl_verb *main_guess_verb(const char *name)
+{
+	const struct ctl_verb *best = NULL;
+	unsigned least = 3;
+
+	if (strlen(name) >= MAIN_WORD)
+		return NULL;
+	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++) {
+		unsigned d = main_distance(name, verbs[i].name);
+
+		if (d < least && d < strlen(verbs[i].name)) {
+			least = d;
+			best = &verbs[i];
+		}
+	}
+	return best;
+}
+
+static int main_no_verb(const char *name)
+{
+	const struct ctl_verb *meant = main_guess_verb(name);
+
+	if (meant)
+		return ctl_usage("there is no verb \"%s\": is \"%s\" meant?", name, meant->name);
+	return ctl_usage("there is no verb \"%s\"", name);
 }
 
 static const struct ctl_verb *main_find_verb(const char *name)
@@ -150,11 +215,11 @@ int main(int argc, char **argv)
 		return ctl_usage("no verb is given");
 	verb = main_find_verb(argv[optind]);
 	if (!verb)
-		return ctl_usage("there is no verb \"%s\"", argv[optind]);
+		return main_no_verb(argv[optind]);
 	argc -= optind;
 	argv += optind;
 	if (main_wants_help(verb, argc, argv)) {
-		main_help();
+		main_help_verb(verb);
 		return CTL_OK;
 	}
 	optind = 0; /* restart getopt for the verb's own options */

@@ -58,7 +58,12 @@ Test(shardctl, wrong_arguments_end_with_2)
 		{ { NULL }, 2, "no verb" },
 		{ { "nonsense" }, 2, "nonsense" },
 		{ { "--nonsense" }, 2, "nonsense" },
-		{ { "status", "more" }, 2, "more" },
+		{ { "status", "more", "jobs" }, 2, "one job" },
+		{ { "status", "--more" }, 2, "more" },
+		{ { "statsu" }, 2, "there is no verb \"statsu\": is \"status\" meant?" },
+		{ { "blam" }, 2, "is \"blame\" meant?" },
+		{ { "chekpoint", "save" }, 2, "is \"checkpoint\" meant?" },
+		{ { "x" }, 2, "there is no verb \"x\"\n" },
 		{ { "memory", "more" }, 2, "more" },
 		{ { "jobs", "more" }, 2, "more" },
 		{ { "sessions", "more" }, 2, "more" },
@@ -113,7 +118,10 @@ Test(shardctl, wrong_arguments_end_with_2)
 		  "INVALID_ARGUMENT: save: option" },
 		{ { "job", "resize", "a", "-3" }, 2, "INVALID_ARGUMENT: resize: invalid option" },
 		{ { "--help" }, 0, "usage:" },
-		{ { "checkpoint", "save", "--help" }, 0, "usage:" },
+		{ { "checkpoint", "save", "--help" },
+		  0,
+		  "  checkpoint save JOB DIR [--rate BYTES]\n" },
+		{ { "blame", "-h" }, 0, "usage: shardctl [--socket PATH] [--json] blame [JOB]\n" },
 		{ { "run", "--help" }, 0, "usage: shardctl run" },
 		{ { "--version" }, 0, "shardctl " },
 	};
@@ -124,10 +132,25 @@ Test(shardctl, wrong_arguments_end_with_2)
 	daemonfix_stop(&d);
 }
 
+Test(shardctl, help_fits_80_columns)
+{
+	char out[8192];
+	struct daemonfix d;
+	size_t most = 0;
+
+	daemonfix_start(&d, NULL);
+	cr_assert_eq(daemonfix_ctl_text(&d, WORDS("--help"), out, sizeof(out)), 0);
+	for (const char *at = out; *at; at += strcspn(at, "\n") + (strchr(at, '\n') != NULL))
+		most = strcspn(at, "\n") > most ? strcspn(at, "\n") : most;
+	cr_expect_leq(most, 80);
+	daemonfix_stop(&d);
+}
+
 Test(shardctl, what_the_daemon_refuses_ends_with_1)
 {
 	static const struct expected rows[] = {
 		{ { "units", "nobody" }, 1, "NOT_FOUND" },
+		{ { "status", "nobody" }, 1, "NOT_FOUND" },
 		{ { "units", "12345/nobody" }, 1, "NOT_FOUND" },
 		{ { "units", "no-such-user/j" }, 2, "there is no user" },
 		{ { "trace", "nobody", "-o", "-" }, 1, "NOT_FOUND" },
