@@ -9,6 +9,7 @@
 #include "client_error.h"
 #include "completion.h"
 #include "core/check.h"
+#include "core/clock.h"
 #include "options.h"
 #include "status.h"
 #include "stream.h"
@@ -363,23 +364,6 @@ static int op_take_result(struct shardd_client *c, struct ticket *ticket, int ti
 /* How long a wait does not look for interrupts, and a stall callback's granularity. */
 #define WAIT_SLICE_MS 100
 
-static void op_stalled(struct shardd_client *c, shardd_ticket t, const struct ticket *ticket,
-		       uint64_t waited_ms)
-{
-	const char *slash = strrchr(ticket->op->method, '/');
-	const char *verb = slash ? slash + 1 : ticket->op->method;
-	char unit[32] = "", who[1024] = "", text[1280];
-	struct shardd_error scratch;
-
-	if (ticket->unit)
-		snprintf(unit, sizeof(unit), " of unit %u", ticket->unit);
-	(void)status_blame(c, who, sizeof(who), &scratch); /* "": nobody, or not known */
-	snprintf(text, sizeof(text), "op %llu, %s%s, has not ended after %llu ms%s%s",
-		 (unsigned long long)ticket->number, verb, unit, (unsigned long long)waited_ms,
-		 *who ? ": " : "", who);
-	c->on_stall.call(c->on_stall.data, t, text);
-}
-
 static bool op_interrupted(struct shardd_client *c, unsigned seen)
 {
 	unsigned now = atomic_load(&c->interrupts);
@@ -413,6 +397,38 @@ static inline bool op_wait_slice(struct waited *w, int timeout_ms)
 		      : ticket_wait(w->ticket, timeout_ms);
 }
 
+/* "op 7, Reduce of unit 3, has not ended after 5000 ms: rank 1 ..." */
+static void op_describe_stall(struct shardd_client *c, const struct ticket *ticket,
+			      uint64_t waited_ms, uint64_t left_ms, char *buf, size_t bytes)
+{
+	const char *slash = strrchr(ticket->op->method, '/');
+	const char *verb = slash ? slash + 1 : ticket->op->method;
+	char unit[32] = "", who[1024] = "";
+	struct shardd_error scratch;
+
+	if (ticket->unit)
+		snprintf(unit, sizeof(unit), " of unit %u", ticket->unit);
+	if (left_ms >= STATUS_BLAME_LEAST_MS)
+		(void)status_blame(c, left_ms, who, sizeof(who), &scratch); /* "": not known */
+	snprintf(buf, bytes, "op %llu, %s%s, has not ended after %llu ms%s%s",
+		 (unsigned long long)ticket->number, verb, unit, (unsigned long long)waited_ms,
+		 *who ? ": " : "", who);
+}
+
+/* Tell it, unless it ends while the daemon is asked. Return: the milliseconds that this took. */
+static uint64_t op_stalled(struct shardd_client *c, shardd_ticket t, struct waited *w,
+			   uint64_t waited_ms, int timeout_ms)
+{
+	const uint64_t left = timeout_ms < 0 ? UINT64_MAX : (uint64_t)timeout_ms - waited_ms;
+	const uint64_t began = clock_now_us();
+	char text[1280];
+
+	op_describe_stall(c, w->ticket, waited_ms, left, text, sizeof(text));
+	if (!op_wait_slice(w, 0))
+		c->on_stall.call(c->on_stall.data, t, text);
+	return (clock_now_us() - began) / 1000;
+}
+
 /* Inlined: this is the path of every wait for one ticket. */
 __attribute__((always_inline)) static inline int op_wait_in_slices_inline(struct shardd_client *c,
 									  shardd_ticket t,
@@ -441,8 +457,10 @@ __attribute__((always_inline)) static inline int op_wait_in_slices_inline(struct
 		if (timeout_ms > 0 && waited >= (uint64_t)timeout_ms)
 			return WAIT_NOT_YET;
 		if (c->on_stall.call && waited >= next_stall) {
-			op_stalled(c, t, w->ticket, waited);
+			waited += op_stalled(c, t, w, waited, timeout_ms);
 			next_stall += c->on_stall.ms;
+			if (timeout_ms > 0 && waited >= (uint64_t)timeout_ms)
+				return op_wait_slice(w, 0) ? WAIT_ENDED : WAIT_NOT_YET;
 		}
 	}
 }

@@ -64,7 +64,8 @@ static char *status_job(struct shardd_client *c)
 	return job;
 }
 
-int status_blame(struct shardd_client *c, char *ret, size_t bytes, struct shardd_error *err)
+int status_blame(struct shardd_client *c, uint64_t left_ms, char *ret, size_t bytes,
+		 struct shardd_error *err)
 {
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
@@ -81,7 +82,8 @@ int status_blame(struct shardd_client *c, char *ret, size_t bytes, struct shardd
 	request.with_nodes = true;
 	l = client_use_link(c);
 	r = rpc_client_call(l->rpc, "/shardd.v1.StatusService/GetStatus", &request.base,
-			    &shardd__v1__get_status_response__descriptor, STATUS_BLAME_MS, &reply,
+			    &shardd__v1__get_status_response__descriptor,
+			    left_ms < STATUS_BLAME_MS ? (uint32_t)left_ms : STATUS_BLAME_MS, &reply,
 			    err);
 	client_unuse_link(c, l);
 	if (r < 0)
@@ -101,5 +103,5 @@ int shardd_blame(shardd_client *c, char *ret, size_t bytes, struct shardd_error 
 	r = client_check(c, err);
 	if (r == 0 && (!ret || !bytes))
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL or has no bytes");
-	return r < 0 ? r : status_blame(c, ret, bytes, err);
+	return r < 0 ? r : status_blame(c, STATUS_BLAME_MS, ret, bytes, err);
 }

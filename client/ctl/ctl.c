@@ -12,8 +12,9 @@
 #include "core/check.h"
 
 /* A daemon that listens and does not answer for so long hangs. */
-#define CALL_TIMEOUT_MS 10000u
-#define LONG_TIMEOUT_MS (24u * 3600 * 1000)
+#define SHORT_TIMEOUT_MS 1000u
+#define CALL_TIMEOUT_MS  10000u
+#define LONG_TIMEOUT_MS  (24u * 3600 * 1000)
 
 int ctl_usage(const char *fmt, ...)
 {
@@ -81,6 +82,12 @@ int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *reques
 	     const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret)
 {
 	return ctl_call_within(ctl, CALL_TIMEOUT_MS, method, request, reply, ret);
+}
+
+int ctl_call_soon(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
+		  const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret)
+{
+	return ctl_call_within(ctl, SHORT_TIMEOUT_MS, method, request, reply, ret);
 }
 
 int ctl_call_long(struct ctl *ctl, const char *method, const ProtobufCMessage *request,

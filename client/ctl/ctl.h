@@ -39,6 +39,7 @@ struct ctl_verb {
 	const char *arguments; /* for the usage text */
 	const char *help;
 	int (*run)(struct ctl *ctl, int argc, char **argv); /* argv[0]: the verb */
+	const char *usage; /* its forms, a line each; NULL: name and arguments are the only one */
 };
 
 int ctl_status(struct ctl *ctl, int argc, char **argv);
@@ -76,6 +77,10 @@ int ctl_error(const struct shardd_error *err);
 
 /* Report that memory is exhausted or stdout cannot be written. Return: CTL_FAILED. */
 int ctl_broken(void);
+
+/* The same with a short time, for a call that something else must not wait for. */
+int ctl_call_soon(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
+		  const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret);
 
 /* Make a call; connect first if not done yet. Errors are printed. @ret: belongs to the
  * caller (protobuf_c_message_free_unpacked). Return: an exit code. */

@@ -36,14 +36,35 @@ static json_t *health_json(const ProtobufCMessage *health, const Shardd__V1__Get
 	return out;
 }
 
-int ctl_health(struct ctl *ctl, int argc, char **argv)
+static void health_print_state(const Grpc__Health__V1__HealthCheckResponse *h)
+{
+	const ProtobufCEnumValue *name = protobuf_c_enum_descriptor_get_value(
+		&grpc__health__v1__health_check_response__serving_status__descriptor,
+		(int)h->status);
+
+	puts(name ? name->name : "UNKNOWN");
+	fflush(stdout);
+}
+
+/* Of this node alone, and not for longer than a probe waits. */
+static void health_get_stalls(struct ctl *ctl, Shardd__V1__GetStatusResponse **ret)
 {
 	Shardd__V1__GetStatusRequest all = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	ProtobufCMessage *reply = NULL;
+
+	if (ctl_call_soon(ctl, "/shardd.v1.StatusService/GetStatus", &all.base,
+			  &shardd__v1__get_status_response__descriptor, &reply) == CTL_OK)
+		*ret = (Shardd__V1__GetStatusResponse *)reply;
+	else
+		fputs("shardctl: which jobs stall is not known\n", stderr);
+}
+
+int ctl_health(struct ctl *ctl, int argc, char **argv)
+{
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
 	Grpc__Health__V1__HealthCheckRequest request = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	const Grpc__Health__V1__HealthCheckResponse *h;
-	const ProtobufCEnumValue *name;
 	int r = ctl_no_arguments(argc, argv);
 
 	if (r == CTL_OK)
@@ -52,18 +73,13 @@ int ctl_health(struct ctl *ctl, int argc, char **argv)
 	if (r != CTL_OK)
 		return r;
 	h = (const Grpc__Health__V1__HealthCheckResponse *)reply;
-	all.with_nodes = true;
-	(void)ctl_get_status(ctl, &all, &s); /* it has said why not */
-	if (ctl->json) {
+	if (!ctl->json)
+		health_print_state(h);
+	health_get_stalls(ctl, &s);
+	if (ctl->json)
 		r = ctl_print_json(health_json(reply, s));
-	} else {
-		name = protobuf_c_enum_descriptor_get_value(
-			&grpc__health__v1__health_check_response__serving_status__descriptor,
-			(int)h->status);
-		puts(name ? name->name : "UNKNOWN");
-		if (s)
-			health_print_stalls(s);
-	}
+	else if (s)
+		health_print_stalls(s);
 	if (h->status != GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING)
 		return CTL_FAILED;
 	return r;

@@ -25,6 +25,7 @@
 #include "core/log.h"
 #include "core/loopq.h"
 #include "core/state.h"
+#include "core/text.h"
 #include "core/threads.h"
 #include "job/loading.h"
 #include "net/gate.h"
@@ -306,7 +307,7 @@ static void server_tell_stall(struct job *job, const char *text)
 {
 	log_warn("server", "stalled job=%s what=\"%s\"", job->label,
 		 job->rec->is_private ? PRIVATE : text);
-	job->ops.stall_told = true;
+	text_copy(job->ops.stalled, sizeof(job->ops.stalled), text);
 	server_tell_ranks(job, JOB_EVENT_STALL, text);
 }
 
@@ -319,7 +320,7 @@ static void server_on_stall(struct job *job, bool stalls)
 		status_stall_ask(job, server_tell_stall);
 		return;
 	}
-	if (!job->ops.stall_told)
+	if (!*job->ops.stalled)
 		return;
 	log_info("server", "stall over job=%s ms=%llu", job->label, (unsigned long long)ms);
 	snprintf(text, sizeof(text), "the job has stalled for %llu.%llu s",

@@ -119,6 +119,7 @@ static bool cluster_told_op(Shardd__V1__JobTold *t, const struct op *op, Shardd_
 
 	op_waits_for(op, waits, sizeof(waits));
 	r->op_us = now > op->announced_us ? now - op->announced_us : 0;
+	r->wait_us = op_waited_us(op, now);
 	r->for_ranks = op_waits_for_ranks(op);
 	if (op->group) {
 		r->group = group_key(op->group);

@@ -237,7 +237,8 @@ char proc_state(struct proc *p)
 	uint64_t began;
 	char state;
 
-	return proc_read_stat(p, &state, &began) ? state : '\0';
+	/* of a process that lives: its first thread has ended, and others have not */
+	return proc_read_stat(p, &state, &began) && state != 'Z' ? state : '\0';
 }
 
 void proc_watch(struct proc *p, struct proc_watch *w, proc_gone_cb fn)

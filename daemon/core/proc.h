@@ -45,8 +45,8 @@ bool proc_gone(const struct proc *p);
 uint64_t proc_began(struct proc *p);
 
 /* What the kernel says of it: R (running), S (sleeping), D (in a sleep that cannot be interrupted), T (stopped), t
- * (stopped by a debugger), Z (ended, and not waited for), or another letter of proc_pid_stat(5). Return: '\0' if it
- * is gone, or /proc does not show it. */
+ * (stopped by a debugger), or another letter of proc_pid_stat(5). Return: '\0' if it has ended, or /proc does not show
+ * it. */
 char proc_state(struct proc *p);
 
 /* Call @fn once, from the loop, when the process is gone; at the next turn if

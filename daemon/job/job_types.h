@@ -288,7 +288,7 @@ struct job_ops_seen {
 	uint64_t failed;
 	char last_error[256];
 	uint64_t stalled_us; /* since when it stalls (op/stall.h); 0: it does not */
-	bool stall_told;     /* the log and its ranks know of that */
+	char stalled[512];   /* what the log and its ranks were told of that; "": nothing */
 };
 
 /* Sessions that read its parameters (job/readers.h). */

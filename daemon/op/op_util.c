@@ -27,6 +27,13 @@ bool op_waits_for_ranks(const struct op *op)
 	       (op->state == OP_WAIT || (op->state == OP_RUN && group_spans(op->group)));
 }
 
+uint64_t op_waited_us(const struct op *op, uint64_t now_us)
+{
+	uint64_t since = op->active_us ? op->active_us : op->announced_us;
+
+	return now_us > since ? now_us - since : 0;
+}
+
 bool op_writes_params(const struct op *op)
 {
 	return op->state != OP_BLOCKED;

@@ -15,6 +15,9 @@ const struct op_type *op_type_by_name(const char *name);
  * have come to them. */
 bool op_waits_for_ranks(const struct op *op);
 
+/* For how long it has been its turn: not counted is the time that it has waited for earlier ops of its session. */
+uint64_t op_waited_us(const struct op *op, uint64_t now_us);
+
 /* waits_for_readers of an op that always writes parameters: unless it is blocked. */
 bool op_writes_params(const struct op *op);
 

@@ -52,7 +52,7 @@ void stall_tick(struct job *job, uint64_t now_us, uint64_t stall_after_us)
 	if (stalls)
 		return;
 	job->ops.stalled_us = 0;
-	job->ops.stall_told = false;
+	job->ops.stalled[0] = '\0';
 }
 
 const struct op *stall_op(const struct job *job, uint64_t *ret_since_us)

@@ -1,7 +1,8 @@
 /*
  * Stalls: a job stalls while one of its ops has waited, for other ranks, for readers or for memory, longer than
- * stall_after_ms. Work on devices is no stall. A collective over several nodes is one, when it
- * has begun here: a node that follows a schedule does not know whether the others have. Loop thread only.
+ * stall_after_ms. Work on devices is no stall. A collective over several nodes may be one,
+ * when it has begun here: a node that follows a schedule does not know whether the others have, and asks them
+ * (rpc/status_stall.h). Loop thread only.
  */
 #ifndef SHARDD_OP_STALL_H
 #define SHARDD_OP_STALL_H

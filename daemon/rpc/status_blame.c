@@ -64,7 +64,7 @@ static void status_blame_add_rank(struct blame *b, const Shardd__V1__JobRankTold
 	if (!op || !op->group)
 		return;
 	op->waiting++;
-	if (r->op_us > op->first->op_us)
+	if (r->wait_us > op->first->wait_us)
 		op->first = r;
 }
 
@@ -91,7 +91,7 @@ static void status_blame_look_at(struct blame *b, struct blame_op *op)
 			continue;
 		op->lacking++;
 		to->holds += op->waiting;
-		if (!to->op || op->first->op_us > to->op->first->op_us)
+		if (!to->op || op->first->wait_us > to->op->first->wait_us)
 			to->op = op;
 	}
 }
@@ -108,7 +108,7 @@ static bool status_blame_is_held(struct blame *b, uint32_t rank)
 static int status_blame_compare(const void *x, const void *y)
 {
 	const struct blame_rank *a = x, *b = y;
-	uint64_t a_us = a->op->first->op_us, b_us = b->op->first->op_us;
+	uint64_t a_us = a->op->first->wait_us, b_us = b->op->first->wait_us;
 
 	if (a_us != b_us)
 		return a_us > b_us ? -1 : 1;
@@ -195,8 +195,7 @@ static void status_blame_process(const Shardd__V1__JobRankTold *told, char ret[6
 		       { 'S', "sleeping" },
 		       { 'D', "in a sleep that cannot be interrupted" },
 		       { 'T', "stopped" },
-		       { 't', "stopped by a debugger" },
-		       { 'Z', "ended" } };
+		       { 't', "stopped by a debugger" } };
 	const char *words = "";
 
 	ret[0] = '\0';
@@ -217,7 +216,7 @@ static void status_blame_tell_rank(struct arena *a, const struct blame *b,
 
 	status_blame_describe(r->op, what, sizeof(what));
 	status_blame_instead(b, r->rank, instead, sizeof(instead));
-	status_blame_seconds(r->op->first->op_us, time);
+	status_blame_seconds(r->op->first->wait_us, time);
 	status_blame_process(told, pid);
 	snprintf(text, sizeof(text),
 		 "rank %u%s%s%.64s has not begun %s, in which %u rank%s wait%s for %s: %s", r->rank,
@@ -229,7 +228,7 @@ static void status_blame_tell_rank(struct arena *a, const struct blame *b,
 	to->process_state = status_text(a, told ? told->process_state : "");
 	to->last_op = status_text(a, told ? told->last_op : "");
 	to->holds = r->holds;
-	to->wait_us = r->op->first->op_us;
+	to->wait_us = r->op->first->wait_us;
 	to->text = status_text(a, text);
 }
 
@@ -240,11 +239,11 @@ static void status_blame_tell_op(struct arena *a, const struct blame_op *op,
 	char what[256], time[32], text[1024];
 
 	status_blame_describe(op, what, sizeof(what));
-	status_blame_seconds(op->first->op_us, time);
+	status_blame_seconds(op->first->wait_us, time);
 	snprintf(text, sizeof(text), "all ranks have begun %s, for %s%s%.300s", what, time,
 		 *op->first->waits_for ? ": it waits for " : "", op->first->waits_for);
 	to->rank = -1;
-	to->wait_us = op->first->op_us;
+	to->wait_us = op->first->wait_us;
 	to->text = status_text(a, text);
 }
 

@@ -9,6 +9,7 @@
 #include "core/text.h"
 #include "op/op.h"
 #include "op/op_time.h"
+#include "op/op_util.h"
 #include "op/stall.h"
 #include "rpc/status_fill.h"
 
@@ -24,40 +25,50 @@ static Shardd__V1__BlameStatus *status_stall_culprit(struct arena *a, const stru
 	return own.n_blame ? own.blame[0] : NULL;
 }
 
-/* Since when an op waits, here or, as the others have told, on another node. Return: 0: none does. */
-static uint64_t status_stall_wait(const struct job *job, const Shardd__V1__JobStatus *j,
-				  const struct op **ret_op)
+/* The sentence of @blame is about what stalls: not another op, which waits for a rank since a moment. */
+static bool status_stall_is_blamed(const struct job *job, const Shardd__V1__BlameStatus *blame,
+				   const struct op *op)
 {
-	const uint64_t after = job->node->limits.stall_after_ms * UINT64_C(1000);
-	uint64_t since;
+	return blame && blame->wait_us >= job->node->limits.stall_after_ms * UINT64_C(1000) &&
+	       (op ? op_waits_for_ranks(op) : blame->rank >= 0);
+}
 
-	*ret_op = stall_op(job, &since);
-	if (*ret_op)
-		return clock_now_us() - since;
-	return after && j->n_blame && j->blame[0]->wait_us >= after ? j->blame[0]->wait_us : 0;
+/* Its data may be on their way: nobody is known to hold it up. */
+static bool status_stall_is_work(const struct op *op)
+{
+	return op && op->state == OP_RUN && op_waits_for_ranks(op);
 }
 
 void status_fill_stall(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
 {
 	Shardd__V1__BlameStatus *blame = j->n_blame ? j->blame[0] : NULL;
-	const struct op *op;
-	const uint64_t wait = status_stall_wait(job, j, &op);
 	Shardd__V1__StallStatus **messages;
-	char text[512] = "";
+	uint64_t since;
+	const struct op *op = stall_op(job, &since);
+	char text[512];
+	bool blamed;
 
-	if (!wait)
-		return;
-	if (!blame && !j->n_nodes)
+	if (op && !blame && !j->n_nodes)
 		blame = status_stall_culprit(a, job, j);
+	blamed = status_stall_is_blamed(job, blame, op);
+	if (status_stall_is_work(op) && !(blamed && blame->rank >= 0) && !*job->ops.stalled)
+		return;
+	if (!op && !blamed)
+		return;
 	messages = STATUS_MESSAGES(a, 1, StallStatus, stall_status);
 	if (!messages)
 		return;
 	j->stall = messages[0];
-	if (op)
+	j->stall->wait_us = op ? clock_now_us() - since : blame->wait_us;
+	if (blamed) {
+		j->stall->text = blame->text;
+		j->stall->culprit = blame->rank >= 0 ? blame : NULL;
+	} else if (*job->ops.stalled) {
+		j->stall->text = status_text(a, job->ops.stalled);
+	} else {
 		op_describe(op, text, sizeof(text));
-	j->stall->wait_us = wait;
-	j->stall->text = blame ? blame->text : status_text(a, text);
-	j->stall->culprit = blame && blame->rank >= 0 ? blame : NULL;
+		j->stall->text = status_text(a, text);
+	}
 }
 
 /* ------------------------------------------------------------------------ the log */
@@ -78,8 +89,20 @@ static void status_stall_tell(struct job *job, status_stall_cb told)
 	status_fill_job(&a, job, &j);
 	status_fill_told(&a, job, &j);
 	status_fill_stall(&a, job, &j);
-	told(job, j.stall && !a.failed ? j.stall->text : "no memory to tell why");
+	if (a.failed)
+		told(job, "no memory to tell why");
+	else if (j.stall)
+		told(job, j.stall->text);
 	arena_free(&a);
+}
+
+/* Another op may be the one that waits longest by now. */
+static bool status_stall_is_on(const struct job *job)
+{
+	uint64_t since;
+
+	return stall_op(job, &since) && !*job->ops.stalled &&
+	       clock_now_us() - since >= job->node->limits.stall_after_ms * UINT64_C(1000);
 }
 
 static void status_stall_on_told(struct cluster_ask *a)
@@ -87,7 +110,7 @@ static void status_stall_on_told(struct cluster_ask *a)
 	struct status_stall_ask *s = CONTAINER_OF(a, struct status_stall_ask, ask);
 	struct job *job = htab_find(&s->jobs->names, s->label);
 
-	if (job && job->ops.stalled_us)
+	if (job && status_stall_is_on(job))
 		status_stall_tell(job, s->told);
 	free(s);
 }

@@ -13,7 +13,8 @@ void status_fill_stall(struct arena *a, const struct job *job, Shardd__V1__JobSt
 typedef void (*status_stall_cb)(struct job *job, const char *text);
 
 /* @told is called with one sentence: now or, if other nodes have to be asked, within a second, and only if the job
- * still stalls. Loop thread only. */
+ * still stalls, and not of a collective that all nodes have begun. @told keeps it in job->ops.stalled. Loop thread
+ * only. */
 void status_stall_ask(struct job *job, status_stall_cb told);
 
 #endif

@@ -9,6 +9,7 @@
 #include "op/op_run.h"
 #include "op/op_time.h"
 #include "op/stall.h"
+#include "rpc/status_fill.h"
 #include "rpc/status_stall.h"
 
 static struct nodefix n;
@@ -23,6 +24,7 @@ static void test_stall_begin(void)
 	job = nodefix_job(&n, "job", 2, 0);
 	m[0] = nodefix_join(&n, job, 0);
 	m[1] = nodefix_join(&n, job, 1);
+	n.node.limits.stall_after_ms = 1000;
 }
 
 static void test_stall_end(void)
@@ -149,6 +151,72 @@ STALL_TEST(names_the_rank_and_what_its_process_does)
 	snprintf(who, sizeof(who), "rank 1 (pid %d, running) has not begun Barrier", getpid());
 	cr_expect(strstr(said, who), "%s", said);
 	cr_expect(strstr(said, "in which 1 rank waits for 2.5 s"), "%s", said);
+}
+
+/* What shardctl status is told, at @us. */
+static Shardd__V1__JobStatus *look(struct arena *a, uint64_t us)
+{
+	static Shardd__V1__JobStatus j;
+
+	clock_fake(us);
+	j = (Shardd__V1__JobStatus)SHARDD__V1__JOB_STATUS__INIT;
+	status_fill_job(a, job, &j);
+	status_fill_told(a, job, &j);
+	status_fill_stall(a, job, &j);
+	cr_assert(!a->failed);
+	return &j;
+}
+
+/* An op that has waited for an earlier one of its own rank used to count from its arrival on. */
+STALL_TEST(does_not_count_the_wait_for_earlier_ops)
+{
+	static struct nodefix_op op = { 0 }, late = { 0 }, peer = { 0 };
+	struct arena a = ARENA_NULL;
+	Shardd__V1__JobStatus *j;
+
+	nodefix_barrier(&n, m[0], 0, &op);
+	nodefix_barrier(&n, m[0], 0, &late);
+	clock_fake(1900000);
+	nodefix_barrier(&n, m[1], 0, &peer);
+	nodefix_ok(&op, "Barrier");
+	tick_at(2100000);
+	j = look(&a, 2100000);
+	cr_expect_null(j->stall);
+	cr_assert_eq(j->n_blame, 1);
+	cr_expect_eq(j->blame[0]->wait_us, 200000);
+	tick_at(3000000);
+	j = look(&a, 3000000);
+	cr_assert(j->stall);
+	cr_expect_eq(j->stall->wait_us, 1100000);
+	cr_expect_eq(j->stall->culprit->rank, 1);
+	arena_free(&a);
+}
+
+/* Something else holds it up than the rank that another one waits for since a moment. */
+STALL_TEST(of_readers_is_not_blamed_on_a_rank)
+{
+	static struct nodefix_op op = { 0 }, held = { 0 };
+	struct arena a = ARENA_NULL;
+	Shardd__V1__JobStatus *j;
+
+	job = nodefix_job(&n, "three", 3, 0);
+	m[0] = nodefix_join(&n, job, 0);
+	m[1] = nodefix_join(&n, job, 1);
+	nodefix_barrier(&n, m[0], 0, &held);
+	held.op->state = OP_BLOCKED; /* as one that waits for readers */
+	condition_wait(&job->readers.writers, &held.op->waiter);
+	clock_fake(1990000);
+	nodefix_barrier(&n, m[1], 0, &op);
+	tick_at(2000000);
+	j = look(&a, 2000000);
+	cr_assert(j->stall);
+	cr_assert_eq(j->n_blame, 1);
+	cr_expect_eq(j->blame[0]->rank, 2);
+	cr_expect_null(j->stall->culprit);
+	cr_expect(strstr(j->stall->text, "Barrier of rank 0"), "%s", j->stall->text);
+	waiter_leave(&held.op->waiter);
+	held.op->state = OP_WAIT;
+	arena_free(&a);
 }
 
 STALL_TEST(is_not_told_when_it_is_over)

@@ -78,6 +78,7 @@ static void waits(struct scene *s, uint32_t rank, uint32_t group, uint64_t numbe
 	r->group = group;
 	r->number = number;
 	r->op_us = us;
+	r->wait_us = us;
 	r->for_ranks = true;
 	s->last[rank][group - 1].number = number;
 }

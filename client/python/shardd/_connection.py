@@ -117,12 +117,12 @@ class Connection:
         _library.call("blame", self.handle, text, C.sizeof(text))
         return text.value.decode(errors="replace")
 
-    def stalled(self, what: str) -> None:
-        """A wait takes long: tell it, with who holds it up."""
-        try:
-            why = self.blame()
-        except SharddError:
-            why = ""
+    def stalled(self, what: str, left: float) -> None:
+        """A wait takes long, and may take @left seconds more: tell it, with what holds it up."""
+        why = ""
+        if left >= 2:
+            with contextlib.suppress(SharddError):
+                why = self.blame()
         text = f"{what}: {why or '`shardctl blame` and `shardctl ops` say what it waits for'}"
         if self._on_stall is None:
             print(f"shardd: {text}", file=sys.stderr, flush=True)

@@ -65,8 +65,9 @@ class Ticket(Generic[T]):
             waited = time.monotonic() - began
             if waited >= report:
                 report *= 2
+                left = math.inf if end is None else end - time.monotonic()
                 self._client.stalled(f"{self.name} has not ended after {waited:.0f} s"
-                                     f"{self._client.who()}")
+                                     f"{self._client.who()}", left)
 
     def done(self) -> bool:
         """Has the op ended, successfully or not? Never blocks."""
@@ -84,8 +85,8 @@ class Ticket(Generic[T]):
 
         @timeout: seconds; None: until the op's own deadline. WaitTimeout: not yet; the ticket
         stays valid. May be called again after the end, with the same outcome. In the main thread
-        Python's signal handlers run within 0.1 s: Ctrl-C raises KeyboardInterrupt here. The op
-        then continues, and the ticket stays valid.
+        Python's signal handlers run within 0.1 s, or 2 s while a long wait is reported: Ctrl-C
+        raises KeyboardInterrupt here. The op then continues, and the ticket stays valid.
         """
         if not self._done:
             error, r = _abi.Error(), _abi.Result()
