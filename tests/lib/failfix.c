@@ -101,13 +101,18 @@ static const char *text_of(json_t *object, const char *key)
 static json_t *find_op(json_t *all, const char *job, uint32_t rank, const char *op)
 {
 	json_t *o, *found = NULL;
+	json_int_t last = 0; /* those that are pending come first */
 	size_t i;
 
-	json_array_foreach(json_object_get(all, "ops"), i,
-			   o) if (strcmp(text_of(o, "job"), job) == 0 &&
-				  strcmp(text_of(o, "op"), op) == 0 &&
-				  json_integer_value(json_object_get(o, "rank")) ==
-					  (json_int_t)rank) found = o;
+	json_array_foreach(
+		json_object_get(all, "ops"), i,
+		o) if (strcmp(text_of(o, "job"), job) == 0 && strcmp(text_of(o, "op"), op) == 0 &&
+		       json_integer_value(json_object_get(o, "rank")) == (json_int_t)rank &&
+		       json_integer_value(json_object_get(o, "id")) > last)
+	{
+		last = json_integer_value(json_object_get(o, "id"));
+		found = o;
+	}
 	return found;
 }
 

@@ -785,7 +785,7 @@ static void on_seen(struct backend_task *task, int status)
 {
 	cr_expect_eq(status, 0);
 	cr_expect_eq(CONTAINER_OF(task, struct counted, task)->done, 0, "before done");
-	task->record++;
+	++*(unsigned *)task->record;
 }
 
 /* The second of two tasks that are submitted together begins when threads are free, not when
@@ -799,6 +799,7 @@ Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
 		{ .kind = LAUNCH_SCALE, .n = 1, .scale = { x, 2, NULL } }
 	};
 	struct counted c[2] = { 0 };
+	unsigned seen[2] = { 0 };
 	struct fixture f;
 	uint64_t before;
 
@@ -806,9 +807,11 @@ Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
 	setup(&f, 1, 0);
 	before = clock_now_us();
 	for (unsigned i = 0; i < 2; i++) {
-		c[i].task = (struct backend_task){
-			.launches = &launch[i], .n_launches = 1, .done = on_done, .seen = on_seen
-		};
+		c[i].task = (struct backend_task){ .launches = &launch[i],
+						   .n_launches = 1,
+						   .done = on_done,
+						   .seen = on_seen,
+						   .record = &seen[i] };
 		backend_submit(f.b, &c[i].task);
 	}
 	looprun_until(&f.run, is_done, &c[0], 30);
@@ -818,7 +821,7 @@ Test(backend_host, a_task_says_when_its_kernels_began_and_ended)
 	cr_expect_geq(c[1].task.began_us, c[0].task.ended_us);
 	cr_expect_geq(c[1].task.ended_us, c[1].task.began_us);
 	cr_expect_leq(c[1].task.ended_us, clock_now_us());
-	cr_expect_eq(c[0].task.record, 1);
+	cr_expect_eq(seen[0], 1);
 	c[1].done = 0;
 	c[1].task.n_launches = 0;
 	backend_submit(f.b, &c[1].task);

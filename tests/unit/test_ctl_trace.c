@@ -316,7 +316,7 @@ Test(ctl_trace, jobs_are_processes_and_devices_are_another)
 
 Test(ctl_trace, limits_leave_out_what_is_older)
 {
-	const struct trace_limits two = { .last = 2 }, recent = { .seconds = 4 },
+	const struct trace_limits one = { .last = 1 }, recent = { .seconds = 4 },
 				  long_ago = { .seconds = 1000 };
 	struct records r = { 0 };
 	json_t *events, *j;
@@ -324,10 +324,12 @@ Test(ctl_trace, limits_leave_out_what_is_older)
 	test_ctl_trace_begin(&r, 10 * SECOND);
 	op(&r, "job", 0, "Gather", "a", TIMES(1 * SECOND, 1 * SECOND, 1 * SECOND, 2 * SECOND));
 	op(&r, "job", 0, "Gather", "b", TIMES(2 * SECOND, 2 * SECOND, 0, 0));
+	r.ops[0] = &r.op[1]; /* what is pending comes first, and stays whatever the limit */
+	r.ops[1] = &r.op[0];
 	op(&r, "job", 0, "Gather", "c", TIMES(5 * SECOND, 5 * SECOND, 5 * SECOND, 7 * SECOND));
 	device(&r, "gather", "Gather", "a", TIMES(1 * SECOND, 0, 1900000, 0));
 	device(&r, "gather", "Gather", "c", TIMES(5 * SECOND, 0, 7 * SECOND, 0));
-	events = events_of(&r, &two, &j);
+	events = events_of(&r, &one, &j);
 	expect_slices(events, "rank 0 trainer|trainer|2000000+3000000\n"
 			      "rank 0|Gather b|2000000+8000000\n"
 			      "rank 0|blocked|2000000+8000000\n"
