@@ -86,6 +86,7 @@ static void op_record_end(struct op *op)
 	r->started_us = op->started_us;
 	r->finished_us = op->m->last.ended_us;
 	r->bytes = op->fault.code ? 0 : op->result.place.bytes;
+	r->error[0] = '\0';
 	if (op->fault.code)
 		snprintf(r->error, sizeof(r->error), "%s: %.130s", fault_code_name(op->fault.code),
 			 op->fault.text);

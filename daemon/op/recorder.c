@@ -54,12 +54,15 @@ static struct recorder_trail *recorder_store_find(struct recorder_store *s, cons
 {
 	struct recorder_trail *t, *tmp;
 
-	list_for_each (t, tmp, &s->trails, link)
-		if (recorder_trail_is_of(t, job, uid)) {
+	list_for_each (t, tmp, &s->trails, link) {
+		if (!recorder_trail_is_of(t, job, uid))
+			continue;
+		if (s->trails.next != &t->link) {
 			list_unlink(&t->link);
 			list_append(s->trails.next, &t->link);
-			return t;
 		}
+		return t;
+	}
 	return NULL;
 }
 
@@ -93,10 +96,9 @@ static size_t recorder_store_most(const struct recorder_store *s)
 
 /* The oldest record of the job that has most: this one's, if it has its share; of several that of the job that has
  * recorded nothing for the longest time. */
-static struct record_head *recorder_store_evict(struct recorder_store *s, const char *job,
-						uid_t uid)
+static struct record_head *recorder_store_evict(struct recorder_store *s,
+						struct recorder_trail *own, bool *ret_own)
 {
-	struct recorder_trail *own = recorder_store_find(s, job, uid);
 	struct recorder_trail *t;
 	struct record_head *r;
 
@@ -106,38 +108,41 @@ static struct record_head *recorder_store_evict(struct recorder_store *s, const 
 		t = list_entry(s->trails.prev, struct recorder_trail, link);
 	else
 		t = own && own->n >= s->size / s->n_trails ? own : recorder_store_longest(s);
+	*ret_own = t == own;
 	r = list_first(&t->records, struct record_head, link);
 	recorder_trail_remove(s, t, r);
 	return r;
 }
 
-/* Return: an empty one, in no list. */
+/* Return: an empty one, in no list, in which the id is set. @ret_own: it was of the same job. */
 static struct record_head *recorder_store_take(struct recorder_store *s, uint64_t id,
-					       const char *job, uid_t uid)
+					       struct recorder_trail *own, bool *ret_own)
 {
 	struct record_head *r;
 
+	*ret_own = false;
 	if (list_empty(&s->empty)) {
-		r = recorder_store_evict(s, job, uid);
+		r = recorder_store_evict(s, own, ret_own);
 		if (!r)
 			return NULL;
 	} else {
 		r = list_first(&s->empty, struct record_head, link);
 		list_unlink(&r->link);
 	}
-	memset(r, 0, s->bytes);
-	list_init(&r->link);
 	r->id = id;
-	r->uid = uid;
-	text_copy(r->job, sizeof(r->job), job);
 	return r;
 }
 
-/* It may be overwritten from now on. */
-static void recorder_store_keep(struct recorder_store *s, struct record_head *r)
+static void recorder_head_fill(struct record_head *r, const char *job, uid_t uid)
 {
-	struct recorder_trail *t = recorder_store_find(s, r->job, r->uid);
+	r->uid = uid;
+	text_copy(r->job, sizeof(r->job), job);
+}
 
+/* It may be overwritten from now on. @t: of its job; NULL: there is none yet. */
+static void recorder_store_keep(struct recorder_store *s, struct recorder_trail *t,
+				struct record_head *r)
+{
 	if (!t) {
 		t = list_first(&s->spare, struct recorder_trail, link);
 		list_unlink(&t->link);
@@ -174,10 +179,18 @@ uint64_t recorder_next_op(void)
 
 struct record *recorder_add(uint64_t id, const char *job, uid_t uid)
 {
-	struct record_head *r = recorder_store_take(&recorder.ops, id, job, uid);
+	struct recorder_store *s = &recorder.ops;
+	struct recorder_trail *own = recorder_store_find(s, job, uid);
+	bool is_own;
+	struct record_head *r = recorder_store_take(s, id, own, &is_own);
 
-	if (r)
-		recorder_store_keep(&recorder.ops, r);
+	if (!r)
+		return NULL;
+	if (own && !own->n)
+		own = NULL; /* that was its only one */
+	if (!is_own)
+		recorder_head_fill(r, job, uid);
+	recorder_store_keep(s, own, r);
 	return (struct record *)r;
 }
 
@@ -186,13 +199,26 @@ struct record *recorder_add(uint64_t id, const char *job, uid_t uid)
 struct device_record *recorder_add_device(const char *job, uid_t uid)
 {
 	struct recorder_store *s = &recorder.devices;
+	uint64_t id = s->next_id;
+	bool is_own;
+	struct record_head *r =
+		recorder_store_take(s, id, recorder_store_find(s, job, uid), &is_own);
 
-	return (struct device_record *)recorder_store_take(s, s->next_id++, job, uid);
+	if (!r)
+		return NULL;
+	s->next_id++;
+	memset(r, 0, s->bytes);
+	list_init(&r->link);
+	r->id = id;
+	recorder_head_fill(r, job, uid);
+	return (struct device_record *)r;
 }
 
 void recorder_end_device(struct device_record *r)
 {
-	recorder_store_keep(&recorder.devices, &r->head);
+	struct recorder_store *s = &recorder.devices;
+
+	recorder_store_keep(s, recorder_store_find(s, r->head.job, r->head.uid), &r->head);
 }
 
 void recorder_resume_device(struct device_record *r)

@@ -94,10 +94,11 @@ void recorder_deinit(void);
 
 /* A number for an op that comes. */
 uint64_t recorder_next_op(void);
-/* A record for op number @id of @job, which has ended; to be filled. Return: NULL only with size 0. */
+/* A record for op number @id of @job, which has ended. What is not in its head is that of another op: fill all of it.
+ * Return: NULL only with size 0. */
 struct record *recorder_add(uint64_t id, const char *job, uid_t uid);
 
-/* A record for work of @job, to be filled; nobody overwrites it before recorder_end_device. Return: NULL if
+/* A record for work of @job, which is zero but for its head; nobody overwrites it before recorder_end_device. Return: NULL if
  * all records are of work that has not ended. */
 struct device_record *recorder_add_device(const char *job, uid_t uid);
 /* Its last task so far has ended. */
