@@ -54,14 +54,19 @@ int shardd_status(shardd_client *c, const char *job, char **ret, struct shardd_e
 
 /* ---------------------------------------------------------------------- blame */
 
-static char *status_job(struct shardd_client *c)
+/* The job that @c has joined: a copy of its name. Return: 0 or a negative shardd_code. */
+static int status_job(struct shardd_client *c, char **ret, struct shardd_error *err)
 {
-	char *job;
+	bool joined;
 
 	pthread_mutex_lock(&c->reconnect.lock);
-	job = c->job ? strdup(c->job) : NULL;
+	joined = c->job;
+	*ret = joined ? strdup(c->job) : NULL;
 	pthread_mutex_unlock(&c->reconnect.lock);
-	return job;
+	if (!joined)
+		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+				 "this client has joined no job");
+	return *ret ? 0 : error_memory(err);
 }
 
 int status_blame(struct shardd_client *c, uint64_t left_ms, char *ret, size_t bytes,
@@ -69,15 +74,15 @@ int status_blame(struct shardd_client *c, uint64_t left_ms, char *ret, size_t by
 {
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
-	_cleanup_(freep) char *job = status_job(c);
+	_cleanup_(freep) char *job = NULL;
 	const Shardd__V1__GetStatusResponse *s;
 	struct link *l;
 	int r;
 
 	ret[0] = '\0';
-	if (!job)
-		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
-				 "this client has joined no job");
+	r = status_job(c, &job, err);
+	if (r < 0)
+		return r;
 	request.job = job;
 	request.with_nodes = true;
 	l = client_use_link(c);

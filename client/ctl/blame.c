@@ -1,5 +1,4 @@
 /* shardctl blame: who holds up the ranks of a job, on whichever node. */
-#include <getopt.h>
 #include <stdio.h>
 
 #include "core/check.h"
@@ -101,16 +100,9 @@ int ctl_blame(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
-	static const struct option none[] = { { 0 } };
 	char name[CTL_JOB_MAX];
-	int r = CTL_OK;
+	int r = ctl_optional_job(argc, argv, name, &request.job);
 
-	if (ctl_getopt(argc, argv, "", none, NULL) != -1)
-		return CTL_USAGE;
-	if (argc - optind > 1)
-		return ctl_usage("blame takes the name of one job");
-	if (argc - optind == 1)
-		r = ctl_job_name(argv[optind], name, &request.job);
 	request.with_nodes = true;
 	if (r == CTL_OK)
 		r = ctl_get_status(ctl, &request, &s);

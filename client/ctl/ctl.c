@@ -185,6 +185,17 @@ int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret)
 	return CTL_OK;
 }
 
+int ctl_optional_job(int argc, char **argv, char buf[CTL_JOB_MAX], char **ret)
+{
+	static const struct option none[] = { { 0 } };
+
+	if (ctl_getopt(argc, argv, "", none, NULL) != -1)
+		return CTL_USAGE;
+	if (argc - optind > 1)
+		return ctl_usage("%s takes the name of one job", argv[0]);
+	return argc - optind == 1 ? ctl_job_name(argv[optind], buf, ret) : CTL_OK;
+}
+
 const char *ctl_user(uint32_t uid, char buf[CTL_USER_MAX])
 {
 	const struct passwd *p = getpwuid(uid);

@@ -104,6 +104,8 @@ int ctl_print_table(struct ctl *ctl, const char *title, const struct table *t);
  * The daemon knows no user names. @buf: receives the name. Return: CTL_OK, or CTL_USAGE
  * (printed). */
 int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret);
+/* The arguments of a verb that takes no option, and one job or none: as above. */
+int ctl_optional_job(int argc, char **argv, char buf[CTL_JOB_MAX], char **ret);
 
 /* @path as a process with another working directory finds it, without links. What does not exist here
  * may exist there, and has its name. Return: the caller's to free; NULL without memory. */

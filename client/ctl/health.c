@@ -21,7 +21,8 @@ static void health_print_stalls(const Shardd__V1__GetStatusResponse *s)
 
 static json_t *health_json(const ProtobufCMessage *health, const Shardd__V1__GetStatusResponse *s)
 {
-	json_t *out = json_from_message(health), *stalls = json_array();
+	/* null: not known, which is not the same as none */
+	json_t *out = json_from_message(health), *stalls = s ? json_array() : json_null();
 
 	for (size_t i = 0; s && i < s->n_jobs; i++)
 		if (s->jobs[i]->stall)

@@ -1,5 +1,4 @@
 /* shardctl status: the daemon, its devices, jobs and ranks. */
-#include <getopt.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -553,17 +552,10 @@ int ctl_status(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
-	static const struct option none[] = { { 0 } };
 	char name[CTL_JOB_MAX];
 	json_t *j;
-	int r = CTL_OK;
+	int r = ctl_optional_job(argc, argv, name, &request.job);
 
-	if (ctl_getopt(argc, argv, "", none, NULL) != -1)
-		return CTL_USAGE;
-	if (argc - optind > 1)
-		return ctl_usage("status takes the name of one job");
-	if (argc - optind == 1)
-		r = ctl_job_name(argv[optind], name, &request.job);
 	if (r != CTL_OK)
 		return r;
 	request.with_units = ctl->json;

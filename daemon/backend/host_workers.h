@@ -34,10 +34,9 @@ int workers_new(const struct workers_options *o, struct workers **ret);
 /* Queue @task (borrowed until done). Allocates nothing, cannot fail. Loop thread. */
 void workers_submit(struct workers *w, struct backend_task *task);
 
-/* Run @launch on the calling thread, which wakes no more than all but two of the threads to help: who
- * calls has others that are busy at the same time, such as the one that sends what was made before. Threads that are
- * awake help, too. Its chunks are
- * smaller than those of tasks. Any thread but those of @w; until workers_free. */
+/* Run @launch on the calling thread, which wakes no more than all but two of the threads to help: who calls has
+ * others that are busy at the same time, such as the one that sends what was made before. Threads that are awake help,
+ * too. Its chunks are smaller than those of tasks. Any thread but those of @w; until workers_free. */
 void workers_run(struct workers *w, struct launch *launch, struct backend_owner owner);
 
 /* Stop and join; no task may be unfinished. Loop thread. NULL is allowed.

@@ -1,8 +1,9 @@
 /*
  * The flight recorder, always on: all pending ops, the latest that have ended, and the latest work of devices. Of
  * what has ended each job has its share: a new record takes the place of the oldest one of the job that has
- * most, so that a busy job does not push out what happened in another one. A job is a name and an owner, and
- * has its share also after its end. Nothing is allocated after start. Loop thread only.
+ * most, so that a busy job does not push out what happened in another one. A job is a name and an owner. It keeps its
+ * share after its end, until more than a 64th as many jobs as records have some: then the records of those go first
+ * that have recorded nothing for the longest time. Nothing is allocated after start. Loop thread only.
  */
 #ifndef SHARDD_OP_RECORDER_H
 #define SHARDD_OP_RECORDER_H
@@ -98,8 +99,8 @@ uint64_t recorder_next_op(void);
  * Return: NULL only with size 0. */
 struct record *recorder_add(uint64_t id, const char *job, uid_t uid);
 
-/* A record for work of @job, which is zero but for its head; nobody overwrites it before recorder_end_device. Return: NULL if
- * all records are of work that has not ended. */
+/* A record for work of @job, which is zero but for its head; nobody overwrites it before recorder_end_device.
+ * Return: NULL if all records are of work that has not ended. */
 struct device_record *recorder_add_device(const char *job, uid_t uid);
 /* Its last task so far has ended. */
 void recorder_end_device(struct device_record *r);

@@ -94,6 +94,16 @@ static int replace_stderr(int fd)
 	return saved;
 }
 
+/* The same with a new file. */
+static int stderr_into(const char *path)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	int saved = replace_stderr(fd);
+
+	close(fd);
+	return saved;
+}
+
 static void restore_stderr(int saved)
 {
 	dup2(saved, STDERR_FILENO);
@@ -273,11 +283,10 @@ TEST(works_before_open_and_after_close)
 {
 	_cleanup_(freep) char *text = NULL;
 	struct place p;
-	int fd, saved;
+	int saved;
 
 	place_init(&p);
-	fd = open(p.file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-	saved = replace_stderr(fd);
+	saved = stderr_into(p.file);
 	log_info("main", "early");
 	open_log(LOG_INFO, false, "");
 	log_info("main", "middle");
@@ -285,7 +294,6 @@ TEST(works_before_open_and_after_close)
 	log_info("main", "late");
 	log_close();
 	restore_stderr(saved);
-	close(fd);
 	text = slurp(p.file);
 	cr_assert(matches(text, "main early\n.*main middle\n.*main late\n$"), "%s", text);
 	place_deinit(&p);
@@ -396,12 +404,10 @@ TEST(reopening_standard_error_loses_nothing)
 	_cleanup_(freep) char *text = NULL;
 	struct log_options o = { .level = LOG_INFO };
 	struct place p;
-	int fd, saved;
+	int saved;
 
 	place_init(&p);
-	fd = open(p.file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-	saved = replace_stderr(fd);
-	close(fd);
+	saved = stderr_into(p.file);
 	open_log(LOG_INFO, false, "");
 	for (int i = 0; i < 100; i++) {
 		log_info("a", "line=%d", i);
@@ -488,12 +494,10 @@ TEST(lines_for_the_journal_have_their_priority_in_front)
 	_cleanup_(freep) char *text = NULL;
 	struct log_options o = { .level = LOG_INFO, .journal = "/nowhere/at/all" };
 	struct place p;
-	int fd, saved;
+	int saved;
 
 	place_init(&p);
-	fd = open(p.file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-	saved = replace_stderr(fd);
-	close(fd);
+	saved = stderr_into(p.file);
 	cr_assert_eq(log_open(&o), 0);
 	log_warn("a", "one");
 	o.json = true;
