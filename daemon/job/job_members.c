@@ -46,6 +46,7 @@ static bool job_members_keeps_gradient(const struct job *job, const struct unit 
 void job_epoch_end(struct job *job, const struct fault *fault)
 {
 	job_members_end_span(job, fault);
+	job->ops.counts.epochs_ended += job->joined > 0;
 	if (job->jobs->ops.epoch_ends)
 		job->jobs->ops.epoch_ends(job);
 	job->jobs->ops.abort_ops(job, fault);
@@ -482,6 +483,7 @@ void job_lost(struct member *m, const char *why)
 		job->jobs->ops.epoch_ends(job); /* what is in doubt is not torn */
 	job_tear(job);
 	job_epoch_end(job, &f);
+	job->ops.counts.deaths++;
 	job_members_leave_common(m, MEMBER_DEAD);
 }
 

@@ -283,12 +283,19 @@ struct job_copies {
 };
 
 /* What status says of its ops. */
+struct job_counts {
+	uint64_t commits, epochs_ended, deaths; /* deaths: of ranks, without a Leave */
+	uint64_t checkpoints, checkpoints_failed;
+	uint64_t stalls, stalled_us; /* that have begun; how long those lasted that are over */
+};
+
 struct job_ops_seen {
 	uint64_t total;
 	uint64_t failed;
 	char last_error[256];
 	uint64_t stalled_us; /* since when it stalls (op/stall.h); 0: it does not */
 	char stalled[512];   /* what the log and its ranks were told of that; "": nothing */
+	struct job_counts counts;
 };
 
 /* Sessions that read its parameters (job/readers.h). */

@@ -110,6 +110,13 @@ struct member_last {
 	uint64_t ended_us; /* when the last one was answered; 0: none was */
 };
 
+/* Since it joined first; sums over ops, which may overlap. */
+struct member_waits {
+	uint64_t us; /* of its ops, for other ranks, readers or memory */
+	/* That it has cost: of each collective to which it came last, the time since the first rank came. */
+	uint64_t late_us;
+};
+
 struct member {
 	uint32_t magic;
 	unsigned refs;
@@ -130,6 +137,7 @@ struct member {
 	struct list cast_turn;  /* in job->copies.turns, while it has such */
 	uint64_t ops_total;
 	struct member_last last;
+	struct member_waits waits;
 
 	struct device *device;    /* where its buffers are and what it gathers comes to */
 	struct member_link *link; /* its streams; NULL: answers are all it waits for */

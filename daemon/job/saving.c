@@ -100,6 +100,9 @@ void saving_finish(struct saving *s)
 	saving_cb done = s->done;
 
 	state_move(saving_states, &s->state, s->f.code ? SAVING_FAILED : SAVING_DONE);
+	if (!s->memory)
+		*(s->f.code ? &s->job->ops.counts.checkpoints_failed
+			    : &s->job->ops.counts.checkpoints) += 1;
 	saving_drop(s);
 	if (!s->f.code && !s->job->life.deleted && !s->memory)
 		job_saved(s->job, s->step);

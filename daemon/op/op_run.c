@@ -16,6 +16,7 @@
 #include "job/job_journal.h"
 #include "op/guard.h"
 #include "op/op.h"
+#include "op/op_stats.h"
 #include "op/queue_task.h"
 #include "op/recorder.h"
 #include "shardd.pb-c.h"
@@ -70,6 +71,8 @@ static void op_record_end(struct op *op)
 
 	list_unlink(&op->recorded.link);
 	op->m->last.ended_us = clock_now_us();
+	op_stats_count(op, op->m->last.ended_us);
+	op->m->waits.us += op->active_us && op->started_us ? op->started_us - op->active_us : 0;
 	if (!r)
 		return;
 	r->head.is_private = job->is_private;

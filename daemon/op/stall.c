@@ -45,12 +45,16 @@ void stall_tick(struct job *job, uint64_t now_us, uint64_t stall_after_us)
 	const bool stalls = op && now_us >= since && now_us - since >= stall_after_us;
 	const bool did = job->ops.stalled_us;
 
-	if (stalls && !did)
+	if (stalls && !did) {
 		job->ops.stalled_us = since;
+		job->ops.counts.stalls++;
+	}
 	if (stalls != did && job->jobs->ops.stall)
 		job->jobs->ops.stall(job, stalls);
 	if (stalls)
 		return;
+	if (did)
+		job->ops.counts.stalled_us += now_us - job->ops.stalled_us;
 	job->ops.stalled_us = 0;
 	job->ops.stalled[0] = '\0';
 }

@@ -96,6 +96,8 @@ static void status_jobs_fill_rank(struct arena *a, const struct job *job, uint32
 	r->last_op = status_text(a, last);
 	r->pending_ops = m->pending;
 	r->gathered_units = member_gathered_units(m);
+	r->waited_us = m->waits.us;
+	r->late_us = m->waits.late_us;
 	status_jobs_fill_prefetch(&m->ahead, r);
 }
 
@@ -367,6 +369,23 @@ static void status_jobs_fill_nodes(struct arena *a, const struct job *job, Shard
 	}
 }
 
+static void status_jobs_fill_counts(struct arena *a, const struct job_counts *from,
+				    Shardd__V1__JobStatus *j)
+{
+	Shardd__V1__JobCounts **c = STATUS_MESSAGES(a, 1, JobCounts, job_counts);
+
+	if (!c)
+		return;
+	j->counts = c[0];
+	c[0]->commits = from->commits;
+	c[0]->epochs_ended = from->epochs_ended;
+	c[0]->deaths = from->deaths;
+	c[0]->checkpoints = from->checkpoints;
+	c[0]->checkpoints_failed = from->checkpoints_failed;
+	c[0]->stalls = from->stalls;
+	c[0]->stalled_us = from->stalled_us;
+}
+
 static void status_jobs_fill_elastic(struct arena *a, const struct job *job,
 				     Shardd__V1__JobStatus *j)
 {
@@ -395,6 +414,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->ops_total = job->ops.total;
 	j->ops_failed = job->ops.failed;
 	j->last_error = status_text(a, job->ops.last_error);
+	status_jobs_fill_counts(a, &job->ops.counts, j);
 	j->ranks = STATUS_MESSAGES(a, job->rec->world_size, RankStatus, rank_status);
 	j->n_ranks = j->ranks ? job->rec->world_size : 0;
 	for (uint32_t r = 0; r < j->n_ranks; r++)

@@ -114,6 +114,7 @@ void commit_record(struct job *job)
 	if (job->step.recorded || job->step.stepping || job_pass_check_over(job, NULL, &none) != 0)
 		return;
 	job->step.recorded = true;
+	job->ops.counts.commits++;
 	for (uint32_t r = 0; r < rec->world_size; r++)
 		if (c->marks[r])
 			commit_store_blob(job, r, c->marks[r]);

@@ -167,6 +167,24 @@ static void coll_cannot_start(struct group *g, struct match_entry *const *entrie
 		job_epoch_end(g->job, &f);
 }
 
+/* The last one to come has cost the others the time since the first one came. */
+static void coll_count_late(struct coll *c)
+{
+	const struct op *first = NULL;
+	struct op *last = NULL;
+
+	for (uint32_t i = 0; i < c->n; i++) {
+		if (c->ops[i]->surrogate)
+			continue;
+		if (!first || c->ops[i]->active_us < first->active_us)
+			first = c->ops[i];
+		if (!last || c->ops[i]->active_us > last->active_us)
+			last = c->ops[i];
+	}
+	if (last)
+		last->m->waits.late_us += last->active_us - first->active_us;
+}
+
 void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdata)
 {
 	struct coll *c = coll_new(userdata, entries, n);
@@ -179,6 +197,7 @@ void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdat
 		op_begin_run(c->ops[i]);
 		c->ops[i]->runner = &c->waiter;
 	}
+	coll_count_late(c);
 	c->job->running++;
 	if (c->type->coll_begin)
 		c->type->coll_begin(c);
