@@ -9,22 +9,19 @@
 #include "client.h"
 #include "client_error.h"
 #include "core/cleanup.h"
-#include "ctl/json.h"
+#include "json/json.h"
+#include "json/status_json.h"
 #include "rpc_client.h"
 #include "status.pb-c.h"
 
 /* The daemon asks other nodes, for a second at most. */
 #define STATUS_BLAME_MS 2000u
 
-static int status_as_text(const ProtobufCMessage *m, char **ret, struct shardd_error *err)
+static int status_as_text(const Shardd__V1__GetStatusResponse *s, char **ret,
+			  struct shardd_error *err)
 {
-	_cleanup_(json_freep) json_t *j = json_from_message(m);
-	char *text;
-
-	/* They were not asked for: an empty list would say that there are none. */
-	if (j)
-		json_object_del(j, "slabs");
-	text = j ? json_dumps(j, JSON_COMPACT) : NULL;
+	_cleanup_(json_freep) json_t *j = status_json_status(s);
+	char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
 	if (!text)
 		return error_memory(err);
 	*ret = text;
@@ -49,7 +46,7 @@ int shardd_status(shardd_client *c, const char *job, char **ret, struct shardd_e
 	request.with_units = true;
 	r = call_again(c, "/shardd.v1.StatusService/GetStatus", &request.base,
 		       &shardd__v1__get_status_response__descriptor, &reply, err);
-	return r < 0 ? r : status_as_text(reply, ret, err);
+	return r < 0 ? r : status_as_text((const Shardd__V1__GetStatusResponse *)reply, ret, err);
 }
 
 /* ---------------------------------------------------------------------- blame */

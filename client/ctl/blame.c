@@ -5,7 +5,8 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
-#include "ctl/json.h"
+#include "json/json.h"
+#include "json/status_json.h"
 
 static void blame_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 			   const Shardd__V1__RankStatus *r)
@@ -87,15 +88,6 @@ static int blame_print(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 	return r == CTL_OK ? blame_print_ranks(ctl, s) : r;
 }
 
-static int blame_print_json(const Shardd__V1__GetStatusResponse *s)
-{
-	json_t *j = json_from_message(&s->base);
-	json_t *out = j ? json_pack("{s:O?}", "jobs", json_object_get(j, "jobs")) : NULL;
-
-	json_decref(j);
-	return ctl_print_json(out);
-}
-
 int ctl_blame(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
@@ -108,5 +100,5 @@ int ctl_blame(struct ctl *ctl, int argc, char **argv)
 		r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK)
 		return r;
-	return ctl->json ? blame_print_json(s) : blame_print(ctl, s);
+	return ctl->json ? ctl_print_json(status_json_list(s, "jobs")) : blame_print(ctl, s);
 }

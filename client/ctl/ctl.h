@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "ctl/json.h"
+#include "json/json.h"
 #include "ctl/table.h"
 #include "rpc_client.h"
 #include "status.pb-c.h"

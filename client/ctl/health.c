@@ -3,6 +3,7 @@
 
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
+#include "json/status_json.h"
 #include "health.pb-c.h"
 
 /* Jobs that stall: a line for each. They say nothing about the daemon, so the exit code is not theirs. */
@@ -22,14 +23,8 @@ static void health_print_stalls(const Shardd__V1__GetStatusResponse *s)
 static json_t *health_json(const ProtobufCMessage *health, const Shardd__V1__GetStatusResponse *s)
 {
 	/* null: not known, which is not the same as none */
-	json_t *out = json_from_message(health), *stalls = s ? json_array() : json_null();
+	json_t *out = json_from_message(health), *stalls = s ? status_json_stalls(s) : json_null();
 
-	for (size_t i = 0; s && i < s->n_jobs; i++)
-		if (s->jobs[i]->stall)
-			json_array_append_new(
-				stalls, json_pack("{si ss so}", "uid", (int)s->jobs[i]->uid, "job",
-						  s->jobs[i]->name, "stall",
-						  json_from_message(&s->jobs[i]->stall->base)));
 	if (out)
 		json_object_set_new(out, "stalls", stalls);
 	else

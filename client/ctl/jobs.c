@@ -7,7 +7,7 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
-#include "ctl/json.h"
+#include "json/status_json.h"
 
 /* The devices of its ranks, each once, in the order of the ranks. */
 static void jobs_devices_cell(struct table *t, const Shardd__V1__JobStatus *j)
@@ -56,7 +56,6 @@ int ctl_jobs(struct ctl *ctl, int argc, char **argv)
 	};
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
-	_cleanup_(json_freep) json_t *all = NULL;
 	_cleanup_(table_freep) struct table *t = NULL;
 	int r = ctl_no_arguments(argc, argv);
 
@@ -66,10 +65,8 @@ int ctl_jobs(struct ctl *ctl, int argc, char **argv)
 	r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK)
 		return r;
-	if (ctl->json) {
-		all = json_from_message(&s->base);
-		return ctl_print_json(json_pack("{s:O?}", "jobs", json_object_get(all, "jobs")));
-	}
+	if (ctl->json)
+		return ctl_print_json(status_json_list(s, "jobs"));
 	t = table_new(columns, ARRAY_SIZE(columns));
 	for (size_t i = 0; t && i < s->n_jobs; i++)
 		jobs_job_row(t, s->jobs[i]);

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
+#include "json/status_json.h"
 #include "ctl/format.h"
 #include "ctl/holders.h"
 
@@ -269,48 +270,6 @@ static json_t *memory_kept_json(const struct kept *k)
 }
 
 /* The keys of @from that are named, in a new object. */
-static json_t *memory_pick(json_t *from, const char *const *keys, size_t n)
-{
-	json_t *to = json_object();
-
-	for (size_t i = 0; i < n; i++)
-		json_object_set(to, keys[i], json_object_get(from, keys[i]));
-	return to;
-}
-
-/* The same for every element of the list @key, into @to. */
-static void memory_pick_each(json_t *from, const char *key, const char *const *keys, size_t n,
-			     json_t *to)
-{
-	json_t *list = json_array();
-	json_t *item;
-	size_t i;
-
-	json_array_foreach(json_object_get(from, key), i, item)
-		json_array_append_new(list, memory_pick(item, keys, n));
-	json_object_set_new(to, key, list);
-}
-
-static json_t *memory_json(const Shardd__V1__GetStatusResponse *s, const struct kept *kept)
-{
-	static const char *const whole[] = { "devices", "slabs", "ring_bytes" };
-	static const char *const job[] = { "name",       "quota_bytes",       "used_bytes",
-					   "peak_bytes", "quarantined_bytes", "classes",
-					   "memory" };
-	static const char *const session[] = { "session", "pid",        "client_name", "job",
-					       "rank",    "held_bytes", "ring" };
-	_cleanup_(json_freep) json_t *all = json_from_message(&s->base);
-	json_t *to;
-
-	if (!all)
-		return NULL;
-	to = memory_pick(all, whole, ARRAY_SIZE(whole));
-	memory_pick_each(all, "jobs", job, ARRAY_SIZE(job), to);
-	memory_pick_each(all, "sessions", session, ARRAY_SIZE(session), to);
-	json_object_set_new(to, "holders", memory_kept_json(kept));
-	return to;
-}
-
 static int memory_print_all(struct ctl *ctl, Shardd__V1__GetStatusResponse *s,
 			    const struct kept *kept)
 {
@@ -343,7 +302,7 @@ int ctl_memory(struct ctl *ctl, int argc, char **argv)
 	if (memory_kept_find(s, &kept) < 0)
 		kept.holders = HOLDERS_NULL; /* what the daemon says is complete without */
 	if (ctl->json)
-		r = ctl_print_json(memory_json(s, &kept));
+		r = ctl_print_json(status_json_memory(s, memory_kept_json(&kept)));
 	else
 		r = memory_print_all(ctl, s, &kept);
 	memory_kept_deinit(&kept);

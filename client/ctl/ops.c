@@ -7,7 +7,7 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
-#include "ctl/json.h"
+#include "json/json.h"
 
 #define DEFAULT_LIMIT 50u
 

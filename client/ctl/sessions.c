@@ -2,6 +2,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
+#include "json/status_json.h"
 #include "ctl/format.h"
 
 static void sessions_session_row(struct table *t, const Shardd__V1__SessionStatus *s)
@@ -59,7 +60,6 @@ int ctl_sessions(struct ctl *ctl, int argc, char **argv)
 	};
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
-	_cleanup_(json_freep) json_t *all = NULL;
 	_cleanup_(table_freep) struct table *t = NULL;
 	int r = ctl_no_arguments(argc, argv);
 
@@ -67,11 +67,8 @@ int ctl_sessions(struct ctl *ctl, int argc, char **argv)
 		r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK)
 		return r;
-	if (ctl->json) {
-		all = json_from_message(&s->base);
-		return ctl_print_json(
-			json_pack("{s:O?}", "sessions", json_object_get(all, "sessions")));
-	}
+	if (ctl->json)
+		return ctl_print_json(status_json_list(s, "sessions"));
 	t = table_new(columns, ARRAY_SIZE(columns));
 	for (size_t i = 0; t && i < s->n_sessions; i++)
 		sessions_session_row(t, s->sessions[i]);

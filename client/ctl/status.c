@@ -7,7 +7,8 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
-#include "ctl/json.h"
+#include "json/json.h"
+#include "json/status_json.h"
 
 static void status_print_cordon(const Shardd__V1__GetStatusResponse *s)
 {
@@ -553,7 +554,6 @@ int ctl_status(struct ctl *ctl, int argc, char **argv)
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
 	char name[CTL_JOB_MAX];
-	json_t *j;
 	int r = ctl_optional_job(argc, argv, name, &request.job);
 
 	if (r != CTL_OK)
@@ -563,9 +563,5 @@ int ctl_status(struct ctl *ctl, int argc, char **argv)
 	r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK || !ctl->json)
 		return r != CTL_OK ? r : status_print_status(ctl, s);
-	j = json_from_message(&s->base);
-	/* They were not asked for: an empty list would say that there are none. */
-	if (j)
-		json_object_del(j, "slabs");
-	return ctl_print_json(j);
+	return ctl_print_json(status_json_status(s));
 }

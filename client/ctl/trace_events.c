@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
-#include "ctl/json.h"
+#include "json/json.h"
 #include "ctl/lanes.h"
 
 /* Perfetto takes threads of one number in two processes for the same: numbers are given out

@@ -6,7 +6,8 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
-#include "ctl/json.h"
+#include "json/json.h"
+#include "json/status_json.h"
 
 /* "0 1 5"; "-" if there is none. */
 static void units_ranks_cell(struct table *t, const uint32_t *ranks, size_t n)
@@ -82,7 +83,6 @@ int ctl_units(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
-	_cleanup_(json_freep) json_t *all = NULL;
 	const Shardd__V1__JobStatus *job;
 	char name[CTL_JOB_MAX];
 	int r;
@@ -105,8 +105,5 @@ int ctl_units(struct ctl *ctl, int argc, char **argv)
 		printf("job %s is private: only its owner sees its units\n", job->name);
 	if (!ctl->json)
 		return units_print_units(ctl, job);
-	all = json_from_message(&job->base);
-	return ctl_print_json(json_pack("{s:O?, s:O?, s:O?}", "job", json_object_get(all, "name"),
-					"units", json_object_get(all, "units"), "ranks",
-					json_object_get(all, "ranks")));
+	return ctl_print_json(status_json_units(job));
 }

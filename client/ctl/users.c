@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
+#include "json/status_json.h"
 #include "ctl/format.h"
 
 static bool users_is_bytes(const char *name)
@@ -57,18 +58,6 @@ static void users_rows(struct table *t, const Shardd__V1__UserStatus *u)
 		table_cell(t, "-");
 }
 
-/* No limit is null: a JSON integer cannot hold the 2^64 - 1 of the message. */
-static void users_json_limits(json_t *users, const Shardd__V1__GetStatusResponse *s)
-{
-	for (size_t i = 0; i < s->n_users; i++) {
-		json_t *usage = json_object_get(json_array_get(users, i), "usage");
-
-		for (size_t k = 0; k < s->users[i]->n_usage; k++)
-			if (s->users[i]->usage[k]->limit == UINT64_MAX)
-				json_object_set_new(json_array_get(usage, k), "limit", json_null());
-	}
-}
-
 int ctl_users(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct table_column columns[] = {
@@ -77,7 +66,6 @@ int ctl_users(struct ctl *ctl, int argc, char **argv)
 	};
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
-	_cleanup_(json_freep) json_t *all = NULL;
 	_cleanup_(table_freep) struct table *t = NULL;
 	int r = ctl_no_arguments(argc, argv);
 
@@ -85,11 +73,8 @@ int ctl_users(struct ctl *ctl, int argc, char **argv)
 		r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK)
 		return r;
-	if (ctl->json) {
-		all = json_from_message(&s->base);
-		users_json_limits(json_object_get(all, "users"), s);
-		return ctl_print_json(json_pack("{s:O?}", "users", json_object_get(all, "users")));
-	}
+	if (ctl->json)
+		return ctl_print_json(status_json_users(s));
 	t = table_new(columns, ARRAY_SIZE(columns));
 	for (size_t i = 0; t && i < s->n_users; i++)
 		users_rows(t, s->users[i]);

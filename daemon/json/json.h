@@ -4,8 +4,8 @@
  * 2^63-1), states are their names (json_state), other enums their whole names, bytes are their count, and a list of ClassBytes is one
  * object from name to bytes. Any thread.
  */
-#ifndef SHARDD_CTL_JSON_H
-#define SHARDD_CTL_JSON_H
+#ifndef SHARDD_JSON_JSON_H
+#define SHARDD_JSON_JSON_H
 
 #include <jansson.h>
 #include <protobuf-c/protobuf-c.h>

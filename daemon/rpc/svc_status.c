@@ -7,12 +7,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cluster/cluster.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "job/pooled.h"
 #include "rpc/arena.h"
 #include "rpc/status_fill.h"
+#include "rpc/status_survey.h"
 
 #define COUNT_AGAIN_US 1000000u
 
@@ -80,51 +80,87 @@ static void svc_status_note_messages(const struct svc_status *svc, const struct 
 		user_sample_messages(u, svc->sources->message_bytes(u->uid, svc->userdata));
 }
 
+static void svc_status_fill_cordon(struct arena *a, const struct jobs_cordon *cordon,
+				   Shardd__V1__GetStatusResponse *reply)
+{
+	Shardd__V1__CordonStatus **c;
+
+	if (!cordon->on)
+		return;
+	c = STATUS_MESSAGES(a, 1, CordonStatus, cordon_status);
+	if (!c)
+		return;
+	reply->cordon = c[0];
+	c[0]->uid = cordon->uid;
+	c[0]->unix_s = cordon->unix_s;
+}
+
+static void svc_status_fill_daemon(struct svc_status *svc, struct arena *a,
+				   Shardd__V1__GetStatusResponse *reply)
+{
+	struct node *node = svc->jobs->node;
+	char instance[2 * NODE_INSTANCE_BYTES + 1];
+
+	reply->version = (char *)SHARDD_VERSION;
+	reply->pid = (int32_t)getpid();
+	node_instance_text(node, instance);
+	reply->instance = status_text(a, instance);
+	reply->started_unix_s = node->started_unix_s;
+	reply->uptime_s = (clock_now_us() - node->started_us) / 1000000u;
+	reply->ring_bytes = svc->sessions->rings ? svc->sessions->rings->bytes(svc->sessions) : 0;
+	reply->connections = svc->sources->connections(svc->userdata);
+	reply->open_descriptors = svc_status_count_descriptors(svc);
+	reply->log_dropped = log_dropped();
+	reply->draining = svc->jobs->draining;
+	svc_status_fill_cordon(a, &svc->jobs->cordon, reply);
+	reply->store_max = svc->sources->store(&reply->store_used, svc->userdata);
+	reply->store_left_out = jobs_pooled_left_out(svc->jobs);
+}
+
+void svc_status_fill(struct svc_status *svc, const struct status_query *q, struct arena *a,
+		     Shardd__V1__GetStatusResponse *reply)
+{
+	struct node *node = svc->jobs->node;
+
+	svc_status_fill_daemon(svc, a, reply);
+	status_fill_cluster(a, reply);
+	status_fill_devices(a, node, reply);
+	status_fill_comms(a, node, reply);
+	status_fill_jobs(a, svc->jobs, &q->scope, q->with_units, reply);
+	status_fill_sessions(a, svc->sessions, &q->scope, reply);
+	svc_status_note_messages(svc, &node->users);
+	status_fill_users(a, &node->users, &q->scope, reply);
+	if (q->with_slabs)
+		status_fill_slabs(a, svc->jobs, &q->scope, reply);
+}
+
 static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__GetStatusRequest *r = (const Shardd__V1__GetStatusRequest *)request;
+	struct status_query q = { .with_units = r->with_units, .with_slabs = r->with_slabs };
 	struct svc_status *svc = userdata;
 	Shardd__V1__GetStatusResponse reply = SHARDD__V1__GET_STATUS_RESPONSE__INIT;
-	Shardd__V1__CordonStatus cordon = SHARDD__V1__CORDON_STATUS__INIT;
-	struct node *node = svc->jobs->node;
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
-	struct status_scope scope;
-	char instance[2 * NODE_INSTANCE_BYTES + 1];
 
-	if (svc_status_scope_of(call, svc->jobs, r->job, &scope, &f)) {
+	if (svc_status_scope_of(call, svc->jobs, r->job, &q.scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
-	scope.with_nodes = r->with_nodes;
-	reply.version = (char *)SHARDD_VERSION;
-	reply.pid = (int32_t)getpid();
-	node_instance_text(node, instance);
-	reply.instance = instance;
-	reply.started_unix_s = node->started_unix_s;
-	reply.uptime_s = (clock_now_us() - node->started_us) / 1000000u;
-	status_fill_cluster(&a, &reply);
-	status_fill_devices(&a, node, &reply);
-	status_fill_comms(&a, node, &reply);
-	status_fill_jobs(&a, svc->jobs, &scope, r->with_units, &reply);
-	status_fill_sessions(&a, svc->sessions, &scope, &reply);
-	svc_status_note_messages(svc, &node->users);
-	status_fill_users(&a, &node->users, &scope, &reply);
-	if (r->with_slabs)
-		status_fill_slabs(&a, svc->jobs, &scope, &reply);
-	reply.ring_bytes = svc->sessions->rings ? svc->sessions->rings->bytes(svc->sessions) : 0;
-	reply.connections = svc->sources->connections(svc->userdata);
-	reply.open_descriptors = svc_status_count_descriptors(svc);
-	reply.log_dropped = log_dropped();
-	reply.draining = svc->jobs->draining;
-	if (svc->jobs->cordon.on) {
-		cordon.uid = svc->jobs->cordon.uid;
-		cordon.unix_s = svc->jobs->cordon.unix_s;
-		reply.cordon = &cordon;
-	}
-	reply.store_max = svc->sources->store(&reply.store_used, svc->userdata);
-	reply.store_left_out = jobs_pooled_left_out(svc->jobs);
+	q.scope.with_nodes = r->with_nodes;
+	svc_status_fill(svc, &q, &a, &reply);
 	svc_status_finish(call, &a, &reply.base);
+}
+
+void svc_status_fill_ops(struct svc_status *svc, const struct status_scope *scope, uint32_t limit,
+			 bool with_devices, struct arena *a, Shardd__V1__OpsResponse *reply)
+{
+	uint64_t start = svc->jobs->node->started_us;
+
+	status_fill_ops(a, scope, limit, start, reply);
+	if (with_devices)
+		status_fill_device_records(a, scope, limit, start, reply);
+	reply->now_us = clock_now_us() - start;
 }
 
 static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
@@ -132,7 +168,6 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 	const Shardd__V1__OpsRequest *r = (const Shardd__V1__OpsRequest *)request;
 	struct svc_status *svc = userdata;
 	Shardd__V1__OpsResponse reply = SHARDD__V1__OPS_RESPONSE__INIT;
-	uint64_t start = svc->jobs->node->started_us;
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
 	struct status_scope scope;
@@ -141,10 +176,7 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 		rpc_call_fail(call, &f);
 		return;
 	}
-	status_fill_ops(&a, &scope, r->limit, start, &reply);
-	if (r->with_devices)
-		status_fill_device_records(&a, &scope, r->limit, start, &reply);
-	reply.now_us = clock_now_us() - start;
+	svc_status_fill_ops(svc, &scope, r->limit, r->with_devices, &a, &reply);
 	svc_status_finish(call, &a, &reply.base);
 }
 
@@ -274,73 +306,48 @@ static void svc_status_call(struct rpc_call *call, const ProtobufCMessage *reque
 /* ------------------------------------------------------------------- other nodes */
 
 /* A GetStatus that waits until other nodes have said what their ranks do. */
-struct status_survey {
+struct status_asking {
 	struct svc_status *svc;
 	struct rpc_call *call;
 	const ProtobufCMessage *request; /* the call's */
-	size_t pending;                  /* jobs that are asked for still */
-	size_t n;
-	struct cluster_ask asks[]; /* of jobs */
+	struct status_survey *survey;
 };
 
-static void svc_status_survey_free(struct status_survey *s)
+static void svc_status_asking_cancelled(struct rpc_call *call, void *userdata)
 {
-	for (size_t i = 0; i < s->n; i++)
-		cluster_ask_cancel(&s->asks[i]);
-	free(s);
-}
-
-static void svc_status_survey_cancelled(struct rpc_call *call, void *userdata)
-{
+	struct status_asking *a = userdata;
 	struct fault f = FAULT_NULL;
 
-	svc_status_survey_free(userdata);
+	status_survey_cancel(a->survey);
+	free(a);
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
 	rpc_call_fail(call, &f);
 }
 
-static void svc_status_on_told(struct cluster_ask *a)
+static void svc_status_on_told(void *userdata)
 {
-	struct status_survey *s = a->userdata, was;
+	struct status_asking *a = userdata, was = *a;
 
-	if (--s->pending)
-		return;
-	was = *s;
-	rpc_call_on_cancelled(s->call, NULL, NULL);
-	svc_status_survey_free(s);
+	free(a);
+	rpc_call_on_cancelled(was.call, NULL, NULL);
 	svc_status_call(was.call, was.request, was.svc, svc_status_get);
 }
 
 /* Return: false: there is nothing to wait for. */
-static bool svc_status_survey(struct rpc_call *call, const ProtobufCMessage *request,
-			      struct svc_status *svc, const struct status_scope *scope)
+static bool svc_status_ask(struct rpc_call *call, const ProtobufCMessage *request,
+			   struct svc_status *svc, const struct status_scope *scope)
 {
-	struct job *job, *tmp;
-	struct status_survey *s;
-	size_t n = 0;
+	struct status_asking *a = malloc(sizeof(*a));
 
-	list_for_each (job, tmp, &svc->jobs->all, link)
-		n += status_visible(scope, job) && job_may_look(job, scope->uid);
-	s = calloc(1, sizeof(*s) + n * sizeof(s->asks[0]));
-	if (!s)
+	if (!a)
 		return false; /* the answer fails, too, or says which nodes have not answered */
-	s->svc = svc;
-	s->call = call;
-	s->request = request;
-	list_for_each (job, tmp, &svc->jobs->all, link) {
-		struct cluster_ask *a = &s->asks[s->n];
-
-		if (!status_visible(scope, job) || !job_may_look(job, scope->uid))
-			continue;
-		*a = (struct cluster_ask){ .done = svc_status_on_told, .userdata = s };
-		s->n++;
-		s->pending += !cluster_ask(a, job);
-	}
-	if (!s->pending) {
-		svc_status_survey_free(s);
+	*a = (struct status_asking){ .svc = svc, .call = call, .request = request };
+	a->survey = status_survey_begin(svc->jobs, scope, svc_status_on_told, a);
+	if (!a->survey) {
+		free(a);
 		return false;
 	}
-	rpc_call_on_cancelled(call, svc_status_survey_cancelled, s);
+	rpc_call_on_cancelled(call, svc_status_asking_cancelled, a);
 	return true;
 }
 
@@ -355,7 +362,7 @@ static void svc_status_on_get(struct rpc_call *call, const ProtobufCMessage *req
 	if (!svc_status_charge(call))
 		return;
 	if (!r->with_nodes || svc_status_scope_of(call, svc->jobs, r->job, &scope, &none) ||
-	    !svc_status_survey(call, request, svc, &scope))
+	    !svc_status_ask(call, request, svc, &scope))
 		svc_status_call(call, request, svc, svc_status_get);
 }
 

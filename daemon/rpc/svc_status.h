@@ -8,6 +8,7 @@
 #define SHARDD_RPC_SVC_STATUS_H
 
 #include "rpc/method.h"
+#include "rpc/status_fill.h"
 #include "session/session.h"
 
 /* Callbacks for values that only the server knows. Each gets the userdata of svc_status_init. */
@@ -17,6 +18,12 @@ struct svc_status_sources {
 				  void *userdata); /* of messages that are not complete */
 	/* Of the store that outlives the daemon. Return: how many descriptors fit; 0: none. */
 	uint32_t (*store)(uint32_t *ret_used, void *userdata);
+};
+
+/* What is asked for. */
+struct status_query {
+	struct status_scope scope;
+	bool with_units, with_slabs;
 };
 
 struct svc_status {
@@ -32,6 +39,13 @@ struct svc_status {
 
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,
 		     const struct svc_status_sources *sources, void *userdata);
+
+/* All that @q asks for, in @a. @reply: initialised; nothing in it points to memory that the loop changes. */
+void svc_status_fill(struct svc_status *svc, const struct status_query *q, struct arena *a,
+		     Shardd__V1__GetStatusResponse *reply);
+/* The same of the flight recorder: all pending ops, and the last @limit of the others; 0: all. */
+void svc_status_fill_ops(struct svc_status *svc, const struct status_scope *scope, uint32_t limit,
+			 bool with_devices, struct arena *a, Shardd__V1__OpsResponse *reply);
 
 /* No call is left. Safe if it was never begun. */
 void svc_status_close(struct svc_status *svc);

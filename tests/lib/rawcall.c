@@ -7,7 +7,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
-#include "ctl/json.h"
+#include "json/json.h"
 #include "daemonfix.h"
 #include "request.h"
 

@@ -1,7 +1,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
-#include "ctl/json.h"
+#include "json/json.h"
 #include "fdcheck.h"
 #include "health.pb-c.h"
 #include "shardd.pb-c.h"
