@@ -182,98 +182,33 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 
 /* -------------------------------------------------------------------- turns */
 
-/* A call that takes less than this delays no later call. */
-#define STATUS_FREE_US 500u
-/* The pause before a user's next call: this many times what the last one took. */
-#define STATUS_PAUSE 9u
-
-/* A call that waits for its turn. */
-struct status_turn {
-	struct list link; /* user.waiting */
+/* A call that may wait for its turn. */
+struct status_waiting {
+	struct status_turn turn;
 	struct svc_status *svc;
 	struct rpc_call *call;
 	const ProtobufCMessage *request; /* the call's */
 	rpc_handler fn;
 };
 
-static void svc_status_run(struct svc_status *svc, struct user *u, struct rpc_call *call,
-			   const ProtobufCMessage *request, rpc_handler fn)
-{
-	uint64_t began = clock_now_us(), took;
-
-	fn(call, request, svc);
-	took = clock_now_us() - began;
-	if (took > STATUS_FREE_US)
-		u->status_at_us = began + took + took * STATUS_PAUSE;
-}
-
-static void svc_status_turn_free(struct status_turn *t)
-{
-	list_unlink(&t->link);
-	free(t);
-}
-
 static void svc_status_cancelled(struct rpc_call *call, void *userdata)
 {
+	struct status_waiting *w = userdata;
 	struct fault f = FAULT_NULL;
 
-	svc_status_turn_free(userdata);
+	status_turn_cancel(&w->turn);
+	free(w);
 	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
 	rpc_call_fail(call, &f);
 }
 
-static void svc_status_arm(struct svc_status *svc);
-
-/* Each user whose time has come gets one turn. */
-static void svc_status_on_timer(uv_timer_t *timer)
+static void svc_status_on_turn(struct status_turn *turn)
 {
-	struct svc_status *svc = timer->data;
-	struct users *us = &svc->jobs->node->users;
-	uint64_t now = clock_now_us();
+	struct status_waiting *w = CONTAINER_OF(turn, struct status_waiting, turn), was = *w;
 
-	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u)) {
-		struct status_turn *t, turn;
-
-		if (list_empty(&u->waiting) || now < u->status_at_us)
-			continue;
-		t = list_first(&u->waiting, struct status_turn, link);
-		turn = *t;
-		rpc_call_on_cancelled(t->call, NULL, NULL);
-		svc_status_turn_free(t);
-		svc_status_run(svc, u, turn.call, turn.request, turn.fn);
-	}
-	svc_status_arm(svc);
-}
-
-static void svc_status_arm(struct svc_status *svc)
-{
-	const struct users *us = &svc->jobs->node->users;
-	uint64_t at = UINT64_MAX, now = clock_now_us();
-
-	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u))
-		if (!list_empty(&u->waiting) && u->status_at_us < at)
-			at = u->status_at_us;
-	if (at != UINT64_MAX)
-		uv_timer_start(&svc->timer, svc_status_on_timer,
-			       at > now ? (at - now + 999) / 1000 : 0, 0);
-}
-
-static void svc_status_wait(struct svc_status *svc, struct user *u, struct rpc_call *call,
-			    const ProtobufCMessage *request, rpc_handler fn)
-{
-	struct status_turn *t = malloc(sizeof(*t));
-	struct fault f = FAULT_NULL;
-
-	if (!t) {
-		fault_errno(&f, -ENOMEM, "waiting for a turn");
-		rpc_call_fail(call, &f);
-		return;
-	}
-	*t = (struct status_turn){ .svc = svc, .call = call, .request = request, .fn = fn };
-	list_init(&t->link);
-	list_append(&u->waiting, &t->link);
-	rpc_call_on_cancelled(call, svc_status_cancelled, t);
-	svc_status_arm(svc);
+	free(w);
+	rpc_call_on_cancelled(was.call, NULL, NULL);
+	was.fn(was.call, was.request, was.svc);
 }
 
 /* Return: false: its user has too many such calls; it has ended. */
@@ -293,14 +228,18 @@ static void svc_status_call(struct rpc_call *call, const ProtobufCMessage *reque
 			    struct svc_status *svc, rpc_handler fn)
 {
 	struct conn *c = rpc_call_conn(call);
-	struct user *u = c ? conn_account(c) : NULL;
+	struct status_waiting *w = malloc(sizeof(*w));
+	struct fault f = FAULT_NULL;
 
-	if (!u)
-		fn(call, request, svc);
-	else if (list_empty(&u->waiting) && clock_now_us() >= u->status_at_us)
-		svc_status_run(svc, u, call, request, fn);
-	else
-		svc_status_wait(svc, u, call, request, fn);
+	if (!w) {
+		fault_errno(&f, -ENOMEM, "waiting for a turn");
+		rpc_call_fail(call, &f);
+		return;
+	}
+	*w = (struct status_waiting){ .svc = svc, .call = call, .request = request, .fn = fn };
+	list_init(&w->turn.link);
+	rpc_call_on_cancelled(call, svc_status_cancelled, w);
+	status_turns_run(&svc->turns, c ? conn_account(c) : NULL, &w->turn, svc_status_on_turn);
 }
 
 /* ------------------------------------------------------------------- other nodes */
@@ -388,12 +327,10 @@ void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct j
 				    .userdata = userdata,
 				    .service = { &shardd__v1__status_service__descriptor, methods,
 						 svc } };
-	uv_timer_init(jobs->node->loop, &svc->timer);
-	svc->timer.data = svc;
+	status_turns_init(&svc->turns, jobs->node->loop, &jobs->node->users);
 }
 
 void svc_status_close(struct svc_status *svc)
 {
-	if (svc->jobs)
-		uv_close((uv_handle_t *)&svc->timer, NULL);
+	status_turns_close(&svc->turns);
 }

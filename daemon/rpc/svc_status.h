@@ -1,14 +1,11 @@
 /* Service shardd.v1.StatusService: jobs, sessions, users, memory and ops. Callers see their own jobs; root
- * and the daemon's uid see all. Loop thread only.
- *
- * An answer about a large job takes the loop milliseconds. So a user gets at most a tenth
- * of its time for that: after a call, the next one of the same user waits nine times as long as
- * the call took. Calls of others, and everything else, go on. */
+ * and the daemon's uid see all. Loop thread only. */
 #ifndef SHARDD_RPC_SVC_STATUS_H
 #define SHARDD_RPC_SVC_STATUS_H
 
 #include "rpc/method.h"
 #include "rpc/status_fill.h"
+#include "rpc/status_turns.h"
 #include "session/session.h"
 
 /* Callbacks for values that only the server knows. Each gets the userdata of svc_status_init. */
@@ -31,7 +28,7 @@ struct svc_status {
 	struct jobs *jobs;                        /* borrowed */
 	const struct svc_status_sources *sources; /* borrowed */
 	void *userdata;
-	uv_timer_t timer;           /* for calls whose turn has not come */
+	struct status_turns turns;
 	uint32_t descriptors;       /* of this process, when they were last counted */
 	uint64_t counted_us;        /* then; 0: never */
 	struct rpc_service service; /* filled by init */

@@ -1,0 +1,86 @@
+#include "rpc/status_turns.h"
+
+#include "core/clock.h"
+
+/* An answer that takes less than this delays no later one. */
+#define STATUS_FREE_US 500u
+/* The pause before a user's next one: this many times what the last one took. */
+#define STATUS_PAUSE 9u
+
+static void status_turns_call(struct user *u, struct status_turn *t,
+			      void (*fn)(struct status_turn *turn))
+{
+	uint64_t began = clock_now_us(), took;
+
+	fn(t);
+	took = clock_now_us() - began;
+	if (took > STATUS_FREE_US)
+		u->status_at_us = began + took + took * STATUS_PAUSE;
+}
+
+static void status_turns_arm(struct status_turns *ts);
+
+/* Each user whose time has come gets one turn. */
+static void status_turns_on_timer(uv_timer_t *timer)
+{
+	struct status_turns *ts = timer->data;
+	uint64_t now = clock_now_us();
+
+	for (struct user *u = users_next(ts->users, NULL); u;) {
+		struct user *next;
+		struct status_turn *t;
+
+		user_ref(u); /* what is answered may be the last that it has */
+		if (!list_empty(&u->waiting) && now >= u->status_at_us) {
+			t = list_first(&u->waiting, struct status_turn, link);
+			list_unlink(&t->link);
+			status_turns_call(u, t, t->fn);
+		}
+		next = users_next(ts->users, u);
+		user_unref(u);
+		u = next;
+	}
+	status_turns_arm(ts);
+}
+
+static void status_turns_arm(struct status_turns *ts)
+{
+	uint64_t at = UINT64_MAX, now = clock_now_us();
+
+	for (struct user *u = users_next(ts->users, NULL); u; u = users_next(ts->users, u))
+		if (!list_empty(&u->waiting) && u->status_at_us < at)
+			at = u->status_at_us;
+	if (at != UINT64_MAX)
+		uv_timer_start(&ts->timer, status_turns_on_timer,
+			       at > now ? (at - now + 999) / 1000 : 0, 0);
+}
+
+void status_turns_run(struct status_turns *ts, struct user *u, struct status_turn *t,
+		      void (*fn)(struct status_turn *turn))
+{
+	if (!u) {
+		fn(t);
+		return;
+	}
+	if (list_empty(&u->waiting) && clock_now_us() >= u->status_at_us) {
+		status_turns_call(u, t, fn);
+		return;
+	}
+	t->fn = fn;
+	list_append(&u->waiting, &t->link);
+	status_turns_arm(ts);
+}
+
+void status_turns_init(struct status_turns *ts, uv_loop_t *loop, struct users *users)
+{
+	*ts = (struct status_turns){ .users = users, .open = true };
+	uv_timer_init(loop, &ts->timer);
+	ts->timer.data = ts;
+}
+
+void status_turns_close(struct status_turns *ts)
+{
+	if (ts->open)
+		uv_close((uv_handle_t *)&ts->timer, NULL);
+	ts->open = false;
+}
