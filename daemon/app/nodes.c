@@ -69,7 +69,7 @@ static void nodes_choose_tls(const struct config *c, struct coord_options *o)
 static int nodes_open_store(struct nodes *n, struct loopq *loopq, const struct config *c,
 			    struct coord **ret, struct fault *f)
 {
-	char prefix[96], password[CONFIG_PASSWORD_BYTES] = "";
+	char prefix[96], password[CONFIG_SECRET_BYTES] = "";
 	struct config_endpoints endpoints;
 	struct coord_options o = { .prefix = prefix, .user = nodes_or_null(c->coord.user) };
 

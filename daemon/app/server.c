@@ -18,6 +18,7 @@
 #include "app/nodes.h"
 #include "app/process.h"
 #include "app/survive.h"
+#include "app/web.h"
 #include "copies/full.h"
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -95,6 +96,7 @@ struct server {
 	struct svc_shardd svc_shardd;
 	struct svc_status svc_status;
 	struct svc_admin svc_admin;
+	struct web web;
 	struct rpc_service services[SVC_SHARDD_SERVICES + 3];
 	struct rpc_server *rpc;
 	struct gate *gate;
@@ -248,6 +250,11 @@ static uint32_t server_count_stored(uint32_t *ret_used, void *userdata)
 	return survive_outlives(v) ? v->keeper.most : 0;
 }
 
+static void server_fill_http(struct arena *a, Shardd__V1__GetStatusResponse *reply, void *userdata)
+{
+	web_fill(&((struct server *)userdata)->web, a, reply);
+}
+
 bool server_can_hand_over(const struct server *s)
 {
 	return survive_outlives(&s->survive);
@@ -352,9 +359,9 @@ static int server_set_limits(struct server *s)
 
 	s->node.limits = (struct node_limits){
 		.job_quota_bytes = c->job_quota_bytes,
-		.job_ttl_s = c->job_ttl_s,
-		.max_job_ttl_s = c->max_job_ttl_s,
-		.uncommitted_ttl_s = c->uncommitted_ttl_s,
+		.job_ttl_s = c->ttl.job_s,
+		.max_job_ttl_s = c->ttl.max_job_s,
+		.uncommitted_ttl_s = c->ttl.uncommitted_s,
 		.op_timeout_ms = c->op_timeout_ms,
 		.stall_after_ms = c->stall_after_ms,
 		.max_jobs = c->max_jobs,
@@ -483,6 +490,7 @@ static int server_start_rpc(struct server *s, struct fault *f)
 		.connections = server_count_connections,
 		.message_bytes = server_count_message_bytes,
 		.store = server_count_stored,
+		.http = server_fill_http,
 	};
 	static const struct svc_admin_actions admin_actions = {
 		.hand_over = server_hand_over,
@@ -513,6 +521,21 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	r = rpc_server_new(&s->loopq, &options, s->services, ARRAY_SIZE(s->services), &s->rpc);
 	process_deadline_over();
 	return r < 0 ? fault_errno(f, r, "starting gRPC") : 0;
+}
+
+static bool server_responds(void *userdata)
+{
+	return server_healthy(userdata);
+}
+
+static int server_start_web(struct server *s, struct fault *f)
+{
+	s->web = (struct web){ .jobs = &s->jobs,
+			       .rings = &s->rings,
+			       .rpc = s->rpc,
+			       .healthy = server_responds,
+			       .userdata = s };
+	return web_start(&s->web, s->loop, &s->config, &s->svc_status, f);
 }
 
 static int server_start_listener(struct server *s, struct inherited *in, struct fault *f)
@@ -572,7 +595,8 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 	if (devices_start(&s->node, &s->loopq, &s->config, server_on_device_lost, f) ||
 	    survive_start(&s->survive, in, f) ||
 	    nodes_start(&s->nodes, s->loop, &s->loopq, &s->jobs, &s->config, f) ||
-	    server_start_rpc(s, f) || server_start_gate(s, f) || server_start_listener(s, in, f))
+	    server_start_rpc(s, f) || server_start_gate(s, f) || server_start_web(s, f) ||
+	    server_start_listener(s, in, f))
 		return f->code;
 	health_set(&s->health, true);
 	return 0;
@@ -632,6 +656,10 @@ void server_reconfigure(struct server *s, const struct config *config)
 		listener_reconfigure(s->listener, &options);
 	gate_reconfigure(s->gate, &limits);
 	server_set_message_bytes_limits(s);
+	web_reconfigure(&s->web, &s->config);
+	if (svc_status_set_observers(&s->svc_status, s->config.http.observers,
+				     s->config.http.n_observers) < 0)
+		log_error("server", "no memory: the observers are unchanged");
 }
 
 /* ----------------------------------------------------------------------- stop */
@@ -714,6 +742,7 @@ static void server_on_rpc_closed(void *userdata)
 
 static void server_close_rpc(struct server *s)
 {
+	s->web.http = http_close(s->web.http);
 	if (s->rpc)
 		rpc_server_close(s->rpc, server_on_rpc_closed, s);
 	else

@@ -8,7 +8,7 @@
 
 #define DEFAULT_CONFIG "/etc/shardd/shardd.yaml"
 
-enum option_value { OPT_CONFIG = 256, OPT_SET, OPT_SOCKET, OPT_BACKEND };
+enum option_value { OPT_CONFIG = 256, OPT_SET, OPT_SOCKET, OPT_BACKEND, OPT_HTTP };
 
 /* For a flag without a value, val is its action. */
 static const struct option options[] = {
@@ -16,6 +16,7 @@ static const struct option options[] = {
 	{ "set", required_argument, NULL, OPT_SET },
 	{ "socket", required_argument, NULL, OPT_SOCKET },
 	{ "backend", required_argument, NULL, OPT_BACKEND },
+	{ "http", required_argument, NULL, OPT_HTTP },
 	{ "check-config", no_argument, NULL, ARGS_CHECK_CONFIG },
 	{ "print-config", no_argument, NULL, ARGS_PRINT_CONFIG },
 	{ "example-config", no_argument, NULL, ARGS_EXAMPLE_CONFIG },
@@ -53,6 +54,9 @@ static int args_take_option(struct args *args, int opt, char *word, struct fault
 		return 0;
 	case OPT_BACKEND:
 		args_add_setting(args, "backend", optarg);
+		return 0;
+	case OPT_HTTP:
+		args_add_setting(args, "http", optarg);
 		return 0;
 	case ':':
 		return fault_set(f, FAULT_INVALID, "argv", "option %.64s needs a value", word);
@@ -144,6 +148,8 @@ void args_help(void)
 	      "                     if there is one)\n"
 	      "  --socket PATH      path of the socket (the key socket)\n"
 	      "  --backend NAME     host, cuda or auto (the key backend)\n"
+	      "  --http ADDRESS     HOST:PORT or unix:PATH of metrics and dashboard (the key "
+	      "http)\n"
 	      "  --set KEY=VALUE    set any key; may be repeated\n"
 	      "  --check-config     check the configuration and exit\n"
 	      "  --print-config     print the effective configuration and exit\n"

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "config/config_keys.h"
+#include "core/http_address.h"
 #include "core/check.h"
 
 #define ENV_PREFIX "SHARDD_"
@@ -68,19 +69,50 @@ static int config_check_roots(const char *roots, struct fault *f)
 	return 0;
 }
 
+int config_http_token(const struct config *c, char ret[CONFIG_SECRET_BYTES], struct fault *f)
+{
+	ret[0] = '\0';
+	if (!*c->http.token_file)
+		return 0;
+	return config_secret(c->http.token_file, "http_token_file", 16, ret, f);
+}
+
+static int config_check_http(const struct config *c, struct fault *f)
+{
+	char token[CONFIG_SECRET_BYTES];
+	int r;
+
+	if (!*c->http.address && *c->http.token_file)
+		return fault_set(
+			f, FAULT_INVALID, "http_token_file",
+			"http_token_file is set, and http is not; it has no effect without it");
+	if (*c->http.address && http_address_check(c->http.address, f))
+		return (int)f->code;
+	if (*c->http.address && http_address_is_public(c->http.address) && !*c->http.token_file)
+		return fault_set(
+			f, FAULT_INVALID, "http_token_file",
+			"http is '%.100s', which other machines reach, and http_token_file is "
+			"empty; set it, or listen on localhost or unix:/PATH",
+			c->http.address);
+	r = config_http_token(c, token, f);
+	explicit_bzero(token, sizeof(token));
+	return r;
+}
+
 int config_check(const struct config *c, struct fault *f)
 {
-	if (config_check_roots(c->checkpoint_roots, f) || config_nodes_check(c, f))
+	if (config_check_roots(c->checkpoint_roots, f) || config_check_http(c, f) ||
+	    config_nodes_check(c, f))
 		return f->code;
 	if (c->memory_bytes && c->job_quota_bytes > c->memory_bytes)
 		return fault_set(f, FAULT_INVALID, "job_quota_bytes",
 				 "job_quota_bytes is larger than memory_bytes; it must be at most "
 				 "memory_bytes");
-	if (c->job_ttl_s > c->max_job_ttl_s)
+	if (c->ttl.job_s > c->ttl.max_job_s)
 		return fault_set(
 			f, FAULT_INVALID, "job_ttl_s",
 			"job_ttl_s is %u s; it must be at most max_job_ttl_s, which is %u s",
-			c->job_ttl_s, c->max_job_ttl_s);
+			c->ttl.job_s, c->ttl.max_job_s);
 	return 0;
 }
 

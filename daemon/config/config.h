@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "config/config_secret.h"
 #include "config/config_values.h"
 #include "coord/seeds.h"
 #include "core/fault.h"
@@ -48,6 +49,9 @@ void config_keep_fixed(struct config *c, const struct config *running);
 /* The limits of users in @c, whose overrides @ret borrows. */
 void config_user_limits(const struct config *c, struct user_limits *ret);
 
+/* http_token_file. Blocks. Return: 0 (@ret is "" if the key is empty), or as config_secret. */
+int config_http_token(const struct config *c, char ret[CONFIG_SECRET_BYTES], struct fault *f);
+
 /* ------------------------------------------------------------- several nodes: config_nodes.c */
 
 enum config_store { CONFIG_STORE_NONE, CONFIG_STORE_EMBEDDED, CONFIG_STORE_ETCD };
@@ -74,11 +78,9 @@ int config_endpoints(const struct config *c, struct config_endpoints *ret, struc
 /* coord: embedded: the members of etcd. Return: 0 or FAULT_INVALID. */
 int config_seeds(const struct config *c, struct seeds *ret, struct fault *f);
 
-#define CONFIG_PASSWORD_BYTES 256
-
 /* What is in coord_password_file. Blocks. Return: 0, or FAULT_NOT_FOUND, FAULT_DENIED, FAULT_INVALID (others
  * may read it, or it is not one line). */
-int config_password(const struct config *c, char ret[CONFIG_PASSWORD_BYTES], struct fault *f);
+int config_password(const struct config *c, char ret[CONFIG_SECRET_BYTES], struct fault *f);
 /* Where other nodes reach this one. coord is not none. */
 void config_peer_advertise(const struct config *c, struct hostport *ret);
 /* Where the engine between nodes binds, unless data_interface is set. coord is not none. */

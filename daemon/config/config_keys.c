@@ -77,14 +77,14 @@ const struct config_key config_keys[] = {
 	  .by_default = "0", .runtime = true,
 	  .help = "Memory that one job may use unless it asks for less. 0: no limit per job. A change\n"
 		  "applies to jobs created after it." },
-	{ FIELD(job_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S, .by_default = "1d",
+	{ FIELD_AS("job_ttl_s", ttl.job_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S, .by_default = "1d",
 	  .runtime = true,
 	  .help = "How long a job and its memory are kept after its last trainer has left." },
-	{ FIELD(max_job_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S,
+	{ FIELD_AS("max_job_ttl_s", ttl.max_job_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S,
 	  .by_default = "7d", .runtime = true,
 	  .help = "The longest time that a job may ask to be kept; the daemon refuses a longer one.\n"
 		  "At least job_ttl_s." },
-	{ FIELD(uncommitted_ttl_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S,
+	{ FIELD_AS("uncommitted_ttl_s", ttl.uncommitted_s), .type = CONFIG_SECONDS, .min = 1, .max = 365 * DAY_S,
 	  .zero = true, .by_default = "10min", .runtime = true,
 	  .help = "How long an EPHEMERAL job that has never committed a step is kept after its last\n"
 		  "trainer died: there is nothing to resume from. Applies if the job's own time is\n"
@@ -251,6 +251,19 @@ const struct config_key config_keys[] = {
 	{ LIST("allow_gids", allow, gids), .type = CONFIG_GIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Groups whose members may connect, by name or number." },
+	{ LIST("observer_uids", http, observers), .type = CONFIG_UIDS, .max = UINT32_MAX - 1,
+	  .by_default = "", .runtime = true,
+	  .help = "Users, by name or number, who see the status of all jobs as the daemon's own user does,\n"
+		  "and may change nothing: the user of a monitoring system. Others see their own jobs." },
+	{ FIELD_AS("http", http.address), .type = CONFIG_TEXT, .min = 0, .max = 263, .by_default = "",
+	  .help = "HOST:PORT, or unix: and a path, where the daemon serves metrics for Prometheus, the\n"
+		  "status as JSON and a page that shows it, over HTTP. Users of this machine see what\n"
+		  "shardctl shows them; all others must show the token. Empty: nowhere." },
+	{ FIELD_AS("http_token_file", http.token_file), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "", .runtime = true,
+	  .help = "File with the token, one line of 16 to 255 characters: who shows it over HTTP\n"
+		  "(Authorization: Bearer TOKEN) sees the status of all jobs. Only the daemon's user and\n"
+		  "group may have access to the file. Required if http is not localhost or unix:." },
 	{ FIELD_AS("coord", coord.store), .type = CONFIG_TEXT, .min = 1, .max = 511,
 	  .by_default = "none",
 	  .help = "The store in which the nodes of a cluster agree. none: this node is alone. embedded: etcd,\n"

@@ -119,55 +119,9 @@ static int config_nodes_check_allow(const struct config *c, struct fault *f)
 
 /* ---------------------------------------------------------------------------- the password */
 
-static int config_nodes_refuse_password(const struct config *c, enum fault_code code,
-					const char *why, struct fault *f)
+int config_password(const struct config *c, char ret[CONFIG_SECRET_BYTES], struct fault *f)
 {
-	return fault_set(f, code, "coord_password_file", "coord_password_file is '%.200s'; %s",
-			 c->coord.password_file, why);
-}
-
-static int config_nodes_open_password(const struct config *c, int *ret_fd, struct fault *f)
-{
-	_cleanup_(fd_closep) int fd =
-		open(c->coord.password_file, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-	struct stat st;
-
-	if (fd < 0 || fstat(fd, &st) < 0)
-		return config_nodes_refuse_password(
-			c, errno == EACCES ? FAULT_DENIED : FAULT_NOT_FOUND,
-			errno == EACCES ? "the daemon may not read it" : "there is no such file",
-			f);
-	if (!S_ISREG(st.st_mode))
-		return config_nodes_refuse_password(c, FAULT_INVALID, "it must be a regular file",
-						    f);
-	if (st.st_mode & S_IRWXO)
-		return config_nodes_refuse_password(
-			c, FAULT_INVALID,
-			"other users have access to it, and must have none: chmod o= it", f);
-	*ret_fd = STEAL_FD(fd);
-	return 0;
-}
-
-int config_password(const struct config *c, char ret[CONFIG_PASSWORD_BYTES], struct fault *f)
-{
-	char text[CONFIG_PASSWORD_BYTES + 2] = "";
-	_cleanup_(fd_closep) int fd = -1;
-	size_t n;
-
-	if (config_nodes_open_password(c, &fd, f))
-		return (int)f->code;
-	if (read(fd, text, sizeof(text) - 1) < 0)
-		return fault_errno(f, -errno, "coord_password_file");
-	n = strcspn(text, "\n");
-	if (n == 0 || n >= CONFIG_PASSWORD_BYTES || (text[n] == '\n' && text[n + 1])) {
-		explicit_bzero(text, sizeof(text));
-		return config_nodes_refuse_password(
-			c, FAULT_INVALID, "it must have one line of 1 to 255 characters", f);
-	}
-	text[n] = '\0';
-	memcpy(ret, text, n + 1);
-	explicit_bzero(text, sizeof(text));
-	return 0;
+	return config_secret(c->coord.password_file, "coord_password_file", 1, ret, f);
 }
 
 /* ------------------------------------------------------------------- keys that go together */
@@ -185,7 +139,7 @@ static int config_nodes_together(const char *a, bool has_a, const char *b, bool 
 static int config_nodes_check_etcd(const struct config *c, struct fault *f)
 {
 	const struct config_coord *o = &c->coord;
-	char password[CONFIG_PASSWORD_BYTES] = "";
+	char password[CONFIG_SECRET_BYTES] = "";
 	int r;
 
 	if (config_nodes_together("coord_user", *o->user, "coord_password_file", *o->password_file,

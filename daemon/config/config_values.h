@@ -57,6 +57,21 @@ struct config_log {
 	char file[512];  /* "": stderr */
 };
 
+/* How long jobs live without trainers. */
+struct config_ttl {
+	uint32_t job_s;         /* 86400 */
+	uint32_t max_job_s;     /* the most a job may ask for; 604800 */
+	uint32_t uncommitted_s; /* of crashed jobs without a commit; 0: their own; 600 */
+};
+
+/* The HTTP server: http..., and who sees the status of all jobs. */
+struct config_http {
+	char address[512];    /* HOST:PORT or unix:PATH; "": none */
+	char token_file[512]; /* "": none */
+	uid_t observers[CONFIG_MAX_IDS];
+	uint32_t n_observers;
+};
+
 /* The store in which nodes agree: coord_..., and who this node is. */
 struct config_coord {
 	char store[512]; /* none, embedded, etcd://HOST:PORT,...; none */
@@ -92,22 +107,20 @@ struct config_peer {
 };
 
 struct config {
-	char socket[512];              /* path of the socket */
-	char socket_group[64];         /* its group; "": unchanged */
-	uint32_t socket_mode;          /* 0660 */
-	char backend[16];              /* host, cuda, auto */
-	char devices[832];             /* UUIDs of the GPUs to use, with commas; "": all */
-	char engine[16];               /* between GPUs: auto, local, nccl */
-	char gpu_order[16];            /* auto, timeline, events */
-	char gpu_measure_overlap[8];   /* yes, no */
-	char prefault[8];              /* yes, no */
-	uint32_t threads;              /* kernel threads; 0: one per core */
-	uint64_t memory_bytes;         /* of the device that may be used; 0: a share of it */
-	char seal_parameters[8];       /* against new writable mappings */
-	uint64_t job_quota_bytes;      /* default of a job; 0: no own limit */
-	uint32_t job_ttl_s;            /* how long a job lives without trainers; default 86400 */
-	uint32_t max_job_ttl_s;        /* the most a job may ask for; default 604800 */
-	uint32_t uncommitted_ttl_s;    /* of crashed jobs without a commit; 0: their own; 600 */
+	char socket[512];            /* path of the socket */
+	char socket_group[64];       /* its group; "": unchanged */
+	uint32_t socket_mode;        /* 0660 */
+	char backend[16];            /* host, cuda, auto */
+	char devices[832];           /* UUIDs of the GPUs to use, with commas; "": all */
+	char engine[16];             /* between GPUs: auto, local, nccl */
+	char gpu_order[16];          /* auto, timeline, events */
+	char gpu_measure_overlap[8]; /* yes, no */
+	char prefault[8];            /* yes, no */
+	uint32_t threads;            /* kernel threads; 0: one per core */
+	uint64_t memory_bytes;       /* of the device that may be used; 0: a share of it */
+	char seal_parameters[8];     /* against new writable mappings */
+	uint64_t job_quota_bytes;    /* default of a job; 0: no own limit */
+	struct config_ttl ttl;
 	uint32_t op_timeout_ms;        /* default deadline of an op; default 600000 */
 	uint32_t stall_after_ms;       /* an op that waits longer is reported; 5000 */
 	uint32_t max_connections;      /* 4096 */
@@ -129,6 +142,7 @@ struct config {
 	struct config_allow allow;
 	struct config_per_user per_user;
 	struct config_log log;
+	struct config_http http;
 	struct config_coord coord;
 	struct config_peer peer;
 };

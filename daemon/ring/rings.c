@@ -235,6 +235,22 @@ static void rings_on_poll_closed(uv_handle_t *handle)
 	rings_ring_free_if_over(r);
 }
 
+static void rings_add(struct rings_counts *c, const struct ring *r)
+{
+	c->submissions += r->q.n_taken;
+	c->completions += r->q.n_posted;
+	c->wakes += r->q.n_wakes;
+}
+
+void rings_count(const struct rings *rings, struct rings_counts *ret)
+{
+	struct ring *r, *tmp;
+
+	*ret = rings->past;
+	list_for_each (r, tmp, (struct list *)&rings->all, link)
+		rings_add(ret, r);
+}
+
 /* The session ends, and so do its completions. */
 static void rings_close_ring(struct session *s)
 {
@@ -246,6 +262,7 @@ static void rings_close_ring(struct session *s)
 	list_unlink(&r->hot);
 	list_unlink(&r->news);
 	r->rings->count--;
+	rings_add(&r->rings->past, r);
 	ring_queue_end(&r->q);
 	r->magic = 0;
 	r->session = NULL;

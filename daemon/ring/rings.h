@@ -20,6 +20,10 @@
 
 struct ring;
 
+struct rings_counts {
+	uint64_t submissions, completions, wakes; /* wakes: of clients */
+};
+
 struct rings {
 	uv_loop_t *loop;
 	uint32_t entries;     /* of a queue */
@@ -37,6 +41,7 @@ struct rings {
 	uv_prepare_t prepare;
 	uv_idle_t idle;
 	bool open;
+	struct rings_counts past; /* of rings that are over */
 };
 
 /* @max_ops: unanswered ones of a session. @spin_us: see ring_spin_us. Sessions of @s get
@@ -50,6 +55,9 @@ void rings_set_spin(struct rings *r, uint32_t spin_us);
 /* Nothing is taken or posted any more: the daemon ends, and waiting clients must see that, not the
  * effects on other ops. */
 void rings_stop(struct rings *r);
+
+/* Of all rings since the start. */
+void rings_count(const struct rings *r, struct rings_counts *ret);
 
 /* Close its handles; all sessions must be gone. Safe to call twice. */
 void rings_close(struct rings *r);

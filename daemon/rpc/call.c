@@ -356,6 +356,7 @@ void call_arrived(struct work *work)
 
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	s->n_calls++;
+	call->slot->calls++;
 	call->peer = peer_table_find(&s->table, call->fd);
 	if (call->peer) {
 		call->peer->n_calls++;
@@ -526,6 +527,7 @@ void rpc_call_fail(struct rpc_call *call, const struct fault *fault)
 {
 	MAGIC_CHECK(call, RPC_CALL_MAGIC);
 	CHECK(fault->code != FAULT_NONE && !call->ended);
+	call->slot->failed++;
 	if (!call->cancelled)
 		call_set_failure(call, fault);
 	call_finish(call);

@@ -292,6 +292,16 @@ size_t rpc_server_answers(const struct rpc_server *s)
 	return atomic_load(&s->n_answers);
 }
 
+const char *rpc_server_method_at(const struct rpc_server *s, size_t i, uint64_t *ret_calls,
+				 uint64_t *ret_failed)
+{
+	if (i >= s->n_slots)
+		return NULL;
+	*ret_calls = s->slots[i].calls;
+	*ret_failed = s->slots[i].failed;
+	return s->slots[i].method ? s->slots[i].path : "unknown";
+}
+
 /* ---------------------------------------------------------- connections */
 
 /* Core requires it. The flag belongs to the socket, so the original descriptor has it from then on,

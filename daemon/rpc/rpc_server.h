@@ -52,6 +52,11 @@ size_t rpc_server_calls(const struct rpc_server *s);
  * connection at that moment. */
 size_t rpc_server_answers(const struct rpc_server *s);
 
+/* Methods, for @i from 0 on. @ret_calls: calls that came since the start; @ret_failed: of these, those that were
+ * answered with an error. Return: the path, as long as @s; NULL: there are no more. */
+const char *rpc_server_method_at(const struct rpc_server *s, size_t i, uint64_t *ret_calls,
+				 uint64_t *ret_failed);
+
 /* The time when the thread was last alive, on the clock of clock_now_us; it answers at least once a
  * second. For the watchdog. Any thread. */
 uint64_t rpc_server_heartbeat_us(const struct rpc_server *s);

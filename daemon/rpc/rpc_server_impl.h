@@ -51,6 +51,7 @@ struct slot {
 	const ProtobufCMessageDescriptor *input; /* NULL likewise */
 	void *registered;                        /* core's name for it */
 	atomic_uint n_armed;
+	uint64_t calls, failed; /* the loop's */
 	char path[RPC_METHOD_BYTES];
 };
 

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,17 +47,41 @@ static uint32_t svc_status_count_descriptors(struct svc_status *svc)
 	return svc->descriptors;
 }
 
-static int svc_status_scope_of(struct rpc_call *call, struct jobs *jobs, const char *name,
+int svc_status_set_observers(struct svc_status *svc, const uid_t *uids, size_t n)
+{
+	uid_t *copy = calloc(n + 1, sizeof(*copy));
+
+	if (!copy)
+		return -ENOMEM;
+	if (n)
+		memcpy(copy, uids, n * sizeof(*copy));
+	free(svc->observers);
+	svc->observers = copy;
+	svc->n_observers = n;
+	return 0;
+}
+
+uid_t svc_status_view_of(const struct svc_status *svc, uid_t uid)
+{
+	for (size_t i = 0; i < svc->n_observers; i++)
+		if (svc->observers[i] == uid)
+			return geteuid();
+	return uid;
+}
+
+static int svc_status_scope_of(struct rpc_call *call, struct svc_status *svc, const char *name,
 			       struct status_scope *ret, struct fault *f)
 {
 	struct conn *c = rpc_call_conn(call);
 	struct job *job = NULL;
+	uid_t uid;
 
 	if (!c)
 		return fault_set(f, FAULT_CANCELLED, NULL, "the connection is closed");
-	if (*name && job_find(jobs, name, proc_uid(conn_proc(c)), &job, f))
+	uid = svc_status_view_of(svc, proc_uid(conn_proc(c)));
+	if (*name && job_find(svc->jobs, name, uid, &job, f))
 		return f->code;
-	*ret = (struct status_scope){ .uid = proc_uid(conn_proc(c)), .job = job };
+	*ret = (struct status_scope){ .uid = uid, .job = job };
 	return 0;
 }
 
@@ -115,6 +140,8 @@ static void svc_status_fill_daemon(struct svc_status *svc, struct arena *a,
 	svc_status_fill_cordon(a, &svc->jobs->cordon, reply);
 	reply->store_max = svc->sources->store(&reply->store_used, svc->userdata);
 	reply->store_left_out = jobs_pooled_left_out(svc->jobs);
+	if (svc->sources->http)
+		svc->sources->http(a, reply, svc->userdata);
 }
 
 void svc_status_fill(struct svc_status *svc, const struct status_query *q, struct arena *a,
@@ -143,7 +170,7 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
 
-	if (svc_status_scope_of(call, svc->jobs, r->job, &q.scope, &f)) {
+	if (svc_status_scope_of(call, svc, r->job, &q.scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
@@ -172,7 +199,7 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 	struct fault f = FAULT_NULL;
 	struct status_scope scope;
 
-	if (svc_status_scope_of(call, svc->jobs, r->job, &scope, &f)) {
+	if (svc_status_scope_of(call, svc, r->job, &scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
@@ -300,7 +327,7 @@ static void svc_status_on_get(struct rpc_call *call, const ProtobufCMessage *req
 
 	if (!svc_status_charge(call))
 		return;
-	if (!r->with_nodes || svc_status_scope_of(call, svc->jobs, r->job, &scope, &none) ||
+	if (!r->with_nodes || svc_status_scope_of(call, svc, r->job, &scope, &none) ||
 	    !svc_status_ask(call, request, svc, &scope))
 		svc_status_call(call, request, svc, svc_status_get);
 }
@@ -333,4 +360,7 @@ void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct j
 void svc_status_close(struct svc_status *svc)
 {
 	status_turns_close(&svc->turns);
+	free(svc->observers);
+	svc->observers = NULL;
+	svc->n_observers = 0;
 }

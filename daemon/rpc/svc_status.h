@@ -15,6 +15,8 @@ struct svc_status_sources {
 				  void *userdata); /* of messages that are not complete */
 	/* Of the store that outlives the daemon. Return: how many descriptors fit; 0: none. */
 	uint32_t (*store)(uint32_t *ret_used, void *userdata);
+	/* (optional) The HTTP server, into @reply. */
+	void (*http)(struct arena *a, Shardd__V1__GetStatusResponse *reply, void *userdata);
 };
 
 /* What is asked for. */
@@ -29,6 +31,8 @@ struct svc_status {
 	const struct svc_status_sources *sources; /* borrowed */
 	void *userdata;
 	struct status_turns turns;
+	uid_t *observers; /* owned: who sees what the daemon's user sees */
+	size_t n_observers;
 	uint32_t descriptors;       /* of this process, when they were last counted */
 	uint64_t counted_us;        /* then; 0: never */
 	struct rpc_service service; /* filled by init */
@@ -43,6 +47,11 @@ void svc_status_fill(struct svc_status *svc, const struct status_query *q, struc
 /* The same of the flight recorder: all pending ops, and the last @limit of the others; 0: all. */
 void svc_status_fill_ops(struct svc_status *svc, const struct status_scope *scope, uint32_t limit,
 			 bool with_devices, struct arena *a, Shardd__V1__OpsResponse *reply);
+
+/* From now on. Return: 0, or -ENOMEM: nothing changed. */
+int svc_status_set_observers(struct svc_status *svc, const uid_t *uids, size_t n);
+/* As whom @uid sees jobs: as itself, or as the daemon's user if it is an observer. */
+uid_t svc_status_view_of(const struct svc_status *svc, uid_t uid);
 
 /* No call is left. Safe if it was never begun. */
 void svc_status_close(struct svc_status *svc);

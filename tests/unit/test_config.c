@@ -66,9 +66,9 @@ TEST(defaults_are_those_documented)
 	cr_assert_eq(c.threads, 0);
 	cr_assert_eq(c.memory_bytes, 0);
 	cr_assert_eq(c.job_quota_bytes, 0);
-	cr_assert_eq(c.job_ttl_s, 86400);
-	cr_assert_eq(c.max_job_ttl_s, 7 * 86400);
-	cr_assert_eq(c.uncommitted_ttl_s, 600);
+	cr_assert_eq(c.ttl.job_s, 86400);
+	cr_assert_eq(c.ttl.max_job_s, 7 * 86400);
+	cr_assert_eq(c.ttl.uncommitted_s, 600);
 	cr_assert_eq(c.op_timeout_ms, 600000);
 	cr_assert_eq(c.stall_after_ms, 5000);
 	cr_assert_eq(c.max_connections, 4096);
@@ -927,7 +927,7 @@ static int read_password(const char *contents, mode_t mode, char *ret, struct fa
 
 TEST(a_password_is_one_line_that_others_may_not_read)
 {
-	char password[CONFIG_PASSWORD_BYTES], text[300];
+	char password[CONFIG_SECRET_BYTES], text[300];
 	struct fault f;
 
 	cr_assert_eq(read_password("secret word\n", 0640, password, &f), 0, "%s", f.text);

@@ -1,0 +1,106 @@
+/* What the files of http/ share. */
+#ifndef SHARDD_HTTP_HTTP_IMPL_H
+#define SHARDD_HTTP_HTTP_IMPL_H
+
+#include <microhttpd.h>
+
+#include "core/list.h"
+#include "http/http.h"
+#include "http/http_listen.h"
+#include "http/http_peer.h"
+#include "rpc/status_survey.h"
+
+/* A connection. */
+struct http_conn {
+	struct list link;
+	struct http *http;
+	int fd; /* libmicrohttpd's; only the number is used */
+	struct http_peer peer;
+	struct user *user;         /* a reference: who pays; NULL: not known */
+	struct user_charge charge; /* a connection of that user */
+};
+
+struct http_request;
+
+/* A path. */
+struct http_route {
+	const char *path;
+	const char *type;   /* of its content */
+	bool open;          /* for everybody */
+	const char *params; /* that it takes, with blanks around each; "": none */
+	/* Answer at once, if it is not data. Return: as http_answer. */
+	enum MHD_Result (*answer)(struct http_request *r);
+	/* Of data: collect it into the arena, in the loop. Return: 0 or a fault code. */
+	int (*collect)(struct http_request *r, struct fault *f);
+	/* Make the body of it: malloc'ed, the caller's. In a thread of the pool. Return: NULL without memory. */
+	char *(*format)(struct http_request *r, size_t *ret_bytes);
+	bool with_nodes; /* the other nodes are asked before */
+};
+
+/* What is asked for. */
+struct http_params {
+	const char *job; /* borrowed from libmicrohttpd; NULL: all */
+	uint32_t limit;
+	bool no_units;
+};
+
+struct http_request {
+	struct list link;
+	struct http *http;
+	struct MHD_Connection *c; /* NULL: gone */
+	struct http_conn *conn;
+	const struct http_route *route;
+	struct http_params params;
+	struct status_scope scope;
+
+	/* its data */
+	bool suspended;
+	bool ready; /* there is a body to be sent */
+	struct status_turn turn;
+	struct status_survey *survey; /* NULL: none is under way */
+	uv_work_t work;
+	bool in_pool;
+	struct arena arena;
+	Shardd__V1__GetStatusResponse status;
+	Shardd__V1__OpsResponse ops;
+	struct metrics_counts counts;
+	unsigned code;
+	char *body; /* owned */
+	size_t bytes;
+};
+
+struct http {
+	uint32_t magic;
+	uv_loop_t *loop;
+	struct http_sources sources;
+	char *address, *group; /* owned */
+	char *token;           /* owned */
+	struct http_listen listen;
+	struct MHD_Daemon *mhd;
+	uv_poll_t poll;
+	uv_timer_t timer;
+	struct list conns;
+	unsigned n_conns;
+	struct list requests; /* all of them */
+	unsigned in_pool;     /* of them */
+	uint64_t answered, refused;
+	bool closing;
+};
+
+/* The paths of data (http_data.c). */
+const struct http_route *http_data_find(const char *path);
+
+/* Send a text (copied) or an error, which JSON tells (http.c). */
+enum MHD_Result http_answer(struct http_request *r, unsigned code, const char *type,
+			    const void *body, size_t bytes);
+enum MHD_Result http_answer_fault(struct http_request *r, const struct fault *f);
+
+/* Begin to collect what @r asks for; it is suspended until http_resume. */
+void http_data_begin(struct http_request *r);
+/* Nothing of it goes on in the loop. */
+void http_data_cancel(struct http_request *r);
+/* It is ready, or its client is gone. */
+void http_resume(struct http_request *r);
+void http_request_free(struct http_request *r);
+
+#endif
