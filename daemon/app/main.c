@@ -6,6 +6,7 @@
 #include "app/inherited.h"
 #include "app/process.h"
 #include "app/server.h"
+#include "app/refuse.h"
 #include "app/service.h"
 #include "backend/backend_impl.h"
 #include "config/args.h"
@@ -29,24 +30,47 @@ static int main_complain(struct fault *f)
 	return EXIT_CONFIG;
 }
 
-static int main_complain_of_log(const struct shardd *d, int error)
+static int main_complain_of_log(const struct shardd *d, int error, struct fault *f)
 {
-	struct fault f = FAULT_NULL;
-
-	fault_set(&f, FAULT_INVALID, "log_file", "log_file '%s' cannot be opened: %s",
+	fault_set(f, FAULT_INVALID, "log_file", "log_file '%s' cannot be opened: %s",
 		  d->config.log.file, strerror(-error));
-	return main_complain(&f);
+	return main_complain(f);
 }
 
 /* What reading the configuration does not tell. */
 static int main_check(const struct shardd *d)
 {
+	struct fault f = FAULT_NULL;
 	int r = log_check_path(d->config.log.file);
 
 	if (r < 0)
-		return main_complain_of_log(d, r);
+		return main_complain_of_log(d, r, &f);
 	puts("configuration is valid");
 	return EXIT_STOPPED;
+}
+
+/* With state of a previous daemon, this one is started again, and its clients wait. */
+static void main_tell_clients(struct inherited *in, const struct fault *why)
+{
+	int fd = in->socket;
+
+	if (fd < 0 || !why->code || inherited_has_state(in))
+		return;
+	in->socket = -1;
+	refuse_clients(fd, why);
+}
+
+/* The configuration is wrong. */
+static int main_refuse(struct fault *why)
+{
+	struct fault f = FAULT_NULL;
+	struct inherited in;
+	int code = main_complain(why);
+
+	if (inherited_take(&in, &f) == 0)
+		main_tell_clients(&in, why);
+	inherited_deinit(&in);
+	return code;
 }
 
 static int main_run(struct shardd *d)
@@ -67,10 +91,13 @@ static int main_run(struct shardd *d)
 	}
 	r = log_open(&options);
 	if (r < 0) {
+		code = main_complain_of_log(d, r, &f);
+		main_tell_clients(&in, &f);
 		inherited_deinit(&in);
-		return main_complain_of_log(d, r);
+		return code;
 	}
-	code = service_run(&d->args, &d->config, &in);
+	code = service_run(&d->args, &d->config, &in, &f);
+	main_tell_clients(&in, &f);
 	inherited_deinit(&in);
 	if (code == EXIT_STOPPED || code == EXIT_HANDED_OVER)
 		log_info("server", "stopped");
@@ -99,7 +126,7 @@ static int main_act(struct shardd *d)
 	if (main_print_text(&d->args))
 		return EXIT_STOPPED;
 	if (args_config(&d->args, &d->config, &f) != 0)
-		return main_complain(&f);
+		return d->args.action == ARGS_RUN ? main_refuse(&f) : main_complain(&f);
 	if (d->args.action == ARGS_PRINT_CONFIG)
 		config_write(&d->config, stdout);
 	else if (d->args.action == ARGS_CHECK_CONFIG)

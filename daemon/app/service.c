@@ -231,10 +231,10 @@ static void service_warn_unknown(const char *name, const char *nearest, void *us
 		 nearest ? nearest : "none");
 }
 
-int service_run(const struct args *args, const struct config *config, struct inherited *in)
+int service_run(const struct args *args, const struct config *config, struct inherited *in,
+		struct fault *f)
 {
 	struct service d = { .args = args, .started = *config, .config = *config };
-	struct fault f = FAULT_NULL;
 	bool inherited = in->socket >= 0;
 	int code = EXIT_STOPPED;
 
@@ -242,10 +242,10 @@ int service_run(const struct args *args, const struct config *config, struct inh
 	service_add_handles(&d);
 	env_names_unknown(service_warn_unknown, NULL);
 	process_start_begin();
-	if (server_new(&d.loop, config, in, &d.server, &f) == 0)
+	if (server_new(&d.loop, config, in, &d.server, f) == 0)
 		service_on_started(&d, inherited);
 	else
-		code = service_on_refused(&d, &f);
+		code = service_on_refused(&d, f);
 	process_start_end();
 	if (d.server && d.stopping)
 		server_stop(d.server, false, 0, service_on_stopped, &d);

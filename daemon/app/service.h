@@ -12,8 +12,10 @@
 
 /* Serve until a signal ends it.
  * @args: borrowed; reread at SIGHUP. @in: borrowed; what is taken over is taken out of
- * it. The log is open. Return: an exit code. */
-int service_run(const struct args *args, const struct config *config, struct inherited *in);
+ * it. The log is open. @f: why it has not started, if
+ * so. Return: an exit code. */
+int service_run(const struct args *args, const struct config *config, struct inherited *in,
+		struct fault *f);
 
 /* The log options of @c; the path is borrowed from it. */
 struct log_options service_log_options(const struct config *c);

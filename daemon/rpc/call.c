@@ -275,6 +275,10 @@ static void call_refusal_fault(const struct rpc_call *call, struct fault *f)
 {
 	const char *method = rpc_call_method(call);
 
+	if (call->refusal == REFUSAL_METHOD && call->server->refusal.code) {
+		*f = call->server->refusal;
+		return;
+	}
 	switch (call->refusal) {
 	case REFUSAL_METHOD:
 		fault_set(f, FAULT_UNIMPLEMENTED, NULL, "there is no method %s", method);

@@ -247,6 +247,8 @@ int rpc_server_new(struct loopq *loopq, const struct rpc_options *options,
 	s->loopq = loopq;
 	s->max_message_bytes = options->max_message_bytes;
 	s->max_calls_per_conn = options->max_calls_per_conn;
+	if (options->refusal)
+		s->refusal = *options->refusal;
 	s->down_tag.fn = rpc_server_on_down_tag;
 	list_init(&s->peers);
 	peer_table_init(&s->table);

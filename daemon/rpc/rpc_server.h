@@ -28,7 +28,9 @@ struct rpc_options {
 	uint64_t max_message_bytes;  /* larger ones: RESOURCE_EXHAUSTED */
 	uint32_t max_calls_per_conn; /* unanswered at once: RESOURCE_EXHAUSTED */
 	uint32_t max_metadata_bytes; /* headers of a call, unpacked; 0: 16384 */
-	uint64_t memory_bytes;       /* core's own buffers: then it slows senders; 0: no limit */
+	const struct fault *
+		refusal; /* copied: of calls of methods that are not in a service; NULL: UNIMPLEMENTED */
+	uint64_t memory_bytes; /* core's own buffers: then it slows senders; 0: no limit */
 };
 
 /* @services: borrowed until close, an array of @n. Starts the thread.

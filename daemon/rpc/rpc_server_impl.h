@@ -154,6 +154,7 @@ struct rpc_server {
 	struct loopq *loopq;
 	uint64_t max_message_bytes;
 	uint32_t max_calls_per_conn;
+	struct fault refusal; /* of unknown methods; FAULT_NONE: UNIMPLEMENTED */
 	grpc_completion_queue *cq;
 	grpc_server *core;
 	grpc_server_credentials *creds;

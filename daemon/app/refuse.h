@@ -1,0 +1,14 @@
+/*
+ * A daemon that cannot start tells it to the clients that wait at an inherited socket: they have started it through
+ * the service manager, and would see nothing but a connection that nobody answers.
+ */
+#ifndef SHARDD_REFUSE_H
+#define SHARDD_REFUSE_H
+
+#include "core/fault.h"
+
+/* Answer each call at @socket_fd (listening; consumed) with FAILED_PRECONDITION and the text of @why, until no new
+ * connection has come for a moment. Blocks for two seconds at most; gRPC must not run. */
+void refuse_clients(int socket_fd, const struct fault *why);
+
+#endif
