@@ -1,5 +1,6 @@
 /* shardctl: the command line of shardd. */
 #include <getopt.h>
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 
 #include "core/check.h"
 #include "ctl/ctl.h"
+#include "ctl/width.h"
 #include "env.h"
 
 static const struct ctl_verb verbs[] = {
@@ -29,9 +31,9 @@ static const struct ctl_verb verbs[] = {
 	  "             [--checkpoint-dir DIR --checkpoint-every-steps N\n"
 	  "              --checkpoint-every-s S --checkpoint-keep K\n"
 	  "              --checkpoint-rate BYTES]\n"
-	  "  job delete NAME [--force]\n"
-	  "  job drain NAME\n"
-	  "  job resize NAME N [--timeout S]\n" },
+	  "  job delete JOB [--force]\n"
+	  "  job drain JOB\n"
+	  "  job resize JOB N [--timeout S]\n" },
 	{ "cordon", "", "admit no new jobs", ctl_cordon, NULL },
 	{ "uncordon", "", "admit new jobs again", ctl_uncordon, NULL },
 	{ "drain", "[--wait] [--timeout S]", "make all trainers commit and leave", ctl_drain,
@@ -59,7 +61,7 @@ static const struct ctl_verb verbs[] = {
 
 static void main_help(void)
 {
-	puts("usage: shardctl [--socket PATH] [--json] [--no-color] VERB [ARGUMENT...]\n");
+	puts("usage: shardctl [--socket PATH] [--json] [--wide] [--no-color] VERB [ARG...]\n");
 	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
 		printf("  %-10s %-24s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
 	putchar('\n');
@@ -70,6 +72,8 @@ static void main_help(void)
 	     "  --socket PATH  the daemon's socket; default: $SHARDD_SOCKET, else\n"
 	     "                 " ENV_DEFAULT_SOCKET "\n"
 	     "  --json         print one JSON document instead of tables\n"
+	     "  --wide         cut nothing in tables, however wide they are; the default if\n"
+	     "                 stdout is not a terminal and $COLUMNS is not set\n"
 	     "  --no-color     print no colours; the default if stdout is not a terminal or\n"
 	     "                 $NO_COLOR is set\n"
 	     "\n"
@@ -151,9 +155,13 @@ static const struct ctl_verb *main_find_verb(const char *name)
 static int main_parse(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct option options[] = {
-		{ "socket", required_argument, NULL, 's' }, { "json", no_argument, NULL, 'j' },
-		{ "no-color", no_argument, NULL, 'c' },     { "help", no_argument, NULL, 'h' },
-		{ "version", no_argument, NULL, 'v' },      { 0 },
+		{ "socket", required_argument, NULL, 's' },
+		{ "json", no_argument, NULL, 'j' },
+		{ "no-color", no_argument, NULL, 'c' },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'v' },
+		{ "wide", no_argument, NULL, 'w' },
+		{ 0 },
 	};
 	int o;
 
@@ -167,6 +175,9 @@ static int main_parse(struct ctl *ctl, int argc, char **argv)
 			break;
 		case 'c':
 			ctl->color = false;
+			break;
+		case 'w':
+			ctl->width = 0;
 			break;
 		case 'h':
 			main_help();
@@ -190,6 +201,22 @@ static bool main_wants_help(const struct ctl_verb *verb, int argc, char **argv)
 	return false;
 }
 
+/* --wide may be behind the verb, too: who has seen a table that was cut adds it there.
+ * Return: arguments that are left. */
+static int main_take_wide(const struct ctl_verb *verb, int argc, char **argv, struct ctl *ctl)
+{
+	int n = 1;
+
+	for (int i = 1; i < argc; i++) {
+		if (verb->run == ctl_run || strcmp(argv[i], "--wide") != 0)
+			argv[n++] = argv[i];
+		else
+			ctl->width = 0;
+	}
+	argv[n] = NULL;
+	return n;
+}
+
 static bool main_wants_color(void)
 {
 	const char *no = getenv("NO_COLOR");
@@ -200,10 +227,11 @@ static bool main_wants_color(void)
 int main(int argc, char **argv)
 {
 	static char name[] = "shardctl";
-	struct ctl ctl = { .color = main_wants_color() };
+	struct ctl ctl = { .color = main_wants_color(), .width = width_of_terminal(STDOUT_FILENO) };
 	const struct ctl_verb *verb;
 	int r;
 
+	setlocale(LC_CTYPE, "");
 	argv[0] = name; /* and not the path of a program, in front of an error */
 	r = main_parse(&ctl, argc, argv);
 
@@ -218,6 +246,7 @@ int main(int argc, char **argv)
 		return main_no_verb(argv[optind]);
 	argc -= optind;
 	argv += optind;
+	argc = main_take_wide(verb, argc, argv, &ctl);
 	if (main_wants_help(verb, argc, argv)) {
 		main_help_verb(verb);
 		return CTL_OK;
