@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "core/check.h"
+#include "ctl/complete.h"
 #include "ctl/ctl.h"
 #include "ctl/width.h"
 #include "env.h"
@@ -53,7 +54,12 @@ static const struct ctl_verb verbs[] = {
 	  "                         [--root UNIT]\n"
 	  "  checkpoint prune DIR --keep N\n"
 	  "  checkpoint import FILE|- DIR --step N [--world-size N] [--job NAME]\n"
-	  "  checkpoint convert SRC DST --to dcp|shardd [--step N] [...]\n" },
+	  "  checkpoint convert SRC DST --to dcp|shardd [--step N] [--no-optimizer]\n"
+	  "                     [--optimizer-from FILE] [--like DIR] [--like-job JOB]\n"
+	  "                     [--unit PATTERN] [--root UNIT] [--alias NEW=EXISTING]\n"
+	  "                     [--leave-out PATTERN] [--allow-unstepped]\n"
+	  "                     [--model-key KEY] [--optim-key KEY] [--job NAME]\n"
+	  "                     [--python PATH]\n" },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run,
 	  "  run -n N [--min M [--join-grace S]] [--max-restarts K] [--standalone]\n"
 	  "      [--job NAME] -- CMD...\n" },
@@ -232,6 +238,12 @@ int main(int argc, char **argv)
 	int r;
 
 	setlocale(LC_CTYPE, "");
+	if (argc > 1 && strcmp(argv[1], "--complete") == 0) {
+		complete_print(verbs, ARRAY_SIZE(verbs), argv + 2, (size_t)argc - 2, complete_jobs,
+			       stdout);
+		fflush(stdout);
+		_exit(CTL_OK); /* as below */
+	}
 	argv[0] = name; /* and not the path of a program, in front of an error */
 	r = main_parse(&ctl, argc, argv);
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What shardctl shows to people: tables and user names, by a real daemon with trainers."""
+"""What shardctl shows to people, and what shells complete, by a real daemon with trainers."""
 
 import contextlib
 import fcntl
@@ -8,9 +8,12 @@ import pty
 import pwd
 import re
 import select
+import shutil
 import signal
+import socket
 import struct
 import subprocess
+import tempfile
 import termios
 import time
 import unicodedata
@@ -148,6 +151,120 @@ class Tables(unittest.TestCase):
         self.assertIn(NOBODY, [session["uid"] for session in said])
 
 
+FILES = support.ROOT / "deploy/completions"
+BASH = """
+source "$1"
+shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_shardctl
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def complete_in_bash(at, *words):
+    """What the last of these words may become; nothing may be said beside it."""
+    said = subprocess.run(["bash", "-c", BASH, "bash", str(FILES / "shardctl.bash"), CTL, *words],
+                          text=True, capture_output=True, check=True, timeout=60,
+                          env={"PATH": os.environ["PATH"], "SHARDD_SOCKET": at})
+    assert not said.stderr, said.stderr
+    return said.stdout.split()
+
+
+def complete_in_fish(at, line):
+    with tempfile.TemporaryDirectory() as home:
+        said = subprocess.run(
+            ["fish", "-c", 'source $argv[1]; complete -C "$argv[2]"', str(FILES / "shardctl.fish"),
+             line], text=True, capture_output=True, check=True, timeout=60,
+            env={"PATH": support.BIN_DIR + ":" + os.environ["PATH"], "SHARDD_SOCKET": at,
+                 "HOME": home})
+    assert not said.stderr, said.stderr
+    return [word.split("\t")[0] for word in said.stdout.splitlines()]
+
+
+def need(test, program):
+    """Skip @test where it is not installed; where tests/run installs what it needs, fail."""
+    if shutil.which(program) is None:
+        why = f"not installed: {program} (deploy/install-deps --test)"
+        if os.environ.get("SHARDD_TEST_INSTALLED") == "1":
+            test.fail(why)
+        test.skipTest(why)
+
+
+def verbs():
+    text = subprocess.run([CTL, "--help"], text=True, capture_output=True, check=True).stdout
+    return re.findall(r"^  ([a-z]+) ", text.split("\n\n")[1], re.MULTILINE)
+
+
+class Completion(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.context = members()
+        cls.at = cls.context.__enter__()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.context.__exit__(None, None, None)
+
+    def test_bash_knows_every_verb(self):
+        self.assertGreater(len(verbs()), 15)
+        self.assertEqual(verbs(), complete_in_bash(self.at, ""))
+
+    def test_every_option_of_a_verb_is_in_its_forms(self):
+        """Completion reads the forms of --help, so an option has to be there."""
+        said = ctl(self.at, "--help")
+        for source in (support.ROOT / "client/ctl").glob("*.c"):
+            if source.name == "main.c":  # those before the verb
+                continue
+            for option in re.findall(r'{ "([a-z-]+)", (?:required|no)_arg', source.read_text()):
+                if option not in ("help", "number", "output"):  # -h, -n and -o
+                    self.assertRegex(said, rf"--{option}\b", source)
+
+    def test_bash_knows_jobs_options_and_files(self):
+        self.assertIn(LONG, complete_in_bash(self.at, "status", ""))
+        self.assertEqual([LONG], complete_in_bash(self.at, "job", "delete", "a-"))
+        if os.geteuid() == 0:
+            self.assertEqual([pwd.getpwuid(NOBODY).pw_name + "/theirs-" + LONG],
+                             complete_in_bash(self.at, "units", "nob"))
+        self.assertEqual(["applied"], complete_in_bash(self.at, "job", "create", "x", "--resume",
+                                                       "=", "ap"))
+        self.assertEqual([str(FILES / "shardctl.fish")], complete_in_bash(
+            self.at, "trace", "-o", str(FILES / "shardctl.f")))
+
+    def test_without_a_daemon_it_is_silent(self):
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as deaf:
+            deaf.bind(folder + "/deaf")
+            deaf.listen()
+            for at in ("/nonexistent/s", folder + "/deaf"):
+                begun = time.monotonic()
+                self.assertEqual([], complete_in_bash(at, "job", "delete", ""))
+                self.assertLess(time.monotonic() - begun, 5)
+
+    def test_fish_and_zsh_parse_their_files(self):
+        for shell in ("fish", "zsh"):
+            need(self, shell)
+            subprocess.run([shell, "-n", str(FILES / f"shardctl.{shell}")], check=True)
+
+    def test_fish_knows_verbs_and_jobs(self):
+        need(self, "fish")
+        self.assertEqual(sorted(verbs()), sorted(complete_in_fish(self.at, "shardctl ")))
+        self.assertEqual([LONG], complete_in_fish(self.at, "shardctl job delete a-"))
+
+    def test_zsh_completes_a_verb_and_a_job(self):
+        need(self, "zsh")
+        with tempfile.TemporaryDirectory() as home:
+            shutil.copy(FILES / "shardctl.zsh", home + "/_shardctl")
+            shell = Terminal([shutil.which("zsh"), "-f", "-i"], 24, 200, SHARDD_SOCKET=self.at,
+                             HOME=home, PATH=support.BIN_DIR + ":" + os.environ["PATH"])
+            shell.send(f"PS1=; fpath=({home} $fpath); autoload -U compinit; compinit -u -D; "
+                       "print READ''Y\n".encode())
+            shell.expect("READY")
+            shell.send(b"shardctl bla\t")
+            shell.expect("shardctl blame")
+            shell.send(b"a-\t")
+            shell.expect(LONG)
+            shell.kill()
+
+
 class Terminal:
     """A program on a terminal of its own."""
 
@@ -181,6 +298,19 @@ class Terminal:
             return False
         self.said += got
         return bool(got)
+
+    def expect(self, text, seconds=30):
+        """Wait until it has printed this since it was last asked. Return: what it has."""
+        until = time.monotonic() + seconds
+        while text not in (said := self.said.decode(errors="replace")):
+            assert self.read(0.1) and time.monotonic() < until, f"no {text}: {said}"
+        self.said = b""
+        return said
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._end)
 
     def all(self, seconds=30):
         """All that it prints until it ends, and well."""
