@@ -14,6 +14,8 @@
 
 static const struct ctl_verb verbs[] = {
 	{ "status", "[JOB]", "show the daemon, devices, jobs and ranks", ctl_status, NULL },
+	{ "top", "[JOB] [-d S] [-s KEY]", "watch jobs and ranks", ctl_top,
+	  "  top [JOB] [-d S] [-s name|state|step|rate|wait|memory] [-b] [-n N]\n" },
 	{ "blame", "[JOB]", "show what holds up the ranks of a job", ctl_blame, NULL },
 	{ "memory", "", "show who holds how much memory", ctl_memory, NULL },
 	{ "jobs", "", "list the jobs", ctl_jobs, NULL },

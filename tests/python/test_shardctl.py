@@ -303,7 +303,7 @@ class Terminal:
         """Wait until it has printed this since it was last asked. Return: what it has."""
         until = time.monotonic() + seconds
         while text not in (said := self.said.decode(errors="replace")):
-            assert self.read(0.1) and time.monotonic() < until, f"no {text}: {said}"
+            assert self.read(0.1) and time.monotonic() < until, f"no {text}: {said[-2000:]}"
         self.said = b""
         return said
 
@@ -321,6 +321,152 @@ class Terminal:
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         assert status == 0, f"{status}: {self.said}"
         return self.said.decode()
+
+
+@contextlib.contextmanager
+def training(at, job, ranks):
+    """charlm in that many ranks; the pids of these."""
+    with subprocess.Popen(
+            [CTL, "run", "-n", str(ranks), "--job", job, "--",
+             os.path.join(support.BIN_DIR, "charlm"), "--data", __file__, "--steps", "1000000"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env={**os.environ, "SHARDD_SOCKET": at}) as run:
+        try:
+            def steps():
+                jobs = support.shardctl(at, "jobs")["jobs"]
+                return any(j["name"] == job and j["step"] > 3 for j in jobs)
+            support.wait_until(steps)
+            status = support.shardctl(at, "status", job)
+            yield [rank["pid"] for rank in status["jobs"][0]["ranks"]]
+        finally:
+            run.kill()
+
+
+def row(text, first):
+    """The words of the row of a table that begins with this word."""
+    return next(line.split() for line in text.splitlines()
+                if re.match(rf" *{first} +([A-Z]|\d+%)", line))
+
+
+class Top(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.context = contextlib.ExitStack()
+        cls.at = cls.context.enter_context(support.daemon())
+        cls.pids = cls.context.enter_context(training(cls.at, "alpha", 2))
+        ctl(cls.at, "job", "create", "beta", "--world-size", "3")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.context.close()
+
+    def top(self, lines, width, *arguments, **environment):
+        return Terminal([CTL, "--socket", self.at, "top", "-d", "0.2", *arguments], lines, width,
+                        **environment)
+
+    def test_batch_prints_frames_with_rates(self):
+        text = ctl(self.at, "top", "-b", "-n", "2", "-d", "0.3")
+        self.assertEqual(2, text.count("SERVING shardd"))
+        alpha = row(text, "alpha")
+        self.assertEqual("RUNNING", alpha[1])
+        self.assertGreater(float(alpha[3]), 0, "steps in a second")
+        self.assertIn("2 jobs, 2 trainers", text)
+        self.assertEqual(["0.00", "0/3"], [row(text, "beta")[3], row(text, "beta")[7]])
+        for pid in self.pids:
+            self.assertIn(str(pid), text)
+
+    def test_a_stopped_rank_makes_the_other_one_wait(self):
+        os.kill(self.pids[1], signal.SIGSTOP)
+        try:
+            support.wait_until(lambda: all(
+                rank["process_state"] == ("T" if rank["rank"] else "S") and bool(rank["op"]) !=
+                bool(rank["rank"]) for rank in support.shardctl(
+                    self.at, "blame", "alpha")["jobs"][0]["ranks"]))
+            text = ctl(self.at, "top", "-b", "-n", "1", "-d", "0.5", "alpha")
+        finally:
+            os.kill(self.pids[1], signal.SIGCONT)
+        self.assertEqual(["100%", "S"], row(text, "0")[1:3], text)
+        self.assertEqual(["0%", "T"], row(text, "1")[1:3], text)
+        self.assertEqual(["0.00", "50%"], row(text, "alpha")[3:5], text)
+
+    def test_what_it_refuses(self):
+        for arguments, code in ((["-d", "0"], 2), (["-d", "x"], 2), (["-d", "nan"], 2),
+                                (["-s", "size"], 2), (["-n", "0"], 2), (["a", "b"], 2), ([], 2),
+                                (["-b", "nobody"], 1)):
+            ctl(self.at, "top", *arguments, code=code)
+        ctl(self.at, "--json", "top", "-b", code=2)
+        ctl("/nonexistent/s", "top", "-b", code=3)
+
+    def test_keys_choose_sort_explain_and_end(self):
+        screen = self.top(24, 100)
+        screen.expect("q quit")
+        screen.send(b"m")
+        screen.expect("memory")
+        screen.send(b"h")
+        screen.expect("choose a job")
+        screen.send(b"hj")
+        screen.expect("EMPTY")  # the ranks of beta, which nobody has joined
+        screen.send(b"q")
+        self.assertIn("\x1b[?1049l", screen.all())  # the terminal is as it was
+
+    def test_colours_are_off_when_they_are_not_wanted(self):
+        for wanted, arguments, environment in ((True, [], {}), (False, ["--no-color"], {}),
+                                               (False, [], {"NO_COLOR": "1"})):
+            screen = Terminal([CTL, *arguments, "--socket", self.at, "top", "-n", "1"], 24, 100,
+                              **environment)
+            self.assertEqual(wanted, "\x1b[36m" in screen.all())
+
+    def test_windows_of_any_size(self):
+        screen = self.top(24, 100)
+        screen.expect("EPOCH")
+        for lines, width in ((24, 40), (5, 20), (2, 10), (1, 1)):
+            screen.resize(lines, width)
+            until = time.monotonic() + 0.3
+            while time.monotonic() < until:
+                self.assertTrue(screen.read(0.05), screen.said[-2000:])
+        screen.said = b""
+        screen.resize(50, 200)
+        screen.expect("EPOCH")  # for which no other was wide enough
+        screen.send(b"q")
+        screen.all()
+
+    def test_a_terminal_that_cannot_is_refused(self):
+        screen = self.top(24, 80, TERM="dumb")
+        while screen.read(1):
+            pass
+        self.assertIn(b"with -b it prints text", screen.said)
+
+
+class TopAlone(unittest.TestCase):
+    def test_it_says_that_the_daemon_is_gone_and_finds_the_next(self):
+        with tempfile.TemporaryDirectory() as folder:
+            at = folder + "/s"
+            command = [os.path.join(support.BIN_DIR, "shardd"), "--socket", at, "--backend", "host"]
+            with contextlib.ExitStack() as stack:
+                def start():
+                    daemon = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+                    stack.callback(daemon.wait)
+                    stack.callback(daemon.kill)
+                    support.wait_until(lambda: os.path.exists(at))
+                    return daemon
+                first = start()
+                screen = Terminal([CTL, "--socket", at, "top", "-d", "0.2"], 24, 100)
+                batch = subprocess.Popen([CTL, "--socket", at, "top", "-b", "-d", "0.2", "-n", "5"],
+                                         stdout=subprocess.PIPE, text=True)
+                screen.expect(f"pid {first.pid}")
+                self.assertIn("SERVING", batch.stdout.readline())
+                first.kill()
+                first.wait()
+                os.unlink(at)
+                screen.expect("NO ANSWER")
+                while "NO ANSWER" not in batch.stdout.readline():
+                    pass
+                said = batch.communicate(timeout=60)[0]
+                self.assertEqual(3, batch.returncode, said)
+                second = start()
+                screen.expect(f"pid {second.pid}")
+                screen.send(b"q")
+                screen.all()
 
 
 if __name__ == "__main__":
