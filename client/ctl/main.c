@@ -67,6 +67,15 @@ static const struct ctl_verb verbs[] = {
 	  "      [--job NAME] -- CMD...\n" },
 };
 
+static void main_help_codes(void)
+{
+	puts("exit code: 0 done; 1 the daemon returned an error, or the output cannot be\n"
+	     "written; 2 wrong arguments; 3 the daemon cannot be reached, does not answer, or\n"
+	     "accepts no new jobs. health: 1 not SERVING. drain: 1 trainers are left, or a job\n"
+	     "is not committed. run: the highest exit code of its trainers, 128+N after signal\n"
+	     "N, 127 the command cannot be started");
+}
+
 static void main_help(void)
 {
 	puts("usage: shardctl [--socket PATH] [--json] [--wide] [--no-color] VERB [ARG...]\n");
@@ -76,17 +85,17 @@ static void main_help(void)
 	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
 		if (verbs[i].usage)
 			fputs(verbs[i].usage, stdout);
-	puts("\n"
-	     "  --socket PATH  the daemon's socket; default: $SHARDD_SOCKET, else\n"
-	     "                 " ENV_DEFAULT_SOCKET "\n"
-	     "  --json         print one JSON document instead of tables\n"
-	     "  --wide         cut nothing in tables, however wide they are; the default if\n"
-	     "                 stdout is not a terminal and $COLUMNS is not set\n"
-	     "  --no-color     print no colours; the default if stdout is not a terminal or\n"
-	     "                 $NO_COLOR is set\n"
-	     "\n"
-	     "exit code: 0 done, 1 the daemon returned an error, 2 wrong arguments,\n"
-	     "3 the daemon cannot be reached; run: the highest exit code of its trainers");
+	fputs("\n"
+	      "  --socket PATH  the daemon's socket; default: $SHARDD_SOCKET, else\n"
+	      "                 " ENV_DEFAULT_SOCKET "\n"
+	      "  --json         print one JSON document instead of tables\n"
+	      "  --wide         cut nothing in tables, however wide they are; the default if\n"
+	      "                 stdout is not a terminal and $COLUMNS is not set\n"
+	      "  --no-color     print no colours; the default if stdout is not a terminal or\n"
+	      "                 $NO_COLOR is set\n"
+	      "\n",
+	      stdout);
+	main_help_codes();
 }
 
 static void main_help_verb(const struct ctl_verb *verb)
@@ -96,7 +105,8 @@ static void main_help_verb(const struct ctl_verb *verb)
 	else
 		printf("usage: shardctl [--socket PATH] [--json] %s%s%s\n\n", verb->name,
 		       *verb->arguments ? " " : "", verb->arguments);
-	printf("%s: %s. man shardctl says more.\n", verb->name, verb->help);
+	printf("%s: %s. man shardctl says more.\n\n", verb->name, verb->help);
+	main_help_codes();
 }
 
 /* Letters that have to be put in, left out or replaced. Of words below MAIN_WORD. */
@@ -232,6 +242,12 @@ static bool main_wants_color(void)
 	return isatty(STDOUT_FILENO) && !(no && *no);
 }
 
+/* What was printed may not have been written. Return: the exit code. */
+static int main_end(int r)
+{
+	return fflush(stdout) != 0 || ferror(stdout) ? ctl_broken() : r;
+}
+
 int main(int argc, char **argv)
 {
 	static char name[] = "shardctl";
@@ -250,7 +266,7 @@ int main(int argc, char **argv)
 	r = main_parse(&ctl, argc, argv);
 
 	if (r >= 0)
-		return r;
+		return main_end(r);
 	env_warn("shardctl");
 	ctl.socket = env_socket(ctl.socket);
 	if (optind == argc)
@@ -263,12 +279,11 @@ int main(int argc, char **argv)
 	argc = main_take_wide(verb, argc, argv, &ctl);
 	if (main_wants_help(verb, argc, argv)) {
 		main_help_verb(verb);
-		return CTL_OK;
+		return main_end(CTL_OK);
 	}
 	optind = 0; /* restart getopt for the verb's own options */
 	r = verb->run(&ctl, argc, argv);
-	if (fflush(stdout) != 0)
-		r = ctl_broken();
+	r = main_end(r);
 	/* The kernel closes the connection. An orderly end of gRPC waits some
 	 * milliseconds for its threads, as long as all the rest of a status takes; and
 	 * exit() would run its destructors under those threads. */

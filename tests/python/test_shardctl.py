@@ -437,6 +437,60 @@ class Top(unittest.TestCase):
         self.assertIn(b"with -b it prints text", screen.said)
 
 
+class ExitCodes(unittest.TestCase):
+    """Those of the page, section EXIT STATUS."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.context = support.daemon()
+        cls.at = cls.context.__enter__()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.context.__exit__(None, None, None)
+
+    def test_verbs(self):
+        for code, arguments in ((0, ["status"]), (0, ["health"]),
+                                (0, ["drain", "--help"]), (1, ["status", "nobody"]),
+                                (1, ["job", "delete", "nobody"]),
+                                (1, ["checkpoint", "verify", "/nonexistent"]), (2, []),
+                                (2, ["nonsense"]), (2, ["status", "no-such-user/j"]),
+                                (2, ["trace", "-o", "/nonexistent/file"])):
+            ctl(self.at, *arguments, code=code)
+        subprocess.run([CTL, "--complete", "no-such-verb", ""], check=True)
+        ctl(self.at, "cordon")
+        ctl(self.at, "job", "create", "x", "--world-size", "1", code=3)
+        ctl(self.at, "uncordon")
+        for verb in ("status", "health", "top", "units"):
+            ctl("/nonexistent/s", verb, *(["-b"] if verb == "top" else []),
+                *(["x"] if verb == "units" else []), code=3)
+        ctl("/" + "long/" * 40, "status", code=2)
+
+    def test_output_that_cannot_be_written(self):
+        for arguments in (["status"], ["--json", "jobs"], ["health"], ["--help"],
+                          ["jobs", "--help"], ["top", "-b", "-n", "1", "-d", "0.1"]):
+            with open("/dev/full", "w") as full:
+                said = subprocess.run([CTL, "--socket", self.at, *arguments], stdout=full,
+                                      stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+            self.assertEqual(1, said.returncode, arguments)
+            self.assertIn(b"cannot write the output", said.stderr)
+
+    def test_run(self):
+        for code, command in ((0, "true"), (7, "exit 7"), (137, "kill -9 $$"), (143, "kill $$")):
+            ctl(self.at, "run", "-n", "2", "--", "sh", "-c", command, code=code)
+        ctl(self.at, "run", "-n", "1", "--", "/nonexistent/command", code=127)
+
+    def test_help_and_page_have_them(self):
+        page = (support.ROOT / "docs/man/shardctl.1").read_text()
+        page = page.split(".SH EXIT STATUS")[1].split(".SH")[0]
+        for code in "0123":
+            self.assertIn(f".B {code}\n", page)
+        for arguments in (["--help"], ["health", "--help"]):
+            said = ctl(self.at, *arguments).split("exit code:")[1]
+            for code in ("0 ", "1 ", "2 ", "3 ", "127 ", "128+"):
+                self.assertIn(code, said)
+
+
 class TopAlone(unittest.TestCase):
     def test_it_says_that_the_daemon_is_gone_and_finds_the_next(self):
         with tempfile.TemporaryDirectory() as folder:
