@@ -363,11 +363,12 @@ static void top_on_signal(int sig)
 /* The terminal gets its state back before the end. */
 static void top_catch_signals(void)
 {
-	struct sigaction stop = { .sa_handler = top_on_signal };
+	static const int signals[] = { SIGINT, SIGTERM, SIGHUP };
+	struct sigaction stop = { .sa_handler = top_on_signal }, before;
 
-	sigaction(SIGINT, &stop, NULL);
-	sigaction(SIGTERM, &stop, NULL);
-	sigaction(SIGHUP, &stop, NULL);
+	for (size_t i = 0; i < ARRAY_SIZE(signals); i++)
+		if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+			sigaction(signals[i], &stop, NULL);
 }
 
 /* The first sample comes before the terminal is taken over: its error is printed as that of any

@@ -245,9 +245,9 @@ static void top_frame_add_node(struct top_frame *f, const struct top_look *l,
 	const Shardd__V1__GetStatusResponse *r = s->status;
 	bool serves = strcmp(s->health, "SERVING") == 0;
 
-	top_frame_add(f, l, serves ? TOP_HEAD : TOP_BAD, "%s%s%s%s%s shardd %s, pid %d, up %s",
+	top_frame_add(f, l, serves ? TOP_HEAD : TOP_BAD, "%s%s%s shardd %s%s%s, pid %d, up %s",
 		      s->health, r->draining ? " (draining)" : "", r->cordon ? " (cordoned)" : "",
-		      r->cluster ? " node " : "", r->cluster ? r->cluster->node : "", r->version,
+		      r->version, r->cluster ? " on node " : "", r->cluster ? r->cluster->node : "",
 		      r->pid, format_seconds(r->uptime_s).text);
 }
 

@@ -312,6 +312,10 @@ class Terminal:
         os.waitpid(self.pid, 0)
         os.close(self._end)
 
+    def hang_up(self):
+        os.close(self._end)
+        os.waitpid(self.pid, 0)
+
     def all(self, seconds=30):
         """All that it prints until it ends, and well."""
         until = time.monotonic() + seconds
@@ -408,6 +412,17 @@ class Top(unittest.TestCase):
         screen.expect("EMPTY")  # the ranks of beta, which nobody has joined
         screen.send(b"q")
         self.assertIn("\x1b[?1049l", screen.all())  # the terminal is as it was
+
+    def test_an_interrupt_and_a_hangup_end_it(self):
+        screen = self.top(24, 100)
+        screen.expect("q quit")
+        screen.send(b"\x03")
+        self.assertIn("\x1b[?1049l", screen.all())
+        for ignore in ("", "trap '' HUP;"):  # what ignores the signal sees the terminal's end
+            screen = Terminal(["/bin/sh", "-c", ignore + 'exec "$@"', "sh", CTL, "--socket",
+                               self.at, "top"], 24, 100)
+            screen.expect("q quit")
+            screen.hang_up()
 
     def test_colours_are_off_when_they_are_not_wanted(self):
         for wanted, arguments, environment in ((True, [], {}), (False, ["--no-color"], {}),
