@@ -307,6 +307,8 @@ void complete_print(const struct ctl_verb *verbs, size_t n_verbs, char *const *w
 	size_t at = 0;
 
 	for (; at + 1 < n && *words[at] == '-'; at++) {
+		if (complete_begins(words[at], "--socket="))
+			t.socket = words[at] + sizeof("--socket");
 		if (strcmp(words[at], "--socket") != 0)
 			continue;
 		if (at + 2 == n) {

@@ -50,6 +50,7 @@ Test(ctl_complete, words_become_what_the_forms_say)
 		{ { "look", "" }, "first\nsecond\n" },
 		{ { "look", "s" }, "second\n" },
 		{ { "--socket", "/s", "look", "" }, "first\nof /s\nsecond\n" },
+		{ { "--socket=/s", "look", "s" }, "of /s\nsecond\n" },
 		{ { "look", "-" }, "--help\n-n\n" },
 		{ { "look", "-n", "" }, "" },
 		{ { "look", "-n", "3", "f" }, "first\n" },
