@@ -74,7 +74,7 @@ static void complete_parse_form(struct form *f, const char *text, const char *en
 	for (; at && (at = complete_token(at, &n, &closed, &rest)); at = rest) {
 		bool option = *at == '-' && n > 1 && strncmp(at, "-- ", 3) != 0;
 
-		if (strncmp(at, "...", 3) == 0)
+		if (strncmp(at, "...", 3) == 0 || (*at == '|' && n == 1))
 			continue;
 		if (wants && !option)
 			f->items[f->n - 1].value = strndup(at, n);

@@ -215,9 +215,14 @@ class Completion(unittest.TestCase):
         for source in (support.ROOT / "client/ctl").glob("*.c"):
             if source.name == "main.c":  # those before the verb
                 continue
-            for option in re.findall(r'{ "([a-z-]+)", (?:required|no)_arg', source.read_text()):
-                if option not in ("help", "number", "output"):  # -h, -n and -o
-                    self.assertRegex(said, rf"--{option}\b", source)
+            text = source.read_text()
+            short = "".join(re.findall(r'ctl_getopt\([^"]*"([^"]*)"', text))
+            for option, letter in re.findall(
+                    r'{ "([a-z-]+)", (?:required|no)_argument, NULL, (\'.\'|\w+)', text):
+                letter = letter.strip("'")
+                if option == "help" or (letter in short and f"-{letter}" in said):
+                    continue  # the letter is there
+                self.assertRegex(said, rf"--{option}\b", source)
 
     def test_bash_knows_jobs_options_and_files(self):
         self.assertIn(LONG, complete_in_bash(self.at, "status", ""))

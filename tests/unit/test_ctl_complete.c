@@ -15,7 +15,7 @@ static const struct ctl_verb verbs[] = {
 	{ "lock", "", "lock it", NULL, NULL },
 	{ "file", "in|out", "move files", NULL,
 	  "  file in FILE|- DIR [--how slow|fast]\n"
-	  "          [--both|--none] [--rate BYTES]\n"
+	  "          [--both|--none] [--rate BYTES | --all]\n"
 	  "  file out JOB off\n" },
 	{ "start", "-n N -- CMD...", "start it", NULL, "  start -n N [--min M] -- CMD...\n" },
 };
@@ -61,9 +61,11 @@ Test(ctl_complete, words_become_what_the_forms_say)
 		{ { "file", "in", "-", "" }, ":dir\n" },
 		{ { "file", "in", "--how", "" }, "fast\nslow\n" },
 		{ { "file", "in", "--how=slow", "a", "" }, ":dir\n" },
-		{ { "file", "in", "a", "b", "--" }, "--both\n--help\n--how\n--none\n--rate\n" },
+		{ { "file", "in", "a", "b", "--" },
+		  "--all\n--both\n--help\n--how\n--none\n--rate\n" },
 		{ { "file", "in", "--both", "a", "" }, ":dir\n" },
 		{ { "file", "in", "--rate", "5", "a", "" }, ":dir\n" },
+		{ { "file", "in", "a", "--all", "" }, ":dir\n" },
 		{ { "file", "out", "" }, "first\nsecond\n" },
 		{ { "file", "out", "first", "" }, "off\n" },
 		{ { "file", "out", "--" }, "--help\n" },
