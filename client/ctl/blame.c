@@ -15,7 +15,7 @@ static void blame_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 
 	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%u", r->rank);
-	table_cell(t, "%.40s", *r->node ? r->node : "-");
+	table_cell(t, "%s", *r->node ? r->node : "-");
 	if (r->pid > 0)
 		table_cell(t, "%d", r->pid);
 	else
@@ -38,9 +38,17 @@ static void blame_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 static int blame_print_ranks(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false },   { "RANK", true },   { "NODE", false },      { "PID", true },
-		{ "PROC", false },  { "STATE", false }, { "OP", false },        { "ON", false },
-		{ "NUMBER", true }, { "FOR", true },    { "WAITS FOR", false },
+		{ "JOB", TABLE_KEY | TABLE_TEXT },
+		{ "RANK", TABLE_KEY | TABLE_NUMBER },
+		{ "NODE", TABLE_TEXT },
+		{ "PID", TABLE_NUMBER },
+		{ "PROC", TABLE_TEXT },
+		{ "STATE", TABLE_TEXT },
+		{ "OP", TABLE_TEXT },
+		{ "ON", TABLE_TEXT },
+		{ "NUMBER", TABLE_NUMBER },
+		{ "FOR", TABLE_NUMBER },
+		{ "WAITS FOR", TABLE_SENTENCE },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -59,7 +67,7 @@ static void blame_job_rows(struct table *t, const Shardd__V1__JobStatus *j)
 		if (!*j->nodes[i]->error)
 			continue;
 		ctl_job_cell(t, j->uid, j->name);
-		table_color_cell(t, TABLE_BAD, "node %.64s: %s", j->nodes[i]->name,
+		table_color_cell(t, TABLE_BAD, "node %s: %s", j->nodes[i]->name,
 				 j->nodes[i]->error);
 	}
 	if (*j->waits) {
@@ -78,7 +86,8 @@ static void blame_job_rows(struct table *t, const Shardd__V1__JobStatus *j)
 
 static int blame_print(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
-	static const struct table_column columns[] = { { "JOB", false }, { "HELD UP BY", false } };
+	static const struct table_column columns[] = { { "JOB", TABLE_KEY | TABLE_TEXT },
+						       { "HELD UP BY", TABLE_SENTENCE } };
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 	int r;
 

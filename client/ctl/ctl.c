@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/cleanup.h"
+#include "ctl/width.h"
 
 /* A daemon that listens and does not answer for so long hangs. */
 #define SHORT_TIMEOUT_MS 1000u
@@ -121,13 +123,40 @@ int ctl_print_table(struct ctl *ctl, const char *title, const struct table *t)
 	if (!t)
 		return ctl_broken();
 	if (title)
-		printf("%s%s%s%s\n", ctl->printed++ ? "\n" : "", ctl->color ? "\033[1;36m" : "",
+		printf("%s%s%s%s\n", ctl->printed ? "\n" : "", ctl->color ? "\033[1;36m" : "",
 		       title, ctl->color ? "\033[0m" : "");
+	ctl->printed++;
 	if (table_rows(t) == 0) {
 		printf("%snone\n", title ? "  " : "");
 		return CTL_OK;
 	}
-	return table_print(t, stdout, title ? 2 : 0, ctl->color) < 0 ? ctl_broken() : CTL_OK;
+	return table_print(t, stdout, title ? 2 : 0, ctl->color, ctl->width) < 0 ? ctl_broken()
+										 : CTL_OK;
+}
+
+int ctl_print_sentence(struct ctl *ctl, unsigned indent, const char *fmt, ...)
+{
+	_cleanup_(freep) char *text = NULL;
+	const char *at, *rest;
+	va_list ap;
+	int n;
+
+	va_start(ap, fmt);
+	n = vasprintf(&text, fmt, ap);
+	va_end(ap);
+	if (n < 0)
+		return text = NULL, ctl_broken();
+	width_clean(text);
+	at = text;
+	do {
+		size_t room = ctl->width > indent ? ctl->width - indent : 0;
+		size_t bytes = room ? width_line(at, room, &rest) : strlen(at);
+
+		printf("%*s%.*s\n", (int)indent, "", (int)bytes, at);
+		indent += at == text ? 2 : 0;
+		at = room ? rest : at + bytes;
+	} while (*at);
+	return CTL_OK;
 }
 
 uint64_t ctl_class(Shardd__V1__ClassBytes *const *classes, size_t n, const char *name)
@@ -196,15 +225,23 @@ int ctl_optional_job(int argc, char **argv, char buf[CTL_JOB_MAX], char **ret)
 	return argc - optind == 1 ? ctl_job_name(argv[optind], buf, ret) : CTL_OK;
 }
 
+/* The last one that was asked for: a table has the same user in many rows, and the answer may come
+ * over the network. */
 const char *ctl_user(uint32_t uid, char buf[CTL_USER_MAX])
 {
-	const struct passwd *p = getpwuid(uid);
+	static char last[CTL_USER_MAX];
+	static uint32_t last_uid;
+	const struct passwd *p;
 
+	if (*last && last_uid == uid)
+		return strcpy(buf, last);
+	p = getpwuid(uid);
 	if (p && strlen(p->pw_name) < CTL_USER_MAX)
 		snprintf(buf, CTL_USER_MAX, "%s", p->pw_name);
 	else
 		snprintf(buf, CTL_USER_MAX, "%u", uid);
-	return buf;
+	last_uid = uid;
+	return strcpy(last, buf), buf;
 }
 
 void ctl_job_text(uint32_t uid, const char *name, char buf[CTL_JOB_MAX])

@@ -30,6 +30,7 @@ struct ctl {
 	const char *socket; /* of the daemon; borrowed */
 	bool json;
 	bool color;
+	size_t width;           /* columns of a line of a table; 0: no limit */
 	struct rpc_client *rpc; /* NULL until the first call */
 	unsigned printed;       /* sections so far: a blank line goes between them */
 };
@@ -43,6 +44,7 @@ struct ctl_verb {
 };
 
 int ctl_status(struct ctl *ctl, int argc, char **argv);
+int ctl_top(struct ctl *ctl, int argc, char **argv);
 int ctl_blame(struct ctl *ctl, int argc, char **argv);
 int ctl_memory(struct ctl *ctl, int argc, char **argv);
 int ctl_jobs(struct ctl *ctl, int argc, char **argv);
@@ -99,6 +101,11 @@ int ctl_print_json(json_t *j);
 
 /* Print @t under a title (NULL: none). Return: an exit code. */
 int ctl_print_table(struct ctl *ctl, const char *title, const struct table *t);
+
+/* Print a sentence, which may be several lines then: @indent blanks before the first one, and two
+ * more before the others. Control characters are replaced. Return: an exit code. */
+int ctl_print_sentence(struct ctl *ctl, unsigned indent, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 
 /* Translate a job's name as given by the caller: NAME for its own user, else UID/NAME or USER/NAME.
  * The daemon knows no user names. @buf: receives the name. Return: CTL_OK, or CTL_USAGE

@@ -7,7 +7,7 @@
 #include "health.pb-c.h"
 
 /* Jobs that stall: a line for each. They say nothing about the daemon, so the exit code is not theirs. */
-static void health_print_stalls(const Shardd__V1__GetStatusResponse *s)
+static void health_print_stalls(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	for (size_t i = 0; i < s->n_jobs; i++) {
 		const Shardd__V1__JobStatus *j = s->jobs[i];
@@ -16,7 +16,7 @@ static void health_print_stalls(const Shardd__V1__GetStatusResponse *s)
 		if (!j->stall)
 			continue;
 		ctl_job_text(j->uid, j->name, job);
-		printf("STALLED job %s: %s\n", job, j->stall->text);
+		ctl_print_sentence(ctl, 0, "STALLED job %s: %s", job, j->stall->text);
 	}
 }
 
@@ -75,7 +75,7 @@ int ctl_health(struct ctl *ctl, int argc, char **argv)
 	if (ctl->json)
 		r = ctl_print_json(health_json(reply, s));
 	else if (s)
-		health_print_stalls(s);
+		health_print_stalls(ctl, s);
 	if (h->status != GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING)
 		return CTL_FAILED;
 	return r;

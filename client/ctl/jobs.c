@@ -50,9 +50,12 @@ static void jobs_job_row(struct table *t, const Shardd__V1__JobStatus *j)
 int ctl_jobs(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false }, { "OWNER", false },   { "STATE", false },      { "WORLD", true },
-		{ "STEP", true }, { "EPOCH", true },    { "LIFETIME", false },   { "UNITS", true },
-		{ "USED", true }, { "DEVICES", false }, { "LAST ERROR", false },
+		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "OWNER", TABLE_KEY | TABLE_TEXT },
+		{ "STATE", TABLE_TEXT },           { "WORLD", TABLE_NUMBER },
+		{ "STEP", TABLE_NUMBER },          { "EPOCH", TABLE_NUMBER },
+		{ "LIFETIME", TABLE_TEXT },        { "UNITS", TABLE_NUMBER },
+		{ "USED", TABLE_NUMBER },          { "DEVICES", TABLE_SENTENCE },
+		{ "LAST ERROR", TABLE_SENTENCE },
 	};
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;

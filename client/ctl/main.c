@@ -1,16 +1,21 @@
 /* shardctl: the command line of shardd. */
 #include <getopt.h>
+#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "core/check.h"
+#include "ctl/complete.h"
 #include "ctl/ctl.h"
+#include "ctl/width.h"
 #include "env.h"
 
 static const struct ctl_verb verbs[] = {
 	{ "status", "[JOB]", "show the daemon, devices, jobs and ranks", ctl_status, NULL },
+	{ "top", "[JOB] [-d S] [-s KEY]", "watch jobs and ranks", ctl_top,
+	  "  top [JOB] [-d S] [-s name|state|step|rate|wait|memory] [-b] [-n N]\n" },
 	{ "blame", "[JOB]", "show what holds up the ranks of a job", ctl_blame, NULL },
 	{ "memory", "", "show who holds how much memory", ctl_memory, NULL },
 	{ "jobs", "", "list the jobs", ctl_jobs, NULL },
@@ -29,9 +34,9 @@ static const struct ctl_verb verbs[] = {
 	  "             [--checkpoint-dir DIR --checkpoint-every-steps N\n"
 	  "              --checkpoint-every-s S --checkpoint-keep K\n"
 	  "              --checkpoint-rate BYTES]\n"
-	  "  job delete NAME [--force]\n"
-	  "  job drain NAME\n"
-	  "  job resize NAME N [--timeout S]\n" },
+	  "  job delete JOB [--force]\n"
+	  "  job drain JOB\n"
+	  "  job resize JOB N [--timeout S]\n" },
 	{ "cordon", "", "admit no new jobs", ctl_cordon, NULL },
 	{ "uncordon", "", "admit new jobs again", ctl_uncordon, NULL },
 	{ "drain", "[--wait] [--timeout S]", "make all trainers commit and leave", ctl_drain,
@@ -51,30 +56,46 @@ static const struct ctl_verb verbs[] = {
 	  "                         [--root UNIT]\n"
 	  "  checkpoint prune DIR --keep N\n"
 	  "  checkpoint import FILE|- DIR --step N [--world-size N] [--job NAME]\n"
-	  "  checkpoint convert SRC DST --to dcp|shardd [--step N] [...]\n" },
+	  "  checkpoint convert SRC DST --to dcp|shardd [--step N] [--no-optimizer]\n"
+	  "                     [--optimizer-from FILE] [--like DIR] [--like-job JOB]\n"
+	  "                     [--unit PATTERN] [--root UNIT] [--alias NEW=EXISTING]\n"
+	  "                     [--leave-out PATTERN] [--allow-unstepped]\n"
+	  "                     [--model-key KEY] [--optim-key KEY] [--job NAME]\n"
+	  "                     [--python PATH]\n" },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run,
 	  "  run -n N [--min M [--join-grace S]] [--max-restarts K] [--standalone]\n"
 	  "      [--job NAME] -- CMD...\n" },
 };
 
+static void main_help_codes(void)
+{
+	puts("exit code: 0 done; 1 the daemon returned an error, or the output cannot be\n"
+	     "written; 2 wrong arguments; 3 the daemon cannot be reached, does not answer, or\n"
+	     "accepts no new jobs. health: 1 not SERVING. drain: 1 trainers are left, or a job\n"
+	     "is not committed. run: the highest exit code of its trainers, 128+N after signal\n"
+	     "N, 127 the command cannot be started");
+}
+
 static void main_help(void)
 {
-	puts("usage: shardctl [--socket PATH] [--json] [--no-color] VERB [ARGUMENT...]\n");
+	puts("usage: shardctl [--socket PATH] [--json] [--wide] [--no-color] VERB [ARG...]\n");
 	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
 		printf("  %-10s %-24s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].help);
 	putchar('\n');
 	for (size_t i = 0; i < ARRAY_SIZE(verbs); i++)
 		if (verbs[i].usage)
 			fputs(verbs[i].usage, stdout);
-	puts("\n"
-	     "  --socket PATH  the daemon's socket; default: $SHARDD_SOCKET, else\n"
-	     "                 " ENV_DEFAULT_SOCKET "\n"
-	     "  --json         print one JSON document instead of tables\n"
-	     "  --no-color     print no colours; the default if stdout is not a terminal or\n"
-	     "                 $NO_COLOR is set\n"
-	     "\n"
-	     "exit code: 0 done, 1 the daemon returned an error, 2 wrong arguments,\n"
-	     "3 the daemon cannot be reached; run: the highest exit code of its trainers");
+	fputs("\n"
+	      "  --socket PATH  the daemon's socket; default: $SHARDD_SOCKET, else\n"
+	      "                 " ENV_DEFAULT_SOCKET "\n"
+	      "  --json         print one JSON document instead of tables\n"
+	      "  --wide         cut nothing in tables, however wide they are; the default if\n"
+	      "                 stdout is not a terminal and $COLUMNS is not set\n"
+	      "  --no-color     print no colours; the default if stdout is not a terminal or\n"
+	      "                 $NO_COLOR is set\n"
+	      "\n",
+	      stdout);
+	main_help_codes();
 }
 
 static void main_help_verb(const struct ctl_verb *verb)
@@ -84,7 +105,8 @@ static void main_help_verb(const struct ctl_verb *verb)
 	else
 		printf("usage: shardctl [--socket PATH] [--json] %s%s%s\n\n", verb->name,
 		       *verb->arguments ? " " : "", verb->arguments);
-	printf("%s: %s. man shardctl says more.\n", verb->name, verb->help);
+	printf("%s: %s. man shardctl says more.\n\n", verb->name, verb->help);
+	main_help_codes();
 }
 
 /* Letters that have to be put in, left out or replaced. Of words below MAIN_WORD. */
@@ -151,9 +173,13 @@ static const struct ctl_verb *main_find_verb(const char *name)
 static int main_parse(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct option options[] = {
-		{ "socket", required_argument, NULL, 's' }, { "json", no_argument, NULL, 'j' },
-		{ "no-color", no_argument, NULL, 'c' },     { "help", no_argument, NULL, 'h' },
-		{ "version", no_argument, NULL, 'v' },      { 0 },
+		{ "socket", required_argument, NULL, 's' },
+		{ "json", no_argument, NULL, 'j' },
+		{ "no-color", no_argument, NULL, 'c' },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'v' },
+		{ "wide", no_argument, NULL, 'w' },
+		{ 0 },
 	};
 	int o;
 
@@ -167,6 +193,9 @@ static int main_parse(struct ctl *ctl, int argc, char **argv)
 			break;
 		case 'c':
 			ctl->color = false;
+			break;
+		case 'w':
+			ctl->width = 0;
 			break;
 		case 'h':
 			main_help();
@@ -190,6 +219,22 @@ static bool main_wants_help(const struct ctl_verb *verb, int argc, char **argv)
 	return false;
 }
 
+/* --wide may be behind the verb, too: who has seen a table that was cut adds it there.
+ * Return: arguments that are left. */
+static int main_take_wide(const struct ctl_verb *verb, int argc, char **argv, struct ctl *ctl)
+{
+	int n = 1;
+
+	for (int i = 1; i < argc; i++) {
+		if (verb->run == ctl_run || strcmp(argv[i], "--wide") != 0)
+			argv[n++] = argv[i];
+		else
+			ctl->width = 0;
+	}
+	argv[n] = NULL;
+	return n;
+}
+
 static bool main_wants_color(void)
 {
 	const char *no = getenv("NO_COLOR");
@@ -197,18 +242,31 @@ static bool main_wants_color(void)
 	return isatty(STDOUT_FILENO) && !(no && *no);
 }
 
+/* What was printed may not have been written. Return: the exit code. */
+static int main_end(int r)
+{
+	return fflush(stdout) != 0 || ferror(stdout) ? ctl_broken() : r;
+}
+
 int main(int argc, char **argv)
 {
 	static char name[] = "shardctl";
-	struct ctl ctl = { .color = main_wants_color() };
+	struct ctl ctl = { .color = main_wants_color(), .width = width_of_terminal(STDOUT_FILENO) };
 	const struct ctl_verb *verb;
 	int r;
 
+	setlocale(LC_CTYPE, "");
+	if (argc > 1 && strcmp(argv[1], "--complete") == 0) {
+		complete_print(verbs, ARRAY_SIZE(verbs), argv + 2, (size_t)argc - 2, complete_jobs,
+			       stdout);
+		fflush(stdout);
+		_exit(CTL_OK); /* as below */
+	}
 	argv[0] = name; /* and not the path of a program, in front of an error */
 	r = main_parse(&ctl, argc, argv);
 
 	if (r >= 0)
-		return r;
+		return main_end(r);
 	env_warn("shardctl");
 	ctl.socket = env_socket(ctl.socket);
 	if (optind == argc)
@@ -218,14 +276,14 @@ int main(int argc, char **argv)
 		return main_no_verb(argv[optind]);
 	argc -= optind;
 	argv += optind;
+	argc = main_take_wide(verb, argc, argv, &ctl);
 	if (main_wants_help(verb, argc, argv)) {
 		main_help_verb(verb);
-		return CTL_OK;
+		return main_end(CTL_OK);
 	}
 	optind = 0; /* restart getopt for the verb's own options */
 	r = verb->run(&ctl, argc, argv);
-	if (fflush(stdout) != 0)
-		r = ctl_broken();
+	r = main_end(r);
 	/* The kernel closes the connection. An orderly end of gRPC waits some
 	 * milliseconds for its threads, as long as all the rest of a status takes; and
 	 * exit() would run its destructors under those threads. */

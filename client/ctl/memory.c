@@ -23,10 +23,16 @@ static void memory_class_cells(struct table *t, Shardd__V1__ClassBytes *const *c
 static int memory_print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "DEVICE", false },  { "CAPACITY", true }, { "USED", true },
-		{ "USED%", true },    { "SHARD", true },    { "FULL", true },
-		{ "GRAD", true },     { "CONTROL", true },  { "QUARANTINED", true },
-		{ "OVERHEAD", true },
+		{ "DEVICE", TABLE_KEY | TABLE_TEXT },
+		{ "CAPACITY", TABLE_NUMBER },
+		{ "USED", TABLE_NUMBER },
+		{ "USED%", TABLE_NUMBER },
+		{ "SHARD", TABLE_NUMBER },
+		{ "FULL", TABLE_NUMBER },
+		{ "GRAD", TABLE_NUMBER },
+		{ "CONTROL", TABLE_NUMBER },
+		{ "QUARANTINED", TABLE_NUMBER },
+		{ "OVERHEAD", TABLE_NUMBER },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -47,9 +53,11 @@ static int memory_print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResp
 static int memory_print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false },  { "QUOTA", true },   { "USED", true },
-		{ "USED%", true }, { "SHARD", true },   { "FULL", true },
-		{ "GRAD", true },  { "CONTROL", true }, { "QUARANTINED", true },
+		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "QUOTA", TABLE_NUMBER },
+		{ "USED", TABLE_NUMBER },          { "USED%", TABLE_NUMBER },
+		{ "SHARD", TABLE_NUMBER },         { "FULL", TABLE_NUMBER },
+		{ "GRAD", TABLE_NUMBER },          { "CONTROL", TABLE_NUMBER },
+		{ "QUARANTINED", TABLE_NUMBER },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -87,8 +95,9 @@ static void memory_class_row(struct table *t, const Shardd__V1__JobStatus *j,
 static int memory_print_classes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false },   { "CLASS", false }, { "FORMULA", true },
-		{ "IN USE", true }, { "TAKEN", true },  { "PEAK", true },
+		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "CLASS", TABLE_KEY | TABLE_TEXT },
+		{ "FORMULA", TABLE_NUMBER },       { "IN USE", TABLE_NUMBER },
+		{ "TAKEN", TABLE_NUMBER },         { "PEAK", TABLE_NUMBER },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -127,9 +136,14 @@ static void memory_slab_row(struct table *t, const Shardd__V1__SlabStatus *s)
 static int memory_print_slabs(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "SLAB", true },        { "JOB", false },       { "CLASS", false },
-		{ "OWNER", false },      { "BYTES", true },      { "USED", true },
-		{ "QUARANTINED", true }, { "HANDED OUT", true },
+		{ "SLAB", TABLE_KEY | TABLE_NUMBER },
+		{ "JOB", TABLE_KEY | TABLE_TEXT },
+		{ "CLASS", TABLE_KEY | TABLE_TEXT },
+		{ "OWNER", TABLE_TEXT },
+		{ "BYTES", TABLE_NUMBER },
+		{ "USED", TABLE_NUMBER },
+		{ "QUARANTINED", TABLE_NUMBER },
+		{ "HANDED OUT", TABLE_NUMBER },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 	char title[64];
@@ -166,9 +180,14 @@ static uint64_t memory_gathered(const Shardd__V1__GetStatusResponse *s, uint64_t
 static int memory_print_holders(struct ctl *ctl, Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "SESSION", true },        { "PID", true },  { "CLIENT", false },
-		{ "JOB", false },           { "RANK", true }, { "HOLDS", true },
-		{ "GATHERED UNITS", true }, { "RING", true },
+		{ "SESSION", TABLE_KEY | TABLE_NUMBER },
+		{ "PID", TABLE_KEY | TABLE_NUMBER },
+		{ "CLIENT", TABLE_TEXT },
+		{ "JOB", TABLE_KEY | TABLE_TEXT },
+		{ "RANK", TABLE_NUMBER },
+		{ "HOLDS", TABLE_NUMBER },
+		{ "GATHERED UNITS", TABLE_NUMBER },
+		{ "RING", TABLE_NUMBER },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -228,8 +247,11 @@ static int memory_kept_find(const Shardd__V1__GetStatusResponse *s, struct kept 
 static int memory_print_kept(struct ctl *ctl, const struct kept *k)
 {
 	static const struct table_column columns[] = {
-		{ "PID", true },  { "COMMAND", false }, { "SLAB", true },
-		{ "JOB", false }, { "BYTES", true },
+		{ "PID", TABLE_KEY | TABLE_NUMBER },
+		{ "COMMAND", TABLE_TEXT },
+		{ "SLAB", TABLE_KEY | TABLE_NUMBER },
+		{ "JOB", TABLE_KEY | TABLE_TEXT },
+		{ "BYTES", TABLE_NUMBER },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 	char title[128] = "Quarantined memory is held by";
@@ -242,7 +264,7 @@ static int memory_print_kept(struct ctl *ctl, const struct kept *k)
 		table_cell(t, "%d", h->pid);
 		table_cell(t, "%s", h->command);
 		table_cell(t, "%u", k->slabs[h->index]->slab);
-		table_cell(t, "%s", k->slabs[h->index]->job);
+		ctl_job_cell(t, k->slabs[h->index]->uid, k->slabs[h->index]->job);
 		table_cell(t, "%s", format_bytes(k->slabs[h->index]->bytes).text);
 	}
 	if (k->holders.unseen)

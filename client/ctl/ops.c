@@ -56,19 +56,19 @@ static void ops_op_row(struct table *t, const Shardd__V1__OpRecord *o, uint64_t 
 static int ops_print_ops(struct ctl *ctl, const Shardd__V1__OpsResponse *reply, uint32_t limit)
 {
 	static const struct table_column columns[] = {
-		{ "ID", true },
-		{ "JOB", false },
-		{ "RANK", true },
-		{ "PID", true },
-		{ "OP", false },
-		{ "ON", false },
-		{ "NUMBER", true },
-		{ "STATE", false },
-		{ "ANNOUNCED", true },
-		{ "WAITED", true },
-		{ "RAN", true },
-		{ "FINISHED", true },
-		{ "ERROR, OR WAITS FOR", false },
+		{ "ID", TABLE_KEY | TABLE_NUMBER },
+		{ "JOB", TABLE_KEY | TABLE_TEXT },
+		{ "RANK", TABLE_KEY | TABLE_NUMBER },
+		{ "PID", TABLE_NUMBER },
+		{ "OP", TABLE_TEXT },
+		{ "ON", TABLE_TEXT },
+		{ "NUMBER", TABLE_NUMBER },
+		{ "STATE", TABLE_TEXT },
+		{ "ANNOUNCED", TABLE_NUMBER },
+		{ "WAITED", TABLE_NUMBER },
+		{ "RAN", TABLE_NUMBER },
+		{ "FINISHED", TABLE_NUMBER },
+		{ "ERROR, OR WAITS FOR", TABLE_SENTENCE },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 	size_t pending = 0, hidden = reply->pending_left_out;

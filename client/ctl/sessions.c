@@ -7,9 +7,11 @@
 
 static void sessions_session_row(struct table *t, const Shardd__V1__SessionStatus *s)
 {
+	char user[CTL_USER_MAX];
+
 	table_cell(t, "%llu", (unsigned long long)s->session);
 	table_cell(t, "%d", s->pid);
-	table_cell(t, "%u", s->uid);
+	table_cell(t, "%s", ctl_user(s->uid, user));
 	table_cell(t, "%s", s->client_name);
 	ctl_job_cell(t, s->job_uid, s->job);
 	if (s->rank < 0)
@@ -26,9 +28,10 @@ static void sessions_session_row(struct table *t, const Shardd__V1__SessionStatu
 static int sessions_print_rings(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "RING OF", true }, { "SUBMITTED", true }, { "COMPLETED", true },
-		{ "WAKES", true },   { "SAVED", true },     { "WOKEN", true },
-		{ "FULL", true },    { "MEMORY", true },
+		{ "RING OF", TABLE_NUMBER },   { "SUBMITTED", TABLE_NUMBER },
+		{ "COMPLETED", TABLE_NUMBER }, { "WAKES", TABLE_NUMBER },
+		{ "SAVED", TABLE_NUMBER },     { "WOKEN", TABLE_NUMBER },
+		{ "FULL", TABLE_NUMBER },      { "MEMORY", TABLE_NUMBER },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -54,9 +57,17 @@ static int sessions_print_rings(struct ctl *ctl, const Shardd__V1__GetStatusResp
 int ctl_sessions(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct table_column columns[] = {
-		{ "SESSION", true }, { "PID", true },   { "UID", true },    { "CLIENT", false },
-		{ "JOB", false },    { "RANK", true },  { "AGE", true },    { "PENDING", true },
-		{ "OPS", true },     { "HOLDS", true }, { "LOCAL", false },
+		{ "SESSION", TABLE_KEY | TABLE_NUMBER },
+		{ "PID", TABLE_KEY | TABLE_NUMBER },
+		{ "USER", TABLE_TEXT },
+		{ "CLIENT", TABLE_TEXT },
+		{ "JOB", TABLE_TEXT },
+		{ "RANK", TABLE_NUMBER },
+		{ "AGE", TABLE_NUMBER },
+		{ "PENDING", TABLE_NUMBER },
+		{ "OPS", TABLE_NUMBER },
+		{ "HOLDS", TABLE_NUMBER },
+		{ "LOCAL", TABLE_TEXT },
 	};
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;

@@ -10,7 +10,7 @@
 #include "json/json.h"
 #include "json/status_json.h"
 
-static void status_print_cordon(const Shardd__V1__GetStatusResponse *s)
+static void status_print_cordon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	time_t since = s->cordon ? (time_t)s->cordon->unix_s : 0;
 	char user[CTL_USER_MAX], when[32] = "?";
@@ -20,46 +20,65 @@ static void status_print_cordon(const Shardd__V1__GetStatusResponse *s)
 		return;
 	if (gmtime_r(&since, &tm))
 		strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S UTC", &tm);
-	printf("\n  cordoned by %s at %s: no new jobs", ctl_user(s->cordon->uid, user), when);
+	ctl_print_sentence(ctl, 2, "cordoned by %s at %s: no new jobs",
+			   ctl_user(s->cordon->uid, user), when);
 }
 
 /* "cluster NAME, node NAME: IN", or what is in the way. */
-static void status_print_cluster(const Shardd__V1__ClusterStatus *c)
+static void status_print_cluster(struct ctl *ctl, const Shardd__V1__ClusterStatus *c)
 {
 	if (c)
-		printf("  cluster %s, node %s: %s%s%s\n", c->name, c->node,
-		       json_state(&shardd__v1__cluster_state__descriptor, c->state),
-		       *c->why ? ": " : "", c->why);
+		ctl_print_sentence(ctl, 2, "cluster %s, node %s: %s%s%s", c->name, c->node,
+				   json_state(&shardd__v1__cluster_state__descriptor, c->state),
+				   *c->why ? ": " : "", c->why);
+}
+
+static void status_print_store(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+{
+	if (s->store_left_out)
+		ctl_print_sentence(
+			ctl, 2,
+			"jobs outlive the daemon: %u of %u descriptors are in its store, which is "
+			"nearly full: %u slabs of gradients and copies end with it",
+			s->store_used, s->store_max, s->store_left_out);
+	else if (s->store_max)
+		ctl_print_sentence(ctl, 2,
+				   "jobs outlive the daemon: %u of %u descriptors are in its store",
+				   s->store_used, s->store_max);
+	else
+		ctl_print_sentence(ctl, 2,
+				   "jobs end with the daemon: it has no descriptor store, or that "
+				   "has ended");
 }
 
 static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
-	printf("shardd %s%s, pid %d, up %s, %u connection%s, %u descriptors", s->version,
-	       s->draining ? " (draining)" : "", s->pid, format_seconds(s->uptime_s).text,
-	       s->connections, s->connections == 1 ? "" : "s", s->open_descriptors);
+	char dropped[64] = "";
+
 	if (s->log_dropped)
-		printf(", %llu log lines dropped", (unsigned long long)s->log_dropped);
-	status_print_cordon(s);
-	printf("\n  socket %s, instance %s\n", ctl->socket, s->instance);
-	status_print_cluster(s->cluster);
-	if (s->store_left_out)
-		printf("  jobs outlive the daemon: %u of %u descriptors are in its store, which is "
-		       "nearly full: %u slabs of gradients and copies end with it\n",
-		       s->store_used, s->store_max, s->store_left_out);
-	else if (s->store_max)
-		printf("  jobs outlive the daemon: %u of %u descriptors are in its store\n",
-		       s->store_used, s->store_max);
-	else
-		printf("  jobs end with the daemon: it has no descriptor store, or that has "
-		       "ended\n");
+		snprintf(dropped, sizeof(dropped), ", %llu log lines dropped",
+			 (unsigned long long)s->log_dropped);
+	ctl_print_sentence(ctl, 0, "shardd %s%s, pid %d, up %s, %u connection%s, %u descriptors%s",
+			   s->version, s->draining ? " (draining)" : "", s->pid,
+			   format_seconds(s->uptime_s).text, s->connections,
+			   s->connections == 1 ? "" : "s", s->open_descriptors, dropped);
+	status_print_cordon(ctl, s);
+	ctl_print_sentence(ctl, 2, "socket %s, instance %s", ctl->socket, s->instance);
+	status_print_cluster(ctl, s->cluster);
+	status_print_store(ctl, s);
 	ctl->printed++;
 }
 
 static int status_print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "DEVICE", false }, { "BACKEND", false }, { "CAPACITY", true }, { "USED", true },
-		{ "USED%", true },   { "KERNELS", false }, { "STATE", false },
+		{ "DEVICE", TABLE_KEY | TABLE_TEXT },
+		{ "BACKEND", TABLE_TEXT },
+		{ "CAPACITY", TABLE_NUMBER },
+		{ "USED", TABLE_NUMBER },
+		{ "USED%", TABLE_NUMBER },
+		{ "KERNELS", TABLE_TEXT },
+		{ "STATE", TABLE_TEXT },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -90,8 +109,9 @@ static bool status_has_gpu(const Shardd__V1__GetStatusResponse *s)
 static int status_print_gpus(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "GPU", false },     { "UUID", false },   { "STREAMS", false },
-		{ "OVERHEAD", true }, { "DETAIL", false },
+		{ "GPU", TABLE_KEY | TABLE_TEXT }, { "UUID", TABLE_TEXT },
+		{ "STREAMS", TABLE_TEXT },         { "OVERHEAD", TABLE_NUMBER },
+		{ "DETAIL", TABLE_SENTENCE },
 	};
 	_cleanup_(table_freep) struct table *t = NULL;
 
@@ -115,7 +135,8 @@ static int status_print_gpus(struct ctl *ctl, const Shardd__V1__GetStatusRespons
 /* Whole sentences, which would make the other tables too wide. */
 static int status_print_notes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
-	static const struct table_column columns[] = { { "DEVICE", false }, { "NOTE", false } };
+	static const struct table_column columns[] = { { "DEVICE", TABLE_KEY | TABLE_TEXT },
+						       { "NOTE", TABLE_SENTENCE } };
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
 	for (size_t i = 0; t && i < s->n_devices; i++) {
@@ -159,9 +180,14 @@ static enum table_color status_comm_color(Shardd__V1__CommState state)
 static int status_print_comms(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "COMMUNICATOR", false }, { "ENGINE", false }, { "STATE", false },
-		{ "GATHER", false },       { "MEMORY", true },  { "OPS", true },
-		{ "DEVICES", false },      { "DETAIL", false },
+		{ "COMMUNICATOR", TABLE_KEY | TABLE_TEXT },
+		{ "ENGINE", TABLE_TEXT },
+		{ "STATE", TABLE_TEXT },
+		{ "GATHER", TABLE_TEXT },
+		{ "MEMORY", TABLE_NUMBER },
+		{ "OPS", TABLE_NUMBER },
+		{ "DEVICES", TABLE_SENTENCE },
+		{ "DETAIL", TABLE_SENTENCE },
 	};
 	_cleanup_(table_freep) struct table *t = NULL;
 
@@ -196,9 +222,12 @@ static unsigned status_joined_ranks(const Shardd__V1__JobStatus *j)
 static int status_print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false }, { "OWNER", false }, { "STATE", false },      { "RANKS", true },
-		{ "STEP", true }, { "EPOCH", true },  { "UNITS", true },       { "USED", true },
-		{ "OPS", true },  { "FAILED", true }, { "LAST ERROR", false },
+		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "OWNER", TABLE_TEXT },
+		{ "STATE", TABLE_TEXT },           { "RANKS", TABLE_NUMBER },
+		{ "STEP", TABLE_NUMBER },          { "EPOCH", TABLE_NUMBER },
+		{ "UNITS", TABLE_NUMBER },         { "USED", TABLE_NUMBER },
+		{ "OPS", TABLE_NUMBER },           { "FAILED", TABLE_NUMBER },
+		{ "LAST ERROR", TABLE_SENTENCE },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 	char user[CTL_USER_MAX];
@@ -216,8 +245,7 @@ static int status_print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusRespons
 		table_cell(t, "%s", format_bytes(j->used_bytes).text);
 		table_cell(t, "%llu", (unsigned long long)j->ops_total);
 		table_cell(t, "%llu", (unsigned long long)j->ops_failed);
-		table_cell(t, "%.60s%s", *j->last_error ? j->last_error : "-",
-			   strlen(j->last_error) > 60 ? "..." : "");
+		table_cell(t, "%s", *j->last_error ? j->last_error : "-");
 	}
 	return ctl_print_table(ctl, "Jobs", t);
 }
@@ -226,7 +254,7 @@ static void status_node_row(struct table *t, const Shardd__V1__JobStatus *j,
 			    const Shardd__V1__JobNodeStatus *n)
 {
 	ctl_job_cell(t, j->uid, j->name);
-	table_cell(t, "%.40s%s", n->name, n->here ? " (this one)" : "");
+	table_cell(t, "%s%s", n->name, n->here ? " (this one)" : "");
 	if (n->ranks > 1)
 		table_cell(t, "%u to %u", n->first, n->first + n->ranks - 1);
 	else
@@ -239,8 +267,8 @@ static void status_node_row(struct table *t, const Shardd__V1__JobStatus *j,
 static int status_print_nodes(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false },   { "NODE", false },  { "RANKS", false },
-		{ "LEADS", false }, { "STATE", false },
+		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "NODE", TABLE_TEXT },  { "RANKS", TABLE_TEXT },
+		{ "LEADS", TABLE_TEXT },           { "STATE", TABLE_TEXT },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -255,9 +283,9 @@ static int status_print_nodes(struct ctl *ctl, const Shardd__V1__GetStatusRespon
 /* What holds up jobs that stall: whole sentences. */
 static int status_print_stalls(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
-	static const struct table_column columns[] = { { "JOB", false },
-						       { "FOR", true },
-						       { "HELD UP BY", false } };
+	static const struct table_column columns[] = { { "JOB", TABLE_KEY | TABLE_TEXT },
+						       { "FOR", TABLE_NUMBER },
+						       { "HELD UP BY", TABLE_SENTENCE } };
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
 	for (size_t i = 0; t && i < s->n_jobs; i++) {
@@ -277,7 +305,8 @@ static int status_print_stalls(struct ctl *ctl, const Shardd__V1__GetStatusRespo
 /* What joins wait for: whole sentences. */
 static int status_print_waits(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
-	static const struct table_column columns[] = { { "JOB", false }, { "WAITS FOR", false } };
+	static const struct table_column columns[] = { { "JOB", TABLE_KEY | TABLE_TEXT },
+						       { "WAITS FOR", TABLE_SENTENCE } };
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
 	for (size_t i = 0; t && i < s->n_jobs; i++) {
@@ -318,7 +347,7 @@ static void status_rank_row(struct table *t, const Shardd__V1__JobStatus *j,
 	ctl_job_cell(t, j->uid, j->name);
 	table_cell(t, "%u", r->rank);
 	if (with_node)
-		table_cell(t, "%.40s", *r->node ? r->node : "-");
+		table_cell(t, "%s", *r->node ? r->node : "-");
 	table_color_cell(t, ctl_state_color(state), "%s", state);
 	if (r->state == SHARDD__V1__RANK_STATE__RANK_STATE_ELSEWHERE) {
 		status_far_cells(t);
@@ -347,17 +376,18 @@ static bool status_has_nodes(const Shardd__V1__GetStatusResponse *s)
 static int status_print_ranks(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column all[] = {
-		{ "JOB", false },     { "RANK", true },     { "STATE", false },
-		{ "PID", true },      { "DEVICE", false },  { "NEXT OP", true },
-		{ "PENDING", true },  { "GATHERED", true }, { "AHEAD", true },
-		{ "LAST OP", false },
+		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "RANK", TABLE_KEY | TABLE_NUMBER },
+		{ "STATE", TABLE_TEXT },           { "PID", TABLE_NUMBER },
+		{ "DEVICE", TABLE_TEXT },          { "NEXT OP", TABLE_NUMBER },
+		{ "PENDING", TABLE_NUMBER },       { "GATHERED", TABLE_NUMBER },
+		{ "AHEAD", TABLE_NUMBER },         { "LAST OP", TABLE_TEXT },
 	};
 	struct table_column columns[ARRAY_SIZE(all) + 1];
 	bool nodes = status_has_nodes(s);
 	_cleanup_(table_freep) struct table *t = NULL;
 
 	memcpy(columns, all, 2 * sizeof(*all));
-	columns[2] = (struct table_column){ "NODE", false };
+	columns[2] = (struct table_column){ "NODE", TABLE_TEXT };
 	memcpy(columns + 2 + nodes, all + 2, (ARRAY_SIZE(all) - 2) * sizeof(*all));
 	t = table_new(columns, ARRAY_SIZE(all) + nodes);
 	for (size_t i = 0; t && i < s->n_jobs; i++)
@@ -388,8 +418,10 @@ static void status_reader_row(struct table *t, const Shardd__V1__JobStatus *j,
 static int status_print_readers(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false }, { "PID", true },  { "STATE", false },     { "STEP", true },
-		{ "FOR", true },  { "LEFT", true }, { "WAITS FOR", false },
+		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "PID", TABLE_NUMBER },
+		{ "STATE", TABLE_TEXT },           { "STEP", TABLE_NUMBER },
+		{ "FOR", TABLE_NUMBER },           { "LEFT", TABLE_NUMBER },
+		{ "WAITS FOR", TABLE_SENTENCE },
 	};
 	_cleanup_(table_freep) struct table *t = NULL;
 	size_t n = 0;
@@ -408,9 +440,10 @@ static int status_print_readers(struct ctl *ctl, const Shardd__V1__GetStatusResp
 /* Jobs that change their number of ranks by themselves: what they wait for. */
 static int status_print_elastic(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
-	static const struct table_column columns[] = {
-		{ "JOB", false }, { "RANKS", true }, { "OF", false }, { "WAITS FOR", false }
-	};
+	static const struct table_column columns[] = { { "JOB", TABLE_KEY | TABLE_TEXT },
+						       { "RANKS", TABLE_NUMBER },
+						       { "OF", TABLE_TEXT },
+						       { "WAITS FOR", TABLE_SENTENCE } };
 	_cleanup_(table_freep) struct table *t = NULL;
 	size_t n = 0;
 
@@ -500,8 +533,10 @@ static void status_loading_row(struct table *t, const Shardd__V1__JobStatus *j,
 static int status_print_checkpoints(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct table_column columns[] = {
-		{ "JOB", false }, { "WHAT", false }, { "STATE", false },  { "STEP", true },
-		{ "DONE", true }, { "OF", true },    { "FOLDER", false }, { "WHY", false },
+		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "WHAT", TABLE_KEY | TABLE_TEXT },
+		{ "STATE", TABLE_TEXT },           { "STEP", TABLE_NUMBER },
+		{ "DONE", TABLE_NUMBER },          { "OF", TABLE_NUMBER },
+		{ "FOLDER", TABLE_TEXT },          { "WHY", TABLE_SENTENCE },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 

@@ -1,9 +1,13 @@
 /*
  * A table of texts, printed with aligned columns.
  *
- * Cells are added from left to right, row by row. Control bytes are removed from foreign
+ * Cells are added from left to right, row by row. Control characters are removed from foreign
  * texts (names of jobs, units, programs), so no name can reprogram the terminal.
- * Any thread, one at a time.
+ *
+ * Within a limit of columns the widest texts are cut in the middle, and sentences wrap. Numbers stay
+ * whole. If that is not enough, columns that have "-" in every row are left out, and the gaps between
+ * columns get narrow; then the table is printed in parts, one below the other, with the key columns
+ * in each of them. So nothing that is known is left out. Any thread, one at a time.
  */
 #ifndef SHARDD_CTL_TABLE_H
 #define SHARDD_CTL_TABLE_H
@@ -12,9 +16,16 @@
 #include <stddef.h>
 #include <stdio.h>
 
+enum table_kind {
+	TABLE_TEXT = 0,     /* on the left; may be cut */
+	TABLE_NUMBER = 1,   /* on the right; stays whole */
+	TABLE_SENTENCE = 2, /* on the left; continues on the next line */
+	TABLE_KEY = 4,      /* beside one of these: in every part. Without any: the first column */
+};
+
 struct table_column {
 	const char *title;
-	bool right; /* numbers: aligned to the right */
+	unsigned kind; /* enum table_kind; false and true are a text and a number */
 };
 
 enum table_color { TABLE_PLAIN, TABLE_GOOD, TABLE_WARN, TABLE_BAD };
@@ -33,9 +44,9 @@ void table_color_cell(struct table *t, enum table_color color, const char *fmt, 
 /* Rows that are complete. */
 size_t table_rows(const struct table *t);
 
-/* Print @indent blanks before each line; titles bold with @color.
- * Return: 0 or -ENOMEM (a cell could not be kept). */
-int table_print(const struct table *t, FILE *out, unsigned indent, bool color);
+/* Print @indent blanks before each line; titles bold with @color. @width: columns of a line, with
+ * the indent; 0: no limit. Return: 0 or -ENOMEM (a cell could not be kept). */
+int table_print(const struct table *t, FILE *out, unsigned indent, bool color, size_t width);
 
 static inline void table_freep(struct table **t)
 {

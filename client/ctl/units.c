@@ -65,12 +65,23 @@ static void units_unit_row(struct table *t, const Shardd__V1__UnitStatus *u)
 static int units_print_units(struct ctl *ctl, const Shardd__V1__JobStatus *j)
 {
 	static const struct table_column columns[] = {
-		{ "UNIT", true },      { "NAME", false },       { "ELEMENTS", true },
-		{ "SHARD", true },     { "COMPUTE", false },    { "GRADIENT", false },
-		{ "INIT", false },     { "SHARD BYTES", true }, { "FULL BYTES", true },
-		{ "HAS GRAD", false }, { "STEPS", true },       { "GATHERED BY", false },
-		{ "LAYOUT", false },   { "STRATEGY", false },   { "BUFFERS", true },
-		{ "RESHARD", false },  { "PASSES", false },
+		{ "UNIT", TABLE_KEY | TABLE_NUMBER },
+		{ "NAME", TABLE_KEY | TABLE_TEXT },
+		{ "ELEMENTS", TABLE_NUMBER },
+		{ "SHARD", TABLE_NUMBER },
+		{ "COMPUTE", TABLE_TEXT },
+		{ "GRADIENT", TABLE_TEXT },
+		{ "INIT", TABLE_TEXT },
+		{ "SHARD BYTES", TABLE_NUMBER },
+		{ "FULL BYTES", TABLE_NUMBER },
+		{ "HAS GRAD", TABLE_TEXT },
+		{ "STEPS", TABLE_NUMBER },
+		{ "GATHERED BY", TABLE_SENTENCE },
+		{ "LAYOUT", TABLE_TEXT },
+		{ "STRATEGY", TABLE_TEXT },
+		{ "BUFFERS", TABLE_NUMBER },
+		{ "RESHARD", TABLE_TEXT },
+		{ "PASSES", TABLE_SENTENCE },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 

@@ -61,8 +61,14 @@ static void users_rows(struct table *t, const Shardd__V1__UserStatus *u)
 int ctl_users(struct ctl *ctl, int argc, char **argv)
 {
 	static const struct table_column columns[] = {
-		{ "UID", true },   { "USER", false }, { "WHAT", false }, { "USED", true },
-		{ "LIMIT", true }, { "USED%", true }, { "PEAK", true },  { "REFUSED", true },
+		{ "UID", TABLE_KEY | TABLE_NUMBER },
+		{ "USER", TABLE_KEY | TABLE_TEXT },
+		{ "WHAT", TABLE_KEY | TABLE_TEXT },
+		{ "USED", TABLE_NUMBER },
+		{ "LIMIT", TABLE_NUMBER },
+		{ "USED%", TABLE_NUMBER },
+		{ "PEAK", TABLE_NUMBER },
+		{ "REFUSED", TABLE_NUMBER },
 	};
 	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
 	_cleanup_(ctl_status_freep) Shardd__V1__GetStatusResponse *s = NULL;
