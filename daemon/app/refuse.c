@@ -12,9 +12,9 @@
 #include "net/listener.h"
 #include "rpc/rpc_server.h"
 
-/* Clients have written their first bytes by then, or come too late. */
+/* The end: nobody has come for this long, and all have gone; or the time is up. */
 #define REFUSE_QUIET_US 300000u
-#define REFUSE_MOST_US  2000000u
+#define REFUSE_MOST_US  3000000u
 #define REFUSE_TICK_MS  20u
 #define REFUSE_CONNS    256u
 
@@ -81,7 +81,8 @@ static void refuse_on_tick(uv_timer_t *timer)
 	struct refuse_conn *rc, *tmp;
 	uint64_t now = clock_now_us();
 
-	if (!r->ending && now - r->news_us < REFUSE_QUIET_US && now - r->began_us < REFUSE_MOST_US)
+	if (!r->ending && now - r->began_us < REFUSE_MOST_US &&
+	    (now - r->news_us < REFUSE_QUIET_US || listener_connections(r->listener)))
 		return;
 	if (!r->ending) {
 		r->ending = true;
@@ -102,7 +103,7 @@ static bool refuse_begin(struct refuse *r, int socket_fd)
 					 .refusal = &r->why };
 	const struct listener_options options = { .inherited_fd = socket_fd,
 						  .max_connections = REFUSE_CONNS,
-						  .hello_timeout_us = REFUSE_QUIET_US };
+						  .hello_timeout_us = REFUSE_MOST_US };
 	struct fault f = FAULT_NULL;
 
 	if (rpc_server_new(&r->loopq, &rpc, NULL, 0, &r->rpc) < 0)

@@ -7,8 +7,8 @@
 
 #include "core/fault.h"
 
-/* Answer each call at @socket_fd (listening; consumed) with FAILED_PRECONDITION and the text of @why, until no new
- * connection has come for a moment. Blocks for two seconds at most; gRPC must not run. */
+/* Answer each call at @socket_fd (listening; consumed) with FAILED_PRECONDITION and the text of @why, until
+ * its clients have gone and no other one has come for a moment. Blocks for three seconds; gRPC must not run. */
 void refuse_clients(int socket_fd, const struct fault *why);
 
 #endif
