@@ -504,7 +504,7 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	r = svc_reflection_init(&s->svc_reflection, s->services, ARRAY_SIZE(s->services));
 	if (r < 0)
 		return fault_errno(f, r, "reading the descriptors of the services");
-	health_init(&s->health);
+	health_init(&s->health, s->services, ARRAY_SIZE(s->services));
 	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
 			s->config.max_message_bytes);
 	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, &status_sources, s);
