@@ -505,6 +505,34 @@ Test(reflection, a_long_request_ends_the_stream)
 	finish();
 }
 
+/* A connection whose calls hold 4 MiB may send no large message. What the former messages of
+ * streams held, 5 MiB here, does not count. */
+Test(reflection, a_stream_holds_its_last_message_only)
+{
+	static char large[200000];
+	char name[4001];
+	request req = named(REQUEST(FILE_CONTAINING_SYMBOL), name);
+	struct talk t[20], last;
+
+	memset(name, 'x', sizeof(name) - 1);
+	name[sizeof(name) - 1] = '\0';
+	for (size_t i = 0; i < ARRAY_SIZE(t); i++) {
+		t[i] = talk_begin(V1, 0);
+		for (unsigned k = 0; k < 63; k++)
+			drop(ask(&t[i], &req, RESPONSE(ERROR_RESPONSE)));
+	}
+	memcpy(large, "\x22\xb8\x9a\x0c", 4); /* field 4, of 199,992 bytes */
+	memset(large + 4, 'x', sizeof(large) - 8);
+	last = talk_begin(V1, 0);
+	talk_send_bytes(&last, large, sizeof(large) - 4);
+	talk_end(&last, GRPC_STATUS_INVALID_ARGUMENT, "the request is 199996 bytes long");
+	for (size_t i = 0; i < ARRAY_SIZE(t); i++) {
+		talk_close(&t[i]);
+		talk_end(&t[i], GRPC_STATUS_OK, "");
+	}
+	finish();
+}
+
 Test(reflection, a_message_over_the_limit_ends_the_stream)
 {
 	static char zeros[(1 << 20) + 1];
