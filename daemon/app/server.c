@@ -40,6 +40,7 @@
 #include "rpc/status_stall.h"
 #include "rpc/svc_admin.h"
 #include "rpc/svc_health.h"
+#include "rpc/svc_reflection.h"
 #include "rpc/svc_shardd.h"
 #include "rpc/svc_status.h"
 #include "session/session.h"
@@ -97,7 +98,8 @@ struct server {
 	struct svc_status svc_status;
 	struct svc_admin svc_admin;
 	struct web web;
-	struct rpc_service services[SVC_SHARDD_SERVICES + 3];
+	struct svc_reflection svc_reflection;
+	struct rpc_service services[SVC_SHARDD_SERVICES + 3 + SVC_REFLECTION_SERVICES];
 	struct rpc_server *rpc;
 	struct gate *gate;
 	uint64_t rpc_cpu_us; /* of the gRPC thread, when the watchdog last asked */
@@ -507,7 +509,10 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	if (threads_probe(server_core_threads() + SERVER_POOL_THREADS + 1, f) ||
 	    server_start_pool(s, f))
 		return f->code;
-	health_init(&s->health);
+	r = svc_reflection_init(&s->svc_reflection, s->services, ARRAY_SIZE(s->services));
+	if (r < 0)
+		return fault_errno(f, r, "reading the descriptors of the services");
+	health_init(&s->health, s->services, ARRAY_SIZE(s->services));
 	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
 			s->config.max_message_bytes);
 	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, &status_sources, s);
@@ -516,6 +521,8 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	s->services[SVC_SHARDD_SERVICES] = s->svc_status.service;
 	s->services[SVC_SHARDD_SERVICES + 1] = *health_service(&s->health);
 	s->services[SVC_SHARDD_SERVICES + 2] = s->svc_admin.service;
+	memcpy(&s->services[SVC_SHARDD_SERVICES + 3], s->svc_reflection.own,
+	       sizeof(s->svc_reflection.own));
 	process_deadline(
 		"gRPC core did not start: threads or memory may be missing (ulimit -u, -v)");
 	r = rpc_server_new(&s->loopq, &options, s->services, ARRAY_SIZE(s->services), &s->rpc);
@@ -736,6 +743,7 @@ static void server_on_rpc_closed(void *userdata)
 		server_state_move(s, ENDING);
 	if (s->rpc)
 		health_deinit(&s->health);
+	svc_reflection_deinit(&s->svc_reflection);
 	if (s->for_good || !survive_outlives(&s->survive))
 		server_log_given_up(s);
 	if (!s->for_good)

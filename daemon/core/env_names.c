@@ -115,7 +115,8 @@ static const char *const env_others[] = {
 	/* the build and the tests */
 	"SHARDD_BIN_DIR", "SHARDD_BUILD_DIR", "SHARDD_LIB_DIR", "SHARDD_SOURCE_DIR",
 	"SHARDD_GOLDEN", "SHARDD_CUDA_HOME", "SHARDD_BOOT_INSIDE", "SHARDD_KILL_POINTS",
-	"SHARDD_LINT_VENV", "SHARDD_LINT_NCCL", "SHARDD_TORCH_VENV", "SHARDD_UNIT"
+	"SHARDD_LINT_VENV", "SHARDD_LINT_NCCL", "SHARDD_TORCH_VENV", "SHARDD_GRPC_VENV",
+	"SHARDD_UNIT"
 };
 
 /* Whole families: those of the tests, and those that Kubernetes sets for a service called

@@ -50,7 +50,7 @@ struct gate_stream {
 	uint64_t since_us;
 	uint8_t n_prefix; /* bytes of the five before the message that have come */
 	bool whole;       /* its message has come */
-	bool more;        /* and bytes follow it, which nothing reads */
+	bool more;        /* and bytes follow it, which stay charged until the stream ends */
 };
 
 struct gate_flow {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/check.h"
 #include "rpc/rpc_server_impl.h"
 #include "rpc/status_map.h"
 
@@ -188,6 +189,17 @@ static void call_start_message(struct rpc_call *call)
 	call_batch_start(call, &b, &call->sent_tag);
 }
 
+static void call_start_next(struct rpc_call *call)
+{
+	struct batch b = { .n = 0 };
+
+	CHECK(!call->core.payload);
+	call_batch_add(&b, GRPC_OP_RECV_MESSAGE)->data.recv_message.recv_message =
+		&call->core.payload;
+	call->next.running = true;
+	call_batch_start(call, &b, &call->next.tag);
+}
+
 /* Start the next batch, if there is something to send and none under way. */
 static void call_pump(struct rpc_call *call)
 {
@@ -197,6 +209,8 @@ static void call_pump(struct rpc_call *call)
 		call_start_message(call);
 	else if (call->ended)
 		call_start_final(call);
+	else if (call->next.fn && !call->next.running)
+		call_start_next(call);
 }
 
 /* --- completions: first on the thread (or in batch_start), then on the loop --- */
@@ -266,6 +280,7 @@ void call_tags_init(struct rpc_call *call)
 {
 	call->close_tag.fn = call_on_close_tag;
 	call->sent_tag.fn = call_on_sent_tag;
+	call->next.tag.fn = call_on_next_tag;
 	call->final_tag.fn = call_on_final_tag;
 }
 
@@ -325,30 +340,37 @@ static bool call_is_over_account(const struct rpc_call *call)
 	return call->held > RPC_SMALL_BYTES && u && u->used[USER_MEMORY] > u->most[USER_MEMORY];
 }
 
-static void call_dispatch(struct rpc_call *call)
+/* May the message that has come be handled? Return: 0 or a fault code. */
+static int call_admit(const struct rpc_call *call, struct fault *f)
 {
 	struct rpc_server *s = call->server;
-	struct fault f = FAULT_NULL;
 
 	if (s->closing)
-		fault_set(&f, FAULT_UNAVAILABLE, NULL, "the daemon is shutting down");
+		fault_set(f, FAULT_UNAVAILABLE, NULL, "the daemon is shutting down");
 	else if (!call->peer)
-		fault_set(&f, FAULT_UNAVAILABLE, NULL, "the connection has been closed");
+		fault_set(f, FAULT_UNAVAILABLE, NULL, "the connection has been closed");
 	else if (call->peer->n_calls > s->max_calls_per_conn)
-		fault_set(&f, FAULT_EXHAUSTED, NULL,
+		fault_set(f, FAULT_EXHAUSTED, NULL,
 			  "%u calls of this connection are unanswered: no more are accepted",
 			  s->max_calls_per_conn);
 	else if (call_is_too_much(call))
-		fault_set(&f, FAULT_EXHAUSTED, NULL,
+		fault_set(f, FAULT_EXHAUSTED, NULL,
 			  "the unanswered calls of this connection hold %llu bytes: no large call "
 			  "is accepted",
 			  (unsigned long long)call->peer->held);
 	else if (call_is_over_account(call))
-		user_refuse(conn_account(call->peer->conn), USER_MEMORY, call->held, &f);
-	if (f.code)
-		rpc_call_fail(call, &f);
+		user_refuse(conn_account(call->peer->conn), USER_MEMORY, call->held, f);
 	else if (call->refusal)
-		call_refuse(call);
+		call_refusal_fault(call, f);
+	return f->code;
+}
+
+static void call_dispatch(struct rpc_call *call)
+{
+	struct fault f = FAULT_NULL;
+
+	if (call_admit(call, &f))
+		rpc_call_fail(call, &f);
 	else
 		call->slot->method->fn(call, call->request.msg, call->slot->service->userdata);
 }
@@ -374,6 +396,37 @@ void call_arrived(struct work *work)
 
 		call_add_close(call, &b);
 		call_batch_start(call, &b, &call->close_tag);
+	}
+	call_unref(call);
+}
+
+static int call_admit_next(struct rpc_call *call, struct fault *f)
+{
+	if (++call->next.n >= RPC_MAX_RECEIVED)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "%s: a call has at most %u messages; make another call",
+				 rpc_call_method(call), RPC_MAX_RECEIVED);
+	return call_admit(call, f);
+}
+
+/* No message: the end of the stream, unless the call was cancelled. */
+void call_next_arrived(struct work *work)
+{
+	struct rpc_call *call = CONTAINER_OF(work, struct rpc_call, next.work);
+	rpc_next_cb fn = call->next.fn;
+	struct fault why = FAULT_NULL;
+	bool over = call->refusal == REFUSAL_EMPTY;
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(call->next.running);
+	call->next.running = false;
+	call->next.fn = NULL;
+	if (call->peer)
+		call_peer_hold(call->peer, call->held);
+	if (!call->ended && !call->cancelled) {
+		bool taken = !over && call_admit_next(call, &why) == 0;
+
+		fn(call, taken ? call->request.msg : NULL, &why, call->next.userdata);
 	}
 	call_unref(call);
 }
@@ -442,7 +495,8 @@ static void call_finish(struct rpc_call *call)
 	if (call->peer) {
 		list_unlink(&call->link);
 		call->peer->n_calls--;
-		peer_let_go(call->peer, call->held);
+		if (!call->next.running)
+			peer_let_go(call->peer, call->held);
 		call->peer = NULL;
 	}
 	call_pump(call);
@@ -556,25 +610,74 @@ void call_refuse_early(struct rpc_call *call)
 	      GRPC_CALL_OK);
 }
 
+/* Room for one message more, whose buffer the caller fills. Return: it, or NULL. */
+static struct outgoing *call_outgoing_new(struct rpc_call *call)
+{
+	struct outgoing *o;
+
+	if (call->out.n >= RPC_MAX_SEND)
+		return NULL;
+	o = malloc(sizeof(*o));
+	if (!o)
+		return NULL;
+	list_init(&o->link);
+	list_append(&call->out.messages, &o->link);
+	call->out.n++;
+	return o;
+}
+
+static void call_check_stream(const struct rpc_call *call)
+{
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	CHECK(call->slot->method->streaming && !call->ended);
+}
+
 int rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message)
 {
 	struct outgoing *o;
 
-	MAGIC_CHECK(call, RPC_CALL_MAGIC);
-	CHECK(call->slot->method->streaming && !call->ended);
+	call_check_stream(call);
 	if (call->cancelled)
 		return 0;
-	if (call->out.n >= RPC_MAX_SEND)
-		return -ENOBUFS;
-	o = malloc(sizeof(*o));
+	o = call_outgoing_new(call);
 	if (!o)
 		return -ENOBUFS;
 	o->buffer = call_pack(message);
-	list_init(&o->link);
-	list_append(&call->out.messages, &o->link);
-	call->out.n++;
 	call_pump(call);
 	return 0;
+}
+
+int rpc_call_send_with(struct rpc_call *call, const struct rpc_piece *head,
+		       const struct rpc_piece *rest)
+{
+	grpc_slice slices[2];
+	struct outgoing *o;
+
+	call_check_stream(call);
+	if (call->cancelled)
+		return 0;
+	o = call_outgoing_new(call);
+	if (!o)
+		return -ENOBUFS;
+	slices[0] = grpc_slice_from_copied_buffer((const char *)head->bytes, head->n);
+	slices[1] = grpc_slice_from_static_buffer(rest->bytes, rest->n);
+	o->buffer = grpc_raw_byte_buffer_create(slices, ARRAY_SIZE(slices));
+	grpc_slice_unref(slices[0]); /* the buffer has its own reference */
+	call_pump(call);
+	return 0;
+}
+
+void rpc_call_next(struct rpc_call *call, rpc_next_cb fn, void *userdata)
+{
+	call_check_stream(call);
+	CHECK(fn && !call->next.fn);
+	codec_message_deinit(&call->request);
+	if (call->peer)
+		peer_let_go(call->peer, call->held);
+	call->held = 0;
+	call->next.fn = fn;
+	call->next.userdata = userdata;
+	call_pump(call);
 }
 
 void rpc_call_end(struct rpc_call *call)

@@ -4,7 +4,8 @@
  * A service is protobuf-c's descriptor and a table of handlers by method name;
  * adding a method is the .proto and one line here. Handlers run on the loop
  * thread. A handler must end its call exactly once, immediately or later (rpc_call_reply,
- * rpc_call_fail, or for streams rpc_call_end / rpc_call_fail).
+ * rpc_call_fail, or for streams rpc_call_end / rpc_call_fail). A handler gets the first message of
+ * a stream from the client, and asks for each further one (rpc_call_next).
  */
 #ifndef SHARDD_RPC_METHOD_H
 #define SHARDD_RPC_METHOD_H
@@ -78,6 +79,29 @@ void rpc_call_fail(struct rpc_call *call, const struct fault *fault);
  * after the other as the peer takes them.
  * Return: 0, or -ENOBUFS when 256 are waiting (nothing queued: end the call). */
 int rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message);
+
+/* Bytes of a packed message. */
+struct rpc_piece {
+	const uint8_t *bytes;
+	size_t n;
+};
+
+/* The same with a message that is packed already: @head (borrowed, copied), then @rest, whose bytes
+ * are in static memory and are not copied, however many answers wait. */
+int rpc_call_send_with(struct rpc_call *call, const struct rpc_piece *head,
+		       const struct rpc_piece *rest);
+
+/* @message: valid until the next call of rpc_call_next, or until the call ends. NULL: @why->code
+ * is FAULT_NONE when the client sends no more; otherwise the message cannot be taken: fail the
+ * call with @why (borrowed). */
+typedef void (*rpc_next_cb)(struct rpc_call *call, const ProtobufCMessage *message,
+			    const struct fault *why, void *userdata);
+
+/* Streams: call @fn once with the next message from the client. The daemon reads it when the peer
+ * has taken all that was sent: so a client that does not read has one message of memory, and no
+ * more. The handler needs rpc_call_on_cancelled: a call that is cancelled gets no message. Not
+ * while a message is awaited. A call has at most 64 messages from the client. */
+void rpc_call_next(struct rpc_call *call, rpc_next_cb fn, void *userdata);
 
 /* Streams: status OK after what is queued. Ends the call. */
 void rpc_call_end(struct rpc_call *call);

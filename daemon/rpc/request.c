@@ -136,6 +136,16 @@ static void request_on_request(struct tag *tag, bool ok)
 	call_arm(slot); /* no memory: the next turn of the thread tries again */
 }
 
+/* Core gives no message at the end of the stream, and if the call is cancelled. */
+void call_on_next_tag(struct tag *tag, bool ok)
+{
+	struct rpc_call *call = CONTAINER_OF(tag, struct rpc_call, next.tag);
+
+	MAGIC_CHECK(call, RPC_CALL_MAGIC);
+	call->refusal = ok ? request_take_request(call) : REFUSAL_EMPTY;
+	loopq_post(call->server->loopq, &call->next.work, call_next_arrived);
+}
+
 static struct rpc_call *request_call_new(struct slot *slot)
 {
 	struct rpc_call *call = calloc(1, sizeof(*call));

@@ -25,8 +25,11 @@
 #include "rpc/method.h"
 #include "rpc/rpc_server.h"
 
-#define RPC_CALL_MAGIC   0x72706363u
-#define RPC_MAX_SEND     256u /* messages of one stream that wait */
+#define RPC_CALL_MAGIC 0x72706363u
+#define RPC_MAX_SEND   256u /* messages of one stream that wait */
+/* Messages of one stream from the client. The gate charges what follows the first one until the
+ * stream ends, each message as a frame of 4 KiB or more, and it paces calls, but not messages. */
+#define RPC_MAX_RECEIVED 64u
 #define RPC_METHOD_BYTES 128u
 /* A request is kept until its call ends. When those of a connection take this many times
  * max_message_bytes, further ones are refused, except small ones: others may wait for one of
@@ -131,6 +134,16 @@ struct rpc_call {
 	bool dispatching;  /* the handler is on the stack for the first time */
 	bool close_posted; /* RECV_CLOSE_ON_SERVER has been started */
 
+	/* The next message of a stream from the client. */
+	struct {
+		struct tag tag;
+		struct work work;
+		rpc_next_cb fn; /* NULL: none is awaited */
+		void *userdata;
+		unsigned n;   /* that have come after the first one */
+		bool running; /* its batch is under way: @request, @held, @refusal are the thread's */
+	} next;
+
 	/* What goes to the client. */
 	struct {
 		struct list messages; /* struct outgoing; the first one is under way if @sending */
@@ -195,6 +208,8 @@ void peer_table_clear(struct peer_table *t, const struct peer *p);
 
 /* Make a call and ask core for a request of @slot. Return: 0, -ENOMEM, or -ESHUTDOWN. */
 int call_arm(struct slot *slot);
+/* The batch of call->next is over. */
+void call_on_next_tag(struct tag *tag, bool ok);
 
 /* --- call.c --- */
 
@@ -203,8 +218,9 @@ void peer_let_go(struct peer *p, uint64_t bytes);
 
 /* Any thread. */
 void call_unref(struct rpc_call *call);
-/* Loop thread; work_cb of a request that has come. */
+/* Loop thread; work_cb of a request that has come, and of a further message. */
 void call_arrived(struct work *work);
+void call_next_arrived(struct work *work);
 /* A call that the loop does not need to see: it has no message, or there is no such method. It is
  * answered on the thread where it arrives, so that a client that opens calls and ends them costs
  * the loop nothing. On the thread of on_request. */

@@ -4,12 +4,12 @@
 #include <string.h>
 
 #include "health.pb-c.h"
-#include "shardd.pb-c.h"
-#include "status.pb-c.h"
 
 #define UNKNOWN     GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN
 #define SERVING     GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
 #define NOT_SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
+
+#define HEALTH_SERVICES 32u
 
 /* One Watch; ends with its call. */
 struct watcher {
@@ -17,17 +17,10 @@ struct watcher {
 	struct rpc_call *call;
 };
 
-static bool svc_health_is_known(const char *service)
+static bool svc_health_is_known(const struct health *h, const char *service)
 {
-	static const ProtobufCServiceDescriptor *const known[] = {
-		&shardd__v1__session_service__descriptor, &shardd__v1__job_service__descriptor,
-		&shardd__v1__unit_service__descriptor,    &shardd__v1__training_service__descriptor,
-		&shardd__v1__ddp_service__descriptor,     &shardd__v1__reader_service__descriptor,
-		&shardd__v1__status_service__descriptor,
-	};
-
-	for (size_t i = 0; i < ARRAY_SIZE(known); i++)
-		if (strcmp(service, known[i]->name) == 0)
+	for (size_t i = 0; i < h->n; i++)
+		if (strcmp(service, h->services[i].desc->name) == 0)
 			return true;
 	return !*service;
 }
@@ -46,12 +39,32 @@ static void svc_health_check(struct rpc_call *call, const ProtobufCMessage *requ
 	Grpc__Health__V1__HealthCheckResponse msg = svc_health_response(userdata);
 	struct fault f = FAULT_NULL;
 
-	if (svc_health_is_known(req->service)) {
+	if (svc_health_is_known(userdata, req->service)) {
 		rpc_call_reply(call, &msg.base);
 		return;
 	}
 	fault_set(&f, FAULT_NOT_FOUND, "service", "there is no service %.64s here", req->service);
 	rpc_call_fail(call, &f);
+}
+
+static void svc_health_list(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	Grpc__Health__V1__HealthListResponse__StatusesEntry entries[1 + HEALTH_SERVICES],
+		*all[1 + HEALTH_SERVICES];
+	Grpc__Health__V1__HealthListResponse msg = GRPC__HEALTH__V1__HEALTH_LIST_RESPONSE__INIT;
+	Grpc__Health__V1__HealthCheckResponse status = svc_health_response(userdata);
+	const struct health *h = userdata;
+
+	(void)request;
+	for (size_t i = 0; i <= h->n; i++) {
+		grpc__health__v1__health_list_response__statuses_entry__init(&entries[i]);
+		entries[i].key = i ? (char *)h->services[i - 1].desc->name : "";
+		entries[i].value = &status;
+		all[i] = &entries[i];
+	}
+	msg.n_statuses = 1 + h->n;
+	msg.statuses = all;
+	rpc_call_reply(call, &msg.base);
 }
 
 static void svc_health_watcher_free(struct watcher *w)
@@ -97,7 +110,7 @@ static void svc_health_watch(struct rpc_call *call, const ProtobufCMessage *requ
 	w->call = call;
 	list_init(&w->link);
 	rpc_call_on_cancelled(call, svc_health_on_cancelled, w);
-	if (svc_health_is_known(req->service)) {
+	if (svc_health_is_known(h, req->service)) {
 		list_append(&h->watchers, &w->link);
 		svc_health_tell(h, w);
 		return;
@@ -108,13 +121,17 @@ static void svc_health_watch(struct rpc_call *call, const ProtobufCMessage *requ
 
 static const struct rpc_method methods[] = {
 	{ "Check", svc_health_check, false, false },
+	{ "List", svc_health_list, false, false },
 	{ "Watch", svc_health_watch, true, false },
 	{ NULL, NULL, false, false },
 };
 
-void health_init(struct health *h)
+void health_init(struct health *h, const struct rpc_service *services, size_t n)
 {
+	CHECK(n <= HEALTH_SERVICES);
 	h->serving = false;
+	h->services = services;
+	h->n = n;
 	list_init(&h->watchers);
 	h->service = (struct rpc_service){ &grpc__health__v1__health__descriptor, methods, h };
 }

@@ -24,7 +24,12 @@ int session_new(struct sessions *all, struct conn *c, const char *name, struct s
 	struct session *s;
 
 	if (conn_user(c))
-		return fault_set(f, FAULT_STATE, NULL, "this connection already has a session");
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"this connection already has a session, and it can have only one; channels "
+			"of gRPC core (Python, C++, Ruby, PHP) with equal arguments share a "
+			"connection, unless they are made with grpc.use_local_subchannel_pool=1 "
+			"(docs/languages.md)");
 	s = calloc(1, sizeof(*s));
 	if (!s)
 		return fault_errno(f, -ENOMEM, "making a session");

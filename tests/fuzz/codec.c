@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "health.pb-c.h"
 #include "methods.h"
+#include "reflection.pb-c.h"
 #include "rpc/codec.h"
 #include "shardd.pb-c.h"
 #include "status.pb-c.h"
@@ -15,7 +16,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* By its line in methods.h; from 0xe0 on the service Status, from 0xf0 on Health: a new method
- * does not move the others. */
+ * does not move the others. The last one is reflection's. */
 static const ProtobufCMessageDescriptor *input(unsigned i)
 {
 	static const ProtobufCServiceDescriptor *const services[] = {
@@ -27,6 +28,8 @@ static const ProtobufCMessageDescriptor *input(unsigned i)
 							: &shardd__v1__status_service__descriptor;
 	const ProtobufCMethodDescriptor *m = NULL;
 
+	if (i == 0xff)
+		return &grpc__reflection__v1__server_reflection_request__descriptor;
 	if (i >= 0xe0)
 		return s->methods[(i & 0x0f) % s->n_methods].input;
 	i %= sizeof(methods) / sizeof(methods[0]) - 1;

@@ -61,7 +61,7 @@ static const struct wrong session_and_jobs[] = {
 	{ "Attach", "client_name", T("a\nb"), BAD, "client_name", "control character 0x0a" },
 	{ "Attach", "client_name", T("\xff\xfe"), BAD, "client_name", "UTF-8" },
 	{ "Attach", "protocol", N(0), BAD, "protocol", "protocol is 0" },
-	{ "Attach", "protocol", N(1), STATE, "", "already has a session" },
+	{ "Attach", "protocol", N(1), STATE, "", "grpc.use_local_subchannel_pool=1" },
 
 	{ "CreateJob", "job", NONE, BAD, "job", "missing" },
 	{ "CreateJob", "job.name", T(""), BAD, "job.name", "1 to 64" },

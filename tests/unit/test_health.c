@@ -6,6 +6,8 @@
 #include "rpc/svc_health.h"
 #include "rpc_client.h"
 #include "rpchost.h"
+#include "shardd.pb-c.h"
+#include "status.pb-c.h"
 
 #define UNKNOWN     GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN
 #define SERVING     GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
@@ -18,12 +20,20 @@ static struct health health;
 static struct rpc_client *client;
 static unsigned n_descriptors;
 
+/* Only their names are used. */
+static const struct rpc_service known[] = {
+	{ .desc = &shardd__v1__session_service__descriptor },
+	{ .desc = &shardd__v1__training_service__descriptor },
+	{ .desc = &shardd__v1__job_service__descriptor },
+	{ .desc = &shardd__v1__status_service__descriptor },
+};
+
 static void test_health_begin(void)
 {
 	struct shardd_error err;
 
 	n_descriptors = rpchost_begin();
-	health_init(&health);
+	health_init(&health, known, ARRAY_SIZE(known));
 	rpchost_start(&host, NULL, health_service(&health), 1);
 	cr_assert_eq(rpc_client_connect(host.path, 1000, &client, &err), 0);
 }
@@ -115,6 +125,34 @@ Test(health, check_of_an_unknown_name_is_not_found)
 	set_serving(true);
 	cr_assert_eq(test_health_check("shardd.v1.Nope", &err), -SHARDD_NOT_FOUND);
 	cr_assert(strstr(err.text, "shardd.v1.Nope"), "%s", err.text);
+	finish();
+}
+
+/* Each name and the daemon's own, with @status. */
+static void lists(int status)
+{
+	Grpc__Health__V1__HealthListRequest req = GRPC__HEALTH__V1__HEALTH_LIST_REQUEST__INIT;
+	ProtobufCMessage *msg = NULL;
+	Grpc__Health__V1__HealthListResponse *list;
+
+	cr_assert_eq(rpc_client_call(client, "/grpc.health.v1.Health/List", &req.base,
+				     &grpc__health__v1__health_list_response__descriptor, 10000,
+				     &msg, NULL),
+		     0);
+	list = (Grpc__Health__V1__HealthListResponse *)msg;
+	cr_assert_eq(list->n_statuses, 1 + ARRAY_SIZE(known));
+	for (size_t i = 0; i < list->n_statuses; i++) {
+		cr_assert_str_eq(list->statuses[i]->key, i ? known[i - 1].desc->name : "");
+		cr_assert_eq((int)list->statuses[i]->value->status, status);
+	}
+	protobuf_c_message_free_unpacked(msg, NULL);
+}
+
+Test(health, list_has_each_service)
+{
+	lists(NOT_SERVING);
+	set_serving(true);
+	lists(SERVING);
 	finish();
 }
 
