@@ -44,6 +44,7 @@ struct ctl_verb {
 
 int ctl_status(struct ctl *ctl, int argc, char **argv);
 int ctl_blame(struct ctl *ctl, int argc, char **argv);
+int ctl_slow(struct ctl *ctl, int argc, char **argv);
 int ctl_memory(struct ctl *ctl, int argc, char **argv);
 int ctl_jobs(struct ctl *ctl, int argc, char **argv);
 int ctl_units(struct ctl *ctl, int argc, char **argv);

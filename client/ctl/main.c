@@ -12,6 +12,7 @@
 static const struct ctl_verb verbs[] = {
 	{ "status", "[JOB]", "show the daemon, devices, jobs and ranks", ctl_status, NULL },
 	{ "blame", "[JOB]", "show what holds up the ranks of a job", ctl_blame, NULL },
+	{ "slow", "JOB [-n STEPS]", "show which rank is late, and by how much", ctl_slow, NULL },
 	{ "memory", "", "show who holds how much memory", ctl_memory, NULL },
 	{ "jobs", "", "list the jobs", ctl_jobs, NULL },
 	{ "units", "JOB", "list the units of a job", ctl_units, NULL },
