@@ -46,6 +46,7 @@ int ctl_status(struct ctl *ctl, int argc, char **argv);
 int ctl_blame(struct ctl *ctl, int argc, char **argv);
 int ctl_slow(struct ctl *ctl, int argc, char **argv);
 int ctl_memory(struct ctl *ctl, int argc, char **argv);
+int ctl_plan(struct ctl *ctl, int argc, char **argv);
 int ctl_jobs(struct ctl *ctl, int argc, char **argv);
 int ctl_units(struct ctl *ctl, int argc, char **argv);
 int ctl_sessions(struct ctl *ctl, int argc, char **argv);
