@@ -22,6 +22,8 @@ static const struct ctl_verb verbs[] = {
 	  "       [--trainable N | --lora RANK --hidden N --layers N [--targets N]]\n"
 	  "       [--backend host|cuda] [--devices N]\n" },
 	{ "jobs", "", "list the jobs", ctl_jobs, NULL },
+	{ "history", "[JOB] [-n N]", "list the jobs that have ended", ctl_history,
+	  "  history [JOB] [-n N] [--before ID]\n" },
 	{ "units", "JOB", "list the units of a job", ctl_units, NULL },
 	{ "sessions", "", "list the connected processes", ctl_sessions, NULL },
 	{ "users", "", "show each user's usage and limits", ctl_users, NULL },

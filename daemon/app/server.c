@@ -27,6 +27,7 @@
 #include "core/state.h"
 #include "core/text.h"
 #include "core/threads.h"
+#include "job/history.h"
 #include "job/loading.h"
 #include "net/gate.h"
 #include "net/listener.h"
@@ -545,6 +546,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 			       .restored = doubt_restored,
 			       .drop_doubt = doubt_drop_all,
 			       .expired = server_on_expired };
+	bool new_history;
 	int r;
 
 	/* first what cannot fail: if something below fails, all of it is ended again */
@@ -567,8 +569,11 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 	r = loopq_init(&s->loopq, s->loop);
 	if (r < 0)
 		return fault_errno(f, r, "starting the loop's queue");
-	if (recorder_init(s->config.flight_recorder_ops) < 0)
+	if (recorder_init(s->config.records.ops) < 0)
 		return fault_errno(f, -ENOMEM, "making the flight recorder");
+	r = history_open(s->config.records.jobs, in->history, &new_history);
+	if (r < 0)
+		return fault_errno(f, r, "making the history of jobs");
 	if (devices_start(&s->node, &s->loopq, &s->config, server_on_device_lost, f) ||
 	    survive_start(&s->survive, in, f) ||
 	    nodes_start(&s->nodes, s->loop, &s->loopq, &s->jobs, &s->config, f) ||
@@ -667,6 +672,7 @@ static void server_on_devices(uv_timer_t *timer)
 	jobs_deinit(&s->jobs);
 	survive_deinit(&s->survive);
 	recorder_deinit();
+	history_close();
 	rings_close(&s->rings); /* a ring that a client still has is on its user's account */
 	devices_end(&s->node);  /* with the users */
 	nodes_end(&s->nodes);

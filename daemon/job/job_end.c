@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "job/bufcopy.h"
 #include "job/elastic.h"
+#include "job/history.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -172,6 +173,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	fault_set(&told, FAULT_ABORTED, NULL, "job '%s' was deleted", job->rec->name);
 	if (job->jobs->ops.deleted)
 		job->jobs->ops.deleted(job);
+	history_add(job);
 	job_journal_gone(job);
 	restore_cancel(job);
 	loading_cancel(job);
@@ -215,6 +217,7 @@ static void job_end_job_expire(struct job *job)
 
 	if (job->jobs->ops.expired)
 		job->jobs->ops.expired(job);
+	job->life.why = job->life.crashed ? HISTORY_CRASHED : HISTORY_EXPIRED;
 	(void)job_delete(job, false, NULL, &f);
 }
 
@@ -255,6 +258,7 @@ void jobs_end(struct jobs *jobs)
 {
 	struct job *job, *tmp;
 
+	history_close(); /* they go on in a successor, or end with all that is kept */
 	list_for_each (job, tmp, &jobs->zombies, link)
 		saving_cancel(job);
 	list_for_each (job, tmp, &jobs->all, link) {

@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "job/across_write.h"
 #include "job/elastic.h"
+#include "job/history.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -459,6 +460,7 @@ enum res job_leave(struct member *m, bool *ret_freed, struct fault *f)
 	} else if (!job->present && job->rec->lifetime == JOB_EPHEMERAL && !job->life.deleted) {
 		struct fault none = FAULT_NULL;
 
+		job->life.why = HISTORY_FINISHED;
 		*ret_freed = job_delete(job, false, NULL, &none) == 0;
 	}
 	return RES_DONE;

@@ -238,6 +238,7 @@ struct job_life {
 	bool draining;
 	bool torn;
 	bool crashed;            /* its last trainer did not leave cleanly */
+	uint8_t why;             /* enum history_why; 0: by a call */
 	uint32_t changing;       /* what runs and changes parameters in place */
 	struct resize *resize;   /* under way (job/resize.h); owned; NULL: none */
 	struct restore *restore; /* the same (job/restore.h) */

@@ -1,4 +1,4 @@
-/* StatusService.GetStatus and StatusService.Ops. */
+/* StatusService. */
 #include "rpc/svc_status.h"
 
 #include <dirent.h>
@@ -145,6 +145,29 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 	if (r->with_devices)
 		status_fill_device_records(&a, &scope, r->limit, start, &reply);
 	reply.now_us = clock_now_us() - start;
+	svc_status_finish(call, &a, &reply.base);
+}
+
+static void svc_status_history(struct rpc_call *call, const ProtobufCMessage *request,
+			       void *userdata)
+{
+	const Shardd__V1__HistoryRequest *r = (const Shardd__V1__HistoryRequest *)request;
+	Shardd__V1__HistoryResponse reply = SHARDD__V1__HISTORY_RESPONSE__INIT;
+	struct conn *c = rpc_call_conn(call);
+	struct arena a = ARENA_NULL;
+	struct fault f = FAULT_NULL;
+	struct job_ref ref = { 0 };
+
+	(void)userdata;
+	if (!c)
+		fault_set(&f, FAULT_CANCELLED, NULL, "the connection is closed");
+	else if (*r->job)
+		job_ref_parse(r->job, "job", &ref, &f);
+	if (f.code) {
+		rpc_call_fail(call, &f);
+		return;
+	}
+	status_fill_history(&a, proc_uid(conn_proc(c)), *r->job ? &ref : NULL, r, &reply);
 	svc_status_finish(call, &a, &reply.base);
 }
 
@@ -366,12 +389,20 @@ static void svc_status_on_ops(struct rpc_call *call, const ProtobufCMessage *req
 		svc_status_call(call, request, userdata, svc_status_ops);
 }
 
+static void svc_status_on_history(struct rpc_call *call, const ProtobufCMessage *request,
+				  void *userdata)
+{
+	if (svc_status_charge(call))
+		svc_status_call(call, request, userdata, svc_status_history);
+}
+
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,
 		     const struct svc_status_sources *sources, void *userdata)
 {
 	static const struct rpc_method methods[] = {
 		{ "GetStatus", svc_status_on_get, false, false },
 		{ "Ops", svc_status_on_ops, false, false },
+		{ "History", svc_status_on_history, false, false },
 		{ NULL, NULL, false, false },
 	};
 

@@ -141,6 +141,7 @@ static void ops(struct rpc_call *call, const ProtobufCMessage *request, void *us
 static const struct rpc_method methods[] = {
 	{ "GetStatus", get, false, false },
 	{ "Ops", ops, true, false },
+	{ "History", get, false, false }, /* every method has a handler; nobody calls this one */
 	{ NULL, NULL, false, false },
 };
 
