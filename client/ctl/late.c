@@ -26,6 +26,7 @@ struct late_search {
 	struct late_meeting *meetings;
 	struct late_case *cases;
 	size_t n_ops, n_meetings, n_cases;
+	uint64_t counted_us; /* waiting until then has been counted */
 };
 
 static int late_order(uint64_t a, uint64_t b)
@@ -132,6 +133,29 @@ static uint64_t late_last_us(const struct late_meeting *m)
 	return m->ops[m->n - 1]->announced_us;
 }
 
+static uint64_t late_middle_us(const struct late_meeting *m)
+{
+	return m->ops[(m->n - 1) / 2]->announced_us;
+}
+
+static int late_compare_meetings(const void *x, const void *y)
+{
+	const struct late_meeting *a = x, *b = y;
+
+	return late_order(late_middle_us(a), late_middle_us(b));
+}
+
+/* How long the rank in the middle waited, less what it waited in meetings before: ranks may announce many at
+ * once. */
+static uint64_t late_waited_us(struct late_search *s, const struct late_meeting *m)
+{
+	uint64_t from = late_middle_us(m), to = late_last_us(m);
+
+	from = from < s->counted_us ? s->counted_us : from;
+	s->counted_us = to < s->counted_us ? s->counted_us : to;
+	return to > from ? to - from : 0;
+}
+
 static int late_compare_times(const void *x, const void *y)
 {
 	const uint64_t *a = x, *b = y;
@@ -188,7 +212,7 @@ static struct late_rank *late_rank_of(struct late *l, const Shardd__V1__OpRecord
 
 static void late_count(struct late *l, struct late_search *s, const struct late_meeting *m)
 {
-	uint64_t us = late_last_us(m) - m->ops[(m->n - 1) / 2]->announced_us;
+	uint64_t us = late_last_us(m) - late_middle_us(m), waited = late_waited_us(s, m);
 	struct late_rank *r;
 
 	l->collectives++;
@@ -198,8 +222,8 @@ static void late_count(struct late *l, struct late_search *s, const struct late_
 		return;
 	r = late_rank_of(l, m->ops[m->n - 1]);
 	r->last++;
-	r->waited_us += us;
-	l->waited_us += us;
+	r->waited_us += waited;
+	l->waited_us += waited;
 	s->cases[s->n_cases++] = (struct late_case){ r->rank, us };
 }
 
@@ -245,6 +269,7 @@ static int late_look(struct late *l, struct late_search *s, uint64_t steps)
 	late_mark_whole(s);
 	if (late_cut(s, steps, &l->steps) < 0)
 		return -ENOMEM;
+	qsort(s->meetings, s->n_meetings, sizeof(*s->meetings), late_compare_meetings);
 	for (size_t i = 0; i < s->n_meetings; i++) {
 		const struct late_meeting *m = &s->meetings[i];
 

@@ -20,7 +20,8 @@ struct late_rank {
 	uint64_t median_us;   /* how late it was in these */
 	uint64_t p95_us;
 	uint64_t worst_us;
-	uint64_t waited_us; /* the sum: for so long the rank in the middle waited for it */
+	uint64_t
+		waited_us; /* for so long the rank in the middle waited for it; each time counts once */
 };
 
 enum late_verdict {

@@ -147,6 +147,26 @@ Test(ctl_late, the_last_steps_alone)
 	free(l);
 }
 
+/* Rank 0 announces ten at once, and rank 1 comes a second later: a second is waited, not ten. */
+Test(ctl_late, time_counts_once)
+{
+	struct log *l = log_new();
+	struct late late;
+
+	for (uint64_t n = 1; n <= 10; n++) {
+		log_add(l, "Reduce", n, 0, 1000 + n);
+		log_add(l, "Reduce", n, 1, 1001000 + n);
+	}
+	cr_assert_eq(late_find(&l->reply, 0, &late), 0);
+	cr_expect_eq(late.ranks[0].rank, 1);
+	cr_expect_eq(late.ranks[0].last, 10);
+	cr_expect_eq(late.ranks[0].median_us, 1000000);
+	cr_expect_eq(late.waited_us, 1000009, "%zu", late.waited_us);
+	cr_expect_leq(late.waited_us, late.span_us);
+	late_deinit(&late);
+	free(l);
+}
+
 Test(ctl_late, p95_is_above_95_of_100)
 {
 	struct log *l = log_new();
