@@ -50,6 +50,7 @@ int ctl_plan(struct ctl *ctl, int argc, char **argv);
 int ctl_jobs(struct ctl *ctl, int argc, char **argv);
 int ctl_units(struct ctl *ctl, int argc, char **argv);
 int ctl_history(struct ctl *ctl, int argc, char **argv);
+int ctl_events(struct ctl *ctl, int argc, char **argv);
 int ctl_sessions(struct ctl *ctl, int argc, char **argv);
 int ctl_users(struct ctl *ctl, int argc, char **argv);
 int ctl_ops(struct ctl *ctl, int argc, char **argv);

@@ -24,6 +24,8 @@ static const struct ctl_verb verbs[] = {
 	{ "jobs", "", "list the jobs", ctl_jobs, NULL },
 	{ "history", "[JOB] [-n N]", "list the jobs that have ended", ctl_history,
 	  "  history [JOB] [-n N] [--before ID]\n" },
+	{ "events", "[JOB] [-f] [-n N]", "show what has happened to jobs; -f: follow", ctl_events,
+	  "  events [JOB] [-f] [-n N] [--commits]\n" },
 	{ "units", "JOB", "list the units of a job", ctl_units, NULL },
 	{ "sessions", "", "list the connected processes", ctl_sessions, NULL },
 	{ "users", "", "show each user's usage and limits", ctl_users, NULL },

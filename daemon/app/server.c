@@ -27,6 +27,7 @@
 #include "core/state.h"
 #include "core/text.h"
 #include "core/threads.h"
+#include "job/events.h"
 #include "job/history.h"
 #include "job/loading.h"
 #include "net/gate.h"
@@ -309,6 +310,7 @@ static void server_tell_stall(struct job *job, const char *text)
 	log_warn("server", "stalled job=%s what=\"%s\"", job->label,
 		 job->rec->is_private ? PRIVATE : text);
 	text_copy(job->ops.stalled, sizeof(job->ops.stalled), text);
+	events_add(job, EVENTS_STALL, "%s", text);
 	server_tell_ranks(job, JOB_EVENT_STALL, text);
 }
 
@@ -326,6 +328,7 @@ static void server_on_stall(struct job *job, bool stalls)
 	log_info("server", "stall over job=%s ms=%llu", job->label, (unsigned long long)ms);
 	snprintf(text, sizeof(text), "the job has stalled for %llu.%llu s",
 		 (unsigned long long)(ms / 1000), (unsigned long long)(ms / 100 % 10));
+	events_add(job, EVENTS_STALL_ENDED, "%s", text);
 	server_tell_ranks(job, JOB_EVENT_STALL_ENDED, text);
 }
 
@@ -571,6 +574,8 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 		return fault_errno(f, r, "starting the loop's queue");
 	if (recorder_init(s->config.records.ops) < 0)
 		return fault_errno(f, -ENOMEM, "making the flight recorder");
+	if (events_init(s->config.records.events) < 0)
+		return fault_errno(f, -ENOMEM, "making the record of events");
 	r = history_open(s->config.records.jobs, in->history, &new_history);
 	if (r < 0)
 		return fault_errno(f, r, "making the history of jobs");
@@ -673,6 +678,7 @@ static void server_on_devices(uv_timer_t *timer)
 	survive_deinit(&s->survive);
 	recorder_deinit();
 	history_close();
+	events_deinit();
 	rings_close(&s->rings); /* a ring that a client still has is on its user's account */
 	devices_end(&s->node);  /* with the users */
 	nodes_end(&s->nodes);

@@ -210,6 +210,9 @@ const struct config_key config_keys[] = {
 	  .help = "How many jobs that have ended are kept for `shardctl history`. Each user has a share: one\n"
 		  "with many jobs does not push out those of another one. They outlive the daemon where\n"
 		  "jobs do." },
+	{ FIELD_AS("recent_events", records.events), .type = CONFIG_COUNT, .min = 16, .max = 8192,
+	  .by_default = "1024",
+	  .help = "How many events of jobs are kept for `shardctl events`. Each user has a share." },
 	{ PER_USER("max_connections_per_user", max_connections, COUNT, 1000000, "2048"),
 	  .help = "Maximum number of open connections of one user. This limit and those below apply to\n"
 		  "each user except the superuser and the daemon's own user. 0: no limit." },

@@ -93,8 +93,9 @@ struct config_peer {
 
 /* How many records are kept of what has ended. */
 struct config_records {
-	uint32_t ops;  /* in the flight recorder; 4096 */
-	uint32_t jobs; /* 256 */
+	uint32_t ops;    /* in the flight recorder; 4096 */
+	uint32_t jobs;   /* 256 */
+	uint32_t events; /* of jobs; 1024 */
 };
 
 struct config {

@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "core/state.h"
 #include "job/cordon.h"
+#include "job/events.h"
 #include "job/history.h"
 #include "job/job_impl.h"
 #include "job/job_journal.h"
@@ -317,6 +318,8 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 		return fault_errno(f, -ENOMEM, "making a job");
 	}
 	job->checkpoints.us = clock_now_us(); /* its policy counts from now on */
+	events_add(job, EVENTS_CREATED, "%u ranks, %s", rec->world_size,
+		   rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
 	*ret = job;
 	return 0;
 }

@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "job/bufcopy.h"
 #include "job/elastic.h"
+#include "job/events.h"
 #include "job/history.h"
 #include "job/job.h"
 #include "job/job_journal.h"
@@ -160,6 +161,21 @@ void job_ran(struct job *job)
 	job_settle(job);
 }
 
+static const char *job_end_why(const struct job *job)
+{
+	static const char *const texts[] = {
+		[HISTORY_DELETED] = "deleted",
+		[HISTORY_FINISHED] = "all its ranks have left",
+		[HISTORY_EXPIRED] = "its trainers have left, and none came back in time",
+		[HISTORY_CRASHED] = "a trainer has died, and none came back in time",
+		[HISTORY_REPLACED] = "replaced by a new job of its name",
+		[HISTORY_UNUSED] = "the first rank could not join it",
+	};
+
+	CHECK(job->life.why < ARRAY_SIZE(texts));
+	return texts[job->life.why ? job->life.why : HISTORY_DELETED];
+}
+
 int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f)
 {
 	struct fault told = FAULT_NULL;
@@ -174,6 +190,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	if (job->jobs->ops.deleted)
 		job->jobs->ops.deleted(job);
 	history_add(job);
+	events_add(job, EVENTS_ENDED, "%s", job_end_why(job));
 	job_journal_gone(job);
 	restore_cancel(job);
 	loading_cancel(job);
@@ -258,6 +275,7 @@ void jobs_end(struct jobs *jobs)
 {
 	struct job *job, *tmp;
 
+	events_deinit();
 	history_close(); /* they go on in a successor, or end with all that is kept */
 	list_for_each (job, tmp, &jobs->zombies, link)
 		saving_cancel(job);

@@ -13,6 +13,7 @@
 #include "job/pooled.h"
 #include "rpc/arena.h"
 #include "rpc/status_fill.h"
+#include "rpc/svc_events.h"
 
 #define COUNT_AGAIN_US 1000000u
 
@@ -396,6 +397,21 @@ static void svc_status_on_history(struct rpc_call *call, const ProtobufCMessage 
 		svc_status_call(call, request, userdata, svc_status_history);
 }
 
+static void svc_status_events(struct rpc_call *call, const ProtobufCMessage *request,
+			      void *userdata)
+{
+	struct svc_status *svc = userdata;
+
+	svc_events_run(call, request, svc->jobs->node->loop);
+}
+
+static void svc_status_on_events(struct rpc_call *call, const ProtobufCMessage *request,
+				 void *userdata)
+{
+	if (svc_status_charge(call))
+		svc_status_call(call, request, userdata, svc_status_events);
+}
+
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,
 		     const struct svc_status_sources *sources, void *userdata)
 {
@@ -403,6 +419,7 @@ void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct j
 		{ "GetStatus", svc_status_on_get, false, false },
 		{ "Ops", svc_status_on_ops, false, false },
 		{ "History", svc_status_on_history, false, false },
+		{ "Events", svc_status_on_events, false, false },
 		{ NULL, NULL, false, false },
 	};
 
