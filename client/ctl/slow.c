@@ -1,6 +1,7 @@
 /* shardctl slow: which rank is late in the collectives of a job. */
 #include <getopt.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -186,6 +187,10 @@ static int slow_report(struct ctl *ctl, const Shardd__V1__JobStatus *j,
 	if (late_find(ops, steps, &l) < 0)
 		return ctl_broken();
 	slow_conclude(&l, text, sizeof(text));
+	if (l.verdict == LATE_UNKNOWN && j->is_private && j->uid != geteuid())
+		snprintf(text, sizeof(text),
+			 "nothing to compare: ops of a private job are shown "
+			 "to its owner only");
 	r = ctl->json ? slow_print_json(j, &l, text) : slow_print(ctl, j, &l, text);
 	late_deinit(&l);
 	return r;

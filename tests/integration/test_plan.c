@@ -232,6 +232,10 @@ Test(plan, is_what_a_job_takes)
 			       "bf16/bf16", "--optimizer", "trainer") },
 	};
 
+	if (!train_on_host()) {
+		train_not_here("a plan of host memory");
+		return;
+	}
 	for (size_t i = 0; i < ARRAY_SIZE(scenes); i++)
 		run_scene(&scenes[i]);
 }
@@ -276,6 +280,10 @@ Test(plan, says_whether_it_fits)
 	};
 	char out[8192];
 
+	if (!train_on_host()) {
+		train_not_here("a plan of host memory");
+		return;
+	}
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
 		int code = daemonfix_ctl_text(&trainfix, rows[i].args, out, sizeof(out));
 
