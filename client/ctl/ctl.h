@@ -46,9 +46,13 @@ struct ctl_verb {
 int ctl_status(struct ctl *ctl, int argc, char **argv);
 int ctl_top(struct ctl *ctl, int argc, char **argv);
 int ctl_blame(struct ctl *ctl, int argc, char **argv);
+int ctl_slow(struct ctl *ctl, int argc, char **argv);
 int ctl_memory(struct ctl *ctl, int argc, char **argv);
+int ctl_plan(struct ctl *ctl, int argc, char **argv);
 int ctl_jobs(struct ctl *ctl, int argc, char **argv);
 int ctl_units(struct ctl *ctl, int argc, char **argv);
+int ctl_history(struct ctl *ctl, int argc, char **argv);
+int ctl_events(struct ctl *ctl, int argc, char **argv);
 int ctl_sessions(struct ctl *ctl, int argc, char **argv);
 int ctl_users(struct ctl *ctl, int argc, char **argv);
 int ctl_ops(struct ctl *ctl, int argc, char **argv);

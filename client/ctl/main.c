@@ -17,8 +17,20 @@ static const struct ctl_verb verbs[] = {
 	{ "top", "[JOB] [-d S] [-s KEY]", "watch jobs and ranks", ctl_top,
 	  "  top [JOB] [-d S] [-s name|state|step|rate|wait|memory] [-b] [-n N]\n" },
 	{ "blame", "[JOB]", "show what holds up the ranks of a job", ctl_blame, NULL },
+	{ "slow", "JOB [-n STEPS]", "show which rank is late, and by how much", ctl_slow, NULL },
 	{ "memory", "", "show who holds how much memory", ctl_memory, NULL },
+	{ "plan", "--params N --ranks N ...", "compute what a job takes, and if it fits", ctl_plan,
+	  "  plan --params N --ranks N [--nodes N] [--replicas N]\n"
+	  "       [--units N | --unit-params N] [--dtype [STORAGE/]COMPUTE]\n"
+	  "       [--gradient-dtype TYPE] [--optimizer NAME] [--amsgrad] [--in-backward]\n"
+	  "       [--clip] [--resume applied|committed|no-copy]\n"
+	  "       [--trainable N | --lora RANK --hidden N --layers N [--targets N]]\n"
+	  "       [--backend host|cuda] [--devices N]\n" },
 	{ "jobs", "", "list the jobs", ctl_jobs, NULL },
+	{ "history", "[JOB] [-n N]", "list the jobs that have ended", ctl_history,
+	  "  history [JOB] [-n N] [--before ID]\n" },
+	{ "events", "[JOB] [-f] [-n N]", "show what has happened to jobs; -f: follow", ctl_events,
+	  "  events [JOB] [-f] [-n N] [--commits]\n" },
 	{ "units", "JOB", "list the units of a job", ctl_units, NULL },
 	{ "sessions", "", "list the connected processes", ctl_sessions, NULL },
 	{ "users", "", "show each user's usage and limits", ctl_users, NULL },

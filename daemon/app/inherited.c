@@ -117,6 +117,9 @@ static int inherited_take_one(struct inherited *in, int fd, const char *name, st
 	} else if (!strcmp(name, INHERITED_REDO)) {
 		fd_close(in->redo);
 		in->redo = fd;
+	} else if (!strcmp(name, INHERITED_HISTORY)) {
+		fd_close(in->history);
+		in->history = fd;
 	} else if (inherited_number(name, INHERITED_SLAB, &number)) {
 		in->slabs[in->n_slabs++] = (struct inherited_slab){ number, fd };
 	} else if (inherited_is_page(name, &page)) {
@@ -153,6 +156,7 @@ void inherited_deinit(struct inherited *in)
 {
 	in->socket = fd_close(in->socket);
 	in->redo = fd_close(in->redo);
+	in->history = fd_close(in->history);
 	for (unsigned i = 0; i < JOURNAL_FILES; i++)
 		in->journal[i] = fd_close(in->journal[i]);
 	for (size_t i = 0; i < in->n_slabs; i++)

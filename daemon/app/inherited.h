@@ -35,18 +35,21 @@ struct inherited {
 	int socket;                 /* -1: none */
 	int journal[JOURNAL_FILES]; /* -1: none */
 	int redo;                   /* -1: none */
+	int history;                /* -1: none */
 	struct inherited_slab *slabs;
 	size_t n_slabs;
 	struct inherited_page *pages;
 	size_t n_pages;
 };
 
-#define INHERITED_NULL ((struct inherited){ .socket = -1, .journal = { -1, -1 }, .redo = -1 })
+#define INHERITED_NULL \
+	((struct inherited){ .socket = -1, .journal = { -1, -1 }, .redo = -1, .history = -1 })
 
 /* Was state passed to this process? From the environment, before inherited_take. */
 bool inherited_is_announced(void);
 
-#define INHERITED_REDO "redo"
+#define INHERITED_REDO    "redo"
+#define INHERITED_HISTORY "history"
 /* The names of what else the daemon leaves. @ret: KEEPER_NAME_MAX + 1 bytes. */
 void inherited_journal_name(unsigned file, char *ret);
 void inherited_slab_name(uint32_t id, char *ret);

@@ -28,6 +28,8 @@
 #include "core/state.h"
 #include "core/text.h"
 #include "core/threads.h"
+#include "job/events.h"
+#include "job/history.h"
 #include "job/loading.h"
 #include "net/gate.h"
 #include "net/listener.h"
@@ -317,6 +319,7 @@ static void server_tell_stall(struct job *job, const char *text)
 	log_warn("server", "stalled job=%s what=\"%s\"", job->label,
 		 job->rec->is_private ? PRIVATE : text);
 	text_copy(job->ops.stalled, sizeof(job->ops.stalled), text);
+	events_add(job, EVENTS_STALL, "%s", text);
 	server_tell_ranks(job, JOB_EVENT_STALL, text);
 }
 
@@ -334,6 +337,7 @@ static void server_on_stall(struct job *job, bool stalls)
 	log_info("server", "stall over job=%s ms=%llu", job->label, (unsigned long long)ms);
 	snprintf(text, sizeof(text), "the job has stalled for %llu.%llu s",
 		 (unsigned long long)(ms / 1000), (unsigned long long)(ms / 100 % 10));
+	events_add(job, EVENTS_STALL_ENDED, "%s", text);
 	server_tell_ranks(job, JOB_EVENT_STALL_ENDED, text);
 }
 
@@ -580,6 +584,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 			       .restored = doubt_restored,
 			       .drop_doubt = doubt_drop_all,
 			       .expired = server_on_expired };
+	bool new_history;
 	int r;
 
 	/* first what cannot fail: if something below fails, all of it is ended again */
@@ -602,8 +607,13 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 	r = loopq_init(&s->loopq, s->loop);
 	if (r < 0)
 		return fault_errno(f, r, "starting the loop's queue");
-	if (recorder_init(s->config.flight_recorder_ops) < 0)
+	if (recorder_init(s->config.records.ops) < 0)
 		return fault_errno(f, -ENOMEM, "making the flight recorder");
+	if (events_init(s->config.records.events) < 0)
+		return fault_errno(f, -ENOMEM, "making the record of events");
+	r = history_open(s->config.records.jobs, in->history, &new_history);
+	if (r < 0)
+		return fault_errno(f, r, "making the history of jobs");
 	if (devices_start(&s->node, &s->loopq, &s->config, server_on_device_lost, f) ||
 	    survive_start(&s->survive, in, f) ||
 	    nodes_start(&s->nodes, s->loop, &s->loopq, &s->jobs, &s->config, f) ||
@@ -707,6 +717,8 @@ static void server_on_devices(uv_timer_t *timer)
 	jobs_deinit(&s->jobs);
 	survive_deinit(&s->survive);
 	recorder_deinit();
+	history_close();
+	events_deinit();
 	rings_close(&s->rings); /* a ring that a client still has is on its user's account */
 	devices_end(&s->node);  /* with the users */
 	nodes_end(&s->nodes);

@@ -9,6 +9,7 @@
 #include "core/cleanup.h"
 #include "core/clock.h"
 #include "core/log.h"
+#include "job/history.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/pooled.h"
@@ -502,6 +503,19 @@ static int survive_begin_redo(struct survive *s, struct fault *f)
 	return survive_keep(s, INHERITED_REDO, redo_fd(s->redo), f);
 }
 
+/* Jobs go on without it. */
+static void survive_keep_history(struct survive *s, struct inherited *in)
+{
+	struct fault f = FAULT_NULL;
+
+	if (history_fd() < 0)
+		return; /* it is there still */
+	if (in->history >= 0)
+		keeper_drop(&s->keeper, INHERITED_HISTORY);
+	if (survive_keep(s, INHERITED_HISTORY, history_fd(), &f))
+		log_warn("server", "the history of jobs ends with this daemon: %s", f.text);
+}
+
 /* The store is there from here on: what was restored is in it already. */
 static int survive_begin(struct survive *s, struct fault *f)
 {
@@ -623,13 +637,14 @@ int survive_start(struct survive *s, struct inherited *in, struct fault *f)
 	}
 	if (survive_open_redo(s, in, f))
 		return f->code;
-	keeper_has(&s->keeper, (uint32_t)in->n_pages);
+	keeper_has(&s->keeper, (uint32_t)in->n_pages + (in->history >= 0));
 	if (left)
 		keeper_has(&s->keeper, (uint32_t)in->n_slabs + JOURNAL_FILES + (in->redo >= 0));
 	if (left ? survive_restore(s, in, f) : survive_new_journal(s, f))
 		return f->code;
 	if (survive_begin(s, f) || survive_begin_devices(s, in, f))
 		return f->code;
+	survive_keep_history(s, in);
 	survive_drop_rest(s, in);
 	if (left)
 		log_info("server",

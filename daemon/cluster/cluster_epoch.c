@@ -10,6 +10,7 @@
 #include "core/fnv.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "job/history.h"
 #include "job/launched.h"
 
 /* So long a rank that comes when all ranks of its node have left waits for those of other nodes. */
@@ -622,6 +623,8 @@ static void cluster_epoch_all_left(struct cluster_job *cj)
 	if (!job)
 		return;
 	job->life.finished = !job->present && job->rec->lifetime == JOB_EPHEMERAL;
+	if (job->life.finished)
+		job->life.why = HISTORY_FINISHED;
 	if (job->life.finished)
 		(void)job_delete(job, false, NULL, &f);
 	else

@@ -200,11 +200,19 @@ const struct config_key config_keys[] = {
 	  .by_default = "10s", .runtime = true,
 	  .help = "How long trainers may take to commit and leave after SIGTERM. Keep it below the\n"
 		  "service manager's own stop timeout." },
-	{ FIELD(flight_recorder_ops), .type = CONFIG_COUNT, .min = 16, .max = 1048576,
+	{ FIELD_AS("flight_recorder_ops", records.ops), .type = CONFIG_COUNT, .min = 16, .max = 1048576,
 	  .by_default = "4096",
 	  .help = "How many operations that have ended are kept for reports, with as many records of the\n"
 		  "work that devices did for them. Each job has its share: a busy job does not push\n"
 		  "out the records of another one. Operations that have not ended do not count." },
+	{ FIELD_AS("history_jobs", records.jobs), .type = CONFIG_COUNT, .min = 0, .max = 4096,
+	  .by_default = "256",
+	  .help = "How many jobs that have ended are kept for `shardctl history`. Each user has a share: one\n"
+		  "with many jobs does not push out those of another one. They outlive the daemon where\n"
+		  "jobs do." },
+	{ FIELD_AS("recent_events", records.events), .type = CONFIG_COUNT, .min = 16, .max = 8192,
+	  .by_default = "1024",
+	  .help = "How many events of jobs are kept for `shardctl events`. Each user has a share." },
 	{ PER_USER("max_connections_per_user", max_connections, COUNT, 1000000, "2048"),
 	  .help = "Maximum number of open connections of one user. This limit and those below apply to\n"
 		  "each user except the superuser and the daemon's own user. 0: no limit." },

@@ -106,6 +106,13 @@ struct config_peer {
 	char data_address[256]; /* "": the host of @advertise (config_data_address) */
 };
 
+/* How many records are kept of what has ended. */
+struct config_records {
+	uint32_t ops;    /* in the flight recorder; 4096 */
+	uint32_t jobs;   /* 256 */
+	uint32_t events; /* of jobs; 1024 */
+};
+
 struct config {
 	char socket[512];            /* path of the socket */
 	char socket_group[64];       /* its group; "": unchanged */
@@ -137,7 +144,7 @@ struct config {
 	uint64_t max_message_bytes;    /* of one gRPC message; 67108864 */
 	uint32_t hello_timeout_ms;     /* until a connection says what it is; 5000 */
 	uint32_t drain_timeout_ms;     /* SIGTERM: how long trainers may take to leave; 10000 */
-	uint32_t flight_recorder_ops;  /* how many last ops are kept; 4096 */
+	struct config_records records; /* of what has been */
 	struct config_grpc grpc;
 	struct config_allow allow;
 	struct config_per_user per_user;

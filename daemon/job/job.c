@@ -11,6 +11,8 @@
 #include "core/clock.h"
 #include "core/state.h"
 #include "job/cordon.h"
+#include "job/events.h"
+#include "job/history.h"
 #include "job/job_impl.h"
 #include "job/job_journal.h"
 #include "job/launched.h"
@@ -227,6 +229,7 @@ static state_job *job_rec_from_spec(const struct node_limits *l, const struct jo
 	rec->join_grace_ms = spec->join_grace_ms;
 	rec->ipc = spec->ipc;
 	rec->is_private = spec->is_private;
+	rec->created_unix_s = (uint64_t)time(NULL);
 	if (state_job_set_checkpoints(rec, spec->checkpoints) < 0 ||
 	    state_job_set_said_checkpoints(rec, spec->checkpoints) < 0 || job_add_world(rec) < 0) {
 		state_job_free(rec);
@@ -303,7 +306,10 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 		state_job_free(rec);
 		return fault_errno(f, -ENOMEM, "making a job");
 	}
+	if (old)
+		old->life.why = HISTORY_REPLACED;
 	if (old && job_delete(old, false, NULL, f)) {
+		old->life.why = 0;
 		job_free(job);
 		return f->code;
 	}
@@ -312,6 +318,8 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 		return fault_errno(f, -ENOMEM, "making a job");
 	}
 	job->checkpoints.us = clock_now_us(); /* its policy counts from now on */
+	events_add(job, EVENTS_CREATED, "%u ranks, %s", rec->world_size,
+		   rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
 	*ret = job;
 	return 0;
 }

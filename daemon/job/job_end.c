@@ -8,6 +8,8 @@
 #include "core/clock.h"
 #include "job/bufcopy.h"
 #include "job/elastic.h"
+#include "job/events.h"
+#include "job/history.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -159,6 +161,21 @@ void job_ran(struct job *job)
 	job_settle(job);
 }
 
+static const char *job_end_why(const struct job *job)
+{
+	static const char *const texts[] = {
+		[HISTORY_DELETED] = "deleted",
+		[HISTORY_FINISHED] = "all its ranks have left",
+		[HISTORY_EXPIRED] = "its trainers have left, and none came back in time",
+		[HISTORY_CRASHED] = "a trainer has died, and none came back in time",
+		[HISTORY_REPLACED] = "replaced by a new job of its name",
+		[HISTORY_UNUSED] = "the first rank could not join it",
+	};
+
+	CHECK(job->life.why < ARRAY_SIZE(texts));
+	return texts[job->life.why ? job->life.why : HISTORY_DELETED];
+}
+
 int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f)
 {
 	struct fault told = FAULT_NULL;
@@ -172,6 +189,8 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	fault_set(&told, FAULT_ABORTED, NULL, "job '%s' was deleted", job->rec->name);
 	if (job->jobs->ops.deleted)
 		job->jobs->ops.deleted(job);
+	history_add(job);
+	events_add(job, EVENTS_ENDED, "%s", job_end_why(job));
 	job_journal_gone(job);
 	restore_cancel(job);
 	loading_cancel(job);
@@ -215,6 +234,7 @@ static void job_end_job_expire(struct job *job)
 
 	if (job->jobs->ops.expired)
 		job->jobs->ops.expired(job);
+	job->life.why = job->life.crashed ? HISTORY_CRASHED : HISTORY_EXPIRED;
 	(void)job_delete(job, false, NULL, &f);
 }
 
@@ -255,6 +275,8 @@ void jobs_end(struct jobs *jobs)
 {
 	struct job *job, *tmp;
 
+	events_deinit();
+	history_close(); /* they go on in a successor, or end with all that is kept */
 	list_for_each (job, tmp, &jobs->zombies, link)
 		saving_cancel(job);
 	list_for_each (job, tmp, &jobs->all, link) {

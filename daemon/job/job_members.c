@@ -7,6 +7,8 @@
 #include "core/log.h"
 #include "job/across_write.h"
 #include "job/elastic.h"
+#include "job/events.h"
+#include "job/history.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -50,6 +52,8 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	if (job->jobs->ops.epoch_ends)
 		job->jobs->ops.epoch_ends(job);
 	job->jobs->ops.abort_ops(job, fault);
+	if (job->joined)
+		events_add(job, EVENTS_EPOCH_ENDED, "%s", fault->text);
 	if (job->joined && job->jobs->ops.epoch_ended)
 		job->jobs->ops.epoch_ended(job, fault);
 	for (uint32_t i = 0; i < job->n_groups; i++)
@@ -242,6 +246,17 @@ static void job_members_count_in(struct job *job, struct member *m, bool was_pre
 	job->life.idle_since_us = 0;
 }
 
+static void job_members_tell_join(const struct member *m)
+{
+	const struct job *job = m->job;
+	uint32_t here = span_ranks_here(job->across.span, job->rec->world_size);
+
+	events_add_rank(m, EVENTS_JOINED, "%u of %u ranks", job->joined, here);
+	if (job->joined == here)
+		events_add(job, EVENTS_FORMED, "all %u ranks are in epoch %llu", here,
+			   (unsigned long long)job->rec->epoch);
+}
+
 /* A newcomer's numbers start at 1: that matches only an epoch in which no process has been that
  * rank. */
 static bool job_members_needs_new_epoch(const struct job *job, uint32_t rank)
@@ -397,6 +412,7 @@ enum res job_join(struct job *job, const struct job_joining *how, struct proc *p
 		pooled_join(m);
 	}
 	job_members_count_in(job, m, was_present);
+	job_members_tell_join(m);
 	elastic_joined(job);
 	job_journal_write(job);
 	node_wake(job->node); /* those that waited for this rank's place */
@@ -449,6 +465,7 @@ enum res job_leave(struct member *m, bool *ret_freed, struct fault *f)
 			m->rank, job->rec->name, m->pending));
 	if (m->executing)
 		return RES_WAIT;
+	events_add_rank(m, EVENTS_LEFT, "%s", "");
 	job_members_leave_common(m, MEMBER_LEFT);
 	for (uint32_t i = 0; joined && i < job->n_groups; i++)
 		job_group_left(job->groups[i], m);
@@ -460,6 +477,7 @@ enum res job_leave(struct member *m, bool *ret_freed, struct fault *f)
 	} else if (!job->present && job->rec->lifetime == JOB_EPHEMERAL && !job->life.deleted) {
 		struct fault none = FAULT_NULL;
 
+		job->life.why = HISTORY_FINISHED;
 		*ret_freed = job_delete(job, false, NULL, &none) == 0;
 	}
 	return RES_DONE;
@@ -479,6 +497,8 @@ void job_lost(struct member *m, const char *why)
 		  m->rank, member_pid(m), job->rec->name, job_on_node(job, node), why, m->last.op,
 		  m->last.unit[0] ? " of unit " : "", m->last.unit,
 		  (unsigned long long)job->rec->epoch);
+	events_add_rank(m, EVENTS_DIED, "%s; its last op was %s%s%s", why, m->last.op,
+			m->last.unit[0] ? " of unit " : "", m->last.unit);
 	if (job->jobs->ops.epoch_ends)
 		job->jobs->ops.epoch_ends(job); /* what is in doubt is not torn */
 	job_tear(job);
@@ -508,5 +528,6 @@ uint32_t job_drain(struct job *job)
 		told++;
 	}
 	readers_drain(job);
+	events_add(job, EVENTS_DRAIN, "%u trainers are told to commit and leave", told);
 	return told;
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "core/check.h"
+#include "job/events.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/mesh.h"
@@ -112,6 +113,7 @@ void jobs_device_lost(struct jobs *jobs, struct device *device)
 			continue;
 		fault_set(&f, FAULT_ABORTED, NULL, "%s (%s): what job '%s' had there is gone",
 			  info->lost, info->uuid, job->rec->name);
+		events_add(job, EVENTS_DEVICE_LOST, "%s", f.text);
 		job_set_torn(job);
 		job_epoch_end(job, &f);
 	}

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "job/events.h"
 #include "job/job.h"
 #include "job/job_impl.h"
 #include "job/job_journal.h"
@@ -209,6 +210,7 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
 	job->life.crashed = true;
+	events_add(job, EVENTS_RESTORED, "%s", "from the previous daemon");
 	if (rec->doubt && jobs->ops.restored)
 		jobs->ops.restored(job);
 	if (rec->torn || (rec->applying && !job_restore_rolls_back(job)))

@@ -238,6 +238,7 @@ struct job_life {
 	bool draining;
 	bool torn;
 	bool crashed;            /* its last trainer did not leave cleanly */
+	uint8_t why;             /* enum history_why; 0: by a call */
 	uint32_t changing;       /* what runs and changes parameters in place */
 	struct resize *resize;   /* under way (job/resize.h); owned; NULL: none */
 	struct restore *restore; /* the same (job/restore.h) */
@@ -293,8 +294,10 @@ struct job_ops_seen {
 	uint64_t total;
 	uint64_t failed;
 	char last_error[256];
-	uint64_t stalled_us; /* since when it stalls (op/stall.h); 0: it does not */
-	char stalled[512];   /* what the log and its ranks were told of that; "": nothing */
+	uint64_t stalled_us;     /* since when it stalls (op/stall.h); 0: it does not */
+	char stalled[512];       /* what the log and its ranks were told of that; "": nothing */
+	uint64_t commits;        /* since the last event of one (job/events.h) */
+	uint64_t commit_told_us; /* that event; 0: there was none */
 	struct job_counts counts;
 };
 

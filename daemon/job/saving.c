@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "core/proc.h"
 #include "core/state.h"
+#include "job/events.h"
 #include "job/saving_impl.h"
 
 #define FILE_NAME "shard-00000.safetensors"
@@ -94,6 +95,17 @@ void saving_drop(struct saving *s)
 	s->blob_bytes = 0;
 }
 
+/* Into memory they are copies for other nodes, made at each commit. */
+static void saving_tell(const struct saving *s)
+{
+	if (s->memory)
+		return;
+	if (s->f.code)
+		events_add(s->job, EVENTS_CHECKPOINT_FAILED, "%s", s->f.text);
+	else
+		events_add(s->job, EVENTS_CHECKPOINT, "step %llu", (unsigned long long)s->step);
+}
+
 void saving_finish(struct saving *s)
 {
 	struct saving_report r;
@@ -104,6 +116,7 @@ void saving_finish(struct saving *s)
 		*(s->f.code ? &s->job->ops.counts.checkpoints_failed
 			    : &s->job->ops.counts.checkpoints) += 1;
 	saving_drop(s);
+	saving_tell(s);
 	if (!s->f.code && !s->job->life.deleted && !s->memory)
 		job_saved(s->job, s->step);
 	s->done = NULL;

@@ -8,6 +8,7 @@
 #ifndef SHARDD_MEM_POOL_H
 #define SHARDD_MEM_POOL_H
 
+#include "core/formula.h"
 #include "mem/slab.h"
 
 struct pool_slab;
@@ -32,7 +33,7 @@ struct pool {
 #define POOL_MIN_SLAB (1u << 20)
 /* Regions start at multiples of this, bytes (a pair of cache lines; enough for 16-byte device
  * accesses). */
-#define POOL_ALIGN 256u
+#define POOL_ALIGN FORMULA_ALIGN
 
 void pool_init(struct pool *p, struct device *device, struct quota *payer, enum mem_class class,
 	       enum backend_share share, const char *job, int owner_rank);

@@ -9,11 +9,12 @@
 #ifndef SHARDD_MEM_STAGGER_H
 #define SHARDD_MEM_STAGGER_H
 
+#include "core/formula.h"
 #include "mem/slab.h"
 
-#define STAGGER_FROM  (UINT64_C(32) << 20) /* bytes of an array */
+#define STAGGER_FROM  FORMULA_LARGE /* bytes of an array */
 #define STAGGER_STEP  2048u
-#define STAGGER_ROOM  (64u << 10)
+#define STAGGER_ROOM  FORMULA_ROOM
 #define STAGGER_STEPS (STAGGER_ROOM / STAGGER_STEP)
 
 /* The offsets, in steps: of a unit's arrays, and of gradients by their rank, since a reduction

@@ -67,4 +67,9 @@ void status_fill_ops(struct arena *a, const struct status_scope *scope, uint32_t
 void status_fill_device_records(struct arena *a, const struct status_scope *scope, uint32_t limit,
 				uint64_t start, Shardd__V1__OpsResponse *reply);
 
+/* Of jobs that have ended those that @uid may know of. @ref: only this one; NULL: all. */
+void status_fill_history(struct arena *a, uid_t uid, const struct job_ref *ref,
+			 const Shardd__V1__HistoryRequest *request,
+			 Shardd__V1__HistoryResponse *reply);
+
 #endif

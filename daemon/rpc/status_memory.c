@@ -1,19 +1,15 @@
 #include "rpc/status_memory.h"
 
 #include "core/check.h"
+#include "core/formula.h"
 #include "mem/stagger.h"
 #include "step/external.h"
 #include "reduce/reduce_run.h"
 
-static uint64_t status_memory_rounded_up(uint64_t bytes)
-{
-	return (bytes + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN;
-}
-
 /* The A of docs/semantics.md. */
 static uint64_t status_memory_aligned(const struct device *d, uint64_t bytes)
 {
-	return status_memory_rounded_up(bytes) + stagger_room(d, bytes);
+	return formula_array(bytes, stagger_room(d, STAGGER_FROM) > 0);
 }
 
 static uint64_t status_memory_array(const struct device *d, uint64_t elements, enum dtype dtype)
@@ -59,29 +55,23 @@ static void status_memory_add_used(const struct job *job, struct status_memory *
 
 /* ------------------------------------------------------------- the formulas */
 
-/* Of the copy that the unit may be rolled back to, on each device: array behind array. */
-static uint64_t status_memory_kept_of(const struct unit *u)
-{
-	uint64_t trained = unit_part_elements(u), all = trained + unit_frozen_elements(u);
-
-	if (!u->parts[0].kept.slab)
-		return 0;
-	return status_memory_rounded_up(all * dtype_size(unit_state_dtype(u->rec, 0))) +
-	       status_memory_rounded_up(trained * sizeof(float)) * unit_state_arrays(u->rec);
-}
-
 /* In the elements of one part: trained ones have a gradient and states, frozen ones do not. */
 static uint64_t status_memory_shards_of(const struct job *job, const struct unit *u)
 {
-	uint64_t trained = unit_part_elements(u), all = trained + unit_frozen_elements(u);
-	uint64_t ranks = group_size(job->groups[u->rec->group]);
-	const struct device *d = u->parts[0].device; /* all are of one kind */
+	const struct formula_part p = {
+		.trained = unit_part_elements(u),
+		.frozen = unit_frozen_elements(u),
+		.storage_bytes = (unsigned)dtype_size(unit_state_dtype(u->rec, 0)),
+		.states = unit_state_arrays(u->rec),
+		.pools_gradient = unit_pools_gradient(u->rec),
+		.has_copy = u->parts[0].kept.slab,
+		.is_staggered = stagger_room(u->parts[0].device, STAGGER_FROM) >
+				0, /* all are of one kind */
+	};
 
-	return u->n_parts * (status_memory_array(d, all, unit_state_dtype(u->rec, 0)) +
-			     status_memory_kept_of(u) +
-			     status_memory_array(d, trained, DTYPE_FP32) *
-				     (!unit_pools_gradient(u->rec) + unit_state_arrays(u->rec))) +
-	       ranks * unit_buffers_bytes(u->rec);
+	return u->n_parts * (formula_params(&p) + formula_copy(&p) + formula_gradients(&p) +
+			     formula_states(&p)) +
+	       group_size(job->groups[u->rec->group]) * unit_buffers_bytes(u->rec);
 }
 
 static uint64_t status_memory_copies_of(const struct unit *u)
@@ -149,8 +139,8 @@ static uint64_t status_memory_deferred_of(const struct job *job, const struct un
 	return u->n_parts *
 	       status_memory_aligned(
 		       u->parts[0].device,
-		       sums * status_memory_rounded_up(
-				      elements * dtype_size((enum dtype)u->rec->reduce_dtype)));
+		       sums * formula_rounded(elements *
+					      dtype_size((enum dtype)u->rec->reduce_dtype)));
 }
 
 /* Gradient shards that exist only while they are needed. */
@@ -178,9 +168,9 @@ static uint64_t status_memory_external_of(const struct job *job, struct unit *u,
 	CHECK(group_index(job->groups[u->rec->group], m->rank, &index));
 	n = external_share_elements(job, u, index);
 	n = n ? n : 1;
-	return status_memory_aligned(
-		m->device, status_memory_rounded_up(n * dtype_size(unit_state_dtype(u->rec, 0))) +
-				   status_memory_rounded_up(n * sizeof(float)));
+	return status_memory_aligned(m->device,
+				     formula_rounded(n * dtype_size(unit_state_dtype(u->rec, 0))) +
+					     formula_rounded(n * sizeof(float)));
 }
 
 /* @mu says whether the rank holds something; the size follows from the unit. */

@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/text.h"
 #include "job/elastic.h"
+#include "job/history.h"
 #include "job/launched.h"
 #include "job/position.h"
 #include "job/resize.h"
@@ -292,8 +293,10 @@ static void svc_shardd_join_begin(struct rpc_call *call, struct svc_shardd *svc,
 	}
 	if (j)
 		svc_shardd_join_free(j);
-	if (res == RES_FAILED && created) /* nobody requested a job without its first rank */
+	if (res == RES_FAILED && created) { /* nobody requested a job without its first rank */
+		job->life.why = HISTORY_UNUSED;
 		(void)job_delete(job, false, NULL, &f);
+	}
 }
 
 /* The run of the daemon that the trainer continues from. */

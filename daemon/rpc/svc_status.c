@@ -1,4 +1,4 @@
-/* StatusService.GetStatus and StatusService.Ops. */
+/* StatusService. */
 #include "rpc/svc_status.h"
 
 #include <dirent.h>
@@ -14,6 +14,7 @@
 #include "rpc/arena.h"
 #include "rpc/status_fill.h"
 #include "rpc/status_survey.h"
+#include "rpc/svc_events.h"
 
 #define COUNT_AGAIN_US 1000000u
 
@@ -207,6 +208,29 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 	svc_status_finish(call, &a, &reply.base);
 }
 
+static void svc_status_history(struct rpc_call *call, const ProtobufCMessage *request,
+			       void *userdata)
+{
+	const Shardd__V1__HistoryRequest *r = (const Shardd__V1__HistoryRequest *)request;
+	Shardd__V1__HistoryResponse reply = SHARDD__V1__HISTORY_RESPONSE__INIT;
+	struct conn *c = rpc_call_conn(call);
+	struct arena a = ARENA_NULL;
+	struct fault f = FAULT_NULL;
+	struct job_ref ref = { 0 };
+
+	if (!c)
+		fault_set(&f, FAULT_CANCELLED, NULL, "the connection is closed");
+	else if (*r->job)
+		job_ref_parse(r->job, "job", &ref, &f);
+	if (f.code) {
+		rpc_call_fail(call, &f);
+		return;
+	}
+	status_fill_history(&a, svc_status_view_of(userdata, proc_uid(conn_proc(c))),
+			    *r->job ? &ref : NULL, r, &reply);
+	svc_status_finish(call, &a, &reply.base);
+}
+
 /* -------------------------------------------------------------------- turns */
 
 /* A call that may wait for its turn. */
@@ -339,12 +363,39 @@ static void svc_status_on_ops(struct rpc_call *call, const ProtobufCMessage *req
 		svc_status_call(call, request, userdata, svc_status_ops);
 }
 
+static void svc_status_on_history(struct rpc_call *call, const ProtobufCMessage *request,
+				  void *userdata)
+{
+	if (svc_status_charge(call))
+		svc_status_call(call, request, userdata, svc_status_history);
+}
+
+static void svc_status_events(struct rpc_call *call, const ProtobufCMessage *request,
+			      void *userdata)
+{
+	struct svc_status *svc = userdata;
+
+	struct conn *c = rpc_call_conn(call);
+	const uid_t uid = c ? proc_uid(conn_proc(c)) : (uid_t)-1; /* gone: it fails */
+
+	svc_events_run(call, request, svc_status_view_of(svc, uid), svc->jobs->node->loop);
+}
+
+static void svc_status_on_events(struct rpc_call *call, const ProtobufCMessage *request,
+				 void *userdata)
+{
+	if (svc_status_charge(call))
+		svc_status_call(call, request, userdata, svc_status_events);
+}
+
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,
 		     const struct svc_status_sources *sources, void *userdata)
 {
 	static const struct rpc_method methods[] = {
 		{ "GetStatus", svc_status_on_get, false, false },
 		{ "Ops", svc_status_on_ops, false, false },
+		{ "History", svc_status_on_history, false, false },
+		{ "Events", svc_status_on_events, false, false },
 		{ NULL, NULL, false, false },
 	};
 

@@ -8,6 +8,7 @@
 #include "core/cleanup.h"
 #include "job/bufcopy.h"
 #include "job/elastic.h"
+#include "job/events.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -167,8 +168,10 @@ enum res commit_end(struct job *job, bool *ret_abandoned, struct fault *f)
 	job->step.committing = false;
 	*ret_abandoned = job->step.abandoned;
 	job->step.abandoned = false;
-	if (!*ret_abandoned && commit_check_step(job, f) == 0)
+	if (!*ret_abandoned && commit_check_step(job, f) == 0) {
 		commit_store(job);
+		events_add_commit(job, job->rec->step);
+	}
 	job->step.commit = NULL;
 	commit_free(job, c);
 	return *ret_abandoned || f->code ? RES_FAILED : RES_DONE;

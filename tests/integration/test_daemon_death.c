@@ -195,7 +195,7 @@ Test(daemon_death, jobs_of_nobody_stay)
 	bytes = daemonfix_bytes(&trainfix);
 	cr_expect_gt(bytes, 0);
 	stored = number("store_used");
-	cr_expect_gt(stored, 4);
+	cr_expect_gt(stored, 5);
 	cr_expect_gt(number("store_max"), stored);
 	daemonfix_replace_daemon(&trainfix, SIGKILL);
 	cr_expect_eq(daemonfix_bytes(&trainfix), bytes);
@@ -208,8 +208,8 @@ Test(daemon_death, jobs_of_nobody_stay)
 	cr_expect(fail_has_job(&trainfix, "one"));
 	cr_expect_not(fail_has_job(&trainfix, "two"));
 	cr_expect_eq(daemonfix_bytes(&trainfix), bytes / 2);
-	/* beside the slabs, the journal's files, the redo file, and two pages of each GPU */
-	others = train_on_host() ? 3 : 3 + 2 * gpu_count();
+	/* beside the slabs, the journal's files, the redo file, the history, and two pages of each GPU */
+	others = train_on_host() ? 4 : 4 + 2 * gpu_count();
 	AWAIT(number("store_used") == (stored - others) / 2 + others, 10);
 	snprintf(words, sizeof(words), "job restored job=%d/one", (int)getuid());
 	cr_expect(fail_logged(&trainfix, words));

@@ -280,7 +280,7 @@ Test(gradient_memory, nothing_is_left_of_a_rank_that_died_with_the_daemon)
 	cr_assert_eq(daemonfix_ctl_text(&trainfix, delete, out, sizeof(out)), 0, "%s", out);
 	AWAIT(daemonfix_bytes(&trainfix) == 0, 20);
 	AWAIT(count_memory() == 0, 20);
-	AWAIT(status_number("store_used") == 3, 20); /* the journal and the redo file */
+	AWAIT(status_number("store_used") == 4, 20); /* the journal, the redo file, the history */
 }
 
 /* ------------------------------------------------------------- another process */

@@ -229,6 +229,7 @@ def blame():
             node.start(stall_after_ms="300ms")
         t = Training(x, (("a", 1), ("b", 2), ("c", 1)), steps=LONG_RUN)
         t.wait_step(20)
+        slow_reads_its_own(x, t)
         for rank in (3, 1):
             pid, on = t.ranks[rank].popen.pid, t.places[rank][0].name
             t.ranks[rank].send(signal.SIGSTOP)
@@ -253,6 +254,17 @@ def blame():
         mute_node(x, next(n for n in "abc" if n != leader))
         goes_on(t)
         t.stop()
+
+
+def slow_reads_its_own(x, t):
+    """slow compares the ranks of its node, and says of which nodes it has no records."""
+    for node, ranks in (("a", []), ("b", [1, 2])):
+        s = x[node].ctl("slow", t.job)
+        if [n["name"] for n in s["nodes_read"]] != [node] or sorted(
+                n["name"] for n in s["nodes_not_read"]) != sorted(set("abc") - {node}):
+            raise Failed(f"node {node}: {s}")
+        if sorted(r["rank"] for r in s["ranks"]) != ranks or (s["steps"] < 10 and ranks):
+            raise Failed(f"node {node}: {s}")
 
 
 def mute_node(x, mute):

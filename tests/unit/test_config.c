@@ -108,7 +108,9 @@ TEST(defaults_are_those_documented)
 	cr_assert_eq(c.max_message_bytes, 67108864);
 	cr_assert_eq(c.hello_timeout_ms, 5000);
 	cr_assert_eq(c.drain_timeout_ms, 10000);
-	cr_assert_eq(c.flight_recorder_ops, 4096);
+	cr_assert_eq(c.records.ops, 4096);
+	cr_assert_eq(c.records.jobs, 256);
+	cr_assert_eq(c.records.events, 1024);
 	cr_assert_eq(c.allow.n_uids, 0);
 	cr_assert_eq(c.allow.n_gids, 0);
 	cr_assert_str_eq(c.log.level, "info");
@@ -217,6 +219,8 @@ TEST(wrong_values_are_refused_with_field_and_value)
 		{ "allow_gids", "0x1" },
 		{ "max_message_bytes", "2GiB" },
 		{ "flight_recorder_ops", "0" },
+		{ "history_jobs", "4097" },
+		{ "recent_events", "1" },
 		{ "coord", "" },
 		{ "coord_dir", "" },
 		{ "coord_dir", "etcd" },
