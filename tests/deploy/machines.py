@@ -72,15 +72,16 @@ def in_image(root, *argv):
               "--console=pipe", *argv)
 
 
-def image(install):
-    """Debian with what shardd's programs need, by the documented command @install. Return: its
-    folder."""
-    key = hashlib.sha256((ROOT / "deploy/install-deps").read_bytes() + PACKAGES.encode())
-    path = CACHE / f"machines-{key.hexdigest()[:12]}"
+def image(install, name):
+    """Debian with what the command @install installs. @name: of this image among others. Return:
+    its folder."""
+    key = hashlib.sha256((ROOT / "deploy/install-deps").read_bytes() + PACKAGES.encode() +
+                         install.encode())
+    path = CACHE / f"{name}-{key.hexdigest()[:12]}"
     if path.exists():
         return path
     CACHE.mkdir(parents=True, exist_ok=True)
-    new = pathlib.Path(tempfile.mkdtemp(prefix="machines.", dir=CACHE))
+    new = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}.", dir=CACHE))
     try:
         print("# making an image of Debian 12", flush=True)
         new.chmod(0o755)
@@ -88,7 +89,7 @@ def image(install):
         shutil.copytree(ROOT / "deploy", new / SOURCES[1:] / "deploy")
         in_image(new, f"--chdir={SOURCES}", "/bin/bash", "-euc", install)
         shutil.rmtree(new / SOURCES[1:])
-        for old in CACHE.glob("machines-*"):
+        for old in CACHE.glob(f"{name}-*"):
             shutil.rmtree(old)
         new.rename(path)
     finally:
@@ -108,8 +109,8 @@ def may_run():
             skip(f"{tool} is missing (deploy/install-deps --boot)")
 
 
-def enter(install):
-    """Returns inside, with the image; the process outside ends here."""
+def enter(install, name="machines"):
+    """Returns inside, with the image (see image()); the process outside ends here."""
     if INSIDE in os.environ:
         sh("mount", "--make-rprivate", "/")
         sh("ip", "link", "set", "lo", "up")
@@ -118,7 +119,7 @@ def enter(install):
     unshare = "unshare --net --mount --pid --fork --kill-child --mount-proc".split()
     if subprocess.run([*unshare, "true"], capture_output=True).returncode:
         skip("the kernel makes no namespaces here")
-    path = image(install)
+    path = image(install, name)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="shardd-machines.") as folder:
         run = subprocess.Popen([*unshare, sys.executable, *sys.argv], preexec_fn=die_with_us,
@@ -259,16 +260,19 @@ class Machine:
 
 
 class Machines:
-    """Use it in a with statement. @addresses: by the machine's name."""
+    """Use it in a with statement. @addresses: by the machine's name. @with_build: the build is
+    installed in them."""
 
-    def __init__(self, image_, addresses):
+    def __init__(self, image_, addresses, with_build=True):
         self.image = image_
         self.folder = pathlib.Path(tempfile.mkdtemp())
         sh("mount", "-t", "tmpfs", "tmpfs", self.folder)
         self.installed, self.shared = self.folder / "installed", self.folder / "shared"
         self.shared.mkdir()
-        sh("cmake", "--install", BUILD, "--prefix", "/usr",
-           env=os.environ | {"DESTDIR": str(self.installed)})
+        self.installed.mkdir()
+        if with_build:
+            sh("cmake", "--install", BUILD, "--prefix", "/usr",
+               env=os.environ | {"DESTDIR": str(self.installed)})
         sh("ip", "link", "add", "br0", "type", "bridge")
         sh("ip", "link", "set", "br0", "up")
         self.machines = {}
