@@ -18,14 +18,12 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -33,38 +31,34 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "stash.h"
+#include "outer.h"
+#include "sidecar.h"
+
 #define HOLDER_FIRST_FD 3
-#define HOLDER_NAME_MAX 255
-#define HOLDER_TEXT_MAX 4096
-#define HOLDER_MSG_FDS  253 /* the kernel's limit */
-#define HOLDER_OWN_FDS  16  /* descriptors that are not kept */
-#define HOLDER_MOST_FDS 65536
 /* A daemon that lived less is started again after a pause, unless it was ready: so many of those
  * are started at once, and one more for each interval. */
 #define HOLDER_SHORT_MS  1000
 #define HOLDER_AT_ONCE   32
 #define HOLDER_PAUSE_MS  100
-#define HOLDER_PAUSES_MS 5000 /* the longest */
+#define HOLDER_PAUSES_MS 5000  /* the longest */
+#define HOLDER_KEEPER_MS 30000 /* it starts before us, and may have the holder before us */
+#define HOLDER_LOOK_MS   1000
 #define HOLDER_FAILED    1
 #define HOLDER_USAGE     2
 /* Exit codes of the daemon that another try does not change: configuration, socket in use, socket,
  * backend. */
 #define HOLDER_LAST_PREVENTED 5
 
-struct holder_kept {
-	int fd;
-	char *name;
-};
-
 static struct holder {
 	char **command;
-	int notify;  /* our socket */
-	int outer;   /* of the service manager that started us; -1: none */
-	int signals; /* signalfd */
+	int notify;         /* our socket */
+	int outer;          /* of the service manager that started us; -1: none */
+	int signals;        /* signalfd */
+	int link;           /* to the keeper; -1: none */
+	const char *keeper; /* its path; NULL: there is none */
 	char address[64];
-	struct holder_kept *kept;
-	size_t n_kept;
-	size_t most;
+	struct stash kept;
 	pid_t daemon; /* 0: none runs */
 	uint64_t began_ms;
 	uint64_t start_at_ms; /* the daemon is started then; 0: it runs */
@@ -73,23 +67,15 @@ static struct holder {
 	uint64_t credit_ms;   /* for starts at once, a HOLDER_SHORT_MS each */
 	uint64_t credited_ms; /* when that was counted */
 	bool ending;          /* for good */
+	bool told;            /* to end, by the keeper: a SIGTERM says the same */
+	bool leaving;         /* this container ends, the keeper has the jobs */
+	uint64_t look_ms;     /* when the keeper was looked for */
 	bool again;           /* it was told to end, and is started again */
 } holder;
 
-static void __attribute__((format(printf, 1, 2))) holder_say(const char *fmt, ...)
-{
-	va_list args;
-
-	fputs("shardd-holder: ", stderr);
-	va_start(args, fmt);
-	vfprintf(stderr, fmt, args);
-	va_end(args);
-	fputc('\n', stderr);
-}
-
 static int holder_fail(const char *what)
 {
-	holder_say("%s: %s", what, strerror(errno));
+	stash_say("%s: %s", what, strerror(errno));
 	return HOLDER_FAILED;
 }
 
@@ -101,106 +87,171 @@ static uint64_t holder_now_ms(void)
 	return (uint64_t)ts.tv_sec * 1000u + (uint64_t)ts.tv_nsec / 1000000u;
 }
 
-/* ------------------------------------------------------------------- descriptors */
+/* ------------------------------------------------------------------------ keeper */
 
-static bool holder_is_name(const char *name)
+static void holder_lose_keeper(void)
 {
-	size_t n = strlen(name);
-
-	for (size_t i = 0; i < n; i++)
-		if ((unsigned char)name[i] < ' ' || (unsigned char)name[i] > '~' || name[i] == ':')
-			return false;
-	return n > 0 && n <= HOLDER_NAME_MAX;
+	stash_say("the keeper at %s is gone (%s): jobs outlive the daemon, and not this container",
+		  holder.keeper, strerror(errno));
+	close(holder.link);
+	holder.link = -1;
+	holder.look_ms = holder_now_ms();
 }
 
-/* Takes @fd. */
-static void holder_keep(int fd, const char *name)
+/* The daemon drains, and ends. */
+static void holder_end(void)
 {
-	struct holder_kept *grown;
-	char *copy;
+	if (holder.daemon)
+		kill(holder.daemon, holder.ending ? SIGTERM : SIGUSR1);
+	holder.ending = true;
+}
 
-	if (holder.n_kept >= holder.most) {
-		holder_say("descriptor '%s' is not kept: there is room for %zu", name, holder.most);
-		close(fd);
+/* The keeper says that the pod ends. */
+static void holder_be_told(void)
+{
+	if (holder.told)
 		return;
-	}
-	copy = strdup(name);
-	grown = realloc(holder.kept, (holder.n_kept + 1) * sizeof(*grown));
-	if (grown)
-		holder.kept = grown;
-	if (!copy || !grown) {
-		holder_say("descriptor '%s' is not kept: no memory", name);
-		free(copy);
-		close(fd);
-		return;
-	}
-	holder.kept[holder.n_kept++] = (struct holder_kept){ fd, copy };
+	holder.told = true;
+	stash_say("told to end with the pod");
+	if (!holder.ending)
+		holder_end();
 }
 
-static void holder_drop(const char *name)
+/* Take what the keeper has. Return: whether that was all of it. */
+static bool holder_take_kept(int link, struct stash *ret)
 {
-	size_t left = 0;
+	static char text[STASH_TEXT_MAX + 1];
+	int fd, r;
 
-	for (size_t i = 0; i < holder.n_kept; i++) {
-		if (strcmp(holder.kept[i].name, name) != 0) {
-			holder.kept[left++] = holder.kept[i];
-			continue;
-		}
-		close(holder.kept[i].fd);
-		free(holder.kept[i].name);
+	while ((r = outer_receive(link, true, text, &fd)) > 0) {
+		outer_obey(ret, text, fd);
+		if (stash_is_set(text, OUTER_END))
+			holder_be_told();
+		if (stash_is_set(text, "READY"))
+			return true;
 	}
-	holder.n_kept = left;
+	if (r == 0)
+		errno = EBUSY; /* it has a holder, which is about to end */
+	return false;
 }
 
-/* ---------------------------------------------------------------------- messages */
-
-/* The value of @key in the lines of @text. @ret: HOLDER_NAME_MAX + 1 bytes. */
-static bool holder_value(const char *text, const char *key, char *ret)
+/* Return: whether the keeper is there, and @ret is what it has. */
+static bool holder_reach_keeper(struct stash *ret)
 {
-	size_t n = strlen(key);
+	int link = outer_connect(holder.keeper), error;
 
-	for (const char *line = text; line; line = strchr(line, '\n')) {
-		size_t bytes;
-
-		line += *line == '\n';
-		if (strncmp(line, key, n) != 0 || line[n] != '=')
-			continue;
-		bytes = strcspn(line + n + 1, "\n");
-		if (bytes > HOLDER_NAME_MAX)
-			return false;
-		memcpy(ret, line + n + 1, bytes);
-		ret[bytes] = '\0';
+	if (link >= 0 && outer_send(link, OUTER_HELLO "=1", -1) && holder_take_kept(link, ret)) {
+		holder.link = link;
 		return true;
+	}
+	error = errno;
+	stash_clear(ret);
+	if (link >= 0)
+		close(link);
+	errno = error;
+	return false;
+}
+
+/* At the start: an empty daemon must not begin beside a keeper that has jobs. Return: 0 or -1. */
+static int holder_await_keeper(void)
+{
+	uint64_t until = holder_now_ms() + HOLDER_KEEPER_MS;
+
+	while (!holder_reach_keeper(&holder.kept)) {
+		if (holder_now_ms() >= until)
+			return -1;
+		(void)poll(NULL, 0, HOLDER_PAUSE_MS);
+	}
+	return 0;
+}
+
+/* Later: another keeper, or the same one, gets what we have. */
+static void holder_look_for_keeper(uint64_t now)
+{
+	struct stash theirs = { .most = holder.kept.most };
+
+	holder.look_ms = now;
+	if (!holder_reach_keeper(&theirs))
+		return;
+	stash_clear(&theirs);
+	free(theirs.all);
+	if (outer_send(holder.link, OUTER_CLEAR "=1", -1) &&
+	    outer_send_all(holder.link, &holder.kept, false))
+		stash_say("a keeper is there again, and has got %zu descriptors", holder.kept.n);
+	else
+		holder_lose_keeper();
+}
+
+/* The jobs are over: no later holder shall get them. */
+static void holder_give_up(void)
+{
+	if (holder.link >= 0 && !outer_send(holder.link, OUTER_CLEAR "=1", -1))
+		holder_lose_keeper();
+}
+
+/* Return: whether the pod ends. */
+static bool holder_hear_keeper(void)
+{
+	char text[STASH_TEXT_MAX + 1];
+	int fd, r;
+
+	while (holder.link >= 0) {
+		r = outer_receive(holder.link, false, text, &fd);
+		if (fd >= 0)
+			close(fd);
+		if (r < 0 && errno == EAGAIN)
+			break;
+		if (r == 0)
+			errno = EPIPE;
+		if (r <= 0)
+			holder_lose_keeper();
+		else if (stash_is_set(text, OUTER_END))
+			return true;
 	}
 	return false;
 }
 
-static bool holder_is_set(const char *text, const char *key)
+static void holder_on_keeper(void)
 {
-	char value[HOLDER_NAME_MAX + 1];
+	if (holder_hear_keeper())
+		holder_be_told();
+}
 
-	return holder_value(text, key, value) && strcmp(value, "1") == 0;
+/* ---------------------------------------------------------------------- messages */
+
+static void holder_store(int fd, const char *name)
+{
+	if (stash_add(&holder.kept, fd, name) && holder.link >= 0 &&
+	    !outer_send_kept(holder.link, &holder.kept.all[holder.kept.n - 1]))
+		holder_lose_keeper();
+}
+
+static void holder_remove(const char *name)
+{
+	stash_drop(&holder.kept, name);
+	if (holder.link >= 0 && !outer_send_drop(holder.link, name))
+		holder_lose_keeper();
 }
 
 /* Takes @fds. */
 static void holder_obey(const char *text, const int *fds, size_t n)
 {
-	char name[HOLDER_NAME_MAX + 1] = "stored";
+	char name[STASH_NAME_MAX + 1] = "stored";
 
-	if (holder_value(text, "FDNAME", name) && !holder_is_name(name))
+	if (stash_value(text, "FDNAME", name) && !stash_is_name(name))
 		strcpy(name, "stored");
-	if (holder_is_set(text, "X_SHARDD_FOR_GOOD"))
+	if (stash_is_set(text, "X_SHARDD_FOR_GOOD"))
 		holder.ending = true;
-	if (holder_is_set(text, "READY"))
+	if (stash_is_set(text, "READY"))
 		holder.ready = true;
-	if (holder_is_set(text, "FDSTOREREMOVE"))
-		holder_drop(name);
+	if (stash_is_set(text, "FDSTOREREMOVE"))
+		holder_remove(name);
 	for (size_t i = 0; i < n; i++)
-		if (holder_is_set(text, "FDSTORE"))
-			holder_keep(fds[i], name);
+		if (stash_is_set(text, "FDSTORE"))
+			holder_store(fds[i], name);
 		else
 			close(fds[i]); /* of BARRIER=1: the sender waits for that */
-	if (holder.outer >= 0 && !strstr(text, "FDSTORE") && !holder_is_set(text, "BARRIER"))
+	if (holder.outer >= 0 && !strstr(text, "FDSTORE") && !stash_is_set(text, "BARRIER"))
 		(void)send(holder.outer, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -209,11 +260,11 @@ static bool holder_receive(void)
 {
 	static union {
 		struct cmsghdr head;
-		char room[CMSG_SPACE(HOLDER_MSG_FDS * sizeof(int)) +
+		char room[CMSG_SPACE(STASH_MSG_FDS * sizeof(int)) +
 			  CMSG_SPACE(sizeof(struct ucred))];
 	} control;
-	static char text[HOLDER_TEXT_MAX + 1];
-	struct iovec part = { text, HOLDER_TEXT_MAX };
+	static char text[STASH_TEXT_MAX + 1];
+	struct iovec part = { text, STASH_TEXT_MAX };
 	struct msghdr msg = { .msg_iov = &part,
 			      .msg_iovlen = 1,
 			      .msg_control = &control,
@@ -261,14 +312,14 @@ static int holder_set_names(void)
 	char *names, *to;
 	int r;
 
-	for (size_t i = 0; i < holder.n_kept; i++)
-		bytes += strlen(holder.kept[i].name) + 1;
+	for (size_t i = 0; i < holder.kept.n; i++)
+		bytes += strlen(holder.kept.all[i].name) + 1;
 	names = to = malloc(bytes);
 	if (!names)
 		return -1;
 	*names = '\0';
-	for (size_t i = 0; i < holder.n_kept; i++)
-		to += sprintf(to, "%s%s", i ? ":" : "", holder.kept[i].name);
+	for (size_t i = 0; i < holder.kept.n; i++)
+		to += sprintf(to, "%s%s", i ? ":" : "", holder.kept.all[i].name);
 	r = setenv("LISTEN_FDNAMES", names, 1);
 	free(names);
 	return r;
@@ -277,10 +328,10 @@ static int holder_set_names(void)
 /* Return: 0 or -1. */
 static int holder_set_listen(void)
 {
-	if (!holder.n_kept) /* "" would be the name of one */
+	if (!holder.kept.n) /* "" would be the name of one */
 		return unsetenv("LISTEN_PID") | unsetenv("LISTEN_FDS") | unsetenv("LISTEN_FDNAMES");
 	if (holder_set_number("LISTEN_PID", (unsigned long)getpid()) < 0 ||
-	    holder_set_number("LISTEN_FDS", holder.n_kept) < 0)
+	    holder_set_number("LISTEN_FDS", holder.kept.n) < 0)
 		return -1;
 	return holder_set_names();
 }
@@ -289,17 +340,17 @@ static int holder_set_listen(void)
  * the way. Return: 0 or -1. */
 static int holder_place_fds(void)
 {
-	int n = (int)holder.n_kept;
+	int n = (int)holder.kept.n;
 
 	for (int i = 0; i < n; i++) {
-		int fd = fcntl(holder.kept[i].fd, F_DUPFD_CLOEXEC, HOLDER_FIRST_FD + n);
+		int fd = fcntl(holder.kept.all[i].fd, F_DUPFD_CLOEXEC, HOLDER_FIRST_FD + n);
 
 		if (fd < 0)
 			return -1;
-		holder.kept[i].fd = fd;
+		holder.kept.all[i].fd = fd;
 	}
 	for (int i = 0; i < n; i++)
-		if (dup2(holder.kept[i].fd, HOLDER_FIRST_FD + i) < 0)
+		if (dup2(holder.kept.all[i].fd, HOLDER_FIRST_FD + i) < 0)
 			return -1;
 	return 0;
 }
@@ -308,7 +359,8 @@ static void holder_exec(void)
 {
 	sigset_t mask;
 	bool ready = setenv("NOTIFY_SOCKET", holder.address, 1) == 0 &&
-		     holder_set_number("FDSTORE", holder.most) == 0 && holder_set_listen() == 0;
+		     holder_set_number("FDSTORE", holder.kept.most) == 0 &&
+		     holder_set_listen() == 0;
 
 	unsetenv("WATCHDOG_PID"); /* it has to feed the watchdog in our name */
 	sigemptyset(&mask);
@@ -351,7 +403,7 @@ static bool holder_is_over(int status)
 {
 	if (holder.ending)
 		return true;
-	if (holder.again || holder.n_kept || !WIFEXITED(status))
+	if (holder.again || holder.kept.n || !WIFEXITED(status))
 		return false;
 	return WEXITSTATUS(status) <= HOLDER_LAST_PREVENTED;
 }
@@ -394,17 +446,52 @@ static int holder_reap(void)
 			; /* its last words */
 		holder.daemon = 0;
 		holder_describe(status, how, sizeof(how));
+		if (holder.leaving) {
+			stash_say("the daemon %s; the keeper has %zu descriptors", how,
+				  holder.kept.n);
+			return 0;
+		}
 		if (holder_is_over(status)) {
-			if (holder.n_kept || !WIFEXITED(status))
-				holder_say("the daemon %s; %zu descriptors are given up", how,
-					   holder.n_kept);
+			holder_give_up();
+			if (holder.kept.n || !WIFEXITED(status))
+				stash_say("the daemon %s; %zu descriptors are given up", how,
+					  holder.kept.n);
 			return WIFEXITED(status) ? WEXITSTATUS(status) : HOLDER_FAILED;
 		}
 		holder_plan(holder_now_ms());
-		holder_say("the daemon %s; it is started again%s with %zu descriptors", how,
-			   holder.pause_ms ? " after a pause" : "", holder.n_kept);
+		stash_say("the daemon %s; it is started again%s with %zu descriptors", how,
+			  holder.pause_ms ? " after a pause" : "", holder.kept.n);
 	}
 	return -1;
+}
+
+/* Return: as holder_reap. */
+static int holder_is_idle(void)
+{
+	if (holder.daemon)
+		return -1;
+	if (!holder.leaving)
+		holder_give_up();
+	return 0;
+}
+
+/* With a keeper, it is the end of this container: the daemon leaves its jobs, and the next container
+ * goes on with them, unless the pod ends, too. Return: as holder_reap. */
+static int holder_on_term(void)
+{
+	holder_on_keeper();
+	if (holder.told && holder.daemon) {
+		holder.told = false; /* the next SIGTERM is one of its own */
+		return -1;
+	}
+	if (holder.link < 0 || holder.ending) {
+		holder_end();
+		return holder_is_idle();
+	}
+	holder.leaving = true;
+	if (holder.daemon)
+		kill(holder.daemon, SIGTERM);
+	return holder_is_idle();
 }
 
 /* Return: as holder_reap. */
@@ -418,13 +505,11 @@ static int holder_on_signal(void)
 	case SIGCHLD:
 		return holder_reap();
 	case SIGTERM:
+		return holder_on_term();
 	case SIGINT:
 	case SIGUSR1: /* blocked before a daemon is forked, which gets it from us */
-		if (!holder.daemon)
-			return 0;
-		kill(holder.daemon, holder.ending ? SIGTERM : SIGUSR1);
-		holder.ending = true;
-		return -1;
+		holder_end();
+		return holder_is_idle();
 	case SIGUSR2:
 		holder.again = true;
 		if (holder.daemon)
@@ -492,24 +577,11 @@ static int holder_catch_signals(void)
 	return holder.signals < 0 ? holder_fail("signalfd") : 0;
 }
 
-/* The daemon has them open, too, beside those that it needs. */
-static void holder_limit(void)
-{
-	struct rlimit limit = { 0 };
-
-	getrlimit(RLIMIT_NOFILE, &limit);
-	limit.rlim_cur = limit.rlim_max;
-	setrlimit(RLIMIT_NOFILE, &limit);
-	getrlimit(RLIMIT_NOFILE, &limit);
-	holder.most = limit.rlim_cur / 2 > HOLDER_OWN_FDS ? limit.rlim_cur / 2 - HOLDER_OWN_FDS : 0;
-	if (holder.most > HOLDER_MOST_FDS)
-		holder.most = HOLDER_MOST_FDS;
-}
-
 static int holder_run(void)
 {
 	struct pollfd fds[] = { { .fd = holder.signals, .events = POLLIN },
-				{ .fd = holder.notify, .events = POLLIN } };
+				{ .fd = holder.notify, .events = POLLIN },
+				{ .fd = -1, .events = POLLIN } };
 	int code = -1;
 
 	while (code < 0) {
@@ -520,10 +592,18 @@ static int holder_run(void)
 			holder_start();
 		if (holder.start_at_ms)
 			wait = (int)(holder.start_at_ms - now);
-		if (poll(fds, 2, wait) < 0 && errno != EINTR)
+		if (holder.keeper && holder.link < 0) {
+			if (now - holder.look_ms >= HOLDER_LOOK_MS)
+				holder_look_for_keeper(now);
+			wait = wait < 0 || wait > HOLDER_SHORT_MS ? HOLDER_SHORT_MS : wait;
+		}
+		fds[2].fd = holder.link;
+		if (poll(fds, 3, wait) < 0 && errno != EINTR)
 			return holder_fail("poll");
 		while (holder_receive())
 			; /* before the end of its sender */
+		if (fds[2].revents)
+			holder_on_keeper();
 		if (fds[0].revents)
 			code = holder_on_signal();
 	}
@@ -532,14 +612,25 @@ static int holder_run(void)
 
 static int holder_usage(FILE *to, int code)
 {
-	fputs("usage: shardd-holder [--] shardd [ARGUMENTS...]\n"
+	fputs("usage: shardd-holder [--keeper PATH] [--] shardd [ARGUMENTS...]\n"
+	      "       shardd-holder --keep PATH\n"
+	      "       shardd-holder --end PATH\n"
 	      "\n"
 	      "Starts the daemon, keeps the memory of its jobs while it is away, and starts it\n"
 	      "again when it has died. systemd does the same with its descriptor store.\n"
 	      "\n"
 	      "  SIGTERM, SIGINT  end the daemon and its jobs\n"
 	      "  SIGUSR2          start the daemon again, for example a newer version; jobs stay\n"
-	      "  SIGHUP           the daemon reads its configuration again\n",
+	      "  SIGHUP           the daemon reads its configuration again\n"
+	      "\n"
+	      "For two containers of one pod:\n"
+	      "\n"
+	      "  --keep PATH      keep a copy of what a holder with --keeper PATH keeps, and "
+	      "listen\n"
+	      "                   for it at PATH, a socket\n"
+	      "  --keeper PATH    start with what the keeper at PATH has. SIGTERM then leaves the\n"
+	      "                   jobs to the next holder, unless the pod ends\n"
+	      "  --end PATH       say that the pod ends: the daemon ends its jobs\n",
 	      to);
 	return code;
 }
@@ -552,18 +643,33 @@ int main(int argc, char **argv)
 		return holder_usage(stdout, 0);
 	if (argc > 1 && strcmp(argv[1], "--version") == 0)
 		return puts("shardd-holder " SHARDD_VERSION) < 0;
-	if (argc > 1 && strcmp(argv[1], "--") == 0)
-		first = 2;
-	else if (argc > 1 && argv[1][0] == '-')
-		holder_say("unknown option '%s'", argv[1]);
-	if (first >= argc || (first == 1 && argv[1][0] == '-'))
+	if (argc == 3 && strcmp(argv[1], "--keep") == 0)
+		return sidecar_keep(argv[2]);
+	if (argc == 3 && strcmp(argv[1], "--end") == 0)
+		return sidecar_end(argv[2]);
+	if (argc > 2 && strcmp(argv[1], "--keeper") == 0) {
+		holder.keeper = argv[2];
+		first = 3;
+	}
+	if (argc > first && strcmp(argv[first], "--") == 0)
+		first++;
+	else if (argc > first && argv[first][0] == '-') {
+		stash_say("unknown option '%s', or it has no value", argv[first]);
+		first = argc;
+	}
+	if (first >= argc)
 		return holder_usage(stderr, HOLDER_USAGE);
 	holder.command = argv + first;
-	holder_limit();
+	stash_limit(&holder.kept);
 	holder_open_outer();
 	/* orphans of the daemon are ours, which waitpid collects */
 	if (holder_catch_signals() || holder_listen() || prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
 		return HOLDER_FAILED;
+	holder.link = -1;
+	if (holder.keeper && holder_await_keeper() < 0)
+		return holder_fail(holder.keeper);
+	if (holder.ending)
+		return 0;
 	holder.start_at_ms = holder_now_ms();
 	return holder_run();
 }
