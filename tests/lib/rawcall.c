@@ -262,6 +262,8 @@ static void forget_counters(Shardd__V1__GetStatusResponse *s)
 		for (size_t k = 0; k < j->n_ranks; k++) {
 			blank(j->ranks[k]->last_op);
 			j->ranks[k]->next_number = 0;
+			j->ranks[k]->waited_us = 0;
+			j->ranks[k]->late_us = 0;
 		}
 	}
 	for (size_t i = 0; i < s->n_sessions; i++) {
