@@ -51,6 +51,16 @@ static void status_print_store(struct ctl *ctl, const Shardd__V1__GetStatusRespo
 				   "has ended");
 }
 
+static void status_print_http(struct ctl *ctl, const Shardd__V1__HttpStatus *h)
+{
+	if (!h)
+		return;
+	if (*h->error)
+		ctl_print_sentence(ctl, 2, "HTTP is not served: %s", h->error);
+	else
+		ctl_print_sentence(ctl, 2, "metrics and status by HTTP: %s", h->address);
+}
+
 static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	char dropped[64] = "";
@@ -65,6 +75,7 @@ static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResp
 	status_print_cordon(ctl, s);
 	ctl_print_sentence(ctl, 2, "socket %s, instance %s", ctl->socket, s->instance);
 	status_print_cluster(ctl, s->cluster);
+	status_print_http(ctl, s->http);
 	status_print_store(ctl, s);
 	ctl->printed++;
 }

@@ -13,6 +13,7 @@
 #include "json/json.h"
 #include "json/status_json.h"
 #include "rpc/status_fill.h"
+#include "rpc/svc_events.h"
 
 #define HTTP_TYPE_JSON "application/json"
 
@@ -62,6 +63,38 @@ static int http_data_collect_ops(struct http_request *r, struct fault *f)
 	if (r->arena.failed)
 		return fault_set(f, FAULT_EXHAUSTED, NULL, "no memory for the answer");
 	return 0;
+}
+
+static int http_data_check_memory(const struct http_request *r, struct fault *f)
+{
+	if (r->arena.failed)
+		return fault_set(f, FAULT_EXHAUSTED, NULL, "no memory for the answer");
+	return 0;
+}
+
+static int http_data_collect_history(struct http_request *r, struct fault *f)
+{
+	Shardd__V1__HistoryRequest q = SHARDD__V1__HISTORY_REQUEST__INIT;
+	struct job_ref ref = { 0 };
+
+	q.limit = r->params.limit;
+	r->history = (Shardd__V1__HistoryResponse)SHARDD__V1__HISTORY_RESPONSE__INIT;
+	if (r->params.job && job_ref_parse(r->params.job, "job", &ref, f))
+		return (int)f->code;
+	status_fill_history(&r->arena, r->scope.uid, r->params.job ? &ref : NULL, &q, &r->history);
+	return http_data_check_memory(r, f);
+}
+
+static int http_data_collect_events(struct http_request *r, struct fault *f)
+{
+	Shardd__V1__EventsRequest q = SHARDD__V1__EVENTS_REQUEST__INIT;
+
+	q.limit = r->params.limit;
+	q.job = (char *)(uintptr_t)(r->params.job ? r->params.job : "");
+	r->events = (Shardd__V1__EventsResponse)SHARDD__V1__EVENTS_RESPONSE__INIT;
+	if (svc_events_list(&r->arena, r->scope.uid, &q, &r->events, f))
+		return (int)f->code;
+	return http_data_check_memory(r, f);
 }
 
 static int http_data_collect_metrics(struct http_request *r, struct fault *f)
@@ -117,6 +150,16 @@ static char *http_data_format_ops(struct http_request *r, size_t *ret_bytes)
 	return http_data_dump(json_from_message(&r->ops.base), ret_bytes);
 }
 
+static char *http_data_format_history(struct http_request *r, size_t *ret_bytes)
+{
+	return http_data_dump(json_from_message(&r->history.base), ret_bytes);
+}
+
+static char *http_data_format_events(struct http_request *r, size_t *ret_bytes)
+{
+	return http_data_dump(json_from_message(&r->events.base), ret_bytes);
+}
+
 static char *http_data_format_health(struct http_request *r, size_t *ret_bytes)
 {
 	Grpc__Health__V1__HealthCheckResponse health =
@@ -158,6 +201,10 @@ static const struct http_route http_data_routes[] = {
 	  .format = http_data_format_sessions },
 	{ "/api/v1/users", HTTP_TYPE_JSON, .params = "", .collect = http_data_collect,
 	  .format = http_data_format_users },
+	{ "/api/v1/history", HTTP_TYPE_JSON, .params = " job limit ",
+	  .collect = http_data_collect_history, .format = http_data_format_history, .past = true },
+	{ "/api/v1/events", HTTP_TYPE_JSON, .params = " job limit ",
+	  .collect = http_data_collect_events, .format = http_data_format_events, .past = true },
 	{ "/api/v1/ops", HTTP_TYPE_JSON, .params = " job limit ", .collect = http_data_collect_ops,
 	  .format = http_data_format_ops },
 };
@@ -217,7 +264,7 @@ static int http_data_find_job(struct http_request *r, struct fault *f)
 {
 	struct job *job = NULL;
 
-	if (r->params.job &&
+	if (r->params.job && !r->route->past &&
 	    job_find(r->http->sources.status->jobs, r->params.job, r->scope.uid, &job, f))
 		return (int)f->code;
 	r->scope.job = job;

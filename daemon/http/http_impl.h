@@ -35,6 +35,7 @@ struct http_route {
 	/* Make the body of it: malloc'ed, the caller's. In a thread of the pool. Return: NULL without memory. */
 	char *(*format)(struct http_request *r, size_t *ret_bytes);
 	bool with_nodes; /* the other nodes are asked before */
+	bool past;       /* its parameter job names one that may be gone */
 };
 
 /* What is asked for. */
@@ -63,6 +64,8 @@ struct http_request {
 	struct arena arena;
 	Shardd__V1__GetStatusResponse status;
 	Shardd__V1__OpsResponse ops;
+	Shardd__V1__HistoryResponse history;
+	Shardd__V1__EventsResponse events;
 	struct metrics_counts counts;
 	unsigned code;
 	char *body; /* owned */

@@ -33,11 +33,9 @@ struct svc_events_scope {
 	bool one_job;
 };
 
-static int svc_events_scope(struct rpc_call *call, uid_t view, const Shardd__V1__EventsRequest *r,
+static int svc_events_scope(uid_t view, const Shardd__V1__EventsRequest *r,
 			    struct svc_events_scope *ret, struct fault *f)
 {
-	if (!rpc_call_conn(call))
-		return fault_set(f, FAULT_CANCELLED, NULL, "the connection is closed");
 	*ret = (struct svc_events_scope){ .uid = view, .one_job = *r->job };
 	return *r->job ? job_ref_parse(r->job, "job", &ret->job, f) : 0;
 }
@@ -101,6 +99,17 @@ static size_t svc_events_find(struct arena *a, const struct svc_events_scope *s,
 	return n;
 }
 
+int svc_events_list(struct arena *a, uid_t view, const Shardd__V1__EventsRequest *request,
+		    Shardd__V1__EventsResponse *reply, struct fault *f)
+{
+	struct svc_events_scope scope;
+
+	if (svc_events_scope(view, request, &scope, f))
+		return (int)f->code;
+	svc_events_find(a, &scope, request, reply);
+	return 0;
+}
+
 /* Return: false: there are none, and @may_wait. */
 static bool svc_events_answer(struct rpc_call *call, uid_t view, const Shardd__V1__EventsRequest *r,
 			      bool may_wait)
@@ -110,7 +119,9 @@ static bool svc_events_answer(struct rpc_call *call, uid_t view, const Shardd__V
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
 
-	if (svc_events_scope(call, view, r, &scope, &f)) {
+	if (!rpc_call_conn(call))
+		fault_set(&f, FAULT_CANCELLED, NULL, "the connection is closed");
+	if (f.code || svc_events_scope(view, r, &scope, &f)) {
 		rpc_call_fail(call, &f);
 		return true;
 	}
