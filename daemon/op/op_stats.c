@@ -19,9 +19,16 @@ struct op_stats_kind {
 
 static struct op_stats_kind kinds[OP_STATS_KINDS];
 static size_t n_kinds;
+static struct op_stats_kind *last_kind; /* ops of a kind come in rows */
+static uint8_t first_bucket[65];        /* by the number of bits of a time: where to look from */
 
 static void op_stats_sort(void)
 {
+	for (unsigned bits = 1, i = 0; bits <= 64; bits++) {
+		while (i < OP_STATS_BUCKETS - 1 && op_stats_bounds[i] < 1ull << (bits - 1))
+			i++;
+		first_bucket[bits] = (uint8_t)i;
+	}
 	for (size_t i = 0; op_table[i]; i++) {
 		size_t at = n_kinds++;
 
@@ -37,6 +44,8 @@ static struct op_stats *op_stats_of(const struct op_type *type)
 {
 	size_t low = 0, high;
 
+	if (last_kind && last_kind->type == type)
+		return &last_kind->stats;
 	if (!n_kinds)
 		op_stats_sort();
 	high = n_kinds;
@@ -48,12 +57,15 @@ static struct op_stats *op_stats_of(const struct op_type *type)
 		else
 			high = middle;
 	}
-	return low < n_kinds && kinds[low].type == type ? &kinds[low].stats : NULL;
+	if (low == n_kinds || kinds[low].type != type)
+		return NULL;
+	last_kind = &kinds[low];
+	return &last_kind->stats;
 }
 
 static size_t op_stats_bucket(uint64_t us)
 {
-	size_t i = 0;
+	size_t i = first_bucket[64 - __builtin_clzll(us | 1)];
 
 	while (i < OP_STATS_BUCKETS - 1 && us > op_stats_bounds[i])
 		i++;
