@@ -296,11 +296,6 @@ static uint64_t metrics_job_here(const Shardd__V1__JobStatus *j)
 	return n;
 }
 
-static uint64_t metrics_job_stalled_us(const Shardd__V1__JobStatus *j)
-{
-	return (j->counts ? j->counts->stalled_us : 0) + (j->stall ? j->stall->wait_us : 0);
-}
-
 #define METRICS_GET(name, expression)                                      \
 	static uint64_t metrics_job_##name(const Shardd__V1__JobStatus *j) \
 	{                                                                  \
@@ -324,6 +319,7 @@ METRICS_GET(commits, j->counts ? j->counts->commits : 0)
 METRICS_GET(epochs, j->counts ? j->counts->epochs_ended : 0)
 METRICS_GET(deaths, j->counts ? j->counts->deaths : 0)
 METRICS_GET(stalls, j->counts ? j->counts->stalls : 0)
+METRICS_GET(stalled_us, j->counts ? j->counts->stalled_us : 0)
 METRICS_GET(checkpoints, j->counts ? j->counts->checkpoints : 0)
 METRICS_GET(checkpoints_failed, j->counts ? j->counts->checkpoints_failed : 0)
 
