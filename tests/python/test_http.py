@@ -2,6 +2,7 @@
 """HTTP: probes, metrics, the status as JSON, who may see what, and clients that do not behave."""
 
 import contextlib
+import http.client
 import json
 import os
 import pathlib
@@ -32,9 +33,17 @@ class Job:
         sgd = shardd.OptimizerSpec(shardd.OptimizerKind.SGD, lr=1.0)
         for rank, client in enumerate(self.clients):
             client.join(name, world, rank, **options)
-        self.units = self.all(lambda rank: self.clients[rank].register([shardd.UnitSpec(
-            "block", [shardd.TensorSpec("w", (8,), shardd.Init.CONSTANT, 2.0)],
-            optimizer=sgd)])[0])
+        self.units = self.all(
+            lambda rank: self.clients[rank].register(
+                [
+                    shardd.UnitSpec(
+                        "block",
+                        [shardd.TensorSpec("w", (8,), shardd.Init.CONSTANT, 2.0)],
+                        optimizer=sgd,
+                    )
+                ]
+            )[0]
+        )
         self.all(lambda rank: self.units[rank].init_seed(1))
         self.commit(0)
 
@@ -49,6 +58,7 @@ class Job:
                 results[rank] = act(rank)
             except BaseException as error:
                 failures.append(error)
+
         threads = [threading.Thread(target=run, args=(r,)) for r in range(len(self.clients))]
         for thread in threads:
             thread.start()
@@ -68,6 +78,7 @@ class Job:
             self.units[rank].reduce()
             self.clients[rank].step()
             self.clients[rank].commit(number)
+
         self.all(act, late)
 
     def __enter__(self):
@@ -128,11 +139,16 @@ def secret(text=TOKEN + "\n", mode=0o600):
 
 
 def check_config(*arguments):
-    done = subprocess.run([os.path.join(support.BIN_DIR, "shardd"), "--check-config", *arguments],
-                          text=True, capture_output=True, timeout=30)
+    done = subprocess.run(
+        [os.path.join(support.BIN_DIR, "shardd"), "--check-config", *arguments],
+        text=True,
+        capture_output=True,
+        timeout=30,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
+long_only = unittest.skipUnless(os.environ.get("SHARDD_TEST_LONG") == "1", "only in the long form")
 needs_root = unittest.skipUnless(os.geteuid() == 0, "needs root, to be other users")
 
 
@@ -165,12 +181,22 @@ class Paths(Shared):
         self.assertEqual(200, web.ask(self.http, "/readyz")[0])
 
     def test_wrong_requests(self):
-        for path, code in (("/no", 404), ("/metrics/", 404), ("/api/v1/", 404), ("/api/v2/jobs", 404),
-                           ("/metrics?job=x", 400), ("/api/v1/jobs?job=", 400),
-                           ("/api/v1/jobs?units=maybe", 400), ("/api/v1/ops?limit=-1", 400),
-                           ("/api/v1/ops?limit=1e3", 400), ("/api/v1/ops?limit=99999999999999999999", 400),
-                           ("/api/v1/units", 400), ("/api/v1/jobs?job=none", 404),
-                           ("/api/v1/blame?job=none", 404), ("/api/v1/jobs?x%00y=1", 400)):
+        for path, code in (
+            ("/no", 404),
+            ("/metrics/", 404),
+            ("/api/v1/", 404),
+            ("/api/v2/jobs", 404),
+            ("/metrics?job=x", 400),
+            ("/api/v1/jobs?job=", 400),
+            ("/api/v1/jobs?units=maybe", 400),
+            ("/api/v1/ops?limit=-1", 400),
+            ("/api/v1/ops?limit=1e3", 400),
+            ("/api/v1/ops?limit=99999999999999999999", 400),
+            ("/api/v1/units", 400),
+            ("/api/v1/jobs?job=none", 404),
+            ("/api/v1/blame?job=none", 404),
+            ("/api/v1/jobs?x%00y=1", 400),
+        ):
             got, headers, text = web.ask(self.http, path)
             self.assertEqual(code, got, (path, text))
             self.assertEqual({"code", "message"}, set(json.loads(text)), path)
@@ -186,20 +212,44 @@ class Paths(Shared):
             self.assertEqual(set(got[1]), set(head[1]))
             self.assertEqual(got[1]["Content-Type"], head[1]["Content-Type"])
             self.assertGreater(int(head[1]["Content-Length"]), 0)
-            self.assertEqual(("no-store", "nosniff"),
-                             (got[1]["Cache-Control"], got[1]["X-Content-Type-Options"]))
+            self.assertEqual(
+                ("no-store", "nosniff"), (got[1]["Cache-Control"], got[1]["X-Content-Type-Options"])
+            )
 
     def test_a_host_that_is_not_ours_is_refused(self):
         port = self.http.rpartition(":")[2]
-        for host, code in (("localhost", 200), (f"LocalHost:{port}", 200), (f"127.0.0.1:{port}", 200),
-                           ("[::1]:80", 200), ("10.1.2.3", 200), ("evil.example", 403),
-                           (f"evil.example:{port}", 403), ("localhost.evil.example", 403),
-                           ("127.0.0.1.evil.example", 403), ("a b", 403)):
+        for host, code in (
+            ("localhost", 200),
+            (f"LocalHost:{port}", 200),
+            (f"127.0.0.1:{port}", 200),
+            ("[::1]:80", 200),
+            ("10.1.2.3", 200),
+            ("evil.example", 403),
+            (f"evil.example:{port}", 403),
+            ("localhost.evil.example", 403),
+            ("127.0.0.1.evil.example", 403),
+            ("a b", 403),
+        ):
             self.assertEqual(code, web.ask(self.http, "/api/v1/status", Host=host)[0], host)
 
     # What changes between two readings, or is only the command's own.
-    VOLATILE = {"uptime_s", "connections", "open_descriptors", "age_s", "requests", "refused", "users",
-                "holders", "idle_us", "state_ms", "now_us", "pid", "inode", "op_us", "process_state"}
+    VOLATILE = {
+        "uptime_s",
+        "connections",
+        "open_descriptors",
+        "age_s",
+        "requests",
+        "refused",
+        "users",
+        "holders",
+        "idle_us",
+        "state_ms",
+        "now_us",
+        "pid",
+        "inode",
+        "op_us",
+        "process_state",
+    }
 
     def strip(self, value):
         if isinstance(value, dict):
@@ -209,23 +259,43 @@ class Paths(Shared):
     def test_the_api_is_what_shardctl_prints(self):
         with Job(self.daemon, "same", 2) as job:
             job.step(1)
-            support.wait_until(lambda: not any(
-                r["pending_ops"] for r in web.get(self.http, "/api/v1/jobs?job=same")["jobs"][0]["ranks"]))
-            for path, verb in (("status", ["status"]), ("jobs", ["jobs"]), ("blame", ["blame"]),
-                               ("status?job=same", ["status", "same"]),
-                               ("health", ["health"]), ("memory", ["memory"]), ("units?job=same", ["units", "same"]),
-                               ("sessions", ["sessions"]), ("ops?limit=7", ["ops", "-n", "7"]),
-                               ("ops?job=same", ["ops", "same"])):
+            support.wait_until(
+                lambda: (
+                    not any(
+                        r["pending_ops"]
+                        for r in web.get(self.http, "/api/v1/jobs?job=same")["jobs"][0]["ranks"]
+                    )
+                )
+            )
+            for path, verb in (
+                ("status", ["status"]),
+                ("jobs", ["jobs"]),
+                ("blame", ["blame"]),
+                ("status?job=same", ["status", "same"]),
+                ("health", ["health"]),
+                ("memory", ["memory"]),
+                ("units?job=same", ["units", "same"]),
+                ("sessions", ["sessions"]),
+                ("ops?limit=7", ["ops", "-n", "7"]),
+                ("ops?job=same", ["ops", "same"]),
+            ):
                 with self.subTest(path):
                     here = web.get(self.http, "/api/v1/" + path)
                     there = support.shardctl(self.daemon.socket, *verb)
                     self.assertEqual(self.strip(there), self.strip(here))
-            here, there = web.get(self.http, "/api/v1/users"), support.shardctl(self.daemon.socket, "users")
-            self.assertEqual([(u["uid"], [x["name"] for x in u["usage"]]) for u in there["users"]],
-                             [(u["uid"], [x["name"] for x in u["usage"]]) for u in here["users"]])
+            here, there = (
+                web.get(self.http, "/api/v1/users"),
+                support.shardctl(self.daemon.socket, "users"),
+            )
+            self.assertEqual(
+                [(u["uid"], [x["name"] for x in u["usage"]]) for u in there["users"]],
+                [(u["uid"], [x["name"] for x in u["usage"]]) for u in here["users"]],
+            )
             jobs = web.get(self.http, "/api/v1/jobs?job=same&units=no")["jobs"]
             self.assertEqual(([], 1), (jobs[0]["units"], jobs[0]["unit_count"]))
-            self.assertEqual("block", web.get(self.http, "/api/v1/jobs?units=yes")["jobs"][0]["units"][0]["name"])
+            self.assertEqual(
+                "block", web.get(self.http, "/api/v1/jobs?units=yes")["jobs"][0]["units"][0]["name"]
+            )
 
     def test_counters_count(self):
         with Job(self.daemon, "counts", 2) as job:
@@ -236,26 +306,41 @@ class Paths(Shared):
 
             def grown(name, **labels):
                 return after.one(name, **labels) - before.one(name, **labels)
+
             mine = {"job_name": "counts", "uid": str(os.geteuid())}
-            self.assertEqual((3, 3), (grown("shardd_job_commits_total", **mine), after.one("shardd_job_step", **mine)))
-            self.assertEqual((2, 2), (after.one("shardd_job_ranks_joined", **mine),
-                                      after.one("shardd_job_world_size", **mine)))
+            self.assertEqual(
+                (3, 3),
+                (grown("shardd_job_commits_total", **mine), after.one("shardd_job_step", **mine)),
+            )
+            self.assertEqual(
+                (2, 2),
+                (
+                    after.one("shardd_job_ranks_joined", **mine),
+                    after.one("shardd_job_world_size", **mine),
+                ),
+            )
             late = [grown("shardd_rank_late_seconds_total", rank=str(r), **mine) for r in (0, 1)]
             self.assertTrue(0.3 < late[1] < 20 and late[0] < late[1] / 2, late)
-            waiting = [grown("shardd_rank_waiting_seconds_total", rank=str(r), **mine) for r in (0, 1)]
+            waiting = [
+                grown("shardd_rank_waiting_seconds_total", rank=str(r), **mine) for r in (0, 1)
+            ]
             self.assertGreater(waiting[0], 0.3)
             self.assertLess(waiting[1], waiting[0] / 2)
             self.assertEqual(6, grown("shardd_op_duration_seconds_count", op="Commit"))
-            self.assertEqual(grown("shardd_job_ops_total", **mine),
-                             sum(after.of("shardd_op_duration_seconds_count").values()) -
-                             sum(before.of("shardd_op_duration_seconds_count").values()))
+            self.assertEqual(
+                grown("shardd_job_ops_total", **mine),
+                sum(after.of("shardd_op_duration_seconds_count").values())
+                - sum(before.of("shardd_op_duration_seconds_count").values()),
+            )
             self.assertGreater(grown("shardd_ring_completions_total"), 12)
             self.assertEqual(1, grown("shardd_http_requests_total"))
             self.histograms(after)
             self.monotone(before, after)
         with self.subTest("state"):
-            self.assertEqual({("RUNNING",): 1},
-                             {k[-1:]: v for k, v in after.of("shardd_job_state", **mine).items()})
+            self.assertEqual(
+                {("RUNNING",): 1},
+                {k[-1:]: v for k, v in after.of("shardd_job_state", **mine).items()},
+            )
 
     def histograms(self, metrics):
         name = "shardd_op_duration_seconds"
@@ -275,7 +360,10 @@ class Paths(Shared):
     def monotone(self, before, after):
         for (name, labels), value in before.samples.items():
             family = name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
-            if before.types.get(name, before.types.get(family)) != "gauge" and (name, labels) in after.samples:
+            if (
+                before.types.get(name, before.types.get(family)) != "gauge"
+                and (name, labels) in after.samples
+            ):
                 self.assertLessEqual(value, after.samples[name, labels], (name, labels))
 
     def test_a_stall_is_counted(self):
@@ -288,6 +376,7 @@ class Paths(Shared):
                     metrics = web.scrape(self.http)
                     seen.append(metrics.one("shardd_job_stalled", **mine))
                     seconds.append(metrics.one("shardd_job_stalled_seconds_total", **mine))
+
             looker = threading.Thread(target=look)
             looker.start()
             job.step(1, late=(1, 1.2))
@@ -301,14 +390,29 @@ class Paths(Shared):
             self.assertGreaterEqual(web.scrape(self.http).one("shardd_job_stalls_total", **mine), 1)
 
     def test_a_death_is_counted(self):
-        trainer = ("import os, shardd; c = shardd.connect(); c.join('dies', 1, 0, "
-                   "lifetime=shardd.Lifetime.KEEP); os.kill(os.getpid(), 9)")
+        trainer = (
+            "import os, shardd; c = shardd.connect(); c.join('dies', 1, 0, "
+            "lifetime=shardd.Lifetime.KEEP); os.kill(os.getpid(), 9)"
+        )
         for _ in range(2):
-            subprocess.run(["python3", "-c", trainer], env={
-                **os.environ, "SHARDD_SOCKET": self.daemon.socket,
-                "PYTHONPATH": str(support.ROOT / "client" / "python")}, timeout=60)
-        support.wait_until(lambda: web.scrape(self.http).one(
-            "shardd_job_rank_deaths_total", job_name="dies", uid=str(os.geteuid())) == 2, 20)
+            subprocess.run(
+                ["python3", "-c", trainer],
+                env={
+                    **os.environ,
+                    "SHARDD_SOCKET": self.daemon.socket,
+                    "PYTHONPATH": str(support.ROOT / "client" / "python"),
+                },
+                timeout=60,
+            )
+        support.wait_until(
+            lambda: (
+                web.scrape(self.http).one(
+                    "shardd_job_rank_deaths_total", job_name="dies", uid=str(os.geteuid())
+                )
+                == 2
+            ),
+            20,
+        )
         support.shardctl(self.daemon.socket, "job", "delete", "dies", "--force")
         self.assertEqual({}, web.scrape(self.http).of("shardd_job_state", job_name="dies"))
 
@@ -316,6 +420,7 @@ class Paths(Shared):
 @needs_root
 class Users(Shared):
     """Over TCP of this machine: who connects is known."""
+
     arguments = ("--set", f"observer_uids={WATCHER}")
 
     @classmethod
@@ -323,7 +428,17 @@ class Users(Shared):
         super().setUpClass()
         for uid, name in ((NOBODY, "theirs"), (WATCHER, "watchers")):
             shardctl_as(uid, cls.daemon, "job", "create", name, "--world-size", "1", "--keep")
-        shardctl_as(NOBODY, cls.daemon, "job", "create", "hidden", "--world-size", "1", "--keep", "--private")
+        shardctl_as(
+            NOBODY,
+            cls.daemon,
+            "job",
+            "create",
+            "hidden",
+            "--world-size",
+            "1",
+            "--keep",
+            "--private",
+        )
         support.shardctl(cls.daemon.socket, "job", "create", "roots", "--world-size", "1", "--keep")
 
     def names(self):
@@ -349,10 +464,20 @@ class Users(Shared):
             self.assertEqual({}, read.of("shardd_job_world_size", job_name="hidden"))
 
     def test_a_job_of_another_user_is_not_found(self):
-        for path in ("jobs?job=0/roots", "units?job=0/roots", "ops?job=0/roots", "blame?job=0/roots", "jobs?job=roots"):
-            code, text = as_user(NOBODY, lambda path=path: web.ask(self.http, "/api/v1/" + path)[::2])
+        for path in (
+            "jobs?job=0/roots",
+            "units?job=0/roots",
+            "ops?job=0/roots",
+            "blame?job=0/roots",
+            "jobs?job=roots",
+        ):
+            code, text = as_user(
+                NOBODY, lambda path=path: web.ask(self.http, "/api/v1/" + path)[::2]
+            )
             self.assertEqual(404, code, text)
-        self.assertEqual(200, as_user(WATCHER, lambda: web.ask(self.http, "/api/v1/jobs?job=0/roots")[0]))
+        self.assertEqual(
+            200, as_user(WATCHER, lambda: web.ask(self.http, "/api/v1/jobs?job=0/roots")[0])
+        )
 
     def test_a_token_that_nobody_set_is_refused(self):
         code, text = as_user(0, lambda: web.ask(self.http, "/metrics", **web.bearer(TOKEN))[::2])
@@ -380,12 +505,16 @@ class Token(unittest.TestCase):
                 self.assertEqual(401, code, wrong)
                 self.assertEqual('Bearer realm="shardd"', headers["WWW-Authenticate"])
                 self.assertNotIn(TOKEN, text)
-            self.assertEqual(401, web.ask(daemon.http, "/metrics", Authorization="Basic " + TOKEN)[0])
+            self.assertEqual(
+                401, web.ask(daemon.http, "/metrics", Authorization="Basic " + TOKEN)[0]
+            )
             self.assertEqual(200, web.ask(daemon.http, "/healthz", **web.bearer("wrong"))[0])
             path.write_text(OTHER + "\n")
             self.assertEqual(200, web.ask(daemon.http, "/metrics", **web.bearer(TOKEN))[0])
             daemon.process.send_signal(signal.SIGHUP)
-            support.wait_until(lambda: web.ask(daemon.http, "/metrics", **web.bearer(OTHER))[0] == 200, 20)
+            support.wait_until(
+                lambda: web.ask(daemon.http, "/metrics", **web.bearer(OTHER))[0] == 200, 20
+            )
             self.assertEqual(401, web.ask(daemon.http, "/metrics", **web.bearer(TOKEN))[0])
             path.write_text("short\n")  # the one before stays
             daemon.process.send_signal(signal.SIGHUP)
@@ -394,14 +523,23 @@ class Token(unittest.TestCase):
             self.assertNotIn(TOKEN, daemon.log() + repr(support.shardctl(daemon.socket, "status")))
 
     def test_files_that_are_refused(self):
-        cases = (("short\n", 0o600, "16 to 255"), (TOKEN + "\n" + TOKEN + "\n", 0o600, "one line"),
-                 ("x" * 256, 0o600, "16 to 255"), (TOKEN, 0o604, "other users"), ("", 0o600, "16 to 255"))
+        cases = (
+            ("short\n", 0o600, "16 to 255"),
+            (TOKEN + "\n" + TOKEN + "\n", 0o600, "one line"),
+            ("x" * 256, 0o600, "16 to 255"),
+            (TOKEN, 0o604, "other users"),
+            ("", 0o600, "16 to 255"),
+        )
         for text, mode, why in cases:
             with secret(text, mode) as path:
-                code, said = check_config("--http", "127.0.0.1:9400", "--set", f"http_token_file={path}")
+                code, said = check_config(
+                    "--http", "127.0.0.1:9400", "--set", f"http_token_file={path}"
+                )
                 self.assertEqual(2, code, said)
                 self.assertIn(why, said)
-        code, said = check_config("--http", "127.0.0.1:9400", "--set", "http_token_file=/nonexistent")
+        code, said = check_config(
+            "--http", "127.0.0.1:9400", "--set", "http_token_file=/nonexistent"
+        )
         self.assertEqual((2, True), (code, "no such file" in said), said)
 
     def test_other_machines_need_one(self):
@@ -410,10 +548,19 @@ class Token(unittest.TestCase):
             self.assertEqual(2, code, said)
             self.assertIn("which other machines reach", said)
             with secret() as path:
-                self.assertEqual(0, check_config("--http", address, "--set", f"http_token_file={path}")[0])
+                self.assertEqual(
+                    0, check_config("--http", address, "--set", f"http_token_file={path}")[0]
+                )
         for address in ("127.0.0.1:9400", "localhost:9400", "[::1]:9400", "unix:/tmp/x"):
             self.assertEqual(0, check_config("--http", address)[0], address)
-        for address in ("127.0.0.1", "127.0.0.1:99999", "unix:", "unix:relative", ":9400", "http://x:1"):
+        for address in (
+            "127.0.0.1",
+            "127.0.0.1:99999",
+            "unix:",
+            "unix:relative",
+            ":9400",
+            "http://x:1",
+        ):
             self.assertEqual(2, check_config("--http", address)[0], address)
 
 
@@ -436,23 +583,28 @@ class Address(unittest.TestCase):
             host, _, port = daemon.http.rpartition(":")
             for _ in range(20):
                 one = stack.enter_context(socket.create_connection((host, int(port))))
-                one.sendall(b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5 + b"GET /metr")
+                one.sendall(
+                    b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5 + b"GET /metr"
+                )
 
 
 def talk(http, data, seconds=5.0):
     """What comes until the other end closes, or @seconds have passed."""
     host, _, port = http.rpartition(":")
     said = b""
-    with socket.create_connection((host, int(port)), timeout=seconds) as one:
-        with contextlib.suppress(OSError):
-            one.sendall(data)
-            while more := one.recv(65536):
-                said += more
+    with (
+        socket.create_connection((host, int(port)), timeout=seconds) as one,
+        contextlib.suppress(OSError),
+    ):
+        one.sendall(data)
+        while more := one.recv(65536):
+            said += more
     return said
 
 
 class Hostile(Shared):
     """None of these harms the daemon or the trainers, and nothing of them stays."""
+
     arguments = ("--set", "stall_after_ms=10s")
 
     @classmethod
@@ -490,34 +642,55 @@ class Hostile(Shared):
         support.wait_until(lambda: self.daemon.fds() <= self.before[0], 30)
         self.assertLess(self.daemon.rss(), self.before[1] + (64 << 20))
         self.assertEqual(200, web.ask(self.http, "/healthz")[0])
-        self.assertEqual(self.step, web.get(self.http, "/api/v1/jobs?job=trains")["jobs"][0]["step"])
+        self.assertEqual(
+            self.step, web.get(self.http, "/api/v1/jobs?job=trains")["jobs"][0]["step"]
+        )
         self.assertNotIn("CHECK", self.daemon.log())
 
     def test_garbage(self):
         get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-        for data in (b"\0" * 4096, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", os.urandom(8192), b"\r\n" * 500,
-                     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET\r\n\r\n", b"GET /healthz\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
-                     b"GET " + b"/" * 100000 + b" HTTP/1.1\r\n\r\n", get + b"X: " + b"y" * 200000 + b"\r\n\r\n",
-                     get + b"".join(b"X%d: y\r\n" % i for i in range(5000)) + b"\r\n",
-                     get + b"Content-Length: -1\r\n\r\n", get + b"Content-Length: 99999999999999999999\r\n\r\n",
-                     get + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n",
-                     get + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
-                     b"GET /api/v1/jobs?job=%00%00 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-                     b"GET /%00/metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-                     b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-                     b"GET /api/v1/jobs?job=%zz%&=&&==& HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"):
+        for data in (
+            b"\0" * 4096,
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+            os.urandom(8192),
+            b"\r\n" * 500,
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"GET\r\n\r\n",
+            b"GET /healthz\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"GET " + b"/" * 100000 + b" HTTP/1.1\r\n\r\n",
+            get + b"X: " + b"y" * 200000 + b"\r\n\r\n",
+            get + b"".join(b"X%d: y\r\n" % i for i in range(5000)) + b"\r\n",
+            get + b"Content-Length: -1\r\n\r\n",
+            get + b"Content-Length: 99999999999999999999\r\n\r\n",
+            get + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n",
+            get + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+            b"GET /api/v1/jobs?job=%00%00 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+            b"GET /%00/metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+            b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+            b"GET /api/v1/jobs?job=%zz%&=&&==& HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        ):
             said = talk(self.http, data, 0.3)
             self.assertNotRegex(said, b"^HTTP/1.1 200", data[:60])
 
     def test_a_body_is_refused(self):
         for method in (b"GET", b"POST"):
-            said = talk(self.http, method + b" /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n" +
-                        b"x" * 100000, 0.5)
+            said = talk(
+                self.http,
+                method
+                + b" /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+                + b"x" * 100000,
+                0.5,
+            )
             self.assertNotIn(b" 200 ", said[:20])
 
     def test_pipelined_requests_are_answered_in_order(self):
-        one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        said = talk(self.http, one * 20 + b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        rest = b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        one = b"GET /healthz" + rest + b"GET /metrics" + rest
+        said = talk(
+            self.http,
+            one * 20 + b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        )
         self.assertEqual(41, said.count(b"HTTP/1.1 200 OK"))
         self.assertEqual(20, said.count(b"# TYPE shardd_build_info"))
 
@@ -550,6 +723,7 @@ class Hostile(Shared):
             while not stop.is_set():
                 web.scrape(self.http)
                 scrapes[i] += 1
+
         threads = [threading.Thread(target=work, args=(i,)) for i in range(len(scrapes))]
         for thread in threads:
             thread.start()
@@ -558,6 +732,106 @@ class Hostile(Shared):
         for thread in threads:
             thread.join(20)
         self.assertEqual([], [i for i in scrapes if i == 0])
+
+    @long_only
+    def test_ten_thousand_scrapes_at_once(self):
+        host, _, port = self.http.rpartition(":")
+        answered, lock, calm = [0], threading.Lock(), self.times(30)
+
+        def flood(n):
+            with contextlib.ExitStack() as stack:
+                many = [stack.enter_context(contextlib.closing(socket.socket())) for _ in range(n)]
+                for one in many:
+                    one.settimeout(10)
+                    with contextlib.suppress(OSError):
+                        one.connect((host, int(port)))
+                        one.sendall(
+                            b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                        )
+                for one in many:
+                    with contextlib.suppress(OSError):
+                        said = b""
+                        while more := one.recv(1 << 16):
+                            said += more
+                        with lock:
+                            answered[0] += said.startswith(b"HTTP/1.1 200 OK") and said.endswith(
+                                b"\n"
+                            )
+
+        threads = [threading.Thread(target=flood, args=(100,)) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        busy = self.times(30)
+        for thread in threads:
+            thread.join(120)
+        self.assertGreater(answered[0], 32)
+        # beside a hundred threads that compute on the same cores
+        self.assertLess(sorted(busy)[15], 20 * sorted(calm)[15] + 0.25, (calm, busy))
+
+    def times(self, steps):
+        """How long steps take."""
+        took = []
+        for _ in range(steps):
+            began = time.monotonic()
+            self.train(1)
+            took.append(time.monotonic() - began)
+        return took
+
+    @long_only
+    def test_slow_headers_end_and_block_nobody_else(self):
+        host, _, port = self.http.rpartition(":")
+        with contextlib.ExitStack() as stack:
+            slow = [
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+                for _ in range(32)
+            ]
+            with contextlib.suppress(OSError):
+                for byte in b"GET /metrics HTTP/1.1\r\n":
+                    for one in slow:
+                        one.sendall(bytes([byte]))
+                    time.sleep(0.05)
+            if os.geteuid() == 0:  # another user has room
+                self.assertEqual(200, as_user(NOBODY, lambda: web.ask(self.http, "/metrics")[0]))
+            began = time.monotonic()
+            for one in slow:
+                with contextlib.suppress(ConnectionError):
+                    one.recv(100)
+            self.assertTrue(8 < time.monotonic() - began < 25)
+
+
+class Handover(unittest.TestCase):
+    @long_only
+    def test_with_requests_under_way(self):
+        address = f"127.0.0.1:{support.free_ports(1)[0]}"
+        with support.held_daemon("--http", address) as held:
+
+            class This:
+                socket = held.socket
+
+            stop, answers = threading.Event(), []
+
+            def work():
+                while not stop.is_set():
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        answers.append(web.ask(address, "/api/v1/status")[0])
+
+            threads = [threading.Thread(target=work) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            with Job(This, "moves", 2) as job:
+                job.step(1)
+                for number in range(2, 5):
+                    old = held.pid()
+                    support.shardctl(held.socket, "handover")
+                    support.wait_until(lambda old=old: held.pid() not in (0, old), 30)
+                    with contextlib.suppress(shardd.SharddError):
+                        job.step(number)
+                    before = len(answers)
+                    support.wait_until(lambda before=before: len(answers) > before + 20, 30)
+            stop.set()
+            for thread in threads:
+                thread.join(20)
+            self.assertEqual({200}, set(answers))
 
 
 if __name__ == "__main__":

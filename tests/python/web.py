@@ -76,8 +76,9 @@ class Metrics:
         match = re.fullmatch(rf"({NAME})(?:\{{(.*)\}})? (\S+)", line)
         assert match, line
         name, labels, value = match.groups()
-        assert name == family or self.types[family] == "histogram" and re.fullmatch(
-            family + "_(bucket|sum|count)", name), (family, line)
+        parts = [family + part for part in ("_bucket", "_sum", "_count")]
+        allowed = parts if self.types[family] == "histogram" else [family]
+        assert name in allowed, (family, line)
         found, at = {}, 0
         while at < len(labels or ""):
             label = LABEL.match(labels, at)
@@ -90,8 +91,11 @@ class Metrics:
     def of(self, name, **labels):
         """Values by the labels that are not given."""
         want = set(labels.items())
-        return {tuple(v for k, v in has if (k, v) not in want): value
-                for (n, has), value in self.samples.items() if n == name and want <= set(has)}
+        return {
+            tuple(v for k, v in has if (k, v) not in want): value
+            for (n, has), value in self.samples.items()
+            if n == name and want <= set(has)
+        }
 
     def one(self, name, **labels):
         [value] = self.of(name, **labels).values()
@@ -135,9 +139,21 @@ def daemon(*arguments, http=None, wait=True):
         at, log = folder + "/socket", folder + "/log"
         with open(log, "w", encoding="utf-8") as file:
             process = subprocess.Popen(
-                [os.path.join(support.BIN_DIR, "shardd"), "--socket", at, "--backend", "host",
-                 "--set", "socket_mode=0666", "--http", http, *arguments],
-                stdout=file, stderr=file)
+                [
+                    os.path.join(support.BIN_DIR, "shardd"),
+                    "--socket",
+                    at,
+                    "--backend",
+                    "host",
+                    "--set",
+                    "socket_mode=0666",
+                    "--http",
+                    http,
+                    *arguments,
+                ],
+                stdout=file,
+                stderr=file,
+            )
         one = Daemon(process, at, http, log)
         try:
             support._await_start(process, at)
