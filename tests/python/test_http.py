@@ -578,6 +578,16 @@ class Address(unittest.TestCase):
                 support.wait_until(daemon.listens, 20)
                 self.assertEqual(200, web.ask(address, "/healthz")[0])
 
+    def test_a_daemon_that_drains_says_so(self):
+        with web.daemon("--set", "drain_timeout_ms=20s") as daemon, Job(daemon, "drains") as job:
+            daemon.process.send_signal(signal.SIGTERM)
+            support.wait_until(lambda: web.ask(daemon.http, "/readyz")[0] == 503, 20)
+            self.assertEqual(200, web.ask(daemon.http, "/healthz")[0])
+            self.assertEqual(1, web.scrape(daemon.http).one("shardd_draining"))
+            self.assertEqual("NOT_SERVING", web.get(daemon.http, "/api/v1/health")["status"])
+            job.clients[0].leave()
+            self.assertEqual(0, daemon.process.wait(30))
+
     def test_sigterm_with_requests_under_way(self):
         with web.daemon() as daemon, contextlib.ExitStack() as stack:
             host, _, port = daemon.http.rpartition(":")
