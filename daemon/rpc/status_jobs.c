@@ -369,10 +369,12 @@ static void status_jobs_fill_nodes(struct arena *a, const struct job *job, Shard
 	}
 }
 
-/* A stall that goes on is counted until now, so that the number only grows when it ends. */
+/* A stall that goes on is counted until now, so that the number only grows when it ends. Nobody looks for the end of
+ * one in a deleted job. */
 static uint64_t status_jobs_stalled_us(const struct job *job)
 {
-	const uint64_t now = clock_now_us(), since = job->ops.stalled_us;
+	const uint64_t now = clock_now_us();
+	const uint64_t since = job->life.deleted ? 0 : job->ops.stalled_us;
 
 	return job->ops.counts.stalled_us + (since && now > since ? now - since : 0);
 }
