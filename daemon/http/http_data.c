@@ -8,6 +8,8 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
+#include "core/log.h"
 #include "health.pb-c.h"
 #include "http/http_impl.h"
 #include "json/json.h"
@@ -271,12 +273,24 @@ static int http_data_find_job(struct http_request *r, struct fault *f)
 	return 0;
 }
 
+static int http_data_take(struct http_request *r, struct fault *f)
+{
+	const uint64_t began = clock_now_us();
+
+	if (http_data_find_job(r, f) || r->route->collect(r, f))
+		return (int)f->code;
+	/* how long the loop was busy with it: tests/bench/scrape reads this */
+	log_debug("http", "collected path=%s us=%llu", r->route->path,
+		  (unsigned long long)(clock_now_us() - began));
+	return 0;
+}
+
 static void http_data_on_turn(struct status_turn *turn)
 {
 	struct http_request *r = CONTAINER_OF(turn, struct http_request, turn);
 	struct fault f = FAULT_NULL;
 
-	if (http_data_find_job(r, &f) || r->route->collect(r, &f)) {
+	if (http_data_take(r, &f)) {
 		arena_free(&r->arena);
 		http_data_fail(r, &f,
 			       f.code == FAULT_NOT_FOUND ? MHD_HTTP_NOT_FOUND

@@ -296,11 +296,6 @@ static uint64_t metrics_job_here(const Shardd__V1__JobStatus *j)
 	return n;
 }
 
-static uint64_t metrics_job_stalled_us(const Shardd__V1__JobStatus *j)
-{
-	return (j->counts ? j->counts->stalled_us : 0) + (j->stall ? j->stall->wait_us : 0);
-}
-
 #define METRICS_GET(name, expression)                                      \
 	static uint64_t metrics_job_##name(const Shardd__V1__JobStatus *j) \
 	{                                                                  \
@@ -324,6 +319,7 @@ METRICS_GET(commits, j->counts ? j->counts->commits : 0)
 METRICS_GET(epochs, j->counts ? j->counts->epochs_ended : 0)
 METRICS_GET(deaths, j->counts ? j->counts->deaths : 0)
 METRICS_GET(stalls, j->counts ? j->counts->stalls : 0)
+METRICS_GET(stalled_us, j->counts ? j->counts->stalled_us : 0)
 METRICS_GET(checkpoints, j->counts ? j->counts->checkpoints : 0)
 METRICS_GET(checkpoints_failed, j->counts ? j->counts->checkpoints_failed : 0)
 
@@ -403,9 +399,11 @@ static void metrics_job_family(FILE *out, const struct metrics_job *m,
 			continue;
 		metrics_uid(j->uid, uid);
 		if (m->seconds)
-			metrics_seconds(out, m->name, m->get(j), "job", j->name, "uid", uid, NULL);
+			metrics_seconds(out, m->name, m->get(j), "job_name", j->name, "uid", uid,
+					NULL);
 		else
-			metrics_count(out, m->name, m->get(j), "job", j->name, "uid", uid, NULL);
+			metrics_count(out, m->name, m->get(j), "job_name", j->name, "uid", uid,
+				      NULL);
 	}
 }
 
@@ -421,7 +419,7 @@ static void metrics_jobs_state(FILE *out, const Shardd__V1__GetStatusResponse *s
 		n += metrics_job_is_there(j);
 		deleted += !metrics_job_is_there(j);
 		if (metrics_job_is_there(j))
-			metrics_count(out, "shardd_job_state", 1, "job", j->name, "uid",
+			metrics_count(out, "shardd_job_state", 1, "job_name", j->name, "uid",
 				      metrics_uid(j->uid, uid), "state",
 				      json_state(&shardd__v1__job_state__descriptor, j->state),
 				      NULL);
@@ -444,7 +442,7 @@ static void metrics_jobs_classes(FILE *out, const Shardd__V1__GetStatusResponse 
 			metrics_count(out, name,
 				      formula ? j->memory[k]->formula_bytes
 					      : j->memory[k]->taken_bytes,
-				      "job", j->name, "uid", metrics_uid(j->uid, uid), "class",
+				      "job_name", j->name, "uid", metrics_uid(j->uid, uid), "class",
 				      j->memory[k]->name, NULL);
 	}
 }
@@ -461,8 +459,8 @@ static void metrics_jobs_checkpoint(FILE *out, const Shardd__V1__GetStatusRespon
 
 		if (metrics_job_is_there(j) && j->checkpoint &&
 		    j->checkpoint->state == SHARDD__V1__CHECKPOINT_STATE__CHECKPOINT_STATE_DONE)
-			metrics_count(out, "shardd_job_checkpoint_step", j->checkpoint->step, "job",
-				      j->name, "uid", metrics_uid(j->uid, uid), NULL);
+			metrics_count(out, "shardd_job_checkpoint_step", j->checkpoint->step,
+				      "job_name", j->name, "uid", metrics_uid(j->uid, uid), NULL);
 	}
 	metrics_family(out, "shardd_job_replica_step", "gauge",
 		       "Step of the copies that other nodes have in memory.");
@@ -470,7 +468,7 @@ static void metrics_jobs_checkpoint(FILE *out, const Shardd__V1__GetStatusRespon
 		const Shardd__V1__JobStatus *j = s->jobs[i];
 
 		if (metrics_job_is_there(j) && j->replica && j->replica->has_step)
-			metrics_count(out, "shardd_job_replica_step", j->replica->step, "job",
+			metrics_count(out, "shardd_job_replica_step", j->replica->step, "job_name",
 				      j->name, "uid", metrics_uid(j->uid, uid), NULL);
 	}
 }
@@ -498,10 +496,10 @@ static void metrics_rank(FILE *out, size_t k, const Shardd__V1__JobStatus *j,
 	metrics_uid(j->uid, uid);
 	metrics_uid(r->rank, rank);
 	if (k < 2)
-		metrics_seconds(out, name, k == 0 ? r->waited_us : r->late_us, "job", j->name,
+		metrics_seconds(out, name, k == 0 ? r->waited_us : r->late_us, "job_name", j->name,
 				"uid", uid, "rank", rank, NULL);
 	else
-		metrics_count(out, name, k == 2 ? r->pending_ops : r->gathered_units, "job",
+		metrics_count(out, name, k == 2 ? r->pending_ops : r->gathered_units, "job_name",
 			      j->name, "uid", uid, "rank", rank, NULL);
 }
 

@@ -72,6 +72,7 @@ struct member *member_unref(struct member *m)
 	proc_unref(m->proc);
 	user_unref(m->user);
 	free(m->units);
+	free(m->now.holding);
 	free(m->registered);
 	free(m->gone.slabs);
 	m->job->members--;
@@ -126,6 +127,54 @@ int member_pid(const struct member *m)
 	return (int)proc_pid(m->proc);
 }
 
+#define MEMBER_WORD_BITS 64u
+
+static uint32_t member_words(uint32_t n_units)
+{
+	return (n_units + MEMBER_WORD_BITS - 1) / MEMBER_WORD_BITS;
+}
+
+/* Return: 0 or -ENOMEM. */
+static int member_grow_holding(struct member *m, uint32_t n_units)
+{
+	uint64_t *grown = realloc(m->now.holding, member_words(n_units) * sizeof(*grown));
+
+	if (!grown)
+		return -ENOMEM;
+	m->now.holding = grown;
+	for (uint32_t i = member_words(m->n_units); i < member_words(n_units); i++)
+		m->now.holding[i] = 0;
+	return 0;
+}
+
+void member_note_held(struct member *m, const struct member_unit *mu)
+{
+	const uint32_t i = (uint32_t)(mu - m->units);
+	const uint64_t bit = UINT64_C(1) << i % MEMBER_WORD_BITS;
+	const bool holds = mu->gradient.slab || mu->accumulated.slab || mu->is_summoned ||
+			   mu->shard_state == SHARD_GOING || mu->shard_state == SHARD_OUT ||
+			   mu->shard_state == SHARD_BACK;
+
+	CHECK(i < m->n_units);
+	if (holds)
+		m->now.holding[i / MEMBER_WORD_BITS] |= bit;
+	else
+		m->now.holding[i / MEMBER_WORD_BITS] &= ~bit;
+}
+
+uint32_t member_next_held(const struct member *m, uint32_t from)
+{
+	uint32_t i = from / MEMBER_WORD_BITS;
+	uint64_t word;
+
+	if (from >= m->n_units)
+		return m->n_units;
+	word = m->now.holding[i] & ~UINT64_C(0) << from % MEMBER_WORD_BITS;
+	while (!word && ++i < member_words(m->n_units))
+		word = m->now.holding[i];
+	return word ? i * MEMBER_WORD_BITS + (uint32_t)__builtin_ctzll(word) : m->n_units;
+}
+
 struct member_unit *member_unit(struct member *m, const struct unit *u)
 {
 	if (u->id > m->n_units) {
@@ -133,6 +182,8 @@ struct member_unit *member_unit(struct member *m, const struct unit *u)
 		struct member_unit *grown;
 
 		CHECK(u->id <= n);
+		if (member_grow_holding(m, n) < 0)
+			return NULL;
 		grown = realloc(m->units, n * sizeof(*grown));
 		if (!grown)
 			return NULL;
@@ -350,7 +401,7 @@ void member_reset(struct member *m)
 		pool_give(&m->pool, &mu->shard);
 		member_shard_drop(mu);
 	}
-	m->in_pass = 0;
+	m->now.in_pass = 0;
 	prefetch_restart(&m->ahead.learned);
 	m->n_registered = 0;
 	list_for_each (b, tmp, &m->buffers, link)

@@ -117,6 +117,12 @@ struct member_waits {
 	uint64_t late_us;
 };
 
+/* What it does with its units. */
+struct member_now {
+	uint64_t *holding; /* a bit for each: it may hold memory for it (member_next_held); owned */
+	uint32_t in_pass;  /* how many are in another state than IDLE */
+};
+
 struct member {
 	uint32_t magic;
 	unsigned refs;
@@ -149,7 +155,7 @@ struct member {
 	uint32_t n_units;
 	uint32_t gathered; /* of them */
 	struct member_ahead ahead;
-	uint32_t in_pass;    /* of them: in another state than IDLE */
+	struct member_now now;
 	struct list buffers; /* of struct member_buffer */
 	uint32_t n_buffers;
 	uint64_t next_buffer;
@@ -184,6 +190,12 @@ int member_pid(const struct member *m);
 struct member_unit *member_unit(struct member *m, const struct unit *u);
 /* The same, but NULL if it never used the unit. */
 struct member_unit *member_unit_find(struct member *m, const struct unit *u);
+
+/* To be called when what @m holds for a unit has changed: its gradient buffer, sum, copy or shard. */
+void member_note_held(struct member *m, const struct member_unit *mu);
+/* Units that it holds memory for, and some that it held some for: there may be ten thousand that it does
+ * not. Return: the index of the first of them from @from on; n_units: there are no more. */
+uint32_t member_next_held(const struct member *m, uint32_t from);
 
 /* Count a gather, or a release. */
 void member_gathered(struct member *m, struct unit *u, struct member_unit *mu);

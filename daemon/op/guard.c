@@ -54,7 +54,7 @@ static int guard_check_all(const struct op *op, struct fault *f)
 {
 	struct member *m = op->m;
 
-	for (uint32_t i = 0; m->in_pass && i < m->n_units; i++)
+	for (uint32_t i = 0; m->now.in_pass && i < m->n_units; i++)
 		if (m->units[i].pass != PASS_IDLE)
 			return guard_refuse_move(op, op->move, m->job->units[i], m->units[i].pass,
 						 f);
@@ -96,7 +96,7 @@ void guard_done(struct op *op)
 		mu->added = true;
 	else if (op->move == MOVE_REDUCE || op->move == MOVE_BEGIN_BACKWARD)
 		mu->added = false;
-	CHECK(mu->pass == PASS_IDLE || m->in_pass > 0);
-	m->in_pass += (to != PASS_IDLE) - (mu->pass != PASS_IDLE);
+	CHECK(mu->pass == PASS_IDLE || m->now.in_pass > 0);
+	m->now.in_pass += (to != PASS_IDLE) - (mu->pass != PASS_IDLE);
 	mu->pass = to;
 }

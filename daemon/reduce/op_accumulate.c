@@ -97,6 +97,7 @@ static void op_accumulate_give_back(struct accumulate *a)
 		CHECK(!mu->accumulated.slab); /* ops on it come behind this one */
 		mu->accumulated = region_steal(&a->sum);
 		mu->included = a->included;
+		member_note_held(m, mu);
 	}
 	pool_give(&m->pool, &a->sum);
 }

@@ -34,6 +34,7 @@ static enum res op_gradient_start(struct op *op)
 	}
 	if (!mu->gradient.slab)
 		RES_TRY(op_need_memory(op, bytes, "a gradient buffer", &mu->gradient));
+	member_note_held(op->m, mu);
 	CHECK(mu->gradient.bytes >=
 	      bytes); /* nothing converts a unit while a rank has its buffer */
 	op_begin_run(op);

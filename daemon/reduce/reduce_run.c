@@ -96,19 +96,20 @@ static bool reduce_run_is_surrogate(const struct coll *c, uint32_t member)
 	return c->ops[member]->surrogate;
 }
 
-static void reduce_run_take_input(struct reduce_input *in, struct member_unit *mu)
+static void reduce_run_take_input(struct reduce_input *in, struct member *m, struct member_unit *mu)
 {
 	CHECK(mu->gradient.slab || mu->accumulated.slab); /* since it was checked: its ops wait */
 	*in = (struct reduce_input){ region_steal(&mu->gradient), region_steal(&mu->accumulated),
 				     mu->included };
 	mu->included = false;
+	member_note_held(m, mu);
 }
 
 static void reduce_run_take_inputs(const struct coll *c, struct reduce_run *run)
 {
 	for (uint32_t i = 0; i < c->n; i++)
 		if (!reduce_run_is_surrogate(c, i))
-			reduce_run_take_input(&run->inputs[i],
+			reduce_run_take_input(&run->inputs[i], c->members[i],
 					      member_unit_find(c->members[i], c->unit));
 }
 
@@ -124,12 +125,14 @@ void reduce_give_inputs(struct coll *c)
 		reduce_run_give_input(&reduce_of(c)->run->inputs[i], c->members[i]);
 }
 
-static void reduce_run_put_input_back(struct reduce_input *in, struct member_unit *mu)
+static void reduce_run_put_input_back(struct reduce_input *in, struct member *m,
+				      struct member_unit *mu)
 {
 	CHECK(!mu->gradient.slab && !mu->accumulated.slab); /* ops on them come behind this one */
 	mu->gradient = region_steal(&in->gradient);
 	mu->accumulated = region_steal(&in->accumulated);
 	mu->included = in->included;
+	member_note_held(m, mu);
 }
 
 void reduce_put_back(struct coll *c)
@@ -141,7 +144,7 @@ void reduce_put_back(struct coll *c)
 		if (!in->gradient.slab && !in->accumulated.slab)
 			continue;
 		if (m->state == MEMBER_JOINED && m->epoch == c->job->rec->epoch)
-			reduce_run_put_input_back(in, member_unit_find(m, c->unit));
+			reduce_run_put_input_back(in, m, member_unit_find(m, c->unit));
 		else
 			reduce_run_give_input(in, m);
 	}

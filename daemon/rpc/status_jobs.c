@@ -369,9 +369,20 @@ static void status_jobs_fill_nodes(struct arena *a, const struct job *job, Shard
 	}
 }
 
-static void status_jobs_fill_counts(struct arena *a, const struct job_counts *from,
+/* A stall that goes on is counted until now, so that the number only grows when it ends. Nobody looks for the end of
+ * one in a deleted job. */
+static uint64_t status_jobs_stalled_us(const struct job *job)
+{
+	const uint64_t now = clock_now_us();
+	const uint64_t since = job->life.deleted ? 0 : job->ops.stalled_us;
+
+	return job->ops.counts.stalled_us + (since && now > since ? now - since : 0);
+}
+
+static void status_jobs_fill_counts(struct arena *a, const struct job *job,
 				    Shardd__V1__JobStatus *j)
 {
+	const struct job_counts *from = &job->ops.counts;
 	Shardd__V1__JobCounts **c = STATUS_MESSAGES(a, 1, JobCounts, job_counts);
 
 	if (!c)
@@ -383,7 +394,7 @@ static void status_jobs_fill_counts(struct arena *a, const struct job_counts *fr
 	c[0]->checkpoints = from->checkpoints;
 	c[0]->checkpoints_failed = from->checkpoints_failed;
 	c[0]->stalls = from->stalls;
-	c[0]->stalled_us = from->stalled_us;
+	c[0]->stalled_us = status_jobs_stalled_us(job);
 }
 
 static void status_jobs_fill_elastic(struct arena *a, const struct job *job,
@@ -414,7 +425,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->ops_total = job->ops.total;
 	j->ops_failed = job->ops.failed;
 	j->last_error = status_text(a, job->ops.last_error);
-	status_jobs_fill_counts(a, &job->ops.counts, j);
+	status_jobs_fill_counts(a, job, j);
 	j->ranks = STATUS_MESSAGES(a, job->rec->world_size, RankStatus, rank_status);
 	j->n_ranks = j->ranks ? job->rec->world_size : 0;
 	for (uint32_t r = 0; r < j->n_ranks; r++)

@@ -195,15 +195,20 @@ static uint64_t status_memory_held_of(const struct job *job, struct unit *u, con
 }
 
 /* For a buffer the formula is the requested size. */
-static uint64_t status_memory_held_by(const struct job *job, const struct member *m)
+static uint64_t status_memory_held_by(const struct job *job, struct member *m)
 {
 	const struct member_buffer *b, *tmp;
-	uint64_t bytes = 0;
+	uint64_t bytes = 0, held;
 
 	if (!m->pool.used) /* all that follows is of its pool */
 		return 0;
-	for (uint32_t i = 0; i < m->n_units && i < job->n_units; i++)
-		bytes += status_memory_held_of(job, job->units[i], m, &m->units[i]);
+	for (uint32_t i = member_next_held(m, 0); i < m->n_units && i < job->n_units;
+	     i = member_next_held(m, i + 1)) {
+		held = status_memory_held_of(job, job->units[i], m, &m->units[i]);
+		bytes += held;
+		if (!held)
+			member_note_held(m, &m->units[i]);
+	}
 	list_for_each (b, tmp, (struct list *)&m->buffers, link)
 		bytes += status_memory_aligned(m->device, b->region.bytes);
 	return bytes;

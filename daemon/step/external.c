@@ -239,10 +239,12 @@ static void external_hand_out(struct op *op, struct unit *u, struct external_cop
 	const struct external_share *s = &copy->share;
 	uint64_t params = external_params_bytes(u, s->elements);
 	char *place = region_addr(&copy->place);
+	struct member_unit *mu = member_unit_find(op->m, u);
 
 	CHECK(copy->place.bytes >= external_bytes(u, s->elements));
 	CHECK(s->part->grads.slab && s->part->device == op->m->device);
-	member_shard_move(member_unit_find(op->m, u), SHARD_GOING);
+	member_shard_move(mu, SHARD_GOING);
+	member_note_held(op->m, mu);
 	op_begin_run(op);
 	*external_outcome(op) = (struct external_outcome){ .unit = u,
 							   .elements = s->elements,

@@ -132,6 +132,7 @@ static void op_summon_hand_over(struct coll *c, uint32_t i)
 	CHECK(!mu->is_summoned && !mu->summoned.slab);
 	mu->summoned = region_steal(op_summon_copy_of(c, i));
 	mu->is_summoned = true;
+	member_note_held(c->members[i], mu);
 	c->unit->summoned_ranks++;
 	op->result.place = mu->summoned;
 	op->result.place.bytes = op_summon_bytes_of(c->unit, op_summon_state_of(c));

@@ -160,7 +160,7 @@ ONE_RANK(a_step_of_training)
 		cr_expect_not(unit_has_copy(u), "what is reduced is read no more");
 		cr_expect_not(did_end(m[0], u, B, true));
 		cr_expect_eq(state_of(0, u), PASS_IDLE);
-		cr_expect_eq(m[0]->in_pass, 0);
+		cr_expect_eq(m[0]->now.in_pass, 0);
 		cr_expect_eq(job->mem.full[0].used, 0);
 		stepped(1, step);
 	}
@@ -652,7 +652,7 @@ TWO_RANKS(a_death_in_any_state_and_the_epoch_that_follows)
 		cr_assert_eq(nodefix_try_join(&n, job, 0, NULL, m[0], &again, &f), 0, "%s", f.text);
 		for (unsigned i = 0; i < 2; i++) {
 			cr_expect_eq(state_of(i, u), PASS_IDLE);
-			cr_expect_eq(m[i]->in_pass, 0);
+			cr_expect_eq(m[i]->now.in_pass, 0);
 		}
 		cr_expect_eq(u->gathered_ranks, 0, "after a death in case %u", s);
 	}
