@@ -262,7 +262,7 @@ static const struct http_route *http_find_route(const char *path)
 	for (size_t i = 0; i < ARRAY_SIZE(http_probes); i++)
 		if (strcmp(path, http_probes[i].path) == 0)
 			return &http_probes[i];
-	return http_data_find(path);
+	return http_page_find(path) ? http_page_find(path) : http_data_find(path);
 }
 
 /* ------------------------------------------------------------------- who asks */

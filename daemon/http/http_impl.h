@@ -90,8 +90,9 @@ struct http {
 	bool closing;
 };
 
-/* The paths of data (http_data.c). */
+/* The paths of data (http_data.c) and of the page (http_page.c). */
 const struct http_route *http_data_find(const char *path);
+const struct http_route *http_page_find(const char *path);
 
 /* Send a text (copied) or an error, which JSON tells (http.c). */
 enum MHD_Result http_answer(struct http_request *r, unsigned code, const char *type,
