@@ -395,7 +395,7 @@ static struct plan_room plan_find_room(const Shardd__V1__GetStatusResponse *s, u
 			 format_bytes(d->capacity_bytes).text);
 		plan_room_lower(&room, d->capacity_bytes, d->used_bytes + d->overhead_bytes, of);
 	}
-	if (room.bytes <= UINT64_MAX / devices)
+	if (devices && room.bytes <= UINT64_MAX / devices)
 		room.bytes *= devices;
 	for (size_t i = 0; i < s->n_users; i++)
 		for (size_t k = 0; s->users[i]->uid == geteuid() && k < s->users[i]->n_usage; k++) {

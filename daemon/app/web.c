@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/log.h"
+#include "core/text.h"
 #include "ring/rings.h"
 #include "rpc/rpc_server.h"
 
@@ -40,10 +41,19 @@ static void web_count(struct metrics_counts *ret, void *userdata)
 	for (; ret->n_methods < METRICS_MAX_METHODS &&
 	       (name = rpc_server_method_at(w->rpc, ret->n_methods, &calls, &failed));
 	     ret->n_methods++) {
-		ret->methods[ret->n_methods].path = name;
+		text_copy(ret->methods[ret->n_methods].path,
+			  sizeof(ret->methods[ret->n_methods].path), name);
 		ret->methods[ret->n_methods].calls = calls;
 		ret->methods[ret->n_methods].failed = failed;
 	}
+}
+
+static struct http_admission web_admission_of(const struct config *c)
+{
+	return (struct http_admission){ .uids = c->allow.uids,
+					.n_uids = c->allow.n_uids,
+					.gids = c->allow.gids,
+					.n_gids = c->allow.n_gids };
 }
 
 int web_start(struct web *w, uv_loop_t *loop, const struct config *c, struct svc_status *status,
@@ -67,7 +77,8 @@ int web_start(struct web *w, uv_loop_t *loop, const struct config *c, struct svc
 		     &(struct http_options){ .address = c->http.address,
 					     .socket_mode = c->socket_mode,
 					     .socket_group = c->socket_group,
-					     .token = token },
+					     .token = token,
+					     .admission = web_admission_of(c) },
 		     &sources, &w->http, f);
 	explicit_bzero(token, sizeof(token));
 	return r;
@@ -75,11 +86,14 @@ int web_start(struct web *w, uv_loop_t *loop, const struct config *c, struct svc
 
 void web_reconfigure(struct web *w, const struct config *c)
 {
+	const struct http_admission admission = web_admission_of(c);
 	char token[CONFIG_SECRET_BYTES] = "";
 	struct fault f = FAULT_NULL;
 
 	if (!w->http)
 		return;
+	if (http_set_admission(w->http, &admission) < 0)
+		log_error("http", "no memory: who may connect is unchanged");
 	if (config_http_token(c, token, &f) || http_set_token(w->http, token) < 0)
 		log_error("http", "the token is unchanged why=\"%s\"",
 			  f.code ? f.text : "no memory");

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
 #include "core/hostport.h"
 #include "core/log.h"
 #include "http/http_impl.h"
@@ -21,8 +22,17 @@
 /* Connections at once; and of one user, or from one address. */
 #define HTTP_MAX_CONNS     128u
 #define HTTP_MAX_CONNS_PER 32u
+/* Of users that are not known: not all of them, so that users of this machine have room. */
+#define HTTP_MAX_STRANGERS (HTTP_MAX_CONNS / 2)
 /* Seconds without a byte after which one is closed. */
 #define HTTP_IDLE_S 15u
+/* The longest that a request may take, to its answer's last byte. */
+#define HTTP_REQUEST_US 60000000u
+#define HTTP_SWEEP_US   1000000u
+/* A run of libmicrohttpd that takes less is followed by the next one at once; else the pause is this many times what
+ * it took. What jobs are asked for has turns of its own. */
+#define HTTP_FREE_US 200u
+#define HTTP_PAUSE   4u
 /* For the headers of a request, and its answer's. */
 #define HTTP_CONN_BYTES 32768u
 #define HTTP_TYPE_JSON  "application/json"
@@ -45,9 +55,17 @@ static const struct header {
 
 static void http_run(struct http *h);
 
+static void http_on_poll(uv_poll_t *poll, int status, int events);
+
 static void http_on_timer(uv_timer_t *timer)
 {
-	http_run(timer->data);
+	struct http *h = timer->data;
+
+	if (h->rest_until_us) {
+		h->rest_until_us = 0;
+		uv_poll_start(&h->poll, UV_READABLE, http_on_poll);
+	}
+	http_run(h);
 }
 
 static void http_on_poll(uv_poll_t *poll, int status, int events)
@@ -57,20 +75,63 @@ static void http_on_poll(uv_poll_t *poll, int status, int events)
 	http_run(poll->data);
 }
 
-static void http_run(struct http *h)
+/* What does not come to an end: headers, bodies, answers that nobody reads. libmicrohttpd sees the closed socket. */
+static void http_sweep(struct http *h, uint64_t now)
+{
+	struct http_conn *c, *tmp;
+
+	if (now - h->swept_us < HTTP_SWEEP_US)
+		return;
+	h->swept_us = now;
+	list_for_each (c, tmp, &h->conns, link) {
+		const uint64_t since = c->request ? c->request->began_us : c->since_us;
+
+		if ((!c->request || !c->request->suspended) &&
+		    now - since > (c->request ? HTTP_REQUEST_US : HTTP_IDLE_S * 1000000ull))
+			shutdown(c->fd, SHUT_RDWR);
+	}
+}
+
+static void http_arm(struct http *h, uint64_t now)
 {
 	MHD_UNSIGNED_LONG_LONG ms;
+
+	/* not at once: a timer that is due at once would keep the loop from everything else */
+	if (h->rest_until_us > now)
+		uv_timer_start(&h->timer, http_on_timer, (h->rest_until_us - now + 999) / 1000, 0);
+	else if (h->again)
+		uv_timer_start(&h->timer, http_on_timer, 1, 0);
+	else if (MHD_get_timeout(h->mhd, &ms) == MHD_YES)
+		uv_timer_start(&h->timer, http_on_timer, ms ? ms : 1, 0);
+	else
+		uv_timer_stop(&h->timer);
+}
+
+/* A handler of libmicrohttpd must not call it again, and all of HTTP gets a fifth of the loop's time at most. */
+static void http_run(struct http *h)
+{
+	uint64_t began = clock_now_us(), took;
 
 	MAGIC_CHECK(h, HTTP_MAGIC);
 	if (h->closing)
 		return;
-	MHD_run(h->mhd);
-	if (h->closing)
+	if (h->running || began < h->rest_until_us) {
+		h->again = true;
 		return;
-	if (MHD_get_timeout(h->mhd, &ms) == MHD_YES)
-		uv_timer_start(&h->timer, http_on_timer, ms, 0);
-	else
-		uv_timer_stop(&h->timer);
+	}
+	h->running = true;
+	h->again = false;
+	h->collected_us = 0;
+	MHD_run(h->mhd);
+	h->running = false;
+	took = clock_now_us() - began;
+	took -= h->collected_us < took ? h->collected_us : took;
+	http_sweep(h, clock_now_us());
+	if (took > HTTP_FREE_US) {
+		h->rest_until_us = clock_now_us() + took * HTTP_PAUSE;
+		uv_poll_stop(&h->poll);
+	}
+	http_arm(h, clock_now_us());
 }
 
 /* ------------------------------------------------------------------ connections */
@@ -89,17 +150,28 @@ static bool http_has_room(const struct http *h, const struct http_peer *peer)
 
 	list_for_each (c, tmp, (struct list *)&h->conns, link)
 		n += http_is_same(&c->peer, peer);
-	return h->n_conns < HTTP_MAX_CONNS && n < HTTP_MAX_CONNS_PER;
+	return h->n_conns < HTTP_MAX_CONNS && n < HTTP_MAX_CONNS_PER &&
+	       (peer->known || h->n_strangers < HTTP_MAX_STRANGERS);
 }
 
 static void http_conn_free(struct http_conn *c)
 {
-	CHECK(c->http->n_conns > 0);
+	CHECK(c->http->n_conns > 0 && c->http->n_strangers >= !c->peer.known);
 	c->http->n_conns--;
+	c->http->n_strangers -= !c->peer.known;
 	list_unlink(&c->link);
 	user_charge_deinit(&c->charge);
 	user_unref(c->user);
 	free(c);
+}
+
+/* As a connection to the socket would be. Of TCP no groups are known, so only allow_uids admits there. */
+static bool http_is_admitted(const struct http *h, int fd, const struct http_peer *peer)
+{
+	const struct ucred cred = { .uid = peer->uid, .gid = peer->gid };
+
+	return peer->known && (admit_peer(&h->admit, fd, &cred) ||
+			       svc_status_view_of(h->sources.status, peer->uid) != peer->uid);
 }
 
 static struct http_conn *http_conn_new(struct http *h, int fd, const struct http_peer *peer)
@@ -114,6 +186,9 @@ static struct http_conn *http_conn_new(struct http *h, int fd, const struct http
 	list_init(&c->link);
 	list_append(&h->conns, &c->link);
 	h->n_conns++;
+	h->n_strangers += !peer->known;
+	c->since_us = clock_now_us();
+	c->admitted = http_is_admitted(h, fd, peer);
 	c->user = users_get(&h->sources.status->jobs->node->users,
 			    peer->known ? peer->uid : geteuid(), NULL, 0);
 	if (!c->user || user_charge(&c->charge, c->user, USER_CONNECTIONS, 1, NULL)) {
@@ -180,8 +255,10 @@ static void http_on_accept(int fd, void *userdata)
 enum MHD_Result http_answer(struct http_request *r, unsigned code, const char *type,
 			    const void *body, size_t bytes)
 {
+	/* the body of data lives as long as the request */
 	struct MHD_Response *response = MHD_create_response_from_buffer(
-		bytes, (void *)(uintptr_t)body, MHD_RESPMEM_MUST_COPY);
+		bytes, (void *)(uintptr_t)body,
+		body == r->body ? MHD_RESPMEM_PERSISTENT : MHD_RESPMEM_MUST_COPY);
 	enum MHD_Result ok;
 
 	if (!response)
@@ -299,28 +376,44 @@ static bool http_is_our_host(struct http_request *r)
 	       (hostport_parse_any(r->http->address, &own) && strcasecmp(name, own.host) == 0);
 }
 
-/* Whose view it gets. Return: 0, or FAULT_DENIED. */
-static int http_admit(struct http_request *r, struct fault *f)
+static unsigned http_admit_token(struct http_request *r, const char *token, struct fault *f)
+{
+	if (http_is_token(r->http, token)) {
+		r->scope.uid = geteuid();
+		return 0;
+	}
+	fault_set(f, FAULT_DENIED, "Authorization",
+		  *r->http->token ? "the token is not the one of http_token_file"
+				  : "a token is shown, and http_token_file is not set");
+	return MHD_HTTP_UNAUTHORIZED;
+}
+
+/* Whose view it gets. A token shows all, and no page of somebody else can show it. Return: 0, or a status of HTTP. */
+static unsigned http_admit(struct http_request *r, struct fault *f)
 {
 	const char *token = http_token_of(r);
 	const struct http_peer *peer = &r->conn->peer;
 
-	if (token) {
-		if (!http_is_token(r->http, token))
-			return fault_set(
-				f, FAULT_DENIED, "Authorization",
-				*r->http->token
-					? "the token is not the one of http_token_file"
-					: "a token is shown, and http_token_file is not set");
-		r->scope.uid = geteuid();
-		return 0;
+	if (token)
+		return http_admit_token(r, token, f);
+	if (!peer->known) {
+		fault_set(f, FAULT_DENIED, "Authorization",
+			  "the request is not from this machine; it must show the token of "
+			  "http_token_file: Authorization: Bearer TOKEN");
+		return MHD_HTTP_UNAUTHORIZED;
 	}
-	if (!peer->known)
-		return fault_set(f, FAULT_DENIED, "Authorization",
-				 "the request is not from this machine; it must show the token of "
-				 "http_token_file: Authorization: Bearer TOKEN");
+	if (!r->conn->admitted)
+		fault_set(
+			f, FAULT_DENIED, NULL,
+			"user %u may not use this daemon (allow_uids, allow_gids, observer_uids)%s",
+			(unsigned)peer->uid,
+			peer->is_unix ? "" : "; groups are known at http: unix:PATH only");
+	else if (!http_is_our_host(r))
+		fault_set(
+			f, FAULT_DENIED, NULL,
+			"the Host header is not the name in the key http, localhost or an address");
 	r->scope.uid = svc_status_view_of(r->http->sources.status, peer->uid);
-	return 0;
+	return f->code ? MHD_HTTP_FORBIDDEN : 0;
 }
 
 /* -------------------------------------------------------------------- requests */
@@ -379,6 +472,7 @@ static enum MHD_Result http_begin(struct http_request *r, const char *path, cons
 {
 	struct fault f = FAULT_NULL;
 	struct http_params_fault p = { r, &f };
+	unsigned code;
 
 	if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
 		return http_answer_error(r, MHD_HTTP_METHOD_NOT_ALLOWED, "UNIMPLEMENTED",
@@ -389,13 +483,12 @@ static enum MHD_Result http_begin(struct http_request *r, const char *path, cons
 			r, MHD_HTTP_NOT_FOUND, "NOT_FOUND",
 			"there is no such path; / is the page, /metrics and /api/v1/status "
 			"are for programs");
-	if (!http_is_our_host(r))
-		return http_answer_error(
-			r, MHD_HTTP_FORBIDDEN, "PERMISSION_DENIED",
-			"the Host header is not the name in the key http, localhost or an "
-			"address");
-	if (!r->route->open && http_admit(r, &f))
-		return http_answer_error(r, MHD_HTTP_UNAUTHORIZED, "UNAUTHENTICATED", f.text);
+	code = r->route->open ? 0 : http_admit(r, &f);
+	if (code)
+		return http_answer_error(r, code,
+					 code == MHD_HTTP_UNAUTHORIZED ? "UNAUTHENTICATED"
+								       : "PERMISSION_DENIED",
+					 f.text);
 	MHD_get_connection_values(r->c, MHD_GET_ARGUMENT_KIND, http_on_param, &p);
 	if (f.code)
 		return http_answer_fault(r, &f);
@@ -419,6 +512,8 @@ static struct http_request *http_request_new(struct http *h, struct MHD_Connecti
 	r->c = c;
 	r->conn = info->socket_context;
 	r->code = MHD_HTTP_OK;
+	r->began_us = clock_now_us();
+	r->conn->request = r;
 	list_init(&r->turn.link);
 	list_init(&r->link);
 	list_append(&h->requests, &r->link);
@@ -429,6 +524,8 @@ void http_request_free(struct http_request *r)
 {
 	CHECK(!r->in_pool);
 	list_unlink(&r->link);
+	user_charge_deinit(&r->call);
+	user_charge_deinit(&r->memory);
 	arena_free(&r->arena);
 	free(r->body);
 	free(r);
@@ -466,6 +563,8 @@ static void http_on_completed(void *cls, struct MHD_Connection *c, void **contex
 	*context = NULL;
 	if (!r)
 		return;
+	r->conn->since_us = clock_now_us();
+	r->conn->request = NULL;
 	r->c = NULL;
 	r->conn = NULL;
 	http_data_cancel(r);
@@ -496,19 +595,28 @@ static void http_log_line(void *cls, const char *format, va_list ap)
 	log_debug("http", "libmicrohttpd=\"%s\"", text);
 }
 
+/* A text would end at a 0: what has one stays as it is, and is found nowhere. */
+static size_t http_unescape(void *cls, struct MHD_Connection *c, char *s)
+{
+	(void)cls;
+	(void)c;
+	return strstr(s, "%00") ? strlen(s) : MHD_http_unescape(s);
+}
+
 static int http_start_daemon(struct http *h, struct fault *f)
 {
 	const union MHD_DaemonInfo *info;
 
-	h->mhd = MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET |
-					  MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG,
-				  0, NULL, NULL, http_on_request, h, MHD_OPTION_EXTERNAL_LOGGER,
-				  http_log_line, NULL, MHD_OPTION_CONNECTION_LIMIT, HTTP_MAX_CONNS,
-				  MHD_OPTION_CONNECTION_TIMEOUT, HTTP_IDLE_S,
-				  MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONN_BYTES,
-				  MHD_OPTION_NOTIFY_CONNECTION, http_on_conn, h,
-				  MHD_OPTION_NOTIFY_COMPLETED, http_on_completed, NULL,
-				  MHD_OPTION_END);
+	h->mhd =
+		MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET |
+					 MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG,
+				 0, NULL, NULL, http_on_request, h, MHD_OPTION_EXTERNAL_LOGGER,
+				 http_log_line, NULL, MHD_OPTION_CONNECTION_LIMIT, HTTP_MAX_CONNS,
+				 MHD_OPTION_CONNECTION_TIMEOUT, HTTP_IDLE_S,
+				 MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HTTP_CONN_BYTES,
+				 MHD_OPTION_NOTIFY_CONNECTION, http_on_conn, h,
+				 MHD_OPTION_NOTIFY_COMPLETED, http_on_completed, NULL,
+				 MHD_OPTION_UNESCAPE_CALLBACK, http_unescape, NULL, MHD_OPTION_END);
 	info = h->mhd ? MHD_get_daemon_info(h->mhd, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
 	if (!info)
 		return fault_errno(f, -ENOMEM, "starting the HTTP server");
@@ -532,6 +640,11 @@ int http_set_token(struct http *h, const char *token)
 	return 0;
 }
 
+int http_set_admission(struct http *h, const struct http_admission *a)
+{
+	return admit_set(&h->admit, a->uids, a->n_uids, a->gids, a->n_gids);
+}
+
 static void http_free(struct http *h)
 {
 	if (h->token)
@@ -539,6 +652,7 @@ static void http_free(struct http *h)
 	free(h->token);
 	free(h->address);
 	free(h->group);
+	admit_deinit(&h->admit);
 	free(h);
 }
 
@@ -556,7 +670,8 @@ int http_new(uv_loop_t *loop, const struct http_options *options,
 	list_init(&h->requests);
 	h->address = strdup(options->address);
 	h->group = strdup(options->socket_group);
-	if (!h->address || !h->group || http_set_token(h, options->token) < 0) {
+	if (!h->address || !h->group || http_set_token(h, options->token) < 0 ||
+	    http_set_admission(h, &options->admission) < 0) {
 		http_free(h);
 		return fault_errno(f, -ENOMEM, "starting the HTTP server");
 	}

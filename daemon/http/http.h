@@ -26,11 +26,20 @@
 
 struct http;
 
+/* The users and groups that may use the daemon, as at its socket (net/admit.h); copied. */
+struct http_admission {
+	const uid_t *uids;
+	size_t n_uids;
+	const gid_t *gids;
+	size_t n_gids;
+};
+
 struct http_options {
 	const char *address;  /* copied: HOST:PORT or unix:PATH */
 	unsigned socket_mode; /* of a unix socket's file */
 	const char *socket_group;
 	const char *token; /* copied; "": there is none */
+	struct http_admission admission;
 };
 
 /* What only the server knows. All get @userdata. */
@@ -48,6 +57,8 @@ int http_new(uv_loop_t *loop, const struct http_options *options,
 
 /* For requests from now on. Return: 0, or -ENOMEM: nothing changed. */
 int http_set_token(struct http *h, const char *token);
+/* For connections from now on. The same. */
+int http_set_admission(struct http *h, const struct http_admission *a);
 
 /* Into a reply. Borrowed until the next call. */
 void http_describe(const struct http *h, Shardd__V1__HttpStatus *ret);

@@ -252,6 +252,9 @@ static void http_data_worked(uv_work_t *work, int status)
 	arena_free(&r->arena);
 	if (!r->c) {
 		http_request_free(r);
+	} else if (r->body && user_charge(&r->memory, r->conn->user, USER_MEMORY, r->bytes, &f)) {
+		free(r->body);
+		http_data_fail(r, &f, MHD_HTTP_SERVICE_UNAVAILABLE);
 	} else if (!r->body) {
 		fault_set(&f, FAULT_EXHAUSTED, NULL, "no memory for the answer");
 		http_data_fail(r, &f, MHD_HTTP_SERVICE_UNAVAILABLE);
@@ -276,12 +279,14 @@ static int http_data_find_job(struct http_request *r, struct fault *f)
 static int http_data_take(struct http_request *r, struct fault *f)
 {
 	const uint64_t began = clock_now_us();
+	uint64_t took;
 
 	if (http_data_find_job(r, f) || r->route->collect(r, f))
 		return (int)f->code;
+	took = clock_now_us() - began;
+	r->http->collected_us += took;
 	/* how long the loop was busy with it: tests/bench/scrape reads this */
-	log_debug("http", "collected path=%s us=%llu", r->route->path,
-		  (unsigned long long)(clock_now_us() - began));
+	log_debug("http", "collected path=%s us=%llu", r->route->path, (unsigned long long)took);
 	return 0;
 }
 
@@ -324,6 +329,10 @@ void http_data_begin(struct http_request *r)
 
 	r->suspended = true;
 	MHD_suspend_connection(r->c);
+	if (user_charge(&r->call, r->conn->user, USER_STATUS_CALLS, 1, &f)) {
+		http_data_fail(r, &f, MHD_HTTP_SERVICE_UNAVAILABLE);
+		return;
+	}
 	r->scope.with_nodes = r->route->with_nodes;
 	if (r->route->with_nodes && http_data_find_job(r, &f) == 0)
 		r->survey = status_survey_begin(r->http->sources.status->jobs, &r->scope,

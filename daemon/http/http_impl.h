@@ -8,6 +8,7 @@
 #include "http/http.h"
 #include "http/http_listen.h"
 #include "http/http_peer.h"
+#include "net/admit.h"
 #include "rpc/status_survey.h"
 
 /* A connection. */
@@ -16,8 +17,11 @@ struct http_conn {
 	struct http *http;
 	int fd; /* libmicrohttpd's; only the number is used */
 	struct http_peer peer;
-	struct user *user;         /* a reference: who pays; NULL: not known */
-	struct user_charge charge; /* a connection of that user */
+	struct user *user;            /* a reference: who pays; NULL: not known */
+	struct user_charge charge;    /* a connection of that user */
+	bool admitted;                /* by allow_uids and allow_gids, or as an observer */
+	uint64_t since_us;            /* when it came, or its last request ended */
+	struct http_request *request; /* NULL: none is under way */
 };
 
 struct http_request;
@@ -68,8 +72,11 @@ struct http_request {
 	Shardd__V1__EventsResponse events;
 	struct metrics_counts counts;
 	unsigned code;
-	char *body; /* owned */
+	char *body; /* owned, until the client has read it */
 	size_t bytes;
+	struct user_charge call;   /* one of its user's status calls */
+	struct user_charge memory; /* the body */
+	uint64_t began_us;
 };
 
 struct http {
@@ -82,10 +89,16 @@ struct http {
 	struct MHD_Daemon *mhd;
 	uv_poll_t poll;
 	uv_timer_t timer;
+	bool running;           /* in MHD_run */
+	bool again;             /* that was asked for meanwhile */
+	uint64_t collected_us;  /* spent in it for what has turns of its own */
+	uint64_t rest_until_us; /* it has used its share of the loop */
+	uint64_t swept_us;
+	struct admit admit;
 	struct list conns;
-	unsigned n_conns;
-	struct list requests; /* all of them */
-	unsigned in_pool;     /* of them */
+	unsigned n_conns, n_strangers; /* strangers: of users that are not known */
+	struct list requests;          /* all of them */
+	unsigned in_pool;              /* of them */
 	uint64_t answered, refused;
 	bool closing;
 };

@@ -15,7 +15,19 @@
 #include "core/text.h"
 
 #define HTTP_LISTEN_RETRY_MS 5000u
+#define HTTP_LISTEN_PAUSE_MS 100u
 #define HTTP_LISTEN_BACKLOG  128
+
+static void http_listen_on_pause_over(uv_timer_t *timer);
+
+/* Without descriptors, for one: it would be readable again at once. */
+static void http_listen_pause(struct http_listen *l)
+{
+	for (unsigned i = 0; i < l->n_ends; i++)
+		if (l->ends[i].open)
+			uv_poll_stop(&l->ends[i].poll);
+	uv_timer_start(&l->retry, http_listen_on_pause_over, HTTP_LISTEN_PAUSE_MS, 0);
+}
 
 static void http_listen_on_poll(uv_poll_t *poll, int status, int events)
 {
@@ -25,10 +37,24 @@ static void http_listen_on_poll(uv_poll_t *poll, int status, int events)
 	for (unsigned i = 0; status == 0 && i < 16 && end->fd >= 0; i++) {
 		int fd = accept4(end->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-		if (fd < 0)
+		if (fd >= 0)
+			end->listen->fn(fd, end->listen->userdata);
+		else if (errno == EAGAIN)
 			return;
-		end->listen->fn(fd, end->listen->userdata);
+		else if (errno != EINTR && errno != ECONNABORTED)
+			status = -errno;
 	}
+	if (status < 0)
+		http_listen_pause(end->listen);
+}
+
+static void http_listen_on_pause_over(uv_timer_t *timer)
+{
+	struct http_listen *l = timer->data;
+
+	for (unsigned i = 0; i < l->n_ends; i++)
+		if (l->ends[i].open)
+			uv_poll_start(&l->ends[i].poll, UV_READABLE, http_listen_on_poll);
 }
 
 /* @fd listens; it is taken. Return: 0 or negative errno. */
@@ -39,26 +65,31 @@ static int http_listen_add(struct http_listen *l, int fd)
 
 	*end = (struct http_listen_end){ .listen = l, .fd = fd };
 	r = uv_poll_init(l->loop, &end->poll, fd);
-	if (r < 0)
+	if (r < 0) {
+		if (fd != l->file.fd)
+			close(fd);
 		return r;
+	}
 	end->poll.data = end;
 	end->open = true;
 	l->n_ends++;
 	return uv_poll_start(&end->poll, UV_READABLE, http_listen_on_poll);
 }
 
-static int http_listen_bind(const struct addrinfo *a, int *ret)
+static int http_listen_bind(const struct sockaddr_storage *a, int *ret)
 {
 	_cleanup_(fd_closep) int fd =
-		socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	const socklen_t bytes =
+		a->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 	const int on = 1;
 
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) < 0)
 		return -errno;
-	if (a->ai_family == AF_INET6 &&
+	if (a->ss_family == AF_INET6 &&
 	    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) < 0)
 		return -errno;
-	if (bind(fd, a->ai_addr, a->ai_addrlen) < 0 || listen(fd, HTTP_LISTEN_BACKLOG) < 0)
+	if (bind(fd, (const struct sockaddr *)a, bytes) < 0 || listen(fd, HTTP_LISTEN_BACKLOG) < 0)
 		return -errno;
 	*ret = STEAL_FD(fd);
 	return 0;
@@ -80,31 +111,30 @@ static void http_listen_close_ends(struct http_listen *l)
 	listen_socket_deinit(&l->file);
 }
 
-/* In place of port 0, which the first address has made a port of. */
-static void http_listen_set_port(const struct addrinfo *a, uint16_t port)
+static void http_listen_set_port(struct sockaddr_storage *a, uint16_t port)
 {
-	if (a->ai_family == AF_INET)
-		((struct sockaddr_in *)(void *)a->ai_addr)->sin_port = htons(port);
+	if (a->ss_family == AF_INET)
+		((struct sockaddr_in *)(void *)a)->sin_port = htons(port);
 	else
-		((struct sockaddr_in6 *)(void *)a->ai_addr)->sin6_port = htons(port);
+		((struct sockaddr_in6 *)(void *)a)->sin6_port = htons(port);
 }
 
 static uint16_t http_listen_port_of(int fd)
 {
-	struct sockaddr_storage room;
-	socklen_t n = sizeof(room);
+	struct sockaddr_storage a;
+	socklen_t n = sizeof(a);
 
-	if (getsockname(fd, (struct sockaddr *)&room, &n) < 0)
+	if (getsockname(fd, (struct sockaddr *)&a, &n) < 0)
 		return 0;
-	return ntohs(room.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&room)->sin_port
-					       : ((struct sockaddr_in6 *)(void *)&room)->sin6_port);
+	return ntohs(a.ss_family == AF_INET ? ((struct sockaddr_in *)(void *)&a)->sin_port
+					    : ((struct sockaddr_in6 *)(void *)&a)->sin6_port);
 }
 
-/* Return: 0: on one at least; or negative errno. A machine without IPv6 has no ::1. */
-static int http_listen_tcp(struct http_listen *l)
+/* Return: false: there is no such host. */
+static bool http_listen_resolve(struct http_listen *l)
 {
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE };
-	struct addrinfo *all = NULL, *a;
+	struct addrinfo *all = NULL;
 	struct hostport h;
 	char port[16];
 	int r;
@@ -113,17 +143,30 @@ static int http_listen_tcp(struct http_listen *l)
 	snprintf(port, sizeof(port), "%u", h.port);
 	r = getaddrinfo(h.host, port, &hints, &all);
 	if (r != 0) {
-		snprintf(l->why, sizeof(l->why), "%s: %s", l->address, gai_strerror(r));
-		return -EADDRNOTAVAIL;
+		snprintf(l->why, sizeof(l->why), "%.180s: %s", l->address, gai_strerror(r));
+		return false;
 	}
-	r = -EADDRNOTAVAIL;
-	for (a = all; a && l->n_ends < HTTP_LISTEN_MAX; a = a->ai_next) {
+	for (struct addrinfo *a = all; a && l->n_addresses < HTTP_LISTEN_MAX; a = a->ai_next)
+		if (a->ai_family == AF_INET || a->ai_family == AF_INET6)
+			memcpy(&l->addresses[l->n_addresses++], a->ai_addr, a->ai_addrlen);
+	freeaddrinfo(all);
+	return true;
+}
+
+/* Return: 0: on one at least; or negative errno. A machine without IPv6 has no ::1. */
+static int http_listen_tcp(struct http_listen *l)
+{
+	struct hostport h;
+	int r = -EADDRNOTAVAIL;
+
+	CHECK(hostport_parse_any(l->address, &h));
+	for (unsigned i = 0; i < l->n_addresses; i++) {
 		int fd = -1, bound;
 
-		http_listen_set_port(a, h.port);
-		bound = http_listen_bind(a, &fd);
+		http_listen_set_port(&l->addresses[i], h.port);
+		bound = http_listen_bind(&l->addresses[i], &fd);
 		if (bound == 0) {
-			h.port = http_listen_port_of(fd);
+			h.port = http_listen_port_of(fd); /* in place of 0, for all of them */
 			bound = http_listen_add(l, fd);
 		}
 		if (l->n_ends == 0 || bound == 0 || bound == -EADDRINUSE)
@@ -131,10 +174,9 @@ static int http_listen_tcp(struct http_listen *l)
 		if (bound == -EADDRINUSE)
 			break;
 	}
-	freeaddrinfo(all);
 	hostport_format(h.host, h.port, l->bound);
 	if (r < 0)
-		snprintf(l->why, sizeof(l->why), "%s: %s", l->address, strerror(-r));
+		snprintf(l->why, sizeof(l->why), "%.180s: %s", l->address, strerror(-r));
 	return r;
 }
 
@@ -181,6 +223,10 @@ void http_listen_start(struct http_listen *l)
 	uv_timer_init(l->loop, &l->retry);
 	l->retry.data = l;
 	l->open = true;
+	if (!http_address_path(l->address) && !http_listen_resolve(l)) {
+		log_error("http", "not listening until a restart why=\"%s\"", l->why);
+		return;
+	}
 	http_listen_on_retry(&l->retry);
 	if (*l->why)
 		log_error("http", "not listening, another try follows why=\"%s\"", l->why);

@@ -1,11 +1,12 @@
 /*
  * Where HTTP is listened for: all addresses of HOST:PORT, or unix:PATH. An address that is in use is tried again every
  * few seconds: a daemon that comes back to its jobs must not end because of it. Loop thread only; a host name
- * is resolved once, at the start, which blocks.
+ * is resolved once, at the start, which blocks. If it is not found, nothing is listened for until a restart.
  */
 #ifndef SHARDD_HTTP_HTTP_LISTEN_H
 #define SHARDD_HTTP_HTTP_LISTEN_H
 
+#include <sys/socket.h>
 #include <uv.h>
 
 #include "core/fault.h"
@@ -36,6 +37,9 @@ struct http_listen {
 	void *userdata;
 	uv_timer_t retry;
 	bool open;
+	/* of TCP: resolved at the start; the port is that of the first one, in place of 0 */
+	struct sockaddr_storage addresses[HTTP_LISTEN_MAX];
+	unsigned n_addresses;
 	struct http_listen_end ends[HTTP_LISTEN_MAX];
 	unsigned n_ends;
 	struct listen_socket file; /* of a unix socket */

@@ -90,6 +90,19 @@ static void http_peer_find_unix(int fd, struct http_peer *ret)
 	ret->is_unix = true;
 	ret->known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) == 0;
 	ret->uid = ret->known ? cred.uid : 0;
+	ret->gid = ret->known ? cred.gid : (gid_t)-1;
+}
+
+/* One who has an IPv6 address has all of its network. */
+static void http_peer_write_address(const union http_address *far, struct http_peer *ret)
+{
+	union http_address a = *far;
+
+	if (a.any.sa_family == AF_INET6)
+		memset(&a.v6.sin6_addr.s6_addr[8], 0, 8);
+	inet_ntop(a.any.sa_family,
+		  a.any.sa_family == AF_INET ? (void *)&a.v4.sin_addr : (void *)&a.v6.sin6_addr,
+		  ret->address, sizeof(ret->address));
 }
 
 void http_peer_find(int fd, struct http_peer *ret)
@@ -97,7 +110,7 @@ void http_peer_find(int fd, struct http_peer *ret)
 	union http_address near = { 0 }, far = { 0 };
 	socklen_t n = sizeof(near), m = sizeof(far);
 
-	*ret = (struct http_peer){ 0 };
+	*ret = (struct http_peer){ .gid = (gid_t)-1 };
 	if (getsockname(fd, &near.any, &n) < 0)
 		return;
 	if (near.any.sa_family == AF_UNIX) {
@@ -106,9 +119,6 @@ void http_peer_find(int fd, struct http_peer *ret)
 	}
 	if (getpeername(fd, &far.any, &m) < 0 || far.any.sa_family != near.any.sa_family)
 		return;
-	inet_ntop(far.any.sa_family,
-		  far.any.sa_family == AF_INET ? (void *)&far.v4.sin_addr
-					       : (void *)&far.v6.sin6_addr,
-		  ret->address, sizeof(ret->address));
 	ret->known = http_peer_ask(&near, &far, &ret->uid);
+	http_peer_write_address(&far, ret);
 }

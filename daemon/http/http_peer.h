@@ -13,8 +13,9 @@
 struct http_peer {
 	bool known; /* uid is */
 	uid_t uid;
+	gid_t gid; /* of a unix socket, if it is known; else (gid_t)-1 */
 	bool is_unix;
-	char address[INET6_ADDRSTRLEN]; /* of TCP; "": unix */
+	char address[INET6_ADDRSTRLEN]; /* of TCP; of IPv6 the network, /64; "": unix */
 };
 
 /* @fd: accepted. */

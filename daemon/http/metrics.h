@@ -22,7 +22,7 @@ struct metrics_counts {
 	} ops[METRICS_MAX_KINDS];
 	size_t n_ops;
 	struct {
-		const char *path; /* as long as the gRPC server */
+		char path[96]; /* cut */
 		uint64_t calls, failed;
 	} methods[METRICS_MAX_METHODS];
 	size_t n_methods;

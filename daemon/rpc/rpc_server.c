@@ -297,11 +297,11 @@ size_t rpc_server_answers(const struct rpc_server *s)
 const char *rpc_server_method_at(const struct rpc_server *s, size_t i, uint64_t *ret_calls,
 				 uint64_t *ret_failed)
 {
-	if (i >= s->n_slots)
+	if (i + 1 >= s->n_slots) /* the last one is not of a method */
 		return NULL;
 	*ret_calls = s->slots[i].calls;
 	*ret_failed = s->slots[i].failed;
-	return s->slots[i].method ? s->slots[i].path : "unknown";
+	return s->slots[i].path;
 }
 
 /* ---------------------------------------------------------- connections */

@@ -12,10 +12,12 @@ static void status_turns_call(struct user *u, struct status_turn *t,
 {
 	uint64_t began = clock_now_us(), took;
 
+	user_ref(u); /* what is answered may be the last that it has */
 	fn(t);
 	took = clock_now_us() - began;
 	if (took > STATUS_FREE_US)
 		u->status_at_us = began + took + took * STATUS_PAUSE;
+	user_unref(u);
 }
 
 static void status_turns_arm(struct status_turns *ts);
@@ -30,7 +32,7 @@ static void status_turns_on_timer(uv_timer_t *timer)
 		struct user *next;
 		struct status_turn *t;
 
-		user_ref(u); /* what is answered may be the last that it has */
+		user_ref(u); /* it is needed for the next one */
 		if (!list_empty(&u->waiting) && now >= u->status_at_us) {
 			t = list_first(&u->waiting, struct status_turn, link);
 			list_unlink(&t->link);

@@ -29,6 +29,7 @@ struct svc_events_wait {
 /* Whose events the caller wants; a name without an owner is one of his jobs. */
 struct svc_events_scope {
 	uid_t uid;
+	uint64_t after; /* 0: that of a caller who has seen events of an earlier daemon, too */
 	struct job_ref job;
 	bool one_job;
 };
@@ -36,14 +37,16 @@ struct svc_events_scope {
 static int svc_events_scope(uid_t view, const Shardd__V1__EventsRequest *r,
 			    struct svc_events_scope *ret, struct fault *f)
 {
-	*ret = (struct svc_events_scope){ .uid = view, .one_job = *r->job };
+	*ret = (struct svc_events_scope){ .uid = view,
+					  .after = r->after > events_last() ? 0 : r->after,
+					  .one_job = *r->job };
 	return *r->job ? job_ref_parse(r->job, "job", &ret->job, f) : 0;
 }
 
 static bool svc_events_wanted(const struct events_record *e, const struct svc_events_scope *s,
 			      const Shardd__V1__EventsRequest *r)
 {
-	if (!e || e->head.id <= r->after || (e->head.uid != s->uid && !job_is_admin(s->uid)))
+	if (!e || e->head.id <= s->after || (e->head.uid != s->uid && !job_is_admin(s->uid)))
 		return false;
 	if (e->kind == EVENTS_COMMIT && !r->with_commits)
 		return false;
@@ -83,14 +86,14 @@ static size_t svc_events_find(struct arena *a, const struct svc_events_scope *s,
 	size_t most = r->limit && r->limit < EVENTS_LIMIT ? r->limit : EVENTS_LIMIT, n = 0, skip;
 	const struct events_record **all = arena_take(a, (events_size() + 1) * sizeof(*all));
 
-	reply->last = r->after; /* what is not in the answer may come in the next one */
+	reply->last = s->after; /* what is not in the answer may come in the next one */
 	if (!all)
 		return 0;
 	for (size_t i = 0; i < events_size(); i++)
 		if (svc_events_wanted(events_at(i), s, r))
 			all[n++] = events_at(i);
 	qsort(all, n, sizeof(*all), svc_events_compare);
-	skip = n > most && !r->after ? n - most : 0; /* the latest, or the next */
+	skip = n > most && !s->after ? n - most : 0; /* the latest, or the next */
 	n = n > most ? most : n;
 	reply->events = STATUS_MESSAGES(a, n, Event, event);
 	for (size_t i = 0; reply->events && i < n; i++)
