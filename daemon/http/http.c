@@ -86,7 +86,7 @@ static void http_sweep(struct http *h, uint64_t now)
 	list_for_each (c, tmp, &h->conns, link) {
 		const uint64_t since = c->request ? c->request->began_us : c->since_us;
 
-		if ((!c->request || !c->request->suspended) &&
+		if (c->mhd && (!c->request || !c->request->suspended) &&
 		    now - since > (c->request ? HTTP_REQUEST_US : HTTP_IDLE_S * 1000000ull))
 			shutdown(c->fd, SHUT_RDWR);
 	}
@@ -198,12 +198,13 @@ static struct http_conn *http_conn_new(struct http *h, int fd, const struct http
 	return c;
 }
 
+/* One that has not started. */
 static struct http_conn *http_find_conn(struct http *h, int fd)
 {
 	struct http_conn *c, *tmp;
 
 	list_for_each (c, tmp, &h->conns, link)
-		if (c->fd == fd)
+		if (c->fd == fd && !c->mhd)
 			return c;
 	return NULL;
 }
@@ -215,7 +216,11 @@ static void http_on_conn(void *cls, struct MHD_Connection *connection, void **co
 		MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
 
 	if (code == MHD_CONNECTION_NOTIFY_STARTED) {
-		*context = info ? http_find_conn(cls, info->connect_fd) : NULL;
+		struct http_conn *c = info ? http_find_conn(cls, info->connect_fd) : NULL;
+
+		if (c)
+			c->mhd = connection;
+		*context = c;
 		return;
 	}
 	if (*context)

@@ -16,6 +16,8 @@ struct http_conn {
 	struct list link;
 	struct http *http;
 	int fd; /* libmicrohttpd's; only the number is used */
+	struct MHD_Connection
+		*mhd; /* from its start to its end, while the descriptor is this one's; else NULL */
 	struct http_peer peer;
 	struct user *user;            /* a reference: who pays; NULL: not known */
 	struct user_charge charge;    /* a connection of that user */
