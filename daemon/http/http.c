@@ -35,7 +35,6 @@
 #define HTTP_PAUSE   4u
 /* For the headers of a request, and its answer's. */
 #define HTTP_CONN_BYTES 32768u
-#define HTTP_TYPE_JSON  "application/json"
 
 static const struct header {
 	const char *name, *value;
@@ -283,7 +282,7 @@ enum MHD_Result http_answer(struct http_request *r, unsigned code, const char *t
 	return ok;
 }
 
-static unsigned http_code_of(enum fault_code code)
+unsigned http_code_of(enum fault_code code)
 {
 	switch (code) {
 	case FAULT_INVALID:
@@ -299,44 +298,45 @@ static unsigned http_code_of(enum fault_code code)
 	}
 }
 
-static enum MHD_Result http_answer_error(struct http_request *r, unsigned code, const char *name,
-					 const char *text)
+char *http_error_text(const char *name, const char *text)
 {
 	_cleanup_(json_freep) json_t *j =
 		json_pack("{s:s, s:o}", "code", name, "message", json_from_text(text));
-	_cleanup_(freep) char *body = j ? json_dumps(j, JSON_COMPACT) : NULL;
 
-	if (!body)
-		return MHD_NO;
-	return http_answer(r, code, HTTP_TYPE_JSON, body, strlen(body));
+	return j ? json_dumps(j, JSON_COMPACT) : NULL;
 }
 
-enum MHD_Result http_answer_fault(struct http_request *r, const struct fault *f)
+static enum MHD_Result http_answer_error(struct http_request *r, unsigned code, const char *name,
+					 const char *text)
 {
-	return http_answer_error(r, http_code_of(f->code), fault_code_name(f->code), f->text);
+	_cleanup_(freep) char *body = http_error_text(name, text);
+
+	return body ? http_answer(r, code, HTTP_TYPE_JSON, body, strlen(body)) : MHD_NO;
+}
+
+static enum MHD_Result http_answer_probe(struct http_request *r, bool ok, const char *why)
+{
+	const char *text = ok ? "ok\n" : why;
+
+	return http_answer(r, ok ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, "text/plain", text,
+			   strlen(text));
 }
 
 static enum MHD_Result http_answer_health(struct http_request *r)
 {
-	const bool ok = r->http->sources.healthy(r->http->sources.userdata);
-	const char *text = ok ? "ok\n" : "a thread of the daemon does not respond\n";
-
-	return http_answer(r, ok ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, "text/plain", text,
-			   strlen(text));
+	return http_answer_probe(r, r->http->sources.healthy(r->http->sources.userdata),
+				 "a thread of the daemon does not respond\n");
 }
 
 static enum MHD_Result http_answer_ready(struct http_request *r)
 {
-	const bool ok = r->http->sources.accepts_work(r->http->sources.userdata);
-	const char *text = ok ? "ok\n" : "the daemon admits no new jobs\n";
-
-	return http_answer(r, ok ? MHD_HTTP_OK : MHD_HTTP_SERVICE_UNAVAILABLE, "text/plain", text,
-			   strlen(text));
+	return http_answer_probe(r, r->http->sources.accepts_work(r->http->sources.userdata),
+				 "the daemon admits no new jobs\n");
 }
 
 static const struct http_route http_probes[] = {
-	{ "/healthz", "text/plain", .open = true, .params = "", .answer = http_answer_health },
-	{ "/readyz", "text/plain", .open = true, .params = "", .answer = http_answer_ready },
+	{ "/healthz", "text/plain", .open = true, .answer = http_answer_health },
+	{ "/readyz", "text/plain", .open = true, .answer = http_answer_ready },
 };
 
 static const struct http_route *http_find_route(const char *path)
@@ -423,6 +423,15 @@ static unsigned http_admit(struct http_request *r, struct fault *f)
 
 /* -------------------------------------------------------------------- requests */
 
+static const struct {
+	const char *name;
+	unsigned bit;
+} http_params[] = {
+	{ "job", HTTP_PARAM_JOB },
+	{ "limit", HTTP_PARAM_LIMIT },
+	{ "units", HTTP_PARAM_UNITS },
+};
+
 static int http_set_limit(struct http_request *r, const char *value, struct fault *f)
 {
 	char *end;
@@ -435,27 +444,48 @@ static int http_set_limit(struct http_request *r, const char *value, struct faul
 	return 0;
 }
 
+static int http_set_units(struct http_request *r, const char *value, struct fault *f)
+{
+	if (strcmp(value, "no") != 0 && strcmp(value, "yes") != 0)
+		return fault_set(f, FAULT_INVALID, "units",
+				 "units is '%.40s'; it must be yes or no", value);
+	r->params.no_units = *value == 'n';
+	return 0;
+}
+
+/* Return: 0, or FAULT_INVALID, which names those that the path has. */
+static int http_refuse_param(const struct http_request *r, const char *key, struct fault *f)
+{
+	char names[64] = "";
+	size_t n = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(http_params); i++)
+		if (r->route->params & http_params[i].bit)
+			n += (size_t)snprintf(names + n, sizeof(names) - n, "%s%s",
+					      n ? ", " : "; it has ", http_params[i].name);
+	return fault_set(f, FAULT_INVALID, NULL, "%s has no parameter '%.40s'%s", r->route->path,
+			 key, names);
+}
+
 static int http_set_param(struct http_request *r, const char *key, const char *value,
 			  struct fault *f)
 {
-	char word[32];
+	unsigned bit = 0;
 
-	snprintf(word, sizeof(word), " %.28s ", key);
-	if (!strstr(r->route->params, word))
-		return fault_set(f, FAULT_INVALID, NULL, "%s has no parameter '%.40s'%s%s",
-				 r->route->path, key, *r->route->params ? "; it has" : "",
-				 r->route->params);
+	for (size_t i = 0; i < ARRAY_SIZE(http_params); i++)
+		bit |= strcmp(key, http_params[i].name) == 0 ? http_params[i].bit : 0;
+	if (!(r->route->params & bit))
+		return http_refuse_param(r, key, f);
 	if (!value || !*value)
 		return fault_set(f, FAULT_INVALID, key, "the parameter %s has no value", key);
-	if (strcmp(key, "job") == 0)
-		r->params.job = value;
-	else if (strcmp(key, "limit") == 0)
+	if (r->params.seen & bit)
+		return fault_set(f, FAULT_INVALID, key, "the parameter %s is there twice", key);
+	r->params.seen |= bit;
+	if (bit == HTTP_PARAM_LIMIT)
 		return http_set_limit(r, value, f);
-	else if (strcmp(value, "no") == 0 || strcmp(value, "yes") == 0)
-		r->params.no_units = *value == 'n';
-	else
-		return fault_set(f, FAULT_INVALID, key, "%s is '%.40s'; it must be yes or no", key,
-				 value);
+	if (bit == HTTP_PARAM_UNITS)
+		return http_set_units(r, value, f);
+	r->params.job = value;
 	return 0;
 }
 
@@ -496,7 +526,7 @@ static enum MHD_Result http_begin(struct http_request *r, const char *path, cons
 					 f.text);
 	MHD_get_connection_values(r->c, MHD_GET_ARGUMENT_KIND, http_on_param, &p);
 	if (f.code)
-		return http_answer_fault(r, &f);
+		return http_answer_error(r, http_code_of(f.code), fault_code_name(f.code), f.text);
 	if (r->route->answer)
 		return r->route->answer(r);
 	http_data_begin(r);

@@ -17,11 +17,9 @@
 #include "rpc/status_fill.h"
 #include "rpc/svc_events.h"
 
-#define HTTP_TYPE_JSON "application/json"
-
 /* ------------------------------------------------------------------- in the loop */
 
-static int http_data_collect_status(struct http_request *r, bool units, bool slabs, struct fault *f)
+static int http_data_collect_status(struct http_request *r, bool units, bool slabs)
 {
 	const struct status_query q = { .scope = r->scope,
 					.with_units = units,
@@ -29,19 +27,19 @@ static int http_data_collect_status(struct http_request *r, bool units, bool sla
 
 	r->status = (Shardd__V1__GetStatusResponse)SHARDD__V1__GET_STATUS_RESPONSE__INIT;
 	svc_status_fill(r->http->sources.status, &q, &r->arena, &r->status);
-	if (r->arena.failed)
-		return fault_set(f, FAULT_EXHAUSTED, NULL, "no memory for the answer");
 	return 0;
 }
 
 static int http_data_collect(struct http_request *r, struct fault *f)
 {
-	return http_data_collect_status(r, false, false, f);
+	(void)f;
+	return http_data_collect_status(r, false, false);
 }
 
 static int http_data_collect_units(struct http_request *r, struct fault *f)
 {
-	return http_data_collect_status(r, !r->params.no_units, false, f);
+	(void)f;
+	return http_data_collect_status(r, !r->params.no_units, false);
 }
 
 static int http_data_collect_one(struct http_request *r, struct fault *f)
@@ -49,28 +47,21 @@ static int http_data_collect_one(struct http_request *r, struct fault *f)
 	if (!r->params.job)
 		return fault_set(f, FAULT_INVALID, "job", "%s needs the parameter job",
 				 r->route->path);
-	return http_data_collect_status(r, true, false, f);
+	return http_data_collect_status(r, true, false);
 }
 
 static int http_data_collect_slabs(struct http_request *r, struct fault *f)
 {
-	return http_data_collect_status(r, false, true, f);
+	(void)f;
+	return http_data_collect_status(r, false, true);
 }
 
 static int http_data_collect_ops(struct http_request *r, struct fault *f)
 {
+	(void)f;
 	r->ops = (Shardd__V1__OpsResponse)SHARDD__V1__OPS_RESPONSE__INIT;
 	svc_status_fill_ops(r->http->sources.status, &r->scope, r->params.limit, false, &r->arena,
 			    &r->ops);
-	if (r->arena.failed)
-		return fault_set(f, FAULT_EXHAUSTED, NULL, "no memory for the answer");
-	return 0;
-}
-
-static int http_data_check_memory(const struct http_request *r, struct fault *f)
-{
-	if (r->arena.failed)
-		return fault_set(f, FAULT_EXHAUSTED, NULL, "no memory for the answer");
 	return 0;
 }
 
@@ -84,7 +75,7 @@ static int http_data_collect_history(struct http_request *r, struct fault *f)
 	if (r->params.job && job_ref_parse(r->params.job, "job", &ref, f))
 		return (int)f->code;
 	status_fill_history(&r->arena, r->scope.uid, r->params.job ? &ref : NULL, &q, &r->history);
-	return http_data_check_memory(r, f);
+	return 0;
 }
 
 static int http_data_collect_events(struct http_request *r, struct fault *f)
@@ -94,15 +85,16 @@ static int http_data_collect_events(struct http_request *r, struct fault *f)
 	q.limit = r->params.limit;
 	q.job = (char *)(uintptr_t)(r->params.job ? r->params.job : "");
 	r->events = (Shardd__V1__EventsResponse)SHARDD__V1__EVENTS_RESPONSE__INIT;
-	if (svc_events_list(&r->arena, r->scope.uid, &q, &r->events, f))
-		return (int)f->code;
-	return http_data_check_memory(r, f);
+	return svc_events_list(&r->arena, r->scope.uid, &q, &r->events, f);
 }
 
 static int http_data_collect_metrics(struct http_request *r, struct fault *f)
 {
-	r->http->sources.counts(&r->counts, r->http->sources.userdata);
-	return http_data_collect_status(r, false, false, f);
+	(void)f;
+	r->counts = arena_take(&r->arena, sizeof(*r->counts));
+	if (r->counts)
+		r->http->sources.counts(r->counts, r->http->sources.userdata);
+	return http_data_collect_status(r, false, false);
 }
 
 /* ------------------------------------------------------------------- in the pool */
@@ -180,35 +172,35 @@ static char *http_data_format_health(struct http_request *r, size_t *ret_bytes)
 
 static char *http_data_format_metrics(struct http_request *r, size_t *ret_bytes)
 {
-	return metrics_format(&r->status, &r->counts, ret_bytes);
+	return metrics_format(&r->status, r->counts, ret_bytes);
 }
 
 static const struct http_route http_data_routes[] = {
-	{ "/metrics", "text/plain; version=0.0.4; charset=utf-8", .params = "",
+	{ "/metrics", "text/plain; version=0.0.4; charset=utf-8",
 	  .collect = http_data_collect_metrics, .format = http_data_format_metrics },
-	{ "/api/v1/status", HTTP_TYPE_JSON, .params = " job units ",
+	{ "/api/v1/status", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB | HTTP_PARAM_UNITS,
 	  .collect = http_data_collect_units, .format = http_data_format_status,
 	  .with_nodes = true },
-	{ "/api/v1/jobs", HTTP_TYPE_JSON, .params = " job units ",
+	{ "/api/v1/jobs", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB | HTTP_PARAM_UNITS,
 	  .collect = http_data_collect_units, .format = http_data_format_jobs },
-	{ "/api/v1/blame", HTTP_TYPE_JSON, .params = " job ", .collect = http_data_collect,
+	{ "/api/v1/blame", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB, .collect = http_data_collect,
 	  .format = http_data_format_jobs, .with_nodes = true },
-	{ "/api/v1/health", HTTP_TYPE_JSON, .params = "", .collect = http_data_collect,
+	{ "/api/v1/health", HTTP_TYPE_JSON, .collect = http_data_collect,
 	  .format = http_data_format_health },
-	{ "/api/v1/memory", HTTP_TYPE_JSON, .params = "", .collect = http_data_collect_slabs,
+	{ "/api/v1/memory", HTTP_TYPE_JSON, .collect = http_data_collect_slabs,
 	  .format = http_data_format_memory },
-	{ "/api/v1/units", HTTP_TYPE_JSON, .params = " job ", .collect = http_data_collect_one,
-	  .format = http_data_format_units },
-	{ "/api/v1/sessions", HTTP_TYPE_JSON, .params = "", .collect = http_data_collect,
+	{ "/api/v1/units", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB,
+	  .collect = http_data_collect_one, .format = http_data_format_units },
+	{ "/api/v1/sessions", HTTP_TYPE_JSON, .collect = http_data_collect,
 	  .format = http_data_format_sessions },
-	{ "/api/v1/users", HTTP_TYPE_JSON, .params = "", .collect = http_data_collect,
+	{ "/api/v1/users", HTTP_TYPE_JSON, .collect = http_data_collect,
 	  .format = http_data_format_users },
-	{ "/api/v1/history", HTTP_TYPE_JSON, .params = " job limit ",
+	{ "/api/v1/history", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB | HTTP_PARAM_LIMIT,
 	  .collect = http_data_collect_history, .format = http_data_format_history, .past = true },
-	{ "/api/v1/events", HTTP_TYPE_JSON, .params = " job limit ",
+	{ "/api/v1/events", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB | HTTP_PARAM_LIMIT,
 	  .collect = http_data_collect_events, .format = http_data_format_events, .past = true },
-	{ "/api/v1/ops", HTTP_TYPE_JSON, .params = " job limit ", .collect = http_data_collect_ops,
-	  .format = http_data_format_ops },
+	{ "/api/v1/ops", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB | HTTP_PARAM_LIMIT,
+	  .collect = http_data_collect_ops, .format = http_data_format_ops },
 };
 
 const struct http_route *http_data_find(const char *path)
@@ -221,14 +213,11 @@ const struct http_route *http_data_find(const char *path)
 
 /* ------------------------------------------------------------------------ the way */
 
-static void http_data_fail(struct http_request *r, const struct fault *f, unsigned code)
+static void http_data_fail(struct http_request *r, const struct fault *f)
 {
-	_cleanup_(json_freep) json_t *j = json_pack("{s:s, s:o}", "code", fault_code_name(f->code),
-						    "message", json_from_text(f->text));
-
-	r->body = j ? json_dumps(j, JSON_COMPACT) : NULL;
+	r->body = http_error_text(fault_code_name(f->code), f->text);
 	r->bytes = r->body ? strlen(r->body) : 0;
-	r->code = code;
+	r->code = http_code_of(f->code);
 	r->ready = true;
 	http_resume(r);
 }
@@ -254,10 +243,10 @@ static void http_data_worked(uv_work_t *work, int status)
 		http_request_free(r);
 	} else if (r->body && user_charge(&r->memory, r->conn->user, USER_MEMORY, r->bytes, &f)) {
 		free(r->body);
-		http_data_fail(r, &f, MHD_HTTP_SERVICE_UNAVAILABLE);
+		http_data_fail(r, &f);
 	} else if (!r->body) {
 		fault_set(&f, FAULT_EXHAUSTED, NULL, "no memory for the answer");
-		http_data_fail(r, &f, MHD_HTTP_SERVICE_UNAVAILABLE);
+		http_data_fail(r, &f);
 	} else {
 		r->ready = true;
 		http_resume(r);
@@ -283,6 +272,8 @@ static int http_data_take(struct http_request *r, struct fault *f)
 
 	if (http_data_find_job(r, f) || r->route->collect(r, f))
 		return (int)f->code;
+	if (r->arena.failed)
+		return fault_set(f, FAULT_EXHAUSTED, NULL, "no memory for the answer");
 	took = clock_now_us() - began;
 	r->http->collected_us += took;
 	/* how long the loop was busy with it: tests/bench/scrape reads this */
@@ -297,10 +288,7 @@ static void http_data_on_turn(struct status_turn *turn)
 
 	if (http_data_take(r, &f)) {
 		arena_free(&r->arena);
-		http_data_fail(r, &f,
-			       f.code == FAULT_NOT_FOUND ? MHD_HTTP_NOT_FOUND
-			       : f.code == FAULT_INVALID ? MHD_HTTP_BAD_REQUEST
-							 : MHD_HTTP_SERVICE_UNAVAILABLE);
+		http_data_fail(r, &f);
 		return;
 	}
 	r->work.data = r;
@@ -330,7 +318,7 @@ void http_data_begin(struct http_request *r)
 	r->suspended = true;
 	MHD_suspend_connection(r->c);
 	if (user_charge(&r->call, r->conn->user, USER_STATUS_CALLS, 1, &f)) {
-		http_data_fail(r, &f, MHD_HTTP_SERVICE_UNAVAILABLE);
+		http_data_fail(r, &f);
 		return;
 	}
 	r->scope.with_nodes = r->route->with_nodes;

@@ -19,7 +19,7 @@ struct http_conn {
 	struct MHD_Connection
 		*mhd; /* from its start to its end, while the descriptor is this one's; else NULL */
 	struct http_peer peer;
-	struct user *user;            /* a reference: who pays; NULL: not known */
+	struct user *user;            /* a reference: who pays; of strangers, the daemon's own */
 	struct user_charge charge;    /* a connection of that user */
 	bool admitted;                /* by allow_uids and allow_gids, or as an observer */
 	uint64_t since_us;            /* when it came, or its last request ended */
@@ -28,12 +28,17 @@ struct http_conn {
 
 struct http_request;
 
+/* What a path may be followed by. */
+enum { HTTP_PARAM_JOB = 1, HTTP_PARAM_LIMIT = 2, HTTP_PARAM_UNITS = 4 };
+
+#define HTTP_TYPE_JSON "application/json"
+
 /* A path. */
 struct http_route {
 	const char *path;
-	const char *type;   /* of its content */
-	bool open;          /* for everybody */
-	const char *params; /* that it takes, with blanks around each; "": none */
+	const char *type; /* of its content */
+	bool open;        /* for everybody */
+	unsigned params;  /* that it takes: HTTP_PARAM_... */
 	/* Answer at once, if it is not data. Return: as http_answer. */
 	enum MHD_Result (*answer)(struct http_request *r);
 	/* Of data: collect it into the arena, in the loop. Return: 0 or a fault code. */
@@ -46,6 +51,7 @@ struct http_route {
 
 /* What is asked for. */
 struct http_params {
+	unsigned seen;   /* HTTP_PARAM_... */
 	const char *job; /* borrowed from libmicrohttpd; NULL: all */
 	uint32_t limit;
 	bool no_units;
@@ -72,7 +78,7 @@ struct http_request {
 	Shardd__V1__OpsResponse ops;
 	Shardd__V1__HistoryResponse history;
 	Shardd__V1__EventsResponse events;
-	struct metrics_counts counts;
+	struct metrics_counts *counts; /* in the arena */
 	unsigned code;
 	char *body; /* owned, until the client has read it */
 	size_t bytes;
@@ -109,10 +115,13 @@ struct http {
 const struct http_route *http_data_find(const char *path);
 const struct http_route *http_page_find(const char *path);
 
-/* Send a text (copied) or an error, which JSON tells (http.c). */
+/* Send a text: copied, unless it is the body of @r (http.c). */
 enum MHD_Result http_answer(struct http_request *r, unsigned code, const char *type,
 			    const void *body, size_t bytes);
-enum MHD_Result http_answer_fault(struct http_request *r, const struct fault *f);
+/* What an error says: JSON, malloc'ed, the caller's. Return: NULL without memory. */
+char *http_error_text(const char *name, const char *text);
+/* The status of HTTP for it. */
+unsigned http_code_of(enum fault_code code);
 
 /* Begin to collect what @r asks for; it is suspended until http_resume. */
 void http_data_begin(struct http_request *r);

@@ -30,10 +30,10 @@ HTTP_PAGE_FILE(units, "units.js")
 static enum MHD_Result http_page_answer(struct http_request *r);
 
 #define HTTP_TYPE_SCRIPT "text/javascript; charset=utf-8"
-#define HTTP_PAGE(name, path_, type_)                                                              \
-	{                                                                                          \
-		.route = { path_, type_, .open = true, .params = "", .answer = http_page_answer }, \
-		.from = http_page_##name, .to = http_page_##name##_end,                            \
+#define HTTP_PAGE(name, path_, type_)                                                \
+	{                                                                            \
+		.route = { path_, type_, .open = true, .answer = http_page_answer }, \
+		.from = http_page_##name, .to = http_page_##name##_end,              \
 	}
 
 static const struct http_page {
