@@ -557,10 +557,8 @@ static struct http_request *http_request_new(struct http *h, struct MHD_Connecti
 
 void http_request_free(struct http_request *r)
 {
-	CHECK(!r->in_pool);
+	CHECK(!r->in_pool && !r->call.user && !r->memory.user);
 	list_unlink(&r->link);
-	user_charge_deinit(&r->call);
-	user_charge_deinit(&r->memory);
 	arena_free(&r->arena);
 	free(r->body);
 	free(r);
@@ -603,6 +601,8 @@ static void http_on_completed(void *cls, struct MHD_Connection *c, void **contex
 	r->c = NULL;
 	r->conn = NULL;
 	http_data_cancel(r);
+	user_charge_deinit(&r->call); /* the pool may have it longer than there are accounts */
+	user_charge_deinit(&r->memory);
 	if (!r->in_pool)
 		http_request_free(r);
 }

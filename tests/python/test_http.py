@@ -597,6 +597,26 @@ class Address(unittest.TestCase):
                     b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5 + b"GET /metr"
                 )
 
+    def test_sigterm_while_answers_are_made(self):
+        """Threads make the texts of a large job, which is gone before they are ready."""
+        with web.daemon() as daemon, contextlib.ExitStack() as stack:
+            client = stack.enter_context(shardd.connect(daemon.socket))
+            client.join("large", 1, 0)
+            client.register(
+                [
+                    shardd.UnitSpec(f"unit{i}", [shardd.TensorSpec("w", (8,))])
+                    for i in range(20000)
+                ]
+            )
+            host, _, port = daemon.http.rpartition(":")
+            for _ in range(2):
+                one = stack.enter_context(socket.create_connection((host, int(port))))
+                one.sendall(b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            support.wait_until(lambda: web.ask(daemon.http, "/healthz")[0] == 200, 20)
+            daemon.process.send_signal(signal.SIGTERM)
+            client.leave()
+            self.assertEqual(0, daemon.process.wait(30))
+
 
 def talk(http, data, seconds=5.0):
     """What comes until the other end closes, or @seconds have passed."""
