@@ -490,6 +490,13 @@ static int server_start_pool(struct server *s, struct fault *f)
 	return 0;
 }
 
+/* Return: 0, or -ENOMEM: they are unchanged. */
+static int server_set_observers(struct server *s)
+{
+	return svc_status_set_observers(&s->svc_status, s->config.http.observers,
+					s->config.http.n_observers);
+}
+
 static int server_start_rpc(struct server *s, struct fault *f)
 {
 	static const struct svc_status_sources status_sources = {
@@ -520,6 +527,8 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
 			s->config.max_message_bytes);
 	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, &status_sources, s);
+	if (server_set_observers(s) < 0)
+		return fault_errno(f, -ENOMEM, "setting the observers");
 	svc_admin_init(&s->svc_admin, &s->jobs, &admin_actions, s);
 	memcpy(s->services, s->svc_shardd.services, sizeof(s->svc_shardd.services));
 	s->services[SVC_SHARDD_SERVICES] = s->svc_status.service;
@@ -679,8 +688,7 @@ void server_reconfigure(struct server *s, const struct config *config)
 	gate_reconfigure(s->gate, &limits);
 	server_set_message_bytes_limits(s);
 	web_reconfigure(&s->web, &s->config);
-	if (svc_status_set_observers(&s->svc_status, s->config.http.observers,
-				     s->config.http.n_observers) < 0)
+	if (server_set_observers(s) < 0)
 		log_error("server", "no memory: the observers are unchanged");
 }
 

@@ -67,8 +67,6 @@ int web_start(struct web *w, uv_loop_t *loop, const struct config *c, struct svc
 	char token[CONFIG_SECRET_BYTES];
 	int r;
 
-	if (svc_status_set_observers(status, c->http.observers, c->http.n_observers) < 0)
-		return fault_errno(f, -ENOMEM, "setting the observers");
 	if (!*c->http.address)
 		return 0;
 	if (config_http_token(c, token, f))

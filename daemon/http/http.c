@@ -341,10 +341,13 @@ static const struct http_route http_probes[] = {
 
 static const struct http_route *http_find_route(const char *path)
 {
+	const struct http_route *route;
+
 	for (size_t i = 0; i < ARRAY_SIZE(http_probes); i++)
 		if (strcmp(path, http_probes[i].path) == 0)
 			return &http_probes[i];
-	return http_page_find(path) ? http_page_find(path) : http_data_find(path);
+	route = http_page_find(path);
+	return route ? route : http_data_find(path);
 }
 
 /* ------------------------------------------------------------------- who asks */

@@ -20,10 +20,6 @@
 #include "http/metrics.h"
 #include "rpc/svc_status.h"
 
-/* Without the terminating 0. */
-#define HTTP_TOKEN_MIN 16u
-#define HTTP_TOKEN_MAX 255u
-
 struct http;
 
 /* The users and groups that may use the daemon, as at its socket (net/admit.h); copied. */

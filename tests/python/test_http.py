@@ -2,6 +2,7 @@
 """HTTP: probes, metrics, the status as JSON, who may see what, and clients that do not behave."""
 
 import contextlib
+import encodings.idna
 import http.client
 import json
 import os
@@ -91,13 +92,16 @@ class Job:
             client.close()
 
 
-def as_user(uid, function):
+encodings.idna.ToASCII("x")  # now: as another user the module may not be found
+
+
+def as_user(uid, function, groups=()):
     """What @function returns in a process of that user, through JSON."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.setgroups([])
+            os.setgroups(groups)
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
             os.write(writer, json.dumps(function()).encode())
@@ -496,6 +500,38 @@ class UsersOfASocket(Users):
             web.daemon = real
 
 
+@needs_root
+class Limits(unittest.TestCase):
+    def test_allow_uids_and_allow_gids_hold(self):
+        allowed, member, other = 64301, 64302, 64303
+        gid = 64310
+        arguments = ("--set", f"allow_uids={allowed}", "--set", f"allow_gids={gid}")
+        arguments += ("--set", f"observer_uids={WATCHER}")
+
+        def status(http):
+            return web.ask(http, "/api/v1/status?units=no")[::2]
+
+        for place in (None, "unix"):
+            with web.daemon(*arguments, http=place) as daemon:
+                for uid in (0, allowed, WATCHER):
+                    self.assertEqual(200, as_user(uid, lambda: status(daemon.http))[0], uid)
+                code, text = as_user(other, lambda: status(daemon.http))
+                self.assertEqual(403, code)
+                self.assertIn(f"user {other} may not use this daemon", text)
+                self.assertEqual(200, as_user(other, lambda: web.ask(daemon.http, "/healthz")[0]))
+                code, text = as_user(member, lambda: status(daemon.http), groups=[gid])
+                # the kernel tells the groups of the other end of a unix socket only
+                self.assertEqual(200 if place else 403, code, text)
+
+    def test_answers_are_on_the_account_of_their_user(self):
+        limit = f"{NOBODY}:max_daemon_bytes=1000"
+        with web.daemon("--set", f"user_limits={limit}") as daemon:
+            code, text = as_user(NOBODY, lambda: web.ask(daemon.http, "/metrics")[::2])
+            self.assertEqual(503, code)
+            self.assertIn("max_daemon_bytes", text)
+            self.assertEqual(200, as_user(WATCHER, lambda: web.ask(daemon.http, "/metrics")[0]))
+
+
 class Token(unittest.TestCase):
     def test_it_shows_all_and_a_wrong_one_nothing(self):
         with secret() as path, web.daemon("--set", f"http_token_file={path}") as daemon:
@@ -702,6 +738,52 @@ class Hostile(Shared):
         ):
             said = talk(self.http, data, 0.3)
             self.assertNotRegex(said, b"^HTTP/1.1 200", data[:60])
+
+    def test_a_flood_of_requests_leaves_the_loop_to_others(self):
+        """One connection sends without an end, until a call by gRPC is answered."""
+        request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500
+        answered, sent = threading.Event(), 0
+        host, _, port = self.http.rpartition(":")
+
+        def call():
+            support.shardctl(self.daemon.socket, "status")
+            answered.set()
+
+        with socket.create_connection((host, int(port))) as one:
+            one.setblocking(False)
+            caller = threading.Thread(target=call)
+            until = time.monotonic() + 20
+            while not answered.is_set() and time.monotonic() < until:
+                with contextlib.suppress(BlockingIOError):
+                    sent += one.send(request[sent % len(request) :])
+                with contextlib.suppress(BlockingIOError):
+                    one.recv(1 << 20)
+                if sent > len(request) and not caller.ident:
+                    caller.start()
+            self.assertTrue(answered.is_set(), "nothing else is served beside the flood")
+        caller.join(20)
+
+    def test_requests_that_fail_at_once_beside_others_that_end(self):
+        """A process that is stopped meanwhile finds all of it at once."""
+        bad = b"GET /api/v1/units HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        host, _, port = self.http.rpartition(":")
+        for _ in range(3):
+            with contextlib.ExitStack() as stack:
+                every = [
+                    stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
+                    for _ in range(12)
+                ]
+                support.wait_until(lambda: self.daemon.fds() >= self.before[0] + 12, 20)
+                os.kill(self.daemon.process.pid, signal.SIGSTOP)
+                for i, one in enumerate(every):
+                    if i % 3 == 1:
+                        one.close()
+                    else:
+                        one.sendall(bad)
+                os.kill(self.daemon.process.pid, signal.SIGCONT)
+                for i, one in enumerate(every):
+                    if i % 3 != 1:
+                        self.assertRegex(one.recv(100), b"^HTTP/1.1 400")
 
     def test_a_body_is_refused(self):
         for method in (b"GET", b"POST"):
