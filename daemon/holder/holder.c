@@ -11,7 +11,7 @@
  * descriptor.
  *
  * SIGTERM, SIGINT, SIGUSR1: end for good. The daemon gets SIGUSR1, ends its jobs, and the holder ends as it
- * did. SIGUSR2: start the daemon again, perhaps another version, with all that is kept. SIGHUP: to
+ * did. With a keeper (--keeper), SIGTERM leaves the jobs to the next holder, unless the pod ends. SIGUSR2: start the daemon again, perhaps another version, with all that is kept. SIGHUP: to
  * the daemon.
  */
 #include <errno.h>
@@ -117,6 +117,18 @@ static void holder_be_told(void)
 		holder_end();
 }
 
+/* What the keeper has no room for would end with this container: FDSTORE tells the daemon of what fits. */
+static void holder_take_room(const char *text)
+{
+	char value[STASH_NAME_MAX + 1];
+	size_t most = stash_value(text, OUTER_MOST, value) ? strtoul(value, NULL, 10) : 0;
+
+	if (!most || most >= holder.kept.most)
+		return;
+	stash_say("the keeper has room for %zu descriptors", most);
+	holder.kept.most = most;
+}
+
 /* Take what the keeper has. Return: whether that was all of it. */
 static bool holder_take_kept(int link, struct stash *ret)
 {
@@ -127,8 +139,10 @@ static bool holder_take_kept(int link, struct stash *ret)
 		outer_obey(ret, text, fd);
 		if (stash_is_set(text, OUTER_END))
 			holder_be_told();
-		if (stash_is_set(text, "READY"))
+		if (stash_is_set(text, "READY")) {
+			holder_take_room(text);
 			return true;
+		}
 	}
 	if (r == 0)
 		errno = EBUSY; /* it has a holder, which is about to end */

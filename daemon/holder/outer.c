@@ -38,6 +38,28 @@ static bool outer_limit(int fd)
 	       setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof(most)) == 0;
 }
 
+/* A socket that nobody serves is of a keeper that has ended. Return: whether nothing is at @path; errno. */
+static bool outer_make_room(const char *path, const struct sockaddr_un *address)
+{
+	struct stat st;
+	int fd, error = EADDRINUSE;
+
+	if (lstat(path, &st) < 0)
+		return errno == ENOENT;
+	if (!S_ISSOCK(st.st_mode)) {
+		errno = EEXIST;
+		return false;
+	}
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return false;
+	if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0)
+		error = errno == ECONNREFUSED ? 0 : EADDRINUSE;
+	close(fd);
+	errno = error;
+	return error == 0 && unlink(path) == 0;
+}
+
 int outer_listen(const char *path)
 {
 	struct sockaddr_un address;
@@ -47,7 +69,8 @@ int outer_listen(const char *path)
 
 	if (fd < 0)
 		return -1;
-	(void)unlink(path); /* of a keeper that has ended: a container has one of them */
+	if (!outer_make_room(path, &address))
+		return outer_close(fd, errno);
 	mask = umask(0177);
 	r = bind(fd, (struct sockaddr *)&address, sizeof(address));
 	umask(mask);
@@ -121,10 +144,13 @@ bool outer_send_drop(int link, const char *name)
 
 bool outer_send_all(int link, const struct stash *k, bool is_ready)
 {
+	char ready[64];
+
 	for (size_t i = 0; i < k->n; i++)
 		if (!outer_send_kept(link, &k->all[i]))
 			return false;
-	return !is_ready || outer_send(link, "READY=1", -1);
+	snprintf(ready, sizeof(ready), "READY=1\n" OUTER_MOST "=%zu", k->most);
+	return !is_ready || outer_send(link, ready, -1);
 }
 
 int outer_receive(int link, bool is_waiting, char *text, int *ret_fd)

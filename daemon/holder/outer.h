@@ -8,7 +8,7 @@
  *                  X_SHARDD_CLEAR=1                             nothing is: what is kept follows
  *                  X_SHARDD_HOLDER=1, X_SHARDD_END=1            the first one: a holder has come, or
  *                                                               the pod ends (--end)
- *   to the holder  READY=1                                      that was all
+ *   to the holder  READY=1, X_SHARDD_MOST=number                that was all, there is room for so many
  *                  X_SHARDD_END=1                               the pod ends: so shall the daemon
  *
  * The keeper answers a holder with what it has, and READY=1. A message that was sent is in the socket's
@@ -23,8 +23,9 @@
 #define OUTER_CLEAR "X_SHARDD_CLEAR"
 #define OUTER_END   "X_SHARDD_END"
 #define OUTER_HELLO "X_SHARDD_HOLDER"
+#define OUTER_MOST  "X_SHARDD_MOST"
 
-/* Return: a descriptor, or -1 with errno. */
+/* Return: a descriptor, or -1 with errno; EADDRINUSE: a keeper serves @path, EEXIST: it is no socket. */
 int outer_listen(const char *path);
 int outer_accept(int listener); /* EPERM: another user */
 int outer_connect(const char *path);
@@ -33,7 +34,7 @@ int outer_connect(const char *path);
 bool outer_send(int link, const char *text, int fd);
 bool outer_send_kept(int link, const struct stash_one *one);
 bool outer_send_drop(int link, const char *name);
-/* All of @k, and READY=1 behind it if @is_ready. */
+/* All of @k, and READY=1 with its room behind it if @is_ready. */
 bool outer_send_all(int link, const struct stash *k, bool is_ready);
 
 /* @is_waiting: at most ten seconds. @text: STASH_TEXT_MAX + 1 bytes. @ret_fd: the caller's, or -1.
