@@ -576,6 +576,21 @@ static int server_start_listener(struct server *s, struct inherited *in, struct 
 static void server_on_tick(uv_timer_t *timer);
 static void server_tick_soon(void *userdata);
 
+/* Return: 0 or negative errno. */
+static int server_open_history(struct server *s, const struct inherited *in)
+{
+	long dropped = 0;
+	int r = history_open(s->config.records.jobs, in->history, &dropped);
+
+	if (r == 0 && dropped < 0)
+		log_warn("server", "the history of jobs that was kept cannot be read: it is of "
+				   "another version, or damaged; a new one begins");
+	else if (r == 0 && dropped > 0)
+		log_warn("server", "records of ended jobs are dropped n=%ld history_jobs=%u",
+			 dropped, s->config.records.jobs);
+	return r;
+}
+
 static int server_start(struct server *s, struct inherited *in, struct fault *f)
 {
 	struct job_ops ops = { .abort_ops = op_abort_all,
@@ -593,7 +608,6 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 			       .restored = doubt_restored,
 			       .drop_doubt = doubt_drop_all,
 			       .expired = server_on_expired };
-	bool new_history;
 	int r;
 
 	/* first what cannot fail: if something below fails, all of it is ended again */
@@ -620,7 +634,7 @@ static int server_start(struct server *s, struct inherited *in, struct fault *f)
 		return fault_errno(f, -ENOMEM, "making the flight recorder");
 	if (events_init(s->config.records.events) < 0)
 		return fault_errno(f, -ENOMEM, "making the record of events");
-	r = history_open(s->config.records.jobs, in->history, &new_history);
+	r = server_open_history(s, in);
 	if (r < 0)
 		return fault_errno(f, r, "making the history of jobs");
 	if (devices_start(&s->node, &s->loopq, &s->config, server_on_device_lost, f) ||

@@ -69,34 +69,75 @@ static bool history_is_whole(const struct history_record *r)
 	       memchr(r->error, '\0', sizeof(r->error));
 }
 
-/* Those that are not whole, then those that are too many, oldest first. */
-static void history_sort_out(void)
+/* Is there another one of that id? A daemon that was killed while it moved a record leaves two. */
+static bool history_is_twice(size_t i)
+{
+	const struct history_record *all = history.file->records;
+
+	for (size_t k = 0; k < i; k++)
+		if (all[k].head.id == all[i].head.id)
+			return true;
+	return false;
+}
+
+/* Those that are not whole, or there already. Return: how many records are left. @dropped: counts the first. */
+static size_t history_drop_broken(long *dropped)
 {
 	struct history_record *all = history.file->records;
-	size_t n = 0, room = 0;
+	size_t n = 0;
 
 	for (size_t i = 0; i < HISTORY_MOST; i++) {
-		if (all[i].head.id && !history_is_whole(&all[i]))
-			all[i] = (struct history_record){ 0 };
-		n += all[i].head.id > 0;
-		history.last = all[i].head.id > history.last ? all[i].head.id : history.last;
+		if (!all[i].head.id)
+			continue;
+		if (!history_is_whole(&all[i])) {
+			all[i].head.id = 0;
+			++*dropped;
+		} else if (history_is_twice(i)) {
+			all[i].head.id = 0;
+		} else {
+			history.last =
+				all[i].head.id > history.last ? all[i].head.id : history.last;
+			n++;
+		}
 	}
-	for (; n > history.most; n--) {
-		struct history_record *oldest = NULL;
+	return n;
+}
 
-		for (size_t i = 0; i < HISTORY_MOST; i++)
-			if (all[i].head.id && (!oldest || all[i].head.id < oldest->head.id))
-				oldest = &all[i];
-		*oldest = (struct history_record){ 0 };
-	}
+static void history_drop_oldest(void)
+{
+	struct history_record *all = history.file->records, *oldest = NULL;
+
+	for (size_t i = 0; i < HISTORY_MOST; i++)
+		if (all[i].head.id && (!oldest || all[i].head.id < oldest->head.id))
+			oldest = &all[i];
+	oldest->head.id = 0;
+}
+
+/* From behind the places that are used to empty ones before that. */
+static void history_move_up(void)
+{
+	struct history_record *all = history.file->records;
+	size_t room = 0;
+
 	for (size_t i = history.most; i < HISTORY_MOST; i++) {
 		if (!all[i].head.id)
 			continue;
 		while (all[room].head.id)
 			room++;
 		all[room] = all[i];
-		all[i] = (struct history_record){ 0 };
+		atomic_signal_fence(memory_order_seq_cst);
+		all[i].head.id = 0;
 	}
+}
+
+static long history_sort_out(void)
+{
+	long dropped = 0;
+
+	for (size_t n = history_drop_broken(&dropped); n > history.most; n--, dropped++)
+		history_drop_oldest();
+	history_move_up();
+	return dropped;
 }
 
 static int history_open_old(int fd)
@@ -133,17 +174,17 @@ static int history_open_new(void)
 	return 0;
 }
 
-int history_open(size_t most, int fd, bool *ret_is_new)
+int history_open(size_t most, int fd, long *ret_dropped)
 {
 	int r = fd < 0 ? -ENOENT : history_open_old(fd);
+	const bool is_lost = fd >= 0 && r < 0;
 
-	*ret_is_new = r < 0;
 	if (r < 0)
 		r = history_open_new();
 	if (r < 0)
 		return r;
 	history.most = most < HISTORY_MOST ? most : HISTORY_MOST;
-	history_sort_out();
+	*ret_dropped = is_lost ? -1 : history_sort_out();
 	return 0;
 }
 

@@ -45,8 +45,9 @@ struct job;
 
 /* Begin with the records of a predecessor in @fd (borrowed; -1: there is none), or, if these cannot be
  * read, without any. @most: records, at most HISTORY_MOST; the newest of a predecessor's remain.
- * @ret_is_new: history_fd is a file that @fd is not. Return: 0 or negative errno. */
-int history_open(size_t most, int fd, bool *ret_is_new);
+ * @ret_dropped: records of the predecessor that are dropped: they are too many, or not whole; -1: all, since its file
+ * cannot be read. Return: 0 or negative errno. */
+int history_open(size_t most, int fd, long *ret_dropped);
 /* Safe to call twice, and if it was never opened. */
 void history_close(void);
 /* Borrowed; -1: none, or that of the predecessor. */
