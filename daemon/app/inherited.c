@@ -74,7 +74,7 @@ static bool inherited_number(const char *name, const char *prefix, uint32_t *ret
 	return true;
 }
 
-static int inherited_take_socket(struct inherited *in, int fd, struct fault *f)
+static int inherited_take_socket(struct inherited *in, int fd, const char *name, struct fault *f)
 {
 	if (in->socket >= 0)
 		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
@@ -82,8 +82,10 @@ static int inherited_take_socket(struct inherited *in, int fd, struct fault *f)
 				 "listening Unix stream socket");
 	if (sd_is_socket(fd, AF_UNIX, SOCK_STREAM, 1) <= 0)
 		return fault_set(f, FAULT_INVALID, "LISTEN_FDS",
-				 "the descriptor passed by the service manager is not a listening "
-				 "Unix stream socket");
+				 "the descriptor '%.40s' passed by the service manager is not a "
+				 "listening Unix stream socket, nor state that this version knows; "
+				 "a newer shardd may have left it",
+				 name);
 	in->socket = fd;
 	return 0;
 }
@@ -126,7 +128,7 @@ static int inherited_take_one(struct inherited *in, int fd, const char *name, st
 		page.fd = fd;
 		in->pages[in->n_pages++] = page;
 	} else {
-		return inherited_take_socket(in, fd, f);
+		return inherited_take_socket(in, fd, name, f);
 	}
 	return 0;
 }

@@ -50,14 +50,15 @@ static int main_check(const struct shardd *d)
 }
 
 /* With state of a previous daemon, this one is started again, and its clients wait. */
-static void main_tell_clients(struct inherited *in, const struct fault *why)
+static void main_tell_clients(struct inherited *in, const struct fault *why,
+			      const struct config *config)
 {
 	int fd = in->socket;
 
 	if (fd < 0 || !why->code || inherited_has_state(in))
 		return;
 	in->socket = -1;
-	refuse_clients(fd, why);
+	refuse_clients(fd, why, config);
 }
 
 /* The configuration is wrong. */
@@ -68,7 +69,7 @@ static int main_refuse(struct fault *why)
 	int code = main_complain(why);
 
 	if (inherited_take(&in, &f) == 0)
-		main_tell_clients(&in, why);
+		main_tell_clients(&in, why, NULL);
 	inherited_deinit(&in);
 	return code;
 }
@@ -92,12 +93,12 @@ static int main_run(struct shardd *d)
 	r = log_open(&options);
 	if (r < 0) {
 		code = main_complain_of_log(d, r, &f);
-		main_tell_clients(&in, &f);
+		main_tell_clients(&in, &f, &d->config);
 		inherited_deinit(&in);
 		return code;
 	}
 	code = service_run(&d->args, &d->config, &in, &f);
-	main_tell_clients(&in, &f);
+	main_tell_clients(&in, &f, &d->config);
 	inherited_deinit(&in);
 	if (code == EXIT_STOPPED || code == EXIT_HANDED_OVER)
 		log_info("server", "stopped");

@@ -8,7 +8,6 @@
 #include "core/clock.h"
 #include "core/list.h"
 #include "core/loopq.h"
-#include "core/text.h"
 #include "net/listener.h"
 #include "rpc/rpc_server.h"
 
@@ -96,16 +95,22 @@ static void refuse_on_tick(uv_timer_t *timer)
 }
 
 /* Return: false: nothing was begun but the loop's queue. */
-static bool refuse_begin(struct refuse *r, int socket_fd)
+static bool refuse_begin(struct refuse *r, int socket_fd, const struct config *config)
 {
 	const struct rpc_options rpc = { .max_message_bytes = 1u << 20,
 					 .max_calls_per_conn = 16,
 					 .refusal = &r->why };
-	const struct listener_options options = { .inherited_fd = socket_fd,
-						  .max_connections = REFUSE_CONNS,
-						  .hello_timeout_us = REFUSE_MOST_US };
+	struct listener_options options = { .inherited_fd = socket_fd,
+					    .max_connections = REFUSE_CONNS,
+					    .hello_timeout_us = REFUSE_MOST_US };
 	struct fault f = FAULT_NULL;
 
+	if (config) {
+		options.allow_uids = config->allow.uids;
+		options.n_allow_uids = config->allow.n_uids;
+		options.allow_gids = config->allow.gids;
+		options.n_allow_gids = config->allow.n_gids;
+	}
 	if (rpc_server_new(&r->loopq, &rpc, NULL, 0, &r->rpc) < 0)
 		return false;
 	if (listener_new(&r->loop, &options, refuse_on_connection, r, &r->listener, &f)) {
@@ -115,7 +120,7 @@ static bool refuse_begin(struct refuse *r, int socket_fd)
 	return true;
 }
 
-void refuse_clients(int socket_fd, const struct fault *why)
+void refuse_clients(int socket_fd, const struct fault *why, const struct config *config)
 {
 	struct refuse r = { .began_us = clock_now_us(), .news_us = clock_now_us() };
 
@@ -124,7 +129,7 @@ void refuse_clients(int socket_fd, const struct fault *why)
 	CHECK(uv_loop_init(&r.loop) == 0);
 	uv_timer_init(&r.loop, &r.tick);
 	r.tick.data = &r;
-	if (loopq_init(&r.loopq, &r.loop) == 0 && refuse_begin(&r, socket_fd)) {
+	if (loopq_init(&r.loopq, &r.loop) == 0 && refuse_begin(&r, socket_fd, config)) {
 		uv_timer_start(&r.tick, refuse_on_tick, REFUSE_TICK_MS, REFUSE_TICK_MS);
 	} else {
 		close(socket_fd);
