@@ -134,23 +134,30 @@ static int events_print(struct ctl *ctl, const struct events_ask *a,
 	return r == CTL_OK && (fflush(stdout) != 0 || ferror(stdout)) ? ctl_broken() : r;
 }
 
+/* Where the next answer goes on. */
+struct events_last {
+	uint64_t last, run;
+};
+
 /* @seen: NULL: the first time. */
 static int events_ask(struct ctl *ctl, const struct events_ask *a,
 		      const Shardd__V1__EventsRequest *request, struct events_seen *seen,
-		      uint64_t *ret_last)
+		      struct events_last *ret_last)
 {
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	const Shardd__V1__EventsResponse *events;
 	int r = ctl_call(ctl, "/shardd.v1.StatusService/Events", &request->base,
 			 &shardd__v1__events_response__descriptor, &reply);
 
 	if (r != CTL_OK)
 		return r;
-	*ret_last = ((const Shardd__V1__EventsResponse *)reply)->last;
-	return events_print(ctl, a, (const Shardd__V1__EventsResponse *)reply, seen);
+	events = (const Shardd__V1__EventsResponse *)reply;
+	*ret_last = (struct events_last){ events->last, events->run };
+	return events_print(ctl, a, events, seen);
 }
 
 /* Until the daemon or the output ends. All events are asked for: gaps in their numbers are losses. */
-static int events_follow(struct ctl *ctl, const struct events_ask *a, uint64_t last)
+static int events_follow(struct ctl *ctl, const struct events_ask *a, struct events_last *last)
 {
 	Shardd__V1__EventsRequest request = SHARDD__V1__EVENTS_REQUEST__INIT;
 	struct events_seen seen = { .n = 0 };
@@ -159,8 +166,9 @@ static int events_follow(struct ctl *ctl, const struct events_ask *a, uint64_t l
 	request.wait_ms = EVENTS_WAIT_MS;
 	request.with_commits = true;
 	do {
-		request.after = last;
-		r = events_ask(ctl, a, &request, &seen, &last);
+		request.after = last->last;
+		request.run = last->run;
+		r = events_ask(ctl, a, &request, &seen, last);
 	} while (r == CTL_OK);
 	return r;
 }
@@ -195,7 +203,7 @@ int ctl_events(struct ctl *ctl, int argc, char **argv)
 	Shardd__V1__EventsRequest request = SHARDD__V1__EVENTS_REQUEST__INIT;
 	struct events_ask ask = { .job = (char *)"", .number = EVENTS_LIMIT };
 	char name[CTL_JOB_MAX];
-	uint64_t last = 0;
+	struct events_last last = { 0 };
 	int r = events_parse(&ask, name, argc, argv);
 
 	if (r != CTL_OK)
@@ -204,5 +212,5 @@ int ctl_events(struct ctl *ctl, int argc, char **argv)
 	request.limit = (uint32_t)ask.number;
 	request.with_commits = ask.commits;
 	r = events_ask(ctl, &ask, &request, NULL, &last);
-	return r == CTL_OK && ask.follows ? events_follow(ctl, &ask, last) : r;
+	return r == CTL_OK && ask.follows ? events_follow(ctl, &ask, &last) : r;
 }

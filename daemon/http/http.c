@@ -170,7 +170,7 @@ static bool http_is_admitted(const struct http *h, int fd, const struct http_pee
 	const struct ucred cred = { .uid = peer->uid, .gid = peer->gid };
 
 	return peer->known && (admit_peer(&h->admit, fd, &cred) ||
-			       svc_status_view_of(h->sources.status, peer->uid) != peer->uid);
+			       svc_status_is_observer(h->sources.status, peer->uid));
 }
 
 static struct http_conn *http_conn_new(struct http *h, int fd, const struct http_peer *peer)
@@ -387,7 +387,7 @@ static bool http_is_our_host(struct http_request *r)
 static unsigned http_admit_token(struct http_request *r, const char *token, struct fault *f)
 {
 	if (http_is_token(r->http, token)) {
-		r->scope.uid = geteuid();
+		r->scope = (struct status_scope){ .uid = (uid_t)-1, .sees_all = true };
 		return 0;
 	}
 	fault_set(f, FAULT_DENIED, "Authorization",
@@ -420,7 +420,7 @@ static unsigned http_admit(struct http_request *r, struct fault *f)
 		fault_set(
 			f, FAULT_DENIED, NULL,
 			"the Host header is not the name in the key http, localhost or an address");
-	r->scope.uid = svc_status_view_of(r->http->sources.status, peer->uid);
+	r->scope = svc_status_scope_of(r->http->sources.status, peer->uid);
 	return f->code ? MHD_HTTP_FORBIDDEN : 0;
 }
 

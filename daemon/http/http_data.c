@@ -74,7 +74,7 @@ static int http_data_collect_history(struct http_request *r, struct fault *f)
 	r->history = (Shardd__V1__HistoryResponse)SHARDD__V1__HISTORY_RESPONSE__INIT;
 	if (r->params.job && job_ref_parse(r->params.job, "job", &ref, f))
 		return (int)f->code;
-	status_fill_history(&r->arena, r->scope.uid, r->params.job ? &ref : NULL, &q, &r->history);
+	status_fill_history(&r->arena, &r->scope, r->params.job ? &ref : NULL, &q, &r->history);
 	return 0;
 }
 
@@ -85,7 +85,7 @@ static int http_data_collect_events(struct http_request *r, struct fault *f)
 	q.limit = r->params.limit;
 	q.job = (char *)(uintptr_t)(r->params.job ? r->params.job : "");
 	r->events = (Shardd__V1__EventsResponse)SHARDD__V1__EVENTS_RESPONSE__INIT;
-	return svc_events_list(&r->arena, r->scope.uid, &q, &r->events, f);
+	return svc_events_list(&r->arena, &r->scope, &q, &r->events, f);
 }
 
 static int http_data_collect_metrics(struct http_request *r, struct fault *f)
@@ -259,7 +259,8 @@ static int http_data_find_job(struct http_request *r, struct fault *f)
 	struct job *job = NULL;
 
 	if (r->params.job && !r->route->past &&
-	    job_find(r->http->sources.status->jobs, r->params.job, r->scope.uid, &job, f))
+	    job_find_seen(r->http->sources.status->jobs, r->params.job, r->scope.uid,
+			  r->scope.sees_all, &job, f))
 		return (int)f->code;
 	r->scope.job = job;
 	return 0;

@@ -4,7 +4,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "core/clock.h"
 #include "core/text.h"
@@ -15,6 +17,8 @@ static struct {
 	struct events_record *records; /* NULL: not begun */
 	size_t size;
 	uint64_t last; /* id */
+	const struct events_record *newest;
+	uint64_t run;
 	struct condition changed;
 } events;
 
@@ -25,6 +29,11 @@ int events_init(size_t size)
 		return -ENOMEM;
 	events.size = size;
 	events.last = 0;
+	events.newest = NULL;
+	/* as large as JSON can hold */
+	if (getrandom(&events.run, sizeof(events.run), 0) != (ssize_t)sizeof(events.run))
+		events.run = (uint64_t)getpid();
+	events.run = (events.run & ((UINT64_C(1) << 53) - 1)) | 1;
 	condition_init(&events.changed, "the next event");
 	return 0;
 }
@@ -71,6 +80,7 @@ static struct events_record *events_take(const struct job *job, enum events_kind
 				     .kind = (uint8_t)kind,
 				     .is_private = rec->is_private };
 	text_copy(r->job, sizeof(r->job), rec->name);
+	events.newest = r;
 	return r;
 }
 
@@ -128,6 +138,16 @@ struct condition *events_changed(void)
 uint64_t events_last(void)
 {
 	return events.last;
+}
+
+const struct events_record *events_newest(void)
+{
+	return events.newest;
+}
+
+uint64_t events_run(void)
+{
+	return events.run;
 }
 
 size_t events_size(void)

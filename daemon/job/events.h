@@ -68,6 +68,10 @@ void events_add_commit(struct job *job, uint64_t step);
 struct condition *events_changed(void);
 /* The id of the newest; 0: there was none. */
 uint64_t events_last(void);
+/* NULL: there was none. */
+const struct events_record *events_newest(void);
+/* A number for this run of the daemon, in which ids begin with 1; not 0. */
+uint64_t events_run(void);
 size_t events_size(void);
 /* In no order, for @i from 0 to events_size(). NULL: an empty place. */
 const struct events_record *events_at(size_t i);

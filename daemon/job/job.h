@@ -80,6 +80,9 @@ void job_existing_joined(struct job *job, const char *run);
 /* Find by NAME or UID/NAME, for its owner or an administrator (job_names.c). For all other users
  * the job does not exist. Return: 0 or a fault. */
 int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f);
+/* The same for somebody who, as an administrator or an observer, @sees_all. */
+int job_find_seen(struct jobs *jobs, const char *name, uid_t uid, bool sees_all, struct job **ret,
+		  struct fault *f);
 /* The owner, or an administrator: root, and the user that the daemon runs as. */
 bool job_may_use(const struct job *job, uid_t uid);
 bool job_is_admin(uid_t uid);

@@ -127,15 +127,20 @@ static int job_names_job_only(struct jobs *jobs, const char *name, struct job **
 
 int job_find(struct jobs *jobs, const char *name, uid_t uid, struct job **ret, struct fault *f)
 {
+	return job_find_seen(jobs, name, uid, job_is_admin(uid), ret, f);
+}
+
+int job_find_seen(struct jobs *jobs, const char *name, uid_t uid, bool sees_all, struct job **ret,
+		  struct fault *f)
+{
 	struct job *job = NULL;
 	struct job_ref ref = { .name = "" };
 
 	if (job_ref_parse(name, "job", &ref, f))
 		return f->code;
-	if (!ref.has_uid || ref.uid == uid || job_is_admin(uid))
+	if (!ref.has_uid || ref.uid == uid || sees_all)
 		job = job_names_job_by_label(jobs, ref.has_uid ? ref.uid : uid, ref.name);
-	if (!job && !ref.has_uid && job_is_admin(uid) &&
-	    job_names_job_only(jobs, ref.name, &job, f))
+	if (!job && !ref.has_uid && sees_all && job_names_job_only(jobs, ref.name, &job, f))
 		return f->code;
 	if (!job)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "there is no job '%.75s'", name);

@@ -53,9 +53,24 @@ Shardd__V1__ClassBytes **status_classes(struct arena *a, const struct quota *q, 
 	return c;
 }
 
+bool status_sees(const struct status_scope *s, uid_t uid)
+{
+	return s->sees_all || s->uid == uid;
+}
+
+bool status_may_look(const struct status_scope *s, uid_t uid, bool is_private)
+{
+	return s->uid == uid || (s->sees_all && !is_private);
+}
+
+bool status_may_look_at(const struct status_scope *s, const struct job *job)
+{
+	return status_may_look(s, job->rec->uid, job->rec->is_private);
+}
+
 bool status_visible(const struct status_scope *s, const struct job *job)
 {
-	return job_may_use(job, s->uid) && status_named(s, job->rec->uid, job->rec->name);
+	return status_sees(s, job->rec->uid) && status_named(s, job->rec->uid, job->rec->name);
 }
 
 bool status_named(const struct status_scope *s, uid_t uid, const char *job)

@@ -14,10 +14,17 @@
 
 /* The subject of a query, and what the caller may see. */
 struct status_scope {
-	uid_t uid;
+	uid_t uid;             /* (uid_t)-1: of nobody */
+	bool sees_all;         /* jobs of others, too: as an administrator or an observer */
 	const struct job *job; /* NULL: all */
 	bool with_nodes;       /* what the ranks of all nodes do, as they have said (cluster_ask) */
 };
+
+/* What belongs to @uid: is it shown at all? */
+bool status_sees(const struct status_scope *scope, uid_t uid);
+/* And what is in it: units, pids, ops? Of private jobs of others it is not. */
+bool status_may_look(const struct status_scope *scope, uid_t uid, bool is_private);
+bool status_may_look_at(const struct status_scope *scope, const struct job *job);
 
 /* Was this job requested, and may the caller know of it? */
 bool status_visible(const struct status_scope *scope, const struct job *job);
@@ -68,8 +75,8 @@ void status_fill_device_records(struct arena *a, const struct status_scope *scop
 				uint64_t start, Shardd__V1__OpsResponse *reply);
 
 /* Of jobs that have ended those that @uid may know of. @ref: only this one; NULL: all. */
-void status_fill_history(struct arena *a, uid_t uid, const struct job_ref *ref,
-			 const Shardd__V1__HistoryRequest *request,
+void status_fill_history(struct arena *a, const struct status_scope *scope,
+			 const struct job_ref *ref, const Shardd__V1__HistoryRequest *request,
 			 Shardd__V1__HistoryResponse *reply);
 
 #endif

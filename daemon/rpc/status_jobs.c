@@ -448,11 +448,11 @@ static void status_jobs_fill_visible(struct arena *a, const struct job *job,
 				     Shardd__V1__JobStatus *j)
 {
 	status_jobs_fill_outside(a, job, j);
-	if (job_may_look(job, scope->uid))
+	if (status_may_look_at(scope, job))
 		status_jobs_fill_job(a, job, with_units, j);
-	if (job_may_look(job, scope->uid) && scope->with_nodes && !job->life.deleted)
+	if (status_may_look_at(scope, job) && scope->with_nodes && !job->life.deleted)
 		status_fill_told(a, job, j);
-	if (job_may_look(job, scope->uid) && !job->life.deleted)
+	if (status_may_look_at(scope, job) && !job->life.deleted)
 		status_fill_stall(a, job, j);
 }
 

@@ -15,9 +15,7 @@
 static bool status_records_record_visible(const struct status_scope *scope, const char *job,
 					  uid_t uid, bool is_private)
 {
-	if (!status_named(scope, uid, job))
-		return false;
-	return scope->uid == uid || (!is_private && job_is_admin(scope->uid));
+	return status_named(scope, uid, job) && status_may_look(scope, uid, is_private);
 }
 
 /* @us on the wire, where times count from the start of the daemon and 0 means none. */

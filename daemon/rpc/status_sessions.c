@@ -14,9 +14,9 @@ static bool status_sessions_session_visible(const struct status_scope *scope,
 {
 	const struct job *job = status_sessions_job_of(s);
 
-	if (scope->uid != proc_uid(s->proc) && !job_is_admin(scope->uid))
+	if (!status_sees(scope, proc_uid(s->proc)))
 		return false;
-	if (job && !job_may_look(job, scope->uid))
+	if (job && !status_may_look_at(scope, job))
 		return false; /* its pids and ranks are hidden */
 	return !scope->job || job == scope->job;
 }

@@ -33,7 +33,7 @@ static void status_survey_on_told(struct cluster_ask *a)
 
 static bool status_survey_wants(const struct job *job, const struct status_scope *scope)
 {
-	return status_visible(scope, job) && job_may_look(job, scope->uid);
+	return status_visible(scope, job) && status_may_look_at(scope, job);
 }
 
 struct status_survey *status_survey_begin(struct jobs *jobs, const struct status_scope *scope,

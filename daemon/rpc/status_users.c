@@ -25,6 +25,6 @@ void status_fill_users(struct arena *a, const struct users *users, const struct 
 	if (!reply->users)
 		return;
 	for (struct user *u = users_next(users, NULL); u; u = users_next(users, u))
-		if (user_is_admin(scope->uid) || scope->uid == u->uid)
+		if (status_sees(scope, u->uid))
 			status_users_status_fill_user(a, u, reply->users[reply->n_users++]);
 }

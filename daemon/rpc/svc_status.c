@@ -62,27 +62,34 @@ int svc_status_set_observers(struct svc_status *svc, const uid_t *uids, size_t n
 	return 0;
 }
 
-uid_t svc_status_view_of(const struct svc_status *svc, uid_t uid)
+bool svc_status_is_observer(const struct svc_status *svc, uid_t uid)
 {
 	for (size_t i = 0; i < svc->n_observers; i++)
 		if (svc->observers[i] == uid)
-			return geteuid();
-	return uid;
+			return true;
+	return false;
 }
 
-static int svc_status_scope_of(struct rpc_call *call, struct svc_status *svc, const char *name,
-			       struct status_scope *ret, struct fault *f)
+struct status_scope svc_status_scope_of(const struct svc_status *svc, uid_t uid)
+{
+	return (struct status_scope){
+		.uid = uid, .sees_all = job_is_admin(uid) || svc_status_is_observer(svc, uid)
+	};
+}
+
+/* Of the caller. @name: the job that it asks for; "": all. Return: 0 or a fault code. */
+static int svc_status_scope_of_call(struct rpc_call *call, struct svc_status *svc, const char *name,
+				    struct status_scope *ret, struct fault *f)
 {
 	struct conn *c = rpc_call_conn(call);
 	struct job *job = NULL;
-	uid_t uid;
 
 	if (!c)
 		return fault_set(f, FAULT_CANCELLED, NULL, "the connection is closed");
-	uid = svc_status_view_of(svc, proc_uid(conn_proc(c)));
-	if (*name && job_find(svc->jobs, name, uid, &job, f))
+	*ret = svc_status_scope_of(svc, proc_uid(conn_proc(c)));
+	if (*name && job_find_seen(svc->jobs, name, ret->uid, ret->sees_all, &job, f))
 		return f->code;
-	*ret = (struct status_scope){ .uid = uid, .job = job };
+	ret->job = job;
 	return 0;
 }
 
@@ -171,7 +178,7 @@ static void svc_status_get(struct rpc_call *call, const ProtobufCMessage *reques
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
 
-	if (svc_status_scope_of(call, svc, r->job, &q.scope, &f)) {
+	if (svc_status_scope_of_call(call, svc, r->job, &q.scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
@@ -200,7 +207,7 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 	struct fault f = FAULT_NULL;
 	struct status_scope scope;
 
-	if (svc_status_scope_of(call, svc, r->job, &scope, &f)) {
+	if (svc_status_scope_of_call(call, svc, r->job, &scope, &f)) {
 		rpc_call_fail(call, &f);
 		return;
 	}
@@ -213,21 +220,17 @@ static void svc_status_history(struct rpc_call *call, const ProtobufCMessage *re
 {
 	const Shardd__V1__HistoryRequest *r = (const Shardd__V1__HistoryRequest *)request;
 	Shardd__V1__HistoryResponse reply = SHARDD__V1__HISTORY_RESPONSE__INIT;
-	struct conn *c = rpc_call_conn(call);
+	struct status_scope scope;
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
 	struct job_ref ref = { 0 };
 
-	if (!c)
-		fault_set(&f, FAULT_CANCELLED, NULL, "the connection is closed");
-	else if (*r->job)
-		job_ref_parse(r->job, "job", &ref, &f);
-	if (f.code) {
+	if (svc_status_scope_of_call(call, userdata, "", &scope, &f) ||
+	    (*r->job && job_ref_parse(r->job, "job", &ref, &f))) {
 		rpc_call_fail(call, &f);
 		return;
 	}
-	status_fill_history(&a, svc_status_view_of(userdata, proc_uid(conn_proc(c))),
-			    *r->job ? &ref : NULL, r, &reply);
+	status_fill_history(&a, &scope, *r->job ? &ref : NULL, r, &reply);
 	svc_status_finish(call, &a, &reply.base);
 }
 
@@ -351,7 +354,7 @@ static void svc_status_on_get(struct rpc_call *call, const ProtobufCMessage *req
 
 	if (!svc_status_charge(call))
 		return;
-	if (!r->with_nodes || svc_status_scope_of(call, svc, r->job, &scope, &none) ||
+	if (!r->with_nodes || svc_status_scope_of_call(call, svc, r->job, &scope, &none) ||
 	    !svc_status_ask(call, request, svc, &scope))
 		svc_status_call(call, request, svc, svc_status_get);
 }
@@ -374,11 +377,13 @@ static void svc_status_events(struct rpc_call *call, const ProtobufCMessage *req
 			      void *userdata)
 {
 	struct svc_status *svc = userdata;
+	struct status_scope scope;
+	struct fault f = FAULT_NULL;
 
-	struct conn *c = rpc_call_conn(call);
-	const uid_t uid = c ? proc_uid(conn_proc(c)) : (uid_t)-1; /* gone: it fails */
-
-	svc_events_run(call, request, svc_status_view_of(svc, uid), svc->jobs->node->loop);
+	if (svc_status_scope_of_call(call, svc, "", &scope, &f))
+		rpc_call_fail(call, &f);
+	else
+		svc_events_begin(call, request, &scope, &svc->turns, svc->jobs->node->loop);
 }
 
 static void svc_status_on_events(struct rpc_call *call, const ProtobufCMessage *request,

@@ -50,8 +50,9 @@ void svc_status_fill_ops(struct svc_status *svc, const struct status_scope *scop
 
 /* From now on. Return: 0, or -ENOMEM: nothing changed. */
 int svc_status_set_observers(struct svc_status *svc, const uid_t *uids, size_t n);
-/* As whom @uid sees jobs: as itself, or as the daemon's user if it is an observer. */
-uid_t svc_status_view_of(const struct svc_status *svc, uid_t uid);
+bool svc_status_is_observer(const struct svc_status *svc, uid_t uid);
+/* What @uid sees, of all jobs. */
+struct status_scope svc_status_scope_of(const struct svc_status *svc, uid_t uid);
 
 /* No call is left. Safe if it was never begun. */
 void svc_status_close(struct svc_status *svc);

@@ -15,6 +15,7 @@
 #include "core/cleanup.h"
 #include "failfix.h"
 #include "fdcheck.h"
+#include "rawcall.h"
 
 TestSuite(events, .timeout = 120);
 
@@ -204,6 +205,56 @@ Test(events, say_how_many_are_lost, .init = events_begin, .fini = failfix_end)
 	cr_expect(strstr(f->text, "{\"lost\":"), "%s", f->text);
 	follower_stop(f);
 	free(f);
+}
+
+static Shardd__V1__EventsResponse *ask_events(struct rpc_client *c, uint64_t after, uint64_t run)
+{
+	Shardd__V1__EventsRequest request = SHARDD__V1__EVENTS_REQUEST__INIT;
+
+	request.after = after;
+	request.run = run;
+	return raw_must(c, "Status/Events", &request.base);
+}
+
+static int asks_after_a_restart(const struct trainer *t)
+{
+	Shardd__V1__EventsRequest request = SHARDD__V1__EVENTS_REQUEST__INIT;
+	struct rpc_client *c = raw_connect(t->socket);
+	Shardd__V1__EventsResponse *all = ask_events(c, 0, 0), *some;
+
+	TRAINER_CHECK(all->run && all->n_events == 3 && all->last == all->events[2]->id);
+	some = ask_events(c, all->events[0]->id, all->run);
+	TRAINER_CHECK(some->n_events == 2 && some->events[0]->id == all->events[1]->id);
+	shardd__v1__events_response__free_unpacked(some, NULL);
+	some = ask_events(c, all->last, all->run);
+	TRAINER_CHECK(some->n_events == 0 && some->last == all->last);
+	shardd__v1__events_response__free_unpacked(some, NULL);
+	/* as a client does that has read two events of another daemon */
+	some = ask_events(c, 2, all->run + 1);
+	TRAINER_CHECK(some->n_events == 3 && some->run == all->run);
+	shardd__v1__events_response__free_unpacked(some, NULL);
+	request.after = 2;
+	raw_refused(c, "Status/Events", &request.base, SHARDD_INVALID_ARGUMENT, "run",
+		    "run is 0, and after is 2");
+	shardd__v1__events_response__free_unpacked(all, NULL);
+	rpc_client_close(c);
+	return 0;
+}
+
+Test(events, begin_again_with_another_daemon, .init = events_begin, .fini = failfix_end)
+{
+	char name[8], out[512];
+
+	for (unsigned i = 0; i < 3; i++) {
+		snprintf(name, sizeof(name), "j%u", i);
+		cr_assert_eq(daemonfix_ctl_text(&trainfix,
+						WORDS("job", "create", name, "--world-size", "2"),
+						out, sizeof(out)),
+			     0, "%s", out);
+	}
+	cr_assert_eq(trainer_wait(trainer_start(&trainfix, "-", 0, 1, asks_after_a_restart, NULL),
+				  30),
+		     0);
 }
 
 static int is_alice(const struct trainer *t)

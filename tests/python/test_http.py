@@ -443,6 +443,9 @@ class Users(Shared):
             "--keep",
             "--private",
         )
+        mine = ("job", "create", "secret", "--world-size", "1", "--keep", "--private")
+        shardctl_as(WATCHER, cls.daemon, *mine)
+        support.shardctl(cls.daemon.socket, *mine)
         support.shardctl(cls.daemon.socket, "job", "create", "roots", "--world-size", "1", "--keep")
 
     def names(self):
@@ -458,14 +461,34 @@ class Users(Shared):
         self.assertEqual([[], []], [as_user(12345, self.names)[0], []])
 
     def test_root_and_observers_see_all_and_of_private_jobs_the_outside(self):
-        everything = ["hidden", "roots", "theirs", "watchers"]
+        everything = ["hidden", "roots", "secret", "theirs", "watchers"]
         for uid in (0, WATCHER):
             self.assertEqual(everything, as_user(uid, self.names)[0])
             metrics = as_user(uid, lambda: web.ask(self.http, "/metrics")[2])
             read = web.Metrics(metrics)
-            self.assertEqual(4, len(read.of("shardd_job_used_bytes")))
-            self.assertEqual(3, len(read.of("shardd_job_world_size")))
+            self.assertEqual(6, len(read.of("shardd_job_used_bytes")))
+            self.assertEqual(4, len(read.of("shardd_job_world_size")))
             self.assertEqual({}, read.of("shardd_job_world_size", job_name="hidden"))
+            # of two private jobs of one name each sees the inside of its own
+            [labels] = read.of("shardd_job_world_size", job_name="secret")
+            self.assertIn(str(uid), labels)
+
+    def test_what_has_been_is_seen_by_the_same_rule(self):
+        def created():
+            events = web.get(self.http, "/api/v1/events")["events"]
+            return {f"{e['uid']}/{e['job']}": e["text"] for e in events}
+
+        said = as_user(NOBODY, created)
+        self.assertEqual({f"{NOBODY}/hidden", f"{NOBODY}/theirs"}, set(said))
+        self.assertNotIn("", said.values())
+        for uid, other in ((0, WATCHER), (WATCHER, 0)):
+            said = as_user(uid, created)
+            self.assertEqual(6, len(said))
+            self.assertEqual("", said[f"{other}/secret"])
+            self.assertEqual("", said[f"{NOBODY}/hidden"])
+            self.assertNotEqual("", said[f"{uid}/secret"])
+            own = as_user(uid, lambda: web.get(self.http, "/api/v1/events?job=secret")["events"])
+            self.assertEqual([uid], [e["uid"] for e in own])
 
     def test_a_job_of_another_user_is_not_found(self):
         for path in (
