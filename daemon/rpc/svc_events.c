@@ -20,8 +20,8 @@ struct svc_events_ask {
 	struct status_scope scope;
 	uint64_t after; /* 0: also of a caller who has seen those of another run of the daemon */
 	size_t most;
-	bool with_commits, one_job;
-	struct job_ref job;
+	bool with_commits;
+	struct job_ref job; /* without a name: all jobs */
 };
 
 struct svc_events_wait {
@@ -42,8 +42,7 @@ static int svc_events_read(const struct status_scope *scope, const Shardd__V1__E
 					.after = r->run == events_run() ? r->after : 0,
 					.most = r->limit && r->limit < EVENTS_LIMIT ? r->limit
 										    : EVENTS_LIMIT,
-					.with_commits = r->with_commits,
-					.one_job = *r->job };
+					.with_commits = r->with_commits };
 	if (r->after && !r->run)
 		return fault_set(f, FAULT_INVALID, "run",
 				 "run is 0, and after is %llu; run must be that of the answer that "
@@ -58,8 +57,10 @@ static bool svc_events_wanted(const struct events_record *e, const struct svc_ev
 		return false;
 	if (e->kind == EVENTS_COMMIT && !ask->with_commits)
 		return false;
-	return !ask->one_job || (strcmp(ask->job.name, e->job) == 0 &&
-				 e->head.uid == (ask->job.has_uid ? ask->job.uid : ask->scope.uid));
+	if (!ask->job.name)
+		return true;
+	return strcmp(ask->job.name, e->job) == 0 &&
+	       e->head.uid == (ask->job.has_uid ? ask->job.uid : ask->scope.uid);
 }
 
 static int svc_events_compare(const void *x, const void *y)

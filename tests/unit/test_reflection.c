@@ -252,7 +252,7 @@ static response *ask(struct talk *t, const request *req, int kind)
 	talk_send(t, req);
 	r = talk_next(t);
 	cr_assert(r);
-	cr_assert_eq(r->message_response_case, kind);
+	cr_assert_eq((int)r->message_response_case, kind);
 	cr_assert_str_eq(r->valid_host, req->host);
 	cr_assert(r->original_request);
 	cr_assert_eq(r->original_request->message_request_case, req->message_request_case);
