@@ -250,7 +250,11 @@ const struct config_key config_keys[] = {
 		  "highest limit applies. An entry for the superuser or the daemon's own user applies\n"
 		  "to them, too. \"alice:worker_weight=300\": while users wait for the host's kernel\n"
 		  "threads, alice gets three times the share of a user with the default of 100 (1 to\n"
-		  "10000)." },
+		  "10000). \"@ml:total_state_bytes=1TiB\": a limit of what the members of a group use\n"
+		  "together, without the superuser and the daemon's own user; total_connections,\n"
+		  "total_unattached, total_sessions, total_jobs, total_slabs and total_daemon_bytes\n"
+		  "are the others. \"alice:priority=50\": the highest priority that a job of alice may\n"
+		  "have in the line for memory (0 to 100; default 0)." },
 	{ LIST("allow_uids", allow, uids), .type = CONFIG_UIDS, .max = UINT32_MAX - 1, .by_default = "",
 	  .runtime = true,
 	  .help = "Users that may connect, by name or number. If this list and allow_gids are empty,\n"

@@ -55,6 +55,11 @@ bool user_kind_is_bytes(enum user_kind kind)
 	return kind == USER_STATE || kind == USER_MEMORY || kind == USER_MESSAGE_BYTES;
 }
 
+bool user_kind_has_total(enum user_kind kind)
+{
+	return kind <= USER_MEMORY;
+}
+
 bool user_is_admin(uid_t uid)
 {
 	return uid == 0 || uid == geteuid();
@@ -76,6 +81,12 @@ static bool user_has_gid(const struct user *u, gid_t gid)
 	return false;
 }
 
+/* For comparing those of one kind. */
+static uint64_t user_override_most(const struct user_override *o)
+{
+	return o->kind == USER_PRIORITY ? o->most : user_most(o->most);
+}
+
 /* The override that applies to @u: its own, or the most generous of its groups. */
 static const struct user_override *user_override_of(const struct user *u, enum user_kind kind)
 {
@@ -85,12 +96,12 @@ static const struct user_override *user_override_of(const struct user *u, enum u
 	for (size_t i = 0; i < us->n_overrides; i++) {
 		const struct user_override *o = &us->overrides[i];
 
-		if (o->kind != kind)
+		if (o->kind != kind || o->total)
 			continue;
 		if (!o->group && o->id == u->uid)
 			return o;
 		if (o->group && !user_is_admin(u->uid) && user_has_gid(u, o->id) &&
-		    (!best || user_most(o->most) > user_most(best->most)))
+		    (!best || user_override_most(o) > user_override_most(best)))
 			best = o;
 	}
 	return best;
@@ -99,8 +110,12 @@ static const struct user_override *user_override_of(const struct user *u, enum u
 static void user_find_limits(struct user *u)
 {
 	const struct user_override *weight = user_override_of(u, USER_WORKER_WEIGHT);
+	const struct user_override *priority = user_override_of(u, USER_PRIORITY);
 
 	u->worker_weight = weight ? (uint32_t)weight->most : USER_WEIGHT_DEFAULT;
+	u->priority = user_is_admin(u->uid) ? USER_PRIORITY_MAX : 0;
+	if (priority)
+		u->priority = (int32_t)priority->most;
 	for (unsigned k = 0; k < _USER_KINDS; k++) {
 		const struct user_override *o = user_override_of(u, k);
 
@@ -110,6 +125,104 @@ static void user_find_limits(struct user *u)
 			u->most[k] =
 				user_is_admin(u->uid) ? UINT64_MAX : user_most(u->users->most[k]);
 	}
+}
+
+/* ------------------------------------------------------------------- groups */
+
+/* For each group of @u, with an account. */
+#define USER_EACH_GROUP(u, g)                 \
+	for (uint64_t left_ = (u)->in_groups; \
+	     left_ && ((g) = &(u)->users->groups[__builtin_ctzll(left_)]); left_ &= left_ - 1)
+
+static void user_group_add(struct user_group *g, enum user_kind kind, uint64_t n)
+{
+	g->used[kind] += n;
+	if (g->peak[kind] < g->used[kind])
+		g->peak[kind] = g->used[kind];
+}
+
+static void user_group_sub(struct user_group *g, enum user_kind kind, uint64_t n)
+{
+	CHECK(g->used[kind] >= n);
+	g->used[kind] -= n;
+}
+
+/* What it uses is its groups' no more. */
+static void user_leave_groups(struct user *u)
+{
+	struct user_group *g;
+
+	USER_EACH_GROUP(u, g)
+	{
+		g->members--;
+		for (unsigned k = 0; user_kind_has_total(k); k++)
+			user_group_sub(g, k, u->used[k]);
+	}
+	u->in_groups = 0;
+}
+
+static void user_join_groups(struct user *u)
+{
+	struct user_group *g;
+
+	for (unsigned i = 0; !user_is_admin(u->uid) && i < u->users->n_groups; i++)
+		if (user_has_gid(u, u->users->groups[i].gid))
+			u->in_groups |= UINT64_C(1) << i;
+	USER_EACH_GROUP(u, g)
+	{
+		g->members++;
+		for (unsigned k = 0; user_kind_has_total(k); k++)
+			user_group_add(g, k, u->used[k]);
+	}
+}
+
+/* The account of @gid; a new one has the history of that in @before. */
+static struct user_group *users_make_group(struct users *us, gid_t gid,
+					   const struct user_group *before, unsigned n_before)
+{
+	struct user_group *g = us->groups;
+
+	while (g < us->groups + us->n_groups && g->gid != gid)
+		g++;
+	if (g < us->groups + us->n_groups)
+		return g;
+	CHECK(us->n_groups < USER_GROUPS);
+	us->n_groups++;
+	*g = (struct user_group){ .gid = gid };
+	for (unsigned i = 0; i < n_before; i++)
+		if (before[i].gid == gid)
+			*g = before[i];
+	memset(g->most, 0xff, sizeof(g->most));
+	return g;
+}
+
+/* The accounts of the groups that the overrides name. No user is in one. */
+static void users_make_groups(struct users *us)
+{
+	struct user_group before[USER_GROUPS];
+	unsigned n_before = us->n_groups;
+
+	memcpy(before, us->groups, sizeof(before));
+	us->n_groups = 0;
+	for (size_t i = 0; i < us->n_overrides; i++) {
+		const struct user_override *o = &us->overrides[i];
+		struct user_group *g =
+			o->group ? users_make_group(us, o->id, before, n_before) : NULL;
+
+		if (o->total)
+			g->most[o->kind] = user_most(o->most);
+	}
+}
+
+/* The group of @u that has no room for @n more; NULL: none. */
+static struct user_group *user_full_group(const struct user *u, enum user_kind kind, uint64_t n)
+{
+	struct user_group *g;
+
+	USER_EACH_GROUP(u, g)
+	if (g->used[kind] > g->most[kind] || n > g->most[kind] - g->used[kind])
+		return g;
+	return NULL;
 }
 
 /* -------------------------------------------------------------------- users */
@@ -143,7 +256,12 @@ int users_configure(struct users *us, const struct user_limits *limits)
 	us->n_overrides = limits->n_overrides;
 	memcpy(us->most, limits->most, sizeof(us->most));
 	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u))
+		user_leave_groups(u);
+	users_make_groups(us);
+	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u)) {
+		user_join_groups(u);
 		user_find_limits(u);
+	}
 	return 0;
 }
 
@@ -181,9 +299,11 @@ static void user_set_gids(struct user *u, const gid_t *gids, size_t n)
 	if (!copy)
 		return;
 	memcpy(copy, gids, n * sizeof(*gids));
+	user_leave_groups(u);
 	free(u->gids);
 	u->gids = copy;
 	u->n_gids = n;
+	user_join_groups(u);
 	user_find_limits(u);
 }
 
@@ -236,6 +356,7 @@ struct user *user_unref(struct user *u)
 		return NULL;
 	for (unsigned k = 0; k < _USER_KINDS; k++)
 		CHECK(u->used[k] == 0);
+	user_leave_groups(u);
 	CHECK(!u->channels_due && list_empty(&u->unread) && list_empty(&u->waiting));
 	CHECK(u->users->count > 0);
 	u->users->count--;
@@ -248,9 +369,23 @@ struct user *user_unref(struct user *u)
 
 /* ------------------------------------------------------------------ charges */
 
-uint64_t user_left(const struct user *u, enum user_kind kind)
+static uint64_t user_own_left(const struct user *u, enum user_kind kind)
 {
 	return u->most[kind] > u->used[kind] ? u->most[kind] - u->used[kind] : 0;
+}
+
+uint64_t user_left(const struct user *u, enum user_kind kind)
+{
+	uint64_t left = user_own_left(u, kind);
+	struct user_group *g;
+
+	USER_EACH_GROUP(u, g)
+	{
+		uint64_t here = g->most[kind] > g->used[kind] ? g->most[kind] - g->used[kind] : 0;
+
+		left = here < left ? here : left;
+	}
+	return left;
 }
 
 bool user_has_room(const struct user *u, enum user_kind kind, uint64_t n)
@@ -260,15 +395,25 @@ bool user_has_room(const struct user *u, enum user_kind kind, uint64_t n)
 
 void user_add(struct user *u, enum user_kind kind, uint64_t n)
 {
+	struct user_group *g;
+
 	u->used[kind] += n;
 	if (u->peak[kind] < u->used[kind])
 		u->peak[kind] = u->used[kind];
+	if (user_kind_has_total(kind))
+		USER_EACH_GROUP(u, g)
+	user_group_add(g, kind, n);
 }
 
 void user_sub(struct user *u, enum user_kind kind, uint64_t n)
 {
+	struct user_group *g;
+
 	CHECK(u->used[kind] >= n);
 	u->used[kind] -= n;
+	if (user_kind_has_total(kind))
+		USER_EACH_GROUP(u, g)
+	user_group_sub(g, kind, n);
 }
 
 void user_sample_messages(struct user *u, uint64_t n)
@@ -328,13 +473,31 @@ static void user_limit_text(const struct user *u, enum user_kind kind, char *buf
 		snprintf(buf, bytes, "%s", user_kinds[kind].key);
 }
 
+static int user_refuse_group(struct user_group *g, enum user_kind kind, uint64_t n, struct fault *f)
+{
+	g->refused[kind]++;
+	return fault_set(f, FAULT_EXHAUSTED, NULL,
+			 "the members of group %u have %" PRIu64 " %s together and one asks for "
+			 "%" PRIu64 " more: the limit is %" PRIu64 " ('@%u:total_%s' of "
+			 "user_limits): %s, or raise the limit in shardd.yaml",
+			 (unsigned)g->gid, g->used[kind], user_kinds[kind].noun, n, g->most[kind],
+			 (unsigned)g->gid, user_kinds[kind].name, user_kinds[kind].advice);
+}
+
 int user_refuse(struct user *u, enum user_kind kind, uint64_t n, struct fault *f)
 {
 	const struct kind_text *t = &user_kinds[kind];
+	struct fault unused = FAULT_NULL;
 	char limit[80];
 
 	u->refused[kind]++;
 	u->users->refused[kind]++;
+	if (n <= user_own_left(u, kind) && user_kind_has_total(kind)) {
+		struct user_group *g = user_full_group(u, kind, n);
+
+		if (g)
+			return user_refuse_group(g, kind, n, f ? f : &unused);
+	}
 	if (!f)
 		return FAULT_EXHAUSTED;
 	user_limit_text(u, kind, limit, sizeof(limit));

@@ -10,7 +10,11 @@
  * generous override for one of the user's groups; the default. Root and the daemon's own user have
  * only the limits that an override for that user sets: so an operator can always connect, and in a
  * container where everything runs as one user only the limits of the whole daemon apply. Groups are
- * those of the peer's newest connection. Loop thread only.
+ * those of the peer's newest connection.
+ *
+ * Each group that an override names has an account, too: what its members use together, without the
+ * administrators. A total is a limit of that account: a charge needs room in the user's account and
+ * in those of all its groups. Loop thread only.
  */
 #ifndef SHARDD_CORE_USER_H
 #define SHARDD_CORE_USER_H
@@ -37,12 +41,17 @@ enum user_kind {
 	USER_OPS,           /* unanswered, of all sessions */
 	USER_STATUS_CALLS,  /* unanswered calls of service Status */
 	_USER_KINDS,
-	USER_WORKER_WEIGHT = _USER_KINDS, /* of overrides only: it is set, nothing is counted */
+	/* of overrides only: they are set, nothing is counted */
+	USER_WORKER_WEIGHT = _USER_KINDS,
+	USER_PRIORITY, /* the highest that a job of the user may have */
 };
 
 /* A user's weight when users share the host's threads, as cgroup v2's cpu.weight. */
 #define USER_WEIGHT_DEFAULT 100u
 #define USER_WEIGHT_MAX     10000u
+/* Priorities of jobs are from -USER_PRIORITY_MAX to USER_PRIORITY_MAX; without an override a user's are up
+ * to 0, an administrator's up to the highest. */
+#define USER_PRIORITY_MAX 100
 
 struct user;
 struct users;
@@ -50,9 +59,11 @@ struct users;
 /* A limit of one user or one group. */
 struct user_override {
 	bool group;
+	bool total;  /* of the members of a group together */
 	uint32_t id; /* a uid, or a gid */
 	enum user_kind kind;
-	uint64_t most; /* 0: no limit; USER_WORKER_WEIGHT: the weight, 1..USER_WEIGHT_MAX */
+	uint64_t most; /* 0: no limit; USER_WORKER_WEIGHT: the weight, 1..USER_WEIGHT_MAX;
+			* USER_PRIORITY: 0..USER_PRIORITY_MAX */
 };
 
 struct user_limits {
@@ -62,6 +73,17 @@ struct user_limits {
 };
 
 #define USERS_BUCKETS 64u
+#define USER_GROUPS   64u /* groups with an account */
+
+/* The account of a group. */
+struct user_group {
+	gid_t gid;
+	uint32_t members; /* users who have an account now */
+	uint64_t used[_USER_KINDS];
+	uint64_t most[_USER_KINDS]; /* UINT64_MAX: no limit */
+	uint64_t peak[_USER_KINDS];
+	uint64_t refused[_USER_KINDS]; /* because of its own limits */
+};
 
 struct users {
 	struct list buckets[USERS_BUCKETS]; /* of struct user, by uid */
@@ -69,6 +91,8 @@ struct users {
 	uint64_t most[_USER_KINDS];
 	struct user_override *overrides; /* owned */
 	size_t n_overrides;
+	struct user_group groups[USER_GROUPS]; /* that overrides name */
+	unsigned n_groups;
 	uint64_t refused[_USER_KINDS]; /* of all users, for status */
 };
 
@@ -80,11 +104,13 @@ struct user {
 	struct list link;
 	gid_t *gids; /* owned: of the newest connection */
 	size_t n_gids;
+	uint64_t in_groups; /* a bit for each of users->groups */
 	uint64_t used[_USER_KINDS];
 	uint64_t most[_USER_KINDS]; /* UINT64_MAX: no limit */
 	uint64_t peak[_USER_KINDS];
 	uint64_t refused[_USER_KINDS];
 	uint32_t worker_weight; /* 1..USER_WEIGHT_MAX */
+	int32_t priority;       /* the highest of a job */
 	uint32_t channels_due;  /* sessions that have no local channel yet; session/ counts */
 	struct list unread;     /* net/local.c's: channels with descriptors on their way */
 	uint64_t message_bytes; /* the last sample of USER_MESSAGE_BYTES */
@@ -110,8 +136,8 @@ void users_init(struct users *us);
 /* CHECKs that no account is left. Safe to call twice. */
 void users_deinit(struct users *us);
 
-/* New limits (start, SIGHUP), also for existing accounts. Existing charges stay.
- * @limits: copied. Return: 0, or -ENOMEM: nothing changed. */
+/* New limits (start, SIGHUP), also for existing accounts. Existing charges stay. At most USER_GROUPS groups
+ * (CHECKed). @limits: copied. Return: 0, or -ENOMEM: nothing changed. */
 int users_configure(struct users *us, const struct user_limits *limits);
 
 /* The account of @uid, made if it is not there. @gids: groups of the process that connects,
@@ -132,6 +158,7 @@ bool user_is_admin(uid_t uid);
 /* Could @n more be charged? @u: NULL: yes. */
 bool user_has_room(const struct user *u, enum user_kind kind, uint64_t n);
 
+/* How much more could be charged to the user and all its groups. */
 uint64_t user_left(const struct user *u, enum user_kind kind);
 
 /* Charge @n to @u (NULL: nobody) in @c, which is empty. @f (may be NULL): the sentence of
@@ -153,6 +180,8 @@ const char *user_kind_name(enum user_kind kind);
  * string. */
 const char *user_kind_key(enum user_kind kind);
 bool user_kind_is_bytes(enum user_kind kind);
+/* Is it counted in groups, so that they can have a total? Not what comes and goes with each call. */
+bool user_kind_has_total(enum user_kind kind);
 
 /* Iterates over all users: @u NULL: returns the first. Return: borrowed, or NULL. */
 struct user *users_next(const struct users *us, const struct user *u);

@@ -518,6 +518,22 @@ static void metrics_ranks(FILE *out, const Shardd__V1__GetStatusResponse *s)
 
 /* ------------------------------------------------------------------------- users */
 
+/* The use, the limit or the refusals (@k 0 to 2) of a user or a group, which is @label @id. */
+static void metrics_usage(FILE *out, size_t k, const char *name, const char *label, uint32_t id,
+			  Shardd__V1__UserUsage *const *usage, size_t n)
+{
+	char text[16];
+
+	for (size_t u = 0; u < n; u++)
+		if (k != 1 || usage[u]->limit != UINT64_MAX)
+			metrics_count(out, name,
+				      k == 0   ? usage[u]->used
+				      : k == 1 ? usage[u]->limit
+					       : usage[u]->refused,
+				      label, metrics_uid(id, text), "resource", usage[u]->name,
+				      NULL);
+}
+
 static void metrics_users(FILE *out, const Shardd__V1__GetStatusResponse *s)
 {
 	static const char *const names[] = { "shardd_user_used", "shardd_user_limit",
@@ -526,23 +542,30 @@ static void metrics_users(FILE *out, const Shardd__V1__GetStatusResponse *s)
 		"Usage of the user, by resource: numbers, and bytes where its name ends in _bytes.",
 		"The limit of it; absent: there is none.", "Requests that this limit refused."
 	};
-	char uid[16];
 
 	for (size_t k = 0; k < ARRAY_SIZE(names); k++) {
 		metrics_family(out, names[k], k == 2 ? "counter" : "gauge", help[k]);
 		for (size_t i = 0; i < s->n_users; i++)
-			for (size_t u = 0; u < s->users[i]->n_usage; u++) {
-				const Shardd__V1__UserUsage *usage = s->users[i]->usage[u];
+			metrics_usage(out, k, names[k], "uid", s->users[i]->uid, s->users[i]->usage,
+				      s->users[i]->n_usage);
+	}
+}
 
-				if (k == 1 && usage->limit == UINT64_MAX)
-					continue;
-				metrics_count(out, names[k],
-					      k == 0   ? usage->used
-					      : k == 1 ? usage->limit
-						       : usage->refused,
-					      "uid", metrics_uid(s->users[i]->uid, uid), "resource",
-					      usage->name, NULL);
-			}
+static void metrics_groups(FILE *out, const Shardd__V1__GetStatusResponse *s)
+{
+	static const char *const names[] = { "shardd_group_used", "shardd_group_limit",
+					     "shardd_group_refused_total" };
+	static const char *const help[] = {
+		"Usage of the members of a group that user_limits names together, by resource.",
+		"The total that user_limits allows them; absent: there is none.",
+		"Requests that this total refused."
+	};
+
+	for (size_t k = 0; k < ARRAY_SIZE(names); k++) {
+		metrics_family(out, names[k], k == 2 ? "counter" : "gauge", help[k]);
+		for (size_t i = 0; i < s->n_groups; i++)
+			metrics_usage(out, k, names[k], "gid", s->groups[i]->gid,
+				      s->groups[i]->usage, s->groups[i]->n_usage);
 	}
 }
 
@@ -571,6 +594,7 @@ char *metrics_format(const Shardd__V1__GetStatusResponse *s, const struct metric
 	metrics_jobs_checkpoint(out, s);
 	metrics_ranks(out, s);
 	metrics_users(out, s);
+	metrics_groups(out, s);
 	failed = ferror(out);
 	if (fclose(out) != 0 || failed) {
 		free(text);

@@ -21,20 +21,26 @@ json_t *status_json_list(const Shardd__V1__GetStatusResponse *s, const char *key
 	return json_pack("{s:O?}", key, json_object_get(all, key));
 }
 
+/* A JSON integer cannot hold the 2^64 - 1 of the message. */
+static void status_json_limits(json_t *usage, Shardd__V1__UserUsage *const *from, size_t n)
+{
+	for (size_t k = 0; k < n; k++)
+		if (from[k]->limit == UINT64_MAX)
+			json_object_set_new(json_array_get(usage, k), "limit", json_null());
+}
+
 json_t *status_json_users(const Shardd__V1__GetStatusResponse *s)
 {
-	json_t *out = status_json_list(s, "users");
-	json_t *users = json_object_get(out, "users");
+	_cleanup_(json_freep) json_t *all = json_from_message(&s->base);
+	json_t *users = json_object_get(all, "users"), *groups = json_object_get(all, "groups");
 
-	/* A JSON integer cannot hold the 2^64 - 1 of the message. */
-	for (size_t i = 0; i < s->n_users; i++) {
-		json_t *usage = json_object_get(json_array_get(users, i), "usage");
-
-		for (size_t k = 0; k < s->users[i]->n_usage; k++)
-			if (s->users[i]->usage[k]->limit == UINT64_MAX)
-				json_object_set_new(json_array_get(usage, k), "limit", json_null());
-	}
-	return out;
+	for (size_t i = 0; i < s->n_users; i++)
+		status_json_limits(json_object_get(json_array_get(users, i), "usage"),
+				   s->users[i]->usage, s->users[i]->n_usage);
+	for (size_t i = 0; i < s->n_groups; i++)
+		status_json_limits(json_object_get(json_array_get(groups, i), "usage"),
+				   s->groups[i]->usage, s->groups[i]->n_usage);
+	return json_pack("{s:O?,s:O?}", "users", users, "groups", groups);
 }
 
 /* An object of the keys of @from that are in @keys. */

@@ -1,4 +1,4 @@
-/* Users, with their use of their limits. */
+/* Users and groups, with their use of their limits. */
 #include "rpc/status_fill.h"
 
 static void status_users_status_fill_user(struct arena *a, const struct user *u,
@@ -6,6 +6,7 @@ static void status_users_status_fill_user(struct arena *a, const struct user *u,
 {
 	r->uid = u->uid;
 	r->worker_weight = u->worker_weight;
+	r->priority = u->priority;
 	r->usage = STATUS_MESSAGES(a, _USER_KINDS, UserUsage, user_usage);
 	for (unsigned k = 0; r->usage && k < _USER_KINDS; k++) {
 		Shardd__V1__UserUsage *usage = r->usage[r->n_usage++];
@@ -27,4 +28,34 @@ void status_fill_users(struct arena *a, const struct users *users, const struct 
 	for (struct user *u = users_next(users, NULL); u; u = users_next(users, u))
 		if (status_sees(scope, u->uid))
 			status_users_status_fill_user(a, u, reply->users[reply->n_users++]);
+}
+
+static void status_users_fill_group(struct arena *a, const struct user_group *g,
+				    Shardd__V1__GroupStatus *r)
+{
+	r->gid = g->gid;
+	r->members = g->members;
+	r->usage = STATUS_MESSAGES(a, _USER_KINDS, UserUsage, user_usage);
+	for (unsigned k = 0; r->usage && user_kind_has_total(k); k++) {
+		Shardd__V1__UserUsage *usage = r->usage[r->n_usage++];
+
+		usage->name = status_text(a, user_kind_name(k));
+		usage->used = g->used[k];
+		usage->limit = g->most[k];
+		usage->peak = g->peak[k];
+		usage->refused = g->refused[k];
+	}
+}
+
+void status_fill_groups(struct arena *a, const struct users *users,
+			const struct status_scope *scope, Shardd__V1__GetStatusResponse *reply)
+{
+	const struct user *u = users_find(users, scope->uid);
+	uint64_t mine = u ? u->in_groups : 0;
+
+	reply->groups = STATUS_MESSAGES(a, users->n_groups, GroupStatus, group_status);
+	for (unsigned i = 0; reply->groups && i < users->n_groups; i++)
+		if (scope->sees_all || (mine >> i & 1))
+			status_users_fill_group(a, &users->groups[i],
+						reply->groups[reply->n_groups++]);
 }

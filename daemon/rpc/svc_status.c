@@ -165,6 +165,7 @@ void svc_status_fill(struct svc_status *svc, const struct status_query *q, struc
 	status_fill_sessions(a, svc->sessions, &q->scope, reply);
 	svc_status_note_messages(svc, &node->users);
 	status_fill_users(a, &node->users, &q->scope, reply);
+	status_fill_groups(a, &node->users, &q->scope, reply);
 	if (q->with_slabs)
 		status_fill_slabs(a, svc->jobs, &q->scope, reply);
 }

@@ -307,13 +307,19 @@ TEST(limits_of_users_take_names_numbers_and_groups)
 	config_default(&c);
 	cr_assert_eq(set(&c, "user_limits",
 			 "root:max_sessions=7, @root:max_state_bytes=2GiB,1000:max_jobs=0,"
-			 "@7:worker_weight=300"),
+			 "@7:worker_weight=300,@7:total_jobs=9,@7:priority=0,1000:priority=100"),
 		     0);
 	cr_assert_eq(set(&c, "max_ops_per_user", "5"), 0);
 	config_user_limits(&c, &limits);
-	cr_assert_eq(limits.n_overrides, 4);
+	cr_assert_eq(limits.n_overrides, 7);
 	cr_expect_eq(limits.overrides[3].kind, USER_WORKER_WEIGHT);
 	cr_expect_eq(limits.overrides[3].most, 300);
+	cr_expect(limits.overrides[4].total);
+	cr_expect_eq(limits.overrides[4].kind, USER_JOBS);
+	cr_expect_eq(limits.overrides[5].kind, USER_PRIORITY);
+	cr_expect_eq(limits.overrides[5].most, 0);
+	cr_expect_eq(limits.overrides[6].most, 100);
+	cr_expect_not(limits.overrides[6].total);
 	cr_expect_eq(limits.overrides[0].id, 0);
 	cr_expect_not(limits.overrides[0].group);
 	cr_expect_eq(limits.overrides[0].kind, USER_SESSIONS);
@@ -363,6 +369,12 @@ TEST(a_wrong_limit_of_a_user_says_what_is_wrong)
 		{ "root:worker_weight=0", "from 1 to 10000" },
 		{ "root:worker_weight=10001", "from 1 to 10000" },
 		{ "root:max_worker_weight=5", "no such limit" },
+		{ "root:total_jobs=5", "a limit of a group" },
+		{ "@root:total_ops=5", "no total of these" },
+		{ "@root:total_priority=5", "no such limit" },
+		{ "@root:total_jobs=1,@root:total_jobs=2", "the same limit" },
+		{ "root:priority=101", "from 0 to 100" },
+		{ "root:priority=-1", "from 0 to 100" },
 	};
 	struct config c;
 
@@ -693,7 +705,8 @@ TEST(what_is_written_reads_back_the_same)
 	cr_assert_eq(set(&c, "socket", "/tmp/a \"quoted\" \\ path: #1"), 0);
 	cr_assert_eq(set(&c, "allow_uids", "1,2,3"), 0);
 	cr_assert_eq(set(&c, "user_limits",
-			 "1:max_jobs=2,@5:max_state_bytes=1GiB,@5:worker_weight=7"),
+			 "1:max_jobs=2,@5:max_state_bytes=1GiB,@5:total_state_bytes=2GiB,"
+			 "@5:priority=3,@5:worker_weight=7"),
 		     0);
 	cr_assert_eq(set(&c, "socket_mode", "0007"), 0);
 	cr_assert_eq(set(&c, "op_timeout_ms", "1234"), 0);

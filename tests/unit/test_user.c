@@ -139,10 +139,10 @@ static void expect_limit(struct users *us, uid_t uid, const gid_t *gids, size_t 
 TEST(an_override_for_the_user_comes_before_groups_and_groups_before_the_default)
 {
 	static const struct user_override o[] = {
-		{ true, ML, USER_SESSIONS, 20 },
-		{ true, BIG, USER_SESSIONS, 30 },
-		{ false, ALICE, USER_SESSIONS, 7 },
-		{ false, ALICE, USER_JOBS, 1 },
+		{ true, false, ML, USER_SESSIONS, 20 },
+		{ true, false, BIG, USER_SESSIONS, 30 },
+		{ false, false, ALICE, USER_SESSIONS, 7 },
+		{ false, false, ALICE, USER_JOBS, 1 },
 	};
 	static const gid_t both[] = { 5, ML, BIG }, ml[] = { ML }, other[] = { 5 };
 	struct users us;
@@ -166,10 +166,10 @@ static void expect_weight(struct users *us, uid_t uid, const gid_t *gids, size_t
 TEST(a_weight_is_the_users_or_the_largest_of_its_groups_or_the_default)
 {
 	static const struct user_override o[] = {
-		{ true, ML, USER_WORKER_WEIGHT, 200 },
-		{ true, BIG, USER_WORKER_WEIGHT, 50 },
-		{ false, ALICE, USER_WORKER_WEIGHT, 10 },
-		{ false, 0, USER_JOBS, 1 },
+		{ true, false, ML, USER_WORKER_WEIGHT, 200 },
+		{ true, false, BIG, USER_WORKER_WEIGHT, 50 },
+		{ false, false, ALICE, USER_WORKER_WEIGHT, 10 },
+		{ false, false, 0, USER_JOBS, 1 },
 	};
 	static const gid_t both[] = { 5, ML, BIG }, big[] = { BIG };
 	struct users us;
@@ -186,8 +186,8 @@ TEST(a_weight_is_the_users_or_the_largest_of_its_groups_or_the_default)
 TEST(no_limit_is_more_generous_than_any)
 {
 	static const struct user_override o[] = {
-		{ true, ML, USER_SESSIONS, 0 },
-		{ true, BIG, USER_SESSIONS, 30 },
+		{ true, false, ML, USER_SESSIONS, 0 },
+		{ true, false, BIG, USER_SESSIONS, 30 },
 	};
 	static const gid_t both[] = { BIG, ML };
 	struct user_charge c = USER_CHARGE_NULL;
@@ -205,8 +205,8 @@ TEST(no_limit_is_more_generous_than_any)
 TEST(root_and_the_daemons_own_user_have_the_limits_that_name_them)
 {
 	const struct user_override o[] = {
-		{ false, geteuid(), USER_JOBS, 2 },
-		{ true, 0, USER_SESSIONS, 1 },
+		{ false, false, geteuid(), USER_JOBS, 2 },
+		{ true, false, 0, USER_SESSIONS, 1 },
 	};
 	static const gid_t gids[] = { 0 };
 	struct user_charge c = USER_CHARGE_NULL;
@@ -290,5 +290,139 @@ TEST(every_account_is_visited_once)
 	cr_expect_eq(n, ARRAY_SIZE(u));
 	for (unsigned i = 0; i < ARRAY_SIZE(u); i++)
 		user_unref(u[i]);
+	users_deinit(&us);
+}
+
+TEST(a_priority_is_0_the_users_or_the_highest_of_its_groups)
+{
+	static const struct user_override o[] = {
+		{ true, false, ML, USER_PRIORITY, 20 },
+		{ true, false, BIG, USER_PRIORITY, 0 },
+		{ false, false, ALICE, USER_PRIORITY, 7 },
+	};
+	static const gid_t both[] = { 5, ML, BIG };
+	struct user *alice, *bob, *other, *root;
+	struct users us;
+
+	users_begin(&us, o, ARRAY_SIZE(o));
+	alice = users_get(&us, ALICE, both, 3);
+	bob = users_get(&us, BOB, both, 3);
+	other = users_get(&us, BOB + 1, NULL, 0);
+	root = users_get(&us, 0, NULL, 0);
+	cr_expect_eq(alice->priority, 7);
+	cr_expect_eq(bob->priority, 20);
+	cr_expect_eq(other->priority, 0);
+	cr_expect_eq(root->priority, USER_PRIORITY_MAX);
+	user_unref(alice);
+	user_unref(bob);
+	user_unref(other);
+	user_unref(root);
+	users_deinit(&us);
+}
+
+/* -------------------------------------------------------------------- groups */
+
+static const struct user_override user_team[] = {
+	{ true, true, ML, USER_SESSIONS, 5 },
+	{ true, false, BIG, USER_JOBS, 3 },
+};
+
+TEST(a_total_is_of_all_members_together)
+{
+	static const gid_t ml[] = { ML };
+	struct user_charge a = USER_CHARGE_NULL, b = USER_CHARGE_NULL, more = USER_CHARGE_NULL;
+	struct user *alice, *bob, *stranger;
+	struct fault f = FAULT_NULL;
+	struct users us;
+
+	users_begin(&us, user_team, ARRAY_SIZE(user_team));
+	alice = users_get(&us, ALICE, ml, 1);
+	bob = users_get(&us, BOB, ml, 1);
+	stranger = users_get(&us, BOB + 1, NULL, 0);
+	cr_expect_eq(us.n_groups, 2);
+	cr_expect_eq(us.groups[0].members, 2);
+	cr_assert_eq(user_charge(&a, alice, USER_SESSIONS, 3, &f), 0);
+	cr_expect_eq(user_left(bob, USER_SESSIONS), 2, "the group's, not its own 4");
+	cr_assert_eq(user_charge(&b, bob, USER_SESSIONS, 3, &f), USER_E_LIMIT);
+	cr_expect_str_eq(f.text,
+			 "the members of group 20001 have 3 sessions together and one asks for 3 "
+			 "more: the limit is 5 ('@20001:total_sessions' of user_limits): end some "
+			 "(shardctl sessions lists them), or raise the limit in shardd.yaml");
+	cr_expect_eq(us.groups[0].refused[USER_SESSIONS], 1);
+	cr_assert_eq(user_charge(&b, bob, USER_SESSIONS, 2, &f), 0);
+	cr_expect_eq(us.groups[0].used[USER_SESSIONS], 5);
+	cr_assert_eq(user_charge(&more, stranger, USER_SESSIONS, 4, &f), 0, "it is in no group");
+	user_charge_deinit(&more);
+	user_charge_deinit(&a);
+	cr_expect_eq(us.groups[0].used[USER_SESSIONS], 2);
+	cr_expect_eq(us.groups[0].peak[USER_SESSIONS], 5);
+	user_charge_deinit(&b);
+	user_unref(alice);
+	user_unref(bob);
+	user_unref(stranger);
+	cr_expect_eq(us.groups[0].members, 0);
+	users_deinit(&us);
+}
+
+TEST(a_users_own_limit_is_told_before_that_of_its_group)
+{
+	static const gid_t ml[] = { ML };
+	struct user_charge c = USER_CHARGE_NULL;
+	struct fault f = FAULT_NULL;
+	struct users us;
+	struct user *u;
+
+	users_begin(&us, user_team, ARRAY_SIZE(user_team));
+	u = users_get(&us, ALICE, ml, 1);
+	cr_assert_eq(user_charge(&c, u, USER_SESSIONS, 6, &f), USER_E_LIMIT);
+	cr_expect(strstr(f.text, "max_sessions_per_user"), "%s", f.text);
+	cr_expect_eq(us.groups[0].refused[USER_SESSIONS], 0);
+	user_unref(u);
+	users_deinit(&us);
+}
+
+TEST(usage_moves_with_a_user_to_other_groups)
+{
+	static const gid_t ml[] = { ML }, big[] = { BIG };
+	struct user_charge c = USER_CHARGE_NULL;
+	struct user_limits limits = { .overrides = user_team, .n_overrides = 1 };
+	struct fault f = FAULT_NULL;
+	struct users us;
+	struct user *u;
+
+	users_begin(&us, user_team, ARRAY_SIZE(user_team));
+	u = users_get(&us, ALICE, ml, 1);
+	cr_assert_eq(user_charge(&c, u, USER_STATE, 1000, &f), 0);
+	cr_expect_eq(us.groups[0].used[USER_STATE], 1000, "counted without a total");
+	user_unref(users_get(&us, ALICE, big, 1));
+	cr_expect_eq(us.groups[0].used[USER_STATE], 0);
+	cr_expect_eq(us.groups[0].members, 0);
+	cr_expect_eq(us.groups[1].used[USER_STATE], 1000);
+	cr_assert_eq(users_configure(&us, &limits), 0);
+	cr_expect_eq(us.n_groups, 1);
+	cr_expect_eq(us.groups[0].peak[USER_STATE], 1000, "a peak outlives a new configuration");
+	user_unref(users_get(&us, ALICE, ml, 1));
+	cr_expect_eq(us.groups[0].used[USER_STATE], 1000);
+	user_charge_deinit(&c);
+	cr_expect_eq(us.groups[0].used[USER_STATE], 0);
+	user_unref(u);
+	users_deinit(&us);
+}
+
+TEST(administrators_are_in_no_group)
+{
+	static const gid_t ml[] = { ML };
+	struct user_charge c = USER_CHARGE_NULL;
+	struct fault f = FAULT_NULL;
+	struct users us;
+	struct user *root;
+
+	users_begin(&us, user_team, ARRAY_SIZE(user_team));
+	root = users_get(&us, 0, ml, 1);
+	cr_assert_eq(user_charge(&c, root, USER_SESSIONS, 6, &f), 0);
+	cr_expect_eq(us.groups[0].members, 0);
+	cr_expect_eq(us.groups[0].used[USER_SESSIONS], 0);
+	user_charge_deinit(&c);
+	user_unref(root);
 	users_deinit(&us);
 }
