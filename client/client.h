@@ -94,6 +94,7 @@ struct shardd_client {
 	bool joined;
 	char *job; /* of the last join; NULL: none; changed under reconnect.lock, too */
 	bool keep; /* that job stays when all have left */
+	uint32_t wait_for_memory_ms; /* of that job: a registration may take so long, too */
 	atomic_uint_least64_t epoch;
 	uint64_t ended_epoch; /* the daemon ended in it, and this client has not joined since; 0 */
 	uint32_t joined_link; /* number of the link of the last join; 0 before the first */

@@ -56,6 +56,26 @@ int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_erro
 	return 0;
 }
 
+int env_signed(const char *name, int32_t most, int32_t *ret, struct shardd_error *err)
+{
+	const char *value = getenv(name), *digits = value;
+	long long number = 0;
+	char *end = NULL;
+
+	if (value && *digits == '-')
+		digits++;
+	errno = 0;
+	if (value)
+		number = strtoll(value, &end, 10);
+	if (!value || !isdigit((unsigned char)*digits) || *end || errno || number > most ||
+	    number < -most)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, name,
+				 "%s=\"%.40s\" is not a whole number from -%d to %d", name,
+				 value ? value : "", most, most);
+	*ret = (int32_t)number;
+	return 0;
+}
+
 static void env_say(const char *name, const char *nearest, void *userdata)
 {
 	fprintf(stderr, "%s: the variable %s is set, but nothing reads it%s%s%s\n",

@@ -23,6 +23,9 @@ int env_job(const char *given, const char **ret, struct shardd_error *err);
  * Return: 0 or -SHARDD_INVALID_ARGUMENT naming the variable and its value. */
 int env_number(const char *name, uint32_t max, uint32_t *ret, struct shardd_error *err);
 
+/* The same of a number from -@most to @most. */
+int env_signed(const char *name, int32_t most, int32_t *ret, struct shardd_error *err);
+
 /* Warn on standard error, once per process, of SHARDD_ variables that no part of shardd reads.
  * @who: the prefix of the warning. Any thread. */
 void env_warn(const char *who);

@@ -439,9 +439,11 @@ static int register_call(struct registered *to, const struct model *model, struc
 	struct link *l = client_use_link(c);
 	struct shardd_error e = { 0 };
 	uint32_t link;
+	uint32_t timeout_ms = CLIENT_CALL_TIMEOUT_MS + c->wait_for_memory_ms;
 	int r = rpc_client_call_packed(l->rpc, METHOD_RegisterUnits, model->bytes, model->n,
 				       &shardd__v1__register_units_response__descriptor,
-				       CLIENT_CALL_TIMEOUT_MS, register_take_reply, to, &e);
+				       timeout_ms > c->wait_for_memory_ms ? timeout_ms : UINT32_MAX,
+				       register_take_reply, to, &e);
 
 	link = l->number;
 	client_unuse_link(c, l);

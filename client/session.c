@@ -14,7 +14,8 @@
 #include "shardd.pb-c.h"
 
 /* A daemon that dies of each join is given up. */
-#define JOIN_TRIES 10u
+#define JOIN_TRIES   10u
+#define PRIORITY_MAX 100
 
 static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetimes");
 static_assert((int)SHARDD_RESUME_APPLIED == SHARDD__V1__RESUME__RESUME_APPLIED, "resume");
@@ -22,13 +23,20 @@ static_assert((int)SHARDD_RESUME_COMMITTED == SHARDD__V1__RESUME__RESUME_COMMITT
 static_assert((int)SHARDD_RESUME_NO_COPY == SHARDD__V1__RESUME__RESUME_NO_COPY, "resume");
 static_assert((int)SHARDD_FRESH == SHARDD__V1__ON_EXISTING__ON_EXISTING_FRESH, "existing state");
 
+/* Is it the job of the launcher? */
+static bool session_is_launched(const Shardd__V1__JobSpec *spec)
+{
+	const char *job = getenv("SHARDD_JOB");
+
+	return job && strcmp(job, spec->name) == 0;
+}
+
 /* The range of the launcher's elastic job, if @spec is that. */
 static int session_complete_range(Shardd__V1__JobSpec *spec, struct shardd_error *err)
 {
-	const char *job = getenv("SHARDD_JOB");
 	int r;
 
-	if (!job || strcmp(job, spec->name) != 0 || !getenv("SHARDD_MIN_RANKS"))
+	if (!session_is_launched(spec) || !getenv("SHARDD_MIN_RANKS"))
 		return 0;
 	r = env_number("SHARDD_MIN_RANKS", UINT32_MAX - 1, &spec->min_ranks, err);
 	if (r == 0)
@@ -57,6 +65,19 @@ static int session_take_checkpoints(const struct shardd_checkpoints *c,
 	room->bytes_per_s = c->bytes_per_s;
 	spec->checkpoints = room;
 	return 0;
+}
+
+/* The place of the launcher's job in the line for memory. */
+static int session_complete_line(Shardd__V1__JobSpec *spec, struct shardd_error *err)
+{
+	int r = 0;
+
+	if (!spec->priority && getenv("SHARDD_PRIORITY"))
+		r = env_signed("SHARDD_PRIORITY", PRIORITY_MAX, &spec->priority, err);
+	if (r == 0 && !spec->wait_for_memory_ms && getenv("SHARDD_WAIT_FOR_MEMORY_MS"))
+		r = env_number("SHARDD_WAIT_FOR_MEMORY_MS", UINT32_MAX - 1,
+			       &spec->wait_for_memory_ms, err);
+	return r;
 }
 
 /* What the launcher says, where it also gave the rank. Numbers that do not fit are of another one. */
@@ -107,6 +128,10 @@ static int session_complete(const struct shardd_job *job, Shardd__V1__JoinReques
 	spec->max_ranks = job->max_ranks;
 	spec->join_grace_ms = job->join_grace_ms;
 	spec->is_private = job->is_private;
+	spec->priority = job->priority;
+	spec->wait_for_memory_ms = job->wait_for_memory_ms;
+	if (r == 0 && session_is_launched(spec))
+		r = session_complete_line(spec, err);
 	if (r == 0 && !job->min_ranks && !job->max_ranks)
 		r = session_complete_range(spec, err);
 	return r;
@@ -126,6 +151,7 @@ static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *rep
 		c->blob = STEAL_PTR(reply->blob.data);
 	c->joined = true;
 	c->joined_link = c->link->number;
+	c->wait_for_memory_ms = reply->wait_for_memory_ms;
 	c->keep = reply->lifetime == SHARDD__V1__LIFETIME__LIFETIME_KEEP;
 	c->epoch = reply->epoch;
 	c->seq = 0;

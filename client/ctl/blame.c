@@ -74,6 +74,11 @@ static void blame_job_rows(struct table *t, const Shardd__V1__JobStatus *j)
 		ctl_job_cell(t, j->uid, j->name);
 		table_cell(t, "joins wait: %s", j->waits);
 	}
+	if (j->memory_wait) {
+		ctl_job_cell(t, j->uid, j->name);
+		table_cell(t, "memory: number %u in the line: %s", j->memory_wait->position,
+			   j->memory_wait->why);
+	}
 	for (size_t i = 0; i < j->n_blame; i++) {
 		ctl_job_cell(t, j->uid, j->name);
 		table_cell(t, "%s", j->blame[i]->text);

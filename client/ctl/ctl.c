@@ -1,5 +1,7 @@
 #include "ctl/ctl.h"
 
+#include "ctl/format.h"
+
 #include <ctype.h>
 #include <getopt.h>
 #include <pwd.h>
@@ -211,6 +213,18 @@ int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret)
 		return ctl_usage("job \"%s\": there is no user \"%s\"", given, user);
 	snprintf(buf, CTL_JOB_MAX, "%u/%.100s", (unsigned)p->pw_uid, slash + 1);
 	*ret = buf;
+	return CTL_OK;
+}
+
+int ctl_priority(const char *text, int32_t *ret)
+{
+	uint64_t number;
+	bool minus = *text == '-';
+
+	if (!format_parse_number(text + minus, CTL_PRIORITY_MAX, &number))
+		return ctl_usage("--priority \"%s\" is not a whole number from -%d to %d", text,
+				 CTL_PRIORITY_MAX, CTL_PRIORITY_MAX);
+	*ret = minus ? -(int32_t)number : (int32_t)number;
 	return CTL_OK;
 }
 

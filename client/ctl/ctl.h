@@ -16,8 +16,9 @@
 #include "rpc_client.h"
 #include "status.pb-c.h"
 
-#define CTL_USER_MAX 33
-#define CTL_JOB_MAX  128
+#define CTL_USER_MAX     33
+#define CTL_PRIORITY_MAX 100
+#define CTL_JOB_MAX      128
 
 enum ctl_exit {
 	CTL_OK = 0,
@@ -115,6 +116,8 @@ int ctl_print_sentence(struct ctl *ctl, unsigned indent, const char *fmt, ...)
  * The daemon knows no user names. @buf: receives the name. Return: CTL_OK, or CTL_USAGE
  * (printed). */
 int ctl_job_name(const char *given, char buf[CTL_JOB_MAX], char **ret);
+/* The argument of --priority. Return: CTL_OK or CTL_USAGE, told. */
+int ctl_priority(const char *text, int32_t *ret);
 /* The arguments of a verb that takes no option, and one job or none: as above. */
 int ctl_optional_job(int argc, char **argv, char buf[CTL_JOB_MAX], char **ret);
 

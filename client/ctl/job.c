@@ -1,8 +1,11 @@
 /* shardctl job create|delete|drain|resize. */
 #include <getopt.h>
+#include <grp.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -12,6 +15,12 @@
 #include "shardd.pb-c.h"
 
 /* ------------------------------------------------------------------- create */
+
+/* --user */
+struct job_owner {
+	bool given;
+	uint32_t uid, gid;
+};
 
 static int job_number_option(const char *name, uint32_t min, uint32_t *ret)
 {
@@ -46,17 +55,16 @@ static int job_resume_option(Shardd__V1__JobSpec *job)
 	return CTL_OK;
 }
 
-static int job_grace_option(Shardd__V1__JobSpec *job)
+/* Seconds to milliseconds. */
+static int job_seconds_option(const char *name, uint32_t *ret_ms)
 {
-	uint32_t seconds;
-	int r = job_number_option("join-grace", 0, &seconds);
+	uint64_t seconds;
 
-	if (r == CTL_OK && seconds > UINT32_MAX / 1000)
-		return ctl_usage("--join-grace %u is more than %u seconds", seconds,
-				 UINT32_MAX / 1000);
-	if (r == CTL_OK)
-		job->join_grace_ms = seconds * 1000;
-	return r;
+	if (!format_parse_number(optarg, UINT32_MAX / 1000, &seconds))
+		return ctl_usage("--%s \"%s\" is not a whole number of seconds from 0 to %u", name,
+				 optarg, UINT32_MAX / 1000);
+	*ret_ms = (uint32_t)seconds * 1000;
+	return CTL_OK;
 }
 
 /* --checkpoint-...: of a policy as that of `shardctl checkpoint policy`. */
@@ -131,7 +139,11 @@ static int job_create_option(Shardd__V1__JobSpec *job, int o)
 	case 'x':
 		return job_number_option("max-ranks", 1, &job->max_ranks);
 	case 'g':
-		return job_grace_option(job);
+		return job_seconds_option("join-grace", &job->join_grace_ms);
+	case 'P':
+		return ctl_priority(optarg, &job->priority);
+	case 'W':
+		return job_seconds_option("wait-for-memory", &job->wait_for_memory_ms);
 	default:
 		return CTL_USAGE;
 	}
@@ -149,9 +161,62 @@ static int job_check_checkpoints(const Shardd__V1__CheckpointPolicy *p)
 	return CTL_OK;
 }
 
+/* USER[:GROUP], whom the job is for: names or numbers. */
+static int job_owner_option(char *given, struct job_owner *ret)
+{
+	char *colon = strchr(given, ':');
+	const struct passwd *p;
+	const struct group *g = NULL;
+	uint64_t id;
+
+	if (colon)
+		*colon = '\0';
+	p = getpwnam(given);
+	if (!p && !format_parse_number(given, UINT32_MAX - 1, &id))
+		return ctl_usage("--user \"%s\": there is no such user", given);
+	ret->uid = p ? p->pw_uid : (uint32_t)id;
+	p = p ? p : getpwuid(ret->uid);
+	ret->gid = p ? p->pw_gid : 0;
+	ret->given = true;
+	if (!colon && !p)
+		return ctl_usage("--user \"%s\": this machine does not know the user's group: give "
+				 "--user UID:GID",
+				 given);
+	if (!colon)
+		return CTL_OK;
+	g = getgrnam(colon + 1);
+	if (!g && !format_parse_number(colon + 1, UINT32_MAX - 1, &id))
+		return ctl_usage("--user: there is no group \"%s\"", colon + 1);
+	ret->gid = g ? g->gr_gid : (uint32_t)id;
+	return CTL_OK;
+}
+
+/* Make NAME the owner's: UID/NAME. */
+static int job_set_owner(const struct job_owner *owner, Shardd__V1__CreateJobRequest *request,
+			 char name[CTL_JOB_MAX])
+{
+	char *given = request->job->name;
+
+	if (!owner->given)
+		return CTL_OK;
+	if (strchr(given, '/'))
+		return ctl_usage(
+			"--user and the owner in \"%s\" exclude each other: give one of them",
+			given);
+	if (owner->uid == geteuid())
+		return CTL_OK;
+	if (!owner->gid)
+		return ctl_usage("--user: group 0 is the superuser's: give --user USER:GROUP");
+	snprintf(name, CTL_JOB_MAX, "%u/%.100s", owner->uid, given);
+	request->job->name = name;
+	request->gid = owner->gid;
+	return CTL_OK;
+}
+
 /* @argv[0]: create. A job that is made by hand is kept unless an option says otherwise:
  * it exists before its trainers and after them. */
-static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], int argc, char **argv)
+static int job_parse_create(Shardd__V1__JobSpec *job, struct job_owner *owner,
+			    char name[CTL_JOB_MAX], int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "world-size", required_argument, NULL, 'w' },
@@ -166,6 +231,9 @@ static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], in
 		{ "min-ranks", required_argument, NULL, 'm' },
 		{ "max-ranks", required_argument, NULL, 'x' },
 		{ "join-grace", required_argument, NULL, 'g' },
+		{ "priority", required_argument, NULL, 'P' },
+		{ "wait-for-memory", required_argument, NULL, 'W' },
+		{ "user", required_argument, NULL, 'u' },
 		{ "checkpoint-dir", required_argument, NULL, 'D' },
 		{ "checkpoint-every-steps", required_argument, NULL, 'S' },
 		{ "checkpoint-every-s", required_argument, NULL, 'E' },
@@ -177,7 +245,7 @@ static int job_parse_create(Shardd__V1__JobSpec *job, char name[CTL_JOB_MAX], in
 	int o;
 
 	while (r == CTL_OK && (o = ctl_getopt(argc, argv, "", options, NULL)) != -1)
-		r = job_create_option(job, o);
+		r = o == 'u' ? job_owner_option(optarg, owner) : job_create_option(job, o);
 	if (r != CTL_OK)
 		return r;
 	if (argc - optind != 1)
@@ -204,11 +272,15 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	Shardd__V1__CheckpointPolicy checkpoints = SHARDD__V1__CHECKPOINT_POLICY__INIT;
 	_cleanup_(freep) char *path = NULL;
+	struct job_owner owner = { 0 };
 	char name[CTL_JOB_MAX];
 	int r;
 
+	request.job = &job;
 	job.checkpoints = &checkpoints;
-	r = job_parse_create(&job, name, argc, argv);
+	r = job_parse_create(&job, &owner, name, argc, argv);
+	if (r == CTL_OK)
+		r = job_set_owner(&owner, &request, name);
 	if (r == CTL_OK && *checkpoints.path) {
 		path = ctl_absolute(checkpoints.path);
 		if (!path)
@@ -217,7 +289,6 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 	} else {
 		job.checkpoints = NULL;
 	}
-	request.job = &job;
 	if (r == CTL_OK)
 		r = ctl_call(ctl, METHOD_CreateJob, &request.base,
 			     &shardd__v1__create_job_response__descriptor, &reply);

@@ -43,6 +43,8 @@ struct run {
 	uint32_t
 		grace_s; /* in the same processes, when one has not come back for so long; 0: not */
 	uint32_t max_restarts;
+	int32_t priority;  /* of the job in the line for memory */
+	uint32_t memory_s; /* how long it may wait there; 0: not */
 	bool standalone;
 	char **command;     /* borrowed */
 	const char *socket; /* borrowed */
@@ -83,7 +85,7 @@ static void run_help(void)
 {
 	puts("usage: shardctl run -n N [--min M [--join-grace S]] [--max-restarts K] "
 	     "[--standalone]\n"
-	     "       [--job NAME] -- CMD...\n"
+	     "       [--priority P] [--wait-for-memory S] [--job NAME] -- CMD...\n"
 	     "\n"
 	     "Start N trainers of one job on this node, with RANK, LOCAL_RANK, WORLD_SIZE,\n"
 	     "LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, SHARDD_SOCKET, SHARDD_JOB and\n"
@@ -99,6 +101,8 @@ static void run_help(void)
 	     "themselves\n"
 	     "  --max-restarts K  restart a failed trainer, up to K times for each rank (0)\n"
 	     "  --standalone      start a private daemon, which ends with the trainers\n"
+	     "  --priority P      of the job in the line for memory, -100 to 100 (0)\n"
+	     "  --wait-for-memory S  how long it may wait there for memory (0)\n"
 	     "  --job NAME        name of the job; default: $SHARDD_JOB, else run-PID");
 }
 
@@ -119,6 +123,10 @@ static int run_option(struct run *run, int o)
 	case 's':
 		run->standalone = true;
 		return CTL_OK;
+	case 'P':
+		return ctl_priority(optarg, &run->priority);
+	case 'W':
+		return run_count_option("--wait-for-memory", 1, UINT32_MAX / 1000, &run->memory_s);
 	case 'j':
 		snprintf(run->job, sizeof(run->job), "%s", optarg);
 		return CTL_OK;
@@ -158,6 +166,8 @@ static int run_parse(struct run *run, int argc, char **argv)
 		{ "max-restarts", required_argument, NULL, 'r' },
 		{ "standalone", no_argument, NULL, 's' },
 		{ "job", required_argument, NULL, 'j' },
+		{ "priority", required_argument, NULL, 'P' },
+		{ "wait-for-memory", required_argument, NULL, 'W' },
 		{ "help", no_argument, NULL, 'h' },
 		{ 0 },
 	};
@@ -189,10 +199,10 @@ static int run_start_trainer(struct run *run, uint32_t rank)
 {
 	char rank_env[32], local_rank[32], world[32], local_world[32], job[96];
 	char socket[128 + sizeof("SHARDD_SOCKET=")], instance[80];
-	char id[48], port[32], least[40], most[40], grace[48];
+	char id[48], port[32], least[40], most[40], grace[48], priority[40], memory[48];
 	/* a trainer that is started again continues from state of this run of the daemon */
 	bool again = (run->trainers[rank].restarts || run->world < run->n) && *run->instance;
-	const char *env[15] = { rank_env, world, local_rank, local_world, socket, job, id };
+	const char *env[17] = { rank_env, world, local_rank, local_world, socket, job, id };
 	size_t n = 7;
 	struct run_command command = { run->command, env, SIGKILL };
 	int r;
@@ -209,6 +219,12 @@ static int run_start_trainer(struct run *run, uint32_t rank)
 	snprintf(least, sizeof(least), "SHARDD_MIN_RANKS=%u", run->min);
 	snprintf(most, sizeof(most), "SHARDD_MAX_RANKS=%u", run->n);
 	snprintf(grace, sizeof(grace), "SHARDD_JOIN_GRACE_MS=%u", run->grace_s * 1000);
+	snprintf(priority, sizeof(priority), "SHARDD_PRIORITY=%d", run->priority);
+	snprintf(memory, sizeof(memory), "SHARDD_WAIT_FOR_MEMORY_MS=%u", run->memory_s * 1000);
+	if (run->priority)
+		env[n++] = priority;
+	if (run->memory_s)
+		env[n++] = memory;
 	if (again)
 		env[n++] = instance;
 	if (run->min) {

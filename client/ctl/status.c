@@ -331,6 +331,42 @@ static int status_print_waits(struct ctl *ctl, const Shardd__V1__GetStatusRespon
 	return ctl_print_table(ctl, "Joins that wait", t);
 }
 
+/* The line for memory: jobs in it, in their order. */
+static int status_print_line(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+{
+	static const struct table_column columns[] = {
+		{ "PLACE", TABLE_NUMBER },       { "JOB", TABLE_KEY | TABLE_TEXT },
+		{ "PRIORITY", TABLE_NUMBER },    { "RANKS", TABLE_NUMBER },
+		{ "ASKS FOR", TABLE_NUMBER },    { "WAITED", TABLE_NUMBER },
+		{ "GIVES UP IN", TABLE_NUMBER }, { "BECAUSE", TABLE_SENTENCE },
+	};
+	_cleanup_(table_freep) struct table *t = NULL;
+	uint32_t n = s->memory_line ? s->memory_line->jobs : 0;
+
+	if (!n)
+		return CTL_OK;
+	t = table_new(columns, ARRAY_SIZE(columns));
+	for (uint32_t place = 1; t && place <= n; place++)
+		for (size_t i = 0; i < s->n_jobs; i++) {
+			const Shardd__V1__JobStatus *j = s->jobs[i];
+			const Shardd__V1__MemoryWait *w = j->memory_wait;
+
+			if (!w || w->position != place)
+				continue;
+			table_cell(t, "%u", w->position);
+			ctl_job_cell(t, j->uid, j->name);
+			table_cell(t, "%d", j->priority);
+			table_cell(t, "%u", w->ranks);
+			table_cell(t, "%s", format_bytes(w->bytes).text);
+			table_cell(t, "%s", format_us(w->waited_ms * 1000).text);
+			table_cell(t, "%s", format_us(w->left_ms * 1000).text);
+			table_cell(t, "%s", w->why);
+		}
+	if (t && !table_rows(t))
+		return CTL_OK; /* all of other users */
+	return ctl_print_table(ctl, "Jobs that wait for memory", t);
+}
+
 /* Of the uses for which a gather could be begun ahead: how many found it so. */
 static void status_ahead_cell(struct table *t, const Shardd__V1__RankStatus *r)
 {
@@ -584,6 +620,8 @@ static int status_print_status(struct ctl *ctl, const Shardd__V1__GetStatusRespo
 		r = status_print_stalls(ctl, s);
 	if (r == CTL_OK)
 		r = status_print_waits(ctl, s);
+	if (r == CTL_OK)
+		r = status_print_line(ctl, s);
 	if (r == CTL_OK)
 		r = status_print_ranks(ctl, s);
 	if (r == CTL_OK)

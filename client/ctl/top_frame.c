@@ -414,6 +414,8 @@ static const char *top_frame_blame(const Shardd__V1__JobStatus *j)
 		return j->stall->text;
 	if (*j->waits)
 		return j->waits;
+	if (j->memory_wait)
+		return j->memory_wait->why;
 	return j->n_blame && j->blame[0]->wait_us >= LONG_WAIT_US ? j->blame[0]->text : "";
 }
 

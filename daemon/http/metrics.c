@@ -534,6 +534,29 @@ static void metrics_usage(FILE *out, size_t k, const char *name, const char *lab
 				      NULL);
 }
 
+/* The line for memory. */
+static void metrics_memory_line(FILE *out, const Shardd__V1__GetStatusResponse *s)
+{
+	const Shardd__V1__MemoryLineStatus *line = s->memory_line;
+
+	if (!line)
+		return;
+	metrics_family(out, "shardd_memory_line_jobs", "gauge",
+		       "Jobs that wait for memory, of all users.");
+	metrics_count(out, "shardd_memory_line_jobs", line->jobs, NULL);
+	metrics_family(out, "shardd_memory_line_bytes", "gauge", "Bytes that they ask for.");
+	metrics_count(out, "shardd_memory_line_bytes", line->bytes, NULL);
+	metrics_family(out, "shardd_memory_line_admitted_total", "counter",
+		       "Jobs that got memory after a wait.");
+	metrics_count(out, "shardd_memory_line_admitted_total", line->admitted, NULL);
+	metrics_family(out, "shardd_memory_line_given_up_total", "counter",
+		       "Registrations whose time was over without memory.");
+	metrics_count(out, "shardd_memory_line_given_up_total", line->given_up, NULL);
+	metrics_family(out, "shardd_memory_line_wait_seconds_total", "counter",
+		       "Time that admitted jobs waited.");
+	metrics_seconds(out, "shardd_memory_line_wait_seconds_total", line->waited_us, NULL);
+}
+
 static void metrics_users(FILE *out, const Shardd__V1__GetStatusResponse *s)
 {
 	static const char *const names[] = { "shardd_user_used", "shardd_user_limit",
@@ -593,6 +616,7 @@ char *metrics_format(const Shardd__V1__GetStatusResponse *s, const struct metric
 			     "What should be in use by the formula of docs/semantics.md.", true);
 	metrics_jobs_checkpoint(out, s);
 	metrics_ranks(out, s);
+	metrics_memory_line(out, s);
 	metrics_users(out, s);
 	metrics_groups(out, s);
 	failed = ferror(out);

@@ -227,6 +227,8 @@ static state_job *job_rec_from_spec(const struct node_limits *l, const struct jo
 	rec->min_ranks = spec->min_ranks;
 	rec->max_ranks = spec->max_ranks;
 	rec->join_grace_ms = spec->join_grace_ms;
+	rec->priority = spec->priority;
+	rec->wait_for_memory_ms = spec->wait_for_memory_ms;
 	rec->ipc = spec->ipc;
 	rec->is_private = spec->is_private;
 	rec->created_unix_s = (uint64_t)time(NULL);
@@ -246,6 +248,20 @@ static unsigned job_jobs_of(const struct jobs *jobs, uid_t uid)
 	list_for_each (job, tmp, &jobs->all, link)
 		n += job->rec->uid == uid;
 	return n;
+}
+
+/* @uid: who says so. */
+static int job_check_priority(const struct jobs *jobs, int32_t priority, uid_t uid, struct fault *f)
+{
+	const struct user *u = users_find(&jobs->node->users, uid);
+	int32_t most = u ? u->priority : user_is_admin(uid) ? USER_PRIORITY_MAX : 0;
+
+	if (priority <= most)
+		return 0;
+	return fault_set(f, FAULT_DENIED, "job.priority",
+			 "job.priority %d is too high: the limit of user %u is %d (priority in "
+			 "user_limits, shardd.yaml)",
+			 priority, (unsigned)uid, most);
 }
 
 /* May one be created, of @others at most? */
@@ -431,6 +447,16 @@ static int job_check_same(const struct job *job, const struct job_spec *spec, st
 				 "job '%s' shares its memory as descriptors, not as CUDA IPC "
 				 "handles: its first trainer decides that",
 				 job->rec->name);
+	if (spec->priority && spec->priority != job->rec->priority)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has priority %d, not %d: its first trainer decides that",
+				 job->rec->name, job->rec->priority, spec->priority);
+	if (spec->wait_for_memory_ms && spec->wait_for_memory_ms != job->rec->wait_for_memory_ms)
+		return fault_set(f, FAULT_STATE, NULL,
+				 "job '%s' has a wait_for_memory_ms of %u, not %u: its first "
+				 "trainer decides that",
+				 job->rec->name, job->rec->wait_for_memory_ms,
+				 spec->wait_for_memory_ms);
 	if (spec->is_private && !job->rec->is_private)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' is not private: its first trainer decided that; delete "
@@ -463,7 +489,7 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 	     bool *ret_created, struct fault *f)
 {
 	char label[JOB_LABEL_MAX + 1];
-	bool created, replace = false;
+	bool created, replace = false, others = false; /* created for another user */
 	struct job_spec own = *spec;
 	struct job *job = NULL;
 	struct job_ref ref;
@@ -474,11 +500,14 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 		return f->code;
 	if (ref.has_uid && ref.uid != uid) {
 		job_label(ref.uid, ref.name, label);
-		if (job_is_admin(uid) && !htab_find(&jobs->names, label))
+		if (job_is_admin(uid) && !htab_find(&jobs->names, label) && !spec->gid)
 			return fault_set(f, FAULT_NOT_FOUND, NULL,
-					 "there is no job '%s', and only user %u can create it",
+					 "there is no job '%s': user %u can create it, or "
+					 "'shardctl job create --user'",
 					 label, (unsigned)ref.uid);
-		if (job_find(jobs, spec->name, uid, &job, f) || job_check_open(job, uid, f))
+		others = job_is_admin(uid) && !htab_find(&jobs->names, label);
+		if (!others &&
+		    (job_find(jobs, spec->name, uid, &job, f) || job_check_open(job, uid, f)))
 			return f->code;
 		if (spec->on_existing == JOB_FRESH)
 			return fault_set(f, FAULT_DENIED, "on_existing",
@@ -493,8 +522,11 @@ int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gi
 	if (job && job_existing_check(job, &own, &replace, f))
 		return f->code;
 	created = !job || replace;
+	if (created && job_check_priority(jobs, spec->priority, uid, f))
+		return f->code;
 	if (created)
-		r = job_make(jobs, &own, ref.name, uid, gid, job, &job, f);
+		r = job_make(jobs, &own, ref.name, others ? ref.uid : uid, others ? spec->gid : gid,
+			     job, &job, f);
 	else
 		r = job_check_same(job, &own, f);
 	if (r == 0)

@@ -55,6 +55,9 @@ struct job_spec {
 	bool resizes;           /* an elastic job may have another size: the caller resizes it */
 	bool ipc;
 	bool is_private;
+	int32_t priority;            /* in the line for memory (job/admission.h) */
+	uint32_t wait_for_memory_ms; /* 0: it does not wait there */
+	gid_t gid; /* of the owner, whom an administrator creates it for; 0: the caller is the owner */
 	const state_checkpoints *checkpoints; /* borrowed; NULL: nothing is said of them */
 	const uint8_t *instance; /* NODE_INSTANCE_BYTES: the daemon that has the caller's state;
 				  * NULL: it expects none */
@@ -63,7 +66,7 @@ struct job_spec {
 };
 
 /* Create the job, or find it and check that it is the same. A plain name is one of @uid's own jobs;
- * a UID/NAME of another user must exist. @ret_created may be NULL. Return: 0, or a fault:
+ * a UID/NAME of another user must exist, unless an administrator gives spec->gid. @ret_created may be NULL. Return: 0, or a fault:
  * FAULT_LOST if spec->instance is another run of the daemon. */
 int job_open(struct jobs *jobs, const struct job_spec *spec, uid_t uid, gid_t gid, struct job **ret,
 	     bool *ret_created, struct fault *f);

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/admission.h"
 #include "job/bufcopy.h"
 #include "job/elastic.h"
 #include "job/events.h"
@@ -244,6 +245,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 
 	for (unsigned d = 0; d < jobs->node->n_devices; d++)
 		slabs_sweep(&jobs->node->devices[d]);
+	admission_tick(jobs, now_us);
 	list_for_each (job, tmp, &jobs->all, link) {
 		saving_tick(job);
 		kept_go_on(job);

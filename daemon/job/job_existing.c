@@ -105,6 +105,9 @@ static void job_existing_inherit(const struct job *job, struct job_spec *spec)
 	spec->quota_bytes = spec->quota_bytes ? spec->quota_bytes : rec->quota_bytes;
 	spec->ttl_s = spec->ttl_s ? spec->ttl_s : rec->ttl_s;
 	spec->op_timeout_ms = spec->op_timeout_ms ? spec->op_timeout_ms : rec->op_timeout_ms;
+	spec->priority = spec->priority ? spec->priority : rec->priority;
+	spec->wait_for_memory_ms =
+		spec->wait_for_memory_ms ? spec->wait_for_memory_ms : rec->wait_for_memory_ms;
 	spec->is_private = spec->is_private || rec->is_private;
 	spec->checkpoints = spec->checkpoints ? spec->checkpoints : rec->checkpoints;
 	spec->resume = spec->resume ? spec->resume : (enum job_resume)rec->resume;

@@ -49,6 +49,7 @@ enum job_event_kind {
 };
 
 struct across_write;
+struct admission;
 struct apply;
 struct asked;
 struct bufcopy;
@@ -272,6 +273,7 @@ struct job_memory {
 	struct pooled **pooled;                /* owned, with what is there: as rec->pooled */
 	uint32_t pooled_room;
 	uint32_t pooled_waiting, pooled_left_out; /* of them, in these states */
+	struct admission *admission; /* it waits for memory (job/admission.h); NULL: it does not */
 };
 
 /* The gathered copies of its units (copies/full.h). */

@@ -18,6 +18,7 @@ void node_init(struct node *node, uv_loop_t *loop)
 {
 	node->loop = loop;
 	list_init(&node->comms);
+	list_init(&node->line.jobs);
 	condition_init(&node->changed, "memory or communicators");
 	quarantine_init(&node->quarantine);
 	users_init(&node->users);

@@ -41,6 +41,12 @@ struct node_limits {
 
 struct node_comm;
 
+/* Jobs that wait for memory (job/admission.h), and how it has ended for those that did. */
+struct node_line {
+	struct list jobs; /* of struct admission, in the order in which they came */
+	uint64_t admitted, given_up, waited_us;
+};
+
 struct node {
 	uv_loop_t *loop;
 	struct loopq *loopq;          /* borrowed */
@@ -62,7 +68,8 @@ struct node {
 	struct node_limits limits;
 	struct host_room room; /* of the machine, for copies of what is on GPUs (job/staging.h) */
 	struct closer closer;  /* of memory that is no slab (job/replica.h) */
-	struct users users;    /* the users, and how much of all this each uses */
+	struct node_line line;
+	struct users users; /* the users, and how much of all this each uses */
 	uint64_t started_us;
 	uint8_t instance[NODE_INSTANCE_BYTES]; /* of this run of the daemon: random */
 	uint64_t started_unix_s;               /* when it started, for people */

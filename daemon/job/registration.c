@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/log.h"
+#include "job/admission.h"
 #include "job/aliases.h"
 #include "job/job_journal.h"
 #include "job/kept.h"
@@ -35,7 +36,9 @@ struct registration {
 	const uint32_t
 		*numbers; /* borrowed: of dropped units, for the first ones; NULL: as it comes */
 	uint32_t n_numbers;
-	bool without_comms; /* no epoch runs */
+	bool without_comms;          /* no epoch runs */
+	struct admission_call *line; /* borrowed; NULL: it goes before all that wait for memory */
+	struct admission_need need;
 	struct {
 		uint64_t params_bytes; /* of all new units */
 		uint64_t other_bytes;  /* gradient shards and optimizer state */
@@ -363,12 +366,11 @@ static uint64_t registration_rounded(const struct registration *r, unsigned d, u
 		       : (bytes + granularity - 1) / granularity * granularity;
 }
 
-/* Is there room for all of it? Devices allocate memory asynchronously, so do not start if the end
- * would be a refusal. */
-static int registration_reg_room(const struct registration *r)
+static void registration_reg_need(struct registration *r)
 {
-	uint64_t all = 0;
+	struct admission_need *need = &r->need;
 
+	need->all = 0;
 	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
 		uint64_t bytes = registration_add(registration_rounded(r, d, r->on[d].params_bytes),
 						  registration_rounded(r, d, r->on[d].other_bytes));
@@ -379,14 +381,62 @@ static int registration_reg_room(const struct registration *r)
 			if (job_device_of(r->job, i) == d)
 				bytes = registration_add(
 					bytes, registration_rounded(r, d, r->ranks[i].bytes));
-		if (bytes > registration_add(quota_left(&r->job->node->devices[d].quota),
-					     job_spare_bytes(r->job)))
-			return SLAB_E_FULL;
-		all = registration_add(all, bytes);
+		need->bytes[d] = bytes;
+		need->all = registration_add(need->all, bytes);
 	}
-	return all > registration_add(quota_left(&r->job->quota), job_spare_bytes(r->job))
+}
+
+/* Is there room for all of it? Devices allocate memory asynchronously, so do not start if the end
+ * would be a refusal. */
+static int registration_reg_room(const struct registration *r)
+{
+	const struct job *job = r->job;
+
+	for (unsigned d = 0; d < job->node->n_devices; d++)
+		if (r->need.bytes[d] > registration_add(quota_left(&job->node->devices[d].quota),
+							job_spare_bytes(job)))
+			return SLAB_E_FULL;
+	return r->need.all > registration_add(quota_left(&job->quota), job_spare_bytes(job))
 		       ? SLAB_E_QUOTA
 		       : 0;
+}
+
+static enum res registration_reg_behind(struct registration *r, uint32_t ahead, struct fault *f)
+{
+	registration_reg_put_back(r, false);
+	fault_set(
+		f, FAULT_EXHAUSTED, NULL,
+		"cannot allocate %llu bytes for shards: %u %s for memory before job '%s' (shardctl "
+		"status): let it wait, too (wait_for_memory_ms), or try later",
+		(unsigned long long)r->need.all, ahead, ahead == 1 ? "job waits" : "jobs wait",
+		r->job->rec->name);
+	return RES_FAILED;
+}
+
+/* It is in the line by now, or @f says why it got no memory. @ahead: jobs that wait, 0: @error is the
+ * reason. */
+static enum res registration_reg_short(struct registration *r, int error, uint32_t ahead,
+				       struct fault *f)
+{
+	uint32_t waited_ms = r->line && r->line->until_us ? r->job->rec->wait_for_memory_ms : 0;
+	char why[sizeof(f->text)];
+
+	if (r->line && (ahead || slab_is_short(error)) && admission_can_fit(r->job, &r->need) &&
+	    admission_wait(r->line, r->job, &r->need) == RES_WAIT) {
+		registration_reg_put_back(r, false);
+		return RES_WAIT;
+	}
+	if (ahead)
+		registration_reg_behind(r, ahead, f);
+	else
+		registration_reg_memory_fault(r, error, f);
+	if (!waited_ms || f->code != FAULT_EXHAUSTED)
+		return RES_FAILED;
+	memcpy(why, f->text, sizeof(why));
+	*f = FAULT_NULL;
+	fault_set(f, FAULT_EXHAUSTED, NULL, "no memory within %u ms (wait_for_memory_ms): %s",
+		  waited_ms, why);
+	return RES_FAILED;
 }
 
 /* Of device @i; beyond the devices, of ranks. */
@@ -414,22 +464,23 @@ static int registration_reg_slabs(struct registration *r, unsigned i)
 static enum res registration_reg_memory(struct registration *r, struct fault *f)
 {
 	bool later = false;
-	int room = registration_reg_room(r);
+	uint32_t ahead = 0;
+	int room;
 
+	registration_reg_need(r);
+	room = registration_reg_room(r);
 	for (unsigned d = 0; room && d < r->job->node->n_devices; d++)
 		slabs_sweep(&r->job->node->devices[d]); /* a trainer may have unmapped some */
 	room = room ? registration_reg_room(r) : 0;
-	if (room) {
-		registration_reg_memory_fault(r, room, f);
-		return RES_FAILED;
-	}
+	if (room == 0 && r->line)
+		(void)admission_lets(r->job, &r->need, &ahead);
+	if (room || ahead)
+		return registration_reg_short(r, room, ahead, f);
 	for (unsigned i = 0; i < r->job->node->n_devices + r->job->rec->world_size; i++) {
 		int e = slab_note_later(registration_reg_slabs(r, i), &later);
 
-		if (e) {
-			registration_reg_memory_fault(r, e, f);
-			return RES_FAILED;
-		}
+		if (e)
+			return registration_reg_short(r, e, 0, f);
 	}
 	if (later)
 		registration_reg_put_back(r, true);
@@ -851,6 +902,11 @@ void registration_between_epochs(struct registration *r, const uint32_t *numbers
 	r->n_numbers = n;
 }
 
+void registration_may_wait(struct registration *r, struct admission_call *line)
+{
+	r->line = line;
+}
+
 int registration_check(struct registration *r, size_t tensors, struct fault *f)
 {
 	size_t seen = 0;
@@ -879,6 +935,8 @@ enum res registration_build(struct registration *r, uint64_t *ret_charged, struc
 		job_drop_spare(job);
 	RES_TRY(res);
 	registration_tell_spread(r);
+	if (r->line && r->n_new)
+		admission_done(job, true);
 	registration_take_specs(r);
 	*ret_charged = job->quota.used - before;
 	return RES_DONE;

@@ -67,6 +67,8 @@ void status_fill_sessions(struct arena *a, struct sessions *sessions,
 			  const struct status_scope *scope, Shardd__V1__GetStatusResponse *reply);
 void status_fill_users(struct arena *a, const struct users *users, const struct status_scope *scope,
 		       Shardd__V1__GetStatusResponse *reply);
+void status_fill_memory_line(struct arena *a, const struct node *node,
+			     Shardd__V1__GetStatusResponse *reply);
 /* Of groups that overrides name: all, or those of the caller. */
 void status_fill_groups(struct arena *a, const struct users *users,
 			const struct status_scope *scope, Shardd__V1__GetStatusResponse *reply);

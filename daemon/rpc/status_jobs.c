@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "cluster/cluster.h"
 #include "core/clock.h"
+#include "job/admission.h"
 #include "job/elastic.h"
 #include "job/kept.h"
 #include "job/launched.h"
@@ -397,6 +398,30 @@ static void status_jobs_fill_counts(struct arena *a, const struct job *job,
 	c[0]->stalled_us = status_jobs_stalled_us(job);
 }
 
+static void status_jobs_fill_line(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+{
+	struct admission_place place;
+	Shardd__V1__MemoryWait **w;
+	uint64_t now = clock_now_us();
+	char why[200];
+
+	j->priority = job->rec->priority;
+	j->wait_for_memory_ms = job->rec->wait_for_memory_ms;
+	if (!admission_place(job, &place))
+		return;
+	w = STATUS_MESSAGES(a, 1, MemoryWait, memory_wait);
+	if (!w)
+		return;
+	admission_why(job, why, sizeof(why));
+	j->memory_wait = w[0];
+	w[0]->position = place.position;
+	w[0]->ranks = place.calls;
+	w[0]->bytes = place.bytes;
+	w[0]->waited_ms = (now - place.since_us) / 1000;
+	w[0]->left_ms = place.until_us > now ? (place.until_us - now) / 1000 : 0;
+	w[0]->why = status_text(a, why);
+}
+
 static void status_jobs_fill_elastic(struct arena *a, const struct job *job,
 				     Shardd__V1__JobStatus *j)
 {
@@ -419,6 +444,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->min_ranks = job->rec->min_ranks;
 	j->max_ranks = job->rec->max_ranks;
 	status_jobs_fill_elastic(a, job, j);
+	status_jobs_fill_line(a, job, j);
 	status_jobs_fill_nodes(a, job, j);
 	status_jobs_fill_memory(a, job, j);
 	j->unit_count = job_units_alive(job);

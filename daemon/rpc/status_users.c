@@ -1,4 +1,5 @@
 /* Users and groups, with their use of their limits. */
+#include "job/admission.h"
 #include "rpc/status_fill.h"
 
 static void status_users_status_fill_user(struct arena *a, const struct user *u,
@@ -58,4 +59,22 @@ void status_fill_groups(struct arena *a, const struct users *users,
 		if (scope->sees_all || (mine >> i & 1))
 			status_users_fill_group(a, &users->groups[i],
 						reply->groups[reply->n_groups++]);
+}
+
+void status_fill_memory_line(struct arena *a, const struct node *node,
+			     Shardd__V1__GetStatusResponse *reply)
+{
+	Shardd__V1__MemoryLineStatus **line =
+		STATUS_MESSAGES(a, 1, MemoryLineStatus, memory_line_status);
+	struct admission_counts counts;
+
+	if (!line)
+		return;
+	admission_counts(node, &counts);
+	reply->memory_line = line[0];
+	line[0]->jobs = counts.jobs;
+	line[0]->bytes = counts.bytes;
+	line[0]->admitted = counts.admitted;
+	line[0]->given_up = counts.given_up;
+	line[0]->waited_us = counts.waited_us;
 }

@@ -73,6 +73,10 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, state_checkpoints *room, str
 			"job.join_grace_ms is %u, and job.min_ranks and job.max_ranks are 0: "
 			"only an elastic job changes its size by itself",
 			spec->join_grace_ms);
+	if (spec->priority < -USER_PRIORITY_MAX || spec->priority > USER_PRIORITY_MAX)
+		return fault_set(f, FAULT_INVALID, "job.priority",
+				 "job.priority %d is out of range (-%d..%d)", spec->priority,
+				 USER_PRIORITY_MAX, USER_PRIORITY_MAX);
 	*ret = (struct job_spec){ .name = spec->name,
 				  .world_size = spec->world_size,
 				  .lifetime = (enum job_lifetime)spec->lifetime,
@@ -84,6 +88,8 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, state_checkpoints *room, str
 				  .min_ranks = spec->min_ranks,
 				  .max_ranks = spec->max_ranks,
 				  .join_grace_ms = spec->join_grace_ms,
+				  .priority = spec->priority,
+				  .wait_for_memory_ms = spec->wait_for_memory_ms,
 				  .ipc = spec->ipc,
 				  .is_private = spec->is_private,
 				  .checkpoints =
@@ -107,6 +113,28 @@ void svc_refuse(struct rpc_call *call, const char *what, const char *job, const 
 	rpc_call_fail(call, f);
 }
 
+/* Whom the job is created for. */
+static int svc_shardd_jobs_owner(const Shardd__V1__CreateJobRequest *r, uid_t uid,
+				 struct job_spec *spec, struct fault *f)
+{
+	struct job_ref ref;
+
+	if (!r->gid)
+		return 0;
+	if (job_ref_parse(spec->name, "job.name", &ref, f))
+		return f->code;
+	if (!job_is_admin(uid))
+		return fault_set(f, FAULT_DENIED, "gid",
+				 "gid is %u: only an administrator creates a job for another user",
+				 r->gid);
+	if (!ref.has_uid)
+		return fault_set(f, FAULT_INVALID, "job.name",
+				 "gid is %u, and job.name '%.75s' has no owner: write UID/NAME",
+				 r->gid, spec->name);
+	spec->gid = (gid_t)r->gid;
+	return 0;
+}
+
 void svc_create_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__CreateJobRequest *r = (const Shardd__V1__CreateJobRequest *)request;
@@ -120,6 +148,7 @@ void svc_create_job(struct rpc_call *call, const ProtobufCMessage *request, void
 	bool created = false;
 
 	if (f.code || svc_decode_job(r->job, &checkpoints, &spec, &f) ||
+	    svc_shardd_jobs_owner(r, proc_uid(conn_proc(c)), &spec, &f) ||
 	    job_open(svc->jobs, &spec, proc_uid(conn_proc(c)), proc_gid(conn_proc(c)), &job,
 		     &created, &f)) {
 		svc_refuse(call, "create", r->job ? r->job->name : "", &f);

@@ -113,6 +113,7 @@ static void svc_shardd_join_send_join(struct rpc_call *call, struct member *m, b
 	reply.started_unix_s = m->job->node->started_unix_s;
 	reply.world_size = rec->world_size;
 	reply.rank = m->rank;
+	reply.wait_for_memory_ms = rec->wait_for_memory_ms;
 	reply.slabs_gone = m->gone.slabs;
 	reply.n_slabs_gone = m->gone.n;
 	reply.resumed = rec->has_commit || rec->anchored || (rec->epoch > 1 && rec->n_units);

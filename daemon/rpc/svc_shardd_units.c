@@ -5,6 +5,7 @@
  *   COMPARE --the job knows this request--------------------------------------> REPLY
  *      '--else--> DECODE --on a thread--> CHECK --a slice in a turn--> BUILD -----^
  *                    ^------ something has to be made first: WAIT -----'
+ *                    '------ there is no memory: the line (job/admission.h)
  *
  * All but DECODE and WAIT is done in slices (core/slices.h). Those of one job come one after
  * the other, since they make or find the same units; nothing of the job changes before BUILD,
@@ -17,6 +18,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/admission.h"
 #include "job/registration.h"
 #include "rpc/register_reply.h"
 #include "rpc/svc_shardd_impl.h"
@@ -34,6 +36,7 @@ struct registering {
 	struct slice slice;
 	struct list turn;     /* in job->registrations, but while it waits */
 	struct waiter waiter; /* while it waits */
+	struct admission_call line;
 	struct rpc_call *call;
 	struct svc_shardd *svc;
 	struct member *m; /* a reference */
@@ -100,6 +103,7 @@ static void svc_shardd_units_registering_free(struct registering *r)
 	CHECK(!r->working);
 	slice_drop(&r->slice);
 	waiter_leave(&r->waiter);
+	admission_leave(&r->line);
 	svc_shardd_units_pass_turn(r);
 	svc_shardd_units_drop_specs(r);
 	register_reply_deinit(&r->reply);
@@ -260,9 +264,8 @@ static enum next svc_shardd_units_begin_decoding(struct registering *r)
 	return svc_shardd_units_decoded(r) ? NEXT_STAGE : NEXT_OVER;
 }
 
-static void svc_shardd_units_on_change(struct waiter *p)
+static void svc_shardd_units_go_on(struct registering *r)
 {
-	struct registering *r = CONTAINER_OF(p, struct registering, waiter);
 	struct job *job = r->m->job;
 	bool first = list_empty(&job->registrations);
 
@@ -271,13 +274,24 @@ static void svc_shardd_units_on_change(struct waiter *p)
 		slices_add(r->svc->slices, &r->slice, svc_shardd_units_advance);
 }
 
-/* Something that it needs is being created: start again after that. */
+static void svc_shardd_units_on_change(struct waiter *p)
+{
+	svc_shardd_units_go_on(CONTAINER_OF(p, struct registering, waiter));
+}
+
+static void svc_shardd_units_on_turn(struct admission_call *line)
+{
+	svc_shardd_units_go_on(CONTAINER_OF(line, struct registering, line));
+}
+
+/* Something that it needs is being created, or is not there: start again after that. */
 static enum next svc_shardd_units_wait_for_change(struct registering *r)
 {
 	svc_shardd_units_drop_specs(r);
 	r->stage = DECODE;
 	svc_shardd_units_pass_turn(r);
-	condition_wait(&r->m->job->node->changed, &r->waiter);
+	if (!r->line.waits)
+		condition_wait(&r->m->job->node->changed, &r->waiter);
 	return NEXT_AWAIT;
 }
 
@@ -290,6 +304,8 @@ static enum next svc_shardd_units_check_specs(struct registering *r)
 		r->ids = calloc(r->n, sizeof(*r->ids));
 		if (!r->ids || registration_new(r->m->job, r->specs, r->n, r->ids, &r->reg) < 0)
 			fault_errno(&f, -ENOMEM, "registering units");
+		else
+			registration_may_wait(r->reg, &r->line);
 	}
 	if (!f.code && registration_check(r->reg, STEP_TENSORS, &f) == 0) {
 		if (registration_is_checked(r->reg))
@@ -428,6 +444,7 @@ void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *
 	list_init(&r->slice.link);
 	list_init(&r->turn);
 	waiter_init(&r->waiter, svc_shardd_units_on_change);
+	admission_call_init(&r->line, svc_shardd_units_on_turn);
 	r->request = rpc_call_packed(call, &r->request_bytes);
 	rpc_call_on_cancelled(call, svc_shardd_units_on_cancelled, r);
 	list_append(&m->job->registrations, &r->turn);

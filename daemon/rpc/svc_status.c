@@ -166,6 +166,7 @@ void svc_status_fill(struct svc_status *svc, const struct status_query *q, struc
 	svc_status_note_messages(svc, &node->users);
 	status_fill_users(a, &node->users, &q->scope, reply);
 	status_fill_groups(a, &node->users, &q->scope, reply);
+	status_fill_memory_line(a, node, reply);
 	if (q->with_slabs)
 		status_fill_slabs(a, svc->jobs, &q->scope, reply);
 }

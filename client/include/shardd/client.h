@@ -213,6 +213,14 @@ struct shardd_job {
 	 * other ones. 0, 0: $LOCAL_RANK and $LOCAL_WORLD_SIZE, where both @world_size and @rank are
 	 * of the environment, too; else not known. */
 	uint32_t local_rank, local_world_size;
+	/* In the line for memory a job is before those with a lower priority: -100 to 100, up to
+	 * the limit that the administrator has set (0 by default). 0: of $SHARDD_JOB
+	 * $SHARDD_PRIORITY, if it is set; else unchanged; of a new job: 0. */
+	int32_t priority;
+	/* How long shardd_register may wait in that line for memory that is not there. 0: of
+	 * $SHARDD_JOB $SHARDD_WAIT_FOR_MEMORY_MS, if it is set; else unchanged, and in a new job it
+	 * is RESOURCE_EXHAUSTED at once. */
+	uint32_t wait_for_memory_ms;
 };
 
 #define SHARDD_RANK_FROM_ENV UINT32_MAX

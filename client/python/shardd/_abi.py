@@ -53,7 +53,8 @@ class Job(C.Structure):
                 ("is_private", C.c_bool), ("on_existing", C.c_int), ("run", C.c_char_p),
                 ("resume", C.c_int), ("min_ranks", C.c_uint32), ("max_ranks", C.c_uint32),
                 ("join_grace_ms", C.c_uint32), ("checkpoints", C.POINTER(Checkpoints)),
-                ("local_rank", C.c_uint32), ("local_world_size", C.c_uint32)]
+                ("local_rank", C.c_uint32), ("local_world_size", C.c_uint32),
+                ("priority", C.c_int32), ("wait_for_memory_ms", C.c_uint32)]
 
 
 class Loaded(C.Structure):

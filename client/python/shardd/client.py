@@ -131,7 +131,8 @@ class Client(Session):
              resume_from: str | None = None,
              elastic: tuple[int, int] | tuple[int, int, float] | None = None,
              checkpoints: Checkpoints | None = None,
-             local: tuple[int, int] | None = None) -> Membership:
+             local: tuple[int, int] | None = None, priority: int = 0,
+             wait_for_memory: float = 0) -> Membership:
         """Join a job as a rank; the job is created if it does not exist. Join again after Aborted.
 
         None: the launcher's value (docs/python.md); for the job, $SHARDD_JOB comes first. @ttl,
@@ -158,6 +159,10 @@ class Client(Session):
         with.
         @local: the number of this process among the ranks on this machine, and how many these are;
         None: as the launcher says, where it gives rank and world size.
+        @priority: in the line for memory the job is before those with a lower one: -100 to 100, up
+        to the limit that the administrator has set (0 by default). @wait_for_memory: seconds that a
+        registration of units may wait in that line for memory that is not there. 0: as the job has
+        it, a new one has priority 0 and does not wait: ResourceExhausted at once.
         Where the daemon is in a cluster, this waits until all ranks have joined, on all nodes.
         FailedPrecondition: the launcher has started ranks on other machines, and the daemon is in
         no cluster. InvalidArgument: the ranks of a node do not follow each other. DataLoss: the
@@ -171,13 +176,15 @@ class Client(Session):
                         int(op_timeout * 1000), allow_torn, private, wish, run,
                         _resume_from(resume_from), *_elastic(elastic),
                         None if checkpoints is None else C.pointer(checkpoints.as_struct()),
-                        *(here if local is None else local))
+                        *(here if local is None else local), _priority(priority),
+                        _wait_for_memory(wait_for_memory))
         found = _abi.Membership()
         _library.call("join", self.handle, C.byref(spec), C.byref(found))
         blob = C.string_at(found.blob, found.blob_bytes) if found.blob else b""
         self._find_memory()
         self._join = (job, world_size, rank, lifetime, quota_bytes, ttl, op_timeout, allow_torn,
-                      private, on_existing, resume_from, elastic, checkpoints, local)
+                      private, on_existing, resume_from, elastic, checkpoints, local, priority,
+                      wait_for_memory)
         self._name = asked[0]
         _restart.joined(self.instance)
         self.member = Membership(found.epoch, found.world_size, found.rank, found.resumed,
@@ -469,6 +476,20 @@ def _elastic(given: tuple[int, int] | tuple[int, int, float] | None) -> tuple[in
         raise InvalidArgument(f"elastic is {given!r}: {seconds} seconds must be 0 to "
                               f"{0xFFFFFFFF // 1000}", "elastic")
     return given[0], given[1], math.ceil(seconds * 1000)
+
+
+def _priority(priority: int) -> int:
+    if not -100 <= priority <= 100:
+        raise InvalidArgument(f"priority is {priority!r}, must be -100 to 100", "priority")
+    return priority
+
+
+def _wait_for_memory(seconds: float) -> int:
+    """Milliseconds."""
+    if not 0 <= seconds <= 0xFFFFFFFF // 1000:
+        raise InvalidArgument(f"wait_for_memory is {seconds!r} seconds, must be 0 to "
+                              f"{0xFFFFFFFF // 1000}", "wait_for_memory")
+    return math.ceil(seconds * 1000)
 
 
 _RESUMES = {None: 0, "applied": 1, "committed": 2, "no-copy": 3}
