@@ -55,7 +55,7 @@ struct metrics_sample {
 	const struct op_stats *stats; /* of a histogram, in place of the value */
 };
 
-/* Who writes them. Both are called with what is borrowed until they return. */
+/* What writes them. Both are called with what is borrowed until they return. */
 struct metrics_writer {
 	/* A family begins: its samples follow, perhaps none. */
 	void (*family)(struct metrics_writer *w, const struct metrics_family *f);

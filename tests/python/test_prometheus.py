@@ -99,6 +99,8 @@ class Exported(unittest.TestCase):
                     "--set",
                     "cluster=test",
                     "--set",
+                    "otlp=http://localhost:1",
+                    "--set",
                     "node_name=a",
                     "--set",
                     f"peer_listen=127.0.0.1:{port}",
