@@ -35,8 +35,8 @@ static const struct ctl_verb verbs[] = {
 	{ "sessions", "", "list the connected processes", ctl_sessions, NULL },
 	{ "users", "", "show each user's usage and limits", ctl_users, NULL },
 	{ "ops", "[JOB] [-n N]", "list pending ops, then the last ones", ctl_ops, NULL },
-	{ "trace", "[JOB] -o FILE [...]", "write ops for Perfetto, chrome://tracing", ctl_trace,
-	  "  trace [JOB] -o FILE [--last N] [--seconds S]\n" },
+	{ "trace", "[JOB...] -o FILE [...]", "write ops for Perfetto, chrome://tracing", ctl_trace,
+	  "  trace [JOB...|--all] -o FILE [--last N] [--seconds S]\n" },
 	{ "health", "", "print the health; exit code 0: SERVING", ctl_health, NULL },
 	{ "job", "create|delete|drain|...", "create, delete, drain or resize a job", ctl_job,
 	  "  job create NAME --world-size N [--keep|--ephemeral] [--quota BYTES] [--ttl S]\n"

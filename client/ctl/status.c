@@ -61,6 +61,24 @@ static void status_print_http(struct ctl *ctl, const Shardd__V1__HttpStatus *h)
 		ctl_print_sentence(ctl, 2, "metrics and status by HTTP: %s", h->address);
 }
 
+static void status_print_otlp(struct ctl *ctl, const Shardd__V1__OtlpStatus *o)
+{
+	if (!o)
+		return;
+	ctl_print_sentence(ctl, 2, "OpenTelemetry: %s: %llu spans and %llu data points sent%s",
+			   o->endpoint, (unsigned long long)o->spans_sent,
+			   (unsigned long long)o->points_sent,
+			   o->trace_every ? "" : "; no steps are traced");
+	if (o->spans_dropped || o->spans_rejected)
+		ctl_print_sentence(ctl, 4, "%llu spans dropped, %llu not taken by the collector",
+				   (unsigned long long)o->spans_dropped,
+				   (unsigned long long)o->spans_rejected);
+	if (*o->error)
+		ctl_print_sentence(ctl, 4, "%llu of %llu requests failed, the last one: %s",
+				   (unsigned long long)o->requests_failed,
+				   (unsigned long long)o->requests, o->error);
+}
+
 static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
 	char dropped[64] = "";
@@ -76,6 +94,7 @@ static void status_print_daemon(struct ctl *ctl, const Shardd__V1__GetStatusResp
 	ctl_print_sentence(ctl, 2, "socket %s, instance %s", ctl->socket, s->instance);
 	status_print_cluster(ctl, s->cluster);
 	status_print_http(ctl, s->http);
+	status_print_otlp(ctl, s->otlp);
 	status_print_store(ctl, s);
 	ctl->printed++;
 }

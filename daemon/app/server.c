@@ -18,6 +18,7 @@
 #include "app/nodes.h"
 #include "app/process.h"
 #include "app/survive.h"
+#include "app/telemetry.h"
 #include "app/web.h"
 #include "copies/full.h"
 #include "core/check.h"
@@ -63,7 +64,7 @@
 /* From the end of the drain: answers that core has not written yet. */
 #define ANSWERS_US          100000u
 #define SERVER_POOL_THREADS 4u /* libuv's, which decode long registrations */
-#define SERVER_HELPERS      6u /* log, gate, cq, unmap, fill; one to spare */
+#define SERVER_HELPERS      7u /* log, gate, cq, unmap, fill, otlp; one to spare */
 /* Replaces text that names units and processes of a job that is closed to administrators. */
 #define PRIVATE "the job is private"
 
@@ -100,6 +101,7 @@ struct server {
 	struct svc_status svc_status;
 	struct svc_admin svc_admin;
 	struct web web;
+	struct telemetry telemetry;
 	struct svc_reflection svc_reflection;
 	struct rpc_service services[SVC_SHARDD_SERVICES + 3 + SVC_REFLECTION_SERVICES];
 	struct rpc_server *rpc;
@@ -254,9 +256,13 @@ static uint32_t server_count_stored(uint32_t *ret_used, void *userdata)
 	return survive_outlives(v) ? v->keeper.most : 0;
 }
 
-static void server_fill_http(struct arena *a, Shardd__V1__GetStatusResponse *reply, void *userdata)
+static void server_fill_exports(struct arena *a, Shardd__V1__GetStatusResponse *reply,
+				void *userdata)
 {
-	web_fill(&((struct server *)userdata)->web, a, reply);
+	const struct server *s = userdata;
+
+	web_fill(&s->web, a, reply);
+	telemetry_fill(&s->telemetry, a, reply);
 }
 
 bool server_can_hand_over(const struct server *s)
@@ -503,7 +509,7 @@ static int server_start_rpc(struct server *s, struct fault *f)
 		.connections = server_count_connections,
 		.message_bytes = server_count_message_bytes,
 		.store = server_count_stored,
-		.http = server_fill_http,
+		.exports = server_fill_exports,
 	};
 	static const struct svc_admin_actions admin_actions = {
 		.hand_over = server_hand_over,
@@ -560,7 +566,10 @@ static int server_start_web(struct server *s, struct fault *f)
 			       .rpc = s->rpc,
 			       .healthy = server_responds,
 			       .userdata = s };
-	return web_start(&s->web, s->loop, &s->config, &s->svc_status, f);
+	if (web_start(&s->web, s->loop, &s->config, &s->svc_status, f))
+		return (int)f->code;
+	return telemetry_start(&s->telemetry, s->loop, &s->loopq, &s->config, &s->svc_status,
+			       &s->web, f);
 }
 
 static int server_start_listener(struct server *s, struct inherited *in, struct fault *f)
@@ -702,6 +711,7 @@ void server_reconfigure(struct server *s, const struct config *config)
 	gate_reconfigure(s->gate, &limits);
 	server_set_message_bytes_limits(s);
 	web_reconfigure(&s->web, &s->config);
+	telemetry_reconfigure(&s->telemetry, &s->config);
 	if (server_set_observers(s) < 0)
 		log_error("server", "no memory: the observers are unchanged");
 }
@@ -732,10 +742,12 @@ static void server_on_devices(uv_timer_t *timer)
 {
 	struct server *s = timer->data;
 
-	if (!jobs_gone(&s->jobs) || !devices_idle(&s->node) || !nodes_stopped(&s->nodes)) {
+	if (!jobs_gone(&s->jobs) || !devices_idle(&s->node) || !nodes_stopped(&s->nodes) ||
+	    !telemetry_stopped(&s->telemetry)) {
 		uv_timer_start(&s->tick, server_on_devices, 1, 0);
 		return;
 	}
+	telemetry_end(&s->telemetry);
 	jobs_deinit(&s->jobs);
 	survive_deinit(&s->survive);
 	recorder_deinit();
@@ -789,6 +801,7 @@ static void server_on_rpc_closed(void *userdata)
 
 static void server_close_rpc(struct server *s)
 {
+	telemetry_stop(&s->telemetry, s->for_good || !survive_outlives(&s->survive));
 	s->web.http = http_close(s->web.http);
 	if (s->rpc)
 		rpc_server_close(s->rpc, server_on_rpc_closed, s);

@@ -21,7 +21,7 @@ static bool web_accepts_work(void *userdata)
 	return !w->jobs->draining && !w->jobs->cordon.on;
 }
 
-static void web_count(struct metrics_counts *ret, void *userdata)
+void web_count(struct metrics_counts *ret, void *userdata)
 {
 	const struct web *w = userdata;
 	const struct op_stats *stats;

@@ -23,7 +23,9 @@ int web_start(struct web *w, uv_loop_t *loop, const struct config *c, struct svc
 	      struct fault *f);
 /* Other values of the keys that may change while it runs. */
 void web_reconfigure(struct web *w, const struct config *c);
-/* As svc_status_sources.http. */
+/* As http_sources.counts, of @web. */
+void web_count(struct metrics_counts *ret, void *web);
+/* As svc_status_sources.exports. */
 void web_fill(const struct web *w, struct arena *a, Shardd__V1__GetStatusResponse *reply);
 
 #endif

@@ -102,7 +102,7 @@ static int config_check_http(const struct config *c, struct fault *f)
 int config_check(const struct config *c, struct fault *f)
 {
 	if (config_check_roots(c->checkpoint_roots, f) || config_check_http(c, f) ||
-	    config_nodes_check(c, f))
+	    config_otlp_check(c, f) || config_nodes_check(c, f))
 		return f->code;
 	if (c->memory_bytes && c->job_quota_bytes > c->memory_bytes)
 		return fault_set(f, FAULT_INVALID, "job_quota_bytes",

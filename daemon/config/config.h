@@ -15,6 +15,7 @@
 #include "coord/seeds.h"
 #include "core/fault.h"
 #include "core/user.h"
+#include "otlp/otlp_headers.h"
 
 /* The defaults. */
 void config_default(struct config *c);
@@ -51,6 +52,13 @@ void config_user_limits(const struct config *c, struct user_limits *ret);
 
 /* http_token_file. Blocks. Return: 0 (@ret is "" if the key is empty), or as config_secret. */
 int config_http_token(const struct config *c, char ret[CONFIG_SECRET_BYTES], struct fault *f);
+
+/* ------------------------------------------------------------- OpenTelemetry: config_otlp.c */
+
+/* Rules between the keys otlp..., a part of config_check. Blocks. */
+int config_otlp_check(const struct config *c, struct fault *f);
+/* otlp_headers_file. Blocks. Return: 0 (@ret is empty if the key is), or as config_secret. */
+int config_otlp_headers(const struct config *c, struct otlp_headers *ret, struct fault *f);
 
 /* ------------------------------------------------------------- several nodes: config_nodes.c */
 

@@ -276,6 +276,27 @@ const struct config_key config_keys[] = {
 	  .help = "File with the token, one line of 16 to 255 characters: who shows it over HTTP\n"
 		  "(Authorization: Bearer TOKEN) sees the status of all jobs. Only the daemon's user and\n"
 		  "group may have access to the file. Required if http is not localhost or unix:." },
+	{ FIELD_AS("otlp", otlp.url), .type = CONFIG_TEXT, .min = 0, .max = 299, .by_default = "",
+	  .help = "http://HOST:PORT or https://HOST:PORT of a collector of OpenTelemetry, to which the daemon\n"
+		  "sends its metrics, and traces of steps, by OTLP over gRPC (port 4317 as a rule).\n"
+		  "http: nothing is encrypted. Empty: nowhere." },
+	{ FIELD_AS("otlp_ca", otlp.ca), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "",
+	  .help = "CA certificates (PEM) that the collector's certificate must be signed by. Empty: those\n"
+		  "of the machine. With https only." },
+	{ FIELD_AS("otlp_headers_file", otlp.headers_file), .type = CONFIG_PATH, .min = 0, .max = 511,
+	  .by_default = "", .runtime = true,
+	  .help = "File with headers for each request to the collector, lines such as\n"
+		  "authorization: Bearer TOKEN. Only the daemon's user and group may have access to the\n"
+		  "file. With https, or a collector on this machine." },
+	{ FIELD_AS("otlp_interval_ms", otlp.interval_ms), .type = CONFIG_MILLIS, .min = 100,
+	  .max = HOUR_S * 1000, .by_default = "10s", .runtime = true,
+	  .help = "How often metrics are sent to the collector, and the longest time that a part of a\n"
+		  "trace waits." },
+	{ FIELD_AS("otlp_trace_every", otlp.trace_every), .type = CONFIG_COUNT, .min = 1,
+	  .max = 1000000000, .zero = true, .by_default = "100", .runtime = true,
+	  .help = "Each so-many-th step of a job is traced: those whose number it divides, on all nodes\n"
+		  "the same. 1: all steps. 0: none." },
 	{ FIELD_AS("coord", coord.store), .type = CONFIG_TEXT, .min = 1, .max = 511,
 	  .by_default = "none",
 	  .help = "The store in which the nodes of a cluster agree. none: this node is alone. embedded: etcd,\n"

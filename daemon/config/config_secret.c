@@ -58,3 +58,25 @@ int config_secret(const char *path, const char *key, unsigned least, char ret[CO
 	explicit_bzero(text, sizeof(text));
 	return 0;
 }
+
+int config_secret_text(const char *path, const char *key, char ret[CONFIG_SECRET_TEXT_BYTES],
+		       struct fault *f)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	char why[80];
+	ssize_t n;
+
+	if (config_secret_open(path, key, &fd, f))
+		return (int)f->code;
+	n = read(fd, ret, CONFIG_SECRET_TEXT_BYTES);
+	if (n < 0)
+		return fault_errno(f, -errno, key);
+	if (n < CONFIG_SECRET_TEXT_BYTES && !memchr(ret, '\0', (size_t)n)) {
+		ret[n] = '\0';
+		return 0;
+	}
+	explicit_bzero(ret, CONFIG_SECRET_TEXT_BYTES);
+	snprintf(why, sizeof(why), "it must be a text of at most %d bytes",
+		 CONFIG_SECRET_TEXT_BYTES - 1);
+	return config_secret_refuse(path, key, FAULT_INVALID, why, f);
+}

@@ -72,6 +72,15 @@ struct config_http {
 	uint32_t n_observers;
 };
 
+/* Traces and metrics for a collector of OpenTelemetry: otlp... */
+struct config_otlp {
+	char url[300];          /* http://HOST:PORT, https://HOST:PORT; "": none */
+	char ca[512];           /* "": the machine's */
+	char headers_file[512]; /* "": none */
+	uint32_t interval_ms;   /* 10000 */
+	uint32_t trace_every;   /* of each job's steps; 0: no traces; 100 */
+};
+
 /* The store in which nodes agree: coord_..., and who this node is. */
 struct config_coord {
 	char store[512]; /* none, embedded, etcd://HOST:PORT,...; none */
@@ -150,6 +159,7 @@ struct config {
 	struct config_per_user per_user;
 	struct config_log log;
 	struct config_http http;
+	struct config_otlp otlp;
 	struct config_coord coord;
 	struct config_peer peer;
 };

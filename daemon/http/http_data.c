@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "health.pb-c.h"
 #include "http/http_impl.h"
+#include "http/metrics_text.h"
 #include "json/json.h"
 #include "json/status_json.h"
 #include "rpc/status_fill.h"
@@ -172,7 +173,7 @@ static char *http_data_format_health(struct http_request *r, size_t *ret_bytes)
 
 static char *http_data_format_metrics(struct http_request *r, size_t *ret_bytes)
 {
-	return metrics_format(&r->status, r->counts, ret_bytes);
+	return metrics_text_format(&r->status, r->counts, ret_bytes);
 }
 
 static const struct http_route http_data_routes[] = {

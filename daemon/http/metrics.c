@@ -2,156 +2,162 @@
 
 #include <inttypes.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "core/check.h"
 #include "json/json.h"
 
-#define US_PER_S 1000000u
+/* The most labels that a sample has. */
+#define METRICS_MAX_LABELS 4u
 
-/* ---------------------------------------------------------------------- the format */
+/* -------------------------------------------------------------------- to the writer */
 
-static void metrics_family(FILE *out, const char *name, const char *type, const char *help)
+static void metrics_family(struct metrics_writer *out, const char *name, enum metrics_kind kind,
+			   const char *help)
 {
-	fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
-}
-
-/* In a label, '\\', '"' and new lines are escaped; what is no ASCII may be half a character, and is not shown. */
-static void metrics_write_escaped(FILE *out, const char *s)
-{
-	for (; *s; s++)
-		if (*s == '\n')
-			fputs("\\n", out);
-		else if (*s == '"' || *s == '\\')
-			fprintf(out, "\\%c", *s);
-		else
-			fputc((unsigned char)*s < 0x80 ? *s : '?', out);
+	out->family(out, &(struct metrics_family){ name, kind, help });
 }
 
 /* @labels: names and texts in turn, ended by NULL. */
-static void metrics_write_labels(FILE *out, va_list labels)
+static void metrics_write(struct metrics_writer *out, uint64_t value, bool micros, va_list labels)
 {
-	const char *name = va_arg(labels, const char *);
+	struct metrics_label all[METRICS_MAX_LABELS];
+	struct metrics_sample sample = { .labels = all, .value = value, .micros = micros };
+	const char *name;
 
-	if (!name)
-		return;
-	for (const char *before = "{"; name; before = ",") {
-		fprintf(out, "%s%s=\"", before, name);
-		metrics_write_escaped(out, va_arg(labels, const char *));
-		fputc('"', out);
-		name = va_arg(labels, const char *);
+	while ((name = va_arg(labels, const char *))) {
+		CHECK(sample.n_labels < METRICS_MAX_LABELS);
+		all[sample.n_labels++] =
+			(struct metrics_label){ name, va_arg(labels, const char *) };
 	}
-	fputc('}', out);
+	out->sample(out, &sample);
 }
 
-static void metrics_count(FILE *out, const char *name, uint64_t value, ...)
+static void metrics_count(struct metrics_writer *out, uint64_t value, ...)
 	__attribute__((sentinel));
 
-static void metrics_count(FILE *out, const char *name, uint64_t value, ...)
+static void metrics_count(struct metrics_writer *out, uint64_t value, ...)
 {
 	va_list labels;
 
 	va_start(labels, value);
-	fputs(name, out);
-	metrics_write_labels(out, labels);
-	fprintf(out, " %" PRIu64 "\n", value);
+	metrics_write(out, value, false, labels);
 	va_end(labels);
 }
 
-static void metrics_seconds(FILE *out, const char *name, uint64_t us, ...)
-	__attribute__((sentinel));
+static void metrics_seconds(struct metrics_writer *out, uint64_t us, ...) __attribute__((sentinel));
 
-static void metrics_seconds(FILE *out, const char *name, uint64_t us, ...)
+static void metrics_seconds(struct metrics_writer *out, uint64_t us, ...)
 {
 	va_list labels;
 
 	va_start(labels, us);
-	fputs(name, out);
-	metrics_write_labels(out, labels);
-	fprintf(out, " %" PRIu64 ".%06" PRIu64 "\n", us / US_PER_S, us % US_PER_S);
+	metrics_write(out, us, true, labels);
 	va_end(labels);
 }
 
 /* A family of one sample. */
-static void metrics_one(FILE *out, const char *name, const char *type, const char *help,
-			uint64_t value)
+static void metrics_one(struct metrics_writer *out, const char *name, enum metrics_kind kind,
+			const char *help, uint64_t value)
 {
-	metrics_family(out, name, type, help);
-	metrics_count(out, name, value, NULL);
+	metrics_family(out, name, kind, help);
+	metrics_count(out, value, NULL);
+}
+
+/* --------------------------------------------------------------------- OpenTelemetry */
+
+static void metrics_otlp(struct metrics_writer *out, const Shardd__V1__OtlpStatus *o)
+{
+	metrics_one(out, "shardd_otlp_up", METRICS_GAUGE,
+		    "1 while the collector of OpenTelemetry takes what is sent to it.", !*o->error);
+	metrics_one(out, "shardd_otlp_requests_total", METRICS_COUNTER,
+		    "Requests to the collector that have ended.", o->requests);
+	metrics_one(out, "shardd_otlp_requests_failed_total", METRICS_COUNTER,
+		    "Of these, those that failed.", o->requests_failed);
+	metrics_one(out, "shardd_otlp_spans_sent_total", METRICS_COUNTER,
+		    "Spans that the collector has taken.", o->spans_sent);
+	metrics_one(out, "shardd_otlp_spans_dropped_total", METRICS_COUNTER,
+		    "Spans that found no place, or were given up.", o->spans_dropped);
+	metrics_one(out, "shardd_otlp_spans_rejected_total", METRICS_COUNTER,
+		    "Spans that the collector has not taken, though it answered well.",
+		    o->spans_rejected);
+	metrics_one(out, "shardd_otlp_points_sent_total", METRICS_COUNTER,
+		    "Data points of metrics that the collector has taken.", o->points_sent);
+	metrics_one(out, "shardd_otlp_points_dropped_total", METRICS_COUNTER,
+		    "Data points of requests that failed.", o->points_dropped);
+	metrics_one(out, "shardd_otlp_points_rejected_total", METRICS_COUNTER,
+		    "Data points that the collector has not taken, though it answered well.",
+		    o->points_rejected);
 }
 
 /* ---------------------------------------------------------------------- the daemon */
 
-static void metrics_daemon(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_daemon(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
 {
-	metrics_family(out, "shardd_build_info", "gauge",
+	metrics_family(out, "shardd_build_info", METRICS_GAUGE,
 		       "1, with the version of the daemon as label.");
-	metrics_count(out, "shardd_build_info", 1, "version", s->version, NULL);
-	metrics_one(out, "shardd_start_time_seconds", "gauge",
+	metrics_count(out, 1, "version", s->version, NULL);
+	metrics_one(out, "shardd_start_time_seconds", METRICS_GAUGE,
 		    "When the first of the daemons started that have had its jobs, since 1970.",
 		    s->started_unix_s);
-	metrics_one(out, "shardd_connections", "gauge", "Open connections to the socket.",
+	metrics_one(out, "shardd_connections", METRICS_GAUGE, "Open connections to the socket.",
 		    s->connections);
-	metrics_one(out, "shardd_sessions", "gauge", "Attached processes.", s->n_sessions);
-	metrics_one(out, "shardd_open_fds", "gauge", "Open descriptors of the daemon.",
+	metrics_one(out, "shardd_sessions", METRICS_GAUGE, "Attached processes.", s->n_sessions);
+	metrics_one(out, "shardd_open_fds", METRICS_GAUGE, "Open descriptors of the daemon.",
 		    s->open_descriptors);
-	metrics_one(out, "shardd_log_dropped_lines_total", "counter",
+	metrics_one(out, "shardd_log_dropped_lines_total", METRICS_COUNTER,
 		    "Lines that the log could not take.", s->log_dropped);
-	metrics_one(out, "shardd_draining", "gauge", "1 while the daemon is about to stop.",
+	metrics_one(out, "shardd_draining", METRICS_GAUGE, "1 while the daemon is about to stop.",
 		    s->draining);
-	metrics_one(out, "shardd_cordoned", "gauge", "1 while an administrator admits no new jobs.",
-		    s->cordon != NULL);
-	metrics_one(out, "shardd_store_fds", "gauge",
+	metrics_one(out, "shardd_cordoned", METRICS_GAUGE,
+		    "1 while an administrator admits no new jobs.", s->cordon != NULL);
+	metrics_one(out, "shardd_store_fds", METRICS_GAUGE,
 		    "Descriptors in the store that outlives the daemon.", s->store_used);
-	metrics_one(out, "shardd_store_max_fds", "gauge",
+	metrics_one(out, "shardd_store_max_fds", METRICS_GAUGE,
 		    "Descriptors that fit in that store. 0: jobs end with the daemon.",
 		    s->store_max);
-	metrics_one(out, "shardd_store_left_out_slabs", "gauge",
+	metrics_one(out, "shardd_store_left_out_slabs", METRICS_GAUGE,
 		    "Slabs that end with the daemon because the store is nearly full.",
 		    s->store_left_out);
 	if (s->cluster)
-		metrics_one(out, "shardd_cluster_member", "gauge",
+		metrics_one(out, "shardd_cluster_member", METRICS_GAUGE,
 			    "1 while the node is a member of its cluster.",
 			    s->cluster->state == SHARDD__V1__CLUSTER_STATE__CLUSTER_STATE_IN);
 	if (!s->http)
 		return;
-	metrics_one(out, "shardd_http_requests_total", "counter", "Answered HTTP requests.",
+	metrics_one(out, "shardd_http_requests_total", METRICS_COUNTER, "Answered HTTP requests.",
 		    s->http->requests);
-	metrics_one(out, "shardd_http_refused_total", "counter",
+	metrics_one(out, "shardd_http_refused_total", METRICS_COUNTER,
 		    "HTTP requests answered with a status of 400 or higher, and connections that "
 		    "were refused.",
 		    s->http->refused);
 }
 
-static void metrics_rings(FILE *out, const Shardd__V1__GetStatusResponse *s,
+static void metrics_rings(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s,
 			  const struct metrics_counts *c)
 {
-	metrics_one(out, "shardd_ring_bytes", "gauge", "Memory of the rings of all sessions.",
+	metrics_one(out, "shardd_ring_bytes", METRICS_GAUGE, "Memory of the rings of all sessions.",
 		    s->ring_bytes);
-	metrics_one(out, "shardd_ring_submissions_total", "counter", "Ops that came by a ring.",
-		    c->ring_submissions);
-	metrics_one(out, "shardd_ring_completions_total", "counter", "Answers that went by a ring.",
-		    c->ring_completions);
-	metrics_one(out, "shardd_ring_wakes_total", "counter",
+	metrics_one(out, "shardd_ring_submissions_total", METRICS_COUNTER,
+		    "Ops that came by a ring.", c->ring_submissions);
+	metrics_one(out, "shardd_ring_completions_total", METRICS_COUNTER,
+		    "Answers that went by a ring.", c->ring_completions);
+	metrics_one(out, "shardd_ring_wakes_total", METRICS_COUNTER,
 		    "System calls that woke a trainer for them.", c->ring_wakes);
 }
 
-static void metrics_methods(FILE *out, const struct metrics_counts *c)
+static void metrics_methods(struct metrics_writer *out, const struct metrics_counts *c)
 {
-	metrics_family(out, "shardd_rpc_calls_total", "counter", "gRPC calls by method.");
+	metrics_family(out, "shardd_rpc_calls_total", METRICS_COUNTER, "gRPC calls by method.");
 	for (size_t i = 0; i < c->n_methods; i++)
 		if (c->methods[i].calls)
-			metrics_count(out, "shardd_rpc_calls_total", c->methods[i].calls, "method",
-				      c->methods[i].path, NULL);
-	metrics_family(out, "shardd_rpc_failed_total", "counter",
+			metrics_count(out, c->methods[i].calls, "method", c->methods[i].path, NULL);
+	metrics_family(out, "shardd_rpc_failed_total", METRICS_COUNTER,
 		       "gRPC calls by method that were answered with an error.");
 	for (size_t i = 0; i < c->n_methods; i++)
 		if (c->methods[i].calls)
-			metrics_count(out, "shardd_rpc_failed_total", c->methods[i].failed,
-				      "method", c->methods[i].path, NULL);
+			metrics_count(out, c->methods[i].failed, "method", c->methods[i].path,
+				      NULL);
 }
 
 /* --------------------------------------------------------------------------- ops */
@@ -165,51 +171,44 @@ static uint64_t metrics_total(const struct op_stats *s)
 	return n;
 }
 
-static void metrics_histogram(FILE *out, const char *op, const struct op_stats *s)
+static void metrics_histogram(struct metrics_writer *out, const char *op,
+			      const struct op_stats *stats)
 {
-	uint64_t n = 0;
-	char le[32];
+	const struct metrics_label label = { "op", op };
 
-	for (size_t i = 0; i < OP_STATS_BUCKETS; i++) {
-		n += s->buckets[i];
-		if (i < OP_STATS_BUCKETS - 1)
-			snprintf(le, sizeof(le), "%g", (double)op_stats_bounds[i] / US_PER_S);
-		metrics_count(out, "shardd_op_duration_seconds_bucket", n, "op", op, "le",
-			      i < OP_STATS_BUCKETS - 1 ? le : "+Inf", NULL);
-	}
-	metrics_seconds(out, "shardd_op_duration_seconds_sum", s->us, "op", op, NULL);
-	metrics_count(out, "shardd_op_duration_seconds_count", n, "op", op, NULL);
+	out->sample(out,
+		    &(struct metrics_sample){ .labels = &label, .n_labels = 1, .stats = stats });
 }
 
-static void metrics_ops(FILE *out, const struct metrics_counts *c)
+static void metrics_ops(struct metrics_writer *out, const struct metrics_counts *c)
 {
-	metrics_family(out, "shardd_op_duration_seconds", "histogram",
+	metrics_family(out, "shardd_op_duration_seconds", METRICS_HISTOGRAM,
 		       "Time from the arrival of an op to its answer, waits among it.");
 	for (size_t i = 0; i < c->n_ops; i++)
 		if (metrics_total(&c->ops[i].stats))
 			metrics_histogram(out, c->ops[i].name, &c->ops[i].stats);
-	metrics_family(out, "shardd_op_failed_total", "counter", "Ops that ended with an error.");
+	metrics_family(out, "shardd_op_failed_total", METRICS_COUNTER,
+		       "Ops that ended with an error.");
 	for (size_t i = 0; i < c->n_ops; i++)
 		if (metrics_total(&c->ops[i].stats))
-			metrics_count(out, "shardd_op_failed_total", c->ops[i].stats.failed, "op",
-				      c->ops[i].name, NULL);
-	metrics_family(out, "shardd_op_waiting_seconds_total", "counter",
+			metrics_count(out, c->ops[i].stats.failed, "op", c->ops[i].name, NULL);
+	metrics_family(out, "shardd_op_waiting_seconds_total", METRICS_COUNTER,
 		       "Parts of these times: turn: for earlier ops of the same rank; others: for "
 		       "other ranks, "
 		       "readers or memory.");
 	for (size_t i = 0; i < c->n_ops; i++) {
 		if (!metrics_total(&c->ops[i].stats))
 			continue;
-		metrics_seconds(out, "shardd_op_waiting_seconds_total", c->ops[i].stats.deps_us,
-				"op", c->ops[i].name, "for", "turn", NULL);
-		metrics_seconds(out, "shardd_op_waiting_seconds_total", c->ops[i].stats.wait_us,
-				"op", c->ops[i].name, "for", "others", NULL);
+		metrics_seconds(out, c->ops[i].stats.deps_us, "op", c->ops[i].name, "for", "turn",
+				NULL);
+		metrics_seconds(out, c->ops[i].stats.wait_us, "op", c->ops[i].name, "for", "others",
+				NULL);
 	}
 }
 
 /* ----------------------------------------------------------------------- devices */
 
-static void metrics_devices(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_devices(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
 {
 	static const struct {
 		const char *name, *help;
@@ -227,28 +226,28 @@ static void metrics_devices(FILE *out, const Shardd__V1__GetStatusResponse *s)
 	};
 
 	for (size_t k = 0; k < ARRAY_SIZE(gauges); k++) {
-		metrics_family(out, gauges[k].name, "gauge", gauges[k].help);
+		metrics_family(out, gauges[k].name, METRICS_GAUGE, gauges[k].help);
 		for (size_t i = 0; i < s->n_devices; i++)
 			metrics_count(
-				out, gauges[k].name,
+				out,
 				*(const uint64_t *)(const void *)((const char *)s->devices[i] +
 								  gauges[k].offset),
 				"device", s->devices[i]->id, NULL);
 	}
-	metrics_family(out, "shardd_device_up", "gauge", "0: the device is lost.");
+	metrics_family(out, "shardd_device_up", METRICS_GAUGE, "0: the device is lost.");
 	for (size_t i = 0; i < s->n_devices; i++)
-		metrics_count(out, "shardd_device_up", !*s->devices[i]->lost, "device",
-			      s->devices[i]->id, NULL);
-	metrics_family(out, "shardd_device_class_bytes", "gauge", "Memory in slabs by class.");
+		metrics_count(out, !*s->devices[i]->lost, "device", s->devices[i]->id, NULL);
+	metrics_family(out, "shardd_device_class_bytes", METRICS_GAUGE,
+		       "Memory in slabs by class.");
 	for (size_t i = 0; i < s->n_devices; i++)
 		for (size_t k = 0; k < s->devices[i]->n_classes; k++)
-			metrics_count(out, "shardd_device_class_bytes",
-				      s->devices[i]->classes[k]->bytes, "device", s->devices[i]->id,
-				      "class", s->devices[i]->classes[k]->name, NULL);
+			metrics_count(out, s->devices[i]->classes[k]->bytes, "device",
+				      s->devices[i]->id, "class", s->devices[i]->classes[k]->name,
+				      NULL);
 }
 
 /* Two may have the same name for people: so they have numbers. */
-static void metrics_comms(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_comms(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
 {
 	static const char *const names[] = { "shardd_comm_ops_total", "shardd_comm_memory_bytes",
 					     "shardd_comm_ready" };
@@ -258,12 +257,13 @@ static void metrics_comms(FILE *out, const Shardd__V1__GetStatusResponse *s)
 
 	for (size_t k = 0; k < ARRAY_SIZE(names); k++) {
 		if (s->n_comms)
-			metrics_family(out, names[k], k == 0 ? "counter" : "gauge", help[k]);
+			metrics_family(out, names[k], k == 0 ? METRICS_COUNTER : METRICS_GAUGE,
+				       help[k]);
 		for (size_t i = 0; i < s->n_comms; i++) {
 			const Shardd__V1__CommStatus *c = s->comms[i];
 
 			snprintf(number, sizeof(number), "%zu", i);
-			metrics_count(out, names[k],
+			metrics_count(out,
 				      k == 0   ? c->ops
 				      : k == 1 ? c->memory_bytes
 					       : c->state ==
@@ -324,48 +324,55 @@ METRICS_GET(checkpoints, j->counts ? j->counts->checkpoints : 0)
 METRICS_GET(checkpoints_failed, j->counts ? j->counts->checkpoints_failed : 0)
 
 static const struct metrics_job {
-	const char *name, *type, *help;
+	const char *name;
+	enum metrics_kind kind;
+	const char *help;
 	metrics_job_get get;
 	bool seconds; /* it is in microseconds */
 	bool outside; /* also of a private job of another user */
 } metrics_job_table[] = {
-	{ "shardd_job_used_bytes", "gauge", "Memory of the job.", .get = metrics_job_used,
+	{ "shardd_job_used_bytes", METRICS_GAUGE, "Memory of the job.", .get = metrics_job_used,
 	  .outside = true },
-	{ "shardd_job_peak_bytes", "gauge", "Its peak.", .get = metrics_job_peak, .outside = true },
-	{ "shardd_job_quota_bytes", "gauge", "The most that it may use; 0: no limit of its own.",
-	  .get = metrics_job_quota, .outside = true },
-	{ "shardd_job_quarantined_bytes", "gauge", "Freed memory that a process may still hold.",
-	  .get = metrics_job_quarantined, .outside = true },
-	{ "shardd_job_world_size", "gauge", "Number of ranks, on all nodes.",
+	{ "shardd_job_peak_bytes", METRICS_GAUGE, "Its peak.", .get = metrics_job_peak,
+	  .outside = true },
+	{ "shardd_job_quota_bytes", METRICS_GAUGE,
+	  "The most that it may use; 0: no limit of its own.", .get = metrics_job_quota,
+	  .outside = true },
+	{ "shardd_job_quarantined_bytes", METRICS_GAUGE,
+	  "Freed memory that a process may still hold.", .get = metrics_job_quarantined,
+	  .outside = true },
+	{ "shardd_job_world_size", METRICS_GAUGE, "Number of ranks, on all nodes.",
 	  .get = metrics_job_world },
-	{ "shardd_job_ranks", "gauge", "Ranks of this node.", .get = metrics_job_here },
-	{ "shardd_job_ranks_joined", "gauge", "Of these, those in the epoch.",
+	{ "shardd_job_ranks", METRICS_GAUGE, "Ranks of this node.", .get = metrics_job_here },
+	{ "shardd_job_ranks_joined", METRICS_GAUGE, "Of these, those in the epoch.",
 	  .get = metrics_job_joined },
-	{ "shardd_job_step", "gauge", "The last committed step.", .get = metrics_job_step },
-	{ "shardd_job_uncommitted_steps", "gauge", "Changes of parameters after it.",
+	{ "shardd_job_step", METRICS_GAUGE, "The last committed step.", .get = metrics_job_step },
+	{ "shardd_job_uncommitted_steps", METRICS_GAUGE, "Changes of parameters after it.",
 	  .get = metrics_job_uncommitted },
-	{ "shardd_job_epoch", "gauge", "Number of the epoch.", .get = metrics_job_epoch },
-	{ "shardd_job_units", "gauge", "Registered units.", .get = metrics_job_units },
-	{ "shardd_job_readers", "gauge", "Sessions that read its parameters.",
+	{ "shardd_job_epoch", METRICS_GAUGE, "Number of the epoch.", .get = metrics_job_epoch },
+	{ "shardd_job_units", METRICS_GAUGE, "Registered units.", .get = metrics_job_units },
+	{ "shardd_job_readers", METRICS_GAUGE, "Sessions that read its parameters.",
 	  .get = metrics_job_readers },
-	{ "shardd_job_stalled", "gauge", "1 while one of its ops waits longer than stall_after_ms.",
-	  .get = metrics_job_stalled },
-	{ "shardd_job_commits_total", "counter", "Committed steps.", .get = metrics_job_commits },
-	{ "shardd_job_ops_total", "counter", "Ops.", .get = metrics_job_ops },
-	{ "shardd_job_ops_failed_total", "counter", "Ops that failed.", .get = metrics_job_failed },
-	{ "shardd_job_epochs_ended_total", "counter", "Epochs that ended with ranks in them.",
+	{ "shardd_job_stalled", METRICS_GAUGE,
+	  "1 while one of its ops waits longer than stall_after_ms.", .get = metrics_job_stalled },
+	{ "shardd_job_commits_total", METRICS_COUNTER, "Committed steps.",
+	  .get = metrics_job_commits },
+	{ "shardd_job_ops_total", METRICS_COUNTER, "Ops.", .get = metrics_job_ops },
+	{ "shardd_job_ops_failed_total", METRICS_COUNTER, "Ops that failed.",
+	  .get = metrics_job_failed },
+	{ "shardd_job_epochs_ended_total", METRICS_COUNTER, "Epochs that ended with ranks in them.",
 	  .get = metrics_job_epochs },
-	{ "shardd_job_rank_deaths_total", "counter", "Ranks that were gone without leaving.",
+	{ "shardd_job_rank_deaths_total", METRICS_COUNTER, "Ranks that were gone without leaving.",
 	  .get = metrics_job_deaths },
-	{ "shardd_job_stalls_total", "counter", "Stalls that have begun.",
+	{ "shardd_job_stalls_total", METRICS_COUNTER, "Stalls that have begun.",
 	  .get = metrics_job_stalls },
-	{ "shardd_job_stalled_seconds_total", "counter", "Time in stalls.",
+	{ "shardd_job_stalled_seconds_total", METRICS_COUNTER, "Time in stalls.",
 	  .get = metrics_job_stalled_us, .seconds = true },
-	{ "shardd_job_overtaken_reads_total", "counter",
+	{ "shardd_job_overtaken_reads_total", METRICS_COUNTER,
 	  "Holds of readers that ended before their release.", .get = metrics_job_overtaken },
-	{ "shardd_job_checkpoints_total", "counter", "Checkpoints that were written.",
+	{ "shardd_job_checkpoints_total", METRICS_COUNTER, "Checkpoints that were written.",
 	  .get = metrics_job_checkpoints },
-	{ "shardd_job_checkpoints_failed_total", "counter", "Checkpoints that were not.",
+	{ "shardd_job_checkpoints_failed_total", METRICS_COUNTER, "Checkpoints that were not.",
 	  .get = metrics_job_checkpoints_failed },
 };
 
@@ -386,12 +393,12 @@ static const char *metrics_uid(uint32_t uid, char buf[16])
 	return buf;
 }
 
-static void metrics_job_family(FILE *out, const struct metrics_job *m,
+static void metrics_job_family(struct metrics_writer *out, const struct metrics_job *m,
 			       const Shardd__V1__GetStatusResponse *s)
 {
 	char uid[16];
 
-	metrics_family(out, m->name, m->type, m->help);
+	metrics_family(out, m->name, m->kind, m->help);
 	for (size_t i = 0; i < s->n_jobs; i++) {
 		const Shardd__V1__JobStatus *j = s->jobs[i];
 
@@ -399,47 +406,46 @@ static void metrics_job_family(FILE *out, const struct metrics_job *m,
 			continue;
 		metrics_uid(j->uid, uid);
 		if (m->seconds)
-			metrics_seconds(out, m->name, m->get(j), "job_name", j->name, "uid", uid,
-					NULL);
+			metrics_seconds(out, m->get(j), "job_name", j->name, "uid", uid, NULL);
 		else
-			metrics_count(out, m->name, m->get(j), "job_name", j->name, "uid", uid,
-				      NULL);
+			metrics_count(out, m->get(j), "job_name", j->name, "uid", uid, NULL);
 	}
 }
 
-static void metrics_jobs_state(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_jobs_state(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
 {
 	uint64_t n = 0, deleted = 0;
 	char uid[16];
 
-	metrics_family(out, "shardd_job_state", "gauge", "1, with the state of the job as label.");
+	metrics_family(out, "shardd_job_state", METRICS_GAUGE,
+		       "1, with the state of the job as label.");
 	for (size_t i = 0; i < s->n_jobs; i++) {
 		const Shardd__V1__JobStatus *j = s->jobs[i];
 
 		n += metrics_job_is_there(j);
 		deleted += !metrics_job_is_there(j);
 		if (metrics_job_is_there(j))
-			metrics_count(out, "shardd_job_state", 1, "job_name", j->name, "uid",
-				      metrics_uid(j->uid, uid), "state",
+			metrics_count(out, 1, "job_name", j->name, "uid", metrics_uid(j->uid, uid),
+				      "state",
 				      json_state(&shardd__v1__job_state__descriptor, j->state),
 				      NULL);
 	}
-	metrics_one(out, "shardd_jobs", "gauge", "Jobs.", n);
-	metrics_one(out, "shardd_deleted_jobs", "gauge",
+	metrics_one(out, "shardd_jobs", METRICS_GAUGE, "Jobs.", n);
+	metrics_one(out, "shardd_deleted_jobs", METRICS_GAUGE,
 		    "Deleted jobs of which memory is still held.", deleted);
 }
 
-static void metrics_jobs_classes(FILE *out, const Shardd__V1__GetStatusResponse *s,
+static void metrics_jobs_classes(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s,
 				 const char *name, const char *help, bool formula)
 {
 	char uid[16];
 
-	metrics_family(out, name, "gauge", help);
+	metrics_family(out, name, METRICS_GAUGE, help);
 	for (size_t i = 0; i < s->n_jobs; i++) {
 		const Shardd__V1__JobStatus *j = s->jobs[i];
 
 		for (size_t k = 0; metrics_job_is_there(j) && k < j->n_memory; k++)
-			metrics_count(out, name,
+			metrics_count(out,
 				      formula ? j->memory[k]->formula_bytes
 					      : j->memory[k]->taken_bytes,
 				      "job_name", j->name, "uid", metrics_uid(j->uid, uid), "class",
@@ -448,65 +454,67 @@ static void metrics_jobs_classes(FILE *out, const Shardd__V1__GetStatusResponse 
 }
 
 /* Only of jobs that have one. */
-static void metrics_jobs_checkpoint(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_jobs_checkpoint(struct metrics_writer *out,
+				    const Shardd__V1__GetStatusResponse *s)
 {
 	char uid[16];
 
-	metrics_family(out, "shardd_job_checkpoint_step", "gauge",
+	metrics_family(out, "shardd_job_checkpoint_step", METRICS_GAUGE,
 		       "Step of the last checkpoint on the disk.");
 	for (size_t i = 0; i < s->n_jobs; i++) {
 		const Shardd__V1__JobStatus *j = s->jobs[i];
 
 		if (metrics_job_is_there(j) && j->checkpoint &&
 		    j->checkpoint->state == SHARDD__V1__CHECKPOINT_STATE__CHECKPOINT_STATE_DONE)
-			metrics_count(out, "shardd_job_checkpoint_step", j->checkpoint->step,
-				      "job_name", j->name, "uid", metrics_uid(j->uid, uid), NULL);
+			metrics_count(out, j->checkpoint->step, "job_name", j->name, "uid",
+				      metrics_uid(j->uid, uid), NULL);
 	}
-	metrics_family(out, "shardd_job_replica_step", "gauge",
+	metrics_family(out, "shardd_job_replica_step", METRICS_GAUGE,
 		       "Step of the copies that other nodes have in memory.");
 	for (size_t i = 0; i < s->n_jobs; i++) {
 		const Shardd__V1__JobStatus *j = s->jobs[i];
 
 		if (metrics_job_is_there(j) && j->replica && j->replica->has_step)
-			metrics_count(out, "shardd_job_replica_step", j->replica->step, "job_name",
-				      j->name, "uid", metrics_uid(j->uid, uid), NULL);
+			metrics_count(out, j->replica->step, "job_name", j->name, "uid",
+				      metrics_uid(j->uid, uid), NULL);
 	}
 }
 
 /* ------------------------------------------------------------------------- ranks */
 
 static const struct {
-	const char *name, *type, *help;
+	const char *name;
+	enum metrics_kind kind;
+	const char *help;
 } metrics_rank_table[] = {
-	{ "shardd_rank_waiting_seconds_total", "counter",
+	{ "shardd_rank_waiting_seconds_total", METRICS_COUNTER,
 	  "Waits of the rank's ops for other ranks, readers or memory; a sum over ops, which may "
 	  "overlap." },
-	{ "shardd_rank_late_seconds_total", "counter",
+	{ "shardd_rank_late_seconds_total", METRICS_COUNTER,
 	  "Of each collective to which the rank came last: the time since the first rank came." },
-	{ "shardd_rank_pending_ops", "gauge", "Ops of the rank that are not answered." },
-	{ "shardd_rank_gathered_units", "gauge", "Units that the rank has gathered." },
+	{ "shardd_rank_pending_ops", METRICS_GAUGE, "Ops of the rank that are not answered." },
+	{ "shardd_rank_gathered_units", METRICS_GAUGE, "Units that the rank has gathered." },
 };
 
-static void metrics_rank(FILE *out, size_t k, const Shardd__V1__JobStatus *j,
+static void metrics_rank(struct metrics_writer *out, size_t k, const Shardd__V1__JobStatus *j,
 			 const Shardd__V1__RankStatus *r)
 {
-	const char *name = metrics_rank_table[k].name;
 	char uid[16], rank[16];
 
 	metrics_uid(j->uid, uid);
 	metrics_uid(r->rank, rank);
 	if (k < 2)
-		metrics_seconds(out, name, k == 0 ? r->waited_us : r->late_us, "job_name", j->name,
-				"uid", uid, "rank", rank, NULL);
+		metrics_seconds(out, k == 0 ? r->waited_us : r->late_us, "job_name", j->name, "uid",
+				uid, "rank", rank, NULL);
 	else
-		metrics_count(out, name, k == 2 ? r->pending_ops : r->gathered_units, "job_name",
-			      j->name, "uid", uid, "rank", rank, NULL);
+		metrics_count(out, k == 2 ? r->pending_ops : r->gathered_units, "job_name", j->name,
+			      "uid", uid, "rank", rank, NULL);
 }
 
-static void metrics_ranks(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_ranks(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
 {
 	for (size_t k = 0; k < ARRAY_SIZE(metrics_rank_table); k++) {
-		metrics_family(out, metrics_rank_table[k].name, metrics_rank_table[k].type,
+		metrics_family(out, metrics_rank_table[k].name, metrics_rank_table[k].kind,
 			       metrics_rank_table[k].help);
 		for (size_t i = 0; i < s->n_jobs; i++)
 			for (size_t r = 0;
@@ -519,14 +527,14 @@ static void metrics_ranks(FILE *out, const Shardd__V1__GetStatusResponse *s)
 /* ------------------------------------------------------------------------- users */
 
 /* The use, the limit or the refusals (@k 0 to 2) of a user or a group, which is @label @id. */
-static void metrics_usage(FILE *out, size_t k, const char *name, const char *label, uint32_t id,
+static void metrics_usage(struct metrics_writer *out, size_t k, const char *label, uint32_t id,
 			  Shardd__V1__UserUsage *const *usage, size_t n)
 {
 	char text[16];
 
 	for (size_t u = 0; u < n; u++)
 		if (k != 1 || usage[u]->limit != UINT64_MAX)
-			metrics_count(out, name,
+			metrics_count(out,
 				      k == 0   ? usage[u]->used
 				      : k == 1 ? usage[u]->limit
 					       : usage[u]->refused,
@@ -535,29 +543,29 @@ static void metrics_usage(FILE *out, size_t k, const char *name, const char *lab
 }
 
 /* The line for memory. */
-static void metrics_memory_line(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_memory_line(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
 {
 	const Shardd__V1__MemoryLineStatus *line = s->memory_line;
 
 	if (!line)
 		return;
-	metrics_family(out, "shardd_memory_line_jobs", "gauge",
+	metrics_family(out, "shardd_memory_line_jobs", METRICS_GAUGE,
 		       "Jobs that wait for memory, of all users.");
-	metrics_count(out, "shardd_memory_line_jobs", line->jobs, NULL);
-	metrics_family(out, "shardd_memory_line_bytes", "gauge", "Bytes that they ask for.");
-	metrics_count(out, "shardd_memory_line_bytes", line->bytes, NULL);
-	metrics_family(out, "shardd_memory_line_admitted_total", "counter",
+	metrics_count(out, line->jobs, NULL);
+	metrics_family(out, "shardd_memory_line_bytes", METRICS_GAUGE, "Bytes that they ask for.");
+	metrics_count(out, line->bytes, NULL);
+	metrics_family(out, "shardd_memory_line_admitted_total", METRICS_COUNTER,
 		       "Jobs that got memory after a wait.");
-	metrics_count(out, "shardd_memory_line_admitted_total", line->admitted, NULL);
-	metrics_family(out, "shardd_memory_line_given_up_total", "counter",
+	metrics_count(out, line->admitted, NULL);
+	metrics_family(out, "shardd_memory_line_given_up_total", METRICS_COUNTER,
 		       "Registrations whose time was over without memory.");
-	metrics_count(out, "shardd_memory_line_given_up_total", line->given_up, NULL);
-	metrics_family(out, "shardd_memory_line_wait_seconds_total", "counter",
+	metrics_count(out, line->given_up, NULL);
+	metrics_family(out, "shardd_memory_line_wait_seconds_total", METRICS_COUNTER,
 		       "Time that admitted jobs waited.");
-	metrics_seconds(out, "shardd_memory_line_wait_seconds_total", line->waited_us, NULL);
+	metrics_seconds(out, line->waited_us, NULL);
 }
 
-static void metrics_users(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_users(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
 {
 	static const char *const names[] = { "shardd_user_used", "shardd_user_limit",
 					     "shardd_user_refused_total" };
@@ -567,14 +575,14 @@ static void metrics_users(FILE *out, const Shardd__V1__GetStatusResponse *s)
 	};
 
 	for (size_t k = 0; k < ARRAY_SIZE(names); k++) {
-		metrics_family(out, names[k], k == 2 ? "counter" : "gauge", help[k]);
+		metrics_family(out, names[k], k == 2 ? METRICS_COUNTER : METRICS_GAUGE, help[k]);
 		for (size_t i = 0; i < s->n_users; i++)
-			metrics_usage(out, k, names[k], "uid", s->users[i]->uid, s->users[i]->usage,
+			metrics_usage(out, k, "uid", s->users[i]->uid, s->users[i]->usage,
 				      s->users[i]->n_usage);
 	}
 }
 
-static void metrics_groups(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_groups(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
 {
 	static const char *const names[] = { "shardd_group_used", "shardd_group_limit",
 					     "shardd_group_refused_total" };
@@ -585,23 +593,19 @@ static void metrics_groups(FILE *out, const Shardd__V1__GetStatusResponse *s)
 	};
 
 	for (size_t k = 0; k < ARRAY_SIZE(names); k++) {
-		metrics_family(out, names[k], k == 2 ? "counter" : "gauge", help[k]);
+		metrics_family(out, names[k], k == 2 ? METRICS_COUNTER : METRICS_GAUGE, help[k]);
 		for (size_t i = 0; i < s->n_groups; i++)
-			metrics_usage(out, k, names[k], "gid", s->groups[i]->gid,
-				      s->groups[i]->usage, s->groups[i]->n_usage);
+			metrics_usage(out, k, "gid", s->groups[i]->gid, s->groups[i]->usage,
+				      s->groups[i]->n_usage);
 	}
 }
 
-char *metrics_format(const Shardd__V1__GetStatusResponse *s, const struct metrics_counts *counts,
-		     size_t *ret_bytes)
+void metrics_walk(const Shardd__V1__GetStatusResponse *s, const struct metrics_counts *counts,
+		  struct metrics_writer *out)
 {
-	char *text = NULL;
-	FILE *out = open_memstream(&text, ret_bytes);
-	bool failed;
-
-	if (!out)
-		return NULL;
 	metrics_daemon(out, s);
+	if (s->otlp)
+		metrics_otlp(out, s->otlp);
 	metrics_rings(out, s, counts);
 	metrics_methods(out, counts);
 	metrics_ops(out, counts);
@@ -619,10 +623,4 @@ char *metrics_format(const Shardd__V1__GetStatusResponse *s, const struct metric
 	metrics_memory_line(out, s);
 	metrics_users(out, s);
 	metrics_groups(out, s);
-	failed = ferror(out);
-	if (fclose(out) != 0 || failed) {
-		free(text);
-		return NULL;
-	}
-	return text;
 }

@@ -1,10 +1,13 @@
 /*
- * The status of the daemon in the text format of Prometheus (0.0.4): docs/metrics.md lists the names. Labels are
- * names that exist now, and the tables of ops, methods and resources, so their number is bounded by what is there.
+ * The metrics of the daemon: one table of families and what each is filled from. A writer gets them one by one:
+ * as text for Prometheus (metrics_text.h), or for a collector of OpenTelemetry (otlp/otlp_metrics.h). docs/metrics.md
+ * lists the names. Labels are names that exist now, and the tables of ops, methods and resources, so their number
+ * is bounded by what is there.
  */
 #ifndef SHARDD_HTTP_METRICS_H
 #define SHARDD_HTTP_METRICS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,6 +16,7 @@
 
 #define METRICS_MAX_KINDS   64u
 #define METRICS_MAX_METHODS 96u
+#define METRICS_US_PER_S    1000000u
 
 /* What only counters know, copied in the loop. */
 struct metrics_counts {
@@ -29,8 +33,37 @@ struct metrics_counts {
 	uint64_t ring_submissions, ring_completions, ring_wakes;
 };
 
-/* Of what is in @s. Return: malloc'ed, the caller's; NULL without memory. Any thread. */
-char *metrics_format(const Shardd__V1__GetStatusResponse *s, const struct metrics_counts *counts,
-		     size_t *ret_bytes);
+enum metrics_kind { METRICS_GAUGE, METRICS_COUNTER, METRICS_HISTOGRAM };
+
+struct metrics_family {
+	const char *name; /* static, as @help */
+	enum metrics_kind kind;
+	const char *help; /* a sentence */
+};
+
+struct metrics_label {
+	const char *name;  /* static */
+	const char *value; /* may be text that a client has chosen */
+};
+
+/* One value of the family that was begun last. */
+struct metrics_sample {
+	const struct metrics_label *labels;
+	size_t n_labels;
+	uint64_t value;
+	bool micros;                  /* it is in microseconds, and its family in seconds */
+	const struct op_stats *stats; /* of a histogram, in place of the value */
+};
+
+/* What writes them. Both are called with what is borrowed until they return. */
+struct metrics_writer {
+	/* A family begins: its samples follow, perhaps none. */
+	void (*family)(struct metrics_writer *w, const struct metrics_family *f);
+	void (*sample)(struct metrics_writer *w, const struct metrics_sample *s);
+};
+
+/* All families of what is in @s. Any thread. */
+void metrics_walk(const Shardd__V1__GetStatusResponse *s, const struct metrics_counts *counts,
+		  struct metrics_writer *out);
 
 #endif

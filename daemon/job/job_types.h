@@ -299,6 +299,7 @@ struct job_ops_seen {
 	uint64_t stalled_us;     /* since when it stalls (op/stall.h); 0: it does not */
 	char stalled[512];       /* what the log and its ranks were told of that; "": nothing */
 	uint64_t commits;        /* since the last event of one (job/events.h) */
+	uint64_t stride;         /* steps between the last two commits; 0: not known */
 	uint64_t commit_told_us; /* that event; 0: there was none */
 	struct job_counts counts;
 };

@@ -17,6 +17,7 @@
 #include "core/state.h"
 #include "job/events.h"
 #include "job/saving_impl.h"
+#include "op/recorder.h"
 
 #define FILE_NAME "shard-00000.safetensors"
 /* For each SAVE_CHUNK_BYTES. */
@@ -104,6 +105,14 @@ static void saving_tell(const struct saving *s)
 		events_add(s->job, EVENTS_CHECKPOINT_FAILED, "%s", s->f.text);
 	else
 		events_add(s->job, EVENTS_CHECKPOINT, "step %llu", (unsigned long long)s->step);
+	if (recorder.sink.checkpoint)
+		recorder.sink.checkpoint(s->job,
+					 &(struct recorder_checkpoint){ .step = s->step,
+									.began_us = s->began_us,
+									.ended_us = clock_now_us(),
+									.bytes = s->bytes,
+									.error = s->f.text },
+					 recorder.sink.userdata);
 }
 
 void saving_finish(struct saving *s)
@@ -374,6 +383,7 @@ struct saving *saving_new(struct job *job, const struct saving_options *o)
 	s->memory = o->memory;
 	s->layout = o->layout;
 	s->epoch = o->epoch;
+	s->began_us = clock_now_us();
 	s->o.bytes_per_s = o->bytes_per_s;
 	s->keep = o->keep;
 	s->uid = (uid_t)job->rec->uid;

@@ -62,6 +62,7 @@ struct saving {
 	size_t specs_bytes;
 	uint64_t copied;
 	uint64_t step;
+	uint64_t began_us;  /* when it was asked for */
 	struct draft draft; /* what the thread makes the index of */
 	struct index x;     /* the thread's */
 	char *blobs;        /* owned: copies, one after the other */

@@ -153,7 +153,8 @@ enum {
 /* In the flight recorder. */
 struct op_recorded {
 	uint64_t id;
-	struct list link; /* recorder.pending, until it is answered */
+	struct list link;   /* recorder.pending, until it is answered */
+	uint32_t last_rank; /* of a collective: who came last here, and 1; 0: not known */
 };
 
 struct op {

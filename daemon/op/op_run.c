@@ -93,6 +93,8 @@ static void op_record_end(struct op *op)
 	if (op->fault.code)
 		snprintf(r->error, sizeof(r->error), "%s: %.130s", fault_code_name(op->fault.code),
 			 op->fault.text);
+	if (recorder.sink.op)
+		recorder.sink.op(r, op, recorder.sink.userdata);
 }
 
 /* ---------------------------------------------------------- dependencies */

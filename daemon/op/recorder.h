@@ -15,6 +15,7 @@
 
 #include "core/list.h"
 
+struct job;
 struct op;
 
 /* Whose it is, and what both kinds of records begin with. */
@@ -81,8 +82,25 @@ struct recorder_store {
 	size_t n_trails;
 };
 
+/* A checkpoint that is over. */
+struct recorder_checkpoint {
+	uint64_t step;
+	uint64_t began_us, ended_us; /* clock_now_us */
+	uint64_t bytes;
+	const char *error; /* "": none */
+};
+
+/* (optional) Called with what has ended, at once; NULL: nothing is called. */
+struct recorder_sink {
+	void (*op)(const struct record *r, const struct op *op, void *userdata);
+	void (*checkpoint)(const struct job *job, const struct recorder_checkpoint *c,
+			   void *userdata);
+	void *userdata;
+};
+
 struct recorder {
 	struct recorder_store ops, devices;
+	struct recorder_sink sink;
 	struct list pending; /* of struct op, in the order in which they came */
 };
 

@@ -148,8 +148,8 @@ static void svc_status_fill_daemon(struct svc_status *svc, struct arena *a,
 	svc_status_fill_cordon(a, &svc->jobs->cordon, reply);
 	reply->store_max = svc->sources->store(&reply->store_used, svc->userdata);
 	reply->store_left_out = jobs_pooled_left_out(svc->jobs);
-	if (svc->sources->http)
-		svc->sources->http(a, reply, svc->userdata);
+	if (svc->sources->exports)
+		svc->sources->exports(a, reply, svc->userdata);
 }
 
 void svc_status_fill(struct svc_status *svc, const struct status_query *q, struct arena *a,

@@ -15,8 +15,8 @@ struct svc_status_sources {
 				  void *userdata); /* of messages that are not complete */
 	/* Of the store that outlives the daemon. Return: how many descriptors fit; 0: none. */
 	uint32_t (*store)(uint32_t *ret_used, void *userdata);
-	/* (optional) The HTTP server, into @reply. */
-	void (*http)(struct arena *a, Shardd__V1__GetStatusResponse *reply, void *userdata);
+	/* (optional) The HTTP server and the exporter to OpenTelemetry, into @reply. */
+	void (*exports)(struct arena *a, Shardd__V1__GetStatusResponse *reply, void *userdata);
 };
 
 /* What is asked for. */

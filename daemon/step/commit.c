@@ -119,6 +119,7 @@ void commit_record(struct job *job)
 	for (uint32_t r = 0; r < rec->world_size; r++)
 		if (c->marks[r])
 			commit_store_blob(job, r, c->marks[r]);
+	job->ops.stride = c->step > rec->step ? c->step - rec->step : 0;
 	rec->has_commit = true;
 	rec->step = c->step;
 	rec->committed_unix_s = (uint64_t)time(NULL);

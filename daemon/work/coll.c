@@ -183,6 +183,8 @@ static void coll_count_late(struct coll *c)
 	}
 	if (last)
 		last->m->waits.late_us += last->active_us - first->active_us;
+	for (uint32_t i = 0; last && recorder.sink.op && i < c->n; i++)
+		c->ops[i]->recorded.last_rank = last->m->rank + 1;
 }
 
 void coll_complete(struct match_entry *const *entries, uint32_t n, void *userdata)

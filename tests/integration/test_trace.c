@@ -432,7 +432,26 @@ static int one_rank(const struct trainer *t)
 	return 0;
 }
 
-Test(trace, of_one_job_or_the_last_ops)
+/* The names of processes of the trace, in their order. */
+static void expect_processes(const json_t *trace, const char *const *expected)
+{
+	json_t *e;
+	size_t i;
+
+	json_array_foreach(json_object_get(trace, "traceEvents"), i, e)
+	{
+		const char *name;
+
+		if (strcmp(json_string_value(json_object_get(e, "name")), "process_name") != 0)
+			continue;
+		name = json_string_value(json_object_get(json_object_get(e, "args"), "name"));
+		cr_assert(*expected, "one process too many: %s", name);
+		cr_expect_str_eq(name, *expected++);
+	}
+	cr_expect_null(*expected);
+}
+
+Test(trace, of_some_jobs_or_the_last_ops)
 {
 	char out[65536];
 	json_t *j;
@@ -445,11 +464,25 @@ Test(trace, of_one_job_or_the_last_ops)
 	j = daemonfix_ctl(&trainfix, WORDS("trace", "one", "-o", "-"));
 	cr_expect_eq(count_ops(j), 1 + 2 * 10);
 	json_decref(j);
+	trainers_run(&trainfix, "third", 1, one_rank, NULL, 60);
+	j = daemonfix_ctl(&trainfix, WORDS("trace", "one", "third", "-o", "-"));
+	cr_expect_eq(count_ops(j), 2 * (1 + 2 * 10));
+	expect_processes(j, WORDS("job one", "job third", "shardd"));
+	json_decref(j);
+	j = daemonfix_ctl(&trainfix, WORDS("trace", "one", "third", "-o", "-", "--last", "3"));
+	expect_processes(j, WORDS("job third"));
+	json_decref(j);
+	j = daemonfix_ctl(&trainfix, WORDS("trace", "--all", "-o", "-"));
+	cr_expect_eq(count_ops(j), 3 * (1 + 2 * 10));
+	json_decref(j);
+	cr_expect_eq(daemonfix_ctl_text(&trainfix, WORDS("job", "delete", "third"), out,
+					sizeof(out)),
+		     0, "%s", out);
 	j = daemonfix_ctl(&trainfix, WORDS("trace", "-o", "-", "other", "--last", "5"));
 	cr_expect_eq(count_ops(j), 5);
 	json_decref(j);
 	j = daemonfix_ctl(&trainfix, WORDS("trace", "-o", "-", "--seconds", "1000"));
-	cr_expect_eq(count_ops(j), 2 * (1 + 2 * 10));
+	cr_expect_eq(count_ops(j), 3 * (1 + 2 * 10)); /* also of one that is deleted */
 	json_decref(j);
 	cr_expect_eq(daemonfix_ctl_text(&trainfix, WORDS("job", "delete", "one"), out, sizeof(out)),
 		     0, "%s", out);
@@ -466,7 +499,8 @@ Test(trace, refuses_what_it_cannot_do)
 		const char *words;
 	} rows[] = {
 		{ { "trace" }, 2, "-o" },
-		{ { "trace", "-o", "-", "a", "b" }, 2, "one job" },
+		{ { "trace", "-o", "-", "nobody", "none" }, 1, "NOT_FOUND" },
+		{ { "trace", "-o", "-", "a", "--all" }, 2, "not both" },
 		{ { "trace", "-o", "-", "--last", "few" }, 2, "few" },
 		{ { "trace", "-o", "-", "--seconds", "0" }, 2, "\"0\"" },
 		{ { "trace", "-o", "-", "nobody" }, 1, "NOT_FOUND" },

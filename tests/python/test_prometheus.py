@@ -99,13 +99,15 @@ class Exported(unittest.TestCase):
                     "--set",
                     "cluster=test",
                     "--set",
+                    "otlp=http://localhost:1",
+                    "--set",
                     "node_name=a",
                     "--set",
                     f"peer_listen=127.0.0.1:{port}",
                     "--set",
                     f"checkpoint_roots={folder}",
                     "--set",
-                    f"user_limits={os.geteuid()}:max_jobs=9",
+                    f"user_limits={os.geteuid()}:max_jobs=9,@{os.getegid()}:total_jobs=99",
                 )
             )
             support.wait_until(
