@@ -161,7 +161,8 @@ export function isNoLimit(limit) {
 /* A text as a sentence: errors of the daemon begin with a small letter, and have no full stop. */
 export function sentence(text) {
 	return text ?
-		`${text[0].toUpperCase()}${text.slice(1)}${/ [.!? ] $ /.test(text) ? "" : "."}`: "";
+		`${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}` :
+		"";
 }
 
 /* The number in words, with the noun. */
