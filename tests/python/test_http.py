@@ -209,6 +209,20 @@ class Paths(Shared):
             code, headers, _ = web.ask(self.http, "/metrics", method)
             self.assertEqual((405, "GET, HEAD"), (code, headers["Allow"]), method)
 
+    def test_an_error_has_an_age(self):
+        def age():
+            job = web.get(self.http, "/api/v1/jobs?job=errs")["jobs"][0]
+            return job["ops_failed"], job["last_error_us"]
+
+        with Job(self.daemon, "errs") as job:
+            self.assertEqual((0, 0), age())
+            with self.assertRaises(shardd.SharddError):
+                job.clients[0].alloc([1 << 40])
+            failed, first = age()
+            self.assertEqual(1, failed)
+            self.assertTrue(0 < first < 60e6, first)
+            self.assertGreater(age()[1], first)
+
     def test_head_has_the_headers_of_get_and_no_body(self):
         for path in ("/metrics", "/api/v1/status", "/healthz", "/no"):
             got, head = web.ask(self.http, path), web.ask(self.http, path, "HEAD")
@@ -247,6 +261,7 @@ class Paths(Shared):
         "users",
         "holders",
         "idle_us",
+        "last_error_us",
         "state_ms",
         "now_us",
         "pid",
