@@ -11,7 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 
-from dashboard import look_at, must_be_quiet, running, the_browser
+from dashboard import HOSTILE, look_at, must_be_quiet, running, the_browser
 
 # The page asks twenty times as often here.
 FASTER = (("POLL_MS = 2000", "POLL_MS = 100"), ("UNITS_MS = 4000", "UNITS_MS = 200"))
@@ -412,6 +412,35 @@ def one_and_many():
         the_browser.wait_text("#problems", "2 log lines were dropped.")
 
 
+def events_that_come():
+    """Only new events are asked for, and those of another run of the daemon take their place."""
+    event = {"nth": 1, "unix_ms": time.time() * 1000, "uid": 0, "rank": 1, "pid": 7, "epoch": 1}
+    event.update(kind="DIED", job="j")
+    answers = {"run": 5, "next": 3}
+
+    def events(params):
+        first = "after" not in params or int(params["run"]) != answers["run"]
+        ids = [1, 2] if first else range(int(params["after"]) + 1, answers["next"])
+        list_ = [{**event, "id": i, "text": f"{HOSTILE} {answers['run']}.{i}"} for i in ids]
+        return {"events": list_, "last": answers["next"] - 1, "run": answers["run"]}
+
+    with on_stage("events", events=events) as stage:
+        now = time.strftime("%H:%M:%S", time.localtime(event["unix_ms"] / 1000))
+        text = the_browser.wait_text("#events", "5.1", "5.2", "DIED", "1, pid 7", "0/j", HOSTILE)
+        assert now in text, (now, text)
+        assert text.index("5.2") < text.index("5.1"), text
+        answers["next"] = 4
+        the_browser.wait_text("#events", "5.1", "5.3")
+        stage.wait(2, "events")
+        assert stage.asked[-1] == ("events", {"after": "3", "run": "5"}), stage.asked[-1]
+        answers.update(run=6, next=3)
+        text = the_browser.wait_text("#events", "6.1", "6.2")
+        assert "5." not in text, text
+        the_browser.run("document.querySelector('#only-job').click();")
+        stage.wait(2, "events")
+        assert stage.asked[-1][1]["job"] == "0/letters", stage.asked[-1]
+
+
 def states_of_a_culprit():
     """What the kernel says of the process that holds a job up is explained."""
     culprit = {**dict.fromkeys(("node", "text", "last_op"), ""), "rank": 1, "pid": 77, "holds": 1}
@@ -451,6 +480,22 @@ def a_sentence_each():
         the_browser.wait_text("#problems", "User 0 is refused requests")
 
 
+def ended_jobs():
+    """Jobs that have ended are listed with the cause, and hidden parts are said to be hidden."""
+    ended = {"id": 2, "name": "j", "uid": 0, "began_unix_s": 1000, "ended_unix_s": 1090}
+    ended.update(end="CRASHED", peak_bytes=1 << 20, is_private=False, world_size=4, has_commit=True)
+    ended.update(step=1234, ops_total=7, torn=True, last_error=HOSTILE)
+    hidden = {**ended, "id": 1, "uid": 4711, "is_private": True, "world_size": 0, "last_error": ""}
+    hidden.update(has_commit=False, torn=False, end="DELETED")
+    ended["ended_unix_s"] += 86400
+    ended["began_unix_s"] += 86400
+    day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(86400 + 1090))
+    with on_stage("ended", history={"jobs": [ended, hidden], "next": 1}):
+        text = the_browser.wait_text("#ended", HOSTILE, "TORN", "none came back", "1\u202f234", day)
+        assert "90 s" in text, text
+        assert "hidden: private" in text and "These are the latest 2 jobs" in text, text
+
+
 # Together they take some seconds; LONG_TESTS are for the long form.
 TESTS = [
     another_job_is_shown,
@@ -461,6 +506,7 @@ TESTS = [
     private_job,
     stopped_and_nobody_waits,
     one_and_many,
+    events_that_come,
 ]
 LONG_TESTS = [
     zoom_while_ops_come,
@@ -471,4 +517,5 @@ LONG_TESTS = [
     ranks_that_nobody_measured,
     states_of_a_culprit,
     a_sentence_each,
+    ended_jobs,
 ]

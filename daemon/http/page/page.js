@@ -7,6 +7,7 @@ import {badge, clock, duration, h, note, patch, plural} from "./dom.js";
 import {drawJob, drawJobs, hiddenNote, isHidden} from "./jobs.js";
 import {drawMemory} from "./memory.js";
 import {drawDevices, drawSaving, drawSessions, drawUsers} from "./more.js";
+import {addEvents, drawEnded, drawEvents, endedPath, eventsPath} from "./past.js";
 import {findProblems, LEVEL_WORDS, LEVELS} from "./problems.js";
 import {addSample, jobKey} from "./samples.js";
 import {drawTimeline, resetTimeline, timelineLimit} from "./timeline.js";
@@ -15,6 +16,7 @@ import {drawUnits, paintUnits, resetUnits} from "./units.js";
 const POLL_MS = 2000;
 const PATIENCE_MS = 15000; /* for one answer */
 const UNITS_MS = 4000;	   /* between two requests of units, or ten times what one takes */
+const ENDED_MS = 10000;	   /* between two requests of jobs that have ended */
 const TOKEN_KEY = "shardd-token";
 
 const state = {
@@ -32,6 +34,8 @@ const state = {
 	units: null,
 	unitsAt: -Infinity,
 	unitsMs: 0,
+	ended: null,
+	endedAt: -Infinity,
 	errors: {}, /* of a section */
 };
 
@@ -185,8 +189,17 @@ async function askAboutJob(job) {
 
 async function askMore() {
 	const job = chosenJob();
+	const always = () => true;
 	if (job)
 		await askAboutJob(job);
+	if (state.open.has("events"))
+		await askFor("events", eventsPath(job), always, (a) => addEvents(chosenJob(), a));
+	if (state.open.has("ended") && performance.now() - state.endedAt >= ENDED_MS) {
+		state.endedAt = performance.now();
+		await askFor("ended", endedPath(), always, (answer) => {
+			state.ended = answer;
+		});
+	}
 }
 
 /* A daemon of another version has another page. */
@@ -288,7 +301,7 @@ function onToggle(id, open) {
 		state.open.delete(id);
 	writeHash();
 	draw();
-	if (open && ["timeline", "units"].includes(id))
+	if (open && ["timeline", "units", "events", "ended"].includes(id))
 		pollNow();
 }
 
@@ -425,6 +438,8 @@ function drawMain() {
 		section("memory", "Memory", () => drawMemory(s, redraw)),
 		section("devices", "Devices and communicators", () => drawDevices(s)),
 		section("saving", "Checkpoints and replicas", () => drawSaving(s)),
+		section("events", "Events", () => drawEvents(job, state.came, refetch)),
+		section("ended", "Jobs that have ended", () => drawEnded(state.ended, state.came)),
 		section("users", "Users and limits", () => drawUsers(s)),
 		section("sessions", "Sessions", () => drawSessions(s)));
 	if (state.open.has("units"))
@@ -444,6 +459,11 @@ function guard(draws) {
 function redraw() {
 	guard(drawMain);
 	drawConnection();
+}
+
+function refetch() {
+	redraw();
+	pollNow();
 }
 
 function draw() {
