@@ -146,6 +146,8 @@ static bool cluster_told_member(Shardd__V1__JobTold *t, const struct member *m,
 		 m->last.unit);
 	r->pid = member_pid(m);
 	r->pending = m->pending;
+	r->waited_us = m->waits.us;
+	r->late_us = m->waits.late_us;
 	if (!op && m->last.ended_us && m->last.ended_us <= now)
 		r->idle_us = now - m->last.ended_us;
 	return cluster_told_text(&r->last_op, last) &&

@@ -430,20 +430,23 @@ static const struct {
 	const char *name;
 	unsigned bit;
 } http_params[] = {
-	{ "job", HTTP_PARAM_JOB },
-	{ "limit", HTTP_PARAM_LIMIT },
-	{ "units", HTTP_PARAM_UNITS },
+	{ "job", HTTP_PARAM_JOB },     { "limit", HTTP_PARAM_LIMIT }, { "units", HTTP_PARAM_UNITS },
+	{ "after", HTTP_PARAM_AFTER }, { "run", HTTP_PARAM_RUN },
 };
 
-static int http_set_limit(struct http_request *r, const char *value, struct fault *f)
+static int http_set_number(const char *key, const char *value, uint64_t max, uint64_t *ret,
+			   struct fault *f)
 {
 	char *end;
-	unsigned long n = strtoul(value, &end, 10);
+	unsigned long long n;
 
-	if (*value < '0' || *value > '9' || *end || n > 1000000)
-		return fault_set(f, FAULT_INVALID, "limit",
-				 "limit is '%.40s'; it must be a number up to 1000000", value);
-	r->params.limit = (uint32_t)n;
+	errno = 0;
+	n = strtoull(value, &end, 10);
+	if (*value < '0' || *value > '9' || *end || errno || n > max)
+		return fault_set(f, FAULT_INVALID, key,
+				 "%s is '%.40s'; it must be a number up to %llu", key, value,
+				 (unsigned long long)max);
+	*ret = n;
 	return 0;
 }
 
@@ -485,7 +488,11 @@ static int http_set_param(struct http_request *r, const char *key, const char *v
 		return fault_set(f, FAULT_INVALID, key, "the parameter %s is there twice", key);
 	r->params.seen |= bit;
 	if (bit == HTTP_PARAM_LIMIT)
-		return http_set_limit(r, value, f);
+		return http_set_number(key, value, 1000000, &r->params.limit, f);
+	if (bit == HTTP_PARAM_AFTER)
+		return http_set_number(key, value, UINT64_MAX, &r->params.after, f);
+	if (bit == HTTP_PARAM_RUN)
+		return http_set_number(key, value, UINT64_MAX, &r->params.run, f);
 	if (bit == HTTP_PARAM_UNITS)
 		return http_set_units(r, value, f);
 	r->params.job = value;

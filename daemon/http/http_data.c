@@ -61,8 +61,8 @@ static int http_data_collect_ops(struct http_request *r, struct fault *f)
 {
 	(void)f;
 	r->ops = (Shardd__V1__OpsResponse)SHARDD__V1__OPS_RESPONSE__INIT;
-	svc_status_fill_ops(r->http->sources.status, &r->scope, r->params.limit, false, &r->arena,
-			    &r->ops);
+	svc_status_fill_ops(r->http->sources.status, &r->scope, (uint32_t)r->params.limit, false,
+			    &r->arena, &r->ops);
 	return 0;
 }
 
@@ -71,7 +71,7 @@ static int http_data_collect_history(struct http_request *r, struct fault *f)
 	Shardd__V1__HistoryRequest q = SHARDD__V1__HISTORY_REQUEST__INIT;
 	struct job_ref ref = { 0 };
 
-	q.limit = r->params.limit;
+	q.limit = (uint32_t)r->params.limit;
 	r->history = (Shardd__V1__HistoryResponse)SHARDD__V1__HISTORY_RESPONSE__INIT;
 	if (r->params.job && job_ref_parse(r->params.job, "job", &ref, f))
 		return (int)f->code;
@@ -83,7 +83,9 @@ static int http_data_collect_events(struct http_request *r, struct fault *f)
 {
 	Shardd__V1__EventsRequest q = SHARDD__V1__EVENTS_REQUEST__INIT;
 
-	q.limit = r->params.limit;
+	q.limit = (uint32_t)r->params.limit;
+	q.after = r->params.after;
+	q.run = r->params.run;
 	q.job = (char *)(uintptr_t)(r->params.job ? r->params.job : "");
 	r->events = (Shardd__V1__EventsResponse)SHARDD__V1__EVENTS_RESPONSE__INIT;
 	return svc_events_list(&r->arena, &r->scope, &q, &r->events, f);
@@ -198,7 +200,8 @@ static const struct http_route http_data_routes[] = {
 	  .format = http_data_format_users },
 	{ "/api/v1/history", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB | HTTP_PARAM_LIMIT,
 	  .collect = http_data_collect_history, .format = http_data_format_history, .past = true },
-	{ "/api/v1/events", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB | HTTP_PARAM_LIMIT,
+	{ "/api/v1/events", HTTP_TYPE_JSON,
+	  .params = HTTP_PARAM_JOB | HTTP_PARAM_LIMIT | HTTP_PARAM_AFTER | HTTP_PARAM_RUN,
 	  .collect = http_data_collect_events, .format = http_data_format_events, .past = true },
 	{ "/api/v1/ops", HTTP_TYPE_JSON, .params = HTTP_PARAM_JOB | HTTP_PARAM_LIMIT,
 	  .collect = http_data_collect_ops, .format = http_data_format_ops },

@@ -29,7 +29,13 @@ struct http_conn {
 struct http_request;
 
 /* What a path may be followed by. */
-enum { HTTP_PARAM_JOB = 1, HTTP_PARAM_LIMIT = 2, HTTP_PARAM_UNITS = 4 };
+enum {
+	HTTP_PARAM_JOB = 1,
+	HTTP_PARAM_LIMIT = 2,
+	HTTP_PARAM_UNITS = 4,
+	HTTP_PARAM_AFTER = 8,
+	HTTP_PARAM_RUN = 16
+};
 
 #define HTTP_TYPE_JSON "application/json"
 
@@ -53,7 +59,7 @@ struct http_route {
 struct http_params {
 	unsigned seen;   /* HTTP_PARAM_... */
 	const char *job; /* borrowed from libmicrohttpd; NULL: all */
-	uint32_t limit;
+	uint64_t limit, after, run;
 	bool no_units;
 };
 

@@ -22,6 +22,7 @@ HTTP_PAGE_FILE(dom, "dom.js")
 HTTP_PAGE_FILE(jobs, "jobs.js")
 HTTP_PAGE_FILE(memory, "memory.js")
 HTTP_PAGE_FILE(more, "more.js")
+HTTP_PAGE_FILE(past, "past.js")
 HTTP_PAGE_FILE(problems, "problems.js")
 HTTP_PAGE_FILE(samples, "samples.js")
 HTTP_PAGE_FILE(timeline, "timeline.js")
@@ -48,6 +49,7 @@ static const struct http_page {
 	HTTP_PAGE(jobs, "/jobs.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(memory, "/memory.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(more, "/more.js", HTTP_TYPE_SCRIPT),
+	HTTP_PAGE(past, "/past.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(problems, "/problems.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(samples, "/samples.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(timeline, "/timeline.js", HTTP_TYPE_SCRIPT),

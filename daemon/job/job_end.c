@@ -372,6 +372,7 @@ const char *job_state_name(const struct job *job)
 void job_note_error(struct job *job, const struct fault *f)
 {
 	job->ops.failed++;
+	job->ops.last_error_us = clock_now_us();
 	snprintf(job->ops.last_error, sizeof(job->ops.last_error), "%s: %.220s",
 		 fault_code_name(f->code), f->text);
 }

@@ -296,6 +296,7 @@ struct job_ops_seen {
 	uint64_t total;
 	uint64_t failed;
 	char last_error[256];
+	uint64_t last_error_us;  /* when that was */
 	uint64_t stalled_us;     /* since when it stalls (op/stall.h); 0: it does not */
 	char stalled[512];       /* what the log and its ranks were told of that; "": nothing */
 	uint64_t commits;        /* since the last event of one (job/events.h) */

@@ -451,6 +451,8 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->ops_total = job->ops.total;
 	j->ops_failed = job->ops.failed;
 	j->last_error = status_text(a, job->ops.last_error);
+	if (job->ops.failed)
+		j->last_error_us = clock_now_us() - job->ops.last_error_us;
 	status_jobs_fill_counts(a, job, j);
 	j->ranks = STATUS_MESSAGES(a, job->rec->world_size, RankStatus, rank_status);
 	j->n_ranks = j->ranks ? job->rec->world_size : 0;

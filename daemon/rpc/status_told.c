@@ -32,6 +32,8 @@ static void status_told_rank(struct arena *a, const Shardd__V1__JobRankTold *fro
 	to->last_op = status_text(a, from->last_op);
 	to->pending_ops = from->pending;
 	to->next_number = from->next_number;
+	to->waited_us = from->waited_us;
+	to->late_us = from->late_us;
 }
 
 /* What @node, which has the ranks from @first on, has said. */

@@ -165,9 +165,20 @@ class Browser:
         """What was said since the last call: errors of scripts and of the security policy."""
         return self.post("/se/log", {"type": "browser"})
 
-    def screenshot(self, path):
+    def screenshot(self, path, selectors=()):
+        """Of the window, or of it from the first to the last of the elements."""
+        shown = {}
+        if selectors:
+            top, bottom = self.run(
+                "const at = arguments[0].map((s) => document.querySelector(s)"
+                ".getBoundingClientRect());"
+                "return [at[0].top + scrollY - 8, at[at.length - 1].bottom + scrollY + 8];",
+                selectors,
+            )
+            width = self.run("return innerWidth;")
+            shown["clip"] = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
         with open(path, "wb") as file:
-            file.write(base64.b64decode(self.ask("GET", self.session + "/screenshot")))
+            file.write(base64.b64decode(self.devtools("Page.captureScreenshot", **shown)["data"]))
 
     def close(self):
         if self.session:

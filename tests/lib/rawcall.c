@@ -259,6 +259,7 @@ static void forget_counters(Shardd__V1__GetStatusResponse *s)
 		j->ops_total = 0;
 		j->ops_failed = 0;
 		blank(j->last_error);
+		j->last_error_us = 0;
 		for (size_t k = 0; k < j->n_ranks; k++) {
 			blank(j->ranks[k]->last_op);
 			j->ranks[k]->next_number = 0;

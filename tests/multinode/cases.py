@@ -248,6 +248,8 @@ def blame():
                 if [r["state"] for r in ranks] != ["JOINED"] * 4 or not all(
                         r["pid"] == p.popen.pid for r, p in zip(ranks, t.ranks.values())):
                     raise Failed(f"node {node.name}: {ranks}")
+                if not all(r["waited_us"] for r in ranks) or not ranks[1]["late_us"]:
+                    raise Failed(f"node {node.name} does not say who waited: {ranks}")
             t.ranks[rank].send(signal.SIGCONT)
             t.wait_step(t.step() + 5)
         leader = leader_of(x["a"])  # through which the others are asked

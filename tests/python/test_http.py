@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import unittest
+import urllib.parse
 
 import support
 import web
@@ -196,6 +197,11 @@ class Paths(Shared):
             ("/api/v1/ops?limit=-1", 400),
             ("/api/v1/ops?limit=1e3", 400),
             ("/api/v1/ops?limit=99999999999999999999", 400),
+            ("/api/v1/ops?after=1&run=1", 400),
+            ("/api/v1/events?after=1", 400),
+            ("/api/v1/events?after=1&run=18446744073709551616", 400),
+            ("/api/v1/events?after=x&run=1", 400),
+            ("/api/v1/events?after=1&run=", 400),
             ("/api/v1/units", 400),
             ("/api/v1/jobs?job=none", 404),
             ("/api/v1/blame?job=none", 404),
@@ -208,6 +214,39 @@ class Paths(Shared):
         for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "XYZZY"):
             code, headers, _ = web.ask(self.http, "/metrics", method)
             self.assertEqual((405, "GET, HEAD"), (code, headers["Allow"]), method)
+
+    def test_events_go_on_from_an_answer(self):
+        def events(**of):
+            return web.get(self.http, "/api/v1/events?" + urllib.parse.urlencode(of))
+
+        for name in ("one", "two"):
+            support.shardctl(self.daemon.socket, "job", "create", name, "--world-size", "1")
+        both = events()
+        first = both["events"][-2]
+        self.assertEqual(["one", "two"], [e["job"] for e in both["events"][-2:]])
+        self.assertEqual([], events(after=both["last"], run=both["run"])["events"])
+        later = events(after=first["id"], run=both["run"])
+        self.assertEqual(["two"], [e["job"] for e in later["events"]])
+        self.assertEqual((both["last"], both["run"]), (later["last"], later["run"]))
+        self.assertEqual([], events(after=first["id"], run=both["run"], job="one")["events"])
+        other = events(after=both["last"], run=both["run"] + 1)
+        self.assertEqual(both, other)
+        for name in ("one", "two"):
+            support.shardctl(self.daemon.socket, "job", "delete", name)
+
+    def test_an_error_has_an_age(self):
+        def age():
+            job = web.get(self.http, "/api/v1/jobs?job=errs")["jobs"][0]
+            return job["ops_failed"], job["last_error_us"]
+
+        with Job(self.daemon, "errs") as job:
+            self.assertEqual((0, 0), age())
+            with self.assertRaises(shardd.SharddError):
+                job.clients[0].alloc([1 << 40])
+            failed, first = age()
+            self.assertEqual(1, failed)
+            self.assertTrue(0 < first < 60e6, first)
+            self.assertGreater(age()[1], first)
 
     def test_head_has_the_headers_of_get_and_no_body(self):
         for path in ("/metrics", "/api/v1/status", "/healthz", "/no"):
@@ -247,6 +286,7 @@ class Paths(Shared):
         "users",
         "holders",
         "idle_us",
+        "last_error_us",
         "state_ms",
         "now_us",
         "pid",

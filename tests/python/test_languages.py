@@ -3,6 +3,7 @@
 the package computes, and what docs/languages.md says of channels, errors and reflection is so."""
 
 import array
+import ast
 import json
 import os
 import subprocess
@@ -17,6 +18,18 @@ import shardd
 STEPS, SEED = 8, 3
 EXAMPLE = support.ROOT / "client" / "python" / "examples" / "grpc_trainer.py"
 GRPC = os.environ.get("SHARDD_GRPC_VENV", "/none") + "/bin/python"
+
+
+def documented_lines():
+    """The commands of docs/languages.md that make the stubs, which the example has, too."""
+    page = (support.ROOT / "docs" / "languages.md").read_text(encoding="utf-8")
+    section = page.split("\n## Stubs\n")[1].split("\n## ")[0]
+    lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    example = ast.get_docstring(ast.parse(EXAMPLE.read_text(encoding="utf-8")))
+    missing = [line for line in lines if f"    {line}\n" not in example]
+    if not lines or missing:
+        raise AssertionError(f"{EXAMPLE} has other lines: {missing}")
+    return "\n".join(lines)
 
 
 def package_rank(rank, world, socket):
@@ -49,12 +62,14 @@ class Languages(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
+        cls.stubs = os.path.join(cls.folder.name, "stubs")
         cls.daemon = support.daemon()
         cls.socket = cls.daemon.__enter__()
+        # the lines of the page, in a folder that has of the source tree what they need
+        os.symlink(support.ROOT / "proto", os.path.join(cls.folder.name, "proto"))
         subprocess.run(
-            [GRPC, "-m", "grpc_tools.protoc", "-I", str(support.ROOT / "proto"),
-             "--python_out", cls.folder.name, "--grpc_python_out", cls.folder.name,
-             "shardd/v1/shardd.proto"], check=True, timeout=60)
+            ["bash", "-ec", documented_lines()], check=True, timeout=60, cwd=cls.folder.name,
+            env={**os.environ, "PATH": f"{os.path.dirname(GRPC)}:{os.environ['PATH']}"})
 
     @classmethod
     def tearDownClass(cls):
@@ -64,7 +79,7 @@ class Languages(unittest.TestCase):
     def start(self, *arguments):
         return subprocess.Popen([GRPC, *map(str, arguments)], stdin=subprocess.DEVNULL, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                env={**os.environ, "PYTHONPATH": self.folder.name})
+                                env={**os.environ, "PYTHONPATH": self.stubs})
 
     def end(self, process):
         out, err = process.communicate(timeout=60)
@@ -87,7 +102,7 @@ class Languages(unittest.TestCase):
     def test_what_the_page_says(self):
         said = json.loads(self.end(self.start(
             support.ROOT / "tests" / "python" / "grpc_client.py", self.socket,
-            self.folder.name)))
+            self.stubs)))
         second = said["channels"]["second"]
         self.assertEqual(second["code"], "FAILED_PRECONDITION")
         self.assertIn("grpc.use_local_subchannel_pool=1", second["text"])

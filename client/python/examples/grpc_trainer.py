@@ -2,16 +2,17 @@
 """A trainer without libshardd: what any language does that has gRPC, sockets and mmap.
 
     pip install grpcio grpcio-tools
+    mkdir -p stubs
     python -m grpc_tools.protoc -I proto --python_out=stubs --grpc_python_out=stubs \\
-        shardd/v1/shardd.proto
+        shardd/v1/shardd.proto shardd/v1/status.proto
     export PYTHONPATH=stubs
     python client/python/examples/grpc_trainer.py /run/shardd/shardd.sock 0 2 &
     python client/python/examples/grpc_trainer.py /run/shardd/shardd.sock 1 2
 
-Two ranks train a unit of 231 numbers towards 0 with AdamW, and print a checksum of the parameters
-after each step; docs/languages.md explains the calls. Memory is that of the host, without GPUs.
-The stubs are in package shardd.v1, so the package of client/python must not be installed beside
-them.
+Run these at the top of the source tree. Two ranks train a unit of 231 numbers towards 0 with AdamW,
+and print a checksum of the parameters after each step; docs/languages.md explains the calls. Memory
+is that of the host, without GPUs. The stubs are in package shardd.v1, so the package of
+client/python must not be installed beside them.
 """
 
 import argparse

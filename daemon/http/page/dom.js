@@ -18,8 +18,7 @@ export function h(tag, attrs, ...children) {
 }
 
 function makeNode(spec, parent) {
-	const svg = spec.tag === "svg" ||
-		(parent.namespaceURI === SVG && parent.localName !== "foreignObject");
+	const svg = spec.tag === "svg" || parent.namespaceURI === SVG;
 	const node =
 		svg ? document.createElementNS(SVG, spec.tag) : document.createElement(spec.tag);
 	node.shown = {};
@@ -56,45 +55,105 @@ function fits(node, spec) {
 		node.patchKey === spec.attrs.key;
 }
 
+function keyOf(spec) {
+	return typeof spec === "object" ? spec.attrs.key : undefined;
+}
+
+/* Remove the nodes with a key that nobody wants any more. Return: the others, by key. */
+function dropUnwanted(parent, wanted) {
+	const keyed = new Map();
+	for (let node = parent.firstChild; node; node = node.nextSibling)
+		if (node.patchKey !== undefined)
+			keyed.set(node.patchKey, node);
+	if (!keyed.size)
+		return keyed;
+	const keys = new Set(wanted.map(keyOf));
+	for (const [key, node] of keyed)
+		if (!keys.has(key)) {
+			keyed.delete(key);
+			node.remove();
+		}
+	return keyed;
+}
+
+/* Bring @node, a later sibling of @at, before @at. A node that moves loses the focus and the
+ * selection, so the others move if they are in @node. */
+function bring(parent, node, at) {
+	if (!node.contains(document.activeElement)) {
+		parent.insertBefore(node, at);
+		return;
+	}
+	const after = node.nextSibling;
+	while (at !== node) {
+		const next = at.nextSibling;
+		parent.insertBefore(at, after);
+		at = next;
+	}
+}
+
+/* The node without a key that @spec describes: @at, or one of the @tooMany after it. */
+function findPlain(spec, at, tooMany) {
+	let node = at;
+	for (let i = 0; node && (!i || i <= tooMany) && node.patchKey === undefined; i++) {
+		if (fits(node, spec))
+			return node;
+		node = node.nextSibling;
+	}
+	return undefined;
+}
+
+/* Remove @from and its next siblings up to @to. Return: how many. */
+function removeUpTo(from, to) {
+	let n = 0;
+	for (; from !== to; n++) {
+		const next = from.nextSibling;
+		from.remove();
+		from = next;
+	}
+	return n;
+}
+
+function patchNode(node, spec) {
+	if (typeof spec === "object") {
+		setAttributes(node, spec.attrs);
+		patch(node, spec.children);
+	} else if (node.data !== String(spec)) {
+		node.data = String(spec);
+	}
+}
+
 /* Make the children of @parent equal to @specs: descriptions and texts. */
 export function patch(parent, ...specs) {
 	const wanted =
 		specs.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false);
-	const keyed = new Map();
-	for (const node of parent.childNodes)
-		if (node.patchKey !== undefined)
-			keyed.set(node.patchKey, node);
+	const keyed = dropUnwanted(parent, wanted);
 	let at = parent.firstChild;
+	let left = parent.childNodes.length; /* from @at on */
+	let more = wanted.length; /* from @spec on */
 	for (const spec of wanted) {
-		const key = typeof spec === "object" ? spec.attrs.key : undefined;
-		let node = key !== undefined ? keyed.get(key) : at;
+		const key = keyOf(spec);
+		let node = key === undefined ? findPlain(spec, at, left - more) : keyed.get(key);
+		more--;
 		if (node && !fits(node, spec))
-			node = null;
-		if (!node)
+			node = undefined;
+		if (node && key === undefined) {
+			left -= removeUpTo(at, node);
+			at = node;
+		}
+		if (!node) {
 			node = typeof spec === "object" ? makeNode(spec, parent) :
 							  document.createTextNode("");
-		if (node === at) {
-			at = at.nextSibling;
-		} else {
-			/* Leave a node that stays later where it is: a move takes the focus away.
-			 */
 			parent.insertBefore(node, at);
-		}
-		if (typeof spec !== "object") {
-			if (node.data !== String(spec))
-				node.data = String(spec);
-			continue;
+		} else {
+			if (node !== at)
+				bring(parent, node, at);
+			at = node.nextSibling;
+			left--;
 		}
 		keyed.delete(key);
-		setAttributes(node, spec.attrs);
-		if (!spec.attrs.opaque)
-			patch(node, spec.children);
+		patchNode(node, spec);
 	}
-	while (at) {
-		const next = at.nextSibling;
-		at.remove();
-		at = next;
-	}
+	removeUpTo(at, null);
 }
 
 /* ------------------------------------------------------------------------- numbers */
@@ -161,7 +220,8 @@ export function isNoLimit(limit) {
 /* A text as a sentence: errors of the daemon begin with a small letter, and have no full stop. */
 export function sentence(text) {
 	return text ?
-		`${text[0].toUpperCase()}${text.slice(1)}${/ [.!? ] $ /.test(text) ? "" : "."}`: "";
+		`${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}` :
+		"";
 }
 
 /* The number in words, with the noun. */
@@ -195,6 +255,10 @@ const PROCESS_WORDS = {
 	X: "dead",
 	I: "idle",
 };
+
+export function isStopped(rank) {
+	return rank.process_state === "T" || rank.process_state === "t";
+}
 
 export function processWords(state) {
 	return state ? `${PROCESS_WORDS[state] || "?"} (${state})` : "";

@@ -1,5 +1,20 @@
 /* The jobs, and of the chosen one its ranks, which of them others wait for, and its rate. */
-import {badge, bytes, count, duration, h, note, percent, plural, processWords, ranges, rate, sentence, table} from "./dom.js";
+import {
+	badge,
+	bytes,
+	count,
+	duration,
+	h,
+	isStopped,
+	note,
+	percent,
+	plural,
+	processWords,
+	ranges,
+	rate,
+	sentence,
+	table
+} from "./dom.js";
 import {jobKey, rankShares, slowRank, stepRate, stepRates} from "./samples.js";
 
 const STATE_LEVELS = {
@@ -21,6 +36,16 @@ const RANK_LEVELS = {
 };
 const HELD_US = 1e6;   /* a rank that holds others up for longer is marked */
 const MANY_RANKS = 16; /* from here on, the ranks are shown as a map, too */
+
+/* The answer has only name, owner, state and memory of it: it is private, and another user's. */
+export function isHidden(job) {
+	return job.is_private && !job.ranks.length;
+}
+
+export function hiddenNote(job, what) {
+	return note(`Job ${job.name} is private and belongs to user ${job.uid}: ` +
+		`only its owner sees ${what}.`);
+}
 
 function joined(job) {
 	return job.ranks.filter((r) => r.state === "JOINED" || r.state === "ELSEWHERE").length;
@@ -48,8 +73,8 @@ function stallText(job) {
 
 export function drawJobs(status, chosen, choose) {
 	if (!status.jobs.length)
-		return note(
-			"There is no job. Start one, for example: shardctl run -n 2 -- charlm --data FILE");
+		return note("There is no job. Start one, for example: " +
+			"shardctl run -n 2 -- charlm --data FILE");
 	const columns = [
 		{name: "Job"}, {name: "Owner", help: "user id", number: true}, {name: "State"},
 		{name: "Step", help: "last committed step", number: true},
@@ -61,7 +86,7 @@ export function drawJobs(status, chosen, choose) {
 	];
 	return table("Jobs", columns, status.jobs.map((job) => {
 		const key = jobKey(job);
-		const isPrivate = job.ranks.length === 0;
+		const hidden = isHidden(job);
 		const name = h("button", {
 			type: "button",
 			class: "link",
@@ -76,9 +101,9 @@ export function drawJobs(status, chosen, choose) {
 			cells: [
 				name, job.uid, badge(job.state, STATE_LEVELS[job.state]),
 				job.has_commit ? count(job.step) : "–",
-				isPrivate || !job.has_commit ? "–" : rate(stepRate(key)),
+				hidden || !job.has_commit ? "–" : rate(stepRate(key)),
 				job.counts ? count(job.counts.commits) : "–",
-				isPrivate ? "–" : `${joined(job)} of ${job.world_size}`,
+				hidden ? "–" : `${joined(job)} of ${job.world_size}`,
 				bytes(job.used_bytes), checkpointText(job), stallText(job)
 			]
 		};
@@ -185,8 +210,10 @@ function rankLook(job, r) {
 	const held = job.blame.some((b) => b.rank === r.rank && b.wait_us > HELD_US);
 	if (r.state === "DEAD")
 		return ["bad", "✖", "dead"];
-	if (held || r.process_state === "T" || r.process_state === "t")
+	if (held)
 		return ["bad", "!", "holds others up"];
+	if (isStopped(r))
+		return ["warn", "‖", "stopped"];
 	if (r.state !== "JOINED" && r.state !== "ELSEWHERE")
 		return ["plain", "○", r.state.toLowerCase()];
 	if (r.op && r.op_waits_for)
@@ -259,7 +286,8 @@ function drawRanks(job) {
 		},
 		{
 			name: "Waited for",
-			help: "share of the last 10 s in which other ranks waited for it: high for a slow rank",
+			help: "share of the last 10 s in which other ranks waited for it: " +
+				"high for a slow rank",
 			number: true
 		},
 		{name: "Device"}
@@ -269,12 +297,11 @@ function drawRanks(job) {
 	return table(`Ranks of job ${job.name}`, columns, job.ranks.map((r) => {
 		const shares = rankShares(key, r.rank) || {};
 		const [look, , word] = rankLook(job, r);
-		const stopped = r.process_state === "T" || r.process_state === "t";
 		const words = processWords(r.process_state);
 		const process = r.pid ?
 			[
 				`${r.pid}${r.node ? ` on ${r.node}` : ""} `,
-				stopped ? badge(words, "bad") : words
+				isStopped(r) ? badge(words, look) : words
 			] :
 			"–";
 		return {
@@ -282,9 +309,11 @@ function drawRanks(job) {
 			class: look === "bad" && "row-bad",
 			cells: [
 				String(r.rank),
-				badge(r.state === "JOINED" && look === "bad" ? `JOINED, ${word}` :
-									       r.state,
-					look === "bad" ? "bad" : RANK_LEVELS[r.state]),
+				badge(r.state === "JOINED" && (look === "bad" || isStopped(r)) ?
+						`JOINED, ${word}` :
+						r.state,
+					look === "bad" || isStopped(r) ? look :
+									 RANK_LEVELS[r.state]),
 				process, ...opCells(r), share(shares.waited),
 				slow && slow.rank === r.rank ? badge(share(shares.late), "warn") :
 							       share(shares.late),
@@ -322,7 +351,9 @@ function facts(job) {
 	for (const n of job.nodes)
 		list.push([
 			`Node ${n.name}`,
-			`ranks ${n.first}-${n.first + n.ranks - 1}${n.leads ? ", leads" : ""}${
+			`${n.ranks === 1 ? `rank ${n.first}` :
+					   `ranks ${n.first}-${n.first + n.ranks - 1}`}${
+				n.leads ? ", leads" : ""}${
 				n.here ? ", here" : ""}${n.error ? `, ${n.error}` : ""}`
 		]);
 	return h("dl", {class: "facts"},
@@ -331,15 +362,21 @@ function facts(job) {
 }
 
 export function drawJob(job) {
-	if (!job.ranks.length)
+	if (isHidden(job))
+		return hiddenNote(job, "more than its name, owner, state and memory");
+	if (job.state === "DELETED")
 		return [
-			note("This job belongs to another user and is private: only its name, owner, state and memory are shown.")
+			note("This job is deleted: it has no name any more, and exists until no " +
+				"process has its memory mapped."),
+			facts(job)
 		];
 	return [
 		facts(job),
 		sparkline(job),
 		job.last_error &&
-			h("p", {class: "error"}, `The last error: ${sentence(job.last_error)}`),
+			h("p", {class: "error"},
+				`The last error, ${duration(job.last_error_us)} ago: ${
+					sentence(job.last_error)}`),
 		h("h3", null, "Ranks that others wait for"),
 		drawBlame(job),
 		h("h3", null, "Ranks"),

@@ -205,8 +205,8 @@ export function drawMemory(status, redraw) {
 		}),
 		h("h3", null, "By job"),
 		jobs.length ?
-			note(`All bars have the same scale: the whole width is ${
-				bytes(scale)}. A dashed line is the peak, a solid line the quota.`) :
+			note(`All bars have the same scale: the whole width is ${bytes(scale)}. ` +
+				"A dashed line is the peak, a solid line the quota.") :
 			note("No job has memory."),
 		jobs.map((j, i) => {
 			const quota = j.quota_bytes > 0 ?

@@ -1,5 +1,6 @@
 /* Devices and communicators, checkpoints and replicas, users, sessions. */
 import {badge, bytes, count, duration, h, isNoLimit, note, percent, plural, table} from "./dom.js";
+import {isHidden} from "./jobs.js";
 import {shownUsage} from "./problems.js";
 import {isNearLimit, jobKey} from "./samples.js";
 
@@ -42,7 +43,8 @@ export function drawDevices(status) {
 								c.state === "READY" ? "ok" :
 										      "busy"),
 						c.devices.join(", "), c.gather,
-						bytes(c.memory_bytes), count(c.ops), c.detail || "–"
+						bytes(c.memory_bytes), count(c.ops),
+						c.detail || "–"
 					]
 				}))) :
 			note("There are none."),
@@ -65,7 +67,8 @@ function checkpointRow(job) {
 	const level = {DONE: "ok", FAILED: "bad", WRITING: "busy", WAITING: "busy"};
 	const done = c ?
 		[
-			badge(c.state, level[c.state]), c.state === "WAITING" ? "–" : count(c.step),
+			badge(c.state, level[c.state]),
+			c.state === "WAITING" ? "–" : count(c.step),
 			c.state === "WRITING" ? `${bytes(c.written)} of ${bytes(c.bytes)}, ${
 							percent(c.written, c.bytes)}` :
 						bytes(c.bytes),
@@ -94,7 +97,7 @@ function replicaText(r) {
 }
 
 export function drawSaving(status) {
-	const jobs = status.jobs.filter((j) => j.ranks.length);
+	const jobs = status.jobs.filter((j) => !isHidden(j));
 	const replicas = jobs.filter((j) => j.replica);
 	if (!jobs.length)
 		return note("There is no job.");
@@ -169,8 +172,8 @@ export function drawSessions(status) {
 			s.job ? `${s.job_uid}/${s.job}` : "–", s.rank >= 0 ? `${s.rank}` : "–",
 			duration(s.age_s * 1e6), count(s.ops_total), count(s.pending_ops),
 			bytes(s.held_bytes),
-			s.ring ? `ring, ${count(s.ring.submissions)} submissions, full ${
-					 count(s.ring.full)} times` :
+			s.ring ? `ring, ${plural(s.ring.submissions, "submission")}, full ${
+					 plural(s.ring.full, "time")}` :
 				 "gRPC"
 		]
 	}));
@@ -187,9 +190,8 @@ export function drawSessions(status) {
 			],
 			rows),
 		status.sessions.length > MOST_SESSIONS ?
-			note(`${
-				plural(status.sessions.length - MOST_SESSIONS,
-					"session")} more are not shown.`) :
+			note(`Not shown: ${
+				plural(status.sessions.length - MOST_SESSIONS, "session")} more.`) :
 			null
 	];
 }

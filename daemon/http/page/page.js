@@ -4,41 +4,95 @@
  * for this tab only.
  */
 import {badge, clock, duration, h, note, patch, plural} from "./dom.js";
-import {drawJob, drawJobs} from "./jobs.js";
+import {drawJob, drawJobs, hiddenNote, isHidden} from "./jobs.js";
 import {drawMemory} from "./memory.js";
 import {drawDevices, drawSaving, drawSessions, drawUsers} from "./more.js";
+import {addEvents, drawEnded, drawEvents, endedPath, eventsPath} from "./past.js";
 import {findProblems, LEVEL_WORDS, LEVELS} from "./problems.js";
 import {addSample, jobKey} from "./samples.js";
 import {drawTimeline, resetTimeline, timelineLimit} from "./timeline.js";
-import {drawUnits, paintUnits} from "./units.js";
+import {drawUnits, paintUnits, resetUnits} from "./units.js";
 
 const POLL_MS = 2000;
 const PATIENCE_MS = 15000; /* for one answer */
 const UNITS_MS = 4000;	   /* between two requests of units, or ten times what one takes */
+const ENDED_MS = 10000;	   /* between two requests of jobs that have ended */
 const TOKEN_KEY = "shardd-token";
 
 const state = {
 	status: null,
 	at: 0,	    /* when it came, of performance.now() */
 	came: null, /* the same as a date */
+	version: "", /* of the daemon that this page is from */
 	error: "",  /* of the last request */
+	broken: "", /* an error of the page itself */
 	needsToken: "",
-	job: "",
+	job: "",   /* the key of the job that was chosen; "": none was */
+	shown: "", /* the key of the job that is shown */
 	open: new Set(["jobs", "job", "memory"]),
 	ops: null,
 	units: null,
 	unitsAt: -Infinity,
 	unitsMs: 0,
+	ended: null,
+	endedAt: -Infinity,
 	errors: {}, /* of a section */
 };
 
+/* ------------------------------------------------------------------------ the token */
+
+let token = ""; /* also where the browser keeps none */
+
+/* A header can carry these characters only. */
+function isToken(text) {
+	return /^[\x21-\x7e]+$/.test(text);
+}
+
+/* "": forget it. */
+function keepToken(text) {
+	token = text;
+	try {
+		if (text)
+			sessionStorage.setItem(TOKEN_KEY, text);
+		else
+			sessionStorage.removeItem(TOKEN_KEY);
+	} catch (e) {
+		/* The browser keeps nothing for pages: a reload asks for the token again. */
+	}
+}
+
+function readToken() {
+	try {
+		token = sessionStorage.getItem(TOKEN_KEY) || "";
+	} catch (e) {
+		token = "";
+	}
+}
+
+/* Return: why it cannot be one, or "": it is kept. */
+function takeToken(text) {
+	if (!isToken(text))
+		return "The token is empty, or it has blanks or characters that are not ASCII.";
+	keepToken(text);
+	return "";
+}
+
 /* ------------------------------------------------------------------------ the hash */
+
+function decode(text) {
+	try {
+		return decodeURIComponent(text);
+	} catch (e) {
+		return text;
+	}
+}
 
 function readHash() {
 	const params = new URLSearchParams(location.hash.slice(1));
-	const token = params.get("token");
-	if (token) {
-		sessionStorage.setItem(TOKEN_KEY, token);
+	/* URLSearchParams would make a blank of each "+", which base64 has. */
+	const shown = /^#(?:.*&)?token=([^&]*)/.exec(location.hash);
+	if (shown) {
+		state.needsToken = takeToken(decode(shown[1]));
 		params.delete("token");
 		history.replaceState(null, "", `${location.pathname}#${params}`);
 	}
@@ -62,7 +116,6 @@ function writeHash() {
 
 /* Return: the answer. Throws an Error whose text is for people; needsToken: it is about a token. */
 async function ask(path) {
-	const token = sessionStorage.getItem(TOKEN_KEY);
 	const abort = new AbortController();
 	const timer = setTimeout(() => abort.abort(), PATIENCE_MS);
 	let response;
@@ -76,11 +129,8 @@ async function ask(path) {
 		});
 		body = await response.text();
 	} catch (e) {
-		const error = new Error(abort.signal.aborted ?
-				`no answer within ${PATIENCE_MS / 1000} s` :
-				"no connection");
-		error.gone = true;
-		throw error;
+		throw new Error(abort.signal.aborted ? `no answer within ${PATIENCE_MS / 1000} s` :
+						       "no connection");
 	} finally {
 		clearTimeout(timer);
 	}
@@ -99,40 +149,83 @@ async function ask(path) {
 	throw error;
 }
 
-async function askMore() {
-	const job = chosenJob();
-	if (!job || !job.ranks.length)
-		return;
-	const key = encodeURIComponent(jobKey(job));
-	const ask1 = async (name, path, done) => {
-		try {
-			const answer = await ask(path);
-			if (chosenJob() && jobKey(chosenJob()) === jobKey(job))
-				done(answer);
-			delete state.errors[name];
-		} catch (e) {
+/* Ask for a section. @isWanted: is the answer still wanted when it is there? */
+async function askFor(name, path, isWanted, done) {
+	try {
+		const answer = await ask(path);
+		if (!isWanted())
+			return;
+		done(answer);
+		delete state.errors[name];
+	} catch (e) {
+		if (isWanted())
 			state.errors[name] = e.message;
-		}
-	};
+	}
+}
+
+/* Only of a job that has a name, and whose inside the user may see. */
+async function askAboutJob(job) {
+	const key = jobKey(job);
+	const path = `job=${encodeURIComponent(key)}`;
+	const isWanted = () => state.shown === key;
+	if (isHidden(job) || job.state === "DELETED")
+		return;
 	if (state.open.has("timeline"))
-		await ask1(
-			"timeline", `/api/v1/ops?job=${key}&limit=${timelineLimit(job)}`, (a) => {
-				state.ops = a;
+		await askFor("timeline", `/api/v1/ops?${path}&limit=${timelineLimit(job)}`,
+			isWanted, (answer) => {
+				state.ops = answer;
 			});
 	if (state.open.has("units") &&
 		performance.now() - state.unitsAt >= Math.max(UNITS_MS, 10 * state.unitsMs)) {
 		const begun = performance.now();
-		await ask1("units", `/api/v1/units?job=${key}`, (a) => {
-			state.units = a;
+		state.unitsAt = begun;
+		await askFor("units", `/api/v1/units?${path}`, isWanted, (answer) => {
+			state.units = answer;
+			state.unitsAt = performance.now();
+			state.unitsMs = state.unitsAt - begun;
 		});
-		state.unitsAt = performance.now();
-		state.unitsMs = state.unitsAt - begun;
 	}
+}
+
+async function askMore() {
+	const job = chosenJob();
+	const always = () => true;
+	if (job)
+		await askAboutJob(job);
+	if (state.open.has("events"))
+		await askFor("events", eventsPath(job), always, (a) => addEvents(chosenJob(), a));
+	if (state.open.has("ended") && performance.now() - state.endedAt >= ENDED_MS) {
+		state.endedAt = performance.now();
+		await askFor("ended", endedPath(), always, (answer) => {
+			state.ended = answer;
+		});
+	}
+}
+
+/* A daemon of another version has another page. */
+function isOtherVersion(status) {
+	state.version = state.version || status.version;
+	return state.version !== status.version;
+}
+
+async function askAll() {
+	const status = await ask("/api/v1/status?units=no");
+	if (isOtherVersion(status)) {
+		location.reload();
+		return;
+	}
+	addSample(status, performance.now());
+	state.status = status;
+	state.at = performance.now();
+	state.came = new Date();
+	showChosen();
+	await askMore();
 }
 
 let timer = 0;
 let busy = false;
 
+/* Whatever happens, the page asks again. */
 async function poll() {
 	clearTimeout(timer);
 	timer = 0;
@@ -140,25 +233,21 @@ async function poll() {
 		return;
 	busy = true;
 	try {
-		const status = await ask("/api/v1/status?units=no");
-		state.status = status;
-		state.at = performance.now();
-		state.came = new Date();
+		await askAll();
 		state.error = "";
-		addSample(status, state.at);
-		await askMore();
 	} catch (e) {
 		state.error = e.message;
 		if (e.needsToken) {
 			/* A reload asks without it: who is known by the uid needs none. */
-			state.needsToken = e.message;
-			sessionStorage.removeItem(TOKEN_KEY);
+			state.needsToken = `The daemon answers: ${e.message}`;
+			keepToken("");
 		}
+	} finally {
+		busy = false;
+		if (!timer)
+			timer = setTimeout(poll, POLL_MS);
 	}
-	busy = false;
 	draw();
-	if (!timer)
-		timer = setTimeout(poll, POLL_MS);
 }
 
 function pollNow() {
@@ -171,25 +260,32 @@ function pollNow() {
 function chosenJob() {
 	const jobs = state.status ? state.status.jobs : [];
 	const chosen = jobs.find((j) => jobKey(j) === state.job);
-	/* Nothing is chosen: the first one, one with one with a stall before those that run. */
+	/* Nothing is chosen: one with a stall, else one that runs, else the first one. */
 	return chosen ||
 		(state.job ? null :
 			     jobs.find((j) => j.stall) || jobs.find((j) => j.state === "RUNNING") ||
-					jobs[0] || null);
+					jobs.find((j) => j.state !== "DELETED") || jobs[0] || null);
 }
 
-function forget() {
+/* What is known of a job is forgotten when another one is shown, also when nobody has chosen it:
+ * without a choice, it is the one that needs attention most. */
+function showChosen() {
+	const job = chosenJob();
+	const key = job ? jobKey(job) : "";
+	if (key === state.shown)
+		return;
+	state.shown = key;
 	state.ops = null;
 	state.units = null;
 	state.unitsAt = -Infinity;
+	delete state.errors.timeline;
+	delete state.errors.units;
 	resetTimeline();
+	resetUnits();
 }
 
 function choose(key) {
-	if (key !== state.job) {
-		state.job = key;
-		forget();
-	}
+	state.job = key;
 	state.open.add("job");
 	writeHash();
 	draw();
@@ -205,7 +301,7 @@ function onToggle(id, open) {
 		state.open.delete(id);
 	writeHash();
 	draw();
-	if (open && (id === "timeline" || id === "units"))
+	if (open && ["timeline", "units", "events", "ended"].includes(id))
 		pollNow();
 }
 
@@ -227,17 +323,20 @@ function drawHead() {
 		`. Last answer ${clock(state.came)}.`);
 }
 
+function banner(text, more) {
+	return h("p", {class: "banner", role: "alert"}, badge(text, "bad"), ` ${more}`);
+}
+
 function drawConnection() {
-	const box = document.getElementById("connection");
-	if (!state.error || state.needsToken) {
-		patch(box);
-		return;
-	}
 	const since = state.came ? `No answer since ${clock(state.came)}: ` : "No answer yet: ";
-	patch(box,
-		h("p", {class: "banner", role: "alert"}, badge(`${since}${state.error}.`, "bad"),
-			state.status ? " What follows is from then. The page goes on asking." :
-				       " The page goes on asking."));
+	patch(document.getElementById("connection"),
+		state.error && !state.needsToken &&
+			banner(`${since}${state.error}.`,
+				`${state.status ? "What follows is from then. " : ""}` +
+					"The page goes on asking."),
+		state.broken &&
+			banner(`This page has an error: ${state.broken}.`,
+				"Load it again. If that does not help: shardctl status."));
 }
 
 let askedForToken = false;
@@ -246,15 +345,14 @@ function drawToken() {
 	const form = document.getElementById("token-form");
 	form.hidden = !state.needsToken;
 	if (state.needsToken)
-		document.getElementById("token-text").textContent =
-			`The daemon answers: ${state.needsToken}`;
+		document.getElementById("token-text").textContent = state.needsToken;
 	if (state.needsToken && !askedForToken)
 		document.getElementById("token-input").focus();
 	askedForToken = Boolean(state.needsToken);
 }
 
 function drawProblems() {
-	const problems = findProblems(state.status, state.at);
+	const problems = findProblems(state.status, state.at, state.came);
 	const worst = problems.length ? `${plural(problems.length, "problem")}. ${
 						problems[0].text.replace(/ since .*?\)/, "")}` :
 					"No problems.";
@@ -279,7 +377,7 @@ function drawProblems() {
 								["bad", "warn", ""][p.level]),
 							` ${p.text}`),
 						p.more.map((m) => h("p", null, m)),
-						p.job && p.job !== state.job &&
+						p.job && p.job !== state.shown &&
 							state.status.jobs.length > 1 &&
 							h("p", null,
 								h("button", {
@@ -291,64 +389,107 @@ function drawProblems() {
 			h("p", null, badge("Nothing is wrong.", "ok")));
 }
 
+/* An error of the page in a part of it must not end the rest. */
+function attempt(draws) {
+	try {
+		return draws();
+	} catch (e) {
+		console.error(e);
+		return h("p", {class: "error"}, `This part cannot be shown: ${e.message}.`);
+	}
+}
+
 function section(id, title, draws) {
 	const open = state.open.has(id);
 	return h("details", {key: id, id, open, ontoggle: (e) => onToggle(id, e.target.open)},
 		h("summary", null, h("h2", null, title)), h("div", {class: "body"}, open && [
 			state.errors[id] &&
 				h("p", {class: "error"}, `The daemon answers: ${state.errors[id]}`),
-			draws()
+			attempt(draws)
 		]));
+}
+
+/* What is shown of the job; @what: of it that its owner sees only. */
+function ofJob(job, what, draws) {
+	const n = state.status.jobs.length;
+	if (!job)
+		return note(state.job && n ?
+				`There is no job ${state.job} any more. Choose another one.` :
+				"There is no job.");
+	if (what && isHidden(job))
+		return hiddenNote(job, what);
+	if (what && job.state === "DELETED")
+		return note("The job is deleted: it has no ops and units any more.");
+	return draws();
 }
 
 function drawMain() {
 	const s = state.status;
 	const job = chosenJob();
-	const key = job ? jobKey(job) : "";
-	const none = () => note(state.job && s.jobs.length ?
-			`There is no job ${state.job} any more. Choose another one.` :
-			"There is no job.");
 	const name = job ? ` of job ${job.name}` : "";
 	patch(document.getElementById("main-content"),
-		section("jobs", "Jobs", () => drawJobs(s, key, choose)),
+		section("jobs", "Jobs", () => drawJobs(s, state.shown, choose)),
 		section("job", job ? `Job ${job.name}` : "Job",
-			() => (job ? drawJob(job) : none())),
+			() => ofJob(job, "", () => drawJob(job))),
 		section("timeline", `Timeline${name}`,
-			() => (job && job.ranks.length ? drawTimeline(state.ops, drawMain) :
-							 none())),
+			() => ofJob(job, "its ops", () => drawTimeline(state.ops, redraw))),
 		section("units", `Units and shards${name}`,
-			() => (job && job.ranks.length ? drawUnits(state.units, drawMain) :
-							 none())),
-		section("memory", "Memory", () => drawMemory(s, drawMain)),
+			() => ofJob(job, "its units", () => drawUnits(state.units, redraw))),
+		section("memory", "Memory", () => drawMemory(s, redraw)),
 		section("devices", "Devices and communicators", () => drawDevices(s)),
 		section("saving", "Checkpoints and replicas", () => drawSaving(s)),
+		section("events", "Events", () => drawEvents(job, state.came, refetch)),
+		section("ended", "Jobs that have ended", () => drawEnded(state.ended, state.came)),
 		section("users", "Users and limits", () => drawUsers(s)),
 		section("sessions", "Sessions", () => drawSessions(s)));
 	if (state.open.has("units"))
 		paintUnits();
 }
 
-function draw() {
-	drawToken();
+/* As attempt, of what is in no section. What the page shows may be old then, so it says so. */
+function guard(draws) {
+	try {
+		draws();
+	} catch (e) {
+		console.error(e);
+		state.broken = e.message;
+	}
+}
+
+function redraw() {
+	guard(drawMain);
 	drawConnection();
+}
+
+function refetch() {
+	redraw();
+	pollNow();
+}
+
+function draw() {
+	state.broken = "";
+	drawToken();
 	document.getElementById("all").hidden = !state.status || Boolean(state.needsToken);
-	if (!state.status || state.needsToken)
-		return;
-	drawHead();
-	drawProblems();
-	drawMain();
+	if (state.status && !state.needsToken) {
+		showChosen();
+		guard(drawHead);
+		guard(drawProblems);
+		guard(drawMain);
+	}
+	drawConnection();
 }
 
 /* ---------------------------------------------------------------------------- begin */
 
 function begin() {
+	readToken();
 	readHash();
 	document.getElementById("token-form").addEventListener("submit", (e) => {
 		e.preventDefault();
 		const input = document.getElementById("token-input");
-		sessionStorage.setItem(TOKEN_KEY, input.value.trim());
+		state.needsToken = takeToken(input.value.trim());
 		input.value = "";
-		state.needsToken = "";
+		draw();
 		pollNow();
 	});
 	document.getElementById("skip").addEventListener("click", (e) => {
@@ -360,10 +501,7 @@ function begin() {
 			pollNow();
 	});
 	window.addEventListener("hashchange", () => {
-		const job = state.job;
 		readHash();
-		if (job !== state.job)
-			forget();
 		draw();
 		pollNow();
 	});
@@ -372,6 +510,7 @@ function begin() {
 			paintUnits();
 	});
 	matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintUnits);
+	draw();
 	poll();
 }
 

@@ -1,6 +1,19 @@
 /* What is wrong now, from an answer to /api/v1/status: one sentence each, the worst first. */
-import {bytes, clock, count, duration, percent, plural, ranges, sentence} from "./dom.js";
-import {failedLately, isNearLimit, jobKey, refusedLately, slowRank} from "./samples.js";
+import {
+	bytes,
+	clock,
+	count,
+	duration,
+	isNoLimit,
+	isStopped,
+	percent,
+	plural,
+	ranges,
+	sentence
+} from "./dom.js";
+import {isNearLimit, jobKey, refusedLately, slowRank} from "./samples.js";
+
+const RECENT_US = 60e6; /* so long is an op that failed wrong now */
 
 const BAD = 0;
 const WARN = 1;
@@ -10,19 +23,22 @@ export const LEVELS = ["bad", "warn", "info"];
 export const LEVEL_WORDS = ["Wrong", "Warning", "Note"];
 
 /* What a process state means for the person who reads it. */
-function adviceFor(state, pid) {
+function adviceFor(state, pid, node) {
 	switch (state) {
 	case "T":
-		return `The process is stopped (SIGSTOP, or Ctrl-Z). kill -CONT ${
-			pid} lets it go on.`;
+		return `The process is stopped (SIGSTOP, or Ctrl-Z). kill -CONT ${pid}${
+			node ? ` on node ${node}` : ""} lets it go on.`;
 	case "t":
 		return "A debugger holds the process.";
 	case "D":
-		return "The process is in a sleep that cannot be interrupted: a disk or a network file system does not answer.";
+		return "The process is in a sleep that cannot be interrupted: " +
+			"a disk or a network file system does not answer.";
 	case "R":
-		return "The process runs: it computes, or it is in an endless loop. py-spy or gdb shows where.";
+		return "The process runs: it computes, or it is in an endless loop. " +
+			"py-spy or gdb shows where.";
 	case "S":
-		return "The process sleeps: it waits for something other than shardd. py-spy or gdb shows where.";
+		return "The process sleeps: it waits for something other than shardd. " +
+			"py-spy or gdb shows where.";
 	case "Z":
 	case "X":
 		return "The process is dead.";
@@ -31,8 +47,9 @@ function adviceFor(state, pid) {
 	}
 }
 
-function since(us, now) {
-	return us > 0 ? `since ${clock(new Date(now.getTime() - us / 1000))} (${duration(us)})` :
+/* @came: when the answer came. */
+function since(us, came) {
+	return us > 0 ? `since ${clock(new Date(came.getTime() - us / 1000))} (${duration(us)})` :
 			"";
 }
 
@@ -44,14 +61,29 @@ function culpritWords(c) {
 	return `rank ${c.rank}${c.pid ? ` (pid ${c.pid}${where})` : ""} holds it up`;
 }
 
-function onStall(job, now, add) {
+function onStall(job, came, add) {
 	if (!job.stall)
 		return;
 	const c = job.stall.culprit;
 	const who = culpritWords(c);
-	const when = since(job.stall.wait_us, now);
+	const when = since(job.stall.wait_us, came);
 	add(BAD, `stall ${who}`, `Job ${job.name} is STALLED ${when}: ${who}.`,
-		[sentence(job.stall.text), c ? adviceFor(c.process_state, c.pid) : ""]);
+		[sentence(job.stall.text), c ? adviceFor(c.process_state, c.pid, c.node) : ""]);
+}
+
+/* A process that is stopped, and no stall names it yet. */
+function onStopped(job, add) {
+	const culprit = job.stall && job.stall.culprit ? job.stall.culprit.rank : -1;
+	for (const r of job.ranks)
+		if (isStopped(r) && r.rank !== culprit) {
+			const waits = job.blame.some((b) => b.rank === r.rank);
+			add(WARN, `stopped ${r.rank}`,
+				`Job ${job.name}: the process of rank ${r.rank} (pid ${r.pid}) ` +
+					`is stopped. ${
+						waits ? "Others wait for it." :
+							"No rank waits for it yet."}`,
+				[adviceFor(r.process_state, r.pid, r.node)]);
+		}
 }
 
 /* What happens after a rank has died. */
@@ -81,8 +113,8 @@ function onState(job, add) {
 	if (job.state === "TORN")
 		add(BAD, "torn",
 			`Job ${job.name} is TORN: a trainer died between two commits${last}.`,
-			["Nobody knows which step its parameters belong to, so it refuses to go on: " +
-				"load a checkpoint, or initialise all units again."]);
+			["Nobody knows which step its parameters belong to, so it refuses to go " +
+				"on: load a checkpoint, or initialise all units again."]);
 	for (const node of job.nodes)
 		if (node.error)
 			add(BAD, `node ${node.name}`,
@@ -96,7 +128,7 @@ function onState(job, add) {
 			`Job ${job.name} waits for ${missing.length === 1 ? "rank" : "ranks"} ${
 				ranges(missing)}, ` +
 				`which ${missing.length === 1 ? "has" : "have"} not joined.`,
-			[job.waits ? `${job.waits}.` : ""]);
+			[sentence(job.waits)]);
 	else if (job.waits)
 		add(WARN, "waits", `Job ${job.name}: ranks that join wait: ${job.waits}.`, []);
 	if (job.elastic_wait && !job.ranks.some((r) => r.state === "DEAD"))
@@ -110,15 +142,18 @@ function onState(job, add) {
 		add(INFO, job.state, `Job ${job.name} is ${job.state}.`, []);
 }
 
-function onFailedOps(job, at, add) {
+/* Ops that failed long ago say nothing of now. */
+function onFailedOps(job, add) {
 	if (!job.last_error || !job.ops_failed)
 		return;
+	const recent = job.last_error_us < RECENT_US;
 	const differ = /differ/.test(job.last_error);
-	const recent = failedLately(jobKey(job), at);
-	add(recent || differ ? BAD : INFO, "ops failed",
-		differ ? `Job ${job.name}: the ranks do not run the same program.` :
-			 `Job ${job.name}: ${plural(job.ops_failed, "op")} failed${
-				 recent ? " within the last minute" : ""}.`,
+	const failed = `${plural(job.ops_failed, "op")} failed${
+		job.ops_failed === 1 ? "" : ", the last one"} ${duration(job.last_error_us)} ago.`;
+	add(recent ? BAD : INFO, "ops failed",
+		recent && differ ?
+			`Job ${job.name}: the ranks do not run the same program. ${failed}` :
+			`Job ${job.name}: ${failed}`,
 		[`The last error: ${sentence(job.last_error)}`]);
 }
 
@@ -128,7 +163,8 @@ function onSaving(job, add) {
 		add(BAD, "checkpoint", `Job ${job.name}: the last checkpoint failed.`, [
 			`${c.path}: ${c.error}`,
 			/No space|ENOSPC|quota/i.test(c.error) ?
-				"The disk is full: free space there, or let the policy keep fewer checkpoints." :
+				"The disk is full: free space there, or let the policy keep " +
+					"fewer checkpoints." :
 				""
 		]);
 	if (job.replica && job.replica.error)
@@ -182,8 +218,8 @@ function onDevices(status, add) {
 		if (d.quarantined_bytes > 0)
 			add(WARN, `quarantine ${d.id}`,
 				`${bytes(d.quarantined_bytes)} of device ${
-					d.id} are in quarantine: freed, but a ` +
-					"process may still hold them.",
+					d.id} is in quarantine: freed, but a ` +
+					"process may still hold it.",
 				["shardctl memory names the processes."]);
 	}
 	for (const c of status.comms)
@@ -210,12 +246,14 @@ function onDaemon(status, add) {
 			["shardctl uncordon ends that."]);
 	if (status.store_left_out > 0)
 		add(WARN, "store",
-			`${
-				plural(status.store_left_out,
-					"slab")} would end with the daemon: the store is nearly full.`,
+			`${plural(status.store_left_out, "slab")} would end with the daemon: ` +
+				"the store is nearly full.",
 			[]);
 	if (status.log_dropped > 0)
-		add(INFO, "log", `${plural(status.log_dropped, "log line")} were dropped.`, []);
+		add(INFO, "log",
+			`${plural(status.log_dropped, "log line")} ${
+				status.log_dropped === 1 ? "was" : "were"} dropped.`,
+			[]);
 }
 
 function onUsers(status, at, add) {
@@ -235,14 +273,12 @@ function onUsers(status, at, add) {
 
 export function shownUsage(u) {
 	const show = /bytes/.test(u.name) ? bytes : count;
-	return u.limit === null || u.limit >= 2 ** 62 ? show(u.used) :
-							`${show(u.used)} of ${show(u.limit)}`;
+	return isNoLimit(u.limit) ? show(u.used) : `${show(u.used)} of ${show(u.limit)}`;
 }
 
-/* @at: when the answer came, as samples.js has it. Return: [{ level, key, text, more: [text], job
- * }], worst first. */
-export function findProblems(status, at) {
-	const now = new Date();
+/* @at: when the answer came, as samples.js has it; @came: the same as a date.
+ * Return: [{ level, key, text, more: [text], job }], worst first. */
+export function findProblems(status, at, came) {
 	const list = [];
 	const adder = (job) => (level, key, text, more) => list.push({
 		level,
@@ -252,8 +288,8 @@ export function findProblems(status, at) {
 		job: job && jobKey(job)
 	});
 
-	for (const look of [(job, add) => onStall(job, now, add), onDead,
-				  (job, add) => onFailedOps(job, at, add), onState, onSaving,
+	for (const look of [(job, add) => onStall(job, came, add), onStopped, onDead,
+				  onFailedOps, onState, onSaving,
 				  onSlow, onQuota])
 		for (const job of status.jobs)
 			look(job, adder(job));

@@ -9,33 +9,67 @@ let instance = "";
 const byJob = new Map();
 const refused = new Map(); /* of users: "uid name" to { value, at } */
 
-/* A job's key in this page and in the API: names are unique for each owner only. */
+/* A job's key in this page and, of one that is not DELETED, in the API: names are unique for each
+ * owner only, and a DELETED job may have the name of one that lives. */
 export function jobKey(job) {
-	return `${job.uid}/${job.name}`;
+	return job.deletedKey || `${job.uid}/${job.name}`;
+}
+
+/* Give the DELETED jobs of an answer keys that no other job can have. */
+function tellDeletedApart(jobs) {
+	const seen = new Map();
+	for (const job of jobs)
+		if (job.state === "DELETED") {
+			const name = `${job.uid}/${job.name}`;
+			const n = (seen.get(name) || 0) + 1;
+			seen.set(name, n);
+			job.deletedKey = `deleted ${n} ${name}`;
+		}
+}
+
+/* What a rank on another node has waited is not known until its node has answered; nobody is an
+ * EMPTY one. */
+function isTold(r) {
+	return r.state !== "ELSEWHERE" && r.state !== "EMPTY";
+}
+
+/* Ranks are compared with those of their node, so of one that is alone there it is not known
+ * whether others wait for it. */
+function isAlone(job, r) {
+	return job.nodes.some(
+		(n) => n.ranks === 1 && n.first === r.rank && job.ranks.length > 1);
 }
 
 function sampleOf(job, at) {
 	return {
 		at,
-		step: job.has_commit ? job.step : 0,
+		series: 0, /* steps of one series are compared */
+		step: job.has_commit ? job.step : null,
 		commits: (job.counts && job.counts.commits) || 0,
-		failed: job.ops_failed,
-		ranks: new Map(job.ranks.map(
-			(r) => [r.rank,
-				{waited: r.waited_us, late: r.late_us, session: r.session}])),
+		ranks: new Map(job.ranks.filter(isTold).map((r) => [r.rank, {
+			waited: r.waited_us,
+			late: isAlone(job, r) ? null : r.late_us
+		}])),
 	};
+}
+
+/* Does the step of @b not go on from that of @a? The first commit of a job that resumes, and a
+ * checkpoint that is loaded, bring a number that says nothing of the rate. */
+function isJump(a, b) {
+	return b.step < a.step || (a.step === null && b.step !== null) ||
+		(b.step !== a.step && b.commits === a.commits);
 }
 
 function addJob(job, at) {
 	const key = jobKey(job);
-	const one = byJob.get(key) || {samples: [], failedAt: 0};
+	const one = byJob.get(key) || {samples: []};
 	const sample = sampleOf(job, at);
 	const last = one.samples[one.samples.length - 1];
 
-	if (last && (sample.commits < last.commits || sample.step < last.step))
-		one.samples = [];
-	if (last && sample.failed > last.failed)
-		one.failedAt = at;
+	if (last && sample.commits < last.commits)
+		one.samples = []; /* another job of this name */
+	else if (last)
+		sample.series = last.series + (isJump(last, sample) ? 1 : 0);
 	one.samples.push(sample);
 	if (one.samples.length > KEPT)
 		one.samples.shift();
@@ -46,6 +80,7 @@ function addJob(job, at) {
 /* @status: an answer; @at: when, in milliseconds. */
 export function addSample(status, at) {
 	const now = `${status.instance} ${status.pid}`;
+	tellDeletedApart(status.jobs);
 	if (now !== instance) {
 		byJob.clear();
 		refused.clear();
@@ -69,25 +104,30 @@ export function addSample(status, at) {
 		}
 }
 
-/* The last sample and the one about @ms before. Return: null: there is no such pair. */
-function pairOf(key, ms) {
+/* The last sample and, of those for which @fits, the one about @ms before. Return: null: there is
+ * no such pair. */
+function pairOf(key, ms, fits = () => true) {
 	const one = byJob.get(key);
 	if (!one || one.samples.length < 2)
 		return null;
 	const last = one.samples[one.samples.length - 1];
-	let first = one.samples[one.samples.length - 2];
-	for (const s of one.samples)
-		if (last.at - s.at <= ms) {
-			first = s === last ? first : s;
-			break;
-		}
+	const before = one.samples.slice(0, -1).filter((s) => fits(s, last));
+	if (!before.length)
+		return null;
+	const first = before.find((s) => last.at - s.at <= ms) || before[before.length - 1];
 	return {first, last, seconds: (last.at - first.at) / 1000};
+}
+
+function isSameSeries(a, b) {
+	return a.series === b.series;
 }
 
 /* Return: committed steps a second; null: not known yet. */
 export function stepRate(key) {
-	const p = pairOf(key, WINDOW_MS);
-	return p && p.seconds > 0 ? (p.last.step - p.first.step) / p.seconds : null;
+	const p = pairOf(key, WINDOW_MS, isSameSeries);
+	return p && p.seconds > 0 && p.last.step !== null ?
+		(p.last.step - p.first.step) / p.seconds :
+		null;
 }
 
 /* Rates between all answers that are kept, oldest first. */
@@ -96,22 +136,30 @@ export function stepRates(key) {
 	const rates = [];
 	for (let i = 1; one && i < one.samples.length; i++) {
 		const [a, b] = [one.samples[i - 1], one.samples[i]];
-		rates.push({at: b.at, rate: ((b.step - a.step) * 1000) / Math.max(1, b.at - a.at)});
+		if (isSameSeries(a, b) && b.step !== null)
+			rates.push({
+				at: b.at,
+				rate: ((b.step - a.step) * 1000) / Math.max(1, b.at - a.at)
+			});
 	}
 	return rates;
 }
 
 /* Shares of the time, in the last seconds, in which a rank waited and in which others waited for
- * it. They may be more than 1, because ops overlap. Return: null: not known yet. */
+ * it (null: not known). They may be more than 1, because ops overlap. Return: null: not known
+ * yet. */
 export function rankShares(key, rank) {
 	const p = pairOf(key, WINDOW_MS);
 	const a = p && p.first.ranks.get(rank);
 	const b = p && p.last.ranks.get(rank);
-	if (!a || !b || !(p.seconds > 0) || b.waited < a.waited || b.late < a.late)
+	if (!a || !b || !(p.seconds > 0))
 		return null;
+	const late = a.late === null || b.late === null ? null : b.late - a.late;
+	if (b.waited < a.waited || late < 0)
+		return null; /* another process */
 	return {
 		waited: (b.waited - a.waited) / 1e6 / p.seconds,
-		late: (b.late - a.late) / 1e6 / p.seconds
+		late: late === null ? null : late / 1e6 / p.seconds
 	};
 }
 
@@ -123,7 +171,7 @@ export function slowRank(job) {
 		return null;
 	const shares =
 		job.ranks.map((r) => ({rank: r.rank, pid: r.pid, share: rankShares(key, r.rank)}))
-			.filter((s) => s.share)
+			.filter((s) => s.share && s.share.late !== null)
 			.sort((a, b) => b.share.late - a.share.late);
 	if (!shares.length || shares[0].share.late < 0.3)
 		return null;
@@ -135,12 +183,6 @@ export function slowRank(job) {
 		late: shares[0].share.late,
 		seconds: p.seconds
 	};
-}
-
-/* Did an op of the job fail since the page is open, within the last minute? */
-export function failedLately(key, at) {
-	const one = byJob.get(key);
-	return Boolean(one && one.failedAt && at - one.failedAt < 60000);
 }
 
 /* Has the limit refused something within the last minute? */

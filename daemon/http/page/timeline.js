@@ -9,8 +9,8 @@ const WIDTH = 1000;
 const LABEL = 64;
 const LANE = 12;
 const MAX_LANES = 3;
-const KEYS = "Keys: Left and Right go to the ops of a rank, Up and Down to another rank, + and − " +
-	"zoom, Home and End go to the first and last op.";
+const KEYS = "Keys: Left and Right go to the ops of a rank, Up and Down to another rank, + and - " +
+	"(hyphen) zoom, Home and End go to the first and last op.";
 
 /* The end of the picture: now, or if nothing is pending, the end of the last op. */
 function lastOf(answer) {
@@ -20,11 +20,10 @@ function lastOf(answer) {
 }
 
 const view = {
-	span: 0,
-	end: 0,
-	held: null,
-	cursor: null,
-	size: 0
+	span: 0,    /* 0: all */
+	end: 0,	    /* 0: the newest op; other values only while it is held */
+	held: null, /* the answer that is shown; null: the newest one */
+	cursor: null
 };
 
 export function timelineLimit(job) {
@@ -113,11 +112,16 @@ function span(answer) {
 	return Math.max(1000, lastOf(answer) - first);
 }
 
+/* While new ops come, the end stays the newest one: what is older leaves the picture. */
 function zoom(factor, answer) {
 	const all = span(answer);
 	const now = view.span || all;
 	const end = view.end || lastOf(answer);
 	const next = Math.min(all, Math.max(200, now * factor));
+	if (!view.held) {
+		view.span = next < all ? next : 0;
+		return;
+	}
 	const cursor = answer.ops.find((o) => o.id === view.cursor);
 	const middle =
 		cursor ? (cursor.announced_us + endOf(cursor, answer.now_us)) / 2 : end - now / 2;
@@ -126,8 +130,14 @@ function zoom(factor, answer) {
 }
 
 function pan(share, answer) {
+	hold(answer);
 	const now = view.span || span(answer);
 	view.end = Math.min(lastOf(answer), (view.end || lastOf(answer)) + share * now);
+}
+
+/* Show the newest ops again. */
+function follow() {
+	Object.assign(view, {end: 0, held: null, cursor: null});
 }
 
 /* Look at the same ops again and again: the next answers wait. */
@@ -347,7 +357,7 @@ export function drawTimeline(latest, redraw) {
 				view.held ? "Follow the newest ops" : "Hold this picture",
 				() => {
 					if (view.held)
-						resetTimeline();
+						follow();
 					else
 						hold(answer);
 				},
@@ -361,9 +371,7 @@ export function drawTimeline(latest, redraw) {
 		h("div", {class: "details", "aria-live": "polite"},
 			chosen ? details(chosen, answer.now_us) :
 				 note(`Choose an op to see its times. ${KEYS}`)),
-		answer.pending_left_out ? note(`${
-						  plural(answer.pending_left_out,
-							  "pending op")} more are not shown.`) :
-					  null,
+		answer.pending_left_out > 0 &&
+			note(`Not shown: ${plural(answer.pending_left_out, "pending op")} more.`),
 	];
 }

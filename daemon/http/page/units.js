@@ -117,7 +117,12 @@ function details(u) {
 			`${u.layout}, ${u.strategy}${
 				u.shard_ranks ? `, over ${plural(u.shard_ranks, "rank")}` : ""}`
 		],
-		["Gathered by", u.gathered_by.length ? `ranks ${ranges(u.gathered_by)}` : "nobody"],
+		[
+			"Gathered by",
+			u.gathered_by.length ? `${u.gathered_by.length === 1 ? "rank" : "ranks"} ${
+						       ranges(u.gathered_by)}` :
+					       "nobody"
+		],
 		["Optimizer steps", count(u.optimizer_steps)]
 	];
 	if (u.guarded)
@@ -128,6 +133,11 @@ function details(u) {
 		h("h4", null, u.name), h("dl", {class: "facts"}, facts.map(([k,
 			v]) => h("div", {key: k}, h("dt", null, k), h("dd", null, v))))
 	];
+}
+
+/* Units of another job are shown. */
+export function resetUnits() {
+	Object.assign(view, {units: [], cursor: -1});
 }
 
 function moveTo(index, redraw) {
@@ -226,10 +236,7 @@ export function drawUnits(answer, redraw) {
 	return [
 		legend(tally),
 		h("p", {class: "buttons"},
-			h("label",
-				{ for: "unit-search"
-				},
-				"Find a unit by its name "),
+			h("label", {"for": "unit-search"}, "Find a unit by its name "),
 			h("input", {
 				id: "unit-search",
 				type: "search",
