@@ -85,8 +85,13 @@ static void metrics_one(FILE *out, const char *name, const char *type, const cha
 
 /* ---------------------------------------------------------------------- the daemon */
 
-static void metrics_daemon(FILE *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_daemon(FILE *out, const Shardd__V1__GetStatusResponse *s,
+			   const struct metrics_counts *c)
 {
+	/* under the name that all programs give it; it is another number after each start */
+	metrics_family(out, "process_start_time_seconds", "gauge",
+		       "When this process started, since 1970.");
+	metrics_seconds(out, "process_start_time_seconds", c->started_unix_us, NULL);
 	metrics_family(out, "shardd_build_info", "gauge",
 		       "1, with the version of the daemon as label.");
 	metrics_count(out, "shardd_build_info", 1, "version", s->version, NULL);
@@ -555,7 +560,7 @@ char *metrics_format(const Shardd__V1__GetStatusResponse *s, const struct metric
 
 	if (!out)
 		return NULL;
-	metrics_daemon(out, s);
+	metrics_daemon(out, s, counts);
 	metrics_rings(out, s, counts);
 	metrics_methods(out, counts);
 	metrics_ops(out, counts);
