@@ -74,7 +74,8 @@ def names_in(query):
 
 def documented():
     """Type and labels by name."""
-    rows = re.findall(r"^\| `((?:shardd|process)_\w+)` \| (\w+) \|([^|]*)\| (\S.*) \|$", PAGE.read_text(), re.M)
+    name = r"`((?:shardd|process)_\w+)`"
+    rows = re.findall(rf"^\| {name} \| (\w+) \|([^|]*)\| (\S.*) \|$", PAGE.read_text(), re.M)
     assert len({row[0] for row in rows}) == len(rows)
     return {
         name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows
