@@ -1,6 +1,7 @@
 #include "app/web.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "core/log.h"
 #include "core/text.h"
@@ -30,7 +31,8 @@ void web_count(struct metrics_counts *ret, void *userdata)
 	const char *name;
 
 	rings_count(w->rings, &rings);
-	*ret = (struct metrics_counts){ .ring_submissions = rings.submissions,
+	*ret = (struct metrics_counts){ .started_unix_us = w->started_unix_us,
+					.ring_submissions = rings.submissions,
 					.ring_completions = rings.completions,
 					.ring_wakes = rings.wakes };
 	for (; ret->n_ops < METRICS_MAX_KINDS && (name = op_stats_at(ret->n_ops, &stats));
@@ -65,10 +67,13 @@ int web_start(struct web *w, uv_loop_t *loop, const struct config *c, struct svc
 					      .counts = web_count,
 					      .userdata = w };
 	char token[CONFIG_SECRET_BYTES];
+	struct timespec now;
 	int r;
 
 	if (!*c->http.address)
 		return 0;
+	clock_gettime(CLOCK_REALTIME, &now);
+	w->started_unix_us = (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 	if (config_http_token(c, token, f))
 		return (int)f->code;
 	r = http_new(loop,

@@ -14,6 +14,7 @@ struct web {
 	const struct jobs *jobs; /* borrowed, as the rest */
 	const struct rings *rings;
 	const struct rpc_server *rpc;
+	uint64_t started_unix_us;        /* this process, not the first that had its jobs */
 	bool (*healthy)(void *userdata); /* do the other threads respond? */
 	void *userdata;
 };

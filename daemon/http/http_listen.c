@@ -14,9 +14,11 @@
 #include "core/log.h"
 #include "core/text.h"
 
-#define HTTP_LISTEN_RETRY_MS 5000u
-#define HTTP_LISTEN_PAUSE_MS 100u
-#define HTTP_LISTEN_BACKLOG  128
+/* The pauses double: a daemon that ends has its address for a moment, another program for long. */
+#define HTTP_LISTEN_RETRY_FIRST_MS 250u
+#define HTTP_LISTEN_RETRY_MOST_MS  4000u
+#define HTTP_LISTEN_PAUSE_MS       100u
+#define HTTP_LISTEN_BACKLOG        128
 
 static void http_listen_on_pause_over(uv_timer_t *timer);
 
@@ -214,7 +216,9 @@ static void http_listen_on_retry(uv_timer_t *timer)
 		log_info("http", "listening address=%s", l->bound);
 		return;
 	}
-	uv_timer_start(&l->retry, http_listen_on_retry, HTTP_LISTEN_RETRY_MS, 0);
+	uv_timer_start(&l->retry, http_listen_on_retry, l->retry_ms, 0);
+	if (l->retry_ms < HTTP_LISTEN_RETRY_MOST_MS)
+		l->retry_ms *= 2;
 }
 
 void http_listen_start(struct http_listen *l)
@@ -222,6 +226,7 @@ void http_listen_start(struct http_listen *l)
 	l->file = LISTEN_SOCKET_NULL;
 	uv_timer_init(l->loop, &l->retry);
 	l->retry.data = l;
+	l->retry_ms = HTTP_LISTEN_RETRY_FIRST_MS;
 	l->open = true;
 	if (!http_address_path(l->address) && !http_listen_resolve(l)) {
 		log_error("http", "not listening until a restart why=\"%s\"", l->why);

@@ -36,6 +36,7 @@ struct http_listen {
 	http_listen_cb fn;
 	void *userdata;
 	uv_timer_t retry;
+	unsigned retry_ms; /* until the next try */
 	bool open;
 	/* of TCP: resolved at the start; the port is that of the first one, in place of 0 */
 	struct sockaddr_storage addresses[HTTP_LISTEN_MAX];

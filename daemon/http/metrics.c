@@ -92,8 +92,13 @@ static void metrics_otlp(struct metrics_writer *out, const Shardd__V1__OtlpStatu
 
 /* ---------------------------------------------------------------------- the daemon */
 
-static void metrics_daemon(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
+static void metrics_daemon(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s,
+			   const struct metrics_counts *c)
 {
+	/* under the name that all programs give it; it is another number after each start */
+	metrics_family(out, "process_start_time_seconds", METRICS_GAUGE,
+		       "When this process started, since 1970.");
+	metrics_seconds(out, c->started_unix_us, NULL);
 	metrics_family(out, "shardd_build_info", METRICS_GAUGE,
 		       "1, with the version of the daemon as label.");
 	metrics_count(out, 1, "version", s->version, NULL);
@@ -603,7 +608,7 @@ static void metrics_groups(struct metrics_writer *out, const Shardd__V1__GetStat
 void metrics_walk(const Shardd__V1__GetStatusResponse *s, const struct metrics_counts *counts,
 		  struct metrics_writer *out)
 {
-	metrics_daemon(out, s);
+	metrics_daemon(out, s, counts);
 	if (s->otlp)
 		metrics_otlp(out, s->otlp);
 	metrics_rings(out, s, counts);

@@ -18,8 +18,9 @@
 #define METRICS_MAX_METHODS 96u
 #define METRICS_US_PER_S    1000000u
 
-/* What only counters know, copied in the loop. */
+/* What the status does not have, copied in the loop. */
 struct metrics_counts {
+	uint64_t started_unix_us; /* this process */
 	struct {
 		const char *name; /* static */
 		struct op_stats stats;

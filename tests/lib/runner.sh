@@ -243,7 +243,7 @@ run_build() {
 	local config=$1 start ok=1 TIMEFORMAT='%U %S'
 	shift
 	start=$(milliseconds)
-	printf '  ...   build %s (%s)\n' "$config" "$(build_dir "$config")"
+	printf '  ...   build %s\n' "$config"
 	{ time { (export SHARDD_TEST_ID=$scratch/build; "$@") >"$scratch/build" 2>&1 </dev/null; }; } \
 		2>"$scratch/build-cpu" &
 	wait $! || ok=0

@@ -975,6 +975,28 @@ class Hostile(Shared):
 
 
 class Handover(unittest.TestCase):
+    def test_each_process_has_its_start(self):
+        """That of the daemon stays, as its jobs do: alerts about restarts need both."""
+        address = f"127.0.0.1:{support.free_ports(1)[0]}"
+        with support.held_daemon("--http", address) as held:
+
+            def is_served(by):
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    return web.scrape(address).one("process_start_time_seconds") > by
+
+            began = time.time()
+            support.wait_until(lambda: is_served(began - 60))
+            before = web.scrape(address)
+            starts = [before.one("process_start_time_seconds")]
+            self.assertEqual(starts[0], web.scrape(address).one("process_start_time_seconds"))
+            self.assertLess(starts[0], time.time())
+            os.kill(held.pid(), signal.SIGKILL)
+            support.wait_until(lambda: is_served(starts[0]))
+            after = web.scrape(address)
+            self.assertLess(starts[0], after.one("process_start_time_seconds"))
+            name = "shardd_start_time_seconds"
+            self.assertEqual(before.one(name), after.one(name))
+
     @long_only
     def test_with_requests_under_way(self):
         address = f"127.0.0.1:{support.free_ports(1)[0]}"

@@ -68,13 +68,14 @@ def names_in(query):
     """Metrics that @query names; a recorded one (with ':') is no metric of the daemon."""
     return {
         re.sub(r"_(bucket|sum|count)$", "", name) if name.startswith("shardd_op_duration") else name
-        for name in re.findall(r"(?<![\w:])shardd_\w+(?![\w:])", query)
+        for name in re.findall(r"(?<![\w:])(?:shardd|process)_\w+(?![\w:])", query)
     }
 
 
 def documented():
     """Type and labels by name."""
-    rows = re.findall(r"^\| `(shardd_\w+)` \| (\w+) \|([^|]*)\| (\S.*) \|$", PAGE.read_text(), re.M)
+    name = r"`((?:shardd|process)_\w+)`"
+    rows = re.findall(rf"^\| {name} \| (\w+) \|([^|]*)\| (\S.*) \|$", PAGE.read_text(), re.M)
     assert len({row[0] for row in rows}) == len(rows)
     return {
         name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows
@@ -109,9 +110,6 @@ class Exported(unittest.TestCase):
                     "--set",
                     f"user_limits={os.geteuid()}:max_jobs=9,@{os.getegid()}:total_jobs=99",
                 )
-            )
-            support.wait_until(
-                lambda: support.shardctl(daemon.socket, "status")["cluster"]["state"] == "IN"
             )
             support.wait_until(
                 lambda: support.shardctl(daemon.socket, "status")["cluster"]["state"] == "IN"

@@ -15,6 +15,7 @@
 #include "engine/engine_impl.h"
 #include "fdcheck.h"
 #include "gloofix.h"
+#include "longform.h"
 
 TestSuite(gloo, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 120);
 
@@ -303,6 +304,9 @@ Test(gloo, four_members_compute_the_left_fold)
 	gloofix_play(scene_results, 4, false);
 }
 
+/* With the address sanitizer parts have two chunks at most. */
+#define LARGEST (longform_cut() ? 300000u : UINT32_MAX)
+
 /* Like scene_results: parts around the edges of chunks (1 MiB), and parts that are not equal. */
 static void check_sums(struct gloofix *m, bool chained)
 {
@@ -319,14 +323,17 @@ static void check_sums(struct gloofix *m, bool chained)
 
 		if (sum.count > 100000 && sum.dtype == DTYPE_FP16)
 			continue;
+		if (sum.count > LARGEST)
+			continue;
 		check_sum(m, &sum);
 		sum.whole = true;
 		check_sum(m, &sum);
 	}
-	check_sum(m, &(struct comm_sum){ .count = 3400001,
-					 .dtype = DTYPE_BF16,
-					 .whole = true,
-					 .chained = chained });
+	if (LARGEST > 3400001)
+		check_sum(m, &(struct comm_sum){ .count = 3400001,
+						 .dtype = DTYPE_BF16,
+						 .whole = true,
+						 .chained = chained });
 	m->c = comm_free(m->c);
 }
 

@@ -69,15 +69,48 @@ Test(shares, a_newcomer_finds_a_place)
 	cr_expect_eq(count(all, 99), 1);
 }
 
-/* More users than are counted: places are found, and none is outside. */
-Test(shares, more_users_than_are_counted)
+enum { MANY = 4 * SHARES_USERS };
+
+static size_t add_to_many(struct record *all, uint64_t id, uint32_t uid)
 {
-	static struct record all[4 * SHARES_USERS];
+	size_t at = shares_place(all, sizeof(*all), MANY, uid);
 
-	for (uint64_t id = 1; id <= 16 * SHARES_USERS; id++) {
-		size_t at = shares_place(all, sizeof(*all), 4 * SHARES_USERS, (uint32_t)id);
+	cr_assert_lt(at, MANY);
+	all[at].head = (struct shares_head){ .id = id, .uid = uid };
+	return at;
+}
 
-		cr_assert_lt(at, 4 * SHARES_USERS);
-		all[at].head = (struct shares_head){ .id = id, .uid = (uint32_t)id };
-	}
+/* Each with one record: the oldest of those that are counted, the first in the array beside the newcomer. */
+Test(shares, of_more_users_than_are_counted_the_rest_stays)
+{
+	static struct record all[MANY];
+	enum { COUNTED = SHARES_USERS - 1 };
+
+	for (uint64_t id = 1; id <= MANY; id++)
+		cr_assert_eq(add_to_many(all, id, (uint32_t)id), id - 1);
+	for (uint64_t id = MANY + 1; id <= 4 * MANY; id++)
+		cr_assert_eq(add_to_many(all, id, (uint32_t)id), (id - MANY - 1) % COUNTED);
+	for (unsigned i = COUNTED; i < MANY; i++)
+		cr_expect_eq(all[i].head.id, i + 1);
+}
+
+/* Nobody knows that one of the rest has most of all. */
+Test(shares, a_user_who_is_not_counted_is_replaced_last)
+{
+	static struct record all[MANY];
+	uint64_t id = 1;
+	size_t at;
+
+	for (uint32_t uid = 1; uid <= SHARES_USERS; uid++)
+		add_to_many(all, id++, uid);
+	while (id <= MANY)
+		add_to_many(all, id++, 1000);
+	for (uint32_t uid = 1; uid <= SHARES_USERS; uid++)
+		cr_expect_eq(add_to_many(all, id++, uid), uid - 1, "its own is the only one");
+	/* a counted user who has two loses one to a user who has one */
+	all[MANY - 1].head.uid = 2;
+	at = add_to_many(all, id++, 1);
+	cr_expect_eq(at, MANY - 1, "%zu", at);
+	for (unsigned i = SHARES_USERS; i < MANY - 1; i++)
+		cr_expect_eq(all[i].head.uid, 1000);
 }
