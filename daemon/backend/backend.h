@@ -129,6 +129,13 @@ struct backend_owner {
 
 #define BACKEND_WEIGHT USER_WEIGHT_DEFAULT
 
+/* What a task is for, for tools that show it. Texts of the submitter, until @done. */
+struct backend_label {
+	const char *op; /* NULL: not known */
+	const char *job;
+	const char *unit; /* "": none, or several */
+};
+
 /* Space for a backend's own notes on a task, in units of 8 bytes. */
 #define BACKEND_TASK_ROOM 18u
 
@@ -156,7 +163,8 @@ struct backend_task {
 	struct backend_owner owner;       /* on the host: for the turns of users and jobs */
 	/* (optional) Called just before @done, for a caller that records what ran. */
 	backend_done_cb seen;
-	void *record; /* the submitter's own */
+	void *record;               /* the submitter's own */
+	struct backend_label label; /* (optional) */
 	/* The times at which its first kernel began and its last one ended (clock_now_us), set
 	 * before @seen; 0: not known. */
 	uint64_t began_us;

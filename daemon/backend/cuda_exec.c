@@ -6,6 +6,7 @@
  * continues where it stopped when the reaper has made room.
  */
 #include "backend/cuda_impl.h"
+#include "backend/cuda_nvtx.h"
 
 #ifdef SHARDD_CUDA
 
@@ -217,8 +218,11 @@ static enum cuda_step cuda_exec_issue(struct cuda *c, struct cuda_queue *q, stru
 		item->status = -EIO;
 	else if (!item->waited)
 		item->status = cuda_result(c, cuda_exec_enqueue_waits(c, q, item), "a wait");
-	if (item->status == 0)
+	if (item->status == 0) {
+		cuda_nvtx_begin(item->task);
 		step = cuda_launch(c, q, item);
+		cuda_nvtx_end(item->task);
+	}
 	last = step == CUDA_STEP_DONE && item->status == 0;
 	if (last && item->task->issued) {
 		q->ready++;
@@ -297,6 +301,7 @@ void *cuda_exec_main(void *cuda)
 	uint64_t tail;
 
 	cuda_result(c, c->lib->cuCtxSetCurrent(c->context), "cuCtxSetCurrent");
+	cuda_nvtx_open();
 	for (;;) {
 		pthread_mutex_lock(&c->lock);
 		while (!(item = cuda_exec_take_item(c, &turn)) && !c->threads.stop_exec)

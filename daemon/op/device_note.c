@@ -64,6 +64,7 @@ void device_note_task(struct device_note *n, struct backend *b, struct backend_t
 	struct device_record *r;
 
 	task->seen = NULL;
+	task->label = (struct backend_label){ 0 };
 	if (!n->name)
 		return;
 	r = n->record ? device_note_resume(n) : device_note_begin(n, b, task);
@@ -74,5 +75,6 @@ void device_note_task(struct device_note *n, struct backend *b, struct backend_t
 	for (unsigned i = 0; i < task->n_launches; i++)
 		r->bytes += launch_bytes(&task->launches[i]);
 	task->record = r;
+	task->label = (struct backend_label){ .op = r->name, .job = r->head.job, .unit = r->unit };
 	task->seen = device_note_on_seen;
 }

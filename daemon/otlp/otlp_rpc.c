@@ -20,7 +20,7 @@
 #include "rpc_status.pb-c.h"
 
 #define RECONNECT_FIRST_MS 500
-#define RECONNECT_MOST_MS  10000
+#define RECONNECT_MOST_MS  30000
 #define CONNECT_MS         5000
 /* The file of the CA: how often it is looked at. */
 #define TLS_RELOAD_S 60u
@@ -168,12 +168,12 @@ static const char *otlp_rpc_hint(const struct otlp_rpc *r, int status, const cha
 	if (!r->tls && strstr(why, "Socket closed"))
 		return "the collector ends the connection; if it wants TLS write https:// in "
 		       "otlp: ";
-	if (r->tls && strstr(why, "WRONG_VERSION_NUMBER"))
+	if (r->tls && strcasestr(why, "wrong version number"))
 		return "the collector speaks no TLS; write http:// in otlp: ";
 	if (status == GRPC_STATUS_UNIMPLEMENTED)
 		return "the collector takes no such data, or that port is none of OTLP over gRPC: ";
 	if (status == GRPC_STATUS_UNAUTHENTICATED || status == GRPC_STATUS_PERMISSION_DENIED)
-		return "the collector does not accept the headers of otlp_headers_file: ";
+		return "the collector wants other headers than those of otlp_headers_file: ";
 	return "";
 }
 

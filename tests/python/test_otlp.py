@@ -9,10 +9,12 @@ import os
 import pathlib
 import queue
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 import support
 import web
@@ -129,9 +131,11 @@ def exporting(collector, *arguments, every=1, interval="100ms", scheme="http"):
     )
 
 
-def train(rank, world, socket, job, steps):
-    with shardd.connect(socket) as client:
-        client.join(job, world, rank)
+def train(rank, world, socket, job, steps, local=None):
+    """@socket: one, or those of the ranks' nodes."""
+    at = socket if isinstance(socket, str) else socket[rank]
+    with shardd.connect(at) as client:
+        client.join(job, world, rank, local=local)
         spec = shardd.TensorSpec("w", (64,), shardd.Init.CONSTANT, 2.0)
         adamw = shardd.OptimizerSpec(shardd.OptimizerKind.ADAMW, lr=0.05)
         [unit] = client.register([shardd.UnitSpec("block", [spec], optimizer=adamw)])
@@ -144,6 +148,17 @@ def train(rank, world, socket, job, steps):
             client.step()
             client.commit(number)
         client.leave()
+
+
+PRIVATE = """
+import os, shardd
+os.setuid(65534)
+with shardd.connect({!r}) as client:
+    client.join("secret", 1, 0, private=True)
+    [unit] = client.register([shardd.UnitSpec("b", [shardd.TensorSpec("w", (8,))])])
+    unit.init_seed(1)
+    client.commit(1)
+"""
 
 
 def status(daemon):
@@ -286,6 +301,25 @@ class Exporter(unittest.TestCase):
         self.assertRegex(by_name["step 1"]["status"]["message"], "^1 of [0-9]+ ops failed$")
         self.assertFalse(attributes(by_name["step 1"])["shardd.committed"])
 
+    def test_a_checkpoint_is_in_the_trace_of_its_step(self):
+        folder = self.enter(tempfile.TemporaryDirectory())
+        collector = self.enter(Collector())
+        daemon = self.enter(exporting(collector, "--set", f"checkpoint_roots={folder}"))
+        with shardd.connect(daemon.socket) as client:
+            client.join("saved", 1, 0)
+            [unit] = client.register([shardd.UnitSpec("b", [shardd.TensorSpec("w", (8,))])])
+            unit.init_seed(1)
+            client.commit(7)
+            os.mkdir(folder + "/one")
+            support.shardctl(daemon.socket, "checkpoint", "save", "saved", folder + "/one")
+        spans = lambda: {s["name"]: s for s in collector.spans()}  # noqa: E731
+        collector.wait(lambda: {"Checkpoint", "step 7"} <= spans().keys())
+        checkpoint, root = spans()["Checkpoint"], spans()["step 7"]
+        self.assertEqual(checkpoint["parent_span_id"], root["span_id"])
+        self.assertEqual(checkpoint["trace_id"], root["trace_id"])
+        self.assertEqual(attributes(checkpoint)["shardd.bytes"], 32)
+        self.assertNotIn("status", checkpoint)
+
     def test_a_collector_that_comes_later_gets_what_waited(self):
         [port] = support.free_ports(1)
         daemon = self.enter(exporting(port))
@@ -356,6 +390,64 @@ class Exporter(unittest.TestCase):
         collector.wait(lambda: {"step 1", "step 2"} <= {s["name"] for s in collector.spans()})
         collector.wait(lambda: collector.of("metrics"))
 
+    @unittest.skipUnless(LONG, "only in the long form: an etcd and two daemons")
+    def test_nodes_have_one_trace(self):
+        support.need_etcd(self)
+        collector = self.enter(Collector())
+        keys = {
+            "SHARDD_OTLP": f"http://localhost:{collector.port}",
+            "SHARDD_OTLP_INTERVAL_MS": "100",
+            "SHARDD_OTLP_TRACE_EVERY": "1",
+        }
+        with mock.patch.dict(os.environ, keys):
+            at = self.enter(support.cluster("a", "b"))
+        support.ranks(train, 2, [at["a"], at["b"]], "wide", 2, (0, 1))
+        by_host = lambda: {  # noqa: E731
+            (attributes(resource["resource"])["host.name"], span["name"]): span
+            for resource in collector.resources("traces")
+            for scope in resource["scope_spans"]
+            for span in scope["spans"]
+        }
+        wanted = {(node, name) for node in "ab" for name in ("step 1", "step 2", "Commit")}
+        collector.wait(lambda: wanted <= by_host().keys())
+        spans = by_host()
+        for step in ("step 1", "step 2"):
+            root, other = spans["a", step], spans["b", step]
+            self.assertEqual(root["trace_id"], other["trace_id"])
+            self.assertNotIn("parent_span_id", root)
+            self.assertEqual(other["parent_span_id"], root["span_id"])
+            self.assertTrue(attributes(other)["shardd.committed"])
+        self.assertNotEqual(spans["a", "step 1"]["trace_id"], spans["a", "step 2"]["trace_id"])
+        resource = attributes(next(collector.resources("traces"))["resource"])
+        self.assertEqual(resource["service.namespace"], "test")
+
+    def test_a_handover_leaves_nothing_behind(self):
+        collector = self.enter(Collector())
+        settings = {"otlp": f"http://localhost:{collector.port}", "otlp_trace_every": 1}
+        settings["otlp_interval_ms"] = "1h"
+        arguments = [a for pair in settings.items() for a in ("--set", "{}={}".format(*pair))]
+        held = self.enter(support.held_daemon(*arguments))
+        support.ranks(train, 1, held.socket, "before", 1)
+        old = held.pid()
+        support.shardctl(held.socket, "handover")
+        support.wait_until(lambda: held.pid() not in (0, old), 30)
+        collector.wait(lambda: "step 1" in {s["name"] for s in collector.spans()})
+        self.assertEqual(collector.of("metrics"), [])  # the successor has them
+        support.ranks(train, 1, held.socket, "after", 1)
+        self.assertEqual(support.shardctl(held.socket, "status")["otlp"]["error"], "")
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root can be another user")
+    def test_private_jobs_of_others_have_no_spans(self):
+        collector = self.enter(Collector())
+        daemon = self.enter(exporting(collector))
+        os.chmod(os.path.dirname(daemon.socket), 0o755)
+        paths = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+        command = [sys.executable, "-c", PRIVATE.format(daemon.socket)]
+        subprocess.run(command, check=True, timeout=60, env=paths)
+        support.ranks(train, 1, daemon.socket, "open", 1)
+        collector.wait(lambda: "step 1" in {s["name"] for s in collector.spans()})
+        self.assertEqual({attributes(s)["shardd.job"] for s in collector.spans()}, {"open"})
+
     def test_headers_and_tls(self):
         folder = self.enter(tempfile.TemporaryDirectory())
         subprocess.run(
@@ -393,6 +485,17 @@ class Exporter(unittest.TestCase):
         with exporting(collector, scheme="https") as other:  # that CA is none of the machine's
             support.wait_until(lambda: status(other).get("error"))
             self.assertIn("certificate is not accepted", status(other)["error"])
+        with exporting(collector) as other:
+            support.wait_until(lambda: status(other).get("error"))
+            self.assertIn("write https:// in otlp", status(other)["error"])
+        plain = self.enter(Collector())
+        plain.order(status="UNAUTHENTICATED")
+        with exporting(plain, scheme="https") as other:
+            support.wait_until(lambda: status(other).get("error"))
+            self.assertIn("speaks no TLS", status(other)["error"])
+        with exporting(plain) as other:
+            support.wait_until(lambda: status(other).get("error"))
+            self.assertIn("wants other headers", status(other)["error"])
 
     @unittest.skipUnless(LONG, "only in the long form: ten thousand ops")
     def test_what_finds_no_place_is_counted(self):
