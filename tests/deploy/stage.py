@@ -460,6 +460,25 @@ def states_of_a_culprit():
             the_browser.wait_text("#problems", "rank 1 (pid 77) holds it up", text)
 
 
+def the_line_and_groups():
+    """A job that waits for memory, and what the members of a group use together."""
+    with on_stage("jobs,users") as stage:
+        [job] = stage.status["jobs"]
+        job["memory_wait"] = {"position": 2, "ranks": 1, "bytes": 3 << 30, "waited_ms": 5000}
+        job["memory_wait"].update(left_ms=90000, why="2 jobs are before it")
+        kinds = {"name": "state_bytes", "used": 95 << 20, "peak": 96 << 20, "refused": 4}
+        stage.status["groups"] = [
+            {"gid": 1234, "members": 2, "usage": [{**kinds, "limit": 100 << 20}]}
+        ]
+        the_browser.wait_text(
+            "#problems",
+            "Job letters waits for memory: number 2 in the line, for 3.0 GiB.",
+            "2 jobs are before it. It gives up in 90 s.",
+            "The members of group 1234 are near a limit: state_bytes 95.0 MiB of 100 MiB together",
+        )
+        the_browser.wait_text("#users", "@1234 state_bytes", "95.0 MiB of 100 MiB")
+
+
 def a_sentence_each():
     """What else can be wrong has a sentence each."""
     with on_stage() as stage:
@@ -507,6 +526,7 @@ TESTS = [
     stopped_and_nobody_waits,
     one_and_many,
     events_that_come,
+    the_line_and_groups,
 ]
 LONG_TESTS = [
     zoom_while_ops_come,

@@ -129,38 +129,44 @@ export function drawSaving(status) {
 	];
 }
 
+/* A row of the usage of @who, a user or a group. */
+function usageRow(who, u) {
+	const show = /bytes/.test(u.name) ? bytes : count;
+	return {
+		key: `${who} ${u.name}`,
+		class: isNearLimit(u) && "row-bad",
+		cells: [
+			`${who} ${u.name}`, shownUsage(u),
+			isNoLimit(u.limit) ? "no limit" :
+					     h("span", null, h("meter", {
+						     min: "0",
+						     max: String(u.limit),
+						     value: String(u.used),
+						     "aria-hidden": "true"
+					     }),
+						     ` ${percent(u.used, u.limit)}`),
+			show(u.peak), u.refused ? badge(count(u.refused), "warn") : "0"
+		]
+	};
+}
+
 export function drawUsers(status) {
-	const rows = status.users.flatMap(
-		(user) => user.usage.filter((u) => u.used || u.peak || u.refused).map((u) => {
-			const show = /bytes/.test(u.name) ? bytes : count;
-			const none = isNoLimit(u.limit);
-			return {
-				key: `${user.uid} ${u.name}`,
-				class: isNearLimit(u) && "row-bad",
-				cells: [
-					`${user.uid} ${u.name}`, shownUsage(u),
-					none ? "no limit" :
-					       h("span", null, h("meter", {
-						       min: "0",
-						       max: String(u.limit),
-						       value: String(u.used),
-						       "aria-hidden": "true"
-					       }),
-						       ` ${percent(u.used, u.limit)}`),
-					show(u.peak),
-					u.refused ? badge(count(u.refused), "warn") : "0"
-				]
-			};
-		}));
+	const users = status.users.flatMap((user) =>
+		user.usage.filter((u) => u.used || u.peak || u.refused)
+			.map((u) => usageRow(user.uid, u)));
+	const groups = status.groups.flatMap((group) =>
+		group.usage.filter((u) => u.used || u.peak || u.refused || !isNoLimit(u.limit))
+			.map((u) => usageRow(`@${group.gid}`, u)));
 	return [
-		note("Kinds that a user has never used are left out."),
-		table("Usage of users",
+		note("Kinds that a user has never used are left out. Lines with an @ are those of a " +
+			"group: what its members use together."),
+		table("Usage of users and groups",
 			[
 				{name: "User and kind"}, {name: "In use", number: true},
 				{name: "Of the limit"}, {name: "Peak", number: true},
 				{name: "Refused", number: true}
 			],
-			rows)
+			[...users, ...groups])
 	];
 }
 

@@ -131,6 +131,13 @@ function onState(job, add) {
 			[sentence(job.waits)]);
 	else if (job.waits)
 		add(WARN, "waits", `Job ${job.name}: ranks that join wait: ${job.waits}.`, []);
+	if (job.memory_wait) {
+		const m = job.memory_wait;
+		add(WARN, "memory",
+			`Job ${job.name} waits for memory: number ${m.position} in the line, for ${
+				bytes(m.bytes)}.`,
+			[sentence(m.why), `It gives up in ${duration(m.left_ms * 1000)}.`]);
+	}
 	if (job.elastic_wait && !job.ranks.some((r) => r.state === "DEAD"))
 		add(INFO, "elastic",
 			`Job ${job.name} changes its number of ranks: ${job.elastic_wait}.`, []);
@@ -257,6 +264,13 @@ function onDaemon(status, add) {
 }
 
 function onUsers(status, at, add) {
+	for (const group of status.groups)
+		for (const u of group.usage)
+			if (isNearLimit(u))
+				add(WARN, `group ${group.gid} ${u.name}`,
+					`The members of group ${group.gid} are near a limit: ${
+						u.name} ${shownUsage(u)} together.`,
+					[]);
 	for (const user of status.users)
 		for (const u of user.usage) {
 			const refuses = refusedLately(user.uid, u, at);
