@@ -473,8 +473,9 @@ def the_line_and_groups():
         the_browser.wait_text(
             "#problems",
             "Job letters waits for memory: number 2 in the line, for 3.0 GiB.",
-            "2 jobs are before it. It gives up in 90 s.",
-            "The members of group 1234 are near a limit: state_bytes 95.0 MiB of 100 MiB together",
+            "2 jobs are before it.",
+            "It gives up in 90 s.",
+            "The members of group 1234 are near a limit: state_bytes 95.0 MiB of 100 MiB together.",
         )
         the_browser.wait_text("#users", "@1234 state_bytes", "95.0 MiB of 100 MiB")
 
