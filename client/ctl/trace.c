@@ -95,9 +95,12 @@ static int trace_parse(struct arguments *a, int argc, char **argv)
 static bool trace_wants(const struct arguments *a, uint32_t uid, const char *job)
 {
 	for (size_t i = 0; i < a->n_jobs; i++) {
-		char *name = a->jobs[i].name, *slash = strchr(name, '/');
-		uint32_t owner = slash ? (uint32_t)strtoul(name, NULL, 10) : geteuid();
+		const char *name = a->jobs[i].name, *slash;
+		uint32_t owner;
 
+		CHECK(name); /* parsed */
+		slash = strchr(name, '/');
+		owner = slash ? (uint32_t)strtoul(name, NULL, 10) : geteuid();
 		if (owner == uid && strcmp(slash ? slash + 1 : name, job) == 0)
 			return true;
 	}

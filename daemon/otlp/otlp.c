@@ -232,9 +232,9 @@ static void otlp_signal_count_answer(struct otlp_signal *sig, const struct otlp_
 
 static void otlp_signal_refused(struct otlp_signal *sig, const struct otlp_answer *a)
 {
-	const bool gives_up =
-		clock_now_us() - sig->failing_since_us > OTLP_GIVE_UP_S * UINT64_C(1000000);
-	const uint64_t wait = a->wait_ms * 1000u, pause = otlp_pause_us(sig);
+	const uint64_t most = OTLP_GIVE_UP_S * UINT64_C(1000000), pause = otlp_pause_us(sig);
+	const uint64_t wait = a->wait_ms * 1000u < most ? a->wait_ms * 1000u : most;
+	const bool gives_up = clock_now_us() - sig->failing_since_us > most;
 
 	if (!a->again || gives_up || sig->o->stopping || sig == &sig->o->metrics) {
 		otlp_signal_drop(sig);
@@ -282,12 +282,13 @@ static uint32_t otlp_call_ms(const struct otlp *o)
 static void otlp_signal_send(struct otlp_signal *sig)
 {
 	struct otlp_requests *all = &sig->requests;
-	const struct otlp_request *r = &all->list[all->at];
+	const struct otlp_request *r;
 
 	if (all->at == all->n) {
 		otlp_signal_end(sig);
 		return;
 	}
+	r = &all->list[all->at];
 	otlp_signal_move(sig, OTLP_SENDING);
 	sig->cancelled = false;
 	sig->call = otlp_rpc_call(sig->o->rpc, sig->method, r->data, r->bytes, otlp_call_ms(sig->o),
@@ -322,6 +323,10 @@ static void otlp_worked(uv_work_t *work, int status)
 		user_charge(&sig->memory, sig->o->user, USER_MEMORY, sig->requests.bytes, &f);
 	if (f.code) {
 		otlp_signal_failed(sig, "RESOURCE_EXHAUSTED", f.text);
+		if (!sig->packed) /* what is missing there is dropped, too */
+			otlp_requests_deinit(&sig->requests);
+		if (!sig->packed && sig == &sig->o->traces)
+			sig->counts.dropped += sig->o->spans.n_taken;
 		otlp_signal_drop(sig);
 	} else {
 		otlp_signal_send(sig);
