@@ -495,6 +495,14 @@ class ExitCodes(unittest.TestCase):
             self.assertEqual(1, said.returncode, arguments)
             self.assertIn(b"cannot write the output", said.stderr)
 
+    def test_errors_cannot_control_the_terminal(self):
+        bad = "/nonexistent/\x9b31m\u202e\x1b[31m"
+        for arguments in (["checkpoint", "verify", bad], ["--socket", bad, "status"]):
+            said = subprocess.run([CTL, "--socket", self.at, *arguments], text=True, timeout=60,
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                  encoding="utf-8")
+            self.assertIn("/nonexistent/?31m??[31m", said.stderr)
+
     def test_run(self):
         for code, command in ((0, "true"), (7, "exit 7"), (137, "kill -9 $$"), (143, "kill $$")):
             ctl(self.at, "run", "-n", "2", "--", "sh", "-c", command, code=code)
@@ -509,6 +517,20 @@ class ExitCodes(unittest.TestCase):
             said = ctl(self.at, *arguments).split("exit code:")[1]
             for code in ("0 ", "1 ", "2 ", "3 ", "127 ", "128+"):
                 self.assertIn(code, said)
+
+
+class Events(unittest.TestCase):
+    def test_a_path_cannot_control_the_terminal(self):
+        with tempfile.TemporaryDirectory() as root, \
+                support.daemon("--set", f"checkpoint_roots={root}") as at, training(at, "j", 1):
+            folder = root + "/\x9b31m\u202e\x1b[31m"
+            os.mkdir(folder)
+            ctl(at, "checkpoint", "policy", "j", folder, "--every-steps", "1")
+            os.rename(folder, root + "/gone")
+            support.wait_until(lambda: "CHECKPOINT_FAILED" in ctl(at, "events"))
+            said = ctl(at, "events")
+            self.assertIn("/?31m??[31m", said)
+            self.assertNotRegex(said, "[\x9b\u202e\x1b]")
 
 
 class TopAlone(unittest.TestCase):
