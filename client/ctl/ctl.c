@@ -76,7 +76,12 @@ int ctl_error(const struct shardd_error *err)
 
 int ctl_broken(void)
 {
-	fputs("shardctl: RESOURCE_EXHAUSTED: out of memory, or cannot write the output\n", stderr);
+	static bool said;
+
+	if (!said)
+		fputs("shardctl: RESOURCE_EXHAUSTED: out of memory, or cannot write the output\n",
+		      stderr);
+	said = true; /* the end of main finds the same */
 	return CTL_FAILED;
 }
 
