@@ -3,6 +3,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import pwd
@@ -534,6 +535,24 @@ class Events(unittest.TestCase):
 
 
 class TopAlone(unittest.TestCase):
+    def test_an_interrupt_ends_it_though_the_daemon_hangs(self):
+        with support.daemon() as at:
+            support.wait_until(lambda: subprocess.run([CTL, "--socket", at, "health"],
+                                                      capture_output=True).returncode == 0)
+            pid = json.loads(ctl(at, "--json", "status"))["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                top = subprocess.Popen([CTL, "--socket", at, "top", "-b"],
+                                       stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                time.sleep(0.5)  # it asks, and gets no answer for 5 s
+                began = time.monotonic()
+                top.send_signal(signal.SIGINT)
+                self.assertEqual(b"", top.communicate(timeout=60)[1])
+                self.assertEqual(0, top.returncode)
+                self.assertLess(time.monotonic() - began, 3)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
     def test_it_says_that_the_daemon_is_gone_and_finds_the_next(self):
         with tempfile.TemporaryDirectory() as folder:
             at = folder + "/s"
