@@ -110,6 +110,13 @@ class Tables(unittest.TestCase):
                 self.assertLessEqual(columns(line), 80, f"{verb}: {line}")
         self.assertIn("…", ctl(self.at, "jobs", COLUMNS="80"))
 
+    def test_sentences_fit_too(self):
+        for width in (40, 80):
+            for verb in (["plan", "--params", "10T", "--ranks", "1024"], ["slow", LONG]):
+                code = 1 if verb[0] == "plan" else 0  # it does not fit
+                for line in ctl(self.at, *verb, code=code, COLUMNS=str(width)).splitlines():
+                    self.assertLessEqual(columns(line), width, f"{verb}: {line}")
+
     def test_no_number_is_left_out(self):
         for verb in (["units", LONG], ["users"]):
             whole = ctl(self.at, *verb)
