@@ -240,6 +240,7 @@ class Completion(unittest.TestCase):
                              complete_in_bash(self.at, "units", "nob"))
         self.assertEqual(["applied"], complete_in_bash(self.at, "job", "create", "x", "--resume",
                                                        "=", "ap"))
+        self.assertEqual(["adam", "adamw"], complete_in_bash(self.at, "plan", "--optimizer", "ad"))
         self.assertEqual([str(FILES / "shardctl.fish")], complete_in_bash(
             self.at, "trace", "-o", str(FILES / "shardctl.f")))
 
