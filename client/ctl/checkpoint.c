@@ -22,15 +22,15 @@
 
 static int checkpoint_fault(const struct fault *f)
 {
-	fprintf(stderr, "shardctl: %s: %s\n", fault_code_name(f->code), f->text);
+	ctl_print_error(fault_code_name(f->code), "%s", f->text);
 	return CTL_FAILED;
 }
 
 /* @path: the folder that the checkpoint of @step is in. */
 static int checkpoint_step_fault(const char *path, uint64_t step, const struct fault *f)
 {
-	fprintf(stderr, "shardctl: %s: step %" PRIu64 " in '%s': %s\n", fault_code_name(f->code),
-		step, path, f->text);
+	ctl_print_error(fault_code_name(f->code), "step %" PRIu64 " in '%s': %s", step, path,
+			f->text);
 	return CTL_FAILED;
 }
 
@@ -110,9 +110,8 @@ static int checkpoint_dir(const struct checkpoint_args *a)
 	int fd = open(a->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
 	if (fd < 0)
-		fprintf(stderr, "shardctl: %s: opening '%s': %s\n",
-			errno == ENOENT ? "NOT_FOUND" : "FAILED_PRECONDITION", a->path,
-			strerror(errno));
+		ctl_print_error(errno == ENOENT ? "NOT_FOUND" : "FAILED_PRECONDITION",
+				"opening '%s': %s", a->path, strerror(errno));
 	return fd;
 }
 

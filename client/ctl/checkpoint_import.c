@@ -118,7 +118,7 @@ int checkpoint_import(struct ctl *ctl, int argc, char **argv)
 	if (dir < 0)
 		return CTL_FAILED;
 	if (import_file(dir, file, &a.o, &x, &f)) {
-		fprintf(stderr, "shardctl: %s: %s\n", fault_code_name(f.code), f.text);
+		ctl_print_error(fault_code_name(f.code), "%s", f.text);
 		return CTL_FAILED;
 	}
 	r = checkpoint_import_report(ctl, &x, a.dir);

@@ -51,9 +51,25 @@ int ctl_no_arguments(int argc, char **argv)
 	return argc > 1 ? ctl_usage("%s takes no argument \"%s\"", argv[0], argv[1]) : CTL_OK;
 }
 
+void ctl_print_error(const char *code, const char *fmt, ...)
+{
+	_cleanup_(freep) char *text = NULL;
+	va_list ap;
+	int n;
+
+	va_start(ap, fmt);
+	n = vasprintf(&text, fmt, ap);
+	va_end(ap);
+	if (n < 0)
+		text = NULL;
+	else
+		width_clean(text);
+	fprintf(stderr, "shardctl: %s: %s\n", code, text ? text : "out of memory");
+}
+
 int ctl_error(const struct shardd_error *err)
 {
-	fprintf(stderr, "shardctl: %s: %s\n", shardd_code_name(err->code), err->text);
+	ctl_print_error(shardd_code_name(err->code), "%s", err->text);
 	/* The daemon itself says neither of a call that it could answer. */
 	if (err->code == SHARDD_UNAVAILABLE || err->code == SHARDD_DEADLINE_EXCEEDED)
 		return CTL_UNREACHABLE;
@@ -62,7 +78,12 @@ int ctl_error(const struct shardd_error *err)
 
 int ctl_broken(void)
 {
-	fputs("shardctl: RESOURCE_EXHAUSTED: out of memory, or cannot write the output\n", stderr);
+	static bool said;
+
+	if (!said)
+		fputs("shardctl: RESOURCE_EXHAUSTED: out of memory, or cannot write the output\n",
+		      stderr);
+	said = true; /* the end of main finds the same */
 	return CTL_FAILED;
 }
 

@@ -79,6 +79,10 @@ int ctl_getopt(int argc, char **argv, const char *letters, const struct option *
 /* Refuse arguments after the verb. Return: CTL_OK or CTL_USAGE. */
 int ctl_no_arguments(int argc, char **argv);
 
+/* Print a sentence on stderr as the error @code, without what a terminal would obey: it may have been
+ * made from what another user or a file says. */
+void ctl_print_error(const char *code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
 /* Print @err on stderr. Return: CTL_UNREACHABLE or CTL_FAILED. */
 int ctl_error(const struct shardd_error *err);
 

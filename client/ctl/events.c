@@ -1,5 +1,4 @@
 /* shardctl events: what has happened to jobs, and, with -f, what happens. */
-#include <ctype.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
+#include "ctl/width.h"
 #include "json/json.h"
 
 #define EVENTS_LIMIT   20u
@@ -54,33 +54,30 @@ static uint64_t events_lost(struct events_seen *s, const Shardd__V1__Event *e)
 	return lost;
 }
 
-static void events_print_clean(const char *text)
+static int events_print_line(const Shardd__V1__Event *e)
 {
-	for (; *text; text++)
-		putchar(iscntrl((unsigned char)*text) ? '?' : *text);
-}
-
-static void events_print_line(const Shardd__V1__Event *e)
-{
+	_cleanup_(freep) char *text = strdup(e->text);
 	const char *kind = json_state(&shardd__v1__event_kind__descriptor, e->kind);
 	time_t at = (time_t)(e->unix_ms / 1000);
 	char when[32] = "-", job[CTL_JOB_MAX];
 	struct tm tm;
 
+	if (!text)
+		return ctl_broken();
 	if (localtime_r(&at, &tm))
 		strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S", &tm);
 	ctl_job_text(e->uid, e->job, job);
 	printf("%s.%03u ", when, (unsigned)(e->unix_ms % 1000));
-	events_print_clean(job);
-	printf(" %s", *kind ? kind : "?");
+	width_clean(job);
+	printf("%s %s", job, *kind ? kind : "?");
 	if (e->rank >= 0)
 		printf(" rank %d", e->rank);
 	if (e->pid > 0)
 		printf(" (pid %d)", e->pid);
-	if (*e->text)
-		fputs(": ", stdout);
-	events_print_clean(e->text);
-	putchar('\n');
+	/* it may have a path in it, which its user has chosen */
+	width_clean(text);
+	printf("%s%s\n", *text ? ": " : "", text);
+	return CTL_OK;
 }
 
 static int events_print_json(const Shardd__V1__Event *e)
@@ -126,10 +123,7 @@ static int events_print(struct ctl *ctl, const struct events_ask *a,
 		if (!events_is_of(a, e) ||
 		    (!a->commits && e->kind == SHARDD__V1__EVENT_KIND__EVENT_KIND_COMMIT))
 			continue;
-		if (ctl->json)
-			r = events_print_json(e);
-		else
-			events_print_line(e);
+		r = ctl->json ? events_print_json(e) : events_print_line(e);
 	}
 	return r == CTL_OK && (fflush(stdout) != 0 || ferror(stdout)) ? ctl_broken() : r;
 }

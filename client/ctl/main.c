@@ -22,8 +22,9 @@ static const struct ctl_verb verbs[] = {
 	{ "plan", "--params N --ranks N ...", "compute what a job takes, and if it fits", ctl_plan,
 	  "  plan --params N --ranks N [--nodes N] [--replicas N]\n"
 	  "       [--units N | --unit-params N] [--dtype [STORAGE/]COMPUTE]\n"
-	  "       [--gradient-dtype TYPE] [--optimizer NAME] [--amsgrad] [--in-backward]\n"
-	  "       [--clip] [--resume applied|committed|no-copy]\n"
+	  "       [--gradient-dtype fp32|bf16|fp16]\n"
+	  "       [--optimizer none|sgd|momentum|adam|adamw|trainer] [--amsgrad]\n"
+	  "       [--in-backward] [--clip] [--resume applied|committed|no-copy]\n"
 	  "       [--trainable N | --lora RANK --hidden N --layers N [--targets N]]\n"
 	  "       [--backend host|cuda] [--devices N]\n" },
 	{ "jobs", "", "list the jobs", ctl_jobs, NULL },

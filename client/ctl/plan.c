@@ -476,25 +476,29 @@ static int plan_print_table(struct ctl *ctl, const struct plan *plan, uint32_t h
 static int plan_print(struct ctl *ctl, const struct plan_model *m, const struct plan_place *p,
 		      const struct plan *plan, const char *why)
 {
+	static const char *const notes[] = {
+		"least: one unit at a time is gathered and has gradients, and no checkpoint is "
+		"written",
+		"most: all units are and have, each rank stores 64 KiB with a commit, and a "
+		"checkpoint copies all of the state",
+		"not included: activations and all else that the trainers allocate themselves; "
+		"buffers of units; rounding of memory to pages of 4 KiB (a GPU: 2 MiB)",
+	};
 	int r;
 
-	printf("%llu parameters, %llu of them trained, in %u units; %u ranks in %u replica%s on %u "
-	       "node%s with %u device%s each (%s)\n",
-	       (unsigned long long)(m->trained + m->frozen), (unsigned long long)m->trained,
-	       m->units, p->ranks, p->replicas, p->replicas == 1 ? "" : "s", p->nodes,
-	       p->nodes == 1 ? "" : "s", p->devices, p->devices == 1 ? "" : "s",
-	       p->is_staggered ? "host" : "cuda");
+	ctl_print_sentence(ctl, 0,
+			   "%llu parameters, %llu of them trained, in %u units; %u ranks in %u "
+			   "replica%s on %u "
+			   "node%s with %u device%s each (%s)",
+			   (unsigned long long)(m->trained + m->frozen),
+			   (unsigned long long)m->trained, m->units, p->ranks, p->replicas,
+			   p->replicas == 1 ? "" : "s", p->nodes, p->nodes == 1 ? "" : "s",
+			   p->devices, p->devices == 1 ? "" : "s",
+			   p->is_staggered ? "host" : "cuda");
 	r = plan_print_table(ctl, plan, p->ranks / p->nodes);
-	puts("least: one unit at a time is gathered and has gradients, and no checkpoint is "
-	     "written\n"
-	     "most: all units are and have, each rank stores 64 KiB with a commit, and a "
-	     "checkpoint\n"
-	     "copies all of the state\n"
-	     "not included: activations and all else that the trainers allocate themselves; "
-	     "buffers\n"
-	     "of units; rounding of memory to pages of 4 KiB (a GPU: 2 MiB)");
-	puts(why);
-	return r;
+	for (size_t i = 0; i < ARRAY_SIZE(notes); i++)
+		ctl_print_sentence(ctl, 0, "%s", notes[i]);
+	return ctl_print_sentence(ctl, 0, "%s", why) == CTL_OK ? r : CTL_FAILED;
 }
 
 static json_t *plan_json_bytes(const struct plan_bytes *b)

@@ -73,18 +73,21 @@ static void slow_row(struct table *t, const struct late *l, const struct late_ra
 }
 
 /* What the table is not about. */
-static void slow_print_nodes(const Shardd__V1__JobStatus *j)
+static void slow_print_nodes(struct ctl *ctl, const Shardd__V1__JobStatus *j)
 {
 	for (size_t i = 0; i < j->n_nodes; i++) {
 		const Shardd__V1__JobNodeStatus *n = j->nodes[i];
 
 		if (n->here && n->ranks)
-			printf("read: the records of node %.64s, which has ranks %u to %u\n",
-			       n->name, n->first, n->first + n->ranks - 1);
+			ctl_print_sentence(
+				ctl, 0, "read: the records of node %.64s, which has ranks %u to %u",
+				n->name, n->first, n->first + n->ranks - 1);
 		else if (n->ranks)
-			printf("not read: those of node %.64s (ranks %u to %u); run shardctl slow "
-			       "there\n",
-			       n->name, n->first, n->first + n->ranks - 1);
+			ctl_print_sentence(
+				ctl, 0,
+				"not read: those of node %.64s (ranks %u to %u); run shardctl slow "
+				"there",
+				n->name, n->first, n->first + n->ranks - 1);
 	}
 }
 
@@ -99,16 +102,18 @@ static int slow_print(struct ctl *ctl, const Shardd__V1__JobStatus *j, const str
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 	int r = CTL_OK;
 
-	printf("%s\n", text);
-	slow_print_nodes(j);
+	ctl_print_sentence(ctl, 0, "%s", text);
+	slow_print_nodes(ctl, j);
 	for (size_t i = 0; t && i < l->n; i++)
 		slow_row(t, l, &l->ranks[i]);
 	if (l->n || !t)
 		r = ctl_print_table(ctl, NULL, t);
 	if (r == CTL_OK && l->incomplete)
-		printf("%llu more collectives left out: they have not ended well on all ranks, or "
-		       "their records are gone\n",
-		       (unsigned long long)l->incomplete);
+		ctl_print_sentence(
+			ctl, 0,
+			"%llu more collectives left out: they have not ended well on all ranks, or "
+			"their records are gone",
+			(unsigned long long)l->incomplete);
 	return r;
 }
 

@@ -183,6 +183,18 @@ static void top_take(struct top *t)
 	top_frame_arrange(&t->last, &t->look);
 }
 
+/* Without keys. Return: false if a signal came first. */
+static bool top_await(struct top *t)
+{
+	while (top_ask_is_open(&t->ask) && !top_stopped && !top_ask_wait(&t->ask, SLICE_MS * 10))
+		;
+	if (top_ask_is_open(&t->ask) && top_stopped)
+		return false;
+	if (top_ask_is_open(&t->ask))
+		top_take(t);
+	return true;
+}
+
 /* ------------------------------------------------------------------------ text */
 
 static int top_print(struct top *t)
@@ -217,10 +229,8 @@ static int top_run_batch(struct top *t)
 	t->look.all = true;
 	for (uint64_t i = 0; r == CTL_OK && !top_stopped && (!t->frames || i <= t->frames); i++) {
 		top_begin(t);
-		while (top_ask_is_open(&t->ask) && !top_ask_wait(&t->ask, SLICE_MS * 10))
-			;
-		if (top_ask_is_open(&t->ask))
-			top_take(t);
+		if (!top_await(t))
+			break;
 		if (i == 0 && t->err.code)
 			return ctl_error(&t->err);
 		if (i > 1)
@@ -378,10 +388,8 @@ static int top_run(struct top *t)
 	if (t->batch)
 		return top_run_batch(t);
 	top_begin(t);
-	while (top_ask_is_open(&t->ask) && !top_stopped && !top_ask_wait(&t->ask, SLICE_MS * 10))
-		;
-	if (top_ask_is_open(&t->ask) && !top_stopped)
-		top_take(t);
+	if (!top_await(t))
+		return CTL_OK;
 	if (t->err.code)
 		return ctl_error(&t->err);
 	if (top_screen_open(t->ctl->color) < 0)

@@ -3,6 +3,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import pwd
@@ -108,6 +109,13 @@ class Tables(unittest.TestCase):
             for line in ctl(self.at, *verb, COLUMNS="80").splitlines():
                 self.assertLessEqual(columns(line), 80, f"{verb}: {line}")
         self.assertIn("…", ctl(self.at, "jobs", COLUMNS="80"))
+
+    def test_sentences_fit_too(self):
+        for width in (40, 80):
+            for verb in (["plan", "--params", "10T", "--ranks", "1024"], ["slow", LONG]):
+                code = 1 if verb[0] == "plan" else 0  # it does not fit
+                for line in ctl(self.at, *verb, code=code, COLUMNS=str(width)).splitlines():
+                    self.assertLessEqual(columns(line), width, f"{verb}: {line}")
 
     def test_no_number_is_left_out(self):
         for verb in (["units", LONG], ["users"]):
@@ -232,6 +240,7 @@ class Completion(unittest.TestCase):
                              complete_in_bash(self.at, "units", "nob"))
         self.assertEqual(["applied"], complete_in_bash(self.at, "job", "create", "x", "--resume",
                                                        "=", "ap"))
+        self.assertEqual(["adam", "adamw"], complete_in_bash(self.at, "plan", "--optimizer", "ad"))
         self.assertEqual([str(FILES / "shardctl.fish")], complete_in_bash(
             self.at, "trace", "-o", str(FILES / "shardctl.f")))
 
@@ -493,7 +502,15 @@ class ExitCodes(unittest.TestCase):
                 said = subprocess.run([CTL, "--socket", self.at, *arguments], stdout=full,
                                       stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
             self.assertEqual(1, said.returncode, arguments)
-            self.assertIn(b"cannot write the output", said.stderr)
+            self.assertEqual(1, said.stderr.count(b"cannot write the output"), arguments)
+
+    def test_errors_cannot_control_the_terminal(self):
+        bad = "/nonexistent/\x9b31m\u202e\x1b[31m"
+        for arguments in (["checkpoint", "verify", bad], ["--socket", bad, "status"]):
+            said = subprocess.run([CTL, "--socket", self.at, *arguments], text=True, timeout=60,
+                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                  encoding="utf-8")
+            self.assertIn("/nonexistent/?31m??[31m", said.stderr)
 
     def test_run(self):
         for code, command in ((0, "true"), (7, "exit 7"), (137, "kill -9 $$"), (143, "kill $$")):
@@ -511,7 +528,39 @@ class ExitCodes(unittest.TestCase):
                 self.assertIn(code, said)
 
 
+class Events(unittest.TestCase):
+    def test_a_path_cannot_control_the_terminal(self):
+        with tempfile.TemporaryDirectory() as root, \
+                support.daemon("--set", f"checkpoint_roots={root}") as at, training(at, "j", 1):
+            folder = root + "/\x9b31m\u202e\x1b[31m"
+            os.mkdir(folder)
+            ctl(at, "checkpoint", "policy", "j", folder, "--every-steps", "1")
+            os.rename(folder, root + "/gone")
+            support.wait_until(lambda: "CHECKPOINT_FAILED" in ctl(at, "events"))
+            said = ctl(at, "events")
+            self.assertIn("/?31m??[31m", said)
+            self.assertNotRegex(said, "[\x9b\u202e\x1b]")
+
+
 class TopAlone(unittest.TestCase):
+    def test_an_interrupt_ends_it_though_the_daemon_hangs(self):
+        with support.daemon() as at:
+            support.wait_until(lambda: subprocess.run([CTL, "--socket", at, "health"],
+                                                      capture_output=True).returncode == 0)
+            pid = json.loads(ctl(at, "--json", "status"))["pid"]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                top = subprocess.Popen([CTL, "--socket", at, "top", "-b"],
+                                       stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                time.sleep(0.5)  # it asks, and gets no answer for 5 s
+                began = time.monotonic()
+                top.send_signal(signal.SIGINT)
+                self.assertEqual(b"", top.communicate(timeout=60)[1])
+                self.assertEqual(0, top.returncode)
+                self.assertLess(time.monotonic() - began, 3)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+
     def test_it_says_that_the_daemon_is_gone_and_finds_the_next(self):
         with tempfile.TemporaryDirectory() as folder:
             at = folder + "/s"
