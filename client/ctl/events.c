@@ -13,6 +13,7 @@
 #include "ctl/width.h"
 #include "json/json.h"
 
+#define METHOD_EVENTS  "/shardd.v1.StatusService/Events"
 #define EVENTS_LIMIT   20u
 #define EVENTS_WAIT_MS 5000u /* below the time limit of a call */
 #define EVENTS_USERS   64u
@@ -110,18 +111,29 @@ static bool events_is_of(const struct events_ask *a, const Shardd__V1__Event *e)
 	return !*a->job || (e->uid == uid && strcmp(e->job, slash ? slash + 1 : a->job) == 0);
 }
 
-static int events_print(struct ctl *ctl, const struct events_ask *a,
-			const Shardd__V1__EventsResponse *reply, struct events_seen *seen)
+static bool events_wanted(const struct events_ask *a, const Shardd__V1__Event *e)
 {
+	return events_is_of(a, e) &&
+	       (a->commits || e->kind != SHARDD__V1__EVENT_KIND__EVENT_KIND_COMMIT);
+}
+
+/* @first: of those that are kept already, at most a->number are printed, the latest. */
+static int events_print(struct ctl *ctl, const struct events_ask *a,
+			const Shardd__V1__EventsResponse *reply, struct events_seen *seen,
+			bool first)
+{
+	size_t wanted = 0;
 	int r = CTL_OK;
 
+	for (size_t i = 0; first && i < reply->n_events; i++)
+		wanted += events_wanted(a, reply->events[i]);
 	for (size_t i = 0; r == CTL_OK && i < reply->n_events; i++) {
 		const Shardd__V1__Event *e = reply->events[i];
+		uint64_t lost = events_lost(seen, e);
 
-		if (seen)
-			events_print_lost(ctl, events_lost(seen, e));
-		if (!events_is_of(a, e) ||
-		    (!a->commits && e->kind == SHARDD__V1__EVENT_KIND__EVENT_KIND_COMMIT))
+		if (!first)
+			events_print_lost(ctl, lost);
+		if (!events_wanted(a, e) || (first && wanted-- > a->number))
 			continue;
 		r = ctl->json ? events_print_json(e) : events_print_line(e);
 	}
@@ -133,37 +145,50 @@ struct events_last {
 	uint64_t last, run;
 };
 
-/* @seen: NULL: the first time. */
 static int events_ask(struct ctl *ctl, const struct events_ask *a,
 		      const Shardd__V1__EventsRequest *request, struct events_seen *seen,
-		      struct events_last *ret_last)
+		      struct events_last *last)
 {
+	bool first = !last->run;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	const Shardd__V1__EventsResponse *events;
-	int r = ctl_call(ctl, "/shardd.v1.StatusService/Events", &request->base,
+	int r = ctl_call(ctl, METHOD_EVENTS, &request->base,
 			 &shardd__v1__events_response__descriptor, &reply);
 
 	if (r != CTL_OK)
 		return r;
 	events = (const Shardd__V1__EventsResponse *)reply;
-	*ret_last = (struct events_last){ events->last, events->run };
-	return events_print(ctl, a, events, seen);
+	*last = (struct events_last){ events->last, events->run };
+	return events_print(ctl, a, events, seen, first);
+}
+
+/* Would the daemon take the name of the job? */
+static int events_check_job(struct ctl *ctl, const struct events_ask *a)
+{
+	Shardd__V1__EventsRequest request = SHARDD__V1__EVENTS_REQUEST__INIT;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+
+	request.job = a->job;
+	request.limit = 1;
+	return ctl_call(ctl, METHOD_EVENTS, &request.base, &shardd__v1__events_response__descriptor,
+			&reply);
 }
 
 /* Until the daemon or the output ends. All events are asked for: gaps in their numbers are losses. */
-static int events_follow(struct ctl *ctl, const struct events_ask *a, struct events_last *last)
+static int events_follow(struct ctl *ctl, const struct events_ask *a)
 {
 	Shardd__V1__EventsRequest request = SHARDD__V1__EVENTS_REQUEST__INIT;
 	struct events_seen seen = { .n = 0 };
-	int r;
+	struct events_last last = { 0 };
+	int r = events_check_job(ctl, a);
 
-	request.wait_ms = EVENTS_WAIT_MS;
 	request.with_commits = true;
-	do {
-		request.after = last->last;
-		request.run = last->run;
-		r = events_ask(ctl, a, &request, &seen, last);
-	} while (r == CTL_OK);
+	while (r == CTL_OK) {
+		request.after = last.last;
+		request.run = last.run;
+		r = events_ask(ctl, a, &request, &seen, &last);
+		request.wait_ms = EVENTS_WAIT_MS;
+	}
 	return r;
 }
 
@@ -198,13 +223,15 @@ int ctl_events(struct ctl *ctl, int argc, char **argv)
 	struct events_ask ask = { .job = (char *)"", .number = EVENTS_LIMIT };
 	char name[CTL_JOB_MAX];
 	struct events_last last = { 0 };
+	struct events_seen seen = { .n = 0 };
 	int r = events_parse(&ask, name, argc, argv);
 
 	if (r != CTL_OK)
 		return r;
+	if (ask.follows)
+		return events_follow(ctl, &ask);
 	request.job = ask.job;
 	request.limit = (uint32_t)ask.number;
 	request.with_commits = ask.commits;
-	r = events_ask(ctl, &ask, &request, NULL, &last);
-	return r == CTL_OK && ask.follows ? events_follow(ctl, &ask, &last) : r;
+	return events_ask(ctl, &ask, &request, &seen, &last);
 }

@@ -155,8 +155,8 @@ export function drawUsers(status) {
 		user.usage.filter((u) => u.used || u.peak || u.refused)
 			.map((u) => usageRow(user.uid, u)));
 	const inUse = (u) => u.used || u.peak || u.refused || !isNoLimit(u.limit);
-	const groups = status.groups.flatMap(
-		(group) => group.usage.filter(inUse).map((u) => usageRow(`@${group.gid}`, u)));
+	const groups = status.groups.flatMap((group) =>
+		group.usage.filter(inUse).map((u) => usageRow(`@${group.gid}`, u)));
 	return [
 		note("Kinds that a user has never used are left out. Lines with an @ are those of a " +
 			"group: what its members use together."),
