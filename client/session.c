@@ -212,24 +212,25 @@ static void session_note_job(struct shardd_client *c, const char *name)
 }
 
 /* Called with c->order held. */
-static int session_join(struct shardd_client *c, Shardd__V1__JoinRequest *request,
+static int session_join(struct shardd_client *c, const Shardd__V1__JoinRequest *request,
 			struct shardd_membership *ret, uint32_t *ret_link, struct shardd_error *err)
 {
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	uint8_t expected[EXPECT_BYTES] = { 0 };
+	Shardd__V1__JoinRequest asks = *request;
 	bool any, resumed;
 	int r = expect_find(c->socket, request->job->name, expected, &any, err);
 
 	if (r < 0)
 		return r;
 	if (any)
-		request->instance = (ProtobufCBinaryData){ EXPECT_BYTES, expected };
+		asks.instance = (ProtobufCBinaryData){ EXPECT_BYTES, expected };
 	reconnect_collect(c); /* a former session of this rank ends with its connection */
 	r = device_part(c, err);
 	if (r < 0)
 		return r;
-	r = call_once(c, METHOD_Join, &request->base, &shardd__v1__join_response__descriptor,
-		      &reply, ret_link, err);
+	r = call_once(c, METHOD_Join, &asks.base, &shardd__v1__join_response__descriptor, &reply,
+		      ret_link, err);
 	if (r < 0)
 		return r;
 	session_note_job(c, request->job->name);

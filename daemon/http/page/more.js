@@ -158,8 +158,8 @@ export function drawUsers(status) {
 	const groups = status.groups.flatMap((group) =>
 		group.usage.filter(inUse).map((u) => usageRow(`@${group.gid}`, u)));
 	return [
-		note("Kinds that a user has never used are left out. Lines with an @ are of a group: " +
-			"what its members use together."),
+		note("Kinds that a user has never used are left out. Lines with an @ are of a " +
+			"group: what its members use together."),
 		table("Usage of users and groups",
 			[
 				{name: "User and kind"}, {name: "In use", number: true},
