@@ -371,6 +371,7 @@ static int server_set_limits(struct server *s)
 
 	s->node.limits = (struct node_limits){
 		.job_quota_bytes = c->job_quota_bytes,
+		.max_wait_for_memory_ms = c->ttl.max_wait_for_memory_ms,
 		.job_ttl_s = c->ttl.job_s,
 		.max_job_ttl_s = c->ttl.max_job_s,
 		.uncommitted_ttl_s = c->ttl.uncommitted_s,

@@ -89,6 +89,11 @@ const struct config_key config_keys[] = {
 	  .help = "How long an EPHEMERAL job that has never committed a step is kept after its last\n"
 		  "trainer died: there is nothing to resume from. Applies if the job's own time is\n"
 		  "longer. 0: the job's own time." },
+	{ FIELD_AS("max_wait_for_memory_ms", ttl.max_wait_for_memory_ms), .type = CONFIG_MILLIS, .min = 1, .max = 30 * DAY_MS, .zero = true,
+	  .by_default = "1h", .runtime = true,
+	  .help = "The longest time that a job may ask to wait in the line for memory; the daemon\n"
+		  "refuses a longer one. While a job waits, others behind it get no memory for shards\n"
+		  "on the devices that it asks for. 0: no job waits." },
 	{ FIELD(op_timeout_ms), .type = CONFIG_MILLIS, .min = 1, .max = 30 * DAY_MS,
 	  .by_default = "10min", .runtime = true,
 	  .help = "Deadline of an operation that does not set one. When it passes, the operation ends\n"

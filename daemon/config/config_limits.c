@@ -12,6 +12,7 @@
 
 #define ENTRY_MAX 64u /* bytes of one as text: "@4294967295:total_daemon_bytes=..." */
 
+_Static_assert(CONFIG_MAX_IDS <= USER_GROUPS, "each entry may name a group of its own");
 _Static_assert(ENTRY_MAX *CONFIG_MAX_IDS <= CONFIG_VALUE_MAX, "a full list fits as text");
 
 static int config_limits_refuse(const struct config_key *k, const char *item, const char *why,

@@ -57,11 +57,12 @@ struct config_log {
 	char file[512];  /* "": stderr */
 };
 
-/* How long jobs live without trainers. */
+/* How long jobs live without trainers, and how long they wait for memory. */
 struct config_ttl {
-	uint32_t job_s;         /* 86400 */
-	uint32_t max_job_s;     /* the most a job may ask for; 604800 */
-	uint32_t uncommitted_s; /* of crashed jobs without a commit; 0: their own; 600 */
+	uint32_t job_s;                  /* 86400 */
+	uint32_t max_job_s;              /* the most a job may ask for; 604800 */
+	uint32_t uncommitted_s;          /* of crashed jobs without a commit; 0: their own; 600 */
+	uint32_t max_wait_for_memory_ms; /* 3600000 */
 };
 
 /* The HTTP server: http..., and who sees the status of all jobs. */

@@ -161,24 +161,26 @@ static void user_leave_groups(struct user *u)
 	u->in_groups = 0;
 }
 
-static void user_join_groups(struct user *u)
+static void user_join_group(struct user *u, unsigned i)
 {
-	struct user_group *g;
+	struct user_group *g = &u->users->groups[i];
 
-	for (unsigned i = 0; !user_is_admin(u->uid) && i < u->users->n_groups; i++)
-		if (user_has_gid(u, u->users->groups[i].gid))
-			u->in_groups |= UINT64_C(1) << i;
-	USER_EACH_GROUP(u, g)
-	{
-		g->members++;
-		for (unsigned k = 0; user_kind_has_total(k); k++)
-			user_group_add(g, k, u->used[k]);
-	}
+	u->in_groups |= UINT64_C(1) << i;
+	g->members++;
+	for (unsigned k = 0; user_kind_has_total(k); k++)
+		user_group_add(g, k, u->used[k]);
 }
 
-/* The account of @gid; a new one has the history of that in @before. */
-static struct user_group *users_make_group(struct users *us, gid_t gid,
-					   const struct user_group *before, unsigned n_before)
+/* Those that its gids name, and that it is not in. */
+static void user_join_groups(struct user *u)
+{
+	for (unsigned i = 0; !user_is_admin(u->uid) && i < u->users->n_groups; i++)
+		if (!(u->in_groups >> i & 1) && user_has_gid(u, u->users->groups[i].gid))
+			user_join_group(u, i);
+}
+
+/* The account of @gid, made if it is not there. */
+static struct user_group *users_make_group(struct users *us, gid_t gid)
 {
 	struct user_group *g = us->groups;
 
@@ -189,14 +191,17 @@ static struct user_group *users_make_group(struct users *us, gid_t gid,
 	CHECK(us->n_groups < USER_GROUPS);
 	us->n_groups++;
 	*g = (struct user_group){ .gid = gid };
-	for (unsigned i = 0; i < n_before; i++)
-		if (before[i].gid == gid)
-			*g = before[i];
-	memset(g->most, 0xff, sizeof(g->most));
 	return g;
 }
 
-/* The accounts of the groups that the overrides name. No user is in one. */
+/* A group that has been there has its peaks and refusals still. */
+static void users_keep_past(struct user_group *g, const struct user_group *before)
+{
+	memcpy(g->peak, before->peak, sizeof(g->peak));
+	memcpy(g->refused, before->refused, sizeof(g->refused));
+}
+
+/* The accounts of the groups that the overrides name; users are in those that they were in. */
 static void users_make_groups(struct users *us)
 {
 	struct user_group before[USER_GROUPS];
@@ -204,13 +209,27 @@ static void users_make_groups(struct users *us)
 
 	memcpy(before, us->groups, sizeof(before));
 	us->n_groups = 0;
-	for (size_t i = 0; i < us->n_overrides; i++) {
-		const struct user_override *o = &us->overrides[i];
-		struct user_group *g =
-			o->group ? users_make_group(us, o->id, before, n_before) : NULL;
+	for (size_t i = 0; i < us->n_overrides; i++)
+		if (us->overrides[i].group)
+			memset(users_make_group(us, us->overrides[i].id)->most, 0xff,
+			       sizeof(us->groups[0].most));
+	for (size_t i = 0; i < us->n_overrides; i++)
+		if (us->overrides[i].total)
+			users_make_group(us, us->overrides[i].id)->most[us->overrides[i].kind] =
+				user_most(us->overrides[i].most);
+	for (unsigned i = 0; i < us->n_groups; i++)
+		for (unsigned k = 0; k < n_before; k++)
+			if (before[k].gid == us->groups[i].gid)
+				users_keep_past(&us->groups[i], &before[k]);
+	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u)) {
+		uint64_t was = u->in_groups;
 
-		if (o->total)
-			g->most[o->kind] = user_most(o->most);
+		u->in_groups = 0;
+		for (unsigned i = 0; i < us->n_groups; i++)
+			for (unsigned k = 0; k < n_before; k++)
+				if (was >> k & 1 && before[k].gid == us->groups[i].gid)
+					user_join_group(u, i);
+		user_join_groups(u);
 	}
 }
 
@@ -255,13 +274,9 @@ int users_configure(struct users *us, const struct user_limits *limits)
 	us->overrides = copy;
 	us->n_overrides = limits->n_overrides;
 	memcpy(us->most, limits->most, sizeof(us->most));
-	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u))
-		user_leave_groups(u);
 	users_make_groups(us);
-	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u)) {
-		user_join_groups(u);
+	for (struct user *u = users_next(us, NULL); u; u = users_next(us, u))
 		user_find_limits(u);
-	}
 	return 0;
 }
 
@@ -299,7 +314,6 @@ static void user_set_gids(struct user *u, const gid_t *gids, size_t n)
 	if (!copy)
 		return;
 	memcpy(copy, gids, n * sizeof(*gids));
-	user_leave_groups(u);
 	free(u->gids);
 	u->gids = copy;
 	u->n_gids = n;
@@ -372,6 +386,16 @@ struct user *user_unref(struct user *u)
 static uint64_t user_own_left(const struct user *u, enum user_kind kind)
 {
 	return u->most[kind] > u->used[kind] ? u->most[kind] - u->used[kind] : 0;
+}
+
+uint64_t user_limit(const struct user *u, enum user_kind kind)
+{
+	uint64_t limit = u->most[kind];
+	struct user_group *g;
+
+	USER_EACH_GROUP(u, g)
+	limit = g->most[kind] < limit ? g->most[kind] : limit;
+	return limit;
 }
 
 uint64_t user_left(const struct user *u, enum user_kind kind)

@@ -14,7 +14,8 @@
  *
  * Each group that an override names has an account, too: what its members use together, without the
  * administrators. A total is a limit of that account: a charge needs room in the user's account and
- * in those of all its groups. Loop thread only.
+ * in those of all its groups: of each group that a connection of the user has had while its account
+ * lives, so that a process with other groups does not take the user out. Loop thread only.
  */
 #ifndef SHARDD_CORE_USER_H
 #define SHARDD_CORE_USER_H
@@ -158,6 +159,8 @@ bool user_is_admin(uid_t uid);
 /* Could @n more be charged? @u: NULL: yes. */
 bool user_has_room(const struct user *u, enum user_kind kind, uint64_t n);
 
+/* The limit of the user, or the smallest total of its groups, if that is less. UINT64_MAX: none. */
+uint64_t user_limit(const struct user *u, enum user_kind kind);
 /* How much more could be charged to the user and all its groups. */
 uint64_t user_left(const struct user *u, enum user_kind kind);
 

@@ -20,12 +20,21 @@
 struct admission {
 	struct list link; /* node->line.jobs, in the order in which they came */
 	struct job *job;
-	struct list calls;          /* of struct admission_call */
-	struct admission_need need; /* of the last one that found no room */
+	struct list
+		calls; /* of struct admission_call, at least one; the first one is called in its turn */
 	uint64_t since_us;
 	uint64_t called_us; /* when the first of @calls was, last; 0: never */
-	bool called;        /* it is to ask again */
 };
+
+static struct admission_call *admission_first(const struct admission *a)
+{
+	return list_first(&a->calls, struct admission_call, link);
+}
+
+static const struct admission_need *admission_need_of(const struct admission *a)
+{
+	return &admission_first(a)->need;
+}
 
 void admission_call_init(struct admission_call *c, void (*resume)(struct admission_call *c))
 {
@@ -41,22 +50,32 @@ static bool admission_holds_shards(const struct job *job)
 	return job->mem.n_slabs > 0;
 }
 
-/* Of one that is in the line, or @a: NULL: comes now. */
+static bool admission_is_old(const struct admission *a, uint64_t now_us)
+{
+	return a && now_us - a->since_us >= ADMISSION_OLD_US;
+}
+
+static bool admission_came_before(const struct admission *a, const struct admission *b)
+{
+	if (!a || !b)
+		return a != NULL;
+	return a->since_us != b->since_us ? a->since_us < b->since_us : a < b;
+}
+
+/* @a, @b: NULL: it comes now. */
 static bool admission_is_before(const struct job *x, const struct admission *a, const struct job *y,
-				const struct admission *b)
+				const struct admission *b, uint64_t now_us)
 {
 	uint64_t held_x = x->owner.user ? x->owner.user->used[USER_STATE] : 0;
 	uint64_t held_y = y->owner.user ? y->owner.user->used[USER_STATE] : 0;
 
-	if (admission_holds_shards(x) != admission_holds_shards(y))
-		return admission_holds_shards(x);
 	if (x->rec->priority != y->rec->priority)
 		return x->rec->priority > y->rec->priority;
-	if (held_x != held_y)
-		return held_x < held_y;
-	if (!a || !b)
-		return a != NULL;
-	return a->since_us != b->since_us ? a->since_us < b->since_us : a < b;
+	if (admission_holds_shards(x) != admission_holds_shards(y))
+		return admission_holds_shards(x);
+	if (admission_is_old(a, now_us) || admission_is_old(b, now_us) || held_x == held_y)
+		return admission_came_before(a, b);
+	return held_x < held_y;
 }
 
 static uint64_t admission_left(const struct job *job, unsigned d)
@@ -97,7 +116,9 @@ static uint32_t admission_devices(const struct admission_need *need)
 /* Devices on which those behind it have to wait. */
 static uint32_t admission_keeps(const struct admission *a)
 {
-	return admission_owner_lets(a->job, &a->need) ? admission_devices(&a->need) : 0;
+	const struct admission_need *need = admission_need_of(a);
+
+	return admission_owner_lets(a->job, need) ? admission_devices(need) : 0;
 }
 
 bool admission_lets(const struct job *job, const struct admission_need *need, uint32_t *ret_ahead)
@@ -105,27 +126,68 @@ bool admission_lets(const struct job *job, const struct admission_need *need, ui
 	const struct admission *mine = job->mem.admission;
 	struct admission *a, *tmp;
 	uint32_t devices = admission_devices(need), ahead = 0;
+	uint64_t now = clock_now_us();
 
 	list_for_each (a, tmp, (struct list *)&job->node->line.jobs, link)
-		ahead += a != mine && admission_is_before(a->job, a, job, mine) &&
+		ahead += a != mine && admission_is_before(a->job, a, job, mine, now) &&
 			 (admission_keeps(a) & devices);
 	if (ret_ahead)
 		*ret_ahead = ahead;
 	return ahead == 0;
 }
 
+/* Shards of @job on device @d. */
+static uint64_t admission_held(const struct job *job, unsigned d)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < job->mem.n_slabs; i++)
+		if (job->mem.slabs[i]->device->index == d)
+			bytes += job->mem.slabs[i]->bytes;
+	return bytes;
+}
+
+/* Is there room for @need on devices of which @held is not given back? */
+static bool admission_has_room(const struct node *node, const struct admission_need *need,
+			       const uint64_t *held)
+{
+	for (unsigned d = 0; d < node->n_devices; d++) {
+		uint64_t limit = node->devices[d].quota.limit;
+
+		if (limit && (held[d] > limit || need->bytes[d] > limit - held[d]))
+			return false;
+	}
+	return true;
+}
+
+static bool admission_owner_could(const struct job *job, const struct admission_need *need)
+{
+	uint64_t held = job->quota.by_class[MEM_SHARD]; /* that stays */
+
+	if (job->quota.limit && (held > job->quota.limit || need->all > job->quota.limit - held))
+		return false;
+	return !job->owner.user || need->all <= user_limit(job->owner.user, USER_STATE);
+}
+
 bool admission_can_fit(const struct job *job, const struct admission_need *need)
 {
-	const struct user *u = job->owner.user;
+	uint64_t held[NODE_MAX_DEVICES];
+	struct admission *a, *tmp;
+	bool somebody;
 
 	for (unsigned d = 0; d < job->node->n_devices; d++)
-		if (job->node->devices[d].quota.limit &&
-		    need->bytes[d] > job->node->devices[d].quota.limit)
-			return false;
-	/* what the job has already stays */
-	if (job->quota.limit && need->all > job->quota.limit - job->quota.by_class[MEM_SHARD])
+		held[d] = admission_held(job, d);
+	if (!admission_owner_could(job, need) || !admission_has_room(job->node, need, held))
 		return false;
-	return !u || need->all <= u->most[USER_STATE];
+	/* those that wait keep what they have: if none of them can be served, nothing changes */
+	list_for_each (a, tmp, (struct list *)&job->node->line.jobs, link)
+		for (unsigned d = 0; a->job != job && d < job->node->n_devices; d++)
+			held[d] += admission_held(a->job, d);
+	somebody = admission_has_room(job->node, need, held);
+	list_for_each (a, tmp, (struct list *)&job->node->line.jobs, link)
+		somebody = somebody || (a->job != job &&
+					admission_has_room(job->node, admission_need_of(a), held));
+	return somebody;
 }
 
 /* ------------------------------------------------------------------- the line */
@@ -159,7 +221,7 @@ static void admission_tell_waits(const struct admission *a)
 
 	admission_why(a->job, why, sizeof(why));
 	log_info("job", "waits for memory job=%s bytes=%" PRIu64 " priority=%d why=\"%s\"",
-		 a->job->label, a->need.all, a->job->rec->priority, why);
+		 a->job->label, admission_need_of(a)->all, a->job->rec->priority, why);
 	events_add(a->job, EVENTS_WAITS_FOR_MEMORY, "%s", why);
 }
 
@@ -167,8 +229,7 @@ enum res admission_wait(struct admission_call *c, struct job *job,
 			const struct admission_need *need)
 {
 	uint64_t now = clock_now_us();
-	struct admission *a = job->mem.admission;
-	bool begins = !a;
+	bool begins = !job->mem.admission;
 
 	if (!job->rec->wait_for_memory_ms)
 		return RES_FAILED;
@@ -180,28 +241,21 @@ enum res admission_wait(struct admission_call *c, struct job *job,
 	}
 	if (begins && admission_begin(job) < 0)
 		return RES_FAILED;
-	a = job->mem.admission;
-	a->need = *need;
-	if (list_empty(&c->link)) {
-		list_append(&a->calls, &c->link);
-		c->of = a;
-	} else if (list_first(&a->calls, struct admission_call, link) == c) {
-		a->called = false;
-	}
+	c->need = *need;
 	c->waits = true;
+	if (list_empty(&c->link)) {
+		c->of = job->mem.admission;
+		list_append(&c->of->calls, &c->link);
+	}
 	if (begins)
-		admission_tell_waits(a);
+		admission_tell_waits(c->of);
 	return RES_WAIT;
 }
 
-static void admission_unlink(struct admission_call *c)
+static void admission_resume(struct admission_call *c)
 {
-	struct admission *a = c->of;
-
-	if (list_first(&a->calls, struct admission_call, link) == c)
-		a->called = false; /* the next one is called, when it is the job's turn */
-	list_unlink(&c->link);
 	c->waits = false;
+	c->resume(c);
 }
 
 void admission_leave(struct admission_call *c)
@@ -210,47 +264,49 @@ void admission_leave(struct admission_call *c)
 
 	if (list_empty(&c->link))
 		return;
-	admission_unlink(c);
+	list_unlink(&c->link);
+	c->waits = false;
 	if (list_empty(&a->calls))
 		admission_end(a);
 }
 
-void admission_done(struct job *job, bool admitted)
+void admission_recall(struct job *job)
 {
 	struct admission *a = job->mem.admission;
-	uint64_t waited;
+	struct admission_call *c, *next;
 
 	if (!a)
 		return;
-	waited = clock_now_us() - a->since_us;
-	if (admitted) {
+	list_for_each (c, next, &a->calls, link)
+		if (c->waits) /* else it is asking */
+			admission_resume(c);
+}
+
+void admission_served(struct admission_call *c, struct job *job)
+{
+	uint64_t waited;
+
+	if (!list_empty(&c->link)) {
+		waited = clock_now_us() - c->of->since_us;
 		job->node->line.admitted++;
 		job->node->line.waited_us += waited;
 		log_info("job", "has memory job=%s waited_ms=%" PRIu64, job->label, waited / 1000);
 		events_add(job, EVENTS_ADMITTED, "after %.1f s", (double)waited / 1e6);
 	}
-	while (!list_empty(&a->calls)) {
-		struct admission_call *c = list_first(&a->calls, struct admission_call, link);
-		bool waits = c->waits; /* else it is under way */
-
-		admission_unlink(c);
-		if (waits)
-			c->resume(c);
-	}
-	admission_end(a);
+	admission_recall(job);
 }
 
 /* ------------------------------------------------------------------- the turns */
 
-static int admission_compare(const void *x, const void *y)
+static int admission_compare(const void *x, const void *y, void *now_us)
 {
 	const struct admission *const *a = x, *const *b = y;
 
-	return admission_is_before((*a)->job, *a, (*b)->job, *b) ? -1 : 1;
+	return admission_is_before((*a)->job, *a, (*b)->job, *b, *(uint64_t *)now_us) ? -1 : 1;
 }
 
 /* Those in the line, in order. Return: the caller's; NULL: no memory. */
-static struct admission **admission_sorted(const struct node *node, size_t *ret_n)
+static struct admission **admission_sorted(const struct node *node, uint64_t now_us, size_t *ret_n)
 {
 	struct list *line = (struct list *)&node->line.jobs;
 	struct admission *a, *tmp, **all;
@@ -264,28 +320,26 @@ static struct admission **admission_sorted(const struct node *node, size_t *ret_
 		return NULL;
 	list_for_each (a, tmp, line, link)
 		all[(*ret_n)++] = a;
-	qsort(all, n, sizeof(struct admission *), admission_compare);
+	qsort_r(all, n, sizeof(struct admission *), admission_compare, &now_us);
 	return all;
 }
 
 static bool admission_is_due(const struct admission *a, uint32_t kept, uint64_t now_us)
 {
-	if (a->called || (admission_devices(&a->need) & kept))
+	const struct admission_need *need = admission_need_of(a);
+
+	if (!admission_first(a)->waits || (admission_devices(need) & kept))
 		return false;
 	if (a->called_us && now_us - a->called_us < ADMISSION_AGAIN_US)
 		return false;
-	return admission_owner_lets(a->job, &a->need) && !admission_short_of(a->job, &a->need);
+	return admission_owner_lets(a->job, need) && !admission_short_of(a->job, need);
 }
 
 /* The first of its calls asks again; the others follow when it has the memory. */
 static void admission_call_job(struct admission *a, uint64_t now_us)
 {
-	struct admission_call *c = list_first(&a->calls, struct admission_call, link);
-
-	a->called = true;
 	a->called_us = now_us;
-	c->waits = false;
-	c->resume(c);
+	admission_resume(admission_first(a));
 }
 
 /* They ask once more, and are told why there is no memory. */
@@ -299,8 +353,8 @@ static void admission_expire(struct node *node, uint64_t now_us)
 		list_for_each (c, next, &a->calls, link) {
 			if (!c->waits || c->until_us > now_us)
 				continue;
-			admission_unlink(c);
-			c->resume(c);
+			list_unlink(&c->link);
+			admission_resume(c);
 		}
 		if (list_empty(&a->calls))
 			admission_end(a);
@@ -316,7 +370,7 @@ void admission_tick(struct jobs *jobs, uint64_t now_us)
 
 	if (list_empty(&node->line.jobs))
 		return;
-	all = admission_sorted(node, &n);
+	all = admission_sorted(node, now_us, &n);
 	for (size_t i = 0; all && i < n; i++) {
 		if (admission_is_due(all[i], kept, now_us))
 			admission_call_job(all[i], now_us);
@@ -332,14 +386,16 @@ bool admission_place(const struct job *job, struct admission_place *ret)
 	const struct admission *a = job->mem.admission;
 	struct admission *other, *tmp;
 	struct admission_call *c, *next;
+	uint64_t now;
 
 	if (!a)
 		return false;
+	now = clock_now_us();
 	*ret = (struct admission_place){ .position = 1,
-					 .bytes = a->need.all,
+					 .bytes = admission_need_of(a)->all,
 					 .since_us = a->since_us };
 	list_for_each (other, tmp, (struct list *)&job->node->line.jobs, link)
-		ret->position += other != a && admission_is_before(other->job, other, job, a);
+		ret->position += other != a && admission_is_before(other->job, other, job, a, now);
 	list_for_each (c, next, (struct list *)&a->calls, link) {
 		ret->calls++;
 		ret->until_us = c->until_us > ret->until_us ? c->until_us : ret->until_us;
@@ -361,24 +417,26 @@ static void admission_why_short(const struct job *job, const struct admission_ne
 void admission_why(const struct job *job, char *buf, size_t bytes)
 {
 	struct admission *a = job->mem.admission;
+	const struct admission_need *need;
 	uint32_t ahead;
 
 	buf[0] = '\0';
 	if (!a)
 		return;
-	if (!admission_owner_lets(job, &a->need))
+	need = admission_need_of(a);
+	if (!admission_owner_lets(job, need))
 		snprintf(buf, bytes,
 			 "its owner's limits or its quota leave less than the %" PRIu64
 			 " bytes that it needs",
-			 a->need.all);
-	else if (!admission_lets(job, &a->need, &ahead))
-		snprintf(buf, bytes, "it needs %" PRIu64 " bytes, and %u %s before it", a->need.all,
+			 need->all);
+	else if (!admission_lets(job, need, &ahead))
+		snprintf(buf, bytes, "it needs %" PRIu64 " bytes, and %u %s before it", need->all,
 			 ahead, ahead == 1 ? "job is" : "jobs are");
-	else if (admission_short_of(job, &a->need))
-		admission_why_short(job, &a->need, buf, bytes);
+	else if (admission_short_of(job, need))
+		admission_why_short(job, need, buf, bytes);
 	else
 		snprintf(buf, bytes, "it is about to get the %" PRIu64 " bytes that it needs",
-			 a->need.all);
+			 need->all);
 }
 
 void admission_counts(const struct node *node, struct admission_counts *ret)
@@ -390,6 +448,6 @@ void admission_counts(const struct node *node, struct admission_counts *ret)
 					  .waited_us = node->line.waited_us };
 	list_for_each (a, tmp, (struct list *)&node->line.jobs, link) {
 		ret->jobs++;
-		ret->bytes += a->need.all;
+		ret->bytes += admission_need_of(a)->all;
 	}
 }

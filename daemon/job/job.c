@@ -294,6 +294,11 @@ static int job_check_new(const struct jobs *jobs, const struct job_spec *spec, u
 				 "job.ttl_s %u is too large: the limit is %u (max_job_ttl_s); 0 "
 				 "means %u (job_ttl_s)",
 				 spec->ttl_s, l->max_job_ttl_s, l->job_ttl_s);
+	if (spec->wait_for_memory_ms > l->max_wait_for_memory_ms)
+		return fault_set(f, FAULT_INVALID, "job.wait_for_memory_ms",
+				 "job.wait_for_memory_ms %u is too large: the limit is %u "
+				 "(max_wait_for_memory_ms)",
+				 spec->wait_for_memory_ms, l->max_wait_for_memory_ms);
 	if (spec->checkpoints && policy_spec_check(jobs->node, spec->checkpoints, f))
 		return f->code;
 	if (spec->ipc && backend_info(jobs->node->devices[0].backend)->ordinal < 0)

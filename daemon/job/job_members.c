@@ -91,7 +91,7 @@ void job_epoch_end(struct job *job, const struct fault *fault)
 	job_pass_end(job, NULL);
 	job->mem.stray_gradients = true;
 	job_give_stray_grads(job);
-	admission_done(job, false); /* those that wait look for the end of their epoch */
+	admission_recall(job); /* those that wait look for the end of their epoch */
 	readers_epoch_ended(job);
 	for (uint32_t r = 0; r < job->rec->world_size; r++) {
 		struct member *m = job->ranks[r];

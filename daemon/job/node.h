@@ -24,7 +24,8 @@
 #define NODE_INSTANCE_BYTES 16
 
 struct node_limits {
-	uint64_t job_quota_bytes;   /* default; 0: none */
+	uint64_t job_quota_bytes; /* default; 0: none */
+	uint32_t max_wait_for_memory_ms;
 	uint32_t job_ttl_s;         /* default */
 	uint32_t max_job_ttl_s;     /* the most a job may ask for; 0: no limit */
 	uint32_t uncommitted_ttl_s; /* of crashed jobs without a commit; 0: their own */

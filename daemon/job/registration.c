@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
 #include "core/log.h"
 #include "job/admission.h"
 #include "job/aliases.h"
@@ -418,7 +419,9 @@ static enum res registration_reg_behind(struct registration *r, uint32_t ahead, 
 static enum res registration_reg_short(struct registration *r, int error, uint32_t ahead,
 				       struct fault *f)
 {
-	uint32_t waited_ms = r->line && r->line->until_us ? r->job->rec->wait_for_memory_ms : 0;
+	uint32_t waited_ms = r->line && r->line->until_us && clock_now_us() >= r->line->until_us
+				     ? r->job->rec->wait_for_memory_ms
+				     : 0;
 	char why[sizeof(f->text)];
 
 	if (r->line && (ahead || slab_is_short(error)) && admission_can_fit(r->job, &r->need) &&
@@ -936,7 +939,7 @@ enum res registration_build(struct registration *r, uint64_t *ret_charged, struc
 	RES_TRY(res);
 	registration_tell_spread(r);
 	if (r->line && r->n_new)
-		admission_done(job, true);
+		admission_served(r->line, job);
 	registration_take_specs(r);
 	*ret_charged = job->quota.used - before;
 	return RES_DONE;

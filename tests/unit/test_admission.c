@@ -98,6 +98,7 @@ static struct job *begin(unsigned devices, unsigned mib)
 	struct asker first;
 
 	nodefix_begin(&fix, &(struct nodefix_options){ .devices = devices, .capacity = CAPACITY });
+	fix.node.limits.max_wait_for_memory_ms = WAIT_MS;
 	if (!mib)
 		return NULL;
 	asker_init(&first, job_of("first", ALICE, 0, 0), mib);
@@ -112,6 +113,13 @@ static void end_job(struct job *job)
 	nodefix_drop(&fix, job->ranks[0], "ends");
 	cr_assert_eq(job_delete(job, true, NULL, &f), 0, "%s", f.text);
 	nodefix_turns(&fix);
+}
+
+/* It is called after all, or its epoch has ended: its entry goes with its calls. */
+static void leave(struct asker *all, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		admission_leave(&all[i].line);
 }
 
 static void tick(uint64_t after_ms)
@@ -312,7 +320,7 @@ Test(admission, a_job_that_has_shards_is_first)
 	struct job *job = job_of("begun", BOB, 0, WAIT_MS);
 
 	nodefix_register(job, nodefix_spec("earlier", ELEMENTS(10)));
-	asker_init(&a, job_of("a", ALICE, 50, WAIT_MS), 30);
+	asker_init(&a, job_of("a", ALICE, 0, WAIT_MS), 30);
 	asker_init(&b, job, 30);
 	cr_expect_eq(asker_ask(&a), RES_WAIT);
 	cr_expect_eq(asker_ask(&b), RES_WAIT);
@@ -322,6 +330,106 @@ Test(admission, a_job_that_has_shards_is_first)
 	cr_expect_eq(a.resumed, 0);
 	cr_expect_eq(asker_ask(&b), RES_DONE);
 	admission_leave(&a.line);
+	nodefix_end(&fix);
+}
+
+/* What it has itself stays. */
+Test(admission, a_job_whose_own_shards_are_in_the_way_does_not_wait)
+{
+	struct job *job;
+	struct asker a;
+
+	begin(1, 0);
+	job = job_of("begun", BOB, 0, WAIT_MS);
+	nodefix_register(job, nodefix_spec("earlier", ELEMENTS(40)));
+	asker_init(&a, job, 40);
+	cr_expect_eq(asker_ask(&a), RES_FAILED);
+	cr_expect_null(job->mem.admission);
+	nodefix_end(&fix);
+}
+
+Test(admission, who_would_close_a_ring_is_refused)
+{
+	struct asker a, b;
+
+	begin(1, 0);
+	asker_init(&a, job_of("a", ALICE, 0, WAIT_MS), 30);
+	asker_init(&b, job_of("b", BOB, 0, WAIT_MS), 30);
+	nodefix_register(a.job, nodefix_spec("earlier", ELEMENTS(25)));
+	nodefix_register(b.job, nodefix_spec("earlier", ELEMENTS(25)));
+	cr_expect_eq(asker_ask(&a), RES_WAIT, "b may end");
+	cr_expect_eq(asker_ask(&b), RES_FAILED, "a waits for what b has");
+	end_job(b.job);
+	tick(0);
+	cr_expect_eq(a.resumed, 1);
+	cr_expect_eq(asker_ask(&a), RES_DONE, "%s", a.f.text);
+	nodefix_end(&fix);
+}
+
+Test(admission, a_total_of_its_group_is_a_limit_too)
+{
+	static const struct user_override o[] = { { true, true, 20001, USER_STATE, 30 * MIB } };
+	struct user_limits limits = { .overrides = o, .n_overrides = 1 };
+	static const gid_t ml[] = { 20001 };
+	struct asker a, b;
+	struct user *u;
+
+	begin(1, 0);
+	cr_assert_eq(users_configure(&fix.node.users, &limits), 0);
+	u = users_get(&fix.node.users, BOB, ml, 1);
+	asker_init(&a, job_of("large", BOB, 0, WAIT_MS), 40);
+	cr_expect_eq(asker_ask(&a), RES_FAILED, "more than the total");
+	cr_expect_null(a.job->mem.admission);
+	asker_init(&a, job_of("half", BOB, 0, 0), 20);
+	cr_expect_eq(asker_ask(&a), RES_DONE, "%s", a.f.text);
+	asker_init(&b, job_of("rest", BOB, 0, WAIT_MS), 20);
+	cr_expect_eq(asker_ask(&b), RES_WAIT);
+	end_job(a.job);
+	tick(0);
+	cr_expect_eq(b.resumed, 1);
+	cr_expect_eq(asker_ask(&b), RES_DONE, "%s", b.f.text);
+	user_unref(u);
+	nodefix_end(&fix);
+}
+
+Test(admission, who_has_waited_long_is_not_passed_any_more)
+{
+	struct job *first = begin(1, 40); /* of ALICE */
+	struct asker small, old, now;
+
+	asker_init(&small, job_of("small", ALICE, 0, 0), 10);
+	cr_assert_eq(asker_ask(&small), RES_DONE);
+	asker_init(&old, job_of("old", ALICE, 0, WAIT_MS), 50);
+	asker_init(&now, job_of("now", BOB, 0, WAIT_MS), 50);
+	cr_expect_eq(asker_ask(&old), RES_WAIT);
+	usleep(2000);
+	cr_expect_eq(asker_ask(&now), RES_WAIT);
+	end_job(first);
+	old.line.until_us += ADMISSION_OLD_US;
+	now.line.until_us += ADMISSION_OLD_US;
+	tick(ADMISSION_OLD_US / 1000);
+	cr_expect_eq(old.resumed, 1, "its owner has more than that of the other one");
+	cr_expect_eq(now.resumed, 0);
+	leave(&old, 1);
+	leave(&now, 1);
+	nodefix_end(&fix);
+}
+
+/* A rank that comes when there is memory registers the units of those that wait. */
+Test(admission, ranks_that_wait_find_what_another_one_has_registered)
+{
+	struct job *first = begin(1, 40);
+	struct job *job = job_of("second", BOB, 0, WAIT_MS);
+	struct asker waits, comes;
+
+	asker_init(&waits, job, 40);
+	asker_init(&comes, job, 40);
+	cr_expect_eq(asker_ask(&waits), RES_WAIT);
+	end_job(first);
+	cr_expect_eq(asker_ask(&comes), RES_DONE, "%s", comes.f.text);
+	cr_expect_eq(waits.resumed, 1);
+	cr_expect_eq(asker_ask(&waits), RES_DONE, "%s", waits.f.text);
+	cr_expect_null(job->mem.admission);
 	nodefix_end(&fix);
 }
 
@@ -390,6 +498,7 @@ Test(admission, the_end_of_an_epoch_calls_all_of_it)
 	}
 	nodefix_drop(&fix, job->ranks[0], "is gone");
 	cr_expect_eq(a[0].resumed + a[1].resumed, 2);
+	leave(a, 2);
 	cr_expect_null(job->mem.admission);
 	nodefix_end(&fix);
 }
@@ -405,6 +514,12 @@ Test(admission, a_priority_above_the_limit_is_refused)
 	cr_expect_str_eq(f.text,
 			 "job.priority 1 is too high: the limit of user 10002 is 0 (priority in "
 			 "user_limits, shardd.yaml)");
+	spec.priority = 0;
+	spec.wait_for_memory_ms = WAIT_MS + 1;
+	f = FAULT_NULL;
+	cr_expect_eq(job_open(&fix.jobs, &spec, BOB, 1, &job, NULL, &f), FAULT_INVALID);
+	cr_expect(strstr(f.text, "the limit is 600000 (max_wait_for_memory_ms)"), "%s", f.text);
+	spec.wait_for_memory_ms = 0;
 	spec.priority = -7;
 	f = FAULT_NULL;
 	cr_expect_eq(job_open(&fix.jobs, &spec, BOB, 1, &job, NULL, &f), 0, "%s", f.text);

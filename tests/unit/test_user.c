@@ -381,7 +381,8 @@ TEST(a_users_own_limit_is_told_before_that_of_its_group)
 	users_deinit(&us);
 }
 
-TEST(usage_moves_with_a_user_to_other_groups)
+/* A process with other groups, in a container say, does not take the user out of a total. */
+TEST(a_user_stays_in_the_groups_that_its_connections_had)
 {
 	static const gid_t ml[] = { ML }, big[] = { BIG };
 	struct user_charge c = USER_CHARGE_NULL;
@@ -395,17 +396,20 @@ TEST(usage_moves_with_a_user_to_other_groups)
 	cr_assert_eq(user_charge(&c, u, USER_STATE, 1000, &f), 0);
 	cr_expect_eq(us.groups[0].used[USER_STATE], 1000, "counted without a total");
 	user_unref(users_get(&us, ALICE, big, 1));
-	cr_expect_eq(us.groups[0].used[USER_STATE], 0);
-	cr_expect_eq(us.groups[0].members, 0);
+	cr_expect_eq(us.groups[0].used[USER_STATE], 1000);
+	cr_expect_eq(us.groups[0].members, 1);
 	cr_expect_eq(us.groups[1].used[USER_STATE], 1000);
 	cr_assert_eq(users_configure(&us, &limits), 0);
 	cr_expect_eq(us.n_groups, 1);
+	cr_expect_eq(us.groups[0].used[USER_STATE], 1000);
+	cr_expect_eq(us.groups[0].members, 1, "it has been in it, though it is not now");
 	cr_expect_eq(us.groups[0].peak[USER_STATE], 1000, "a peak outlives a new configuration");
 	user_unref(users_get(&us, ALICE, ml, 1));
-	cr_expect_eq(us.groups[0].used[USER_STATE], 1000);
+	cr_expect_eq(us.groups[0].used[USER_STATE], 1000, "once");
 	user_charge_deinit(&c);
 	cr_expect_eq(us.groups[0].used[USER_STATE], 0);
 	user_unref(u);
+	cr_expect_eq(us.groups[0].members, 0);
 	users_deinit(&us);
 }
 
