@@ -59,7 +59,7 @@ Test(ctl_arguments, a_trace_goes_to_one_file)
 	cr_expect_eq(run(ctl_trace, WORDS("trace", "job")), CTL_USAGE);
 	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o")), CTL_USAGE);
 	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "")), CTL_USAGE);
-	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "a", "b")), CTL_USAGE);
+	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "--all", "a")), CTL_USAGE);
 	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "--last", "0")), CTL_USAGE);
 	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "--last", "many")), CTL_USAGE);
 	cr_expect_eq(run(ctl_trace, WORDS("trace", "-o", "f", "--seconds", "-1")), CTL_USAGE);
