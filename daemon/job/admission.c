@@ -91,7 +91,7 @@ static bool admission_owner_lets(const struct job *job, const struct admission_n
 	if (q->limit && (q->used > q->limit || need->all > q->limit - q->used))
 		return false;
 	return user_has_room(job->owner.user, USER_STATE, need->all) &&
-	       user_has_room(job->owner.user, USER_SLABS, 1);
+	       user_has_room(job->owner.user, USER_SLABS, need->slabs);
 }
 
 /* Devices without room for @need, as bits. */
@@ -166,7 +166,8 @@ static bool admission_owner_could(const struct job *job, const struct admission_
 
 	if (job->quota.limit && (held > job->quota.limit || need->all > job->quota.limit - held))
 		return false;
-	return !job->owner.user || need->all <= user_limit(job->owner.user, USER_STATE);
+	return !job->owner.user || (need->all <= user_limit(job->owner.user, USER_STATE) &&
+				    need->slabs <= user_limit(job->owner.user, USER_SLABS));
 }
 
 bool admission_can_fit(const struct job *job, const struct admission_need *need)

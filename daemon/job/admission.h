@@ -36,6 +36,7 @@ struct jobs;
 struct admission_need {
 	uint64_t bytes[NODE_MAX_DEVICES]; /* by device */
 	uint64_t all;
+	uint64_t slabs; /* at most */
 };
 
 /* A registration that may wait. Embedded in a request. */

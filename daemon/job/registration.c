@@ -371,7 +371,7 @@ static void registration_reg_need(struct registration *r)
 {
 	struct admission_need *need = &r->need;
 
-	need->all = 0;
+	*need = (struct admission_need){ .all = 0 };
 	for (unsigned d = 0; d < r->job->node->n_devices; d++) {
 		uint64_t bytes = registration_add(registration_rounded(r, d, r->on[d].params_bytes),
 						  registration_rounded(r, d, r->on[d].other_bytes));
@@ -383,8 +383,12 @@ static void registration_reg_need(struct registration *r)
 				bytes = registration_add(
 					bytes, registration_rounded(r, d, r->ranks[i].bytes));
 		need->bytes[d] = bytes;
+		need->slabs += (r->on[d].params_bytes > 0) + (r->on[d].other_bytes > 0) +
+			       (r->on[d].kept_bytes > 0);
 		need->all = registration_add(need->all, bytes);
 	}
+	for (uint32_t i = 0; i < r->job->rec->world_size; i++)
+		need->slabs += r->ranks[i].bytes > 0;
 }
 
 /* Is there room for all of it? Devices allocate memory asynchronously, so do not start if the end

@@ -313,6 +313,25 @@ Test(admission, its_owners_limit_keeps_back_nobody_else)
 	nodefix_end(&fix);
 }
 
+/* A unit of AdamW takes two slabs, or three with a copy. */
+Test(admission, its_owners_limit_of_slabs_keeps_back_nobody_else)
+{
+	struct job *first = begin(1, 10);
+	struct user *alice = users_find(&fix.node.users, ALICE);
+	struct asker limited, other;
+
+	alice->most[USER_SLABS] = alice->used[USER_SLABS] + 1;
+	asker_init(&limited, job_of("limited", ALICE, 3, WAIT_MS), 10);
+	cr_expect_eq(asker_ask(&limited), RES_WAIT);
+	asker_init(&other, job_of("other", BOB, 0, 0), 10);
+	cr_expect_eq(asker_ask(&other), RES_DONE, "%s", other.f.text);
+	end_job(first);
+	tick(0);
+	cr_expect_eq(limited.resumed, 1);
+	cr_expect_eq(asker_ask(&limited), RES_DONE, "%s", limited.f.text);
+	nodefix_end(&fix);
+}
+
 Test(admission, a_job_that_has_shards_is_first)
 {
 	struct job *first = begin(1, 30);
