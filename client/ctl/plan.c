@@ -228,6 +228,9 @@ static int plan_take_optimizer(const struct plan_ask *a, struct plan_model *m)
 		return ctl_usage("--in-backward: the daemon makes no step with --optimizer %s",
 				 name);
 	m->early = a->in_backward || m->external;
+	if (a->clips && !m->early)
+		return ctl_usage("--clip needs --in-backward or --optimizer trainer: otherwise "
+				 "gradients stay until the step, clipped or not");
 	if (strcmp(a->storage, "fp32") != 0 && !m->external && strcmp(name, "none") != 0)
 		return ctl_usage(
 			"the daemon steps fp32 only: with storage %s the optimizer is none or "

@@ -81,3 +81,14 @@ Test(ctl_arguments, a_job_is_kept_or_ephemeral)
 	cr_expect_eq(run(ctl_job, WORDS("job", "create", "--keep", "--keep", "a")), CTL_USAGE,
 		     "the world size is missing");
 }
+
+/* An option that changes nothing is not taken in silence. */
+Test(ctl_arguments, a_plan_with_clipping_steps_in_backward)
+{
+	cr_expect_eq(run(ctl_plan, WORDS("plan", "--params", "7B", "--ranks", "8", "--optimizer",
+					 "adamw", "--clip")),
+		     CTL_USAGE);
+	cr_expect_neq(run(ctl_plan, WORDS("plan", "--params", "7B", "--ranks", "8", "--optimizer",
+					  "adamw", "--in-backward", "--clip")),
+		      CTL_USAGE);
+}
