@@ -25,11 +25,22 @@ sys.dont_write_bytecode = True
 spawn = multiprocessing.get_context("spawn")
 
 
-def _await_start(process, socket, seconds=60):
+def _listens(at):
+    """Whether a process listens on the socket @at; its file is there a moment earlier. A connection
+    would count as a client."""
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as sockets:
+        for line in sockets:
+            fields = line.split(maxsplit=7)  # Num RefCount Protocol Flags Type St Inode Path
+            if fields[-1].rstrip("\n") == str(at) and int(fields[3], 16) & 0x10000:
+                return True
+    return False
+
+
+def _await_start(process, at, seconds=60):
     """Until it listens, or has ended. GPUs take their time, on a busy machine more of it than
     shardd.connect gives a daemon to appear."""
     until = time.monotonic() + seconds
-    while not os.path.exists(socket) and process.poll() is None and time.monotonic() < until:
+    while not _listens(at) and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
 
 
