@@ -9,7 +9,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 #include "checkpoint/save.h"
 #include "core/check.h"
 #include "core/cleanup.h"

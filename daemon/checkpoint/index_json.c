@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 #include "core/cleanup.h"
 
 #define FORMAT    "shardd-checkpoint"

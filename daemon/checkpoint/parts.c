@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 #include "core/check.h"
 #include "core/cleanup.h"
 

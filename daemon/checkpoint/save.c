@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/spool.h"
 #include "core/check.h"

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 #include "checkpoint/save.h"
 #include "core/cleanup.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/place.h"
 #include "checkpoint/spool.h"

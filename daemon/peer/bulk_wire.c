@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 #include "core/check.h"
 #include "peer/bulk_impl.h"
 

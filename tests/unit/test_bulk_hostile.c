@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "bulkfix.h"
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 #include "core/clock.h"
 #include "rawsock.h"
 

@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 #include "checkpoint/draft.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/save.h"

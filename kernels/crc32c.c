@@ -1,4 +1,4 @@
-#include "checkpoint/crc32c.h"
+#include "crc32c.h"
 
 #include <pthread.h>
 #include <string.h>

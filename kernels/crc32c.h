@@ -2,8 +2,8 @@
  * CRC-32C (Castagnoli), as of iSCSI and ext4: finds every burst of up to 32 damaged bits. It is no
  * protection against data chosen to collide. Any thread.
  */
-#ifndef SHARDD_CHECKPOINT_CRC32C_H
-#define SHARDD_CHECKPOINT_CRC32C_H
+#ifndef SHARDD_KERNELS_CRC32C_H
+#define SHARDD_KERNELS_CRC32C_H
 
 #include <stddef.h>
 #include <stdint.h>

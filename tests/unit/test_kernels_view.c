@@ -1,0 +1,235 @@
+/*
+ * k_view: all variants against an expectation that is computed element by element here, from the meaning
+ * of a box, and by their definition in kernels/ref.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "crc32c.h"
+#include "fdcheck.h"
+#include "kernels.h"
+#include "random_case.h"
+
+TestSuite(kernels_view, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
+
+enum { SOURCES = 3, SOURCE_ELEMENTS = 300000, ELEMENTS = 400000, BLOCKS = 64 };
+
+static const char *const variants[] = { "ref", "portable", "avx2", "avx512" };
+
+static char sources[SOURCES][SOURCE_ELEMENTS * sizeof(float)] __attribute__((aligned(64)));
+static char out[ELEMENTS * sizeof(float) + 64] __attribute__((aligned(64)));
+static char want[ELEMENTS * sizeof(float)] __attribute__((aligned(64)));
+
+/* Ordinary values of each type, and some that are not. */
+static void fill_sources(void)
+{
+	uint64_t state = 1;
+
+	for (unsigned s = 0; s < SOURCES; s++)
+		for (unsigned i = 0; i < SOURCE_ELEMENTS; i++) {
+			uint32_t bits = random_below(&state, UINT32_MAX);
+
+			memcpy(sources[s] + i * sizeof(float), &bits, sizeof(bits));
+		}
+}
+
+/* A tensor of two dimensions, rows x columns, whose parts come from boxes; and the blocks of it. */
+struct view {
+	struct k_view_box boxes[SOURCES];
+	struct k_view_tensor t;
+	struct k_view_block blocks[BLOCKS];
+	unsigned n_blocks;
+	uint64_t elements;
+};
+
+static void cut(struct view *v, uint64_t elements, uint32_t each)
+{
+	v->elements = elements;
+	v->n_blocks = 0;
+	for (uint64_t at = 0; at < elements; at += each) {
+		cr_assert_lt(v->n_blocks, BLOCKS);
+		v->blocks[v->n_blocks++] = (struct k_view_block){
+			0, (uint32_t)(elements - at < each ? elements - at : each), at
+		};
+	}
+}
+
+/* The bits of one element, converted by the definition of a cast. */
+static void put(const struct k_view_tensor *t, uint64_t to, const struct k_view_box *x,
+		uint64_t from)
+{
+	struct k_cast a = { .dst = want + to * dtype_size(t->dst_dtype),
+			    .src = (const char *)x->src + from * dtype_size(x->src_dtype),
+			    .dst_dtype = t->dst_dtype,
+			    .src_dtype = x->src_dtype };
+
+	kernels_ref()->cast(&a, 0, 1);
+}
+
+static void expect(const struct view *v)
+{
+	memset(want, 0, sizeof(want));
+	for (unsigned b = 0; b < v->t.n_boxes; b++) {
+		const struct k_view_box *x = &v->boxes[b];
+		uint64_t n = x->n[0] * x->n[1] * x->n[2];
+
+		for (uint64_t e = 0; e < n; e++) {
+			uint64_t k = e % x->n[2], j = e / x->n[2] % x->n[1];
+			uint64_t i = e / x->n[2] / x->n[1];
+
+			put(&v->t, x->at + i * x->dst_stride[0] + j * x->dst_stride[1] + k, x,
+			    i * x->src_stride[0] + j * x->src_stride[1] + k * x->src_stride[2]);
+		}
+	}
+}
+
+/* NaN compares by being one. */
+static bool same(enum dtype t, const char *a, const char *b, uint64_t elements)
+{
+	if (!memcmp(a, b, elements * dtype_size(t)))
+		return true;
+	for (uint64_t i = 0; i < elements; i++) {
+		float x, y;
+		struct k_cast one = { &x, a + i * dtype_size(t), DTYPE_FP32, t, false };
+		struct k_cast two = { &y, b + i * dtype_size(t), DTYPE_FP32, t, false };
+
+		kernels_ref()->cast(&one, 0, 1);
+		kernels_ref()->cast(&two, 0, 1);
+		if (memcmp(&x, &y, sizeof(x)) && (x == x || y == y))
+			return false;
+	}
+	return true;
+}
+
+/* @shift: bytes that the tensor begins behind a vector. */
+static void check_variant(const struct kernels *k, struct view *v, unsigned shift, const char *what)
+{
+	uint64_t bytes = v->elements * dtype_size(v->t.dst_dtype);
+	uint32_t crc[BLOCKS];
+	struct k_view a = { &v->t, v->blocks, crc, 0 };
+
+	memset(out, 0x5a, sizeof(out));
+	v->t.dst = out + shift;
+	/* in two parts, the later one first */
+	k->view(&a, v->n_blocks / 2, v->n_blocks);
+	k->view(&a, 0, v->n_blocks / 2);
+	cr_assert(same(v->t.dst_dtype, out + shift, want, v->elements), "%s: %s", k->name, what);
+	cr_assert_eq(out[shift + bytes], 0x5a, "%s: %s: written behind its end", k->name, what);
+	for (unsigned i = 0; i < v->n_blocks; i++) {
+		size_t size = dtype_size(v->t.dst_dtype);
+
+		cr_assert_eq(crc[i],
+			     crc32c_add(0, out + shift + v->blocks[i].first * size,
+					v->blocks[i].n * size),
+			     "%s: %s: checksum of block %u", k->name, what, i);
+	}
+	a.crc = NULL;
+	memset(out, 0x5a, sizeof(out));
+	k->view(&a, 0, v->n_blocks);
+	cr_assert(same(v->t.dst_dtype, out + shift, want, v->elements));
+}
+
+static void check(struct view *v, const char *what)
+{
+	v->t.boxes = v->boxes;
+	expect(v);
+	for (size_t i = 0; i < ARRAY_SIZE(variants); i++) {
+		const struct kernels *k = kernels_named(variants[i]);
+
+		if (!k)
+			continue;
+		check_variant(k, v, 0, what);
+		check_variant(k, v, 4, what);
+	}
+}
+
+static const enum dtype types[] = { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 };
+
+/* Each type into each: a tensor as it is, in blocks whose ends are in its rows. */
+Test(kernels_view, casts_as_a_cast_does)
+{
+	fill_sources();
+	for (unsigned i = 0; i < 9; i++) {
+		struct view v = { .t = { .dst_dtype = types[i / 3], .n_boxes = 1 } };
+
+		v.boxes[0] = (struct k_view_box){
+			sources[0], types[i % 3], { 1, 1, 100003 }, { 0, 0, 1 }, 0, { 0, 0 }
+		};
+		cut(&v, 100003, 32768);
+		check(&v, "whole");
+	}
+}
+
+/* q, k and v one below the other, and side by side: rows of one come between those of the others. */
+Test(kernels_view, joins_rows_and_columns)
+{
+	static const uint64_t rows[SOURCES] = { 96, 32, 33 };
+	const uint64_t columns = 517;
+
+	fill_sources();
+	for (unsigned side = 0; side < 2; side++) {
+		struct view v = { .t = { .dst_dtype = DTYPE_BF16, .n_boxes = SOURCES } };
+		uint64_t all = 0, at = 0;
+
+		for (unsigned i = 0; i < SOURCES; i++)
+			all += rows[i];
+		for (unsigned i = 0; i < SOURCES; i++) {
+			/* side: the sources are columns x rows[i] */
+			uint64_t n = side ? columns : rows[i], wide = side ? rows[i] : columns;
+
+			v.boxes[i] = (struct k_view_box){ sources[i],
+							  DTYPE_FP32,
+							  { 1, n, wide },
+							  { 0, wide, 1 },
+							  side ? at : at * columns,
+							  { 0, side ? all : columns } };
+			at += rows[i];
+		}
+		cut(&v, all * columns, 3001);
+		check(&v, side ? "side by side" : "one below the other");
+	}
+}
+
+/* A slice by columns, transposed, and padded: what no box covers is 0. */
+Test(kernels_view, transposes_slices_and_pads)
+{
+	const uint64_t rows = 301, columns = 257; /* of the source */
+
+	fill_sources();
+	for (unsigned i = 0; i < 9; i++) {
+		struct view v = { .t = { .dst_dtype = types[i / 3], .n_boxes = 1, .gaps = true } };
+		/* columns [64, 203) of it become rows, each padded to 384 */
+		v.boxes[0] = (struct k_view_box){ sources[1] + 64 * dtype_size(types[i % 3]),
+						  types[i % 3],
+						  { 1, 139, rows },
+						  { 0, 1, columns },
+						  5 * 384,
+						  { 0, 384 } };
+		cut(&v, 150 * 384, 1999);
+		check(&v, "transposed");
+		cut(&v, 150 * 384, 32768); /* many rows in a block */
+		check(&v, "transposed");
+	}
+}
+
+/* Three loops: the middle dimension of three is cut, and joined with another one's. */
+Test(kernels_view, cuts_a_middle_dimension)
+{
+	struct view v = { .t = { .dst_dtype = DTYPE_FP16, .n_boxes = 2 } };
+	const uint64_t a = 7, b = 20,
+		       c = 31; /* of both; [*, 3:11, *] of one, [*, 0:4, *] of the other */
+
+	fill_sources();
+	v.boxes[0] = (struct k_view_box){ sources[0] + 3 * c * sizeof(float),
+					  DTYPE_FP32,
+					  { a, 8, c },
+					  { b * c, c, 1 },
+					  0,
+					  { 12 * c, c } };
+	v.boxes[1] = (struct k_view_box){ sources[2],      DTYPE_FP32, { a, 4, c },
+					  { b * c, c, 1 }, 8 * c,      { 12 * c, c } };
+	cut(&v, a * 12 * c, 101);
+	check(&v, "middle");
+}
