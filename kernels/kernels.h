@@ -339,7 +339,7 @@ struct k_pack {
  * n[1] x n[2] is src[i*src_stride[0] + j*src_stride[1] + k*src_stride[2]], converted as k_cast does, and
  * comes to dst[at + i*dst_stride[0] + j*dst_stride[1] + k]. Strides are in elements. Rows of k ascend in
  * dst with i and then j, and no two elements have the same place. */
-struct k_view_box {
+struct k_assemble_box {
 	const void *src;
 	enum dtype src_dtype;
 	uint64_t n[3]; /* none is 0 */
@@ -347,27 +347,27 @@ struct k_view_box {
 	uint64_t at, dst_stride[2];
 };
 
-struct k_view_tensor {
+struct k_assemble_tensor {
 	void *dst;
 	enum dtype dst_dtype;
-	bool gaps;                      /* some elements are in no box: they become 0 */
-	const struct k_view_box *boxes; /* no two overlap in dst */
+	bool gaps;                          /* some elements are in no box: they become 0 */
+	const struct k_assemble_box *boxes; /* no two overlap in dst */
 	unsigned n_boxes;
 };
 
 /* Most bytes of one block. */
-#define KERNEL_VIEW_BYTES 131072u
+#define KERNEL_ASSEMBLE_BYTES 131072u
 
-/* Elements [first, first + n) of a tensor, at most KERNEL_VIEW_BYTES. */
-struct k_view_block {
+/* Elements [first, first + n) of a tensor, at most KERNEL_ASSEMBLE_BYTES. */
+struct k_assemble_block {
 	uint32_t tensor, n;
 	uint64_t first;
 };
 
 /* Tensors made of boxes of others, block by block: element e of the operation is block e. */
-struct k_view {
-	const struct k_view_tensor *tensors;
-	const struct k_view_block *blocks;
+struct k_assemble {
+	const struct k_assemble_tensor *tensors;
+	const struct k_assemble_block *blocks;
 	uint32_t *crc; /* NULL: none; else crc[e] becomes the CRC-32C of the block's bytes */
 	uint64_t
 		moves; /* bytes that a block reads and writes, on average: for those who share threads */
@@ -380,7 +380,7 @@ struct k_copy {
 };
 
 /* Work on elements [begin, end) of the whole operation (k_copy: bytes). Norms:
- * begin is a multiple of KERNEL_NORM_BLOCK, partial[begin/BLOCK] is written first. k_view: blocks. */
+ * begin is a multiple of KERNEL_NORM_BLOCK, partial[begin/BLOCK] is written first. k_assemble: blocks. */
 struct kernels {
 	const char *name; /* ref, portable, avx2, avx512 */
 	void (*cast)(const struct k_cast *a, size_t begin, size_t end);
@@ -399,7 +399,7 @@ struct kernels {
 	void (*add_rows)(const struct k_add_rows *a, size_t begin, size_t end);
 	void (*copy)(const struct k_copy *a, size_t begin, size_t end);
 	void (*reduce_step)(const struct k_reduce_step *a, size_t begin, size_t end);
-	void (*view)(const struct k_view *a, size_t begin, size_t end);
+	void (*assemble)(const struct k_assemble *a, size_t begin, size_t end);
 };
 
 /* The definition. Static. */

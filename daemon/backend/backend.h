@@ -81,11 +81,11 @@ enum launch_kind {
 	LAUNCH_UNSCALE,
 	LAUNCH_ADD_ROWS,
 	LAUNCH_REDUCE_STEP,
-	LAUNCH_VIEW, /* on the host alone */
+	LAUNCH_ASSEMBLE, /* on the host alone */
 	_LAUNCH_N
 };
 
-/* One kernel on @n elements (LAUNCH_COPY: bytes; LAUNCH_ADD_ROWS: columns; LAUNCH_VIEW: blocks). Pointers are device addresses. */
+/* One kernel on @n elements (LAUNCH_COPY: bytes; LAUNCH_ADD_ROWS: columns; LAUNCH_ASSEMBLE: blocks). Pointers are device addresses. */
 struct launch {
 	enum launch_kind kind;
 	uint64_t n;
@@ -106,7 +106,7 @@ struct launch {
 		struct k_unscale unscale;
 		struct k_add_rows add_rows;
 		struct k_reduce_step reduce_step;
-		struct k_view view;
+		struct k_assemble assemble;
 	};
 };
 

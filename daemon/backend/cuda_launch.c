@@ -541,7 +541,7 @@ static CUresult cuda_launch_redo(struct cuda *c, struct cuda_queue *q, const str
 	return cuda_launch_undo(c, q, k, c->undo.last);
 }
 
-/* Launches that are one launch, or nearly. LAUNCH_VIEW, whose tables are the host's, is none of a device. */
+/* Launches that are one launch, or nearly. LAUNCH_ASSEMBLE, whose tables are the host's, is none of a device. */
 static CUresult (*const launchers[_LAUNCH_N])(struct cuda *, struct cuda_queue *,
 					      const struct launch *) = {
 	[LAUNCH_CAST] = cuda_launch_cast,

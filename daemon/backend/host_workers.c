@@ -23,8 +23,8 @@
 #define RUN_CHUNK (KERNEL_NORM_BLOCK / 4u)
 /* LAUNCH_COPY counts bytes. */
 #define COPY_FACTOR 4u
-/* LAUNCH_VIEW counts blocks. */
-#define VIEW_CHUNK 4u
+/* LAUNCH_ASSEMBLE counts blocks. */
+#define ASSEMBLE_CHUNK 4u
 /* A chunk that moves more bytes is cut as small as a norm block allows, because others wait for
  * it. */
 #define CHUNK_BYTES (4u << 20)
@@ -81,8 +81,8 @@ static uint64_t host_workers_chunk_of(const struct job *job, const struct launch
 {
 	if (launch->kind == LAUNCH_COPY)
 		return job->chunk * COPY_FACTOR;
-	if (launch->kind == LAUNCH_VIEW)
-		return job->chunk == CHUNK ? VIEW_CHUNK : 1;
+	if (launch->kind == LAUNCH_ASSEMBLE)
+		return job->chunk == CHUNK ? ASSEMBLE_CHUNK : 1;
 	if (job->awaited)
 		return job->chunk;
 	return launch->n && launch_bytes(launch) / launch->n > CHUNK_BYTES / CHUNK ? SMALL_CHUNK

@@ -135,8 +135,8 @@ void launch_run(const struct kernels *k, const struct launch *launch, uint64_t b
 	case LAUNCH_REDUCE_STEP:
 		k->reduce_step(&launch->reduce_step, begin, end);
 		break;
-	case LAUNCH_VIEW:
-		k->view(&launch->view, begin, end);
+	case LAUNCH_ASSEMBLE:
+		k->assemble(&launch->assemble, begin, end);
 		break;
 	case _LAUNCH_N:
 		CHECK(launch->kind != _LAUNCH_N);
@@ -216,8 +216,8 @@ static uint64_t launch_element_bytes(const struct launch *launch)
 		return launch_add_rows_bytes(&launch->add_rows);
 	case LAUNCH_REDUCE_STEP:
 		return launch_reduce_step_bytes(&launch->reduce_step);
-	case LAUNCH_VIEW:
-		return launch->view.moves;
+	case LAUNCH_ASSEMBLE:
+		return launch->assemble.moves;
 	case _LAUNCH_N:
 		break;
 	}

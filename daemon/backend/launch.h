@@ -5,7 +5,7 @@
 
 #include "backend/backend.h"
 
-/* Work on elements [begin, end) of @launch (LAUNCH_COPY: bytes; LAUNCH_VIEW: blocks), end <= launch->n. Any thread. */
+/* Work on elements [begin, end) of @launch (LAUNCH_COPY: bytes; LAUNCH_ASSEMBLE: blocks), end <= launch->n. Any thread. */
 void launch_run(const struct kernels *k, const struct launch *launch, uint64_t begin, uint64_t end);
 
 /* Bytes that all of @launch has to read and to write. The read of a line before it is written is not

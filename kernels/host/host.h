@@ -44,7 +44,7 @@ void HOST(clamp)(const struct k_clamp *a, size_t begin, size_t end);
 void HOST(unscale)(const struct k_unscale *a, size_t begin, size_t end);
 void HOST(add_rows)(const struct k_add_rows *a, size_t begin, size_t end);
 void HOST(reduce_step)(const struct k_reduce_step *a, size_t begin, size_t end);
-void HOST(view)(const struct k_view *a, size_t begin, size_t end);
+void HOST(assemble)(const struct k_assemble *a, size_t begin, size_t end);
 
 /* Adam and AdamW. */
 void HOST(adam_step)(const struct adam_step *s, size_t begin, size_t end);

@@ -21,5 +21,5 @@ const struct kernels HOST(table) = {
 	.add_rows = HOST(add_rows),
 	.copy = HOST(copy),
 	.reduce_step = HOST(reduce_step),
-	.view = HOST(view),
+	.assemble = HOST(assemble),
 };

@@ -18,7 +18,7 @@ static const struct kernels ref = {
 	.add_rows = ref_add_rows,
 	.copy = ref_copy,
 	.reduce_step = ref_reduce_step,
-	.view = ref_view,
+	.assemble = ref_assemble,
 };
 
 const struct kernels *kernels_ref(void)

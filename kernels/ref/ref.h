@@ -22,7 +22,7 @@ void ref_clamp(const struct k_clamp *a, size_t begin, size_t end);
 void ref_unscale(const struct k_unscale *a, size_t begin, size_t end);
 void ref_add_rows(const struct k_add_rows *a, size_t begin, size_t end);
 void ref_reduce_step(const struct k_reduce_step *a, size_t begin, size_t end);
-void ref_view(const struct k_view *a, size_t begin, size_t end);
+void ref_assemble(const struct k_assemble *a, size_t begin, size_t end);
 
 /* The value of element @i of out, before it is narrowed. */
 float ref_reduce_element(const struct k_reduce *a, size_t i);

@@ -416,15 +416,15 @@ Test(backend_host, import_refuses_what_is_not_ours)
 /* Sections of an arena, each of N floats; more than three chunks and a rest. */
 #define N        (3 * 4 * KERNEL_NORM_BLOCK + 12345)
 #define SECTIONS 4
-#define BLOCKS   11 /* of LAUNCH_VIEW */
-#define BLOCK    (KERNEL_VIEW_BYTES / 2u)
+#define BLOCKS   11 /* of LAUNCH_ASSEMBLE */
+#define BLOCK    (KERNEL_ASSEMBLE_BYTES / 2u)
 
 struct arena {
 	float *s[SECTIONS];
 	const void *in[SECTIONS];
-	struct k_view_box box;
-	struct k_view_tensor tensor;
-	struct k_view_block blocks[BLOCKS];
+	struct k_assemble_box box;
+	struct k_assemble_tensor tensor;
+	struct k_assemble_block blocks[BLOCKS];
 };
 
 static void arena_init(struct arena *a)
@@ -557,15 +557,16 @@ static struct launch make_launch(enum launch_kind kind, struct arena *a)
 		k.pack = (struct k_pack){ a->s[1], a->s[0], 5, 5, 7, DTYPE_BF16, DTYPE_FP32 };
 		k.n = N / 7 * 5;
 		break;
-	case LAUNCH_VIEW:
-		a->box = (struct k_view_box){ .src = a->s[0],
-					      .src_dtype = DTYPE_FP32,
-					      .n = { 1, 1, BLOCKS * BLOCK } };
+	case LAUNCH_ASSEMBLE:
+		a->box = (struct k_assemble_box){ .src = a->s[0],
+						  .src_dtype = DTYPE_FP32,
+						  .n = { 1, 1, BLOCKS * BLOCK } };
 		a->box.src_stride[2] = 1;
-		a->tensor = (struct k_view_tensor){ a->s[1], DTYPE_BF16, false, &a->box, 1 };
+		a->tensor = (struct k_assemble_tensor){ a->s[1], DTYPE_BF16, false, &a->box, 1 };
 		for (unsigned b = 0; b < BLOCKS; b++)
-			a->blocks[b] = (struct k_view_block){ 0, BLOCK, b * UINT64_C(1) * BLOCK };
-		k.view = (struct k_view){ &a->tensor, a->blocks, NULL, 6 * BLOCK };
+			a->blocks[b] =
+				(struct k_assemble_block){ 0, BLOCK, b * UINT64_C(1) * BLOCK };
+		k.assemble = (struct k_assemble){ &a->tensor, a->blocks, NULL, 6 * BLOCK };
 		k.n = BLOCKS;
 		break;
 	case LAUNCH_FILL:
@@ -595,8 +596,8 @@ static void run_ref(const struct launch *k)
 		return ref->adam(&k->adam, 0, k->n);
 	case LAUNCH_FOUND_INF:
 		return ref->found_inf(&k->found_inf, 0, k->n);
-	case LAUNCH_VIEW:
-		return ref->view(&k->view, 0, k->n);
+	case LAUNCH_ASSEMBLE:
+		return ref->assemble(&k->assemble, 0, k->n);
 	case LAUNCH_PACK:
 		return ref->pack(&k->pack, 0, k->n);
 	case LAUNCH_CLAMP:

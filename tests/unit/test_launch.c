@@ -71,7 +71,7 @@ Test(launch, bytes_are_what_is_read_and_written)
 						 .out_dtype = DTYPE_FP32 },
 				     .step = { .kind = K_STEP_SGD } } },
 		  4 + 8 },
-		{ { .kind = LAUNCH_VIEW, .view = { .moves = 300 } }, 300 },
+		{ { .kind = LAUNCH_ASSEMBLE, .assemble = { .moves = 300 } }, 300 },
 	};
 	unsigned kinds = 0;
 

@@ -13,27 +13,27 @@
 #define TILE 64u
 
 /* Rows of the box @x that lie in elements [first, first + n) of the tensor. */
-struct view_rows {
-	const struct k_view_box *x;
+struct assemble_rows {
+	const struct k_assemble_box *x;
 	uint64_t first, n;
 	char *to; /* of element @first */
 	enum dtype dtype;
 };
 
-static uint64_t view_row_at(const struct k_view_box *x, uint64_t row)
+static uint64_t assemble_row_at(const struct k_assemble_box *x, uint64_t row)
 {
 	return x->at + row / x->n[1] * x->dst_stride[0] + row % x->n[1] * x->dst_stride[1];
 }
 
 /* The first row that ends behind @first. */
-static uint64_t view_first_row(const struct k_view_box *x, uint64_t first)
+static uint64_t assemble_first_row(const struct k_assemble_box *x, uint64_t first)
 {
 	uint64_t lo = 0, hi = x->n[0] * x->n[1];
 
 	while (lo < hi) {
 		uint64_t middle = lo + (hi - lo) / 2;
 
-		if (view_row_at(x, middle) + x->n[2] > first)
+		if (assemble_row_at(x, middle) + x->n[2] > first)
 			hi = middle;
 		else
 			lo = middle + 1;
@@ -42,8 +42,8 @@ static uint64_t view_first_row(const struct k_view_box *x, uint64_t first)
 }
 
 /* Columns [*ret_begin, *ret_end) of the row that begins at @at are in the block. */
-static void view_columns(const struct view_rows *v, uint64_t at, uint64_t *ret_begin,
-			 uint64_t *ret_end)
+static void assemble_columns(const struct assemble_rows *v, uint64_t at, uint64_t *ret_begin,
+			     uint64_t *ret_end)
 {
 	uint64_t end = v->first + v->n;
 
@@ -51,7 +51,7 @@ static void view_columns(const struct view_rows *v, uint64_t at, uint64_t *ret_b
 	*ret_end = end - at < v->x->n[2] ? end - at : v->x->n[2];
 }
 
-static const void *view_source(const struct k_view_box *x, uint64_t row, uint64_t column)
+static const void *assemble_source(const struct k_assemble_box *x, uint64_t row, uint64_t column)
 {
 	uint64_t at = row / x->n[1] * x->src_stride[0] + row % x->n[1] * x->src_stride[1] +
 		      column * x->src_stride[2];
@@ -59,8 +59,8 @@ static const void *view_source(const struct k_view_box *x, uint64_t row, uint64_
 	return (const char *)x->src + at * dtype_size(x->src_dtype);
 }
 
-static void view_cast(const struct view_rows *v, uint64_t at, const void *src, enum dtype src_dtype,
-		      uint64_t n)
+static void assemble_cast(const struct assemble_rows *v, uint64_t at, const void *src,
+			  enum dtype src_dtype, uint64_t n)
 {
 	struct k_cast a = { .dst = v->to + (at - v->first) * dtype_size(v->dtype),
 			    .src = src,
@@ -71,18 +71,19 @@ static void view_cast(const struct view_rows *v, uint64_t at, const void *src, e
 }
 
 /* A row whose elements lie one after the other. */
-static void view_plain_row(const struct view_rows *v, uint64_t row)
+static void assemble_plain_row(const struct assemble_rows *v, uint64_t row)
 {
-	uint64_t at = view_row_at(v->x, row), begin, end;
+	uint64_t at = assemble_row_at(v->x, row), begin, end;
 
-	view_columns(v, at, &begin, &end);
-	view_cast(v, at + begin, view_source(v->x, row, begin), v->x->src_dtype, end - begin);
+	assemble_columns(v, at, &begin, &end);
+	assemble_cast(v, at + begin, assemble_source(v->x, row, begin), v->x->src_dtype,
+		      end - begin);
 }
 
-static void view_collect(void *ret, const struct k_view_box *x, uint64_t row, uint64_t column,
-			 uint64_t n)
+static void assemble_collect(void *ret, const struct k_assemble_box *x, uint64_t row,
+			     uint64_t column, uint64_t n)
 {
-	const char *src = view_source(x, row, column);
+	const char *src = assemble_source(x, row, column);
 	size_t size = dtype_size(x->src_dtype);
 
 	for (uint64_t i = 0; i < n && size == sizeof(uint32_t); i++)
@@ -92,37 +93,38 @@ static void view_collect(void *ret, const struct k_view_box *x, uint64_t row, ui
 }
 
 /* The part of a row that lies in columns [column, column + TILE). */
-static void view_tile_row(const struct view_rows *v, uint64_t row, uint64_t column)
+static void assemble_tile_row(const struct assemble_rows *v, uint64_t row, uint64_t column)
 {
-	uint64_t at = view_row_at(v->x, row), begin, end;
+	uint64_t at = assemble_row_at(v->x, row), begin, end;
 	float piece[TILE];
 
-	view_columns(v, at, &begin, &end);
+	assemble_columns(v, at, &begin, &end);
 	begin = begin < column ? column : begin;
 	end = end < column + TILE ? end : column + TILE;
 	if (begin >= end)
 		return;
-	view_collect(piece, v->x, row, begin, end - begin);
-	view_cast(v, at + begin, piece, v->x->src_dtype, end - begin);
+	assemble_collect(piece, v->x, row, begin, end - begin);
+	assemble_cast(v, at + begin, piece, v->x->src_dtype, end - begin);
 }
 
-static void view_box(const struct view_rows *v)
+static void assemble_box(const struct assemble_rows *v)
 {
-	const struct k_view_box *x = v->x;
-	uint64_t from = view_first_row(x, v->first), to = view_first_row(x, v->first + v->n);
+	const struct k_assemble_box *x = v->x;
+	uint64_t from = assemble_first_row(x, v->first),
+		 to = assemble_first_row(x, v->first + v->n);
 
 	/* the last one may begin inside the block, and end behind it */
-	if (to < x->n[0] * x->n[1] && view_row_at(x, to) < v->first + v->n)
+	if (to < x->n[0] * x->n[1] && assemble_row_at(x, to) < v->first + v->n)
 		to++;
 	for (uint64_t row = from; row < to && x->src_stride[2] == 1; row++)
-		view_plain_row(v, row);
+		assemble_plain_row(v, row);
 	for (uint64_t c = 0; c < x->n[2] && x->src_stride[2] != 1; c += TILE)
 		for (uint64_t row = from; row < to; row++)
-			view_tile_row(v, row, c);
+			assemble_tile_row(v, row, c);
 }
 
 /* To a tensor's place, which begins at a multiple of a vector, unless a test does otherwise. */
-static void view_store(char *dst, const char *from, size_t bytes)
+static void assemble_store(char *dst, const char *from, size_t bytes)
 {
 	size_t whole = (uintptr_t)dst % sizeof(lanes) ? 0 : bytes / sizeof(lanes) * sizeof(lanes);
 
@@ -130,27 +132,28 @@ static void view_store(char *dst, const char *from, size_t bytes)
 	memcpy(dst + whole, from + whole, bytes - whole);
 }
 
-static uint32_t view_block(const struct k_view_tensor *t, const struct k_view_block *b, bool crc)
+static uint32_t assemble_block(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
+			       bool crc)
 {
-	char room[KERNEL_VIEW_BYTES] __attribute__((aligned(64)));
+	char room[KERNEL_ASSEMBLE_BYTES] __attribute__((aligned(64)));
 	size_t size = dtype_size(t->dst_dtype), bytes = b->n * size;
 
 	if (t->gaps)
 		memset(room, 0, bytes);
 	for (unsigned i = 0; i < t->n_boxes; i++) {
-		struct view_rows v = { &t->boxes[i], b->first, b->n, room, t->dst_dtype };
+		struct assemble_rows v = { &t->boxes[i], b->first, b->n, room, t->dst_dtype };
 
-		view_box(&v);
+		assemble_box(&v);
 	}
-	view_store((char *)t->dst + b->first * size, room, bytes);
+	assemble_store((char *)t->dst + b->first * size, room, bytes);
 	return crc ? crc32c_add(0, room, bytes) : 0;
 }
 
-void HOST(view)(const struct k_view *a, size_t begin, size_t end)
+void HOST(assemble)(const struct k_assemble *a, size_t begin, size_t end)
 {
 	for (size_t e = begin; e < end; e++) {
-		const struct k_view_block *b = &a->blocks[e];
-		uint32_t crc = view_block(&a->tensors[b->tensor], b, a->crc);
+		const struct k_assemble_block *b = &a->blocks[e];
+		uint32_t crc = assemble_block(&a->tensors[b->tensor], b, a->crc);
 
 		if (a->crc)
 			a->crc[e] = crc;

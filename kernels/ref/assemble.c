@@ -4,8 +4,9 @@
 #include <string.h>
 
 /* One element of a box, if it lies in [first, first + n). */
-static void ref_view_element(const struct k_view_tensor *t, const struct k_view_block *b,
-			     const struct k_view_box *x, const uint64_t at[3])
+static void ref_assemble_element(const struct k_assemble_tensor *t,
+				 const struct k_assemble_block *b, const struct k_assemble_box *x,
+				 const uint64_t at[3])
 {
 	uint64_t to = x->at + at[0] * x->dst_stride[0] + at[1] * x->dst_stride[1] + at[2];
 	uint64_t from = 0;
@@ -20,29 +21,29 @@ static void ref_view_element(const struct k_view_tensor *t, const struct k_view_
 	ref_cast(&one, 0, 1);
 }
 
-static void ref_view_box(const struct k_view_tensor *t, const struct k_view_block *b,
-			 const struct k_view_box *x)
+static void ref_assemble_box(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
+			     const struct k_assemble_box *x)
 {
 	uint64_t at[3];
 
 	for (at[0] = 0; at[0] < x->n[0]; at[0]++)
 		for (at[1] = 0; at[1] < x->n[1]; at[1]++)
 			for (at[2] = 0; at[2] < x->n[2]; at[2]++)
-				ref_view_element(t, b, x, at);
+				ref_assemble_element(t, b, x, at);
 }
 
-void ref_view(const struct k_view *a, size_t begin, size_t end)
+void ref_assemble(const struct k_assemble *a, size_t begin, size_t end)
 {
 	for (size_t e = begin; e < end; e++) {
-		const struct k_view_block *b = &a->blocks[e];
-		const struct k_view_tensor *t = &a->tensors[b->tensor];
+		const struct k_assemble_block *b = &a->blocks[e];
+		const struct k_assemble_tensor *t = &a->tensors[b->tensor];
 		size_t size = dtype_size(t->dst_dtype);
 		char *dst = (char *)t->dst + b->first * size;
 
 		if (t->gaps)
 			memset(dst, 0, b->n * size);
 		for (unsigned i = 0; i < t->n_boxes; i++)
-			ref_view_box(t, b, &t->boxes[i]);
+			ref_assemble_box(t, b, &t->boxes[i]);
 		if (a->crc)
 			a->crc[e] = crc32c_add(0, dst, b->n * size);
 	}

@@ -1,5 +1,5 @@
 /*
- * k_view: all variants against an expectation that is computed element by element here, from the meaning
+ * k_assemble: all variants against an expectation that is computed element by element here, from the meaning
  * of a box, and by their definition in kernels/ref.
  */
 #include <criterion/criterion.h>
@@ -12,7 +12,7 @@
 #include "kernels.h"
 #include "random_case.h"
 
-TestSuite(kernels_view, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
+TestSuite(kernels_assemble, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 60);
 
 enum { SOURCES = 3, SOURCE_ELEMENTS = 300000, ELEMENTS = 400000, BLOCKS = 64 };
 
@@ -37,9 +37,9 @@ static void fill_sources(void)
 
 /* A tensor of two dimensions, rows x columns, whose parts come from boxes; and the blocks of it. */
 struct view {
-	struct k_view_box boxes[SOURCES];
-	struct k_view_tensor t;
-	struct k_view_block blocks[BLOCKS];
+	struct k_assemble_box boxes[SOURCES];
+	struct k_assemble_tensor t;
+	struct k_assemble_block blocks[BLOCKS];
 	unsigned n_blocks;
 	uint64_t elements;
 };
@@ -50,14 +50,14 @@ static void cut(struct view *v, uint64_t elements, uint32_t each)
 	v->n_blocks = 0;
 	for (uint64_t at = 0; at < elements; at += each) {
 		cr_assert_lt(v->n_blocks, BLOCKS);
-		v->blocks[v->n_blocks++] = (struct k_view_block){
+		v->blocks[v->n_blocks++] = (struct k_assemble_block){
 			0, (uint32_t)(elements - at < each ? elements - at : each), at
 		};
 	}
 }
 
 /* The bits of one element, converted by the definition of a cast. */
-static void put(const struct k_view_tensor *t, uint64_t to, const struct k_view_box *x,
+static void put(const struct k_assemble_tensor *t, uint64_t to, const struct k_assemble_box *x,
 		uint64_t from)
 {
 	struct k_cast a = { .dst = want + to * dtype_size(t->dst_dtype),
@@ -72,7 +72,7 @@ static void expect(const struct view *v)
 {
 	memset(want, 0, sizeof(want));
 	for (unsigned b = 0; b < v->t.n_boxes; b++) {
-		const struct k_view_box *x = &v->boxes[b];
+		const struct k_assemble_box *x = &v->boxes[b];
 		uint64_t n = x->n[0] * x->n[1] * x->n[2];
 
 		for (uint64_t e = 0; e < n; e++) {
@@ -108,13 +108,13 @@ static void check_variant(const struct kernels *k, struct view *v, unsigned shif
 {
 	uint64_t bytes = v->elements * dtype_size(v->t.dst_dtype);
 	uint32_t crc[BLOCKS];
-	struct k_view a = { &v->t, v->blocks, crc, 0 };
+	struct k_assemble a = { &v->t, v->blocks, crc, 0 };
 
 	memset(out, 0x5a, sizeof(out));
 	v->t.dst = out + shift;
 	/* in two parts, the later one first */
-	k->view(&a, v->n_blocks / 2, v->n_blocks);
-	k->view(&a, 0, v->n_blocks / 2);
+	k->assemble(&a, v->n_blocks / 2, v->n_blocks);
+	k->assemble(&a, 0, v->n_blocks / 2);
 	cr_assert(same(v->t.dst_dtype, out + shift, want, v->elements), "%s: %s", k->name, what);
 	cr_assert_eq(out[shift + bytes], 0x5a, "%s: %s: written behind its end", k->name, what);
 	for (unsigned i = 0; i < v->n_blocks; i++) {
@@ -127,7 +127,7 @@ static void check_variant(const struct kernels *k, struct view *v, unsigned shif
 	}
 	a.crc = NULL;
 	memset(out, 0x5a, sizeof(out));
-	k->view(&a, 0, v->n_blocks);
+	k->assemble(&a, 0, v->n_blocks);
 	cr_assert(same(v->t.dst_dtype, out + shift, want, v->elements));
 }
 
@@ -148,13 +148,13 @@ static void check(struct view *v, const char *what)
 static const enum dtype types[] = { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 };
 
 /* Each type into each: a tensor as it is, in blocks whose ends are in its rows. */
-Test(kernels_view, casts_as_a_cast_does)
+Test(kernels_assemble, casts_as_a_cast_does)
 {
 	fill_sources();
 	for (unsigned i = 0; i < 9; i++) {
 		struct view v = { .t = { .dst_dtype = types[i / 3], .n_boxes = 1 } };
 
-		v.boxes[0] = (struct k_view_box){
+		v.boxes[0] = (struct k_assemble_box){
 			sources[0], types[i % 3], { 1, 1, 100003 }, { 0, 0, 1 }, 0, { 0, 0 }
 		};
 		cut(&v, 100003, 32768);
@@ -163,7 +163,7 @@ Test(kernels_view, casts_as_a_cast_does)
 }
 
 /* q, k and v one below the other, and side by side: rows of one come between those of the others. */
-Test(kernels_view, joins_rows_and_columns)
+Test(kernels_assemble, joins_rows_and_columns)
 {
 	static const uint64_t rows[SOURCES] = { 96, 32, 33 };
 	const uint64_t columns = 517;
@@ -179,12 +179,12 @@ Test(kernels_view, joins_rows_and_columns)
 			/* side: the sources are columns x rows[i] */
 			uint64_t n = side ? columns : rows[i], wide = side ? rows[i] : columns;
 
-			v.boxes[i] = (struct k_view_box){ sources[i],
-							  DTYPE_FP32,
-							  { 1, n, wide },
-							  { 0, wide, 1 },
-							  side ? at : at * columns,
-							  { 0, side ? all : columns } };
+			v.boxes[i] = (struct k_assemble_box){ sources[i],
+							      DTYPE_FP32,
+							      { 1, n, wide },
+							      { 0, wide, 1 },
+							      side ? at : at * columns,
+							      { 0, side ? all : columns } };
 			at += rows[i];
 		}
 		cut(&v, all * columns, 3001);
@@ -193,7 +193,7 @@ Test(kernels_view, joins_rows_and_columns)
 }
 
 /* A slice by columns, transposed, and padded: what no box covers is 0. */
-Test(kernels_view, transposes_slices_and_pads)
+Test(kernels_assemble, transposes_slices_and_pads)
 {
 	const uint64_t rows = 301, columns = 257; /* of the source */
 
@@ -201,12 +201,12 @@ Test(kernels_view, transposes_slices_and_pads)
 	for (unsigned i = 0; i < 9; i++) {
 		struct view v = { .t = { .dst_dtype = types[i / 3], .n_boxes = 1, .gaps = true } };
 		/* columns [64, 203) of it become rows, each padded to 384 */
-		v.boxes[0] = (struct k_view_box){ sources[1] + 64 * dtype_size(types[i % 3]),
-						  types[i % 3],
-						  { 1, 139, rows },
-						  { 0, 1, columns },
-						  5 * 384,
-						  { 0, 384 } };
+		v.boxes[0] = (struct k_assemble_box){ sources[1] + 64 * dtype_size(types[i % 3]),
+						      types[i % 3],
+						      { 1, 139, rows },
+						      { 0, 1, columns },
+						      5 * 384,
+						      { 0, 384 } };
 		cut(&v, 150 * 384, 1999);
 		check(&v, "transposed");
 		cut(&v, 150 * 384, 32768); /* many rows in a block */
@@ -215,21 +215,21 @@ Test(kernels_view, transposes_slices_and_pads)
 }
 
 /* Three loops: the middle dimension of three is cut, and joined with another one's. */
-Test(kernels_view, cuts_a_middle_dimension)
+Test(kernels_assemble, cuts_a_middle_dimension)
 {
 	struct view v = { .t = { .dst_dtype = DTYPE_FP16, .n_boxes = 2 } };
 	const uint64_t a = 7, b = 20,
 		       c = 31; /* of both; [*, 3:11, *] of one, [*, 0:4, *] of the other */
 
 	fill_sources();
-	v.boxes[0] = (struct k_view_box){ sources[0] + 3 * c * sizeof(float),
-					  DTYPE_FP32,
-					  { a, 8, c },
-					  { b * c, c, 1 },
-					  0,
-					  { 12 * c, c } };
-	v.boxes[1] = (struct k_view_box){ sources[2],      DTYPE_FP32, { a, 4, c },
-					  { b * c, c, 1 }, 8 * c,      { 12 * c, c } };
+	v.boxes[0] = (struct k_assemble_box){ sources[0] + 3 * c * sizeof(float),
+					      DTYPE_FP32,
+					      { a, 8, c },
+					      { b * c, c, 1 },
+					      0,
+					      { 12 * c, c } };
+	v.boxes[1] = (struct k_assemble_box){ sources[2],      DTYPE_FP32, { a, 4, c },
+					      { b * c, c, 1 }, 8 * c,      { 12 * c, c } };
 	cut(&v, a * 12 * c, 101);
 	check(&v, "middle");
 }
