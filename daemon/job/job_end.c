@@ -20,6 +20,7 @@
 #include "job/restore.h"
 #include "job/saving.h"
 #include "job/span.h"
+#include "publish/publication.h"
 
 /* Processes of the job that live may have the shared slabs mapped. */
 static void job_end_keep_while_mapped(struct job *job, struct slab *s)
@@ -80,6 +81,7 @@ static void job_end_release_memory(struct job *job)
 	saving_forget_memory(job);
 	replica_forget(job);
 	bufcopy_forget(job);
+	publications_free(job);
 	job->life.memory_gone = true;
 	job_units_free(job);
 	if (job->quota.by_class[MEM_CONTROL])
@@ -93,9 +95,9 @@ static bool job_end_ops_over(const struct job *job)
 	for (uint32_t r = 0; r < job->rec->world_size; r++)
 		if (job->ranks[r] && job->ranks[r]->pending)
 			return false;
-	return !job->running && !job->generation && !saving_is_busy(job) && !resize_is_busy(job) &&
-	       !elastic_is_posted(job) && job->step.state != JOB_STEP_APPLYING &&
-	       !job->step.stepping;
+	return !job->running && !job->generation && !making_is_busy(job) && !saving_is_busy(job) &&
+	       !resize_is_busy(job) && !elastic_is_posted(job) &&
+	       job->step.state != JOB_STEP_APPLYING && !job->step.stepping;
 }
 
 /* Of a deleted job: is there something to give back? */
@@ -198,6 +200,7 @@ int job_delete(struct job *job, bool force, uint64_t *ret_freed, struct fault *f
 	resize_cancel(job);
 	job->life.deleted = true;
 	readers_lose_job(job);
+	publications_end(job);
 	job_epoch_end(job, &told);
 	htab_remove(&job->jobs->names, job->label);
 	job->jobs->count--;
@@ -261,8 +264,10 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 		if (job->life.idle_since_us && !job->present &&
 		    now_us - job->life.idle_since_us >= job_end_job_kept_us(job))
 			job_end_job_expire(job);
-		else
+		else {
 			readers_tick(job, now_us);
+			publications_tick(job, now_us);
+		}
 	}
 	list_for_each (job, tmp, &jobs->zombies, link) {
 		saving_tick(job);

@@ -9,6 +9,7 @@
 #include "job/kept.h"
 #include "job/policy.h"
 #include "job/units_impl.h"
+#include "publish/publication.h"
 
 /* A saved region, or none. */
 static struct region job_restore_region_of(struct job *job, const state_region *rec)
@@ -197,9 +198,11 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 	else if (!job->mem.slabs || r || job_restore_charge_blobs(job) < 0)
 		fault_set(f, FAULT_EXHAUSTED, NULL,
 			  "memory of job '%s' could not be taken over (%d)", rec->name, r);
-	else if (job_restore_units(job, f) == 0 && job_publish(job) < 0)
+	else if (job_restore_units(job, f) == 0 && publications_restore(job, f) == 0 &&
+		 job_publish(job) < 0)
 		fault_errno(f, -ENOMEM, "restoring a job");
 	if (f->code) {
+		publications_free(job);
 		job_units_free(job);
 		if (job->quota.by_class[MEM_CONTROL])
 			quota_return(&job->quota, MEM_CONTROL, job->quota.by_class[MEM_CONTROL]);

@@ -316,6 +316,9 @@ struct readers {
 	uint64_t changes;         /* of where parameters are, beside new units */
 	bool rewritten;           /* since the last commit, by something that is not a step */
 	bool look_again;          /* writers: their epoch has ended */
+	struct list makings;      /* of generations (publish/making.h) */
+	struct list publications; /* publish/publication.h */
+	uint64_t commits;         /* so far: what was read between two of them is of one */
 	uint64_t overtaken;       /* holds, so far */
 };
 

@@ -7,6 +7,7 @@
 #include "core/fnv.h"
 #include "core/log.h"
 #include "job/generation.h"
+#include "publish/making.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 #include "job/position.h"
@@ -488,7 +489,8 @@ static bool kept_may_roll_back(const struct job *job)
 
 void kept_go_on(struct job *job)
 {
-	if (job->rec->rollback && kept_may_roll_back(job) && generation_let(job) == RES_DONE)
+	if (job->rec->rollback && kept_may_roll_back(job) && generation_let(job) == RES_DONE &&
+	    making_let(job) == RES_DONE)
 		(void)kept_start(job, true);
 	else if (job->kept.wanted && !job->kept.run && !job->life.deleted &&
 		 kept_make(job) == RES_DONE)

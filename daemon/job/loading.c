@@ -21,6 +21,7 @@
 #include "job/replica.h"
 #include "job/saving.h"
 #include "job/span.h"
+#include "publish/publication.h"
 
 /* So long it waits for what runs for ops. */
 #define LOADING_OPS_US 30000000u
@@ -243,8 +244,9 @@ static int loading_check_unit(const struct unit *u, struct fault *f)
 static bool loading_is_busy(const struct job *job)
 {
 	return job->step.state != JOB_STEP_NONE || job->step.committing || job->step.stepping ||
-	       job->generation || saving_is_busy(job) || !list_empty(&job->readers.holds) ||
-	       job->kept.run || kept_is_rolling_back(job) || job->life.resize;
+	       job->generation || making_is_busy(job) || saving_is_busy(job) ||
+	       !list_empty(&job->readers.holds) || job->kept.run || kept_is_rolling_back(job) ||
+	       job->life.resize;
 }
 
 static int loading_check_there(const struct job *job, struct fault *f)
@@ -579,6 +581,7 @@ static void loading_complete(struct loading *l)
 			 job->label, (unsigned long long)job->rec->step, l->path,
 			 (unsigned long long)l->report.bytes, l->report.buffers_missing);
 		readers_committed(job);
+		publications_committed(job);
 		loading_end_epoch(job);
 	}
 	loading_finish(l);

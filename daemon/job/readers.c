@@ -10,6 +10,7 @@
 #include "job/generation.h"
 #include "job/job_journal.h"
 #include "job/job_types.h"
+#include "publish/making.h"
 
 /* A process that may have parameters of the job mapped, until it is gone: its session may end
  * long before. */
@@ -27,6 +28,8 @@ void readers_init(struct readers *all)
 	list_init(&all->holds);
 	condition_init(&all->writers, "readers to release the parameters");
 	list_init(&all->procs);
+	list_init(&all->makings);
+	list_init(&all->publications);
 }
 
 static void readers_proc_free(struct reader_proc *p)
@@ -95,7 +98,7 @@ static bool readers_is_changing(const struct job *job)
 	       !condition_is_idle(&job->readers.writers) || readers_unit_to_change(job);
 }
 
-static bool readers_may_hold(const struct job *job)
+bool readers_may_hold(const struct job *job)
 {
 	return job->rec->has_commit && !job->life.torn && !readers_is_changed(job) &&
 	       !readers_is_changing(job);
@@ -161,8 +164,8 @@ static void readers_refuse(struct reader *r, enum fault_code code, const char *w
 /* No reader holds any more, and nothing is copied: resume the waiters. */
 static void readers_let_writers(struct job *job)
 {
-	if (!list_empty(&job->readers.holds) || generation_is_copying(job) || job->kept.run ||
-	    job->checkpoints.reads || condition_is_idle(&job->readers.writers))
+	if (!list_empty(&job->readers.holds) || generation_is_copying(job) || making_is_busy(job) ||
+	    job->kept.run || job->checkpoints.reads || condition_is_idle(&job->readers.writers))
 		return;
 	condition_signal(&job->readers.writers);
 }
@@ -287,6 +290,7 @@ void readers_grant(struct job *job)
 void readers_committed(struct job *job)
 {
 	job->readers.rewritten = false;
+	job->readers.commits++;
 	readers_grant(job);
 }
 
@@ -317,7 +321,9 @@ static bool readers_may_move(struct job *job)
 {
 	if (!list_empty(&job->readers.holds))
 		readers_expire(job, clock_now_us());
-	return list_empty(&job->readers.holds) && generation_let(job) == RES_DONE;
+	/* both are asked, so that both hurry */
+	return list_empty(&job->readers.holds) & (generation_let(job) == RES_DONE) &
+	       (making_let(job) == RES_DONE);
 }
 
 enum res readers_let(struct job *job, enum job_change what, struct waiter *w)
@@ -358,6 +364,8 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 	if (list_empty(&job->readers.holds)) {
 		if (generation_is_copying(job))
 			snprintf(buf, bytes, "the copy of what a checkpoint has not written yet");
+		else if (making_is_busy(job))
+			snprintf(buf, bytes, "the rest of a generation that is published");
 		else
 			snprintf(buf, bytes, "%s",
 				 job->checkpoints.reads ? "a checkpoint that is being loaded"

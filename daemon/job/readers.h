@@ -97,6 +97,8 @@ void readers_go_on(struct job *job);
 /* Something that is not a step writes parameters: until the next commit no reader may hold them,
  * and the set of initialised units has changed. */
 void readers_rewrite(struct job *job);
+/* Are the masters those of the last commit, and does nothing wait to change them? */
+bool readers_may_hold(const struct job *job);
 /* A commit: grant what can be granted now. */
 void readers_committed(struct job *job);
 /* Grant what can be granted now. */

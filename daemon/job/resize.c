@@ -15,6 +15,7 @@
 #include "job/job_journal.h"
 #include "job/kept.h"
 #include "job/resize_impl.h"
+#include "publish/making.h"
 
 enum resize_stage { RESIZE_WAITING, RESIZE_MEMORY, RESIZE_COPYING };
 
@@ -195,7 +196,8 @@ static bool resize_may_lay_out(const struct job *job)
 {
 	const struct job_step *step = &job->step;
 
-	if (job->running || job->kept.run || kept_is_rolling_back(job) || job->generation)
+	if (job->running || job->kept.run || kept_is_rolling_back(job) || job->generation ||
+	    making_is_busy(job))
 		return false;
 	if (step->state != JOB_STEP_NONE || step->committing || step->stepping)
 		return false;

@@ -12,6 +12,7 @@
 #include "job/loading.h"
 #include "job/policy.h"
 #include "job/restore_impl.h"
+#include "publish/making.h"
 #include "job/saving.h"
 #include "job/span.h"
 
@@ -141,6 +142,8 @@ static const char *restore_busy_with(const struct job *job)
 		return "the copy that the job is rolled back to";
 	if (job->generation)
 		return "a checkpoint that is being written";
+	if (making_is_busy(job))
+		return "a generation that is being published";
 	for (uint32_t i = 0; i < job->rec->world_size; i++)
 		if (job->ranks[i] && (job->ranks[i]->pending || job->ranks[i]->executing))
 			return "ops of an earlier epoch";

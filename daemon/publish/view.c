@@ -379,17 +379,46 @@ static int view_apply(struct view_build *b, const view_rule *r, unsigned number)
 
 /* ------------------------------------------------------------------------- the whole */
 
-static int view_add_rest(struct view_build *b)
+/* The source @i is an alias of one that is published as tensor @same. */
+static int view_add_alias(struct view_build *b, uint32_t i, uint32_t same)
 {
-	for (size_t i = 0; i < b->n && !b->p->rules_only; i++) {
+	struct view_tensor t = b->v->tensors[same];
+
+	t.name = strdup(b->sources[i].name);
+	t.same = same;
+	return t.name ? view_append(b, &t) : (int)fault_errno(b->f, -ENOMEM, "a publication");
+}
+
+/* Those that no rule has named; the aliases behind the others, whose memory they have. @tensors: by source,
+ * the tensor under its own name, and 1. */
+static int view_add_rest_of(struct view_build *b, bool aliases, uint32_t *tensors)
+{
+	for (size_t i = 0; i < b->n; i++) {
+		const struct view_source *s = &b->sources[b->by_name[i]];
 		uint32_t source;
 
-		if (b->named[b->by_name[i]])
+		if (s->alias != aliases || b->named[b->by_name[i]])
 			continue;
-		if (view_take(b, i, &source) || view_add_plain(b, source))
+		if (i + 1 < b->n && !strcmp(view_name_at(b, i + 1), s->name))
+			return view_not_unique(b, s->name);
+		source = b->by_name[i];
+		if (s->alias && tensors[s->of] ? view_add_alias(b, source, tensors[s->of] - 1)
+					       : view_add_plain(b, source))
 			return b->f->code;
+		tensors[source] = b->v->n;
 	}
 	return 0;
+}
+
+static int view_add_rest(struct view_build *b)
+{
+	_cleanup_(freep) uint32_t *tensors = calloc(b->n + 1, sizeof(*tensors));
+
+	if (!tensors)
+		return fault_errno(b->f, -ENOMEM, "a publication");
+	if (b->p->rules_only || view_add_rest_of(b, false, tensors))
+		return b->f->code;
+	return view_add_rest_of(b, true, tensors);
 }
 
 static int view_compare_names(const void *a, const void *b)

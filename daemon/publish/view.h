@@ -31,6 +31,8 @@ struct view_source {
 	const uint64_t *strides; /* elements; NULL: the last dimension varies fastest */
 	uint32_t dims;
 	enum dtype dtype;
+	bool alias; /* its elements are those of source @of, which is none */
+	uint32_t of;
 };
 
 /* A box of a source's elements, as in k_assemble_box. */

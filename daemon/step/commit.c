@@ -15,6 +15,7 @@
 #include "job/policy.h"
 #include "job/position.h"
 #include "job/span.h"
+#include "publish/publication.h"
 #include "op/op_util.h"
 #include "step/doubt_record.h"
 
@@ -149,6 +150,7 @@ static void commit_store(struct job *job)
 	policy_committed(job);
 	elastic_committed(job);
 	readers_committed(job); /* before what its ranks have submitted already */
+	publications_committed(job);
 }
 
 /* Did the step come to be applied? */

@@ -702,3 +702,46 @@ int state_job_take_blob(state_job *j, state_blob **b)
 	*b = NULL;
 	return 0;
 }
+
+/* Return: a copy; NULL without memory. */
+static Shardd__V1__Publication *state_copy_publication(const Shardd__V1__Publication *p)
+{
+	size_t bytes = shardd__v1__publication__get_packed_size(p);
+	uint8_t *packed = malloc(bytes + 1);
+	Shardd__V1__Publication *copy = NULL;
+
+	if (packed) {
+		shardd__v1__publication__pack(p, packed);
+		copy = shardd__v1__publication__unpack(NULL, bytes, packed);
+	}
+	free(packed);
+	return copy;
+}
+
+state_published *state_job_add_published(state_job *j, const Shardd__V1__Publication *declaration)
+{
+	state_published *p = malloc(sizeof(*p));
+
+	if (!p)
+		return NULL;
+	shardd__state__v1__published__init(p);
+	p->declaration = state_copy_publication(declaration);
+	if (!p->declaration || APPEND(j->published, j->n_published, p) < 0) {
+		shardd__state__v1__published__free_unpacked(p, NULL);
+		return NULL;
+	}
+	return p;
+}
+
+void state_job_drop_published(state_job *j, state_published *p)
+{
+	size_t i = 0;
+
+	while (i < j->n_published && j->published[i] != p)
+		i++;
+	CHECK(i < j->n_published);
+	shardd__state__v1__published__free_unpacked(p, NULL);
+	j->n_published--;
+	memmove(j->published + i, j->published + i + 1,
+		(j->n_published - i) * sizeof(j->published[0]));
+}

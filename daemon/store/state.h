@@ -36,6 +36,7 @@ typedef Shardd__State__V1__Blob state_blob;
 typedef Shardd__State__V1__Checkpoints state_checkpoints;
 typedef Shardd__State__V1__Doubt state_doubt;
 typedef Shardd__State__V1__Applied state_applied;
+typedef Shardd__State__V1__Published state_published;
 
 #define STATE_VERSION 3u
 
@@ -136,6 +137,10 @@ int state_doubt_add_blob(state_blob ***list, size_t *n, uint32_t rank, uint64_t 
 int state_job_reserve_applied(state_job *j, uint64_t group);
 /* That record; NULL: there is none. */
 state_applied *state_job_applied(const state_job *j, uint64_t group);
+/* Append a publication with a copy of @declaration. Return: it, the job's; NULL without memory. */
+state_published *state_job_add_published(state_job *j, const Shardd__V1__Publication *declaration);
+/* Free it. */
+void state_job_drop_published(state_job *j, state_published *p);
 /* The same of said_checkpoints. */
 int state_job_set_said_checkpoints(state_job *j, const state_checkpoints *c);
 

@@ -446,6 +446,9 @@ static int state_check_job(const state_job *j, uint32_t next_slab, struct fault 
 		return state_check_bad(f, "a job without a name", j->name);
 	if (!j->lifetime || j->lifetime > STATE_LIFETIMES)
 		return state_check_bad(f, "an unknown lifetime", j->name);
+	for (size_t i = 0; i < j->n_published; i++)
+		if (!j->published[i]->declaration)
+			return state_check_bad(f, "a publication without a declaration", j->name);
 	if (j->rollback && !j->kept)
 		return state_check_bad(f, "a way back to a copy that there is not", j->name);
 	r = state_check_ranks(j, f);

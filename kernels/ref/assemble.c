@@ -3,33 +3,24 @@
 
 #include <string.h>
 
-/* One element of a box, if it lies in [first, first + n). */
-static void ref_assemble_element(const struct k_assemble_tensor *t,
-				 const struct k_assemble_block *b, const struct k_assemble_box *x,
-				 const uint64_t at[3])
+/* Elements of row (i, j) that lie in [first, first + n) of the tensor. */
+static void ref_assemble_row(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
+			     const struct k_assemble_box *x, uint64_t i, uint64_t j)
 {
-	uint64_t to = x->at + at[0] * x->dst_stride[0] + at[1] * x->dst_stride[1] + at[2];
-	uint64_t from = 0;
-	struct k_cast one = { .dst_dtype = t->dst_dtype, .src_dtype = x->src_dtype };
+	uint64_t row = x->at + i * x->dst_stride[0] + j * x->dst_stride[1];
+	uint64_t from = i * x->src_stride[0] + j * x->src_stride[1];
 
-	if (to < b->first || to - b->first >= b->n)
-		return;
-	for (unsigned d = 0; d < 3; d++)
-		from += at[d] * x->src_stride[d];
-	one.dst = (char *)t->dst + to * dtype_size(t->dst_dtype);
-	one.src = (const char *)x->src + from * dtype_size(x->src_dtype);
-	ref_cast(&one, 0, 1);
-}
+	for (uint64_t k = row < b->first ? b->first - row : 0;
+	     k < x->n[2] && row + k < b->first + b->n; k++) {
+		struct k_cast one = { .dst = (char *)t->dst + (row + k) * dtype_size(t->dst_dtype),
+				      .src = (const char *)x->src +
+					     (from + k * x->src_stride[2]) *
+						     dtype_size(x->src_dtype),
+				      .dst_dtype = t->dst_dtype,
+				      .src_dtype = x->src_dtype };
 
-static void ref_assemble_box(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
-			     const struct k_assemble_box *x)
-{
-	uint64_t at[3];
-
-	for (at[0] = 0; at[0] < x->n[0]; at[0]++)
-		for (at[1] = 0; at[1] < x->n[1]; at[1]++)
-			for (at[2] = 0; at[2] < x->n[2]; at[2]++)
-				ref_assemble_element(t, b, x, at);
+		ref_cast(&one, 0, 1);
+	}
 }
 
 void ref_assemble(const struct k_assemble *a, size_t begin, size_t end)
@@ -43,7 +34,9 @@ void ref_assemble(const struct k_assemble *a, size_t begin, size_t end)
 		if (t->gaps)
 			memset(dst, 0, b->n * size);
 		for (unsigned i = 0; i < t->n_boxes; i++)
-			ref_assemble_box(t, b, &t->boxes[i]);
+			for (uint64_t r = 0; r < t->boxes[i].n[0] * t->boxes[i].n[1]; r++)
+				ref_assemble_row(t, b, &t->boxes[i], r / t->boxes[i].n[1],
+						 r % t->boxes[i].n[1]);
 		if (a->crc)
 			a->crc[e] = crc32c_add(0, dst, b->n * size);
 	}

@@ -161,7 +161,9 @@ static void add_tensor(struct model *m, const char *name, uint32_t dims, uint64_
 	const uint64_t shape[3] = { a, b, c };
 
 	memcpy(m->shapes[m->n], shape, sizeof(shape));
-	m->sources[m->n] = (struct view_source){ name, m->shapes[m->n], NULL, dims, DTYPE_FP32 };
+	m->sources[m->n] = (struct view_source){
+		.name = name, .shape = m->shapes[m->n], .dims = dims, .dtype = DTYPE_FP32
+	};
 	for (unsigned i = 0; i < ELEMENTS; i++)
 		m->data[m->n][i] = (float)(m->n * 10000 + i);
 	m->n++;
@@ -318,7 +320,9 @@ Test(view, stacks_experts_by_number)
 
 	for (unsigned i = 0; i < 24; i++) {
 		snprintf(names[i], sizeof(names[i]), "l.0.e.%u.w%u", i / 2, i % 2 ? 3 : 1);
-		many[i] = (struct view_source){ names[i], shape, NULL, 2, DTYPE_FP32 };
+		many[i] = (struct view_source){
+			.name = names[i], .shape = shape, .dims = 2, .dtype = DTYPE_FP32
+		};
 	}
 	begin(&d);
 	rule *r = add_rule(&d, "l.{i}.w13");
@@ -499,7 +503,9 @@ Test(view, ten_thousand_tensors_take_milliseconds, .timeout = 20)
 
 		snprintf(names[i], sizeof(names[i]), "model.layers.%u.%s.weight", i / 4,
 			 kinds[i % 4]);
-		many[i] = (struct view_source){ names[i], shape, NULL, 2, DTYPE_FP32 };
+		many[i] = (struct view_source){
+			.name = names[i], .shape = shape, .dims = 2, .dtype = DTYPE_FP32
+		};
 	}
 	begin(&d);
 	add_rule(&d, "layers.{i}.qkv.weight");
@@ -513,4 +519,34 @@ Test(view, ten_thousand_tensors_take_milliseconds, .timeout = 20)
 		cr_assert_eq(v->n, N / 2);
 		view_free(v);
 	}
+}
+
+/* A tensor that the job has under two names is published once, under both. */
+Test(view, aliases_cost_no_memory)
+{
+	static struct model m;
+	static struct made d;
+	struct view *v;
+
+	m.n = 0;
+	add_tensor(&m, "embed", 2, 8, 4, 0);
+	add_tensor(&m, "a.head", 2, 8, 4, 0); /* before it in the order of names */
+	m.sources[1].alias = true;
+	begin(&d);
+	v = view_of(&d, &m);
+	cr_assert_eq(v->n, 2);
+	cr_assert_eq(v->bytes, 256);
+	cr_assert_eq(tensor(v, "a.head")->same, 0);
+	cr_assert_eq(tensor(v, "a.head")->offset, tensor(v, "embed")->offset);
+	view_free(v);
+	/* the reader wants only the other one, under a third name */
+	begin(&d);
+	add_rule(&d, "out");
+	add_source(&d, "a.head");
+	add_rule(&d, "");
+	add_source(&d, "embed");
+	v = view_of(&d, &m);
+	cr_assert_eq(v->n, 1);
+	cr_assert_eq(tensor(v, "out")->n_boxes, 1);
+	view_free(v);
 }

@@ -1,0 +1,308 @@
+#include "publish/assembly.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/cleanup.h"
+#include "job/job_types.h"
+#include "unit/runs.h"
+
+#define ASSEMBLY_ROOT "root"
+
+/* ------------------------------------------------------------------------------ sources */
+
+/* The tensors of a job. */
+struct assembly_sources {
+	struct view_source *all; /* owned, as are names */
+	char **names;
+	const void **at; /* their memory */
+	uint32_t *first; /* by unit */
+	size_t n;
+};
+
+static void assembly_sources_deinit(struct assembly_sources *s)
+{
+	for (size_t i = 0; s->names && i < s->n; i++)
+		free(s->names[i]);
+	free(s->names);
+	free(s->all);
+	free(s->at);
+	free(s->first);
+}
+
+/* The path of the module that the unit is of: without the number in front of it, and the bucket behind. */
+static const char *assembly_module(const char *unit, size_t *ret_bytes)
+{
+	size_t digits = strspn(unit, "0123456789");
+
+	if (digits && unit[digits] == ':')
+		unit += digits + 1;
+	*ret_bytes = strcspn(unit, "#");
+	return unit;
+}
+
+/* The tensor's name in the model. Return: malloc'ed; NULL without memory. */
+static char *assembly_name(const char *unit, const char *tensor, const char *root)
+{
+	size_t bytes;
+	const char *module = assembly_module(unit, &bytes);
+	char *ret = NULL;
+
+	if (!bytes || (strlen(root) == bytes && !strncmp(module, root, bytes)))
+		return strdup(tensor);
+	return asprintf(&ret, "%.*s.%s", (int)bytes, module, tensor) < 0 ? NULL : ret;
+}
+
+/* Where all elements of tensor @t are, one after the other. */
+static int assembly_find(const struct unit *u, uint32_t t, const void **ret, struct fault *f)
+{
+	struct unit_run run;
+
+	for (unsigned d = 0; d < u->n_parts; d++) {
+		struct unit_part *p = &u->parts[d];
+
+		if (!unit_part_run(u, p, t, &run) || run.n != u->tensors[t].elements)
+			continue;
+		*ret = unit_state_at(u->rec, &p->params, 0, run.at);
+		return 0;
+	}
+	return fault_set(
+		f, FAULT_UNIMPLEMENTED, NULL,
+		"tensor '%.100s' of unit '%.100s' is sharded over several devices or nodes: only "
+		"what one of them has as a whole can be published",
+		u->rec->tensors[t]->name, u->rec->name);
+}
+
+static int assembly_add_source(const struct job *job, const struct unit *u, uint32_t t,
+			       const char *root, struct assembly_sources *s, struct fault *f)
+{
+	const state_tensor *rec = u->rec->tensors[t];
+	const struct unit_tensor *ut = &u->tensors[t];
+	const struct unit *of = ut->alias ? job->units[ut->of_unit - 1] : u;
+	size_t i = s->n;
+
+	if (rec->n_shape > VIEW_MAX_DIMS)
+		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
+				 "tensor '%.100s' has %zu dimensions; at most %u can be published",
+				 rec->name, rec->n_shape, VIEW_MAX_DIMS);
+	s->names[i] = assembly_name(u->rec->name, rec->name, root);
+	if (!s->names[i])
+		return fault_errno(f, -ENOMEM, "a publication");
+	s->n++;
+	s->first[u->id - 1] = (uint32_t)(i - t);
+	s->all[i] = (struct view_source){
+		.name = s->names[i],
+		.shape = rec->shape,
+		.strides = rec->n_strides ? rec->strides : NULL,
+		.dims = (uint32_t)rec->n_shape,
+		.dtype = unit_state_dtype(of->rec, 0),
+	};
+	return assembly_find(of, ut->alias ? ut->of : t, &s->at[i], f);
+}
+
+/* Does the unit take part? Its memory is that of the host. */
+static int assembly_check_unit(const struct unit *u, struct fault *f)
+{
+	const struct backend_info *info = backend_info(u->parts[0].device->backend);
+
+	if (info->order != BACKEND_ORDER_NONE)
+		return fault_set(
+			f, FAULT_UNIMPLEMENTED, NULL,
+			"unit '%.100s' is in the memory of %s: only host memory is published",
+			u->rec->name, info->id);
+	return 0;
+}
+
+/* All sources are listed. */
+static void assembly_note_aliases(const struct job *job, struct assembly_sources *s)
+{
+	for (uint32_t i = 0; i < job->n_units; i++)
+		for (uint32_t t = 0;
+		     !job->units[i]->rec->dropped && t < job->units[i]->rec->n_tensors; t++) {
+			const struct unit_tensor *ut = &job->units[i]->tensors[t];
+			struct view_source *source = &s->all[s->first[i] + t];
+
+			source->alias = ut->alias;
+			source->of = ut->alias ? s->first[ut->of_unit - 1] + ut->of : 0;
+		}
+}
+
+static int assembly_list(const struct job *job, const char *root, struct assembly_sources *s,
+			 struct fault *f)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < job->n_units; i++)
+		n += job->units[i]->rec->dropped ? 0 : job->units[i]->rec->n_tensors;
+	s->all = calloc(n + 1, sizeof(*s->all));
+	s->names = calloc(n + 1, sizeof(*s->names));
+	s->at = calloc(n + 1, sizeof(*s->at));
+	s->first = calloc((size_t)job->n_units + 1, sizeof(*s->first));
+	if (!s->all || !s->names || !s->at || !s->first)
+		return fault_errno(f, -ENOMEM, "a publication");
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
+
+		if (u->rec->dropped)
+			continue;
+		if (assembly_check_unit(u, f))
+			return f->code;
+		for (uint32_t t = 0; t < u->rec->n_tensors; t++)
+			if (assembly_add_source(job, u, t, root, s, f))
+				return f->code;
+	}
+	assembly_note_aliases(job, s);
+	return 0;
+}
+
+/* ------------------------------------------------------------------------------- tables */
+
+/* Elements of one block. */
+static uint64_t assembly_block(const struct view_tensor *t)
+{
+	return KERNEL_ASSEMBLE_BYTES / dtype_size(t->dtype);
+}
+
+static uint64_t assembly_blocks(const struct view_tensor *t)
+{
+	return (t->elements + assembly_block(t) - 1) / assembly_block(t);
+}
+
+static int assembly_take(struct assembly *a)
+{
+	const struct view *v = a->view;
+	uint64_t blocks = 0;
+
+	for (uint32_t i = 0; i < v->n; i++)
+		blocks += v->tensors[i].same == i ? assembly_blocks(&v->tensors[i]) : 0;
+	if (blocks > UINT32_MAX)
+		return -EOVERFLOW;
+	a->n_blocks = (uint32_t)blocks;
+	a->tensors = calloc(v->n, sizeof(*a->tensors));
+	a->boxes = calloc(v->n_boxes, sizeof(*a->boxes));
+	a->blocks = calloc(blocks, sizeof(*a->blocks));
+	return a->tensors && a->boxes && a->blocks ? 0 : -ENOMEM;
+}
+
+static void assembly_fill_boxes(struct assembly *a, const struct assembly_sources *s)
+{
+	for (uint32_t i = 0; i < a->view->n_boxes; i++) {
+		const struct view_box *x = &a->view->boxes[i];
+		enum dtype type = s->all[x->source].dtype;
+
+		a->boxes[i] = (struct k_assemble_box){
+			.src = (const char *)s->at[x->source] + x->from * dtype_size(type),
+			.src_dtype = type,
+			.at = x->at,
+		};
+		memcpy(a->boxes[i].n, x->n, sizeof(x->n));
+		memcpy(a->boxes[i].src_stride, x->src_stride, sizeof(x->src_stride));
+		memcpy(a->boxes[i].dst_stride, x->dst_stride, sizeof(x->dst_stride));
+	}
+}
+
+/* Return: bytes that are read and written for the tensor. */
+static uint64_t assembly_fill_tensor(struct assembly *a, uint32_t i)
+{
+	const struct view_tensor *t = &a->view->tensors[i];
+	uint64_t moves = t->bytes;
+
+	a->tensors[i] = (struct k_assemble_tensor){ .dst_dtype = t->dtype,
+						    .gaps = t->gaps,
+						    .boxes = a->boxes + t->first_box,
+						    .n_boxes = t->n_boxes };
+	for (uint32_t b = t->first_box; b < t->first_box + t->n_boxes; b++) {
+		const struct k_assemble_box *x = &a->boxes[b];
+
+		moves += x->n[0] * x->n[1] * x->n[2] * dtype_size(x->src_dtype);
+	}
+	return moves;
+}
+
+static void assembly_fill(struct assembly *a, const struct assembly_sources *s)
+{
+	uint64_t moves = 0;
+	uint32_t n = 0;
+
+	assembly_fill_boxes(a, s);
+	for (uint32_t i = 0; i < a->view->n; i++) {
+		const struct view_tensor *t = &a->view->tensors[i];
+		uint64_t each = assembly_block(t);
+
+		if (t->same != i)
+			continue;
+		moves += assembly_fill_tensor(a, i);
+		for (uint64_t at = 0; at < t->elements; at += each) {
+			uint64_t left = t->elements - at;
+
+			a->blocks[n++] =
+				(struct k_assemble_block){ i, (uint32_t)(left < each ? left : each),
+							   at };
+		}
+	}
+	CHECK(n == a->n_blocks);
+	a->bytes = a->view->bytes;
+	a->moves = n ? moves / n : 0;
+}
+
+int assembly_new(const struct job *job, const view_declaration *p, struct assembly **ret,
+		 struct fault *f)
+{
+	_cleanup_(assembly_sources_deinit) struct assembly_sources s = { 0 };
+	struct assembly *a = calloc(1, sizeof(*a));
+	int r = 0;
+
+	if (!a)
+		return fault_errno(f, -ENOMEM, "a publication");
+	a->refs = 1;
+	if (assembly_list(job, p->root && *p->root ? p->root : ASSEMBLY_ROOT, &s, f) == 0 &&
+	    view_new(p, s.all, s.n, &a->view, f) == 0)
+		r = assembly_take(a);
+	if (r < 0)
+		fault_errno(f, r, "a publication");
+	if (f->code) {
+		assembly_unref(a);
+		return f->code;
+	}
+	assembly_fill(a, &s);
+	*ret = a;
+	return 0;
+}
+
+struct assembly *assembly_ref(struct assembly *a)
+{
+	a->refs++;
+	return a;
+}
+
+struct assembly *assembly_unref(struct assembly *a)
+{
+	if (!a || --a->refs)
+		return NULL;
+	view_free(a->view);
+	free(a->tensors);
+	free(a->boxes);
+	free(a->blocks);
+	free(a);
+	return NULL;
+}
+
+void assembly_set_base(struct assembly *a, void *base)
+{
+	for (uint32_t i = 0; i < a->view->n; i++)
+		a->tensors[i].dst = (char *)base + a->view->tensors[i].offset;
+}
+
+uint64_t assembly_own_bytes(const struct assembly *a)
+{
+	const struct view *v = a->view;
+
+	/* names: about as long as what is around them */
+	return sizeof(*a) + sizeof(*v) +
+	       v->n * (uint64_t)(2 * sizeof(*v->tensors) + sizeof(*a->tensors)) +
+	       v->n_boxes * (uint64_t)(sizeof(*v->boxes) + sizeof(*a->boxes)) +
+	       a->n_blocks * (uint64_t)sizeof(*a->blocks);
+}

@@ -1,0 +1,39 @@
+/*
+ * An assembly: a view (publish/view.h) of the units of a job, as tables for the kernel that makes
+ * generations of it (k_assemble). Its sources are the tensors of the job's units, under their names in the
+ * model. Loop thread only.
+ */
+#ifndef SHARDD_PUBLISH_ASSEMBLY_H
+#define SHARDD_PUBLISH_ASSEMBLY_H
+
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "publish/view.h"
+
+struct job;
+
+struct assembly {
+	unsigned refs;
+	struct view *view; /* owned */
+	struct k_assemble_tensor *tensors;
+	struct k_assemble_box *boxes;
+	struct k_assemble_block *blocks;
+	uint32_t n_blocks;
+	uint64_t bytes; /* of a generation */
+	uint64_t moves; /* bytes read and written for a block, on average */
+};
+
+/* What @p makes of the units that the job has now. They are whole, in the host's memory. @ret:
+ * assembly_unref. Return: 0 or a fault code. */
+int assembly_new(const struct job *job, const view_declaration *p, struct assembly **ret,
+		 struct fault *f);
+/* NULL is allowed. Return: NULL. */
+struct assembly *assembly_unref(struct assembly *a);
+struct assembly *assembly_ref(struct assembly *a);
+/* The tables are for a generation at @base from here on. */
+void assembly_set_base(struct assembly *a, void *base);
+/* Memory of the daemon that it takes, about. */
+uint64_t assembly_own_bytes(const struct assembly *a);
+
+#endif

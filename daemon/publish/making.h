@@ -1,0 +1,52 @@
+/*
+ * A making: the masters of a job become the tensors of a generation, in one pass. It runs while the
+ * trainers go on, a few blocks at a time, so that their ops come in between. Before something changes
+ * masters (readers_let asks making_let), the rest is done at once: that is all that trainers wait for.
+ * Several makings of a job may run, one for each publication. Memory of the host only. Loop thread only.
+ */
+#ifndef SHARDD_PUBLISH_MAKING_H
+#define SHARDD_PUBLISH_MAKING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "core/list.h"
+#include "core/res.h"
+
+struct job;
+struct making;
+
+/* It is over; masters are not read any more. @status: 0, -ECANCELED, or the negative errno of a device.
+ * Operations that wait to write are resumed by the callee (readers_go_on). */
+typedef void (*making_cb)(struct making *m, int status);
+
+/* Embedded by its owner. */
+struct making {
+	struct list link; /* job->readers.makings, from begin to end */
+	struct job *job;  /* borrowed */
+	struct backend *backend;
+	const struct k_assemble_tensor *tensors; /* borrowed until it is over, as are the blocks */
+	const struct k_assemble_block *blocks;
+	uint32_t *crc; /* by block */
+	uint32_t n;    /* blocks */
+	uint32_t next; /* that was not begun yet */
+	uint64_t moves;
+	bool hurries; /* somebody waits to write */
+	bool cancelled;
+	making_cb done;
+	struct launch launch;
+	struct backend_task task;
+};
+
+/* Begin it: @m has what is described above, the rest is set here. @done follows, not from here. */
+void making_begin(struct making *m);
+/* End it soon; @done follows, not from here. */
+void making_cancel(struct making *m);
+
+/* May masters of the job be written? RES_WAIT: not yet; making_cb comes. */
+enum res making_let(struct job *job);
+/* Does any read them? */
+bool making_is_busy(const struct job *job);
+
+#endif

@@ -1,0 +1,640 @@
+#include "publish/publication.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/state.h"
+#include "crc32c.h"
+#include "job/job_journal.h"
+#include "job/readers.h"
+#include "mem/slab.h"
+
+/* So many numbers are taken with one entry of the journal. */
+#define PUBLICATION_NUMBERS 1024u
+/* Policies up to this one drop what nobody has leased. */
+#define PUBLICATION_DROPS SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_DROP_OLDEST
+
+static const struct state_row published_states[] = {
+	[PUBLISHED_EMPTY] = { "EMPTY", STATE_TO(PUBLISHED_MAKING) },
+	[PUBLISHED_MAKING] = { "MAKING", STATE_TO(PUBLISHED_READY) | STATE_TO(PUBLISHED_EMPTY) },
+	[PUBLISHED_READY] = { "READY", STATE_TO(PUBLISHED_MAKING) | STATE_TO(PUBLISHED_EMPTY) },
+};
+
+const char *published_state_name(enum published_state s)
+{
+	return s < ARRAY_SIZE(published_states) ? published_states[s].name : "?";
+}
+
+static void publication_move(struct published *g, enum published_state to)
+{
+	state_move(published_states, &g->state, (uint8_t)to);
+}
+
+static const view_declaration *publication_declared(const struct publication *p)
+{
+	return p->rec->declaration;
+}
+
+static unsigned publication_keep(const view_declaration *d)
+{
+	return d->keep ? d->keep : 1;
+}
+
+static unsigned publication_buffers(const view_declaration *d)
+{
+	return d->buffers ? d->buffers : publication_keep(d) + 2;
+}
+
+/* ------------------------------------------------------------------------------ leases */
+
+struct publication_lease *publication_lease(struct published *g)
+{
+	struct publication_lease *l = calloc(1, sizeof(*l));
+
+	CHECK(g->state == PUBLISHED_READY);
+	if (!l)
+		return NULL;
+	l->g = g;
+	list_init(&l->link);
+	list_append(&g->leases, &l->link);
+	g->leased++;
+	return l;
+}
+
+static void publication_go(struct publication *p);
+
+struct publication_lease *publication_release(struct publication_lease *l)
+{
+	struct published *g = l ? l->g : NULL;
+
+	if (l)
+		list_unlink(&l->link);
+	free(l);
+	if (g)
+		publication_go(g->p); /* one that waits for a buffer */
+	return NULL;
+}
+
+/* ----------------------------------------------------------------------------- buffers */
+
+static void publication_free_buffer(struct published *g)
+{
+	struct publication_lease *l, *tmp;
+
+	CHECK(g->state != PUBLISHED_MAKING);
+	list_for_each (l, tmp, &g->leases, link) {
+		list_unlink(&l->link);
+		l->g = NULL;
+	}
+	g->slab = slab_unref(g->slab);
+	g->assembly = assembly_unref(g->assembly);
+	free(g->crc);
+	g->crc = NULL;
+	if (g->state == PUBLISHED_READY)
+		publication_move(g, PUBLISHED_EMPTY);
+}
+
+struct published *publication_newest(struct publication *p)
+{
+	struct published *newest = NULL;
+
+	for (unsigned i = 0; i < p->n_buffers; i++) {
+		struct published *g = &p->buffers[i];
+
+		if (g->state == PUBLISHED_READY && (!newest || g->number > newest->number))
+			newest = g;
+	}
+	return newest;
+}
+
+/* How many generations are newer. */
+static unsigned publication_age(const struct publication *p, const struct published *g)
+{
+	unsigned newer = 0;
+
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		newer += p->buffers[i].state == PUBLISHED_READY && p->buffers[i].number > g->number;
+	return newer;
+}
+
+/* The oldest generation that nobody has leased, of those that have at least @age newer ones. */
+static struct published *publication_oldest(struct publication *p, unsigned age)
+{
+	struct published *oldest = NULL;
+
+	for (unsigned i = 0; i < p->n_buffers; i++) {
+		struct published *g = &p->buffers[i];
+
+		if (g->state == PUBLISHED_READY && list_empty(&g->leases) &&
+		    publication_age(p, g) >= age && (!oldest || g->number < oldest->number))
+			oldest = g;
+	}
+	return oldest;
+}
+
+/* A buffer for the next generation. Those with memory first. NULL: there is none. */
+static struct published *publication_find_buffer(struct publication *p)
+{
+	struct published *g = publication_oldest(p, publication_keep(publication_declared(p)));
+
+	for (unsigned i = 0; i < p->n_buffers && !g; i++)
+		if (p->buffers[i].state == PUBLISHED_EMPTY)
+			g = &p->buffers[i];
+	if (g || publication_declared(p)->when_full > PUBLICATION_DROPS)
+		return g;
+	return publication_oldest(p, 1);
+}
+
+/* Memory for a generation of the present assembly. Return: 0 or a fault code. */
+static int publication_take_memory(struct publication *p, struct published *g, struct fault *f)
+{
+	struct job *job = p->job;
+	struct device *d = &job->node->devices[0];
+	int r = 0;
+
+	if (g->assembly != p->assembly) {
+		publication_free_buffer(g);
+		g->assembly = assembly_ref(p->assembly);
+	}
+	if (!g->crc)
+		g->crc = calloc((size_t)p->assembly->n_blocks + 1, sizeof(*g->crc));
+	if (g->crc && !g->slab)
+		r = slab_new(d, &job->quota, MEM_CONTROL, BACKEND_SHARE_FD, p->assembly->bytes,
+			     job->rec->name, -1, &g->slab);
+	if (g->crc && !r && !g->slab->exported)
+		r = backend_seal(d->backend, g->slab->mem);
+	if (g->crc && !r)
+		return 0;
+	publication_free_buffer(g);
+	return fault_set(f, FAULT_EXHAUSTED, NULL,
+			 "job '%s' has no memory for a generation of publication '%s', %" PRIu64
+			 " bytes: raise its quota or memory_bytes, or publish less",
+			 job->rec->name, publication_declared(p)->name, p->assembly->bytes);
+}
+
+/* ------------------------------------------------------------------------------- waits */
+
+void publication_await(struct publication *p, struct publication_wait *w)
+{
+	list_init(&w->link);
+	list_append(&p->waits, &w->link);
+}
+
+void publication_leave(struct publication_wait *w)
+{
+	list_unlink(&w->link);
+}
+
+static void publication_answer(struct publication_wait *w, const struct fault *f)
+{
+	list_unlink(&w->link);
+	w->done(w, f);
+}
+
+/* There is a new generation. */
+static void publication_tell_made(struct publication *p, const struct published *g)
+{
+	struct publication_wait *w, *tmp;
+
+	list_for_each (w, tmp, &p->waits, link)
+		if (g->number > w->newer_than)
+			publication_answer(w, NULL);
+}
+
+/* There will be none now: those who have asked for it are told. @all: the others, too. */
+static void publication_tell_fault(struct publication *p, const struct fault *f, bool all)
+{
+	struct publication_wait *w, *tmp;
+
+	list_for_each (w, tmp, &p->waits, link)
+		if (all || w->asks)
+			publication_answer(w, f);
+}
+
+/* ------------------------------------------------------------------------------ making */
+
+static void publication_fail(struct publication *p, const struct fault *f)
+{
+	p->wanted = false;
+	p->counts.failed++;
+	if (strcmp(p->why, f->text) != 0)
+		log_warn("job", "generation not made job=%s publication=%s why=\"%s\"",
+			 p->job->label, publication_declared(p)->name, f->text);
+	snprintf(p->why, sizeof(p->why), "%.255s", f->text);
+	publication_tell_fault(p, f, false);
+}
+
+static void publication_free(struct publication *p)
+{
+	CHECK(!p->making_at && list_empty(&p->waits));
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		publication_free_buffer(&p->buffers[i]);
+	assembly_unref(p->assembly);
+	user_charge_deinit(&p->cost);
+	list_unlink(&p->link);
+	free(p);
+}
+
+static uint32_t publication_checksum(const struct published *g)
+{
+	uint32_t sum = 0;
+
+	for (uint32_t i = 0; i < g->assembly->n_blocks; i++) {
+		uint8_t le[4];
+
+		for (unsigned b = 0; b < sizeof(le); b++)
+			le[b] = (uint8_t)(g->crc[i] >> 8 * b);
+		sum = crc32c_add(sum, le, sizeof(le));
+	}
+	return sum;
+}
+
+static void publication_is_made(struct publication *p, struct published *g)
+{
+	publication_move(g, PUBLISHED_READY);
+	g->made_us = clock_now_us();
+	g->checksum = publication_checksum(g);
+	g->leased = 0;
+	p->counts.made++;
+	p->counts.bytes += g->assembly->bytes;
+	p->counts.made_us += g->made_us - g->began_us;
+	p->why[0] = '\0';
+	publication_tell_made(p, g);
+}
+
+static void publication_on_made(struct making *m, int status)
+{
+	struct publication *p = CONTAINER_OF(m, struct publication, making);
+	struct published *g = p->making_at;
+	struct job *job = p->job;
+	struct fault f = FAULT_NULL;
+
+	p->making_at = NULL;
+	if (status == 0 && !p->gone)
+		publication_is_made(p, g);
+	else
+		publication_move(g, PUBLISHED_EMPTY);
+	if (status && status != -ECANCELED && !p->gone) {
+		fault_errno(&f, status, "making a generation");
+		publication_fail(p, &f);
+	}
+	if (p->gone)
+		publication_free(p);
+	else
+		publication_go(p);
+	readers_go_on(job);
+}
+
+/* No generation of an earlier daemon had it. */
+static uint64_t publication_take_number(struct publication *p)
+{
+	uint64_t number = p->number ? p->number : p->rec->next ? p->rec->next : 1;
+
+	if (number >= p->rec->next) {
+		p->rec->next = number + PUBLICATION_NUMBERS;
+		job_journal_mark(p->job, JOB_JOURNAL_HEAD);
+		job_journal_write(p->job);
+	}
+	p->number = number + 1;
+	return number;
+}
+
+static void publication_begin(struct publication *p, struct published *g)
+{
+	struct assembly *a = p->assembly;
+
+	if (g->state == PUBLISHED_READY && !g->leased)
+		p->counts.dropped++;
+	p->wanted = false;
+	publication_move(g, PUBLISHED_MAKING);
+	g->number = publication_take_number(p);
+	g->step = p->job->rec->step;
+	g->commit = p->job->readers.commits;
+	g->began_us = clock_now_us();
+	assembly_set_base(a, backend_addr(g->slab->mem));
+	p->making_at = g;
+	p->making = (struct making){ .job = p->job,
+				     .backend = g->slab->device->backend,
+				     .tensors = a->tensors,
+				     .blocks = a->blocks,
+				     .crc = g->crc,
+				     .n = a->n_blocks,
+				     .moves = a->moves,
+				     .done = publication_on_made };
+	making_begin(&p->making);
+}
+
+/* The assembly is of the units as they are. Return: 0 or a fault code. */
+static int publication_fit(struct publication *p, struct fault *f)
+{
+	uint64_t units = readers_generation(p->job);
+	struct assembly *a;
+
+	if (p->assembly && p->units == units)
+		return 0;
+	if (assembly_new(p->job, publication_declared(p), &a, f))
+		return f->code;
+	if (user_charge_resize(&p->cost, assembly_own_bytes(a), f)) {
+		assembly_unref(a);
+		return f->code;
+	}
+	assembly_unref(p->assembly);
+	p->assembly = a;
+	p->units = units;
+	return 0;
+}
+
+static void publication_is_full(struct publication *p)
+{
+	const view_declaration *d = publication_declared(p);
+	struct fault f = FAULT_NULL;
+
+	if (d->when_full == SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
+		return;
+	p->wanted = false;
+	p->counts.skipped++;
+	fault_set(&f, FAULT_EXHAUSTED, NULL,
+		  "all %u buffers of publication '%s' of job '%s' are in use: readers have leased "
+		  "them "
+		  "(shardctl publications shows who)",
+		  p->n_buffers, d->name, p->job->rec->name);
+	publication_tell_fault(p, &f, false);
+}
+
+/* Begin to make one, if it is wanted and can be made now. */
+static void publication_go(struct publication *p)
+{
+	struct fault f = FAULT_NULL;
+	struct published *g;
+
+	if (!p->wanted || p->making_at || p->gone || p->job->life.deleted ||
+	    !readers_may_hold(p->job))
+		return;
+	if (publication_fit(p, &f)) {
+		publication_fail(p, &f);
+		return;
+	}
+	g = publication_find_buffer(p);
+	if (!g)
+		publication_is_full(p);
+	else if (publication_take_memory(p, g, &f))
+		publication_fail(p, &f);
+	else
+		publication_begin(p, g);
+}
+
+void publication_want(struct publication *p)
+{
+	p->wanted = true;
+	publication_go(p);
+}
+
+bool publication_is_current(struct publication *p)
+{
+	const struct published *g = publication_newest(p);
+
+	return g && g->commit == p->job->readers.commits && readers_may_hold(p->job);
+}
+
+/* -------------------------------------------------------------------- declare and drop */
+
+static int publication_check_policy(const view_declaration *d, struct fault *f)
+{
+	uint32_t keep = publication_keep(d), buffers = publication_buffers(d);
+
+	if (buffers > PUBLICATION_MAX_BUFFERS)
+		return fault_set(f, FAULT_INVALID, "buffers",
+				 "%u buffers are too many: the limit is %u", buffers,
+				 PUBLICATION_MAX_BUFFERS);
+	if (keep >= buffers)
+		return fault_set(
+			f, FAULT_INVALID, "keep",
+			"keep is %u and buffers is %u: the next generation needs a buffer more "
+			"than are kept",
+			keep, buffers);
+	if (d->when_full > SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
+		return fault_set(f, FAULT_INVALID, "when_full", "there is no policy %d",
+				 (int)d->when_full);
+	return 0;
+}
+
+static bool publication_is_same(const view_declaration *a, const view_declaration *b)
+{
+	size_t bytes = shardd__v1__publication__get_packed_size(a);
+	uint8_t *one, *other;
+	bool same;
+
+	if (bytes != shardd__v1__publication__get_packed_size(b))
+		return false;
+	one = malloc(2 * bytes + 1);
+	if (!one)
+		return false;
+	other = one + bytes;
+	shardd__v1__publication__pack(a, one);
+	shardd__v1__publication__pack(b, other);
+	same = memcmp(one, other, bytes) == 0;
+	free(one);
+	return same;
+}
+
+struct publication *publication_find(const struct job *job, const char *name)
+{
+	struct publication *p, *tmp;
+
+	list_for_each (p, tmp, &job->readers.publications, link)
+		if (!p->gone && !strcmp(publication_declared(p)->name, name))
+			return p;
+	return NULL;
+}
+
+static struct publication *publication_new(struct job *job, state_published *rec)
+{
+	struct publication *p = calloc(1, sizeof(*p));
+
+	if (!p)
+		return NULL;
+	p->job = job;
+	p->rec = rec;
+	p->n_buffers = publication_buffers(rec->declaration);
+	list_init(&p->waits);
+	list_init(&p->link);
+	for (unsigned i = 0; i < p->n_buffers; i++) {
+		p->buffers[i].p = p;
+		list_init(&p->buffers[i].leases);
+	}
+	list_append(&job->readers.publications, &p->link);
+	return p;
+}
+
+static unsigned publication_count(const struct job *job)
+{
+	const struct publication *p, *tmp;
+	unsigned n = 0;
+
+	list_for_each (p, tmp, &job->readers.publications, link)
+		n++;
+	return n;
+}
+
+static int publication_add(struct job *job, const view_declaration *d, struct publication **ret,
+			   struct fault *f)
+{
+	state_published *rec;
+	struct publication *p;
+
+	if (publication_count(job) >= PUBLICATIONS_MAX)
+		return fault_set(
+			f, FAULT_EXHAUSTED, NULL,
+			"job '%s' has %u publications, the most that are possible: drop one",
+			job->rec->name, PUBLICATIONS_MAX);
+	rec = state_job_add_published(job->rec, d);
+	if (!rec)
+		return fault_errno(f, -ENOMEM, "a publication");
+	p = publication_new(job, rec);
+	if (!p)
+		fault_errno(f, -ENOMEM, "a publication");
+	else if (user_charge(&p->cost, job->owner.user, USER_MEMORY, sizeof(*p), f) == 0)
+		publication_fit(p, f);
+	if (f->code) {
+		if (p)
+			publication_free(p);
+		state_job_drop_published(job->rec, rec);
+		return f->code;
+	}
+	job_journal_mark(job, JOB_JOURNAL_HEAD);
+	*ret = p;
+	return 0;
+}
+
+int publication_declare(struct job *job, const view_declaration *d, struct publication **ret,
+			struct fault *f)
+{
+	struct publication *p = publication_find(job, d->name);
+
+	if (publication_check_policy(d, f))
+		return f->code;
+	if (!p)
+		return publication_add(job, d, ret, f);
+	if (!publication_is_same(publication_declared(p), d))
+		return fault_set(
+			f, FAULT_STATE, NULL,
+			"publication '%s' of job '%s' is declared otherwise: drop it first, or "
+			"give this one another name",
+			d->name, job->rec->name);
+	*ret = p;
+	return 0;
+}
+
+void publication_drop(struct publication *p)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_NOT_FOUND, NULL, "publication '%s' of job '%s' was dropped",
+		  publication_declared(p)->name, p->job->rec->name);
+	publication_tell_fault(p, &f, true);
+	state_job_drop_published(p->job->rec, p->rec);
+	p->rec = NULL;
+	job_journal_mark(p->job, JOB_JOURNAL_HEAD);
+	p->gone = true;
+	if (p->making_at)
+		making_cancel(&p->making);
+	else
+		publication_free(p);
+}
+
+/* ---------------------------------------------------------------------------- the job's */
+
+/* Is one due at the step that was committed? */
+static bool publication_is_due(struct publication *p)
+{
+	uint64_t every = publication_declared(p)->every_steps;
+	const struct published *g = publication_newest(p);
+	uint64_t step = p->job->rec->step;
+
+	return every && (!g || step < g->step || step - g->step >= every);
+}
+
+void publications_committed(struct job *job)
+{
+	struct publication *p, *tmp;
+
+	list_for_each (p, tmp, &job->readers.publications, link) {
+		if (p->gone)
+			continue;
+		p->wanted |= publication_is_due(p);
+		publication_go(p);
+	}
+}
+
+static void publication_end_waits(struct publication *p, uint64_t now_us)
+{
+	struct publication_wait *w, *tmp;
+	char waits[256];
+
+	list_for_each (w, tmp, &p->waits, link) {
+		struct fault f = FAULT_NULL;
+
+		if (w->deadline_us > now_us)
+			continue;
+		readers_wait_for(p->job, waits, sizeof(waits));
+		fault_set(
+			&f, FAULT_DEADLINE, NULL,
+			"timed out waiting for a generation of publication '%s' newer than %" PRIu64
+			"%s%s",
+			publication_declared(p)->name, w->newer_than, *waits ? ", for " : "",
+			waits);
+		publication_answer(w, &f);
+	}
+}
+
+void publications_tick(struct job *job, uint64_t now_us)
+{
+	struct publication *p, *tmp;
+
+	list_for_each (p, tmp, &job->readers.publications, link) {
+		if (p->gone)
+			continue;
+		publication_end_waits(p, now_us);
+		publication_go(p);
+	}
+}
+
+int publications_restore(struct job *job, struct fault *f)
+{
+	for (size_t i = 0; i < job->rec->n_published; i++) {
+		struct publication *p = publication_new(job, job->rec->published[i]);
+
+		if (!p)
+			return fault_errno(f, -ENOMEM, "restoring a publication");
+		if (user_charge(&p->cost, job->owner.user, USER_MEMORY, sizeof(*p), f))
+			return f->code;
+		p->wanted = publication_declared(p)->every_steps && job->rec->has_commit;
+	}
+	return 0;
+}
+
+void publications_end(struct job *job)
+{
+	struct publication *p, *tmp;
+	struct fault f = FAULT_NULL;
+
+	fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
+	list_for_each (p, tmp, &job->readers.publications, link) {
+		p->wanted = false;
+		publication_tell_fault(p, &f, true);
+		if (p->making_at)
+			making_cancel(&p->making);
+	}
+}
+
+void publications_free(struct job *job)
+{
+	while (!list_empty(&job->readers.publications))
+		publication_free(list_first(&job->readers.publications, struct publication, link));
+}

@@ -1,0 +1,136 @@
+/*
+ * Publications of a job, and their generations.
+ *
+ * A publication is a declared view (publish/view.h) of the job's tensors. A generation is what it made of
+ * the masters of one committed step: complete or not there, and never changed afterwards. Each has a
+ * buffer, a slab that only the daemon can write; other processes map it and lease it. A buffer is used
+ * again when nobody has a lease of its generation and the policy does not keep it. Trainers never wait for
+ * readers: if there is no buffer, there is no new generation, and the publication counts that.
+ *
+ *   buffer:  EMPTY --a commit--> MAKING --all blocks are made--> READY --reused--> MAKING
+ *              ^------the job ends, a device fails----'            |
+ *              ^------the publication is dropped, the units change-'
+ *
+ * Nothing of a generation outlives the daemon but its number, so that readers see that a number never
+ * comes twice. Loop thread only.
+ */
+#ifndef SHARDD_PUBLISH_PUBLICATION_H
+#define SHARDD_PUBLISH_PUBLICATION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/fault.h"
+#include "core/list.h"
+#include "core/user.h"
+#include "job/job_types.h"
+#include "publish/assembly.h"
+#include "publish/making.h"
+
+#define PUBLICATION_MAX_BUFFERS 16u
+#define PUBLICATIONS_MAX        64u /* of a job */
+
+struct publication;
+
+enum published_state { PUBLISHED_EMPTY, PUBLISHED_MAKING, PUBLISHED_READY, _PUBLISHED_N };
+
+/* A buffer, and the generation in it. */
+struct published {
+	struct publication *p;
+	uint8_t state;             /* enum published_state */
+	struct assembly *assembly; /* owned ref: what it is of */
+	struct slab *slab;         /* owned ref; NULL: it has no memory yet */
+	uint32_t *crc;             /* owned: CRC-32C of each block */
+	uint64_t number;           /* from 1 */
+	uint64_t step;             /* that the masters were of */
+	uint64_t commit;           /* readers.commits then */
+	uint32_t checksum;         /* CRC-32C of @crc, in little-endian order */
+	uint64_t began_us, made_us;
+	struct list leases; /* of struct publication_lease */
+	uint64_t leased;    /* how often */
+};
+
+/* A reader's right to a generation: its buffer is not used again. Owned by the reader. */
+struct publication_lease {
+	struct list link;    /* published.leases; unlinked: the publication is gone */
+	struct published *g; /* NULL: the publication is gone */
+};
+
+/* Somebody waits for a generation; embedded by its owner. */
+struct publication_wait {
+	struct list link;     /* publication.waits */
+	uint64_t newer_than;  /* a number */
+	uint64_t deadline_us; /* UINT64_MAX: none */
+	bool asks;            /* it has wanted one: it ends with the reason if none can be made */
+	/* Called once, from the loop, after it was unlinked. @f NULL: publication_newest is there. */
+	void (*done)(struct publication_wait *w, const struct fault *f);
+};
+
+struct publication_counts {
+	uint64_t made, bytes; /* generations, their bytes */
+	uint64_t made_us;     /* the time that they took, together */
+	uint64_t skipped;     /* not made: no buffer was free */
+	uint64_t dropped;     /* of those that no reader had leased */
+	uint64_t failed;      /* not made: no memory, or what was declared is not there any more */
+};
+
+struct publication {
+	struct list link; /* job->readers.publications */
+	struct job *job;
+	state_published *rec;      /* the job's record's */
+	struct assembly *assembly; /* owned ref; NULL: none that fits the units as they are */
+	uint64_t units;            /* readers_generation of it */
+	struct user_charge cost;   /* its tables */
+	struct published buffers[PUBLICATION_MAX_BUFFERS];
+	unsigned n_buffers;
+	struct published *making_at; /* MAKING; NULL: none */
+	struct making making;
+	uint64_t number; /* of the next one; 0: not known yet */
+	bool wanted;     /* a generation, at the next commit */
+	bool gone;       /* it was dropped: freed when nothing is made any more */
+	struct list waits;
+	struct publication_counts counts;
+	char why[256]; /* what went wrong last; "": nothing since the last one was made */
+};
+
+/* Declare one: an equal one that exists is given. @ret: the job's. Return: 0, FAULT_INVALID (a field of
+ * the declaration), FAULT_STATE (one of this name is declared otherwise; the units are not registered),
+ * FAULT_EXHAUSTED. */
+int publication_declare(struct job *job, const view_declaration *d, struct publication **ret,
+			struct fault *f);
+/* It is not known any more. Waits end; leases stay, but lead nowhere. */
+void publication_drop(struct publication *p);
+/* Return: borrowed; NULL: there is none. */
+struct publication *publication_find(const struct job *job, const char *name);
+
+/* Have a generation made at the next moment at which the masters are those of a commit, which may be now. */
+void publication_want(struct publication *p);
+/* Is the newest generation of the masters as they are? */
+bool publication_is_current(struct publication *p);
+/* Return: the newest generation; NULL: there is none. */
+struct published *publication_newest(struct publication *p);
+/* Wait for one that is newer than w->newer_than; w->done follows, not from here. */
+void publication_await(struct publication *p, struct publication_wait *w);
+/* Wait no longer. Safe if it does not. */
+void publication_leave(struct publication_wait *w);
+
+/* Lease @g. Return: the caller's, or NULL without memory. */
+struct publication_lease *publication_lease(struct published *g);
+/* NULL is allowed. Return: NULL. */
+struct publication_lease *publication_release(struct publication_lease *l);
+
+/* A commit has taken effect: make what is due. */
+void publications_committed(struct job *job);
+/* Make what could not be made yet, and end waits. Call now and then. */
+void publications_tick(struct job *job, uint64_t now_us);
+/* Those of the record of a restored job. Return: 0 or a fault code. */
+int publications_restore(struct job *job, struct fault *f);
+/* The job is deleted: what is made ends soon, waits end now. */
+void publications_end(struct job *job);
+/* Free them all; nothing is made any more. */
+void publications_free(struct job *job);
+
+/* EMPTY, MAKING, READY. Static. */
+const char *published_state_name(enum published_state s);
+
+#endif

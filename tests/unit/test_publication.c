@@ -1,0 +1,563 @@
+/*
+ * Publications of a job: when a generation is made, what is in it, who keeps a buffer, what trainers wait
+ * for, and how all of that ends.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/backend_impl.h"
+#include "core/check.h"
+#include "core/clock.h"
+#include "crc32c.h"
+#include "fdcheck.h"
+#include "job/job.h"
+#include "nodefix.h"
+#include "publish/publication.h"
+#include "shardd.pb-c.h"
+
+#define ELEMENTS 100000
+#define BLOCK    (KERNEL_ASSEMBLE_BYTES / sizeof(float))
+#define BLOCKS   4 /* of fp32, the last of which is not whole */
+
+static struct nodefix n;
+static struct job *job;
+static struct member *m[2];
+static struct unit *u;
+static struct nodefix_op op[2];
+static float committed[ELEMENTS]; /* of u, at the last commit */
+static view_declaration d;
+
+static void begin(void)
+{
+	fdcheck_begin();
+	nodefix_begin(&n, NULL);
+	job = nodefix_job(&n, "job", 2, 0);
+	m[0] = nodefix_join(&n, job, 0);
+	m[1] = nodefix_join(&n, job, 1);
+	u = nodefix_unit(&n, job, nodefix_spec("u", ELEMENTS), m, 2);
+	shardd__v1__publication__init(&d);
+	d.name = (char *)(uintptr_t) "pub";
+	d.every_steps = 1;
+}
+
+static void end(void)
+{
+	nodefix_end(&n);
+	fdcheck_end();
+}
+
+TestSuite(publication, .init = begin, .fini = end, .timeout = 60);
+
+static void both_ok(const char *what)
+{
+	nodefix_ok(&op[0], what);
+	nodefix_ok(&op[1], what);
+}
+
+static void prepare_step(void)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		NODEFIX_OK(nodefix_on_unit(&n, m[i], "GradientBuffer", u, &op[i]), &op[i]);
+		nodefix_write(&op[i].result.place, 1);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_on_unit(&n, m[i], "Reduce", u, &op[i]);
+	both_ok("Reduce");
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_step(&n, m[i], &op[i]);
+	both_ok("Step");
+}
+
+static void submit_commit(uint64_t step)
+{
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_commit(&n, m[i], step, 0, &op[i]);
+}
+
+static void commit(uint64_t step)
+{
+	submit_commit(step);
+	both_ok("Commit");
+	memcpy(committed, nodefix_params(u), sizeof(committed));
+}
+
+static void train(uint64_t step)
+{
+	prepare_step();
+	commit(step);
+}
+
+static struct publication *declare(void)
+{
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+
+	cr_assert_eq(publication_declare(job, &d, &p, &f), 0, "%s: %s", f.field, f.text);
+	return p;
+}
+
+static const float *elements(const struct published *g)
+{
+	return backend_addr(g->slab->mem);
+}
+
+static uint64_t control(void)
+{
+	return job->quota.by_class[MEM_CONTROL];
+}
+
+/* ------------------------------------------------------------------------------ content */
+
+Test(publication, a_generation_is_the_committed_step)
+{
+	struct publication *p;
+	struct published *g;
+	uint32_t sum = 0;
+
+	train(7);
+	p = declare();
+	cr_assert_null(publication_newest(p));
+	publication_want(p);
+	nodefix_turns(&n);
+	g = publication_newest(p);
+	cr_assert(g);
+	cr_assert_eq(g->number, 1);
+	cr_assert_eq(g->step, 7);
+	cr_assert_arr_eq(elements(g), committed, sizeof(committed));
+	cr_assert_eq(g->assembly->n_blocks, BLOCKS);
+	for (unsigned i = 0; i < BLOCKS; i++) {
+		size_t elements_here = i + 1 < BLOCKS ? BLOCK : ELEMENTS % BLOCK;
+		uint32_t crc = crc32c_add(0, committed + i * BLOCK, elements_here * sizeof(float));
+
+		cr_assert_eq(g->crc[i], crc);
+		sum = crc32c_add(sum, &crc, sizeof(crc));
+	}
+	cr_assert_eq(g->checksum, sum);
+	cr_assert(publication_is_current(p));
+	train(8); /* every_steps is 1 */
+	nodefix_turns(&n);
+	cr_assert_eq(publication_newest(p)->number, 2);
+	cr_assert_eq(publication_newest(p)->step, 8);
+	cr_assert_arr_eq(elements(publication_newest(p)), committed, sizeof(committed));
+}
+
+Test(publication, only_every_so_many_steps)
+{
+	struct publication *p;
+
+	d.every_steps = 3;
+	p = declare();
+	for (uint64_t step = 1; step <= 7; step++) {
+		train(step);
+		nodefix_turns(&n);
+		cr_assert_eq(publication_newest(p)->step, step < 4 ? 1 : step < 7 ? 4 : 7);
+	}
+	cr_assert_eq(p->counts.made, 3);
+}
+
+/* ------------------------------------------------------------------- beside the training */
+
+static struct backend *fake(void)
+{
+	return n.node.devices[0].backend;
+}
+
+/* Before u in the order of names, and so large that its part of a generation takes ten tasks. */
+static void register_large(void)
+{
+	state_unit *spec = nodefix_spec("large", 10 * 32 * (uint64_t)BLOCK);
+
+	spec->tensors[0]->frozen = true;
+	nodefix_unit(&n, job, spec, m, 2);
+}
+
+static const float *of_u(const struct published *g)
+{
+	const struct view *v = g->assembly->view;
+
+	cr_assert_str_eq(v->tensors[1].name, "u.weight");
+	return elements(g) + v->tensors[1].offset / sizeof(float);
+}
+
+/* Let completions through one by one until @op is over. */
+static void step_until_over(const struct nodefix_op *o)
+{
+	for (unsigned i = 0; i < 1000 && !o->over; i++) {
+		nodefix_turn(&n);
+		backend_fake_step(fake());
+	}
+	nodefix_ok((struct nodefix_op *)(uintptr_t)o, "op");
+}
+
+/* A whole step comes while the generation before it is made: it waits before it changes masters. */
+Test(publication, a_step_waits_until_the_masters_were_read)
+{
+	struct publication *p;
+	struct published *g;
+
+	register_large();
+	train(1);
+	p = declare();
+	backend_fake_hold(fake(), true);
+	publication_want(p);
+	for (unsigned i = 0; i < 2; i++) {
+		nodefix_on_unit(&n, m[i], "GradientBuffer", u, &op[i]);
+		step_until_over(&op[i]);
+		nodefix_write(&op[i].result.place, 1);
+	}
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_on_unit(&n, m[i], "Reduce", u, &op[i]);
+	step_until_over(&op[0]);
+	step_until_over(&op[1]);
+	cr_assert(making_is_busy(job), "most of it is still to do");
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_step(&n, m[i], &op[i]);
+	step_until_over(&op[0]);
+	step_until_over(&op[1]);
+	submit_commit(2);
+	step_until_over(&op[0]);
+	step_until_over(&op[1]);
+	backend_fake_hold(fake(), false);
+	nodefix_turns(&n);
+	g = &p->buffers[0];
+	cr_assert_eq(g->step, 1);
+	cr_assert_eq(g->state, PUBLISHED_READY);
+	cr_assert_arr_eq(of_u(g), committed, sizeof(committed), "of step 1, not of 2");
+	cr_assert_neq(memcmp(nodefix_params(u), committed, sizeof(committed)), 0);
+	/* and the generation of step 2 was made, which had to wait for the one before */
+	cr_assert_eq(publication_newest(p)->step, 2);
+	cr_assert_arr_eq(of_u(publication_newest(p)), nodefix_params(u), sizeof(committed));
+}
+
+/* ------------------------------------------------------------------------------- buffers */
+
+static uint64_t newest(struct publication *p)
+{
+	nodefix_turns(&n);
+	return publication_newest(p) ? publication_newest(p)->number : 0;
+}
+
+Test(publication, a_leased_generation_stays_as_it_is)
+{
+	struct publication *p = declare();
+	struct publication_lease *l;
+	static float before[ELEMENTS];
+	struct published *g;
+
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	g = publication_newest(p);
+	l = publication_lease(g);
+	memcpy(before, committed, sizeof(before));
+	for (uint64_t step = 2; step < 12; step++) {
+		train(step);
+		cr_assert_eq(newest(p), step, "two other buffers take turns");
+		cr_assert_eq(g->number, 1);
+		cr_assert_arr_eq(elements(g), before, sizeof(before));
+	}
+	cr_assert_eq(p->counts.dropped, 8, "nobody has leased the others; the last two are there");
+	publication_release(l);
+	train(12);
+	cr_assert_eq(newest(p), 12);
+	cr_assert_eq(p->counts.skipped, 0);
+}
+
+Test(publication, without_a_buffer_a_generation_is_skipped)
+{
+	struct publication_lease *l[3];
+	struct publication *p = declare(); /* 3 buffers */
+
+	for (uint64_t step = 1; step <= 3; step++) {
+		train(step);
+		cr_assert_eq(newest(p), step);
+		l[step - 1] = publication_lease(publication_newest(p));
+	}
+	train(4);
+	cr_assert_eq(newest(p), 3);
+	cr_assert_eq(p->counts.skipped, 1);
+	publication_release(l[0]);
+	cr_assert_eq(newest(p), 3, "it is not made later");
+	train(5);
+	cr_assert_eq(newest(p), 4, "numbers have no gap");
+	cr_assert_eq(publication_newest(p)->step, 5);
+	publication_release(l[1]);
+	publication_release(l[2]);
+}
+
+Test(publication, one_that_waits_is_made_when_a_buffer_is_free)
+{
+	struct publication_lease *l[2];
+	struct publication *p;
+
+	d.when_full = SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT;
+	d.buffers = 2;
+	p = declare();
+	for (uint64_t step = 1; step <= 2; step++) {
+		train(step);
+		cr_assert_eq(newest(p), step);
+		l[step - 1] = publication_lease(publication_newest(p));
+	}
+	train(3);
+	cr_assert_eq(newest(p), 2);
+	publication_release(l[0]);
+	cr_assert_eq(newest(p), 3);
+	cr_assert_eq(publication_newest(p)->step, 3);
+	cr_assert_eq(p->counts.skipped, 0);
+	publication_release(l[1]);
+}
+
+/* The last two stay; only with DROP_OLDEST the older one of them makes room. */
+Test(publication, kept_generations_make_room_by_policy)
+{
+	for (unsigned drops = 0; drops < 2; drops++) {
+		struct publication_lease *l;
+		struct publication *p;
+
+		d.keep = 2;
+		d.buffers = 3;
+		d.when_full =
+			drops ? SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_DROP_OLDEST
+			      : SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_SKIP;
+		p = declare();
+		train(10 * drops + 1);
+		cr_assert_eq(newest(p), 1);
+		l = publication_lease(publication_newest(p));
+		train(10 * drops + 2);
+		train(10 * drops + 3);
+		cr_assert_eq(newest(p), 3);
+		train(10 * drops + 4);
+		cr_assert_eq(newest(p), drops ? 4 : 3);
+		cr_assert_eq(p->counts.skipped, drops ? 0 : 1);
+		publication_release(l);
+		publication_drop(p);
+		cr_assert_eq(control(), 0);
+	}
+}
+
+/* --------------------------------------------------------------------------------- waits */
+
+struct waiter_case {
+	struct publication_wait w;
+	unsigned n;
+	struct fault f;
+};
+
+static void on_wait(struct publication_wait *w, const struct fault *f)
+{
+	struct waiter_case *c = CONTAINER_OF(w, struct waiter_case, w);
+
+	c->n++;
+	c->f = f ? *f : FAULT_NULL;
+}
+
+static void await(struct publication *p, struct waiter_case *c, uint64_t newer_than, bool asks)
+{
+	*c = (struct waiter_case){ .w = { .newer_than = newer_than,
+					  .deadline_us = UINT64_MAX,
+					  .asks = asks,
+					  .done = on_wait } };
+	publication_await(p, &c->w);
+}
+
+Test(publication, waits_end_with_a_newer_generation)
+{
+	struct publication *p = declare();
+	struct waiter_case one, other, left;
+
+	await(p, &one, 0, false);
+	await(p, &other, 1, false);
+	await(p, &left, 0, false);
+	publication_leave(&left.w);
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	cr_assert_eq(one.n, 1);
+	cr_assert_eq(one.f.code, 0);
+	cr_assert_eq(other.n, 0);
+	train(2);
+	cr_assert_eq(newest(p), 2);
+	cr_assert_eq(other.n, 1);
+	cr_assert_eq(left.n, 0);
+}
+
+Test(publication, waits_end_with_their_deadline_and_with_the_publication)
+{
+	struct publication *p = declare();
+	struct waiter_case one, other;
+
+	await(p, &one, 0, false);
+	one.w.deadline_us = clock_now_us() + 1000;
+	await(p, &other, 0, false);
+	publications_tick(job, clock_now_us() + 2000);
+	cr_assert_eq(one.n, 1);
+	cr_assert_eq(one.f.code, FAULT_DEADLINE);
+	cr_assert(strstr(one.f.text, "the first commit of job 'job'"), "%s", one.f.text);
+	publication_drop(p);
+	cr_assert_eq(other.n, 1);
+	cr_assert_eq(other.f.code, FAULT_NOT_FOUND);
+}
+
+/* A request is told why there is no generation; a wait goes on. */
+Test(publication, a_request_ends_with_the_reason)
+{
+	struct publication_lease *l[3];
+	struct publication *p = declare();
+	struct waiter_case asks, waits;
+
+	for (uint64_t step = 1; step <= 3; step++) {
+		train(step);
+		cr_assert_eq(newest(p), step);
+		l[step - 1] = publication_lease(publication_newest(p));
+	}
+	await(p, &asks, 3, true);
+	await(p, &waits, 3, false);
+	publication_want(p);
+	cr_assert_eq(asks.n, 1);
+	cr_assert_eq(asks.f.code, FAULT_EXHAUSTED);
+	cr_assert(strstr(asks.f.text, "all 3 buffers of publication 'pub'"), "%s", asks.f.text);
+	cr_assert_eq(waits.n, 0);
+	publication_leave(&waits.w);
+	for (unsigned i = 0; i < 3; i++)
+		publication_release(l[i]);
+}
+
+/* ------------------------------------------------------------------------------- its end */
+
+Test(publication, a_lease_of_a_dropped_publication_leads_nowhere)
+{
+	struct publication *p = declare();
+	struct publication_lease *l;
+
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	l = publication_lease(publication_newest(p));
+	publication_drop(p);
+	cr_assert_null(l->g);
+	cr_assert_null(publication_find(job, "pub"));
+	cr_assert_eq(control(), 0);
+	publication_release(l);
+	p = declare(); /* a new one, with numbers of its own */
+	train(2);
+	cr_assert_eq(newest(p), 1);
+}
+
+Test(publication, a_drop_in_the_middle_of_a_generation)
+{
+	struct publication *p = declare();
+
+	train(1);
+	nodefix_turns(&n);
+	backend_fake_hold(fake(), true);
+	publication_want(p);
+	publication_drop(p);
+	cr_assert(making_is_busy(job));
+	cr_assert_null(publication_find(job, "pub"));
+	p = declare();
+	backend_fake_hold(fake(), false);
+	nodefix_turns(&n);
+	cr_assert_not(making_is_busy(job));
+	cr_assert_eq(control(), 0);
+	publication_want(p);
+	cr_assert_eq(newest(p), 1);
+}
+
+Test(publication, a_deleted_job_ends_what_is_made)
+{
+	struct publication *p = declare();
+	struct waiter_case c;
+	struct fault f = FAULT_NULL;
+
+	train(1);
+	nodefix_turns(&n);
+	backend_fake_hold(fake(), true);
+	publication_want(p);
+	await(p, &c, 5, false);
+	cr_assert_eq(job_delete(job, true, NULL, &f), 0);
+	cr_assert_eq(c.n, 1);
+	cr_assert_eq(c.f.code, FAULT_NOT_FOUND);
+	backend_fake_hold(fake(), false);
+	nodefix_turns(&n);
+}
+
+/* ------------------------------------------------------------------------------- refusals */
+
+Test(publication, declarations_that_are_refused)
+{
+	struct publication *p = declare(), *other = NULL;
+	struct fault f = FAULT_NULL;
+
+	cr_assert_eq(publication_declare(job, &d, &other, &f), 0, "the same again");
+	cr_assert_eq(other, p);
+	d.every_steps = 2;
+	cr_assert_eq(publication_declare(job, &d, &other, &f), FAULT_STATE);
+	cr_assert(strstr(f.text, "is declared otherwise: drop it first"), "%s", f.text);
+	f = FAULT_NULL;
+	d.buffers = 17;
+	cr_assert_eq(publication_declare(job, &d, &other, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "buffers");
+	f = FAULT_NULL;
+	d.buffers = 2;
+	d.keep = 2;
+	cr_assert_eq(publication_declare(job, &d, &other, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "keep");
+	f = FAULT_NULL;
+	d.keep = 0;
+	d.when_full = 9;
+	cr_assert_eq(publication_declare(job, &d, &other, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "when_full");
+}
+
+Test(publication, there_are_not_too_many)
+{
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+	char name[32];
+
+	d.name = name;
+	for (unsigned i = 0; i < PUBLICATIONS_MAX; i++) {
+		snprintf(name, sizeof(name), "pub%u", i);
+		cr_assert_eq(publication_declare(job, &d, &p, &f), 0);
+	}
+	snprintf(name, sizeof(name), "one-more");
+	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_EXHAUSTED);
+	cr_assert(strstr(f.text, "the most that are possible: drop one"), "%s", f.text);
+	cr_assert_eq(control(), 0, "without a generation they have no memory");
+}
+
+/* No memory is left to train with, or by the job's quota: the trainers go on, and the reason is shown. */
+Test(publication, without_memory_there_is_no_generation)
+{
+	struct publication *p;
+
+	train(1); /* the gradient buffers are there */
+	p = declare();
+	job->quota.limit = job->quota.used + 1000;
+	train(2);
+	cr_assert_eq(newest(p), 0);
+	cr_assert_eq(p->counts.failed, 1);
+	cr_assert(strstr(p->why, "no memory for a generation of publication 'pub', 400128 bytes"),
+		  "%s", p->why);
+	job->quota.limit = 0;
+	train(3);
+	cr_assert_eq(newest(p), 1);
+	cr_assert_str_eq(p->why, "");
+}
+
+/* A new unit is in the next generation, which has another size; the older one stays as it is. */
+Test(publication, new_units_are_in_the_next_generation)
+{
+	struct publication *p = declare();
+	struct publication_lease *l;
+	struct published *g;
+
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	g = publication_newest(p);
+	l = publication_lease(g);
+	nodefix_unit(&n, job, nodefix_spec("v", 10), m, 2);
+	train(2);
+	cr_assert_eq(newest(p), 2);
+	cr_assert_eq(publication_newest(p)->assembly->view->n, 2);
+	cr_assert_eq(g->assembly->view->n, 1);
+	publication_release(l);
+}
