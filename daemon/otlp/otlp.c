@@ -16,6 +16,7 @@
 #include "otlp/otlp_rpc.h"
 #include "otlp/otlp_spans.h"
 #include "otlp/otlp_traces.h"
+#include "rpc/codec.h"
 
 #define OTLP_MAGIC 0x4f544c50u
 
@@ -25,6 +26,9 @@
 #define OTLP_PAUSE_FIRST_MS 1000u
 #define OTLP_PAUSE_MOST_MS  60000u
 #define OTLP_NEVER          UINT64_MAX
+/* A collector that fails and works again all the time has its lines in the log this often. */
+#define OTLP_LOG_US      (600 * UINT64_C(1000000))
+#define OTLP_ERROR_BYTES 320u
 
 /*
  * Of traces, and of metrics:
@@ -66,8 +70,10 @@ struct otlp_signal {
 	bool cancelled;
 	unsigned failures;         /* in a row */
 	uint64_t failing_since_us; /* the first of them */
+	bool told;                 /* the log has a line about them */
+	uint64_t tell_us;          /* not before */
 	struct otlp_counts counts;
-	char error[320]; /* the last of them; "": none */
+	char error[OTLP_ERROR_BYTES]; /* the last of them; "": none */
 };
 
 /* What metrics are made of. */
@@ -98,6 +104,7 @@ struct otlp {
 	char instance[2 * NODE_INSTANCE_BYTES + 1];
 	bool stopping;
 	uint64_t stop_until_us;
+	char error[2 * OTLP_ERROR_BYTES + 32]; /* of both, for otlp_describe */
 };
 
 static uint64_t otlp_unix_ns(void)
@@ -185,25 +192,38 @@ static void otlp_signal_rest(struct otlp_signal *sig)
 
 /* --------------------------------------------------------------------------------- failures */
 
+static void otlp_signal_tell(struct otlp_signal *sig, uint64_t now)
+{
+	log_warn("otlp", "the collector does not take %s otlp=%s failed=%llu of=%llu why=\"%s\"",
+		 sig->what, sig->o->url, (unsigned long long)sig->counts.failed,
+		 (unsigned long long)sig->counts.requests, sig->error);
+	sig->told = true;
+	sig->tell_us = now + OTLP_LOG_US;
+}
+
 static void otlp_signal_failed(struct otlp_signal *sig, const char *status, const char *why)
 {
+	const uint64_t now = clock_now_us();
+
 	snprintf(sig->error, sizeof(sig->error), "%s: %.280s", status, why);
-	if (!sig->failures++) {
-		sig->failing_since_us = clock_now_us();
-		log_warn("otlp", "the collector does not take %s otlp=%s why=\"%s\"", sig->what,
-			 sig->o->url, sig->error);
-	}
+	codec_clean_text(sig->error); /* it may be cut within a character */
+	if (!sig->failures++)
+		sig->failing_since_us = now;
+	if (!sig->told && now >= sig->tell_us)
+		otlp_signal_tell(sig, now);
 }
 
 static void otlp_signal_succeeded(struct otlp_signal *sig)
 {
-	if (sig->failures)
+	const uint64_t dropped =
+		sig->counts.dropped + (sig == &sig->o->traces ? sig->o->spans.n_dropped : 0);
+
+	if (sig->told)
 		log_info("otlp", "the collector takes %s again otlp=%s after_ms=%llu dropped=%llu",
 			 sig->what, sig->o->url,
 			 (unsigned long long)((clock_now_us() - sig->failing_since_us) / 1000),
-			 (unsigned long long)(sig->counts.dropped +
-					      (sig == &sig->o->traces ? sig->o->spans.n_dropped
-								      : 0)));
+			 (unsigned long long)dropped);
+	sig->told = false;
 	sig->failures = 0;
 	sig->error[0] = '\0';
 }
@@ -571,12 +591,27 @@ int otlp_new(uv_loop_t *loop, struct loopq *loopq, const struct otlp_options *op
 	return 0;
 }
 
-void otlp_describe(const struct otlp *o, Shardd__V1__OtlpStatus *ret)
+/* Which of both fails: many collectors take traces alone. */
+static const char *otlp_error(struct otlp *o)
+{
+	const char *t = o->traces.error, *m = o->metrics.error;
+
+	if (!*t && !*m)
+		return "";
+	if (strcmp(t, m) == 0)
+		snprintf(o->error, sizeof(o->error), "traces and metrics: %s", t);
+	else
+		snprintf(o->error, sizeof(o->error), "%s%s%s%s%s", *t ? "traces: " : "", t,
+			 *t && *m ? "; " : "", *m ? "metrics: " : "", m);
+	return o->error;
+}
+
+void otlp_describe(struct otlp *o, Shardd__V1__OtlpStatus *ret)
 {
 	const struct otlp_counts *t = &o->traces.counts, *m = &o->metrics.counts;
 
 	ret->endpoint = o->url;
-	ret->error = (char *)(*o->metrics.error ? o->metrics.error : o->traces.error);
+	ret->error = (char *)(uintptr_t)otlp_error(o);
 	ret->trace_every = o->spans.every;
 	ret->spans_sent = t->sent;
 	ret->spans_dropped = t->dropped + o->spans.n_dropped;
