@@ -22,7 +22,9 @@ static void metrics_family(struct metrics_writer *out, const char *name, enum me
 static void metrics_write(struct metrics_writer *out, uint64_t value, bool micros, va_list labels)
 {
 	struct metrics_label all[METRICS_MAX_LABELS];
-	struct metrics_sample sample = { .labels = all, .value = value, .micros = micros };
+	struct metrics_sample sample = {
+		.labels = all, .value = value, .micros = micros, .since_unix_us = out->since_unix_us
+	};
 	const char *name;
 
 	while ((name = va_arg(labels, const char *))) {
@@ -410,11 +412,13 @@ static void metrics_job_family(struct metrics_writer *out, const struct metrics_
 		if (!metrics_job_is_there(j) || (metrics_job_is_closed(j) && !m->outside))
 			continue;
 		metrics_uid(j->uid, uid);
+		out->since_unix_us = j->counts ? j->counts->since_unix_us : 0;
 		if (m->seconds)
 			metrics_seconds(out, m->get(j), "job_name", j->name, "uid", uid, NULL);
 		else
 			metrics_count(out, m->get(j), "job_name", j->name, "uid", uid, NULL);
 	}
+	out->since_unix_us = 0;
 }
 
 static void metrics_jobs_state(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
@@ -508,6 +512,7 @@ static void metrics_rank(struct metrics_writer *out, size_t k, const Shardd__V1_
 
 	metrics_uid(j->uid, uid);
 	metrics_uid(r->rank, rank);
+	out->since_unix_us = r->waits_since_unix_us;
 	if (k < 2)
 		metrics_seconds(out, k == 0 ? r->waited_us : r->late_us, "job_name", j->name, "uid",
 				uid, "rank", rank, NULL);
@@ -527,6 +532,7 @@ static void metrics_ranks(struct metrics_writer *out, const Shardd__V1__GetStatu
 				if (s->jobs[i]->ranks[r]->pid)
 					metrics_rank(out, k, s->jobs[i], s->jobs[i]->ranks[r]);
 	}
+	out->since_unix_us = 0;
 }
 
 /* ------------------------------------------------------------------------- users */

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/check.h"
@@ -106,14 +105,6 @@ struct otlp {
 	uint64_t stop_until_us;
 	char error[2 * OTLP_ERROR_BYTES + 32]; /* of both, for otlp_describe */
 };
-
-static uint64_t otlp_unix_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static void otlp_signal_move(struct otlp_signal *sig, enum otlp_state to)
 {
@@ -386,7 +377,7 @@ static void otlp_collect(struct otlp *o)
 	struct otlp_collected *c = &o->collected;
 
 	c->status = (Shardd__V1__GetStatusResponse)SHARDD__V1__GET_STATUS_RESPONSE__INIT;
-	c->unix_ns = otlp_unix_ns();
+	c->unix_ns = clock_unix_us() * 1000u;
 	c->counts = arena_take(&c->arena, sizeof(*c->counts));
 	if (c->counts)
 		o->sources.counts(c->counts, o->sources.userdata);
@@ -422,7 +413,7 @@ static void otlp_begin_traces(struct otlp *o)
 	otlp_spans_end_steps(&o->spans, o->stopping);
 	if (!otlp_spans_take(&o->spans))
 		return;
-	o->unix_us = (int64_t)(otlp_unix_ns() / 1000u) - (int64_t)clock_now_us();
+	o->unix_us = (int64_t)clock_unix_us() - (int64_t)clock_now_us();
 	otlp_signal_pack(&o->traces);
 }
 
@@ -549,7 +540,7 @@ static int otlp_fill(struct otlp *o, const struct otlp_options *options, struct 
 				      .host = o->host,
 				      .cluster = o->cluster,
 				      .pid = (int)getpid() };
-	o->start_ns = otlp_unix_ns() - (clock_now_us() - jobs->node->started_us) * 1000u;
+	o->start_ns = (clock_unix_us() - (clock_now_us() - jobs->node->started_us)) * 1000u;
 	return otlp_account(o, &jobs->node->users, f);
 }
 

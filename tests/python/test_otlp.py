@@ -302,6 +302,30 @@ class Exporter(unittest.TestCase):
         self.assertEqual(len({s["trace_id"] for s in collector.roots()}), 2)
         self.assertEqual(len({s["span_id"] for s in collector.roots()}), 2)
 
+    def test_counters_of_a_job_start_with_it(self):
+        collector = self.enter(Collector())
+        daemon = self.enter(exporting(collector))
+        starts = []
+        for _ in range(2):
+            with shardd.connect(daemon.socket) as client:
+                client.join("again", 1, 0)
+                client.barrier()
+                seen = [collector.metrics(time.time()) for _ in range(2)]
+            points = [
+                [m[name]["sum"]["data_points"][0]["start_time_unix_nano"] for m in seen]
+                for name in (
+                    "shardd_rpc_calls_total",
+                    "shardd_job_ops_total",
+                    "shardd_rank_waiting_seconds_total",
+                )
+            ]
+            for first, second in points:
+                self.assertEqual(first, second)
+            starts.append([int(first) for first, _ in points])
+        (first, job, rank), (second, next_job, next_rank) = starts
+        self.assertEqual(first, second)
+        self.assertTrue(first < job <= rank < next_job <= next_rank, starts)
+
     def test_a_trace_has_one_root_with_more_jobs_than_places(self):
         collector = self.enter(Collector())
         daemon = self.enter(exporting(collector))
