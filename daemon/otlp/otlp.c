@@ -181,6 +181,18 @@ static void otlp_signal_rest(struct otlp_signal *sig)
 	otlp_signal_set_due(sig, pause > us ? pause : us);
 }
 
+/* Not later than it was to be: each reload of the configuration comes here. */
+static void otlp_signal_reschedule(struct otlp_signal *sig)
+{
+	const uint64_t before = sig->due_us;
+
+	if (sig->state != OTLP_IDLE)
+		return;
+	otlp_signal_rest(sig);
+	if (before && before < sig->due_us)
+		sig->due_us = before;
+}
+
 /* --------------------------------------------------------------------------------- failures */
 
 static void otlp_signal_tell(struct otlp_signal *sig, uint64_t now)
@@ -475,10 +487,8 @@ void otlp_set_intervals(struct otlp *o, uint32_t interval_ms, uint32_t trace_eve
 	MAGIC_CHECK(o, OTLP_MAGIC);
 	o->interval_ms = interval_ms;
 	otlp_spans_sample(&o->spans, trace_every);
-	if (o->traces.state == OTLP_IDLE)
-		otlp_signal_rest(&o->traces);
-	if (o->metrics.state == OTLP_IDLE)
-		otlp_signal_rest(&o->metrics);
+	otlp_signal_reschedule(&o->traces);
+	otlp_signal_reschedule(&o->metrics);
 	otlp_arm(o);
 }
 

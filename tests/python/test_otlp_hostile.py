@@ -7,6 +7,7 @@ import os
 import pathlib
 import random
 import re
+import signal
 import struct
 import subprocess
 import tempfile
@@ -153,6 +154,14 @@ class Hostile(unittest.TestCase):
         support.wait_until(lambda: len(collector.requests) >= 5)
         lines = [line for line in daemon.log().splitlines() if "Received a GOAWAY" in line]
         self.assertIn(len(lines), (1, 2), lines)  # of one minute, or two
+
+    def test_reloads_do_not_put_it_off(self):
+        collector = self.enter(Collector(good))
+        daemon = self.daemon(*settings(collector.port, interval="400ms"))
+        for _ in range(20):
+            daemon.process.send_signal(signal.SIGHUP)
+            time.sleep(0.05)
+        self.assertTrue(collector.requests)
 
     def test_counts_that_are_absurd(self):
         answers = [lambda r: r.answer(partial(-5, b'\x1b[31m\n"' + b"x" * 30000))]
