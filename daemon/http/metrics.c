@@ -71,25 +71,27 @@ static void metrics_one(struct metrics_writer *out, const char *name, enum metri
 static void metrics_otlp(struct metrics_writer *out, const Shardd__V1__OtlpStatus *o)
 {
 	metrics_one(out, "shardd_otlp_up", METRICS_GAUGE,
-		    "1 while the collector of OpenTelemetry takes what is sent to it.", !*o->error);
+		    "1 while requests to the OpenTelemetry collector succeed.", !*o->error);
 	metrics_one(out, "shardd_otlp_requests_total", METRICS_COUNTER,
 		    "Requests to the collector that have ended.", o->requests);
 	metrics_one(out, "shardd_otlp_requests_failed_total", METRICS_COUNTER,
 		    "Of these, those that failed.", o->requests_failed);
 	metrics_one(out, "shardd_otlp_spans_sent_total", METRICS_COUNTER,
-		    "Spans that the collector has taken.", o->spans_sent);
+		    "Spans that the collector took.", o->spans_sent);
 	metrics_one(out, "shardd_otlp_spans_dropped_total", METRICS_COUNTER,
-		    "Spans that found no place, or were given up.", o->spans_dropped);
+		    "Spans for which there was no room, or that the daemon gave up.",
+		    o->spans_dropped);
 	metrics_one(out, "shardd_otlp_spans_rejected_total", METRICS_COUNTER,
-		    "Spans that the collector has not taken, though it answered well.",
+		    "Spans that the collector rejected while it took the rest of the request.",
 		    o->spans_rejected);
 	metrics_one(out, "shardd_otlp_points_sent_total", METRICS_COUNTER,
-		    "Data points of metrics that the collector has taken.", o->points_sent);
+		    "Data points of metrics that the collector took.", o->points_sent);
 	metrics_one(out, "shardd_otlp_points_dropped_total", METRICS_COUNTER,
 		    "Data points of requests that failed.", o->points_dropped);
-	metrics_one(out, "shardd_otlp_points_rejected_total", METRICS_COUNTER,
-		    "Data points that the collector has not taken, though it answered well.",
-		    o->points_rejected);
+	metrics_one(
+		out, "shardd_otlp_points_rejected_total", METRICS_COUNTER,
+		"Data points that the collector rejected while it took the rest of the request.",
+		o->points_rejected);
 }
 
 /* ---------------------------------------------------------------------- the daemon */

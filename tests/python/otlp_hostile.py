@@ -1,5 +1,5 @@
-"""A collector of OpenTelemetry that does not behave, for test_otlp_hostile.py: HTTP/2 by hand, since
-a library of gRPC does not send what is wrong."""
+"""A collector of OpenTelemetry that does not behave, for test_otlp_hostile.py: HTTP/2 by hand,
+since a library of gRPC does not send what is wrong."""
 
 import base64
 import contextlib
@@ -101,7 +101,8 @@ class Request:
 
 
 class Collector:
-    """@accepted(connection) is called first, if given: true: that was all. @answer(request) answers."""
+    """@accepted(connection), if given, is called first; if it returns true that was all.
+    @answer(request) answers a request."""
 
     def __init__(self, answer=None, accepted=None):
         self._answer, self._accepted = answer, accepted

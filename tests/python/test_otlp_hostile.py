@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The exporter to OpenTelemetry, against collectors that do not behave (otlp_hostile.py): trainers go on, memory is
-bounded, the log has a line, status says what is wrong, and the daemon ends in time."""
+"""The exporter to OpenTelemetry, against collectors that do not behave (otlp_hostile.py): trainers
+go on, memory is bounded, the log has a line, status says what is wrong, and the daemon ends in
+time."""
 
 import contextlib
 import os
