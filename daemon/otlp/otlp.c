@@ -28,6 +28,7 @@
 /* A collector that fails and works again all the time has its lines in the log this often. */
 #define OTLP_LOG_US      (600 * UINT64_C(1000000))
 #define OTLP_ERROR_BYTES 320u
+#define OTLP_NO_TIME     "the daemon ends, and the collector has not answered"
 
 /*
  * Of traces, and of metrics:
@@ -279,7 +280,8 @@ static void otlp_signal_on_answer(const struct otlp_answer *a, void *userdata)
 	sig->counts.requests++;
 	if (a->status) {
 		sig->counts.failed++;
-		otlp_signal_failed(sig, otlp_rpc_status_name(a->status), a->why);
+		otlp_signal_failed(sig, otlp_rpc_status_name(a->status),
+				   sig->cancelled ? OTLP_NO_TIME : a->why);
 		otlp_signal_refused(sig, a);
 	} else {
 		otlp_signal_succeeded(sig);

@@ -23,6 +23,8 @@
 #define RECONNECT_FIRST_MS 500
 #define RECONNECT_MOST_MS  30000
 #define CONNECT_MS         5000
+/* Of a name: less than a call may take, so that its error says what is wrong. */
+#define LOOKUP_MS 8000
 /* The file of the CA: how often it is looked at. */
 #define TLS_RELOAD_S 60u
 /* An answer has counts and a sentence. */
@@ -103,6 +105,7 @@ static grpc_channel *otlp_rpc_new_channel(const struct otlp_rpc *r)
 		otlp_rpc_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
 		otlp_rpc_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
 			     1 << GRPC_COMPRESS_NONE),
+		otlp_rpc_arg(GRPC_ARG_DNS_ARES_QUERY_TIMEOUT_MS, LOOKUP_MS),
 		otlp_rpc_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_FIRST_MS),
 		otlp_rpc_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS),
 		otlp_rpc_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, RECONNECT_MOST_MS),
