@@ -61,6 +61,14 @@ static void status_print_http(struct ctl *ctl, const Shardd__V1__HttpStatus *h)
 		ctl_print_sentence(ctl, 2, "metrics and status by HTTP: %s", h->address);
 }
 
+static void status_print_lost(struct ctl *ctl, const char *what, uint64_t dropped,
+			      uint64_t rejected)
+{
+	if (dropped || rejected)
+		ctl_print_sentence(ctl, 4, "%llu %s dropped, %llu not taken by the collector",
+				   (unsigned long long)dropped, what, (unsigned long long)rejected);
+}
+
 static void status_print_otlp(struct ctl *ctl, const Shardd__V1__OtlpStatus *o)
 {
 	if (!o)
@@ -69,12 +77,10 @@ static void status_print_otlp(struct ctl *ctl, const Shardd__V1__OtlpStatus *o)
 			   o->endpoint, (unsigned long long)o->spans_sent,
 			   (unsigned long long)o->points_sent,
 			   o->trace_every ? "" : "; no steps are traced");
-	if (o->spans_dropped || o->spans_rejected)
-		ctl_print_sentence(ctl, 4, "%llu spans dropped, %llu not taken by the collector",
-				   (unsigned long long)o->spans_dropped,
-				   (unsigned long long)o->spans_rejected);
+	status_print_lost(ctl, "spans", o->spans_dropped, o->spans_rejected);
+	status_print_lost(ctl, "data points", o->points_dropped, o->points_rejected);
 	if (*o->error)
-		ctl_print_sentence(ctl, 4, "%llu of %llu requests failed, the last one: %s",
+		ctl_print_sentence(ctl, 4, "%llu of %llu requests failed; the last one of %s",
 				   (unsigned long long)o->requests_failed,
 				   (unsigned long long)o->requests, o->error);
 }

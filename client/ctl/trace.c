@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/check.h"
 #include "core/cleanup.h"
@@ -18,7 +17,9 @@
 /* The name of a job as the daemon reads it. */
 struct trace_job {
 	char buf[CTL_JOB_MAX];
-	char *name; /* in @buf, or an argument */
+	char *name;    /* in @buf, or an argument */
+	bool is_known; /* the daemon has said whose it is: */
+	uint32_t owner;
 };
 
 struct arguments {
@@ -91,17 +92,16 @@ static int trace_parse(struct arguments *a, int argc, char **argv)
 
 /* -------------------------------------------------------------------- several jobs */
 
-/* Is this one of them? A name without a user is a job of ours. */
+/* Is this one of them? */
 static bool trace_wants(const struct arguments *a, uint32_t uid, const char *job)
 {
 	for (size_t i = 0; i < a->n_jobs; i++) {
-		const char *name = a->jobs[i].name, *slash;
-		uint32_t owner;
+		const struct trace_job *j = &a->jobs[i];
+		const char *slash;
 
-		CHECK(name); /* parsed */
-		slash = strchr(name, '/');
-		owner = slash ? (uint32_t)strtoul(name, NULL, 10) : geteuid();
-		if (owner == uid && strcmp(slash ? slash + 1 : name, job) == 0)
+		CHECK(j->name); /* parsed */
+		slash = strchr(j->name, '/');
+		if (j->is_known && j->owner == uid && strcmp(slash ? slash + 1 : j->name, job) == 0)
 			return true;
 	}
 	return false;
@@ -134,7 +134,14 @@ static int trace_call(struct ctl *ctl, const Shardd__V1__OpsRequest *request,
 			&shardd__v1__ops_response__descriptor, ret);
 }
 
-/* Does the daemon know them all? It says what is wrong. */
+static void trace_learn(struct trace_job *j, const Shardd__V1__OpsResponse *reply)
+{
+	j->is_known = reply->n_ops > 0;
+	j->owner = j->is_known ? reply->ops[0]->uid : 0;
+}
+
+/* Does the daemon know them all? It says what is wrong. A name without a user may be of another one's job: it says whose, if
+ * it has ops. */
 static int trace_check(struct ctl *ctl, const struct arguments *a)
 {
 	Shardd__V1__OpsRequest request = SHARDD__V1__OPS_REQUEST__INIT;
@@ -146,6 +153,8 @@ static int trace_check(struct ctl *ctl, const struct arguments *a)
 
 		request.job = a->jobs[i].name;
 		r = trace_call(ctl, &request, &reply);
+		if (r == CTL_OK)
+			trace_learn(&a->jobs[i], (const Shardd__V1__OpsResponse *)reply);
 	}
 	return r;
 }
@@ -167,11 +176,11 @@ static int trace_ask(struct ctl *ctl, const struct arguments *a, ProtobufCMessag
 
 /* ------------------------------------------------------------------------ the file */
 
-static int trace_refuse(const char *file, int error)
+static int trace_refuse(const char *code, const char *file, int error, int exit_code)
 {
-	fprintf(stderr, "shardctl: INVALID_ARGUMENT: cannot write the file \"%s\": %s\n", file,
+	fprintf(stderr, "shardctl: %s: cannot write the file \"%s\": %s\n", code, file,
 		strerror(error));
-	return CTL_USAGE;
+	return exit_code;
 }
 
 /* Programs read it: no blank more than it needs. */
@@ -186,13 +195,13 @@ static int trace_write_file(const char *file, const json_t *trace)
 	int error = 0;
 
 	if (!out)
-		return trace_refuse(file, errno);
+		return trace_refuse("INVALID_ARGUMENT", file, errno, CTL_USAGE);
 	errno = 0;
 	if (trace_write_trace(out, trace) < 0)
 		error = errno ? errno : EIO;
 	if (fclose(out) != 0 && !error)
 		error = errno;
-	return error ? trace_refuse(file, error) : CTL_OK;
+	return error ? trace_refuse("RESOURCE_EXHAUSTED", file, error, CTL_FAILED) : CTL_OK;
 }
 
 static int trace_run(struct ctl *ctl, const struct arguments *a)

@@ -282,26 +282,26 @@ const struct config_key config_keys[] = {
 		  "(Authorization: Bearer TOKEN) sees the status of all jobs. Only the daemon's user and\n"
 		  "group may have access to the file. Required if http is not localhost or unix:." },
 	{ FIELD_AS("otlp", otlp.url), .type = CONFIG_TEXT, .min = 0, .max = 299, .by_default = "",
-	  .help = "http://HOST:PORT or https://HOST:PORT of a collector of OpenTelemetry, to which the daemon\n"
-		  "sends its metrics, and traces of steps, by OTLP over gRPC (port 4317 as a rule).\n"
-		  "http: nothing is encrypted. Empty: nowhere." },
+	  .help = "Address of an OpenTelemetry collector, as http://HOST:PORT or https://HOST:PORT. The daemon\n"
+		  "sends metrics, and traces of steps, to it by OTLP over gRPC. The usual port is 4317.\n"
+		  "http: the connection is not encrypted. Empty: nothing is sent." },
 	{ FIELD_AS("otlp_ca", otlp.ca), .type = CONFIG_PATH, .min = 0, .max = 511,
 	  .by_default = "",
-	  .help = "CA certificates (PEM) that the collector's certificate must be signed by. Empty: those\n"
-		  "of the machine. With https only." },
+	  .help = "File with the CA certificates (PEM) that may sign the collector's certificate. Empty: those\n"
+		  "of the machine. Only with https." },
 	{ FIELD_AS("otlp_headers_file", otlp.headers_file), .type = CONFIG_PATH, .min = 0, .max = 511,
 	  .by_default = "", .runtime = true,
-	  .help = "File with headers for each request to the collector, lines such as\n"
+	  .help = "File with headers that each request to the collector carries, such as the line\n"
 		  "authorization: Bearer TOKEN. Only the daemon's user and group may have access to the\n"
-		  "file. With https, or a collector on this machine." },
+		  "file. Only with https, or with a collector on this machine." },
 	{ FIELD_AS("otlp_interval_ms", otlp.interval_ms), .type = CONFIG_MILLIS, .min = 100,
 	  .max = HOUR_S * 1000, .by_default = "10s", .runtime = true,
-	  .help = "How often metrics are sent to the collector, and the longest time that a part of a\n"
-		  "trace waits." },
+	  .help = "Time between two exports of metrics, and the longest time that a span waits before it is\n"
+		  "sent." },
 	{ FIELD_AS("otlp_trace_every", otlp.trace_every), .type = CONFIG_COUNT, .min = 1,
 	  .max = 1000000000, .zero = true, .by_default = "100", .runtime = true,
-	  .help = "Each so-many-th step of a job is traced: those whose number it divides, on all nodes\n"
-		  "the same. 1: all steps. 0: none." },
+	  .help = "N: the daemon traces the steps of a job whose number is a multiple of N, the same ones on\n"
+		  "all nodes. 1: all steps. 0: none." },
 	{ FIELD_AS("coord", coord.store), .type = CONFIG_TEXT, .min = 1, .max = 511,
 	  .by_default = "none",
 	  .help = "The store in which the nodes of a cluster agree. none: this node is alone. embedded: etcd,\n"

@@ -36,3 +36,11 @@ void clock_real(void)
 {
 	atomic_store(&fake_us, 0);
 }
+
+uint64_t clock_unix_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
+}

@@ -22,7 +22,9 @@ static void metrics_family(struct metrics_writer *out, const char *name, enum me
 static void metrics_write(struct metrics_writer *out, uint64_t value, bool micros, va_list labels)
 {
 	struct metrics_label all[METRICS_MAX_LABELS];
-	struct metrics_sample sample = { .labels = all, .value = value, .micros = micros };
+	struct metrics_sample sample = {
+		.labels = all, .value = value, .micros = micros, .since_unix_us = out->since_unix_us
+	};
 	const char *name;
 
 	while ((name = va_arg(labels, const char *))) {
@@ -69,25 +71,27 @@ static void metrics_one(struct metrics_writer *out, const char *name, enum metri
 static void metrics_otlp(struct metrics_writer *out, const Shardd__V1__OtlpStatus *o)
 {
 	metrics_one(out, "shardd_otlp_up", METRICS_GAUGE,
-		    "1 while the collector of OpenTelemetry takes what is sent to it.", !*o->error);
+		    "1 while requests to the OpenTelemetry collector succeed.", !*o->error);
 	metrics_one(out, "shardd_otlp_requests_total", METRICS_COUNTER,
 		    "Requests to the collector that have ended.", o->requests);
 	metrics_one(out, "shardd_otlp_requests_failed_total", METRICS_COUNTER,
 		    "Of these, those that failed.", o->requests_failed);
 	metrics_one(out, "shardd_otlp_spans_sent_total", METRICS_COUNTER,
-		    "Spans that the collector has taken.", o->spans_sent);
+		    "Spans that the collector took.", o->spans_sent);
 	metrics_one(out, "shardd_otlp_spans_dropped_total", METRICS_COUNTER,
-		    "Spans that found no place, or were given up.", o->spans_dropped);
+		    "Spans for which there was no room, or that the daemon gave up.",
+		    o->spans_dropped);
 	metrics_one(out, "shardd_otlp_spans_rejected_total", METRICS_COUNTER,
-		    "Spans that the collector has not taken, though it answered well.",
+		    "Spans that the collector rejected while it took the rest of the request.",
 		    o->spans_rejected);
 	metrics_one(out, "shardd_otlp_points_sent_total", METRICS_COUNTER,
-		    "Data points of metrics that the collector has taken.", o->points_sent);
+		    "Data points of metrics that the collector took.", o->points_sent);
 	metrics_one(out, "shardd_otlp_points_dropped_total", METRICS_COUNTER,
 		    "Data points of requests that failed.", o->points_dropped);
-	metrics_one(out, "shardd_otlp_points_rejected_total", METRICS_COUNTER,
-		    "Data points that the collector has not taken, though it answered well.",
-		    o->points_rejected);
+	metrics_one(
+		out, "shardd_otlp_points_rejected_total", METRICS_COUNTER,
+		"Data points that the collector rejected while it took the rest of the request.",
+		o->points_rejected);
 }
 
 /* ---------------------------------------------------------------------- the daemon */
@@ -410,11 +414,13 @@ static void metrics_job_family(struct metrics_writer *out, const struct metrics_
 		if (!metrics_job_is_there(j) || (metrics_job_is_closed(j) && !m->outside))
 			continue;
 		metrics_uid(j->uid, uid);
+		out->since_unix_us = j->counts ? j->counts->since_unix_us : 0;
 		if (m->seconds)
 			metrics_seconds(out, m->get(j), "job_name", j->name, "uid", uid, NULL);
 		else
 			metrics_count(out, m->get(j), "job_name", j->name, "uid", uid, NULL);
 	}
+	out->since_unix_us = 0;
 }
 
 static void metrics_jobs_state(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
@@ -508,6 +514,7 @@ static void metrics_rank(struct metrics_writer *out, size_t k, const Shardd__V1_
 
 	metrics_uid(j->uid, uid);
 	metrics_uid(r->rank, rank);
+	out->since_unix_us = r->waits_since_unix_us;
 	if (k < 2)
 		metrics_seconds(out, k == 0 ? r->waited_us : r->late_us, "job_name", j->name, "uid",
 				uid, "rank", rank, NULL);
@@ -527,6 +534,7 @@ static void metrics_ranks(struct metrics_writer *out, const Shardd__V1__GetStatu
 				if (s->jobs[i]->ranks[r]->pid)
 					metrics_rank(out, k, s->jobs[i], s->jobs[i]->ranks[r]);
 	}
+	out->since_unix_us = 0;
 }
 
 /* ------------------------------------------------------------------------- users */

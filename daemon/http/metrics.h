@@ -53,6 +53,7 @@ struct metrics_sample {
 	size_t n_labels;
 	uint64_t value;
 	bool micros;                  /* it is in microseconds, and its family in seconds */
+	uint64_t since_unix_us;       /* of a counter: when it was 0; 0: at the daemon's start */
 	const struct op_stats *stats; /* of a histogram, in place of the value */
 };
 
@@ -61,6 +62,7 @@ struct metrics_writer {
 	/* A family begins: its samples follow, perhaps none. */
 	void (*family)(struct metrics_writer *w, const struct metrics_family *f);
 	void (*sample)(struct metrics_writer *w, const struct metrics_sample *s);
+	uint64_t since_unix_us; /* the walk's: of the next samples */
 };
 
 /* All families of what is in @s. Any thread. */

@@ -93,7 +93,8 @@ static void metrics_text_sample(struct metrics_writer *w, const struct metrics_s
 char *metrics_text_format(const Shardd__V1__GetStatusResponse *s,
 			  const struct metrics_counts *counts, size_t *ret_bytes)
 {
-	struct metrics_text t = { .writer = { metrics_text_family, metrics_text_sample } };
+	struct metrics_text t = { .writer = { .family = metrics_text_family,
+					      .sample = metrics_text_sample } };
 	char *text = NULL;
 	bool failed;
 

@@ -155,6 +155,7 @@ struct job *job_new(struct jobs *jobs, state_job *rec, struct fault *f)
 	list_init(&job->link);
 	job_journal_init(job);
 	job->life.idle_since_us = clock_now_us();
+	job->ops.counts.since_unix_us = clock_unix_us();
 	job->ranks = calloc(rec->world_size, sizeof(struct member *));
 	job->placed = calloc(rec->world_size, sizeof(struct device *));
 	job->rec = rec;

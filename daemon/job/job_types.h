@@ -290,6 +290,7 @@ struct job_counts {
 	uint64_t commits, epochs_ended, deaths; /* deaths: of ranks, without a Leave */
 	uint64_t checkpoints, checkpoints_failed;
 	uint64_t stalls, stalled_us; /* that have begun; how long those lasted that are over */
+	uint64_t since_unix_us;      /* when they were 0 */
 };
 
 struct job_ops_seen {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/clock.h"
 #include "core/state.h"
 #include "job/job_full.h"
 #include "job/job_types.h"
@@ -33,6 +34,7 @@ int member_new(struct job *job, uint32_t rank, struct proc *proc, uint64_t sessi
 	m->proc = proc_ref(proc);
 	m->session = session;
 	m->next_seq = 1;
+	m->waits.since_unix_us = clock_unix_us();
 	m->last.op = "join";
 	list_init(&m->ops);
 	list_init(&m->held);

@@ -115,6 +115,7 @@ struct member_waits {
 	uint64_t us; /* of its ops, for other ranks, readers or memory */
 	/* That it has cost: of each collective to which it came last, the time since the first rank came. */
 	uint64_t late_us;
+	uint64_t since_unix_us; /* when it joined first */
 };
 
 /* What it does with its units. */

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/check.h"
@@ -16,6 +15,7 @@
 #include "otlp/otlp_rpc.h"
 #include "otlp/otlp_spans.h"
 #include "otlp/otlp_traces.h"
+#include "rpc/codec.h"
 
 #define OTLP_MAGIC 0x4f544c50u
 
@@ -25,6 +25,10 @@
 #define OTLP_PAUSE_FIRST_MS 1000u
 #define OTLP_PAUSE_MOST_MS  60000u
 #define OTLP_NEVER          UINT64_MAX
+/* A collector that fails and works again all the time has its lines in the log this often. */
+#define OTLP_LOG_US      (600 * UINT64_C(1000000))
+#define OTLP_ERROR_BYTES 320u
+#define OTLP_NO_TIME     "the daemon ends, and the collector has not answered"
 
 /*
  * Of traces, and of metrics:
@@ -66,8 +70,10 @@ struct otlp_signal {
 	bool cancelled;
 	unsigned failures;         /* in a row */
 	uint64_t failing_since_us; /* the first of them */
+	bool told;                 /* the log has a line about them */
+	uint64_t tell_us;          /* not before */
 	struct otlp_counts counts;
-	char error[320]; /* the last of them; "": none */
+	char error[OTLP_ERROR_BYTES]; /* the last of them; "": none */
 };
 
 /* What metrics are made of. */
@@ -98,15 +104,8 @@ struct otlp {
 	char instance[2 * NODE_INSTANCE_BYTES + 1];
 	bool stopping;
 	uint64_t stop_until_us;
+	char error[2 * OTLP_ERROR_BYTES + 32]; /* of both, for otlp_describe */
 };
-
-static uint64_t otlp_unix_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_REALTIME, &now);
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static void otlp_signal_move(struct otlp_signal *sig, enum otlp_state to)
 {
@@ -183,27 +182,52 @@ static void otlp_signal_rest(struct otlp_signal *sig)
 	otlp_signal_set_due(sig, pause > us ? pause : us);
 }
 
+/* Not later than it was to be: each reload of the configuration comes here. */
+static void otlp_signal_reschedule(struct otlp_signal *sig)
+{
+	const uint64_t before = sig->due_us;
+
+	if (sig->state != OTLP_IDLE)
+		return;
+	otlp_signal_rest(sig);
+	if (before && before < sig->due_us)
+		sig->due_us = before;
+}
+
 /* --------------------------------------------------------------------------------- failures */
+
+static void otlp_signal_tell(struct otlp_signal *sig, uint64_t now)
+{
+	log_warn("otlp", "the collector does not take %s otlp=%s failed=%llu of=%llu why=\"%s\"",
+		 sig->what, sig->o->url, (unsigned long long)sig->counts.failed,
+		 (unsigned long long)sig->counts.requests, sig->error);
+	sig->told = true;
+	sig->tell_us = now + OTLP_LOG_US;
+}
 
 static void otlp_signal_failed(struct otlp_signal *sig, const char *status, const char *why)
 {
+	const uint64_t now = clock_now_us();
+
 	snprintf(sig->error, sizeof(sig->error), "%s: %.280s", status, why);
-	if (!sig->failures++) {
-		sig->failing_since_us = clock_now_us();
-		log_warn("otlp", "the collector does not take %s otlp=%s why=\"%s\"", sig->what,
-			 sig->o->url, sig->error);
-	}
+	codec_clean_text(sig->error); /* it may be cut within a character */
+	if (!sig->failures++)
+		sig->failing_since_us = now;
+	if (!sig->told && now >= sig->tell_us)
+		otlp_signal_tell(sig, now);
 }
 
 static void otlp_signal_succeeded(struct otlp_signal *sig)
 {
-	if (sig->failures)
+	const uint64_t dropped =
+		sig->counts.dropped + (sig == &sig->o->traces ? sig->o->spans.n_dropped : 0);
+
+	if (sig->told)
 		log_info("otlp", "the collector takes %s again otlp=%s after_ms=%llu dropped=%llu",
 			 sig->what, sig->o->url,
 			 (unsigned long long)((clock_now_us() - sig->failing_since_us) / 1000),
-			 (unsigned long long)(sig->counts.dropped +
-					      (sig == &sig->o->traces ? sig->o->spans.n_dropped
-								      : 0)));
+			 (unsigned long long)dropped);
+	sig->told = false;
 	sig->failures = 0;
 	sig->error[0] = '\0';
 }
@@ -256,7 +280,8 @@ static void otlp_signal_on_answer(const struct otlp_answer *a, void *userdata)
 	sig->counts.requests++;
 	if (a->status) {
 		sig->counts.failed++;
-		otlp_signal_failed(sig, otlp_rpc_status_name(a->status), a->why);
+		otlp_signal_failed(sig, otlp_rpc_status_name(a->status),
+				   sig->cancelled ? OTLP_NO_TIME : a->why);
 		otlp_signal_refused(sig, a);
 	} else {
 		otlp_signal_succeeded(sig);
@@ -366,7 +391,7 @@ static void otlp_collect(struct otlp *o)
 	struct otlp_collected *c = &o->collected;
 
 	c->status = (Shardd__V1__GetStatusResponse)SHARDD__V1__GET_STATUS_RESPONSE__INIT;
-	c->unix_ns = otlp_unix_ns();
+	c->unix_ns = clock_unix_us() * 1000u;
 	c->counts = arena_take(&c->arena, sizeof(*c->counts));
 	if (c->counts)
 		o->sources.counts(c->counts, o->sources.userdata);
@@ -402,7 +427,7 @@ static void otlp_begin_traces(struct otlp *o)
 	otlp_spans_end_steps(&o->spans, o->stopping);
 	if (!otlp_spans_take(&o->spans))
 		return;
-	o->unix_us = (int64_t)(otlp_unix_ns() / 1000u) - (int64_t)clock_now_us();
+	o->unix_us = (int64_t)clock_unix_us() - (int64_t)clock_now_us();
 	otlp_signal_pack(&o->traces);
 }
 
@@ -464,10 +489,8 @@ void otlp_set_intervals(struct otlp *o, uint32_t interval_ms, uint32_t trace_eve
 	MAGIC_CHECK(o, OTLP_MAGIC);
 	o->interval_ms = interval_ms;
 	otlp_spans_sample(&o->spans, trace_every);
-	if (o->traces.state == OTLP_IDLE)
-		otlp_signal_rest(&o->traces);
-	if (o->metrics.state == OTLP_IDLE)
-		otlp_signal_rest(&o->metrics);
+	otlp_signal_reschedule(&o->traces);
+	otlp_signal_reschedule(&o->metrics);
 	otlp_arm(o);
 }
 
@@ -529,7 +552,7 @@ static int otlp_fill(struct otlp *o, const struct otlp_options *options, struct 
 				      .host = o->host,
 				      .cluster = o->cluster,
 				      .pid = (int)getpid() };
-	o->start_ns = otlp_unix_ns() - (clock_now_us() - jobs->node->started_us) * 1000u;
+	o->start_ns = (clock_unix_us() - (clock_now_us() - jobs->node->started_us)) * 1000u;
 	return otlp_account(o, &jobs->node->users, f);
 }
 
@@ -571,12 +594,27 @@ int otlp_new(uv_loop_t *loop, struct loopq *loopq, const struct otlp_options *op
 	return 0;
 }
 
-void otlp_describe(const struct otlp *o, Shardd__V1__OtlpStatus *ret)
+/* Which of both fails: many collectors take traces alone. */
+static const char *otlp_error(struct otlp *o)
+{
+	const char *t = o->traces.error, *m = o->metrics.error;
+
+	if (!*t && !*m)
+		return "";
+	if (strcmp(t, m) == 0)
+		snprintf(o->error, sizeof(o->error), "traces and metrics: %s", t);
+	else
+		snprintf(o->error, sizeof(o->error), "%s%s%s%s%s", *t ? "traces: " : "", t,
+			 *t && *m ? "; " : "", *m ? "metrics: " : "", m);
+	return o->error;
+}
+
+void otlp_describe(struct otlp *o, Shardd__V1__OtlpStatus *ret)
 {
 	const struct otlp_counts *t = &o->traces.counts, *m = &o->metrics.counts;
 
 	ret->endpoint = o->url;
-	ret->error = (char *)(*o->metrics.error ? o->metrics.error : o->traces.error);
+	ret->error = (char *)(uintptr_t)otlp_error(o);
 	ret->trace_every = o->spans.every;
 	ret->spans_sent = t->sent;
 	ret->spans_dropped = t->dropped + o->spans.n_dropped;

@@ -4,8 +4,8 @@
  * Metrics are collected in the loop at an interval, as for a scrape (http/http_data.c), in a turn of the daemon's own
  * user. Spans are noted when ops end (otlp_spans.h). A thread of libuv's pool packs both, and gRPC core sends them: of
  * each of the two at most one request at a time. Nothing waits for the collector. When it does not answer, metrics of
- * that time are left out, since sums go on; spans are tried again for OTLP_GIVE_UP_S, and meanwhile new ones find no
- * place sooner or later, which is counted.
+ * that time are left out, since sums go on; spans are tried again until it has failed for OTLP_GIVE_UP_S, and meanwhile
+ * new ones find no place sooner or later, which is counted.
  */
 #ifndef SHARDD_OTLP_OTLP_H
 #define SHARDD_OTLP_OTLP_H
@@ -20,7 +20,7 @@
 #include "otlp/otlp_headers.h"
 #include "rpc/svc_status.h"
 
-/* How long the same spans are tried. */
+/* How long spans are tried again. When the collector has failed for longer, each batch is tried once. */
 #define OTLP_GIVE_UP_S 300u
 
 struct otlp;
@@ -52,7 +52,7 @@ void otlp_set_intervals(struct otlp *o, uint32_t interval_ms, uint32_t trace_eve
 void otlp_set_headers(struct otlp *o, struct otlp_headers *h);
 
 /* Into a reply. Borrowed until the next call. */
-void otlp_describe(const struct otlp *o, Shardd__V1__OtlpStatus *ret);
+void otlp_describe(struct otlp *o, Shardd__V1__OtlpStatus *ret);
 
 /* Nothing new is noted any more. What there is is sent, within @timeout_ms, unless the collector does not answer;
  * @with_metrics: and the metrics as they are now. NULL is allowed. */

@@ -8,6 +8,9 @@
 
 #include "core/check.h"
 
+/* A value that is shorter is no secret, such as a number of a tenant. */
+#define OTLP_HEADERS_SECRET_BYTES 4u
+
 /* Those that gRPC sets itself. */
 static const char *const otlp_headers_own[] = { "content-type", "te", "user-agent", "host",
 						"connection" };
@@ -99,6 +102,26 @@ int otlp_headers_parse(const char *text, struct otlp_headers *ret, struct fault 
 	}
 	*ret = h;
 	return 0;
+}
+
+static void otlp_headers_hide_word(const char *word, char *text)
+{
+	const size_t n = strlen(word);
+
+	if (n < OTLP_HEADERS_SECRET_BYTES)
+		return;
+	for (; (text = strstr(text, word)); text += n)
+		memset(text, '*', n);
+}
+
+/* Of "Bearer TOKEN" the token is the secret. */
+void otlp_headers_hide(const char *value, char *text)
+{
+	const char *blank = strrchr(value, ' ');
+
+	otlp_headers_hide_word(value, text);
+	if (blank)
+		otlp_headers_hide_word(blank + 1, text);
 }
 
 void otlp_headers_deinit(struct otlp_headers *h)

@@ -24,6 +24,8 @@ struct otlp_headers {
 
 /* @text: copied. @ret: deinit it. Return: 0, or a fault code about the key otlp_headers_file: no value is in it. */
 int otlp_headers_parse(const char *text, struct otlp_headers *ret, struct fault *f);
+/* Put asterisks in place of @value, and of its last word, wherever it is in @text; nothing that short is a secret. */
+void otlp_headers_hide(const char *value, char *text);
 /* Safe twice. */
 void otlp_headers_deinit(struct otlp_headers *h);
 

@@ -112,7 +112,8 @@ static void *otlp_metrics_number(struct otlp_metrics *m, const struct metrics_sa
 	if (!p)
 		return NULL;
 	shardd__otlp__v1__number_data_point__init(p);
-	p->start_time_unix_nano = m->family.kind == METRICS_COUNTER ? m->start_ns : 0;
+	if (m->family.kind == METRICS_COUNTER)
+		p->start_time_unix_nano = s->since_unix_us ? s->since_unix_us * 1000u : m->start_ns;
 	p->time_unix_nano = m->now_ns;
 	if (s->micros) {
 		p->value_case = SHARDD__OTLP__V1__NUMBER_DATA_POINT__VALUE_AS_DOUBLE;
@@ -166,7 +167,8 @@ bool otlp_metrics_pack(const Shardd__V1__GetStatusResponse *s, const struct metr
 		       const struct otlp_self *self, uint64_t start_ns, uint64_t now_ns,
 		       struct otlp_requests *ret)
 {
-	struct otlp_metrics m = { .writer = { otlp_metrics_family, otlp_metrics_sample },
+	struct otlp_metrics m = { .writer = { .family = otlp_metrics_family,
+					      .sample = otlp_metrics_sample },
 				  .start_ns = start_ns,
 				  .now_ns = now_ns,
 				  .arena = ARENA_NULL };

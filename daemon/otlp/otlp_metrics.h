@@ -1,4 +1,4 @@
-/* The metrics (http/metrics.h) as OTLP: sums since the start of the daemon, gauges, and histograms, with the same names,
+/* The metrics (http/metrics.h) as OTLP: sums since the start of the daemon, the job or the rank, gauges, and histograms, with the same names,
  * labels and values as in the text for Prometheus. */
 #ifndef SHARDD_OTLP_OTLP_METRICS_H
 #define SHARDD_OTLP_OTLP_METRICS_H

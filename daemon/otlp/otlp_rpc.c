@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
+#include <grpc/compression.h>
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
 #include <grpc/support/alloc.h>
@@ -22,16 +23,22 @@
 #define RECONNECT_FIRST_MS 500
 #define RECONNECT_MOST_MS  30000
 #define CONNECT_MS         5000
+/* Of a name: less than a call may take, so that its error says what is wrong. */
+#define LOOKUP_MS 8000
 /* The file of the CA: how often it is looked at. */
 #define TLS_RELOAD_S 60u
 /* An answer has counts and a sentence. */
 #define ANSWER_BYTES 65536
 #define RETRY_INFO   "type.googleapis.com/google.rpc.RetryInfo"
+/* Before a name: core would take a host that is called unix or dns for a scheme. */
+#define OTLP_RPC_NAMES "dns:///"
 
 struct otlp_rpc {
 	struct loopq *loopq;
 	grpc_completion_queue *cq;
 	grpc_channel *channel;
+	grpc_channel_credentials *creds;
+	char target[HOSTPORT_TEXT_BYTES + sizeof(OTLP_RPC_NAMES)];
 	pthread_t thread;
 	struct otlp_headers headers;
 	bool tls;
@@ -43,7 +50,8 @@ struct otlp_call {
 	struct otlp_rpc *r;
 	grpc_call *call;
 	grpc_byte_buffer *request, *reply;
-	grpc_metadata headers[OTLP_HEADERS_MAX];
+	grpc_metadata headers[OTLP_HEADERS_MAX]; /* owned: what it was sent with */
+	size_t n_headers;
 	grpc_metadata_array initial, trailing;
 	grpc_status_code status;
 	grpc_slice details;
@@ -75,6 +83,44 @@ const char *otlp_rpc_status_name(int status)
 {
 	return status >= 0 && (size_t)status < ARRAY_SIZE(otlp_rpc_names) ? otlp_rpc_names[status]
 									  : "UNKNOWN";
+}
+
+/* ------------------------------------------------------------------------------ the channel */
+
+static grpc_arg otlp_rpc_arg(const char *key, int value)
+{
+	return (grpc_arg){ GRPC_ARG_INTEGER, (char *)(uintptr_t)key, { .integer = value } };
+}
+
+static grpc_channel *otlp_rpc_new_channel(const struct otlp_rpc *r)
+{
+	grpc_arg args[] = {
+		otlp_rpc_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), /* a connection of its own */
+		otlp_rpc_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
+		otlp_rpc_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
+		otlp_rpc_arg(GRPC_ARG_ENABLE_RETRIES, 0), /* that is done here */
+		otlp_rpc_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, ANSWER_BYTES),
+		/* An answer that is small on the wire would be decompressed before its length is
+		 * looked at. */
+		otlp_rpc_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
+		otlp_rpc_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
+			     1 << GRPC_COMPRESS_NONE),
+		otlp_rpc_arg(GRPC_ARG_DNS_ARES_QUERY_TIMEOUT_MS, LOOKUP_MS),
+		otlp_rpc_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_FIRST_MS),
+		otlp_rpc_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS),
+		otlp_rpc_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, RECONNECT_MOST_MS),
+	};
+	grpc_channel_args list = { ARRAY_SIZE(args), args };
+
+	return grpc_channel_create(r->target, r->creds, &list);
+}
+
+/* A connection whose other end has vanished looks like a slow collector for as long as the kernel repeats segments,
+ * a quarter of an hour; the next call makes another one. Calls that are under way keep theirs. */
+static void otlp_rpc_reconnect(struct otlp_rpc *r)
+{
+	grpc_channel_destroy(r->channel);
+	r->channel = otlp_rpc_new_channel(r);
 }
 
 /* ------------------------------------------------------------------------- what was answered */
@@ -140,14 +186,15 @@ static bool otlp_rpc_find_retry(const struct otlp_call *c, uint64_t *ret_ms)
 	return found;
 }
 
-/* Return: NULL: there is none, or it cannot be read. */
+/* Return: NULL: there is none, or it cannot be read. Nobody has offered to take a compressed one. */
 static Shardd__Otlp__V1__ExportResponse *otlp_rpc_read_reply(const struct otlp_call *c)
 {
 	grpc_byte_buffer_reader reader;
 	ProtobufCMessage *m;
 	grpc_slice all;
 
-	if (!c->reply || !grpc_byte_buffer_reader_init(&reader, c->reply))
+	if (!c->reply || c->reply->data.raw.compression != GRPC_COMPRESS_NONE ||
+	    !grpc_byte_buffer_reader_init(&reader, c->reply))
 		return NULL;
 	all = grpc_byte_buffer_reader_readall(&reader);
 	grpc_byte_buffer_reader_destroy(&reader);
@@ -170,6 +217,8 @@ static const char *otlp_rpc_hint(const struct otlp_rpc *r, int status, const cha
 		       "otlp: ";
 	if (r->tls && strcasestr(why, "wrong version number"))
 		return "the collector speaks no TLS; write http:// in otlp: ";
+	if (status == GRPC_STATUS_DEADLINE_EXCEEDED)
+		return "the collector has not answered in time: ";
 	if (status == GRPC_STATUS_UNIMPLEMENTED)
 		return "the collector takes no such data, or that port is none of OTLP over gRPC: ";
 	if (status == GRPC_STATUS_UNAUTHENTICATED || status == GRPC_STATUS_PERMISSION_DENIED)
@@ -177,8 +226,24 @@ static const char *otlp_rpc_hint(const struct otlp_rpc *r, int status, const cha
 	return "";
 }
 
+/* A collector may repeat what it was sent; status and log are not for secrets. */
+static void otlp_rpc_hide_headers(const struct otlp_call *c, char *text)
+{
+	for (size_t i = 0; i < c->n_headers; i++) {
+		char *value = grpc_slice_to_c_string(c->headers[i].value);
+
+		otlp_headers_hide(value, text);
+		explicit_bzero(value, strlen(value));
+		gpr_free(value);
+	}
+}
+
 static void otlp_rpc_free_call(struct otlp_call *c)
 {
+	for (size_t i = 0; i < c->n_headers; i++) {
+		grpc_slice_unref(c->headers[i].key);
+		grpc_slice_unref(c->headers[i].value);
+	}
 	grpc_call_unref(c->call);
 	grpc_byte_buffer_destroy(c->request);
 	if (c->reply)
@@ -200,6 +265,7 @@ static void otlp_rpc_on_ended(struct work *w)
 	char *details = grpc_slice_to_c_string(c->details), why[512];
 	bool says = c->status != GRPC_STATUS_OK && otlp_rpc_find_retry(c, &a.wait_ms);
 
+	otlp_rpc_hide_headers(c, details); /* as a whole: a part of a secret is one, too */
 	if (c->status == GRPC_STATUS_OK && !reply) {
 		a.status = GRPC_STATUS_UNKNOWN;
 		snprintf(why, sizeof(why), "the collector's answer cannot be read");
@@ -212,8 +278,11 @@ static void otlp_rpc_on_ended(struct work *w)
 	if (reply && reply->partial_success) {
 		a.rejected = reply->partial_success->rejected;
 		a.warning = reply->partial_success->error_message;
+		otlp_rpc_hide_headers(c, reply->partial_success->error_message);
 		codec_clean_text(reply->partial_success->error_message);
 	}
+	if (c->status == GRPC_STATUS_DEADLINE_EXCEEDED)
+		otlp_rpc_reconnect(c->r);
 	c->done(&a, c->userdata);
 	if (reply)
 		protobuf_c_message_free_unpacked(&reply->base, NULL);
@@ -237,7 +306,7 @@ static void otlp_rpc_make_call(struct otlp_call *c, const char *method, uint32_t
 }
 
 /* Slices of the headers' own text would outlive a reload of it. */
-static size_t otlp_rpc_add_headers(struct otlp_call *c)
+static void otlp_rpc_add_headers(struct otlp_call *c)
 {
 	const struct otlp_headers *h = &c->r->headers;
 
@@ -245,7 +314,7 @@ static size_t otlp_rpc_add_headers(struct otlp_call *c)
 		c->headers[i] =
 			(grpc_metadata){ .key = grpc_slice_from_copied_string(h->list[i].name),
 					 .value = grpc_slice_from_copied_string(h->list[i].value) };
-	return h->n;
+	c->n_headers = h->n;
 }
 
 struct otlp_call *otlp_rpc_call(struct otlp_rpc *r, const char *method, const void *data,
@@ -254,7 +323,6 @@ struct otlp_call *otlp_rpc_call(struct otlp_rpc *r, const char *method, const vo
 {
 	struct otlp_call *c = calloc(1, sizeof(*c));
 	grpc_slice s;
-	size_t n;
 
 	if (!c)
 		return NULL;
@@ -265,11 +333,11 @@ struct otlp_call *otlp_rpc_call(struct otlp_rpc *r, const char *method, const vo
 	c->request = grpc_raw_byte_buffer_create(&s, 1);
 	grpc_slice_unref(s);
 	otlp_rpc_make_call(c, method, timeout_ms);
-	n = otlp_rpc_add_headers(c);
+	otlp_rpc_add_headers(c);
 	r->n_calls++;
 	const grpc_op ops[] = {
 		{ .op = GRPC_OP_SEND_INITIAL_METADATA,
-		  .data.send_initial_metadata = { .count = n, .metadata = c->headers } },
+		  .data.send_initial_metadata = { .count = c->n_headers, .metadata = c->headers } },
 		{ .op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = c->request },
 		{ .op = GRPC_OP_SEND_CLOSE_FROM_CLIENT },
 		{ .op = GRPC_OP_RECV_INITIAL_METADATA,
@@ -281,10 +349,6 @@ struct otlp_call *otlp_rpc_call(struct otlp_rpc *r, const char *method, const vo
 						  .status_details = &c->details } },
 	};
 	CHECK(grpc_call_start_batch(c->call, ops, ARRAY_SIZE(ops), c, NULL) == GRPC_CALL_OK);
-	for (size_t i = 0; i < n; i++) { /* core has its own references */
-		grpc_slice_unref(c->headers[i].key);
-		grpc_slice_unref(c->headers[i].value);
-	}
 	return c;
 }
 
@@ -310,11 +374,6 @@ static void *otlp_rpc_main(void *rpc)
 	}
 }
 
-static grpc_arg otlp_rpc_arg(const char *key, int value)
-{
-	return (grpc_arg){ GRPC_ARG_INTEGER, (char *)(uintptr_t)key, { .integer = value } };
-}
-
 static grpc_channel_credentials *otlp_rpc_credentials(const struct otlp_target *t, const char *ca)
 {
 	grpc_tls_credentials_options *tls;
@@ -334,23 +393,13 @@ static grpc_channel_credentials *otlp_rpc_credentials(const struct otlp_target *
 
 static void otlp_rpc_connect(struct otlp_rpc *r, const struct otlp_target *t, const char *ca)
 {
-	grpc_arg args[] = {
-		otlp_rpc_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), /* a connection of its own */
-		otlp_rpc_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
-		otlp_rpc_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
-		otlp_rpc_arg(GRPC_ARG_ENABLE_RETRIES, 0), /* that is done here */
-		otlp_rpc_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, ANSWER_BYTES),
-		otlp_rpc_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_FIRST_MS),
-		otlp_rpc_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS),
-		otlp_rpc_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, RECONNECT_MOST_MS),
-	};
-	grpc_channel_args list = { ARRAY_SIZE(args), args };
-	grpc_channel_credentials *creds = otlp_rpc_credentials(t, ca);
-	char target[HOSTPORT_TEXT_BYTES];
+	const bool is_name = !hostport_is_numeric(t->at.host);
+	char at[HOSTPORT_TEXT_BYTES];
 
-	hostport_format(t->at.host, t->at.port, target);
-	r->channel = grpc_channel_create(target, creds, &list);
-	grpc_channel_credentials_release(creds);
+	hostport_format(t->at.host, t->at.port, at);
+	snprintf(r->target, sizeof(r->target), "%s%s", is_name ? OTLP_RPC_NAMES : "", at);
+	r->creds = otlp_rpc_credentials(t, ca);
+	r->channel = otlp_rpc_new_channel(r);
 }
 
 static int otlp_rpc_start_thread(struct otlp_rpc *r)
@@ -407,6 +456,7 @@ struct otlp_rpc *otlp_rpc_free(struct otlp_rpc *r)
 	grpc_completion_queue_shutdown(r->cq);
 	pthread_join(r->thread, NULL);
 	grpc_channel_destroy(r->channel);
+	grpc_channel_credentials_release(r->creds);
 	grpc_completion_queue_destroy(r->cq);
 	otlp_headers_deinit(&r->headers);
 	grpc_shutdown();

@@ -25,33 +25,45 @@ static uint64_t otlp_spans_mix(uint64_t x)
 	return x ? x : 1; /* 0 is no id */
 }
 
+static uint64_t otlp_spans_new_id(struct otlp_spans *s)
+{
+	return otlp_spans_mix(s->seed - ++s->last_id);
+}
+
+static void otlp_spans_put_id(struct otlp_spans *s, uint8_t ret[8])
+{
+	const uint64_t id = otlp_spans_new_id(s);
+
+	memcpy(ret, &id, sizeof(id));
+}
+
 static void otlp_spans_hash(EVP_MD_CTX *c, const void *data, size_t bytes)
 {
 	CHECK(EVP_DigestUpdate(c, data, bytes) == 1);
 }
 
-/* What all nodes of the job know of its step, in 32 bytes. @ret is zero if libcrypto has no memory. */
-static void otlp_spans_digest(const struct job *job, uint64_t base, uint64_t epoch, uint8_t ret[32])
+/* What all nodes of the job know of its step, in 32 bytes. If libcrypto has no memory they are this node's own: no
+ * collector takes an id of zeros. */
+static void otlp_spans_digest(struct otlp_spans *s, const struct job *job, uint64_t base,
+			      uint64_t epoch, uint8_t ret[32])
 {
 	const uint64_t words[] = { job->rec->incarnation, job->rec->uid, epoch, base };
 	EVP_MD_CTX *c = EVP_MD_CTX_new();
 
-	memset(ret, 0, 32);
+	for (unsigned i = 0; i < 4; i++)
+		otlp_spans_put_id(s, ret + 8 * i);
 	if (!c || EVP_DigestInit_ex(c, EVP_sha256(), NULL) != 1) {
 		EVP_MD_CTX_free(c);
 		return;
 	}
 	otlp_spans_hash(c, words, sizeof(words));
 	otlp_spans_hash(c, job->rec->name, strlen(job->rec->name));
-	if (!job->rec->incarnation) /* of this node alone */
+	if (!job->rec->incarnation) { /* of this node alone; it may have had one of that name before */
 		otlp_spans_hash(c, job->node->instance, NODE_INSTANCE_BYTES);
+		otlp_spans_hash(c, &job->number, sizeof(job->number));
+	}
 	CHECK(EVP_DigestFinal_ex(c, ret, NULL) == 1);
 	EVP_MD_CTX_free(c);
-}
-
-static uint64_t otlp_spans_new_id(struct otlp_spans *s)
-{
-	return otlp_spans_mix(s->seed - ++s->last_id);
 }
 
 /* The node of rank 0 has the root of the trace; the spans of other nodes' steps are below it. */
@@ -61,7 +73,7 @@ static void otlp_spans_set_ids(struct otlp_spans *s, const struct job *job, uint
 	uint8_t digest[32];
 	uint64_t root;
 
-	otlp_spans_digest(job, base, span->epoch, digest);
+	otlp_spans_digest(s, job, base, span->epoch, digest);
 	memcpy(span->trace, digest, OTLP_TRACE_BYTES);
 	memcpy(&root, digest + OTLP_TRACE_BYTES, sizeof(root));
 	root = otlp_spans_mix(root);
@@ -111,14 +123,32 @@ static void otlp_spans_end_step(struct otlp_spans *s, struct otlp_step *step)
 	otlp_spans_add(s, &step->span);
 }
 
+/* The next place whose step is over. One that goes on keeps its place: if it began again, its trace would have two
+ * roots. Return: NULL: there is none, and that is counted. */
+static struct otlp_step *otlp_spans_step_place(struct otlp_spans *s)
+{
+	for (unsigned i = 0; i < OTLP_SPANS_STEPS; i++) {
+		struct otlp_step *step = &s->steps[(s->next + i) % OTLP_SPANS_STEPS];
+
+		if (step->job && !step->told && !step->committed)
+			continue;
+		s->next = (s->next + i + 1) % OTLP_SPANS_STEPS;
+		if (step->job)
+			otlp_spans_end_step(s, step);
+		return step;
+	}
+	s->n_dropped++;
+	return NULL;
+}
+
+/* Return: NULL: there is no place for it. */
 static struct otlp_step *otlp_spans_begin_step(struct otlp_spans *s, const struct job *job,
 					       uint64_t base, uint64_t epoch)
 {
-	struct otlp_step *step = &s->steps[s->next];
+	struct otlp_step *step = otlp_spans_step_place(s);
 
-	s->next = (s->next + 1) % OTLP_SPANS_STEPS;
-	if (step->job)
-		otlp_spans_end_step(s, step);
+	if (!step)
+		return NULL;
 	*step = (struct otlp_step){ .job = job->number, .base = base, .epoch = epoch };
 	step->span = (struct otlp_span){ .kind = OTLP_SPAN_STEP,
 					 .step = base + (job->ops.stride ? job->ops.stride : 1),

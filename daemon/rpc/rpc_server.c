@@ -186,9 +186,21 @@ static grpc_server *rpc_server_core_new(const struct rpc_options *options)
 	return core;
 }
 
+/* Has core said something at that line of its source in this minute? At each try to reach a collector or a node it says
+ * the same. Any thread. */
+static bool rpc_server_core_repeats(const gpr_log_func_args *args)
+{
+	static _Atomic uint64_t told[64];
+	const uint32_t place = (uint32_t)((uintptr_t)args->file >> 3) ^ (uint32_t)args->line;
+	const uint64_t now = (clock_now_us() / 60000000u + 1) << 32 | place;
+
+	return atomic_exchange(&told[place % ARRAY_SIZE(told)], now) == now;
+}
+
 static void rpc_server_log_core(gpr_log_func_args *args)
 {
-	enum log_level level = args->severity == GPR_LOG_SEVERITY_ERROR ? LOG_WARN : LOG_DEBUG;
+	const bool is_error = args->severity == GPR_LOG_SEVERITY_ERROR;
+	enum log_level level = is_error && !rpc_server_core_repeats(args) ? LOG_WARN : LOG_DEBUG;
 
 	log_write(level, "rpc", "%s", args->message);
 }

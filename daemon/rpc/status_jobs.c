@@ -99,6 +99,7 @@ static void status_jobs_fill_rank(struct arena *a, const struct job *job, uint32
 	r->gathered_units = member_gathered_units(m);
 	r->waited_us = m->waits.us;
 	r->late_us = m->waits.late_us;
+	r->waits_since_unix_us = m->waits.since_unix_us;
 	status_jobs_fill_prefetch(&m->ahead, r);
 }
 
@@ -396,6 +397,7 @@ static void status_jobs_fill_counts(struct arena *a, const struct job *job,
 	c[0]->checkpoints_failed = from->checkpoints_failed;
 	c[0]->stalls = from->stalls;
 	c[0]->stalled_us = status_jobs_stalled_us(job);
+	c[0]->since_unix_us = from->since_unix_us;
 }
 
 static void status_jobs_fill_line(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)

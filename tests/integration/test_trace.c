@@ -508,7 +508,7 @@ Test(trace, refuses_what_it_cannot_do)
 		  2,
 		  "cannot write the file \"/nonexistent/t\"" },
 		{ { "trace", "-o", "/" }, 2, "Is a directory" },
-		{ { "trace", "-o", "/dev/full" }, 2, "No space left" },
+		{ { "trace", "-o", "/dev/full" }, 1, "No space left" },
 	};
 	char out[8192];
 

@@ -100,6 +100,9 @@ class Collector:
             for span in scope["spans"]
         ]
 
+    def roots(self):
+        return [span for span in self.spans() if "parent_span_id" not in span]
+
     def wait(self, holds, seconds=30):
         def now():
             self.look()
@@ -167,6 +170,10 @@ def status(daemon):
 
 def number(text):
     return int(text)
+
+
+def number_of(daemon, what):
+    return number(status(daemon).get(what, 0))
 
 
 @unittest.skipUnless(
@@ -285,6 +292,55 @@ class Exporter(unittest.TestCase):
             self.assertEqual(int(point["count"]), text.one(name + "_count", op=op))
             self.assertAlmostEqual(point["sum"], text.one(name + "_sum", op=op), places=6)
 
+    def test_a_job_of_the_same_name_has_traces_of_its_own(self):
+        collector = self.enter(Collector())
+        daemon = self.enter(exporting(collector))
+        for _ in range(2):
+            train(0, 1, daemon.socket, "again", 1)
+        collector.wait(lambda: len(collector.roots()) == 2)
+        self.assertEqual({s["name"] for s in collector.roots()}, {"step 1"})
+        self.assertEqual(len({s["trace_id"] for s in collector.roots()}), 2)
+        self.assertEqual(len({s["span_id"] for s in collector.roots()}), 2)
+
+    def test_counters_of_a_job_start_with_it(self):
+        collector = self.enter(Collector())
+        daemon = self.enter(exporting(collector))
+        starts = []
+        for _ in range(2):
+            with shardd.connect(daemon.socket) as client:
+                client.join("again", 1, 0)
+                client.barrier()
+                seen = [collector.metrics(time.time()) for _ in range(2)]
+            points = [
+                [m[name]["sum"]["data_points"][0]["start_time_unix_nano"] for m in seen]
+                for name in (
+                    "shardd_rpc_calls_total",
+                    "shardd_job_ops_total",
+                    "shardd_rank_waiting_seconds_total",
+                )
+            ]
+            for first, second in points:
+                self.assertEqual(first, second)
+            starts.append([int(first) for first, _ in points])
+        (first, job, rank), (second, next_job, next_rank) = starts
+        self.assertEqual(first, second)
+        self.assertTrue(first < job <= rank < next_job <= next_rank, starts)
+
+    def test_a_trace_has_one_root_with_more_jobs_than_places(self):
+        collector = self.enter(Collector())
+        daemon = self.enter(exporting(collector))
+        clients = [self.enter(shardd.connect(daemon.socket)) for _ in range(70)]
+        for number, client in enumerate(clients):
+            client.join(f"job{number}", 1, 0)
+        for client in 2 * clients:  # the first steps go on while the last ones begin
+            client.barrier()
+        for client in clients:
+            client.leave()
+        collector.wait(lambda: number_of(daemon, "spans_sent") == len(collector.spans()) >= 64)
+        ids = [s["span_id"] for s in collector.roots()]
+        self.assertEqual(len(set(ids)), len(ids))
+        self.assertGreater(number_of(daemon, "spans_dropped"), 0)
+
     def test_a_failed_op_is_an_error(self):
         collector = self.enter(Collector())
         daemon = self.enter(exporting(collector))
@@ -325,7 +381,7 @@ class Exporter(unittest.TestCase):
         daemon = self.enter(exporting(port))
         support.ranks(train, 1, daemon.socket, "early", 3)
         support.wait_until(lambda: status(daemon).get("error"))
-        self.assertRegex(status(daemon)["error"], "^UNAVAILABLE: ")
+        self.assertRegex(status(daemon)["error"], "^(traces|metrics).*: UNAVAILABLE: ")
         collector = self.enter(Collector(port=port))
         names = lambda: {s["name"] for s in collector.spans()}  # noqa: E731
         collector.wait(lambda: {"step 1", "step 2", "step 3"} <= names())

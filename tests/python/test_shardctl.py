@@ -75,6 +75,12 @@ def member(at, job, world, rank, unit, user=None):
     return client
 
 
+def traced(at, job, user):
+    client = member(at, job, 1, 0, UNIT, user)
+    client.barrier()
+    return client
+
+
 @contextlib.contextmanager
 def members():
     """A daemon with two jobs of long names, and one of another user if this one may start it."""
@@ -157,6 +163,19 @@ class Tables(unittest.TestCase):
             self.assertNotIn(str(NOBODY), ctl(self.at, verb), verb)
         said = support.shardctl(self.at, "sessions")["sessions"]
         self.assertIn(NOBODY, [session["uid"] for session in said])
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root can be another user")
+    def test_a_trace_of_several_has_those_of_others(self):
+        """One of two bare names was another user's job: it was left out without a word."""
+        for job, user in (("mine", None), ("theirs", NOBODY)):
+            child = fork(traced, self.at, job, user)
+            self.addCleanup(os.waitpid, child, 0)
+            self.addCleanup(os.kill, child, signal.SIGKILL)
+        trace = json.loads(ctl(self.at, "trace", "-o", "-", "mine", "theirs"))
+        names = {event["args"]["name"] for event in trace["traceEvents"]
+                 if event["name"] == "process_name"}
+        owner = pwd.getpwuid(NOBODY).pw_name
+        self.assertTrue({"job mine", f"job {owner}/theirs"} <= names, names)
 
 
 FILES = support.ROOT / "deploy/completions"
@@ -503,6 +522,7 @@ class ExitCodes(unittest.TestCase):
                                       stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
             self.assertEqual(1, said.returncode, arguments)
             self.assertEqual(1, said.stderr.count(b"cannot write the output"), arguments)
+        ctl(self.at, "trace", "--all", "-o", "/dev/full", code=1)
 
     def test_errors_cannot_control_the_terminal(self):
         bad = "/nonexistent/\x9b31m\u202e\x1b[31m"

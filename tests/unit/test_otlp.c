@@ -1,10 +1,12 @@
 /* What the exporter to OpenTelemetry sends: requests and their limits, attributes, metrics of many. */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/check.h"
 #include "fdcheck.h"
+#include "otlp/otlp_headers.h"
 #include "otlp/otlp_metrics.h"
 #include "otlp/otlp_traces.h"
 
@@ -145,6 +147,26 @@ Test(otlp, texts_are_utf8)
 	protobuf_c_message_free_unpacked(&m->base, NULL);
 	otlp_requests_deinit(&r);
 	free(spans);
+}
+
+/* Whether they are whole or the last word alone, and without end if asterisks are a value. */
+Test(otlp, headers_are_hidden_in_texts)
+{
+	static const char *const rows[][3] = {
+		{ "Bearer abcd", "no Bearer abcd, abcd", "no ***********, ****" },
+		{ "****", "a ***** b", "a ***** b" },
+		{ "abc", "abc and abcabc", "abc and abcabc" }, /* too short for a secret */
+		{ "abcabc", "xabcabcabc", "x******abc" },
+		{ "", "", "" },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+		char text[64];
+
+		snprintf(text, sizeof(text), "%s", rows[i][1]);
+		otlp_headers_hide(rows[i][0], text);
+		cr_expect_str_eq(text, rows[i][2], "%s", rows[i][0]);
+	}
 }
 
 Test(otlp, units_follow_the_names)
