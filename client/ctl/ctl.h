@@ -105,6 +105,10 @@ int ctl_call_long(struct ctl *ctl, const char *method, const ProtobufCMessage *r
 int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
 		   Shardd__V1__GetStatusResponse **ret);
 
+/* An answer has nothing of @job, a name as the daemon gets it: is there such a job? @none: what else there is not.
+ * Return: CTL_OK, or an exit code, told. */
+int ctl_must_exist(struct ctl *ctl, const char *job, const char *none);
+
 /* Print @j (consumed; NULL: no memory). Return: an exit code. */
 int ctl_print_json(json_t *j);
 

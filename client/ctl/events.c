@@ -158,11 +158,15 @@ static int events_ask(struct ctl *ctl, const struct events_ask *a,
 	if (r != CTL_OK)
 		return r;
 	events = (const Shardd__V1__EventsResponse *)reply;
+	if (!a->follows && !events->n_events && *a->job)
+		r = ctl_must_exist(ctl, a->job, "no event of one is kept");
+	if (r != CTL_OK)
+		return r;
 	*last = (struct events_last){ events->last, events->run };
 	return events_print(ctl, a, events, seen, first);
 }
 
-/* Would the daemon take the name of the job? */
+/* Would the daemon take the name of the job? Whether there is one does not matter: it may come. */
 static int events_check_job(struct ctl *ctl, const struct events_ask *a)
 {
 	Shardd__V1__EventsRequest request = SHARDD__V1__EVENTS_REQUEST__INIT;

@@ -75,5 +75,34 @@ class Again(unittest.TestCase):
         self.assertFalse(any("former" in name for name in names), names)
 
 
+class NoSuchJob(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.context = support.daemon()
+        cls.at = cls.context.__enter__()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.context.__exit__(None, None, None)
+
+    def test_history_and_events_say_so(self):
+        for verb in ("history", "events"):
+            for arguments in ([verb, "nobody"], ["--json", verb, "nobody"], [verb, "7/nobody"]):
+                said = ctl(self.at, *arguments)
+                self.assertEqual((1, ""), (said.returncode, said.stdout), arguments)
+                self.assertRegex(said.stderr, r'^shardctl: NOT_FOUND: you (have|see) no job "nobody"')
+
+    def test_a_job_without_history_is_no_error(self):
+        self.assertEqual(0, ctl(self.at, "job", "create", "new", "--world-size", "1").returncode)
+        said = ctl(self.at, "history", "new")
+        self.assertEqual((0, "none\n", ""), (said.returncode, said.stdout, said.stderr))
+        self.assertEqual(0, ctl(self.at, "events", "new").returncode)
+        ctl(self.at, "job", "delete", "new")
+        for verb in ("history", "events"):
+            said = ctl(self.at, verb, "new")
+            self.assertEqual(0, said.returncode)
+            self.assertIn("new", said.stdout)
+
+
 if __name__ == "__main__":
     support.main()
