@@ -55,8 +55,8 @@ static int plan_take_number(const char *option, const char *text, uint64_t max, 
 {
 	if (plan_bytes_parse(text, max, ret))
 		return CTL_OK;
-	return ctl_usage("--%s \"%s\" is not a whole number from 1 to %llu (7e9, 7B, 350M)", option,
-			 text, (unsigned long long)max);
+	return ctl_usage("--%s \"%s\" is not a whole number from 1 to %llu%s", option, text,
+			 (unsigned long long)max, max == PLAN_MAX_PARAMS ? " (7e9, 7B, 350M)" : "");
 }
 
 enum plan_option {
