@@ -110,6 +110,23 @@ static uint64_t plan_bytes_lent(const struct plan_unit *u, const struct plan_pla
 			     u->part.is_staggered);
 }
 
+/* A reduction has sums between devices, and sums of replicas where one device has several. */
+static uint64_t plan_bytes_scratch(const struct plan_unit *u, const struct plan_place *p)
+{
+	const struct formula_part *part = &u->part;
+	uint32_t devices = p->nodes * p->devices, size = p->ranks / p->replicas;
+	uint32_t replicas = p->ranks / devices % size ? 0 : p->ranks / devices / size;
+	uint64_t bytes = 0;
+
+	if (devices > 1)
+		bytes = formula_array(part->trained * u->spread * FORMULA_STATE,
+				      part->is_staggered);
+	if (size > 1 && p->replicas > 1 && replicas && (replicas > 1 || devices == 1))
+		bytes += formula_array(replicas * formula_rounded(u->elements * FORMULA_STATE),
+				       part->is_staggered);
+	return bytes;
+}
+
 static void plan_bytes_add(struct plan *plan, enum plan_item i, uint64_t bytes)
 {
 	plan->items[i].least += bytes;
@@ -148,11 +165,8 @@ static void plan_bytes_add_unit(struct plan *plan, const struct plan_model *m,
 	if (m->casts || u->spread > 1)
 		plan_bytes_add_each(plan, PLAN_GATHERED,
 				    p->devices * plan_bytes_whole(u, m->compute_bytes));
-	if (u->spread > 1 && u->elements)
-		plan_bytes_add_one(plan, PLAN_SCRATCH,
-				   p->devices *
-					   formula_array(part->trained * u->spread * FORMULA_STATE,
-							 part->is_staggered));
+	if (u->elements)
+		plan_bytes_add_one(plan, PLAN_SCRATCH, p->devices * plan_bytes_scratch(u, p));
 	if (!u->elements)
 		return;
 	plan_bytes_add_each(plan, PLAN_BUFFERS,
