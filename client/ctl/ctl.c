@@ -37,7 +37,10 @@ int ctl_getopt(int argc, char **argv, const char *letters, const struct option *
 	char who[80], *verb = argv[0];
 	int o;
 
-	snprintf(who, sizeof(who), "shardctl: INVALID_ARGUMENT: %.40s", verb);
+	if (strcmp(verb, "shardctl") == 0)
+		snprintf(who, sizeof(who), "shardctl: INVALID_ARGUMENT");
+	else
+		snprintf(who, sizeof(who), "shardctl: INVALID_ARGUMENT: %.40s", verb);
 	argv[0] = who; /* with which getopt begins its sentences */
 	o = getopt_long(argc, argv, letters, options, which);
 	argv[0] = verb;

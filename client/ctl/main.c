@@ -1,4 +1,5 @@
 /* shardctl: the command line of shardd. */
+#include <fcntl.h>
 #include <getopt.h>
 #include <locale.h>
 #include <stdio.h>
@@ -256,6 +257,15 @@ static bool main_wants_color(void)
 	return isatty(STDOUT_FILENO) && !(no && *no);
 }
 
+/* Where standard output is closed, the connection to the daemon would get its number, and what is printed. Such a
+ * number gets a file that can do nothing, so that printing fails. */
+static void main_fill_standard(void)
+{
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		if (fcntl(fd, F_GETFD) < 0)
+			(void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 /* What was printed may not have been written. Return: the exit code. */
 static int main_end(int r)
 {
@@ -269,6 +279,7 @@ int main(int argc, char **argv)
 	const struct ctl_verb *verb;
 	int r;
 
+	main_fill_standard();
 	setlocale(LC_CTYPE, "");
 	if (argc > 1 && strcmp(argv[1], "--complete") == 0) {
 		complete_print(verbs, ARRAY_SIZE(verbs), argv + 2, (size_t)argc - 2, complete_jobs,

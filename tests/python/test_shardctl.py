@@ -504,6 +504,24 @@ class ExitCodes(unittest.TestCase):
             self.assertEqual(1, said.returncode, arguments)
             self.assertEqual(1, said.stderr.count(b"cannot write the output"), arguments)
 
+    def test_output_that_is_closed(self):
+        """The connection to the daemon used to be file 1, and to get what was printed."""
+        for arguments in (["status"], ["--json", "ops"], ["--help"], ["health"]):
+            for closed in ((1,), (0, 1), (0, 1, 2)):
+                said = subprocess.run(
+                    [CTL, "--socket", self.at, *arguments], stderr=subprocess.PIPE, timeout=60,
+                    stdin=subprocess.DEVNULL,
+                    preexec_fn=lambda closed=closed: [os.close(fd) for fd in closed])
+                self.assertEqual(1, said.returncode, (arguments, closed))
+                if 2 not in closed:
+                    self.assertIn(b"cannot write the output", said.stderr)
+        with open("/dev/null", "w") as null:
+            subprocess.run([CTL, "--socket", self.at, "status"], stdout=null, check=True,
+                           stdin=null, preexec_fn=lambda: os.close(2))
+            said = subprocess.run([CTL, "--socket", self.at, "status", "nobody"], stdout=null,
+                                  stdin=null, preexec_fn=lambda: os.close(2))
+        self.assertEqual(1, said.returncode)
+
     def test_errors_cannot_control_the_terminal(self):
         bad = "/nonexistent/\x9b31m\u202e\x1b[31m"
         for arguments in (["checkpoint", "verify", bad], ["--socket", bad, "status"]):
