@@ -112,7 +112,8 @@ class Tables(unittest.TestCase):
 
     def test_sentences_fit_too(self):
         for width in (40, 80):
-            for verb in (["plan", "--params", "10T", "--ranks", "1024"], ["slow", LONG]):
+            for verb in (["plan", "--params", "10T", "--ranks", "1024"], ["slow", LONG],
+                         ["events"]):
                 code = 1 if verb[0] == "plan" else 0  # it does not fit
                 for line in ctl(self.at, *verb, code=code, COLUMNS=str(width)).splitlines():
                     self.assertLessEqual(columns(line), width, f"{verb}: {line}")
