@@ -321,6 +321,17 @@ void ctl_job_text(uint32_t uid, const char *name, char buf[CTL_JOB_MAX])
 		snprintf(buf, CTL_JOB_MAX, "%s/%.90s", ctl_user(uid, user), name);
 }
 
+const char *ctl_said_job(const char *job, char buf[CTL_JOB_MAX])
+{
+	const char *slash = strchr(job, '/');
+
+	if (slash)
+		ctl_job_text((uint32_t)strtoul(job, NULL, 10), slash + 1, buf);
+	else
+		snprintf(buf, CTL_JOB_MAX, "%.100s", job);
+	return buf;
+}
+
 void ctl_job_cell(struct table *t, uint32_t uid, const char *name)
 {
 	char text[CTL_JOB_MAX];

@@ -141,6 +141,8 @@ void ctl_job_cell(struct table *t, uint32_t uid, const char *name);
 /* The last commit of a job, and how far its parameters are past it: "10", "10+3", "10+?" if nobody
  * knows; without a commit the step of the parameters, or "-". */
 void ctl_step_cell(struct table *t, const Shardd__V1__JobStatus *j);
+/* A job's name as the daemon gets it, NAME or UID/NAME, as people read it. Return: @buf. */
+const char *ctl_said_job(const char *job, char buf[CTL_JOB_MAX]);
 void ctl_job_text(uint32_t uid, const char *name, char buf[CTL_JOB_MAX]);
 
 /* Bytes of the class @name; 0 if there is none. */

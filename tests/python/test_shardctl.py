@@ -156,6 +156,10 @@ class Tables(unittest.TestCase):
             self.assertIn(name, ctl(self.at, verb), verb)
         for verb in ("sessions", "status", "jobs", "memory", "blame", "ops"):
             self.assertNotIn(str(NOBODY), ctl(self.at, verb), verb)
+        for verb, words in (("create", ("--world-size", "1")), ("drain", ()), ("delete", ())):
+            said = ctl(self.at, "job", verb, f"{NOBODY}/named" if words == () else "named", *words,
+                       *(("--user", name) if words else ()))
+            self.assertIn(f"job {name}/named ", said)
         said = support.shardctl(self.at, "sessions")["sessions"]
         self.assertIn(NOBODY, [session["uid"] for session in said])
 
