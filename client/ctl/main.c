@@ -79,7 +79,7 @@ static const struct ctl_verb verbs[] = {
 	  "                     [--python PATH]\n" },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run,
 	  "  run -n N [--min M [--join-grace S]] [--max-restarts K] [--standalone]\n"
-	  "      [--job NAME] -- CMD...\n" },
+	  "      [--priority P] [--wait-for-memory S] [--job NAME] -- CMD...\n" },
 };
 
 static void main_help_codes(void)

@@ -237,6 +237,20 @@ class Completion(unittest.TestCase):
                     continue  # the letter is there
                 self.assertRegex(said, rf"--{option}\b", source)
 
+    def test_the_page_has_every_option_and_no_other(self):
+        page = (support.ROOT / "docs/man/shardctl.1").read_text().replace("\\-", "-")
+        options = {"complete", "data"}  # read before all others; of charlm, in an example
+        for source in (support.ROOT / "client/ctl").glob("*.c"):
+            options |= set(re.findall(r'{ "([a-z-]+)", *(?:required|no)_argument',
+                                      source.read_text()))
+        self.assertGreater(len(options), 60)
+        self.assertEqual(sorted(options), sorted(set(re.findall(r"--([a-z][a-z-]*)", page))))
+
+    def test_bash_knows_every_option_of_run(self):
+        for option in ("min", "join-grace", "max-restarts", "standalone", "priority",
+                       "wait-for-memory", "job"):
+            self.assertIn("--" + option, complete_in_bash(self.at, "run", "--" + option[:2]))
+
     def test_bash_knows_jobs_options_and_files(self):
         self.assertIn(LONG, complete_in_bash(self.at, "status", ""))
         self.assertEqual([LONG], complete_in_bash(self.at, "job", "delete", "a-"))
