@@ -234,17 +234,21 @@ static bool main_wants_help(const struct ctl_verb *verb, int argc, char **argv)
 	return false;
 }
 
-/* --wide may be behind the verb, too: who has seen a table that was cut adds it there.
+/* --wide and --json may be behind the verb, too: who has seen a table that was cut, or a table, adds them there.
  * Return: arguments that are left. */
-static int main_take_wide(const struct ctl_verb *verb, int argc, char **argv, struct ctl *ctl)
+static int main_take_style(const struct ctl_verb *verb, int argc, char **argv, struct ctl *ctl)
 {
 	int n = 1;
 
 	for (int i = 1; i < argc; i++) {
-		if (verb->run == ctl_run || strcmp(argv[i], "--wide") != 0)
-			argv[n++] = argv[i];
-		else
+		bool is_ours = verb->run != ctl_run;
+
+		if (is_ours && strcmp(argv[i], "--wide") == 0)
 			ctl->width = 0;
+		else if (is_ours && strcmp(argv[i], "--json") == 0)
+			ctl->json = true;
+		else
+			argv[n++] = argv[i];
 	}
 	argv[n] = NULL;
 	return n;
@@ -301,7 +305,7 @@ int main(int argc, char **argv)
 		return main_no_verb(argv[optind]);
 	argc -= optind;
 	argv += optind;
-	argc = main_take_wide(verb, argc, argv, &ctl);
+	argc = main_take_style(verb, argc, argv, &ctl);
 	if (main_wants_help(verb, argc, argv)) {
 		main_help_verb(verb);
 		return main_end(CTL_OK);

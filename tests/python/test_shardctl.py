@@ -137,6 +137,13 @@ class Tables(unittest.TestCase):
                 self.assertIn(LONG, ctl(self.at, "--wide", *verb, COLUMNS="40"))
         self.assertIn(UNIT, ctl(self.at, "units", LONG))
 
+    def test_json_may_be_behind_the_verb(self):
+        for verb in (["status", "--json"], ["units", LONG, "--json"], ["ops", "--json", "-n", "3"]):
+            self.assertIsInstance(json.loads(ctl(self.at, *verb)), dict)
+        said = subprocess.run([CTL, "--socket", self.at, "run", "-n", "1", "--", "echo", "--json"],
+                              text=True, capture_output=True, stdin=subprocess.DEVNULL)
+        self.assertIn("--json", said.stdout)
+
     def test_a_terminal_has_the_width_that_it_says(self):
         for width in (60, 100):
             text = Terminal([CTL, "--socket", self.at, "--no-color", "jobs"], 24, width).all()
