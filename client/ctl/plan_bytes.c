@@ -218,7 +218,7 @@ static int plan_bytes_suffix(char c)
 	}
 }
 
-/* Digits with a point among them, or without one. @ret_power: the power of 10 that @ret is to be multiplied with.
+/* Digits with a point among them, or without one. @ret_power: the power of 10 that @ret must be multiplied with.
  * Return: what follows; NULL: there are none, or too many. */
 static const char *plan_bytes_digits(const char *text, uint64_t *ret, long *ret_power)
 {

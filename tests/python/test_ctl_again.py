@@ -90,7 +90,8 @@ class NoSuchJob(unittest.TestCase):
             for arguments in ([verb, "nobody"], ["--json", verb, "nobody"], [verb, "7/nobody"]):
                 said = ctl(self.at, *arguments)
                 self.assertEqual((1, ""), (said.returncode, said.stdout), arguments)
-                self.assertRegex(said.stderr, r'^shardctl: NOT_FOUND: you (have|see) no job "nobody"')
+                self.assertRegex(said.stderr,
+                                 r'^shardctl: NOT_FOUND: you (have|see) no job "nobody"')
 
     def test_a_job_without_history_is_no_error(self):
         self.assertEqual(0, ctl(self.at, "job", "create", "new", "--world-size", "1").returncode)

@@ -58,9 +58,10 @@ class Plan(unittest.TestCase):
             for _ in ranks:
                 tell.get(timeout=60)
             said = subprocess.run(
-                [os.path.join(support.BIN_DIR, "shardctl"), "--socket", sockets[0], "--json", "plan",
-                 "--backend", "host", "--params", str(ELEMENTS * UNITS), "--units", str(UNITS),
-                 "--ranks", str(WORLD), "--nodes", str(len(sockets)), "--replicas", str(replicas),
+                [os.path.join(support.BIN_DIR, "shardctl"), "--socket", sockets[0], "--json",
+                 "plan", "--backend", "host", "--params", str(ELEMENTS * UNITS),
+                 "--units", str(UNITS), "--ranks", str(WORLD), "--nodes", str(len(sockets)),
+                 "--replicas", str(replicas),
                  "--dtype", "bf16"], capture_output=True, text=True, check=True)
             plan = json.loads(said.stdout)
             for at in sockets:
