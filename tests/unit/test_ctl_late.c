@@ -36,7 +36,7 @@ static void log_add(struct log *l, const char *op, uint64_t number, uint32_t ran
 	o->op = (char *)op;
 	o->group = (char *)"world";
 	o->epoch = 1;
-	o->number = number + 1; /* number 1 is of its own kind */
+	o->number = number ? number + 1 : 0; /* number 1 is of its own kind, and 0 is none */
 	o->rank = rank;
 	o->pid = 100 + (int)rank;
 	o->announced_us = us;
@@ -127,10 +127,12 @@ Test(ctl_late, the_first_collective_of_an_epoch_waits_for_joins)
 	struct late late;
 
 	for (uint32_t epoch = 1; epoch <= 2; epoch++)
-		for (uint64_t n = 0; n < 20; n++) {
-			log_meet(l, "Reduce", n, n ? none : joins, 2);
-			for (unsigned i = 1; i <= 2; i++)
+		for (uint64_t n = 1; n <= 20; n++) {
+			log_meet(l, "Reduce", n, n > 1 ? none : joins, 2);
+			for (unsigned i = 1; i <= 2; i++) {
 				l->records[l->reply.n_ops - i].epoch = epoch;
+				l->records[l->reply.n_ops - i].number = n;
+			}
 		}
 	cr_assert_eq(late_find(&l->reply, 0, &late), 0);
 	cr_expect_eq(late.verdict, LATE_NONE);
