@@ -188,7 +188,7 @@ static int checkpoint_save(struct ctl *ctl, int argc, char **argv)
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	_cleanup_(freep) char *path = NULL;
 	struct checkpoint_args a = { 0 };
-	char buf[CTL_JOB_MAX];
+	char buf[CTL_JOB_MAX], said[CTL_JOB_MAX];
 	int r = checkpoint_parse(&a, options, true, "a job and a folder", argc, argv);
 
 	if (r == CTL_OK)
@@ -207,8 +207,8 @@ static int checkpoint_save(struct ctl *ctl, int argc, char **argv)
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
 	saved = (const Shardd__V1__CheckpointResponse *)reply;
-	printf("step %" PRIu64 " of job %s saved in %s: %s\n", saved->step, request.job, path,
-	       format_bytes(saved->bytes).text);
+	printf("step %" PRIu64 " of job %s saved in %s: %s\n", saved->step,
+	       ctl_said_job(request.job, said), path, format_bytes(saved->bytes).text);
 	if (saved->buffers_as_left)
 		puts("buffers of its units are as its trainers have left them, not of that commit");
 	return CTL_OK;
@@ -219,7 +219,7 @@ static int checkpoint_send_policy(struct ctl *ctl, const struct checkpoint_args 
 {
 	Shardd__V1__SetCheckpointsRequest request = SHARDD__V1__SET_CHECKPOINTS_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
-	char buf[CTL_JOB_MAX];
+	char buf[CTL_JOB_MAX], said[CTL_JOB_MAX];
 	int r = ctl_job_name(a->job, buf, &request.job);
 
 	request.policy = policy;
@@ -231,10 +231,11 @@ static int checkpoint_send_policy(struct ctl *ctl, const struct checkpoint_args 
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
 	if (policy)
-		printf("checkpoints of job %s go to %s\n", request.job, policy->path);
+		printf("checkpoints of job %s go to %s\n", ctl_said_job(request.job, said),
+		       policy->path);
 	else
 		printf("job %s has no policy: only checkpoint save makes checkpoints of it\n",
-		       request.job);
+		       ctl_said_job(request.job, said));
 	return CTL_OK;
 }
 
@@ -279,7 +280,7 @@ static int checkpoint_load(struct ctl *ctl, int argc, char **argv)
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	_cleanup_(freep) char *path = NULL;
 	struct checkpoint_args a = { 0 };
-	char buf[CTL_JOB_MAX];
+	char buf[CTL_JOB_MAX], said[CTL_JOB_MAX];
 	int r = checkpoint_parse(&a, checkpoint_step_option, true, "a job and a folder", argc,
 				 argv);
 
@@ -304,10 +305,11 @@ static int checkpoint_load(struct ctl *ctl, int argc, char **argv)
 	loaded = (const Shardd__V1__LoadCheckpointResponse *)reply;
 	if (loaded->world_size)
 		printf("step %" PRIu64 " of %u ranks loaded into job %s: %s\n", loaded->step,
-		       loaded->world_size, request.job, format_bytes(loaded->bytes).text);
-	else /* import was not told */
-		printf("step %" PRIu64 " loaded into job %s: %s\n", loaded->step, request.job,
+		       loaded->world_size, ctl_said_job(request.job, said),
 		       format_bytes(loaded->bytes).text);
+	else /* import was not told */
+		printf("step %" PRIu64 " loaded into job %s: %s\n", loaded->step,
+		       ctl_said_job(request.job, said), format_bytes(loaded->bytes).text);
 	if (loaded->blobs_left_out)
 		printf("%u blobs are of ranks that the job does not have: left out\n",
 		       loaded->blobs_left_out);

@@ -37,7 +37,10 @@ int ctl_getopt(int argc, char **argv, const char *letters, const struct option *
 	char who[80], *verb = argv[0];
 	int o;
 
-	snprintf(who, sizeof(who), "shardctl: INVALID_ARGUMENT: %.40s", verb);
+	if (strcmp(verb, "shardctl") == 0)
+		snprintf(who, sizeof(who), "shardctl: INVALID_ARGUMENT");
+	else
+		snprintf(who, sizeof(who), "shardctl: INVALID_ARGUMENT: %.40s", verb);
 	argv[0] = who; /* with which getopt begins its sentences */
 	o = getopt_long(argc, argv, letters, options, which);
 	argv[0] = verb;
@@ -131,6 +134,35 @@ int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
 	if (r == CTL_OK)
 		*ret = (Shardd__V1__GetStatusResponse *)reply;
 	return r;
+}
+
+int ctl_must_exist(struct ctl *ctl, const char *job, const char *none)
+{
+	Shardd__V1__GetStatusRequest request = SHARDD__V1__GET_STATUS_REQUEST__INIT;
+	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	const char *slash = strchr(job, '/');
+	char own[CTL_JOB_MAX], user[CTL_USER_MAX];
+	struct shardd_error err = { 0 };
+	uint32_t uid = slash ? (uint32_t)strtoul(job, NULL, 10) : geteuid();
+
+	/* for root a name alone may be another user's job, too */
+	snprintf(own, sizeof(own), "%u/%.100s", uid, slash ? slash + 1 : job);
+	request.job = own;
+	if (rpc_client_call(ctl->rpc, "/shardd.v1.StatusService/GetStatus", &request.base,
+			    &shardd__v1__get_status_response__descriptor, CALL_TIMEOUT_MS, &reply,
+			    &err) == 0)
+		return CTL_OK;
+	if (err.code != SHARDD_NOT_FOUND)
+		return ctl_error(&err);
+	if (slash)
+		ctl_print_error(shardd_code_name(err.code),
+				"you see no job \"%.100s\" of user %s, and %s", slash + 1,
+				ctl_user(uid, user), none);
+	else
+		ctl_print_error(shardd_code_name(err.code),
+				"you have no job \"%.100s\", and %s (another user's is USER/NAME)",
+				job, none);
+	return CTL_FAILED;
 }
 
 int ctl_print_json(json_t *j)
@@ -287,6 +319,17 @@ void ctl_job_text(uint32_t uid, const char *name, char buf[CTL_JOB_MAX])
 		snprintf(buf, CTL_JOB_MAX, "%.90s", *name ? name : "-");
 	else
 		snprintf(buf, CTL_JOB_MAX, "%s/%.90s", ctl_user(uid, user), name);
+}
+
+const char *ctl_said_job(const char *job, char buf[CTL_JOB_MAX])
+{
+	const char *slash = strchr(job, '/');
+
+	if (slash)
+		ctl_job_text((uint32_t)strtoul(job, NULL, 10), slash + 1, buf);
+	else
+		snprintf(buf, CTL_JOB_MAX, "%.100s", job);
+	return buf;
 }
 
 void ctl_job_cell(struct table *t, uint32_t uid, const char *name)

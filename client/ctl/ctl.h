@@ -105,6 +105,10 @@ int ctl_call_long(struct ctl *ctl, const char *method, const ProtobufCMessage *r
 int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
 		   Shardd__V1__GetStatusResponse **ret);
 
+/* An answer has nothing of @job, a name as the daemon gets it: is there such a job? @none: what else there is not.
+ * Return: CTL_OK, or an exit code, told. */
+int ctl_must_exist(struct ctl *ctl, const char *job, const char *none);
+
 /* Print @j (consumed; NULL: no memory). Return: an exit code. */
 int ctl_print_json(json_t *j);
 
@@ -137,6 +141,8 @@ void ctl_job_cell(struct table *t, uint32_t uid, const char *name);
 /* The last commit of a job, and how far its parameters are past it: "10", "10+3", "10+?" if nobody
  * knows; without a commit the step of the parameters, or "-". */
 void ctl_step_cell(struct table *t, const Shardd__V1__JobStatus *j);
+/* A job's name as the daemon gets it, NAME or UID/NAME, as people read it. Return: @buf. */
+const char *ctl_said_job(const char *job, char buf[CTL_JOB_MAX]);
 void ctl_job_text(uint32_t uid, const char *name, char buf[CTL_JOB_MAX]);
 
 /* Bytes of the class @name; 0 if there is none. */

@@ -90,8 +90,8 @@ static int drain_look_at(struct ctl *ctl, struct drain *d, const Shardd__V1__Job
 	if (!present || j->state == SHARDD__V1__JOB_STATE__JOB_STATE_DELETED)
 		return CTL_OK;
 	ctl_job_text(j->uid, j->name, text);
-	snprintf(waits + used, bytes - used, "%s%s (%u ranks, step %llu)", used ? ", " : "", text,
-		 present, (unsigned long long)j->step);
+	snprintf(waits + used, bytes - used, "%s%s (%u %s, step %llu)", used ? ", " : "", text,
+		 present, present == 1 ? "rank" : "ranks", (unsigned long long)j->step);
 	if (j->state == SHARDD__V1__JOB_STATE__JOB_STATE_DRAINING)
 		return CTL_OK;
 	return drain_tell(ctl, d, j);
@@ -172,9 +172,12 @@ static int drain_print(struct ctl *ctl, const struct drain *d)
 	if (ctl->json)
 		return ctl_print_json(json_pack("{s:I, s:I, s:b}", "jobs", (json_int_t)d->jobs,
 						"ranks", (json_int_t)d->ranks, "left", d->wait));
-	printf("%u %s: %u trainers were told to commit and leave%s\n", d->jobs,
+	printf("%u %s: %u %s told to commit and leave%s\n", d->jobs,
 	       d->jobs == 1 ? "job is draining" : "jobs are draining", d->ranks,
-	       d->wait ? ", and have left" : "");
+	       d->ranks == 1 ? "trainer was" : "trainers were",
+	       !d->wait        ? ""
+	       : d->ranks == 1 ? ", and has left"
+			       : ", and have left");
 	return CTL_OK;
 }
 

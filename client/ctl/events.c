@@ -10,7 +10,6 @@
 #include "core/cleanup.h"
 #include "ctl/ctl.h"
 #include "ctl/format.h"
-#include "ctl/width.h"
 #include "json/json.h"
 
 #define METHOD_EVENTS  "/shardd.v1.StatusService/Events"
@@ -55,30 +54,25 @@ static uint64_t events_lost(struct events_seen *s, const Shardd__V1__Event *e)
 	return lost;
 }
 
-static int events_print_line(const Shardd__V1__Event *e)
+/* One line, or on a narrow terminal several. The text may have a path in it, which its user has chosen: what would
+ * control a terminal is replaced. */
+static int events_print_line(struct ctl *ctl, const Shardd__V1__Event *e)
 {
-	_cleanup_(freep) char *text = strdup(e->text);
 	const char *kind = json_state(&shardd__v1__event_kind__descriptor, e->kind);
 	time_t at = (time_t)(e->unix_ms / 1000);
-	char when[32] = "-", job[CTL_JOB_MAX];
+	char when[32] = "-", job[CTL_JOB_MAX], who[48] = "";
 	struct tm tm;
 
-	if (!text)
-		return ctl_broken();
 	if (localtime_r(&at, &tm))
 		strftime(when, sizeof(when), "%Y-%m-%d %H:%M:%S", &tm);
 	ctl_job_text(e->uid, e->job, job);
-	printf("%s.%03u ", when, (unsigned)(e->unix_ms % 1000));
-	width_clean(job);
-	printf("%s %s", job, *kind ? kind : "?");
 	if (e->rank >= 0)
-		printf(" rank %d", e->rank);
+		snprintf(who, sizeof(who), " rank %d", e->rank);
 	if (e->pid > 0)
-		printf(" (pid %d)", e->pid);
-	/* it may have a path in it, which its user has chosen */
-	width_clean(text);
-	printf("%s%s\n", *text ? ": " : "", text);
-	return CTL_OK;
+		snprintf(who + strlen(who), sizeof(who) - strlen(who), " (pid %d)", e->pid);
+	return ctl_print_sentence(ctl, 0, "%s.%03u %s %s%s%s%s", when,
+				  (unsigned)(e->unix_ms % 1000), job, *kind ? kind : "?", who,
+				  *e->text ? ": " : "", e->text);
 }
 
 static int events_print_json(const Shardd__V1__Event *e)
@@ -135,7 +129,7 @@ static int events_print(struct ctl *ctl, const struct events_ask *a,
 			events_print_lost(ctl, lost);
 		if (!events_wanted(a, e) || (first && wanted-- > a->number))
 			continue;
-		r = ctl->json ? events_print_json(e) : events_print_line(e);
+		r = ctl->json ? events_print_json(e) : events_print_line(ctl, e);
 	}
 	return r == CTL_OK && (fflush(stdout) != 0 || ferror(stdout)) ? ctl_broken() : r;
 }
@@ -158,11 +152,15 @@ static int events_ask(struct ctl *ctl, const struct events_ask *a,
 	if (r != CTL_OK)
 		return r;
 	events = (const Shardd__V1__EventsResponse *)reply;
+	if (!a->follows && !events->n_events && *a->job)
+		r = ctl_must_exist(ctl, a->job, "no event of one is kept");
+	if (r != CTL_OK)
+		return r;
 	*last = (struct events_last){ events->last, events->run };
 	return events_print(ctl, a, events, seen, first);
 }
 
-/* Would the daemon take the name of the job? */
+/* Would the daemon take the name of the job? Whether there is one does not matter: it may come. */
 static int events_check_job(struct ctl *ctl, const struct events_ask *a)
 {
 	Shardd__V1__EventsRequest request = SHARDD__V1__EVENTS_REQUEST__INIT;

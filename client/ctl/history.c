@@ -100,6 +100,7 @@ int ctl_history(struct ctl *ctl, int argc, char **argv)
 {
 	Shardd__V1__HistoryRequest request = SHARDD__V1__HISTORY_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
+	const Shardd__V1__HistoryResponse *found;
 	char name[CTL_JOB_MAX];
 	int r = history_parse(&request, name, argc, argv);
 
@@ -108,7 +109,10 @@ int ctl_history(struct ctl *ctl, int argc, char **argv)
 			     &shardd__v1__history_response__descriptor, &reply);
 	if (r != CTL_OK)
 		return r;
-	if (ctl->json)
-		return ctl_print_json(json_from_message(reply));
-	return history_print(ctl, (const Shardd__V1__HistoryResponse *)reply);
+	found = (const Shardd__V1__HistoryResponse *)reply;
+	if (!found->n_jobs && *request.job && !request.before)
+		r = ctl_must_exist(ctl, request.job, "the history has none of that name");
+	if (r != CTL_OK)
+		return r;
+	return ctl->json ? ctl_print_json(json_from_message(reply)) : history_print(ctl, found);
 }

@@ -273,7 +273,7 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 	Shardd__V1__CheckpointPolicy checkpoints = SHARDD__V1__CHECKPOINT_POLICY__INIT;
 	_cleanup_(freep) char *path = NULL;
 	struct job_owner owner = { 0 };
-	char name[CTL_JOB_MAX];
+	char name[CTL_JOB_MAX], said[CTL_JOB_MAX];
 	int r;
 
 	request.job = &job;
@@ -296,7 +296,7 @@ static int job_create(struct ctl *ctl, int argc, char **argv)
 		return r;
 	if (ctl->json)
 		return ctl_print_json(json_from_message(reply));
-	printf("job %s %s\n", job.name,
+	printf("job %s %s\n", ctl_said_job(job.name, said),
 	       ((const Shardd__V1__CreateJobResponse *)reply)->created ? "created"
 								       : "exists already");
 	return CTL_OK;
@@ -325,7 +325,7 @@ static int job_delete(struct ctl *ctl, int argc, char **argv)
 	Shardd__V1__DeleteJobRequest request = SHARDD__V1__DELETE_JOB_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	const Shardd__V1__DeleteJobResponse *d;
-	char name[CTL_JOB_MAX];
+	char name[CTL_JOB_MAX], said[CTL_JOB_MAX];
 	int r, o;
 
 	while ((o = ctl_getopt(argc, argv, "", options, NULL)) != -1) {
@@ -345,9 +345,11 @@ static int job_delete(struct ctl *ctl, int argc, char **argv)
 	if (ctl->json)
 		r = ctl_print_json(json_from_message(reply));
 	else
-		printf("job %s deleted, %s freed\n", request.job,
+		printf("job %s deleted, %s freed\n", ctl_said_job(request.job, said),
 		       format_bytes(d->freed_bytes).text);
-	return r == CTL_OK ? job_print_missed("delete", request.job, d->missed, d->n_missed) : r;
+	return r == CTL_OK ? job_print_missed("delete", ctl_said_job(request.job, said), d->missed,
+					      d->n_missed)
+			   : r;
 }
 
 static int job_drain(struct ctl *ctl, int argc, char **argv)
@@ -355,7 +357,7 @@ static int job_drain(struct ctl *ctl, int argc, char **argv)
 	Shardd__V1__DrainJobRequest request = SHARDD__V1__DRAIN_JOB_REQUEST__INIT;
 	_cleanup_(ctl_messagep) ProtobufCMessage *reply = NULL;
 	const Shardd__V1__DrainJobResponse *d;
-	char name[CTL_JOB_MAX];
+	char name[CTL_JOB_MAX], said[CTL_JOB_MAX];
 	int r;
 
 	if (argc != 2 || argv[1][0] == '-')
@@ -370,9 +372,12 @@ static int job_drain(struct ctl *ctl, int argc, char **argv)
 	if (ctl->json)
 		r = ctl_print_json(json_from_message(reply));
 	else
-		printf("job %s is draining: %u trainers were told to commit and leave\n",
-		       request.job, d->ranks);
-	return r == CTL_OK ? job_print_missed("drain", request.job, d->missed, d->n_missed) : r;
+		printf("job %s is draining: %u %s told to commit and leave\n",
+		       ctl_said_job(request.job, said), d->ranks,
+		       d->ranks == 1 ? "trainer was" : "trainers were");
+	return r == CTL_OK ? job_print_missed("drain", ctl_said_job(request.job, said), d->missed,
+					      d->n_missed)
+			   : r;
 }
 
 /* ------------------------------------------------------------------- resize */
@@ -380,12 +385,16 @@ static int job_drain(struct ctl *ctl, int argc, char **argv)
 static void job_print_resized(const Shardd__V1__ResizeJobRequest *request,
 			      const Shardd__V1__ResizeJobResponse *r)
 {
-	printf("job %s has %u ranks now, %u before: %s copied, %u units stayed where they are\n",
-	       request->job, request->world_size, r->from_world_size,
-	       format_bytes(r->moved_bytes).text, r->units_in_place);
+	char said[CTL_JOB_MAX];
+
+	printf("job %s has %u %s now, %u before: %s copied, %u %s in place\n",
+	       ctl_said_job(request->job, said), request->world_size,
+	       request->world_size == 1 ? "rank" : "ranks", r->from_world_size,
+	       format_bytes(r->moved_bytes).text, r->units_in_place,
+	       r->units_in_place == 1 ? "unit stayed" : "units stayed");
 	if (r->blobs_left_out)
-		printf("blobs of ranks that it does not have any more, which are gone: %u\n",
-		       r->blobs_left_out);
+		printf("%u %s of ranks that the job no longer has: dropped\n", r->blobs_left_out,
+		       r->blobs_left_out == 1 ? "blob" : "blobs");
 }
 
 /* @argv[0]: resize; an option may come before, between or behind JOB and N. */

@@ -261,6 +261,12 @@ static enum late_verdict late_judge(const struct late *l)
 	return LATE_MANY;
 }
 
+/* A rank comes to the first collective of an epoch when it has joined: how late that is says nothing of the steps. */
+static bool late_is_first(const struct late_meeting *m)
+{
+	return m->ops[0]->number == 1 && strcmp(m->ops[0]->group, "world") == 0;
+}
+
 static int late_look(struct late *l, struct late_search *s, uint64_t steps)
 {
 	uint64_t first = UINT64_MAX, last = 0;
@@ -273,6 +279,8 @@ static int late_look(struct late *l, struct late_search *s, uint64_t steps)
 	for (size_t i = 0; i < s->n_meetings; i++) {
 		const struct late_meeting *m = &s->meetings[i];
 
+		if (late_is_first(m))
+			continue;
 		l->incomplete += !m->whole;
 		if (!m->whole || m->n < 2)
 			continue;

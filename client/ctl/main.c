@@ -1,4 +1,5 @@
 /* shardctl: the command line of shardd. */
+#include <fcntl.h>
 #include <getopt.h>
 #include <locale.h>
 #include <stdio.h>
@@ -78,7 +79,7 @@ static const struct ctl_verb verbs[] = {
 	  "                     [--python PATH]\n" },
 	{ "run", "-n N [...] -- CMD...", "start N trainers of a job", ctl_run,
 	  "  run -n N [--min M [--join-grace S]] [--max-restarts K] [--standalone]\n"
-	  "      [--job NAME] -- CMD...\n" },
+	  "      [--priority P] [--wait-for-memory S] [--job NAME] -- CMD...\n" },
 };
 
 static void main_help_codes(void)
@@ -233,17 +234,21 @@ static bool main_wants_help(const struct ctl_verb *verb, int argc, char **argv)
 	return false;
 }
 
-/* --wide may be behind the verb, too: who has seen a table that was cut adds it there.
+/* --wide and --json may be behind the verb, too: who has seen a table that was cut, or a table, adds them there.
  * Return: arguments that are left. */
-static int main_take_wide(const struct ctl_verb *verb, int argc, char **argv, struct ctl *ctl)
+static int main_take_style(const struct ctl_verb *verb, int argc, char **argv, struct ctl *ctl)
 {
 	int n = 1;
 
 	for (int i = 1; i < argc; i++) {
-		if (verb->run == ctl_run || strcmp(argv[i], "--wide") != 0)
-			argv[n++] = argv[i];
-		else
+		bool is_ours = verb->run != ctl_run;
+
+		if (is_ours && strcmp(argv[i], "--wide") == 0)
 			ctl->width = 0;
+		else if (is_ours && strcmp(argv[i], "--json") == 0)
+			ctl->json = true;
+		else
+			argv[n++] = argv[i];
 	}
 	argv[n] = NULL;
 	return n;
@@ -254,6 +259,15 @@ static bool main_wants_color(void)
 	const char *no = getenv("NO_COLOR");
 
 	return isatty(STDOUT_FILENO) && !(no && *no);
+}
+
+/* Where standard output is closed, the connection to the daemon would get its number, and what is printed. Such a
+ * number gets a file that can do nothing, so that printing fails. */
+static void main_fill_standard(void)
+{
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		if (fcntl(fd, F_GETFD) < 0)
+			(void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
 /* What was printed may not have been written. Return: the exit code. */
@@ -269,6 +283,7 @@ int main(int argc, char **argv)
 	const struct ctl_verb *verb;
 	int r;
 
+	main_fill_standard();
 	setlocale(LC_CTYPE, "");
 	if (argc > 1 && strcmp(argv[1], "--complete") == 0) {
 		complete_print(verbs, ARRAY_SIZE(verbs), argv + 2, (size_t)argc - 2, complete_jobs,
@@ -290,7 +305,7 @@ int main(int argc, char **argv)
 		return main_no_verb(argv[optind]);
 	argc -= optind;
 	argv += optind;
-	argc = main_take_wide(verb, argc, argv, &ctl);
+	argc = main_take_style(verb, argc, argv, &ctl);
 	if (main_wants_help(verb, argc, argv)) {
 		main_help_verb(verb);
 		return main_end(CTL_OK);

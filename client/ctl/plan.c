@@ -55,8 +55,8 @@ static int plan_take_number(const char *option, const char *text, uint64_t max, 
 {
 	if (plan_bytes_parse(text, max, ret))
 		return CTL_OK;
-	return ctl_usage("--%s \"%s\" is not a whole number from 1 to %llu (7e9, 7B, 350M)", option,
-			 text, (unsigned long long)max);
+	return ctl_usage("--%s \"%s\" is not a whole number from 1 to %llu%s", option, text,
+			 (unsigned long long)max, max == PLAN_MAX_PARAMS ? " (7e9, 7B, 350M)" : "");
 }
 
 enum plan_option {
@@ -482,7 +482,8 @@ static int plan_print(struct ctl *ctl, const struct plan_model *m, const struct 
 	static const char *const notes[] = {
 		"least: one unit at a time is gathered and has gradients, and no checkpoint is "
 		"written",
-		"most: all units are and have, each rank stores 64 KiB with a commit, and a "
+		"most: all units at once are gathered and have gradients, each rank stores 64 KiB "
+		"with a commit, and a "
 		"checkpoint copies all of the state",
 		"not included: activations and all else that the trainers allocate themselves; "
 		"buffers of units; rounding of memory to pages of 4 KiB (a GPU: 2 MiB)",

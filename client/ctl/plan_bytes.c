@@ -1,7 +1,6 @@
 #include "ctl/plan_bytes.h"
 
 #include <ctype.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -111,6 +110,23 @@ static uint64_t plan_bytes_lent(const struct plan_unit *u, const struct plan_pla
 			     u->part.is_staggered);
 }
 
+/* A reduction has sums between devices, and sums of replicas where one device has several. */
+static uint64_t plan_bytes_scratch(const struct plan_unit *u, const struct plan_place *p)
+{
+	const struct formula_part *part = &u->part;
+	uint32_t devices = p->nodes * p->devices, size = p->ranks / p->replicas;
+	uint32_t replicas = p->ranks / devices % size ? 0 : p->ranks / devices / size;
+	uint64_t bytes = 0;
+
+	if (devices > 1)
+		bytes = formula_array(part->trained * u->spread * FORMULA_STATE,
+				      part->is_staggered);
+	if (size > 1 && p->replicas > 1 && replicas && (replicas > 1 || devices == 1))
+		bytes += formula_array(replicas * formula_rounded(u->elements * FORMULA_STATE),
+				       part->is_staggered);
+	return bytes;
+}
+
 static void plan_bytes_add(struct plan *plan, enum plan_item i, uint64_t bytes)
 {
 	plan->items[i].least += bytes;
@@ -149,11 +165,8 @@ static void plan_bytes_add_unit(struct plan *plan, const struct plan_model *m,
 	if (m->casts || u->spread > 1)
 		plan_bytes_add_each(plan, PLAN_GATHERED,
 				    p->devices * plan_bytes_whole(u, m->compute_bytes));
-	if (u->spread > 1 && u->elements)
-		plan_bytes_add_one(plan, PLAN_SCRATCH,
-				   p->devices *
-					   formula_array(part->trained * u->spread * FORMULA_STATE,
-							 part->is_staggered));
+	if (u->elements)
+		plan_bytes_add_one(plan, PLAN_SCRATCH, p->devices * plan_bytes_scratch(u, p));
 	if (!u->elements)
 		return;
 	plan_bytes_add_each(plan, PLAN_BUFFERS,
@@ -187,41 +200,77 @@ void plan_bytes(const struct plan_model *m, const struct plan_place *p, struct p
 	}
 }
 
-static double plan_bytes_suffix(char c)
+/* Return: the power of 10 that a suffix stands for; 0: it is none. */
+static int plan_bytes_suffix(char c)
 {
 	switch (toupper((unsigned char)c)) {
 	case 'K':
-		return 1e3;
+		return 3;
 	case 'M':
-		return 1e6;
+		return 6;
 	case 'G':
 	case 'B':
-		return 1e9;
+		return 9;
 	case 'T':
-		return 1e12;
+		return 12;
 	default:
 		return 0;
 	}
 }
 
+/* Digits with a point among them, or without one. @ret_power: the power of 10 that @ret must be multiplied with.
+ * Return: what follows; NULL: there are none, or too many. */
+static const char *plan_bytes_digits(const char *text, uint64_t *ret, long *ret_power)
+{
+	bool fraction = false, any = false;
+
+	*ret = 0;
+	*ret_power = 0;
+	for (; isdigit((unsigned char)*text) || (*text == '.' && !fraction); text++) {
+		if (*text == '.') {
+			fraction = true;
+			continue;
+		}
+		if (*ret > (UINT64_MAX - 9) / 10)
+			return NULL;
+		*ret = *ret * 10 + (uint64_t)(*text - '0');
+		*ret_power -= fraction;
+		any = true;
+	}
+	return any ? text : NULL;
+}
+
+/* In decimal: 1.3e9 is not exactly a whole number in binary, and 1.0000001e6 is not one at all. */
 bool plan_bytes_parse(const char *text, uint64_t max, uint64_t *ret)
 {
-	double value;
-	char *end;
+	uint64_t n;
+	long power;
+	const char *at = isdigit((unsigned char)*text) ? plan_bytes_digits(text, &n, &power) : NULL;
 
-	/* strtod knows words and hexadecimal digits, too */
-	if (!isdigit((unsigned char)*text) ||
-	    strspn(text, "0123456789.eE+kKmMbBgGtT") != strlen(text))
+	if (!at)
 		return false;
-	value = strtod(text, &end);
-	if (*end) {
-		value *= plan_bytes_suffix(*end);
-		end++;
+	if (*at == 'e' || *at == 'E') {
+		char *end;
+		long exponent = strtol(at + 1, &end, 10);
+
+		if (isspace((unsigned char)at[1]) || end == at + 1 || exponent < -99 ||
+		    exponent > 99)
+			return false;
+		power += exponent;
+		at = end;
 	}
-	/* 1.3B is not exactly a whole number in binary */
-	if (*end || !(value >= 1 && value <= (double)max) ||
-	    fabs(value - round(value)) > 1e-6 * value || (value < 1e6 && value != round(value)))
+	if (*at && plan_bytes_suffix(*at))
+		power += plan_bytes_suffix(*at++);
+	if (*at || !n)
 		return false;
-	*ret = (uint64_t)llround(value);
+	for (; power < 0; power++, n /= 10)
+		if (n % 10)
+			return false;
+	for (; power > 0; power--, n *= 10)
+		if (n > max / 10)
+			return false;
+	if (n > max)
+		return false;
+	*ret = n;
 	return true;
 }

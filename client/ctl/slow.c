@@ -31,8 +31,9 @@ static void slow_conclude(const struct late *l, char *buf, size_t bytes)
 	switch (l->verdict) {
 	case LATE_UNKNOWN:
 		snprintf(buf, bytes,
-			 "nothing to compare: the flight recorder of this node has no collective "
-			 "in which two ranks of the job have met");
+			 "nothing to compare: the flight recorder of this node, which begins with "
+			 "the daemon, has no collective in which two ranks of the job have met "
+			 "since they joined");
 		return;
 	case LATE_NONE:
 		snprintf(buf, bytes,

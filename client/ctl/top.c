@@ -393,7 +393,8 @@ static int top_run(struct top *t)
 	if (t->err.code)
 		return ctl_error(&t->err);
 	if (top_screen_open(t->ctl->color) < 0)
-		return ctl_usage("TERM=%s is no terminal that top can use; with -b it prints text",
+		return ctl_usage("%s%s is no terminal that top can use; with -b it prints text",
+				 getenv("TERM") ? "TERM=" : "TERM is not set: this",
 				 getenv("TERM") ? getenv("TERM") : "");
 	if (top_draw(t) < 0) {
 		top_screen_close();

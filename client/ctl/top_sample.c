@@ -140,7 +140,7 @@ static uint64_t top_sample_union(struct stretch *all, size_t n)
 
 static bool top_sample_is_of(const Shardd__V1__OpRecord *o, const Shardd__V1__JobStatus *j)
 {
-	return o->uid == j->uid && strcmp(o->job, j->name) == 0;
+	return o->job_number == j->number && o->uid == j->uid && strcmp(o->job, j->name) == 0;
 }
 
 /* Since when all ops of the job are known, of those that have ended: what was dropped has ended

@@ -131,7 +131,7 @@ static uint64_t trace_events_op_end(const struct trace *t, const Shardd__V1__OpR
 	return trace_events_later(o->announced_us, o->finished_us ? o->finished_us : t->now);
 }
 
-/* By job and rank, in the order in which they came. */
+/* By job and rank, in the order in which they came. Of jobs of one name the latest comes first. */
 static int trace_events_compare_ops(const void *a, const void *b)
 {
 	const Shardd__V1__OpRecord *x = *(Shardd__V1__OpRecord *const *)a,
@@ -140,14 +140,21 @@ static int trace_events_compare_ops(const void *a, const void *b)
 
 	if (job)
 		return job;
+	if (x->job_number != y->job_number)
+		return x->job_number > y->job_number ? -1 : 1;
 	if (x->rank != y->rank)
 		return x->rank < y->rank ? -1 : 1;
 	return x->id < y->id ? -1 : x->id > y->id;
 }
 
-static bool trace_events_same_job(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
+static bool trace_events_same_name(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
 {
 	return a->uid == b->uid && strcmp(a->job, b->job) == 0;
+}
+
+static bool trace_events_same_job(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
+{
+	return a->job_number == b->job_number && trace_events_same_name(a, b);
 }
 
 static bool trace_events_same_rank(const Shardd__V1__OpRecord *a, const Shardd__V1__OpRecord *b)
@@ -225,14 +232,18 @@ static void trace_events_rank_lanes(struct trace *t, Shardd__V1__OpRecord **ops,
 static void trace_events_add_ops(struct trace *t, Shardd__V1__OpRecord **ops,
 				 struct lane_span *spans, size_t n)
 {
-	char text[CTL_JOB_MAX + 8], job[CTL_JOB_MAX];
+	char text[CTL_JOB_MAX + 32], job[CTL_JOB_MAX];
 
 	qsort(ops, n, sizeof(ops[0]), trace_events_compare_ops);
 	for (size_t i = 0, same; i < n; i += same) {
 		for (same = 1; i + same < n && trace_events_same_rank(ops[i], ops[i + same]);)
 			same++;
 		ctl_job_text(ops[i]->uid, ops[i]->job, job);
-		snprintf(text, sizeof(text), "job %s", job);
+		snprintf(text, sizeof(text), "job %s%s", job,
+			 i && trace_events_same_name(ops[i], ops[i - 1]) &&
+					 !trace_events_same_job(ops[i], ops[i - 1])
+				 ? " (an earlier one)"
+				 : "");
 		if (!i || !trace_events_same_job(ops[i], ops[i - 1]))
 			trace_events_new_process(t, text);
 		trace_events_rank_lanes(t, &ops[i], spans, same);

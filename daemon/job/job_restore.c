@@ -213,7 +213,9 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
 	job->life.crashed = true;
-	events_add(job, EVENTS_RESTORED, "%s", "from the previous daemon");
+	events_add(
+		job, EVENTS_RESTORED, "%s",
+		"from the previous daemon, with which earlier events and recorded ops have ended");
 	if (rec->doubt && jobs->ops.restored)
 		jobs->ops.restored(job);
 	if (rec->torn || (rec->applying && !job_restore_rolls_back(job)))

@@ -37,6 +37,7 @@ static struct device_record *device_note_begin(struct device_note *n, struct bac
 	n->record = r;
 	n->id = r->head.id;
 	r->head.is_private = job->is_private;
+	r->head.job_number = job->number;
 	r->name = n->name;
 	r->queue = device_note_queue_name(task->queue);
 	r->number = n->number;

@@ -76,6 +76,7 @@ static void op_record_end(struct op *op)
 	if (!r)
 		return;
 	r->head.is_private = job->is_private;
+	r->head.job_number = job->number;
 	r->name = op->type->name;
 	r->rank = op->m->rank;
 	r->pid = member_pid(op->m);

@@ -23,8 +23,9 @@ struct record_head {
 	struct list link;
 	uint64_t id; /* from 1, in the order in which they came; 0: empty */
 	char job[65];
-	uid_t uid;       /* the job's owner: a later job of that name may be another's */
-	bool is_private; /* the job was */
+	uid_t uid;           /* the job's owner: a later job of that name may be another's */
+	bool is_private;     /* the job was */
+	uint32_t job_number; /* of the job: an earlier one of that name has another */
 };
 
 /* An op that has ended. */

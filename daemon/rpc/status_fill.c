@@ -70,10 +70,5 @@ bool status_may_look_at(const struct status_scope *s, const struct job *job)
 
 bool status_visible(const struct status_scope *s, const struct job *job)
 {
-	return status_sees(s, job->rec->uid) && status_named(s, job->rec->uid, job->rec->name);
-}
-
-bool status_named(const struct status_scope *s, uid_t uid, const char *job)
-{
-	return !s->job || (s->job->rec->uid == uid && strcmp(s->job->rec->name, job) == 0);
+	return status_sees(s, job->rec->uid) && (!s->job || s->job == job);
 }

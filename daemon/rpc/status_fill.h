@@ -28,8 +28,6 @@ bool status_may_look_at(const struct status_scope *scope, const struct job *job)
 
 /* Was this job requested, and may the caller know of it? */
 bool status_visible(const struct status_scope *scope, const struct job *job);
-/* Was a job of that owner and name requested? Also for a job that is gone. */
-bool status_named(const struct status_scope *scope, uid_t uid, const char *job);
 
 /* A copy. An empty string if it could not be copied: fields must not be NULL. A name that was cut
  * may end inside a character. */

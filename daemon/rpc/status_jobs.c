@@ -325,6 +325,7 @@ static void status_jobs_fill_outside(struct arena *a, const struct job *job,
 				     Shardd__V1__JobStatus *j)
 {
 	j->name = status_text(a, job->rec->name);
+	j->number = job->number;
 	j->uid = job->rec->uid;
 	j->state = STATUS_STATE(JobState, job_state, job_state_name(job));
 	j->is_private = job->rec->is_private;

@@ -10,12 +10,13 @@
 /* Pending ops in a reply. */
 #define STATUS_PENDING_MOST 4096u
 
-/* By the owner of the job at that time: the job may be gone, and its name may belong to another
- * user by now. */
-static bool status_records_record_visible(const struct status_scope *scope, const char *job,
-					  uid_t uid, bool is_private)
+/* By the owner of the job at that time: the job may be gone, and its name may belong to another job
+ * by now, which may be another user's. */
+static bool status_records_visible(const struct status_scope *scope, uint32_t number, uid_t uid,
+				   bool is_private)
 {
-	return status_named(scope, uid, job) && status_may_look(scope, uid, is_private);
+	return (!scope->job || scope->job->number == number) &&
+	       status_may_look(scope, uid, is_private);
 }
 
 /* @us on the wire, where times count from the start of the daemon and 0 means none. */
@@ -26,14 +27,14 @@ static uint64_t status_records_since(uint64_t start, uint64_t us)
 
 static bool status_records_seen(const struct status_scope *scope, const struct record_head *r)
 {
-	return r && status_records_record_visible(scope, r->job, r->uid, r->is_private);
+	return r && status_records_visible(scope, r->job_number, r->uid, r->is_private);
 }
 
 static bool status_records_pending_seen(const struct status_scope *scope, const struct op *op)
 {
 	const state_job *job = op->m->job->rec;
 
-	return status_records_record_visible(scope, job->name, job->uid, job->is_private);
+	return status_records_visible(scope, job->number, job->uid, job->is_private);
 }
 
 static void status_records_fill_record(struct arena *a, const struct record *r, uint64_t start,
@@ -42,6 +43,7 @@ static void status_records_fill_record(struct arena *a, const struct record *r, 
 	o->id = r->head.id;
 	o->job = status_text(a, r->head.job);
 	o->uid = r->head.uid;
+	o->job_number = r->head.job_number;
 	o->rank = r->rank;
 	o->pid = r->pid;
 	o->op = (char *)r->name;
@@ -68,6 +70,7 @@ static void status_records_fill_pending(struct arena *a, const struct op *op, ui
 	o->id = op->recorded.id;
 	o->job = status_text(a, op->m->job->rec->name);
 	o->uid = op->m->job->rec->uid;
+	o->job_number = op->m->job->number;
 	o->rank = op->m->rank;
 	o->pid = member_pid(op->m);
 	o->op = (char *)op->type->name;
@@ -172,6 +175,7 @@ static void status_records_fill_device_record(struct arena *a, const struct devi
 	d->id = r->head.id;
 	d->job = status_text(a, r->head.job);
 	d->uid = r->head.uid;
+	d->job_number = r->head.job_number;
 	d->device = status_text(a, r->device);
 	d->queue = (char *)r->queue;
 	d->op = (char *)r->name;

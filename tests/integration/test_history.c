@@ -194,8 +194,8 @@ static int bob_looks(const struct trainer *t)
 	ctl_as(BOB, WORDS("--json", "history"), out, sizeof(out));
 	TRAINER_CHECK(!strstr(out, "secret") && !strstr(out, "j1"));
 	TRAINER_CHECK(daemonfix_ctl_text(&trainfix, WORDS("--json", "history", "30001/secret"), out,
-					 sizeof(out)) == 0);
-	TRAINER_CHECK(!strstr(out, "secret"));
+					 sizeof(out)) == 1);
+	TRAINER_CHECK(strstr(out, "you see no job") && !strstr(out, "DELETED"));
 	return 0;
 }
 

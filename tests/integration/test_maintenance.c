@@ -143,7 +143,7 @@ Test(maintenance, a_drain_waits_until_all_have_committed_and_left)
 	struct play *p = trainer_shared(sizeof(*p));
 	pid_t pid = start(p, SHARDD_KEEP);
 
-	cr_expect_eq(CTL("1 trainers were told to commit and leave, and have left", "drain",
+	cr_expect_eq(CTL("1 trainer was told to commit and leave, and has left", "drain",
 			 "--timeout", "60"),
 		     0);
 	cr_expect_eq(trainer_wait(pid, 1), 0);
@@ -159,7 +159,7 @@ Test(maintenance, a_drain_says_for_whom_it_has_waited_in_vain)
 
 	stage_set(&p->stubborn, 1);
 	pid = start(p, SHARDD_KEEP);
-	cr_expect_eq(CTL("DEADLINE_EXCEEDED: after 1 s there are still trains (1 ranks, step",
+	cr_expect_eq(CTL("DEADLINE_EXCEEDED: after 1 s there are still trains (1 rank, step",
 			 "drain", "--timeout", "1"),
 		     1);
 	finish(p, pid);

@@ -259,7 +259,7 @@ static void expect_as_fresh_jobs(bool elastic)
 
 		p->elastic = elastic;
 		if (i && !elastic)
-			resize("walks", sizes[i], "units stayed where they are");
+			resize("walks", sizes[i], "stayed in place");
 		if (i)
 			ctl_ok((const char *const[]){ "checkpoint", "save", "walks", p->dir, NULL },
 			       "");
@@ -380,7 +380,7 @@ Test(resize_job, goes_on_as_if_nothing_had_happened)
 		p->same_mean = still->same_mean = true;
 		p->load = still->load = false;
 		if (i)
-			resize("walks", walk[i], "ranks now");
+			resize("walks", walk[i], " now, ");
 		trainers_run(&trainfix, "walks", walk[i], trains, p, 60);
 		trainers_run(&trainfix, "still", 1, trains, still, 60);
 		expect_equal(p, still, "walks");
@@ -423,7 +423,7 @@ Test(resize_held, outlives_the_daemon)
 		still = play_new(i);
 		p->same_mean = still->same_mean = true;
 		if (i) {
-			resize("walks", walk[i], "ranks now");
+			resize("walks", walk[i], " now, ");
 			daemonfix_replace_daemon(&trainfix, SIGKILL);
 			cr_expect_eq(fail_job_number(&trainfix, "walks", "world_size"), walk[i]);
 		}

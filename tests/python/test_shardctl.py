@@ -118,7 +118,8 @@ class Tables(unittest.TestCase):
 
     def test_sentences_fit_too(self):
         for width in (40, 80):
-            for verb in (["plan", "--params", "10T", "--ranks", "1024"], ["slow", LONG]):
+            for verb in (["plan", "--params", "10T", "--ranks", "1024"], ["slow", LONG],
+                         ["events"]):
                 code = 1 if verb[0] == "plan" else 0  # it does not fit
                 for line in ctl(self.at, *verb, code=code, COLUMNS=str(width)).splitlines():
                     self.assertLessEqual(columns(line), width, f"{verb}: {line}")
@@ -142,6 +143,13 @@ class Tables(unittest.TestCase):
                 self.assertIn(LONG, ctl(self.at, "--wide", *verb, COLUMNS="40"))
         self.assertIn(UNIT, ctl(self.at, "units", LONG))
 
+    def test_json_may_be_behind_the_verb(self):
+        for verb in (["status", "--json"], ["units", LONG, "--json"], ["ops", "--json", "-n", "3"]):
+            self.assertIsInstance(json.loads(ctl(self.at, *verb)), dict)
+        said = subprocess.run([CTL, "--socket", self.at, "run", "-n", "1", "--", "echo", "--json"],
+                              text=True, capture_output=True, stdin=subprocess.DEVNULL)
+        self.assertIn("--json", said.stdout)
+
     def test_a_terminal_has_the_width_that_it_says(self):
         for width in (60, 100):
             text = Terminal([CTL, "--socket", self.at, "--no-color", "jobs"], 24, width).all()
@@ -161,6 +169,10 @@ class Tables(unittest.TestCase):
             self.assertIn(name, ctl(self.at, verb), verb)
         for verb in ("sessions", "status", "jobs", "memory", "blame", "ops"):
             self.assertNotIn(str(NOBODY), ctl(self.at, verb), verb)
+        for verb, words in (("create", ("--world-size", "1")), ("drain", ()), ("delete", ())):
+            said = ctl(self.at, "job", verb, f"{NOBODY}/named" if words == () else "named", *words,
+                       *(("--user", name) if words else ()))
+            self.assertIn(f"job {name}/named ", said)
         said = support.shardctl(self.at, "sessions")["sessions"]
         self.assertIn(NOBODY, [session["uid"] for session in said])
 
@@ -250,6 +262,20 @@ class Completion(unittest.TestCase):
                 if option == "help" or (letter in short and f"-{letter}" in said):
                     continue  # the letter is there
                 self.assertRegex(said, rf"--{option}\b", source)
+
+    def test_the_page_has_every_option_and_no_other(self):
+        page = (support.ROOT / "docs/man/shardctl.1").read_text().replace("\\-", "-")
+        options = {"complete", "data"}  # read before all others; of charlm, in an example
+        for source in (support.ROOT / "client/ctl").glob("*.c"):
+            options |= set(re.findall(r'{ "([a-z-]+)", *(?:required|no)_argument',
+                                      source.read_text()))
+        self.assertGreater(len(options), 60)
+        self.assertEqual(sorted(options), sorted(set(re.findall(r"--([a-z][a-z-]*)", page))))
+
+    def test_bash_knows_every_option_of_run(self):
+        for option in ("min", "join-grace", "max-restarts", "standalone", "priority",
+                       "wait-for-memory", "job"):
+            self.assertIn("--" + option, complete_in_bash(self.at, "run", "--" + option[:2]))
 
     def test_bash_knows_jobs_options_and_files(self):
         self.assertIn(LONG, complete_in_bash(self.at, "status", ""))
@@ -422,7 +448,8 @@ class Top(unittest.TestCase):
             text = ctl(self.at, "top", "-b", "-n", "1", "-d", "0.5", "alpha")
         finally:
             os.kill(self.pids[1], signal.SIGCONT)
-        self.assertEqual(["100%", "S"], row(text, "0")[1:3], text)
+        self.assertEqual("100%", row(text, "0")[1], text)
+        self.assertIn(row(text, "0")[2], "SR")  # a rank that waits looks up now and then
         self.assertEqual(["0%", "T"], row(text, "1")[1:3], text)
         self.assertEqual(["0.00", "50%"], row(text, "alpha")[3:5], text)
 
@@ -523,6 +550,24 @@ class ExitCodes(unittest.TestCase):
             self.assertEqual(1, said.returncode, arguments)
             self.assertEqual(1, said.stderr.count(b"cannot write the output"), arguments)
         ctl(self.at, "trace", "--all", "-o", "/dev/full", code=1)
+
+    def test_output_that_is_closed(self):
+        """The connection to the daemon used to be file 1, and to get what was printed."""
+        for arguments in (["status"], ["--json", "ops"], ["--help"], ["health"]):
+            for closed in ((1,), (0, 1), (0, 1, 2)):
+                said = subprocess.run(
+                    [CTL, "--socket", self.at, *arguments], stderr=subprocess.PIPE, timeout=60,
+                    stdin=subprocess.DEVNULL,
+                    preexec_fn=lambda closed=closed: [os.close(fd) for fd in closed])
+                self.assertEqual(1, said.returncode, (arguments, closed))
+                if 2 not in closed:
+                    self.assertIn(b"cannot write the output", said.stderr)
+        with open("/dev/null", "w") as null:
+            subprocess.run([CTL, "--socket", self.at, "status"], stdout=null, check=True,
+                           stdin=null, preexec_fn=lambda: os.close(2))
+            said = subprocess.run([CTL, "--socket", self.at, "status", "nobody"], stdout=null,
+                                  stdin=null, preexec_fn=lambda: os.close(2))
+        self.assertEqual(1, said.returncode)
 
     def test_errors_cannot_control_the_terminal(self):
         bad = "/nonexistent/\x9b31m\u202e\x1b[31m"

@@ -36,7 +36,7 @@ static void log_add(struct log *l, const char *op, uint64_t number, uint32_t ran
 	o->op = (char *)op;
 	o->group = (char *)"world";
 	o->epoch = 1;
-	o->number = number;
+	o->number = number ? number + 1 : 0; /* number 1 is of its own kind, and 0 is none */
 	o->rank = rank;
 	o->pid = 100 + (int)rank;
 	o->announced_us = us;
@@ -117,6 +117,30 @@ Test(ctl_late, who_is_late)
 
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
 		check_row(&rows[i]);
+}
+
+/* A rank that was started 10 s after the others used to be the late one, for as long as that was recorded. */
+Test(ctl_late, the_first_collective_of_an_epoch_waits_for_joins)
+{
+	static const uint64_t none[] = { 0, 0 }, joins[] = { 0, 10000000 };
+	struct log *l = log_new();
+	struct late late;
+
+	for (uint32_t epoch = 1; epoch <= 2; epoch++)
+		for (uint64_t n = 1; n <= 20; n++) {
+			log_meet(l, "Reduce", n, n > 1 ? none : joins, 2);
+			for (unsigned i = 1; i <= 2; i++) {
+				l->records[l->reply.n_ops - i].epoch = epoch;
+				l->records[l->reply.n_ops - i].number = n;
+			}
+		}
+	cr_assert_eq(late_find(&l->reply, 0, &late), 0);
+	cr_expect_eq(late.verdict, LATE_NONE);
+	cr_expect_eq(late.collectives, 38);
+	cr_expect_eq(late.incomplete, 0);
+	cr_expect_eq(late.waited_us, 0);
+	late_deinit(&late);
+	free(l);
 }
 
 Test(ctl_late, the_last_steps_alone)

@@ -73,7 +73,26 @@ Test(ctl_plan, nodes_share_a_replica)
 	plan_bytes(&adamw, &p, &plan);
 	check_item(&plan, PLAN_PARAMS, MI(32), MI(32));
 	check_item(&plan, PLAN_GATHERED, 0, 0);
+	check_item(&plan, PLAN_SCRATCH, MI(4), MI(4));
+}
+
+/* The sums that a reduction needs were not planned where a device has all of a replica. */
+Test(ctl_plan, replicas_of_a_device_have_a_sum_each)
+{
+	struct plan_place p = { .ranks = 4, .nodes = 1, .replicas = 2, .devices = 1 };
+	struct plan plan;
+
+	plan_bytes(&adamw, &p, &plan);
+	check_item(&plan, PLAN_SCRATCH, 2 * MI(4), 2 * MI(4));
+	p.replicas = 4; /* of one rank each: their gradients are added at once */
+	plan_bytes(&adamw, &p, &plan);
 	check_item(&plan, PLAN_SCRATCH, 0, 0);
+	p.nodes = 2;
+	plan_bytes(&adamw, &p, &plan);
+	check_item(&plan, PLAN_SCRATCH, MI(4), MI(4));
+	p.ranks = 8;
+	plan_bytes(&adamw, &p, &plan);
+	check_item(&plan, PLAN_SCRATCH, MI(4) + 2 * MI(4), MI(4) + 2 * MI(4));
 }
 
 Test(ctl_plan, in_backward_twelve_and_a_copy)
@@ -171,6 +190,19 @@ Test(ctl_plan, numbers_as_people_write_them)
 		{ "1e", 0 },
 		{ "11T", 0 },
 		{ "..", 0 },
+		{ "10T", UINT64_C(10000000000000) },
+		{ "1e13", UINT64_C(10000000000000) },
+		{ "10000000000001", 0 },
+		{ "7.000B", UINT64_C(7000000000) },
+		{ "7000e-3", 7 },
+		{ "1e-1K", 100 },
+		/* these were rounded */
+		{ "1.0000001e6", 0 },
+		{ "350.0000001M", 0 },
+		{ "9999999999999.5", 0 },
+		{ "1e 3", 0 },
+		{ "99999999999999999999999", 0 },
+		{ "1.2.3", 0 },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {

@@ -98,6 +98,20 @@ Test(ctl_top, the_share_is_the_time_in_which_an_op_waits)
 	end(&t);
 }
 
+/* They counted as those of the job that has its name now. */
+Test(ctl_top, ops_of_an_earlier_job_of_that_name_do_not_count)
+{
+	struct told t;
+
+	begin(&t, 10 * S);
+	op(&t, 0, 1 * S, 1 * S, 2 * S);
+	op(&t, 0, 8 * S, 9 * S, 9 * S);
+	t.records[1].job_number = 1;
+	compute(&t, NULL);
+	cr_expect_float_eq(t.s.jobs[0].ranks[0].wait, 0, 1e-9);
+	end(&t);
+}
+
 Test(ctl_top, time_before_the_oldest_record_is_not_known)
 {
 	struct told t;

@@ -208,6 +208,34 @@ Test(ctl_trace, arguments_say_what_is_known)
 	json_decref(j);
 }
 
+/* Ops of a job that was deleted were those of the next job of its name. */
+Test(ctl_trace, jobs_of_one_name_are_processes_of_their_own)
+{
+	struct records r = { 0 };
+	json_t *events, *j, *e;
+	unsigned latest = 0, earlier = 0;
+	size_t i;
+
+	test_ctl_trace_begin(&r, 1000);
+	for (uint32_t n = 1; n <= 3; n++)
+		for (uint32_t rank = 0; rank < 2; rank++)
+			op(&r, "job", rank, "Reduce", "a",
+			   TIMES(100 * n, 100 * n, 100 * n + 10, 100 * n + 20))
+				->job_number = n;
+	events = events_of(&r, &all, &j);
+	json_array_foreach(events, i, e)
+	{
+		if (strcmp(text(e, "name"), "process_name") != 0)
+			continue;
+		latest += strcmp(text(json_object_get(e, "args"), "name"), "job job") == 0;
+		earlier += strcmp(text(json_object_get(e, "args"), "name"),
+				  "job job (an earlier one)") == 0;
+	}
+	cr_expect_eq(latest, 1);
+	cr_expect_eq(earlier, 2);
+	json_decref(j);
+}
+
 /* Ops in flight lie side by side; what the trainer does goes on beside them. */
 Test(ctl_trace, the_trainer_goes_on_while_an_op_is_in_flight)
 {
