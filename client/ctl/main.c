@@ -233,17 +233,19 @@ static bool main_wants_help(const struct ctl_verb *verb, int argc, char **argv)
 	return false;
 }
 
-/* --wide may be behind the verb, too: who has seen a table that was cut adds it there.
- * Return: arguments that are left. */
-static int main_take_wide(const struct ctl_verb *verb, int argc, char **argv, struct ctl *ctl)
+/* --json and --wide may be behind the verb, too: who has seen a table adds them there. Return:
+ * arguments that are left. */
+static int main_take_late(const struct ctl_verb *verb, int argc, char **argv, struct ctl *ctl)
 {
 	int n = 1;
 
 	for (int i = 1; i < argc; i++) {
-		if (verb->run == ctl_run || strcmp(argv[i], "--wide") != 0)
-			argv[n++] = argv[i];
-		else
+		if (verb->run != ctl_run && strcmp(argv[i], "--wide") == 0)
 			ctl->width = 0;
+		else if (verb->run != ctl_run && strcmp(argv[i], "--json") == 0)
+			ctl->json = true;
+		else
+			argv[n++] = argv[i];
 	}
 	argv[n] = NULL;
 	return n;
@@ -290,7 +292,7 @@ int main(int argc, char **argv)
 		return main_no_verb(argv[optind]);
 	argc -= optind;
 	argv += optind;
-	argc = main_take_wide(verb, argc, argv, &ctl);
+	argc = main_take_late(verb, argc, argv, &ctl);
 	if (main_wants_help(verb, argc, argv)) {
 		main_help_verb(verb);
 		return main_end(CTL_OK);
