@@ -5,9 +5,11 @@
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -278,14 +280,26 @@ static int rpc_client_connect_retry(const struct sockaddr_un *addr, uint32_t tim
 	return e;
 }
 
+/* Says who may open the socket. */
+static int rpc_client_denied(int e, const char *path, struct shardd_error *err)
+{
+	struct stat st;
+	char whose[64] = "";
+
+	if (stat(path, &st) == 0)
+		snprintf(whose, sizeof(whose), " (mode %04o, group %u)", st.st_mode & 07777u,
+			 (unsigned)st.st_gid);
+	return error_os(err, SHARDD_PERMISSION_DENIED, e,
+			"uid %u may not open the daemon's socket %s%s", (unsigned)getuid(), path,
+			whose);
+}
+
 static int rpc_client_connect_error(int e, const char *path, struct shardd_error *err)
 {
 	switch (e) {
 	case EACCES:
 	case EPERM:
-		return error_os(err, SHARDD_PERMISSION_DENIED, e,
-				"uid %u may not open the daemon's socket %s", (unsigned)getuid(),
-				path);
+		return rpc_client_denied(e, path, err);
 	case EMFILE:
 	case ENFILE:
 	case ENOMEM:

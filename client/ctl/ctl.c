@@ -72,7 +72,11 @@ void ctl_print_error(const char *code, const char *fmt, ...)
 
 int ctl_error(const struct shardd_error *err)
 {
-	ctl_print_error(shardd_code_name(err->code), "%s", err->text);
+	ctl_print_error(shardd_code_name(err->code), "%s%s", err->text,
+			err->code == SHARDD_DEADLINE_EXCEEDED
+				? "; the log of the daemon says whether it has started "
+				  "(journalctl -u shardd)"
+				: "");
 	/* The daemon itself says neither of a call that it could answer. */
 	if (err->code == SHARDD_UNAVAILABLE || err->code == SHARDD_DEADLINE_EXCEEDED)
 		return CTL_UNREACHABLE;

@@ -155,10 +155,20 @@ static int config_file_refuse(struct fault *f, const char *name, unsigned line, 
 	return fault_set(f, FAULT_INVALID, key, "%.128s: %s", name, text);
 }
 
+/* An entry of the list @k, for messages. */
+static const char *config_file_entry(const struct config_key *k)
+{
+	if (k && k->type == CONFIG_LIMITS)
+		return "\"alice:max_jobs=8\"";
+	return k && k->type == CONFIG_WORDS ? "a, b" : "1000, 1001";
+}
+
 /* Turns libcyaml's message into one for people. */
 static int config_file_refuse_yaml(struct fault *f, const char *name, const struct complaint *p,
 				   cyaml_err_t err, unsigned line)
 {
+	const struct config_key *k = config_key_find(p->key);
+	bool in_list = k && config_key_is_list(k);
 	char text[320];
 
 	if (err == CYAML_ERR_ALIAS)
@@ -170,12 +180,13 @@ static int config_file_refuse_yaml(struct fault *f, const char *name, const stru
 	}
 	if (strncmp(p->text, "Expecting SEQUENCE", 18) == 0) {
 		snprintf(text, sizeof(text), "%s must be a list, such as [%s]", p->key,
-			 "1000, 1001");
+			 config_file_entry(k));
 		return config_file_refuse(f, name, line, p->key, text);
 	}
 	if (strncmp(p->text, "Expecting STRING", 16) == 0) {
-		snprintf(text, sizeof(text), "%s must be one value, not a list or a mapping",
-			 p->key);
+		snprintf(text, sizeof(text), "%s%s must be one value, not a list or a mapping%s",
+			 in_list ? "an entry of " : "", p->key,
+			 in_list ? "; write it in quotation marks" : "");
 		return config_file_refuse(f, name, line, p->key, text);
 	}
 	if (err == CYAML_ERR_LIBYAML_PARSER) { /* what is known is the last key before it */
@@ -218,8 +229,11 @@ static int config_file_apply_slot(struct config *c, const struct config_key *k,
 	if (config_file_join(s, buf, sizeof(buf)) < 0)
 		return fault_set(f, FAULT_INVALID, k->name,
 				 "%s has an entry that is empty or contains a blank or a comma; an "
-				 "entry must be one name or number",
-				 k->name);
+				 "entry must be one %s",
+				 k->name,
+				 k->type == CONFIG_LIMITS ? "USER:LIMIT=VALUE or @GROUP:LIMIT=VALUE"
+				 : k->type == CONFIG_WORDS ? "word"
+							   : "name or number");
 	return config_key_parse(c, k, buf, f);
 }
 

@@ -497,6 +497,18 @@ static void user_limit_text(const struct user *u, enum user_kind kind, char *buf
 		snprintf(buf, bytes, "%s", user_kinds[kind].key);
 }
 
+void user_limit_in_the_way(const struct user *u, enum user_kind kind, uint64_t n, char *buf,
+			   size_t bytes)
+{
+	const struct user_group *g = user_full_group(u, kind, n);
+
+	if (n > user_own_left(u, kind) || !g)
+		user_limit_text(u, kind, buf, bytes);
+	else
+		snprintf(buf, bytes, "'@%u:total_%s' of user_limits", (unsigned)g->gid,
+			 user_kinds[kind].name);
+}
+
 static int user_refuse_group(struct user_group *g, enum user_kind kind, uint64_t n, struct fault *f)
 {
 	g->refused[kind]++;

@@ -156,6 +156,11 @@ struct user *user_unref(struct user *u);
 /* Root, or the daemon's own user. */
 bool user_is_admin(uid_t uid);
 
+/* Write the limit that leaves no room for @n more into @buf: max_jobs_per_user, or the entry of
+ * user_limits. */
+void user_limit_in_the_way(const struct user *u, enum user_kind kind, uint64_t n, char *buf,
+			   size_t bytes);
+
 /* Could @n more be charged? @u: NULL: yes. */
 bool user_has_room(const struct user *u, enum user_kind kind, uint64_t n);
 

@@ -178,7 +178,8 @@ static int http_listen_tcp(struct http_listen *l)
 	}
 	hostport_format(h.host, h.port, l->bound);
 	if (r < 0)
-		snprintf(l->why, sizeof(l->why), "%.180s: %s", l->address, strerror(-r));
+		snprintf(l->why, sizeof(l->why), "%.128s: %s%s", l->address, strerror(-r),
+			 r == -EAFNOSUPPORT ? "; a service of systemd needs shardd-http.conf" : "");
 	return r;
 }
 

@@ -415,6 +415,25 @@ static void admission_why_short(const struct job *job, const struct admission_ne
 		 admission_left(job, d));
 }
 
+/* admission_owner_lets is false. */
+static void admission_why_owner(const struct job *job, const struct admission_need *need, char *buf,
+				size_t bytes)
+{
+	const struct user *u = job->owner.user;
+	char limit[80] = "the job's quota";
+
+	if (!user_has_room(u, USER_STATE, need->all)) {
+		user_limit_in_the_way(u, USER_STATE, need->all, limit, sizeof(limit));
+	} else if (!user_has_room(u, USER_SLABS, need->slabs)) {
+		user_limit_in_the_way(u, USER_SLABS, need->slabs, limit, sizeof(limit));
+		snprintf(buf, bytes, "%s leaves less than the %" PRIu64 " slabs that it needs",
+			 limit, (uint64_t)need->slabs);
+		return;
+	}
+	snprintf(buf, bytes, "%s leaves less than the %" PRIu64 " bytes that it needs", limit,
+		 need->all);
+}
+
 void admission_why(const struct job *job, char *buf, size_t bytes)
 {
 	struct admission *a = job->mem.admission;
@@ -426,10 +445,7 @@ void admission_why(const struct job *job, char *buf, size_t bytes)
 		return;
 	need = admission_need_of(a);
 	if (!admission_owner_lets(job, need))
-		snprintf(buf, bytes,
-			 "its owner's limits or its quota leave less than the %" PRIu64
-			 " bytes that it needs",
-			 need->all);
+		admission_why_owner(job, need, buf, bytes);
 	else if (!admission_lets(job, need, &ahead))
 		snprintf(buf, bytes, "it needs %" PRIu64 " bytes, and %u %s before it", need->all,
 			 ahead, ahead == 1 ? "job is" : "jobs are");

@@ -125,8 +125,7 @@ static int svc_shardd_jobs_owner(const Shardd__V1__CreateJobRequest *r, uid_t ui
 		return f->code;
 	if (!job_is_admin(uid))
 		return fault_set(f, FAULT_DENIED, "gid",
-				 "gid is %u: only an administrator creates a job for another user",
-				 r->gid);
+				 "only an administrator creates a job for another user");
 	if (!ref.has_uid)
 		return fault_set(f, FAULT_INVALID, "job.name",
 				 "gid is %u, and job.name '%.75s' has no owner: write UID/NAME",

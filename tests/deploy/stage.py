@@ -370,7 +370,7 @@ def stopped_and_nobody_waits():
         )
         assert "Wrong" not in text, text
         text = the_browser.wait_text("#job", "JOINED, stopped")
-        assert "holds others up" not in text, text
+        assert "holding others up" not in text, text
 
 
 def ranks_that_nobody_measured():

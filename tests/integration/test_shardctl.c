@@ -184,6 +184,8 @@ Test(shardctl, what_the_daemon_refuses_ends_with_1)
 		{ { "slow", "a" }, 0, "nothing to compare" },
 		{ { "job", "drain", "a" }, 0, "0 trainers" },
 		{ { "jobs" }, 0, "IDLE" },
+		{ { "--json", "jobs" }, 0, "\"state\": \"IDLE\"" },
+		{ { "jobs", "--json" }, 0, "\"state\": \"IDLE\"" },
 		{ { "job", "delete", "a" }, 0, "deleted" },
 		{ { "job", "delete", "a" }, 1, "NOT_FOUND" },
 	};

@@ -176,7 +176,7 @@ class Teams(unittest.TestCase):
             done = subprocess.run([CTL, "--socket", at, "job", "create", "z", "--user", "daemon",
                                    "--world-size", "1"], text=True, capture_output=True, **drop)
             self.assertEqual(done.returncode, 1)
-            self.assertIn("only an administrator", done.stderr)
+            self.assertIn("DENIED: only an administrator creates", done.stderr)
 
     def test_groups_have_totals(self):
         with support.daemon("--set", "user_limits=@65534:total_state_bytes=8MiB") as at:

@@ -657,5 +657,17 @@ class TopAlone(unittest.TestCase):
                 screen.all()
 
 
+class Denied(unittest.TestCase):
+    @unittest.skipUnless(os.geteuid() == 0, "only the superuser is several users")
+    def test_a_user_who_may_not_connect_sees_who_may(self):
+        with support.daemon("--set", "socket_mode=0640") as at:
+            os.chmod(os.path.dirname(at), 0o755)
+            os.chown(at, 0, 1234)
+            done = subprocess.run([CTL, "--socket", at, "health"], text=True, capture_output=True,
+                                  user=65534, group=65534, extra_groups=[])
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn(f"{at} (mode 0640, group 1234): Permission denied", done.stderr)
+
+
 if __name__ == "__main__":
     support.main()

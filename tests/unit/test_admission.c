@@ -133,6 +133,14 @@ static void expect_text(const struct asker *a, const char *text)
 	cr_expect(strstr(a->f.text, text), "'%s' is not in: %s", text, a->f.text);
 }
 
+static void expect_why(const struct asker *a, const char *text)
+{
+	char why[200];
+
+	admission_why(a->job, why, sizeof(why));
+	cr_expect(strstr(why, text), "'%s' is not in: %s", text, why);
+}
+
 Test(admission, a_job_that_does_not_wait_is_refused_at_once)
 {
 	struct asker a;
@@ -302,6 +310,7 @@ Test(admission, its_owners_limit_keeps_back_nobody_else)
 	users_find(&fix.node.users, ALICE)->most[USER_STATE] = 45 * MIB;
 	asker_init(&limited, job_of("limited", ALICE, 3, WAIT_MS), 30);
 	cr_expect_eq(asker_ask(&limited), RES_WAIT);
+	expect_why(&limited, "max_state_bytes_per_user leaves less than the ");
 	asker_init(&other, job_of("other", BOB, 0, 0), 30);
 	cr_expect_eq(asker_ask(&other), RES_DONE, "%s", other.f.text);
 	tick(0);
@@ -323,6 +332,7 @@ Test(admission, its_owners_limit_of_slabs_keeps_back_nobody_else)
 	alice->most[USER_SLABS] = alice->used[USER_SLABS] + 1;
 	asker_init(&limited, job_of("limited", ALICE, 3, WAIT_MS), 10);
 	cr_expect_eq(asker_ask(&limited), RES_WAIT);
+	expect_why(&limited, "max_slabs_per_user leaves less than the 2 slabs that it needs");
 	asker_init(&other, job_of("other", BOB, 0, 0), 10);
 	cr_expect_eq(asker_ask(&other), RES_DONE, "%s", other.f.text);
 	end_job(first);
@@ -403,6 +413,7 @@ Test(admission, a_total_of_its_group_is_a_limit_too)
 	cr_expect_eq(asker_ask(&a), RES_DONE, "%s", a.f.text);
 	asker_init(&b, job_of("rest", BOB, 0, WAIT_MS), 20);
 	cr_expect_eq(asker_ask(&b), RES_WAIT);
+	expect_why(&b, "'@20001:total_state_bytes' of user_limits leaves less than the ");
 	end_job(a.job);
 	tick(0);
 	cr_expect_eq(b.resumed, 1);

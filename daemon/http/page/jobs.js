@@ -211,14 +211,14 @@ function rankLook(job, r) {
 	if (r.state === "DEAD")
 		return ["bad", "✖", "dead"];
 	if (held)
-		return ["bad", "!", "holds others up"];
+		return ["bad", "!", "holding others up"];
 	if (isStopped(r))
 		return ["warn", "‖", "stopped"];
 	if (r.state !== "JOINED" && r.state !== "ELSEWHERE")
 		return ["plain", "○", r.state.toLowerCase()];
 	if (r.op && r.op_waits_for)
 		return ["warn", "…", "waiting"];
-	return ["ok", "●", r.op ? "runs an op" : "computes"];
+	return ["ok", "●", r.op ? "running an op" : "computing"];
 }
 
 function drawMap(job) {
