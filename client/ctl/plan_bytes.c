@@ -115,9 +115,11 @@ static uint64_t plan_bytes_scratch(const struct plan_unit *u, const struct plan_
 {
 	const struct formula_part *part = &u->part;
 	uint32_t devices = p->nodes * p->devices, size = p->ranks / p->replicas;
-	uint32_t replicas = p->ranks / devices % size ? 0 : p->ranks / devices / size;
+	uint32_t replicas;
 	uint64_t bytes = 0;
 
+	CHECK(devices && size);
+	replicas = p->ranks / devices % size ? 0 : p->ranks / devices / size;
 	if (devices > 1)
 		bytes = formula_array(part->trained * u->spread * FORMULA_STATE,
 				      part->is_staggered);

@@ -319,11 +319,12 @@ static enum res readers_let_change(struct job *job, enum job_change what)
 /* Nobody reads them where they are. */
 static bool readers_may_move(struct job *job)
 {
+	bool making;
+
 	if (!list_empty(&job->readers.holds))
 		readers_expire(job, clock_now_us());
-	/* both are asked, so that both hurry */
-	return list_empty(&job->readers.holds) & (generation_let(job) == RES_DONE) &
-	       (making_let(job) == RES_DONE);
+	making = making_let(job) != RES_DONE; /* also beside a checkpoint: both hurry */
+	return list_empty(&job->readers.holds) && generation_let(job) == RES_DONE && !making;
 }
 
 enum res readers_let(struct job *job, enum job_change what, struct waiter *w)

@@ -163,7 +163,10 @@ static int assembly_list(const struct job *job, const char *root, struct assembl
 /* Elements of one block. */
 static uint64_t assembly_block(const struct view_tensor *t)
 {
-	return KERNEL_ASSEMBLE_BYTES / dtype_size(t->dtype);
+	size_t size = dtype_size(t->dtype);
+
+	CHECK(size);
+	return KERNEL_ASSEMBLE_BYTES / size;
 }
 
 static uint64_t assembly_blocks(const struct view_tensor *t)

@@ -189,7 +189,7 @@ static int view_shape_check_stack(const struct view_build *b, const struct view_
 
 		if (view_shape_join(b, m, e * m->each, &n, other))
 			return b->f->code;
-		if (n != dims || memcmp(other, shape, dims * sizeof(*shape)))
+		if (n != dims || memcmp(other, shape, dims * sizeof(*shape)) != 0)
 			return fault_set(b->f, FAULT_INVALID, field,
 					 "'%.200s' has not the shape of '%.200s'",
 					 b->sources[m->sources[e * m->each]].name,

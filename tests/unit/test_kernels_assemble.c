@@ -97,7 +97,7 @@ static bool same(enum dtype t, const char *a, const char *b, uint64_t elements)
 
 		kernels_ref()->cast(&one, 0, 1);
 		kernels_ref()->cast(&two, 0, 1);
-		if (memcmp(&x, &y, sizeof(x)) && (x == x || y == y))
+		if (memcmp(&x, &y, sizeof(x)) != 0 && (x == x || y == y))
 			return false;
 	}
 	return true;
