@@ -12,7 +12,7 @@
 
 #define LARGEST 10u /* slabs that are shown */
 
-static const char *const class_names[] = { "shard", "full", "grad", "control" };
+static const char *const class_names[] = { "shard", "full", "grad", "control", "published" };
 
 static void memory_class_cells(struct table *t, Shardd__V1__ClassBytes *const *classes, size_t n)
 {
@@ -31,6 +31,7 @@ static int memory_print_devices(struct ctl *ctl, const Shardd__V1__GetStatusResp
 		{ "FULL", TABLE_NUMBER },
 		{ "GRAD", TABLE_NUMBER },
 		{ "CONTROL", TABLE_NUMBER },
+		{ "PUBLISHED", TABLE_NUMBER },
 		{ "QUARANTINED", TABLE_NUMBER },
 		{ "OVERHEAD", TABLE_NUMBER },
 	};
@@ -57,7 +58,7 @@ static int memory_print_jobs(struct ctl *ctl, const Shardd__V1__GetStatusRespons
 		{ "USED", TABLE_NUMBER },          { "USED%", TABLE_NUMBER },
 		{ "SHARD", TABLE_NUMBER },         { "FULL", TABLE_NUMBER },
 		{ "GRAD", TABLE_NUMBER },          { "CONTROL", TABLE_NUMBER },
-		{ "QUARANTINED", TABLE_NUMBER },
+		{ "PUBLISHED", TABLE_NUMBER },     { "QUARANTINED", TABLE_NUMBER },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 

@@ -112,7 +112,8 @@ uint64_t quota_peak_used(const struct quota *q)
 
 const char *mem_class_name(enum mem_class class)
 {
-	static const char *const names[_MEM_N] = { "shard", "full", "grad", "control" };
+	static const char *const names[_MEM_N] = { "shard", "full", "grad", "control",
+						   "published" };
 
 	return class < _MEM_N ? names[class] : "?";
 }

@@ -15,6 +15,7 @@ enum mem_class {
 	MEM_FULL,      /* gathered copies: pooled, revocable */
 	MEM_GRAD,      /* what trainers write: gradient and other buffers: pooled */
 	MEM_CONTROL,   /* blobs of commits, copies for checkpoints */
+	MEM_PUBLISHED, /* generations of publications */
 	_MEM_N,
 };
 
@@ -57,7 +58,7 @@ uint64_t quota_peak_used(const struct quota *q);
 /* Bytes that could still be charged here. */
 uint64_t quota_left(const struct quota *q);
 
-/* shard, full, grad, control. Return: static string. */
+/* shard, full, grad, control, published. Return: static string. */
 const char *mem_class_name(enum mem_class class);
 
 #endif

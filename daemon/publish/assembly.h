@@ -15,6 +15,7 @@ struct job;
 
 struct assembly {
 	unsigned refs;
+	uint64_t layout;   /* its number: the publication's */
 	struct view *view; /* owned */
 	struct k_assemble_tensor *tensors;
 	struct k_assemble_box *boxes;

@@ -62,6 +62,7 @@ struct publication_lease *publication_lease(struct published *g)
 		return NULL;
 	l->g = g;
 	list_init(&l->link);
+	list_init(&l->held);
 	list_append(&g->leases, &l->link);
 	g->leased++;
 	return l;
@@ -73,8 +74,10 @@ struct publication_lease *publication_release(struct publication_lease *l)
 {
 	struct published *g = l ? l->g : NULL;
 
-	if (l)
+	if (l) {
 		list_unlink(&l->link);
+		list_unlink(&l->held);
+	}
 	free(l);
 	if (g)
 		publication_go(g->p); /* one that waits for a buffer */
@@ -165,7 +168,7 @@ static int publication_take_memory(struct publication *p, struct published *g, s
 	if (!g->crc)
 		g->crc = calloc((size_t)p->assembly->n_blocks + 1, sizeof(*g->crc));
 	if (g->crc && !g->slab)
-		r = slab_new(d, &job->quota, MEM_CONTROL, BACKEND_SHARE_FD, p->assembly->bytes,
+		r = slab_new(d, &job->quota, MEM_PUBLISHED, BACKEND_SHARE_FD, p->assembly->bytes,
 			     job->rec->name, -1, &g->slab);
 	if (g->crc && !r && !g->slab->exported)
 		r = backend_seal(d->backend, g->slab->mem);
@@ -345,6 +348,7 @@ static int publication_fit(struct publication *p, struct fault *f)
 		return f->code;
 	}
 	assembly_unref(p->assembly);
+	a->layout = ++p->layouts;
 	p->assembly = a;
 	p->units = units;
 	return 0;
@@ -360,11 +364,17 @@ static void publication_is_full(struct publication *p)
 	p->wanted = false;
 	p->counts.skipped++;
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
-		  "all %u buffers of publication '%s' of job '%s' are in use: readers have leased "
-		  "them "
-		  "(shardctl publications shows who)",
+		  "all %u buffers of publication '%s' of job '%s' are in use: a reader must "
+		  "release its generation first, or declare more buffers",
 		  p->n_buffers, d->name, p->job->rec->name);
 	publication_tell_fault(p, &f, false);
+}
+
+bool publication_is_current(struct publication *p)
+{
+	const struct published *g = publication_newest(p);
+
+	return g && g->commit == p->job->readers.commits && readers_may_hold(p->job);
 }
 
 /* Begin to make one, if it is wanted and can be made now. */
@@ -376,6 +386,10 @@ static void publication_go(struct publication *p)
 	if (!p->wanted || p->making_at || p->gone || p->job->life.deleted ||
 	    !readers_may_hold(p->job))
 		return;
+	if (publication_is_current(p)) {
+		p->wanted = false;
+		return;
+	}
 	if (publication_fit(p, &f)) {
 		publication_fail(p, &f);
 		return;
@@ -393,13 +407,6 @@ void publication_want(struct publication *p)
 {
 	p->wanted = true;
 	publication_go(p);
-}
-
-bool publication_is_current(struct publication *p)
-{
-	const struct published *g = publication_newest(p);
-
-	return g && g->commit == p->job->readers.commits && readers_may_hold(p->job);
 }
 
 /* -------------------------------------------------------------------- declare and drop */
@@ -637,4 +644,15 @@ void publications_free(struct job *job)
 {
 	while (!list_empty(&job->readers.publications))
 		publication_free(list_first(&job->readers.publications, struct publication, link));
+}
+
+uint64_t publications_bytes(const struct job *job)
+{
+	const struct publication *p, *tmp;
+	uint64_t bytes = 0;
+
+	list_for_each (p, tmp, &job->readers.publications, link)
+		for (unsigned i = 0; i < p->n_buffers; i++)
+			bytes += p->buffers[i].slab ? p->buffers[i].slab->bytes : 0;
+	return bytes;
 }

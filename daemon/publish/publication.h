@@ -53,6 +53,8 @@ struct published {
 /* A reader's right to a generation: its buffer is not used again. Owned by the reader. */
 struct publication_lease {
 	struct list link;    /* published.leases; unlinked: the publication is gone */
+	struct list held;    /* the owner's */
+	uint64_t id;         /* the owner's */
 	struct published *g; /* NULL: the publication is gone */
 };
 
@@ -80,6 +82,7 @@ struct publication {
 	state_published *rec;      /* the job's record's */
 	struct assembly *assembly; /* owned ref; NULL: none that fits the units as they are */
 	uint64_t units;            /* readers_generation of it */
+	uint64_t layouts;          /* so far: assembly.layout */
 	struct user_charge cost;   /* its tables */
 	struct published buffers[PUBLICATION_MAX_BUFFERS];
 	unsigned n_buffers;
@@ -127,6 +130,8 @@ void publications_tick(struct job *job, uint64_t now_us);
 int publications_restore(struct job *job, struct fault *f);
 /* The job is deleted: what is made ends soon, waits end now. */
 void publications_end(struct job *job);
+/* Bytes of the generations that are there, and of the one that is made. */
+uint64_t publications_bytes(const struct job *job);
 /* Free them all; nothing is made any more. */
 void publications_free(struct job *job);
 

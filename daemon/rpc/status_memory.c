@@ -3,6 +3,7 @@
 #include "core/check.h"
 #include "core/formula.h"
 #include "mem/stagger.h"
+#include "publish/publication.h"
 #include "step/external.h"
 #include "reduce/reduce_run.h"
 
@@ -51,6 +52,7 @@ static void status_memory_add_used(const struct job *job, struct status_memory *
 		if (job->ranks[r])
 			m->used[MEM_GRAD] += job->ranks[r]->pool.used;
 	m->used[MEM_CONTROL] = job->quota.by_class[MEM_CONTROL];
+	m->used[MEM_PUBLISHED] = job->quota.by_class[MEM_PUBLISHED];
 }
 
 /* ------------------------------------------------------------- the formulas */
@@ -230,6 +232,7 @@ static void status_memory_add_formula(const struct job *job, struct status_memor
 	for (size_t i = 0; i < job->rec->n_blobs; i++)
 		m->formula[MEM_CONTROL] += job->rec->blobs[i]->data.len;
 	m->formula[MEM_CONTROL] += regcache_bytes(job);
+	m->formula[MEM_PUBLISHED] += publications_bytes(job);
 }
 
 void status_memory(const struct job *job, struct status_memory *ret)

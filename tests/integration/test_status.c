@@ -179,7 +179,7 @@ static void check_status(struct daemonfix *d)
 	has_keys(device, "device",
 		 WORDS("id", "backend", "capacity_bytes", "used_bytes", "classes"));
 	classes = json_object_get(device, "classes");
-	has_keys(classes, "classes", WORDS("shard", "full", "grad", "control"));
+	has_keys(classes, "classes", WORDS("shard", "full", "grad", "control", "published"));
 	json_object_foreach(classes, class, bytes) sum += json_integer_value(bytes);
 	cr_assert_eq(sum, json_integer_value(json_object_get(device, "used_bytes")));
 	job = by_name(json_object_get(s, "jobs"), "full");

@@ -102,9 +102,9 @@ static const float *elements(const struct published *g)
 	return backend_addr(g->slab->mem);
 }
 
-static uint64_t control(void)
+static uint64_t memory(void)
 {
-	return job->quota.by_class[MEM_CONTROL];
+	return job->quota.by_class[MEM_PUBLISHED];
 }
 
 /* ------------------------------------------------------------------------------ content */
@@ -331,7 +331,7 @@ Test(publication, kept_generations_make_room_by_policy)
 		cr_assert_eq(p->counts.skipped, drops ? 0 : 1);
 		publication_release(l);
 		publication_drop(p);
-		cr_assert_eq(control(), 0);
+		cr_assert_eq(memory(), 0);
 	}
 }
 
@@ -411,7 +411,7 @@ Test(publication, a_request_ends_with_the_reason)
 	}
 	await(p, &asks, 3, true);
 	await(p, &waits, 3, false);
-	publication_want(p);
+	train(4);
 	cr_assert_eq(asks.n, 1);
 	cr_assert_eq(asks.f.code, FAULT_EXHAUSTED);
 	cr_assert(strstr(asks.f.text, "all 3 buffers of publication 'pub'"), "%s", asks.f.text);
@@ -434,7 +434,7 @@ Test(publication, a_lease_of_a_dropped_publication_leads_nowhere)
 	publication_drop(p);
 	cr_assert_null(l->g);
 	cr_assert_null(publication_find(job, "pub"));
-	cr_assert_eq(control(), 0);
+	cr_assert_eq(memory(), 0);
 	publication_release(l);
 	p = declare(); /* a new one, with numbers of its own */
 	train(2);
@@ -443,12 +443,15 @@ Test(publication, a_lease_of_a_dropped_publication_leads_nowhere)
 
 Test(publication, a_drop_in_the_middle_of_a_generation)
 {
-	struct publication *p = declare();
+	struct publication *p;
 
+	d.every_steps = 0;
+	p = declare();
 	train(1);
 	nodefix_turns(&n);
 	backend_fake_hold(fake(), true);
 	publication_want(p);
+	cr_assert(making_is_busy(job));
 	publication_drop(p);
 	cr_assert(making_is_busy(job));
 	cr_assert_null(publication_find(job, "pub"));
@@ -456,21 +459,24 @@ Test(publication, a_drop_in_the_middle_of_a_generation)
 	backend_fake_hold(fake(), false);
 	nodefix_turns(&n);
 	cr_assert_not(making_is_busy(job));
-	cr_assert_eq(control(), 0);
+	cr_assert_eq(memory(), 0);
 	publication_want(p);
 	cr_assert_eq(newest(p), 1);
 }
 
 Test(publication, a_deleted_job_ends_what_is_made)
 {
-	struct publication *p = declare();
+	struct publication *p;
 	struct waiter_case c;
 	struct fault f = FAULT_NULL;
 
+	d.every_steps = 0;
+	p = declare();
 	train(1);
 	nodefix_turns(&n);
 	backend_fake_hold(fake(), true);
 	publication_want(p);
+	cr_assert(making_is_busy(job));
 	await(p, &c, 5, false);
 	cr_assert_eq(job_delete(job, true, NULL, &f), 0);
 	cr_assert_eq(c.n, 1);
@@ -521,7 +527,7 @@ Test(publication, there_are_not_too_many)
 	snprintf(name, sizeof(name), "one-more");
 	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_EXHAUSTED);
 	cr_assert(strstr(f.text, "the most that are possible: drop one"), "%s", f.text);
-	cr_assert_eq(control(), 0, "without a generation they have no memory");
+	cr_assert_eq(memory(), 0, "without a generation they have no memory");
 }
 
 /* No memory is left to train with, or by the job's quota: the trainers go on, and the reason is shown. */

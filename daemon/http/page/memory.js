@@ -4,12 +4,13 @@ import {jobKey} from "./samples.js";
 
 const WIDTH = 1000;
 const HEIGHT = 26;
-const CLASSES = ["shard", "full", "grad", "control"];
+const CLASSES = ["shard", "full", "grad", "control", "published"];
 const CLASS_HELP = {
 	shard: "parameters and optimizer state",
 	full: "gathered copies",
 	grad: "gradients and other buffers",
 	control: "tables of the daemon",
+	published: "generations of publications",
 };
 
 const open = new Set(); /* keys of rows whose numbers are shown */
