@@ -79,7 +79,13 @@
 	CALL(Job,     Checkpoint,       56, false)                       \
 	CALL(Job,     LoadCheckpoint,   57, false)                       \
 	CALL(Job,     SetCheckpoints,   58, false)                       \
-	CALL(Job,     ResizeJob,        59, false)
+	CALL(Job,     ResizeJob,        59, false)                       \
+	CALL(Publication, DeclarePublication, 60, false)                 \
+	CALL(Publication, DropPublication,    61, false)                 \
+	CALL(Publication, PublishGeneration,  62, false)                 \
+	CALL(Publication, AcquireGeneration,  63, false)                 \
+	CALL(Publication, DescribeGeneration, 64, false)                 \
+	CALL(Publication, ReleaseGeneration,  65, false)
 /* clang-format on */
 
 struct method {

@@ -191,6 +191,12 @@ static const struct rpc_method svc_shardd_calls[] = {
 	{ "ReadJob", svc_read_job, false, false },
 	{ "HoldStep", svc_hold_step, false, false },
 	{ "ReleaseStep", svc_release_step, false, false },
+	{ "DeclarePublication", svc_declare_publication, false, false },
+	{ "DropPublication", svc_drop_publication, false, false },
+	{ "PublishGeneration", svc_publish_generation, false, false },
+	{ "AcquireGeneration", svc_acquire_generation, false, false },
+	{ "DescribeGeneration", svc_describe_generation, false, false },
+	{ "ReleaseGeneration", svc_release_generation, false, false },
 };
 
 static struct rpc_method svc_shardd_method(const char *name)
@@ -206,9 +212,13 @@ static struct rpc_method svc_shardd_method(const char *name)
 static void svc_shardd_fill(struct svc_shardd *svc)
 {
 	static const ProtobufCServiceDescriptor *const services[SVC_SHARDD_SERVICES] = {
-		&shardd__v1__session_service__descriptor, &shardd__v1__job_service__descriptor,
-		&shardd__v1__unit_service__descriptor,    &shardd__v1__training_service__descriptor,
-		&shardd__v1__ddp_service__descriptor,     &shardd__v1__reader_service__descriptor,
+		&shardd__v1__session_service__descriptor,
+		&shardd__v1__job_service__descriptor,
+		&shardd__v1__unit_service__descriptor,
+		&shardd__v1__training_service__descriptor,
+		&shardd__v1__ddp_service__descriptor,
+		&shardd__v1__reader_service__descriptor,
+		&shardd__v1__publication_service__descriptor,
 	};
 	struct rpc_method *next = svc->methods;
 

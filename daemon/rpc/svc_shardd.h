@@ -9,7 +9,7 @@
 #include "session/session.h"
 #include "methods.h"
 
-enum { SVC_SHARDD_SERVICES = 6 };
+enum { SVC_SHARDD_SERVICES = 7 };
 
 struct svc_shardd {
 	struct sessions *sessions; /* borrowed */

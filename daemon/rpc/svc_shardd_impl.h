@@ -5,6 +5,7 @@
 #include "core/res.h"
 #include "job/job.h"
 #include "rpc/svc_shardd.h"
+#include "publication.pb-c.h"
 #include "shardd.pb-c.h"
 
 /* The session of the call's connection, or NULL with the call ended. */
@@ -64,5 +65,15 @@ void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *
 void svc_read_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_hold_step(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 void svc_release_step(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+
+/* svc_shardd_publish.c */
+void svc_declare_publication(struct rpc_call *call, const ProtobufCMessage *request,
+			     void *userdata);
+void svc_drop_publication(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_publish_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_acquire_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_describe_generation(struct rpc_call *call, const ProtobufCMessage *request,
+			     void *userdata);
+void svc_release_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 
 #endif

@@ -50,6 +50,7 @@ int session_new(struct sessions *all, struct conn *c, const char *name, struct s
 	s->created_us = clock_now_us();
 	memcpy(s->name, name, strnlen(name, SESSION_NAME_MAX));
 	list_init(&s->locals);
+	list_init(&s->leases);
 	list_init(&s->watches);
 	list_init(&s->link);
 	list_append(&all->all, &s->link);
@@ -114,6 +115,8 @@ void session_end(struct session *s, const char *why)
 		session_drop_member(s);
 	}
 	s->reader = reader_free(s->reader);
+	while (!list_empty(&s->leases))
+		publication_release(list_first(&s->leases, struct publication_lease, held));
 	session_tell_dependents(s);
 	conn_set_user(s->conn, NULL);
 	list_unlink(&s->link);
@@ -202,6 +205,50 @@ int session_read(struct session *s, struct job *job, struct fault *f)
 	reader_free(s->reader);
 	s->reader = r;
 	return 0;
+}
+
+static unsigned session_count_leases(const struct session *s)
+{
+	const struct publication_lease *l, *tmp;
+	unsigned n = 0;
+
+	list_for_each (l, tmp, (struct list *)(uintptr_t)&s->leases, held)
+		n++;
+	return n;
+}
+
+struct publication_lease *session_lease(struct session *s, struct published *g, struct fault *f)
+{
+	struct publication_lease *l;
+
+	if (session_count_leases(s) >= SESSION_MAX_LEASES) {
+		fault_set(f, FAULT_EXHAUSTED, NULL,
+			  "this session has %u leases, the most that are possible: release some",
+			  SESSION_MAX_LEASES);
+		return NULL;
+	}
+	l = publication_lease(g);
+	if (!l) {
+		fault_errno(f, -ENOMEM, "leasing a generation");
+		return NULL;
+	}
+	l->id = ++s->last_lease;
+	list_append(&s->leases, &l->held);
+	return l;
+}
+
+struct publication_lease *session_lease_find(struct session *s, uint64_t id, struct fault *f)
+{
+	struct publication_lease *l, *tmp;
+
+	list_for_each (l, tmp, &s->leases, held)
+		if (l->id == id)
+			return l;
+	fault_set(
+		f, FAULT_NOT_FOUND, NULL,
+		"this session has no lease %llu: it was released, or the connection was made again",
+		(unsigned long long)id);
+	return NULL;
 }
 
 struct member *session_member(struct session *s, struct fault *f)

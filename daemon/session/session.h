@@ -18,10 +18,12 @@
 #include "job/job.h"
 #include "local_abi.h"
 #include "net/conn.h"
+#include "publish/publication.h"
 
 #define SESSION_NAME_MAX 64
 /* Each may keep hundreds of events waiting for a client that does not read. */
 #define SESSION_MAX_WATCHES 16u
+#define SESSION_MAX_LEASES  64u
 
 struct local;
 struct ring;
@@ -83,6 +85,8 @@ struct session {
 	char name[SESSION_NAME_MAX + 1];
 	struct member *member; /* a reference; NULL: in no job */
 	struct reader *reader; /* owned; NULL: it reads no job */
+	struct list leases;    /* of struct publication_lease, owned */
+	uint64_t last_lease;   /* number */
 	struct list locals;    /* of struct session_local */
 	struct list watches;   /* of struct session_watch */
 	uint64_t created_us;
@@ -135,6 +139,11 @@ enum res session_leave(struct session *s, bool *ret_freed, struct fault *f);
 /* Read @job from here on, instead of the job that it read before. A session that has joined, or
  * holds a step, cannot. Return: 0 or a fault code. */
 int session_read(struct session *s, struct job *job, struct fault *f);
+
+/* Lease @g. Return: the session's; NULL: @f is filled. */
+struct publication_lease *session_lease(struct session *s, struct published *g, struct fault *f);
+/* By number. Return: NULL: @f is filled. */
+struct publication_lease *session_lease_find(struct session *s, uint64_t id, struct fault *f);
 
 /* The member, or a fault that says to call Join. */
 struct member *session_member(struct session *s, struct fault *f);

@@ -33,11 +33,24 @@ static int session_local_on_hello(struct local *l, const uint8_t token[SHD1_TOKE
 	return 0;
 }
 
+/* The slab of a generation that it has leased. */
+static struct slab *session_local_leased(const struct session *s, uint32_t id)
+{
+	const struct publication_lease *l, *tmp;
+
+	list_for_each (l, tmp, (struct list *)(uintptr_t)&s->leases, held)
+		if (l->g && l->g->slab->id == id)
+			return l->g->slab;
+	return NULL;
+}
+
 /* The slab, if the session may have it. */
 static struct slab *session_local_slab_for(const struct session *s, uint32_t id)
 {
-	struct slab *slab;
+	struct slab *slab = s ? session_local_leased(s, id) : NULL;
 
+	if (slab)
+		return slab;
 	if (!s || !s->reader)
 		return s && s->member ? job_slab_for(s->member, id) : NULL;
 	slab = s->reader->job ? job_slab_for_reader(s->reader->job, id) : NULL;

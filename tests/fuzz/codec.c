@@ -10,6 +10,7 @@
 #include "methods.h"
 #include "reflection.pb-c.h"
 #include "rpc/codec.h"
+#include "publication.pb-c.h"
 #include "shardd.pb-c.h"
 #include "status.pb-c.h"
 
@@ -20,9 +21,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static const ProtobufCMessageDescriptor *input(unsigned i)
 {
 	static const ProtobufCServiceDescriptor *const services[] = {
-		&shardd__v1__session_service__descriptor, &shardd__v1__job_service__descriptor,
-		&shardd__v1__unit_service__descriptor,    &shardd__v1__training_service__descriptor,
-		&shardd__v1__ddp_service__descriptor,     &shardd__v1__reader_service__descriptor,
+		&shardd__v1__session_service__descriptor,
+		&shardd__v1__job_service__descriptor,
+		&shardd__v1__unit_service__descriptor,
+		&shardd__v1__training_service__descriptor,
+		&shardd__v1__ddp_service__descriptor,
+		&shardd__v1__reader_service__descriptor,
+		&shardd__v1__publication_service__descriptor,
 	};
 	const ProtobufCServiceDescriptor *s = i >= 0xf0 ? &grpc__health__v1__health__descriptor
 							: &shardd__v1__status_service__descriptor;

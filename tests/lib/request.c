@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "daemonfix.h"
+#include "publication.pb-c.h"
 
 struct request_parts good;
 
@@ -280,9 +281,13 @@ static void fill_ddp(ProtobufCMessage *m, const char *method)
 const ProtobufCMethodDescriptor *request_method(const char *name, const char **ret_service)
 {
 	static const ProtobufCServiceDescriptor *const services[] = {
-		&shardd__v1__session_service__descriptor, &shardd__v1__job_service__descriptor,
-		&shardd__v1__unit_service__descriptor,    &shardd__v1__training_service__descriptor,
-		&shardd__v1__ddp_service__descriptor,     &shardd__v1__reader_service__descriptor,
+		&shardd__v1__session_service__descriptor,
+		&shardd__v1__job_service__descriptor,
+		&shardd__v1__unit_service__descriptor,
+		&shardd__v1__training_service__descriptor,
+		&shardd__v1__ddp_service__descriptor,
+		&shardd__v1__reader_service__descriptor,
+		&shardd__v1__publication_service__descriptor,
 	};
 	const ProtobufCServiceDescriptor *service = &shardd__v1__status_service__descriptor;
 	const ProtobufCMethodDescriptor *m = NULL;

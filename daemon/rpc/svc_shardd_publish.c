@@ -1,0 +1,363 @@
+/* Publications of a job, and leases of their generations. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "json/json_message.h"
+#include "publication.pb-c.h"
+#include "publish/publication.h"
+#include "rpc/arena.h"
+#include "rpc/svc_shardd_impl.h"
+
+/* Tensors of one answer. */
+#define SVC_PUBLISH_PAGE 4096u
+
+/* The job, for a caller who may open it. @ret_session: the caller's. Return: 0 or a fault code; the call has
+ * ended if there is no session. */
+static int svc_shardd_publish_job(struct rpc_call *call, void *userdata, const char *name,
+				  struct session **ret_session, struct job **ret, struct fault *f)
+{
+	struct session *s = *ret_session;
+
+	if (svc_find_job(call, userdata, name, ret, f) ||
+	    job_check_open(*ret, proc_uid(s->proc), f))
+		return f->code;
+	return 0;
+}
+
+static int svc_shardd_publish_find(const struct job *job, const char *name,
+				   struct publication **ret, struct fault *f)
+{
+	*ret = publication_find(job, name);
+	return *ret ? 0
+		    : (int)fault_set(f, FAULT_NOT_FOUND, "name",
+				     "job '%s' has no publication '%.64s': declare it first",
+				     job->rec->name, name);
+}
+
+/* ------------------------------------------------------------------- declare, drop */
+
+/* The declaration of the request. @made: the one from JSON, to be freed. */
+static int svc_shardd_publish_declared(const Shardd__V1__DeclarePublicationRequest *r,
+				       ProtobufCMessage **made, const view_declaration **ret,
+				       struct fault *f)
+{
+	if (!r->publication == !*r->json)
+		return fault_set(f, FAULT_INVALID, r->publication ? "json" : "publication",
+				 "either publication or json is needed");
+	*ret = r->publication;
+	if (*r->json &&
+	    json_message(r->json, "json", &shardd__v1__publication__descriptor, made, f) == 0)
+		*ret = (const view_declaration *)*made;
+	return f->code;
+}
+
+void svc_declare_publication(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__DeclarePublicationRequest *r =
+		(const Shardd__V1__DeclarePublicationRequest *)request;
+	Shardd__V1__DeclarePublicationResponse reply =
+		SHARDD__V1__DECLARE_PUBLICATION_RESPONSE__INIT;
+	struct session *s = svc_session(call);
+	const view_declaration *d = NULL;
+	ProtobufCMessage *made = NULL;
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+	struct job *job;
+
+	if (!s)
+		return;
+	if (svc_shardd_publish_job(call, userdata, r->job, &s, &job, &f) ||
+	    svc_shardd_publish_declared(r, &made, &d, &f) || publication_declare(job, d, &p, &f)) {
+		svc_refuse(call, "publish", r->job, &f);
+	} else {
+		log_info("job", "publication declared job=%s publication=%s tensors=%u bytes=%llu",
+			 job->label, d->name, p->assembly->view->n,
+			 (unsigned long long)p->assembly->bytes);
+		reply.tensors = p->assembly->view->n;
+		reply.bytes = p->assembly->bytes;
+		rpc_call_reply(call, &reply.base);
+	}
+	protobuf_c_message_free_unpacked(made, NULL);
+}
+
+void svc_drop_publication(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__DropPublicationRequest *r =
+		(const Shardd__V1__DropPublicationRequest *)request;
+	Shardd__V1__DropPublicationResponse reply = SHARDD__V1__DROP_PUBLICATION_RESPONSE__INIT;
+	struct session *s = svc_session(call);
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+	struct job *job;
+
+	if (!s)
+		return;
+	if (svc_shardd_publish_job(call, userdata, r->job, &s, &job, &f) ||
+	    svc_shardd_publish_find(job, r->name, &p, &f)) {
+		svc_refuse(call, "publish", r->job, &f);
+		return;
+	}
+	publication_drop(p);
+	rpc_call_reply(call, &reply.base);
+}
+
+/* ------------------------------------------------------------------------- waiting */
+
+/* A call that waits for a generation. */
+struct svc_shardd_publish_wait {
+	struct publication_wait w;
+	struct rpc_call *call;
+	struct publication *p;
+	struct session *s;
+	void (*answer)(struct svc_shardd_publish_wait *wait);
+};
+
+static void svc_shardd_publish_on_wait(struct publication_wait *w, const struct fault *f)
+{
+	struct svc_shardd_publish_wait *wait = CONTAINER_OF(w, struct svc_shardd_publish_wait, w);
+
+	rpc_call_on_cancelled(wait->call, NULL, NULL);
+	if (f)
+		rpc_call_fail(wait->call, f);
+	else
+		wait->answer(wait);
+	free(wait);
+}
+
+static void svc_shardd_publish_on_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct svc_shardd_publish_wait *wait = userdata;
+	struct fault f = FAULT_NULL;
+
+	publication_leave(&wait->w);
+	free(wait);
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
+	rpc_call_fail(call, &f);
+}
+
+/* @how: answer, p, s, w.newer_than and w.asks. */
+static void svc_shardd_publish_await(struct rpc_call *call,
+				     const struct svc_shardd_publish_wait *how, uint32_t timeout_ms)
+{
+	struct svc_shardd_publish_wait *wait = malloc(sizeof(*wait));
+	uint64_t ms = timeout_ms ? timeout_ms : how->p->job->rec->op_timeout_ms;
+	struct fault f = FAULT_NULL;
+
+	if (!wait) {
+		fault_errno(&f, -ENOMEM, "waiting for a generation");
+		rpc_call_fail(call, &f);
+		return;
+	}
+	*wait = *how;
+	wait->call = call;
+	wait->w.done = svc_shardd_publish_on_wait;
+	wait->w.deadline_us = ms ? clock_now_us() + ms * 1000u : UINT64_MAX;
+	rpc_call_on_cancelled(call, svc_shardd_publish_on_cancelled, wait);
+	publication_await(wait->p, &wait->w);
+}
+
+/* ------------------------------------------------------------------------- publish */
+
+static void svc_shardd_publish_reply_made(struct rpc_call *call, const struct published *g)
+{
+	Shardd__V1__PublishGenerationResponse reply = SHARDD__V1__PUBLISH_GENERATION_RESPONSE__INIT;
+
+	reply.number = g->number;
+	reply.step = g->step;
+	rpc_call_reply(call, &reply.base);
+}
+
+static void svc_shardd_publish_answer_made(struct svc_shardd_publish_wait *wait)
+{
+	svc_shardd_publish_reply_made(wait->call, publication_newest(wait->p));
+}
+
+void svc_publish_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__PublishGenerationRequest *r =
+		(const Shardd__V1__PublishGenerationRequest *)request;
+	struct svc_shardd_publish_wait how = { .answer = svc_shardd_publish_answer_made,
+					       .s = svc_session(call) };
+	const struct published *newest;
+	struct fault f = FAULT_NULL;
+	struct job *job;
+
+	if (!how.s)
+		return;
+	if (svc_shardd_publish_job(call, userdata, r->job, &how.s, &job, &f) ||
+	    svc_shardd_publish_find(job, r->name, &how.p, &f)) {
+		svc_refuse(call, "publish", r->job, &f);
+		return;
+	}
+	newest = publication_newest(how.p);
+	if (publication_is_current(how.p)) {
+		svc_shardd_publish_reply_made(call, newest);
+		return;
+	}
+	how.w.newer_than = newest ? newest->number : 0;
+	how.w.asks = true;
+	svc_shardd_publish_await(call, &how, r->timeout_ms);
+	publication_want(how.p);
+}
+
+/* ------------------------------------------------------------------ acquire, release */
+
+static void svc_shardd_publish_reply_lease(struct rpc_call *call, struct session *s,
+					   struct published *g)
+{
+	Shardd__V1__AcquireGenerationResponse reply = SHARDD__V1__ACQUIRE_GENERATION_RESPONSE__INIT;
+	struct publication_lease *l;
+	struct fault f = FAULT_NULL;
+
+	l = g ? session_lease(s, g, &f) : NULL;
+	if (f.code) {
+		rpc_call_fail(call, &f);
+		return;
+	}
+	if (l) {
+		reply.lease = l->id;
+		reply.number = g->number;
+		reply.step = g->step;
+		reply.checksum = g->checksum;
+		reply.layout = g->assembly->layout;
+		reply.slab = g->slab->id;
+		reply.bytes = g->assembly->bytes;
+		reply.tensors = g->assembly->view->n;
+	}
+	rpc_call_reply(call, &reply.base);
+}
+
+static void svc_shardd_publish_answer_lease(struct svc_shardd_publish_wait *wait)
+{
+	struct session *s = svc_session(wait->call);
+
+	if (s)
+		svc_shardd_publish_reply_lease(wait->call, s, publication_newest(wait->p));
+}
+
+void svc_acquire_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__AcquireGenerationRequest *r =
+		(const Shardd__V1__AcquireGenerationRequest *)request;
+	struct svc_shardd_publish_wait how = { .answer = svc_shardd_publish_answer_lease,
+					       .s = svc_session(call) };
+	struct published *newest;
+	struct fault f = FAULT_NULL;
+	struct job *job;
+
+	if (!how.s)
+		return;
+	if (svc_shardd_publish_job(call, userdata, r->job, &how.s, &job, &f) ||
+	    svc_shardd_publish_find(job, r->name, &how.p, &f)) {
+		svc_refuse(call, "publish", r->job, &f);
+		return;
+	}
+	newest = publication_newest(how.p);
+	if ((newest && newest->number > r->newer_than) || !r->wait) {
+		bool newer = newest && newest->number > r->newer_than;
+
+		svc_shardd_publish_reply_lease(call, how.s, newer ? newest : NULL);
+		return;
+	}
+	how.w.newer_than = r->newer_than;
+	svc_shardd_publish_await(call, &how, r->timeout_ms);
+}
+
+/* The lease of the call's session; NULL: the call has ended. */
+static struct publication_lease *svc_shardd_publish_lease_of(struct rpc_call *call, uint64_t id)
+{
+	struct session *s = svc_session(call);
+	struct publication_lease *l = NULL;
+	struct fault f = FAULT_NULL;
+
+	if (!s)
+		return NULL;
+	l = session_lease_find(s, id, &f);
+	if (!l)
+		rpc_call_fail(call, &f);
+	return l;
+}
+
+void svc_release_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__ReleaseGenerationRequest *r =
+		(const Shardd__V1__ReleaseGenerationRequest *)request;
+	Shardd__V1__ReleaseGenerationResponse reply = SHARDD__V1__RELEASE_GENERATION_RESPONSE__INIT;
+	struct publication_lease *l = svc_shardd_publish_lease_of(call, r->lease);
+
+	(void)userdata;
+	if (!l)
+		return;
+	publication_release(l);
+	rpc_call_reply(call, &reply.base);
+}
+
+/* ------------------------------------------------------------------------ describe */
+
+static Shardd__V1__PublishedType svc_shardd_publish_type(enum dtype t)
+{
+	return t == DTYPE_FP32   ? SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_FP32
+	       : t == DTYPE_BF16 ? SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_BF16
+				 : SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_FP16;
+}
+
+static void svc_shardd_publish_fill_tensor(const struct view_tensor *t,
+					   Shardd__V1__PublishedTensor *m)
+{
+	shardd__v1__published_tensor__init(m);
+	m->name = t->name;
+	m->type = svc_shardd_publish_type(t->dtype);
+	m->shape = (uint64_t *)(uintptr_t)t->shape;
+	m->n_shape = t->dims;
+	m->offset = t->offset;
+	m->bytes = t->bytes;
+}
+
+static void svc_shardd_publish_fill_page(struct arena *a, const struct view *v, uint32_t first,
+					 Shardd__V1__DescribeGenerationResponse *reply)
+{
+	uint32_t n = v->n - first < SVC_PUBLISH_PAGE ? v->n - first : SVC_PUBLISH_PAGE;
+	Shardd__V1__PublishedTensor *tensors = arena_take(a, n * sizeof(*tensors));
+
+	reply->tensors = arena_take(a, n * sizeof(*reply->tensors));
+	if (!tensors || !reply->tensors)
+		return;
+	for (; reply->n_tensors < n; reply->n_tensors++) {
+		reply->tensors[reply->n_tensors] = &tensors[reply->n_tensors];
+		svc_shardd_publish_fill_tensor(&v->tensors[first + reply->n_tensors],
+					       &tensors[reply->n_tensors]);
+	}
+	reply->next = first + n < v->n ? first + n : 0;
+}
+
+void svc_describe_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__DescribeGenerationRequest *r =
+		(const Shardd__V1__DescribeGenerationRequest *)request;
+	Shardd__V1__DescribeGenerationResponse reply =
+		SHARDD__V1__DESCRIBE_GENERATION_RESPONSE__INIT;
+	const struct publication_lease *l = svc_shardd_publish_lease_of(call, r->lease);
+	struct arena a = ARENA_NULL;
+	struct fault f = FAULT_NULL;
+
+	(void)userdata;
+	if (!l)
+		return;
+	if (!l->g)
+		fault_set(&f, FAULT_NOT_FOUND, "lease", "the publication was dropped");
+	else if (r->first >= l->g->assembly->view->n)
+		fault_set(&f, FAULT_INVALID, "first", "first %u is out of range (0..%u)", r->first,
+			  l->g->assembly->view->n - 1);
+	else
+		svc_shardd_publish_fill_page(&a, l->g->assembly->view, r->first, &reply);
+	if (a.failed)
+		fault_errno(&f, -ENOMEM, "listing a generation's tensors");
+	if (f.code)
+		rpc_call_fail(call, &f);
+	else
+		rpc_call_reply(call, &reply.base);
+	arena_free(&a);
+}
