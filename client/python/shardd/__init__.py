@@ -50,6 +50,7 @@ from .errors import (
     VersionMismatch,
     WaitTimeout,
 )
+from .live import Generation, Live, declare_publication, drop_publication, publish
 from .memory import Dtype, Memory
 from .reader import Reader, ReadTensor, read
 from .specs import (
@@ -77,11 +78,12 @@ __all__ = [
     "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Checkpoints",
     "Client", "ClipProfile", "ConnectionEvent", "ConnectionState", "DaemonRestarted",
     "DataLoss", "DeadlineExceeded", "Device",
-    "Dtype", "FailedPrecondition", "InUse",
-    "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Membership", "Memory",
+    "Dtype", "FailedPrecondition", "Generation", "InUse",
+    "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Live", "Membership", "Memory",
     "NotFound", "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen",
     "Overtaken", "PermissionDenied", "Place", "Profile", "ReadTensor", "Reader", "ReduceOp",
     "ResourceExhausted", "Shard", "SharddError", "StepResult", "StepSettings", "Strategy",
     "TensorSpec", "Ticket", "Unavailable", "Unimplemented", "Unit", "UnitSpec",
-    "VersionMismatch", "WaitTimeout", "__version__", "connect", "environment", "read",
+    "VersionMismatch", "WaitTimeout", "__version__", "connect",
+    "declare_publication", "drop_publication", "environment", "publish", "read",
 ]

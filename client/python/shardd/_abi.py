@@ -163,6 +163,17 @@ class Snapshot(C.Structure):
                 ("n_units", C.c_size_t), ("changed", C.c_bool)]
 
 
+class PublishedTensor(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("dtype", C.c_int), ("dims", C.c_uint32),
+                ("shape", C.POINTER(C.c_uint64)), ("bytes", C.c_uint64), ("data", C.c_void_p)]
+
+
+class Generation(C.Structure):
+    _fields_ = [("number", C.c_uint64), ("step", C.c_uint64), ("checksum", C.c_uint32),
+                ("tensors", C.POINTER(PublishedTensor)), ("n_tensors", C.c_size_t),
+                ("moved", C.c_bool)]
+
+
 class RegionPart(C.Structure):
     _fields_ = [("name", C.c_char_p), ("offset", C.c_uint64), ("bytes", C.c_uint64)]
 
@@ -199,6 +210,12 @@ CALLS: dict[str, tuple[object, ...]] = {
     "reader_open": (_p, _text, C.POINTER(_p)),
     "reader_hold": (_p, _u32, _u32, C.POINTER(Snapshot)),
     "reader_release": (_p,),
+    "publication_declare": (_p, _text, _text, C.POINTER(_u64)),
+    "publication_drop": (_p, _text, _text),
+    "publication_publish": (_p, _text, _text, _u32, C.POINTER(_u64)),
+    "live_open": (_p, _text, _text, C.POINTER(_p)),
+    "live_acquire": (_p, _u32, C.POINTER(Generation)),
+    "live_release": (_p,),
     "region_new": (C.POINTER(RegionOptions), C.POINTER(_p), C.POINTER(_p)),
     "unit_unused": (_p, _u32, C.POINTER(_bool), _size),
     "unit_steps": (_p, _u32, C.POINTER(_u64), _size),
@@ -295,13 +312,15 @@ STRUCTS: dict[str, Any] = {
     "result": Result, "info": Info, "step_settings": StepSettings, "shard_piece": ShardPiece,
     "region_part": RegionPart, "region_fault": RegionFault, "region_options": RegionOptions,
     "read_tensor": ReadTensor, "read_unit": ReadUnit, "snapshot": Snapshot,
+    "published_tensor": PublishedTensor, "generation": Generation,
     **{verb + "_options": made for verb, made in OPTIONS.items()},
 }
 
 # The rest: arguments and what it returns.
 PLAIN: dict[str, tuple[list[Any], Any]] = {
     "version": ([], _text), "close": ([_p], None), "set_timeout": ([_p, _u32], None),
-    "reader_close": ([_p], None), "region_set": ([_p, C.c_int, _p], None),
+    "reader_close": ([_p], None), "live_close": ([_p], None),
+    "region_set": ([_p, C.c_int, _p], None),
 }
 
 NO_STREAM = C.c_void_p(-1)  # SHARDD_NO_STREAM

@@ -1,0 +1,234 @@
+"""Publications: immutable generations of a job's weights, in the reader's names and types.
+
+::
+
+    with shardd.Client() as client:
+        shardd.declare_publication(
+            {"name": "engine", "type": "bf16", "every_steps": 1}, "train", client)
+    with shardd.Live("train", "engine") as live:
+        with live.generation(wait=60) as weights:
+            print(weights.step, weights["model.norm.weight"].numpy())
+
+A generation is of one committed step, and does not change while it is leased. Readers map the
+daemon's own memory read-only: nothing is copied. Trainers do not wait for readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes as C
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import _abi, _library
+from .client import Client
+from .errors import FailedPrecondition, InUse, InvalidArgument, NotFound, SharddError
+from .memory import Dtype, Memory, _Mapped
+
+
+class Generation(Mapping[str, Memory]):
+    """The tensors of one generation, by name, each a read-only :class:`Memory`, until it is given
+    back. ``number``: later ones have larger numbers; ``step``: the committed step; ``checksum``:
+    CRC-32C of those of its blocks."""
+
+    def __init__(self, live: Live, found: Any) -> None:
+        self.number, self.step = int(found.number), int(found.step)
+        self.checksum = int(found.checksum)
+        self._live = live
+        self._places: dict[str, Any] = live._places
+        self._lent: dict[str, Memory] | None = {}
+
+    def __getitem__(self, name: str) -> Memory:
+        if self._lent is None:
+            raise FailedPrecondition(f"generation {self.number} of '{self._live.name}' was given "
+                                     "back: its memory may be another one's")
+        if name not in self._lent:
+            if name not in self._places:
+                raise NotFound(f"publication '{self._live.name}' has no tensor '{name}'")
+            address, nbytes, shape, dtype = self._places[name]
+            mapped = _Mapped(address, nbytes, f"'{name}' of generation {self.number}")
+            self._lent[name] = self._live._client.lent(Memory(mapped, 0, shape, dtype, False))
+        return self._lent[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def _end(self) -> InUse | None:
+        """Refuse new uses. Return: why something still uses it, or None."""
+        found, lent, self._lent = None, self._lent or {}, None
+        for memory in lent.values():
+            try:
+                memory._mapped.end()
+            except InUse as error:
+                found = found or error
+                self._live._client.kept.append(memory._mapped)
+                memory._mapped = _Mapped(0, 0, memory._mapped.what)
+                memory._mapped.end()
+        return found
+
+    def __repr__(self) -> str:
+        return (f"<shardd.Generation {self.number} of step {self.step}, {len(self)} tensors"
+                f"{', given back' if self._lent is None else ''}>")
+
+
+class Live:
+    """A reader of one publication. Not for several threads at once. A context manager: closes at
+    the end."""
+
+    def __init__(self, job: str | None = None, name: str = "", socket: str | None = None,
+                 **options: Any) -> None:
+        """Connect. @job: None: $SHARDD_JOB. @name: of the publication. @options: of
+        :class:`shardd.Client`. NotFound: there is no such job, or publication."""
+        job = job or os.environ.get("SHARDD_JOB")
+        if not job or not name:
+            raise InvalidArgument("no job is named: name the job, or set SHARDD_JOB" if not job
+                                  else "no publication is named", "name" if job else "job")
+        self.job, self.name = job, name
+        self._places: dict[str, Any] = {}
+        self._held: Generation | None = None
+        self._handle: C.c_void_p | None = None
+        self._client = Client(socket, **options)
+        handle = C.c_void_p()
+        try:
+            _library.call("live_open", self._client.handle, job.encode(), name.encode(),
+                          C.byref(handle))
+        except BaseException:
+            self._client.close()
+            raise
+        self._handle = handle
+
+    def acquire(self, wait: float = 0) -> Generation:
+        """Lease the newest generation, and give the one before back.
+
+        @wait: seconds to wait for one that is newer than the one before; 0: what is there is given,
+        which may be the same one. Something that still uses the one before is an error (InUse), and
+        nothing has changed. NotFound: there is none yet, or the publication was dropped.
+        DeadlineExceeded says what was waited for.
+        """
+        held = self._held
+        if held is not None and held._lent:
+            for memory in held._lent.values():
+                memory._mapped.end()
+            held._lent.clear()
+        found = _abi.Generation()
+        _library.call("live_acquire", self._open(), _ms(wait), C.byref(found))
+        if held is not None and held.number == found.number:
+            return held
+        if held is not None:
+            held._lent = None
+        if found.moved:
+            self._places = dict(_place(t) for t in found.tensors[:found.n_tensors])
+        self._held = Generation(self, found)
+        return self._held
+
+    def release(self) -> None:
+        """Give the generation back. InUse: something still uses its memory and will see it change;
+        it is given back nevertheless."""
+        held, self._held = self._held, None
+        if held is None:
+            raise FailedPrecondition(f"no generation of '{self.name}' is leased")
+        in_use = held._end()
+        _library.call("live_release", self._open())
+        if in_use is not None:
+            raise in_use
+
+    @contextlib.contextmanager
+    def generation(self, wait: float = 0) -> Iterator[Generation]:
+        """:meth:`acquire` for a ``with`` block; :meth:`release` at its end. An exception of the
+        block takes precedence."""
+        found = self.acquire(wait)
+        try:
+            yield found
+        except BaseException:
+            with contextlib.suppress(SharddError, InUse):
+                self.release()
+            raise
+        self.release()
+
+    def _open(self) -> C.c_void_p:
+        if self._handle is None:
+            raise FailedPrecondition(f"this reader of '{self.name}' is closed")
+        self._client.handle  # noqa: B018  a fork cannot use it either
+        return self._handle
+
+    def close(self) -> None:
+        """Close the reader, and give back what it has. Calling this twice is allowed. InUse:
+        something still uses its memory, which stays mapped until another close or the end of the
+        process."""
+        held, self._held = self._held, None
+        if held is not None:
+            held._end()
+        handle, self._handle = self._handle, None
+        if handle is not None and not self._client.forked:
+            _library.library().shardd_live_close(handle)
+        self._client.close()
+
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.close()
+        except InUse:
+            if kind is None:
+                raise
+
+    def __repr__(self) -> str:
+        state = "closed" if self._handle is None else (
+            f"has generation {self._held.number}" if self._held else "has no generation")
+        return f"<shardd.Live of '{self.name}' of job {self.job!r}, {state}>"
+
+
+def _ms(seconds: float) -> int:
+    return 0 if not seconds else max(1, int(seconds * 1000))
+
+
+def _place(t: Any) -> tuple[str, Any]:
+    return t.name.decode(), (t.data or 0, int(t.bytes), tuple(t.shape[:t.dims]), Dtype(t.dtype))
+
+
+def _text(declaration: Mapping[str, Any] | str | os.PathLike[str]) -> str:
+    if isinstance(declaration, Mapping):
+        return json.dumps(declaration)
+    with open(declaration, encoding="utf-8") as file:
+        return file.read()
+
+
+def declare_publication(declaration: Mapping[str, Any] | str | os.PathLike[str], job: str,
+            client: Client) -> int:
+    """Declare a publication of @job: a mapping, or the path of a JSON file (docs/publish.md). The
+    same one again is allowed. Return: bytes of a generation.
+
+    InvalidArgument: ``field`` says which part of it, the text which tensor. FailedPrecondition: one
+    of this name is declared otherwise. ResourceExhausted: the job has too many.
+    """
+    nbytes = C.c_uint64()
+    _library.call("publication_declare", client.handle, job.encode(), _text(declaration).encode(),
+                  C.byref(nbytes))
+    return nbytes.value
+
+
+def publish(name: str, job: str, client: Client, timeout: float = 0) -> int:
+    """Make a generation of the last committed step, unless the newest one is of it. @timeout:
+    seconds to wait for a commit, while the parameters are past the last one; 0: the job's
+    op_timeout. Return: its number. ResourceExhausted: no memory, or all of it is leased."""
+    number = C.c_uint64()
+    _library.call("publication_publish", client.handle, job.encode(), name.encode(), _ms(timeout),
+                  C.byref(number))
+    return number.value
+
+
+def drop_publication(name: str, job: str, client: Client) -> None:
+    """End a publication. Generations stay where they are mapped."""
+    _library.call("publication_drop", client.handle, job.encode(), name.encode())
+
+
+__all__ = ["Generation", "Live", "declare_publication", "drop_publication", "publish"]

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""Publications: generations of weights in processes that are no ranks, without PyTorch."""
+
+import array
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import struct
+import tempfile
+import unittest
+
+import support
+
+import shardd
+
+DECLARATION = {
+    "name": "engine", "type": "bf16", "every_steps": 1,
+    "rules": [{"name": "qk", "sources": ["model.q", "model.k"]},
+              {"name": "norm.{i}", "sources": ["model.norm.{i}"], "type": "fp32"},
+              {"name": "", "sources": ["model.unwanted"]}],
+}
+
+
+class Trainer:
+    """One rank, whose steps add 1 to parameters that begin as 2."""
+
+    def __init__(self, socket, job):
+        self.client = shardd.connect(socket)
+        self.client.join(job, 1, 0)
+        self.job = job
+        sgd = shardd.OptimizerSpec(shardd.OptimizerKind.SGD, lr=1.0)
+        names = {"q": (4, 3), "k": (2, 3), "norm.0": (5,), "norm.1": (5,), "unwanted": (7,)}
+        [self.unit] = self.client.register([shardd.UnitSpec("model", [
+            shardd.TensorSpec(name, shape, shardd.Init.CONSTANT, 2.0)
+            for name, shape in names.items()], optimizer=sgd)])
+        self.unit.init_seed(1)
+        self.client.commit(0)
+
+    def step(self, number):
+        gradient = self.unit.gradient()
+        gradient.view()[:] = array.array("f", [-1.0] * gradient.elements)
+        self.unit.reduce()
+        self.client.step()
+        self.client.commit(number)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.client.leave()
+        self.client.close()
+
+
+def bf16(value):
+    return struct.unpack("<I", struct.pack("<f", value))[0] >> 16
+
+
+def flat(memory):
+    with memory.view() as view, view.cast("B") as every:
+        return list(every.cast(view.format))
+
+
+def read_once(socket, job, results):
+    with shardd.Live(job, "engine", socket) as live, live.generation(wait=30) as found:
+        results.put((found.step, sorted(found), flat(found["qk"]), found["qk"].shape))
+
+
+def hold_forever(socket, job, results):
+    live = shardd.Live(job, "engine", socket)
+    results.put(live.acquire(wait=30).number)
+    signal.pause()
+
+
+class Lives(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.context = support.daemon()
+        cls.socket = cls.context.__enter__()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.context.__exit__(None, None, None)
+
+    def test_another_process_has_the_declared_form(self):
+        context = multiprocessing.get_context("spawn")
+        with Trainer(self.socket, "form") as trainer:
+            nbytes = shardd.declare_publication(DECLARATION, "form", trainer.client)
+            self.assertEqual(nbytes, 3 * 256)
+            trainer.step(3)
+            results = context.Queue()
+            process = context.Process(target=read_once, args=(self.socket, "form", results))
+            process.start()
+            step, names, values, shape = results.get(timeout=60)
+            process.join(20)
+        self.assertEqual(process.exitcode, 0)
+        self.assertEqual((step, names, shape), (3, ["norm.0", "norm.1", "qk"], (6, 3)))
+        self.assertEqual(values, [bf16(3.0)] * 18)
+
+    def test_a_file_declares_the_same(self):
+        with Trainer(self.socket, "file") as trainer, tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "engine.json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(DECLARATION, file)
+            one = shardd.declare_publication(DECLARATION, "file", trainer.client)
+            self.assertEqual(shardd.declare_publication(path, "file", trainer.client), one)
+            with self.assertRaisesRegex(shardd.FailedPrecondition, "declared otherwise"):
+                shardd.declare_publication({**DECLARATION, "keep": 2}, "file", trainer.client)
+            with self.assertRaisesRegex(shardd.InvalidArgument, "no tensor 'x'") as caught:
+                shardd.declare_publication(
+                    {"name": "other", "rules": [{"name": "y", "sources": ["x"]}]}, "file",
+                    trainer.client)
+            self.assertEqual(caught.exception.field, "rules[0].sources[0].tensor")
+
+    def test_a_leased_generation_does_not_change(self):
+        with Trainer(self.socket, "leased") as trainer:
+            shardd.declare_publication(DECLARATION, "leased", trainer.client)
+            with shardd.Live("leased", "engine", self.socket) as live:
+                with self.assertRaisesRegex(shardd.NotFound, "no generation yet"):
+                    live.acquire()
+                with self.assertRaisesRegex(shardd.DeadlineExceeded, "timed out waiting"):
+                    live.acquire(wait=0.05)
+                trainer.step(1)
+                first = live.acquire(wait=30)
+                for step in range(2, 6):
+                    trainer.step(step)
+                self.assertEqual(flat(first["norm.0"]), [3.0] * 5)
+                self.assertFalse(first["norm.0"].writable)
+                self.assertIs(first["norm.0"], first["norm.0"])
+                with self.assertRaisesRegex(shardd.NotFound, "no tensor 'unwanted'"):
+                    first["unwanted"]
+                support.wait_until(lambda: shardd.publish("engine", "leased", trainer.client) == 5)
+                newest = live.acquire()
+                self.assertEqual((newest.number, newest.step), (5, 5))
+                self.assertEqual(flat(newest["norm.0"]), [7.0] * 5)
+                with self.assertRaisesRegex(shardd.FailedPrecondition, "was given back"):
+                    first["norm.0"]
+                self.assertIs(live.acquire(), newest)
+                live.release()
+                with self.assertRaisesRegex(shardd.FailedPrecondition, "is leased"):
+                    live.release()
+
+    def test_what_is_in_use_is_not_given_back_silently(self):
+        with Trainer(self.socket, "used") as trainer:
+            shardd.declare_publication(DECLARATION, "used", trainer.client)
+            trainer.step(1)
+            with shardd.Live("used", "engine", self.socket) as live:
+                view = live.acquire(wait=30)["norm.1"].view()
+                trainer.step(2)
+                with self.assertRaisesRegex(shardd.InUse, "'norm.1' of generation 1"):
+                    live.acquire(wait=30)
+                self.assertEqual(list(view), [3.0] * 5)
+                view.release()
+                del view
+                self.assertEqual(live.acquire(wait=30).step, 2)
+
+    def test_a_killed_reader_gives_its_buffer_back(self):
+        context = multiprocessing.get_context("spawn")
+        with Trainer(self.socket, "killed") as trainer, contextlib.ExitStack() as stack:
+            shardd.declare_publication({**DECLARATION, "buffers": 2}, "killed", trainer.client)
+            readers = []
+            for number in (1, 2):
+                trainer.step(number)
+                results = context.Queue()
+                reader = context.Process(target=hold_forever,
+                                         args=(self.socket, "killed", results))
+                reader.start()
+                stack.callback(reader.kill)
+                self.assertEqual(results.get(timeout=60), number)
+                readers.append(reader)
+            trainer.step(3)
+            with self.assertRaisesRegex(shardd.ResourceExhausted, "all 2 buffers"):
+                shardd.publish("engine", "killed", trainer.client)
+            readers[0].kill()
+            readers[0].join(20)
+
+            def published():
+                with contextlib.suppress(shardd.ResourceExhausted):
+                    return shardd.publish("engine", "killed", trainer.client) == 3
+
+            support.wait_until(published, 20)
+
+    def test_a_dropped_publication_ends_for_its_readers(self):
+        with Trainer(self.socket, "dropped") as trainer:
+            shardd.declare_publication(DECLARATION, "dropped", trainer.client)
+            trainer.step(1)
+            with shardd.Live("dropped", "engine", self.socket) as live:
+                found = live.acquire(wait=30)
+                values = flat(found["qk"])
+                shardd.drop_publication("engine", "dropped", trainer.client)
+                self.assertEqual(flat(found["qk"]), values)
+                with self.assertRaisesRegex(shardd.NotFound, "has no publication 'engine'"):
+                    live.acquire()
+                with self.assertRaises(shardd.NotFound):
+                    shardd.Live("dropped", "engine", self.socket)
+
+
+class Killed(unittest.TestCase):
+    def test_a_publication_outlives_the_daemon(self):
+        with support.held_daemon() as held, contextlib.ExitStack() as stack:
+            trainer = Trainer(held.socket, "held")
+            stack.callback(trainer.client.close)
+            shardd.declare_publication(DECLARATION, "held", trainer.client)
+            trainer.step(1)
+            with shardd.Live("held", "engine", held.socket) as live:
+                found = live.acquire(wait=30)
+                self.assertEqual((found.number, found.step), (1, 1))
+                values = flat(found["qk"])
+                held.kill()
+                self.assertEqual(flat(found["qk"]), values, "its memory is there")
+                again = live.acquire(wait=30)
+                # of the same step, under a number that no generation had
+                self.assertEqual(again.step, 1)
+                self.assertGreater(again.number, 1)
+                self.assertEqual(flat(again["qk"]), values)
+
+
+if __name__ == "__main__":
+    support.main()
