@@ -266,10 +266,11 @@ void gloofix_sync(struct gloofix *m)
 {
 	char key[32], value[1];
 
-	snprintf(key, sizeof(key), "met/%u", m->rank);
+	m->syncs++;
+	snprintf(key, sizeof(key), "met/%u/%u", m->syncs, m->rank);
 	EXPECT(gloofix_set(NULL, key, "x", 1) == 0);
 	for (unsigned i = 0; i < m->size; i++) {
-		snprintf(key, sizeof(key), "met/%u", i);
+		snprintf(key, sizeof(key), "met/%u/%u", m->syncs, i);
 		EXPECT(gloofix_get(NULL, key, 20000, value, sizeof(value)) == 1);
 	}
 }

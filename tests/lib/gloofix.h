@@ -36,6 +36,7 @@ struct gloofix {
 	int status; /* of making @c */
 	bool ready, failed;
 	unsigned n_failed;
+	unsigned syncs; /* so far */
 	char why[256]; /* it failed */
 };
 
