@@ -51,6 +51,7 @@ int ctl_slow(struct ctl *ctl, int argc, char **argv);
 int ctl_memory(struct ctl *ctl, int argc, char **argv);
 int ctl_plan(struct ctl *ctl, int argc, char **argv);
 int ctl_jobs(struct ctl *ctl, int argc, char **argv);
+int ctl_publications(struct ctl *ctl, int argc, char **argv);
 int ctl_units(struct ctl *ctl, int argc, char **argv);
 int ctl_history(struct ctl *ctl, int argc, char **argv);
 int ctl_events(struct ctl *ctl, int argc, char **argv);

@@ -34,6 +34,8 @@ static const struct ctl_verb verbs[] = {
 	{ "events", "[JOB] [-f] [-n N]", "show what has happened to jobs; -f: follow", ctl_events,
 	  "  events [JOB] [-f] [-n N] [--commits]\n" },
 	{ "units", "JOB", "list the units of a job", ctl_units, NULL },
+	{ "publications", "[JOB]", "show generations of weights, and who has them",
+	  ctl_publications, NULL },
 	{ "sessions", "", "list the connected processes", ctl_sessions, NULL },
 	{ "users", "", "show each user's usage and limits", ctl_users, NULL },
 	{ "ops", "[JOB] [-n N]", "list pending ops, then the last ones", ctl_ops, NULL },

@@ -96,6 +96,21 @@ json_t *status_json_units(const Shardd__V1__JobStatus *job)
 			 json_object_get(all, "units"), "ranks", json_object_get(all, "ranks"));
 }
 
+json_t *status_json_publications(const Shardd__V1__GetStatusResponse *s)
+{
+	json_t *all = json_array();
+
+	for (size_t i = 0; i < s->n_jobs; i++)
+		for (size_t k = 0; k < s->jobs[i]->n_publications; k++) {
+			json_t *one = json_from_message(&s->jobs[i]->publications[k]->base);
+
+			json_object_set_new(one, "uid", json_integer(s->jobs[i]->uid));
+			json_object_set_new(one, "job", json_from_text(s->jobs[i]->name));
+			json_array_append_new(all, one);
+		}
+	return json_pack("{so}", "publications", all);
+}
+
 json_t *status_json_stalls(const Shardd__V1__GetStatusResponse *s)
 {
 	json_t *stalls = json_array();

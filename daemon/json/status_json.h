@@ -19,6 +19,8 @@ json_t *status_json_users(const Shardd__V1__GetStatusResponse *s);
 json_t *status_json_memory(const Shardd__V1__GetStatusResponse *s, json_t *holders);
 /* Of one job. */
 json_t *status_json_units(const Shardd__V1__JobStatus *job);
+/* Of all jobs: {"publications": [...]}, each with its job's uid and name, "job". */
+json_t *status_json_publications(const Shardd__V1__GetStatusResponse *s);
 /* Jobs that stall: a list. */
 json_t *status_json_stalls(const Shardd__V1__GetStatusResponse *s);
 

@@ -41,7 +41,7 @@ static const view_declaration *publication_declared(const struct publication *p)
 	return p->rec->declaration;
 }
 
-static unsigned publication_keep(const view_declaration *d)
+unsigned publication_keep(const view_declaration *d)
 {
 	return d->keep ? d->keep : 1;
 }
@@ -61,6 +61,7 @@ struct publication_lease *publication_lease(struct published *g)
 	if (!l)
 		return NULL;
 	l->g = g;
+	l->since_us = clock_now_us();
 	list_init(&l->link);
 	list_init(&l->held);
 	list_append(&g->leases, &l->link);
@@ -365,7 +366,7 @@ static void publication_is_full(struct publication *p)
 	p->counts.skipped++;
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
 		  "all %u buffers of publication '%s' of job '%s' are in use: a reader must "
-		  "release its generation first, or declare more buffers",
+		  "release its generation first (shardctl publications shows who has them)",
 		  p->n_buffers, d->name, p->job->rec->name);
 	publication_tell_fault(p, &f, false);
 }

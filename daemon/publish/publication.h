@@ -52,9 +52,12 @@ struct published {
 
 /* A reader's right to a generation: its buffer is not used again. Owned by the reader. */
 struct publication_lease {
-	struct list link;    /* published.leases; unlinked: the publication is gone */
-	struct list held;    /* the owner's */
-	uint64_t id;         /* the owner's */
+	struct list link; /* published.leases; unlinked: the publication is gone */
+	struct list held; /* the owner's */
+	uint64_t id;      /* the owner's */
+	uint64_t session; /* the owner, for status */
+	int pid;
+	uint64_t since_us;
 	struct published *g; /* NULL: the publication is gone */
 };
 
@@ -103,6 +106,8 @@ int publication_declare(struct job *job, const view_declaration *d, struct publi
 			struct fault *f);
 /* It is not known any more. Waits end; leases stay, but lead nowhere. */
 void publication_drop(struct publication *p);
+/* Generations that stay. */
+unsigned publication_keep(const view_declaration *d);
 /* Return: borrowed; NULL: there is none. */
 struct publication *publication_find(const struct job *job, const char *name);
 

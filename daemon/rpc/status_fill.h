@@ -57,6 +57,8 @@ void status_fill_slabs(struct arena *a, struct jobs *jobs, const struct status_s
 		       Shardd__V1__GetStatusResponse *reply);
 void status_fill_jobs(struct arena *a, struct jobs *jobs, const struct status_scope *scope,
 		      bool with_units, Shardd__V1__GetStatusResponse *reply);
+/* The publications of a job (status_publications.c). */
+void status_fill_publications(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j);
 /* What the ranks of all nodes do, into what status_fill_jobs has filled (status_told.c). */
 void status_fill_told(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j);
 /* What a job needs of what the functions above fill, of all that is told of it to those who may look at it. */

@@ -462,6 +462,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	for (uint32_t r = 0; r < j->n_ranks; r++)
 		status_jobs_fill_rank(a, job, r, j->ranks[r]);
 	status_jobs_fill_readers(a, job, j);
+	status_fill_publications(a, job, j);
 	status_jobs_fill_checkpoint(a, job, j);
 	status_jobs_fill_loading(a, job, j);
 	status_jobs_fill_replica(a, job, j);

@@ -233,6 +233,8 @@ struct publication_lease *session_lease(struct session *s, struct published *g, 
 		return NULL;
 	}
 	l->id = ++s->last_lease;
+	l->session = s->id;
+	l->pid = (int)proc_pid(s->proc);
 	list_append(&s->leases, &l->held);
 	return l;
 }

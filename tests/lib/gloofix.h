@@ -37,7 +37,7 @@ struct gloofix {
 	bool ready, failed;
 	unsigned n_failed;
 	unsigned syncs; /* so far */
-	char why[256]; /* it failed */
+	char why[256];  /* it failed */
 };
 
 /* gloo_options.reason_ms, by rank, of the members that begin from now on. */

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import struct
+import subprocess
 import tempfile
 import unittest
 
@@ -172,6 +173,12 @@ class Lives(unittest.TestCase):
             trainer.step(3)
             with self.assertRaisesRegex(shardd.ResourceExhausted, "all 2 buffers"):
                 shardd.publish("engine", "killed", trainer.client)
+            [shown] = support.shardctl(self.socket, "publications", "killed")["publications"]
+            self.assertEqual((shown["job"], shown["name"], shown["made"]), ("killed", "engine", 2))
+            self.assertGreaterEqual(shown["skipped"], 1)
+            self.assertEqual([(g["number"], g["step"], [one["pid"] for one in g["leases"]])
+                              for g in shown["generations"]],
+                             [(2, 2, [readers[1].pid]), (1, 1, [readers[0].pid])])
             readers[0].kill()
             readers[0].join(20)
 
@@ -194,6 +201,27 @@ class Lives(unittest.TestCase):
                     live.acquire()
                 with self.assertRaises(shardd.NotFound):
                     shardd.Live("dropped", "engine", self.socket)
+
+
+class Shown(unittest.TestCase):
+    def test_the_tables_fit(self):
+        name = "a-publication-with-a-long-name-of-63-letters-digits-dots-dashes"
+        with support.daemon() as socket, Trainer(socket, "shown") as trainer:
+            shardd.declare_publication({**DECLARATION, "name": name}, "shown", trainer.client)
+            trainer.step(1)
+            with shardd.Live("shown", name, socket) as live:
+                self.assertEqual(live.acquire(wait=30).step, 1)
+                shown = subprocess.run(
+                    [os.path.join(support.BIN_DIR, "shardctl"), "--socket", socket, "publications"],
+                    text=True, capture_output=True, check=True, timeout=60,
+                    env={**os.environ, "COLUMNS": "80"}).stdout
+            self.assertLessEqual(max(map(len, shown.splitlines())), 80, shown)
+            head, leases = shown.split("Leases")
+            self.assertIn("shown", head)
+            self.assertIn(str(os.getpid()), leases)
+            used = {c["name"]: c["used_bytes"]
+                    for c in support.shardctl(socket, "memory")["jobs"][0]["memory"]}
+            self.assertGreater(used["published"], 0)
 
 
 class Killed(unittest.TestCase):

@@ -1,0 +1,107 @@
+/* Publications of a job, their generations, and who has these. */
+#include "core/check.h"
+#include "core/clock.h"
+#include "publish/publication.h"
+#include "rpc/status_fill.h"
+
+static void status_publications_fill_leases(struct arena *a, const struct published *g,
+					    Shardd__V1__GenerationStatus *s)
+{
+	const struct publication_lease *l, *tmp;
+	uint64_t now = clock_now_us();
+	size_t n = 0;
+
+	list_for_each (l, tmp, (struct list *)(uintptr_t)&g->leases, link)
+		n++;
+	s->leases = n ? STATUS_MESSAGES(a, n, LeaseStatus, lease_status) : NULL;
+	if (!s->leases)
+		return;
+	list_for_each (l, tmp, (struct list *)(uintptr_t)&g->leases, link) {
+		Shardd__V1__LeaseStatus *to = s->leases[s->n_leases++];
+
+		to->session = l->session;
+		to->pid = l->pid;
+		to->held_ms = (now - l->since_us) / 1000;
+	}
+}
+
+static void status_publications_fill_generation(struct arena *a, const struct published *g,
+						Shardd__V1__GenerationStatus *s)
+{
+	uint64_t since = g->state == PUBLISHED_READY ? g->made_us : g->began_us;
+
+	s->number = g->number;
+	s->step = g->step;
+	s->state = STATUS_STATE(GenerationState, generation_state,
+				published_state_name((enum published_state)g->state));
+	s->age_ms = (clock_now_us() - since) / 1000;
+	status_publications_fill_leases(a, g, s);
+}
+
+/* The one with the largest number below @below. Return: NULL: there is none. */
+static const struct published *status_publications_next(const struct publication *p, uint64_t below)
+{
+	const struct published *next = NULL;
+
+	for (unsigned i = 0; i < p->n_buffers; i++) {
+		const struct published *g = &p->buffers[i];
+
+		if (g->state != PUBLISHED_EMPTY && g->number < below &&
+		    (!next || g->number > next->number))
+			next = g;
+	}
+	return next;
+}
+
+static void status_publications_fill_generations(struct arena *a, const struct publication *p,
+						 Shardd__V1__PublicationStatus *s)
+{
+	const struct published *g = status_publications_next(p, UINT64_MAX);
+	size_t n = 0;
+
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		n += p->buffers[i].state != PUBLISHED_EMPTY;
+	s->generations = n ? STATUS_MESSAGES(a, n, GenerationStatus, generation_status) : NULL;
+	for (; s->generations && g; g = status_publications_next(p, g->number))
+		status_publications_fill_generation(a, g, s->generations[s->n_generations++]);
+}
+
+static void status_publications_fill_one(struct arena *a, const struct publication *p,
+					 Shardd__V1__PublicationStatus *s)
+{
+	const view_declaration *d = p->rec->declaration;
+	const struct publication_wait *w, *tmp;
+
+	s->name = status_text(a, d->name);
+	s->tensors = p->assembly ? p->assembly->view->n : 0;
+	s->bytes = p->assembly ? p->assembly->bytes : 0;
+	s->every_steps = d->every_steps;
+	s->keep = publication_keep(d);
+	s->buffers = p->n_buffers;
+	s->made = p->counts.made;
+	s->made_bytes = p->counts.bytes;
+	s->made_us = p->counts.made_us;
+	s->skipped = p->counts.skipped;
+	s->dropped = p->counts.dropped;
+	s->failed = p->counts.failed;
+	s->why = status_text(a, p->why);
+	list_for_each (w, tmp, (struct list *)(uintptr_t)&p->waits, link)
+		s->waiting++;
+	status_publications_fill_generations(a, p, s);
+}
+
+void status_fill_publications(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+{
+	const struct publication *p, *tmp;
+	struct list *all = (struct list *)(uintptr_t)&job->readers.publications;
+	size_t n = 0;
+
+	list_for_each (p, tmp, all, link)
+		n += !p->gone;
+	j->publications = n ? STATUS_MESSAGES(a, n, PublicationStatus, publication_status) : NULL;
+	if (!j->publications)
+		return;
+	list_for_each (p, tmp, all, link)
+		if (!p->gone)
+			status_publications_fill_one(a, p, j->publications[j->n_publications++]);
+}
