@@ -491,6 +491,128 @@ static void metrics_jobs_checkpoint(struct metrics_writer *out,
 	}
 }
 
+/* ------------------------------------------------------------------ publications */
+
+static uint64_t metrics_publication_made(const Shardd__V1__PublicationStatus *p)
+{
+	return p->made;
+}
+
+static uint64_t metrics_publication_bytes(const Shardd__V1__PublicationStatus *p)
+{
+	return p->made_bytes;
+}
+
+static uint64_t metrics_publication_us(const Shardd__V1__PublicationStatus *p)
+{
+	return p->made_us;
+}
+
+static uint64_t metrics_publication_skipped(const Shardd__V1__PublicationStatus *p)
+{
+	return p->skipped;
+}
+
+static uint64_t metrics_publication_dropped(const Shardd__V1__PublicationStatus *p)
+{
+	return p->dropped;
+}
+
+static uint64_t metrics_publication_failed(const Shardd__V1__PublicationStatus *p)
+{
+	return p->failed;
+}
+
+static uint64_t metrics_publication_leases(const Shardd__V1__PublicationStatus *p)
+{
+	uint64_t n = 0;
+
+	for (size_t i = 0; i < p->n_generations; i++)
+		n += p->generations[i]->n_leases;
+	return n;
+}
+
+static const struct {
+	const char *name;
+	enum metrics_kind kind;
+	bool seconds;
+	uint64_t (*get)(const Shardd__V1__PublicationStatus *p);
+	const char *help;
+} metrics_publication_table[] = {
+	{ "shardd_publication_generations_total", METRICS_COUNTER, false, metrics_publication_made,
+	  "Generations that were made." },
+	{ "shardd_publication_bytes_total", METRICS_COUNTER, false, metrics_publication_bytes,
+	  "Bytes of these generations." },
+	{ "shardd_publication_seconds_total", METRICS_COUNTER, true, metrics_publication_us,
+	  "Time from the begin of these generations to their end." },
+	{ "shardd_publication_skipped_total", METRICS_COUNTER, false, metrics_publication_skipped,
+	  "Generations that were not made because no buffer was free." },
+	{ "shardd_publication_dropped_total", METRICS_COUNTER, false, metrics_publication_dropped,
+	  "Generations that made room and that no reader had leased." },
+	{ "shardd_publication_failed_total", METRICS_COUNTER, false, metrics_publication_failed,
+	  "Generations that were not made for another reason." },
+	{ "shardd_publication_leases", METRICS_GAUGE, false, metrics_publication_leases,
+	  "Leases of generations that readers have." },
+};
+
+static void metrics_publication_of(struct metrics_writer *out, const Shardd__V1__JobStatus *j,
+				   size_t family)
+{
+	char uid[16];
+
+	for (size_t k = 0; metrics_job_is_there(j) && k < j->n_publications; k++) {
+		const Shardd__V1__PublicationStatus *p = j->publications[k];
+		uint64_t value = metrics_publication_table[family].get(p);
+
+		out->since_unix_us = p->since_unix_us;
+		if (metrics_publication_table[family].seconds)
+			metrics_seconds(out, value, "job_name", j->name, "uid",
+					metrics_uid(j->uid, uid), "publication", p->name, NULL);
+		else
+			metrics_count(out, value, "job_name", j->name, "uid",
+				      metrics_uid(j->uid, uid), "publication", p->name, NULL);
+	}
+	out->since_unix_us = 0;
+}
+
+/* The newest generation that readers can have: how many steps the job is ahead of it. */
+static void metrics_publication_lag(struct metrics_writer *out, const Shardd__V1__JobStatus *j)
+{
+	char uid[16];
+
+	for (size_t k = 0; metrics_job_is_there(j) && k < j->n_publications; k++) {
+		const Shardd__V1__PublicationStatus *p = j->publications[k];
+		size_t i = 0;
+
+		while (i < p->n_generations &&
+		       p->generations[i]->state !=
+			       SHARDD__V1__GENERATION_STATE__GENERATION_STATE_READY)
+			i++;
+		if (i < p->n_generations)
+			metrics_count(out,
+				      j->step > p->generations[i]->step
+					      ? j->step - p->generations[i]->step
+					      : 0,
+				      "job_name", j->name, "uid", metrics_uid(j->uid, uid),
+				      "publication", p->name, NULL);
+	}
+}
+
+static void metrics_publications(struct metrics_writer *out, const Shardd__V1__GetStatusResponse *s)
+{
+	for (size_t f = 0; f < ARRAY_SIZE(metrics_publication_table); f++) {
+		metrics_family(out, metrics_publication_table[f].name,
+			       metrics_publication_table[f].kind,
+			       metrics_publication_table[f].help);
+		for (size_t i = 0; i < s->n_jobs; i++)
+			metrics_publication_of(out, s->jobs[i], f);
+	}
+	metrics_family(out, "shardd_publication_lag_steps", METRICS_GAUGE,
+		       "Steps that the job has committed since the newest generation.");
+	for (size_t i = 0; i < s->n_jobs; i++)
+		metrics_publication_lag(out, s->jobs[i]);
+}
+
 /* ------------------------------------------------------------------------- ranks */
 
 static const struct {
@@ -632,6 +754,7 @@ void metrics_walk(const Shardd__V1__GetStatusResponse *s, const struct metrics_c
 	metrics_jobs_classes(out, s, "shardd_job_class_formula_bytes",
 			     "What should be in use by the formula of docs/semantics.md.", true);
 	metrics_jobs_checkpoint(out, s);
+	metrics_publications(out, s);
 	metrics_ranks(out, s);
 	metrics_memory_line(out, s);
 	metrics_users(out, s);

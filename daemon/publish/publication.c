@@ -470,6 +470,7 @@ static struct publication *publication_new(struct job *job, state_published *rec
 	p->job = job;
 	p->rec = rec;
 	p->n_buffers = publication_buffers(rec->declaration);
+	p->since_unix_us = clock_unix_us();
 	list_init(&p->waits);
 	list_init(&p->link);
 	for (unsigned i = 0; i < p->n_buffers; i++) {

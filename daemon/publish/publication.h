@@ -96,7 +96,8 @@ struct publication {
 	bool gone;       /* it was dropped: freed when nothing is made any more */
 	struct list waits;
 	struct publication_counts counts;
-	char why[256]; /* what went wrong last; "": nothing since the last one was made */
+	uint64_t since_unix_us; /* when these were 0 */
+	char why[256];          /* what went wrong last; "": nothing since the last one was made */
 };
 
 /* Declare one: an equal one that exists is given. @ret: the job's. Return: 0, FAULT_INVALID (a field of

@@ -85,6 +85,7 @@ static void status_publications_fill_one(struct arena *a, const struct publicati
 	s->dropped = p->counts.dropped;
 	s->failed = p->counts.failed;
 	s->why = status_text(a, p->why);
+	s->since_unix_us = p->since_unix_us;
 	list_for_each (w, tmp, (struct list *)(uintptr_t)&p->waits, link)
 		s->waiting++;
 	status_publications_fill_generations(a, p, s);

@@ -125,6 +125,8 @@ class Exported(unittest.TestCase):
                 )
                 unit.init_seed(1)
                 client.commit(1)
+                shardd.declare_publication({"name": "engine"}, "all", client)
+                shardd.publish("engine", "all", client)
                 support.shardctl(daemon.socket, "checkpoint", "save", "all", folder + "/all")
                 cls.text = web.ask(daemon.http, "/metrics")[2]
         cls.metrics = web.Metrics(cls.text)
