@@ -200,24 +200,42 @@ static void publication_answer(struct publication_wait *w, const struct fault *f
 	w->done(w, f);
 }
 
+/* An answer may lead to others: the caller's session first runs what it has submitted, which may commit.
+ * So none is told before all that are due are out of the publication's list. */
+static void publication_answer_all(struct list *due, const struct fault *f)
+{
+	while (!list_empty(due))
+		publication_answer(list_first(due, struct publication_wait, link), f);
+}
+
+static void publication_take_wait(struct publication_wait *w, struct list *due)
+{
+	list_unlink(&w->link);
+	list_append(due, &w->link);
+}
+
 /* There is a new generation. */
 static void publication_tell_made(struct publication *p, const struct published *g)
 {
 	struct publication_wait *w, *tmp;
+	struct list due = LIST_INIT(due);
 
 	list_for_each (w, tmp, &p->waits, link)
 		if (g->number > w->newer_than)
-			publication_answer(w, NULL);
+			publication_take_wait(w, &due);
+	publication_answer_all(&due, NULL);
 }
 
 /* There will be none now: those who have asked for it are told. @all: the others, too. */
 static void publication_tell_fault(struct publication *p, const struct fault *f, bool all)
 {
 	struct publication_wait *w, *tmp;
+	struct list due = LIST_INIT(due);
 
 	list_for_each (w, tmp, &p->waits, link)
 		if (all || w->asks)
-			publication_answer(w, f);
+			publication_take_wait(w, &due);
+	publication_answer_all(&due, f);
 }
 
 /* ------------------------------------------------------------------------------ making */
@@ -582,13 +600,16 @@ void publications_committed(struct job *job)
 static void publication_end_waits(struct publication *p, uint64_t now_us)
 {
 	struct publication_wait *w, *tmp;
+	struct list due = LIST_INIT(due);
 	char waits[256];
 
-	list_for_each (w, tmp, &p->waits, link) {
+	list_for_each (w, tmp, &p->waits, link)
+		if (w->deadline_us <= now_us)
+			publication_take_wait(w, &due);
+	while (!list_empty(&due)) {
 		struct fault f = FAULT_NULL;
 
-		if (w->deadline_us > now_us)
-			continue;
+		w = list_first(&due, struct publication_wait, link);
 		readers_wait_for(p->job, waits, sizeof(waits));
 		fault_set(
 			&f, FAULT_DEADLINE, NULL,

@@ -397,6 +397,41 @@ Test(publication, waits_end_with_their_deadline_and_with_the_publication)
 	cr_assert_eq(other.f.code, FAULT_NOT_FOUND);
 }
 
+static struct waiter_case *gives_up; /* when another one is answered */
+
+static void on_wait_of_two(struct publication_wait *w, const struct fault *f)
+{
+	on_wait(w, f);
+	publication_leave(&gives_up->w);
+}
+
+/* What an answer leads to may end the next one of the waits that are answered: it was used after that. */
+Test(publication, a_wait_that_another_answer_ends_is_not_answered)
+{
+	struct publication *p = declare();
+	struct waiter_case one, other, last;
+
+	for (unsigned turn = 0; turn < 3; turn++) {
+		await(p, &one, 0, true);
+		await(p, &other, 0, true);
+		await(p, &last, 0, true);
+		one.w.deadline_us = other.w.deadline_us = last.w.deadline_us =
+			turn == 1 ? clock_now_us() + 1000 : UINT64_MAX;
+		one.w.done = on_wait_of_two;
+		gives_up = &other;
+		if (turn == 0)
+			train(1);
+		else if (turn == 1)
+			publications_tick(job, clock_now_us() + 2000);
+		else
+			publication_drop(p);
+		nodefix_turns(&n);
+		cr_assert_eq(one.n, 1);
+		cr_assert_eq(other.n, 0, "turn %u", turn);
+		cr_assert_eq(last.n, 1);
+	}
+}
+
 /* A request is told why there is no generation; a wait goes on. */
 Test(publication, a_request_ends_with_the_reason)
 {
