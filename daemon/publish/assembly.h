@@ -15,7 +15,7 @@ struct job;
 
 struct assembly {
 	unsigned refs;
-	uint64_t layout;   /* its number: the publication's */
+	uint64_t layout;   /* its number: no other one of this daemon has it */
 	struct view *view; /* owned */
 	struct k_assemble_tensor *tensors;
 	struct k_assemble_box *boxes;

@@ -251,6 +251,15 @@ static void publication_fail(struct publication *p, const struct fault *f)
 	publication_tell_fault(p, f, false);
 }
 
+/* Publications that are declared after it, perhaps under its name, have larger numbers. */
+static void publication_note_end(const struct publication *p)
+{
+	struct jobs_published *all = &p->job->jobs->published;
+
+	if (p->number > all->next)
+		all->next = p->number;
+}
+
 static void publication_free(struct publication *p)
 {
 	CHECK(!p->making_at && list_empty(&p->waits));
@@ -366,7 +375,7 @@ static int publication_fit(struct publication *p, struct fault *f)
 		return f->code;
 	}
 	assembly_unref(p->assembly);
-	a->layout = ++p->layouts;
+	a->layout = ++p->job->jobs->published.layouts;
 	p->assembly = a;
 	p->units = units;
 	return 0;
@@ -521,6 +530,7 @@ static int publication_add(struct job *job, const view_declaration *d, struct pu
 	rec = state_job_add_published(job->rec, d);
 	if (!rec)
 		return fault_errno(f, -ENOMEM, "a publication");
+	rec->next = job->jobs->published.next;
 	p = publication_new(job, rec);
 	if (!p)
 		fault_errno(f, -ENOMEM, "a publication");
@@ -563,6 +573,7 @@ void publication_drop(struct publication *p)
 	fault_set(&f, FAULT_NOT_FOUND, NULL, "publication '%s' of job '%s' was dropped",
 		  publication_declared(p)->name, p->job->rec->name);
 	publication_tell_fault(p, &f, true);
+	publication_note_end(p);
 	state_job_drop_published(p->job->rec, p->rec);
 	p->rec = NULL;
 	job_journal_mark(p->job, JOB_JOURNAL_HEAD);
@@ -655,6 +666,7 @@ void publications_end(struct job *job)
 	fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
 	list_for_each (p, tmp, &job->readers.publications, link) {
 		p->wanted = false;
+		publication_note_end(p);
 		publication_tell_fault(p, &f, true);
 		if (p->making_at)
 			making_cancel(&p->making);
