@@ -417,7 +417,7 @@ static void publication_go(struct publication *p)
 		p->wanted = false;
 		return;
 	}
-	if (publication_fit(p, &f)) {
+	if (publication_fit(p, &f) || assembly_check_values(p->assembly, p->job, &f)) {
 		publication_fail(p, &f);
 		return;
 	}

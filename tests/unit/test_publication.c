@@ -457,6 +457,32 @@ Test(publication, a_request_ends_with_the_reason)
 		publication_release(l[i]);
 }
 
+/* A unit that was registered after the commit was published with the zeros that it has. */
+Test(publication, a_unit_without_values_is_not_published)
+{
+	struct publication *p;
+	struct waiter_case asks;
+	struct unit *late;
+
+	d.every_steps = 0;
+	train(1);
+	late = nodefix_register(job, nodefix_spec("late", 1000));
+	p = declare();
+	await(p, &asks, 0, true);
+	publication_want(p);
+	cr_assert_eq(newest(p), 0);
+	cr_assert_eq(asks.n, 1);
+	cr_assert_eq(asks.f.code, FAULT_STATE);
+	cr_assert(strstr(asks.f.text, "unit 'late' has no values"), "%s", asks.f.text);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], late, 1, &op[i]);
+	both_ok("Initialise");
+	publication_want(p);
+	cr_assert_eq(newest(p), 0, "it was changed since the commit");
+	train(2);
+	cr_assert_eq(newest(p), 1);
+}
+
 /* ------------------------------------------------------------------------------- its end */
 
 Test(publication, a_lease_of_a_dropped_publication_leads_nowhere)
