@@ -3,6 +3,8 @@
 
 import array
 import contextlib
+import copy
+import ctypes
 import json
 import multiprocessing
 import os
@@ -14,6 +16,7 @@ import unittest
 import support
 
 import shardd
+from shardd import _library
 
 DECLARATION = {
     "name": "engine", "type": "bf16", "every_steps": 1,
@@ -208,7 +211,35 @@ class Lives(unittest.TestCase):
                 self.assertEqual((again.step, list(again)), (2, ["other"]))
 
 
+def another_reader(live):
+    """Of the same client."""
+    other = copy.copy(live)
+    other._places, other._held, other._handle = {}, None, ctypes.c_void_p()
+    _library.call("live_open", live._client.handle, live.job.encode(), live.name.encode(),
+                  ctypes.byref(other._handle))
+    return other
+
+
 class Killed(unittest.TestCase):
+    def test_a_reader_does_not_get_what_another_one_of_its_client_gets(self):
+        with support.held_daemon() as held, contextlib.ExitStack() as stack:
+            trainer = Trainer(held.socket, "two")
+            stack.callback(trainer.client.close)
+            shardd.declare_publication(DECLARATION, "two", trainer.client)
+            trainer.step(1)
+            with shardd.Live("two", "engine", held.socket) as live:
+                other = another_reader(live)
+                live.acquire(wait=30)
+                other.acquire(wait=30)
+                before = live._places["qk"][0]
+                self.assertEqual(other._places["qk"][0], before)
+                held.kill()
+                other.acquire(wait=30)
+                self.assertNotEqual(other._places["qk"][0], before)
+                live.acquire(wait=30)
+                self.assertEqual(live._places["qk"][0], other._places["qk"][0])
+                _library.library().shardd_live_close(other._handle)
+
     def test_a_publication_outlives_the_daemon(self):
         with support.held_daemon() as held, contextlib.ExitStack() as stack:
             trainer = Trainer(held.socket, "held")
