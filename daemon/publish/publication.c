@@ -360,6 +360,12 @@ static void publication_begin(struct publication *p, struct published *g)
 	making_begin(&p->making);
 }
 
+/* Memory of the daemon that it takes, without its assembly. */
+static uint64_t publication_own_bytes(const struct publication *p)
+{
+	return sizeof(*p) + shardd__v1__publication__get_packed_size(publication_declared(p));
+}
+
 /* The assembly is of the units as they are. Return: 0 or a fault code. */
 static int publication_fit(struct publication *p, struct fault *f)
 {
@@ -370,7 +376,7 @@ static int publication_fit(struct publication *p, struct fault *f)
 		return 0;
 	if (assembly_new(p->job, publication_declared(p), &a, f))
 		return f->code;
-	if (user_charge_resize(&p->cost, assembly_own_bytes(a), f)) {
+	if (user_charge_resize(&p->cost, publication_own_bytes(p) + assembly_own_bytes(a), f)) {
 		assembly_unref(a);
 		return f->code;
 	}
@@ -441,7 +447,13 @@ void publication_want(struct publication *p)
 static int publication_check_policy(const view_declaration *d, struct fault *f)
 {
 	uint32_t keep = publication_keep(d), buffers = publication_buffers(d);
+	size_t bytes = shardd__v1__publication__get_packed_size(d);
 
+	if (bytes > PUBLICATION_MAX_BYTES)
+		return fault_set(f, FAULT_INVALID, NULL,
+				 "the declaration has %zu bytes; at most %u are possible: rules "
+				 "with placeholders, as {i}, are shorter",
+				 bytes, PUBLICATION_MAX_BYTES);
 	if (buffers > PUBLICATION_MAX_BUFFERS)
 		return fault_set(f, FAULT_INVALID, "buffers",
 				 "%u buffers are too many: the limit is %u", buffers,
@@ -496,6 +508,8 @@ static struct publication *publication_new(struct job *job, state_published *rec
 	p->job = job;
 	p->rec = rec;
 	p->n_buffers = publication_buffers(rec->declaration);
+	if (p->n_buffers > PUBLICATION_MAX_BUFFERS) /* of a daemon that allows more */
+		p->n_buffers = PUBLICATION_MAX_BUFFERS;
 	list_init(&p->waits);
 	list_init(&p->link);
 	for (unsigned i = 0; i < p->n_buffers; i++) {
@@ -534,7 +548,8 @@ static int publication_add(struct job *job, const view_declaration *d, struct pu
 	p = publication_new(job, rec);
 	if (!p)
 		fault_errno(f, -ENOMEM, "a publication");
-	else if (user_charge(&p->cost, job->owner.user, USER_MEMORY, sizeof(*p), f) == 0)
+	else if (user_charge(&p->cost, job->owner.user, USER_MEMORY, publication_own_bytes(p), f) ==
+		 0)
 		publication_fit(p, f);
 	if (f->code) {
 		if (p)
@@ -651,7 +666,8 @@ int publications_restore(struct job *job, struct fault *f)
 
 		if (!p)
 			return fault_errno(f, -ENOMEM, "restoring a publication");
-		if (user_charge(&p->cost, job->owner.user, USER_MEMORY, sizeof(*p), f))
+		if (user_charge(&p->cost, job->owner.user, USER_MEMORY, publication_own_bytes(p),
+				f))
 			return f->code;
 		p->wanted = publication_declared(p)->every_steps && job->rec->has_commit;
 	}

@@ -30,6 +30,8 @@
 
 #define PUBLICATION_MAX_BUFFERS 16u
 #define PUBLICATIONS_MAX        64u /* of a job */
+/* Of a declaration, packed: it is in every head of the job's journal. */
+#define PUBLICATION_MAX_BYTES (256u << 10)
 
 struct publication;
 

@@ -332,6 +332,25 @@ static int view_on_match(struct view_build *b, const view_rule *r, unsigned numb
 	return view_add_match(b, &m, values);
 }
 
+/* Does the first source match the name at @i of by_name? Return: 0 or a fault code. */
+static int view_match_name(struct view_build *b, const view_rule *r, unsigned number, size_t i,
+			   struct pattern_values *values, bool *ret)
+{
+	char field[64];
+
+	*values = (struct pattern_values){ .n = 0 };
+	*ret = pattern_match(r->sources[0]->tensor, view_name_at(b, i), values);
+	b->steps += values->steps;
+	if (b->steps <= VIEW_MAX_STEPS)
+		return 0;
+	snprintf(field, sizeof(field), "rules[%u].sources[0].tensor", number);
+	return fault_set(b->f, FAULT_INVALID, field,
+			 "the rules up to '%.150s' compare too much with the job's %zu tensors: "
+			 "have fewer rules, or names that begin with more of the tensors' names "
+			 "before the first {",
+			 r->sources[0]->tensor, b->n);
+}
+
 /* Of a rule that stacks: every tensor that its first source matches is in one of the stacks. */
 static int view_check_turns(struct view_build *b, const view_rule *r, unsigned number, size_t from,
 			    size_t to)
@@ -340,10 +359,12 @@ static int view_check_turns(struct view_build *b, const view_rule *r, unsigned n
 
 	snprintf(field, sizeof(field), "rules[%u].stack", number);
 	for (size_t i = from; i < to && *r->stack; i++) {
-		struct pattern_values values = { .n = 0 };
+		struct pattern_values values;
+		bool matches;
 
-		if (pattern_match(r->sources[0]->tensor, view_name_at(b, i), &values) &&
-		    !b->named[b->by_name[i]])
+		if (view_match_name(b, r, number, i, &values, &matches))
+			return b->f->code;
+		if (matches && !b->named[b->by_name[i]])
 			return fault_set(
 				b->f, FAULT_INVALID, field,
 				"'%.200s' is not stacked: the values of {%.32s} must be 0, 1, "
@@ -361,9 +382,12 @@ static int view_apply(struct view_build *b, const view_rule *r, unsigned number)
 	char field[64];
 
 	for (i = from; i < b->n && !strncmp(view_name_at(b, i), pattern, prefix); i++) {
-		struct pattern_values values = { .n = 0 };
+		struct pattern_values values;
+		bool found;
 
-		if (!pattern_match(pattern, view_name_at(b, i), &values))
+		if (view_match_name(b, r, number, i, &values, &found))
+			return b->f->code;
+		if (!found)
 			continue;
 		matches++;
 		if (view_on_match(b, r, number, &values))

@@ -457,6 +457,42 @@ Test(publication, a_request_ends_with_the_reason)
 		publication_release(l[i]);
 }
 
+/* The record and the journal of a job have no more than that of each. */
+Test(publication, a_large_declaration_is_refused)
+{
+	static char also[400], *names[PUBLICATION_MAX_BYTES / sizeof(also) + 1];
+	Shardd__V1__PublishedSource source = SHARDD__V1__PUBLISHED_SOURCE__INIT;
+	Shardd__V1__PublishedSource *sources[1] = { &source };
+	Shardd__V1__PublishedRule rule = SHARDD__V1__PUBLISHED_RULE__INIT, *rules[1] = { &rule };
+	struct user *user = job->owner.user;
+	uint64_t before = user->used[USER_MEMORY];
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+
+	memset(also, 'a', sizeof(also) - 1);
+	for (unsigned i = 0; i < ARRAY_SIZE(names); i++)
+		names[i] = also;
+	source.tensor = (char *)(uintptr_t) "none";
+	rule.name = (char *)(uintptr_t) "x";
+	rule.sources = sources;
+	rule.n_sources = 1;
+	rule.optional = true;
+	rule.also = names;
+	rule.n_also = ARRAY_SIZE(names);
+	d.rules = rules;
+	d.n_rules = 1;
+	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_INVALID);
+	cr_assert(strstr(f.text, "at most 262144"), "%s", f.text);
+	cr_assert_eq(user->used[USER_MEMORY], before);
+	rule.n_also /= 2;
+	f = FAULT_NULL;
+	cr_assert_eq(publication_declare(job, &d, &p, &f), 0, "%s", f.text);
+	cr_assert_gt(user->used[USER_MEMORY] - before, PUBLICATION_MAX_BYTES / 2,
+		     "its user pays for the record");
+	publication_drop(p);
+	cr_assert_eq(user->used[USER_MEMORY], before);
+}
+
 /* A unit that was registered after the commit was published with the zeros that it has. */
 Test(publication, a_unit_without_values_is_not_published)
 {
