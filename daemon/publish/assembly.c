@@ -326,9 +326,8 @@ uint64_t assembly_own_bytes(const struct assembly *a)
 {
 	const struct view *v = a->view;
 
-	/* names: about as long as what is around them */
-	return sizeof(*a) + sizeof(*v) +
-	       v->n * (uint64_t)(2 * sizeof(*v->tensors) + sizeof(*a->tensors)) +
+	return sizeof(*a) + sizeof(*v) + v->name_bytes +
+	       v->n * (uint64_t)(sizeof(*v->tensors) + sizeof(*a->tensors)) +
 	       v->n_boxes * (uint64_t)(sizeof(*v->boxes) + sizeof(*a->boxes)) +
 	       a->n_blocks * (uint64_t)sizeof(*a->blocks) +
 	       a->n_units * (uint64_t)sizeof(*a->reads);

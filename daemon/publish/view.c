@@ -230,6 +230,24 @@ static int view_collect(struct view_build *b, const view_rule *r, unsigned numbe
 	return 0;
 }
 
+/* The name that @values make of @pattern. Return: malloc'ed, the caller's; NULL: the fault says why. */
+static char *view_name_of(struct view_build *b, const char *pattern,
+			  const struct pattern_values *values)
+{
+	char *name = pattern_expand(pattern, values);
+
+	if (!name) {
+		fault_errno(b->f, -ENOMEM, "a publication");
+	} else if (strlen(name) > PATTERN_MAX_BYTES) {
+		fault_set(b->f, FAULT_INVALID, "rules",
+			  "'%.150s' makes a name of %zu bytes; at most %u are possible", pattern,
+			  strlen(name), PATTERN_MAX_BYTES);
+		free(name);
+		name = NULL;
+	}
+	return name;
+}
+
 /* Further names of the last tensor. */
 static int view_add_names(struct view_build *b, const view_rule *r,
 			  const struct pattern_values *values)
@@ -239,11 +257,9 @@ static int view_add_names(struct view_build *b, const view_rule *r,
 	for (size_t i = 0; i < r->n_also; i++) {
 		struct view_tensor t = b->v->tensors[same];
 
-		t.name = pattern_expand(r->also[i], values);
+		t.name = view_name_of(b, r->also[i], values);
 		t.same = same;
-		if (!t.name)
-			return fault_errno(b->f, -ENOMEM, "a publication");
-		if (view_append(b, &t))
+		if (!t.name || view_append(b, &t))
 			return b->f->code;
 	}
 	return 0;
@@ -256,10 +272,8 @@ static int view_add_match(struct view_build *b, const struct view_match *m,
 
 	if (!*m->rule->name)
 		return 0;
-	name = pattern_expand(m->rule->name, values);
-	if (!name)
-		return fault_errno(b->f, -ENOMEM, "a publication");
-	if (view_add(b, m, name))
+	name = view_name_of(b, m->rule->name, values);
+	if (!name || view_add(b, m, name))
 		return b->f->code;
 	return view_add_names(b, m->rule, values);
 }

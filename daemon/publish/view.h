@@ -62,7 +62,8 @@ struct view {
 	uint32_t n;
 	struct view_box *boxes; /* owned */
 	uint32_t n_boxes;
-	uint64_t bytes; /* of a generation */
+	uint64_t bytes;      /* of a generation */
+	uint64_t name_bytes; /* of all names */
 };
 
 /* What @p makes of @sources. Their names are unique, or a rule that names one of two is refused.

@@ -398,6 +398,7 @@ int view_append(struct view_build *b, struct view_tensor *t)
 		b->room = room;
 	}
 	v->tensors[v->n++] = *t;
+	v->name_bytes += strlen(t->name) + 1;
 	return 0;
 }
 

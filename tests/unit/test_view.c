@@ -521,6 +521,28 @@ Test(view, ten_thousand_tensors_take_milliseconds, .timeout = 20)
 	}
 }
 
+/* A name is as short as a pattern is, however often it has what a placeholder stands for. */
+Test(view, names_that_become_long_are_refused)
+{
+	static char name[PATTERN_MAX_BYTES / 2 + 1];
+	static struct model m;
+	static struct made d;
+	char *also[1] = { (char *)(uintptr_t) "{r}.{r}.{r}" };
+
+	memset(name, 'a', sizeof(name) - 1);
+	m.n = 0;
+	add_tensor(&m, name, 1, 4, 0, 0);
+	begin(&d);
+	add_rule(&d, "{r}.{r}");
+	add_source(&d, "{r}");
+	refused(&d, &m, "rules", "makes a name of 513 bytes");
+	begin(&d);
+	add_rule(&d, "{r}")->also = also;
+	d.rules[0].n_also = 1;
+	add_source(&d, "{r}");
+	refused(&d, &m, "rules", "'{r}.{r}.{r}' makes a name of 770 bytes");
+}
+
 /* What would take minutes is refused within a second: meanwhile the daemon does nothing else. */
 Test(view, rules_that_compare_too_much_are_refused, .timeout = 10)
 {
