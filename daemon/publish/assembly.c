@@ -178,6 +178,19 @@ static uint64_t assembly_blocks(const struct view_tensor *t)
 	return (t->elements + assembly_block(t) - 1) / assembly_block(t);
 }
 
+/* Padding may ask for any size, and so for tables of any size. */
+static int assembly_check_bytes(const struct job *job, const struct view *v, struct fault *f)
+{
+	uint64_t most = job->node->devices[0].quota.limit;
+
+	return v->bytes <= most
+		       ? 0
+		       : (int)fault_set(f, FAULT_EXHAUSTED, NULL,
+					"a generation has %llu bytes, and the device only %llu: "
+					"publish less",
+					(unsigned long long)v->bytes, (unsigned long long)most);
+}
+
 static int assembly_take(struct assembly *a)
 {
 	const struct view *v = a->view;
@@ -269,7 +282,7 @@ int assembly_new(const struct job *job, const view_declaration *p, struct assemb
 	a->refs = 1;
 	a->n_units = job->n_units;
 	if (assembly_list(job, p->root && *p->root ? p->root : ASSEMBLY_ROOT, &s, f) == 0 &&
-	    view_new(p, s.all, s.n, &a->view, f) == 0)
+	    view_new(p, s.all, s.n, &a->view, f) == 0 && assembly_check_bytes(job, a->view, f) == 0)
 		r = assembly_take(a);
 	if (r < 0)
 		fault_errno(f, r, "a publication");

@@ -15,7 +15,7 @@
 /* Tensors of one answer. */
 #define SVC_PUBLISH_PAGE 4096u
 /* Of a declaration: what it is parsed into takes hundreds of times as much. */
-#define SVC_PUBLISH_JSON (1u << 20)
+#define SVC_PUBLISH_JSON (512u << 10)
 
 /* The job, for a caller who may open it. @ret_session: the caller's. Return: 0 or a fault code; the call has
  * ended if there is no session. */

@@ -204,7 +204,8 @@ class Lives(unittest.TestCase):
                 # another one of the name: its generations are newer, and have other tensors
                 shardd.declare_publication(
                     {"name": "engine", "rules_only": True, "every_steps": 1,
-                     "rules": [{"name": "other", "sources": ["model.q"]}]}, "dropped", trainer.client)
+                     "rules": [{"name": "other", "sources": ["model.q"]}]}, "dropped",
+                    trainer.client)
                 trainer.step(2)
                 again = live.acquire(wait=30)
                 self.assertGreater(again.number, found.number)

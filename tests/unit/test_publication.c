@@ -457,6 +457,27 @@ Test(publication, a_request_ends_with_the_reason)
 		publication_release(l[i]);
 }
 
+/* Of tables for what can never be made the daemon would have run out of memory. */
+Test(publication, a_generation_larger_than_the_device_is_refused)
+{
+	Shardd__V1__PublishedSource source = SHARDD__V1__PUBLISHED_SOURCE__INIT;
+	Shardd__V1__PublishedSource *sources[1] = { &source };
+	Shardd__V1__PublishedRule rule = SHARDD__V1__PUBLISHED_RULE__INIT, *rules[1] = { &rule };
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+
+	source.tensor = (char *)(uintptr_t) "u.weight";
+	rule.name = (char *)(uintptr_t) "x";
+	rule.sources = sources;
+	rule.n_sources = 1;
+	rule.pad_multiple = UINT32_MAX;
+	n.node.devices[0].quota.limit = UINT64_C(1) << 33;
+	d.rules = rules;
+	d.n_rules = 1;
+	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_EXHAUSTED);
+	cr_assert(strstr(f.text, "a generation has 17179869184 bytes"), "%s", f.text);
+}
+
 /* The record and the journal of a job have no more than that of each. */
 Test(publication, a_large_declaration_is_refused)
 {
