@@ -20,6 +20,8 @@ struct shardd_live {
 	uint64_t lease;      /* 0: none */
 	uint64_t number, step, layout;
 	uint32_t checksum, slab;
+	void *pinned; /* where its slab is mapped: nothing takes its place; NULL: it has none */
+	bool moved;   /* since the caller was told */
 	ProtobufCMessage **pages; /* owned: names and shapes of the layout are theirs */
 	size_t n_pages;
 	struct shardd_published_tensor *tensors; /* owned */
@@ -210,33 +212,68 @@ static int live_give_back(struct shardd_live *l, uint64_t lease, struct shardd_e
 				&reply, err);
 }
 
+static void live_unpin(struct shardd_live *l)
+{
+	if (l->pinned)
+		map_unpin(&l->c->map, STEAL_PTR(l->pinned));
+}
+
+/* Map the slab, and have it stay where it is: the daemon may end, and then another reader of this client, or
+ * its ops, would get the next daemon's memory in its place. @ret: map_unpin. */
+static int live_pin(struct shardd_live *l, uint32_t slab, void **ret, struct shardd_error *err)
+{
+	struct map_place place = { .slab = slab };
+	void *at = NULL;
+	int e = map_address(&l->c->map, &place, -1, &at, err);
+
+	if (e < 0)
+		return e;
+	if (!map_pin(&l->c->map, at))
+		return error_set(err, SHARDD_ABORTED, NULL,
+				 "the daemon has ended while slab %u was mapped: acquire again",
+				 slab);
+	*ret = at;
+	return 0;
+}
+
+/* Names, shapes and places of what the answer has. */
+static int live_lay_out(struct shardd_live *l, const Shardd__V1__AcquireGenerationResponse *r,
+			bool other, struct shardd_error *err)
+{
+	int e = other ? live_fetch(l, r->lease, r->tensors, err) : 0;
+
+	return e < 0 ? e : live_place_all(l, r->slab, err);
+}
+
 /* The answer has a lease. The one before ends, when the new one is mapped. */
 static int live_take(struct shardd_live *l, const Shardd__V1__AcquireGenerationResponse *r,
-		     bool *ret_moved, struct shardd_error *err)
+		     struct shardd_error *err)
 {
 	bool other = !l->layout || l->layout != r->layout, moved = other || l->slab != r->slab;
 	uint64_t former = l->lease;
 	struct shardd_error ignored;
-	int e = 0;
+	void *pinned = NULL;
+	int e = live_pin(l, r->slab, &pinned, err);
 
-	if (other) {
+	if (e == 0 && moved) {
 		l->layout = 0;
-		e = live_fetch(l, r->lease, r->tensors, err);
+		e = live_lay_out(l, r, other, err);
 	}
-	if (e == 0 && moved)
-		e = live_place_all(l, r->slab, err);
 	if (e < 0) {
-		l->layout = 0;
+		if (pinned)
+			map_unpin(&l->c->map, pinned);
 		(void)live_give_back(l, r->lease, &ignored);
 		return e;
 	}
+	live_unpin(l);
+	l->pinned = pinned;
+	l->moved |= moved;
 	l->lease = r->lease;
 	l->number = r->number;
 	l->step = r->step;
 	l->checksum = r->checksum;
 	l->layout = r->layout;
 	l->slab = r->slab;
-	*ret_moved = moved;
 	return former ? live_give_back(l, former, err) : 0;
 }
 
@@ -255,21 +292,23 @@ static int live_ask_again(struct shardd_live *l, uint32_t wait_ms, ProtobufCMess
 
 	if (live_is_before(l))
 		live_forget(l);
-	e = live_ask(l, wait_ms, wait_ms, l->lease ? l->number : 0, ret, err);
+	/* without a layout: what came after the one that it has could not be mapped, and is to come again */
+	e = live_ask(l, wait_ms, wait_ms, l->lease && l->layout ? l->number : 0, ret, err);
 	if (e != -SHARDD_ABORTED || !live_is_before(l))
 		return e;
 	live_forget(l);
 	return live_ask(l, wait_ms, wait_ms, 0, ret, err);
 }
 
-static void live_give(const struct shardd_live *l, bool moved, struct shardd_generation *ret)
+static void live_give(struct shardd_live *l, struct shardd_generation *ret)
 {
 	*ret = (struct shardd_generation){ .number = l->number,
 					   .step = l->step,
 					   .checksum = l->checksum,
 					   .tensors = l->tensors,
 					   .n_tensors = l->n_tensors,
-					   .moved = moved };
+					   .moved = l->moved };
+	l->moved = false;
 }
 
 int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generation *ret,
@@ -278,7 +317,6 @@ int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generati
 	_cleanup_(client_messagep) ProtobufCMessage *message = NULL;
 	const Shardd__V1__AcquireGenerationResponse *reply;
 	struct shardd_error scratch;
-	bool moved = false;
 	int e;
 
 	err = err ? err : &scratch;
@@ -292,13 +330,13 @@ int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generati
 		return e;
 	reply = (const Shardd__V1__AcquireGenerationResponse *)message;
 	if (reply->lease)
-		e = live_take(l, reply, &moved, err);
+		e = live_take(l, reply, err);
 	else if (!l->lease)
 		e = error_set(err, SHARDD_NOT_FOUND, NULL,
 			      "publication '%s' of job '%s' has no generation yet", l->name,
 			      l->job);
 	if (e == 0)
-		live_give(l, moved, ret);
+		live_give(l, ret);
 	return e;
 }
 
@@ -312,12 +350,14 @@ int shardd_live_release(shardd_live *l, struct shardd_error *err)
 	e = live_check(l, err);
 	if (e < 0)
 		return e;
-	if (!l->lease)
+	if (!l->lease && !l->pinned)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 				 "this reader of publication '%s' has no generation", l->name);
+	live_unpin(l);
 	lease = l->lease;
 	l->lease = 0;
-	return live_is_before(l) ? 0 : live_give_back(l, lease, err);
+	/* its lease has ended with its daemon */
+	return !lease || live_is_before(l) ? 0 : live_give_back(l, lease, err);
 }
 
 void shardd_live_close(shardd_live *l)
@@ -326,7 +366,7 @@ void shardd_live_close(shardd_live *l)
 
 	if (!l || live_check(l, NULL) < 0)
 		return;
-	if (l->lease)
+	if (l->lease || l->pinned)
 		(void)shardd_live_release(l, &ignored);
 	live_free(l);
 }

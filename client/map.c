@@ -127,7 +127,8 @@ void map_forget(struct map *m, uint32_t slab)
 		return;
 	pthread_mutex_lock(&m->table);
 	i = map_position(m, slab);
-	if (i < m->count && m->items[i].slab == slab && !m->items[i].writable) {
+	if (i < m->count && m->items[i].slab == slab && !m->items[i].writable &&
+	    !m->items[i].pins) {
 		item = m->items[i];
 		memmove(m->items + i, m->items + i + 1, (--m->count - i) * sizeof(*m->items));
 		found = true;
@@ -166,7 +167,8 @@ static uint8_t *map_take_place(struct map *m, const struct map_source *s)
 		return NULL;
 	pthread_mutex_lock(&m->table);
 	for (size_t i = 0; i < m->n_former && !place; i++) {
-		if (m->former[i].bytes != s->bytes || m->former[i].writable != s->writable)
+		if (m->former[i].bytes != s->bytes || m->former[i].writable != s->writable ||
+		    m->former[i].pins)
 			continue;
 		place = m->former[i].base;
 		m->former[i] = m->former[--m->n_former];
@@ -440,6 +442,45 @@ int map_address(struct map *m, const struct map_place *p, int timeout_ms, void *
 		    ? 0
 		    : map_bring(m, p, timeout_ms, &found, err);
 	return r < 0 ? r : map_address_of(&found, p, ret, err);
+}
+
+/* -------------------------------------------------------------------- pins */
+
+/* Table locked. Return: NULL: nothing is mapped there. */
+static struct mapping *map_at_base(struct map *m, const void *base)
+{
+	for (size_t i = 0; i < m->count; i++)
+		if (m->items[i].base == base)
+			return &m->items[i];
+	for (size_t i = 0; i < m->n_former; i++)
+		if (m->former[i].base == base)
+			return &m->former[i];
+	return NULL;
+}
+
+bool map_pin(struct map *m, const void *base)
+{
+	struct mapping *at;
+
+	pthread_mutex_lock(&m->table);
+	at = map_at_base(m, base);
+	if (at)
+		at->pins++;
+	pthread_mutex_unlock(&m->table);
+	return at;
+}
+
+void map_unpin(struct map *m, const void *base)
+{
+	struct mapping *at;
+
+	pthread_mutex_lock(&m->table);
+	at = map_at_base(m, base);
+	if (at) {
+		CHECK(at->pins);
+		at->pins--;
+	}
+	pthread_mutex_unlock(&m->table);
 }
 
 /* ------------------------------------------------------------------ copies */

@@ -30,6 +30,7 @@ struct mapping {
 	bool unchecked;
 	uint64_t file; /* host memory: the identity of its file */
 	bool lasts;    /* the next daemon has the same memory under this number */
+	unsigned pins; /* map_pin */
 };
 
 /* What a slab is mapped with. */
@@ -77,7 +78,7 @@ struct map {
 	size_t room;
 	struct mapping *items;
 	/* Slabs of earlier daemons, which are still at addresses that were handed out. On the host
-	 * the next slabs of these sizes take their places. */
+	 * the next slabs of these sizes take the places of those that are not pinned. */
 	struct mapping *former;
 	size_t n_former;
 };
@@ -128,6 +129,12 @@ void map_use(struct map *m, const struct map_ops *ops, void *device);
  * another negative shardd_code. Any thread. */
 int map_address(struct map *m, const struct map_place *p, int timeout_ms, void **ret,
 		struct shardd_error *err);
+
+/* What is mapped at @base stays there until map_unpin, whatever daemons come meanwhile: somebody reads it.
+ * @base: of a slab. Return: false: it is not mapped any more. Any thread. */
+bool map_pin(struct map *m, const void *base);
+/* Safe if it is not mapped. Any thread. */
+void map_unpin(struct map *m, const void *base);
 
 /* Copy into or out of mapped memory, which must be in one slab.
  * Return: 0, -SHARDD_INVALID_ARGUMENT, or what the device says. Any thread. */

@@ -472,6 +472,12 @@ struct jobs_cordon {
 	uint64_t unix_s;
 };
 
+/* Of the publications of all jobs, so far. */
+struct jobs_published {
+	uint64_t layouts; /* assembly.layout */
+	uint64_t next;    /* those that have ended gave smaller numbers to their generations */
+};
+
 struct jobs {
 	struct node *node; /* borrowed */
 	struct job_ops ops;
@@ -494,6 +500,7 @@ struct jobs {
 	struct list unsaved; /* jobs with parts that are not in it yet */
 	bool draining;       /* no new jobs and trainers */
 	struct jobs_cordon cordon;
+	struct jobs_published published;
 };
 
 /* A rank has let go of @u, or a copy of it was made: what waits for that goes on. */

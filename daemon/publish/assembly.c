@@ -19,6 +19,7 @@ struct assembly_sources {
 	struct view_source *all; /* owned, as are names */
 	char **names;
 	const void **at; /* their memory */
+	uint32_t *units; /* whose it is: index */
 	uint32_t *first; /* by unit */
 	size_t n;
 };
@@ -30,6 +31,7 @@ static void assembly_sources_deinit(struct assembly_sources *s)
 	free(s->names);
 	free(s->all);
 	free(s->at);
+	free(s->units);
 	free(s->first);
 }
 
@@ -93,6 +95,7 @@ static int assembly_add_source(const struct job *job, const struct unit *u, uint
 		return fault_errno(f, -ENOMEM, "a publication");
 	s->n++;
 	s->first[u->id - 1] = (uint32_t)(i - t);
+	s->units[i] = of->id - 1;
 	s->all[i] = (struct view_source){
 		.name = s->names[i],
 		.shape = rec->shape,
@@ -140,8 +143,9 @@ static int assembly_list(const struct job *job, const char *root, struct assembl
 	s->all = calloc(n + 1, sizeof(*s->all));
 	s->names = calloc(n + 1, sizeof(*s->names));
 	s->at = calloc(n + 1, sizeof(*s->at));
+	s->units = calloc(n + 1, sizeof(*s->units));
 	s->first = calloc((size_t)job->n_units + 1, sizeof(*s->first));
-	if (!s->all || !s->names || !s->at || !s->first)
+	if (!s->all || !s->names || !s->at || !s->units || !s->first)
 		return fault_errno(f, -ENOMEM, "a publication");
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
@@ -174,6 +178,19 @@ static uint64_t assembly_blocks(const struct view_tensor *t)
 	return (t->elements + assembly_block(t) - 1) / assembly_block(t);
 }
 
+/* Padding may ask for any size, and so for tables of any size. */
+static int assembly_check_bytes(const struct job *job, const struct view *v, struct fault *f)
+{
+	uint64_t most = job->node->devices[0].quota.limit;
+
+	return v->bytes <= most
+		       ? 0
+		       : (int)fault_set(f, FAULT_EXHAUSTED, NULL,
+					"a generation has %llu bytes, and the device only %llu: "
+					"publish less",
+					(unsigned long long)v->bytes, (unsigned long long)most);
+}
+
 static int assembly_take(struct assembly *a)
 {
 	const struct view *v = a->view;
@@ -187,7 +204,8 @@ static int assembly_take(struct assembly *a)
 	a->tensors = calloc(v->n, sizeof(*a->tensors));
 	a->boxes = calloc(v->n_boxes, sizeof(*a->boxes));
 	a->blocks = calloc(blocks, sizeof(*a->blocks));
-	return a->tensors && a->boxes && a->blocks ? 0 : -ENOMEM;
+	a->reads = calloc((size_t)a->n_units + 1, sizeof(*a->reads));
+	return a->tensors && a->boxes && a->blocks && a->reads ? 0 : -ENOMEM;
 }
 
 static void assembly_fill_boxes(struct assembly *a, const struct assembly_sources *s)
@@ -196,6 +214,7 @@ static void assembly_fill_boxes(struct assembly *a, const struct assembly_source
 		const struct view_box *x = &a->view->boxes[i];
 		enum dtype type = s->all[x->source].dtype;
 
+		a->reads[s->units[x->source]] = true;
 		a->boxes[i] = (struct k_assemble_box){
 			.src = (const char *)s->at[x->source] + x->from * dtype_size(type),
 			.src_dtype = type,
@@ -261,8 +280,9 @@ int assembly_new(const struct job *job, const view_declaration *p, struct assemb
 	if (!a)
 		return fault_errno(f, -ENOMEM, "a publication");
 	a->refs = 1;
+	a->n_units = job->n_units;
 	if (assembly_list(job, p->root && *p->root ? p->root : ASSEMBLY_ROOT, &s, f) == 0 &&
-	    view_new(p, s.all, s.n, &a->view, f) == 0)
+	    view_new(p, s.all, s.n, &a->view, f) == 0 && assembly_check_bytes(job, a->view, f) == 0)
 		r = assembly_take(a);
 	if (r < 0)
 		fault_errno(f, r, "a publication");
@@ -289,8 +309,24 @@ struct assembly *assembly_unref(struct assembly *a)
 	free(a->tensors);
 	free(a->boxes);
 	free(a->blocks);
+	free(a->reads);
 	free(a);
 	return NULL;
+}
+
+int assembly_check_values(const struct assembly *a, const struct job *job, struct fault *f)
+{
+	CHECK(a->n_units == job->n_units);
+	for (uint32_t i = 0; i < a->n_units; i++) {
+		const struct unit *u = job->units[i];
+
+		if (a->reads[i] && (!u->rec->initialised || u->torn))
+			return fault_set(f, FAULT_STATE, NULL,
+					 "unit '%.100s' has no values to publish: initialise it, "
+					 "and commit",
+					 u->rec->name);
+	}
+	return 0;
 }
 
 void assembly_set_base(struct assembly *a, void *base)
@@ -303,9 +339,9 @@ uint64_t assembly_own_bytes(const struct assembly *a)
 {
 	const struct view *v = a->view;
 
-	/* names: about as long as what is around them */
-	return sizeof(*a) + sizeof(*v) +
-	       v->n * (uint64_t)(2 * sizeof(*v->tensors) + sizeof(*a->tensors)) +
+	return sizeof(*a) + sizeof(*v) + v->name_bytes +
+	       v->n * (uint64_t)(sizeof(*v->tensors) + sizeof(*a->tensors)) +
 	       v->n_boxes * (uint64_t)(sizeof(*v->boxes) + sizeof(*a->boxes)) +
-	       a->n_blocks * (uint64_t)sizeof(*a->blocks);
+	       a->n_blocks * (uint64_t)sizeof(*a->blocks) +
+	       a->n_units * (uint64_t)sizeof(*a->reads);
 }

@@ -6,6 +6,7 @@
 #ifndef SHARDD_PUBLISH_ASSEMBLY_H
 #define SHARDD_PUBLISH_ASSEMBLY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "core/fault.h"
@@ -15,12 +16,14 @@ struct job;
 
 struct assembly {
 	unsigned refs;
-	uint64_t layout;   /* its number: the publication's */
+	uint64_t layout;   /* its number: no other one of this daemon has it */
 	struct view *view; /* owned */
 	struct k_assemble_tensor *tensors;
 	struct k_assemble_box *boxes;
 	struct k_assemble_block *blocks;
 	uint32_t n_blocks;
+	bool *reads; /* by the job's units: it reads their masters */
+	uint32_t n_units;
 	uint64_t bytes; /* of a generation */
 	uint64_t moves; /* bytes read and written for a block, on average */
 };
@@ -32,6 +35,8 @@ int assembly_new(const struct job *job, const view_declaration *p, struct assemb
 /* NULL is allowed. Return: NULL. */
 struct assembly *assembly_unref(struct assembly *a);
 struct assembly *assembly_ref(struct assembly *a);
+/* Do the units that it reads have values, which are one whole? @job: as it was. Return: 0 or FAULT_STATE. */
+int assembly_check_values(const struct assembly *a, const struct job *job, struct fault *f);
 /* The tables are for a generation at @base from here on. */
 void assembly_set_base(struct assembly *a, void *base);
 /* Memory of the daemon that it takes, about. */

@@ -186,6 +186,7 @@ static bool pattern_match_from(const char *pattern, const char *name, struct pat
 {
 	struct pattern_piece piece;
 
+	values->steps++;
 	if (!*pattern)
 		return !*name;
 	piece = pattern_next(pattern);

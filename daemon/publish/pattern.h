@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "core/fault.h"
 
@@ -25,6 +26,7 @@ struct pattern_value {
 struct pattern_values {
 	struct pattern_value all[PATTERN_MAX];
 	unsigned n;
+	uint32_t steps; /* so far: pieces of patterns that were compared */
 };
 
 /* Is @pattern well formed? Otherwise @f says what is wrong with @field. Return: 0 or FAULT_INVALID. */

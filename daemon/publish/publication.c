@@ -201,24 +201,42 @@ static void publication_answer(struct publication_wait *w, const struct fault *f
 	w->done(w, f);
 }
 
+/* An answer may lead to others: the caller's session first runs what it has submitted, which may commit.
+ * So none is told before all that are due are out of the publication's list. */
+static void publication_answer_all(struct list *due, const struct fault *f)
+{
+	while (!list_empty(due))
+		publication_answer(list_first(due, struct publication_wait, link), f);
+}
+
+static void publication_take_wait(struct publication_wait *w, struct list *due)
+{
+	list_unlink(&w->link);
+	list_append(due, &w->link);
+}
+
 /* There is a new generation. */
 static void publication_tell_made(struct publication *p, const struct published *g)
 {
 	struct publication_wait *w, *tmp;
+	struct list due = LIST_INIT(due);
 
 	list_for_each (w, tmp, &p->waits, link)
 		if (g->number > w->newer_than)
-			publication_answer(w, NULL);
+			publication_take_wait(w, &due);
+	publication_answer_all(&due, NULL);
 }
 
 /* There will be none now: those who have asked for it are told. @all: the others, too. */
 static void publication_tell_fault(struct publication *p, const struct fault *f, bool all)
 {
 	struct publication_wait *w, *tmp;
+	struct list due = LIST_INIT(due);
 
 	list_for_each (w, tmp, &p->waits, link)
 		if (all || w->asks)
-			publication_answer(w, f);
+			publication_take_wait(w, &due);
+	publication_answer_all(&due, f);
 }
 
 /* ------------------------------------------------------------------------------ making */
@@ -232,6 +250,15 @@ static void publication_fail(struct publication *p, const struct fault *f)
 			 p->job->label, publication_declared(p)->name, f->text);
 	snprintf(p->why, sizeof(p->why), "%.255s", f->text);
 	publication_tell_fault(p, f, false);
+}
+
+/* Publications that are declared after it, perhaps under its name, have larger numbers. */
+static void publication_note_end(const struct publication *p)
+{
+	struct jobs_published *all = &p->job->jobs->published;
+
+	if (p->number > all->next)
+		all->next = p->number;
 }
 
 static void publication_free(struct publication *p)
@@ -334,6 +361,12 @@ static void publication_begin(struct publication *p, struct published *g)
 	making_begin(&p->making);
 }
 
+/* Memory of the daemon that it takes, without its assembly. */
+static uint64_t publication_own_bytes(const struct publication *p)
+{
+	return sizeof(*p) + shardd__v1__publication__get_packed_size(publication_declared(p));
+}
+
 /* The assembly is of the units as they are. Return: 0 or a fault code. */
 static int publication_fit(struct publication *p, struct fault *f)
 {
@@ -344,12 +377,12 @@ static int publication_fit(struct publication *p, struct fault *f)
 		return 0;
 	if (assembly_new(p->job, publication_declared(p), &a, f))
 		return f->code;
-	if (user_charge_resize(&p->cost, assembly_own_bytes(a), f)) {
+	if (user_charge_resize(&p->cost, publication_own_bytes(p) + assembly_own_bytes(a), f)) {
 		assembly_unref(a);
 		return f->code;
 	}
 	assembly_unref(p->assembly);
-	a->layout = ++p->layouts;
+	a->layout = ++p->job->jobs->published.layouts;
 	p->assembly = a;
 	p->units = units;
 	return 0;
@@ -391,7 +424,7 @@ static void publication_go(struct publication *p)
 		p->wanted = false;
 		return;
 	}
-	if (publication_fit(p, &f)) {
+	if (publication_fit(p, &f) || assembly_check_values(p->assembly, p->job, &f)) {
 		publication_fail(p, &f);
 		return;
 	}
@@ -415,7 +448,13 @@ void publication_want(struct publication *p)
 static int publication_check_policy(const view_declaration *d, struct fault *f)
 {
 	uint32_t keep = publication_keep(d), buffers = publication_buffers(d);
+	size_t bytes = shardd__v1__publication__get_packed_size(d);
 
+	if (bytes > PUBLICATION_MAX_BYTES)
+		return fault_set(f, FAULT_INVALID, NULL,
+				 "the declaration has %zu bytes; at most %u are possible: rules "
+				 "with placeholders, as {i}, are shorter",
+				 bytes, PUBLICATION_MAX_BYTES);
 	if (buffers > PUBLICATION_MAX_BUFFERS)
 		return fault_set(f, FAULT_INVALID, "buffers",
 				 "%u buffers are too many: the limit is %u", buffers,
@@ -471,6 +510,8 @@ static struct publication *publication_new(struct job *job, state_published *rec
 	p->rec = rec;
 	p->n_buffers = publication_buffers(rec->declaration);
 	p->since_unix_us = clock_unix_us();
+	if (p->n_buffers > PUBLICATION_MAX_BUFFERS) /* of a daemon that allows more */
+		p->n_buffers = PUBLICATION_MAX_BUFFERS;
 	list_init(&p->waits);
 	list_init(&p->link);
 	for (unsigned i = 0; i < p->n_buffers; i++) {
@@ -505,10 +546,12 @@ static int publication_add(struct job *job, const view_declaration *d, struct pu
 	rec = state_job_add_published(job->rec, d);
 	if (!rec)
 		return fault_errno(f, -ENOMEM, "a publication");
+	rec->next = job->jobs->published.next;
 	p = publication_new(job, rec);
 	if (!p)
 		fault_errno(f, -ENOMEM, "a publication");
-	else if (user_charge(&p->cost, job->owner.user, USER_MEMORY, sizeof(*p), f) == 0)
+	else if (user_charge(&p->cost, job->owner.user, USER_MEMORY, publication_own_bytes(p), f) ==
+		 0)
 		publication_fit(p, f);
 	if (f->code) {
 		if (p)
@@ -547,6 +590,7 @@ void publication_drop(struct publication *p)
 	fault_set(&f, FAULT_NOT_FOUND, NULL, "publication '%s' of job '%s' was dropped",
 		  publication_declared(p)->name, p->job->rec->name);
 	publication_tell_fault(p, &f, true);
+	publication_note_end(p);
 	state_job_drop_published(p->job->rec, p->rec);
 	p->rec = NULL;
 	job_journal_mark(p->job, JOB_JOURNAL_HEAD);
@@ -584,13 +628,16 @@ void publications_committed(struct job *job)
 static void publication_end_waits(struct publication *p, uint64_t now_us)
 {
 	struct publication_wait *w, *tmp;
+	struct list due = LIST_INIT(due);
 	char waits[256];
 
-	list_for_each (w, tmp, &p->waits, link) {
+	list_for_each (w, tmp, &p->waits, link)
+		if (w->deadline_us <= now_us)
+			publication_take_wait(w, &due);
+	while (!list_empty(&due)) {
 		struct fault f = FAULT_NULL;
 
-		if (w->deadline_us > now_us)
-			continue;
+		w = list_first(&due, struct publication_wait, link);
 		readers_wait_for(p->job, waits, sizeof(waits));
 		fault_set(
 			&f, FAULT_DEADLINE, NULL,
@@ -621,7 +668,8 @@ int publications_restore(struct job *job, struct fault *f)
 
 		if (!p)
 			return fault_errno(f, -ENOMEM, "restoring a publication");
-		if (user_charge(&p->cost, job->owner.user, USER_MEMORY, sizeof(*p), f))
+		if (user_charge(&p->cost, job->owner.user, USER_MEMORY, publication_own_bytes(p),
+				f))
 			return f->code;
 		p->wanted = publication_declared(p)->every_steps && job->rec->has_commit;
 	}
@@ -636,6 +684,7 @@ void publications_end(struct job *job)
 	fault_set(&f, FAULT_NOT_FOUND, NULL, "job '%s' was deleted", job->rec->name);
 	list_for_each (p, tmp, &job->readers.publications, link) {
 		p->wanted = false;
+		publication_note_end(p);
 		publication_tell_fault(p, &f, true);
 		if (p->making_at)
 			making_cancel(&p->making);

@@ -12,7 +12,8 @@
  *              ^------the publication is dropped, the units change-'
  *
  * Nothing of a generation outlives the daemon but its number, so that readers see that a number never
- * comes twice. Loop thread only.
+ * comes twice. Nor does it under the name of a publication that was dropped, while readers of that one may
+ * be there: they ask for what is newer than what they have. Loop thread only.
  */
 #ifndef SHARDD_PUBLISH_PUBLICATION_H
 #define SHARDD_PUBLISH_PUBLICATION_H
@@ -29,6 +30,8 @@
 
 #define PUBLICATION_MAX_BUFFERS 16u
 #define PUBLICATIONS_MAX        64u /* of a job */
+/* Of a declaration, packed: it is in every head of the job's journal. */
+#define PUBLICATION_MAX_BYTES (256u << 10)
 
 struct publication;
 
@@ -85,7 +88,6 @@ struct publication {
 	state_published *rec;      /* the job's record's */
 	struct assembly *assembly; /* owned ref; NULL: none that fits the units as they are */
 	uint64_t units;            /* readers_generation of it */
-	uint64_t layouts;          /* so far: assembly.layout */
 	struct user_charge cost;   /* its tables */
 	struct published buffers[PUBLICATION_MAX_BUFFERS];
 	unsigned n_buffers;

@@ -230,6 +230,24 @@ static int view_collect(struct view_build *b, const view_rule *r, unsigned numbe
 	return 0;
 }
 
+/* The name that @values make of @pattern. Return: malloc'ed, the caller's; NULL: the fault says why. */
+static char *view_name_of(struct view_build *b, const char *pattern,
+			  const struct pattern_values *values)
+{
+	char *name = pattern_expand(pattern, values);
+
+	if (!name) {
+		fault_errno(b->f, -ENOMEM, "a publication");
+	} else if (strlen(name) > PATTERN_MAX_BYTES) {
+		fault_set(b->f, FAULT_INVALID, "rules",
+			  "'%.150s' makes a name of %zu bytes; at most %u are possible", pattern,
+			  strlen(name), PATTERN_MAX_BYTES);
+		free(name);
+		name = NULL;
+	}
+	return name;
+}
+
 /* Further names of the last tensor. */
 static int view_add_names(struct view_build *b, const view_rule *r,
 			  const struct pattern_values *values)
@@ -239,11 +257,9 @@ static int view_add_names(struct view_build *b, const view_rule *r,
 	for (size_t i = 0; i < r->n_also; i++) {
 		struct view_tensor t = b->v->tensors[same];
 
-		t.name = pattern_expand(r->also[i], values);
+		t.name = view_name_of(b, r->also[i], values);
 		t.same = same;
-		if (!t.name)
-			return fault_errno(b->f, -ENOMEM, "a publication");
-		if (view_append(b, &t))
+		if (!t.name || view_append(b, &t))
 			return b->f->code;
 	}
 	return 0;
@@ -256,10 +272,8 @@ static int view_add_match(struct view_build *b, const struct view_match *m,
 
 	if (!*m->rule->name)
 		return 0;
-	name = pattern_expand(m->rule->name, values);
-	if (!name)
-		return fault_errno(b->f, -ENOMEM, "a publication");
-	if (view_add(b, m, name))
+	name = view_name_of(b, m->rule->name, values);
+	if (!name || view_add(b, m, name))
 		return b->f->code;
 	return view_add_names(b, m->rule, values);
 }
@@ -332,6 +346,25 @@ static int view_on_match(struct view_build *b, const view_rule *r, unsigned numb
 	return view_add_match(b, &m, values);
 }
 
+/* Does the first source match the name at @i of by_name? Return: 0 or a fault code. */
+static int view_match_name(struct view_build *b, const view_rule *r, unsigned number, size_t i,
+			   struct pattern_values *values, bool *ret)
+{
+	char field[64];
+
+	*values = (struct pattern_values){ .n = 0 };
+	*ret = pattern_match(r->sources[0]->tensor, view_name_at(b, i), values);
+	b->steps += values->steps;
+	if (b->steps <= VIEW_MAX_STEPS)
+		return 0;
+	snprintf(field, sizeof(field), "rules[%u].sources[0].tensor", number);
+	return fault_set(b->f, FAULT_INVALID, field,
+			 "the rules up to '%.150s' compare too much with the job's %zu tensors: "
+			 "have fewer rules, or names that begin with more of the tensors' names "
+			 "before the first {",
+			 r->sources[0]->tensor, b->n);
+}
+
 /* Of a rule that stacks: every tensor that its first source matches is in one of the stacks. */
 static int view_check_turns(struct view_build *b, const view_rule *r, unsigned number, size_t from,
 			    size_t to)
@@ -340,10 +373,12 @@ static int view_check_turns(struct view_build *b, const view_rule *r, unsigned n
 
 	snprintf(field, sizeof(field), "rules[%u].stack", number);
 	for (size_t i = from; i < to && *r->stack; i++) {
-		struct pattern_values values = { .n = 0 };
+		struct pattern_values values;
+		bool matches;
 
-		if (pattern_match(r->sources[0]->tensor, view_name_at(b, i), &values) &&
-		    !b->named[b->by_name[i]])
+		if (view_match_name(b, r, number, i, &values, &matches))
+			return b->f->code;
+		if (matches && !b->named[b->by_name[i]])
 			return fault_set(
 				b->f, FAULT_INVALID, field,
 				"'%.200s' is not stacked: the values of {%.32s} must be 0, 1, "
@@ -361,9 +396,12 @@ static int view_apply(struct view_build *b, const view_rule *r, unsigned number)
 	char field[64];
 
 	for (i = from; i < b->n && !strncmp(view_name_at(b, i), pattern, prefix); i++) {
-		struct pattern_values values = { .n = 0 };
+		struct pattern_values values;
+		bool found;
 
-		if (!pattern_match(pattern, view_name_at(b, i), &values))
+		if (view_match_name(b, r, number, i, &values, &found))
+			return b->f->code;
+		if (!found)
 			continue;
 		matches++;
 		if (view_on_match(b, r, number, &values))

@@ -19,6 +19,8 @@
 #define VIEW_MAX_SOURCES 64u /* of a rule */
 #define VIEW_MAX_TENSORS (1u << 17)
 #define VIEW_MAX_BOXES   (1u << 20)
+/* Of patterns with names, for a whole declaration: the loop waits for them. */
+#define VIEW_MAX_STEPS (1u << 25)
 /* Tensors begin at multiples of this, bytes. */
 #define VIEW_ALIGN 256u
 
@@ -60,7 +62,8 @@ struct view {
 	uint32_t n;
 	struct view_box *boxes; /* owned */
 	uint32_t n_boxes;
-	uint64_t bytes; /* of a generation */
+	uint64_t bytes;      /* of a generation */
+	uint64_t name_bytes; /* of all names */
 };
 
 /* What @p makes of @sources. Their names are unique, or a rule that names one of two is refused.

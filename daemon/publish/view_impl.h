@@ -15,6 +15,7 @@ struct view_build {
 	bool *named;       /* owned: a rule has named it */
 	struct view *v;
 	uint32_t room, boxes_room;
+	uint64_t steps; /* of VIEW_MAX_STEPS */
 	struct fault *f;
 };
 

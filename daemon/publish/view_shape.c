@@ -222,7 +222,7 @@ static int view_shape_size(struct view_build *b, struct view_tensor *t)
 	t->elements = 1;
 	for (uint32_t d = 0; d < t->dims; d++)
 		if (__builtin_mul_overflow(t->elements, t->shape[d], &t->elements) ||
-		    t->elements > UINT64_C(1) << 48)
+		    t->elements > UINT64_C(1) << 44)
 			return fault_set(b->f, FAULT_INVALID, "rules", "'%.200s' is too large",
 					 t->name);
 	t->bytes = t->elements * dtype_size(t->dtype);
@@ -398,6 +398,7 @@ int view_append(struct view_build *b, struct view_tensor *t)
 		b->room = room;
 	}
 	v->tensors[v->n++] = *t;
+	v->name_bytes += strlen(t->name) + 1;
 	return 0;
 }
 

@@ -1,6 +1,7 @@
 /* Publications of a job, and leases of their generations. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "core/clock.h"
@@ -13,6 +14,8 @@
 
 /* Tensors of one answer. */
 #define SVC_PUBLISH_PAGE 4096u
+/* Of a declaration: what it is parsed into takes hundreds of times as much. */
+#define SVC_PUBLISH_JSON (512u << 10)
 
 /* The job, for a caller who may open it. @ret_session: the caller's. Return: 0 or a fault code; the call has
  * ended if there is no session. */
@@ -47,6 +50,10 @@ static int svc_shardd_publish_declared(const Shardd__V1__DeclarePublicationReque
 	if (!r->publication == !*r->json)
 		return fault_set(f, FAULT_INVALID, r->publication ? "json" : "publication",
 				 "either publication or json is needed");
+	if (strlen(r->json) > SVC_PUBLISH_JSON)
+		return fault_set(f, FAULT_INVALID, "json",
+				 "the declaration has %zu bytes of JSON; at most %u are possible",
+				 strlen(r->json), SVC_PUBLISH_JSON);
 	*ret = r->publication;
 	if (*r->json &&
 	    json_message(r->json, "json", &shardd__v1__publication__descriptor, made, f) == 0)

@@ -414,6 +414,7 @@ static int declares_wrongly(const struct trainer *t)
 		{ "{\"name\": \"a\", \"name\": \"b\"}", "json", "duplicate" },
 		{ "{\"name\": \"a b\"}", "name", "'a b' is no name" },
 	};
+	static char large[(1u << 20) + 2];
 	shardd_client *c = train_connect(t);
 
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
@@ -423,6 +424,9 @@ static int declares_wrongly(const struct trainer *t)
 			fprintf(stderr, "%s: %s\n", rows[i].json, train_err.field);
 		TRAINER_CHECK(strcmp(train_err.field, rows[i].field) == 0);
 	}
+	memset(large, ' ', sizeof(large) - 1);
+	REFUSED(SHARDD_INVALID_ARGUMENT, "bytes of JSON",
+		shardd_publication_declare(c, "live", large, NULL, &train_err));
 	REFUSED(SHARDD_NOT_FOUND, "nowhere",
 		shardd_publication_declare(c, "nowhere", ON_REQUEST, NULL, &train_err));
 	REFUSED(SHARDD_NOT_FOUND, "has no publication 'x'",

@@ -3,6 +3,8 @@
 
 import array
 import contextlib
+import copy
+import ctypes
 import json
 import multiprocessing
 import os
@@ -15,6 +17,7 @@ import unittest
 import support
 
 import shardd
+from shardd import _library
 
 DECLARATION = {
     "name": "engine", "type": "bf16", "every_steps": 1,
@@ -70,7 +73,7 @@ def read_once(socket, job, results):
 
 def hold_forever(socket, job, results):
     live = shardd.Live(job, "engine", socket)
-    results.put(live.acquire(wait=30).number)
+    results.put(live.acquire(wait=30).step)
     signal.pause()
 
 
@@ -131,9 +134,11 @@ class Lives(unittest.TestCase):
                 self.assertIs(first["norm.0"], first["norm.0"])
                 with self.assertRaisesRegex(shardd.NotFound, "no tensor 'unwanted'"):
                     first["unwanted"]
-                support.wait_until(lambda: shardd.publish("engine", "leased", trainer.client) == 5)
+                last = first.number + 4
+                support.wait_until(
+                    lambda: shardd.publish("engine", "leased", trainer.client) == last)
                 newest = live.acquire()
-                self.assertEqual((newest.number, newest.step), (5, 5))
+                self.assertEqual((newest.number, newest.step), (last, 5))
                 self.assertEqual(flat(newest["norm.0"]), [7.0] * 5)
                 with self.assertRaisesRegex(shardd.FailedPrecondition, "was given back"):
                     first["norm.0"]
@@ -147,9 +152,11 @@ class Lives(unittest.TestCase):
             shardd.declare_publication(DECLARATION, "used", trainer.client)
             trainer.step(1)
             with shardd.Live("used", "engine", self.socket) as live:
-                view = live.acquire(wait=30)["norm.1"].view()
+                found = live.acquire(wait=30)
+                number = found.number
+                view = found["norm.1"].view()
                 trainer.step(2)
-                with self.assertRaisesRegex(shardd.InUse, "'norm.1' of generation 1"):
+                with self.assertRaisesRegex(shardd.InUse, f"'norm.1' of generation {number}"):
                     live.acquire(wait=30)
                 self.assertEqual(list(view), [3.0] * 5)
                 view.release()
@@ -161,14 +168,14 @@ class Lives(unittest.TestCase):
         with Trainer(self.socket, "killed") as trainer, contextlib.ExitStack() as stack:
             shardd.declare_publication({**DECLARATION, "buffers": 2}, "killed", trainer.client)
             readers = []
-            for number in (1, 2):
-                trainer.step(number)
+            for step in (1, 2):
+                trainer.step(step)
                 results = context.Queue()
                 reader = context.Process(target=hold_forever,
                                          args=(self.socket, "killed", results))
                 reader.start()
                 stack.callback(reader.kill)
-                self.assertEqual(results.get(timeout=60), number)
+                self.assertEqual(results.get(timeout=60), step)
                 readers.append(reader)
             trainer.step(3)
             with self.assertRaisesRegex(shardd.ResourceExhausted, "all 2 buffers"):
@@ -184,7 +191,7 @@ class Lives(unittest.TestCase):
 
             def published():
                 with contextlib.suppress(shardd.ResourceExhausted):
-                    return shardd.publish("engine", "killed", trainer.client) == 3
+                    return shardd.publish("engine", "killed", trainer.client) > 0
 
             support.wait_until(published, 20)
 
@@ -201,6 +208,24 @@ class Lives(unittest.TestCase):
                     live.acquire()
                 with self.assertRaises(shardd.NotFound):
                     shardd.Live("dropped", "engine", self.socket)
+                # another one of the name: its generations are newer, and have other tensors
+                shardd.declare_publication(
+                    {"name": "engine", "rules_only": True, "every_steps": 1,
+                     "rules": [{"name": "other", "sources": ["model.q"]}]}, "dropped",
+                    trainer.client)
+                trainer.step(2)
+                again = live.acquire(wait=30)
+                self.assertGreater(again.number, found.number)
+                self.assertEqual((again.step, list(again)), (2, ["other"]))
+
+
+def another_reader(live):
+    """Of the same client."""
+    other = copy.copy(live)
+    other._places, other._held, other._handle = {}, None, ctypes.c_void_p()
+    _library.call("live_open", live._client.handle, live.job.encode(), live.name.encode(),
+                  ctypes.byref(other._handle))
+    return other
 
 
 class Shown(unittest.TestCase):
@@ -225,6 +250,25 @@ class Shown(unittest.TestCase):
 
 
 class Killed(unittest.TestCase):
+    def test_a_reader_does_not_get_what_another_one_of_its_client_gets(self):
+        with support.held_daemon() as held, contextlib.ExitStack() as stack:
+            trainer = Trainer(held.socket, "two")
+            stack.callback(trainer.client.close)
+            shardd.declare_publication(DECLARATION, "two", trainer.client)
+            trainer.step(1)
+            with shardd.Live("two", "engine", held.socket) as live:
+                other = another_reader(live)
+                live.acquire(wait=30)
+                other.acquire(wait=30)
+                before = live._places["qk"][0]
+                self.assertEqual(other._places["qk"][0], before)
+                held.kill()
+                other.acquire(wait=30)
+                self.assertNotEqual(other._places["qk"][0], before)
+                live.acquire(wait=30)
+                self.assertEqual(live._places["qk"][0], other._places["qk"][0])
+                _library.library().shardd_live_close(other._handle)
+
     def test_a_publication_outlives_the_daemon(self):
         with support.held_daemon() as held, contextlib.ExitStack() as stack:
             trainer = Trainer(held.socket, "held")

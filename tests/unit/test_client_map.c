@@ -344,6 +344,50 @@ Test(client_map, a_wrong_token_and_a_wrong_session_are_told)
 	map_deinit(&m);
 }
 
+/* The client is connected to the next daemon. */
+static void come_back(struct peer *p, struct map *m)
+{
+	struct channel channel;
+	struct shardd_error err;
+
+	channel_init(&channel);
+	cr_assert_eq(channel_open(&channel, p->path, token, SESSION, &err), 0, "%s", err.text);
+	map_reconnected(m, &channel);
+}
+
+/* Memory of the next daemon came in the place of what another reader of the client still read. */
+Test(client_map, nothing_takes_the_place_of_what_is_pinned)
+{
+	struct shardd_error err;
+	void *at[4] = { NULL };
+	struct peer p[4];
+	struct map m;
+
+	test_client_map_begin(&p[0], &m);
+	for (unsigned i = 0; i < 4; i++) {
+		if (i) {
+			peer_start(&p[i]);
+			come_back(&p[i], &m);
+		}
+		cr_assert_eq(address(&m, SLAB_READ_ONLY, 0, PAGE, false, -1, &at[i], &err), 0);
+		if (i == 0)
+			cr_assert(map_pin(&m, at[0]) && map_pin(&m, at[0]));
+		if (i == 1)
+			map_unpin(&m, at[0]); /* once more, and it is not pinned any more */
+		if (i == 2)
+			map_unpin(&m, at[0]);
+		map_forget(&m, i == 0 ? SLAB_READ_ONLY : SLAB_WRITABLE); /* it stays */
+	}
+	cr_expect_neq(at[1], at[0]);
+	cr_expect_eq(at[2], at[1], "nobody reads that one");
+	cr_expect_eq(at[3], at[0], "nor this one");
+	cr_expect_eq(*(char *)at[0], 'a' + SLAB_READ_ONLY);
+	cr_expect_not(map_pin(&m, (char *)at[0] + PAGE));
+	map_deinit(&m);
+	for (unsigned i = 0; i < 4; i++)
+		peer_stop(&p[i]);
+}
+
 static uint8_t adjacent[2 * PAGE];
 
 static int adjacent_map(void *device, const struct map_source *s, int timeout_ms, uint8_t **ret,

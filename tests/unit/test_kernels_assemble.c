@@ -3,6 +3,7 @@
  * of a box, and by their definition in kernels/ref.
  */
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -232,4 +233,71 @@ Test(kernels_assemble, cuts_a_middle_dimension)
 					      { b * c, c, 1 }, 8 * c,      { 12 * c, c } };
 	cut(&v, a * 12 * c, 101);
 	check(&v, "middle");
+}
+
+/* 0, infinities, subnormal numbers and NaN of every type, where a drawn source begins. */
+static void put_special(char *at, enum dtype type)
+{
+	static const uint32_t words[] = {
+		0,          0x80000000, 0x7f800000, 0xff800000, 1,
+		0x007fffff, 0x7f800001, 0x7fc00000, 0x477fefff, 0x33000001
+	};
+	static const uint16_t halves[] = { 0,      0x8000, 0x7c00, 0xfc00, 1,
+					   0x03ff, 0x7c01, 0x7f80, 0x7f81, 0x7fff };
+
+	memcpy(at, type == DTYPE_FP32 ? (const void *)words : halves,
+	       ARRAY_SIZE(words) * dtype_size(type));
+}
+
+/* A box drawn by lot: loops in any order in the source, gaps in the tensor, any beginning. */
+static void draw(struct view *v, uint64_t *state)
+{
+	enum dtype from = types[random_below(state, 3)];
+	struct k_assemble_box *x = &v->boxes[0];
+	unsigned outer = random_below(state, 3), used = 0;
+	uint64_t stride = 1;
+	char *src =
+		sources[random_below(state, SOURCES)] + random_below(state, 40) * dtype_size(from);
+
+	*v = (struct view){
+		.t = { .dst_dtype = types[random_below(state, 3)], .n_boxes = 1, .gaps = true }
+	};
+	*x = (struct k_assemble_box){ .src = src, .src_dtype = from };
+	put_special(src, from);
+	for (unsigned d = 0; d < 3; d++)
+		x->n[d] = 1 + (random_below(state, 4) ? random_below(state, d == 2 ? 150 : 12) : 0);
+	/* from the fastest loop of the source on */
+	for (unsigned i = 0; i < 3; i++) {
+		unsigned d = i == 0 ? 2 - outer : (2 - outer + i) % 3;
+
+		used |= 1u << d;
+		x->src_stride[d] = stride;
+		stride = stride * x->n[d] + random_below(state, 3);
+	}
+	CHECK(used == 7);
+	x->dst_stride[1] = x->n[2] + random_below(state, 5);
+	x->dst_stride[0] = x->n[1] * x->dst_stride[1] + random_below(state, 70);
+	x->at = random_below(state, 90);
+	v->elements = x->at + x->n[0] * x->dst_stride[0] + random_below(state, 40);
+}
+
+/* One element and more, with tails of every length, in blocks that end anywhere. */
+Test(kernels_assemble, boxes_drawn_by_lot)
+{
+	uint64_t state = 7;
+
+	fill_sources();
+	for (unsigned i = 0; i < 150; i++) {
+		struct view v;
+		uint32_t each;
+		char what[32];
+
+		draw(&v, &state);
+		each = 1 + random_below(&state, v.elements < 32768 ? (uint32_t)v.elements : 32768);
+		if (v.elements / each >= BLOCKS - 1)
+			each = (uint32_t)(v.elements / (BLOCKS - 1)) + 1;
+		cut(&v, v.elements, each);
+		snprintf(what, sizeof(what), "case %u", i);
+		check(&v, what);
+	}
 }

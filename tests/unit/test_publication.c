@@ -311,6 +311,7 @@ Test(publication, one_that_waits_is_made_when_a_buffer_is_free)
 Test(publication, kept_generations_make_room_by_policy)
 {
 	for (unsigned drops = 0; drops < 2; drops++) {
+		uint64_t before = 3 * drops; /* generations of the one that was dropped */
 		struct publication_lease *l;
 		struct publication *p;
 
@@ -321,13 +322,13 @@ Test(publication, kept_generations_make_room_by_policy)
 			      : SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_SKIP;
 		p = declare();
 		train(10 * drops + 1);
-		cr_assert_eq(newest(p), 1);
+		cr_assert_eq(newest(p), before + 1);
 		l = publication_lease(publication_newest(p));
 		train(10 * drops + 2);
 		train(10 * drops + 3);
-		cr_assert_eq(newest(p), 3);
+		cr_assert_eq(newest(p), before + 3);
 		train(10 * drops + 4);
-		cr_assert_eq(newest(p), drops ? 4 : 3);
+		cr_assert_eq(newest(p), before + (drops ? 4 : 3));
 		cr_assert_eq(p->counts.skipped, drops ? 0 : 1);
 		publication_release(l);
 		publication_drop(p);
@@ -397,6 +398,41 @@ Test(publication, waits_end_with_their_deadline_and_with_the_publication)
 	cr_assert_eq(other.f.code, FAULT_NOT_FOUND);
 }
 
+static struct waiter_case *gives_up; /* when another one is answered */
+
+static void on_wait_of_two(struct publication_wait *w, const struct fault *f)
+{
+	on_wait(w, f);
+	publication_leave(&gives_up->w);
+}
+
+/* What an answer leads to may end the next one of the waits that are answered: it was used after that. */
+Test(publication, a_wait_that_another_answer_ends_is_not_answered)
+{
+	struct publication *p = declare();
+	struct waiter_case one, other, last;
+
+	for (unsigned turn = 0; turn < 3; turn++) {
+		await(p, &one, 0, true);
+		await(p, &other, 0, true);
+		await(p, &last, 0, true);
+		one.w.deadline_us = other.w.deadline_us = last.w.deadline_us =
+			turn == 1 ? clock_now_us() + 1000 : UINT64_MAX;
+		one.w.done = on_wait_of_two;
+		gives_up = &other;
+		if (turn == 0)
+			train(1);
+		else if (turn == 1)
+			publications_tick(job, clock_now_us() + 2000);
+		else
+			publication_drop(p);
+		nodefix_turns(&n);
+		cr_assert_eq(one.n, 1);
+		cr_assert_eq(other.n, 0, "turn %u", turn);
+		cr_assert_eq(last.n, 1);
+	}
+}
+
 /* A request is told why there is no generation; a wait goes on. */
 Test(publication, a_request_ends_with_the_reason)
 {
@@ -421,24 +457,112 @@ Test(publication, a_request_ends_with_the_reason)
 		publication_release(l[i]);
 }
 
+/* Of tables for what can never be made the daemon would have run out of memory. */
+Test(publication, a_generation_larger_than_the_device_is_refused)
+{
+	Shardd__V1__PublishedSource source = SHARDD__V1__PUBLISHED_SOURCE__INIT;
+	Shardd__V1__PublishedSource *sources[1] = { &source };
+	Shardd__V1__PublishedRule rule = SHARDD__V1__PUBLISHED_RULE__INIT, *rules[1] = { &rule };
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+
+	source.tensor = (char *)(uintptr_t) "u.weight";
+	rule.name = (char *)(uintptr_t) "x";
+	rule.sources = sources;
+	rule.n_sources = 1;
+	rule.pad_multiple = UINT32_MAX;
+	n.node.devices[0].quota.limit = UINT64_C(1) << 33;
+	d.rules = rules;
+	d.n_rules = 1;
+	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_EXHAUSTED);
+	cr_assert(strstr(f.text, "a generation has 17179869184 bytes"), "%s", f.text);
+}
+
+/* The record and the journal of a job have no more than that of each. */
+Test(publication, a_large_declaration_is_refused)
+{
+	static char also[400], *names[PUBLICATION_MAX_BYTES / sizeof(also) + 1];
+	Shardd__V1__PublishedSource source = SHARDD__V1__PUBLISHED_SOURCE__INIT;
+	Shardd__V1__PublishedSource *sources[1] = { &source };
+	Shardd__V1__PublishedRule rule = SHARDD__V1__PUBLISHED_RULE__INIT, *rules[1] = { &rule };
+	struct user *user = job->owner.user;
+	uint64_t before = user->used[USER_MEMORY];
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+
+	memset(also, 'a', sizeof(also) - 1);
+	for (unsigned i = 0; i < ARRAY_SIZE(names); i++)
+		names[i] = also;
+	source.tensor = (char *)(uintptr_t) "none";
+	rule.name = (char *)(uintptr_t) "x";
+	rule.sources = sources;
+	rule.n_sources = 1;
+	rule.optional = true;
+	rule.also = names;
+	rule.n_also = ARRAY_SIZE(names);
+	d.rules = rules;
+	d.n_rules = 1;
+	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_INVALID);
+	cr_assert(strstr(f.text, "at most 262144"), "%s", f.text);
+	cr_assert_eq(user->used[USER_MEMORY], before);
+	rule.n_also /= 2;
+	f = FAULT_NULL;
+	cr_assert_eq(publication_declare(job, &d, &p, &f), 0, "%s", f.text);
+	cr_assert_gt(user->used[USER_MEMORY] - before, PUBLICATION_MAX_BYTES / 2,
+		     "its user pays for the record");
+	publication_drop(p);
+	cr_assert_eq(user->used[USER_MEMORY], before);
+}
+
+/* A unit that was registered after the commit was published with the zeros that it has. */
+Test(publication, a_unit_without_values_is_not_published)
+{
+	struct publication *p;
+	struct waiter_case asks;
+	struct unit *late;
+
+	d.every_steps = 0;
+	train(1);
+	late = nodefix_register(job, nodefix_spec("late", 1000));
+	p = declare();
+	await(p, &asks, 0, true);
+	publication_want(p);
+	cr_assert_eq(newest(p), 0);
+	cr_assert_eq(asks.n, 1);
+	cr_assert_eq(asks.f.code, FAULT_STATE);
+	cr_assert(strstr(asks.f.text, "unit 'late' has no values"), "%s", asks.f.text);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], late, 1, &op[i]);
+	both_ok("Initialise");
+	publication_want(p);
+	cr_assert_eq(newest(p), 0, "it was changed since the commit");
+	train(2);
+	cr_assert_eq(newest(p), 1);
+}
+
 /* ------------------------------------------------------------------------------- its end */
 
 Test(publication, a_lease_of_a_dropped_publication_leads_nowhere)
 {
 	struct publication *p = declare();
 	struct publication_lease *l;
+	uint64_t layout;
 
 	train(1);
 	cr_assert_eq(newest(p), 1);
 	l = publication_lease(publication_newest(p));
+	layout = l->g->assembly->layout;
 	publication_drop(p);
 	cr_assert_null(l->g);
 	cr_assert_null(publication_find(job, "pub"));
 	cr_assert_eq(memory(), 0);
 	publication_release(l);
-	p = declare(); /* a new one, with numbers of its own */
+	/* a new one: what it makes is newer than what readers of the former one have, and they do not take its
+	 * tensors for those that they know */
+	p = declare();
 	train(2);
-	cr_assert_eq(newest(p), 1);
+	cr_assert_eq(newest(p), 2);
+	cr_assert_neq(publication_newest(p)->assembly->layout, layout);
 }
 
 Test(publication, a_drop_in_the_middle_of_a_generation)
@@ -461,7 +585,7 @@ Test(publication, a_drop_in_the_middle_of_a_generation)
 	cr_assert_not(making_is_busy(job));
 	cr_assert_eq(memory(), 0);
 	publication_want(p);
-	cr_assert_eq(newest(p), 1);
+	cr_assert_eq(newest(p), 2, "the number 1 was taken");
 }
 
 Test(publication, a_deleted_job_ends_what_is_made)

@@ -521,6 +521,64 @@ Test(view, ten_thousand_tensors_take_milliseconds, .timeout = 20)
 	}
 }
 
+/* A name is as short as a pattern is, however often it has what a placeholder stands for. */
+Test(view, names_that_become_long_are_refused)
+{
+	static char name[PATTERN_MAX_BYTES / 2 + 1];
+	static struct model m;
+	static struct made d;
+	char *also[1] = { (char *)(uintptr_t) "{r}.{r}.{r}" };
+
+	memset(name, 'a', sizeof(name) - 1);
+	m.n = 0;
+	add_tensor(&m, name, 1, 4, 0, 0);
+	begin(&d);
+	add_rule(&d, "{r}.{r}");
+	add_source(&d, "{r}");
+	refused(&d, &m, "rules", "makes a name of 513 bytes");
+	begin(&d);
+	add_rule(&d, "{r}")->also = also;
+	d.rules[0].n_also = 1;
+	add_source(&d, "{r}");
+	refused(&d, &m, "rules", "'{r}.{r}.{r}' makes a name of 770 bytes");
+}
+
+/* What would take minutes is refused within a second: meanwhile the daemon does nothing else. */
+Test(view, rules_that_compare_too_much_are_refused, .timeout = 10)
+{
+	enum { N = 10000 };
+	static struct view_source many[N];
+	static char names[N][PATTERN_MAX_BYTES + 1];
+	static rule *rules[VIEW_MAX_RULES];
+	const uint64_t shape[1] = { 4 };
+	view_declaration p = SHARDD__V1__PUBLICATION__INIT;
+	rule_source source = SHARDD__V1__PUBLISHED_SOURCE__INIT, *sources[1] = { &source };
+	rule r = SHARDD__V1__PUBLISHED_RULE__INIT;
+	struct view *v = NULL;
+	struct fault f = FAULT_NULL;
+
+	for (unsigned i = 0; i < N; i++) {
+		for (unsigned k = 0; k + 8 < PATTERN_MAX_BYTES; k++)
+			names[i][k] = k % 2 ? '.' : 'a';
+		snprintf(names[i] + PATTERN_MAX_BYTES - 8, 9, "%u", i);
+		many[i] = (struct view_source){
+			.name = names[i], .shape = shape, .dims = 1, .dtype = DTYPE_FP32
+		};
+	}
+	source.tensor = (char *)(uintptr_t) "{a...}.a{b}.{c}.{d}.{e}.{f}.{g}.{h}z";
+	r.sources = sources;
+	r.n_sources = 1;
+	r.optional = true;
+	for (unsigned i = 0; i < VIEW_MAX_RULES; i++)
+		rules[i] = &r;
+	p.name = (char *)(uintptr_t) "slow";
+	p.rules = rules;
+	p.n_rules = VIEW_MAX_RULES;
+	cr_assert_eq(view_new(&p, many, N, &v, &f), FAULT_INVALID);
+	cr_assert(strstr(f.text, "compare too much with the job's 10000 tensors"), "%s", f.text);
+	cr_assert(strstr(f.field, ".sources[0].tensor"), "%s", f.field);
+}
+
 /* A tensor that the job has under two names is published once, under both. */
 Test(view, aliases_cost_no_memory)
 {
