@@ -22,7 +22,8 @@ ELSEWHERE = {
 }
 # Methods that are no ops, of which the recorder has nothing: joining, registering and reading.
 CALLS = {"Attach", "Watch", "ShareEvents", "Join", "Leave", "CreateGroup", "RegisterUnits",
-         "ReadJob", "HoldStep", "ReleaseStep"}
+         "ReadJob", "HoldStep", "ReleaseStep", "DeclarePublication", "DropPublication",
+         "PublishGeneration", "AcquireGeneration", "DescribeGeneration", "ReleaseGeneration"}
 
 
 class Ranks:

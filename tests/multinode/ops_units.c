@@ -1,9 +1,29 @@
 /* Ops about units: what they hold besides parameters, passes, their layout, and the ranks' own memory. */
 #include "ops.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* -- a session that reads: replicas are whole on each node, and those of the last commit */
+
+static void ops_read_published(shardd_client *other)
+{
+	const char *job = getenv("SHARDD_JOB");
+	struct shardd_generation g;
+	char name[32], json[64];
+	shardd_live *l;
+
+	snprintf(name, sizeof(name), "read.%u", ops.me.rank); /* a rank's own */
+	snprintf(json, sizeof(json), "{\"name\": \"%s\"}", name);
+	OK(shardd_publication_declare(other, job, json, NULL, &ops.err));
+	OK(shardd_publication_publish(other, job, name, 0, NULL, &ops.err));
+	OK(shardd_live_open(other, job, name, &l, &ops.err));
+	OK(shardd_live_acquire(l, 0, &g, &ops.err));
+	for (size_t i = 0; i < g.n_tensors; i++)
+		ops_say("published", g.tensors[i].data, g.tensors[i].bytes);
+	shardd_live_close(l);
+	OK(shardd_publication_drop(other, job, name, &ops.err));
+}
 
 void ops_readers(void)
 {
@@ -24,6 +44,7 @@ void ops_readers(void)
 				now.units[i].tensors[k].elements * sizeof(float));
 	OK(shardd_reader_release(r, &ops.err));
 	shardd_reader_close(r);
+	ops_read_published(other);
 	shardd_close(other);
 	OK(shardd_barrier(ops.client, SHARDD_WORLD, &ops.err)); /* before there are more units */
 }

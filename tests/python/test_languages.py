@@ -116,7 +116,8 @@ class Languages(unittest.TestCase):
 
     def check_reflection(self, said):
         names = sorted([*("shardd.v1." + name + "Service" for name in (
-            "Session", "Job", "Unit", "Training", "Ddp", "Reader", "Status", "Admin")),
+            "Session", "Job", "Unit", "Training", "Ddp", "Reader", "Publication", "Status",
+            "Admin")),
             "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection"])
         self.assertEqual(said["services"], names)

@@ -719,7 +719,7 @@ JOB_TEST(a_refusal_for_want_of_memory_says_who_has_it)
 	nodefix_alloc(&n, m, 2 << 20, &op);
 	expect_fault(&op.fault, FAULT_EXHAUSTED,
 		     "job 'a' holds 2097152 bytes (shard 0, full 0, "
-		     "grad 2097152, control 0) of its 3145728");
+		     "grad 2097152, control 0, published 0) of its 3145728");
 	cr_expect_eq(job->ops.failed, 1);
 	cr_expect(strstr(job->ops.last_error, "RESOURCE_EXHAUSTED"));
 }
