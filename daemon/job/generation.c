@@ -58,6 +58,7 @@ struct generation {
 	bool block_runs;
 	bool asked;   /* a writer waits for the end of that one */
 	bool starved; /* ops wait for memory of copies */
+	bool missed;  /* the last eviction has left a block that the reader was in */
 	uint64_t ops; /* of the job, when it was opened */
 
 	/* Of GPUs: where the reader has come to, and whether it waits for that block (counted from 1; 0: it
@@ -560,6 +561,7 @@ static uint64_t generation_evict_block(struct generation *g, size_t i, enum gene
 	atomic_store(&b->state, (uint8_t)to);
 	if (atomic_load(&g->reading) == i + 1) {
 		atomic_store(&b->state, GENERATION_COPIED);
+		g->missed = true;
 		return 0;
 	}
 	generation_drop(g, i);
@@ -589,6 +591,7 @@ uint64_t generation_evict(struct job *job, bool lose)
 	if (!g || g->over || g->copied != lose || g->copying || !generation_may_help(g))
 		return 0;
 	generation_stop_ahead(g);
+	g->missed = false;
 	freed = generation_evict_all(g, lose ? GENERATION_LOST : GENERATION_LIVE);
 	if (freed && lose)
 		atomic_store(&g->lost, -ENOMEM);
@@ -601,8 +604,9 @@ bool generation_gives_later(struct job *job)
 	size_t reading = g ? atomic_load(&g->reading) : 0;
 	bool is_read = reading && g->blocks[reading - 1].at;
 
-	if (!g || !generation_may_help(g) || !(g->copying || g->block_runs || is_read))
+	if (!g || !generation_may_help(g) || !(g->copying || g->block_runs || is_read || g->missed))
 		return false;
+	g->missed = false;
 	g->starved = true;
 	return true;
 }

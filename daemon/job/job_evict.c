@@ -55,8 +55,8 @@ int job_evict_later(struct job *job, int error)
 	if (generation_gives_later(job))
 		return SLAB_E_LATER;
 	/* the thread that reads may have left a block since job_evict has looked */
-	if (!job_evict(job, UINT64_MAX))
-		return error;
+	if (!job_evict(job, UINT64_MAX)) /* it may have come back to one */
+		return generation_gives_later(job) ? SLAB_E_LATER : error;
 	node_wake_later(job->node);
 	return SLAB_E_LATER;
 }
