@@ -283,8 +283,8 @@ Test(gloo_strangers, find_no_port_of_members_that_work)
 	gloofix_make_folder();
 	for (unsigned i = 0; i < 2; i++)
 		pids[i] = gloofix_start(scene_work, i, 2);
-	cr_assert_eq(gloofix_get(NULL, "met/0", 20000, value, 1), 1);
-	cr_assert_eq(gloofix_get(NULL, "met/1", 20000, value, 1), 1);
+	cr_assert_eq(gloofix_get(NULL, "met/1/0", 20000, value, 1), 1);
+	cr_assert_eq(gloofix_get(NULL, "met/1/1", 20000, value, 1), 1);
 	for (unsigned i = 0; i < ARRAY_SIZE(attacks); i++)
 		for (unsigned k = 0; k < 2; k++)
 			cr_expect_eq(attack(&s, &attacks[i], pids[k]), 0);
@@ -334,8 +334,8 @@ static void betray(const struct attack *a)
 	gloofix_make_folder();
 	pid = gloofix_start(scene_betrayed, 0, 2);
 	cr_assert_eq(gloo_meet(&options, fds, why, sizeof(why)), 0, "%s", why);
-	cr_assert_eq(gloofix_set(NULL, "met/1", "x", 1), 0);
-	cr_assert_eq(gloofix_get(NULL, "met/0", 20000, why, sizeof(why)), 1);
+	cr_assert_eq(gloofix_set(NULL, "met/1/1", "x", 1), 0);
+	cr_assert_eq(gloofix_get(NULL, "met/1/0", 20000, why, sizeof(why)), 1);
 	act(a, fds[0]);
 	if (a->close)
 		close(fds[0]);
