@@ -476,6 +476,8 @@ Test(publication, a_generation_larger_than_the_device_is_refused)
 	d.n_rules = 1;
 	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_EXHAUSTED);
 	cr_assert(strstr(f.text, "a generation has 17179869184 bytes"), "%s", f.text);
+	d.rules = NULL;
+	d.n_rules = 0;
 }
 
 /* The record and the journal of a job have no more than that of each. */
