@@ -560,6 +560,7 @@ static int publication_add(struct job *job, const view_declaration *d, struct pu
 		return f->code;
 	}
 	job_journal_mark(job, JOB_JOURNAL_HEAD);
+	job_journal_write(job); /* before the answer */
 	*ret = p;
 	return 0;
 }
@@ -579,6 +580,9 @@ int publication_declare(struct job *job, const view_declaration *d, struct publi
 			"publication '%s' of job '%s' is declared otherwise: drop it first, or "
 			"give this one another name",
 			d->name, job->rec->name);
+	/* it may be of an earlier daemon, or of the units before */
+	if (!p->making_at && publication_fit(p, f))
+		return f->code;
 	*ret = p;
 	return 0;
 }
@@ -594,6 +598,7 @@ void publication_drop(struct publication *p)
 	state_job_drop_published(p->job->rec, p->rec);
 	p->rec = NULL;
 	job_journal_mark(p->job, JOB_JOURNAL_HEAD);
+	job_journal_write(p->job);
 	p->gone = true;
 	if (p->making_at)
 		making_cancel(&p->making);

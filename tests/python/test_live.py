@@ -287,6 +287,24 @@ class Killed(unittest.TestCase):
                 self.assertGreater(again.number, 1)
                 self.assertEqual(flat(again["qk"]), values)
 
+    def test_the_same_is_declared_again_to_the_next_daemon(self):
+        """On request only, so that the next daemon has made nothing of it when it is asked."""
+        declaration = {**DECLARATION, "every_steps": 0}
+        with support.held_daemon() as held, contextlib.ExitStack() as stack:
+            trainer = Trainer(held.socket, "again")
+            stack.callback(trainer.client.close)
+            nbytes = shardd.declare_publication(declaration, "again", trainer.client)
+            held.kill()
+            shardd.Live("again", "engine", held.socket).close()
+            with shardd.connect(held.socket) as client:
+                self.assertEqual(shardd.declare_publication(declaration, "again", client), nbytes)
+                with self.assertRaisesRegex(shardd.FailedPrecondition, "declared otherwise"):
+                    shardd.declare_publication(DECLARATION, "again", client)
+                shardd.drop_publication("engine", "again", client)
+            held.kill()
+            with self.assertRaisesRegex(shardd.NotFound, "has no publication 'engine'"):
+                shardd.Live("again", "engine", held.socket)
+
 
 if __name__ == "__main__":
     support.main()
