@@ -18,9 +18,9 @@
 struct assembly_sources {
 	struct view_source *all; /* owned, as are names */
 	char **names;
-	const void **at; /* their memory */
-	uint32_t *units; /* whose it is: index */
-	uint32_t *first; /* by unit */
+	uint32_t *units;   /* whose memory it is: index */
+	uint32_t *tensors; /* index in that unit */
+	uint32_t *first;   /* by unit */
 	size_t n;
 };
 
@@ -30,12 +30,13 @@ static void assembly_sources_deinit(struct assembly_sources *s)
 		free(s->names[i]);
 	free(s->names);
 	free(s->all);
-	free(s->at);
+	free(s->tensors);
 	free(s->units);
 	free(s->first);
 }
 
-/* The path of the module that the unit is of: without the number in front of it, and the bucket behind. */
+/* The path of the module that the unit is of, as client/python/shardd/torch/_names.py names units: without the
+ * number in front of it, and the bucket behind. */
 static const char *assembly_module(const char *unit, size_t *ret_bytes)
 {
 	size_t digits = strspn(unit, "0123456789");
@@ -58,11 +59,19 @@ static char *assembly_name(const char *unit, const char *tensor, const char *roo
 	return asprintf(&ret, "%.*s.%s", (int)bytes, module, tensor) < 0 ? NULL : ret;
 }
 
-/* Where all elements of tensor @t are, one after the other. */
+/* Where all elements of tensor @t are, one after the other, in the host's memory. */
 static int assembly_find(const struct unit *u, uint32_t t, const void **ret, struct fault *f)
 {
+	/* a unit of ranks that are all on other nodes has no part here */
+	const struct device *device = u->n_parts ? u->parts[0].device : NULL;
+	const struct backend_info *info = device ? backend_info(device->backend) : NULL;
 	struct unit_run run;
 
+	if (info && info->order != BACKEND_ORDER_NONE)
+		return fault_set(
+			f, FAULT_UNIMPLEMENTED, NULL,
+			"unit '%.100s' is in the memory of %s: only host memory is published",
+			u->rec->name, info->id);
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct unit_part *p = &u->parts[d];
 
@@ -86,16 +95,13 @@ static int assembly_add_source(const struct job *job, const struct unit *u, uint
 	const struct unit *of = ut->alias ? job->units[ut->of_unit - 1] : u;
 	size_t i = s->n;
 
-	if (rec->n_shape > VIEW_MAX_DIMS)
-		return fault_set(f, FAULT_UNIMPLEMENTED, NULL,
-				 "tensor '%.100s' has %zu dimensions; at most %u can be published",
-				 rec->name, rec->n_shape, VIEW_MAX_DIMS);
 	s->names[i] = assembly_name(u->rec->name, rec->name, root);
 	if (!s->names[i])
 		return fault_errno(f, -ENOMEM, "a publication");
 	s->n++;
 	s->first[u->id - 1] = (uint32_t)(i - t);
 	s->units[i] = of->id - 1;
+	s->tensors[i] = ut->alias ? ut->of : t;
 	s->all[i] = (struct view_source){
 		.name = s->names[i],
 		.shape = rec->shape,
@@ -103,19 +109,6 @@ static int assembly_add_source(const struct job *job, const struct unit *u, uint
 		.dims = (uint32_t)rec->n_shape,
 		.dtype = unit_state_dtype(of->rec, 0),
 	};
-	return assembly_find(of, ut->alias ? ut->of : t, &s->at[i], f);
-}
-
-/* Does the unit take part? Its memory is that of the host. */
-static int assembly_check_unit(const struct unit *u, struct fault *f)
-{
-	const struct backend_info *info = backend_info(u->parts[0].device->backend);
-
-	if (info->order != BACKEND_ORDER_NONE)
-		return fault_set(
-			f, FAULT_UNIMPLEMENTED, NULL,
-			"unit '%.100s' is in the memory of %s: only host memory is published",
-			u->rec->name, info->id);
 	return 0;
 }
 
@@ -133,6 +126,25 @@ static void assembly_note_aliases(const struct job *job, struct assembly_sources
 		}
 }
 
+/* A root that is named is there. */
+static int assembly_check_root(const struct job *job, const char *root, struct fault *f)
+{
+	for (uint32_t i = 0; *root && i < job->n_units; i++) {
+		size_t bytes;
+		const char *module = assembly_module(job->units[i]->rec->name, &bytes);
+
+		if (!job->units[i]->rec->dropped && strlen(root) == bytes &&
+		    !strncmp(module, root, bytes))
+			return 0;
+	}
+	return *root ? (int)fault_set(
+			       f, FAULT_INVALID, "root",
+			       "job '%s' has no unit '%.100s', whose tensors would have their "
+			       "own names alone",
+			       job->rec->name, root)
+		     : 0;
+}
+
 static int assembly_list(const struct job *job, const char *root, struct assembly_sources *s,
 			 struct fault *f)
 {
@@ -142,18 +154,16 @@ static int assembly_list(const struct job *job, const char *root, struct assembl
 		n += job->units[i]->rec->dropped ? 0 : job->units[i]->rec->n_tensors;
 	s->all = calloc(n + 1, sizeof(*s->all));
 	s->names = calloc(n + 1, sizeof(*s->names));
-	s->at = calloc(n + 1, sizeof(*s->at));
+	s->tensors = calloc(n + 1, sizeof(*s->tensors));
 	s->units = calloc(n + 1, sizeof(*s->units));
 	s->first = calloc((size_t)job->n_units + 1, sizeof(*s->first));
-	if (!s->all || !s->names || !s->at || !s->units || !s->first)
+	if (!s->all || !s->names || !s->tensors || !s->units || !s->first)
 		return fault_errno(f, -ENOMEM, "a publication");
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
 		if (u->rec->dropped)
 			continue;
-		if (assembly_check_unit(u, f))
-			return f->code;
 		for (uint32_t t = 0; t < u->rec->n_tensors; t++)
 			if (assembly_add_source(job, u, t, root, s, f))
 				return f->code;
@@ -208,15 +218,21 @@ static int assembly_take(struct assembly *a)
 	return a->tensors && a->boxes && a->blocks && a->reads ? 0 : -ENOMEM;
 }
 
-static void assembly_fill_boxes(struct assembly *a, const struct assembly_sources *s)
+/* What is published must be there as a whole; what is not may be anywhere. */
+static int assembly_fill_boxes(struct assembly *a, const struct job *job,
+			       const struct assembly_sources *s, struct fault *f)
 {
 	for (uint32_t i = 0; i < a->view->n_boxes; i++) {
 		const struct view_box *x = &a->view->boxes[i];
 		enum dtype type = s->all[x->source].dtype;
+		uint32_t unit = s->units[x->source];
+		const void *at = NULL;
 
-		a->reads[s->units[x->source]] = true;
+		if (assembly_find(job->units[unit], s->tensors[x->source], &at, f))
+			return f->code;
+		a->reads[unit] = true;
 		a->boxes[i] = (struct k_assemble_box){
-			.src = (const char *)s->at[x->source] + x->from * dtype_size(type),
+			.src = (const char *)at + x->from * dtype_size(type),
 			.src_dtype = type,
 			.at = x->at,
 		};
@@ -224,6 +240,7 @@ static void assembly_fill_boxes(struct assembly *a, const struct assembly_source
 		memcpy(a->boxes[i].src_stride, x->src_stride, sizeof(x->src_stride));
 		memcpy(a->boxes[i].dst_stride, x->dst_stride, sizeof(x->dst_stride));
 	}
+	return 0;
 }
 
 /* Return: bytes that are read and written for the tensor. */
@@ -244,12 +261,11 @@ static uint64_t assembly_fill_tensor(struct assembly *a, uint32_t i)
 	return moves;
 }
 
-static void assembly_fill(struct assembly *a, const struct assembly_sources *s)
+static void assembly_fill(struct assembly *a)
 {
 	uint64_t moves = 0;
 	uint32_t n = 0;
 
-	assembly_fill_boxes(a, s);
 	for (uint32_t i = 0; i < a->view->n; i++) {
 		const struct view_tensor *t = &a->view->tensors[i];
 		uint64_t each = assembly_block(t);
@@ -281,16 +297,17 @@ int assembly_new(const struct job *job, const view_declaration *p, struct assemb
 		return fault_errno(f, -ENOMEM, "a publication");
 	a->refs = 1;
 	a->n_units = job->n_units;
-	if (assembly_list(job, p->root && *p->root ? p->root : ASSEMBLY_ROOT, &s, f) == 0 &&
+	if (assembly_check_root(job, p->root, f) == 0 &&
+	    assembly_list(job, *p->root ? p->root : ASSEMBLY_ROOT, &s, f) == 0 &&
 	    view_new(p, s.all, s.n, &a->view, f) == 0 && assembly_check_bytes(job, a->view, f) == 0)
 		r = assembly_take(a);
 	if (r < 0)
 		fault_errno(f, r, "a publication");
-	if (f->code) {
+	if (f->code || assembly_fill_boxes(a, job, &s, f)) {
 		assembly_unref(a);
 		return f->code;
 	}
-	assembly_fill(a, &s);
+	assembly_fill(a);
 	*ret = a;
 	return 0;
 }

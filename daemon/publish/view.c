@@ -129,10 +129,24 @@ static int view_check_rule(const view_rule *r, unsigned number, struct fault *f)
 	return view_check_names(r, number, f);
 }
 
+/* Does any slice follow tp_size? */
+static bool view_is_cut(const view_declaration *p)
+{
+	for (size_t i = 0; i < p->n_rules; i++)
+		for (size_t k = 0; k < p->rules[i]->n_sources; k++) {
+			const view_rule_source *s = p->rules[i]->sources[k];
+
+			if (s->slice && !s->slice->parts)
+				return true;
+		}
+	return false;
+}
+
 static int view_check(const view_declaration *p, struct fault *f)
 {
 	if (!name_is_good(p->name))
-		return fault_set(f, FAULT_INVALID, "name", "'%.64s' is no name: " NAME_RULE,
+		return fault_set(f, FAULT_INVALID, "name",
+				 "the name '%.64s' is not possible; a name has " NAME_RULE,
 				 p->name);
 	if (p->tp_rank >= (p->tp_size ? p->tp_size : 1))
 		return fault_set(f, FAULT_INVALID, "tp_rank", "tp_rank %u is out of range (0..%u)",
@@ -146,6 +160,11 @@ static int view_check(const view_declaration *p, struct fault *f)
 	for (unsigned i = 0; i < p->n_rules; i++)
 		if (view_check_rule(p->rules[i], i, f))
 			return f->code;
+	if (p->tp_size > 1 && !view_is_cut(p))
+		return fault_set(f, FAULT_INVALID, "tp_size",
+				 "tp_size is %u, and no rule cuts by it: give a source a slice "
+				 "without parts",
+				 p->tp_size);
 	return 0;
 }
 

@@ -58,7 +58,8 @@ struct view_tensor {
 };
 
 struct view {
-	struct view_tensor *tensors; /* owned, in the order of the job's tensors */
+	struct view_tensor
+		*tensors; /* owned: rule by rule, then those of no rule; by the names of sources */
 	uint32_t n;
 	struct view_box *boxes; /* owned */
 	uint32_t n_boxes;

@@ -23,18 +23,22 @@ static void view_shape_field(char *buf, size_t bytes, const struct view_match *m
 	snprintf(buf, bytes, "rules[%u].sources[%u]%s", m->number, k, field);
 }
 
-static void view_shape_part(const struct view_build *b, uint32_t source, struct view_part *ret)
+static int view_shape_part(const struct view_build *b, uint32_t source, struct view_part *ret)
 {
 	const struct view_source *s = &b->sources[source];
 	uint64_t stride = 1;
 
-	CHECK(s->dims <= VIEW_MAX_DIMS);
+	if (s->dims > VIEW_MAX_DIMS)
+		return fault_set(b->f, FAULT_UNIMPLEMENTED, "rules",
+				 "'%.200s' has %u dimensions; at most %u can be published", s->name,
+				 s->dims, VIEW_MAX_DIMS);
 	*ret = (struct view_part){ .source = source, .dims = s->dims };
 	for (uint32_t d = s->dims; d-- > 0;) {
 		ret->shape[d] = s->shape[d];
 		ret->strides[d] = s->strides ? s->strides[d] : stride;
 		stride *= s->shape[d];
 	}
+	return 0;
 }
 
 static int view_shape_transpose(const struct view_build *b, const struct view_match *m, unsigned k,
@@ -112,7 +116,8 @@ static int view_shape_source(const struct view_build *b, const struct view_match
 {
 	unsigned k = i % m->each;
 
-	view_shape_part(b, m->sources[i], ret);
+	if (view_shape_part(b, m->sources[i], ret))
+		return b->f->code;
 	if (m->rule->sources[k]->transpose && view_shape_transpose(b, m, k, ret))
 		return b->f->code;
 	return m->rule->sources[k]->slice ? view_shape_slice(b, m, k, ret) : 0;
@@ -358,13 +363,35 @@ static enum dtype view_shape_type(const struct view_build *b, uint32_t source,
 	return type ? types[type] : b->sources[source].dtype;
 }
 
+/* Without a type the tensor has that of its sources, which must be one. */
+static int view_shape_check_types(const struct view_build *b, const struct view_match *m)
+{
+	const struct view_source *first = &b->sources[m->sources[0]];
+	uint32_t n = m->each * (m->stacked ? m->stacked : 1);
+	char field[32];
+
+	snprintf(field, sizeof(field), "rules[%u].type", m->number);
+	for (uint32_t i = 1; i < n && !m->rule->type && !b->p->type; i++) {
+		const struct view_source *s = &b->sources[m->sources[i]];
+
+		if (s->dtype != first->dtype)
+			return fault_set(
+				b->f, FAULT_INVALID, field,
+				"'%.150s' is stored as %s and '%.150s' as %s: name the type "
+				"of the published tensor",
+				first->name, dtype_name(first->dtype), s->name,
+				dtype_name(s->dtype));
+	}
+	return 0;
+}
+
 static int view_shape_make(struct view_build *b, const struct view_match *m, struct view_tensor *t)
 {
 	uint64_t shape[VIEW_MAX_DIMS] = { 0 };
 	uint32_t dims = 0, lead = m->stacked ? 1 : 0;
 
 	t->dtype = view_shape_type(b, m->sources[0], m->rule->type);
-	if (view_shape_join(b, m, 0, &dims, shape) ||
+	if (view_shape_check_types(b, m) || view_shape_join(b, m, 0, &dims, shape) ||
 	    (m->stacked && view_shape_check_stack(b, m, shape, dims)))
 		return b->f->code;
 	t->dims = dims + lead;

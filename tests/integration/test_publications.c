@@ -299,7 +299,7 @@ static void step_now(struct play *p, unsigned step)
 	TRAINER_AWAIT(atomic_load(&p->at[0]) == 1 + step && atomic_load(&p->at[1]) == 1 + step, 30);
 }
 
-/* @fn: of a process that is no rank, beside two trainers that make a step when it says so. */
+/* Run @fn in a process that is not a rank. Two trainers make a step each time it asks for one. */
 static void beside_trainers(trainer_fn fn)
 {
 	struct scene s = scene_begin();
@@ -412,7 +412,7 @@ static int declares_wrongly(const struct trainer *t)
 		{ "{\"name\": \"a\", \"rules\": [{\"name\": \"x\", \"sources\": [\"y\"]}]}",
 		  "rules[0].sources[0].tensor", "the job has no tensor 'y'" },
 		{ "{\"name\": \"a\", \"name\": \"b\"}", "json", "duplicate" },
-		{ "{\"name\": \"a b\"}", "name", "'a b' is no name" },
+		{ "{\"name\": \"a b\"}", "name", "the name 'a b' is not possible" },
 	};
 	static char large[(1u << 20) + 2];
 	shardd_client *c = train_connect(t);

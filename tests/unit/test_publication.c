@@ -639,6 +639,20 @@ Test(publication, declarations_that_are_refused)
 	cr_assert_str_eq(f.field, "when_full");
 }
 
+Test(publication, a_root_that_is_not_there_is_refused)
+{
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+
+	d.root = (char *)(uintptr_t) "v";
+	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "root");
+	cr_assert(strstr(f.text, "job 'job' has no unit 'v'"), "%s", f.text);
+	d.root = (char *)(uintptr_t) "u";
+	p = declare();
+	cr_assert_str_eq(p->assembly->view->tensors[0].name, "weight");
+}
+
 Test(publication, there_are_not_too_many)
 {
 	struct publication *p = NULL;
@@ -692,4 +706,53 @@ Test(publication, new_units_are_in_the_next_generation)
 	cr_assert_eq(publication_newest(p)->assembly->view->n, 2);
 	cr_assert_eq(g->assembly->view->n, 1);
 	publication_release(l);
+}
+
+/* ----------------------------------------------------------------------- several devices */
+
+static void begin_devices(void)
+{
+	fdcheck_begin();
+	nodefix_begin(&n, &(struct nodefix_options){ .devices = 2, .fake_engine = true });
+	job = nodefix_job(&n, "job", 2, 0);
+	m[0] = nodefix_join(&n, job, 0);
+	m[1] = nodefix_join(&n, job, 1);
+	u = nodefix_unit(&n, job, nodefix_spec("u", ELEMENTS), m, 2);
+	shardd__v1__publication__init(&d);
+	d.name = (char *)(uintptr_t) "pub";
+}
+
+TestSuite(publication_devices, .init = begin_devices, .fini = end, .timeout = 60);
+
+/* What no device has as a whole is refused if it is published, and costs nothing if it is not. */
+Test(publication_devices, only_what_is_published_must_be_whole)
+{
+	Shardd__V1__PublishedSource source = SHARDD__V1__PUBLISHED_SOURCE__INIT;
+	Shardd__V1__PublishedSource *sources[1] = { &source };
+	Shardd__V1__PublishedRule rule = SHARDD__V1__PUBLISHED_RULE__INIT, *rules[1] = { &rule };
+	state_unit *spec = nodefix_spec("whole", 10);
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+	struct unit *whole;
+
+	spec->strategy = STRATEGY_REPLICATE;
+	whole = nodefix_unit(&n, job, spec, m, 2);
+	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_UNIMPLEMENTED);
+	cr_assert(strstr(f.text, "tensor 'weight' of unit 'u' is sharded over several devices"),
+		  "%s", f.text);
+	source.tensor = (char *)(uintptr_t) "u.weight";
+	rule.sources = sources;
+	rule.n_sources = 1;
+	d.rules = rules;
+	d.n_rules = 1;
+	p = declare();
+	cr_assert_eq(p->assembly->view->n, 1);
+	submit_commit(1);
+	both_ok("Commit");
+	publication_want(p);
+	nodefix_turns(&n);
+	cr_assert_arr_eq(elements(publication_newest(p)), nodefix_params(whole),
+			 10 * sizeof(float));
+	d.rules = NULL;
+	d.n_rules = 0;
 }

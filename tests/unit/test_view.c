@@ -428,7 +428,7 @@ Test(view, wrong_names_are_refused)
 	refused(&d, &m, "rules", "nothing is published");
 	begin(&d);
 	d.p.name = (char *)(uintptr_t) "a/b";
-	refused(&d, &m, "name", "'a/b' is no name");
+	refused(&d, &m, "name", "the name 'a/b' is not possible");
 	begin(&d);
 	add_rule(&d, "")->join_dim = 1;
 	add_source(&d, "n");
@@ -485,6 +485,52 @@ Test(view, wrong_shapes_are_refused)
 	begin(&d);
 	add_rule(&d, "x");
 	refused(&d, &m, "rules[0].sources", "1 to 64 sources; this one has 0");
+}
+
+/* What would be ignored, or differ without a word. */
+Test(view, settings_without_effect_are_refused)
+{
+	static struct model m;
+	static struct made d;
+
+	model_of_four(&m);
+	begin(&d);
+	d.p.tp_size = 2;
+	refused(&d, &m, "tp_size", "tp_size is 2, and no rule cuts by it");
+	add_rule(&d, "x");
+	add_source(&d, "l.0.q");
+	cut(&d, 0)->parts = 2;
+	refused(&d, &m, "tp_size", "no rule cuts by it");
+	d.slices[0][0].parts = 0;
+	view_free(view_of(&d, &m));
+	/* without a type: which of the two would it be? */
+	m.sources[1].dtype = DTYPE_BF16;
+	begin(&d);
+	add_rule(&d, "x");
+	add_source(&d, "l.0.q");
+	add_source(&d, "l.0.k");
+	refused(&d, &m, "rules[0].type", "'l.0.q' is stored as fp32 and 'l.0.k' as bf16");
+	d.rules[0].type = SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_FP16;
+	view_free(view_of(&d, &m));
+}
+
+Test(view, more_dimensions_than_possible_are_refused)
+{
+	static const uint64_t shape[VIEW_MAX_DIMS + 1] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 };
+	static struct model m;
+	static struct made d;
+	struct view *v = NULL;
+	struct fault f = FAULT_NULL;
+
+	model_of_four(&m);
+	m.sources[3].shape = shape;
+	m.sources[3].dims = VIEW_MAX_DIMS + 1;
+	begin(&d);
+	cr_assert_eq(view_new(&d.p, m.sources, m.n, &v, &f), FAULT_UNIMPLEMENTED);
+	cr_assert(strstr(f.text, "'n' has 9 dimensions; at most 8"), "%s", f.text);
+	add_rule(&d, ""); /* it is not published */
+	add_source(&d, "n");
+	view_free(view_of(&d, &m));
 }
 
 /* The whole of a large model is declared in little time: it is done on the loop. */
