@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "call.h"
 #include "client.h"
 #include "client_error.h"
 #include "core/check.h"
@@ -62,7 +63,8 @@ static bool live_is_before(const struct shardd_live *l)
 	return l->connection != atomic_load(&l->c->reconnect.count);
 }
 
-static int live_ask(struct shardd_live *l, bool wait, uint32_t wait_ms, uint64_t newer_than,
+/* @wait_ms: 0: do not wait. */
+static int live_ask(struct shardd_live *l, uint32_t wait_ms, uint64_t newer_than,
 		    ProtobufCMessage **ret, struct shardd_error *err)
 {
 	Shardd__V1__AcquireGenerationRequest request = SHARDD__V1__ACQUIRE_GENERATION_REQUEST__INIT;
@@ -70,10 +72,10 @@ static int live_ask(struct shardd_live *l, bool wait, uint32_t wait_ms, uint64_t
 	request.job = l->job;
 	request.name = l->name;
 	request.newer_than = newer_than;
-	request.wait = wait;
+	request.wait = wait_ms;
 	request.timeout_ms = wait_ms;
 	return publication_call(l->c, METHOD_AcquireGeneration,
-				wait ? wait_ms : CLIENT_CALL_TIMEOUT_MS, &request.base,
+				wait_ms ? wait_ms : CLIENT_CALL_TIMEOUT_MS, &request.base,
 				&shardd__v1__acquire_generation_response__descriptor, ret, err);
 }
 
@@ -81,6 +83,7 @@ int shardd_live_open(shardd_client *c, const char *job, const char *name, shardd
 		     struct shardd_error *err)
 {
 	_cleanup_(live_freep) struct shardd_live *l = NULL;
+	Shardd__V1__AcquireGenerationRequest request = SHARDD__V1__ACQUIRE_GENERATION_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	struct shardd_error scratch;
 	int e;
@@ -100,8 +103,12 @@ int shardd_live_open(shardd_client *c, const char *job, const char *name, shardd
 		return error_memory(err);
 	l->magic = LIVE_MAGIC;
 	l->c = c;
-	/* does it exist? No generation is newer than this one */
-	e = live_ask(l, false, 0, UINT64_MAX, &reply, err);
+	/* does it exist? No generation is newer than this one, so that the call may be repeated */
+	request.job = l->job;
+	request.name = l->name;
+	request.newer_than = UINT64_MAX;
+	e = call_again(c, METHOD_AcquireGeneration, &request.base,
+		       &shardd__v1__acquire_generation_response__descriptor, &reply, err);
 	if (e < 0)
 		return e;
 	*ret = STEAL_PTR(l);
@@ -293,11 +300,11 @@ static int live_ask_again(struct shardd_live *l, uint32_t wait_ms, ProtobufCMess
 	if (live_is_before(l))
 		live_forget(l);
 	/* without a layout: what came after the one that it has could not be mapped, and is to come again */
-	e = live_ask(l, wait_ms, wait_ms, l->lease && l->layout ? l->number : 0, ret, err);
+	e = live_ask(l, wait_ms, l->lease && l->layout ? l->number : 0, ret, err);
 	if (e != -SHARDD_ABORTED || !live_is_before(l))
 		return e;
 	live_forget(l);
-	return live_ask(l, wait_ms, wait_ms, 0, ret, err);
+	return live_ask(l, wait_ms, 0, ret, err);
 }
 
 static void live_give(struct shardd_live *l, struct shardd_generation *ret)

@@ -17,27 +17,37 @@
 /* Of a declaration: what it is parsed into takes hundreds of times as much. */
 #define SVC_PUBLISH_JSON (512u << 10)
 
-/* The job, for a caller who may open it. @ret_session: the caller's. Return: 0 or a fault code; the call has
- * ended if there is no session. */
-static int svc_shardd_publish_job(struct rpc_call *call, void *userdata, const char *name,
-				  struct session **ret_session, struct job **ret, struct fault *f)
+/* The job @name, if the caller may open it. Return: 0 or a fault code. */
+static int svc_shardd_publish_job(struct rpc_call *call, void *userdata, const struct session *s,
+				  const char *name, struct job **ret, struct fault *f)
 {
-	struct session *s = *ret_session;
-
-	if (svc_find_job(call, userdata, name, ret, f) ||
-	    job_check_open(*ret, proc_uid(s->proc), f))
-		return f->code;
-	return 0;
+	return svc_find_job(call, userdata, name, ret, f) ||
+			       job_check_open(*ret, proc_uid(s->proc), f)
+		       ? (int)f->code
+		       : 0;
 }
 
-static int svc_shardd_publish_find(const struct job *job, const char *name,
-				   struct publication **ret, struct fault *f)
+/* The publication @name of the job @job_name. Return: NULL: the call has ended. */
+static struct publication *svc_shardd_publish_find(struct rpc_call *call, void *userdata,
+						   const char *job_name, const char *name)
 {
-	*ret = publication_find(job, name);
-	return *ret ? 0
-		    : (int)fault_set(f, FAULT_NOT_FOUND, "name",
-				     "job '%s' has no publication '%.64s': declare it first",
-				     job->rec->name, name);
+	struct session *s = svc_session(call);
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+	struct job *job;
+
+	if (!s)
+		return NULL;
+	if (svc_shardd_publish_job(call, userdata, s, job_name, &job, &f) == 0) {
+		p = publication_find(job, name);
+		if (!p)
+			fault_set(&f, FAULT_NOT_FOUND, "name",
+				  "job '%s' has no publication '%.64s': declare it first",
+				  job->rec->name, name);
+	}
+	if (f.code)
+		svc_refuse(call, "publish", job_name, &f);
+	return p;
 }
 
 /* ------------------------------------------------------------------- declare, drop */
@@ -76,7 +86,7 @@ void svc_declare_publication(struct rpc_call *call, const ProtobufCMessage *requ
 
 	if (!s)
 		return;
-	if (svc_shardd_publish_job(call, userdata, r->job, &s, &job, &f) ||
+	if (svc_shardd_publish_job(call, userdata, s, r->job, &job, &f) ||
 	    svc_shardd_publish_declared(r, &made, &d, &f) || publication_declare(job, d, &p, &f)) {
 		svc_refuse(call, "publish", r->job, &f);
 	} else {
@@ -95,18 +105,10 @@ void svc_drop_publication(struct rpc_call *call, const ProtobufCMessage *request
 	const Shardd__V1__DropPublicationRequest *r =
 		(const Shardd__V1__DropPublicationRequest *)request;
 	Shardd__V1__DropPublicationResponse reply = SHARDD__V1__DROP_PUBLICATION_RESPONSE__INIT;
-	struct session *s = svc_session(call);
-	struct publication *p = NULL;
-	struct fault f = FAULT_NULL;
-	struct job *job;
+	struct publication *p = svc_shardd_publish_find(call, userdata, r->job, r->name);
 
-	if (!s)
+	if (!p)
 		return;
-	if (svc_shardd_publish_job(call, userdata, r->job, &s, &job, &f) ||
-	    svc_shardd_publish_find(job, r->name, &p, &f)) {
-		svc_refuse(call, "publish", r->job, &f);
-		return;
-	}
 	publication_drop(p);
 	rpc_call_reply(call, &reply.base);
 }
@@ -118,7 +120,6 @@ struct svc_shardd_publish_wait {
 	struct publication_wait w;
 	struct rpc_call *call;
 	struct publication *p;
-	struct session *s;
 	void (*answer)(struct svc_shardd_publish_wait *wait);
 };
 
@@ -145,7 +146,7 @@ static void svc_shardd_publish_on_cancelled(struct rpc_call *call, void *userdat
 	rpc_call_fail(call, &f);
 }
 
-/* @how: answer, p, s, w.newer_than and w.asks. */
+/* @how: answer, p, w.newer_than and w.asks. */
 static void svc_shardd_publish_await(struct rpc_call *call,
 				     const struct svc_shardd_publish_wait *how, uint32_t timeout_ms)
 {
@@ -186,19 +187,12 @@ void svc_publish_generation(struct rpc_call *call, const ProtobufCMessage *reque
 {
 	const Shardd__V1__PublishGenerationRequest *r =
 		(const Shardd__V1__PublishGenerationRequest *)request;
-	struct svc_shardd_publish_wait how = { .answer = svc_shardd_publish_answer_made,
-					       .s = svc_session(call) };
+	struct svc_shardd_publish_wait how = { .answer = svc_shardd_publish_answer_made };
 	const struct published *newest;
-	struct fault f = FAULT_NULL;
-	struct job *job;
 
-	if (!how.s)
+	how.p = svc_shardd_publish_find(call, userdata, r->job, r->name);
+	if (!how.p)
 		return;
-	if (svc_shardd_publish_job(call, userdata, r->job, &how.s, &job, &f) ||
-	    svc_shardd_publish_find(job, r->name, &how.p, &f)) {
-		svc_refuse(call, "publish", r->job, &f);
-		return;
-	}
 	newest = publication_newest(how.p);
 	if (publication_is_current(how.p)) {
 		svc_shardd_publish_reply_made(call, newest);
@@ -249,24 +243,17 @@ void svc_acquire_generation(struct rpc_call *call, const ProtobufCMessage *reque
 {
 	const Shardd__V1__AcquireGenerationRequest *r =
 		(const Shardd__V1__AcquireGenerationRequest *)request;
-	struct svc_shardd_publish_wait how = { .answer = svc_shardd_publish_answer_lease,
-					       .s = svc_session(call) };
+	struct svc_shardd_publish_wait how = { .answer = svc_shardd_publish_answer_lease };
 	struct published *newest;
-	struct fault f = FAULT_NULL;
-	struct job *job;
 
-	if (!how.s)
+	how.p = svc_shardd_publish_find(call, userdata, r->job, r->name);
+	if (!how.p)
 		return;
-	if (svc_shardd_publish_job(call, userdata, r->job, &how.s, &job, &f) ||
-	    svc_shardd_publish_find(job, r->name, &how.p, &f)) {
-		svc_refuse(call, "publish", r->job, &f);
-		return;
-	}
 	newest = publication_newest(how.p);
-	if ((newest && newest->number > r->newer_than) || !r->wait) {
-		bool newer = newest && newest->number > r->newer_than;
-
-		svc_shardd_publish_reply_lease(call, how.s, newer ? newest : NULL);
+	if (newest && newest->number <= r->newer_than)
+		newest = NULL;
+	if (newest || !r->wait) {
+		svc_shardd_publish_reply_lease(call, svc_session(call), newest);
 		return;
 	}
 	how.w.newer_than = r->newer_than;
