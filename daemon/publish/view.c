@@ -308,13 +308,16 @@ static void view_set_stacked(struct pattern_values *values, const view_rule *r, 
 		}
 }
 
-/* Is there a first source where the stacked placeholder is @turn? */
-static bool view_has_turn(const struct view_build *b, const view_rule *r,
-			  const struct pattern_values *values)
+/* Is there a first source for this turn of the stacked placeholder? Return: 0 or a fault code. */
+static int view_has_turn(const struct view_build *b, const view_rule *r,
+			 const struct pattern_values *values, bool *ret)
 {
 	_cleanup_(freep) char *name = pattern_expand(r->sources[0]->tensor, values);
 
-	return name && view_find_name(b, name) < b->n;
+	if (!name)
+		return fault_errno(b->f, -ENOMEM, "a publication");
+	*ret = view_find_name(b, name) < b->n;
+	return 0;
 }
 
 /* The turns 0, 1, ... of the stacked placeholder; @values has its first one. */
@@ -327,10 +330,13 @@ static int view_add_stack(struct view_build *b, const view_rule *r, unsigned num
 
 	for (;; m.stacked++) {
 		uint32_t *more;
+		bool is_there = false;
 
 		snprintf(turn, sizeof(turn), "%u", m.stacked);
 		view_set_stacked(values, r, turn);
-		if (!view_has_turn(b, r, values))
+		if (view_has_turn(b, r, values, &is_there))
+			return b->f->code;
+		if (!is_there)
 			break;
 		more = realloc(sources, (size_t)(m.stacked + 1) * m.each * sizeof(*more));
 		if (!more)
