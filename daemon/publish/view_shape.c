@@ -28,11 +28,11 @@ static int view_shape_part(const struct view_build *b, uint32_t source, struct v
 	const struct view_source *s = &b->sources[source];
 	uint64_t stride = 1;
 
+	*ret = (struct view_part){ .source = source, .dims = s->dims };
 	if (s->dims > VIEW_MAX_DIMS)
 		return fault_set(b->f, FAULT_UNIMPLEMENTED, "rules",
 				 "'%.200s' has %u dimensions; at most %u can be published", s->name,
 				 s->dims, VIEW_MAX_DIMS);
-	*ret = (struct view_part){ .source = source, .dims = s->dims };
 	for (uint32_t d = s->dims; d-- > 0;) {
 		ret->shape[d] = s->shape[d];
 		ret->strides[d] = s->strides ? s->strides[d] : stride;
