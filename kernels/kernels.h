@@ -19,18 +19,39 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum dtype { DTYPE_NONE = 0, DTYPE_FP32 = 1, DTYPE_BF16 = 2, DTYPE_FP16 = 3, _DTYPE_N };
+/* DTYPE_E4M3 is of tensors that k_assemble makes and of nothing else, so it is behind _DTYPE_N. */
+enum dtype {
+	DTYPE_NONE = 0,
+	DTYPE_FP32 = 1,
+	DTYPE_BF16 = 2,
+	DTYPE_FP16 = 3,
+	_DTYPE_N,
+	DTYPE_E4M3 = _DTYPE_N
+};
 
 /* Bytes of one element; 0 for DTYPE_NONE. */
 static inline size_t dtype_size(enum dtype t)
 {
-	return t == DTYPE_FP32 ? 4 : t == DTYPE_BF16 || t == DTYPE_FP16 ? 2 : 0;
+	return t == DTYPE_FP32                      ? 4
+	       : t == DTYPE_BF16 || t == DTYPE_FP16 ? 2
+	       : t == DTYPE_E4M3                    ? 1
+						    : 0;
 }
 
-/* fp32, bf16, fp16; "?" otherwise. */
+/* A type of memory that jobs have. */
+static inline bool dtype_is_stored(enum dtype t)
+{
+	return t > DTYPE_NONE && t < _DTYPE_N;
+}
+
+/* fp32, bf16, fp16, e4m3; "?" otherwise. */
 static inline const char *dtype_name(enum dtype t)
 {
-	return t == DTYPE_FP32 ? "fp32" : t == DTYPE_BF16 ? "bf16" : t == DTYPE_FP16 ? "fp16" : "?";
+	return t == DTYPE_FP32   ? "fp32"
+	       : t == DTYPE_BF16 ? "bf16"
+	       : t == DTYPE_FP16 ? "fp16"
+	       : t == DTYPE_E4M3 ? "e4m3"
+				 : "?";
 }
 
 enum reduce_op {
@@ -347,21 +368,87 @@ struct k_assemble_box {
 	uint64_t at, dst_stride[2];
 };
 
+/* The scales of a tensor of type e4m3. It is matrices of @rows x @columns, one behind the other, and each
+ * is cut into tiles of @tile_rows x @tile_columns from its first element on; the last ones may be smaller.
+ * Tiles are counted along a row of them, then down, then from matrix to matrix. No number is 0.
+ *   amax[tile] = max |x|, as the bits of an fp32, which compare as the numbers do; a NaN is the largest
+ *   scale[tile] = amax / 448 in fp32; 1 if that is 0
+ *   element = e4m3(x / scale[tile]) (convert.h), the division in fp32
+ * so that x is about element*scale. */
+struct k_assemble_scales {
+	uint32_t *amax;
+	uint64_t rows, columns;
+	uint64_t tile_rows, tile_columns;
+};
+
 struct k_assemble_tensor {
 	void *dst;
 	enum dtype dst_dtype;
 	bool gaps;                          /* some elements are in no box: they become 0 */
 	const struct k_assemble_box *boxes; /* no two overlap in dst */
 	unsigned n_boxes;
+	/* e4m3: by what its elements are divided. fp32: it has no boxes, and is these scales. Else NULL. */
+	const struct k_assemble_scales *scales;
 };
 
-/* Most bytes of one block. */
+/* Most bytes of one block; of e4m3 the bytes of its elements in fp32. */
 #define KERNEL_ASSEMBLE_BYTES 131072u
 
 /* Elements [first, first + n) of a tensor, at most KERNEL_ASSEMBLE_BYTES. */
 struct k_assemble_block {
 	uint32_t tensor, n;
 	uint64_t first;
+};
+
+/* Most elements of a block of which a delta is made: positions have 16 bits. */
+#define KERNEL_DELTA_ELEMENTS 65536u
+/* In k_delta_block.at: the block's changes have no room. */
+#define KERNEL_DELTA_NONE UINT64_MAX
+
+/* The changes of a block: bytes [at, at + k_delta_bytes) of the delta. If it is dense, the values of all
+ * its elements. Otherwise the positions of those that differ from the base, ascending, counted from the
+ * block's first element, uint16_t; then their values. Each array is padded with zeros to 8 bytes. A value
+ * has changed if its bits have. */
+struct k_delta_block {
+	uint64_t at;
+	uint32_t changed; /* elements */
+	uint32_t crc;     /* CRC-32C of these bytes */
+	bool dense;
+};
+
+/* What is made beside the tensors: how they differ from a base of the same tensors. */
+struct k_delta {
+	const char *base; /* where the tensors of the base are ... */
+	const char *made; /* ... if those that are made are here */
+	char *out;        /* of @room bytes, at a multiple of 8 */
+	uint64_t room;
+	uint64_t *used;               /* of it: grows; blocks come in any order */
+	struct k_delta_block *blocks; /* by block */
+};
+
+static inline uint64_t k_delta_padded(uint64_t bytes)
+{
+	return (bytes + 7) / 8 * 8;
+}
+
+static inline bool k_delta_is_dense(uint64_t changed, uint64_t n, size_t size)
+{
+	return changed * (sizeof(uint16_t) + size) >= n * size;
+}
+
+/* @n: elements of the block, of @size bytes. */
+static inline uint64_t k_delta_bytes(uint64_t changed, uint64_t n, size_t size)
+{
+	return k_delta_is_dense(changed, n, size) ? k_delta_padded(n * size)
+						  : k_delta_padded(changed * sizeof(uint16_t)) +
+							    k_delta_padded(changed * size);
+}
+
+/* What is done with the blocks. Tensors with scales need all three, one after the other. */
+enum k_assemble_pass {
+	K_ASSEMBLE_MAKE = 0,
+	K_ASSEMBLE_CLEAR,   /* of scales: their part of amax becomes 0 */
+	K_ASSEMBLE_MEASURE, /* of e4m3: amax of their tiles is raised; blocks may share a tile */
 };
 
 /* Tensors made of boxes of others, block by block: element e of the operation is block e. */
@@ -371,6 +458,8 @@ struct k_assemble {
 	uint32_t *crc; /* NULL: none; else crc[e] becomes the CRC-32C of the block's bytes */
 	uint64_t
 		moves; /* bytes that a block reads and writes, on average: for those who share threads */
+	const struct k_delta *delta; /* NULL: none */
+	enum k_assemble_pass pass;   /* the others than MAKE use neither crc nor delta */
 };
 
 /* dst[0..n) = src[0..n), bytes. */

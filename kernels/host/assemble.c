@@ -3,6 +3,7 @@
  * made there, and its bytes go past the caches to their place: so that memory is read once, written once,
  * and not read before it is written.
  */
+#include "convert.h"
 #include "crc32c.h"
 #include "host/host.h"
 #include "host/lanes.h"
@@ -132,28 +133,75 @@ static void assemble_store(char *dst, const char *from, size_t bytes)
 	memcpy(dst + whole, from + whole, bytes - whole);
 }
 
-static uint32_t assemble_block(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
-			       bool crc)
+static void assemble_boxes(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
+			   enum dtype dtype, char *room)
 {
-	char room[KERNEL_ASSEMBLE_BYTES] __attribute__((aligned(64)));
-	size_t size = dtype_size(t->dst_dtype), bytes = b->n * size;
-
 	if (t->gaps)
-		memset(room, 0, bytes);
+		memset(room, 0, b->n * dtype_size(dtype));
 	for (unsigned i = 0; i < t->n_boxes; i++) {
-		struct assemble_rows v = { &t->boxes[i], b->first, b->n, room, t->dst_dtype };
+		struct assemble_rows v = { &t->boxes[i], b->first, b->n, room, dtype };
 
 		assemble_box(&v);
 	}
+}
+
+static void assemble_scales(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
+			    float *room)
+{
+	for (uint32_t i = 0; i < b->n; i++)
+		room[i] = e4m3_scale(t->scales->amax[b->first + i]);
+}
+
+static void assemble_make(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
+			  char *room)
+{
+	bool e4m3 = t->dst_dtype == DTYPE_E4M3;
+
+	if (t->scales && !e4m3)
+		assemble_scales(t, b, (float *)(void *)room);
+	else
+		assemble_boxes(t, b, e4m3 ? DTYPE_FP32 : t->dst_dtype, room);
+	if (e4m3)
+		HOST(e4m3_make)(t, b, (const float *)(const void *)room, (uint8_t *)room);
+}
+
+/* The passes before scales are known. */
+static void assemble_prepare(const struct k_assemble *a, const struct k_assemble_block *b)
+{
+	const struct k_assemble_tensor *t = &a->tensors[b->tensor];
+	char room[KERNEL_ASSEMBLE_BYTES] __attribute__((aligned(64)));
+
+	if (a->pass == K_ASSEMBLE_CLEAR) {
+		memset(t->scales->amax + b->first, 0, b->n * sizeof(*t->scales->amax));
+		return;
+	}
+	assemble_boxes(t, b, DTYPE_FP32, room);
+	HOST(e4m3_measure)(t, b, (const float *)(const void *)room);
+}
+
+static uint32_t assemble_block(const struct k_assemble *a, size_t e)
+{
+	const struct k_assemble_block *b = &a->blocks[e];
+	const struct k_assemble_tensor *t = &a->tensors[b->tensor];
+	char room[KERNEL_ASSEMBLE_BYTES] __attribute__((aligned(64)));
+	size_t size = dtype_size(t->dst_dtype), bytes = b->n * size;
+
+	assemble_make(t, b, room);
 	assemble_store((char *)t->dst + b->first * size, room, bytes);
-	return crc ? crc32c_add(0, room, bytes) : 0;
+	if (a->delta) {
+		const char *base = a->delta->base + ((const char *)t->dst - a->delta->made);
+
+		HOST(delta_block)(a->delta, e, room, base + b->first * size, b->n, size);
+	}
+	return a->crc ? crc32c_add(0, room, bytes) : 0;
 }
 
 void HOST(assemble)(const struct k_assemble *a, size_t begin, size_t end)
 {
-	for (size_t e = begin; e < end; e++) {
-		const struct k_assemble_block *b = &a->blocks[e];
-		uint32_t crc = assemble_block(&a->tensors[b->tensor], b, a->crc);
+	for (size_t e = begin; e < end && a->pass != K_ASSEMBLE_MAKE; e++)
+		assemble_prepare(a, &a->blocks[e]);
+	for (size_t e = begin; e < end && a->pass == K_ASSEMBLE_MAKE; e++) {
+		uint32_t crc = assemble_block(a, e);
 
 		if (a->crc)
 			a->crc[e] = crc;

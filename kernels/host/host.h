@@ -45,6 +45,16 @@ void HOST(unscale)(const struct k_unscale *a, size_t begin, size_t end);
 void HOST(add_rows)(const struct k_add_rows *a, size_t begin, size_t end);
 void HOST(reduce_step)(const struct k_reduce_step *a, size_t begin, size_t end);
 void HOST(assemble)(const struct k_assemble *a, size_t begin, size_t end);
+/* Of block @e, which has @n elements of @size bytes: 1, 2 or 4. */
+void HOST(delta_block)(const struct k_delta *d, size_t e, const void *block, const void *base,
+		       uint32_t n, size_t size);
+
+/* The block of @t, of type e4m3, whose elements in fp32 are @x. */
+void HOST(e4m3_measure)(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
+			const float *x);
+/* The same; @to may be @x. */
+void HOST(e4m3_make)(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
+		     const float *x, uint8_t *to);
 
 /* Adam and AdamW. */
 void HOST(adam_step)(const struct adam_step *s, size_t begin, size_t end);

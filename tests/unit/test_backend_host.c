@@ -562,11 +562,13 @@ static struct launch make_launch(enum launch_kind kind, struct arena *a)
 						  .src_dtype = DTYPE_FP32,
 						  .n = { 1, 1, BLOCKS * BLOCK } };
 		a->box.src_stride[2] = 1;
-		a->tensor = (struct k_assemble_tensor){ a->s[1], DTYPE_BF16, false, &a->box, 1 };
+		a->tensor =
+			(struct k_assemble_tensor){ a->s[1], DTYPE_BF16, false, &a->box, 1, NULL };
 		for (unsigned b = 0; b < BLOCKS; b++)
 			a->blocks[b] =
 				(struct k_assemble_block){ 0, BLOCK, b * UINT64_C(1) * BLOCK };
-		k.assemble = (struct k_assemble){ &a->tensor, a->blocks, NULL, 6 * BLOCK };
+		k.assemble = (struct k_assemble){ &a->tensor, a->blocks, NULL,
+						  6 * BLOCK,  NULL,      K_ASSEMBLE_MAKE };
 		k.n = BLOCKS;
 		break;
 	case LAUNCH_FILL:

@@ -109,7 +109,7 @@ static void check_variant(const struct kernels *k, struct view *v, unsigned shif
 {
 	uint64_t bytes = v->elements * dtype_size(v->t.dst_dtype);
 	uint32_t crc[BLOCKS];
-	struct k_assemble a = { &v->t, v->blocks, crc, 0 };
+	struct k_assemble a = { .tensors = &v->t, .blocks = v->blocks, .crc = crc };
 
 	memset(out, 0x5a, sizeof(out));
 	v->t.dst = out + shift;
@@ -299,5 +299,105 @@ Test(kernels_assemble, boxes_drawn_by_lot)
 		cut(&v, v.elements, each);
 		snprintf(what, sizeof(what), "case %u", i);
 		check(&v, what);
+	}
+}
+
+/* ------------------------------------------------------------------------------- deltas */
+
+enum { DELTA_ELEMENTS = 200003 };
+
+/* What the changes of @b make of @to, which is the base's block of @n elements. */
+static void apply(const struct k_delta_block *b, const char *out_of, uint32_t n, size_t size,
+		  char *to)
+{
+	const char *at = out_of + b->at;
+	uint64_t values = b->dense ? 0 : k_delta_padded(b->changed * sizeof(uint16_t));
+	uint32_t count = b->dense ? n : b->changed, before = 0;
+
+	cr_assert_eq(crc32c_add(0, at, k_delta_bytes(b->changed, n, size)), b->crc);
+	for (uint32_t i = 0; i < count; i++) {
+		uint16_t position = (uint16_t)i;
+
+		if (!b->dense) {
+			memcpy(&position, at + i * sizeof(position), sizeof(position));
+			cr_assert(i == 0 || position > before, "positions ascend");
+			cr_assert_neq(memcmp(to + position * size, at + values + i * size, size),
+				      0);
+			before = position;
+		}
+		cr_assert_lt(position, n);
+		memcpy(to + position * size, at + values + i * size, size);
+	}
+}
+
+static void check_delta(const struct kernels *k, enum dtype type, unsigned percent)
+{
+	static char base[DELTA_ELEMENTS * sizeof(float)],
+		changes[2 * DELTA_ELEMENTS * sizeof(float)] __attribute__((aligned(8)));
+	struct k_assemble_box box = { sources[0],  type, { 1, 1, DELTA_ELEMENTS },
+				      { 0, 0, 1 }, 0,    { 0, 0 } };
+	struct view v = { .t = { .dst = out, .dst_dtype = type, .boxes = &box, .n_boxes = 1 } };
+	size_t size = dtype_size(type);
+	struct k_delta_block blocks[BLOCKS];
+	uint64_t used = 0, state = percent + 1, changed = 0, counted = 0;
+	struct k_delta delta = { base, out, changes, sizeof(changes), &used, blocks };
+	struct k_assemble a = { .tensors = &v.t, .blocks = v.blocks, .delta = &delta };
+
+	cr_assert(size);
+	cut(&v, DELTA_ELEMENTS, (uint32_t)(KERNEL_ASSEMBLE_BYTES / size) - 3);
+	memcpy(base, sources[0], DELTA_ELEMENTS * size);
+	for (uint32_t i = 0; i < DELTA_ELEMENTS; i++)
+		if (random_below(&state, 100) < percent) {
+			base[i * size + i % size] ^= 1 << i % 8;
+			changed++;
+		}
+	memset(changes, 0x5a, sizeof(changes));
+	/* casts of a type to itself keep every bit but those of some NaN: compare with what was made */
+	k->assemble(&a, 0, v.n_blocks);
+	for (unsigned i = 0; i < v.n_blocks; i++) {
+		apply(&blocks[i], changes, v.blocks[i].n, size, base + v.blocks[i].first * size);
+		counted += blocks[i].changed;
+	}
+	cr_assert_arr_eq(base, out, DELTA_ELEMENTS * size);
+	cr_assert_eq(counted, changed, "%s: %llu of %llu", k->name, (unsigned long long)counted,
+		     (unsigned long long)changed);
+	cr_assert_eq((uint8_t)changes[used], 0x5a);
+	if (percent == 2)
+		cr_assert_leq(used, DELTA_ELEMENTS * size * 5 / 100);
+	/* without room for all: what fits is right, the rest is said to be missing */
+	memcpy(base, sources[1], DELTA_ELEMENTS * size);
+	memset(changes, 0x5a, sizeof(changes));
+	used = 0;
+	delta.room = 100000;
+	k->assemble(&a, 0, v.n_blocks);
+	cr_assert_eq((uint8_t)changes[delta.room], 0x5a);
+	cr_assert_gt(used, delta.room);
+	cr_assert_eq(blocks[v.n_blocks - 1].at, KERNEL_DELTA_NONE);
+}
+
+/* Finite values, so that a cast to their own type keeps their bits. */
+static void fill_finite(void)
+{
+	uint64_t state = 1;
+
+	for (unsigned s = 0; s < SOURCES; s++)
+		for (unsigned i = 0; i < SOURCE_ELEMENTS; i++) {
+			uint32_t bits = random_below(&state, UINT32_MAX) & 0x3fff3fff;
+
+			memcpy(sources[s] + i * sizeof(float), &bits, sizeof(bits));
+		}
+}
+
+Test(kernels_assemble, a_delta_has_what_differs)
+{
+	static const unsigned percents[] = { 0, 2, 40, 100 };
+
+	fill_finite();
+	for (size_t i = 0; i < ARRAY_SIZE(variants); i++) {
+		const struct kernels *k = kernels_named(variants[i]);
+
+		for (unsigned t = 0; k && t < 3; t++)
+			for (unsigned c = 0; c < ARRAY_SIZE(percents); c++)
+				check_delta(k, types[t], percents[c]);
 	}
 }
