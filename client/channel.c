@@ -35,6 +35,12 @@ void channel_installed(struct channel *c)
 
 static int channel_closed(const struct channel *c, struct shardd_error *err)
 {
+	if (c->forwarded)
+		return error_set(
+			err, SHARDD_FAILED_PRECONDITION, NULL,
+			"the daemon's socket is forwarded: no descriptors come through it, so "
+			"its memory cannot be mapped here; generations of publications can "
+			"be fetched (shardd_publication_fetch)");
 	return error_lost(err, "the local channel to the daemon is closed: %s", c->why);
 }
 
@@ -269,9 +275,11 @@ int channel_ring(struct channel *c, uint32_t part, int *ret_fd, uint64_t *ret_by
 		return r;
 	if (channel_frame_is(c, SHD1_ERROR, sizeof(c->in.error)))
 		return channel_error_frame(c, err);
-	if (!channel_frame_is(c, SHD1_RING, sizeof(c->in.ring)) || c->in.ring.part != part ||
-	    c->in_fd < 0)
+	if (!channel_frame_is(c, SHD1_RING, sizeof(c->in.ring)) || c->in.ring.part != part)
 		return channel_broken(c, "the daemon answered with an unexpected frame", err);
+	c->forwarded = c->in_fd < 0;
+	if (c->forwarded)
+		return channel_broken(c, "the socket is forwarded", err);
 	*ret_bytes = c->in.ring.bytes;
 	*ret_fd = STEAL_FD(c->in_fd);
 	return 0;

@@ -23,6 +23,7 @@ struct channel {
 	char why[160];  /* why there is none */
 	uint32_t tag;   /* of the last request */
 	uint32_t asked; /* the slab under way, with @waiting or @arrived */
+	bool forwarded; /* what came has no descriptor: a relay is in between */
 	bool waiting;   /* an answer is due */
 	bool arrived;   /* its frame is in @in, its descriptor in @in_fd */
 	union {

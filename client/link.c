@@ -88,6 +88,11 @@ static int link_attach(struct link *l, const struct link_plan *plan, uint32_t ms
 		r = channel_open(&l->channel, plan->path, a->token.data, a->session, err);
 	if (r == 0 && plan->local && a->ring == RING_VERSION && !env_no_ring())
 		r = ring_open(&l->channel, plan->path, &l->ring, err);
+	if (r < 0 && l->channel.forwarded) {
+		r = 0; /* all calls go over gRPC, and nothing is mapped */
+		l->forwarded = true;
+		l->outlives = true; /* the connection may end without the daemon */
+	}
 	protobuf_c_message_free_unpacked(reply, NULL);
 	return r;
 }

@@ -30,7 +30,8 @@ struct link {
 	uint64_t started_unix_s;
 	uint64_t max_message;
 	uint32_t max_ops;
-	bool outlives; /* its jobs outlive it: it comes back */
+	bool outlives;  /* its jobs outlive it, or the connection: it comes back */
+	bool forwarded; /* a relay is in between: no memory of the daemon can be mapped */
 	char *version;
 };
 

@@ -1,42 +1,303 @@
-/* Readers of generations. */
+/*
+ * Readers of generations. A reader takes the newest generation from the publication's board by a store, a
+ * barrier and a load (proto/board_abi.h); it calls the daemon when it is opened, for names and shapes, to
+ * wait for a generation, and when the board says that the daemon does not run.
+ */
 #include <stdlib.h>
 #include <string.h>
 
 #include "call.h"
-#include "client.h"
 #include "client_error.h"
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "core/clock.h"
+#include "live_impl.h"
+#include "map.h"
 #include "methods.h"
 #include "publication.h"
-#include "publication.pb-c.h"
 
 #define LIVE_MAGIC 0x534c4956u
 
-struct shardd_live {
-	uint32_t magic;
-	struct shardd_client *c; /* borrowed */
-	char *job, *name;
-	unsigned connection; /* of the client, by number, that the lease was given over */
-	uint64_t lease;      /* 0: none */
-	uint64_t number, step, layout;
-	uint32_t checksum, slab;
-	void *pinned; /* where its slab is mapped: nothing takes its place; NULL: it has none */
-	bool moved;   /* since the caller was told */
-	ProtobufCMessage **pages; /* owned: names and shapes of the layout are theirs */
-	size_t n_pages;
-	struct shardd_published_tensor *tensors; /* owned */
-	size_t n_tensors;
-};
+static int live_check(const struct shardd_live *l, struct shardd_error *err)
+{
+	if (!l)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "live", "the reader is NULL");
+	MAGIC_CHECK(l, LIVE_MAGIC);
+	return client_check(l->c, err);
+}
+
+/* ------------------------------------------------------------------ board and hold */
+
+/* Map slab @slab, so that it stays. @ret: map_unpin. */
+static int live_map_page(struct shardd_live *l, uint32_t slab, bool writable, void **ret,
+			 struct shardd_error *err)
+{
+	struct map_place place = { .slab = slab,
+				   .bytes = sizeof(struct board_page),
+				   .writable = writable };
+	int e = map_address(&l->c->map, &place, -1, ret, err);
+
+	if (e < 0)
+		return e;
+	return map_pin(&l->c->map, *ret)
+		       ? 0
+		       : error_set(err, SHARDD_ABORTED, NULL,
+				   "the daemon has ended while a reader was opened: try again");
+}
+
+static void live_unmap_pages(struct shardd_live *l)
+{
+	if (l->board)
+		map_unpin(&l->c->map, l->board);
+	if (l->hold)
+		map_unpin(&l->c->map, l->hold);
+	l->board = NULL;
+	l->hold = NULL;
+}
+
+static void live_note_beat(struct shardd_live *l, uint64_t beat)
+{
+	l->beat = beat;
+	l->beat_us = clock_now_us();
+}
+
+static int live_map_pages(struct shardd_live *l, const Shardd__V1__OpenReaderResponse *r,
+			  struct shardd_error *err)
+{
+	void *board = NULL, *hold = NULL;
+	int e = live_map_page(l, r->board, false, &board, err);
+
+	if (e < 0)
+		return e;
+	e = live_map_page(l, r->hold, true, &hold, err);
+	if (e == 0 && ((const struct board_page *)board)->version != BOARD_VERSION)
+		e = error_set(err, SHARDD_UNIMPLEMENTED, NULL,
+			      "the daemon's boards have version %u; this library knows %u",
+			      ((const struct board_page *)board)->version, BOARD_VERSION);
+	if (e < 0) {
+		map_unpin(&l->c->map, board);
+		if (hold)
+			map_unpin(&l->c->map, hold);
+		return e;
+	}
+	live_unmap_pages(l);
+	l->board = board;
+	l->hold = hold;
+	l->reader = r->reader;
+	l->slot = 0;
+	l->word = BOARD_NONE;
+	live_note_beat(l, atomic_load(&l->board->beat));
+	live_watch_tell(l);
+	return 0;
+}
+
+/* Has the connection been made again since the reader was opened? Then the reader has ended. */
+static bool live_is_before(const struct shardd_live *l)
+{
+	return !l->reader || l->connection != atomic_load(&l->c->reconnect.count);
+}
+
+/* The daemon forgets the reader. */
+static void live_end(struct shardd_live *l)
+{
+	Shardd__V1__CloseReaderRequest request = SHARDD__V1__CLOSE_READER_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	struct shardd_error ignored;
+
+	if (live_is_before(l))
+		return;
+	request.reader = l->reader;
+	(void)publication_call(l->c, METHOD_CloseReader, CLIENT_CALL_TIMEOUT_MS, &request.base,
+			       &shardd__v1__close_reader_response__descriptor, &reply, &ignored);
+}
+
+/* What was opened has ended with its daemon or its publication: open what has the name now. */
+static int live_begin(struct shardd_live *l, struct shardd_error *err)
+{
+	Shardd__V1__OpenReaderRequest request = SHARDD__V1__OPEN_READER_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	unsigned connection;
+	int e;
+
+	live_end(l);
+	live_place_forget(l);
+	l->reader = 0;
+	request.job = l->job;
+	request.name = l->name;
+	connection = atomic_load(&l->c->reconnect.count);
+	/* a reader that is opened twice ends with its session */
+	e = call_again(l->c, METHOD_OpenReader, &request.base,
+		       &shardd__v1__open_reader_response__descriptor, &reply, err);
+	if (e == 0)
+		e = live_map_pages(l, (const Shardd__V1__OpenReaderResponse *)reply, err);
+	if (e == 0)
+		l->connection = connection;
+	return e;
+}
+
+/* The daemon's answer comes when the board has a generation that is newer. @wait_ms: 0: at once. */
+static int live_ask(struct shardd_live *l, uint32_t wait_ms, struct shardd_error *err)
+{
+	Shardd__V1__AcquireGenerationRequest request = SHARDD__V1__ACQUIRE_GENERATION_REQUEST__INIT;
+	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+
+	request.reader = l->reader;
+	request.newer_than = l->word / BOARD_BUFFERS;
+	request.wait = wait_ms;
+	request.timeout_ms = wait_ms;
+	return publication_call(l->c, METHOD_AcquireGeneration,
+				wait_ms ? wait_ms : CLIENT_CALL_TIMEOUT_MS, &request.base,
+				&shardd__v1__acquire_generation_response__descriptor, &reply, err);
+}
+
+/* Does the board say what the daemon would say? */
+static bool live_board_is_good(struct shardd_live *l)
+{
+	uint64_t beat = atomic_load(&l->board->beat);
+
+	if (beat != l->beat) {
+		live_note_beat(l, beat);
+		return true;
+	}
+	return clock_now_us() - l->beat_us <= BOARD_BEAT_MS * 1000u;
+}
+
+/* Have a board that can be believed, of the daemon that runs. */
+static int live_find_board(struct shardd_live *l, struct shardd_error *err)
+{
+	int e;
+
+	if (live_is_before(l) || atomic_load(&l->board->over))
+		return live_begin(l, err);
+	if (live_board_is_good(l))
+		return 0;
+	e = live_ask(l, 0, err);
+	if (e == 0)
+		live_note_beat(l, atomic_load(&l->board->beat));
+	return live_is_before(l) ? live_begin(l, err) : e;
+}
+
+/* -------------------------------------------------------------------------- taking */
+
+/* Hold the newest generation in the slot that is free. Return: its word; BOARD_NONE: there is none but what
+ * the reader has. */
+static uint64_t live_hold(struct shardd_live *l)
+{
+	unsigned slot = (l->slot + 1) % BOARD_HOLDS;
+	uint64_t newest = atomic_load(&l->board->newest);
+
+	while (newest != BOARD_NONE && newest != l->word) {
+		uint64_t seen;
+
+		atomic_store(&l->hold->newest[slot], newest);
+		seen = atomic_load(&l->board->newest);
+		if (seen == newest)
+			return newest;
+		newest = seen;
+	}
+	atomic_store(&l->hold->newest[slot], BOARD_NONE);
+	return BOARD_NONE;
+}
+
+static void live_let_go(struct shardd_live *l, unsigned slot)
+{
+	atomic_store(&l->hold->newest[slot], BOARD_NONE);
+}
+
+/* The generation @word is held: have it in place of the one before. */
+static int live_take(struct shardd_live *l, uint64_t word, struct shardd_error *err)
+{
+	unsigned slot = (l->slot + 1) % BOARD_HOLDS;
+	struct board_generation g = l->board->generations[word % BOARD_BUFFERS];
+	const struct shardd_published_tensor *fixed;
+	struct live_place *p = NULL;
+	int e = 0;
+
+	if (g.number != word / BOARD_BUFFERS)
+		e = error_set(err, SHARDD_INTERNAL, NULL, "the board has generation %llu for %llu",
+			      (unsigned long long)g.number,
+			      (unsigned long long)(word / BOARD_BUFFERS));
+	if (e == 0)
+		e = live_place_of(l, &g, &p, err);
+	if (e == 0 && l->flags & SHARDD_LIVE_FIXED)
+		e = live_window_show(l, p, &fixed, err);
+	if (e < 0) {
+		live_let_go(l, slot);
+		return e;
+	}
+	if (l->word)
+		live_let_go(l, l->slot);
+	atomic_store(&l->hold->used[word % BOARD_BUFFERS], g.number);
+	l->slot = slot;
+	l->word = word;
+	l->here = p;
+	l->number = g.number;
+	l->step = g.step;
+	l->checksum = g.checksum;
+	live_watch_tell(l);
+	return 0;
+}
+
+/* Take what is newer than what the reader has. Return: 1: that was done; 0: there is none; or a negative
+ * shardd_code. */
+static int live_take_newest(struct shardd_live *l, struct shardd_error *err)
+{
+	uint64_t word = live_hold(l);
+	int e = word == BOARD_NONE ? 0 : live_take(l, word, err);
+
+	return word == BOARD_NONE || e < 0 ? e : 1;
+}
+
+/* Take what is newer, or wait for it. */
+static int live_acquire_once(struct shardd_live *l, uint32_t wait_ms, struct shardd_error *err)
+{
+	int e = live_find_board(l, err);
+
+	if (e == 0)
+		e = live_take_newest(l, err);
+	if (e)
+		return e < 0 ? e : 0;
+	if (!wait_ms && l->word)
+		return 0;
+	if (wait_ms)
+		e = live_ask(l, wait_ms, err);
+	if (e == 0)
+		e = live_take_newest(l, err);
+	if (e == 0)
+		e = error_set(err, SHARDD_NOT_FOUND, NULL,
+			      "publication '%s' of job '%s' has no generation%s", l->name, l->job,
+			      wait_ms ? " any more" : " yet");
+	return e < 0 ? e : 0;
+}
+
+static void live_give(struct shardd_live *l, struct shardd_generation *ret)
+{
+	const struct shardd_published_tensor *tensors =
+		l->flags & SHARDD_LIVE_FIXED ? l->window->tensors : l->here->tensors;
+	const uint8_t *at = l->flags & SHARDD_LIVE_FIXED ? l->window->at : l->here->base;
+
+	*ret = (struct shardd_generation){ .number = l->number,
+					   .step = l->step,
+					   .checksum = (uint32_t)l->checksum,
+					   .tensors = tensors,
+					   .n_tensors = l->here->layout->n_tensors,
+					   .moved = tensors != l->given || at != l->given_at,
+					   .layout = l->here->layout->serial };
+	l->given = tensors;
+	l->given_at = at;
+}
+
+/* --------------------------------------------------------------------- the functions */
 
 static struct shardd_live *live_free(struct shardd_live *l)
 {
 	if (!l)
 		return NULL;
-	for (size_t i = 0; i < l->n_pages; i++)
-		protobuf_c_message_free_unpacked(l->pages[i], NULL);
-	free(l->pages);
-	free(l->tensors);
+	live_watch_free(l);
+	live_drop_delta(l);
+	live_place_drop_all(l);
+	live_window_free(l);
+	live_unmap_pages(l);
 	free(l->job);
 	free(l->name);
 	l->magic = 0;
@@ -49,42 +310,10 @@ static void live_freep(struct shardd_live **l)
 	*l = live_free(*l);
 }
 
-static int live_check(const struct shardd_live *l, struct shardd_error *err)
-{
-	if (!l)
-		return error_set(err, SHARDD_INVALID_ARGUMENT, "live", "the reader is NULL");
-	MAGIC_CHECK(l, LIVE_MAGIC);
-	return client_check(l->c, err);
-}
-
-/* Has the connection been made again since the lease was given? Then it has ended. */
-static bool live_is_before(const struct shardd_live *l)
-{
-	return l->connection != atomic_load(&l->c->reconnect.count);
-}
-
-/* @wait_ms: 0: do not wait. */
-static int live_ask(struct shardd_live *l, uint32_t wait_ms, uint64_t newer_than,
-		    ProtobufCMessage **ret, struct shardd_error *err)
-{
-	Shardd__V1__AcquireGenerationRequest request = SHARDD__V1__ACQUIRE_GENERATION_REQUEST__INIT;
-
-	request.job = l->job;
-	request.name = l->name;
-	request.newer_than = newer_than;
-	request.wait = wait_ms;
-	request.timeout_ms = wait_ms;
-	return publication_call(l->c, METHOD_AcquireGeneration,
-				wait_ms ? wait_ms : CLIENT_CALL_TIMEOUT_MS, &request.base,
-				&shardd__v1__acquire_generation_response__descriptor, ret, err);
-}
-
-int shardd_live_open(shardd_client *c, const char *job, const char *name, shardd_live **ret,
-		     struct shardd_error *err)
+int shardd_live_open(shardd_client *c, const char *job, const char *name, uint32_t flags,
+		     shardd_live **ret, struct shardd_error *err)
 {
 	_cleanup_(live_freep) struct shardd_live *l = NULL;
-	Shardd__V1__AcquireGenerationRequest request = SHARDD__V1__ACQUIRE_GENERATION_REQUEST__INIT;
-	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 	struct shardd_error scratch;
 	int e;
 
@@ -94,235 +323,30 @@ int shardd_live_open(shardd_client *c, const char *job, const char *name, shardd
 		return e;
 	if (!ret)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "the argument is NULL");
+	if (flags & ~(uint32_t)SHARDD_LIVE_FIXED)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "flags",
+				 "flags has 0x%x, which this library does not know",
+				 flags & ~(uint32_t)SHARDD_LIVE_FIXED);
 	l = calloc(1, sizeof(*l));
-	if (l) {
-		l->job = strdup(job);
-		l->name = strdup(name);
-	}
-	if (!l || !l->job || !l->name)
+	if (!l)
 		return error_memory(err);
 	l->magic = LIVE_MAGIC;
 	l->c = c;
-	/* does it exist? No generation is newer than this one, so that the call may be repeated */
-	request.job = l->job;
-	request.name = l->name;
-	request.newer_than = UINT64_MAX;
-	e = call_again(c, METHOD_AcquireGeneration, &request.base,
-		       &shardd__v1__acquire_generation_response__descriptor, &reply, err);
+	l->flags = flags;
+	l->job = strdup(job);
+	l->name = strdup(name);
+	if (!l->job || !l->name)
+		return error_memory(err);
+	e = live_begin(l, err);
 	if (e < 0)
 		return e;
 	*ret = STEAL_PTR(l);
 	return 0;
 }
 
-/* ------------------------------------------------------------------------- tensors */
-
-static int live_fetch_page(struct shardd_live *l, uint64_t lease, uint32_t first,
-			   uint32_t *ret_next, struct shardd_error *err)
-{
-	Shardd__V1__DescribeGenerationRequest request =
-		SHARDD__V1__DESCRIBE_GENERATION_REQUEST__INIT;
-	ProtobufCMessage **more = realloc(l->pages, (l->n_pages + 1) * sizeof(*more));
-	int e;
-
-	if (!more)
-		return error_memory(err);
-	l->pages = more;
-	request.lease = lease;
-	request.first = first;
-	e = publication_call(l->c, METHOD_DescribeGeneration, CLIENT_CALL_TIMEOUT_MS, &request.base,
-			     &shardd__v1__describe_generation_response__descriptor,
-			     &l->pages[l->n_pages], err);
-	if (e < 0)
-		return e;
-	*ret_next = ((Shardd__V1__DescribeGenerationResponse *)l->pages[l->n_pages++])->next;
-	return 0;
-}
-
-static const Shardd__V1__DescribeGenerationResponse *live_page(const struct shardd_live *l,
-							       size_t i)
-{
-	return (const Shardd__V1__DescribeGenerationResponse *)l->pages[i];
-}
-
-/* What a generation of a new layout has; @tensors: how many there are. */
-static int live_fetch(struct shardd_live *l, uint64_t lease, uint32_t tensors,
-		      struct shardd_error *err)
-{
-	uint32_t next = 0;
-	size_t n = 0;
-	int e;
-
-	while (l->n_pages)
-		protobuf_c_message_free_unpacked(l->pages[--l->n_pages], NULL);
-	free(l->tensors);
-	l->n_tensors = 0;
-	l->tensors = calloc((size_t)tensors + 1, sizeof(*l->tensors));
-	if (!l->tensors)
-		return error_memory(err);
-	do {
-		e = live_fetch_page(l, lease, next, &next, err);
-		if (e < 0)
-			return e;
-		n += live_page(l, l->n_pages - 1)->n_tensors;
-	} while (next && n <= tensors);
-	if (n == tensors)
-		return 0;
-	return error_set(err, SHARDD_INTERNAL, NULL, "the daemon lists %zu tensors of %u", n,
-			 tensors);
-}
-
-/* Where the tensor is. */
-static int live_place(struct shardd_live *l, uint32_t slab, const Shardd__V1__PublishedTensor *m,
-		      struct shardd_published_tensor *t, struct shardd_error *err)
-{
-	struct map_place place = { .slab = slab, .offset = m->offset, .bytes = m->bytes };
-	void *at = NULL;
-	int e = map_address(&l->c->map, &place, -1, &at, err);
-
-	if (e < 0)
-		return e;
-	*t = (struct shardd_published_tensor){ .name = m->name,
-					       .dtype = (enum shardd_dtype)m->type,
-					       .dims = (uint32_t)m->n_shape,
-					       .shape = m->shape,
-					       .bytes = m->bytes,
-					       .data = at };
-	return 0;
-}
-
-static int live_place_all(struct shardd_live *l, uint32_t slab, struct shardd_error *err)
-{
-	l->n_tensors = 0;
-	for (size_t i = 0; i < l->n_pages; i++)
-		for (size_t k = 0; k < live_page(l, i)->n_tensors; k++) {
-			int e = live_place(l, slab, live_page(l, i)->tensors[k],
-					   &l->tensors[l->n_tensors], err);
-
-			if (e < 0)
-				return e;
-			l->n_tensors++;
-		}
-	return 0;
-}
-
-/* ---------------------------------------------------------------------------- leases */
-
-static int live_give_back(struct shardd_live *l, uint64_t lease, struct shardd_error *err)
-{
-	Shardd__V1__ReleaseGenerationRequest request = SHARDD__V1__RELEASE_GENERATION_REQUEST__INIT;
-	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
-
-	request.lease = lease;
-	return publication_call(l->c, METHOD_ReleaseGeneration, CLIENT_CALL_TIMEOUT_MS,
-				&request.base, &shardd__v1__release_generation_response__descriptor,
-				&reply, err);
-}
-
-static void live_unpin(struct shardd_live *l)
-{
-	if (l->pinned)
-		map_unpin(&l->c->map, STEAL_PTR(l->pinned));
-}
-
-/* Map the slab, and have it stay where it is: the daemon may end, and then another reader of this client, or
- * its ops, would get the next daemon's memory in its place. @ret: map_unpin. */
-static int live_pin(struct shardd_live *l, uint32_t slab, void **ret, struct shardd_error *err)
-{
-	struct map_place place = { .slab = slab };
-	void *at = NULL;
-	int e = map_address(&l->c->map, &place, -1, &at, err);
-
-	if (e < 0)
-		return e;
-	if (!map_pin(&l->c->map, at))
-		return error_set(err, SHARDD_ABORTED, NULL,
-				 "the daemon has ended while slab %u was mapped: acquire again",
-				 slab);
-	*ret = at;
-	return 0;
-}
-
-/* Names, shapes and places of what the answer has. */
-static int live_lay_out(struct shardd_live *l, const Shardd__V1__AcquireGenerationResponse *r,
-			bool other, struct shardd_error *err)
-{
-	int e = other ? live_fetch(l, r->lease, r->tensors, err) : 0;
-
-	return e < 0 ? e : live_place_all(l, r->slab, err);
-}
-
-/* The answer has a lease. The one before ends, when the new one is mapped. */
-static int live_take(struct shardd_live *l, const Shardd__V1__AcquireGenerationResponse *r,
-		     struct shardd_error *err)
-{
-	bool other = !l->layout || l->layout != r->layout, moved = other || l->slab != r->slab;
-	uint64_t former = l->lease;
-	struct shardd_error ignored;
-	void *pinned = NULL;
-	int e = live_pin(l, r->slab, &pinned, err);
-
-	if (e == 0 && moved) {
-		l->layout = 0;
-		e = live_lay_out(l, r, other, err);
-	}
-	if (e < 0) {
-		if (pinned)
-			map_unpin(&l->c->map, pinned);
-		(void)live_give_back(l, r->lease, &ignored);
-		return e;
-	}
-	live_unpin(l);
-	l->pinned = pinned;
-	l->moved |= moved;
-	l->lease = r->lease;
-	l->number = r->number;
-	l->step = r->step;
-	l->checksum = r->checksum;
-	l->layout = r->layout;
-	l->slab = r->slab;
-	return former ? live_give_back(l, former, err) : 0;
-}
-
-/* Nothing that the daemon before has leased is known to this one. */
-static void live_forget(struct shardd_live *l)
-{
-	l->lease = l->layout = 0;
-	l->connection = atomic_load(&l->c->reconnect.count);
-}
-
-/* What was leased ends with its daemon: the next one is asked for what it has. */
-static int live_ask_again(struct shardd_live *l, uint32_t wait_ms, ProtobufCMessage **ret,
-			  struct shardd_error *err)
-{
-	int e;
-
-	if (live_is_before(l))
-		live_forget(l);
-	/* without a layout: what came after the one that it has could not be mapped, and is to come again */
-	e = live_ask(l, wait_ms, l->lease && l->layout ? l->number : 0, ret, err);
-	if (e != -SHARDD_ABORTED || !live_is_before(l))
-		return e;
-	live_forget(l);
-	return live_ask(l, wait_ms, 0, ret, err);
-}
-
-static void live_give(struct shardd_live *l, struct shardd_generation *ret)
-{
-	*ret = (struct shardd_generation){ .number = l->number,
-					   .step = l->step,
-					   .checksum = l->checksum,
-					   .tensors = l->tensors,
-					   .n_tensors = l->n_tensors,
-					   .moved = l->moved };
-	l->moved = false;
-}
-
 int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generation *ret,
 			struct shardd_error *err)
 {
-	_cleanup_(client_messagep) ProtobufCMessage *message = NULL;
-	const Shardd__V1__AcquireGenerationResponse *reply;
 	struct shardd_error scratch;
 	int e;
 
@@ -332,16 +356,10 @@ int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generati
 		e = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
 	if (e < 0)
 		return e;
-	e = live_ask_again(l, wait_ms, &message, err);
-	if (e < 0)
-		return e;
-	reply = (const Shardd__V1__AcquireGenerationResponse *)message;
-	if (reply->lease)
-		e = live_take(l, reply, err);
-	else if (!l->lease)
-		e = error_set(err, SHARDD_NOT_FOUND, NULL,
-			      "publication '%s' of job '%s' has no generation yet", l->name,
-			      l->job);
+	e = live_acquire_once(l, wait_ms, err);
+	/* what it had asked has ended with its daemon: the next one is asked for what it has */
+	if (e == -SHARDD_ABORTED && live_is_before(l))
+		e = live_acquire_once(l, wait_ms, err);
 	if (e == 0)
 		live_give(l, ret);
 	return e;
@@ -350,30 +368,59 @@ int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generati
 int shardd_live_release(shardd_live *l, struct shardd_error *err)
 {
 	struct shardd_error scratch;
-	uint64_t lease;
 	int e;
 
 	err = err ? err : &scratch;
 	e = live_check(l, err);
 	if (e < 0)
 		return e;
-	if (!l->lease && !l->pinned)
+	if (!l->word)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 				 "this reader of publication '%s' has no generation", l->name);
-	live_unpin(l);
-	lease = l->lease;
-	l->lease = 0;
-	/* its lease has ended with its daemon */
-	return !lease || live_is_before(l) ? 0 : live_give_back(l, lease, err);
+	l->word = BOARD_NONE;
+	live_let_go(l, l->slot);
+	live_watch_tell(l);
+	return 0;
+}
+
+int shardd_live_fd(shardd_live *l, int *ret, struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	int e;
+
+	err = err ? err : &scratch;
+	e = live_check(l, err);
+	if (e == 0 && !ret)
+		e = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
+	if (e == 0 && live_is_before(l))
+		e = live_begin(l, err);
+	if (e == 0 && !l->watch)
+		e = live_watch_new(l, err);
+	if (e == 0)
+		*ret = live_watch_fd(l);
+	return e;
+}
+
+int shardd_live_delta(shardd_live *l, uint64_t base, struct shardd_delta *ret,
+		      struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	int e;
+
+	err = err ? err : &scratch;
+	e = live_check(l, err);
+	if (e == 0 && !ret)
+		e = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
+	if (e == 0 && !l->word)
+		e = error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+			      "this reader of publication '%s' has no generation", l->name);
+	return e < 0 ? e : live_delta(l, base, ret, err);
 }
 
 void shardd_live_close(shardd_live *l)
 {
-	struct shardd_error ignored;
-
 	if (!l || live_check(l, NULL) < 0)
 		return;
-	if (l->lease || l->pinned)
-		(void)shardd_live_release(l, &ignored);
+	live_end(l);
 	live_free(l);
 }

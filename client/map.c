@@ -458,16 +458,19 @@ static struct mapping *map_at_base(struct map *m, const void *base)
 	return NULL;
 }
 
-bool map_pin(struct map *m, const void *base)
+uint64_t map_pin(struct map *m, const void *base)
 {
 	struct mapping *at;
+	uint64_t bytes = 0;
 
 	pthread_mutex_lock(&m->table);
 	at = map_at_base(m, base);
-	if (at)
+	if (at) {
 		at->pins++;
+		bytes = at->bytes;
+	}
 	pthread_mutex_unlock(&m->table);
-	return at;
+	return bytes;
 }
 
 void map_unpin(struct map *m, const void *base)

@@ -64,6 +64,9 @@ struct map_ops {
 };
 
 extern const struct map_ops map_host_ops; /* its device is NULL */
+/* A place of @bytes bytes for a mapping, whose pages cannot be used yet; the caller's. Return: MAP_FAILED with
+ * errno. */
+void *map_host_reserve(uint64_t bytes);
 /* The identity of the file behind a descriptor, as long as something has it; 0: none. */
 uint64_t map_host_file(int fd);
 
@@ -131,8 +134,8 @@ int map_address(struct map *m, const struct map_place *p, int timeout_ms, void *
 		struct shardd_error *err);
 
 /* What is mapped at @base stays there until map_unpin, whatever daemons come meanwhile: somebody reads it.
- * @base: of a slab. Return: false: it is not mapped any more. Any thread. */
-bool map_pin(struct map *m, const void *base);
+ * @base: of a slab. Return: its bytes; 0: it is not mapped any more. Any thread. */
+uint64_t map_pin(struct map *m, const void *base);
 /* Safe if it is not mapped. Any thread. */
 void map_unpin(struct map *m, const void *base);
 

@@ -34,15 +34,18 @@ int shardd_publication_declare(shardd_client *c, const char *job, const char *js
 	Shardd__V1__DeclarePublicationRequest request =
 		SHARDD__V1__DECLARE_PUBLICATION_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
+	_cleanup_(freep) char *resolved = NULL;
 	struct shardd_error scratch;
 	int e;
 
 	err = err ? err : &scratch;
 	e = publication_check(c, job, json, "json", err);
+	if (e == 0)
+		e = publication_readers_resolve(json, &resolved, err);
 	if (e < 0)
 		return e;
 	request.job = (char *)(uintptr_t)job;
-	request.json = (char *)(uintptr_t)json;
+	request.json = resolved ? resolved : (char *)(uintptr_t)json;
 	e = call_again(c, METHOD_DeclarePublication, &request.base,
 		       &shardd__v1__declare_publication_response__descriptor, &reply, err);
 	if (e == 0 && ret_bytes)
@@ -103,4 +106,10 @@ int shardd_publication_publish(shardd_client *c, const char *job, const char *na
 	if (e == 0 && ret_number)
 		*ret_number = ((Shardd__V1__PublishGenerationResponse *)reply)->number;
 	return e;
+}
+
+enum shardd_dtype publication_dtype(Shardd__V1__PublishedType type)
+{
+	return type == SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3 ? SHARDD_E4M3
+								       : (enum shardd_dtype)type;
 }

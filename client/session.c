@@ -17,7 +17,9 @@
 #define JOIN_TRIES   10u
 #define PRIORITY_MAX 100
 
-static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP, "lifetimes");
+static_assert((int)SHARDD_KEEP == SHARDD__V1__LIFETIME__LIFETIME_KEEP &&
+		      (int)SHARDD_BASE == SHARDD__V1__LIFETIME__LIFETIME_BASE,
+	      "lifetimes");
 static_assert((int)SHARDD_RESUME_APPLIED == SHARDD__V1__RESUME__RESUME_APPLIED, "resume");
 static_assert((int)SHARDD_RESUME_COMMITTED == SHARDD__V1__RESUME__RESUME_COMMITTED, "resume");
 static_assert((int)SHARDD_RESUME_NO_COPY == SHARDD__V1__RESUME__RESUME_NO_COPY, "resume");
@@ -152,7 +154,7 @@ static int session_joined(struct shardd_client *c, Shardd__V1__JoinResponse *rep
 	c->joined = true;
 	c->joined_link = c->link->number;
 	c->wait_for_memory_ms = reply->wait_for_memory_ms;
-	c->keep = reply->lifetime == SHARDD__V1__LIFETIME__LIFETIME_KEEP;
+	c->keep = reply->lifetime > SHARDD__V1__LIFETIME__LIFETIME_EPHEMERAL;
 	c->epoch = reply->epoch;
 	c->seq = 0;
 	c->ended_epoch = 0;
@@ -287,6 +289,21 @@ static int session_join_again(struct shardd_client *c, Shardd__V1__JoinRequest *
 	}
 }
 
+/* What ranks work on is mapped. */
+static int session_check_here(struct shardd_client *c, struct shardd_error *err)
+{
+	struct link *l = client_use_link(c);
+	bool forwarded = l->forwarded;
+
+	client_unuse_link(c, l);
+	return forwarded
+		       ? error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+				   "the daemon's socket %.200s is forwarded: only processes of its "
+				   "own host can join, which map its memory",
+				   c->socket)
+		       : 0;
+}
+
 int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_membership *ret,
 		struct shardd_error *err)
 {
@@ -303,6 +320,8 @@ int shardd_join(shardd_client *c, const struct shardd_job *job, struct shardd_me
 		r = error_set(err, SHARDD_INVALID_ARGUMENT, "job", "the job is NULL");
 	if (r == 0)
 		r = client_check_size(job, sizeof(*job), "job.size", err);
+	if (r == 0)
+		r = session_check_here(c, err);
 	if (r == 0)
 		r = session_complete(job, &request, err);
 	if (r == 0)

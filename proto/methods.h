@@ -68,9 +68,6 @@
 	OP(Training,  ReduceSparse,     45, true,  op_sparse)            \
 	OP(Training,  JoinUneven,       46, true,  op_join_uneven)       \
 	OP(Unit,      SetFactors,       47, true,  op_set_factors)       \
-	CALL(Reader,  ReadJob,          48, false)                       \
-	CALL(Reader,  HoldStep,         49, false)                       \
-	CALL(Reader,  ReleaseStep,      50, false)                       \
 	OP(Training,  ReadBytes,        51, false, op_read_bytes)        \
 	OP(Training,  WriteBytes,       52, true,  op_write_bytes)       \
 	OP(Unit,      CopyShard,        53, true,  op_copy_shard)        \
@@ -85,7 +82,12 @@
 	CALL(Publication, PublishGeneration,  62, false)                 \
 	CALL(Publication, AcquireGeneration,  63, false)                 \
 	CALL(Publication, DescribeGeneration, 64, false)                 \
-	CALL(Publication, ReleaseGeneration,  65, false)
+	CALL(Publication, ReleaseGeneration,  65, false)                 \
+	CALL(Publication, OpenReader,         68, false)                 \
+	CALL(Publication, CloseReader,        69, false)                 \
+	CALL(Publication, StreamGeneration,   70, false)                 \
+	CALL(Publication, ListPublications,   71, false)                 \
+	CALL(Job,     ReadBase,         72, false)
 /* clang-format on */
 
 struct method {

@@ -94,38 +94,52 @@ int ctl_broken(void)
 	return CTL_FAILED;
 }
 
+/* @err: why the call has failed, which is not printed. */
 static int ctl_call_within(struct ctl *ctl, uint32_t timeout_ms, const char *method,
 			   const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
-			   ProtobufCMessage **ret)
+			   ProtobufCMessage **ret, struct shardd_error *err)
+{
+	if (!ctl->rpc && rpc_client_connect(ctl->socket, 0, &ctl->rpc, err) < 0)
+		return err->code == SHARDD_INVALID_ARGUMENT ? CTL_USAGE : CTL_UNREACHABLE;
+	return rpc_client_call(ctl->rpc, method, request, reply, timeout_ms, ret, err) < 0
+		       ? CTL_FAILED
+		       : CTL_OK;
+}
+
+/* Print why a call ended with @r. Return: the exit code. */
+static int ctl_tell(int r, const struct shardd_error *err)
+{
+	int code = ctl_error(err);
+
+	return r == CTL_FAILED ? code : r;
+}
+
+static int ctl_call_told(struct ctl *ctl, uint32_t timeout_ms, const char *method,
+			 const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
+			 ProtobufCMessage **ret)
 {
 	struct shardd_error err = { 0 };
-	int r = 0;
+	int r = ctl_call_within(ctl, timeout_ms, method, request, reply, ret, &err);
 
-	if (!ctl->rpc && rpc_client_connect(ctl->socket, 0, &ctl->rpc, &err) < 0) {
-		ctl_error(&err);
-		return err.code == SHARDD_INVALID_ARGUMENT ? CTL_USAGE : CTL_UNREACHABLE;
-	}
-	if (r == 0)
-		r = rpc_client_call(ctl->rpc, method, request, reply, timeout_ms, ret, &err);
-	return r < 0 ? ctl_error(&err) : CTL_OK;
+	return r == CTL_OK ? r : ctl_tell(r, &err);
 }
 
 int ctl_call(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
 	     const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret)
 {
-	return ctl_call_within(ctl, CALL_TIMEOUT_MS, method, request, reply, ret);
+	return ctl_call_told(ctl, CALL_TIMEOUT_MS, method, request, reply, ret);
 }
 
 int ctl_call_soon(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
 		  const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret)
 {
-	return ctl_call_within(ctl, SHORT_TIMEOUT_MS, method, request, reply, ret);
+	return ctl_call_told(ctl, SHORT_TIMEOUT_MS, method, request, reply, ret);
 }
 
 int ctl_call_long(struct ctl *ctl, const char *method, const ProtobufCMessage *request,
 		  const ProtobufCMessageDescriptor *reply, ProtobufCMessage **ret)
 {
-	return ctl_call_within(ctl, LONG_TIMEOUT_MS, method, request, reply, ret);
+	return ctl_call_told(ctl, LONG_TIMEOUT_MS, method, request, reply, ret);
 }
 
 int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
@@ -138,6 +152,21 @@ int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
 	if (r == CTL_OK)
 		*ret = (Shardd__V1__GetStatusResponse *)reply;
 	return r;
+}
+
+int ctl_try_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
+		   Shardd__V1__GetStatusResponse **ret, bool *ret_missing)
+{
+	struct shardd_error err = { 0 };
+	ProtobufCMessage *reply;
+	int r = ctl_call_within(ctl, CALL_TIMEOUT_MS, "/shardd.v1.StatusService/GetStatus",
+				&request->base, &shardd__v1__get_status_response__descriptor,
+				&reply, &err);
+
+	*ret_missing = r == CTL_FAILED && err.code == SHARDD_NOT_FOUND;
+	if (r == CTL_OK)
+		*ret = (Shardd__V1__GetStatusResponse *)reply;
+	return r == CTL_OK || *ret_missing ? r : ctl_tell(r, &err);
 }
 
 int ctl_must_exist(struct ctl *ctl, const char *job, const char *none)

@@ -105,6 +105,9 @@ int ctl_call_long(struct ctl *ctl, const char *method, const ProtobufCMessage *r
 /* StatusService.GetStatus. @ret: shardd__v1__get_status_response__free_unpacked. */
 int ctl_get_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
 		   Shardd__V1__GetStatusResponse **ret);
+/* The same; @ret_missing: there is no such job, which is not printed. */
+int ctl_try_status(struct ctl *ctl, const Shardd__V1__GetStatusRequest *request,
+		   Shardd__V1__GetStatusResponse **ret, bool *ret_missing);
 
 /* An answer has nothing of @job, a name as the daemon gets it: is there such a job? @none: what else there is not.
  * Return: CTL_OK, or an exit code, told. */

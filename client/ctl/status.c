@@ -468,47 +468,6 @@ static int status_print_ranks(struct ctl *ctl, const Shardd__V1__GetStatusRespon
 	return ctl_print_table(ctl, "Ranks", t);
 }
 
-static void status_reader_row(struct table *t, const Shardd__V1__JobStatus *j,
-			      const Shardd__V1__ReaderStatus *r)
-{
-	bool has_step = r->state == SHARDD__V1__READER_STATE__READER_STATE_HOLDS ||
-			r->state == SHARDD__V1__READER_STATE__READER_STATE_OVERTAKEN;
-
-	ctl_job_cell(t, j->uid, j->name);
-	table_cell(t, "%d", r->pid);
-	table_cell(t, "%s", json_state(&shardd__v1__reader_state__descriptor, r->state));
-	if (has_step)
-		table_cell(t, "%llu", (unsigned long long)r->step);
-	else
-		table_cell(t, "-");
-	table_cell(t, "%llu ms", (unsigned long long)r->state_ms);
-	table_cell(t, "%llu ms", (unsigned long long)r->left_ms);
-	table_cell(t, "%s", *r->waits_for ? r->waits_for : "-");
-}
-
-/* The readers of live parameters, which may keep trainers waiting. */
-static int status_print_readers(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
-{
-	static const struct table_column columns[] = {
-		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "PID", TABLE_NUMBER },
-		{ "STATE", TABLE_TEXT },           { "STEP", TABLE_NUMBER },
-		{ "FOR", TABLE_NUMBER },           { "LEFT", TABLE_NUMBER },
-		{ "WAITS FOR", TABLE_SENTENCE },
-	};
-	_cleanup_(table_freep) struct table *t = NULL;
-	size_t n = 0;
-
-	for (size_t i = 0; i < s->n_jobs; i++)
-		n += s->jobs[i]->n_readers;
-	if (!n)
-		return CTL_OK;
-	t = table_new(columns, ARRAY_SIZE(columns));
-	for (size_t i = 0; t && i < s->n_jobs; i++)
-		for (size_t k = 0; k < s->jobs[i]->n_readers; k++)
-			status_reader_row(t, s->jobs[i], s->jobs[i]->readers[k]);
-	return ctl_print_table(ctl, "Readers", t);
-}
-
 /* Jobs that change their number of ranks by themselves: what they wait for. */
 static int status_print_elastic(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
 {
@@ -535,6 +494,29 @@ static int status_print_elastic(struct ctl *ctl, const Shardd__V1__GetStatusResp
 		table_cell(t, "%s", j->elastic_wait);
 	}
 	return ctl_print_table(ctl, "Elastic jobs", t);
+}
+
+/* The processes that have bases mapped. */
+static int status_print_readers(struct ctl *ctl, const Shardd__V1__GetStatusResponse *s)
+{
+	static const struct table_column columns[] = { { "BASE", TABLE_KEY | TABLE_TEXT },
+						       { "PID", TABLE_NUMBER },
+						       { "SESSION", TABLE_NUMBER } };
+	_cleanup_(table_freep) struct table *t = NULL;
+	size_t n = 0;
+
+	for (size_t i = 0; i < s->n_jobs; i++)
+		n += s->jobs[i]->n_readers;
+	if (!n)
+		return CTL_OK;
+	t = table_new(columns, ARRAY_SIZE(columns));
+	for (size_t i = 0; t && i < s->n_jobs; i++)
+		for (size_t k = 0; k < s->jobs[i]->n_readers; k++) {
+			ctl_job_cell(t, s->jobs[i]->uid, s->jobs[i]->name);
+			table_cell(t, "%d", s->jobs[i]->readers[k]->pid);
+			table_cell(t, "%llu", (unsigned long long)s->jobs[i]->readers[k]->session);
+		}
+	return ctl_print_table(ctl, "Readers of bases", t);
 }
 
 /* Why it has failed, or what it waits for. */

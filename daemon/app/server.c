@@ -383,7 +383,8 @@ static int server_set_limits(struct server *s)
 		.max_inflight_ops = c->max_inflight_ops,
 		.max_inflight_gathers = c->max_inflight_gathers,
 		.reduce_batch_bytes = c->reduce_batch_bytes,
-		.reader_hold_ms = c->reader_hold_ms,
+		.stream_bytes_per_s = c->readers.stream_bytes_per_s,
+		.stream_stall_ms = c->readers.stream_stall_ms,
 	};
 	s->node.order_ranks = strcmp(c->peer.order, "ranks") == 0;
 	s->node.loopq = &s->loopq;
@@ -776,8 +777,7 @@ static void server_log_given_up(const struct server *s)
 		log_info("server",
 			 "job ends with the daemon job=%s uid=%u lifetime=%s step=%llu "
 			 "committed=%s bytes=%llu state=\"%s\"",
-			 job->label, job->rec->uid,
-			 job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL",
+			 job->label, job->rec->uid, job_lifetime_word(job->rec->lifetime),
 			 (unsigned long long)job->rec->step, job->rec->has_commit ? "yes" : "no",
 			 (unsigned long long)job->quota.used, job_state_place(job));
 }

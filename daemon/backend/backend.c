@@ -215,6 +215,12 @@ int backend_seal(struct backend *b, struct backend_mem *mem)
 	return r;
 }
 
+void backend_last(struct backend *b, struct backend_mem *mem)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	mem->lasts = true;
+}
+
 uint64_t backend_inode(const struct backend_mem *mem)
 {
 	return mem->inode;

@@ -252,6 +252,8 @@ void backend_empty(struct backend *b, struct backend_mem *mem);
  * will be.
  * Return: 0 (also where a backend has nothing like it) or negative errno. */
 int backend_seal(struct backend *b, struct backend_mem *mem);
+/* From now on its contents stay as they are while a process has it mapped, whatever is called. */
+void backend_last(struct backend *b, struct backend_mem *mem);
 /* The inode that /proc shows for a process that holds it; 0: none. */
 uint64_t backend_inode(const struct backend_mem *mem);
 

@@ -74,6 +74,7 @@ struct backend_mem {
 	enum backend_share share;
 	uint64_t inode; /* of its memfd; 0: it has none */
 	bool stored;    /* another process keeps it: its contents are not to be emptied */
+	bool lasts;     /* nor while a process has it mapped */
 };
 
 /* First member of every implementation's own struct. */

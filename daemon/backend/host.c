@@ -111,7 +111,7 @@ static void host_empty(struct backend *b, struct backend_mem *mem)
 {
 	struct memfd *m = host_to_memfd(mem);
 
-	if (!m->sealed && memfd_resident(m))
+	if (!m->sealed && !mem->lasts && memfd_resident(m))
 		unmapper_empty(&host_to_host(b)->unmapper, m);
 }
 

@@ -232,6 +232,8 @@ uint64_t memfd_resident(const struct memfd *m)
 
 int memfd_empty(const struct memfd *m)
 {
+	if (m->mem.lasts)
+		return -EPERM;
 	if (memfd_resident(m) == 0)
 		return 0;
 	if (fallocate(m->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)m->mem.bytes) <

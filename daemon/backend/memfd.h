@@ -56,7 +56,7 @@ bool memfd_knows_holders(void);
 bool memfd_is_held(const struct memfd *m);
 
 /* Give its pages back although others hold it: it then reads as zeros. Does nothing if it has none.
- * Takes long for large memory. Return: 0 or -EPERM (sealed). */
+ * Takes long for large memory. Return: 0 or -EPERM (sealed, or it lasts). */
 int memfd_empty(const struct memfd *m);
 
 /* Bytes of its allocated pages. Any thread; does not block. */

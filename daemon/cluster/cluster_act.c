@@ -16,6 +16,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "job/base.h"
 #include "job/saving.h"
 
 /* All of it takes less than a call of shardctl may take. */
@@ -206,6 +207,8 @@ static int cluster_act_do(struct cluster *c, const char *label, bool drain, bool
 		*ret_ranks = job_drain(job);
 		return 0;
 	}
+	if (base_check_delete(job, force, f))
+		return f->code;
 	if (force || !job->present)
 		saving_cancel(job);
 	return job_delete(job, force, ret_bytes, f);

@@ -132,10 +132,14 @@ const struct config_key config_keys[] = {
 	  .by_default = "1MiB", .runtime = true,
 	  .help = "On several devices, small units whose reductions wait at the same time are reduced\n"
 		  "together, up to this many bytes of gradients per rank. 0: never." },
-	{ FIELD(reader_hold_ms), .type = CONFIG_MILLIS, .min = 1, .max = HOUR_S * 1000,
-	  .by_default = "1s", .runtime = true,
-	  .help = "The longest time that a reader of live parameters may hold a step, and the default.\n"
-		  "Operations that would change the parameters wait that long, then continue." },
+	{ FIELD_AS("stream_bytes_per_s", readers.stream_bytes_per_s), .type = CONFIG_BYTES, .min = 64 * KIB,
+	  .max = 1024 * GIB, .zero = true, .by_default = "0", .runtime = true,
+	  .help = "Bytes of generations a second that the daemon sends to readers that do not map them\n"
+		  "(StreamGeneration), all of them together; they take turns. 0: no limit." },
+	{ FIELD_AS("stream_stall_ms", readers.stream_stall_ms), .type = CONFIG_MILLIS, .min = 100,
+	  .max = HOUR_S * 1000, .by_default = "30s", .runtime = true,
+	  .help = "A reader that takes no part of a streamed generation (up to 1 MiB) for so long loses\n"
+		  "it: its call ends with DEADLINE_EXCEEDED, and the memory may be used again." },
 	{ FIELD(checkpoint_roots), .type = CONFIG_TEXT, .min = 0, .max = 511, .by_default = "",
 	  .help = "Folders below which users may have the daemon write checkpoints of their jobs, absolute\n"
 		  "paths separated by colons. Files belong to the owner of the job, which takes\n"

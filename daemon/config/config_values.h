@@ -116,6 +116,12 @@ struct config_peer {
 	char data_address[256]; /* "": the host of @advertise (config_data_address) */
 };
 
+/* Processes that read what trainers train. */
+struct config_readers {
+	uint64_t stream_bytes_per_s; /* of generations that are sent, together; 0: no limit */
+	uint32_t stream_stall_ms;    /* a reader of one may take nothing for so long; 30000 */
+};
+
 /* How many records are kept of what has ended. */
 struct config_records {
 	uint32_t ops;    /* in the flight recorder; 4096 */
@@ -149,7 +155,7 @@ struct config {
 	uint32_t ring_spin_us;         /* looked for more before sleeping; 0: never; 50 */
 	uint32_t max_inflight_gathers; /* casts that run at once, per job; 0: no limit; 64 */
 	uint64_t reduce_batch_bytes;   /* of gradients reduced together; 0: never; 1048576 */
-	uint32_t reader_hold_ms;       /* the most a reader may hold a step; 1000 */
+	struct config_readers readers;
 	char checkpoint_roots[512];    /* folders below which they may be, with colons; "": none */
 	uint64_t max_message_bytes;    /* of one gRPC message; 67108864 */
 	uint32_t hello_timeout_ms;     /* until a connection says what it is; 5000 */

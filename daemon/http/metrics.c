@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/check.h"
 #include "json/json.h"
@@ -319,8 +320,6 @@ METRICS_GET(step, j->step)
 METRICS_GET(uncommitted, j->uncommitted)
 METRICS_GET(epoch, j->epoch)
 METRICS_GET(units, j->unit_count)
-METRICS_GET(readers, j->n_readers)
-METRICS_GET(overtaken, j->overtaken_reads)
 METRICS_GET(ops, j->ops_total)
 METRICS_GET(failed, j->ops_failed)
 METRICS_GET(stalled, j->stall != NULL)
@@ -360,8 +359,6 @@ static const struct metrics_job {
 	  .get = metrics_job_uncommitted },
 	{ "shardd_job_epoch", METRICS_GAUGE, "Number of the epoch.", .get = metrics_job_epoch },
 	{ "shardd_job_units", METRICS_GAUGE, "Registered units.", .get = metrics_job_units },
-	{ "shardd_job_readers", METRICS_GAUGE, "Sessions that read its parameters.",
-	  .get = metrics_job_readers },
 	{ "shardd_job_stalled", METRICS_GAUGE,
 	  "1 while one of its ops waits longer than stall_after_ms.", .get = metrics_job_stalled },
 	{ "shardd_job_commits_total", METRICS_COUNTER, "Committed steps.",
@@ -377,8 +374,6 @@ static const struct metrics_job {
 	  .get = metrics_job_stalls },
 	{ "shardd_job_stalled_seconds_total", METRICS_COUNTER, "Time in stalls.",
 	  .get = metrics_job_stalled_us, .seconds = true },
-	{ "shardd_job_overtaken_reads_total", METRICS_COUNTER,
-	  "Holds of readers that ended before their release.", .get = metrics_job_overtaken },
 	{ "shardd_job_checkpoints_total", METRICS_COUNTER, "Checkpoints that were written.",
 	  .get = metrics_job_checkpoints },
 	{ "shardd_job_checkpoints_failed_total", METRICS_COUNTER, "Checkpoints that were not.",
@@ -493,37 +488,7 @@ static void metrics_jobs_checkpoint(struct metrics_writer *out,
 
 /* ------------------------------------------------------------------ publications */
 
-static uint64_t metrics_publication_made(const Shardd__V1__PublicationStatus *p)
-{
-	return p->made;
-}
-
-static uint64_t metrics_publication_bytes(const Shardd__V1__PublicationStatus *p)
-{
-	return p->made_bytes;
-}
-
-static uint64_t metrics_publication_us(const Shardd__V1__PublicationStatus *p)
-{
-	return p->made_us;
-}
-
-static uint64_t metrics_publication_skipped(const Shardd__V1__PublicationStatus *p)
-{
-	return p->skipped;
-}
-
-static uint64_t metrics_publication_dropped(const Shardd__V1__PublicationStatus *p)
-{
-	return p->dropped;
-}
-
-static uint64_t metrics_publication_failed(const Shardd__V1__PublicationStatus *p)
-{
-	return p->failed;
-}
-
-static uint64_t metrics_publication_leases(const Shardd__V1__PublicationStatus *p)
+static uint64_t metrics_publication_count_leases(const Shardd__V1__PublicationStatus *p)
 {
 	uint64_t n = 0;
 
@@ -532,28 +497,60 @@ static uint64_t metrics_publication_leases(const Shardd__V1__PublicationStatus *
 	return n;
 }
 
+static uint64_t metrics_publication_count_streams(const Shardd__V1__PublicationStatus *p)
+{
+	return p->streams; /* 32 bits */
+}
+
+#define METRICS_PUBLICATION(field) offsetof(Shardd__V1__PublicationStatus, field)
+
+/* Fields of 64 bits, and what is counted otherwise. */
 static const struct {
 	const char *name;
 	enum metrics_kind kind;
 	bool seconds;
-	uint64_t (*get)(const Shardd__V1__PublicationStatus *p);
+	size_t field;                                            /* with @get NULL */
+	uint64_t (*get)(const Shardd__V1__PublicationStatus *p); /* (optional) */
 	const char *help;
 } metrics_publication_table[] = {
-	{ "shardd_publication_generations_total", METRICS_COUNTER, false, metrics_publication_made,
-	  "Generations that were made." },
-	{ "shardd_publication_bytes_total", METRICS_COUNTER, false, metrics_publication_bytes,
-	  "Bytes of these generations." },
-	{ "shardd_publication_seconds_total", METRICS_COUNTER, true, metrics_publication_us,
-	  "Time from the begin of these generations to their end." },
-	{ "shardd_publication_skipped_total", METRICS_COUNTER, false, metrics_publication_skipped,
-	  "Generations that were not made because no buffer was free." },
-	{ "shardd_publication_dropped_total", METRICS_COUNTER, false, metrics_publication_dropped,
-	  "Generations that made room and that no reader had leased." },
-	{ "shardd_publication_failed_total", METRICS_COUNTER, false, metrics_publication_failed,
-	  "Generations that were not made for another reason." },
-	{ "shardd_publication_leases", METRICS_GAUGE, false, metrics_publication_leases,
+	{ "shardd_publication_generations_total", METRICS_COUNTER, false, METRICS_PUBLICATION(made),
+	  NULL, "Generations that were made." },
+	{ "shardd_publication_bytes_total", METRICS_COUNTER, false, METRICS_PUBLICATION(made_bytes),
+	  NULL, "Bytes of these generations." },
+	{ "shardd_publication_seconds_total", METRICS_COUNTER, true, METRICS_PUBLICATION(made_us),
+	  NULL, "Time from the begin of these generations to their end." },
+	{ "shardd_publication_skipped_total", METRICS_COUNTER, false, METRICS_PUBLICATION(skipped),
+	  NULL, "Generations that were not made because no buffer was free." },
+	{ "shardd_publication_dropped_total", METRICS_COUNTER, false, METRICS_PUBLICATION(dropped),
+	  NULL, "Generations that made room and that no reader had leased." },
+	{ "shardd_publication_failed_total", METRICS_COUNTER, false, METRICS_PUBLICATION(failed),
+	  NULL, "Generations that were not made for another reason." },
+	{ "shardd_publication_deltas_total", METRICS_COUNTER, false, METRICS_PUBLICATION(deltas),
+	  NULL, "Generations that have a delta from the one before." },
+	{ "shardd_publication_delta_bytes_total", METRICS_COUNTER, false,
+	  METRICS_PUBLICATION(delta_bytes), NULL, "Bytes of these deltas." },
+	{ "shardd_publication_changed_values_total", METRICS_COUNTER, false,
+	  METRICS_PUBLICATION(changed), NULL, "Values that have changed, by these deltas." },
+	{ "shardd_publication_compared_values_total", METRICS_COUNTER, false,
+	  METRICS_PUBLICATION(compared), NULL, "Values that were compared for these deltas." },
+	{ "shardd_publication_leases", METRICS_GAUGE, false, 0, metrics_publication_count_leases,
 	  "Leases of generations that readers have." },
+	{ "shardd_publication_streams", METRICS_GAUGE, false, 0, metrics_publication_count_streams,
+	  "Readers that a generation is being sent to." },
+	{ "shardd_publication_streamed_bytes_total", METRICS_COUNTER, false,
+	  METRICS_PUBLICATION(streamed_bytes), NULL,
+	  "Bytes of generations that were sent to readers." },
 };
+
+static uint64_t metrics_publication_value(size_t family, const Shardd__V1__PublicationStatus *p)
+{
+	uint64_t value;
+
+	if (metrics_publication_table[family].get)
+		return metrics_publication_table[family].get(p);
+	memcpy(&value, (const char *)p + metrics_publication_table[family].field, sizeof(value));
+	return value;
+}
 
 static void metrics_publication_of(struct metrics_writer *out, const Shardd__V1__JobStatus *j,
 				   size_t family)
@@ -562,7 +559,7 @@ static void metrics_publication_of(struct metrics_writer *out, const Shardd__V1_
 
 	for (size_t k = 0; metrics_job_is_there(j) && k < j->n_publications; k++) {
 		const Shardd__V1__PublicationStatus *p = j->publications[k];
-		uint64_t value = metrics_publication_table[family].get(p);
+		uint64_t value = metrics_publication_value(family, p);
 
 		out->since_unix_us = p->since_unix_us;
 		if (metrics_publication_table[family].seconds)

@@ -49,8 +49,9 @@ struct job *job_free(struct job *job)
 	MAGIC_CHECK(job, JOB_MAGIC);
 	CHECK(!job->members && !job->running && !job->quota.used);
 	CHECK(list_empty(&job->registrations) && list_empty(&job->readers.all));
+	CHECK(list_empty(&job->readers.of_base));
 	CHECK(!job->elastic.turn && list_empty(&job->elastic.newcomers));
-	CHECK(condition_is_idle(&job->readers.writers) && list_empty(&job->readers.procs));
+	CHECK(condition_is_idle(&job->readers.writers));
 	for (uint32_t i = 0; i < job->n_groups; i++)
 		group_free(job->groups[i]);
 	list_unlink(&job->link);
@@ -265,6 +266,23 @@ static int job_check_priority(const struct jobs *jobs, int32_t priority, uid_t u
 			 priority, (unsigned)uid, most);
 }
 
+/* May there be a base like that on this node? */
+static int job_check_base(const struct node *node, const struct job_spec *spec, struct fault *f)
+{
+	const struct backend_info *info = backend_info(node->devices[0].backend);
+
+	if (spec->lifetime != JOB_BASE)
+		return 0;
+	if (spec->world_size != 1 || spec->max_ranks)
+		return fault_set(f, FAULT_INVALID, "job.world_size",
+				 "job.world_size is %u: a base has one rank, which loads it",
+				 spec->world_size);
+	if (info->ordinal < 0)
+		return 0;
+	return fault_set(f, FAULT_UNIMPLEMENTED, "job.lifetime",
+			 "a base is read in host memory, and this daemon's is %s", info->id);
+}
+
 /* May one be created, of @others at most? */
 static int job_check_new(const struct jobs *jobs, const struct job_spec *spec, unsigned others,
 			 uid_t uid, struct fault *f)
@@ -301,6 +319,8 @@ static int job_check_new(const struct jobs *jobs, const struct job_spec *spec, u
 				 "(max_wait_for_memory_ms)",
 				 spec->wait_for_memory_ms, l->max_wait_for_memory_ms);
 	if (spec->checkpoints && policy_spec_check(jobs->node, spec->checkpoints, f))
+		return f->code;
+	if (job_check_base(jobs->node, spec, f))
 		return f->code;
 	if (spec->ipc && backend_info(jobs->node->devices[0].backend)->ordinal < 0)
 		return fault_set(f, FAULT_INVALID, "job.ipc",
@@ -341,7 +361,7 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 	}
 	job->checkpoints.us = clock_now_us(); /* its policy counts from now on */
 	events_add(job, EVENTS_CREATED, "%u ranks, %s", rec->world_size,
-		   rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
+		   job_lifetime_word(rec->lifetime));
 	*ret = job;
 	return 0;
 }
@@ -350,6 +370,17 @@ static int job_make(struct jobs *jobs, const struct job_spec *spec, const char *
 static enum job_resume job_resume_of(const state_job *rec)
 {
 	return rec->resume ? (enum job_resume)rec->resume : JOB_RESUME_APPLIED;
+}
+
+const char *job_lifetime_word(uint32_t lifetime)
+{
+	static const char *const words[] = {
+		[JOB_EPHEMERAL] = "EPHEMERAL",
+		[JOB_KEEP] = "KEEP",
+		[JOB_BASE] = "BASE",
+	};
+
+	return lifetime < ARRAY_SIZE(words) && words[lifetime] ? words[lifetime] : "EPHEMERAL";
 }
 
 const char *job_resume_word(const state_job *rec)
@@ -432,9 +463,8 @@ static int job_check_same(const struct job *job, const struct job_spec *spec, st
 		return f->code;
 	if (spec->lifetime && spec->lifetime != (enum job_lifetime)job->rec->lifetime)
 		return fault_set(f, FAULT_STATE, NULL, "job '%s' has lifetime %s, not %s",
-				 job->rec->name,
-				 job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL",
-				 spec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
+				 job->rec->name, job_lifetime_word(job->rec->lifetime),
+				 job_lifetime_word(spec->lifetime));
 	if (spec->quota_bytes && spec->quota_bytes != job->rec->quota_bytes)
 		return fault_set(f, FAULT_STATE, NULL,
 				 "job '%s' has a quota of %llu bytes, not %llu", job->rec->name,

@@ -22,7 +22,8 @@
 #include "store/state.h"
 #include "unit/unit.h"
 
-enum job_lifetime { JOB_EPHEMERAL = 1, JOB_KEEP = 2 };
+/* EPHEMERAL... Return: static string. */
+const char *job_lifetime_word(uint32_t lifetime);
 
 /* APPLIED... Return: static string. */
 const char *job_resume_word(const state_job *rec);
@@ -236,8 +237,6 @@ void job_units_free(struct job *job);
 
 /* May this member have slab @id, and for writing? Return: borrowed, or NULL. */
 struct slab *job_slab_for(struct member *m, uint32_t id);
-/* May a reader of the job? Those of parameters alone. */
-struct slab *job_slab_for_reader(const struct job *job, uint32_t id);
 
 /* A job from its saved record and its slabs.
  * @fds: one per slab of the record, in its order, borrowed; -1: there is none, which is an error.

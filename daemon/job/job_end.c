@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "job/admission.h"
+#include "job/base.h"
 #include "job/bufcopy.h"
 #include "job/elastic.h"
 #include "job/events.h"
@@ -33,16 +34,6 @@ static void job_end_keep_while_mapped(struct job *job, struct slab *s)
 	}
 }
 
-/* So may readers, of parameters. */
-static void job_end_keep_for_reader(struct proc *p, void *arg)
-{
-	struct job *job = arg;
-
-	for (uint32_t i = 0; i < job->mem.n_slabs; i++)
-		if (job->mem.slabs[i]->exported && job->mem.slabs[i]->owner_rank < 0)
-			(void)quarantine_slab(&job->node->quarantine, p, job->mem.slabs[i]);
-}
-
 static void job_end_keep_full_slab(struct slab *s, void *arg)
 {
 	job_end_keep_while_mapped(arg, s);
@@ -57,8 +48,6 @@ static void job_end_release_memory(struct job *job)
 		pool_each_slab(&job->mem.full[d], job_end_keep_full_slab, job);
 	for (uint32_t i = 0; i < job->mem.n_slabs; i++)
 		job_end_keep_while_mapped(job, job->mem.slabs[i]);
-	readers_each_proc(job, job_end_keep_for_reader, job);
-	readers_deinit(&job->readers);
 	list_for_each (u, tmp, &job->copies.idle, idle)
 		list_unlink(&u->idle);
 	for (uint32_t i = 0; i < job->n_units; i++) {
@@ -232,6 +221,18 @@ static uint64_t job_end_job_kept_us(const struct job *job)
 	return ttl * 1000000u;
 }
 
+/* A base is kept from the last time that somebody used it. */
+static bool job_end_has_expired(struct job *job, uint64_t now_us)
+{
+	if (!job->life.idle_since_us || job->present ||
+	    now_us - job->life.idle_since_us < job_end_job_kept_us(job))
+		return false;
+	if (!base_is_used(job))
+		return true;
+	job->life.idle_since_us = now_us;
+	return false;
+}
+
 static void job_end_job_expire(struct job *job)
 {
 	struct fault f = FAULT_NULL;
@@ -261,8 +262,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 			continue; /* by who has waited for that */
 		if (job->life.idle_since_us && jobs->ops.is_awaited && jobs->ops.is_awaited(job))
 			job->life.idle_since_us = now_us;
-		if (job->life.idle_since_us && !job->present &&
-		    now_us - job->life.idle_since_us >= job_end_job_kept_us(job))
+		if (job_end_has_expired(job, now_us))
 			job_end_job_expire(job);
 		else {
 			readers_tick(job, now_us);

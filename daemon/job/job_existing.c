@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/text.h"
+#include "job/base.h"
 #include "job/job.h"
 #include "job/job_journal.h"
 
@@ -134,6 +135,8 @@ int job_existing_check(const struct job *job, struct job_spec *spec, bool *ret_r
 	CHECK(want == JOB_FRESH);
 	if (job->present)
 		return job_existing_refuse_fresh(job, f);
+	if (base_check_delete(job, false, f))
+		return f->code;
 	job_existing_inherit(job, spec);
 	*ret_replace = true;
 	return 0;

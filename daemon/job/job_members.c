@@ -6,6 +6,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "job/admission.h"
+#include "job/base.h"
 #include "job/across_write.h"
 #include "job/elastic.h"
 #include "job/events.h"
@@ -202,7 +203,7 @@ static int job_members_check_draining(const struct job *job, struct fault *f)
 	if (job->life.draining || job->jobs->draining)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL,
 				 "job '%s' is draining: no rank may join", job->rec->name);
-	return 0;
+	return base_check_change(job, "no rank may join", f);
 }
 
 static int job_members_check_join(const struct job *job, uint32_t rank, const struct member *again,

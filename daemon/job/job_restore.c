@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "job/base.h"
 #include "job/events.h"
 #include "job/job.h"
 #include "job/job_impl.h"
@@ -213,6 +214,7 @@ int job_restore(struct jobs *jobs, state_job *rec, const int *fds, struct job **
 	/* everything that ran in the old daemon is over, and so is that epoch */
 	job->rec->epoch++;
 	job->life.crashed = true;
+	base_committed(job);
 	events_add(
 		job, EVENTS_RESTORED, "%s",
 		"from the previous daemon, with which earlier events and recorded ops have ended");

@@ -48,6 +48,8 @@ enum job_event_kind {
 	JOB_EVENT_DRAIN
 };
 
+enum job_lifetime { JOB_EPHEMERAL = 1, JOB_KEEP = 2, JOB_BASE = 3 };
+
 struct across_write;
 struct admission;
 struct apply;
@@ -306,21 +308,20 @@ struct job_ops_seen {
 	struct job_counts counts;
 };
 
-/* Sessions that read its parameters (job/readers.h). */
+/* What reads its parameters where they are (job/readers.h). */
 struct readers {
 	struct list all;
 	struct list waiting; /* in the order in which they asked */
 	struct list holds;
 	struct condition writers; /* until nobody holds */
-	struct list procs;        /* that may have parameters mapped */
 	unsigned writing;         /* collectives that were allowed and have not ended */
 	uint64_t changes;         /* of where parameters are, beside new units */
 	bool rewritten;           /* since the last commit, by something that is not a step */
 	bool look_again;          /* writers: their epoch has ended */
 	struct list makings;      /* of generations (publish/making.h) */
 	struct list publications; /* publish/publication.h */
+	struct list of_base;      /* of struct base_reader (job/base.h) */
 	uint64_t commits;         /* so far: what was read between two of them is of one */
-	uint64_t overtaken;       /* holds, so far */
 };
 
 #define KNOWN_MAX 4u

@@ -344,12 +344,3 @@ struct slab *job_slab_for(struct member *m, uint32_t id)
 	pool_each_slab(&m->pool, job_units_is_that, &own);
 	return own ? NULL : s;
 }
-
-struct slab *job_slab_for_reader(const struct job *job, uint32_t id)
-{
-	struct slab *s = slab_find(&job->node->devices[0], id);
-
-	if (!s || s->payer != &job->quota || s->class != MEM_SHARD || s->writable)
-		return NULL;
-	return job_units_holds_params(job, s) ? s : NULL;
-}

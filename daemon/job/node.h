@@ -37,7 +37,8 @@ struct node_limits {
 	uint32_t max_inflight_ops;     /* per session */
 	uint32_t max_inflight_gathers; /* casts per job; 0: no limit */
 	uint64_t reduce_batch_bytes;   /* of gradients that are reduced together; 0: never */
-	uint32_t reader_hold_ms;       /* the most a reader may hold a step */
+	uint64_t stream_bytes_per_s;   /* of generations that are streamed, together; 0: any */
+	uint32_t stream_stall_ms;      /* the most that a reader of one may take nothing */
 };
 
 struct node_comm;

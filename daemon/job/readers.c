@@ -7,18 +7,11 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/state.h"
+#include "job/base.h"
 #include "job/generation.h"
 #include "job/job_journal.h"
 #include "job/job_types.h"
 #include "publish/making.h"
-
-/* A process that may have parameters of the job mapped, until it is gone: its session may end
- * long before. */
-struct reader_proc {
-	struct list link; /* readers.procs */
-	struct proc *proc;
-	struct proc_watch watch;
-};
 
 void readers_init(struct readers *all)
 {
@@ -27,30 +20,15 @@ void readers_init(struct readers *all)
 	list_init(&all->waiting);
 	list_init(&all->holds);
 	condition_init(&all->writers, "readers to release the parameters");
-	list_init(&all->procs);
 	list_init(&all->makings);
 	list_init(&all->publications);
-}
-
-static void readers_proc_free(struct reader_proc *p)
-{
-	list_unlink(&p->link);
-	list_unlink(&p->watch.link);
-	proc_unref(p->proc);
-	free(p);
-}
-
-void readers_deinit(struct readers *all)
-{
-	while (!list_empty(&all->procs))
-		readers_proc_free(list_first(&all->procs, struct reader_proc, link));
+	list_init(&all->of_base);
 }
 
 static const struct state_row reader_states[] = {
 	[READER_IDLE] = { "IDLE", STATE_TO(READER_WAITING) },
 	[READER_WAITING] = { "WAITING", STATE_TO(READER_HOLDS) | STATE_TO(READER_IDLE) },
-	[READER_HOLDS] = { "HOLDS", STATE_TO(READER_IDLE) | STATE_TO(READER_OVERTAKEN) },
-	[READER_OVERTAKEN] = { "OVERTAKEN", STATE_TO(READER_IDLE) },
+	[READER_HOLDS] = { "HOLDS", STATE_TO(READER_IDLE) },
 };
 
 const char *reader_state_name(enum reader_state s)
@@ -143,15 +121,6 @@ static void readers_answer(struct reader *r, const struct fault *f)
 	granted(r, f);
 }
 
-/* The hold ends before its release. */
-static void readers_overtake(struct reader *r, const char *why)
-{
-	readers_become(r, READER_OVERTAKEN);
-	r->job->readers.overtaken++;
-	snprintf(r->why, sizeof(r->why), "step %llu was overtaken: discard what was read of it: %s",
-		 (unsigned long long)r->step, why);
-}
-
 static void readers_refuse(struct reader *r, enum fault_code code, const char *why)
 {
 	struct fault f = FAULT_NULL;
@@ -205,32 +174,24 @@ struct reader *reader_free(struct reader *r)
 	return NULL;
 }
 
-static int readers_check_hold(const struct reader *r, uint32_t hold_ms, struct fault *f)
+static int readers_check_hold(const struct reader *r, struct fault *f)
 {
-	uint32_t most = r->job ? r->job->node->limits.reader_hold_ms : 0;
-
 	if (!r->job)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "the job was deleted");
-	if (hold_ms > most)
-		return fault_set(f, FAULT_INVALID, "hold_ms",
-				 "hold_ms %u is too large: the limit is %u (reader_hold_ms)",
-				 hold_ms, most);
 	if (r->state != READER_IDLE)
-		return fault_set(f, FAULT_STATE, NULL,
-				 "this session has a hold, or waits for one: release it first");
+		return fault_set(f, FAULT_STATE, NULL, "it has a hold, or waits for one");
 	if (r->job->life.draining || r->job->jobs->draining)
 		return fault_set(f, FAULT_UNAVAILABLE, NULL,
 				 "job '%s' is draining: no reader may hold it", r->job->rec->name);
 	return 0;
 }
 
-int reader_hold(struct reader *r, uint32_t hold_ms, uint64_t deadline_us, reader_cb granted,
-		void *userdata, struct fault *f)
+int reader_hold(struct reader *r, uint64_t deadline_us, reader_cb granted, void *userdata,
+		struct fault *f)
 {
-	if (readers_check_hold(r, hold_ms, f))
+	if (readers_check_hold(r, f))
 		return f->code;
 	readers_become(r, READER_WAITING);
-	r->hold_ms = hold_ms ? hold_ms : r->job->node->limits.reader_hold_ms;
 	r->until_us = deadline_us;
 	r->granted = granted;
 	r->userdata = userdata;
@@ -248,12 +209,8 @@ void reader_give_up(struct reader *r)
 
 int reader_release(struct reader *r, struct fault *f)
 {
-	if (r->state == READER_OVERTAKEN) {
-		readers_become(r, READER_IDLE);
-		return fault_set(f, FAULT_ABORTED, NULL, "%s", r->why);
-	}
 	if (r->state != READER_HOLDS)
-		return fault_set(f, FAULT_STATE, NULL, "this session holds no step");
+		return fault_set(f, FAULT_STATE, NULL, "it holds no step");
 	readers_become(r, READER_IDLE);
 	readers_let_writers(r->job);
 	return 0;
@@ -273,15 +230,12 @@ static struct reader *readers_next(struct job *job)
 void readers_grant(struct job *job)
 {
 	struct reader *r;
-	uint64_t now;
 
 	if (list_empty(&job->readers.waiting) || !readers_may_hold(job))
 		return;
-	now = clock_now_us();
 	while ((r = readers_next(job))) {
 		readers_become(r, READER_HOLDS);
 		r->step = job->rec->step;
-		r->until_us = now + (uint64_t)r->hold_ms * 1000u;
 		list_append(&job->readers.holds, &r->turn);
 		readers_answer(r, NULL);
 	}
@@ -296,21 +250,6 @@ void readers_committed(struct job *job)
 
 /* ------------------------------------------------------------------- writers */
 
-/* A writer waits: readers that have held long enough are overtaken. */
-static void readers_expire(struct job *job, uint64_t now_us)
-{
-	struct reader *r, *tmp;
-	char why[96];
-
-	list_for_each (r, tmp, &job->readers.holds, turn) {
-		if (r->until_us > now_us)
-			continue;
-		snprintf(why, sizeof(why), "its %u ms have passed, and the trainers continued",
-			 r->hold_ms);
-		readers_overtake(r, why);
-	}
-}
-
 static enum res readers_let_change(struct job *job, enum job_change what)
 {
 	return job->jobs->ops.before_change ? job->jobs->ops.before_change(job, what) : RES_DONE;
@@ -319,11 +258,7 @@ static enum res readers_let_change(struct job *job, enum job_change what)
 /* Nobody reads them where they are. */
 static bool readers_may_move(struct job *job)
 {
-	bool making;
-
-	if (!list_empty(&job->readers.holds))
-		readers_expire(job, clock_now_us());
-	making = making_let(job) != RES_DONE; /* also beside a checkpoint: both hurry */
+	bool making = making_let(job) != RES_DONE; /* also beside a checkpoint: both hurry */
 	return list_empty(&job->readers.holds) && generation_let(job) == RES_DONE && !making;
 }
 
@@ -355,7 +290,7 @@ void readers_go_on(struct job *job)
 	readers_let_writers(job);
 }
 
-void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes)
+void readers_holding(const struct job *job, char *buf, size_t bytes)
 {
 	const struct reader *r;
 	unsigned others = 0;
@@ -382,9 +317,8 @@ void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t b
 	if (others)
 		snprintf(more, sizeof(more), " and %u others", others);
 	r = list_first(&job->readers.holds, struct reader, turn);
-	snprintf(buf, bytes, "a reader (pid %d%s), which holds step %llu for another %llu ms",
-		 r->proc ? (int)proc_pid(r->proc) : 0, more, (unsigned long long)r->step,
-		 (unsigned long long)(r->until_us > now_us ? (r->until_us - now_us) / 1000 : 0));
+	snprintf(buf, bytes, "a checkpoint (pid %d%s), which begins with step %llu",
+		 r->proc ? (int)proc_pid(r->proc) : 0, more, (unsigned long long)r->step);
 }
 
 /* ------------------------------------------------------------ what happens to it */
@@ -400,7 +334,7 @@ static void readers_end_all(struct job *job, enum fault_code code, const char *w
 	struct reader *r, *tmp;
 
 	list_for_each (r, tmp, &job->readers.holds, turn)
-		readers_overtake(r, why);
+		readers_become(r, READER_IDLE);
 	while (!list_empty(&job->readers.waiting))
 		readers_refuse(list_first(&job->readers.waiting, struct reader, turn), code, why);
 }
@@ -426,6 +360,8 @@ void readers_lose_job(struct job *job)
 		list_unlink(&r->link);
 		r->job = NULL;
 	}
+	while (!list_empty(&job->readers.of_base))
+		base_reader_free(list_first(&job->readers.of_base, struct base_reader, link));
 }
 
 static void readers_end_waits(struct job *job, uint64_t now_us)
@@ -451,53 +387,8 @@ void readers_tick(struct job *job, uint64_t now_us)
 	job->readers.look_again = false;
 	if (condition_is_idle(&job->readers.writers))
 		return;
-	readers_expire(job, now_us);
 	if (again)
 		condition_signal(&job->readers.writers);
 	else
 		readers_let_writers(job);
-}
-
-/* --------------------------------------------------------------- processes that have it mapped */
-
-static void readers_on_gone(struct proc_watch *watch)
-{
-	readers_proc_free(CONTAINER_OF(watch, struct reader_proc, watch));
-}
-
-/* The number of a living process is unique. */
-static bool readers_is_known(const struct job *job, const struct proc *proc)
-{
-	const struct reader_proc *p, *tmp;
-
-	list_for_each (p, tmp, (struct list *)&job->readers.procs, link)
-		if (proc_pid(p->proc) == proc_pid(proc) && !proc_gone(p->proc))
-			return true;
-	return false;
-}
-
-int reader_maps(struct reader *r)
-{
-	struct reader_proc *p;
-
-	if (readers_is_known(r->job, r->proc))
-		return 0;
-	p = calloc(1, sizeof(*p));
-	if (!p)
-		return -ENOMEM;
-	p->proc = proc_ref(r->proc);
-	list_init(&p->link);
-	list_init(&p->watch.link);
-	list_append(&r->job->readers.procs, &p->link);
-	proc_watch(p->proc, &p->watch, readers_on_gone);
-	return 0;
-}
-
-void readers_each_proc(struct job *job, void (*fn)(struct proc *p, void *arg), void *arg)
-{
-	struct reader_proc *p, *tmp;
-
-	list_for_each (p, tmp, &job->readers.procs, link)
-		if (!proc_gone(p->proc))
-			fn(p->proc, arg);
 }

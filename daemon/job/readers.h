@@ -1,18 +1,15 @@
 /*
- * Readers: sessions that are not a rank and read a job's parameters in place.
+ * Readers: what reads a job's parameters where they are, as a checkpoint when it begins.
  *
  * A reader asks for a hold. It is granted only while the parameters in memory are those of the
  * last commit and nothing is under way that changes them. As long as a reader holds, operations
  * that would change them wait (readers_let): a step that is applied, an optimizer in backward,
- * ShardDone, Initialise, ReturnFull, ConvertUnits. A hold has a time limit: after it the waiting
- * operations continue, and the reader is told at its release to discard what it has read. While an
- * operation waits to write, no hold is granted, so that readers that take turns cost no more than
- * one reader.
+ * ShardDone, Initialise, ReturnFull, ConvertUnits. While an operation waits to write, no hold is
+ * granted.
  *
- *   IDLE --hold--> WAITING --as of a commit--> HOLDS --release--> IDLE
- *    ^                 |                         '--time is up, and somebody writes--> OVERTAKEN
- *    |--deadline, gives up                                                                 |
- *    '----------------------------------------------release--------------------------------'
+ *   IDLE --hold--> WAITING --as of a commit--> HOLDS --release, job ends--> IDLE
+ *    ^                 |
+ *    '--deadline, gives up, job ends
  *
  * A job that is deleted or drains ends all of it. Loop thread only.
  */
@@ -37,7 +34,6 @@ enum reader_state {
 	READER_IDLE,
 	READER_WAITING,
 	READER_HOLDS,
-	READER_OVERTAKEN,
 	_READER_N,
 };
 
@@ -50,39 +46,33 @@ struct reader {
 	struct job *job;  /* borrowed; NULL: it was deleted */
 	struct proc *proc;
 	uint64_t session;
-	uint8_t state; /* enum reader_state */
-	uint32_t hold_ms;
-	uint64_t step;     /* held, or overtaken */
-	uint64_t since_us; /* in this state */
-	uint64_t until_us; /* WAITING: the wait's deadline; HOLDS: when others may continue */
+	uint8_t state;                /* enum reader_state */
+	uint64_t step;                /* HOLDS: which */
+	uint64_t since_us;            /* in this state */
+	uint64_t until_us;            /* WAITING: the wait's deadline */
 	bool (*may)(struct job *job); /* (optional) what else must be so that it is granted */
 	reader_cb granted;
 	void *userdata;
-	char why[192]; /* OVERTAKEN */
 };
 
 void readers_init(struct readers *all);
-/* No memory of the job is left that could be mapped: forget all processes. */
-void readers_deinit(struct readers *all);
 
 /* @proc: a reference is taken; NULL: the daemon itself. Return: 0 or -ENOMEM. */
 int reader_new(struct job *job, struct proc *proc, uint64_t session, struct reader **ret);
-/* Its session ends, and its hold with it. Operations that waited for it are resumed. NULL is
+/* Its hold ends. Operations that waited for it are resumed. NULL is
  * allowed.
  * Return: NULL. */
 struct reader *reader_free(struct reader *r);
 
-/* Hold the parameters as of the last commit. @hold_ms: 0: reader_hold_ms. @deadline_us: of the wait.
+/* Hold the parameters as of the last commit. @deadline_us: of the wait.
  * @granted: called when it is granted or refused, perhaps before this returns, unless this fails.
  * Return: 0 or a fault code. */
-int reader_hold(struct reader *r, uint32_t hold_ms, uint64_t deadline_us, reader_cb granted,
-		void *userdata, struct fault *f);
+int reader_hold(struct reader *r, uint64_t deadline_us, reader_cb granted, void *userdata,
+		struct fault *f);
 /* Cancel the wait for a hold; its callback is not called. */
 void reader_give_up(struct reader *r);
-/* Return: 0: what was read is the step's; FAULT_ABORTED: it was overtaken; FAULT_STATE. */
+/* Return: 0 or FAULT_STATE: it holds nothing. */
 int reader_release(struct reader *r, struct fault *f);
-/* A descriptor of the parameters goes to its process. Return: 0 or -ENOMEM. */
-int reader_maps(struct reader *r);
 
 /* Wait until parameters of the job may be written (nobody holds them, and what a generation has not
  * read is copied), or the epoch has ended: a resumed operation must
@@ -112,16 +102,14 @@ void readers_lose_job(struct job *job);
 /* Handle deadlines. Operations that wait to write may be resumed. */
 void readers_tick(struct job *job, uint64_t now_us);
 
-/* The version of what ReadJob returns: it grows with every change. */
+/* The version of where parameters are, and of which units have them: it grows with every change. */
 uint64_t readers_generation(const struct job *job);
 /* What a hold that is requested now would wait for, in words; "" for nothing. */
 void readers_wait_for(const struct job *job, char *buf, size_t bytes);
 /* What the reader @r, which is WAITING, waits for. */
 void reader_wait_for(const struct reader *r, char *buf, size_t bytes);
 /* The holders, in words, for operations that wait to write; "" if there are none. */
-void readers_holding(const struct job *job, uint64_t now_us, char *buf, size_t bytes);
-/* Call @fn for each process that may have parameters mapped and lives. */
-void readers_each_proc(struct job *job, void (*fn)(struct proc *p, void *arg), void *arg);
+void readers_holding(const struct job *job, char *buf, size_t bytes);
 
 /* IDLE, WAITING... Return: static string. */
 const char *reader_state_name(enum reader_state s);

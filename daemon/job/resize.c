@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/loopq.h"
 #include "core/state.h"
+#include "job/base.h"
 #include "job/generation.h"
 #include "job/job.h"
 #include "job/job_journal.h"
@@ -39,6 +40,8 @@ static int resize_check(const struct job *job, uint32_t world, struct fault *f)
 	if (job->life.resize)
 		return fault_set(f, FAULT_STATE, NULL, "job '%s' is being resized to %u ranks",
 				 job->rec->name, job->life.resize->world);
+	if (base_check_change(job, "its world size stays", f))
+		return f->code;
 	if (!world || world > most)
 		return fault_set(f, FAULT_INVALID, "world_size",
 				 "world_size %u is out of range (1..%u, max_world_size)", world,

@@ -348,7 +348,7 @@ int saving_wait(struct saving *s, struct proc *proc, uint64_t deadline_us,
 		return fault_errno(&s->f, -ENOMEM, "beginning a checkpoint");
 	s->reader->may = may;
 	bufcopy_retry(s->job);
-	return reader_hold(s->reader, 0, deadline_us, saving_on_granted, s, &s->f);
+	return reader_hold(s->reader, deadline_us, saving_on_granted, s, &s->f);
 }
 
 int saving_check(const struct job *job, const struct saving_options *o, struct fault *f)

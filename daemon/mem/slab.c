@@ -251,6 +251,13 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
 	return 0;
 }
 
+void slab_last(struct slab *s)
+{
+	MAGIC_CHECK(s, SLAB_MAGIC);
+	s->lasts = true;
+	backend_last(s->device->backend, s->mem);
+}
+
 struct slab *slab_ref(struct slab *s)
 {
 	MAGIC_CHECK(s, SLAB_MAGIC);
@@ -279,8 +286,8 @@ static void slab_keep(struct slab *s)
 /* What is left to a successor is not kept, because that would empty it. */
 static bool slab_must_be_kept(const struct slab *s)
 {
-	return !s->borrowed && s->exported && !s->spare && !s->stored && !s->device->letting_go &&
-	       backend_is_held(s->device->backend, s->mem);
+	return !s->borrowed && (s->exported || s->lasts) && !s->spare && !s->stored &&
+	       !s->device->letting_go && backend_is_held(s->device->backend, s->mem);
 }
 
 static void slab_end(struct slab *s)

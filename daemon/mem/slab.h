@@ -80,6 +80,7 @@ struct slab {
 	bool kept;            /* without a reference, for as long as others hold it */
 	bool stored;          /* the table's store has its descriptor */
 	bool used;            /* job_drop_unused_slabs's own */
+	bool lasts;           /* slab_last */
 	bool spare;           /* its pool gave it up early: its charge does not wait for others */
 	void *pool;           /* pool.c's own; NULL outside of a pool */
 	/* It is registered with an engine: slab_unref calls @leave instead of freeing it, and that
@@ -160,6 +161,10 @@ int slab_import(struct device *d, struct quota *payer, enum mem_class class, uin
  * -ENOSPC (there is no room for what a successor can do without), -EOPNOTSUPP (it ends with this
  * daemon), or another negative errno. */
 int slab_keep_pages(struct slab *s);
+
+/* Its contents stay as they are for as long as a process has them mapped, also one that an earlier daemon has
+ * handed them to, and after its last reference. */
+void slab_last(struct slab *s);
 
 struct slab *slab_ref(struct slab *s);
 /* Free a slab whose last reference is gone; for the code that set @leave. */

@@ -16,6 +16,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "net/admit.h"
 
 #define CONN_MAGIC 0x434f4e4eu
 
@@ -192,6 +193,13 @@ struct proc *conn_proc(struct conn *c)
 int conn_fd(const struct conn *c)
 {
 	return c->fd;
+}
+
+gid_t *conn_groups(struct conn *c, size_t *ret_n)
+{
+	const struct ucred cred = { .uid = proc_uid(c->proc), .gid = proc_gid(c->proc) };
+
+	return admit_groups(c->fd, &cred, ret_n);
 }
 
 void conn_set_user(struct conn *c, void *user)

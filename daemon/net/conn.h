@@ -43,6 +43,9 @@ uint64_t conn_id(const struct conn *c);
 enum conn_protocol conn_protocol(const struct conn *c);
 struct proc *conn_proc(struct conn *c); /* borrowed */
 int conn_fd(const struct conn *c);      /* borrowed */
+/* All groups of its process when it connected, as the kernel says, the primary one among them: malloc'ed,
+ * the caller's. Return: NULL without memory. */
+gid_t *conn_groups(struct conn *c, size_t *ret_n);
 
 /* Move @p into the connection, which has none. */
 void conn_set_place(struct conn *c, struct conn_place *p);

@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "core/text.h"
+#include "job/job.h"
 #include "op/recorder.h"
 
 static void device_note_on_seen(struct backend_task *task, int status)
@@ -43,7 +44,7 @@ static struct device_record *device_note_begin(struct device_note *n, struct bac
 	r->number = n->number;
 	r->epoch = job->epoch;
 	r->submitted_us = clock_now_us();
-	text_copy(r->unit, sizeof(r->unit), n->unit ? n->unit->rec->name : "");
+	text_copy(r->unit, sizeof(r->unit), n->what ? n->what : n->unit ? n->unit->rec->name : "");
 	text_copy(r->device, sizeof(r->device), backend_info(b)->id);
 	return r;
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "core/check.h"
+#include "job/base.h"
 #include "op/op.h"
 
 /* ------------------------------------------------------------------- checks */
@@ -66,6 +67,8 @@ static int guard_check_all(const struct op *op, struct fault *f)
 int guard_check(struct op *op, struct fault *f)
 {
 	if (op->unit && guard_check_there(op, op->unit, f))
+		return f->code;
+	if (op->type->waits_for_readers && base_check_change(op->m->job, "nothing may write it", f))
 		return f->code;
 	if (op->move == MOVE_NONE)
 		return 0;

@@ -88,7 +88,7 @@ void op_waits_for(const struct op *op, char *buf, size_t bytes)
 	buf[0] = '\0';
 	if ((op->state == OP_BLOCKED || op->state == OP_RUN) &&
 	    !condition_is_idle(&job->readers.writers) && op_may_wait_for_readers(op)) {
-		readers_holding(job, clock_now_us(), buf, bytes);
+		readers_holding(job, buf, bytes);
 		return;
 	}
 	switch (op->state) {

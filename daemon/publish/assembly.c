@@ -47,6 +47,16 @@ static const char *assembly_module(const char *unit, size_t *ret_bytes)
 	return unit;
 }
 
+/* Is the unit there, and of the model number @model (0: of any)? */
+static bool assembly_has(const struct unit *u, uint32_t model)
+{
+	const char *name = u->rec->name;
+	size_t digits = strspn(name, "0123456789");
+	unsigned long number = digits && name[digits] == ':' ? strtoul(name, NULL, 10) : 1;
+
+	return !u->rec->dropped && (!model || number == model);
+}
+
 /* The tensor's name in the model. Return: malloc'ed; NULL without memory. */
 static char *assembly_name(const char *unit, const char *tensor, const char *root)
 {
@@ -113,27 +123,44 @@ static int assembly_add_source(const struct job *job, const struct unit *u, uint
 }
 
 /* All sources are listed. */
-static void assembly_note_aliases(const struct job *job, struct assembly_sources *s)
+static void assembly_note_aliases(const struct job *job, uint32_t model, struct assembly_sources *s)
 {
-	for (uint32_t i = 0; i < job->n_units; i++)
-		for (uint32_t t = 0;
-		     !job->units[i]->rec->dropped && t < job->units[i]->rec->n_tensors; t++) {
-			const struct unit_tensor *ut = &job->units[i]->tensors[t];
+	for (uint32_t i = 0; i < job->n_units; i++) {
+		const struct unit *u = job->units[i];
+
+		for (uint32_t t = 0; assembly_has(u, model) && t < u->rec->n_tensors; t++) {
+			const struct unit_tensor *ut = &u->tensors[t];
 			struct view_source *source = &s->all[s->first[i] + t];
 
-			source->alias = ut->alias;
-			source->of = ut->alias ? s->first[ut->of_unit - 1] + ut->of : 0;
+			/* of another model's tensor it is one of its own */
+			source->alias =
+				ut->alias && assembly_has(job->units[ut->of_unit - 1], model);
+			source->of = source->alias ? s->first[ut->of_unit - 1] + ut->of : 0;
 		}
+	}
+}
+
+/* A model that is named by its number is there. */
+static int assembly_check_model(const struct job *job, uint32_t model, struct fault *f)
+{
+	for (uint32_t i = 0; model && i < job->n_units; i++)
+		if (assembly_has(job->units[i], model))
+			return 0;
+	return model ? (int)fault_set(f, FAULT_INVALID, "model",
+				      "job '%s' has no units of a model number %u", job->rec->name,
+				      model)
+		     : 0;
 }
 
 /* A root that is named is there. */
-static int assembly_check_root(const struct job *job, const char *root, struct fault *f)
+static int assembly_check_root(const struct job *job, const char *root, uint32_t model,
+			       struct fault *f)
 {
 	for (uint32_t i = 0; *root && i < job->n_units; i++) {
 		size_t bytes;
 		const char *module = assembly_module(job->units[i]->rec->name, &bytes);
 
-		if (!job->units[i]->rec->dropped && strlen(root) == bytes &&
+		if (assembly_has(job->units[i], model) && strlen(root) == bytes &&
 		    !strncmp(module, root, bytes))
 			return 0;
 	}
@@ -145,13 +172,13 @@ static int assembly_check_root(const struct job *job, const char *root, struct f
 		     : 0;
 }
 
-static int assembly_list(const struct job *job, const char *root, struct assembly_sources *s,
-			 struct fault *f)
+static int assembly_list(const struct job *job, const char *root, uint32_t model,
+			 struct assembly_sources *s, struct fault *f)
 {
 	size_t n = 0;
 
 	for (uint32_t i = 0; i < job->n_units; i++)
-		n += job->units[i]->rec->dropped ? 0 : job->units[i]->rec->n_tensors;
+		n += assembly_has(job->units[i], model) ? job->units[i]->rec->n_tensors : 0;
 	s->all = calloc(n + 1, sizeof(*s->all));
 	s->names = calloc(n + 1, sizeof(*s->names));
 	s->tensors = calloc(n + 1, sizeof(*s->tensors));
@@ -162,13 +189,13 @@ static int assembly_list(const struct job *job, const char *root, struct assembl
 	for (uint32_t i = 0; i < job->n_units; i++) {
 		const struct unit *u = job->units[i];
 
-		if (u->rec->dropped)
+		if (!assembly_has(u, model))
 			continue;
 		for (uint32_t t = 0; t < u->rec->n_tensors; t++)
 			if (assembly_add_source(job, u, t, root, s, f))
 				return f->code;
 	}
-	assembly_note_aliases(job, s);
+	assembly_note_aliases(job, model, s);
 	return 0;
 }
 
@@ -177,10 +204,11 @@ static int assembly_list(const struct job *job, const char *root, struct assembl
 /* Elements of one block. */
 static uint64_t assembly_block(const struct view_tensor *t)
 {
-	size_t size = dtype_size(t->dtype);
+	size_t size = dtype_size(t->dtype == DTYPE_E4M3 ? DTYPE_FP32 : t->dtype);
 
 	CHECK(size);
-	return KERNEL_ASSEMBLE_BYTES / size;
+	return KERNEL_ASSEMBLE_BYTES / size < KERNEL_DELTA_ELEMENTS ? KERNEL_ASSEMBLE_BYTES / size
+								    : KERNEL_DELTA_ELEMENTS;
 }
 
 static uint64_t assembly_blocks(const struct view_tensor *t)
@@ -201,6 +229,45 @@ static int assembly_check_bytes(const struct job *job, const struct view *v, str
 					(unsigned long long)v->bytes, (unsigned long long)most);
 }
 
+static struct assembly_scales *assembly_free_scales(struct assembly_scales *s)
+{
+	if (!s)
+		return NULL;
+	free(s->all);
+	free(s->amax);
+	free(s->cleared);
+	free(s->measured);
+	free(s);
+	return NULL;
+}
+
+static int assembly_take_scales(struct assembly *a)
+{
+	struct assembly_scales s = { .n = 0 };
+
+	for (uint32_t i = 0; i < a->view->n; i++) {
+		const struct view_tensor *t = &a->view->tensors[i];
+
+		if (t->same != i || (!t->scales && t->dtype != DTYPE_E4M3))
+			continue;
+		s.n += t->scales;
+		s.n_amax += t->scales ? t->elements : 0;
+		s.n_cleared += t->scales ? (uint32_t)assembly_blocks(t) : 0;
+		s.n_measured += t->scales ? 0 : (uint32_t)assembly_blocks(t);
+	}
+	if (!s.n)
+		return 0;
+	a->scales = calloc(1, sizeof(*a->scales));
+	if (!a->scales)
+		return -ENOMEM;
+	s.all = calloc(s.n, sizeof(*s.all));
+	s.amax = calloc(s.n_amax + 1, sizeof(*s.amax));
+	s.cleared = calloc((size_t)s.n_cleared + 1, sizeof(*s.cleared));
+	s.measured = calloc((size_t)s.n_measured + 1, sizeof(*s.measured));
+	*a->scales = s;
+	return s.all && s.amax && s.cleared && s.measured ? 0 : -ENOMEM;
+}
+
 static int assembly_take(struct assembly *a)
 {
 	const struct view *v = a->view;
@@ -215,7 +282,7 @@ static int assembly_take(struct assembly *a)
 	a->boxes = calloc(v->n_boxes, sizeof(*a->boxes));
 	a->blocks = calloc(blocks, sizeof(*a->blocks));
 	a->reads = calloc((size_t)a->n_units + 1, sizeof(*a->reads));
-	return a->tensors && a->boxes && a->blocks && a->reads ? 0 : -ENOMEM;
+	return a->tensors && a->boxes && a->blocks && a->reads ? assembly_take_scales(a) : -ENOMEM;
 }
 
 /* What is published must be there as a whole; what is not may be anywhere. */
@@ -261,6 +328,45 @@ static uint64_t assembly_fill_tensor(struct assembly *a, uint32_t i)
 	return moves;
 }
 
+/* A block of a tensor that has scales, or is some: for the passes before the last one. */
+static void assembly_note_scales(struct assembly *a, const struct k_assemble_block *b)
+{
+	struct assembly_scales *s = a->scales;
+	const struct view_tensor *t = &a->view->tensors[b->tensor];
+
+	if (t->scales)
+		s->cleared[s->n_cleared++] = *b;
+	else if (t->dtype == DTYPE_E4M3)
+		s->measured[s->n_measured++] = *b;
+}
+
+/* Tensors of type e4m3 have their scales behind them. */
+static void assembly_fill_scales(struct assembly *a)
+{
+	struct assembly_scales *s = a->scales;
+	uint64_t at = 0;
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; s && i + 1 < a->view->n; i++) {
+		const struct view_tensor *t = &a->view->tensors[i];
+
+		if (t->same != i || t->dtype != DTYPE_E4M3)
+			continue;
+		CHECK(t[1].scales && n < s->n);
+		s->all[n] =
+			(struct k_assemble_scales){ s->amax + at, t->tiles.rows, t->tiles.columns,
+						    t->tiles.tile_rows, t->tiles.tile_columns };
+		a->tensors[i].scales = a->tensors[i + 1].scales = &s->all[n++];
+		at += t[1].elements;
+	}
+	if (s) {
+		CHECK(n == s->n && at == s->n_amax);
+		s->n_cleared = s->n_measured = 0;
+	}
+	for (uint32_t b = 0; s && b < a->n_blocks; b++)
+		assembly_note_scales(a, &a->blocks[b]);
+}
+
 static void assembly_fill(struct assembly *a)
 {
 	uint64_t moves = 0;
@@ -282,6 +388,7 @@ static void assembly_fill(struct assembly *a)
 		}
 	}
 	CHECK(n == a->n_blocks);
+	assembly_fill_scales(a);
 	a->bytes = a->view->bytes;
 	a->moves = n ? moves / n : 0;
 }
@@ -297,8 +404,9 @@ int assembly_new(const struct job *job, const view_declaration *p, struct assemb
 		return fault_errno(f, -ENOMEM, "a publication");
 	a->refs = 1;
 	a->n_units = job->n_units;
-	if (assembly_check_root(job, p->root, f) == 0 &&
-	    assembly_list(job, *p->root ? p->root : ASSEMBLY_ROOT, &s, f) == 0 &&
+	if (assembly_check_model(job, p->model, f) == 0 &&
+	    assembly_check_root(job, p->root, p->model, f) == 0 &&
+	    assembly_list(job, *p->root ? p->root : ASSEMBLY_ROOT, p->model, &s, f) == 0 &&
 	    view_new(p, s.all, s.n, &a->view, f) == 0 && assembly_check_bytes(job, a->view, f) == 0)
 		r = assembly_take(a);
 	if (r < 0)
@@ -327,6 +435,7 @@ struct assembly *assembly_unref(struct assembly *a)
 	free(a->boxes);
 	free(a->blocks);
 	free(a->reads);
+	assembly_free_scales(a->scales);
 	free(a);
 	return NULL;
 }
@@ -352,11 +461,29 @@ void assembly_set_base(struct assembly *a, void *base)
 		a->tensors[i].dst = (char *)base + a->view->tensors[i].offset;
 }
 
+void assembly_passes(const struct assembly *a, struct making_pass ret[MAKING_PASSES])
+{
+	const struct assembly_scales *s = a->scales;
+
+	ret[0] = (struct making_pass){ K_ASSEMBLE_CLEAR, s ? s->cleared : NULL,
+				       s ? s->n_cleared : 0 };
+	ret[1] = (struct making_pass){ K_ASSEMBLE_MEASURE, s ? s->measured : NULL,
+				       s ? s->n_measured : 0 };
+	ret[2] = (struct making_pass){ K_ASSEMBLE_MAKE, a->blocks, a->n_blocks };
+}
+
+static uint64_t assembly_scales_bytes(const struct assembly_scales *s)
+{
+	return s ? sizeof(*s) + s->n * (uint64_t)sizeof(*s->all) + s->n_amax * sizeof(*s->amax) +
+			       ((uint64_t)s->n_cleared + s->n_measured) * sizeof(*s->cleared)
+		 : 0;
+}
+
 uint64_t assembly_own_bytes(const struct assembly *a)
 {
 	const struct view *v = a->view;
 
-	return sizeof(*a) + sizeof(*v) + v->name_bytes +
+	return assembly_scales_bytes(a->scales) + sizeof(*a) + sizeof(*v) + v->name_bytes +
 	       v->n * (uint64_t)(sizeof(*v->tensors) + sizeof(*a->tensors)) +
 	       v->n_boxes * (uint64_t)(sizeof(*v->boxes) + sizeof(*a->boxes)) +
 	       a->n_blocks * (uint64_t)sizeof(*a->blocks) +

@@ -10,9 +10,19 @@
 #include <stdint.h>
 
 #include "core/fault.h"
+#include "publish/making.h"
 #include "publish/view.h"
 
 struct job;
+
+/* What the passes before the last one need: of tensors of type e4m3, and of their scales. */
+struct assembly_scales {
+	struct k_assemble_scales *all; /* owned, as are all pointers here */
+	uint32_t *amax;
+	struct k_assemble_block *cleared, *measured;
+	uint32_t n, n_cleared, n_measured;
+	uint64_t n_amax;
+};
 
 struct assembly {
 	unsigned refs;
@@ -22,7 +32,8 @@ struct assembly {
 	struct k_assemble_box *boxes;
 	struct k_assemble_block *blocks;
 	uint32_t n_blocks;
-	bool *reads; /* by the job's units: it reads their masters */
+	struct assembly_scales *scales; /* owned; NULL: no tensor has any */
+	bool *reads;                    /* by the job's units: it reads their masters */
 	uint32_t n_units;
 	uint64_t bytes; /* of a generation */
 	uint64_t moves; /* bytes read and written for a block, on average */
@@ -39,6 +50,8 @@ struct assembly *assembly_ref(struct assembly *a);
 int assembly_check_values(const struct assembly *a, const struct job *job, struct fault *f);
 /* The tables are for a generation at @base from here on. */
 void assembly_set_base(struct assembly *a, void *base);
+/* What is done for a generation, pass by pass. */
+void assembly_passes(const struct assembly *a, struct making_pass ret[MAKING_PASSES]);
 /* Memory of the daemon that it takes, about. */
 uint64_t assembly_own_bytes(const struct assembly *a);
 

@@ -10,21 +10,43 @@
 
 static void making_on_done(struct backend_task *task, int status);
 
+/* Is there anything left to begin? A pass begins when all of the one before is done, since each launch is waited for. */
+static bool making_has_more(struct making *m)
+{
+	while (m->at_pass < MAKING_PASSES && m->next == m->passes[m->at_pass].n) {
+		m->at_pass++;
+		m->next = 0;
+	}
+	return m->at_pass < MAKING_PASSES;
+}
+
 static void making_submit(struct making *m)
 {
-	uint32_t left = m->n - m->next;
+	const struct making_pass *pass = &m->passes[m->at_pass];
+	uint32_t left = pass->n - m->next;
 	uint32_t n = m->hurries || left < MAKING_BLOCKS ? left : MAKING_BLOCKS;
+	bool makes = pass->pass == K_ASSEMBLE_MAKE;
 
+	if (m->delta && makes) {
+		m->part = *m->delta;
+		m->part.blocks += m->next;
+	}
 	m->launch = (struct launch){ .kind = LAUNCH_ASSEMBLE,
 				     .n = n,
-				     .assemble = { m->tensors, m->blocks + m->next,
-						   m->crc + m->next, m->moves } };
+				     .assemble = { .tensors = m->tensors,
+						   .blocks = pass->blocks + m->next,
+						   .crc = makes ? m->crc + m->next : NULL,
+						   .moves = m->moves,
+						   .delta = m->delta && makes ? &m->part : NULL,
+						   .pass = pass->pass } };
 	m->next += n;
 	m->task = (struct backend_task){ .launches = &m->launch,
 					 .n_launches = 1,
 					 .sync = true,
 					 .done = making_on_done,
 					 .owner = job_as_owner(m->job) };
+	if (m->submits)
+		m->submits(m);
 	backend_submit(m->backend, &m->task);
 }
 
@@ -32,7 +54,7 @@ static void making_on_done(struct backend_task *task, int status)
 {
 	struct making *m = CONTAINER_OF(task, struct making, task);
 
-	if (status == 0 && !m->cancelled && m->next < m->n) {
+	if (status == 0 && !m->cancelled && making_has_more(m)) {
 		making_submit(m);
 		return;
 	}
@@ -42,8 +64,9 @@ static void making_on_done(struct backend_task *task, int status)
 
 void making_begin(struct making *m)
 {
-	CHECK(m->n && m->done);
-	m->next = 0;
+	CHECK(m->passes[MAKING_PASSES - 1].n && m->done);
+	m->at_pass = m->next = 0;
+	making_has_more(m);
 	m->hurries = m->cancelled = false;
 	list_init(&m->link);
 	list_append(&m->job->readers.makings, &m->link);

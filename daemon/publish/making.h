@@ -14,6 +14,8 @@
 #include "core/list.h"
 #include "core/res.h"
 
+#define MAKING_PASSES 3u
+
 struct job;
 struct making;
 
@@ -27,14 +29,22 @@ struct making {
 	struct job *job;  /* borrowed */
 	struct backend *backend;
 	const struct k_assemble_tensor *tensors; /* borrowed until it is over, as are the blocks */
-	const struct k_assemble_block *blocks;
-	uint32_t *crc; /* by block */
-	uint32_t n;    /* blocks */
-	uint32_t next; /* that was not begun yet */
+	/* By pass, in this order: what is cleared, what is measured, and all blocks. */
+	struct making_pass {
+		enum k_assemble_pass pass;
+		const struct k_assemble_block *blocks;
+		uint32_t n;
+	} passes[MAKING_PASSES];
+	uint32_t *crc;    /* by block */
+	unsigned at_pass; /* of them, from which ... */
+	uint32_t next;    /* ... this block was not begun yet */
 	uint64_t moves;
-	bool hurries; /* somebody waits to write */
+	const struct k_delta *delta; /* borrowed; NULL: none */
+	bool hurries;                /* somebody waits to write */
 	bool cancelled;
 	making_cb done;
+	void (*submits)(struct making *m); /* (optional) @task is about to be submitted */
+	struct k_delta part;               /* of @delta, for the blocks of the launch */
 	struct launch launch;
 	struct backend_task task;
 };

@@ -14,6 +14,9 @@
 #include "job/job_journal.h"
 #include "job/readers.h"
 #include "mem/slab.h"
+#include "publish/published_readers.h"
+
+static_assert(BOARD_BUFFERS == PUBLICATION_MAX_BUFFERS, "a buffer has a place in the board");
 
 /* So many numbers are taken with one entry of the journal. */
 #define PUBLICATION_NUMBERS 1024u
@@ -85,6 +88,150 @@ struct publication_lease *publication_release(struct publication_lease *l)
 	return NULL;
 }
 
+/* ----------------------------------------------------------------------------- readers */
+
+static unsigned publication_index(const struct published *g)
+{
+	return (unsigned)(g - g->p->buffers);
+}
+
+static uint64_t publication_word(const struct published *g)
+{
+	return board_word(g->number, publication_index(g));
+}
+
+bool publication_reader_holds(const struct board_reader *r, const struct published *g)
+{
+	return board_reader_holds(r, publication_word(g));
+}
+
+bool publication_was_used(const struct published *g)
+{
+	return g->leased || board_was_used(&g->p->board, publication_index(g), g->number);
+}
+
+static bool publication_is_used(const struct published *g)
+{
+	return !list_empty(&g->leases) || board_holds(&g->p->board, publication_word(g));
+}
+
+static void publication_write(const struct published *g)
+{
+	const struct board_generation shown = { .number = g->number,
+						.step = g->step,
+						.layout = g->assembly->layout,
+						.bytes = g->assembly->bytes,
+						.slab = g->slab->id,
+						.checksum = g->checksum,
+						.delta_base = g->delta.base,
+						.delta = g->delta.made ? g->delta.slab->id : 0 };
+
+	board_write(&g->p->board, publication_index(g), &shown);
+}
+
+/* The newest one is another one. */
+static void publication_show(struct publication *p)
+{
+	const struct published *g = publication_newest(p);
+
+	board_show(&p->board, g ? publication_word(g) : BOARD_NONE);
+}
+
+/* The board is made for the first reader. */
+static int publication_make_board(struct publication *p, const struct board_payer *payer)
+{
+	bool is_there = p->board.page;
+	int r = board_make(&p->board, payer);
+
+	if (r < 0 || is_there)
+		return r;
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		if (p->buffers[i].state == PUBLISHED_READY)
+			publication_write(&p->buffers[i]);
+	publication_show(p);
+	return 0;
+}
+
+static int publication_check_readers(const struct publication *p, uid_t uid, struct fault *f)
+{
+	struct list *readers = (struct list *)(uintptr_t)&p->board.readers;
+	const struct board_reader *r, *tmp;
+	unsigned all = 0, of_user = 0;
+
+	list_for_each (r, tmp, readers, link) {
+		all++;
+		of_user += r->uid == uid;
+	}
+	if (all >= PUBLICATION_MAX_READERS)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "publication '%s' of job '%s' has %u readers, the most that are "
+				 "possible: close some",
+				 publication_declared(p)->name, p->job->rec->name, all);
+	if (uid != p->job->rec->uid && of_user >= PUBLICATION_MAX_OTHERS)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "uid %u has %u readers of publication '%s', the most that are "
+				 "possible for a user who does not own the job: close some",
+				 (unsigned)uid, of_user, publication_declared(p)->name);
+	return 0;
+}
+
+int publication_open_reader(struct publication *p, struct user *payer, uid_t uid,
+			    struct board_reader **ret, struct fault *f)
+{
+	struct job *job = p->job;
+	struct board_payer pages = { &job->node->devices[0], &job->quota, job->rec->name };
+	struct board_reader *r;
+
+	if (publication_check_readers(p, uid, f))
+		return f->code;
+	if (publication_make_board(p, &pages) < 0 || board_open(&p->board, &pages, &r) < 0)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "job '%s' has no memory for one more reader of publication '%s': "
+				 "raise its quota or memory_bytes, or close readers",
+				 job->rec->name, publication_declared(p)->name);
+	if (user_charge(&r->cost, payer, USER_MEMORY, sizeof(*r), f)) {
+		board_close(r);
+		return f->code;
+	}
+	r->p = p;
+	r->uid = uid;
+	*ret = r;
+	return 0;
+}
+
+struct board_reader *publication_close_reader(struct board_reader *r)
+{
+	struct publication *p = r ? r->p : NULL;
+
+	/* what it has used is not told by anybody else any more */
+	for (unsigned i = 0; p && i < p->n_buffers; i++)
+		p->buffers[i].leased += p->buffers[i].state == PUBLISHED_READY &&
+					board_reader_used(r, i, p->buffers[i].number);
+	board_close(r);
+	if (p)
+		publication_go(p);
+	return NULL;
+}
+
+struct slab *publication_slab_for(const struct board_reader *r, uint32_t id)
+{
+	if (!r->p)
+		return NULL;
+	if (r->slab->id == id)
+		return r->slab;
+	if (r->p->board.slab->id == id)
+		return r->p->board.slab;
+	for (unsigned i = 0; i < r->p->n_buffers; i++) {
+		const struct published *g = &r->p->buffers[i];
+
+		if (g->state == PUBLISHED_READY && g->slab->id == id)
+			return g->slab;
+		if (g->state == PUBLISHED_READY && g->delta.made && g->delta.slab->id == id)
+			return g->delta.slab;
+	}
+	return NULL;
+}
+
 /* ----------------------------------------------------------------------------- buffers */
 
 static void publication_free_buffer(struct published *g)
@@ -97,11 +244,14 @@ static void publication_free_buffer(struct published *g)
 		l->g = NULL;
 	}
 	g->slab = slab_unref(g->slab);
+	delta_free(&g->delta);
 	g->assembly = assembly_unref(g->assembly);
 	free(g->crc);
 	g->crc = NULL;
-	if (g->state == PUBLISHED_READY)
-		publication_move(g, PUBLISHED_EMPTY);
+	if (g->state != PUBLISHED_READY)
+		return;
+	publication_move(g, PUBLISHED_EMPTY);
+	publication_show(g->p); /* it may have been the newest one */
 }
 
 struct published *publication_newest(struct publication *p)
@@ -115,6 +265,14 @@ struct published *publication_newest(struct publication *p)
 			newest = g;
 	}
 	return newest;
+}
+
+struct published *publication_numbered(struct publication *p, uint64_t number)
+{
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		if (p->buffers[i].state == PUBLISHED_READY && p->buffers[i].number == number)
+			return &p->buffers[i];
+	return NULL;
 }
 
 /* How many generations are newer. */
@@ -135,8 +293,8 @@ static struct published *publication_oldest(struct publication *p, unsigned age)
 	for (unsigned i = 0; i < p->n_buffers; i++) {
 		struct published *g = &p->buffers[i];
 
-		if (g->state == PUBLISHED_READY && list_empty(&g->leases) &&
-		    publication_age(p, g) >= age && (!oldest || g->number < oldest->number))
+		if (g->state == PUBLISHED_READY && publication_age(p, g) >= age &&
+		    (!oldest || g->number < oldest->number) && !publication_is_used(g))
 			oldest = g;
 	}
 	return oldest;
@@ -264,6 +422,7 @@ static void publication_note_end(const struct publication *p)
 static void publication_free(struct publication *p)
 {
 	CHECK(!p->making_at && list_empty(&p->waits));
+	board_end(&p->board);
 	for (unsigned i = 0; i < p->n_buffers; i++)
 		publication_free_buffer(&p->buffers[i]);
 	assembly_unref(p->assembly);
@@ -286,16 +445,41 @@ static uint32_t publication_checksum(const struct published *g)
 	return sum;
 }
 
+static struct delta_end publication_end_of(const struct published *g)
+{
+	return (struct delta_end){ g->number, g->step, g->checksum };
+}
+
+/* The blocks of its delta are made, too, if there is one. */
+static void publication_finish_delta(struct publication *p, struct published *g)
+{
+	const struct delta_end made = publication_end_of(g);
+
+	if (!p->making.delta)
+		return;
+	if (!delta_finish(&g->delta, g->assembly, &p->base, &made)) {
+		p->counts.not_deltas++;
+		return;
+	}
+	p->counts.deltas++;
+	p->counts.delta_bytes += g->delta.bytes;
+	p->counts.changed += g->delta.changed;
+	p->counts.compared += g->delta.elements;
+}
+
 static void publication_is_made(struct publication *p, struct published *g)
 {
 	publication_move(g, PUBLISHED_READY);
 	g->made_us = clock_now_us();
 	g->checksum = publication_checksum(g);
+	publication_finish_delta(p, g);
 	g->leased = 0;
 	p->counts.made++;
 	p->counts.bytes += g->assembly->bytes;
 	p->counts.made_us += g->made_us - g->began_us;
 	p->why[0] = '\0';
+	publication_write(g);
+	publication_show(p);
 	publication_tell_made(p, g);
 }
 
@@ -322,6 +506,14 @@ static void publication_on_made(struct making *m, int status)
 	readers_go_on(job);
 }
 
+/* For the flight recorder. */
+static void publication_on_submit(struct making *m)
+{
+	struct publication *p = CONTAINER_OF(m, struct publication, making);
+
+	device_note_task(&p->note, m->backend, &m->task);
+}
+
 /* No generation of an earlier daemon had it. */
 static uint64_t publication_take_number(struct publication *p)
 {
@@ -336,13 +528,33 @@ static uint64_t publication_take_number(struct publication *p)
 	return number;
 }
 
+/* Begin the delta from the newest generation to @g, if one is declared and can be. Return: NULL: there is none. */
+static const struct k_delta *publication_begin_delta(struct publication *p, struct published *g)
+{
+	const view_declaration *d = publication_declared(p);
+	const struct published *base = publication_newest(p);
+	struct board_payer payer = { &p->job->node->devices[0], &p->job->quota, p->job->rec->name };
+
+	delta_clear(&g->delta);
+	if (!d->delta_percent || !base || base->assembly != g->assembly ||
+	    (d->full_every && g->number % d->full_every == 0))
+		return NULL;
+	if (delta_begin(&g->delta, g->assembly, &payer, d->delta_percent,
+			backend_addr(base->slab->mem), backend_addr(g->slab->mem)) < 0) {
+		p->counts.not_deltas++;
+		return NULL;
+	}
+	p->base = publication_end_of(base);
+	return &g->delta.kernel;
+}
+
 static void publication_begin(struct publication *p, struct published *g)
 {
 	struct assembly *a = p->assembly;
 
-	if (g->state == PUBLISHED_READY && !g->leased)
+	if (g->state == PUBLISHED_READY && !publication_was_used(g))
 		p->counts.dropped++;
-	p->wanted = false;
+	p->wanted = p->full = false;
 	publication_move(g, PUBLISHED_MAKING);
 	g->number = publication_take_number(p);
 	g->step = p->job->rec->step;
@@ -353,11 +565,16 @@ static void publication_begin(struct publication *p, struct published *g)
 	p->making = (struct making){ .job = p->job,
 				     .backend = g->slab->device->backend,
 				     .tensors = a->tensors,
-				     .blocks = a->blocks,
 				     .crc = g->crc,
-				     .n = a->n_blocks,
 				     .moves = a->moves,
-				     .done = publication_on_made };
+				     .delta = publication_begin_delta(p, g),
+				     .done = publication_on_made,
+				     .submits = publication_on_submit };
+	p->note = (struct device_note){ .name = "Publish",
+					.job = p->job,
+					.what = publication_declared(p)->name,
+					.number = g->number };
+	assembly_passes(a, p->making.passes);
 	making_begin(&p->making);
 }
 
@@ -388,6 +605,8 @@ static int publication_fit(struct publication *p, struct fault *f)
 	return 0;
 }
 
+/* With DROP_OLDEST one that is due is made as soon as a reader gives a buffer back, unless another commit comes
+ * first: so that readers get the last step of a training, too. */
 static void publication_is_full(struct publication *p)
 {
 	const view_declaration *d = publication_declared(p);
@@ -395,8 +614,12 @@ static void publication_is_full(struct publication *p)
 
 	if (d->when_full == SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
 		return;
-	p->wanted = false;
-	p->counts.skipped++;
+	if (d->when_full <= PUBLICATION_DROPS && d->every_steps) {
+		p->full = true;
+	} else {
+		p->wanted = false;
+		p->counts.skipped++;
+	}
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
 		  "all %u buffers of publication '%s' of job '%s' are in use: a reader must "
 		  "release its generation first (shardctl publications shows who has them)",
@@ -450,6 +673,8 @@ static int publication_check_policy(const view_declaration *d, struct fault *f)
 	uint32_t keep = publication_keep(d), buffers = publication_buffers(d);
 	size_t bytes = shardd__v1__publication__get_packed_size(d);
 
+	if (published_readers_check(d, f))
+		return f->code;
 	if (bytes > PUBLICATION_MAX_BYTES)
 		return fault_set(f, FAULT_INVALID, NULL,
 				 "the declaration has %zu bytes; at most %u are possible: rules "
@@ -465,6 +690,15 @@ static int publication_check_policy(const view_declaration *d, struct fault *f)
 			"keep is %u and buffers is %u: the next generation needs a buffer more "
 			"than are kept",
 			keep, buffers);
+	if (d->delta_percent > 100)
+		return fault_set(f, FAULT_INVALID, "delta_percent",
+				 "delta_percent %u is out of range (0..100)", d->delta_percent);
+	if (d->full_every == 1 || (d->full_every && !d->delta_percent))
+		return fault_set(
+			f, FAULT_INVALID, "full_every",
+			"full_every is %u and delta_percent %u: no generation would have a "
+			"delta",
+			d->full_every, d->delta_percent);
 	if (d->when_full > SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
 		return fault_set(f, FAULT_INVALID, "when_full", "there is no policy %d",
 				 (int)d->when_full);
@@ -513,6 +747,7 @@ static struct publication *publication_new(struct job *job, state_published *rec
 	if (p->n_buffers > PUBLICATION_MAX_BUFFERS) /* of a daemon that allows more */
 		p->n_buffers = PUBLICATION_MAX_BUFFERS;
 	list_init(&p->waits);
+	board_init(&p->board);
 	list_init(&p->link);
 	for (unsigned i = 0; i < p->n_buffers; i++) {
 		p->buffers[i].p = p;
@@ -595,6 +830,7 @@ void publication_drop(struct publication *p)
 		  publication_declared(p)->name, p->job->rec->name);
 	publication_tell_fault(p, &f, true);
 	publication_note_end(p);
+	board_end(&p->board);
 	state_job_drop_published(p->job->rec, p->rec);
 	p->rec = NULL;
 	job_journal_mark(p->job, JOB_JOURNAL_HEAD);
@@ -625,6 +861,8 @@ void publications_committed(struct job *job)
 	list_for_each (p, tmp, &job->readers.publications, link) {
 		if (p->gone)
 			continue;
+		p->counts.skipped += p->full; /* the one of the commit before */
+		p->full = false;
 		p->wanted |= publication_is_due(p);
 		publication_go(p);
 	}
@@ -662,6 +900,7 @@ void publications_tick(struct job *job, uint64_t now_us)
 		if (p->gone)
 			continue;
 		publication_end_waits(p, now_us);
+		board_beat(&p->board, now_us);
 		publication_go(p);
 	}
 }
@@ -702,6 +941,11 @@ void publications_free(struct job *job)
 		publication_free(list_first(&job->readers.publications, struct publication, link));
 }
 
+static uint64_t publication_buffer_bytes(const struct published *g)
+{
+	return (g->slab ? g->slab->bytes : 0) + (g->delta.slab ? g->delta.slab->bytes : 0);
+}
+
 uint64_t publications_bytes(const struct job *job)
 {
 	const struct publication *p, *tmp;
@@ -709,6 +953,8 @@ uint64_t publications_bytes(const struct job *job)
 
 	list_for_each (p, tmp, &job->readers.publications, link)
 		for (unsigned i = 0; i < p->n_buffers; i++)
-			bytes += p->buffers[i].slab ? p->buffers[i].slab->bytes : 0;
+			bytes += publication_buffer_bytes(&p->buffers[i]);
+	list_for_each (p, tmp, &job->readers.publications, link)
+		bytes += board_bytes(&p->board);
 	return bytes;
 }

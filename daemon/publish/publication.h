@@ -3,8 +3,9 @@
  *
  * A publication is a declared view (publish/view.h) of the job's tensors. A generation is what it made of
  * the masters of one committed step: complete or not there, and never changed afterwards. Each has a
- * buffer, a slab that only the daemon can write; other processes map it and lease it. A buffer is used
- * again when nobody has a lease of its generation and the policy does not keep it. Trainers never wait for
+ * buffer, a slab that only the daemon can write; other processes map it and lease it, or hold it without
+ * a call (publish/board.h). A buffer is used again when nobody has leased or holds its generation and the
+ * policy does not keep it. Trainers never wait for
  * readers: if there is no buffer, there is no new generation, and the publication counts that.
  *
  *   buffer:  EMPTY --a commit--> MAKING --all blocks are made--> READY --reused--> MAKING
@@ -25,11 +26,17 @@
 #include "core/list.h"
 #include "core/user.h"
 #include "job/job_types.h"
+#include "op/device_note.h"
 #include "publish/assembly.h"
+#include "publish/board.h"
+#include "publish/delta.h"
 #include "publish/making.h"
 
 #define PUBLICATION_MAX_BUFFERS 16u
 #define PUBLICATIONS_MAX        64u /* of a job */
+/* By board: each has a page of the job's memory. */
+#define PUBLICATION_MAX_READERS 1024u
+#define PUBLICATION_MAX_OTHERS  64u /* of these, of one user who is not the job's owner */
 /* Of a declaration, packed: it is in every head of the job's journal. */
 #define PUBLICATION_MAX_BYTES (256u << 10)
 
@@ -44,6 +51,7 @@ struct published {
 	struct assembly *assembly; /* owned ref: what it is of */
 	struct slab *slab;         /* owned ref; NULL: it has no memory yet */
 	uint32_t *crc;             /* owned: CRC-32C of each block */
+	struct delta delta;        /* from the generation before */
 	uint64_t number;           /* from 1 */
 	uint64_t step;             /* that the masters were of */
 	uint64_t commit;           /* readers.commits then */
@@ -62,6 +70,8 @@ struct publication_lease {
 	int pid;
 	uint64_t since_us;
 	struct published *g; /* NULL: the publication is gone */
+	bool streams;        /* a call's that sends it: the owner is that call */
+	uint64_t sent;       /* bytes, by that call */
 };
 
 /* Somebody waits for a generation; embedded by its owner. */
@@ -77,9 +87,14 @@ struct publication_wait {
 struct publication_counts {
 	uint64_t made, bytes; /* generations, their bytes */
 	uint64_t made_us;     /* the time that they took, together */
-	uint64_t skipped;     /* not made: no buffer was free */
+	uint64_t skipped;     /* not made: no buffer was free before the next one was due */
 	uint64_t dropped;     /* of those that no reader had leased */
 	uint64_t failed;      /* not made: no memory, or what was declared is not there any more */
+	uint64_t deltas;      /* of those that were made */
+	uint64_t delta_bytes;
+	uint64_t changed, compared; /* values, by these deltas */
+	uint64_t not_deltas;        /* too much has changed for one, or there was no memory */
+	uint64_t streamed;          /* bytes, sent to readers that do not map them */
 };
 
 struct publication {
@@ -93,10 +108,14 @@ struct publication {
 	unsigned n_buffers;
 	struct published *making_at; /* MAKING; NULL: none */
 	struct making making;
-	uint64_t number; /* of the next one; 0: not known yet */
-	bool wanted;     /* a generation, at the next commit */
-	bool gone;       /* it was dropped: freed when nothing is made any more */
+	struct delta_end base;   /* of the delta that is made */
+	struct device_note note; /* of what is made */
+	uint64_t number;         /* of the next one; 0: not known yet */
+	bool wanted;             /* a generation, at the next commit */
+	bool full;               /* the one that is wanted waits for a buffer */
+	bool gone;               /* it was dropped: freed when nothing is made any more */
 	struct list waits;
+	struct board board;
 	struct publication_counts counts;
 	uint64_t since_unix_us; /* when these were 0 */
 	char why[256];          /* what went wrong last; "": nothing since the last one was made */
@@ -120,15 +139,31 @@ void publication_want(struct publication *p);
 bool publication_is_current(struct publication *p);
 /* Return: the newest generation; NULL: there is none. */
 struct published *publication_newest(struct publication *p);
+/* Return: the one of that number, if it is there; else NULL. */
+struct published *publication_numbered(struct publication *p, uint64_t number);
 /* Wait for one that is newer than w->newer_than; w->done follows, not from here. */
 void publication_await(struct publication *p, struct publication_wait *w);
 /* Wait no longer. Safe if it does not. */
 void publication_leave(struct publication_wait *w);
 
+/* A reader that takes generations by the board. @payer: its user; NULL: nobody. @ret:
+ * publication_close_reader. Return: 0 or FAULT_EXHAUSTED. */
+int publication_open_reader(struct publication *p, struct user *payer, uid_t uid,
+			    struct board_reader **ret, struct fault *f);
+/* What it holds is given back. NULL is allowed. Return: NULL. */
+struct board_reader *publication_close_reader(struct board_reader *r);
+/* A slab that @r may map. Return: borrowed, or NULL. */
+struct slab *publication_slab_for(const struct board_reader *r, uint32_t id);
+/* Does @r hold @g? */
+bool publication_reader_holds(const struct board_reader *r, const struct published *g);
+
 /* Lease @g. Return: the caller's, or NULL without memory. */
 struct publication_lease *publication_lease(struct published *g);
 /* NULL is allowed. Return: NULL. */
 struct publication_lease *publication_release(struct publication_lease *l);
+
+/* Has somebody leased or held @g, which is READY, and does not any more? */
+bool publication_was_used(const struct published *g);
 
 /* A commit has taken effect: make what is due. */
 void publications_committed(struct job *job);

@@ -11,11 +11,14 @@
 #include "publish/pattern.h"
 #include "publish/view_impl.h"
 
+/* Behind a tensor's name: its scales. */
+#define VIEW_SCALE "_scale"
+
 /* --------------------------------------------------------------------- the declaration */
 
 static bool view_knows_type(int type)
 {
-	return type >= 0 && type <= SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_FP16;
+	return type >= 0 && type <= SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3;
 }
 
 /* All placeholders of @pattern have a value where @of matches. */
@@ -85,6 +88,52 @@ static int view_check_names(const view_rule *r, unsigned number, struct fault *f
 	return 0;
 }
 
+/* @type: of the tensors that are @name. */
+static int view_check_block(const uint32_t *block, size_t n, Shardd__V1__PublishedType type,
+			    const char *name, const char *field, struct fault *f)
+{
+	if (n && type != SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3)
+		return fault_set(f, FAULT_INVALID, field,
+				 "only tensors of type e4m3 have scales; '%.150s' has another type",
+				 name);
+	if (n && n != 2)
+		return fault_set(f, FAULT_INVALID, field,
+				 "a block has 2 numbers, its rows and columns; that of '%.150s' "
+				 "has %zu",
+				 name, n);
+	return n && (!block[0] || !block[1])
+		       ? (int)fault_set(
+				 f, FAULT_INVALID, field,
+				 "a block of %u rows and %u columns has no elements; '%.150s' "
+				 "needs one that has",
+				 block[0], block[1], name)
+		       : 0;
+}
+
+static int view_check_scales(const view_declaration *p, const view_rule *r, unsigned number,
+			     struct fault *f)
+{
+	Shardd__V1__PublishedType type = r->type ? r->type : p->type;
+	char field[40];
+
+	snprintf(field, sizeof(field), "rules[%u].scale_block", number);
+	if (view_check_block(r->scale_block, r->n_scale_block, type, r->name, field, f))
+		return f->code;
+	snprintf(field, sizeof(field), "rules[%u].scale_name", number);
+	if (!*r->scale_name)
+		return 0;
+	if (type != SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3)
+		return fault_set(f, FAULT_INVALID, field,
+				 "only tensors of type e4m3 have scales; '%.150s' has another type",
+				 r->name);
+	if (r->n_also)
+		return fault_set(f, FAULT_INVALID, field,
+				 "'%.150s' has further names, and its scales have one for each: "
+				 "leave out scale_name or also",
+				 r->name);
+	return view_check_name(r, r->scale_name, field, f);
+}
+
 /* What only a rule that publishes something uses is not ignored. */
 static int view_check_drop(const view_rule *r, unsigned number, struct fault *f)
 {
@@ -95,14 +144,15 @@ static int view_check_drop(const view_rule *r, unsigned number, struct fault *f)
 	for (size_t k = 0; k < r->n_sources; k++)
 		cut |= r->sources[k]->transpose || r->sources[k]->slice;
 	if (cut || r->join_dim || *r->stack || r->type || r->pad_dim || r->pad_multiple ||
-	    r->n_also)
+	    r->n_also || r->n_scale_block || *r->scale_name)
 		return fault_set(f, FAULT_INVALID, field,
 				 "a rule without a name publishes nothing: it has only sources and "
 				 "optional");
 	return 0;
 }
 
-static int view_check_rule(const view_rule *r, unsigned number, struct fault *f)
+static int view_check_rule(const view_declaration *p, const view_rule *r, unsigned number,
+			   struct fault *f)
 {
 	char field[40];
 
@@ -126,7 +176,9 @@ static int view_check_rule(const view_rule *r, unsigned number, struct fault *f)
 	if (r->pad_dim && !r->pad_multiple)
 		return fault_set(f, FAULT_INVALID, field, "pad_dim %u needs pad_multiple",
 				 r->pad_dim);
-	return view_check_names(r, number, f);
+	if (view_check_names(r, number, f))
+		return f->code;
+	return view_check_scales(p, r, number, f);
 }
 
 /* Does any slice follow tp_size? */
@@ -136,7 +188,7 @@ static bool view_is_cut(const view_declaration *p)
 		for (size_t k = 0; k < p->rules[i]->n_sources; k++) {
 			const view_rule_source *s = p->rules[i]->sources[k];
 
-			if (s->slice && !s->slice->parts)
+			if (s->slice && !s->slice->parts && !s->slice->count)
 				return true;
 		}
 	return false;
@@ -153,12 +205,14 @@ static int view_check(const view_declaration *p, struct fault *f)
 				 p->tp_rank, p->tp_size ? p->tp_size - 1 : 0);
 	if (!view_knows_type(p->type))
 		return fault_set(f, FAULT_INVALID, "type", "there is no type %d", (int)p->type);
+	if (view_check_block(p->scale_block, p->n_scale_block, p->type, p->name, "scale_block", f))
+		return f->code;
 	if (p->n_rules > VIEW_MAX_RULES)
 		return fault_set(f, FAULT_INVALID, "rules",
 				 "%zu rules are too many: the limit is %u", p->n_rules,
 				 VIEW_MAX_RULES);
 	for (unsigned i = 0; i < p->n_rules; i++)
-		if (view_check_rule(p->rules[i], i, f))
+		if (view_check_rule(p, p->rules[i], i, f))
 			return f->code;
 	if (p->tp_size > 1 && !view_is_cut(p))
 		return fault_set(f, FAULT_INVALID, "tp_size",
@@ -267,34 +321,78 @@ static char *view_name_of(struct view_build *b, const char *pattern,
 	return name;
 }
 
-/* Further names of the last tensor. */
-static int view_add_names(struct view_build *b, const view_rule *r,
+/* The name of the scales of the tensor @name. Return: as view_name_of. */
+static char *view_scale_name(struct view_build *b, const char *name)
+{
+	char *ret = NULL;
+
+	if (strlen(name) + strlen(VIEW_SCALE) > PATTERN_MAX_BYTES) {
+		fault_set(b->f, FAULT_INVALID, "rules",
+			  "'%.150s' is too long a name for " VIEW_SCALE " behind it; at most %u "
+			  "bytes are possible",
+			  name, PATTERN_MAX_BYTES);
+		return NULL;
+	}
+	if (asprintf(&ret, "%s" VIEW_SCALE, name) < 0) {
+		fault_errno(b->f, -ENOMEM, "a publication");
+		return NULL;
+	}
+	return ret;
+}
+
+/* Another name, which is taken, of tensor @same; and of its scales. */
+static int view_add_name(struct view_build *b, uint32_t same, char *name)
+{
+	struct view_tensor t = b->v->tensors[same];
+
+	t.name = name;
+	t.same = same;
+	if (!name || view_append(b, &t))
+		return b->f->code;
+	if (t.dtype != DTYPE_E4M3)
+		return 0;
+	t = b->v->tensors[same + 1];
+	t.name = view_scale_name(b, name);
+	t.same = same + 1;
+	return t.name ? view_append(b, &t) : (int)b->f->code;
+}
+
+/* Further names of tensor @same. */
+static int view_add_names(struct view_build *b, const view_rule *r, uint32_t same,
 			  const struct pattern_values *values)
 {
-	uint32_t same = b->v->n - 1;
-
-	for (size_t i = 0; i < r->n_also; i++) {
-		struct view_tensor t = b->v->tensors[same];
-
-		t.name = view_name_of(b, r->also[i], values);
-		t.same = same;
-		if (!t.name || view_append(b, &t))
+	for (size_t i = 0; i < r->n_also; i++)
+		if (view_add_name(b, same, view_name_of(b, r->also[i], values)))
 			return b->f->code;
-	}
 	return 0;
+}
+
+/* The scales of tensor @of, if it has them. @values: NULL: of no rule. */
+static int view_add_scales_of(struct view_build *b, const struct view_match *m, uint32_t of,
+			      const struct pattern_values *values)
+{
+	const struct view_tensor *t = &b->v->tensors[of];
+	char *name;
+
+	if (t->dtype != DTYPE_E4M3)
+		return 0;
+	name = *m->rule->scale_name ? view_name_of(b, m->rule->scale_name, values)
+				    : view_scale_name(b, t->name);
+	return name ? view_add_scales(b, m, name) : (int)b->f->code;
 }
 
 static int view_add_match(struct view_build *b, const struct view_match *m,
 			  const struct pattern_values *values)
 {
+	uint32_t same = b->v->n;
 	char *name;
 
 	if (!*m->rule->name)
 		return 0;
 	name = view_name_of(b, m->rule->name, values);
-	if (!name || view_add(b, m, name))
+	if (!name || view_add(b, m, name) || view_add_scales_of(b, m, same, values))
 		return b->f->code;
-	return view_add_names(b, m->rule, values);
+	return view_add_names(b, m->rule, same, values);
 }
 
 /* The value of the placeholder that is stacked becomes @text. */
@@ -445,11 +543,28 @@ static int view_apply(struct view_build *b, const view_rule *r, unsigned number)
 /* The source @i is an alias of one that is published as tensor @same. */
 static int view_add_alias(struct view_build *b, uint32_t i, uint32_t same)
 {
-	struct view_tensor t = b->v->tensors[same];
+	char *name = strdup(b->sources[i].name);
 
-	t.name = strdup(b->sources[i].name);
-	t.same = same;
-	return t.name ? view_append(b, &t) : (int)fault_errno(b->f, -ENOMEM, "a publication");
+	return name ? view_add_name(b, same, name)
+		    : (int)fault_errno(b->f, -ENOMEM, "a publication");
+}
+
+/* The source @i as it is, under its own name. */
+static int view_add_plain(struct view_build *b, uint32_t i)
+{
+	view_rule rule = SHARDD__V1__PUBLISHED_RULE__INIT;
+	view_rule_source source = SHARDD__V1__PUBLISHED_SOURCE__INIT, *sources[1] = { &source };
+	struct view_match m = { .rule = &rule, .sources = &i, .each = 1 };
+	char *name = strdup(b->sources[i].name);
+	uint32_t at = b->v->n;
+
+	if (!name)
+		return fault_errno(b->f, -ENOMEM, "a publication");
+	rule.sources = sources;
+	rule.n_sources = 1;
+	if (view_add(b, &m, name))
+		return b->f->code;
+	return view_add_scales_of(b, &m, at, NULL);
 }
 
 /* Those that no rule has named; the aliases behind the others, whose memory they have. @tensors: by source,
@@ -458,17 +573,18 @@ static int view_add_rest_of(struct view_build *b, bool aliases, uint32_t *tensor
 {
 	for (size_t i = 0; i < b->n; i++) {
 		const struct view_source *s = &b->sources[b->by_name[i]];
-		uint32_t source;
+		uint32_t source, at;
 
 		if (s->alias != aliases || b->named[b->by_name[i]])
 			continue;
 		if (i + 1 < b->n && !strcmp(view_name_at(b, i + 1), s->name))
 			return view_not_unique(b, s->name);
 		source = b->by_name[i];
+		at = b->v->n;
 		if (s->alias && tensors[s->of] ? view_add_alias(b, source, tensors[s->of] - 1)
 					       : view_add_plain(b, source))
 			return b->f->code;
-		tensors[source] = b->v->n;
+		tensors[source] = at + 1;
 	}
 	return 0;
 }

@@ -45,15 +45,22 @@ struct view_box {
 	uint64_t at, dst_stride[2];
 };
 
+/* As in k_assemble_scales. */
+struct view_tiles {
+	uint64_t rows, columns, tile_rows, tile_columns;
+};
+
 struct view_tensor {
 	char *name; /* owned */
 	enum dtype dtype;
 	uint32_t dims;
 	uint64_t shape[VIEW_MAX_DIMS];
 	uint64_t elements;
-	uint64_t offset, bytes; /* in the generation */
-	bool gaps;              /* padded */
-	uint32_t same;          /* index of the one whose bytes these are; else its own */
+	uint64_t offset, bytes;  /* in the generation */
+	bool gaps;               /* padded */
+	uint32_t same;           /* index of the one whose bytes these are; else its own */
+	bool scales;             /* of the tensor of type e4m3 in front of it; it has no boxes */
+	struct view_tiles tiles; /* e4m3 */
 	uint32_t first_box, n_boxes;
 };
 

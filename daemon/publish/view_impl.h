@@ -29,8 +29,8 @@ struct view_match {
 
 /* view_shape.c: append the tensor @name (taken, also after an error). Return: 0 or a fault code. */
 int view_add(struct view_build *b, const struct view_match *m, char *name);
-/* The source @i as it is, under its own name. */
-int view_add_plain(struct view_build *b, uint32_t i);
+/* Append the scales of the last tensor, which has type e4m3, under @name, which is taken as above. */
+int view_add_scales(struct view_build *b, const struct view_match *m, char *name);
 /* Append @t, whose name is taken as above. */
 int view_append(struct view_build *b, struct view_tensor *t);
 

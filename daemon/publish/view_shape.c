@@ -82,14 +82,54 @@ static int view_shape_which(const struct view_build *b, const Shardd__V1__Publis
 	return 0;
 }
 
+/* The range that @s is; @extent: of the dimension. */
+static int view_shape_range(const struct view_build *b, const Shardd__V1__PublishedSlice *s,
+			    const char *field, const char *name, uint64_t extent)
+{
+	if (s->parts || s->parts_at_most || s->part)
+		return fault_set(b->f, FAULT_INVALID, field, "a range (first, count) has no parts");
+	if (!s->count)
+		return fault_set(b->f, FAULT_INVALID, field, "first %" PRIu64 " needs count",
+				 s->first);
+	if (s->first >= extent || s->count > extent - s->first)
+		return fault_set(b->f, FAULT_INVALID, field,
+				 "dimension %u of '%.200s' is %" PRIu64 "; %" PRIu64
+				 " from %" PRIu64 " on are out of range",
+				 s->dim, name, extent, s->count, s->first);
+	return 0;
+}
+
+/* Where the slice begins, and how much of the dimension it has. */
+static int view_shape_extent(const struct view_build *b, const Shardd__V1__PublishedSlice *s,
+			     const char *field, const char *name, uint64_t extent,
+			     uint64_t *ret_first, uint64_t *ret_count)
+{
+	uint32_t which = 0, parts = 1;
+
+	if (s->first || s->count) {
+		*ret_first = s->first;
+		*ret_count = s->count;
+		return view_shape_range(b, s, field, name, extent);
+	}
+	if (view_shape_which(b, s, field, &which, &parts))
+		return b->f->code;
+	if (extent % parts)
+		return fault_set(b->f, FAULT_INVALID, field,
+				 "dimension %u of '%.200s' is %" PRIu64
+				 ", which %u parts do not divide",
+				 s->dim, name, extent, parts);
+	*ret_count = extent / parts;
+	*ret_first = which * *ret_count;
+	return 0;
+}
+
 static int view_shape_slice(const struct view_build *b, const struct view_match *m, unsigned k,
 			    struct view_part *part)
 {
 	const Shardd__V1__PublishedSlice *s = m->rule->sources[k]->slice;
 	const char *name = b->sources[part->source].name;
-	uint32_t which = 0, parts = 1;
+	uint64_t first = 0, count = 0;
 	char field[64];
-	uint64_t each;
 
 	view_shape_field(field, sizeof(field), m, k, ".slice");
 	if (s->dim >= part->dims)
@@ -97,16 +137,10 @@ static int view_shape_slice(const struct view_build *b, const struct view_match 
 				 "'%.200s' has %u dimensions; there is no "
 				 "dimension %u",
 				 name, part->dims, s->dim);
-	if (view_shape_which(b, s, field, &which, &parts))
+	if (view_shape_extent(b, s, field, name, part->shape[s->dim], &first, &count))
 		return b->f->code;
-	if (part->shape[s->dim] % parts)
-		return fault_set(b->f, FAULT_INVALID, field,
-				 "dimension %u of '%.200s' is %" PRIu64
-				 ", which %u parts do not divide",
-				 s->dim, name, part->shape[s->dim], parts);
-	each = part->shape[s->dim] / parts;
-	part->from += which * each * part->strides[s->dim];
-	part->shape[s->dim] = each;
+	part->from += first * part->strides[s->dim];
+	part->shape[s->dim] = count;
 	return 0;
 }
 
@@ -357,6 +391,7 @@ static enum dtype view_shape_type(const struct view_build *b, uint32_t source,
 		[SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_FP32] = DTYPE_FP32,
 		[SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_BF16] = DTYPE_BF16,
 		[SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_FP16] = DTYPE_FP16,
+		[SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3] = DTYPE_E4M3,
 	};
 
 	type = type ? type : b->p->type;
@@ -385,6 +420,29 @@ static int view_shape_check_types(const struct view_build *b, const struct view_
 	return 0;
 }
 
+/* The tiles of a tensor of type e4m3: without a block it is one of one row. */
+static int view_shape_tiles(const struct view_build *b, const struct view_match *m,
+			    struct view_tensor *t)
+{
+	const view_rule *r = m->rule;
+	bool own = r->n_scale_block || r->type;
+	size_t n = own ? r->n_scale_block : b->p->n_scale_block;
+	const uint32_t *block = own ? r->scale_block : b->p->scale_block;
+	char field[40];
+
+	snprintf(field, sizeof(field), "rules[%u].scale_block", m->number);
+	if (n && t->dims < 2)
+		return fault_set(b->f, FAULT_INVALID, own ? field : "scale_block",
+				 "'%.200s' has %u dimensions: it has no rows and columns to cut "
+				 "into blocks of %ux%u. Give it a rule with another type, or "
+				 "without scale_block",
+				 t->name, t->dims, block[0], block[1]);
+	t->tiles = n ? (struct view_tiles){ t->shape[t->dims - 2], t->shape[t->dims - 1], block[0],
+					    block[1] }
+		     : (struct view_tiles){ 1, t->elements, 1, t->elements };
+	return 0;
+}
+
 static int view_shape_make(struct view_build *b, const struct view_match *m, struct view_tensor *t)
 {
 	uint64_t shape[VIEW_MAX_DIMS] = { 0 };
@@ -399,9 +457,15 @@ static int view_shape_make(struct view_build *b, const struct view_match *m, str
 	memcpy(t->shape + lead, shape, dims * sizeof(*shape));
 	if (m->rule->pad_multiple && view_shape_pad(b, m, t))
 		return b->f->code;
-	if (view_shape_size(b, t))
+	if (view_shape_size(b, t) || (t->dtype == DTYPE_E4M3 && view_shape_tiles(b, m, t)))
 		return b->f->code;
 	return view_shape_boxes(b, m, t);
+}
+
+/* Tiles of @each along @n. */
+static uint64_t view_shape_count(uint64_t n, uint64_t each)
+{
+	return (n + each - 1) / each;
 }
 
 int view_append(struct view_build *b, struct view_tensor *t)
@@ -440,14 +504,25 @@ int view_add(struct view_build *b, const struct view_match *m, char *name)
 	return view_append(b, &t);
 }
 
-int view_add_plain(struct view_build *b, uint32_t i)
+int view_add_scales(struct view_build *b, const struct view_match *m, char *name)
 {
-	view_rule rule = SHARDD__V1__PUBLISHED_RULE__INIT;
-	view_rule_source source = SHARDD__V1__PUBLISHED_SOURCE__INIT, *sources[1] = { &source };
-	struct view_match m = { .rule = &rule, .sources = &i, .each = 1 };
-	char *name = strdup(b->sources[i].name);
+	const struct view_tensor *of = &b->v->tensors[b->v->n - 1];
+	struct view_tensor t = { .name = name,
+				 .same = b->v->n,
+				 .dtype = DTYPE_FP32,
+				 .scales = true,
+				 .first_box = b->v->n_boxes };
+	bool cut = m->rule->n_scale_block || (!m->rule->type && b->p->n_scale_block);
 
-	rule.sources = sources;
-	rule.n_sources = 1;
-	return name ? view_add(b, &m, name) : fault_errno(b->f, -ENOMEM, "a publication");
+	if (cut) {
+		t.dims = of->dims;
+		memcpy(t.shape, of->shape, sizeof(t.shape));
+		t.shape[t.dims - 2] = view_shape_count(of->tiles.rows, of->tiles.tile_rows);
+		t.shape[t.dims - 1] = view_shape_count(of->tiles.columns, of->tiles.tile_columns);
+	}
+	if (view_shape_size(b, &t)) {
+		free(name);
+		return b->f->code;
+	}
+	return view_append(b, &t);
 }

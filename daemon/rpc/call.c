@@ -183,9 +183,13 @@ static void call_start_message(struct rpc_call *call)
 	struct outgoing *o = list_first(&call->out.messages, struct outgoing, link);
 	struct batch b = { .n = 0 };
 
+	call->out.sending = true;
+	if (o->lent) {
+		call_lend_start(call);
+		return;
+	}
 	call_add_headers(call, &b);
 	call_batch_add(&b, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = o->buffer;
-	call->out.sending = true;
 	call_batch_start(call, &b, &call->sent_tag);
 }
 
@@ -200,8 +204,7 @@ static void call_start_next(struct rpc_call *call)
 	call_batch_start(call, &b, &call->next.tag);
 }
 
-/* Start the next batch, if there is something to send and none under way. */
-static void call_pump(struct rpc_call *call)
+void call_pump(struct rpc_call *call)
 {
 	if (call->out.sending || call->out.status_sent || call->cancelled)
 		return;
@@ -229,6 +232,7 @@ static void call_on_sent(struct work *work)
 		call->cancelled = true;
 	}
 	call_pump(call);
+	call_lend_told(call);
 	call_unref(call);
 }
 
@@ -281,6 +285,7 @@ void call_tags_init(struct rpc_call *call)
 	call->close_tag.fn = call_on_close_tag;
 	call->sent_tag.fn = call_on_sent_tag;
 	call->next.tag.fn = call_on_next_tag;
+	list_init(&call->lent.link);
 	call->final_tag.fn = call_on_final_tag;
 }
 
@@ -610,8 +615,7 @@ void call_refuse_early(struct rpc_call *call)
 	      GRPC_CALL_OK);
 }
 
-/* Room for one message more, whose buffer the caller fills. Return: it, or NULL. */
-static struct outgoing *call_outgoing_new(struct rpc_call *call)
+struct outgoing *call_outgoing_new(struct rpc_call *call)
 {
 	struct outgoing *o;
 
@@ -620,6 +624,7 @@ static struct outgoing *call_outgoing_new(struct rpc_call *call)
 	o = malloc(sizeof(*o));
 	if (!o)
 		return NULL;
+	o->lent = false;
 	list_init(&o->link);
 	list_append(&call->out.messages, &o->link);
 	call->out.n++;

@@ -91,6 +91,24 @@ struct rpc_piece {
 int rpc_call_send_with(struct rpc_call *call, const struct rpc_piece *head,
 		       const struct rpc_piece *rest);
 
+/* Core has no part of the bytes any more. From the loop, exactly once, perhaps after the call. */
+typedef void (*rpc_returned_cb)(void *userdata);
+
+/* The same, but the bytes of @rest are lent, not copied: they do not change and stay mapped until
+ * @returned. Another thread than the loop's writes them to the socket. Return: 0, -ENOBUFS or
+ * -ECANCELED: nothing is lent, and @returned is not called. (call_lend.c) */
+int rpc_call_send_lent(struct rpc_call *call, const struct rpc_piece *head,
+		       const struct rpc_piece *rest, rpc_returned_cb returned, void *userdata);
+
+/* Streams: call @fn, from the loop, each time when all messages have been passed to the connection,
+ * as fast as the peer makes room. NULL: no more. */
+typedef void (*rpc_taken_cb)(struct rpc_call *call, void *userdata);
+void rpc_call_on_taken(struct rpc_call *call, rpc_taken_cb fn, void *userdata);
+
+/* The peer gets the status of @fault now, although it does not take messages that wait. The callback
+ * of rpc_call_on_cancelled follows, and ends the call. */
+void rpc_call_abort(struct rpc_call *call, const struct fault *fault);
+
 /* @message: valid until the next call of rpc_call_next, or until the call ends. NULL: @why->code
  * is FAULT_NONE when the client sends no more; otherwise the message cannot be taken: fail the
  * call with @why (borrowed). */

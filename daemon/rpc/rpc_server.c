@@ -226,6 +226,7 @@ static int rpc_server_core_init(struct rpc_server *s, const struct rpc_options *
 /* Free what core_init made. The queue is shut down and drained. */
 static void rpc_server_free(struct rpc_server *s)
 {
+	call_lend_stop(s);
 	grpc_completion_queue_destroy(s->cq);
 	grpc_server_credentials_release(s->creds);
 	peer_table_deinit(&s->table);

@@ -91,6 +91,7 @@ enum refusal {
 struct outgoing {
 	struct list link;
 	grpc_byte_buffer *buffer;
+	bool lent; /* with bytes that are not copied: call_lend_start */
 };
 
 struct rpc_call {
@@ -154,6 +155,15 @@ struct rpc_call {
 		bool status_sent;  /* the final batch has been started */
 	} out;
 
+	/* Messages with lent bytes (call_lend.c). */
+	struct {
+		struct list link;         /* rpc_server.lender.calls */
+		struct outgoing *message; /* to be started */
+		bool headers;             /* with initial metadata */
+		rpc_taken_cb taken_fn;
+		void *taken_data;
+	} lent;
+
 	/* The status, kept until the final batch is done. */
 	struct {
 		int code;
@@ -161,6 +171,16 @@ struct rpc_call {
 		grpc_metadata trailer;
 		bool has_trailer;
 	} status;
+};
+
+/* The thread that starts messages with lent bytes. */
+struct rpc_lender {
+	pthread_t thread;
+	pthread_mutex_t mu;
+	pthread_cond_t more;
+	struct list calls; /* by lent.link, under @mu */
+	bool stop;         /* under @mu */
+	bool runs;         /* the loop's */
 };
 
 struct rpc_server {
@@ -183,6 +203,7 @@ struct rpc_server {
 	struct peer_table table;
 	size_t n_calls; /* not ended */
 	bool closing;
+	struct rpc_lender lender;
 	struct tag down_tag;   /* core has shut down */
 	struct work down_work; /* the same, on the loop */
 	struct work over_work; /* the thread is about to return */
@@ -211,7 +232,21 @@ int call_arm(struct slot *slot);
 /* The batch of call->next is over. */
 void call_on_next_tag(struct tag *tag, bool ok);
 
+/* --- call_lend.c --- */
+
+/* Loop thread: have another thread start the first message, which is lent. */
+void call_lend_start(struct rpc_call *call);
+/* End that thread; no call is left. Safe without a thread. */
+void call_lend_stop(struct rpc_server *s);
+/* Loop thread: a message was sent, or was dropped. */
+void call_lend_told(struct rpc_call *call);
+
 /* --- call.c --- */
+
+/* Loop thread. Room for one message more, whose buffer the caller fills. Return: it, or NULL. */
+struct outgoing *call_outgoing_new(struct rpc_call *call);
+/* Start the next batch, if there is something to send and none under way. */
+void call_pump(struct rpc_call *call);
 
 /* Requests of its calls now hold @bytes less. */
 void peer_let_go(struct peer *p, uint64_t bytes);

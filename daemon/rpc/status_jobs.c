@@ -1,10 +1,11 @@
-/* Jobs with their ranks, readers and units. */
+/* Jobs with their ranks and units. */
 #include <string.h>
 
 #include "core/check.h"
 #include "cluster/cluster.h"
 #include "core/clock.h"
 #include "job/admission.h"
+#include "job/base.h"
 #include "job/elastic.h"
 #include "job/kept.h"
 #include "job/launched.h"
@@ -203,34 +204,28 @@ static uint64_t status_jobs_quarantined_of(const struct job *job)
 static void status_jobs_fill_readers(struct arena *a, const struct job *job,
 				     Shardd__V1__JobStatus *j)
 {
-	uint64_t now = clock_now_us();
-	const struct reader *r, *tmp;
-	struct list *all = (struct list *)&job->readers.all;
 	char waits[320];
+
+	readers_holding(job, waits, sizeof(waits));
+	j->waits_for_reader = status_text(a, condition_is_idle(&job->readers.writers) ? "" : waits);
+}
+
+static void status_jobs_fill_base(struct arena *a, const struct job *job, Shardd__V1__JobStatus *j)
+{
+	struct list *all = (struct list *)(uintptr_t)&job->readers.of_base;
+	const struct base_reader *r, *tmp;
 	size_t n = 0;
 
-	readers_holding(job, now, waits, sizeof(waits));
-	j->waits_for_reader = status_text(a, condition_is_idle(&job->readers.writers) ? "" : waits);
-	j->overtaken_reads = job->readers.overtaken;
 	list_for_each (r, tmp, all, link)
 		n++;
-	j->readers = n ? STATUS_MESSAGES(a, n, ReaderStatus, reader_status) : NULL;
+	j->readers = n ? STATUS_MESSAGES(a, n, BaseReaderStatus, base_reader_status) : NULL;
 	if (!j->readers)
 		return;
 	list_for_each (r, tmp, all, link) {
-		Shardd__V1__ReaderStatus *s = j->readers[j->n_readers++];
-		bool timed = r->state == READER_WAITING || r->state == READER_HOLDS;
+		Shardd__V1__BaseReaderStatus *m = j->readers[j->n_readers++];
 
-		s->session = r->session;
-		s->pid = r->proc ? (int32_t)proc_pid(r->proc) : 0;
-		s->state = STATUS_STATE(ReaderState, reader_state, reader_state_name(r->state));
-		s->step = r->state == READER_HOLDS || r->state == READER_OVERTAKEN ? r->step : 0;
-		s->state_ms = (now - r->since_us) / 1000;
-		s->left_ms = timed && r->until_us > now ? (r->until_us - now) / 1000 : 0;
-		waits[0] = '\0';
-		if (r->state == READER_WAITING)
-			reader_wait_for(r, waits, sizeof(waits));
-		s->waits_for = status_text(a, waits);
+		m->session = r->session;
+		m->pid = r->pid;
 	}
 }
 
@@ -442,7 +437,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	j->world_size = job->rec->world_size;
 	status_jobs_fill_position(job->rec, j);
 	j->epoch = job->rec->epoch;
-	j->lifetime = (char *)(job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL");
+	j->lifetime = (char *)(uintptr_t)job_lifetime_word(job->rec->lifetime);
 	j->resume = (char *)job_resume_word(job->rec);
 	j->min_ranks = job->rec->min_ranks;
 	j->max_ranks = job->rec->max_ranks;
@@ -462,6 +457,7 @@ static void status_jobs_fill_job(struct arena *a, const struct job *job, bool wi
 	for (uint32_t r = 0; r < j->n_ranks; r++)
 		status_jobs_fill_rank(a, job, r, j->ranks[r]);
 	status_jobs_fill_readers(a, job, j);
+	status_jobs_fill_base(a, job, j);
 	status_fill_publications(a, job, j);
 	status_jobs_fill_checkpoint(a, job, j);
 	status_jobs_fill_loading(a, job, j);

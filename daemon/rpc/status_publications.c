@@ -1,4 +1,6 @@
 /* Publications of a job, their generations, and who has these. */
+#include <string.h>
+
 #include "core/check.h"
 #include "core/clock.h"
 #include "publish/publication.h"
@@ -8,10 +10,14 @@ static void status_publications_fill_leases(struct arena *a, const struct publis
 					    Shardd__V1__GenerationStatus *s)
 {
 	const struct publication_lease *l, *tmp;
+	const struct board_reader *r, *tmp2;
+	struct list *readers = (struct list *)(uintptr_t)&g->p->board.readers;
 	uint64_t now = clock_now_us();
 	size_t n = 0;
 
 	list_for_each (l, tmp, (struct list *)(uintptr_t)&g->leases, link)
+		n++;
+	list_for_each (r, tmp2, readers, link)
 		n++;
 	s->leases = n ? STATUS_MESSAGES(a, n, LeaseStatus, lease_status) : NULL;
 	if (!s->leases)
@@ -22,6 +28,18 @@ static void status_publications_fill_leases(struct arena *a, const struct publis
 		to->session = l->session;
 		to->pid = l->pid;
 		to->held_ms = (now - l->since_us) / 1000;
+		to->streams = l->streams;
+		to->sent_bytes = l->sent;
+	}
+	list_for_each (r, tmp2, readers, link) {
+		Shardd__V1__LeaseStatus *to = s->leases[s->n_leases];
+
+		if (!publication_reader_holds(r, g))
+			continue;
+		to->session = r->session;
+		to->pid = r->pid;
+		to->held_ms = board_reader_held_us(r, now) / 1000;
+		s->n_leases++;
 	}
 }
 
@@ -66,6 +84,41 @@ static void status_publications_fill_generations(struct arena *a, const struct p
 		status_publications_fill_generation(a, g, s->generations[s->n_generations++]);
 }
 
+/* The status outlives the declaration. */
+static uint32_t *status_publications_copy(struct arena *a, const uint32_t *ids, size_t n)
+{
+	uint32_t *to = arena_take(a, n * sizeof(*to) + 1);
+
+	if (to && n)
+		memcpy(to, ids, n * sizeof(*to));
+	return to;
+}
+
+static void status_publications_fill_readers(struct arena *a, const view_declaration *d,
+					     Shardd__V1__PublicationStatus *s)
+{
+	const Shardd__V1__PublishedReaders *r = d->readers;
+
+	s->readers_may_publish = d->readers_may_publish;
+	if (!r)
+		return;
+	s->reader_users = status_publications_copy(a, r->users, r->n_users);
+	s->n_reader_users = s->reader_users ? r->n_users : 0;
+	s->reader_groups = status_publications_copy(a, r->groups, r->n_groups);
+	s->n_reader_groups = s->reader_groups ? r->n_groups : 0;
+}
+
+static unsigned status_publications_streams(const struct publication *p)
+{
+	const struct publication_lease *l, *tmp;
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		list_for_each (l, tmp, (struct list *)(uintptr_t)&p->buffers[i].leases, link)
+			n += l->streams;
+	return n;
+}
+
 static void status_publications_fill_one(struct arena *a, const struct publication *p,
 					 Shardd__V1__PublicationStatus *s)
 {
@@ -84,8 +137,17 @@ static void status_publications_fill_one(struct arena *a, const struct publicati
 	s->skipped = p->counts.skipped;
 	s->dropped = p->counts.dropped;
 	s->failed = p->counts.failed;
+	s->delta_percent = d->delta_percent;
+	s->deltas = p->counts.deltas;
+	s->delta_bytes = p->counts.delta_bytes;
+	s->changed = p->counts.changed;
+	s->compared = p->counts.compared;
+	s->not_deltas = p->counts.not_deltas;
 	s->why = status_text(a, p->why);
 	s->since_unix_us = p->since_unix_us;
+	s->streams = status_publications_streams(p);
+	s->streamed_bytes = p->counts.streamed;
+	status_publications_fill_readers(a, d, s);
 	list_for_each (w, tmp, (struct list *)(uintptr_t)&p->waits, link)
 		s->waiting++;
 	status_publications_fill_generations(a, p, s);

@@ -3,10 +3,10 @@
 #include "core/clock.h"
 #include "rpc/status_fill.h"
 
-/* The job of which it is a rank, or which it reads. */
+/* The job of which it is a rank. */
 static const struct job *status_sessions_job_of(const struct session *s)
 {
-	return s->member ? s->member->job : s->reader ? s->reader->job : NULL;
+	return s->member ? s->member->job : NULL;
 }
 
 static bool status_sessions_session_visible(const struct status_scope *scope,

@@ -184,19 +184,21 @@ static const struct rpc_method svc_shardd_calls[] = {
 	{ "LoadCheckpoint", svc_load_checkpoint, false, false },
 	{ "SetCheckpoints", svc_set_checkpoints, false, false },
 	{ "ResizeJob", svc_resize_job, false, false },
+	{ "ReadBase", svc_read_base, false, false },
 	{ "Join", svc_join, false, false },
 	{ "Leave", svc_leave, false, false },
 	{ "CreateGroup", svc_create_group, false, false },
 	{ "RegisterUnits", svc_register, false, true },
-	{ "ReadJob", svc_read_job, false, false },
-	{ "HoldStep", svc_hold_step, false, false },
-	{ "ReleaseStep", svc_release_step, false, false },
 	{ "DeclarePublication", svc_declare_publication, false, false },
 	{ "DropPublication", svc_drop_publication, false, false },
 	{ "PublishGeneration", svc_publish_generation, false, false },
 	{ "AcquireGeneration", svc_acquire_generation, false, false },
 	{ "DescribeGeneration", svc_describe_generation, false, false },
 	{ "ReleaseGeneration", svc_release_generation, false, false },
+	{ "OpenReader", svc_open_reader, false, false },
+	{ "CloseReader", svc_close_reader, false, false },
+	{ "StreamGeneration", svc_stream_generation, true, false },
+	{ "ListPublications", svc_list_publications, false, false },
 };
 
 static struct rpc_method svc_shardd_method(const char *name)
@@ -217,7 +219,6 @@ static void svc_shardd_fill(struct svc_shardd *svc)
 		&shardd__v1__unit_service__descriptor,
 		&shardd__v1__training_service__descriptor,
 		&shardd__v1__ddp_service__descriptor,
-		&shardd__v1__reader_service__descriptor,
 		&shardd__v1__publication_service__descriptor,
 	};
 	struct rpc_method *next = svc->methods;

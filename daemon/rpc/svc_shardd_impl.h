@@ -61,11 +61,6 @@ void svc_share_events(struct rpc_call *call, const ProtobufCMessage *request, vo
 /* svc_shardd_units.c */
 void svc_register(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 
-/* svc_shardd_read.c */
-void svc_read_job(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
-void svc_hold_step(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
-void svc_release_step(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
-
 /* svc_shardd_publish.c */
 void svc_declare_publication(struct rpc_call *call, const ProtobufCMessage *request,
 			     void *userdata);
@@ -75,5 +70,19 @@ void svc_acquire_generation(struct rpc_call *call, const ProtobufCMessage *reque
 void svc_describe_generation(struct rpc_call *call, const ProtobufCMessage *request,
 			     void *userdata);
 void svc_release_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_open_reader(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+void svc_close_reader(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+struct view_tensor;
+/* @m: to be initialised; what it points to is @t's. */
+void svc_shardd_publish_fill_tensor(const struct view_tensor *t, Shardd__V1__PublishedTensor *m);
+
+/* svc_shardd_base.c */
+void svc_read_base(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+
+/* svc_shardd_list.c */
+void svc_list_publications(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
+
+/* svc_stream.c */
+void svc_stream_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata);
 
 #endif

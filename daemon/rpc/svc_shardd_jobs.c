@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "core/text.h"
 #include "rpc/audit.h"
+#include "job/base.h"
 #include "job/saving.h"
 #include "rpc/svc_shardd_impl.h"
 #include "rpc/unit_spec.h"
@@ -46,9 +47,9 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, state_checkpoints *room, str
 	if (!spec->world_size)
 		return fault_set(f, FAULT_INVALID, "job.world_size",
 				 "job.world_size is 0; it must be 1 or more");
-	if ((unsigned)spec->lifetime > JOB_KEEP)
+	if ((unsigned)spec->lifetime > JOB_BASE)
 		return fault_set(f, FAULT_INVALID, "job.lifetime",
-				 "job.lifetime is %d; it must be EPHEMERAL or KEEP",
+				 "job.lifetime is %d; it must be EPHEMERAL, KEEP or BASE",
 				 spec->lifetime);
 	if ((unsigned)spec->resume > JOB_RESUME_NO_COPY)
 		return fault_set(f, FAULT_INVALID, "job.resume",
@@ -100,8 +101,8 @@ int svc_decode_job(const Shardd__V1__JobSpec *spec, state_checkpoints *room, str
 void svc_log_created(const struct proc *who, const struct job *job)
 {
 	audit(who, "created", job->label, "world_size=%u lifetime=%s ttl_s=%u private=%s",
-	      job->rec->world_size, job->rec->lifetime == JOB_KEEP ? "KEEP" : "EPHEMERAL",
-	      job->rec->ttl_s, job->rec->is_private ? "yes" : "no");
+	      job->rec->world_size, job_lifetime_word(job->rec->lifetime), job->rec->ttl_s,
+	      job->rec->is_private ? "yes" : "no");
 }
 
 void svc_refuse(struct rpc_call *call, const char *what, const char *job, const struct fault *f)
@@ -281,9 +282,11 @@ void svc_delete_job(struct rpc_call *call, const ProtobufCMessage *request, void
 		if (svc_shardd_jobs_act(call, job, false, r->force) != RES_DONE)
 			return;
 		text_copy(label, sizeof(label), job->label);
-		if (r->force || !job->present)
-			saving_cancel(job);
-		job_delete(job, r->force, &reply.freed_bytes, &f);
+		if (base_check_delete(job, r->force, &f) == 0) {
+			if (r->force || !job->present)
+				saving_cancel(job);
+			job_delete(job, r->force, &reply.freed_bytes, &f);
+		}
 	}
 	if (f.code) {
 		svc_refuse(call, "delete", r->job, &f);

@@ -10,6 +10,7 @@
 #include "publication.pb-c.h"
 #include "publish/publication.h"
 #include "rpc/arena.h"
+#include "rpc/svc_publication.h"
 #include "rpc/svc_shardd_impl.h"
 
 /* Tensors of one answer. */
@@ -25,29 +26,6 @@ static int svc_shardd_publish_job(struct rpc_call *call, void *userdata, const s
 			       job_check_open(*ret, proc_uid(s->proc), f)
 		       ? (int)f->code
 		       : 0;
-}
-
-/* The publication @name of the job @job_name. Return: NULL: the call has ended. */
-static struct publication *svc_shardd_publish_find(struct rpc_call *call, void *userdata,
-						   const char *job_name, const char *name)
-{
-	struct session *s = svc_session(call);
-	struct publication *p = NULL;
-	struct fault f = FAULT_NULL;
-	struct job *job;
-
-	if (!s)
-		return NULL;
-	if (svc_shardd_publish_job(call, userdata, s, job_name, &job, &f) == 0) {
-		p = publication_find(job, name);
-		if (!p)
-			fault_set(&f, FAULT_NOT_FOUND, "name",
-				  "job '%s' has no publication '%.64s': declare it first",
-				  job->rec->name, name);
-	}
-	if (f.code)
-		svc_refuse(call, "publish", job_name, &f);
-	return p;
 }
 
 /* ------------------------------------------------------------------- declare, drop */
@@ -105,7 +83,8 @@ void svc_drop_publication(struct rpc_call *call, const ProtobufCMessage *request
 	const Shardd__V1__DropPublicationRequest *r =
 		(const Shardd__V1__DropPublicationRequest *)request;
 	Shardd__V1__DropPublicationResponse reply = SHARDD__V1__DROP_PUBLICATION_RESPONSE__INIT;
-	struct publication *p = svc_shardd_publish_find(call, userdata, r->job, r->name);
+	struct publication *p =
+		svc_publication_find(call, userdata, r->job, r->name, SVC_PUBLICATION_OWN);
 
 	if (!p)
 		return;
@@ -190,7 +169,7 @@ void svc_publish_generation(struct rpc_call *call, const ProtobufCMessage *reque
 	struct svc_shardd_publish_wait how = { .answer = svc_shardd_publish_answer_made };
 	const struct published *newest;
 
-	how.p = svc_shardd_publish_find(call, userdata, r->job, r->name);
+	how.p = svc_publication_find(call, userdata, r->job, r->name, SVC_PUBLICATION_PUBLISH);
 	if (!how.p)
 		return;
 	newest = publication_newest(how.p);
@@ -206,6 +185,7 @@ void svc_publish_generation(struct rpc_call *call, const ProtobufCMessage *reque
 
 /* ------------------------------------------------------------------ acquire, release */
 
+/* @s: that gets a lease; NULL: the reader has a hold. @g: NULL: there is none. */
 static void svc_shardd_publish_reply_lease(struct rpc_call *call, struct session *s,
 					   struct published *g)
 {
@@ -213,13 +193,13 @@ static void svc_shardd_publish_reply_lease(struct rpc_call *call, struct session
 	struct publication_lease *l;
 	struct fault f = FAULT_NULL;
 
-	l = g ? session_lease(s, g, &f) : NULL;
+	l = g && s ? session_lease(s, g, &f) : NULL;
 	if (f.code) {
 		rpc_call_fail(call, &f);
 		return;
 	}
-	if (l) {
-		reply.lease = l->id;
+	if (g) {
+		reply.lease = l ? l->id : 0;
 		reply.number = g->number;
 		reply.step = g->step;
 		reply.checksum = g->checksum;
@@ -239,21 +219,60 @@ static void svc_shardd_publish_answer_lease(struct svc_shardd_publish_wait *wait
 		svc_shardd_publish_reply_lease(wait->call, s, publication_newest(wait->p));
 }
 
+static void svc_shardd_publish_answer_hold(struct svc_shardd_publish_wait *wait)
+{
+	svc_shardd_publish_reply_lease(wait->call, NULL, publication_newest(wait->p));
+}
+
+/* The reader of the call's session, whose publication is there. NULL: the call has ended. */
+static struct board_reader *svc_shardd_publish_reader(struct rpc_call *call, uint64_t id)
+{
+	struct session *s = svc_session(call);
+	struct board_reader *r;
+	struct fault f = FAULT_NULL;
+
+	if (!s)
+		return NULL;
+	r = session_find_reader(s, id, &f);
+	if (r && !r->p)
+		fault_set(&f, FAULT_NOT_FOUND, "reader",
+			  "its publication was dropped, or the job deleted");
+	if (!f.code)
+		return r;
+	rpc_call_fail(call, &f);
+	return NULL;
+}
+
+/* What the request is about. NULL: the call has ended. */
+static struct publication *svc_shardd_publish_acquired(
+	struct rpc_call *call, void *userdata, const Shardd__V1__AcquireGenerationRequest *r)
+{
+	struct board_reader *reader;
+
+	if (!r->reader)
+		return svc_publication_find(call, userdata, r->job, r->name, SVC_PUBLICATION_READ);
+	reader = svc_shardd_publish_reader(call, r->reader);
+	return reader ? reader->p : NULL;
+}
+
 void svc_acquire_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__AcquireGenerationRequest *r =
 		(const Shardd__V1__AcquireGenerationRequest *)request;
-	struct svc_shardd_publish_wait how = { .answer = svc_shardd_publish_answer_lease };
+	struct svc_shardd_publish_wait how = { .answer =
+						       r->reader
+							       ? svc_shardd_publish_answer_hold
+							       : svc_shardd_publish_answer_lease };
 	struct published *newest;
 
-	how.p = svc_shardd_publish_find(call, userdata, r->job, r->name);
+	how.p = svc_shardd_publish_acquired(call, userdata, r);
 	if (!how.p)
 		return;
 	newest = publication_newest(how.p);
 	if (newest && newest->number <= r->newer_than)
 		newest = NULL;
 	if (newest || !r->wait) {
-		svc_shardd_publish_reply_lease(call, svc_session(call), newest);
+		svc_shardd_publish_reply_lease(call, r->reader ? NULL : svc_session(call), newest);
 		return;
 	}
 	how.w.newer_than = r->newer_than;
@@ -289,17 +308,92 @@ void svc_release_generation(struct rpc_call *call, const ProtobufCMessage *reque
 	rpc_call_reply(call, &reply.base);
 }
 
+/* ------------------------------------------------------------------------- readers */
+
+void svc_open_reader(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__OpenReaderRequest *r = (const Shardd__V1__OpenReaderRequest *)request;
+	Shardd__V1__OpenReaderResponse reply = SHARDD__V1__OPEN_READER_RESPONSE__INIT;
+	struct publication *p =
+		svc_publication_find(call, userdata, r->job, r->name, SVC_PUBLICATION_READ);
+	struct board_reader *reader;
+	struct fault f = FAULT_NULL;
+
+	if (!p)
+		return;
+	reader = session_open_reader(svc_session(call), p, &f);
+	if (!reader) {
+		svc_refuse(call, "publish", r->job, &f);
+		return;
+	}
+	reply.reader = reader->id;
+	reply.board = p->board.slab->id;
+	reply.hold = reader->slab->id;
+	rpc_call_reply(call, &reply.base);
+}
+
+void svc_close_reader(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	const Shardd__V1__CloseReaderRequest *r = (const Shardd__V1__CloseReaderRequest *)request;
+	Shardd__V1__CloseReaderResponse reply = SHARDD__V1__CLOSE_READER_RESPONSE__INIT;
+	struct session *s = svc_session(call);
+	struct board_reader *reader;
+	struct fault f = FAULT_NULL;
+
+	(void)userdata;
+	if (!s)
+		return;
+	reader = session_find_reader(s, r->reader, &f);
+	if (!reader) {
+		rpc_call_fail(call, &f);
+		return;
+	}
+	publication_close_reader(reader);
+	rpc_call_reply(call, &reply.base);
+}
+
 /* ------------------------------------------------------------------------ describe */
+
+/* The generation that the request is about; NULL: the call has ended. */
+static struct published *svc_shardd_publish_described(
+	struct rpc_call *call, const Shardd__V1__DescribeGenerationRequest *r)
+{
+	struct board_reader *reader;
+	struct publication_lease *l;
+	struct published *g = NULL;
+	struct fault f = FAULT_NULL;
+
+	if (r->reader) {
+		reader = svc_shardd_publish_reader(call, r->reader);
+		if (!reader)
+			return NULL;
+		g = publication_numbered(reader->p, r->number);
+		if (!g)
+			fault_set(&f, FAULT_NOT_FOUND, "number",
+				  "generation %llu is not there any more: take the newest one",
+				  (unsigned long long)r->number);
+	} else {
+		l = svc_shardd_publish_lease_of(call, r->lease);
+		if (!l)
+			return NULL;
+		g = l->g;
+		if (!g)
+			fault_set(&f, FAULT_NOT_FOUND, "lease", "the publication was dropped");
+	}
+	if (f.code)
+		rpc_call_fail(call, &f);
+	return g;
+}
 
 static Shardd__V1__PublishedType svc_shardd_publish_type(enum dtype t)
 {
 	return t == DTYPE_FP32   ? SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_FP32
 	       : t == DTYPE_BF16 ? SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_BF16
+	       : t == DTYPE_E4M3 ? SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3
 				 : SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_FP16;
 }
 
-static void svc_shardd_publish_fill_tensor(const struct view_tensor *t,
-					   Shardd__V1__PublishedTensor *m)
+void svc_shardd_publish_fill_tensor(const struct view_tensor *t, Shardd__V1__PublishedTensor *m)
 {
 	shardd__v1__published_tensor__init(m);
 	m->name = t->name;
@@ -333,20 +427,18 @@ void svc_describe_generation(struct rpc_call *call, const ProtobufCMessage *requ
 		(const Shardd__V1__DescribeGenerationRequest *)request;
 	Shardd__V1__DescribeGenerationResponse reply =
 		SHARDD__V1__DESCRIBE_GENERATION_RESPONSE__INIT;
-	const struct publication_lease *l = svc_shardd_publish_lease_of(call, r->lease);
+	const struct published *g = svc_shardd_publish_described(call, r);
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
 
 	(void)userdata;
-	if (!l)
+	if (!g)
 		return;
-	if (!l->g)
-		fault_set(&f, FAULT_NOT_FOUND, "lease", "the publication was dropped");
-	else if (r->first >= l->g->assembly->view->n)
+	if (r->first >= g->assembly->view->n)
 		fault_set(&f, FAULT_INVALID, "first", "first %u is out of range (0..%u)", r->first,
-			  l->g->assembly->view->n - 1);
+			  g->assembly->view->n - 1);
 	else
-		svc_shardd_publish_fill_page(&a, l->g->assembly->view, r->first, &reply);
+		svc_shardd_publish_fill_page(&a, g->assembly->view, r->first, &reply);
 	if (a.failed)
 		fault_errno(&f, -ENOMEM, "listing a generation's tensors");
 	if (f.code)

@@ -55,7 +55,7 @@ static int unit_spec_dtype_field(int value, int absent, uint32_t *ret, const cha
 {
 	int v = value ? value : absent;
 
-	if (!dtype_size((enum dtype)v))
+	if (!dtype_is_stored((enum dtype)v))
 		return fault_set(f, FAULT_INVALID, field,
 				 "unit '%.64s': %s is %d; it must be FP32, BF16 or FP16", unit,
 				 field, value);

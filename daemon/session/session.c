@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/clock.h"
+#include "job/base.h"
 #include "net/local.h"
 
 #define SESSION_MAGIC 0x53455353u
@@ -51,6 +52,8 @@ int session_new(struct sessions *all, struct conn *c, const char *name, struct s
 	memcpy(s->name, name, strnlen(name, SESSION_NAME_MAX));
 	list_init(&s->locals);
 	list_init(&s->leases);
+	list_init(&s->holds);
+	list_init(&s->bases);
 	list_init(&s->watches);
 	list_init(&s->link);
 	list_append(&all->all, &s->link);
@@ -114,9 +117,12 @@ void session_end(struct session *s, const char *why)
 		job_lost(s->member, why);
 		session_drop_member(s);
 	}
-	s->reader = reader_free(s->reader);
 	while (!list_empty(&s->leases))
 		publication_release(list_first(&s->leases, struct publication_lease, held));
+	while (!list_empty(&s->holds))
+		publication_close_reader(list_first(&s->holds, struct board_reader, held));
+	while (!list_empty(&s->bases))
+		base_reader_free(list_first(&s->bases, struct base_reader, held));
 	session_tell_dependents(s);
 	conn_set_user(s->conn, NULL);
 	list_unlink(&s->link);
@@ -153,10 +159,6 @@ enum res session_join(struct session *s, struct job *job, const struct job_joini
 {
 	struct member *m = NULL;
 
-	if (s->reader)
-		return res_of(fault_set(f, FAULT_STATE, NULL,
-					"this session reads a job and cannot be a rank: open a new "
-					"connection to join"));
 	if (s->member && s->member->job != job && s->member->state != MEMBER_LEFT &&
 	    !s->member->job->life.deleted)
 		return res_of(fault_set(f, FAULT_STATE, NULL,
@@ -184,49 +186,59 @@ enum res session_leave(struct session *s, bool *ret_freed, struct fault *f)
 	return job_leave(m, ret_freed, f);
 }
 
-int session_read(struct session *s, struct job *job, struct fault *f)
+int session_read_base(struct session *s, struct job *job, struct fault *f)
 {
-	struct reader *r;
+	struct base_reader *r, *tmp;
+	unsigned n = 0;
 
-	if (s->member)
-		return fault_set(f, FAULT_STATE, NULL,
-				 "this session is, or was, rank %u of job '%s': open a new "
-				 "connection to read",
-				 s->member->rank, s->member->job->rec->name);
-	if (s->reader && s->reader->job == job)
-		return 0;
-	if (s->reader && (s->reader->state == READER_HOLDS || s->reader->state == READER_WAITING))
-		return fault_set(f, FAULT_STATE, NULL,
-				 "this session holds a step of job '%s', or waits for one: release "
-				 "it first",
-				 s->reader->job->rec->name);
-	if (reader_new(job, s->proc, s->id, &r) < 0)
-		return fault_errno(f, -ENOMEM, "reading a job");
-	reader_free(s->reader);
-	s->reader = r;
+	if (base_check_read(job, f))
+		return f->code;
+	list_for_each (r, tmp, &s->bases, held) {
+		if (r->job == job)
+			return 0;
+		n++;
+	}
+	if (n >= SESSION_MAX_BASES)
+		return fault_set(f, FAULT_EXHAUSTED, NULL,
+				 "this session reads %u bases, the most that are possible: open a "
+				 "new connection to read another",
+				 n);
+	r = base_reader_new(job, s->id, (int)proc_pid(s->proc));
+	if (!r)
+		return fault_errno(f, -ENOMEM, "reading a base");
+	list_append(&s->bases, &r->held);
 	return 0;
 }
 
 static unsigned session_count_leases(const struct session *s)
 {
 	const struct publication_lease *l, *tmp;
+	const struct board_reader *r, *tmp2;
 	unsigned n = 0;
 
 	list_for_each (l, tmp, (struct list *)(uintptr_t)&s->leases, held)
 		n++;
+	list_for_each (r, tmp2, (struct list *)(uintptr_t)&s->holds, held)
+		n++;
 	return n;
+}
+
+static int session_check_leases(const struct session *s, struct fault *f)
+{
+	return session_count_leases(s) < SESSION_MAX_LEASES
+		       ? 0
+		       : (int)fault_set(f, FAULT_EXHAUSTED, NULL,
+					"this session has %u leases and readers, the most that are "
+					"possible: release some",
+					SESSION_MAX_LEASES);
 }
 
 struct publication_lease *session_lease(struct session *s, struct published *g, struct fault *f)
 {
 	struct publication_lease *l;
 
-	if (session_count_leases(s) >= SESSION_MAX_LEASES) {
-		fault_set(f, FAULT_EXHAUSTED, NULL,
-			  "this session has %u leases, the most that are possible: release some",
-			  SESSION_MAX_LEASES);
+	if (session_check_leases(s, f))
 		return NULL;
-	}
 	l = publication_lease(g);
 	if (!l) {
 		fault_errno(f, -ENOMEM, "leasing a generation");
@@ -249,6 +261,34 @@ struct publication_lease *session_lease_find(struct session *s, uint64_t id, str
 	fault_set(
 		f, FAULT_NOT_FOUND, NULL,
 		"this session has no lease %llu: it was released, or the connection was made again",
+		(unsigned long long)id);
+	return NULL;
+}
+
+struct board_reader *session_open_reader(struct session *s, struct publication *p, struct fault *f)
+{
+	struct board_reader *r;
+
+	if (session_check_leases(s, f) ||
+	    publication_open_reader(p, session_account(s), proc_uid(s->proc), &r, f))
+		return NULL;
+	r->id = ++s->last_lease;
+	r->session = s->id;
+	r->pid = (int)proc_pid(s->proc);
+	list_append(&s->holds, &r->held);
+	return r;
+}
+
+struct board_reader *session_find_reader(struct session *s, uint64_t id, struct fault *f)
+{
+	struct board_reader *r, *tmp;
+
+	list_for_each (r, tmp, &s->holds, held)
+		if (r->id == id)
+			return r;
+	fault_set(
+		f, FAULT_NOT_FOUND, "reader",
+		"this session has no reader %llu: it was closed, or the connection was made again",
 		(unsigned long long)id);
 	return NULL;
 }

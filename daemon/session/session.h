@@ -23,7 +23,8 @@
 #define SESSION_NAME_MAX 64
 /* Each may keep hundreds of events waiting for a client that does not read. */
 #define SESSION_MAX_WATCHES 16u
-#define SESSION_MAX_LEASES  64u
+#define SESSION_MAX_LEASES  64u /* with readers that have a hold */
+#define SESSION_MAX_BASES   16u
 
 struct local;
 struct ring;
@@ -84,9 +85,10 @@ struct session {
 	bool channel_due;          /* none of its channels has connected yet */
 	char name[SESSION_NAME_MAX + 1];
 	struct member *member; /* a reference; NULL: in no job */
-	struct reader *reader; /* owned; NULL: it reads no job */
 	struct list leases;    /* of struct publication_lease, owned */
-	uint64_t last_lease;   /* number */
+	struct list holds;     /* of struct board_reader, owned */
+	struct list bases;     /* of struct base_reader, owned */
+	uint64_t last_lease;   /* number, also of a hold */
 	struct list locals;    /* of struct session_local */
 	struct list watches;   /* of struct session_watch */
 	uint64_t created_us;
@@ -136,14 +138,18 @@ enum res session_join(struct session *s, struct job *job, const struct job_joini
 /* Leave as job_leave does. */
 enum res session_leave(struct session *s, bool *ret_freed, struct fault *f);
 
-/* Read @job from here on, instead of the job that it read before. A session that has joined, or
- * holds a step, cannot. Return: 0 or a fault code. */
-int session_read(struct session *s, struct job *job, struct fault *f);
+/* Read the base @job from here on, until the session ends. Return: 0 or a fault code. */
+int session_read_base(struct session *s, struct job *job, struct fault *f);
 
 /* Lease @g. Return: the session's; NULL: @f is filled. */
 struct publication_lease *session_lease(struct session *s, struct published *g, struct fault *f);
 /* By number. Return: NULL: @f is filled. */
 struct publication_lease *session_lease_find(struct session *s, uint64_t id, struct fault *f);
+
+/* A reader of @p with a hold. Return: the session's; NULL: @f is filled. */
+struct board_reader *session_open_reader(struct session *s, struct publication *p, struct fault *f);
+/* By number. Return: NULL: @f is filled. */
+struct board_reader *session_find_reader(struct session *s, uint64_t id, struct fault *f);
 
 /* The member, or a fault that says to call Join. */
 struct member *session_member(struct session *s, struct fault *f);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "core/check.h"
+#include "job/base.h"
 #include "net/local.h"
 #include "session/session.h"
 
@@ -33,15 +34,31 @@ static int session_local_on_hello(struct local *l, const uint8_t token[SHD1_TOKE
 	return 0;
 }
 
-/* The slab of a generation that it has leased. */
+/* The slab of a generation that it has leased, or may hold. */
 static struct slab *session_local_leased(const struct session *s, uint32_t id)
 {
 	const struct publication_lease *l, *tmp;
+	const struct board_reader *r, *tmp2;
+	struct slab *slab = NULL;
 
 	list_for_each (l, tmp, (struct list *)(uintptr_t)&s->leases, held)
 		if (l->g && l->g->slab->id == id)
 			return l->g->slab;
-	return NULL;
+	list_for_each (r, tmp2, (struct list *)(uintptr_t)&s->holds, held)
+		if (!slab)
+			slab = publication_slab_for(r, id);
+	return slab;
+}
+
+static struct slab *session_local_of_base(const struct session *s, uint32_t id)
+{
+	const struct base_reader *r, *tmp;
+	struct slab *slab = NULL;
+
+	list_for_each (r, tmp, (struct list *)(uintptr_t)&s->bases, held)
+		if (!slab)
+			slab = base_slab(r->job, id);
+	return slab;
 }
 
 /* The slab, if the session may have it. */
@@ -49,12 +66,11 @@ static struct slab *session_local_slab_for(const struct session *s, uint32_t id)
 {
 	struct slab *slab = s ? session_local_leased(s, id) : NULL;
 
+	if (!slab && s)
+		slab = session_local_of_base(s, id);
 	if (slab)
 		return slab;
-	if (!s || !s->reader)
-		return s && s->member ? job_slab_for(s->member, id) : NULL;
-	slab = s->reader->job ? job_slab_for_reader(s->reader->job, id) : NULL;
-	return slab && reader_maps(s->reader) == 0 ? slab : NULL;
+	return s && s->member ? job_slab_for(s->member, id) : NULL;
 }
 
 static int session_local_on_get_slab(struct local *l, uint32_t id, void *userdata,

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/cleanup.h"
+#include "job/base.h"
 #include "job/bufcopy.h"
 #include "job/elastic.h"
 #include "job/events.h"
@@ -149,6 +150,7 @@ static void commit_store(struct job *job)
 	bufcopy_committed(job);
 	policy_committed(job);
 	elastic_committed(job);
+	base_committed(job);
 	readers_committed(job); /* before what its ranks have submitted already */
 	publications_committed(job);
 }

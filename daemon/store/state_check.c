@@ -13,7 +13,7 @@
 #include "mem/pool.h"
 #include "store/state.h"
 
-enum { STATE_LIFETIMES = 2 }; /* ephemeral, keep */
+enum { STATE_LIFETIMES = 3 }; /* ephemeral, keep, base */
 
 static int state_check_bad(struct fault *f, const char *what, const char *name)
 {
@@ -110,7 +110,7 @@ static bool state_check_choices_ok(const state_unit *u)
 {
 	return state_check_in(u->layout, 2) && state_check_in(u->strategy, 3) && u->shard_ranks &&
 	       state_check_in(u->reduce_profile, 7) && u->div_mode <= 2 &&
-	       dtype_size(u->reduce_dtype) && state_check_in(u->reshard, 4) &&
+	       dtype_is_stored(u->reduce_dtype) && state_check_in(u->reshard, 4) &&
 	       state_check_in(u->optimizer->profile, u->optimizer->kind == 1 ? 3 : 4) &&
 	       state_check_in(u->optimizer->when, 3);
 }
@@ -192,8 +192,8 @@ static int state_check_spec(const state_job *j, const state_unit *u, struct faul
 		return state_check_bad(f, "a unit without a name", j->name);
 	if (u->group >= j->n_groups)
 		return state_check_bad(f, "a unit of a group that does not exist", u->name);
-	if (!dtype_size(u->storage_dtype) || !dtype_size(u->compute_dtype) ||
-	    !dtype_size(u->gradient_dtype) || !u->shard_multiple)
+	if (!dtype_is_stored(u->storage_dtype) || !dtype_is_stored(u->compute_dtype) ||
+	    !dtype_is_stored(u->gradient_dtype) || !u->shard_multiple)
 		return state_check_bad(f, "unknown dtype or layout", u->name);
 	if (!state_check_numbers_ok(u))
 		return state_check_bad(f, "factors or optimizer settings are not numbers", u->name);

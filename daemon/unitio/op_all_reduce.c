@@ -12,13 +12,14 @@
 static int op_all_reduce_decode(struct op *op, const ProtobufCMessage *msg, struct fault *f)
 {
 	const Shardd__V1__AllReduceRequest *r = (const Shardd__V1__AllReduceRequest *)msg;
-	size_t size = dtype_size((enum dtype)r->dtype);
+	enum dtype dtype = (enum dtype)r->dtype;
+	size_t size = dtype_is_stored(dtype) ? dtype_size(dtype) : 0;
 
 	op->buffer = r->buffer;
 	buf_args(op)->offset = r->offset;
 	buf_args(op)->count = r->count;
 	buf_args(op)->bytes = r->count * size;
-	buf_args(op)->dtype = (enum dtype)r->dtype;
+	buf_args(op)->dtype = dtype;
 	buf_args(op)->op = (enum reduce_op)r->op;
 	if (!size)
 		return fault_set(f, FAULT_INVALID, "dtype",

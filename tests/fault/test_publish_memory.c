@@ -46,7 +46,7 @@ static void end(void)
 
 TestSuite(publish_memory, .init = begin, .fini = end, .timeout = 60);
 
-/* Two rules, one of which stacks; and what is left under its own name. */
+/* Two rules, one of which stacks; all of it has scales. */
 static Shardd__V1__PublishedSource sources[3];
 static Shardd__V1__PublishedSource *stacked[2] = { &sources[0], &sources[1] },
 				   *renamed[1] = { &sources[2] };
@@ -75,6 +75,7 @@ static void make_declaration(void)
 	rules[1].n_also = 1;
 	shardd__v1__publication__init(&d);
 	d.name = (char *)(uintptr_t) "pub";
+	d.type = SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3;
 	d.rules = both;
 	d.n_rules = 2;
 }
@@ -120,7 +121,7 @@ Test(publish_memory, any_allocation_may_fail)
 		if (well) {
 			const struct view *v = p->assembly->view;
 
-			cr_assert_eq(v->n, 3); /* l.0.w13, norm.0, tied */
+			cr_assert_eq(v->n, 6); /* l.0.w13, norm.0, tied, and their scales */
 			cr_assert_eq(v->tensors[0].shape[0], EXPERTS);
 		}
 		if (p)

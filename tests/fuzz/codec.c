@@ -26,7 +26,6 @@ static const ProtobufCMessageDescriptor *input(unsigned i)
 		&shardd__v1__unit_service__descriptor,
 		&shardd__v1__training_service__descriptor,
 		&shardd__v1__ddp_service__descriptor,
-		&shardd__v1__reader_service__descriptor,
 		&shardd__v1__publication_service__descriptor,
 	};
 	const ProtobufCServiceDescriptor *s = i >= 0xf0 ? &grpc__health__v1__health__descriptor

@@ -1,6 +1,7 @@
 /*
  * A declaration of a publication as an enemy writes it, as JSON. What is accepted makes a view whose boxes stay
- * inside their sources and inside the generation, and in which no two tensors have one name.
+ * inside their sources and inside the generation, and in which no two tensors have one name. What is of type e4m3
+ * has as many scales as tiles.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,19 @@ static void check_box(const struct view_tensor *t, const struct view_box *x)
 	CHECK(to < t->elements);
 }
 
+/* As many as there are tiles. Another name of them follows another name of theirs. */
+static void check_scales(const struct view_tensor *of, const struct view_tensor *t)
+{
+	const struct view_tiles *x = &of->tiles;
+
+	CHECK(of->dtype == DTYPE_E4M3 && t->dtype == DTYPE_FP32 && !t->n_boxes && !t->gaps);
+	CHECK(x->rows && x->columns && x->tile_rows && x->tile_columns);
+	CHECK(of->elements % (x->rows * x->columns) == 0);
+	CHECK(t->elements == of->elements / (x->rows * x->columns) *
+				     ((x->rows + x->tile_rows - 1) / x->tile_rows) *
+				     ((x->columns + x->tile_columns - 1) / x->tile_columns));
+}
+
 static void check_tensor(const struct view *v, uint32_t i)
 {
 	const struct view_tensor *t = &v->tensors[i];
@@ -71,7 +85,11 @@ static void check_tensor(const struct view *v, uint32_t i)
 		check_box(t, &v->boxes[b]);
 		boxed += v->boxes[b].n[0] * v->boxes[b].n[1] * v->boxes[b].n[2];
 	}
-	CHECK(t->gaps ? boxed < t->elements : boxed == t->elements);
+	if (t->scales)
+		check_scales(t - 1, t);
+	else
+		CHECK(t->gaps ? boxed < t->elements : boxed == t->elements);
+	CHECK(t->dtype != DTYPE_E4M3 || v->tensors[t->same + 1].scales);
 	for (uint32_t k = 0; k < i; k++)
 		CHECK(strcmp(v->tensors[k].name, t->name) != 0);
 }

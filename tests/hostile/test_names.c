@@ -148,7 +148,7 @@ static void same_answer(const char *const *hers, const char *const *nobodys)
 static int asks_as_bob(const struct trainer *t)
 {
 	struct shardd_job job = { .size = sizeof(job), .name = "30001/hidden", .world_size = 1 };
-	shardd_reader *reader;
+	shardd_live *live;
 	shardd_client *c;
 
 	become(BOB);
@@ -158,8 +158,10 @@ static int asks_as_bob(const struct trainer *t)
 	same_answer(WORDS("units", "30001/hidden"), WORDS("units", "30001/nobody"));
 	c = train_connect(t);
 	TRAIN_FAILS(shardd_join(c, &job, NULL, &train_err), SHARDD_NOT_FOUND);
-	TRAIN_FAILS(shardd_reader_open(c, "30001/hidden", &reader, &train_err), SHARDD_NOT_FOUND);
-	TRAIN_FAILS(shardd_reader_open(c, "hidden", &reader, &train_err), SHARDD_NOT_FOUND);
+	TRAIN_FAILS(shardd_live_open(c, "30001/hidden", "engine", 0, &live, &train_err),
+		    SHARDD_NOT_FOUND);
+	TRAIN_FAILS(shardd_live_open(c, "hidden", "engine", 0, &live, &train_err),
+		    SHARDD_NOT_FOUND);
 	shardd_close(c);
 	return 0;
 }
@@ -231,11 +233,11 @@ static int joins_as_root(const struct trainer *t)
 {
 	struct shardd_job job = { .size = sizeof(job), .name = "30001/p", .world_size = 1 };
 	shardd_client *c = train_connect(t);
-	shardd_reader *reader;
+	shardd_live *live;
 
 	TRAIN_FAILS(shardd_join(c, &job, NULL, &train_err), SHARDD_PERMISSION_DENIED);
 	told_now("private");
-	TRAIN_FAILS(shardd_reader_open(c, "30001/p", &reader, &train_err),
+	TRAIN_FAILS(shardd_live_open(c, "30001/p", "engine", 0, &live, &train_err),
 		    SHARDD_PERMISSION_DENIED);
 	shardd_close(c);
 	return 0;

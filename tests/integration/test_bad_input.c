@@ -74,7 +74,7 @@ static const struct wrong session_and_jobs[] = {
 	{ "CreateJob", "job.world_size", N(0), BAD, "job.world_size", "is 0" },
 	{ "CreateJob", "job.world_size", N(MINUS), BAD, "job.world_size", "(1..1024, max_world_size)" },
 	{ "CreateJob", "job.world_size", N(1025), BAD, "job.world_size", "1025" },
-	{ "CreateJob", "job.lifetime", N(3), BAD, "job.lifetime", "EPHEMERAL or KEEP" },
+	{ "CreateJob", "job.lifetime", N(4), BAD, "job.lifetime", "EPHEMERAL, KEEP or BASE" },
 	{ "CreateJob", "job.lifetime", N(MINUS), BAD, "job.lifetime", "-1" },
 	{ "DeleteJob", "job", T(""), BAD, "job", "1 to 64" },
 	{ "DeleteJob", "job", LONG(65536), BAD, "job", "65536 bytes" },

@@ -298,22 +298,27 @@ static struct safetensors_tensor find(const struct safetensors *f, const char *a
 }
 
 /* A step of SGD with momentum: the place of each element in both arrays shows. */
-static void check_step(struct safetensors *const *f, const char *unit,
-		       const struct shardd_read_tensor *t)
+static void check_step(struct safetensors *const *f, const struct shardd_published_tensor *t)
 {
-	struct safetensors_tensor before = find(f[0], "param", unit, t->name);
-	struct safetensors_tensor after = find(f[1], "param", unit, t->name);
-	const float *x = before.data, *y = after.data, *m;
+	const char *name = strrchr(t->name, '.') + 1;
+	char unit[64];
+	struct safetensors_tensor before, after;
+	const float *x, *y, *m;
 
-	TRAINER_CHECK(after.dims == t->dims && after.elements == t->elements);
+	snprintf(unit, sizeof(unit), "%.*s", (int)(name - 1 - t->name), t->name);
+	before = find(f[0], "param", unit, name);
+	after = find(f[1], "param", unit, name);
+	x = before.data;
+	y = after.data;
+	TRAINER_CHECK(after.dims == t->dims && after.elements * sizeof(float) == t->bytes);
 	TRAINER_CHECK(memcmp(after.shape, t->shape, t->dims * sizeof(*t->shape)) == 0);
-	TRAIN_SAME(y, t->data, t->elements * sizeof(float));
-	if (strcmp(t->name, "fixed") == 0) {
-		TRAIN_SAME(y, x, t->elements * sizeof(float));
+	TRAIN_SAME(y, t->data, t->bytes);
+	if (strcmp(name, "fixed") == 0) {
+		TRAIN_SAME(y, x, t->bytes);
 		return;
 	}
-	m = find(f[1], "momentum_buffer", unit, t->name).data;
-	for (uint64_t i = 0; i < t->elements; i++) {
+	m = find(f[1], "momentum_buffer", unit, name).data;
+	for (uint64_t i = 0; i < after.elements; i++) {
 		float d = y[i] - (x[i] - 0.01f * m[i]);
 
 		TRAINER_CHECK(m[i] != 0 && d < 1e-6f && d > -1e-6f);
@@ -324,24 +329,24 @@ static int compares(const struct trainer *t)
 {
 	const struct look *l = t->arg;
 	struct safetensors *f[2];
-	struct shardd_snapshot s;
+	struct shardd_generation g;
 	shardd_client *c = train_connect(t);
-	shardd_reader *r;
+	shardd_live *live;
 	const char *why = "";
 
 	for (unsigned i = 0; i < 2; i++) {
 		f[i] = safetensors_open(l->path[i], &why);
 		TRAINER_CHECK(f[i]);
 	}
-	TRAIN_OK(shardd_reader_open(c, t->job, &r, &train_err));
-	TRAIN_OK(shardd_reader_hold(r, 0, 10000, &s, &train_err));
-	TRAINER_CHECK(s.step == 1 && s.n_units == UNITS);
-	for (unsigned u = 0; u < UNITS; u++)
-		for (size_t k = 0; k < s.units[u].n_tensors; k++)
-			if (strcmp(s.units[u].tensors[k].name, "tied") != 0)
-				check_step(f, s.units[u].name, &s.units[u].tensors[k]);
-	TRAIN_OK(shardd_reader_release(r, &train_err));
-	shardd_reader_close(r);
+	TRAIN_OK(shardd_publication_declare(c, t->job, "{\"name\": \"look\"}", NULL, &train_err));
+	TRAIN_OK(shardd_publication_publish(c, t->job, "look", 10000, NULL, &train_err));
+	TRAIN_OK(shardd_live_open(c, t->job, "look", 0, &live, &train_err));
+	TRAIN_OK(shardd_live_acquire(live, 0, &g, &train_err));
+	TRAINER_CHECK(g.step == 1 && g.n_tensors >= UNITS);
+	for (size_t i = 0; i < g.n_tensors; i++)
+		if (!strstr(g.tensors[i].name, "tied"))
+			check_step(f, &g.tensors[i]);
+	shardd_live_close(live);
 	shardd_close(c);
 	for (unsigned i = 0; i < 2; i++)
 		safetensors_free(f[i]);
@@ -355,7 +360,7 @@ Test(checkpoints, hold_each_tensor_and_its_optimizer_state)
 	struct run r = { .p = trainer_shared(sizeof(*r.p)) };
 
 	if (!train_on_host())
-		cr_skip_test("readers are for host memory");
+		cr_skip_test("publications are of host memory");
 	make_folder("both", dir);
 	r.p->kind = SHARDD_SGD;
 	atomic_store(&r.p->no_blob, true);

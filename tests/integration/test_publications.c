@@ -4,6 +4,7 @@
  * anything.
  */
 #include <criterion/criterion.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 
 #include "core/check.h"
 #include "failfix.h"
+#include "longform.h"
 #include "request.h"
 
 static void test_publications_begin(void)
@@ -21,6 +23,7 @@ static void test_publications_begin(void)
 
 TestSuite(publications, .init = test_publications_begin, .fini = failfix_end, .timeout = 120);
 
+enum { MOST_WORLD = 4, MOST_READERS = 8 };
 enum { WORLD = 2, READERS = 3, UNITS = 3, STEPS = 200, ROWS = 701, COLUMNS = 36 };
 
 /* Of rank 1 of 2: q and k of each layer one below the other, k transposed, in bf16. */
@@ -35,14 +38,21 @@ enum { WORLD = 2, READERS = 3, UNITS = 3, STEPS = 200, ROWS = 701, COLUMNS = 36 
 /* Shared between a test, its trainers and its readers. */
 struct play {
 	stage go; /* the test's word */
-	stage at[WORLD];
+	stage at[MOST_WORLD];
+	unsigned world, readers;
+	unsigned reads;     /* of each reader; 0: until the last step */
+	stage last;         /* step of trainers that go on until the readers have read enough */
+	atomic_ullong done; /* reads */
 	stage reader;
 	enum shardd_optimizer_when when;
 	atomic_uint generations; /* that were good */
 	struct told told;
 };
 
-/* Parameters of 0, of which every step with gradients of -1 makes the number of the step. */
+/* Values begin again after so many steps: bf16 has no more whole numbers than 256. */
+#define CYCLE 250
+
+/* Parameters of 0, of which every step makes the number of the step, modulo CYCLE. */
 static void make_units(shardd_client *c, const struct play *p, shardd_unit *ret)
 {
 	for (unsigned i = 0; i < UNITS; i++) {
@@ -73,7 +83,7 @@ static void make_units(shardd_client *c, const struct play *p, shardd_unit *ret)
 	}
 }
 
-static void hand_in(shardd_client *c, shardd_unit u)
+static void hand_in(shardd_client *c, shardd_unit u, uint64_t step)
 {
 	struct shardd_result r;
 	shardd_ticket t;
@@ -83,14 +93,14 @@ static void hand_in(shardd_client *c, shardd_unit u)
 	TRAIN_OK(shardd_wait(c, t, -1, &r, &train_err));
 	g = r.data;
 	for (uint64_t i = 0; i < r.bytes / sizeof(float); i++)
-		g[i] = -1;
+		g[i] = step % CYCLE ? -1 : CYCLE - 1;
 	TRAIN_OK(shardd_reduce(c, u, &train_err));
 }
 
 static void one_step(shardd_client *c, const shardd_unit *units, uint64_t step)
 {
 	for (unsigned i = UNITS; i-- > 0;)
-		hand_in(c, units[i]);
+		hand_in(c, units[i], step);
 	TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
 	if (step % 3 == 0) { /* applied, and not committed yet */
 		const void *full;
@@ -101,7 +111,16 @@ static void one_step(shardd_client *c, const shardd_unit *units, uint64_t step)
 	TRAIN_OK(shardd_commit(c, step, NULL, 0, &train_err));
 }
 
-/* Trains at its own pace until the test says so; bf16 has no more whole numbers than 256. */
+/* Is there a step @step? The first rank says when readers have read enough: no other one is two steps ahead of
+ * it. */
+static bool goes_on(const struct trainer *t, struct play *p, uint64_t step)
+{
+	if (p->reads && t->rank == 0 && !atomic_load(&p->last) && atomic_load(&p->go))
+		stage_set(&p->last, (unsigned)step + 2);
+	return p->reads ? !atomic_load(&p->last) || step <= atomic_load(&p->last) : step <= STEPS;
+}
+
+/* Trains at its own pace until the test says so. */
 static int trains(const struct trainer *t)
 {
 	struct play *p = t->arg;
@@ -113,8 +132,9 @@ static int trains(const struct trainer *t)
 	if (t->rank == 0)
 		TRAIN_OK(shardd_publication_declare(c, t->job, DECLARATION, NULL, &train_err));
 	stage_set(&p->at[t->rank], 1);
-	TRAINER_AWAIT(atomic_load(&p->at[0]) && atomic_load(&p->at[1]), 60);
-	for (uint64_t step = 1; step <= STEPS; step++)
+	for (unsigned i = 0; i < p->world; i++)
+		TRAINER_AWAIT(atomic_load(&p->at[i]), 60);
+	for (uint64_t step = 1; goes_on(t, p, step); step++)
 		one_step(c, units, step);
 	stage_set(&p->at[t->rank], 2);
 	TRAINER_AWAIT(atomic_load(&p->go) == 1, 90);
@@ -127,7 +147,7 @@ static shardd_live *open_live(const struct trainer *t, shardd_client **ret_c)
 	shardd_live *l;
 
 	*ret_c = train_connect(t);
-	TRAIN_OK(shardd_live_open(*ret_c, t->job, "engine", &l, &train_err));
+	TRAIN_OK(shardd_live_open(*ret_c, t->job, "engine", 0, &l, &train_err));
 	return l;
 }
 
@@ -158,7 +178,7 @@ static void check_generation(const struct shardd_generation *g)
 		TRAINER_CHECK(t->dtype == (qk ? SHARDD_BF16 : SHARDD_FP32));
 		TRAINER_CHECK(t->dims == (qk ? 2 : 1));
 		TRAINER_CHECK(t->shape[0] == 2 * ROWS && (!qk || t->shape[1] == COLUMNS));
-		TRAINER_CHECK(tensor_is(t, g->step));
+		TRAINER_CHECK(tensor_is(t, g->step % CYCLE));
 	}
 }
 
@@ -170,18 +190,42 @@ static int reads(const struct trainer *t)
 	uint64_t last = 0;
 	shardd_client *c;
 	shardd_live *l = open_live(t, &c);
+	unsigned n = 0;
 
 	do {
 		TRAIN_OK(shardd_live_acquire(l, last ? 0 : 60000, &g, &train_err));
-		TRAINER_CHECK(g.number >= last && g.step <= STEPS);
+		TRAINER_CHECK(g.number >= last && (p->reads || g.step <= STEPS));
 		check_generation(&g);
 		poll(NULL, 0, (int)(g.step % 3));
 		check_generation(&g);
 		if (g.number != last)
 			atomic_fetch_add(&p->generations, 1);
 		last = g.number;
-	} while (g.step < STEPS);
+		n++;
+	} while (p->reads ? n < p->reads : g.step < STEPS);
+	atomic_fetch_add(&p->done, n);
 	shardd_live_close(l);
+	shardd_close(c);
+	return 0;
+}
+
+/* The same with copies, which come while trainers change what they were made of. */
+static int fetches(const struct trainer *t)
+{
+	struct shardd_fetch_options o = { .size = sizeof(o), .wait_ms = 60000 };
+	shardd_client *c = train_connect(t);
+	struct play *p = t->arg;
+	struct shardd_generation g;
+	shardd_fetched *to = NULL;
+
+	do {
+		TRAIN_OK(shardd_publication_fetch(c, t->job, "engine", &o, &to, &g, &train_err));
+		TRAINER_CHECK(g.number > o.newer_than && (p->reads || g.step <= STEPS));
+		check_generation(&g);
+		atomic_fetch_add(&p->generations, 1);
+		o.newer_than = g.number;
+	} while (p->reads ? atomic_load(&p->done) < p->readers * p->reads : g.step < STEPS);
+	shardd_fetched_free(to);
 	shardd_close(c);
 	return 0;
 }
@@ -203,34 +247,42 @@ static int reads_and_is_killed(const struct trainer *t)
 static void hammer(enum shardd_optimizer_when when)
 {
 	struct play *p = trainer_shared(sizeof(*p));
-	pid_t ranks[WORLD], readers[READERS], dies;
+	pid_t ranks[MOST_WORLD], readers[MOST_READERS], copies, dies;
+	bool is_long = longform_asked();
 
 	if (!train_on_host())
 		cr_skip_test("publications are for host memory");
 	p->when = when;
-	for (uint32_t r = 0; r < WORLD; r++)
-		ranks[r] = trainer_start(&trainfix, "live", r, WORLD, trains, p);
-	AWAIT(atomic_load(&p->at[0]) && atomic_load(&p->at[1]), 30);
-	for (uint32_t i = 0; i < READERS; i++)
-		readers[i] = trainer_start(&trainfix, "live", i, WORLD, reads, p);
-	dies = trainer_start(&trainfix, "live", 0, WORLD, reads_and_is_killed, p);
+	p->world = is_long ? MOST_WORLD : WORLD;
+	p->readers = is_long ? MOST_READERS : READERS;
+	p->reads = is_long ? 100000 / MOST_READERS : 0;
+	for (uint32_t r = 0; r < p->world; r++)
+		ranks[r] = trainer_start(&trainfix, "live", r, p->world, trains, p);
+	for (uint32_t r = 0; r < p->world; r++)
+		AWAIT(atomic_load(&p->at[r]), 30);
+	for (uint32_t i = 0; i < p->readers; i++)
+		readers[i] = trainer_start(&trainfix, "live", i, p->world, reads, p);
+	copies = trainer_start(&trainfix, "live", 0, p->world, fetches, p);
+	dies = trainer_start(&trainfix, "live", 0, p->world, reads_and_is_killed, p);
 	AWAIT(atomic_load(&p->reader) == 1, 60);
 	kill(dies, SIGKILL);
 	trainer_wait(dies, 30);
-	for (uint32_t i = 0; i < READERS; i++)
-		cr_assert_eq(trainer_wait(readers[i], 90), 0);
+	for (uint32_t i = 0; i < p->readers; i++)
+		cr_assert_eq(trainer_wait(readers[i], is_long ? 900 : 90), 0);
+	cr_assert_eq(trainer_wait(copies, 90), 0);
 	stage_set(&p->go, 1);
-	for (uint32_t r = 0; r < WORLD; r++)
+	for (uint32_t r = 0; r < p->world; r++)
 		cr_assert_eq(trainer_wait(ranks[r], 30), 0);
-	cr_assert_geq(atomic_load(&p->generations), READERS, "each has read one at least");
+	cr_assert(!is_long || atomic_load(&p->done) == 100000);
+	cr_assert_geq(atomic_load(&p->generations), p->readers + 1, "each has read one at least");
 }
 
-Test(publications, are_of_one_step_at_step)
+Test(publications, are_of_one_step_at_step, .timeout = 1200)
 {
 	hammer(SHARDD_OPTIM_AT_STEP);
 }
 
-Test(publications, are_of_one_step_in_backward)
+Test(publications, are_of_one_step_in_backward, .timeout = 1200)
 {
 	hammer(SHARDD_OPTIM_IN_BACKWARD);
 }
@@ -309,6 +361,61 @@ static void beside_trainers(trainer_fn fn)
 	scene_end(&s);
 }
 
+#define EVERY_STEP "{\"name\": \"engine\", \"every_steps\": 1}"
+
+/* Into memory of the caller's, and what the call refuses. */
+static int fetches_into_a_buffer(const struct trainer *t)
+{
+	struct shardd_fetch_options o = { .size = sizeof(o) };
+	shardd_client *c = train_connect(t);
+	struct shardd_generation g;
+	shardd_fetched *to = NULL;
+	uint64_t bytes;
+	char *buffer;
+
+	TRAIN_OK(shardd_publication_declare(c, "live", EVERY_STEP, &bytes, &train_err));
+	REFUSED(SHARDD_NOT_FOUND, "no generation newer than 0",
+		shardd_publication_fetch(c, "live", "engine", NULL, &to, &g, &train_err));
+	step_now(t->arg, 1);
+	buffer = malloc(bytes + 1);
+	TRAINER_CHECK(buffer);
+	buffer[bytes] = 'e';
+	o.wait_ms = 20000;
+	o.buffer = buffer;
+	o.buffer_bytes = bytes - 1;
+	REFUSED(SHARDD_INVALID_ARGUMENT, "buffer_bytes is",
+		shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
+	TRAINER_CHECK(!to);
+	o.buffer_bytes = bytes;
+	TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
+	TRAINER_CHECK(g.step == 1 && g.n_tensors == 3 * UNITS && g.moved && buffer[bytes] == 'e');
+	for (size_t i = 0; i < g.n_tensors; i++) {
+		const char *at = g.tensors[i].data;
+
+		TRAINER_CHECK(at >= buffer && at + g.tensors[i].bytes <= buffer + bytes);
+		TRAINER_CHECK(tensor_is(&g.tensors[i], 1));
+	}
+	step_now(t->arg, 2);
+	o.newer_than = g.number;
+	TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
+	TRAINER_CHECK(g.step == 2 && !g.moved && tensor_is(&g.tensors[0], 2));
+	o.buffer_bytes = 0;
+	REFUSED(SHARDD_INVALID_ARGUMENT, "both set",
+		shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
+	REFUSED(SHARDD_INVALID_ARGUMENT, "NULL",
+		shardd_publication_fetch(c, "live", "engine", NULL, NULL, &g, &train_err));
+	shardd_fetched_free(to);
+	shardd_fetched_free(NULL);
+	free(buffer);
+	shardd_close(c);
+	return 0;
+}
+
+Test(publications, are_fetched_into_a_buffer)
+{
+	beside_trainers(fetches_into_a_buffer);
+}
+
 #define ON_REQUEST "{\"name\": \"engine\", \"rules\": []}"
 
 static int asks_for_generations(const struct trainer *t)
@@ -320,7 +427,7 @@ static int asks_for_generations(const struct trainer *t)
 
 	TRAIN_OK(shardd_publication_declare(c, "live", ON_REQUEST, &bytes, &train_err));
 	TRAINER_CHECK(bytes >= 3u * (2 * 2 * ROWS * COLUMNS + 2 * ROWS) * sizeof(float));
-	TRAIN_OK(shardd_live_open(c, "live", "engine", &l, &train_err));
+	TRAIN_OK(shardd_live_open(c, "live", "engine", 0, &l, &train_err));
 	REFUSED(SHARDD_NOT_FOUND, "has no generation yet",
 		shardd_live_acquire(l, 0, &g, &train_err));
 	REFUSED(SHARDD_FAILED_PRECONDITION, "has no generation",
@@ -369,7 +476,7 @@ static int holds_all_buffers(const struct trainer *t)
 	for (unsigned i = 0; i < 3; i++) {
 		step_now(t->arg, 1 + i);
 		TRAIN_OK(shardd_publication_publish(c, "live", "engine", 0, NULL, &train_err));
-		TRAIN_OK(shardd_live_open(c, "live", "engine", &l[i], &train_err));
+		TRAIN_OK(shardd_live_open(c, "live", "engine", 0, &l[i], &train_err));
 		TRAIN_OK(shardd_live_acquire(l[i], 0, &g[i], &train_err));
 	}
 	for (unsigned step = 4; step < 8; step++) {
@@ -392,6 +499,62 @@ static int holds_all_buffers(const struct trainer *t)
 Test(publications, readers_that_hold_on_cost_the_trainers_nothing)
 {
 	beside_trainers(holds_all_buffers);
+}
+
+static bool is_readable(int fd, int ms)
+{
+	struct pollfd at = { .fd = fd, .events = POLLIN };
+
+	return poll(&at, 1, ms) == 1;
+}
+
+/* Without a copy of anything: addresses, and tensors, are those of the first generation. */
+static int reads_at_fixed_addresses(const struct trainer *t)
+{
+	shardd_client *c = train_connect(t);
+	struct shardd_generation first, g;
+	shardd_live *l;
+	int fd;
+
+	TRAIN_OK(shardd_publication_declare(c, "live", ON_REQUEST, NULL, &train_err));
+	REFUSED(SHARDD_INVALID_ARGUMENT, "0x6",
+		shardd_live_open(c, "live", "engine", 7, &l, &train_err));
+	TRAIN_OK(shardd_live_open(c, "live", "engine", SHARDD_LIVE_FIXED, &l, &train_err));
+	TRAIN_OK(shardd_live_fd(l, &fd, &train_err));
+	TRAINER_CHECK(!is_readable(fd, 50));
+	TRAIN_OK(shardd_publication_publish(c, "live", "engine", 0, NULL, &train_err));
+	TRAINER_CHECK(is_readable(fd, 10000));
+	TRAIN_OK(shardd_live_acquire(l, 0, &first, &train_err));
+	TRAINER_CHECK(first.moved && !is_readable(fd, 50));
+	for (unsigned step = 1; step < 20; step++) {
+		step_now(t->arg, step);
+		TRAIN_OK(shardd_publication_publish(c, "live", "engine", 0, NULL, &train_err));
+		TRAINER_CHECK(is_readable(fd, 10000));
+		TRAINER_CHECK(tensor_is(&first.tensors[0], step - 1)); /* not before it is taken */
+		TRAIN_OK(shardd_live_acquire(l, 0, &g, &train_err));
+		TRAINER_CHECK(g.step == step && !g.moved && g.tensors == first.tensors);
+		for (unsigned i = 0; i < 3 * UNITS; i++)
+			TRAINER_CHECK(tensor_is(&first.tensors[i], step));
+	}
+	TRAIN_OK(shardd_publication_drop(c, "live", "engine", &train_err));
+	TRAINER_CHECK(is_readable(fd, 10000));
+	REFUSED(SHARDD_NOT_FOUND, "has no publication 'engine'",
+		shardd_live_acquire(l, 0, &g, &train_err));
+	/* one with other tensors: at other addresses; those of before stay mapped */
+	TRAIN_OK(shardd_publication_declare(c, "live", "{\"name\": \"engine\", \"type\": \"bf16\"}",
+					    NULL, &train_err));
+	TRAIN_OK(shardd_publication_publish(c, "live", "engine", 0, NULL, &train_err));
+	TRAIN_OK(shardd_live_acquire(l, 0, &g, &train_err));
+	TRAINER_CHECK(g.moved && g.layout != first.layout && g.tensors[0].dtype == SHARDD_BF16);
+	TRAINER_CHECK(tensor_is(&g.tensors[0], 19));
+	shardd_live_close(l);
+	shardd_close(c);
+	return 0;
+}
+
+Test(publications, are_at_fixed_addresses_if_asked)
+{
+	beside_trainers(reads_at_fixed_addresses);
 }
 
 static int declares_wrongly(const struct trainer *t)

@@ -66,7 +66,7 @@ static int is_bob(const struct trainer *t)
 	static const char *const *const looks[] = { status, slabs, ops };
 	struct shardd_job job = { .size = sizeof(job), .name = t->job, .world_size = t->world };
 	char *out = train_alloc(1 << 20);
-	shardd_reader *reader;
+	shardd_live *live;
 	shardd_client *c;
 
 	become(BOB);
@@ -79,7 +79,7 @@ static int is_bob(const struct trainer *t)
 	TRAINER_CHECK(ctl_as_bob(drain, out, 1 << 20) != 0);
 	TRAINER_CHECK(strstr(out, "there is no job"));
 	c = train_connect(t);
-	TRAIN_FAILS(shardd_reader_open(c, t->job, &reader, &train_err), SHARDD_NOT_FOUND);
+	TRAIN_FAILS(shardd_live_open(c, t->job, "engine", 0, &live, &train_err), SHARDD_NOT_FOUND);
 	told_now("there is no job");
 	/* his own of that name */
 	TRAIN_OK(shardd_join(c, &job, NULL, &train_err));

@@ -212,7 +212,7 @@ void nodefix_begin(struct nodefix *n, const struct nodefix_options *o)
 					       .max_units_per_job = 10000000,
 					       .max_world_size = 1024,
 					       .reduce_batch_bytes = 1 << 20,
-					       .reader_hold_ms = 1000,
+					       .stream_stall_ms = 30000,
 					       .max_inflight_ops = 4096 };
 	begin_engine(n, o->fake_engine);
 	jobs_init(&n->jobs, &n->node, &ops);

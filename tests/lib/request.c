@@ -286,7 +286,6 @@ const ProtobufCMethodDescriptor *request_method(const char *name, const char **r
 		&shardd__v1__unit_service__descriptor,
 		&shardd__v1__training_service__descriptor,
 		&shardd__v1__ddp_service__descriptor,
-		&shardd__v1__reader_service__descriptor,
 		&shardd__v1__publication_service__descriptor,
 	};
 	const ProtobufCServiceDescriptor *service = &shardd__v1__status_service__descriptor;

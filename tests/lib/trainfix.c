@@ -8,7 +8,9 @@
 #include "fdcheck.h"
 
 struct daemonfix trainfix;
-_Thread_local struct shardd_error train_err;
+/* mold 1.10 gives a program that does not start, now and then, if these sections are aligned less than read-only
+ * data: memory that the loader protects then begins in a page that is not mapped. */
+_Thread_local struct shardd_error train_err __attribute__((aligned(64)));
 
 static unsigned fds_at_begin;
 static uint64_t bytes_at_begin;

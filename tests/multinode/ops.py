@@ -22,8 +22,10 @@ ELSEWHERE = {
 }
 # Methods that are no ops, of which the recorder has nothing: joining, registering and reading.
 CALLS = {"Attach", "Watch", "ShareEvents", "Join", "Leave", "CreateGroup", "RegisterUnits",
-         "ReadJob", "HoldStep", "ReleaseStep", "DeclarePublication", "DropPublication",
-         "PublishGeneration", "AcquireGeneration", "DescribeGeneration", "ReleaseGeneration"}
+         "DeclarePublication", "DropPublication",
+         "PublishGeneration", "AcquireGeneration", "DescribeGeneration", "ReleaseGeneration",
+         "OpenReader", "CloseReader", "StreamGeneration", "ListPublications",
+         "ReadBase"}
 
 
 class Ranks:

@@ -17,7 +17,7 @@ static void ops_read_published(shardd_client *other)
 	snprintf(json, sizeof(json), "{\"name\": \"%s\"}", name);
 	OK(shardd_publication_declare(other, job, json, NULL, &ops.err));
 	OK(shardd_publication_publish(other, job, name, 0, NULL, &ops.err));
-	OK(shardd_live_open(other, job, name, &l, &ops.err));
+	OK(shardd_live_open(other, job, name, 0, &l, &ops.err));
 	OK(shardd_live_acquire(l, 0, &g, &ops.err));
 	for (size_t i = 0; i < g.n_tensors; i++)
 		ops_say("published", g.tensors[i].data, g.tensors[i].bytes);
@@ -28,22 +28,12 @@ static void ops_read_published(shardd_client *other)
 void ops_readers(void)
 {
 	shardd_client *other;
-	shardd_reader *r;
-	struct shardd_snapshot now;
 
 	if (ops.on_gpu)
 		return; /* they read host memory only */
 	ops_make("read", (struct shardd_unit_spec){ .strategy = SHARDD_REPLICATE });
 	ops_commit();
 	OK(shardd_connect(NULL, &other, &ops.err));
-	OK(shardd_reader_open(other, getenv("SHARDD_JOB"), &r, &ops.err));
-	OK(shardd_reader_hold(r, 0, 0, &now, &ops.err));
-	for (size_t i = 0; i < now.n_units; i++)
-		for (size_t k = 0; k < now.units[i].n_tensors; k++)
-			ops_say("read", now.units[i].tensors[k].data,
-				now.units[i].tensors[k].elements * sizeof(float));
-	OK(shardd_reader_release(r, &ops.err));
-	shardd_reader_close(r);
 	ops_read_published(other);
 	shardd_close(other);
 	OK(shardd_barrier(ops.client, SHARDD_WORLD, &ops.err)); /* before there are more units */

@@ -4,6 +4,7 @@ environment with grpcio, with the daemon's socket and a folder of stubs. Prints 
 import json
 import sys
 import time
+import zlib
 
 import grpc
 from google.protobuf import descriptor_pool, json_format, message_factory
@@ -15,6 +16,8 @@ from grpc_status import rpc_status
 TARGET = "unix://" + sys.argv[1]
 sys.path.insert(0, sys.argv[2])
 
+from shardd.v1 import publication_pb2 as publications  # noqa: E402
+from shardd.v1 import publication_pb2_grpc as publications_grpc  # noqa: E402
 from shardd.v1 import shardd_pb2 as api  # noqa: E402
 from shardd.v1 import shardd_pb2_grpc as services  # noqa: E402
 
@@ -100,4 +103,64 @@ def errors():
     return refused(join, api.JoinRequest(job=api.JobSpec(name="a b", world_size=1)))
 
 
-json.dump({f.__name__: f() for f in (channels, idle, reflection, errors)}, sys.stdout)
+def crc32c(data, crc=0):
+    crc = ~crc & 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return ~crc & 0xffffffff
+
+
+def take(stream, weights, most=None):
+    """Add the messages of a stream, at most @most with data, to @weights: the generation, its
+    tensors, its bytes, and the checksums of its blocks."""
+    for message in stream:
+        if message.HasField("generation"):
+            weights["generation"] = message.generation
+            weights.setdefault("data", bytearray(message.generation.bytes))
+        weights["tensors"].extend(message.tensors)
+        end = message.offset + len(message.data)
+        weights["data"][message.offset:end] = message.data
+        for block in message.blocks:
+            at = block.offset - message.offset
+            assert crc32c(message.data[at:at + block.bytes]) == block.checksum
+            weights["sums"] += block.checksum.to_bytes(4, "little")
+            weights["have"] = block.offset + block.bytes
+        if message.data and most is not None:
+            most -= 1
+            if not most:
+                stream.cancel()
+                return
+
+
+def stream():
+    """A generation in two parts, without the local channel: the second one goes on behind it."""
+    channel = grpc.insecure_channel(TARGET, [OWN])
+    attach(channel)
+    stub = publications_grpc.PublicationServiceStub(channel)
+    what = {"job": "streamed", "name": "engine"}
+    weights = {"tensors": [], "sums": b"", "have": 0}
+
+    def ask(**more):
+        return stub.StreamGeneration(publications.StreamGenerationRequest(**what, **more))
+
+    take(ask(wait=True, timeout_ms=30000, bytes_per_second=1 << 20), weights, most=1)
+    first, part = weights["generation"], weights["have"]
+    take(ask(number=first.number, offset=part, layout=first.layout), weights)
+    gone = refused(lambda: list(ask(number=first.number + 9)))
+    behind = refused(lambda: list(ask(number=first.number, offset=first.bytes + 1)))
+    none = list(ask(newer_than=first.number))
+    listed = stub.ListPublications(publications.ListPublicationsRequest(job="streamed"))
+    return {
+        "step": first.step, "part": part, "whole": weights["have"], "none": none,
+        "checksum": crc32c(weights["sums"]) == first.checksum,
+        "tensors": [[t.name, list(t.shape),
+                     zlib.crc32(weights["data"][t.offset:t.offset + t.bytes])]
+                    for t in weights["tensors"]],
+        "gone": gone, "behind": behind,
+        "listed": [[p.name, p.number == first.number, p.may_publish] for p in listed.publications],
+    }
+
+
+json.dump({f.__name__: f() for f in (channels, idle, reflection, errors, stream)}, sys.stdout)

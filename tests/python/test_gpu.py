@@ -340,12 +340,12 @@ class Gpus(unittest.TestCase):
         self.assertEqual(ranks(two_ranks, 2, self.socket),
                          [("cuda:0", [0.5] * 5), ("cuda:1", [0.5] * 5)])
 
-    def test_a_reader_is_refused(self):
+    def test_a_publication_is_refused(self):
         with self.client("read") as client:
             self.unit(client)
             client.commit(1)
             with self.assertRaisesRegex(shardd.Unimplemented, "memory of cuda:0"):
-                shardd.read("read", self.socket)
+                shardd.declare_publication({"name": "engine"}, "read", client)
 
     def test_module_prints_the_devices(self):
         environ = dict(os.environ, PYTHONPATH=str(support.ROOT / "client/python"))

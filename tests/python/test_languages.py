@@ -99,7 +99,38 @@ class Languages(unittest.TestCase):
         self.assertEqual((out, rank.returncode), ("", 1))
         self.assertRegex(err, r"^INVALID_ARGUMENT: .*rank 2 ")
 
+    def publish(self):
+        """A job with a publication of one generation, which stays until the test ends. Return: its
+        tensors: name, shape, CRC-32."""
+        client = self.enterContext(shardd.connect(self.socket))
+        client.join("streamed", 1, 0)
+        self.addCleanup(client.leave)
+        shapes = {"a": (100, 1000), "b": (7,), "c": (3, 5)}
+        [unit] = client.register([shardd.UnitSpec("root", [
+            shardd.TensorSpec(name, shape, shardd.Init.UNIFORM, -1.0, 1.0)
+            for name, shape in shapes.items()])])
+        unit.init_seed(SEED)
+        client.commit(3)
+        shardd.declare_publication({"name": "engine", "type": "bf16"}, "streamed", client)
+        shardd.publish("engine", "streamed", client, timeout=30)
+        with shardd.Live("streamed", "engine", self.socket) as live:
+            found = live.acquire(wait=30)
+            return [[name, list(shape), zlib.crc32(found[name].tobytes())]
+                    for name, shape in shapes.items()]
+
+    def check_stream(self, said, tensors):
+        gone, behind = said.pop("gone"), said.pop("behind")
+        self.assertGreater(said["whole"], said["part"])
+        self.assertGreater(said.pop("part"), 0)
+        self.assertGreaterEqual(said.pop("whole"), 2 * (100 * 1000 + 7 + 15))
+        self.assertEqual(said, {"step": 3, "none": [], "checksum": True, "tensors": tensors,
+                                "listed": [["engine", True, True]]})
+        self.assertEqual(gone["code"], "NOT_FOUND")
+        self.assertRegex(gone["text"], r"generation \d+ .*is not there: the newest is \d+$")
+        self.assertEqual((behind["code"], behind["info"]["field"]), ("INVALID_ARGUMENT", "offset"))
+
     def test_what_the_page_says(self):
+        tensors = self.publish()
         said = json.loads(self.end(self.start(
             support.ROOT / "tests" / "python" / "grpc_client.py", self.socket,
             self.stubs)))
@@ -109,6 +140,7 @@ class Languages(unittest.TestCase):
         self.assertIs(said["channels"]["own"], True)
         self.assertEqual(said["idle"], {"without": True, "with": False})
         self.check_reflection(said["reflection"])
+        self.check_stream(said["stream"], tensors)
         self.assertEqual(said["errors"], {
             "code": "INVALID_ARGUMENT", "n": 1, "text": said["errors"]["text"],
             "info": {"code": "INVALID_ARGUMENT", "domain": "shardd", "field": "job.name",
@@ -116,7 +148,7 @@ class Languages(unittest.TestCase):
 
     def check_reflection(self, said):
         names = sorted([*("shardd.v1." + name + "Service" for name in (
-            "Session", "Job", "Unit", "Training", "Ddp", "Reader", "Publication", "Status",
+            "Session", "Job", "Unit", "Training", "Ddp", "Publication", "Status",
             "Admin")),
             "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection"])

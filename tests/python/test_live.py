@@ -8,6 +8,7 @@ import ctypes
 import json
 import multiprocessing
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -102,6 +103,35 @@ class Lives(unittest.TestCase):
         self.assertEqual((step, names, shape), (3, ["norm.0", "norm.1", "qk"], (6, 3)))
         self.assertEqual(values, [bf16(3.0)] * 18)
 
+    def test_fp8_has_its_scales_beside_it(self):
+        """All values are the same, so codes are 448 at each step, and a delta has only scales."""
+        declaration = {
+            "name": "engine", "type": "e4m3", "every_steps": 1, "delta_percent": 50,
+            "rules_only": True, "rules": [
+                {"name": "qk", "sources": ["model.q", "model.k"], "scale_block": [4, 2],
+                 "scale_name": "qk.inv"},
+                {"name": "norm", "sources": ["model.norm.0"]}]}
+        with Trainer(self.socket, "fp8") as trainer:
+            shardd.declare_publication(declaration, "fp8", trainer.client)
+            with shardd.Live("fp8", "engine", self.socket) as live:
+                trainer.step(1)
+                weights = live.acquire(wait=30)
+                self.assertEqual({name: (m.dtype.name, m.shape) for name, m in weights.items()}, {
+                    "qk": ("E4M3", (6, 3)), "qk.inv": ("FP32", (2, 2)),
+                    "norm": ("E4M3", (5,)), "norm_scale": ("FP32", ())})
+                self.assertEqual(flat(weights["qk"]), [0x7e] * 18)
+                scale = struct.unpack("f", struct.pack("f", 3 / 448))[0]
+                self.assertEqual(flat(weights["qk.inv"]), [scale] * 4)
+                self.assertEqual(flat(weights["norm_scale"]), [scale])
+                copies = {name: bytearray(m.tobytes()) for name, m in weights.items()}
+                trainer.step(2)
+                weights = live.acquire(wait=30)
+                delta = weights.delta()
+                self.assertEqual((delta.changed, delta.elements), (5, 18 + 4 + 5 + 1))
+                self.assertEqual(delta.values("qk"), (array.array("Q"), bytearray()))
+                delta.apply(copies, check=True)
+                self.assertEqual(copies, {name: m.tobytes() for name, m in weights.items()})
+
     def test_a_file_declares_the_same(self):
         with Trainer(self.socket, "file") as trainer, tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "engine.json")
@@ -163,6 +193,78 @@ class Lives(unittest.TestCase):
                 del view
                 self.assertEqual(live.acquire(wait=30).step, 2)
 
+    def test_arrays_at_fixed_addresses_show_the_newest(self):
+        with Trainer(self.socket, "fixed") as trainer:
+            shardd.declare_publication(DECLARATION, "fixed", trainer.client)
+            trainer.step(1)
+            with shardd.Live("fixed", "engine", self.socket, fixed=True) as live:
+                seen = live.acquire(wait=30)["qk"].view()
+                first = bytes(seen)
+                trainer.step(2)
+                readable, _, _ = select.select([live], [], [], 30)
+                self.assertEqual(readable, [live])
+                self.assertEqual(bytes(seen), first)
+                found = live.acquire(wait=30)
+                self.assertFalse(found.moved)
+                self.assertNotEqual(bytes(seen), first)
+                self.assertEqual(bytes(seen), bytes(found["qk"].view()))
+                with self.assertRaises(shardd.InUse):
+                    live.close()
+                del seen, found
+            trainer.step(3)
+
+    def test_a_delta_makes_a_copy_the_next_generation(self):
+        with Trainer(self.socket, "delta") as trainer:
+            # SGD with a gradient of 1 changes every value: as much as a generation is allowed
+            shardd.declare_publication({**DECLARATION, "delta_percent": 100}, "delta",
+                                       trainer.client)
+            trainer.step(1)
+            with shardd.Live("delta", "engine", self.socket) as live:
+                first = live.acquire(wait=30)
+                copies = {name: bytearray(first[name].tobytes()) for name in first}
+                with self.assertRaisesRegex(shardd.NotFound, "no delta from generation 0"):
+                    first.delta()
+                trainer.step(2)
+                second = live.acquire(wait=30)
+                delta = second.delta()
+                self.assertEqual((delta.base, delta.number, delta.step), (1, 2, 2))
+                self.assertEqual(delta.changed, delta.elements)
+                kept = bytes(delta)
+                delta.apply(copies, check=True)
+                self.assertEqual(copies, {name: second[name].tobytes() for name in second})
+                indices, values = delta.values("qk")
+                self.assertEqual(list(indices), list(range(len(values) // 2)))
+                self.assertEqual(bytes(values), second["qk"].tobytes())
+                # a copy that was not of the base, a delta that is damaged, buffers that do not fit
+                places = delta._places
+                copies["qk"][5] ^= 1
+                again = shardd.Delta(kept, places)
+                again.apply(copies, check=True)  # every value is in it
+                copies["qk"][5] ^= 1
+                with self.assertRaisesRegex(shardd.InvalidArgument, "writable"):
+                    again.apply({"qk": bytes(10)})
+                with self.assertRaisesRegex(shardd.InvalidArgument, "no tensor 'nobody'"):
+                    again.apply({"nobody": bytearray(10)})
+                payload = struct.unpack_from("<12Q", kept)[11]
+                for at in range(0, len(kept), 7):
+                    damaged = bytearray(kept)
+                    damaged[at] ^= 0x81
+                    before = {name: bytes(copy) for name, copy in copies.items()}
+                    if 128 + 40 * len(places) <= at < payload:
+                        continue  # nobody reads what is between
+                    with self.assertRaises(shardd.SharddError):
+                        shardd.Delta(damaged, places).apply(copies)
+                    self.assertEqual(before, copies)
+                # a reader that has missed one reads all of it
+                trainer.step(3)
+                trainer.step(4)
+                shardd.publish("engine", "delta", trainer.client)
+                fourth = live.acquire()
+                self.assertEqual(fourth.step, 4)
+                with self.assertRaisesRegex(shardd.NotFound, "read all of it"):
+                    fourth.delta()
+                self.assertEqual(fourth.delta(3).number, 4)
+
     def test_a_killed_reader_gives_its_buffer_back(self):
         context = multiprocessing.get_context("spawn")
         with Trainer(self.socket, "killed") as trainer, contextlib.ExitStack() as stack:
@@ -178,22 +280,24 @@ class Lives(unittest.TestCase):
                 self.assertEqual(results.get(timeout=60), step)
                 readers.append(reader)
             trainer.step(3)
+            trainer.step(4)
             with self.assertRaisesRegex(shardd.ResourceExhausted, "all 2 buffers"):
                 shardd.publish("engine", "killed", trainer.client)
             [shown] = support.shardctl(self.socket, "publications", "killed")["publications"]
             self.assertEqual((shown["job"], shown["name"], shown["made"]), ("killed", "engine", 2))
-            self.assertGreaterEqual(shown["skipped"], 1)
+            self.assertEqual(shown["skipped"], 1)  # of step 3: that of step 4 may still be made
             self.assertEqual([(g["step"], [one["pid"] for one in g["leases"]])
                               for g in shown["generations"]],
                              [(2, [readers[1].pid]), (1, [readers[0].pid])])
             readers[0].kill()
             readers[0].join(20)
 
-            def published():
-                with contextlib.suppress(shardd.ResourceExhausted):
-                    return shardd.publish("engine", "killed", trainer.client) > 0
+            def newest():
+                [shown] = support.shardctl(self.socket, "publications", "killed")["publications"]
+                return shown["generations"][0]["step"], shown["skipped"]
 
-            support.wait_until(published, 20)
+            # without a request, and without another commit
+            support.wait_until(lambda: newest() == (4, 1), 20)
 
     def test_a_dropped_publication_ends_for_its_readers(self):
         with Trainer(self.socket, "dropped") as trainer:
@@ -223,7 +327,7 @@ def another_reader(live):
     """Of the same client."""
     other = copy.copy(live)
     other._places, other._held, other._handle = {}, None, ctypes.c_void_p()
-    _library.call("live_open", live._client.handle, live.job.encode(), live.name.encode(),
+    _library.call("live_open", live._client.handle, live.job.encode(), live.name.encode(), 0,
                   ctypes.byref(other._handle))
     return other
 
@@ -240,7 +344,17 @@ class Shown(unittest.TestCase):
                     [os.path.join(support.BIN_DIR, "shardctl"), "--socket", socket, "publications"],
                     text=True, capture_output=True, check=True, timeout=60,
                     env={**os.environ, "COLUMNS": "80"}).stdout
+                trace = json.loads(subprocess.run(
+                    [os.path.join(support.BIN_DIR, "shardctl"), "--socket", socket, "trace",
+                     "shown", "-o", "-"], text=True, capture_output=True, check=True,
+                    timeout=60).stdout)
+                [shown_too] = support.shardctl(socket, "publications")["publications"]
+                [lease] = shown_too["generations"][0]["leases"]
             self.assertLessEqual(max(map(len, shown.splitlines())), 80, shown)
+            self.assertLess(lease["held_ms"], 60000)
+            [made] = [event for event in trace["traceEvents"]
+                      if event["name"].startswith("Publish ")]
+            self.assertEqual((made["args"]["number"], made["args"]["job"]), (1, "shown"))
             head, leases = shown.split("Leases")
             self.assertIn("shown", head)
             self.assertIn(str(os.getpid()), leases)
@@ -286,6 +400,17 @@ class Killed(unittest.TestCase):
                 self.assertEqual(again.step, 1)
                 self.assertGreater(again.number, 1)
                 self.assertEqual(flat(again["qk"]), values)
+
+    def test_a_reader_that_makes_no_calls_finds_the_next_daemon(self):
+        with support.held_daemon() as held, contextlib.ExitStack() as stack:
+            trainer = Trainer(held.socket, "quiet")
+            stack.callback(trainer.client.close)
+            shardd.declare_publication(DECLARATION, "quiet", trainer.client)
+            trainer.step(1)
+            with shardd.Live("quiet", "engine", held.socket) as live:
+                self.assertEqual(live.acquire(wait=30).number, 1)
+                held.kill()
+                support.wait_until(lambda: live.acquire().number > 1, 30)
 
     def test_the_same_is_declared_again_to_the_next_daemon(self):
         """On request only, so that the next daemon has made nothing of it when it is asked."""

@@ -1,5 +1,5 @@
 """train_gpt.py as it is, which also saves the whole parameters of every step it commits: what
-test_live_eval.py runs as the trainer. The last argument is the folder."""
+test_live.py runs as the trainer. The last argument is the folder."""
 
 import os
 import pathlib
@@ -30,7 +30,7 @@ def await_reader(engine):
     while engine.rank == 0:
         client = engine.st.session()
         [job] = client.status(os.environ["SHARDD_JOB"])["jobs"]
-        if job["readers"]:
+        if job["publications"]:
             return
         if time.monotonic() > until:
             raise SystemExit("no reader has come")

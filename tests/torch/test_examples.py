@@ -21,7 +21,6 @@ import shardd
 
 EXAMPLES = support.ROOT / "client" / "python" / "examples"
 README = str(support.ROOT / "README.md")
-LARGE = str(support.ROOT / "docs" / "protocol.md")
 MODEL = ("--layers", "2", "--width", "32", "--heads", "2", "--length", "16", "--data", README)
 NOBODY = "/nonexistent/socket"
 
@@ -91,10 +90,16 @@ class Arguments(unittest.TestCase):
         self.check(1, "bytes, 640001 are needed", *program, README, "--samples", "10000")
 
 
+    def test_of_rl_loop(self):
+        self.check(2, "--steps: '1' is not a whole number of at least 24", "rl_loop.py", "--steps",
+                   "1")
+        self.check(1, f"no daemon answers at {NOBODY}", "rl_loop.py", "--socket", NOBODY)
+
+
 class Examples(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.context = support.daemon("--set", "op_timeout_ms=2s", "--set", "reader_hold_ms=1")
+        cls.context = support.daemon("--set", "op_timeout_ms=2s")
         cls.socket = cls.context.__enter__()
 
     @classmethod
@@ -148,26 +153,26 @@ class Examples(unittest.TestCase):
                 (1, ["no job 'nobody' appeared within 0.5 s", "--job nobody"],
                  (*look, "nobody"), {}),
                 (1, ["the commit that follows step 1", "--resilient"], (*look, "late"), {}),
-                (1, ["no parameter 'tokens.weight'", "as its trainers do"], (*look, "other"), {}))
+                (1, ["no tensor 'tokens.weight'", "as its trainers do"], (*look, "other"), {}))
 
-    def test_evaluations_that_are_always_overtaken(self):
-        env = launchers.environment(self.socket)
-        with tempfile.TemporaryDirectory() as folder, subprocess.Popen(
-                [*launchers.shardctl(1), *launchers.python(
-                    pathlib.Path(__file__).with_name("gpt_states.py"), *MODEL, "--steps", "200",
-                    "--resilient", folder)], env={**env, "SHARDD_JOB": "fast"}, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as train:
-            look = subprocess.run(
-                launchers.python(EXAMPLES / "live_eval.py", *MODEL, "--data", LARGE, "--samples",
-                                 "1000", "--job", "fast"),
-                env=env, text=True, capture_output=True, timeout=120)
-            if look.returncode and "reader_hold_ms" not in look.stderr:
-                train.terminate()  # it waits for somebody who looks
-            said, _ = train.communicate(timeout=120)
-        self.assertEqual(train.returncode, 0, said + look.stderr)
-        self.assertIn("evaluate fewer --samples, or raise the daemon's reader_hold_ms",
-                      look.stderr)
-        self.assertNotIn("Traceback", look.stderr)
+
+class RlLoop(unittest.TestCase):
+    def test_the_reward_rises_while_a_sampler_is_killed(self):
+        """With a daemon of its own, which has ended afterwards."""
+        env = {k: v for k, v in launchers.environment(NOBODY).items() if k != "SHARDD_SOCKET"}
+        env["PATH"] = support.BIN_DIR + os.pathsep + env["PATH"]
+        done = subprocess.run(
+            launchers.python(EXAMPLES / "rl_loop.py", "--steps", "40", "--every", "20"), text=True,
+            env=env, timeout=240, stdin=subprocess.DEVNULL, capture_output=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        lines = done.stdout.splitlines()
+        self.assertRegex(lines[-1], r"^The reward rose from 0.*: the policy has improved\.")
+        self.assertIn("step 13: sampler 0 is killed", lines)
+        self.assertTrue(any(line.endswith("sampler 0 is back") for line in lines), done.stdout)
+        rows = [line.split() for line in lines if line[:1] in ("0", "1")]
+        self.assertEqual([(row[0], row[2]) for row in rows], [("0", "2"), ("1", "1")])
+        for words in ("publish time, mean", "stall of a step", "generations made, skipped"):
+            self.assertEqual(sum(line.startswith(words) for line in lines), 1, words)
 
 
 if __name__ == "__main__":

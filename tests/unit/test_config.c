@@ -92,7 +92,8 @@ TEST(defaults_are_those_documented)
 	cr_assert_eq(c.max_inflight_gathers, 64);
 	cr_assert_eq(c.reduce_batch_bytes, 1048576);
 	cr_assert_str_eq(c.prefault, "yes");
-	cr_assert_eq(c.reader_hold_ms, 1000);
+	cr_assert_eq(c.readers.stream_bytes_per_s, 0);
+	cr_assert_eq(c.readers.stream_stall_ms, 30000);
 	cr_assert_eq(c.grpc.header_bytes, 16384);
 	cr_assert_eq(c.grpc.continuations, 4);
 	cr_assert_eq(c.grpc.unattached_streams, 32);

@@ -37,7 +37,7 @@ static int hold(struct looker *l)
 	struct fault f = FAULT_NULL;
 
 	l->told = 0;
-	return reader_hold(l->r, 0, clock_now_us() + 5000000u, on_granted, l, &f);
+	return reader_hold(l->r, clock_now_us() + 5000000u, on_granted, l, &f);
 }
 
 static bool holds(const struct looker *l)
@@ -56,14 +56,6 @@ static void released(struct looker *l)
 	struct fault f;
 
 	cr_assert_eq(release(l, &f), 0, "%s", f.text);
-}
-
-static void overtaken(struct looker *l, const char *words)
-{
-	struct fault f;
-
-	cr_assert_eq(release(l, &f), FAULT_ABORTED);
-	cr_assert(strstr(f.text, words), "%s", f.text);
 }
 
 static void commit(uint64_t step)
@@ -274,44 +266,6 @@ Test(job_readers, are_granted_at_the_commit_before_what_was_submitted_behind_it)
 	nodefix_ok(&next[1], "Initialise");
 }
 
-Test(job_readers, whose_time_is_up_are_overtaken_by_who_waits_and_by_nobody_else)
-{
-	uint64_t now = 1000000;
-
-	clock_fake(now);
-	cr_assert_eq(hold(&a), 0);
-	clock_fake(now += 3000000);
-	readers_tick(job, now);
-	cr_assert(holds(&a)); /* three times as long, and nobody minds */
-	released(&a);
-	cr_assert_eq(hold(&a), 0);
-	prepare_step();
-	commit(1);
-	clock_fake(now += 999000);
-	jobs_tick(&n.jobs, now);
-	both_wait();
-	clock_fake(now += 1000);
-	jobs_tick(&n.jobs, now);
-	clock_real();
-	both_ok("Commit");
-	overtaken(&a, "its 1000 ms have passed");
-	cr_assert_eq(job->readers.overtaken, 1);
-	cr_assert_eq(hold(&a), 0);
-	cr_assert(holds(&a));
-}
-
-Test(job_readers, whose_time_is_up_already_keep_nobody_waiting)
-{
-	clock_fake(1000000);
-	cr_assert_eq(hold(&a), 0);
-	clock_fake(2000001);
-	prepare_step();
-	commit(1);
-	clock_real();
-	both_ok("Commit");
-	overtaken(&a, "step 0 was overtaken");
-}
-
 Test(job_readers, wait_as_long_as_they_said)
 {
 	uint64_t now = 1000000;
@@ -443,7 +397,7 @@ Test(job_readers, lose_a_job_that_is_deleted_while_it_waits_for_them)
 	nodefix_wait(&op[0]);
 	nodefix_wait(&op[1]);
 	cr_assert_eq(op[0].fault.code, FAULT_ABORTED);
-	overtaken(&a, "job 'job' was deleted");
+	cr_assert_eq(a.r->state, READER_IDLE);
 	cr_assert_eq(hold(&a), FAULT_NOT_FOUND);
 }
 
@@ -469,45 +423,8 @@ Test(job_readers, of_a_draining_job_hold_nothing)
 	cr_assert_eq(hold(&b), 0);
 	job_drain(job);
 	cr_assert(b.told == 1 && b.fault.code == FAULT_UNAVAILABLE);
-	overtaken(&a, "draining");
-	cr_assert_eq(reader_hold(a.r, 0, UINT64_MAX, on_granted, &a, &f), FAULT_UNAVAILABLE);
-}
-
-/* Each process once, until it is gone. */
-Test(job_readers, are_remembered_by_their_process)
-{
-	struct nodefix_child c;
-	struct reader *r[2];
-	unsigned known = 0;
-
-	nodefix_fork(&n, &c);
-	for (unsigned i = 0; i < 2; i++) {
-		cr_assert_eq(reader_new(job, c.proc, 9 + i, &r[i]), 0);
-		cr_assert_eq(reader_maps(r[i]), 0);
-		reader_free(r[i]);
-	}
-	for (struct list *l = job->readers.procs.next; l != &job->readers.procs; l = l->next)
-		known++;
-	cr_assert_eq(known, 1);
-	nodefix_kill(&n, &c);
-	cr_assert(list_empty(&job->readers.procs));
-	nodefix_unref(&c);
-}
-
-/* ---------------------------------------------------------------------- slabs */
-
-Test(job_readers, get_parameters_and_nothing_else)
-{
-	const struct unit_part *p = &u->parts[0];
-
-	cr_assert_eq(job_slab_for_reader(job, p->params.slab->id), p->params.slab);
-	cr_assert_neq(p->grads.slab, p->params.slab);
-	cr_assert_null(job_slab_for_reader(job, p->grads.slab->id));
-	cr_assert_null(job_slab_for_reader(job, p->state1.slab->id));
-	cr_assert_null(job_slab_for_reader(job, 0));
-	cr_assert_null(job_slab_for_reader(job, 12345));
-	NODEFIX_OK(nodefix_on_unit(&n, m[0], "GradientBuffer", u, &op[0]), &op[0]);
-	cr_assert_null(job_slab_for_reader(job, op[0].result.place.slab->id));
+	cr_assert_eq(a.r->state, READER_IDLE);
+	cr_assert_eq(reader_hold(a.r, UINT64_MAX, on_granted, &a, &f), FAULT_UNAVAILABLE);
 }
 
 Test(job_readers, are_told_of_what_has_changed)

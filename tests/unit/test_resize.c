@@ -675,7 +675,7 @@ Test(resize, it_waits_for_readers_that_hold)
 	leave(&x);
 	cr_assert_eq(reader_new(x.job, x.n.proc, 7, &a), 0);
 	cr_assert_eq(reader_new(x.job, x.n.proc, 8, &b), 0);
-	cr_assert_eq(reader_hold(a, 0, UINT64_MAX, on_granted, &told[0], &f), 0, "%s", f.text);
+	cr_assert_eq(reader_hold(a, UINT64_MAX, on_granted, &told[0], &f), 0, "%s", f.text);
 	cr_assert_eq(told[0], 1);
 	changes = readers_generation(x.job);
 	begin(&x, 2, 0);
@@ -683,7 +683,7 @@ Test(resize, it_waits_for_readers_that_hold)
 	jobs_tick(&x.n.jobs, clock_now_us());
 	nodefix_turns(&x.n);
 	cr_expect_eq(x.ended, 0, "it is held");
-	cr_assert_eq(reader_hold(b, 0, UINT64_MAX, on_granted, &told[1], &f), 0, "%s", f.text);
+	cr_assert_eq(reader_hold(b, UINT64_MAX, on_granted, &told[1], &f), 0, "%s", f.text);
 	cr_expect_eq(told[1], 0);
 	cr_expect_eq(reader_release(a, &f), 0, "%s", f.text);
 	nodefix_turns(&x.n);

@@ -317,9 +317,8 @@ Test(span_restore_fail, waits_for_readers)
 	restorefix_train(1, 3);
 	p = restorefix_take(NULL);
 	restorefix_epoch_ends();
-	spanfix.nodes[0].node.limits.reader_hold_ms = 600000;
 	cr_assert_eq(reader_new(spanfix.jobs[0], spanfix.nodes[0].proc, 9, &r), 0);
-	cr_assert_eq(reader_hold(r, 600000, UINT64_MAX, on_hold, NULL, &f), 0, "%s", f.text);
+	cr_assert_eq(reader_hold(r, UINT64_MAX, on_hold, NULL, &f), 0, "%s", f.text);
 	cr_assert_eq(r->state, READER_HOLDS);
 	memset(&restorefix_ended, 0, sizeof(restorefix_ended));
 	cr_assert_eq(restorefix_try(0, &p, 3, &f), 0, "%s", f.text);

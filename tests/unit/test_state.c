@@ -326,7 +326,7 @@ Test(state, blobs_are_replaced)
 	}
 HARM(version, s->version++)
 HARM(name, j->name[0] = '\0')
-HARM(lifetime, j->lifetime = 3)
+HARM(lifetime, j->lifetime = 4)
 HARM(world, j->world_size++)
 HARM(world_order, j->groups[0]->ranks[0] = 1)
 HARM(group_rank, j->groups[1]->ranks[0] = 2)

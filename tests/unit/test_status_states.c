@@ -20,9 +20,6 @@ Test(status_states, every_state_has_a_value)
 	for (unsigned i = 0; i < _PASS_STATE_N; i++)
 		cr_expect_neq(STATE(pass_state, pass_state_name((enum pass_state)i)), 0, "pass %u",
 			      i);
-	for (unsigned i = 0; i < _READER_N; i++)
-		cr_expect_neq(STATE(reader_state, reader_state_name((enum reader_state)i)), 0,
-			      "reader %u", i);
 	for (unsigned i = 0; i < _PREFETCH_N; i++)
 		cr_expect_neq(STATE(prefetch_state, prefetch_mode_name((enum prefetch_mode)i)), 0,
 			      "prefetch %u", i);

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "fdcheck.h"
 #include "publish/pattern.h"
+#include "publish/published_readers.h"
 #include "publish/view.h"
 
 TestSuite(view, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 30);
@@ -255,6 +256,32 @@ Test(view, joins_the_rows_of_a_rank)
 	view_free(v);
 }
 
+/* A vocabulary of 5 that is padded to 6 and cut in two: the last part is shorter, and is padded. */
+Test(view, ranges_are_cut)
+{
+	static struct model m;
+	static struct made d;
+	float got[ELEMENTS];
+	const struct view_tensor *t;
+	struct view *v;
+
+	m.n = 0;
+	add_tensor(&m, "n", 2, 5, 3, 0);
+	begin(&d);
+	d.p.rules_only = true;
+	add_rule(&d, "last")->pad_multiple = 3;
+	add_source(&d, "n");
+	*cut(&d, 0) = (slice){ .base = d.slices[0][0].base, .first = 3, .count = 2 };
+	v = view_of(&d, &m);
+	t = tensor(v, "last");
+	cr_assert_eq(t->shape[0], 3);
+	cr_assert(t->gaps);
+	fill(v, t, &m, got);
+	for (unsigned i = 0; i < 9; i++)
+		cr_assert_eq(got[i], i < 6 ? m.data[0][9 + i] : -1);
+	view_free(v);
+}
+
 /* Columns of a middle dimension, joined along another one, transposed, padded, and under two names. */
 Test(view, transforms_have_their_plain_meaning)
 {
@@ -468,6 +495,17 @@ Test(view, wrong_shapes_are_refused)
 	refused(&d, &m, "rules[0].sources[0].slice", "part 2 is out of range (0..1)");
 	d.slices[0][0].parts = 0;
 	refused(&d, &m, "rules[0].sources[0].slice", "part 2 needs parts");
+	d.slices[0][0].count = 2;
+	refused(&d, &m, "rules[0].sources[0].slice", "a range (first, count) has no parts");
+	d.slices[0][0].part = 0;
+	d.slices[0][0].first = 4;
+	refused(&d, &m, "rules[0].sources[0].slice", "'n' is 5; 2 from 4 on are out of range");
+	d.slices[0][0].count = UINT64_MAX;
+	refused(&d, &m, "rules[0].sources[0].slice", "out of range");
+	d.slices[0][0].first = UINT64_MAX;
+	refused(&d, &m, "rules[0].sources[0].slice", "out of range");
+	d.slices[0][0].count = 0;
+	refused(&d, &m, "rules[0].sources[0].slice", "needs count");
 	begin(&d);
 	d.p.tp_size = 4;
 	d.p.tp_rank = 4;
@@ -653,4 +691,196 @@ Test(view, aliases_cost_no_memory)
 	cr_assert_eq(v->n, 1);
 	cr_assert_eq(tensor(v, "out")->n_boxes, 1);
 	view_free(v);
+}
+
+/* ------------------------------------------------------------------------------ readers */
+
+Test(view, readers_are_users_and_groups)
+{
+	uint32_t users[] = { 7, 3 }, groups[] = { 20, 10 };
+	Shardd__V1__PublishedReaders may = SHARDD__V1__PUBLISHED_READERS__INIT;
+	view_declaration d = SHARDD__V1__PUBLICATION__INIT;
+	const gid_t gids[] = { 5, 10, 30 };
+	struct published_reader r = { .uid = 3 };
+
+	cr_expect_not(published_readers_has(&d, &r), "nobody is named");
+	d.readers = &may;
+	may.users = users;
+	may.groups = groups;
+	cr_expect_not(published_readers_has(&d, &r));
+	may.n_users = 2;
+	cr_expect(published_readers_has(&d, &r));
+	r.uid = 20; /* a group's number is no user's */
+	cr_expect_not(published_readers_has(&d, &r));
+	r.gids = gids;
+	r.n_gids = 3;
+	cr_expect_not(published_readers_has(&d, &r));
+	may.n_groups = 2;
+	cr_expect(published_readers_has(&d, &r));
+	r.n_gids = 1;
+	cr_expect_not(published_readers_has(&d, &r));
+}
+
+/* --------------------------------------------------------------------------------- e4m3 */
+
+#define E4M3 SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3
+
+static uint32_t block_of_4_by_3[2] = { 4, 3 };
+
+static void set_block(rule *r, uint32_t *block)
+{
+	r->scale_block = block;
+	r->n_scale_block = 2;
+}
+
+static void check_scales(const struct view *v, const char *name, uint32_t dims, uint64_t a,
+			 uint64_t b)
+{
+	const struct view_tensor *t = tensor(v, name);
+
+	cr_assert(t->scales);
+	cr_assert_eq(t->dtype, DTYPE_FP32);
+	cr_assert_eq(t->n_boxes, 0);
+	cr_assert_eq(t->dims, dims);
+	cr_assert(dims == 0 || (t->shape[dims - 2] == a && t->shape[dims - 1] == b), "%s", name);
+	cr_assert_eq(t->bytes, 4 * t->elements);
+	cr_assert_eq(t[-1].dtype, DTYPE_E4M3);
+	cr_assert_eq(t[-1].bytes, t[-1].elements);
+}
+
+Test(view, scales_are_published_beside_e4m3)
+{
+	static struct model m;
+	static struct made d;
+	struct view *v;
+
+	model_of_four(&m);
+	begin(&d);
+	d.p.type = E4M3;
+	d.p.scale_block = block_of_4_by_3;
+	d.p.n_scale_block = 2;
+	add_rule(&d, "qk"); /* as the publication has it: 10 x 4 */
+	add_source(&d, "l.0.q");
+	add_source(&d, "l.0.k");
+	add_rule(&d, "n")->type = E4M3; /* its own type: one scale */
+	add_source(&d, "n");
+	d.rules[1].scale_name = (char *)(uintptr_t) "n.inv";
+	v = view_of(&d, &m);
+	cr_assert_eq(v->n, 6);
+	check_scales(v, "qk_scale", 2, 3, 2);
+	check_scales(v, "n.inv", 0, 0, 0);
+	check_scales(v, "l.1.q_scale", 2, 2, 2); /* of no rule */
+	cr_assert_eq(tensor(v, "n")->tiles.columns, 5);
+	cr_assert_eq(tensor(v, "n")->tiles.tile_columns, 5);
+	cr_assert_eq(tensor(v, "qk")->tiles.rows, 10);
+	view_free(v);
+}
+
+/* Three dimensions: the last two are cut. Padding has scales, too. Other names have scales under theirs. */
+Test(view, scales_of_stacks_and_of_further_names)
+{
+	static char *also[1];
+	static struct model m;
+	static struct made d;
+	const struct view_tensor *t;
+	struct view *v;
+
+	also[0] = (char *)(uintptr_t) "other";
+	m.n = 0;
+	add_tensor(&m, "e.0.w", 2, 6, 4, 0);
+	add_tensor(&m, "e.1.w", 2, 6, 4, 0);
+	begin(&d);
+	add_rule(&d, "w")->type = E4M3;
+	add_source(&d, "e.{i}.w");
+	d.rules[0].stack = (char *)(uintptr_t) "i";
+	d.rules[0].pad_dim = 1;
+	d.rules[0].pad_multiple = 5;
+	d.rules[0].also = also;
+	d.rules[0].n_also = 1;
+	set_block(&d.rules[0], block_of_4_by_3);
+	v = view_of(&d, &m);
+	cr_assert_eq(v->n, 4);
+	check_scales(v, "w_scale", 3, 3, 2);
+	t = tensor(v, "w_scale");
+	cr_assert_eq(t->shape[0], 2);
+	cr_assert_eq(tensor(v, "other")->offset, tensor(v, "w")->offset);
+	cr_assert_eq(tensor(v, "other_scale")->offset, t->offset);
+	cr_assert_eq(v->bytes, 512);
+	view_free(v);
+}
+
+/* An alias that no rule has named has its scales' name, too. */
+Test(view, scales_of_aliases)
+{
+	static struct model m;
+	static struct made d;
+	struct view *v;
+
+	m.n = 0;
+	add_tensor(&m, "embed", 2, 8, 4, 0);
+	add_tensor(&m, "a.head", 2, 8, 4, 0);
+	m.sources[1].alias = true;
+	begin(&d);
+	d.p.type = E4M3;
+	v = view_of(&d, &m);
+	cr_assert_eq(v->n, 4);
+	cr_assert_eq(v->bytes, 512);
+	cr_assert_eq(tensor(v, "a.head_scale")->offset, tensor(v, "embed_scale")->offset);
+	cr_assert_eq(tensor(v, "a.head")->offset, tensor(v, "embed")->offset);
+	view_free(v);
+}
+
+Test(view, scales_that_are_refused)
+{
+	static uint32_t none[2] = { 128, 0 };
+	static char *also[1];
+	static char name[PATTERN_MAX_BYTES + 1];
+	static struct model m;
+	static struct made d;
+
+	model_of_four(&m);
+	begin(&d);
+	d.p.scale_block = block_of_4_by_3;
+	d.p.n_scale_block = 2;
+	refused(&d, &m, "scale_block", "only tensors of type e4m3 have scales; 'pub' has");
+	d.p.type = E4M3;
+	refused(&d, &m, "scale_block", "'n' has 1 dimensions: it has no rows and columns");
+	d.p.n_scale_block = 1;
+	refused(&d, &m, "scale_block", "that of 'pub' has 1");
+	begin(&d);
+	add_rule(&d, "x");
+	add_source(&d, "l.0.q");
+	set_block(&d.rules[0], block_of_4_by_3);
+	refused(&d, &m, "rules[0].scale_block", "only tensors of type e4m3 have scales; 'x' has");
+	d.rules[0].type = E4M3;
+	view_free(view_of(&d, &m));
+	set_block(&d.rules[0], none);
+	refused(&d, &m, "rules[0].scale_block",
+		"a block of 128 rows and 0 columns has no elements");
+	d.rules[0].n_scale_block = 3;
+	refused(&d, &m, "rules[0].scale_block", "that of 'x' has 3");
+	d.rules[0].n_scale_block = 0;
+	d.rules[0].scale_name = (char *)(uintptr_t) "n";
+	refused(&d, &m, "rules", "two published tensors have the name 'n'");
+	d.rules[0].scale_name = (char *)(uintptr_t) "s.{i}";
+	refused(&d, &m, "rules[0].scale_name", "{i} of 's.{i}' is not in the first source");
+	d.rules[0].scale_name = (char *)(uintptr_t) "s";
+	d.rules[0].type = 0;
+	refused(&d, &m, "rules[0].scale_name", "only tensors of type e4m3 have scales; 'x' has");
+	d.rules[0].type = E4M3;
+	also[0] = (char *)(uintptr_t) "y";
+	d.rules[0].also = also;
+	d.rules[0].n_also = 1;
+	refused(&d, &m, "rules[0].scale_name", "'x' has further names, and its scales");
+	begin(&d);
+	add_rule(&d, "")->scale_name = (char *)(uintptr_t) "s";
+	add_source(&d, "n");
+	refused(&d, &m, "rules[0].name", "a rule without a name publishes nothing");
+	begin(&d);
+	memset(name, 'a', PATTERN_MAX_BYTES);
+	add_rule(&d, name)->type = E4M3;
+	add_source(&d, "n");
+	refused(&d, &m, "rules", "is too long a name for _scale behind it");
+	d.rules[0].scale_name = (char *)(uintptr_t) "s";
+	view_free(view_of(&d, &m));
 }

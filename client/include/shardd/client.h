@@ -139,6 +139,9 @@ SHARDD_API int shardd_blame(shardd_client *c, char *ret, size_t bytes, struct sh
 enum shardd_lifetime {
 	SHARDD_EPHEMERAL = 1, /* freed when its last trainer leaves cleanly */
 	SHARDD_KEEP = 2,      /* kept until it is deleted, or for ttl_s after its last trainer */
+	/* A base: one rank loads frozen parameters and commits. From then on they are only read,
+	 * and the job is kept until it is deleted, or for ttl_s after a process had it mapped. */
+	SHARDD_BASE = 3,
 };
 
 /* What the job goes on from after a rank was lost. The job's first trainer decides. */

@@ -58,7 +58,10 @@ static inline const char *shardd_code_name(int code)
 /* Bytes per element; 0 if @dtype is not a value of the enum. */
 static inline size_t shardd_dtype_size(enum shardd_dtype dtype)
 {
-	return dtype == SHARDD_FP32 ? 4 : dtype == SHARDD_BF16 || dtype == SHARDD_FP16 ? 2 : 0;
+	return dtype == SHARDD_FP32                           ? 4
+	       : dtype == SHARDD_BF16 || dtype == SHARDD_FP16 ? 2
+	       : dtype == SHARDD_E4M3                         ? 1
+							      : 0;
 }
 
 static inline struct shardd_info shardd_info_(const shardd_client *c)

@@ -29,19 +29,19 @@
  * Each size says whether it is in bytes or elements; shapes are row-major.
  *
  * This header includes the others: types.h (errors, handles), client.h (connection, job, units,
- * waits, device memory), ops.h and ddp.h (the verbs), blocking.h (their blocking forms), reader.h,
- * publication.h and helpers.h.
+ * waits, device memory), ops.h and ddp.h (the verbs), blocking.h (their blocking forms),
+ * publication.h, base.h and helpers.h.
  */
 #ifndef SHARDD_SHARDD_H
 #define SHARDD_SHARDD_H
 
+#include "shardd/base.h"
 #include "shardd/blocking.h"
 #include "shardd/client.h"
 #include "shardd/ddp.h"
 #include "shardd/helpers.h"
 #include "shardd/ops.h"
 #include "shardd/publication.h"
-#include "shardd/reader.h"
 #include "shardd/types.h"
 
 #endif

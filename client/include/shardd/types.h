@@ -53,7 +53,12 @@ typedef uint64_t shardd_ticket;
 
 /* ------------------------------------------------------------------- enums */
 
-enum shardd_dtype { SHARDD_FP32 = 1, SHARDD_BF16 = 2, SHARDD_FP16 = 3 };
+enum shardd_dtype {
+	SHARDD_FP32 = 1,
+	SHARDD_BF16 = 2,
+	SHARDD_FP16 = 3,
+	SHARDD_E4M3 = 8, /* only of published tensors: 8 bits without infinities, float8_e4m3fn */
+};
 
 /* How a unit's elements are divided into shards. */
 enum shardd_layout {

@@ -4,7 +4,7 @@
     pip install grpcio grpcio-tools
     mkdir -p stubs
     python -m grpc_tools.protoc -I proto --python_out=stubs --grpc_python_out=stubs \\
-        shardd/v1/shardd.proto shardd/v1/status.proto
+        shardd/v1/shardd.proto shardd/v1/status.proto shardd/v1/publication.proto
     export PYTHONPATH=stubs
     python client/python/examples/grpc_trainer.py /run/shardd/shardd.sock 0 2 &
     python client/python/examples/grpc_trainer.py /run/shardd/shardd.sock 1 2

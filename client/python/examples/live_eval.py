@@ -5,11 +5,10 @@
     python3 live_eval.py --job gpt --data OTHER_FILE
 
 The trainer must commit its steps (--resilient does so). This process is not one of its ranks. It
-maps the daemon's own memory, computes the model's loss at the last committed step on the first
-bytes of a file, and prints one line with step and loss for each step that it sees. The trainer
-delays its next step while this process reads, but never longer than the daemon's reader_hold_ms.
-The options of the model are those of train_gpt.py, with the same defaults. This process ends with
-the job, or after --evals.
+asks for a generation of the last committed step, maps it, computes the model's loss on the first
+bytes of a file, and prints one line with step and loss for each generation that it sees. The
+trainer does not wait for it. The options of the model are those of train_gpt.py, with the same
+defaults. This process ends with the job, or after --evals.
 """
 
 import argparse
@@ -24,8 +23,6 @@ from train_gpt import Gpt, in_sentences, model_arguments, number, parsed
 
 import shardd
 import shardd.torch
-
-TOO_OFTEN = 5  # evaluations in a row that were overtaken
 
 
 def arguments():
@@ -64,57 +61,49 @@ def loss_of(model, given, wanted):
         return F.cross_entropy(model(given).flatten(0, 1), wanted.flatten()).item()
 
 
-def reader_of(options):
-    """Return a reader of the job; wait until the job exists."""
+def bound(options, model):
+    """Bind the model to the job's generations; wait until the job exists and has committed."""
     until = time.monotonic() + options.wait
     while True:
+        left = until - time.monotonic()
         try:
-            return shardd.read(options.job, options.socket, name="live_eval")
-        except shardd.NotFound:
-            if time.monotonic() > until:
+            return shardd.torch.Live(model, options.job, socket=options.socket,
+                                     wait=max(left, 0.001))
+        except shardd.NotFound as error:
+            if "no job" not in error.text:
+                raise SystemExit(f"live_eval: {error.text}: build the model as its trainers do"
+                                 ) from None
+            if left < 0:
                 raise SystemExit(
                     f"live_eval: no job '{options.job}' appeared within {options.wait:g} s: start "
                     f"its trainers with `shardctl run --job {options.job}`, or wait longer "
                     "(--wait); `python -m shardd` lists the existing jobs") from None
             time.sleep(0.05)
+        except shardd.DeadlineExceeded as error:
+            raise nothing_came(options, error) from None
 
 
-def loss_of_step(options, reader, model, given, wanted, last):
-    """The committed step, and its loss; None if that step is the @last one."""
-    try:
-        with shardd.torch.live(model, reader, timeout=options.wait) as step:
-            return step, None if step == last else loss_of(model, given, wanted)
-    except shardd.DeadlineExceeded as error:
-        raise SystemExit(
-            f"live_eval: {error.text}. The trainers of job '{options.job}' committed nothing "
-            f"for {options.wait:g} s: run them with --resilient, and if a step takes longer than "
-            "that, wait longer (--wait)") from None
+def nothing_came(options, error):
+    return SystemExit(
+        f"live_eval: {error.text}. The trainers of job '{options.job}' committed nothing for "
+        f"{options.wait:g} s: run them with --resilient, and if a step takes longer than that, "
+        "wait longer (--wait)")
 
 
-def evaluate(options, reader, model, given, wanted):
+def evaluate(options, live, model, given, wanted):
     """Evaluate until the job or the daemon ends."""
-    seen, last, overtaken = 0, None, 0
+    seen, wait = 0, 0
     while not options.evals or seen < options.evals:
         try:
-            step, loss = loss_of_step(options, reader, model, given, wanted, last)
-        except shardd.Overtaken:  # it took too long: the result is not valid
-            overtaken += 1
-            if overtaken == TOO_OFTEN:
-                print("live_eval: an evaluation takes longer than the trainers wait: "
-                      "evaluate fewer --samples, or raise the daemon's reader_hold_ms",
-                      file=sys.stderr)
-            continue
+            with live.generation(wait) as weights:
+                values = {"step": weights.step, "loss": loss_of(model, given, wanted)}
+        except shardd.DeadlineExceeded as error:
+            raise nothing_came(options, error) from None
         except (shardd.NotFound, shardd.Unavailable):
-            if not seen:
-                raise  # the job ended too early, or has another model
             return
-        overtaken = 0
-        if loss is None:
-            time.sleep(0.005)
-            continue
-        values = {"step": step, "loss": loss}
-        print(json.dumps(values) if options.json else f"step {step}: loss {loss:.4f}", flush=True)
-        seen, last = seen + 1, step
+        print(json.dumps(values) if options.json else
+              f"step {values['step']}: loss {values['loss']:.4f}", flush=True)
+        seen, wait = seen + 1, options.wait
 
 
 def main():
@@ -122,8 +111,8 @@ def main():
     torch.set_num_threads(1)
     given, wanted = samples(options)
     model = Gpt(options.layers, options.width, options.heads, options.length).eval()
-    with reader_of(options) as reader:
-        evaluate(options, reader, model, given, wanted)
+    with bound(options, model) as live:
+        evaluate(options, live, model, given, wanted)
 
 
 if __name__ == "__main__":

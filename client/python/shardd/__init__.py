@@ -19,6 +19,7 @@ This package needs no other; ``shardd.torch`` needs PyTorch. The manual is docs/
 from ._launch import environment
 from ._reconnect import ConnectionEvent, ConnectionState
 from ._version import VERSION as __version__
+from .base import BaseReader, adapter_publication, load_base, read_base
 from .client import (
     WORLD,
     Buffer,
@@ -29,6 +30,7 @@ from .client import (
     StepResult,
     connect,
 )
+from .delta import Delta
 from .errors import (
     Aborted,
     AlreadyExists,
@@ -41,7 +43,6 @@ from .errors import (
     InUse,
     InvalidArgument,
     NotFound,
-    Overtaken,
     PermissionDenied,
     ResourceExhausted,
     SharddError,
@@ -50,9 +51,9 @@ from .errors import (
     VersionMismatch,
     WaitTimeout,
 )
+from .fetch import FetchedGeneration, fetch_generation
 from .live import Generation, Live, declare_publication, drop_publication, publish
 from .memory import Dtype, Memory
-from .reader import Reader, ReadTensor, read
 from .specs import (
     BufferSpec,
     Checkpoints,
@@ -75,15 +76,17 @@ from .ticket import Ticket
 from .unit import Place, Unit
 
 __all__ = [
-    "WORLD", "Aborted", "AlreadyExists", "Buffer", "BufferSpec", "Cancelled", "Checkpoints",
+    "WORLD", "Aborted", "AlreadyExists", "BaseReader", "Buffer", "BufferSpec", "Cancelled",
+    "Checkpoints",
     "Client", "ClipProfile", "ConnectionEvent", "ConnectionState", "DaemonRestarted",
-    "DataLoss", "DeadlineExceeded", "Device",
-    "Dtype", "FailedPrecondition", "Generation", "InUse",
+    "DataLoss", "DeadlineExceeded", "Delta", "Device",
+    "Dtype", "FailedPrecondition", "FetchedGeneration", "Generation", "InUse",
     "Init", "Internal", "InvalidArgument", "Layout", "Lifetime", "Live", "Membership", "Memory",
     "NotFound", "OptimizerKind", "OptimizerProfile", "OptimizerSpec", "OptimizerWhen",
-    "Overtaken", "PermissionDenied", "Place", "Profile", "ReadTensor", "Reader", "ReduceOp",
+    "PermissionDenied", "Place", "Profile", "ReduceOp",
     "ResourceExhausted", "Shard", "SharddError", "StepResult", "StepSettings", "Strategy",
     "TensorSpec", "Ticket", "Unavailable", "Unimplemented", "Unit", "UnitSpec",
-    "VersionMismatch", "WaitTimeout", "__version__", "connect",
-    "declare_publication", "drop_publication", "environment", "publish", "read",
+    "VersionMismatch", "WaitTimeout", "__version__", "adapter_publication", "connect",
+    "declare_publication", "drop_publication", "environment", "fetch_generation", "load_base",
+    "publish", "read_base",
 ]

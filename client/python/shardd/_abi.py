@@ -147,20 +147,14 @@ class ShardPiece(C.Structure):
                 ("at", C.c_uint64)]
 
 
-class ReadTensor(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("shape", C.POINTER(C.c_uint64)),
+class BaseTensor(C.Structure):
+    _fields_ = [("unit", C.c_char_p), ("name", C.c_char_p), ("shape", C.POINTER(C.c_uint64)),
                 ("strides", C.POINTER(C.c_uint64)), ("dims", C.c_uint32), ("frozen", C.c_bool),
                 ("elements", C.c_uint64), ("dtype", C.c_int), ("data", C.c_void_p)]
 
 
-class ReadUnit(C.Structure):
-    _fields_ = [("name", C.c_char_p), ("initialised", C.c_bool),
-                ("tensors", C.POINTER(ReadTensor)), ("n_tensors", C.c_size_t)]
-
-
-class Snapshot(C.Structure):
-    _fields_ = [("step", C.c_uint64), ("hold_ms", C.c_uint32), ("units", C.POINTER(ReadUnit)),
-                ("n_units", C.c_size_t), ("changed", C.c_bool)]
+class Base(C.Structure):
+    _fields_ = [("tensors", C.POINTER(BaseTensor)), ("n_tensors", C.c_size_t)]
 
 
 class PublishedTensor(C.Structure):
@@ -171,7 +165,18 @@ class PublishedTensor(C.Structure):
 class Generation(C.Structure):
     _fields_ = [("number", C.c_uint64), ("step", C.c_uint64), ("checksum", C.c_uint32),
                 ("tensors", C.POINTER(PublishedTensor)), ("n_tensors", C.c_size_t),
-                ("moved", C.c_bool)]
+                ("moved", C.c_bool), ("layout", C.c_uint64)]
+
+
+class Delta(C.Structure):
+    _fields_ = [("base", C.c_uint64), ("number", C.c_uint64), ("changed", C.c_uint64),
+                ("elements", C.c_uint64), ("bytes", C.c_uint64), ("data", C.c_void_p)]
+
+
+class FetchOptions(C.Structure):
+    _fields_ = [("size", C.c_size_t), ("newer_than", C.c_uint64), ("wait_ms", C.c_uint32),
+                ("bytes_per_second", C.c_uint64), ("buffer", C.c_void_p),
+                ("buffer_bytes", C.c_uint64)]
 
 
 class RegionPart(C.Structure):
@@ -207,15 +212,19 @@ CALLS: dict[str, tuple[object, ...]] = {
     "tensor_places": (_p, _u32, C.POINTER(TensorPlace), _size),
     "buffer_places": (_p, _u32, C.POINTER(BufferPlace), _size),
     "shard_pieces": (_p, _u32, C.POINTER(ShardPiece), _size, C.POINTER(_size)),
-    "reader_open": (_p, _text, C.POINTER(_p)),
-    "reader_hold": (_p, _u32, _u32, C.POINTER(Snapshot)),
-    "reader_release": (_p,),
     "publication_declare": (_p, _text, _text, C.POINTER(_u64)),
     "publication_drop": (_p, _text, _text),
     "publication_publish": (_p, _text, _text, _u32, C.POINTER(_u64)),
-    "live_open": (_p, _text, _text, C.POINTER(_p)),
+    "base_open": (_p, _text, C.POINTER(C.POINTER(Base))),
+    "live_open": (_p, _text, _text, _u32, C.POINTER(_p)),
+    "publication_fetch": (_p, _text, _text, C.POINTER(FetchOptions), C.POINTER(_p),
+                          C.POINTER(Generation)),
     "live_acquire": (_p, _u32, C.POINTER(Generation)),
     "live_release": (_p,),
+    "live_fd": (_p, C.POINTER(_int)),
+    "live_delta": (_p, _u64, C.POINTER(Delta)),
+    "delta_apply": (_p, _u64, C.POINTER(PublishedTensor), _size, C.POINTER(_p), _u32),
+    "delta_values": (_p, _u64, _u32, _p, _p, _u64, C.POINTER(_u64)),
     "region_new": (C.POINTER(RegionOptions), C.POINTER(_p), C.POINTER(_p)),
     "unit_unused": (_p, _u32, C.POINTER(_bool), _size),
     "unit_steps": (_p, _u32, C.POINTER(_u64), _size),
@@ -311,15 +320,17 @@ STRUCTS: dict[str, Any] = {
     "unit_info": UnitInfo, "tensor_place": TensorPlace, "buffer_place": BufferPlace,
     "result": Result, "info": Info, "step_settings": StepSettings, "shard_piece": ShardPiece,
     "region_part": RegionPart, "region_fault": RegionFault, "region_options": RegionOptions,
-    "read_tensor": ReadTensor, "read_unit": ReadUnit, "snapshot": Snapshot,
+    "base_tensor": BaseTensor, "base": Base,
     "published_tensor": PublishedTensor, "generation": Generation,
+    "fetch_options": FetchOptions,
     **{verb + "_options": made for verb, made in OPTIONS.items()},
 }
 
 # The rest: arguments and what it returns.
 PLAIN: dict[str, tuple[list[Any], Any]] = {
     "version": ([], _text), "close": ([_p], None), "set_timeout": ([_p, _u32], None),
-    "reader_close": ([_p], None), "live_close": ([_p], None),
+    "live_close": ([_p], None), "base_close": ([_p], None),
+    "fetched_free": ([_p], None),
     "region_set": ([_p, C.c_int, _p], None),
 }
 

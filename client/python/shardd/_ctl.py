@@ -15,7 +15,7 @@ from .errors import NotFound, SharddError
 
 _BY_NAME = {kind.name: kind for kind in vars(errors).values()
             if isinstance(kind, type) and issubclass(kind, SharddError)
-            and kind not in (errors.DaemonRestarted, errors.Overtaken, errors.VersionMismatch,
+            and kind not in (errors.DaemonRestarted, errors.VersionMismatch,
                              errors.WaitTimeout)}
 
 

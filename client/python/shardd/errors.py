@@ -100,11 +100,6 @@ class DaemonRestarted(Aborted):
     (:meth:`shardd.Client.rejoin`) and begin the step again."""
 
 
-class Overtaken(Aborted):
-    """A reader held a step longer than allowed, or its job ended: discard what it has read of the
-    step."""
-
-
 class Unimplemented(SharddError, NotImplementedError):
     """The library, the daemon or the device cannot do that."""
 

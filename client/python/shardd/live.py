@@ -24,6 +24,7 @@ from typing import Any
 
 from . import _abi, _library
 from .client import Client
+from .delta import Delta
 from .errors import FailedPrecondition, InUse, InvalidArgument, NotFound, SharddError
 from .memory import Dtype, Memory, _Mapped
 
@@ -31,14 +32,16 @@ from .memory import Dtype, Memory, _Mapped
 class Generation(Mapping[str, Memory]):
     """The tensors of one generation, by name, each a read-only :class:`Memory`, until it is given
     back. ``number``: later ones have larger numbers; ``step``: the committed step; ``checksum``:
-    CRC-32C of those of its blocks."""
+    CRC-32C of those of its blocks; ``moved``: they are elsewhere than in the generation before;
+    ``layout``: with the same one, names, types and shapes are the same."""
 
     def __init__(self, live: Live, found: Any) -> None:
         self.number, self.step = int(found.number), int(found.step)
         self.checksum = int(found.checksum)
         self._live = live
+        self.moved, self.layout = bool(found.moved), int(found.layout)
         self._places: dict[str, Any] = live._places
-        self._lent: dict[str, Memory] | None = {}
+        self._lent: dict[str, Memory] | None = live._lasting if live.fixed else {}
 
     def __getitem__(self, name: str) -> Memory:
         if self._lent is None:
@@ -48,7 +51,8 @@ class Generation(Mapping[str, Memory]):
             if name not in self._places:
                 raise NotFound(f"publication '{self._live.name}' has no tensor '{name}'")
             address, nbytes, shape, dtype = self._places[name]
-            mapped = _Mapped(address, nbytes, f"'{name}' of generation {self.number}")
+            what = self._live.name if self._live.fixed else f"generation {self.number}"
+            mapped = _Mapped(address, nbytes, f"'{name}' of {what}")
             self._lent[name] = self._live._client.lent(Memory(mapped, 0, shape, dtype, False))
         return self._lent[name]
 
@@ -60,6 +64,19 @@ class Generation(Mapping[str, Memory]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
+
+    def delta(self, base: int | None = None) -> Delta:
+        """What has changed since generation @base; None: since the one that this reader had before.
+        It is valid for as long as this generation is leased. NotFound: there is no such delta (none
+        is declared, too much has changed, or @base is not the one before): read all of this one."""
+        if self._lent is None:
+            raise FailedPrecondition(f"generation {self.number} of '{self._live.name}' was given "
+                                     "back")
+        found = _abi.Delta()
+        _library.call("live_delta", self._live._open(),
+                      self._live._before if base is None else base, C.byref(found))
+        return Delta._at(int(found.data), int(found.bytes),
+                         [(name, place[3], place[1]) for name, place in self._places.items()])
 
     def _end(self) -> InUse | None:
         """Refuse new uses. Return: why something still uses it, or None."""
@@ -84,22 +101,32 @@ class Live:
     the end."""
 
     def __init__(self, job: str | None = None, name: str = "", socket: str | None = None,
-                 **options: Any) -> None:
+                 fixed: bool = False, **options: Any) -> None:
         """Connect. @job: None: $SHARDD_JOB. @name: of the publication. @options: of
-        :class:`shardd.Client`. NotFound: there is no such job, or publication."""
+        :class:`shardd.Client`. NotFound: there is no such job, or publication.
+
+        @fixed: all generations of a layout are at the same addresses, so arrays and tensors stay
+        valid, and show the generation that was acquired last. Nothing may read them during
+        :meth:`acquire`, and after :meth:`release` what they show may change.
+        """
         job = job or os.environ.get("SHARDD_JOB")
         if not job or not name:
             raise InvalidArgument("no job is named: name the job, or set SHARDD_JOB" if not job
                                   else "no publication is named", "name" if job else "job")
-        self.job, self.name = job, name
+        self.job, self.name, self.fixed = job, name, fixed
+        self._lasting: dict[str, Memory] = {}  # by name, of all generations
+        self._former: list[Memory] = []  # of other layouts
         self._places: dict[str, Any] = {}
+        self._known: dict[int | None, dict[str, Any]] = {}
+        self._layout = 0
         self._held: Generation | None = None
+        self._before = self._last = 0  # numbers of generations
         self._handle: C.c_void_p | None = None
         self._client = Client(socket, **options)
         handle = C.c_void_p()
         try:
             _library.call("live_open", self._client.handle, job.encode(), name.encode(),
-                          C.byref(handle))
+                          fixed, C.byref(handle))
         except BaseException:
             self._client.close()
             raise
@@ -114,7 +141,7 @@ class Live:
         DeadlineExceeded says what was waited for.
         """
         held = self._held
-        if held is not None and held._lent:
+        if held is not None and held._lent and not self.fixed:
             for memory in held._lent.values():
                 memory._mapped.end()
             held._lent.clear()
@@ -124,10 +151,24 @@ class Live:
             return held
         if held is not None:
             held._lent = None
+        if found.number != self._last:
+            self._before, self._last = self._last, int(found.number)
         if found.moved:
-            self._places = dict(_place(t) for t in found.tensors[:found.n_tensors])
+            self._find(found)
+            self._former += self._lasting.values()
+            self._lasting = {}
         self._held = Generation(self, found)
         return self._held
+
+    def _find(self, found: Any) -> None:
+        """Where the tensors are. There are few buffers, so each is listed once."""
+        if found.layout != self._layout:
+            self._known.clear()
+            self._layout = found.layout
+        base = found.tensors[0].data if found.n_tensors else None
+        if base not in self._known:
+            self._known[base] = dict(_place(t) for t in found.tensors[:found.n_tensors])
+        self._places = self._known[base]
 
     def release(self) -> None:
         """Give the generation back. InUse: something still uses its memory and will see it change;
@@ -135,7 +176,8 @@ class Live:
         held, self._held = self._held, None
         if held is None:
             raise FailedPrecondition(f"no generation of '{self.name}' is leased")
-        in_use = held._end()
+        in_use = None if self.fixed else held._end()
+        held._lent = None
         _library.call("live_release", self._open())
         if in_use is not None:
             raise in_use
@@ -153,6 +195,14 @@ class Live:
             raise
         self.release()
 
+    def fileno(self) -> int:
+        """A descriptor for ``select`` and event loops: it is readable when there is a newer
+        generation than the one that is leased, or when :meth:`acquire` would say what is wrong. The
+        reader closes it."""
+        fd = C.c_int()
+        _library.call("live_fd", self._open(), C.byref(fd))
+        return fd.value
+
     def _open(self) -> C.c_void_p:
         if self._handle is None:
             raise FailedPrecondition(f"this reader of '{self.name}' is closed")
@@ -162,7 +212,9 @@ class Live:
     def close(self) -> None:
         """Close the reader, and give back what it has. Calling this twice is allowed. InUse:
         something still uses its memory, which stays mapped until another close or the end of the
-        process."""
+        process; with fixed addresses nothing is closed then."""
+        for memory in [*self._lasting.values(), *self._former]:
+            memory._mapped.end()
         held, self._held = self._held, None
         if held is not None:
             held._end()

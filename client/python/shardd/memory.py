@@ -30,6 +30,7 @@ class Dtype(IntEnum):
     INT64 = 5
     INT32 = 6
     UINT8 = 7
+    E4M3 = 8  # only of published tensors
 
     @property
     def itemsize(self) -> int:
@@ -37,11 +38,12 @@ class Dtype(IntEnum):
         return _TYPES[self][0]
 
 
-# bytes, format of the buffer protocol (of 16-bit numbers their bits), DLPack's (code, bits)
+# bytes, format of the buffer protocol (of 16-bit numbers and e4m3 their bits), DLPack's
+# (code, bits), of e4m3 as bits, too: few consumers know its code
 _TYPES: dict[Dtype, tuple[int, str, tuple[int, int]]] = {
     Dtype.FP32: (4, "f", (2, 32)), Dtype.BF16: (2, "H", (4, 16)), Dtype.FP16: (2, "H", (2, 16)),
     Dtype.FP64: (8, "d", (2, 64)), Dtype.INT64: (8, "q", (0, 64)), Dtype.INT32: (4, "i", (0, 32)),
-    Dtype.UINT8: (1, "B", (1, 8)),
+    Dtype.UINT8: (1, "B", (1, 8)), Dtype.E4M3: (1, "B", (1, 8)),
 }
 
 
@@ -167,7 +169,7 @@ class Memory:
         return numpy.array(seen, dtype=dtype) if copy or dtype not in (None, seen.dtype) else seen
 
     def numpy(self) -> Any:
-        """A NumPy array of this memory. bf16: its bits as uint16."""
+        """A NumPy array of this memory. bf16: its bits as uint16; e4m3: as uint8."""
         return self.__array__()
 
     def tobytes(self) -> bytes:

@@ -23,10 +23,12 @@ class Init(IntEnum):
 
 
 class Lifetime(IntEnum):
-    """When a job ends: when its last trainer leaves, or when it is deleted."""
+    """When a job ends: when its last trainer leaves, or when it is deleted. BASE: it has one rank,
+    which loads frozen parameters and commits; then they are only read (:func:`load_base`)."""
 
     EPHEMERAL = 1
     KEEP = 2
+    BASE = 3
 
 
 class Layout(IntEnum):

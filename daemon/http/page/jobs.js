@@ -340,9 +340,6 @@ function facts(job) {
 			"Stalls",
 			`${count(job.counts.stalls)}, ${duration(job.counts.stalled_us)} in all`
 		]);
-	if (job.readers.length)
-		list.push(
-			["Readers", job.readers.map((r) => `pid ${r.pid} ${r.state}`).join(", ")]);
 	if (job.loading)
 		list.push([
 			"Loads",

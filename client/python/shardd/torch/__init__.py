@@ -19,8 +19,9 @@ from . import _needs  # noqa: F401
 # isort: split
 from . import _adopt  # noqa: F401
 from ._again import by_environment, guard
+from ._base import Base, attach_base, load_base
 from ._forward import register_fsdp_forward_method, share_comm_ctx
-from ._live import live
+from ._live import Live
 from ._replicate import ReplicatedModule, replicate
 from ._resilient import Resilient, resilient
 from ._rows import Rows
@@ -34,11 +35,11 @@ from .amp import GradScaler
 from .optim import SGD, Adam, AdamW, clip_grad_norm_, commit, optimizer_state_dict
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "FSDPModule", "GradScaler", "ReplicatedModule", "Resilient", "Rows",
-    "Sharded", "ShardedModule", "UnshardHandle", "clip_grad_norm_", "commit", "fully_shard",
-    "guard", "init", "live", "load_state_dict", "optimizer_state_dict", "rank",
-    "register_fsdp_forward_method", "replicate", "resilient", "session", "share_comm_ctx",
-    "shutdown", "state_dict", "summon_full_params", "world_size",
+    "SGD", "Adam", "AdamW", "Base", "FSDPModule", "GradScaler", "Live", "ReplicatedModule",
+    "Resilient", "Rows", "Sharded", "ShardedModule", "UnshardHandle", "attach_base",
+    "clip_grad_norm_", "commit", "fully_shard", "guard", "init", "load_base", "load_state_dict",
+    "optimizer_state_dict", "rank", "register_fsdp_forward_method", "replicate", "resilient",
+    "session", "share_comm_ctx", "shutdown", "state_dict", "summon_full_params", "world_size",
 ]
 
 by_environment()

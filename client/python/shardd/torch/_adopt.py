@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import Unimplemented
+from . import _base
 from ._guard import Guard
 from ._parts import OfParts, models
 from ._pieces import OnPieces, fits
@@ -137,20 +138,26 @@ _original = torch.optim.Optimizer.__init__
 
 def _held_by_optimizers(params: Iterable[Any]) -> list[Any]:
     """@params, with a model's sharded parameters in the place of those that it computes with while
-    they are gathered."""
+    they are gathered, and without those that look at a base, which nothing steps."""
     def held(p: Any) -> Any:
         if isinstance(p, tuple):  # of named_parameters()
             return (p[0], held(p[1]))
         return getattr(p, "_shardd_guard", p)
 
+    def bound(p: Any) -> bool:
+        value = p[1] if isinstance(p, tuple) else p
+        return isinstance(value, torch.Tensor) and _base.is_bound(value)
+
     found = []
     for one in params:
+        if bound(one):
+            continue
         if isinstance(one, dict) and "params" in one:
             if isinstance(one["params"], Iterator):
                 one["params"] = list(one["params"])
             given = [one["params"]] if isinstance(one["params"], torch.Tensor) else one["params"]
-            now = [held(p) for p in given]
-            if any(a is not b for a, b in zip(now, given)):
+            now = [held(p) for p in given if not bound(p)]
+            if len(now) < len(given) or any(a is not b for a, b in zip(now, given)):
                 one = dict(one, params=now)
         found.append(held(one))
     return found

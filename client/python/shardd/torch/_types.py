@@ -12,7 +12,9 @@ from ..errors import InvalidArgument, Unimplemented
 from ..memory import Dtype
 
 DTYPES = {torch.float32: Dtype.FP32, torch.bfloat16: Dtype.BF16, torch.float16: Dtype.FP16}
-TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()}
+# with what only published tensors have: torch.from_dlpack(memory).view(TORCH_DTYPES[memory.dtype])
+TORCH_DTYPES = {dtype: torch_dtype for torch_dtype, dtype in DTYPES.items()} | {
+    Dtype.E4M3: torch.float8_e4m3fn}
 _Parameters = list[tuple[nn.Module, str, str]]
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..errors import FailedPrecondition, InvalidArgument, SharddError, Unimplemented
-from . import _entrance, _faults, _fsdp2, _hooks, _mesh, _policy, _state, _types
+from . import _base, _entrance, _faults, _fsdp2, _hooks, _mesh, _policy, _state, _types
 from ._guard import Guard
 from ._tree import Tree, built, empty, tree_of, unit_of, units_of
 from ._unit import Call, ShardedUnit, is_original
@@ -175,7 +175,7 @@ def own_parameters(module: nn.Module, ignored: set[int]) -> list[tuple[nn.Module
             continue
         for attribute, value in owner._parameters.items():
             if value is None or isinstance(value, Guard) or id(value) in ignored or \
-                    _types.is_kept(value):
+                    _types.is_kept(value) or _base.is_bound(value):
                 continue
             name = f"{prefix}.{attribute}" if prefix else attribute
             if id(value) in inner:

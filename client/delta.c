@@ -1,0 +1,361 @@
+/* Deltas of generations: what is checked, and what becomes of a copy of the base. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client_error.h"
+#include "core/check.h"
+#include "crc32c.h"
+#include "delta_abi.h"
+#include "live_impl.h"
+#include "map.h"
+
+/* A delta whose head was checked. */
+struct delta {
+	const struct delta_head *head;
+	const struct delta_block *blocks;
+	const char *payload;
+	uint64_t payload_bytes;
+	uint64_t n_blocks;
+};
+
+static int delta_is_bad(struct shardd_error *err, const char *why)
+{
+	return error_set(err, SHARDD_INVALID_ARGUMENT, "data", "this is no delta: %s", why);
+}
+
+static uint32_t delta_head_crc(const struct delta_head *h, uint64_t blocks)
+{
+	struct delta_head head = *h;
+
+	head.crc = 0;
+	return crc32c_add(crc32c_add(0, &head, sizeof(head)), h + 1,
+			  blocks * sizeof(struct delta_block));
+}
+
+static int delta_read(const void *data, uint64_t bytes, struct delta *ret, struct shardd_error *err)
+{
+	const struct delta_head *h = data;
+	uint64_t payload, blocks; /* read once: another process may write to them */
+
+	if (!data || bytes < sizeof(*h) || h->magic != DELTA_MAGIC)
+		return delta_is_bad(err, "it does not begin as one does");
+	if (h->version != DELTA_VERSION)
+		return error_set(err, SHARDD_UNIMPLEMENTED, "data",
+				 "the delta has version %u; this library knows %u", h->version,
+				 DELTA_VERSION);
+	if ((uintptr_t)data % 8)
+		return delta_is_bad(err, "it does not begin at a multiple of 8");
+	if (h->bytes != bytes)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "bytes",
+				 "the delta has %llu bytes, not %llu", (unsigned long long)h->bytes,
+				 (unsigned long long)bytes);
+	payload = h->payload;
+	blocks = h->blocks;
+	if (payload > bytes || payload < sizeof(*h) || payload % 8 ||
+	    blocks > (payload - sizeof(*h)) / sizeof(struct delta_block))
+		return delta_is_bad(err, "its blocks lie outside of it");
+	if (delta_head_crc(h, blocks) != h->crc)
+		return error_set(
+			err, SHARDD_DATA_LOSS, NULL,
+			"the head of the delta to generation %llu has another checksum than "
+			"it had: read the whole generation",
+			(unsigned long long)h->number);
+	ret->head = h;
+	ret->blocks = (const struct delta_block *)(h + 1);
+	ret->payload = (const char *)data + payload;
+	ret->payload_bytes = bytes - payload;
+	ret->n_blocks = blocks;
+	return 0;
+}
+
+/* The block as a copy: another process may write to the delta. */
+static struct delta_block delta_block_at(const struct delta *d, uint64_t i)
+{
+	struct delta_block b;
+
+	memcpy(&b, &d->blocks[i], sizeof(b));
+	return b;
+}
+
+/* Does it lie in the payload? */
+static bool delta_block_fits(const struct delta *d, const struct delta_block *b)
+{
+	return (b->size == 1 || b->size == 2 || b->size == 4) && b->n <= DELTA_BLOCK_ELEMENTS &&
+	       b->changed <= b->n && b->at % 8 == 0 && b->at <= d->payload_bytes &&
+	       delta_block_bytes(b) <= d->payload_bytes - b->at;
+}
+
+static int delta_check_block(const struct delta *d, uint64_t i, struct shardd_error *err)
+{
+	struct delta_block b = delta_block_at(d, i);
+
+	if (!delta_block_fits(d, &b))
+		return delta_is_bad(err, "a block lies outside of it");
+	if (crc32c_add(0, d->payload + b.at, delta_block_bytes(&b)) != b.crc)
+		return error_set(err, SHARDD_DATA_LOSS, NULL,
+				 "block %llu of the delta to generation %llu has another checksum "
+				 "than it had: read the whole generation",
+				 (unsigned long long)i, (unsigned long long)d->head->number);
+	return 0;
+}
+
+static uint32_t delta_position(const struct delta *d, const struct delta_block *b, uint32_t i)
+{
+	uint16_t position = (uint16_t)i;
+
+	if (!b->dense)
+		memcpy(&position, d->payload + b->at + 2ull * i, sizeof(position));
+	return position;
+}
+
+static uint32_t delta_count(const struct delta_block *b)
+{
+	return b->dense ? b->n : b->changed;
+}
+
+static const char *delta_values_of(const struct delta *d, const struct delta_block *b)
+{
+	return d->payload + b->at + (b->dense ? 0 : delta_padded(2ull * b->changed));
+}
+
+/* ----------------------------------------------------------------------------- apply */
+
+static size_t delta_size(enum shardd_dtype t)
+{
+	return t == SHARDD_FP32 ? 4 : t == SHARDD_BF16 || t == SHARDD_FP16 ? 2 : 1;
+}
+
+/* Does the block belong to these tensors? */
+static int delta_check_tensor(const struct delta_block *b,
+			      const struct shardd_published_tensor *tensors, size_t n,
+			      struct shardd_error *err)
+{
+	const struct shardd_published_tensor *t = b->tensor < n ? &tensors[b->tensor] : NULL;
+
+	if (t && delta_size(t->dtype) == b->size && b->first <= t->bytes / b->size &&
+	    b->n <= t->bytes / b->size - b->first)
+		return 0;
+	return error_set(
+		err, SHARDD_INVALID_ARGUMENT, "tensors",
+		"the delta is of other tensors: it has elements %llu to %llu of tensor %u%s%s",
+		(unsigned long long)b->first, (unsigned long long)(b->first + b->n), b->tensor,
+		t ? ", which is " : "", t ? t->name : "");
+}
+
+/* Its positions are inside the block. */
+static int delta_check_positions(const struct delta *d, const struct delta_block *b,
+				 struct shardd_error *err)
+{
+	for (uint32_t i = 0; !b->dense && i < b->changed; i++)
+		if (delta_position(d, b, i) >= b->n)
+			return delta_is_bad(err, "a position lies outside of its block");
+	return 0;
+}
+
+static int delta_check_all(const struct delta *d, const struct shardd_published_tensor *tensors,
+			   size_t n, struct shardd_error *err)
+{
+	for (uint64_t i = 0; i < d->n_blocks; i++) {
+		struct delta_block b = delta_block_at(d, i);
+
+		int e = delta_check_block(d, i, err);
+
+		if (e == 0)
+			e = delta_check_tensor(&b, tensors, n, err);
+		if (e == 0)
+			e = delta_check_positions(d, &b, err);
+		if (e < 0)
+			return e;
+	}
+	return 0;
+}
+
+static int delta_changes(struct shardd_error *err)
+{
+	return error_set(
+		err, SHARDD_DATA_LOSS, NULL,
+		"the delta changes while it is applied: its generation is not held any more; "
+		"read the whole generation");
+}
+
+/* @to: the copy of the tensor. What was checked may have changed since: nothing is written outside. */
+static int delta_apply_block(const struct delta *d, const struct delta_block *b, char *to,
+			     struct shardd_error *err)
+{
+	const char *values = delta_values_of(d, b);
+
+	to += b->first * b->size;
+	if (b->dense) {
+		memcpy(to, values, (size_t)b->n * b->size);
+		return 0;
+	}
+	for (uint32_t i = 0; i < b->changed; i++) {
+		uint32_t position = delta_position(d, b, i);
+
+		if (position >= b->n)
+			return delta_changes(err);
+		if (b->size == 2)
+			memcpy(to + position * 2, values + i * 2, 2);
+		else
+			memcpy(to + (size_t)position * b->size, values + (size_t)i * b->size,
+			       b->size);
+	}
+	return 0;
+}
+
+static int delta_check_result(const struct delta *d, const struct shardd_published_tensor *tensors,
+			      size_t n, void *const *copies, struct shardd_error *err)
+{
+	uint32_t sum = 0;
+
+	for (uint64_t i = 0; i < d->n_blocks; i++) {
+		struct delta_block b = delta_block_at(d, i);
+		const char *copy;
+		uint8_t le[4];
+		uint32_t crc;
+
+		if (!delta_block_fits(d, &b) || delta_check_tensor(&b, tensors, n, NULL) < 0)
+			return delta_changes(err);
+		copy = copies[b.tensor];
+		if (!copy)
+			return error_set(err, SHARDD_INVALID_ARGUMENT, "copies",
+					 "the whole result cannot be checked without tensor %u",
+					 b.tensor);
+		crc = crc32c_add(0, copy + b.first * b.size, (size_t)b.n * b.size);
+		for (unsigned k = 0; k < sizeof(le); k++)
+			le[k] = (uint8_t)(crc >> 8 * k);
+		sum = crc32c_add(sum, le, sizeof(le));
+	}
+	return sum == d->head->checksum
+		       ? 0
+		       : error_set(
+				 err, SHARDD_DATA_LOSS, NULL,
+				 "the result has checksum %08x, and generation %llu has %08x: the "
+				 "copy was not generation %llu; read the whole generation",
+				 sum, (unsigned long long)d->head->number, d->head->checksum,
+				 (unsigned long long)d->head->base_number);
+}
+
+int shardd_delta_apply(const void *data, uint64_t bytes,
+		       const struct shardd_published_tensor *tensors, size_t n, void *const *copies,
+		       uint32_t flags, struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	struct delta d;
+	int e;
+
+	err = err ? err : &scratch;
+	if (!tensors || !copies)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, tensors ? "copies" : "tensors",
+				 "the argument is NULL");
+	if (flags & ~(uint32_t)SHARDD_DELTA_CHECK)
+		return error_set(err, SHARDD_INVALID_ARGUMENT, "flags",
+				 "flags has 0x%x, which this library does not know",
+				 flags & ~(uint32_t)SHARDD_DELTA_CHECK);
+	e = delta_read(data, bytes, &d, err);
+	if (e == 0)
+		e = delta_check_all(&d, tensors, n, err);
+	if (e < 0)
+		return e;
+	for (uint64_t i = 0; i < d.n_blocks; i++) {
+		struct delta_block b = delta_block_at(&d, i);
+
+		if (!delta_block_fits(&d, &b) || delta_check_tensor(&b, tensors, n, NULL) < 0)
+			return delta_changes(err);
+		e = copies[b.tensor] ? delta_apply_block(&d, &b, copies[b.tensor], err) : 0;
+		if (e < 0)
+			return e;
+	}
+	return flags & SHARDD_DELTA_CHECK ? delta_check_result(&d, tensors, n, copies, err) : 0;
+}
+
+/* ---------------------------------------------------------------------------- values */
+
+/* Both arrays have room for it. */
+static void delta_list_block(const struct delta *d, const struct delta_block *b, uint64_t *indices,
+			     char *values)
+{
+	for (uint32_t i = 0; i < delta_count(b); i++)
+		indices[i] = b->first + delta_position(d, b, i);
+	memcpy(values, delta_values_of(d, b), (size_t)delta_count(b) * b->size);
+}
+
+int shardd_delta_values(const void *data, uint64_t bytes, uint32_t tensor, uint64_t *indices,
+			void *values, uint64_t room, uint64_t *ret_n, struct shardd_error *err)
+{
+	struct shardd_error scratch;
+	uint64_t n = 0;
+	struct delta d;
+	int e;
+
+	err = err ? err : &scratch;
+	if (!ret_n || (room && (!indices || !values)))
+		return error_set(err, SHARDD_INVALID_ARGUMENT, ret_n ? "values" : "ret_n",
+				 "the argument is NULL");
+	e = delta_read(data, bytes, &d, err);
+	for (uint64_t i = 0; e == 0 && i < d.n_blocks; i++) {
+		struct delta_block b = delta_block_at(&d, i);
+
+		if (b.tensor != tensor)
+			continue;
+		e = delta_check_block(&d, i, err);
+		if (e == 0 && room && delta_count(&b) > room - n)
+			e = error_set(err, SHARDD_INVALID_ARGUMENT, "room",
+				      "tensor %u has more than %llu changed values", tensor,
+				      (unsigned long long)room);
+		if (e == 0 && room)
+			delta_list_block(&d, &b, indices + n, (char *)values + n * b.size);
+		n += delta_count(&b);
+	}
+	if (e == 0)
+		*ret_n = n;
+	return e;
+}
+
+/* --------------------------------------------------------------------------- readers */
+
+void live_drop_delta(struct shardd_live *l)
+{
+	if (l->delta)
+		map_unpin(&l->c->map, l->delta);
+	l->delta = NULL;
+}
+
+int live_delta(struct shardd_live *l, uint64_t base, struct shardd_delta *ret,
+	       struct shardd_error *err)
+{
+	const struct board_generation *g = &l->board->generations[l->word % BOARD_BUFFERS];
+	struct map_place place = { .slab = g->delta };
+	const struct delta_head *h;
+	struct delta d;
+	void *at = NULL;
+	int e;
+
+	if (!g->delta || g->delta_base != base)
+		return error_set(err, SHARDD_NOT_FOUND, "base",
+				 "generation %llu of publication '%s' has no delta from generation "
+				 "%llu: read all of it",
+				 (unsigned long long)l->number, l->name, (unsigned long long)base);
+	e = map_address(&l->c->map, &place, -1, &at, err);
+	if (e < 0)
+		return e;
+	h = at;
+	place.bytes = h->bytes;
+	e = map_address(&l->c->map, &place, -1, &at, err);
+	if (e == 0)
+		e = delta_read(at, h->bytes, &d, err);
+	if (e == 0 && !map_pin(&l->c->map, at))
+		e = error_set(err, SHARDD_ABORTED, NULL,
+			      "the daemon has ended while a delta was mapped: acquire again");
+	if (e < 0)
+		return e;
+	live_drop_delta(l);
+	l->delta = at;
+	*ret = (struct shardd_delta){ .base = h->base_number,
+				      .number = h->number,
+				      .changed = h->changed,
+				      .elements = h->elements,
+				      .bytes = h->bytes,
+				      .data = at };
+	return 0;
+}

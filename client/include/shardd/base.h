@@ -1,0 +1,53 @@
+/*
+ * Bases: frozen parameters that a machine has once, for all processes. Part of shardd/shardd.h,
+ * which includes it and describes what holds for all calls.
+ *
+ * A base is a job of lifetime SHARDD_BASE after its commit. Processes map the daemon's own memory,
+ * read-only: nothing is copied, and what they see does not change.
+ */
+#ifndef SHARDD_BASE_H
+#define SHARDD_BASE_H
+
+#include "shardd/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct shardd_base_tensor {
+	const char *unit; /* both names as registered */
+	const char *name;
+	const uint64_t *shape;   /* @dims extents */
+	const uint64_t *strides; /* elements; NULL: row-major */
+	uint32_t dims;           /* 0: a scalar */
+	bool frozen;
+	uint64_t elements;
+	enum shardd_dtype dtype; /* of the elements */
+	const void *data;        /* mapped until the client is closed */
+};
+
+/* A base that is mapped. */
+struct shardd_base {
+	const struct shardd_base_tensor *tensors;
+	size_t n_tensors; /* an alias has the place of its tensor */
+};
+
+/* Map the base @job. It stays where it is when the daemon ends and another one takes the base
+ * over, and need not be opened again then. While it is mapped, the base is not deleted, except by
+ * force, and then the memory keeps its contents. A client may have 16 bases, and may have joined a
+ * job. @ret: end it with shardd_base_close before the client is closed.
+ * Errors: NOT_FOUND (no such job, or another user's), PERMISSION_DENIED, FAILED_PRECONDITION (the
+ * job is no base, or is not loaded yet), RESOURCE_EXHAUSTED (too many bases). Blocks until the
+ * daemon has answered. Any thread. */
+SHARDD_API int shardd_base_open(shardd_client *c, const char *job, const struct shardd_base **ret,
+				struct shardd_error *err);
+
+/* Free the list of tensors. The memory stays mapped, and the base is used, until the client is
+ * closed. NULL is allowed. Any thread. */
+SHARDD_API void shardd_base_close(const struct shardd_base *b);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,113 @@
+"""Deltas: what has changed from one generation of a publication to the next.
+
+::
+
+    copies = {name: bytearray(memory.view()) for name, memory in live.acquire().items()}
+    ...
+    delta = live.acquire(wait=60).delta()    # NotFound: read all of it
+    delta.apply(copies)
+
+for those who have weights in their own memory, as engines do. The generation must be held while its
+delta is used; ``bytes(delta)`` is a copy that may be kept, or sent elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _abi, _library
+from .errors import InvalidArgument
+from .memory import Dtype
+
+_HEAD_WORDS = 16
+_BYTES = {Dtype.FP32: 4, Dtype.BF16: 2, Dtype.FP16: 2, Dtype.E4M3: 1}
+
+# (name, type, bytes) of a tensor
+Place = tuple[str, Dtype, int]
+
+
+class Delta:
+    """``base`` and ``number``: of the generations that it leads from and to; ``changed`` and
+    ``elements``: values that have changed, and all of them; ``nbytes``."""
+
+    def __init__(self, data: Any, places: Sequence[Place]) -> None:
+        """@data: the bytes of a delta, which are not trusted; they are copied. @places: (name,
+        type, bytes) of each tensor of the generation, in their order."""
+        view = memoryview(data).cast("B")
+        self._begin((C.c_char * view.nbytes).from_buffer_copy(view), places)
+
+    @classmethod
+    def _at(cls, address: int, nbytes: int, places: Sequence[Place]) -> Delta:
+        """The one at @address, which stays there."""
+        found = cls.__new__(cls)
+        found._begin((C.c_char * nbytes).from_address(address), places)
+        return found
+
+    def _begin(self, data: Any, places: Sequence[Place]) -> None:
+        self.nbytes = C.sizeof(data)
+        if self.nbytes < 8 * _HEAD_WORDS:
+            raise InvalidArgument(f"a delta has at least {8 * _HEAD_WORDS} bytes, this one has "
+                                  f"{self.nbytes}", "data")
+        self._data, self._places = data, list(places)
+        head = memoryview(data).cast("B")[:8 * _HEAD_WORDS].cast("Q")
+        self.number, self.step, self.base, self.base_step = map(int, head[1:5])
+        self.changed, self.elements = int(head[8]), int(head[9])
+
+    def _address(self) -> C.c_void_p:
+        return C.c_void_p(C.addressof(self._data))
+
+    def __bytes__(self) -> bytes:
+        return bytes(self._data)
+
+    def apply(self, copies: Mapping[str, Any], check: bool = False) -> None:
+        """Change @copies of the base, writable buffers by the tensors' names, into the generation.
+        What is not among them is left out. @check: compare the checksum of the result, for which
+        all tensors are needed. SharddError with DATA_LOSS: a checksum is not right. Nothing is
+        written if the delta is not whole."""
+        tensors = (_abi.PublishedTensor * len(self._places))()
+        addresses = (C.c_void_p * len(self._places))()
+        held = []
+        for i, (name, dtype, nbytes) in enumerate(self._places):
+            tensors[i].name, tensors[i].dtype = name.encode(), int(dtype)
+            tensors[i].bytes = nbytes
+            if name in copies:
+                view = memoryview(copies[name]).cast("B")
+                if view.nbytes != nbytes or view.readonly:
+                    raise InvalidArgument(f"the copy of '{name}' has {view.nbytes} bytes"
+                                          f"{', read-only' if view.readonly else ''}; {nbytes} "
+                                          "writable ones are needed", "copies")
+                held.append((C.c_char * nbytes).from_buffer(view))
+                addresses[i] = C.addressof(held[-1])
+        for name in copies:
+            if not any(name == place[0] for place in self._places):
+                raise InvalidArgument(f"the generation has no tensor '{name}'", "copies")
+        _library.call("delta_apply", self._address(), self.nbytes, tensors, len(self._places),
+                      addresses, int(check))
+
+    def values(self, name: str) -> tuple[array[int], bytearray]:
+        """The flat indices of the changed values of a tensor, ascending, and the values one after
+        the other, in its type."""
+        index = next((i for i, place in enumerate(self._places) if place[0] == name), None)
+        if index is None:
+            raise InvalidArgument(f"the generation has no tensor '{name}'", "name")
+        n = C.c_uint64()
+        _library.call("delta_values", self._address(), self.nbytes, index, None, None, 0,
+                      C.byref(n))
+        indices = array("Q", bytes(8 * n.value))
+        values = bytearray(n.value * _BYTES[self._places[index][1]])
+        if n.value:
+            _library.call("delta_values", self._address(), self.nbytes, index,
+                          C.c_void_p(indices.buffer_info()[0]),
+                          C.c_void_p(C.addressof(C.c_char.from_buffer(values))), n.value,
+                          C.byref(n))
+        return indices, values
+
+    def __repr__(self) -> str:
+        return (f"<shardd.Delta from generation {self.base} to {self.number}: {self.changed} of "
+                f"{self.elements} values, {self.nbytes} bytes>")
+
+
+__all__ = ["Delta"]

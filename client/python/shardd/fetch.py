@@ -1,0 +1,115 @@
+"""Generations as a copy in this process's own memory, for hosts without the daemon.
+
+::
+
+    with shardd.Client("/run/remote.sock") as client:    # ssh -L, see docs/publish.md
+        weights = shardd.fetch_generation("engine", "1000/train", client, wait=60)
+        print(weights.step, weights["model.norm.weight"].numpy())
+
+The bytes come over gRPC, checked block by block. A reader on the daemon's host uses
+:class:`shardd.Live` instead, which copies nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import _abi, _library
+from .client import Client
+from .errors import FailedPrecondition, NotFound
+from .memory import Dtype, Memory, _Mapped
+
+
+class _Owner:
+    """The memory: it stays until nothing looks at it."""
+
+    def __init__(self) -> None:
+        self.handle = C.c_void_p()
+
+    def __del__(self) -> None:
+        if self.handle:
+            _library.library().shardd_fetched_free(self.handle)
+
+
+class _Seen(_Mapped):
+    """A tensor's bytes; what looks at them keeps the whole memory."""
+
+    def __init__(self, address: int, nbytes: int, what: str, owner: _Owner) -> None:
+        super().__init__(address, nbytes, what)
+        self.array._owner = owner
+
+
+class FetchedGeneration(Mapping[str, Memory]):
+    """The tensors of one generation, by name, each a :class:`Memory`. ``number``: later ones have
+    larger numbers; ``step``: the committed step; ``checksum``: CRC-32C of those of its blocks."""
+
+    def __init__(self, name: str, owner: _Owner, found: Any) -> None:
+        self.number, self.step = int(found.number), int(found.step)
+        self.checksum = int(found.checksum)
+        self._name = name
+        self._owner: _Owner | None = owner
+        self._places = {
+            t.name.decode(): (t.data or 0, int(t.bytes), tuple(t.shape[:t.dims]), Dtype(t.dtype))
+            for t in found.tensors[:found.n_tensors]}
+        self._lent: dict[str, Memory] = {}
+
+    def __getitem__(self, name: str) -> Memory:
+        if self._owner is None:
+            raise FailedPrecondition(f"the memory of generation {self.number} of '{self._name}' "
+                                     "has another one now")
+        if name not in self._lent:
+            if name not in self._places:
+                raise NotFound(f"publication '{self._name}' has no tensor '{name}'")
+            address, nbytes, shape, dtype = self._places[name]
+            seen = _Seen(address, nbytes, f"'{name}' of generation {self.number}", self._owner)
+            self._lent[name] = Memory(seen, 0, shape, dtype, True)
+        return self._lent[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def _give(self) -> _Owner:
+        """The memory, for another generation. InUse: something looks at it."""
+        if self._owner is None:
+            raise FailedPrecondition(f"the memory of generation {self.number} of '{self._name}' "
+                                     "has another one now")
+        for memory in self._lent.values():
+            memory._mapped.end()
+        owner, self._owner = self._owner, None
+        self._lent.clear()
+        return owner
+
+    def __repr__(self) -> str:
+        return f"<shardd.FetchedGeneration {self.number} of step {self.step}, {len(self)} tensors>"
+
+
+def fetch_generation(name: str, job: str, client: Client, wait: float = 0, newer_than: int = 0,
+                     bytes_per_second: int = 0, into: FetchedGeneration | None = None,
+                     ) -> FetchedGeneration:
+    """Copy the newest generation of publication @name of @job into this process.
+
+    @wait: seconds to wait for one with a number above @newer_than. @bytes_per_second: at most, and
+    at least 65536; 0: as fast as the daemon may. @into: what an earlier call gave; its memory is
+    used again, and it cannot be used any more; if the publication has deltas and that was the
+    generation before, only the delta comes. InUse: something still looks at it; nothing has
+    changed. NotFound: there is no such generation. After a lost connection the call goes on where
+    it was.
+    """
+    options = _abi.FetchOptions(C.sizeof(_abi.FetchOptions), newer_than,
+                                max(1, int(wait * 1000)) if wait else 0, bytes_per_second)
+    owner = _Owner() if into is None else into._give()
+    found = _abi.Generation()
+    _library.call("publication_fetch", client.handle, job.encode(), name.encode(),
+                  C.byref(options), C.byref(owner.handle), C.byref(found))
+    return FetchedGeneration(name, owner, found)
+
+
+__all__ = ["FetchedGeneration", "fetch_generation"]
