@@ -1,0 +1,200 @@
+"""What the engines share: the generation that an update asks for, the same one on all ranks of an
+engine, as tensors. Nothing here needs an engine, and only `tensors` needs PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import (
+    Aborted,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    SharddError,
+    Unavailable,
+)
+from ..live import Generation, Live
+
+log = logging.getLogger("vllm.shardd")
+
+NAMES = ("checkpoint", "parameters")
+_AGAIN = (Aborted, DataLoss, Unavailable)  # the daemon has ended, and the next one may be there
+_PAUSE = 0.2  # between attempts to reach a daemon
+
+# From this rank's answer, those of all ranks of the engine, this one among them, in one order.
+Exchange = Callable[[Any], "list[Any]"]
+
+
+def checked(what: str, **given: Any) -> None:
+    """@given: options that came from outside, by name. InvalidArgument: one of them is not what
+    @what takes."""
+    for name, value in given.items():
+        kind: Any = {"job": str, "publication": str, "names": str, "complete": bool, "copy": bool,
+                     "number": int, "step": int, "wait": (int, float)}.get(name, (str, type(None)))
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise InvalidArgument(f"{name} of {what} is {value!r}", name)
+        if isinstance(value, (int, float)) and not value >= 0:
+            raise InvalidArgument(f"{name} of {what} is {value!r}, must not be negative", name)
+        if name in ("job", "publication") and not value:
+            raise InvalidArgument(f"{name} of {what} is empty", name)
+        if name == "names" and value not in NAMES:
+            raise InvalidArgument(f"names of {what} is {value!r}, must be one of {NAMES}", name)
+
+
+def placed(publication: str, tp_rank: int, pp_rank: int) -> str:
+    """The publication of a rank: ``engine-{tp_rank}`` is ``engine-1`` for number 1."""
+    return publication.replace("{tp_rank}", str(tp_rank)).replace("{pp_rank}", str(pp_rank))
+
+
+class Weights:
+    """The newest generation of @publication, for one rank of an engine. ``publication`` may be
+    another one on each rank. Not for several threads at once."""
+
+    def __init__(self, job: str, publication: str, socket: str | None = None) -> None:
+        self.job, self.publication, self._socket = job, publication, socket
+        self._live: Live | None = None
+        self._open()  # what is named wrongly is said at once
+
+    def _open(self) -> Live:
+        if self._live is None:
+            self._live = Live(self.job, self.publication, self._socket)
+        return self._live
+
+    def _newest(self, left: float) -> Generation:
+        """A newer one than the one that is held, or after @left seconds that; after the end of the
+        daemon what the next one has."""
+        until = time.monotonic() + left
+        while True:
+            try:
+                return self._open().acquire(max(0.0, until - time.monotonic()))
+            except _AGAIN:
+                with contextlib.suppress(SharddError):
+                    self.close()
+                if time.monotonic() + _PAUSE > until:
+                    raise
+                time.sleep(_PAUSE)
+
+    def at_least(self, number: int, step: int, until: float) -> Generation:
+        """The newest generation, of at least @number and of at least @step, leased until
+        :meth:`release`, or the one that is leased if it is such a one. @until: of time.monotonic.
+        DeadlineExceeded: there was none in time."""
+        newest = self._live._held if self._live is not None else None
+        asked = False
+        while newest is None or newest.number < number or newest.step < step:
+            left = until - time.monotonic()
+            if asked and left <= 0:
+                raise self._too_late(newest, number, step)
+            asked = True
+            try:
+                newest = self._newest(max(0.0, left))
+            except DeadlineExceeded:
+                until = 0
+            except NotFound as error:
+                if "no generation yet" not in str(error):
+                    self.release()
+                    raise
+                until = 0
+        return newest
+
+    def _too_late(self, newest: Generation | None, number: int, step: int) -> DeadlineExceeded:
+        has = (f"the newest one is {newest.number}, of step {newest.step}" if newest is not None
+               else "there is none at all")
+        self.release()
+        asked = " and ".join(f"{what} {value} or later" for what, value in
+                             (("number", number), ("step", step)) if value) or "any number"
+        return DeadlineExceeded(
+            f"publication '{self.publication}' of job '{self.job}' got no generation of {asked} in "
+            f"time; {has}")
+
+    def acquire(self, number: int = 0, step: int = 0, wait: float = 0,
+                exchange: Exchange | None = None) -> Generation:
+        """:meth:`at_least`, the same one on all ranks that call this: of the same number, or if
+        they read different publications, of the same step. @wait: seconds. If a rank fails, all
+        fail, and say which one did."""
+        until = time.monotonic() + wait
+        while True:
+            failure: Exception | None = None
+            try:
+                found = self.at_least(number, step, until)
+                mine: Any = (self.publication, found.number, found.step, None)
+            except Exception as error:
+                failure, mine = error, (self.publication, 0, 0, f"{type(error).__name__}: {error}")
+            if exchange is None:
+                if failure is not None:
+                    raise failure
+                return found
+            every = exchange(mine)
+            failed = [f"rank {i}: {one[3]}" for i, one in enumerate(every) if one[3]]
+            if failed:
+                self.release()
+                raise failure or FailedPrecondition("another rank of this engine has no weights: "
+                                                    + "; ".join(failed))
+            if len({one[0] for one in every}) == 1:
+                number = max(one[1] for one in every)
+                if all(one[1] == number for one in every):
+                    return found
+            else:
+                step = max(one[2] for one in every)
+                if all(one[2] == step for one in every):
+                    return found
+
+    def release(self) -> None:
+        """Give the generation back, if there is one. InUse: something still uses its memory."""
+        if self._live is not None and self._live._held is not None:
+            self._live.release()
+
+    def close(self) -> None:
+        """Calling this twice is allowed."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.close()
+
+
+def tensors(generation: Generation, copy: bool = False) -> Iterator[tuple[str, Any]]:
+    """(name, tensor) of a generation: without a copy, in read-only memory, unless @copy."""
+    import torch
+
+    for name in generation:
+        seen = torch.utils.dlpack.from_dlpack(generation[name])
+        yield name, seen.clone() if copy else seen
+
+
+def _suits(name: str, tensor: Any, parameters: dict[str, Any]) -> str | None:
+    if name not in parameters:
+        return f"the model has no parameter '{name}'"
+    to = parameters[name]
+    if tuple(to.shape) != tuple(tensor.shape) or to.dtype != tensor.dtype:
+        return (f"'{name}' is {to.dtype} {list(to.shape)} in the model, but {tensor.dtype} "
+                f"{list(tensor.shape)} in the publication")
+    return None
+
+
+def copy_parameters(model: Any, generation: Generation, complete: bool) -> None:
+    """Copy each tensor into the parameter of its name. @complete: all parameters must be there.
+    InvalidArgument: a tensor suits no parameter, and nothing was copied."""
+    import torch
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    given = dict(tensors(generation))
+    wrong = [w for w in (_suits(n, t, parameters) for n, t in given.items()) if w]
+    if complete:
+        there = {id(parameters[n]) for n in given if n in parameters}
+        wrong += [f"the publication has no '{n}'" for n, p in parameters.items()
+                  if id(p) not in there]
+    if wrong:
+        raise InvalidArgument(few(wrong), "publication")
+    with torch.no_grad():
+        for name, tensor in given.items():
+            parameters[name].copy_(tensor)
+
+
+def few(problems: list[str], most: int = 5) -> str:
+    """The first @most of them, and how many more there are."""
+    more = len(problems) - most
+    return "; ".join(problems[:most]) + (f"; and {more} more" if more > 0 else "")

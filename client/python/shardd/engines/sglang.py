@@ -1,0 +1,156 @@
+"""SGLang's custom weight loader: a server that was started with
+``--custom-weight-loader shardd.engines.sglang.load_weights`` loads the newest generation from the
+memory that the daemon shares. The manual is docs/engines.md.
+
+A request of SGLang for an update carries tensors by name. Ours has one, of no elements, whose name
+says what to load.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..errors import InUse, InvalidArgument
+from ._weights import Exchange, Weights, checked, copy_parameters, log, placed, tensors
+
+#: What ``--custom-weight-loader`` and ``load_format`` say.
+LOADER = "shardd.engines.sglang.load_weights"
+
+_MARK = "shardd:"
+_FIELDS: dict[str, Any] = {"job": None, "publication": "engine", "socket": None, "number": 0,
+                           "step": 0, "wait": 60.0, "names": "checkpoint", "complete": True,
+                           "copy": False}
+_open: dict[tuple[str, str, str | None], Weights] = {}
+
+
+def _fields(given: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(given) - set(_FIELDS))
+    if unknown:
+        raise InvalidArgument(f"a request has no {', '.join(unknown)}; it has {', '.join(_FIELDS)}",
+                              unknown[0])
+    found = {**_FIELDS, **given}
+    checked("the request", **found)
+    return found
+
+
+def named_tensors(job: str, **options: Any) -> list[tuple[str, Any]]:
+    """What to hand to ``Engine.update_weights_from_tensor`` with ``load_format=LOADER``.
+
+    @options: ``publication``: ``{tp_rank}`` and ``{pp_rank}`` in it are those of each rank.
+    ``socket``: of the daemon on the engine's machine. ``number``, ``step``: the newest generation
+    must have at least these. ``wait``: seconds to wait for it. ``names``: ``checkpoint``: the
+    model's own ``load_weights`` takes them; ``parameters``: they are copied into the parameters of
+    their names, and with ``complete`` (the default) all must come. ``copy``: the model gets copies.
+    """
+    import torch
+
+    return [(_MARK + json.dumps(_fields({"job": job, **options})), torch.empty(0))]
+
+
+def http_request(job: str, tp_size: int = 1, flush_cache: bool = True,
+                 **options: Any) -> dict[str, Any]:
+    """What to POST as JSON to ``/update_weights_from_tensor``, between ``/begin_weight_update`` and
+    ``/end_weight_update``, to a server with @tp_size ranks of tensor parallelism. @options: of
+    :func:`named_tensors`. It needs SGLang's package, whose format this is."""
+    from sglang.srt.utils import MultiprocessingSerializer
+
+    one = MultiprocessingSerializer.serialize(named_tensors(job, **options), output_str=True)
+    return {"serialized_named_tensors": [one] * tp_size, "load_format": LOADER,
+            "flush_cache": flush_cache}
+
+
+def update(engine: Any, job: str, flush_cache: bool = True, **options: Any) -> None:
+    """An update of @engine (sglang.Engine) from begin to end. @options: of :func:`named_tensors`.
+    RuntimeError: SGLang refused it."""
+    request = named_tensors(job, **options)
+    _answer(engine.begin_weight_update(), "begin_weight_update")
+    try:
+        _answer(engine.update_weights_from_tensor(request, load_format=LOADER,
+                                                  flush_cache=flush_cache),
+                "update_weights_from_tensor")
+    finally:
+        engine.end_weight_update()
+
+
+def _answer(answer: Any, what: str) -> None:
+    """SGLang answers with (success, message), or an object that has both."""
+    success, message = (answer if isinstance(answer, tuple) else
+                        (getattr(answer, "success", True), getattr(answer, "message", "")))
+    if not success:
+        raise RuntimeError(f"SGLang refused {what}: {message}")
+
+
+def _wanted(given: Any) -> dict[str, Any]:
+    """What the request says. InvalidArgument: it is not one of ours."""
+    names = [name for name, _ in given]
+    if len(names) != 1 or not names[0].startswith(_MARK):
+        raise InvalidArgument("the tensors of this request are not what shardd.engines.sglang."
+                              f"named_tensors() makes: {names[:3]}", "named_tensors")
+    try:
+        said = json.loads(names[0][len(_MARK):])
+    except ValueError as error:
+        raise InvalidArgument(f"the request is no JSON: {error}", "named_tensors") from error
+    if not isinstance(said, dict):
+        raise InvalidArgument("the request is no JSON object", "named_tensors")
+    return _fields(said)
+
+
+def _ranks() -> tuple[int, int, Exchange | None]:
+    """Of tensor and pipeline parallelism, and the way to the others."""
+    import torch
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    groups = [group for size, group in ((parallel.tp_size, "tp_group"),
+                                        (parallel.pp_size, "pp_group")) if size > 1]
+
+    def exchange(mine: Any) -> list[Any]:
+        every = [mine]
+        for name in groups:
+            group = getattr(parallel, name)
+            parts: list[Any] = [None] * group.world_size
+            torch.distributed.all_gather_object(parts, every, group=group.cpu_group)
+            every = [one for part in parts for one in part]
+        return every
+
+    return parallel.tp_rank, parallel.pp_rank, exchange if groups else None
+
+
+def load_weights(model: Any, named_tensors: Any) -> None:
+    """SGLang calls this on each rank, with its model and the tensors of the request.
+
+    An exception ends SGLang's scheduler and with it the server: it has no way to refuse a custom
+    load. So have the generation published before the update is requested.
+    """
+    import torch
+
+    wanted = _wanted(named_tensors)
+    tp_rank, pp_rank, exchange = _ranks()
+    key = (wanted["job"], placed(wanted["publication"], tp_rank, pp_rank), wanted["socket"])
+    if key not in _open:
+        _open[key] = Weights(*key)
+    weights = _open[key]
+    found = weights.acquire(wanted["number"], wanted["step"], wanted["wait"], exchange)
+    number, step = found.number, found.step
+    try:
+        if wanted["names"] == "parameters":
+            copy_parameters(model, found, wanted["complete"])
+        else:
+            model.load_weights(tensors(found, wanted["copy"]))
+        del found
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # copies may still read the generation
+    except BaseException:
+        weights.close()
+        del _open[key]
+        raise
+    try:
+        weights.release()
+    except InUse as error:
+        raise RuntimeError(f"the model keeps tensors that it was given ({error}): say copy=True in "
+                           "the request") from error
+    log.info("loaded generation %d (step %d) of '%s'", number, step, weights.publication)
+
+
+__all__ = ["LOADER", "http_request", "load_weights", "named_tensors", "update"]

@@ -1,0 +1,304 @@
+"""vLLM's backend ``shardd`` for weight transfer: a worker loads the newest generation from the
+memory that the daemon shares. The manual is docs/engines.md.
+
+An update is complete when `update_weights` returns: the model is that of one generation before and
+after it, and stays that of the one before if the generation that was asked for did not come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from ..client import Client
+from ..errors import InUse, InvalidArgument
+from ..live import Generation, publish
+from ._weights import Exchange, Weights, checked, copy_parameters, few, log, placed, tensors
+
+
+@dataclass
+class ShardInitInfo(WeightTransferInitInfo):
+    """What a worker reads.
+
+    ``publication``: with ``{tp_rank}`` and ``{pp_rank}`` in it each worker reads its own.
+    ``socket``: of the daemon on the worker's machine; None: $SHARDD_SOCKET, else the usual one.
+    ``names``: ``checkpoint``: the model's own ``load_weights`` takes them, cuts what is for this
+    rank and joins what vLLM joins; ``parameters``: those of the worker's ``named_parameters()``, in
+    its shapes and types, which are copied into place. ``complete``: every parameter must come.
+    ``copy``: the model gets a copy of each tensor, for a model that changes what it is given.
+    ``wait``: seconds for which an update waits for its generation if it does not say.
+    """
+
+    job: str
+    publication: str = "engine"
+    socket: str | None = None
+    names: str = "checkpoint"
+    complete: bool = True
+    copy: bool = False
+    wait: float = 60.0
+
+    def __post_init__(self) -> None:
+        checked("init_info", **vars(self))
+
+
+@dataclass
+class ShardUpdateInfo(WeightTransferUpdateInfo):
+    """Which generation an update loads: the newest one, which must have at least this number and
+    this step. ``number``: may be an object with the numbers of the publications by name. ``wait``:
+    seconds; None: as the init_info says."""
+
+    number: int | dict[str, int] = 0
+    step: int = 0
+    wait: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = self.number.values() if isinstance(self.number, dict) else [self.number]
+        for number in numbers:
+            checked("update_info", number=number)
+        checked("update_info", step=self.step, wait=0 if self.wait is None else self.wait)
+
+    def number_of(self, publication: str) -> int:
+        """InvalidArgument: others are numbered, and this one is not."""
+        if not isinstance(self.number, dict):
+            return self.number
+        if publication not in self.number:
+            raise InvalidArgument(f"number of update_info has no publication '{publication}', "
+                                  "which this worker reads", "number")
+        return self.number[publication]
+
+
+def _tp_and_pp(parallel: Any) -> tuple[int, int]:
+    """Ranks of this worker. Without vLLM's groups it is the only one."""
+    if parallel.world_size == 1:
+        return 0, 0
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return get_tp_group().rank_in_group, get_pp_group().rank_in_group
+
+
+def _exchange(parallel: Any) -> Exchange | None:
+    """Among the workers that hold parts of one model: of tensor and pipeline parallelism, and of
+    all replicas if experts are spread over them. None: there is one."""
+    experts = parallel.enable_expert_parallel and parallel.data_parallel_size > 1
+    if parallel.world_size == 1 and not experts:
+        return None
+    from vllm.distributed.parallel_state import get_ep_group, get_pp_group, get_tp_group
+
+    groups = [get_ep_group() if experts else get_tp_group(), get_pp_group()]
+
+    def exchange(mine: Any) -> list[Any]:
+        every = [mine]
+        for group in groups:
+            parts: list[Any] = [None] * group.world_size
+            torch.distributed.all_gather_object(parts, every, group=group.cpu_group)
+            every = [one for part in parts for one in part]
+        return every
+
+    return exchange
+
+
+def _abandon(model: Any, model_config: Any) -> None:
+    """Put back what vLLM took away for a load that failed: layers that are not complete have their
+    former weights again, and nothing looks at the generation."""
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.load_numel = 0
+    finalize_layerwise_reload(model, model_config)
+
+
+def _pack_again(model: Any) -> None:
+    """vLLM for the processor computes with packed copies of weights. A reload makes those again
+    whose layer was loaded, but an output layer that is tied to the embedding is not."""
+    for layer in model.modules():
+        if hasattr(layer, "cpu_linear") and layer.weight.numel():
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateInfo]):
+    """A worker's side. One `update_weights` between start and finish loads one generation."""
+
+    init_info_cls = ShardInitInfo
+    update_info_cls = ShardUpdateInfo
+
+    _weights: Weights | None = None
+    _info: ShardInitInfo | None = None
+    loaded: tuple[int, int] | None = None  # number and step
+
+    def init_transfer_engine(self, init_info: ShardInitInfo) -> None:
+        """Connect to the daemon. Again: to another publication. NotFound: there is no such job, or
+        publication."""
+        ranks = _tp_and_pp(self.parallel_config)
+        weights = Weights(init_info.job, placed(init_info.publication, *ranks), init_info.socket)
+        self.shutdown()
+        self._weights, self._info = weights, init_info
+
+    def start_weight_update(self) -> None:
+        """Nothing: the model keeps its weights until the generation is there."""
+
+    def finish_weight_update(self) -> None:
+        """Nothing: the update was complete."""
+
+    def receive_weights(self, update_info: ShardUpdateInfo) -> None:
+        """Load the generation. DeadlineExceeded: it did not come in time, and the model is as it
+        was, on all ranks."""
+        weights, info = self._weights, self._info
+        if weights is None or info is None:
+            raise RuntimeError("the backend 'shardd' does not know what to load: call "
+                               "init_weight_transfer_engine first")
+        begin, wait = time.monotonic(), update_info.wait
+        found = weights.acquire(update_info.number_of(weights.publication), update_info.step,
+                                info.wait if wait is None else wait,
+                                _exchange(self.parallel_config))
+        leased = time.monotonic()
+        number, step = found.number, found.step
+        with self._released(weights):
+            if info.names == "parameters":
+                copy_parameters(self.model, found, info.complete)
+            else:
+                self._load(found, info)
+            del found
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()  # copies may still read the generation
+        self.loaded = number, step
+        log.info("loaded generation %d (step %d) of '%s' in %.3f s, after %.3f s of waiting",
+                 number, step, weights.publication, time.monotonic() - leased, leased - begin)
+
+    @contextlib.contextmanager
+    def _released(self, weights: Weights) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # a frame of the failure may look at it
+                weights.release()
+            raise
+        try:
+            weights.release()
+        except InUse as error:
+            raise RuntimeError(
+                f"the model keeps tensors that it was given ({error}), and their memory becomes "
+                "another generation's: say copy: true in init_info, and update again") from error
+
+    def _load(self, found: Generation, info: ShardInitInfo) -> None:
+        from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
+
+        # vLLM itself asks the same of a checkpoint
+        asks = info.complete and self.model_config.quantization is None
+        expected = {name for name, _ in self.model.named_parameters()} if asks else set()
+        initialize_layerwise_reload(self.model)
+        try:
+            with disable_mtp_completeness_check():
+                loaded = self.model.load_weights(tensors(found, info.copy))
+            missing = sorted(expected - set(loaded)) if loaded is not None else []
+            if missing:
+                raise InvalidArgument(
+                    f"no tensor of the publication is for {few(missing)}: publish all of the "
+                    "model, or say complete: false in init_info", "publication")
+        except BaseException:
+            _abandon(self.model, self.model_config)
+            raise
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            _pack_again(self.model)
+
+    def shutdown(self) -> None:
+        """Disconnect. An update needs init_weight_transfer_engine again."""
+        weights, self._weights, self._info = self._weights, None, None
+        if weights is not None:
+            weights.close()
+
+
+@dataclass
+class ShardTrainerInitInfo(TrainerInitInfo):
+    """The trainer's side. ``socket``: of the trainer's daemon. ``tp_size``, ``pp_size``: of the
+    engine, if ``publication`` has ``{tp_rank}`` or ``{pp_rank}``. ``worker``: further fields of
+    :class:`ShardInitInfo` for the workers. ``publish_timeout``: seconds to wait for a commit; 0:
+    the job's op_timeout."""
+
+    backend: ClassVar[str] = "shardd"
+
+    job: str
+    publication: str = "engine"
+    socket: str | None = None
+    tp_size: int = 1
+    pp_size: int = 1
+    worker: dict[str, Any] | None = None
+    publish_timeout: float = 0
+
+    def names(self) -> list[str]:
+        """Of all publications, in the order of ranks."""
+        return list(dict.fromkeys(placed(self.publication, tp, pp)
+                                  for pp in range(self.pp_size) for tp in range(self.tp_size)))
+
+
+class ShardTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShardTrainerInitInfo]):
+    """`send_weights` publishes the last committed step, and has the workers load it. The weights
+    are the daemon's, so there is no WeightSource. Ranks other than 0 do nothing."""
+
+    init_info_cls = ShardTrainerInitInfo
+
+    def __init__(self, info: ShardTrainerInitInfo, client: Any, source: Any = None) -> None:
+        if source is not None:
+            raise ValueError("the backend 'shardd' takes no WeightSource: it publishes what the "
+                             "daemon has")
+        super().__init__(client=client, source=None, is_sender=info.is_sender)
+        self._info = info
+        self._daemon = Client(info.socket) if info.is_sender else None
+
+    @classmethod
+    def trainer_init(cls, init_info: ShardTrainerInitInfo, *, client: Any,
+                     source: Any = None) -> ShardTrainerWeightTransferEngine:
+        """Connect, and have the workers connect."""
+        made = cls(init_info, client, source)
+        if made.is_sender:
+            try:
+                client.init_weight_transfer_engine(
+                    {"job": init_info.job, "publication": init_info.publication,
+                     **(init_info.worker or {})})
+            except BaseException:
+                made.shutdown()
+                raise
+        return made
+
+    def send_weights(self) -> None:
+        """Publish, then start, update and finish. The version of the weights in vLLM is the number
+        of the generation, the largest one if there are several publications."""
+        if not self.is_sender:
+            return
+        if self._daemon is None:
+            raise RuntimeError("this trainer's side was shut down")
+        info = self._info
+        numbers = {name: publish(name, info.job, self._daemon, info.publish_timeout)
+                   for name in info.names()}
+        self.client.start_weight_update()
+        self.client.update_weights({"number": numbers})
+        self.client.finish_weight_update(weight_version=str(max(numbers.values())))
+
+    def shutdown(self) -> None:
+        """Disconnect from the daemon."""
+        daemon, self._daemon = self._daemon, None
+        if daemon is not None:
+            daemon.close()
+
+
+__all__ = ["ShardInitInfo", "ShardTrainerInitInfo", "ShardTrainerWeightTransferEngine",
+           "ShardUpdateInfo", "ShardWeightTransferEngine"]
