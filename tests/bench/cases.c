@@ -69,6 +69,18 @@ static const struct bench_case whole_cases[] = {
 	  "a job of --units (1000) gets 3 ranks, and 1 again: units that keep their memory, units "
 	  "that move; beside shardctl status",
 	  1, 10, case_resize, NULL },
+	{ "publish", NULL,
+	  "a generation in bf16 of fp32 masters; four training steps without publication, with one "
+	  "at "
+	  "each step, with one at every fourth",
+	  2, 20, case_publish, NULL },
+	{ "publish_delta", NULL,
+	  "a generation without and with its delta of 2 % of the values; copying it, applying that",
+	  1, 20, case_publish_delta, NULL },
+	{ "publish_swap", NULL,
+	  "a reader takes the next generation of --units (10000) tensors: at its place, at fixed "
+	  "addresses",
+	  1, 100, case_publish_swap, NULL },
 	{ .name = NULL },
 };
 
