@@ -8,6 +8,7 @@
 #include "add_rows.cu"
 #include "all_reduce.cu"
 #include "all_reduce_many.cu"
+#include "assemble.cu"
 #include "cast.cu"
 #include "clamp.cu"
 #include "fill.cu"

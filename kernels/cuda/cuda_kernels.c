@@ -36,6 +36,7 @@ static const struct {
 	[CUDA_FN_CLAMP] = { "shardd_clamp", LAUNCH_VECTOR *LAUNCH_SCALE_UNROLL },
 	[CUDA_FN_UNSCALE] = { "shardd_unscale", LAUNCH_VECTOR *LAUNCH_SCALE_UNROLL },
 	[CUDA_FN_ADD_ROWS] = { "shardd_add_rows", 1 },
+	[CUDA_FN_ASSEMBLE] = { "shardd_assemble", 0 }, /* blocks, one for each block of threads */
 	[CUDA_FN_ADAM_UNDO] = { "shardd_adam_undo", LAUNCH_VECTOR },
 	[CUDA_FN_ADAM_F64_UNDO] = { "shardd_adam_f64_undo", LAUNCH_VECTOR },
 	[CUDA_FN_SGD_UNDO] = { "shardd_sgd_undo", LAUNCH_VECTOR },
@@ -80,7 +81,7 @@ static bool block_per_turn(enum cuda_fn fn)
 /* A launch has one block at least: NORM writes a partial for nothing, too. */
 unsigned cuda_fn_blocks(enum cuda_fn fn, uint64_t n, unsigned sms, unsigned per_sm)
 {
-	uint64_t turn = (uint64_t)fns[fn].elements * LAUNCH_THREADS;
+	uint64_t turn = fns[fn].elements ? (uint64_t)fns[fn].elements * LAUNCH_THREADS : 1;
 	uint64_t blocks = n / turn + (n % turn != 0);
 	uint64_t full = block_per_turn(fn) ? INT32_MAX : (uint64_t)sms * per_sm;
 

@@ -39,6 +39,7 @@ enum cuda_fn {
 	CUDA_FN_CLAMP,
 	CUDA_FN_UNSCALE,
 	CUDA_FN_ADD_ROWS,
+	CUDA_FN_ASSEMBLE,
 	/* The same arithmetic, for launches that a successor of the process can complete (undo.cuh). */
 	CUDA_FN_ADAM_UNDO, /* as ADAM_ANY */
 	CUDA_FN_ADAM_F64_UNDO,
@@ -171,6 +172,14 @@ struct cuda_add_rows {
 	uint32_t dtype;
 };
 
+/* Blocks [0, n) of @blocks, of @tensors: arrays of k_assemble_block and k_assemble_tensor in device memory,
+ * whose pointers are device addresses; @base is added to dst of each tensor. @crc: of each block, uint32_t;
+ * used by K_ASSEMBLE_MAKE alone. A block of 128 KiB is made by one block of threads. */
+struct cuda_assemble {
+	uint64_t tensors, blocks, base, crc, n;
+	uint32_t pass, zero;
+};
+
 /* Bytes of a thread: of its word, and of what it keeps of one array. */
 #define CUDA_UNDO_WORD   8u
 #define CUDA_UNDO_VECTOR 16u
@@ -236,6 +245,7 @@ union cuda_args {
 	struct cuda_clamp clamp;
 	struct cuda_unscale unscale;
 	struct cuda_add_rows add_rows;
+	struct cuda_assemble assemble;
 	struct cuda_adam_undo adam_undo;
 	struct cuda_adam_f64_undo adam_f64_undo;
 	struct cuda_sgd_undo sgd_undo;

@@ -133,6 +133,33 @@ EL_FN float el_apply(struct cuda_factor f, struct el_divisor d, float x)
 	return el_round(f.dtype, el_divide(el_round(f.dtype, x), d, d.exact));
 }
 
+/* convert.h's e4m3_from_f32_abs, e4m3_divided and e4m3_scale. */
+EL_FN uint32_t el_e4m3_abs(uint32_t abs)
+{
+	const uint32_t most = abs < 0x43e00000u ? abs : 0x43e00000u; /* 448 */
+	const uint32_t small = EL_BITS(EL_ADD(EL_FLOAT(most), 16384.0f)) - 0x46800000u;
+	const uint32_t normal = (most - 0x3c000000u + 0x7ffff + ((most >> 20) & 1)) >> 20;
+
+	return abs > EL_INF_BITS ? 0x7f : most < 0x3c800000u ? small : normal;
+}
+
+EL_FN uint8_t el_e4m3_divided(float x, float scale)
+{
+	const uint32_t u = EL_BITS(x);
+	const float y = EL_DIV(EL_FLOAT(u & EL_ABS_MASK), scale);
+
+	return (uint8_t)(el_e4m3_abs(EL_BITS(y) & EL_ABS_MASK) | ((u >> 24) & 0x80));
+}
+
+EL_FN float el_e4m3_scale(uint32_t amax)
+{
+	const float scale = EL_DIV(EL_FLOAT(amax), 448.0f);
+
+	if (amax > EL_INF_BITS)
+		return EL_FLOAT(0x7fc00000u);
+	return scale == 0 ? 1.0f : scale;
+}
+
 /* Before the first input of a fold: -0 + x is x for every x, -0 too. */
 #define EL_SUM_NOTHING (-0.0f)
 

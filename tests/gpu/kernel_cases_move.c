@@ -1,6 +1,7 @@
 #include "kernel_cases.h"
 
 #ifdef SHARDD_CUDA
+#include <stddef.h>
 #include <string.h>
 
 static void cast_case(struct tester *t, enum dtype to, enum dtype from, size_t n,
@@ -210,10 +211,190 @@ static void run_found_inf(struct tester *t)
 			}
 }
 
+/* -------------------------------------------------------------------------- assemble */
+
+/* One tensor that is made of boxes of one source; with scales another one behind it, which is these. Its
+ * tables are in the bed, for the device. */
+struct assembled {
+	uint64_t elements;
+	unsigned n_boxes;
+	struct k_assemble_box boxes[3]; /* without src */
+	bool gaps;
+	uint64_t rows, columns, tile_rows, tile_columns; /* of scales; 0: none */
+};
+
+static const struct assembled assembled[] = {
+	{ 1, 1, { { .n = { 1, 1, 1 }, .src_stride = { 0, 0, 1 } } }, .gaps = false },
+	{ 70001, 1, { { .n = { 1, 1, 70001 }, .src_stride = { 0, 0, 1 } } }, .gaps = false },
+	{ 131072, 1, { { .n = { 1, 1, 131072 }, .src_stride = { 0, 0, 1 } } }, .gaps = false },
+	/* rows of two sources in turn, in whole vectors, and not */
+	{ 64 * 1024,
+	  2,
+	  { { .n = { 1, 64, 640 }, .src_stride = { 0, 640, 1 }, .dst_stride = { 0, 1024 } },
+	    { .n = { 1, 64, 384 },
+	      .src_stride = { 0, 640, 1 },
+	      .at = 640,
+	      .dst_stride = { 0, 1024 } } },
+	  .gaps = false },
+	{ 301 * 7 * 5,
+	  2,
+	  { { .n = { 7, 301, 2 }, .src_stride = { 602, 2, 1 }, .dst_stride = { 1505, 5 } },
+	    { .n = { 7, 301, 3 },
+	      .src_stride = { 903, 3, 1 },
+	      .at = 2,
+	      .dst_stride = { 1505, 5 } } },
+	  .gaps = false },
+	/* transposed, with zeros behind each row */
+	{ 300 * 264,
+	  1,
+	  { { .n = { 1, 300, 257 }, .src_stride = { 0, 1, 300 }, .dst_stride = { 0, 264 } } },
+	  .gaps = true },
+	{ 128 * 300,
+	  1,
+	  { { .n = { 1, 128, 300 }, .src_stride = { 0, 300, 1 }, .dst_stride = { 0, 300 } } },
+	  .rows = 64,
+	  .columns = 300,
+	  .tile_rows = 16,
+	  .tile_columns = 128 },
+	{ 90000,
+	  1,
+	  { { .n = { 1, 300, 297 }, .src_stride = { 0, 1, 300 }, .dst_stride = { 0, 300 } } },
+	  .gaps = true,
+	  .rows = 300,
+	  .columns = 300,
+	  .tile_rows = 300,
+	  .tile_columns = 300 },
+};
+
+#define ASSEMBLED_BLOCKS 8u
+
+/* What is in the bed, for one of both: @in, @out and the rest are addresses there. */
+struct assembled_tables {
+	struct k_assemble_box boxes[3];
+	struct k_assemble_scales scales;
+	struct k_assemble_tensor tensors[2];
+	struct k_assemble_block blocks[ASSEMBLED_BLOCKS];
+};
+
+static uint64_t assembled_scales(const struct assembled *s)
+{
+	uint64_t matrices = s->rows ? s->elements / (s->rows * s->columns) : 0;
+
+	return matrices ? matrices * ((s->rows + s->tile_rows - 1) / s->tile_rows) *
+				  ((s->columns + s->tile_columns - 1) / s->tile_columns)
+			: 0;
+}
+
+/* @to: the tables; @at: where they will be. Return: blocks. */
+static unsigned assembled_fill(const struct assembled *s, enum dtype to, enum dtype from,
+			       struct assembled_tables *t, uintptr_t at, uintptr_t in,
+			       uintptr_t out, uintptr_t scales, uintptr_t amax)
+{
+	uint64_t each = KERNEL_ASSEMBLE_BYTES / dtype_size(to == DTYPE_E4M3 ? DTYPE_FP32 : to);
+	unsigned n = 0;
+
+	memset(t, 0, sizeof(*t));
+	for (unsigned i = 0; i < s->n_boxes; i++) {
+		t->boxes[i] = s->boxes[i];
+		t->boxes[i].src = (const void *)in;
+		t->boxes[i].src_dtype = from;
+	}
+	t->scales = (struct k_assemble_scales){ (uint32_t *)amax, s->rows, s->columns, s->tile_rows,
+						s->tile_columns };
+	for (unsigned i = 0; i < 2; i++)
+		t->tensors[i] = (struct k_assemble_tensor){
+			.dst = (void *)(i ? scales : out),
+			.dst_dtype = i ? DTYPE_FP32 : to,
+			.gaps = !i && s->gaps,
+			.boxes = (const void *)(at + offsetof(struct assembled_tables, boxes)),
+			.n_boxes = i ? 0 : s->n_boxes,
+			.scales = s->rows ? (const void *)(at + offsetof(struct assembled_tables,
+									 scales))
+					  : NULL,
+		};
+	for (uint64_t first = 0; first < s->elements; first += each) {
+		uint64_t left = s->elements - first;
+
+		t->blocks[n++] =
+			(struct k_assemble_block){ 0, (uint32_t)(left < each ? left : each),
+						   first };
+	}
+	if (s->rows)
+		t->blocks[n++] = (struct k_assemble_block){ 1, (uint32_t)assembled_scales(s), 0 };
+	return n;
+}
+
+static void assembled_pass(struct tester *t, const struct assembled_tables *host,
+			   CUdeviceptr tables, CUdeviceptr crc, uint32_t *host_crc,
+			   enum k_assemble_pass pass, unsigned first, unsigned n)
+{
+	bool makes = pass == K_ASSEMBLE_MAKE;
+	struct k_assemble k = { .tensors = host->tensors,
+				.blocks = host->blocks + first,
+				.crc = makes ? host_crc + first : NULL,
+				.pass = pass };
+
+	kernels_ref()->assemble(&k, 0, n);
+	device_launch(&t->device, CUDA_FN_ASSEMBLE,
+		      &(struct cuda_assemble){
+			      .tensors = tables + offsetof(struct assembled_tables, tensors),
+			      .blocks = tables + offsetof(struct assembled_tables, blocks) +
+					first * sizeof(struct k_assemble_block),
+			      .crc = makes ? crc + first * sizeof(uint32_t) : 0,
+			      .n = n,
+			      .pass = pass },
+		      n);
+}
+
+static void assembled_case(struct tester *t, enum dtype to, enum dtype from,
+			   const struct assembled *s)
+{
+	size_t words = sizeof(struct assembled_tables) / sizeof(float);
+	uint64_t scales = assembled_scales(s);
+	struct bed *b = &t->bed;
+	struct assembled_tables host;
+	unsigned in, out, scale, amax, crc, tables, n;
+
+	bed_begin(b);
+	in = bed_add(b, from, 90000 + 131072, 0, BED_FINITE);
+	out = bed_add(b, to == DTYPE_E4M3 ? DTYPE_BF16 : to, s->elements, 0, BED_ANY);
+	scale = bed_add(b, DTYPE_FP32, scales + 1, 0, BED_ANY);
+	amax = bed_add(b, DTYPE_FP32, scales + 1, 0, BED_ANY);
+	crc = bed_add(b, DTYPE_FP32, ASSEMBLED_BLOCKS, 0, BED_ANY);
+	tables = bed_add(b, DTYPE_FP32, words, 0, BED_ANY);
+	assembled_fill(s, to, from, bed_host(b, tables), bed_device(b, tables), bed_device(b, in),
+		       bed_device(b, out), bed_device(b, scale), bed_device(b, amax));
+	bed_upload(b);
+	n = assembled_fill(s, to, from, &host, (uintptr_t)&host, (uintptr_t)bed_host(b, in),
+			   (uintptr_t)bed_host(b, out), (uintptr_t)bed_host(b, scale),
+			   (uintptr_t)bed_host(b, amax));
+	if (s->rows) {
+		assembled_pass(t, &host, bed_device(b, tables), 0, NULL, K_ASSEMBLE_CLEAR, n - 1,
+			       1);
+		assembled_pass(t, &host, bed_device(b, tables), 0, NULL, K_ASSEMBLE_MEASURE, 0,
+			       n - 1);
+	}
+	assembled_pass(t, &host, bed_device(b, tables), bed_device(b, crc), bed_host(b, crc),
+		       K_ASSEMBLE_MAKE, 0, n);
+	tester_same(t, true, "%s from %s, case %zu", dtype_name(to), dtype_name(from),
+		    (size_t)(s - assembled));
+}
+
+static void run_assemble(struct tester *t)
+{
+	for (size_t i = 0; i < sizeof(assembled) / sizeof(assembled[0]); i++)
+		for (enum dtype from = DTYPE_FP32; from < _DTYPE_N; from++) {
+			for (enum dtype to = DTYPE_FP32; to < _DTYPE_N && !assembled[i].rows; to++)
+				assembled_case(t, to, from, &assembled[i]);
+			if (assembled[i].rows)
+				assembled_case(t, DTYPE_E4M3, from, &assembled[i]);
+		}
+}
+
 const struct group groups_move[] = {
 	{ "cast", run_cast },           { "cast of all patterns", run_cast_patterns },
 	{ "pack", run_pack },           { "fill", run_fill },
-	{ "found_inf", run_found_inf },
+	{ "found_inf", run_found_inf }, { "assemble", run_assemble },
 };
 const unsigned n_groups_move = sizeof(groups_move) / sizeof(groups_move[0]);
 #else

@@ -42,6 +42,7 @@ static const struct function functions[_CUDA_FN_N] = {
 	[CUDA_FN_CLAMP] = { "shardd_clamp", sizeof(struct cuda_clamp) },
 	[CUDA_FN_UNSCALE] = { "shardd_unscale", sizeof(struct cuda_unscale) },
 	[CUDA_FN_ADD_ROWS] = { "shardd_add_rows", sizeof(struct cuda_add_rows) },
+	[CUDA_FN_ASSEMBLE] = { "shardd_assemble", sizeof(struct cuda_assemble) },
 	[CUDA_FN_ADAM_UNDO] = { "shardd_adam_undo", sizeof(struct cuda_adam_undo) },
 	[CUDA_FN_ADAM_F64_UNDO] = { "shardd_adam_f64_undo", sizeof(struct cuda_adam_f64_undo) },
 	[CUDA_FN_SGD_UNDO] = { "shardd_sgd_undo", sizeof(struct cuda_sgd_undo) },

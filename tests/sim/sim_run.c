@@ -409,6 +409,100 @@ static void run_pack(struct run *run, const struct cuda_pack *a)
 		kernels_ref()->pack(&k, 0, a->rows * a->row_elements);
 }
 
+/* -- a kernel whose tables are in the device's memory, with addresses of it */
+
+#define MOST_BOXES 4096u
+
+static uint64_t address(const void *p)
+{
+	return (uint64_t)(uintptr_t)p;
+}
+
+static uint64_t box_extent(const struct k_assemble_box *x)
+{
+	uint64_t n = 1;
+
+	for (unsigned i = 0; i < 3; i++)
+		n += (x->n[i] - 1) * x->src_stride[i];
+	return n;
+}
+
+/* @boxes: MOST_BOXES. */
+static void run_boxes(struct run *run, struct k_assemble_tensor *t, struct k_assemble_box *boxes)
+{
+	const struct k_assemble_box *from =
+		bytes_at(run, address(t->boxes), t->n_boxes * sizeof(*from), 8, false);
+
+	if (t->n_boxes > MOST_BOXES)
+		sim_breach("a tensor has %u boxes; the simulator knows %u", t->n_boxes, MOST_BOXES);
+	for (unsigned i = 0; run->ok && i < t->n_boxes; i++) {
+		boxes[i] = from[i];
+		check_dtype(from[i].src_dtype);
+		boxes[i].src =
+			in(run, address(from[i].src), box_extent(&from[i]), from[i].src_dtype);
+	}
+	t->boxes = boxes;
+}
+
+static void run_scales(struct run *run, struct k_assemble_tensor *t, struct k_assemble_scales *own)
+{
+	const struct k_assemble_scales *from =
+		bytes_at(run, address(t->scales), sizeof(*from), 8, false);
+
+	if (!run->ok)
+		return;
+	*own = *from;
+	own->amax = at(run, address(from->amax), 1, sizeof(*own->amax), true);
+	t->scales = own;
+}
+
+/* Block @e, whose tensor is translated for it alone. */
+static void run_block(struct run *run, const struct cuda_assemble *a,
+		      const struct k_assemble_block *b, uint32_t *crc)
+{
+	static struct k_assemble_box boxes[MOST_BOXES];
+	struct k_assemble_scales scales;
+	const struct k_assemble_tensor *from =
+		bytes_at(run, a->tensors + b->tensor * sizeof(*from), sizeof(*from), 8, false);
+	struct k_assemble_tensor t;
+	struct k_assemble_block own = *b;
+	struct k_assemble k = {
+		.tensors = &t, .blocks = &own, .crc = crc, .pass = (enum k_assemble_pass)a->pass
+	};
+	size_t size;
+
+	if (!run->ok)
+		return;
+	t = *from;
+	own.tensor = 0;
+	size = dtype_size(t.dst_dtype);
+	run_boxes(run, &t, boxes);
+	if (t.scales && run->ok)
+		run_scales(run, &t, &scales);
+	if (a->pass == K_ASSEMBLE_MAKE && run->ok) {
+		char *to =
+			at(run, a->base + address(from->dst) + b->first * size, b->n, size, true);
+
+		t.dst = to ? to - b->first * size : NULL;
+	}
+	if (run->ok)
+		kernels_ref()->assemble(&k, 0, 1);
+}
+
+static void run_assemble(struct run *run, const struct cuda_assemble *a)
+{
+	bool makes = a->pass == K_ASSEMBLE_MAKE;
+	const struct k_assemble_block *blocks =
+		bytes_at(run, a->blocks, a->n * sizeof(*blocks), 8, false);
+	uint32_t *crc = makes ? at(run, a->crc, a->n, sizeof(*crc), true) : NULL;
+
+	check_zero(a->zero);
+	if (!makes && a->crc)
+		sim_breach("a pass that makes nothing was given checksums");
+	for (uint64_t e = 0; run->ok && e < a->n; e++)
+		run_block(run, a, &blocks[e], makes ? crc + e : NULL);
+}
+
 /* -- kernels that keep what they change: their own code, since that order is what they are for */
 
 static void *undo_array(struct run *run, uint64_t addr, uint64_t n)
@@ -583,6 +677,9 @@ void kernel_run(unsigned fn, const void *args, unsigned blocks)
 		break;
 	case CUDA_FN_ADD_ROWS:
 		run_add_rows(&run, args);
+		break;
+	case CUDA_FN_ASSEMBLE:
+		run_assemble(&run, args);
 		break;
 	case CUDA_FN_ADAM_UNDO:
 		run_adam_undo(&run, args);

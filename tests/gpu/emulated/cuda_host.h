@@ -79,4 +79,12 @@ static inline uint32_t atomicMax(uint32_t *p, uint32_t value)
 	return old;
 }
 
+static inline uint32_t atomicXor(uint32_t *p, uint32_t value)
+{
+	uint32_t old = *p;
+
+	*p = old ^ value;
+	return old;
+}
+
 #endif

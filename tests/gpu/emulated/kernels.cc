@@ -23,6 +23,7 @@
 #include "add_rows.cu"
 #include "all_reduce.cu"
 #include "all_reduce_many.cu"
+#include "assemble.cu"
 #include "cast.cu"
 #include "clamp.cu"
 #include "fill.cu"
@@ -280,6 +281,7 @@ static void (*const kernels[_CUDA_FN_N])(const void *args) = {
 	call<struct cuda_clamp, shardd_clamp>,
 	call<struct cuda_unscale, shardd_unscale>,
 	call<struct cuda_add_rows, shardd_add_rows>,
+	call<struct cuda_assemble, shardd_assemble>,
 	call<struct cuda_adam_undo, shardd_adam_undo>,
 	call<struct cuda_adam_f64_undo, shardd_adam_f64_undo>,
 	call<struct cuda_sgd_undo, shardd_sgd_undo>,
