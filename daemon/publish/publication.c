@@ -175,6 +175,16 @@ static int publication_check_readers(const struct publication *p, uid_t uid, str
 	return 0;
 }
 
+/* A hold stays for as long as a process has it mapped. So it is one of the slabs of the reader's user: the
+ * owner's would be taken by readers that come and go. Return: 0 or FAULT_EXHAUSTED. */
+static int publication_charge_hold(struct board_reader *r, struct user *payer, struct fault *f)
+{
+	if (!payer)
+		return 0;
+	user_charge_deinit(&r->slab->cost);
+	return user_charge(&r->slab->cost, payer, USER_SLABS, 1, f);
+}
+
 int publication_open_reader(struct publication *p, struct user *payer, uid_t uid,
 			    struct board_reader **ret, struct fault *f)
 {
@@ -189,7 +199,8 @@ int publication_open_reader(struct publication *p, struct user *payer, uid_t uid
 				 "job '%s' has no memory for one more reader of publication '%s': "
 				 "raise its quota or memory_bytes, or close readers",
 				 job->rec->name, publication_declared(p)->name);
-	if (user_charge(&r->cost, payer, USER_MEMORY, sizeof(*r), f)) {
+	if (user_charge(&r->cost, payer, USER_MEMORY, sizeof(*r), f) ||
+	    publication_charge_hold(r, payer, f)) {
 		board_close(r);
 		return f->code;
 	}
