@@ -50,7 +50,7 @@ static void live_unmap_pages(struct shardd_live *l)
 	if (l->board)
 		map_unpin(&l->c->map, l->board);
 	if (l->hold)
-		map_unpin(&l->c->map, l->hold);
+		map_drop(&l->c->map, l->hold);
 	l->board = NULL;
 	l->hold = NULL;
 }
@@ -77,7 +77,7 @@ static int live_map_pages(struct shardd_live *l, const Shardd__V1__OpenReaderRes
 	if (e < 0) {
 		map_unpin(&l->c->map, board);
 		if (hold)
-			map_unpin(&l->c->map, hold);
+			map_drop(&l->c->map, hold);
 		return e;
 	}
 	live_unmap_pages(l);

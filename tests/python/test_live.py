@@ -299,6 +299,24 @@ class Lives(unittest.TestCase):
             # without a request, and without another commit
             support.wait_until(lambda: newest() == (4, 1), 20)
 
+    def test_readers_that_come_and_go_leave_nothing(self):
+        """A closed reader's page stayed mapped, so the daemon kept it: a page and a descriptor for
+        each, until the client ended."""
+        with Trainer(self.socket, "many") as trainer, shardd.connect(self.socket) as client:
+            shardd.declare_publication(DECLARATION, "many", trainer.client)
+            for _ in range(20):
+                handle = ctypes.c_void_p()
+                _library.call("live_open", client.handle, b"many", b"engine", 0,
+                              ctypes.byref(handle))
+                _library.library().shardd_live_close(handle)
+
+            def quarantined():
+                [job] = [j for j in support.shardctl(self.socket, "memory")["jobs"]
+                         if j["name"] == "many"]
+                return int(job["quarantined_bytes"])
+
+            support.wait_until(lambda: quarantined() == 0, 30)
+
     def test_a_dropped_publication_ends_for_its_readers(self):
         with Trainer(self.socket, "dropped") as trainer:
             shardd.declare_publication(DECLARATION, "dropped", trainer.client)
