@@ -257,8 +257,10 @@ static int live_acquire_once(struct shardd_live *l, uint32_t wait_ms, struct sha
 		e = live_take_newest(l, err);
 	if (e)
 		return e < 0 ? e : 0;
-	if (!wait_ms && l->word)
+	if (!wait_ms && l->word) {
+		live_watch_tell(l); /* what the descriptor was readable for is over */
 		return 0;
+	}
 	if (wait_ms)
 		e = live_ask(l, wait_ms, err);
 	if (e == 0)

@@ -430,6 +430,29 @@ class Killed(unittest.TestCase):
                 held.kill()
                 support.wait_until(lambda: live.acquire().number > 1, 30)
 
+    def test_a_descriptor_that_nothing_follows_is_readable_once(self):
+        """It stayed readable after a daemon had stood still, although acquire had found nothing, so
+        that an event loop was never idle again."""
+        with support.held_daemon() as held, contextlib.ExitStack() as stack:
+            trainer = Trainer(held.socket, "still")
+            stack.callback(trainer.client.close)
+            shardd.declare_publication(DECLARATION, "still", trainer.client)
+            trainer.step(1)
+            with shardd.Live("still", "engine", held.socket) as live:
+                live.acquire(wait=30)
+                fd = live.fileno()
+                os.kill(held.pid(), signal.SIGSTOP)
+                try:
+                    self.assertTrue(select.select([fd], [], [], 60)[0], "the daemon stands still")
+                finally:
+                    os.kill(held.pid(), signal.SIGCONT)
+                support.wait_until(lambda: live.acquire() and not select.select([fd], [], [], 0)[0],
+                                   30)
+                self.assertEqual(live.acquire().number, 1)
+                trainer.step(2)
+                self.assertTrue(select.select([fd], [], [], 30)[0])
+                self.assertEqual(live.acquire().number, 2)
+
     def test_the_same_is_declared_again_to_the_next_daemon(self):
         """On request only, so that the next daemon has made nothing of it when it is asked."""
         declaration = {**DECLARATION, "every_steps": 0}
