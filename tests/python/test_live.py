@@ -245,6 +245,11 @@ class Lives(unittest.TestCase):
                     again.apply({"qk": bytes(10)})
                 with self.assertRaisesRegex(shardd.InvalidArgument, "no tensor 'nobody'"):
                     again.apply({"nobody": bytearray(10)})
+                # the values of a wider type than the receiver expects were written over its memory
+                for dtype in (shardd.Dtype.E4M3, shardd.Dtype.FP32):
+                    others = shardd.Delta(kept, [(name, dtype, n) for name, _, n in places])
+                    with self.assertRaisesRegex(shardd.InvalidArgument, "of other tensors"):
+                        others.values("qk")
                 payload = struct.unpack_from("<12Q", kept)[11]
                 for at in range(0, len(kept), 7):
                     damaged = bytearray(kept)
