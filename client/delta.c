@@ -299,6 +299,8 @@ int shardd_delta_values(const void *data, uint64_t bytes, uint32_t tensor, uint6
 		if (b.tensor != tensor)
 			continue;
 		e = delta_check_block(&d, i, err);
+		if (e == 0)
+			e = delta_check_positions(&d, &b, err);
 		if (e == 0 && room && delta_count(&b) > room - n)
 			e = error_set(err, SHARDD_INVALID_ARGUMENT, "room",
 				      "tensor %u has more than %llu changed values", tensor,

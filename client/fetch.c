@@ -141,13 +141,24 @@ static int fetch_bad(const struct fetch *x, struct shardd_error *err, const char
 			 x->name, x->job, what);
 }
 
+/* Is a whole generation at the place of this one, so that a delta can make this one of it? */
+static bool fetch_has_base(const struct fetch *x)
+{
+	const struct shardd_fetch_options *o = x->options;
+
+	if (!x->to->whole)
+		return false;
+	return o->buffer ? x->to->memory == o->buffer && x->to->room == o->buffer_bytes
+			 : x->to->own;
+}
+
 /* ----------------------------------------------------------------------------- messages */
 
 /* A delta follows: it is put together, and applied at the end. */
 static int fetch_begin_delta(struct fetch *x, const Shardd__V1__StreamedGeneration *g,
 			     struct shardd_error *err)
 {
-	if (!x->to->whole || x->to->layout != g->layout ||
+	if (!fetch_has_base(x) || x->to->layout != g->layout ||
 	    g->delta_bytes > 2 * x->to->room + (1u << 20))
 		return fetch_bad(x, err, "it has a delta that was not asked for");
 	x->g = *g;
@@ -366,7 +377,7 @@ static int fetch_stream(struct fetch *x, struct rpc_client *rpc, struct shardd_e
 		fetch_free_tensors(x->to); /* the next daemon has other numbers for layouts */
 	x->to->connection = atomic_load(&x->c->reconnect.count);
 	request.layout = x->to->layout;
-	request.delta_of = x->to->whole;
+	request.delta_of = fetch_has_base(x) ? x->to->whole : 0;
 	e = rpc_client_start(rpc, METHOD_StreamGeneration, &request.base,
 			     &shardd__v1__stream_generation_response__descriptor, true, 0, &p, err);
 	while (e == 0) {

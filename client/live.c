@@ -50,7 +50,7 @@ static void live_unmap_pages(struct shardd_live *l)
 	if (l->board)
 		map_unpin(&l->c->map, l->board);
 	if (l->hold)
-		map_unpin(&l->c->map, l->hold);
+		map_drop(&l->c->map, l->hold);
 	l->board = NULL;
 	l->hold = NULL;
 }
@@ -77,7 +77,7 @@ static int live_map_pages(struct shardd_live *l, const Shardd__V1__OpenReaderRes
 	if (e < 0) {
 		map_unpin(&l->c->map, board);
 		if (hold)
-			map_unpin(&l->c->map, hold);
+			map_drop(&l->c->map, hold);
 		return e;
 	}
 	live_unmap_pages(l);
@@ -257,8 +257,10 @@ static int live_acquire_once(struct shardd_live *l, uint32_t wait_ms, struct sha
 		e = live_take_newest(l, err);
 	if (e)
 		return e < 0 ? e : 0;
-	if (!wait_ms && l->word)
+	if (!wait_ms && l->word) {
+		live_watch_tell(l); /* what the descriptor was readable for is over */
 		return 0;
+	}
 	if (wait_ms)
 		e = live_ask(l, wait_ms, err);
 	if (e == 0)

@@ -486,6 +486,39 @@ void map_unpin(struct map *m, const void *base)
 	pthread_mutex_unlock(&m->table);
 }
 
+/* Table locked. Take what is at @base out of the table, if nobody has pinned it. */
+static bool map_take_out(struct map *m, const void *base, struct mapping *ret)
+{
+	struct mapping *at = map_at_base(m, base);
+	size_t i;
+
+	if (!at || at->pins)
+		return false;
+	*ret = *at;
+	if (at >= m->former && at < m->former + m->n_former) {
+		*at = m->former[--m->n_former];
+		return true;
+	}
+	i = (size_t)(at - m->items);
+	memmove(at, at + 1, (--m->count - i) * sizeof(*at));
+	return true;
+}
+
+void map_drop(struct map *m, const void *base)
+{
+	struct mapping gone;
+	bool found;
+
+	map_unpin(m, base);
+	if (m->ops != &map_host_ops)
+		return;
+	pthread_mutex_lock(&m->table);
+	found = map_take_out(m, base, &gone);
+	pthread_mutex_unlock(&m->table);
+	if (found)
+		m->ops->unmap(m->device, &gone);
+}
+
 /* ------------------------------------------------------------------ copies */
 
 /* Which slab has all of [@at, @at + @bytes)? */

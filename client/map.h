@@ -138,6 +138,8 @@ int map_address(struct map *m, const struct map_place *p, int timeout_ms, void *
 uint64_t map_pin(struct map *m, const void *base);
 /* Safe if it is not mapped. Any thread. */
 void map_unpin(struct map *m, const void *base);
+/* The same for what nobody else looks for or has pinned: it is unmapped, if it is host memory. Any thread. */
+void map_drop(struct map *m, const void *base);
 
 /* Copy into or out of mapped memory, which must be in one slab.
  * Return: 0, -SHARDD_INVALID_ARGUMENT, or what the device says. Any thread. */

@@ -175,6 +175,16 @@ static int publication_check_readers(const struct publication *p, uid_t uid, str
 	return 0;
 }
 
+/* A hold stays for as long as a process has it mapped. So it is one of the slabs of the reader's user: the
+ * owner's would be taken by readers that come and go. Return: 0 or FAULT_EXHAUSTED. */
+static int publication_charge_hold(struct board_reader *r, struct user *payer, struct fault *f)
+{
+	if (!payer)
+		return 0;
+	user_charge_deinit(&r->slab->cost);
+	return user_charge(&r->slab->cost, payer, USER_SLABS, 1, f);
+}
+
 int publication_open_reader(struct publication *p, struct user *payer, uid_t uid,
 			    struct board_reader **ret, struct fault *f)
 {
@@ -189,7 +199,8 @@ int publication_open_reader(struct publication *p, struct user *payer, uid_t uid
 				 "job '%s' has no memory for one more reader of publication '%s': "
 				 "raise its quota or memory_bytes, or close readers",
 				 job->rec->name, publication_declared(p)->name);
-	if (user_charge(&r->cost, payer, USER_MEMORY, sizeof(*r), f)) {
+	if (user_charge(&r->cost, payer, USER_MEMORY, sizeof(*r), f) ||
+	    publication_charge_hold(r, payer, f)) {
 		board_close(r);
 		return f->code;
 	}
@@ -612,8 +623,10 @@ static void publication_is_full(struct publication *p)
 	const view_declaration *d = publication_declared(p);
 	struct fault f = FAULT_NULL;
 
-	if (d->when_full == SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
+	if (d->when_full == SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT) {
+		p->full = d->every_steps > 0;
 		return;
+	}
 	if (d->when_full <= PUBLICATION_DROPS && d->every_steps) {
 		p->full = true;
 	} else {
@@ -868,6 +881,16 @@ void publications_committed(struct job *job)
 	}
 }
 
+/* What a wait for a generation waits for, in words; "" for what cannot be told. */
+static void publication_wait_for(struct publication *p, char *buf, size_t bytes)
+{
+	readers_wait_for(p->job, buf, bytes);
+	if (!*buf && p->wanted && !p->making_at && !publication_find_buffer(p))
+		snprintf(buf, bytes,
+			 "a reader that releases one of its %u buffers, all of which are in use",
+			 p->n_buffers);
+}
+
 static void publication_end_waits(struct publication *p, uint64_t now_us)
 {
 	struct publication_wait *w, *tmp;
@@ -881,7 +904,7 @@ static void publication_end_waits(struct publication *p, uint64_t now_us)
 		struct fault f = FAULT_NULL;
 
 		w = list_first(&due, struct publication_wait, link);
-		readers_wait_for(p->job, waits, sizeof(waits));
+		publication_wait_for(p, waits, sizeof(waits));
 		fault_set(
 			&f, FAULT_DEADLINE, NULL,
 			"timed out waiting for a generation of publication '%s' newer than %" PRIu64

@@ -416,6 +416,53 @@ Test(publications, are_fetched_into_a_buffer)
 	beside_trainers(fetches_into_a_buffer);
 }
 
+/* A delta changes what an earlier call has filled. It was applied there also when the caller named another
+ * buffer, which got nothing; the earlier one may have been freed. */
+static int fetches_into_another_buffer(const struct trainer *t)
+{
+	struct shardd_fetch_options o = { .size = sizeof(o), .wait_ms = 20000 };
+	shardd_client *c = train_connect(t);
+	struct shardd_generation g;
+	shardd_fetched *to = NULL;
+	uint64_t bytes;
+	char *buffers[2];
+
+	TRAIN_OK(shardd_publication_declare(
+		c, "live", "{\"name\": \"engine\", \"every_steps\": 1, \"delta_percent\": 100}",
+		&bytes, &train_err));
+	for (unsigned i = 0; i < 2; i++) {
+		buffers[i] = malloc(bytes);
+		TRAINER_CHECK(buffers[i]);
+		step_now(t->arg, 1 + i);
+		o.buffer = buffers[i];
+		o.buffer_bytes = bytes;
+		TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
+		o.newer_than = g.number;
+		TRAINER_CHECK(g.step == 1 + i && g.moved && tensor_is(&g.tensors[0], 1 + i));
+		TRAINER_CHECK((const char *)g.tensors[0].data >= buffers[i] &&
+			      (const char *)g.tensors[0].data < buffers[i] + bytes);
+		free(i ? buffers[0] : NULL);
+	}
+	o.buffer = NULL;
+	o.buffer_bytes = 0;
+	step_now(t->arg, 3);
+	TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
+	TRAINER_CHECK(g.step == 3 && g.moved && tensor_is(&g.tensors[0], 3));
+	free(buffers[1]);
+	o.newer_than = g.number;
+	step_now(t->arg, 4);
+	TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
+	TRAINER_CHECK(g.step == 4 && !g.moved && tensor_is(&g.tensors[0], 4));
+	shardd_fetched_free(to);
+	shardd_close(c);
+	return 0;
+}
+
+Test(publications, are_fetched_into_another_buffer)
+{
+	beside_trainers(fetches_into_another_buffer);
+}
+
 #define ON_REQUEST "{\"name\": \"engine\", \"rules\": []}"
 
 static int asks_for_generations(const struct trainer *t)

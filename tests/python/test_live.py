@@ -245,6 +245,11 @@ class Lives(unittest.TestCase):
                     again.apply({"qk": bytes(10)})
                 with self.assertRaisesRegex(shardd.InvalidArgument, "no tensor 'nobody'"):
                     again.apply({"nobody": bytearray(10)})
+                # the values of a wider type than the receiver expects were written over its memory
+                for dtype in (shardd.Dtype.E4M3, shardd.Dtype.FP32):
+                    others = shardd.Delta(kept, [(name, dtype, n) for name, _, n in places])
+                    with self.assertRaisesRegex(shardd.InvalidArgument, "of other tensors"):
+                        others.values("qk")
                 payload = struct.unpack_from("<12Q", kept)[11]
                 for at in range(0, len(kept), 7):
                     damaged = bytearray(kept)
@@ -298,6 +303,24 @@ class Lives(unittest.TestCase):
 
             # without a request, and without another commit
             support.wait_until(lambda: newest() == (4, 1), 20)
+
+    def test_readers_that_come_and_go_leave_nothing(self):
+        """A closed reader's page stayed mapped, so the daemon kept it: a page and a descriptor for
+        each, until the client ended."""
+        with Trainer(self.socket, "many") as trainer, shardd.connect(self.socket) as client:
+            shardd.declare_publication(DECLARATION, "many", trainer.client)
+            for _ in range(20):
+                handle = ctypes.c_void_p()
+                _library.call("live_open", client.handle, b"many", b"engine", 0,
+                              ctypes.byref(handle))
+                _library.library().shardd_live_close(handle)
+
+            def quarantined():
+                [job] = [j for j in support.shardctl(self.socket, "memory")["jobs"]
+                         if j["name"] == "many"]
+                return int(job["quarantined_bytes"])
+
+            support.wait_until(lambda: quarantined() == 0, 30)
 
     def test_a_dropped_publication_ends_for_its_readers(self):
         with Trainer(self.socket, "dropped") as trainer:
@@ -411,6 +434,29 @@ class Killed(unittest.TestCase):
                 self.assertEqual(live.acquire(wait=30).number, 1)
                 held.kill()
                 support.wait_until(lambda: live.acquire().number > 1, 30)
+
+    def test_a_descriptor_that_nothing_follows_is_readable_once(self):
+        """It stayed readable after a daemon had stood still, although acquire had found nothing, so
+        that an event loop was never idle again."""
+        with support.held_daemon() as held, contextlib.ExitStack() as stack:
+            trainer = Trainer(held.socket, "still")
+            stack.callback(trainer.client.close)
+            shardd.declare_publication(DECLARATION, "still", trainer.client)
+            trainer.step(1)
+            with shardd.Live("still", "engine", held.socket) as live:
+                live.acquire(wait=30)
+                fd = live.fileno()
+                os.kill(held.pid(), signal.SIGSTOP)
+                try:
+                    self.assertTrue(select.select([fd], [], [], 60)[0], "the daemon stands still")
+                finally:
+                    os.kill(held.pid(), signal.SIGCONT)
+                support.wait_until(lambda: live.acquire() and not select.select([fd], [], [], 0)[0],
+                                   30)
+                self.assertEqual(live.acquire().number, 1)
+                trainer.step(2)
+                self.assertTrue(select.select([fd], [], [], 30)[0])
+                self.assertEqual(live.acquire().number, 2)
 
     def test_the_same_is_declared_again_to_the_next_daemon(self):
         """On request only, so that the next daemon has made nothing of it when it is asked."""

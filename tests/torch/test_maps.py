@@ -269,6 +269,14 @@ class Maps(unittest.TestCase):
             with self.assertRaisesRegex(shardd.InvalidArgument, words):
                 publication_map(config, **options)
 
+    def test_a_file_of_gpt2_does_not_say_that_it_is_tied(self):
+        """The map had a source "lm_head.weight", which no job has, and was refused."""
+        tied = {key: value for key, value in MODELS["gpt2"][1].to_dict().items()
+                if key != "tie_word_embeddings"}
+        self.assertEqual(publication_map(tied), publication_map(MODELS["gpt2"][1]))
+        self.assertNotEqual(publication_map({**tied, "tie_word_embeddings": False}),
+                            publication_map(tied))
+
     def test_the_command(self):
         env = dict(os.environ, PYTHONPATH=str(support.ROOT / "client" / "python"))
         with tempfile.TemporaryDirectory() as folder:

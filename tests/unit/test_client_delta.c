@@ -137,6 +137,20 @@ Test(client_delta, writes_nothing_outside_of_a_tensor)
 	refused(SHARDD_INVALID_ARGUMENT, "a block lies outside of it");
 }
 
+/* Only deltas that were applied were checked for that. */
+Test(client_delta, lists_no_position_outside_of_its_block)
+{
+	struct shardd_error err;
+	uint64_t indices[3], n = 0;
+	uint16_t values[3];
+
+	((uint16_t *)made.payload)[2] = FIRST;
+	seal();
+	cr_assert_eq(shardd_delta_values(&made, sizeof(made), 0, indices, values, 3, &n, &err),
+		     -SHARDD_INVALID_ARGUMENT);
+	cr_assert(strstr(err.text, "a position lies outside of its block"), "%s", err.text);
+}
+
 Test(client_delta, is_checked_as_a_whole_first)
 {
 	made.payload[65] ^= 1; /* of the last block */

@@ -199,7 +199,16 @@ Test(publication, one_that_waits_is_made_when_a_buffer_is_free)
 	cr_assert_eq(newest(p), 3);
 	cr_assert_eq(publication_newest(p)->step, 3);
 	cr_assert_eq(p->counts.skipped, 0);
+	l[0] = publication_lease(publication_newest(p));
+	train(4);
+	train(5);
+	cr_assert_eq(newest(p), 3);
+	cr_assert_eq(p->counts.skipped, 1, "that of step 4");
 	publication_release(l[1]);
+	cr_assert_eq(newest(p), 4);
+	cr_assert_eq(publication_newest(p)->step, 5);
+	cr_assert_eq(p->counts.skipped, 1);
+	publication_release(l[0]);
 }
 
 /* The last two stay; only with DROP_OLDEST the older one of them makes room. */
@@ -291,6 +300,37 @@ Test(publication, waits_end_with_their_deadline_and_with_the_publication)
 	publication_drop(p);
 	cr_assert_eq(other.n, 1);
 	cr_assert_eq(other.f.code, FAULT_NOT_FOUND);
+}
+
+/* It said only that it had timed out. */
+Test(publication, a_wait_for_a_buffer_says_so)
+{
+	struct publication_lease *l[2];
+	struct publication *p;
+	struct waiter_case one;
+
+	d.when_full = SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT;
+	d.every_steps = 0;
+	d.buffers = 2;
+	p = declare();
+	for (uint64_t step = 1; step <= 2; step++) {
+		train(step);
+		publication_want(p);
+		cr_assert_eq(newest(p), step);
+		l[step - 1] = publication_lease(publication_newest(p));
+	}
+	train(3);
+	publication_want(p);
+	await(p, &one, 2, true);
+	one.w.deadline_us = clock_now_us() + 1000;
+	publications_tick(job, clock_now_us() + 2000);
+	cr_assert_eq(one.f.code, FAULT_DEADLINE);
+	cr_assert(strstr(one.f.text, "for a reader that releases one of its 2 buffers"), "%s",
+		  one.f.text);
+	publication_release(l[0]);
+	cr_assert_eq(newest(p), 3);
+	cr_assert_eq(p->counts.skipped, 0);
+	publication_release(l[1]);
 }
 
 static struct waiter_case *gives_up; /* when another one is answered */

@@ -131,6 +131,27 @@ Test(publication_readers, readers_are_bounded)
 	publication_close_reader(one);
 }
 
+/* Its page stays for as long as a process has it mapped. */
+Test(publication_readers, a_page_is_one_of_the_slabs_of_the_readers_user)
+{
+	struct publication *p = declare();
+	struct user *other = users_get(job->owner.user->users, job->rec->uid + 1, NULL, 0);
+	uint64_t owners = job->owner.user->used[USER_SLABS];
+	struct board_reader *r;
+	struct fault f = FAULT_NULL;
+
+	cr_assert(other);
+	other->most[USER_SLABS] = 1;
+	cr_assert_eq(publication_open_reader(p, other, other->uid, &r, &f), 0, "%s", f.text);
+	cr_assert_eq(other->used[USER_SLABS], 1);
+	cr_assert_eq(job->owner.user->used[USER_SLABS], owners + 1, "the board");
+	cr_assert_eq(publication_open_reader(p, other, other->uid, &r, &f), FAULT_EXHAUSTED);
+	cr_assert_eq(other->used[USER_SLABS], 1);
+	publication_close_reader(list_first(&p->board.readers, struct board_reader, link));
+	cr_assert_eq(other->used[USER_SLABS], 0);
+	user_unref(other);
+}
+
 Test(publication_readers, a_board_ends_with_its_publication)
 {
 	struct publication *p = declare();

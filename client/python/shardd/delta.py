@@ -51,7 +51,7 @@ class Delta:
         if self.nbytes < 8 * _HEAD_WORDS:
             raise InvalidArgument(f"a delta has at least {8 * _HEAD_WORDS} bytes, this one has "
                                   f"{self.nbytes}", "data")
-        self._data, self._places = data, list(places)
+        self._data, self._places, self._fits = data, list(places), False
         head = memoryview(data).cast("B")[:8 * _HEAD_WORDS].cast("Q")
         self.number, self.step, self.base, self.base_step = map(int, head[1:5])
         self.changed, self.elements = int(head[8]), int(head[9])
@@ -67,12 +67,9 @@ class Delta:
         What is not among them is left out. @check: compare the checksum of the result, for which
         all tensors are needed. SharddError with DATA_LOSS: a checksum is not right. Nothing is
         written if the delta is not whole."""
-        tensors = (_abi.PublishedTensor * len(self._places))()
         addresses = (C.c_void_p * len(self._places))()
         held = []
-        for i, (name, dtype, nbytes) in enumerate(self._places):
-            tensors[i].name, tensors[i].dtype = name.encode(), int(dtype)
-            tensors[i].bytes = nbytes
+        for i, (name, _, nbytes) in enumerate(self._places):
             if name in copies:
                 view = memoryview(copies[name]).cast("B")
                 if view.nbytes != nbytes or view.readonly:
@@ -84,6 +81,13 @@ class Delta:
         for name in copies:
             if not any(name == place[0] for place in self._places):
                 raise InvalidArgument(f"the generation has no tensor '{name}'", "copies")
+        self._apply(addresses, check)
+
+    def _apply(self, addresses: Any, check: bool = False) -> None:
+        tensors = (_abi.PublishedTensor * len(self._places))()
+        for i, (name, dtype, nbytes) in enumerate(self._places):
+            tensors[i].name, tensors[i].dtype = name.encode(), int(dtype)
+            tensors[i].bytes = nbytes
         _library.call("delta_apply", self._address(), self.nbytes, tensors, len(self._places),
                       addresses, int(check))
 
@@ -93,6 +97,9 @@ class Delta:
         index = next((i for i, place in enumerate(self._places) if place[0] == name), None)
         if index is None:
             raise InvalidArgument(f"the generation has no tensor '{name}'", "name")
+        if not self._fits:  # its types are those of the places: what is written below has room
+            self._apply((C.c_void_p * len(self._places))())
+            self._fits = True
         n = C.c_uint64()
         _library.call("delta_values", self._address(), self.nbytes, index, None, None, 0,
                       C.byref(n))

@@ -52,7 +52,9 @@ class _Shape:
         if self.kv_heads % size and size % self.kv_heads:
             raise InvalidArgument(f"{self.kv_heads} heads of keys and values and tp_size {size}: "
                                   "neither divides the other", "tp_size")
-        self.tied = bool(self.get("tie_word_embeddings"))
+        tied = self.get("tie_word_embeddings")
+        # files of GPT-2 leave it out: there it is the default
+        self.tied = self.get("model_type") == "gpt2" if tied is None else bool(tied)
 
     def get(self, key: str) -> Any:
         return _get(self._config, key)
