@@ -4,9 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "client_error.h"
 #include "core/check.h"
+#include "core/cleanup.h"
+#include "cuda_context.h"
 #include "map_cuda.h"
 #include "stream.h"
 
@@ -44,7 +47,7 @@ void device_ask(struct shardd_client *c, Shardd__V1__JoinRequest *request)
 	bool ipc = c->handover == SHARDD_HANDOVER_IPC;
 
 	/* The mapped memory is on that GPU: a later epoch must use the same one. */
-	request->device = c->cuda ? c->device.uuid : c->wanted;
+	request->device = c->device.uuid[0] ? c->device.uuid : c->wanted;
 #ifdef SHARDD_CUDA
 	request->streams = true;
 #endif
@@ -66,13 +69,29 @@ static void device_copy_text(char *to, size_t bytes, const char *from)
 	snprintf(to, bytes, "%s", from ? from : "");
 }
 
+static bool device_is(const struct shardd_client *c, const char *uuid)
+{
+#ifdef SHARDD_CUDA
+	return strcasecmp(c->cuda->uuid, uuid) == 0;
+#else
+	(void)c;
+	(void)uuid;
+	return false;
+#endif
+}
+
 static int device_use_gpu(struct shardd_client *c, const char *uuid, struct shardd_error *err)
 {
 	struct streams *streams;
 	int r;
 
-	if (c->cuda)
+	if (c->cuda && device_is(c, uuid))
 		return 0;
+	if (c->cuda)
+		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+				 "this client reads memory of another GPU, and the daemon put this "
+				 "rank on %s: connect again",
+				 uuid);
 	r = cuda_open(uuid, &c->cuda, err);
 	if (r < 0)
 		return r;
@@ -125,6 +144,50 @@ int device_take(struct shardd_client *c, const Shardd__V1__JoinResponse *reply,
 	c->device = d;
 	pthread_mutex_unlock(&c->device_lock);
 	return 0;
+}
+
+int device_open(struct shardd_client *c, const char *uuid, struct shardd_error *err)
+{
+	const char *wanted = strncasecmp(c->wanted, "GPU-", 4) == 0 ? c->wanted : uuid;
+	int r = 0;
+
+	pthread_mutex_lock(&c->device_lock);
+	if (!c->cuda)
+		r = device_use_gpu(c, wanted, err);
+	pthread_mutex_unlock(&c->device_lock);
+	return r;
+}
+
+const char *device_uuid(const struct shardd_client *c)
+{
+#ifdef SHARDD_CUDA
+	return c->cuda ? c->cuda->uuid : "";
+#else
+	(void)c;
+	return "";
+#endif
+}
+
+int device_wait(struct shardd_client *c, struct shardd_error *err)
+{
+#ifdef SHARDD_CUDA
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	CUstream stream;
+	CUresult cr;
+	int r = c->cuda ? cuda_enter(c->cuda, &scope, err) : 0;
+
+	if (!c->cuda || r < 0)
+		return r;
+	cr = stream_of_thread(c->streams, &stream) ? c->cuda->lib->cuStreamSynchronize(stream)
+						   : c->cuda->lib->cuCtxSynchronize();
+	return cr == CUDA_SUCCESS ? 0
+				  : cuda_error(c->cuda, cr, err, "waiting for the work of GPU %s",
+					       c->cuda->uuid);
+#else
+	(void)c;
+	(void)err;
+	return 0;
+#endif
 }
 
 void device_close(struct shardd_client *c)

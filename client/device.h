@@ -29,5 +29,13 @@ int device_get(const struct shardd_client *c, struct shardd_device *ret, struct 
 
 /* Unmap all, and let go of the device. Ops have ended. */
 void device_close(struct shardd_client *c);
+/* Have GPU @uuid, or the one that the client was told to use, for memory that the daemon hands out beside a join.
+ * A client has one GPU. Blocks. Return: 0 or a negative shardd_code. Any thread. */
+int device_open(struct shardd_client *c, const char *uuid, struct shardd_error *err);
+/* The GPU's UUID; "": it has none. Valid until the client is closed. */
+const char *device_uuid(const struct shardd_client *c);
+/* Wait until the GPU has done what the calling thread's stream holds; all of this process's, if it has none. On the
+ * host: nothing to wait for. Return: 0 or a negative shardd_code. */
+int device_wait(struct shardd_client *c, struct shardd_error *err);
 
 #endif

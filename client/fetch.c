@@ -466,7 +466,8 @@ static int fetch_into(struct fetch *x, struct shardd_generation *ret, struct sha
 	if (e < 0)
 		return e;
 	fetch_place(to);
-	*ret = (struct shardd_generation){ .number = x->g.number,
+	*ret = (struct shardd_generation){ .uuid = "",
+					   .number = x->g.number,
 					   .step = x->g.step,
 					   .checksum = x->g.checksum,
 					   .tensors = to->tensors,

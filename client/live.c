@@ -11,6 +11,7 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "core/clock.h"
+#include "device.h"
 #include "live_impl.h"
 #include "map.h"
 #include "methods.h"
@@ -204,6 +205,12 @@ static void live_let_go(struct shardd_live *l, unsigned slot)
 	atomic_store(&l->hold->newest[slot], BOARD_NONE);
 }
 
+/* The GPU has read what the reader has, as far as the reader has asked for that. */
+static int live_wait(struct shardd_live *l, struct shardd_error *err)
+{
+	return l->here && l->here->layout->on_gpu ? device_wait(l->c, err) : 0;
+}
+
 /* The generation @word is held: have it in place of the one before. */
 static int live_take(struct shardd_live *l, uint64_t word, struct shardd_error *err)
 {
@@ -221,6 +228,12 @@ static int live_take(struct shardd_live *l, uint64_t word, struct shardd_error *
 		e = live_place_of(l, &g, &p, err);
 	if (e == 0 && l->flags & SHARDD_LIVE_FIXED)
 		e = live_window_show(l, p, &fixed, err);
+	if (e < 0) {
+		live_let_go(l, slot);
+		return e;
+	}
+	if (l->word)
+		e = live_wait(l, err);
 	if (e < 0) {
 		live_let_go(l, slot);
 		return e;
@@ -284,7 +297,9 @@ static void live_give(struct shardd_live *l, struct shardd_generation *ret)
 					   .tensors = tensors,
 					   .n_tensors = l->here->layout->n_tensors,
 					   .moved = tensors != l->given || at != l->given_at,
-					   .layout = l->here->layout->serial };
+					   .layout = l->here->layout->serial,
+					   .uuid = l->here->layout->on_gpu ? device_uuid(l->c)
+									   : "" };
 	l->given = tensors;
 	l->given_at = at;
 }
@@ -379,6 +394,9 @@ int shardd_live_release(shardd_live *l, struct shardd_error *err)
 	if (!l->word)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 				 "this reader of publication '%s' has no generation", l->name);
+	e = live_wait(l, err);
+	if (e < 0)
+		return e;
 	l->word = BOARD_NONE;
 	live_let_go(l, l->slot);
 	live_watch_tell(l);
@@ -421,8 +439,11 @@ int shardd_live_delta(shardd_live *l, uint64_t base, struct shardd_delta *ret,
 
 void shardd_live_close(shardd_live *l)
 {
+	struct shardd_error ignored;
+
 	if (!l || live_check(l, NULL) < 0)
 		return;
+	(void)live_wait(l, &ignored);
 	live_end(l);
 	live_free(l);
 }

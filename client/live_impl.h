@@ -18,6 +18,7 @@ struct live_layout {
 	ProtobufCMessage **pages; /* owned: names and shapes are theirs */
 	size_t n_pages;
 	uint32_t n_tensors;
+	bool on_gpu; /* generations are in the memory of a GPU: addresses are of it */
 };
 
 /* A buffer, where it is mapped. */

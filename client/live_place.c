@@ -4,6 +4,8 @@
 
 #include "client_error.h"
 #include "core/check.h"
+#include "core/cleanup.h"
+#include "device.h"
 #include "live_impl.h"
 #include "map.h"
 #include "methods.h"
@@ -24,6 +26,11 @@ static void live_place_free_layout(struct live_layout *y)
 	if (y)
 		free(y->pages);
 	free(y);
+}
+
+static void live_place_free_layoutp(struct live_layout **y)
+{
+	live_place_free_layout(*y);
 }
 
 static int live_place_fetch_page(struct shardd_live *l, uint64_t number, struct live_layout *y,
@@ -69,11 +76,13 @@ static int live_place_fetch(struct shardd_live *l, const struct board_generation
 			e = error_set(err, SHARDD_INTERNAL, NULL,
 				      "the daemon lists tensor %u after tensor %u", next, before);
 	} while (e == 0 && next);
-	if (e < 0)
+	if (e < 0) {
 		live_place_free_layout(y);
-	else
-		*ret = y;
-	return e;
+		return e;
+	}
+	y->on_gpu = *live_place_page(y, 0)->uuid != '\0';
+	*ret = y;
+	return 0;
 }
 
 /* Have @a and @b the same tensors at the same places? A daemon that has come since gave other numbers. */
@@ -185,7 +194,10 @@ static void live_place_drop(struct shardd_live *l, unsigned i)
 	l->places[i] = l->places[--l->n_places];
 	if (l->here == p)
 		l->here = NULL;
-	map_unpin(&l->c->map, p->base);
+	if (y->on_gpu)
+		map_drop(&l->c->map, p->base); /* memory of a GPU is scarce */
+	else
+		map_unpin(&l->c->map, p->base);
 	free(p->tensors);
 	free(p);
 	live_place_put_layout(l, y);
@@ -206,14 +218,63 @@ void live_place_forget(struct shardd_live *l)
 		l->here->slab = 0;
 }
 
+/* The client needs the GPU that generations are on, or another one that reaches it. */
+static int live_place_use_device(struct shardd_live *l, const struct live_layout *y,
+				 struct shardd_error *err)
+{
+	const Shardd__V1__DescribeGenerationResponse *page = live_place_page(y, 0);
+
+	if (!y->on_gpu)
+		return 0;
+	if (l->flags & SHARDD_LIVE_FIXED)
+		return error_set(
+			err, SHARDD_UNIMPLEMENTED, "flags",
+			"generations of publication '%s' are in the memory of %s, and fixed "
+			"addresses are for host memory: open the reader without "
+			"SHARDD_LIVE_FIXED",
+			l->name, page->device);
+	return device_open(l->c, page->uuid, err);
+}
+
+/* A job that hands out CUDA IPC handles has one for each buffer. @page: what has it; to be freed. */
+static int live_place_find_handle(struct shardd_live *l, const struct board_generation *g,
+				  const struct live_layout *y, struct live_layout **page,
+				  struct map_place *place, struct shardd_error *err)
+{
+	const Shardd__V1__DescribeGenerationResponse *r = live_place_page(y, 0);
+	uint32_t next = 0;
+	int e = 0;
+
+	if (r->ipc_handle.len == 0)
+		return 0;
+	*page = calloc(1, sizeof(**page));
+	if (!*page)
+		return error_memory(err);
+	e = live_place_fetch_page(l, g->number, *page, &next, err);
+	if (e < 0)
+		return e;
+	r = live_place_page(*page, 0);
+	if (r->ipc_handle.len != MAP_IPC_BYTES)
+		return error_set(err, SHARDD_INTERNAL, NULL,
+				 "the daemon sent a handle of %zu bytes, which has %u",
+				 r->ipc_handle.len, MAP_IPC_BYTES);
+	place->ipc = r->ipc_handle.data;
+	place->slab_bytes = r->slab_bytes;
+	return 0;
+}
+
 /* Map the slab, and have it stay where it is: the daemon may end, and then another reader of this client, or
  * its ops, would get the next daemon's memory in its place. @ret: map_unpin. */
 static int live_place_pin(struct shardd_live *l, const struct board_generation *g,
 			  struct live_place *p, struct shardd_error *err)
 {
 	struct map_place place = { .slab = g->slab, .bytes = g->bytes };
+	_cleanup_(live_place_free_layoutp) struct live_layout *page = NULL;
 	void *at = NULL;
-	int e = map_address(&l->c->map, &place, -1, &at, err);
+	int e = live_place_find_handle(l, g, p->layout, &page, &place, err);
+
+	if (e == 0)
+		e = map_address(&l->c->map, &place, -1, &at, err);
 
 	if (e < 0)
 		return e;
@@ -230,10 +291,12 @@ static int live_place_pin(struct shardd_live *l, const struct board_generation *
 static int live_place_make(struct shardd_live *l, const struct board_generation *g,
 			   struct live_place *p, struct shardd_error *err)
 {
-	int e = live_place_pin(l, g, p, err);
+	int e = live_place_layout(l, g, &p->layout, err);
 
 	if (e == 0)
-		e = live_place_layout(l, g, &p->layout, err);
+		e = live_place_use_device(l, p->layout, err);
+	if (e == 0)
+		e = live_place_pin(l, g, p, err);
 	if (e < 0 || l->flags & SHARDD_LIVE_FIXED)
 		return e;
 	p->tensors = live_place_tensors(p->layout, p->base, p->bytes);

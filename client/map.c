@@ -20,7 +20,8 @@ void map_init(struct map *m)
 
 void map_use(struct map *m, const struct map_ops *ops, void *device)
 {
-	CHECK(m->count == 0 || (m->ops == ops && m->device == device));
+	for (size_t i = 0; i < m->count; i++) /* pages of the host may be there already */
+		CHECK(m->items[i].ops == &map_host_ops || m->items[i].device == device);
 	m->ops = ops;
 	m->device = device;
 }
@@ -37,13 +38,18 @@ void map_abandon(struct map *m)
 	m->count = 0;
 }
 
+static void map_unmap(const struct mapping *item)
+{
+	item->ops->unmap(item->device, item);
+}
+
 void map_deinit(struct map *m)
 {
 	channel_deinit(&m->channel);
 	for (size_t i = 0; i < m->count; i++)
-		m->ops->unmap(m->device, &m->items[i]);
+		map_unmap(&m->items[i]);
 	for (size_t i = 0; i < m->n_former; i++)
-		m->ops->unmap(m->device, &m->former[i]);
+		map_unmap(&m->former[i]);
 	free(STEAL_PTR(m->former));
 	m->n_former = 0;
 	free(STEAL_PTR(m->items));
@@ -123,19 +129,17 @@ void map_forget(struct map *m, uint32_t slab)
 	bool found = false;
 	size_t i;
 
-	if (m->ops != &map_host_ops)
-		return;
 	pthread_mutex_lock(&m->table);
 	i = map_position(m, slab);
 	if (i < m->count && m->items[i].slab == slab && !m->items[i].writable &&
-	    !m->items[i].pins) {
+	    m->items[i].ops == &map_host_ops && !m->items[i].pins) {
 		item = m->items[i];
 		memmove(m->items + i, m->items + i + 1, (--m->count - i) * sizeof(*m->items));
 		found = true;
 	}
 	pthread_mutex_unlock(&m->table);
 	if (found)
-		m->ops->unmap(m->device, &item);
+		map_unmap(&item);
 }
 
 /* ------------------------------------------------------------- after a reconnection */
@@ -157,18 +161,23 @@ static int map_retire(struct map *m, uint32_t slab)
 	return 0;
 }
 
+static const struct map_ops *map_ops_of(const struct map *m, const struct map_source *s)
+{
+	return s->pages ? &map_host_ops : m->ops;
+}
+
 /* The place of a former slab that one of @s may take: the addresses were handed out in an epoch that
  * has ended. Return: NULL: none. */
 static uint8_t *map_take_place(struct map *m, const struct map_source *s)
 {
 	uint8_t *place = NULL;
 
-	if (m->ops != &map_host_ops)
+	if (map_ops_of(m, s) != &map_host_ops)
 		return NULL;
 	pthread_mutex_lock(&m->table);
 	for (size_t i = 0; i < m->n_former && !place; i++) {
 		if (m->former[i].bytes != s->bytes || m->former[i].writable != s->writable ||
-		    m->former[i].pins)
+		    m->former[i].ops != &map_host_ops || m->former[i].pins)
 			continue;
 		place = m->former[i].base;
 		m->former[i] = m->former[--m->n_former];
@@ -180,15 +189,16 @@ static uint8_t *map_take_place(struct map *m, const struct map_source *s)
 static void map_give_place(struct map *m, const struct map_source *s, uint8_t *place)
 {
 	pthread_mutex_lock(&m->table);
-	m->former[m->n_former++] =
-		(struct mapping){ .writable = s->writable, .base = place, .bytes = s->bytes };
+	m->former[m->n_former++] = (struct mapping){
+		.writable = s->writable, .base = place, .bytes = s->bytes, .ops = &map_host_ops
+	};
 	pthread_mutex_unlock(&m->table);
 }
 
-static bool map_is_same(const struct map *m, const struct mapping *item, const struct map_source *s)
+static bool map_is_same(const struct mapping *item, const struct map_source *s)
 {
 	bool same =
-		m->ops->by_number ? item->lasts && s->lasts : map_host_file(s->fd) == item->file;
+		item->ops->by_number ? item->lasts && s->lasts : map_host_file(s->fd) == item->file;
 
 	return same && s->bytes == item->bytes && s->writable == item->writable;
 }
@@ -203,7 +213,7 @@ static int map_compare(struct map *m, const struct map_source *s, struct shardd_
 	pthread_mutex_lock(&m->table);
 	i = map_position(m, s->slab);
 	if (i < m->count && m->items[i].slab == s->slab) {
-		r = map_is_same(m, &m->items[i], s);
+		r = map_is_same(&m->items[i], s);
 		if (r)
 			m->items[i].unchecked = false;
 		else if (map_retire(m, s->slab) < 0)
@@ -240,7 +250,7 @@ static bool map_next_unchecked(struct map *m, uint32_t *ret, bool *ret_gone)
 	for (size_t i = 0; i < m->count && !found; i++) {
 		found = m->items[i].unchecked;
 		*ret = m->items[i].slab;
-		*ret_gone = m->ops->by_number && !m->items[i].lasts;
+		*ret_gone = m->items[i].ops->by_number && !m->items[i].lasts;
 	}
 	pthread_mutex_unlock(&m->table);
 	return found;
@@ -258,13 +268,15 @@ static int map_install(struct map *m, const struct map_source *s, int timeout_ms
 	at.over = map_take_place(m, s);
 	item.file = s->fd < 0 ? 0 : map_host_file(s->fd);
 	item.lasts = s->lasts;
-	r = m->ops->map(m->device, &at, timeout_ms, &item.base, err);
+	item.ops = map_ops_of(m, s);
+	item.device = item.ops == m->ops ? m->device : NULL;
+	r = item.ops->map(item.device, &at, timeout_ms, &item.base, err);
 	if (r < 0 && at.over)
 		map_give_place(m, s, at.over);
 	if (r < 0)
 		return r;
 	if (map_insert(m, &item) < 0) {
-		m->ops->unmap(m->device, &item);
+		map_unmap(&item);
 		return error_memory(err);
 	}
 	return 0;
@@ -279,7 +291,8 @@ static int map_install_arrived(struct map *m, int timeout_ms, struct shardd_erro
 				.writable = slab->writable != 0,
 				.bytes = slab->bytes,
 				.fd = m->channel.in_fd,
-				.lasts = slab->lasts != 0 };
+				.lasts = slab->lasts != 0,
+				.pages = slab->pages != 0 };
 	int r = map_compare(m, &s, err);
 
 	if (r == 0)
@@ -401,15 +414,28 @@ static int map_check_one(struct map *m, uint32_t slab, bool gone, struct shardd_
 	return r < 0 ? error_memory(err) : 0;
 }
 
+/* Table locked. Take one out that is memory of a device, and that nobody reads. */
+static bool map_take_former(struct map *m, struct mapping *ret)
+{
+	for (size_t i = 0; i < m->n_former; i++) {
+		if (!m->former[i].ops->by_number || m->former[i].pins)
+			continue;
+		*ret = m->former[i];
+		m->former[i] = m->former[--m->n_former];
+		return true;
+	}
+	return false;
+}
+
 /* Locked. Device memory of earlier daemons is held by these mappings alone. */
 static void map_unmap_former(struct map *m)
 {
-	pthread_mutex_lock(&m->table);
-	while (m->ops->by_number && m->n_former) {
-		struct mapping gone = m->former[--m->n_former];
+	struct mapping gone;
 
+	pthread_mutex_lock(&m->table);
+	while (map_take_former(m, &gone)) {
 		pthread_mutex_unlock(&m->table);
-		m->ops->unmap(m->device, &gone);
+		map_unmap(&gone);
 		pthread_mutex_lock(&m->table);
 	}
 	pthread_mutex_unlock(&m->table);
@@ -510,13 +536,11 @@ void map_drop(struct map *m, const void *base)
 	bool found;
 
 	map_unpin(m, base);
-	if (m->ops != &map_host_ops)
-		return;
 	pthread_mutex_lock(&m->table);
 	found = map_take_out(m, base, &gone);
 	pthread_mutex_unlock(&m->table);
 	if (found)
-		m->ops->unmap(m->device, &gone);
+		map_unmap(&gone);
 }
 
 /* ------------------------------------------------------------------ copies */
@@ -559,7 +583,7 @@ int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct sh
 	if (!in.writable)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "dst",
 				 "dst: the memory at %p was handed out read-only", dst);
-	return m->ops->copy_in(m->device, dst, src, bytes, err);
+	return in.ops->copy_in(in.device, dst, src, bytes, err);
 }
 
 int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err)
@@ -570,5 +594,5 @@ int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct sha
 		return map_unknown_pointer("src", src, bytes, err);
 	if (!bytes)
 		return 0;
-	return m->ops->copy_out(m->device, dst, src, bytes, err);
+	return in.ops->copy_out(in.device, dst, src, bytes, err);
 }

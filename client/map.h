@@ -31,6 +31,8 @@ struct mapping {
 	uint64_t file; /* host memory: the identity of its file */
 	bool lasts;    /* the next daemon has the same memory under this number */
 	unsigned pins; /* map_pin */
+	const struct map_ops *ops;
+	void *device;
 };
 
 /* What a slab is mapped with. */
@@ -42,6 +44,7 @@ struct map_source {
 	uint8_t *over;      /* (optional, host) put it here, in place of what is mapped there */
 	const uint8_t *ipc; /* MAP_IPC_BYTES; NULL: with the descriptor */
 	bool lasts;         /* as in struct mapping */
+	bool pages;         /* of the host, whatever other slabs are */
 };
 
 /* A kind of memory. @device: what map_use was given. */
@@ -71,8 +74,8 @@ void *map_host_reserve(uint64_t bytes);
 uint64_t map_host_file(int fd);
 
 struct map {
-	const struct map_ops *ops;
-	void *device; /* borrowed */
+	const struct map_ops *ops; /* of slabs that are no pages of the host */
+	void *device;              /* borrowed */
 	pthread_mutex_t lock;
 	struct channel channel; /* under the lock */
 

@@ -451,7 +451,8 @@ enum k_assemble_pass {
 	K_ASSEMBLE_MEASURE, /* of e4m3: amax of their tiles is raised; blocks may share a tile */
 };
 
-/* Tensors made of boxes of others, block by block: element e of the operation is block e. */
+/* Tensors made of boxes of others, block by block: element e of the operation is block e. On a device the
+ * tables are in its memory, with addresses of it. */
 struct k_assemble {
 	const struct k_assemble_tensor *tensors;
 	const struct k_assemble_block *blocks;
@@ -460,7 +461,14 @@ struct k_assemble {
 		moves; /* bytes that a block reads and writes, on average: for those who share threads */
 	const struct k_delta *delta; /* NULL: none */
 	enum k_assemble_pass pass;   /* the others than MAKE use neither crc nor delta */
+	/* Added to dst of the tensors: where what is made begins, if dst says how far behind that. */
+	uintptr_t base;
 };
+
+static inline char *k_assemble_dst(const struct k_assemble *a, const struct k_assemble_tensor *t)
+{
+	return (char *)(a->base + (uintptr_t)t->dst);
+}
 
 /* dst[0..n) = src[0..n), bytes. */
 struct k_copy {

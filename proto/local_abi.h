@@ -65,7 +65,8 @@ struct shd1_slab {
 	/* 1: a daemon that takes this one's jobs over has the same memory under the same number; 0:
 	 * it ends with this daemon, and the number may be another slab's then. */
 	uint32_t lasts;
-	uint32_t zero;
+	/* 1: pages of the host, also on a node whose slabs are memory of GPUs: for mmap. */
+	uint32_t pages;
 };
 
 enum shd1_ring_part {

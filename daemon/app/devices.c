@@ -163,6 +163,19 @@ static void devices_add_device(struct node *node, struct backend *b, uint64_t li
 		 *info->mode ? " mode=\"" : "", info->mode, *info->mode ? "\"" : "");
 }
 
+/* On a node of GPUs. */
+static int devices_add_pages(struct node *node, struct loopq *loopq)
+{
+	struct backend *b;
+	int r = node_has_gpus(node) ? backend_pages_new(loopq, &b) : -ENODEV;
+
+	if (r)
+		return r == -ENODEV ? 0 : r;
+	slab_device_init(&node->pages, b, 0);
+	slab_device_follow(&node->pages, &node->devices[0], NODE_MAX_DEVICES);
+	return 0;
+}
+
 /* ------------------------------------------------------------------- engines */
 
 static bool devices_is_cuda(const struct node *node)
@@ -252,6 +265,9 @@ int devices_start(struct node *node, struct loopq *loopq, const struct config *c
 	}
 	if (f->code)
 		return (int)f->code; /* devices_end closes them */
+	r = devices_add_pages(node, loopq);
+	if (r < 0)
+		return fault_errno(f, r, "starting the backend for pages of the host");
 	r = engine_local_new(loopq, &node->local);
 	if (r < 0)
 		return fault_errno(f, r, "starting the local engine");
@@ -274,6 +290,8 @@ bool devices_idle(const struct node *node)
 	for (unsigned i = 0; i < node->n_devices; i++)
 		if (node->devices[i].quota.used || backend_in_flight(node->devices[i].backend))
 			return false;
+	if (node->pages.quota.used)
+		return false;
 	list_for_each (nc, tmp, &node->comms, link)
 		if (nc->making)
 			return false;
@@ -289,6 +307,10 @@ void devices_end(struct node *node)
 	node->nodes_engine = NULL;
 	engine_close(node->engine);
 	engine_close(node->local);
+	if (node->pages.backend) {
+		slab_device_deinit(&node->pages);
+		node->pages.backend = backend_close(node->pages.backend);
+	}
 	for (unsigned i = node->n_devices; i-- > 0;) {
 		struct backend *b = node->devices[i].backend;
 

@@ -58,6 +58,15 @@ int backend_alloc(struct backend *b, uint64_t bytes, enum backend_share share,
 	return 0;
 }
 
+bool backend_reaches(const struct backend *b, const struct backend *other, enum backend_share share)
+{
+	MAGIC_CHECK(b, BACKEND_MAGIC);
+	MAGIC_CHECK(other, BACKEND_MAGIC);
+	if (b->ops != other->ops)
+		return false;
+	return b == other || !b->ops->reaches || b->ops->reaches(b, other, share);
+}
+
 struct host_room *backend_room(struct backend *b)
 {
 	MAGIC_CHECK(b, BACKEND_MAGIC);

@@ -81,7 +81,7 @@ enum launch_kind {
 	LAUNCH_UNSCALE,
 	LAUNCH_ADD_ROWS,
 	LAUNCH_REDUCE_STEP,
-	LAUNCH_ASSEMBLE, /* on the host alone */
+	LAUNCH_ASSEMBLE, /* on a device without a delta, and with tables in its memory */
 	_LAUNCH_N
 };
 
@@ -254,6 +254,9 @@ void backend_empty(struct backend *b, struct backend_mem *mem);
 int backend_seal(struct backend *b, struct backend_mem *mem);
 /* From now on its contents stay as they are while a process has it mapped, whatever is called. */
 void backend_last(struct backend *b, struct backend_mem *mem);
+/* Can kernels on @b read memory of @other that is shared by @share? */
+bool backend_reaches(const struct backend *b, const struct backend *other,
+		     enum backend_share share);
 /* The inode that /proc shows for a process that holds it; 0: none. */
 uint64_t backend_inode(const struct backend_mem *mem);
 

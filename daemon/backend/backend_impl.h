@@ -32,6 +32,9 @@ struct backend_ops {
 	int (*seal)(struct backend *b, struct backend_mem *mem);
 	/* (optional) Of memory of the host. */
 	struct host_room *(*room)(struct backend *b);
+	/* (optional) Without it all of this kind reach each other. */
+	bool (*reaches)(const struct backend *b, const struct backend *other,
+			enum backend_share share);
 	/* (optional) Without it there is no BACKEND_SHARE_IPC. */
 	int (*export_ipc)(struct backend *b, struct backend_mem *mem, uint8_t *ret_handle);
 	/* (optional, together) Without them the order is BACKEND_ORDER_NONE. */
@@ -98,6 +101,9 @@ void backend_complete(struct backend *b, struct backend_task *task, int status);
  * before they are used (host_fill.h). Return: 0 or negative errno. */
 int backend_host_new(struct loopq *loopq, unsigned threads, uint64_t capacity, bool prefault,
 		     struct backend **ret);
+
+/* Pages of the host beside GPUs (pages.c). It runs no tasks. Return: 0 or -ENOMEM. */
+int backend_pages_new(struct loopq *loopq, struct backend **ret);
 
 /* GPUs by libcuda. One backend per device that CUDA_VISIBLE_DEVICES and @uuids (NULL or
  * empty: all) leave, at most @max of them, each with its own threads.

@@ -114,6 +114,19 @@ static int cuda_backend_ready_event(struct backend *b, enum backend_queue queue,
 
 static void cuda_backend_cuda_close(struct backend *b);
 
+/* Memory for legacy CUDA IPC is mapped on its own device alone. */
+static bool cuda_backend_reaches(const struct backend *b, const struct backend *other,
+				 enum backend_share share)
+{
+	const struct cuda *c = cuda_of((struct backend *)(uintptr_t)b);
+	const struct cuda *of = cuda_of((struct backend *)(uintptr_t)other);
+
+	for (unsigned i = 0; i < of->reach.n_peers; i++)
+		if (of->reach.peers[i] == c->device)
+			return share == BACKEND_SHARE_FD;
+	return false;
+}
+
 static const struct backend_ops cuda_ops = {
 	.alloc = cuda_setup_alloc,
 	.tick = cuda_setup_tick,
@@ -123,6 +136,7 @@ static const struct backend_ops cuda_ops = {
 	.store = cuda_backend_store,
 	.submit = cuda_exec_submit,
 	.close = cuda_backend_cuda_close,
+	.reaches = cuda_backend_reaches,
 	.export_ipc = cuda_backend_export_ipc,
 	.ready = cuda_backend_ready,
 	.release = cuda_order_release,

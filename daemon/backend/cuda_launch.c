@@ -269,6 +269,20 @@ static CUresult cuda_launch_found_inf(struct cuda *c, struct cuda_queue *q, cons
 	return cuda_launch_run(c, q, CUDA_FN_FOUND_INF, k->n, &args);
 }
 
+static CUresult cuda_launch_assemble(struct cuda *c, struct cuda_queue *q, const struct launch *k)
+{
+	const struct k_assemble *a = &k->assemble;
+	struct cuda_assemble args = { .tensors = cuda_ptr(a->tensors),
+				      .blocks = cuda_ptr(a->blocks),
+				      .base = a->base,
+				      .crc = cuda_ptr(a->crc),
+				      .n = k->n,
+				      .pass = a->pass };
+
+	CHECK(!a->delta && (a->crc || a->pass != K_ASSEMBLE_MAKE));
+	return cuda_launch_run(c, q, CUDA_FN_ASSEMBLE, k->n, &args);
+}
+
 /* Whole rows, and the existing part of the last one. */
 static CUresult cuda_launch_pack(struct cuda *c, struct cuda_queue *q, const struct launch *k)
 {
@@ -541,7 +555,7 @@ static CUresult cuda_launch_redo(struct cuda *c, struct cuda_queue *q, const str
 	return cuda_launch_undo(c, q, k, c->undo.last);
 }
 
-/* Launches that are one launch, or nearly. LAUNCH_ASSEMBLE, whose tables are the host's, is none of a device. */
+/* Launches that are one launch, or nearly. */
 static CUresult (*const launchers[_LAUNCH_N])(struct cuda *, struct cuda_queue *,
 					      const struct launch *) = {
 	[LAUNCH_CAST] = cuda_launch_cast,
@@ -557,6 +571,7 @@ static CUresult (*const launchers[_LAUNCH_N])(struct cuda *, struct cuda_queue *
 	[LAUNCH_CLAMP] = cuda_launch_clamp,
 	[LAUNCH_UNSCALE] = cuda_launch_unscale,
 	[LAUNCH_ADD_ROWS] = cuda_launch_add_rows,
+	[LAUNCH_ASSEMBLE] = cuda_launch_assemble,
 };
 
 static enum cuda_step cuda_launch_one(struct cuda *c, struct cuda_queue *q, struct cuda_item *item,

@@ -249,6 +249,7 @@ void jobs_tick(struct jobs *jobs, uint64_t now_us)
 
 	for (unsigned d = 0; d < jobs->node->n_devices; d++)
 		slabs_sweep(&jobs->node->devices[d]);
+	slabs_sweep(&jobs->node->pages);
 	admission_tick(jobs, now_us);
 	list_for_each (job, tmp, &jobs->all, link) {
 		saving_tick(job);
@@ -296,6 +297,7 @@ void jobs_end(struct jobs *jobs)
 	quarantine_deinit(&jobs->node->quarantine);
 	for (unsigned d = 0; d < jobs->node->n_devices; d++)
 		slabs_let_go(&jobs->node->devices[d]);
+	slabs_let_go(&jobs->node->pages);
 }
 
 bool jobs_gone(struct jobs *jobs)

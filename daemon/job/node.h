@@ -55,6 +55,8 @@ struct node {
 	const char *checkpoint_roots; /* borrowed: folders, separated by colons */
 	struct device devices[NODE_MAX_DEVICES];
 	unsigned n_devices;
+	struct device
+		pages; /* of the host, on a node of GPUs; else without a backend: node_pages */
 	struct engine *local;        /* for what is on one device */
 	struct engine *engine;       /* between devices; NULL: there is none */
 	struct engine *nodes_engine; /* between nodes; NULL: there is none */
@@ -114,6 +116,12 @@ struct node_comm {
 
 /* Of this run of the daemon: 32 hexadecimal digits. */
 void node_instance_text(const struct node *node, char ret[2 * NODE_INSTANCE_BYTES + 1]);
+
+/* The device whose memory processes share with the daemon by the CPU: borrowed. */
+static inline struct device *node_pages(struct node *node)
+{
+	return node->pages.backend ? &node->pages : &node->devices[0];
+}
 
 /* No devices yet. */
 void node_init(struct node *node, uv_loop_t *loop);

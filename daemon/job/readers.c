@@ -133,7 +133,7 @@ static void readers_refuse(struct reader *r, enum fault_code code, const char *w
 /* No reader holds any more, and nothing is copied: resume the waiters. */
 static void readers_let_writers(struct job *job)
 {
-	if (!list_empty(&job->readers.holds) || generation_is_copying(job) || making_is_busy(job) ||
+	if (!list_empty(&job->readers.holds) || generation_is_copying(job) || making_reads(job) ||
 	    job->kept.run || job->checkpoints.reads || condition_is_idle(&job->readers.writers))
 		return;
 	condition_signal(&job->readers.writers);
@@ -300,7 +300,7 @@ void readers_holding(const struct job *job, char *buf, size_t bytes)
 	if (list_empty(&job->readers.holds)) {
 		if (generation_is_copying(job))
 			snprintf(buf, bytes, "the copy of what a checkpoint has not written yet");
-		else if (making_is_busy(job))
+		else if (making_reads(job))
 			snprintf(buf, bytes, "the rest of a generation that is published");
 		else
 			snprintf(buf, bytes, "%s",

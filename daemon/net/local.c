@@ -233,6 +233,7 @@ static void local_on_get_slab(struct local *l, const struct shd1_get_slab *g)
 	CHECK(slab.fd >= 0);
 	s.writable = slab.writable;
 	s.lasts = slab.lasts;
+	s.pages = slab.pages;
 	s.bytes = slab.bytes;
 	if (l->state != LOCAL_CLOSED)
 		local_answer(l, &s.h, slab.fd);

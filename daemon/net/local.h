@@ -24,6 +24,7 @@ struct local_slab {
 	int fd; /* consumed by the caller */
 	bool writable;
 	bool lasts; /* it is the same one in a daemon that takes over */
+	bool pages; /* memory of the host */
 	uint64_t bytes;
 };
 

@@ -8,6 +8,8 @@
 #include "core/check.h"
 #include "core/cleanup.h"
 #include "job/job_types.h"
+#include "mem/slab.h"
+#include "publish/cut.h"
 #include "unit/runs.h"
 
 #define ASSEMBLY_ROOT "root"
@@ -69,32 +71,50 @@ static char *assembly_name(const char *unit, const char *tensor, const char *roo
 	return asprintf(&ret, "%.*s.%s", (int)bytes, module, tensor) < 0 ? NULL : ret;
 }
 
-/* Where all elements of tensor @t are, one after the other, in the host's memory. */
-static int assembly_find(const struct unit *u, uint32_t t, const void **ret, struct fault *f)
-{
-	/* a unit of ranks that are all on other nodes has no part here */
-	const struct device *device = u->n_parts ? u->parts[0].device : NULL;
-	const struct backend_info *info = device ? backend_info(device->backend) : NULL;
-	struct unit_run run;
+/* A piece of a tensor, one element after the other. */
+struct assembly_piece {
+	uint64_t first, n; /* of its elements */
+	const char *at;
+	const struct device *device;
+};
 
-	if (info && info->order != BACKEND_ORDER_NONE)
-		return fault_set(
-			f, FAULT_UNIMPLEMENTED, NULL,
-			"unit '%.100s' is in the memory of %s: only host memory is published",
-			u->rec->name, info->id);
+/* The piece of tensor @t that has element @first: of several that do, one on the device of @a. Return: false: it is on
+ * another node. */
+static bool assembly_find(const struct assembly *a, const struct unit *u, uint32_t t,
+			  uint64_t first, struct assembly_piece *ret)
+{
+	struct unit_run run;
+	bool found = false;
+
 	for (unsigned d = 0; d < u->n_parts; d++) {
 		struct unit_part *p = &u->parts[d];
 
-		if (!unit_part_run(u, p, t, &run) || run.n != u->tensors[t].elements)
+		if (!unit_part_run(u, p, t, &run) || run.first > first ||
+		    run.first + run.n <= first || (found && p->device != a->device))
 			continue;
-		*ret = unit_state_at(u->rec, &p->params, 0, run.at);
-		return 0;
+		*ret = (struct assembly_piece){ .first = run.first,
+						.n = run.n,
+						.at = unit_state_at(u->rec, &p->params, 0, run.at),
+						.device = p->device };
+		found = true;
 	}
+	return found;
+}
+
+static int assembly_check_piece(const struct assembly *a, const struct job *job,
+				const struct unit *u, const struct assembly_piece *piece,
+				struct fault *f)
+{
+	const struct backend *own = a->device->backend, *other = piece->device->backend;
+
+	if (backend_reaches(own, other, job_share(job)))
+		return 0;
 	return fault_set(
 		f, FAULT_UNIMPLEMENTED, NULL,
-		"tensor '%.100s' of unit '%.100s' is sharded over several devices or nodes: only "
-		"what one of them has as a whole can be published",
-		u->rec->tensors[t]->name, u->rec->name);
+		"unit '%.100s' is in the memory of %s, which %s cannot read%s: publish from "
+		"devices with peer access, or each device's tensors alone",
+		u->rec->name, backend_info(other)->id, backend_info(own)->id,
+		job->rec->ipc ? " if the job uses CUDA IPC handles" : "");
 }
 
 static int assembly_add_source(const struct job *job, const struct unit *u, uint32_t t,
@@ -217,9 +237,9 @@ static uint64_t assembly_blocks(const struct view_tensor *t)
 }
 
 /* Padding may ask for any size, and so for tables of any size. */
-static int assembly_check_bytes(const struct job *job, const struct view *v, struct fault *f)
+static int assembly_check_bytes(const struct assembly *a, const struct view *v, struct fault *f)
 {
-	uint64_t most = job->node->devices[0].quota.limit;
+	uint64_t most = a->device->quota.limit;
 
 	return v->bytes <= most
 		       ? 0
@@ -279,33 +299,85 @@ static int assembly_take(struct assembly *a)
 		return -EOVERFLOW;
 	a->n_blocks = (uint32_t)blocks;
 	a->tensors = calloc(v->n, sizeof(*a->tensors));
-	a->boxes = calloc(v->n_boxes, sizeof(*a->boxes));
 	a->blocks = calloc(blocks, sizeof(*a->blocks));
 	a->reads = calloc((size_t)a->n_units + 1, sizeof(*a->reads));
-	return a->tensors && a->boxes && a->blocks && a->reads ? assembly_take_scales(a) : -ENOMEM;
+	return a->tensors && a->blocks && a->reads ? assembly_take_scales(a) : -ENOMEM;
 }
 
-/* What is published must be there as a whole; what is not may be anywhere. */
+static void assembly_fill_box(struct assembly *a, const struct view_box *x, enum dtype type,
+			      const struct assembly_piece *piece)
+{
+	struct k_assemble_box *to = &a->boxes[a->n_boxes++];
+
+	*to = (struct k_assemble_box){
+		.src = piece->at + (x->from - piece->first) * dtype_size(type),
+		.src_dtype = type,
+		.at = x->at,
+	};
+	memcpy(to->n, x->n, sizeof(x->n));
+	memcpy(to->src_stride, x->src_stride, sizeof(x->src_stride));
+	memcpy(to->dst_stride, x->dst_stride, sizeof(x->dst_stride));
+}
+
+/* Append the parts of @x in one piece after the other. */
+static int assembly_cut(struct assembly *a, const struct job *job, const struct assembly_sources *s,
+			const struct view_box *x, struct fault *f)
+{
+	_cleanup_(cut_deinit) struct cut_boxes cut = CUT_BOXES_NULL;
+	const struct unit *u = job->units[s->units[x->source]];
+	uint32_t t = s->tensors[x->source];
+	uint64_t elements = u->tensors[t].elements;
+	struct k_assemble_box *more;
+	struct assembly_piece piece = { 0 };
+	int r = 0;
+
+	for (uint64_t first = 0; first < elements && r == 0; first = piece.first + piece.n) {
+		uint32_t before = cut.n;
+
+		if (!assembly_find(a, u, t, first, &piece))
+			return fault_set(
+				f, FAULT_UNIMPLEMENTED, NULL,
+				"tensor '%.100s' of unit '%.100s' is sharded over several "
+				"nodes: only what one of them has as a whole can be published",
+				u->rec->tensors[t]->name, u->rec->name);
+		/* of pieces that are there twice, as of replicas, each element once */
+		r = cut_append(&cut, x, first, piece.first + piece.n - first);
+		if (r || cut.n == before)
+			continue;
+		if (assembly_check_piece(a, job, u, &piece, f))
+			return f->code;
+		more = realloc(a->boxes, (a->n_boxes + cut.n - before) * sizeof(*more));
+		if (!more) {
+			r = -ENOMEM;
+			continue;
+		}
+		a->boxes = more;
+		a->others |= piece.device != a->device;
+		for (uint32_t i = before; i < cut.n; i++)
+			assembly_fill_box(a, &cut.all[i], s->all[x->source].dtype, &piece);
+	}
+	return r ? (int)fault_errno(f, r, "a publication") : 0;
+}
+
+/* What is published must be there as a whole; what is not may be anywhere. The view's numbers of boxes become those
+ * of what was cut. */
 static int assembly_fill_boxes(struct assembly *a, const struct job *job,
 			       const struct assembly_sources *s, struct fault *f)
 {
-	for (uint32_t i = 0; i < a->view->n_boxes; i++) {
-		const struct view_box *x = &a->view->boxes[i];
-		enum dtype type = s->all[x->source].dtype;
-		uint32_t unit = s->units[x->source];
-		const void *at = NULL;
+	for (uint32_t i = 0; i < a->view->n; i++) {
+		struct view_tensor *t = &a->view->tensors[i];
+		uint32_t first = a->n_boxes;
 
-		if (assembly_find(job->units[unit], s->tensors[x->source], &at, f))
-			return f->code;
-		a->reads[unit] = true;
-		a->boxes[i] = (struct k_assemble_box){
-			.src = (const char *)at + x->from * dtype_size(type),
-			.src_dtype = type,
-			.at = x->at,
-		};
-		memcpy(a->boxes[i].n, x->n, sizeof(x->n));
-		memcpy(a->boxes[i].src_stride, x->src_stride, sizeof(x->src_stride));
-		memcpy(a->boxes[i].dst_stride, x->dst_stride, sizeof(x->dst_stride));
+		for (uint32_t b = t->first_box; b < t->first_box + t->n_boxes && t->same == i;
+		     b++) {
+			const struct view_box *x = &a->view->boxes[b];
+
+			a->reads[s->units[x->source]] = true;
+			if (assembly_cut(a, job, s, x, f))
+				return f->code;
+		}
+		t->first_box = first;
+		t->n_boxes = a->n_boxes - first;
 	}
 	return 0;
 }
@@ -316,7 +388,8 @@ static uint64_t assembly_fill_tensor(struct assembly *a, uint32_t i)
 	const struct view_tensor *t = &a->view->tensors[i];
 	uint64_t moves = t->bytes;
 
-	a->tensors[i] = (struct k_assemble_tensor){ .dst_dtype = t->dtype,
+	a->tensors[i] = (struct k_assemble_tensor){ .dst = (void *)(uintptr_t)t->offset,
+						    .dst_dtype = t->dtype,
 						    .gaps = t->gaps,
 						    .boxes = a->boxes + t->first_box,
 						    .n_boxes = t->n_boxes };
@@ -393,6 +466,27 @@ static void assembly_fill(struct assembly *a)
 	a->moves = n ? moves / n : 0;
 }
 
+/* Where generations are: on the device that is named, or the first one that has memory of the job. */
+static int assembly_find_device(struct assembly *a, const struct job *job,
+				const view_declaration *p, struct fault *f)
+{
+	char devices[256];
+
+	a->device = *p->device ? node_device(job->node, p->device) : NULL;
+	for (uint32_t i = 0; !*p->device && !a->device && i < job->n_units; i++)
+		if (job->units[i]->n_parts)
+			a->device = job->units[i]->parts[0].device;
+	if (a->device)
+		return 0;
+	if (!*p->device) {
+		a->device = &job->node->devices[0];
+		return 0;
+	}
+	node_list_devices(job->node, devices, sizeof(devices));
+	return fault_set(f, FAULT_INVALID, "device",
+			 "there is no device '%.100s': this daemon has %s", p->device, devices);
+}
+
 int assembly_new(const struct job *job, const view_declaration *p, struct assembly **ret,
 		 struct fault *f)
 {
@@ -404,10 +498,11 @@ int assembly_new(const struct job *job, const view_declaration *p, struct assemb
 		return fault_errno(f, -ENOMEM, "a publication");
 	a->refs = 1;
 	a->n_units = job->n_units;
-	if (assembly_check_model(job, p->model, f) == 0 &&
+	if (assembly_find_device(a, job, p, f) == 0 &&
+	    assembly_check_model(job, p->model, f) == 0 &&
 	    assembly_check_root(job, p->root, p->model, f) == 0 &&
 	    assembly_list(job, *p->root ? p->root : ASSEMBLY_ROOT, p->model, &s, f) == 0 &&
-	    view_new(p, s.all, s.n, &a->view, f) == 0 && assembly_check_bytes(job, a->view, f) == 0)
+	    view_new(p, s.all, s.n, &a->view, f) == 0 && assembly_check_bytes(a, a->view, f) == 0)
 		r = assembly_take(a);
 	if (r < 0)
 		fault_errno(f, r, "a publication");
@@ -435,6 +530,7 @@ struct assembly *assembly_unref(struct assembly *a)
 	free(a->boxes);
 	free(a->blocks);
 	free(a->reads);
+	tables_free(&a->tables);
 	assembly_free_scales(a->scales);
 	free(a);
 	return NULL;
@@ -455,21 +551,48 @@ int assembly_check_values(const struct assembly *a, const struct job *job, struc
 	return 0;
 }
 
-void assembly_set_base(struct assembly *a, void *base)
+unsigned assembly_others(const struct assembly *a, const struct job *job,
+			 struct backend *ret[MAKING_FENCES])
 {
-	for (uint32_t i = 0; i < a->view->n; i++)
-		a->tensors[i].dst = (char *)base + a->view->tensors[i].offset;
+	unsigned n = 0;
+
+	for (unsigned d = 0; a->others && d < job->node->n_devices; d++)
+		if (&job->node->devices[d] != a->device)
+			ret[n++] = job->node->devices[d].backend;
+	return n;
+}
+
+int assembly_take_tables(struct assembly *a, const struct board_payer *payer)
+{
+	const struct assembly_scales none = { .n = 0 }, *s = a->scales ? a->scales : &none;
+	const struct tables_source all = { .tensors = a->tensors,
+					   .boxes = a->boxes,
+					   .scales = s->all,
+					   .amax = s->amax,
+					   .cleared = s->cleared,
+					   .measured = s->measured,
+					   .blocks = a->blocks,
+					   .n_tensors = a->view->n,
+					   .n_boxes = a->n_boxes,
+					   .n_scales = s->n,
+					   .n_amax = s->n_amax,
+					   .n_cleared = s->n_cleared,
+					   .n_measured = s->n_measured,
+					   .n_blocks = a->n_blocks };
+
+	return tables_take(&a->tables, &all, payer);
 }
 
 void assembly_passes(const struct assembly *a, struct making_pass ret[MAKING_PASSES])
 {
-	const struct assembly_scales *s = a->scales;
+	const struct assembly_scales none = { .n = 0 }, *s = a->scales ? a->scales : &none;
+	const struct tables *t = a->tables.slab ? &a->tables : NULL;
 
-	ret[0] = (struct making_pass){ K_ASSEMBLE_CLEAR, s ? s->cleared : NULL,
-				       s ? s->n_cleared : 0 };
-	ret[1] = (struct making_pass){ K_ASSEMBLE_MEASURE, s ? s->measured : NULL,
-				       s ? s->n_measured : 0 };
-	ret[2] = (struct making_pass){ K_ASSEMBLE_MAKE, a->blocks, a->n_blocks };
+	ret[0] =
+		(struct making_pass){ K_ASSEMBLE_CLEAR, t ? t->cleared : s->cleared, s->n_cleared };
+	ret[1] = (struct making_pass){ K_ASSEMBLE_MEASURE, t ? t->measured : s->measured,
+				       s->n_measured };
+	ret[2] = (struct making_pass){ K_ASSEMBLE_MAKE, t ? t->blocks : a->blocks, a->n_blocks };
 }
 
 static uint64_t assembly_scales_bytes(const struct assembly_scales *s)
@@ -485,7 +608,7 @@ uint64_t assembly_own_bytes(const struct assembly *a)
 
 	return assembly_scales_bytes(a->scales) + sizeof(*a) + sizeof(*v) + v->name_bytes +
 	       v->n * (uint64_t)(sizeof(*v->tensors) + sizeof(*a->tensors)) +
-	       v->n_boxes * (uint64_t)(sizeof(*v->boxes) + sizeof(*a->boxes)) +
+	       v->n_boxes * (uint64_t)sizeof(*v->boxes) + a->n_boxes * (uint64_t)sizeof(*a->boxes) +
 	       a->n_blocks * (uint64_t)sizeof(*a->blocks) +
 	       a->n_units * (uint64_t)sizeof(*a->reads);
 }

@@ -11,6 +11,7 @@
 
 #include "core/fault.h"
 #include "publish/making.h"
+#include "publish/tables.h"
 #include "publish/view.h"
 
 struct job;
@@ -31,7 +32,10 @@ struct assembly {
 	struct k_assemble_tensor *tensors;
 	struct k_assemble_box *boxes;
 	struct k_assemble_block *blocks;
-	uint32_t n_blocks;
+	uint32_t n_blocks, n_boxes;
+	struct device *device; /* borrowed: whose memory generations are in */
+	bool others;           /* some of what it reads is in the memory of other devices */
+	struct tables tables;  /* of @device, if it is a GPU */
 	struct assembly_scales *scales; /* owned; NULL: no tensor has any */
 	bool *reads;                    /* by the job's units: it reads their masters */
 	uint32_t n_units;
@@ -39,8 +43,8 @@ struct assembly {
 	uint64_t moves; /* bytes read and written for a block, on average */
 };
 
-/* What @p makes of the units that the job has now. They are whole, in the host's memory. @ret:
- * assembly_unref. Return: 0 or a fault code. */
+/* What @p makes of the units that the job has now. They are whole on this node. @ret: assembly_unref.
+ * Return: 0 or a fault code. */
 int assembly_new(const struct job *job, const view_declaration *p, struct assembly **ret,
 		 struct fault *f);
 /* NULL is allowed. Return: NULL. */
@@ -48,9 +52,12 @@ struct assembly *assembly_unref(struct assembly *a);
 struct assembly *assembly_ref(struct assembly *a);
 /* Do the units that it reads have values, which are one whole? @job: as it was. Return: 0 or FAULT_STATE. */
 int assembly_check_values(const struct assembly *a, const struct job *job, struct fault *f);
-/* The tables are for a generation at @base from here on. */
-void assembly_set_base(struct assembly *a, void *base);
-/* What is done for a generation, pass by pass. */
+/* The backends beside that of its device whose memory it reads. @ret: room for MAKING_FENCES. Return: how many. */
+unsigned assembly_others(const struct assembly *a, const struct job *job,
+			 struct backend *ret[MAKING_FENCES]);
+/* On a GPU: have its tables there, in memory that @payer pays. Return: as tables_take. */
+int assembly_take_tables(struct assembly *a, const struct board_payer *payer);
+/* What is done for a generation, pass by pass; dst of the tensors is counted from its begin. */
 void assembly_passes(const struct assembly *a, struct making_pass ret[MAKING_PASSES]);
 /* Memory of the daemon that it takes, about. */
 uint64_t assembly_own_bytes(const struct assembly *a);

@@ -2,7 +2,11 @@
  * A making: the masters of a job become the tensors of a generation, in one pass. It runs while the
  * trainers go on, a few blocks at a time, so that their ops come in between. Before something changes
  * masters (readers_let asks making_let), the rest is done at once: that is all that trainers wait for.
- * Several makings of a job may run, one for each publication. Memory of the host only. Loop thread only.
+ * Several makings of a job may run, one for each publication.
+ *
+ * On a GPU all blocks are one launch, in the order of the device's queue. What changes masters on the same device
+ * comes behind it there and needs not wait for it: only until it is in the queue. Masters on other devices are
+ * read over the bus, and stay as they are until that has been executed. Loop thread only.
  */
 #ifndef SHARDD_PUBLISH_MAKING_H
 #define SHARDD_PUBLISH_MAKING_H
@@ -13,11 +17,23 @@
 #include "backend/backend.h"
 #include "core/list.h"
 #include "core/res.h"
+#include "job/node.h"
 
 #define MAKING_PASSES 3u
+#define MAKING_FENCES NODE_MAX_DEVICES
+
+/* Steps of a making in the memory of a GPU; in that of the host there are only passes. */
+enum making_at {
+	MAKING_FENCE, /* what other devices were given before is executed, one device after the other */
+	MAKING_TABLES, /* are copied to the device, the first time */
+	MAKING_PASS,
+	MAKING_CRC, /* is copied from it */
+	MAKING_END,
+};
 
 struct job;
 struct making;
+struct tables;
 
 /* It is over; masters are not read any more. @status: 0, -ECANCELED, or the negative errno of a device.
  * Operations that wait to write are resumed by the callee (readers_go_on). */
@@ -39,10 +55,17 @@ struct making {
 	unsigned at_pass; /* of them, from which ... */
 	uint32_t next;    /* ... this block was not begun yet */
 	uint64_t moves;
-	const struct k_delta *delta; /* borrowed; NULL: none */
-	bool hurries;                /* somebody waits to write */
+	uintptr_t base;                        /* of what is made: added to dst of the tensors */
+	const struct k_delta *delta;           /* borrowed; NULL: none */
+	struct tables *tables;                 /* borrowed: on the device; NULL: on the host */
+	struct backend *fences[MAKING_FENCES]; /* of other devices that have masters */
+	unsigned n_fences, fenced;
+	uint8_t at;   /* enum making_at */
+	bool ordered; /* masters may be written: that comes behind it */
+	bool hurries; /* somebody waits to write */
 	bool cancelled;
 	making_cb done;
+	void (*orders)(struct making *m);  /* (optional) on a GPU: masters may be written */
 	void (*submits)(struct making *m); /* (optional) @task is about to be submitted */
 	struct k_delta part;               /* of @delta, for the blocks of the launch */
 	struct launch launch;
@@ -56,7 +79,9 @@ void making_cancel(struct making *m);
 
 /* May masters of the job be written? RES_WAIT: not yet; making_cb comes. */
 enum res making_let(struct job *job);
-/* Does any read them? */
+/* Would what writes them now, in the order of the devices, be read? */
+bool making_reads(const struct job *job);
+/* Is any under way? */
 bool making_is_busy(const struct job *job);
 
 #endif

@@ -1,4 +1,5 @@
 #include "publish/publication.h"
+#include "publish/publication_impl.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -15,8 +16,6 @@
 #include "job/readers.h"
 #include "mem/slab.h"
 #include "publish/published_readers.h"
-
-static_assert(BOARD_BUFFERS == PUBLICATION_MAX_BUFFERS, "a buffer has a place in the board");
 
 /* So many numbers are taken with one entry of the journal. */
 #define PUBLICATION_NUMBERS 1024u
@@ -52,195 +51,6 @@ unsigned publication_keep(const view_declaration *d)
 static unsigned publication_buffers(const view_declaration *d)
 {
 	return d->buffers ? d->buffers : publication_keep(d) + 2;
-}
-
-/* ------------------------------------------------------------------------------ leases */
-
-struct publication_lease *publication_lease(struct published *g)
-{
-	struct publication_lease *l = calloc(1, sizeof(*l));
-
-	CHECK(g->state == PUBLISHED_READY);
-	if (!l)
-		return NULL;
-	l->g = g;
-	l->since_us = clock_now_us();
-	list_init(&l->link);
-	list_init(&l->held);
-	list_append(&g->leases, &l->link);
-	g->leased++;
-	return l;
-}
-
-static void publication_go(struct publication *p);
-
-struct publication_lease *publication_release(struct publication_lease *l)
-{
-	struct published *g = l ? l->g : NULL;
-
-	if (l) {
-		list_unlink(&l->link);
-		list_unlink(&l->held);
-	}
-	free(l);
-	if (g)
-		publication_go(g->p); /* one that waits for a buffer */
-	return NULL;
-}
-
-/* ----------------------------------------------------------------------------- readers */
-
-static unsigned publication_index(const struct published *g)
-{
-	return (unsigned)(g - g->p->buffers);
-}
-
-static uint64_t publication_word(const struct published *g)
-{
-	return board_word(g->number, publication_index(g));
-}
-
-bool publication_reader_holds(const struct board_reader *r, const struct published *g)
-{
-	return board_reader_holds(r, publication_word(g));
-}
-
-bool publication_was_used(const struct published *g)
-{
-	return g->leased || board_was_used(&g->p->board, publication_index(g), g->number);
-}
-
-static bool publication_is_used(const struct published *g)
-{
-	return !list_empty(&g->leases) || board_holds(&g->p->board, publication_word(g));
-}
-
-static void publication_write(const struct published *g)
-{
-	const struct board_generation shown = { .number = g->number,
-						.step = g->step,
-						.layout = g->assembly->layout,
-						.bytes = g->assembly->bytes,
-						.slab = g->slab->id,
-						.checksum = g->checksum,
-						.delta_base = g->delta.base,
-						.delta = g->delta.made ? g->delta.slab->id : 0 };
-
-	board_write(&g->p->board, publication_index(g), &shown);
-}
-
-/* The newest one is another one. */
-static void publication_show(struct publication *p)
-{
-	const struct published *g = publication_newest(p);
-
-	board_show(&p->board, g ? publication_word(g) : BOARD_NONE);
-}
-
-/* The board is made for the first reader. */
-static int publication_make_board(struct publication *p, const struct board_payer *payer)
-{
-	bool is_there = p->board.page;
-	int r = board_make(&p->board, payer);
-
-	if (r < 0 || is_there)
-		return r;
-	for (unsigned i = 0; i < p->n_buffers; i++)
-		if (p->buffers[i].state == PUBLISHED_READY)
-			publication_write(&p->buffers[i]);
-	publication_show(p);
-	return 0;
-}
-
-static int publication_check_readers(const struct publication *p, uid_t uid, struct fault *f)
-{
-	struct list *readers = (struct list *)(uintptr_t)&p->board.readers;
-	const struct board_reader *r, *tmp;
-	unsigned all = 0, of_user = 0;
-
-	list_for_each (r, tmp, readers, link) {
-		all++;
-		of_user += r->uid == uid;
-	}
-	if (all >= PUBLICATION_MAX_READERS)
-		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "publication '%s' of job '%s' has %u readers, the most that are "
-				 "possible: close some",
-				 publication_declared(p)->name, p->job->rec->name, all);
-	if (uid != p->job->rec->uid && of_user >= PUBLICATION_MAX_OTHERS)
-		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "uid %u has %u readers of publication '%s', the most that are "
-				 "possible for a user who does not own the job: close some",
-				 (unsigned)uid, of_user, publication_declared(p)->name);
-	return 0;
-}
-
-/* A hold stays for as long as a process has it mapped. So it is one of the slabs of the reader's user: the
- * owner's would be taken by readers that come and go. Return: 0 or FAULT_EXHAUSTED. */
-static int publication_charge_hold(struct board_reader *r, struct user *payer, struct fault *f)
-{
-	if (!payer)
-		return 0;
-	user_charge_deinit(&r->slab->cost);
-	return user_charge(&r->slab->cost, payer, USER_SLABS, 1, f);
-}
-
-int publication_open_reader(struct publication *p, struct user *payer, uid_t uid,
-			    struct board_reader **ret, struct fault *f)
-{
-	struct job *job = p->job;
-	struct board_payer pages = { &job->node->devices[0], &job->quota, job->rec->name };
-	struct board_reader *r;
-
-	if (publication_check_readers(p, uid, f))
-		return f->code;
-	if (publication_make_board(p, &pages) < 0 || board_open(&p->board, &pages, &r) < 0)
-		return fault_set(f, FAULT_EXHAUSTED, NULL,
-				 "job '%s' has no memory for one more reader of publication '%s': "
-				 "raise its quota or memory_bytes, or close readers",
-				 job->rec->name, publication_declared(p)->name);
-	if (user_charge(&r->cost, payer, USER_MEMORY, sizeof(*r), f) ||
-	    publication_charge_hold(r, payer, f)) {
-		board_close(r);
-		return f->code;
-	}
-	r->p = p;
-	r->uid = uid;
-	*ret = r;
-	return 0;
-}
-
-struct board_reader *publication_close_reader(struct board_reader *r)
-{
-	struct publication *p = r ? r->p : NULL;
-
-	/* what it has used is not told by anybody else any more */
-	for (unsigned i = 0; p && i < p->n_buffers; i++)
-		p->buffers[i].leased += p->buffers[i].state == PUBLISHED_READY &&
-					board_reader_used(r, i, p->buffers[i].number);
-	board_close(r);
-	if (p)
-		publication_go(p);
-	return NULL;
-}
-
-struct slab *publication_slab_for(const struct board_reader *r, uint32_t id)
-{
-	if (!r->p)
-		return NULL;
-	if (r->slab->id == id)
-		return r->slab;
-	if (r->p->board.slab->id == id)
-		return r->p->board.slab;
-	for (unsigned i = 0; i < r->p->n_buffers; i++) {
-		const struct published *g = &r->p->buffers[i];
-
-		if (g->state == PUBLISHED_READY && g->slab->id == id)
-			return g->slab;
-		if (g->state == PUBLISHED_READY && g->delta.made && g->delta.slab->id == id)
-			return g->delta.slab;
-	}
-	return NULL;
 }
 
 /* ----------------------------------------------------------------------------- buffers */
@@ -324,11 +134,41 @@ static struct published *publication_find_buffer(struct publication *p)
 	return publication_oldest(p, 1);
 }
 
-/* Memory for a generation of the present assembly. Return: 0 or a fault code. */
-static int publication_take_memory(struct publication *p, struct published *g, struct fault *f)
+static struct board_payer publication_payer(struct publication *p, const struct assembly *a)
+{
+	return (struct board_payer){ a->device, &p->job->quota, p->job->rec->name };
+}
+
+/* Is the memory of its generations that of a GPU? */
+static bool publication_is_on_gpu(const struct publication *p)
+{
+	return backend_info(p->assembly->device->backend)->order != BACKEND_ORDER_NONE;
+}
+
+/* The tables of a GPU, and the buffer's memory there. A GPU makes both at the same time. */
+static int publication_take_slabs(struct publication *p, struct published *g)
+{
+	struct board_payer payer = publication_payer(p, p->assembly);
+	bool later = false;
+	int r = 0;
+
+	if (publication_is_on_gpu(p))
+		r = slab_note_later(assembly_take_tables(p->assembly, &payer), &later);
+	if (r == 0 && !g->slab)
+		r = slab_note_later(slab_new(payer.device, payer.quota, MEM_PUBLISHED,
+					     job_share(p->job), p->assembly->bytes, payer.job, -1,
+					     &g->slab),
+				    &later);
+	if (r == 0 && g->slab && !g->slab->exported)
+		r = backend_seal(payer.device->backend, g->slab->mem);
+	return r == 0 && later ? SLAB_E_LATER : r;
+}
+
+/* Memory for a generation of the present assembly. Return: 0 or a fault code. @later: ask again: the device makes it. */
+static int publication_take_memory(struct publication *p, struct published *g, bool *later,
+				   struct fault *f)
 {
 	struct job *job = p->job;
-	struct device *d = &job->node->devices[0];
 	int r = 0;
 
 	if (g->assembly != p->assembly) {
@@ -337,12 +177,10 @@ static int publication_take_memory(struct publication *p, struct published *g, s
 	}
 	if (!g->crc)
 		g->crc = calloc((size_t)p->assembly->n_blocks + 1, sizeof(*g->crc));
-	if (g->crc && !g->slab)
-		r = slab_new(d, &job->quota, MEM_PUBLISHED, BACKEND_SHARE_FD, p->assembly->bytes,
-			     job->rec->name, -1, &g->slab);
-	if (g->crc && !r && !g->slab->exported)
-		r = backend_seal(d->backend, g->slab->mem);
-	if (g->crc && !r)
+	if (g->crc)
+		r = publication_take_slabs(p, g);
+	*later = g->crc && r == SLAB_E_LATER;
+	if (g->crc && (!r || *later))
 		return 0;
 	publication_free_buffer(g);
 	return fault_set(f, FAULT_EXHAUSTED, NULL,
@@ -517,6 +355,11 @@ static void publication_on_made(struct making *m, int status)
 	readers_go_on(job);
 }
 
+static void publication_on_ordered(struct making *m)
+{
+	readers_go_on(m->job);
+}
+
 /* For the flight recorder. */
 static void publication_on_submit(struct making *m)
 {
@@ -544,7 +387,7 @@ static const struct k_delta *publication_begin_delta(struct publication *p, stru
 {
 	const view_declaration *d = publication_declared(p);
 	const struct published *base = publication_newest(p);
-	struct board_payer payer = { &p->job->node->devices[0], &p->job->quota, p->job->rec->name };
+	struct board_payer payer = publication_payer(p, g->assembly);
 
 	delta_clear(&g->delta);
 	if (!d->delta_percent || !base || base->assembly != g->assembly ||
@@ -559,6 +402,14 @@ static const struct k_delta *publication_begin_delta(struct publication *p, stru
 	return &g->delta.kernel;
 }
 
+/* What it makes is made with the tables in the device's memory. */
+static void publication_use_tables(struct publication *p, struct assembly *a)
+{
+	p->making.tables = &a->tables;
+	p->making.tensors = a->tables.tensors;
+	p->making.n_fences = assembly_others(a, p->job, p->making.fences);
+}
+
 static void publication_begin(struct publication *p, struct published *g)
 {
 	struct assembly *a = p->assembly;
@@ -571,20 +422,23 @@ static void publication_begin(struct publication *p, struct published *g)
 	g->step = p->job->rec->step;
 	g->commit = p->job->readers.commits;
 	g->began_us = clock_now_us();
-	assembly_set_base(a, backend_addr(g->slab->mem));
 	p->making_at = g;
 	p->making = (struct making){ .job = p->job,
 				     .backend = g->slab->device->backend,
 				     .tensors = a->tensors,
+				     .base = (uintptr_t)backend_addr(g->slab->mem),
 				     .crc = g->crc,
 				     .moves = a->moves,
 				     .delta = publication_begin_delta(p, g),
 				     .done = publication_on_made,
+				     .orders = publication_on_ordered,
 				     .submits = publication_on_submit };
 	p->note = (struct device_note){ .name = "Publish",
 					.job = p->job,
 					.what = publication_declared(p)->name,
 					.number = g->number };
+	if (publication_is_on_gpu(p))
+		publication_use_tables(p, a);
 	assembly_passes(a, p->making.passes);
 	making_begin(&p->making);
 }
@@ -605,6 +459,17 @@ static int publication_fit(struct publication *p, struct fault *f)
 		return 0;
 	if (assembly_new(p->job, publication_declared(p), &a, f))
 		return f->code;
+	if (publication_declared(p)->delta_percent &&
+	    backend_info(a->device->backend)->order != BACKEND_ORDER_NONE) {
+		fault_set(
+			f, FAULT_UNIMPLEMENTED, "delta_percent",
+			"delta_percent is %u, and generations are in the memory of %s: deltas are "
+			"made in host memory only",
+			publication_declared(p)->delta_percent,
+			backend_info(a->device->backend)->id);
+		assembly_unref(a);
+		return f->code;
+	}
 	if (user_charge_resize(&p->cost, publication_own_bytes(p) + assembly_own_bytes(a), f)) {
 		assembly_unref(a);
 		return f->code;
@@ -648,10 +513,11 @@ bool publication_is_current(struct publication *p)
 }
 
 /* Begin to make one, if it is wanted and can be made now. */
-static void publication_go(struct publication *p)
+void publication_go(struct publication *p)
 {
 	struct fault f = FAULT_NULL;
 	struct published *g;
+	bool later = false;
 
 	if (!p->wanted || p->making_at || p->gone || p->job->life.deleted ||
 	    !readers_may_hold(p->job))
@@ -667,9 +533,9 @@ static void publication_go(struct publication *p)
 	g = publication_find_buffer(p);
 	if (!g)
 		publication_is_full(p);
-	else if (publication_take_memory(p, g, &f))
+	else if (publication_take_memory(p, g, &later, &f))
 		publication_fail(p, &f);
-	else
+	else if (!later) /* else it is asked for again at the next commit, or tick */
 		publication_begin(p, g);
 }
 

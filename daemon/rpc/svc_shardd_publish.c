@@ -421,6 +421,27 @@ static void svc_shardd_publish_fill_page(struct arena *a, const struct view *v, 
 	reply->next = first + n < v->n ? first + n : 0;
 }
 
+/* Where its memory is. @handle: room for the slab's. Return: 0 or a fault code. */
+static int svc_shardd_publish_fill_place(const struct published *g,
+					 uint8_t handle[BACKEND_IPC_BYTES],
+					 Shardd__V1__DescribeGenerationResponse *reply,
+					 struct fault *f)
+{
+	const struct backend_info *info = backend_info(g->slab->device->backend);
+	int r;
+
+	reply->device = (char *)(uintptr_t)info->id;
+	reply->uuid = (char *)(uintptr_t)info->uuid;
+	if (job_share(g->p->job) != BACKEND_SHARE_IPC)
+		return 0;
+	r = slab_export_ipc(g->slab, handle);
+	if (r < 0)
+		return fault_errno(f, r, "handing out a generation");
+	reply->ipc_handle = (ProtobufCBinaryData){ BACKEND_IPC_BYTES, handle };
+	reply->slab_bytes = g->slab->bytes;
+	return 0;
+}
+
 void svc_describe_generation(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
 {
 	const Shardd__V1__DescribeGenerationRequest *r =
@@ -428,6 +449,7 @@ void svc_describe_generation(struct rpc_call *call, const ProtobufCMessage *requ
 	Shardd__V1__DescribeGenerationResponse reply =
 		SHARDD__V1__DESCRIBE_GENERATION_RESPONSE__INIT;
 	const struct published *g = svc_shardd_publish_described(call, r);
+	uint8_t handle[BACKEND_IPC_BYTES];
 	struct arena a = ARENA_NULL;
 	struct fault f = FAULT_NULL;
 
@@ -437,7 +459,7 @@ void svc_describe_generation(struct rpc_call *call, const ProtobufCMessage *requ
 	if (r->first >= g->assembly->view->n)
 		fault_set(&f, FAULT_INVALID, "first", "first %u is out of range (0..%u)", r->first,
 			  g->assembly->view->n - 1);
-	else
+	else if (svc_shardd_publish_fill_place(g, handle, &reply, &f) == 0)
 		svc_shardd_publish_fill_page(&a, g->assembly->view, r->first, &reply);
 	if (a.failed)
 		fault_errno(&f, -ENOMEM, "listing a generation's tensors");

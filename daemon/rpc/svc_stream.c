@@ -3,12 +3,13 @@
  *
  *   WAITS --a generation is there--> SENDS <----------------.
  *                                      '--taken--> READY --its turn, within the rates--> SENDS ...
+ *                                                    '--memory of a GPU--> COPIES --copied--> SENDS
  *                                      '--taken, and all is sent--> the end
  *                                      '--nothing is taken for stream_stall_ms--> ENDS
  *
  * A stream has one message under way. The bytes are lent to core (rpc_call_send_lent): nothing is copied
  * here, and the loop writes none of them. The checksums are those that the generation got when it was
- * made. A stream that has sent a message comes after all others that are ready, so that streams share the
+ * made. What is in the memory of a GPU is copied first, message by message. A stream that has sent a message comes after all others that are ready, so that streams share the
  * daemon's rate equally. A stream has a lease until its call ends, whatever the reason.
  */
 #include <errno.h>
@@ -33,7 +34,13 @@
 #define SVC_STREAM_DATA     (15u << 3 | 2u) /* the tag of data */
 #define SVC_STREAM_TAG_MORE 11u             /* bytes of this tag and a length, at most */
 
-enum svc_stream_state { SVC_STREAM_WAITS, SVC_STREAM_READY, SVC_STREAM_SENDS, SVC_STREAM_ENDS };
+enum svc_stream_state {
+	SVC_STREAM_WAITS,
+	SVC_STREAM_READY,
+	SVC_STREAM_COPIES,
+	SVC_STREAM_SENDS,
+	SVC_STREAM_ENDS
+};
 
 /* All that are open; made with the first one, freed after the last one. */
 struct svc_streams {
@@ -63,11 +70,24 @@ struct svc_stream {
 	uint64_t delta, delta_bytes;     /* the next byte of the delta that is sent; 0: none is */
 	uint64_t next_us;                /* when its own rate allows the next message */
 	uint64_t since_us;               /* SENDS: since when */
+	struct svc_stream_copy *copy;    /* COPIES */
+};
+
+/* Blocks that are copied from a GPU. Freed when that is done, also if the stream has ended before. */
+struct svc_stream_copy {
+	struct svc_stream *st; /* NULL: it has ended */
+	struct backend_task task;
+	struct launch launch;
+	struct slab *slab; /* owned ref */
+	uint8_t *to;       /* owned, until it is lent */
+	uint32_t first, n; /* blocks */
+	uint64_t offset, bytes;
 };
 
 /* A message's bytes, which core has. */
 struct svc_stream_loan {
-	struct slab *slab; /* owned ref */
+	struct slab *slab; /* owned ref; NULL: the bytes are */
+	uint8_t *bytes;    /* owned */
 };
 
 /* ------------------------------------------------------------------------------ the end */
@@ -84,6 +104,8 @@ static void svc_stream_free(struct svc_stream *st)
 
 	if (st->p)
 		publication_leave(&st->w);
+	if (st->copy)
+		st->copy->st = NULL;
 	publication_release(st->lease);
 	assembly_unref(st->assembly);
 	slab_unref(st->slab);
@@ -222,6 +244,7 @@ static void svc_stream_on_returned(void *userdata)
 	struct svc_stream_loan *l = userdata;
 
 	slab_unref(l->slab);
+	free(l->bytes);
 	free(l);
 }
 
@@ -235,24 +258,27 @@ static size_t svc_stream_put(uint8_t *at, uint64_t v)
 	return n;
 }
 
-/* Lend @bytes of the generation, or the delta, from m->offset on, behind @m. Return: 0 or -ENOMEM. */
+/* Lend @bytes at @data behind @m. @copied: data, which is taken in any case; NULL: it is of the slab. Return: 0 or
+ * -ENOMEM. */
 static int svc_stream_lend(struct svc_stream *st, struct arena *a,
-			   const Shardd__V1__StreamGenerationResponse *m, uint64_t bytes)
+			   const Shardd__V1__StreamGenerationResponse *m, const uint8_t *data,
+			   uint64_t bytes, uint8_t *copied)
 {
 	size_t packed = shardd__v1__stream_generation_response__get_packed_size(m);
 	uint8_t *head = arena_take(a, packed + SVC_STREAM_TAG_MORE);
-	const uint8_t *base = backend_addr(st->slab->mem);
-	struct rpc_piece pieces[2] = { { head, packed }, { base + m->offset, (size_t)bytes } };
+	struct rpc_piece pieces[2] = { { head, packed }, { data, (size_t)bytes } };
 	struct svc_stream_loan *l = malloc(sizeof(*l));
 
 	if (!head || !l) {
+		free(copied);
 		free(l);
 		return -ENOMEM;
 	}
 	shardd__v1__stream_generation_response__pack(m, head);
 	head[pieces[0].n++] = SVC_STREAM_DATA;
 	pieces[0].n += svc_stream_put(head + pieces[0].n, bytes);
-	l->slab = slab_ref(st->slab);
+	l->slab = copied ? NULL : slab_ref(st->slab);
+	l->bytes = copied;
 	if (rpc_call_send_lent(st->call, &pieces[0], &pieces[1], svc_stream_on_returned, l) == 0)
 		return 0;
 	svc_stream_on_returned(l);
@@ -279,8 +305,8 @@ static uint32_t svc_stream_count(const struct svc_stream *st, uint64_t most, uin
 	return n;
 }
 
-static void svc_stream_fill_blocks(struct arena *a, const struct svc_stream *st, uint32_t n,
-				   Shardd__V1__StreamGenerationResponse *m)
+static void svc_stream_fill_blocks(struct arena *a, const struct svc_stream *st, uint32_t first,
+				   uint32_t n, Shardd__V1__StreamGenerationResponse *m)
 {
 	Shardd__V1__StreamedBlock *blocks = arena_take(a, n * sizeof(*blocks));
 
@@ -290,9 +316,9 @@ static void svc_stream_fill_blocks(struct arena *a, const struct svc_stream *st,
 	for (uint32_t i = 0; i < n; i++) {
 		m->blocks[m->n_blocks++] = &blocks[i];
 		shardd__v1__streamed_block__init(&blocks[i]);
-		blocks[i].offset = svc_stream_block_offset(st->assembly, st->block + i);
-		blocks[i].bytes = (uint32_t)svc_stream_block_bytes(st->assembly, st->block + i);
-		blocks[i].checksum = st->lease->g->crc[st->block + i];
+		blocks[i].offset = svc_stream_block_offset(st->assembly, first + i);
+		blocks[i].bytes = (uint32_t)svc_stream_block_bytes(st->assembly, first + i);
+		blocks[i].checksum = st->lease->g->crc[first + i];
 	}
 }
 
@@ -315,31 +341,144 @@ static uint64_t svc_stream_next_blocks(struct svc_stream *st, struct arena *a, u
 	uint32_t n = svc_stream_count(st, most, &bytes);
 
 	m->offset = svc_stream_block_offset(st->assembly, st->block);
-	svc_stream_fill_blocks(a, st, n, m);
+	svc_stream_fill_blocks(a, st, st->block, n, m);
 	st->block += n;
 	return bytes;
+}
+
+/* A message with @bytes is on its way. */
+static void svc_stream_sends(struct svc_stream *st, uint64_t bytes)
+{
+	st->state = SVC_STREAM_SENDS;
+	st->since_us = clock_now_us();
+	st->lease->sent += bytes;
+	st->lease->g->p->counts.streamed += bytes;
+}
+
+static void svc_stream_fail_errno(struct svc_stream *st, int error, const char *what)
+{
+	struct fault f = FAULT_NULL;
+
+	fault_errno(&f, error, what);
+	svc_stream_fail(st, &f);
+}
+
+/* -- from a GPU */
+
+static bool svc_stream_is_gone(struct svc_stream *st);
+
+static void svc_stream_copy_free(struct svc_stream_copy *c)
+{
+	if (c->st)
+		c->st->copy = NULL;
+	slab_unref(c->slab);
+	free(c->to);
+	free(c);
+}
+
+/* Send what was copied. Return: 0 or -ENOMEM. */
+static int svc_stream_send_copy(struct svc_stream *st, struct svc_stream_copy *c)
+{
+	Shardd__V1__StreamGenerationResponse m = SHARDD__V1__STREAM_GENERATION_RESPONSE__INIT;
+	struct arena a = ARENA_NULL;
+	uint8_t *to = c->to;
+	int r = -ENOMEM;
+
+	m.offset = c->offset;
+	svc_stream_fill_blocks(&a, st, c->first, c->n, &m);
+	if (!a.failed) {
+		c->to = NULL; /* core's from here on */
+		r = svc_stream_lend(st, &a, &m, to, c->bytes, to);
+	}
+	arena_free(&a);
+	return r;
+}
+
+static void svc_stream_on_copied(struct backend_task *task, int status)
+{
+	struct svc_stream_copy *c = CONTAINER_OF(task, struct svc_stream_copy, task);
+	struct svc_stream *st = c->st;
+	uint64_t bytes = c->bytes;
+	int r = status;
+
+	if (r == 0 && st && st->state == SVC_STREAM_COPIES && st->lease->g)
+		r = svc_stream_send_copy(st, c);
+	svc_stream_copy_free(c);
+	if (!st || st->state != SVC_STREAM_COPIES || svc_stream_is_gone(st))
+		return;
+	if (r < 0)
+		svc_stream_fail_errno(st, r, "sending a generation from a GPU");
+	else
+		svc_stream_sends(st, bytes);
+}
+
+/* Copy @n blocks from the next one on; they are sent when they are there. Return: 0 or -ENOMEM. */
+static int svc_stream_copy(struct svc_stream *st, uint32_t n, uint64_t bytes)
+{
+	struct svc_stream_copy *c = calloc(1, sizeof(*c));
+
+	if (!c)
+		return -ENOMEM;
+	c->to = malloc(bytes);
+	if (!c->to) {
+		free(c);
+		return -ENOMEM;
+	}
+	c->st = st;
+	c->slab = slab_ref(st->slab);
+	c->first = st->block;
+	c->n = n;
+	c->offset = svc_stream_block_offset(st->assembly, st->block);
+	c->bytes = bytes;
+	c->launch = (struct launch){
+		.kind = LAUNCH_COPY,
+		.n = bytes,
+		.copy = { .dst = c->to, .src = (uint8_t *)backend_addr(c->slab->mem) + c->offset }
+	};
+	c->task = (struct backend_task){ .launches = &c->launch,
+					 .n_launches = 1,
+					 .queue = BACKEND_Q_GATHER,
+					 .sync = true,
+					 .done = svc_stream_on_copied };
+	st->copy = c;
+	st->state = SVC_STREAM_COPIES;
+	st->block += n;
+	backend_submit(c->slab->device->backend, &c->task);
+	return 0;
+}
+
+/* Return: how many bytes; 0: the stream has failed. */
+static uint64_t svc_stream_copy_blocks(struct svc_stream *st, uint64_t most)
+{
+	uint64_t bytes = 0;
+	uint32_t n = svc_stream_count(st, most, &bytes);
+	int r = svc_stream_copy(st, n, bytes);
+
+	if (r == 0)
+		return bytes;
+	svc_stream_fail_errno(st, r, "sending a generation from a GPU");
+	return 0;
 }
 
 /* Send what comes next, about @most bytes. Return: how many bytes; 0: the stream has failed. */
 static uint64_t svc_stream_send_blocks(struct svc_stream *st, uint64_t most)
 {
 	Shardd__V1__StreamGenerationResponse m = SHARDD__V1__STREAM_GENERATION_RESPONSE__INIT;
+	const uint8_t *base = backend_addr(st->slab->mem);
 	struct arena a = ARENA_NULL;
-	struct fault f = FAULT_NULL;
-	uint64_t bytes = st->delta_bytes ? svc_stream_next_of_delta(st, most, &m)
-					 : svc_stream_next_blocks(st, &a, most, &m);
+	uint64_t bytes;
 
-	if (a.failed || svc_stream_lend(st, &a, &m, bytes) < 0) {
+	if (backend_info(st->slab->device->backend)->order != BACKEND_ORDER_NONE)
+		return svc_stream_copy_blocks(st, most);
+	bytes = st->delta_bytes ? svc_stream_next_of_delta(st, most, &m)
+				: svc_stream_next_blocks(st, &a, most, &m);
+	if (a.failed || svc_stream_lend(st, &a, &m, base + m.offset, bytes, NULL) < 0) {
 		arena_free(&a);
-		fault_errno(&f, -ENOMEM, "sending a generation");
-		svc_stream_fail(st, &f);
+		svc_stream_fail_errno(st, -ENOMEM, "sending a generation");
 		return 0;
 	}
 	arena_free(&a);
-	st->state = SVC_STREAM_SENDS;
-	st->since_us = clock_now_us();
-	st->lease->sent += bytes;
-	st->lease->g->p->counts.streamed += bytes;
+	svc_stream_sends(st, bytes);
 	return bytes;
 }
 

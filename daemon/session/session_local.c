@@ -88,6 +88,7 @@ static int session_local_on_get_slab(struct local *l, uint32_t id, void *userdat
 		return fault_errno(f, r, "handing out a slab");
 	ret->bytes = slab->bytes;
 	ret->lasts = slab->stored;
+	ret->pages = backend_info(slab->device->backend)->ordinal < 0;
 	return 0;
 }
 

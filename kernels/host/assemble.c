@@ -185,11 +185,12 @@ static uint32_t assemble_block(const struct k_assemble *a, size_t e)
 	const struct k_assemble_tensor *t = &a->tensors[b->tensor];
 	char room[KERNEL_ASSEMBLE_BYTES] __attribute__((aligned(64)));
 	size_t size = dtype_size(t->dst_dtype), bytes = b->n * size;
+	char *dst = k_assemble_dst(a, t);
 
 	assemble_make(t, b, room);
-	assemble_store((char *)t->dst + b->first * size, room, bytes);
+	assemble_store(dst + b->first * size, room, bytes);
 	if (a->delta) {
-		const char *base = a->delta->base + ((const char *)t->dst - a->delta->made);
+		const char *base = a->delta->base + (dst - a->delta->made);
 
 		HOST(delta_block)(a->delta, e, room, base + b->first * size, b->n, size);
 	}

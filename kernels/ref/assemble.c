@@ -141,7 +141,7 @@ void ref_assemble(const struct k_assemble *a, size_t begin, size_t end)
 		const struct k_assemble_block *b = &a->blocks[e];
 		const struct k_assemble_tensor *t = &a->tensors[b->tensor];
 		size_t size = dtype_size(t->dst_dtype);
-		char *dst = (char *)t->dst + b->first * size;
+		char *dst = k_assemble_dst(a, t) + b->first * size;
 
 		if (a->pass == K_ASSEMBLE_CLEAR)
 			memset(t->scales->amax + b->first, 0, b->n * sizeof(uint32_t));

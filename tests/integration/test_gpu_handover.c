@@ -166,6 +166,80 @@ Test(gpu_handover, only_what_was_handed_out_for_it_is_written_by_ipc_handle)
 	run(SHARDD_HANDOVER_IPC, 1, refused_writes);
 }
 
+/* ------------------------------------------------------------- and publications */
+
+/* A reader with a local channel, which boards come by, reads what a job with either way publishes. */
+static void read_published(const struct trainer *t)
+{
+	shardd_client *c = connect_by(t, SHARDD_HANDOVER_FD, 0);
+	float *twos = train_alloc(N * sizeof(*twos));
+	struct shardd_generation g;
+	shardd_live *l;
+
+	for (size_t i = 0; i < N; i++)
+		twos[i] = -2;
+	TRAIN_OK(shardd_publication_declare(c, t->job, "{\"name\": \"engine\"}", NULL, &train_err));
+	TRAIN_OK(shardd_publication_publish(c, t->job, "engine", 0, NULL, &train_err));
+	TRAIN_OK(shardd_live_open(c, t->job, "engine", 0, &l, &train_err));
+	TRAIN_OK(shardd_live_acquire(l, 0, &g, &train_err));
+	TRAINER_CHECK(g.n_tensors == 1 && g.step == 2 && strncmp(g.uuid, "GPU-", 4) == 0);
+	TRAIN_HAS(c, g.tensors[0].data, twos, N * sizeof(*twos));
+	TRAIN_OK(shardd_live_release(l, &train_err));
+	shardd_live_close(l);
+	shardd_close(c);
+	free(twos);
+}
+
+static void is_refused(const struct trainer *t)
+{
+	shardd_client *c = connect_by(t, SHARDD_HANDOVER_FD, 0);
+
+	TRAIN_FAILS(shardd_publication_declare(c, t->job, "{\"name\": \"engine\"}", NULL,
+					       &train_err),
+		    SHARDD_UNIMPLEMENTED);
+	TRAINER_CHECK(strstr(train_err.text, "memory of cuda:1, which cuda:0 cannot read"));
+	shardd_close(c);
+}
+
+static int publishes(const struct trainer *t)
+{
+	const struct shardd_unit_spec spec = { .optimizer = { .kind = SHARDD_SGD, .lr = 1 } };
+	shardd_client *c = join_by(t);
+	shardd_unit u = train_zero_unit(c, "unit", N, &spec);
+	float *ones = train_alloc(N * sizeof(*ones));
+
+	for (size_t i = 0; i < N; i++)
+		ones[i] = 1;
+	for (unsigned step = 1; step <= 2; step++) {
+		train_reduce(c, u, DTYPE_FP32, ones, N);
+		TRAIN_OK(shardd_step(c, SHARDD_WORLD, NULL, &train_err));
+		TRAIN_OK(shardd_commit(c, step, NULL, 0, &train_err));
+	}
+	if (t->rank == 0 && way_of(t)->handover == SHARDD_HANDOVER_IPC && way_of(t)->devices > 1)
+		is_refused(t);
+	else if (t->rank == 0)
+		read_published(t);
+	TRAIN_OK(shardd_barrier(c, SHARDD_WORLD, &train_err));
+	free(ones);
+	train_leave(c);
+	return 0;
+}
+
+Test(gpu_handover, of_generations_by_descriptor_on_two_devices)
+{
+	run(SHARDD_HANDOVER_FD, 2, publishes);
+}
+
+Test(gpu_handover, of_generations_by_ipc_handle)
+{
+	run(SHARDD_HANDOVER_IPC, 1, publishes);
+}
+
+Test(gpu_handover, no_generations_by_ipc_handle_on_two_devices)
+{
+	run(SHARDD_HANDOVER_IPC, 2, publishes);
+}
+
 /* ------------------------------------------------------- without a local channel */
 
 struct mixed {

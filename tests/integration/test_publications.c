@@ -91,9 +91,11 @@ static void hand_in(shardd_client *c, shardd_unit u, uint64_t step)
 
 	TRAIN_OK(shardd_submit_gradient(c, SHARDD_OPTIONS(gradient, .unit = u), &t, &train_err));
 	TRAIN_OK(shardd_wait(c, t, -1, &r, &train_err));
-	g = r.data;
+	g = train_alloc(r.bytes);
 	for (uint64_t i = 0; i < r.bytes / sizeof(float); i++)
 		g[i] = step % CYCLE ? -1 : CYCLE - 1;
+	train_write(c, r.data, g, r.bytes);
+	free(g);
 	TRAIN_OK(shardd_reduce(c, u, &train_err));
 }
 
@@ -151,23 +153,37 @@ static shardd_live *open_live(const struct trainer *t, shardd_client **ret_c)
 	return l;
 }
 
-/* Every element is @step, in the type of the tensor. */
-static bool tensor_is(const struct shardd_published_tensor *t, uint64_t step)
+static bool values_are(const volatile void *at, const struct shardd_published_tensor *t,
+		       uint32_t bits)
 {
-	float value = (float)step;
-	uint32_t bits;
-
-	memcpy(&bits, &value, sizeof(bits));
 	for (uint64_t i = 0; t->dtype == SHARDD_BF16 && i < t->bytes / 2; i++)
-		if (((const volatile uint16_t *)t->data)[i] != bits >> 16)
+		if (((const volatile uint16_t *)at)[i] != bits >> 16)
 			return false;
 	for (uint64_t i = 0; t->dtype == SHARDD_FP32 && i < t->bytes / 4; i++)
-		if (((const volatile uint32_t *)t->data)[i] != bits)
+		if (((const volatile uint32_t *)at)[i] != bits)
 			return false;
 	return true;
 }
 
-static void check_generation(const struct shardd_generation *g)
+/* Every element is @step, in the type of the tensor. @c: NULL: it is in the process's own memory. */
+static bool tensor_is(shardd_client *c, const struct shardd_published_tensor *t, uint64_t step)
+{
+	float value = (float)step;
+	uint32_t bits;
+	void *copy;
+	bool is;
+
+	memcpy(&bits, &value, sizeof(bits));
+	if (!c || train_on_host())
+		return values_are(t->data, t, bits);
+	copy = train_alloc(t->bytes);
+	train_read(c, copy, t->data, t->bytes);
+	is = values_are(copy, t, bits);
+	free(copy);
+	return is;
+}
+
+static void check_generation(shardd_client *c, const struct shardd_generation *g)
 {
 	TRAINER_CHECK(g->n_tensors == 2 * UNITS);
 	for (size_t i = 0; i < g->n_tensors; i++) {
@@ -178,7 +194,7 @@ static void check_generation(const struct shardd_generation *g)
 		TRAINER_CHECK(t->dtype == (qk ? SHARDD_BF16 : SHARDD_FP32));
 		TRAINER_CHECK(t->dims == (qk ? 2 : 1));
 		TRAINER_CHECK(t->shape[0] == 2 * ROWS && (!qk || t->shape[1] == COLUMNS));
-		TRAINER_CHECK(tensor_is(t, g->step % CYCLE));
+		TRAINER_CHECK(tensor_is(c, t, g->step % CYCLE));
 	}
 }
 
@@ -195,9 +211,9 @@ static int reads(const struct trainer *t)
 	do {
 		TRAIN_OK(shardd_live_acquire(l, last ? 0 : 60000, &g, &train_err));
 		TRAINER_CHECK(g.number >= last && (p->reads || g.step <= STEPS));
-		check_generation(&g);
+		check_generation(c, &g);
 		poll(NULL, 0, (int)(g.step % 3));
-		check_generation(&g);
+		check_generation(c, &g);
 		if (g.number != last)
 			atomic_fetch_add(&p->generations, 1);
 		last = g.number;
@@ -221,7 +237,7 @@ static int fetches(const struct trainer *t)
 	do {
 		TRAIN_OK(shardd_publication_fetch(c, t->job, "engine", &o, &to, &g, &train_err));
 		TRAINER_CHECK(g.number > o.newer_than && (p->reads || g.step <= STEPS));
-		check_generation(&g);
+		check_generation(NULL, &g);
 		atomic_fetch_add(&p->generations, 1);
 		o.newer_than = g.number;
 	} while (p->reads ? atomic_load(&p->done) < p->readers * p->reads : g.step < STEPS);
@@ -238,7 +254,7 @@ static int reads_and_is_killed(const struct trainer *t)
 	shardd_live *l = open_live(t, &c);
 
 	TRAIN_OK(shardd_live_acquire(l, 60000, &g, &train_err));
-	check_generation(&g);
+	check_generation(c, &g);
 	atomic_fetch_add(&p->reader, 1);
 	TRAINER_AWAIT(atomic_load(&p->go) == 1, 90);
 	return 0;
@@ -250,8 +266,6 @@ static void hammer(enum shardd_optimizer_when when)
 	pid_t ranks[MOST_WORLD], readers[MOST_READERS], copies, dies;
 	bool is_long = longform_asked();
 
-	if (!train_on_host())
-		cr_skip_test("publications are for host memory");
 	p->when = when;
 	p->world = is_long ? MOST_WORLD : WORLD;
 	p->readers = is_long ? MOST_READERS : READERS;
@@ -321,8 +335,6 @@ static struct scene scene_begin(void)
 {
 	struct scene s = { .p = trainer_shared(sizeof(*s.p)) };
 
-	if (!train_on_host())
-		cr_skip_test("publications are for host memory");
 	s.p->when = SHARDD_OPTIM_AT_STEP;
 	for (uint32_t r = 0; r < WORLD; r++)
 		s.ranks[r] = trainer_start(&trainfix, "live", r, WORLD, steps_when_told, s.p);
@@ -393,12 +405,12 @@ static int fetches_into_a_buffer(const struct trainer *t)
 		const char *at = g.tensors[i].data;
 
 		TRAINER_CHECK(at >= buffer && at + g.tensors[i].bytes <= buffer + bytes);
-		TRAINER_CHECK(tensor_is(&g.tensors[i], 1));
+		TRAINER_CHECK(tensor_is(NULL, &g.tensors[i], 1));
 	}
 	step_now(t->arg, 2);
 	o.newer_than = g.number;
 	TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
-	TRAINER_CHECK(g.step == 2 && !g.moved && tensor_is(&g.tensors[0], 2));
+	TRAINER_CHECK(g.step == 2 && !g.moved && tensor_is(NULL, &g.tensors[0], 2));
 	o.buffer_bytes = 0;
 	REFUSED(SHARDD_INVALID_ARGUMENT, "both set",
 		shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
@@ -438,7 +450,7 @@ static int fetches_into_another_buffer(const struct trainer *t)
 		o.buffer_bytes = bytes;
 		TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
 		o.newer_than = g.number;
-		TRAINER_CHECK(g.step == 1 + i && g.moved && tensor_is(&g.tensors[0], 1 + i));
+		TRAINER_CHECK(g.step == 1 + i && g.moved && tensor_is(NULL, &g.tensors[0], 1 + i));
 		TRAINER_CHECK((const char *)g.tensors[0].data >= buffers[i] &&
 			      (const char *)g.tensors[0].data < buffers[i] + bytes);
 		free(i ? buffers[0] : NULL);
@@ -447,12 +459,12 @@ static int fetches_into_another_buffer(const struct trainer *t)
 	o.buffer_bytes = 0;
 	step_now(t->arg, 3);
 	TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
-	TRAINER_CHECK(g.step == 3 && g.moved && tensor_is(&g.tensors[0], 3));
+	TRAINER_CHECK(g.step == 3 && g.moved && tensor_is(NULL, &g.tensors[0], 3));
 	free(buffers[1]);
 	o.newer_than = g.number;
 	step_now(t->arg, 4);
 	TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
-	TRAINER_CHECK(g.step == 4 && !g.moved && tensor_is(&g.tensors[0], 4));
+	TRAINER_CHECK(g.step == 4 && !g.moved && tensor_is(NULL, &g.tensors[0], 4));
 	shardd_fetched_free(to);
 	shardd_close(c);
 	return 0;
@@ -460,6 +472,8 @@ static int fetches_into_another_buffer(const struct trainer *t)
 
 Test(publications, are_fetched_into_another_buffer)
 {
+	if (!train_on_host())
+		cr_skip_test("deltas are made in host memory");
 	beside_trainers(fetches_into_another_buffer);
 }
 
@@ -488,14 +502,14 @@ static int asks_for_generations(const struct trainer *t)
 	TRAIN_OK(shardd_live_acquire(l, 0, &g, &train_err));
 	TRAINER_CHECK(g.step == 0 && g.moved && g.n_tensors == 3 * UNITS);
 	TRAINER_CHECK(strcmp(g.tensors[0].name, "layer.0.k") == 0);
-	TRAINER_CHECK(tensor_is(&g.tensors[0], 0));
+	TRAINER_CHECK(tensor_is(c, &g.tensors[0], 0));
 	step_now(t->arg, 1);
 	TRAIN_OK(shardd_publication_publish(c, "live", "engine", 0, &number, &train_err));
 	TRAINER_CHECK(number == 2);
-	TRAINER_CHECK(tensor_is(&g.tensors[0], 0)); /* it is leased */
+	TRAINER_CHECK(tensor_is(c, &g.tensors[0], 0)); /* it is leased */
 	TRAIN_OK(shardd_live_acquire(l, 1000, &again, &train_err));
 	TRAINER_CHECK(again.number == 2 && again.step == 1);
-	TRAINER_CHECK(tensor_is(&again.tensors[0], 1));
+	TRAINER_CHECK(tensor_is(c, &again.tensors[0], 1));
 	TRAIN_OK(shardd_live_acquire(l, 0, &again, &train_err));
 	TRAINER_CHECK(again.number == 2 && !again.moved); /* there is no newer one */
 	TRAIN_OK(shardd_live_release(l, &train_err));
@@ -532,10 +546,10 @@ static int holds_all_buffers(const struct trainer *t)
 			shardd_publication_publish(c, "live", "engine", 0, NULL, &train_err));
 	}
 	for (unsigned i = 0; i < 3; i++)
-		TRAINER_CHECK(tensor_is(&g[i].tensors[0], 1 + i));
+		TRAINER_CHECK(tensor_is(c, &g[i].tensors[0], 1 + i));
 	shardd_live_close(l[1]);
 	TRAIN_OK(shardd_publication_publish(c, "live", "engine", 0, NULL, &train_err));
-	TRAINER_CHECK(tensor_is(&g[0].tensors[0], 1) && tensor_is(&g[2].tensors[0], 3));
+	TRAINER_CHECK(tensor_is(c, &g[0].tensors[0], 1) && tensor_is(c, &g[2].tensors[0], 3));
 	shardd_live_close(l[0]);
 	shardd_live_close(l[2]);
 	shardd_close(c);
@@ -577,11 +591,12 @@ static int reads_at_fixed_addresses(const struct trainer *t)
 		step_now(t->arg, step);
 		TRAIN_OK(shardd_publication_publish(c, "live", "engine", 0, NULL, &train_err));
 		TRAINER_CHECK(is_readable(fd, 10000));
-		TRAINER_CHECK(tensor_is(&first.tensors[0], step - 1)); /* not before it is taken */
+		TRAINER_CHECK(
+			tensor_is(c, &first.tensors[0], step - 1)); /* not before it is taken */
 		TRAIN_OK(shardd_live_acquire(l, 0, &g, &train_err));
 		TRAINER_CHECK(g.step == step && !g.moved && g.tensors == first.tensors);
 		for (unsigned i = 0; i < 3 * UNITS; i++)
-			TRAINER_CHECK(tensor_is(&first.tensors[i], step));
+			TRAINER_CHECK(tensor_is(c, &first.tensors[i], step));
 	}
 	TRAIN_OK(shardd_publication_drop(c, "live", "engine", &train_err));
 	TRAINER_CHECK(is_readable(fd, 10000));
@@ -593,7 +608,7 @@ static int reads_at_fixed_addresses(const struct trainer *t)
 	TRAIN_OK(shardd_publication_publish(c, "live", "engine", 0, NULL, &train_err));
 	TRAIN_OK(shardd_live_acquire(l, 0, &g, &train_err));
 	TRAINER_CHECK(g.moved && g.layout != first.layout && g.tensors[0].dtype == SHARDD_BF16);
-	TRAINER_CHECK(tensor_is(&g.tensors[0], 19));
+	TRAINER_CHECK(tensor_is(c, &g.tensors[0], 19));
 	shardd_live_close(l);
 	shardd_close(c);
 	return 0;
@@ -601,6 +616,8 @@ static int reads_at_fixed_addresses(const struct trainer *t)
 
 Test(publications, are_at_fixed_addresses_if_asked)
 {
+	if (!train_on_host())
+		cr_skip_test("fixed addresses are for host memory");
 	beside_trainers(reads_at_fixed_addresses);
 }
 

@@ -3,6 +3,7 @@
 addresses, streams run late, and what does not wait where it must has wrong numbers."""
 
 import array
+import concurrent.futures
 import ctypes as C
 import os
 import subprocess
@@ -340,12 +341,61 @@ class Gpus(unittest.TestCase):
         self.assertEqual(ranks(two_ranks, 2, self.socket),
                          [("cuda:0", [0.5] * 5), ("cuda:1", [0.5] * 5)])
 
-    def test_a_publication_is_refused(self):
-        with self.client("read") as client:
+    def check_generation(self, job, client, device, number):
+        with shardd.Live(job, "engine", self.socket, device=device) as live:
+            shardd.publish("engine", job, client)
+            with live.generation() as weights:
+                [name] = [n for n in weights if n.endswith("w")]
+                memory = weights[name]
+                self.assertEqual(memory.__dlpack_device__(), (2, number))
+                managed = taken(memory.__dlpack__(max_version=(1, 0)))
+                self.assertEqual((managed.tensor.code, managed.tensor.bits), (4, 16))  # bf16
+                given_back(managed)
+                self.assertEqual(memory.tobytes(), b"\x00\x40" * 15)  # 2
+                with self.assertRaises(BufferError):
+                    memory.view()
+        copy = shardd.fetch_generation("engine", job, client)
+        self.assertEqual(copy[name].tobytes(), b"\x00\x40" * 15)
+
+    def read_generation(self, job, where, *readers):
+        """@where: of the publication; @readers: the GPU that each asks for, whether its thread has
+        a context on the first one, and the number of the GPU on which it finds the tensors."""
+        with self.client(job) as client:
             self.unit(client)
             client.commit(1)
-            with self.assertRaisesRegex(shardd.Unimplemented, "memory of cuda:0"):
-                shardd.declare_publication({"name": "engine"}, "read", client)
+            shardd.declare_publication({"name": "engine", "type": "bf16", **where}, job, client)
+            for device, here, number in readers:
+                if here:
+                    self.check_generation(job, client, device, number)
+                    continue
+                with concurrent.futures.ThreadPoolExecutor(1) as fresh:
+                    fresh.submit(self.check_generation, job, client, device, number).result()
+
+    def test_a_generation_is_on_the_jobs_gpu(self):
+        self.read_generation("own", {}, (None, True, 0), (None, False, 0))
+
+    def test_a_generation_is_read_from_another_gpu(self):
+        self.read_generation("other", {}, (simulator.UUID.format(1), False, 1))
+
+    def test_a_generation_is_made_on_another_gpu(self):
+        self.read_generation("by-id", {"device": "cuda:1"}, (None, False, 1), (None, True, 0))
+        self.read_generation("by-uuid", {"device": simulator.UUID.format(1)}, (None, False, 1))
+
+    def test_what_publications_on_gpus_have_not_is_refused(self):
+        with self.client("refused") as client:
+            self.unit(client)
+            client.commit(1)
+            for more, said in (
+                    ({"device": "cuda:7"}, "there is no device 'cuda:7': this daemon has cuda:0"),
+                    ({"delta_percent": 10}, "deltas are made in host memory")):
+                with self.assertRaisesRegex(shardd.SharddError, said) as error:
+                    shardd.declare_publication({"name": "engine", **more}, "refused", client)
+                self.assertIn(error.exception.field, more)
+            shardd.declare_publication({"name": "engine"}, "refused", client)
+            shardd.publish("engine", "refused", client)
+            with (shardd.Live("refused", "engine", self.socket, fixed=True) as live,
+                  self.assertRaisesRegex(shardd.Unimplemented, "without SHARDD_LIVE_FIXED")):
+                live.acquire()
 
     def test_module_prints_the_devices(self):
         environ = dict(os.environ, PYTHONPATH=str(support.ROOT / "client/python"))

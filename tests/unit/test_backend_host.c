@@ -567,8 +567,8 @@ static struct launch make_launch(enum launch_kind kind, struct arena *a)
 		for (unsigned b = 0; b < BLOCKS; b++)
 			a->blocks[b] =
 				(struct k_assemble_block){ 0, BLOCK, b * UINT64_C(1) * BLOCK };
-		k.assemble = (struct k_assemble){ &a->tensor, a->blocks, NULL,
-						  6 * BLOCK,  NULL,      K_ASSEMBLE_MAKE };
+		k.assemble = (struct k_assemble){ &a->tensor, a->blocks,       NULL, 6 * BLOCK,
+						  NULL,       K_ASSEMBLE_MAKE, 0 };
 		k.n = BLOCKS;
 		break;
 	case LAUNCH_FILL:

@@ -48,7 +48,8 @@ static int op_get_slab(struct local *l, uint32_t slab, void *userdata, struct lo
 		local_close(l);
 	if (slab != SLAB)
 		return fault_set(f, FAULT_NOT_FOUND, NULL, "there is no slab %u", slab);
-	*ret = (struct local_slab){ memfd_create("slab", MFD_CLOEXEC), true, true, SLAB_BYTES };
+	*ret = (struct local_slab){ memfd_create("slab", MFD_CLOEXEC), true, true, true,
+				    SLAB_BYTES };
 	cr_assert_geq(ret->fd, 0);
 	cr_assert_eq(ftruncate(ret->fd, SLAB_BYTES), 0);
 	cr_assert_eq(pwrite(ret->fd, "mark", 4, 4096), 4);

@@ -59,17 +59,23 @@ struct shardd_generation {
 	bool moved; /* tensors, or their data, are others than in the previous generation */
 	/* Of this reader: with the same one, names, types and shapes are the same. */
 	uint64_t layout;
+	/* The GPU of this process on which the tensors are; "": they are in host memory. Valid
+	 * until the client is closed. */
+	const char *uuid;
 };
 
 enum shardd_live_flags {
 	/* Each generation of the same layout is at the same addresses, and so are the tensors: what
 	 * is bound to them once shows the generation that was acquired last. No thread may read
-	 * them during shardd_live_acquire. */
+	 * them during shardd_live_acquire. For host memory: if generations are on a GPU, acquire
+	 * answers UNIMPLEMENTED. */
 	SHARDD_LIVE_FIXED = 1,
 };
 
-/* Open a reader of the publication @name of @job, in host memory. The client may be a rank of a
- * job, too. @flags: of enum shardd_live_flags; 0: none. @ret: end it with shardd_live_close before
+/* Open a reader of the publication @name of @job. The client may be a rank of a job, too. If
+ * generations are on a GPU, the reader maps them on the client's: that of options.device or
+ * SHARDD_DEVICE if it is a UUID, the one of the current context, or else the generations' own.
+ * @flags: of enum shardd_live_flags; 0: none. @ret: end it with shardd_live_close before
  * the client is closed. Errors: NOT_FOUND, PERMISSION_DENIED. Any thread. */
 SHARDD_API int shardd_live_open(shardd_client *c, const char *job, const char *name, uint32_t flags,
 				shardd_live **ret, struct shardd_error *err);
@@ -84,7 +90,9 @@ SHARDD_API int shardd_live_open(shardd_client *c, const char *job, const char *n
 SHARDD_API int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generation *ret,
 				   struct shardd_error *err);
 
-/* Give the generation back: its memory may become another one's. FAILED_PRECONDITION: @l has none.
+/* Give the generation back: its memory may become another one's. On a GPU this call, and an acquire
+ * that takes a newer one, wait for what the thread's stream holds (shardd_set_stream); without one
+ * for all work of this process on the GPU. FAILED_PRECONDITION: @l has none.
  * One thread at a time for each reader. */
 SHARDD_API int shardd_live_release(shardd_live *l, struct shardd_error *err);
 

@@ -165,7 +165,7 @@ class PublishedTensor(C.Structure):
 class Generation(C.Structure):
     _fields_ = [("number", C.c_uint64), ("step", C.c_uint64), ("checksum", C.c_uint32),
                 ("tensors", C.POINTER(PublishedTensor)), ("n_tensors", C.c_size_t),
-                ("moved", C.c_bool), ("layout", C.c_uint64)]
+                ("moved", C.c_bool), ("layout", C.c_uint64), ("uuid", C.c_char_p)]
 
 
 class Delta(C.Structure):

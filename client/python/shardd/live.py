@@ -10,7 +10,10 @@
             print(weights.step, weights["model.norm.weight"].numpy())
 
 A generation is of one committed step, and does not change while it is leased. Readers map the
-daemon's own memory read-only: nothing is copied. Trainers do not wait for readers.
+daemon's own memory read-only: nothing is copied. Trainers do not wait for readers. On a GPU the
+tensors are for DLPack (``torch.from_dlpack(weights[name])``), and a generation is given back when
+the thread's stream has read it (:func:`shardd.Client.set_stream`); without one, when the GPU has
+done all work of this process.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ import contextlib
 import ctypes as C
 import json
 import os
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from . import _abi, _library
+from ._device import HOST, Gpu, Where
 from .client import Client
 from .delta import Delta
 from .errors import FailedPrecondition, InUse, InvalidArgument, NotFound, SharddError
@@ -52,7 +57,7 @@ class Generation(Mapping[str, Memory]):
                 raise NotFound(f"publication '{self._live.name}' has no tensor '{name}'")
             address, nbytes, shape, dtype = self._places[name]
             what = self._live.name if self._live.fixed else f"generation {self.number}"
-            mapped = _Mapped(address, nbytes, f"'{name}' of {what}")
+            mapped = _Mapped(address, nbytes, f"'{name}' of {what}", self._live._where)
             self._lent[name] = self._live._client.lent(Memory(mapped, 0, shape, dtype, False))
         return self._lent[name]
 
@@ -119,6 +124,7 @@ class Live:
         self._places: dict[str, Any] = {}
         self._known: dict[int | None, dict[str, Any]] = {}
         self._layout = 0
+        self._where: Where = HOST
         self._held: Generation | None = None
         self._before = self._last = 0  # numbers of generations
         self._handle: C.c_void_p | None = None
@@ -165,10 +171,16 @@ class Live:
         if found.layout != self._layout:
             self._known.clear()
             self._layout = found.layout
+            self._find_device((found.uuid or b"").decode())
         base = found.tensors[0].data if found.n_tensors else None
         if base not in self._known:
             self._known[base] = dict(_place(t) for t in found.tensors[:found.n_tensors])
         self._places = self._known[base]
+
+    def _find_device(self, uuid: str) -> None:
+        if uuid and self._where is HOST:
+            client = weakref.ref(self._client)
+            self._where = Gpu(lambda: _handle_of(client), f"GPU {uuid}", uuid)
 
     def release(self) -> None:
         """Give the generation back. InUse: something still uses its memory and will see it change;
@@ -221,6 +233,8 @@ class Live:
         handle, self._handle = self._handle, None
         if handle is not None and not self._client.forked:
             _library.library().shardd_live_close(handle)
+        if isinstance(self._where, Gpu):
+            self._where.close()
         self._client.close()
 
     def __enter__(self) -> Live:
@@ -237,6 +251,13 @@ class Live:
         state = "closed" if self._handle is None else (
             f"has generation {self._held.number}" if self._held else "has no generation")
         return f"<shardd.Live of '{self.name}' of job {self.job!r}, {state}>"
+
+
+def _handle_of(client: Callable[[], Client | None]) -> C.c_void_p:
+    found = client()
+    if found is None:
+        raise FailedPrecondition("the reader is closed")
+    return found.handle
 
 
 def _ms(seconds: float) -> int:
