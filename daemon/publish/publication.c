@@ -14,7 +14,7 @@
 #include "job/job_journal.h"
 #include "job/readers.h"
 #include "mem/slab.h"
-#include "publish/published_readers.h"
+#include "publish/published_policy.h"
 
 static_assert(BOARD_BUFFERS == PUBLICATION_MAX_BUFFERS, "a buffer has a place in the board");
 
@@ -42,16 +42,6 @@ static void publication_move(struct published *g, enum published_state to)
 static const view_declaration *publication_declared(const struct publication *p)
 {
 	return p->rec->declaration;
-}
-
-unsigned publication_keep(const view_declaration *d)
-{
-	return d->keep ? d->keep : 1;
-}
-
-static unsigned publication_buffers(const view_declaration *d)
-{
-	return d->buffers ? d->buffers : publication_keep(d) + 2;
 }
 
 /* ------------------------------------------------------------------------------ leases */
@@ -314,7 +304,7 @@ static struct published *publication_oldest(struct publication *p, unsigned age)
 /* A buffer for the next generation. Those with memory first. NULL: there is none. */
 static struct published *publication_find_buffer(struct publication *p)
 {
-	struct published *g = publication_oldest(p, publication_keep(publication_declared(p)));
+	struct published *g = publication_oldest(p, published_policy_keep(publication_declared(p)));
 
 	for (unsigned i = 0; i < p->n_buffers && !g; i++)
 		if (p->buffers[i].state == PUBLISHED_EMPTY)
@@ -681,43 +671,6 @@ void publication_want(struct publication *p)
 
 /* -------------------------------------------------------------------- declare and drop */
 
-static int publication_check_policy(const view_declaration *d, struct fault *f)
-{
-	uint32_t keep = publication_keep(d), buffers = publication_buffers(d);
-	size_t bytes = shardd__v1__publication__get_packed_size(d);
-
-	if (published_readers_check(d, f))
-		return f->code;
-	if (bytes > PUBLICATION_MAX_BYTES)
-		return fault_set(f, FAULT_INVALID, NULL,
-				 "the declaration has %zu bytes; at most %u are possible: rules "
-				 "with placeholders, as {i}, are shorter",
-				 bytes, PUBLICATION_MAX_BYTES);
-	if (buffers > PUBLICATION_MAX_BUFFERS)
-		return fault_set(f, FAULT_INVALID, "buffers",
-				 "%u buffers are too many: the limit is %u", buffers,
-				 PUBLICATION_MAX_BUFFERS);
-	if (keep >= buffers)
-		return fault_set(
-			f, FAULT_INVALID, "keep",
-			"keep is %u and buffers is %u: the next generation needs a buffer more "
-			"than are kept",
-			keep, buffers);
-	if (d->delta_percent > 100)
-		return fault_set(f, FAULT_INVALID, "delta_percent",
-				 "delta_percent %u is out of range (0..100)", d->delta_percent);
-	if (d->full_every == 1 || (d->full_every && !d->delta_percent))
-		return fault_set(
-			f, FAULT_INVALID, "full_every",
-			"full_every is %u and delta_percent %u: no generation would have a "
-			"delta",
-			d->full_every, d->delta_percent);
-	if (d->when_full > SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
-		return fault_set(f, FAULT_INVALID, "when_full", "there is no policy %d",
-				 (int)d->when_full);
-	return 0;
-}
-
 static bool publication_is_same(const view_declaration *a, const view_declaration *b)
 {
 	size_t bytes = shardd__v1__publication__get_packed_size(a);
@@ -755,7 +708,7 @@ static struct publication *publication_new(struct job *job, state_published *rec
 		return NULL;
 	p->job = job;
 	p->rec = rec;
-	p->n_buffers = publication_buffers(rec->declaration);
+	p->n_buffers = published_policy_buffers(rec->declaration);
 	p->since_unix_us = clock_unix_us();
 	if (p->n_buffers > PUBLICATION_MAX_BUFFERS) /* of a daemon that allows more */
 		p->n_buffers = PUBLICATION_MAX_BUFFERS;
@@ -818,7 +771,7 @@ int publication_declare(struct job *job, const view_declaration *d, struct publi
 {
 	struct publication *p = publication_find(job, d->name);
 
-	if (publication_check_policy(d, f))
+	if (published_policy_check(d, PUBLICATION_MAX_BYTES, PUBLICATION_MAX_BUFFERS, f))
 		return f->code;
 	if (!p)
 		return publication_add(job, d, ret, f);

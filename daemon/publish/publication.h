@@ -128,8 +128,6 @@ int publication_declare(struct job *job, const view_declaration *d, struct publi
 			struct fault *f);
 /* It is not known any more. Waits end; leases stay, but lead nowhere. */
 void publication_drop(struct publication *p);
-/* Generations that stay. */
-unsigned publication_keep(const view_declaration *d);
 /* Return: borrowed; NULL: there is none. */
 struct publication *publication_find(const struct job *job, const char *name);
 

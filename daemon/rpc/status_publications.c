@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "publish/publication.h"
+#include "publish/published_policy.h"
 #include "rpc/status_fill.h"
 
 static void status_publications_fill_leases(struct arena *a, const struct published *g,
@@ -129,7 +130,7 @@ static void status_publications_fill_one(struct arena *a, const struct publicati
 	s->tensors = p->assembly ? p->assembly->view->n : 0;
 	s->bytes = p->assembly ? p->assembly->bytes : 0;
 	s->every_steps = d->every_steps;
-	s->keep = publication_keep(d);
+	s->keep = published_policy_keep(d);
 	s->buffers = p->n_buffers;
 	s->made = p->counts.made;
 	s->made_bytes = p->counts.bytes;
