@@ -15,6 +15,7 @@
 #include "job/readers.h"
 #include "mem/slab.h"
 #include "publish/published_policy.h"
+#include "publish/published_records.h"
 
 static_assert(BOARD_BUFFERS == PUBLICATION_MAX_BUFFERS, "a buffer has a place in the board");
 
@@ -68,6 +69,8 @@ struct publication_lease *publication_release(struct publication_lease *l)
 {
 	struct published *g = l ? l->g : NULL;
 
+	if (g)
+		published_records_lease(l);
 	if (l) {
 		list_unlink(&l->link);
 		list_unlink(&l->held);
@@ -98,6 +101,12 @@ bool publication_reader_holds(const struct board_reader *r, const struct publish
 bool publication_was_used(const struct published *g)
 {
 	return g->leased || board_was_used(&g->p->board, publication_index(g), g->number);
+}
+
+uint64_t publication_reader_since(const struct board_reader *r, const struct published *g,
+				  uint64_t now_us)
+{
+	return board_reader_since(r, publication_word(g), now_us);
 }
 
 static bool publication_is_used(const struct published *g)
@@ -200,14 +209,30 @@ int publication_open_reader(struct publication *p, struct user *payer, uid_t uid
 	return 0;
 }
 
+/* What it has used is not told by anybody else any more. */
+static void publication_note_reader(struct publication *p, struct board_reader *r)
+{
+	published_records_reader(r);
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		p->buffers[i].leased += p->buffers[i].state == PUBLISHED_READY &&
+					board_reader_used(r, i, p->buffers[i].number);
+}
+
+static void publication_end_board(struct publication *p)
+{
+	struct board_reader *r, *tmp;
+
+	list_for_each (r, tmp, &p->board.readers, link)
+		publication_note_reader(p, r);
+	board_end(&p->board);
+}
+
 struct board_reader *publication_close_reader(struct board_reader *r)
 {
 	struct publication *p = r ? r->p : NULL;
 
-	/* what it has used is not told by anybody else any more */
-	for (unsigned i = 0; p && i < p->n_buffers; i++)
-		p->buffers[i].leased += p->buffers[i].state == PUBLISHED_READY &&
-					board_reader_used(r, i, p->buffers[i].number);
+	if (p)
+		publication_note_reader(p, r);
 	board_close(r);
 	if (p)
 		publication_go(p);
@@ -235,11 +260,22 @@ struct slab *publication_slab_for(const struct board_reader *r, uint32_t id)
 
 /* ----------------------------------------------------------------------------- buffers */
 
-static void publication_free_buffer(struct published *g)
+/* It is over, if there is one, and its leases are. */
+static void publication_record(const struct published *g, const char *why)
+{
+	published_records_leases(g);
+	if (g->state != PUBLISHED_EMPTY)
+		published_records_generation(
+			g, g->state == PUBLISHED_READY && publication_was_used(g), why);
+}
+
+/* @why: what it is freed for, for the records. */
+static void publication_free_buffer(struct published *g, const char *why)
 {
 	struct publication_lease *l, *tmp;
 
 	CHECK(g->state != PUBLISHED_MAKING);
+	publication_record(g, why);
 	list_for_each (l, tmp, &g->leases, link) {
 		list_unlink(&l->link);
 		l->g = NULL;
@@ -322,7 +358,7 @@ static int publication_take_memory(struct publication *p, struct published *g, s
 	int r = 0;
 
 	if (g->assembly != p->assembly) {
-		publication_free_buffer(g);
+		publication_free_buffer(g, "the units have changed");
 		g->assembly = assembly_ref(p->assembly);
 	}
 	if (!g->crc)
@@ -334,7 +370,7 @@ static int publication_take_memory(struct publication *p, struct published *g, s
 		r = backend_seal(d->backend, g->slab->mem);
 	if (g->crc && !r)
 		return 0;
-	publication_free_buffer(g);
+	publication_free_buffer(g, "there is no memory");
 	return fault_set(f, FAULT_EXHAUSTED, NULL,
 			 "job '%s' has no memory for a generation of publication '%s', %" PRIu64
 			 " bytes: raise its quota or memory_bytes, or publish less",
@@ -404,6 +440,7 @@ static void publication_fail(struct publication *p, const struct fault *f)
 {
 	p->wanted = false;
 	p->counts.failed++;
+	published_records_failed(p, f->text);
 	if (strcmp(p->why, f->text) != 0)
 		log_warn("job", "generation not made job=%s publication=%s why=\"%s\"",
 			 p->job->label, publication_declared(p)->name, f->text);
@@ -423,9 +460,9 @@ static void publication_note_end(const struct publication *p)
 static void publication_free(struct publication *p)
 {
 	CHECK(!p->making_at && list_empty(&p->waits));
-	board_end(&p->board);
+	publication_end_board(p);
 	for (unsigned i = 0; i < p->n_buffers; i++)
-		publication_free_buffer(&p->buffers[i]);
+		publication_free_buffer(&p->buffers[i], "the job ends");
 	assembly_unref(p->assembly);
 	user_charge_deinit(&p->cost);
 	list_unlink(&p->link);
@@ -484,6 +521,12 @@ static void publication_is_made(struct publication *p, struct published *g)
 	publication_tell_made(p, g);
 }
 
+static void publication_is_not_made(struct published *g, int status)
+{
+	publication_record(g, status == -ECANCELED ? "cancelled" : "the device failed");
+	publication_move(g, PUBLISHED_EMPTY);
+}
+
 static void publication_on_made(struct making *m, int status)
 {
 	struct publication *p = CONTAINER_OF(m, struct publication, making);
@@ -495,7 +538,7 @@ static void publication_on_made(struct making *m, int status)
 	if (status == 0 && !p->gone)
 		publication_is_made(p, g);
 	else
-		publication_move(g, PUBLISHED_EMPTY);
+		publication_is_not_made(g, status);
 	if (status && status != -ECANCELED && !p->gone) {
 		fault_errno(&f, status, "making a generation");
 		publication_fail(p, &f);
@@ -555,6 +598,7 @@ static void publication_begin(struct publication *p, struct published *g)
 
 	if (g->state == PUBLISHED_READY && !publication_was_used(g))
 		p->counts.dropped++;
+	publication_record(g, "");
 	p->wanted = p->full = false;
 	publication_move(g, PUBLISHED_MAKING);
 	g->number = publication_take_number(p);
@@ -622,6 +666,7 @@ static void publication_is_full(struct publication *p)
 	} else {
 		p->wanted = false;
 		p->counts.skipped++;
+		published_records_skipped(p, "all buffers are in use");
 	}
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
 		  "all %u buffers of publication '%s' of job '%s' are in use: a reader must "
@@ -655,6 +700,8 @@ static void publication_go(struct publication *p)
 		return;
 	}
 	g = publication_find_buffer(p);
+	if (g) /* what it had is not told by the holds any more */
+		published_records_look(p, clock_now_us());
 	if (!g)
 		publication_is_full(p);
 	else if (publication_take_memory(p, g, &f))
@@ -670,25 +717,6 @@ void publication_want(struct publication *p)
 }
 
 /* -------------------------------------------------------------------- declare and drop */
-
-static bool publication_is_same(const view_declaration *a, const view_declaration *b)
-{
-	size_t bytes = shardd__v1__publication__get_packed_size(a);
-	uint8_t *one, *other;
-	bool same;
-
-	if (bytes != shardd__v1__publication__get_packed_size(b))
-		return false;
-	one = malloc(2 * bytes + 1);
-	if (!one)
-		return false;
-	other = one + bytes;
-	shardd__v1__publication__pack(a, one);
-	shardd__v1__publication__pack(b, other);
-	same = memcmp(one, other, bytes) == 0;
-	free(one);
-	return same;
-}
 
 struct publication *publication_find(const struct job *job, const char *name)
 {
@@ -775,7 +803,7 @@ int publication_declare(struct job *job, const view_declaration *d, struct publi
 		return f->code;
 	if (!p)
 		return publication_add(job, d, ret, f);
-	if (!publication_is_same(publication_declared(p), d))
+	if (!view_is_same(publication_declared(p), d))
 		return fault_set(
 			f, FAULT_STATE, NULL,
 			"publication '%s' of job '%s' is declared otherwise: drop it first, or "
@@ -796,7 +824,9 @@ void publication_drop(struct publication *p)
 		  publication_declared(p)->name, p->job->rec->name);
 	publication_tell_fault(p, &f, true);
 	publication_note_end(p);
-	board_end(&p->board);
+	publication_end_board(p);
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		publication_record(&p->buffers[i], "the publication was dropped");
 	state_job_drop_published(p->job->rec, p->rec);
 	p->rec = NULL;
 	job_journal_mark(p->job, JOB_JOURNAL_HEAD);
@@ -827,7 +857,11 @@ void publications_committed(struct job *job)
 	list_for_each (p, tmp, &job->readers.publications, link) {
 		if (p->gone)
 			continue;
-		p->counts.skipped += p->full; /* the one of the commit before */
+		if (p->full) { /* the one of the commit before */
+			p->counts.skipped++;
+			published_records_skipped(p,
+						  "all buffers were in use until the next commit");
+		}
 		p->full = false;
 		p->wanted |= publication_is_due(p);
 		publication_go(p);
@@ -876,7 +910,8 @@ void publications_tick(struct job *job, uint64_t now_us)
 		if (p->gone)
 			continue;
 		publication_end_waits(p, now_us);
-		board_beat(&p->board, now_us);
+		board_beat(&p->board);
+		published_records_look(p, now_us);
 		publication_go(p);
 	}
 }

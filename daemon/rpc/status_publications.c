@@ -39,7 +39,7 @@ static void status_publications_fill_leases(struct arena *a, const struct publis
 			continue;
 		to->session = r->session;
 		to->pid = r->pid;
-		to->held_ms = board_reader_held_us(r, now) / 1000;
+		to->held_ms = (now - publication_reader_since(r, g, now)) / 1000;
 		s->n_leases++;
 	}
 }
