@@ -120,6 +120,16 @@ static unsigned status_publications_streams(const struct publication *p)
 	return n;
 }
 
+static unsigned status_publications_readers(const struct publication *p)
+{
+	const struct board_reader *r, *tmp;
+	unsigned n = 0;
+
+	list_for_each (r, tmp, (struct list *)(uintptr_t)&p->board.readers, link)
+		n++;
+	return n;
+}
+
 static void status_publications_fill_one(struct arena *a, const struct publication *p,
 					 Shardd__V1__PublicationStatus *s)
 {
@@ -147,6 +157,7 @@ static void status_publications_fill_one(struct arena *a, const struct publicati
 	s->why = status_text(a, p->why);
 	s->since_unix_us = p->since_unix_us;
 	s->streams = status_publications_streams(p);
+	s->readers = status_publications_readers(p);
 	s->streamed_bytes = p->counts.streamed;
 	status_publications_fill_readers(a, d, s);
 	list_for_each (w, tmp, (struct list *)(uintptr_t)&p->waits, link)
