@@ -125,6 +125,13 @@ static void trace_choose(const struct arguments *a, Shardd__V1__OpsResponse *rep
 		else
 			protobuf_c_message_free_unpacked(&reply->devices[i]->base, NULL);
 	reply->n_devices = n;
+	n = 0;
+	for (size_t i = 0; i < reply->n_publications; i++)
+		if (trace_wants(a, reply->publications[i]->uid, reply->publications[i]->job))
+			reply->publications[n++] = reply->publications[i];
+		else
+			protobuf_c_message_free_unpacked(&reply->publications[i]->base, NULL);
+	reply->n_publications = n;
 }
 
 static int trace_call(struct ctl *ctl, const Shardd__V1__OpsRequest *request,
@@ -165,6 +172,7 @@ static int trace_ask(struct ctl *ctl, const struct arguments *a, ProtobufCMessag
 	int r = a->n_jobs > 1 ? trace_check(ctl, a) : CTL_OK;
 
 	request.with_devices = true;
+	request.with_publications = true;
 	if (a->n_jobs == 1)
 		request.job = a->jobs[0].name;
 	if (r == CTL_OK)

@@ -10,18 +10,9 @@
 #include "ctl/ctl.h"
 #include "json/json.h"
 #include "ctl/lanes.h"
+#include "ctl/trace_events_impl.h"
 
-/* Perfetto takes threads of one number in two processes for the same: numbers are given out
- * once. */
-struct trace {
-	json_t *events;
-	uint64_t now;
-	json_int_t process; /* the present one; 0: none yet */
-	json_int_t lane;    /* the last that was given out */
-	bool failed;        /* no memory */
-};
-
-static uint64_t trace_events_later(uint64_t a, uint64_t b)
+uint64_t trace_events_later(uint64_t a, uint64_t b)
 {
 	return a > b ? a : b;
 }
@@ -47,14 +38,13 @@ static void trace_events_name(struct trace *t, const char *what, json_int_t lane
 			 json_pack("{so}", "name", json_from_text(text)));
 }
 
-static void trace_events_new_process(struct trace *t, const char *text)
+void trace_events_new_process(struct trace *t, const char *text)
 {
 	t->process++;
 	trace_events_name(t, "process_name", 0, text);
 }
 
-/* Lanes are shown in the order of their numbers. */
-static json_int_t trace_events_new_lane(struct trace *t, const char *text)
+json_int_t trace_events_new_lane(struct trace *t, const char *text)
 {
 	t->lane++;
 	trace_events_name(t, "thread_name", t->lane, text);
@@ -65,9 +55,8 @@ static json_int_t trace_events_new_lane(struct trace *t, const char *text)
 	return t->lane;
 }
 
-/* @args: consumed. */
-static void trace_events_slice(struct trace *t, json_int_t lane, const char *category,
-			       const char *text, uint64_t begin, uint64_t end, json_t *args)
+void trace_events_slice(struct trace *t, json_int_t lane, const char *category, const char *text,
+			uint64_t begin, uint64_t end, json_t *args)
 {
 	trace_events_add(t,
 			 json_pack("{ss ss so sI sI sI sI}", "ph", "X", "cat", category, "name",
@@ -76,21 +65,39 @@ static void trace_events_slice(struct trace *t, json_int_t lane, const char *cat
 			 args);
 }
 
-/* A part of the slice before. */
-static void trace_events_phase(struct trace *t, json_int_t lane, const char *text, uint64_t begin,
-			       uint64_t end)
+void trace_events_phase(struct trace *t, json_int_t lane, const char *text, uint64_t begin,
+			uint64_t end)
 {
 	if (begin < end)
 		trace_events_slice(t, lane, "phase", text, begin, end, json_object());
 }
 
-static void trace_events_set_number(json_t *args, const char *key, uint64_t n)
+void trace_events_instant(struct trace *t, json_int_t lane, const char *category, const char *text,
+			  uint64_t at, json_t *args)
+{
+	trace_events_add(t,
+			 json_pack("{ss ss ss so sI sI sI}", "ph", "i", "s", "t", "cat", category,
+				   "name", json_from_text(text), "pid", t->process, "tid", lane,
+				   "ts", (json_int_t)at),
+			 args);
+}
+
+void trace_events_counter(struct trace *t, const char *text, const char *unit, uint64_t at,
+			  uint64_t value)
+{
+	trace_events_add(t,
+			 json_pack("{ss ss sI sI}", "ph", "C", "name", text, "pid", t->process,
+				   "ts", (json_int_t)at),
+			 json_pack("{sI}", unit, (json_int_t)value));
+}
+
+void trace_events_set_number(json_t *args, const char *key, uint64_t n)
 {
 	if (n)
 		json_object_set_new(args, key, json_integer((json_int_t)n));
 }
 
-static void trace_events_set_text(json_t *args, const char *key, const char *text)
+void trace_events_set_text(json_t *args, const char *key, const char *text)
 {
 	if (*text)
 		json_object_set_new(args, key, json_from_text(text));
@@ -104,10 +111,7 @@ static void trace_events_title(char *buf, size_t bytes, const char *op, const ch
 
 /* --------------------------------------------------------------------- lanes */
 
-/* @spans of records that share the lanes called @text. Return: the first lane's number; the
- * others follow it. */
-static json_int_t trace_events_lay(struct trace *t, const char *text, struct lane_span *spans,
-				   size_t n)
+json_int_t trace_events_lay(struct trace *t, const char *text, struct lane_span *spans, size_t n)
 {
 	json_int_t first = t->lane + 1;
 	char more[160];
@@ -171,6 +175,7 @@ static json_t *trace_events_op_args(const Shardd__V1__OpRecord *o)
 		return NULL;
 	trace_events_set_number(args, "number", o->number);
 	trace_events_set_number(args, "bytes", o->bytes);
+	trace_events_set_number(args, "step", o->step);
 	trace_events_set_text(args, "group", o->group);
 	trace_events_set_text(args, "state",
 			      json_state(&shardd__v1__op_state__descriptor, o->state));
@@ -421,6 +426,7 @@ json_t *trace_events(const Shardd__V1__OpsResponse *reply, const struct trace_li
 			     trace_events_choose_ops(reply, limits->last, from, ops));
 	trace_events_add_devices(&t, devices, spans,
 				 trace_events_choose_devices(reply, from, devices));
+	trace_publications_add(&t, reply, from);
 	if (!t.failed)
 		return trace_events_document(&t);
 	json_decref(t.events);

@@ -1,7 +1,8 @@
 /*
  * The flight recorder as a trace in the Chrome trace event format, which chrome://tracing
  * and Perfetto show. It has a process for each job, with lanes for each rank: its ops, and what its
- * trainer does between them; and a process for the devices, with lanes for each queue. Slices
+ * trainer does between them; a process for the devices, with lanes for each queue; and a process for
+ * each publication, with lanes for its generations and readers, marks, and counters. Slices
  * of one lane follow each other or are nested. Any thread.
  */
 #ifndef SHARDD_CTL_TRACE_EVENTS_H

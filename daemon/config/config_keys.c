@@ -212,8 +212,9 @@ const struct config_key config_keys[] = {
 	{ FIELD_AS("flight_recorder_ops", records.ops), .type = CONFIG_COUNT, .min = 16, .max = 1048576,
 	  .by_default = "4096",
 	  .help = "How many operations that have ended are kept for reports, with as many records of the\n"
-		  "work that devices did for them. Each job has its share: a busy job does not push\n"
-		  "out the records of another one. Operations that have not ended do not count." },
+		  "work that devices did for them, and a quarter as many of publications. Each job\n"
+		  "has its share: a busy job does not push out the records of another one.\n"
+		  "Operations that have not ended do not count." },
 	{ FIELD_AS("history_jobs", records.jobs), .type = CONFIG_COUNT, .min = 0, .max = 4096,
 	  .by_default = "256",
 	  .help = "How many jobs that have ended are kept for `shardctl history`. Each user has a share: one\n"

@@ -24,6 +24,7 @@ HTTP_PAGE_FILE(memory, "memory.js")
 HTTP_PAGE_FILE(more, "more.js")
 HTTP_PAGE_FILE(past, "past.js")
 HTTP_PAGE_FILE(problems, "problems.js")
+HTTP_PAGE_FILE(publications, "publications.js")
 HTTP_PAGE_FILE(samples, "samples.js")
 HTTP_PAGE_FILE(timeline, "timeline.js")
 HTTP_PAGE_FILE(units, "units.js")
@@ -51,6 +52,7 @@ static const struct http_page {
 	HTTP_PAGE(more, "/more.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(past, "/past.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(problems, "/problems.js", HTTP_TYPE_SCRIPT),
+	HTTP_PAGE(publications, "/publications.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(samples, "/samples.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(timeline, "/timeline.js", HTTP_TYPE_SCRIPT),
 	HTTP_PAGE(units, "/units.js", HTTP_TYPE_SCRIPT),

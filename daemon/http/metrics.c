@@ -497,6 +497,11 @@ static uint64_t metrics_publication_count_leases(const Shardd__V1__PublicationSt
 	return n;
 }
 
+static uint64_t metrics_publication_count_readers(const Shardd__V1__PublicationStatus *p)
+{
+	return p->readers; /* 32 bits */
+}
+
 static uint64_t metrics_publication_count_streams(const Shardd__V1__PublicationStatus *p)
 {
 	return p->streams; /* 32 bits */
@@ -533,6 +538,8 @@ static const struct {
 	  METRICS_PUBLICATION(changed), NULL, "Values that have changed, by these deltas." },
 	{ "shardd_publication_compared_values_total", METRICS_COUNTER, false,
 	  METRICS_PUBLICATION(compared), NULL, "Values that were compared for these deltas." },
+	{ "shardd_publication_readers", METRICS_GAUGE, false, 0, metrics_publication_count_readers,
+	  "Readers that take generations without a call." },
 	{ "shardd_publication_leases", METRICS_GAUGE, false, 0, metrics_publication_count_leases,
 	  "Leases of generations that readers have." },
 	{ "shardd_publication_streams", METRICS_GAUGE, false, 0, metrics_publication_count_streams,
@@ -572,26 +579,46 @@ static void metrics_publication_of(struct metrics_writer *out, const Shardd__V1_
 	out->since_unix_us = 0;
 }
 
-/* The newest generation that readers can have: how many steps the job is ahead of it. */
-static void metrics_publication_lag(struct metrics_writer *out, const Shardd__V1__JobStatus *j)
+/* What readers can have. Return: NULL: there is none. */
+static const Shardd__V1__GenerationStatus *metrics_publication_newest(
+	const Shardd__V1__PublicationStatus *p)
+{
+	for (size_t i = 0; i < p->n_generations; i++)
+		if (p->generations[i]->state ==
+		    SHARDD__V1__GENERATION_STATE__GENERATION_STATE_READY)
+			return p->generations[i];
+	return NULL;
+}
+
+static uint64_t metrics_publication_number(const Shardd__V1__JobStatus *j,
+					   const Shardd__V1__GenerationStatus *g)
+{
+	(void)j;
+	return g->number;
+}
+
+/* How many steps the job is ahead of it. */
+static uint64_t metrics_publication_lag(const Shardd__V1__JobStatus *j,
+					const Shardd__V1__GenerationStatus *g)
+{
+	return j->step > g->step ? j->step - g->step : 0;
+}
+
+/* Of the newest generation of each publication of @j that has one. */
+static void metrics_publication_of_newest(struct metrics_writer *out,
+					  const Shardd__V1__JobStatus *j,
+					  uint64_t (*get)(const Shardd__V1__JobStatus *j,
+							  const Shardd__V1__GenerationStatus *g))
 {
 	char uid[16];
 
 	for (size_t k = 0; metrics_job_is_there(j) && k < j->n_publications; k++) {
 		const Shardd__V1__PublicationStatus *p = j->publications[k];
-		size_t i = 0;
+		const Shardd__V1__GenerationStatus *g = metrics_publication_newest(p);
 
-		while (i < p->n_generations &&
-		       p->generations[i]->state !=
-			       SHARDD__V1__GENERATION_STATE__GENERATION_STATE_READY)
-			i++;
-		if (i < p->n_generations)
-			metrics_count(out,
-				      j->step > p->generations[i]->step
-					      ? j->step - p->generations[i]->step
-					      : 0,
-				      "job_name", j->name, "uid", metrics_uid(j->uid, uid),
-				      "publication", p->name, NULL);
+		if (g)
+			metrics_count(out, get(j, g), "job_name", j->name, "uid",
+				      metrics_uid(j->uid, uid), "publication", p->name, NULL);
 	}
 }
 
@@ -604,10 +631,14 @@ static void metrics_publications(struct metrics_writer *out, const Shardd__V1__G
 		for (size_t i = 0; i < s->n_jobs; i++)
 			metrics_publication_of(out, s->jobs[i], f);
 	}
+	metrics_family(out, "shardd_publication_newest_number", METRICS_GAUGE,
+		       "Number of the newest generation.");
+	for (size_t i = 0; i < s->n_jobs; i++)
+		metrics_publication_of_newest(out, s->jobs[i], metrics_publication_number);
 	metrics_family(out, "shardd_publication_lag_steps", METRICS_GAUGE,
 		       "Steps that the job has committed since the newest generation.");
 	for (size_t i = 0; i < s->n_jobs; i++)
-		metrics_publication_lag(out, s->jobs[i]);
+		metrics_publication_of_newest(out, s->jobs[i], metrics_publication_lag);
 }
 
 /* ------------------------------------------------------------------------- ranks */

@@ -89,6 +89,7 @@ static void op_record_end(struct op *op)
 	r->active_us = op->active_us;
 	r->started_us = op->started_us;
 	r->finished_us = op->m->last.ended_us;
+	r->step = job->step;
 	r->bytes = op->fault.code ? 0 : op->result.place.bytes;
 	r->error[0] = '\0';
 	if (op->fault.code)

@@ -157,10 +157,14 @@ static void recorder_store_keep(struct recorder_store *s, struct recorder_trail 
 
 int recorder_init(size_t size)
 {
+	size_t published = size / 4 > 16 ? size / 4 : size ? 16 : 0;
+
 	list_init(&recorder.pending);
 	return recorder_store_init(&recorder.ops, size, sizeof(struct record)) ||
 			       recorder_store_init(&recorder.devices, size,
-						   sizeof(struct device_record))
+						   sizeof(struct device_record)) ||
+			       recorder_store_init(&recorder.published, published,
+						   sizeof(struct published_record))
 		       ? -ENOMEM
 		       : 0;
 }
@@ -169,6 +173,7 @@ void recorder_deinit(void)
 {
 	recorder_store_deinit(&recorder.ops);
 	recorder_store_deinit(&recorder.devices);
+	recorder_store_deinit(&recorder.published);
 	recorder = (struct recorder){ 0 };
 }
 
@@ -228,6 +233,29 @@ void recorder_resume_device(struct device_record *r)
 	recorder_trail_remove(s, recorder_store_find(s, r->head.job, r->head.uid), &r->head);
 }
 
+/* ------------------------------------------------------------------ publications */
+
+struct published_record *recorder_add_published(const char *job, uid_t uid)
+{
+	struct recorder_store *s = &recorder.published;
+	struct recorder_trail *own = recorder_store_find(s, job, uid);
+	uint64_t id = s->next_id;
+	bool is_own;
+	struct record_head *r = recorder_store_take(s, id, own, &is_own);
+
+	if (!r)
+		return NULL;
+	s->next_id++;
+	if (own && !own->n)
+		own = NULL; /* that was its only one */
+	memset(r, 0, s->bytes);
+	list_init(&r->link);
+	r->id = id;
+	recorder_head_fill(r, job, uid);
+	recorder_store_keep(s, own, r);
+	return (struct published_record *)r;
+}
+
 /* ------------------------------------------------------------------ all of them */
 
 size_t recorder_size(void)
@@ -247,4 +275,12 @@ const struct device_record *recorder_device_at(size_t i)
 	const struct record_head *r = recorder_store_at(&recorder.devices, i);
 
 	return r->id ? (const struct device_record *)r : NULL;
+}
+
+const struct published_record *recorder_published_at(size_t i)
+{
+	const struct record_head *r =
+		i < recorder.published.size ? recorder_store_at(&recorder.published, i) : NULL;
+
+	return r && r->id ? (const struct published_record *)r : NULL;
 }

@@ -1,5 +1,6 @@
 /*
- * The flight recorder, always on: all pending ops, the latest that have ended, and the latest work of devices. Of
+ * The flight recorder, always on: all pending ops, the latest that have ended, the latest work of devices, and the
+ * latest of what happened to publications. Of
  * what has ended each job has its share: a new record takes the place of the oldest one of the job that has
  * most, so that a busy job does not push out what happened in another one. A job is a name and an owner. It keeps its
  * share after its end, until more than a 64th as many jobs as records have some: then the records of those go first
@@ -43,6 +44,7 @@ struct record {
 	uint64_t active_us;    /* when it became active (op.h); 0: never */
 	uint64_t started_us;   /* 0: never */
 	uint64_t finished_us;
+	uint64_t step;   /* the last committed one of the job then */
 	uint64_t bytes;  /* of the memory that it handed out */
 	char error[160]; /* "" : none */
 };
@@ -63,6 +65,42 @@ struct device_record {
 	uint32_t kernels;
 	unsigned pending; /* tasks that have not ended; it is not overwritten meanwhile */
 	int status;       /* negative errno: the device failed one */
+};
+
+enum published_kind {
+	PUBLISHED_GENERATION, /* from its beginning until its buffer is another one's */
+	PUBLISHED_SKIPPED,    /* one that was due and was not made, for want of a buffer */
+	PUBLISHED_FAILED,     /* one that could not be made */
+	PUBLISHED_READER,     /* one by board, while it is open */
+	PUBLISHED_LEASE,
+	_PUBLISHED_KIND_N
+};
+
+/* How the daemon knows of a lease. */
+enum published_lease {
+	PUBLISHED_BY_CALL,   /* it gave and took it back itself */
+	PUBLISHED_BY_STREAM, /* a call that sends the generation */
+	PUBLISHED_BY_BOARD,  /* it saw the reader's hold: the times are those of its looks */
+	/* The reader has used the generation between two looks, which are the times. */
+	PUBLISHED_BETWEEN_LOOKS,
+};
+
+/* Something of a publication that is over. */
+struct published_record {
+	struct record_head head; /* first */
+	char publication[64];
+	uint8_t kind;  /* enum published_kind */
+	uint8_t lease; /* LEASE: enum published_lease */
+	bool was_used; /* GENERATION: a reader has leased it */
+	int pid;       /* READER, LEASE */
+	uint64_t session;
+	uint64_t number; /* GENERATION, LEASE */
+	uint64_t step;   /* the job's then; of a generation: its own */
+	uint64_t began_us;
+	uint64_t made_us; /* GENERATION; 0: it never was */
+	uint64_t ended_us;
+	uint64_t bytes, delta_bytes; /* GENERATION */
+	char why[160];               /* SKIPPED, FAILED; GENERATION: why it is over */
 };
 
 /* The records of one job, oldest first. */
@@ -100,7 +138,7 @@ struct recorder_sink {
 };
 
 struct recorder {
-	struct recorder_store ops, devices;
+	struct recorder_store ops, devices, published;
 	struct recorder_sink sink;
 	struct list pending; /* of struct op, in the order in which they came */
 };
@@ -108,7 +146,7 @@ struct recorder {
 /* The daemon's one recorder. */
 extern struct recorder recorder;
 
-/* @size: of either store. Return: 0 or -ENOMEM. */
+/* @size: of the stores for ops and devices; that for publications has a quarter, at least 16. Return: 0 or -ENOMEM. */
 int recorder_init(size_t size);
 void recorder_deinit(void);
 
@@ -125,9 +163,12 @@ struct device_record *recorder_add_device(const char *job, uid_t uid);
 void recorder_end_device(struct device_record *r);
 /* There is another one. */
 void recorder_resume_device(struct device_record *r);
+/* A record of a publication of @job, which is zero but for its head. Return: NULL only with size 0. */
+struct published_record *recorder_add_published(const char *job, uid_t uid);
 /* Those that are there, in no order: for @i from 0 on, until @i is recorder_size(). NULL: an empty place. */
 size_t recorder_size(void);
 const struct record *recorder_op_at(size_t i);
 const struct device_record *recorder_device_at(size_t i);
+const struct published_record *recorder_published_at(size_t i);
 
 #endif

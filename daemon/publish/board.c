@@ -4,10 +4,12 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/clock.h"
 #include "mem/slab.h"
 
 void board_init(struct board *b)
@@ -67,6 +69,7 @@ int board_open(struct board *b, const struct board_payer *payer, struct board_re
 		return e;
 	}
 	r->hold = backend_addr(r->slab->mem);
+	r->opened_us = r->looked_us = clock_now_us();
 	list_init(&r->link);
 	list_init(&r->held);
 	list_append(&b->readers, &r->link);
@@ -156,33 +159,82 @@ void board_show(struct board *b, uint64_t word)
 	(void)syscall(SYS_futex, &b->page->changes, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* What is in the hold, added up: it changes with what is held. */
-static uint64_t board_sum(const struct board_hold *h)
+void board_beat(struct board *b)
 {
-	uint64_t sum = 0;
+	if (b->page)
+		atomic_fetch_add(&b->page->beat, 1);
+}
 
+/* ---------------------------------------------------------------------------- looking */
+
+uint64_t board_reader_since(const struct board_reader *r, uint64_t word, uint64_t now_us)
+{
 	for (unsigned i = 0; i < BOARD_HOLDS; i++)
-		sum += atomic_load(&h->newest[i]);
-	return sum;
+		if (r->seen[i].word == word)
+			return r->seen[i].since_us;
+	return now_us;
 }
 
-uint64_t board_reader_held_us(const struct board_reader *r, uint64_t now_us)
+/* A place of the hold has @word now. */
+static void board_reader_see(struct board_reader *r, struct board_seen *seen, uint64_t word,
+			     uint64_t now_us, board_use_cb ended)
 {
-	return board_sum(r->hold) == r->since_of ? now_us - r->since_us : 0;
+	const struct board_use use = { .index = (unsigned)(seen->word % BOARD_BUFFERS),
+				       .number = seen->word / BOARD_BUFFERS,
+				       .began_us = seen->since_us,
+				       .ended_us = now_us };
+
+	if (word == seen->word)
+		return;
+	if (seen->word != BOARD_NONE)
+		ended(r, &use);
+	*seen = (struct board_seen){ word, now_us };
 }
 
-void board_beat(struct board *b, uint64_t now_us)
+/* Which one of buffer @i it has used last. What it was seen to hold, before or now, is told by that. */
+static void board_reader_see_used(struct board_reader *r, unsigned i,
+				  const struct board_seen *before, uint64_t now_us,
+				  board_use_cb ended)
+{
+	const struct board_use use = { .index = i,
+				       .number = atomic_load(&r->hold->used[i]),
+				       .began_us = r->looked_us,
+				       .ended_us = now_us,
+				       .is_between = true };
+	const uint64_t word = board_word(use.number, i);
+
+	if (use.number == r->used[i])
+		return;
+	r->used[i] = use.number;
+	for (unsigned k = 0; k < BOARD_HOLDS; k++)
+		if (before[k].word == word || r->seen[k].word == word)
+			return;
+	ended(r, &use);
+}
+
+static void board_reader_look(struct board_reader *r, uint64_t now_us, board_use_cb ended)
+{
+	struct board_seen before[BOARD_HOLDS];
+
+	memcpy(before, r->seen, sizeof(before));
+	for (unsigned i = 0; i < BOARD_HOLDS; i++)
+		board_reader_see(r, &r->seen[i], atomic_load(&r->hold->newest[i]), now_us, ended);
+	for (unsigned i = 0; i < BOARD_BUFFERS; i++)
+		board_reader_see_used(r, i, before, now_us, ended);
+	r->looked_us = now_us;
+}
+
+void board_look(struct board *b, uint64_t now_us, board_use_cb ended)
 {
 	struct board_reader *r, *tmp;
 
-	if (b->page)
-		atomic_fetch_add(&b->page->beat, 1);
-	list_for_each (r, tmp, &b->readers, link) {
-		uint64_t holds = board_sum(r->hold);
+	list_for_each (r, tmp, &b->readers, link)
+		board_reader_look(r, now_us, ended);
+}
 
-		if (holds != r->since_of) {
-			r->since_of = holds;
-			r->since_us = now_us;
-		}
-	}
+void board_reader_end(struct board_reader *r, uint64_t now_us, board_use_cb ended)
+{
+	board_reader_look(r, now_us, ended);
+	for (unsigned i = 0; i < BOARD_HOLDS; i++)
+		board_reader_see(r, &r->seen[i], BOARD_NONE, now_us, ended);
 }

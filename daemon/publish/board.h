@@ -31,6 +31,20 @@ struct board {
 	struct list readers; /* of struct board_reader */
 };
 
+/* What was in a place of a hold. */
+struct board_seen {
+	uint64_t word;     /* as board_page.newest has it */
+	uint64_t since_us; /* the look that saw it first */
+};
+
+/* A reader has used a generation, and does not any more. */
+struct board_use {
+	unsigned index;  /* of the buffer, as the hold says */
+	uint64_t number; /* that, too: it may be anything */
+	uint64_t began_us, ended_us;
+	bool is_between; /* no look has seen it: it was some time between these two */
+};
+
 /* A reader with a hold. Owned by its session. */
 struct board_reader {
 	struct list link; /* board.readers; unlinked: the publication is gone */
@@ -38,11 +52,13 @@ struct board_reader {
 	uint64_t id;      /* the session's */
 	uint64_t session; /* for status */
 	int pid;
-	uid_t uid;             /* the owner's */
-	uint64_t since_us;     /* when board_beat found that it holds what it holds */
-	uint64_t since_of;     /* that: what is in the hold, added up */
-	struct publication *p; /* the owner's; NULL: it is gone */
-	struct slab *slab;     /* owned ref: the hold; NULL without @p */
+	uid_t uid; /* the owner's */
+	uint64_t opened_us;
+	uint64_t looked_us; /* when board_look saw: */
+	struct board_seen seen[BOARD_HOLDS];
+	uint64_t used[BOARD_BUFFERS]; /* as in the hold */
+	struct publication *p;        /* the owner's; NULL: it is gone */
+	struct slab *slab;            /* owned ref: the hold; NULL without @p */
 	struct board_hold *hold;
 	struct user_charge cost;
 };
@@ -69,13 +85,19 @@ struct board_reader *board_close(struct board_reader *r);
 void board_write(struct board *b, unsigned index, const struct board_generation *g);
 /* The newest generation, or BOARD_NONE; readers that wait wake up. */
 void board_show(struct board *b, uint64_t word);
-/* The daemon is there, and looks at the holds: call at least once a second. */
-void board_beat(struct board *b, uint64_t now_us);
+/* The daemon is there: call at least once a second. */
+void board_beat(struct board *b);
+
+typedef void (*board_use_cb)(const struct board_reader *r, const struct board_use *u);
+/* See what the holds have now. @ended: called for each use that has ended since the last look. */
+void board_look(struct board *b, uint64_t now_us, board_use_cb ended);
+/* The same of @r, which holds nothing from now on. */
+void board_reader_end(struct board_reader *r, uint64_t now_us, board_use_cb ended);
 
 /* Does any reader hold @word? */
 bool board_holds(const struct board *b, uint64_t word);
-/* For how long @r has held what it holds: as board_beat has seen it. */
-uint64_t board_reader_held_us(const struct board_reader *r, uint64_t now_us);
+/* Since when @r holds @word, as board_look has seen it. Return: @now_us if it has not yet. */
+uint64_t board_reader_since(const struct board_reader *r, uint64_t word, uint64_t now_us);
 /* Does @r? */
 bool board_reader_holds(const struct board_reader *r, uint64_t word);
 /* Is generation @number the last one of buffer @index that @r has used? */

@@ -15,7 +15,8 @@
 #include "job/job_journal.h"
 #include "job/readers.h"
 #include "mem/slab.h"
-#include "publish/published_readers.h"
+#include "publish/published_policy.h"
+#include "publish/published_records.h"
 
 /* So many numbers are taken with one entry of the journal. */
 #define PUBLICATION_NUMBERS 1024u
@@ -43,23 +44,24 @@ static const view_declaration *publication_declared(const struct publication *p)
 	return p->rec->declaration;
 }
 
-unsigned publication_keep(const view_declaration *d)
-{
-	return d->keep ? d->keep : 1;
-}
-
-static unsigned publication_buffers(const view_declaration *d)
-{
-	return d->buffers ? d->buffers : publication_keep(d) + 2;
-}
-
 /* ----------------------------------------------------------------------------- buffers */
 
-static void publication_free_buffer(struct published *g)
+/* It is over, if there is one, and its leases are. */
+static void publication_record(const struct published *g, const char *why)
+{
+	published_records_leases(g);
+	if (g->state != PUBLISHED_EMPTY)
+		published_records_generation(
+			g, g->state == PUBLISHED_READY && publication_was_used(g), why);
+}
+
+/* @why: what it is freed for, for the records. */
+static void publication_free_buffer(struct published *g, const char *why)
 {
 	struct publication_lease *l, *tmp;
 
 	CHECK(g->state != PUBLISHED_MAKING);
+	publication_record(g, why);
 	list_for_each (l, tmp, &g->leases, link) {
 		list_unlink(&l->link);
 		l->g = NULL;
@@ -124,7 +126,7 @@ static struct published *publication_oldest(struct publication *p, unsigned age)
 /* A buffer for the next generation. Those with memory first. NULL: there is none. */
 static struct published *publication_find_buffer(struct publication *p)
 {
-	struct published *g = publication_oldest(p, publication_keep(publication_declared(p)));
+	struct published *g = publication_oldest(p, published_policy_keep(publication_declared(p)));
 
 	for (unsigned i = 0; i < p->n_buffers && !g; i++)
 		if (p->buffers[i].state == PUBLISHED_EMPTY)
@@ -172,7 +174,7 @@ static int publication_take_memory(struct publication *p, struct published *g, b
 	int r = 0;
 
 	if (g->assembly != p->assembly) {
-		publication_free_buffer(g);
+		publication_free_buffer(g, "the units have changed");
 		g->assembly = assembly_ref(p->assembly);
 	}
 	if (!g->crc)
@@ -182,7 +184,7 @@ static int publication_take_memory(struct publication *p, struct published *g, b
 	*later = g->crc && r == SLAB_E_LATER;
 	if (g->crc && (!r || *later))
 		return 0;
-	publication_free_buffer(g);
+	publication_free_buffer(g, "there is no memory");
 	return fault_set(f, FAULT_EXHAUSTED, NULL,
 			 "job '%s' has no memory for a generation of publication '%s', %" PRIu64
 			 " bytes: raise its quota or memory_bytes, or publish less",
@@ -252,6 +254,7 @@ static void publication_fail(struct publication *p, const struct fault *f)
 {
 	p->wanted = false;
 	p->counts.failed++;
+	published_records_failed(p, f->text);
 	if (strcmp(p->why, f->text) != 0)
 		log_warn("job", "generation not made job=%s publication=%s why=\"%s\"",
 			 p->job->label, publication_declared(p)->name, f->text);
@@ -271,9 +274,9 @@ static void publication_note_end(const struct publication *p)
 static void publication_free(struct publication *p)
 {
 	CHECK(!p->making_at && list_empty(&p->waits));
-	board_end(&p->board);
+	publication_end_board(p);
 	for (unsigned i = 0; i < p->n_buffers; i++)
-		publication_free_buffer(&p->buffers[i]);
+		publication_free_buffer(&p->buffers[i], "the job ends");
 	assembly_unref(p->assembly);
 	user_charge_deinit(&p->cost);
 	list_unlink(&p->link);
@@ -332,6 +335,12 @@ static void publication_is_made(struct publication *p, struct published *g)
 	publication_tell_made(p, g);
 }
 
+static void publication_is_not_made(struct published *g, int status)
+{
+	publication_record(g, status == -ECANCELED ? "cancelled" : "the device failed");
+	publication_move(g, PUBLISHED_EMPTY);
+}
+
 static void publication_on_made(struct making *m, int status)
 {
 	struct publication *p = CONTAINER_OF(m, struct publication, making);
@@ -343,7 +352,7 @@ static void publication_on_made(struct making *m, int status)
 	if (status == 0 && !p->gone)
 		publication_is_made(p, g);
 	else
-		publication_move(g, PUBLISHED_EMPTY);
+		publication_is_not_made(g, status);
 	if (status && status != -ECANCELED && !p->gone) {
 		fault_errno(&f, status, "making a generation");
 		publication_fail(p, &f);
@@ -416,6 +425,7 @@ static void publication_begin(struct publication *p, struct published *g)
 
 	if (g->state == PUBLISHED_READY && !publication_was_used(g))
 		p->counts.dropped++;
+	publication_record(g, "");
 	p->wanted = p->full = false;
 	publication_move(g, PUBLISHED_MAKING);
 	g->number = publication_take_number(p);
@@ -497,6 +507,7 @@ static void publication_is_full(struct publication *p)
 	} else {
 		p->wanted = false;
 		p->counts.skipped++;
+		published_records_skipped(p, "all buffers are in use");
 	}
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
 		  "all %u buffers of publication '%s' of job '%s' are in use: a reader must "
@@ -531,6 +542,8 @@ void publication_go(struct publication *p)
 		return;
 	}
 	g = publication_find_buffer(p);
+	if (g) /* what it had is not told by the holds any more */
+		published_records_look(p, clock_now_us());
 	if (!g)
 		publication_is_full(p);
 	else if (publication_take_memory(p, g, &later, &f))
@@ -546,62 +559,6 @@ void publication_want(struct publication *p)
 }
 
 /* -------------------------------------------------------------------- declare and drop */
-
-static int publication_check_policy(const view_declaration *d, struct fault *f)
-{
-	uint32_t keep = publication_keep(d), buffers = publication_buffers(d);
-	size_t bytes = shardd__v1__publication__get_packed_size(d);
-
-	if (published_readers_check(d, f))
-		return f->code;
-	if (bytes > PUBLICATION_MAX_BYTES)
-		return fault_set(f, FAULT_INVALID, NULL,
-				 "the declaration has %zu bytes; at most %u are possible: rules "
-				 "with placeholders, as {i}, are shorter",
-				 bytes, PUBLICATION_MAX_BYTES);
-	if (buffers > PUBLICATION_MAX_BUFFERS)
-		return fault_set(f, FAULT_INVALID, "buffers",
-				 "%u buffers are too many: the limit is %u", buffers,
-				 PUBLICATION_MAX_BUFFERS);
-	if (keep >= buffers)
-		return fault_set(
-			f, FAULT_INVALID, "keep",
-			"keep is %u and buffers is %u: the next generation needs a buffer more "
-			"than are kept",
-			keep, buffers);
-	if (d->delta_percent > 100)
-		return fault_set(f, FAULT_INVALID, "delta_percent",
-				 "delta_percent %u is out of range (0..100)", d->delta_percent);
-	if (d->full_every == 1 || (d->full_every && !d->delta_percent))
-		return fault_set(
-			f, FAULT_INVALID, "full_every",
-			"full_every is %u and delta_percent %u: no generation would have a "
-			"delta",
-			d->full_every, d->delta_percent);
-	if (d->when_full > SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
-		return fault_set(f, FAULT_INVALID, "when_full", "there is no policy %d",
-				 (int)d->when_full);
-	return 0;
-}
-
-static bool publication_is_same(const view_declaration *a, const view_declaration *b)
-{
-	size_t bytes = shardd__v1__publication__get_packed_size(a);
-	uint8_t *one, *other;
-	bool same;
-
-	if (bytes != shardd__v1__publication__get_packed_size(b))
-		return false;
-	one = malloc(2 * bytes + 1);
-	if (!one)
-		return false;
-	other = one + bytes;
-	shardd__v1__publication__pack(a, one);
-	shardd__v1__publication__pack(b, other);
-	same = memcmp(one, other, bytes) == 0;
-	free(one);
-	return same;
-}
 
 struct publication *publication_find(const struct job *job, const char *name)
 {
@@ -621,7 +578,7 @@ static struct publication *publication_new(struct job *job, state_published *rec
 		return NULL;
 	p->job = job;
 	p->rec = rec;
-	p->n_buffers = publication_buffers(rec->declaration);
+	p->n_buffers = published_policy_buffers(rec->declaration);
 	p->since_unix_us = clock_unix_us();
 	if (p->n_buffers > PUBLICATION_MAX_BUFFERS) /* of a daemon that allows more */
 		p->n_buffers = PUBLICATION_MAX_BUFFERS;
@@ -684,11 +641,11 @@ int publication_declare(struct job *job, const view_declaration *d, struct publi
 {
 	struct publication *p = publication_find(job, d->name);
 
-	if (publication_check_policy(d, f))
+	if (published_policy_check(d, PUBLICATION_MAX_BYTES, PUBLICATION_MAX_BUFFERS, f))
 		return f->code;
 	if (!p)
 		return publication_add(job, d, ret, f);
-	if (!publication_is_same(publication_declared(p), d))
+	if (!view_is_same(publication_declared(p), d))
 		return fault_set(
 			f, FAULT_STATE, NULL,
 			"publication '%s' of job '%s' is declared otherwise: drop it first, or "
@@ -709,7 +666,9 @@ void publication_drop(struct publication *p)
 		  publication_declared(p)->name, p->job->rec->name);
 	publication_tell_fault(p, &f, true);
 	publication_note_end(p);
-	board_end(&p->board);
+	publication_end_board(p);
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		publication_record(&p->buffers[i], "the publication was dropped");
 	state_job_drop_published(p->job->rec, p->rec);
 	p->rec = NULL;
 	job_journal_mark(p->job, JOB_JOURNAL_HEAD);
@@ -740,7 +699,11 @@ void publications_committed(struct job *job)
 	list_for_each (p, tmp, &job->readers.publications, link) {
 		if (p->gone)
 			continue;
-		p->counts.skipped += p->full; /* the one of the commit before */
+		if (p->full) { /* the one of the commit before */
+			p->counts.skipped++;
+			published_records_skipped(p,
+						  "all buffers were in use until the next commit");
+		}
 		p->full = false;
 		p->wanted |= publication_is_due(p);
 		publication_go(p);
@@ -789,7 +752,8 @@ void publications_tick(struct job *job, uint64_t now_us)
 		if (p->gone)
 			continue;
 		publication_end_waits(p, now_us);
-		board_beat(&p->board, now_us);
+		board_beat(&p->board);
+		published_records_look(p, now_us);
 		publication_go(p);
 	}
 }

@@ -22,104 +22,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/fault.h"
-#include "core/list.h"
-#include "core/user.h"
-#include "job/job_types.h"
-#include "op/device_note.h"
-#include "publish/assembly.h"
-#include "publish/board.h"
-#include "publish/delta.h"
-#include "publish/making.h"
+#include "publish/publication_types.h"
 
-#define PUBLICATION_MAX_BUFFERS 16u
-#define PUBLICATIONS_MAX        64u /* of a job */
+#define PUBLICATIONS_MAX 64u /* of a job */
 /* By board: each has a page of the job's memory. */
 #define PUBLICATION_MAX_READERS 1024u
 #define PUBLICATION_MAX_OTHERS  64u /* of these, of one user who is not the job's owner */
 /* Of a declaration, packed: it is in every head of the job's journal. */
 #define PUBLICATION_MAX_BYTES (256u << 10)
-
-struct publication;
-
-enum published_state { PUBLISHED_EMPTY, PUBLISHED_MAKING, PUBLISHED_READY, _PUBLISHED_N };
-
-/* A buffer, and the generation in it. */
-struct published {
-	struct publication *p;
-	uint8_t state;             /* enum published_state */
-	struct assembly *assembly; /* owned ref: what it is of */
-	struct slab *slab;         /* owned ref; NULL: it has no memory yet */
-	uint32_t *crc;             /* owned: CRC-32C of each block */
-	struct delta delta;        /* from the generation before */
-	uint64_t number;           /* from 1 */
-	uint64_t step;             /* that the masters were of */
-	uint64_t commit;           /* readers.commits then */
-	uint32_t checksum;         /* CRC-32C of @crc, in little-endian order */
-	uint64_t began_us, made_us;
-	struct list leases; /* of struct publication_lease */
-	uint64_t leased;    /* how often */
-};
-
-/* A reader's right to a generation: its buffer is not used again. Owned by the reader. */
-struct publication_lease {
-	struct list link; /* published.leases; unlinked: the publication is gone */
-	struct list held; /* the owner's */
-	uint64_t id;      /* the owner's */
-	uint64_t session; /* the owner, for status */
-	int pid;
-	uint64_t since_us;
-	struct published *g; /* NULL: the publication is gone */
-	bool streams;        /* a call's that sends it: the owner is that call */
-	uint64_t sent;       /* bytes, by that call */
-};
-
-/* Somebody waits for a generation; embedded by its owner. */
-struct publication_wait {
-	struct list link;     /* publication.waits */
-	uint64_t newer_than;  /* a number */
-	uint64_t deadline_us; /* UINT64_MAX: none */
-	bool asks;            /* it has wanted one: it ends with the reason if none can be made */
-	/* Called once, from the loop, after it was unlinked. @f NULL: publication_newest is there. */
-	void (*done)(struct publication_wait *w, const struct fault *f);
-};
-
-struct publication_counts {
-	uint64_t made, bytes; /* generations, their bytes */
-	uint64_t made_us;     /* the time that they took, together */
-	uint64_t skipped;     /* not made: no buffer was free before the next one was due */
-	uint64_t dropped;     /* of those that no reader had leased */
-	uint64_t failed;      /* not made: no memory, or what was declared is not there any more */
-	uint64_t deltas;      /* of those that were made */
-	uint64_t delta_bytes;
-	uint64_t changed, compared; /* values, by these deltas */
-	uint64_t not_deltas;        /* too much has changed for one, or there was no memory */
-	uint64_t streamed;          /* bytes, sent to readers that do not map them */
-};
-
-struct publication {
-	struct list link; /* job->readers.publications */
-	struct job *job;
-	state_published *rec;      /* the job's record's */
-	struct assembly *assembly; /* owned ref; NULL: none that fits the units as they are */
-	uint64_t units;            /* readers_generation of it */
-	struct user_charge cost;   /* its tables */
-	struct published buffers[PUBLICATION_MAX_BUFFERS];
-	unsigned n_buffers;
-	struct published *making_at; /* MAKING; NULL: none */
-	struct making making;
-	struct delta_end base;   /* of the delta that is made */
-	struct device_note note; /* of what is made */
-	uint64_t number;         /* of the next one; 0: not known yet */
-	bool wanted;             /* a generation, at the next commit */
-	bool full;               /* the one that is wanted waits for a buffer */
-	bool gone;               /* it was dropped: freed when nothing is made any more */
-	struct list waits;
-	struct board board;
-	struct publication_counts counts;
-	uint64_t since_unix_us; /* when these were 0 */
-	char why[256];          /* what went wrong last; "": nothing since the last one was made */
-};
 
 /* Declare one: an equal one that exists is given. @ret: the job's. Return: 0, FAULT_INVALID (a field of
  * the declaration), FAULT_STATE (one of this name is declared otherwise; the units are not registered),
@@ -128,8 +38,6 @@ int publication_declare(struct job *job, const view_declaration *d, struct publi
 			struct fault *f);
 /* It is not known any more. Waits end; leases stay, but lead nowhere. */
 void publication_drop(struct publication *p);
-/* Generations that stay. */
-unsigned publication_keep(const view_declaration *d);
 /* Return: borrowed; NULL: there is none. */
 struct publication *publication_find(const struct job *job, const char *name);
 
@@ -156,6 +64,9 @@ struct board_reader *publication_close_reader(struct board_reader *r);
 struct slab *publication_slab_for(const struct board_reader *r, uint32_t id);
 /* Does @r hold @g? */
 bool publication_reader_holds(const struct board_reader *r, const struct published *g);
+/* Since when, as the daemon has seen it; @now_us: it has not yet. */
+uint64_t publication_reader_since(const struct board_reader *r, const struct published *g,
+				  uint64_t now_us);
 
 /* Lease @g. Return: the caller's, or NULL without memory. */
 struct publication_lease *publication_lease(struct published *g);

@@ -11,6 +11,8 @@ void publication_go(struct publication *p);
 bool publication_is_used(const struct published *g);
 /* What readers see of @g, which is READY. */
 void publication_write(const struct published *g);
+/* The readers lose the board. */
+void publication_end_board(struct publication *p);
 /* The newest generation is another one, or none. */
 void publication_show(struct publication *p);
 

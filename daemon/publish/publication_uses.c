@@ -6,6 +6,7 @@
 #include "job/readers.h"
 #include "mem/slab.h"
 #include "publish/publication_impl.h"
+#include "publish/published_records.h"
 
 static_assert(BOARD_BUFFERS == PUBLICATION_MAX_BUFFERS, "a buffer has a place in the board");
 
@@ -31,6 +32,8 @@ struct publication_lease *publication_release(struct publication_lease *l)
 {
 	struct published *g = l ? l->g : NULL;
 
+	if (g)
+		published_records_lease(l);
 	if (l) {
 		list_unlink(&l->link);
 		list_unlink(&l->held);
@@ -61,6 +64,12 @@ bool publication_reader_holds(const struct board_reader *r, const struct publish
 bool publication_was_used(const struct published *g)
 {
 	return g->leased || board_was_used(&g->p->board, publication_uses_index(g), g->number);
+}
+
+uint64_t publication_reader_since(const struct board_reader *r, const struct published *g,
+				  uint64_t now_us)
+{
+	return board_reader_since(r, publication_uses_word(g), now_us);
 }
 
 bool publication_is_used(const struct published *g)
@@ -172,14 +181,30 @@ int publication_open_reader(struct publication *p, struct user *payer, uid_t uid
 	return 0;
 }
 
+/* What it has used is not told by anybody else any more. */
+static void publication_uses_note_reader(struct publication *p, struct board_reader *r)
+{
+	published_records_reader(r);
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		p->buffers[i].leased += p->buffers[i].state == PUBLISHED_READY &&
+					board_reader_used(r, i, p->buffers[i].number);
+}
+
+void publication_end_board(struct publication *p)
+{
+	struct board_reader *r, *tmp;
+
+	list_for_each (r, tmp, &p->board.readers, link)
+		publication_uses_note_reader(p, r);
+	board_end(&p->board);
+}
+
 struct board_reader *publication_close_reader(struct board_reader *r)
 {
 	struct publication *p = r ? r->p : NULL;
 
-	/* what it has used is not told by anybody else any more */
-	for (unsigned i = 0; p && i < p->n_buffers; i++)
-		p->buffers[i].leased += p->buffers[i].state == PUBLISHED_READY &&
-					board_reader_used(r, i, p->buffers[i].number);
+	if (p)
+		publication_uses_note_reader(p, r);
 	board_close(r);
 	if (p)
 		publication_go(p);

@@ -16,6 +16,25 @@
 
 /* --------------------------------------------------------------------- the declaration */
 
+bool view_is_same(const view_declaration *a, const view_declaration *b)
+{
+	size_t bytes = shardd__v1__publication__get_packed_size(a);
+	uint8_t *one, *other;
+	bool same;
+
+	if (bytes != shardd__v1__publication__get_packed_size(b))
+		return false;
+	one = malloc(2 * bytes + 1);
+	if (!one)
+		return false;
+	other = one + bytes;
+	shardd__v1__publication__pack(a, one);
+	shardd__v1__publication__pack(b, other);
+	same = memcmp(one, other, bytes) == 0;
+	free(one);
+	return same;
+}
+
 static bool view_knows_type(int type)
 {
 	return type >= 0 && type <= SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3;

@@ -74,6 +74,9 @@ struct view {
 	uint64_t name_bytes; /* of all names */
 };
 
+/* Do they say the same? False without memory. */
+bool view_is_same(const view_declaration *a, const view_declaration *b);
+
 /* What @p makes of @sources. Their names are unique, or a rule that names one of two is refused.
  * @ret: view_free. Return: 0, FAULT_INVALID (the text names rule and tensor), FAULT_EXHAUSTED. */
 int view_new(const view_declaration *p, const struct view_source *sources, size_t n,

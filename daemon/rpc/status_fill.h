@@ -78,6 +78,10 @@ void status_fill_ops(struct arena *a, const struct status_scope *scope, uint32_t
 		     uint64_t start, Shardd__V1__OpsResponse *reply);
 void status_fill_device_records(struct arena *a, const struct status_scope *scope, uint32_t limit,
 				uint64_t start, Shardd__V1__OpsResponse *reply);
+/* What there is of publications, and the last @limit records of what is over; 0: all. */
+void status_fill_published_records(struct arena *a, struct jobs *jobs,
+				   const struct status_scope *scope, uint32_t limit,
+				   Shardd__V1__OpsResponse *reply);
 
 /* Of jobs that have ended those that @uid may know of. @ref: only this one; NULL: all. */
 void status_fill_history(struct arena *a, const struct status_scope *scope,

@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "publish/publication.h"
+#include "publish/published_policy.h"
 #include "rpc/status_fill.h"
 
 static void status_publications_fill_leases(struct arena *a, const struct published *g,
@@ -38,7 +39,7 @@ static void status_publications_fill_leases(struct arena *a, const struct publis
 			continue;
 		to->session = r->session;
 		to->pid = r->pid;
-		to->held_ms = board_reader_held_us(r, now) / 1000;
+		to->held_ms = (now - publication_reader_since(r, g, now)) / 1000;
 		s->n_leases++;
 	}
 }
@@ -119,6 +120,16 @@ static unsigned status_publications_streams(const struct publication *p)
 	return n;
 }
 
+static unsigned status_publications_readers(const struct publication *p)
+{
+	const struct board_reader *r, *tmp;
+	unsigned n = 0;
+
+	list_for_each (r, tmp, (struct list *)(uintptr_t)&p->board.readers, link)
+		n++;
+	return n;
+}
+
 static void status_publications_fill_one(struct arena *a, const struct publication *p,
 					 Shardd__V1__PublicationStatus *s)
 {
@@ -129,7 +140,7 @@ static void status_publications_fill_one(struct arena *a, const struct publicati
 	s->tensors = p->assembly ? p->assembly->view->n : 0;
 	s->bytes = p->assembly ? p->assembly->bytes : 0;
 	s->every_steps = d->every_steps;
-	s->keep = publication_keep(d);
+	s->keep = published_policy_keep(d);
 	s->buffers = p->n_buffers;
 	s->made = p->counts.made;
 	s->made_bytes = p->counts.bytes;
@@ -146,6 +157,7 @@ static void status_publications_fill_one(struct arena *a, const struct publicati
 	s->why = status_text(a, p->why);
 	s->since_unix_us = p->since_unix_us;
 	s->streams = status_publications_streams(p);
+	s->readers = status_publications_readers(p);
 	s->streamed_bytes = p->counts.streamed;
 	status_publications_fill_readers(a, d, s);
 	list_for_each (w, tmp, (struct list *)(uintptr_t)&p->waits, link)

@@ -2,9 +2,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "op/op.h"
 #include "op/op_run.h"
 #include "op/op_time.h"
+#include "publish/publication.h"
 #include "rpc/status_fill.h"
 
 /* Pending ops in a reply. */
@@ -57,6 +59,7 @@ static void status_records_fill_record(struct arena *a, const struct record *r, 
 	o->active_us = status_records_since(start, r->active_us);
 	o->started_us = status_records_since(start, r->started_us);
 	o->finished_us = status_records_since(start, r->finished_us);
+	o->step = r->step;
 	o->bytes = r->bytes;
 	o->error = status_text(a, r->error);
 }
@@ -109,6 +112,13 @@ static const struct record_head *status_records_op_at(size_t i)
 static const struct record_head *status_records_device_at(size_t i)
 {
 	const struct device_record *r = recorder_device_at(i);
+
+	return r ? &r->head : NULL;
+}
+
+static const struct record_head *status_records_published_at(size_t i)
+{
+	const struct published_record *r = recorder_published_at(i);
 
 	return r ? &r->head : NULL;
 }
@@ -200,4 +210,178 @@ void status_fill_device_records(struct arena *a, const struct status_scope *scop
 	for (size_t i = 0; reply->devices && i < seen.n; i++)
 		status_records_fill_device_record(a, (const struct device_record *)seen.all[i],
 						  start, reply->devices[reply->n_devices++]);
+}
+
+/* ---------------------------------------------------------------------------- publications */
+
+/* What goes on, which is counted first and then filled. */
+struct records_now {
+	struct arena *a;
+	uint64_t start;
+	size_t n;
+	Shardd__V1__PublicationRecord **to; /* NULL: only count */
+};
+
+/* Return: the next one, or NULL: it was counted. */
+static Shardd__V1__PublicationRecord *status_records_now(struct records_now *now,
+							 const struct publication *p,
+							 Shardd__V1__PublicationRecordKind kind,
+							 uint64_t began_us)
+{
+	Shardd__V1__PublicationRecord *to = now->to ? now->to[now->n] : NULL;
+	const state_job *job = p->job->rec;
+
+	now->n++;
+	if (!to)
+		return NULL;
+	to->job = status_text(now->a, job->name);
+	to->uid = job->uid;
+	to->job_number = job->number;
+	to->publication = status_text(now->a, p->rec->declaration->name);
+	to->kind = kind;
+	to->step = job->step;
+	to->began_us = began_us - now->start;
+	return to;
+}
+
+static void status_records_now_leased(struct records_now *now, const struct published *g, int pid,
+				      uint64_t session, uint64_t since_us,
+				      Shardd__V1__LeaseRecordSource source)
+{
+	Shardd__V1__PublicationRecord *to = status_records_now(
+		now, g->p, SHARDD__V1__PUBLICATION_RECORD_KIND__PUBLICATION_RECORD_KIND_LEASE,
+		since_us);
+
+	if (!to)
+		return;
+	to->number = g->number;
+	to->step = g->step;
+	to->pid = pid;
+	to->session = session;
+	to->source = source;
+}
+
+static void status_records_now_leases(struct records_now *now, const struct published *g)
+{
+	const struct publication_lease *l, *tmp;
+	const struct board_reader *r, *tmp2;
+	const uint64_t time = clock_now_us();
+
+	list_for_each (l, tmp, (struct list *)(uintptr_t)&g->leases, link)
+		status_records_now_leased(
+			now, g, l->pid, l->session, l->since_us,
+			l->streams ? SHARDD__V1__LEASE_RECORD_SOURCE__LEASE_RECORD_SOURCE_STREAM
+				   : SHARDD__V1__LEASE_RECORD_SOURCE__LEASE_RECORD_SOURCE_CALL);
+	list_for_each (r, tmp2, (struct list *)(uintptr_t)&g->p->board.readers, link)
+		if (publication_reader_holds(r, g))
+			status_records_now_leased(
+				now, g, r->pid, r->session, publication_reader_since(r, g, time),
+				SHARDD__V1__LEASE_RECORD_SOURCE__LEASE_RECORD_SOURCE_BOARD);
+}
+
+static void status_records_now_generation(struct records_now *now, const struct published *g)
+{
+	Shardd__V1__PublicationRecord *to = status_records_now(
+		now, g->p, SHARDD__V1__PUBLICATION_RECORD_KIND__PUBLICATION_RECORD_KIND_GENERATION,
+		g->began_us);
+	const bool is_made = g->state == PUBLISHED_READY;
+
+	if (to) {
+		to->number = g->number;
+		to->step = g->step;
+		to->made_us = is_made ? status_records_since(now->start, g->made_us) : 0;
+		to->bytes = g->assembly->bytes;
+		to->delta_bytes = is_made && g->delta.made ? g->delta.bytes : 0;
+		to->was_used = is_made && publication_was_used(g);
+	}
+	if (is_made)
+		status_records_now_leases(now, g);
+}
+
+static void status_records_now_publication(struct records_now *now, const struct publication *p)
+{
+	const struct board_reader *r, *tmp;
+
+	list_for_each (r, tmp, (struct list *)(uintptr_t)&p->board.readers, link) {
+		Shardd__V1__PublicationRecord *to = status_records_now(
+			now, p, SHARDD__V1__PUBLICATION_RECORD_KIND__PUBLICATION_RECORD_KIND_READER,
+			r->opened_us);
+
+		if (!to)
+			continue;
+		to->pid = r->pid;
+		to->session = r->session;
+	}
+	for (unsigned i = 0; i < p->n_buffers; i++)
+		if (p->buffers[i].state != PUBLISHED_EMPTY)
+			status_records_now_generation(now, &p->buffers[i]);
+}
+
+static void status_records_now_all(struct records_now *now, struct jobs *jobs,
+				   const struct status_scope *scope)
+{
+	struct job *job, *tmp;
+	const struct publication *p, *tmp2;
+
+	now->n = 0;
+	list_for_each (job, tmp, &jobs->all, link) {
+		if ((scope->job && scope->job != job) || !status_may_look_at(scope, job))
+			continue;
+		list_for_each (p, tmp2, &job->readers.publications, link)
+			if (!p->gone)
+				status_records_now_publication(now, p);
+	}
+}
+
+static void status_records_fill_published(struct arena *a, const struct published_record *r,
+					  uint64_t start, Shardd__V1__PublicationRecord *to)
+{
+	to->id = r->head.id;
+	to->job = status_text(a, r->head.job);
+	to->uid = r->head.uid;
+	to->job_number = r->head.job_number;
+	to->publication = status_text(a, r->publication);
+	to->kind = (Shardd__V1__PublicationRecordKind)(r->kind + 1);
+	to->number = r->number;
+	to->step = r->step;
+	to->began_us = r->began_us - start;
+	to->made_us = status_records_since(start, r->made_us);
+	to->ended_us = r->ended_us - start;
+	to->bytes = r->bytes;
+	to->delta_bytes = r->delta_bytes;
+	to->was_used = r->was_used;
+	if (r->kind == PUBLISHED_LEASE)
+		to->source = (Shardd__V1__LeaseRecordSource)(r->lease + 1);
+	to->pid = r->pid;
+	to->session = r->session;
+	to->why = status_text(a, r->why);
+}
+
+static_assert(PUBLISHED_LEASE + 1 ==
+		      (int)SHARDD__V1__PUBLICATION_RECORD_KIND__PUBLICATION_RECORD_KIND_LEASE,
+	      "the same order");
+static_assert(PUBLISHED_BETWEEN_LOOKS + 1 ==
+		      (int)SHARDD__V1__LEASE_RECORD_SOURCE__LEASE_RECORD_SOURCE_BETWEEN_LOOKS,
+	      "the same order");
+
+void status_fill_published_records(struct arena *a, struct jobs *jobs,
+				   const struct status_scope *scope, uint32_t limit,
+				   Shardd__V1__OpsResponse *reply)
+{
+	const struct records_seen over =
+		status_records_find(a, scope, limit, status_records_published_at);
+	struct records_now now = { .a = a, .start = jobs->node->started_us };
+
+	status_records_now_all(&now, jobs, scope);
+	reply->publications =
+		STATUS_MESSAGES(a, now.n + over.n, PublicationRecord, publication_record);
+	if (!reply->publications)
+		return;
+	now.to = reply->publications;
+	status_records_now_all(&now, jobs, scope);
+	reply->n_publications = now.n;
+	for (size_t i = 0; i < over.n; i++)
+		status_records_fill_published(a, (const struct published_record *)over.all[i],
+					      now.start,
+					      reply->publications[reply->n_publications++]);
 }

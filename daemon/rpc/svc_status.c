@@ -214,6 +214,8 @@ static void svc_status_ops(struct rpc_call *call, const ProtobufCMessage *reques
 		return;
 	}
 	svc_status_fill_ops(svc, &scope, r->limit, r->with_devices, &a, &reply);
+	if (r->with_publications)
+		status_fill_published_records(&a, svc->jobs, &scope, r->limit, &reply);
 	svc_status_finish(call, &a, &reply.base);
 }
 

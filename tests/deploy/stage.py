@@ -516,6 +516,71 @@ def ended_jobs():
         assert "hidden: private" in text and "These are the latest 2 jobs" in text, text
 
 
+def a_publication(**given):
+    """What a daemon says of one without generations."""
+    counts = ("made", "made_us", "made_bytes", "skipped", "dropped", "failed", "deltas", "changed")
+    more = ("delta_bytes", "compared", "not_deltas", "delta_percent", "readers", "streams")
+    none = dict.fromkeys((*counts, *more), 0)
+    return {
+        **none,
+        "name": "engine",
+        "bytes": 1 << 20,
+        "every_steps": 1,
+        "why": "",
+        "generations": [],
+        **given,
+    }
+
+
+def publications_that_go_wrong():
+    """Lag, skipped and failed generations are marked; one that is being made is not the newest."""
+
+    def generation(number, step, state="READY", leases=()):
+        return {"number": number, "step": step, "state": state, "leases": list(leases)}
+
+    lease = {"pid": 4711, "held_ms": 90000, "streams": False, "sent_bytes": 0}
+    stream = {"pid": 4712, "held_ms": 1000, "streams": True, "sent_bytes": 3 << 20}
+    cell = "return document.querySelectorAll('#publications tbody tr')[%d].children[%d].%s;"
+    with on_stage("jobs,publications") as stage:
+        for job in with_jobs(stage, "a", "b"):
+            job["step"] = 20
+        a, b = stage.status["jobs"]
+        a["publications"] = [
+            a_publication(
+                generations=[
+                    generation(9, 20, "MAKING"),
+                    generation(8, 17, leases=[lease, stream]),
+                ],
+                made=5,
+                made_us=5000,
+                skipped=2,
+                readers=1,
+                delta_percent=10,
+                not_deltas=4,
+            ),
+        ]
+        b["publications"] = [a_publication(failed=1, why=f"no memory for {HOSTILE}")]
+        text = the_browser.wait_text("#publications", "8", "4711", "90 s", "a stream, 3", HOSTILE)
+        assert "4 too large" in text, text
+        row = [the_browser.run(cell % (0, i, "innerText")) for i in range(12)]
+        assert row[0:2] == ["a", "engine"] and row[2:4] == ["8", "17"], row
+        assert "3" in row[4] and row[5:8] == ["1", "2", "5"], row
+        for at in ((0, 4), (0, 8), (1, 10)):
+            assert "badge" in the_browser.run(cell % (*at, "innerHTML")), at
+        assert "badge" not in the_browser.run(cell % (1, 4, "innerHTML"))
+        row = [the_browser.run(cell % (1, i, "innerText")) for i in range(12)]
+        assert row[2:5] == [NONE] * 3, row
+        a["publications"][0]["generations"][1]["step"] = 19  # on time
+        the_browser.wait(
+            "return !document.querySelectorAll('#publications tbody tr')[0].children[4]"
+            ".innerHTML.includes('badge');"
+        )
+        a["publications"][0]["generations"][1]["leases"] = [lease] * 203
+        the_browser.wait_text("#publications", "3 leases more")
+        a["publications"] = b["publications"] = []
+        the_browser.wait_text("#publications", "No job has a publication")
+
+
 # Together they take some seconds; LONG_TESTS are for the long form.
 TESTS = [
     another_job_is_shown,
@@ -524,6 +589,7 @@ TESTS = [
     tokens_with_any_characters,
     old_errors,
     private_job,
+    publications_that_go_wrong,
     stopped_and_nobody_waits,
     one_and_many,
     events_that_come,

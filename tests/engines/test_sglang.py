@@ -118,6 +118,23 @@ class InProcess(Sglang):
         self.load(number=self.publish(), copy=True)
         self.expect(self.job.expected())
 
+    def test_only_what_has_changed_is_written(self):
+        """Of tensors that SGLang does not join; those are loaded as they were."""
+        self.job.declare("deltas", delta_percent=100)
+        before = None
+        for _ in range(4):
+            self.job.train()
+            self.load(publication="deltas", patches=True, number=self.publish("deltas"))
+            self.expect(self.job.expected())
+            self.assertNotEqual(self.says(), before)
+            before = self.says()
+        for _ in range(2):  # one is missed
+            self.job.train()
+            number = self.publish("deltas")
+        self.load(publication="deltas", patches=True, number=number)
+        self.expect(self.job.expected())
+        self.assertEqual(self.leases(), [])
+
     def test_without_a_session_sglang_refuses(self):
         with self.assertRaisesRegex(RuntimeError, "must run between begin_weight_update"):
             ours._answer(self.engine.update_weights_from_tensor(

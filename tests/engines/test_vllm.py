@@ -196,6 +196,20 @@ class Vllm(unittest.TestCase):
     def expect(self, weights):
         self.assertEqual(self.engine.says(), llama.says(weights, tied=self.tied))
 
+    def loads_patches(self, check):
+        """Each step of the publication `deltas`. @check: of how many values were written by patches
+        after the first update, on each rank."""
+        before = None
+        for i in range(3):
+            self.job.train()
+            self.engine.load(number=self.publish("deltas"))
+            self.expect(self.job.expected())
+            for patched in self.engine.llm.collective_rpc(values_patched):
+                (check if i else self.assertIsNone)(patched)
+            self.assertNotEqual(self.engine.says(), before)
+            before = self.engine.says()
+        self.assertEqual(self.leases(), [])
+
     def leases(self):
         shown = support.shardctl(self.socket, "publications", self.job.name)["publications"]
         return [lease for one in shown for generation in one["generations"]
@@ -311,11 +325,17 @@ class OneWorker(Vllm):
         self.engine.load()
         self.expect(self.job.expected())
 
+    def test_packed_weights_take_no_patches(self):
+        """vLLM for the processor computes with copies of the weights in another layout."""
+        self.job.declare("deltas", delta_percent=100)
+        self.connect(publication="deltas", patches=True)
+        self.loads_patches(self.assertIsNone)
+
     def test_wrong_requests_are_said(self):
         self.connect()
         for info, text in (({"job": "nobody"}, "nobody"), ({"publication": "motor"}, "motor"),
                            ({"names": "vllm"}, "must be one of"), ({"colour": 1}, "colour"),
-                           ({"wait": -1}, "must not be negative")):
+                           ({"wait": -1}, "must not be negative"), ({"patches": 1}, "patches")):
             with self.subTest(info), self.assertRaisesRegex(Exception, text):
                 self.connect(**info)
         for info, text in (({"number": "x"}, "number"), ({"number": {"a": 1}}, "no publication"),
@@ -327,6 +347,48 @@ class OneWorker(Vllm):
         self.engine.start_weight_update()
         with self.assertRaisesRegex(Exception, "call init_weight_transfer_engine first"):
             self.engine.update_weights({})
+
+
+class Patched(Vllm):
+    """Without packed weights, as on GPUs."""
+
+    plain = True
+
+    def test_only_what_has_changed_is_written(self):
+        """By vLLM's sparse patches of checkpoints: its loader joins q, k, v, and gate, up."""
+        self.job.declare("deltas", delta_percent=100)
+        self.connect(publication="deltas", patches=True)
+        self.loads_patches(lambda patched: self.assertGreater(patched, 1000))
+        for _ in range(2):
+            self.job.train()
+            number = self.publish("deltas")
+        self.engine.load(number=number)
+        self.assertEqual(self.engine.llm.collective_rpc(values_patched), [None], "one was missed")
+        self.expect(self.job.expected())
+        self.job.train()
+        self.engine.load(number=self.publish("deltas"), whole=True)
+        self.assertEqual(self.engine.llm.collective_rpc(values_patched), [None])
+        self.expect(self.job.expected())
+
+
+class PatchedAndTied(Vllm):
+    plain = True
+    tied = True
+
+    def test_only_what_has_changed_is_written(self):
+        self.job.declare("deltas", delta_percent=100)
+        self.connect(publication="deltas", patches=True)
+        self.loads_patches(lambda patched: self.assertGreater(patched, 1000))
+
+
+class PatchedByTwo(Vllm):
+    ranks = 2
+    plain = True
+
+    def test_both_write_what_has_changed(self):
+        self.job.declare("deltas", delta_percent=100)
+        self.connect(publication="deltas", patches=True)
+        self.loads_patches(lambda patched: self.assertGreater(patched, 1000))
 
 
 class TwoWorkers(Vllm):
@@ -404,6 +466,11 @@ def second_is_late(worker):
         return at_once(*arguments)
 
     weights.at_least = at_least
+
+
+def values_patched(worker):
+    """Runs in a worker."""
+    return worker.weight_transfer_engine.patched
 
 
 def loaded_step(worker):

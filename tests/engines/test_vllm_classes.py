@@ -30,11 +30,12 @@ from vllm.distributed.weight_transfer import (
     WeightTransferTrainerFactory,
     base,
 )
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.v1.worker.gpu_worker import Worker
 
 import shardd
-from shardd.engines import register_vllm
+from shardd.engines import _weights, register_vllm
 from shardd.engines import vllm as ours
 
 DECLARATION = {"name": "engine", "type": "bf16",
@@ -223,6 +224,190 @@ class Classes(unittest.TestCase):
         with self.assertRaisesRegex(shardd.InvalidArgument, r"has no 'model\.extra'"):
             self.update_weights({})
         self.assertEqual(self.model.values(), {value, 0.0})
+
+    # ------------------------------------------------------------------------------ patches
+
+    def patched(self, name, **more):
+        """A publication with deltas, and the engine with patches."""
+        shardd.declare_publication({**DECLARATION, "name": name, "delta_percent": 100, **more},
+                                   "classes", self.trainer.client)
+        self.addCleanup(shardd.drop_publication, name, "classes", self.trainer.client)
+        self.init_weight_transfer_engine(
+            {"job": "classes", "publication": name, "socket": self.socket, "patches": True})
+        self.name, self.engine = name, self.worker.weight_transfer_engine
+
+    def update(self, **info):
+        """Return: how many values were patched; None: all were loaded."""
+        number = shardd.publish(self.name, "classes", self.trainer.client)
+        self.start_weight_update()
+        self.update_weights({"number": number, **info})
+        self.finish_weight_update()
+        self.assertEqual(self.engine.loaded, (number, self.step))
+        return self.engine.patched
+
+    def elements(self):
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def test_only_what_has_changed_is_written(self):
+        self.patched("deltas")
+        value = self.train()
+        self.assertIsNone(self.update())
+        for _ in range(3):
+            value = self.train()
+            at = [parameter.data_ptr() for parameter in self.model.parameters()]
+            self.assertEqual(self.update(), self.elements())
+            self.assertEqual(self.model.values(), {value})
+            self.assertEqual([p.data_ptr() for p in self.model.parameters()], at)
+        self.assertEqual(self.update(), 0, "there is no newer one")
+        self.assertEqual(self.model.values(), {value})
+        self.train()
+        self.assertIsNone(self.update(whole=True))
+        self.train()
+        self.assertEqual(self.update(), self.elements())
+
+    def test_a_few_values(self):
+        """Others stay as they are: their bits are not written at all."""
+        self.patched("few")
+        self.train()
+        self.update()
+        held = self.engine._held[self.model]
+        one = dict(self.model.named_parameters())["model.q"]
+        with mock.patch.object(type(held), "changes", lambda *_: [_weights.Change(
+                "model.q", (4, 3), torch.tensor([1, 11]),
+                torch.tensor([5.0, -0.0], dtype=torch.bfloat16))]):
+            self.train()
+            self.assertEqual(self.update(), 2)
+        self.assertEqual(one.view(-1)[[1, 11]].tolist(), [5.0, 0.0])
+        self.assertEqual(one.view(-1)[[0, 2, 10]].unique().numel(), 1)
+        self.assertEqual((one == 5).sum(), 1)
+
+    def test_a_missed_delta_is_a_whole_load(self):
+        self.patched("missed", keep=1)
+        self.train()
+        self.update()
+        self.train()
+        shardd.publish("missed", "classes", self.trainer.client)
+        value = self.train()
+        self.assertIsNone(self.update())
+        self.assertEqual(self.model.values(), {value})
+        value = self.train()
+        self.assertEqual(self.update(), self.elements())
+        self.assertEqual(self.model.values(), {value})
+
+    def test_without_deltas_all_is_loaded(self):
+        self.patched("none", delta_percent=0)
+        for _ in range(2):
+            value = self.train()
+            self.assertIsNone(self.update())
+            self.assertEqual(self.model.values(), {value})
+
+    def test_a_model_that_somebody_has_changed_is_loaded(self):
+        """As after a sleep that has given up the weights."""
+        self.patched("changed")
+        self.train()
+        self.update()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.zero_()
+        value = self.train()
+        self.assertIsNone(self.update())
+        self.assertEqual(self.model.values(), {value})
+
+    def test_patches_that_fail_are_a_whole_load(self):
+        self.patched("fails")
+        self.train()
+        self.update()
+        value = self.train()
+        written = self.engine._load_patches
+
+        def fails(changes):
+            written(changes[:1])
+            raise RuntimeError("by design")
+
+        with mock.patch.object(self.engine, "_load_patches", fails), \
+                self.assertLogs("vllm.shardd", "WARNING") as said:
+            self.assertIsNone(self.update())
+        self.assertIn("by design", said.output[0])
+        self.assertEqual(self.model.values(), {value})
+        value = self.train()
+        self.assertEqual(self.update(), self.elements())
+
+    def refuses(self, text):
+        """Each update is whole, and right."""
+        for i in range(3):
+            value = self.train()
+            said = contextlib.nullcontext() if i else self.assertLogs("vllm.shardd", "WARNING")
+            with said as lines:
+                self.assertIsNone(self.update())
+            if not i:
+                self.assertRegex(lines.output[0], text)
+            self.expected(value)
+
+    def expected(self, value):
+        self.assertEqual(self.model.values(), {value})
+
+    def test_a_layer_that_keeps_values_in_another_way_takes_no_patches(self):
+        """Of the right shape: nothing but the values tells it."""
+        self.patched("doubled")
+
+        class Doubles(QuantizeMethodBase):
+            def create_weights(self, *_, **__):
+                pass
+
+            def apply(self, *_, **__):
+                pass
+
+            def process_weights_after_loading(self, layer):
+                layer.q.data.mul_(2)
+
+        self.model.model.quant_method = Doubles()
+        self.expected = lambda value: self.assertEqual(self.model.values(), {value, 2 * value})
+        self.refuses("kept in another way")
+
+    def test_a_loader_that_does_not_copy_takes_no_patches(self):
+        """vLLM's marks of what does not change would be in the model, and are removed."""
+        self.patched("assigns")
+
+        def assign(param, loaded_weight):
+            param.data[:] = loaded_weight
+
+        self.model.model.q.weight_loader = assign
+        record_metadata_for_reloading(self.model)
+        self.refuses(r"does not only copy: model\.q")
+
+    def test_a_quantized_model_takes_no_patches(self):
+        self.patched("quantized")
+        self.engine.model_config.quantization = "some"
+        self.refuses("quantized")
+
+    def test_patches_of_parameters(self):
+        self.model.to(torch.bfloat16)
+        self.patched("own")
+        self.init_weight_transfer_engine(
+            {"job": "classes", "publication": "own", "socket": self.socket, "patches": True,
+             "names": "parameters"})
+        self.train()
+        self.assertIsNone(self.update())
+        value = self.train()
+        self.assertEqual(self.update(), self.elements())
+        self.assertEqual(self.model.values(), {value})
+        self.model.model.q.data = self.model.model.q.data.clone().T.contiguous().T
+        self.train()
+        self.update()
+        with self.assertLogs("vllm.shardd", "WARNING") as said:
+            value = self.train()
+            self.assertIsNone(self.update())
+        self.assertIn("no plain parameter 'model.q'", said.output[0])
+        self.assertEqual(self.model.values(), {value})
+
+    def test_another_publication_begins_anew(self):
+        self.patched("former")
+        self.train()
+        self.update()
+        self.patched("latter")
+        value = self.train()
+        self.assertIsNone(self.update())
+        self.assertEqual(self.model.values(), {value})
 
 
 if __name__ == "__main__":

@@ -406,6 +406,99 @@ Test(trace, shows_none_where_the_trainers_wait)
 	json_decref(j);
 }
 
+/* --------------------------------------------------------------- publications */
+
+/* Two buffers: with the first generation leased, the third is skipped, and the fourth takes its place. */
+static int publishes(const struct trainer *t)
+{
+	const struct shardd_unit_spec spec = { .optimizer = { .kind = SHARDD_SGD, .lr = 0.1 } };
+	shardd_client *c = train_connect(t), *reader = train_connect(t);
+	struct shardd_generation g;
+	shardd_live *l = NULL;
+	shardd_unit u;
+	void *gradient;
+
+	train_join_as(c, t, SHARDD_KEEP);
+	u = train_zero_unit(c, "unit", ELEMENTS, &spec);
+	TRAIN_OK(shardd_publication_declare(c, "published",
+					    "{\"name\": \"engine\", \"buffers\": 2, "
+					    "\"when_full\": \"skip\"}",
+					    NULL, &train_err));
+	for (unsigned step = 1; step <= 4; step++) {
+		TRAIN_OK(shardd_gradient(c, u, &gradient, &train_err));
+		TRAIN_OK(shardd_reduce(c, u, &train_err));
+		TRAIN_OK(shardd_step(c, 0, NULL, &train_err));
+		TRAIN_OK(shardd_commit(c, step, NULL, 0, &train_err));
+		if (step == 4)
+			shardd_live_close(l);
+		TRAINER_CHECK((shardd_publication_publish(c, "published", "engine", 0, NULL,
+							  &train_err) == SHARDD_OK) == (step != 3));
+		if (step > 1)
+			continue;
+		TRAIN_OK(shardd_live_open(reader, "published", "engine", 0, &l, &train_err));
+		TRAIN_OK(shardd_live_acquire(l, 0, &g, &train_err));
+	}
+	shardd_close(reader);
+	train_leave(c);
+	return 0;
+}
+
+/* Events called @name that are of kind @ph, of the publication's process. */
+static unsigned count_events(json_t *trace, const char *ph, const char *name)
+{
+	json_t *e;
+	json_int_t of = -1;
+	unsigned n = 0;
+	size_t i;
+
+	json_array_foreach(json_object_get(trace, "traceEvents"), i, e)
+	{
+		const char *process = strcmp(text(e, "name"), "process_name")
+					      ? NULL
+					      : text(json_object_get(e, "args"), "name");
+
+		if (process)
+			of = strcmp(process, "publication engine of job published")
+				     ? -1
+				     : number(e, "pid");
+		n += number(e, "pid") == of && strcmp(text(e, "ph"), ph) == 0 &&
+		     strcmp(text(e, "name"), name) == 0;
+	}
+	return n;
+}
+
+/* What comes of calls and of the reader's hold, which the daemon sees by itself. */
+Test(trace, shows_generations_readers_and_leases)
+{
+	char out[8192];
+	json_t *j;
+
+	trainers_run(&trainfix, "published", 1, publishes, NULL, 60);
+	j = daemonfix_ctl(&trainfix, WORDS("trace", "published", "-o", "-"));
+	cr_expect_eq(count_events(j, "i", "made"), 3);
+	cr_expect_eq(count_events(j, "i", "skipped"), 1);
+	cr_expect_eq(count_events(j, "i", "failed"), 0);
+	cr_expect_eq(count_events(j, "i", "dropped"), 0, "the first one was leased");
+	cr_expect_eq(count_events(j, "X", "generation 1"), 2, "it was there, and was leased");
+	cr_expect_eq(count_events(j, "X", "generation 2"), 1);
+	cr_expect_eq(count_events(j, "X", "generation 3"), 1);
+	cr_expect_eq(count_events(j, "X", "make"), 3);
+	cr_expect_eq(count_events(j, "X", "reader"), 1);
+	cr_expect_geq(count_events(j, "C", "lag"), 3);
+	cr_expect_geq(count_events(j, "C", "leases"), 2);
+	cr_expect_geq(count_events(j, "C", "readers"), 2);
+	json_decref(j);
+	j = daemonfix_ctl(&trainfix, WORDS("trace", "--all", "-o", "-", "--seconds", "1000"));
+	cr_expect_eq(count_events(j, "i", "made"), 3);
+	json_decref(j);
+	cr_expect_eq(daemonfix_ctl_text(&trainfix, WORDS("job", "delete", "published"), out,
+					sizeof(out)),
+		     0, "%s", out);
+	j = daemonfix_ctl(&trainfix, WORDS("trace", "--all", "-o", "-"));
+	cr_expect_eq(count_events(j, "i", "made"), 3, "its job is gone");
+	json_decref(j);
+}
+
 /* ------------------------------------------------------------------ arguments */
 
 static size_t count_ops(const json_t *trace)

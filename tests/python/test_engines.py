@@ -206,12 +206,13 @@ class Options(unittest.TestCase):
         for given in ({"job": ""}, {"job": 3}, {"publication": None}, {"number": "7"},
                       {"number": True}, {"number": -1}, {"step": 1.5}, {"wait": "long"},
                       {"wait": -1}, {"wait": float("nan")}, {"complete": 1}, {"copy": "yes"},
+                      {"patches": 1}, {"whole": "no"},
                       {"names": "vllm"}, {"socket": 7}):
             with self.subTest(given), self.assertRaises(shardd.InvalidArgument) as caught:
                 _weights.checked("this", **given)
             self.assertEqual(caught.exception.field, next(iter(given)))
         _weights.checked("this", job="a", publication="b", socket=None, number=0, step=3, wait=0.5,
-                         names="parameters", complete=False, copy=True)
+                         names="parameters", complete=False, copy=True, patches=True, whole=False)
 
     def test_many_problems_are_said_in_few_words(self):
         self.assertEqual(_weights.few(["a", "b"]), "a; b")

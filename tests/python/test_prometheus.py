@@ -252,6 +252,25 @@ class Dashboard(unittest.TestCase):
         self.assertEqual(0, code, said)
         self.assertIn(f"{len(queries)} rules", said)
 
+    def test_it_shows_what_there_is_of_publications(self):
+        """All but bytes, which follow from the others, and streams."""
+        shown = {name for _, query, _ in targets() for name in names_in(query)}
+        page = set(re.findall(r"`(shardd_publication_\w+)`", PAGE.read_text()))
+        self.assertIn("shardd_publication_lag_steps", page)
+        self.assertEqual(
+            {n for n in page if "bytes" not in n and "streams" not in n},
+            {n for n in shown if n.startswith("shardd_publication_")},
+        )
+        board = json.loads(BOARD.read_text())
+        [table] = [p for p in board["panels"] if p["title"] == "Publications of jobs"]
+        merge, organize = table["transformations"]
+        names = organize["options"]["renameByName"]
+        self.assertEqual("merge", merge["id"])
+        self.assertEqual([f"Value #{t['refId']}" for t in table["targets"]], list(names))
+        for target, name in zip(table["targets"], names.values()):
+            wanted = {"Newest": "newest_number", "Made": "generations"}.get(name, name.lower())
+            self.assertIn(f"(shardd_publication_{wanted}", target["expr"])
+
     def test_its_panels_are_in_their_places(self):
         board = json.loads(BOARD.read_text())
         self.assertEqual(

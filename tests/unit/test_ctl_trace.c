@@ -23,6 +23,8 @@ struct records {
 	Shardd__V1__DeviceRecord device[MOST];
 	Shardd__V1__OpRecord *ops[MOST];
 	Shardd__V1__DeviceRecord *devices[MOST];
+	Shardd__V1__PublicationRecord publication[16];
+	Shardd__V1__PublicationRecord *publications[16];
 	Shardd__V1__OpsResponse reply;
 };
 
@@ -31,6 +33,7 @@ static void test_ctl_trace_begin(struct records *r, uint64_t now)
 	shardd__v1__ops_response__init(&r->reply);
 	r->reply.ops = r->ops;
 	r->reply.devices = r->devices;
+	r->reply.publications = r->publications;
 	r->reply.now_us = now;
 }
 
@@ -418,5 +421,194 @@ Test(ctl_trace, of_nothing_it_is_a_trace_all_the_same)
 	test_ctl_trace_begin(&r, 1000);
 	events = events_of(&r, &all, &j);
 	cr_expect_eq(json_array_size(events), 0);
+	json_decref(j);
+}
+
+/* -------------------------------------------------------------- publications */
+
+#define KIND(name)   SHARDD__V1__PUBLICATION_RECORD_KIND__PUBLICATION_RECORD_KIND_##name
+#define SOURCE(name) SHARDD__V1__LEASE_RECORD_SOURCE__LEASE_RECORD_SOURCE_##name
+
+/* Times: began, made, ended; 0: not yet. */
+static Shardd__V1__PublicationRecord *published(struct records *r,
+						Shardd__V1__PublicationRecordKind kind,
+						uint64_t number_or_pid, uint64_t step,
+						const uint64_t times[4])
+{
+	size_t i = r->reply.n_publications++;
+	Shardd__V1__PublicationRecord *p = r->publications[i] = &r->publication[i];
+
+	cr_assert_lt(i, ARRAY_SIZE(r->publication));
+	shardd__v1__publication_record__init(p);
+	p->job = "job";
+	p->uid = geteuid();
+	p->publication = "engine";
+	p->kind = kind;
+	p->pid = kind == KIND(READER) ? (int32_t)number_or_pid : 0;
+	p->number = kind == KIND(READER) ? 0 : number_or_pid;
+	p->step = step;
+	p->began_us = times[0];
+	p->made_us = times[1];
+	p->ended_us = times[2];
+	return p;
+}
+
+static Shardd__V1__PublicationRecord *lease(struct records *r, int pid, uint64_t generation,
+					    const uint64_t times[4])
+{
+	Shardd__V1__PublicationRecord *p = published(r, KIND(LEASE), generation, generation, times);
+
+	p->pid = pid;
+	p->source = SOURCE(BOARD);
+	return p;
+}
+
+/* A step each 100 us, of which each second one is published; two readers, of which one holds on. */
+static void some_publications(struct records *r)
+{
+	test_ctl_trace_begin(r, 1000);
+	for (uint64_t i = 1; i <= 4; i++)
+		op(r, "job", 0, "Commit", "", TIMES(100 * i, 100 * i, 100 * i, 100 * i + 5))->step =
+			i;
+	op(r, "other", 0, "Commit", "", TIMES(100, 100, 100, 190))->step = 77;
+	published(r, KIND(GENERATION), 1, 2, TIMES(204, 220, 500));
+	published(r, KIND(GENERATION), 2, 4, TIMES(404, 430, 0))->was_used = true;
+	published(r, KIND(SKIPPED), 0, 6, TIMES(600, 0, 600))->why = "all buffers are in use";
+	published(r, KIND(FAILED), 0, 7, TIMES(700, 0, 700))->why = "no memory";
+	published(r, KIND(READER), 31, 2, TIMES(210, 0, 0));
+	lease(r, 31, 1, TIMES(230, 0, 440));
+	lease(r, 31, 2, TIMES(440, 0, 0));
+	lease(r, 32, 2, TIMES(450, 0, 480))->source = SOURCE(CALL);
+	lease(r, 32, 2, TIMES(485, 0, 490))->source = SOURCE(BETWEEN_LOOKS);
+}
+
+/* Slices, marks and counters of publications, one a line, in the order of the file. */
+static void expect_publications(const json_t *events, const char *wanted)
+{
+	char got[4096] = "", line[512];
+	const char *unit;
+	const json_t *e;
+	json_t *value;
+	size_t i;
+	json_int_t of = 0; /* its process */
+
+	json_array_foreach((json_t *)events, i, e)
+	{
+		const char *ph = text(e, "ph");
+
+		if (strcmp(text(e, "name"), "process_name") == 0)
+			of = strncmp(text(json_object_get(e, "args"), "name"), "publication", 11)
+				     ? 0
+				     : number(e, "pid");
+		if (number(e, "pid") != of || *ph == 'M')
+			continue;
+		line[0] = '\0';
+		if (*ph == 'X')
+			snprintf(line, sizeof(line), "%s|%s|%lld+%lld\n", lane_of(events, e),
+				 text(e, "name"), (long long)number(e, "ts"),
+				 (long long)number(e, "dur"));
+		if (*ph == 'i')
+			snprintf(line, sizeof(line), "%s|%lld|%s\n", text(e, "name"),
+				 (long long)number(e, "ts"),
+				 json_object_get(json_object_get(e, "args"), "why")
+					 ? text(json_object_get(e, "args"), "why")
+					 : "");
+		if (*ph == 'C')
+			json_object_foreach(json_object_get(e, "args"), unit, value)
+				snprintf(line, sizeof(line), "%s=%lld %s|%lld\n", text(e, "name"),
+					 (long long)json_integer_value(value), unit,
+					 (long long)number(e, "ts"));
+		cr_expect(line[0], "an event of another kind: %s", ph);
+		strncat(got, line, sizeof(got) - strlen(got) - 1);
+	}
+	cr_expect_str_eq(got, wanted);
+}
+
+Test(ctl_trace, publications_have_generations_readers_marks_and_counters)
+{
+	struct records r = { 0 };
+	json_t *events, *j;
+
+	some_publications(&r);
+	events = events_of(&r, &all, &j);
+	expect_publications(events, "made|220|\n"
+				    "dropped|500|it made room, and nobody had leased it\n"
+				    "made|430|\n"
+				    "skipped|600|all buffers are in use\n"
+				    "failed|700|no memory\n"
+				    "generations|generation 1|204+296\n"
+				    "generations|make|204+16\n"
+				    "generations (2)|generation 2|404+596\n"
+				    "generations (2)|make|404+26\n"
+				    "process 31 reader|reader|210+790\n"
+				    "process 31 leases|generation 1|230+210\n"
+				    "process 31 leases|generation 2|440+560\n"
+				    "process 32 leases|generation 2|450+30\n"
+				    "process 32 leases|generation 2|485+5\n"
+				    "lag=0 steps|220\n"
+				    "lag=1 steps|305\n"
+				    "lag=2 steps|404\n"
+				    "lag=0 steps|430\n"
+				    "lag=2 steps|600\n"
+				    "lag=3 steps|700\n"
+				    "leases=1 leases|230\n"
+				    "leases=1 leases|440\n"
+				    "leases=2 leases|450\n"
+				    "leases=1 leases|480\n"
+				    "readers=1 readers|210\n");
+	json_decref(j);
+}
+
+/* What was over before counts in what is shown. */
+Test(ctl_trace, publications_of_the_last_seconds)
+{
+	const struct trace_limits last = { .seconds = 1 };
+	struct records r = { 0 };
+	json_t *events, *j;
+
+	some_publications(&r);
+	r.reply.now_us = SECOND + 445;
+	events = events_of(&r, &last, &j);
+	expect_publications(events, "dropped|500|it made room, and nobody had leased it\n"
+				    "skipped|600|all buffers are in use\n"
+				    "failed|700|no memory\n"
+				    "generations|generation 1|204+296\n"
+				    "generations|make|204+16\n"
+				    "generations (2)|generation 2|404+1000041\n"
+				    "generations (2)|make|404+26\n"
+				    "process 31 reader|reader|210+1000235\n"
+				    "process 31 leases|generation 2|440+1000005\n"
+				    "process 32 leases|generation 2|450+30\n"
+				    "process 32 leases|generation 2|485+5\n"
+				    "lag=0 steps|445\n"
+				    "lag=2 steps|600\n"
+				    "lag=3 steps|700\n"
+				    "leases=1 leases|445\n"
+				    "leases=2 leases|450\n"
+				    "leases=1 leases|480\n"
+				    "readers=1 readers|445\n");
+	json_decref(j);
+}
+
+/* A publication is one of a job: the same name of another one, or of an earlier job, is a process of its own. */
+Test(ctl_trace, publications_are_processes)
+{
+	struct records r = { 0 };
+	json_t *events, *j, *e;
+	unsigned n = 0;
+	size_t i;
+
+	test_ctl_trace_begin(&r, 1000);
+	for (uint32_t k = 0; k < 8; k++) {
+		Shardd__V1__PublicationRecord *p =
+			published(&r, KIND(GENERATION), k, k, TIMES(100 + k, 101 + k, 200));
+
+		p->job_number = k & 1;
+		p->job = k & 2 ? "a" : "b";
+		p->publication = k & 4 ? "x" : "y";
+	}
+	events = events_of(&r, &all, &j);
+	json_array_foreach(events, i, e) n += strcmp(text(e, "name"), "process_name") == 0;
+	cr_expect_eq(n, 8);
 	json_decref(j);
 }

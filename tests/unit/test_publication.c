@@ -660,7 +660,7 @@ static void begin_devices(void)
 TestSuite(publication_devices, .init = begin_devices, .fini = end, .timeout = 60);
 
 /* What no device has as a whole is refused if it is published, and costs nothing if it is not. */
-Test(publication_devices, only_what_is_published_must_be_whole)
+Test(publication_devices, a_unit_may_be_sharded_over_those_that_reach_each_other)
 {
 	Shardd__V1__PublishedSource source = SHARDD__V1__PUBLISHED_SOURCE__INIT;
 	Shardd__V1__PublishedSource *sources[1] = { &source };
@@ -672,9 +672,19 @@ Test(publication_devices, only_what_is_published_must_be_whole)
 
 	spec->strategy = STRATEGY_REPLICATE;
 	whole = nodefix_unit(&n, job, spec, m, 2);
-	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_UNIMPLEMENTED);
-	cr_assert(strstr(f.text, "tensor 'weight' of unit 'u' is sharded over several devices"),
-		  "%s", f.text);
+	d.device = (char *)(uintptr_t) "fake:2";
+	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "device");
+	cr_assert_str_eq(f.text, "there is no device 'fake:2': this daemon has fake:0, fake:1");
+	f = FAULT_NULL;
+	d.device = (char *)(uintptr_t) "fake:1";
+	p = declare();
+	cr_assert_eq(p->assembly->view->n, 2);
+	cr_assert_eq(p->assembly->n_boxes, 3); /* one for each part of 'u', and 'whole' */
+	cr_assert_eq(p->assembly->device, &n.node.devices[1]);
+	cr_assert(p->assembly->others);
+	publication_drop(p);
+	d.device = (char *)(uintptr_t) "";
 	source.tensor = (char *)(uintptr_t) "u.weight";
 	rule.sources = sources;
 	rule.n_sources = 1;

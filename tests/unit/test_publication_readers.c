@@ -2,9 +2,11 @@
  * Readers of a publication: the board, the holds that keep a buffer, and the deltas that they apply.
  */
 #include "delta_abi.h"
+#include "op/recorder.h"
 #include "pubfix.h"
 
 TestSuite(publication_readers, .init = begin, .fini = end, .timeout = 60);
+TestSuite(publication_records, .init = begin, .fini = end, .timeout = 60);
 
 /* ------------------------------------------------------------------------------- the board */
 
@@ -105,7 +107,7 @@ Test(publication_readers, a_hold_may_have_anything)
 	for (uint64_t step = 1; step < 40; step++) {
 		memset(r->hold, (int)(step * 37), sizeof(*r->hold));
 		atomic_store(&r->hold->newest[0], step * 7919 % 200);
-		board_beat(&p->board, step);
+		publications_tick(job, clock_now_us());
 		train(step);
 		cr_assert_eq(newest(p), step);
 	}
@@ -283,4 +285,227 @@ Test(publication_readers, deltas_that_cannot_be_are_refused)
 	d.full_every = 1;
 	f = FAULT_NULL;
 	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_INVALID);
+}
+
+/* --------------------------------------------------------------------------- the records */
+
+/* The latest record of @kind, of generation @number; 0: of any. NULL: there is none. */
+static const struct published_record *record_of(enum published_kind kind, uint64_t number)
+{
+	const struct published_record *found = NULL;
+
+	for (size_t i = 0; i < recorder_size(); i++) {
+		const struct published_record *r = recorder_published_at(i);
+
+		if (r && r->kind == kind && (!number || r->number == number) &&
+		    (!found || r->head.id > found->head.id))
+			found = r;
+	}
+	return found;
+}
+
+static unsigned count_records(enum published_kind kind)
+{
+	unsigned count = 0;
+
+	for (size_t i = 0; i < recorder_size(); i++)
+		count += recorder_published_at(i) && recorder_published_at(i)->kind == kind;
+	return count;
+}
+
+Test(publication_records, a_generation_has_one_when_it_is_over)
+{
+	struct publication *p = declare(); /* 3 buffers, keep 1 */
+	const struct published_record *r;
+	struct publication_lease *l;
+
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	l = publication_lease(publication_newest(p));
+	l->pid = 17;
+	l->session = 4;
+	train(2);
+	cr_assert_eq(newest(p), 2);
+	train(3);
+	cr_assert_eq(newest(p), 3);
+	cr_expect_eq(count_records(PUBLISHED_GENERATION), 0, "all are there");
+	cr_expect_eq(count_records(PUBLISHED_LEASE), 0);
+	train(4); /* in the buffer of 2 */
+	cr_assert_eq(newest(p), 4);
+	r = record_of(PUBLISHED_GENERATION, 0);
+	cr_assert(r);
+	cr_expect_eq(r->number, 2);
+	cr_expect_eq(r->step, 2);
+	cr_expect_eq(r->bytes, publication_newest(p)->assembly->bytes);
+	cr_expect(!r->was_used && !r->why[0]);
+	cr_expect(r->began_us <= r->made_us && r->made_us <= r->ended_us && r->made_us);
+	cr_expect_str_eq(r->publication, "pub");
+	cr_expect_str_eq(r->head.job, "job");
+	publication_release(l);
+	r = record_of(PUBLISHED_LEASE, 1);
+	cr_assert(r);
+	cr_expect_eq(r->pid, 17);
+	cr_expect_eq(r->session, 4);
+	cr_expect_eq(r->step, 1);
+	cr_expect_eq(r->lease, PUBLISHED_BY_CALL);
+	train(5);
+	cr_assert_eq(newest(p), 5);
+	cr_expect(record_of(PUBLISHED_GENERATION, 1)->was_used);
+	publication_drop(p);
+	nodefix_turns(&n);
+	for (uint64_t i = 3; i <= 5; i++) {
+		cr_assert(record_of(PUBLISHED_GENERATION, i), "%u", (unsigned)i);
+		if (i > 3)
+			cr_expect_str_eq(record_of(PUBLISHED_GENERATION, i)->why,
+					 "the publication was dropped");
+	}
+	cr_expect_eq(count_records(PUBLISHED_GENERATION), 5, "each has one");
+}
+
+Test(publication_records, what_is_not_made_says_why)
+{
+	struct publication *p;
+	struct publication_lease *l;
+
+	d.buffers = 2;
+	d.when_full = SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_SKIP;
+	p = declare();
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	l = publication_lease(publication_newest(p));
+	train(2);
+	cr_assert_eq(newest(p), 2);
+	train(3); /* one is leased, and the other is the newest */
+	cr_assert_eq(newest(p), 2);
+	cr_assert_eq(p->counts.skipped, 1);
+	cr_assert_eq(count_records(PUBLISHED_SKIPPED), 1);
+	cr_expect_eq(record_of(PUBLISHED_SKIPPED, 0)->step, 3);
+	cr_expect_str_eq(record_of(PUBLISHED_SKIPPED, 0)->why, "all buffers are in use");
+	publication_release(l);
+	publication_drop(p);
+}
+
+/* One that waits for a buffer until the next commit comes. */
+Test(publication_records, one_that_came_too_late_is_skipped)
+{
+	struct publication *p;
+	struct publication_lease *l;
+
+	d.buffers = 2;
+	p = declare();
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	l = publication_lease(publication_newest(p));
+	train(2);
+	cr_assert_eq(newest(p), 2);
+	train(3);
+	cr_assert_eq(count_records(PUBLISHED_SKIPPED), 0);
+	train(4);
+	cr_assert_eq(p->counts.skipped, 1);
+	cr_assert_eq(count_records(PUBLISHED_SKIPPED), 1);
+	cr_expect(strstr(record_of(PUBLISHED_SKIPPED, 0)->why, "until the next commit"));
+	publication_release(l);
+}
+
+Test(publication_records, a_failure_has_its_reason)
+{
+	struct publication *p = declare();
+
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	nodefix_register(job, nodefix_spec("late", 1000));
+	train(2);
+	cr_assert_eq(newest(p), 1);
+	cr_assert_geq(count_records(PUBLISHED_FAILED), 1);
+	cr_expect(strstr(record_of(PUBLISHED_FAILED, 0)->why, "'late' has no values"), "%s",
+		  record_of(PUBLISHED_FAILED, 0)->why);
+}
+
+/* The daemon knows a lease by board to within its looks, which are ticks and new generations. */
+Test(publication_records, leases_by_board_are_those_of_the_looks)
+{
+	struct publication *p = declare();
+	struct board_reader *r = open_reader(p);
+	const struct published_record *record;
+
+	r->pid = 23;
+	r->session = 5;
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	hold(r, 0);
+	publications_tick(job, clock_now_us());
+	publications_tick(job, clock_now_us());
+	cr_expect_eq(count_records(PUBLISHED_LEASE), 0, "it goes on");
+	cr_expect_leq(publication_reader_since(r, publication_newest(p), UINT64_MAX),
+		      clock_now_us());
+	train(2);
+	cr_assert_eq(newest(p), 2);
+	hold(r, 1);
+	atomic_store(&r->hold->newest[0], BOARD_NONE);
+	publications_tick(job, clock_now_us());
+	record = record_of(PUBLISHED_LEASE, 0);
+	cr_assert(record);
+	cr_expect_eq(record->number, 1);
+	cr_expect_eq(record->pid, 23);
+	cr_expect_eq(record->session, 5);
+	cr_expect_eq(record->lease, PUBLISHED_BY_BOARD);
+	cr_expect_leq(record->began_us, record->ended_us);
+	train(3);
+	cr_assert_eq(newest(p), 3);
+	hold(r, 0); /* and back before anybody looks */
+	atomic_store(&r->hold->newest[0], BOARD_NONE);
+	publications_tick(job, clock_now_us());
+	record = record_of(PUBLISHED_LEASE, 3);
+	cr_assert(record);
+	cr_expect_eq(record->lease, PUBLISHED_BETWEEN_LOOKS);
+	cr_expect_eq(count_records(PUBLISHED_LEASE), 2);
+	publications_tick(job, clock_now_us());
+	cr_expect_eq(count_records(PUBLISHED_LEASE), 2, "it is told once");
+	publication_close_reader(r); /* it holds 2 */
+	cr_expect_eq(record_of(PUBLISHED_LEASE, 2)->lease, PUBLISHED_BY_BOARD);
+	cr_assert_eq(count_records(PUBLISHED_READER), 1);
+	cr_expect_eq(record_of(PUBLISHED_READER, 0)->pid, 23);
+	cr_expect_eq(record_of(PUBLISHED_READER, 0)->session, 5);
+}
+
+/* A look comes before a buffer is used again: what was used is still known by its number. */
+Test(publication_records, a_lease_that_ends_before_its_buffer_is_used_again)
+{
+	struct publication *p = declare();
+	struct board_reader *r = open_reader(p);
+
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	hold(r, 0);
+	atomic_store(&r->hold->newest[0], BOARD_NONE); /* no tick comes */
+	for (uint64_t step = 2; step < 6; step++) {
+		train(step);
+		cr_assert_eq(newest(p), step);
+	}
+	cr_assert(record_of(PUBLISHED_LEASE, 1));
+	cr_expect(record_of(PUBLISHED_GENERATION, 1)->was_used);
+	hold(r, 0);
+	publication_drop(p); /* the reader is told, and its record is written */
+	cr_expect(record_of(PUBLISHED_GENERATION, 5)->was_used, "by the board alone");
+	cr_expect(!record_of(PUBLISHED_GENERATION, 4)->was_used);
+	cr_expect_eq(count_records(PUBLISHED_READER), 1);
+	publication_close_reader(r);
+	cr_expect_eq(count_records(PUBLISHED_READER), 1);
+}
+
+/* What is in a hold is not trusted: only generations that are there have records. */
+Test(publication_records, of_a_hold_that_has_anything)
+{
+	struct publication *p = declare();
+	struct board_reader *r = open_reader(p);
+
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	for (unsigned i = 0; i < 200; i++) {
+		memset(r->hold, (int)(i * 37 + 1), sizeof(*r->hold));
+		atomic_store(&r->hold->newest[1], board_word(1000 + i, 0));
+		publications_tick(job, clock_now_us());
+	}
+	cr_expect_eq(count_records(PUBLISHED_LEASE), 0);
+	publication_close_reader(r);
 }

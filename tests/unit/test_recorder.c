@@ -125,6 +125,37 @@ Test(recorder, jobs_that_record_nothing_give_way)
 	recorder_deinit();
 }
 
+/* Those of publications have fewer places, and the same shares. */
+Test(recorder, publications_have_records_of_their_own)
+{
+	unsigned quiet = 0, busy = 0;
+
+	cr_assert_eq(recorder_init(64), 0);
+	for (unsigned i = 0; i < 3; i++)
+		cr_assert(recorder_add_published("quiet", 0));
+	for (unsigned i = 0; i < 100; i++) {
+		struct published_record *r = recorder_add_published("busy", 0);
+
+		cr_assert(r);
+		cr_expect_eq(r->number, 0, "nothing is left of another one");
+		r->number = i + 1;
+	}
+	add("ops", 0, 100);
+	for (size_t i = 0; i < recorder_size(); i++) {
+		const struct published_record *r = recorder_published_at(i);
+
+		quiet += r && strcmp(r->head.job, "quiet") == 0;
+		busy += r && strcmp(r->head.job, "busy") == 0;
+		cr_expect(!r || r->number == 0 || r->number > 100 - 13);
+	}
+	cr_expect_eq(quiet, 3);
+	cr_expect_eq(busy, 13);
+	recorder_deinit();
+	cr_assert_eq(recorder_init(0), 0);
+	cr_expect_null(recorder_add_published("job", 0));
+	recorder_deinit();
+}
+
 static unsigned count_devices(void)
 {
 	unsigned n = 0;

@@ -9,6 +9,7 @@ import {drawMemory} from "./memory.js";
 import {drawDevices, drawSaving, drawSessions, drawUsers} from "./more.js";
 import {addEvents, drawEnded, drawEvents, endedPath, eventsPath} from "./past.js";
 import {findProblems, LEVEL_WORDS, LEVELS} from "./problems.js";
+import {drawPublications} from "./publications.js";
 import {addSample, jobKey} from "./samples.js";
 import {drawTimeline, resetTimeline, timelineLimit} from "./timeline.js";
 import {drawUnits, paintUnits, resetUnits} from "./units.js";
@@ -438,6 +439,7 @@ function drawMain() {
 		section("memory", "Memory", () => drawMemory(s, redraw)),
 		section("devices", "Devices and communicators", () => drawDevices(s)),
 		section("saving", "Checkpoints and replicas", () => drawSaving(s)),
+		section("publications", "Publications", () => drawPublications(s)),
 		section("events", "Events", () => drawEvents(job, state.came, refetch)),
 		section("ended", "Jobs that have ended", () => drawEnded(state.ended, state.came)),
 		section("users", "Users and limits", () => drawUsers(s)),

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import (
     Aborted,
@@ -36,7 +36,8 @@ def checked(what: str, **given: Any) -> None:
     @what takes."""
     for name, value in given.items():
         kind: Any = {"job": str, "publication": str, "names": str, "complete": bool, "copy": bool,
-                     "number": int, "step": int, "wait": (int, float)}.get(name, (str, type(None)))
+                     "patches": bool, "whole": bool, "number": int, "step": int,
+                     "wait": (int, float)}.get(name, (str, type(None)))
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise InvalidArgument(f"{name} of {what} is {value!r}", name)
         if isinstance(value, (int, float)) and not value >= 0:
@@ -163,6 +164,89 @@ def tensors(generation: Generation, copy: bool = False) -> Iterator[tuple[str, A
     for name in generation:
         seen = torch.utils.dlpack.from_dlpack(generation[name])
         yield name, seen.clone() if copy else seen
+
+
+class Held:
+    """Which generation a model has, so that a delta of it can be applied. ``unlike``: why none can
+    be, as a check has found; "": it can; None: nobody has checked."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.unlike: str | None = None
+        self._seen: Any = None
+
+    def forget(self) -> None:
+        """The model is about to change."""
+        self.number, self._seen = 0, None
+
+    def note(self, model: Any, number: int) -> None:
+        """The model has the generation @number now."""
+        self.number, self._seen = number, _samples(model)
+
+    def changes(self, model: Any, generation: Generation) -> list[Change] | None:
+        """What makes @generation of what the model has. None: there is no delta for it, or somebody
+        else has changed the model meanwhile."""
+        import torch
+
+        if not self.number or not torch.equal(self._seen, _samples(model)):
+            return None
+        if generation.number == self.number:
+            return []
+        try:
+            delta = generation.delta(self.number)
+        except NotFound:
+            return None
+        found = []
+        for name in generation:
+            indices, values = delta.values(name)
+            if indices:
+                like = torch.utils.dlpack.from_dlpack(generation[name])
+                found.append(Change(name, tuple(like.shape),
+                                    torch.frombuffer(indices, dtype=torch.int64),
+                                    torch.frombuffer(values, dtype=like.dtype)))
+        return found
+
+
+class Change(NamedTuple):
+    """The values of one tensor that are others. ``indices``: into the flat tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    indices: Any
+    values: Any
+
+
+def _samples(model: Any) -> Any:
+    """Bits of some elements of each parameter: another load, or memory that was given up for a
+    while, changes them."""
+    import torch
+
+    found = []
+    for parameter in model.parameters():
+        flat = parameter.detach()
+        if flat.is_contiguous() and flat.numel() and flat.is_floating_point() and not flat.is_meta:
+            found.append(flat.view(-1)[::max(1, flat.numel() // 16)].float())
+    if not found:
+        return torch.empty(0, dtype=torch.int32)
+    return torch.cat([one.to(found[0].device) for one in found]).cpu().view(torch.int32)
+
+
+def patch_parameters(model: Any, changes: list[Change]) -> None:
+    """Write @changes into the parameters of their names. InvalidArgument: one does not fit, and
+    nothing was written."""
+    import torch
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for change in changes:
+        to = parameters.get(change.name)
+        if to is None or tuple(to.shape) != change.shape or not to.is_contiguous():
+            raise InvalidArgument(f"the model has no plain parameter '{change.name}' of the shape "
+                                  f"{list(change.shape)}", "publication")
+    with torch.no_grad():
+        for change in changes:
+            to = parameters[change.name].detach()
+            to.view(-1).index_copy_(0, change.indices.to(to.device),
+                                    change.values.to(to.device, to.dtype))
 
 
 def _suits(name: str, tensor: Any, parameters: dict[str, Any]) -> str | None:

@@ -10,9 +10,21 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..errors import InUse, InvalidArgument
-from ._weights import Exchange, Weights, checked, copy_parameters, log, placed, tensors
+from ..live import Generation
+from ._weights import (
+    Exchange,
+    Held,
+    Weights,
+    checked,
+    copy_parameters,
+    log,
+    patch_parameters,
+    placed,
+    tensors,
+)
 
 #: What ``--custom-weight-loader`` and ``load_format`` say.
 LOADER = "shardd.engines.sglang.load_weights"
@@ -20,8 +32,19 @@ LOADER = "shardd.engines.sglang.load_weights"
 _MARK = "shardd:"
 _FIELDS: dict[str, Any] = {"job": None, "publication": "engine", "socket": None, "number": 0,
                            "step": 0, "wait": 60.0, "names": "checkpoint", "complete": True,
-                           "copy": False}
+                           "copy": False, "patches": False}
 _open: dict[tuple[str, str, str | None], Weights] = {}
+
+
+class Taken(Held):
+    """And from where, and which tensors a parameter of their name has as they came."""
+
+    def __init__(self, source: tuple[Any, ...], plain: set[str]) -> None:
+        super().__init__()
+        self.source, self.plain = source, plain
+
+
+_held: WeakKeyDictionary[Any, Taken] = WeakKeyDictionary()
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
@@ -42,6 +65,7 @@ def named_tensors(job: str, **options: Any) -> list[tuple[str, Any]]:
     must have at least these. ``wait``: seconds to wait for it. ``names``: ``checkpoint``: the
     model's own ``load_weights`` takes them; ``parameters``: they are copied into the parameters of
     their names, and with ``complete`` (the default) all must come. ``copy``: the model gets copies.
+    ``patches``: of a model that has the generation before, only what has changed is written.
     """
     import torch
 
@@ -134,10 +158,7 @@ def load_weights(model: Any, named_tensors: Any) -> None:
     found = weights.acquire(wanted["number"], wanted["step"], wanted["wait"], exchange)
     number, step = found.number, found.step
     try:
-        if wanted["names"] == "parameters":
-            copy_parameters(model, found, wanted["complete"])
-        else:
-            model.load_weights(tensors(found, wanted["copy"]))
+        how = _load(model, found, wanted, (*key, wanted["names"]))
         del found
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # copies may still read the generation
@@ -150,7 +171,63 @@ def load_weights(model: Any, named_tensors: Any) -> None:
     except InUse as error:
         raise RuntimeError(f"the model keeps tensors that it was given ({error}): say copy=True in "
                            "the request") from error
-    log.info("loaded generation %d (step %d) of '%s'", number, step, weights.publication)
+    log.info("%s generation %d (step %d) of '%s'", how, number, step, weights.publication)
+
+
+def _load(model: Any, found: Generation, wanted: dict[str, Any], source: tuple[Any, ...]) -> str:
+    """@source: where it is from. Return: what was done, for the log."""
+    held = _held.pop(model, None)  # a failure leaves nothing that a delta could be applied to
+    if wanted["patches"] and held is not None and held.source == source:
+        done = _patch(model, found, held, wanted)
+        if done:
+            held.note(model, found.number)
+            _held[model] = held
+            return done
+    is_own = wanted["names"] == "parameters"
+    if is_own:
+        copy_parameters(model, found, wanted["complete"])
+    else:
+        model.load_weights(tensors(found, wanted["copy"]))
+    # that method makes other values of the weights that were loaded
+    if wanted["patches"] and not hasattr(model, "post_load_weights"):
+        held = Taken(source, set(found) if is_own else _plain(model, found))
+        held.note(model, found.number)
+        _held[model] = held
+    return "loaded"
+
+
+def _plain(model: Any, found: Generation) -> set[str]:
+    """Tensors that a parameter of their name has as they are. Others are joined, cut or kept in
+    another way by the model's loader."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    def is_there(name: str, seen: Any) -> bool:
+        to = parameters.get(name)
+        return (to is not None and to.shape == seen.shape and to.is_contiguous()
+                and bool((to == seen.to(to.device, to.dtype)).all()))
+
+    return {name for name, seen in tensors(found) if is_there(name, seen)}
+
+
+def _patch(model: Any, found: Generation, held: Taken, wanted: dict[str, Any]) -> str:
+    """Write what has changed; tensors that have changed and that no parameter has as they are, are
+    loaded as a whole. Return: what was done; "": all of @found must be loaded."""
+    changes = held.changes(model, found)
+    if changes is None:
+        return ""
+    here = [change for change in changes if change.name in held.plain]
+    others = {change.name for change in changes} - held.plain
+    try:
+        patch_parameters(model, here)
+        if others:
+            model.load_weights((name, seen) for name, seen in tensors(found, wanted["copy"])
+                               if name in others)
+    except Exception as error:
+        log.warning("patches of generation %d failed (%s: %s): all of it is loaded", found.number,
+                    type(error).__name__, error)
+        return ""
+    written = sum(len(change.indices) for change in here)
+    return f"wrote {written} values and loaded {len(others)} tensors of"
 
 
 __all__ = ["LOADER", "http_request", "load_weights", "named_tensors", "update"]

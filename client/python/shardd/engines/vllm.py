@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -25,7 +26,19 @@ from vllm.distributed.weight_transfer.base import (
 from ..client import Client
 from ..errors import InUse, InvalidArgument
 from ..live import Generation, publish
-from ._weights import Exchange, Weights, checked, copy_parameters, few, log, placed, tensors
+from ._weights import (
+    Change,
+    Exchange,
+    Held,
+    Weights,
+    checked,
+    copy_parameters,
+    few,
+    log,
+    patch_parameters,
+    placed,
+    tensors,
+)
 
 
 @dataclass
@@ -38,6 +51,7 @@ class ShardInitInfo(WeightTransferInitInfo):
     rank and joins what vLLM joins; ``parameters``: those of the worker's ``named_parameters()``, in
     its shapes and types, which are copied into place. ``complete``: every parameter must come.
     ``copy``: the model gets a copy of each tensor, for a model that changes what it is given.
+    ``patches``: after the first update only what has changed is written, if there is a delta.
     ``wait``: seconds for which an update waits for its generation if it does not say.
     """
 
@@ -47,6 +61,7 @@ class ShardInitInfo(WeightTransferInitInfo):
     names: str = "checkpoint"
     complete: bool = True
     copy: bool = False
+    patches: bool = False
     wait: float = 60.0
 
     def __post_init__(self) -> None:
@@ -57,17 +72,19 @@ class ShardInitInfo(WeightTransferInitInfo):
 class ShardUpdateInfo(WeightTransferUpdateInfo):
     """Which generation an update loads: the newest one, which must have at least this number and
     this step. ``number``: may be an object with the numbers of the publications by name. ``wait``:
-    seconds; None: as the init_info says."""
+    seconds; None: as the init_info says. ``whole``: no patches, all of it."""
 
     number: int | dict[str, int] = 0
     step: int = 0
     wait: float | None = None
+    whole: bool = False
 
     def __post_init__(self) -> None:
         numbers = self.number.values() if isinstance(self.number, dict) else [self.number]
         for number in numbers:
             checked("update_info", number=number)
-        checked("update_info", step=self.step, wait=0 if self.wait is None else self.wait)
+        checked("update_info", step=self.step, whole=self.whole,
+                wait=0 if self.wait is None else self.wait)
 
     def number_of(self, publication: str) -> int:
         """InvalidArgument: others are numbered, and this one is not."""
@@ -130,6 +147,33 @@ def _pack_again(model: Any) -> None:
             layer.quant_method.process_weights_after_loading(layer)
 
 
+def _compare(model: Any, found: Generation, copied: bool) -> str:
+    """Has the model, which has loaded @found, its values as they came? Its loader runs again, and
+    compares in place of copying. Return: "", or what is not so."""
+    from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+
+    copy_ = torch.Tensor.copy_
+
+    def compare(to: Any, given: Any, non_blocking: bool = False) -> Any:
+        if to.shape != given.shape:
+            raise InvalidArgument(f"a parameter of the shape {list(to.shape)} is made of one of "
+                                  f"{list(given.shape)}")
+        given = given.to(to.device, to.dtype)
+        if not bool(((to == given) | (to.isnan() & given.isnan())).all()):
+            raise InvalidArgument(f"values of the shape {list(to.shape)} are kept in another way")
+        return to
+
+    torch.Tensor.copy_ = compare  # type: ignore[method-assign,assignment]
+    try:
+        with torch.no_grad(), disable_mtp_completeness_check():
+            model.load_weights(tensors(found, copied))
+    except Exception as error:
+        return str(error)
+    finally:
+        torch.Tensor.copy_ = copy_  # type: ignore[method-assign]
+    return ""
+
+
 class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateInfo]):
     """A worker's side. One `update_weights` between start and finish loads one generation."""
 
@@ -139,6 +183,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
     _weights: Weights | None = None
     _info: ShardInitInfo | None = None
     loaded: tuple[int, int] | None = None  # number and step
+    patched: int | None = None  # by the last update: values; None: it loaded all of them
 
     def init_transfer_engine(self, init_info: ShardInitInfo) -> None:
         """Connect to the daemon. Again: to another publication. NotFound: there is no such job, or
@@ -147,6 +192,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
         weights = Weights(init_info.job, placed(init_info.publication, *ranks), init_info.socket)
         self.shutdown()
         self._weights, self._info = weights, init_info
+        self._held: WeakKeyDictionary[Any, Held] = WeakKeyDictionary()  # by model: also a draft
 
     def start_weight_update(self) -> None:
         """Nothing: the model keeps its weights until the generation is there."""
@@ -168,15 +214,17 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
         leased = time.monotonic()
         number, step = found.number, found.step
         with self._released(weights):
-            if info.names == "parameters":
-                copy_parameters(self.model, found, info.complete)
-            else:
+            self.patched = None
+            if not info.patches:
                 self._load(found, info)
+            elif update_info.whole or not self._patch(found, info):
+                self._load_to_be_patched(found, info)
             del found
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()  # copies may still read the generation
         self.loaded = number, step
-        log.info("loaded generation %d (step %d) of '%s' in %.3f s, after %.3f s of waiting",
+        log.info("%s generation %d (step %d) of '%s' in %.3f s, after %.3f s of waiting",
+                 "loaded" if self.patched is None else f"wrote {self.patched} values of",
                  number, step, weights.publication, time.monotonic() - leased, leased - begin)
 
     @contextlib.contextmanager
@@ -195,6 +243,82 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
                 "another generation's: say copy: true in init_info, and update again") from error
 
     def _load(self, found: Generation, info: ShardInitInfo) -> None:
+        if info.names == "parameters":
+            copy_parameters(self.model, found, info.complete)
+        else:
+            self._reload(found, info)
+
+    def _patch(self, found: Generation, info: ShardInitInfo) -> bool:
+        """Write what has changed since the generation that the model has. False: all of @found must
+        be loaded, also after a failure."""
+        held = self._held.setdefault(self.model, Held())
+        changes = None if held.unlike else held.changes(self.model, found)
+        if changes is None:
+            return False
+        held.forget()
+        try:
+            if info.names == "parameters":
+                patch_parameters(self.model, changes)
+            else:
+                self._load_patches(changes)
+        except Exception as error:
+            log.warning("patches of generation %d of '%s' failed (%s: %s): all of it is loaded",
+                        found.number, found._live.name, type(error).__name__, error)
+            return False
+        held.note(self.model, found.number)
+        self.patched = sum(len(change.indices) for change in changes)
+        return True
+
+    def _load_patches(self, changes: list[Change]) -> None:
+        """By vLLM's own function for sparse patches of a checkpoint."""
+        from vllm.model_executor.model_loader.checkpoint_weight_patch import (
+            CheckpointWeightPatch,
+            load_checkpoint_weight_patches,
+        )
+        from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+
+        with disable_mtp_completeness_check():
+            load_checkpoint_weight_patches(self.model, (
+                CheckpointWeightPatch(change.name, change.shape, change.values.dtype,
+                                      change.values.to(self.device), change.indices.to(self.device))
+                for change in changes), validate_unique_indices=False)
+        if self.device.type == "cpu":
+            _pack_again(self.model)
+
+    def _load_to_be_patched(self, found: Generation, info: ShardInitInfo) -> None:
+        """All of it; the first time it is found out whether patches can follow."""
+        held = self._held.setdefault(self.model, Held())
+        held.forget()
+        self._load(found, info)
+        if held.unlike is None:
+            held.unlike = "" if info.names == "parameters" else self._try_patches(found, info)
+            if held.unlike:
+                log.warning("'%s' is always loaded as a whole, since %s", found._live.name,
+                            held.unlike)
+        if not held.unlike:
+            held.note(self.model, found.number)
+
+    def _try_patches(self, found: Generation, info: ShardInitInfo) -> str:
+        """Does the model, which has @found, take patches? Return: "", or why it does not."""
+        if self.model_config.quantization is not None:
+            return "the model is quantized"
+        if getattr(self.model_config, "use_mla", False):
+            return "the model has multi-head latent attention, which keeps products of its weights"
+        unlike = ""
+        try:
+            self._load_patches([Change(name, tuple(seen.shape), torch.empty(0).long(),
+                                       torch.empty(0, dtype=seen.dtype))
+                                for name, seen in tensors(found)])
+        except Exception as error:
+            unlike = f"its loader takes no patches ({type(error).__name__}: {error})"
+        harmed = [name for name, parameter in self.model.named_parameters()
+                  if parameter.is_floating_point() and bool(parameter.isnan().any())]
+        if harmed:
+            self._load(found, info)
+            return f"its loader does not only copy: {few(harmed)}"
+        return unlike or _compare(self.model, found, info.copy)
+
+    def _reload(self, found: Generation, info: ShardInitInfo) -> None:
         from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
