@@ -12,6 +12,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import time
 
 import mounts
@@ -19,6 +20,7 @@ from control import Control
 from trainers import RUN, children
 
 JOB = "chaos"
+READS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reads.py")
 PR_SET_CHILD_SUBREAPER = 36
 # Only connections that are there are made again, in Python inside a step of resilient. A process
 # that ends so is started again.
@@ -81,6 +83,8 @@ class Crew:
     """@trainer: of trainers.py. @memory: of the daemon, in bytes; 0: its own choice. @reconnect_ms:
     of the trainers; 0: their own choice."""
 
+    generations: dict[tuple, dict[int, str]] = {}  # of all rounds: by sort and step, their hashes
+
     def __init__(self, folder, bins, ranks, trainer, memory=0, reconnect_ms=0):
         self.folder, self.bins, self.ranks, self.trainer = folder, bins, ranks, trainer
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -106,6 +110,7 @@ class Crew:
         if reconnect_ms:
             self.env["SHARDD_RECONNECT_MS"] = str(reconnect_ms)
         self.trainers, self.runner, self.held, self.lone = {}, None, True, None
+        self.readers = []
         # Errors that the round allows: a process that ends with one is started again.
         self.excuses = LATE * bool(reconnect_ms) + UNCONNECTED
         self.seen = collections.Counter()
@@ -220,6 +225,67 @@ class Crew:
             self.start_run()
         for rank in range(0 if by_run else self.ranks):
             self.start_trainer(rank)
+
+    # ------------------------------------------------------------ readers
+
+    def start_reader(self, i):
+        env = self.env | {"SHARDD_LIBRARY": self.bins["library"]}
+        with open(f"{self.folder}/err-reads{i}", "ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-B", READS, "1" if i == 0 else "0"],
+                env=env,
+                stdout=out,
+                stderr=out,
+            )
+
+    def begin_readers(self, n):
+        """They wait for the job."""
+        self.readers = [self.start_reader(i) for i in range(n)]
+        until = time.monotonic() + LEFT_S
+        while not all(os.path.getsize(f"{self.folder}/err-reads{i}") for i in range(n)):
+            self.check(until)
+            time.sleep(0.01)
+
+    def kill_reader(self, i):
+        """Return: how many died."""
+        died = self.kill(self.readers[i].pid)
+        self.readers[i].wait()
+        self.readers[i] = self.start_reader(i)
+        return died
+
+    def end_readers(self):
+        """All generations of a step are the same, in all rounds of one sort, whoever died; a number
+        is of one generation."""
+        known = self.generations.setdefault(self.trainer.sort(), {})
+        numbers, deltas = {}, 0
+        for i, reader in enumerate(self.readers):
+            reader.kill()
+            reader.wait()
+            for said in self.reads_of(i):
+                step, found = said["step"], said["digest"]
+                deltas += said["delta"] is not None
+                if said["delta"] not in (None, found):
+                    raise Failed(f"a copy of step {step} differs after its delta")
+                if known.setdefault(step, found) != found:
+                    raise Failed(f"two generations of step {step} differ")
+                if numbers.setdefault(said["number"], (step, found)) != (step, found):
+                    raise Failed(f"two generations have the number {said['number']}")
+        if not numbers:
+            raise Failed("no reader has read anything")
+        self.seen["generations read, by number"] += len(numbers)
+        self.seen["deltas applied"] += deltas
+        self.readers = []
+
+    def reads_of(self, i):
+        """What a reader has said; the last line of one that died may be short."""
+        with open(f"{self.folder}/err-reads{i}", errors="replace") as f:
+            for line in f:
+                if "Traceback" in line:
+                    raise Failed(f"reader {i}: {''.join([line, *f][-6:])}")
+                with contextlib.suppress(ValueError):
+                    said = json.loads(line)
+                    if said:
+                        yield said
 
     def pid_of(self, rank):
         """The process that trains; None: it is being made."""
@@ -409,9 +475,7 @@ class Crew:
 
     def slabs_of(self, job, classes=("shard", "full", "grad", "control")):
         rows = json.loads(self.ctl("memory").stdout)["slabs"]
-        return {
-            int(row["inode"]) for row in rows if row["job"] == job and row["class"] in classes
-        }
+        return {int(row["inode"]) for row in rows if row["job"] == job and row["class"] in classes}
 
     def status(self):
         return json.loads(self.ctl("status").stdout)
@@ -563,7 +627,7 @@ class Crew:
 
     def kill_all(self):
         pid = self.daemon()
-        for p in [self.holder, self.runner, *self.trainers.values()]:
+        for p in [self.holder, self.runner, *self.trainers.values(), *self.readers]:
             if p and p.poll() is None:
                 p.kill()
                 p.wait()

@@ -1,6 +1,7 @@
 """What dies in a round, where, and after how long."""
 
 import math
+import os
 import random
 import time
 
@@ -26,11 +27,13 @@ KINDS = {
     "stops": 1,
     "limits": 2,
     "disk": 1,
+    "readers": 2,
 }
 INSIDE = POINTS.index("inside launch_run")
 # Of rounds that need them small.
 MEMORY = 6 << 20
 RECONNECT_MS = 400
+READERS = 8 if os.environ.get("SHARDD_TEST_LONG") == "1" else 3
 HIDDEN = (16, 100, 150, 200, 220, 240, 260, 300)  # of the other job's model
 
 
@@ -230,6 +233,20 @@ class Round:
             self.await_progress(*self.kill_daemon())
         self.await_steps(4)
 
+    def readers(self):
+        """Beside readers of a publication, which die, too."""
+        crew, rng = self.crew, self.rng
+        who = rng.choice(("daemon", "daemon", "trainer", "reader", "all"))
+        self.pause(0.05)
+        if who in ("reader", "all"):
+            self.others += crew.kill_reader(rng.randrange(READERS))
+        if who in ("trainer", "all"):
+            self.others += crew.kill_trainer(rng.randrange(RANKS))
+        if who in ("daemon", "all"):
+            self.await_progress(*self.kill_daemon())
+        else:
+            self.await_steps(2)
+
     def holder(self):
         """The daemon goes on without it; there is no second death that the state outlives."""
         if self.crew.held:
@@ -253,6 +270,8 @@ class Round:
         if self.kind == "limits":
             crew.excuses += LIMITED
         by_run = self.kind == "run" or (self.kind == "triples" and self.rng.random() < 0.5)
+        if self.kind == "readers":
+            crew.begin_readers(READERS)
         crew.begin_job(by_run, policy)
         self.await_steps(2)
         for _ in range(1 if self.kind == "holder" else self.n):
@@ -260,4 +279,6 @@ class Round:
                 break
             getattr(self, self.kind)()
         crew.await_end(time.monotonic() + crew.trainer.fail_s)
+        if self.kind == "readers":
+            crew.end_readers()
         return crew.end_job()
