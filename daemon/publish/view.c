@@ -13,6 +13,10 @@
 
 /* Behind a tensor's name: its scales. */
 #define VIEW_SCALE "_scale"
+/* What a name costs, which is made of a pattern and looked for among all, in steps of comparing patterns; and
+ * how many of its bytes cost one more. */
+#define VIEW_NAME_STEPS 8u
+#define VIEW_STEP_BYTES 64u
 
 /* --------------------------------------------------------------------- the declaration */
 
@@ -297,6 +301,29 @@ static int view_take(struct view_build *b, size_t i, uint32_t *ret)
 	return 0;
 }
 
+/* Count work on rule @r, as steps of comparing patterns. Return: 0 or a fault code. */
+static int view_spend(struct view_build *b, const view_rule *r, unsigned number, uint64_t steps)
+{
+	char field[64];
+
+	b->steps += steps;
+	if (b->steps <= VIEW_MAX_STEPS)
+		return 0;
+	snprintf(field, sizeof(field), "rules[%u].sources[0].tensor", number);
+	return fault_set(b->f, FAULT_INVALID, field,
+			 "the rules up to '%.150s' compare too much with the job's %zu tensors: "
+			 "have fewer rules or sources, or names that begin with more of the "
+			 "tensors' names before the first {",
+			 r->sources[0]->tensor, b->n);
+}
+
+/* Count that @name is made and looked for. */
+static int view_spend_on_name(struct view_build *b, const view_rule *r, unsigned number,
+			      const char *name)
+{
+	return view_spend(b, r, number, VIEW_NAME_STEPS + strlen(name) / VIEW_STEP_BYTES);
+}
+
 /* ------------------------------------------------------------------------ one match */
 
 /* The sources of one turn: those that @values make of the patterns; the first of them exists. */
@@ -310,6 +337,8 @@ static int view_collect(struct view_build *b, const view_rule *r, unsigned numbe
 
 		if (!name)
 			return fault_errno(b->f, -ENOMEM, "a publication");
+		if (view_spend_on_name(b, r, number, name))
+			return b->f->code;
 		i = view_find_name(b, name);
 		snprintf(field, sizeof(field), "rules[%u].sources[%zu].tensor", number, k);
 		if (i == b->n)
@@ -492,19 +521,9 @@ static int view_on_match(struct view_build *b, const view_rule *r, unsigned numb
 static int view_match_name(struct view_build *b, const view_rule *r, unsigned number, size_t i,
 			   struct pattern_values *values, bool *ret)
 {
-	char field[64];
-
 	*values = (struct pattern_values){ .n = 0 };
 	*ret = pattern_match(r->sources[0]->tensor, view_name_at(b, i), values);
-	b->steps += values->steps;
-	if (b->steps <= VIEW_MAX_STEPS)
-		return 0;
-	snprintf(field, sizeof(field), "rules[%u].sources[0].tensor", number);
-	return fault_set(b->f, FAULT_INVALID, field,
-			 "the rules up to '%.150s' compare too much with the job's %zu tensors: "
-			 "have fewer rules, or names that begin with more of the tensors' names "
-			 "before the first {",
-			 r->sources[0]->tensor, b->n);
+	return view_spend(b, r, number, values->steps);
 }
 
 /* Of a rule that stacks: every tensor that its first source matches is in one of the stacks. */

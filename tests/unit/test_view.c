@@ -663,6 +663,40 @@ Test(view, rules_that_compare_too_much_are_refused, .timeout = 10)
 	cr_assert(strstr(f.field, ".sources[0].tensor"), "%s", f.field);
 }
 
+/* Each of many sources is looked for among all names, also where nothing is published: that took minutes. */
+Test(view, rules_with_too_many_sources_are_refused, .timeout = 10)
+{
+	enum { N = 10000 };
+	static struct view_source many[N];
+	static char names[N][24];
+	static rule *rules[VIEW_MAX_RULES];
+	const uint64_t shape[1] = { 4 };
+	view_declaration p = SHARDD__V1__PUBLICATION__INIT;
+	rule_source source = SHARDD__V1__PUBLISHED_SOURCE__INIT, *sources[VIEW_MAX_SOURCES];
+	rule r = SHARDD__V1__PUBLISHED_RULE__INIT;
+	struct view *v = NULL;
+	struct fault f = FAULT_NULL;
+
+	for (unsigned i = 0; i < N; i++) {
+		snprintf(names[i], sizeof(names[i]), "w%u", i);
+		many[i] = (struct view_source){
+			.name = names[i], .shape = shape, .dims = 1, .dtype = DTYPE_FP32
+		};
+	}
+	source.tensor = (char *)(uintptr_t) "w{i}";
+	for (unsigned i = 0; i < VIEW_MAX_SOURCES; i++)
+		sources[i] = &source;
+	r.sources = sources;
+	r.n_sources = VIEW_MAX_SOURCES;
+	for (unsigned i = 0; i < VIEW_MAX_RULES; i++)
+		rules[i] = &r;
+	p.name = (char *)(uintptr_t) "slow";
+	p.rules = rules;
+	p.n_rules = VIEW_MAX_RULES;
+	cr_assert_eq(view_new(&p, many, N, &v, &f), FAULT_INVALID);
+	cr_assert(strstr(f.text, "have fewer rules or sources"), "%s", f.text);
+}
+
 /* A tensor that the job has under two names is published once, under both. */
 Test(view, aliases_cost_no_memory)
 {
