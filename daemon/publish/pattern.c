@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/check.h"
+#include "core/utf8.h"
 
 /* Literal text, or a placeholder, at the begin of a pattern. */
 struct pattern_piece {
@@ -79,6 +80,24 @@ static int pattern_check_count(const char *pattern, unsigned n, unsigned many, b
 	return 0;
 }
 
+/* Readers of all kinds get the name, as text. */
+static int pattern_check_text(const char *pattern, const char *field, struct fault *f)
+{
+	size_t length;
+
+	for (const char *at = pattern; *at; at += length) {
+		length = utf8_length(at);
+		if (!length)
+			return fault_set(
+				f, FAULT_INVALID, field,
+				"a name has %s 0x%02x at byte %zu; only printable text is allowed",
+				(unsigned char)*at < 0x80 ? "the control character"
+							  : "invalid UTF-8,",
+				(unsigned char)*at, (size_t)(at - pattern));
+	}
+	return 0;
+}
+
 int pattern_check(const char *pattern, const char *field, struct fault *f)
 {
 	unsigned n = 0, many = 0;
@@ -88,7 +107,7 @@ int pattern_check(const char *pattern, const char *field, struct fault *f)
 		return fault_set(f, FAULT_INVALID, field,
 				 "a name has 1 to %u bytes; this one has %zu", PATTERN_MAX_BYTES,
 				 strlen(pattern));
-	if (pattern_check_braces(pattern, field, f))
+	if (pattern_check_text(pattern, field, f) || pattern_check_braces(pattern, field, f))
 		return f->code;
 	for (const char *p = pattern; *p;) {
 		struct pattern_piece piece = pattern_next(p);

@@ -45,10 +45,6 @@ int codec_unpack(struct codec_message *ret, const ProtobufCMessageDescriptor *de
 /* Free the message. Safe after CODEC_MESSAGE_NULL and twice. */
 void codec_message_deinit(struct codec_message *m);
 
-/* Bytes of the character at @text (zero-terminated), or 0 if it is not valid UTF-8 or
- * a control character. */
-size_t codec_utf8_length(const char *text);
-
 /* Replace in place, with '?', what is not valid UTF-8 or is a control character:
  * other languages refuse such strings, and texts quote strings from clients. */
 void codec_clean_text(char *text);

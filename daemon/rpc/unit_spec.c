@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/utf8.h"
 #include "kernels.h"
-#include "rpc/codec.h"
 #include "rpc/unit_spec_impl.h"
 #include "unit/unit.h"
 
@@ -14,7 +14,7 @@ static int unit_spec_check_characters(const char *name, const char *field, struc
 	size_t length;
 
 	for (const char *at = name; *at; at += length) {
-		length = codec_utf8_length(at);
+		length = utf8_length(at);
 		if (length)
 			continue;
 		return fault_set(

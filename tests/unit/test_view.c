@@ -697,6 +697,27 @@ Test(view, rules_with_too_many_sources_are_refused, .timeout = 10)
 	cr_assert(strstr(f.text, "have fewer rules or sources"), "%s", f.text);
 }
 
+/* As names of tensors are that a job registers: readers and tools show them. */
+Test(view, names_are_text)
+{
+	static const char *const bad[] = { "a\n", "\x1b[2J", "\x7f", "\xff", "\xc3(" };
+	static struct model m;
+	static struct made d;
+
+	m.n = 0;
+	add_tensor(&m, "w", 1, 4, 0, 0);
+	for (unsigned i = 0; i < ARRAY_SIZE(bad); i++) {
+		begin(&d);
+		add_rule(&d, bad[i]);
+		add_source(&d, "w");
+		refused(&d, &m, "rules[0].name", "only printable text is allowed");
+	}
+	begin(&d);
+	add_rule(&d, "\xc3\xbc");
+	add_source(&d, "w");
+	view_free(view_of(&d, &m));
+}
+
 /* A tensor that the job has under two names is published once, under both. */
 Test(view, aliases_cost_no_memory)
 {
