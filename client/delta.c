@@ -85,13 +85,13 @@ static bool delta_block_fits(const struct delta *d, const struct delta_block *b)
 	       delta_block_bytes(b) <= d->payload_bytes - b->at;
 }
 
-static int delta_check_block(const struct delta *d, uint64_t i, struct shardd_error *err)
+/* @b: block @i, as a copy. */
+static int delta_check_block(const struct delta *d, uint64_t i, const struct delta_block *b,
+			     struct shardd_error *err)
 {
-	struct delta_block b = delta_block_at(d, i);
-
-	if (!delta_block_fits(d, &b))
+	if (!delta_block_fits(d, b))
 		return delta_is_bad(err, "a block lies outside of it");
-	if (crc32c_add(0, d->payload + b.at, delta_block_bytes(&b)) != b.crc)
+	if (crc32c_add(0, d->payload + b->at, delta_block_bytes(b)) != b->crc)
 		return error_set(err, SHARDD_DATA_LOSS, NULL,
 				 "block %llu of the delta to generation %llu has another checksum "
 				 "than it had: read the whole generation",
@@ -142,32 +142,68 @@ static int delta_check_tensor(const struct delta_block *b,
 		t ? ", which is " : "", t ? t->name : "");
 }
 
-/* Its positions are inside the block. */
+/* Its positions are inside the block, and ascend. */
 static int delta_check_positions(const struct delta *d, const struct delta_block *b,
 				 struct shardd_error *err)
 {
-	for (uint32_t i = 0; !b->dense && i < b->changed; i++)
-		if (delta_position(d, b, i) >= b->n)
+	uint32_t next = 0;
+
+	for (uint32_t i = 0; !b->dense && i < b->changed; i++) {
+		uint32_t position = delta_position(d, b, i);
+
+		if (position >= b->n)
 			return delta_is_bad(err, "a position lies outside of its block");
+		if (position < next)
+			return delta_is_bad(err, "the positions of a block do not ascend");
+		next = position + 1;
+	}
 	return 0;
+}
+
+/* Where the next block may begin. */
+struct delta_order {
+	uint32_t tensor;
+	uint64_t first;
+};
+
+/* Blocks come in the order of tensors, and do not overlap: so what they change together is no more than all
+ * tensors have, however many there are. */
+static int delta_check_order(struct delta_order *o, const struct delta_block *b,
+			     struct shardd_error *err)
+{
+	if (b->tensor < o->tensor || (b->tensor == o->tensor && b->first < o->first))
+		return delta_is_bad(err, "its blocks are not in order");
+	*o = (struct delta_order){ b->tensor, b->first + b->n };
+	return 0;
+}
+
+/* All that is checked of block @i, of which @b is a copy. */
+static int delta_check(const struct delta *d, uint64_t i,
+		       const struct shardd_published_tensor *tensors, size_t n,
+		       struct delta_order *order, const struct delta_block *b,
+		       struct shardd_error *err)
+{
+	int e = delta_check_block(d, i, b, err);
+
+	if (e == 0)
+		e = delta_check_tensor(b, tensors, n, err);
+	if (e == 0)
+		e = delta_check_order(order, b, err);
+	return e == 0 ? delta_check_positions(d, b, err) : e;
 }
 
 static int delta_check_all(const struct delta *d, const struct shardd_published_tensor *tensors,
 			   size_t n, struct shardd_error *err)
 {
-	for (uint64_t i = 0; i < d->n_blocks; i++) {
+	struct delta_order order = { 0 };
+	int e = 0;
+
+	for (uint64_t i = 0; e == 0 && i < d->n_blocks; i++) {
 		struct delta_block b = delta_block_at(d, i);
 
-		int e = delta_check_block(d, i, err);
-
-		if (e == 0)
-			e = delta_check_tensor(&b, tensors, n, err);
-		if (e == 0)
-			e = delta_check_positions(d, &b, err);
-		if (e < 0)
-			return e;
+		e = delta_check(d, i, tensors, n, &order, &b, err);
 	}
-	return 0;
+	return e;
 }
 
 static int delta_changes(struct shardd_error *err)
@@ -271,26 +307,45 @@ int shardd_delta_apply(const void *data, uint64_t bytes,
 
 /* ---------------------------------------------------------------------------- values */
 
-/* Both arrays have room for it. */
-static void delta_list_block(const struct delta *d, const struct delta_block *b, uint64_t *indices,
-			     char *values)
+/* Both arrays have room for it. What was checked may have changed since: no index is outside of the block. */
+static int delta_list_block(const struct delta *d, const struct delta_block *b, uint64_t *indices,
+			    char *values, struct shardd_error *err)
 {
-	for (uint32_t i = 0; i < delta_count(b); i++)
-		indices[i] = b->first + delta_position(d, b, i);
+	for (uint32_t i = 0; i < delta_count(b); i++) {
+		uint32_t position = delta_position(d, b, i);
+
+		if (position >= b->n)
+			return delta_changes(err);
+		indices[i] = b->first + position;
+	}
 	memcpy(values, delta_values_of(d, b), (size_t)delta_count(b) * b->size);
+	return 0;
 }
 
-int shardd_delta_values(const void *data, uint64_t bytes, uint32_t tensor, uint64_t *indices,
-			void *values, uint64_t room, uint64_t *ret_n, struct shardd_error *err)
+static int delta_no_room(uint32_t tensor, uint64_t room, struct shardd_error *err)
+{
+	return error_set(err, SHARDD_INVALID_ARGUMENT, "room",
+			 "tensor %u has more than %llu changed values", tensor,
+			 (unsigned long long)room);
+}
+
+int shardd_delta_values(const void *data, uint64_t bytes,
+			const struct shardd_published_tensor *tensors, size_t n, uint32_t tensor,
+			uint64_t *indices, void *values, uint64_t room, uint64_t *ret_n,
+			struct shardd_error *err)
 {
 	struct shardd_error scratch;
-	uint64_t n = 0;
+	struct delta_order order = { 0 };
+	uint64_t found = 0;
 	struct delta d;
 	int e;
 
 	err = err ? err : &scratch;
-	if (!ret_n || (room && (!indices || !values)))
-		return error_set(err, SHARDD_INVALID_ARGUMENT, ret_n ? "values" : "ret_n",
+	if (!tensors || !ret_n || (room && (!indices || !values)))
+		return error_set(err, SHARDD_INVALID_ARGUMENT,
+				 !tensors ? "tensors"
+				 : !ret_n ? "ret_n"
+					  : "values",
 				 "the argument is NULL");
 	e = delta_read(data, bytes, &d, err);
 	for (uint64_t i = 0; e == 0 && i < d.n_blocks; i++) {
@@ -298,19 +353,16 @@ int shardd_delta_values(const void *data, uint64_t bytes, uint32_t tensor, uint6
 
 		if (b.tensor != tensor)
 			continue;
-		e = delta_check_block(&d, i, err);
-		if (e == 0)
-			e = delta_check_positions(&d, &b, err);
-		if (e == 0 && room && delta_count(&b) > room - n)
-			e = error_set(err, SHARDD_INVALID_ARGUMENT, "room",
-				      "tensor %u has more than %llu changed values", tensor,
-				      (unsigned long long)room);
+		e = delta_check(&d, i, tensors, n, &order, &b, err);
+		if (e == 0 && room && delta_count(&b) > room - found)
+			e = delta_no_room(tensor, room, err);
 		if (e == 0 && room)
-			delta_list_block(&d, &b, indices + n, (char *)values + n * b.size);
-		n += delta_count(&b);
+			e = delta_list_block(&d, &b, indices + found,
+					     (char *)values + found * b.size, err);
+		found += delta_count(&b);
 	}
 	if (e == 0)
-		*ret_n = n;
+		*ret_n = found;
 	return e;
 }
 

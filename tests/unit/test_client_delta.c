@@ -83,13 +83,18 @@ Test(client_delta, changes_what_it_says)
 		cr_assert_eq(a[i], i == 3 ? 30 : i == 50 ? 500 : i == 99 ? 990 : 0);
 	for (unsigned i = 0; i < SECOND; i++)
 		cr_assert_eq(b[i], (float)(i + 1));
-	cr_assert_eq(shardd_delta_values(&made, sizeof(made), 0, indices, values, 3, &n, &err), 0);
+	cr_assert_eq(shardd_delta_values(&made, sizeof(made), tensors, 2, 0, indices, values, 3, &n,
+					 &err),
+		     0);
 	cr_assert_eq(n, 3);
 	cr_assert(indices[1] == 50 && values[1] == 500);
-	cr_assert_eq(shardd_delta_values(&made, sizeof(made), 0, indices, values, 2, &n, &err),
+	cr_assert_eq(shardd_delta_values(&made, sizeof(made), tensors, 2, 0, indices, values, 2, &n,
+					 &err),
 		     -SHARDD_INVALID_ARGUMENT);
 	cr_assert_str_eq(err.field, "room");
-	cr_assert_eq(shardd_delta_values(&made, sizeof(made), 5, NULL, NULL, 0, &n, &err), 0);
+	cr_assert_eq(shardd_delta_values(&made, sizeof(made), tensors, 2, 5, NULL, NULL, 0, &n,
+					 &err),
+		     0);
 	cr_assert_eq(n, 0, "it has nothing of such a tensor");
 }
 
@@ -137,18 +142,55 @@ Test(client_delta, writes_nothing_outside_of_a_tensor)
 	refused(SHARDD_INVALID_ARGUMENT, "a block lies outside of it");
 }
 
-/* Only deltas that were applied were checked for that. */
-Test(client_delta, lists_no_position_outside_of_its_block)
+/* The values of tensor 0 are refused, and nothing was written behind arrays for @room of its type. */
+static void values_refused(uint64_t room, const char *words)
 {
 	struct shardd_error err;
-	uint64_t indices[3], n = 0;
-	uint16_t values[3];
+	uint64_t indices[FIRST], n = 77;
+	uint16_t values[FIRST];
 
+	memset(values, 0xee, sizeof(values));
+	cr_assert_eq(shardd_delta_values(&made, sizeof(made), tensors, 2, 0, indices, values, room,
+					 &n, &err),
+		     -SHARDD_INVALID_ARGUMENT, "%s: %s", words, err.text);
+	cr_assert(strstr(err.text, words), "%s: %s", words, err.text);
+	cr_assert_eq(n, 77);
+	for (uint64_t i = room; i < FIRST; i++)
+		cr_assert_eq(values[i], 0xeeee, "%s", words);
+	make();
+}
+
+/* The size of elements was the delta's, in memory of the tensor's type; indices were anything. */
+Test(client_delta, values_are_inside_of_the_tensor)
+{
+	made.blocks[0] = (struct delta_block){ .n = 7, .dense = 1, .size = 4 };
+	seal();
+	values_refused(7, "which is a");
 	((uint16_t *)made.payload)[2] = FIRST;
 	seal();
-	cr_assert_eq(shardd_delta_values(&made, sizeof(made), 0, indices, values, 3, &n, &err),
-		     -SHARDD_INVALID_ARGUMENT);
-	cr_assert(strstr(err.text, "a position lies outside of its block"), "%s", err.text);
+	values_refused(3, "a position lies outside of its block");
+	((uint16_t *)made.payload)[2] = 50;
+	seal();
+	values_refused(3, "the positions of a block do not ascend");
+	made.blocks[0].first = UINT64_MAX - 200;
+	seal();
+	values_refused(3, "other tensors");
+}
+
+/* Many blocks of the same elements took as long, and as much memory, as all of them together. */
+Test(client_delta, blocks_do_not_overlap)
+{
+	made.blocks[1] = made.blocks[0];
+	seal();
+	values_refused(6, "its blocks are not in order");
+	made.blocks[1] = made.blocks[0];
+	seal();
+	refused(SHARDD_INVALID_ARGUMENT, "its blocks are not in order");
+	made.blocks[0] =
+		(struct delta_block){ .at = 64, .tensor = 1, .n = 7, .dense = 1, .size = 4 };
+	made.blocks[1] = (struct delta_block){ .n = FIRST, .size = 2 };
+	seal();
+	refused(SHARDD_INVALID_ARGUMENT, "its blocks are not in order");
 }
 
 Test(client_delta, is_checked_as_a_whole_first)

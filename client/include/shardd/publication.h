@@ -136,14 +136,15 @@ SHARDD_API int shardd_delta_apply(const void *data, uint64_t bytes,
 				  const struct shardd_published_tensor *tensors, size_t n,
 				  void *const *copies, uint32_t flags, struct shardd_error *err);
 
-/* The changed values of tensor @tensor: their flat indices, ascending, and the values one after the
- * other, in the tensor's type. @room: of both arrays, elements; 0: only @ret_n is wanted. @ret_n:
- * how many there are. The type is the one in @data: if that is not trusted, have
- * shardd_delta_apply compare it with the tensors first, without copies, or give @values 4 bytes for
- * each element. Errors: as shardd_delta_apply, also if @room is too small. Any thread. */
-SHARDD_API int shardd_delta_values(const void *data, uint64_t bytes, uint32_t tensor,
-				   uint64_t *indices, void *values, uint64_t room, uint64_t *ret_n,
-				   struct shardd_error *err);
+/* The changed values of tensor @tensor, the index of one of @tensors: their flat indices,
+ * ascending, and the values one after the other, in the tensor's type. @data to @n: as
+ * shardd_delta_apply has them. No index is behind the end of the tensor. @room: of both arrays,
+ * elements; 0: only @ret_n is wanted. @ret_n: how many there are. Errors: as shardd_delta_apply,
+ * also if @room is too small. Any thread. */
+SHARDD_API int shardd_delta_values(const void *data, uint64_t bytes,
+				   const struct shardd_published_tensor *tensors, size_t n,
+				   uint32_t tensor, uint64_t *indices, void *values, uint64_t room,
+				   uint64_t *ret_n, struct shardd_error *err);
 
 /* Close the reader, and give back what it has. NULL is allowed. One thread at a time for each
  * reader. */

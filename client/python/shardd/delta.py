@@ -51,13 +51,19 @@ class Delta:
         if self.nbytes < 8 * _HEAD_WORDS:
             raise InvalidArgument(f"a delta has at least {8 * _HEAD_WORDS} bytes, this one has "
                                   f"{self.nbytes}", "data")
-        self._data, self._places, self._fits = data, list(places), False
+        self._data, self._places = data, list(places)
         head = memoryview(data).cast("B")[:8 * _HEAD_WORDS].cast("Q")
         self.number, self.step, self.base, self.base_step = map(int, head[1:5])
         self.changed, self.elements = int(head[8]), int(head[9])
 
     def _address(self) -> C.c_void_p:
         return C.c_void_p(C.addressof(self._data))
+
+    def _tensors(self) -> Any:
+        tensors = (_abi.PublishedTensor * len(self._places))()
+        for tensor, (name, dtype, nbytes) in zip(tensors, self._places):
+            tensor.name, tensor.dtype, tensor.bytes = name.encode(), int(dtype), nbytes
+        return tensors
 
     def __bytes__(self) -> bytes:
         return bytes(self._data)
@@ -67,6 +73,7 @@ class Delta:
         What is not among them is left out. @check: compare the checksum of the result, for which
         all tensors are needed. SharddError with DATA_LOSS: a checksum is not right. Nothing is
         written if the delta is not whole."""
+        tensors = self._tensors()
         addresses = (C.c_void_p * len(self._places))()
         held = []
         for i, (name, _, nbytes) in enumerate(self._places):
@@ -81,33 +88,23 @@ class Delta:
         for name in copies:
             if not any(name == place[0] for place in self._places):
                 raise InvalidArgument(f"the generation has no tensor '{name}'", "copies")
-        self._apply(addresses, check)
-
-    def _apply(self, addresses: Any, check: bool = False) -> None:
-        tensors = (_abi.PublishedTensor * len(self._places))()
-        for i, (name, dtype, nbytes) in enumerate(self._places):
-            tensors[i].name, tensors[i].dtype = name.encode(), int(dtype)
-            tensors[i].bytes = nbytes
         _library.call("delta_apply", self._address(), self.nbytes, tensors, len(self._places),
                       addresses, int(check))
 
     def values(self, name: str) -> tuple[array[int], bytearray]:
         """The flat indices of the changed values of a tensor, ascending, and the values one after
-        the other, in its type."""
+        the other, in its type. All indices are inside the tensor, whatever the delta says."""
         index = next((i for i, place in enumerate(self._places) if place[0] == name), None)
         if index is None:
             raise InvalidArgument(f"the generation has no tensor '{name}'", "name")
-        if not self._fits:  # its types are those of the places: what is written below has room
-            self._apply((C.c_void_p * len(self._places))())
-            self._fits = True
-        n = C.c_uint64()
-        _library.call("delta_values", self._address(), self.nbytes, index, None, None, 0,
-                      C.byref(n))
+        n, tensors = C.c_uint64(), self._tensors()
+        _library.call("delta_values", self._address(), self.nbytes, tensors, len(tensors), index,
+                      None, None, 0, C.byref(n))
         indices = array("Q", bytes(8 * n.value))
         values = bytearray(n.value * _BYTES[self._places[index][1]])
         if n.value:
-            _library.call("delta_values", self._address(), self.nbytes, index,
-                          C.c_void_p(indices.buffer_info()[0]),
+            _library.call("delta_values", self._address(), self.nbytes, tensors, len(tensors),
+                          index, C.c_void_p(indices.buffer_info()[0]),
                           C.c_void_p(C.addressof(C.c_char.from_buffer(values))), n.value,
                           C.byref(n))
         return indices, values
