@@ -264,7 +264,7 @@ class Fetches(unittest.TestCase):
         client = self.client(relay.at)
         with self.assertRaisesRegex(shardd.FailedPrecondition, "only processes of its own host"):
             client.join("near", 1, 0)
-        self.assertEqual(shardd.fetch_generation("wide", "far", client).step, 1)
+        self.assertEqual(shardd.fetch_generation("wide", "far", client, wait=30).step, 1)
 
     def test_a_wrong_bit_is_seen(self):
         trainer = self.trainer("spoilt")
