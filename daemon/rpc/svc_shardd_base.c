@@ -36,6 +36,14 @@ static size_t svc_shardd_base_tensors(const struct unit *u)
 	return u->rec->dropped || !u->rec->initialised ? 0 : u->rec->n_tensors;
 }
 
+/* Is there a value? An alias has none if its tensor's unit was not initialised. */
+static bool svc_shardd_base_has(const struct job *job, const struct unit *u, uint32_t i)
+{
+	const struct unit_tensor *t = &u->tensors[i];
+
+	return !t->alias || job->units[t->of_unit - 1]->rec->initialised;
+}
+
 static void svc_shardd_base_fill_page(struct arena *a, const struct job *job, uint32_t first,
 				      Shardd__V1__ReadBaseResponse *reply)
 {
@@ -52,6 +60,8 @@ static void svc_shardd_base_fill_page(struct arena *a, const struct job *job, ui
 		return;
 	for (uint32_t k = first; k < end; k++)
 		for (uint32_t i = 0; i < svc_shardd_base_tensors(job->units[k]); i++) {
+			if (!svc_shardd_base_has(job, job->units[k], i))
+				continue;
 			svc_shardd_base_fill_tensor(job, job->units[k], i, tensors);
 			reply->tensors[reply->n_tensors++] = tensors++;
 		}

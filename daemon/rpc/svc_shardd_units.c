@@ -19,6 +19,7 @@
 #include "core/check.h"
 #include "core/clock.h"
 #include "job/admission.h"
+#include "job/base.h"
 #include "job/registration.h"
 #include "rpc/register_reply.h"
 #include "rpc/svc_shardd_impl.h"
@@ -153,7 +154,10 @@ static int svc_shardd_units_check_member(const struct registering *r, struct fau
 
 	if (!s || s->member != r->m)
 		return fault_set(f, FAULT_STATE, NULL, "this session has ended, or left its job");
-	return svc_check_joined(r->m, f);
+	return svc_check_joined(r->m, f) ||
+			       base_check_change(r->m->job, "it gets no further units", f)
+		       ? (int)f->code
+		       : 0;
 }
 
 /* ------------------------------------------------------------------- decoding */

@@ -189,6 +189,26 @@ class Bases(unittest.TestCase):
                     shardd.read_base("base", socket)
             self.assertEqual([len(job["readers"]) for job in jobs(socket)], [0, 0])
 
+    def test_a_loader_adds_nothing_after_its_commit(self):
+        """It could register units, which no reader had. An alias of a tensor without a value was
+        listed, with zeros."""
+        with support.daemon() as socket, shardd.Client(socket) as loads:
+            loads.join("base", 1, 0, shardd.Lifetime.BASE)
+
+            def register(*units):
+                return loads.register([shardd.UnitSpec(name, [
+                    shardd.TensorSpec(tensor, (4,), shardd.Init.CONSTANT, 2.0, frozen=True, **more)
+                    for tensor, more in tensors.items()]) for name, tensors in units])
+
+            register(("empty", {"w": {}}))
+            register(("root", {"tied": {"alias_of": "w", "alias_unit": "empty"}, "x": {}}))[
+                0].init_seed(1)
+            loads.commit(0)
+            with self.assertRaisesRegex(shardd.FailedPrecondition, "it gets no further units"):
+                register(("late", {"w": {}}))
+            with shardd.read_base("base", socket) as reader:
+                self.assertEqual(sorted(reader), ["x"])
+
     def test_its_readers_are_named_until_they_end(self):
         with support.daemon() as socket:
             load(socket, self.path)
