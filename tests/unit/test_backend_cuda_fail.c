@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/check.h"
+#include "cuda_kernels.h"
 #include "core/clock.h"
 #include "core/cuda_lib.h"
 #include "cudafix.h"
@@ -97,6 +98,15 @@ static struct launch scale(struct backend_mem *mem)
 				.scale = { backend_addr(mem), 2, NULL } };
 }
 
+/* At launch @n, counted behind those that warm up each kernel. */
+static void lose_at(unsigned n)
+{
+	char where[16];
+
+	snprintf(where, sizeof(where), "0:%u", _CUDA_FN_N + n);
+	setenv("SHARDD_SIM_LOSE", where, 1);
+}
+
 Test(backend_cuda_fail, a_lost_device_fails_everything_and_says_why)
 {
 	struct backend_mem *mem, *other = NULL;
@@ -104,7 +114,7 @@ Test(backend_cuda_fail, a_lost_device_fails_everything_and_says_why)
 	struct launch k;
 	int r = 0;
 
-	setenv("SHARDD_SIM_LOSE", "0:27", 1); /* the first ones warm up each kernel */
+	lose_at(1);
 	cudafix_init(&f, 1);
 	mem = cudafix_alloc(&f, 2 * MIB);
 	k = scale(mem);
@@ -130,7 +140,7 @@ Test(backend_cuda_fail, a_lost_device_leaves_the_others_alone)
 	struct launch k[2];
 	int r = 0;
 
-	setenv("SHARDD_SIM_LOSE", "0:27", 1); /* the first ones warm up each kernel */
+	lose_at(1);
 	cudafix_init(&f, 2);
 	for (unsigned i = 0; i < 2; i++) {
 		cr_assert_eq(cudafix_ask(&f, f.all[i], 2 * MIB, BACKEND_SHARE_FD, &mem[i]), 0);
@@ -160,7 +170,7 @@ Test(backend_cuda_fail, a_device_may_be_lost_in_the_middle_of_everything)
 	struct launch k;
 	int r;
 
-	setenv("SHARDD_SIM_LOSE", "0:48", 1);
+	lose_at(22);
 	cudafix_init(&f, 1);
 	mem = cudafix_alloc(&f, 2 * MIB);
 	page = cudafix_alloc(&f, 2 * MIB);
