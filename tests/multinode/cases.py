@@ -289,9 +289,12 @@ def cut_off(x, t, cut):
     t.mark()
     cut.link(False)
     t.wait_said(t.ranks, BACK, ("node ",), s=10)
-    said = [line for n in x.nodes.values() if n != cut for line in n.said().splitlines()]
-    if not any("cluster epoch ends" in line and f"node {cut.name}" in line for line in said):
-        raise Failed(f"nobody has named node {cut.name}")
+
+    def named():
+        said = [line for n in x.nodes.values() if n != cut for line in n.said().splitlines()]
+        return any("cluster epoch ends" in line and f"node {cut.name}" in line for line in said)
+
+    lab.wait_for(named, f"a daemon names node {cut.name} in its log")
 
 
 def link_cut():
