@@ -1,9 +1,9 @@
 /*
- * Bases: frozen parameters that a machine has once, for all processes. Part of shardd/shardd.h,
- * which includes it and describes what holds for all calls.
+ * Bases: frozen parameters that are in a machine's memory once, for all processes. Part of
+ * shardd/shardd.h, which includes it and describes what holds for all calls.
  *
- * A base is a job of lifetime SHARDD_BASE after its commit. Processes map the daemon's own memory,
- * read-only: nothing is copied, and what they see does not change.
+ * A base is a job of lifetime SHARDD_BASE after its commit. Processes map the daemon's own memory
+ * read-only. Nothing is copied, and the contents do not change.
  */
 #ifndef SHARDD_BASE_H
 #define SHARDD_BASE_H
@@ -26,23 +26,23 @@ struct shardd_base_tensor {
 	const void *data;        /* mapped until the client is closed */
 };
 
-/* A base that is mapped. */
+/* A mapped base. */
 struct shardd_base {
 	const struct shardd_base_tensor *tensors;
-	size_t n_tensors; /* an alias has the place of its tensor */
+	size_t n_tensors; /* an alias has the address of its tensor */
 };
 
-/* Map the base @job. It stays where it is when the daemon ends and another one takes the base
- * over, and need not be opened again then. While it is mapped, the base is not deleted, except by
- * force, and then the memory keeps its contents. A client may have 16 bases, and may have joined a
- * job. @ret: end it with shardd_base_close before the client is closed.
- * Errors: NOT_FOUND (no such job, or another user's), PERMISSION_DENIED, FAILED_PRECONDITION (the
- * job is no base, or is not loaded yet), RESOURCE_EXHAUSTED (too many bases). Blocks until the
- * daemon has answered. Any thread. */
+/* Map the base @job. The mapping stays valid when the daemon ends and another one takes over the
+ * base, and need not be opened again. A base that is mapped is not deleted, except by force, and
+ * then the memory keeps its contents. A client may have 16 bases, and may also join a job. @ret:
+ * close it with shardd_base_close before the client is closed.
+ * Errors: NOT_FOUND (there is no such job, or it is another user's), PERMISSION_DENIED,
+ * FAILED_PRECONDITION (the job is not a base, or is not loaded yet), RESOURCE_EXHAUSTED (too many
+ * bases). Blocks until the daemon has answered. Any thread. */
 SHARDD_API int shardd_base_open(shardd_client *c, const char *job, const struct shardd_base **ret,
 				struct shardd_error *err);
 
-/* Free the list of tensors. The memory stays mapped, and the base is used, until the client is
+/* Free the list of tensors. The memory stays mapped, and the base in use, until the client is
  * closed. NULL is allowed. Any thread. */
 SHARDD_API void shardd_base_close(const struct shardd_base *b);
 

@@ -3,9 +3,9 @@
  * processes that are not ranks of it. Part of shardd/shardd.h, which includes it and describes
  * what holds for all calls. docs/publish.md explains declarations.
  *
- * A generation is of one committed step, and does not change while it is leased. The trainers do
- * not wait for readers: there is memory for a few generations, and no new one while all are
- * leased.
+ * A generation belongs to one committed step, and does not change while it is leased. Trainers do
+ * not wait for readers: there is memory for a few generations, and no new one is made while all
+ * of them are leased.
  */
 #ifndef SHARDD_PUBLICATION_H
 #define SHARDD_PUBLICATION_H
@@ -16,23 +16,25 @@
 extern "C" {
 #endif
 
-/* Declare a publication of @job: @json is the declaration, a JSON object (docs/publish.md). The
- * same declaration again is allowed. @ret_bytes: (optional) of one generation. Errors:
- * INVALID_ARGUMENT (the field says which part of the declaration, the text which tensor),
- * FAILED_PRECONDITION (one of this name is declared otherwise), NOT_FOUND, PERMISSION_DENIED,
- * RESOURCE_EXHAUSTED (the job has too many). Blocks until the daemon has answered. Any thread. */
+/* Declare a publication of @job. @json: the declaration, a JSON object (docs/publish.md).
+ * Repeating the same declaration is allowed. @ret_bytes: (optional) the size of one generation.
+ * Errors: INVALID_ARGUMENT (the field names the part of the declaration, the text names the
+ * tensor), FAILED_PRECONDITION (a publication with this name and another declaration exists),
+ * NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (the job has too many publications). Blocks
+ * until the daemon has answered. Any thread. */
 SHARDD_API int shardd_publication_declare(shardd_client *c, const char *job, const char *json,
 					  uint64_t *ret_bytes, struct shardd_error *err);
 
-/* End a publication. Generations stay where they are mapped. Errors: NOT_FOUND, PERMISSION_DENIED.
+/* End a publication. Mapped generations stay mapped. Errors: NOT_FOUND, PERMISSION_DENIED.
  * Any thread. */
 SHARDD_API int shardd_publication_drop(shardd_client *c, const char *job, const char *name,
 				       struct shardd_error *err);
 
-/* Make a generation of the last committed step, unless the newest one is of it. Waits for a commit
- * while the parameters are past the last one. @timeout_ms: 0: the job's op_timeout_ms.
- * @ret_number: (optional). Errors: DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED (no memory, or all of it
- * is leased), NOT_FOUND, PERMISSION_DENIED. Any thread. */
+/* Make a generation of the last committed step, unless the newest generation is of that step. If
+ * the parameters are ahead of the last commit, the call waits for the next commit. @timeout_ms: of
+ * this wait; 0: the job's op_timeout_ms. @ret_number: (optional) the generation's number. Errors:
+ * DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED (there is no memory, or all of it is leased), NOT_FOUND,
+ * PERMISSION_DENIED. Any thread. */
 SHARDD_API int shardd_publication_publish(shardd_client *c, const char *job, const char *name,
 					  uint32_t timeout_ms, uint64_t *ret_number,
 					  struct shardd_error *err);
@@ -49,128 +51,129 @@ struct shardd_published_tensor {
 	const void *data; /* mapped read-only until the client is closed */
 };
 
-/* A generation that is leased. */
+/* A leased generation. */
 struct shardd_generation {
 	uint64_t number; /* later ones have larger numbers */
-	uint64_t step;   /* the committed step that it is of */
+	uint64_t step;   /* the committed step */
 	uint32_t checksum;
 	const struct shardd_published_tensor *tensors; /* valid until the next acquire, or close */
 	size_t n_tensors;
-	bool moved; /* tensors, or their data, are others than in the previous generation */
-	/* Of this reader: with the same one, names, types and shapes are the same. */
+	bool moved; /* tensors, or their addresses, differ from the previous generation */
+	/* Of this reader: generations with the same layout have the same names, types and
+	 * shapes. */
 	uint64_t layout;
-	/* The GPU of this process on which the tensors are; "": they are in host memory. Valid
-	 * until the client is closed. */
+	/* UUID of the GPU of this process on which the tensors are; "": they are in host memory.
+	 * Valid until the client is closed. */
 	const char *uuid;
 };
 
 enum shardd_live_flags {
-	/* Each generation of the same layout is at the same addresses, and so are the tensors: what
-	 * is bound to them once shows the generation that was acquired last. No thread may read
-	 * them during shardd_live_acquire. For host memory: if generations are on a GPU, acquire
-	 * answers UNIMPLEMENTED. */
+	/* Map all generations of a layout, and their tensors, at the same addresses. A tensor that
+	 * is bound once shows the generation that was acquired last. No thread may read the tensors
+	 * during shardd_live_acquire. For host memory only: if generations are on a GPU, acquire
+	 * returns UNIMPLEMENTED. */
 	SHARDD_LIVE_FIXED = 1,
 };
 
-/* Open a reader of the publication @name of @job. The client may be a rank of a job, too. If
- * generations are on a GPU, the reader maps them on the client's: that of options.device or
- * SHARDD_DEVICE if it is a UUID, the one of the current context, or else the generations' own.
- * @flags: of enum shardd_live_flags; 0: none. @ret: end it with shardd_live_close before
- * the client is closed. Errors: NOT_FOUND, PERMISSION_DENIED. Any thread. */
+/* Open a reader of the publication @name of @job. The client may also be a rank of a job. If
+ * generations are on a GPU, the reader maps them on the client's GPU: options.device or
+ * SHARDD_DEVICE if that is a UUID, else the GPU of the current context, else the GPU of the
+ * generations. @flags: of enum shardd_live_flags; 0: none. @ret: close it with shardd_live_close
+ * before the client is closed. Errors: NOT_FOUND, PERMISSION_DENIED. Any thread. */
 SHARDD_API int shardd_live_open(shardd_client *c, const char *job, const char *name, uint32_t flags,
 				shardd_live **ret, struct shardd_error *err);
 
-/* Lease the newest generation, in place of the one that @l has, which it gives back. If there is
- * no newer one, @l keeps what it has: with wait_ms 0 the call gives that one, or NOT_FOUND if @l
- * has none; else the call waits until there is a newer one. To take one that is there costs no call
- * to the daemon once its buffer and its layout are known. A reader notices within
- * BOARD_BEAT_MS (board_abi.h) that its daemon has died, and continues with the next one. Errors:
- * DEADLINE_EXCEEDED (the text says what was waited for), NOT_FOUND (also: the publication was
- * dropped). One thread at a time for each reader. */
+/* Lease the newest generation, and give back the one that @l holds. If there is no newer one, @l
+ * keeps its generation: with @wait_ms 0 the call returns that one, or NOT_FOUND if @l has none;
+ * otherwise the call waits for a newer one. Once the buffer and the layout are known, taking an
+ * existing generation needs no call to the daemon. A reader notices within BOARD_BEAT_MS
+ * (board_abi.h) that its daemon has died, and continues with the next one. Errors:
+ * DEADLINE_EXCEEDED (the text says what the call waited for), NOT_FOUND (also if the publication
+ * was dropped). One thread at a time for each reader. */
 SHARDD_API int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generation *ret,
 				   struct shardd_error *err);
 
-/* Give the generation back: its memory may become another one's. On a GPU this call, and an acquire
- * that takes a newer one, wait for what the thread's stream holds (shardd_set_stream); without one
- * for all work of this process on the GPU. FAILED_PRECONDITION: @l has none.
- * One thread at a time for each reader. */
+/* Give the generation back. Its memory may be reused for another one. On a GPU this call, and an
+ * acquire that takes a newer generation, wait for the work on the thread's stream
+ * (shardd_set_stream); without a stream they wait for all work of this process on the GPU.
+ * FAILED_PRECONDITION: @l has no generation. One thread at a time for each reader. */
 SHARDD_API int shardd_live_release(shardd_live *l, struct shardd_error *err);
 
-/* A descriptor for poll, which is readable when there is a newer generation than the one that @l
- * has, or when an acquire would say what is wrong. Only shardd_live_acquire reads it. @ret: valid
- * until the reader is closed; the reader closes it. The first call starts a thread. One thread at a
- * time for each reader. */
+/* Get a descriptor for poll. It is readable when there is a newer generation than that of @l, or
+ * when an acquire would return an error. Only shardd_live_acquire may read it. @ret: valid until
+ * the reader is closed, which also closes the descriptor. The first call starts a thread. One
+ * thread at a time for each reader. */
 SHARDD_API int shardd_live_fd(shardd_live *l, int *ret, struct shardd_error *err);
 
-/* What has changed from one generation, the base, to a later one: for copies of the base, as an
- * engine has them in its own memory. */
+/* The changes from one generation, the base, to a later one. For copies of the base, such as those
+ * that an engine has in its own memory. */
 struct shardd_delta {
-	uint64_t base;              /* the number of the generation that it is applied to */
-	uint64_t number;            /* of the one that it makes */
-	uint64_t changed, elements; /* values that have changed, and all of them */
+	uint64_t base;              /* number of the generation that the delta is applied to */
+	uint64_t number;            /* number of the resulting generation */
+	uint64_t changed, elements; /* changed values, and all values */
 	uint64_t bytes;
-	const void *data; /* bytes long, as delta_abi.h describes it: may be kept and sent */
+	const void *data; /* @bytes long, in the format of delta_abi.h; you can store or send it */
 };
 
-/* The delta of the generation that @l has, if it was declared (delta_percent) and @base is the
- * number of the generation before. @ret: valid as long as the generation is held. Errors: NOT_FOUND
- * (there is none, or it is of another base: read the whole generation), FAILED_PRECONDITION (@l has
- * no generation). One thread at a time for each reader. */
+/* Get the delta of the generation that @l holds, if the publication declares deltas
+ * (delta_percent) and @base is the number of the previous generation. @ret: valid while the
+ * generation is held. Errors: NOT_FOUND (there is no delta, or it has another base: read the whole
+ * generation), FAILED_PRECONDITION (@l has no generation). One thread at a time for each reader. */
 SHARDD_API int shardd_live_delta(shardd_live *l, uint64_t base, struct shardd_delta *ret,
 				 struct shardd_error *err);
 
 enum shardd_delta_flags {
-	/* Compare the checksum of the whole result with that of the generation: it reads all of it.
-	 * */
+	/* Compare the checksum of the whole result with that of the generation. This reads the
+	 * whole result. */
 	SHARDD_DELTA_CHECK = 1,
 };
 
-/* Apply a delta. @data, @bytes: it, from anywhere: it is not trusted. @tensors, @n: those of the
- * generation, or of its base. @copies: of each, bytes that are those of the base, and become those
- * of the generation; the copy of a further name (`also`) is not used. NULL: that tensor is left
- * out. Nothing is written unless the delta is whole: its form and the checksums of all its blocks
- * are checked first. Errors: DATA_LOSS (a checksum; with SHARDD_DELTA_CHECK the copies may have
- * been written: read the whole generation), INVALID_ARGUMENT (it is none, or of other tensors). Any
- * thread. */
+/* Apply a delta. @data, @bytes: the delta, from any source; it is not trusted. @tensors, @n: the
+ * tensors of the generation, or of its base. @copies: one copy for each tensor. It has the bytes of
+ * the base, and gets those of the generation. NULL: that tensor is left out. The copy of a further
+ * name (`also`) is not used. Nothing is written unless the delta is intact: its format and the
+ * checksums of all its blocks are checked first. Errors: DATA_LOSS (a checksum is wrong; with
+ * SHARDD_DELTA_CHECK the copies may have been written: read the whole generation),
+ * INVALID_ARGUMENT (this is not a delta, or it is of other tensors). Any thread. */
 SHARDD_API int shardd_delta_apply(const void *data, uint64_t bytes,
 				  const struct shardd_published_tensor *tensors, size_t n,
 				  void *const *copies, uint32_t flags, struct shardd_error *err);
 
-/* The changed values of tensor @tensor, the index of one of @tensors: their flat indices,
- * ascending, and the values one after the other, in the tensor's type. @data to @n: as
- * shardd_delta_apply has them. No index is behind the end of the tensor. @room: of both arrays,
- * elements; 0: only @ret_n is wanted. @ret_n: how many there are. Errors: as shardd_delta_apply,
- * also if @room is too small. Any thread. */
+/* Get the changed values of one tensor. @data, @bytes, @tensors, @n: as for shardd_delta_apply.
+ * @tensor: its index in @tensors. @indices: flat indices, ascending; none is beyond the end of the
+ * tensor. @values: the values in the same order, in the tensor's type. @room: capacity of both
+ * arrays, in elements; 0: return only @ret_n. @ret_n: number of changed values. Errors: as for
+ * shardd_delta_apply, also if @room is too small. Any thread. */
 SHARDD_API int shardd_delta_values(const void *data, uint64_t bytes,
 				   const struct shardd_published_tensor *tensors, size_t n,
 				   uint32_t tensor, uint64_t *indices, void *values, uint64_t room,
 				   uint64_t *ret_n, struct shardd_error *err);
 
-/* Close the reader, and give back what it has. NULL is allowed. One thread at a time for each
+/* Close the reader, and give its generation back. NULL is allowed. One thread at a time for each
  * reader. */
 SHARDD_API void shardd_live_close(shardd_live *l);
 
-/* A generation as a copy in this process's own memory, for hosts without the daemon: over a socket
- * that is forwarded to it (docs/publish.md). */
+/* A copy of a generation in this process's own memory. For hosts without the daemon, over a
+ * forwarded socket (docs/publish.md). */
 typedef struct shardd_fetched shardd_fetched;
 
 struct shardd_fetch_options {
 	size_t size;               /* of this struct */
 	uint64_t newer_than;       /* only a generation with a larger number; 0: any */
-	uint32_t wait_ms;          /* for it, if it is not there; 0: do not wait */
-	uint64_t bytes_per_second; /* at most, and at least 65536; 0: as fast as the daemon may */
-	void *buffer;              /* where to put the copy; NULL: in memory that @to has */
+	uint32_t wait_ms;          /* how long to wait for such a generation; 0: do not wait */
+	uint64_t bytes_per_second; /* limit, 65536 or more; 0: only the daemon's limit */
+	void *buffer;              /* where to put the copy; NULL: in memory of @to */
 	uint64_t buffer_bytes;     /* of @buffer */
 };
 
-/* Copy the newest generation of the publication @name of @job. Every block is checked against its
- * checksum, and the whole against the generation's. After a lost connection the call goes on behind
- * what it has, or begins again if that generation is gone.
- * @options: NULL: the defaults. @to: *@to is NULL, or what an earlier call of the same client gave
- * for the same publication: its memory, and the list of tensors, are used again. After an error it
- * has no generation. @ret: valid until the next call with @to, or shardd_fetched_free; tensors may
- * be written to.
- * Errors: NOT_FOUND (also: there is none that is newer), DEADLINE_EXCEEDED, PERMISSION_DENIED,
+/* Copy the newest generation of the publication @name of @job. The call checks every block against
+ * its checksum, and all blocks against the generation's checksum. After a lost connection it
+ * continues after the last block, or starts again if that generation no longer exists.
+ * @options: NULL: the defaults. @to: *@to is NULL, or the result of an earlier call of the same
+ * client for the same publication. Its memory and its list of tensors are reused. After an error
+ * it has no generation. @ret: valid until the next call with @to, or shardd_fetched_free. The
+ * tensors may be written to.
+ * Errors: NOT_FOUND (also if there is no newer generation), DEADLINE_EXCEEDED, PERMISSION_DENIED,
  * RESOURCE_EXHAUSTED, INVALID_ARGUMENT (the buffer is too small), INTERNAL (a wrong checksum).
  * Blocks. Any thread; one at a time for each @to. */
 SHARDD_API int shardd_publication_fetch(shardd_client *c, const char *job, const char *name,

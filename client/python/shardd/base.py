@@ -1,4 +1,4 @@
-"""Bases: frozen parameters that are loaded once on a machine, for all jobs that name them.
+"""Bases: frozen parameters that are loaded once on a machine, for all jobs that name the base.
 
 ::
 
@@ -6,9 +6,9 @@
     with shardd.read_base("llama") as base:
         print(base["model.norm.weight"].numpy())
 
-A base is a job of lifetime BASE: it has one rank, which loads it, and from its first commit on it
-is only read. Its memory is charged once, to its owner. ``shardctl job delete`` drops it.
-docs/adapters.md is the manual.
+A base is a job of lifetime BASE. Its only rank loads it. After the first commit it is read-only.
+Its memory is charged once, to its owner. ``shardctl job delete`` deletes it. The manual is
+docs/adapters.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LINE = 64                 # a tensor begins at a multiple, unless its bytes are
 
 @dataclass(frozen=True)
 class BaseTensor:
-    """A tensor to be loaded. ``read``: copy its elements, row-major, to an address."""
+    """A tensor to load. ``read``: copies its elements, row-major, to an address."""
 
     name: str
     dtype: Dtype
@@ -44,7 +44,7 @@ class BaseTensor:
 
     @property
     def nbytes(self) -> int:
-        """Of its elements."""
+        """The size of its elements."""
         n = self.dtype.itemsize
         for extent in self.shape:
             n *= extent
@@ -59,7 +59,7 @@ def _bad(path: str, why: str) -> InvalidArgument:
 
 
 def _header(path: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """The file's header, and where the data begin."""
+    """Return the file's header, and the offset of the data."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 0 < length <= min(size - 8, _HEADER_BYTES):
         raise _bad(path, f"its header would have {length} bytes, and it has {size} in all")
@@ -113,7 +113,7 @@ def _of_file(path: str, skip: Sequence[str]) -> Iterator[BaseTensor]:
 
 
 def _paths(given: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
-    """Of a folder: the safetensors files in it."""
+    """Replace each folder by the safetensors files in it."""
     for path in [os.fspath(one) for one in given]:
         if not os.path.isdir(path):
             yield path
@@ -128,13 +128,13 @@ def _paths(given: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
 
 
 def _alignment(tensor: BaseTensor) -> int:
-    """The largest power of two, up to a line, that its bytes are a multiple of."""
+    """The largest power of two, at most a line, that divides the tensor's size."""
     return min(_LINE, tensor.nbytes & -tensor.nbytes) if tensor.nbytes else _LINE
 
 
 def _groups(tensors: Iterable[BaseTensor]) -> Iterator[list[BaseTensor]]:
-    """Units of one type each. In each, those whose size is odd come last, so that all others begin
-    at a multiple of a line."""
+    """Group the tensors into units of one type each. In a unit, tensors whose size is not a
+    multiple of a line come last, so that all others begin at a multiple of a line."""
     by_dtype: dict[Dtype, list[BaseTensor]] = {}
     for tensor in tensors:
         group = by_dtype.setdefault(tensor.dtype, [])
@@ -160,7 +160,7 @@ def _check(tensors: Sequence[BaseTensor]) -> None:
 
 
 def _write(client: Client, groups: list[list[BaseTensor]]) -> None:
-    """Register the units, and give them their values."""
+    """Register the units and write their values."""
     # the unit "root" and its #parts: their tensors have their own names alone
     units = client.register([
         UnitSpec(f"root#{i}" if i else "root",
@@ -177,7 +177,7 @@ def _write(client: Client, groups: list[list[BaseTensor]]) -> None:
 def load_tensors(name: str, tensors: Sequence[BaseTensor], socket: str | None = None,
                  replace: bool = False, ttl: int = 0, quota_bytes: int = 0, private: bool = False,
                  **options: Any) -> int:
-    """As :func:`load_base`, of @tensors."""
+    """As :func:`load_base`, for @tensors."""
     _check(tensors)
     groups = list(_groups(tensors))
     with Client(socket, name=f"loads base {name}"[:64], **options) as client:
@@ -186,7 +186,7 @@ def load_tensors(name: str, tensors: Sequence[BaseTensor], socket: str | None = 
                                on_existing=on_existing, local=(0, 1)).created
 
         if not join("fresh" if replace else "resume") and not replace:
-            client.leave()  # of a loader that has died: it may have had other tensors
+            client.leave()  # left by a loader that died: its tensors may have been others
             join("fresh")
         _write(client, groups)
         client.commit(1)
@@ -197,15 +197,15 @@ def load_tensors(name: str, tensors: Sequence[BaseTensor], socket: str | None = 
 def load_base(name: str, files: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
               socket: str | None = None, replace: bool = False, skip: Sequence[str] = (),
               ttl: int = 0, quota_bytes: int = 0, private: bool = False, **options: Any) -> int:
-    """Load the base @name from safetensors files: in their types, once, in the daemon's memory.
+    """Load the base @name from safetensors files into the daemon's memory, once, in their types.
 
-    @files: paths; of a folder all that are in it. @replace: in place of one of that name that
-    nobody uses. @skip: names of tensors that are left out. @ttl: seconds that it is kept after the
-    last process that had it mapped, 0: the daemon's job_ttl_s. @quota_bytes, @private: as of
-    :meth:`Client.join`. @options: of :class:`Client`. Return: bytes of its tensors.
+    @files: paths; a folder stands for all safetensors files in it. @replace: replace a base of that
+    name that nobody uses. @skip: names of tensors to leave out. @ttl: seconds that the base is kept
+    after its last mapping ends; 0: the daemon's job_ttl_s. @quota_bytes, @private: as for
+    :meth:`Client.join`. @options: of :class:`Client`. Return: the size of its tensors in bytes.
 
-    FailedPrecondition: there is one of that name. InvalidArgument: a file is none, or has other
-    types. ResourceExhausted: there is no memory for it.
+    FailedPrecondition: a base of that name exists. InvalidArgument: a file is not a safetensors
+    file, or has other types. ResourceExhausted: there is not enough memory.
     """
     given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     tensors = [t for path in _paths(given) for t in _of_file(path, skip)]
@@ -217,8 +217,8 @@ def load_base(name: str, files: Iterable[str | os.PathLike[str]] | str | os.Path
 
 @dataclass(frozen=True)
 class Mapped:
-    """A tensor of a base, and where it is mapped. ``unit``, ``tensor``: as registered;
-    ``strides``: in elements, None: row-major."""
+    """A tensor of a base, and its address. ``unit``, ``tensor``: as registered. ``strides``: in
+    elements; None: row-major."""
 
     unit: str
     tensor: str
@@ -231,7 +231,8 @@ class Mapped:
 
     @property
     def name(self) -> str:
-        """The tensor's name, behind the unit's, if that is not "root"."""
+        """The unit's name, a dot and the tensor's name; for the unit "root" only the tensor's
+        name."""
         unit = self.unit.partition("#")[0]
         return self.tensor if unit == "root" else f"{unit}.{self.tensor}"
 
@@ -243,9 +244,10 @@ def _mapped(t: Any) -> Mapped:
 
 
 class BaseReader(Mapping[str, Memory]):
-    """The tensors of a base, by name, each a read-only :class:`Memory` (with ``strides``: flat);
-    made by :func:`read_base`. ``tensors``: what they are. They do not change, and stay mapped when
-    the daemon ends. Not for several threads at once. A context manager: closes at the end."""
+    """The tensors of a base, by name, each a read-only :class:`Memory` (flat, if the tensor has
+    ``strides``). :func:`read_base` makes it. ``tensors``: their descriptions. The tensors do not
+    change, and stay mapped when the daemon ends. Only one thread may use it at a time. A context
+    manager, which closes at the end."""
 
     def __init__(self, base: str, socket: str | None = None, **options: Any) -> None:
         if not base:
@@ -290,8 +292,8 @@ class BaseReader(Mapping[str, Memory]):
         return name in self.tensors
 
     def close(self) -> None:
-        """Unmap the base. Calling this twice is allowed. InUse: something still uses its memory,
-        and it stays mapped and open."""
+        """Unmap the base. Calling this twice is allowed. InUse: something still uses the memory.
+        The base then stays mapped and open."""
         if not self._open:
             return
         for name, memory in list(self._lent.items()):
@@ -318,8 +320,8 @@ class BaseReader(Mapping[str, Memory]):
 
 
 def read_base(base: str, socket: str | None = None, **options: Any) -> BaseReader:
-    """Map a base, read-only. @base: its name. @options: of :class:`Client`. NotFound: there is no
-    such job. FailedPrecondition: it is no base, or not loaded yet."""
+    """Map a base read-only. @base: its name. @options: of :class:`Client`. NotFound: there is no
+    such job. FailedPrecondition: the job is not a base, or is not loaded yet."""
     return BaseReader(base, socket, **options)
 
 
@@ -327,10 +329,10 @@ def read_base(base: str, socket: str | None = None, **options: Any) -> BaseReade
 
 
 def adapter_publication(name: str, adapter: str = "default", **options: Any) -> dict[str, Any]:
-    """The declaration of a publication (:func:`declare_publication`) that has what a job trains
-    of a LoRA adapter of peft, under the names of peft's own files, as engines take them:
-    ``base_model.model....q_proj.lora_A.weight``. @adapter: its name in the model. @options: further
-    keys of the declaration: ``type``, ``every_steps``, ``keep``..."""
+    """Return the declaration of a publication (:func:`declare_publication`) of a LoRA adapter of
+    peft. It publishes the parameters that the job trains, under the names of peft's own files,
+    which engines accept: ``base_model.model....q_proj.lora_A.weight``. @adapter: its name in the
+    model. @options: further keys of the declaration: ``type``, ``every_steps``, ``keep``..."""
     if not adapter or "." in adapter or "{" in adapter:
         raise InvalidArgument(f"adapter is {adapter!r}, must be a name without dots", "adapter")
     inside = "base_model.model.{m...}"

@@ -1,14 +1,14 @@
-"""Deltas: what has changed from one generation of a publication to the next.
+"""Deltas: the changes from one generation of a publication to the next.
 
 ::
 
     copies = {name: bytearray(memory.view()) for name, memory in live.acquire().items()}
     ...
-    delta = live.acquire(wait=60).delta()    # NotFound: read all of it
+    delta = live.acquire(wait=60).delta()    # NotFound: read the whole generation
     delta.apply(copies)
 
-for those who have weights in their own memory, as engines do. The generation must be held while its
-delta is used; ``bytes(delta)`` is a copy that may be kept, or sent elsewhere.
+Deltas are for programs that have weights in their own memory, such as engines. Hold the generation
+while you use its delta. ``bytes(delta)`` is a copy, which you can store or send.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ Place = tuple[str, Dtype, int]
 
 
 class Delta:
-    """``base`` and ``number``: of the generations that it leads from and to; ``changed`` and
-    ``elements``: values that have changed, and all of them; ``nbytes``."""
+    """A delta. ``base``: the number of the generation that it starts from. ``number``: that of the
+    generation that it results in. ``changed`` and ``elements``: the numbers of changed values and
+    of all values. ``nbytes``: its size."""
 
     def __init__(self, data: Any, places: Sequence[Place]) -> None:
-        """@data: the bytes of a delta, which are not trusted; they are copied. @places: (name,
-        type, bytes) of each tensor of the generation, in their order."""
+        """@data: the bytes of a delta. They are not trusted, and are copied. @places: (name, type,
+        bytes) of each tensor of the generation, in order."""
         view = memoryview(data).cast("B")
         self._begin((C.c_char * view.nbytes).from_buffer_copy(view), places)
 
     @classmethod
     def _at(cls, address: int, nbytes: int, places: Sequence[Place]) -> Delta:
-        """The one at @address, which stays there."""
+        """The delta at @address, without a copy."""
         found = cls.__new__(cls)
         found._begin((C.c_char * nbytes).from_address(address), places)
         return found
@@ -69,10 +70,10 @@ class Delta:
         return bytes(self._data)
 
     def apply(self, copies: Mapping[str, Any], check: bool = False) -> None:
-        """Change @copies of the base, writable buffers by the tensors' names, into the generation.
-        What is not among them is left out. @check: compare the checksum of the result, for which
-        all tensors are needed. SharddError with DATA_LOSS: a checksum is not right. Nothing is
-        written if the delta is not whole."""
+        """Update copies of the base to the generation. @copies: writable buffers by tensor name.
+        Tensors that are not in it are left out. @check: also compare the checksum of the result,
+        which needs all tensors. SharddError with DATA_LOSS: a checksum is wrong. Nothing is written
+        if the delta is not intact."""
         tensors = self._tensors()
         addresses = (C.c_void_p * len(self._places))()
         held = []
@@ -92,8 +93,9 @@ class Delta:
                       addresses, int(check))
 
     def values(self, name: str) -> tuple[array[int], bytearray]:
-        """The flat indices of the changed values of a tensor, ascending, and the values one after
-        the other, in its type. All indices are inside the tensor, whatever the delta says."""
+        """Return the flat indices of the changed values of a tensor, ascending, and the values in
+        the same order, in the tensor's type. All indices are inside the tensor, even if the delta
+        is damaged."""
         index = next((i for i, place in enumerate(self._places) if place[0] == name), None)
         if index is None:
             raise InvalidArgument(f"the generation has no tensor '{name}'", "name")

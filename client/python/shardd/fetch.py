@@ -1,4 +1,4 @@
-"""Generations as a copy in this process's own memory, for hosts without the daemon.
+"""Copies of generations in this process's own memory, for hosts without the daemon.
 
 ::
 
@@ -6,8 +6,8 @@
         weights = shardd.fetch_generation("engine", "1000/train", client, wait=60)
         print(weights.step, weights["model.norm.weight"].numpy())
 
-The bytes come over gRPC, checked block by block. A reader on the daemon's host uses
-:class:`shardd.Live` instead, which copies nothing.
+The bytes are sent over gRPC and checked block by block. A reader on the daemon's host uses
+:class:`shardd.Live` instead, which does not copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .memory import Dtype, Memory, _Mapped
 
 
 class _Owner:
-    """The memory: it stays until nothing looks at it."""
+    """Owns the memory, which is freed when nothing refers to it."""
 
     def __init__(self) -> None:
         self.handle = C.c_void_p()
@@ -34,7 +34,7 @@ class _Owner:
 
 
 class _Seen(_Mapped):
-    """A tensor's bytes; what looks at them keeps the whole memory."""
+    """A tensor's bytes. A reference to them keeps the whole memory."""
 
     def __init__(self, address: int, nbytes: int, what: str, owner: _Owner) -> None:
         super().__init__(address, nbytes, what)
@@ -42,8 +42,9 @@ class _Seen(_Mapped):
 
 
 class FetchedGeneration(Mapping[str, Memory]):
-    """The tensors of one generation, by name, each a :class:`Memory`. ``number``: later ones have
-    larger numbers; ``step``: the committed step; ``checksum``: CRC-32C of those of its blocks."""
+    """The tensors of one generation, by name, each a :class:`Memory`. ``number``: later generations
+    have larger numbers. ``step``: the committed step. ``checksum``: CRC-32C of the CRC-32Cs of its
+    blocks."""
 
     def __init__(self, name: str, owner: _Owner, found: Any) -> None:
         self.number, self.step = int(found.number), int(found.step)
@@ -77,7 +78,7 @@ class FetchedGeneration(Mapping[str, Memory]):
         return name in self._places
 
     def _give(self) -> _Owner:
-        """The memory, for another generation. InUse: something looks at it."""
+        """Release the memory for another generation. InUse: something still refers to it."""
         if self._owner is None:
             raise FailedPrecondition(f"the memory of generation {self.number} of '{self._name}' "
                                      "has another one now")
@@ -96,12 +97,12 @@ def fetch_generation(name: str, job: str, client: Client, wait: float = 0, newer
                      ) -> FetchedGeneration:
     """Copy the newest generation of publication @name of @job into this process.
 
-    @wait: seconds to wait for one with a number above @newer_than. @bytes_per_second: at most, and
-    at least 65536; 0: as fast as the daemon may. @into: what an earlier call gave; its memory is
-    used again, and it cannot be used any more; if the publication has deltas and that was the
-    generation before, only the delta comes. InUse: something still looks at it; nothing has
-    changed. NotFound: there is no such generation. After a lost connection the call goes on where
-    it was.
+    @wait: seconds to wait for a generation with a number above @newer_than. @bytes_per_second: the
+    limit, 65536 or more; 0: only the daemon's limit. @into: the result of an earlier call. Its
+    memory is reused, and @into becomes invalid. If the publication has deltas and @into is the
+    previous generation, only the delta is sent. InUse: something still refers to the memory of
+    @into; nothing has changed. NotFound: there is no such generation. After a lost connection the
+    call continues where it stopped.
     """
     options = _abi.FetchOptions(C.sizeof(_abi.FetchOptions), newer_than,
                                 max(1, int(wait * 1000)) if wait else 0, bytes_per_second)

@@ -9,11 +9,11 @@
         with live.generation(wait=60) as weights:
             print(weights.step, weights["model.norm.weight"].numpy())
 
-A generation is of one committed step, and does not change while it is leased. Readers map the
-daemon's own memory read-only: nothing is copied. Trainers do not wait for readers. On a GPU the
-tensors are for DLPack (``torch.from_dlpack(weights[name])``), and a generation is given back when
-the thread's stream has read it (:func:`shardd.Client.set_stream`); without one, when the GPU has
-done all work of this process.
+A generation belongs to one committed step, and does not change while it is leased. Readers map the
+daemon's own memory read-only, without a copy. Trainers do not wait for readers. On a GPU, use
+DLPack to access the tensors (``torch.from_dlpack(weights[name])``). A generation is then given back
+when the work on the thread's stream has completed (:func:`shardd.Client.set_stream`), or, without a
+stream, when the GPU has completed all work of this process.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ from .memory import Dtype, Memory, _Mapped
 
 
 class Generation(Mapping[str, Memory]):
-    """The tensors of one generation, by name, each a read-only :class:`Memory`, until it is given
-    back. ``number``: later ones have larger numbers; ``step``: the committed step; ``checksum``:
-    CRC-32C of those of its blocks; ``moved``: they are elsewhere than in the generation before;
-    ``layout``: with the same one, names, types and shapes are the same."""
+    """The tensors of one generation, by name, each a read-only :class:`Memory`. Valid until the
+    generation is given back.
+
+    ``number``: later generations have larger numbers. ``step``: the committed step. ``checksum``:
+    CRC-32C of the CRC-32Cs of its blocks. ``moved``: the tensors are at other addresses than in the
+    previous generation. ``layout``: generations with the same layout have the same names, types and
+    shapes."""
 
     def __init__(self, live: Live, found: Any) -> None:
         self.number, self.step = int(found.number), int(found.step)
@@ -71,9 +74,10 @@ class Generation(Mapping[str, Memory]):
         return name in self._places
 
     def delta(self, base: int | None = None) -> Delta:
-        """What has changed since generation @base; None: since the one that this reader had before.
-        It is valid for as long as this generation is leased. NotFound: there is no such delta (none
-        is declared, too much has changed, or @base is not the one before): read all of this one."""
+        """Return the changes since generation @base; None: since the one that this reader had
+        before. The delta is valid while this generation is leased. NotFound: there is no such delta
+        (none is declared, too much has changed, or @base is not the previous generation). Read the
+        whole generation then."""
         if self._lent is None:
             raise FailedPrecondition(f"generation {self.number} of '{self._live.name}' was given "
                                      "back")
@@ -84,7 +88,7 @@ class Generation(Mapping[str, Memory]):
                          [(name, place[3], place[1]) for name, place in self._places.items()])
 
     def _end(self) -> InUse | None:
-        """Refuse new uses. Return: why something still uses it, or None."""
+        """Refuse new uses. Return: the InUse error if something still uses it, or None."""
         found, lent, self._lent = None, self._lent or {}, None
         for memory in lent.values():
             try:
@@ -102,17 +106,17 @@ class Generation(Mapping[str, Memory]):
 
 
 class Live:
-    """A reader of one publication. Not for several threads at once. A context manager: closes at
-    the end."""
+    """A reader of one publication. Only one thread may use it at a time. A context manager, which
+    closes the reader at the end."""
 
     def __init__(self, job: str | None = None, name: str = "", socket: str | None = None,
                  fixed: bool = False, **options: Any) -> None:
         """Connect. @job: None: $SHARDD_JOB. @name: of the publication. @options: of
-        :class:`shardd.Client`. NotFound: there is no such job, or publication.
+        :class:`shardd.Client`. NotFound: there is no such job or publication.
 
-        @fixed: all generations of a layout are at the same addresses, so arrays and tensors stay
+        @fixed: map all generations of a layout at the same addresses. Arrays and tensors then stay
         valid, and show the generation that was acquired last. Nothing may read them during
-        :meth:`acquire`, and after :meth:`release` what they show may change.
+        :meth:`acquire`. After :meth:`release` their contents may change.
         """
         job = job or os.environ.get("SHARDD_JOB")
         if not job or not name:
@@ -139,12 +143,12 @@ class Live:
         self._handle = handle
 
     def acquire(self, wait: float = 0) -> Generation:
-        """Lease the newest generation, and give the one before back.
+        """Lease the newest generation, and give the previous one back.
 
-        @wait: seconds to wait for one that is newer than the one before; 0: what is there is given,
-        which may be the same one. Something that still uses the one before is an error (InUse), and
-        nothing has changed. NotFound: there is none yet, or the publication was dropped.
-        DeadlineExceeded says what was waited for.
+        @wait: seconds to wait for a generation newer than the previous one; 0: return the newest
+        one, which may be the same. InUse: something still uses the previous one, and nothing has
+        changed. NotFound: there is no generation yet, or the publication was dropped.
+        DeadlineExceeded: the text says what the call waited for.
         """
         held = self._held
         if held is not None and held._lent and not self.fixed:
@@ -167,7 +171,7 @@ class Live:
         return self._held
 
     def _find(self, found: Any) -> None:
-        """Where the tensors are. There are few buffers, so each is listed once."""
+        """Find the addresses of the tensors. There are few buffers, so each is listed only once."""
         if found.layout != self._layout:
             self._known.clear()
             self._layout = found.layout
@@ -183,8 +187,8 @@ class Live:
             self._where = Gpu(lambda: _handle_of(client), f"GPU {uuid}", uuid)
 
     def release(self) -> None:
-        """Give the generation back. InUse: something still uses its memory and will see it change;
-        it is given back nevertheless."""
+        """Give the generation back. InUse: something still uses its memory, which may change. The
+        generation is given back anyway."""
         held, self._held = self._held, None
         if held is None:
             raise FailedPrecondition(f"no generation of '{self.name}' is leased")
@@ -196,8 +200,8 @@ class Live:
 
     @contextlib.contextmanager
     def generation(self, wait: float = 0) -> Iterator[Generation]:
-        """:meth:`acquire` for a ``with`` block; :meth:`release` at its end. An exception of the
-        block takes precedence."""
+        """Call :meth:`acquire` for a ``with`` block, and :meth:`release` at its end. An exception
+        in the block takes precedence."""
         found = self.acquire(wait)
         try:
             yield found
@@ -208,9 +212,9 @@ class Live:
         self.release()
 
     def fileno(self) -> int:
-        """A descriptor for ``select`` and event loops: it is readable when there is a newer
-        generation than the one that is leased, or when :meth:`acquire` would say what is wrong. The
-        reader closes it."""
+        """Return a descriptor for ``select`` and event loops. It is readable when there is a newer
+        generation than the leased one, or when :meth:`acquire` would raise an error. The reader
+        closes it."""
         fd = C.c_int()
         _library.call("live_fd", self._open(), C.byref(fd))
         return fd.value
@@ -222,9 +226,9 @@ class Live:
         return self._handle
 
     def close(self) -> None:
-        """Close the reader, and give back what it has. Calling this twice is allowed. InUse:
-        something still uses its memory, which stays mapped until another close or the end of the
-        process; with fixed addresses nothing is closed then."""
+        """Close the reader, and give its generation back. Calling this twice is allowed. InUse:
+        something still uses the memory, which stays mapped until another close or the end of the
+        process. With fixed addresses nothing is closed in this case."""
         for memory in [*self._lasting.values(), *self._former]:
             memory._mapped.end()
         held, self._held = self._held, None
@@ -277,11 +281,13 @@ def _text(declaration: Mapping[str, Any] | str | os.PathLike[str]) -> str:
 
 def declare_publication(declaration: Mapping[str, Any] | str | os.PathLike[str], job: str,
             client: Client) -> int:
-    """Declare a publication of @job: a mapping, or the path of a JSON file (docs/publish.md). The
-    same one again is allowed. Return: bytes of a generation.
+    """Declare a publication of @job. @declaration: a mapping, or the path of a JSON file
+    (docs/publish.md). Repeating the same declaration is allowed. Return: the size of a generation
+    in bytes.
 
-    InvalidArgument: ``field`` says which part of it, the text which tensor. FailedPrecondition: one
-    of this name is declared otherwise. ResourceExhausted: the job has too many.
+    InvalidArgument: ``field`` names the part of the declaration, the text names the tensor.
+    FailedPrecondition: a publication with this name and another declaration exists.
+    ResourceExhausted: the job has too many publications.
     """
     nbytes = C.c_uint64()
     _library.call("publication_declare", client.handle, job.encode(), _text(declaration).encode(),
@@ -290,9 +296,10 @@ def declare_publication(declaration: Mapping[str, Any] | str | os.PathLike[str],
 
 
 def publish(name: str, job: str, client: Client, timeout: float = 0) -> int:
-    """Make a generation of the last committed step, unless the newest one is of it. @timeout:
-    seconds to wait for a commit, while the parameters are past the last one; 0: the job's
-    op_timeout. Return: its number. ResourceExhausted: no memory, or all of it is leased."""
+    """Make a generation of the last committed step, unless the newest generation is of that step.
+    @timeout: seconds to wait for a commit if the parameters are ahead of the last one; 0: the job's
+    op_timeout. Return: the generation's number. ResourceExhausted: there is no memory, or all of it
+    is leased."""
     number = C.c_uint64()
     _library.call("publication_publish", client.handle, job.encode(), name.encode(), _ms(timeout),
                   C.byref(number))
@@ -300,7 +307,7 @@ def publish(name: str, job: str, client: Client, timeout: float = 0) -> int:
 
 
 def drop_publication(name: str, job: str, client: Client) -> None:
-    """End a publication. Generations stay where they are mapped."""
+    """End a publication. Mapped generations stay mapped."""
     _library.call("publication_drop", client.handle, job.encode(), name.encode())
 
 

@@ -1,4 +1,4 @@
-"""``python -m shardd.load NAME FILE...``: load a base (docs/adapters.md) from safetensors
+"""``python -m shardd.load NAME FILE...``: loads a base (docs/adapters.md) from safetensors
 files."""
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ def main(arguments: list[str]) -> int:
         prog="python -m shardd.load",
         description="Load frozen parameters into the daemon's memory, once for all jobs that name "
                     "them. 'shardctl job delete NAME' drops them.")
-    parser.add_argument("name", help="of the base: the jobs' attach_base() names it")
-    parser.add_argument("files", nargs="+", help="safetensors files, or folders with some")
+    parser.add_argument("name", help="name of the base, as for attach_base() in the jobs")
+    parser.add_argument("files", nargs="+", help="safetensors files, or folders that contain them")
     parser.add_argument("--socket", help="of the daemon; default: $SHARDD_SOCKET")
     parser.add_argument("--replace", action="store_true",
-                        help="in place of a base of that name that no process uses")
+                        help="replace a base of that name that no process uses")
     parser.add_argument("--skip", action="append", default=[], metavar="TENSOR",
                         help="leave this tensor out; may be repeated")
     parser.add_argument("--ttl", type=int, default=0, metavar="SECONDS",
-                        help="keep it so long after its last use; default: job_ttl_s")
+                        help="how long to keep the base after its last use; default: job_ttl_s")
     parser.add_argument("--private", action="store_true",
                         help="closed to administrators, too")
     given = parser.parse_args(arguments)

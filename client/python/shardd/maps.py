@@ -1,4 +1,4 @@
-"""Declarations of publications for engines that join and cut weights: vLLM's names and layout.
+"""Declarations of publications with the names and layout of vLLM, which joins and cuts weights.
 
 ::
 
@@ -11,10 +11,11 @@ or, as a file for other languages::
 
     python -m shardd.maps config.json --name engine --tp-size 2 --tp-rank 0 > engine.json
 
-Sources are the names of transformers' models. Names and layout are those that vLLM 0.33 gives the
+Sources have the names of transformers' models. Names and layout are those that vLLM 0.33 gives the
 parameters of its own models without quantisation, before an engine's kernels rearrange them:
-qkv_proj, gate_up_proj, experts.w13_weight and w2_weight, matrices of GPT-2 transposed, a vocabulary
-padded to a multiple of 64 and cut, heads of keys and values repeated where there are more ranks.
+qkv_proj, gate_up_proj, experts.w13_weight and w2_weight. The matrices of GPT-2 are transposed. The
+vocabulary is padded to a multiple of 64 and cut. Heads of keys and values are repeated if there
+are more ranks than heads.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, Callable
 
 from .errors import InvalidArgument
 
-VOCABULARY = 64  # a padded vocabulary is a multiple of it
+VOCABULARY = 64  # the vocabulary is padded to a multiple of this
 _Rules = list[dict[str, Any]]
 _LAYER = "model.layers.{i}."
 
@@ -38,7 +39,7 @@ def _get(config: Any, key: str) -> Any:
 
 
 class _Shape:
-    """What a map needs to know of a model, and which part of it is wanted."""
+    """The properties of a model that a map needs, and the part that is requested."""
 
     def __init__(self, config: Any, size: int, rank: int) -> None:
         self._config, self.size, self.rank = config, size, rank
@@ -53,7 +54,7 @@ class _Shape:
             raise InvalidArgument(f"{self.kv_heads} heads of keys and values and tp_size {size}: "
                                   "neither divides the other", "tp_size")
         tied = self.get("tie_word_embeddings")
-        # files of GPT-2 leave it out: there it is the default
+        # configurations of GPT-2 omit it: the default is true there
         self.tied = self.get("model_type") == "gpt2" if tied is None else bool(tied)
 
     def get(self, key: str) -> Any:
@@ -80,7 +81,7 @@ class _Shape:
             "dim": dim, "parts": of * self.size, "part": which * self.size + self.rank}}
 
     def key_value(self, tensor: str) -> Any:
-        """Rows of heads that there may be fewer of than ranks."""
+        """Rows of key or value heads. There may be fewer heads than ranks."""
         found = self.cut(tensor, 0)
         if self.size > self.kv_heads:
             found["slice"]["parts_at_most"] = self.kv_heads
@@ -139,13 +140,13 @@ def _dense(shape: _Shape) -> _Rules:
 
 
 def _both_names(place: str, name: str) -> dict[str, Any]:
-    """Of vLLM before 0.30, and since."""
+    """The name in vLLM before 0.30, and the name since then."""
     return {"name": f"{_LAYER}{place}.experts.{name}",
             "also": [f"{_LAYER}{place}.experts.routed_experts.{name}"], "optional": True}
 
 
 def _experts(shape: _Shape, place: str, gate: str, up: str, down: str) -> _Rules:
-    """As transformers has them: one tensor for all experts, or (before 5.0) one for each."""
+    """As in transformers: one tensor for all experts, or (before 5.0) one tensor for each."""
     fused = _LAYER + "mlp.experts."
     own = f"{_LAYER}{place}.experts.{{e}}."
     return [
@@ -179,7 +180,7 @@ def _qwen3_moe(shape: _Shape) -> _Rules:
 
 
 def _gpt2(shape: _Shape) -> _Rules:
-    """Its matrices are those of Conv1D: transposed, and q, k, v in one."""
+    """The matrices are those of Conv1D: they are transposed, and q, k and v are one matrix."""
     layer = "transformer.h.{i}."
 
     def qkv(tensor: str, **more: Any) -> list[Any]:
@@ -221,10 +222,11 @@ def publication_map(config: Any, name: str = "engine", *, tp_size: int = 1, tp_r
                     type: str = "bf16", **settings: Any) -> dict[str, Any]:
     """Return a declaration (docs/publish.md) of a model's weights as vLLM lays them out.
 
-    @config: the model's configuration, from transformers, as a mapping, or the path of a
-    config.json: model_type, vocab_size, heads, tie_word_embeddings. @tp_size, @tp_rank: for which
-    rank of the engine's tensor parallelism. @settings: further keys of the declaration, as
-    every_steps. InvalidArgument: there is no map for the model, or it cannot be cut so.
+    @config: the model's configuration from transformers, a mapping, or the path of a config.json.
+    It has model_type, vocab_size, heads, tie_word_embeddings. @tp_size, @tp_rank: the rank of the
+    engine's tensor parallelism. @settings: further keys of the declaration, for example
+    every_steps. InvalidArgument: there is no map for the model, or the model cannot be cut for
+    tp_size.
     """
     config = _loaded(config)
     model = _get(config, "model_type")

@@ -1,7 +1,7 @@
-"""Publications (docs/publish.md) in inference engines: vLLM and SGLang load the newest generation
-from the memory that the daemon shares. Neither needs a change. The manual is docs/engines.md.
+"""Publications (docs/publish.md) in inference engines: vLLM and SGLang, unmodified, load the newest
+generation from the daemon's shared memory. The manual is docs/engines.md.
 
-``shardd.engines.vllm``: a weight transfer engine and its trainer's side, the backend ``shardd``.
+``shardd.engines.vllm``: the backend ``shardd``, a weight transfer engine and its trainer side.
 ``shardd.engines.sglang``: a custom weight loader.
 """
 
@@ -13,10 +13,12 @@ _log = logging.getLogger("shardd.engines")
 
 
 def register_vllm() -> None:
-    """Make the backend ``shardd`` known to vLLM in this process; again is allowed. vLLM calls this
-    in all its processes (the entry point ``vllm.general_plugins``), a trainer calls it itself.
+    """Register the backend ``shardd`` with vLLM in this process. Calling this twice is allowed.
+    vLLM calls it in all its processes (the entry point ``vllm.general_plugins``); a trainer calls
+    it itself.
 
-    It never raises, since vLLM would end: without weight transfer engines in vLLM it logs why.
+    It never raises, because an exception would end vLLM. If vLLM has no weight transfer engines, it
+    logs the reason.
     """
     try:
         from vllm.distributed.weight_transfer import (

@@ -1,5 +1,6 @@
-"""What the engines share: the generation that an update asks for, the same one on all ranks of an
-engine, as tensors. Nothing here needs an engine, and only `tensors` needs PyTorch."""
+"""Code that the engines share: find the generation that an update requests, the same one on all
+ranks of an engine, and use it as tensors. Nothing here needs an engine, and PyTorch is imported
+only by the functions that use tensors."""
 
 from __future__ import annotations
 
@@ -24,16 +25,17 @@ from ..live import Generation, Live
 log = logging.getLogger("vllm.shardd")
 
 NAMES = ("checkpoint", "parameters")
-_AGAIN = (Aborted, DataLoss, Unavailable)  # the daemon has ended, and the next one may be there
+_AGAIN = (Aborted, DataLoss, Unavailable)  # the daemon has ended, and the next one may be running
 _PAUSE = 0.2  # between attempts to reach a daemon
 
-# From this rank's answer, those of all ranks of the engine, this one among them, in one order.
+# Takes this rank's answer. Returns those of all ranks of the engine, including this one, in the
+# same order on all ranks.
 Exchange = Callable[[Any], "list[Any]"]
 
 
 def checked(what: str, **given: Any) -> None:
-    """@given: options that came from outside, by name. InvalidArgument: one of them is not what
-    @what takes."""
+    """Check options from outside. @given: the options by name. InvalidArgument: @what does not
+    accept one of them."""
     for name, value in given.items():
         kind: Any = {"job": str, "publication": str, "names": str, "complete": bool, "copy": bool,
                      "patches": bool, "whole": bool, "number": int, "step": int,
@@ -49,18 +51,18 @@ def checked(what: str, **given: Any) -> None:
 
 
 def placed(publication: str, tp_rank: int, pp_rank: int) -> str:
-    """The publication of a rank: ``engine-{tp_rank}`` is ``engine-1`` for number 1."""
+    """The publication of a rank: ``engine-{tp_rank}`` is ``engine-1`` for rank 1."""
     return publication.replace("{tp_rank}", str(tp_rank)).replace("{pp_rank}", str(pp_rank))
 
 
 class Weights:
-    """The newest generation of @publication, for one rank of an engine. ``publication`` may be
-    another one on each rank. Not for several threads at once."""
+    """The newest generation of @publication, for one rank of an engine. ``publication`` may differ
+    between ranks. Only one thread may use it at a time."""
 
     def __init__(self, job: str, publication: str, socket: str | None = None) -> None:
         self.job, self.publication, self._socket = job, publication, socket
         self._live: Live | None = None
-        self._open()  # what is named wrongly is said at once
+        self._open()  # report a wrong name immediately
 
     def _open(self) -> Live:
         if self._live is None:
@@ -68,8 +70,8 @@ class Weights:
         return self._live
 
     def _newest(self, left: float) -> Generation:
-        """A newer one than the one that is held, or after @left seconds that; after the end of the
-        daemon what the next one has."""
+        """Return a newer generation than the held one, within @left seconds; 0: the newest one. If
+        the daemon ends, continue with the next one. DeadlineExceeded: no newer one came."""
         until = time.monotonic() + left
         while True:
             try:
@@ -82,9 +84,9 @@ class Weights:
                 time.sleep(_PAUSE)
 
     def at_least(self, number: int, step: int, until: float) -> Generation:
-        """The newest generation, of at least @number and of at least @step, leased until
-        :meth:`release`, or the one that is leased if it is such a one. @until: of time.monotonic.
-        DeadlineExceeded: there was none in time."""
+        """Return the newest generation, with at least @number and at least @step, leased until
+        :meth:`release`. If the leased one satisfies this, return that one. @until: of
+        time.monotonic. DeadlineExceeded: there was none in time."""
         newest = self._live._held if self._live is not None else None
         asked = False
         while newest is None or newest.number < number or newest.step < step:
@@ -115,9 +117,9 @@ class Weights:
 
     def acquire(self, number: int = 0, step: int = 0, wait: float = 0,
                 exchange: Exchange | None = None) -> Generation:
-        """:meth:`at_least`, the same one on all ranks that call this: of the same number, or if
-        they read different publications, of the same step. @wait: seconds. If a rank fails, all
-        fail, and say which one did."""
+        """As :meth:`at_least`, but return the same generation on all ranks that call this: one with
+        the same number, or, if the ranks read different publications, with the same step. @wait:
+        seconds. If one rank fails, all fail, and the error names that rank."""
         until = time.monotonic() + wait
         while True:
             failure: Exception | None = None
@@ -158,7 +160,7 @@ class Weights:
 
 
 def tensors(generation: Generation, copy: bool = False) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) of a generation: without a copy, in read-only memory, unless @copy."""
+    """Yield (name, tensor) for a generation, in read-only memory without a copy, unless @copy."""
     import torch
 
     for name in generation:
@@ -167,8 +169,8 @@ def tensors(generation: Generation, copy: bool = False) -> Iterator[tuple[str, A
 
 
 class Held:
-    """Which generation a model has, so that a delta of it can be applied. ``unlike``: why none can
-    be, as a check has found; "": it can; None: nobody has checked."""
+    """Which generation a model has, so that a delta can be applied to it. ``unlike``: why no delta
+    can be applied, as a check has found; "": one can be; None: not checked yet."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -180,12 +182,12 @@ class Held:
         self.number, self._seen = 0, None
 
     def note(self, model: Any, number: int) -> None:
-        """The model has the generation @number now."""
+        """The model now has generation @number."""
         self.number, self._seen = number, _samples(model)
 
     def changes(self, model: Any, generation: Generation) -> list[Change] | None:
-        """What makes @generation of what the model has. None: there is no delta for it, or somebody
-        else has changed the model meanwhile."""
+        """Return the changes from the model's generation to @generation. None: there is no delta,
+        or something else has changed the model meanwhile."""
         import torch
 
         if not self.number or not torch.equal(self._seen, _samples(model)):
@@ -208,7 +210,7 @@ class Held:
 
 
 class Change(NamedTuple):
-    """The values of one tensor that are others. ``indices``: into the flat tensor."""
+    """The changed values of one tensor. ``indices``: into the flat tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -217,8 +219,8 @@ class Change(NamedTuple):
 
 
 def _samples(model: Any) -> Any:
-    """Bits of some elements of each parameter: another load, or memory that was given up for a
-    while, changes them."""
+    """Bits of some elements of each parameter. Another load changes them, and so does memory that
+    was released for a while."""
     import torch
 
     found = []
@@ -232,8 +234,8 @@ def _samples(model: Any) -> Any:
 
 
 def patch_parameters(model: Any, changes: list[Change]) -> None:
-    """Write @changes into the parameters of their names. InvalidArgument: one does not fit, and
-    nothing was written."""
+    """Write @changes into the parameters with the same names. InvalidArgument: a change does not
+    fit, and nothing was written."""
     import torch
 
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -260,8 +262,9 @@ def _suits(name: str, tensor: Any, parameters: dict[str, Any]) -> str | None:
 
 
 def copy_parameters(model: Any, generation: Generation, complete: bool) -> None:
-    """Copy each tensor into the parameter of its name. @complete: all parameters must be there.
-    InvalidArgument: a tensor suits no parameter, and nothing was copied."""
+    """Copy each tensor into the parameter with its name. @complete: all parameters must be in the
+    generation. InvalidArgument: a tensor fits no parameter, or a parameter is missing, and nothing
+    was copied."""
     import torch
 
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -279,6 +282,6 @@ def copy_parameters(model: Any, generation: Generation, complete: bool) -> None:
 
 
 def few(problems: list[str], most: int = 5) -> str:
-    """The first @most of them, and how many more there are."""
+    """The first @most problems, and the number of the others."""
     more = len(problems) - most
     return "; ".join(problems[:most]) + (f"; and {more} more" if more > 0 else "")

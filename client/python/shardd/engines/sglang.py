@@ -1,9 +1,9 @@
-"""SGLang's custom weight loader: a server that was started with
+"""A custom weight loader for SGLang. A server that was started with
 ``--custom-weight-loader shardd.engines.sglang.load_weights`` loads the newest generation from the
-memory that the daemon shares. The manual is docs/engines.md.
+daemon's shared memory. The manual is docs/engines.md.
 
-A request of SGLang for an update carries tensors by name. Ours has one, of no elements, whose name
-says what to load.
+An update request of SGLang contains tensors by name. Ours contains one tensor without elements,
+whose name says what to load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._weights import (
     tensors,
 )
 
-#: What ``--custom-weight-loader`` and ``load_format`` say.
+#: The value of ``--custom-weight-loader`` and ``load_format``.
 LOADER = "shardd.engines.sglang.load_weights"
 
 _MARK = "shardd:"
@@ -37,7 +37,8 @@ _open: dict[tuple[str, str, str | None], Weights] = {}
 
 
 class Taken(Held):
-    """And from where, and which tensors a parameter of their name has as they came."""
+    """Which generation a model has, and its ``source``. ``plain``: tensors that a parameter with
+    their name has unchanged."""
 
     def __init__(self, source: tuple[Any, ...], plain: set[str]) -> None:
         super().__init__()
@@ -58,14 +59,15 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def named_tensors(job: str, **options: Any) -> list[tuple[str, Any]]:
-    """What to hand to ``Engine.update_weights_from_tensor`` with ``load_format=LOADER``.
+    """Return the argument for ``Engine.update_weights_from_tensor`` with ``load_format=LOADER``.
 
-    @options: ``publication``: ``{tp_rank}`` and ``{pp_rank}`` in it are those of each rank.
-    ``socket``: of the daemon on the engine's machine. ``number``, ``step``: the newest generation
-    must have at least these. ``wait``: seconds to wait for it. ``names``: ``checkpoint``: the
-    model's own ``load_weights`` takes them; ``parameters``: they are copied into the parameters of
-    their names, and with ``complete`` (the default) all must come. ``copy``: the model gets copies.
-    ``patches``: of a model that has the generation before, only what has changed is written.
+    @options: ``publication``: each rank replaces ``{tp_rank}`` and ``{pp_rank}`` by its own ranks.
+    ``socket``: of the daemon on the engine's machine. ``number``, ``step``: the minimum for the
+    newest generation. ``wait``: seconds to wait for it. ``names``: ``checkpoint``: the model's own
+    ``load_weights`` accepts the names; ``parameters``: the tensors are copied into the parameters
+    with their names, and with ``complete`` (the default) every parameter must be present. ``copy``:
+    the model gets copies. ``patches``: if the model has the previous generation, only the changes
+    are written.
     """
     import torch
 
@@ -74,9 +76,9 @@ def named_tensors(job: str, **options: Any) -> list[tuple[str, Any]]:
 
 def http_request(job: str, tp_size: int = 1, flush_cache: bool = True,
                  **options: Any) -> dict[str, Any]:
-    """What to POST as JSON to ``/update_weights_from_tensor``, between ``/begin_weight_update`` and
-    ``/end_weight_update``, to a server with @tp_size ranks of tensor parallelism. @options: of
-    :func:`named_tensors`. It needs SGLang's package, whose format this is."""
+    """Return the JSON to POST to ``/update_weights_from_tensor``, between ``/begin_weight_update``
+    and ``/end_weight_update``, for a server with @tp_size ranks of tensor parallelism. @options: of
+    :func:`named_tensors`. This needs SGLang's package, which defines the format."""
     from sglang.srt.utils import MultiprocessingSerializer
 
     one = MultiprocessingSerializer.serialize(named_tensors(job, **options), output_str=True)
@@ -85,8 +87,8 @@ def http_request(job: str, tp_size: int = 1, flush_cache: bool = True,
 
 
 def update(engine: Any, job: str, flush_cache: bool = True, **options: Any) -> None:
-    """An update of @engine (sglang.Engine) from begin to end. @options: of :func:`named_tensors`.
-    RuntimeError: SGLang refused it."""
+    """Perform a whole update of @engine (sglang.Engine). @options: of :func:`named_tensors`.
+    RuntimeError: SGLang refused the update."""
     request = named_tensors(job, **options)
     _answer(engine.begin_weight_update(), "begin_weight_update")
     try:
@@ -98,7 +100,7 @@ def update(engine: Any, job: str, flush_cache: bool = True, **options: Any) -> N
 
 
 def _answer(answer: Any, what: str) -> None:
-    """SGLang answers with (success, message), or an object that has both."""
+    """Check an answer of SGLang: (success, message), or an object that has both."""
     success, message = (answer if isinstance(answer, tuple) else
                         (getattr(answer, "success", True), getattr(answer, "message", "")))
     if not success:
@@ -106,7 +108,7 @@ def _answer(answer: Any, what: str) -> None:
 
 
 def _wanted(given: Any) -> dict[str, Any]:
-    """What the request says. InvalidArgument: it is not one of ours."""
+    """Return the fields of the request. InvalidArgument: it is not a request of shardd."""
     names = [name for name, _ in given]
     if len(names) != 1 or not names[0].startswith(_MARK):
         raise InvalidArgument("the tensors of this request are not what shardd.engines.sglang."
@@ -121,7 +123,7 @@ def _wanted(given: Any) -> dict[str, Any]:
 
 
 def _ranks() -> tuple[int, int, Exchange | None]:
-    """Of tensor and pipeline parallelism, and the way to the others."""
+    """The ranks of tensor and pipeline parallelism, and the exchange with the other ranks."""
     import torch
     from sglang.srt.runtime_context import get_parallel
 
@@ -144,8 +146,8 @@ def _ranks() -> tuple[int, int, Exchange | None]:
 def load_weights(model: Any, named_tensors: Any) -> None:
     """SGLang calls this on each rank, with its model and the tensors of the request.
 
-    An exception ends SGLang's scheduler and with it the server: it has no way to refuse a custom
-    load. So have the generation published before the update is requested.
+    An exception ends SGLang's scheduler and with it the server: SGLang cannot refuse a custom load.
+    Publish the generation before you request the update.
     """
     import torch
 
@@ -175,8 +177,8 @@ def load_weights(model: Any, named_tensors: Any) -> None:
 
 
 def _load(model: Any, found: Generation, wanted: dict[str, Any], source: tuple[Any, ...]) -> str:
-    """@source: where it is from. Return: what was done, for the log."""
-    held = _held.pop(model, None)  # a failure leaves nothing that a delta could be applied to
+    """@source: the origin of @found. Return: what was done, for the log."""
+    held = _held.pop(model, None)  # after a failure no delta can be applied
     if wanted["patches"] and held is not None and held.source == source:
         done = _patch(model, found, held, wanted)
         if done:
@@ -188,7 +190,7 @@ def _load(model: Any, found: Generation, wanted: dict[str, Any], source: tuple[A
         copy_parameters(model, found, wanted["complete"])
     else:
         model.load_weights(tensors(found, wanted["copy"]))
-    # that method makes other values of the weights that were loaded
+    # post_load_weights changes the loaded values
     if wanted["patches"] and not hasattr(model, "post_load_weights"):
         held = Taken(source, set(found) if is_own else _plain(model, found))
         held.note(model, found.number)
@@ -197,8 +199,8 @@ def _load(model: Any, found: Generation, wanted: dict[str, Any], source: tuple[A
 
 
 def _plain(model: Any, found: Generation) -> set[str]:
-    """Tensors that a parameter of their name has as they are. Others are joined, cut or kept in
-    another way by the model's loader."""
+    """Names of the tensors that a parameter with the same name has unchanged. The model's loader
+    joins, cuts or stores the others in another form."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def is_there(name: str, seen: Any) -> bool:
@@ -210,8 +212,8 @@ def _plain(model: Any, found: Generation) -> set[str]:
 
 
 def _patch(model: Any, found: Generation, held: Taken, wanted: dict[str, Any]) -> str:
-    """Write what has changed; tensors that have changed and that no parameter has as they are, are
-    loaded as a whole. Return: what was done; "": all of @found must be loaded."""
+    """Write the changes. A changed tensor that no parameter has unchanged is loaded as a whole.
+    Return: what was done; "": the whole of @found must be loaded."""
     changes = held.changes(model, found)
     if changes is None:
         return ""

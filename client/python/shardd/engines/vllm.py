@@ -1,8 +1,8 @@
-"""vLLM's backend ``shardd`` for weight transfer: a worker loads the newest generation from the
-memory that the daemon shares. The manual is docs/engines.md.
+"""The backend ``shardd`` for vLLM's weight transfer: a worker loads the newest generation from the
+daemon's shared memory. The manual is docs/engines.md.
 
-An update is complete when `update_weights` returns: the model is that of one generation before and
-after it, and stays that of the one before if the generation that was asked for did not come.
+An update is complete when `update_weights` returns. Before and after it, the model has the weights
+of one generation. If the requested generation did not come, the model keeps the previous one.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ from ._weights import (
 class ShardInitInfo(WeightTransferInitInfo):
     """What a worker reads.
 
-    ``publication``: with ``{tp_rank}`` and ``{pp_rank}`` in it each worker reads its own.
+    ``publication``: with ``{tp_rank}`` or ``{pp_rank}`` in it, each worker reads its own.
     ``socket``: of the daemon on the worker's machine; None: $SHARDD_SOCKET, else the usual one.
-    ``names``: ``checkpoint``: the model's own ``load_weights`` takes them, cuts what is for this
-    rank and joins what vLLM joins; ``parameters``: those of the worker's ``named_parameters()``, in
-    its shapes and types, which are copied into place. ``complete``: every parameter must come.
-    ``copy``: the model gets a copy of each tensor, for a model that changes what it is given.
-    ``patches``: after the first update only what has changed is written, if there is a delta.
-    ``wait``: seconds for which an update waits for its generation if it does not say.
+    ``names``: ``checkpoint``: the model's own ``load_weights`` accepts the names, cuts out the part
+    for this rank and joins what vLLM joins; ``parameters``: the tensors have the names, shapes and
+    types of the worker's ``named_parameters()`` and are copied into them. ``complete``: every
+    parameter must be present. ``copy``: the model gets a copy of each tensor; for a model that
+    modifies its input. ``patches``: after the first update only the changes are written, if there
+    is a delta. ``wait``: how many seconds an update waits for its generation if the update does not
+    say.
     """
 
     job: str
@@ -70,9 +71,9 @@ class ShardInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class ShardUpdateInfo(WeightTransferUpdateInfo):
-    """Which generation an update loads: the newest one, which must have at least this number and
-    this step. ``number``: may be an object with the numbers of the publications by name. ``wait``:
-    seconds; None: as the init_info says. ``whole``: no patches, all of it."""
+    """Which generation an update loads: the newest one, with at least this number and this step.
+    ``number``: may be an object with the number for each publication by name. ``wait``: seconds;
+    None: as in init_info. ``whole``: load all weights, without patches."""
 
     number: int | dict[str, int] = 0
     step: int = 0
@@ -87,7 +88,7 @@ class ShardUpdateInfo(WeightTransferUpdateInfo):
                 wait=0 if self.wait is None else self.wait)
 
     def number_of(self, publication: str) -> int:
-        """InvalidArgument: others are numbered, and this one is not."""
+        """The number for @publication. InvalidArgument: only others have a number."""
         if not isinstance(self.number, dict):
             return self.number
         if publication not in self.number:
@@ -97,7 +98,7 @@ class ShardUpdateInfo(WeightTransferUpdateInfo):
 
 
 def _tp_and_pp(parallel: Any) -> tuple[int, int]:
-    """Ranks of this worker. Without vLLM's groups it is the only one."""
+    """The ranks of this worker. Without vLLM's groups it is the only worker."""
     if parallel.world_size == 1:
         return 0, 0
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
@@ -106,8 +107,8 @@ def _tp_and_pp(parallel: Any) -> tuple[int, int]:
 
 
 def _exchange(parallel: Any) -> Exchange | None:
-    """Among the workers that hold parts of one model: of tensor and pipeline parallelism, and of
-    all replicas if experts are spread over them. None: there is one."""
+    """The exchange among the workers that hold parts of one model: those of tensor and pipeline
+    parallelism, and of all replicas if experts are spread over them. None: there is one worker."""
     experts = parallel.enable_expert_parallel and parallel.data_parallel_size > 1
     if parallel.world_size == 1 and not experts:
         return None
@@ -127,8 +128,8 @@ def _exchange(parallel: Any) -> Exchange | None:
 
 
 def _abandon(model: Any, model_config: Any) -> None:
-    """Put back what vLLM took away for a load that failed: layers that are not complete have their
-    former weights again, and nothing looks at the generation."""
+    """Undo vLLM's preparation of a load that failed. Incomplete layers get their previous weights
+    back, and nothing refers to the generation."""
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -140,16 +141,16 @@ def _abandon(model: Any, model_config: Any) -> None:
 
 
 def _pack_again(model: Any) -> None:
-    """vLLM for the processor computes with packed copies of weights. A reload makes those again
-    whose layer was loaded, but an output layer that is tied to the embedding is not."""
+    """vLLM's CPU build computes with packed copies of weights. A reload packs the layers again that
+    were loaded, but not an output layer that is tied to the embedding."""
     for layer in model.modules():
         if hasattr(layer, "cpu_linear") and layer.weight.numel():
             layer.quant_method.process_weights_after_loading(layer)
 
 
 def _compare(model: Any, found: Generation, copied: bool) -> str:
-    """Has the model, which has loaded @found, its values as they came? Its loader runs again, and
-    compares in place of copying. Return: "", or what is not so."""
+    """Check that the model, which has loaded @found, has unchanged values. The loader runs again
+    and compares instead of copying. Return: "", or the difference."""
     from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
     copy_ = torch.Tensor.copy_
@@ -175,7 +176,7 @@ def _compare(model: Any, found: Generation, copied: bool) -> str:
 
 
 class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateInfo]):
-    """A worker's side. One `update_weights` between start and finish loads one generation."""
+    """The worker side. One `update_weights` between start and finish loads one generation."""
 
     init_info_cls = ShardInitInfo
     update_info_cls = ShardUpdateInfo
@@ -183,11 +184,11 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
     _weights: Weights | None = None
     _info: ShardInitInfo | None = None
     loaded: tuple[int, int] | None = None  # number and step
-    patched: int | None = None  # by the last update: values; None: it loaded all of them
+    patched: int | None = None  # values that the last update wrote; None: it loaded all
 
     def init_transfer_engine(self, init_info: ShardInitInfo) -> None:
-        """Connect to the daemon. Again: to another publication. NotFound: there is no such job, or
-        publication."""
+        """Connect to the daemon. A further call selects another publication. NotFound: there is no
+        such job or publication."""
         ranks = _tp_and_pp(self.parallel_config)
         weights = Weights(init_info.job, placed(init_info.publication, *ranks), init_info.socket)
         self.shutdown()
@@ -195,14 +196,14 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
         self._held: WeakKeyDictionary[Any, Held] = WeakKeyDictionary()  # by model: also a draft
 
     def start_weight_update(self) -> None:
-        """Nothing: the model keeps its weights until the generation is there."""
+        """Do nothing: the model keeps its weights until the generation is available."""
 
     def finish_weight_update(self) -> None:
-        """Nothing: the update was complete."""
+        """Do nothing: the update is complete already."""
 
     def receive_weights(self, update_info: ShardUpdateInfo) -> None:
-        """Load the generation. DeadlineExceeded: it did not come in time, and the model is as it
-        was, on all ranks."""
+        """Load the generation. DeadlineExceeded: it did not come in time, and the model is
+        unchanged on all ranks."""
         weights, info = self._weights, self._info
         if weights is None or info is None:
             raise RuntimeError("the backend 'shardd' does not know what to load: call "
@@ -232,7 +233,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # a frame of the failure may look at it
+            with contextlib.suppress(Exception):  # a frame of the traceback may refer to it
                 weights.release()
             raise
         try:
@@ -249,8 +250,8 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
             self._reload(found, info)
 
     def _patch(self, found: Generation, info: ShardInitInfo) -> bool:
-        """Write what has changed since the generation that the model has. False: all of @found must
-        be loaded, also after a failure."""
+        """Write the changes since the model's generation. False: the whole of @found must be
+        loaded; this is also the result after a failure."""
         held = self._held.setdefault(self.model, Held())
         changes = None if held.unlike else held.changes(self.model, found)
         if changes is None:
@@ -270,7 +271,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
         return True
 
     def _load_patches(self, changes: list[Change]) -> None:
-        """By vLLM's own function for sparse patches of a checkpoint."""
+        """Use vLLM's own function for sparse patches of a checkpoint."""
         from vllm.model_executor.model_loader.checkpoint_weight_patch import (
             CheckpointWeightPatch,
             load_checkpoint_weight_patches,
@@ -286,7 +287,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
             _pack_again(self.model)
 
     def _load_to_be_patched(self, found: Generation, info: ShardInitInfo) -> None:
-        """All of it; the first time it is found out whether patches can follow."""
+        """Load all weights. The first time, check whether patches can follow."""
         held = self._held.setdefault(self.model, Held())
         held.forget()
         self._load(found, info)
@@ -299,7 +300,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
             held.note(self.model, found.number)
 
     def _try_patches(self, found: Generation, info: ShardInitInfo) -> str:
-        """Does the model, which has @found, take patches? Return: "", or why it does not."""
+        """Check that the model, which has @found, accepts patches. Return: "", or why not."""
         if self.model_config.quantization is not None:
             return "the model is quantized"
         if getattr(self.model_config, "use_mla", False):
@@ -325,7 +326,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
             initialize_layerwise_reload,
         )
 
-        # vLLM itself asks the same of a checkpoint
+        # vLLM itself checks a checkpoint in the same way
         asks = info.complete and self.model_config.quantization is None
         expected = {name for name, _ in self.model.named_parameters()} if asks else set()
         initialize_layerwise_reload(self.model)
@@ -345,7 +346,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
             _pack_again(self.model)
 
     def shutdown(self) -> None:
-        """Disconnect. An update needs init_weight_transfer_engine again."""
+        """Disconnect. A further update needs init_weight_transfer_engine."""
         weights, self._weights, self._info = self._weights, None, None
         if weights is not None:
             weights.close()
@@ -353,7 +354,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
 
 @dataclass
 class ShardTrainerInitInfo(TrainerInitInfo):
-    """The trainer's side. ``socket``: of the trainer's daemon. ``tp_size``, ``pp_size``: of the
+    """The trainer side. ``socket``: of the trainer's daemon. ``tp_size``, ``pp_size``: of the
     engine, if ``publication`` has ``{tp_rank}`` or ``{pp_rank}``. ``worker``: further fields of
     :class:`ShardInitInfo` for the workers. ``publish_timeout``: seconds to wait for a commit; 0:
     the job's op_timeout."""
@@ -369,14 +370,14 @@ class ShardTrainerInitInfo(TrainerInitInfo):
     publish_timeout: float = 0
 
     def names(self) -> list[str]:
-        """Of all publications, in the order of ranks."""
+        """The names of all publications, in the order of ranks."""
         return list(dict.fromkeys(placed(self.publication, tp, pp)
                                   for pp in range(self.pp_size) for tp in range(self.tp_size)))
 
 
 class ShardTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShardTrainerInitInfo]):
-    """`send_weights` publishes the last committed step, and has the workers load it. The weights
-    are the daemon's, so there is no WeightSource. Ranks other than 0 do nothing."""
+    """`send_weights` publishes the last committed step and makes the workers load it. The daemon
+    has the weights, so there is no WeightSource. Ranks other than 0 do nothing."""
 
     init_info_cls = ShardTrainerInitInfo
 
@@ -391,7 +392,7 @@ class ShardTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShardTrainerI
     @classmethod
     def trainer_init(cls, init_info: ShardTrainerInitInfo, *, client: Any,
                      source: Any = None) -> ShardTrainerWeightTransferEngine:
-        """Connect, and have the workers connect."""
+        """Connect, and make the workers connect."""
         made = cls(init_info, client, source)
         if made.is_sender:
             try:
@@ -405,7 +406,7 @@ class ShardTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShardTrainerI
 
     def send_weights(self) -> None:
         """Publish, then start, update and finish. The version of the weights in vLLM is the number
-        of the generation, the largest one if there are several publications."""
+        of the generation, or the largest number if there are several publications."""
         if not self.is_sender:
             return
         if self._daemon is None:

@@ -1,4 +1,4 @@
-"""A base: frozen parameters in the daemon's memory, which the models of many jobs look at."""
+"""A base: frozen parameters in the daemon's memory, which the models of many jobs share."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..errors import FailedPrecondition, InvalidArgument, NotFound
 from ._types import TORCH_DTYPES, dtype_of
 
 _Owners = dict[int, tuple[nn.Parameter, list[tuple[nn.Module, str, str]]]]
-_PAUSE = 0.1  # seconds between two looks for a base that is not there yet
+_PAUSE = 0.1  # seconds between two checks for a base that does not exist yet
 _bound: dict[int, tuple[weakref.ref[nn.Parameter], int]] = {}
 
 
 def is_bound(value: torch.Tensor) -> bool:
-    """Does it look at a base? Then no unit has it. What was moved or converted since does not."""
+    """Is it bound to a base? Then no unit has it. After a move or a conversion it is not bound."""
     seen, address = _bound.get(id(value), (None, 0))
     return seen is not None and seen() is value and value.data_ptr() == address
 
@@ -33,16 +33,16 @@ def _note(view: nn.Parameter) -> None:
 
 
 class Base:
-    """What :func:`attach_base` gives. ``name``; ``nbytes``: of what the module looks at;
-    ``tensors``: their names. It keeps the base mapped until :meth:`close`, or until the process
-    ends."""
+    """The result of :func:`attach_base`. ``name``: of the base. ``nbytes``: the size of the tensors
+    that the module is bound to. ``tensors``: their names. This object keeps the base mapped until
+    :meth:`close`, or until the process ends."""
 
     def __init__(self, name: str, reader: BaseReader) -> None:
         self.name, self._reader = name, reader
         self.nbytes, self.tensors = 0, []  # type: int, list[str]
 
     def close(self) -> None:
-        """Unmap the base. InUse: parameters of a module still look at it."""
+        """Unmap the base. InUse: parameters of a module are still bound to it."""
         self._reader.close()
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class Base:
                 "bytes>")
 
 
-_kept: list[Base] = []  # parameters may look at them until the end
+_kept: list[Base] = []  # parameters may be bound to them until the process ends
 
 
 # ------------------------------------------------------------------------- names
@@ -63,7 +63,7 @@ def _plain(name: str) -> str:
 
 
 def _is_adapters(name: str) -> bool:
-    """Is it a part of what peft adds?"""
+    """Is it part of an adapter that peft adds?"""
     parts = name.split(".")
     return "modules_to_save" in parts or any(part.startswith("lora_") for part in parts)
 
@@ -80,7 +80,7 @@ def _find(names: list[str], there: Mapping[str, Mapped]) -> str | None:
 
 
 def _parameters(module: nn.Module) -> _Owners:
-    """Each parameter with (module, attribute, name) of all that have it."""
+    """Each parameter with (module, attribute, name) for each module that has it."""
     found: _Owners = {}
     for prefix, owner in module.named_modules():
         for attribute, value in owner._parameters.items():
@@ -106,7 +106,7 @@ def _check(name: str, value: torch.Tensor, base: str, t: Mapped) -> None:
 
 
 def _refuse_load(base: str, prefix_of: dict[int, set[str]]) -> Callable[..., None]:
-    """load_state_dict() would write into the base."""
+    """Refuse load_state_dict(), which would write into the base."""
     def hook(module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
         for attribute in prefix_of[id(module)]:
             value = module._parameters.get(attribute)
@@ -119,7 +119,7 @@ def _refuse_load(base: str, prefix_of: dict[int, set[str]]) -> Callable[..., Non
 
 
 class _Plan:
-    """What becomes of each parameter; nothing has changed before all are checked."""
+    """What happens to each parameter. Nothing changes before all of them are checked."""
 
     def __init__(self, module: nn.Module, base: str, there: Mapping[str, Mapped]) -> None:
         self.base, self.there = base, there
@@ -173,7 +173,7 @@ def _bind(plan: _Plan, base: Base) -> None:
 
 
 def _open(name: str, socket: str | None, timeout: float) -> BaseReader:
-    """Wait until it is there, and loaded."""
+    """Wait until the base exists and is loaded."""
     until = time.monotonic() + timeout
     while True:
         try:
@@ -186,8 +186,8 @@ def _open(name: str, socket: str | None, timeout: float) -> BaseReader:
 
 def attach_base(module: nn.Module, name: str, socket: str | None = None,
                 timeout: float = 0) -> Base:
-    """Have the frozen parameters of @module look at the base @name: the daemon's memory, mapped
-    read-only, which all processes of the machine share. What is trained stays as it is.
+    """Bind the frozen parameters of @module to the base @name: the daemon's memory, mapped
+    read-only, which all processes of the machine share. Trainable parameters stay unchanged.
 
     ::
 
@@ -197,14 +197,14 @@ def attach_base(module: nn.Module, name: str, socket: str | None = None,
         model = peft.get_peft_model(model, peft.LoraConfig(...))
         shardd.torch.fully_shard(model)          # only the adapter becomes a unit of the job
 
-    Before fully_shard or replicate, which leave these parameters alone. @module: before or after
-    get_peft_model(), on the CPU or on the meta device, in the base's types. If all its parameters
-    are trained, those that the base has are frozen; otherwise those that are frozen look at the
-    base, and trained ones on the meta device get a copy. @timeout: seconds to wait for a base that
-    is not loaded yet.
+    Call this before fully_shard or replicate, which ignore these parameters. @module: before or
+    after get_peft_model(), on the CPU or on the meta device, in the base's types. If all its
+    parameters are trainable, those that the base has are bound and frozen. Otherwise the frozen
+    ones are bound to the base, and trainable ones on the meta device get a copy. @timeout: seconds
+    to wait for a base that is not loaded yet.
 
-    Writing to a base ends the process. NotFound: there is no such base, or it lacks a parameter.
-    InvalidArgument: a parameter has another shape or type. Nothing has changed then.
+    A write to a base ends the process. NotFound: there is no such base, or it lacks a parameter.
+    InvalidArgument: a parameter has another shape or type. After an error nothing has changed.
     """
     reader = _open(name, socket, timeout)
     try:
@@ -231,8 +231,8 @@ def _copier(value: torch.Tensor) -> Callable[[int], None]:
 
 def load_base(name: str, state: nn.Module | Mapping[str, torch.Tensor] | str | os.PathLike[str],
               socket: str | None = None, **options: Any) -> int:
-    """As :func:`shardd.load_base`, of a module's parameters or a state dict, each tensor in its own
-    type. A tensor that has several names is loaded once. @options: of :func:`shardd.load_base`."""
+    """As :func:`shardd.load_base`, for a module's parameters or a state dict, each tensor in its
+    own type. A tensor with several names is loaded once. @options: of :func:`shardd.load_base`."""
     if isinstance(state, (str, os.PathLike)):
         from ..base import load_base as load_files
 

@@ -1,4 +1,4 @@
-"""A plain module whose parameters are those of the newest generation of a publication."""
+"""A plain module whose parameters show the newest generation of a publication."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ..live import Live as Reader
 from ..memory import Dtype, Memory, _Mapped
 from ._types import TORCH_DTYPES
 
-_Slot = tuple[dict[str, Any], str]  # a module's _parameters, and the attribute
+_Slot = tuple[dict[str, Any], str]  # a module's _parameters, and the attribute name
 _Bound = list[tuple[dict[str, Any], str, nn.Parameter]]
 LOOK_S = 0.01  # between requests for a newer generation
 MOST_BUFFERS = 16  # of a publication
 
 
 class _Place:
-    """One parameter of the module: all names of it, and where it is installed."""
+    """One parameter of the module: all its names, and where it is installed."""
 
     def __init__(self, own: nn.Parameter) -> None:
         self.own, self.names, self.slots = own, [], []  # type: nn.Parameter, list[str], list[_Slot]
@@ -60,20 +60,20 @@ def _check_buffers(module: nn.Module) -> None:
 
 
 class Live:
-    """A module whose parameters are the newest generation of a publication, read-only and not
-    copied.
+    """A module whose parameters are the newest generation of a publication, read-only and without a
+    copy.
 
     ::
 
         live = shardd.torch.Live(model, "train", "engine")
         while True:
             with live.generation() as weights, torch.no_grad():
-                model.generate(...)                 # every token from weights.number
+                model.generate(...)                 # every token is from weights.number
 
-    A generation stays until the next block, or :meth:`swap`, :meth:`release` or :meth:`close`; the
-    trainers do not wait for it. The parameters stay the same objects at the same addresses, and
-    show the next generation: so does what is kept of them; clone it. Not for several threads at
-    once.
+    A generation stays until the next block, or until :meth:`swap`, :meth:`release` or
+    :meth:`close`. Trainers do not wait for it. The parameters stay the same objects at the same
+    addresses, and then show the next generation. A reference to a parameter does, too: clone what
+    you keep. Only one thread may use this object at a time.
     """
 
     def __init__(self, module: nn.Module, job: str | None = None, publication: str | None = None,
@@ -82,19 +82,19 @@ class Live:
                  **options: Any) -> None:
         """Connect, wait for a generation, and bind @module to it.
 
-        @module: a plain model, as its trainers build it before they wrap it, or built for the names
-        of the publication; it may be on the meta device. Its parameters get the types of the
-        publication. Its buffers (running statistics) stay its own. @job: None: $SHARDD_JOB.
-        @publication: None: one by the name "live" of all parameters in the types of the job, which
-        this declares if it is not there. @wait: seconds for the first generation. @prefix: of the
-        published names that @module's parameters are behind. @strict: false: what only one of both
-        has is no error, and such parameters stay the module's own. @request: ask the daemon for a
-        generation of the last commit at each swap; None: if @publication is None. @model: without
-        @publication: which of the trainers' models, in the order of their wrapping. @options: of
-        :class:`shardd.Client`.
+        @module: a plain model, as the trainers build it before they wrap it, or built with the
+        names of the publication. It may be on the meta device. Its parameters get the types of the
+        publication. It keeps its own buffers (running statistics). @job: None: $SHARDD_JOB.
+        @publication: None: a publication "live" of all parameters in the types of the job, which is
+        declared if it does not exist. @wait: seconds to wait for the first generation. @prefix: the
+        text before the names of @module's parameters in the publication. @strict: false: tensors
+        that only the module or only the publication has are not an error, and the module keeps its
+        own. @request: request a generation of the last commit at each swap; None: only if
+        @publication is None. @model: without @publication: which of the trainers' models, in the
+        order in which they were wrapped. @options: of :class:`shardd.Client`.
 
-        InvalidArgument: a tensor does not fit, which the text names. NotFound: there is no such
-        job, publication or tensor. DeadlineExceeded: there is no generation.
+        InvalidArgument: a tensor does not fit; the text names it. NotFound: there is no such job,
+        publication or tensor. DeadlineExceeded: there is no generation.
         """
         job = job or os.environ.get("SHARDD_JOB")
         if not job:
@@ -109,7 +109,7 @@ class Live:
         self._parameters = _places(module)
         self._bound: dict[int, tuple[dict[str, Any], _Bound]] = {}
         self._layout = 0
-        self._mapped: list[_Mapped] = []  # all that parameters were of: they end with the client
+        self._mapped: list[_Mapped] = []  # memory of parameters: ends with the client
         self._generation: Generation | None = None
         self._depth = 0
         self._watches: list[Watch] = []
@@ -142,17 +142,17 @@ class Live:
 
     @property
     def number(self) -> int:
-        """Of the generation that the module has; 0: it has none."""
+        """The number of the module's generation; 0: it has none."""
         return self._generation.number if self._generation else 0
 
     @property
     def step(self) -> int | None:
-        """The committed step that it is of; None: it has none."""
+        """The committed step of the module's generation; None: it has none."""
         return self._generation.step if self._generation else None
 
     @property
     def newest(self) -> int:
-        """The number of the newest generation that there is; 0: there is none."""
+        """The number of the newest generation of the publication; 0: there is none."""
         for job in self._reader._client.status(self.job)["jobs"]:
             for one in job["publications"]:
                 if one["name"] == self.publication:
@@ -161,12 +161,13 @@ class Live:
         raise NotFound(f"job '{self.job}' has no publication '{self.publication}'")
 
     def swap(self, wait: float = 0, newer_than: int | None = None) -> Generation:
-        """Bind the module to the newest generation. Return: it.
+        """Bind the module to the newest generation, and return that generation.
 
-        @wait: seconds to wait for one with a number above @newer_than (None: that of the one that
-        it has); 0: what is there is taken, which may be the same one. DeadlineExceeded: it has what
-        it had. NotFound: the publication was dropped. FailedPrecondition: inside a block of
-        :meth:`generation`. InUse: something looks at memory of ``weights[name]``.
+        @wait: seconds to wait for one with a number above @newer_than (None: above the number of
+        the module's generation); 0: take the newest one, which may be the same. DeadlineExceeded:
+        the module keeps its generation. NotFound: the publication was dropped.
+        FailedPrecondition: inside a block of :meth:`generation`. InUse: something refers to the
+        memory of ``weights[name]``.
         """
         if self._depth:
             raise FailedPrecondition(f"generation {self.number} of '{self.publication}' is in use "
@@ -190,7 +191,7 @@ class Live:
             return self._reader.acquire(wait)
         try:
             number = publish(self.publication, self.job, self._reader._client, wait)
-        except DaemonRestarted:  # it is the same to ask twice
+        except DaemonRestarted:  # a repeated request does no harm
             number = publish(self.publication, self.job, self._reader._client, wait)
         if wait and number <= least:
             time.sleep(min(wait, LOOK_S))
@@ -198,8 +199,8 @@ class Live:
 
     @contextlib.contextmanager
     def generation(self, wait: float = 0) -> Iterator[Generation]:
-        """:meth:`swap`, and have the module stay at that generation for the length of a ``with``
-        block. A block inside it has the same one."""
+        """Call :meth:`swap`, and keep the module at that generation during a ``with`` block. A
+        nested block has the same generation."""
         if not self._depth:
             self.swap(wait)
         found = self._generation
@@ -211,14 +212,14 @@ class Live:
             self._depth -= 1
 
     def fileno(self) -> int:
-        """A descriptor for ``select`` and event loops, which is readable when there is a newer
-        generation: that of :meth:`shardd.Live.fileno`."""
+        """Return a descriptor for ``select`` and event loops, which is readable when there is a
+        newer generation. It is that of :meth:`shardd.Live.fileno`."""
         return self._reader.fileno()
 
     def on_new(self, callback: Callable[[int, int], object]) -> Watch:
-        """Call @callback(number, step) for each new generation, on a thread of its own, which has
-        its own connection; for those that are made while the callback runs, once with the newest.
-        Return: ``stop()`` ends it; so does :meth:`close`."""
+        """Call @callback(number, step) for each new generation, on a separate thread with its own
+        connection. For generations that are made while the callback runs, it is called once, with
+        the newest. Return: a watch, which ``stop()`` or :meth:`close` ends."""
         watch = Watch(self.job, self.publication, callback, self._socket, self.number,
                       **self._options)
         self._watches.append(watch)
@@ -227,7 +228,7 @@ class Live:
     # ------------------------------------------------------------------- binding
 
     def _take(self, found: Generation) -> None:
-        """Install the tensors of @found. What the module has is of it, or its own."""
+        """Install the tensors of @found. The module then has these tensors or its own."""
         if self._generation is None or found.moved or found.layout != self._generation.layout:
             try:
                 bound = self._bound_of(found)
@@ -240,12 +241,13 @@ class Live:
         self._generation = found
 
     def _bound_of(self, found: Generation) -> _Bound:
-        """Made once for each buffer of a layout, of which there are few: it has one dict of places,
-        which is kept here, so that no other one has its id."""
+        """Return the parameters for @found. They are made once for each buffer of a layout, of
+        which there are few. A buffer has one dict of places. It is kept here, so that no other dict
+        gets its id."""
         places = found._places
         if id(places) in self._bound:
             return self._bound[id(places)][1]
-        wanted = self._wanted(places)  # before anything looks at memory
+        wanted = self._wanted(places)  # before anything refers to the memory
         if found.layout != self._layout or len(self._bound) == MOST_BUFFERS:
             self._bound.clear()
             self._layout = found.layout
@@ -261,7 +263,7 @@ class Live:
         return bound
 
     def _wanted(self, places: dict[str, Any]) -> list[tuple[_Place, Any]]:
-        """Which tensor each parameter gets; None: it stays the module's own."""
+        """Find the tensor for each parameter; None: the module keeps its own."""
         wanted: list[tuple[_Place, Any]] = []
         used: set[str] = set()
         for one in self._parameters:
@@ -308,8 +310,8 @@ class Live:
     # ----------------------------------------------------------------------- end
 
     def release(self) -> None:
-        """Give the generation back: the module has its own parameters again, until the next
-        swap. Nothing happens if it has none."""
+        """Give the generation back. The module has its own parameters again until the next swap. If
+        it has no generation, the call does nothing."""
         if self._depth:
             raise FailedPrecondition(f"generation {self.number} of '{self.publication}' is in use "
                                      "by a block: release it after its end")
@@ -318,8 +320,9 @@ class Live:
             self._reader.release()
 
     def close(self) -> None:
-        """End: the module has its own parameters again. InUse: something still looks at memory of a
-        generation, which stays mapped until another close or the end of the process."""
+        """End the binding and restore the module's own parameters. InUse: something still refers to
+        the memory of a generation, which stays mapped until another close or the end of the
+        process."""
         for watch in self._watches:
             watch.stop()
         self._depth = 0
