@@ -16,6 +16,7 @@ void board_init(struct board *b)
 {
 	*b = (struct board){ 0 };
 	list_init(&b->readers);
+	list_init(&b->closed);
 }
 
 /* --------------------------------------------------------------------------- memory */
@@ -54,6 +55,8 @@ uint64_t board_bytes(const struct board *b)
 
 	list_for_each (r, tmp, (struct list *)(uintptr_t)&b->readers, link)
 		bytes += r->slab->bytes;
+	list_for_each (r, tmp, (struct list *)(uintptr_t)&b->closed, link)
+		bytes += r->slab->bytes;
 	return bytes;
 }
 
@@ -77,16 +80,43 @@ int board_open(struct board *b, const struct board_payer *payer, struct board_re
 	return 0;
 }
 
-struct board_reader *board_close(struct board_reader *r)
+static void board_free_reader(struct board_reader *r)
 {
-	if (!r)
-		return NULL;
 	list_unlink(&r->link);
 	list_unlink(&r->held);
 	slab_unref(r->slab);
 	user_charge_deinit(&r->cost);
 	free(r);
+}
+
+/* Does a process have the page, or its descriptor? */
+static bool board_reader_is_mapped(const struct board_reader *r)
+{
+	return r->slab && r->slab->exported &&
+	       backend_is_held(r->slab->device->backend, r->slab->mem);
+}
+
+struct board_reader *board_close(struct board *b, struct board_reader *r)
+{
+	if (!r)
+		return NULL;
+	if (!b || !board_reader_is_mapped(r)) {
+		board_free_reader(r);
+		return NULL;
+	}
+	list_unlink(&r->link);
+	list_unlink(&r->held);
+	list_append(&b->closed, &r->link);
 	return NULL;
+}
+
+void board_sweep(struct board *b)
+{
+	struct board_reader *r, *tmp;
+
+	list_for_each (r, tmp, &b->closed, link)
+		if (!board_reader_is_mapped(r))
+			board_free_reader(r);
 }
 
 void board_end(struct board *b)
@@ -99,6 +129,8 @@ void board_end(struct board *b)
 		r->hold = NULL;
 		r->slab = slab_unref(r->slab);
 	}
+	while (!list_empty(&b->closed))
+		board_free_reader(list_first(&b->closed, struct board_reader, link));
 	if (b->page) {
 		atomic_store(&b->page->over, 1);
 		board_show(b, BOARD_NONE);
@@ -163,6 +195,7 @@ void board_beat(struct board *b)
 {
 	if (b->page)
 		atomic_fetch_add(&b->page->beat, 1);
+	board_sweep(b);
 }
 
 /* ---------------------------------------------------------------------------- looking */

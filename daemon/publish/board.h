@@ -29,6 +29,9 @@ struct board {
 	struct slab *slab; /* owned ref; NULL: there was no reader yet */
 	struct board_page *page;
 	struct list readers; /* of struct board_reader */
+	/* The same: readers that were closed, whose page a process still has. They hold nothing, but they
+	 * count: otherwise a process that opens, maps and closes readers takes pages without a bound. */
+	struct list closed;
 };
 
 /* What was in a place of a hold. */
@@ -78,14 +81,17 @@ int board_make(struct board *b, const struct board_payer *payer);
 /* A reader of a board that was made; the caller sets @p. @ret: board_close. Return: 0, -ENOMEM, or the
  * negative errno of slab_new. */
 int board_open(struct board *b, const struct board_payer *payer, struct board_reader **ret);
-/* What it holds is given back. NULL is allowed. Return: NULL. */
-struct board_reader *board_close(struct board_reader *r);
+/* What it holds is given back. @b: its board; NULL: the board has ended. @r is freed when no process has its
+ * page any more, or with the board. NULL is allowed for @r. Return: NULL. */
+struct board_reader *board_close(struct board *b, struct board_reader *r);
+/* Free closed readers whose page no process has any more. */
+void board_sweep(struct board *b);
 
 /* What is in buffer @index, which nobody holds. */
 void board_write(struct board *b, unsigned index, const struct board_generation *g);
 /* The newest generation, or BOARD_NONE; readers that wait wake up. */
 void board_show(struct board *b, uint64_t word);
-/* The daemon is there: call at least once a second. */
+/* The daemon is there, and looks at closed readers: call at least once a second. */
 void board_beat(struct board *b);
 
 typedef void (*board_use_cb)(const struct board_reader *r, const struct board_use *u);

@@ -123,25 +123,36 @@ static int publication_uses_make_board(struct publication *p, const struct board
 	return 0;
 }
 
-static int publication_uses_check_readers(const struct publication *p, uid_t uid, struct fault *f)
+/* Of user @uid, and @ret_all: of everybody. */
+static unsigned publication_uses_count(const struct list *readers, uid_t uid, unsigned *ret_all)
 {
-	struct list *readers = (struct list *)(uintptr_t)&p->board.readers;
 	const struct board_reader *r, *tmp;
-	unsigned all = 0, of_user = 0;
+	unsigned of_user = 0;
 
-	list_for_each (r, tmp, readers, link) {
-		all++;
+	list_for_each (r, tmp, (struct list *)(uintptr_t)readers, link) {
+		(*ret_all)++;
 		of_user += r->uid == uid;
 	}
+	return of_user;
+}
+
+static int publication_uses_check_readers(struct publication *p, uid_t uid, struct fault *f)
+{
+	unsigned all = 0, of_user;
+
+	board_sweep(&p->board);
+	of_user = publication_uses_count(&p->board.readers, uid, &all);
+	of_user += publication_uses_count(&p->board.closed, uid, &all);
 	if (all >= PUBLICATION_MAX_READERS)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
 				 "publication '%s' of job '%s' has %u readers, the most that are "
-				 "possible: close some",
+				 "possible: close some, and unmap their pages",
 				 p->rec->declaration->name, p->job->rec->name, all);
 	if (uid != p->job->rec->uid && of_user >= PUBLICATION_MAX_OTHERS)
 		return fault_set(f, FAULT_EXHAUSTED, NULL,
 				 "uid %u has %u readers of publication '%s', the most that are "
-				 "possible for a user who does not own the job: close some",
+				 "possible for a user who does not own the job: close some, and "
+				 "unmap their pages",
 				 (unsigned)uid, of_user, p->rec->declaration->name);
 	return 0;
 }
@@ -172,7 +183,7 @@ int publication_open_reader(struct publication *p, struct user *payer, uid_t uid
 				 job->rec->name, p->rec->declaration->name);
 	if (user_charge(&r->cost, payer, USER_MEMORY, sizeof(*r), f) ||
 	    publication_uses_charge_hold(r, payer, f)) {
-		board_close(r);
+		board_close(NULL, r);
 		return f->code;
 	}
 	r->p = p;
@@ -205,7 +216,7 @@ struct board_reader *publication_close_reader(struct board_reader *r)
 
 	if (p)
 		publication_uses_note_reader(p, r);
-	board_close(r);
+	board_close(p ? &p->board : NULL, r);
 	if (p)
 		publication_go(p);
 	return NULL;

@@ -2,6 +2,7 @@
  * Readers of a publication: the board, the holds that keep a buffer, and the deltas that they apply.
  */
 #include "delta_abi.h"
+#include "mem/slab.h"
 #include "op/recorder.h"
 #include "pubfix.h"
 
@@ -152,6 +153,39 @@ Test(publication_readers, a_page_is_one_of_the_slabs_of_the_readers_user)
 	publication_close_reader(list_first(&p->board.readers, struct board_reader, link));
 	cr_assert_eq(other->used[USER_SLABS], 0);
 	user_unref(other);
+}
+
+/* Closed readers did not count, so a process that opened, mapped and closed them took pages without a bound. */
+Test(publication_readers, one_that_keeps_its_page_counts)
+{
+	struct publication *p = declare();
+	struct board_reader *r, *held;
+	struct fault f = FAULT_NULL;
+	uid_t other = job->rec->uid + 1;
+	int fds[PUBLICATION_MAX_OTHERS];
+	uint64_t bytes;
+	bool writable;
+
+	for (unsigned i = 0; i < PUBLICATION_MAX_OTHERS; i++) {
+		cr_assert_eq(publication_open_reader(p, NULL, other, &r, &f), 0, "%s", f.text);
+		cr_assert_eq(slab_export(r->slab, &fds[i], &writable), 0);
+		cr_assert(writable);
+		publication_close_reader(r);
+	}
+	bytes = board_bytes(&p->board);
+	cr_assert_eq(publication_open_reader(p, NULL, other, &r, &f), FAULT_EXHAUSTED);
+	cr_assert(strstr(f.text, "unmap their pages"), "%s", f.text);
+	held = open_reader(p); /* the owner */
+	publication_close_reader(held);
+	close(fds[0]);
+	f = FAULT_NULL;
+	cr_assert_eq(publication_open_reader(p, NULL, other, &r, &f), 0, "%s", f.text);
+	publication_close_reader(r);
+	for (unsigned i = 1; i < PUBLICATION_MAX_OTHERS; i++)
+		close(fds[i]);
+	board_beat(&p->board);
+	cr_assert_lt(board_bytes(&p->board), bytes);
+	cr_assert(list_empty(&p->board.closed));
 }
 
 Test(publication_readers, a_board_ends_with_its_publication)
