@@ -14,6 +14,8 @@ struct view_part {
 	uint32_t dims;
 	uint64_t shape[VIEW_MAX_DIMS], strides[VIEW_MAX_DIMS];
 	uint64_t from;
+	/* Of its dimension with this stride only so many are left, from number cut_first on. */
+	uint64_t cut_stride, cut_first, cut_count; /* cut_count 0: it is whole */
 };
 
 /* A fault of the field @field of source @k of the rule. */
@@ -141,6 +143,9 @@ static int view_shape_slice(const struct view_build *b, const struct view_match 
 		return b->f->code;
 	part->from += first * part->strides[s->dim];
 	part->shape[s->dim] = count;
+	part->cut_stride = part->strides[s->dim];
+	part->cut_first = first;
+	part->cut_count = count;
 	return 0;
 }
 
@@ -190,6 +195,40 @@ static int view_shape_unfit(const struct view_build *b, const struct view_match 
 			 b->sources[part->source].name, one, other, m->rule->join_dim);
 }
 
+/* Of one tensor. */
+static bool view_shape_overlap(const struct view_part *a, const struct view_part *b)
+{
+	if (!a->cut_count || !b->cut_count || a->cut_stride != b->cut_stride)
+		return true;
+	return a->cut_first < b->cut_first + b->cut_count &&
+	       b->cut_first < a->cut_first + a->cut_count;
+}
+
+/* Slices of one tensor that are joined have nothing in common. @part: number @i; @from: the first one. */
+static int view_shape_check_overlap(const struct view_build *b, const struct view_match *m,
+				    uint32_t from, uint32_t i, const struct view_part *part)
+{
+	struct view_part other;
+	char field[64];
+
+	for (uint32_t k = from; k < i; k++) {
+		if (m->sources[k] != m->sources[i] || (!m->rule->sources[k % m->each]->slice &&
+						       !m->rule->sources[i % m->each]->slice))
+			continue;
+		if (view_shape_source(b, m, k, &other))
+			return b->f->code;
+		if (!view_shape_overlap(part, &other))
+			continue;
+		view_shape_field(field, sizeof(field), m, i % m->each, ".slice");
+		return fault_set(
+			b->f, FAULT_INVALID, field,
+			"it overlaps what source %u takes of '%.200s': slices of one tensor "
+			"that are joined must have no element in common",
+			k % m->each, b->sources[part->source].name);
+	}
+	return 0;
+}
+
 /* The shape of what is joined, of sources @from on. */
 static int view_shape_join(const struct view_build *b, const struct view_match *m, uint32_t from,
 			   uint32_t *ret_dims, uint64_t ret[VIEW_MAX_DIMS])
@@ -198,7 +237,8 @@ static int view_shape_join(const struct view_build *b, const struct view_match *
 	struct view_part part;
 
 	for (uint32_t i = from; i < from + m->each; i++) {
-		if (view_shape_source(b, m, i, &part))
+		if (view_shape_source(b, m, i, &part) ||
+		    view_shape_check_overlap(b, m, from, i, &part))
 			return b->f->code;
 		if (i == from) {
 			*ret_dims = part.dims;

@@ -500,7 +500,23 @@ Test(view, wrong_shapes_are_refused)
 	d.slices[0][0].part = 0;
 	d.slices[0][0].first = 4;
 	refused(&d, &m, "rules[0].sources[0].slice", "'n' is 5; 2 from 4 on are out of range");
-	d.slices[0][0].count = UINT64_MAX;
+	begin(&d);
+	add_rule(&d, "x");
+	add_source(&d, "n");
+	*cut(&d, 0) = (slice){ .base = d.slices[0][0].base, .count = 3 };
+	add_source(&d, "n");
+	*cut(&d, 0) = (slice){ .base = d.slices[0][0].base, .first = 2, .count = 2 };
+	refused(&d, &m, "rules[0].sources[1].slice", "it overlaps what source 0 takes of 'n'");
+	d.slices[0][0].count = 2;
+	view_free(view_of(&d, &m));
+	d.sources[0][0].slice = NULL;
+	refused(&d, &m, "rules[0].sources[1].slice", "it overlaps what source 0 takes of 'n'");
+	d.sources[0][1].slice = NULL; /* one tensor twice, as a whole */
+	view_free(view_of(&d, &m));
+	begin(&d);
+	add_rule(&d, "x");
+	add_source(&d, "n");
+	*cut(&d, 0) = (slice){ .base = d.slices[0][0].base, .first = 4, .count = UINT64_MAX };
 	refused(&d, &m, "rules[0].sources[0].slice", "out of range");
 	d.slices[0][0].first = UINT64_MAX;
 	refused(&d, &m, "rules[0].sources[0].slice", "out of range");
