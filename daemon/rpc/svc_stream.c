@@ -30,9 +30,11 @@
 #define SVC_STREAM_USER_MAX 64u
 #define SVC_STREAM_MIN_RATE (64u << 10)
 #define SVC_STREAM_COST     (256u << 10) /* what a stream may take of the daemon's own memory */
-#define SVC_STREAM_TICK_MS  250u
-#define SVC_STREAM_DATA     (15u << 3 | 2u) /* the tag of data */
-#define SVC_STREAM_TAG_MORE 11u             /* bytes of this tag and a length, at most */
+/* Of what is on a GPU, beside that: the message that is copied, and the one before. */
+#define SVC_STREAM_COPIES_COST (2 * (SVC_STREAM_CHUNK + KERNEL_ASSEMBLE_BYTES))
+#define SVC_STREAM_TICK_MS     250u
+#define SVC_STREAM_DATA        (15u << 3 | 2u) /* the tag of data */
+#define SVC_STREAM_TAG_MORE    11u             /* bytes of this tag and a length, at most */
 
 enum svc_stream_state {
 	SVC_STREAM_WAITS,
@@ -150,6 +152,12 @@ static void svc_stream_stalled(struct svc_stream *st, uint32_t ms)
 }
 
 /* ------------------------------------------------------------------------------ messages */
+
+/* Is the slab no memory that core could read? */
+static bool svc_stream_is_on_gpu(const struct slab *slab)
+{
+	return backend_info(slab->device->backend)->order != BACKEND_ORDER_NONE;
+}
 
 static uint64_t svc_stream_block_offset(const struct assembly *a, uint32_t i)
 {
@@ -468,7 +476,7 @@ static uint64_t svc_stream_send_blocks(struct svc_stream *st, uint64_t most)
 	struct arena a = ARENA_NULL;
 	uint64_t bytes;
 
-	if (backend_info(st->slab->device->backend)->order != BACKEND_ORDER_NONE)
+	if (svc_stream_is_on_gpu(st->slab))
 		return svc_stream_copy_blocks(st, most);
 	bytes = st->delta_bytes ? svc_stream_next_of_delta(st, most, &m)
 				: svc_stream_next_blocks(st, &a, most, &m);
@@ -640,7 +648,8 @@ static void svc_stream_begin(struct svc_stream *st, struct published *g)
 			  "offset %" PRIu64 " is behind the end of generation %" PRIu64
 			  ", which has %" PRIu64 " bytes",
 			  st->request->offset, g->number, g->assembly->bytes);
-	else
+	else if (!svc_stream_is_on_gpu(g->slab) ||
+		 user_charge_resize(&st->cost, SVC_STREAM_COST + SVC_STREAM_COPIES_COST, &f) == 0)
 		st->lease = publication_lease(g);
 	if (!f.code && !st->lease)
 		fault_errno(&f, -ENOMEM, "leasing a generation");
