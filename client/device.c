@@ -133,7 +133,9 @@ int device_take(struct shardd_client *c, const Shardd__V1__JoinResponse *reply,
 	}
 	r = device_check_same(&c->device, &d, err);
 	if (r == 0 && strcmp(d.backend, "cuda") == 0) {
+		pthread_mutex_lock(&c->device_lock); /* a reader of this client may do it, too */
 		r = device_use_gpu(c, d.uuid, err);
+		pthread_mutex_unlock(&c->device_lock);
 		if (r == 0)
 			r = streams_join(c->streams, reply->streams, err);
 		d.streams = r == 0 && streams_linked(c->streams);

@@ -230,8 +230,8 @@ static int live_place_use_device(struct shardd_live *l, const struct live_layout
 		return error_set(
 			err, SHARDD_UNIMPLEMENTED, "flags",
 			"generations of publication '%s' are in the memory of %s, and fixed "
-			"addresses are for host memory: open the reader without "
-			"SHARDD_LIVE_FIXED",
+			"addresses, which shardd.torch.Live needs, are for host memory: open "
+			"the reader without SHARDD_LIVE_FIXED",
 			l->name, page->device);
 	return device_open(l->c, page->uuid, err);
 }
