@@ -285,7 +285,7 @@ struct play {
 	stage done;
 };
 
-/* Rank 0 reads, too, and a process that is no rank. */
+/* Rank 0 reads the generation as a trainer, and by a second client that has not joined. */
 static int trains(const struct trainer *t)
 {
 	struct play *p = t->arg;
