@@ -125,7 +125,7 @@ Test(stalls, is_told_by_whatever_is_asked)
 		cr_assert_eq(trainer_wait(p->pids[i], 30), 0);
 	cr_expect_str_eq(p->blamed, "", "nobody waits any more");
 	cr_expect_eq(fail_times_logged(&trainfix, "stalled job="), 1);
-	cr_expect_eq(fail_times_logged(&trainfix, "stall over job="), 1);
+	AWAIT(fail_times_logged(&trainfix, "stall over job=") == 1, 20);
 	j = daemonfix_ctl(&trainfix, health);
 	cr_expect_eq(json_array_size(json_object_get(j, "stalls")), 0);
 	json_decref(j);
