@@ -27,6 +27,9 @@ struct live_place {
 	struct live_layout *layout;
 	uint8_t *base; /* pinned */
 	uint64_t bytes;
+	/* Only with a window: another mapping of it, whose page table entries move into the window. */
+	uint8_t *home;
+	uint64_t home_bytes;
 	struct shardd_published_tensor *tensors; /* owned; NULL: the window's */
 };
 
@@ -34,10 +37,11 @@ struct live_place {
 struct live_window {
 	struct live_window *former; /* of another layout: readers may look at it until they close */
 	uint8_t *at;
-	uint64_t bytes;
+	uint64_t bytes; /* of addresses */
+	uint64_t shows; /* bytes of the buffers that are shown in it */
 	struct live_layout *layout;
 	struct shardd_published_tensor *tensors; /* owned */
-	uint8_t *shown; /* whose page table entries are here: a place's base; NULL: none's */
+	struct live_place *shown; /* whose page table entries are here; NULL: none's */
 };
 
 /* The thread that makes a descriptor readable; NULL: nobody has asked for it. */
@@ -83,10 +87,10 @@ struct shardd_published_tensor *live_place_tensors(const struct live_layout *lay
 
 /* live_window.c: show @p in the window, which is made if need be. @ret: its tensors. Return: 0 or a
  * negative shardd_code. */
-int live_window_show(struct shardd_live *l, const struct live_place *p,
+int live_window_show(struct shardd_live *l, struct live_place *p,
 		     const struct shardd_published_tensor **ret, struct shardd_error *err);
 /* Its page table entries go back to @p, if they are that one's, which is let go of. */
-void live_window_leave(struct shardd_live *l, const struct live_place *p);
+void live_window_leave(struct shardd_live *l, struct live_place *p);
 void live_window_free(struct shardd_live *l);
 
 /* delta.c: the delta of what @l has, which is something. Return: 0 or a negative shardd_code. */

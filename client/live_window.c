@@ -1,7 +1,11 @@
 /*
  * The window: the same addresses for one generation after the other. Each buffer is mapped at a place of
  * its own, its home. To show one, its page table entries move from there into the window, and those of the
- * one before move back: so no page is mapped twice, and none has to be found again by a fault.
+ * one before move back: so no page has to be found again by a fault.
+ *
+ * The kernel moves a whole entry of an upper level of the page table if the entry has nothing else in it. Homes and
+ * windows therefore take whole GiB of addresses (1 GiB is one entry), also beyond the end of the buffer. Moving a
+ * buffer of 64 MiB is then one entry, instead of 32.
  *
  * The addresses are always mapped (MREMAP_DONTUNMAP): nothing else can take them meanwhile. Where the
  * kernel cannot do that for shared memory (before Linux 5.13), the buffer is mapped into the window once
@@ -12,12 +16,16 @@
 #include <sys/mman.h>
 
 #include "client_error.h"
+#include "core/cleanup.h"
 #include "live_impl.h"
 #include "map.h"
 
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
 #endif
+
+#define LIVE_WINDOW_BIG (2ull << 20)
+#define LIVE_WINDOW_GIB (1ull << 30)
 
 static bool live_window_move(uint8_t *from, uint64_t bytes, uint8_t *to)
 {
@@ -31,6 +39,31 @@ static bool live_window_copy(uint8_t *from, uint64_t bytes, uint8_t *to)
 	return mremap(from, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
 }
 
+/* Addresses for a window that shows buffers of @bytes. Smaller ones move quickly as they are. */
+static uint64_t live_window_bytes(uint64_t bytes)
+{
+	return bytes < LIVE_WINDOW_BIG
+		       ? bytes
+		       : (bytes + LIVE_WINDOW_GIB - 1) / LIVE_WINDOW_GIB * LIVE_WINDOW_GIB;
+}
+
+/* Reserve @bytes of addresses; if a limit of addresses forbids it, @least of them. @bytes: how many. Return: as mmap. */
+static uint8_t *live_window_reserve(uint64_t *bytes, uint64_t least)
+{
+	uint8_t *at = map_host_reserve(*bytes);
+
+	if (at != MAP_FAILED)
+		return at;
+	*bytes = least;
+	return map_host_reserve(least);
+}
+
+static int live_window_no_room(const struct live_place *p, struct shardd_error *err)
+{
+	return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
+			"cannot reserve %llu bytes of addresses", (unsigned long long)p->bytes);
+}
+
 static int live_window_make(struct shardd_live *l, const struct live_place *p,
 			    struct shardd_error *err)
 {
@@ -38,14 +71,13 @@ static int live_window_make(struct shardd_live *l, const struct live_place *p,
 
 	if (!w)
 		return error_memory(err);
-	w->at = map_host_reserve(p->bytes);
+	w->bytes = live_window_bytes(p->bytes);
+	w->at = live_window_reserve(&w->bytes, p->bytes);
 	if (w->at == MAP_FAILED) {
 		free(w);
-		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
-				"cannot reserve %llu bytes of addresses",
-				(unsigned long long)p->bytes);
+		return live_window_no_room(p, err);
 	}
-	w->bytes = p->bytes;
+	w->shows = p->bytes;
 	w->layout = p->layout;
 	w->tensors = live_place_tensors(p->layout, w->at, p->bytes);
 	if (!w->tensors) {
@@ -58,50 +90,76 @@ static int live_window_make(struct shardd_live *l, const struct live_place *p,
 	return 0;
 }
 
-/* The window that has the entries of the page table of @base. */
-static struct live_window *live_window_of(struct shardd_live *l, const uint8_t *base)
+/* Give @p its home, of at most as many addresses as the window has. */
+static int live_window_settle(const struct live_window *w, struct live_place *p,
+			      struct shardd_error *err)
+{
+	if (p->home)
+		return 0;
+	p->home_bytes = w->bytes;
+	p->home = live_window_reserve(&p->home_bytes, p->bytes);
+	if (p->home == MAP_FAILED) {
+		p->home = NULL;
+		return live_window_no_room(p, err);
+	}
+	if (live_window_copy(p->base, p->home_bytes, p->home))
+		return 0;
+	munmap(STEAL_PTR(p->home), p->home_bytes);
+	return live_window_no_room(p, err);
+}
+
+/* The window that has the entries of the page table of @p. */
+static struct live_window *live_window_of(struct shardd_live *l, const struct live_place *p)
 {
 	struct live_window *w = l->window;
 
-	while (w && w->shown != base)
+	while (w && w->shown != p)
 		w = w->former;
 	return w;
 }
 
-void live_window_leave(struct shardd_live *l, const struct live_place *p)
+/* What the window shows moves back to its home. */
+static void live_window_clear(struct live_window *w)
 {
-	struct live_window *w = live_window_of(l, p->base);
-
-	if (!w)
-		return;
-	(void)live_window_move(w->at, w->bytes, p->base);
+	if (w->shown)
+		(void)live_window_move(w->at, w->shown->home_bytes, w->shown->home);
 	w->shown = NULL;
 }
 
-int live_window_show(struct shardd_live *l, const struct live_place *p,
+void live_window_leave(struct shardd_live *l, struct live_place *p)
+{
+	struct live_window *w = live_window_of(l, p);
+
+	if (w)
+		live_window_clear(w);
+	if (p->home)
+		munmap(p->home, p->home_bytes);
+	p->home = NULL;
+}
+
+int live_window_show(struct shardd_live *l, struct live_place *p,
 		     const struct shardd_published_tensor **ret, struct shardd_error *err)
 {
 	struct live_window *w = l->window;
+	int e = 0;
 
-	if (!w || w->layout != p->layout || w->bytes != p->bytes) {
-		int e = live_window_make(l, p, err);
-
-		if (e < 0)
-			return e;
-		w = l->window;
-	}
+	if (!w || w->layout != p->layout || w->shows != p->bytes)
+		e = live_window_make(l, p, err);
+	w = l->window;
+	if (e == 0)
+		e = live_window_settle(w, p, err);
+	if (e < 0)
+		return e;
 	*ret = w->tensors;
-	if (w->shown == p->base)
+	if (w->shown == p)
 		return 0;
-	if (w->shown)
-		(void)live_window_move(w->at, w->bytes, w->shown);
-	w->shown = NULL;
-	if (!live_window_move(p->base, w->bytes, w->at) &&
-	    !live_window_copy(p->base, w->bytes, w->at))
+	live_window_clear(w);
+	if (!live_window_move(p->home, p->home_bytes, w->at) &&
+	    !live_window_copy(p->home, p->home_bytes, w->at))
 		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
 				"cannot map a generation of %llu bytes at its address",
-				(unsigned long long)w->bytes);
-	w->shown = p->base;
+				(unsigned long long)p->bytes);
+	w->shown = p;
 	return 0;
 }
 

@@ -320,20 +320,25 @@ static void swap_register(struct trainer *t)
 	}
 }
 
-static void swap_time(struct trainer *t, shardd_live *l, unsigned series, int i)
+/* A reader computes with the generation that it has, until it takes the next one. */
+static void swap_read(const struct shardd_generation *g)
+{
+	for (size_t k = 0; k < g->n_tensors; k++)
+		for (uint64_t at = 0; at < g->tensors[k].bytes; at += 64)
+			(void)((const volatile uint8_t *)g->tensors[k].data)[at];
+}
+
+static void swap_time(struct trainer *t, shardd_live *l, struct shardd_generation *g,
+		      unsigned series, int i)
 {
 	struct sample *s = trainer_sample(t, series, i);
-	struct shardd_generation g;
 	struct shardd_error err;
 
+	swap_read(g);
 	sample_begin(s);
-	trainer_must(t, shardd_live_acquire(l, 0, &g, &err), &err, "acquire");
+	trainer_must(t, shardd_live_acquire(l, 0, g, &err), &err, "acquire");
 	sample_end(s);
-	/* its page table is as one that was used */
-	for (size_t k = 0; k < g.n_tensors; k++)
-		for (uint64_t at = 0; at < g.tensors[k].bytes; at += 4096)
-			(void)((const volatile uint8_t *)g.tensors[k].data)[at];
-	if (g.step != t->step || g.n_tensors != t->crew->units) {
+	if (g->step != t->step || g->n_tensors != t->crew->units) {
 		fputs("shardd-bench: a reader has got another generation\n", stderr);
 		_Exit(1);
 	}
@@ -341,6 +346,7 @@ static void swap_time(struct trainer *t, shardd_live *l, unsigned series, int i)
 
 static void swap_main(struct trainer *t)
 {
+	struct shardd_generation g[SWAP_N] = { 0 };
 	struct shardd_error err;
 	shardd_live *l[SWAP_N];
 
@@ -358,7 +364,7 @@ static void swap_main(struct trainer *t)
 		trainer_must(t, shardd_commit(t->client, ++t->step, NULL, 0, &err), &err, "commit");
 		publish_now(t, "swap");
 		for (unsigned k = 0; k < SWAP_N; k++)
-			swap_time(t, l[k], k, i);
+			swap_time(t, l[k], &g[k], k, i);
 	}
 	for (unsigned k = 0; k < SWAP_N; k++)
 		shardd_live_close(l[k]);

@@ -8,6 +8,8 @@ import ctypes
 import json
 import multiprocessing
 import os
+import pathlib
+import resource
 import select
 import signal
 import struct
@@ -31,12 +33,12 @@ DECLARATION = {
 class Trainer:
     """One rank, whose steps add 1 to parameters that begin as 2."""
 
-    def __init__(self, socket, job):
+    def __init__(self, socket, job, unwanted=7):
         self.client = shardd.connect(socket)
         self.client.join(job, 1, 0)
         self.job = job
         sgd = shardd.OptimizerSpec(shardd.OptimizerKind.SGD, lr=1.0)
-        names = {"q": (4, 3), "k": (2, 3), "norm.0": (5,), "norm.1": (5,), "unwanted": (7,)}
+        names = {"q": (4, 3), "k": (2, 3), "norm.0": (5,), "norm.1": (5,), "unwanted": (unwanted,)}
         [self.unit] = self.client.register([shardd.UnitSpec("model", [
             shardd.TensorSpec(name, shape, shardd.Init.CONSTANT, 2.0)
             for name, shape in names.items()], optimizer=sgd)])
@@ -49,6 +51,7 @@ class Trainer:
         self.unit.reduce()
         self.client.step()
         self.client.commit(number)
+        self.last = number
 
     def __enter__(self):
         return self
@@ -70,6 +73,21 @@ def flat(memory):
 def read_once(socket, job, results):
     with shardd.Live(job, "engine", socket) as live, live.generation(wait=30) as found:
         results.put((found.step, sorted(found), flat(found["qk"]), found["qk"].shape))
+
+
+def swap_at_fixed_addresses(socket, limited, results, go_on):
+    if limited:
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + (256 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with shardd.Live("wide", "engine", socket, fixed=True) as live:
+        weights = live.acquire(wait=30)
+        shown = weights["model.unwanted"].view()
+        for _ in range(3):
+            results.put((set(shown[:5]) | set(shown[-5:]), weights.step))
+            go_on.get()
+            weights = live.acquire(wait=30)
+        del shown, weights
 
 
 def hold_forever(socket, job, results):
@@ -212,6 +230,25 @@ class Lives(unittest.TestCase):
                     live.close()
                 del seen, found
             trainer.step(3)
+
+    def test_large_ones_are_at_fixed_addresses_too(self):
+        # from 2 MiB on readers reserve whole GiB, which a limit of addresses may forbid
+        declaration = {"name": "engine", "type": "fp32", "every_steps": 1}
+        with Trainer(self.socket, "wide", unwanted=1 << 20) as trainer:
+            shardd.declare_publication(declaration, "wide", trainer.client)
+            trainer.step(1)
+            results, go_on = multiprocessing.Queue(), multiprocessing.Queue()
+            for limited in (False, True):
+                begin = trainer.last
+                reader = multiprocessing.Process(target=swap_at_fixed_addresses,
+                                                 args=(self.socket, limited, results, go_on))
+                reader.start()
+                for step in range(begin, begin + 3):
+                    self.assertEqual(results.get(timeout=30), ({2.0 + step}, step))
+                    trainer.step(step + 1)
+                    go_on.put(None)
+                reader.join(30)
+                self.assertEqual(reader.exitcode, 0)
 
     def test_a_delta_makes_a_copy_the_next_generation(self):
         with Trainer(self.socket, "delta") as trainer:
