@@ -6,8 +6,8 @@
 #include "job/job_types.h"
 #include "publish/tables.h"
 
-/* Blocks of one task: 4 MiB of a generation, about a millisecond of the memory's time. */
-#define MAKING_BLOCKS 32u
+/* Blocks of one task: 8 MiB of a generation, about a millisecond of the memory's time. */
+#define MAKING_BLOCKS 64u
 
 static void making_on_done(struct backend_task *task, int status);
 

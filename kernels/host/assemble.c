@@ -10,8 +10,13 @@
 
 #include <string.h>
 
-/* Columns of a tile of a transposed box: their cache lines stay in the first-level cache. */
-#define TILE 64u
+/* Columns and rows of a tile of a transposed box. */
+#define TILE      64u
+#define TILE_ROWS 32u
+
+/* Bytes and boxes of a piece. */
+#define PIECE_BYTES 6144u
+#define PIECE_BOXES 8u
 
 /* Rows of the box @x that lie in elements [first, first + n) of the tensor. */
 struct assemble_rows {
@@ -81,31 +86,89 @@ static void assemble_plain_row(const struct assemble_rows *v, uint64_t row)
 		      end - begin);
 }
 
-static void assemble_collect(void *ret, const struct k_assemble_box *x, uint64_t row,
-			     uint64_t column, uint64_t n)
-{
-	const char *src = assemble_source(x, row, column);
-	size_t size = dtype_size(x->src_dtype);
+/* A tile of a box whose source lies by columns: rows [row, row + n_rows), columns [column, column + n_columns). The
+ * source of a column is read as a whole into a scratch, so that each of its cache lines is needed once: columns that
+ * are a power of two apart share one set of the first-level cache, which has room for a few lines. */
+struct assemble_tile {
+	uint64_t row, column;
+	uint32_t n_rows, n_columns;
+};
 
-	for (uint64_t i = 0; i < n && size == sizeof(uint32_t); i++)
-		memcpy((uint32_t *)ret + i, src + i * x->src_stride[2] * size, sizeof(uint32_t));
-	for (uint64_t i = 0; i < n && size == sizeof(uint16_t); i++)
-		memcpy((uint16_t *)ret + i, src + i * x->src_stride[2] * size, sizeof(uint16_t));
+/* Elements from one column of the scratch to the next: odd, so that a row's lie in different sets. */
+#define TILE_PITCH (TILE_ROWS + 1u)
+
+static inline __attribute__((always_inline)) void assemble_tile_read(const struct assemble_rows *v,
+								     const struct assemble_tile *i,
+								     size_t size, char *scratch)
+{
+	const char *src = assemble_source(v->x, i->row, i->column);
+	uint64_t pitch = v->x->src_stride[2] * size;
+
+	for (uint32_t k = 0; k < i->n_columns; k++) {
+		/* of the next tile, if there is one */
+		__builtin_prefetch(src + (k + TILE) * pitch);
+		memcpy(scratch + k * TILE_PITCH * size, src + k * pitch, i->n_rows * size);
+	}
 }
 
-/* The part of a row that lies in columns [column, column + TILE). */
-static void assemble_tile_row(const struct assemble_rows *v, uint64_t row, uint64_t column)
+static inline __attribute__((always_inline)) void assemble_tile_row(const char *scratch, uint32_t n,
+								    size_t size, char *ret)
 {
-	uint64_t at = assemble_row_at(v->x, row), begin, end;
-	float piece[TILE];
+	for (uint32_t k = 0; k < n; k++)
+		memcpy(ret + k * size, scratch + k * TILE_PITCH * size, size);
+}
 
-	assemble_columns(v, at, &begin, &end);
-	begin = begin < column ? column : begin;
-	end = end < column + TILE ? end : column + TILE;
-	if (begin >= end)
-		return;
-	assemble_collect(piece, v->x, row, begin, end - begin);
-	assemble_cast(v, at + begin, piece, v->x->src_dtype, end - begin);
+static inline __attribute__((always_inline)) void assemble_tile_rows(const struct assemble_rows *v,
+								     const struct assemble_tile *i,
+								     size_t size)
+{
+	char scratch[TILE * TILE_PITCH * sizeof(float)], row[TILE * sizeof(float)];
+
+	assemble_tile_read(v, i, size, scratch);
+	for (uint32_t r = 0; r < i->n_rows; r++) {
+		uint64_t at = assemble_row_at(v->x, i->row + r), begin, end;
+
+		assemble_columns(v, at, &begin, &end);
+		begin = begin < i->column ? i->column : begin;
+		end = end < i->column + i->n_columns ? end : i->column + i->n_columns;
+		if (begin >= end)
+			continue;
+		assemble_tile_row(scratch + (r + (begin - i->column) * TILE_PITCH) * size,
+				  (uint32_t)(end - begin), size, row);
+		assemble_cast(v, at + begin, row, v->x->src_dtype, end - begin);
+	}
+}
+
+static void assemble_tile(const struct assemble_rows *v, const struct assemble_tile *i)
+{
+	if (dtype_size(v->x->src_dtype) == sizeof(float))
+		assemble_tile_rows(v, i, sizeof(float));
+	else
+		assemble_tile_rows(v, i, sizeof(uint16_t));
+}
+
+static uint32_t assemble_least(uint64_t left, uint32_t most)
+{
+	return left < most ? (uint32_t)left : most;
+}
+
+/* Rows [from, to), tile by tile. Rows of one tile are neighbours in the source: of one matrix, and one behind the
+ * other there. */
+static void assemble_tiles(const struct assemble_rows *v, uint64_t from, uint64_t to)
+{
+	const struct k_assemble_box *x = v->x;
+	uint32_t most = x->src_stride[1] == 1 ? TILE_ROWS : 1;
+	struct assemble_tile i;
+
+	for (i.row = from; i.row < to; i.row += i.n_rows) {
+		uint64_t left = x->n[1] - i.row % x->n[1];
+
+		i.n_rows = assemble_least(left < to - i.row ? left : to - i.row, most);
+		for (i.column = 0; i.column < x->n[2]; i.column += i.n_columns) {
+			i.n_columns = assemble_least(x->n[2] - i.column, TILE);
+			assemble_tile(v, &i);
+		}
+	}
 }
 
 static void assemble_box(const struct assemble_rows *v)
@@ -119,9 +182,8 @@ static void assemble_box(const struct assemble_rows *v)
 		to++;
 	for (uint64_t row = from; row < to && x->src_stride[2] == 1; row++)
 		assemble_plain_row(v, row);
-	for (uint64_t c = 0; c < x->n[2] && x->src_stride[2] != 1; c += TILE)
-		for (uint64_t row = from; row < to; row++)
-			assemble_tile_row(v, row, c);
+	if (x->src_stride[2] != 1)
+		assemble_tiles(v, from, to);
 }
 
 /* To a tensor's place, which begins at a multiple of a vector, unless a test does otherwise. */
@@ -165,6 +227,25 @@ static void assemble_make(const struct k_assemble_tensor *t, const struct k_asse
 		HOST(e4m3_make)(t, b, (const float *)(const void *)room, (uint8_t *)room);
 }
 
+/* Elements that are made at a time. Rows come in pieces that stay in the first-level cache, whose bytes the checksum
+ * takes in whole lanes. What is transposed comes as a whole: its source is read by columns. */
+static uint32_t assemble_each(const struct k_assemble_tensor *t)
+{
+	for (unsigned i = 0; i < t->n_boxes; i++)
+		if (t->boxes[i].src_stride[2] != 1 || i == PIECE_BOXES)
+			return KERNEL_ASSEMBLE_BYTES;
+	return PIECE_BYTES / (uint32_t)dtype_size(t->dst_dtype);
+}
+
+/* The next elements of the block @b, from @at on. */
+static struct k_assemble_block assemble_piece(const struct k_assemble_block *b, uint32_t at,
+					      uint32_t each)
+{
+	return (struct k_assemble_block){ .tensor = b->tensor,
+					  .n = b->n - at < each ? b->n - at : each,
+					  .first = b->first + at };
+}
+
 /* The passes before scales are known. */
 static void assemble_prepare(const struct k_assemble *a, const struct k_assemble_block *b)
 {
@@ -175,26 +256,41 @@ static void assemble_prepare(const struct k_assemble *a, const struct k_assemble
 		memset(t->scales->amax + b->first, 0, b->n * sizeof(*t->scales->amax));
 		return;
 	}
-	assemble_boxes(t, b, DTYPE_FP32, room);
-	HOST(e4m3_measure)(t, b, (const float *)(const void *)room);
+	for (uint32_t at = 0, each = assemble_each(t); at < b->n; at += each) {
+		struct k_assemble_block piece = assemble_piece(b, at, each);
+
+		assemble_boxes(t, &piece, DTYPE_FP32, room);
+		HOST(e4m3_measure)(t, &piece, (const float *)(const void *)room);
+	}
 }
 
+/* A block and how it differs from the base of a delta. */
 static uint32_t assemble_block(const struct k_assemble *a, size_t e)
 {
 	const struct k_assemble_block *b = &a->blocks[e];
 	const struct k_assemble_tensor *t = &a->tensors[b->tensor];
 	char room[KERNEL_ASSEMBLE_BYTES] __attribute__((aligned(64)));
-	size_t size = dtype_size(t->dst_dtype), bytes = b->n * size;
-	char *dst = k_assemble_dst(a, t);
+	size_t size = dtype_size(t->dst_dtype);
+	char *dst = k_assemble_dst(a, t) + b->first * size;
+	const char *base = a->delta ? a->delta->base + (dst - a->delta->made) : NULL;
+	struct delta_changes changes;
+	uint32_t crc = 0;
 
-	assemble_make(t, b, room);
-	assemble_store(dst + b->first * size, room, bytes);
-	if (a->delta) {
-		const char *base = a->delta->base + (dst - a->delta->made);
+	changes.n = 0;
+	for (uint32_t at = 0, each = assemble_each(t); at < b->n; at += each) {
+		struct k_assemble_block piece = assemble_piece(b, at, each);
+		char *made = room + at * size;
 
-		HOST(delta_block)(a->delta, e, room, base + b->first * size, b->n, size);
+		assemble_make(t, &piece, made);
+		assemble_store(dst + at * size, made, piece.n * size);
+		if (base)
+			HOST(delta_compare)(&changes, made, base + at * size, at, piece.n, size);
+		if (a->crc)
+			crc = crc32c_add(crc, made, piece.n * size);
 	}
-	return a->crc ? crc32c_add(0, room, bytes) : 0;
+	if (base)
+		HOST(delta_write)(a->delta, e, &changes, room, b->n, size);
+	return crc;
 }
 
 void HOST(assemble)(const struct k_assemble *a, size_t begin, size_t end)

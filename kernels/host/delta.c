@@ -1,93 +1,141 @@
 /*
- * Changes of a block: they are counted first, so that room for them can be taken once, and then written.
- * The block is in the second-level cache, and the base comes there by the counting.
+ * Changes of a block. Its elements are compared with the base while they are in the first-level cache. The positions
+ * of those that differ are collected first, so that room for them can be taken once.
+ *
+ * Most elements are as they were, and where the others are is random. A loop with a branch for each would mispredict
+ * most of them. So DELTA_STEP elements become a mask, whose first bits are written without looking at how many are
+ * set.
  */
 #include "crc32c.h"
 #include "host/host.h"
 
 #include <string.h>
 
-/* Elements that are counted in a type as narrow as they are. */
-#define STRIDE 128u
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
-static uint32_t delta_count_1(const uint8_t *a, const uint8_t *b, uint32_t n)
+/* Elements of a mask. */
+#define DELTA_STEP 32u
+
+/* Bit k: element k of @n differs. */
+static uint32_t delta_mask_some(const char *a, const char *b, uint32_t n, size_t size)
 {
-	uint32_t sum = 0, i = 0;
+	uint32_t mask = 0;
 
-	while (i < n) {
-		uint32_t end = n - i < STRIDE ? n : i + STRIDE;
-		uint8_t some = 0;
+	for (uint32_t k = 0; k < n; k++)
+		mask |= (uint32_t)(memcmp(a + k * size, b + k * size, size) != 0) << k;
+	return mask;
+}
 
-		for (; i < end; i++)
-			some = (uint8_t)(some + (a[i] != b[i]));
-		sum += some;
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+
+static uint32_t delta_mask(const char *a, const char *b, size_t size)
+{
+	if (size == 1)
+		return _mm256_cmpneq_epi8_mask(_mm256_loadu_si256((const void *)a),
+					       _mm256_loadu_si256((const void *)b));
+	if (size == 2)
+		return _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
+	return (uint32_t)_mm512_cmpneq_epi32_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b)) |
+	       (uint32_t)_mm512_cmpneq_epi32_mask(_mm512_loadu_si512(a + 64),
+						  _mm512_loadu_si512(b + 64))
+		       << 16;
+}
+
+#elif defined(__AVX2__)
+
+static __m256i delta_load(const char *at)
+{
+	return _mm256_loadu_si256((const void *)at);
+}
+
+/* 32 elements of 2 bytes: a byte each, of ones if it is the same. */
+static __m256i delta_same_2(const char *a, const char *b)
+{
+	__m256i low = _mm256_cmpeq_epi16(delta_load(a), delta_load(b));
+	__m256i high = _mm256_cmpeq_epi16(delta_load(a + 32), delta_load(b + 32));
+
+	return _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
+}
+
+static uint32_t delta_mask(const char *a, const char *b, size_t size)
+{
+	uint32_t same = 0;
+
+	if (size == 1)
+		return ~(uint32_t)_mm256_movemask_epi8(
+			_mm256_cmpeq_epi8(delta_load(a), delta_load(b)));
+	if (size == 2)
+		return ~(uint32_t)_mm256_movemask_epi8(delta_same_2(a, b));
+	for (unsigned i = 0; i < 4; i++) {
+		__m256i eight = _mm256_cmpeq_epi32(delta_load(a + 32 * i), delta_load(b + 32 * i));
+
+		same |= (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(eight)) << 8 * i;
 	}
-	return sum;
+	return ~same;
 }
 
-static uint32_t delta_count_2(const uint16_t *a, const uint16_t *b, uint32_t n)
+#else
+
+static uint32_t delta_mask(const char *a, const char *b, size_t size)
 {
-	uint32_t sum = 0, i = 0;
+	return memcmp(a, b, DELTA_STEP * size) == 0 ? 0 : delta_mask_some(a, b, DELTA_STEP, size);
+}
 
-	while (i < n) {
-		uint32_t end = n - i < 64 * STRIDE ? n : i + 64 * STRIDE;
-		uint16_t some = 0;
+#endif
 
-		for (; i < end; i++)
-			some = (uint16_t)(some + (a[i] != b[i]));
-		sum += some;
+/* The first element of @mask; any, if there is none. */
+static uint16_t delta_first(uint32_t mask, uint32_t first)
+{
+	return (uint16_t)(first + (mask ? (unsigned)__builtin_ctz(mask) : 0));
+}
+
+/* Append the elements of @mask, which counts from @first. There is room for two more than it has: the first two are
+ * always written. */
+static uint16_t *delta_append(uint16_t *to, uint32_t mask, uint32_t first)
+{
+	uint16_t *end = to + __builtin_popcount(mask);
+
+	to[0] = delta_first(mask, first);
+	mask &= mask - 1;
+	to[1] = delta_first(mask, first);
+	for (to += 2; to < end; to++) {
+		mask &= mask - 1;
+		*to = delta_first(mask, first);
 	}
-	return sum;
+	return end;
 }
 
-static uint32_t delta_count_4(const uint32_t *a, const uint32_t *b, uint32_t n)
+static inline __attribute__((always_inline)) uint16_t *delta_some(const char *a, const char *b,
+								  uint32_t first, uint32_t n,
+								  size_t size, uint16_t *to)
 {
-	uint32_t sum = 0;
+	uint32_t i = 0;
 
-	for (uint32_t i = 0; i < n; i++)
-		sum += a[i] != b[i];
-	return sum;
-}
+	for (; i + DELTA_STEP <= n; i += DELTA_STEP) {
+		uint32_t mask = delta_mask(a + i * size, b + i * size, size);
 
-static uint32_t delta_count(const void *a, const void *b, uint32_t n, size_t size)
-{
-	return size == 1   ? delta_count_1(a, b, n)
-	       : size == 2 ? delta_count_2(a, b, n)
-			   : delta_count_4(a, b, n);
-}
-
-/* Positions, of the elements [first, first + n), that differ. Return: the end of those written. */
-static uint16_t *delta_positions_some(const char *a, const char *b, uint32_t first, uint32_t n,
-				      size_t size, uint16_t *to)
-{
-	for (uint32_t i = first; i < first + n; i++)
-		if (memcmp(a + i * size, b + i * size, size) != 0)
-			*to++ = (uint16_t)i;
-	return to;
-}
-
-/* A word of 8 bytes that is the same has none. */
-static void delta_positions(const char *a, const char *b, uint32_t n, size_t size, uint16_t *to)
-{
-	const uint32_t per_word = (uint32_t)(sizeof(uint64_t) / size);
-	uint32_t whole = n / per_word * per_word;
-
-	for (uint32_t i = 0; i < whole; i += per_word) {
-		uint64_t x, y;
-
-		memcpy(&x, a + i * size, sizeof(x));
-		memcpy(&y, b + i * size, sizeof(y));
-		for (uint64_t differ = x ^ y; differ;) {
-			/* little-endian: the lowest bits are the first element's */
-			unsigned k = (unsigned)__builtin_ctzll(differ) / (unsigned)(8 * size);
-
-			*to++ = (uint16_t)(i + k);
-			differ = k + 1 == per_word
-					 ? 0
-					 : differ >> 8 * size * (k + 1) << 8 * size * (k + 1);
-		}
+		if (mask)
+			to = delta_append(to, mask, first + i);
 	}
-	delta_positions_some(a, b, whole, n - whole, size, to);
+	return delta_append(to, delta_mask_some(a + i * size, b + i * size, n - i, size),
+			    first + i);
+}
+
+void HOST(delta_compare)(struct delta_changes *c, const void *piece, const void *base,
+			 uint32_t first, uint32_t n, size_t size)
+{
+	uint16_t *to = c->positions + c->n;
+
+	/* the size is a constant in each */
+	if (size == 1)
+		to = delta_some(piece, base, first, n, 1, to);
+	else if (size == 2)
+		to = delta_some(piece, base, first, n, 2, to);
+	else
+		to = delta_some(piece, base, first, n, 4, to);
+	c->n = (uint32_t)(to - c->positions);
 }
 
 static void delta_values(const char *a, const uint16_t *positions, uint32_t n, size_t size,
@@ -106,18 +154,17 @@ static void delta_pad(char *at, uint64_t bytes)
 	memset(at + bytes, 0, k_delta_padded(bytes) - bytes);
 }
 
-void HOST(delta_block)(const struct k_delta *d, size_t e, const void *block, const void *base,
-		       uint32_t n, size_t size)
+void HOST(delta_write)(const struct k_delta *d, size_t e, const struct delta_changes *c,
+		       const void *block, uint32_t n, size_t size)
 {
-	uint32_t changed = delta_count(block, base, n, size);
-	uint64_t bytes = k_delta_bytes(changed, n, size);
+	uint64_t bytes = k_delta_bytes(c->n, n, size);
 	uint64_t at = __atomic_fetch_add(d->used, bytes, __ATOMIC_RELAXED);
-	uint64_t first = k_delta_padded(changed * sizeof(uint16_t));
+	uint64_t first = k_delta_padded(c->n * sizeof(uint16_t));
 	char *to = d->out + at;
 
 	d->blocks[e] = (struct k_delta_block){ .at = KERNEL_DELTA_NONE,
-					       .changed = changed,
-					       .dense = k_delta_is_dense(changed, n, size) };
+					       .changed = c->n,
+					       .dense = k_delta_is_dense(c->n, n, size) };
 	if (at > d->room || bytes > d->room - at)
 		return;
 	d->blocks[e].at = at;
@@ -125,10 +172,10 @@ void HOST(delta_block)(const struct k_delta *d, size_t e, const void *block, con
 		memcpy(to, block, n * size);
 		delta_pad(to, n * size);
 	} else {
-		delta_positions(block, base, n, size, (uint16_t *)to);
-		delta_pad(to, changed * sizeof(uint16_t));
-		delta_values(block, (const uint16_t *)to, changed, size, to + first);
-		delta_pad(to + first, changed * size);
+		memcpy(to, c->positions, c->n * sizeof(uint16_t));
+		delta_pad(to, c->n * sizeof(uint16_t));
+		delta_values(block, c->positions, c->n, size, to + first);
+		delta_pad(to + first, c->n * size);
 	}
 	d->blocks[e].crc = crc32c_add(0, to, bytes);
 }

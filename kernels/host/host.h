@@ -45,9 +45,19 @@ void HOST(unscale)(const struct k_unscale *a, size_t begin, size_t end);
 void HOST(add_rows)(const struct k_add_rows *a, size_t begin, size_t end);
 void HOST(reduce_step)(const struct k_reduce_step *a, size_t begin, size_t end);
 void HOST(assemble)(const struct k_assemble *a, size_t begin, size_t end);
-/* Of block @e, which has @n elements of @size bytes: 1, 2 or 4. */
-void HOST(delta_block)(const struct k_delta *d, size_t e, const void *block, const void *base,
-		       uint32_t n, size_t size);
+
+/* Elements of a block that differ from the base. */
+struct delta_changes {
+	uint32_t n;
+	uint16_t positions[KERNEL_DELTA_ELEMENTS + 2]; /* [0..n) */
+};
+
+/* Append those of elements [first, first + n), of @size bytes: 1, 2 or 4. */
+void HOST(delta_compare)(struct delta_changes *c, const void *piece, const void *base,
+			 uint32_t first, uint32_t n, size_t size);
+/* Of block @e, which has @n elements. */
+void HOST(delta_write)(const struct k_delta *d, size_t e, const struct delta_changes *c,
+		       const void *block, uint32_t n, size_t size);
 
 /* The block of @t, of type e4m3, whose elements in fp32 are @x. */
 void HOST(e4m3_measure)(const struct k_assemble_tensor *t, const struct k_assemble_block *b,
