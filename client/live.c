@@ -136,14 +136,17 @@ static int live_begin(struct shardd_live *l, struct shardd_error *err)
 	return e;
 }
 
-/* The daemon's answer comes when the board has a generation that is newer. @wait_ms: 0: at once. */
-static int live_ask(struct shardd_live *l, uint32_t wait_ms, struct shardd_error *err)
+/* The daemon's answer comes when the board has a generation that is newer than what the reader has, and than
+ * @newer_than. @wait_ms: 0: at once. */
+static int live_ask(struct shardd_live *l, uint64_t newer_than, uint32_t wait_ms,
+		    struct shardd_error *err)
 {
+	uint64_t has = l->word / BOARD_BUFFERS;
 	Shardd__V1__AcquireGenerationRequest request = SHARDD__V1__ACQUIRE_GENERATION_REQUEST__INIT;
 	_cleanup_(client_messagep) ProtobufCMessage *reply = NULL;
 
 	request.reader = l->reader;
-	request.newer_than = l->word / BOARD_BUFFERS;
+	request.newer_than = has > newer_than ? has : newer_than;
 	request.wait = wait_ms;
 	request.timeout_ms = wait_ms;
 	return publication_call(l->c, METHOD_AcquireGeneration,
@@ -172,7 +175,7 @@ static int live_find_board(struct shardd_live *l, struct shardd_error *err)
 		return live_begin(l, err);
 	if (live_board_is_good(l))
 		return 0;
-	e = live_ask(l, 0, err);
+	e = live_ask(l, 0, 0, err);
 	if (e == 0)
 		live_note_beat(l, atomic_load(&l->board->beat));
 	return live_is_before(l) ? live_begin(l, err) : e;
@@ -181,13 +184,13 @@ static int live_find_board(struct shardd_live *l, struct shardd_error *err)
 /* -------------------------------------------------------------------------- taking */
 
 /* Hold the newest generation in the slot that is free. Return: its word; BOARD_NONE: there is none but what
- * the reader has. */
-static uint64_t live_hold(struct shardd_live *l)
+ * the reader has, or it is not newer than @newer_than. */
+static uint64_t live_hold(struct shardd_live *l, uint64_t newer_than)
 {
 	unsigned slot = (l->slot + 1) % BOARD_HOLDS;
 	uint64_t newest = atomic_load(&l->board->newest);
 
-	while (newest != BOARD_NONE && newest != l->word) {
+	while (newest != BOARD_NONE && newest != l->word && newest / BOARD_BUFFERS > newer_than) {
 		uint64_t seen;
 
 		atomic_store(&l->hold->newest[slot], newest);
@@ -251,37 +254,50 @@ static int live_take(struct shardd_live *l, uint64_t word, struct shardd_error *
 	return 0;
 }
 
-/* Take what is newer than what the reader has. Return: 1: that was done; 0: there is none; or a negative
- * shardd_code. */
-static int live_take_newest(struct shardd_live *l, struct shardd_error *err)
+/* Take what is newer than what the reader has, and than @newer_than. Return: 1: that was done; 0: there is none; or
+ * a negative shardd_code. */
+static int live_take_newest(struct shardd_live *l, uint64_t newer_than, struct shardd_error *err)
 {
-	uint64_t word = live_hold(l);
+	uint64_t word = live_hold(l, newer_than);
 	int e = word == BOARD_NONE ? 0 : live_take(l, word, err);
 
 	return word == BOARD_NONE || e < 0 ? e : 1;
 }
 
+/* There was none to take. */
+static int live_none(const struct shardd_live *l, uint64_t newer_than, bool waited,
+		     struct shardd_error *err)
+{
+	if (newer_than)
+		return error_set(err, SHARDD_NOT_FOUND, NULL,
+				 "publication '%s' of job '%s' has no generation newer than %llu%s",
+				 l->name, l->job, (unsigned long long)newer_than,
+				 waited ? " any more" : " yet");
+	return error_set(err, SHARDD_NOT_FOUND, NULL,
+			 "publication '%s' of job '%s' has no generation%s", l->name, l->job,
+			 waited ? " any more" : " yet");
+}
+
 /* Take what is newer, or wait for it. */
-static int live_acquire_once(struct shardd_live *l, uint32_t wait_ms, struct shardd_error *err)
+static int live_acquire_once(struct shardd_live *l, uint64_t newer_than, uint32_t wait_ms,
+			     struct shardd_error *err)
 {
 	int e = live_find_board(l, err);
 
 	if (e == 0)
-		e = live_take_newest(l, err);
+		e = live_take_newest(l, newer_than, err);
 	if (e)
 		return e < 0 ? e : 0;
-	if (!wait_ms && l->word) {
+	if (l->word && (newer_than ? l->number > newer_than : !wait_ms)) {
 		live_watch_tell(l); /* what the descriptor was readable for is over */
 		return 0;
 	}
 	if (wait_ms)
-		e = live_ask(l, wait_ms, err);
+		e = live_ask(l, newer_than, wait_ms, err);
 	if (e == 0)
-		e = live_take_newest(l, err);
+		e = live_take_newest(l, newer_than, err);
 	if (e == 0)
-		e = error_set(err, SHARDD_NOT_FOUND, NULL,
-			      "publication '%s' of job '%s' has no generation%s", l->name, l->job,
-			      wait_ms ? " any more" : " yet");
+		e = live_none(l, newer_than, wait_ms, err);
 	return e < 0 ? e : 0;
 }
 
@@ -364,6 +380,12 @@ int shardd_live_open(shardd_client *c, const char *job, const char *name, uint32
 int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generation *ret,
 			struct shardd_error *err)
 {
+	return shardd_live_acquire_newer(l, 0, wait_ms, ret, err);
+}
+
+int shardd_live_acquire_newer(shardd_live *l, uint64_t newer_than, uint32_t wait_ms,
+			      struct shardd_generation *ret, struct shardd_error *err)
+{
 	struct shardd_error scratch;
 	int e;
 
@@ -373,10 +395,10 @@ int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generati
 		e = error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "ret is NULL");
 	if (e < 0)
 		return e;
-	e = live_acquire_once(l, wait_ms, err);
+	e = live_acquire_once(l, newer_than, wait_ms, err);
 	/* what it had asked has ended with its daemon: the next one is asked for what it has */
 	if (e == -SHARDD_ABORTED && live_is_before(l))
-		e = live_acquire_once(l, wait_ms, err);
+		e = live_acquire_once(l, newer_than, wait_ms, err);
 	if (e == 0)
 		live_give(l, ret);
 	return e;

@@ -231,6 +231,24 @@ class Lives(unittest.TestCase):
                 del seen, found
             trainer.step(3)
 
+    def test_a_reader_waits_for_a_number(self):
+        with Trainer(self.socket, "numbers") as trainer:
+            shardd.declare_publication(DECLARATION, "numbers", trainer.client)
+            trainer.step(1)
+            with shardd.Live("numbers", "engine", self.socket) as live:
+                first = live.acquire(wait=30).number
+                self.assertEqual(live.acquire(wait=30, newer_than=first - 1).number, first)
+                with self.assertRaisesRegex(shardd.NotFound, f"newer than {first + 1} yet"):
+                    live.acquire(newer_than=first + 1)
+                trainer.step(2)
+                with self.assertRaisesRegex(shardd.DeadlineExceeded, f"newer than {first + 1}"):
+                    live.acquire(wait=0.05, newer_than=first + 1)
+                trainer.step(3)
+                found = live.acquire(wait=30, newer_than=first + 1)
+                self.assertEqual((found.number, found.step), (first + 2, 3))
+                with self.assertRaises(shardd.InvalidArgument):
+                    live.acquire(newer_than=-1)
+
     def test_large_ones_are_at_fixed_addresses_too(self):
         # from 2 MiB on readers reserve whole GiB, which a limit of addresses may forbid
         declaration = {"name": "engine", "type": "fp32", "every_steps": 1}

@@ -220,6 +220,7 @@ CALLS: dict[str, tuple[object, ...]] = {
     "publication_fetch": (_p, _text, _text, C.POINTER(FetchOptions), C.POINTER(_p),
                           C.POINTER(Generation)),
     "live_acquire": (_p, _u32, C.POINTER(Generation)),
+    "live_acquire_newer": (_p, _u64, _u32, C.POINTER(Generation)),
     "live_release": (_p,),
     "live_fd": (_p, C.POINTER(_int)),
     "live_delta": (_p, _u64, C.POINTER(Delta)),

@@ -142,21 +142,26 @@ class Live:
             raise
         self._handle = handle
 
-    def acquire(self, wait: float = 0) -> Generation:
+    def acquire(self, wait: float = 0, newer_than: int | None = None) -> Generation:
         """Lease the newest generation, and give the previous one back.
 
         @wait: seconds to wait for a generation newer than the previous one; 0: return the newest
-        one, which may be the same. InUse: something still uses the previous one, and nothing has
-        changed. NotFound: there is no generation yet, or the publication was dropped.
-        DeadlineExceeded: the text says what the call waited for.
+        one, which may be the same. @newer_than: return only a generation with a number above it;
+        the previous one is returned at once if its number is. InUse: something still uses the
+        previous one, and nothing has changed. NotFound: there is no such generation yet, or the
+        publication was dropped. DeadlineExceeded: the text says what the call waited for.
         """
+        if newer_than is not None and newer_than < 0:
+            raise InvalidArgument(f"newer_than is {newer_than}; it is a number of a generation")
+        if newer_than == 0 and self._held is not None:  # to the library 0 is None
+            wait = 0
         held = self._held
         if held is not None and held._lent and not self.fixed:
             for memory in held._lent.values():
                 memory._mapped.end()
             held._lent.clear()
         found = _abi.Generation()
-        _library.call("live_acquire", self._open(), _ms(wait), C.byref(found))
+        _library.call("live_acquire_newer", self._open(), newer_than or 0, _ms(wait), C.byref(found))
         if held is not None and held.number == found.number:
             return held
         if held is not None:
