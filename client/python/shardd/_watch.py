@@ -40,9 +40,9 @@ class Watch:
                 _library.call("live_acquire", self._handle, LOOK_MS, C.byref(found))
             except (Aborted, DeadlineExceeded):
                 continue  # there is another daemon, or nothing newer
-            except SharddError as error:
+            except SharddError as error:  # threading.excepthook tells it
                 self.error = error
-                return
+                raise
             if found.number > self._last:
                 self._last = int(found.number)
                 try:
