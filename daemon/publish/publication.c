@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "core/check.h"
 #include "core/clock.h"
@@ -20,6 +21,8 @@
 
 /* So many numbers are taken with one entry of the journal. */
 #define PUBLICATION_NUMBERS 1024u
+/* Layouts begin at most here: numbers that JSON can hold, and as many again. */
+#define PUBLICATION_LAYOUTS ((UINT64_C(1) << 52) - 1)
 /* Policies up to this one drop what nobody has leased. */
 #define PUBLICATION_DROPS SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_DROP_OLDEST
 
@@ -427,6 +430,7 @@ static void publication_begin(struct publication *p, struct published *g)
 		p->counts.dropped++;
 	publication_record(g, "");
 	p->wanted = p->full = false;
+	p->waits_until_us = 0;
 	publication_move(g, PUBLISHED_MAKING);
 	g->number = publication_take_number(p);
 	g->step = p->job->rec->step;
@@ -459,6 +463,17 @@ static uint64_t publication_own_bytes(const struct publication *p)
 	return sizeof(*p) + shardd__v1__publication__get_packed_size(publication_declared(p));
 }
 
+/* A number that no other layout has, of any daemon: readers keep lists of tensors by it. */
+static uint64_t publication_take_layout(struct jobs *jobs)
+{
+	uint64_t *layouts = &jobs->published.layouts;
+
+	if (!*layouts && getrandom(layouts, sizeof(*layouts), 0) != (ssize_t)sizeof(*layouts))
+		*layouts = clock_unix_us();
+	*layouts &= PUBLICATION_LAYOUTS;
+	return ++*layouts;
+}
+
 /* The assembly is of the units as they are. Return: 0 or a fault code. */
 static int publication_fit(struct publication *p, struct fault *f)
 {
@@ -485,10 +500,30 @@ static int publication_fit(struct publication *p, struct fault *f)
 		return f->code;
 	}
 	assembly_unref(p->assembly);
-	a->layout = ++p->job->jobs->published.layouts;
+	a->layout = publication_take_layout(p->job->jobs);
 	p->assembly = a;
 	p->units = units;
 	return 0;
+}
+
+static void publication_skip(struct publication *p, const char *why)
+{
+	p->wanted = p->full = false;
+	p->waits_until_us = 0;
+	p->counts.skipped++;
+	published_records_skipped(p, why);
+}
+
+/* Does the policy wait for a buffer, and not yet for too long? */
+static bool publication_waits(struct publication *p)
+{
+	const view_declaration *d = publication_declared(p);
+
+	if (d->when_full != SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
+		return false;
+	if (!p->waits_until_us)
+		p->waits_until_us = clock_now_us() + published_policy_wait_us(d);
+	return clock_now_us() < p->waits_until_us;
 }
 
 /* With DROP_OLDEST one that is due is made as soon as a reader gives a buffer back, unless another commit comes
@@ -498,17 +533,14 @@ static void publication_is_full(struct publication *p)
 	const view_declaration *d = publication_declared(p);
 	struct fault f = FAULT_NULL;
 
-	if (d->when_full == SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT) {
+	if (publication_waits(p)) {
 		p->full = d->every_steps > 0;
 		return;
 	}
-	if (d->when_full <= PUBLICATION_DROPS && d->every_steps) {
+	if (d->when_full <= PUBLICATION_DROPS && d->every_steps)
 		p->full = true;
-	} else {
-		p->wanted = false;
-		p->counts.skipped++;
-		published_records_skipped(p, "all buffers are in use");
-	}
+	else
+		publication_skip(p, "all buffers are in use");
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
 		  "all %u buffers of publication '%s' of job '%s' are in use: a reader must "
 		  "release its generation first (shardctl publications shows who has them)",

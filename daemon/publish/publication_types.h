@@ -90,7 +90,9 @@ struct publication {
 	uint64_t number;         /* of the next one; 0: not known yet */
 	bool wanted;             /* a generation, at the next commit */
 	bool full;               /* the one that is wanted waits for a buffer */
-	bool gone;               /* it was dropped: freed when nothing is made any more */
+	uint64_t
+		waits_until_us; /* it does so at most until then, with the policy WAIT; 0: it does not wait */
+	bool gone;              /* it was dropped: freed when nothing is made any more */
 	struct list waits;
 	struct board board;
 	struct publication_counts counts;

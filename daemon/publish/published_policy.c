@@ -12,6 +12,11 @@ unsigned published_policy_buffers(const view_declaration *d)
 	return d->buffers ? d->buffers : published_policy_keep(d) + 2;
 }
 
+uint64_t published_policy_wait_us(const view_declaration *d)
+{
+	return (d->wait_ms ? d->wait_ms : PUBLISHED_POLICY_WAIT_MS) * UINT64_C(1000);
+}
+
 int published_policy_check(const view_declaration *d, size_t most_bytes, unsigned most_buffers,
 			   struct fault *f)
 {
@@ -44,7 +49,15 @@ int published_policy_check(const view_declaration *d, size_t most_bytes, unsigne
 			"delta",
 			d->full_every, d->delta_percent);
 	if (d->when_full > SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
-		return fault_set(f, FAULT_INVALID, "when_full", "there is no policy %d",
-				 (int)d->when_full);
+		return fault_set(
+			f, FAULT_INVALID, "when_full",
+			"when_full is %d, which is not a policy: use DROP_OLDEST (1), SKIP (2) or "
+			"WAIT (3)",
+			(int)d->when_full);
+	if (d->wait_ms && d->when_full != SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
+		return fault_set(
+			f, FAULT_INVALID, "wait_ms",
+			"wait_ms is %u, which only the policy WAIT uses: set when_full to it",
+			d->wait_ms);
 	return 0;
 }

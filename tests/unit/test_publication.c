@@ -333,6 +333,39 @@ Test(publication, a_wait_for_a_buffer_says_so)
 	publication_release(l[1]);
 }
 
+/* A reader that never lets go costs one wait, not all later steps: each of them would be late, too. */
+Test(publication, a_wait_for_a_buffer_ends)
+{
+	struct publication_lease *l[2];
+	struct waiter_case one;
+	struct publication *p;
+
+	d.when_full = SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT;
+	d.wait_ms = 20;
+	d.buffers = 2;
+	p = declare();
+	for (uint64_t step = 1; step <= 2; step++) {
+		train(step);
+		l[step - 1] = publication_lease(publication_newest(p));
+	}
+	train(3);
+	await(p, &one, 2, true);
+	publications_tick(job, clock_now_us());
+	cr_assert_eq(one.n + p->counts.skipped, 0);
+	usleep(25000);
+	publications_tick(job, clock_now_us());
+	cr_assert_eq(p->counts.skipped, 1);
+	cr_assert_eq(one.f.code, FAULT_EXHAUSTED);
+	cr_assert(strstr(one.f.text, "all 2 buffers of publication"), "%s", one.f.text);
+	publication_release(l[0]);
+	cr_assert_eq(newest(p), 2,
+		     "it is not made later: it would be of a commit that nobody expects");
+	train(4);
+	cr_assert_eq(publication_newest(p)->step, 4);
+	cr_assert_eq(p->counts.skipped, 1);
+	publication_release(l[1]);
+}
+
 static struct waiter_case *gives_up; /* when another one is answered */
 
 static void on_wait_of_two(struct publication_wait *w, const struct fault *f)
@@ -572,6 +605,11 @@ Test(publication, declarations_that_are_refused)
 	d.when_full = 9;
 	cr_assert_eq(publication_declare(job, &d, &other, &f), FAULT_INVALID);
 	cr_assert_str_eq(f.field, "when_full");
+	f = FAULT_NULL;
+	d.when_full = SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_SKIP;
+	d.wait_ms = 5;
+	cr_assert_eq(publication_declare(job, &d, &other, &f), FAULT_INVALID);
+	cr_assert_str_eq(f.field, "wait_ms");
 }
 
 Test(publication, a_root_that_is_not_there_is_refused)
@@ -599,9 +637,12 @@ Test(publication, there_are_not_too_many)
 		snprintf(name, sizeof(name), "pub%u", i);
 		cr_assert_eq(publication_declare(job, &d, &p, &f), 0);
 	}
-	snprintf(name, sizeof(name), "one-more");
-	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_EXHAUSTED);
-	cr_assert(strstr(f.text, "the most that are possible: drop one"), "%s", f.text);
+	for (unsigned i = PUBLICATIONS_MAX; i < 1000; i++) {
+		snprintf(name, sizeof(name), "pub%u", i);
+		f = FAULT_NULL;
+		cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_EXHAUSTED);
+		cr_assert(strstr(f.text, "the most that are possible: drop one"), "%s", f.text);
+	}
 	cr_assert_eq(memory(), 0, "without a generation they have no memory");
 }
 
