@@ -38,7 +38,6 @@ struct shardd_fetched {
 	bool own;                 /* mapped here */
 	uint64_t layout;          /* that @tensors are of, all of them; 0: none */
 	uint64_t lists;           /* of tensors that have come */
-	unsigned connection;      /* of the client, by number, that they came over */
 	ProtobufCMessage **pages; /* owned: names and shapes are theirs */
 	size_t n_pages;
 	struct shardd_published_tensor *tensors; /* owned */
@@ -158,6 +157,10 @@ static bool fetch_has_base(const struct fetch *x)
 static int fetch_begin_delta(struct fetch *x, const Shardd__V1__StreamedGeneration *g,
 			     struct shardd_error *err)
 {
+	if (x->delta && x->g.number == g->number && x->g.delta_bytes == g->delta_bytes)
+		return x->g.checksum == g->checksum && x->g.layout == g->layout
+			       ? 0
+			       : fetch_bad(x, err, "a generation has changed");
 	if (!fetch_has_base(x) || x->to->layout != g->layout ||
 	    g->delta_bytes > 2 * x->to->room + (1u << 20))
 		return fetch_bad(x, err, "it has a delta that was not asked for");
@@ -258,6 +261,7 @@ static int fetch_take_delta(struct fetch *x, const fetch_message *m, struct shar
 		return fetch_bad(x, err, "a part of a delta is out of order");
 	memcpy(x->delta + x->delta_have, m->data.data, m->data.len);
 	x->delta_have += m->data.len;
+	x->tries = 0;
 	return 0;
 }
 
@@ -373,11 +377,11 @@ static int fetch_stream(struct fetch *x, struct rpc_client *rpc, struct shardd_e
 	request.wait = !x->g.number && x->options->wait_ms;
 	request.timeout_ms = x->options->wait_ms;
 	request.bytes_per_second = x->options->bytes_per_second;
-	if (!x->to->layout || x->to->connection != atomic_load(&x->c->reconnect.count))
-		fetch_free_tensors(x->to); /* the next daemon has other numbers for layouts */
-	x->to->connection = atomic_load(&x->c->reconnect.count);
+	if (!x->to->layout)
+		fetch_free_tensors(x->to);
 	request.layout = x->to->layout;
 	request.delta_of = fetch_has_base(x) ? x->to->whole : 0;
+	request.delta_offset = x->delta && request.delta_of ? x->delta_have : 0;
 	e = rpc_client_start(rpc, METHOD_StreamGeneration, &request.base,
 			     &shardd__v1__stream_generation_response__descriptor, true, 0, &p, err);
 	while (e == 0) {

@@ -28,6 +28,8 @@
 #define SVC_STREAM_TENSORS  512u /* of a message */
 #define SVC_STREAM_MAX      256u /* streams, of all users */
 #define SVC_STREAM_USER_MAX 64u
+#define SVC_STREAM_SHARED   128u /* if there are more, a user may have SVC_STREAM_SHARE */
+#define SVC_STREAM_SHARE    8u
 #define SVC_STREAM_MIN_RATE (64u << 10)
 #define SVC_STREAM_COST     (256u << 10) /* what a stream may take of the daemon's own memory */
 /* Of what is on a GPU, beside that: the message that is copied, and the one before. */
@@ -634,7 +636,7 @@ static bool svc_stream_wants_delta(const struct svc_stream *st, const struct pub
 	const Shardd__V1__StreamGenerationRequest *r = st->request;
 
 	return r->delta_of && g->delta.made && g->delta.base == r->delta_of && !r->offset &&
-	       r->layout == g->assembly->layout;
+	       r->delta_offset <= g->delta.bytes && r->layout == g->assembly->layout;
 }
 
 /* Lease @g and begin to send it. Fails the stream if that cannot be. */
@@ -662,6 +664,7 @@ static void svc_stream_begin(struct svc_stream *st, struct published *g)
 	st->lease->streams = true;
 	st->assembly = assembly_ref(g->assembly);
 	st->delta_bytes = svc_stream_wants_delta(st, g) ? g->delta.bytes : 0;
+	st->delta = st->delta_bytes ? st->request->delta_offset : 0;
 	st->slab = slab_ref(st->delta_bytes ? g->delta.slab : g->slab);
 	st->block = svc_stream_find(g->assembly, st->request->offset);
 	st->tensor = st->request->layout == g->assembly->layout ? g->assembly->view->n : 0;
@@ -715,19 +718,20 @@ static struct svc_streams *svc_stream_all_get(struct svc_shardd *svc)
 static int svc_stream_check_count(const struct svc_streams *all, uid_t uid, struct fault *f)
 {
 	const struct svc_stream *st, *tmp;
-	unsigned own = 0;
+	unsigned own = 0, most;
 
 	if (!all)
 		return 0;
 	list_for_each (st, tmp, (struct list *)(uintptr_t)&all->all, link)
 		own += st->uid == uid;
-	if (all->n < SVC_STREAM_MAX && own < SVC_STREAM_USER_MAX)
+	most = all->n < SVC_STREAM_SHARED ? SVC_STREAM_USER_MAX : SVC_STREAM_SHARE;
+	if (all->n < SVC_STREAM_MAX && own < most)
 		return 0;
 	return fault_set(
 		f, FAULT_EXHAUSTED, NULL,
 		"%u generations are being sent, %u of them to uid %u: at most %u and %u are "
 		"possible",
-		all->n, own, (unsigned)uid, SVC_STREAM_MAX, SVC_STREAM_USER_MAX);
+		all->n, own, (unsigned)uid, SVC_STREAM_MAX, most);
 }
 
 static int svc_stream_check(const Shardd__V1__StreamGenerationRequest *r, struct fault *f)
@@ -738,6 +742,11 @@ static int svc_stream_check(const Shardd__V1__StreamGenerationRequest *r, struct
 	if (r->offset && !r->number)
 		return fault_set(f, FAULT_INVALID, "offset",
 				 "offset is of the generation that number names, and number is 0");
+	if (r->delta_offset && (!r->number || !r->delta_of || r->offset))
+		return fault_set(
+			f, FAULT_INVALID, "delta_offset",
+			"delta_offset is of the delta from delta_of to number, which must both be "
+			"set, and offset must be 0");
 	if (r->bytes_per_second && r->bytes_per_second < SVC_STREAM_MIN_RATE)
 		return fault_set(f, FAULT_INVALID, "bytes_per_second",
 				 "bytes_per_second is %" PRIu64 "; it must be at least %u, or 0",

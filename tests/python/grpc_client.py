@@ -150,6 +150,7 @@ def stream():
     take(ask(number=first.number, offset=part, layout=first.layout), weights)
     gone = refused(lambda: list(ask(number=first.number + 9)))
     behind = refused(lambda: list(ask(number=first.number, offset=first.bytes + 1)))
+    no_delta = refused(lambda: list(ask(number=first.number, delta_offset=8)))
     none = list(ask(newer_than=first.number))
     listed = stub.ListPublications(publications.ListPublicationsRequest(job="streamed"))
     return {
@@ -159,6 +160,7 @@ def stream():
                      zlib.crc32(weights["data"][t.offset:t.offset + t.bytes])]
                     for t in weights["tensors"]],
         "gone": gone, "behind": behind,
+        "no_delta": no_delta,
         "listed": [[p.name, p.number == first.number, p.may_publish] for p in listed.publications],
     }
 

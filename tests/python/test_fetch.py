@@ -91,6 +91,12 @@ class Relay:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
+    def cut_all(self):
+        for pair in self.pairs:
+            for one in pair:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
     def close(self):
         self.open = False
         self.listener.close()
@@ -251,6 +257,40 @@ class Fetches(unittest.TestCase):
         # it went on, and did not begin again: at most a few messages came twice
         sent = status(self.at, "relay")["streamed_bytes"] - before
         self.assertLess(sent, 2 * 3 * ROWS * COLUMNS * 4)
+
+    def test_a_delta_goes_on_after_a_cut(self):
+        # each connection carries a third of the delta: from its begin it would never be complete
+        trainer = self.trainer("cut", rows=4 * ROWS, delta_percent=90, every_steps=0, buffers=4)
+        trainer.client.commit(1)
+        shardd.publish("wide", "cut", trainer.client)
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        relay = Relay(folder, self.at)
+        self.addCleanup(relay.close)
+        client = self.client(relay.at)
+        base = shardd.fetch_generation("wide", "cut", client)
+        live = self.enterContext(shardd.Live("cut", "wide", self.at))
+        live.acquire()
+        gradient = trainer.unit.gradient()
+        values = array.array("f", [0.0]) * gradient.elements
+        values[::2] = array.array("f", [-1.0]) * len(values[::2])
+        gradient.view()[:] = values
+        trainer.unit.reduce()
+        trainer.client.step()
+        trainer.client.commit(2)
+        shardd.publish("wide", "cut", trainer.client)
+        weights = live.acquire()
+        expected = {name: memory.tobytes() for name, memory in weights.items()}
+        bytes_of_delta = len(bytes(weights.delta()))
+        before = status(self.at, "cut")["streamed_bytes"]
+        relay.cut_after = bytes_of_delta * 2 // 5
+        relay.cut_all()
+        copy = shardd.fetch_generation("wide", "cut", client, into=base)
+        self.assertGreaterEqual(relay.cuts, 2)
+        self.assertEqual({name: copy[name].tobytes() for name in copy}, expected)
+        sent = status(self.at, "cut")["streamed_bytes"] - before
+        self.assertGreaterEqual(sent, bytes_of_delta)
+        # what was on its way at a cut is lost, up to the sockets' buffers
+        self.assertLess(sent, 2 * bytes_of_delta + (2 << 20))
 
     def test_a_relay_carries_no_memory(self):
         trainer = self.trainer("far")

@@ -119,7 +119,7 @@ class Languages(unittest.TestCase):
                     for name, shape in shapes.items()]
 
     def check_stream(self, said, tensors):
-        gone, behind = said.pop("gone"), said.pop("behind")
+        gone, behind, no_delta = (said.pop(key) for key in ("gone", "behind", "no_delta"))
         self.assertGreater(said["whole"], said["part"])
         self.assertGreater(said.pop("part"), 0)
         self.assertGreaterEqual(said.pop("whole"), 2 * (100 * 1000 + 7 + 15))
@@ -128,6 +128,8 @@ class Languages(unittest.TestCase):
         self.assertEqual(gone["code"], "NOT_FOUND")
         self.assertRegex(gone["text"], r"generation \d+ .*is not there: the newest is \d+$")
         self.assertEqual((behind["code"], behind["info"]["field"]), ("INVALID_ARGUMENT", "offset"))
+        self.assertEqual((no_delta["code"], no_delta["info"]["field"]),
+                         ("INVALID_ARGUMENT", "delta_offset"))
 
     def test_what_the_page_says(self):
         tensors = self.publish()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import threading
 import unittest
 
 import support
@@ -14,6 +15,7 @@ from test_live import DECLARATION, Trainer, bf16, flat
 import shardd
 from shardd import _library
 
+REFUSED = []  # what calls of this process have ended with
 ALICE, BOB, CAROL, GROUP = 30001, 30002, 30003, 30100
 
 
@@ -53,6 +55,11 @@ class Users:
         good, value = pipe.recv()
         return value if good else str(value)
 
+    def kill(self):
+        for _, process in self.users.values():
+            process.kill()
+            process.join(20)
+
     def close(self):
         for pipe, process in self.users.values():
             pipe.send(None)
@@ -83,6 +90,24 @@ def read(at, name, job=f"{ALICE}/hers"):
 def publish(at, name):
     with shardd.Client(at) as client:
         return shardd.publish(name, f"{ALICE}/hers", client, timeout=5)
+
+
+def wait_for_copies(at, name, n):
+    """Begin @n calls that wait for a generation, and leave them."""
+    client = shardd.Client(at)
+
+    def fetch():
+        try:
+            shardd.fetch_generation(name, f"{ALICE}/hers", client, wait=60, newer_than=1 << 40)
+        except shardd.SharddError as error:
+            REFUSED.append(str(error))
+
+    for _ in range(n):
+        threading.Thread(target=fetch, daemon=True).start()
+
+
+def refused():
+    return REFUSED
 
 
 def attacks(at, name, job=f"{ALICE}/hers"):
@@ -190,6 +215,25 @@ class Readers(unittest.TestCase):
                          "^PermissionDenied: .*no readers_may_publish")
         self.assertRegex(self.users.ask(CAROL, publish, self.at, "asks"),
                          "^NotFound: .*there is no job")
+
+    def waiting(self, name):
+        found = support.shardctl(self.at, "publications", f"{ALICE}/hers")["publications"]
+        return next(p["waiting"] for p in found if p["name"] == name)
+
+    def test_a_few_users_do_not_take_all_streams(self):
+        users = Users()
+        try:
+            for n, (uid, gids) in enumerate(((BOB, ()), (CAROL, (GROUP,))), 1):
+                users.ask(uid, wait_for_copies, self.at, "asks", 64, gids=gids)
+                support.wait_until(lambda n=n: self.waiting("asks") == 64 * n)
+            users.ask(GROUP, wait_for_copies, self.at, "asks", 10)
+            support.wait_until(lambda: len(users.ask(GROUP, refused)) == 2)
+            self.assertEqual(self.waiting("asks"), 136)
+            for error in users.ask(GROUP, refused):
+                self.assertIn(f"136 generations are being sent, 8 of them to uid {GROUP}", error)
+        finally:
+            users.kill()
+        support.wait_until(lambda: self.waiting("asks") == 0)
 
     def test_a_reader_sees_what_it_may_read(self):
         code, said = self.users.ask(BOB, ctl, self.at, "publications", f"{ALICE}/hers")
