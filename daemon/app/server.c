@@ -532,7 +532,7 @@ static int server_start_rpc(struct server *s, struct fault *f)
 	if (r < 0)
 		return fault_errno(f, r, "reading the descriptors of the services");
 	health_init(&s->health, s->services, ARRAY_SIZE(s->services));
-	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices,
+	svc_shardd_init(&s->svc_shardd, &s->sessions, &s->jobs, &s->slices, &s->svc_status.turns,
 			s->config.max_message_bytes);
 	svc_status_init(&s->svc_status, &s->sessions, &s->jobs, &status_sources, s);
 	if (server_set_observers(s) < 0)

@@ -6,6 +6,9 @@
 #include "core/check.h"
 #include "core/utf8.h"
 
+/* So many bytes that a placeholder passes by cost a step. */
+#define PATTERN_STEP_BYTES 16u
+
 /* Literal text, or a placeholder, at the begin of a pattern. */
 struct pattern_piece {
 	const char *text; /* the literal, or the key */
@@ -195,6 +198,10 @@ static bool pattern_match_placeholder(const struct pattern_piece *piece, const c
 	for (size_t bytes = 1; name[bytes - 1]; bytes++) {
 		if (name[bytes - 1] == '.' && (!piece->many || bytes == 1))
 			return false;
+		values->steps += bytes % PATTERN_STEP_BYTES == 0;
+		/* literal text behind it begins with this byte, or the name ends here */
+		if (*rest != '{' && *rest != name[bytes])
+			continue;
 		if (pattern_try(piece, rest, name, bytes, values))
 			return true;
 	}

@@ -20,7 +20,7 @@
 #define VIEW_MAX_TENSORS (1u << 17)
 #define VIEW_MAX_BOXES   (1u << 20)
 /* Of patterns with names, and of names that are looked for, for a whole declaration: the loop waits for them. */
-#define VIEW_MAX_STEPS (1u << 25)
+#define VIEW_MAX_STEPS (1u << 23)
 /* Tensors begin at multiples of this, bytes. */
 #define VIEW_ALIGN 256u
 

@@ -1,6 +1,11 @@
 #include "rpc/status_turns.h"
 
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/check.h"
 #include "core/clock.h"
+#include "net/conn.h"
 
 /* An answer that takes less than this delays no later one. */
 #define STATUS_FREE_US 500u
@@ -71,6 +76,55 @@ void status_turns_run(struct status_turns *ts, struct user *u, struct status_tur
 	t->fn = fn;
 	list_append(&u->waiting, &t->link);
 	status_turns_arm(ts);
+}
+
+/* A call that may wait for its turn. */
+struct status_turns_call {
+	struct status_turn turn;
+	struct rpc_call *call;
+	const ProtobufCMessage *request; /* the call's */
+	rpc_handler fn;
+	void *userdata;
+};
+
+static void status_turns_cancelled(struct rpc_call *call, void *userdata)
+{
+	struct status_turns_call *w = userdata;
+	struct fault f = FAULT_NULL;
+
+	status_turn_cancel(&w->turn);
+	free(w);
+	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
+	rpc_call_fail(call, &f);
+}
+
+static void status_turns_on_turn(struct status_turn *turn)
+{
+	struct status_turns_call *w = CONTAINER_OF(turn, struct status_turns_call, turn), was = *w;
+
+	free(w);
+	rpc_call_on_cancelled(was.call, NULL, NULL);
+	was.fn(was.call, was.request, was.userdata);
+}
+
+void status_turns_serve(struct status_turns *ts, struct rpc_call *call,
+			const ProtobufCMessage *request, rpc_handler fn, void *userdata)
+{
+	struct conn *c = rpc_call_conn(call);
+	struct status_turns_call *w = malloc(sizeof(*w));
+	struct fault f = FAULT_NULL;
+
+	if (!w) {
+		fault_errno(&f, -ENOMEM, "waiting for a turn");
+		rpc_call_fail(call, &f);
+		return;
+	}
+	*w = (struct status_turns_call){
+		.call = call, .request = request, .fn = fn, .userdata = userdata
+	};
+	list_init(&w->turn.link);
+	rpc_call_on_cancelled(call, status_turns_cancelled, w);
+	status_turns_run(ts, c ? conn_account(c) : NULL, &w->turn, status_turns_on_turn);
 }
 
 void status_turns_init(struct status_turns *ts, uv_loop_t *loop, struct users *users)

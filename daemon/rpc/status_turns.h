@@ -1,5 +1,6 @@
 /*
- * Turns for what tells users of jobs. An answer about a large job takes the loop milliseconds. So a user gets at most a
+ * Turns for calls that may take the loop long: what tells users of jobs, which takes milliseconds if a job is large, and
+ * declarations of publications, whose patterns may be compared with many tensors. A user gets at most a
  * tenth of the loop's time for that: after an answer, the next one for the same user waits nine times as long as
  * the last one took. Those for others, and everything else, go on. Loop thread only.
  */
@@ -10,6 +11,7 @@
 
 #include "core/list.h"
 #include "core/user.h"
+#include "rpc/method.h"
 
 struct status_turns {
 	struct users *users; /* borrowed */
@@ -30,6 +32,10 @@ void status_turns_close(struct status_turns *ts);
 /* Call @fn now or when the turn of @u has come; its time is charged to @u. @u: NULL: now. @fn may free @t. */
 void status_turns_run(struct status_turns *ts, struct user *u, struct status_turn *t,
 		      void (*fn)(struct status_turn *turn));
+
+/* Serve @call with @fn, now or when its user's turn has come. @request: the call's. Without memory the call fails. */
+void status_turns_serve(struct status_turns *ts, struct rpc_call *call,
+			const ProtobufCMessage *request, rpc_handler fn, void *userdata);
 
 /* It does not come. Safe for one that does not wait. */
 static inline void status_turn_cancel(struct status_turn *t)

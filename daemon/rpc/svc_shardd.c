@@ -233,12 +233,13 @@ static void svc_shardd_fill(struct svc_shardd *svc)
 }
 
 void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct jobs *jobs,
-		     struct slices *slices, uint64_t max_message_bytes)
+		     struct slices *slices, struct status_turns *turns, uint64_t max_message_bytes)
 {
 	*svc = (struct svc_shardd){
 		.sessions = sessions,
 		.jobs = jobs,
 		.slices = slices,
+		.turns = turns,
 		.max_message_bytes = max_message_bytes,
 	};
 	svc_shardd_fill(svc);

@@ -12,9 +12,10 @@
 enum { SVC_SHARDD_SERVICES = 6 };
 
 struct svc_shardd {
-	struct sessions *sessions; /* borrowed */
-	struct jobs *jobs;         /* borrowed */
-	struct slices *slices;     /* borrowed */
+	struct sessions *sessions;  /* borrowed */
+	struct jobs *jobs;          /* borrowed */
+	struct slices *slices;      /* borrowed */
+	struct status_turns *turns; /* borrowed */
 	uint64_t max_message_bytes;
 	struct svc_streams *streams;                      /* svc_stream.c's; NULL: none is open */
 	struct rpc_service services[SVC_SHARDD_SERVICES]; /* filled by init; for rpc_server_new */
@@ -23,6 +24,6 @@ struct svc_shardd {
 };
 
 void svc_shardd_init(struct svc_shardd *svc, struct sessions *sessions, struct jobs *jobs,
-		     struct slices *slices, uint64_t max_message_bytes);
+		     struct slices *slices, struct status_turns *turns, uint64_t max_message_bytes);
 
 #endif

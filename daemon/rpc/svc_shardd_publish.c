@@ -10,6 +10,7 @@
 #include "publication.pb-c.h"
 #include "publish/publication.h"
 #include "rpc/arena.h"
+#include "rpc/status_turns.h"
 #include "rpc/svc_publication.h"
 #include "rpc/svc_shardd_impl.h"
 
@@ -49,7 +50,8 @@ static int svc_shardd_publish_declared(const Shardd__V1__DeclarePublicationReque
 	return f->code;
 }
 
-void svc_declare_publication(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+static void svc_shardd_publish_declare(struct rpc_call *call, const ProtobufCMessage *request,
+				       void *userdata)
 {
 	const Shardd__V1__DeclarePublicationRequest *r =
 		(const Shardd__V1__DeclarePublicationRequest *)request;
@@ -76,6 +78,14 @@ void svc_declare_publication(struct rpc_call *call, const ProtobufCMessage *requ
 		rpc_call_reply(call, &reply.base);
 	}
 	protobuf_c_message_free_unpacked(made, NULL);
+}
+
+/* One user's declarations do not take all of the loop's time. */
+void svc_declare_publication(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)
+{
+	struct svc_shardd *svc = userdata;
+
+	status_turns_serve(svc->turns, call, request, svc_shardd_publish_declare, userdata);
 }
 
 void svc_drop_publication(struct rpc_call *call, const ProtobufCMessage *request, void *userdata)

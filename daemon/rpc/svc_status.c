@@ -240,35 +240,6 @@ static void svc_status_history(struct rpc_call *call, const ProtobufCMessage *re
 
 /* -------------------------------------------------------------------- turns */
 
-/* A call that may wait for its turn. */
-struct status_waiting {
-	struct status_turn turn;
-	struct svc_status *svc;
-	struct rpc_call *call;
-	const ProtobufCMessage *request; /* the call's */
-	rpc_handler fn;
-};
-
-static void svc_status_cancelled(struct rpc_call *call, void *userdata)
-{
-	struct status_waiting *w = userdata;
-	struct fault f = FAULT_NULL;
-
-	status_turn_cancel(&w->turn);
-	free(w);
-	fault_set(&f, FAULT_CANCELLED, NULL, "the caller has given up");
-	rpc_call_fail(call, &f);
-}
-
-static void svc_status_on_turn(struct status_turn *turn)
-{
-	struct status_waiting *w = CONTAINER_OF(turn, struct status_waiting, turn), was = *w;
-
-	free(w);
-	rpc_call_on_cancelled(was.call, NULL, NULL);
-	was.fn(was.call, was.request, was.svc);
-}
-
 /* Return: false: its user has too many such calls; it has ended. */
 static bool svc_status_charge(struct rpc_call *call)
 {
@@ -281,23 +252,11 @@ static bool svc_status_charge(struct rpc_call *call)
 	return false;
 }
 
-/* Now, or when its user's turn has come. It is charged. */
-static void svc_status_call(struct rpc_call *call, const ProtobufCMessage *request,
-			    struct svc_status *svc, rpc_handler fn)
+/* It is charged. */
+static void svc_status_serve(struct rpc_call *call, const ProtobufCMessage *request,
+			     struct svc_status *svc, rpc_handler fn)
 {
-	struct conn *c = rpc_call_conn(call);
-	struct status_waiting *w = malloc(sizeof(*w));
-	struct fault f = FAULT_NULL;
-
-	if (!w) {
-		fault_errno(&f, -ENOMEM, "waiting for a turn");
-		rpc_call_fail(call, &f);
-		return;
-	}
-	*w = (struct status_waiting){ .svc = svc, .call = call, .request = request, .fn = fn };
-	list_init(&w->turn.link);
-	rpc_call_on_cancelled(call, svc_status_cancelled, w);
-	status_turns_run(&svc->turns, c ? conn_account(c) : NULL, &w->turn, svc_status_on_turn);
+	status_turns_serve(&svc->turns, call, request, fn, svc);
 }
 
 /* ------------------------------------------------------------------- other nodes */
@@ -327,7 +286,7 @@ static void svc_status_on_told(void *userdata)
 
 	free(a);
 	rpc_call_on_cancelled(was.call, NULL, NULL);
-	svc_status_call(was.call, was.request, was.svc, svc_status_get);
+	svc_status_serve(was.call, was.request, was.svc, svc_status_get);
 }
 
 /* Return: false: there is nothing to wait for. */
@@ -360,21 +319,21 @@ static void svc_status_on_get(struct rpc_call *call, const ProtobufCMessage *req
 		return;
 	if (!r->with_nodes || svc_status_scope_of_call(call, svc, r->job, &scope, &none) ||
 	    !svc_status_ask(call, request, svc, &scope))
-		svc_status_call(call, request, svc, svc_status_get);
+		svc_status_serve(call, request, svc, svc_status_get);
 }
 
 static void svc_status_on_ops(struct rpc_call *call, const ProtobufCMessage *request,
 			      void *userdata)
 {
 	if (svc_status_charge(call))
-		svc_status_call(call, request, userdata, svc_status_ops);
+		svc_status_serve(call, request, userdata, svc_status_ops);
 }
 
 static void svc_status_on_history(struct rpc_call *call, const ProtobufCMessage *request,
 				  void *userdata)
 {
 	if (svc_status_charge(call))
-		svc_status_call(call, request, userdata, svc_status_history);
+		svc_status_serve(call, request, userdata, svc_status_history);
 }
 
 static void svc_status_events(struct rpc_call *call, const ProtobufCMessage *request,
@@ -394,7 +353,7 @@ static void svc_status_on_events(struct rpc_call *call, const ProtobufCMessage *
 				 void *userdata)
 {
 	if (svc_status_charge(call))
-		svc_status_call(call, request, userdata, svc_status_events);
+		svc_status_serve(call, request, userdata, svc_status_events);
 }
 
 void svc_status_init(struct svc_status *svc, struct sessions *sessions, struct jobs *jobs,
