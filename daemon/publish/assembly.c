@@ -261,7 +261,7 @@ static struct assembly_scales *assembly_free_scales(struct assembly_scales *s)
 	return NULL;
 }
 
-static int assembly_take_scales(struct assembly *a)
+static struct assembly_scales assembly_count_scales(const struct assembly *a)
 {
 	struct assembly_scales s = { .n = 0 };
 
@@ -275,6 +275,13 @@ static int assembly_take_scales(struct assembly *a)
 		s.n_cleared += t->scales ? (uint32_t)assembly_blocks(t) : 0;
 		s.n_measured += t->scales ? 0 : (uint32_t)assembly_blocks(t);
 	}
+	return s;
+}
+
+static int assembly_take_scales(struct assembly *a)
+{
+	struct assembly_scales s = assembly_count_scales(a);
+
 	if (!s.n)
 		return 0;
 	a->scales = calloc(1, sizeof(*a->scales));
@@ -288,7 +295,27 @@ static int assembly_take_scales(struct assembly *a)
 	return s.all && s.amax && s.cleared && s.measured ? 0 : -ENOMEM;
 }
 
-static int assembly_take(struct assembly *a)
+static uint64_t assembly_scales_bytes(const struct assembly_scales *s)
+{
+	return s ? sizeof(*s) + s->n * (uint64_t)sizeof(*s->all) + s->n_amax * sizeof(*s->amax) +
+			       ((uint64_t)s->n_cleared + s->n_measured) * sizeof(*s->cleared)
+		 : 0;
+}
+
+/* Padding may ask for any number of blocks and scales: the job's owner can pay for their tables. */
+static int assembly_check_cost(const struct assembly *a, const struct job *job, struct fault *f)
+{
+	const struct assembly_scales s = assembly_count_scales(a);
+	struct user_charge cost = USER_CHARGE_NULL;
+	int r = user_charge(&cost, job->owner.user, USER_MEMORY,
+			    assembly_scales_bytes(&s) + a->n_blocks * (uint64_t)sizeof(*a->blocks),
+			    f);
+
+	user_charge_deinit(&cost);
+	return r;
+}
+
+static int assembly_count_blocks(struct assembly *a)
 {
 	const struct view *v = a->view;
 	uint64_t blocks = 0;
@@ -298,8 +325,15 @@ static int assembly_take(struct assembly *a)
 	if (blocks > UINT32_MAX)
 		return -EOVERFLOW;
 	a->n_blocks = (uint32_t)blocks;
+	return 0;
+}
+
+static int assembly_take(struct assembly *a)
+{
+	const struct view *v = a->view;
+
 	a->tensors = calloc(v->n, sizeof(*a->tensors));
-	a->blocks = calloc(blocks, sizeof(*a->blocks));
+	a->blocks = calloc(a->n_blocks, sizeof(*a->blocks));
 	a->reads = calloc((size_t)a->n_units + 1, sizeof(*a->reads));
 	return a->tensors && a->blocks && a->reads ? assembly_take_scales(a) : -ENOMEM;
 }
@@ -502,8 +536,11 @@ int assembly_new(const struct job *job, const view_declaration *p, struct assemb
 	    assembly_check_model(job, p->model, f) == 0 &&
 	    assembly_check_root(job, p->root, p->model, f) == 0 &&
 	    assembly_list(job, *p->root ? p->root : ASSEMBLY_ROOT, p->model, &s, f) == 0 &&
-	    view_new(p, s.all, s.n, &a->view, f) == 0 && assembly_check_bytes(a, a->view, f) == 0)
-		r = assembly_take(a);
+	    view_new(p, s.all, s.n, &a->view, f) == 0 && assembly_check_bytes(a, a->view, f) == 0) {
+		r = assembly_count_blocks(a);
+		if (r == 0 && assembly_check_cost(a, job, f) == 0)
+			r = assembly_take(a);
+	}
 	if (r < 0)
 		fault_errno(f, r, "a publication");
 	if (f->code || assembly_fill_boxes(a, job, &s, f)) {
@@ -593,13 +630,6 @@ void assembly_passes(const struct assembly *a, struct making_pass ret[MAKING_PAS
 	ret[1] = (struct making_pass){ K_ASSEMBLE_MEASURE, t ? t->measured : s->measured,
 				       s->n_measured };
 	ret[2] = (struct making_pass){ K_ASSEMBLE_MAKE, t ? t->blocks : a->blocks, a->n_blocks };
-}
-
-static uint64_t assembly_scales_bytes(const struct assembly_scales *s)
-{
-	return s ? sizeof(*s) + s->n * (uint64_t)sizeof(*s->all) + s->n_amax * sizeof(*s->amax) +
-			       ((uint64_t)s->n_cleared + s->n_measured) * sizeof(*s->cleared)
-		 : 0;
 }
 
 uint64_t assembly_own_bytes(const struct assembly *a)

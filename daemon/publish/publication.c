@@ -463,6 +463,13 @@ static uint64_t publication_own_bytes(const struct publication *p)
 	return sizeof(*p) + shardd__v1__publication__get_packed_size(publication_declared(p));
 }
 
+/* And with it: the assembly, and a checksum for each block of each buffer. */
+static uint64_t publication_tables_bytes(const struct publication *p, const struct assembly *a)
+{
+	return assembly_own_bytes(a) +
+	       p->n_buffers * ((uint64_t)a->n_blocks + 1) * sizeof(*p->buffers[0].crc);
+}
+
 /* A number that no other layout has, of any daemon: readers keep lists of tensors by it. */
 static uint64_t publication_take_layout(struct jobs *jobs)
 {
@@ -495,7 +502,8 @@ static int publication_fit(struct publication *p, struct fault *f)
 		assembly_unref(a);
 		return f->code;
 	}
-	if (user_charge_resize(&p->cost, publication_own_bytes(p) + assembly_own_bytes(a), f)) {
+	if (user_charge_resize(&p->cost, publication_own_bytes(p) + publication_tables_bytes(p, a),
+			       f)) {
 		assembly_unref(a);
 		return f->code;
 	}

@@ -448,6 +448,45 @@ Test(publication, a_generation_larger_than_the_device_is_refused)
 	d.n_rules = 0;
 }
 
+/* Tables of scales took gigabytes before they were refused: with blocks of one element each has one. */
+Test(publication, tables_that_the_user_cannot_pay_are_refused)
+{
+	Shardd__V1__PublishedSource source = SHARDD__V1__PUBLISHED_SOURCE__INIT;
+	Shardd__V1__PublishedSource *sources[1] = { &source };
+	Shardd__V1__PublishedRule rule = SHARDD__V1__PUBLISHED_RULE__INIT, *rules[1] = { &rule };
+	struct user *user = job->owner.user;
+	uint64_t before = user->used[USER_MEMORY], most = user->most[USER_MEMORY];
+	uint32_t block[2] = { 1, 1 };
+	state_unit *spec = nodefix_spec("matrix", 8);
+	state_tensor *t = spec->tensors[0];
+	struct publication *p = NULL;
+	struct fault f = FAULT_NULL;
+
+	t->shape = realloc(t->shape, 2 * sizeof(*t->shape));
+	t->shape[t->n_shape++] = 1;
+	nodefix_register(job, spec);
+	before = user->used[USER_MEMORY];
+	source.tensor = (char *)(uintptr_t) "matrix.weight";
+	rule.name = (char *)(uintptr_t) "x";
+	rule.sources = sources;
+	rule.n_sources = 1;
+	rule.type = SHARDD__V1__PUBLISHED_TYPE__PUBLISHED_TYPE_E4M3;
+	rule.scale_block = block;
+	rule.n_scale_block = ARRAY_SIZE(block);
+	rule.pad_multiple = 1u << 30;
+	n.node.devices[0].quota.limit = UINT64_C(1) << 40;
+	user->most[USER_MEMORY] = before + (64 << 20);
+	d.rules = rules;
+	d.n_rules = 1;
+	cr_assert_eq(publication_declare(job, &d, &p, &f), FAULT_EXHAUSTED, "%s", f.text);
+	cr_assert(strstr(f.text, "max_daemon_bytes_per_user"), "%s", f.text);
+	cr_assert_eq(user->used[USER_MEMORY], before);
+	cr_assert_lt(user->peak[USER_MEMORY], before + (64 << 20));
+	user->most[USER_MEMORY] = most;
+	d.rules = NULL;
+	d.n_rules = 0;
+}
+
 /* The record and the journal of a job have no more than that of each. */
 Test(publication, a_large_declaration_is_refused)
 {
