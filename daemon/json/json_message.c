@@ -18,9 +18,15 @@ struct json_message_at {
 	struct fault *f;
 };
 
-static int json_message_refuse(const struct json_message_at *at, const char *wanted)
+/* @j is not @wanted. */
+static int json_message_refuse(const struct json_message_at *at, const json_t *j,
+			       const char *wanted)
 {
-	return fault_set(at->f, FAULT_INVALID, at->path, "it must be %s", wanted);
+	_cleanup_(freep) char *is =
+		json_dumps(j, JSON_ENCODE_ANY | JSON_COMPACT | JSON_ENSURE_ASCII);
+
+	return fault_set(at->f, FAULT_INVALID, at->path, "it is %.40s%s; it must be %s",
+			 is ? is : "?", is && strlen(is) > 40 ? "..." : "", wanted);
 }
 
 static int json_message_no_memory(const struct json_message_at *at)
@@ -53,7 +59,7 @@ static int json_message_enum(const json_t *j, const ProtobufCEnumDescriptor *typ
 			snprintf(all + n, sizeof(all) - n, "%s%s", n ? ", " : "one of ",
 				 json_state(type, type->values[i].value));
 	}
-	return json_message_refuse(at, all);
+	return json_message_refuse(at, j, all);
 }
 
 static int json_message_number(const json_t *j, uint64_t most, uint64_t *ret,
@@ -67,13 +73,13 @@ static int json_message_number(const json_t *j, uint64_t most, uint64_t *ret,
 		return 0;
 	}
 	snprintf(wanted, sizeof(wanted), "an integer (0..%llu)", (unsigned long long)most);
-	return json_message_refuse(at, wanted);
+	return json_message_refuse(at, j, wanted);
 }
 
 static int json_message_string(const json_t *j, char **ret, const struct json_message_at *at)
 {
 	if (!json_is_string(j))
-		return json_message_refuse(at, "a string");
+		return json_message_refuse(at, j, "a string");
 	*ret = strdup(json_string_value(j));
 	return *ret ? 0 : json_message_no_memory(at);
 }
@@ -96,7 +102,7 @@ static int json_message_value(const json_t *j, const ProtobufCFieldDescriptor *f
 		return json_message_enum(j, field->descriptor, to, at);
 	case PROTOBUF_C_TYPE_BOOL:
 		if (!json_is_boolean(j))
-			return json_message_refuse(at, "true or false");
+			return json_message_refuse(at, j, "true or false");
 		*(protobuf_c_boolean *)to = json_is_true(j);
 		return 0;
 	case PROTOBUF_C_TYPE_UINT32:
@@ -106,7 +112,7 @@ static int json_message_value(const json_t *j, const ProtobufCFieldDescriptor *f
 	case PROTOBUF_C_TYPE_UINT64:
 		return json_message_number(j, INT64_MAX, to, at);
 	default:
-		return json_message_refuse(at, "left out: JSON has no form for it");
+		return json_message_refuse(at, j, "left out: JSON has no form for it");
 	}
 }
 
@@ -125,7 +131,7 @@ static int json_message_list(const json_t *j, const ProtobufCFieldDescriptor *fi
 	char **items = (char **)(void *)((char *)m + field->offset);
 
 	if (!json_is_array(j))
-		return json_message_refuse(at, "a list");
+		return json_message_refuse(at, j, "a list");
 	if (!n)
 		return 0;
 	*items = calloc(n, size);
@@ -194,7 +200,7 @@ static int json_message_object(const json_t *j, const ProtobufCMessageDescriptor
 	ProtobufCMessage *m;
 
 	if (!json_is_object(j) && !(json_is_string(j) && first->type == PROTOBUF_C_TYPE_STRING))
-		return json_message_refuse(at, "an object");
+		return json_message_refuse(at, j, "an object");
 	m = malloc(type->sizeof_message);
 	if (!m)
 		return json_message_no_memory(at);

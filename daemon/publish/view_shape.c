@@ -78,7 +78,8 @@ static int view_shape_which(const struct view_build *b, const Shardd__V1__Publis
 				 s->part, s->parts - 1);
 	if (most && size > most && size % most)
 		return fault_set(b->f, FAULT_INVALID, field,
-				 "tp_size %u is no multiple of parts_at_most %u", size, most);
+				 "tp_size is %u, which is not a multiple of parts_at_most, %u",
+				 size, most);
 	*ret_parts = s->parts ? s->parts : most && most < size ? most : size;
 	*ret_part = s->parts ? s->part : (uint32_t)((uint64_t)b->p->tp_rank * *ret_parts / size);
 	return 0;
@@ -118,7 +119,7 @@ static int view_shape_extent(const struct view_build *b, const Shardd__V1__Publi
 	if (extent % parts)
 		return fault_set(b->f, FAULT_INVALID, field,
 				 "dimension %u of '%.200s' is %" PRIu64
-				 ", which %u parts do not divide",
+				 ", which is not a multiple of %u parts",
 				 s->dim, name, extent, parts);
 	*ret_count = extent / parts;
 	*ret_first = which * *ret_count;
@@ -270,7 +271,7 @@ static int view_shape_check_stack(const struct view_build *b, const struct view_
 			return b->f->code;
 		if (n != dims || memcmp(other, shape, dims * sizeof(*shape)) != 0)
 			return fault_set(b->f, FAULT_INVALID, field,
-					 "'%.200s' has not the shape of '%.200s'",
+					 "'%.200s' and '%.200s' have different shapes",
 					 b->sources[m->sources[e * m->each]].name,
 					 b->sources[m->sources[0]].name);
 	}

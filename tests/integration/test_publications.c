@@ -628,9 +628,9 @@ static int declares_wrongly(const struct trainer *t)
 	} rows[] = {
 		{ "", "publication", "either publication or json" },
 		{ "{", "json", "it is no JSON: line 1" },
-		{ "[]", "", "it must be an object" },
+		{ "[]", "", "it is []; it must be an object" },
 		{ "{\"nme\": \"a\"}", "", "there is no 'nme'; there are name, rules" },
-		{ "{\"name\": 7}", "name", "it must be a string" },
+		{ "{\"name\": 7}", "name", "it is 7; it must be a string" },
 		{ "{\"name\": \"a\", \"keep\": -1}", "keep", "an integer (0..4294967295)" },
 		{ "{\"name\": \"a\", \"type\": \"int4\"}", "type", "one of FP32, BF16, FP16" },
 		{ "{\"name\": \"a\", \"rules\": {}}", "rules", "it must be a list" },

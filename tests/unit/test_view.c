@@ -490,7 +490,7 @@ Test(view, wrong_shapes_are_refused)
 	add_rule(&d, "x");
 	add_source(&d, "n");
 	cut(&d, 0)->parts = 2;
-	refused(&d, &m, "rules[0].sources[0].slice", "is 5, which 2 parts do not divide");
+	refused(&d, &m, "rules[0].sources[0].slice", "is 5, which is not a multiple of 2 parts");
 	d.slices[0][0].part = 2;
 	refused(&d, &m, "rules[0].sources[0].slice", "part 2 is out of range (0..1)");
 	d.slices[0][0].parts = 0;
@@ -535,7 +535,7 @@ Test(view, wrong_shapes_are_refused)
 	begin(&d);
 	add_rule(&d, "x")->type = 77;
 	add_source(&d, "n");
-	refused(&d, &m, "rules[0].type", "there is no type 77");
+	refused(&d, &m, "rules[0].type", "type is 77, which is not a type");
 	begin(&d);
 	add_rule(&d, "x");
 	refused(&d, &m, "rules[0].sources", "1 to 64 sources; this one has 0");
