@@ -161,7 +161,8 @@ class Live:
                 memory._mapped.end()
             held._lent.clear()
         found = _abi.Generation()
-        _library.call("live_acquire_newer", self._open(), newer_than or 0, _ms(wait), C.byref(found))
+        _library.call("live_acquire_newer", self._open(), newer_than or 0, _ms(wait),
+                      C.byref(found))
         if held is not None and held.number == found.number:
             return held
         if held is not None:
