@@ -239,8 +239,9 @@ static int delta_apply_block(const struct delta *d, const struct delta_block *b,
 	return 0;
 }
 
-static int delta_check_result(const struct delta *d, const struct shardd_published_tensor *tensors,
-			      size_t n, void *const *copies, struct shardd_error *err)
+/* Are the copies what the delta starts from? */
+static int delta_check_base(const struct delta *d, const struct shardd_published_tensor *tensors,
+			    size_t n, void *const *copies, struct shardd_error *err)
 {
 	uint32_t sum = 0;
 
@@ -254,22 +255,26 @@ static int delta_check_result(const struct delta *d, const struct shardd_publish
 			return delta_changes(err);
 		copy = copies[b.tensor];
 		if (!copy)
-			return error_set(err, SHARDD_INVALID_ARGUMENT, "copies",
-					 "the whole result cannot be checked without tensor %u",
-					 b.tensor);
+			return error_set(
+				err, SHARDD_INVALID_ARGUMENT, "copies",
+				"there is no copy of tensor %u, '%.150s': without it the base "
+				"cannot be checked",
+				b.tensor, tensors[b.tensor].name);
 		crc = crc32c_add(0, copy + b.first * b.size, (size_t)b.n * b.size);
 		for (unsigned k = 0; k < sizeof(le); k++)
 			le[k] = (uint8_t)(crc >> 8 * k);
 		sum = crc32c_add(sum, le, sizeof(le));
 	}
-	return sum == d->head->checksum
+	return sum == d->head->base_checksum
 		       ? 0
 		       : error_set(
-				 err, SHARDD_DATA_LOSS, NULL,
-				 "the result has checksum %08x, and generation %llu has %08x: the "
-				 "copy was not generation %llu; read the whole generation",
-				 sum, (unsigned long long)d->head->number, d->head->checksum,
-				 (unsigned long long)d->head->base_number);
+				 err, SHARDD_DATA_LOSS, "copies",
+				 "the copies have checksum %08x, and generation %llu, the delta's "
+				 "base, has %08x: they are another generation, or were changed; "
+				 "read "
+				 "the whole generation %llu",
+				 sum, (unsigned long long)d->head->base_number,
+				 d->head->base_checksum, (unsigned long long)d->head->number);
 }
 
 int shardd_delta_apply(const void *data, uint64_t bytes,
@@ -291,6 +296,8 @@ int shardd_delta_apply(const void *data, uint64_t bytes,
 	e = delta_read(data, bytes, &d, err);
 	if (e == 0)
 		e = delta_check_all(&d, tensors, n, err);
+	if (e == 0 && flags & SHARDD_DELTA_CHECK)
+		e = delta_check_base(&d, tensors, n, copies, err);
 	if (e < 0)
 		return e;
 	for (uint64_t i = 0; i < d.n_blocks; i++) {
@@ -302,7 +309,7 @@ int shardd_delta_apply(const void *data, uint64_t bytes,
 		if (e < 0)
 			return e;
 	}
-	return flags & SHARDD_DELTA_CHECK ? delta_check_result(&d, tensors, n, copies, err) : 0;
+	return 0;
 }
 
 /* ---------------------------------------------------------------------------- values */
@@ -375,6 +382,32 @@ void live_drop_delta(struct shardd_live *l)
 	l->delta = NULL;
 }
 
+static int delta_none(const struct shardd_live *l, uint64_t base, const struct board_generation *g,
+		      struct shardd_error *err)
+{
+	unsigned long long number = l->number;
+
+	if (!g->delta)
+		return error_set(
+			err, SHARDD_NOT_FOUND, NULL,
+			"generation %llu of publication '%s' has no delta: none is declared "
+			"(delta_percent is 0), it is a full one (full_every), or more has changed "
+			"than delta_percent allows (shardctl publications shows how much); read "
+			"all of it",
+			number, l->name);
+	if (!base)
+		return error_set(
+			err, SHARDD_NOT_FOUND, "base",
+			"this reader had no generation before %llu, from which a delta could "
+			"start: read all of it",
+			number);
+	return error_set(
+		err, SHARDD_NOT_FOUND, "base",
+		"the delta of generation %llu of publication '%s' is from generation %llu, not "
+		"from %llu: read all of it",
+		number, l->name, (unsigned long long)g->delta_base, (unsigned long long)base);
+}
+
 int live_delta(struct shardd_live *l, uint64_t base, struct shardd_delta *ret,
 	       struct shardd_error *err)
 {
@@ -386,10 +419,7 @@ int live_delta(struct shardd_live *l, uint64_t base, struct shardd_delta *ret,
 	int e;
 
 	if (!g->delta || g->delta_base != base)
-		return error_set(err, SHARDD_NOT_FOUND, "base",
-				 "generation %llu of publication '%s' has no delta from generation "
-				 "%llu: read all of it",
-				 (unsigned long long)l->number, l->name, (unsigned long long)base);
+		return delta_none(l, base, g, err);
 	e = map_address(&l->c->map, &place, -1, &at, err);
 	if (e < 0)
 		return e;

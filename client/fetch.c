@@ -312,7 +312,7 @@ static void fetch_place(struct shardd_fetched *to)
 	}
 }
 
-/* What is here becomes the generation, whose checksum it must have: somebody may have written to it. If it
+/* What is here becomes the generation. It must have the checksum of the base: somebody may have written to it. If it
  * does not, it is nothing any more, and the next stream has all of it. */
 static int fetch_apply(struct fetch *x, struct shardd_error *err)
 {

@@ -396,9 +396,13 @@ int shardd_live_acquire_newer(shardd_live *l, uint64_t newer_than, uint32_t wait
 	if (e < 0)
 		return e;
 	e = live_acquire_once(l, newer_than, wait_ms, err);
-	/* what it had asked has ended with its daemon: the next one is asked for what it has */
-	if (e == -SHARDD_ABORTED && live_is_before(l))
+	/* The daemon may have ended after it last changed the board, which a reader that was idle does not see: ask
+	 * it, or the next one. */
+	if (e == -SHARDD_ABORTED || e == -SHARDD_UNAVAILABLE) {
+		l->beat_us = 0;
+		l->beat = atomic_load(&l->board->beat);
 		e = live_acquire_once(l, newer_than, wait_ms, err);
+	}
 	if (e == 0)
 		live_give(l, ret);
 	return e;

@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import tempfile
+import time
 import unittest
 
 import support
@@ -277,7 +278,7 @@ class Lives(unittest.TestCase):
             with shardd.Live("delta", "engine", self.socket) as live:
                 first = live.acquire(wait=30)
                 copies = {name: bytearray(first[name].tobytes()) for name in first}
-                with self.assertRaisesRegex(shardd.NotFound, "no delta from generation 0"):
+                with self.assertRaisesRegex(shardd.NotFound, "1 of publication .* has no delta"):
                     first.delta()
                 trainer.step(2)
                 second = live.acquire(wait=30)
@@ -292,10 +293,15 @@ class Lives(unittest.TestCase):
                 self.assertEqual(bytes(values), second["qk"].tobytes())
                 # a copy that was not of the base, a delta that is damaged, buffers that do not fit
                 places = delta._places
-                copies["qk"][5] ^= 1
                 again = shardd.Delta(kept, places)
-                again.apply(copies, check=True)  # every value is in it
-                copies["qk"][5] ^= 1
+                with self.assertRaisesRegex(shardd.DataLoss, "and generation 1, the delta's base"):
+                    again.apply(copies)
+                self.assertEqual(copies, {name: second[name].tobytes() for name in second})
+                again.apply(copies, check=False)  # every value is in it
+                with self.assertRaisesRegex(shardd.InvalidArgument, "no copy of .* 2, 'norm.1'"):
+                    again.apply({n: c for n, c in copies.items() if n != "norm.1"})
+                with self.assertRaisesRegex(shardd.InvalidArgument, "'qk' is a list, which has no"):
+                    again.apply({"qk": [1]})
                 with self.assertRaisesRegex(shardd.InvalidArgument, "writable"):
                     again.apply({"qk": bytes(10)})
                 with self.assertRaisesRegex(shardd.InvalidArgument, "no tensor 'nobody'"):
@@ -321,9 +327,15 @@ class Lives(unittest.TestCase):
                 shardd.publish("engine", "delta", trainer.client)
                 fourth = live.acquire()
                 self.assertEqual(fourth.step, 4)
-                with self.assertRaisesRegex(shardd.NotFound, "read all of it"):
+                with self.assertRaisesRegex(shardd.NotFound, "is from generation 3, not from 2"):
                     fourth.delta()
-                self.assertEqual(fourth.delta(3).number, 4)
+                last = fourth.delta(3)
+                self.assertEqual(last.number, 4)
+                # its memory becomes another one's
+                live.release()
+                for use in (bytes, lambda d: d.apply(copies), lambda d: d.values("qk")):
+                    with self.assertRaisesRegex(shardd.FailedPrecondition, "4 was given back"):
+                        use(last)
 
     def test_a_killed_reader_gives_its_buffer_back(self):
         context = multiprocessing.get_context("spawn")
@@ -489,6 +501,28 @@ class Killed(unittest.TestCase):
                 self.assertEqual(live.acquire(wait=30).number, 1)
                 held.kill()
                 support.wait_until(lambda: live.acquire().number > 1, 30)
+
+    def test_an_idle_reader_finds_the_next_daemon_at_once(self):
+        """The board had changed since the reader last looked, before its daemon died: it was taken
+        for one of a daemon that runs, for 3 s."""
+        for wait in (0, 30):  # without a wait there may be none yet
+            with support.held_daemon() as held, contextlib.ExitStack() as stack:
+                trainer = Trainer(held.socket, "idle")
+                stack.callback(trainer.client.close)
+                shardd.declare_publication(DECLARATION, "idle", trainer.client)
+                trainer.step(1)
+                with shardd.Live("idle", "engine", held.socket) as live:
+                    self.assertEqual(live.acquire(wait=30).number, 1)
+                    trainer.step(2)
+                    support.wait_until(lambda held=held: any(
+                        g["step"] == "2" or g["step"] == 2 for p in support.shardctl(
+                            held.socket, "publications", "idle")["publications"]
+                        for g in p["generations"] if g["state"].endswith("READY")), 30)
+                    time.sleep(0.5)  # the board's beat goes on
+                    held.kill()
+                    with contextlib.suppress(*[] if wait else [shardd.NotFound]):
+                        self.assertEqual(live.acquire(wait=wait).step, 2)
+                    self.assertEqual(live.acquire(wait=0 if wait else 30).step, 2)
 
     def test_a_descriptor_that_nothing_follows_is_readable_once(self):
         """It stayed readable after a daemon had stood still, although acquire had found nothing, so

@@ -130,8 +130,8 @@ SHARDD_API int shardd_live_delta(shardd_live *l, uint64_t base, struct shardd_de
 				 struct shardd_error *err);
 
 enum shardd_delta_flags {
-	/* Compare the checksum of the whole result with that of the generation. This reads the
-	 * whole result. */
+	/* Compare the checksum of the copies with that of the base first. This reads all copies,
+	 * and none may be NULL. */
 	SHARDD_DELTA_CHECK = 1,
 };
 
@@ -139,9 +139,10 @@ enum shardd_delta_flags {
  * tensors of the generation, or of its base. @copies: one copy for each tensor. It has the bytes of
  * the base, and gets those of the generation. NULL: that tensor is left out. The copy of a further
  * name (`also`) is not used. Nothing is written unless the delta is intact: its format and the
- * checksums of all its blocks are checked first. Errors: DATA_LOSS (a checksum is wrong; with
- * SHARDD_DELTA_CHECK the copies may have been written: read the whole generation),
- * INVALID_ARGUMENT (this is not a delta, or it is of other tensors). Any thread. */
+ * checksums of all its blocks are checked first. Without SHARDD_DELTA_CHECK copies of another
+ * generation than the base become a mixture, without an error. Errors: DATA_LOSS (a checksum is
+ * wrong: read the whole generation), INVALID_ARGUMENT (this is not a delta, or it is of other
+ * tensors). Nothing was written then. Any thread. */
 SHARDD_API int shardd_delta_apply(const void *data, uint64_t bytes,
 				  const struct shardd_published_tensor *tensors, size_t n,
 				  void *const *copies, uint32_t flags, struct shardd_error *err);

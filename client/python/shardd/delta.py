@@ -15,18 +15,28 @@ from __future__ import annotations
 
 import ctypes as C
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import _abi, _library
-from .errors import InvalidArgument
+from .errors import FailedPrecondition, InvalidArgument
 from .memory import Dtype
 
 _HEAD_WORDS = 16
+_MAGIC = 0x44444853  # DELTA_MAGIC
 _BYTES = {Dtype.FP32: 4, Dtype.BF16: 2, Dtype.FP16: 2, Dtype.E4M3: 1}
 
 # (name, type, bytes) of a tensor
 Place = tuple[str, Dtype, int]
+
+
+def _view(name: str, copy: Any) -> memoryview:
+    try:
+        return memoryview(copy).cast("B")
+    except TypeError as error:
+        raise InvalidArgument(f"the copy of '{name}' is a {type(copy).__name__}, which has no "
+                              "buffer of bytes: give a bytearray, an array, or for a PyTorch "
+                              "tensor x x.view(torch.uint8).numpy()", "copies") from error
 
 
 class Delta:
@@ -34,16 +44,21 @@ class Delta:
     generation that it results in. ``changed`` and ``elements``: the numbers of changed values and
     of all values. ``nbytes``: its size."""
 
+    _held: Callable[[], bool] | None  # None: the bytes are its own
+
     def __init__(self, data: Any, places: Sequence[Place]) -> None:
         """@data: the bytes of a delta. They are not trusted, and are copied. @places: (name, type,
         bytes) of each tensor of the generation, in order."""
         view = memoryview(data).cast("B")
+        self._held = None
         self._begin((C.c_char * view.nbytes).from_buffer_copy(view), places)
 
     @classmethod
-    def _at(cls, address: int, nbytes: int, places: Sequence[Place]) -> Delta:
-        """The delta at @address, without a copy."""
+    def _at(cls, address: int, nbytes: int, places: Sequence[Place],
+            held: Callable[[], bool]) -> Delta:
+        """The delta at @address, without a copy. @held: is it still the generation's?"""
         found = cls.__new__(cls)
+        found._held = held
         found._begin((C.c_char * nbytes).from_address(address), places)
         return found
 
@@ -54,6 +69,8 @@ class Delta:
                                   f"{self.nbytes}", "data")
         self._data, self._places = data, list(places)
         head = memoryview(data).cast("B")[:8 * _HEAD_WORDS].cast("Q")
+        if head[0] & 0xffffffff != _MAGIC:
+            raise InvalidArgument("the bytes are not a delta: they do not begin as one", "data")
         self.number, self.step, self.base, self.base_step = map(int, head[1:5])
         self.changed, self.elements = int(head[8]), int(head[9])
 
@@ -67,19 +84,22 @@ class Delta:
         return tensors
 
     def __bytes__(self) -> bytes:
+        self._check_held()
         return bytes(self._data)
 
-    def apply(self, copies: Mapping[str, Any], check: bool = False) -> None:
-        """Update copies of the base to the generation. @copies: writable buffers by tensor name.
-        Tensors that are not in it are left out. @check: also compare the checksum of the result,
-        which needs all tensors. SharddError with DATA_LOSS: a checksum is wrong. Nothing is written
-        if the delta is not intact."""
+    def apply(self, copies: Mapping[str, Any], check: bool = True) -> None:
+        """Update copies of the base to the generation. @copies: writable buffers by tensor name, of
+        all tensors. @check: first compare the checksum of the copies with that of the base; false:
+        do not, and leave out tensors that are not in @copies. Copies of another generation then
+        become a mixture. DataLoss: a checksum is wrong: read the whole generation. Nothing was
+        written."""
+        self._check_held()
         tensors = self._tensors()
         addresses = (C.c_void_p * len(self._places))()
         held = []
         for i, (name, _, nbytes) in enumerate(self._places):
             if name in copies:
-                view = memoryview(copies[name]).cast("B")
+                view = _view(name, copies[name])
                 if view.nbytes != nbytes or view.readonly:
                     raise InvalidArgument(f"the copy of '{name}' has {view.nbytes} bytes"
                                           f"{', read-only' if view.readonly else ''}; {nbytes} "
@@ -92,10 +112,17 @@ class Delta:
         _library.call("delta_apply", self._address(), self.nbytes, tensors, len(self._places),
                       addresses, int(check))
 
+    def _check_held(self) -> None:
+        if self._held is not None and not self._held():
+            raise FailedPrecondition(f"generation {self.number} was given back, and the memory of "
+                                     "its delta may be another one's: use a delta while you hold "
+                                     "its generation, or keep bytes(delta)")
+
     def values(self, name: str) -> tuple[array[int], bytearray]:
         """Return the flat indices of the changed values of a tensor, ascending, and the values in
         the same order, in the tensor's type. All indices are inside the tensor, even if the delta
         is damaged."""
+        self._check_held()
         index = next((i for i, place in enumerate(self._places) if place[0] == name), None)
         if index is None:
             raise InvalidArgument(f"the generation has no tensor '{name}'", "name")

@@ -84,8 +84,10 @@ class Generation(Mapping[str, Memory]):
         found = _abi.Delta()
         _library.call("live_delta", self._live._open(),
                       self._live._before if base is None else base, C.byref(found))
+        live = self._live
         return Delta._at(int(found.data), int(found.bytes),
-                         [(name, place[3], place[1]) for name, place in self._places.items()])
+                         [(name, place[3], place[1]) for name, place in self._places.items()],
+                         lambda: live._held is self)
 
     def _end(self) -> InUse | None:
         """Refuse new uses. Return: the InUse error if something still uses it, or None."""
@@ -281,6 +283,10 @@ def _place(t: Any) -> tuple[str, Any]:
 def _text(declaration: Mapping[str, Any] | str | os.PathLike[str]) -> str:
     if isinstance(declaration, Mapping):
         return json.dumps(declaration)
+    if not isinstance(declaration, (str, os.PathLike)) or str(declaration).lstrip()[:1] in "{[":
+        raise InvalidArgument(
+            f"declaration is a {type(declaration).__name__}, {declaration!r:.60}; it is a mapping, "
+            "or the path of a JSON file", "declaration")
     with open(declaration, encoding="utf-8") as file:
         return file.read()
 
@@ -295,6 +301,8 @@ def declare_publication(declaration: Mapping[str, Any] | str | os.PathLike[str],
     FailedPrecondition: a publication with this name and another declaration exists.
     ResourceExhausted: the job has too many publications.
     """
+    if not isinstance(job, str):
+        raise InvalidArgument(f"job is a {type(job).__name__}; it is the name of a job", "job")
     nbytes = C.c_uint64()
     _library.call("publication_declare", client.handle, job.encode(), _text(declaration).encode(),
                   C.byref(nbytes))
