@@ -2,6 +2,7 @@
 """shardd.torch.Live: plain modules bound to generations; live_eval.py beside train_gpt.py."""
 
 import contextlib
+import copy
 import gc
 import json
 import os
@@ -74,6 +75,10 @@ class LiveEval(unittest.TestCase):
             losses.add(one["loss"])
         self.assertEqual(len(losses), len(seen))  # they are no constant
         self.assertGreater(len(steps), 2, steps)
+
+
+def trainer_live(model, trainer):
+    return shardd.torch.Live(model, "shows", socket=trainer.socket)
 
 
 class Tied(nn.Module):
@@ -195,6 +200,8 @@ class Bound(unittest.TestCase):
                 live.release()
                 self.assertEqual((live.number, live.step), (0, None))
                 self.assertEqual(model.b.weight.dtype, torch.float32)
+                with self.assertRaisesRegex(shardd.FailedPrecondition, "has no generation now"):
+                    model(torch.zeros(2, 3))
                 trainer.step()
                 with live.generation(wait=30), \
                         self.assertRaisesRegex(shardd.FailedPrecondition, "in use by a block"):
@@ -331,6 +338,30 @@ class Bound(unittest.TestCase):
                 shardd.torch.Live(Tied(), "refused", "nothing", trainer.socket)
             with self.assertRaisesRegex(shardd.NotFound, "nobody"):
                 shardd.torch.Live(Tied(), "nobody", socket=trainer.socket)
+
+    def test_a_module_that_shows_nothing_is_refused(self):
+        """It kept its own parameters, or those of one generation for ever, without a word."""
+        def assign(model):
+            model.load_state_dict({n: v.clone() for n, v in model.state_dict().items()},
+                                  assign=True)
+
+        with trained("shows") as trainer:
+            trainer.step()
+            with self.assertRaisesRegex(shardd.NotFound, "has none of the tensors .*'a.bias'"):
+                shardd.torch.Live(nn.Linear(3, 3), "shows", socket=trainer.socket, strict=False)
+            with self.assertRaisesRegex(shardd.InvalidArgument, "module is a str"):
+                shardd.torch.Live("shows", "live", socket=trainer.socket)
+            for change in (nn.Module.float, nn.Module.half, nn.Module.double, assign):
+                model = Tied()
+                with trainer_live(model, trainer) as live, live.generation():
+                    pass
+                with trainer_live(model, trainer) as live:
+                    if change is not nn.Module.float:  # they are fp32 already
+                        change(model)
+                        with self.assertRaisesRegex(shardd.FailedPrecondition, "another tensor"):
+                            live.swap()
+                    copied = copy.deepcopy(model)
+                    copied(torch.zeros(2, 3, dtype=copied.b.weight.dtype))
 
     def test_another_form_under_the_same_name(self):
         with trained("form") as trainer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -96,6 +97,9 @@ class Live:
         InvalidArgument: a tensor does not fit; the text names it. NotFound: there is no such job,
         publication or tensor. DeadlineExceeded: there is no generation.
         """
+        if not isinstance(module, nn.Module):
+            raise InvalidArgument(f"module is a {type(module).__name__}; it is the module to bind. "
+                                  "shardd.Live reads without one", "module")
         job = job or os.environ.get("SHARDD_JOB")
         if not job:
             raise InvalidArgument("no job is named: name the job, or set SHARDD_JOB", "job")
@@ -111,12 +115,21 @@ class Live:
         self._layout = 0
         self._mapped: list[_Mapped] = []  # memory of parameters: ends with the client
         self._generation: Generation | None = None
+        self._installed: tuple[_Bound, list[int]] = [], []
         self._depth = 0
         self._watches: list[Watch] = []
         self._socket, self._options = socket, options
         if publication is None:
             self._declare(model, wait)
         self._reader = Reader(job, self.publication, socket, fixed=True, **options)
+        live = weakref.ref(self)
+
+        def refuse(called: nn.Module, _: object) -> None:  # a copy of the module has it, too
+            bound = live()
+            if bound is not None and called is bound.module:
+                bound._check_bound()
+
+        self._hook = module.register_forward_pre_hook(refuse)
         try:
             self.swap(wait)
         except BaseException:
@@ -172,6 +185,8 @@ class Live:
         if self._depth:
             raise FailedPrecondition(f"generation {self.number} of '{self.publication}' is in use "
                                      "by a block: swap after its end")
+        if self._generation is not None:
+            self._check_installed()
         least = self.number if newer_than is None else newer_than
         until = time.monotonic() + wait
         while True:
@@ -203,6 +218,7 @@ class Live:
         nested block has the same generation."""
         if not self._depth:
             self.swap(wait)
+            self._check_installed()
         found = self._generation
         assert found is not None
         self._depth += 1
@@ -238,7 +254,25 @@ class Live:
                 raise
             for parameters, attribute, value in bound:
                 parameters[attribute] = value
+            self._installed = bound, [value.data_ptr() for _, _, value in bound]
         self._generation = found
+
+    def _check_installed(self) -> None:
+        """What the module computes with is what was installed."""
+        bound, addresses = self._installed
+        for (parameters, attribute, value), address in zip(bound, addresses):
+            if parameters.get(attribute) is not value or value.data_ptr() != address:
+                raise FailedPrecondition(
+                    f"parameter '{attribute}' of the module is another tensor than the one that "
+                    f"was bound to '{self.publication}' (by to(), half(), load_state_dict with "
+                    "assign, or an assignment), and would not show later generations: close this "
+                    "Live, and bind the module as it is then")
+
+    def _check_bound(self) -> None:
+        if self._generation is None:
+            raise FailedPrecondition(f"the module is bound to '{self.publication}' and has no "
+                                     "generation now: swap first, or close the binding to use the "
+                                     "module's own parameters")
 
     def _bound_of(self, found: Generation) -> _Bound:
         """Return the parameters for @found. They are made once for each buffer of a layout, of
@@ -275,6 +309,11 @@ class Live:
                 raise NotFound(f"publication '{self.publication}' of job '{self.job}' has no "
                                f"tensor '{self._prefix}{one.names[0]}', a parameter of the module")
             wanted.append((one, places[names[0]] if names else None))
+        if places and not used:
+            one = next(iter(places))
+            raise NotFound(f"the module has none of the tensors of publication "
+                           f"'{self.publication}' (the first is '{one}')"
+                           f"{f', with prefix {self._prefix!r}' if self._prefix else ''}")
         extra = next((n for n in places if n.startswith(self._prefix) and n not in used), None)
         if self._strict and extra is not None:
             raise NotFound(f"the module has no parameter '{extra[len(self._prefix):]}', but "
@@ -303,6 +342,7 @@ class Live:
 
     def _restore(self) -> None:
         self._generation = None
+        self._installed = [], []
         for one in self._parameters:
             for parameters, attribute in one.slots:
                 parameters[attribute] = one.own
@@ -310,8 +350,8 @@ class Live:
     # ----------------------------------------------------------------------- end
 
     def release(self) -> None:
-        """Give the generation back. The module has its own parameters again until the next swap. If
-        it has no generation, the call does nothing."""
+        """Give the generation back. Until the next swap a call of the module raises
+        FailedPrecondition. If it has no generation, this does nothing."""
         if self._depth:
             raise FailedPrecondition(f"generation {self.number} of '{self.publication}' is in use "
                                      "by a block: release it after its end")
@@ -327,6 +367,7 @@ class Live:
             watch.stop()
         self._depth = 0
         self._restore()
+        self._hook.remove()
         self._bound.clear()
         for mapped in self._mapped:
             mapped.end()
