@@ -111,13 +111,14 @@ static void publications_delta_row(struct table *t, const Shardd__V1__JobStatus 
 	table_cell(t, "%s", p->name);
 	table_cell(t, "%llu", (unsigned long long)p->deltas);
 	table_cell(t, "%llu", (unsigned long long)p->not_deltas);
-	if (p->deltas && p->compared) {
+	if (p->deltas)
 		table_cell(t, "%s", format_bytes(p->delta_bytes / p->deltas).text);
+	else
+		table_cell(t, "-");
+	if (p->compared)
 		table_cell(t, "%.1f %%", 100.0 * (double)p->changed / (double)p->compared);
-	} else {
+	else
 		table_cell(t, "-");
-		table_cell(t, "-");
-	}
 }
 
 /* Only if there are publications with deltas. */

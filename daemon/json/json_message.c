@@ -1,5 +1,6 @@
 #include "json/json_message.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -59,6 +60,8 @@ static int json_message_enum(const json_t *j, const ProtobufCEnumDescriptor *typ
 			snprintf(all + n, sizeof(all) - n, "%s%s", n ? ", " : "one of ",
 				 json_state(type, type->values[i].value));
 	}
+	for (char *c = all; *c; c++)
+		*c = (char)tolower((unsigned char)*c);
 	return json_message_refuse(at, j, all);
 }
 
@@ -188,6 +191,8 @@ static int json_message_fields(const json_t *j, ProtobufCMessage *m,
 			    ? json_message_list(value, field, m, &inner)
 			    : json_message_value(value, field, (char *)m + field->offset, &inner))
 			return at->f->code;
+		if (field->flags & PROTOBUF_C_FIELD_FLAG_ONEOF)
+			*(uint32_t *)(void *)((char *)m + field->quantifier_offset) = field->id;
 	}
 	return 0;
 }

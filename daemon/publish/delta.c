@@ -91,9 +91,16 @@ static bool delta_fill_block(struct delta *d, const struct assembly *a, uint32_t
 		.dense = from->dense,
 		.size = (uint32_t)dtype_size(a->tensors[b->tensor].dst_dtype),
 	};
-	d->changed += from->changed;
-	d->elements += b->n;
 	return true;
+}
+
+static void delta_count(struct delta *d, const struct assembly *a)
+{
+	d->changed = d->elements = 0;
+	for (uint32_t i = 0; i < a->n_blocks; i++) {
+		d->changed += d->blocks[i].changed;
+		d->elements += a->blocks[i].n;
+	}
 }
 
 static bool delta_fill(struct delta *d, const struct assembly *a, const struct delta_end *base,
@@ -128,10 +135,10 @@ static bool delta_fill(struct delta *d, const struct assembly *a, const struct d
 bool delta_finish(struct delta *d, const struct assembly *a, const struct delta_end *base,
 		  const struct delta_end *made)
 {
-	bool fits = delta_fill(d, a, base, made);
+	bool fits;
 
-	if (!fits)
-		delta_clear(d);
+	delta_count(d, a);
+	fits = delta_fill(d, a, base, made);
 	free(d->blocks);
 	d->blocks = NULL;
 	d->made = fits;

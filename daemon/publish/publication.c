@@ -312,12 +312,12 @@ static void publication_finish_delta(struct publication *p, struct published *g)
 
 	if (!p->making.delta)
 		return;
-	if (!delta_finish(&g->delta, g->assembly, &p->base, &made)) {
+	if (delta_finish(&g->delta, g->assembly, &p->base, &made)) {
+		p->counts.deltas++;
+		p->counts.delta_bytes += g->delta.bytes;
+	} else {
 		p->counts.not_deltas++;
-		return;
 	}
-	p->counts.deltas++;
-	p->counts.delta_bytes += g->delta.bytes;
 	p->counts.changed += g->delta.changed;
 	p->counts.compared += g->delta.elements;
 }

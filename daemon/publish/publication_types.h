@@ -69,7 +69,7 @@ struct publication_counts {
 	uint64_t failed;      /* not made: no memory, or what was declared is not there any more */
 	uint64_t deltas;      /* of those that were made */
 	uint64_t delta_bytes;
-	uint64_t changed, compared; /* values, by these deltas */
+	uint64_t changed, compared; /* values, of all generations that were compared with a base */
 	uint64_t not_deltas;        /* too much has changed for one, or there was no memory */
 	uint64_t streamed;          /* bytes, sent to readers that do not map them */
 };

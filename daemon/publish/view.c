@@ -657,8 +657,12 @@ static int view_check_unique(struct view_build *b)
 	qsort(names, b->v->n, sizeof(*names), view_compare_names);
 	for (uint32_t i = 1; i < b->v->n; i++)
 		if (!strcmp(names[i], names[i - 1]))
-			return fault_set(b->f, FAULT_INVALID, "rules",
-					 "two published tensors have the name '%.200s'", names[i]);
+			return fault_set(
+				b->f, FAULT_INVALID, "rules",
+				"two published tensors have the name '%.200s': give each rule "
+				"its own name, and put each placeholder of its first source, as "
+				"{i}, into it",
+				names[i]);
 	return 0;
 }
 
@@ -687,7 +691,11 @@ static int view_build(struct view_build *b)
 	if (view_add_rest(b) || view_check_unique(b))
 		return b->f->code;
 	if (!b->v->n)
-		return fault_set(b->f, FAULT_INVALID, "rules", "nothing is published");
+		return fault_set(
+			b->f, FAULT_INVALID, "rules", "nothing is published: %s",
+			b->n ? "no rule matches a tensor of the job, or all are left out"
+			     : "the job has no tensors yet; its ranks register them first (in "
+			       "PyTorch with the optimizer)");
 	view_place(b->v);
 	return 0;
 }

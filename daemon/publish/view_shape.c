@@ -71,8 +71,15 @@ static int view_shape_which(const struct view_build *b, const Shardd__V1__Publis
 		return fault_set(b->f, FAULT_INVALID, field,
 				 "parts %u and parts_at_most %u exclude each other", s->parts,
 				 most);
-	if (!s->parts && s->part)
-		return fault_set(b->f, FAULT_INVALID, field, "part %u needs parts", s->part);
+	if (!s->parts && s->optional_part_case)
+		return fault_set(b->f, FAULT_INVALID, field, "part is %u, and parts is not given",
+				 s->part);
+	if (s->parts && !s->optional_part_case)
+		return fault_set(
+			b->f, FAULT_INVALID, field,
+			"parts is %u, and part is not given: name the part, or leave out parts, "
+			"and the reader gets part tp_rank of tp_size",
+			s->parts);
 	if (s->parts && s->part >= s->parts)
 		return fault_set(b->f, FAULT_INVALID, field, "part %u is out of range (0..%u)",
 				 s->part, s->parts - 1);
@@ -89,7 +96,7 @@ static int view_shape_which(const struct view_build *b, const Shardd__V1__Publis
 static int view_shape_range(const struct view_build *b, const Shardd__V1__PublishedSlice *s,
 			    const char *field, const char *name, uint64_t extent)
 {
-	if (s->parts || s->parts_at_most || s->part)
+	if (s->parts || s->parts_at_most || s->optional_part_case)
 		return fault_set(b->f, FAULT_INVALID, field, "a range (first, count) has no parts");
 	if (!s->count)
 		return fault_set(b->f, FAULT_INVALID, field, "first %" PRIu64 " needs count",
@@ -109,7 +116,7 @@ static int view_shape_extent(const struct view_build *b, const Shardd__V1__Publi
 {
 	uint32_t which = 0, parts = 1;
 
-	if (s->first || s->count) {
+	if (s->optional_first_case || s->count) {
 		*ret_first = s->first;
 		*ret_count = s->count;
 		return view_shape_range(b, s, field, name, extent);

@@ -632,7 +632,7 @@ static int declares_wrongly(const struct trainer *t)
 		{ "{\"nme\": \"a\"}", "", "there is no 'nme'; there are name, rules" },
 		{ "{\"name\": 7}", "name", "it is 7; it must be a string" },
 		{ "{\"name\": \"a\", \"keep\": -1}", "keep", "an integer (0..4294967295)" },
-		{ "{\"name\": \"a\", \"type\": \"int4\"}", "type", "one of FP32, BF16, FP16" },
+		{ "{\"name\": \"a\", \"type\": \"int4\"}", "type", "it is \"int4\"; it must be one of fp32, bf16, fp16, e4m3" },
 		{ "{\"name\": \"a\", \"rules\": {}}", "rules", "it must be a list" },
 		{ "{\"name\": \"a\", \"rules\": [{\"sources\": [7]}]}", "rules[0].sources[0]",
 		  "it must be an object" },

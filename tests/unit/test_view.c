@@ -299,7 +299,12 @@ Test(view, transforms_have_their_plain_meaning)
 	d.p.rules_only = true;
 	add_rule(&d, "ab")->join_dim = 2; /* a[:, 2:4, :] beside b */
 	add_source(&d, "a");
-	*cut(&d, 1) = (slice){ .base = d.slices[0][0].base, .dim = 1, .parts = 2, .part = 1 };
+	*cut(&d, 1) =
+		(slice){ .base = d.slices[0][0].base,
+			 .dim = 1,
+			 .parts = 2,
+			 .optional_part_case = SHARDD__V1__PUBLISHED_SLICE__OPTIONAL_PART_PART,
+			 .part = 1 };
 	add_source(&d, "b");
 	rule *r = add_rule(&d, "ct");
 	r->pad_dim = 0;
@@ -490,14 +495,16 @@ Test(view, wrong_shapes_are_refused)
 	add_rule(&d, "x");
 	add_source(&d, "n");
 	cut(&d, 0)->parts = 2;
+	refused(&d, &m, "rules[0].sources[0].slice", "parts is 2, and part is not given");
+	d.slices[0][0].optional_part_case = SHARDD__V1__PUBLISHED_SLICE__OPTIONAL_PART_PART;
 	refused(&d, &m, "rules[0].sources[0].slice", "is 5, which is not a multiple of 2 parts");
 	d.slices[0][0].part = 2;
 	refused(&d, &m, "rules[0].sources[0].slice", "part 2 is out of range (0..1)");
 	d.slices[0][0].parts = 0;
-	refused(&d, &m, "rules[0].sources[0].slice", "part 2 needs parts");
+	refused(&d, &m, "rules[0].sources[0].slice", "part is 2, and parts is not given");
 	d.slices[0][0].count = 2;
 	refused(&d, &m, "rules[0].sources[0].slice", "a range (first, count) has no parts");
-	d.slices[0][0].part = 0;
+	d.slices[0][0].optional_part_case = SHARDD__V1__PUBLISHED_SLICE__OPTIONAL_PART__NOT_SET;
 	d.slices[0][0].first = 4;
 	refused(&d, &m, "rules[0].sources[0].slice", "'n' is 5; 2 from 4 on are out of range");
 	begin(&d);
@@ -520,8 +527,11 @@ Test(view, wrong_shapes_are_refused)
 	refused(&d, &m, "rules[0].sources[0].slice", "out of range");
 	d.slices[0][0].first = UINT64_MAX;
 	refused(&d, &m, "rules[0].sources[0].slice", "out of range");
+	d.slices[0][0].optional_first_case = SHARDD__V1__PUBLISHED_SLICE__OPTIONAL_FIRST_FIRST;
 	d.slices[0][0].count = 0;
 	refused(&d, &m, "rules[0].sources[0].slice", "needs count");
+	d.slices[0][0].first = 0;
+	refused(&d, &m, "rules[0].sources[0].slice", "first 0 needs count");
 	begin(&d);
 	d.p.tp_size = 4;
 	d.p.tp_rank = 4;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Reinforcement learning in one command: a trainer, and samplers that use its live weights.
 
+    pip install PATH/client/python torch        # once
     python3 rl_loop.py
 
 The trainer (this process) publishes its policy at every commit. The samplers are processes that
@@ -43,6 +44,7 @@ PUBLICATION = "policy"
 TOKENS, LENGTH, BATCH = 12, 8, 64  # of a sequence with its first token
 CLIP = 0.2
 STEPS_APART = 30  # timed at the end, with a publication and without
+MOST_ENDED = 5  # samplers that end by themselves, before the loop gives up
 OLDEST = 8  # steps; older samples are not used
 
 
@@ -113,7 +115,7 @@ class Samplers:
         self.options, self.batches = options, queue.Queue(maxsize=1)
         self.at = os.path.join(folder, "trainer")
         self.listener = Listener(self.at, "AF_UNIX")
-        self.processes = [None] * options.samplers
+        self.processes, self.ended = [None] * options.samplers, 0
         threading.Thread(target=self._accept, daemon=True).start()
         for i in range(options.samplers):
             self.start(i)
@@ -137,13 +139,21 @@ class Samplers:
                 self.batches.put(connection.recv())
                 connection.send(None)
 
+    def look(self):
+        """Start another sampler for one that has ended, a few times."""
+        for i, process in enumerate(self.processes):
+            if process.poll() is not None:
+                self.ended += 1
+                print(f"sampler {i} has ended with {process.returncode}", flush=True)
+                if self.ended > MOST_ENDED:
+                    raise SystemExit(f"rl_loop: {self.ended} samplers have ended")
+                self.start(i)
+
     def next(self):
         for _ in range(60):
+            self.look()
             with contextlib.suppress(queue.Empty):
                 return self.batches.get(timeout=1)
-            ended = [p.returncode for p in self.processes if p and p.poll() not in (None, -9)]
-            if ended:
-                raise SystemExit(f"rl_loop: a sampler has ended with {ended[0]}")
         raise SystemExit("rl_loop: no sampler has sent anything for 60 s")
 
     def kill(self, i):
@@ -264,6 +274,8 @@ def milliseconds(seconds):
 
 
 def report(seen, took, unused, shown, apart):
+    print("\nlag: steps by which the trainer was ahead of the weights of a sample\n"
+          "swap: time in which a sampler takes the newest generation")
     print(f"\n{'sampler':8}{'batches':>8}{'processes':>10}{'generations':>12}{'lag mean':>10}"
           f"{'lag max':>8}{'swap p50':>12}")
     for i, one in enumerate(seen):
@@ -280,7 +292,7 @@ def report(seen, took, unused, shown, apart):
             ("step, median, beside samplers", milliseconds(statistics.median(took))),
             ("step, median, alone, not published", milliseconds(without)),
             ("step, median, alone, published", milliseconds(with_it)),
-            ("stall of a step by publishing", milliseconds(with_it - without)),
+            ("the difference, noise included", milliseconds(with_it - without)),
             (f"batches unused, older than {OLDEST} steps", unused)):
         print(f"{name:40}{value:>16}")
 
