@@ -310,9 +310,9 @@ class Live:
                                f"tensor '{self._prefix}{one.names[0]}', a parameter of the module")
             wanted.append((one, places[names[0]] if names else None))
         if places and not used:
-            one = next(iter(places))
+            first = next(iter(places))
             raise NotFound(f"the module has none of the tensors of publication "
-                           f"'{self.publication}' (the first is '{one}')"
+                           f"'{self.publication}' (the first is '{first}')"
                            f"{f', with prefix {self._prefix!r}' if self._prefix else ''}")
         extra = next((n for n in places if n.startswith(self._prefix) and n not in used), None)
         if self._strict and extra is not None:
