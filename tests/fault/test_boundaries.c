@@ -28,7 +28,7 @@ TestSuite(boundaries, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 600
 
 /* With the address sanitizer, which takes five times as long, each disturbance stops at every eleventh
  * boundary, and the next one a boundary later. The plain build and the long form stop at all. */
-#define STRIDE 11u
+#define STRIDE 23u
 
 static unsigned cases; /* that were disturbed */
 
@@ -126,7 +126,7 @@ static void every_op(const struct stage *stage)
 	scene_node_end(&n);
 	fprintf(stderr, "%u disturbances on %u ranks, %u devices%s%s\n", cases, stage->ranks,
 		stage->devices, stage->queues ? ", queues" : "", stage->streams ? ", streams" : "");
-	cr_assert(only || cases > (longform_cut() ? 200u : 500u));
+	cr_assert(only || cases > (longform_cut() ? 100u : 500u));
 }
 
 #define BOUNDARIES(name, ...)                               \

@@ -245,7 +245,7 @@ static unsigned random_below(unsigned most)
  * leader and for the next epoch. */
 Test(partition, at_random_moments_and_again)
 {
-	unsigned n = longform_asked() ? 20000 : longform_cut() ? 100 : 300;
+	unsigned n = longform_asked() ? 20000 : longform_cut() ? 100 : 150;
 
 	for (unsigned i = 0; i < n; i++) {
 		plan = (struct plan){ .o = { .leader = random_below(CUTFIX_NODES),
@@ -460,7 +460,7 @@ Test(partition, the_other_side_does_not_go_on)
  * for a leader, take the state of replicas, or grow. */
 Test(partition, some_nodes_go_on_at_random_moments)
 {
-	unsigned n = longform_asked() ? 5000 : longform_cut() ? 50 : 150;
+	unsigned n = longform_asked() ? 5000 : longform_cut() ? 50 : 75;
 
 	runs = 0;
 	for (unsigned i = 0; i < n; i++) {
