@@ -11,14 +11,14 @@
 
 static void making_on_done(struct backend_task *task, int status);
 
-/* Is there anything left to begin? A pass begins when all of the one before is done, since each launch is waited for. */
+/* Is there anything left to begin? A pass begins when all of the one before is done. */
 static bool making_has_more(struct making *m)
 {
-	while (m->at_pass < MAKING_PASSES && m->next == m->passes[m->at_pass].n) {
+	while (m->at_pass < MAKING_PASSES && m->next == m->passes[m->at_pass].n && !m->running) {
 		m->at_pass++;
 		m->next = 0;
 	}
-	return m->at_pass < MAKING_PASSES;
+	return m->at_pass < MAKING_PASSES && m->next < m->passes[m->at_pass].n;
 }
 
 /* Blocks of the pass that are made by the next task. */
@@ -29,31 +29,31 @@ static uint32_t making_blocks(const struct making *m)
 	return m->tables || m->hurries || left < MAKING_BLOCKS ? left : MAKING_BLOCKS;
 }
 
-static void making_launch_pass(struct making *m)
+static void making_launch_pass(struct making *m, struct making_task *t)
 {
 	const struct making_pass *pass = &m->passes[m->at_pass];
 	bool makes = pass->pass == K_ASSEMBLE_MAKE;
 	uint32_t *crc = m->tables ? m->tables->crc : m->crc;
 
 	if (m->delta && makes) {
-		m->part = *m->delta;
-		m->part.blocks += m->next;
+		t->part = *m->delta;
+		t->part.blocks += m->next;
 	}
-	m->launch = (struct launch){ .kind = LAUNCH_ASSEMBLE,
+	t->launch = (struct launch){ .kind = LAUNCH_ASSEMBLE,
 				     .n = making_blocks(m),
 				     .assemble = { .tensors = m->tensors,
 						   .blocks = pass->blocks + m->next,
 						   .crc = makes ? crc + m->next : NULL,
 						   .moves = m->moves,
-						   .delta = m->delta && makes ? &m->part : NULL,
+						   .delta = m->delta && makes ? &t->part : NULL,
 						   .pass = pass->pass,
 						   .base = m->base } };
-	m->next += (uint32_t)m->launch.n;
+	m->next += (uint32_t)t->launch.n;
 }
 
-static void making_launch_copy(struct making *m, void *dst, const void *src, uint64_t bytes)
+static void making_launch_copy(struct making_task *t, void *dst, const void *src, uint64_t bytes)
 {
-	m->launch = (struct launch){ .kind = LAUNCH_COPY,
+	t->launch = (struct launch){ .kind = LAUNCH_COPY,
 				     .n = bytes,
 				     .copy = { .dst = dst, .src = src } };
 }
@@ -65,26 +65,49 @@ static bool making_waits(const struct making *m)
 	       (m->at == MAKING_PASS && m->n_fences > 0);
 }
 
+static struct making_task *making_free_task(struct making *m)
+{
+	struct making_task *t = m->tasks;
+
+	while (t->runs)
+		t++;
+	return t;
+}
+
 static void making_submit(struct making *m)
 {
 	struct backend *b = m->at == MAKING_FENCE ? m->fences[m->fenced] : m->backend;
+	struct making_task *t = making_free_task(m);
 
 	if (m->at == MAKING_TABLES)
-		making_launch_copy(m, backend_addr(m->tables->slab->mem), m->tables->image,
+		making_launch_copy(t, backend_addr(m->tables->slab->mem), m->tables->image,
 				   m->tables->bytes);
 	else if (m->at == MAKING_PASS)
-		making_launch_pass(m);
+		making_launch_pass(m, t);
 	else if (m->at == MAKING_CRC)
-		making_launch_copy(m, m->crc, m->tables->crc,
+		making_launch_copy(t, m->crc, m->tables->crc,
 				   m->passes[MAKING_PASSES - 1].n * sizeof(*m->crc));
-	m->task = (struct backend_task){ .launches = &m->launch,
+	t->m = m;
+	t->runs = true;
+	m->running++;
+	t->task = (struct backend_task){ .launches = &t->launch,
 					 .n_launches = m->at == MAKING_FENCE ? 0 : 1,
 					 .sync = making_waits(m),
 					 .done = making_on_done,
 					 .owner = job_as_owner(m->job) };
 	if (m->submits && m->at == MAKING_PASS)
-		m->submits(m);
-	backend_submit(b, &m->task);
+		m->submits(m, &t->task);
+	backend_submit(b, &t->task);
+}
+
+/* Submit what can be now. */
+static void making_go_on(struct making *m)
+{
+	unsigned most = m->tables ? 1 : MAKING_TASKS;
+
+	do
+		making_submit(m);
+	while (m->at == MAKING_PASS && m->running < most && making_has_more(m));
 }
 
 /* Go to the step that is next. */
@@ -92,7 +115,7 @@ static void making_move(struct making *m)
 {
 	if (m->at == MAKING_FENCE && m->fenced == m->n_fences)
 		m->at = m->tables && !m->tables->there ? MAKING_TABLES : MAKING_PASS;
-	if (m->at == MAKING_PASS && !making_has_more(m))
+	if (m->at == MAKING_PASS && !m->running && !making_has_more(m))
 		m->at = m->tables ? MAKING_CRC : MAKING_END;
 }
 
@@ -117,35 +140,47 @@ static void making_step(struct making *m)
 	making_move(m);
 }
 
+/* Nothing is begun any more. */
+static bool making_ends(const struct making *m)
+{
+	return m->status || m->cancelled || m->at == MAKING_END;
+}
+
 static void making_on_done(struct backend_task *task, int status)
 {
-	struct making *m = CONTAINER_OF(task, struct making, task);
+	struct making_task *t = CONTAINER_OF(task, struct making_task, task);
+	struct making *m = t->m;
 
-	if (status == 0)
+	t->runs = false;
+	m->running--;
+	m->status = m->status ? m->status : status;
+	if (!m->status)
 		making_step(m);
 	if (m->at == MAKING_CRC && !m->ordered) {
 		m->ordered = true;
 		if (m->orders)
 			m->orders(m);
 	}
-	if (status == 0 && !m->cancelled && m->at != MAKING_END) {
-		making_submit(m);
+	if (!making_ends(m) && (m->at != MAKING_PASS || making_has_more(m)))
+		making_go_on(m);
+	if (m->running)
 		return;
-	}
+	CHECK(making_ends(m));
 	list_unlink(&m->link);
-	m->done(m, status ? status : m->cancelled ? -ECANCELED : 0);
+	m->done(m, m->status ? m->status : m->cancelled ? -ECANCELED : 0);
 }
 
 void making_begin(struct making *m)
 {
 	CHECK(m->passes[MAKING_PASSES - 1].n && m->done);
 	m->at = MAKING_FENCE;
-	m->fenced = m->at_pass = m->next = 0;
+	m->fenced = m->at_pass = m->next = m->running = 0;
+	m->status = 0;
 	m->hurries = m->cancelled = m->ordered = false;
 	making_move(m);
 	list_init(&m->link);
 	list_append(&m->job->readers.makings, &m->link);
-	making_submit(m);
+	making_go_on(m);
 }
 
 void making_cancel(struct making *m)

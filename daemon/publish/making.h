@@ -35,6 +35,17 @@ struct job;
 struct making;
 struct tables;
 
+/* So many tasks are submitted at a time: the threads have the next one when they are done with one. On a GPU one. */
+#define MAKING_TASKS 2u
+
+struct making_task {
+	struct making *m;
+	bool runs;
+	struct k_delta part; /* of the making's delta, for the blocks of the launch */
+	struct launch launch;
+	struct backend_task task;
+};
+
 /* It is over; masters are not read any more. @status: 0, -ECANCELED, or the negative errno of a device.
  * Operations that wait to write are resumed by the callee (readers_go_on). */
 typedef void (*making_cb)(struct making *m, int status);
@@ -64,12 +75,13 @@ struct making {
 	bool ordered; /* masters may be written: that comes behind it */
 	bool hurries; /* somebody waits to write */
 	bool cancelled;
+	int status; /* of the first task that failed */
 	making_cb done;
-	void (*orders)(struct making *m);  /* (optional) on a GPU: masters may be written */
-	void (*submits)(struct making *m); /* (optional) @task is about to be submitted */
-	struct k_delta part;               /* of @delta, for the blocks of the launch */
-	struct launch launch;
-	struct backend_task task;
+	void (*orders)(struct making *m); /* (optional) on a GPU: masters may be written */
+	/* (optional) @task is about to be submitted */
+	void (*submits)(struct making *m, struct backend_task *task);
+	struct making_task tasks[MAKING_TASKS];
+	unsigned running; /* of them */
 };
 
 /* Begin it: @m has what is described above, the rest is set here. @done follows, not from here. */

@@ -373,11 +373,11 @@ static void publication_on_ordered(struct making *m)
 }
 
 /* For the flight recorder. */
-static void publication_on_submit(struct making *m)
+static void publication_on_submit(struct making *m, struct backend_task *task)
 {
 	struct publication *p = CONTAINER_OF(m, struct publication, making);
 
-	device_note_task(&p->note, m->backend, &m->task);
+	device_note_task(&p->note, m->backend, task);
 }
 
 /* No generation of an earlier daemon had it. */
