@@ -413,7 +413,8 @@ struct k_delta_block {
 	uint64_t at;
 	uint32_t changed; /* elements */
 	uint32_t crc;     /* CRC-32C of these bytes */
-	bool dense;
+	uint32_t dense;   /* bool */
+	uint32_t zero;
 };
 
 /* What is made beside the tensors: how they differ from a base of the same tensors. */

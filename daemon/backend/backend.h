@@ -81,7 +81,7 @@ enum launch_kind {
 	LAUNCH_UNSCALE,
 	LAUNCH_ADD_ROWS,
 	LAUNCH_REDUCE_STEP,
-	LAUNCH_ASSEMBLE, /* on a device without a delta, and with tables in its memory */
+	LAUNCH_ASSEMBLE, /* on a device with tables in its memory, also those of a delta */
 	_LAUNCH_N
 };
 

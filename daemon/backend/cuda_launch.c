@@ -279,7 +279,14 @@ static CUresult cuda_launch_assemble(struct cuda *c, struct cuda_queue *q, const
 				      .n = k->n,
 				      .pass = a->pass };
 
-	CHECK(!a->delta && (a->crc || a->pass != K_ASSEMBLE_MAKE));
+	CHECK(a->crc || a->pass != K_ASSEMBLE_MAKE);
+	if (a->delta) {
+		args.shift = cuda_ptr(a->delta->base) - cuda_ptr(a->delta->made);
+		args.out = cuda_ptr(a->delta->out);
+		args.room = a->delta->room;
+		args.used = cuda_ptr(a->delta->used);
+		args.deltas = cuda_ptr(a->delta->blocks);
+	}
 	return cuda_launch_run(c, q, CUDA_FN_ASSEMBLE, k->n, &args);
 }
 

@@ -548,6 +548,7 @@ int assembly_new(const struct job *job, const view_declaration *p, struct assemb
 		return f->code;
 	}
 	assembly_fill(a);
+	a->delta_room = a->bytes * p->delta_percent / 100;
 	*ret = a;
 	return 0;
 }
@@ -615,7 +616,8 @@ int assembly_take_tables(struct assembly *a, const struct board_payer *payer)
 					   .n_amax = s->n_amax,
 					   .n_cleared = s->n_cleared,
 					   .n_measured = s->n_measured,
-					   .n_blocks = a->n_blocks };
+					   .n_blocks = a->n_blocks,
+					   .delta_room = a->delta_room };
 
 	return tables_take(&a->tables, &all, payer);
 }

@@ -39,8 +39,9 @@ struct assembly {
 	struct assembly_scales *scales; /* owned; NULL: no tensor has any */
 	bool *reads;                    /* by the job's units: it reads their masters */
 	uint32_t n_units;
-	uint64_t bytes; /* of a generation */
-	uint64_t moves; /* bytes read and written for a block, on average */
+	uint64_t bytes;      /* of a generation */
+	uint64_t moves;      /* bytes read and written for a block, on average */
+	uint64_t delta_room; /* bytes of the changes of a delta; 0: there are none */
 };
 
 /* What @p makes of the units that the job has now. They are whole on this node. @ret: assembly_unref.

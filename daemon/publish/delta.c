@@ -51,9 +51,9 @@ static int delta_take(struct delta *d, const struct board_payer *payer, uint64_t
 }
 
 int delta_begin(struct delta *d, const struct assembly *a, const struct board_payer *payer,
-		uint32_t percent, const void *base, const void *made)
+		const void *base, const void *made)
 {
-	uint64_t payload = delta_payload(a), room = a->bytes * percent / 100;
+	uint64_t payload = delta_payload(a), room = a->delta_room;
 	int r;
 
 	delta_clear(d);

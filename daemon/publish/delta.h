@@ -1,7 +1,8 @@
 /*
  * The delta of a generation: what has changed since the one before (proto/delta_abi.h). It is made beside
  * the generation by the same kernel, in a slab of its own that is as long as the declaration allows. What
- * does not fit there gives no delta. Loop thread only.
+ * does not fit there gives no delta. It is in the memory of the host: a GPU makes it in its own first
+ * (publish/tables.h). Loop thread only.
  */
 #ifndef SHARDD_PUBLISH_DELTA_H
 #define SHARDD_PUBLISH_DELTA_H
@@ -32,10 +33,10 @@ struct delta_end {
 	uint32_t checksum;
 };
 
-/* Begin the delta from @base to what is made of @a at @made. @percent: of the generation's bytes. Return: 0,
+/* Begin the delta from @base to what is made of @a at @made. @payer: whose device is the host's memory. Return: 0,
  * or a negative errno: without memory there is none. */
 int delta_begin(struct delta *d, const struct assembly *a, const struct board_payer *payer,
-		uint32_t percent, const void *base, const void *made);
+		const void *base, const void *made);
 /* All blocks are made. Return: whether there is a delta. */
 bool delta_finish(struct delta *d, const struct assembly *a, const struct delta_end *base,
 		  const struct delta_end *made);

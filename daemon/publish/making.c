@@ -36,7 +36,9 @@ static void making_launch_pass(struct making *m, struct making_task *t)
 	uint32_t *crc = m->tables ? m->tables->crc : m->crc;
 
 	if (m->delta && makes) {
-		t->part = *m->delta;
+		t->part = m->tables ? m->tables->delta : *m->delta;
+		t->part.base = m->delta->base;
+		t->part.made = m->delta->made;
 		t->part.blocks += m->next;
 	}
 	t->launch = (struct launch){ .kind = LAUNCH_ASSEMBLE,
@@ -61,8 +63,38 @@ static void making_launch_copy(struct making_task *t, void *dst, const void *src
 /* Is the task to be executed before the next step? Tasks of a queue come one after the other anyway. */
 static bool making_waits(const struct making *m)
 {
-	return !m->tables || m->at == MAKING_FENCE || m->at == MAKING_CRC ||
+	return !m->tables || m->at == MAKING_FENCE || m->at >= MAKING_CRC ||
 	       (m->at == MAKING_PASS && m->n_fences > 0);
+}
+
+/* What is copied to or from the memory of a GPU. */
+static void making_launch_table(const struct making *m, struct making_task *t)
+{
+	static const uint64_t none;
+	const struct tables *on = m->tables;
+	uint64_t blocks = m->passes[MAKING_PASSES - 1].n;
+
+	if (m->at == MAKING_TABLES)
+		making_launch_copy(t, backend_addr(on->slab->mem), on->image, on->bytes);
+	else if (m->at == MAKING_USED)
+		making_launch_copy(t, on->delta.used, &none, sizeof(none));
+	else if (m->at == MAKING_CRC)
+		making_launch_copy(t, m->crc, on->crc, blocks * sizeof(*m->crc));
+	else if (m->at == MAKING_DELTAS)
+		making_launch_copy(t, m->delta->blocks, on->delta.blocks,
+				   blocks * sizeof(*m->delta->blocks));
+	else if (m->at == MAKING_TAKEN)
+		making_launch_copy(t, m->delta->used, on->delta.used, sizeof(*m->delta->used));
+	else if (m->at == MAKING_CHANGES)
+		making_launch_copy(t, m->delta->out, on->delta.out, *m->delta->used);
+}
+
+static void making_launch(struct making *m, struct making_task *t)
+{
+	if (m->at == MAKING_PASS)
+		making_launch_pass(m, t);
+	else
+		making_launch_table(m, t);
 }
 
 static struct making_task *making_free_task(struct making *m)
@@ -79,14 +111,7 @@ static void making_submit(struct making *m)
 	struct backend *b = m->at == MAKING_FENCE ? m->fences[m->fenced] : m->backend;
 	struct making_task *t = making_free_task(m);
 
-	if (m->at == MAKING_TABLES)
-		making_launch_copy(t, backend_addr(m->tables->slab->mem), m->tables->image,
-				   m->tables->bytes);
-	else if (m->at == MAKING_PASS)
-		making_launch_pass(m, t);
-	else if (m->at == MAKING_CRC)
-		making_launch_copy(t, m->crc, m->tables->crc,
-				   m->passes[MAKING_PASSES - 1].n * sizeof(*m->crc));
+	making_launch(m, t);
 	t->m = m;
 	t->runs = true;
 	m->running++;
@@ -110,33 +135,48 @@ static void making_go_on(struct making *m)
 	while (m->at == MAKING_PASS && m->running < most && making_has_more(m));
 }
 
+/* Is there nothing to do in the step? */
+static bool making_skips(struct making *m)
+{
+	switch ((enum making_at)m->at) {
+	case MAKING_FENCE:
+		return m->fenced == m->n_fences;
+	case MAKING_TABLES:
+		return !m->tables || m->tables->there;
+	case MAKING_USED:
+		return !m->tables || !m->delta;
+	case MAKING_PASS:
+		return !m->running && !making_has_more(m);
+	case MAKING_CRC:
+		return !m->tables;
+	case MAKING_DELTAS:
+	case MAKING_TAKEN:
+		return !m->tables || !m->delta;
+	case MAKING_CHANGES: /* what has no room is no delta */
+		return !m->tables || !m->delta || !*m->delta->used ||
+		       *m->delta->used > m->delta->room;
+	case MAKING_END:
+		return false;
+	}
+	return false;
+}
+
 /* Go to the step that is next. */
 static void making_move(struct making *m)
 {
-	if (m->at == MAKING_FENCE && m->fenced == m->n_fences)
-		m->at = m->tables && !m->tables->there ? MAKING_TABLES : MAKING_PASS;
-	if (m->at == MAKING_PASS && !m->running && !making_has_more(m))
-		m->at = m->tables ? MAKING_CRC : MAKING_END;
+	while (making_skips(m))
+		m->at++;
 }
 
 /* The step is over. */
 static void making_step(struct making *m)
 {
-	switch ((enum making_at)m->at) {
-	case MAKING_FENCE:
+	if (m->at == MAKING_FENCE)
 		m->fenced++;
-		break;
-	case MAKING_TABLES:
+	if (m->at == MAKING_TABLES)
 		tables_are_there(m->tables);
-		m->at = MAKING_PASS;
-		break;
-	case MAKING_PASS:
-		break;
-	case MAKING_CRC:
-	case MAKING_END:
-		m->at = MAKING_END;
-		break;
-	}
+	if (m->at != MAKING_FENCE && m->at != MAKING_PASS && m->at != MAKING_END)
+		m->at++;
 	making_move(m);
 }
 

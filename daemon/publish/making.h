@@ -26,8 +26,12 @@
 enum making_at {
 	MAKING_FENCE, /* what other devices were given before is executed, one device after the other */
 	MAKING_TABLES, /* are copied to the device, the first time */
+	MAKING_USED,   /* of a delta becomes 0 */
 	MAKING_PASS,
-	MAKING_CRC, /* is copied from it */
+	MAKING_CRC,    /* is copied from it */
+	MAKING_DELTAS, /* so is what is known of a delta, */
+	MAKING_TAKEN,
+	MAKING_CHANGES, /* and it */
 	MAKING_END,
 };
 
@@ -67,7 +71,7 @@ struct making {
 	uint32_t next;    /* ... this block was not begun yet */
 	uint64_t moves;
 	uintptr_t base;                        /* of what is made: added to dst of the tensors */
-	const struct k_delta *delta;           /* borrowed; NULL: none */
+	const struct k_delta *delta;           /* borrowed, in the host's memory; NULL: none */
 	struct tables *tables;                 /* borrowed: on the device; NULL: on the host */
 	struct backend *fences[MAKING_FENCES]; /* of other devices that have masters */
 	unsigned n_fences, fenced;

@@ -399,14 +399,17 @@ static const struct k_delta *publication_begin_delta(struct publication *p, stru
 {
 	const view_declaration *d = publication_declared(p);
 	const struct published *base = publication_newest(p);
-	struct board_payer payer = publication_payer(p, g->assembly);
+	struct board_payer payer =
+		publication_is_on_gpu(p) ? publication_pages(p) : publication_payer(p, g->assembly);
 
 	delta_clear(&g->delta);
+	if (publication_is_on_gpu(p) && !g->assembly->delta_room)
+		return NULL; /* of a few bytes */
 	if (!d->delta_percent || !base || base->assembly != g->assembly ||
 	    (d->full_every && g->number % d->full_every == 0))
 		return NULL;
-	if (delta_begin(&g->delta, g->assembly, &payer, d->delta_percent,
-			backend_addr(base->slab->mem), backend_addr(g->slab->mem)) < 0) {
+	if (delta_begin(&g->delta, g->assembly, &payer, backend_addr(base->slab->mem),
+			backend_addr(g->slab->mem)) < 0) {
 		p->counts.not_deltas++;
 		return NULL;
 	}
@@ -491,17 +494,6 @@ static int publication_fit(struct publication *p, struct fault *f)
 		return 0;
 	if (assembly_new(p->job, publication_declared(p), &a, f))
 		return f->code;
-	if (publication_declared(p)->delta_percent &&
-	    backend_info(a->device->backend)->order != BACKEND_ORDER_NONE) {
-		fault_set(
-			f, FAULT_UNIMPLEMENTED, "delta_percent",
-			"delta_percent is %u, and generations are in the memory of %s: deltas are "
-			"made in host memory only",
-			publication_declared(p)->delta_percent,
-			backend_info(a->device->backend)->id);
-		assembly_unref(a);
-		return f->code;
-	}
 	if (user_charge_resize(&p->cost, publication_own_bytes(p) + publication_tables_bytes(p, a),
 			       f)) {
 		assembly_unref(a);
@@ -839,6 +831,14 @@ static uint64_t publication_buffer_bytes(const struct published *g)
 	return (g->slab ? g->slab->bytes : 0) + (g->delta.slab ? g->delta.slab->bytes : 0);
 }
 
+/* On a GPU. */
+static uint64_t publication_tables_slab_bytes(const struct publication *p)
+{
+	const struct slab *slab = p->assembly ? p->assembly->tables.slab : NULL;
+
+	return slab ? slab->bytes : 0;
+}
+
 uint64_t publications_bytes(const struct job *job)
 {
 	const struct publication *p, *tmp;
@@ -848,6 +848,6 @@ uint64_t publications_bytes(const struct job *job)
 		for (unsigned i = 0; i < p->n_buffers; i++)
 			bytes += publication_buffer_bytes(&p->buffers[i]);
 	list_for_each (p, tmp, &job->readers.publications, link)
-		bytes += board_bytes(&p->board);
+		bytes += board_bytes(&p->board) + publication_tables_slab_bytes(p);
 	return bytes;
 }

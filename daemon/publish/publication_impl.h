@@ -7,7 +7,9 @@
 /* publication.c: begin to make a generation, if one is wanted and can be made now. */
 void publication_go(struct publication *p);
 
-/* publication_uses.c: has somebody leased @g, or does a reader hold it? */
+/* publication_uses.c: who pays for pages of the host. */
+struct board_payer publication_pages(struct publication *p);
+/* Has somebody leased @g, or does a reader hold it? */
 bool publication_is_used(const struct published *g);
 /* What readers see of @g, which is READY. */
 void publication_write(const struct published *g);

@@ -100,7 +100,7 @@ void publication_show(struct publication *p)
 }
 
 /* The memory of boards and holds is charged to the job, unless it is on GPUs: its quota is of their memory then. */
-static struct board_payer publication_uses_pages(struct publication *p)
+struct board_payer publication_pages(struct publication *p)
 {
 	struct device *d = node_pages(p->job->node);
 
@@ -171,7 +171,7 @@ int publication_open_reader(struct publication *p, struct user *payer, uid_t uid
 			    struct board_reader **ret, struct fault *f)
 {
 	struct job *job = p->job;
-	struct board_payer pages = publication_uses_pages(p);
+	struct board_payer pages = publication_pages(p);
 	struct board_reader *r;
 
 	if (publication_uses_check_readers(p, uid, f))

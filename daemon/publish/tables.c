@@ -11,7 +11,9 @@
 
 /* Where the arrays are, from the begin of the memory. */
 struct tables_plan {
-	uint64_t tensors, boxes, scales, amax, cleared, measured, blocks, crc, bytes;
+	uint64_t tensors, boxes, scales, amax, cleared, measured, blocks, crc;
+	uint64_t used, deltas, out; /* of a delta */
+	uint64_t bytes;
 };
 
 static uint64_t tables_put(uint64_t *bytes, uint64_t n, uint64_t size)
@@ -36,6 +38,10 @@ static struct tables_plan tables_plan(const struct tables_source *s, uint64_t *r
 	*ret_copied = p.bytes;
 	p.amax = tables_put(&p.bytes, s->n_amax, sizeof(*s->amax));
 	p.crc = tables_put(&p.bytes, s->n_blocks, sizeof(uint32_t));
+	p.used = tables_put(&p.bytes, s->delta_room ? 1 : 0, sizeof(uint64_t));
+	p.deltas =
+		tables_put(&p.bytes, s->delta_room ? s->n_blocks : 0, sizeof(struct k_delta_block));
+	p.out = tables_put(&p.bytes, s->delta_room, 1);
 	return p;
 }
 
@@ -99,6 +105,11 @@ int tables_take(struct tables *t, const struct tables_source *s, const struct bo
 	t->measured = (const void *)(uintptr_t)(base + p.measured);
 	t->blocks = (const void *)(uintptr_t)(base + p.blocks);
 	t->crc = (void *)(uintptr_t)(base + p.crc);
+	if (s->delta_room)
+		t->delta = (struct k_delta){ .out = (void *)(uintptr_t)(base + p.out),
+					     .room = s->delta_room,
+					     .used = (void *)(uintptr_t)(base + p.used),
+					     .blocks = (void *)(uintptr_t)(base + p.deltas) };
 	return 0;
 }
 

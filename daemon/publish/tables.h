@@ -20,6 +20,8 @@ struct tables {
 	const struct k_assemble_tensor *tensors;
 	const struct k_assemble_block *cleared, *measured, *blocks;
 	uint32_t *crc; /* by block */
+	/* Of the delta that is made, if there are any: what the kernel writes, before it is copied to the host. */
+	struct k_delta delta;
 };
 
 /* What they are copies of, with addresses of the host. Borrowed. */
@@ -30,6 +32,7 @@ struct tables_source {
 	const uint32_t *amax; /* not copied */
 	const struct k_assemble_block *cleared, *measured, *blocks;
 	uint64_t n_tensors, n_boxes, n_scales, n_amax, n_cleared, n_measured, n_blocks;
+	uint64_t delta_room; /* bytes of a delta's changes; 0: there are no deltas */
 };
 
 /* Have memory and an image of the tables of @s, on payer->device. Return: 0, or the negative errno of slab_new:

@@ -388,6 +388,142 @@ static __device__ void prepare(const struct k_assemble_tensor &t, const struct k
 	measure.tell();
 }
 
+/* ------------------------------------------------------------------------------- deltas */
+
+/* Of a block of @n elements of @size bytes, as in k_delta_block. */
+struct delta_form {
+	uint32_t n, size;
+
+	__device__ __forceinline__ uint64_t padded(uint64_t bytes) const
+	{
+		return (bytes + 7) / 8 * 8;
+	}
+
+	__device__ __forceinline__ bool dense(uint32_t changed) const
+	{
+		return static_cast<uint64_t>(changed) * (2 + size) >= static_cast<uint64_t>(n) * size;
+	}
+
+	__device__ __forceinline__ uint64_t bytes(uint32_t changed) const
+	{
+		return dense(changed) ? padded(static_cast<uint64_t>(n) * size)
+				      : padded(2ull * changed) + padded(static_cast<uint64_t>(changed) * size);
+	}
+};
+
+static __device__ __forceinline__ uint32_t delta_get(uint64_t at, uint32_t i, uint32_t size)
+{
+	return size == 4   ? reinterpret_cast<const uint32_t *>(at)[i]
+	       : size == 2 ? reinterpret_cast<const uint16_t *>(at)[i]
+			   : reinterpret_cast<const uint8_t *>(at)[i];
+}
+
+static __device__ __forceinline__ void delta_put(uint64_t at, uint32_t i, uint32_t size, uint32_t value)
+{
+	if (size == 4)
+		reinterpret_cast<uint32_t *>(at)[i] = value;
+	else if (size == 2)
+		reinterpret_cast<uint16_t *>(at)[i] = static_cast<uint16_t>(value);
+	else
+		reinterpret_cast<uint8_t *>(at)[i] = static_cast<uint8_t>(value);
+}
+
+/* Zeros behind @bytes. */
+static __device__ __forceinline__ void delta_pad(const struct delta_form &f, uint64_t at, uint64_t bytes)
+{
+	for (uint64_t i = bytes; i < f.padded(bytes); i++)
+		reinterpret_cast<uint8_t *>(at)[i] = 0;
+}
+
+/* All values. */
+static __device__ void delta_write_dense(const struct delta_form &f, uint64_t made, uint64_t to)
+{
+	for (uint32_t i = threadIdx.x; i < f.n; i += LAUNCH_THREADS)
+		delta_put(to, i, f.size, delta_get(made, i, f.size));
+	if (threadIdx.x == 0)
+		delta_pad(f, to, static_cast<uint64_t>(f.n) * f.size);
+}
+
+/* What the block of threads shares. */
+struct delta_shared {
+	uint32_t before[LAUNCH_THREADS + 1]; /* changes in the parts of threads before */
+	uint64_t at;
+	bool fits;
+};
+
+/* Room for the changes, and what is known of them. One thread. */
+static __device__ void delta_take(const struct cuda_assemble &a, uint64_t e, const struct delta_form &f,
+				  struct delta_shared &s)
+{
+	struct k_delta_block *ret = reinterpret_cast<struct k_delta_block *>(a.deltas) + e;
+	uint32_t changed = 0;
+	uint64_t bytes;
+
+	for (uint32_t i = 0; i < LAUNCH_THREADS; i++) {
+		const uint32_t own = s.before[i];
+
+		s.before[i] = changed;
+		changed += own;
+	}
+	s.before[LAUNCH_THREADS] = changed;
+	bytes = f.bytes(changed);
+	s.at = atomicAdd(reinterpret_cast<unsigned long long *>(a.used), static_cast<unsigned long long>(bytes));
+	s.fits = s.at <= a.room && bytes <= a.room - s.at;
+	ret->at = s.fits ? s.at : KERNEL_DELTA_NONE;
+	ret->changed = changed;
+	ret->crc = 0;
+	ret->dense = f.dense(changed);
+	ret->zero = 0;
+}
+
+/* The elements of block @e at @made that differ from the base. Each thread has a part of them, one part behind the
+ * other, so that positions ascend. All threads. */
+static __device__ void delta_write(const struct cuda_assemble &a, const struct crc_tables &crc, uint64_t e,
+				   uint64_t made, const struct delta_form &f)
+{
+	__shared__ struct delta_shared s;
+	const uint32_t each = (f.n + LAUNCH_THREADS - 1) / LAUNCH_THREADS;
+	const uint32_t begin = threadIdx.x * each < f.n ? threadIdx.x * each : f.n;
+	const uint32_t end = begin + each < f.n ? begin + each : f.n;
+	const uint64_t base = made + a.shift;
+	uint32_t changed = 0, total;
+	uint64_t to;
+
+	__syncthreads();
+	for (uint32_t i = begin; i < end; i++)
+		changed += delta_get(made, i, f.size) != delta_get(base, i, f.size);
+	s.before[threadIdx.x] = changed;
+	__syncthreads();
+	if (threadIdx.x == 0)
+		delta_take(a, e, f, s);
+	__syncthreads();
+	total = s.before[LAUNCH_THREADS];
+	to = a.out + s.at;
+	if (!s.fits)
+		return;
+	if (f.dense(total)) {
+		delta_write_dense(f, made, to);
+	} else {
+		const uint64_t values = to + f.padded(2ull * total);
+		uint32_t k = s.before[threadIdx.x];
+
+		for (uint32_t i = begin; i < end; i++) {
+			const uint32_t value = delta_get(made, i, f.size);
+
+			if (value == delta_get(base, i, f.size))
+				continue;
+			delta_put(to, k, 2, i);
+			delta_put(values, k++, f.size, value);
+		}
+		if (threadIdx.x == 0) {
+			delta_pad(f, to, 2ull * total);
+			delta_pad(f, values, static_cast<uint64_t>(total) * f.size);
+		}
+	}
+	crc_write(crc, to, static_cast<uint32_t>(f.bytes(total)),
+		  &reinterpret_cast<struct k_delta_block *>(a.deltas)[e].crc);
+}
+
 KERNEL(2) shardd_assemble(const __grid_constant__ struct cuda_assemble a)
 {
 	const struct k_assemble_block *blocks = reinterpret_cast<const struct k_assemble_block *>(a.blocks);
@@ -408,5 +544,7 @@ KERNEL(2) shardd_assemble(const __grid_constant__ struct cuda_assemble a)
 		}
 		make(t, b, dst);
 		crc_write(crc, dst + b.first * size, b.n * size, reinterpret_cast<uint32_t *>(a.crc) + e);
+		if (a.deltas)
+			delta_write(a, crc, e, dst + b.first * size, { b.n, size });
 	}
 }

@@ -174,9 +174,12 @@ struct cuda_add_rows {
 
 /* Blocks [0, n) of @blocks, of @tensors: arrays of k_assemble_block and k_assemble_tensor in device memory,
  * whose pointers are device addresses; @base is added to dst of each tensor. @crc: of each block, uint32_t;
- * used by K_ASSEMBLE_MAKE alone. A block of 128 KiB is made by one block of threads. */
+ * used by K_ASSEMBLE_MAKE alone. A block of 128 KiB is made by one block of threads.
+ * @deltas: of each block, k_delta_block; 0: there is no delta. @shift is added to the address of an element for
+ * that of the base's. @out: @room bytes, of which *@used are taken. */
 struct cuda_assemble {
 	uint64_t tensors, blocks, base, crc, n;
+	uint64_t shift, out, room, used, deltas;
 	uint32_t pass, zero;
 };
 

@@ -346,13 +346,75 @@ static void assembled_pass(struct tester *t, const struct assembled_tables *host
 		      n);
 }
 
+/* Arrays of a delta in the bed. */
+struct assembled_delta {
+	unsigned base, out, used, blocks;
+	uint64_t room;
+};
+
+/* The base is what was made, but for one element in 37, and for all of the second block. */
+static void assembled_base(struct tester *t, const struct assembled_delta *d, unsigned out,
+			   uint64_t elements, size_t size)
+{
+	uint8_t *base = bed_host(&t->bed, d->base);
+	uint64_t dense = KERNEL_ASSEMBLE_BYTES / size;
+
+	memcpy(base, bed_host(&t->bed, out), elements * size);
+	for (uint64_t i = 0; i < elements; i++)
+		if (i % 37 == 5 || i / dense == 1)
+			base[i * size] ^= 1;
+	memset(bed_host(&t->bed, d->used), 0, sizeof(uint64_t));
+	bed_upload(&t->bed);
+}
+
+/* Block by block, so that their changes come in one order. */
+static void assembled_deltas(struct tester *t, const struct assembled_tables *host,
+			     CUdeviceptr tables, unsigned crc, unsigned out,
+			     const struct assembled_delta *d, unsigned n)
+{
+	struct bed *b = &t->bed;
+
+	for (unsigned e = 0; e < n; e++) {
+		struct k_delta own = { .base = bed_host(b, d->base),
+				       .made = bed_host(b, out),
+				       .out = bed_host(b, d->out),
+				       .room = d->room,
+				       .used = bed_host(b, d->used),
+				       .blocks =
+					       (struct k_delta_block *)bed_host(b, d->blocks) + e };
+		struct k_assemble k = { .tensors = host->tensors,
+					.blocks = host->blocks + e,
+					.crc = (uint32_t *)bed_host(b, crc) + e,
+					.delta = &own };
+
+		kernels_ref()->assemble(&k, 0, 1);
+		device_launch(&t->device, CUDA_FN_ASSEMBLE,
+			      &(struct cuda_assemble){
+				      .tensors =
+					      tables + offsetof(struct assembled_tables, tensors),
+				      .blocks = tables + offsetof(struct assembled_tables, blocks) +
+						e * sizeof(struct k_assemble_block),
+				      .crc = bed_device(b, crc) + e * sizeof(uint32_t),
+				      .n = 1,
+				      .shift = bed_device(b, d->base) - bed_device(b, out),
+				      .out = bed_device(b, d->out),
+				      .room = d->room,
+				      .used = bed_device(b, d->used),
+				      .deltas = bed_device(b, d->blocks) +
+						e * sizeof(struct k_delta_block) },
+			      1);
+	}
+}
+
 static void assembled_case(struct tester *t, enum dtype to, enum dtype from,
 			   const struct assembled *s)
 {
 	size_t words = sizeof(struct assembled_tables) / sizeof(float);
+	size_t size = to == DTYPE_E4M3 ? 1 : dtype_size(to);
 	uint64_t scales = assembled_scales(s);
 	struct bed *b = &t->bed;
 	struct assembled_tables host;
+	struct assembled_delta d;
 	unsigned in, out, scale, amax, crc, tables, n;
 
 	bed_begin(b);
@@ -362,6 +424,14 @@ static void assembled_case(struct tester *t, enum dtype to, enum dtype from,
 	amax = bed_add(b, DTYPE_FP32, scales + 1, 0, BED_ANY);
 	crc = bed_add(b, DTYPE_FP32, ASSEMBLED_BLOCKS, 0, BED_ANY);
 	tables = bed_add(b, DTYPE_FP32, words, 0, BED_ANY);
+	/* one that has room for all, or for some */
+	d.room = (s - assembled) % 2 ? 4096 : s->elements * 8 + 4096;
+	d.base = bed_add(b, to == DTYPE_E4M3 ? DTYPE_BF16 : to, s->elements, 0, BED_ANY);
+	d.out = bed_add(b, DTYPE_FP32, d.room / sizeof(float), 0, BED_ANY);
+	d.used = bed_add(b, DTYPE_FP32, 2, 0, BED_ANY);
+	d.blocks = bed_add(b, DTYPE_FP32,
+			   ASSEMBLED_BLOCKS * sizeof(struct k_delta_block) / sizeof(float), 0,
+			   BED_ANY);
 	assembled_fill(s, to, from, bed_host(b, tables), bed_device(b, tables), bed_device(b, in),
 		       bed_device(b, out), bed_device(b, scale), bed_device(b, amax));
 	bed_upload(b);
@@ -377,6 +447,10 @@ static void assembled_case(struct tester *t, enum dtype to, enum dtype from,
 	assembled_pass(t, &host, bed_device(b, tables), bed_device(b, crc), bed_host(b, crc),
 		       K_ASSEMBLE_MAKE, 0, n);
 	tester_same(t, true, "%s from %s, case %zu", dtype_name(to), dtype_name(from),
+		    (size_t)(s - assembled));
+	assembled_base(t, &d, out, s->elements, size);
+	assembled_deltas(t, &host, bed_device(b, tables), crc, out, &d, s->rows ? n - 1 : n);
+	tester_same(t, true, "a delta of %s from %s, case %zu", dtype_name(to), dtype_name(from),
 		    (size_t)(s - assembled));
 }
 

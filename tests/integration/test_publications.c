@@ -472,8 +472,6 @@ static int fetches_into_another_buffer(const struct trainer *t)
 
 Test(publications, are_fetched_into_another_buffer)
 {
-	if (!train_on_host())
-		cr_skip_test("deltas are made in host memory");
 	beside_trainers(fetches_into_another_buffer);
 }
 

@@ -456,8 +456,34 @@ static void run_scales(struct run *run, struct k_assemble_tensor *t, struct k_as
 	t->scales = own;
 }
 
+/* A block that is made. */
+struct run_made {
+	char *to;
+	uint64_t addr; /* of the device */
+	uint64_t n;
+	size_t size; /* of an element */
+};
+
+/* The delta of block @e, as that of a block 0. Return: NULL: there is none. */
+static const struct k_delta *run_delta(struct run *run, const struct cuda_assemble *a, uint64_t e,
+				       const struct run_made *m, struct k_delta *ret)
+{
+	if (!a->deltas)
+		return NULL;
+	*ret = (struct k_delta){
+		.base = at(run, m->addr + a->shift, m->n, m->size, false),
+		.made = m->to,
+		.out = bytes_at(run, a->out, a->room, 8, true),
+		.room = a->room,
+		.used = bytes_at(run, a->used, sizeof(uint64_t), 8, true),
+		.blocks = bytes_at(run, a->deltas + e * sizeof(*ret->blocks), sizeof(*ret->blocks),
+				   8, true),
+	};
+	return run->ok ? ret : NULL;
+}
+
 /* Block @e, whose tensor is translated for it alone. */
-static void run_block(struct run *run, const struct cuda_assemble *a,
+static void run_block(struct run *run, const struct cuda_assemble *a, uint64_t e,
 		      const struct k_assemble_block *b, uint32_t *crc)
 {
 	static struct k_assemble_box boxes[MOST_BOXES];
@@ -469,6 +495,7 @@ static void run_block(struct run *run, const struct cuda_assemble *a,
 	struct k_assemble k = {
 		.tensors = &t, .blocks = &own, .crc = crc, .pass = (enum k_assemble_pass)a->pass
 	};
+	struct k_delta delta;
 	size_t size;
 
 	if (!run->ok)
@@ -484,6 +511,13 @@ static void run_block(struct run *run, const struct cuda_assemble *a,
 			at(run, a->base + address(from->dst) + b->first * size, b->n, size, true);
 
 		t.dst = to ? to - b->first * size : NULL;
+		if (to)
+			k.delta = run_delta(
+				run, a, e,
+				&(struct run_made){ to,
+						    a->base + address(from->dst) + b->first * size,
+						    b->n, size },
+				&delta);
 	}
 	if (run->ok)
 		kernels_ref()->assemble(&k, 0, 1);
@@ -500,7 +534,7 @@ static void run_assemble(struct run *run, const struct cuda_assemble *a)
 	if (!makes && a->crc)
 		sim_breach("a pass that makes nothing was given checksums");
 	for (uint64_t e = 0; run->ok && e < a->n; e++)
-		run_block(run, a, &blocks[e], makes ? crc + e : NULL);
+		run_block(run, a, e, &blocks[e], makes ? crc + e : NULL);
 }
 
 /* -- kernels that keep what they change: their own code, since that order is what they are for */

@@ -79,6 +79,14 @@ static inline uint32_t atomicMax(uint32_t *p, uint32_t value)
 	return old;
 }
 
+static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long value)
+{
+	unsigned long long was = *p;
+
+	*p = was + value;
+	return was;
+}
+
 static inline uint32_t atomicXor(uint32_t *p, uint32_t value)
 {
 	uint32_t old = *p;
