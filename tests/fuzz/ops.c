@@ -104,6 +104,23 @@ static const struct op_type *any_type(uint8_t which)
 	return op_table[which % n];
 }
 
+/* nodefix_submit copies it. protobuf-c reads a field with the number 0 if the number has two bytes, and does not read what
+ * it then writes, one byte. */
+static bool can_be_copied(const ProtobufCMessage *m)
+{
+	size_t bytes = protobuf_c_message_get_packed_size(m);
+	uint8_t *packed = malloc(bytes + 1);
+	ProtobufCMessage *copy;
+
+	CHECK(packed);
+	(void)protobuf_c_message_pack(m, packed);
+	copy = protobuf_c_message_unpack(m->descriptor, NULL, bytes, packed);
+	free(packed);
+	if (copy)
+		protobuf_c_message_free_unpacked(copy, NULL);
+	return copy;
+}
+
 static void ask_anything(struct scene *s, unsigned rank, struct input *in)
 {
 	const struct op_type *t = any_type(next(in));
@@ -122,8 +139,11 @@ static void ask_anything(struct scene *s, unsigned rank, struct input *in)
 		return;
 	protobuf_c_message_free_unpacked(
 		*(ProtobufCMessage **)((char *)m + t->request->fields[0].offset), NULL);
+	*(ProtobufCMessage **)((char *)m + t->request->fields[0].offset) = NULL;
 	kept.messages[kept.n++] = m;
 	tame(m);
+	if (!can_be_copied(m))
+		return;
 	op = scene_op(s, rank);
 	set_header(op, s, how);
 	nodefix_submit(s->n, s->m[rank], t->name, m, op);
