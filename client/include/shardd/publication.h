@@ -93,10 +93,10 @@ SHARDD_API int shardd_live_open(shardd_client *c, const char *job, const char *n
 SHARDD_API int shardd_live_acquire(shardd_live *l, uint32_t wait_ms, struct shardd_generation *ret,
 				   struct shardd_error *err);
 
-/* As shardd_live_acquire, but only a generation with a number above @newer_than is leased. If @l holds
- * one, and there is no newer one, the call returns that one. If there is none, @l keeps what it holds:
- * with @wait_ms 0 the call returns NOT_FOUND, otherwise it waits. @newer_than 0: shardd_live_acquire.
- * Errors, thread: as there. */
+/* As shardd_live_acquire, but only a generation with a number above @newer_than is leased. If @l
+ * holds one, and there is no newer one, the call returns that one. If there is none, @l keeps what
+ * it holds: with @wait_ms 0 the call returns NOT_FOUND, otherwise it waits. @newer_than 0:
+ * shardd_live_acquire. Errors, thread: as there. */
 SHARDD_API int shardd_live_acquire_newer(shardd_live *l, uint64_t newer_than, uint32_t wait_ms,
 					 struct shardd_generation *ret, struct shardd_error *err);
 
