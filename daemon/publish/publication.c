@@ -21,7 +21,7 @@
 
 /* So many numbers are taken with one entry of the journal. */
 #define PUBLICATION_NUMBERS 1024u
-/* Layouts begin at most here: numbers that JSON can hold, and as many again. */
+/* Numbers of layouts are at most one more: JSON can hold them. */
 #define PUBLICATION_LAYOUTS ((UINT64_C(1) << 52) - 1)
 /* Policies up to this one drop what nobody has leased. */
 #define PUBLICATION_DROPS SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_DROP_OLDEST
@@ -255,7 +255,8 @@ static void publication_tell_fault(struct publication *p, const struct fault *f,
 
 static void publication_fail(struct publication *p, const struct fault *f)
 {
-	p->wanted = false;
+	p->wanted = p->full = false;
+	p->waits_until_us = 0;
 	p->counts.failed++;
 	published_records_failed(p, f->text);
 	if (strcmp(p->why, f->text) != 0)

@@ -341,7 +341,7 @@ Test(publication, a_wait_for_a_buffer_ends)
 	struct publication *p;
 
 	d.when_full = SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT;
-	d.wait_ms = 20;
+	d.wait_ms = 3600000;
 	d.buffers = 2;
 	p = declare();
 	for (uint64_t step = 1; step <= 2; step++) {
@@ -352,7 +352,8 @@ Test(publication, a_wait_for_a_buffer_ends)
 	await(p, &one, 2, true);
 	publications_tick(job, clock_now_us());
 	cr_assert_eq(one.n + p->counts.skipped, 0);
-	usleep(25000);
+	cr_assert_gt(p->waits_until_us, clock_now_us());
+	p->waits_until_us = clock_now_us(); /* the time is over */
 	publications_tick(job, clock_now_us());
 	cr_assert_eq(p->counts.skipped, 1);
 	cr_assert_eq(one.f.code, FAULT_EXHAUSTED);
