@@ -115,7 +115,7 @@ struct user {
 	uint32_t channels_due;  /* sessions that have no local channel yet; session/ counts */
 	struct list unread;     /* net/local.c's: channels with descriptors on their way */
 	uint64_t message_bytes; /* the last sample of USER_MESSAGE_BYTES */
-	struct list waiting;    /* rpc/svc_status.c's: calls whose turn has not come */
+	struct list waiting;    /* rpc/status_turns.c's: calls whose turn has not come */
 	uint64_t status_at_us;  /* when the next one may begin */
 };
 
