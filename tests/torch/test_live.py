@@ -306,10 +306,12 @@ class Bound(unittest.TestCase):
                 self.assertTrue(torch.equal(part.weight, trainer.states[1]["b.weight"]))
             wide = Tied()
             wide.extra = nn.Linear(2, 2)
-            with shardd.torch.Live(wide, "part", socket=trainer.socket, strict=False):
+            with shardd.torch.Live(wide, "part", socket=trainer.socket, strict=False) as live:
                 self.same(wide.b, {"weight": trainer.states[1]["b.weight"],
                                    "bias": trainer.states[1]["b.bias"]}, torch.float32)
                 self.assertTrue(wide.extra.weight.requires_grad)
+                wide.extra.weight = nn.Parameter(torch.ones(2, 2))  # the module's own
+                live.swap()
 
     def test_refusals_name_the_tensor(self):
         with trained("refused") as trainer:

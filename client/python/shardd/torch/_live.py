@@ -115,7 +115,7 @@ class Live:
         self._layout = 0
         self._mapped: list[_Mapped] = []  # memory of parameters: ends with the client
         self._generation: Generation | None = None
-        self._installed: tuple[_Bound, list[int]] = [], []
+        self._installed: list[tuple[dict[str, Any], str, nn.Parameter, int]] = []
         self._depth = 0
         self._watches: list[Watch] = []
         self._socket, self._options = socket, options
@@ -218,7 +218,6 @@ class Live:
         nested block has the same generation."""
         if not self._depth:
             self.swap(wait)
-            self._check_installed()
         found = self._generation
         assert found is not None
         self._depth += 1
@@ -254,13 +253,14 @@ class Live:
                 raise
             for parameters, attribute, value in bound:
                 parameters[attribute] = value
-            self._installed = bound, [value.data_ptr() for _, _, value in bound]
+            own = {id(one.own) for one in self._parameters}  # which the module may change
+            self._installed = [(parameters, attribute, value, value.data_ptr())
+                               for parameters, attribute, value in bound if id(value) not in own]
         self._generation = found
 
     def _check_installed(self) -> None:
         """What the module computes with is what was installed."""
-        bound, addresses = self._installed
-        for (parameters, attribute, value), address in zip(bound, addresses):
+        for parameters, attribute, value, address in self._installed:
             if parameters.get(attribute) is not value or value.data_ptr() != address:
                 raise FailedPrecondition(
                     f"parameter '{attribute}' of the module is another tensor than the one that "
@@ -342,7 +342,7 @@ class Live:
 
     def _restore(self) -> None:
         self._generation = None
-        self._installed = [], []
+        self._installed = []
         for one in self._parameters:
             for parameters, attribute in one.slots:
                 parameters[attribute] = one.own
