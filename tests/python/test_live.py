@@ -15,7 +15,6 @@ import signal
 import struct
 import subprocess
 import tempfile
-import time
 import unittest
 
 import support
@@ -453,99 +452,92 @@ class Shown(unittest.TestCase):
             self.assertGreater(used["published"], 0)
 
 
+@contextlib.contextmanager
+def held_trainer(job):
+    """A daemon whose jobs outlive it, and a trainer of @job with a generation of step 1."""
+    with support.held_daemon() as held:
+        trainer = Trainer(held.socket, job)
+        try:
+            shardd.declare_publication(DECLARATION, job, trainer.client)
+            trainer.step(1)
+            yield held, trainer
+        finally:
+            trainer.client.close()
+
+
 class Killed(unittest.TestCase):
     def test_a_reader_does_not_get_what_another_one_of_its_client_gets(self):
-        with support.held_daemon() as held, contextlib.ExitStack() as stack:
-            trainer = Trainer(held.socket, "two")
-            stack.callback(trainer.client.close)
-            shardd.declare_publication(DECLARATION, "two", trainer.client)
-            trainer.step(1)
-            with shardd.Live("two", "engine", held.socket) as live:
-                other = another_reader(live)
-                live.acquire(wait=30)
-                other.acquire(wait=30)
-                before = live._places["qk"][0]
-                self.assertEqual(other._places["qk"][0], before)
-                held.kill()
-                other.acquire(wait=30)
-                self.assertNotEqual(other._places["qk"][0], before)
-                live.acquire(wait=30)
-                self.assertEqual(live._places["qk"][0], other._places["qk"][0])
-                _library.library().shardd_live_close(other._handle)
+        with held_trainer("two") as (held, _), \
+                shardd.Live("two", "engine", held.socket) as live:
+            other = another_reader(live)
+            live.acquire(wait=30)
+            other.acquire(wait=30)
+            before = live._places["qk"][0]
+            self.assertEqual(other._places["qk"][0], before)
+            held.kill()
+            other.acquire(wait=30)
+            self.assertNotEqual(other._places["qk"][0], before)
+            live.acquire(wait=30)
+            self.assertEqual(live._places["qk"][0], other._places["qk"][0])
+            _library.library().shardd_live_close(other._handle)
 
     def test_a_publication_outlives_the_daemon(self):
-        with support.held_daemon() as held, contextlib.ExitStack() as stack:
-            trainer = Trainer(held.socket, "held")
-            stack.callback(trainer.client.close)
-            shardd.declare_publication(DECLARATION, "held", trainer.client)
-            trainer.step(1)
-            with shardd.Live("held", "engine", held.socket) as live:
-                found = live.acquire(wait=30)
-                self.assertEqual((found.number, found.step), (1, 1))
-                values = flat(found["qk"])
-                held.kill()
-                self.assertEqual(flat(found["qk"]), values, "its memory is there")
-                again = live.acquire(wait=30)
-                # of the same step, under a number that no generation had
-                self.assertEqual(again.step, 1)
-                self.assertGreater(again.number, 1)
-                self.assertEqual(flat(again["qk"]), values)
+        with held_trainer("held") as (held, _), \
+                shardd.Live("held", "engine", held.socket) as live:
+            found = live.acquire(wait=30)
+            self.assertEqual((found.number, found.step), (1, 1))
+            values = flat(found["qk"])
+            held.kill()
+            self.assertEqual(flat(found["qk"]), values, "its memory is there")
+            again = live.acquire(wait=30)
+            # of the same step, under a number that no generation had
+            self.assertEqual(again.step, 1)
+            self.assertGreater(again.number, 1)
+            self.assertEqual(flat(again["qk"]), values)
 
     def test_a_reader_that_makes_no_calls_finds_the_next_daemon(self):
-        with support.held_daemon() as held, contextlib.ExitStack() as stack:
-            trainer = Trainer(held.socket, "quiet")
-            stack.callback(trainer.client.close)
-            shardd.declare_publication(DECLARATION, "quiet", trainer.client)
-            trainer.step(1)
-            with shardd.Live("quiet", "engine", held.socket) as live:
-                self.assertEqual(live.acquire(wait=30).number, 1)
-                held.kill()
-                support.wait_until(lambda: live.acquire().number > 1, 30)
+        with held_trainer("quiet") as (held, _), \
+                shardd.Live("quiet", "engine", held.socket) as live:
+            self.assertEqual(live.acquire(wait=30).number, 1)
+            held.kill()
+            support.wait_until(lambda: live.acquire().number > 1, 30)
 
     def test_an_idle_reader_finds_the_next_daemon_at_once(self):
         """The board had changed since the reader last looked, before its daemon died: it was taken
         for one of a daemon that runs, for 3 s."""
         for wait in (0, 30):  # without a wait there may be none yet
-            with support.held_daemon() as held, contextlib.ExitStack() as stack:
-                trainer = Trainer(held.socket, "idle")
-                stack.callback(trainer.client.close)
-                shardd.declare_publication(DECLARATION, "idle", trainer.client)
-                trainer.step(1)
-                with shardd.Live("idle", "engine", held.socket) as live:
-                    self.assertEqual(live.acquire(wait=30).number, 1)
-                    trainer.step(2)
-                    support.wait_until(lambda held=held: any(
-                        g["step"] == "2" or g["step"] == 2 for p in support.shardctl(
-                            held.socket, "publications", "idle")["publications"]
-                        for g in p["generations"] if g["state"].endswith("READY")), 30)
-                    time.sleep(0.5)  # the board's beat goes on
-                    held.kill()
-                    with contextlib.suppress(*[] if wait else [shardd.NotFound]):
-                        self.assertEqual(live.acquire(wait=wait).step, 2)
-                    self.assertEqual(live.acquire(wait=0 if wait else 30).step, 2)
+            with held_trainer("idle") as (held, trainer), \
+                    shardd.Live("idle", "engine", held.socket) as live, \
+                    shardd.Live("idle", "engine", held.socket) as other:
+                self.assertEqual(live.acquire(wait=30).number, 1)
+                trainer.step(2)
+                self.assertEqual(other.acquire(wait=30, newer_than=1).step, 2)
+                for _ in range(2):  # it ends with a tick, which changes the board, too
+                    with self.assertRaises(shardd.DeadlineExceeded):
+                        other.acquire(wait=0.05)
+                held.kill()
+                with contextlib.suppress(*[] if wait else [shardd.NotFound]):
+                    self.assertEqual(live.acquire(wait=wait).step, 2)
+                self.assertEqual(live.acquire(wait=0 if wait else 30).step, 2)
 
     def test_a_descriptor_that_nothing_follows_is_readable_once(self):
         """It stayed readable after a daemon had stood still, although acquire had found nothing, so
         that an event loop was never idle again."""
-        with support.held_daemon() as held, contextlib.ExitStack() as stack:
-            trainer = Trainer(held.socket, "still")
-            stack.callback(trainer.client.close)
-            shardd.declare_publication(DECLARATION, "still", trainer.client)
-            trainer.step(1)
-            with shardd.Live("still", "engine", held.socket) as live:
-                live.acquire(wait=30)
-                fd = live.fileno()
-                os.kill(held.pid(), signal.SIGSTOP)
-                try:
-                    self.assertTrue(select.select([fd], [], [], 60)[0], "the daemon stands still")
-                finally:
-                    os.kill(held.pid(), signal.SIGCONT)
-                support.wait_until(lambda: live.acquire() and not select.select([fd], [], [], 0)[0],
-                                   30)
-                self.assertEqual(live.acquire().number, 1)
-                trainer.step(2)
-                self.assertTrue(select.select([fd], [], [], 30)[0])
-                self.assertEqual(live.acquire().number, 2)
+        with held_trainer("still") as (held, trainer), \
+                shardd.Live("still", "engine", held.socket) as live:
+            live.acquire(wait=30)
+            fd = live.fileno()
+            os.kill(held.pid(), signal.SIGSTOP)
+            try:
+                self.assertTrue(select.select([fd], [], [], 60)[0], "the daemon stands still")
+            finally:
+                os.kill(held.pid(), signal.SIGCONT)
+            support.wait_until(lambda: live.acquire() and not select.select([fd], [], [], 0)[0],
+                               30)
+            self.assertEqual(live.acquire().number, 1)
+            trainer.step(2)
+            self.assertTrue(select.select([fd], [], [], 30)[0])
+            self.assertEqual(live.acquire().number, 2)
 
     def test_the_same_is_declared_again_to_the_next_daemon(self):
         """On request only, so that the next daemon has made nothing of it when it is asked."""
