@@ -271,8 +271,7 @@ static int delta_check_base(const struct delta *d, const struct shardd_published
 				 err, SHARDD_DATA_LOSS, "copies",
 				 "the copies have checksum %08x, and generation %llu, the delta's "
 				 "base, has %08x: they are another generation, or were changed; "
-				 "read "
-				 "the whole generation %llu",
+				 "read all of generation %llu",
 				 sum, (unsigned long long)d->head->base_number,
 				 d->head->base_checksum, (unsigned long long)d->head->number);
 }

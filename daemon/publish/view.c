@@ -192,7 +192,8 @@ static int view_check_rule(const view_declaration *p, const view_rule *r, unsign
 	snprintf(field, sizeof(field), "rules[%u].type", number);
 	if (!view_knows_type(r->type))
 		return fault_set(f, FAULT_INVALID, field,
-				 "type is %d, which is not a type: 1 to 4 are", (int)r->type);
+				 "type is %d, which is not a type; it must be 1 to 4",
+				 (int)r->type);
 	snprintf(field, sizeof(field), "rules[%u].join_dim", number);
 	if (r->join_dim && r->n_sources == 1)
 		return fault_set(f, FAULT_INVALID, field, "one source is not joined with anything");
@@ -229,7 +230,8 @@ static int view_check(const view_declaration *p, struct fault *f)
 				 p->tp_rank, p->tp_size ? p->tp_size - 1 : 0);
 	if (!view_knows_type(p->type))
 		return fault_set(f, FAULT_INVALID, "type",
-				 "type is %d, which is not a type: 1 to 4 are", (int)p->type);
+				 "type is %d, which is not a type; it must be 1 to 4",
+				 (int)p->type);
 	if (view_check_block(p->scale_block, p->n_scale_block, p->type, p->name, "scale_block", f))
 		return f->code;
 	if (p->n_rules > VIEW_MAX_RULES)
