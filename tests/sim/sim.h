@@ -56,6 +56,10 @@ int sim_stream_device(CUstream stream);
 /* Items enqueued on @stream and items executed so far. Any thread. */
 void sim_stream_count(CUstream stream, uint64_t *ret_enqueued, uint64_t *ret_executed);
 
+/* Does @stream wait for a value that was not there when it looked? It looks again when a stream
+ * writes a value, not when the word changes in another way. Any thread. */
+bool sim_stream_waits(CUstream stream);
+
 /* A device's place in the machine: what CUDA_VISIBLE_DEVICES numbers from 0; the same in
  * all processes. Any thread. */
 int sim_physical(CUdevice device);

@@ -431,3 +431,15 @@ void sim_stream_count(CUstream stream, uint64_t *ret_enqueued, uint64_t *ret_exe
 	*ret_executed = s ? s->executed : 0;
 	pthread_mutex_unlock(&sim_lock);
 }
+
+bool sim_stream_waits(CUstream stream)
+{
+	struct stream *s;
+	bool waits;
+
+	pthread_mutex_lock(&sim_lock);
+	s = stream_get(stream, sim_current(), __func__);
+	waits = s && s->bell;
+	pthread_mutex_unlock(&sim_lock);
+	return waits;
+}

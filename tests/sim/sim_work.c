@@ -275,9 +275,16 @@ static void wait_run(struct stream *s, struct item *item)
 
 	if (!word)
 		return;
-	stream_set_bell(s, bell);
-	while (seen = atomic_load(bell), !reached(atomic_load(word), v) && !stream_stopped(s))
+	seen = atomic_load(bell);
+	if (reached(atomic_load(word), v))
+		return;
+	stream_set_bell(s, bell); /* whoever stops the stream rings it from now on */
+	while (!stream_stopped(s)) {
 		sim_futex_wait(bell, seen, mask_of(v->addr));
+		seen = atomic_load(bell);
+		if (reached(atomic_load(word), v))
+			break;
+	}
 	stream_set_bell(s, NULL);
 }
 

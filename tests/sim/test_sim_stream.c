@@ -261,17 +261,28 @@ Test(sim_stream, compares_values)
 	}
 }
 
+static void find(const char *name, void *ret)
+{
+	void *lib = dlopen(getenv("SHARDD_LIBCUDA"), RTLD_NOW | RTLD_NOLOAD);
+	void *p = dlsym(lib, name);
+
+	NEED(p != NULL);
+	memcpy(ret, &p, sizeof(p));
+}
+
 Test(sim_stream, is_not_woken_by_a_copy)
 {
+	bool (*waits)(CUstream stream);
 	CUdeviceptr w;
 	CUstream q;
 
 	fix_open();
+	find("sim_stream_waits", &waits);
 	w = words();
 	q = stream_new();
 	OK(cu->cuStreamWaitValue64(q, w, 1, GEQ));
-	for (unsigned i = 0; i < 100; i++) /* until it surely sleeps */
-		put64(w + 512, i);
+	while (!waits(q))
+		sched_yield();
 	put64(w, 1);
 	for (unsigned i = 0; i < 100; i++)
 		put64(w + 512, i);
@@ -459,15 +470,6 @@ Test(sim_stream, ends_everything_when_the_context_breaks)
 static CUresult (*enqueue)(CUstream stream, int (*step)(void *arg), void *arg);
 static void *(*translate)(CUdeviceptr addr, size_t bytes, int write);
 static CUresult (*step_error)(void);
-
-static void find(const char *name, void *ret)
-{
-	void *lib = dlopen(getenv("SHARDD_LIBCUDA"), RTLD_NOW | RTLD_NOLOAD);
-	void *p = dlsym(lib, name);
-
-	NEED(p != NULL);
-	memcpy(ret, &p, sizeof(p));
-}
 
 struct steps {
 	CUdeviceptr word;
