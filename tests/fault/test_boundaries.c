@@ -26,9 +26,9 @@ TestSuite(boundaries, .init = fdcheck_begin, .fini = fdcheck_end, .timeout = 600
 /* Steps of one op, at most: a scene in which they do not end waits for ever. */
 #define MAX_BOUNDARIES 200u
 
-/* With the address sanitizer, which takes five times as long, each disturbance stops at every eleventh
+/* With the address sanitizer, which takes five times as long, each disturbance stops at every STRIDE-th
  * boundary, and the next one a boundary later. The plain build and the long form stop at all. */
-#define STRIDE 23u
+#define STRIDE 47u
 
 static unsigned cases; /* that were disturbed */
 

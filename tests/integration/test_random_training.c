@@ -800,7 +800,7 @@ Test(random_training, is_that_of_the_model, .init = trainfix_begin, .fini = trai
 	uint64_t first = from_environment("SHARDD_TEST_SEED", 1);
 	uint64_t end = first + from_environment("SHARDD_TEST_CASES", is_long() ? 20000
 								     : getenv("SHARDD_TEST_BACKEND")
-									     ? 400
+									     ? 200
 									     : 1000);
 	struct random_case rc;
 	int status = 0;
