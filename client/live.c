@@ -229,14 +229,10 @@ static int live_take(struct shardd_live *l, uint64_t word, struct shardd_error *
 			      (unsigned long long)(word / BOARD_BUFFERS));
 	if (e == 0)
 		e = live_place_of(l, &g, &p, err);
+	if (e == 0 && l->word)
+		e = live_wait(l, err);
 	if (e == 0 && l->flags & SHARDD_LIVE_FIXED)
 		e = live_window_show(l, p, &fixed, err);
-	if (e < 0) {
-		live_let_go(l, slot);
-		return e;
-	}
-	if (l->word)
-		e = live_wait(l, err);
 	if (e < 0) {
 		live_let_go(l, slot);
 		return e;
@@ -282,6 +278,7 @@ static int live_none(const struct shardd_live *l, uint64_t newer_than, bool wait
 static int live_acquire_once(struct shardd_live *l, uint64_t newer_than, uint32_t wait_ms,
 			     struct shardd_error *err)
 {
+	const struct shardd_published_tensor *fixed;
 	int e = live_find_board(l, err);
 
 	if (e == 0)
@@ -290,7 +287,7 @@ static int live_acquire_once(struct shardd_live *l, uint64_t newer_than, uint32_
 		return e < 0 ? e : 0;
 	if (l->word && (newer_than ? l->number > newer_than : !wait_ms)) {
 		live_watch_tell(l); /* what the descriptor was readable for is over */
-		return 0;
+		return l->flags & SHARDD_LIVE_FIXED ? live_window_show(l, l->here, &fixed, err) : 0;
 	}
 	if (wait_ms)
 		e = live_ask(l, newer_than, wait_ms, err);

@@ -36,6 +36,7 @@ struct live_place {
 /* Addresses at which the generation is that was acquired last (SHARDD_LIVE_FIXED). */
 struct live_window {
 	struct live_window *former; /* of another layout: readers may look at it until they close */
+	struct map_window *gpu;     /* of a GPU's memory; NULL: the host's */
 	uint8_t *at;
 	uint64_t bytes; /* of addresses */
 	uint64_t shows; /* bytes of the buffers that are shown in it */

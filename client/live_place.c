@@ -226,12 +226,12 @@ static int live_place_use_device(struct shardd_live *l, const struct live_layout
 
 	if (!y->on_gpu)
 		return 0;
-	if (l->flags & SHARDD_LIVE_FIXED)
+	if (l->flags & SHARDD_LIVE_FIXED && page->ipc_handle.len)
 		return error_set(
 			err, SHARDD_UNIMPLEMENTED, "flags",
-			"generations of publication '%s' are in the memory of %s, and fixed "
-			"addresses, which shardd.torch.Live needs, are for host memory: open "
-			"the reader without SHARDD_LIVE_FIXED",
+			"generations of publication '%s' are in the memory of %s, which the job "
+			"hands out as CUDA IPC handles. CUDA maps those at addresses of its own: "
+			"open the reader without SHARDD_LIVE_FIXED, or let the job use descriptors",
 			l->name, page->device);
 	return device_open(l->c, page->uuid, err);
 }

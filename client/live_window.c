@@ -7,7 +7,9 @@
  * windows therefore take whole GiB of addresses (1 GiB is one entry), also beyond the end of the buffer. Moving a
  * buffer of 64 MiB is then one entry, instead of 32.
  *
- * The addresses are always mapped (MREMAP_DONTUNMAP): nothing else can take them meanwhile. Where the
+ * On a GPU the memory of a buffer is mapped into the window once more (struct map_ops), and unmapped for the next one.
+ *
+ * On the host the addresses are always mapped (MREMAP_DONTUNMAP): nothing else can take them meanwhile. Where the
  * kernel cannot do that for shared memory (before Linux 5.13), the buffer is mapped into the window once
  * more, and its pages come by faults.
  */
@@ -39,10 +41,12 @@ static bool live_window_copy(uint8_t *from, uint64_t bytes, uint8_t *to)
 	return mremap(from, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
 }
 
-/* Addresses for a window that shows buffers of @bytes. Smaller ones move quickly as they are. */
-static uint64_t live_window_bytes(uint64_t bytes)
+/* Addresses for a window that shows @p. Smaller ones move quickly as they are. */
+static uint64_t live_window_bytes(const struct live_place *p)
 {
-	return bytes < LIVE_WINDOW_BIG
+	uint64_t bytes = p->bytes;
+
+	return p->layout->on_gpu || bytes < LIVE_WINDOW_BIG
 		       ? bytes
 		       : (bytes + LIVE_WINDOW_GIB - 1) / LIVE_WINDOW_GIB * LIVE_WINDOW_GIB;
 }
@@ -64,24 +68,48 @@ static int live_window_no_room(const struct live_place *p, struct shardd_error *
 			"cannot reserve %llu bytes of addresses", (unsigned long long)p->bytes);
 }
 
+/* Its addresses. Return: 0 or a negative shardd_code. */
+static int live_window_take(struct shardd_live *l, const struct live_place *p,
+			    struct live_window *w, struct shardd_error *err)
+{
+	int e;
+
+	w->bytes = live_window_bytes(p);
+	if (!p->layout->on_gpu) {
+		w->at = live_window_reserve(&w->bytes, p->bytes);
+		return w->at == MAP_FAILED ? live_window_no_room(p, err) : 0;
+	}
+	e = map_window_new(&l->c->map, w->bytes, &w->gpu, err);
+	if (e == 0)
+		w->at = w->gpu->at;
+	return e;
+}
+
+static void live_window_give_back(struct shardd_live *l, const struct live_window *w)
+{
+	map_window_free(&l->c->map, w->gpu);
+	if (!w->gpu)
+		munmap(w->at, w->bytes);
+}
+
 static int live_window_make(struct shardd_live *l, const struct live_place *p,
 			    struct shardd_error *err)
 {
 	struct live_window *w = calloc(1, sizeof(*w));
+	int e;
 
 	if (!w)
 		return error_memory(err);
-	w->bytes = live_window_bytes(p->bytes);
-	w->at = live_window_reserve(&w->bytes, p->bytes);
-	if (w->at == MAP_FAILED) {
+	e = live_window_take(l, p, w, err);
+	if (e < 0) {
 		free(w);
-		return live_window_no_room(p, err);
+		return e;
 	}
 	w->shows = p->bytes;
 	w->layout = p->layout;
 	w->tensors = live_place_tensors(p->layout, w->at, p->bytes);
 	if (!w->tensors) {
-		munmap(w->at, w->bytes);
+		live_window_give_back(l, w);
 		free(w);
 		return error_memory(err);
 	}
@@ -118,10 +146,12 @@ static struct live_window *live_window_of(struct shardd_live *l, const struct li
 	return w;
 }
 
-/* What the window shows moves back to its home. */
-static void live_window_clear(struct live_window *w)
+/* The window shows nothing. On the host, what it showed moves back to its home. */
+static void live_window_clear(struct shardd_live *l, struct live_window *w)
 {
-	if (w->shown)
+	if (w->shown && w->gpu)
+		(void)map_window_show(&l->c->map, w->gpu, NULL, NULL);
+	else if (w->shown)
 		(void)live_window_move(w->at, w->shown->home_bytes, w->shown->home);
 	w->shown = NULL;
 }
@@ -131,10 +161,40 @@ void live_window_leave(struct shardd_live *l, struct live_place *p)
 	struct live_window *w = live_window_of(l, p);
 
 	if (w)
-		live_window_clear(w);
+		live_window_clear(l, w);
 	if (p->home)
 		munmap(p->home, p->home_bytes);
 	p->home = NULL;
+}
+
+/* On a GPU. If @p cannot be mapped, the window shows what it showed. */
+static int live_window_map(struct shardd_live *l, struct live_window *w, struct live_place *p,
+			   struct shardd_error *err)
+{
+	int e = map_window_show(&l->c->map, w->gpu, p->base, err);
+
+	if (e == 0)
+		w->shown = p;
+	else if (!w->gpu->shows)
+		w->shown = NULL;
+	return e;
+}
+
+static int live_window_swap(struct shardd_live *l, struct live_window *w, struct live_place *p,
+			    struct shardd_error *err)
+{
+	int e = live_window_settle(w, p, err);
+
+	if (e < 0)
+		return e;
+	live_window_clear(l, w);
+	if (!live_window_move(p->home, p->home_bytes, w->at) &&
+	    !live_window_copy(p->home, p->home_bytes, w->at))
+		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
+				"cannot map a generation of %llu bytes at its address",
+				(unsigned long long)p->bytes);
+	w->shown = p;
+	return 0;
 }
 
 int live_window_show(struct shardd_live *l, struct live_place *p,
@@ -145,22 +205,13 @@ int live_window_show(struct shardd_live *l, struct live_place *p,
 
 	if (!w || w->layout != p->layout || w->shows != p->bytes)
 		e = live_window_make(l, p, err);
-	w = l->window;
-	if (e == 0)
-		e = live_window_settle(w, p, err);
 	if (e < 0)
 		return e;
+	w = l->window;
 	*ret = w->tensors;
 	if (w->shown == p)
 		return 0;
-	live_window_clear(w);
-	if (!live_window_move(p->home, p->home_bytes, w->at) &&
-	    !live_window_copy(p->home, p->home_bytes, w->at))
-		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
-				"cannot map a generation of %llu bytes at its address",
-				(unsigned long long)p->bytes);
-	w->shown = p;
-	return 0;
+	return w->gpu ? live_window_map(l, w, p, err) : live_window_swap(l, w, p, err);
 }
 
 void live_window_free(struct shardd_live *l)
@@ -169,7 +220,7 @@ void live_window_free(struct shardd_live *l)
 		struct live_window *w = l->window;
 
 		l->window = w->former;
-		munmap(w->at, w->bytes);
+		live_window_give_back(l, w);
 		live_place_put_layout(l, w->layout);
 		free(w->tensors);
 		free(w);

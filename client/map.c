@@ -545,20 +545,29 @@ void map_drop(struct map *m, const void *base)
 
 /* ------------------------------------------------------------------ copies */
 
-/* Which slab has all of [@at, @at + @bytes)? */
+/* Is all of [@at, @at + @bytes) in the @size bytes at @base? */
+static bool map_is_inside(const void *at, size_t bytes, const uint8_t *base, uint64_t size)
+{
+	uintptr_t from = (uintptr_t)at, first = (uintptr_t)base;
+
+	return from >= first && from - first <= size && bytes <= size - (from - first);
+}
+
+/* Which slab has all of [@at, @at + @bytes), or which window? */
 static bool map_find_range(struct map *m, const void *at, size_t bytes, struct mapping *ret)
 {
-	uintptr_t from = (uintptr_t)at;
 	bool found = false;
 
 	pthread_mutex_lock(&m->table);
 	for (size_t i = 0; i < m->count && !found; i++) {
-		uintptr_t base = (uintptr_t)m->items[i].base;
-		uint64_t size = m->items[i].bytes;
-
-		found = from >= base && from - base <= size && bytes <= size - (from - base);
+		found = map_is_inside(at, bytes, m->items[i].base, m->items[i].bytes);
 		if (found)
 			*ret = m->items[i];
+	}
+	for (const struct map_window *w = m->windows; w && !found; w = w->next) {
+		found = w->shows && map_is_inside(at, bytes, w->at, w->bytes);
+		if (found)
+			*ret = (struct mapping){ .ops = m->ops, .device = m->device };
 	}
 	pthread_mutex_unlock(&m->table);
 	return found;

@@ -64,6 +64,14 @@ struct map_ops {
 	 * recognised by its number, if that lasts, and what is not recognised is unmapped by the
 	 * next map_check, because memory of a device is scarce. */
 	bool by_number;
+	/* (optional) struct map_window's. Return: 0 or a negative shardd_code. @ret: window_free. */
+	int (*window_new)(void *device, uint64_t bytes, uint8_t **ret, struct shardd_error *err);
+	/* Show the mapping at @base (NULL: none) at @at. @shows: what it shows, before and after; if this fails, what it
+	 * did, or NULL. Nothing on the device may use the window meanwhile. Blocks. */
+	int (*window_show)(void *device, uint8_t *at, uint64_t bytes, const uint8_t **shows,
+			   const uint8_t *base, struct shardd_error *err);
+	/* It shows nothing. */
+	void (*window_free)(void *device, uint8_t *at, uint64_t bytes);
 };
 
 extern const struct map_ops map_host_ops; /* its device is NULL */
@@ -87,6 +95,7 @@ struct map {
 	 * the next slabs of these sizes take the places of those that are not pinned. */
 	struct mapping *former;
 	size_t n_former;
+	struct map_window *windows;
 };
 
 /* Where something is, as the daemon said. */
@@ -148,6 +157,26 @@ void map_drop(struct map *m, const void *base);
  * Return: 0, -SHARDD_INVALID_ARGUMENT, or what the device says. Any thread. */
 int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
 int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
+
+/* map_window.c: addresses of a GPU that show one mapping after another, for reading. One thread at a time for each
+ * window, except that copies may run beside. */
+struct map_window {
+	struct map_window *next;
+	uint8_t *at;
+	uint64_t bytes;
+	const uint8_t *
+		shows; /* the base of a mapping; NULL: nothing, and nothing may use the addresses */
+};
+
+/* A window for slabs of @bytes. @ret: map_window_free. Return: 0 or a negative shardd_code. */
+int map_window_new(struct map *m, uint64_t bytes, struct map_window **ret,
+		   struct shardd_error *err);
+/* Show the mapping at @base, which came with a descriptor; NULL: nothing. Nothing on the device may use the window
+ * meanwhile. Blocks. Return: 0, or a negative shardd_code: it shows what it did, or nothing if that fails, too. */
+int map_window_show(struct map *m, struct map_window *w, const uint8_t *base,
+		    struct shardd_error *err);
+/* NULL is allowed. */
+void map_window_free(struct map *m, struct map_window *w);
 
 /* Leave everything mapped until the process ends: something still uses it. */
 void map_abandon(struct map *m);

@@ -124,6 +124,90 @@ static void map_cuda_unmap(void *device, const struct mapping *m)
 	c->lib->cuMemAddressFree(at, m->bytes);
 }
 
+/* ------------------------------------------------------------------ windows */
+
+static int map_cuda_window_new(void *device, uint64_t bytes, uint8_t **ret,
+			       struct shardd_error *err)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	struct cuda *c = device;
+	CUdeviceptr at = 0;
+	int e = cuda_enter(c, &scope, err);
+	CUresult r;
+
+	if (e < 0)
+		return e;
+	r = c->lib->cuMemAddressReserve(&at, bytes, 0, 0, 0);
+	if (r != CUDA_SUCCESS)
+		return cuda_error(c, r, err, "cannot reserve %llu bytes of addresses of GPU %s",
+				  (unsigned long long)bytes, c->uuid);
+	*ret = (uint8_t *)(uintptr_t)at;
+	return 0;
+}
+
+/* The memory at @base, which is mapped with a descriptor, at @at as well, for reading. */
+static CUresult map_cuda_window_map(const struct cuda *c, CUdeviceptr at, uint64_t bytes,
+				    const uint8_t *base)
+{
+	const struct map_source s = { .bytes = bytes };
+	CUmemGenericAllocationHandle handle;
+	CUresult r = c->lib->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)base);
+
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = map_cuda_at(c, handle, at, &s);
+	c->lib->cuMemRelease(handle); /* the mapping keeps the memory */
+	return r;
+}
+
+/* If it cannot show @base, it shows what it did. */
+static CUresult map_cuda_window_change(const struct cuda *c, CUdeviceptr at, uint64_t bytes,
+				       const uint8_t **shows, const uint8_t *base)
+{
+	const uint8_t *former = *shows;
+	CUresult r = former ? c->lib->cuMemUnmap(at, bytes) : CUDA_SUCCESS;
+
+	if (r != CUDA_SUCCESS)
+		return r;
+	*shows = NULL;
+	r = base ? map_cuda_window_map(c, at, bytes, base) : CUDA_SUCCESS;
+	if (r == CUDA_SUCCESS)
+		*shows = base;
+	else if (former && map_cuda_window_map(c, at, bytes, former) == CUDA_SUCCESS)
+		*shows = former;
+	return r;
+}
+
+static int map_cuda_window_show(void *device, uint8_t *at, uint64_t bytes, const uint8_t **shows,
+				const uint8_t *base, struct shardd_error *err)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	struct cuda *c = device;
+	int e = cuda_enter(c, &scope, err);
+	CUresult r;
+
+	if (e == 0)
+		e = streams_quiet(c->streams, -1, err); /* as in map_cuda_map */
+	if (e < 0)
+		return e;
+	r = map_cuda_window_change(c, (CUdeviceptr)(uintptr_t)at, bytes, shows, base);
+	streams_unquiet(c->streams);
+	if (r == CUDA_SUCCESS)
+		return 0;
+	return cuda_error(c, r, err,
+			  "cannot map a generation of %llu bytes at its address on GPU %s",
+			  (unsigned long long)bytes, c->uuid);
+}
+
+static void map_cuda_window_free(void *device, uint8_t *at, uint64_t bytes)
+{
+	_cleanup_(cuda_leave) struct cuda_scope scope = { 0 };
+	struct cuda *c = device;
+
+	if (cuda_enter(c, &scope, NULL) == 0)
+		c->lib->cuMemAddressFree((CUdeviceptr)(uintptr_t)at, bytes);
+}
+
 /* ------------------------------------------------------------------- copies */
 
 /* Copies come after what this thread's stream holds, if it has one: an op on it may be
@@ -181,6 +265,9 @@ const struct map_ops map_cuda_ops = {
 	.copy_in = map_cuda_copy_in,
 	.copy_out = map_cuda_copy_out,
 	.by_number = true,
+	.window_new = map_cuda_window_new,
+	.window_show = map_cuda_window_show,
+	.window_free = map_cuda_window_free,
 };
 
 #else

@@ -54,6 +54,7 @@
 	X(cuMemSetAccess)                              \
 	X(cuMemExportToShareableHandle)                \
 	X(cuMemImportFromShareableHandle)              \
+	X(cuMemRetainAllocationHandle)                 \
 	X(cuMemcpyAsync)                               \
 	X(cuMemcpyHtoDAsync)                           \
 	X(cuMemcpyDtoHAsync)                           \

@@ -186,6 +186,15 @@ static void read_published(const struct trainer *t)
 	TRAIN_HAS(c, g.tensors[0].data, twos, N * sizeof(*twos));
 	TRAIN_OK(shardd_live_release(l, &train_err));
 	shardd_live_close(l);
+	TRAIN_OK(shardd_live_open(c, t->job, "engine", SHARDD_LIVE_FIXED, &l, &train_err));
+	if (way_of(t)->handover == SHARDD_HANDOVER_IPC) {
+		TRAIN_FAILS(shardd_live_acquire(l, 0, &g, &train_err), SHARDD_UNIMPLEMENTED);
+		TRAINER_CHECK(strstr(train_err.text, "CUDA IPC handles"));
+	} else {
+		TRAIN_OK(shardd_live_acquire(l, 0, &g, &train_err));
+		TRAIN_HAS(c, g.tensors[0].data, twos, N * sizeof(*twos));
+	}
+	shardd_live_close(l);
 	shardd_close(c);
 	free(twos);
 }

@@ -614,8 +614,6 @@ static int reads_at_fixed_addresses(const struct trainer *t)
 
 Test(publications, are_at_fixed_addresses_if_asked)
 {
-	if (!train_on_host())
-		cr_skip_test("fixed addresses are for host memory");
 	beside_trainers(reads_at_fixed_addresses);
 }
 

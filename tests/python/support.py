@@ -143,14 +143,14 @@ class Held:
 
 
 @contextlib.contextmanager
-def held_daemon(*arguments, kill_after=None):
+def held_daemon(*arguments, backend="host", kill_after=None):
     """A Held of its own; it must end well. @kill_after: seconds to the death of the first one."""
     with tempfile.TemporaryDirectory() as folder:
         socket = os.path.join(folder, "socket")
         with open(os.path.join(folder, "log"), "w+") as log:
             process = subprocess.Popen(
                 [os.path.join(BIN_DIR, "shardd-holder"), "--", os.path.join(BIN_DIR, "shardd"),
-                 "--socket", socket, "--backend", "host", *arguments], stdout=log, stderr=log)
+                 "--socket", socket, "--backend", backend, *arguments], stdout=log, stderr=log)
             try:
                 held = Held(socket, process)
                 if kill_after is not None:

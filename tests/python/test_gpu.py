@@ -4,6 +4,7 @@ addresses, streams run late, and what does not wait where it must has wrong numb
 
 import array
 import concurrent.futures
+import contextlib
 import ctypes as C
 import os
 import subprocess
@@ -408,6 +409,85 @@ class Gpus(unittest.TestCase):
                         self.assertEqual(copies[name], weights[name].tobytes())
                         self.assertEqual(fetched[name].tobytes(), weights[name].tobytes())
 
+    def check_fixed(self, client, unit, device, number):
+        with (shardd.Live("fixed", "engine", self.socket, fixed=True, device=device) as live,
+              shardd.Live("fixed", "engine", self.socket, device=device) as plain):
+            kept = dict(live.acquire())
+            first = {name: memory.address for name, memory in kept.items()}
+            self.assertEqual({memory.device for memory in kept.values()}, {(2, number)})
+            for step in range(10 * number + 2, 10 * number + 7):
+                gradient = unit.gradient()
+                gradient.write(array.array("f", [-1.0] * gradient.elements).tobytes())
+                unit.reduce()
+                client.step()
+                client.commit(step)
+                shardd.publish("engine", "fixed", client)
+                found, other = live.acquire(), plain.acquire()
+                self.assertEqual((found.step, found.moved, other.step), (step, False, step))
+                for name, address in first.items():
+                    self.assertEqual(found[name].address, address)
+                    self.assertEqual(kept[name].tobytes(), other[name].tobytes())
+            live.release()
+            self.assertEqual(live.acquire().number, plain.acquire().number)
+
+    def test_fixed_addresses_show_one_generation_after_another(self):
+        """Also on another GPU than that of the generations."""
+        with self.client("fixed") as client:
+            unit = self.unit(client, optimizer=sgd(1.0))
+            client.commit(1)
+            shardd.declare_publication({"name": "engine", "keep": 2}, "fixed", client)
+            shardd.publish("engine", "fixed", client)
+            self.check_fixed(client, unit, None, 0)
+            with concurrent.futures.ThreadPoolExecutor(1) as fresh:
+                fresh.submit(self.check_fixed, client, unit, simulator.UUID.format(1), 1).result()
+
+    def test_a_publication_outlives_the_daemon(self):
+        """What a reader has stays until it takes a generation of the next daemon."""
+        with support.held_daemon(backend="cuda") as held, shardd.connect(held.socket) as client:
+            client.join("killed", 1, 0)
+            unit = self.unit(client, optimizer=sgd(1.0))
+            shardd.declare_publication({"name": "engine", "every_steps": 1}, "killed", client)
+            client.commit(1)
+            with (shardd.Live("killed", "engine", held.socket, fixed=True) as fixed,
+                  shardd.Live("killed", "engine", held.socket) as plain):
+                before = [live.acquire(wait=30) for live in (fixed, plain)]
+                for step in (2, 3):
+                    was = {name: memory.tobytes() for name, memory in before[0].items()}
+                    held.kill()
+                    for found in before:
+                        for name, value in was.items():
+                            self.assertEqual(found[name].tobytes(), value)
+                    with contextlib.suppress(shardd.DaemonRestarted):
+                        unit.gather()
+                    client.join("killed", 1, 0)
+                    gradient = unit.gradient()
+                    gradient.write(array.array("f", [-1.0] * gradient.elements).tobytes())
+                    unit.reduce()
+                    client.step()
+                    client.commit(step)
+                    after = [live.acquire(wait=30) for live in (fixed, plain)]
+                    while after[0].step < step or after[1].step < step:
+                        after = [live.acquire(wait=30) if live._held.step < step else live._held
+                                 for live in (fixed, plain)]
+                    self.assertGreater(after[0].number, before[0].number)
+                    for name, value in was.items():
+                        self.assertNotEqual(after[0][name].tobytes(), value)
+                        self.assertEqual(after[0][name].tobytes(), after[1][name].tobytes())
+                    before = after
+
+    def test_a_generation_that_finds_no_room_at_its_address(self):
+        """The reader keeps the one that it has."""
+        with self.client("no-room") as client:
+            self.unit(client)
+            client.commit(1)
+            shardd.declare_publication({"name": "engine", "keep": 2}, "no-room", client)
+            shardd.publish("engine", "no-room", client)
+            environ = dict(os.environ, PYTHONPATH=str(support.ROOT / "client/python"),
+                           SHARDD_SIM_FAIL="cuMemRetainAllocationHandle:2")
+            said = subprocess.run([sys.executable, "-c", NO_ROOM, self.socket], env=environ,
+                                  capture_output=True, text=True)
+        self.assertEqual((said.returncode, said.stderr), (0, ""))
+
     def test_what_publications_on_gpus_have_not_is_refused(self):
         with self.client("refused") as client:
             self.unit(client)
@@ -417,11 +497,6 @@ class Gpus(unittest.TestCase):
                 shardd.declare_publication({"name": "engine", "device": "cuda:7"}, "refused",
                                            client)
             self.assertEqual(error.exception.field, "device")
-            shardd.declare_publication({"name": "engine"}, "refused", client)
-            shardd.publish("engine", "refused", client)
-            with (shardd.Live("refused", "engine", self.socket, fixed=True) as live,
-                  self.assertRaisesRegex(shardd.Unimplemented, "without SHARDD_LIVE_FIXED")):
-                live.acquire()
 
     def test_module_prints_the_devices(self):
         environ = dict(os.environ, PYTHONPATH=str(support.ROOT / "client/python"))
@@ -435,6 +510,30 @@ class Gpus(unittest.TestCase):
                           "multiprocessors", said.stdout)
             self.assertIn("streams ordered by timeline", said.stdout)
         self.assertIn("rank 0 on cuda:0", said.stdout)
+
+
+NO_ROOM = """
+import sys
+import shardd
+
+with (shardd.Client(sys.argv[1]) as client,
+      shardd.Live("no-room", "engine", sys.argv[1], fixed=True) as live):
+    first = live.acquire()
+    name = next(iter(first))
+    was = first[name].tobytes()
+    shardd.drop_publication("engine", "no-room", client)
+    shardd.declare_publication({"name": "engine", "keep": 2}, "no-room", client)
+    shardd.publish("engine", "no-room", client)
+    try:
+        live.acquire()
+    except shardd.SharddError as error:
+        assert "at its address on GPU" in str(error), error
+    else:
+        raise AssertionError("it was shown")
+    assert first[name].tobytes() == was
+    assert live.acquire().number > first.number
+    assert live.acquire()[name].tobytes() == was
+"""
 
 
 def number_of_second(rank, world, socket, visible="1"):

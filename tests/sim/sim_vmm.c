@@ -146,6 +146,25 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret, void 
 	return r;
 }
 
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *ret, void *addr)
+{
+	CUresult r = sim_enter(__func__, NEED_INIT, NULL);
+	struct range *v;
+
+	if (r)
+		return r;
+	pthread_mutex_lock(&sim_lock);
+	v = range_find((uint64_t)(uintptr_t)addr);
+	if (v && v->kind == RANGE_VMM) {
+		v->block->refs++;
+		*ret = handle_new(v->block, v->device, true);
+	} else {
+		r = CUDA_ERROR_INVALID_VALUE;
+	}
+	pthread_mutex_unlock(&sim_lock);
+	return r;
+}
+
 /* -- addresses --------------------------------------------------------------------- */
 
 /* @hint is a hint: CUDA may give another address, and so does this. */

@@ -70,8 +70,8 @@ struct shardd_generation {
 enum shardd_live_flags {
 	/* Map all generations of a layout, and their tensors, at the same addresses. A tensor that
 	 * is bound once shows the generation that was acquired last. No thread may read the tensors
-	 * during shardd_live_acquire. For host memory only: if generations are on a GPU, acquire
-	 * returns UNIMPLEMENTED. */
+	 * during shardd_live_acquire. If generations are on a GPU and the job hands out CUDA IPC
+	 * handles, acquire returns UNIMPLEMENTED. */
 	SHARDD_LIVE_FIXED = 1,
 };
 
