@@ -14,6 +14,8 @@ import torch
 
 import shardd
 from shardd.torch import _device
+from shardd.torch._device import HOST
+from shardd.torch._types import TORCH_DTYPES
 
 PER_NAN = 0xFF  # every byte of a number that is none
 
@@ -22,11 +24,12 @@ class Stream:
     """The current stream of all threads, and what is late on it."""
 
     def __init__(self, number=0):
-        self.gpu = simulator.Gpu(number)
+        self.gpu, self.number = simulator.Gpu(number), number
         self.now = self.gpu.stream()
         self.late = 0  # gradients, so far
         self._buffers = {}  # of gradients, by unit: address, bytes
         self._pinned = {}  # by size
+        self._lent = {}  # by where the processor finds it: address
 
     def change(self):
         """Another one, which runs behind this one, as PyTorch's wait_stream has it."""
@@ -36,6 +39,21 @@ class Stream:
 
     def host(self, address, nbytes):
         return self.gpu.host_address(self.now, address, nbytes)
+
+    def lend(self, memory):
+        """A tensor of @memory: of what is mapped there now, unlike on a GPU."""
+        at = self.host(memory.address, memory.nbytes)
+        self._lent[at] = memory.address
+        storage = torch._C._construct_storage_from_data_pointer(at, HOST, memory.nbytes)
+        storage.memory = memory._mapped.look()  # as from_dlpack's tensors keep it in use
+        kind = TORCH_DTYPES[memory.dtype]
+        return torch.empty(0, dtype=kind).set_(storage, 0, memory.shape)
+
+    def shown(self, tensor):
+        """A copy of what a GPU would find at the address of @tensor, which was lent."""
+        at = self.host(self._lent[tensor.data_ptr()], tensor.nbytes)
+        return torch.frombuffer(bytearray(C.string_at(at, tensor.nbytes)),
+                                dtype=tensor.dtype).view(tensor.shape)
 
     def asked(self, unit, finish):
         """The finish of an op that asks for a gradient buffer."""
@@ -89,6 +107,7 @@ def install(number=0):
 
     _device.wanted = lambda devices: simulator.UUID.format(number)
     _device.take, _device.storage_at = take, storage_at
+    _device.of, _device.lent = lambda dlpack: HOST, stream.lend
     _device.on_host = lambda: False
     shardd.Ticket.wait, shardd.Client.submit = wait, submit
     return stream

@@ -175,6 +175,39 @@ def resilient(rank, stream):
     return seen
 
 
+def live(rank, stream):
+    """A plain module that shows the weights of each step, at the same addresses."""
+    model, bound, seen = sharded(), transformer.make(), []
+    optimizer = st.AdamW(model.parameters(), lr=0.02)
+    st.commit(1)
+    with st.Live(bound) as shown:
+        places = {name: value.data_ptr() for name, value in bound.named_parameters()}
+        for step in range(2, 7):
+            transformer.loss(model, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            st.commit(step)
+            with shown.generation() as weights:
+                assert weights.step == step, weights
+                assert places == {name: p.data_ptr() for name, p in bound.named_parameters()}
+                now = {name: stream.shown(p) if stream else p.clone()
+                       for name, p in bound.named_parameters()}
+                state = model.state_dict()
+                for name, value in now.items():
+                    assert torch.equal(value, state[name]), (step, name)
+                seen.append(now)
+                device = weights[name].device
+                assert device == ((2, stream.number) if stream else (1, 0)), device
+        kept = next(bound.parameters()).detach()
+        try:
+            shown.close()
+        except shardd.InUse:
+            del kept
+        else:
+            raise AssertionError("closed while a tensor is kept")
+    return seen
+
+
 def worker(rank, world, function, host, gpus, devices):
     """Both, one after the other. Return: how many gradients were late, and what differs."""
     torch.set_num_threads(1)
@@ -245,6 +278,12 @@ class Training(unittest.TestCase):
 
     def test_backward_in_a_thread(self):
         self.equal(backward_in_a_thread)
+
+    def test_a_live_module(self):
+        self.equal(live)
+
+    def test_a_live_module_on_the_second_gpu(self):
+        self.equal(live, (1,))
 
     def test_resilient(self):
         self.equal(resilient)

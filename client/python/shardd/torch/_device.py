@@ -16,6 +16,7 @@ import torch
 from .. import _device
 from ..client import Client
 from ..errors import FailedPrecondition, InvalidArgument
+from ..memory import Memory
 
 HOST = torch.device("cpu")
 
@@ -163,6 +164,24 @@ def storage_at(address: int, nbytes: int) -> Any:
     return torch._C._construct_storage_from_data_pointer(address, here, nbytes)
 
 
+def of(dlpack: tuple[int, int]) -> torch.device:
+    """PyTorch's name of DLPack's device. FailedPrecondition: this PyTorch cannot compute there."""
+    if dlpack == _device.HOST.dlpack:
+        return HOST
+    if not _usable() or dlpack[1] >= torch.cuda.device_count():
+        raise FailedPrecondition(
+            f"generations are on GPU {dlpack[1]} of this process, and this PyTorch "
+            f"({torch.__version__}) cannot compute there: install one that is built for CUDA, or "
+            "read a publication in host memory")
+    return torch.device("cuda", dlpack[1])
+
+
+def lent(memory: Memory) -> torch.Tensor:
+    """A tensor of @memory, which stays in use while the tensor is there."""
+    found: torch.Tensor = torch.utils.dlpack.from_dlpack(memory)
+    return found
+
+
 def nothing() -> Any:
     """A storage without memory."""
     return torch._C._construct_storage_from_data_pointer(0, here, 0)
@@ -209,6 +228,6 @@ def set_random_state(state: bytes | None) -> None:
         torch.cuda.set_rng_state(torch.tensor(list(state), dtype=torch.uint8), here)
 
 
-__all__ = ["HOST", "check", "check_one", "drop", "here", "named", "not_there", "nothing", "on_host",
-           "random_state", "same_random", "set_random_state", "storage_at", "take", "tensor_at",
-           "wanted", "without_memory"]
+__all__ = ["HOST", "check", "check_one", "drop", "here", "lent", "named", "not_there", "nothing",
+           "of", "on_host", "random_state", "same_random", "set_random_state", "storage_at", "take",
+           "tensor_at", "wanted", "without_memory"]

@@ -25,6 +25,7 @@ from ..errors import (
 from ..live import Generation, declare_publication, publish
 from ..live import Live as Reader
 from ..memory import Dtype, Memory, _Mapped
+from . import _device
 from ._types import TORCH_DTYPES
 
 _Slot = tuple[dict[str, Any], str]  # a module's _parameters, and the attribute name
@@ -51,13 +52,19 @@ def _places(module: nn.Module) -> list[_Place]:
     return list(found.values())
 
 
-def _check_buffers(module: nn.Module) -> None:
+def _check_buffers(module: nn.Module, device: torch.device | None) -> None:
+    """@device: None: not known yet."""
     for name, value in module.named_buffers():
-        if value.device.type != "cpu":
-            raise InvalidArgument(
-                f"buffer '{name}' is on {value.device}: generations have no buffers, and are in "
-                "host memory. Build the module on the CPU, or give its buffers values before",
-                "module")
+        if value.device.type == "meta":
+            raise InvalidArgument(f"buffer '{name}' is on {value.device}, and generations have no "
+                                  "buffers: give the buffers values before", "module")
+        if device is not None and value.device != device:
+            raise InvalidArgument(f"buffer '{name}' is on {value.device}, and generations are on "
+                                  f"{device}: {_advice(device)}", "module")
+
+
+def _advice(device: torch.device) -> str:
+    return f"call module.to('{device}') before it is bound"
 
 
 class Live:
@@ -84,7 +91,8 @@ class Live:
         """Connect, wait for a generation, and bind @module to it.
 
         @module: a plain model, as the trainers build it before they wrap it, or built with the
-        names of the publication. It may be on the meta device. Its parameters get the types of the
+        names of the publication, on the device of the generations (the host, or this process's GPU
+        for generations on a GPU) or on the meta device. Its parameters get the types of the
         publication. It keeps its own buffers (running statistics). @job: None: $SHARDD_JOB.
         @publication: None: a publication "live" of all parameters in the types of the job, which is
         declared if it does not exist. @wait: seconds to wait for the first generation. @prefix: the
@@ -105,7 +113,7 @@ class Live:
             raise InvalidArgument("no job is named: name the job, or set SHARDD_JOB", "job")
         if publication is not None and model != 1:
             raise InvalidArgument("a publication says itself which model it is of", "model")
-        _check_buffers(module)
+        _check_buffers(module, None)
         self.module, self.job = module, job
         self.publication = publication or (f"live-{model}" if model != 1 else "live")
         self._request = publication is None if request is None else request
@@ -118,6 +126,9 @@ class Live:
         self._installed: list[tuple[dict[str, Any], str, nn.Parameter, int]] = []
         self._depth = 0
         self._watches: list[Watch] = []
+        wanted = _device.wanted([one.own.device for one in self._parameters])
+        if wanted is not None and not wanted.startswith("host:"):
+            options.setdefault("device", wanted)  # for generations on a GPU
         self._socket, self._options = socket, options
         if publication is None:
             self._declare(model, wait)
@@ -281,22 +292,25 @@ class Live:
         places = found._places
         if id(places) in self._bound:
             return self._bound[id(places)][1]
-        wanted = self._wanted(places)  # before anything refers to the memory
+        device = _device.of(self._reader._where.dlpack)
+        _check_buffers(self.module, device)
+        wanted = self._wanted(places, device)  # before anything refers to the memory
         if found.layout != self._layout or len(self._bound) == MOST_BUFFERS:
             self._bound.clear()
             self._layout = found.layout
         base = min((p[0] for p in places.values() if p[1]), default=0)
         end = max((p[0] + p[1] for p in places.values() if p[1]), default=0)
-        mapped = _Mapped(base, end - base, f"memory of '{self.publication}'")
+        mapped = _Mapped(base, end - base, f"memory of '{self.publication}'", self._reader._where)
         self._reader._client.lent(Memory(mapped, 0, (), Dtype.UINT8, False))
         self._mapped.append(mapped)
         bound = [(*slot, value) for one, place in wanted
-                 for value in [one.own if place is None else _view(place, base, mapped.look())]
+                 for value in [one.own if place is None else _view(place, mapped, device)]
                  for slot in one.slots]
         self._bound[id(places)] = places, bound
         return bound
 
-    def _wanted(self, places: dict[str, Any]) -> list[tuple[_Place, Any]]:
+    def _wanted(self, places: dict[str, Any],
+                device: torch.device) -> list[tuple[_Place, Any]]:
         """Find the tensor for each parameter; None: the module keeps its own."""
         wanted: list[tuple[_Place, Any]] = []
         used: set[str] = set()
@@ -304,7 +318,7 @@ class Live:
             names = [n for n in (self._prefix + name for name in one.names) if n in places]
             used.update(names)
             if names:
-                self._check(one, names, places)
+                self._check(one, names, places, device)
             elif self._strict:
                 raise NotFound(f"publication '{self.publication}' of job '{self.job}' has no "
                                f"tensor '{self._prefix}{one.names[0]}', a parameter of the module")
@@ -321,7 +335,8 @@ class Live:
                            "what the module has, or bind it with strict=False")
         return wanted
 
-    def _check(self, one: _Place, names: list[str], places: dict[str, Any]) -> None:
+    def _check(self, one: _Place, names: list[str], places: dict[str, Any],
+               device: torch.device) -> None:
         for name in names:
             shape, dtype = places[name][2:]
             if tuple(one.own.shape) != shape:
@@ -336,9 +351,9 @@ class Live:
                     f"'{names[0]}' and '{name}' are one parameter in the module, but two tensors "
                     f"in publication '{self.publication}': name one in \"also\" of the other",
                     "module")
-        if one.own.device.type not in ("cpu", "meta"):
-            raise InvalidArgument(f"'{names[0]}' is on {one.own.device} in the module: generations "
-                                  "are in host memory", "module")
+        if one.own.device not in (device, torch.device("meta")):
+            raise InvalidArgument(f"'{names[0]}' is on {one.own.device} in the module, and "
+                                  f"generations are on {device}: {_advice(device)}", "module")
 
     def _restore(self) -> None:
         self._generation = None
@@ -388,15 +403,15 @@ class Live:
                 f"{self.job!r}, {f'generation {self.number}' if self.number else 'none'}>")
 
 
-def _view(place: tuple[int, int, tuple[int, ...], Any], base: int, memory: Any) -> nn.Parameter:
+def _view(place: tuple[int, int, tuple[int, ...], Dtype], mapped: _Mapped,
+          device: torch.device) -> nn.Parameter:
     address, nbytes, shape, dtype = place
     kind = TORCH_DTYPES[dtype]
     if nbytes:
-        seen = torch.frombuffer(memory, dtype=kind, count=nbytes // kind.itemsize,
-                                offset=address - base).view(shape)
+        seen = _device.lent(Memory(mapped, address - mapped.address, shape, dtype, False))
     else:
-        seen = torch.empty(shape, dtype=kind)
-    return nn.Parameter(seen, requires_grad=False)
+        seen = torch.empty(shape, dtype=kind, device=device)
+    return nn.Parameter(seen.view(kind), requires_grad=False)
 
 
 __all__ = ["Live"]
