@@ -11,6 +11,7 @@ import {
 	ranges,
 	sentence
 } from "./dom.js";
+import {isLate, lagOf, newest} from "./publications.js";
 import {isNearLimit, jobKey, refusedLately, slowRank} from "./samples.js";
 
 const RECENT_US = 60e6; /* so long is an op that failed wrong now */
@@ -180,6 +181,43 @@ function onSaving(job, add) {
 			[]);
 }
 
+/* Readers that hold an old generation, in words. */
+function holders(p, g) {
+	const old = p.generations.filter((one) => one.number !== g.number)
+			    .flatMap((one) => one.leases.map((l) => l.pid));
+	const pids = [...new Set(old)];
+	const who = pids.length === 1 ? "process" : "processes";
+	const which = pids.slice(0, 4).join(", ") + (pids.length > 4 ? ", …" : "");
+	return pids.length ? `Older generations are leased by ${who} ${which}.` : "";
+}
+
+/* Readers see weights of an old step: the newest is @g. */
+function onLag(job, p, g, add) {
+	const due = p.every_steps === 1 ? "every step" : `every ${count(p.every_steps)} steps`;
+	const behind = plural(lagOf(job, g), "step");
+	const skipped = `${plural(p.skipped, "generation")} skipped: no buffer was free.`;
+	add(WARN, `publication ${p.name}`,
+		`Job ${job.name}: publication ${p.name} is ${behind} behind; ` +
+			`one generation is due ${due}.`,
+		[
+			p.why ? `The last one was not made: ${sentence(p.why)}` : "",
+			p.skipped ? `${skipped} ${holders(p, g)}` : ""
+		]);
+}
+
+function onPublications(job, add) {
+	for (const p of job.publications) {
+		const g = newest(p);
+		if (g && isLate(p, lagOf(job, g)))
+			onLag(job, p, g, add);
+		else if (p.why)
+			add(WARN, `publication ${p.name}`,
+				`Job ${job.name}: the last generation of publication ${
+					p.name} was not made.`,
+				[sentence(p.why)]);
+	}
+}
+
 function onQuota(job, add) {
 	if (job.quota_bytes > 0 && job.used_bytes >= 0.9 * job.quota_bytes)
 		add(WARN, "quota",
@@ -303,7 +341,7 @@ export function findProblems(status, at, came) {
 	});
 
 	for (const look of [(job, add) => onStall(job, came, add), onStopped, onDead,
-				  onFailedOps, onState, onSaving,
+				  onFailedOps, onState, onSaving, onPublications,
 				  onSlow, onQuota])
 		for (const job of status.jobs)
 			look(job, adder(job));

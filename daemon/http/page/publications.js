@@ -5,7 +5,7 @@ import {jobKey} from "./samples.js";
 const MOST_LEASES = 200;
 
 /* What readers can have; null: there is none. */
-function newest(p) {
+export function newest(p) {
 	return p.generations.find((g) => g.state === "READY") || null;
 }
 
@@ -13,20 +13,31 @@ function leases(p) {
 	return p.generations.reduce((n, g) => n + g.leases.length, 0);
 }
 
+/* Steps that the job has committed since the newest generation @g of @p. */
+export function lagOf(job, g) {
+	return Math.max(0, job.step - g.step);
+}
+
 /* More behind than one that is made on time ever is. */
-function isLate(p, lag) {
+export function isLate(p, lag) {
 	return p.every_steps > 0 && lag > p.every_steps;
 }
 
 function lagCell(job, p, g) {
 	if (!g)
 		return "–";
-	const lag = Math.max(0, job.step - g.step);
+	const lag = lagOf(job, g);
 	return isLate(p, lag) ? badge(count(lag), "warn") : count(lag);
 }
 
-function counted(n, level) {
-	return n ? badge(count(n), level) : "0";
+/* What became of commits and requests. */
+function madeCell(p) {
+	return [
+		`${count(p.made)} made`,
+		p.dropped > 0 && `, ${count(p.dropped)} dropped unread`,
+		p.skipped > 0 && [", ", badge(`${count(p.skipped)} skipped`, "warn")],
+		p.failed > 0 && [", ", badge(`${count(p.failed)} failed`, "bad")]
+	];
 }
 
 function deltasText(p) {
@@ -46,8 +57,7 @@ function row(job, p) {
 		class: p.why && "row-bad",
 		cells: [
 			job.name, p.name, g ? count(g.number) : "–", g ? count(g.step) : "–",
-			lagCell(job, p, g), count(p.readers), count(leases(p)), count(p.made),
-			counted(p.skipped, "warn"), count(p.dropped), counted(p.failed, "bad"),
+			lagCell(job, p, g), count(p.readers), count(leases(p)), madeCell(p),
 			deltasText(p), bytes(p.bytes),
 			p.made ? duration(p.made_us / p.made) : "–", p.why || "–"
 		]
@@ -61,10 +71,12 @@ const COLUMNS = [
 	{name: "Lag", help: "steps that the job has committed since", number: true},
 	{name: "Readers", help: "that take generations without a call", number: true},
 	{name: "Leases", help: "of generations, now", number: true},
-	{name: "Made", help: "generations, since this daemon has the job", number: true},
-	{name: "Skipped", help: "not made, because no buffer was free", number: true},
-	{name: "Dropped", help: "made room, and no reader had leased them", number: true},
-	{name: "Failed", help: "could not be made", number: true},
+	{
+		name: "Generations",
+		help: "since this daemon has the job. Skipped: no buffer was free. " +
+			"Dropped: made room, and no reader had leased them",
+		wide: true
+	},
 	{name: "Deltas", wide: true}, {name: "Bytes", help: "of a generation", number: true},
 	{name: "Time", help: "that one takes to make", number: true},
 	{name: "Error", help: "why the last one was not made", wide: true}
