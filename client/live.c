@@ -353,10 +353,10 @@ int shardd_live_open(shardd_client *c, const char *job, const char *name, uint32
 		return e;
 	if (!ret)
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "ret", "the argument is NULL");
-	if (flags & ~(uint32_t)SHARDD_LIVE_FIXED)
+	if (flags & ~(uint32_t)(SHARDD_LIVE_FIXED | SHARDD_LIVE_EXPLAIN))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "flags",
 				 "flags has 0x%x, which this library does not know",
-				 flags & ~(uint32_t)SHARDD_LIVE_FIXED);
+				 flags & ~(uint32_t)(SHARDD_LIVE_FIXED | SHARDD_LIVE_EXPLAIN));
 	l = calloc(1, sizeof(*l));
 	if (!l)
 		return error_memory(err);

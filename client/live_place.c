@@ -191,6 +191,7 @@ static void live_place_drop(struct shardd_live *l, unsigned i)
 	struct live_layout *y = p->layout;
 
 	live_window_leave(l, p);
+	live_fault_remove(p->base);
 	l->places[i] = l->places[--l->n_places];
 	if (l->here == p)
 		l->here = NULL;
@@ -300,6 +301,8 @@ static int live_place_make(struct shardd_live *l, const struct board_generation 
 	if (e < 0 || l->flags & SHARDD_LIVE_FIXED)
 		return e;
 	p->tensors = live_place_tensors(p->layout, p->base, p->bytes);
+	if (p->tensors && !p->layout->on_gpu)
+		live_fault_add(l, p->base, p->bytes);
 	return p->tensors ? 0 : error_memory(err);
 }
 

@@ -87,6 +87,7 @@ static int live_window_take(struct shardd_live *l, const struct live_place *p,
 
 static void live_window_give_back(struct shardd_live *l, const struct live_window *w)
 {
+	live_fault_remove(w->at);
 	map_window_free(&l->c->map, w->gpu);
 	if (!w->gpu)
 		munmap(w->at, w->bytes);
@@ -113,6 +114,8 @@ static int live_window_make(struct shardd_live *l, const struct live_place *p,
 		free(w);
 		return error_memory(err);
 	}
+	if (!w->gpu)
+		live_fault_add(l, w->at, p->bytes);
 	w->former = l->window;
 	l->window = w;
 	return 0;

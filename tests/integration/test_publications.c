@@ -576,7 +576,7 @@ static int reads_at_fixed_addresses(const struct trainer *t)
 	int fd;
 
 	TRAIN_OK(shardd_publication_declare(c, "live", ON_REQUEST, NULL, &train_err));
-	REFUSED(SHARDD_INVALID_ARGUMENT, "0x6",
+	REFUSED(SHARDD_INVALID_ARGUMENT, "0x4",
 		shardd_live_open(c, "live", "engine", 7, &l, &train_err));
 	TRAIN_OK(shardd_live_open(c, "live", "engine", SHARDD_LIVE_FIXED, &l, &train_err));
 	TRAIN_OK(shardd_live_fd(l, &fd, &train_err));

@@ -14,8 +14,10 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import unittest
+from concurrent import futures
 
 import support
 
@@ -28,6 +30,19 @@ DECLARATION = {
               {"name": "norm.{i}", "sources": ["model.norm.{i}"], "type": "fp32"},
               {"name": "", "sources": ["model.unwanted"]}],
 }
+
+
+PACKAGE = str(support.ROOT / "client/python")
+WRITES = """
+import ctypes
+import sys
+import shardd
+
+with shardd.Live("written", "engine", sys.argv[1], fixed=bool(sys.argv[2])) as live:
+    found = live.acquire(wait=30)
+    found = live.acquire()
+    ctypes.memset(found["norm.0"].address, 0, 1)
+"""
 
 
 class Trainer:
@@ -164,6 +179,31 @@ class Lives(unittest.TestCase):
                     {"name": "other", "rules": [{"name": "y", "sources": ["x"]}]}, "file",
                     trainer.client)
             self.assertEqual(caught.exception.field, "rules[0].sources[0].tensor")
+
+    def test_a_write_is_explained(self):
+        with support.daemon() as socket, Trainer(socket, "written") as trainer:
+            shardd.declare_publication(DECLARATION, "written", trainer.client)
+            trainer.step(1)
+            for fixed in "", "fixed":
+                said = subprocess.run([sys.executable, "-c", WRITES, socket, fixed],
+                                      env=dict(os.environ, PYTHONPATH=PACKAGE),
+                                      capture_output=True, text=True)
+                self.assertEqual(said.returncode, -signal.SIGSEGV)
+                self.assertRegex(
+                    said.stderr, r"shardd: write to 0x\w+, in a generation of publication 'engine' "
+                    r"of job 'written', which is read-only: copy .*\(PyTorch: tensor.clone\(\)\)\n")
+
+    def test_a_reader_may_be_there_before_the_job(self):
+        with support.daemon() as socket, futures.ThreadPoolExecutor(1) as beside:
+            with self.assertRaisesRegex(shardd.NotFound, "first"):
+                shardd.Live("first", "engine", socket, wait=0.2)
+            reader = beside.submit(shardd.Live, "first", "engine", socket, wait=60)
+            with Trainer(socket, "first") as trainer:
+                self.assertFalse(reader.done())
+                shardd.declare_publication(DECLARATION, "first", trainer.client)
+                with reader.result(60) as live:
+                    trainer.step(1)
+                    self.assertEqual(live.acquire(wait=30).step, 1)
 
     def test_a_leased_generation_does_not_change(self):
         with Trainer(self.socket, "leased") as trainer:

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import types
 import unittest
+from concurrent import futures
 
 import fsdp  # noqa: F401  finds the package
 import support
@@ -173,6 +174,24 @@ class Bound(unittest.TestCase):
 
     def test_of_replicate(self):
         self.check(lambda model: shardd.torch.replicate(model, bucket_cap_mb=1e-5))
+
+    def test_a_module_may_be_there_before_the_job(self):
+        for publication in None, "engine":
+            with support.daemon() as socket, futures.ThreadPoolExecutor(1) as beside:
+                model = Tied()
+                bound = beside.submit(shardd.torch.Live, model, "first", publication, socket,
+                                      request=True)
+                trainer = Trained(socket, "first")
+                self.assertFalse(bound.done())
+                trainer.step()
+                if publication:
+                    trainer.declare()
+                with bound.result(60) as live:
+                    self.assertEqual(live.step, 1)
+                    self.same(model, trainer.states[1],
+                              torch.bfloat16 if publication else torch.float32)
+                trainer.optimizer = trainer.model = None
+                shardd.torch.shutdown()
 
     def test_a_declared_one_in_its_type(self):
         with trained("typed") as trainer:
@@ -337,9 +356,9 @@ class Bound(unittest.TestCase):
             with self.assertRaisesRegex(shardd.NotFound, "has no parameter 'b.bias'"):
                 shardd.torch.Live(short, "refused", socket=trainer.socket)
             with self.assertRaisesRegex(shardd.NotFound, "nothing"):
-                shardd.torch.Live(Tied(), "refused", "nothing", trainer.socket)
+                shardd.torch.Live(Tied(), "refused", "nothing", trainer.socket, wait=0.2)
             with self.assertRaisesRegex(shardd.NotFound, "nobody"):
-                shardd.torch.Live(Tied(), "nobody", socket=trainer.socket)
+                shardd.torch.Live(Tied(), "nobody", socket=trainer.socket, wait=0.2)
 
     def test_a_module_that_shows_nothing_is_refused(self):
         """It kept its own parameters, or those of one generation for ever, without a word."""

@@ -73,6 +73,11 @@ enum shardd_live_flags {
 	 * during shardd_live_acquire. If generations are on a GPU and the job hands out CUDA IPC
 	 * handles, acquire returns UNIMPLEMENTED. */
 	SHARDD_LIVE_FIXED = 1,
+	/* A write to a generation in host memory ends the process, because it is mapped read-only.
+	 * With this flag a line on standard error says so first. A handler of SIGSEGV writes it,
+	 * which is installed at the first generation, and then does what the process had set
+	 * before. */
+	SHARDD_LIVE_EXPLAIN = 2,
 };
 
 /* Open a reader of the publication @name of @job. The client may also be a rank of a job. If

@@ -22,6 +22,7 @@ import contextlib
 import ctypes as C
 import json
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,6 +33,9 @@ from .client import Client
 from .delta import Delta
 from .errors import FailedPrecondition, InUse, InvalidArgument, NotFound, SharddError
 from .memory import Dtype, Memory, _Mapped
+
+_FIXED, _EXPLAIN = 1, 2  # enum shardd_live_flags
+_LOOK_S = 0.1  # between requests for a publication that is not there yet
 
 
 class Generation(Mapping[str, Memory]):
@@ -112,9 +116,13 @@ class Live:
     closes the reader at the end."""
 
     def __init__(self, job: str | None = None, name: str = "", socket: str | None = None,
-                 fixed: bool = False, **options: Any) -> None:
-        """Connect. @job: None: $SHARDD_JOB. @name: of the publication. @options: of
-        :class:`shardd.Client`. NotFound: there is no such job or publication.
+                 fixed: bool = False, *, wait: float = 0, **options: Any) -> None:
+        """Connect. @job: None: $SHARDD_JOB. @name: of the publication. @wait: seconds to wait for
+        such a job and publication, if the trainers start later. @options: of
+        :class:`shardd.Client`. NotFound: there is none (after @wait).
+
+        Reading only: a write to a generation in host memory ends the process, after a line on
+        standard error.
 
         @fixed: map all generations of a layout at the same addresses. Arrays and tensors then stay
         valid, and show the generation that was acquired last. Nothing may read them during
@@ -137,12 +145,24 @@ class Live:
         self._client = Client(socket, **options)
         handle = C.c_void_p()
         try:
-            _library.call("live_open", self._client.handle, job.encode(), name.encode(),
-                          fixed, C.byref(handle))
+            self._await(time.monotonic() + wait, handle)
         except BaseException:
             self._client.close()
             raise
         self._handle = handle
+
+    def _await(self, until: float, handle: C.c_void_p) -> None:
+        """Open the reader. @until: when a missing publication is an error."""
+        flags = (_FIXED if self.fixed else 0) | _EXPLAIN
+        while True:
+            try:
+                _library.call("live_open", self._client.handle, self.job.encode(),
+                              self.name.encode(), flags, C.byref(handle))
+                return
+            except NotFound:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_LOOK_S)
 
     def acquire(self, wait: float = 0, newer_than: int | None = None) -> Generation:
         """Lease the newest generation, and give the previous one back.

@@ -95,7 +95,8 @@ class Live:
         for generations on a GPU) or on the meta device. Its parameters get the types of the
         publication. It keeps its own buffers (running statistics). @job: None: $SHARDD_JOB.
         @publication: None: a publication "live" of all parameters in the types of the job, which is
-        declared if it does not exist. @wait: seconds to wait for the first generation. @prefix: the
+        declared if it does not exist. @wait: seconds to wait for the job, the publication and the
+        first generation. @prefix: the
         text before the names of @module's parameters in the publication. @strict: false: tensors
         that only the module or only the publication has are not an error, and the module keeps its
         own. @request: request a generation of the last commit at each swap; None: only if
@@ -130,9 +131,11 @@ class Live:
         if wanted is not None and not wanted.startswith("host:"):
             options.setdefault("device", wanted)  # for generations on a GPU
         self._socket, self._options = socket, options
+        until = time.monotonic() + wait
         if publication is None:
-            self._declare(model, wait)
-        self._reader = Reader(job, self.publication, socket, fixed=True, **options)
+            self._declare(model, until)
+        self._reader = Reader(job, self.publication, socket, fixed=True,
+                              wait=max(0, until - time.monotonic()), **options)
         live = weakref.ref(self)
 
         def refuse(called: nn.Module, _: object) -> None:  # a copy of the module has it, too
@@ -142,24 +145,24 @@ class Live:
 
         self._hook = module.register_forward_pre_hook(refuse)
         try:
-            self.swap(wait)
+            self.swap(max(0.001, until - time.monotonic()) if wait else 0)
         except BaseException:
             with contextlib.suppress(InUse):
                 self.close()
             raise
 
-    def _declare(self, model: int, wait: float) -> None:
+    def _declare(self, model: int, until: float) -> None:
         declaration = {"name": self.publication, "model": model}
-        until = time.monotonic() + wait
         with Client(self._socket, **self._options) as client:
             while True:
                 try:
                     declare_publication(declaration, self.job, client)
                     return
-                except InvalidArgument as error:
-                    early = error.field == "model" or "nothing is published" in error.text
+                except (InvalidArgument, NotFound) as error:
+                    early = isinstance(error, NotFound) or error.field == "model" or \
+                        "nothing is published" in error.text
                     if not early or time.monotonic() > until:
-                        raise  # else the trainers have not registered it yet
+                        raise  # else the trainers have not created or registered it yet
                 time.sleep(LOOK_S)
 
     # --------------------------------------------------------------- generations
