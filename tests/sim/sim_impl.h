@@ -225,6 +225,7 @@ struct stream {
 	unsigned flags;
 	int priority;
 	bool legacy;
+	struct stream *next; /* whose thread runs, also if it was destroyed */
 	pthread_t thread;
 	pthread_cond_t work;     /* for the thread: something changed */
 	pthread_cond_t progress; /* executed grew */

@@ -27,6 +27,9 @@ struct objects stream_objects = { .what = "stream", .size = sizeof(struct stream
 
 static _Thread_local struct stream *self;
 
+/* Those whose threads run. Under sim_lock. */
+static struct stream *running;
+
 /* -- items ------------------------------------------------------------------------ */
 
 struct item *item_new(item_fn run, const char *what, size_t payload)
@@ -200,6 +203,15 @@ static void execute(struct stream *s, struct item *item)
 	stream_unpin(s);
 }
 
+static void unlink_running(struct stream *s)
+{
+	struct stream **at = &running;
+
+	while (*at != s)
+		at = &(*at)->next;
+	*at = s->next;
+}
+
 static void *run(void *arg)
 {
 	struct stream *s = arg;
@@ -223,6 +235,7 @@ static void *run(void *arg)
 	}
 	free(s->more_pins);
 	s->more_pins = NULL;
+	unlink_running(s);
 	pthread_mutex_unlock(&sim_lock);
 	return NULL;
 }
@@ -263,7 +276,10 @@ CUresult stream_new(struct ctx *c, unsigned flags, int priority, bool legacy, st
 	s->priority = priority;
 	s->legacy = legacy;
 	s->last = &s->first;
+	s->next = running;
+	running = s;
 	if (start(s)) {
+		unlink_running(s);
 		s->live = 0;
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
@@ -301,12 +317,10 @@ void stream_set_bell(struct stream *s, _Atomic uint32_t *bell)
 	pthread_mutex_unlock(&sim_lock);
 }
 
-static void wake(void *object, void *arg)
+static void wake(struct stream *s, const struct ctx *c)
 {
-	struct stream *s = object;
-
 	pthread_cond_broadcast(&s->progress);
-	if (s->ctx != arg)
+	if (s->ctx != c)
 		return;
 	pthread_cond_broadcast(&s->work);
 	if (s->bell) { /* asleep in a wait for a value */
@@ -317,15 +331,8 @@ static void wake(void *object, void *arg)
 
 void stream_wake_all(struct ctx *c)
 {
-	objects_each(&stream_objects, wake, c);
-}
-
-static void kill_one(void *object, void *arg)
-{
-	struct stream *s = object;
-
-	if (s->ctx == arg)
-		s->killed = s->ending = true;
+	for (struct stream *s = running; s; s = s->next)
+		wake(s, c);
 }
 
 static void end_one(void *object, void *arg)
@@ -338,7 +345,10 @@ static void end_one(void *object, void *arg)
 
 void stream_kill_all(struct ctx *c)
 {
-	objects_each(&stream_objects, kill_one, c);
+	/* also those that were destroyed while they wait for a value that never comes */
+	for (struct stream *s = running; s; s = s->next)
+		if (s->ctx == c)
+			s->killed = s->ending = true;
 	stream_wake_all(c);
 	objects_each(&stream_objects, end_one, c);
 	c->legacy = NULL;
