@@ -87,11 +87,11 @@ void live_fault_add(const struct shardd_live *l, const void *at, uint64_t bytes)
 	pthread_mutex_unlock(&live_fault_mutex);
 }
 
-void live_fault_remove(const void *at)
+void live_fault_remove(const struct shardd_live *l, const void *at)
 {
 	struct live_fault *f;
 
-	if (!at)
+	if (!at || !(l->flags & SHARDD_LIVE_EXPLAIN))
 		return;
 	pthread_mutex_lock(&live_fault_mutex);
 	for (f = atomic_load(&live_fault_all); f; f = f->next)

@@ -97,8 +97,8 @@ void live_window_free(struct shardd_live *l);
 /* live_fault.c: with SHARDD_LIVE_EXPLAIN, a write to the @bytes at @at, which are the host's, is explained. Without
  * memory it is not. Any thread. */
 void live_fault_add(const struct shardd_live *l, const void *at, uint64_t bytes);
-/* No more, if it was. Before it is unmapped. Any thread. */
-void live_fault_remove(const void *at);
+/* No more, if it was, for @l. Before it is unmapped. Any thread. */
+void live_fault_remove(const struct shardd_live *l, const void *at);
 
 /* delta.c: the delta of what @l has, which is something. Return: 0 or a negative shardd_code. */
 int live_delta(struct shardd_live *l, uint64_t base, struct shardd_delta *ret,

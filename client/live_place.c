@@ -191,7 +191,8 @@ static void live_place_drop(struct shardd_live *l, unsigned i)
 	struct live_layout *y = p->layout;
 
 	live_window_leave(l, p);
-	live_fault_remove(p->base);
+	if (p->tensors) /* else its base was not shown */
+		live_fault_remove(l, p->base);
 	l->places[i] = l->places[--l->n_places];
 	if (l->here == p)
 		l->here = NULL;

@@ -87,7 +87,7 @@ static int live_window_take(struct shardd_live *l, const struct live_place *p,
 
 static void live_window_give_back(struct shardd_live *l, const struct live_window *w)
 {
-	live_fault_remove(w->at);
+	live_fault_remove(l, w->at);
 	map_window_free(&l->c->map, w->gpu);
 	if (!w->gpu)
 		munmap(w->at, w->bytes);
