@@ -292,7 +292,7 @@ def report(seen, took, unused, shown, apart):
             ("step, median, beside samplers", milliseconds(statistics.median(took))),
             ("step, median, alone, not published", milliseconds(without)),
             ("step, median, alone, published", milliseconds(with_it)),
-            ("the difference, noise included", milliseconds(with_it - without)),
+            ("stall of a step, noise included", milliseconds(with_it - without)),
             (f"batches unused, older than {OLDEST} steps", unused)):
         print(f"{name:40}{value:>16}")
 
