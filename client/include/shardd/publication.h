@@ -74,9 +74,9 @@ enum shardd_live_flags {
 	 * handles, acquire returns UNIMPLEMENTED. */
 	SHARDD_LIVE_FIXED = 1,
 	/* A write to a generation in host memory ends the process, because it is mapped read-only.
-	 * With this flag a line on standard error says so first. A handler of SIGSEGV writes it,
-	 * which is installed at the first generation, and then does what the process had set
-	 * before. */
+	 * With this flag, libshardd first prints the cause to standard error. It does this in a
+	 * SIGSEGV handler, which the first acquire installs. The handler then runs the action that
+	 * was set before. */
 	SHARDD_LIVE_EXPLAIN = 2,
 };
 

@@ -117,12 +117,12 @@ class Live:
 
     def __init__(self, job: str | None = None, name: str = "", socket: str | None = None,
                  fixed: bool = False, *, wait: float = 0, **options: Any) -> None:
-        """Connect. @job: None: $SHARDD_JOB. @name: of the publication. @wait: seconds to wait for
-        such a job and publication, if the trainers start later. @options: of
-        :class:`shardd.Client`. NotFound: there is none (after @wait).
+        """Connect. @job: None: $SHARDD_JOB. @name: of the publication. @wait: seconds to wait
+        until the job and the publication exist; :meth:`acquire` waits for a generation. @options:
+        of :class:`shardd.Client`. NotFound: the job or the publication does not exist after @wait.
 
-        Reading only: a write to a generation in host memory ends the process, after a line on
-        standard error.
+        Generations are read-only. A write to one in host memory prints a line to standard error and
+        ends the process.
 
         @fixed: map all generations of a layout at the same addresses. Arrays and tensors then stay
         valid, and show the generation that was acquired last. Nothing may read them during

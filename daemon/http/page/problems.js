@@ -195,12 +195,13 @@ function holders(p, g) {
 function onLag(job, p, g, add) {
 	const due = p.every_steps === 1 ? "every step" : `every ${count(p.every_steps)} steps`;
 	const behind = plural(lagOf(job, g), "step");
-	const skipped = `${plural(p.skipped, "generation")} skipped: no buffer was free.`;
+	const skipped = `${plural(p.skipped, "generation")} skipped so far because ` +
+		"no buffer was free.";
 	add(WARN, `publication ${p.name}`,
 		`Job ${job.name}: publication ${p.name} is ${behind} behind; ` +
-			`one generation is due ${due}.`,
+			`a generation is due ${due}.`,
 		[
-			p.why ? `The last one was not made: ${sentence(p.why)}` : "",
+			p.why ? `The last generation was not made: ${sentence(p.why)}` : "",
 			p.skipped ? `${skipped} ${holders(p, g)}` : ""
 		]);
 }

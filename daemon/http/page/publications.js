@@ -74,7 +74,7 @@ const COLUMNS = [
 	{
 		name: "Generations",
 		help: "since this daemon has the job. Skipped: no buffer was free. " +
-			"Dropped: made room, and no reader had leased them",
+			"Dropped: replaced before any reader leased them",
 		wide: true
 	},
 	{name: "Deltas", wide: true}, {name: "Bytes", help: "of a generation", number: true},

@@ -171,7 +171,7 @@ def of(dlpack: tuple[int, int]) -> torch.device:
     if not _usable() or dlpack[1] >= torch.cuda.device_count():
         raise FailedPrecondition(
             f"generations are on GPU {dlpack[1]} of this process, and this PyTorch "
-            f"({torch.__version__}) cannot compute there: install one that is built for CUDA, or "
+            f"({torch.__version__}) cannot use that GPU: install a PyTorch build with CUDA, or "
             "read a publication in host memory")
     return torch.device("cuda", dlpack[1])
 

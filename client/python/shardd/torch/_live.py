@@ -57,14 +57,15 @@ def _check_buffers(module: nn.Module, device: torch.device | None) -> None:
     for name, value in module.named_buffers():
         if value.device.type == "meta":
             raise InvalidArgument(f"buffer '{name}' is on {value.device}, and generations have no "
-                                  "buffers: give the buffers values before", "module")
+                                  "buffers: give the buffers values before you bind the module",
+                                  "module")
         if device is not None and value.device != device:
             raise InvalidArgument(f"buffer '{name}' is on {value.device}, and generations are on "
                                   f"{device}: {_advice(device)}", "module")
 
 
 def _advice(device: torch.device) -> str:
-    return f"call module.to('{device}') before it is bound"
+    return f"call module.to('{device}') before you bind the module"
 
 
 class Live:
