@@ -228,9 +228,9 @@ static int live_take(struct shardd_live *l, uint64_t word, struct shardd_error *
 			      (unsigned long long)g.number,
 			      (unsigned long long)(word / BOARD_BUFFERS));
 	if (e == 0)
+		e = live_wait(l, err); /* before anything is unmapped, also if it was given back */
+	if (e == 0)
 		e = live_place_of(l, &g, &p, err);
-	if (e == 0 && l->word)
-		e = live_wait(l, err);
 	if (e == 0 && l->flags & SHARDD_LIVE_FIXED)
 		e = live_window_show(l, p, &fixed, err);
 	if (e < 0) {

@@ -36,6 +36,7 @@ void map_abandon(struct map *m)
 {
 	m->n_former = 0;
 	m->count = 0;
+	m->windows = NULL;
 }
 
 static void map_unmap(const struct mapping *item)
@@ -46,6 +47,8 @@ static void map_unmap(const struct mapping *item)
 void map_deinit(struct map *m)
 {
 	channel_deinit(&m->channel);
+	while (m->windows)
+		map_window_free(m, m->windows);
 	for (size_t i = 0; i < m->count; i++)
 		map_unmap(&m->items[i]);
 	for (size_t i = 0; i < m->n_former; i++)

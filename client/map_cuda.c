@@ -190,7 +190,10 @@ static int map_cuda_window_show(void *device, uint8_t *at, uint64_t bytes, const
 		e = streams_quiet(c->streams, -1, err); /* as in map_cuda_map */
 	if (e < 0)
 		return e;
-	r = map_cuda_window_change(c, (CUdeviceptr)(uintptr_t)at, bytes, shows, base);
+	/* work on other streams than the thread's, too: an address without memory ends the context */
+	r = *shows ? c->lib->cuCtxSynchronize() : CUDA_SUCCESS;
+	if (r == CUDA_SUCCESS)
+		r = map_cuda_window_change(c, (CUdeviceptr)(uintptr_t)at, bytes, shows, base);
 	streams_unquiet(c->streams);
 	if (r == CUDA_SUCCESS)
 		return 0;

@@ -210,6 +210,10 @@ class Live:
         self._places = self._known[base]
 
     def _find_device(self, uuid: str) -> None:
+        if self._where is not HOST and not uuid:  # the next daemon has host memory
+            assert isinstance(self._where, Gpu)
+            self._where.close()
+            self._where = HOST
         if uuid and self._where is HOST:
             client = weakref.ref(self._client)
             self._where = Gpu(lambda: _handle_of(client), f"GPU {uuid}", uuid)
