@@ -117,6 +117,12 @@ static const char *cuda_context_visible(void)
 	return v ? v : "not set";
 }
 
+/* Why this GPU. */
+static const char *cuda_context_reason(const struct cuda *c)
+{
+	return c->reads ? "this reader uses" : "the daemon put this rank on";
+}
+
 static int cuda_context_find_device(struct cuda *c, struct shardd_error *err)
 {
 	char uuid[CUDA_UUID_BYTES];
@@ -133,12 +139,13 @@ static int cuda_context_find_device(struct cuda *c, struct shardd_error *err)
 	if (r != CUDA_SUCCESS)
 		return cuda_error(c, r, err, "cannot list the GPUs");
 	return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
-			 "the daemon put this rank on GPU %s, which is not visible in this process "
+			 "%s GPU %s, which is not visible in this process "
 			 "(CUDA_VISIBLE_DEVICES is %s): make it visible",
-			 c->uuid, cuda_context_visible());
+			 cuda_context_reason(c), c->uuid, cuda_context_visible());
 }
 
-/* Take the current context if it is on the GPU. Return: 1: there is none. */
+/* Take the current context if it is on the GPU. A rank computes there; a reader may have another GPU current. Return:
+ * 1: there is none. */
 static int cuda_context_take_current(struct cuda *c, struct shardd_error *err)
 {
 	char uuid[CUDA_UUID_BYTES];
@@ -157,6 +164,9 @@ static int cuda_context_take_current(struct cuda *c, struct shardd_error *err)
 		c->device = device;
 		return 0;
 	}
+	c->context = NULL;
+	if (c->reads)
+		return 1;
 	return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 			 "this thread's CUDA context is on GPU %s, but the daemon put this rank on "
 			 "GPU %s: set shardd_options.device to the first, or compute on the second",
@@ -202,7 +212,7 @@ static void cuda_context_closep(struct cuda **c)
 	*c = cuda_close(*c);
 }
 
-int cuda_open(const char *uuid, struct cuda **ret, struct shardd_error *err)
+int cuda_open(const char *uuid, bool reads, struct cuda **ret, struct shardd_error *err)
 {
 	_cleanup_(cuda_context_closep) struct cuda *c = calloc(1, sizeof(*c));
 	char why[256];
@@ -212,9 +222,10 @@ int cuda_open(const char *uuid, struct cuda **ret, struct shardd_error *err)
 		return error_memory(err);
 	pthread_mutex_init(&c->copying, NULL);
 	snprintf(c->uuid, sizeof(c->uuid), "%s", uuid);
+	c->reads = reads;
 	if (cuda_lib_open(&c->lib, why, sizeof(why)) < 0)
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
-				 "the daemon put this rank on GPU %s, but in this process %s", uuid,
+				 "%s GPU %s, but in this process %s", cuda_context_reason(c), uuid,
 				 why);
 	r = cuda_context_take_context(c, err);
 	if (r == 0)
@@ -257,7 +268,7 @@ bool cuda_current_uuid(char ret[CUDA_UUID_BYTES])
 	return false;
 }
 
-int cuda_open(const char *uuid, struct cuda **ret, struct shardd_error *err)
+int cuda_open(const char *uuid, bool reads, struct cuda **ret, struct shardd_error *err)
 {
 	(void)ret;
 	return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,

@@ -27,10 +27,11 @@ struct cuda;
  * Loads and starts nothing. Return: false: there is none. */
 bool cuda_current_uuid(char ret[CUDA_UUID_BYTES]);
 
-/* Load libcuda and find the GPU @uuid and a context on it. May take a second.
+/* Load libcuda and find the GPU @uuid and a context on it. @reads: only to read generations: the current context may be
+ * on another GPU. May take a second.
  * @ret: the caller's, cuda_close. Return: 0 or a negative shardd_code: no driver,
  * the GPU is not visible here, or the current context is on another one. */
-int cuda_open(const char *uuid, struct cuda **ret, struct shardd_error *err);
+int cuda_open(const char *uuid, bool reads, struct cuda **ret, struct shardd_error *err);
 
 /* Release the context. Nothing may be mapped in it. NULL is allowed. Return: NULL. */
 struct cuda *cuda_close(struct cuda *c);
@@ -43,6 +44,7 @@ struct cuda {
 	char uuid[CUDA_UUID_BYTES];
 	CUdevice device;
 	CUcontext context;
+	bool reads;              /* as in cuda_open */
 	bool retained;           /* it is the primary context, and ours to release */
 	struct streams *streams; /* (optional) borrowed: whose waits a mapping must not meet */
 	pthread_mutex_t copying; /* over what follows, while copies are put on the stream */

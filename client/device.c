@@ -80,7 +80,8 @@ static bool device_is(const struct shardd_client *c, const char *uuid)
 #endif
 }
 
-static int device_use_gpu(struct shardd_client *c, const char *uuid, struct shardd_error *err)
+static int device_use_gpu(struct shardd_client *c, const char *uuid, bool reads,
+			  struct shardd_error *err)
 {
 	struct streams *streams;
 	int r;
@@ -92,7 +93,7 @@ static int device_use_gpu(struct shardd_client *c, const char *uuid, struct shar
 				 "this client reads memory of another GPU, and the daemon put this "
 				 "rank on %s: connect again",
 				 uuid);
-	r = cuda_open(uuid, &c->cuda, err);
+	r = cuda_open(uuid, reads, &c->cuda, err);
 	if (r < 0)
 		return r;
 	streams = streams_new(c, c->cuda);
@@ -134,7 +135,7 @@ int device_take(struct shardd_client *c, const Shardd__V1__JoinResponse *reply,
 	r = device_check_same(&c->device, &d, err);
 	if (r == 0 && strcmp(d.backend, "cuda") == 0) {
 		pthread_mutex_lock(&c->device_lock); /* a reader of this client may do it, too */
-		r = device_use_gpu(c, d.uuid, err);
+		r = device_use_gpu(c, d.uuid, false, err);
 		pthread_mutex_unlock(&c->device_lock);
 		if (r == 0)
 			r = streams_join(c->streams, reply->streams, err);
@@ -155,7 +156,7 @@ int device_open(struct shardd_client *c, const char *uuid, struct shardd_error *
 
 	pthread_mutex_lock(&c->device_lock);
 	if (!c->cuda)
-		r = device_use_gpu(c, wanted, err);
+		r = device_use_gpu(c, wanted, true, err);
 	pthread_mutex_unlock(&c->device_lock);
 	return r;
 }

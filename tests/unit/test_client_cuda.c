@@ -42,7 +42,7 @@ static void test_client_cuda_begin(struct world *w)
 {
 	*w = (struct world){ 0 };
 	gpupeer_start(&w->peer, 0, false);
-	cr_assert_eq(cuda_open(w->peer.uuid, &w->cuda, &w->err), 0, "%s", w->err.text);
+	cr_assert_eq(cuda_open(w->peer.uuid, false, &w->cuda, &w->err), 0, "%s", w->err.text);
 	map_begin(w);
 }
 
@@ -164,7 +164,7 @@ Test(client_cuda, all_is_given_back)
 			open = fdcheck_count();
 		else
 			cr_expect_eq(fdcheck_count(), open);
-		cr_assert_eq(cuda_open(w.peer.uuid, &w.cuda, &w.err), 0);
+		cr_assert_eq(cuda_open(w.peer.uuid, false, &w.cuda, &w.err), 0);
 		map_begin(&w);
 	}
 	test_client_cuda_end(&w);
@@ -180,7 +180,7 @@ static int refused(const char *fail)
 
 	gpupeer_start(&w.peer, 0, false);
 	setenv("SHARDD_SIM_FAIL", fail, 1);
-	if (cuda_open(w.peer.uuid, &w.cuda, &w.err) < 0)
+	if (cuda_open(w.peer.uuid, false, &w.cuda, &w.err) < 0)
 		return 1;
 	map_begin(&w);
 	if (address(&w, slab, false, &at) >= 0 || strcmp(w.err.domain, "cuda") != 0 ||
@@ -221,7 +221,7 @@ Test(client_cuda, a_lost_gpu_is_told)
 
 	gpupeer_start(&w.peer, 0, false);
 	setenv("SHARDD_SIM_FAIL", "cuMemcpyHtoDAsync:1:214,cuMemcpyDtoHAsync:1:700", 1);
-	cr_assert_eq(cuda_open(w.peer.uuid, &w.cuda, &w.err), 0, "%s", w.err.text);
+	cr_assert_eq(cuda_open(w.peer.uuid, false, &w.cuda, &w.err), 0, "%s", w.err.text);
 	map_begin(&w);
 	cr_assert_eq(address(&w, GPUPEER_WRITABLE, true, &at), 0, "%s", w.err.text);
 	cr_expect_eq(map_write(&w.map, at, &byte, 1, &w.err), -SHARDD_INTERNAL);
@@ -246,7 +246,7 @@ Test(client_cuda, the_current_context_is_used_and_restored)
 	setenv("SHARDD_SIM_DEVICES", "2", 1);
 	gpupeer_start(&w.peer, 1, false);
 	cu = own_context(1, &own);
-	cr_assert_eq(cuda_open(w.peer.uuid, &w.cuda, &w.err), 0, "%s", w.err.text);
+	cr_assert_eq(cuda_open(w.peer.uuid, false, &w.cuda, &w.err), 0, "%s", w.err.text);
 	cr_expect_eq(w.cuda->context, own);
 	map_begin(&w);
 	/* from a thread that has none, and from one that has another */
@@ -276,7 +276,7 @@ Test(client_cuda, a_context_on_another_gpu_is_told)
 	own_context(0, &own);
 	cr_assert(cuda_current_uuid(other));
 	cr_expect_str_neq(other, w.peer.uuid);
-	cr_expect_eq(cuda_open(w.peer.uuid, &w.cuda, &w.err), -SHARDD_FAILED_PRECONDITION);
+	cr_expect_eq(cuda_open(w.peer.uuid, false, &w.cuda, &w.err), -SHARDD_FAILED_PRECONDITION);
 	expect_said(&w, other);
 	expect_said(&w, w.peer.uuid);
 	gpupeer_stop(&w.peer);
@@ -289,7 +289,7 @@ Test(client_cuda, a_gpu_that_is_not_visible_is_told)
 	setenv("SHARDD_SIM_DEVICES", "2", 1);
 	gpupeer_start(&w.peer, 1, false);
 	setenv("CUDA_VISIBLE_DEVICES", "0", 1);
-	cr_expect_eq(cuda_open(w.peer.uuid, &w.cuda, &w.err), -SHARDD_FAILED_PRECONDITION);
+	cr_expect_eq(cuda_open(w.peer.uuid, false, &w.cuda, &w.err), -SHARDD_FAILED_PRECONDITION);
 	expect_said(&w, "not visible in this process (CUDA_VISIBLE_DEVICES is 0)");
 	expect_said(&w, w.peer.uuid);
 	gpupeer_stop(&w.peer);
@@ -301,7 +301,7 @@ Test(client_cuda, a_missing_driver_is_told, .init = fdcheck_begin, .fini = fdche
 	struct cuda *c = NULL;
 
 	setenv("SHARDD_LIBCUDA", "/nonexistent/libcuda.so.1", 1);
-	cr_expect_eq(cuda_open("GPU-1", &c, &w.err), -SHARDD_FAILED_PRECONDITION);
+	cr_expect_eq(cuda_open("GPU-1", false, &c, &w.err), -SHARDD_FAILED_PRECONDITION);
 	expect_said(&w, "GPU-1");
 	expect_said(&w, "no NVIDIA driver");
 	cr_expect_null(c);

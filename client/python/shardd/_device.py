@@ -125,8 +125,15 @@ def _current() -> C.c_void_p:
     return context
 
 
+def _device_of_current() -> int:
+    device = C.c_int()
+    _check(_cuda().cuCtxGetDevice(C.byref(device)), "cannot read the current CUDA context")
+    return device.value
+
+
 class Gpu:
-    """Memory on the GPU of a client that has joined. ``number``: of the GPU in this process."""
+    """Memory on the GPU of a client that has joined, or that reads. ``number``: of the GPU in this
+    process."""
 
     def __init__(self, handle: Callable[[], C.c_void_p], name: str, uuid: str) -> None:
         """By the thread that has joined: its context is the client's, else the primary one is.
@@ -135,7 +142,7 @@ class Gpu:
         self.number, self._device = _find(uuid)
         self.dlpack = (2, self.number)  # kDLCUDA
         self._context, self._retained = _current(), False
-        if not self._context:
+        if not self._context or _device_of_current() != self._device:
             _check(_cuda().cuDevicePrimaryCtxRetain(C.byref(self._context), self._device),
                    f"{name} has no primary context")
             self._retained = True
