@@ -314,7 +314,8 @@ static void live_place_make_room(struct shardd_live *l)
 		bool known = l->places[i] == l->here;
 
 		for (unsigned k = 0; k < BOARD_BUFFERS; k++)
-			known |= l->board->generations[k].slab == l->places[i]->slab;
+			known |= l->places[i]->slab && /* else the daemon's that has ended */
+				 l->board->generations[k].slab == l->places[i]->slab;
 		if (!known)
 			live_place_drop(l, i);
 	}

@@ -159,13 +159,12 @@ int map_write(struct map *m, void *dst, const void *src, size_t bytes, struct sh
 int map_read(struct map *m, void *dst, const void *src, size_t bytes, struct shardd_error *err);
 
 /* map_window.c: addresses of a GPU that show one mapping after another, for reading. One thread at a time for each
- * window, except that copies may run beside. */
+ * window, copies from it included. */
 struct map_window {
 	struct map_window *next;
 	uint8_t *at;
 	uint64_t bytes;
-	const uint8_t *
-		shows; /* the base of a mapping; NULL: nothing, and nothing may use the addresses */
+	const uint8_t *shows; /* the base of a mapping; NULL: nothing may use the addresses */
 };
 
 /* A window for slabs of @bytes. @ret: map_window_free. Return: 0 or a negative shardd_code. */

@@ -54,9 +54,10 @@ void map_window_free(struct map *m, struct map_window *w)
 	if (w->shows)
 		(void)map_window_show(m, w, NULL, NULL);
 	pthread_mutex_lock(&m->table);
-	while (*at != w)
+	while (*at && *at != w)
 		at = &(*at)->next;
-	*at = w->next;
+	if (*at) /* else map_abandon */
+		*at = w->next;
 	pthread_mutex_unlock(&m->table);
 	m->ops->window_free(m->device, w->at, w->bytes);
 	free(w);

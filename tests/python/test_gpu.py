@@ -83,6 +83,14 @@ class Gpus(unittest.TestCase):
         unit.init_seed(1)
         return unit
 
+    def step(self, client, unit, number):
+        """One that adds 1 to all parameters, if they have SGD with a rate of 1."""
+        gradient = unit.gradient()
+        gradient.write(array.array("f", [-1.0] * gradient.elements).tobytes())
+        unit.reduce()
+        client.step()
+        client.commit(number)
+
     # ------------------------------------------------------------------- DLPack
 
     def test_a_capsule_says_which_gpu_and_what_is_there(self):
@@ -394,11 +402,7 @@ class Gpus(unittest.TestCase):
                 copies = {name: bytearray(first[name].tobytes()) for name in first}
                 fetched = shardd.fetch_generation("engine", "delta", client)
                 for number in (2, 3):
-                    gradient = unit.gradient()
-                    gradient.write(array.array("f", [-1.0] * gradient.elements).tobytes())
-                    unit.reduce()
-                    client.step()
-                    client.commit(number)
+                    self.step(client, unit, number)
                     shardd.publish("engine", "delta", client)
                     weights = live.acquire()
                     delta = weights.delta()
@@ -416,11 +420,7 @@ class Gpus(unittest.TestCase):
             first = {name: memory.address for name, memory in kept.items()}
             self.assertEqual({memory.device for memory in kept.values()}, {(2, number)})
             for step in range(10 * number + 2, 10 * number + 7):
-                gradient = unit.gradient()
-                gradient.write(array.array("f", [-1.0] * gradient.elements).tobytes())
-                unit.reduce()
-                client.step()
-                client.commit(step)
+                self.step(client, unit, step)
                 shardd.publish("engine", "fixed", client)
                 found, other = live.acquire(), plain.acquire()
                 self.assertEqual((found.step, found.moved, other.step), (step, False, step))
@@ -460,11 +460,7 @@ class Gpus(unittest.TestCase):
                     with contextlib.suppress(shardd.DaemonRestarted):
                         unit.gather()
                     client.join("killed", 1, 0)
-                    gradient = unit.gradient()
-                    gradient.write(array.array("f", [-1.0] * gradient.elements).tobytes())
-                    unit.reduce()
-                    client.step()
-                    client.commit(step)
+                    self.step(client, unit, step)
                     after = [live.acquire(wait=30) for live in (fixed, plain)]
                     while after[0].step < step or after[1].step < step:
                         after = [live.acquire(wait=30) if live._held.step < step else live._held
@@ -473,7 +469,46 @@ class Gpus(unittest.TestCase):
                     for name, value in was.items():
                         self.assertNotEqual(after[0][name].tobytes(), value)
                         self.assertEqual(after[0][name].tobytes(), after[1][name].tobytes())
+                    dead = before[1]._places[name]
                     before = after
+                for step in (4, 5):  # the memory of the last one but these is let go of
+                    self.step(client, unit, step)
+                    plain.acquire(wait=30)
+                with self.assertRaisesRegex(shardd.InvalidArgument, "not all in memory"):
+                    plain._where.read(dead[0], dead[1])
+
+    def test_a_window_waits_for_all_work_on_the_gpu(self):
+        """Also for what was begun after a release: work on addresses without memory would end the
+        context."""
+        stream = self.gpu.stream()
+        pinned = self.gpu.pinned(12)
+        with self.client("busy") as client:
+            unit = self.unit(client, optimizer=sgd(1.0))
+            client.commit(1)
+            shardd.declare_publication({"name": "engine", "keep": 2}, "busy", client)
+            shardd.publish("engine", "busy", client)
+            with shardd.Live("busy", "engine", self.socket, fixed=True) as live:
+                for step in range(2, 6):
+                    found = live.acquire()
+                    name = next(iter(found))
+                    address, was = found[name].address, found[name].tobytes()[:12]
+                    if step % 2:
+                        live.release()
+                    self.gpu.busy(stream, 0.1)
+                    self.gpu.copy_out(stream, pinned, address)
+                    self.step(client, unit, step)
+                    shardd.publish("engine", "busy", client)
+                    self.assertEqual(live.acquire().step, step)
+                    self.assertTrue(self.gpu.idle(stream))
+                    self.assertEqual(bytes(pinned), was)
+
+    def test_a_reader_with_another_gpu_current(self):
+        """As in a process that computes on several: the thread's context is on the first one."""
+        with self.client("several") as client:
+            self.unit(client)
+            client.commit(1)
+            shardd.declare_publication({"name": "engine", "type": "bf16"}, "several", client)
+            self.check_generation("several", client, simulator.UUID.format(1), 1)
 
     def test_a_generation_that_finds_no_room_at_its_address(self):
         """The reader keeps the one that it has."""

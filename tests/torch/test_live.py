@@ -193,6 +193,25 @@ class Bound(unittest.TestCase):
                 trainer.optimizer = trainer.model = None
                 shardd.torch.shutdown()
 
+    def test_a_job_that_begins_again_is_waited_for(self):
+        """Its publication is dropped, and declared again, before there was a generation."""
+        with trained("again") as trainer, futures.ThreadPoolExecutor(1) as beside:
+            trainer.declare()
+            model = Tied()
+            bound = beside.submit(shardd.torch.Live, model, "again", "engine", trainer.socket)
+            with shardd.Client(trainer.socket) as client:
+                def readers():
+                    [one] = client.status("again")["jobs"][0]["publications"]
+                    return int(one["readers"])
+
+                support.wait_until(readers)
+                shardd.drop_publication("engine", "again", client)
+            self.assertFalse(bound.done())
+            trainer.declare()
+            trainer.step()
+            with bound.result(60) as live:
+                self.assertEqual(live.step, 1)
+
     def test_a_declared_one_in_its_type(self):
         with trained("typed") as trainer:
             trainer.declare()

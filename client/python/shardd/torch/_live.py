@@ -61,11 +61,8 @@ def _check_buffers(module: nn.Module, device: torch.device | None) -> None:
                                   "module")
         if device is not None and value.device != device:
             raise InvalidArgument(f"buffer '{name}' is on {value.device}, and generations are on "
-                                  f"{device}: {_advice(device)}", "module")
-
-
-def _advice(device: torch.device) -> str:
-    return f"call module.to('{device}') before you bind the module"
+                                  f"{device}: move the buffers there before you bind the module",
+                                  "module")
 
 
 class Live:
@@ -97,12 +94,12 @@ class Live:
         publication. It keeps its own buffers (running statistics). @job: None: $SHARDD_JOB.
         @publication: None: a publication "live" of all parameters in the types of the job, which is
         declared if it does not exist. @wait: seconds to wait for the job, the publication and the
-        first generation. @prefix: the
-        text before the names of @module's parameters in the publication. @strict: false: tensors
-        that only the module or only the publication has are not an error, and the module keeps its
-        own. @request: request a generation of the last commit at each swap; None: only if
-        @publication is None. @model: without @publication: which of the trainers' models, in the
-        order in which they were wrapped. @options: of :class:`shardd.Client`.
+        first generation. @prefix: the text before the names of @module's parameters in the
+        publication. @strict: false: tensors that only the module or only the publication has are
+        not an error, and the module keeps its own. @request: request a generation of the last
+        commit at each swap; None: only if @publication is None. @model: without @publication: which
+        of the trainers' models, in the order in which they were wrapped. @options: of
+        :class:`shardd.Client`.
 
         InvalidArgument: a tensor does not fit; the text names it. NotFound: there is no such job,
         publication or tensor. DeadlineExceeded: there is no generation.
@@ -146,7 +143,9 @@ class Live:
 
         self._hook = module.register_forward_pre_hook(refuse)
         try:
-            self.swap(max(0.001, until - time.monotonic()) if wait else 0)
+            if wait:
+                self._await(until)
+            self.swap()
         except BaseException:
             with contextlib.suppress(InUse):
                 self.close()
@@ -165,6 +164,17 @@ class Live:
                     if not early or time.monotonic() > until:
                         raise  # else the trainers have not created or registered it yet
                 time.sleep(LOOK_S)
+
+    def _await(self, until: float) -> None:
+        """Wait for the first generation. A job may end, and begin again, meanwhile."""
+        while True:
+            try:
+                self._newest(max(0.001, until - time.monotonic()), 0)
+                return
+            except NotFound:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(LOOK_S)
 
     # --------------------------------------------------------------- generations
 
@@ -357,7 +367,8 @@ class Live:
                     "module")
         if one.own.device not in (device, torch.device("meta")):
             raise InvalidArgument(f"'{names[0]}' is on {one.own.device} in the module, and "
-                                  f"generations are on {device}: {_advice(device)}", "module")
+                                  f"generations are on {device}: call module.to('{device}') "
+                                  "before you bind the module", "module")
 
     def _restore(self) -> None:
         self._generation = None
