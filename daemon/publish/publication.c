@@ -751,6 +751,11 @@ static void publication_wait_for(struct publication *p, char *buf, size_t bytes)
 		snprintf(buf, bytes,
 			 "a reader that releases one of its %u buffers, all of which are in use",
 			 p->n_buffers);
+	else if (!*buf && !p->wanted && !p->making_at)
+		snprintf(buf, bytes,
+			 publication_declared(p)->every_steps
+				 ? "the next commit that is due, or a request (PublishGeneration)"
+				 : "a request (PublishGeneration): it is not made at commits");
 }
 
 static void publication_end_waits(struct publication *p, uint64_t now_us)

@@ -201,7 +201,14 @@ class Lives(unittest.TestCase):
             with Trainer(socket, "first") as trainer:
                 self.assertFalse(reader.done())
                 shardd.declare_publication(DECLARATION, "first", trainer.client)
+                shardd.declare_publication({"name": "asked"}, "first", trainer.client)
+                with shardd.Live("first", "asked", socket) as asked, \
+                        self.assertRaisesRegex(shardd.DeadlineExceeded, "not made at commits"):
+                    asked.acquire(wait=0.05)
                 with reader.result(60) as live:
+                    with self.assertRaisesRegex(shardd.DeadlineExceeded,
+                                                "for the next commit that is due"):
+                        live.acquire(wait=0.05)
                     trainer.step(1)
                     self.assertEqual(live.acquire(wait=30).step, 1)
 
