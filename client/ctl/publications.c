@@ -48,6 +48,7 @@ static void publications_row(struct table *t, const Shardd__V1__JobStatus *j,
 	table_cell(t, "%llu", (unsigned long long)p->made);
 	table_cell(t, "%llu", (unsigned long long)p->skipped);
 	table_cell(t, "%llu", (unsigned long long)p->dropped);
+	table_cell(t, "%s", p->buffer_waits ? format_us(p->buffer_waited_us).text : "-");
 	table_cell(t, "%s", p->made ? format_us(p->made_us / p->made).text : "-");
 	table_cell(t, "%s", *p->why ? p->why : "-");
 }
@@ -60,8 +61,8 @@ static int publications_print(struct ctl *ctl, const Shardd__V1__GetStatusRespon
 		{ "NEWEST", TABLE_NUMBER },        { "STEP", TABLE_NUMBER },
 		{ "LAG", TABLE_NUMBER },           { "LEASES", TABLE_NUMBER },
 		{ "MADE", TABLE_NUMBER },          { "SKIPPED", TABLE_NUMBER },
-		{ "DROPPED", TABLE_NUMBER },       { "TIME", TABLE_NUMBER },
-		{ "ERROR", TABLE_SENTENCE },
+		{ "DROPPED", TABLE_NUMBER },       { "WAITED", TABLE_NUMBER },
+		{ "TIME", TABLE_NUMBER },          { "ERROR", TABLE_SENTENCE },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 
@@ -115,6 +116,10 @@ static void publications_delta_row(struct table *t, const Shardd__V1__JobStatus 
 		table_cell(t, "%s", format_bytes(p->delta_bytes / p->deltas).text);
 	else
 		table_cell(t, "-");
+	if (p->deltas)
+		table_cell(t, "%s", format_us(p->delta_us / p->deltas).text);
+	else
+		table_cell(t, "-");
 	if (p->compared)
 		table_cell(t, "%.1f %%", 100.0 * (double)p->changed / (double)p->compared);
 	else
@@ -127,7 +132,8 @@ static int publications_print_deltas(struct ctl *ctl, const Shardd__V1__GetStatu
 	static const struct table_column columns[] = {
 		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "NAME", TABLE_KEY | TABLE_TEXT },
 		{ "DELTAS", TABLE_NUMBER },        { "TOO LARGE", TABLE_NUMBER },
-		{ "BYTES", TABLE_NUMBER },         { "CHANGED", TABLE_NUMBER },
+		{ "BYTES", TABLE_NUMBER },         { "TIME", TABLE_NUMBER },
+		{ "CHANGED", TABLE_NUMBER },
 	};
 	_cleanup_(table_freep) struct table *t = table_new(columns, ARRAY_SIZE(columns));
 	bool some = false;

@@ -253,10 +253,18 @@ static void publication_tell_fault(struct publication *p, const struct fault *f,
 
 /* ------------------------------------------------------------------------------ making */
 
+/* The one that was wanted is begun, or not made. */
+static void publication_unwant(struct publication *p)
+{
+	if (p->waits_since_us)
+		p->counts.waited_us += clock_now_us() - p->waits_since_us;
+	p->waits_since_us = 0;
+	p->wanted = p->full = false;
+}
+
 static void publication_fail(struct publication *p, const struct fault *f)
 {
-	p->wanted = p->full = false;
-	p->waits_until_us = 0;
+	publication_unwant(p);
 	p->counts.failed++;
 	published_records_failed(p, f->text);
 	if (strcmp(p->why, f->text) != 0)
@@ -316,6 +324,7 @@ static void publication_finish_delta(struct publication *p, struct published *g)
 	if (delta_finish(&g->delta, g->assembly, &p->base, &made)) {
 		p->counts.deltas++;
 		p->counts.delta_bytes += g->delta.bytes;
+		p->counts.delta_us += g->made_us - g->began_us;
 	} else {
 		p->counts.not_deltas++;
 	}
@@ -433,8 +442,7 @@ static void publication_begin(struct publication *p, struct published *g)
 	if (g->state == PUBLISHED_READY && !publication_was_used(g))
 		p->counts.dropped++;
 	publication_record(g, "");
-	p->wanted = p->full = false;
-	p->waits_until_us = 0;
+	publication_unwant(p);
 	publication_move(g, PUBLISHED_MAKING);
 	g->number = publication_take_number(p);
 	g->step = p->job->rec->step;
@@ -509,38 +517,45 @@ static int publication_fit(struct publication *p, struct fault *f)
 
 static void publication_skip(struct publication *p, const char *why)
 {
-	p->wanted = p->full = false;
-	p->waits_until_us = 0;
+	publication_unwant(p);
 	p->counts.skipped++;
 	published_records_skipped(p, why);
 }
 
-/* Does the policy wait for a buffer, and not yet for too long? */
+/* Does it wait for a buffer, or go on to? With WAIT not for too long. With DROP_OLDEST one that is due is made as soon
+ * as a reader gives a buffer back, unless another commit comes first: so that readers get the last step of a training,
+ * too. */
 static bool publication_waits(struct publication *p)
 {
 	const view_declaration *d = publication_declared(p);
+	uint64_t now_us = clock_now_us();
 
-	if (d->when_full != SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT)
+	if (d->when_full == SHARDD__V1__PUBLISHED_WHEN_FULL__PUBLISHED_WHEN_FULL_WAIT) {
+		if (p->waits_since_us &&
+		    now_us - p->waits_since_us >= published_policy_wait_us(d)) {
+			p->counts.expired++;
+			return false;
+		}
+	} else if (d->when_full > PUBLICATION_DROPS || !d->every_steps) {
 		return false;
-	if (!p->waits_until_us)
-		p->waits_until_us = clock_now_us() + published_policy_wait_us(d);
-	return clock_now_us() < p->waits_until_us;
+	}
+	p->full = d->every_steps > 0;
+	if (!p->waits_since_us) {
+		p->counts.waits++;
+		p->waits_since_us = now_us;
+	}
+	return true;
 }
 
-/* With DROP_OLDEST one that is due is made as soon as a reader gives a buffer back, unless another commit comes
- * first: so that readers get the last step of a training, too. */
 static void publication_is_full(struct publication *p)
 {
 	const view_declaration *d = publication_declared(p);
 	struct fault f = FAULT_NULL;
+	bool waits = publication_waits(p);
 
-	if (publication_waits(p)) {
-		p->full = d->every_steps > 0;
+	if (waits && d->when_full > PUBLICATION_DROPS)
 		return;
-	}
-	if (d->when_full <= PUBLICATION_DROPS && d->every_steps)
-		p->full = true;
-	else
+	if (!waits)
 		publication_skip(p, "all buffers are in use");
 	fault_set(&f, FAULT_EXHAUSTED, NULL,
 		  "all %u buffers of publication '%s' of job '%s' are in use: a reader must "
@@ -567,7 +582,7 @@ void publication_go(struct publication *p)
 	    !readers_may_hold(p->job))
 		return;
 	if (publication_is_current(p)) {
-		p->wanted = false;
+		publication_unwant(p);
 		return;
 	}
 	if (publication_fit(p, &f) || assembly_check_values(p->assembly, p->job, &f)) {

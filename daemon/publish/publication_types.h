@@ -66,9 +66,13 @@ struct publication_counts {
 	uint64_t made_us;     /* the time that they took, together */
 	uint64_t skipped;     /* not made: no buffer was free before the next one was due */
 	uint64_t dropped;     /* of those that no reader had leased */
+	uint64_t waits;       /* how often a generation that was due has waited for a buffer */
+	uint64_t waited_us;   /* for how long, together, of the waits that are over */
+	uint64_t expired;     /* waits that ended after wait_ms: with skipped */
 	uint64_t failed;      /* not made: no memory, or what was declared is not there any more */
 	uint64_t deltas;      /* of those that were made */
 	uint64_t delta_bytes;
+	uint64_t delta_us; /* the time of these generations, with their deltas: of made_us */
 	uint64_t changed, compared; /* values, of all generations that were compared with a base */
 	uint64_t not_deltas;        /* too much has changed for one, or there was no memory */
 	uint64_t streamed;          /* bytes, sent to readers that do not map them */
@@ -90,9 +94,8 @@ struct publication {
 	uint64_t number;         /* of the next one; 0: not known yet */
 	bool wanted;             /* a generation, at the next commit */
 	bool full;               /* the one that is wanted waits for a buffer */
-	uint64_t
-		waits_until_us; /* it does so at most until then, with the policy WAIT; 0: it does not wait */
-	bool gone;              /* it was dropped: freed when nothing is made any more */
+	uint64_t waits_since_us; /* the one that is wanted waits for a buffer; 0: it does not */
+	bool gone;               /* it was dropped: freed when nothing is made any more */
 	struct list waits;
 	struct board board;
 	struct publication_counts counts;

@@ -148,9 +148,16 @@ static void status_publications_fill_one(struct arena *a, const struct publicati
 	s->skipped = p->counts.skipped;
 	s->dropped = p->counts.dropped;
 	s->failed = p->counts.failed;
+	s->buffer_waits = p->counts.waits;
+	s->buffer_waited_us = p->counts.waited_us;
+	if (p->waits_since_us)
+		s->buffer_waited_us += clock_now_us() - p->waits_since_us;
+	s->waits_for_buffer = p->waits_since_us > 0;
+	s->buffer_waits_expired = p->counts.expired;
 	s->delta_percent = d->delta_percent;
 	s->deltas = p->counts.deltas;
 	s->delta_bytes = p->counts.delta_bytes;
+	s->delta_us = p->counts.delta_us;
 	s->changed = p->counts.changed;
 	s->compared = p->counts.compared;
 	s->not_deltas = p->counts.not_deltas;

@@ -520,12 +520,14 @@ def a_publication(**given):
     """What a daemon says of one without generations."""
     counts = ("made", "made_us", "made_bytes", "skipped", "dropped", "failed", "deltas", "changed")
     more = ("delta_bytes", "compared", "not_deltas", "delta_percent", "readers", "streams")
-    none = dict.fromkeys((*counts, *more), 0)
+    waits = ("buffer_waits", "buffer_waited_us", "delta_us")
+    none = dict.fromkeys((*counts, *more, *waits), 0)
     return {
         **none,
         "name": "engine",
         "bytes": 1 << 20,
         "every_steps": 1,
+        "waits_for_buffer": False,
         "why": "",
         "generations": [],
         **given,
@@ -554,6 +556,9 @@ def publications_that_go_wrong():
                 made=5,
                 made_us=5000,
                 skipped=2,
+                buffer_waits=3,
+                buffer_waited_us=4000000,
+                waits_for_buffer=True,
                 readers=1,
                 delta_percent=10,
                 not_deltas=4,
@@ -562,6 +567,7 @@ def publications_that_go_wrong():
         b["publications"] = [a_publication(failed=1, why=f"no memory for {HOSTILE}")]
         text = the_browser.wait_text("#publications", "8", "4711", "90 s", "a stream, 3", HOSTILE)
         assert "4 too large" in text, text
+        assert "waiting for a buffer, 3 waits for a buffer (4.0 s)" in text, text
         row = [the_browser.run(cell % (0, i, "innerText")) for i in range(12)]
         assert row[0:2] == ["a", "engine"] and row[2:4] == ["8", "17"], row
         assert "3" in row[4] and row[5:7] == ["1", "2"] and "5 made" in row[7], row

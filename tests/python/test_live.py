@@ -407,15 +407,17 @@ class Lives(unittest.TestCase):
             self.assertEqual([(g["step"], [one["pid"] for one in g["leases"]])
                               for g in shown["generations"]],
                              [(2, [readers[1].pid]), (1, [readers[0].pid])])
+            self.assertEqual((shown["waits_for_buffer"], shown["buffer_waits"]), (True, 1))
             readers[0].kill()
             readers[0].join(20)
 
             def newest():
                 [shown] = support.shardctl(self.socket, "publications", "killed")["publications"]
-                return shown["generations"][0]["step"], shown["skipped"]
+                return (shown["generations"][0]["step"], shown["skipped"], shown["buffer_waits"],
+                        shown["waits_for_buffer"], shown["buffer_waited_us"] > 0)
 
             # without a request, and without another commit
-            support.wait_until(lambda: newest() == (4, 1), 20)
+            support.wait_until(lambda: newest() == (4, 1, 1, False, True), 20)
 
     def test_readers_that_come_and_go_leave_nothing(self):
         """A closed reader's page stayed mapped, so the daemon kept it: a page and a descriptor for

@@ -193,12 +193,19 @@ Test(publication, one_that_waits_is_made_when_a_buffer_is_free)
 		cr_assert_eq(newest(p), step);
 		l[step - 1] = publication_lease(publication_newest(p));
 	}
+	cr_assert_eq(p->counts.waits, 0);
 	train(3);
 	cr_assert_eq(newest(p), 2);
+	cr_assert_eq(p->counts.waits, 1);
+	cr_assert_eq(p->counts.waited_us, 0, "it goes on");
+	cr_assert(p->waits_since_us);
+	usleep(1000);
 	publication_release(l[0]);
 	cr_assert_eq(newest(p), 3);
 	cr_assert_eq(publication_newest(p)->step, 3);
 	cr_assert_eq(p->counts.skipped, 0);
+	cr_assert_eq(p->waits_since_us, 0);
+	cr_assert_geq(p->counts.waited_us, 1000);
 	l[0] = publication_lease(publication_newest(p));
 	train(4);
 	train(5);
@@ -208,6 +215,8 @@ Test(publication, one_that_waits_is_made_when_a_buffer_is_free)
 	cr_assert_eq(newest(p), 4);
 	cr_assert_eq(publication_newest(p)->step, 5);
 	cr_assert_eq(p->counts.skipped, 1);
+	cr_assert_eq(p->counts.waits, 2);
+	cr_assert_eq(p->counts.expired, 0);
 	publication_release(l[0]);
 }
 
@@ -352,10 +361,14 @@ Test(publication, a_wait_for_a_buffer_ends)
 	await(p, &one, 2, true);
 	publications_tick(job, clock_now_us());
 	cr_assert_eq(one.n + p->counts.skipped, 0);
-	cr_assert_gt(p->waits_until_us, clock_now_us());
-	p->waits_until_us = clock_now_us(); /* the time is over */
+	cr_assert_eq(p->counts.waits, 1);
+	cr_assert_eq(p->counts.expired, 0);
+	p->waits_since_us -= 3600000000u; /* the time is over */
 	publications_tick(job, clock_now_us());
 	cr_assert_eq(p->counts.skipped, 1);
+	cr_assert_eq(p->counts.expired, 1);
+	cr_assert_geq(p->counts.waited_us, 3600000000u);
+	cr_assert_eq(p->waits_since_us, 0);
 	cr_assert_eq(one.f.code, FAULT_EXHAUSTED);
 	cr_assert(strstr(one.f.text, "all 2 buffers of publication"), "%s", one.f.text);
 	publication_release(l[0]);

@@ -36,6 +36,10 @@ function madeCell(p) {
 		`${count(p.made)} made`,
 		p.dropped > 0 && `, ${count(p.dropped)} dropped unread`,
 		p.skipped > 0 && [", ", badge(`${count(p.skipped)} skipped`, "warn")],
+		p.waits_for_buffer && [", ", badge("waiting for a buffer", "warn")],
+		p.buffer_waits > 0 &&
+			`, ${count(p.buffer_waits)} waits for a buffer (${
+				duration(p.buffer_waited_us)})`,
 		p.failed > 0 && [", ", badge(`${count(p.failed)} failed`, "bad")]
 	];
 }
@@ -46,7 +50,7 @@ function deltasText(p) {
 	if (!p.deltas)
 		return `0, ${count(p.not_deltas)} too large`;
 	return `${count(p.deltas)}, ${percent(p.changed, p.compared)} changed, ${
-		bytes(p.delta_bytes / p.deltas)} each${
+		bytes(p.delta_bytes / p.deltas)} and ${duration(p.delta_us / p.deltas)} each${
 		p.not_deltas ? `; ${count(p.not_deltas)} too large` : ""}`;
 }
 
