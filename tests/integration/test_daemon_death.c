@@ -20,6 +20,7 @@
 #include "failfix.h"
 #include "fdcheck.h"
 #include "gpufix.h"
+#include "stopped.h"
 #include "trainunits.h"
 
 static void begin(void)
@@ -377,7 +378,7 @@ Test(daemon_death, a_holder_that_is_late_is_waited_for)
 	m->n = queue_length() + 20;
 	stage_set(&m->leave, 1);
 	pid = trainer_start(&trainfix, "many", 0, 1, registers_many, m);
-	cr_assert_eq(kill(trainfix.pid, SIGSTOP), 0);
+	stopped_stop(trainfix.pid);
 	stage_set(&m->go, 1);
 	AWAIT(stands_still(m), 60);
 	cr_expect_lt(atomic_load(&m->registered), m->n, "it waits for the holder");
@@ -422,7 +423,7 @@ Test(daemon_death, memory_that_was_freed_just_before_is_not_kept)
 	pid = trainer_start(&trainfix, "many", 0, 1, registers_many, m);
 	AWAIT(atomic_load(&m->registered) == m->n, 60);
 	AWAIT(count_slabs(trainfix.pid) >= m->n, 60);
-	cr_assert_eq(kill(trainfix.pid, SIGSTOP), 0);
+	stopped_stop(trainfix.pid);
 	stage_set(&m->leave, 1);
 	cr_assert_eq(trainer_wait(pid, 60), 0);
 	AWAIT(!fail_has_job(&trainfix, "many"), 60);

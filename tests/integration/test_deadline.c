@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "failfix.h"
+#include "stopped.h"
 
 static void test_deadline_begin(void)
 {
@@ -215,20 +216,6 @@ static int successor(const struct trainer *t)
 	return 0;
 }
 
-static bool is_stopped(pid_t pid)
-{
-	char path[64], state = 0;
-	FILE *f;
-
-	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-	f = fopen(path, "re");
-	if (f && fscanf(f, "%*d %*s %c", &state) != 1)
-		state = 0;
-	if (f)
-		fclose(f);
-	return state == 'T';
-}
-
 Test(deadline, a_stopped_trainer_keeps_what_it_holds)
 {
 	struct play *p = trainer_shared(sizeof(*p));
@@ -236,7 +223,7 @@ Test(deadline, a_stopped_trainer_keeps_what_it_holds)
 
 	for (uint32_t r = 0; r < WORLD; r++)
 		p->pids[r] = trainer_start(&trainfix, "stop", r, WORLD, stop_trainer, p);
-	AWAIT(atomic_load(&p->at[2]) == 1 && is_stopped(p->pids[2]), 20);
+	AWAIT(atomic_load(&p->at[2]) == 1 && stopped_is(p->pids[2]), 20);
 	bytes = daemonfix_bytes(&trainfix);
 	stage_set(&p->go, 1);
 	for (uint32_t r = 0; r < 2; r++) {
@@ -248,7 +235,7 @@ Test(deadline, a_stopped_trainer_keeps_what_it_holds)
 	cr_assert_eq(daemonfix_bytes(&trainfix), bytes);
 	cr_assert(fail_rank_is(&trainfix, "stop", 2, "JOINED"));
 	cr_assert_eq(kill(p->pids[2], SIGCONT), 0);
-	AWAIT(atomic_load(&p->at[2]) == 2 && is_stopped(p->pids[2]), 20);
+	AWAIT(atomic_load(&p->at[2]) == 2 && stopped_is(p->pids[2]), 20);
 	AWAIT(atomic_load(&p->at[1]) == 2, 20);
 	fail_kill(p->pids[1]);
 	AWAIT(fail_rank_is(&trainfix, "stop", 2, "STALE"), 20);

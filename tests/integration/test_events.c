@@ -16,6 +16,7 @@
 #include "failfix.h"
 #include "fdcheck.h"
 #include "rawcall.h"
+#include "stopped.h"
 
 TestSuite(events, .timeout = 120);
 
@@ -199,7 +200,7 @@ Test(events, say_how_many_are_lost, .init = events_begin, .fini = failfix_end)
 			     0, "%s", out);
 		if (i == 0) {
 			AWAIT(has_kinds(f, "CREATED CREATED "), 30);
-			kill(f->pid, SIGSTOP);
+			stopped_stop(f->pid);
 		}
 	}
 	kill(f->pid, SIGCONT);

@@ -23,6 +23,7 @@
 #include "fdcheck.h"
 #include "gpufix.h"
 #include "rawsock.h"
+#include "stopped.h"
 #include "trainunits.h"
 
 static void begin(void)
@@ -416,7 +417,7 @@ static void play_long_death(struct waits *w)
 {
 	pid_t old = daemonfix_daemon(&trainfix);
 
-	kill(trainfix.pid, SIGSTOP);
+	stopped_stop(trainfix.pid);
 	kill(old, SIGKILL);
 	stage_set(&w->dead, 1);
 	AWAIT(w->by_descriptor || atomic_load(&w->waited) == 1, 60);
@@ -628,7 +629,7 @@ Test(reconnect, a_daemon_without_the_state_is_data_loss)
 	v->words = "the state of job 'vain' is gone";
 	pid = start_in_vain(v);
 	daemon = daemonfix_daemon(&trainfix);
-	kill(trainfix.pid, SIGSTOP); /* it starts none */
+	stopped_stop(trainfix.pid); /* it starts none */
 	kill(daemon, SIGKILL);
 	AWAIT(has_ended(daemon), 30);
 	daemonfix_restart(&trainfix, NULL);

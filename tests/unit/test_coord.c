@@ -10,6 +10,7 @@
 #include "etcdfix.h"
 #include "fdcheck.h"
 #include "looprun.h"
+#include "stopped.h"
 
 static struct looprun run;
 static struct coord *a, *b; /* two daemons of one store */
@@ -562,7 +563,7 @@ Test(coord_etcd, that_hangs_leaves_the_outcome_in_doubt)
 	struct asked q = { .call.done = on_done };
 
 	get(a, "x", false);
-	kill(etcd.pid, SIGSTOP);
+	stopped_stop(etcd.pid);
 	cr_assert_eq(coord_txn(a, &q.call, &t, 300), 0);
 	looprun_flag(&run, &q.done, 10);
 	cr_expect_eq(q.status, COORD_DOUBT);

@@ -10,6 +10,7 @@
 #include "etcdfix.h"
 #include "fdcheck.h"
 #include "looprun.h"
+#include "stopped.h"
 
 #define NODES 3
 #define TTL_S 10
@@ -328,7 +329,7 @@ Test(membership_etcd, is_out_when_etcd_hangs_for_longer_than_the_lease)
 {
 	join(0, "a");
 	TURN_UNTIL(nodes[0].joined);
-	kill(etcd.pid, SIGSTOP);
+	stopped_stop(etcd.pid);
 	TURN_UNTIL(nodes[0].outs);
 	kill(etcd.pid, SIGCONT);
 	cr_expect(*nodes[0].why);

@@ -12,6 +12,7 @@
 #include "etcdfix.h"
 #include "fdcheck.h"
 #include "looprun.h"
+#include "stopped.h"
 
 static struct looprun run;
 static struct coord_fake *fake;
@@ -267,7 +268,7 @@ Test(decide_etcd, is_certain_after_etcd_has_hung_and_was_killed)
 {
 	int64_t token = elect("a");
 
-	kill(etcd.pid, SIGSTOP);
+	stopped_stop(etcd.pid);
 	begin_one(&first, token, 0, "step 1 by a");
 	for (uint64_t until = clock_now_us() + 3000000u; clock_now_us() < until;) {
 		decide_tick(&first.d, clock_now_us());

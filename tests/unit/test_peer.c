@@ -12,6 +12,7 @@
 #include "core/clock.h"
 #include "peer/peer_impl.h"
 #include "peerfix.h"
+#include "stopped.h"
 
 #define MOST 10000u
 
@@ -479,7 +480,7 @@ Test(peer_process, a_node_that_is_stopped_is_gone_after_a_time)
 
 	begin_with(&pid, at, &n);
 	peerfix_await_messages(n, n->messages + 1);
-	kill(pid, SIGSTOP);
+	stopped_stop(pid);
 	began = clock_now_us();
 	peerfix_await_gone(n, 1);
 	cr_expect_gt(clock_now_us() - began, 1000000u);
