@@ -227,6 +227,20 @@ static void http_on_conn(void *cls, struct MHD_Connection *connection, void **co
 	*context = NULL;
 }
 
+/* It is counted, and said once a second: who is refused sees only that the connection ends. */
+static void http_refuse(struct http *h, const struct http_peer *peer, const char *why)
+{
+	const uint64_t now = clock_now_us();
+
+	h->refused++;
+	if (h->refused_us && now - h->refused_us < HTTP_SWEEP_US)
+		return;
+	h->refused_us = now;
+	log_warn("http", "connection refused peer=%s uid=%d open=%u why=\"%s\"",
+		 peer->is_unix ? "unix" : peer->address, peer->known ? (int)peer->uid : -1,
+		 h->n_conns, why);
+}
+
 static void http_on_accept(int fd, void *userdata)
 {
 	struct http *h = userdata;
@@ -234,11 +248,15 @@ static void http_on_accept(int fd, void *userdata)
 	socklen_t n = sizeof(room);
 	struct http_peer peer;
 	struct http_conn *c;
+	bool has_room;
 
 	http_peer_find(fd, &peer);
-	c = http_has_room(h, &peer) ? http_conn_new(h, fd, &peer) : NULL;
+	has_room = http_has_room(h, &peer);
+	c = has_room ? http_conn_new(h, fd, &peer) : NULL;
 	if (!c) {
-		h->refused++;
+		http_refuse(h, &peer,
+			    has_room ? "max_connections_per_user, or no memory"
+				     : "too many are open, of all or of this user or address");
 		close(fd);
 		return;
 	}
@@ -249,7 +267,7 @@ static void http_on_accept(int fd, void *userdata)
 		c = http_find_conn(h, fd);
 		if (c)
 			http_conn_free(c);
-		h->refused++;
+		http_refuse(h, &peer, "libmicrohttpd does not take it");
 	}
 	http_run(h);
 }

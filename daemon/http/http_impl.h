@@ -108,6 +108,7 @@ struct http {
 	uint64_t collected_us;  /* spent in it for what has turns of its own */
 	uint64_t rest_until_us; /* it has used its share of the loop */
 	uint64_t swept_us;
+	uint64_t refused_us; /* when that was said last; 0: never */
 	struct admit admit;
 	struct list conns;
 	unsigned n_conns, n_strangers; /* strangers: of users that are not known */
