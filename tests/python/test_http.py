@@ -50,13 +50,13 @@ class Job:
         self.commit(0)
 
     def all(self, act, late=None):
-        """@act(rank) in a thread for each rank; rank late[0] begins late[1] seconds later."""
+        """@act(rank) in a thread for each rank; rank late[0] begins when late[1]() has returned."""
         results, failures = [None] * len(self.clients), []
 
         def run(rank):
             try:
                 if late and late[0] == rank:
-                    time.sleep(late[1])
+                    late[1]()
                 results[rank] = act(rank)
             except BaseException as error:
                 failures.append(error)
@@ -345,7 +345,7 @@ class Paths(Shared):
         with Job(self.daemon, "counts", 2) as job:
             before = web.scrape(self.http)
             for number in range(1, 4):
-                job.step(number, late=(1, 0.15))
+                job.step(number, late=(1, lambda: time.sleep(0.15)))
             after = web.scrape(self.http)
 
             def grown(name, **labels):
@@ -413,20 +413,25 @@ class Paths(Shared):
     def test_a_stall_is_counted(self):
         mine = {"job_name": "stalls", "uid": str(os.geteuid())}
         with Job(self.daemon, "stalls", 2) as job:
-            seen, seconds, done = [], [], threading.Event()
+            seen, seconds, done, failed = [], [], threading.Event(), []
 
             def look():
                 while not done.is_set():
-                    metrics = web.scrape(self.http)
+                    try:
+                        metrics = web.scrape(self.http)
+                    except Exception as error:
+                        failed.append((repr(error), self.daemon.log()[-4000:]))
+                        return
                     seen.append(metrics.one("shardd_job_stalled", **mine))
                     seconds.append(metrics.one("shardd_job_stalled_seconds_total", **mine))
 
             looker = threading.Thread(target=look)
             looker.start()
-            job.step(1, late=(1, 1.2))
-            support.wait_until(lambda: seen[-1] == 0, 20)
+            job.step(1, late=(1, lambda: support.wait_until(lambda: failed or 1 in seen, 20)))
+            support.wait_until(lambda: failed or seen[-1] == 0, 20)
             done.set()
             looker.join(30)
+            self.assertEqual([], failed)
             self.assertIn(1, seen)
             # it was 0 for a moment at the end of a stall, before the stall was counted
             self.assertEqual(sorted(seconds), seconds)
