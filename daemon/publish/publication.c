@@ -641,6 +641,16 @@ static struct publication *publication_new(struct job *job, state_published *rec
 	return p;
 }
 
+/* One that is made at commits has the last one's generation, too, if all that it reads was committed. */
+static void publication_want_last(struct publication *p)
+{
+	struct fault f = FAULT_NULL;
+
+	if (publication_declared(p)->every_steps && p->job->rec->has_commit &&
+	    assembly_check_values(p->assembly, p->job, &f) == 0)
+		publication_want(p);
+}
+
 static unsigned publication_count(const struct job *job)
 {
 	const struct publication *p, *tmp;
@@ -680,6 +690,7 @@ static int publication_add(struct job *job, const view_declaration *d, struct pu
 	}
 	job_journal_mark(job, JOB_JOURNAL_HEAD);
 	job_journal_write(job); /* before the answer */
+	publication_want_last(p);
 	*ret = p;
 	return 0;
 }

@@ -375,6 +375,19 @@ static void beside_trainers(trainer_fn fn)
 
 #define EVERY_STEP "{\"name\": \"engine\", \"every_steps\": 1}"
 
+/* The generation of the commit before the declaration. Return: its number. */
+static uint64_t first_of(shardd_client *c)
+{
+	struct shardd_fetch_options o = { .size = sizeof(o), .wait_ms = 20000 };
+	struct shardd_generation g;
+	shardd_fetched *to = NULL;
+
+	TRAIN_OK(shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
+	TRAINER_CHECK(g.step == 0 && tensor_is(NULL, &g.tensors[0], 0));
+	shardd_fetched_free(to);
+	return g.number;
+}
+
 /* Into memory of the caller's, and what the call refuses. */
 static int fetches_into_a_buffer(const struct trainer *t)
 {
@@ -386,8 +399,9 @@ static int fetches_into_a_buffer(const struct trainer *t)
 	char *buffer;
 
 	TRAIN_OK(shardd_publication_declare(c, "live", EVERY_STEP, &bytes, &train_err));
-	REFUSED(SHARDD_NOT_FOUND, "no generation newer than 0",
-		shardd_publication_fetch(c, "live", "engine", NULL, &to, &g, &train_err));
+	o.newer_than = first_of(c);
+	REFUSED(SHARDD_NOT_FOUND, "no generation newer than ",
+		shardd_publication_fetch(c, "live", "engine", &o, &to, &g, &train_err));
 	step_now(t->arg, 1);
 	buffer = malloc(bytes + 1);
 	TRAINER_CHECK(buffer);
@@ -442,6 +456,7 @@ static int fetches_into_another_buffer(const struct trainer *t)
 	TRAIN_OK(shardd_publication_declare(
 		c, "live", "{\"name\": \"engine\", \"every_steps\": 1, \"delta_percent\": 100}",
 		&bytes, &train_err));
+	o.newer_than = first_of(c);
 	for (unsigned i = 0; i < 2; i++) {
 		buffers[i] = malloc(bytes);
 		TRAINER_CHECK(buffers[i]);

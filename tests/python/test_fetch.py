@@ -32,7 +32,6 @@ class Trainer:
             *(shardd.TensorSpec(f"small.{i}", (i % 7 + 1,), shardd.Init.CONSTANT, 0.0)
               for i in range(SMALL))], optimizer=sgd)])
         self.unit.init_seed(1)
-        self.client.commit(0)
 
     def step(self, number):
         gradient = self.unit.gradient()

@@ -58,13 +58,15 @@ class Trainer:
             shardd.TensorSpec(name, shape, shardd.Init.CONSTANT, 2.0)
             for name, shape in names.items()], optimizer=sgd)])
         self.unit.init_seed(1)
-        self.client.commit(0)
 
-    def step(self, number):
+    def change(self):
         gradient = self.unit.gradient()
         gradient.view()[:] = array.array("f", [-1.0] * gradient.elements)
         self.unit.reduce()
         self.client.step()
+
+    def step(self, number):
+        self.change()
         self.client.commit(number)
         self.last = number
 
@@ -202,15 +204,32 @@ class Lives(unittest.TestCase):
                 self.assertFalse(reader.done())
                 shardd.declare_publication(DECLARATION, "first", trainer.client)
                 shardd.declare_publication({"name": "asked"}, "first", trainer.client)
+                trainer.client.commit(0)
                 with shardd.Live("first", "asked", socket) as asked, \
                         self.assertRaisesRegex(shardd.DeadlineExceeded, "not made at commits"):
                     asked.acquire(wait=0.05)
                 with reader.result(60) as live:
+                    self.assertEqual(live.acquire(wait=30).step, 0)
                     with self.assertRaisesRegex(shardd.DeadlineExceeded,
                                                 "for the next commit that is due"):
                         live.acquire(wait=0.05)
                     trainer.step(1)
                     self.assertEqual(live.acquire(wait=30).step, 1)
+
+    def test_one_that_is_declared_late_has_the_last_commit(self):
+        with Trainer(self.socket, "late") as trainer:
+            trainer.step(1)
+            shardd.declare_publication(DECLARATION, "late", trainer.client)
+            with shardd.Live("late", "engine", self.socket) as live:
+                found = live.acquire(wait=30)
+                self.assertEqual((found.step, flat(found["norm.0"])), (1, [3.0] * 5))
+            trainer.change()
+            shardd.declare_publication({**DECLARATION, "name": "within"}, "late", trainer.client)
+            with shardd.Live("late", "within", self.socket) as live:
+                with self.assertRaisesRegex(shardd.DeadlineExceeded, "commit that follows step 1"):
+                    live.acquire(wait=0.05)
+                trainer.client.commit(2)
+                self.assertEqual(live.acquire(wait=30).step, 2)
 
     def test_a_leased_generation_does_not_change(self):
         with Trainer(self.socket, "leased") as trainer:
