@@ -3,6 +3,7 @@
  * barrier and a load (proto/board_abi.h); it calls the daemon when it is opened, for names and shapes, to
  * wait for a generation, and when the board says that the daemon does not run.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -214,12 +215,27 @@ static int live_wait(struct shardd_live *l, struct shardd_error *err)
 	return l->here && l->here->layout->on_gpu ? device_wait(l->c, err) : 0;
 }
 
+/* Show @p at the fixed addresses. If neither it nor what the reader has can be mapped, the reader has nothing. */
+static int live_show(struct shardd_live *l, struct live_place *p, struct shardd_error *err)
+{
+	const struct shardd_published_tensor *fixed;
+	int e = live_window_show(l, p, &fixed, err);
+	size_t n = strlen(err->text);
+
+	if (e == 0 || !l->word || live_window_shows(l, l->here))
+		return e;
+	live_let_go(l, l->slot);
+	l->word = BOARD_NONE;
+	snprintf(err->text + n, sizeof(err->text) - n, "; the reader has no generation now");
+	snprintf(err->field, sizeof(err->field), "generation");
+	return e;
+}
+
 /* The generation @word is held: have it in place of the one before. */
 static int live_take(struct shardd_live *l, uint64_t word, struct shardd_error *err)
 {
 	unsigned slot = (l->slot + 1) % BOARD_HOLDS;
 	struct board_generation g = l->board->generations[word % BOARD_BUFFERS];
-	const struct shardd_published_tensor *fixed;
 	struct live_place *p = NULL;
 	int e = 0;
 
@@ -232,7 +248,7 @@ static int live_take(struct shardd_live *l, uint64_t word, struct shardd_error *
 	if (e == 0)
 		e = live_place_of(l, &g, &p, err);
 	if (e == 0 && l->flags & SHARDD_LIVE_FIXED)
-		e = live_window_show(l, p, &fixed, err);
+		e = live_show(l, p, err);
 	if (e < 0) {
 		live_let_go(l, slot);
 		return e;
@@ -278,7 +294,6 @@ static int live_none(const struct shardd_live *l, uint64_t newer_than, bool wait
 static int live_acquire_once(struct shardd_live *l, uint64_t newer_than, uint32_t wait_ms,
 			     struct shardd_error *err)
 {
-	const struct shardd_published_tensor *fixed;
 	int e = live_find_board(l, err);
 
 	if (e == 0)
@@ -287,7 +302,7 @@ static int live_acquire_once(struct shardd_live *l, uint64_t newer_than, uint32_
 		return e < 0 ? e : 0;
 	if (l->word && (newer_than ? l->number > newer_than : !wait_ms)) {
 		live_watch_tell(l); /* what the descriptor was readable for is over */
-		return l->flags & SHARDD_LIVE_FIXED ? live_window_show(l, l->here, &fixed, err) : 0;
+		return l->flags & SHARDD_LIVE_FIXED ? live_show(l, l->here, err) : 0;
 	}
 	if (wait_ms)
 		e = live_ask(l, newer_than, wait_ms, err);

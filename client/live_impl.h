@@ -90,6 +90,8 @@ struct shardd_published_tensor *live_place_tensors(const struct live_layout *lay
  * negative shardd_code. */
 int live_window_show(struct shardd_live *l, struct live_place *p,
 		     const struct shardd_published_tensor **ret, struct shardd_error *err);
+/* Does a window show @p? */
+bool live_window_shows(struct shardd_live *l, const struct live_place *p);
 /* Its page table entries go back to @p, if they are that one's, which is let go of. */
 void live_window_leave(struct shardd_live *l, struct live_place *p);
 void live_window_free(struct shardd_live *l);

@@ -159,6 +159,11 @@ static void live_window_clear(struct shardd_live *l, struct live_window *w)
 	w->shown = NULL;
 }
 
+bool live_window_shows(struct shardd_live *l, const struct live_place *p)
+{
+	return live_window_of(l, p);
+}
+
 void live_window_leave(struct shardd_live *l, struct live_place *p)
 {
 	struct live_window *w = live_window_of(l, p);
@@ -183,21 +188,34 @@ static int live_window_map(struct shardd_live *l, struct live_window *w, struct 
 	return e;
 }
 
+/* The window is empty. */
+static bool live_window_fill(struct live_window *w, struct live_place *p)
+{
+	bool fills = live_window_move(p->home, p->home_bytes, w->at) ||
+		     live_window_copy(p->home, p->home_bytes, w->at);
+
+	w->shown = fills ? p : NULL;
+	return fills;
+}
+
+/* If @p cannot be mapped, the window shows what it showed. */
 static int live_window_swap(struct shardd_live *l, struct live_window *w, struct live_place *p,
 			    struct shardd_error *err)
 {
+	struct live_place *shown = w->shown;
 	int e = live_window_settle(w, p, err);
 
 	if (e < 0)
 		return e;
 	live_window_clear(l, w);
-	if (!live_window_move(p->home, p->home_bytes, w->at) &&
-	    !live_window_copy(p->home, p->home_bytes, w->at))
-		return error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
-				"cannot map a generation of %llu bytes at its address",
-				(unsigned long long)p->bytes);
-	w->shown = p;
-	return 0;
+	if (live_window_fill(w, p))
+		return 0;
+	e = error_os(err, SHARDD_RESOURCE_EXHAUSTED, errno,
+		     "cannot map a generation of %llu bytes at its address",
+		     (unsigned long long)p->bytes);
+	if (shown)
+		(void)live_window_fill(w, shown);
+	return e;
 }
 
 int live_window_show(struct shardd_live *l, struct live_place *p,

@@ -511,17 +511,26 @@ class Gpus(unittest.TestCase):
             self.check_generation("several", client, simulator.UUID.format(1), 1)
 
     def test_a_generation_that_finds_no_room_at_its_address(self):
-        """The reader keeps the one that it has."""
-        with self.client("no-room") as client:
-            self.unit(client)
-            client.commit(1)
-            shardd.declare_publication({"name": "engine", "keep": 2}, "no-room", client)
-            shardd.publish("engine", "no-room", client)
-            environ = dict(os.environ, PYTHONPATH=str(support.ROOT / "client/python"),
-                           SHARDD_SIM_FAIL="cuMemRetainAllocationHandle:2")
-            said = subprocess.run([sys.executable, "-c", NO_ROOM, self.socket], env=environ,
-                                  capture_output=True, text=True)
-        self.assertEqual((said.returncode, said.stderr), (0, ""))
+        """The reader keeps the one that it has, or has none if that has no room any more, either."""
+        for fails in (2,), (2, 3):
+            job = f"no-room-{len(fails)}"
+            with self.client(job) as client:
+                unit = self.unit(client, optimizer=sgd(1.0))
+                self.step(client, unit, 1)
+                shardd.declare_publication({"name": "engine", "keep": 2}, job, client)
+                shardd.publish("engine", job, client)
+                environ = dict(os.environ, PYTHONPATH=str(support.ROOT / "client/python"),
+                               SHARDD_SIM_FAIL=",".join(f"cuMemRetainAllocationHandle:{n}"
+                                                        for n in fails))
+                reader = subprocess.Popen(
+                    [sys.executable, "-c", NO_ROOM, self.socket, job, str(len(fails))],
+                    env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE, text=True)
+                self.assertEqual(reader.stdout.readline(), "1\n")
+                self.step(client, unit, 2)
+                shardd.publish("engine", job, client)
+                self.assertEqual(reader.communicate("go\n", timeout=60), ("", ""))
+                self.assertEqual(reader.returncode, 0)
 
     def test_what_publications_on_gpus_have_not_is_refused(self):
         with self.client("refused") as client:
@@ -551,23 +560,32 @@ NO_ROOM = """
 import sys
 import shardd
 
-with (shardd.Client(sys.argv[1]) as client,
-      shardd.Live("no-room", "engine", sys.argv[1], fixed=True) as live):
+socket, job, none = sys.argv[1], sys.argv[2], sys.argv[3] == "2"
+with shardd.Live(job, "engine", socket, fixed=True) as live:
     first = live.acquire()
     name = next(iter(first))
     was = first[name].tobytes()
-    shardd.drop_publication("engine", "no-room", client)
-    shardd.declare_publication({"name": "engine", "keep": 2}, "no-room", client)
-    shardd.publish("engine", "no-room", client)
+    print(first.step, flush=True)
+    input()
     try:
         live.acquire()
     except shardd.SharddError as error:
         assert "at its address on GPU" in str(error), error
+        assert ("has no generation now" in str(error)) is none, error
+        assert error.field == ("generation" if none else ""), error
     else:
         raise AssertionError("it was shown")
-    assert first[name].tobytes() == was
-    assert live.acquire().number > first.number
-    assert live.acquire()[name].tobytes() == was
+    if none:
+        try:
+            live.release()
+        except shardd.FailedPrecondition:
+            pass
+        else:
+            raise AssertionError("it has one")
+    else:
+        assert first[name].tobytes() == was
+    second = live.acquire()
+    assert second.step == 2 and second[name].tobytes() != was
 """
 
 

@@ -15,6 +15,7 @@ import threading
 import types
 import unittest
 from concurrent import futures
+from unittest import mock
 
 import fsdp  # noqa: F401  finds the package
 import support
@@ -168,6 +169,23 @@ class Bound(unittest.TestCase):
                             self.same(model, trainer.states[step], torch.float32)
             self.assertEqual({n: id(p) for n, p in model.named_parameters()},
                              {n: id(p) for n, p in own.items()})
+
+    def test_without_memory_at_its_addresses_it_is_not_called(self):
+        """As on a GPU that can map neither the next generation nor the one that was there."""
+        with trained("empty", Tied) as trainer:
+            trainer.step()
+            model = Tied()
+            own = dict(model.named_parameters())
+            with shardd.torch.Live(model, "empty", socket=trainer.socket) as live:
+                lost = shardd.ResourceExhausted("no room; the reader has none now", "generation")
+                with mock.patch.object(live._reader, "acquire", side_effect=lost), \
+                        self.assertRaises(shardd.ResourceExhausted):
+                    live.swap()
+                with self.assertRaisesRegex(shardd.FailedPrecondition, "no generation now"):
+                    model(torch.zeros(2, 3))
+                self.assertEqual((live.number, dict(model.named_parameters())), (0, own))
+                self.assertEqual(live.swap().step, 1)
+                self.same(model, trainer.states[1], torch.float32)
 
     def test_of_fully_shard(self):
         self.check(shard)

@@ -71,7 +71,9 @@ enum shardd_live_flags {
 	/* Map all generations of a layout, and their tensors, at the same addresses. A tensor that
 	 * is bound once shows the generation that was acquired last. No thread may read the tensors
 	 * during shardd_live_acquire. If generations are on a GPU and the job hands out CUDA IPC
-	 * handles, acquire returns UNIMPLEMENTED. */
+	 * handles, acquire returns UNIMPLEMENTED. If acquire can map neither the new generation nor
+	 * the one that the reader has, the reader has none, and the field of the error is
+	 * "generation". */
 	SHARDD_LIVE_FIXED = 1,
 	/* A write to a generation in host memory ends the process, because it is mapped read-only.
 	 * With this flag, libshardd first prints the cause to standard error. It does this in a

@@ -183,8 +183,13 @@ class Live:
                 memory._mapped.end()
             held._lent.clear()
         found = _abi.Generation()
-        _library.call("live_acquire_newer", self._open(), newer_than or 0, _ms(wait),
-                      C.byref(found))
+        try:
+            _library.call("live_acquire_newer", self._open(), newer_than or 0, _ms(wait),
+                          C.byref(found))
+        except SharddError as error:
+            if error.field == "generation":  # of fixed addresses: they have no memory now
+                self._held = None
+            raise
         if held is not None and held.number == found.number:
             return held
         if held is not None:

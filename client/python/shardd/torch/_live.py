@@ -21,6 +21,7 @@ from ..errors import (
     InUse,
     InvalidArgument,
     NotFound,
+    SharddError,
 )
 from ..live import Generation, declare_publication, publish
 from ..live import Live as Reader
@@ -228,14 +229,22 @@ class Live:
 
     def _newest(self, wait: float, least: int) -> Generation:
         if not self._request:
-            return self._reader.acquire(wait)
+            return self._acquire(wait)
         try:
             number = publish(self.publication, self.job, self._reader._client, wait)
         except DaemonRestarted:  # a repeated request does no harm
             number = publish(self.publication, self.job, self._reader._client, wait)
         if wait and number <= least:
             time.sleep(min(wait, LOOK_S))
-        return self._reader.acquire()
+        return self._acquire(0)
+
+    def _acquire(self, wait: float) -> Generation:
+        try:
+            return self._reader.acquire(wait)
+        except SharddError as error:
+            if error.field == "generation":  # the parameters have no memory now
+                self._restore()
+            raise
 
     @contextlib.contextmanager
     def generation(self, wait: float = 0) -> Iterator[Generation]:
