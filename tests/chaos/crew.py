@@ -17,6 +17,7 @@ import time
 
 import mounts
 from control import Control
+from published import lines
 from trainers import RUN, children
 
 JOB = "chaos"
@@ -75,6 +76,11 @@ def descendants(pid):
     return below + [d for p in below for d in descendants(p)]
 
 
+def odd_tensors(want, got):
+    """The names of those that differ, or that only one of the two has."""
+    return sorted(n for n in want.keys() | got.keys() if want.get(n) != got.get(n))
+
+
 def descriptors(pid):
     return [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
 
@@ -82,8 +88,6 @@ def descriptors(pid):
 class Crew:
     """@trainer: of trainers.py. @memory: of the daemon, in bytes; 0: its own choice. @reconnect_ms:
     of the trainers; 0: their own choice."""
-
-    generations: dict[tuple, dict[int, str]] = {}  # of all rounds: by sort and step, their hashes
 
     def __init__(self, folder, bins, ranks, trainer, memory=0, reconnect_ms=0):
         self.folder, self.bins, self.ranks, self.trainer = folder, bins, ranks, trainer
@@ -229,17 +233,18 @@ class Crew:
     # ------------------------------------------------------------ readers
 
     def start_reader(self, i):
+        publications = self.trainer.publications
+        name = publications[i % len(publications)]["name"]
+        declares = [json.dumps(p) for p in publications] if i == 0 else []
         env = self.env | {"SHARDD_LIBRARY": self.bins["library"]}
         with open(f"{self.folder}/err-reads{i}", "ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-B", READS, "1" if i == 0 else "0"],
-                env=env,
-                stdout=out,
-                stderr=out,
+                [sys.executable, "-B", READS, name, *declares], env=env, stdout=out, stderr=out
             )
 
     def begin_readers(self, n):
         """They wait for the job."""
+        self.trainer.read = True
         self.readers = [self.start_reader(i) for i in range(n)]
         until = time.monotonic() + LEFT_S
         while not all(os.path.getsize(f"{self.folder}/err-reads{i}") for i in range(n)):
@@ -254,38 +259,40 @@ class Crew:
         return died
 
     def end_readers(self):
-        """All generations of a step are the same, in all rounds of one sort, whoever died; a number
-        is of one generation."""
-        known = self.generations.setdefault(self.trainer.sort(), {})
-        numbers, deltas = {}, 0
-        for i, reader in enumerate(self.readers):
+        """All generations that were read are what the masters of their steps make, whoever died; a
+        number is of one generation."""
+        for reader in self.readers:
             reader.kill()
             reader.wait()
-            for said in self.reads_of(i):
-                step, found = said["step"], said["digest"]
-                deltas += said["delta"] is not None
-                if said["delta"] not in (None, found):
-                    raise Failed(f"a copy of step {step} differs after its delta")
-                if known.setdefault(step, found) != found:
-                    raise Failed(f"two generations of step {step} differ")
-                if numbers.setdefault(said["number"], (step, found)) != (step, found):
-                    raise Failed(f"two generations have the number {said['number']}")
-        if not numbers:
-            raise Failed("no reader has read anything")
-        self.seen["generations read, by number"] += len(numbers)
-        self.seen["deltas applied"] += deltas
+        n = len(self.trainer.publications)
+        for publication in range(n):
+            said = [s for i in range(publication, len(self.readers), n) for s in self.reads_of(i)]
+            if not said:
+                raise Failed(f"no reader has read anything of publication {publication}")
+            self.compare_generations(publication, said)
         self.readers = []
+
+    def compare_generations(self, publication, all_said):
+        want = self.trainer.published(publication, {said["step"] for said in all_said})
+        numbers = {}
+        for said in all_said:
+            step, found = said["step"], said["tensors"]
+            if said["delta"] not in (None, found):
+                raise Failed(f"a copy of step {step} differs after its delta")
+            if odd := odd_tensors(want[step], found):
+                raise Failed(f"a generation of step {step} is not what its masters make: {odd}")
+            if numbers.setdefault(said["number"], step) != step:
+                raise Failed(f"two generations have the number {said['number']}")
+        self.seen["generations read, by number"] += len(numbers)
+        self.seen["deltas applied"] += sum(said["delta"] is not None for said in all_said)
 
     def reads_of(self, i):
         """What a reader has said; the last line of one that died may be short."""
-        with open(f"{self.folder}/err-reads{i}", errors="replace") as f:
-            for line in f:
-                if "Traceback" in line:
-                    raise Failed(f"reader {i}: {''.join([line, *f][-6:])}")
-                with contextlib.suppress(ValueError):
-                    said = json.loads(line)
-                    if said:
-                        yield said
+        path = f"{self.folder}/err-reads{i}"
+        with open(path, errors="replace") as f:
+            if "Traceback" in (text := f.read()):
+                raise Failed(f"reader {i}: {text[text.rindex('Traceback') :]}")
+        yield from (said for said in lines(path) if said)
 
     def pid_of(self, rank):
         """The process that trains; None: it is being made."""

@@ -1,8 +1,7 @@
-"""reads.py DECLARES: lease generation after generation of the job's publication, and print for each
-its number, its step, a hash of its bytes, and the hash of a copy, if a delta has changed it to this
-generation. Ends by a signal."""
+"""reads.py NAME [DECLARATION...]: declare publications of the job, lease generation after
+generation of publication NAME, and print for each its number, its step, a digest of each of its
+tensors, and those of a copy, if a delta has changed it to this generation. Ends by a signal."""
 
-import hashlib
 import json
 import os
 import pathlib
@@ -11,28 +10,29 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client/python"))
 
+from published import digest
+
 import shardd
 
-JOB, NAME = os.environ["SHARDD_JOB"], "weights"
-DECLARATION = {"name": NAME, "type": "bf16", "every_steps": 1, "buffers": 12, "delta_percent": 100}
+JOB = os.environ["SHARDD_JOB"]
 
 
-def declare():
+def declare(declaration):
     """The job may have no units yet, and the daemon may die meanwhile."""
     while True:
         try:
             with shardd.Client() as client:
-                shardd.declare_publication(DECLARATION, JOB, client)
+                shardd.declare_publication(declaration, JOB, client)
                 return
         except (shardd.SharddError, OSError):
             time.sleep(0.01)
 
 
-def digest(tensors):
-    found = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        found.update(name.encode() + b"\0" + bytes(tensors[name]))
-    return found.hexdigest()
+def digests(weights, data_of):
+    return {
+        name: digest(memory.dtype.name, memory.shape, data_of(name))
+        for name, memory in weights.items()
+    }
 
 
 class Copy:
@@ -47,7 +47,9 @@ class Copy:
             weights.delta(self.number).apply(self.tensors)
             by_delta = True
         except shardd.NotFound:  # it is not of the generation that the copy is
-            self.tensors = {name: bytearray(m.tobytes()) for name, m in weights.items()}
+            # Further names (also) are the same memory: deltas do not write to copies of their own.
+            once = {m.address: bytearray(m.tobytes()) for m in weights.values()}
+            self.tensors = {name: once[m.address] for name, m in weights.items()}
             by_delta = False
         self.number = weights.number
         return by_delta
@@ -56,20 +58,20 @@ class Copy:
 def read(live, copy):
     while True:
         weights = live.acquire(wait=5)
-        own = digest({name: memory.tobytes() for name, memory in weights.items()})
+        said = {"number": weights.number, "step": weights.step}
+        said["tensors"] = digests(weights, lambda name, of=weights: of[name].tobytes())
         by_delta = copy.follow(weights)
-        said = {"number": weights.number, "step": weights.step, "digest": own}
-        said["delta"] = digest(copy.tensors) if by_delta else None
+        said["delta"] = digests(weights, copy.tensors.__getitem__) if by_delta else None
         print(json.dumps(said), flush=True)
 
 
-def main(declares):
+def main(name, *declarations):
     print("{}", flush=True)  # it runs
-    if declares == "1":
-        declare()
+    for declaration in declarations:
+        declare(json.loads(declaration))
     while True:
         try:
-            with shardd.Live(JOB, NAME) as live:
+            with shardd.Live(JOB, name) as live:
                 read(live, Copy())
         except (
             shardd.SharddError,

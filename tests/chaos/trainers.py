@@ -1,8 +1,10 @@
-"""What trains in a round: charlm, or a GPT of PyTorch under its guard."""
+"""What trains in a round: charlm, a GPT of PyTorch under its guard, or chaos-exact."""
 
 import os
 import pathlib
 import subprocess
+
+import published
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = "chaos"
@@ -26,6 +28,7 @@ class Charlm:
     margin = 0  # no death in the last steps
     same_blobs = True  # of a step, after whatever deaths
     forks = False  # a rank that died is made again by its own process
+    read = False  # are there readers?
     env: dict[str, str] = {}
 
     def __init__(self, bins, folder, steps, committed, backward):
@@ -52,6 +55,28 @@ class Charlm:
         return False
 
 
+class Exact(Charlm):
+    """Its masters, and what is published of them, can be computed without a daemon (exact.h)."""
+
+    name = "exact"
+    publications = published.EXACT
+    models: dict[str, published.Model] = {}  # of all rounds, by program
+
+    def __init__(self, bins, folder, steps, committed, backward):
+        super().__init__(bins, folder, steps, committed, backward)
+        self.program = bins["exact"]
+
+    def command(self):
+        command = [self.program, "--steps", str(self.steps)]
+        command += ["--in-backward"] * self.backward
+        return command + ["--commit-every", "3"] * self.committed
+
+    def published(self, publication, steps):
+        """Return: by step, the digests of what publication number @publication must have."""
+        model = self.models.setdefault(self.program, published.Model(self.program))
+        return model.at(publication, steps)
+
+
 class Torch(Charlm):
     """The rank's process is the guard of shardd.torch; its child trains and dies. A rank that comes
     after the others have ended would wait for them: nobody dies in the last steps."""
@@ -62,13 +87,14 @@ class Torch(Charlm):
     margin = 12
     same_blobs = False  # pickled: equal states may have other bytes
     forks = True
+    publications = published.GPT
 
     def __init__(self, bins, folder, steps, committed, backward):
         super().__init__(bins, folder, steps, committed, backward)
-        self.program = bins["torch"]
+        self.program, self.masters = bins["torch"], f"{folder}/err-published"
         client = ROOT / "client/python"
         self.env = {
-            "PYTHONPATH": f"{client}{os.pathsep}{client}/examples",
+            "PYTHONPATH": os.pathsep.join((str(client), f"{client}/examples")),
             "SHARDD_LIBRARY": bins["library"],
             "SHARDD_RUN": RUN,
             "SHARDD_ON_EXISTING": "resume",  # another shardctl run is another run
@@ -79,7 +105,17 @@ class Torch(Charlm):
     def command(self):
         script = str(ROOT / "tests/chaos/gpt.py")
         command = [self.program, "-B", script, "--data", self.data, "--steps", str(self.steps)]
+        command += ["--published", self.masters] * self.read
         return command + ["--in-backward"] * self.backward
+
+    def published(self, publication, steps):
+        """As above: what rank 0 has written down, in each of its lives the same."""
+        known = {}
+        for said in published.lines(self.masters):
+            step, found = said["step"], said["tensors"][publication]
+            if known.setdefault(step, found) != found:
+                raise ValueError(f"step {step} has other masters the second time")
+        return {step: known.get(step, {}) for step in steps}
 
     def dying(self, pid):
         return next(iter(children(pid)), None)

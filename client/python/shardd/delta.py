@@ -89,9 +89,10 @@ class Delta:
 
     def apply(self, copies: Mapping[str, Any], check: bool = True) -> None:
         """Update copies of the base to the generation. @copies: writable buffers by tensor name, of
-        all tensors. @check: first compare the checksum of the copies with that of the base; false:
-        do not, and leave out tensors that are not in @copies. Copies of another generation then
-        become a mixture. DataLoss: a checksum is wrong: read the whole generation. Nothing was
+        all tensors. Further names of a tensor (``also``) need one buffer with it: a separate copy
+        is not written to. @check: first compare the checksum of the copies with that of the base;
+        false: do not, and leave out tensors that are not in @copies. Copies of another generation
+        then become a mixture. DataLoss: a checksum is wrong: read the whole generation. Nothing was
         written."""
         self._check_held()
         tensors = self._tensors()
