@@ -4,6 +4,7 @@
 
 #include "client_error.h"
 #include "core/check.h"
+#include "core/cleanup.h"
 #include "crc32c.h"
 #include "delta_abi.h"
 #include "live_impl.h"
@@ -116,6 +117,117 @@ static uint32_t delta_count(const struct delta_block *b)
 static const char *delta_values_of(const struct delta *d, const struct delta_block *b)
 {
 	return d->payload + b->at + (b->dense ? 0 : delta_padded(2ull * b->changed));
+}
+
+/* -------------------------------------------------------------------- further names */
+
+/* A tensor that is another one under a further name: a delta has blocks of that one only. */
+struct delta_alias {
+	uint32_t owner, index;
+};
+
+struct delta_aliases {
+	struct delta_alias *all; /* owned; by owner */
+	size_t n;
+};
+
+static void delta_aliases_deinit(struct delta_aliases *a)
+{
+	free(a->all);
+}
+
+static int delta_compare_data(const void *a, const void *b, void *userdata)
+{
+	const struct shardd_published_tensor *tensors = userdata;
+	const uint32_t *x = a, *y = b;
+	uintptr_t p = (uintptr_t)tensors[*x].data, q = (uintptr_t)tensors[*y].data;
+
+	return p != q ? (p > q) - (p < q) : (*x > *y) - (*x < *y);
+}
+
+static int delta_compare_owners(const void *a, const void *b)
+{
+	const struct delta_alias *x = a, *y = b;
+
+	return x->owner != y->owner ? (x->owner > y->owner) - (x->owner < y->owner)
+				    : (x->index > y->index) - (x->index < y->index);
+}
+
+static bool delta_is_same(const struct shardd_published_tensor *a,
+			  const struct shardd_published_tensor *b)
+{
+	return a->data && a->data == b->data && a->bytes && a->bytes == b->bytes &&
+	       a->dtype == b->dtype;
+}
+
+/* As the tensors of a generation without further names are. */
+static bool delta_ascends(const struct shardd_published_tensor *tensors, size_t n)
+{
+	for (size_t i = 1; i < n; i++)
+		if ((uintptr_t)tensors[i].data <= (uintptr_t)tensors[i - 1].data)
+			return false;
+	return true;
+}
+
+/* Tensors with the same data are one. @ret: of those that are not the first of it. */
+static int delta_find_aliases(const struct shardd_published_tensor *tensors, size_t n,
+			      struct delta_aliases *ret, struct shardd_error *err)
+{
+	_cleanup_(freep) uint32_t *order = NULL;
+	uint32_t owner = 0;
+
+	*ret = (struct delta_aliases){ 0 };
+	if (delta_ascends(tensors, n))
+		return 0;
+	order = calloc(n + 1, sizeof(*order));
+	ret->all = calloc(n + 1, sizeof(*ret->all));
+	if (!order || !ret->all)
+		return error_memory(err);
+	for (size_t i = 0; i < n; i++)
+		order[i] = (uint32_t)i;
+	qsort_r(order, n, sizeof(*order), delta_compare_data, (void *)(uintptr_t)tensors);
+	for (size_t i = 0; i < n; i++) {
+		if (i && delta_is_same(&tensors[owner], &tensors[order[i]]))
+			ret->all[ret->n++] = (struct delta_alias){ owner, order[i] };
+		else
+			owner = order[i];
+	}
+	qsort(ret->all, ret->n, sizeof(*ret->all), delta_compare_owners);
+	return 0;
+}
+
+/* The first one of tensor @owner, or NULL; the others of it follow. */
+static const struct delta_alias *delta_first_alias(const struct delta_aliases *a, uint32_t owner)
+{
+	size_t from = 0, to = a->n;
+
+	while (from < to) {
+		size_t mid = from + (to - from) / 2;
+
+		if (a->all[mid].owner < owner)
+			from = mid + 1;
+		else
+			to = mid;
+	}
+	return from < a->n && a->all[from].owner == owner ? &a->all[from] : NULL;
+}
+
+/* The tensor whose blocks are those of @tensor. */
+static uint32_t delta_owner(const struct delta_aliases *a, uint32_t tensor)
+{
+	for (size_t i = 0; i < a->n; i++)
+		if (a->all[i].index == tensor)
+			return a->all[i].owner;
+	return tensor;
+}
+
+/* Of a tensor of which the delta says nothing. Return: INVALID_ARGUMENT. */
+static int delta_no_blocks(const struct shardd_published_tensor *t, struct shardd_error *err)
+{
+	return error_set(err, SHARDD_INVALID_ARGUMENT, "tensors",
+			 "the delta has nothing of tensor '%.150s': if that is a further name of "
+			 "another tensor, both must have the same data",
+			 t->name);
 }
 
 /* ----------------------------------------------------------------------------- apply */
@@ -239,9 +351,46 @@ static int delta_apply_block(const struct delta *d, const struct delta_block *b,
 	return 0;
 }
 
+/* The copies that a delta is applied to, by tensor. */
+struct delta_copies {
+	const struct shardd_published_tensor *tensors;
+	void *const *all;
+	size_t n;
+	struct delta_aliases aliases;
+};
+
+/* Does the copy of a further name have what the tensor's own copy has? */
+static int delta_check_alias(const struct delta_copies *c, const struct delta_block *b,
+			     const struct delta_alias *alias, struct shardd_error *err)
+{
+	const char *own = c->all[b->tensor], *other = c->all[alias->index];
+	const uint64_t at = b->first * b->size;
+
+	if (!other || other == own || !memcmp(other + at, own + at, (size_t)b->n * b->size))
+		return 0;
+	return error_set(err, SHARDD_DATA_LOSS, "copies",
+			 "the copies of '%.120s' and '%.120s' differ, which are one tensor: read "
+			 "the whole generation",
+			 c->tensors[b->tensor].name, c->tensors[alias->index].name);
+}
+
+static int delta_check_aliases(const struct delta_copies *c, const struct delta_block *b,
+			       struct shardd_error *err)
+{
+	const struct delta_alias *alias = delta_first_alias(&c->aliases, b->tensor);
+	int e = 0;
+
+	for (; e == 0 && alias && alias < c->aliases.all + c->aliases.n; alias++) {
+		if (alias->owner != b->tensor)
+			break;
+		e = delta_check_alias(c, b, alias, err);
+	}
+	return e;
+}
+
 /* Are the copies what the delta starts from? */
-static int delta_check_base(const struct delta *d, const struct shardd_published_tensor *tensors,
-			    size_t n, void *const *copies, struct shardd_error *err)
+static int delta_check_base(const struct delta *d, const struct delta_copies *c,
+			    struct shardd_error *err)
 {
 	uint32_t sum = 0;
 
@@ -251,15 +400,17 @@ static int delta_check_base(const struct delta *d, const struct shardd_published
 		uint8_t le[4];
 		uint32_t crc;
 
-		if (!delta_block_fits(d, &b) || delta_check_tensor(&b, tensors, n, NULL) < 0)
+		if (!delta_block_fits(d, &b) || delta_check_tensor(&b, c->tensors, c->n, NULL) < 0)
 			return delta_changes(err);
-		copy = copies[b.tensor];
+		copy = c->all[b.tensor];
 		if (!copy)
 			return error_set(
 				err, SHARDD_INVALID_ARGUMENT, "copies",
 				"there is no copy of tensor %u, '%.150s': without it the base "
 				"cannot be checked",
-				b.tensor, tensors[b.tensor].name);
+				b.tensor, c->tensors[b.tensor].name);
+		if (delta_check_aliases(c, &b, err) < 0)
+			return -SHARDD_DATA_LOSS;
 		crc = crc32c_add(0, copy + b.first * b.size, (size_t)b.n * b.size);
 		for (unsigned k = 0; k < sizeof(le); k++)
 			le[k] = (uint8_t)(crc >> 8 * k);
@@ -276,10 +427,77 @@ static int delta_check_base(const struct delta *d, const struct shardd_published
 				 d->head->base_checksum, (unsigned long long)d->head->number);
 }
 
+/* A copy that would get nothing would stay what it is, without a word. */
+static int delta_check_all_have_blocks(const struct delta *d, const struct delta_copies *c,
+				       struct shardd_error *err)
+{
+	_cleanup_(freep) bool *has = calloc(c->n + 1, sizeof(*has));
+
+	if (!has)
+		return error_memory(err);
+	for (uint64_t i = 0; i < d->n_blocks; i++) {
+		uint32_t tensor = delta_block_at(d, i).tensor;
+
+		if (tensor < c->n)
+			has[tensor] = true;
+	}
+	for (size_t i = 0; i < c->aliases.n; i++)
+		has[c->aliases.all[i].index] = has[c->aliases.all[i].owner];
+	for (size_t i = 0; i < c->n; i++)
+		if (!has[i] && c->all[i] && c->tensors[i].bytes)
+			return delta_no_blocks(&c->tensors[i], err);
+	return 0;
+}
+
+static int delta_check_copies(const struct delta *d, const struct delta_copies *c, bool base,
+			      struct shardd_error *err)
+{
+	int e = delta_check_all(d, c->tensors, c->n, err);
+
+	if (e == 0)
+		e = delta_check_all_have_blocks(d, c, err);
+	return e == 0 && base ? delta_check_base(d, c, err) : e;
+}
+
+/* To the copy of the tensor, and to those of its further names. */
+static int delta_apply_to_all(const struct delta *d, const struct delta_block *b,
+			      const struct delta_copies *c, struct shardd_error *err)
+{
+	const struct delta_alias *alias = delta_first_alias(&c->aliases, b->tensor);
+	char *own = c->all[b->tensor];
+	int e = own ? delta_apply_block(d, b, own, err) : 0;
+
+	for (; e == 0 && alias && alias < c->aliases.all + c->aliases.n; alias++) {
+		char *other = c->all[alias->index];
+
+		if (alias->owner != b->tensor)
+			break;
+		if (other && other != own)
+			e = delta_apply_block(d, b, other, err);
+	}
+	return e;
+}
+
+static int delta_apply(const struct delta *d, const struct delta_copies *c,
+		       struct shardd_error *err)
+{
+	int e = 0;
+
+	for (uint64_t i = 0; e == 0 && i < d->n_blocks; i++) {
+		struct delta_block b = delta_block_at(d, i);
+
+		if (!delta_block_fits(d, &b) || delta_check_tensor(&b, c->tensors, c->n, NULL) < 0)
+			return delta_changes(err);
+		e = delta_apply_to_all(d, &b, c, err);
+	}
+	return e;
+}
+
 int shardd_delta_apply(const void *data, uint64_t bytes,
 		       const struct shardd_published_tensor *tensors, size_t n, void *const *copies,
 		       uint32_t flags, struct shardd_error *err)
 {
+	struct delta_copies c = { .tensors = tensors, .all = copies, .n = n };
 	struct shardd_error scratch;
 	struct delta d;
 	int e;
@@ -294,21 +512,13 @@ int shardd_delta_apply(const void *data, uint64_t bytes,
 				 flags & ~(uint32_t)SHARDD_DELTA_CHECK);
 	e = delta_read(data, bytes, &d, err);
 	if (e == 0)
-		e = delta_check_all(&d, tensors, n, err);
-	if (e == 0 && flags & SHARDD_DELTA_CHECK)
-		e = delta_check_base(&d, tensors, n, copies, err);
-	if (e < 0)
-		return e;
-	for (uint64_t i = 0; i < d.n_blocks; i++) {
-		struct delta_block b = delta_block_at(&d, i);
-
-		if (!delta_block_fits(&d, &b) || delta_check_tensor(&b, tensors, n, NULL) < 0)
-			return delta_changes(err);
-		e = copies[b.tensor] ? delta_apply_block(&d, &b, copies[b.tensor], err) : 0;
-		if (e < 0)
-			return e;
-	}
-	return 0;
+		e = delta_find_aliases(tensors, n, &c.aliases, err);
+	if (e == 0)
+		e = delta_check_copies(&d, &c, flags & SHARDD_DELTA_CHECK, err);
+	if (e == 0)
+		e = delta_apply(&d, &c, err);
+	delta_aliases_deinit(&c.aliases);
+	return e;
 }
 
 /* ---------------------------------------------------------------------------- values */
@@ -335,14 +545,42 @@ static int delta_no_room(uint32_t tensor, uint64_t room, struct shardd_error *er
 			 (unsigned long long)room);
 }
 
+/* The changed values of @tensor, which has blocks of its own unless it is empty. */
+static int delta_list(const struct delta *d, const struct shardd_published_tensor *tensors,
+		      size_t n, uint32_t tensor, uint64_t *indices, char *values, uint64_t room,
+		      uint64_t *ret_n, struct shardd_error *err)
+{
+	struct delta_order order = { 0 };
+	uint64_t found = 0, blocks = 0;
+	int e = 0;
+
+	for (uint64_t i = 0; e == 0 && i < d->n_blocks; i++) {
+		struct delta_block b = delta_block_at(d, i);
+
+		if (b.tensor != tensor)
+			continue;
+		blocks++;
+		e = delta_check(d, i, tensors, n, &order, &b, err);
+		if (e == 0 && room && delta_count(&b) > room - found)
+			e = delta_no_room(tensor, room, err);
+		if (e == 0 && room)
+			e = delta_list_block(d, &b, indices + found, values + found * b.size, err);
+		found += delta_count(&b);
+	}
+	if (e == 0 && !blocks && tensor < n && tensors[tensor].bytes)
+		e = delta_no_blocks(&tensors[tensor], err);
+	if (e == 0)
+		*ret_n = found;
+	return e;
+}
+
 int shardd_delta_values(const void *data, uint64_t bytes,
 			const struct shardd_published_tensor *tensors, size_t n, uint32_t tensor,
 			uint64_t *indices, void *values, uint64_t room, uint64_t *ret_n,
 			struct shardd_error *err)
 {
+	struct delta_aliases aliases = { 0 };
 	struct shardd_error scratch;
-	struct delta_order order = { 0 };
-	uint64_t found = 0;
 	struct delta d;
 	int e;
 
@@ -354,21 +592,12 @@ int shardd_delta_values(const void *data, uint64_t bytes,
 					  : "values",
 				 "the argument is NULL");
 	e = delta_read(data, bytes, &d, err);
-	for (uint64_t i = 0; e == 0 && i < d.n_blocks; i++) {
-		struct delta_block b = delta_block_at(&d, i);
-
-		if (b.tensor != tensor)
-			continue;
-		e = delta_check(&d, i, tensors, n, &order, &b, err);
-		if (e == 0 && room && delta_count(&b) > room - found)
-			e = delta_no_room(tensor, room, err);
-		if (e == 0 && room)
-			e = delta_list_block(&d, &b, indices + found,
-					     (char *)values + found * b.size, err);
-		found += delta_count(&b);
-	}
 	if (e == 0)
-		*ret_n = found;
+		e = delta_find_aliases(tensors, n, &aliases, err);
+	if (e == 0)
+		e = delta_list(&d, tensors, n, delta_owner(&aliases, tensor), indices, values, room,
+			       ret_n, err);
+	delta_aliases_deinit(&aliases);
 	return e;
 }
 

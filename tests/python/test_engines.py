@@ -16,7 +16,7 @@ from test_live import DECLARATION, Trainer
 
 import shardd
 from shardd.engines import _weights, register_vllm
-from shardd.engines._weights import Weights, placed
+from shardd.engines._weights import Weights, _used_names, placed
 
 PATIENCE = 30
 
@@ -198,6 +198,16 @@ class SurvivesTheDaemon(unittest.TestCase):
 
 
 class Options(unittest.TestCase):
+    def test_names_of_one_tensor_and_parameters_of_the_model(self):
+        """A model that has the second name only, or two parameters of one tensor."""
+        one, two = object(), object()
+        owners = {"embed": "embed", "head": "embed", "norm": "norm"}
+        for parameters, used in (({"embed": one, "head": one, "norm": two}, ["embed", "norm"]),
+                                 ({"embed": one, "head": two}, ["embed", "head", "norm"]),
+                                 ({"head": one}, ["head", "norm"]),
+                                 ({"norm": one}, ["embed", "head", "norm"])):
+            self.assertEqual(_used_names(parameters, owners), used)
+
     def test_each_rank_may_have_its_own_publication(self):
         self.assertEqual(placed("a-{tp_rank}of{pp_rank}-{x}", 3, 1), "a-3of1-{x}")
         self.assertEqual(placed("engine", 3, 1), "engine")

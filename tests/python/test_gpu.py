@@ -511,7 +511,7 @@ class Gpus(unittest.TestCase):
             self.check_generation("several", client, simulator.UUID.format(1), 1)
 
     def test_a_generation_that_finds_no_room_at_its_address(self):
-        """The reader keeps the one that it has, or has none if that has no room any more, either."""
+        """The reader keeps the one that it has, or has none if that has no room, either."""
         for fails in (2,), (2, 3):
             job = f"no-room-{len(fails)}"
             with self.client(job) as client:

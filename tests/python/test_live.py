@@ -343,12 +343,14 @@ class Lives(unittest.TestCase):
             with shardd.Live("delta", "engine", self.socket) as live:
                 first = live.acquire(wait=30)
                 copies = {name: bytearray(first[name].tobytes()) for name in first}
-                with self.assertRaisesRegex(shardd.NotFound, "1 of publication .* has no delta"):
+                one = first.number
+                with self.assertRaisesRegex(shardd.NotFound,
+                                            f"{one} of publication .* has no delta"):
                     first.delta()
                 trainer.step(2)
                 second = live.acquire(wait=30)
                 delta = second.delta()
-                self.assertEqual((delta.base, delta.number, delta.step), (1, 2, 2))
+                self.assertEqual((delta.base, delta.number, delta.step), (one, one + 1, 2))
                 self.assertEqual(delta.changed, delta.elements)
                 kept = bytes(delta)
                 delta.apply(copies, check=True)
@@ -357,9 +359,10 @@ class Lives(unittest.TestCase):
                 self.assertEqual(list(indices), list(range(len(values) // 2)))
                 self.assertEqual(bytes(values), second["qk"].tobytes())
                 # a copy that was not of the base, a delta that is damaged, buffers that do not fit
-                places = delta._places
+                places = delta.places
                 again = shardd.Delta(kept, places)
-                with self.assertRaisesRegex(shardd.DataLoss, "and generation 1, the delta's base"):
+                with self.assertRaisesRegex(shardd.DataLoss,
+                                            f"and generation {one}, the delta's base"):
                     again.apply(copies)
                 self.assertEqual(copies, {name: second[name].tobytes() for name in second})
                 again.apply(copies, check=False)  # every value is in it
@@ -392,15 +395,51 @@ class Lives(unittest.TestCase):
                 shardd.publish("engine", "delta", trainer.client)
                 fourth = live.acquire()
                 self.assertEqual(fourth.step, 4)
-                with self.assertRaisesRegex(shardd.NotFound, "is from generation 3, not from 2"):
+                with self.assertRaisesRegex(
+                        shardd.NotFound, f"is from generation {one + 2}, not from {one + 1}"):
                     fourth.delta()
-                last = fourth.delta(3)
-                self.assertEqual(last.number, 4)
+                last = fourth.delta(one + 2)
+                self.assertEqual(last.number, one + 3)
                 # its memory becomes another one's
                 live.release()
                 for use in (bytes, lambda d: d.apply(copies), lambda d: d.values("qk")):
-                    with self.assertRaisesRegex(shardd.FailedPrecondition, "4 was given back"):
+                    with self.assertRaisesRegex(shardd.FailedPrecondition,
+                                                f"{one + 3} was given back"):
                         use(last)
+
+    def test_a_delta_is_for_all_names_of_a_tensor(self):
+        """The copy of a further name stayed what it was, without a word."""
+        rule, *others = DECLARATION["rules"]
+        declaration = {**DECLARATION, "delta_percent": 100,
+                       "rules": [{**rule, "also": ["head", "tail"]}, *others]}
+        with Trainer(self.socket, "names") as trainer:
+            shardd.declare_publication(declaration, "names", trainer.client)
+            trainer.step(1)
+            with shardd.Live("names", "engine", self.socket) as live:
+                first = live.acquire(wait=30)
+                base = {name: first[name].tobytes() for name in first}
+                copies = {name: bytearray(was) for name, was in base.items()}
+                del copies["tail"]
+                trainer.step(2)
+                second = live.acquire(wait=30)
+                now = {name: second[name].tobytes() for name in second}
+                delta = second.delta()
+                self.assertEqual(delta.values("head"), delta.values("qk"))
+                kept, places = bytes(delta), delta.places
+                delta.apply(copies)
+                self.assertEqual({**copies, "tail": now["qk"]}, now)
+                again = shardd.Delta(kept, places)
+                differ = {name: bytearray(was) for name, was in base.items()}
+                differ["head"][3] ^= 1
+                with self.assertRaisesRegex(shardd.DataLoss, "'qk' and 'head' differ"):
+                    again.apply(differ)
+                unknown = shardd.Delta(kept, [place[:3] for place in places])
+                for call in (lambda: unknown.apply({n: bytearray(b) for n, b in base.items()}),
+                             lambda: unknown.values("head")):
+                    with self.assertRaisesRegex(shardd.InvalidArgument, "nothing of .*'head'"):
+                        call()
+                with self.assertRaisesRegex(shardd.InvalidArgument, "of 'nobody', which is not"):
+                    shardd.Delta(kept, [(*place[:3], "nobody") for place in places])
 
     def test_a_killed_reader_gives_its_buffer_back(self):
         context = multiprocessing.get_context("spawn")

@@ -138,27 +138,29 @@ SHARDD_API int shardd_live_delta(shardd_live *l, uint64_t base, struct shardd_de
 
 enum shardd_delta_flags {
 	/* Compare the checksum of the copies with that of the base first. This reads all copies,
-	 * and none may be NULL. */
+	 * and only those of further names may be NULL. */
 	SHARDD_DELTA_CHECK = 1,
 };
 
 /* Apply a delta. @data, @bytes: the delta, from any source; it is not trusted. @tensors, @n: the
- * tensors of the generation, or of its base. @copies: one copy for each tensor. It has the bytes of
- * the base, and gets those of the generation. NULL: that tensor is left out. The copy of a further
- * name (`also`) is not used. Nothing is written unless the delta is intact: its format and the
- * checksums of all its blocks are checked first. Without SHARDD_DELTA_CHECK copies of another
- * generation than the base become a mixture, without an error. Errors: DATA_LOSS (a checksum is
- * wrong: read the whole generation), INVALID_ARGUMENT (this is not a delta, or it is of other
- * tensors). Nothing was written then. Any thread. */
+ * tensors of the generation, or of its base. @copies: one copy for each tensor. It has the bytes
+ * of the base, and gets those of the generation. NULL: that tensor is left out. Tensors with the
+ * same data are one tensor with further names (`also`). Nothing is written unless the delta is
+ * intact: its format and the checksums of all its blocks are checked first. Without
+ * SHARDD_DELTA_CHECK copies of another generation than the base become a mixture, without an
+ * error. Errors: DATA_LOSS (a checksum is wrong: read the whole generation), INVALID_ARGUMENT
+ * (this is not a delta, it is of other tensors, or it has nothing of a tensor that has a copy).
+ * Nothing was written then. Any thread. */
 SHARDD_API int shardd_delta_apply(const void *data, uint64_t bytes,
 				  const struct shardd_published_tensor *tensors, size_t n,
 				  void *const *copies, uint32_t flags, struct shardd_error *err);
 
 /* Get the changed values of one tensor. @data, @bytes, @tensors, @n: as for shardd_delta_apply.
- * @tensor: its index in @tensors. @indices: flat indices, ascending; none is beyond the end of the
- * tensor. @values: the values in the same order, in the tensor's type. @room: capacity of both
- * arrays, in elements; 0: return only @ret_n. @ret_n: number of changed values. Errors: as for
- * shardd_delta_apply, also if @room is too small. Any thread. */
+ * @tensor: its index in @tensors; with a further name the values are those of the tensor.
+ * @indices: flat indices, ascending; none is beyond the end of the tensor. @values: the values in
+ * the same order, in the tensor's type. @room: capacity of both arrays, in elements; 0: return
+ * only @ret_n. @ret_n: number of changed values. Errors: as for shardd_delta_apply, also if @room
+ * is too small. Any thread. */
 SHARDD_API int shardd_delta_values(const void *data, uint64_t bytes,
 				   const struct shardd_published_tensor *tensors, size_t n,
 				   uint32_t tensor, uint64_t *indices, void *values, uint64_t room,

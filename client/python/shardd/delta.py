@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes as C
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 from . import _abi, _library
 from .errors import FailedPrecondition, InvalidArgument
@@ -26,8 +26,8 @@ _HEAD_WORDS = 16
 _MAGIC = 0x44444853  # DELTA_MAGIC
 _BYTES = {Dtype.FP32: 4, Dtype.BF16: 2, Dtype.FP16: 2, Dtype.E4M3: 1}
 
-# (name, type, bytes) of a tensor
-Place = tuple[str, Dtype, int]
+# (name, type, bytes) of a tensor; of a further name also the name of the tensor that it is
+Place = Union[tuple[str, Dtype, int], tuple[str, Dtype, int, str]]
 
 
 def _view(name: str, copy: Any) -> memoryview:
@@ -47,8 +47,9 @@ class Delta:
     _held: Callable[[], bool] | None  # None: the bytes are its own
 
     def __init__(self, data: Any, places: Sequence[Place]) -> None:
-        """@data: the bytes of a delta. They are not trusted, and are copied. @places: (name, type,
-        bytes) of each tensor of the generation, in order."""
+        """@data: the bytes of a delta. They are not trusted, and are copied. @places: those of the
+        delta that the bytes are from (:attr:`places`): (name, type, bytes) of each tensor of the
+        generation, in order. A further name (``also``) has the name of the tensor behind these."""
         view = memoryview(data).cast("B")
         self._held = None
         self._begin((C.c_char * view.nbytes).from_buffer_copy(view), places)
@@ -67,20 +68,34 @@ class Delta:
         if self.nbytes < 8 * _HEAD_WORDS:
             raise InvalidArgument(f"a delta has at least {8 * _HEAD_WORDS} bytes, this one has "
                                   f"{self.nbytes}", "data")
-        self._data, self._places = data, list(places)
+        self._data, self._places = data, [place[:3] for place in places]
+        index = {place[0]: i for i, place in enumerate(places)}
+        names = [place[-1] if len(place) > 3 else place[0] for place in places]
+        self._owners = [index.get(str(name), -1) for name in names]
+        if -1 in self._owners:
+            wrong = self._owners.index(-1)
+            raise InvalidArgument(f"'{places[wrong][0]}' is a further name of '{names[wrong]}', "
+                                  "which is not there", "places")
         head = memoryview(data).cast("B")[:8 * _HEAD_WORDS].cast("Q")
         if head[0] & 0xffffffff != _MAGIC:
             raise InvalidArgument("the bytes are not a delta: they do not begin as one", "data")
         self.number, self.step, self.base, self.base_step = map(int, head[1:5])
         self.changed, self.elements = int(head[8]), int(head[9])
 
+    @property
+    def places(self) -> list[Place]:
+        """The tensors of the generation, as the constructor takes them."""
+        return [place if owner == i else (*place, self._places[owner][0])
+                for i, (place, owner) in enumerate(zip(self._places, self._owners))]
+
     def _address(self) -> C.c_void_p:
         return C.c_void_p(C.addressof(self._data))
 
     def _tensors(self) -> Any:
         tensors = (_abi.PublishedTensor * len(self._places))()
-        for tensor, (name, dtype, nbytes) in zip(tensors, self._places):
+        for tensor, (name, dtype, nbytes), owner in zip(tensors, self._places, self._owners):
             tensor.name, tensor.dtype, tensor.bytes = name.encode(), int(dtype), nbytes
+            tensor.data = owner + 1  # it only says which ones are the same
         return tensors
 
     def __bytes__(self) -> bytes:
@@ -89,10 +104,10 @@ class Delta:
 
     def apply(self, copies: Mapping[str, Any], check: bool = True) -> None:
         """Update copies of the base to the generation. @copies: writable buffers by tensor name, of
-        all tensors. Further names of a tensor (``also``) need one buffer with it: a separate copy
-        is not written to. @check: first compare the checksum of the copies with that of the base;
-        false: do not, and leave out tensors that are not in @copies. Copies of another generation
-        then become a mixture. DataLoss: a checksum is wrong: read the whole generation. Nothing was
+        all tensors. A further name of a tensor (``also``) may have the same buffer, a buffer of its
+        own, or none. @check: first compare the checksum of the copies with that of the base; false:
+        do not, and leave out tensors that are not in @copies. Copies of another generation then
+        become a mixture. DataLoss: a checksum is wrong: read the whole generation. Nothing was
         written."""
         self._check_held()
         tensors = self._tensors()
@@ -121,8 +136,8 @@ class Delta:
 
     def values(self, name: str) -> tuple[array[int], bytearray]:
         """Return the flat indices of the changed values of a tensor, ascending, and the values in
-        the same order, in the tensor's type. All indices are inside the tensor, even if the delta
-        is damaged."""
+        the same order, in the tensor's type. A further name has those of its tensor. All indices
+        are inside the tensor, even if the delta is damaged."""
         self._check_held()
         index = next((i for i, place in enumerate(self._places) if place[0] == name), None)
         if index is None:

@@ -30,7 +30,7 @@ from typing import Any
 from . import _abi, _library
 from ._device import HOST, Gpu, Where
 from .client import Client
-from .delta import Delta
+from .delta import Delta, Place
 from .errors import FailedPrecondition, InUse, InvalidArgument, NotFound, SharddError
 from .memory import Dtype, Memory, _Mapped
 
@@ -89,9 +89,12 @@ class Generation(Mapping[str, Memory]):
         _library.call("live_delta", self._live._open(),
                       self._live._before if base is None else base, C.byref(found))
         live = self._live
-        return Delta._at(int(found.data), int(found.bytes),
-                         [(name, place[3], place[1]) for name, place in self._places.items()],
-                         lambda: live._held is self)
+        first: dict[int, str] = {}  # by address: a further name has that of its tensor
+        places: list[Place] = []
+        for name, (address, nbytes, _, dtype) in self._places.items():
+            owner = first.setdefault(address, name) if nbytes else name
+            places.append((name, dtype, nbytes) if owner == name else (name, dtype, nbytes, owner))
+        return Delta._at(int(found.data), int(found.bytes), places, lambda: live._held is self)
 
     def _end(self) -> InUse | None:
         """Refuse new uses. Return: the InUse error if something still uses it, or None."""

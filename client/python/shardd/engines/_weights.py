@@ -198,8 +198,9 @@ class Held:
             delta = generation.delta(self.number)
         except NotFound:
             return None
+        owners = {place[0]: place[3] if len(place) > 3 else place[0] for place in delta.places}
         found = []
-        for name in generation:
+        for name in _used_names(dict(model.named_parameters(remove_duplicate=False)), owners):
             indices, values = delta.values(name)
             if indices:
                 like = torch.utils.dlpack.from_dlpack(generation[name])
@@ -207,6 +208,20 @@ class Held:
                                     torch.frombuffer(indices, dtype=torch.int64),
                                     torch.frombuffer(values, dtype=like.dtype)))
         return found
+
+
+def _used_names(parameters: dict[str, Any], owners: dict[str, str]) -> list[str]:
+    """The names by which a model gets tensors. @owners: the tensor that each name is of. Of a
+    tensor with further names (``also``) a model may have one name only, or one parameter with
+    several; it may also have several parameters that are one tensor in the publication."""
+    here: dict[str, set[int]] = {}  # parameters that get the tensor
+    found = []
+    for name, owner in owners.items():
+        if name in parameters and id(parameters[name]) not in here.setdefault(owner, set()):
+            here[owner].add(id(parameters[name]))
+            found.append(name)
+    used = set(found)
+    return [name for name, owner in owners.items() if name in used or not here.get(owner)]
 
 
 class Change(NamedTuple):
@@ -269,7 +284,11 @@ def copy_parameters(model: Any, generation: Generation, complete: bool) -> None:
 
     parameters = dict(model.named_parameters(remove_duplicate=False))
     given = dict(tensors(generation))
-    wrong = [w for w in (_suits(n, t, parameters) for n, t in given.items()) if w]
+    first: dict[tuple[int, int], str] = {}
+    owners = {name: first.setdefault((memory.address, memory.nbytes), name)
+              for name, memory in generation.items()}
+    used = _used_names(parameters, owners)
+    wrong = [w for w in (_suits(n, given[n], parameters) for n in used) if w]
     if complete:
         there = {id(parameters[n]) for n in given if n in parameters}
         wrong += [f"the publication has no '{n}'" for n, p in parameters.items()
@@ -277,8 +296,8 @@ def copy_parameters(model: Any, generation: Generation, complete: bool) -> None:
     if wrong:
         raise InvalidArgument(few(wrong), "publication")
     with torch.no_grad():
-        for name, tensor in given.items():
-            parameters[name].copy_(tensor)
+        for name in used:
+            parameters[name].copy_(given[name])
 
 
 def few(problems: list[str], most: int = 5) -> str:
