@@ -622,6 +622,15 @@ int assembly_take_tables(struct assembly *a, const struct board_payer *payer)
 	return tables_take(&a->tables, &all, payer);
 }
 
+bool assembly_give_up_deltas(struct assembly *a)
+{
+	if (!a->delta_room)
+		return false;
+	a->delta_room = 0;
+	tables_free(&a->tables);
+	return true;
+}
+
 void assembly_passes(const struct assembly *a, struct making_pass ret[MAKING_PASSES])
 {
 	const struct assembly_scales none = { .n = 0 }, *s = a->scales ? a->scales : &none;

@@ -151,7 +151,7 @@ static bool publication_is_on_gpu(const struct publication *p)
 }
 
 /* The tables of a GPU, and the buffer's memory there. A GPU makes both at the same time. */
-static int publication_take_slabs(struct publication *p, struct published *g)
+static int publication_take_slabs_once(struct publication *p, struct published *g)
 {
 	struct board_payer payer = publication_payer(p, p->assembly);
 	bool later = false;
@@ -167,6 +167,17 @@ static int publication_take_slabs(struct publication *p, struct published *g)
 	if (r == 0 && g->slab && !g->slab->exported)
 		r = backend_seal(payer.device->backend, g->slab->mem);
 	return r == 0 && later ? SLAB_E_LATER : r;
+}
+
+/* On a GPU deltas have room in the tables: generations without deltas are better than none. */
+static int publication_take_slabs(struct publication *p, struct published *g)
+{
+	int r = publication_take_slabs_once(p, g);
+
+	if (r == 0 || r == SLAB_E_LATER || !publication_is_on_gpu(p) ||
+	    !assembly_give_up_deltas(p->assembly))
+		return r;
+	return publication_take_slabs_once(p, g);
 }
 
 /* Memory for a generation of the present assembly. Return: 0 or a fault code. @later: ask again: the device makes it. */
@@ -413,12 +424,11 @@ static const struct k_delta *publication_begin_delta(struct publication *p, stru
 		publication_is_on_gpu(p) ? publication_pages(p) : publication_payer(p, g->assembly);
 
 	delta_clear(&g->delta);
-	if (publication_is_on_gpu(p) && !g->assembly->delta_room)
-		return NULL; /* of a few bytes */
 	if (!d->delta_percent || !base || base->assembly != g->assembly ||
 	    (d->full_every && g->number % d->full_every == 0))
 		return NULL;
-	if (delta_begin(&g->delta, g->assembly, &payer, backend_addr(base->slab->mem),
+	if ((publication_is_on_gpu(p) && !g->assembly->delta_room) ||
+	    delta_begin(&g->delta, g->assembly, &payer, backend_addr(base->slab->mem),
 			backend_addr(g->slab->mem)) < 0) {
 		p->counts.not_deltas++;
 		return NULL;

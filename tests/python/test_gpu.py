@@ -73,9 +73,9 @@ class Gpus(unittest.TestCase):
     def tearDownClass(cls):
         cls.context.__exit__(None, None, None)
 
-    def client(self, job, **options):
+    def client(self, job, quota_bytes=0, **options):
         client = shardd.connect(self.socket, **options)
-        client.join(job, 1, 0)
+        client.join(job, 1, 0, quota_bytes=quota_bytes)
         return client
 
     def unit(self, client, **settings):
@@ -389,6 +389,27 @@ class Gpus(unittest.TestCase):
     def test_a_generation_is_made_on_another_gpu(self):
         self.read_generation("by-id", {"device": "cuda:1"}, (None, False, 1), (None, True, 0))
         self.read_generation("by-uuid", {"device": simulator.UUID.format(1)}, (None, False, 1))
+
+    def test_without_memory_for_deltas_generations_have_none(self):
+        declaration = {"name": "engine", "type": "bf16", "delta_percent": 100, "buffers": 2}
+        large = [shardd.TensorSpec("w", (4 << 20,), shardd.Init.CONSTANT, 2.0)]  # 8 MiB in bf16
+        quota = 0
+        for job, deltas in ("room", 1), ("no-room", 0):
+            with self.client(job, quota) as client:
+                [unit] = client.register([shardd.UnitSpec("large", large, optimizer=sgd(1.0))])
+                unit.init_seed(1)
+                self.step(client, unit, 1)
+                if not quota:  # two generations and the tables
+                    now = next(one for one in support.shardctl(self.socket, "memory")["jobs"]
+                               if one["name"] == job)
+                    quota = sum(int(c["taken_bytes"]) for c in now["memory"]) + (20 << 20)
+                shardd.declare_publication(declaration, job, client)
+                shardd.publish("engine", job, client)
+                self.step(client, unit, 2)
+                shardd.publish("engine", job, client)
+                [shown] = support.shardctl(self.socket, "publications", job)["publications"]
+                self.assertEqual((shown["made"], shown["failed"], shown["deltas"],
+                                  shown["not_deltas"]), (2, 0, deltas, 1 - deltas))
 
     def test_a_delta_of_a_generation_is_in_host_memory(self):
         declaration = {"name": "engine", "type": "bf16", "delta_percent": 100, "buffers": 4}
