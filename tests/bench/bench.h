@@ -118,7 +118,7 @@ struct crew {
 	atomic_bool stop;      /* a helper: enough */
 	bool agreed;           /* the ranks have seen it; between two meetings */
 	unsigned turn;         /* of cases with new processes for each turn */
-	uint64_t numbers[8];   /* what else a trainer reports */
+	uint64_t numbers[16];  /* what else a trainer reports */
 	struct sample *sample; /* [series][rank or helper][repeat] */
 };
 
@@ -337,6 +337,7 @@ int case_restart(struct bench *b, const struct bench_case *c);
 int case_checkpoint(struct bench *b, const struct bench_case *c);
 int case_resize(struct bench *b, const struct bench_case *c);
 int case_publish(struct bench *b, const struct bench_case *c);
+int case_publish_transforms(struct bench *b, const struct bench_case *c);
 int case_publish_delta(struct bench *b, const struct bench_case *c);
 int case_publish_swap(struct bench *b, const struct bench_case *c);
 int case_attach_units(struct bench *b, const struct bench_case *c);

@@ -74,6 +74,9 @@ static const struct bench_case whole_cases[] = {
 	  "at "
 	  "each step, with one at every fourth",
 	  2, 20, case_publish, NULL },
+	{ "publish_transforms", NULL,
+	  "a generation of three matrices in each type, and joined, cut, transposed, padded", 2, 12,
+	  case_publish_transforms, NULL },
 	{ "publish_delta", NULL,
 	  "a generation without and with its delta of 2 % of the values; copying it, applying that",
 	  1, 20, case_publish_delta, NULL },

@@ -77,6 +77,7 @@ case_lines adamw_kept 'adamw_plain adamw_kept'
 case_lines restart 'restart_told restart_join restart_register restart restart_step restart_calm_step restart_all_told restart_all_join restart_all_register restart_all restart_all_step restart_all_calm_step' --units 20
 case_lines checkpoint 'checkpoint_step checkpoint_paused_step checkpoint_calm_step checkpoint_save checkpoint_still checkpoint_dd' --units 2
 case_lines resize 'resize_stays resize_stays_back resize_status resize_moves resize_moves_back resize_status' --units 20
+case_lines publish_transforms 'publish_bf16 publish_fp16 publish_fp32 publish_e4m3_tensor publish_e4m3_block publish_joined publish_rows publish_columns publish_transposed publish_padded' --ranks 2
 # every case that measures one op by itself
 for name in release gradient accumulate alloc free begin_pass end_pass set_reshard set_prefetch \
 	unit_buffers init barrier commit verify set_factors plan join_uneven clip clip_value unscale copy_shard drop_gradients \
