@@ -405,9 +405,16 @@ class Exporter(unittest.TestCase):
         self.assertGreater(again["at"] - first["at"], 0.69)
         self.assertEqual(first["resources"], again["resources"])
         collector.order(kind="traces")
-        collector.wait(collector.spans)
+        seen = []
+
+        def all_are_there():  # nothing in three intervals
+            seen.append(len(collector.spans()))
+            time.sleep(0.3)
+            return seen[-1] and seen[-4:] == [seen[-1]] * 4
+
+        collector.wait(all_are_there)
         sent = number(status(daemon)["spans_sent"])
-        self.assertEqual(sent, len(collector.spans()))
+        self.assertEqual(sent, seen[-1])
         # refused for good: dropped at once
         collector.order(kind="traces", status="INVALID_ARGUMENT", message="not \x01 this")
         support.ranks(train, 1, daemon.socket, "dropped", 1)
