@@ -13,6 +13,10 @@
 /* Columns and rows of a tile of a transposed box. */
 #define TILE      64u
 #define TILE_ROWS 32u
+/* Columns of the source that are fetched ahead, to the second-level cache: those that are a power of two apart share
+ * a few sets there, too, so that more of them would push each other out before they are read. */
+#define TILE_AHEAD 16u
+#define LINE_BYTES 64u
 
 /* Bytes and boxes of a piece. */
 #define PIECE_BYTES 6144u
@@ -105,8 +109,8 @@ static inline __attribute__((always_inline)) void assemble_tile_read(const struc
 	uint64_t pitch = v->x->src_stride[2] * size;
 
 	for (uint32_t k = 0; k < i->n_columns; k++) {
-		/* of the next tile, if there is one */
-		__builtin_prefetch(src + (k + TILE) * pitch);
+		for (uint32_t at = 0; at < i->n_rows * size; at += LINE_BYTES)
+			__builtin_prefetch(src + (k + TILE_AHEAD) * pitch + at, 0, 2);
 		memcpy(scratch + k * TILE_PITCH * size, src + k * pitch, i->n_rows * size);
 	}
 }
