@@ -34,6 +34,7 @@ import support
 import torch
 
 import shardd
+from shardd.maps import publication_map
 
 PROMPT = {"prompt_token_ids": llama.PROMPT}
 
@@ -429,16 +430,20 @@ class TwoWorkers(Vllm):
         self.assertEqual(said, llama.says(seen[step]))
 
     def test_each_has_its_own_publication(self):
-        """Cut by the daemon, in vLLM's own names and shapes."""
+        """Cut by the daemon, in vLLM's own names and shapes; then with a map of shardd.maps."""
         for rank in range(2):
             self.job.declare(f"engine-{rank}", tp_size=2, tp_rank=rank, type="fp32",
                              rules=llama.cut())
-        self.connect(publication="engine-{tp_rank}", names="parameters")
-        for _ in range(2):
-            self.job.train()
-            numbers = {f"engine-{rank}": self.publish(f"engine-{rank}") for rank in range(2)}
-            self.engine.load(number=numbers)
-            self.check_cut()
+            shardd.declare_publication(
+                publication_map(self.job.model.config, f"map-{rank}", tp_size=2, tp_rank=rank,
+                                type="fp32"), self.job.name, self.job.client)
+        for name in "engine", "map":
+            self.connect(publication=name + "-{tp_rank}", names="parameters")
+            for _ in range(2):
+                self.job.train()
+                numbers = {f"{name}-{rank}": self.publish(f"{name}-{rank}") for rank in range(2)}
+                self.engine.load(number=numbers)
+                self.check_cut()
         self.job.declare("short", rules_only=True, rules=llama.cut()[:2], tp_size=2)
         self.connect(publication="short", names="parameters")
         self.publish("short")
