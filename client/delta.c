@@ -619,9 +619,9 @@ static int delta_none(const struct shardd_live *l, uint64_t base, const struct b
 		return error_set(
 			err, SHARDD_NOT_FOUND, NULL,
 			"generation %llu of publication '%s' has no delta: none is declared "
-			"(delta_percent is 0), it is a full one (full_every), or more has changed "
-			"than delta_percent allows (shardctl publications shows how much); read "
-			"all of it",
+			"(delta_percent is 0), it is a full one (full_every), more has changed "
+			"than delta_percent allows (shardctl publications shows how much), or "
+			"there was no memory for it; read all of it",
 			number, l->name);
 	if (!base)
 		return error_set(

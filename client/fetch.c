@@ -491,6 +491,8 @@ int shardd_publication_fetch(shardd_client *c, const char *job, const char *name
 	int e;
 
 	err = err ? err : &scratch;
+	if (to && *to && ret) /* until there is another one */
+		*ret = (struct shardd_generation){ .number = (*to)->whole };
 	x.options = options ? OPTIONS_READ(options, &room, err) : &fetch_defaults;
 	if (!x.options)
 		return -err->code;
@@ -503,6 +505,8 @@ int shardd_publication_fetch(shardd_client *c, const char *job, const char *name
 		return error_memory(err);
 	x.to->magic = FETCH_MAGIC;
 	e = fetch_into(&x, ret, err);
+	if (e < 0)
+		*ret = (struct shardd_generation){ .number = x.to->whole };
 	if (e < 0 && !*to)
 		shardd_fetched_free(x.to);
 	else

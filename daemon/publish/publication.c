@@ -172,12 +172,16 @@ static int publication_take_slabs_once(struct publication *p, struct published *
 /* On a GPU deltas have room in the tables: generations without deltas are better than none. */
 static int publication_take_slabs(struct publication *p, struct published *g)
 {
+	uint64_t room = p->assembly->delta_room;
 	int r = publication_take_slabs_once(p, g);
 
 	if (r == 0 || r == SLAB_E_LATER || !publication_is_on_gpu(p) ||
 	    !assembly_give_up_deltas(p->assembly))
 		return r;
-	return publication_take_slabs_once(p, g);
+	r = publication_take_slabs_once(p, g);
+	if (r < 0 && r != SLAB_E_LATER && !p->assembly->tables.slab)
+		p->assembly->delta_room = room; /* that was not it */
+	return r;
 }
 
 /* Memory for a generation of the present assembly. Return: 0 or a fault code. @later: ask again: the device makes it. */

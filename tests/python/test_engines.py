@@ -207,6 +207,11 @@ class Options(unittest.TestCase):
                                  ({"head": one}, ["head", "norm"]),
                                  ({"norm": one}, ["embed", "head", "norm"])):
             self.assertEqual(_used_names(parameters, owners), used)
+        # its loader knows a name that no parameter has
+        self.assertEqual(_used_names({"embed": one, "lm.head": two}, owners, True),
+                         ["embed", "head", "norm"])
+        self.assertEqual(_used_names({"embed": one, "head": one}, owners, True),
+                         ["embed", "norm"])
 
     def test_each_rank_may_have_its_own_publication(self):
         self.assertEqual(placed("a-{tp_rank}of{pp_rank}-{x}", 3, 1), "a-3of1-{x}")

@@ -166,6 +166,30 @@ class Fetches(unittest.TestCase):
         self.assertEqual([g["leases"] for g in sent["generations"]],
                          [[] for _ in sent["generations"]])
 
+    def test_what_comes_too_late_costs_nothing(self):
+        """The memory of the generation before was freed, and with it the base of the next delta."""
+        trainer = self.trainer("late", delta_percent=20, every_steps=0, buffers=4)
+        trainer.step(1)
+        client = self.client()
+        shardd.publish("wide", "late", trainer.client)
+        copy = shardd.fetch_generation("wide", "late", client)
+        was = copy["small.3"].tobytes()
+        for error, more in ((shardd.DeadlineExceeded, {"wait": 0.05}), (shardd.NotFound, {}),
+                            (shardd.InvalidArgument, {"wait": -1}),
+                            (shardd.InvalidArgument, {"bytes_per_second": -1}),
+                            (shardd.InvalidArgument, {"bytes_per_second": 1})):
+            with self.assertRaises(error):
+                shardd.fetch_generation("wide", "late", client, into=copy,
+                                        **{"newer_than": copy.number, **more})
+            self.assertEqual(copy["small.3"].tobytes(), was)
+        with self.assertRaisesRegex(shardd.InvalidArgument, "newer_than"):
+            shardd.fetch_generation("wide", "late", client, into=copy, newer_than=1 << 64)
+        trainer.step(2)
+        shardd.publish("wide", "late", trainer.client)
+        copy = shardd.fetch_generation("wide", "late", client, wait=30, newer_than=copy.number,
+                                       into=copy)
+        self.assertEqual((copy.step, flat(copy["small.3"])), (2, [2.0] * 4))
+
     def test_memory_is_used_again(self):
         trainer = self.trainer("again")
         trainer.step(1)

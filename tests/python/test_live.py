@@ -231,6 +231,24 @@ class Lives(unittest.TestCase):
                 trainer.client.commit(2)
                 self.assertEqual(live.acquire(wait=30).step, 2)
 
+    def test_waits_and_numbers_are_checked(self):
+        with Trainer(self.socket, "waits") as trainer:
+            shardd.declare_publication(DECLARATION, "waits", trainer.client)
+            trainer.step(1)
+            with shardd.Live("waits", "engine", self.socket) as live, \
+                    futures.ThreadPoolExecutor(1) as beside:
+                for wrong in ({"wait": -1}, {"wait": float("nan")}, {"newer_than": -1},
+                              {"newer_than": 1 << 64}, {"newer_than": "x"}):
+                    with self.assertRaisesRegex(shardd.InvalidArgument, next(iter(wrong))):
+                        live.acquire(**wrong)
+                live.acquire(wait=30)
+                for step, long in ((2, 4294967.4), (3, float("inf"))):
+                    waits = beside.submit(live.acquire, wait=long)
+                    with self.assertRaises(futures.TimeoutError):
+                        waits.result(timeout=0.5)
+                    trainer.step(step)
+                    self.assertEqual(waits.result(30).step, step)
+
     def test_a_leased_generation_does_not_change(self):
         with Trainer(self.socket, "leased") as trainer:
             shardd.declare_publication(DECLARATION, "leased", trainer.client)

@@ -188,6 +188,39 @@ class EnginePatches(unittest.TestCase):
                 _weights.patch_parameters(self.model, [one, other])
         self.assertEqual(set(self.model.flat()), {0.0})
 
+    def test_fp8_is_fp8_in_the_model(self):
+        """Bytes were loaded as numbers: 0xfe became 254 instead of -448."""
+        declaration = {"name": "engine", "delta_percent": 100, "rules_only": True, "rules": [
+            {"name": "q", "sources": ["model.q"], "type": "e4m3"},
+            {"name": "norm", "sources": ["model.norm.0"], "type": "bf16"}]}
+        shardd.declare_publication(declaration, self.job, self.trainer.client)
+        model, held = nn.Module(), _weights.Held()
+        model.q = nn.Parameter(torch.zeros(4, 3, dtype=torch.float8_e4m3fn), False)
+        model.q_scale = nn.Parameter(torch.zeros(()), False)
+        model.norm = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16), False)
+
+        def same(found):
+            for name, value in _weights.tensors(found):
+                mine = dict(model.named_parameters())[name]
+                self.assertEqual(value.dtype, mine.dtype)
+                self.assertTrue(torch.equal(_weights.bits(value), _weights.bits(mine.data)), name)
+            want = torch.tensor(self.values[:12]).view(4, 3)
+            self.assertTrue(torch.allclose(model.q.float() * model.q_scale, want, rtol=0.07))
+
+        with shardd.Live(self.job, "engine", self.socket) as live:
+            self.train(q=range(12), norm_0=[1])
+            found = live.acquire(wait=30)
+            _weights.copy_parameters(model, found, True)
+            held.note(model, found.number)
+            same(found)
+            self.train(q=[5], norm_0=[2])  # another scale
+            del found
+            found = live.acquire(wait=30)
+            changes = held.changes(model, found, False)
+            self.assertTrue({change.name for change in changes} >= {"q", "q_scale", "norm"})
+            _weights.patch_parameters(model, changes)
+            same(found)
+
 
 if __name__ == "__main__":
     support.main()

@@ -186,6 +186,14 @@ class Bound(unittest.TestCase):
                 self.assertEqual((live.number, dict(model.named_parameters())), (0, own))
                 self.assertEqual(live.swap().step, 1)
                 self.same(model, trainer.states[1], torch.float32)
+                number = live.number
+                with self.assertRaisesRegex(shardd.NotFound, f"is {number}, and none above 99"):
+                    live.swap(newer_than=99)
+                for wrong in -7, "x":
+                    with self.assertRaisesRegex(shardd.InvalidArgument, "newer_than"):
+                        live.swap(newer_than=wrong)
+                self.assertEqual((live.number, live.swap(newer_than=number - 1).number),
+                                 (number, number))
 
     def test_of_fully_shard(self):
         self.check(shard)

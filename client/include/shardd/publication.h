@@ -187,9 +187,9 @@ struct shardd_fetch_options {
  * its checksum, and all blocks against the generation's checksum. After a lost connection it
  * continues after the last block, or starts again if that generation no longer exists.
  * @options: NULL: the defaults. @to: *@to is NULL, or the result of an earlier call of the same
- * client for the same publication. Its memory and its list of tensors are reused. After an error
- * it has no generation. @ret: valid until the next call with @to, or shardd_fetched_free. The
- * tensors may be written to.
+ * client for the same publication. Its memory and its list of tensors are reused. @ret: valid until
+ * the next call with @to, or shardd_fetched_free. The tensors may be written to. After an error
+ * ret->number is the generation that *@to still has as a whole; 0: none.
  * Errors: NOT_FOUND (also if there is no newer generation), DEADLINE_EXCEEDED, PERMISSION_DENIED,
  * RESOURCE_EXHAUSTED, INVALID_ARGUMENT (the buffer is too small), INTERNAL (a wrong checksum).
  * Blocks. Any thread; one at a time for each @to. */

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _abi
 from ._version import VERSION
-from .errors import VersionMismatch, from_code
+from .errors import InvalidArgument, VersionMismatch, from_code
 
 NAME = "libshardd.so.0"
 
@@ -83,3 +83,16 @@ def call(name: str, *arguments: Any) -> int:
     """Call ``shardd_NAME``; a negative result becomes an exception."""
     error = _abi.Error()
     return check(getattr(library(), "shardd_" + name)(*arguments, C.byref(error)), error, name)
+
+
+def milliseconds(seconds: float) -> int:
+    """As the library takes it: at most 49 days."""
+    if not seconds >= 0:
+        raise InvalidArgument(f"wait is {seconds!r}; it is a number of seconds, 0 or more", "wait")
+    return 0 if not seconds else max(1, int(min(seconds * 1000, 0xffffffff)))
+
+
+def number(value: int, name: str) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 64:
+        raise InvalidArgument(f"{name} is {value!r}; it is a number from 0 to 2**64 - 1", name)
+    return value

@@ -14,6 +14,7 @@ while you use its delta. ``bytes(delta)`` is a copy, which you can store or send
 from __future__ import annotations
 
 import ctypes as C
+import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
@@ -91,6 +92,11 @@ class Delta:
     def _address(self) -> C.c_void_p:
         return C.c_void_p(C.addressof(self._data))
 
+    @functools.cached_property
+    def _indices(self) -> dict[str, int]:
+        return {place[0]: i for i, place in enumerate(self._places)}
+
+    @functools.cached_property
     def _tensors(self) -> Any:
         tensors = (_abi.PublishedTensor * len(self._places))()
         for tensor, (name, dtype, nbytes), owner in zip(tensors, self._places, self._owners):
@@ -110,7 +116,7 @@ class Delta:
         become a mixture. DataLoss: a checksum is wrong: read the whole generation. Nothing was
         written."""
         self._check_held()
-        tensors = self._tensors()
+        tensors = self._tensors
         addresses = (C.c_void_p * len(self._places))()
         held = []
         for i, (name, _, nbytes) in enumerate(self._places):
@@ -123,7 +129,7 @@ class Delta:
                 held.append((C.c_char * nbytes).from_buffer(view))
                 addresses[i] = C.addressof(held[-1])
         for name in copies:
-            if not any(name == place[0] for place in self._places):
+            if name not in self._indices:
                 raise InvalidArgument(f"the generation has no tensor '{name}'", "copies")
         _library.call("delta_apply", self._address(), self.nbytes, tensors, len(self._places),
                       addresses, int(check))
@@ -139,10 +145,9 @@ class Delta:
         the same order, in the tensor's type. A further name has those of its tensor. All indices
         are inside the tensor, even if the delta is damaged."""
         self._check_held()
-        index = next((i for i, place in enumerate(self._places) if place[0] == name), None)
-        if index is None:
+        if name not in self._indices:
             raise InvalidArgument(f"the generation has no tensor '{name}'", "name")
-        n, tensors = C.c_uint64(), self._tensors()
+        index, n, tensors = self._indices[name], C.c_uint64(), self._tensors
         _library.call("delta_values", self._address(), self.nbytes, tensors, len(tensors), index,
                       None, None, 0, C.byref(n))
         indices = array("Q", bytes(8 * n.value))

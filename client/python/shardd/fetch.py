@@ -51,6 +51,7 @@ class FetchedGeneration(Mapping[str, Memory]):
         self.checksum = int(found.checksum)
         self._name = name
         self._owner: _Owner | None = owner
+        self._whole = True
         self._places = {
             t.name.decode(): (t.data or 0, int(t.bytes), tuple(t.shape[:t.dims]), Dtype(t.dtype))
             for t in found.tensors[:found.n_tensors]}
@@ -60,6 +61,9 @@ class FetchedGeneration(Mapping[str, Memory]):
         if self._owner is None:
             raise FailedPrecondition(f"the memory of generation {self.number} of '{self._name}' "
                                      "has another one now")
+        if not self._whole:
+            raise FailedPrecondition(f"the memory of generation {self.number} of '{self._name}' "
+                                     "has parts of another one: fetching that one has failed")
         if name not in self._lent:
             if name not in self._places:
                 raise NotFound(f"publication '{self._name}' has no tensor '{name}'")
@@ -88,6 +92,10 @@ class FetchedGeneration(Mapping[str, Memory]):
         self._lent.clear()
         return owner
 
+    def _take_back(self, owner: _Owner, number: int) -> None:
+        """The memory that was given has generation @number as a whole; 0: none."""
+        self._owner, self._whole = owner, number == self.number
+
     def __repr__(self) -> str:
         return f"<shardd.FetchedGeneration {self.number} of step {self.step}, {len(self)} tensors>"
 
@@ -99,17 +107,25 @@ def fetch_generation(name: str, job: str, client: Client, wait: float = 0, newer
 
     @wait: seconds to wait for a generation with a number above @newer_than. @bytes_per_second: the
     limit, 65536 or more; 0: only the daemon's limit. @into: the result of an earlier call. Its
-    memory is reused, and @into becomes invalid. If the publication has deltas and @into is the
+    memory is reused, and @into becomes invalid; after an error that came before any bytes, such as
+    DeadlineExceeded, it stays what it was. If the publication has deltas and @into is the
     previous generation, only the delta is sent. InUse: something still refers to the memory of
     @into; nothing has changed. NotFound: there is no such generation. After a lost connection the
     call continues where it stopped.
     """
-    options = _abi.FetchOptions(C.sizeof(_abi.FetchOptions), newer_than,
-                                max(1, int(wait * 1000)) if wait else 0, bytes_per_second)
+    options = _abi.FetchOptions(C.sizeof(_abi.FetchOptions),
+                                _library.number(newer_than, "newer_than"),
+                                _library.milliseconds(wait),
+                                _library.number(bytes_per_second, "bytes_per_second"))
     owner = _Owner() if into is None else into._give()
     found = _abi.Generation()
-    _library.call("publication_fetch", client.handle, job.encode(), name.encode(),
-                  C.byref(options), C.byref(owner.handle), C.byref(found))
+    try:
+        _library.call("publication_fetch", client.handle, job.encode(), name.encode(),
+                      C.byref(options), C.byref(owner.handle), C.byref(found))
+    except BaseException:
+        if into is not None:
+            into._take_back(owner, int(found.number))
+        raise
     return FetchedGeneration(name, owner, found)
 
 

@@ -176,8 +176,8 @@ class Live:
         previous one, and nothing has changed. NotFound: there is no such generation yet, or the
         publication was dropped. DeadlineExceeded: the text says what the call waited for.
         """
-        if newer_than is not None and newer_than < 0:
-            raise InvalidArgument(f"newer_than is {newer_than}; it is a number of a generation")
+        if newer_than is not None:
+            _library.number(newer_than, "newer_than")
         if newer_than == 0 and self._held is not None:  # to the library 0 is None
             wait = 0
         held = self._held
@@ -187,8 +187,8 @@ class Live:
             held._lent.clear()
         found = _abi.Generation()
         try:
-            _library.call("live_acquire_newer", self._open(), newer_than or 0, _ms(wait),
-                          C.byref(found))
+            _library.call("live_acquire_newer", self._open(), newer_than or 0,
+                          _library.milliseconds(wait), C.byref(found))
         except SharddError as error:
             if error.field == "generation":  # of fixed addresses: they have no memory now
                 self._held = None
@@ -304,10 +304,6 @@ def _handle_of(client: Callable[[], Client | None]) -> C.c_void_p:
     return found.handle
 
 
-def _ms(seconds: float) -> int:
-    return 0 if not seconds else max(1, int(seconds * 1000))
-
-
 def _place(t: Any) -> tuple[str, Any]:
     return t.name.decode(), (t.data or 0, int(t.bytes), tuple(t.shape[:t.dims]), Dtype(t.dtype))
 
@@ -347,8 +343,8 @@ def publish(name: str, job: str, client: Client, timeout: float = 0) -> int:
     op_timeout. Return: the generation's number. ResourceExhausted: there is no memory, or all of it
     is leased."""
     number = C.c_uint64()
-    _library.call("publication_publish", client.handle, job.encode(), name.encode(), _ms(timeout),
-                  C.byref(number))
+    _library.call("publication_publish", client.handle, job.encode(), name.encode(),
+                  _library.milliseconds(timeout), C.byref(number))
     return number.value
 
 

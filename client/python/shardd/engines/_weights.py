@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ..delta import Delta
 from ..errors import (
     Aborted,
     DataLoss,
@@ -21,6 +22,7 @@ from ..errors import (
     Unavailable,
 )
 from ..live import Generation, Live
+from ..memory import Dtype, Memory
 
 log = logging.getLogger("vllm.shardd")
 
@@ -159,12 +161,26 @@ class Weights:
             live.close()
 
 
-def tensors(generation: Generation, copy: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) for a generation, in read-only memory without a copy, unless @copy."""
+def tensor_of(memory: Memory) -> Any:
+    """A tensor of @memory, without a copy, in its type. DLPack has bytes for e4m3: a loader would
+    convert these as numbers."""
     import torch
 
+    seen = torch.utils.dlpack.from_dlpack(memory)
+    return seen.view(torch.float8_e4m3fn) if memory.dtype is Dtype.E4M3 else seen
+
+
+def bits(tensor: Any) -> Any:
+    """@tensor, or of one in e4m3, for which PyTorch has few operations, its bytes."""
+    import torch
+
+    return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
+
+
+def tensors(generation: Generation, copy: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor) for a generation, in read-only memory without a copy, unless @copy."""
     for name in generation:
-        seen = torch.utils.dlpack.from_dlpack(generation[name])
+        seen = tensor_of(generation[name])
         yield name, seen.clone() if copy else seen
 
 
@@ -185,9 +201,10 @@ class Held:
         """The model now has generation @number."""
         self.number, self._seen = number, _samples(model)
 
-    def changes(self, model: Any, generation: Generation) -> list[Change] | None:
+    def changes(self, model: Any, generation: Generation, loads: bool) -> list[Change] | None:
         """Return the changes from the model's generation to @generation. None: there is no delta,
-        or something else has changed the model meanwhile."""
+        it is damaged, or something else has changed the model meanwhile. @loads: as in
+        :func:`_used_names`."""
         import torch
 
         if not self.number or not torch.equal(self._seen, _samples(model)):
@@ -195,25 +212,37 @@ class Held:
         if generation.number == self.number:
             return []
         try:
-            delta = generation.delta(self.number)
+            return _changes(model, generation, generation.delta(self.number), loads)
         except NotFound:
             return None
-        owners = {place[0]: place[3] if len(place) > 3 else place[0] for place in delta.places}
-        found = []
-        for name in _used_names(dict(model.named_parameters(remove_duplicate=False)), owners):
-            indices, values = delta.values(name)
-            if indices:
-                like = torch.utils.dlpack.from_dlpack(generation[name])
-                found.append(Change(name, tuple(like.shape),
-                                    torch.frombuffer(indices, dtype=torch.int64),
-                                    torch.frombuffer(values, dtype=like.dtype)))
-        return found
+        except SharddError as error:
+            log.warning("the delta to generation %d cannot be read (%s): all of it is loaded",
+                        generation.number, error)
+            return None
 
 
-def _used_names(parameters: dict[str, Any], owners: dict[str, str]) -> list[str]:
+def _changes(model: Any, generation: Generation, delta: Delta, loads: bool) -> list[Change]:
+    import torch
+
+    owners = {place[0]: str(place[-1]) if len(place) > 3 else place[0] for place in delta.places}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found = []
+    for name in _used_names(parameters, owners, loads):
+        indices, values = delta.values(name)
+        if indices:
+            like = tensor_of(generation[name])
+            found.append(Change(name, tuple(like.shape),
+                                torch.frombuffer(indices, dtype=torch.int64),
+                                torch.frombuffer(values, dtype=torch.uint8).view(like.dtype)))
+    return found
+
+
+def _used_names(parameters: dict[str, Any], owners: dict[str, str],
+                loads: bool = False) -> list[str]:
     """The names by which a model gets tensors. @owners: the tensor that each name is of. Of a
     tensor with further names (``also``) a model may have one name only, or one parameter with
-    several; it may also have several parameters that are one tensor in the publication."""
+    several; it may also have several parameters that are one tensor in the publication. @loads: a
+    loader of the model gets the tensors, and may know names that no parameter has."""
     here: dict[str, set[int]] = {}  # parameters that get the tensor
     found = []
     for name, owner in owners.items():
@@ -221,7 +250,8 @@ def _used_names(parameters: dict[str, Any], owners: dict[str, str]) -> list[str]
             here[owner].add(id(parameters[name]))
             found.append(name)
     used = set(found)
-    return [name for name, owner in owners.items() if name in used or not here.get(owner)]
+    return [name for name, owner in owners.items()
+            if name in used or (name not in parameters if loads else not here.get(owner))]
 
 
 class Change(NamedTuple):
@@ -262,8 +292,8 @@ def patch_parameters(model: Any, changes: list[Change]) -> None:
     with torch.no_grad():
         for change in changes:
             to = parameters[change.name].detach()
-            to.view(-1).index_copy_(0, change.indices.to(to.device),
-                                    change.values.to(to.device, to.dtype))
+            bits(to).view(-1).index_copy_(0, change.indices.to(to.device),
+                                          bits(change.values.to(to.device, to.dtype)))
 
 
 def _suits(name: str, tensor: Any, parameters: dict[str, Any]) -> str | None:

@@ -18,6 +18,7 @@ from ._weights import (
     Exchange,
     Held,
     Weights,
+    bits,
     checked,
     copy_parameters,
     log,
@@ -206,7 +207,7 @@ def _plain(model: Any, found: Generation) -> set[str]:
     def is_there(name: str, seen: Any) -> bool:
         to = parameters.get(name)
         return (to is not None and to.shape == seen.shape and to.is_contiguous()
-                and bool((to == seen.to(to.device, to.dtype)).all()))
+                and bool((bits(to) == bits(seen.to(to.device, to.dtype))).all()))
 
     return {name for name, seen in tensors(found) if is_there(name, seen)}
 
@@ -214,7 +215,7 @@ def _plain(model: Any, found: Generation) -> set[str]:
 def _patch(model: Any, found: Generation, held: Taken, wanted: dict[str, Any]) -> str:
     """Write the changes. A changed tensor that no parameter has unchanged is loaded as a whole.
     Return: what was done; "": the whole of @found must be loaded."""
-    changes = held.changes(model, found)
+    changes = held.changes(model, found, True)
     if changes is None:
         return ""
     here = [change for change in changes if change.name in held.plain]

@@ -253,7 +253,8 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
         """Write the changes since the model's generation. False: the whole of @found must be
         loaded; this is also the result after a failure."""
         held = self._held.setdefault(self.model, Held())
-        changes = None if held.unlike else held.changes(self.model, found)
+        changes = (None if held.unlike else
+                   held.changes(self.model, found, info.names != "parameters"))
         if changes is None:
             return False
         held.forget()

@@ -115,6 +115,8 @@ class Live:
             raise InvalidArgument("a publication says itself which model it is of", "model")
         _check_buffers(module, None)
         self.module, self.job = module, job
+        if publication == "":
+            raise InvalidArgument("the name of the publication is empty", "publication")
         self.publication = publication or (f"live-{model}" if model != 1 else "live")
         self._request = publication is None if request is None else request
         self._prefix, self._strict = prefix, strict
@@ -204,13 +206,17 @@ class Live:
 
         @wait: seconds to wait for one with a number above @newer_than (None: above the number of
         the module's generation); 0: take the newest one, which may be the same. DeadlineExceeded:
-        the module keeps its generation. NotFound: the publication was dropped.
+        the module keeps its generation. NotFound: the publication was dropped, or without @wait the
+        newest one, which the module then has, is not above @newer_than.
         FailedPrecondition: inside a block of :meth:`generation`. InUse: something refers to the
         memory of ``weights[name]``.
         """
         if self._depth:
             raise FailedPrecondition(f"generation {self.number} of '{self.publication}' is in use "
                                      "by a block: swap after its end")
+        if newer_than is not None and (not isinstance(newer_than, int) or newer_than < 0):
+            raise InvalidArgument(f"newer_than is {newer_than!r}; it is a number of a generation",
+                                  "newer_than")
         if self._generation is not None:
             self._check_installed()
         least = self.number if newer_than is None else newer_than
@@ -221,8 +227,11 @@ class Live:
             found = self._newest(max(left, 0.001) if waits else 0, least)
             if found is not self._generation:
                 self._take(found)
-            if not wait or found.number > least:
+            if found.number > least or (not wait and newer_than is None):
                 return found
+            if not wait:
+                raise NotFound(f"the newest generation of '{self.publication}' is {found.number}, "
+                               f"and none above {newer_than} is there yet")
             if left <= 0:
                 raise DeadlineExceeded(f"timed out waiting for a generation of "
                                        f"'{self.publication}' above {least}")
