@@ -241,7 +241,14 @@ class Lives(unittest.TestCase):
                               {"newer_than": 1 << 64}, {"newer_than": "x"}):
                     with self.assertRaisesRegex(shardd.InvalidArgument, next(iter(wrong))):
                         live.acquire(**wrong)
-                live.acquire(wait=30)
+                first = live.acquire(wait=30)
+                kept = first["norm.0"]
+                with self.assertRaises(shardd.DeadlineExceeded):
+                    live.acquire(wait=0.05)
+                self.assertIs(live.acquire(), first)
+                with memoryview(first["norm.1"].view()), self.assertRaises(shardd.InUse):
+                    live.acquire(wait=0.05)
+                self.assertEqual(flat(kept), [3.0] * 5)  # it was "given back"
                 for step, long in ((2, 4294967.4), (3, float("inf"))):
                     waits = beside.submit(live.acquire, wait=long)
                     with self.assertRaises(futures.TimeoutError):

@@ -180,20 +180,22 @@ class Live:
             _library.number(newer_than, "newer_than")
         if newer_than == 0 and self._held is not None:  # to the library 0 is None
             wait = 0
-        held = self._held
-        if held is not None and held._lent and not self.fixed:
-            for memory in held._lent.values():
-                memory._mapped.end()
-            held._lent.clear()
+        held, lent = self._held, []
+        if self._held is not None and self._held._lent and not self.fixed:
+            lent = list(self._held._lent.values())
         found = _abi.Generation()
         try:
+            for memory in lent:
+                memory._mapped.end()
             _library.call("live_acquire_newer", self._open(), newer_than or 0,
                           _library.milliseconds(wait), C.byref(found))
-        except SharddError as error:
-            if error.field == "generation":  # of fixed addresses: they have no memory now
-                self._held = None
+        except BaseException as error:
+            _lend_again(lent)
+            if getattr(error, "field", "") == "generation":
+                self._held = None  # fixed addresses have no memory now
             raise
         if held is not None and held.number == found.number:
+            _lend_again(lent)
             return held
         if held is not None:
             held._lent = None
@@ -295,6 +297,13 @@ class Live:
         state = "closed" if self._handle is None else (
             f"has generation {self._held.number}" if self._held else "has no generation")
         return f"<shardd.Live of '{self.name}' of job {self.job!r}, {state}>"
+
+
+def _lend_again(lent: list[Memory]) -> None:
+    """Memory that was given back for a newer generation, which has not come."""
+    for memory in lent:
+        if memory._mapped.array is None:
+            memory._mapped = memory._mapped.lent_again()
 
 
 def _handle_of(client: Callable[[], Client | None]) -> C.c_void_p:
