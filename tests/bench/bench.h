@@ -187,6 +187,14 @@ struct model {
 /* Specs of the crew's number of units; for the rest there is room. Never given back. */
 void model_make(struct model *m, struct crew *crew);
 
+/* The two moves of a swap at fixed addresses; the same again, at once. */
+enum { SWAP_BARE_OUT, SWAP_BARE_IN, SWAP_BARE_OUT_AGAIN, SWAP_BARE_IN_AGAIN, SWAP_BARE_N };
+struct bare;
+/* Two generations of @bytes; never given back. */
+struct bare *swap_bare_new(uint64_t bytes);
+/* Read what is in the window, and time turn @i of both: the SWAP_BARE_N series from @series on. */
+void swap_bare(struct trainer *t, struct bare *b, unsigned series, int i);
+
 /* ---------------------------------------------------------------- figures */
 
 struct figures {

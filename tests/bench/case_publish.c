@@ -1,6 +1,6 @@
 /*
  * publish: what a generation costs beside the memory's speed, what publications cost a training step, and a
- * delta. publish_swap: a reader that takes the next generation.
+ * delta. publish_swap: a reader that takes the next generation, and what the kernel needs for that.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -282,7 +282,7 @@ int case_publish_delta(struct bench *b, const struct bench_case *c)
 
 /* -------------------------------------------------------------------------------- swap */
 
-enum { SWAP_PLACES, SWAP_FIXED, SWAP_N };
+enum { SWAP_PLACES, SWAP_FIXED, SWAP_N, SWAP_BARE = SWAP_N, SWAP_SERIES = SWAP_BARE + SWAP_BARE_N };
 
 #define SWAP_PER_UNIT 1000u
 
@@ -344,8 +344,18 @@ static void swap_time(struct trainer *t, shardd_live *l, struct shardd_generatio
 	}
 }
 
+/* Before each swap, so that all find the caches alike. */
+static void swap_publish(struct trainer *t)
+{
+	struct shardd_error err;
+
+	trainer_must(t, shardd_commit(t->client, ++t->step, NULL, 0, &err), &err, "commit");
+	publish_now(t, "swap");
+}
+
 static void swap_main(struct trainer *t)
 {
+	struct bare *bare;
 	struct shardd_generation g[SWAP_N] = { 0 };
 	struct shardd_error err;
 	shardd_live *l[SWAP_N];
@@ -354,17 +364,20 @@ static void swap_main(struct trainer *t)
 	trainer_join(t, SHARDD_EPHEMERAL);
 	swap_register(t);
 	trainer_must(t, shardd_commit(t->client, ++t->step, NULL, 0, &err), &err, "commit");
-	publish_declare(t, "swap", "");
+	publish_declare(t, "swap", ", \"buffers\": 4");
 	for (unsigned k = 0; k < SWAP_N; k++)
 		trainer_must(t,
 			     shardd_live_open(t->client, t->crew->job, "swap",
 					      k == SWAP_FIXED ? SHARDD_LIVE_FIXED : 0, &l[k], &err),
 			     &err, "open");
+	bare = swap_bare_new(t->crew->elements * 2);
 	for (int i = 4 * TRAINER_WARM_UP; i < (int)t->crew->repeat; i++) {
-		trainer_must(t, shardd_commit(t->client, ++t->step, NULL, 0, &err), &err, "commit");
-		publish_now(t, "swap");
-		for (unsigned k = 0; k < SWAP_N; k++)
+		for (unsigned k = 0; k < SWAP_N; k++) {
+			swap_publish(t);
 			swap_time(t, l[k], &g[k], k, i);
+		}
+		swap_publish(t);
+		swap_bare(t, bare, SWAP_BARE, i);
 	}
 	for (unsigned k = 0; k < SWAP_N; k++)
 		shardd_live_close(l[k]);
@@ -373,22 +386,25 @@ static void swap_main(struct trainer *t)
 
 int case_publish_swap(struct bench *b, const struct bench_case *c)
 {
-	static const char *const names[SWAP_N] = { "publish_swap", "publish_swap_fixed" };
+	static const char *const names[SWAP_SERIES] = {
+		"publish_swap", "publish_swap_fixed",  "swap_bare_out",
+		"swap_bare_in", "swap_bare_out_again", "swap_bare_in_again"
+	};
 	unsigned units = bench_units(b, 10000);
-	struct crew *crew = crew_new(b, 1, 0, SWAP_N, bench_repeat(b, c), b->o.bytes / 2);
+	struct crew *crew = crew_new(b, 1, 0, SWAP_SERIES, bench_repeat(b, c), b->o.bytes / 2);
 	int r = -1;
 
 	if (crew) {
 		crew->units = units;
 		r = crew_run(crew, swap_main);
 	}
-	for (unsigned k = 0; k < SWAP_N && r == 0; k++) {
+	for (unsigned k = 0; k < SWAP_SERIES && r == 0; k++) {
 		struct figures f = FIGURES_NULL;
 
 		f.name = names[k];
 		f.ranks = 1;
 		f.bytes = b->o.bytes;
-		f.units = units;
+		f.units = k < SWAP_BARE ? units : 0;
 		f.dtype = "bf16";
 		figures_calls(&f, crew, k, 0, 1);
 		f.ran_us = -1;

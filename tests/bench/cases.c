@@ -82,7 +82,7 @@ static const struct bench_case whole_cases[] = {
 	  1, 20, case_publish_delta, NULL },
 	{ "publish_swap", NULL,
 	  "a reader takes the next generation of --units (10000) tensors: at its place, at fixed "
-	  "addresses",
+	  "addresses; the system calls of the latter by themselves, with cold and warm caches",
 	  1, 100, case_publish_swap, NULL },
 	{ .name = NULL },
 };

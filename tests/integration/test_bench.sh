@@ -78,6 +78,7 @@ case_lines restart 'restart_told restart_join restart_register restart restart_s
 case_lines checkpoint 'checkpoint_step checkpoint_paused_step checkpoint_calm_step checkpoint_save checkpoint_still checkpoint_dd' --units 2
 case_lines resize 'resize_stays resize_stays_back resize_status resize_moves resize_moves_back resize_status' --units 20
 case_lines publish_transforms 'publish_bf16 publish_fp16 publish_fp32 publish_e4m3_tensor publish_e4m3_block publish_joined publish_rows publish_columns publish_transposed publish_padded' --ranks 2
+case_lines publish_swap 'publish_swap publish_swap_fixed swap_bare_out swap_bare_in swap_bare_out_again swap_bare_in_again' --units 20
 # every case that measures one op by itself
 for name in release gradient accumulate alloc free begin_pass end_pass set_reshard set_prefetch \
 	unit_buffers init barrier commit verify set_factors plan join_uneven clip clip_value unscale copy_shard drop_gradients \
