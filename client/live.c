@@ -220,12 +220,13 @@ static int live_show(struct shardd_live *l, struct live_place *p, struct shardd_
 {
 	const struct shardd_published_tensor *fixed;
 	int e = live_window_show(l, p, &fixed, err);
-	size_t n = strlen(err->text);
+	size_t n;
 
 	if (e == 0 || !l->word || live_window_shows(l, l->here))
 		return e;
 	live_let_go(l, l->slot);
 	l->word = BOARD_NONE;
+	n = strlen(err->text);
 	snprintf(err->text + n, sizeof(err->text) - n, "; the reader has no generation now");
 	snprintf(err->field, sizeof(err->field), "generation");
 	return e;
