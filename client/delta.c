@@ -121,19 +121,16 @@ static const char *delta_values_of(const struct delta *d, const struct delta_blo
 
 /* -------------------------------------------------------------------- further names */
 
-/* A tensor that is another one under a further name: a delta has blocks of that one only. */
-struct delta_alias {
-	uint32_t owner, index;
+/* Tensors that are one under several names: a delta has blocks of the first of them only, the owner. */
+struct delta_names {
+	uint32_t *owner; /* owned; by tensor: its owner; NULL: each is its own */
+	uint32_t *next;  /* owned; by tensor: the next one of its owner; 0: none */
 };
 
-struct delta_aliases {
-	struct delta_alias *all; /* owned; by owner */
-	size_t n;
-};
-
-static void delta_aliases_deinit(struct delta_aliases *a)
+static void delta_names_deinit(struct delta_names *a)
 {
-	free(a->all);
+	free(a->owner);
+	free(a->next);
 }
 
 static int delta_compare_data(const void *a, const void *b, void *userdata)
@@ -145,80 +142,70 @@ static int delta_compare_data(const void *a, const void *b, void *userdata)
 	return p != q ? (p > q) - (p < q) : (*x > *y) - (*x < *y);
 }
 
-static int delta_compare_owners(const void *a, const void *b)
+static bool delta_has_data(const struct shardd_published_tensor *t)
 {
-	const struct delta_alias *x = a, *y = b;
-
-	return x->owner != y->owner ? (x->owner > y->owner) - (x->owner < y->owner)
-				    : (x->index > y->index) - (x->index < y->index);
+	return t->data && t->bytes;
 }
 
 static bool delta_is_same(const struct shardd_published_tensor *a,
 			  const struct shardd_published_tensor *b)
 {
-	return a->data && a->data == b->data && a->bytes && a->bytes == b->bytes &&
-	       a->dtype == b->dtype;
+	return a->data == b->data && a->bytes == b->bytes && a->dtype == b->dtype;
 }
 
-/* As the tensors of a generation without further names are. */
+/* As the tensors of a generation without further names are: no two can be the same. */
 static bool delta_ascends(const struct shardd_published_tensor *tensors, size_t n)
 {
-	for (size_t i = 1; i < n; i++)
-		if ((uintptr_t)tensors[i].data <= (uintptr_t)tensors[i - 1].data)
+	uintptr_t last = 0;
+
+	for (size_t i = 0; i < n; i++) {
+		if (!delta_has_data(&tensors[i]))
+			continue;
+		if ((uintptr_t)tensors[i].data <= last)
 			return false;
+		last = (uintptr_t)tensors[i].data;
+	}
 	return true;
 }
 
-/* Tensors with the same data are one. @ret: of those that are not the first of it. */
-static int delta_find_aliases(const struct shardd_published_tensor *tensors, size_t n,
-			      struct delta_aliases *ret, struct shardd_error *err)
+/* Tensors with the same data are one. @ret: to be deinitialised, also after an error. */
+static int delta_find_names(const struct shardd_published_tensor *tensors, size_t n,
+			    struct delta_names *ret, struct shardd_error *err)
 {
 	_cleanup_(freep) uint32_t *order = NULL;
-	uint32_t owner = 0;
+	size_t found = 0;
 
-	*ret = (struct delta_aliases){ 0 };
+	*ret = (struct delta_names){ 0 };
 	if (delta_ascends(tensors, n))
 		return 0;
-	order = calloc(n + 1, sizeof(*order));
-	ret->all = calloc(n + 1, sizeof(*ret->all));
-	if (!order || !ret->all)
+	order = calloc(n, sizeof(*order));
+	ret->owner = calloc(n, sizeof(*ret->owner));
+	ret->next = calloc(n, sizeof(*ret->next));
+	if (!order || !ret->owner || !ret->next)
 		return error_memory(err);
-	for (size_t i = 0; i < n; i++)
-		order[i] = (uint32_t)i;
-	qsort_r(order, n, sizeof(*order), delta_compare_data, (void *)(uintptr_t)tensors);
 	for (size_t i = 0; i < n; i++) {
-		if (i && delta_is_same(&tensors[owner], &tensors[order[i]]))
-			ret->all[ret->n++] = (struct delta_alias){ owner, order[i] };
-		else
-			owner = order[i];
+		ret->owner[i] = (uint32_t)i;
+		if (delta_has_data(&tensors[i]))
+			order[found++] = (uint32_t)i;
 	}
-	qsort(ret->all, ret->n, sizeof(*ret->all), delta_compare_owners);
+	qsort_r(order, found, sizeof(*order), delta_compare_data, (void *)(uintptr_t)tensors);
+	for (size_t i = 1; i < found; i++)
+		if (delta_is_same(&tensors[order[i - 1]], &tensors[order[i]])) {
+			ret->owner[order[i]] = ret->owner[order[i - 1]];
+			ret->next[order[i - 1]] = order[i];
+		}
 	return 0;
 }
 
-/* The first one of tensor @owner, or NULL; the others of it follow. */
-static const struct delta_alias *delta_first_alias(const struct delta_aliases *a, uint32_t owner)
+static uint32_t delta_owner(const struct delta_names *a, uint32_t tensor)
 {
-	size_t from = 0, to = a->n;
-
-	while (from < to) {
-		size_t mid = from + (to - from) / 2;
-
-		if (a->all[mid].owner < owner)
-			from = mid + 1;
-		else
-			to = mid;
-	}
-	return from < a->n && a->all[from].owner == owner ? &a->all[from] : NULL;
+	return a->owner ? a->owner[tensor] : tensor;
 }
 
-/* The tensor whose blocks are those of @tensor. */
-static uint32_t delta_owner(const struct delta_aliases *a, uint32_t tensor)
+/* The next name of the same tensor; 0: there is none. */
+static uint32_t delta_next(const struct delta_names *a, uint32_t tensor)
 {
-	for (size_t i = 0; i < a->n; i++)
-		if (a->all[i].index == tensor)
-			return a->all[i].owner;
-	return tensor;
+	return a->next ? a->next[tensor] : 0;
 }
 
 /* Of a tensor of which the delta says nothing. Return: INVALID_ARGUMENT. */
@@ -356,36 +343,27 @@ struct delta_copies {
 	const struct shardd_published_tensor *tensors;
 	void *const *all;
 	size_t n;
-	struct delta_aliases aliases;
+	struct delta_names names;
 };
 
-/* Does the copy of a further name have what the tensor's own copy has? */
-static int delta_check_alias(const struct delta_copies *c, const struct delta_block *b,
-			     const struct delta_alias *alias, struct shardd_error *err)
+/* Do the copies of further names have what the tensor's own copy has? */
+static int delta_check_names(const struct delta_copies *c, const struct delta_block *b,
+			     struct shardd_error *err)
 {
-	const char *own = c->all[b->tensor], *other = c->all[alias->index];
+	const char *own = c->all[b->tensor];
 	const uint64_t at = b->first * b->size;
 
-	if (!other || other == own || !memcmp(other + at, own + at, (size_t)b->n * b->size))
-		return 0;
-	return error_set(err, SHARDD_DATA_LOSS, "copies",
-			 "the copies of '%.120s' and '%.120s' differ, which are one tensor: read "
-			 "the whole generation",
-			 c->tensors[b->tensor].name, c->tensors[alias->index].name);
-}
+	for (uint32_t k = delta_next(&c->names, b->tensor); k; k = delta_next(&c->names, k)) {
+		const char *other = c->all[k];
 
-static int delta_check_aliases(const struct delta_copies *c, const struct delta_block *b,
-			       struct shardd_error *err)
-{
-	const struct delta_alias *alias = delta_first_alias(&c->aliases, b->tensor);
-	int e = 0;
-
-	for (; e == 0 && alias && alias < c->aliases.all + c->aliases.n; alias++) {
-		if (alias->owner != b->tensor)
-			break;
-		e = delta_check_alias(c, b, alias, err);
+		if (other && other != own &&
+		    memcmp(other + at, own + at, (size_t)b->n * b->size) != 0)
+			return error_set(err, SHARDD_DATA_LOSS, "copies",
+					 "the copies of '%.120s' and '%.120s' differ, which are "
+					 "one tensor: read the whole generation",
+					 c->tensors[b->tensor].name, c->tensors[k].name);
 	}
-	return e;
+	return 0;
 }
 
 /* Are the copies what the delta starts from? */
@@ -409,7 +387,7 @@ static int delta_check_base(const struct delta *d, const struct delta_copies *c,
 				"there is no copy of tensor %u, '%.150s': without it the base "
 				"cannot be checked",
 				b.tensor, c->tensors[b.tensor].name);
-		if (delta_check_aliases(c, &b, err) < 0)
+		if (delta_check_names(c, &b, err) < 0)
 			return -SHARDD_DATA_LOSS;
 		crc = crc32c_add(0, copy + b.first * b.size, (size_t)b.n * b.size);
 		for (unsigned k = 0; k < sizeof(le); k++)
@@ -441,10 +419,8 @@ static int delta_check_all_have_blocks(const struct delta *d, const struct delta
 		if (tensor < c->n)
 			has[tensor] = true;
 	}
-	for (size_t i = 0; i < c->aliases.n; i++)
-		has[c->aliases.all[i].index] = has[c->aliases.all[i].owner];
 	for (size_t i = 0; i < c->n; i++)
-		if (!has[i] && c->all[i] && c->tensors[i].bytes)
+		if (!has[delta_owner(&c->names, (uint32_t)i)] && c->all[i] && c->tensors[i].bytes)
 			return delta_no_blocks(&c->tensors[i], err);
 	return 0;
 }
@@ -463,18 +439,13 @@ static int delta_check_copies(const struct delta *d, const struct delta_copies *
 static int delta_apply_to_all(const struct delta *d, const struct delta_block *b,
 			      const struct delta_copies *c, struct shardd_error *err)
 {
-	const struct delta_alias *alias = delta_first_alias(&c->aliases, b->tensor);
 	char *own = c->all[b->tensor];
 	int e = own ? delta_apply_block(d, b, own, err) : 0;
 
-	for (; e == 0 && alias && alias < c->aliases.all + c->aliases.n; alias++) {
-		char *other = c->all[alias->index];
-
-		if (alias->owner != b->tensor)
-			break;
-		if (other && other != own)
-			e = delta_apply_block(d, b, other, err);
-	}
+	for (uint32_t k = delta_next(&c->names, b->tensor); e == 0 && k;
+	     k = delta_next(&c->names, k))
+		if (c->all[k] && c->all[k] != own)
+			e = delta_apply_block(d, b, c->all[k], err);
 	return e;
 }
 
@@ -512,12 +483,12 @@ int shardd_delta_apply(const void *data, uint64_t bytes,
 				 flags & ~(uint32_t)SHARDD_DELTA_CHECK);
 	e = delta_read(data, bytes, &d, err);
 	if (e == 0)
-		e = delta_find_aliases(tensors, n, &c.aliases, err);
+		e = delta_find_names(tensors, n, &c.names, err);
 	if (e == 0)
 		e = delta_check_copies(&d, &c, flags & SHARDD_DELTA_CHECK, err);
 	if (e == 0)
 		e = delta_apply(&d, &c, err);
-	delta_aliases_deinit(&c.aliases);
+	delta_names_deinit(&c.names);
 	return e;
 }
 
@@ -579,7 +550,7 @@ int shardd_delta_values(const void *data, uint64_t bytes,
 			uint64_t *indices, void *values, uint64_t room, uint64_t *ret_n,
 			struct shardd_error *err)
 {
-	struct delta_aliases aliases = { 0 };
+	struct delta_names names = { 0 };
 	struct shardd_error scratch;
 	struct delta d;
 	int e;
@@ -593,11 +564,11 @@ int shardd_delta_values(const void *data, uint64_t bytes,
 				 "the argument is NULL");
 	e = delta_read(data, bytes, &d, err);
 	if (e == 0)
-		e = delta_find_aliases(tensors, n, &aliases, err);
+		e = delta_find_names(tensors, n, &names, err);
 	if (e == 0)
-		e = delta_list(&d, tensors, n, delta_owner(&aliases, tensor), indices, values, room,
-			       ret_n, err);
-	delta_aliases_deinit(&aliases);
+		e = delta_list(&d, tensors, n, tensor < n ? delta_owner(&names, tensor) : tensor,
+			       indices, values, room, ret_n, err);
+	delta_names_deinit(&names);
 	return e;
 }
 

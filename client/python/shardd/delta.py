@@ -99,9 +99,16 @@ class Delta:
     @functools.cached_property
     def _tensors(self) -> Any:
         tensors = (_abi.PublishedTensor * len(self._places))()
-        for tensor, (name, dtype, nbytes), owner in zip(tensors, self._places, self._owners):
+        for tensor, (name, dtype, nbytes) in zip(tensors, self._places):
             tensor.name, tensor.dtype, tensor.bytes = name.encode(), int(dtype), nbytes
-            tensor.data = owner + 1  # it only says which ones are the same
+        return tensors
+
+    @functools.cached_property
+    def _named(self) -> Any:
+        """These, with data that only says which ones are the same."""
+        tensors = type(self._tensors).from_buffer_copy(self._tensors)
+        for tensor, owner in zip(tensors, self._owners):
+            tensor.data = owner + 1
         return tensors
 
     def __bytes__(self) -> bytes:
@@ -116,7 +123,7 @@ class Delta:
         become a mixture. DataLoss: a checksum is wrong: read the whole generation. Nothing was
         written."""
         self._check_held()
-        tensors = self._tensors
+        tensors = self._named
         addresses = (C.c_void_p * len(self._places))()
         held = []
         for i, (name, _, nbytes) in enumerate(self._places):
@@ -147,7 +154,7 @@ class Delta:
         self._check_held()
         if name not in self._indices:
             raise InvalidArgument(f"the generation has no tensor '{name}'", "name")
-        index, n, tensors = self._indices[name], C.c_uint64(), self._tensors
+        index, n, tensors = self._owners[self._indices[name]], C.c_uint64(), self._tensors
         _library.call("delta_values", self._address(), self.nbytes, tensors, len(tensors), index,
                       None, None, 0, C.byref(n))
         indices = array("Q", bytes(8 * n.value))
