@@ -481,9 +481,9 @@ static int fetch_into(struct fetch *x, struct shardd_generation *ret, struct sha
 	return 0;
 }
 
-int shardd_publication_fetch(shardd_client *c, const char *job, const char *name,
-			     const struct shardd_fetch_options *options, shardd_fetched **to,
-			     struct shardd_generation *ret, struct shardd_error *err)
+static int fetch_generation(shardd_client *c, const char *job, const char *name,
+			    const struct shardd_fetch_options *options, shardd_fetched **to,
+			    struct shardd_generation *ret, struct shardd_error *err)
 {
 	struct shardd_fetch_options room;
 	struct shardd_error scratch;
@@ -491,8 +491,6 @@ int shardd_publication_fetch(shardd_client *c, const char *job, const char *name
 	int e;
 
 	err = err ? err : &scratch;
-	if (to && *to && ret) /* until there is another one */
-		*ret = (struct shardd_generation){ .number = (*to)->whole };
 	x.options = options ? OPTIONS_READ(options, &room, err) : &fetch_defaults;
 	if (!x.options)
 		return -err->code;
@@ -505,11 +503,20 @@ int shardd_publication_fetch(shardd_client *c, const char *job, const char *name
 		return error_memory(err);
 	x.to->magic = FETCH_MAGIC;
 	e = fetch_into(&x, ret, err);
-	if (e < 0)
-		*ret = (struct shardd_generation){ .number = x.to->whole };
 	if (e < 0 && !*to)
 		shardd_fetched_free(x.to);
 	else
 		*to = x.to;
+	return e;
+}
+
+int shardd_publication_fetch(shardd_client *c, const char *job, const char *name,
+			     const struct shardd_fetch_options *options, shardd_fetched **to,
+			     struct shardd_generation *ret, struct shardd_error *err)
+{
+	int e = fetch_generation(c, job, name, options, to, ret, err);
+
+	if (e < 0 && ret)
+		*ret = (struct shardd_generation){ .number = to && *to ? (*to)->whole : 0 };
 	return e;
 }

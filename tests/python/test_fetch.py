@@ -173,7 +173,8 @@ class Fetches(unittest.TestCase):
         client = self.client()
         shardd.publish("wide", "late", trainer.client)
         copy = shardd.fetch_generation("wide", "late", client)
-        was = copy["small.3"].tobytes()
+        kept = copy["small.3"]
+        was = kept.tobytes()
         for error, more in ((shardd.DeadlineExceeded, {"wait": 0.05}), (shardd.NotFound, {}),
                             (shardd.InvalidArgument, {"wait": -1}),
                             (shardd.InvalidArgument, {"bytes_per_second": -1}),
@@ -181,7 +182,10 @@ class Fetches(unittest.TestCase):
             with self.assertRaises(error):
                 shardd.fetch_generation("wide", "late", client, into=copy,
                                         **{"newer_than": copy.number, **more})
-            self.assertEqual(copy["small.3"].tobytes(), was)
+            self.assertEqual((copy["small.3"].tobytes(), kept.tobytes()), (was, was))
+        with memoryview(copy["small.2"].view()), self.assertRaises(shardd.InUse):
+            shardd.fetch_generation("wide", "late", client, into=copy)
+        self.assertEqual(kept.tobytes(), was)
         with self.assertRaisesRegex(shardd.InvalidArgument, "newer_than"):
             shardd.fetch_generation("wide", "late", client, into=copy, newer_than=1 << 64)
         trainer.step(2)

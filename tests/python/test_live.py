@@ -243,18 +243,27 @@ class Lives(unittest.TestCase):
                         live.acquire(**wrong)
                 first = live.acquire(wait=30)
                 kept = first["norm.0"]
+                part = kept.part(1, (2,))
+                with self.assertRaisesRegex(shardd.InvalidArgument, "timeout is -1"):
+                    shardd.publish("engine", "waits", trainer.client, -1)
                 with self.assertRaises(shardd.DeadlineExceeded):
                     live.acquire(wait=0.05)
                 self.assertIs(live.acquire(), first)
                 with memoryview(first["norm.1"].view()), self.assertRaises(shardd.InUse):
                     live.acquire(wait=0.05)
-                self.assertEqual(flat(kept), [3.0] * 5)  # it was "given back"
+                self.assertEqual((flat(kept), flat(part)), ([3.0] * 5, [3.0] * 2))  # "given back"
                 for step, long in ((2, 4294967.4), (3, float("inf"))):
                     waits = beside.submit(live.acquire, wait=long)
                     with self.assertRaises(futures.TimeoutError):
                         waits.result(timeout=0.5)
                     trainer.step(step)
                     self.assertEqual(waits.result(30).step, step)
+                with self.assertRaisesRegex(shardd.FailedPrecondition, "given back"):
+                    kept.view()
+                last = live.acquire()["norm.0"]
+                self.assertEqual(live.acquire().step, 3)
+            with self.assertRaisesRegex(shardd.FailedPrecondition, "given back"):
+                last.view()  # the memory is not mapped any more
 
     def test_a_leased_generation_does_not_change(self):
         with Trainer(self.socket, "leased") as trainer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
+import operator
 import os
 import pathlib
 import sys
@@ -85,14 +86,15 @@ def call(name: str, *arguments: Any) -> int:
     return check(getattr(library(), "shardd_" + name)(*arguments, C.byref(error)), error, name)
 
 
-def milliseconds(seconds: float) -> int:
-    """As the library takes it: at most 49 days."""
+def milliseconds(seconds: float, name: str = "wait") -> int:
+    """As the library takes it: at most 49 days. @name: of the argument."""
     if not seconds >= 0:
-        raise InvalidArgument(f"wait is {seconds!r}; it is a number of seconds, 0 or more", "wait")
+        raise InvalidArgument(f"{name} is {seconds!r}; it is a number of seconds, 0 or more", name)
     return 0 if not seconds else max(1, int(min(seconds * 1000, 0xffffffff)))
 
 
 def number(value: int, name: str) -> int:
-    if not isinstance(value, int) or not 0 <= value < 1 << 64:
+    """@value, which must be a whole number of 64 bits. @name: of the argument."""
+    if not hasattr(value, "__index__") or not 0 <= operator.index(value) < 1 << 64:
         raise InvalidArgument(f"{name} is {value!r}; it is a number from 0 to 2**64 - 1", name)
-    return value
+    return operator.index(value)

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import _abi, _library
 from .client import Client
-from .errors import FailedPrecondition, NotFound
+from .errors import FailedPrecondition, InUse, NotFound
 from .memory import Dtype, Memory, _Mapped
 
 
@@ -86,15 +86,21 @@ class FetchedGeneration(Mapping[str, Memory]):
         if self._owner is None:
             raise FailedPrecondition(f"the memory of generation {self.number} of '{self._name}' "
                                      "has another one now")
-        for memory in self._lent.values():
-            memory._mapped.end()
         owner, self._owner = self._owner, None
-        self._lent.clear()
+        try:
+            for memory in self._lent.values():
+                memory._mapped.end()
+        except InUse:
+            self._take_back(owner, self.number if self._whole else 0)
+            raise
         return owner
 
     def _take_back(self, owner: _Owner, number: int) -> None:
         """The memory that was given has generation @number as a whole; 0: none."""
         self._owner, self._whole = owner, number == self.number
+        for memory in self._lent.values() if self._whole else ():
+            memory._mapped.revive()
+            memory._mapped.array._owner = owner
 
     def __repr__(self) -> str:
         return f"<shardd.FetchedGeneration {self.number} of step {self.step}, {len(self)} tensors>"

@@ -180,22 +180,24 @@ class Live:
             _library.number(newer_than, "newer_than")
         if newer_than == 0 and self._held is not None:  # to the library 0 is None
             wait = 0
-        held, lent = self._held, []
-        if self._held is not None and self._held._lent and not self.fixed:
-            lent = list(self._held._lent.values())
+        held = self._held
+        lent = [] if held is None or self.fixed else [
+            memory._mapped for memory in (held._lent or {}).values()]
         found = _abi.Generation()
         try:
-            for memory in lent:
-                memory._mapped.end()
+            for mapped in lent:
+                mapped.end()
             _library.call("live_acquire_newer", self._open(), newer_than or 0,
                           _library.milliseconds(wait), C.byref(found))
         except BaseException as error:
-            _lend_again(lent)
-            if getattr(error, "field", "") == "generation":
-                self._held = None  # fixed addresses have no memory now
+            for mapped in lent:
+                mapped.revive()
+            if held is not None and getattr(error, "field", "") == "generation":
+                self._held = held._lent = None  # fixed addresses have no memory now
             raise
         if held is not None and held.number == found.number:
-            _lend_again(lent)
+            for mapped in lent:
+                mapped.revive()
             return held
         if held is not None:
             held._lent = None
@@ -299,13 +301,6 @@ class Live:
         return f"<shardd.Live of '{self.name}' of job {self.job!r}, {state}>"
 
 
-def _lend_again(lent: list[Memory]) -> None:
-    """Memory that was given back for a newer generation, which has not come."""
-    for memory in lent:
-        if memory._mapped.array is None:
-            memory._mapped = memory._mapped.lent_again()
-
-
 def _handle_of(client: Callable[[], Client | None]) -> C.c_void_p:
     found = client()
     if found is None:
@@ -353,7 +348,7 @@ def publish(name: str, job: str, client: Client, timeout: float = 0) -> int:
     is leased."""
     number = C.c_uint64()
     _library.call("publication_publish", client.handle, job.encode(), name.encode(),
-                  _library.milliseconds(timeout), C.byref(number))
+                  _library.milliseconds(timeout, "timeout"), C.byref(number))
     return number.value
 
 

@@ -80,6 +80,11 @@ class _Mapped:
             raise InUse(f"{self.what} cannot be given back: a memoryview, an array or a tensor "
                         "still looks at it; delete it, or copy what you need")
 
+    def revive(self) -> None:
+        """It was not given back after all: undo :meth:`end`, for all that refer to it."""
+        if self.array is None:
+            self.array = self.where.hold(self.address, self.nbytes)
+
 
 class Memory:
     """Elements that the daemon lends, row-major.

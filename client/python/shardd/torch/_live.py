@@ -12,6 +12,7 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
+from .. import _library
 from .._watch import Watch
 from ..client import Client
 from ..errors import (
@@ -214,9 +215,8 @@ class Live:
         if self._depth:
             raise FailedPrecondition(f"generation {self.number} of '{self.publication}' is in use "
                                      "by a block: swap after its end")
-        if newer_than is not None and (not isinstance(newer_than, int) or newer_than < 0):
-            raise InvalidArgument(f"newer_than is {newer_than!r}; it is a number of a generation",
-                                  "newer_than")
+        if newer_than is not None:
+            newer_than = _library.number(newer_than, "newer_than")
         if self._generation is not None:
             self._check_installed()
         least = self.number if newer_than is None else newer_than
