@@ -622,13 +622,10 @@ int assembly_take_tables(struct assembly *a, const struct board_payer *payer)
 	return tables_take(&a->tables, &all, payer);
 }
 
-bool assembly_give_up_deltas(struct assembly *a)
+void assembly_set_delta_room(struct assembly *a, uint64_t bytes)
 {
-	if (!a->delta_room)
-		return false;
-	a->delta_room = 0;
+	a->delta_room = bytes;
 	tables_free(&a->tables);
-	return true;
 }
 
 void assembly_passes(const struct assembly *a, struct making_pass ret[MAKING_PASSES])

@@ -58,9 +58,9 @@ unsigned assembly_others(const struct assembly *a, const struct job *job,
 			 struct backend *ret[MAKING_FENCES]);
 /* On a GPU: have its tables there, in memory that @payer pays. Return: as tables_take. */
 int assembly_take_tables(struct assembly *a, const struct board_payer *payer);
-/* There is no memory: generations of it have no deltas from now on, and the tables are let go of. Nothing is made
- * with them now. Return: false: it has none. */
-bool assembly_give_up_deltas(struct assembly *a);
+/* On a GPU: room for the changes of a delta in the tables, which are let go of; 0: generations have no deltas from now
+ * on. Nothing is made with the tables now. */
+void assembly_set_delta_room(struct assembly *a, uint64_t bytes);
 /* What is done for a generation, pass by pass; dst of the tensors is counted from its begin. */
 void assembly_passes(const struct assembly *a, struct making_pass ret[MAKING_PASSES]);
 /* Memory of the daemon that it takes, about. */

@@ -172,15 +172,15 @@ static int publication_take_slabs_once(struct publication *p, struct published *
 /* On a GPU deltas have room in the tables: generations without deltas are better than none. */
 static int publication_take_slabs(struct publication *p, struct published *g)
 {
-	uint64_t room = p->assembly->delta_room;
+	uint64_t room = publication_is_on_gpu(p) ? p->assembly->delta_room : 0;
 	int r = publication_take_slabs_once(p, g);
 
-	if (r == 0 || r == SLAB_E_LATER || !publication_is_on_gpu(p) ||
-	    !assembly_give_up_deltas(p->assembly))
+	if (r == 0 || r == SLAB_E_LATER || !room)
 		return r;
+	assembly_set_delta_room(p->assembly, 0);
 	r = publication_take_slabs_once(p, g);
-	if (r < 0 && r != SLAB_E_LATER && !p->assembly->tables.slab)
-		p->assembly->delta_room = room; /* that was not it */
+	if (r != 0 && r != SLAB_E_LATER)
+		assembly_set_delta_room(p->assembly, room); /* that was not it */
 	return r;
 }
 
@@ -274,7 +274,7 @@ static void publication_unwant(struct publication *p)
 	if (p->waits_since_us)
 		p->counts.waited_us += clock_now_us() - p->waits_since_us;
 	p->waits_since_us = 0;
-	p->wanted = p->full = false;
+	p->wanted = false;
 }
 
 static void publication_fail(struct publication *p, const struct fault *f)
@@ -553,7 +553,6 @@ static bool publication_waits(struct publication *p)
 	} else if (d->when_full > PUBLICATION_DROPS || !d->every_steps) {
 		return false;
 	}
-	p->full = d->every_steps > 0;
 	if (!p->waits_since_us) {
 		p->counts.waits++;
 		p->waits_since_us = now_us;
@@ -772,12 +771,11 @@ void publications_committed(struct job *job)
 	list_for_each (p, tmp, &job->readers.publications, link) {
 		if (p->gone)
 			continue;
-		if (p->full) { /* the one of the commit before */
-			p->counts.skipped++;
+		if (p->waits_since_us && publication_declared(p)->every_steps) {
+			p->counts.skipped++; /* the one of the commit before */
 			published_records_skipped(p,
 						  "all buffers were in use until the next commit");
 		}
-		p->full = false;
 		p->wanted |= publication_is_due(p);
 		publication_go(p);
 	}

@@ -93,7 +93,6 @@ struct publication {
 	struct device_note note; /* of what is made */
 	uint64_t number;         /* of the next one; 0: not known yet */
 	bool wanted;             /* a generation, at the next commit */
-	bool full;               /* the one that is wanted waits for a buffer */
 	uint64_t waits_since_us; /* the one that is wanted waits for a buffer; 0: it does not */
 	bool gone;               /* it was dropped: freed when nothing is made any more */
 	struct list waits;

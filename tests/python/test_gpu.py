@@ -6,6 +6,7 @@ import array
 import concurrent.futures
 import contextlib
 import ctypes as C
+import itertools
 import os
 import subprocess
 import sys
@@ -410,6 +411,32 @@ class Gpus(unittest.TestCase):
                 [shown] = support.shardctl(self.socket, "publications", job)["publications"]
                 self.assertEqual((shown["made"], shown["failed"], shown["deltas"],
                                   shown["not_deltas"]), (2, 0, deltas, 1 - deltas))
+
+    def test_memory_that_is_free_again_has_room_for_deltas(self):
+        """Deltas were given up although a generation without them had no memory, either."""
+        large = [shardd.TensorSpec("w", (4 << 20,), shardd.Init.CONSTANT, 2.0)]  # 8 MiB in bf16
+        declared = {"type": "bf16", "buffers": 2}
+        with self.client("again", 100 << 20) as client:
+            [unit] = client.register([shardd.UnitSpec("large", large, optimizer=sgd(1.0))])
+            unit.init_seed(1)
+            steps = itertools.count(1)
+            for name in "a", "b", "c":  # what is free is taken
+                shardd.declare_publication({**declared, "name": name}, "again", client)
+                for _ in range(2):
+                    self.step(client, unit, next(steps))
+                    with contextlib.suppress(shardd.ResourceExhausted):
+                        shardd.publish(name, "again", client)
+            shardd.declare_publication({**declared, "name": "engine", "delta_percent": 100},
+                                       "again", client)
+            with self.assertRaises(shardd.ResourceExhausted):
+                shardd.publish("engine", "again", client)
+            for name in "a", "b", "c":
+                shardd.drop_publication(name, "again", client)
+            for _ in range(2):
+                self.step(client, unit, next(steps))
+                shardd.publish("engine", "again", client)
+            [shown] = support.shardctl(self.socket, "publications", "again")["publications"]
+            self.assertEqual((shown["made"], shown["deltas"], shown["not_deltas"]), (2, 1, 0))
 
     def test_a_delta_of_a_generation_is_in_host_memory(self):
         declaration = {"name": "engine", "type": "bf16", "delta_percent": 100, "buffers": 4}
