@@ -47,9 +47,7 @@ class Copy:
             weights.delta(self.number).apply(self.tensors)
             by_delta = True
         except shardd.NotFound:  # it is not of the generation that the copy is
-            # Further names (also) are the same memory: deltas do not write to copies of their own.
-            once = {m.address: bytearray(m.tobytes()) for m in weights.values()}
-            self.tensors = {name: once[m.address] for name, m in weights.items()}
+            self.tensors = {name: bytearray(m.tobytes()) for name, m in weights.items()}
             by_delta = False
         self.number = weights.number
         return by_delta
