@@ -131,7 +131,7 @@ static int publications_print_deltas(struct ctl *ctl, const Shardd__V1__GetStatu
 {
 	static const struct table_column columns[] = {
 		{ "JOB", TABLE_KEY | TABLE_TEXT }, { "NAME", TABLE_KEY | TABLE_TEXT },
-		{ "DELTAS", TABLE_NUMBER },        { "TOO LARGE", TABLE_NUMBER },
+		{ "DELTAS", TABLE_NUMBER },        { "NOT MADE", TABLE_NUMBER },
 		{ "BYTES", TABLE_NUMBER },         { "TIME", TABLE_NUMBER },
 		{ "CHANGED", TABLE_NUMBER },
 	};

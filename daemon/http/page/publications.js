@@ -48,10 +48,10 @@ function deltasText(p) {
 	if (!p.delta_percent)
 		return "–";
 	if (!p.deltas)
-		return `0, ${count(p.not_deltas)} too large`;
+		return `0, ${count(p.not_deltas)} not made`;
 	return `${count(p.deltas)}, ${percent(p.changed, p.compared)} changed, ${
 		bytes(p.delta_bytes / p.deltas)} and ${duration(p.delta_us / p.deltas)} each${
-		p.not_deltas ? `; ${count(p.not_deltas)} too large` : ""}`;
+		p.not_deltas ? `; ${count(p.not_deltas)} not made` : ""}`;
 }
 
 function row(job, p) {
