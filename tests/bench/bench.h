@@ -119,6 +119,7 @@ struct crew {
 	bool agreed;           /* the ranks have seen it; between two meetings */
 	unsigned turn;         /* of cases with new processes for each turn */
 	uint64_t numbers[16];  /* what else a trainer reports */
+	double limits[16];     /* of series, GB/s; 0: not measured */
 	struct sample *sample; /* [series][rank or helper][repeat] */
 };
 
@@ -259,6 +260,13 @@ static inline double limit_better(double a, double b)
 /* Copies between two arrays of @footprint bytes in all on GPU 0: GB/s read and written,
  * the best of several turns. */
 double device_copy_limit(uint64_t footprint);
+
+/* For trainers: limit_measure while all ranks wait. The best measurement of a series is its limit. Before and after what is
+ * timed, since the bandwidth of a virtual machine may double or halve within seconds. Nothing on a GPU: a trainer that
+ * has used CUDA cannot start another process that does. */
+void trainer_limit(struct trainer *t, unsigned series, enum limit_kind kind, uint64_t footprint);
+/* The limit of a series; on a GPU @of_device. Below 0: none. */
+double crew_limit(const struct crew *crew, unsigned series, double of_device);
 /* The kernel that adds @k gradient buffers of @elements to what is there: median
  * microseconds. */
 double device_reduce_us(unsigned k, uint64_t elements, enum shardd_dtype dtype, unsigned repeat);

@@ -117,8 +117,10 @@ static void transforms_main(struct trainer *t)
 		if (t->rank == 0)
 			transforms_declare(t, k);
 		trainer_meet(t);
+		trainer_limit(t, k, LIMIT_COPY, t->crew->elements * 6);
 		for (int i = TRAINER_WARM_UP; i < (int)t->crew->repeat; i++)
 			transforms_time(t, k, i);
+		trainer_limit(t, k, LIMIT_COPY, t->crew->elements * 6);
 		if (t->rank == 0)
 			trainer_must(t,
 				     shardd_publication_drop(t->client, t->crew->job, "made", &err),
@@ -127,7 +129,7 @@ static void transforms_main(struct trainer *t)
 	trainer_leave(t);
 }
 
-static void transforms_report(const struct bench *b, const struct crew *crew, double limit)
+static void transforms_report(const struct bench *b, const struct crew *crew, double of_device)
 {
 	uint64_t elements =
 		TRANSFORMS_TENSORS * TRANSFORMS_COLUMNS * transforms_rows(crew->elements);
@@ -144,7 +146,7 @@ static void transforms_report(const struct bench *b, const struct crew *crew, do
 		f.ran_us = -1;
 		figures_traffic(
 			&f, (double)elements * 4 * x->passes * x->part + (double)crew->numbers[k],
-			limit);
+			crew_limit(crew, k, of_device));
 		figures_report(b, &f);
 	}
 }
@@ -154,12 +156,11 @@ int case_publish_transforms(struct bench *b, const struct bench_case *c)
 	uint64_t elements = b->o.bytes / 2;
 	struct crew *crew =
 		crew_new(b, bench_ranks(b, c), 0, TRANSFORMS_N, bench_repeat(b, c), elements);
-	double limit = limit_measure(LIMIT_COPY, elements * 6);
+	double of_device = bench_on_device(b) ? limit_measure(LIMIT_COPY, elements * 6) : -1;
 	int r = crew ? crew_run(crew, transforms_main) : -1;
 
-	limit = limit_better(limit, limit_measure(LIMIT_COPY, elements * 6));
 	if (r == 0)
-		transforms_report(b, crew, limit);
+		transforms_report(b, crew, of_device);
 	crew_free(crew);
 	return r;
 }

@@ -110,3 +110,10 @@ int crew_run(struct crew *crew, trainer_fn fn)
 	}
 	return group ? reap(group) : -1;
 }
+
+double crew_limit(const struct crew *crew, unsigned series, double of_device)
+{
+	if (crew->on_device)
+		return of_device;
+	return crew->limits[series] > 0 ? crew->limits[series] : -1;
+}

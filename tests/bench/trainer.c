@@ -93,6 +93,16 @@ void trainer_meet(struct trainer *t)
 	pthread_barrier_wait(&t->crew->meeting);
 }
 
+void trainer_limit(struct trainer *t, unsigned series, enum limit_kind kind, uint64_t footprint)
+{
+	double *best = &t->crew->limits[series];
+
+	trainer_meet(t);
+	if (t->rank == 0 && !t->crew->on_device)
+		*best = limit_better(*best, limit_measure(kind, footprint));
+	trainer_meet(t);
+}
+
 /* ------------------------------------------------- a training step's parts */
 
 const void *trainer_gather(struct trainer *t)
