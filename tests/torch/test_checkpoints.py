@@ -107,7 +107,8 @@ class Models(unittest.TestCase):
             done = subprocess.run(
                 [os.path.join(support.BIN_DIR, "shardctl"), "--socket", socket, "run", "-n", "2",
                  "--job", "model", "--", sys.executable, program, kept], text=True,
-                capture_output=True, timeout=240, check=False)
+                capture_output=True, timeout=240, check=False,
+                env=dict(os.environ, PYTHONPATH=str(support.ROOT / "client" / "python")))
             self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
             ctl(socket, "checkpoint", "save", "model", folder)
             ctl(socket, "checkpoint", "consolidate", folder, "--out", out, "--root", "root")
