@@ -134,12 +134,13 @@ const struct config_key config_keys[] = {
 		  "together, up to this many bytes of gradients per rank. 0: never." },
 	{ FIELD_AS("stream_bytes_per_s", readers.stream_bytes_per_s), .type = CONFIG_BYTES, .min = 64 * KIB,
 	  .max = 1024 * GIB, .zero = true, .by_default = "0", .runtime = true,
-	  .help = "Bytes of generations a second that the daemon sends to readers that do not map them\n"
-		  "(StreamGeneration), all of them together; they take turns. 0: no limit." },
+	  .help = "Limit, in bytes per second, for all generations that the daemon sends to readers that\n"
+		  "do not map them (StreamGeneration). The readers share it and take turns. 0: no limit." },
 	{ FIELD_AS("stream_stall_ms", readers.stream_stall_ms), .type = CONFIG_MILLIS, .min = 100,
 	  .max = HOUR_S * 1000, .by_default = "30s", .runtime = true,
-	  .help = "A reader that takes no part of a streamed generation (up to 1 MiB) for so long loses\n"
-		  "it: its call ends with DEADLINE_EXCEEDED, and the memory may be used again." },
+	  .help = "A reader that does not accept the next part of a streamed generation (up to 1 MiB)\n"
+		  "within this time loses its lease: the call ends with DEADLINE_EXCEEDED, and the\n"
+		  "memory may be reused." },
 	{ FIELD(checkpoint_roots), .type = CONFIG_TEXT, .min = 0, .max = 511, .by_default = "",
 	  .help = "Folders below which users may have the daemon write checkpoints of their jobs, absolute\n"
 		  "paths separated by colons. Files belong to the owner of the job, which takes\n"

@@ -14,8 +14,8 @@ LOOK_MS = 200  # how long a wait lasts before it looks whether it is to end
 
 
 class Watch:
-    """Calls a function for each new generation of a publication, on a thread of its own. ``error``:
-    why it has ended by itself, or None."""
+    """Calls a function for new generations of a publication, on a separate thread. ``error``: the
+    exception that has ended the thread, or None."""
 
     def __init__(self, job: str, name: str, callback: Callable[[int, int], object],
                  socket: str | None = None, newer_than: int = 0, **options: Any) -> None:
@@ -52,8 +52,8 @@ class Watch:
                     raise
 
     def stop(self) -> None:
-        """End it. Waits for a callback that runs, unless this is called in it. Calling this twice
-        is allowed."""
+        """End the thread. Wait for a callback that runs, unless the callback itself calls this.
+        Calling this twice is allowed."""
         self._ends.set()
         if self._thread is threading.current_thread():
             return

@@ -28,14 +28,14 @@ from .memory import Dtype, Memory, _Mapped
 from .specs import Lifetime, TensorSpec, UnitSpec
 
 _DTYPES = {"F32": Dtype.FP32, "BF16": Dtype.BF16, "F16": Dtype.FP16}
-_HEADER_BYTES = 100 << 20  # the most that safetensors itself reads
+_HEADER_BYTES = 100 << 20  # the limit of safetensors itself
 _UNIT_BYTES = 32 << 20     # while it is loaded, a unit needs two or three times as much
-_LINE = 64                 # a tensor begins at a multiple, unless its bytes are none
+_LINE = 64                 # tensors whose size is a multiple of this begin at multiples
 
 
 @dataclass(frozen=True)
 class BaseTensor:
-    """A tensor to load. ``read``: copies its elements, row-major, to an address."""
+    """A tensor to load. ``read``: a function that copies its elements, row-major, to an address."""
 
     name: str
     dtype: Dtype
@@ -186,7 +186,7 @@ def load_tensors(name: str, tensors: Sequence[BaseTensor], socket: str | None = 
                                on_existing=on_existing, local=(0, 1)).created
 
         if not join("fresh" if replace else "resume") and not replace:
-            client.leave()  # left by a loader that died: its tensors may have been others
+            client.leave()  # a loader died and left this job: its tensors may have been others
             join("fresh")
         _write(client, groups)
         client.commit(1)
@@ -200,8 +200,8 @@ def load_base(name: str, files: Iterable[str | os.PathLike[str]] | str | os.Path
     """Load the base @name from safetensors files into the daemon's memory, once, in their types.
 
     @files: paths; a folder stands for all safetensors files in it. @replace: replace a base of that
-    name that nobody uses. @skip: names of tensors to leave out. @ttl: seconds that the base is kept
-    after its last mapping ends; 0: the daemon's job_ttl_s. @quota_bytes, @private: as for
+    name if nobody uses it. @skip: names of tensors to leave out. @ttl: seconds that the base is
+    kept after its last mapping ends; 0: the daemon's job_ttl_s. @quota_bytes, @private: as for
     :meth:`Client.join`. @options: of :class:`Client`. Return: the size of its tensors in bytes.
 
     FailedPrecondition: a base of that name exists. InvalidArgument: a file is not a safetensors
@@ -244,10 +244,10 @@ def _mapped(t: Any) -> Mapped:
 
 
 class BaseReader(Mapping[str, Memory]):
-    """The tensors of a base, by name, each a read-only :class:`Memory` (flat, if the tensor has
-    ``strides``). :func:`read_base` makes it. ``tensors``: their descriptions. The tensors do not
-    change, and stay mapped when the daemon ends. Only one thread may use it at a time. A context
-    manager, which closes at the end."""
+    """The result of :func:`read_base`: the tensors of a base, by name, each a read-only
+    :class:`Memory` (flat, if the tensor has ``strides``). ``tensors``: their descriptions. The
+    tensors do not change, and stay mapped when the daemon ends. Only one thread may use this object
+    at a time. A context manager, which closes the reader at the end."""
 
     def __init__(self, base: str, socket: str | None = None, **options: Any) -> None:
         if not base:

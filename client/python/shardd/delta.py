@@ -27,7 +27,7 @@ _HEAD_WORDS = 16
 _MAGIC = 0x44444853  # DELTA_MAGIC
 _BYTES = {Dtype.FP32: 4, Dtype.BF16: 2, Dtype.FP16: 2, Dtype.E4M3: 1}
 
-# (name, type, bytes) of a tensor; of a further name also the name of the tensor that it is
+# (name, type, bytes) of a tensor; for a further name also the name of its tensor
 Place = Union[tuple[str, Dtype, int], tuple[str, Dtype, int, str]]
 
 
@@ -41,16 +41,17 @@ def _view(name: str, copy: Any) -> memoryview:
 
 
 class Delta:
-    """A delta. ``base``: the number of the generation that it starts from. ``number``: that of the
-    generation that it results in. ``changed`` and ``elements``: the numbers of changed values and
-    of all values. ``nbytes``: its size."""
+    """A delta. ``base``: the number of the generation that it is applied to. ``number``: the number
+    of the resulting generation. ``changed`` and ``elements``: the numbers of changed values and of
+    all values. ``nbytes``: its size."""
 
     _held: Callable[[], bool] | None  # None: the bytes are its own
 
     def __init__(self, data: Any, places: Sequence[Place]) -> None:
-        """@data: the bytes of a delta. They are not trusted, and are copied. @places: those of the
-        delta that the bytes are from (:attr:`places`): (name, type, bytes) of each tensor of the
-        generation, in order. A further name (``also``) has the name of the tensor behind these."""
+        """@data: the bytes of a delta. They are not trusted, and are copied. @places: the
+        :attr:`places` of the delta that the bytes are from: (name, type, bytes) of each tensor of
+        the generation, in order. For a further name (``also``), the fourth item is the name of its
+        tensor."""
         view = memoryview(data).cast("B")
         self._held = None
         self._begin((C.c_char * view.nbytes).from_buffer_copy(view), places)
@@ -58,7 +59,7 @@ class Delta:
     @classmethod
     def _at(cls, address: int, nbytes: int, places: Sequence[Place],
             held: Callable[[], bool]) -> Delta:
-        """The delta at @address, without a copy. @held: is it still the generation's?"""
+        """The delta at @address, without a copy. @held: is its generation still leased?"""
         found = cls.__new__(cls)
         found._held = held
         found._begin((C.c_char * nbytes).from_address(address), places)
@@ -105,7 +106,7 @@ class Delta:
 
     @functools.cached_property
     def _named(self) -> Any:
-        """These, with data that only says which ones are the same."""
+        """As _tensors, with data pointers that only tell which names are of one tensor."""
         tensors = type(self._tensors).from_buffer_copy(self._tensors)
         for tensor, owner in zip(tensors, self._owners):
             tensor.data = owner + 1
@@ -117,11 +118,11 @@ class Delta:
 
     def apply(self, copies: Mapping[str, Any], check: bool = True) -> None:
         """Update copies of the base to the generation. @copies: writable buffers by tensor name, of
-        all tensors. A further name of a tensor (``also``) may have the same buffer, a buffer of its
-        own, or none. @check: first compare the checksum of the copies with that of the base; false:
-        do not, and leave out tensors that are not in @copies. Copies of another generation then
-        become a mixture. DataLoss: a checksum is wrong: read the whole generation. Nothing was
-        written."""
+        all tensors. A further name of a tensor (``also``) may have the same buffer, a separate
+        buffer, or none. @check: first compare the checksum of the copies with that of the base.
+        False: do not compare, and leave out tensors that are not in @copies. Copies of another
+        generation then become a mixture of generations. DataLoss: a checksum is wrong, and nothing
+        was written: read the whole generation."""
         self._check_held()
         tensors = self._named
         addresses = (C.c_void_p * len(self._places))()
@@ -149,7 +150,7 @@ class Delta:
 
     def values(self, name: str) -> tuple[array[int], bytearray]:
         """Return the flat indices of the changed values of a tensor, ascending, and the values in
-        the same order, in the tensor's type. A further name has those of its tensor. All indices
+        the same order, in the tensor's type. A further name gives those of its tensor. All indices
         are inside the tensor, even if the delta is damaged."""
         self._check_held()
         if name not in self._indices:

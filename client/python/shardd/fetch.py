@@ -4,7 +4,7 @@
 
     with shardd.Client("/run/remote.sock") as client:    # ssh -L, see docs/publish.md
         weights = shardd.fetch_generation("engine", "1000/train", client, wait=60)
-        print(weights.step, weights["model.norm.weight"].numpy())
+        print(weights.step, torch.from_dlpack(weights["model.norm.weight"]))
 
 The bytes are sent over gRPC and checked block by block. A reader on the daemon's host uses
 :class:`shardd.Live` instead, which does not copy.
@@ -34,7 +34,7 @@ class _Owner:
 
 
 class _Seen(_Mapped):
-    """A tensor's bytes. A reference to them keeps the whole memory."""
+    """A tensor's bytes. A reference to them keeps the memory of all tensors."""
 
     def __init__(self, address: int, nbytes: int, what: str, owner: _Owner) -> None:
         super().__init__(address, nbytes, what)
@@ -96,7 +96,8 @@ class FetchedGeneration(Mapping[str, Memory]):
         return owner
 
     def _take_back(self, owner: _Owner, number: int) -> None:
-        """The memory that was given has generation @number as a whole; 0: none."""
+        """Take the memory back after a failed fetch. It has generation @number as a whole; 0:
+        none."""
         self._owner, self._whole = owner, number == self.number
         for memory in self._lent.values() if self._whole else ():
             memory._mapped.revive()
@@ -113,9 +114,9 @@ def fetch_generation(name: str, job: str, client: Client, wait: float = 0, newer
 
     @wait: seconds to wait for a generation with a number above @newer_than. @bytes_per_second: the
     limit, 65536 or more; 0: only the daemon's limit. @into: the result of an earlier call. Its
-    memory is reused, and @into becomes invalid; after an error that came before any bytes, such as
-    DeadlineExceeded, it stays what it was. If the publication has deltas and @into is the
-    previous generation, only the delta is sent. InUse: something still refers to the memory of
+    memory is reused, and @into becomes invalid. After an error that came before any bytes, such as
+    DeadlineExceeded, @into stays valid. If the publication has deltas and @into is the previous
+    generation, the daemon sends only the delta. InUse: something still refers to the memory of
     @into; nothing has changed. NotFound: there is no such generation. After a lost connection the
     call continues where it stopped.
     """

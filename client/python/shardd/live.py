@@ -7,13 +7,13 @@
             {"name": "engine", "type": "bf16", "every_steps": 1}, "train", client)
     with shardd.Live("train", "engine") as live:
         with live.generation(wait=60) as weights:
-            print(weights.step, weights["model.norm.weight"].numpy())
+            print(weights.step, torch.from_dlpack(weights["model.norm.weight"]))
 
 A generation belongs to one committed step, and does not change while it is leased. Readers map the
-daemon's own memory read-only, without a copy. Trainers do not wait for readers. On a GPU, use
-DLPack to access the tensors (``torch.from_dlpack(weights[name])``). A generation is then given back
-when the work on the thread's stream has completed (:func:`shardd.Client.set_stream`), or, without a
-stream, when the GPU has completed all work of this process.
+daemon's own memory read-only, without a copy. Trainers do not wait for readers. NumPy has no bf16:
+``weights[name].numpy()`` then has the bits. On a GPU, only DLPack can access the tensors. There,
+:meth:`Live.release` waits for the work on the thread's stream (:func:`shardd.Client.set_stream`),
+or, without a stream, for all work of this process on the GPU.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Generation(Mapping[str, Memory]):
     generation is given back.
 
     ``number``: later generations have larger numbers. ``step``: the committed step. ``checksum``:
-    CRC-32C of the CRC-32Cs of its blocks. ``moved``: the tensors are at other addresses than in the
-    previous generation. ``layout``: generations with the same layout have the same names, types and
-    shapes."""
+    CRC-32C of the CRC-32Cs of its blocks. ``moved``: the tensors, or their addresses, differ from
+    those of the previous generation. ``layout``: generations with the same layout have the same
+    names, types and shapes."""
 
     def __init__(self, live: Live, found: Any) -> None:
         self.number, self.step = int(found.number), int(found.step)
@@ -80,8 +80,8 @@ class Generation(Mapping[str, Memory]):
     def delta(self, base: int | None = None) -> Delta:
         """Return the changes since generation @base; None: since the one that this reader had
         before. The delta is valid while this generation is leased. NotFound: there is no such delta
-        (none is declared, too much has changed, or @base is not the previous generation). Read the
-        whole generation then."""
+        (none is declared, too much has changed, or @base is not the previous generation). Then read
+        the whole generation."""
         if self._lent is None:
             raise FailedPrecondition(f"generation {self.number} of '{self._live.name}' was given "
                                      "back")
@@ -120,9 +120,10 @@ class Live:
 
     def __init__(self, job: str | None = None, name: str = "", socket: str | None = None,
                  fixed: bool = False, *, wait: float = 0, **options: Any) -> None:
-        """Connect. @job: None: $SHARDD_JOB. @name: of the publication. @wait: seconds to wait
-        until the job and the publication exist; :meth:`acquire` waits for a generation. @options:
-        of :class:`shardd.Client`. NotFound: the job or the publication does not exist after @wait.
+        """Connect. @job: its name; None: $SHARDD_JOB. @name: of the publication. @wait: seconds to
+        wait until the job and the publication exist; :meth:`acquire` waits for a generation.
+        @options: of :class:`shardd.Client`. NotFound: the job or the publication does not exist
+        after @wait.
 
         Generations are read-only. A write to one in host memory prints a line to standard error and
         ends the process.
@@ -170,10 +171,10 @@ class Live:
     def acquire(self, wait: float = 0, newer_than: int | None = None) -> Generation:
         """Lease the newest generation, and give the previous one back.
 
-        @wait: seconds to wait for a generation newer than the previous one; 0: return the newest
-        one, which may be the same. @newer_than: return only a generation with a number above it;
-        the previous one is returned at once if its number is. InUse: something still uses the
-        previous one, and nothing has changed. NotFound: there is no such generation yet, or the
+        @wait: seconds to wait for a generation newer than the leased one; 0: return the newest
+        one, which may be the same. @newer_than: return only a generation with a number above it.
+        If the leased one has such a number, the call does not wait. InUse: something still uses
+        the leased one, and nothing has changed. NotFound: there is no such generation yet, or the
         publication was dropped. DeadlineExceeded: the text says what the call waited for.
         """
         if newer_than is not None:
@@ -343,9 +344,9 @@ def declare_publication(declaration: Mapping[str, Any] | str | os.PathLike[str],
 
 def publish(name: str, job: str, client: Client, timeout: float = 0) -> int:
     """Make a generation of the last committed step, unless the newest generation is of that step.
-    @timeout: seconds to wait for a commit if the parameters are ahead of the last one; 0: the job's
-    op_timeout. Return: the generation's number. ResourceExhausted: there is no memory, or all of it
-    is leased."""
+    If the parameters are ahead of the last commit, wait for the next commit. Return the number of
+    the generation when it is complete. @timeout: seconds to wait for both; 0: the job's op_timeout.
+    ResourceExhausted: there is no memory, or all of it is leased."""
     number = C.c_uint64()
     _library.call("publication_publish", client.handle, job.encode(), name.encode(),
                   _library.milliseconds(timeout, "timeout"), C.byref(number))
@@ -353,7 +354,7 @@ def publish(name: str, job: str, client: Client, timeout: float = 0) -> int:
 
 
 def drop_publication(name: str, job: str, client: Client) -> None:
-    """End a publication. Mapped generations stay mapped."""
+    """End publication @name of @job. Mapped generations stay mapped."""
     _library.call("publication_drop", client.handle, job.encode(), name.encode())
 
 

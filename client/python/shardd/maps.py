@@ -14,8 +14,8 @@ or, as a file for other languages::
 Sources have the names of transformers' models. Names and layout are those that vLLM 0.33 gives the
 parameters of its own models without quantisation, before an engine's kernels rearrange them:
 qkv_proj, gate_up_proj, experts.w13_weight and w2_weight. The matrices of GPT-2 are transposed. The
-vocabulary is padded to a multiple of 64 and cut. Heads of keys and values are repeated if there
-are more ranks than heads.
+vocabulary is padded to a multiple of 64 and cut. If there are more ranks than key and value heads,
+several ranks get the same head.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _get(config: Any, key: str) -> Any:
 
 
 class _Shape:
-    """The properties of a model that a map needs, and the part that is requested."""
+    """The properties of a model that a map needs, and the rank that the map is for."""
 
     def __init__(self, config: Any, size: int, rank: int) -> None:
         self._config, self.size, self.rank = config, size, rank
@@ -76,7 +76,7 @@ class _Shape:
         return {"tensor": tensor, **more, "slice": {"dim": dim}}
 
     def part(self, tensor: str, dim: int, which: int, of: int, **more: Any) -> Any:
-        """This rank's part of one of @of equal parts of a source."""
+        """This rank's part of part number @which of @of equal parts of a source."""
         return {"tensor": tensor, **more, "slice": {
             "dim": dim, "parts": of * self.size, "part": which * self.size + self.rank}}
 
@@ -129,7 +129,7 @@ def _attention(shape: _Shape) -> _Rules:
 
 def _dense(shape: _Shape) -> _Rules:
     own = _LAYER + "mlp."
-    # a model may have experts in all other layers
+    # optional: a model may have experts instead in some layers, or in all
     rules = [{**_joined(shape, "mlp.gate_up_proj.{w}", [
         shape.cut(own + "gate_proj.{w}", 0), shape.cut(own + "up_proj.{w}", 0)]),
         "optional": True}]
@@ -146,7 +146,7 @@ def _both_names(place: str, name: str) -> dict[str, Any]:
 
 
 def _experts(shape: _Shape, place: str, gate: str, up: str, down: str) -> _Rules:
-    """As in transformers: one tensor for all experts, or (before 5.0) one tensor for each."""
+    """As in transformers: one tensor for all experts, or (before 5.0) one for each."""
     fused = _LAYER + "mlp.experts."
     own = f"{_LAYER}{place}.experts.{{e}}."
     return [
@@ -220,13 +220,13 @@ def _loaded(config: Any) -> Any:
 
 def publication_map(config: Any, name: str = "engine", *, tp_size: int = 1, tp_rank: int = 0,
                     type: str = "bf16", **settings: Any) -> dict[str, Any]:
-    """Return a declaration (docs/publish.md) of a model's weights as vLLM lays them out.
+    """Return a declaration (docs/publish.md) of a model's weights in vLLM's layout.
 
     @config: the model's configuration from transformers, a mapping, or the path of a config.json.
-    It has model_type, vocab_size, heads, tie_word_embeddings. @tp_size, @tp_rank: the rank of the
-    engine's tensor parallelism. @settings: further keys of the declaration, for example
-    every_steps. InvalidArgument: there is no map for the model, or the model cannot be cut for
-    tp_size.
+    It must have model_type, vocab_size and the numbers of heads; tie_word_embeddings is used, too.
+    @tp_size, @tp_rank: the rank of the engine's tensor parallelism. @settings: further keys of the
+    declaration, for example every_steps. InvalidArgument: there is no map for the model, or the
+    model cannot be cut for tp_size.
     """
     config = _loaded(config)
     model = _get(config, "model_type")

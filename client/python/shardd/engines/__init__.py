@@ -1,4 +1,4 @@
-"""Publications (docs/publish.md) in inference engines: vLLM and SGLang, unmodified, load the newest
+"""Publications (docs/publish.md) for inference engines: unmodified vLLM and SGLang load the newest
 generation from the daemon's shared memory. The manual is docs/engines.md.
 
 ``shardd.engines.vllm``: the backend ``shardd``, a weight transfer engine and its trainer side.

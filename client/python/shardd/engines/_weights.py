@@ -30,13 +30,13 @@ NAMES = ("checkpoint", "parameters")
 _AGAIN = (Aborted, DataLoss, Unavailable)  # the daemon has ended, and the next one may be running
 _PAUSE = 0.2  # between attempts to reach a daemon
 
-# Takes this rank's answer. Returns those of all ranks of the engine, including this one, in the
-# same order on all ranks.
+# Takes this rank's answer. Returns the answers of all ranks of the engine, including this one, in
+# the same order on all ranks.
 Exchange = Callable[[Any], "list[Any]"]
 
 
 def checked(what: str, **given: Any) -> None:
-    """Check options from outside. @given: the options by name. InvalidArgument: @what does not
+    """Check options that a user gives. @given: the options by name. InvalidArgument: @what does not
     accept one of them."""
     for name, value in given.items():
         kind: Any = {"job": str, "publication": str, "names": str, "complete": bool, "copy": bool,
@@ -87,8 +87,8 @@ class Weights:
 
     def at_least(self, number: int, step: int, until: float) -> Generation:
         """Return the newest generation, with at least @number and at least @step, leased until
-        :meth:`release`. If the leased one satisfies this, return that one. @until: of
-        time.monotonic. DeadlineExceeded: there was none in time."""
+        :meth:`release`. If the leased one satisfies this, return that one. @until: the deadline, a
+        time of time.monotonic. DeadlineExceeded: there was none in time."""
         newest = self._live._held if self._live is not None else None
         asked = False
         while newest is None or newest.number < number or newest.step < step:
@@ -155,15 +155,15 @@ class Weights:
             self._live.release()
 
     def close(self) -> None:
-        """Calling this twice is allowed."""
+        """Close the reader. Calling this twice is allowed."""
         live, self._live = self._live, None
         if live is not None:
             live.close()
 
 
 def tensor_of(memory: Memory) -> Any:
-    """A tensor of @memory, without a copy, in its type. DLPack has bytes for e4m3: a loader would
-    convert these as numbers."""
+    """A tensor of @memory, without a copy, in its type. For e4m3 DLPack gives bytes, which a loader
+    would convert as integers: view them as float8_e4m3fn."""
     import torch
 
     seen = torch.utils.dlpack.from_dlpack(memory)
@@ -171,22 +171,23 @@ def tensor_of(memory: Memory) -> Any:
 
 
 def bits(tensor: Any) -> Any:
-    """@tensor, or of one in e4m3, for which PyTorch has few operations, its bytes."""
+    """Return @tensor; for e4m3, for which PyTorch has few operations, its bytes."""
     import torch
 
     return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
 
 
 def tensors(generation: Generation, copy: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) for a generation, in read-only memory without a copy, unless @copy."""
+    """Yield (name, tensor) for each tensor of a generation: views of its read-only memory, or
+    copies with @copy."""
     for name in generation:
         seen = tensor_of(generation[name])
         yield name, seen.clone() if copy else seen
 
 
 class Held:
-    """Which generation a model has, so that a delta can be applied to it. ``unlike``: why no delta
-    can be applied, as a check has found; "": one can be; None: not checked yet."""
+    """Which generation a model has, so that a delta can be applied to it. ``unlike``: the result of
+    a check: why no delta can be applied; "": deltas can be applied; None: not checked yet."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -194,7 +195,7 @@ class Held:
         self._seen: Any = None
 
     def forget(self) -> None:
-        """The model is about to change."""
+        """Forget the generation: the model is about to change."""
         self.number, self._seen = 0, None
 
     def note(self, model: Any, number: int) -> None:
@@ -239,10 +240,10 @@ def _changes(model: Any, generation: Generation, delta: Delta, loads: bool) -> l
 
 def _used_names(parameters: dict[str, Any], owners: dict[str, str],
                 loads: bool = False) -> list[str]:
-    """The names by which a model gets tensors. @owners: the tensor that each name is of. Of a
-    tensor with further names (``also``) a model may have one name only, or one parameter with
-    several; it may also have several parameters that are one tensor in the publication. @loads: a
-    loader of the model gets the tensors, and may know names that no parameter has."""
+    """The names by which a model gets tensors. @owners: for each name, the name of its tensor. Of
+    the names of one tensor (``also``), a model may have only one, or several for one parameter,
+    or several for different parameters. @loads: the model's loader gets the tensors, and may accept
+    names that no parameter has."""
     here: dict[str, set[int]] = {}  # parameters that get the tensor
     found = []
     for name, owner in owners.items():
@@ -264,8 +265,8 @@ class Change(NamedTuple):
 
 
 def _samples(model: Any) -> Any:
-    """Bits of some elements of each parameter. Another load changes them, and so does memory that
-    was released for a while."""
+    """Bits of some elements of each parameter. They differ after another load, and after the memory
+    of the parameters was released for a while."""
     import torch
 
     found = []
@@ -331,6 +332,6 @@ def copy_parameters(model: Any, generation: Generation, complete: bool) -> None:
 
 
 def few(problems: list[str], most: int = 5) -> str:
-    """The first @most problems, and the number of the others."""
+    """A text with the first @most problems, and the number of the others."""
     more = len(problems) - most
     return "; ".join(problems[:most]) + (f"; and {more} more" if more > 0 else "")

@@ -2,8 +2,8 @@
 ``--custom-weight-loader shardd.engines.sglang.load_weights`` loads the newest generation from the
 daemon's shared memory. The manual is docs/engines.md.
 
-An update request of SGLang contains tensors by name. Ours contains one tensor without elements,
-whose name says what to load.
+An update request of SGLang contains tensors by name. A request of shardd contains one tensor
+without elements. Its name is a text that says what to load.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _open: dict[tuple[str, str, str | None], Weights] = {}
 
 
 class Taken(Held):
-    """Which generation a model has, and its ``source``. ``plain``: tensors that a parameter with
-    their name has unchanged."""
+    """Which generation a model has, and its ``source``. ``plain``: names of tensors whose
+    values are unchanged in the parameter with the same name."""
 
     def __init__(self, source: tuple[Any, ...], plain: set[str]) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
 def named_tensors(job: str, **options: Any) -> list[tuple[str, Any]]:
     """Return the argument for ``Engine.update_weights_from_tensor`` with ``load_format=LOADER``.
 
-    @options: ``publication``: each rank replaces ``{tp_rank}`` and ``{pp_rank}`` by its own ranks.
-    ``socket``: of the daemon on the engine's machine. ``number``, ``step``: the minimum for the
-    newest generation. ``wait``: seconds to wait for it. ``names``: ``checkpoint``: the model's own
-    ``load_weights`` accepts the names; ``parameters``: the tensors are copied into the parameters
-    with their names, and with ``complete`` (the default) every parameter must be present. ``copy``:
-    the model gets copies. ``patches``: if the model has the previous generation, only the changes
-    are written.
+    @options: ``publication``: each rank replaces ``{tp_rank}`` and ``{pp_rank}`` with its own
+    ranks. ``socket``: of the daemon on the engine's machine. ``number``, ``step``: the minimum that
+    the newest generation must have. ``wait``: seconds to wait for it. ``names``: ``checkpoint``:
+    the model's own ``load_weights`` accepts the names; ``parameters``: the tensors are copied into
+    the parameters with their names, and with ``complete`` (the default) every parameter must be
+    present. ``copy``: the model gets copies. ``patches``: if the model has the previous generation,
+    only the changes are written.
     """
     import torch
 
@@ -200,8 +200,8 @@ def _load(model: Any, found: Generation, wanted: dict[str, Any], source: tuple[A
 
 
 def _plain(model: Any, found: Generation) -> set[str]:
-    """Names of the tensors that a parameter with the same name has unchanged. The model's loader
-    joins, cuts or stores the others in another form."""
+    """Names of the tensors whose values are unchanged in the parameter with the same name. The
+    model's loader joins, cuts or converts the others."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def is_there(name: str, seen: Any) -> bool:
@@ -213,7 +213,7 @@ def _plain(model: Any, found: Generation) -> set[str]:
 
 
 def _patch(model: Any, found: Generation, held: Taken, wanted: dict[str, Any]) -> str:
-    """Write the changes. A changed tensor that no parameter has unchanged is loaded as a whole.
+    """Write the changes. A changed tensor that is not in ``held.plain`` is loaded as a whole.
     Return: what was done; "": the whole of @found must be loaded."""
     changes = held.changes(model, found, True)
     if changes is None:

@@ -2,7 +2,8 @@
 daemon's shared memory. The manual is docs/engines.md.
 
 An update is complete when `update_weights` returns. Before and after it, the model has the weights
-of one generation. If the requested generation did not come, the model keeps the previous one.
+of one generation. If the requested generation is not made in time, the model keeps the previous
+one.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class ShardInitInfo(WeightTransferInitInfo):
     types of the worker's ``named_parameters()`` and are copied into them. ``complete``: every
     parameter must be present. ``copy``: the model gets a copy of each tensor; for a model that
     modifies its input. ``patches``: after the first update only the changes are written, if there
-    is a delta. ``wait``: how many seconds an update waits for its generation if the update does not
-    say.
+    is a delta. ``wait``: how many seconds an update waits for its generation, unless its own
+    ``wait`` is set.
     """
 
     job: str
@@ -98,7 +99,7 @@ class ShardUpdateInfo(WeightTransferUpdateInfo):
 
 
 def _tp_and_pp(parallel: Any) -> tuple[int, int]:
-    """The ranks of this worker. Without vLLM's groups it is the only worker."""
+    """The tensor and pipeline parallel ranks of this worker. A single worker has no groups."""
     if parallel.world_size == 1:
         return 0, 0
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
@@ -149,8 +150,8 @@ def _pack_again(model: Any) -> None:
 
 
 def _compare(model: Any, found: Generation, copied: bool) -> str:
-    """Check that the model, which has loaded @found, has unchanged values. The loader runs again
-    and compares instead of copying. Return: "", or the difference."""
+    """Check that the model has the values of @found, which it has loaded. The loader runs again and
+    compares instead of copying. Return: "", or the difference."""
     from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 
     copy_ = torch.Tensor.copy_
@@ -187,7 +188,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
     patched: int | None = None  # values that the last update wrote; None: it loaded all
 
     def init_transfer_engine(self, init_info: ShardInitInfo) -> None:
-        """Connect to the daemon. A further call selects another publication. NotFound: there is no
+        """Connect to the daemon. Another call selects another publication. NotFound: there is no
         such job or publication."""
         ranks = _tp_and_pp(self.parallel_config)
         weights = Weights(init_info.job, placed(init_info.publication, *ranks), init_info.socket)
@@ -202,7 +203,7 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
         """Do nothing: the update is complete already."""
 
     def receive_weights(self, update_info: ShardUpdateInfo) -> None:
-        """Load the generation. DeadlineExceeded: it did not come in time, and the model is
+        """Load the generation. DeadlineExceeded: it was not made in time, and the model is
         unchanged on all ranks."""
         weights, info = self._weights, self._info
         if weights is None or info is None:
@@ -355,10 +356,10 @@ class ShardWeightTransferEngine(WeightTransferEngine[ShardInitInfo, ShardUpdateI
 
 @dataclass
 class ShardTrainerInitInfo(TrainerInitInfo):
-    """The trainer side. ``socket``: of the trainer's daemon. ``tp_size``, ``pp_size``: of the
-    engine, if ``publication`` has ``{tp_rank}`` or ``{pp_rank}``. ``worker``: further fields of
-    :class:`ShardInitInfo` for the workers. ``publish_timeout``: seconds to wait for a commit; 0:
-    the job's op_timeout."""
+    """What the trainer side publishes. ``socket``: of the trainer's daemon. ``tp_size``,
+    ``pp_size``: of the engine, if ``publication`` has ``{tp_rank}`` or ``{pp_rank}``. ``worker``:
+    further fields of :class:`ShardInitInfo` for the workers. ``publish_timeout``: seconds to wait
+    for each generation; 0: the job's op_timeout."""
 
     backend: ClassVar[str] = "shardd"
 
@@ -377,8 +378,8 @@ class ShardTrainerInitInfo(TrainerInitInfo):
 
 
 class ShardTrainerWeightTransferEngine(TrainerWeightTransferEngine[ShardTrainerInitInfo]):
-    """`send_weights` publishes the last committed step and makes the workers load it. The daemon
-    has the weights, so there is no WeightSource. Ranks other than 0 do nothing."""
+    """The trainer side. `send_weights` publishes the last committed step and makes the workers load
+    it. The daemon has the weights, so there is no WeightSource. Ranks other than 0 do nothing."""
 
     init_info_cls = ShardTrainerInitInfo
 

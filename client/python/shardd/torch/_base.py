@@ -22,7 +22,7 @@ _bound: dict[int, tuple[weakref.ref[nn.Parameter], int]] = {}
 
 
 def is_bound(value: torch.Tensor) -> bool:
-    """Is it bound to a base? Then no unit has it. After a move or a conversion it is not bound."""
+    """Is @value bound to a base? Then it is in no unit. After a move or a conversion it is not."""
     seen, address = _bound.get(id(value), (None, 0))
     return seen is not None and seen() is value and value.data_ptr() == address
 
@@ -63,7 +63,7 @@ def _plain(name: str) -> str:
 
 
 def _is_adapters(name: str) -> bool:
-    """Is it part of an adapter that peft adds?"""
+    """Is it a parameter of an adapter that peft has added?"""
     parts = name.split(".")
     return "modules_to_save" in parts or any(part.startswith("lora_") for part in parts)
 
@@ -197,11 +197,11 @@ def attach_base(module: nn.Module, name: str, socket: str | None = None,
         model = peft.get_peft_model(model, peft.LoraConfig(...))
         shardd.torch.fully_shard(model)          # only the adapter becomes a unit of the job
 
-    Call this before fully_shard or replicate, which ignore these parameters. @module: before or
-    after get_peft_model(), on the CPU or on the meta device, in the base's types. If all its
-    parameters are trainable, those that the base has are bound and frozen. Otherwise the frozen
-    ones are bound to the base, and trainable ones on the meta device get a copy. @timeout: seconds
-    to wait for a base that is not loaded yet.
+    Call this before fully_shard or replicate, which ignore these parameters. @module: on the CPU or
+    on the meta device, in the base's types, before or after get_peft_model(). If all its parameters
+    are trainable, those that the base has are bound and frozen. Otherwise the frozen ones are bound
+    to the base, and trainable ones on the meta device become a copy of the base's. @timeout:
+    seconds to wait for a base that is not loaded yet.
 
     A write to a base ends the process. NotFound: there is no such base, or it lacks a parameter.
     InvalidArgument: a parameter has another shape or type. After an error nothing has changed.

@@ -68,8 +68,8 @@ def _check_buffers(module: nn.Module, device: torch.device | None) -> None:
 
 
 class Live:
-    """A module whose parameters are the newest generation of a publication, read-only and without a
-    copy.
+    """A module whose parameters are the tensors of a publication's newest generation, read-only and
+    without a copy.
 
     ::
 
@@ -78,9 +78,9 @@ class Live:
             with live.generation() as weights, torch.no_grad():
                 model.generate(...)                 # every token is from weights.number
 
-    A generation stays until the next block, or until :meth:`swap`, :meth:`release` or
+    The module keeps its generation until the next block, or until :meth:`swap`, :meth:`release` or
     :meth:`close`. Trainers do not wait for it. The parameters stay the same objects at the same
-    addresses, and then show the next generation. A reference to a parameter does, too: clone what
+    addresses, and then show the next generation. So does a reference to a parameter: clone what
     you keep. Only one thread may use this object at a time.
     """
 
@@ -93,15 +93,15 @@ class Live:
         @module: a plain model, as the trainers build it before they wrap it, or built with the
         names of the publication, on the device of the generations (the host, or this process's GPU
         for generations on a GPU) or on the meta device. Its parameters get the types of the
-        publication. It keeps its own buffers (running statistics). @job: None: $SHARDD_JOB.
-        @publication: None: a publication "live" of all parameters in the types of the job, which is
-        declared if it does not exist. @wait: seconds to wait for the job, the publication and the
-        first generation. @prefix: the text before the names of @module's parameters in the
-        publication. @strict: false: tensors that only the module or only the publication has are
-        not an error, and the module keeps its own. @request: request a generation of the last
-        commit at each swap; None: only if @publication is None. @model: without @publication: which
-        of the trainers' models, in the order in which they were wrapped. @options: of
-        :class:`shardd.Client`.
+        publication. It keeps its own buffers (running statistics). @job: its name; None:
+        $SHARDD_JOB. @publication: its name; None: "live", a publication of all parameters in the
+        types of the job, which this call declares if it does not exist. @wait: seconds to wait for
+        the job, the publication and the first generation. @prefix: the text before the names of
+        @module's parameters in the publication. @strict: False: tensors that only the module or
+        only the publication has are not an error, and the module keeps its own. @request: request a
+        generation of the last commit at each swap; None: only if @publication is None. @model:
+        without @publication: which of the trainers' models, in the order in which they were
+        wrapped. @options: of :class:`shardd.Client`.
 
         InvalidArgument: a tensor does not fit; the text names it. NotFound: there is no such job,
         publication or tensor. DeadlineExceeded: there is no generation.
@@ -209,8 +209,8 @@ class Live:
         the module's generation); 0: take the newest one, which may be the same. DeadlineExceeded:
         the module keeps its generation. NotFound: the publication was dropped, or without @wait the
         newest one, which the module then has, is not above @newer_than.
-        FailedPrecondition: inside a block of :meth:`generation`. InUse: something refers to the
-        memory of ``weights[name]``.
+        FailedPrecondition: the call is inside a block of :meth:`generation`, or a parameter of the
+        module was replaced.
         """
         if self._depth:
             raise FailedPrecondition(f"generation {self.number} of '{self.publication}' is in use "
@@ -270,14 +270,14 @@ class Live:
             self._depth -= 1
 
     def fileno(self) -> int:
-        """Return a descriptor for ``select`` and event loops, which is readable when there is a
-        newer generation. It is that of :meth:`shardd.Live.fileno`."""
+        """Return the descriptor of :meth:`shardd.Live.fileno`, for ``select`` and event loops. It
+        is readable when there is a newer generation."""
         return self._reader.fileno()
 
     def on_new(self, callback: Callable[[int, int], object]) -> Watch:
         """Call @callback(number, step) for each new generation, on a separate thread with its own
-        connection. For generations that are made while the callback runs, it is called once, with
-        the newest. Return: a watch, which ``stop()`` or :meth:`close` ends."""
+        connection. If several generations are made while the callback runs, the next call is for
+        the newest of them. Return: a watch, which ``stop()`` or :meth:`close` ends."""
         watch = Watch(self.job, self.publication, callback, self._socket, self.number,
                       **self._options)
         self._watches.append(watch)
@@ -286,7 +286,7 @@ class Live:
     # ------------------------------------------------------------------- binding
 
     def _take(self, found: Generation) -> None:
-        """Install the tensors of @found. The module then has these tensors or its own."""
+        """Install the tensors of @found. After an error the module has its own parameters."""
         if self._generation is None or found.moved or found.layout != self._generation.layout:
             try:
                 bound = self._bound_of(found)
@@ -302,7 +302,7 @@ class Live:
         self._generation = found
 
     def _check_installed(self) -> None:
-        """What the module computes with is what was installed."""
+        """Check that the module still has the tensors that were installed."""
         for parameters, attribute, value, address in self._installed:
             if parameters.get(attribute) is not value or value.data_ptr() != address:
                 raise FailedPrecondition(
@@ -318,9 +318,8 @@ class Live:
                                      "module's own parameters")
 
     def _bound_of(self, found: Generation) -> _Bound:
-        """Return the parameters for @found. They are made once for each buffer of a layout, of
-        which there are few. A buffer has one dict of places. It is kept here, so that no other dict
-        gets its id."""
+        """Return the parameters for @found. They are made once for each buffer of a layout. A
+        buffer has one dict of places, which is kept here, so that no other dict gets its id."""
         places = found._places
         if id(places) in self._bound:
             return self._bound[id(places)][1]
