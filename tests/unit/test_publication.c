@@ -704,6 +704,7 @@ Test(publication, there_are_not_too_many)
 Test(publication, without_memory_there_is_no_generation)
 {
 	struct publication *p;
+	struct waiter_case waits;
 
 	train(1); /* the gradient buffers are there */
 	job->quota.limit = job->quota.used + 1000;
@@ -714,6 +715,11 @@ Test(publication, without_memory_there_is_no_generation)
 	cr_assert_eq(p->counts.failed, 2);
 	cr_assert(strstr(p->why, "no memory for a generation of publication 'pub', 400128 bytes"),
 		  "%s", p->why);
+	await(p, &waits, 0, false);
+	waits.w.deadline_us = clock_now_us() + 1000;
+	publications_tick(job, clock_now_us() + 2000);
+	cr_assert(strstr(waits.f.text, "timed out"), "%s", waits.f.text);
+	cr_assert(strstr(waits.f.text, "not made: job 'job' has no memory"), "%s", waits.f.text);
 	job->quota.limit = 0;
 	train(3);
 	cr_assert_eq(newest(p), 1);
