@@ -236,9 +236,7 @@ int ctl_publications(struct ctl *ctl, int argc, char **argv)
 	bool missing = false;
 	int r;
 
-	if (argc > 2)
-		return ctl_usage("publications takes the name of one job, or none");
-	r = argc == 2 ? ctl_job_name(argv[1], name, &request.job) : CTL_OK;
+	r = ctl_optional_job(argc, argv, name, &request.job);
 	if (r == CTL_OK)
 		r = ctl_try_status(ctl, &request, &s, &missing);
 	if (missing)

@@ -98,11 +98,11 @@ int ctl_units(struct ctl *ctl, int argc, char **argv)
 	char name[CTL_JOB_MAX];
 	int r;
 
-	if (argc != 2)
-		return ctl_usage("units takes the name of one job");
-	r = ctl_job_name(argv[1], name, &request.job);
+	r = ctl_optional_job(argc, argv, name, &request.job);
 	if (r != CTL_OK)
 		return r;
+	if (!*request.job)
+		return ctl_usage("units takes the name of one job");
 	request.with_units = true;
 	r = ctl_get_status(ctl, &request, &s);
 	if (r != CTL_OK)

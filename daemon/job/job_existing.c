@@ -97,6 +97,22 @@ static int job_existing_refuse_fresh(const struct job *job, struct fault *f)
 			 job->rec->name, job->present, who);
 }
 
+/* A base is not created in the place of a job that trains, nor the other way round: whoever asks for one does not know
+ * of the other, whose parameters would be lost. */
+static int job_existing_check_kind(const struct job *job, const struct job_spec *spec,
+				   struct fault *f)
+{
+	bool base = job->rec->lifetime == JOB_BASE;
+
+	if (base == (spec->lifetime == JOB_BASE))
+		return 0;
+	return fault_set(f, FAULT_STATE, "on_existing",
+			 "job '%s' is %s, and would be deleted for %s of the same name: name "
+			 "another one, or delete it first (shardctl job delete)",
+			 job->rec->name, base ? "a base" : "no base",
+			 base ? "a job that trains" : "a base");
+}
+
 /* The job that is created in its place has the same settings. */
 static void job_existing_inherit(const struct job *job, struct job_spec *spec)
 {
@@ -135,7 +151,7 @@ int job_existing_check(const struct job *job, struct job_spec *spec, bool *ret_r
 	CHECK(want == JOB_FRESH);
 	if (job->present)
 		return job_existing_refuse_fresh(job, f);
-	if (base_check_delete(job, false, f))
+	if (job_existing_check_kind(job, spec, f) || base_check_delete(job, false, f))
 		return f->code;
 	job_existing_inherit(job, spec);
 	*ret_replace = true;

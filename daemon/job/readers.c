@@ -42,7 +42,6 @@ void readers_rewrite(struct job *job)
 	if (job->rec->saved)
 		job_journal_mark(job, JOB_JOURNAL_HEAD);
 	job->rec->saved = false; /* no checkpoint has that */
-	job->readers.changes++;
 }
 
 uint64_t readers_generation(const struct job *job)

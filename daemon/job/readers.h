@@ -85,7 +85,7 @@ bool readers_begin_move(struct job *job, struct waiter *w, bool *writes);
 /* What was to be copied before they write is copied: the operations that wait go on. */
 void readers_go_on(struct job *job);
 /* Something that is not a step writes parameters: until the next commit no reader may hold them,
- * and the set of initialised units has changed. */
+ * not even of units that it initialises. They stay where they are: readers_generation does not grow. */
 void readers_rewrite(struct job *job);
 /* Are the masters those of the last commit, and does nothing wait to change them? */
 bool readers_may_hold(const struct job *job);
@@ -102,7 +102,8 @@ void readers_lose_job(struct job *job);
 /* Handle deadlines. Operations that wait to write may be resumed. */
 void readers_tick(struct job *job, uint64_t now_us);
 
-/* The version of where parameters are, and of which units have them: it grows with every change. */
+/* The version of where parameters are, and of which units have them: it grows with every change. New values in the same
+ * place are none: buffers of generations, and what readers have mapped, would have to be given up for them. */
 uint64_t readers_generation(const struct job *job);
 /* What a hold that is requested now would wait for, in words; "" for nothing. */
 void readers_wait_for(const struct job *job, char *buf, size_t bytes);

@@ -813,9 +813,9 @@ static void publication_end_waits(struct publication *p, uint64_t now_us)
 		fault_set(
 			&f, FAULT_DEADLINE, NULL,
 			"timed out waiting for a generation of publication '%s' newer than %" PRIu64
-			"%s%s",
-			publication_declared(p)->name, w->newer_than, *waits ? ", for " : "",
-			waits);
+			"%s%s%s%s",
+			publication_declared(p)->name, w->newer_than, *waits ? ", for " : "", waits,
+			*p->why ? "; the last one was not made: " : "", p->why);
 		publication_answer(w, &f);
 	}
 }

@@ -575,7 +575,11 @@ static int view_apply(struct view_build *b, const view_rule *r, unsigned number)
 	snprintf(field, sizeof(field), "rules[%u].sources[0].tensor", number);
 	if (!matches && !r->optional)
 		return fault_set(b->f, FAULT_INVALID, field,
-				 "the job has no tensor '%.200s' (optional: true allows that)",
+				 b->n ? "the job has no tensor '%.200s' (optional: true allows "
+					"that)"
+				      : "the job has no tensor '%.200s': it has none yet; its "
+					"ranks register them first (in PyTorch with the "
+					"optimizer)",
 				 pattern);
 	return view_check_turns(b, r, number, from, i);
 }

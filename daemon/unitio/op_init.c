@@ -186,7 +186,6 @@ static enum res op_init_finish(struct coll *c)
 		RES_TRY(coll_check_epoch(c, false)); /* else it is as good as never initialised */
 	u->rec->initialised = true;
 	job_journal_mark_unit(c->job, u);
-	c->job->readers.changes++;
 	unit_forget_steps(u);
 	if (u->torn) {
 		u->torn = false;

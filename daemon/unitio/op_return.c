@@ -196,7 +196,6 @@ static enum res op_return_written(struct coll *c)
 		RES_TRY(coll_check_epoch(c, false));
 	c->unit->rec->initialised = true;
 	job_journal_mark_unit(c->job, c->unit);
-	c->job->readers.changes++;
 	if (summon_args(op)->has_steps)
 		op_return_take_steps(c->unit, op);
 	return RES_DONE;

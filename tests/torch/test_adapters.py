@@ -31,11 +31,11 @@ STEPS, JOBS, RANK = 5, 16, 4
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 
 
-def config(width=32, layers=2, vocabulary=64):
+def config(width=32, layers=2, vocabulary=64, tied=False):
     return transformers.LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=2 * width,
         num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=32)
+        max_position_embeddings=32, tie_word_embeddings=tied)
 
 
 def llama(seed=9, dtype=torch.bfloat16, **of):
@@ -287,6 +287,15 @@ class Adapters(unittest.TestCase):
                 client.join("job", 1, 0)
                 with self.assertRaisesRegex(shardd.FailedPrecondition, "job 'job' is no base"):
                     shardd.torch.attach_base(llama(), "job", socket)
+            # init_empty_weights() unties what the model had tied
+            shardd.torch.load_base("tied", llama(tied=True), socket)
+            model = empty(tied=True)
+            with self.assertRaisesRegex(shardd.NotFound, r"lm_head.weight.*call tie_weights\(\)"):
+                shardd.torch.attach_base(model, "tied", socket)
+            model.tie_weights()
+            shardd.torch.attach_base(model, "tied", socket)
+            self.assertIs(model.lm_head.weight, model.model.embed_tokens.weight)
+            self.assertTrue(torch.equal(model.lm_head.weight, llama(tied=True).lm_head.weight))
             with self.assertRaisesRegex(shardd.InvalidArgument, "is on the meta device"):
                 shardd.torch.load_base("other", empty(), socket)
             with self.assertRaisesRegex(shardd.FailedPrecondition, "a base, which was loaded"):

@@ -380,16 +380,18 @@ class Bound(unittest.TestCase):
     def test_refusals_name_the_tensor(self):
         with trained("refused") as trainer:
             trainer.step()
-            wide, untied, more, meta = Tied(), Tied(), Tied(), Tied()
+            wide, untied, more, meta, empty = Tied(), Tied(), Tied(), Tied(), Tied()
             wide.b = nn.Linear(3, 4)
             untied.b.weight = untied.a.weight
             more.d = nn.Linear(2, 2)
+            empty.d = nn.Linear(2, 2, device="meta")
             meta.norm.running_mean = torch.empty(3, device="meta")
             for model, kind, words in (
                     (nn.Linear(3, 4), shardd.NotFound, "no tensor 'weight'"),
                     (wide, shardd.InvalidArgument, r"'b.weight' has shape \[4, 3\]"),
                     (untied, shardd.InvalidArgument, "'a.weight' and 'b.weight' are one"),
-                    (more, shardd.NotFound, "no tensor 'd.weight'"),
+                    (more, shardd.NotFound, "no tensor 'd.weight', a parameter of the module$"),
+                    (empty, shardd.NotFound, r"'d.weight'.*another parameter, call tie_weights"),
                     (meta, shardd.InvalidArgument, "buffer 'norm.running_mean' is on meta")):
                 before = [id(p) for p in model.parameters()]
                 with self.assertRaisesRegex(kind, words):

@@ -178,3 +178,26 @@ EXISTING_TEST(a_fresh_job_takes_the_place_and_the_settings)
 	cr_expect_eq(found->rec->ttl_s, 77);
 	cr_expect_eq(found->rec->op_timeout_ms, 99);
 }
+
+/* Loading a base with --replace deleted a job that had trained, and had the same name. */
+EXISTING_TEST(a_base_does_not_take_the_place_of_a_job_nor_a_job_its_own)
+{
+	struct job_spec spec = {
+		.name = "a", .world_size = 1, .lifetime = JOB_BASE, .on_existing = JOB_FRESH
+	};
+	struct job *found = NULL;
+	struct fault f = FAULT_NULL;
+
+	commit_step(5);
+	cr_expect_eq(job_open(&n.jobs, &spec, OWNER, 7, &found, NULL, &f), FAULT_STATE);
+	cr_expect(strstr(f.text, "job 'a' is no base, and would be deleted for a base"), "%s",
+		  f.text);
+	cr_expect(job->rec->has_commit);
+	job->rec->lifetime = JOB_BASE;
+	nodefix_wrote(&n);
+	cr_expect_eq(open_again(JOB_FRESH, "two", &found, &f), FAULT_STATE);
+	cr_expect(strstr(f.text, "job 'a' is a base, and would be deleted for a job"), "%s",
+		  f.text);
+	cr_expect(job->rec->has_commit);
+	cr_expect_eq(n.jobs.count, 1);
+}

@@ -704,6 +704,7 @@ Test(publication, there_are_not_too_many)
 Test(publication, without_memory_there_is_no_generation)
 {
 	struct publication *p;
+	struct waiter_case waits;
 
 	train(1); /* the gradient buffers are there */
 	job->quota.limit = job->quota.used + 1000;
@@ -714,6 +715,11 @@ Test(publication, without_memory_there_is_no_generation)
 	cr_assert_eq(p->counts.failed, 2);
 	cr_assert(strstr(p->why, "no memory for a generation of publication 'pub', 400128 bytes"),
 		  "%s", p->why);
+	await(p, &waits, 0, false);
+	waits.w.deadline_us = clock_now_us() + 1000;
+	publications_tick(job, clock_now_us() + 2000);
+	cr_assert(strstr(waits.f.text, "timed out"), "%s", waits.f.text);
+	cr_assert(strstr(waits.f.text, "not made: job 'job' has no memory"), "%s", waits.f.text);
 	job->quota.limit = 0;
 	train(3);
 	cr_assert_eq(newest(p), 1);
@@ -737,6 +743,53 @@ Test(publication, new_units_are_in_the_next_generation)
 	cr_assert_eq(publication_newest(p)->assembly->view->n, 2);
 	cr_assert_eq(g->assembly->view->n, 1);
 	publication_release(l);
+}
+
+static void write_back(float value)
+{
+	Shardd__V1__ReturnFullRequest r = SHARDD__V1__RETURN_FULL_REQUEST__INIT;
+
+	r.unit = u->id;
+	r.write = true;
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_on_unit(&n, m[i], "SummonFull", u, &op[i]);
+	both_ok("SummonFull");
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_write(&op[i].result.place, value);
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_submit(&n, m[i], "ReturnFull", &r.base, &op[i]);
+	both_ok("ReturnFull");
+}
+
+/* Parameters that were written are where they were. Each such write made a layout of its own: no generation had a delta,
+ * and a reader kept the memory of every generation that it had mapped. */
+Test(publication, written_parameters_change_no_layout)
+{
+	struct publication *p;
+	const struct assembly *a;
+	const struct slab *slab;
+
+	d.delta_percent = 100;
+	train(1);
+	p = declare();
+	cr_assert_eq(newest(p), 1);
+	a = publication_newest(p)->assembly;
+	slab = publication_newest(p)->slab;
+	for (uint64_t step = 2; step < 8; step++) {
+		write_back((float)step);
+		if (step % 2) {
+			for (unsigned i = 0; i < 2; i++)
+				nodefix_seed(&n, m[i], u, step, &op[i]);
+			both_ok("Initialise");
+		}
+		commit(step);
+		cr_assert_eq(newest(p), step);
+		cr_assert_eq(publication_newest(p)->assembly, a);
+		cr_assert_arr_eq(elements(publication_newest(p)), committed, sizeof(committed));
+		cr_assert(publication_newest(p)->delta.made);
+	}
+	cr_assert_eq(p->counts.deltas, 6);
+	cr_assert_eq(p->buffers[0].slab, slab, "it was given up, and is another one");
 }
 
 /* ----------------------------------------------------------------------- several devices */

@@ -456,6 +456,11 @@ Test(view, wrong_names_are_refused)
 	add_source(&d, "l.{i}.q");
 	refused(&d, &m, "rules[0].name", "{j} of 'l.{j}.q' is not in the first source");
 	begin(&d);
+	add_rule(&d, "l.{i}.q");
+	add_source(&d, "l.{i}.q");
+	refused(&d, &(struct model){ .n = 0 }, "rules[0].sources[0].tensor",
+		"no tensor 'l.{i}.q': it has none yet");
+	begin(&d);
 	d.p.rules_only = true;
 	refused(&d, &m, "rules", "nothing is published");
 	begin(&d);

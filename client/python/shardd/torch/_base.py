@@ -14,6 +14,7 @@ from torch import nn
 
 from ..base import BaseReader, BaseTensor, Mapped, load_tensors
 from ..errors import FailedPrecondition, InvalidArgument, NotFound
+from ._names import untied
 from ._types import TORCH_DTYPES, dtype_of
 
 _Owners = dict[int, tuple[nn.Parameter, list[tuple[nn.Module, str, str]]]]
@@ -139,7 +140,8 @@ class _Plan:
             elif parameter.device.type == "meta" or not (
                     parameter.requires_grad or _is_adapters(names[0])):
                 raise NotFound(f"base '{base}' has no tensor '{_plain(names[0])}', which the "
-                               "module needs: it is another model's, or the tensor was left out")
+                               "module needs: it is another model's, or the tensor was left out"
+                               f"{untied(parameter)}")
         if not self.binds:
             raise NotFound(f"base '{base}' has none of the module's parameters")
         for name, buffer in module.named_buffers():
@@ -193,6 +195,7 @@ def attach_base(module: nn.Module, name: str, socket: str | None = None,
 
         with accelerate.init_empty_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.tie_weights()                      # which init_empty_weights() undoes
         shardd.torch.attach_base(model, "llama")
         model = peft.get_peft_model(model, peft.LoraConfig(...))
         shardd.torch.fully_shard(model)          # only the adapter becomes a unit of the job

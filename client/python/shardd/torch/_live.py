@@ -28,6 +28,7 @@ from ..live import Generation, declare_publication, publish
 from ..live import Live as Reader
 from ..memory import Dtype, Memory, _Mapped
 from . import _device
+from ._names import untied
 from ._types import TORCH_DTYPES
 
 _Slot = tuple[dict[str, Any], str]  # a module's _parameters, and the attribute name
@@ -352,7 +353,8 @@ class Live:
                 self._check(one, names, places, device)
             elif self._strict:
                 raise NotFound(f"publication '{self.publication}' of job '{self.job}' has no "
-                               f"tensor '{self._prefix}{one.names[0]}', a parameter of the module")
+                               f"tensor '{self._prefix}{one.names[0]}', a parameter of the module"
+                               f"{untied(one.own)}")
             wanted.append((one, places[names[0]] if names else None))
         if places and not used:
             first = next(iter(places))

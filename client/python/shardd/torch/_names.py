@@ -3,6 +3,11 @@ model's, and a bucket's name behind a # where a module has several units."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
 
 def module_of(unit: str) -> str:
     """The path of the module that @unit is of; "root": the model itself."""
@@ -16,4 +21,12 @@ def path_of(unit: str, tensor: str, root: str = "root") -> str:
     return tensor if module == root else f"{module}.{tensor}"
 
 
-__all__ = ["module_of", "path_of"]
+def untied(parameter: torch.Tensor) -> str:
+    """What to add to the error that there is no tensor for @parameter."""
+    if not parameter.is_meta:
+        return ""
+    return ("; it is on the meta device: if the model ties it to another parameter, call "
+            "tie_weights() of the model first (accelerate.init_empty_weights() unties)")
+
+
+__all__ = ["module_of", "path_of", "untied"]

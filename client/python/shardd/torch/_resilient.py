@@ -273,10 +273,12 @@ def resilient(model: nn.Module, state: dict[str, Any] | None = None,
     and numpy; 64 KiB in all. If the daemon dies, and its jobs outlive it, the ranks connect again,
     in the same processes, and continue from the last commit. If a rank dies, all others
     leave the block, wait for it to come back (:func:`guard`, `shardctl run --max-restarts`), and
-    all continue from the last commit. The block must contain the whole step; a death outside a
-    block is an error, Aborted. The optimizer must run in the daemon, or be Sharded with
-    resilient=True, whose steps wait for the commit or until parameters are needed. No collective
-    may be called between building the optimizer and this call.
+    all continue from the last commit. The block must contain the whole step, and everything else
+    that all ranks do together (an evaluation, state_dict()): code after it runs on the ranks that
+    have left it, and not on the one that came back. A death outside a block is an error, Aborted.
+    The optimizer must run in the daemon, or be Sharded with resilient=True, whose steps wait for
+    the commit or until parameters are needed. No collective may be called between building the
+    optimizer and this call.
 
     @wait: seconds for a rank to come back; then DeadlineExceeded.
     """
