@@ -538,6 +538,35 @@ Test(publication, a_large_declaration_is_refused)
 	cr_assert_eq(user->used[USER_MEMORY], before);
 }
 
+/* Only the present tables were charged: with leases and ever more units a user had many times the limit. */
+Test(publication, tables_of_units_before_are_paid_as_long_as_they_are_leased)
+{
+	struct user *user = job->owner.user;
+	struct publication_lease *l;
+	struct publication *p = declare();
+	uint64_t before, tables;
+	struct unit *late;
+
+	job->quota.limit = UINT64_MAX;
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	l = publication_lease(publication_newest(p));
+	tables = assembly_own_bytes(l->g->assembly) + (BLOCKS + 1) * sizeof(*l->g->crc);
+	late = nodefix_register(job, nodefix_spec("late", 1000));
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], late, 1, &op[i]);
+	both_ok("Initialise");
+	train(2);
+	cr_assert_eq(newest(p), 2);
+	cr_assert_neq(publication_newest(p)->assembly, l->g->assembly);
+	before = user->used[USER_MEMORY];
+	publication_release(l);
+	train(3); /* in the buffer of step 1, with the new tables */
+	cr_assert_eq(newest(p), 3);
+	cr_assert_eq(before - user->used[USER_MEMORY],
+		     tables - (publication_newest(p)->assembly->n_blocks + 1) * sizeof(uint32_t));
+}
+
 /* A unit that was registered after the commit was published with the zeros that it has. */
 Test(publication, a_unit_without_values_is_not_published)
 {
