@@ -515,13 +515,18 @@ static uint64_t publication_take_layout(struct jobs *jobs)
 	return ++*layouts;
 }
 
+static bool publication_fits(const struct publication *p)
+{
+	return p->assembly && p->units == readers_generation(p->job);
+}
+
 /* The assembly is of the units as they are. Return: 0 or a fault code. */
 static int publication_fit(struct publication *p, struct fault *f)
 {
 	uint64_t units = readers_generation(p->job);
 	struct assembly *a;
 
-	if (p->assembly && p->units == units)
+	if (publication_fits(p))
 		return 0;
 	if (assembly_new(p->job, publication_declared(p), &a, f))
 		return f->code;
@@ -530,6 +535,23 @@ static int publication_fit(struct publication *p, struct fault *f)
 	p->assembly = a;
 	p->units = units;
 	return 0;
+}
+
+/* Has its owner's turn to have an assembly made come? Each commit and each request may ask for one, and the loop makes
+ * it. */
+static bool publication_may_fit(const struct publication *p)
+{
+	return publication_fits(p) || user_turn_has_come(p->job->owner.user, clock_now_us());
+}
+
+/* As publication_fit, in a turn of its owner. */
+static int publication_fit_in_turn(struct publication *p, struct fault *f)
+{
+	uint64_t began_us = clock_now_us();
+	int r = publication_fit(p, f);
+
+	user_turn_took(p->job->owner.user, began_us, clock_now_us());
+	return r;
 }
 
 static void publication_skip(struct publication *p, const char *why)
@@ -601,7 +623,9 @@ void publication_go(struct publication *p)
 		publication_unwant(p);
 		return;
 	}
-	if (publication_fit(p, &f) || assembly_check_values(p->assembly, p->job, &f)) {
+	if (!publication_may_fit(p)) /* it is asked for again at the next commit, or tick */
+		return;
+	if (publication_fit_in_turn(p, &f) || assembly_check_values(p->assembly, p->job, &f)) {
 		publication_fail(p, &f);
 		return;
 	}
@@ -792,6 +816,9 @@ static void publication_wait_for(struct publication *p, char *buf, size_t bytes)
 		snprintf(buf, bytes,
 			 "a reader that releases one of its %u buffers, all of which are in use",
 			 p->n_buffers);
+	else if (!*buf && p->wanted && !p->making_at && !publication_may_fit(p))
+		snprintf(buf, bytes,
+			 "its tables, which take long to make of the units as they are now");
 	else if (!*buf && !p->wanted && !p->making_at)
 		snprintf(buf, bytes,
 			 publication_declared(p)->every_steps
