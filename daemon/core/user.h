@@ -116,7 +116,7 @@ struct user {
 	struct list unread;     /* net/local.c's: channels with descriptors on their way */
 	uint64_t message_bytes; /* the last sample of USER_MESSAGE_BYTES */
 	struct list waiting;    /* rpc/status_turns.c's: calls whose turn has not come */
-	uint64_t status_at_us;  /* when the next one may begin */
+	uint64_t turn_at_us;    /* when what takes the loop long may begin again for this user */
 };
 
 /* What an object costs its user. Embed by value. */
@@ -201,6 +201,12 @@ void user_sub(struct user *u, enum user_kind kind, uint64_t n);
 /* USER_MESSAGE_BYTES is counted by the gate (net/gate.h): @n are used now. Nothing is charged;
  * the peak is that of these samples. */
 void user_sample_messages(struct user *u, uint64_t n);
+
+/* What takes the loop long is done for a user when its turn has come: the user gets at most a tenth of the loop's
+ * time for it. @u: NULL: nobody's, whose turn it always is. */
+bool user_turn_has_come(const struct user *u, uint64_t now_us);
+/* It has taken from @began_us to @now_us: the next turn comes after nine times as long, unless that was short. */
+void user_turn_took(struct user *u, uint64_t began_us, uint64_t now_us);
 
 static inline void user_give_one(struct user *u, enum user_kind kind)
 {

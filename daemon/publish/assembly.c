@@ -549,6 +549,10 @@ int assembly_new(const struct job *job, const view_declaration *p, struct assemb
 	}
 	assembly_fill(a);
 	a->delta_room = a->bytes * p->delta_percent / 100;
+	if (user_charge(&a->cost, job->owner.user, USER_MEMORY, assembly_own_bytes(a), f)) {
+		assembly_unref(a);
+		return f->code;
+	}
 	*ret = a;
 	return 0;
 }
@@ -570,6 +574,7 @@ struct assembly *assembly_unref(struct assembly *a)
 	free(a->reads);
 	tables_free(&a->tables);
 	assembly_free_scales(a->scales);
+	user_charge_deinit(&a->cost);
 	free(a);
 	return NULL;
 }

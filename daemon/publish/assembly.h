@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "core/fault.h"
+#include "core/user.h"
 #include "publish/making.h"
 #include "publish/tables.h"
 #include "publish/view.h"
@@ -27,6 +28,8 @@ struct assembly_scales {
 
 struct assembly {
 	unsigned refs;
+	struct user_charge
+		cost;      /* what it takes of the daemon's memory, for as long as anybody has it */
 	uint64_t layout;   /* its number: no other one of this daemon has it */
 	struct view *view; /* owned */
 	struct k_assemble_tensor *tensors;
@@ -44,7 +47,8 @@ struct assembly {
 	uint64_t delta_room; /* bytes of the changes of a delta; 0: there are none */
 };
 
-/* What @p makes of the units that the job has now. They are whole on this node. @ret: assembly_unref.
+/* What @p makes of the units that the job has now. They are whole on this node. The job's owner pays for it, until the
+ * last reference is gone: buffers and streams keep it when the units have changed. @ret: assembly_unref.
  * Return: 0 or a fault code. */
 int assembly_new(const struct job *job, const view_declaration *p, struct assembly **ret,
 		 struct fault *f);

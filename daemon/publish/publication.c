@@ -74,6 +74,7 @@ static void publication_free_buffer(struct published *g, const char *why)
 	g->assembly = assembly_unref(g->assembly);
 	free(g->crc);
 	g->crc = NULL;
+	user_charge_deinit(&g->cost);
 	if (g->state != PUBLISHED_READY)
 		return;
 	publication_move(g, PUBLISHED_EMPTY);
@@ -184,6 +185,19 @@ static int publication_take_slabs(struct publication *p, struct published *g)
 	return r;
 }
 
+/* A checksum for each block. Return: 0 or a fault code. */
+static int publication_take_crc(struct publication *p, struct published *g, struct fault *f)
+{
+	size_t n = (size_t)p->assembly->n_blocks + 1;
+
+	if (g->crc)
+		return 0;
+	if (user_charge(&g->cost, p->job->owner.user, USER_MEMORY, n * sizeof(*g->crc), f))
+		return f->code;
+	g->crc = calloc(n, sizeof(*g->crc));
+	return g->crc ? 0 : (int)fault_errno(f, -ENOMEM, "the checksums of a generation");
+}
+
 /* Memory for a generation of the present assembly. Return: 0 or a fault code. @later: ask again: the device makes it. */
 static int publication_take_memory(struct publication *p, struct published *g, bool *later,
 				   struct fault *f)
@@ -195,12 +209,13 @@ static int publication_take_memory(struct publication *p, struct published *g, b
 		publication_free_buffer(g, "the units have changed");
 		g->assembly = assembly_ref(p->assembly);
 	}
-	if (!g->crc)
-		g->crc = calloc((size_t)p->assembly->n_blocks + 1, sizeof(*g->crc));
-	if (g->crc)
-		r = publication_take_slabs(p, g);
-	*later = g->crc && r == SLAB_E_LATER;
-	if (g->crc && (!r || *later))
+	if (publication_take_crc(p, g, f)) {
+		publication_free_buffer(g, "there is no memory");
+		return f->code;
+	}
+	r = publication_take_slabs(p, g);
+	*later = r == SLAB_E_LATER;
+	if (!r || *later)
 		return 0;
 	publication_free_buffer(g, "there is no memory");
 	return fault_set(f, FAULT_EXHAUSTED, NULL,
@@ -483,17 +498,10 @@ static void publication_begin(struct publication *p, struct published *g)
 	making_begin(&p->making);
 }
 
-/* Memory of the daemon that it takes, without its assembly. */
+/* Memory of the daemon that it takes, without assemblies and checksums. */
 static uint64_t publication_own_bytes(const struct publication *p)
 {
 	return sizeof(*p) + shardd__v1__publication__get_packed_size(publication_declared(p));
-}
-
-/* And with it: the assembly, and a checksum for each block of each buffer. */
-static uint64_t publication_tables_bytes(const struct publication *p, const struct assembly *a)
-{
-	return assembly_own_bytes(a) +
-	       p->n_buffers * ((uint64_t)a->n_blocks + 1) * sizeof(*p->buffers[0].crc);
 }
 
 /* A number that no other layout has, of any daemon: readers keep lists of tensors by it. */
@@ -507,26 +515,43 @@ static uint64_t publication_take_layout(struct jobs *jobs)
 	return ++*layouts;
 }
 
+static bool publication_fits(const struct publication *p)
+{
+	return p->assembly && p->units == readers_generation(p->job);
+}
+
 /* The assembly is of the units as they are. Return: 0 or a fault code. */
 static int publication_fit(struct publication *p, struct fault *f)
 {
 	uint64_t units = readers_generation(p->job);
 	struct assembly *a;
 
-	if (p->assembly && p->units == units)
+	if (publication_fits(p))
 		return 0;
 	if (assembly_new(p->job, publication_declared(p), &a, f))
 		return f->code;
-	if (user_charge_resize(&p->cost, publication_own_bytes(p) + publication_tables_bytes(p, a),
-			       f)) {
-		assembly_unref(a);
-		return f->code;
-	}
 	assembly_unref(p->assembly);
 	a->layout = publication_take_layout(p->job->jobs);
 	p->assembly = a;
 	p->units = units;
 	return 0;
+}
+
+/* Has its owner's turn to have an assembly made come? Each commit and each request may ask for one, and the loop makes
+ * it. */
+static bool publication_may_fit(const struct publication *p)
+{
+	return publication_fits(p) || user_turn_has_come(p->job->owner.user, clock_now_us());
+}
+
+/* As publication_fit, in a turn of its owner. */
+static int publication_fit_in_turn(struct publication *p, struct fault *f)
+{
+	uint64_t began_us = clock_now_us();
+	int r = publication_fit(p, f);
+
+	user_turn_took(p->job->owner.user, began_us, clock_now_us());
+	return r;
 }
 
 static void publication_skip(struct publication *p, const char *why)
@@ -598,7 +623,9 @@ void publication_go(struct publication *p)
 		publication_unwant(p);
 		return;
 	}
-	if (publication_fit(p, &f) || assembly_check_values(p->assembly, p->job, &f)) {
+	if (!publication_may_fit(p)) /* it is asked for again at the next commit, or tick */
+		return;
+	if (publication_fit_in_turn(p, &f) || assembly_check_values(p->assembly, p->job, &f)) {
 		publication_fail(p, &f);
 		return;
 	}
@@ -789,6 +816,9 @@ static void publication_wait_for(struct publication *p, char *buf, size_t bytes)
 		snprintf(buf, bytes,
 			 "a reader that releases one of its %u buffers, all of which are in use",
 			 p->n_buffers);
+	else if (!*buf && p->wanted && !p->making_at && !publication_may_fit(p))
+		snprintf(buf, bytes,
+			 "its tables, which take long to make of the units as they are now");
 	else if (!*buf && !p->wanted && !p->making_at)
 		snprintf(buf, bytes,
 			 publication_declared(p)->every_steps

@@ -28,6 +28,7 @@ struct published {
 	struct assembly *assembly; /* owned ref: what it is of */
 	struct slab *slab;         /* owned ref; NULL: it has no memory yet */
 	uint32_t *crc;             /* owned: CRC-32C of each block */
+	struct user_charge cost;   /* @crc's */
 	struct delta delta;        /* from the generation before */
 	uint64_t number;           /* from 1 */
 	uint64_t step;             /* that the masters were of */
@@ -84,7 +85,7 @@ struct publication {
 	state_published *rec;      /* the job's record's */
 	struct assembly *assembly; /* owned ref; NULL: none that fits the units as they are */
 	uint64_t units;            /* readers_generation of it */
-	struct user_charge cost;   /* its tables */
+	struct user_charge cost;   /* its own, without assemblies and checksums */
 	struct published buffers[PUBLICATION_MAX_BUFFERS];
 	unsigned n_buffers;
 	struct published *making_at; /* MAKING; NULL: none */

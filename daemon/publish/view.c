@@ -344,11 +344,12 @@ static int view_collect(struct view_build *b, const view_rule *r, unsigned numbe
 		if (view_spend_on_name(b, r, number, name))
 			return b->f->code;
 		i = view_find_name(b, name);
-		snprintf(field, sizeof(field), "rules[%u].sources[%zu].tensor", number, k);
-		if (i == b->n)
+		if (i == b->n) {
+			snprintf(field, sizeof(field), "rules[%u].sources[%zu].tensor", number, k);
 			return fault_set(b->f, FAULT_INVALID, field,
 					 "the job has no tensor '%.200s', which goes with '%.200s'",
 					 name, r->sources[0]->tensor);
+		}
 		if (view_take(b, i, &ret[k]))
 			return b->f->code;
 	}

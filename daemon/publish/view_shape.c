@@ -8,6 +8,8 @@
 #include "core/check.h"
 #include "publish/view_impl.h"
 
+#define VIEW_SHAPE_SLICE ".slice"
+
 /* Shape and place of a part of a source. */
 struct view_part {
 	uint32_t source;
@@ -49,11 +51,12 @@ static int view_shape_transpose(const struct view_build *b, const struct view_ma
 	uint64_t rows = part->shape[0], stride = part->strides[0];
 	char field[64];
 
-	view_shape_field(field, sizeof(field), m, k, ".transpose");
-	if (part->dims != 2)
+	if (part->dims != 2) {
+		view_shape_field(field, sizeof(field), m, k, ".transpose");
 		return fault_set(b->f, FAULT_INVALID, field,
 				 "'%.200s' has %u dimensions; only a matrix is transposed",
 				 b->sources[part->source].name, part->dims);
+	}
 	part->shape[0] = part->shape[1];
 	part->strides[0] = part->strides[1];
 	part->shape[1] = rows;
@@ -133,15 +136,13 @@ static int view_shape_extent(const struct view_build *b, const Shardd__V1__Publi
 	return 0;
 }
 
-static int view_shape_slice(const struct view_build *b, const struct view_match *m, unsigned k,
-			    struct view_part *part)
+/* @field: of the slice. */
+static int view_shape_slice(const struct view_build *b, const Shardd__V1__PublishedSlice *s,
+			    const char *field, struct view_part *part)
 {
-	const Shardd__V1__PublishedSlice *s = m->rule->sources[k]->slice;
 	const char *name = b->sources[part->source].name;
 	uint64_t first = 0, count = 0;
-	char field[64];
 
-	view_shape_field(field, sizeof(field), m, k, ".slice");
 	if (s->dim >= part->dims)
 		return fault_set(b->f, FAULT_INVALID, field,
 				 "'%.200s' has %u dimensions; there is no "
@@ -162,12 +163,19 @@ static int view_shape_source(const struct view_build *b, const struct view_match
 			     struct view_part *ret)
 {
 	unsigned k = i % m->each;
+	const view_rule_source *s = m->rule->sources[k];
+	char field[64];
 
 	if (view_shape_part(b, m->sources[i], ret))
 		return b->f->code;
-	if (m->rule->sources[k]->transpose && view_shape_transpose(b, m, k, ret))
+	if (s->transpose && view_shape_transpose(b, m, k, ret))
 		return b->f->code;
-	return m->rule->sources[k]->slice ? view_shape_slice(b, m, k, ret) : 0;
+	if (!s->slice || view_shape_slice(b, s->slice, VIEW_SHAPE_SLICE, ret) == 0)
+		return 0;
+	/* not for each slice before: there are a million */
+	view_shape_field(field, sizeof(field), m, k, VIEW_SHAPE_SLICE);
+	snprintf(b->f->field, sizeof(b->f->field), "%s", field);
+	return b->f->code;
 }
 
 static void view_shape_text(char *buf, size_t bytes, const uint64_t *shape, uint32_t dims)
@@ -212,22 +220,20 @@ static bool view_shape_overlap(const struct view_part *a, const struct view_part
 	       b->cut_first < a->cut_first + a->cut_count;
 }
 
-/* Slices of one tensor that are joined have nothing in common. @part: number @i; @from: the first one. */
+/* Slices of one tensor that are joined have nothing in common. @parts: of the sources from @from on, up to number @i. */
 static int view_shape_check_overlap(const struct view_build *b, const struct view_match *m,
-				    uint32_t from, uint32_t i, const struct view_part *part)
+				    uint32_t from, uint32_t i, const struct view_part *parts)
 {
-	struct view_part other;
+	const struct view_part *part = &parts[i - from];
 	char field[64];
 
 	for (uint32_t k = from; k < i; k++) {
 		if (m->sources[k] != m->sources[i] || (!m->rule->sources[k % m->each]->slice &&
 						       !m->rule->sources[i % m->each]->slice))
 			continue;
-		if (view_shape_source(b, m, k, &other))
-			return b->f->code;
-		if (!view_shape_overlap(part, &other))
+		if (!view_shape_overlap(part, &parts[k - from]))
 			continue;
-		view_shape_field(field, sizeof(field), m, i % m->each, ".slice");
+		view_shape_field(field, sizeof(field), m, i % m->each, VIEW_SHAPE_SLICE);
 		return fault_set(
 			b->f, FAULT_INVALID, field,
 			"it overlaps what source %u takes of '%.200s': slices of one tensor "
@@ -242,20 +248,23 @@ static int view_shape_join(const struct view_build *b, const struct view_match *
 			   uint32_t *ret_dims, uint64_t ret[VIEW_MAX_DIMS])
 {
 	uint32_t dim = m->rule->join_dim;
-	struct view_part part;
+	struct view_part parts[VIEW_MAX_SOURCES];
 
+	CHECK(m->each <= VIEW_MAX_SOURCES);
 	for (uint32_t i = from; i < from + m->each; i++) {
-		if (view_shape_source(b, m, i, &part) ||
-		    view_shape_check_overlap(b, m, from, i, &part))
+		struct view_part *part = &parts[i - from];
+
+		if (view_shape_source(b, m, i, part) ||
+		    view_shape_check_overlap(b, m, from, i, parts))
 			return b->f->code;
 		if (i == from) {
-			*ret_dims = part.dims;
-			memcpy(ret, part.shape, sizeof(part.shape));
+			*ret_dims = part->dims;
+			memcpy(ret, part->shape, sizeof(part->shape));
 			continue;
 		}
-		if (dim >= *ret_dims || !view_shape_fits(&part, ret, *ret_dims, dim))
-			return view_shape_unfit(b, m, &part, ret, *ret_dims);
-		ret[dim] += part.shape[dim];
+		if (dim >= *ret_dims || !view_shape_fits(part, ret, *ret_dims, dim))
+			return view_shape_unfit(b, m, part, ret, *ret_dims);
+		ret[dim] += part->shape[dim];
 	}
 	return 0;
 }

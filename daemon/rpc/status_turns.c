@@ -7,21 +7,14 @@
 #include "core/clock.h"
 #include "net/conn.h"
 
-/* An answer that takes less than this delays no later one. */
-#define STATUS_FREE_US 500u
-/* The pause before a user's next one: this many times what the last one took. */
-#define STATUS_PAUSE 9u
-
 static void status_turns_call(struct user *u, struct status_turn *t,
 			      void (*fn)(struct status_turn *turn))
 {
-	uint64_t began = clock_now_us(), took;
+	uint64_t began = clock_now_us();
 
 	user_ref(u); /* what is answered may be the last that it has */
 	fn(t);
-	took = clock_now_us() - began;
-	if (took > STATUS_FREE_US)
-		u->status_at_us = began + took + took * STATUS_PAUSE;
+	user_turn_took(u, began, clock_now_us());
 	user_unref(u);
 }
 
@@ -38,7 +31,7 @@ static void status_turns_on_timer(uv_timer_t *timer)
 		struct status_turn *t;
 
 		user_ref(u); /* it is needed for the next one */
-		if (!list_empty(&u->waiting) && now >= u->status_at_us) {
+		if (!list_empty(&u->waiting) && user_turn_has_come(u, now)) {
 			t = list_first(&u->waiting, struct status_turn, link);
 			list_unlink(&t->link);
 			status_turns_call(u, t, t->fn);
@@ -55,8 +48,8 @@ static void status_turns_arm(struct status_turns *ts)
 	uint64_t at = UINT64_MAX, now = clock_now_us();
 
 	for (struct user *u = users_next(ts->users, NULL); u; u = users_next(ts->users, u))
-		if (!list_empty(&u->waiting) && u->status_at_us < at)
-			at = u->status_at_us;
+		if (!list_empty(&u->waiting) && u->turn_at_us < at)
+			at = u->turn_at_us;
 	if (at != UINT64_MAX)
 		uv_timer_start(&ts->timer, status_turns_on_timer,
 			       at > now ? (at - now + 999) / 1000 : 0, 0);
@@ -69,7 +62,7 @@ void status_turns_run(struct status_turns *ts, struct user *u, struct status_tur
 		fn(t);
 		return;
 	}
-	if (list_empty(&u->waiting) && clock_now_us() >= u->status_at_us) {
+	if (list_empty(&u->waiting) && user_turn_has_come(u, clock_now_us())) {
 		status_turns_call(u, t, fn);
 		return;
 	}

@@ -538,6 +538,67 @@ Test(publication, a_large_declaration_is_refused)
 	cr_assert_eq(user->used[USER_MEMORY], before);
 }
 
+/* Only the present tables were charged: with leases and ever more units a user had many times the limit. */
+Test(publication, tables_of_units_before_are_paid_as_long_as_they_are_leased)
+{
+	struct user *user = job->owner.user;
+	struct publication_lease *l;
+	struct publication *p = declare();
+	uint64_t before, tables;
+	struct unit *late;
+
+	job->quota.limit = UINT64_MAX;
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	l = publication_lease(publication_newest(p));
+	tables = assembly_own_bytes(l->g->assembly) + (BLOCKS + 1) * sizeof(*l->g->crc);
+	late = nodefix_register(job, nodefix_spec("late", 1000));
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], late, 1, &op[i]);
+	both_ok("Initialise");
+	train(2);
+	cr_assert_eq(newest(p), 2);
+	cr_assert_neq(publication_newest(p)->assembly, l->g->assembly);
+	before = user->used[USER_MEMORY];
+	publication_release(l);
+	train(3); /* in the buffer of step 1, with the new tables */
+	cr_assert_eq(newest(p), 3);
+	cr_assert_eq(before - user->used[USER_MEMORY],
+		     tables - (publication_newest(p)->assembly->n_blocks + 1) * sizeof(uint32_t));
+}
+
+/* Each commit and each request after a change of units had the loop make the tables at once, however long that takes. */
+Test(publication, tables_of_changed_units_are_made_in_the_owners_turn)
+{
+	struct publication *p = declare();
+	struct waiter_case asks;
+	struct unit *late;
+
+	train(1);
+	cr_assert_eq(newest(p), 1);
+	late = nodefix_register(job, nodefix_spec("late", 1000));
+	for (unsigned i = 0; i < 2; i++)
+		nodefix_seed(&n, m[i], late, 1, &op[i]);
+	both_ok("Initialise");
+	job->owner.user->turn_at_us = UINT64_MAX;
+	train(2);
+	await(p, &asks, 1, true);
+	publication_want(p);
+	publications_tick(job, clock_now_us());
+	cr_assert_eq(newest(p), 1);
+	cr_assert_eq(asks.n, 0, "it waits for the turn");
+	cr_assert(p->wanted);
+	job->owner.user->turn_at_us = 0;
+	publications_tick(job, clock_now_us());
+	cr_assert_eq(newest(p), 2);
+	cr_assert_eq(asks.n, 1);
+	cr_assert_eq(asks.f.code, FAULT_NONE);
+	job->owner.user->turn_at_us = UINT64_MAX;
+	train(3); /* the tables are there */
+	cr_assert_eq(newest(p), 3);
+	cr_assert_eq(p->counts.failed + p->counts.skipped, 0);
+}
+
 /* A unit that was registered after the commit was published with the zeros that it has. */
 Test(publication, a_unit_without_values_is_not_published)
 {
