@@ -9,6 +9,7 @@ import sys
 
 import fsdp
 import test_fully_shard as shared
+import test_training
 import torch
 from fsdp import Fsdp2, Shardd, differences
 from torch import nn
@@ -37,10 +38,6 @@ def case(function):
 def alone(function):
     ALONE[function.__name__] = function
     return function
-
-
-class Theirs(Fsdp2):
-    exact = False  # square roots are PyTorch's on both sides
 
 
 class Ours(Shardd):
@@ -403,12 +400,13 @@ def what_cannot_be_is_refused(rank):
 def both(name, rank):
     if name in ALONE:
         return ALONE[name](rank)
-    theirs = CASES[name](Theirs(), rank)
-    api = Ours(name)
-    try:
-        ours = CASES[name](api, rank)
-    finally:
-        api.close()
+    with test_training.correctly_rounded():  # as the daemon's are, if an optimizer runs there
+        theirs = CASES[name](Fsdp2(), rank)
+        api = Ours(name)
+        try:
+            ours = CASES[name](api, rank)
+        finally:
+            api.close()
     return differences(ours, theirs)
 
 

@@ -47,6 +47,8 @@ TYPES = {"fp32": (torch.float32, shardd.Dtype.FP32), "bf16": (torch.bfloat16, sh
 
 
 def rounded(t):
+    if t.dtype != torch.float32:  # not MKL's
+        return torch.sqrt(t)
     return torch.from_numpy(np.sqrt(t.detach().numpy()))
 
 

@@ -8,6 +8,7 @@ import sys
 
 import fsdp
 import test_fully_shard as shared
+import test_training
 import torch
 from fsdp import Fsdp2, Shardd, differences
 from torch.distributed.tensor import DTensor
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 import shardd
 import shardd.torch as st
 
-CASES, ALONE, PIECES = {}, {}, set()
+CASES, ALONE = {}, {}
 # PyTorch adds the squares of a norm up in another order.
 BOUNDS = {"with_momentum_and_clipping": 1e-7}
 ADAMW = {"lr": 0.05, "betas": (0.9, 0.99), "weight_decay": 0.1}
@@ -26,19 +27,9 @@ def case(function):
     return function
 
 
-def pieces(function):
-    """Of optimizers in this process, each of which has some of the parameters."""
-    PIECES.add(function.__name__)
-    return case(function)
-
-
 def alone(function):
     ALONE[function.__name__] = function
     return function
-
-
-class Rounded(Fsdp2):
-    exact = False  # square roots are PyTorch's on both sides
 
 
 def head_only(dtype=torch.float32):
@@ -191,7 +182,7 @@ def a_group_is_added(api, rank):
     return states + trained(api, model, [optimizer], rank, 2, 3)
 
 
-@pieces
+@case
 def another_optimizer_is_built(api, rank):
     model = shared.shard_mlp(api, head_only())
     states = trained(api, model, [adamw(of(model[4]))], rank, 0, 2)
@@ -201,7 +192,7 @@ def another_optimizer_is_built(api, rank):
     return states + trained(api, model, [new], rank, 2, 3)
 
 
-@pieces
+@case
 def beside_each_other(api, rank):
     model = shared.mlp()
     model[0].requires_grad_(False)
@@ -213,7 +204,7 @@ def beside_each_other(api, rank):
     return states + trained(api, model, [first, second], rank, 2, 3)
 
 
-@pieces
+@case
 def stored_in_bf16(api, rank):
     model = shared.mlp().to(torch.bfloat16)
     model[0].requires_grad_(False)
@@ -377,12 +368,13 @@ def what_cannot_be_is_refused(rank):
 def both(name, rank):
     if name in ALONE:
         return ALONE[name](rank)
-    theirs = CASES[name](Rounded() if name in PIECES else Fsdp2(), rank)
-    api = Shardd(name)
-    try:
-        ours = CASES[name](api, rank)
-    finally:
-        api.close()
+    with test_training.correctly_rounded():  # as the daemon's are, if an optimizer runs there
+        theirs = CASES[name](Fsdp2(), rank)
+        api = Shardd(name)
+        try:
+            ours = CASES[name](api, rank)
+        finally:
+            api.close()
     return differences(ours, theirs, BOUNDS.get(name, 0.0))
 
 
