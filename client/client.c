@@ -17,7 +17,8 @@ int client_check(const struct shardd_client *c, struct shardd_error *err)
 	if (c->here ? !*c->here : c->pid != getpid())
 		return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
 				 "this client was connected by process %d, and this process is a "
-				 "fork of it: connect again in this process",
+				 "fork of it: close it before the fork, or start this process with "
+				 "exec (in Python: multiprocessing's spawn), and connect there",
 				 (int)c->pid);
 	return 0;
 }

@@ -5,6 +5,7 @@
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,11 @@
 
 #define FIRST_PAUSE_MS 5 /* between two tries to connect; doubles */
 #define MAX_PAUSE_MS   100
+
+/* Connections of process rpc_client_process. A child of a fork has the counts, but no thread of gRPC core. It shares the
+ * epoll set in which the parent's sockets are: what it adds there ends the parent, when its addresses come out. */
+static atomic_uint rpc_client_open;
+static atomic_int rpc_client_process;
 
 /* ------------------------------------------------------------ deadlines */
 
@@ -336,6 +342,20 @@ static grpc_channel *rpc_client_channel_new(int fd)
 	return channel;
 }
 
+/* May this process use gRPC core? */
+static int rpc_client_check_fork(struct shardd_error *err)
+{
+	int process = atomic_load(&rpc_client_process);
+
+	if (!atomic_load(&rpc_client_open) || process == (int)getpid())
+		return 0;
+	return error_set(err, SHARDD_FAILED_PRECONDITION, NULL,
+			 "process %d was connected when it forked this one, which gRPC does not "
+			 "allow: close the connection before the fork, or start this process with "
+			 "exec (in Python: multiprocessing's spawn)",
+			 process);
+}
+
 int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client **ret,
 		       struct shardd_error *err)
 {
@@ -343,6 +363,9 @@ int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client 
 	struct rpc_client *c;
 	int fd = -1, e;
 
+	e = rpc_client_check_fork(err);
+	if (e)
+		return e;
 	if (strlen(path) >= sizeof(addr.sun_path))
 		return error_set(err, SHARDD_INVALID_ARGUMENT, "socket",
 				 "the socket path has %zu bytes; the maximum is %zu: %s",
@@ -359,6 +382,8 @@ int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client 
 	memcpy(c->path, path, strlen(path) + 1);
 	c->uid = getuid();
 	pthread_mutex_init(&c->lock, NULL);
+	atomic_store(&rpc_client_process, (int)getpid());
+	atomic_fetch_add(&rpc_client_open, 1);
 	grpc_init();
 	c->cq = grpc_completion_queue_create_for_next(NULL);
 	c->channel = rpc_client_channel_new(fd);
@@ -397,6 +422,7 @@ void rpc_client_close(struct rpc_client *c)
 		;
 	grpc_completion_queue_destroy(c->cq);
 	grpc_shutdown();
+	atomic_fetch_sub(&rpc_client_open, 1);
 	pthread_mutex_destroy(&c->lock);
 	free(c);
 }

@@ -19,7 +19,8 @@ struct rpc_client;
 struct rpc_pending; /* one call under way */
 
 /* Connect to the unix socket @path; retry for @timeout_ms while no daemon
- * listens. @ret: end with rpc_client_close. Return: 0 or a negative shardd_code. */
+ * listens. Refused in a child of a process that was connected when it forked.
+ * @ret: end with rpc_client_close. Return: 0 or a negative shardd_code. */
 int rpc_client_connect(const char *path, uint32_t timeout_ms, struct rpc_client **ret,
 		       struct shardd_error *err);
 

@@ -477,19 +477,33 @@ class Daemon(unittest.TestCase):
             read, write = os.pipe()
             child = os.fork()
             if child == 0:
-                try:
-                    client.barrier()
-                    said = b"no error"
-                except shardd.FailedPrecondition as error:
-                    said = str(error).encode()
+                said = ""
+                for call in (client.barrier, lambda: shardd.connect(self.socket)):
+                    try:
+                        call()
+                    except shardd.FailedPrecondition as error:
+                        said += f"{error}\n"
                 client.close()  # does not end the parent's
-                os.write(write, said)
+                os.write(write, said.encode())
                 os._exit(0)
             os.waitpid(child, 0)
-            self.assertIn(b"connect again", os.read(read, 1000))
+            said = os.read(read, 2000).decode()
+            self.assertIn("this client was connected by process", said)
+            self.assertIn("was connected when it forked this one", said)
             os.close(read)
             os.close(write)
             client.barrier()
+
+    def test_a_child_connects_if_the_parent_is_not_connected(self):
+        with self.client("closed"):
+            pass
+        child = os.fork()
+        if child == 0:
+            with shardd.connect(self.socket) as client:
+                client.join("child", 1, 0)
+                client.barrier()
+            os._exit(0)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
 
     def test_threads(self):
         with self.client("threads") as client:

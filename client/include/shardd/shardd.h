@@ -19,8 +19,9 @@
  *
  * Threads: a client may be used by several threads at once; the order of ops is
  * the order in which their calls entered the library. shardd_close must be the
- * last call on a client. No function may be called in a child after fork without
- * exec: connect in the child instead.
+ * last call on a client. A child after fork without exec can use no client of its
+ * parent (SHARDD_FAILED_PRECONDITION). It can connect only if the parent had no
+ * connection when it forked, because gRPC core cannot be used on both sides of a fork.
  *
  * Errors: functions return 0 or a negative enum shardd_code. Where an argument
  * `struct shardd_error *err` is not NULL it is filled on failure. An op that is

@@ -81,7 +81,8 @@ class Shard(NamedTuple):
 class Client(Session):
     """One connection and one session; may be used by several threads at once.
 
-    It cannot be used in a child after fork: connect there. Environment: SHARDD_SOCKET,
+    It cannot be used in a child after fork, which cannot connect, either: start processes that
+    connect with multiprocessing's spawn, or before this. Environment: SHARDD_SOCKET,
     SHARDD_DEVICE; and for :meth:`join` SHARDD_JOB and the variables of launchers.
 
     A context manager: at the end it leaves its job, if it has joined one, and closes. After an
