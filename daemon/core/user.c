@@ -490,17 +490,17 @@ void user_charge_deinit(struct user_charge *c)
 /* The pause before a user's next turn: this many times what the last one took. */
 #define USER_TURN_PAUSE 9u
 
-bool user_turn_has_come(const struct user *u, uint64_t now_us)
+bool user_turn_has_come(const struct user *u, enum user_turn kind, uint64_t now_us)
 {
-	return !u || now_us >= u->turn_at_us;
+	return !u || now_us >= u->turn_at_us[kind];
 }
 
-void user_turn_took(struct user *u, uint64_t began_us, uint64_t now_us)
+void user_turn_took(struct user *u, enum user_turn kind, uint64_t began_us, uint64_t now_us)
 {
 	uint64_t took = now_us - began_us;
 
 	if (u && took > USER_TURN_FREE_US)
-		u->turn_at_us = now_us + took * USER_TURN_PAUSE;
+		u->turn_at_us[kind] = now_us + took * USER_TURN_PAUSE;
 }
 
 /* "max_sessions_per_user", or the entry of user_limits that applies instead. */

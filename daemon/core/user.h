@@ -47,6 +47,13 @@ enum user_kind {
 	USER_PRIORITY, /* the highest that a job of the user may have */
 };
 
+/* What takes the loop long, each with turns of its own, so that calls without end do not keep tables from being made. */
+enum user_turn {
+	USER_TURN_CALLS,  /* rpc/status_turns.h */
+	USER_TURN_TABLES, /* of publications, when the units of a job have changed */
+	USER_TURN_N,
+};
+
 /* A user's weight when users share the host's threads, as cgroup v2's cpu.weight. */
 #define USER_WEIGHT_DEFAULT 100u
 #define USER_WEIGHT_MAX     10000u
@@ -116,7 +123,7 @@ struct user {
 	struct list unread;     /* net/local.c's: channels with descriptors on their way */
 	uint64_t message_bytes; /* the last sample of USER_MESSAGE_BYTES */
 	struct list waiting;    /* rpc/status_turns.c's: calls whose turn has not come */
-	uint64_t turn_at_us;    /* when what takes the loop long may begin again for this user */
+	uint64_t turn_at_us[USER_TURN_N]; /* when that may begin again for this user */
 };
 
 /* What an object costs its user. Embed by value. */
@@ -203,10 +210,10 @@ void user_sub(struct user *u, enum user_kind kind, uint64_t n);
 void user_sample_messages(struct user *u, uint64_t n);
 
 /* What takes the loop long is done for a user when its turn has come: the user gets at most a tenth of the loop's
- * time for it. @u: NULL: nobody's, whose turn it always is. */
-bool user_turn_has_come(const struct user *u, uint64_t now_us);
+ * time for each kind. @u: NULL: nobody's, whose turn it always is. */
+bool user_turn_has_come(const struct user *u, enum user_turn kind, uint64_t now_us);
 /* It has taken from @began_us to @now_us: the next turn comes after nine times as long, unless that was short. */
-void user_turn_took(struct user *u, uint64_t began_us, uint64_t now_us);
+void user_turn_took(struct user *u, enum user_turn kind, uint64_t began_us, uint64_t now_us);
 
 static inline void user_give_one(struct user *u, enum user_kind kind)
 {

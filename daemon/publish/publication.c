@@ -541,16 +541,20 @@ static int publication_fit(struct publication *p, struct fault *f)
  * it. */
 static bool publication_may_fit(const struct publication *p)
 {
-	return publication_fits(p) || user_turn_has_come(p->job->owner.user, clock_now_us());
+	return publication_fits(p) ||
+	       user_turn_has_come(p->job->owner.user, USER_TURN_TABLES, clock_now_us());
 }
 
 /* As publication_fit, in a turn of its owner. */
 static int publication_fit_in_turn(struct publication *p, struct fault *f)
 {
 	uint64_t began_us = clock_now_us();
-	int r = publication_fit(p, f);
+	int r;
 
-	user_turn_took(p->job->owner.user, began_us, clock_now_us());
+	if (publication_fits(p))
+		return 0;
+	r = publication_fit(p, f);
+	user_turn_took(p->job->owner.user, USER_TURN_TABLES, began_us, clock_now_us());
 	return r;
 }
 

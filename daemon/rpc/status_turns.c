@@ -14,7 +14,7 @@ static void status_turns_call(struct user *u, struct status_turn *t,
 
 	user_ref(u); /* what is answered may be the last that it has */
 	fn(t);
-	user_turn_took(u, began, clock_now_us());
+	user_turn_took(u, USER_TURN_CALLS, began, clock_now_us());
 	user_unref(u);
 }
 
@@ -31,7 +31,7 @@ static void status_turns_on_timer(uv_timer_t *timer)
 		struct status_turn *t;
 
 		user_ref(u); /* it is needed for the next one */
-		if (!list_empty(&u->waiting) && user_turn_has_come(u, now)) {
+		if (!list_empty(&u->waiting) && user_turn_has_come(u, USER_TURN_CALLS, now)) {
 			t = list_first(&u->waiting, struct status_turn, link);
 			list_unlink(&t->link);
 			status_turns_call(u, t, t->fn);
@@ -48,8 +48,8 @@ static void status_turns_arm(struct status_turns *ts)
 	uint64_t at = UINT64_MAX, now = clock_now_us();
 
 	for (struct user *u = users_next(ts->users, NULL); u; u = users_next(ts->users, u))
-		if (!list_empty(&u->waiting) && u->turn_at_us < at)
-			at = u->turn_at_us;
+		if (!list_empty(&u->waiting) && u->turn_at_us[USER_TURN_CALLS] < at)
+			at = u->turn_at_us[USER_TURN_CALLS];
 	if (at != UINT64_MAX)
 		uv_timer_start(&ts->timer, status_turns_on_timer,
 			       at > now ? (at - now + 999) / 1000 : 0, 0);
@@ -62,7 +62,7 @@ void status_turns_run(struct status_turns *ts, struct user *u, struct status_tur
 		fn(t);
 		return;
 	}
-	if (list_empty(&u->waiting) && user_turn_has_come(u, clock_now_us())) {
+	if (list_empty(&u->waiting) && user_turn_has_come(u, USER_TURN_CALLS, clock_now_us())) {
 		status_turns_call(u, t, fn);
 		return;
 	}

@@ -1,9 +1,9 @@
 /*
  * Turns for calls that may take the loop long: what tells users of jobs, which takes milliseconds if a job is large, and
  * declarations of publications, whose patterns may be compared with many tensors. What they make of the units is made
- * again in the same turns when the units have changed (publish/publication.c). A user gets at most a
- * tenth of the loop's time for that: after an answer, the next one for the same user waits nine times as long as
- * the last one took. Those for others, and everything else, go on. Loop thread only.
+ * again in turns like these when the units have changed (publish/publication.c). A user gets at most a tenth of the
+ * loop's time for that: after an answer, the next one for the same user waits nine times as long as the last one took.
+ * Those for others, and everything else, go on. Loop thread only.
  */
 #ifndef SHARDD_RPC_STATUS_TURNS_H
 #define SHARDD_RPC_STATUS_TURNS_H

@@ -70,6 +70,9 @@ static inline void prepare_step(void)
 
 static inline void submit_commit(uint64_t step)
 {
+	uint64_t *turn = &job->owner.user->turn_at_us[USER_TURN_TABLES];
+
+	*turn = *turn == UINT64_MAX ? *turn : 0; /* should the machine have stood still in one */
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_commit(&n, m[i], step, 0, &op[i]);
 }

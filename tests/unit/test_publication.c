@@ -580,7 +580,7 @@ Test(publication, tables_of_changed_units_are_made_in_the_owners_turn)
 	for (unsigned i = 0; i < 2; i++)
 		nodefix_seed(&n, m[i], late, 1, &op[i]);
 	both_ok("Initialise");
-	job->owner.user->turn_at_us = UINT64_MAX;
+	job->owner.user->turn_at_us[USER_TURN_TABLES] = UINT64_MAX;
 	train(2);
 	await(p, &asks, 1, true);
 	publication_want(p);
@@ -588,12 +588,12 @@ Test(publication, tables_of_changed_units_are_made_in_the_owners_turn)
 	cr_assert_eq(newest(p), 1);
 	cr_assert_eq(asks.n, 0, "it waits for the turn");
 	cr_assert(p->wanted);
-	job->owner.user->turn_at_us = 0;
+	job->owner.user->turn_at_us[USER_TURN_TABLES] = 0;
 	publications_tick(job, clock_now_us());
 	cr_assert_eq(newest(p), 2);
 	cr_assert_eq(asks.n, 1);
 	cr_assert_eq(asks.f.code, FAULT_NONE);
-	job->owner.user->turn_at_us = UINT64_MAX;
+	job->owner.user->turn_at_us[USER_TURN_TABLES] = UINT64_MAX;
 	train(3); /* the tables are there */
 	cr_assert_eq(newest(p), 3);
 	cr_assert_eq(p->counts.failed + p->counts.skipped, 0);

@@ -102,7 +102,7 @@ Test(status_turns, that_are_fast_do_not_wait)
 	struct turn_case one = { .ran = 0 }, two = { .ran = 0 };
 
 	ask(alice, &one);
-	alice->turn_at_us = 0; /* should the machine have stood still in it */
+	alice->turn_at_us[USER_TURN_CALLS] = 0; /* should the machine have stood still in it */
 	ask(alice, &two);
 	cr_assert_eq(two.ran, 2);
 	user_unref(alice);
