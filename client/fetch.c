@@ -37,6 +37,7 @@ struct shardd_fetched {
 	uint64_t room;
 	bool own;                 /* mapped here */
 	uint64_t layout;          /* that @tensors are of, all of them; 0: none */
+	uint64_t bytes;           /* of a generation of it */
 	uint64_t lists;           /* of tensors that have come */
 	ProtobufCMessage **pages; /* owned: names and shapes are theirs */
 	size_t n_pages;
@@ -153,6 +154,14 @@ static bool fetch_has_base(const struct fetch *x)
 
 /* ----------------------------------------------------------------------------- messages */
 
+/* Are the tensors that are here those of @g? A daemon that gives another list the same number is not believed. */
+static bool fetch_has_tensors(const struct shardd_fetched *to,
+			      const Shardd__V1__StreamedGeneration *g)
+{
+	return to->layout && to->layout == g->layout && to->n_tensors == g->tensors &&
+	       to->bytes == g->bytes;
+}
+
 /* A delta follows: it is put together, and applied at the end. */
 static int fetch_begin_delta(struct fetch *x, const Shardd__V1__StreamedGeneration *g,
 			     struct shardd_error *err)
@@ -161,7 +170,7 @@ static int fetch_begin_delta(struct fetch *x, const Shardd__V1__StreamedGenerati
 		return x->g.checksum == g->checksum && x->g.layout == g->layout
 			       ? 0
 			       : fetch_bad(x, err, "a generation has changed");
-	if (!fetch_has_base(x) || x->to->layout != g->layout ||
+	if (!fetch_has_base(x) || !fetch_has_tensors(x->to, g) ||
 	    g->delta_bytes > 2 * x->to->room + (1u << 20))
 		return fetch_bad(x, err, "it has a delta that was not asked for");
 	x->g = *g;
@@ -188,7 +197,7 @@ static int fetch_take_first(struct fetch *x, const Shardd__V1__StreamedGeneratio
 	x->g = *g;
 	x->next = 0;
 	x->blocks = x->sum = 0;
-	if (x->to->layout != g->layout) {
+	if (!fetch_has_tensors(x->to, g)) {
 		fetch_free_tensors(x->to);
 		x->moved = true;
 	}
@@ -226,6 +235,7 @@ static int fetch_take_page(struct fetch *x, fetch_message *m, struct shardd_erro
 	to->pages[to->n_pages++] = &m->base;
 	if (to->n_tensors == x->g.tensors) {
 		to->layout = x->g.layout;
+		to->bytes = x->g.bytes;
 		to->lists++;
 	}
 	return 0;
