@@ -195,7 +195,11 @@ static int publication_take_crc(struct publication *p, struct published *g, stru
 	if (user_charge(&g->cost, p->job->owner.user, USER_MEMORY, n * sizeof(*g->crc), f))
 		return f->code;
 	g->crc = calloc(n, sizeof(*g->crc));
-	return g->crc ? 0 : (int)fault_errno(f, -ENOMEM, "the checksums of a generation");
+	return g->crc ? 0
+		      : (int)fault_set(f, FAULT_EXHAUSTED, NULL,
+				       "no memory for the checksums of a generation of publication "
+				       "'%s', %zu bytes",
+				       publication_declared(p)->name, n * sizeof(*g->crc));
 }
 
 /* Memory for a generation of the present assembly. Return: 0 or a fault code. @later: ask again: the device makes it. */
