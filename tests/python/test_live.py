@@ -93,11 +93,12 @@ def read_once(socket, job, results):
 
 
 def swap_at_fixed_addresses(socket, limited, results, go_on):
+    client = shardd.connect(socket)  # its threads reserve addresses, too
     if limited:
         pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + (256 << 20)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    with shardd.Live("wide", "engine", socket, fixed=True) as live:
+    with client, shardd.Live("wide", "engine", socket, fixed=True) as live:
         weights = live.acquire(wait=30)
         shown = weights["model.unwanted"].view()
         for _ in range(3):
@@ -355,11 +356,12 @@ class Lives(unittest.TestCase):
         with Trainer(self.socket, "wide", unwanted=1 << 20) as trainer:
             shardd.declare_publication(declaration, "wide", trainer.client)
             trainer.step(1)
-            results, go_on = multiprocessing.Queue(), multiprocessing.Queue()
+            context = multiprocessing.get_context("spawn")
+            results, go_on = context.Queue(), context.Queue()
             for limited in (False, True):
                 begin = trainer.last
-                reader = multiprocessing.Process(target=swap_at_fixed_addresses,
-                                                 args=(self.socket, limited, results, go_on))
+                reader = context.Process(target=swap_at_fixed_addresses,
+                                         args=(self.socket, limited, results, go_on))
                 reader.start()
                 for step in range(begin, begin + 3):
                     self.assertEqual(results.get(timeout=30), ({2.0 + step}, step))
