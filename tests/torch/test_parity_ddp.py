@@ -877,8 +877,8 @@ def a_backward_that_fails(rank):
     return differences(states("failing", True), states("working", False))
 
 
-# From the second step on PyTorch adds the gradients of the two checkpoints in another order. Whether
-# the sums differ depends on the processor's products of matrices.
+# From the second step on PyTorch adds the gradients of the two checkpoints in another order.
+# Whether the sums differ depends on the processor's products of matrices.
 BOUNDS = {"two_checkpoints_of_one_layer_in_a_static_graph": 1e-7,
           "checkpoints_with_shared_weights_in_a_static_graph": 1e-7}
 

@@ -98,6 +98,7 @@ class Kind(NamedTuple):
     exact: tuple[str, ...] = ()  # classes that stay in fp32: batch norms, whose buffers are fp32
     bounds: dict[str, float] = {}  # by "type, variation": how far parameters may come apart
     raises: tuple[str, ...] = ()  # variations in which FSDP2 raises, and so must shardd
+    by_address: bool = False  # fp32: may its gradients depend on where its parameters are?
 
 
 DECODER = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24,
@@ -202,7 +203,8 @@ KINDS = {
         "num_classes": 3, "img_size": 32, "embed_dim": 16, "depth": 2, "num_heads": 2},
         ("Block",), picture, lora=["qkv"]),
     "timm EfficientNet": Kind("efficientnet_b0", "", {"num_classes": 3},
-                              ("InvertedResidual",), picture, exact=("BatchNormAct2d",)),
+                              ("InvertedResidual",), picture, exact=("BatchNormAct2d",),
+                              by_address=True),
 }
 
 
@@ -444,9 +446,33 @@ def raised(train):
     return "nothing"
 
 
+def gradients(kind, offset):
+    """PyTorch's own, with parameters @offset elements behind the begin of a cache line."""
+    model = make(kind)
+    for module in model.modules():
+        for name, p in list(module._parameters.items()):
+            if p is not None:
+                room = torch.empty(p.numel() + 32)
+                first = -(room.data_ptr() // 4) % 16 + offset
+                place = room[first:first + p.numel()].view(p.shape)
+                module._parameters[name] = nn.Parameter(place.copy_(p.detach()))
+    model(**kind.batch(0, 0)).loss.backward()
+    return [p.grad for p in model.parameters()]
+
+
+@functools.cache
+def differs_by_address(label):
+    """On AMD's processors PyTorch's convolutions round by the address of their parameters. Those
+    of FSDP2 are at other addresses than the daemon's."""
+    kind = KINDS[label]
+    return kind.by_address and not all(map(torch.equal, gradients(kind, 0), gradients(kind, 1)))
+
+
 def both(name, rank):
     label, dtype, cell = name.split(", ")
     kind = KINDS[label]
+    if dtype == "fp32" and differs_by_address(label):
+        return fsdp.Skipped("PyTorch's gradients depend on the address of the parameters here")
 
     def trained(api):
         return CELLS[cell].run(api, kind, POLICIES[dtype], rank)
@@ -495,6 +521,8 @@ def update():
                           text=True, stdout=subprocess.PIPE).stdout
     sys.stdout.write(said)
     lines = [line for line in said.splitlines() if line.startswith(("ok - ", "not ok - "))]
+    if any(" # SKIP " in line for line in lines):
+        sys.exit("some cells were skipped, on this processor: nothing is written")
     if len(lines) != len(names(True)):
         sys.exit(f"{len(lines)} cells were reported, not {len(names(True))}: nothing is written")
     failed = {line.removeprefix("not ok - ").rpartition(", ")[0] for line in lines
