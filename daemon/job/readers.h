@@ -102,8 +102,9 @@ void readers_lose_job(struct job *job);
 /* Handle deadlines. Operations that wait to write may be resumed. */
 void readers_tick(struct job *job, uint64_t now_us);
 
-/* The version of where parameters are, and of which units have them: it grows with every change. New values in the same
- * place are none: buffers of generations, and what readers have mapped, would have to be given up for them. */
+/* The version of where parameters are: it grows when they may be elsewhere. A trainer that writes new values to the same
+ * place does not change it: buffers of generations, and what readers have mapped, would have to be given up for that.
+ * Each generation asks whether a unit has values at all. */
 uint64_t readers_generation(const struct job *job);
 /* What a hold that is requested now would wait for, in words; "" for nothing. */
 void readers_wait_for(const struct job *job, char *buf, size_t bytes);

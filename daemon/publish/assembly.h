@@ -28,10 +28,9 @@ struct assembly_scales {
 
 struct assembly {
 	unsigned refs;
-	struct user_charge
-		cost;      /* what it takes of the daemon's memory, for as long as anybody has it */
-	uint64_t layout;   /* its number: no other one of this daemon has it */
-	struct view *view; /* owned */
+	struct user_charge cost; /* of its memory, until its last reference is gone */
+	uint64_t layout;         /* its number: no other one of this daemon has it */
+	struct view *view;       /* owned */
 	struct k_assemble_tensor *tensors;
 	struct k_assemble_box *boxes;
 	struct k_assemble_block *blocks;
